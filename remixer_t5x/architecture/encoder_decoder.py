@@ -1,0 +1,128 @@
+"""Encoder-decoder of T5.1.1 (Raffel et al. 2019), whatever its layers are made of.
+
+Both stacks share one token embedding; the output projection has its own weights. Arguments carry T5X's names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+
+from remixer_t5x import axes
+from remixer_t5x.architecture.stack import Stack
+from remixer_t5x.context import Memory, describe_tokens
+from remixer_t5x.errors import UserError
+from remixer_t5x.layers.dense import Dense
+from remixer_t5x.layers.embedding import Embed
+
+
+def checked_dtype(name: str) -> jnp.dtype:
+    """The dtype to compute in; float16 is refused, as T5's activations overflow it."""
+    if str(name) not in ('float32', 'bfloat16'):
+        raise UserError(f"DTYPE is {name!r}, allowed are 'bfloat16' and 'float32': give --gin.DTYPE=bfloat16")
+    return jnp.dtype(name)
+
+
+class EncoderDecoder(nn.Module):
+    """[batch, length] tokens in and out; id 0 is padding.
+
+    Attributes:
+      vocab_size: number of embeddings and of output logits.
+      embed_dim: width of the residual stream, D.
+      encoder_stack: factory of a `Stack`.
+      decoder_stack: factory of a `Stack` whose layers read `ctx.memory`.
+      dtype: what activations are computed in; parameters are float32.
+      embedding: factory of the token embedding.
+    """
+
+    vocab_size: int
+    embed_dim: int
+    encoder_stack: Callable[..., Stack]
+    decoder_stack: Callable[..., Stack]
+    dtype: str = 'float32'
+    embedding: Callable[..., nn.Module] = Embed
+
+    def setup(self) -> None:
+        self.token_embedder = self.embedding(self.vocab_size, self.embed_dim, dtype=checked_dtype(self.dtype))
+        self.encoder = self.encoder_stack()
+        self.decoder = self.decoder_stack()
+        self.logits = Dense(self.vocab_size, (axes.EMBED, axes.VOCAB))
+
+    def __call__(
+        self,
+        encoder_input_tokens: jax.Array,
+        decoder_input_tokens: jax.Array,
+        decoder_target_tokens: jax.Array,
+        encoder_segment_ids: jax.Array | None = None,
+        decoder_segment_ids: jax.Array | None = None,
+        encoder_positions: jax.Array | None = None,
+        decoder_positions: jax.Array | None = None,
+        *,
+        enable_dropout: bool = True,
+        decode: bool = False,
+        max_decode_length: int | None = None,
+    ) -> jax.Array:
+        """Logits of the next token, [batch, target_length, vocab], in `dtype`."""
+        encoded = self.encode(encoder_input_tokens, encoder_segment_ids, encoder_positions, enable_dropout)
+        return self.decode(
+            encoded,
+            encoder_input_tokens,
+            decoder_input_tokens,
+            decoder_target_tokens,
+            encoder_segment_ids,
+            decoder_segment_ids,
+            decoder_positions,
+            enable_dropout=enable_dropout,
+            decode=decode,
+            max_decode_length=max_decode_length,
+        )
+
+    def encode(
+        self,
+        encoder_input_tokens: jax.Array,
+        encoder_segment_ids: jax.Array | None = None,
+        encoder_positions: jax.Array | None = None,
+        enable_dropout: bool = True,
+    ) -> jax.Array:
+        """Encoder output, [batch, input_length, embed]."""
+        ctx = describe_tokens(
+            encoder_input_tokens, encoder_segment_ids, encoder_positions, deterministic=not enable_dropout
+        )
+        return self.encoder(self.token_embedder(encoder_input_tokens), ctx)
+
+    def decode(self, *args, **kwargs) -> jax.Array:
+        """Logits of the next token given the encoder's output; arguments as of `decode_hidden`."""
+        return self.logits(self.decode_hidden(*args, **kwargs))
+
+    def decode_hidden(
+        self,
+        encoded: jax.Array,
+        encoder_input_tokens: jax.Array,
+        decoder_input_tokens: jax.Array,
+        decoder_target_tokens: jax.Array,
+        encoder_segment_ids: jax.Array | None = None,
+        decoder_segment_ids: jax.Array | None = None,
+        decoder_positions: jax.Array | None = None,
+        enable_dropout: bool = True,
+        decode: bool = False,
+        max_decode_length: int | None = None,
+    ) -> jax.Array:
+        """What the output projection reads, [batch, target_length, embed].
+
+        With `decode`, a call without a cache allocates it for `decoder_input_tokens.shape[1]` positions and computes
+        what depends on the encoder's output alone; each later call takes one token, [batch, 1], and needs
+        `max_decode_length`, the number of positions allocated.
+        """
+        if decode and (encoder_segment_ids is not None or decoder_segment_ids is not None):
+            raise ValueError('decoding takes one example per row: do not give segment ids with decode=True')
+        memory = Memory(encoded, describe_tokens(encoder_input_tokens, encoder_segment_ids))
+        flags = {'causal': True, 'decode': decode, 'deterministic': not enable_dropout, 'memory': memory}
+        if decode:
+            # What a token of a sequence being generated may see is settled by its step alone.
+            ctx = describe_tokens(jnp.ones_like(decoder_input_tokens), **flags)
+        else:
+            ctx = describe_tokens(decoder_target_tokens, decoder_segment_ids, decoder_positions, **flags)
+        return self.decoder(self.token_embedder(decoder_input_tokens), ctx, max_decode_length)

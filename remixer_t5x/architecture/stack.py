@@ -1,0 +1,106 @@
+"""A stack: runs of equal layers, executed by scan, then a final norm.
+
+The parameters of a run are stacked on a leading `layers` axis, so that compile time does not grow with depth.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+
+from remixer_t5x import axes
+from remixer_t5x.context import SequenceContext
+from remixer_t5x.layers.dropout import dropout
+from remixer_t5x.layers.norms import RMSNorm
+
+LayerFactory = Callable[..., nn.Module]
+
+
+def full_remat(prim, *args, **params) -> bool:
+    """Remat policy: keep nothing but each layer's input; about a third more FLOPs, the least memory."""
+    return jax.checkpoint_policies.nothing_saveable(prim, *args, **params)
+
+
+def dots_remat(prim, *args, **params) -> bool:
+    """Remat policy: keep the results of matmuls with parameters, recompute the cheap rest."""
+    return jax.checkpoint_policies.dots_with_no_batch_dims_saveable(prim, *args, **params)
+
+
+class _Repeated(nn.Module):
+    """The body of a run's scan: carries x, returns no per-layer output."""
+
+    layer: LayerFactory
+
+    @nn.compact
+    def __call__(self, x: jax.Array, ctx: SequenceContext) -> tuple[jax.Array, None]:
+        x = self.layer(name='layer')(x, ctx)
+        return nn.with_logical_constraint(x, (axes.BATCH, axes.LENGTH, axes.ACTIVATION_EMBED)), None
+
+
+class Stack(nn.Module):
+    """[batch, length, embed] -> the same shape.
+
+    Attributes:
+      runs: ((layer factory, number of layers), ...) from first to last.
+      position_bias: factory of a module (length, ctx) -> [1, heads, q, k], or None; shared by all layers.
+      final_norm: factory of a norm after the last layer, or None (for layouts that end with one or need none).
+      dropout_rate: dropout on the stack's input and output.
+      remat_policy: what the backward pass keeps of a layer: None (everything), `dots_remat` or `full_remat`.
+      unroll: how many layers of a run one iteration of its scan executes; more is slower to compile.
+    """
+
+    runs: Sequence[tuple[LayerFactory, int]]
+    position_bias: Callable[..., nn.Module] | None = None
+    final_norm: Callable[..., nn.Module] | None = RMSNorm
+    dropout_rate: float = 0.0
+    remat_policy: Callable[..., bool] | None = None
+    unroll: int = 1
+
+    @nn.compact
+    def __call__(self, x: jax.Array, ctx: SequenceContext, max_decode_length: int | None = None) -> jax.Array:
+        """Runs the layers; `max_decode_length`, the number of cache slots, is needed when one token is decoded."""
+        length = x.shape[1]
+        if ctx.decode:
+            ctx = self._at_decoding_step(x, ctx)
+            if ctx.step is not None:
+                if max_decode_length is None:
+                    raise ValueError('a decoding step needs max_decode_length, the number of positions in the cache')
+                length = max_decode_length
+        if self.position_bias is not None:
+            ctx = ctx.replace(position_bias=self.position_bias(name='position_bias')(length, ctx))
+        x = dropout(self.dropout_rate, x, deterministic=ctx.deterministic)
+        for index, (layer, count) in enumerate(self.runs):
+            x, _ = self._scan(count, ctx)(layer, name=f'run_{index}')(x, ctx)
+        if self.final_norm is not None:
+            x = self.final_norm(name='final_norm')(x)
+        return dropout(self.dropout_rate, x, deterministic=ctx.deterministic)
+
+    def _at_decoding_step(self, x: jax.Array, ctx: SequenceContext) -> SequenceContext:
+        """Sets the step and the position of the token being decoded; the allocating call, of all positions, has none."""
+        is_allocated = self.has_variable('cache', 'cache_index')
+        index = self.variable('cache', 'cache_index', lambda: jnp.zeros((), jnp.int32))
+        if not is_allocated:
+            return ctx
+        if x.shape[1] != 1:
+            raise ValueError(f'a decoding step takes one token per sequence, got {x.shape[1]}')
+        step = index.value
+        index.value = step + 1
+        return ctx.replace(step=step, positions=jnp.broadcast_to(step, x.shape[:2]))
+
+    def _scan(self, count: int, ctx: SequenceContext) -> type[nn.Module]:
+        body: type[nn.Module] = _Repeated
+        if self.remat_policy is not None and not ctx.decode:
+            body = nn.remat(body, policy=self.remat_policy, prevent_cse=False)
+        return nn.scan(
+            body,
+            # Caches stay batch-leading, as decoding reorders them along the batch axis.
+            variable_axes={'params': 0, 'cache': 1, 'intermediates': 0},
+            split_rngs={'params': True, 'dropout': True},
+            in_axes=nn.broadcast,
+            length=count,
+            unroll=count if ctx.decode else min(self.unroll, count),
+            metadata_params={nn.PARTITION_NAME: axes.LAYERS},
+        )

@@ -1,0 +1,20 @@
+"""Glossary of the logical axis names that parameters and activations carry.
+
+A rule table in gin maps each name to mesh axes (`data`, `fsdp`, `tensor`); a name without a rule is replicated.
+"""
+
+# Activations.
+BATCH = 'batch'  # rows of a batch
+LENGTH = 'length'  # tokens of a row
+ACTIVATION_EMBED = 'activation_embed'  # features of the residual stream, D
+
+# Parameters.
+EMBED = 'embed'  # features of the residual stream, D
+MLP = 'mlp'  # hidden units of a feed-forward sublayer, F
+JOINED_KV = 'joined_kv'  # heads x head width, joined into one axis
+HEADS = 'heads'  # attention heads
+VOCAB = 'vocab'  # vocabulary entries
+RELPOS_BUCKETS = 'relpos_buckets'  # buckets of relative distance
+POSITIONS_OUT = 'positions_out'  # rows of a learned token-mixing matrix: the positions written to
+POSITIONS_IN = 'positions_in'  # columns of a learned token-mixing matrix: the positions read from
+LAYERS = 'layers'  # equal layers of a run, stacked by scan; never sharded

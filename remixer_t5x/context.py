@@ -1,0 +1,74 @@
+"""SequenceContext: the facts a sublayer may know about each token besides its features.
+
+Facts travel down the model; masks are made where they are read. An attention sublayer turns segment ids into a
+[query, key] mask, Remixer turns positions into rows of H, and neither needs to know that the other exists.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+
+
+@struct.dataclass
+class SequenceContext:
+    """What is known about a [batch, length] block of tokens.
+
+    Attributes:
+      segment_ids: [batch, length] int32; 1..n names the example a token belongs to, 0 is padding.
+      positions: [batch, length] int32; index of the token in its own example, restarting with each example.
+      position_bias: [1, heads, query, key] or None; made once by a stack, read by its attention sublayers only.
+      memory: the encoder's output, for sublayers of a decoder that read it; None elsewhere.
+      step: scalar int32 while decoding one token at a time, the index of that token; None elsewhere.
+      causal: whether a token may see only itself and what comes before it.
+      decode: whether caches in the `cache` collection are allocated (first call) or extended (later calls).
+      deterministic: True switches dropout off.
+      packed: whether a row may hold several examples. False lets sublayers skip per-example gathers.
+    """
+
+    segment_ids: jax.Array
+    positions: jax.Array
+    position_bias: jax.Array | None = None
+    memory: Memory | None = None
+    step: jax.Array | None = None
+    causal: bool = struct.field(pytree_node=False, default=False)
+    decode: bool = struct.field(pytree_node=False, default=False)
+    deterministic: bool = struct.field(pytree_node=False, default=True)
+    packed: bool = struct.field(pytree_node=False, default=False)
+
+    @property
+    def is_token(self) -> jax.Array:
+        """[batch, length] bool, False at padding."""
+        return self.segment_ids > 0
+
+
+@struct.dataclass
+class Memory:
+    """The encoder's output `hidden` [batch, memory_length, embed] and the facts about its tokens."""
+
+    hidden: jax.Array
+    context: SequenceContext
+
+
+def describe_tokens(
+    tokens: jax.Array, segment_ids: jax.Array | None = None, positions: jax.Array | None = None, **flags
+) -> SequenceContext:
+    """Context of [batch, length] tokens in which id 0 is padding.
+
+    Args:
+      tokens: [batch, length] int32.
+      segment_ids: [batch, length] when rows are packed; None means that each row is one example.
+      positions: [batch, length]; derived from the segments where None.
+      **flags: the static fields of `SequenceContext`.
+    """
+    batch, length = tokens.shape
+    packed = segment_ids is not None
+    index = jnp.broadcast_to(jnp.arange(length, dtype=jnp.int32), (batch, length))
+    if segment_ids is None:
+        segment_ids = (tokens > 0).astype(jnp.int32)
+        positions = index
+    elif positions is None:
+        is_start = jnp.pad(segment_ids[:, 1:] != segment_ids[:, :-1], ((0, 0), (1, 0)), constant_values=True)
+        positions = index - jax.lax.cummax(jnp.where(is_start, index, 0), axis=1)
+    return SequenceContext(segment_ids=segment_ids, positions=positions, packed=packed, **flags)

@@ -1,0 +1,40 @@
+"""Token embedding."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+
+from remixer_t5x import axes
+
+
+class Embed(nn.Module):
+    """[batch, length] int32 token ids -> [batch, length, features] in `dtype`, not scaled by width (as T5).
+
+    Attributes:
+      num_embeddings: size of the vocabulary.
+      features: width of an embedding.
+      dtype: dtype of the output, and so of everything computed from it.
+      one_hot: look up by a matmul with one-hot rows, which partitions well where the vocabulary is sharded over a
+        TPU; it costs 2 * num_embeddings * features FLOPs a token, half the work of a small model, so a gather is
+        the default.
+    """
+
+    num_embeddings: int
+    features: int
+    dtype: jnp.dtype = jnp.float32
+    one_hot: bool = False
+
+    @nn.compact
+    def __call__(self, tokens: jax.Array) -> jax.Array:
+        table = self.param(
+            'embedding',
+            nn.with_logical_partitioning(nn.initializers.normal(stddev=1.0), (axes.VOCAB, axes.EMBED)),
+            (self.num_embeddings, self.features),
+            jnp.float32,
+        )
+        if self.one_hot:
+            rows = jax.nn.one_hot(tokens, self.num_embeddings, dtype=self.dtype)
+            return rows @ table.astype(self.dtype)
+        return jnp.take(table, tokens, axis=0).astype(self.dtype)
