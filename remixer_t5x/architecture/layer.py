@@ -40,16 +40,14 @@ def _parameter_names(factories: Sequence[SublayerFactory]) -> list[str]:
 
 
 class Layer(nn.Module):
-    """What the layouts share: sublayers made from factories, each with its norm and dropout on its output.
+    """What the layouts share: sublayers made from factories, with dropout on their outputs.
 
     Attributes:
       sublayers: factories of modules `(x, ctx) -> y`; factories and not instances, so that no two layers share weights.
-      norm: factory of a module `x -> y`.
       dropout_rate: dropout on each sublayer's output, before it joins the residual stream.
     """
 
     sublayers: Sequence[SublayerFactory]
-    norm: Callable[..., nn.Module] = RMSNorm
     dropout_rate: float = 0.0
 
     def _named(self) -> Iterator[tuple[str, nn.Module]]:
@@ -60,7 +58,13 @@ class Layer(nn.Module):
         return dropout(self.dropout_rate, sublayer(x, ctx), deterministic=ctx.deterministic)
 
 
-class PreNorm(Layer):
+class NormedLayer(Layer):
+    """A layer with norms; `norm` is a factory of a module `x -> y`."""
+
+    norm: Callable[..., nn.Module] = RMSNorm
+
+
+class PreNorm(NormedLayer):
     """Each sublayer reads the normalised residual stream; T5's layout."""
 
     @nn.compact
@@ -70,7 +74,7 @@ class PreNorm(Layer):
         return x
 
 
-class PostNorm(Layer):
+class PostNorm(NormedLayer):
     """The sum of input and update is normalised, as in the first Transformer."""
 
     @nn.compact
@@ -81,9 +85,7 @@ class PostNorm(Layer):
 
 
 class ReZero(Layer):
-    """Each update is scaled by a learned number that starts at 0; `norm` is not used (Bachlechner et al. 2020)."""
-
-    norm: None = None
+    """Each update is scaled by a learned number that starts at 0; there are no norms (Bachlechner et al. 2020)."""
 
     @nn.compact
     def __call__(self, x: jax.Array, ctx: SequenceContext) -> jax.Array:
@@ -94,7 +96,7 @@ class ReZero(Layer):
         return x
 
 
-class Parallel(Layer):
+class Parallel(NormedLayer):
     """All sublayers read the same normalised input, and their updates are added."""
 
     @nn.compact
@@ -104,7 +106,7 @@ class Parallel(Layer):
         return x + sum(updates)
 
 
-class Serialized(Layer):
+class Serialized(NormedLayer):
     """As `PreNorm`, but the last update is added to the layer's input and not to the running sum."""
 
     @nn.compact

@@ -5,6 +5,7 @@ The parameters of a run are stacked on a leading `layers` axis, so that compile 
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 
 import jax
@@ -70,7 +71,8 @@ class Stack(nn.Module):
                     raise ValueError('a decoding step needs max_decode_length, the number of positions in the cache')
                 length = max_decode_length
         if self.position_bias is not None:
-            ctx = ctx.replace(position_bias=self.position_bias(name='position_bias')(length, ctx))
+            bias = self.position_bias(name='position_bias')(length, ctx)
+            ctx = dataclasses.replace(ctx, position_bias=bias)
         x = dropout(self.dropout_rate, x, deterministic=ctx.deterministic)
         for index, (layer, count) in enumerate(self.runs):
             x, _ = self._scan(count, ctx)(layer, name=f'run_{index}')(x, ctx)
@@ -88,7 +90,7 @@ class Stack(nn.Module):
             raise ValueError(f'a decoding step takes one token per sequence, got {x.shape[1]}')
         step = index.value
         index.value = step + 1
-        return ctx.replace(step=step, positions=jnp.broadcast_to(step, x.shape[:2]))
+        return dataclasses.replace(ctx, step=step, positions=jnp.broadcast_to(step, x.shape[:2]))
 
     def _scan(self, count: int, ctx: SequenceContext) -> type[nn.Module]:
         body: type[nn.Module] = _Repeated

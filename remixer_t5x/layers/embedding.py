@@ -37,4 +37,6 @@ class Embed(nn.Module):
         if self.one_hot:
             rows = jax.nn.one_hot(tokens, self.num_embeddings, dtype=self.dtype)
             return rows @ table.astype(self.dtype)
+        # Rows are gathered from a table that is whole along its width; else the partitioner would gather the result.
+        table = nn.with_logical_constraint(table, (axes.VOCAB, axes.ACTIVATION_EMBED))
         return jnp.take(table, tokens, axis=0).astype(self.dtype)

@@ -28,7 +28,8 @@ def relative_position_bucket(
         distance = jnp.maximum(-relative_position, 0)
     num_exact = num_buckets // 2
     log_ratio = jnp.log(jnp.maximum(distance, 1).astype(jnp.float32) / num_exact)
-    log_bucket = num_exact + (log_ratio / jnp.log(max_distance / num_exact) * (num_buckets - num_exact)).astype(jnp.int32)
+    log_share = log_ratio / jnp.log(max_distance / num_exact)
+    log_bucket = num_exact + (log_share * (num_buckets - num_exact)).astype(jnp.int32)
     log_bucket = jnp.minimum(log_bucket, num_buckets - 1)
     return (offset + jnp.where(distance < num_exact, distance, log_bucket)).astype(jnp.int32)
 

@@ -101,18 +101,18 @@ class CrossAttention(nn.Module):
         width = self.num_heads * self.head_dim
         in_axes = (axes.EMBED, axes.JOINED_KV)
         query = Dense(width, in_axes, kernel_init=_query_init(self.head_dim), name='query')(x)
-        key = self._of_memory('key', ctx)
-        value = self._of_memory('value', ctx)
+        key = self._of_memory('key', ctx.memory.hidden, ctx)
+        value = self._of_memory('value', ctx.memory.hidden, ctx)
         value = _drop_weights(self.dropout_rate, value, ctx)
         mask = memory_mask(ctx, ctx.memory.context)
         mixed = dot_product_attention(_split_heads(query, self.num_heads), key, value, mask, None)
         return Dense(x.shape[-1], in_axes[::-1], name='out')(mixed.reshape(*x.shape[:-1], width))
 
-    def _of_memory(self, name: str, ctx: SequenceContext) -> jax.Array:
+    def _of_memory(self, name: str, hidden: jax.Array, ctx: SequenceContext) -> jax.Array:
         """Keys or values of the memory, [batch, memory_length, heads, kv]."""
         project = Dense(self.num_heads * self.head_dim, (axes.EMBED, axes.JOINED_KV), name=name)
         if not ctx.decode:
-            return _split_heads(project(ctx.memory.hidden), self.num_heads)
+            return _split_heads(project(hidden), self.num_heads)
         return self.variable(
-            'cache', f'memory_{name}', lambda: _split_heads(project(ctx.memory.hidden), self.num_heads)
+            'cache', f'memory_{name}', lambda: _split_heads(project(hidden), self.num_heads)
         ).value

@@ -137,7 +137,7 @@ class LearnedMixing(nn.Module):
     def _mix_rows(self, logits: jax.Array, hidden: jax.Array, ctx: SequenceContext) -> jax.Array:
         """One example per row: `E (m * X') / (E m)` with E = exp(H) up to a row's scale, [length, length] for all."""
         if ctx.causal:
-            logits = jnp.where(jnp.tri(*logits.shape, dtype=bool), logits, -jnp.inf)
+            logits = jnp.where(jnp.tri(logits.shape[0], dtype=bool), logits, -jnp.inf)
         weights = jax.nn.softmax(logits, axis=-1)
         is_token = ctx.is_token.astype(jnp.float32)
         total = jnp.einsum('qk,bk->bq', weights, is_token)
@@ -183,7 +183,7 @@ class Remixer(nn.Module):
 
     hidden_dim: int
     max_length: int
-    composition: Callable[[], nn.Module] = ScalarAlpha
+    composition: Callable[..., nn.Module] = ScalarAlpha
     residual: Callable[..., jax.Array] = hidden_residual
     dropout_rate: float = 0.0
     mixing_dropout_rate: float = 0.0

@@ -1,0 +1,96 @@
+"""The loss curve of a run as a PNG, from its `metrics.jsonl`."""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+from typing import Any
+
+from remixer_t5x.errors import UserError
+
+_INK, _TRAIN, _HELD_OUT = '#333333', '#8fb3d9', '#c0392b'
+Points = list[tuple[int, float]]
+
+
+def plot_loss(metrics_file: str | os.PathLike, png_file: str | os.PathLike, title: str = 'Loss') -> pathlib.Path:
+    """Draws training and held-out loss over steps and returns the path of the PNG.
+
+    Args:
+        metrics_file: JSON lines with `kind` ('train', or an evaluation's name), `step` and `loss`.
+
+    Raises:
+        UserError: the file is missing, holds a malformed line, or has no training loss in it.
+    """
+    curves = read_losses(metrics_file)
+    train = curves.pop('train', [])
+    if not train:
+        raise UserError(f'{metrics_file} holds no training loss; plot a run that has logged at least one step')
+    # The pure canvas instead of pyplot: no global state, and nothing that looks for a display.
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(8, 4.5), dpi=150, layout='constrained')
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    axes.plot(*_columns(train), color=_TRAIN, linewidth=1.6, marker='.' if len(train) < 60 else None, label='training')
+    for index, (kind, points) in enumerate(curves.items()):
+        label = 'held out' if len(curves) == 1 else f'held out: {kind}'
+        _draw_held_out(axes, points, label, _HELD_OUT if index == 0 else f'C{index}')
+    _dress(axes, title)
+    target = pathlib.Path(png_file)
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        figure.savefig(target)
+    except OSError as error:
+        raise UserError(f'{target} cannot be written ({error.strerror}); give a path in a folder of yours') from None
+    return target
+
+
+def _draw_held_out(axes: Any, points: Points, label: str, color: str) -> None:
+    axes.plot(*_columns(points), color=color, linewidth=2, marker='o', markersize=4, label=label)
+    axes.annotate(
+        f'{points[-1][1]:.3f}', points[-1], xytext=(0, 8), textcoords='offset points', ha='right', color=color
+    )
+
+
+def _columns(points: Points) -> tuple[list[int], list[float]]:
+    return [step for step, _ in points], [loss for _, loss in points]
+
+
+def _dress(axes: Any, title: str) -> None:
+    axes.set_title(title, loc='left', color=_INK, fontsize=13)
+    axes.set_xlabel('step', color=_INK)
+    axes.set_ylabel('cross-entropy per target token [nats]', color=_INK)
+    axes.grid(axis='y', color='#dddddd', linewidth=0.8)
+    axes.spines[['top', 'right']].set_visible(False)
+    axes.tick_params(colors=_INK)
+    axes.legend(frameon=False, labelcolor=_INK)
+
+
+def read_losses(metrics_file: str | os.PathLike) -> dict[str, Points]:
+    """(step, loss) pairs by kind, in the order of the file; losses that were not finite (null) are left out.
+
+    Raises:
+        UserError: the file cannot be read or a line of it is not a metrics record.
+    """
+    try:
+        text = pathlib.Path(metrics_file).read_text(encoding='utf-8')
+    except OSError as error:
+        reason = f'cannot be read ({error.strerror})'
+        raise UserError(f'{metrics_file} {reason}; give the metrics.jsonl of a run') from None
+    curves: dict[str, Points] = {}
+    lines = text.splitlines(keepends=True)
+    for number, line in enumerate(lines, start=1):
+        # A run that is still writing, or was killed, may leave an unfinished last line.
+        if not line.strip() or (number == len(lines) and not line.endswith('\n')):
+            continue
+        try:
+            record = json.loads(line)
+            kind, step, loss = record['kind'], record['step'], record.get('loss')
+        except (json.JSONDecodeError, KeyError, TypeError):
+            reason = f'line {number} is no metrics record'
+            raise UserError(f'{metrics_file} {reason}; give the metrics.jsonl of a run') from None
+        if loss is not None:
+            curves.setdefault(kind, []).append((step, loss))
+    return curves

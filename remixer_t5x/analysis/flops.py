@@ -1,0 +1,129 @@
+"""FLOPs of a traced function, attributed to the flax modules in which they are spent; nothing is compiled or run.
+
+Counted are the operations that matter for time on an accelerator: matrix products and convolutions (a multiply and an
+add are two operations) and Fourier transforms (5 n log2 n for complex ones, half of it for real ones, the usual
+benchmark convention). Element-wise work is left out. A scan counts its body times its length, a `cond` its dearest
+branch, a `while` loop one turn, because its length is not known before it runs.
+"""
+
+from __future__ import annotations
+
+import collections
+import math
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import flax.linen as nn
+import jax
+
+Path = tuple[str, ...]
+# Marks a module in the name stack of the operations traced inside it; no module or function name contains it.
+_MARK = '@module:'
+
+
+def per_module(function: Callable[..., Any], *abstract_args: Any) -> dict[Path, float]:
+    """FLOPs of one call of `function`, by the path of the innermost flax module, in order of first use.
+
+    Modules without such operations are there with 0; `()` is what happens outside every module.
+
+    Args:
+        abstract_args: arrays or `jax.ShapeDtypeStruct`s, as for `jax.eval_shape`.
+    """
+    totals: dict[Path, float] = collections.defaultdict(float)
+
+    def mark_module(call: Callable[..., Any], args: tuple, kwargs: Mapping[str, Any], context: Any) -> Any:
+        totals[context.module.path] += 0.0
+        with jax.named_scope(_MARK + '.'.join(context.module.path)):
+            return call(*args, **kwargs)
+
+    with nn.intercept_methods(mark_module):
+        jaxpr = jax.make_jaxpr(function)(*abstract_args)
+    _walk(jaxpr.jaxpr, 1.0, (), totals)
+    return dict(totals)
+
+
+def total(function: Callable[..., Any], *abstract_args: Any) -> float:
+    """FLOPs of one call of `function`."""
+    return sum(per_module(function, *abstract_args).values())
+
+
+def _walk(jaxpr: Any, times: float, outer: Path, totals: dict[Path, float]) -> None:
+    """Adds the FLOPs of `jaxpr`, run `times` times inside module `outer`, to `totals`."""
+    for eqn in jaxpr.eqns:
+        where = _module_of(eqn, outer)
+        name = eqn.primitive.name
+        if name in _COSTS:
+            totals[where] += times * _COSTS[name](eqn)
+        elif name == 'cond':
+            _walk_dearest(eqn.params['branches'], times, where, totals)
+        else:
+            for inner in _inner_jaxprs(eqn):
+                _walk(inner, times * _repeats(eqn), where, totals)
+
+
+def _module_of(eqn: Any, outer: Path) -> Path:
+    """Inner stacks begin anew inside scan, remat and jit, so the caller's module holds until a mark says otherwise."""
+    for scope in reversed(eqn.source_info.name_stack.stack):
+        if scope.name.startswith(_MARK):
+            return tuple(part for part in scope.name[len(_MARK):].split('.') if part)
+    return outer
+
+
+def _walk_dearest(branches: Any, times: float, where: Path, totals: dict[Path, float]) -> None:
+    counts = []
+    for branch in branches:
+        count: dict[Path, float] = collections.defaultdict(float)
+        _walk(branch.jaxpr, times, where, count)
+        counts.append(count)
+    for path, flops in max(counts, key=lambda count: sum(count.values())).items():
+        totals[path] += flops
+
+
+def _inner_jaxprs(eqn: Any) -> Iterator[Any]:
+    for value in eqn.params.values():
+        for item in value if isinstance(value, list | tuple) else (value,):
+            item = getattr(item, 'jaxpr', item)
+            if hasattr(item, 'eqns'):
+                yield item
+
+
+def _repeats(eqn: Any) -> int:
+    if eqn.primitive.name == 'scan':
+        return eqn.params['length']
+    if eqn.primitive.name == 'pallas_call':
+        return math.prod(eqn.params['grid_mapping'].grid)
+    return 1
+
+
+def _dot_general(eqn: Any) -> float:
+    (contracting, _), _ = eqn.params['dimension_numbers']
+    shape = eqn.invars[0].aval.shape
+    return 2.0 * math.prod(eqn.outvars[0].aval.shape) * math.prod(shape[axis] for axis in contracting)
+
+
+def _ragged_dot(eqn: Any) -> float:
+    rows, depth = eqn.invars[0].aval.shape[-2:]
+    return 2.0 * rows * depth * eqn.invars[1].aval.shape[-1]
+
+
+def _convolution(eqn: Any) -> float:
+    kernel, numbers = eqn.invars[1].aval.shape, eqn.params['dimension_numbers']
+    taps = math.prod(kernel) / kernel[numbers.rhs_spec[0]]
+    return 2.0 * math.prod(eqn.outvars[0].aval.shape) * taps / eqn.params['batch_group_count']
+
+
+def _fft(eqn: Any) -> float:
+    kind = jax.lax.FftType(eqn.params['fft_type']).name
+    # A real transform keeps only half of the spectrum, so the whole length stands on its real side.
+    whole = eqn.outvars[0].aval if 'IRFFT' in kind else eqn.invars[0].aval
+    per_point = (2.5 if 'RFFT' in kind else 5.0) * math.log2(max(math.prod(eqn.params['fft_lengths']), 2))
+    return per_point * math.prod(whole.shape)
+
+
+_COSTS: dict[str, Callable[[Any], float]] = {
+    'dot_general': _dot_general,
+    'ragged_dot': _ragged_dot,
+    'ragged_dot_general': _ragged_dot,
+    'conv_general_dilated': _convolution,
+    'fft': _fft,
+}

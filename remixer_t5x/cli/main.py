@@ -1,0 +1,166 @@
+"""The console script `remixer-t5x`: reads flags, lets `gin_config` build, calls, and turns mistakes into one line.
+
+Flags are T5X's: `--gin_file`, `--gin.NAME=value`, `--gin_search_paths`. Libraries are imported only once a command is
+known to run, so `--help` and a wrong flag answer at once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+
+from remixer_t5x import __version__
+from remixer_t5x.cli import quiet
+from remixer_t5x.cli.commands import COMMANDS, Command
+from remixer_t5x.errors import UserError
+
+_GIN_HELP = """\
+gin flags:
+  --gin_file=FILE        a gin file, repeatable, later ones win; looked up in the current folder, then in
+                         --gin_search_paths, then among the configs shipped with the package
+  --gin.NAME=VALUE       sets a macro (--gin.TRAIN_STEPS=1000) or a setting (--gin.adafactor.decay_rate=0.8) after all
+                         files; a VALUE that is no gin value is taken as text: --gin.MODEL_DIR=/tmp/x needs no quotes
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one command and returns the exit code: 0, 2 for a user's mistake, 130 after Ctrl-C.
+
+    Args:
+        argv: arguments without the program's name; None takes them from the process.
+    """
+    own_process = argv is None
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    try:
+        code = _run(arguments, own_process)
+        sys.stdout.flush()
+        return code
+    except UserError as error:
+        if '--verbose' in arguments:
+            traceback.print_exc()
+        print(f'error: {" ".join(str(error).split())}', file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print('interrupted', file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        # The reader (`| head`) has left; without this Python complains again while closing stdout.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+
+
+def _run(argv: list[str], own_process: bool) -> int:
+    rest, gin_flags = split_gin_flags(argv)
+    parser = _parser()
+    args = parser.parse_args(rest)
+    if args.command is None:
+        parser.print_help()
+        return 0
+    command = next(c for c in COMMANDS if c.name == args.command)
+    _set_env(command.env, may_restart=own_process)
+    if not args.verbose:
+        quiet.hush()
+    for flag in command.flags:
+        value = getattr(args, flag.macro)
+        if value is not None:
+            gin_flags.append((flag.macro, value))
+    from remixer_t5x.cli import gin_config
+
+    files = [*command.base, *args.gin_file]
+    gin_config.load(
+        files,
+        gin_flags,
+        root=f'{command.module}.run',
+        search_paths=[path for given in args.gin_search_paths for path in given.split(',') if path],
+        partial=command.partial,
+        importing=None if args.verbose else quiet.imports(command.tensorflow),
+    )
+    gin_config.call(importlib.import_module(command.module).run)
+    return 0
+
+
+def split_gin_flags(argv: Sequence[str]) -> tuple[list[str], list[tuple[str, str]]]:
+    """Takes `--gin.NAME=value` and `--gin.NAME value` out of `argv`.
+
+    Returns:
+        The other arguments, and (name, value) pairs in order.
+
+    Raises:
+        UserError: a gin flag without a value.
+    """
+    rest: list[str] = []
+    pairs: list[tuple[str, str]] = []
+    arguments = iter(argv)
+    for argument in arguments:
+        if not argument.startswith('--gin.'):
+            rest.append(argument)
+            continue
+        name, equals, value = argument.removeprefix('--gin.').partition('=')
+        if not equals:
+            value = next(arguments, '--')
+            if value.startswith('--'):
+                raise UserError(f'{argument} has no value; type {argument}=VALUE')
+        if not name:
+            raise UserError(f'{argument} names no macro or setting; type --gin.NAME=VALUE')
+        pairs.append((name.strip(), value))
+    return rest, pairs
+
+
+class _Parser(argparse.ArgumentParser):
+    """argparse that answers a wrong flag with one line, as every other mistake is answered."""
+
+    def error(self, message: str):
+        raise UserError(f'{message}; see {self.prog} --help')
+
+
+def _parser() -> argparse.ArgumentParser:
+    width = max(len(command.name) for command in COMMANDS)
+    examples = '\n'.join(f'  {example}' for command in COMMANDS for example in command.examples)
+    parser = _Parser(
+        prog='remixer-t5x',
+        description='Pretrain, finetune, evaluate and run T5-style encoder-decoders with any token mixer.',
+        epilog=f'{_GIN_HELP}\nexamples:\n{examples}\n',
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument('--version', action='version', version=f'remixer-t5x {__version__}')
+    commands = parser.add_subparsers(dest='command', metavar='{:<{}}'.format('COMMAND', width), title='commands')
+    for command in COMMANDS:
+        _add_command(commands, command)
+    return parser
+
+
+def _add_command(commands, command: Command) -> None:
+    examples = '\n'.join(f'  {example}' for example in command.examples)
+    parser = commands.add_parser(
+        command.name,
+        help=command.help,
+        description=f'{command.help[0].upper()}{command.help[1:]}.',
+        epilog=f'{_GIN_HELP}\nexample:\n{examples}\n',
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument('--gin_file', action='append', default=[], metavar='FILE', help='a gin file, repeatable')
+    parser.add_argument(
+        '--gin_search_paths', action='append', default=[], metavar='DIRS', help='more folders with gin files, by comma'
+    )
+    parser.add_argument('--verbose', action='store_true', help='show log lines of libraries, and tracebacks')
+    for flag in command.flags:
+        parser.add_argument(flag.name, dest=flag.macro, help=flag.help)
+
+
+def _set_env(env: Sequence[tuple[str, str]], may_restart: bool) -> None:
+    """Sets what libraries read on import; malloc reads its own before Python starts, so that needs a fresh start."""
+    missing = {name: value for name, value in env if name not in os.environ}
+    os.environ.update(missing)
+    needs_restart = any(name.startswith('MALLOC_') for name in missing)
+    if needs_restart and may_restart and sys.platform == 'linux' and len(sys.orig_argv) > 1:
+        os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
+
+
+if __name__ == '__main__':
+    sys.exit(main())

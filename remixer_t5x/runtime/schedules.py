@@ -1,0 +1,100 @@
+"""Learning rate schedules: functions from the step to a float32 learning rate.
+
+Steps count optimizer updates, the first one being step 0. Every function here returns such a function, so
+that gin can hand it over: `optimizer.adafactor.learning_rate = @schedules.rsqrt()`.
+"""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from remixer_t5x.errors import UserError
+
+Schedule = Callable[[jax.typing.ArrayLike], jax.Array]
+
+
+def constant(value: float) -> Schedule:
+    """`value` at every step."""
+    return _float32(optax.constant_schedule(value))
+
+
+def rsqrt(base: float = 1.0, warmup_steps: int = 10_000) -> Schedule:
+    """T5's `base / sqrt(max(step, warmup_steps))` (Raffel et al. 2019, section 3.1.2): 0.01 for the first
+    10,000 steps.
+
+    `warmup_steps` are steps at a constant rate, not a ramp.
+    """
+    _check('warmup_steps', warmup_steps, 1)
+    return _float32(lambda step: base * jax.lax.rsqrt(jnp.maximum(step, warmup_steps).astype(jnp.float32)))
+
+
+def cosine(
+    peak: float, warmup_steps: int, total_steps: int, final: float = 0.0, warmup_start: float = 0.0
+) -> Schedule:
+    """A line from `warmup_start` to `peak` over `warmup_steps`, then half a cosine down to `final` at
+    `total_steps`.
+
+    `peak`, `final` and `warmup_start` are learning rates; `total_steps` includes the warmup, and after it the
+    rate stays at `final`.
+    """
+    _check_decay(warmup_steps, total_steps)
+    return _float32(
+        optax.join_schedules(
+            [
+                optax.linear_schedule(warmup_start, peak, warmup_steps),
+                lambda step: (
+                    final
+                    + (peak - final) * optax.cosine_decay_schedule(1.0, total_steps - warmup_steps)(step)
+                ),
+            ],
+            [warmup_steps],
+        )
+    )
+
+
+def linear(peak: float, warmup_steps: int, total_steps: int, final: float = 0.0) -> Schedule:
+    """A line from 0 to `peak` over `warmup_steps`, then a line to `final` at `total_steps`, where it
+    stays."""
+    _check_decay(warmup_steps, total_steps)
+    return _float32(
+        optax.join_schedules(
+            [
+                optax.linear_schedule(0.0, peak, warmup_steps),
+                optax.linear_schedule(peak, final, total_steps - warmup_steps),
+            ],
+            [warmup_steps],
+        )
+    )
+
+
+def as_schedule(learning_rate: float | Schedule) -> Schedule:
+    """A number stands for the constant schedule; raises UserError for anything else that is not a
+    function."""
+    if callable(learning_rate):
+        return learning_rate
+    if isinstance(learning_rate, bool) or not isinstance(learning_rate, int | float):
+        raise UserError(
+            f'learning rate {learning_rate!r}: give a number such as 0.001, '
+            'or a schedule such as @schedules.rsqrt()'
+        )
+    return constant(learning_rate)
+
+
+def _float32(schedule: Schedule) -> Schedule:
+    return lambda step: jnp.asarray(schedule(step), jnp.float32)
+
+
+def _check(name: str, value: int, least: int) -> None:
+    if value < least:
+        raise UserError(f'schedule: {name} = {value} must be at least {least}')
+
+
+def _check_decay(warmup_steps: int, total_steps: int) -> None:
+    _check('warmup_steps', warmup_steps, 0)
+    if total_steps <= warmup_steps:
+        raise UserError(
+            f'schedule: total_steps = {total_steps} leaves no step after warmup_steps = {warmup_steps}; '
+            f'lower WARMUP_STEPS below {max(total_steps, 1)} or raise TRAIN_STEPS'
+        )

@@ -1,0 +1,173 @@
+"""Times our training step beside Hugging Face's PyTorch T5 with the same shapes, in one run, and prints ratios.
+
+    python scripts/benchmarks/train_step.py                          # T5.1.1 small and Remixer small beside PyTorch
+    python scripts/benchmarks/train_step.py --models t5_1_1 --size tiny --peer none
+
+A step is forward pass, backward pass and Adafactor update of a whole model on random tokens, dropout off. Models take turns,
+so that a machine that slows down slows all of them; the fastest and the median step are shown. The matmul limit is what the
+model's matmuls alone would take at the speed of one plain matmul, measured in the same run.
+The peer needs torch and transformers; where they are missing the table says so and has no ratio.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import os
+import statistics
+import sys
+import time
+from collections.abc import Callable
+
+# glibc hands large buffers back to the system after every step otherwise; `remixer-t5x train` sets the same.
+MALLOC = {
+    'MALLOC_MMAP_THRESHOLD_': str(4 << 30),
+    'MALLOC_TRIM_THRESHOLD_': str(16 << 30),
+    'MALLOC_TOP_PAD_': str(256 << 20),
+}
+
+
+def our_step(model_name: str, args: argparse.Namespace) -> tuple[Callable[[], None], dict[str, float]]:
+    """A function that takes one step, and parameters, training FLOPs and compile seconds."""
+    import jax
+    import numpy as np
+
+    from remixer_t5x.analysis import counts
+    from remixer_t5x.cli import gin_config
+    from remixer_t5x.model.seq2seq import Seq2Seq
+    from remixer_t5x.runtime import optimizer, partition, schedules, train_state, train_step
+
+    lengths = {'inputs': args.inputs, 'targets': args.targets}
+    files = [f'models/{model_name}.gin', f'sizes/{args.size}.gin', *args.gin_file]
+    gin_config.load(files, [('DTYPE', args.dtype)], root='remixer_t5x.model.seq2seq.Seq2Seq', partial=True)
+    model = gin_config.call(Seq2Seq)
+    counted = counts.count(model, lengths)
+    batch = {
+        'encoder_input_tokens': (args.batch, args.inputs),
+        'decoder_input_tokens': (args.batch, args.targets),
+        'decoder_target_tokens': (args.batch, args.targets),
+    }
+    rng = np.random.default_rng(0)
+    partitioner = partition.Partitioner()
+    plan = train_state.plan(model, optimizer.adafactor(schedules.rsqrt()), batch, partitioner)
+    state = plan.create(jax.random.key(0))
+    arrays = {name: rng.integers(1, model.vocab_size, shape, np.int32) for name, shape in batch.items()}
+    data = partitioner.shard_batch(arrays)
+    jitted = train_step.jit_train_step(train_step.make_train_step(model, plan.tx), plan.shardings, partitioner)
+    lowered = jitted.lower(state, data)
+    start = time.perf_counter()
+    lowered.compile()
+    seconds = time.perf_counter() - start
+
+    def step() -> None:
+        nonlocal state
+        state, metrics = jitted(state, data)
+        jax.block_until_ready((state, metrics))
+
+    facts = {'parameters': counted.total_parameters, 'flops': counted.training_flops * args.batch, 'compile': seconds}
+    return step, facts
+
+
+def torch_step(args: argparse.Namespace) -> Callable[[], None]:
+    """Hugging Face's T5 v1.1 of the same size, with torch's Adafactor."""
+    import torch
+    import transformers
+
+    sizes = {'tiny': (256, 512, 4, 4), 'small': (512, 1024, 8, 6), 'base': (768, 2048, 12, 12)}
+    width, hidden, layers, heads = sizes[args.size]
+    config = transformers.T5Config(
+        vocab_size=32128, d_model=width, d_kv=64, d_ff=hidden, num_layers=layers, num_heads=heads,
+        feed_forward_proj='gated-gelu', tie_word_embeddings=False, dropout_rate=0.0, decoder_start_token_id=0,
+    )  # fmt: skip
+    model = transformers.T5ForConditionalGeneration(config).train()
+    optimizer = torch.optim.Adafactor(model.parameters(), lr=1e-3)
+    inputs = torch.randint(1, 32128, (args.batch, args.inputs))
+    labels = torch.randint(1, 32128, (args.batch, args.targets))
+
+    def step() -> None:
+        optimizer.zero_grad(set_to_none=True)
+        model(input_ids=inputs, labels=labels).loss.backward()
+        optimizer.step()
+
+    return step
+
+
+def matmul_flops_per_second() -> float:
+    """Of one [4096, 1024] x [1024, 1024] float32 matmul, the best of several."""
+    import jax
+    import jax.numpy as jnp
+
+    a, b = jnp.ones((4096, 1024)), jnp.ones((1024, 1024))
+    multiply = jax.jit(lambda a, b: a @ b)
+    multiply(a, b).block_until_ready()
+    seconds = []
+    for _ in range(10):
+        start = time.perf_counter()
+        multiply(a, b).block_until_ready()
+        seconds.append(time.perf_counter() - start)
+    return 2 * 4096 * 1024 * 1024 / min(seconds)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument('--models', default='t5_1_1,remixer', help='names under configs/models, by comma')
+    parser.add_argument('--size', default='small', choices=['tiny', 'small', 'base'])
+    parser.add_argument('--batch', type=int, default=8)
+    parser.add_argument('--inputs', type=int, default=512)
+    parser.add_argument('--targets', type=int, default=114)
+    parser.add_argument('--dtype', default='float32', choices=['float32', 'bfloat16'])
+    parser.add_argument('--rounds', type=int, default=5)
+    parser.add_argument('--peer', default='torch', choices=['torch', 'none'])
+    parser.add_argument('--gin_file', action='append', default=[], help='more gin files, after model and size')
+    args = parser.parse_args()
+    if any(name not in os.environ for name in MALLOC) and sys.platform == 'linux':
+        os.execve(sys.executable, [sys.executable, *sys.argv], {**os.environ, **MALLOC})
+
+    import jax
+
+    device = jax.devices()[0].device_kind
+    print(f'{device} x {jax.device_count()}, {os.cpu_count()} cores; batch {args.batch}, {args.inputs} to {args.targets}, '
+          f'{args.size}, {args.dtype}', flush=True)  # fmt: skip
+    steps: dict[str, Callable[[], None]] = {}
+    facts: dict[str, dict[str, float]] = {}
+    for name in args.models.split(','):
+        steps[name], facts[name] = our_step(name, args)
+    missing = [package for package in ('torch', 'transformers') if importlib.util.find_spec(package) is None]
+    if args.peer == 'torch' and missing:
+        print(f'no peer: {" and ".join(missing)} not installed (pip install "remixer-t5x[hf]")')
+    elif args.peer == 'torch':
+        steps['PyTorch T5'] = torch_step(args)
+
+    speed = matmul_flops_per_second()
+    times: dict[str, list[float]] = {name: [] for name in steps}
+    for round_index in range(args.rounds + 1):
+        for name, step in steps.items():
+            start = time.perf_counter()
+            step()
+            if round_index:  # The first round warms up.
+                times[name].append(time.perf_counter() - start)
+    report(times, facts, speed, args)
+
+
+def report(times: dict[str, list[float]], facts: dict[str, dict[str, float]], speed: float, args) -> None:
+    tokens = args.batch * (args.inputs + args.targets)
+    fastest = {name: min(seconds) for name, seconds in times.items()}
+    print(f'plain matmul: {speed / 1e9:,.0f} GFLOP/s')
+    for name, seconds in times.items():
+        line = f'{name:12s} fastest {fastest[name]:6.2f} s, median {statistics.median(seconds):6.2f} s, '
+        line += f'{tokens / fastest[name]:7,.0f} tokens/s'
+        if name in facts:
+            limit = tokens / (facts[name]['flops'] / speed)
+            line += f', {100 * tokens / fastest[name] / limit:3.0f}% of the matmul limit of {limit:,.0f}'
+            line += f'; compiled in {facts[name]["compile"]:.1f} s, {facts[name]["parameters"]:,} parameters'
+        print(line)
+    ours, *others = [name for name in times if name in facts]
+    for name in others:
+        print(f'{name} / {ours}: {fastest[name] / fastest[ours]:.2f} times the step, '
+              f'{facts[name]["flops"] / facts[ours]["flops"]:.2f} times the FLOPs')  # fmt: skip
+    if 'PyTorch T5' in times:
+        print(f'{ours} is {fastest["PyTorch T5"] / fastest[ours]:.2f} times as fast as PyTorch')
+
+
+if __name__ == '__main__':
+    main()

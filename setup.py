@@ -1,0 +1,64 @@
+"""Installs `remixer_t5x` and `tasks`; the gin files of `configs/` travel as `remixer_t5x.configs`.
+
+Ranges are what we believe to work; `requirements.lock` is what the tests ran with.
+"""
+
+import pathlib
+import re
+
+from setuptools import find_packages, setup
+
+HERE = pathlib.Path(__file__).parent
+VERSION = re.search(r"__version__ = '(.+)'", (HERE / 'remixer_t5x/__init__.py').read_text()).group(1)
+
+TEST = ['pytest>=8', 'pytest-xdist>=3.6', 'hypothesis>=6.100']
+DEV = ['ruff>=0.12', 'mypy>=1.15', 'import-linter>=2.3']
+HUGGING_FACE = ['torch>=2.4', 'transformers>=4.50']
+
+setup(
+    name='remixer-t5x',
+    version=VERSION,
+    description='Pretrain T5-style encoder-decoders whose token mixers are swapped by one gin line',
+    long_description=(HERE / 'README.md').read_text(encoding='utf-8') if (HERE / 'README.md').exists() else '',
+    long_description_content_type='text/markdown',
+    license='Apache-2.0',
+    python_requires='>=3.11',
+    packages=[*find_packages(include=['remixer_t5x*', 'tasks*']), 'remixer_t5x.configs'],
+    package_dir={'remixer_t5x.configs': 'configs'},
+    package_data={'remixer_t5x.configs': ['**/*.gin']},
+    install_requires=[
+        'etils[epath]>=1.9',
+        'flax>=0.12,<0.13',
+        'gin-config>=0.5,<0.6',
+        'jax>=0.10,<0.12',
+        'matplotlib>=3.8',
+        'numpy>=2.0',
+        'optax>=0.2.5',
+        'orbax-checkpoint>=0.12,<0.13',
+        'pyarrow>=15',
+        'rich>=13.7',
+        'safetensors>=0.4.3',
+        'sentencepiece>=0.2',
+        'seqio>=0.0.20',
+        'tensorboardX>=2.6.2',
+        'tensorflow>=2.18',
+        'tensorflow-datasets>=4.9.7',
+    ],
+    extras_require={
+        'test': TEST,
+        'dev': DEV,
+        'hf': HUGGING_FACE,
+        'tpu': ['jax[tpu]>=0.10,<0.12'],
+        'gpu': ['jax[cuda12]>=0.10,<0.12'],
+        'gpu-cuda13': ['jax[cuda13]>=0.10,<0.12'],
+        'wandb': ['wandb>=0.19'],
+    },
+    entry_points={'console_scripts': ['remixer-t5x = remixer_t5x.cli.main:main']},
+    classifiers=[
+        'Programming Language :: Python :: 3',
+        'Programming Language :: Python :: 3.11',
+        'Programming Language :: Python :: 3.12',
+        'Programming Language :: Python :: 3.13',
+        'Topic :: Scientific/Engineering :: Artificial Intelligence',
+    ],
+)

@@ -1,0 +1,59 @@
+"""The loss curve: what is read from metrics.jsonl, and that the picture shows it."""
+
+import json
+
+import numpy as np
+import pytest
+
+from remixer_t5x.analysis import curves
+from remixer_t5x.errors import UserError
+
+
+def write(folder, records, tail=''):
+    path = folder / 'metrics.jsonl'
+    path.write_text(''.join(json.dumps(record) + '\n' for record in records) + tail)
+    return path
+
+
+RECORDS = [{'kind': 'train', 'step': step, 'loss': 5.0 / step} for step in range(1, 100)]
+HELD_OUT = [{'kind': 'validation', 'step': 50, 'loss': 0.2}, {'kind': 'validation', 'step': 99, 'loss': 0.1}]
+
+
+def test_losses_are_read_by_kind_and_an_unfinished_line_is_left_out(tmp_path):
+    path = write(tmp_path, [*RECORDS, *HELD_OUT, {'kind': 'train', 'step': 100, 'loss': None}], tail='{"kind": "tr')
+    found = curves.read_losses(path)
+    assert found['train'][:2] == [(1, 5.0), (2, 2.5)] and len(found['train']) == 99
+    assert found['validation'] == [(50, 0.2), (99, 0.1)]
+
+
+def test_the_picture_shows_both_curves(tmp_path):
+    matplotlib_image = pytest.importorskip('matplotlib.image', reason='matplotlib is not installed')
+    both = curves.plot_loss(write(tmp_path, [*RECORDS, *HELD_OUT]), tmp_path / 'plots' / 'both.png')
+    alone = curves.plot_loss(write(tmp_path, RECORDS), tmp_path / 'alone.png')
+
+    def reddish(path):
+        pixels = matplotlib_image.imread(path)[..., :3]
+        return int(np.sum((pixels[..., 0] > 0.6) & (pixels[..., 1] < 0.4)))
+
+    assert reddish(both) > 100 and reddish(alone) == 0
+
+
+@pytest.mark.parametrize(
+    'text, line',
+    [
+        ('', 'holds no training loss; plot a run that has logged at least one step'),
+        ('{"kind": "train"}\n', 'line 1 is no metrics record; give the metrics.jsonl of a run'),
+        ('loss\n', 'line 1 is no metrics record; give the metrics.jsonl of a run'),
+    ],
+)
+def test_a_file_that_is_no_metrics_file(tmp_path, text, line):
+    path = tmp_path / 'metrics.jsonl'
+    path.write_text(text)
+    with pytest.raises(UserError) as caught:
+        curves.plot_loss(path, tmp_path / 'x.png')
+    assert str(caught.value) == f'{path} {line}'
+
+
+def test_a_missing_file(tmp_path):
+    with pytest.raises(UserError, match='cannot be read'):
+        curves.plot_loss(tmp_path / 'nowhere.jsonl', tmp_path / 'x.png')

@@ -1,0 +1,134 @@
+"""The console script: flags, exit codes, one line per mistake, and nothing but that line."""
+
+import contextlib
+import os
+import subprocess
+import sys
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from remixer_t5x.cli import main as cli
+from remixer_t5x.cli.commands import COMMANDS
+from remixer_t5x.errors import UserError
+
+NAMES = st.from_regex(r'[A-Z_]+(\.[a-z_]+)?', fullmatch=True)
+VALUES = st.text(st.characters(blacklist_categories=['Cs', 'Cc']), min_size=1).filter(lambda v: not v.startswith('--'))
+
+
+@given(st.lists(st.tuples(NAMES, VALUES, st.booleans())))
+def test_gin_flags_are_taken_out_in_order(flags):
+    argv = ['train']
+    for name, value, joined in flags:
+        argv += [f'--gin.{name}={value}'] if joined else [f'--gin.{name}', value]
+    rest, pairs = cli.split_gin_flags([*argv, '--verbose'])
+    assert rest == ['train', '--verbose']
+    assert pairs == [(name, value) for name, value, _ in flags]
+
+
+@pytest.mark.parametrize('argv', [['--gin.X'], ['--gin.X', '--verbose'], ['--gin.=3']])
+def test_a_gin_flag_needs_a_name_and_a_value(argv):
+    with pytest.raises(UserError):
+        cli.split_gin_flags(argv)
+
+
+MISTAKES = {
+    'unknown command': (['trian'], "error: argument COMMAND: invalid choice: 'trian'"),
+    'unknown flag': (['info', '--gin_fil=x'], 'error: unrecognized arguments: --gin_fil=x; see remixer-t5x --help'),
+    'flag without value': (['info', '--gin.X'], 'error: --gin.X has no value; type --gin.X=VALUE'),
+    'missing file': (
+        ['info', '--gin_file=sizes/bse.gin'],
+        "error: gin file 'sizes/bse.gin' not found here or among the shipped configs; did you mean sizes/base.gin?",
+    ),
+    'misspelt macro': (
+        ['train', '--gin_file=runs/pretrain.gin', '--gin.TRAIN_STPES=3'],
+        'error: --gin.TRAIN_STPES is set, but nothing reads it; did you mean TRAIN_STEPS?',
+    ),
+    'no run': (
+        ['train', '--gin_file=sizes/base.gin'],
+        'error: no gin file given sets up remixer_t5x.cli.train.run; add --gin_file=runs/pretrain.gin',
+    ),
+    'bad depth': (
+        ['info', '--gin_file=models/t5_1_1.gin', '--gin_file=sizes/tiny.gin', '--depth=x'],
+        "error: depth is 'x'; type a whole number from 1, such as --depth 3",
+    ),
+    'bad lengths': (
+        ['info', '--gin_file=models/t5_1_1.gin', '--gin_file=sizes/tiny.gin', '--gin.TASK_FEATURE_LENGTHS=3'],
+        "error: TASK_FEATURE_LENGTHS is 3; type a length for both features, such as {'inputs': 512, 'targets': 114}",
+    ),
+}
+
+
+class Refused(contextlib.AbstractContextManager):
+    def __enter__(self):
+        pytest.fail('loaded TensorFlow before the answer')
+
+    def __exit__(self, *error):
+        return None
+
+
+@pytest.mark.parametrize('argv, line', MISTAKES.values(), ids=MISTAKES)
+def test_a_mistake_is_one_line_and_exit_code_2(argv, line, capsys, clean_environment, monkeypatch):
+    # TensorFlow takes seconds to load, and none of these mistakes needs it.
+    monkeypatch.setattr(cli.quiet, 'imports', lambda tensorflow: Refused() if tensorflow else contextlib.nullcontext())
+    assert cli.main(argv) == 2
+    out, err = capsys.readouterr()
+    assert out == ''
+    assert err.startswith(line)
+    assert err.count('\n') == 1 and err.endswith('\n')
+
+
+def test_verbose_adds_the_traceback(capsys, clean_environment):
+    assert cli.main(['info', '--gin_file=nowhere.gin', '--verbose']) == 2
+    assert 'Traceback' in capsys.readouterr().err
+
+
+def test_interrupt_is_clean(capsys, clean_environment, monkeypatch):
+    def interrupt(*args):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli, '_run', interrupt)
+    assert cli.main(['info']) == 130
+    assert capsys.readouterr().err == 'interrupted\n'
+
+
+def test_help_imports_no_library():
+    code = (
+        'import sys\n'
+        'from remixer_t5x.cli.main import main\n'
+        'try:\n    main(["--help"])\nexcept SystemExit:\n    pass\n'
+        'heavy = {"jax", "flax", "tensorflow", "seqio", "gin", "numpy", "rich"} & set(sys.modules)\n'
+        'assert not heavy, heavy\n'
+    )
+    done = python(['-c', code])
+    assert done.returncode == 0, done.stderr
+    for command in COMMANDS:
+        assert command.name in done.stdout and all(example in done.stdout for example in command.examples)
+
+
+def test_a_reader_that_leaves_is_no_error():
+    argv = ['-m', 'remixer_t5x.cli.main', 'info', '--gin_file=models/t5_1_1.gin', '--gin_file=sizes/tiny.gin']
+    read, write = os.pipe()
+    os.close(read)
+    done = subprocess.run([sys.executable, *argv], stdout=write, stderr=subprocess.PIPE, text=True)
+    os.close(write)
+    assert (done.returncode, done.stderr) == (0, '')
+
+
+def test_train_starts_with_malloc_settings_and_otherwise_the_same_arguments():
+    code = (
+        'import os, sys\n'
+        'from remixer_t5x.cli import main\n'
+        'from remixer_t5x.cli.commands import COMMANDS\n'
+        'main._set_env(COMMANDS[0].env, may_restart=True)\n'
+        'print(sys.argv[1:], os.getpid(), os.environ["MALLOC_TOP_PAD_"])\n'
+    )
+    environment = {name: value for name, value in os.environ.items() if not name.startswith('MALLOC_')}
+    process = subprocess.Popen([sys.executable, '-c', code, 'a b', '--c'], env=environment, stdout=subprocess.PIPE)
+    out, _ = process.communicate()
+    assert out.decode() == f"['a b', '--c'] {process.pid} {dict(COMMANDS[0].env)['MALLOC_TOP_PAD_']}\n"
+
+
+def python(argv):
+    return subprocess.run([sys.executable, *argv], capture_output=True, text=True)

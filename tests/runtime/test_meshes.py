@@ -1,0 +1,59 @@
+"""The same training on one device and on meshes of eight virtual ones, in a process of its own."""
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+# Unoptimised code compiles in two thirds of the time, and three steps run at once anyway.
+FLAGS = '--xla_force_host_platform_device_count=8 --xla_backend_optimization_level=0'
+WORKER = pathlib.Path(__file__).with_name('mesh_worker.py')
+
+
+@pytest.fixture(scope='module')
+def runs():
+    environment = os.environ | {
+        'XLA_FLAGS': FLAGS,
+        'JAX_PLATFORMS': 'cpu',
+        'PYTHONPATH': str(WORKER.parents[2]),
+    }
+    done = subprocess.run(
+        [sys.executable, str(WORKER)], env=environment, capture_output=True, text=True, timeout=400
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.mark.parametrize(
+    ('mesh', 'single'),
+    [
+        ('adam data', 'adam single'),
+        ('adam fsdp', 'adam single'),
+        ('adafactor tensor', 'adafactor single'),
+        ('adafactor all, 2 microbatches', 'adafactor single'),
+    ],
+)
+def test_losses_and_norms_do_not_depend_on_the_mesh(runs, mesh, single):
+    np.testing.assert_allclose(runs[mesh]['losses'], runs[single]['losses'], rtol=2e-4)
+
+
+def test_training_moves_the_loss(runs):
+    for run in runs.values():
+        assert run['losses'][0][0] != run['losses'][-1][0]
+
+
+def test_fsdp_holds_an_eighth_of_parameters_and_moments(runs):
+    whole, part = runs['adam single'], runs['adam fsdp']
+    assert runs['adam data']['bytes'] == whole['bytes']
+    # A little more than an eighth: biases of two heads and step counters are replicated.
+    assert whole['bytes'] / 8 < part['bytes'] < whole['bytes'] / 7
+
+
+def test_the_table_counts_what_the_devices_hold(runs):
+    for run in ('adam single', 'adam fsdp'):
+        # Parameters, two moments of equal size, and a few int32 counters of steps.
+        assert abs(runs[run]['bytes'] - 3 * runs[run]['table']) <= 16
