@@ -1,0 +1,119 @@
+"""How fast text becomes batches for span corruption, stage by stage, and what holds it back.
+
+    python scripts/benchmarks/input_pipeline.py            (from the project root, in its environment)
+    python scripts/benchmarks/input_pipeline.py --files '~/news/*.jsonl' --model /path/to/sentencepiece.model
+
+Prints tokens of text per second of processor time (what one core makes, with all of TensorFlow's threads counted)
+and per second of wall clock. The peers in the same run are tf.data's own ways to do parts of the work: batching
+the same token vectors without any noise, and joining and cutting documents token by token with unbatch and batch.
+"""
+
+import argparse
+import os
+import time
+
+os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
+
+import seqio  # noqa: E402 (TensorFlow reads the variable when it is imported)
+import tensorflow as tf  # noqa: E402
+
+from tasks import local_files, python_docs, span_corruption, vocabularies  # noqa: E402
+
+LENGTHS = {'inputs': 512, 'targets': 114}
+BATCH_SIZE = 32
+WANTED = 300_000
+
+
+def measure(dataset: tf.data.Dataset, tokens: int) -> tuple[float, float]:
+    """Tokens per second of processor time and of wall clock.
+
+    Elements are counted inside TensorFlow, which leaves Python's cost per element out, but for what is handed to
+    Python in the end: one batch.
+    """
+    def count(number, _):
+        return number + 1
+
+    dataset.take(2).reduce(0, count)
+    wall, processor = time.perf_counter(), time.process_time()
+    dataset.reduce(0, count)
+    return tokens / (time.process_time() - processor), tokens / (time.perf_counter() - wall)
+
+
+def stages(documents: tf.data.Dataset, vocabulary: seqio.Vocabulary) -> dict[str, tf.data.Dataset]:
+    """Datasets that go one stage further each, all from tokenised documents in memory; the last makes batches."""
+    features = {name: seqio.Feature(vocabulary, add_eos=True) for name in LENGTHS}
+    with seqio.map_seed_manager(0):
+        corrupted = span_corruption.span_corruption(documents, LENGTHS, features)
+    converter = seqio.EncDecFeatureConverter(pack=False)
+    tokens = documents.map(lambda example: example['targets'])
+    return {
+        'read tokenised documents': documents,
+        'join and cut': span_corruption.cut(tokens, 568),
+        'corrupt spans': corrupted,
+        'trim, pad, shift (seqio)': converter(corrupted, task_feature_lengths=LENGTHS),
+        'shuffle and batch': converter(corrupted, task_feature_lengths=LENGTHS).shuffle(1000).batch(BATCH_SIZE),
+    }
+
+
+def peers(documents: tf.data.Dataset) -> dict[str, tf.data.Dataset]:
+    tokens = documents.map(lambda example: example['targets'])
+    return {
+        'peer: join, cut with unbatch and batch, no noise': tokens.unbatch().batch(568).batch(
+            BATCH_SIZE, drop_remainder=True),
+        'peer: pad and batch documents, no noise': tokens.map(lambda ids: ids[:568]).padded_batch(
+            BATCH_SIZE, padded_shapes=[568]),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument('--files', help='glob of your text; the documentation inside Python if left out')
+    parser.add_argument('--format', help='txt, jsonl, tsv or parquet; by extension if left out')
+    parser.add_argument('--model', help='SentencePiece model; trained on the text if left out')
+    parser.add_argument('--tokens', type=int, default=5_000_000, help='tokens to run through every stage')
+    args = parser.parse_args()
+    corpus = local_files.corpus(args.files, format=args.format) if args.files else python_docs.corpus()
+    vocabulary = vocabularies.sentencepiece(args.model) if args.model else vocabularies.trained(corpus, 4096)
+    vocabulary.load_model()
+
+    text = corpus.source().get_dataset('train', shuffle=False)
+    tokenised = text.map(lambda example: {'targets': vocabulary.encode_tf(example['text'])})
+    ids = [example['targets'] for example in tokenised.as_numpy_iterator()]
+    once = sum(map(len, ids))
+    ragged = tf.RaggedTensor.from_row_lengths(tf.concat(ids, 0), [len(document) for document in ids])
+    repeats = max(args.tokens // once, 1)
+    documents = tf.data.Dataset.from_tensor_slices(ragged).map(lambda row: {'targets': row}).repeat(repeats)
+    print(f'{len(ids):,} documents, {once:,} tokens, {repeats} times; {os.cpu_count()} cores\n')
+
+    print(f'{"":<50}{"tokens/s per core":>18}{"tokens/s wall":>15}{"us/example":>12}')
+    results = {}
+    for name, dataset in {**stages(documents, vocabulary), **peers(documents)}.items():
+        results[name] = report(name, measure(dataset, once * repeats))
+    results['tokenise'] = report('tokenise (SentencePiece), before all this', measure(tokenised, once))
+    conclude(results)
+
+
+def report(name: str, speeds: tuple[float, float]) -> float:
+    print(f'{name:<50}{speeds[0]:>18,.0f}{speeds[1]:>15,.0f}{568e6 / speeds[0]:>12,.0f}', flush=True)
+    return speeds[0]
+
+
+def conclude(results: dict[str, float]) -> None:
+    """Says whether the goal is met, and which stage takes most of the time."""
+    names = [name for name in results if name != 'tokenise' and not name.startswith('peer')]
+    speed = results[names[-1]]
+    seconds = {name: 1 / results[name] - (1 / results[before] if before else 0)
+               for before, name in zip([None, *names], names, strict=False)}
+    slowest = max(seconds, key=lambda name: seconds[name])
+    print(f'\nfrom tokenised text to batches: {speed:,.0f} tokens/s per core, {speed / WANTED:.1f} times the '
+          f'{WANTED:,} wanted')
+    print(f'most of it goes into "{slowest}": {seconds[slowest] * speed:.0%} of the time')
+    for name in results:
+        if name.startswith('peer'):
+            print(f'{speed / results[name]:.2f} times the speed of {name.removeprefix("peer: ")}')
+    print(f'from raw text: {1 / (1 / speed + 1 / results["tokenise"]):,.0f} tokens/s per core; tokenising alone '
+          f'makes {results["tokenise"]:,.0f}')
+
+
+if __name__ == '__main__':
+    main()

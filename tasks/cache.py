@@ -1,0 +1,62 @@
+"""Where derived files are kept (parsed corpora, trained vocabularies), and how they get there in one piece.
+
+An entry's name is a hash of everything its content depends on, so an entry is never changed, only added: a run
+that is killed half way leaves a temporary name that no reader looks at, and two runs that make the same entry at
+the same time end with one of the two, which are equal.
+"""
+
+import contextlib
+import errno
+import hashlib
+import json
+import os
+import shutil
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from remixer_t5x.errors import UserError
+
+
+def root() -> Path:
+    """The cache folder: $REMIXER_T5X_CACHE, or ~/.cache/remixer_t5x."""
+    return Path(os.environ.get('REMIXER_T5X_CACHE') or '~/.cache/remixer_t5x').expanduser()
+
+
+def key(*parts: Any) -> str:
+    """A name for what `parts` (JSON values) determine: 32 hexadecimal digits of a SHA-256."""
+    text = json.dumps(parts, sort_keys=True, ensure_ascii=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+@contextlib.contextmanager
+def adding(entry: Path) -> Iterator[Path]:
+    """Yields a temporary path; what was made there (a file or a folder) becomes `entry` when the block ends well.
+
+    Raises UserError when the cache folder cannot be written or its disk is full.
+    """
+    temporary = entry.with_name(f'{entry.name}.{uuid.uuid4().hex}.tmp')
+    try:
+        entry.parent.mkdir(parents=True, exist_ok=True)
+        yield temporary
+        _move(temporary, entry)
+    except OSError as error:
+        if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.ENOTDIR):
+            raise UserError(f'cannot write to the cache {root()} ({os.strerror(error.errno)}): set '
+                            'REMIXER_T5X_CACHE to a folder with space that you may write to') from error
+        raise
+    finally:
+        if temporary.is_dir():
+            shutil.rmtree(temporary, ignore_errors=True)
+        elif temporary.exists():
+            temporary.unlink()
+
+
+def _move(temporary: Path, entry: Path) -> None:
+    try:
+        os.replace(temporary, entry)
+    except OSError:
+        # A folder does not replace a non-empty folder: another run was first, with the same content.
+        if not entry.is_dir():
+            raise

@@ -1,0 +1,171 @@
+"""Reads documents out of text files: txt, JSON lines, TSV and Parquet, plain or gzipped, local or gs://.
+
+Readers stream; they yield non-empty texts, hand unreadable records to `Malformed`, and raise UserError for what
+makes a whole file useless: missing, not gzip, without the field.
+"""
+
+import contextlib
+import dataclasses
+import gzip
+import json
+import zlib
+from collections.abc import Iterator
+from typing import Any, BinaryIO
+
+import tensorflow as tf
+
+from remixer_t5x.errors import UserError
+from tasks.malformed import Malformed
+
+FORMATS = ('txt', 'jsonl', 'tsv', 'parquet')
+TXT_DOCUMENTS = ('paragraph', 'line', 'file')
+_EXTENSIONS = {'txt': 'txt', 'text': 'txt', 'md': 'txt', 'jsonl': 'jsonl', 'json': 'jsonl', 'ndjson': 'jsonl',
+               'tsv': 'tsv', 'parquet': 'parquet'}
+
+
+@dataclasses.dataclass(frozen=True)
+class Layout:
+    """How documents lie in the files.
+
+    format: one of FORMATS, or None to go by each file's extension.
+    field: JSON field or column name; for TSV also a column number counted from 0, and then there is no header line.
+    txt_documents: documents of a txt file are separated by blank lines ('paragraph'), are lines, or are files.
+    """
+
+    format: str | None = None
+    field: str | int = 'text'
+    txt_documents: str = 'paragraph'
+
+    def __post_init__(self):
+        if self.format not in (None, *FORMATS):
+            raise UserError(f"TEXT_FORMAT is '{self.format}', allowed are {', '.join(FORMATS)}: or None to go by the "
+                            'extension of each file')
+        if self.txt_documents not in TXT_DOCUMENTS:
+            raise UserError(f"TXT_DOCUMENTS is '{self.txt_documents}', allowed are {', '.join(TXT_DOCUMENTS)}")
+
+    def format_of(self, path: str) -> str:
+        """The format of this file. Raises UserError when neither setting nor extension says it."""
+        if self.format:
+            return self.format
+        name = path.lower().removesuffix('.gz')
+        extension = name.rsplit('/', 1)[-1].rpartition('.')[2]
+        if extension not in _EXTENSIONS or '.' not in name.rsplit('/', 1)[-1]:
+            raise UserError(f'{path}: the extension does not tell the format, set TEXT_FORMAT to one of '
+                            f'{", ".join(FORMATS)}')
+        return _EXTENSIONS[extension]
+
+
+def read(path: str, layout: Layout, malformed: Malformed) -> Iterator[str]:
+    """Yields the non-empty documents of one file, in order. Raises UserError, see the module."""
+    readers = {'txt': _read_txt, 'jsonl': _read_jsonl, 'tsv': _read_tsv, 'parquet': _read_parquet}
+    for document in readers[layout.format_of(path)](path, layout, malformed):
+        if document.strip():
+            yield document
+
+
+@contextlib.contextmanager
+def _opened(path: str) -> Iterator[BinaryIO | gzip.GzipFile]:
+    """The file's bytes, unzipped if its name ends in .gz; whatever goes wrong while it is read is a UserError."""
+    try:
+        with tf.io.gfile.GFile(path, 'rb') if '://' in path else open(path, 'rb') as file:
+            if path.endswith('.gz'):
+                with gzip.GzipFile(fileobj=file) as unzipped:
+                    yield unzipped
+            else:
+                yield file
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise UserError(f'{path}: damaged gzip file ({error}); make it again, or rename it if it is not zipped'
+                        ) from error
+    except (OSError, tf.errors.OpError) as error:
+        reason = getattr(error, 'strerror', None) or getattr(error, 'message', str(error)).splitlines()[0]
+        raise UserError(f'{path}: {reason}; correct FILES or the file') from error
+
+
+def _lines(path: str, malformed: Malformed) -> Iterator[tuple[int, str]]:
+    """(number from 1, line without its end), without the lines that are not UTF-8."""
+    with _opened(path) as file:
+        for number, line in enumerate(file, 1):
+            try:
+                yield number, line.decode('utf-8-sig' if number == 1 else 'utf-8').rstrip('\r\n')
+            except UnicodeDecodeError as error:
+                malformed.record(path, number, f'invalid UTF-8 at byte {error.start}')
+
+
+def _read_txt(path: str, layout: Layout, malformed: Malformed) -> Iterator[str]:
+    document: list[str] = []
+    for _, line in _lines(path, malformed):
+        if layout.txt_documents == 'line':
+            yield line
+        elif layout.txt_documents == 'file' or line.strip():
+            document.append(line)
+        elif document:
+            yield '\n'.join(document)
+            document = []
+    yield '\n'.join(document)
+
+
+def _read_jsonl(path: str, layout: Layout, malformed: Malformed) -> Iterator[str]:
+    is_first = True
+    for number, line in _lines(path, malformed):
+        if not line.strip():
+            continue
+        try:
+            record = json.loads(line)
+        except (json.JSONDecodeError, RecursionError) as error:
+            malformed.record(path, number, f'invalid JSON ({error})')
+            continue
+        if not isinstance(record, dict):
+            malformed.record(path, number, 'the line is not a JSON object')
+            continue
+        if is_first and layout.field not in record:
+            raise _no_field(path, layout.field, 'field', list(record))
+        is_first = False
+        text = record.get(layout.field)
+        if isinstance(text, str):
+            # A lone surrogate (half of an escaped pair) is a Python string but no text.
+            yield text.encode('utf-8', 'replace').decode()
+        else:
+            malformed.record(path, number, f"the field '{layout.field}' is missing or not a text")
+
+
+def _read_tsv(path: str, layout: Layout, malformed: Malformed) -> Iterator[str]:
+    field: Any = layout.field
+    column = int(field) if str(field).isdigit() else None
+    for number, line in _lines(path, malformed):
+        cells = line.split('\t')
+        if column is None:
+            if field not in cells:
+                raise _no_field(path, field, 'column', cells)
+            column = cells.index(field)
+        elif column < len(cells):
+            yield cells[column]
+        elif line.strip():
+            malformed.record(path, number, f'{len(cells)} columns, the text should be in column {column} (from 0)')
+
+
+def _read_parquet(path: str, layout: Layout, malformed: Malformed) -> Iterator[str]:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+    field = layout.field
+    with _opened(path) as file:
+        try:
+            # Parquet is read from its end, which a gzip stream does not allow.
+            table = pq.ParquetFile(pa.BufferReader(file.read()) if path.endswith('.gz') else file)
+            if field not in table.schema_arrow.names:
+                raise _no_field(path, field, 'column', table.schema_arrow.names)
+            row = 0
+            for batch in table.iter_batches(batch_size=1024, columns=[field]):
+                for text in batch.column(0).to_pylist():
+                    row += 1
+                    if isinstance(text, str):
+                        yield text
+                    else:
+                        malformed.record(path, row, f"the column '{field}' is empty or not a text")
+        except pa.ArrowException as error:
+            raise UserError(f'{path}: not a readable Parquet file ({" ".join(str(error).split())}); make it again, '
+                            'or set TEXT_FORMAT') from error
+
+
+def _no_field(path: str, field: str | int, kind: str, names: list[str]) -> UserError:
+    found = ', '.join(map(repr, names[:10])) + (', ...' if len(names) > 10 else '')
+    return UserError(f"{path}: there is no {kind} '{field}', there are {found}: set TEXT_FIELD to one of them")

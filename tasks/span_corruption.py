@@ -1,0 +1,183 @@
+"""Span corruption: T5's denoising objective (Raffel et al. 2020, section 3.1.4), as tf.data transformations.
+
+Semantics are those of T5's public `span_corruption` preprocessor: documents are joined without a separator and cut
+into segments; a random 15 % of each segment's tokens, in spans of 3 on average, is hidden behind one sentinel per
+span; the targets are the hidden spans, each after its sentinel:
+
+    text     Thank you for inviting me to your party last week
+    inputs   Thank you <X> me to your party <Y> week </s>
+    targets  <X> for inviting <Y> last </s>
+
+Departures: the stream is cut without losing a token at the seams (T5 drops the remainder of every group of
+documents), only its very end becomes one shorter example; targets that would have to be trimmed are an error.
+Everything is a TensorFlow op, and every transformation supports tf.data's symbolic checkpoints (`Dataset.rebatch`
+and `Dataset.cache` would not), so the position in the stream can be part of a training checkpoint.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+
+import seqio
+import tensorflow as tf
+
+from remixer_t5x.errors import UserError
+
+# Joining costs one graph call per group of documents, which matters where a document is a single line.
+DOCUMENTS_PER_GROUP = 32
+
+
+@dataclasses.dataclass(frozen=True)
+class Noise:
+    """How much is hidden.
+
+    density: share of a segment's tokens that is hidden, between 0 and 1.
+    mean_span: mean length of a hidden span in tokens, at least 1.
+    """
+
+    density: float = 0.15
+    mean_span: float = 3.0
+
+    def __post_init__(self):
+        if not 0.0 < self.density < 1.0:
+            raise UserError(f'noise density is {self.density}, allowed is above 0 and below 1: T5 uses 0.15')
+        if not self.mean_span >= 1.0:
+            raise UserError(f'mean noise span is {self.mean_span} tokens, allowed is 1 or more: T5 uses 3.0')
+
+    def counts(self, length: int) -> tuple[int, int]:
+        """(hidden tokens, hidden spans) of a segment of `length` tokens; a single token is never hidden."""
+        if length < 2:
+            return 0, 0
+        hidden = min(max(round(length * self.density), 1), length - 1)
+        spans = max(round(hidden / self.mean_span), 1)
+        return hidden, min(spans, hidden, length - hidden)
+
+    def lengths(self, length: int) -> tuple[int, int]:
+        """(inputs, targets) made of a segment of `length` tokens, both with their EOS."""
+        hidden, spans = self.counts(length)
+        return length - hidden + spans + 1, hidden + spans + 1
+
+
+def segment_length(inputs_length: int, targets_length: int, noise: Noise) -> int:
+    """Most raw tokens whose inputs, with EOS, fit `inputs_length`: 568 for T5's 512, and then 114 targets.
+
+    Raises UserError when the targets of such a segment do not fit `targets_length`.
+    """
+    length = 1
+    # The inputs never get shorter when a token is added, so the first step too far ends the search.
+    while noise.lengths(length + 1)[0] <= inputs_length:
+        length += 1
+    needed = noise.lengths(length)[1]
+    if length < 2:
+        raise UserError(f"TASK_FEATURE_LENGTHS has 'inputs': {inputs_length}, too short to hide a token in: "
+                        "T5 uses {'inputs': 512, 'targets': 114}")
+    if needed > targets_length:
+        raise UserError(
+            f"TASK_FEATURE_LENGTHS has 'targets': {targets_length}, span corruption of {inputs_length} inputs makes "
+            f"{needed}: use {{'inputs': {inputs_length}, 'targets': {needed}}}")
+    return length
+
+
+def cut(documents: tf.data.Dataset, length: int) -> tf.data.Dataset:
+    """Joins token vectors ([n] int32, n >= 0) across the whole stream and cuts it into vectors of `length`.
+
+    Nothing is lost or reordered; what is left at the end of the stream is one shorter vector.
+    """
+    def join(group):
+        return group.flat_values, False
+
+    groups = documents.ragged_batch(DOCUMENTS_PER_GROUP).map(join)
+    end = tf.data.Dataset.from_tensors((tf.zeros([0], tf.int32), True))
+
+    def step(carry, element):
+        tokens, is_end = element
+        stream = tf.concat([carry, tokens], 0)
+        size = tf.size(stream)
+        # At the end the rest is a segment of its own; an empty rest is none.
+        piece = tf.where(is_end, tf.maximum(size, 1), length)
+        whole = size // piece * piece
+        return stream[whole:], tf.reshape(stream[:whole], [size // piece, piece])
+
+    segments = groups.concatenate(end).scan(tf.zeros([0], tf.int32), step)
+    return segments.flat_map(tf.data.Dataset.from_tensor_slices)
+
+
+def _random_parts(items: tf.Tensor, parts: tf.Tensor, scores: tf.Tensor) -> tf.Tensor:
+    """Cuts `items` into `parts` non-empty parts, every way equally likely: [parts] int32 lengths.
+
+    scores: [items - 1] independent uniform numbers, one per place where a cut can be.
+    """
+    cuts = tf.sort(tf.argsort(scores)[:parts - 1]) + 1
+    bounds = tf.concat([[0], cuts, [items]], 0)
+    return bounds[1:] - bounds[:-1]
+
+
+def noise_mask(length: tf.Tensor, hidden: tf.Tensor, spans: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
+    """[length] bool, True where hidden: `spans` spans of `hidden` tokens in all, never at the first token.
+
+    Needs 1 <= spans <= min(hidden, length - hidden). seed: [2] integers.
+    """
+    kept = length - hidden
+    scores = tf.random.stateless_uniform([length - 2], seed)
+    kept_lengths = _random_parts(kept, spans, scores[:kept - 1])
+    hidden_lengths = _random_parts(hidden, spans, scores[kept - 1:])
+    lengths = tf.reshape(tf.stack([kept_lengths, hidden_lengths], 1), [-1])
+    return tf.repeat(tf.range(2 * spans) % 2 == 1, lengths)
+
+
+def corrupt(tokens: tf.Tensor, mask: tf.Tensor, vocabulary: seqio.Vocabulary) -> dict[str, tf.Tensor]:
+    """{'inputs', 'targets'} of a [n] segment and its [n] noise mask, int32 with EOS.
+
+    Sentinels count down from the vocabulary's last id. mask[0] is False, so a span's sentinel can take the place
+    of the kept token before it when the targets are picked out.
+    """
+    starts = mask & ~tf.concat([[False], mask[:-1]], 0)
+    before = tf.concat([starts[1:], [False]], 0)
+    span = tf.cumsum(tf.cast(starts, tf.int32))
+    last = vocabulary.vocab_size - 1
+    eos = [vocabulary.eos_id]
+    inputs = tf.where(starts, last + 1 - span, tokens)
+    targets = tf.where(before, last - span, tokens)
+    return {
+        'inputs': tf.concat([tf.boolean_mask(inputs, starts | ~mask), eos], 0),
+        'targets': tf.concat([tf.boolean_mask(targets, before | mask), eos], 0),
+    }
+
+
+def _check_sentinels(length: int, noise: Noise, vocabulary: seqio.Vocabulary) -> None:
+    spans = noise.counts(length)[1]
+    if spans > vocabulary.extra_ids:
+        raise UserError(f'segments of {length} tokens hide {spans} spans, the vocabulary has {vocabulary.extra_ids} '
+                        f'sentinels: give the vocabulary extra_ids={spans}, or use longer spans or shorter inputs')
+
+
+def span_corruption(
+    dataset: tf.data.Dataset,
+    sequence_length: Mapping[str, int] | None,
+    output_features: Mapping[str, seqio.Feature],
+    noise: Noise = Noise(),  # noqa: B008 (frozen)
+) -> tf.data.Dataset:
+    """seqio preprocessor: {'targets': [n] int32 token ids of a document} to {'inputs', 'targets'} with EOS.
+
+    Every example has exactly the lengths of `noise.lengths(segment_length(...))`, but for the last of a finite
+    dataset. Which spans are hidden depends on seqio's map seed and the example's place in the stream alone.
+    Raises UserError when the feature lengths or the vocabulary cannot hold what the noise makes.
+    """
+    if sequence_length is None:
+        raise UserError("span corruption got no feature lengths: set TASK_FEATURE_LENGTHS = "
+                        "{'inputs': 512, 'targets': 114}")
+    length = segment_length(sequence_length['inputs'], sequence_length['targets'], noise)
+    vocabulary = output_features['targets'].vocabulary
+    _check_sentinels(length, noise, vocabulary)
+    counts = [noise.counts(size) for size in range(length + 1)]
+
+    @seqio.map_over_dataset(num_seeds=1)
+    def hide(tokens, seed):
+        size = tf.size(tokens)
+        hidden, spans = tf.unstack(tf.constant(counts)[size])
+        mask = tf.cond(spans > 0, lambda: noise_mask(size, hidden, spans, seed), lambda: tf.zeros([size], tf.bool))
+        return corrupt(tokens, mask, vocabulary)
+
+    def tokens_of(example):
+        return example['targets']
+
+    return hide(cut(dataset.map(tokens_of), length))
