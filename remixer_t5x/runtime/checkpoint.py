@@ -1,0 +1,292 @@
+"""Checkpoints through Orbax, written in the background: train state, data position, and what the run was.
+
+`MODEL_DIR/checkpoints/<step>` holds three items: `state` (arrays, sharded; they restore on any mesh), `data`
+(each host's position, JSON) and `run` (operative gin, vocabulary fingerprint, versions, JSON). Orbax writes
+into a temporary name and renames at the end, so a step that is listed is complete; what an interrupted write
+left is removed at the start.
+"""
+
+import contextlib
+import json
+import logging
+import shutil
+import sys
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+from etils import epath
+from jax.experimental import multihost_utils
+
+from remixer_t5x.errors import UserError
+from remixer_t5x.runtime import model_dir
+from remixer_t5x.runtime.prefetch import Position
+
+State = Any
+# What must be equal for a run to go on: the data position counts batches of this size and shape.
+FIXED = {
+    'batch_size': 'BATCH_SIZE',
+    'feature_lengths': 'TASK_FEATURE_LENGTHS',
+    'pack': 'pack',
+    'task': 'MIXTURE_OR_TASK_NAME',
+    'seed': 'SEED',
+    'hosts': 'number of hosts',
+}
+
+
+class _TracebackFilter(logging.Filter):
+    """Drops Orbax's tracebacks of failed writes where only errors are shown: each failure is raised as one
+    line too.
+    """
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        quiet = logging.getLogger('absl').getEffectiveLevel() >= logging.ERROR
+        return not (quiet and 'orbax' in record.pathname)
+
+
+def _quiet_failed_writes() -> None:
+    """A failed write is raised as one line; this drops what the libraries print about it besides, once per
+    process.
+    """
+    logger, shown = logging.getLogger('absl'), sys.unraisablehook
+    if any(isinstance(known, _TracebackFilter) for known in logger.filters):
+        return
+    logger.addFilter(_TracebackFilter())
+
+    def hook(unraisable: Any) -> None:
+        # After one array has failed, TensorStore's threads report the others to an event loop that is gone.
+        if str(unraisable.exc_value) != 'Event loop is closed':
+            shown(unraisable)
+
+    sys.unraisablehook = hook
+
+
+class Checkpoints:
+    """The checkpoints under one MODEL_DIR; `keep` newest stay (None: all)."""
+
+    def __init__(self, folder: epath.Path, keep: int | None = 3):
+        if keep is not None and keep < 1:
+            raise UserError(f'KEEP_CHECKPOINTS is {keep}; it takes 1 or more, or None to keep all')
+        self._folder = folder / model_dir.CHECKPOINTS
+        _quiet_failed_writes()
+        options = ocp.CheckpointManagerOptions(
+            max_to_keep=keep, cleanup_tmp_directories=True, enable_async_checkpointing=True
+        )
+        with _told(self._folder, 'opened'):
+            self._manager = ocp.CheckpointManager(self._folder, options=options, item_names=('state', 'data', 'run'))
+
+    @property
+    def folder(self) -> epath.Path:
+        return self._folder
+
+    def steps(self) -> list[int]:
+        """Complete checkpoints, oldest first."""
+        return sorted(self._manager.all_steps())
+
+    def latest_step(self) -> int | None:
+        """The newest complete checkpoint; None when there is none."""
+        steps = self.steps()
+        return steps[-1] if steps else None
+
+    def save(self, step: int, state: State, position: Position, run: dict[str, Any]) -> None:
+        """Starts writing and returns once the arrays are copied to the host.
+
+        Raises UserError when this or the previous write failed; complete checkpoints are untouched by that.
+        """
+        self._check_space(state)
+        items = ocp.args.Composite(
+            state=ocp.args.StandardSave(state),
+            data=ocp.args.JsonSave({'positions': _all_hosts(position)}),
+            run=ocp.args.JsonSave(run),
+        )
+        with self._told_save(step):
+            self._manager.save(step, args=items, force=True)
+
+    def restore(self, step: int, abstract_state: State) -> tuple[State, Position]:
+        """The state in the shapes and shardings of `abstract_state`, and this host's data position."""
+        check_shapes(self._folder / str(step) / 'state', abstract_state)
+        with _told(self._folder / str(step), 'read'):
+            items = self._manager.restore(
+                step,
+                args=ocp.args.Composite(state=ocp.args.StandardRestore(abstract_state), data=ocp.args.JsonRestore()),
+            )
+        return items['state'], Position.from_json(items['data']['positions'][jax.process_index()])
+
+    def run(self, step: int) -> dict[str, Any]:
+        """What `save` was given as `run`; cheap, reads no arrays."""
+        with _told(self._folder / str(step), 'read'):
+            return self._manager.restore(step, args=ocp.args.Composite(run=ocp.args.JsonRestore()))['run']
+
+    def check_for_errors(self) -> None:
+        """Raises UserError when a write in the background has failed; does not wait."""
+        with self._told_save(None):
+            self._manager.check_for_errors()
+
+    def wait(self) -> None:
+        """Returns when the last checkpoint is complete; raises UserError when it could not be written."""
+        with self._told_save(None):
+            self._manager.wait_until_finished()
+            self._manager.check_for_errors()
+
+    def close(self) -> None:
+        """Waits for the last write and ends the threads; raises as `wait` does."""
+        with self._told_save(None):
+            self._manager.close()
+
+    def _check_space(self, state: State) -> None:
+        # Asked before each write: a write that fills the disk would also take down the log and whoever else
+        # writes there.
+        if '://' in str(self._folder):
+            return
+        needed = sum(leaf.nbytes for leaf in jax.tree.leaves(state)) // jax.process_count()
+        free = shutil.disk_usage(self._folder).free
+        if free < needed:
+            with contextlib.suppress(Exception):
+                # The write under way may still fit, and would then be the one to go on from.
+                self._manager.wait_until_finished()
+            raise UserError(
+                f'the disk of {self._folder} has {free / 2**20:.1f} MiB left and a checkpoint takes '
+                f'{needed / 2**20:.1f} MiB; free some space and run the same command again '
+                f'({self._kept()})'
+            )
+
+    def _kept(self) -> str:
+        with contextlib.suppress(Exception):
+            steps = [int(path.name) for path in self._folder.iterdir() if path.name.isdigit()]
+            if steps:
+                return f'the checkpoint of step {max(steps)} is kept'
+        return 'there is no checkpoint yet'
+
+    @contextlib.contextmanager
+    def _told_save(self, step: int | None) -> Iterator[None]:
+        try:
+            yield
+        except UserError:
+            raise
+        except Exception as error:
+            which = 'a checkpoint' if step is None else f'the checkpoint of step {step} (or the one before)'
+            raise UserError(
+                f'{which} could not be written to {self._folder}: {_cause(error)}; check the space and rights '
+                f'there and run the same command again ({self._kept()})'
+            ) from error
+
+
+def _cause(error: BaseException) -> str:
+    while error.__cause__ is not None:
+        error = error.__cause__
+    text = ' '.join(str(error).split()) or type(error).__name__
+    if 'No space left' in text:
+        return 'no space left on the disk'
+    # The storage library names the operation first and what the system said to it last.
+    return text if len(text) <= 200 else f'{text[:80]} ... {text[-110:]}'
+
+
+@contextlib.contextmanager
+def _told(path: epath.Path, done: str) -> Iterator[None]:
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:
+        raise UserError(f'the checkpoint at {path} cannot be {done}: {_cause(error)}') from error
+
+
+def _all_hosts(position: Position) -> list[dict[str, Any]]:
+    """Every host's position on every host: Orbax lets the first host alone write JSON."""
+    mine = json.dumps(position.to_json()).encode()
+    if jax.process_count() == 1:
+        return [json.loads(mine)]
+    sizes = multihost_utils.process_allgather(np.asarray([len(mine)], np.int32)).reshape(-1)
+    padded: np.ndarray = np.zeros(int(sizes.max()), np.uint8)
+    padded[: len(mine)] = np.frombuffer(mine, np.uint8)
+    rows = multihost_utils.process_allgather(padded).reshape(len(sizes), -1)
+    return [json.loads(row[:size].tobytes()) for row, size in zip(rows, sizes, strict=True)]
+
+
+def check_compatible(saved: Mapping[str, Any], given: Mapping[str, Any]) -> None:
+    """Raises UserError when the run that `given` describes cannot go on from the one that `saved` describes."""
+    old, new = saved.get('vocabulary'), given.get('vocabulary')
+    if old != new:
+        raise UserError(
+            f'the checkpoint was trained with vocabulary {old} and this run has {new}; give the same '
+            'vocabulary, or another MODEL_DIR'
+        )
+    for key, shown in FIXED.items():
+        if saved.get(key) != given.get(key):
+            raise UserError(
+                f'the checkpoint was trained with {shown} = {saved.get(key)!r} and this run has '
+                f'{given.get(key)!r}; give the same value, or another MODEL_DIR with '
+                'INITIAL_CHECKPOINT_PATH set to this one'
+            )
+
+
+def _shapes(tree: Any) -> dict[str, tuple[int, ...]]:
+    leaves = jax.tree_util.tree_flatten_with_path(tree)[0]
+    return {'/'.join(_key(k) for k in path): tuple(leaf.shape) for path, leaf in leaves}
+
+
+def _key(entry: Any) -> str:
+    return str(next(getattr(entry, name) for name in ('key', 'name', 'idx') if hasattr(entry, name)))
+
+
+def _saved_tree(path: epath.Path) -> Any:
+    with _told(path, 'read'):
+        found = ocp.StandardCheckpointer().metadata(path)
+        return getattr(found, 'item_metadata', found).tree
+
+
+def check_shapes(path: epath.Path, abstract: Any, part: str = '') -> None:
+    """Raises UserError naming the first array whose shape differs between the checkpoint and the model."""
+    tree = _saved_tree(path)
+    saved = _shapes(tree[part] if part else tree)
+    given = _shapes(abstract)
+    for name in sorted({*saved, *given}):
+        if saved.get(name) != given.get(name):
+            raise UserError(
+                f'the checkpoint at {path.parent} does not fit this model: {name} has shape '
+                f'{saved.get(name, "(absent)")} there and {given.get(name, "(absent)")} here; give the '
+                'same model and sizes, or another MODEL_DIR'
+            )
+
+
+def find_step(path: str) -> epath.Path:
+    """The folder of one checkpoint from MODEL_DIR, its `checkpoints`, or one step's folder (newest step
+    taken).
+    """
+    given = model_dir.absolute(path)
+    for folder in (given, given / model_dir.CHECKPOINTS):
+        if (folder / 'state').exists():
+            return folder
+        steps = [child for child in folder.iterdir() if child.name.isdigit()] if folder.is_dir() else []
+        if steps:
+            return max(steps, key=lambda child: int(child.name))
+    raise UserError(
+        f'INITIAL_CHECKPOINT_PATH {given} holds no checkpoint; give the MODEL_DIR of a run that saved one, '
+        'or one of the folders in its `checkpoints`'
+    )
+
+
+def restore_params(path: str, abstract_params: Any, vocabulary: str | None = None) -> Any:
+    """Parameters alone, of another run's checkpoint, in the shapes and shardings of `abstract_params`.
+
+    Raises UserError when `path` has no checkpoint, or another vocabulary or other shapes than this run.
+    """
+    step = find_step(path)
+    with _told(step, 'read'):
+        run = json.loads((step / 'run' / 'metadata').read_text())
+    if vocabulary is not None and run.get('vocabulary') != vocabulary:
+        raise UserError(
+            f'INITIAL_CHECKPOINT_PATH {step} was trained with vocabulary {run.get("vocabulary")} and this '
+            f'run has {vocabulary}; give the vocabulary it was trained with'
+        )
+    check_shapes(step / 'state', abstract_params, part='params')
+    with _told(step, 'read'), ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as reader:
+        restore_args = ocp.checkpoint_utils.construct_restore_args(abstract_params)
+        return reader.restore(
+            step / 'state',
+            args=ocp.args.PyTreeRestore(
+                item={'params': abstract_params}, restore_args={'params': restore_args}, partial_restore=True
+            ),
+        )['params']

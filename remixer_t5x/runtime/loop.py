@@ -1,0 +1,223 @@
+"""The training loop: draw a batch, take a step, and let each hook (log, evaluate, save, profile) run when due.
+
+The host never waits for the step it has just started: metrics stay on the device until a log, and the check
+for NaN looks one step back. Everything that decides the numbers is in the state, the data position and the
+step's number, so a run that is killed anywhere and started again ends where an unbroken run ends.
+"""
+
+import contextlib
+import time
+from collections.abc import Iterator
+
+import jax
+import numpy as np
+from etils import epath
+
+from remixer_t5x.runtime import (
+    checkpoint,
+    data,
+    metrics,
+    model_dir,
+    preemption,
+    prefetch,
+    progress,
+    start,
+    train_step,
+)
+from remixer_t5x.runtime.evaluation import evaluate
+from remixer_t5x.runtime.hooks import Hook, Profiler
+from remixer_t5x.runtime.nan_guard import NanGuard
+from remixer_t5x.runtime.settings import Result, Run
+
+# A position is exact at any step, but a step between two captures is found again by drawing the batches since.
+MOST_BATCHES_DRAWN_AGAIN = 100
+
+
+def train(
+    run: Run, *, config_text: str = '', flops_per_step: float | None = None, show_progress: bool = True
+) -> Result:
+    """Trains to `run.periods.train_steps`, from the newest checkpoint in MODEL_DIR if there is one.
+
+    Args:
+      run: what to train and where.
+      config_text: the operative gin, written to MODEL_DIR/config.gin and into each checkpoint.
+      flops_per_step: arithmetic of one step over the whole batch, for the utilisation; None shows none.
+      show_progress: whether anything is printed.
+
+    Raises:
+      UserError: for every mistake of a user, a full disk, and a loss that is not finite.
+    """
+    path = start.check(run)
+    record = start.describe(run.dataset, config_text)
+    with contextlib.ExitStack() as stack:
+        checkpoints = checkpoint.Checkpoints(path, run.folder.keep_checkpoints)
+        stack.enter_context(_closing(checkpoints))
+        begin = start.begin(run, checkpoints, record)
+        outlet = _Outlet(run, path, begin.step, flops_per_step, show_progress)
+        stack.callback(outlet.close)
+        if outlet.first:
+            model_dir.write_config(path, config_text)
+        stopped = None
+        if begin.step < run.periods.train_steps:
+            outlet.say_start(begin)
+            session = _Session(run, begin, checkpoints, outlet)
+            stopped = session.loop()
+            step = session.step
+        else:
+            step = begin.step
+            outlet.line.say(f'{path} is at step {step} already (TRAIN_STEPS = {run.periods.train_steps})')
+    return _result(run, path, step, stopped)
+
+
+class _Outlet:
+    """Where numbers go: files and the screen of the first process, nothing on the others."""
+
+    def __init__(self, run: Run, path: epath.Path, step: int, flops: float | None, show: bool):
+        self.run, self.path = run, path
+        self.first = jax.process_index() == 0
+        self.line = progress.ProgressLine(run.periods.train_steps, step, quiet=not (show and self.first))
+        self.writers = metrics.Writers()
+        if self.first:
+            self.writers = metrics.Writers(
+                metrics.JsonlWriter(path / model_dir.METRICS, step),
+                metrics.TensorBoardWriter(path / model_dir.TENSORBOARD, step),
+            )
+        tokens = run.dataset.batch_size * sum(run.dataset.task_feature_lengths.values())
+        peak = progress.peak_flops(jax.devices()[0].device_kind)
+        self.work = progress.Work(tokens, flops, peak and peak * run.learner.partitioner.mesh.size)
+
+    def say_start(self, begin: start.Start) -> None:
+        parameters = sum(int(np.prod(leaf.shape)) for leaf in jax.tree.leaves(begin.plan.abstract.params))
+        mesh = ' x '.join(f'{name} {size}' for name, size in self.run.learner.partitioner.mesh.shape.items())
+        self.line.say(f'{parameters:,} parameters · {jax.devices()[0].device_kind} · mesh {mesh}')
+        self.line.say(f'{self.path}: {begin.told} of {self.run.periods.train_steps}; the first step compiles')
+
+    def close(self) -> None:
+        self.line.close()
+        self.writers.close()
+
+
+class _Session:
+    """The steps of one process: state, step, and the log's window move; the rest stays."""
+
+    def __init__(self, run: Run, begin: start.Start, checkpoints: checkpoint.Checkpoints, outlet: _Outlet):
+        self.run, self.record, self.checkpoints, self.outlet = run, begin.record, checkpoints, outlet
+        self.state, self.step, self.window = begin.take_state(), begin.step, begin.window
+        self.begin = begin
+        self.saved = begin.step
+        self.guard = NanGuard(checkpoints)
+        self.threads = data.threads_beside(jax.default_backend())
+        self.held_out: data.EvalBatches | tuple[()] = ()
+        if run.evaluation is not None:
+            share = run.learner.partitioner.data_shard()
+            self.held_out = run.evaluation.batches(share, self.threads)
+
+    def loop(self) -> str | None:
+        """Steps until the end or a signal, whose name is returned. The last state is saved in both cases."""
+        last = self.run.periods.train_steps
+        profiler = Profiler(str(self.outlet.path / 'profile'))
+        hooks, stopped = self._hooks(profiler), None
+        self._compile()
+        with preemption.StopRequest() as stop, self._open_data() as self.batches:
+            self.clock = progress.Clock(self.outlet.work, self.step)
+            while self.step < last and not stopped:
+                batch = next(self.batches)
+                self.state, found = self.train_step(self.state, batch)
+                self.step += 1
+                self.window.add(found)
+                self.guard.step(self.step, found)
+                if self.step == self.begin.step + 1:
+                    # The first step compiles; speed is measured from the second on.
+                    jax.block_until_ready(found)
+                    self.clock.lap(self.step)
+                self.outlet.line.update(self.step)
+                for hook in hooks:
+                    if hook.due(self.step, last):
+                        hook.call(self.step)
+                profiler.after_step(self.step, found)
+                stopped = stop.agreed(self.step)
+            profiler.close()
+            if self.saved != self.step:
+                self.save(self.step)
+            self.checkpoints.wait()
+        return stopped
+
+    def _hooks(self, profiler: Profiler) -> tuple[Hook, ...]:
+        # The checkpoint comes after what it covers is written, so that a resumed run need not write it again.
+        periods = self.run.periods
+        return (
+            Hook(periods.log_period, self.log),
+            Hook(periods.eval_period, self.evaluate),
+            Hook(periods.checkpoint_period, self.save),
+            Hook(periods.profile_period, profiler.start, at_end=False),
+        )
+
+    def _compile(self) -> None:
+        learner, plan = self.run.learner, self.begin.plan
+        step = train_step.make_train_step(
+            learner.model,
+            plan.tx,
+            microbatches=learner.microbatches,
+            loss_normalizing_factor=learner.loss_normalizing_factor,
+            dropout=learner.dropout_rate > 0,
+            seed=learner.seed,
+            learning_rate=learner.optimizer.learning_rate,
+        )
+        evaluation = train_step.make_eval_step(learner.model)
+        self.train_step = train_step.jit_train_step(step, plan.shardings, learner.partitioner)
+        self.eval_step = train_step.jit_eval_step(evaluation, plan.shardings, learner.partitioner)
+
+    def _open_data(self) -> prefetch.Prefetcher:
+        partitioner = self.run.learner.partitioner
+        source = data.TrainBatches(self.run.dataset, *partitioner.data_shard(), self.threads)
+        period = min(self.run.periods.checkpoint_period, MOST_BATCHES_DRAWN_AGAIN)
+        return prefetch.Prefetcher(source, partitioner.shard_batch, self.begin.position, capture_period=period)
+
+    def log(self, step: int) -> None:
+        self.guard.now()
+        numbers = metrics.means(self.window.totals())
+        self.window = metrics.Window()
+        timing = self.clock.lap(step)
+        self.outlet.writers.write('train', step, numbers, timing)
+        self.outlet.line.log(step, numbers, timing)
+        self.checkpoints.check_for_errors()
+
+    def evaluate(self, step: int) -> None:
+        self.guard.now()
+        begun, place = time.perf_counter(), self.run.learner.partitioner.shard_batch
+        kind = self.run.evaluation.name if self.run.evaluation else ''
+        numbers = evaluate(self.state.params, self.held_out, self.eval_step, place, kind)
+        seconds = time.perf_counter() - begun
+        self.clock.pause(seconds)
+        self.outlet.writers.write(kind, step, numbers, {'seconds': seconds})
+        self.outlet.line.say(
+            f'step {step} · held-out loss {numbers["loss"]:.4f} · perplexity {numbers["perplexity"]:.2f} · '
+            f'token accuracy {100 * numbers["accuracy"]:.1f}%'
+        )
+
+    def save(self, step: int) -> None:
+        begun = time.perf_counter()
+        self.guard.params(step, self.state.params)
+        record = {**self.record, 'window': self.window.totals()}
+        self.checkpoints.save(step, self.state, self.batches.position(), record)
+        self.saved = step
+        self.clock.pause(time.perf_counter() - begun)
+
+
+@contextlib.contextmanager
+def _closing(checkpoints: checkpoint.Checkpoints) -> Iterator[None]:
+    try:
+        yield
+    except BaseException:
+        # The reason for leaving is more useful than a second failure on the way out.
+        with contextlib.suppress(Exception):
+            checkpoints.close()
+        raise
+    checkpoints.close()
+
+
+def _result(run: Run, path: epath.Path, step: int, stopped: str | None) -> Result:
+    name = run.evaluation.name if run.evaluation else ''
+    last = {record['kind']: record for record in metrics.read(path / model_dir.METRICS)}
+    where = str(path / model_dir.CHECKPOINTS / str(step))
+    return Result(step, stopped, last.get('train', {}), last.get(name, {}), str(path), where)

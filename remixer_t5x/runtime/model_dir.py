@@ -1,0 +1,70 @@
+"""MODEL_DIR: the folder of one run, with a marker that tells it from a folder of somebody else's."""
+
+import importlib.metadata
+import json
+import os
+from typing import Any
+
+from etils import epath
+
+from remixer_t5x.errors import UserError
+
+MARKER = 'remixer_t5x_run.json'
+CHECKPOINTS = 'checkpoints'
+TENSORBOARD = 'tensorboard'
+METRICS = 'metrics.jsonl'
+CONFIG = 'config.gin'
+PACKAGES = ('jax', 'jaxlib', 'flax', 'optax', 'orbax-checkpoint', 'seqio', 'tensorflow', 'numpy')
+
+
+def absolute(path: str | os.PathLike[str]) -> epath.Path:
+    """The path as the checkpoint library wants it: absolute, `~` opened; `gs://` and the like stay as they
+    are.
+    """
+    text = os.fspath(path)
+    return epath.Path(text if '://' in text else os.path.abspath(os.path.expanduser(text)))
+
+
+def claim(path: str | os.PathLike[str]) -> epath.Path:
+    """Makes or re-enters MODEL_DIR. Raises UserError for a foreign folder, a file, or one that cannot be
+    written.
+    """
+    if not os.fspath(path):
+        raise UserError('MODEL_DIR is empty; give a folder for this run, as in --gin.MODEL_DIR=runs/first')
+    folder = absolute(path)
+    try:
+        if folder.exists() and not folder.is_dir():
+            raise UserError(f'MODEL_DIR {folder} is a file; give a new or empty folder')
+        if folder.exists() and not (folder / MARKER).exists() and any(folder.iterdir()):
+            raise UserError(
+                f'MODEL_DIR {folder} holds files of something else (no {MARKER} there); give a new or empty folder'
+            )
+        folder.mkdir(parents=True, exist_ok=True)
+        # Rewriting the marker each time shows right here whether the folder can be written.
+        (folder / MARKER).write_text(json.dumps({'format': 'remixer_t5x', 'version': 1}) + '\n')
+    except OSError as error:
+        raise UserError(
+            f'MODEL_DIR {folder} cannot be written ({error.strerror or error}); give a folder that you may write to'
+        ) from error
+    return folder
+
+
+def write_config(folder: epath.Path, text: str) -> None:
+    """Writes the operative gin to `folder`/config.gin. Raises UserError when the disk is full."""
+    try:
+        (folder / CONFIG).write_text(text)
+    except OSError as error:
+        raise UserError(
+            f'{folder / CONFIG} cannot be written ({error.strerror or error}); free some space there'
+        ) from error
+
+
+def package_versions() -> dict[str, str]:
+    """Versions of the packages that decide what a run computes."""
+    found: dict[str, Any] = {}
+    for name in PACKAGES:
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found

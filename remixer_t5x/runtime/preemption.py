@@ -1,0 +1,42 @@
+"""SIGTERM and Ctrl-C: the step under way is finished and saved; a second signal leaves at once."""
+
+import os
+import signal
+import threading
+from types import FrameType
+from typing import Any
+
+import jax
+from jax.experimental import multihost_utils
+
+SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+
+class StopRequest:
+    """Context manager around a loop that asks `agreed(step)` after every step."""
+
+    def __init__(self) -> None:
+        self._name: str | None = None
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> 'StopRequest':
+        if threading.current_thread() is threading.main_thread():
+            # With several hosts JAX's own service listens for SIGTERM and tells the others.
+            own = SIGNALS if jax.process_count() == 1 else (signal.SIGINT,)
+            self._before = {number: signal.signal(number, self._receive) for number in own}
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _receive(self, number: int, frame: FrameType | None) -> None:
+        if self._name is not None:
+            os._exit(128 + number)
+        self._name = signal.Signals(number).name
+
+    def agreed(self, step: int) -> str | None:
+        """The signal's name once every host stops after `step`; None to go on."""
+        if jax.process_count() == 1:
+            return self._name
+        return 'SIGTERM' if multihost_utils.reached_preemption_sync_point(step) else None

@@ -1,0 +1,95 @@
+"""What a training run is told, grouped by what it decides; gin builds these (configs/runs/pretrain.gin)."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from remixer_t5x.errors import UserError
+from remixer_t5x.runtime import data, partition
+from remixer_t5x.runtime.evaluation import Evaluation
+from remixer_t5x.runtime.optimizer import Optimizer
+
+
+@dataclasses.dataclass(frozen=True)
+class Learner:
+    """What one step computes. The names are those of `train_step.make_train_step` and `train_state.plan`.
+
+    `dropout_rate` is the model's, which has its own settings; here it only says whether a step draws dropout
+    keys. `seed` fixes initial parameters and dropout.
+    """
+
+    model: Any
+    optimizer: Optimizer
+    partitioner: partition.Partitioner
+    microbatches: int = 1
+    loss_normalizing_factor: float | None = None
+    dropout_rate: float = 0.0
+    seed: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Folder:
+    """Where a run lives, how many checkpoints stay there, and whose parameters it starts from.
+
+    `initial_checkpoint_path` is MODEL_DIR or one checkpoint of another run; its optimizer state and step are
+    not taken. It is read only while `model_dir` has no checkpoint.
+    """
+
+    model_dir: str
+    keep_checkpoints: int | None = 3
+    initial_checkpoint_path: str | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Periods:
+    """In steps; None is never. Logs, evaluations and checkpoints also come after the last step."""
+
+    train_steps: int
+    log_period: int = 100
+    eval_period: int | None = 1000
+    checkpoint_period: int = 1000
+    profile_period: int | None = None
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            optional = field.name in ('eval_period', 'profile_period')
+            if optional and value is None:
+                continue
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise UserError(
+                    f'{field.name.upper()} is {value!r}; it takes a number of steps, 1 or more'
+                    + (', or None for never' if optional else '')
+                )
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """All of a run. `evaluation` is None only with `periods.eval_period` None."""
+
+    learner: Learner
+    dataset: data.DatasetConfig
+    folder: Folder
+    periods: Periods
+    evaluation: Evaluation | None = None
+
+    def __post_init__(self) -> None:
+        period = self.periods.eval_period
+        if self.evaluation is None and period is not None:
+            raise UserError(f'EVAL_PERIOD is {period} and no evaluation is set up; give EVAL_PERIOD = None')
+
+
+@dataclasses.dataclass(frozen=True)
+class Result:
+    """How a run ended.
+
+    `step` was reached and `checkpoint` is its folder; `stopped` names the signal that ended the run early;
+    `train` and `evaluation` are the last records of metrics.jsonl ({} if there is none).
+    """
+
+    step: int
+    stopped: str | None
+    train: Mapping[str, Any]
+    evaluation: Mapping[str, Any]
+    folder: str
+    checkpoint: str

@@ -1,0 +1,167 @@
+"""Batches, their shares, and the exact position, on a task in memory."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import seqio
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from remixer_t5x.errors import UserError
+from remixer_t5x.runtime import data
+
+LENGTHS = {'inputs': 16, 'targets': 12}
+
+
+@pytest.fixture(scope='module')
+def task(tiny):
+    return tiny.task('tiny_data', train=60, validation=13)
+
+
+def take(batches, count):
+    return [next(batches) for _ in range(count)]
+
+
+def assert_same(ours, theirs):
+    for a, b in zip(ours, theirs, strict=True):
+        assert a.keys() == b.keys()
+        for name in a:
+            np.testing.assert_array_equal(a[name], b[name], strict=True)
+
+
+def texts(batches, vocab):
+    return [vocab.decode([int(t) for t in row]) for batch in batches for row in batch['decoder_target_tokens']]
+
+
+@pytest.mark.parametrize('pack', [False, True])
+def test_batches_are_seqios(task, pack):
+    """The reference is seqio's own entry point with the same arguments."""
+    config = data.DatasetConfig(task, LENGTHS, batch_size=4, pack=pack, seed=3)
+    theirs = seqio.get_dataset(
+        task,
+        LENGTHS,
+        seqio.EncDecFeatureConverter(pack=pack),
+        dataset_split='train',
+        shuffle=True,
+        seed=3,
+        num_epochs=None,
+        batch_size=4,
+    )
+    ours = take(data.TrainBatches(config), 5)
+    assert_same(ours, list(theirs.take(5).as_numpy_iterator()))
+    assert {name: a.shape for name, a in ours[0].items()} == data.batch_shapes(config)
+    assert all(a.dtype == np.int32 for a in ours[0].values())
+
+
+def test_the_seed_decides_the_order(task):
+    config = data.DatasetConfig(task, LENGTHS, batch_size=4)
+    assert_same(take(data.TrainBatches(config), 3), take(data.TrainBatches(config, threads=1), 3))
+    other = take(data.TrainBatches(dataclasses.replace(config, seed=1)), 3)
+    assert texts(other, seqio.ByteVocabulary()) != texts(take(data.TrainBatches(config), 3), seqio.ByteVocabulary())
+
+
+@settings(max_examples=3, deadline=None)
+@given(st.integers(0, 40), st.booleans())
+def test_a_restored_position_gives_the_following_batches(task, drawn, pack):
+    """40 batches of 4 are more than two epochs of 60 examples: the shuffle buffer and the epoch are in the position."""
+    config = data.DatasetConfig(task, LENGTHS, batch_size=4, pack=pack)
+    source = data.TrainBatches(config, threads=1)
+    take(source, drawn)
+    state = source.capture()
+    fresh = data.TrainBatches(config, threads=1)
+    fresh.restore(state)
+    assert_same(take(fresh, 4), take(source, 4))
+
+
+def test_shares_are_disjoint_and_complete(task):
+    config = data.DatasetConfig(task, {'inputs': 16, 'targets': 16}, batch_size=4, shuffle=False)
+    vocab = seqio.ByteVocabulary()
+    seen = [texts(take(data.TrainBatches(config, share, 2), 15), vocab) for share in (0, 1)]
+    # 15 batches of 2 rows are one epoch of each half of the 60 examples.
+    assert not set(seen[0]) & set(seen[1])
+    assert len(set(seen[0]) | set(seen[1])) == 60
+
+
+@settings(max_examples=3, deadline=None)
+@given(st.integers(1, 20))
+def test_evaluation_sees_every_example_once_for_any_batch_size(task, batch_size):
+    config = data.DatasetConfig(task, LENGTHS, batch_size, split='validation', shuffle=False)
+    batches = list(data.EvalBatches(config))
+    assert all(len(b['decoder_target_tokens']) == batch_size for b in batches)
+    rows = np.concatenate([b['decoder_target_tokens'] for b in batches])
+    weights = np.concatenate([b['decoder_loss_weights'] for b in batches])
+    one_by_one = list(data.EvalBatches(dataclasses.replace(config, batch_size=1)))
+    assert len(one_by_one) == 13
+    np.testing.assert_array_equal(rows[:13], np.concatenate([b['decoder_target_tokens'] for b in one_by_one]))
+    assert weights[13:].sum() == 0 and rows[13:].sum() == 0
+
+
+def test_evaluation_shares_make_up_the_batch(task):
+    config = data.DatasetConfig(task, LENGTHS, 8, split='validation', shuffle=False)
+    whole = list(data.EvalBatches(config, limit=1))
+    parts = [list(data.EvalBatches(config, share, 2, limit=1)) for share in (0, 1)]
+    assert len(whole) == 1
+    for name, rows in whole[0].items():
+        np.testing.assert_array_equal(rows, np.concatenate([parts[0][0][name], parts[1][0][name]]))
+
+
+def message(call):
+    with pytest.raises(UserError) as raised:
+        call()
+    assert '\n' not in str(raised.value)
+    return str(raised.value)
+
+
+def test_mistakes_are_told_in_one_line(task, tiny):
+    seqio.TaskRegistry.add_provider('wiki_span_corruption', task)
+    try:
+        config = data.DatasetConfig('wiki_span_coruption', LENGTHS, 4)
+        assert 'wiki_span_corruption' in message(lambda: data.TrainBatches(config))
+    finally:
+        seqio.TaskRegistry.remove('wiki_span_corruption')
+    config = data.DatasetConfig(task, LENGTHS, 4)
+    assert 'train, validation' in message(lambda: data.TrainBatches(dataclasses.replace(config, split='tset')))
+    assert "{'inputs': 512, 'targets': 114}" in message(lambda: data.DatasetConfig(task, {'inputs': 16}, 4))
+    assert 'BATCH_SIZE is 0' in message(lambda: data.DatasetConfig(task, LENGTHS, 0))
+    assert 'use 6' in message(lambda: data.TrainBatches(config, 0, 3))
+    assert 'SEED = 0' in message(lambda: data.DatasetConfig(task, LENGTHS, 4, seed=None))
+    assert 'set VOCAB_SIZE to 384' in message(lambda: data.check_vocabulary(config, 256))
+    data.check_vocabulary(config, 359)
+
+
+def test_an_empty_split_is_told(tiny):
+    config = data.DatasetConfig('unused', LENGTHS, 4, shuffle=False)
+    dropped = tiny.task('tiny_none', train=0)
+    assert 'gives no batch' in message(
+        lambda: next(data.TrainBatches(dataclasses.replace(config, mixture_or_task_name=dropped)))
+    )
+
+
+def test_a_bad_line_in_the_middle_is_one_line(tiny):
+    config = data.DatasetConfig(tiny.task('tiny_poison', poison='line 30 ab'), LENGTHS, 4, shuffle=False)
+    source = data.TrainBatches(config, threads=1)
+    text = message(lambda: take(source, 15))
+    assert 'notes.jsonl line 7 is no JSON' in text
+
+
+def test_fingerprints_tell_vocabularies_apart():
+    prints = {
+        data.vocabulary_fingerprint(v)
+        for v in (seqio.ByteVocabulary(), seqio.ByteVocabulary(extra_ids=100), seqio.PassThroughVocabulary(359))
+    }
+    assert len(prints) == 3
+    assert data.vocabulary_fingerprint(seqio.ByteVocabulary(100)) in prints
+
+
+def test_positions_are_small(tiny):
+    """Bytes per example of the shuffle buffer; the buffer's text itself is not in the position."""
+    from remixer_t5x.runtime.prefetch import Position
+
+    config = data.DatasetConfig(tiny.task('tiny_size', train=3000, shuffle_buffer_size=1000), LENGTHS, 4)
+    source = data.TrainBatches(config, threads=1)
+    next(source)
+    state = source.capture()
+    saved = len(Position(1, 1, state).to_json()['state'])
+    print(f'position with 1000 shuffled examples: {len(state):,} bytes, {saved:,} in the checkpoint')
+    assert saved < 100_000
