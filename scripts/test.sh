@@ -10,39 +10,10 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-VENV="${VENV:-.venv}"
+source scripts/environment.sh
 EXTRAS='test,dev'
 if [[ "${WITH_TORCH:-0}" == 1 ]]; then EXTRAS='test,dev,hf'; fi
-
-say() { printf '\n== %s\n' "$*"; }
-
-find_python() {
-    local candidate
-    for candidate in ${PYTHON:-python3.13 python3.12 python3.11 python3}; do
-        if "$candidate" -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
-            echo "$candidate"
-            return
-        fi
-    done
-    echo 'error: no Python 3.11 or newer found; install one, or name it: PYTHON=/path/to/python scripts/test.sh' >&2
-    return 2
-}
-
-if [[ ! -x "$VENV/bin/python" ]]; then
-    PYTHON="$(find_python)"
-    say "making the virtual environment $VENV with $("$PYTHON" --version)"
-    "$PYTHON" -m venv "$VENV"
-fi
-
-STAMP="$VENV/.remixer_t5x_test_stamp"
-WANTED="$(cat setup.py requirements.lock <(echo "$EXTRAS $PWD") | cksum)"
-if [[ "$(cat "$STAMP" 2>/dev/null || true)" == "$WANTED" ]]; then
-    say "$VENV is up to date"
-else
-    say "installing remixer_t5x[$EXTRAS] into $VENV, versions as in requirements.lock (minutes, the first time)"
-    "$VENV/bin/python" -m pip install --quiet --disable-pip-version-check -c requirements.lock -e ".[$EXTRAS]"
-    echo "$WANTED" > "$STAMP"
-fi
+prepare_environment "$EXTRAS"
 
 FAILED=()
 check() {

@@ -77,8 +77,10 @@ class TfdsSource(seqio.TfdsDataSource):
     def _explain(self, error: Exception) -> UserError:
         folder = self.tfds_dataset.data_dir or os.environ.get('TFDS_DATA_DIR') or '~/tensorflow_datasets'
         reason = ' '.join(str(error).split())[:120]
-        return UserError(f"TFDS dataset {self._corpus.name} cannot be read from {folder} ({reason}): set TFDS_DATA_DIR "
-                         'to the folder that holds it, or another c4.corpus.name')
+        return UserError(
+            f'TFDS dataset {self._corpus.name} cannot be read from {folder} ({reason}): set TFDS_DATA_DIR '
+            'to the folder that holds it, or another c4.corpus.name'
+        )
 
 
 class _SequentialLoader(seqio.LazyTfdsLoader):

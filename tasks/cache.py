@@ -43,8 +43,10 @@ def adding(entry: Path) -> Iterator[Path]:
         _move(temporary, entry)
     except OSError as error:
         if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.ENOTDIR):
-            raise UserError(f'cannot write to the cache {root()} ({os.strerror(error.errno)}): set '
-                            'REMIXER_T5X_CACHE to a folder with space that you may write to') from error
+            raise UserError(
+                f'cannot write to the cache {root()} ({os.strerror(error.errno)}): set '
+                'REMIXER_T5X_CACHE to a folder with space that you may write to'
+            ) from error
         raise
     finally:
         if temporary.is_dir():

@@ -19,8 +19,16 @@ from tasks.malformed import Malformed
 
 FORMATS = ('txt', 'jsonl', 'tsv', 'parquet')
 TXT_DOCUMENTS = ('paragraph', 'line', 'file')
-_EXTENSIONS = {'txt': 'txt', 'text': 'txt', 'md': 'txt', 'jsonl': 'jsonl', 'json': 'jsonl', 'ndjson': 'jsonl',
-               'tsv': 'tsv', 'parquet': 'parquet'}
+_EXTENSIONS = {
+    'txt': 'txt',
+    'text': 'txt',
+    'md': 'txt',
+    'jsonl': 'jsonl',
+    'json': 'jsonl',
+    'ndjson': 'jsonl',
+    'tsv': 'tsv',
+    'parquet': 'parquet',
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,8 +46,10 @@ class Layout:
 
     def __post_init__(self):
         if self.format not in (None, *FORMATS):
-            raise UserError(f"TEXT_FORMAT is '{self.format}', allowed are {', '.join(FORMATS)}: or None to go by the "
-                            'extension of each file')
+            raise UserError(
+                f"TEXT_FORMAT is '{self.format}', allowed are {', '.join(FORMATS)}: or None to go by the "
+                'extension of each file'
+            )
         if self.txt_documents not in TXT_DOCUMENTS:
             raise UserError(f"TXT_DOCUMENTS is '{self.txt_documents}', allowed are {', '.join(TXT_DOCUMENTS)}")
 
@@ -50,8 +60,9 @@ class Layout:
         name = path.lower().removesuffix('.gz')
         extension = name.rsplit('/', 1)[-1].rpartition('.')[2]
         if extension not in _EXTENSIONS or '.' not in name.rsplit('/', 1)[-1]:
-            raise UserError(f'{path}: the extension does not tell the format, set TEXT_FORMAT to one of '
-                            f'{", ".join(FORMATS)}')
+            raise UserError(
+                f'{path}: the extension does not tell the format, set TEXT_FORMAT to one of {", ".join(FORMATS)}'
+            )
         return _EXTENSIONS[extension]
 
 
@@ -74,8 +85,9 @@ def _opened(path: str) -> Iterator[BinaryIO | gzip.GzipFile]:
             else:
                 yield file
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-        raise UserError(f'{path}: damaged gzip file ({error}); make it again, or rename it if it is not zipped'
-                        ) from error
+        raise UserError(
+            f'{path}: damaged gzip file ({error}); make it again, or rename it if it is not zipped'
+        ) from error
     except (OSError, tf.errors.OpError) as error:
         reason = getattr(error, 'strerror', None) or getattr(error, 'message', str(error)).splitlines()[0]
         raise UserError(f'{path}: {reason}; correct FILES or the file') from error
@@ -146,6 +158,7 @@ def _read_tsv(path: str, layout: Layout, malformed: Malformed) -> Iterator[str]:
 def _read_parquet(path: str, layout: Layout, malformed: Malformed) -> Iterator[str]:
     import pyarrow as pa
     import pyarrow.parquet as pq
+
     field = layout.field
     with _opened(path) as file:
         try:
@@ -162,8 +175,10 @@ def _read_parquet(path: str, layout: Layout, malformed: Malformed) -> Iterator[s
                     else:
                         malformed.record(path, row, f"the column '{field}' is empty or not a text")
         except pa.ArrowException as error:
-            raise UserError(f'{path}: not a readable Parquet file ({" ".join(str(error).split())}); make it again, '
-                            'or set TEXT_FORMAT') from error
+            raise UserError(
+                f'{path}: not a readable Parquet file ({" ".join(str(error).split())}); make it again, '
+                'or set TEXT_FORMAT'
+            ) from error
 
 
 def _no_field(path: str, field: str | int, kind: str, names: list[str]) -> UserError:

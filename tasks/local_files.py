@@ -44,7 +44,8 @@ def corpus(
         read=functools.partial(_read, train, layout),
         read_validation=functools.partial(_read, held_out, layout) if held_out else None,
         validation_fraction=validation_fraction,
-        strict=strict)
+        strict=strict,
+    )
 
 
 def _read(paths: Sequence[str], layout: documents.Layout, malformed: Malformed) -> Iterator[str]:
@@ -77,8 +78,9 @@ def _matches(expanded: str, pattern: str, macro: str) -> list[str]:
             found = tf.io.gfile.glob(expanded) if is_remote else glob.glob(expanded, recursive=True)
         found = [path for path in found if not tf.io.gfile.isdir(path)]
     except tf.errors.OpError as error:
-        raise UserError(f'{macro}: {pattern} cannot be read ({error.message.splitlines()[0]}); '
-                        'give local files') from error
+        raise UserError(
+            f'{macro}: {pattern} cannot be read ({error.message.splitlines()[0]}); give local files'
+        ) from error
     if not found:
         what = 'is a folder' if not glob.has_magic(expanded) else 'matches no file'
         raise UserError(f"{macro}: {pattern} {what}; give files or a glob such as '{pattern.rstrip('/*')}/*.txt'")

@@ -36,7 +36,8 @@ def span_corruption(
             functools.partial(spans.span_corruption, noise=noise),
         ],
         output_features={'inputs': feature, 'targets': feature},
-        shuffle_buffer_size=shuffle_buffer_size)
+        shuffle_buffer_size=shuffle_buffer_size,
+    )
 
 
 def text_as_targets(dataset: tf.data.Dataset, output_features: Mapping[str, seqio.Feature]) -> tf.data.Dataset:

@@ -16,8 +16,19 @@ from tasks.malformed import Malformed
 from tasks.text_corpus import ParsedCorpus
 
 # Tests and tools have few docstrings and much noise; the encodings' are one sentence a hundred times.
-_LEFT_OUT = {'site-packages', 'dist-packages', '__pycache__', 'test', 'tests', 'idlelib', 'lib2to3', 'turtledemo',
-             'ensurepip', 'encodings', 'pydoc_data'}
+_LEFT_OUT = {
+    'site-packages',
+    'dist-packages',
+    '__pycache__',
+    'test',
+    'tests',
+    'idlelib',
+    'lib2to3',
+    'turtledemo',
+    'ensurepip',
+    'encodings',
+    'pydoc_data',
+}
 _DEFINITIONS = (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 
@@ -27,7 +38,8 @@ def corpus(validation_fraction: float = 0.05) -> ParsedCorpus:
         name=f'the documentation of Python {sys.version.split()[0]}',
         identity=cache.key('python docs 1', sys.version, sysconfig.get_path('stdlib')),
         read=read,
-        validation_fraction=validation_fraction)
+        validation_fraction=validation_fraction,
+    )
 
 
 def read(malformed: Malformed) -> Iterator[str]:

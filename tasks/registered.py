@@ -9,8 +9,10 @@ PYTHON_DOCS_VOCAB_SIZE = 4096
 TASKS = (
     pretraining.span_corruption(c4.corpus(), vocabularies.sentencepiece(), name='c4_span_corruption'),
     pretraining.span_corruption(
-        python_docs.corpus(), vocabularies.trained(python_docs.corpus(), PYTHON_DOCS_VOCAB_SIZE),
-        name='python_docs_span_corruption'),
+        python_docs.corpus(),
+        vocabularies.trained(python_docs.corpus(), PYTHON_DOCS_VOCAB_SIZE),
+        name='python_docs_span_corruption',
+    ),
 )
 
 for _task in TASKS:

@@ -68,12 +68,15 @@ def segment_length(inputs_length: int, targets_length: int, noise: Noise) -> int
         length += 1
     needed = noise.lengths(length)[1]
     if length < 2:
-        raise UserError(f"TASK_FEATURE_LENGTHS has 'inputs': {inputs_length}, too short to hide a token in: "
-                        "T5 uses {'inputs': 512, 'targets': 114}")
+        raise UserError(
+            f"TASK_FEATURE_LENGTHS has 'inputs': {inputs_length}, too short to hide a token in: "
+            "T5 uses {'inputs': 512, 'targets': 114}"
+        )
     if needed > targets_length:
         raise UserError(
             f"TASK_FEATURE_LENGTHS has 'targets': {targets_length}, span corruption of {inputs_length} inputs makes "
-            f"{needed}: use {{'inputs': {inputs_length}, 'targets': {needed}}}")
+            f"{needed}: use {{'inputs': {inputs_length}, 'targets': {needed}}}"
+        )
     return length
 
 
@@ -82,6 +85,7 @@ def cut(documents: tf.data.Dataset, length: int) -> tf.data.Dataset:
 
     Nothing is lost or reordered; what is left at the end of the stream is one shorter vector.
     """
+
     def join(group):
         return group.flat_values, False
 
@@ -106,7 +110,7 @@ def _random_parts(items: tf.Tensor, parts: tf.Tensor, scores: tf.Tensor) -> tf.T
 
     scores: [items - 1] independent uniform numbers, one per place where a cut can be.
     """
-    cuts = tf.sort(tf.argsort(scores)[:parts - 1]) + 1
+    cuts = tf.sort(tf.argsort(scores)[: parts - 1]) + 1
     bounds = tf.concat([[0], cuts, [items]], 0)
     return bounds[1:] - bounds[:-1]
 
@@ -118,8 +122,8 @@ def noise_mask(length: tf.Tensor, hidden: tf.Tensor, spans: tf.Tensor, seed: tf.
     """
     kept = length - hidden
     scores = tf.random.stateless_uniform([length - 2], seed)
-    kept_lengths = _random_parts(kept, spans, scores[:kept - 1])
-    hidden_lengths = _random_parts(hidden, spans, scores[kept - 1:])
+    kept_lengths = _random_parts(kept, spans, scores[: kept - 1])
+    hidden_lengths = _random_parts(hidden, spans, scores[kept - 1 :])
     lengths = tf.reshape(tf.stack([kept_lengths, hidden_lengths], 1), [-1])
     return tf.repeat(tf.range(2 * spans) % 2 == 1, lengths)
 
@@ -146,8 +150,10 @@ def corrupt(tokens: tf.Tensor, mask: tf.Tensor, vocabulary: seqio.Vocabulary) ->
 def _check_sentinels(length: int, noise: Noise, vocabulary: seqio.Vocabulary) -> None:
     spans = noise.counts(length)[1]
     if spans > vocabulary.extra_ids:
-        raise UserError(f'segments of {length} tokens hide {spans} spans, the vocabulary has {vocabulary.extra_ids} '
-                        f'sentinels: give the vocabulary extra_ids={spans}, or use longer spans or shorter inputs')
+        raise UserError(
+            f'segments of {length} tokens hide {spans} spans, the vocabulary has {vocabulary.extra_ids} '
+            f'sentinels: give the vocabulary extra_ids={spans}, or use longer spans or shorter inputs'
+        )
 
 
 def span_corruption(
@@ -163,8 +169,9 @@ def span_corruption(
     Raises UserError when the feature lengths or the vocabulary cannot hold what the noise makes.
     """
     if sequence_length is None:
-        raise UserError("span corruption got no feature lengths: set TASK_FEATURE_LENGTHS = "
-                        "{'inputs': 512, 'targets': 114}")
+        raise UserError(
+            "span corruption got no feature lengths: set TASK_FEATURE_LENGTHS = {'inputs': 512, 'targets': 114}"
+        )
     length = segment_length(sequence_length['inputs'], sequence_length['targets'], noise)
     vocabulary = output_features['targets'].vocabulary
     _check_sentinels(length, noise, vocabulary)

@@ -64,8 +64,10 @@ class ParsedCorpus:
 
     def __post_init__(self):
         if self.read_validation is None and not 0.0 < self.validation_fraction < 1.0:
-            raise UserError(f'the held-out share is {self.validation_fraction}, allowed is above 0 and below 1: '
-                            '0.01 holds out 1 % of the documents')
+            raise UserError(
+                f'the held-out share is {self.validation_fraction}, allowed is above 0 and below 1: '
+                '0.01 holds out 1 % of the documents'
+            )
 
     def source(self) -> 'TextSource':
         return TextSource(self)
@@ -129,13 +131,17 @@ def _parse(corpus: ParsedCorpus, folder: Path) -> None:
     malformed = Malformed(corpus.strict)
     try:
         if corpus.read_validation:
-            counts = {TRAIN: _write(corpus.read(malformed), folder, TRAIN, notice),
-                      VALIDATION: _write(corpus.read_validation(malformed), folder, VALIDATION, notice)}
+            counts = {
+                TRAIN: _write(corpus.read(malformed), folder, TRAIN, notice),
+                VALIDATION: _write(corpus.read_validation(malformed), folder, VALIDATION, notice),
+            }
         else:
             counts = _write_split(corpus, malformed, folder, notice)
     except tf.errors.ResourceExhaustedError as error:
-        raise UserError(f'no space left in the cache {cache.root()}: free some, or set REMIXER_T5X_CACHE to a folder '
-                        'on another disk') from error
+        raise UserError(
+            f'no space left in the cache {cache.root()}: free some, or set REMIXER_T5X_CACHE to a folder '
+            'on another disk'
+        ) from error
     for split, count in counts.items():
         if not count:
             raise UserError(f'{corpus.name} has no {split} documents{malformed.summary()}: give files with text')
@@ -167,8 +173,10 @@ def _write_split(corpus: ParsedCorpus, malformed: Malformed, folder: Path, notic
         train.remove()
         return _write_by(lambda document: _hash(document) <= smallest, corpus, folder, notice)
     if train.count + validation.count == 1:
-        raise UserError(f'{corpus.name} is a single document, so none can be held out: give VALIDATION_FILES, or cut '
-                        "the text into documents (blank lines between them, or TXT_DOCUMENTS = 'line')")
+        raise UserError(
+            f'{corpus.name} is a single document, so none can be held out: give VALIDATION_FILES, or cut '
+            "the text into documents (blank lines between them, or TXT_DOCUMENTS = 'line')"
+        )
     return {TRAIN: train.count, VALIDATION: validation.count}
 
 
@@ -196,7 +204,7 @@ class _Shards:
         self.count += 1
 
     def remove(self) -> None:
-        for path in self._paths[:self.count]:
+        for path in self._paths[: self.count]:
             os.remove(path)
 
     def __enter__(self):
@@ -206,7 +214,7 @@ class _Shards:
         for writer in self._writers:
             writer.close()
         if kind is None and self._split == TRAIN:
-            for path in self._paths[:self.count]:
+            for path in self._paths[: self.count]:
                 _shuffle(path)
 
 

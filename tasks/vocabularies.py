@@ -69,8 +69,10 @@ def trained(
     """
     smallest = extra_ids + 128
     if vocab_size < smallest:
-        raise UserError(f'VOCAB_SIZE is {vocab_size}, a trained vocabulary with {extra_ids} sentinels needs at least '
-                        f'{smallest}: try 4096, or VOCABULARY = @vocabularies.byte()')
+        raise UserError(
+            f'VOCAB_SIZE is {vocab_size}, a trained vocabulary with {extra_ids} sentinels needs at least '
+            f'{smallest}: try 4096, or VOCABULARY = @vocabularies.byte()'
+        )
     settings = vocabulary_training.Settings(pieces=vocab_size - extra_ids, character_coverage=character_coverage)
     return TrainedPieces(corpus, settings, extra_ids)
 
@@ -78,7 +80,7 @@ def trained(
 @functools.lru_cache(maxsize=16)
 def _read_model(path: str) -> bytes:
     """Raises UserError when there is no SentencePiece model at `path`."""
-    hint = "give a local file: --gin.vocabularies.sentencepiece.path=/path/to/sentencepiece.model"
+    hint = 'give a local file: --gin.vocabularies.sentencepiece.path=/path/to/sentencepiece.model'
     try:
         with tf.io.gfile.GFile(path, 'rb') as file:
             model = file.read()

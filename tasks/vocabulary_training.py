@@ -45,8 +45,9 @@ def ensure_trained(corpus: Corpus, settings: Settings) -> Path:
     if not path.exists():
         sample = list(_lines(corpus.training_documents()))
         characters = sum(map(len, sample))
-        notice = Notice(f'training a vocabulary of {settings.pieces} pieces on {characters / 1e6:.1f} M characters '
-                        f'of {corpus.name}')
+        notice = Notice(
+            f'training a vocabulary of {settings.pieces} pieces on {characters / 1e6:.1f} M characters of {corpus.name}'
+        )
         model = _train(sample, settings)
         with cache.adding(path) as temporary:
             temporary.write_bytes(model)
@@ -69,9 +70,18 @@ def _train(sample: list[str], settings: Settings) -> bytes:
     writer = io.BytesIO()
     try:
         sentencepiece.SentencePieceTrainer.train(
-            sentence_iterator=iter(sample), model_writer=writer, model_type='unigram',
-            vocab_size=settings.pieces, character_coverage=settings.character_coverage,
-            pad_id=0, eos_id=1, unk_id=2, bos_id=-1, num_threads=THREADS, minloglevel=2)
+            sentence_iterator=iter(sample),
+            model_writer=writer,
+            model_type='unigram',
+            vocab_size=settings.pieces,
+            character_coverage=settings.character_coverage,
+            pad_id=0,
+            eos_id=1,
+            unk_id=2,
+            bos_id=-1,
+            num_threads=THREADS,
+            minloglevel=2,
+        )
     except RuntimeError as error:
         raise UserError(_explain(str(error), settings)) from error
     return writer.getvalue()
@@ -80,11 +90,15 @@ def _train(sample: list[str], settings: Settings) -> bytes:
 def _explain(message: str, settings: Settings) -> str:
     most = re.search(r'<= ?(\d+)', message)
     if most:
-        return (f'the text is too small for a vocabulary of {settings.pieces} pieces, allowed are at most '
-                f'{most[1]}: make VOCAB_SIZE {settings.pieces - int(most[1])} or more smaller, give more text, '
-                'or use VOCABULARY = @vocabularies.byte()')
-    return (f'SentencePiece cannot train {settings.pieces} pieces on this text ({" ".join(message.split())}): '
-            'try another VOCAB_SIZE, or VOCABULARY = @vocabularies.byte()')
+        return (
+            f'the text is too small for a vocabulary of {settings.pieces} pieces, allowed are at most '
+            f'{most[1]}: make VOCAB_SIZE {settings.pieces - int(most[1])} or more smaller, give more text, '
+            'or use VOCABULARY = @vocabularies.byte()'
+        )
+    return (
+        f'SentencePiece cannot train {settings.pieces} pieces on this text ({" ".join(message.split())}): '
+        'try another VOCAB_SIZE, or VOCABULARY = @vocabularies.byte()'
+    )
 
 
 def _lines(documents: Iterator[str]) -> Iterator[str]:
@@ -93,7 +107,7 @@ def _lines(documents: Iterator[str]) -> Iterator[str]:
     for document in documents:
         for line in document.splitlines():
             for start in range(0, len(line), LINE_CHARACTERS):
-                yield line[start:start + LINE_CHARACTERS]
+                yield line[start : start + LINE_CHARACTERS]
         characters += len(document)
         if characters > SAMPLE_CHARACTERS:
             return

@@ -65,7 +65,7 @@ def _module_of(eqn: Any, outer: Path) -> Path:
     """Inner stacks begin anew inside scan, remat and jit, so the caller's module holds until a mark says otherwise."""
     for scope in reversed(eqn.source_info.name_stack.stack):
         if scope.name.startswith(_MARK):
-            return tuple(part for part in scope.name[len(_MARK):].split('.') if part)
+            return tuple(part for part in scope.name[len(_MARK) :].split('.') if part)
     return outer
 
 

@@ -14,10 +14,16 @@ from flax import linen as nn
 
 from remixer_t5x import axes
 from remixer_t5x.context import SequenceContext
+from remixer_t5x.layers.dot_product_attention import ATTENTION_OUTPUT
 from remixer_t5x.layers.dropout import dropout
 from remixer_t5x.layers.norms import RMSNorm
 
 LayerFactory = Callable[..., nn.Module]
+
+_DOTS_AND_ATTENTION = jax.checkpoint_policies.save_from_both_policies(
+    jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
+    jax.checkpoint_policies.save_only_these_names(ATTENTION_OUTPUT),
+)
 
 
 def full_remat(prim, *args, **params) -> bool:
@@ -26,8 +32,8 @@ def full_remat(prim, *args, **params) -> bool:
 
 
 def dots_remat(prim, *args, **params) -> bool:
-    """Remat policy: keep the results of matmuls with parameters, recompute the cheap rest."""
-    return jax.checkpoint_policies.dots_with_no_batch_dims_saveable(prim, *args, **params)
+    """Remat policy: keep the results of matmuls with parameters and of attention, recompute the cheap rest."""
+    return _DOTS_AND_ATTENTION(prim, *args, **params)
 
 
 class _Repeated(nn.Module):
@@ -81,7 +87,7 @@ class Stack(nn.Module):
         return dropout(self.dropout_rate, x, deterministic=ctx.deterministic)
 
     def _at_decoding_step(self, x: jax.Array, ctx: SequenceContext) -> SequenceContext:
-        """Sets the step and the position of the token being decoded; the allocating call, of all positions, has none."""
+        """Sets step and position of the token being decoded; the allocating call, of all positions, has none."""
         is_allocated = self.has_variable('cache', 'cache_index')
         index = self.variable('cache', 'cache_index', lambda: jnp.zeros((), jnp.int32))
         if not is_allocated:

@@ -15,8 +15,10 @@ from remixer_t5x.runtime import data
 # Rows that the packing efficiency is measured over.
 MEASURED_ROWS = 300
 _SEED = 0
-_SIDES = {'inputs': ('encoder_input_tokens', 'encoder_segment_ids'),
-          'targets': ('decoder_target_tokens', 'decoder_segment_ids')}
+_SIDES = {
+    'inputs': ('encoder_input_tokens', 'encoder_segment_ids'),
+    'targets': ('decoder_target_tokens', 'decoder_segment_ids'),
+}
 Row = Mapping[str, np.ndarray]
 
 
@@ -37,8 +39,14 @@ def run(
     task = data.provider(config)
     data.hide_accelerators()
     dataset = seqio.get_dataset(
-        task, dict(feature_lengths), seqio.EncDecFeatureConverter(pack=pack), dataset_split=split, shuffle=True,
-        seed=_SEED, verbose=False)
+        task,
+        dict(feature_lengths),
+        seqio.EncDecFeatureConverter(pack=pack),
+        dataset_split=split,
+        shuffle=True,
+        seed=_SEED,
+        verbose=False,
+    )
     rows = list(itertools.islice(dataset.as_numpy_iterator(), max(MEASURED_ROWS, num_examples)))
     if not rows:
         raise UserError(f'{task.name} has no examples in split {split!r}; choose another with --gin.DATA_SPLIT')
@@ -61,8 +69,10 @@ def efficiency(rows: Iterable[Row]) -> list[str]:
         slots = sum(row[tokens].size for row in rows)
         real = sum(int(np.count_nonzero(row[tokens])) for row in rows)
         examples = sum(int(row[segments].max()) if segments in row else 1 for row in rows)
-        lines.append(f'{side}: {real / slots:.1%} of {slots // len(rows)} slots are tokens, '
-                     f'{examples / len(rows):.2f} examples per row ({len(rows)} rows measured)')
+        lines.append(
+            f'{side}: {real / slots:.1%} of {slots // len(rows)} slots are tokens, '
+            f'{examples / len(rows):.2f} examples per row ({len(rows)} rows measured)'
+        )
     return lines
 
 
@@ -84,8 +94,10 @@ def as_text(ids: list[int], vocabulary: seqio.Vocabulary) -> str:
         if not is_special:
             parts.append(vocabulary.decode(list(group)))
             continue
-        parts += ['</s>' if token == vocabulary.eos_id else f'<extra_id_{vocabulary.vocab_size - 1 - token}>'
-                  for token in group]
+        parts += [
+            '</s>' if token == vocabulary.eos_id else f'<extra_id_{vocabulary.vocab_size - 1 - token}>'
+            for token in group
+        ]
     return ' '.join(parts)
 
 

@@ -86,7 +86,7 @@ def flag_value(name: str, text: str) -> str:
     """
     flag = f'{gin_files.COMMAND_LINE}{name}'
     if not text.strip():
-        raise UserError(f"{flag}= has no value; type {flag}=VALUE (for an empty text {flag}=\"''\")")
+        raise UserError(f'{flag}= has no value; type {flag}=VALUE (for an empty text {flag}="\'\'")')
     if text.strip().lower() in _ALMOST_PYTHON and text.strip() not in ('True', 'False', 'None'):
         right = _ALMOST_PYTHON[text.strip().lower()]
         raise UserError(f'{flag}={text} is no gin value; type {flag}={right}, or {flag}="\'{text}\'" for the text')

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import sys
 
+import jax
 from rich.console import Console
 
-from remixer_t5x.analysis import counts
+from remixer_t5x.analysis import counts, curves
 from remixer_t5x.cli import gin_config
 from remixer_t5x.runtime import data, loop, model_dir, settings
 from remixer_t5x.runtime.evaluation import Evaluation
+
+LOSS_PICTURE = 'loss.png'
 
 
 def run(
@@ -33,7 +36,8 @@ def run(
         config_text=gin_config.operative_config(),
         flops_per_step=_flops_per_step(learner, dataset),
     )
-    _say_end(result)
+    if jax.process_index() == 0:
+        _say_end(result)
     return result
 
 
@@ -55,5 +59,9 @@ def _say_end(result: settings.Result) -> None:
     console.print(f'checkpoint   {result.checkpoint}')
     console.print(f'TensorBoard  {result.folder}/{model_dir.TENSORBOARD}  (tensorboard --logdir {result.folder})')
     console.print(f'metrics      {result.folder}/{model_dir.METRICS}')
+    if result.train and '://' not in result.folder:
+        # It costs a second and is what people look at; the numbers it is drawn from stay in the file above.
+        picture = curves.plot_loss(f'{result.folder}/{model_dir.METRICS}', f'{result.folder}/{LOSS_PICTURE}')
+        console.print(f'loss curve   {picture}')
     if result.stopped:
         console.print('run the same command again to go on')

@@ -16,8 +16,12 @@ def run(vocabulary: seqio.Vocabulary, text: str | None = None) -> None:
     lines = [
         f'ids          {size} (VOCAB_SIZE must be at least this)',
         f'padding {vocabulary.pad_id}, EOS {vocabulary.eos_id}, unknown {vocabulary.unk_id}',
-        f'sentinels    {sentinels}' + (f': <extra_id_0> is {size - 1}, <extra_id_{sentinels - 1}> is {size - sentinels}'
-                                       if sentinels else ', span corruption needs some'),
+        f'sentinels    {sentinels}'
+        + (
+            f': <extra_id_0> is {size - 1}, <extra_id_{sentinels - 1}> is {size - sentinels}'
+            if sentinels
+            else ', span corruption needs some'
+        ),
     ]
     model = getattr(vocabulary, 'sentencepiece_model_file', None)
     if model:

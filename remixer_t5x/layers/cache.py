@@ -1,6 +1,6 @@
 """Decoding caches: buffers in the `cache` collection, batch leading, one slot per position.
 
-The first call with `ctx.decode` sees values for all positions and allocates; later calls see the one token at `ctx.step`.
+The first call with `ctx.decode` sees values for all positions and allocates; later calls see the token at `ctx.step`.
 """
 
 from __future__ import annotations

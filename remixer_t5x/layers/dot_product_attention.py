@@ -1,72 +1,21 @@
 """softmax(query key^T + bias) value, with a backward pass that recomputes the weights.
 
 As in FlashAttention (Dao et al. 2022), only the output and the log-sum-exp of each row of logits are kept, not the
-[batch, heads, q, k] weights. On a single CPU the rows of the batch are processed one after another, so that a row's logits
-stay in cache and the gradient of the shared bias is summed there: over the whole batch at once, that sum over the leading axis took
-longer than all of the forward pass, and one gradient at 8 x 512, 6 heads of 64 took 200 ms instead of 95.
+[batch, heads, q, k] weights. On a single CPU the rows of the batch are processed one after another, so that a row's
+logits stay in cache and the gradient of the shared bias is summed there; scripts/benchmarks/attention.py measures it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import jax
 import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
+
+# Under this name a remat policy finds what the backward pass would otherwise compute a second time.
+ATTENTION_OUTPUT = 'attention_output'
 
 # Finite, so that a query that may see nothing (all padding) averages its keys instead of becoming NaN.
 MASKED = -1e10
-
-
-def _logits(query: jax.Array, key: jax.Array, mask: jax.Array, bias: jax.Array | None) -> jax.Array:
-    """[batch, heads, q, k] float32."""
-    logits = jnp.einsum('bqhd,bkhd->bhqk', query, key, preferred_element_type=jnp.float32)
-    offset = jnp.where(mask, 0.0, MASKED)
-    return logits + (offset if bias is None else offset + bias)
-
-
-def _forward(query, key, value, mask, bias) -> tuple[jax.Array, jax.Array]:
-    """Output [batch, q, heads, kv] and log-sum-exp of the logits [batch, heads, q]."""
-    logits = _logits(query, key, mask, bias)
-    largest = jnp.max(logits, axis=-1, keepdims=True)
-    weights = jnp.exp(logits - largest)
-    total = jnp.sum(weights, axis=-1)
-    mixed = jnp.einsum('bhqk,bkhd->bqhd', weights.astype(value.dtype), value, preferred_element_type=jnp.float32)
-    mixed = mixed / jnp.moveaxis(total, 1, 2)[..., None]
-    return mixed.astype(value.dtype), largest[..., 0] + jnp.log(total)
-
-
-def _backward(query, key, value, mask, bias, mixed, log_total, gradient):
-    """Gradients with respect to query, key, value and, summed over the batch, bias."""
-    weights = jnp.exp(_logits(query, key, mask, bias) - log_total[..., None])
-    low = weights.astype(value.dtype)
-    value_gradient = jnp.einsum('bhqk,bqhd->bkhd', low, gradient)
-    weights_gradient = jnp.einsum('bqhd,bkhd->bhqk', gradient, value, preferred_element_type=jnp.float32)
-    delta = jnp.sum(mixed.astype(jnp.float32) * gradient.astype(jnp.float32), axis=-1)
-    logits_gradient = weights * (weights_gradient - jnp.moveaxis(delta, 1, 2)[..., None])
-    low = logits_gradient.astype(query.dtype)
-    query_gradient = jnp.einsum('bhqk,bkhd->bqhd', low, key)
-    key_gradient = jnp.einsum('bhqk,bqhd->bkhd', low, query)
-    bias_gradient = None if bias is None else jnp.sum(logits_gradient, axis=0, keepdims=True)
-    return query_gradient, key_gradient, value_gradient, bias_gradient
-
-
-def _one_row_at_a_time() -> bool:
-    # With several devices the batch axis may be sharded, and a loop over it would gather every row.
-    return jax.default_backend() == 'cpu' and jax.device_count() == 1
-
-
-def _over_rows(function: Callable, shared: Any, rows: tuple[jax.Array, ...]) -> Any:
-    """`function(*row)` for each row of the batch, with batch 1; stacks its results and sums those in `shared`."""
-    summed_shape = shared
-
-    def body(total, row):
-        stacked, summed = function(*(array[None] for array in row))
-        return jax.tree.map(jnp.add, total, summed), jax.tree.map(lambda array: array[0], stacked)
-
-    start = jax.tree.map(lambda array: jnp.zeros(array.shape, array.dtype), summed_shape)
-    total, stacked = jax.lax.scan(body, start, rows)
-    return stacked, total
 
 
 @jax.custom_vjp
@@ -89,32 +38,66 @@ def dot_product_attention(
 
 
 def _attend_and_keep(query, key, value, mask, bias):
-    if not _one_row_at_a_time() or query.shape[0] == 1:
-        mixed, log_total = _forward(query, key, value, mask, bias)
+    mask = jnp.broadcast_to(mask, (query.shape[0], *mask.shape[1:]))
+    shared = None if bias is None else bias[0]
+    if _one_row_at_a_time():
+        mixed, log_total = jax.lax.map(lambda row: _row_forward(shared, *row), (query, key, value, mask))
     else:
-        mask_rows = jnp.broadcast_to(mask, (query.shape[0], *mask.shape[1:]))
-
-        def row(query, key, value, mask):
-            return _forward(query, key, value, mask, bias), ()
-
-        (mixed, log_total), _ = _over_rows(row, (), (query, key, value, mask_rows))
+        mixed, log_total = jax.vmap(lambda *row: _row_forward(shared, *row))(query, key, value, mask)
+    mixed, log_total = (checkpoint_name(array, ATTENTION_OUTPUT) for array in (mixed, log_total))
     return mixed, (query, key, value, mask, bias, mixed, log_total)
 
 
 def _gradients(kept, gradient):
     query, key, value, mask, bias, mixed, log_total = kept
-    if not _one_row_at_a_time() or query.shape[0] == 1:
-        *gradients, bias_gradient = _backward(query, key, value, mask, bias, mixed, log_total, gradient)
+    shared = None if bias is None else bias[0]
+    rows = (query, key, value, mask, mixed, log_total, gradient)
+    if _one_row_at_a_time():
+
+        def body(total, row):
+            *gradients, bias_gradient = _row_backward(shared, *row)
+            return jax.tree.map(jnp.add, total, bias_gradient), gradients
+
+        bias_gradient, gradients = jax.lax.scan(body, jax.tree.map(jnp.zeros_like, shared), rows)
     else:
-        mask_rows = jnp.broadcast_to(mask, (query.shape[0], *mask.shape[1:]))
-
-        def row(query, key, value, mask, mixed, log_total, gradient):
-            *gradients, bias_gradient = _backward(query, key, value, mask, bias, mixed, log_total, gradient)
-            return tuple(gradients), bias_gradient
-
-        rows = (query, key, value, mask_rows, mixed, log_total, gradient)
-        gradients, bias_gradient = _over_rows(row, bias, rows)
-    return *gradients, None, bias_gradient
+        *gradients, bias_gradient = jax.vmap(lambda *row: _row_backward(shared, *row))(*rows)
+        bias_gradient = jax.tree.map(lambda rows: jnp.sum(rows, axis=0), bias_gradient)
+    return *gradients, None, jax.tree.map(lambda array: array[None], bias_gradient)
 
 
 dot_product_attention.defvjp(_attend_and_keep, _gradients)
+
+
+def _one_row_at_a_time() -> bool:
+    # With several devices the batch axis may be sharded, and a loop over it would gather every row.
+    return jax.default_backend() == 'cpu' and jax.device_count() == 1
+
+
+def _row_logits(query: jax.Array, key: jax.Array, mask: jax.Array, bias: jax.Array | None) -> jax.Array:
+    """[heads, q, k] float32 of one row of the batch."""
+    logits = jnp.einsum('qhd,khd->hqk', query, key, preferred_element_type=jnp.float32)
+    offset = jnp.where(mask, 0.0, MASKED)
+    return logits + (offset if bias is None else offset + bias)
+
+
+def _row_forward(bias, query, key, value, mask) -> tuple[jax.Array, jax.Array]:
+    """Output [q, heads, kv] and log-sum-exp of the logits [heads, q]."""
+    logits = _row_logits(query, key, mask, bias)
+    largest = jnp.max(logits, axis=-1)
+    weights = jnp.exp(logits - largest[..., None])
+    total = jnp.sum(weights, axis=-1)
+    mixed = jnp.einsum('hqk,khd->qhd', weights.astype(value.dtype), value, preferred_element_type=jnp.float32)
+    return (mixed / total.T[..., None]).astype(value.dtype), largest + jnp.log(total)
+
+
+def _row_backward(bias, query, key, value, mask, mixed, log_total, gradient):
+    """Gradients with respect to query, key, value and bias."""
+    weights = jnp.exp(_row_logits(query, key, mask, bias) - log_total[..., None])
+    value_gradient = jnp.einsum('hqk,qhd->khd', weights.astype(value.dtype), gradient)
+    weights_gradient = jnp.einsum('qhd,khd->hqk', gradient, value, preferred_element_type=jnp.float32)
+    delta = jnp.sum(mixed.astype(jnp.float32) * gradient.astype(jnp.float32), axis=-1)
+    logits_gradient = weights * (weights_gradient - delta.T[..., None])
+    low = logits_gradient.astype(query.dtype)
+    query_gradient = jnp.einsum('hqk,khd->qhd', low, key)
+    key_gradient = jnp.einsum('hqk,qhd->khd', low, query)
+    return query_gradient, key_gradient, value_gradient, None if bias is None else logits_gradient

@@ -1,7 +1,7 @@
 """Cross-entropy of the output projection, in chunks, with z-loss and label smoothing.
 
-The logits of a batch are its largest array: 114 targets of 128 sequences over 32,128 pieces take 1.9 GB in float32, twice
-that with the gradient. Here the targets are cut into chunks along the length; each chunk's logits live only
+The logits of a batch are its largest array: 114 targets of 128 sequences over 32,128 pieces take 1.9 GB in float32,
+twice that with the gradient. Here the targets are cut into chunks along the length; each chunk's logits live only
 while its loss, and in training its gradients, are computed. The gradient is taken in the forward pass, so that
 nothing is computed twice: three matmuls a chunk, as without chunks.
 """
@@ -155,9 +155,7 @@ def _forward(config, hidden, kernel, targets, weights):
         return (jax.tree.map(jnp.add, total, sums), kernel_gradient), hidden_gradient
 
     start = (_zero_sums(), jnp.zeros_like(kernel, dtype=jnp.float32))
-    (sums, kernel_gradient), hidden_gradients = jax.lax.scan(
-        body, start, _to_chunks(config, hidden, targets, weights)
-    )
+    (sums, kernel_gradient), hidden_gradients = jax.lax.scan(body, start, _to_chunks(config, hidden, targets, weights))
     batch, length, embed = hidden.shape
     hidden_gradient = jnp.moveaxis(hidden_gradients, 0, 1).reshape(batch, -1, embed)[:, :length]
     return (sums['loss'], sums), (hidden_gradient, kernel_gradient.astype(kernel.dtype))
@@ -172,9 +170,7 @@ def _backward(config, gradients, cotangents):
 cross_entropy.defvjp(_forward, _backward)
 
 
-def token_log_likelihood(
-    hidden: jax.Array, kernel: jax.Array, targets: jax.Array, chunk_length: int = 64
-) -> jax.Array:
+def token_log_likelihood(hidden: jax.Array, kernel: jax.Array, targets: jax.Array, chunk_length: int = 64) -> jax.Array:
     """log p(target) of each target, [batch, length] float32, chunked like the loss; arguments as there."""
     config = CrossEntropy(chunk_length=chunk_length)
 

@@ -46,10 +46,8 @@ class Seq2Seq:
         targets = jnp.ones(batch_shapes['decoder_target_tokens'], jnp.int32)
         return self.module.init(rng, inputs, targets, targets, enable_dropout=False)['params']
 
-    def loss(
-        self, params: Params, batch: Batch, dropout_rng: jax.Array | None = None
-    ) -> tuple[jax.Array, losses.Sums]:
-        """Loss summed over the batch's target tokens, and the sums to report; divide by sums['weights'] once, at the end.
+    def loss(self, params: Params, batch: Batch, dropout_rng: jax.Array | None = None) -> tuple[jax.Array, losses.Sums]:
+        """Loss summed over the batch's target tokens, and the sums to report; divide by sums['weights'] once.
 
         Args:
           params: unboxed parameters.

@@ -159,9 +159,7 @@ class Partitioner:
     def shard_batch(self, host_batch: Mapping[str, np.ndarray]) -> dict[str, jax.Array]:
         """Global arrays from this process's rows, `[batch / data_shard()[1], ...]` of each array."""
         sharding = self.batch_sharding
-        return {
-            name: jax.make_array_from_process_local_data(sharding, rows) for name, rows in host_batch.items()
-        }
+        return {name: jax.make_array_from_process_local_data(sharding, rows) for name, rows in host_batch.items()}
 
     # Parameters and optimizer state.
 
@@ -171,9 +169,7 @@ class Partitioner:
         `boxed_params` has arrays or ShapeDtypeStructs in flax's `Partitioned` boxes; an unboxed leaf is
         replicated, and so is an axis that does not divide over its mesh axes (`sharding_table` says which).
         """
-        return jax.tree.map(
-            lambda leaf: NamedSharding(self.mesh, self._spec(leaf)[0]), boxed_params, is_leaf=is_boxed
-        )
+        return jax.tree.map(lambda leaf: NamedSharding(self.mesh, self._spec(leaf)[0]), boxed_params, is_leaf=is_boxed)
 
     def state_shardings(self, opt_state: Any, params: Any, param_shardings: Any) -> Any:
         """Shardings for an optimizer state (shapes suffice).

@@ -37,9 +37,7 @@ def per_layer(inner: optax.GradientTransformation, logical_axes: Any) -> optax.G
         for length in sorted(set(jax.tree.leaves(lengths))):
             members = _members(params, lengths, length)
             state[_group(length)] = (
-                jax.vmap(inner.init, out_axes=_state_axes(inner, members))(members)
-                if length
-                else (inner.init(members))
+                jax.vmap(inner.init, out_axes=_state_axes(inner, members))(members) if length else (inner.init(members))
             )
         return state
 
@@ -96,7 +94,5 @@ def _is_spec(leaf: Any) -> bool:
 def _is_stacked(path: Any, axes: PartitionSpec) -> bool:
     names = tuple(axes)
     if names.count(LAYERS_AXIS) > 1 or LAYERS_AXIS in names[1:]:
-        raise ValueError(
-            f'{jax.tree_util.keystr(path)} has axes {names}: {LAYERS_AXIS!r} must come first, and once'
-        )
+        raise ValueError(f'{jax.tree_util.keystr(path)} has axes {names}: {LAYERS_AXIS!r} must come first, and once')
     return LAYERS_AXIS in names

@@ -30,9 +30,7 @@ def rsqrt(base: float = 1.0, warmup_steps: int = 10_000) -> Schedule:
     return _float32(lambda step: base * jax.lax.rsqrt(jnp.maximum(step, warmup_steps).astype(jnp.float32)))
 
 
-def cosine(
-    peak: float, warmup_steps: int, total_steps: int, final: float = 0.0, warmup_start: float = 0.0
-) -> Schedule:
+def cosine(peak: float, warmup_steps: int, total_steps: int, final: float = 0.0, warmup_start: float = 0.0) -> Schedule:
     """A line from `warmup_start` to `peak` over `warmup_steps`, then half a cosine down to `final` at
     `total_steps`.
 
@@ -45,8 +43,7 @@ def cosine(
             [
                 optax.linear_schedule(warmup_start, peak, warmup_steps),
                 lambda step: (
-                    final
-                    + (peak - final) * optax.cosine_decay_schedule(1.0, total_steps - warmup_steps)(step)
+                    final + (peak - final) * optax.cosine_decay_schedule(1.0, total_steps - warmup_steps)(step)
                 ),
             ],
             [warmup_steps],
@@ -76,8 +73,7 @@ def as_schedule(learning_rate: float | Schedule) -> Schedule:
         return learning_rate
     if isinstance(learning_rate, bool) or not isinstance(learning_rate, int | float):
         raise UserError(
-            f'learning rate {learning_rate!r}: give a number such as 0.001, '
-            'or a schedule such as @schedules.rsqrt()'
+            f'learning rate {learning_rate!r}: give a number such as 0.001, or a schedule such as @schedules.rsqrt()'
         )
     return constant(learning_rate)
 

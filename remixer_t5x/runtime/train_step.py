@@ -155,15 +155,12 @@ def accumulate(
         return gradients(params, batch, step, 0)
     rows = {array.shape[0] for array in batch.values()}
     if len(rows) != 1 or min(rows) % microbatches:
-        raise UserError(
-            f'{microbatches} microbatches do not divide a batch of {sorted(rows)} rows; choose a divisor'
-        )
+        raise UserError(f'{microbatches} microbatches do not divide a batch of {sorted(rows)} rows; choose a divisor')
     split = {name: _constrain(a.reshape(-1, microbatches, *a.shape[1:])) for name, a in batch.items()}
 
     def one(total, index):
         part = {
-            name: _constrain(jax.lax.dynamic_index_in_dim(a, index, 1, keepdims=False))
-            for name, a in split.items()
+            name: _constrain(jax.lax.dynamic_index_in_dim(a, index, 1, keepdims=False)) for name, a in split.items()
         }
         return jax.tree.map(jnp.add, total, gradients(params, part, step, index)), None
 

@@ -16,6 +16,7 @@ from remixer_t5x.layers import cache
 from remixer_t5x.layers.dense import Dense
 from remixer_t5x.layers.dot_product_attention import dot_product_attention
 
+
 def _query_init(head_dim: int) -> nn.initializers.Initializer:
     return nn.initializers.variance_scaling(1.0 / head_dim, 'fan_in', 'normal')
 
@@ -97,7 +98,9 @@ class CrossAttention(nn.Module):
     @nn.compact
     def __call__(self, x: jax.Array, ctx: SequenceContext) -> jax.Array:
         if ctx.memory is None:
-            raise UserError('CrossAttention needs the output of an encoder: use it in DECODER_SUBLAYERS, or SelfAttention here')
+            raise UserError(
+                'CrossAttention needs the output of an encoder: use it in DECODER_SUBLAYERS, or SelfAttention here'
+            )
         width = self.num_heads * self.head_dim
         in_axes = (axes.EMBED, axes.JOINED_KV)
         query = Dense(width, in_axes, kernel_init=_query_init(self.head_dim), name='query')(x)
@@ -113,6 +116,4 @@ class CrossAttention(nn.Module):
         project = Dense(self.num_heads * self.head_dim, (axes.EMBED, axes.JOINED_KV), name=name)
         if not ctx.decode:
             return _split_heads(project(hidden), self.num_heads)
-        return self.variable(
-            'cache', f'memory_{name}', lambda: _split_heads(project(hidden), self.num_heads)
-        ).value
+        return self.variable('cache', f'memory_{name}', lambda: _split_heads(project(hidden), self.num_heads)).value

@@ -8,9 +8,9 @@ the unmixed representations:
     C  = alpha (S * X') + (1 - alpha) (X' - S)
     Y  = C W_3 + R(X')
 
-Departures, where the paper leaves a choice: the hidden width F may differ from D (the paper's footnote 2), and then the
-residual R is added in the hidden space, `Y = (C + X') W_3`; padding takes no part in the softmax; rows of H are indexed by
-position in the example, so packing changes nothing; in a decoder a row sees no column after it.
+Departures, where the paper leaves a choice: the hidden width F may differ from D (the paper's footnote 2), and then
+the residual R is added in the hidden space, `Y = (C + X') W_3`; padding takes no part in the softmax; rows of H are
+indexed by position in the example, so packing changes nothing; in a decoder a row sees no column after it.
 """
 
 from __future__ import annotations

@@ -30,6 +30,7 @@ def measure(dataset: tf.data.Dataset, tokens: int) -> tuple[float, float]:
     Elements are counted inside TensorFlow, which leaves Python's cost per element out, but for what is handed to
     Python in the end: one batch.
     """
+
     def count(number, _):
         return number + 1
 
@@ -58,10 +59,12 @@ def stages(documents: tf.data.Dataset, vocabulary: seqio.Vocabulary) -> dict[str
 def peers(documents: tf.data.Dataset) -> dict[str, tf.data.Dataset]:
     tokens = documents.map(lambda example: example['targets'])
     return {
-        'peer: join, cut with unbatch and batch, no noise': tokens.unbatch().batch(568).batch(
-            BATCH_SIZE, drop_remainder=True),
+        'peer: join, cut with unbatch and batch, no noise': tokens.unbatch()
+        .batch(568)
+        .batch(BATCH_SIZE, drop_remainder=True),
         'peer: pad and batch documents, no noise': tokens.map(lambda ids: ids[:568]).padded_batch(
-            BATCH_SIZE, padded_shapes=[568]),
+            BATCH_SIZE, padded_shapes=[568]
+        ),
     }
 
 
@@ -102,17 +105,23 @@ def conclude(results: dict[str, float]) -> None:
     """Says whether the goal is met, and which stage takes most of the time."""
     names = [name for name in results if name != 'tokenise' and not name.startswith('peer')]
     speed = results[names[-1]]
-    seconds = {name: 1 / results[name] - (1 / results[before] if before else 0)
-               for before, name in zip([None, *names], names, strict=False)}
+    seconds = {
+        name: 1 / results[name] - (1 / results[before] if before else 0)
+        for before, name in zip([None, *names], names, strict=False)
+    }
     slowest = max(seconds, key=lambda name: seconds[name])
-    print(f'\nfrom tokenised text to batches: {speed:,.0f} tokens/s per core, {speed / WANTED:.1f} times the '
-          f'{WANTED:,} wanted')
+    print(
+        f'\nfrom tokenised text to batches: {speed:,.0f} tokens/s per core, {speed / WANTED:.1f} times the '
+        f'{WANTED:,} wanted'
+    )
     print(f'most of it goes into "{slowest}": {seconds[slowest] * speed:.0%} of the time')
     for name in results:
         if name.startswith('peer'):
             print(f'{speed / results[name]:.2f} times the speed of {name.removeprefix("peer: ")}')
-    print(f'from raw text: {1 / (1 / speed + 1 / results["tokenise"]):,.0f} tokens/s per core; tokenising alone '
-          f'makes {results["tokenise"]:,.0f}')
+    print(
+        f'from raw text: {1 / (1 / speed + 1 / results["tokenise"]):,.0f} tokens/s per core; tokenising alone '
+        f'makes {results["tokenise"]:,.0f}'
+    )
 
 
 if __name__ == '__main__':

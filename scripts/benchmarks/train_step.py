@@ -3,8 +3,9 @@
     python scripts/benchmarks/train_step.py                          # T5.1.1 small and Remixer small beside PyTorch
     python scripts/benchmarks/train_step.py --models t5_1_1 --size tiny --peer none
 
-A step is forward pass, backward pass and Adafactor update of a whole model on random tokens, dropout off. Models take turns,
-so that a machine that slows down slows all of them; the fastest and the median step are shown. The matmul limit is what the
+A step is forward pass, backward pass and Adafactor update of a whole model on random tokens, dropout off. Each model
+lives in a process of its own and takes turns with the others, so that none disturbs another's memory or threads and a
+machine that slows down slows all of them; the fastest and the median step are shown. The matmul limit is what the
 model's matmuls alone would take at the speed of one plain matmul, measured in the same run.
 The peer needs torch and transformers; where they are missing the table says so and has no ratio.
 """
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import multiprocessing
 import os
 import statistics
 import sys
@@ -25,6 +27,9 @@ MALLOC = {
     'MALLOC_TRIM_THRESHOLD_': str(16 << 30),
     'MALLOC_TOP_PAD_': str(256 << 20),
 }
+
+
+PEER = 'PyTorch T5'
 
 
 def our_step(model_name: str, args: argparse.Namespace) -> tuple[Callable[[], None], dict[str, float]]:
@@ -68,7 +73,7 @@ def our_step(model_name: str, args: argparse.Namespace) -> tuple[Callable[[], No
     return step, facts
 
 
-def torch_step(args: argparse.Namespace) -> Callable[[], None]:
+def torch_step(args: argparse.Namespace) -> tuple[Callable[[], None], dict[str, float]]:
     """Hugging Face's T5 v1.1 of the same size, with torch's Adafactor."""
     import torch
     import transformers
@@ -76,9 +81,17 @@ def torch_step(args: argparse.Namespace) -> Callable[[], None]:
     sizes = {'tiny': (256, 512, 4, 4), 'small': (512, 1024, 8, 6), 'base': (768, 2048, 12, 12)}
     width, hidden, layers, heads = sizes[args.size]
     config = transformers.T5Config(
-        vocab_size=32128, d_model=width, d_kv=64, d_ff=hidden, num_layers=layers, num_heads=heads,
-        feed_forward_proj='gated-gelu', tie_word_embeddings=False, dropout_rate=0.0, decoder_start_token_id=0,
-    )  # fmt: skip
+        vocab_size=32128,
+        d_model=width,
+        d_kv=64,
+        d_ff=hidden,
+        num_layers=layers,
+        num_heads=heads,
+        feed_forward_proj='gated-gelu',
+        tie_word_embeddings=False,
+        dropout_rate=0.0,
+        decoder_start_token_id=0,
+    )
     model = transformers.T5ForConditionalGeneration(config).train()
     optimizer = torch.optim.Adafactor(model.parameters(), lr=1e-3)
     inputs = torch.randint(1, 32128, (args.batch, args.inputs))
@@ -89,7 +102,7 @@ def torch_step(args: argparse.Namespace) -> Callable[[], None]:
         model(input_ids=inputs, labels=labels).loss.backward()
         optimizer.step()
 
-    return step
+    return step, {}
 
 
 def matmul_flops_per_second() -> float:
@@ -123,50 +136,79 @@ def main() -> None:
     if any(name not in os.environ for name in MALLOC) and sys.platform == 'linux':
         os.execve(sys.executable, [sys.executable, *sys.argv], {**os.environ, **MALLOC})
 
-    import jax
-
-    device = jax.devices()[0].device_kind
-    print(f'{device} x {jax.device_count()}, {os.cpu_count()} cores; batch {args.batch}, {args.inputs} to {args.targets}, '
-          f'{args.size}, {args.dtype}', flush=True)  # fmt: skip
-    steps: dict[str, Callable[[], None]] = {}
-    facts: dict[str, dict[str, float]] = {}
-    for name in args.models.split(','):
-        steps[name], facts[name] = our_step(name, args)
+    names = args.models.split(',')
     missing = [package for package in ('torch', 'transformers') if importlib.util.find_spec(package) is None]
     if args.peer == 'torch' and missing:
         print(f'no peer: {" and ".join(missing)} not installed (pip install "remixer-t5x[hf]")')
     elif args.peer == 'torch':
-        steps['PyTorch T5'] = torch_step(args)
+        names.append(PEER)
+    contestants = {name: Contestant(name, args) for name in names}
+    facts = {name: contestant.call() for name, contestant in contestants.items()}
+    first = facts[names[0]]
+    print(
+        f'{first["device"]}, {os.cpu_count()} cores; batch {args.batch}, {args.inputs} to {args.targets}, {args.size}, '
+        f'{args.dtype}; plain matmul {first["matmul"] / 1e9:,.0f} GFLOP/s',
+        flush=True,
+    )
+    times: dict[str, list[float]] = {name: [] for name in names}
+    for _ in range(args.rounds):
+        for name, contestant in contestants.items():
+            contestant.call()  # Not timed: a process that was idle pays for its memory and caches once more.
+            times[name].append(contestant.call())
+    report(times, facts, args)
 
-    speed = matmul_flops_per_second()
-    times: dict[str, list[float]] = {name: [] for name in steps}
-    for round_index in range(args.rounds + 1):
-        for name, step in steps.items():
-            start = time.perf_counter()
-            step()
-            if round_index:  # The first round warms up.
-                times[name].append(time.perf_counter() - start)
-    report(times, facts, speed, args)
+
+class Contestant:
+    """A model in a process of its own; the first `call` gives its facts, later ones take a step and give seconds."""
+
+    def __init__(self, name: str, args: argparse.Namespace):
+        context = multiprocessing.get_context('spawn')
+        self._pipe, theirs = context.Pipe()
+        self._process = context.Process(target=_compete, args=(theirs, name, args), daemon=True)
+        self._process.start()
+
+    def call(self):
+        self._pipe.send('go')
+        return self._pipe.recv()
 
 
-def report(times: dict[str, list[float]], facts: dict[str, dict[str, float]], speed: float, args) -> None:
+def _compete(pipe, name: str, args: argparse.Namespace) -> None:
+    pipe.recv()
+    step, facts = torch_step(args) if name == PEER else our_step(name, args)
+    if facts:
+        import jax
+
+        facts |= {
+            'device': f'{jax.devices()[0].device_kind} x {jax.device_count()}',
+            'matmul': matmul_flops_per_second(),
+        }
+    pipe.send(facts)
+    while True:
+        pipe.recv()
+        start = time.perf_counter()
+        step()
+        pipe.send(time.perf_counter() - start)
+
+
+def report(times: dict[str, list[float]], facts: dict[str, dict], args: argparse.Namespace) -> None:
     tokens = args.batch * (args.inputs + args.targets)
     fastest = {name: min(seconds) for name, seconds in times.items()}
-    print(f'plain matmul: {speed / 1e9:,.0f} GFLOP/s')
     for name, seconds in times.items():
         line = f'{name:12s} fastest {fastest[name]:6.2f} s, median {statistics.median(seconds):6.2f} s, '
         line += f'{tokens / fastest[name]:7,.0f} tokens/s'
-        if name in facts:
-            limit = tokens / (facts[name]['flops'] / speed)
+        if facts[name]:
+            limit = tokens / (facts[name]['flops'] / facts[name]['matmul'])
             line += f', {100 * tokens / fastest[name] / limit:3.0f}% of the matmul limit of {limit:,.0f}'
             line += f'; compiled in {facts[name]["compile"]:.1f} s, {facts[name]["parameters"]:,} parameters'
         print(line)
-    ours, *others = [name for name in times if name in facts]
+    ours, *others = [name for name in times if facts[name]]
     for name in others:
-        print(f'{name} / {ours}: {fastest[name] / fastest[ours]:.2f} times the step, '
-              f'{facts[name]["flops"] / facts[ours]["flops"]:.2f} times the FLOPs')  # fmt: skip
-    if 'PyTorch T5' in times:
-        print(f'{ours} is {fastest["PyTorch T5"] / fastest[ours]:.2f} times as fast as PyTorch')
+        print(
+            f'{name} / {ours}: {fastest[name] / fastest[ours]:.2f} times the step, '
+            f'{facts[name]["flops"] / facts[ours]["flops"]:.2f} times the FLOPs'
+        )
+    if PEER in times:
+        print(f'{ours} is {fastest[PEER] / fastest[ours]:.2f} times as fast as PyTorch')
 
 
 if __name__ == '__main__':

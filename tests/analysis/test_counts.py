@@ -155,9 +155,7 @@ class _Inner(nn.Module):
 class _Outer(nn.Module):
     @nn.compact
     def __call__(self, x):
-        scanned = nn.scan(
-            nn.remat(_Scanned), variable_axes={'params': 0}, split_rngs={'params': True}, length=3
-        )
+        scanned = nn.scan(nn.remat(_Scanned), variable_axes={'params': 0}, split_rngs={'params': True}, length=3)
         x, _ = scanned(name='run')(x, None)
         return _Inner(name='last')(x) @ jnp.ones((4, 4))
 

@@ -6,7 +6,7 @@ import sys
 import gin
 import pytest
 
-MODULE = '''
+MODULE = """
 import dataclasses
 
 
@@ -37,7 +37,7 @@ def refuse(power):
 
 def crash(power):
     raise KeyError('a bug')
-'''
+"""
 CONFIG = """from __gin__ import dynamic_registration
 import toy_house
 

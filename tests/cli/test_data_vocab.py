@@ -33,13 +33,16 @@ def test_vocab_shows_special_ids_and_pieces(own_text, capsys):
     assert '▁' in shown
 
 
-@pytest.mark.parametrize(('flags', 'said'), [
-    (['--gin.DATA_SPLIT=test'], "split 'test' is not in"),
-    (['--gin.NUM_EXAMPLES=-1'], 'NUM_EXAMPLES is -1'),
-    (['--gin.FILES=/nowhere/*.txt'], 'FILES: /nowhere/*.txt matches no file'),
-    (['--gin.MIXTURE_OR_TASK_NAME=no_such_task'], "MIXTURE_OR_TASK_NAME is 'no_such_task'"),
-    (["--gin.TASK_FEATURE_LENGTHS={'inputs': 512, 'targets': 64}"], "use {'inputs': 512, 'targets': 114}"),
-])
+@pytest.mark.parametrize(
+    ('flags', 'said'),
+    [
+        (['--gin.DATA_SPLIT=test'], "split 'test' is not in"),
+        (['--gin.NUM_EXAMPLES=-1'], 'NUM_EXAMPLES is -1'),
+        (['--gin.FILES=/nowhere/*.txt'], 'FILES: /nowhere/*.txt matches no file'),
+        (['--gin.MIXTURE_OR_TASK_NAME=no_such_task'], "MIXTURE_OR_TASK_NAME is 'no_such_task'"),
+        (["--gin.TASK_FEATURE_LENGTHS={'inputs': 512, 'targets': 64}"], "use {'inputs': 512, 'targets': 114}"),
+    ],
+)
 def test_mistakes(own_text, capsys, flags, said):
     assert main.main(['data', *own_text, *BYTES, *flags]) == 2
     error = capsys.readouterr().err.splitlines()[-1]
@@ -48,8 +51,12 @@ def test_mistakes(own_text, capsys, flags, said):
 
 def test_packing_efficiency():
     rows = [
-        {'encoder_input_tokens': tokens, 'decoder_target_tokens': tokens[:2], 'encoder_segment_ids': segments,
-         'decoder_segment_ids': segments[:2]}
+        {
+            'encoder_input_tokens': tokens,
+            'decoder_target_tokens': tokens[:2],
+            'encoder_segment_ids': segments,
+            'decoder_segment_ids': segments[:2],
+        }
         for tokens, segments in [(data.np.array([5, 1, 7, 0]), data.np.array([1, 1, 2, 0]))]
     ]
     assert data.efficiency(rows) == [

@@ -35,7 +35,9 @@ def make_arrays(seed: int) -> dict[str, np.ndarray]:
     labels = torch.from_numpy(np.where(targets == PAD, -100, targets))
     with torch.no_grad():
         out = model(
-            input_ids=torch.from_numpy(inputs), attention_mask=torch.from_numpy((inputs != PAD).astype(int)), labels=labels
+            input_ids=torch.from_numpy(inputs),
+            attention_mask=torch.from_numpy((inputs != PAD).astype(int)),
+            labels=labels,
         )
     # The stacks' embed_tokens are the shared embedding once more.
     state = {name: weight for name, weight in model.state_dict().items() if 'embed_tokens' not in name}

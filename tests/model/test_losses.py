@@ -66,7 +66,9 @@ def test_sums(length, chunk_length, seed):
     np.testing.assert_allclose(sums['correct'], jnp.sum((logits.argmax(-1) == targets) * weights))
     np.testing.assert_allclose(sums['z_loss'], jnp.sum(0.1 * log_z**2 * weights), rtol=1e-5)
     likelihood = jnp.take_along_axis(logits, targets[..., None], axis=-1)[..., 0] - log_z
-    np.testing.assert_allclose(losses.token_log_likelihood(hidden, kernel, targets, chunk_length), likelihood, atol=1e-5)
+    np.testing.assert_allclose(
+        losses.token_log_likelihood(hidden, kernel, targets, chunk_length), likelihood, atol=1e-5
+    )
     np.testing.assert_allclose(loss, jnp.sum(weights * (0.1 * log_z**2 - likelihood)), rtol=1e-4)
 
 

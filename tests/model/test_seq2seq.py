@@ -34,7 +34,9 @@ def make_model(kind: str, dtype: str = 'float32') -> Seq2Seq:
 
     def stack(*sublayers):
         bias = functools.partial(RelativePositionBias, num_heads=2)
-        return functools.partial(Stack, runs=((functools.partial(PreNorm, sublayers=sublayers), 2),), position_bias=bias)
+        return functools.partial(
+            Stack, runs=((functools.partial(PreNorm, sublayers=sublayers), 2),), position_bias=bias
+        )
 
     encoder, decoder = stack(attention, FEED_FORWARD[kind]), stack(attention, cross, FEED_FORWARD[kind])
     return Seq2Seq(EncoderDecoder(VOCAB, 16, encoder, decoder, dtype))
@@ -60,7 +62,9 @@ def test_greedy_predictions_are_the_argmax_of_teacher_forcing(kind):
     model, params = make_model(kind), make_parameters(kind)
     inputs = jax.random.randint(jax.random.key(1), (4, 9), 1, VOCAB).at[1, 5:].set(0)
     eos = 3
-    tokens = jax.jit(lambda params, batch: model.predict(params, batch, 12, eos))(params, {'encoder_input_tokens': inputs})
+    tokens = jax.jit(lambda params, batch: model.predict(params, batch, 12, eos))(
+        params, {'encoder_input_tokens': inputs}
+    )
     logits = model.module.apply({'params': params}, inputs, shift(tokens), jnp.ones_like(tokens), enable_dropout=False)
     best = np.asarray(jnp.argmax(logits, axis=-1))
     for row, wanted in zip(np.asarray(tokens), best, strict=True):
@@ -88,7 +92,9 @@ def test_packed_rows_have_the_losses_and_counts_of_their_examples(kind):
     packed = {}
     packed['encoder_input_tokens'], packed['encoder_segment_ids'], packed['encoder_positions'] = pack(inputs, 12)
     packed['decoder_target_tokens'], packed['decoder_segment_ids'], packed['decoder_positions'] = pack(targets, 9)
-    packed['decoder_input_tokens'] = jnp.where(packed['decoder_positions'] == 0, 0, shift(packed['decoder_target_tokens']))
+    packed['decoder_input_tokens'] = jnp.where(
+        packed['decoder_positions'] == 0, 0, shift(packed['decoder_target_tokens'])
+    )
     loss, sums = model.loss(params, packed)
     wanted, wanted_sums = model.loss(params, alone)
     np.testing.assert_allclose(loss, wanted, rtol=1e-5)
@@ -107,9 +113,12 @@ def test_positions_are_derived_from_segments():
 def test_score_is_the_log_likelihood_of_each_row():
     model, params = make_model('t5'), make_parameters('t5')
     batch = make_batch([[5, 6, 7], [8, 9, 0]], [[4, 5, 1], [6, 1, 0]])
-    logits = model.module.apply({'params': params}, *(batch[k] for k in ('encoder_input_tokens', 'decoder_input_tokens', 'decoder_target_tokens')), enable_dropout=False)  # fmt: skip
+    logits = model.module.apply({'params': params}, *batch.values(), enable_dropout=False)
     log_probabilities = np.asarray(jax.nn.log_softmax(logits))
-    wanted = [sum(log_probabilities[row, t, token] for t, token in enumerate(tokens)) for row, tokens in enumerate([[4, 5, 1], [6, 1]])]
+    wanted = [
+        sum(log_probabilities[row, t, token] for t, token in enumerate(tokens))
+        for row, tokens in enumerate([[4, 5, 1], [6, 1]])
+    ]
     np.testing.assert_allclose(model.score(params, batch), wanted, rtol=1e-5)
 
 
@@ -123,7 +132,9 @@ def test_bfloat16_loss_is_close_to_float32():
 
 def test_float16_is_refused():
     with pytest.raises(UserError, match="^DTYPE is 'float16', allowed are 'bfloat16' and 'float32': give"):
-        make_model('t5', 'float16').init(jax.random.key(0), {'encoder_input_tokens': (1, 2), 'decoder_target_tokens': (1, 2)})
+        make_model('t5', 'float16').init(
+            jax.random.key(0), {'encoder_input_tokens': (1, 2), 'decoder_target_tokens': (1, 2)}
+        )
 
 
 def test_one_hot_embedding_equals_the_gather():

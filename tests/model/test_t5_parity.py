@@ -58,7 +58,8 @@ def our_parameters(weights: dict[str, np.ndarray]) -> dict:
             'self_attention': attention(stack, 0, 'SelfAttention'),
             'self_attention_norm': {'scale': stacked(stack, 'layer.0.layer_norm')},
             'gated_mlp': {
-                name: {'kernel': stacked(stack, f'layer.{last}.DenseReluDense.{name}')} for name in ('wi_0', 'wi_1', 'wo')
+                name: {'kernel': stacked(stack, f'layer.{last}.DenseReluDense.{name}')}
+                for name in ('wi_0', 'wi_1', 'wo')
             },
             'gated_mlp_norm': {'scale': stacked(stack, f'layer.{last}.layer_norm')},
         }
@@ -89,7 +90,10 @@ def check_parity(arrays) -> None:
     model = make_model()
     weights = {name.removeprefix('weights/'): arrays[name] for name in arrays if name.startswith('weights/')}
     params = our_parameters(weights)
-    expected = jax.eval_shape(lambda key: model.init(key, {'encoder_input_tokens': (1, 4), 'decoder_target_tokens': (1, 4)}), jax.random.key(0))  # fmt: skip
+    expected = jax.eval_shape(
+        lambda key: model.init(key, {'encoder_input_tokens': (1, 4), 'decoder_target_tokens': (1, 4)}),
+        jax.random.key(0),
+    )
     assert sum(x.size for x in jax.tree.leaves(expected)) == sum(x.size for x in jax.tree.leaves(params))
 
     inputs, targets = jnp.asarray(arrays['inputs']), jnp.asarray(arrays['targets'])

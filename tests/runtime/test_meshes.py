@@ -21,9 +21,7 @@ def runs():
         'JAX_PLATFORMS': 'cpu',
         'PYTHONPATH': str(WORKER.parents[2]),
     }
-    done = subprocess.run(
-        [sys.executable, str(WORKER)], env=environment, capture_output=True, text=True, timeout=400
-    )
+    done = subprocess.run([sys.executable, str(WORKER)], env=environment, capture_output=True, text=True, timeout=400)
     assert done.returncode == 0, done.stderr[-4000:]
     return json.loads(done.stdout.splitlines()[-1])
 

@@ -36,10 +36,7 @@ def unstack(tree, axes):
 def train(tx, params, axes, steps=4, flat=False):
     """`params` after a few updates whose gradients differ in scale between layers and steps."""
     gradients = [
-        {
-            name: wave(value.shape, step + i, 3.0 ** (i - step))
-            for i, (name, value) in enumerate(params.items())
-        }
+        {name: wave(value.shape, step + i, 3.0 ** (i - step)) for i, (name, value) in enumerate(params.items())}
         for step in range(steps)
     ]
     split = (lambda tree: unstack(tree, axes)) if flat else (lambda tree: tree)
@@ -76,9 +73,7 @@ def stacked_problem(lengths):
         params[name] = wave(shape, i / 7, 0.5)
         if 'layers' in axes[name]:
             # Layers of very different size: mixing them would show.
-            params[name] *= (10.0 ** -np.arange(shape[0], dtype=np.float32)).reshape(
-                -1, *[1] * (len(shape) - 1)
-            )
+            params[name] *= (10.0 ** -np.arange(shape[0], dtype=np.float32)).reshape(-1, *[1] * (len(shape) - 1))
     return params, axes
 
 

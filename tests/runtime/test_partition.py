@@ -27,9 +27,7 @@ def test_mesh_shape_fills_in_the_rest(sizes, rest):
     assert partition.mesh_shape(asked, devices) == sizes
 
 
-@pytest.mark.parametrize(
-    'sizes', [(3, 1, 1), (-1, 3, 1), (-1, -1, 1), (0, 8, 1), (1, 1, 1), (16, 1, 1), (-1, 16, 1)]
-)
+@pytest.mark.parametrize('sizes', [(3, 1, 1), (-1, 3, 1), (-1, -1, 1), (0, 8, 1), (1, 1, 1), (16, 1, 1), (-1, 16, 1)])
 def test_a_mesh_that_does_not_fit_the_devices_is_refused(sizes):
     with pytest.raises(UserError, match='Partitioner.data = -1') as error:
         partition.mesh_shape(sizes, 8)
@@ -52,9 +50,7 @@ def test_a_rule_for_an_unknown_mesh_axis_is_refused():
 
 
 def test_extra_rules_come_first():
-    rows = Partitioner(extra_rules=[('mlp', ['fsdp', 'tensor'])]).sharding_table(
-        {'w': boxed((4, 6), 'embed', 'mlp')}
-    )
+    rows = Partitioner(extra_rules=[('mlp', ['fsdp', 'tensor'])]).sharding_table({'w': boxed((4, 6), 'embed', 'mlp')})
     # fsdp is taken by `mlp`, and no mesh axis is used twice.
     assert rows[0].mesh_axes == (None, ('fsdp', 'tensor'))
 

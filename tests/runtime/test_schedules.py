@@ -37,9 +37,7 @@ def test_cosine_and_linear_are_a_ramp_and_a_decay(step, warmup, rest, final):
 
 def test_cosine_warmup_starts_where_told():
     schedule = schedules.cosine(2e-2, 100, 1_000, final=1e-5, warmup_start=1e-2)
-    assert [float(schedule(step)) for step in (0, 50, 100, 1_000)] == pytest.approx(
-        [1e-2, 1.5e-2, 2e-2, 1e-5]
-    )
+    assert [float(schedule(step)) for step in (0, 50, 100, 1_000)] == pytest.approx([1e-2, 1.5e-2, 2e-2, 1e-5])
 
 
 @pytest.mark.parametrize(

@@ -145,7 +145,9 @@ def test_packing_law(name, side):
         ctx = make_context(side, [[first, second]], memory, [memory_lengths])
         packed = run(name, side, x, ctx)[0]
         alone_x = jnp.stack([at_front(x[0, :first], LENGTH), at_front(x[0, first : first + second], LENGTH)])
-        alone_memory = jnp.stack([at_front(memory[0, :memory_first], MEMORY), at_front(memory[0, memory_first:], MEMORY)])
+        alone_memory = jnp.stack(
+            [at_front(memory[0, :memory_first], MEMORY), at_front(memory[0, memory_first:], MEMORY)]
+        )
         ctx = make_context(side, [[first], [second]], alone_memory, [[n] for n in memory_lengths])
         alone = run(name, side, alone_x, ctx)
         assert_close(packed[:first], alone[0, :first])
@@ -222,7 +224,9 @@ def test_dropout_in_training_only(name, side):
     ctx = make_context(side, [[LENGTH]] * BATCH, memory)
     # No key is given: asking for one would fail.
     evaluated = run(name, side, x, ctx)
-    train = jax.jit(lambda key: model.apply({'params': params}, x, ctx.replace(deterministic=False), rngs={'dropout': key}))
+    train = jax.jit(
+        lambda key: model.apply({'params': params}, x, ctx.replace(deterministic=False), rngs={'dropout': key})
+    )
     trained = [train(jax.random.key(seed)) for seed in (1, 1, 2)]
     np.testing.assert_array_equal(trained[0], trained[1])
     assert not np.allclose(trained[0], trained[2])

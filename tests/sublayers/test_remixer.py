@@ -105,7 +105,9 @@ def test_padded_softmax_is_the_softmax_over_real_tokens(lengths, causal):
     rng = np.random.default_rng(2)
     h = rng.normal(size=(LENGTH, LENGTH)) * 20
     hidden = rng.normal(size=(3, LENGTH, F))
-    mixed = jax.jit(mixing.apply)({'params': {'logits': jnp.asarray(h, jnp.float32)}}, jnp.asarray(hidden, jnp.float32), ctx)
+    mixed = jax.jit(mixing.apply)(
+        {'params': {'logits': jnp.asarray(h, jnp.float32)}}, jnp.asarray(hidden, jnp.float32), ctx
+    )
     for row, n in enumerate(lengths):
         logits = np.where(np.tri(n, dtype=bool), h[:n, :n], -np.inf) if causal else h[:n, :n]
         np.testing.assert_allclose(mixed[row, :n], softmax(logits) @ hidden[row, :n], rtol=1e-4, atol=1e-4)
@@ -114,14 +116,18 @@ def test_padded_softmax_is_the_softmax_over_real_tokens(lengths, causal):
 def test_mixing_keeps_no_array_of_batch_length_length():
     block = remixer.Remixer(F, 64)
     ctx = context([64] * 7, length=64)
-    jaxpr = jax.make_jaxpr(lambda hidden: block.init_with_output(jax.random.key(0), hidden, ctx)[0])(jnp.ones((7, 64, D)))
+    jaxpr = jax.make_jaxpr(lambda hidden: block.init_with_output(jax.random.key(0), hidden, ctx)[0])(
+        jnp.ones((7, 64, D))
+    )
     assert '[7,64,64]' not in str(jaxpr)
 
 
 def test_refuses_a_sequence_longer_than_h():
     block = remixer.Remixer(F, LENGTH)
     with pytest.raises(UserError, match=r'^Remixer.max_length is 8, got a sequence of 9 tokens: give') as error:
-        jax.eval_shape(block.init, jax.random.key(0), jnp.zeros((1, LENGTH + 1, D)), context([LENGTH], length=LENGTH + 1))
+        jax.eval_shape(
+            block.init, jax.random.key(0), jnp.zeros((1, LENGTH + 1, D)), context([LENGTH], length=LENGTH + 1)
+        )
     assert '\n' not in str(error.value)
 
 

@@ -46,12 +46,12 @@ def test_python_documentation_is_enough_to_train_on():
 
 def test_importing_opens_nothing(cache_folder):
     """Also: a registered task knows its splits and features before any text is read."""
-    code = '''
+    code = """
 import seqio, tasks.registered
 for name in ('c4_span_corruption', 'python_docs_span_corruption'):
     task = seqio.get_mixture_or_task(name)
     assert set(task.splits) == {'train', 'validation'} and set(task.output_features) == {'inputs', 'targets'}
-'''
+"""
     subprocess.run([sys.executable, '-c', code], check=True)
     assert not cache_folder.exists()
 
@@ -74,6 +74,8 @@ def test_c4(real_data):
     assert len(examples) == -(-documents // 568)
     sizes = [(len(example['inputs']), len(example['targets'])) for example in examples]
     assert sizes.count((512, 114)) >= len(examples) - 1
-    halves = [len(list(task.get_dataset(lengths, 'train', shuffle=False, seed=0, shard_info=seqio.ShardInfo(index, 2))))
-              for index in range(2)]
+    halves = [
+        len(list(task.get_dataset(lengths, 'train', shuffle=False, seed=0, shard_info=seqio.ShardInfo(index, 2))))
+        for index in range(2)
+    ]
     assert len(examples) <= sum(halves) <= len(examples) + 1

@@ -99,8 +99,10 @@ def test_a_changed_file_is_read_again(tmp_path):
     assert both(local_files.corpus(path)) == ['new', 'text']
 
 
-BROKEN = (b'{"text": "good"}\n{"text": "cut off\n\n[1]\n{"text": 3}\n{"text": "\xff"}\n{"other": ""}\n'
-          b'{"text": ""}\n{"text": "fine"}\n')
+BROKEN = (
+    b'{"text": "good"}\n{"text": "cut off\n\n[1]\n{"text": 3}\n{"text": "\xff"}\n{"other": ""}\n'
+    b'{"text": ""}\n{"text": "fine"}\n'
+)
 
 
 def test_malformed_lines_are_skipped_counted_and_reported(tmp_path, capsys):
@@ -110,15 +112,18 @@ def test_malformed_lines_are_skipped_counted_and_reported(tmp_path, capsys):
     said = capsys.readouterr().err
     assert '5 malformed skipped' in said
     assert f'{tmp_path}/a.jsonl:2: invalid JSON' in said
-    counts, = tmp_path.glob('cache/corpora/*/counts.json')
+    (counts,) = tmp_path.glob('cache/corpora/*/counts.json')
     assert json.loads(counts.read_text()) == {'train': 1, 'validation': 1, 'skipped': 5}
 
 
-@pytest.mark.parametrize(('line', 'said'), [
-    (b'{"text": "cut off', ':2: invalid JSON'),
-    (b'{"text": "\xff"}', ':2: invalid UTF-8 at byte 10'),
-    (b'{"text": null}', ":2: the field 'text' is missing or not a text"),
-])
+@pytest.mark.parametrize(
+    ('line', 'said'),
+    [
+        (b'{"text": "cut off', ':2: invalid JSON'),
+        (b'{"text": "\xff"}', ':2: invalid UTF-8 at byte 10'),
+        (b'{"text": null}', ":2: the field 'text' is missing or not a text"),
+    ],
+)
 def test_strict_refuses_the_first_malformed_line(tmp_path, cache_folder, line, said):
     (tmp_path / 'a.jsonl').write_bytes(b'{"text": "good"}\n' + line + b'\n')
     with pytest.raises(UserError, match=said) as error:
@@ -127,26 +132,29 @@ def test_strict_refuses_the_first_malformed_line(tmp_path, cache_folder, line, s
     assert list(cache_folder.glob('corpora/*')) == [], 'nothing half done is left'
 
 
-@pytest.mark.parametrize(('settings', 'said'), [
-    ({'files': 'nothing/*.txt'}, 'FILES: nothing/\\*.txt matches no file'),
-    ({'files': 'nothing.txt'}, 'FILES: there is no file nothing.txt'),
-    ({'files': []}, 'FILES is empty'),
-    ({'files': '.'}, 'FILES: . is a folder'),
-    ({'files': 'a.txt', 'validation_files': 'nothing.txt'}, 'VALIDATION_FILES: there is no file'),
-    ({'files': '*.txt', 'validation_files': 'a.txt'}, 'is in FILES and in VALIDATION_FILES'),
-    ({'files': 'a.dat'}, 'the extension does not tell the format'),
-    ({'files': 'noextension'}, 'the extension does not tell the format'),
-    ({'files': 'a.txt', 'format': 'xml'}, "TEXT_FORMAT is 'xml', allowed are txt, jsonl"),
-    ({'files': 'a.txt', 'txt_documents': 'page'}, "TXT_DOCUMENTS is 'page'"),
-    ({'files': 'a.txt', 'validation_fraction': 1.0}, 'held-out share is 1.0'),
-    ({'files': 'a.jsonl', 'field': 'body'}, "no field 'body', there are 'id', 'text': set TEXT_FIELD"),
-    ({'files': 'a.tsv', 'field': 'body'}, "no column 'body', there are 'id', 'text': set TEXT_FIELD"),
-    ({'files': 'a.parquet', 'field': 'body'}, "no column 'body', there are 'id', 'text': set TEXT_FIELD"),
-    ({'files': 'a.txt', 'format': 'parquet'}, 'not a readable Parquet file'),
-    ({'files': 'damaged.txt.gz'}, 'damaged gzip file'),
-    ({'files': 'single.txt'}, 'is a single document'),
-    ({'files': 'empty.txt'}, 'has no train documents'),
-])
+@pytest.mark.parametrize(
+    ('settings', 'said'),
+    [
+        ({'files': 'nothing/*.txt'}, 'FILES: nothing/\\*.txt matches no file'),
+        ({'files': 'nothing.txt'}, 'FILES: there is no file nothing.txt'),
+        ({'files': []}, 'FILES is empty'),
+        ({'files': '.'}, 'FILES: . is a folder'),
+        ({'files': 'a.txt', 'validation_files': 'nothing.txt'}, 'VALIDATION_FILES: there is no file'),
+        ({'files': '*.txt', 'validation_files': 'a.txt'}, 'is in FILES and in VALIDATION_FILES'),
+        ({'files': 'a.dat'}, 'the extension does not tell the format'),
+        ({'files': 'noextension'}, 'the extension does not tell the format'),
+        ({'files': 'a.txt', 'format': 'xml'}, "TEXT_FORMAT is 'xml', allowed are txt, jsonl"),
+        ({'files': 'a.txt', 'txt_documents': 'page'}, "TXT_DOCUMENTS is 'page'"),
+        ({'files': 'a.txt', 'validation_fraction': 1.0}, 'held-out share is 1.0'),
+        ({'files': 'a.jsonl', 'field': 'body'}, "no field 'body', there are 'id', 'text': set TEXT_FIELD"),
+        ({'files': 'a.tsv', 'field': 'body'}, "no column 'body', there are 'id', 'text': set TEXT_FIELD"),
+        ({'files': 'a.parquet', 'field': 'body'}, "no column 'body', there are 'id', 'text': set TEXT_FIELD"),
+        ({'files': 'a.txt', 'format': 'parquet'}, 'not a readable Parquet file'),
+        ({'files': 'damaged.txt.gz'}, 'damaged gzip file'),
+        ({'files': 'single.txt'}, 'is a single document'),
+        ({'files': 'empty.txt'}, 'has no train documents'),
+    ],
+)
 def test_mistakes_are_told_in_one_line(tmp_path, monkeypatch, settings, said):
     monkeypatch.chdir(tmp_path)
     for name in ('a.txt', 'a.jsonl', 'a.parquet'):
@@ -178,8 +186,9 @@ def test_hosts_read_each_document_once(tmp_path, shards):
     lengths = {'inputs': 64, 'targets': 64}
     tokens = 0
     for index in range(shards):
-        for example in task.get_dataset(lengths, 'train', shuffle=False, seed=0,
-                                        shard_info=seqio.ShardInfo(index, shards)).as_numpy_iterator():
+        for example in task.get_dataset(
+            lengths, 'train', shuffle=False, seed=0, shard_info=seqio.ShardInfo(index, shards)
+        ).as_numpy_iterator():
             tokens += sum(np.count_nonzero((ids >= 3) & (ids < 259)) for ids in example.values())
     assert tokens == sum(len(text) for text in texts(task.source._corpus, 'train'))
 
@@ -193,8 +202,14 @@ def test_position_of_a_whole_task_survives(tmp_path):
         options = tf.data.Options()
         options.experimental_symbolic_checkpoint = True
         return seqio.get_dataset(
-            task, {'inputs': 64, 'targets': 20}, seqio.EncDecFeatureConverter(pack=False), shuffle=True, seed=0,
-            num_epochs=None, batch_size=4).with_options(options)
+            task,
+            {'inputs': 64, 'targets': 20},
+            seqio.EncDecFeatureConverter(pack=False),
+            shuffle=True,
+            seed=0,
+            num_epochs=None,
+            batch_size=4,
+        ).with_options(options)
 
     iterator = iter(made())
     for _ in range(5):

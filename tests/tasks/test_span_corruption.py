@@ -111,8 +111,15 @@ def test_noise_statistics():
     assert np.mean(hidden == 1) == pytest.approx(27 / 84, abs=0.01)
     assert np.mean(hidden == 2) == pytest.approx(57 / 84 * 27 / 83, abs=0.01)
     # Every place but the edges is hidden equally often.
-    masks = [[name == 'hidden' for pair in zip(parts(e['targets']), parts(e['inputs']), strict=True)
-              for name, tokens in zip(('hidden', 'kept'), pair, strict=True) for _ in tokens] for e in examples]
+    masks = [
+        [
+            name == 'hidden'
+            for pair in zip(parts(e['targets']), parts(e['inputs']), strict=True)
+            for name, tokens in zip(('hidden', 'kept'), pair, strict=True)
+            for _ in tokens
+        ]
+        for e in examples
+    ]
     rate = np.mean(masks, axis=0)
     assert rate[0] == 0
     assert rate[-1] == 1, 'T5 ends every segment with a hidden span'
@@ -157,11 +164,14 @@ def test_position_survives_a_symbolic_checkpoint(taken, tmp_path):
         np.testing.assert_array_equal(next(restored)['inputs'].numpy(), batch)
 
 
-@pytest.mark.parametrize(('lengths', 'said'), [
-    ({'inputs': 512, 'targets': 64}, "use {'inputs': 512, 'targets': 114}"),
-    ({'inputs': 2, 'targets': 64}, 'too short to hide a token'),
-    ({'inputs': 4096, 'targets': 4096}, 'extra_ids=227'),
-])
+@pytest.mark.parametrize(
+    ('lengths', 'said'),
+    [
+        ({'inputs': 512, 'targets': 64}, "use {'inputs': 512, 'targets': 114}"),
+        ({'inputs': 2, 'targets': 64}, 'too short to hide a token'),
+        ({'inputs': 4096, 'targets': 4096}, 'extra_ids=227'),
+    ],
+)
 def test_lengths_that_cannot_hold_the_noise(lengths, said):
     with pytest.raises(UserError, match=said) as error:
         corrupted(documents([10]), lengths)

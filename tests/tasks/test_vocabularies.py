@@ -43,8 +43,9 @@ def test_trained_while_a_graph_is_traced():
 
 
 def test_other_text_or_size_is_another_vocabulary():
-    paths = {vocabularies.trained(corpus(words), size).sentencepiece_model_file
-             for words in (10, 20) for size in (400, 500)}
+    paths = {
+        vocabularies.trained(corpus(words), size).sentencepiece_model_file for words in (10, 20) for size in (400, 500)
+    }
     assert len(paths) == 4
 
 
@@ -61,11 +62,14 @@ def test_bytes():
     assert vocabulary.decode(vocabulary.encode('naïve 你好')) == 'naïve 你好'
 
 
-@pytest.mark.parametrize(('name', 'said'), [
-    ('missing.model', 'there is no such file; give a local file'),
-    ('text.model', 'this is not a SentencePiece model; give a local file'),
-    ('empty.model', 'this is not a SentencePiece model; give a local file'),
-])
+@pytest.mark.parametrize(
+    ('name', 'said'),
+    [
+        ('missing.model', 'there is no such file; give a local file'),
+        ('text.model', 'this is not a SentencePiece model; give a local file'),
+        ('empty.model', 'this is not a SentencePiece model; give a local file'),
+    ],
+)
 def test_model_files_that_are_none(tmp_path, name, said):
     (tmp_path / 'text.model').write_text('no model')
     (tmp_path / 'empty.model').write_text('')
