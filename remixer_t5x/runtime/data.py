@@ -1,9 +1,9 @@
 """Batches from a seqio task or mixture, with an exact position in the stream.
 
-The stream is tf.data's: examples are shuffled, packed and batched there, and its *symbolic* iterator
-checkpoints (which hold counters and seeds, not buffered examples) are the position. Given the same config the
-order is the same in every run, and a restored iterator continues with the batch that the unbroken one would
-have given next.
+The stream is tf.data's: examples are shuffled, packed and batched there, and its *symbolic* iterator checkpoints are
+the position. They hold counters and seeds, and, as TensorFlow 2.21 does it, the shuffle buffer. Given the same config
+the order is the same in every run, and a restored iterator continues with the batch that the unbroken one would have
+given next.
 
 The names in `DatasetConfig` are T5X's; the batch is `seqio.EncDecFeatureConverter`'s.
 """

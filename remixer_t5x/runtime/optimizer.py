@@ -53,8 +53,7 @@ def adafactor(
     `clipping_threshold` bounds the RMS of a parameter's update before the learning rate. Argument names are
     T5X's.
 
-    It differs from T5X in one point: there, matrices stacked by scan are factored at any size; here they are
-      factored
+    It differs from T5X in one point: there, matrices stacked by scan are factored at any size; here they are factored
     where one layer would be, from `min_dim_size_to_factor` on.
     """
     _check_range('decay_rate', decay_rate, 0.0, 1.0)

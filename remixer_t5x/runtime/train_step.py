@@ -1,8 +1,7 @@
 """One update of the parameters as a pure function, and one evaluation.
 
-Sums and weights travel together and are divided once: over microbatches the gradients of the loss SUM and the
-  weights are
-added up, so that the update does not depend on how the batch was cut.
+Sums and weights travel together and are divided once: over microbatches the gradients of the loss SUM and the weights
+are added up, so that the update does not depend on how the batch was cut.
 """
 
 from collections.abc import Callable, Mapping
@@ -48,11 +47,10 @@ def make_train_step(
       learning_rate: schedule whose value at `state.step` is reported as the metric `learning_rate`; None
         reports none.
 
-    Metrics are float32 scalars: the sums of `model.loss` over the batch, `grad_norm` (of the normalised
-      gradient, before
-    the optimizer clips it), `param_norm` (before the update), and `nonfinite`, which is 1.0 when the loss or
-    the gradient norm is not finite. In that case the returned state is the given one, step included: the
-    caller decides what to do.
+    Metrics are float32 scalars: the sums of `model.loss` over the batch, `grad_norm` (of the normalised gradient,
+    before the optimizer clips it), `param_norm` (before the update), and `nonfinite`, which is 1.0 when the loss or
+    the gradient norm is not finite. In that case the returned state is the given one, step included: the caller
+    decides what to do.
     """
     if microbatches < 1:
         raise UserError(f'microbatches = {microbatches} must be at least 1')

@@ -155,7 +155,7 @@ def test_fingerprints_tell_vocabularies_apart():
 
 
 def test_positions_are_small(tiny):
-    """Bytes per example of the shuffle buffer; the buffer's text itself is not in the position."""
+    """A position holds what TensorFlow keeps of each shuffled example: about 100 bytes here, compressed."""
     from remixer_t5x.runtime.prefetch import Position
 
     config = data.DatasetConfig(tiny.task('tiny_size', train=3000, shuffle_buffer_size=1000), LENGTHS, 4)
@@ -164,4 +164,4 @@ def test_positions_are_small(tiny):
     state = source.capture()
     saved = len(Position(1, 1, state).to_json()['state'])
     print(f'position with 1000 shuffled examples: {len(state):,} bytes, {saved:,} in the checkpoint')
-    assert saved < 100_000
+    assert saved < 150_000

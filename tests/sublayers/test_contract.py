@@ -208,11 +208,14 @@ def test_decode_law(name):
 @every_sublayer
 @both_sides
 def test_bfloat16_is_close_to_float32(name, side):
+    # Initial parameters: larger random ones make attention so sharp that rounding changes which token it picks.
+    apply, params = compiled(name, side), nn.unbox(boxed_parameters(name, side))
     x, memory = features(6), features(7, MEMORY)
-    wanted = run(name, side, x, make_context(side, [[LENGTH]] * BATCH, memory))
-    low = run(name, side, x.astype(jnp.bfloat16), make_context(side, [[LENGTH]] * BATCH, memory.astype(jnp.bfloat16)))
+    wanted = apply(params, x, make_context(side, [[LENGTH]] * BATCH, memory))
+    low_context = make_context(side, [[LENGTH]] * BATCH, memory.astype(jnp.bfloat16))
+    low = apply(params, x.astype(jnp.bfloat16), low_context)
     assert low.dtype == jnp.bfloat16
-    assert_close(low.astype(jnp.float32), wanted, tolerance=0.1)
+    assert_close(low.astype(jnp.float32), wanted, tolerance=0.05)
     assert np.mean(np.abs(low.astype(jnp.float32) - wanted)) < 0.02 * np.max(np.abs(wanted))
 
 
