@@ -155,6 +155,8 @@ def main() -> None:
         for name, contestant in contestants.items():
             contestant.call()  # Not timed: a process that was idle pays for its memory and caches once more.
             times[name].append(contestant.call())
+    for contestant in contestants.values():
+        contestant.stop()
     report(times, facts, args)
 
 
@@ -171,6 +173,10 @@ class Contestant:
         self._pipe.send('go')
         return self._pipe.recv()
 
+    def stop(self) -> None:
+        self._pipe.send('stop')
+        self._process.join()
+
 
 def _compete(pipe, name: str, args: argparse.Namespace) -> None:
     pipe.recv()
@@ -183,8 +189,7 @@ def _compete(pipe, name: str, args: argparse.Namespace) -> None:
             'matmul': matmul_flops_per_second(),
         }
     pipe.send(facts)
-    while True:
-        pipe.recv()
+    while pipe.recv() == 'go':
         start = time.perf_counter()
         step()
         pipe.send(time.perf_counter() - start)
