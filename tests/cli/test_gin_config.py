@@ -31,9 +31,9 @@ def test_flags_win_over_files_and_later_files_over_earlier(house):
     assert run('car.gin', 'fast.gin', flags=[('POWER', '8')])[0].power == 8
 
 
-@pytest.mark.parametrize('name', ['toy_house.run.colour', 'run.colour'])
-def test_a_flag_binds_a_setting_and_takes_bare_text(house, name):
-    assert run('car.gin', flags=[(name, '/tmp/a b')])[1] == '/tmp/a b'
+def test_a_flag_binds_a_setting_and_takes_bare_text(house):
+    # The whole name: `run.colour` is ambiguous once a test in this process has imported a command's `run`.
+    assert run('car.gin', flags=[('toy_house.run.colour', '/tmp/a b')])[1] == '/tmp/a b'
 
 
 def test_a_flag_may_name_what_a_file_only_imports(house):
@@ -113,7 +113,7 @@ def test_the_operative_config_leaves_unread_macros_out(house):
 
 
 def test_loading_forgets_the_configuration_before(house):
-    run('car.gin', flags=[('run.colour', 'blue')])
+    run('car.gin', flags=[('toy_house.run.colour', 'blue')])
     assert run('car.gin')[1] == 'red'
 
 
