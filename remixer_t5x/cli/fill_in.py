@@ -38,8 +38,7 @@ def run(
     if not vocab.extra_ids:
         raise UserError('the vocabulary has no sentinels (extra_ids is 0): use a span-corruption task')
     plan = train_state.plan(model, optimizer.adafactor(1.0), data.batch_shapes(dataset), partitioner)
-    record = f'{data.vocabulary_fingerprint(vocab)} of {vocab.vocab_size} ids'
-    params = checkpoint.restore_params(folder, plan.abstract.params, record)
+    params = checkpoint.restore_params(folder, plan.abstract.params, data.vocabulary_record(vocab))
     batch = next(iter(data.EvalBatches(dataset, limit=1)))
     length = dataset.task_feature_lengths['targets']
     with partitioner.activate():

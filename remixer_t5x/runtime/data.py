@@ -121,6 +121,11 @@ def vocabulary_fingerprint(vocab: seqio.Vocabulary) -> str:
     return hashlib.sha256(text + f'|{vocab.vocab_size}|{vocab.extra_ids}'.encode()).hexdigest()[:16]
 
 
+def vocabulary_record(vocab: seqio.Vocabulary) -> str:
+    """What a checkpoint says about its vocabulary; another record means that the checkpoint does not fit."""
+    return f'{vocabulary_fingerprint(vocab)} of {vocab.vocab_size} ids'
+
+
 def check_vocabulary(config: DatasetConfig, model_vocab_size: int) -> None:
     """Raises UserError when the task can give ids that the model's table does not have."""
     size = vocabulary(config).vocab_size

@@ -48,9 +48,8 @@ def check(run: Run) -> epath.Path:
 
 def describe(dataset: data.DatasetConfig, config_text: str) -> dict[str, Any]:
     """What a checkpoint says about its run: JSON, compared by `checkpoint.check_compatible`."""
-    vocab = data.vocabulary(dataset)
     return {
-        'vocabulary': f'{data.vocabulary_fingerprint(vocab)} of {vocab.vocab_size} ids',
+        'vocabulary': data.vocabulary_record(data.vocabulary(dataset)),
         'task': data.provider(dataset).name,
         'batch_size': dataset.batch_size,
         'pack': dataset.pack,
