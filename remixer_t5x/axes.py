@@ -17,4 +17,6 @@ VOCAB = 'vocab'  # vocabulary entries
 RELPOS_BUCKETS = 'relpos_buckets'  # buckets of relative distance
 POSITIONS_OUT = 'positions_out'  # rows of a learned token-mixing matrix: the positions written to
 POSITIONS_IN = 'positions_in'  # columns of a learned token-mixing matrix: the positions read from
+TOKEN_MLP = 'token_mlp'  # hidden units of an MLP along tokens, or of a generated one
+MECHANISMS = 'mechanisms'  # groups of features that do not mix, or mix by attention alone
 LAYERS = 'layers'  # equal layers of a run, stacked by scan; never sharded

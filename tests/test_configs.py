@@ -4,8 +4,12 @@ import pathlib
 
 import jax
 import pytest
+from flax import linen as nn
+from jax.interpreters import partial_eval
 
+from remixer_t5x.analysis import counts, papers
 from remixer_t5x.cli import gin_config
+from remixer_t5x.errors import UserError
 from remixer_t5x.model.seq2seq import Seq2Seq
 
 CONFIGS = pathlib.Path(__file__).parent.parent / 'configs'
@@ -20,11 +24,55 @@ PARAMETERS = {
     ('t5_1_1', 'large'): 783_150_080,
     ('t5_1_1', 'xl'): 2_849_757_184,
     ('t5_1_1', 'xxl'): 11_135_332_352,
-    ('remixer', 'tiny'): 24_844_040,
-    ('remixer', 'small'): 81_155_472,
+    ('t5_1_1', 'hyper_mixer_paper'): 24_319_232,
+    ('remixer', 'tiny'): 23_271_176,
+    ('remixer', 'small'): 78_009_744,
     ('remixer', 'base'): 253_869_336,
+    ('remixer', 'large'): 795_733_040,
     ('remixer_scaled', 'scaled_base'): 223_973_394,
+    ('mixer_enc', 'tiny'): 22_749_824,
+    ('mixer_enc', 'small'): 76_971_200,
+    ('mixer_enc', 'base'): 247_611_264,
+    ('mixer_enc', 'large'): 783_260_160,
+    ('mixer_enc_dec', 'tiny'): 22_737_668,
+    ('mixer_enc_dec', 'small'): 76_979_720,
+    ('mixer_enc_dec', 'base'): 247_623_948,
+    ('mixer_enc_dec', 'large'): 783_482_392,
+    ('hyper_mixer', 'tiny'): 22_717_952,
+    ('hyper_mixer', 'small'): 76_977_152,
+    ('hyper_mixer', 'base'): 246_729_216,
+    ('hyper_mixer', 'large'): 782_460_928,
+    ('hyper_mixer', 'hyper_mixer_paper'): 22_506_496,
+    ('linear_transformer', 'tiny'): 22_746_624,
+    ('linear_transformer', 'small'): 76_960_768,
+    ('linear_transformer', 'base'): 247_577_088,
+    ('linear_transformer', 'large'): 783_149_056,
+    ('fnet', 'tiny'): 22_730_368,
+    ('fnet', 'small'): 76_960_960,
+    ('fnet', 'base'): 247_577_472,
+    ('fnet', 'large'): 783_346_176,
+    ('gmlp', 'tiny'): 22_834_172,
+    ('gmlp', 'small'): 77_022_200,
+    ('gmlp', 'base'): 247_736_820,
+    ('gmlp', 'large'): 785_136_616,
+    ('gmlp', 'gmlp_paper_base'): 187_347_920,
+    ('gmlp', 'gmlp_paper_large'): 531_297_696,
+    ('gmlp_mixer', 'tiny'): 22_236_668,
+    ('gmlp_mixer', 'small'): 76_997_624,
+    ('gmlp_mixer', 'base'): 247_656_948,
+    ('gmlp_mixer', 'large'): 789_637_096,
+    ('amlp', 'tiny'): 22_815_740,
+    ('amlp', 'small'): 76_887_032,
+    ('amlp', 'base'): 246_893_556,
+    ('amlp', 'large'): 783_351_784,
+    ('amlp', 'amlp_paper_base'): 157_583_324,
+    ('amlp', 'amlp_paper_large'): 455_047_608,
+    ('tim', 'tiny'): 22_780_672,
+    ('tim', 'small'): 77_450_496,
+    ('tim', 'base'): 247_585_536,
+    ('tim', 'large'): 786_369_408,
 }
+MATCHED_SIZES = ('tiny', 'small', 'base', 'large')
 
 
 def build(*files: str) -> Seq2Seq:
@@ -37,6 +85,21 @@ def test_number_of_parameters(model, size):
     built = build(f'models/{model}.gin', f'sizes/{size}.gin')
     shapes = jax.eval_shape(lambda key: built.init(key, SHAPES), jax.random.key(0))
     assert sum(leaf.size for leaf in jax.tree.leaves(shapes)) == PARAMETERS[model, size]
+
+
+@pytest.mark.parametrize(('model', 'size'), [pair for pair in PARAMETERS if pair[1] in MATCHED_SIZES])
+def test_models_of_one_size_have_the_parameters_of_t5(model, size):
+    assert PARAMETERS[model, size] == pytest.approx(PARAMETERS['t5_1_1', size], rel=0.03)
+
+
+def test_every_model_has_every_matched_size():
+    for model in {model for model, _ in PARAMETERS} - {'remixer_scaled'}:
+        assert {size for name, size in PARAMETERS if name == model} >= set(MATCHED_SIZES)
+
+
+@pytest.mark.parametrize('figure', papers.FIGURES, ids=lambda figure: f'{figure.model}-{figure.size}')
+def test_the_figures_of_the_papers_name_configs_that_exist(figure):
+    assert (figure.model, figure.size) in PARAMETERS
 
 
 def test_no_model_or_size_is_left_out():
@@ -73,3 +136,60 @@ def test_every_file_says_what_it_requires(path):
     header = ''.join(line for line in path.read_text().splitlines(True) if line.startswith('#'))
     assert 'Requires:' in header
     assert path.parent.name == 'experiments' or 'Provides:' in header
+
+
+@pytest.mark.parametrize('model', sorted({model for model, size in PARAMETERS if size == 'tiny'}))
+def test_a_model_reads_all_of_its_parameters(model):
+    """A position bias in a stack without attention, for one, would be carried along without ever being used."""
+    built = build(f'models/{model}.gin', 'sizes/tiny.gin')
+    params = nn.unbox(jax.eval_shape(lambda key: built.init(key, SHAPES), jax.random.key(0)))
+    batch = counts.abstract_batch({'inputs': 512, 'targets': 114})
+    jaxpr = jax.make_jaxpr(lambda params, batch: built.loss(params, batch)[0])(params, batch).jaxpr
+    _, used = partial_eval.dce_jaxpr(jaxpr, [True])
+    paths = [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(params)]
+    assert [path for path, is_used in zip(paths, used[: len(paths)], strict=True) if not is_used] == []
+
+
+MIXERS = {
+    'encoder': ('sublayers/hyper_mixer.gin', '@encoder/hyper_mixer.HyperMixer'),
+    'decoder': ('sublayers/mlp_mixer.gin', '@mlp_mixer.WindowMixer'),
+}
+
+
+def test_any_encoder_mixer_goes_with_any_decoder_mixer():
+    files = ['models/gmlp_mixer.gin', *(file for file, _ in MIXERS.values()), 'sizes/tiny.gin']
+    flags = [(f'{side.upper()}_MIXER', mixer) for side, (_, mixer) in MIXERS.items()]
+    gin_config.load(files, flags, root='remixer_t5x.model.seq2seq.Seq2Seq', partial=True)
+    model = gin_config.call(Seq2Seq)
+    shapes = jax.eval_shape(lambda key: model.init(key, SHAPES), jax.random.key(0))
+    assert 'hyper_mixer' in shapes['encoder']['run_0']['layer']
+    assert 'window_mixer' in shapes['decoder']['run_0']['layer']
+
+
+@pytest.mark.parametrize('path', sorted((CONFIGS / 'ablations').glob('*.gin')), ids=lambda path: path.stem)
+def test_every_ablation_changes_its_model(path):
+    model = next((m for m in ('hyper_mixer', 'tim', 'remixer') if path.stem.startswith(m)), 'hyper_mixer')
+    trees = []
+    for files in ((), (f'ablations/{path.name}',)):
+        built = build(f'models/{model}.gin', 'sizes/tiny.gin', *files)
+        trees.append(jax.eval_shape(lambda key, built=built: built.init(key, SHAPES), jax.random.key(0)))
+    assert jax.tree.structure(trees[0]) != jax.tree.structure(trees[1])
+
+
+@pytest.mark.parametrize(
+    ('file', 'line', 'instead'),
+    [('models/fnet.gin', ('DECODER_MIXER', '@fnet.FNet'), 'SelfAttention'),
+     ('models/mixer_enc.gin', ('DECODER_MIXER', '@mlp_mixer.MLPMixer'), 'WindowMixer')],
+)  # fmt: skip
+def test_what_cannot_be_causal_refuses_in_a_decoder_when_built(file, line, instead):
+    gin_config.load([file, 'sizes/tiny.gin'], [line], root='remixer_t5x.model.seq2seq.Seq2Seq', partial=True)
+    model = gin_config.call(Seq2Seq)
+    with pytest.raises(UserError, match=instead):
+        jax.eval_shape(lambda key: model.init(key, SHAPES), jax.random.key(0))
+
+
+def test_what_cannot_be_packed_refuses_when_built():
+    model = build('models/fnet.gin', 'sizes/tiny.gin')
+    shapes = {**SHAPES, 'encoder_segment_ids': (1, 512), 'decoder_segment_ids': (1, 114)}
+    with pytest.raises(UserError, match='pack'):
+        jax.eval_shape(lambda key: model.init(key, shapes), jax.random.key(0))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pathlib
+from collections.abc import Mapping
 from typing import Any
 
 from remixer_t5x.errors import UserError
@@ -47,6 +48,50 @@ def plot_loss(metrics_file: str | os.PathLike, png_file: str | os.PathLike, titl
     return target
 
 
+def plot_runs(metrics_files: Mapping[str, str | os.PathLike], png_file: str | os.PathLike, title: str) -> pathlib.Path:
+    """Draws the training losses of several runs, smoothed over ten logged steps, and returns the path of the PNG.
+
+    Args:
+        metrics_files: the metrics file of each run by its label.
+
+    Raises:
+        UserError: a file is missing, holds a malformed line, or has no training loss in it.
+    """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(10, 6), dpi=150, layout='constrained')
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    ends = []
+    for index, (label, file) in enumerate(metrics_files.items()):
+        train = read_losses(file).get('train', [])
+        if not train:
+            raise UserError(f'{file} holds no training loss; plot a run that has logged at least one step')
+        steps, losses = _columns(train)
+        smooth = [sum(losses[max(0, i - 9) : i + 1]) / len(losses[max(0, i - 9) : i + 1]) for i in range(len(losses))]
+        axes.plot(steps, smooth, color=f'C{index % 10}', linestyle='-' if index < 10 else '--', linewidth=1.6)
+        ends.append((smooth[-1], label, f'C{index % 10}', steps[-1]))
+    _label_ends(axes, ends)
+    _dress(axes, title)
+    target = pathlib.Path(png_file)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(target)
+    return target
+
+
+def _label_ends(axes: Any, ends: list[tuple[float, str, str, int]]) -> None:
+    """Names beside the last points, in the order of the losses, spread so that none covers another."""
+    ends = sorted(ends, reverse=True)
+    low, high = axes.get_ylim()
+    gap = (high - low) / 28
+    place = high
+    for loss, label, color, step in ends:
+        place = min(loss, place - gap)
+        axes.annotate(f'{loss:.3f} {label}', (step, place), xytext=(6, 0), textcoords='offset points', va='center',
+                      color=color, fontsize=8, annotation_clip=False)  # fmt: skip
+
+
 def _draw_held_out(axes: Any, points: Points, label: str, color: str) -> None:
     axes.plot(*_columns(points), color=color, linewidth=2, marker='o', markersize=4, label=label)
     axes.annotate(
@@ -65,7 +110,8 @@ def _dress(axes: Any, title: str) -> None:
     axes.grid(axis='y', color='#dddddd', linewidth=0.8)
     axes.spines[['top', 'right']].set_visible(False)
     axes.tick_params(colors=_INK)
-    axes.legend(frameon=False, labelcolor=_INK)
+    if axes.get_legend_handles_labels()[0]:
+        axes.legend(frameon=False, labelcolor=_INK)
 
 
 def read_losses(metrics_file: str | os.PathLike) -> dict[str, Points]:

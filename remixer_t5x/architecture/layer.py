@@ -122,7 +122,12 @@ def arranged(
     sublayers: Sequence[SublayerFactory],
     layout: Callable[..., Layer] = PreNorm,
     dropout_rate: float = 0.0,
+    norm: Callable[..., nn.Module] | None = None,
     name: str | None = None,
 ) -> Layer:
-    """`sublayers` in `layout`: a layer factory whose layout is one binding, whichever class that is."""
-    return layout(sublayers=sublayers, dropout_rate=dropout_rate, name=name)
+    """`sublayers` in `layout`: a layer factory whose layout is one binding, whichever class that is.
+
+    `norm` replaces the layout's norm; a layout without norms refuses it.
+    """
+    options = {} if norm is None else {'norm': norm}
+    return layout(sublayers=sublayers, dropout_rate=dropout_rate, name=name, **options)

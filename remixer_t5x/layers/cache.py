@@ -12,7 +12,7 @@ from flax import linen as nn
 from remixer_t5x.context import SequenceContext
 
 
-def extend(module: nn.Module, name: str, value: jax.Array, ctx: SequenceContext) -> jax.Array:
+def extend(module: nn.Module, name: str, value: jax.Array, ctx: SequenceContext, axis: int = 1) -> jax.Array:
     """Writes `value` into the buffer `name` and returns what a decoding sublayer should read.
 
     Args:
@@ -20,6 +20,7 @@ def extend(module: nn.Module, name: str, value: jax.Array, ctx: SequenceContext)
       name: name of the cache variable.
       value: [batch, length, ...] on the allocating call, [batch, 1, ...] afterwards.
       ctx: facts about the token, `ctx.decode` True.
+      axis: where the length is, if not behind the batch.
 
     Returns:
       [batch, max_length, ...]: `value` itself on the allocating call, else the buffer, filled up to `ctx.step`.
@@ -28,10 +29,20 @@ def extend(module: nn.Module, name: str, value: jax.Array, ctx: SequenceContext)
     buffer = module.variable('cache', name, jnp.zeros_like, value)
     if not is_allocated:
         return value
-    buffer.value = jax.lax.dynamic_update_slice_in_dim(buffer.value, value.astype(buffer.value.dtype), ctx.step, axis=1)
+    value = value.astype(buffer.value.dtype)
+    buffer.value = jax.lax.dynamic_update_slice_in_dim(buffer.value, value, ctx.step, axis)
     return buffer.value
 
 
 def visible(max_length: int, ctx: SequenceContext) -> jax.Array:
     """[max_length] bool: the positions that the token at `ctx.step` may see, itself included."""
     return jnp.arange(max_length) <= ctx.step
+
+
+def beams_as_queries(x: jax.Array, memory_rows: int) -> jax.Array:
+    """[memory_rows * beams, length, embed] of a decoding call -> [memory_rows, beams * length, embed].
+
+    Beams of one sequence lie next to each other and share its memory: a sublayer that reads the memory, and in which
+    queries do not see each other, takes them for queries of one row, and the memory need not be repeated for each.
+    """
+    return x.reshape(memory_rows, -1, x.shape[-1])

@@ -1,4 +1,4 @@
-"""A dense layer without bias, computed on flattened tokens."""
+"""Dense layers without bias, computed on flattened tokens: one for all features, and one for each group of features."""
 
 from __future__ import annotations
 
@@ -8,6 +8,11 @@ from flax import linen as nn
 
 # Normal with variance 1 / fan_in: T5's initialiser for every projection.
 FAN_IN_NORMAL = nn.initializers.variance_scaling(1.0, 'fan_in', 'normal')
+
+
+def group_fan_in_normal(scale: float = 1.0) -> nn.initializers.Initializer:
+    """Normal with variance `scale / in` for a kernel [groups, in, out]: the fan-in is that of one group."""
+    return nn.initializers.variance_scaling(scale, 'fan_in', 'normal', batch_axis=0)
 
 
 class Dense(nn.Module):
@@ -35,4 +40,45 @@ class Dense(nn.Module):
             jnp.float32,
         )
         tokens = x.reshape(-1, x.shape[-1])
+        return (tokens @ kernel.astype(x.dtype)).reshape(*x.shape[:-1], self.features)
+
+
+def split_groups(x: jax.Array, num_groups: int) -> jax.Array:
+    """[..., groups * width] -> [groups, ..., width], the input of `GroupDense`.
+
+    Groups lead because every matmul is then one batched matmul without a transpose: a sublayer splits its input and
+    joins its output, and keeps everything between in this form.
+    """
+    return jnp.moveaxis(x.reshape(*x.shape[:-1], num_groups, -1), -2, 0)
+
+
+def join_groups(x: jax.Array) -> jax.Array:
+    """[groups, ..., width] -> [..., groups * width]."""
+    x = jnp.moveaxis(x, 0, -2)
+    return x.reshape(*x.shape[:-2], -1)
+
+
+class GroupDense(nn.Module):
+    """`x[j] @ kernel[j]` for each group j (GroupLinear of TIM), [groups, ..., in] -> [groups, ..., features].
+
+    Attributes:
+      features: width of a group's output.
+      axes: logical names of the kernel's three axes: groups, in, out.
+      kernel_init: initialiser of the kernel.
+    """
+
+    features: int
+    axes: tuple[str | None, str | None, str | None]
+    kernel_init: nn.initializers.Initializer = group_fan_in_normal()
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        groups, width = x.shape[0], x.shape[-1]
+        kernel = self.param(
+            'kernel',
+            nn.with_logical_partitioning(self.kernel_init, self.axes),
+            (groups, width, self.features),
+            jnp.float32,
+        )
+        tokens = x.reshape(groups, -1, width)
         return (tokens @ kernel.astype(x.dtype)).reshape(*x.shape[:-1], self.features)

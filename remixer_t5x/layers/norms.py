@@ -1,4 +1,4 @@
-"""Root-mean-square normalisation (Zhang and Sennrich 2019), as T5 uses it."""
+"""Root-mean-square normalisation (Zhang and Sennrich 2019), as T5 uses it, and layer normalisation (Ba et al. 2016)."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from remixer_t5x import axes
+from remixer_t5x.errors import UserError
 
 
 class RMSNorm(nn.Module):
@@ -25,3 +26,53 @@ class RMSNorm(nn.Module):
         x32 = x.astype(jnp.float32)
         mean_square = jnp.mean(jnp.square(x32), axis=-1, keepdims=True)
         return (x32 * jax.lax.rsqrt(mean_square + self.epsilon) * scale).astype(x.dtype)
+
+
+class LayerNorm(nn.Module):
+    """`(x - mean(x)) / std(x) * scale + bias` over the last axis; statistics in float32 whatever x's dtype.
+
+    Attributes:
+      epsilon: added to the variance.
+      axis: logical name of the normalised axis.
+    """
+
+    epsilon: float = 1e-6
+    axis: str = axes.EMBED
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        def parameter(name: str, init: nn.initializers.Initializer) -> jax.Array:
+            return self.param(name, nn.with_logical_partitioning(init, (self.axis,)), x.shape[-1:], jnp.float32)
+
+        x32 = x.astype(jnp.float32)
+        centred = x32 - jnp.mean(x32, axis=-1, keepdims=True)
+        inverse = jax.lax.rsqrt(jnp.mean(jnp.square(centred), axis=-1, keepdims=True) + self.epsilon)
+        scale, bias = parameter('scale', nn.initializers.ones), parameter('bias', nn.initializers.zeros)
+        return (centred * inverse * scale + bias).astype(x.dtype)
+
+
+class GroupedRMSNorm(nn.Module):
+    """`RMSNorm` of each of `num_groups` equal parts of the last axis, with a scale for every feature.
+
+    Attributes:
+      num_groups: number of parts; must divide the width of the input.
+      epsilon: added to the mean square.
+    """
+
+    num_groups: int
+    epsilon: float = 1e-6
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        width = x.shape[-1]
+        if width % self.num_groups:
+            raise UserError(
+                f'GroupedRMSNorm.num_groups is {self.num_groups}, got {width} features: '
+                f'give a number of groups that divides {width}'
+            )
+        init = nn.with_logical_partitioning(nn.initializers.ones, (axes.EMBED,))
+        scale = self.param('scale', init, (width,), jnp.float32)
+        parts = x.astype(jnp.float32).reshape(*x.shape[:-1], self.num_groups, -1)
+        mean_square = jnp.mean(jnp.square(parts), axis=-1, keepdims=True)
+        normed = (parts * jax.lax.rsqrt(mean_square + self.epsilon)).reshape(x.shape)
+        return (normed * scale).astype(x.dtype)

@@ -1,4 +1,4 @@
-"""T5's relative position bias (Raffel et al. 2019, section 2.1)."""
+"""T5's relative position bias (Raffel et al. 2019, section 2.1), and positions as vectors to add to features."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from flax import linen as nn
 
 from remixer_t5x import axes
 from remixer_t5x.context import SequenceContext
+from remixer_t5x.errors import UserError
+from remixer_t5x.layers.diagonals import spread_over_diagonals
 
 
 def relative_position_bucket(
@@ -32,19 +34,6 @@ def relative_position_bucket(
     log_bucket = num_exact + (log_share * (num_buckets - num_exact)).astype(jnp.int32)
     log_bucket = jnp.minimum(log_bucket, num_buckets - 1)
     return (offset + jnp.where(distance < num_exact, distance, log_bucket)).astype(jnp.int32)
-
-
-def _spread_over_diagonals(values: jax.Array, length: int) -> jax.Array:
-    """[heads, 2 * length - 1] values of relative positions -(length-1)..length-1 -> [heads, query, key].
-
-    `out[:, i, j] = values[:, j - i + length - 1]`, by copying the values once per query and reading the flat copy with
-    a row stride one shorter. Unlike a [query, key] gather, its gradient is a dense sum and not a scatter.
-    """
-    heads, count = values.shape
-    padded = jnp.pad(values, ((0, 0), (0, 1)))  # [heads, 2 * length]
-    flat = jnp.broadcast_to(padded[:, None], (heads, length, count + 1)).reshape(heads, -1)
-    skewed = flat[:, : length * count].reshape(heads, length, count)
-    return skewed[:, :, length - 1 :]
 
 
 class RelativePositionBias(nn.Module):
@@ -80,5 +69,54 @@ class RelativePositionBias(nn.Module):
             max_distance=self.max_distance,
         )
         values = jnp.take(table, bucket, axis=1)  # [heads, distances]
-        bias = values[:, None] if ctx.step is not None else _spread_over_diagonals(values, length)
+        bias = values[:, None] if ctx.step is not None else spread_over_diagonals(values, length)
         return bias[None]
+
+
+def example_lengths(ctx: SequenceContext) -> jax.Array:
+    """float32 [batch, length]: number of tokens of each token's example; at least 1, and of no meaning at padding."""
+    if not ctx.packed:
+        count = jnp.sum(ctx.is_token, axis=1, keepdims=True)
+        return jnp.broadcast_to(jnp.maximum(count, 1), ctx.positions.shape).astype(jnp.float32)
+    ids, index = ctx.segment_ids, jnp.arange(ctx.segment_ids.shape[1])
+    is_last = jnp.pad(ids[:, 1:] != ids[:, :-1], ((0, 0), (0, 1)), constant_values=True)
+    last = jax.lax.cummin(jnp.where(is_last, index, index[-1]), axis=1, reverse=True)
+    return (ctx.positions + last - index + 1).astype(jnp.float32)
+
+
+class SinusoidalPositions(nn.Module):
+    """Sines and cosines of a token's position in its example (Vaswani et al. 2017, section 3.5); no parameters."""
+
+    @nn.compact
+    def __call__(self, width: int, ctx: SequenceContext) -> jax.Array:
+        """float32 [batch, length, width]: sines in the first half of the features, cosines in the second."""
+        num_waves = -(-width // 2)
+        exponents = jnp.arange(num_waves) * (2.0 / width)
+        angles = ctx.positions[..., None].astype(jnp.float32) * jnp.power(10_000.0, -exponents)
+        return jnp.concatenate([jnp.sin(angles), jnp.cos(angles)], axis=-1)[..., :width]
+
+
+class LearnedPositions(nn.Module):
+    """A learned vector for each position in an example.
+
+    Attributes:
+      max_length: number of positions; rows longer than this are refused.
+    """
+
+    max_length: int
+
+    @nn.compact
+    def __call__(self, width: int, ctx: SequenceContext) -> jax.Array:
+        """float32 [batch or 1, length, width]."""
+        length = ctx.positions.shape[1]
+        if length > self.max_length:
+            raise UserError(
+                f'LearnedPositions.max_length is {self.max_length}, got a sequence of {length} tokens: '
+                f'give LearnedPositions.max_length = {length} or shorten TASK_FEATURE_LENGTHS'
+            )
+        init = nn.with_logical_partitioning(nn.initializers.normal(stddev=0.02), (axes.POSITIONS_IN, axes.EMBED))
+        table = self.param('table', init, (self.max_length, width), jnp.float32)
+        if ctx.packed or ctx.step is not None:
+            return jnp.take(table, ctx.positions, axis=0)
+        # One example in a row is at its own place: a slice, whose gradient needs no scatter.
+        return table[None, :length]

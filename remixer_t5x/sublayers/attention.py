@@ -13,8 +13,10 @@ from remixer_t5x import axes
 from remixer_t5x.context import SequenceContext
 from remixer_t5x.errors import UserError
 from remixer_t5x.layers import cache
+from remixer_t5x.layers.attention_mask import memory_mask, self_attention_mask
 from remixer_t5x.layers.dense import Dense
 from remixer_t5x.layers.dot_product_attention import dot_product_attention
+from remixer_t5x.layers.step_attention import attend_step, heads_first
 
 
 def _query_init(head_dim: int) -> nn.initializers.Initializer:
@@ -24,24 +26,6 @@ def _query_init(head_dim: int) -> nn.initializers.Initializer:
 def _split_heads(x: jax.Array, num_heads: int) -> jax.Array:
     """[batch, length, heads * kv] -> [batch, length, heads, kv]."""
     return x.reshape(*x.shape[:-1], num_heads, -1)
-
-
-def self_attention_mask(ctx: SequenceContext, num_keys: int) -> jax.Array:
-    """Which tokens of its own sequence a token may see, broadcastable to [batch, 1, q, k]."""
-    if ctx.step is not None:
-        return cache.visible(num_keys, ctx)[None, None, None]
-    if ctx.packed:
-        allowed = ctx.segment_ids[:, None, :, None] == ctx.segment_ids[:, None, None, :]
-    else:
-        allowed = ctx.is_token[:, None, None, :]
-    return allowed & jnp.tri(num_keys, dtype=bool) if ctx.causal else allowed
-
-
-def memory_mask(ctx: SequenceContext, memory_ctx: SequenceContext) -> jax.Array:
-    """Which tokens of the encoder a decoder token may see, broadcastable to [batch, 1, q, k]."""
-    if ctx.packed:
-        return ctx.segment_ids[:, None, :, None] == memory_ctx.segment_ids[:, None, None, :]
-    return memory_ctx.is_token[:, None, None, :]
 
 
 def _drop_weights(rate: float, value: jax.Array, ctx: SequenceContext) -> jax.Array:
@@ -71,19 +55,29 @@ class SelfAttention(nn.Module):
         query = Dense(width, in_axes, kernel_init=_query_init(self.head_dim), name='query')(x)
         key = _split_heads(Dense(width, in_axes, name='key')(x), self.num_heads)
         value = _split_heads(Dense(width, in_axes, name='value')(x), self.num_heads)
+        query = _split_heads(query, self.num_heads)
         if ctx.decode:
-            key = cache.extend(self, 'cached_key', key, ctx)
-            value = cache.extend(self, 'cached_value', value, ctx)
-        mask = self_attention_mask(ctx, key.shape[1])
-        value = _drop_weights(self.dropout_rate, value, ctx)
-        mixed = dot_product_attention(_split_heads(query, self.num_heads), key, value, mask, ctx.position_bias)
+            mixed = self._attend_cached(query, key, value, ctx)
+        else:
+            value = _drop_weights(self.dropout_rate, value, ctx)
+            mask = self_attention_mask(ctx, key.shape[1])
+            mixed = dot_product_attention(query, key, value, mask, ctx.position_bias)
         return Dense(x.shape[-1], in_axes[::-1], name='out')(mixed.reshape(*x.shape[:-1], width))
+
+    def _attend_cached(self, query: jax.Array, key: jax.Array, value: jax.Array, ctx: SequenceContext) -> jax.Array:
+        """Adds the token's key and value to those before it and attends to all of them."""
+        key = cache.extend(self, 'cached_key', heads_first(key), ctx, axis=2)
+        value = cache.extend(self, 'cached_value', heads_first(value), ctx, axis=2)
+        mask = self_attention_mask(ctx, key.shape[2])
+        value = _drop_weights(self.dropout_rate, value, ctx)
+        return attend_step(query, jnp.swapaxes(key, 2, 3), value, mask, ctx.position_bias)
 
 
 class CrossAttention(nn.Module):
     """Decoder tokens attend to the encoder's output in `ctx.memory`.
 
-    While decoding, keys and values of the memory are computed by the allocating call and kept: once per sequence.
+    While decoding, keys and values of the memory are computed by the allocating call and kept: once per sequence,
+    however many beams a sequence has.
 
     Attributes:
       num_heads: number of heads.
@@ -103,17 +97,22 @@ class CrossAttention(nn.Module):
             )
         width = self.num_heads * self.head_dim
         in_axes = (axes.EMBED, axes.JOINED_KV)
+        shape = x.shape
+        if ctx.decode:
+            x = cache.beams_as_queries(x, ctx.memory.hidden.shape[0])
         query = Dense(width, in_axes, kernel_init=_query_init(self.head_dim), name='query')(x)
-        key = self._of_memory('key', ctx.memory.hidden, ctx)
-        value = self._of_memory('value', ctx.memory.hidden, ctx)
-        value = _drop_weights(self.dropout_rate, value, ctx)
+        query = _split_heads(query, self.num_heads)
         mask = memory_mask(ctx, ctx.memory.context)
-        mixed = dot_product_attention(_split_heads(query, self.num_heads), key, value, mask, None)
-        return Dense(x.shape[-1], in_axes[::-1], name='out')(mixed.reshape(*x.shape[:-1], width))
 
-    def _of_memory(self, name: str, hidden: jax.Array, ctx: SequenceContext) -> jax.Array:
-        """Keys or values of the memory, [batch, memory_length, heads, kv]."""
-        project = Dense(self.num_heads * self.head_dim, (axes.EMBED, axes.JOINED_KV), name=name)
-        if not ctx.decode:
-            return _split_heads(project(hidden), self.num_heads)
-        return self.variable('cache', f'memory_{name}', lambda: _split_heads(project(hidden), self.num_heads)).value
+        def of_memory(name: str) -> jax.Array:
+            """Keys or values, [batch, memory_length, heads, kv]."""
+            return _split_heads(Dense(width, in_axes, name=name)(ctx.memory.hidden), self.num_heads)
+
+        if ctx.decode:
+            key = self.variable('cache', 'memory_key', lambda: jnp.swapaxes(heads_first(of_memory('key')), 2, 3)).value
+            value = self.variable('cache', 'memory_value', lambda: heads_first(of_memory('value'))).value
+            mixed = attend_step(query, key, _drop_weights(self.dropout_rate, value, ctx), mask, None)
+        else:
+            value = _drop_weights(self.dropout_rate, of_memory('value'), ctx)
+            mixed = dot_product_attention(query, of_memory('key'), value, mask, None)
+        return Dense(x.shape[-1], in_axes[::-1], name='out')(mixed.reshape(*shape[:-1], width))

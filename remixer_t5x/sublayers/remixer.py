@@ -26,6 +26,7 @@ from remixer_t5x.context import SequenceContext
 from remixer_t5x.errors import UserError
 from remixer_t5x.layers import cache
 from remixer_t5x.layers.dense import Dense
+from remixer_t5x.layers.diagonals import place_examples
 from remixer_t5x.layers.dropout import dropout
 
 Projection = Callable[[jax.Array], jax.Array]
@@ -135,21 +136,26 @@ class LearnedMixing(nn.Module):
         return self._mix_rows(logits[:length, :length], hidden, ctx)
 
     def _mix_rows(self, logits: jax.Array, hidden: jax.Array, ctx: SequenceContext) -> jax.Array:
-        """One example per row: `E (m * X') / (E m)` with E = exp(H) up to a row's scale, [length, length] for all."""
+        """One example per row: `E (m * X') / (E m)` with E = exp(H) up to a row's scale, [length, length] for all.
+
+        float32 holds this as long as no logit of a padded column exceeds those of the real ones by 80 or more.
+        """
         if ctx.causal:
             logits = jnp.where(jnp.tri(logits.shape[0], dtype=bool), logits, -jnp.inf)
         weights = jax.nn.softmax(logits, axis=-1)
         is_token = ctx.is_token.astype(jnp.float32)
         total = jnp.einsum('qk,bk->bq', weights, is_token)
-        scale = (1.0 / jnp.maximum(total, jnp.finfo(jnp.float32).tiny)).astype(hidden.dtype)
+        # A row that is all padding gets zeros, and no NaN in its gradient.
+        has_tokens = total > 0
+        scale = jnp.where(has_tokens, 1.0 / jnp.where(has_tokens, total, 1.0), 0.0).astype(hidden.dtype)
         weights = self._drop_weights(weights, ctx).astype(hidden.dtype)
         tokens = hidden * is_token[..., None].astype(hidden.dtype)
         return jnp.einsum('qk,bkf->bqf', weights, tokens) * scale[..., None]
 
     def _mix_packed(self, logits: jax.Array, hidden: jax.Array, ctx: SequenceContext) -> jax.Array:
         """Several examples per row: H gathered by position in the example, [batch, length, length]."""
-        rows = jnp.take(logits, ctx.positions, axis=0)
-        logits = jnp.take_along_axis(rows, ctx.positions[:, None, :], axis=2)
+        length = hidden.shape[1]
+        logits = place_examples(logits[:length, :length], ctx.positions)
         allowed = ctx.segment_ids[:, :, None] == ctx.segment_ids[:, None, :]
         if ctx.causal:
             allowed &= ctx.positions[:, :, None] >= ctx.positions[:, None, :]

@@ -1,4 +1,4 @@
-"""Relative position buckets against Hugging Face's recorded and live values, and the diagonal layout against a loop."""
+"""Relative position buckets against Hugging Face's recorded and live values."""
 
 import importlib.util
 
@@ -33,13 +33,3 @@ def test_buckets_equal_hugging_face_live(bidirectional):
     wanted = T5Attention._relative_position_bucket(torch.from_numpy(relative), bidirectional=bidirectional)
     actual = positions.relative_position_bucket(jnp.asarray(relative), bidirectional=bidirectional)
     np.testing.assert_array_equal(actual, wanted.numpy())
-
-
-@pytest.mark.parametrize('length', [1, 2, 5, 9])
-def test_values_are_spread_over_diagonals(length):
-    values = np.random.default_rng(0).normal(size=(3, 2 * length - 1)).astype(np.float32)
-    wanted = np.empty((3, length, length), np.float32)
-    for i in range(length):
-        for j in range(length):
-            wanted[:, i, j] = values[:, j - i + length - 1]
-    np.testing.assert_array_equal(positions._spread_over_diagonals(jnp.asarray(values), length), wanted)

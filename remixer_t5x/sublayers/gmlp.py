@@ -1,0 +1,183 @@
+"""gMLP and aMLP (Liu et al. 2021, Pay Attention to MLPs, sections 2 and 4.3).
+
+    Z = gelu(X U)                          U: [D, F]
+    f(Z) = W LN(Z) + b                     W: [length, length] near zero, b: [length] ones
+    Y = s(Z) V                             s(Z) = Z_1 * f(Z_2) and three other gates; V: [F/2 or F, D]
+
+aMLP adds a tiny attention, which reads the same X, to f. The block is a whole layer: it needs neither attention nor a
+feed-forward sublayer beside it, but may have them.
+
+Departures: projections have no biases, as everywhere in T5; padding is zeroed before W reads it, which the paper leaves
+to be learned; W and b are indexed by position in the example, so packing changes nothing; in a decoder W is lower
+triangular. The norm before the block and its residual are the layout's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+
+from remixer_t5x import axes
+from remixer_t5x.context import SequenceContext
+from remixer_t5x.errors import UserError
+from remixer_t5x.layers import cache
+from remixer_t5x.layers.dense import Dense
+from remixer_t5x.layers.diagonals import place_examples, spread_over_diagonals
+from remixer_t5x.layers.dropout import dropout
+from remixer_t5x.layers.norms import LayerNorm
+
+Expansion = Callable[[str, int], jax.Array]
+SpatialProjection = Callable[[jax.Array], jax.Array]
+
+# Near zero, so that f starts as its bias, one; not below Adafactor's floor for the scale of a parameter.
+SPATIAL_INIT = nn.initializers.normal(stddev=1e-3)
+
+
+def linear_gate(expand: Expansion, project: SpatialProjection, hidden_dim: int) -> jax.Array:
+    """`s(Z) = f(Z)`."""
+    return project(expand('wi', hidden_dim))
+
+
+def additive_gate(expand: Expansion, project: SpatialProjection, hidden_dim: int) -> jax.Array:
+    """`s(Z) = Z + f(Z)`."""
+    units = expand('wi', hidden_dim)
+    return units + project(units)
+
+
+def multiplicative_gate(expand: Expansion, project: SpatialProjection, hidden_dim: int) -> jax.Array:
+    """`s(Z) = Z * f(Z)`."""
+    units = expand('wi', hidden_dim)
+    return units * project(units)
+
+
+def split_gate(expand: Expansion, project: SpatialProjection, hidden_dim: int) -> jax.Array:
+    """`s(Z) = Z_1 * f(Z_2)`, Z = Z_1 | Z_2: the paper's spatial gating unit.
+
+    U is kept as two matrices: halves of one would lie on different devices where F is sharded.
+    """
+    if hidden_dim % 2:
+        raise UserError(f'gmlp.split_gate needs an even GMLP.hidden_dim, got {hidden_dim}: give {hidden_dim + 1}')
+    return expand('wi_0', hidden_dim // 2) * project(expand('wi_1', hidden_dim // 2))
+
+
+class FreeSpatial(nn.Module):
+    """W as a free [max_length, max_length] matrix."""
+
+    max_length: int
+
+    @nn.compact
+    def __call__(self, length: int, ctx: SequenceContext) -> jax.Array:
+        """float32 [length, length], or [1, length] while decoding; [batch, length, length] where rows are packed."""
+        init = nn.with_logical_partitioning(SPATIAL_INIT, (axes.POSITIONS_OUT, axes.POSITIONS_IN))
+        matrix = self.param('kernel', init, (self.max_length, self.max_length), jnp.float32)
+        if ctx.step is not None:
+            row = jax.lax.dynamic_slice_in_dim(matrix[:, :length], ctx.step, 1)
+            return jnp.where(cache.visible(length, ctx), row, 0.0)
+        matrix = matrix[:length, :length]
+        if ctx.causal:
+            matrix = jnp.tril(matrix)
+        return place_examples(matrix, ctx.positions) if ctx.packed else matrix
+
+
+class ToeplitzSpatial(nn.Module):
+    """W with one number for each distance between two tokens, `W[i, j] = w[j - i]`: a convolution along the tokens.
+
+    There are 2 * max_length - 1 parameters, and max_length in a decoder, where no token lies ahead.
+    """
+
+    max_length: int
+
+    @nn.compact
+    def __call__(self, length: int, ctx: SequenceContext) -> jax.Array:
+        """float32 [length, length], or [1, length] while decoding."""
+        count = self.max_length if ctx.causal else 2 * self.max_length - 1
+        init = nn.with_logical_partitioning(SPATIAL_INIT, (axes.RELPOS_BUCKETS,))
+        values = self.param('kernel', init, (count,), jnp.float32)
+        if ctx.causal:
+            values = jnp.pad(values, (0, length - 1))
+        here = self.max_length - 1  # where the value of distance 0 is
+        if ctx.step is not None:
+            return jax.lax.dynamic_slice_in_dim(values, here - ctx.step, length)[None]
+        # Within an example, distances in the row and in the example are the same.
+        return spread_over_diagonals(values[None, here + 1 - length : here + length], length)[0]
+
+
+class SpatialMixing(nn.Module):
+    """`f(Z) = W LN(Z) + b` over the tokens that each token may see, [batch, length, features].
+
+    Attributes:
+      max_length: size of W and b; rows longer than this are refused.
+      weights: factory of a module (length, ctx) -> W, `FreeSpatial` or `ToeplitzSpatial`.
+    """
+
+    max_length: int
+    weights: Callable[..., nn.Module]
+
+    @nn.compact
+    def __call__(self, units: jax.Array, ctx: SequenceContext) -> jax.Array:
+        units = LayerNorm(axis=axes.MLP, name='norm')(units)
+        if ctx.decode:
+            units = cache.extend(self, 'cached_units', units, ctx)
+        length = units.shape[1]
+        if length > self.max_length:
+            raise UserError(
+                f'GMLP.max_length is {self.max_length}, got a sequence of {length} tokens: '
+                f'give GMLP.max_length = {length} or shorten TASK_FEATURE_LENGTHS'
+            )
+        weights = self.weights(max_length=self.max_length, name='weights')(length, ctx)
+        init = nn.with_logical_partitioning(nn.initializers.ones, (axes.POSITIONS_OUT,))
+        bias = self.param('bias', init, (self.max_length,), jnp.float32)
+        return self._mix(weights, units, ctx) + self._at_tokens(bias, length, ctx).astype(units.dtype)
+
+    def _mix(self, weights: jax.Array, units: jax.Array, ctx: SequenceContext) -> jax.Array:
+        if ctx.step is None and ctx.packed:
+            same_example = ctx.segment_ids[:, :, None] == ctx.segment_ids[:, None, :]
+            weights = jnp.where(same_example, weights, 0.0).astype(units.dtype)
+            return jnp.einsum('bqk,bkf->bqf', weights, units)
+        if ctx.step is None:
+            units = units * ctx.is_token[..., None].astype(units.dtype)
+        return jnp.einsum('qk,bkf->bqf', weights.astype(units.dtype), units)
+
+    def _at_tokens(self, bias: jax.Array, length: int, ctx: SequenceContext) -> jax.Array:
+        """The bias of each token's position, broadcastable to [batch, length, features]."""
+        if ctx.packed or ctx.step is not None:
+            return jnp.take(bias, ctx.positions)[..., None]
+        return bias[:length, None]
+
+
+class GMLP(nn.Module):
+    """Feed-forward sublayer whose hidden units are gated by a learned, input-independent mix of all tokens.
+
+    Attributes:
+      hidden_dim: number of hidden units, F; the split gate halves it.
+      max_length: size of W and b; rows longer than this are refused.
+      gate: `split_gate`, `multiplicative_gate`, `additive_gate` or `linear_gate`.
+      spatial: factory of W, `ToeplitzSpatial` (the paper's language models) or `FreeSpatial`.
+      attention: factory of a module added to f, `tiny_attention.TinyAttention` for aMLP; None for gMLP.
+      dropout_rate: dropout on the gated units.
+    """
+
+    hidden_dim: int
+    max_length: int
+    gate: Callable[..., jax.Array] = split_gate
+    spatial: Callable[..., nn.Module] = ToeplitzSpatial
+    attention: Callable[..., nn.Module] | None = None
+    dropout_rate: float = 0.0
+
+    @nn.compact
+    def __call__(self, x: jax.Array, ctx: SequenceContext) -> jax.Array:
+        def expand(name: str, features: int) -> jax.Array:
+            return nn.gelu(Dense(features, (axes.EMBED, axes.MLP), name=name)(x), approximate=True)
+
+        def project(units: jax.Array) -> jax.Array:
+            mixed = SpatialMixing(self.max_length, self.spatial, name='mixing')(units, ctx)
+            if self.attention is None:
+                return mixed
+            return mixed + self.attention(features=units.shape[-1], name='attention')(x, ctx)
+
+        gated = self.gate(expand, project, self.hidden_dim)
+        gated = dropout(self.dropout_rate, gated, deterministic=ctx.deterministic)
+        return Dense(x.shape[-1], (axes.MLP, axes.EMBED), name='wo')(gated)

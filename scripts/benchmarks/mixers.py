@@ -1,0 +1,217 @@
+"""Forward and backward time and temporary memory of every token mixer against length, beside attention in the same run.
+
+    python scripts/benchmarks/mixers.py --lengths 128,512,1024,2048,4096,16384 --plot mixers.png
+
+One row of random features, float32; bidirectional as in an encoder, then causal as in a decoder. Memory is what XLA
+plans beside parameters, inputs and gradients; what would need more than --memory_gb is not run and printed as such.
+Last, the time of one decoding step against the number of tokens before it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import math
+import time
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+
+from remixer_t5x.context import SequenceContext
+from remixer_t5x.sublayers import (
+    attention,
+    fnet,
+    gmlp,
+    hyper_mixer,
+    linear_attention,
+    mlp_mixer,
+    remixer,
+    tim,
+    tiny_attention,
+)
+
+# A decoding step repeats itself this often in one call, so that the call itself is not what is measured.
+STEPS = 50
+
+
+def mixers(embed: int, hidden: int, heads: int, length: int, window: int) -> dict[str, dict[str, functools.partial]]:
+    """Side -> name -> factory, all with the dimensions of one size."""
+    part = functools.partial
+    both = {
+        'attention': part(attention.SelfAttention, heads, embed // heads),
+        'hyper_mixer': part(hyper_mixer.HyperMixer, hidden_dim=hidden, num_heads=heads),
+        'linear_attention': part(linear_attention.LinearAttention, heads, embed // heads),
+        'gmlp': part(gmlp.GMLP, hidden_dim=2 * embed, max_length=length),
+        'gmlp_toeplitz': part(gmlp.GMLP, hidden_dim=2 * embed, max_length=length, spatial=gmlp.ToeplitzSpatial),
+        'amlp': part(gmlp.GMLP, hidden_dim=2 * embed, max_length=length, attention=tiny_attention.TinyAttention),
+        'remixer': part(remixer.Remixer, hidden_dim=hidden, max_length=length),
+        'tim_attention': part(tim.TimAttention, num_mechanisms=2, num_heads=heads, head_dim=embed // heads),
+    }
+    encoder = {
+        'mlp_mixer': part(mlp_mixer.MLPMixer, hidden_dim=hidden, max_length=length),
+        'fnet': part(fnet.FNet),
+    }
+    return {
+        'bidirectional': {**both, **encoder},
+        'causal': {**both, 'window_mixer': part(mlp_mixer.WindowMixer, hidden_dim=hidden, window=window)},
+    }
+
+
+def context(length: int, causal: bool, **flags) -> SequenceContext:
+    positions = jnp.arange(length, dtype=jnp.int32)[None]
+    return SequenceContext(jnp.ones((1, length), jnp.int32), positions, causal=causal, **flags)
+
+
+def measure(module: nn.Module, length: int, embed: int, causal: bool, rounds: int, limit: float) -> tuple[float, float]:
+    """Fastest gradient in seconds (infinite when over the limit), and gigabytes of temporary memory."""
+    ctx = context(length, causal)
+    x = jax.random.normal(jax.random.key(0), (1, length, embed))
+    variables = jax.jit(lambda key: nn.unbox(module.init(key, x, ctx)))(jax.random.key(1))
+
+    def loss(variables, x):
+        return jnp.sum(jnp.square(module.apply(variables, x, ctx)))
+
+    gradient = jax.jit(jax.grad(loss, argnums=(0, 1))).lower(variables, x).compile()
+    gigabytes = gradient.memory_analysis().temp_size_in_bytes / 2**30
+    if gigabytes > limit:
+        return math.inf, gigabytes
+    jax.block_until_ready(gradient(variables, x))
+    taken = []
+    for _ in range(rounds):
+        start = time.perf_counter()
+        jax.block_until_ready(gradient(variables, x))
+        taken.append(time.perf_counter() - start)
+    return min(taken), gigabytes
+
+
+def decode_seconds(module: nn.Module, length: int, embed: int, rounds: int) -> float:
+    """Seconds of one decoding step with the cache allocated for `length` tokens and nearly full."""
+    x = jnp.ones((1, length, embed))
+    ctx = context(length, causal=True, decode=True)
+    params = nn.unbox(module.init(jax.random.key(0), x, context(length, causal=True)))['params']
+    cache = module.apply({'params': params}, x, ctx, mutable=['cache'])[1]['cache']
+
+    @jax.jit
+    def steps(cache, x):
+        def step(index, carry):
+            cache, x = carry
+            at = jnp.asarray(length - 1 - STEPS, jnp.int32) + index
+            facts = context(1, causal=True, decode=True).replace(step=at, positions=at[None, None])
+            x, variables = module.apply({'params': params, 'cache': cache}, x, facts, mutable=['cache'])
+            return variables['cache'], x / (1 + jnp.max(jnp.abs(x)))
+
+        return jax.lax.fori_loop(0, STEPS, step, (cache, x))
+
+    token = x[:, :1]
+    jax.block_until_ready(steps(cache, token))
+    taken = []
+    for _ in range(rounds):
+        start = time.perf_counter()
+        jax.block_until_ready(steps(cache, token))
+        taken.append(time.perf_counter() - start)
+    return min(taken) / STEPS
+
+
+Results = dict[str, dict[int, tuple[float, float]]]
+
+
+def run_side(side: str, lengths: list[int], args: argparse.Namespace) -> Results:
+    print(f'\n{side}: milliseconds (times attention) and gigabytes of temporary memory')
+    print(f'{"":18s}' + ''.join(f'{length:>26,}' for length in lengths))
+    results: Results = {}
+    for name in mixers(args.embed, args.hidden, args.heads, lengths[0], args.window)[side]:
+        results[name] = {}
+        cells = []
+        for length in lengths:
+            module = mixers(args.embed, args.hidden, args.heads, length, args.window)[side][name]()
+            causal = side == 'causal'
+            seconds, gigabytes = measure(module, length, args.embed, causal, args.rounds, args.memory_gb)
+            results[name][length] = seconds, gigabytes
+            ratio = seconds / results['attention'][length][0]
+            speed = f'{1e3 * seconds:9.1f} ({ratio:5.2f})' if math.isfinite(seconds) else 'too large'
+            cells.append(f'{speed} {gigabytes:6.2f} GB')
+        print(f'{name:18s}' + ''.join(f'{cell:>26s}' for cell in cells), flush=True)
+    return results
+
+
+def print_laws(side: str, results: Results, lengths: list[int]) -> None:
+    """How time grows over the last factor of length, and from where on a mixer is faster than attention."""
+    first, last = lengths[-2:]
+    print(f'{side}: time at {last:,} over {first:,} (linear would be {last / first:.1f}), faster than attention from')
+    for name, times in results.items():
+        growth = times[last][0] / times[first][0]
+        ahead = [n for n in lengths if times[n][0] < results['attention'][n][0]]
+        since = next((n for n in ahead if all(m in ahead for m in lengths if m >= n)), None)
+        print(f'  {name:18s} {growth:6.2f}   {f"{since:,}" if since else "no length here"}')
+
+
+def run_decoding(lengths: list[int], args: argparse.Namespace) -> None:
+    print('\none decoding step, microseconds, by tokens in the cache')
+    print(f'{"":18s}' + ''.join(f'{length:>10,}' for length in lengths))
+    for name in mixers(args.embed, args.hidden, args.heads, lengths[0], args.window)['causal']:
+        modules = [mixers(args.embed, args.hidden, args.heads, n, args.window)['causal'][name]() for n in lengths]
+        times = [decode_seconds(m, n, args.embed, args.rounds) for m, n in zip(modules, lengths, strict=True)]
+        print(f'{name:18s}' + ''.join(f'{1e6 * seconds:10.0f}' for seconds in times), flush=True)
+
+
+def plot(by_side: dict[str, Results], file: str, title: str) -> None:
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(12, 9), dpi=130, layout='constrained')
+    FigureCanvasAgg(figure)
+    axes = figure.subplots(2, 2, sharex=True)
+    names = list(dict.fromkeys(name for results in by_side.values() for name in results))
+    for column, (side, results) in enumerate(by_side.items()):
+        for row, what in enumerate(('seconds, forward and backward', 'gigabytes of temporary memory')):
+            panel = axes[row][column]
+            for name, values in results.items():
+                points = [(n, value[row]) for n, value in values.items() if math.isfinite(value[0])]
+                style = (
+                    {'color': '#222222', 'linewidth': 2.4}
+                    if name == 'attention'
+                    else {'color': f'C{names.index(name) - 1}'}
+                )
+                panel.loglog(*zip(*points, strict=True), marker='o', markersize=4, label=name, **style)
+            panel.set_title(f'{side}: {what}', loc='left', fontsize=11)
+            panel.grid(color='#e5e5e5')
+            panel.spines[['top', 'right']].set_visible(False)
+            panel.legend(frameon=False, fontsize=8)
+            panel.set_xticks(
+                list(next(iter(results.values()))), labels=[f'{n:,}' for n in next(iter(results.values()))]
+            )
+            panel.minorticks_off()
+    for panel in axes[1]:
+        panel.set_xlabel('length [tokens]')
+    figure.suptitle(title, x=0.01, ha='left')
+    figure.savefig(file)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument('--lengths', default='128,512,1024,2048,4096,16384')
+    parser.add_argument('--embed', type=int, default=256)
+    parser.add_argument('--hidden', type=int, default=512, help="d' of HyperMixer, F of Remixer, Ds of MLP-Mixer")
+    parser.add_argument('--heads', type=int, default=4)
+    parser.add_argument('--window', type=int, default=32)
+    parser.add_argument('--rounds', type=int, default=3)
+    parser.add_argument('--memory_gb', type=float, default=12.0)
+    parser.add_argument('--plot', default='', help='write a PNG here')
+    args = parser.parse_args()
+    lengths = sorted(int(n) for n in args.lengths.split(','))
+    device = f'{jax.devices()[0].device_kind} x {jax.device_count()}'
+    shape = f'batch 1, width {args.embed}, hidden {args.hidden}, {args.heads} heads, window {args.window}, float32'
+    print(f'{device}; {shape}; best of {args.rounds}')
+    by_side = {side: run_side(side, lengths, args) for side in ('bidirectional', 'causal')}
+    print()
+    for side, results in by_side.items():
+        print_laws(side, results, lengths)
+    run_decoding([n for n in lengths if n > STEPS], args)
+    if args.plot:
+        plot(by_side, args.plot, f'Token mixers by length ({device}; {shape})')
+        print(f'plot: {args.plot}')
+
+
+if __name__ == '__main__':
+    main()

@@ -1,0 +1,74 @@
+"""Pretrains every shipped model at size tiny for a few steps on the text of the quickstart, and plots all losses.
+
+    python scripts/pretrain_all.py --steps 100 --out runs/all
+
+The same data in the same order, one seed, the quickstart's optimizer. Running it again resumes what was interrupted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import pathlib
+import subprocess
+import sys
+import time
+
+from remixer_t5x.analysis import curves
+
+CONFIGS = pathlib.Path(__file__).resolve().parent.parent / 'configs'
+
+
+def train(model: str, folder: pathlib.Path, args: argparse.Namespace) -> float:
+    """Seconds that `remixer-t5x train` took, all in all."""
+    parts = ('data/python_docs', 'optimizers/adamw_rms', 'hardware/cpu', 'runs/pretrain')
+    files = [f'models/{model}.gin', 'sizes/tiny.gin', *(f'{part}.gin' for part in parts)]
+    settings = {
+        'MODEL_DIR': folder,
+        'TASK_FEATURE_LENGTHS': f"{{'inputs': {args.inputs}, 'targets': {args.targets}}}",
+        'BATCH_SIZE': args.batch,
+        'TRAIN_STEPS': args.steps,
+        'WARMUP_STEPS': max(args.steps // 5, 1),
+        'LOG_PERIOD': 1,
+        'EVAL_PERIOD': args.steps,
+        'EVAL_STEPS': 8,
+        'CHECKPOINT_PERIOD': args.steps,
+    }
+    command = [sys.executable, '-m', 'remixer_t5x.cli.main', 'train', *(f'--gin_file={file}' for file in files)]
+    start = time.perf_counter()
+    with open(folder.with_suffix('.log'), 'w') as log:
+        command += [f'--gin.{name}={value}' for name, value in settings.items()]
+        subprocess.run(command, stdout=log, stderr=subprocess.STDOUT, check=True)
+    return time.perf_counter() - start
+
+
+def last_losses(metrics_file: pathlib.Path) -> tuple[float, float]:
+    """Mean training loss of the last ten steps, and the last held-out loss."""
+    losses = curves.read_losses(metrics_file)
+    recent = [loss for _, loss in losses.pop('train')[-10:]]
+    return sum(recent) / len(recent), list(losses.values())[0][-1][1]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument('--models', default=','.join(sorted(path.stem for path in (CONFIGS / 'models').glob('*.gin'))))
+    parser.add_argument('--steps', type=int, default=100)
+    parser.add_argument('--batch', type=int, default=8)
+    parser.add_argument('--inputs', type=int, default=256)
+    parser.add_argument('--targets', type=int, default=58)
+    parser.add_argument('--out', default='runs/all')
+    args = parser.parse_args()
+    out = pathlib.Path(args.out)
+    out.mkdir(parents=True, exist_ok=True)
+    models = [model for model in args.models.split(',') if model != 'remixer_scaled']  # The same layers as remixer.
+    print(f'{args.steps} steps of {args.batch} x ({args.inputs} + {args.targets}) tokens, size tiny')
+    print(f'{"":20s} training loss, last ten steps   held out   seconds with start and compilation')
+    for model in models:
+        seconds = train(model, out / model, args)
+        trained, held_out = last_losses(out / model / 'metrics.jsonl')
+        print(f'{model:20s} {trained:30.4f} {held_out:10.4f} {seconds:9.0f}', flush=True)
+    files = {model: out / model / 'metrics.jsonl' for model in models}
+    print('plot:', curves.plot_runs(files, out / 'losses.png', f'Every architecture, size tiny, {args.steps} steps'))
+
+
+if __name__ == '__main__':
+    main()
