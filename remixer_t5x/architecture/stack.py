@@ -6,7 +6,9 @@ The parameters of a run are stacked on a leading `layers` axis, so that compile 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -19,6 +21,7 @@ from remixer_t5x.layers.dropout import dropout
 from remixer_t5x.layers.norms import RMSNorm
 
 LayerFactory = Callable[..., nn.Module]
+Params = Any
 
 _DOTS_AND_ATTENTION = jax.checkpoint_policies.save_from_both_policies(
     jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
@@ -47,12 +50,46 @@ class _Repeated(nn.Module):
         return nn.with_logical_constraint(x, (axes.BATCH, axes.LENGTH, axes.ACTIVATION_EMBED)), None
 
 
+class _Apart(nn.Module):
+    """A run while decoding: each layer has parameters and caches of its own.
+
+    A step would otherwise copy its slice of every stacked parameter and write back all caches, those of the memory
+    included, which takes longer than to compute with them.
+    """
+
+    layer: LayerFactory
+    count: int
+
+    @nn.compact
+    def __call__(self, x: jax.Array, ctx: SequenceContext) -> jax.Array:
+        for index in range(self.count):
+            x = self.layer(name=f'layer_{index}')(x, ctx)
+        return x
+
+
+def layers_apart(params: Params) -> Params:
+    """Parameters of runs, `{'layer': stacked}`, as those of single layers, `{'layer_0': ..., 'layer_1': ...}`.
+
+    Decoding takes either. Whoever runs many steps calls this once before them, and no step slices. Other parameters,
+    at any depth, are left as they are, and so are layers that are apart already.
+    """
+    if not isinstance(params, Mapping):
+        return params
+    if set(params) != {'layer'}:
+        return {name: layers_apart(child) for name, child in params.items()}
+    stacked = params['layer']
+    count = jax.tree.leaves(stacked)[0].shape[0]
+    return {f'layer_{index}': jax.tree.map(operator.itemgetter(index), stacked) for index in range(count)}
+
+
 class Stack(nn.Module):
     """[batch, length, embed] -> the same shape.
 
     Attributes:
       runs: ((layer factory, number of layers), ...) from first to last.
       position_bias: factory of a module (length, ctx) -> [1, heads, q, k], or None; shared by all layers.
+      position_embedding: factory of a module (embed, ctx) -> [batch, length, embed] added to the input, or None; for
+        mixers that read neither the bias nor the order of tokens.
       final_norm: factory of a norm after the last layer, or None (for layouts that end with one or need none).
       dropout_rate: dropout on the stack's input and output.
       remat_policy: what the backward pass keeps of a layer: None (everything), `dots_remat` or `full_remat`.
@@ -61,6 +98,7 @@ class Stack(nn.Module):
 
     runs: Sequence[tuple[LayerFactory, int]]
     position_bias: Callable[..., nn.Module] | None = None
+    position_embedding: Callable[..., nn.Module] | None = None
     final_norm: Callable[..., nn.Module] | None = RMSNorm
     dropout_rate: float = 0.0
     remat_policy: Callable[..., bool] | None = None
@@ -79,9 +117,11 @@ class Stack(nn.Module):
         if self.position_bias is not None:
             bias = self.position_bias(name='position_bias')(length, ctx)
             ctx = dataclasses.replace(ctx, position_bias=bias)
+        if self.position_embedding is not None:
+            x = x + self.position_embedding(name='position_embedding')(x.shape[-1], ctx).astype(x.dtype)
         x = dropout(self.dropout_rate, x, deterministic=ctx.deterministic)
         for index, (layer, count) in enumerate(self.runs):
-            x, _ = self._scan(count, ctx)(layer, name=f'run_{index}')(x, ctx)
+            x = self._run(f'run_{index}', layer, count, x, ctx)
         if self.final_norm is not None:
             x = self.final_norm(name='final_norm')(x)
         return dropout(self.dropout_rate, x, deterministic=ctx.deterministic)
@@ -98,17 +138,21 @@ class Stack(nn.Module):
         index.value = step + 1
         return dataclasses.replace(ctx, step=step, positions=jnp.broadcast_to(step, x.shape[:2]))
 
-    def _scan(self, count: int, ctx: SequenceContext) -> type[nn.Module]:
+    def _run(self, name: str, layer: LayerFactory, count: int, x: jax.Array, ctx: SequenceContext) -> jax.Array:
+        if ctx.decode:
+            apart = nn.map_variables(_Apart, 'params', trans_in_fn=layers_apart)
+            return apart(layer, count, name=name)(x, ctx)
         body: type[nn.Module] = _Repeated
-        if self.remat_policy is not None and not ctx.decode:
+        if self.remat_policy is not None:
             body = nn.remat(body, policy=self.remat_policy, prevent_cse=False)
-        return nn.scan(
+        run = nn.scan(
             body,
-            # Caches stay batch-leading, as decoding reorders them along the batch axis.
-            variable_axes={'params': 0, 'cache': 1, 'intermediates': 0},
+            variable_axes={'params': 0, 'intermediates': 0},
             split_rngs={'params': True, 'dropout': True},
             in_axes=nn.broadcast,
             length=count,
-            unroll=count if ctx.decode else min(self.unroll, count),
+            unroll=min(self.unroll, count),
             metadata_params={nn.PARTITION_NAME: axes.LAYERS},
         )
+        x, _ = run(layer, name=name)(x, ctx)
+        return x

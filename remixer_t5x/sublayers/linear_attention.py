@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from remixer_t5x import axes
-from remixer_t5x.context import SequenceContext
+from remixer_t5x.context import Memory, SequenceContext
 from remixer_t5x.errors import UserError
 from remixer_t5x.layers import cache
 from remixer_t5x.layers.dense import Dense
@@ -216,9 +216,9 @@ class LinearCrossAttention(nn.Module):
             x = cache.beams_as_queries(x, ctx.memory.hidden.shape[0])
         query = feature_map(self._project('query', x))
         if ctx.packed:
-            mixed = self._read_own_example(query, ctx)
+            mixed = self._read_own_example(query, ctx.memory, ctx)
         else:
-            mixed = _divide(*_read(query, self._memory_sums(ctx)), query.dtype)
+            mixed = _divide(*_read(query, self._memory_sums(ctx.memory, ctx)), query.dtype)
         width = self.num_heads * self.head_dim
         return Dense(x.shape[-1], (axes.JOINED_KV, axes.EMBED), name='out')(mixed.reshape(*shape[:-1], width))
 
@@ -226,32 +226,32 @@ class LinearCrossAttention(nn.Module):
         width = self.num_heads * self.head_dim
         return _split_heads(Dense(width, (axes.EMBED, axes.JOINED_KV), name=name)(x), self.num_heads)
 
-    def _keys_and_values(self, ctx: SequenceContext) -> tuple[jax.Array, jax.Array]:
+    def _keys_and_values(self, memory: Memory, ctx: SequenceContext) -> tuple[jax.Array, jax.Array]:
         """phi of the memory's keys, and its values, zero at padding; [batch, memory_length, heads, kv] each."""
-        is_token = ctx.memory.context.is_token[..., None, None]
-        key = jnp.where(is_token, feature_map(self._project('key', ctx.memory.hidden)), 0)
-        value = jnp.where(is_token, self._project('value', ctx.memory.hidden), 0)
+        is_token = memory.context.is_token[..., None, None]
+        key = jnp.where(is_token, feature_map(self._project('key', memory.hidden)), 0)
+        value = jnp.where(is_token, self._project('value', memory.hidden), 0)
         return key, _drop_rows(self.dropout_rate, value, ctx)
 
-    def _memory_sums(self, ctx: SequenceContext) -> Sums:
+    def _memory_sums(self, memory: Memory, ctx: SequenceContext) -> Sums:
         if not ctx.decode:
-            return _sum_tokens(*self._keys_and_values(ctx))
+            return _sum_tokens(*self._keys_and_values(memory, ctx))
         if not self.has_variable('cache', 'memory_state'):
-            sums = _sum_tokens(*self._keys_and_values(ctx))
+            sums = _sum_tokens(*self._keys_and_values(memory, ctx))
             for name, array in zip(('memory_state', 'memory_total'), sums, strict=True):
                 self.put_variable('cache', name, array)
             return sums
         return self.get_variable('cache', 'memory_state'), self.get_variable('cache', 'memory_total')
 
-    def _read_own_example(self, query: jax.Array, ctx: SequenceContext) -> jax.Array:
+    def _read_own_example(self, query: jax.Array, memory: Memory, ctx: SequenceContext) -> jax.Array:
         """Packed rows: the sums of one example at a time. A feature of ones beside the values gives the denominator."""
-        key, value = self._keys_and_values(ctx)
+        key, value = self._keys_and_values(memory, ctx)
         value = jnp.concatenate([value, jnp.ones_like(value[..., :1])], axis=-1)
         mixed = mix_through_hidden(
             key,
             value.astype(jnp.float32),
             query.astype(jnp.float32),
-            ctx.memory.context.segment_ids,
+            memory.context.segment_ids,
             ctx.segment_ids,
             packed=True,
             activation=_identity,

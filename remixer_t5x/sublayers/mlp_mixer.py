@@ -12,6 +12,7 @@ tanh form. The norm before the mixing and its residual are the layout's.
 
 from __future__ import annotations
 
+import functools
 from typing import NamedTuple
 
 import jax
@@ -178,7 +179,7 @@ def _mix_and_keep(weights, tokens, scale, ids):
 
 def _gradients(kept, gradient):
     *differentiable, ids = kept
-    _, pull_back = jax.vjp(lambda *arguments: _mix_chunks(*arguments, ids), *differentiable)
+    _, pull_back = jax.vjp(functools.partial(_mix_chunks, ids=ids), *differentiable)
     return *pull_back(gradient), None
 
 

@@ -63,15 +63,18 @@ SUBLAYERS = {
     't5': Case((_self, _gated_mlp), (_self, _cross, _gated_mlp)),
     'gated_mlp': Case((_gated_mlp,), (_gated_mlp,), reach=1),
 }
-for _name in ('ScalarAlpha', 'VectorAlpha', 'FixedAlpha', 'GatedAlpha', 'NoComposition'):
-    _variant = functools.partial(_remixer, composition=getattr(remixer, _name))
-    SUBLAYERS[f'remixer_{_name}'] = Case((_variant,), (_variant, _cross))
-_variant = functools.partial(_remixer, hidden_dim=EMBED, residual=remixer.identity_residual)
-SUBLAYERS['remixer_identity_residual'] = Case((_variant,), (_variant,))
-_variant = functools.partial(_remixer, residual=remixer.no_residual)
-SUBLAYERS['remixer_no_residual'] = Case((_variant,), (_variant,))
-for _layout in (layer.PostNorm, layer.ReZero, layer.Parallel, layer.Serialized):
-    SUBLAYERS[f'remixer_{_layout.__name__}'] = Case((_self, _remixer), (_self, _cross, _remixer), _layout)
+# Each form of composition and of the residual once, each in another layout.
+_gated = functools.partial(_remixer, composition=remixer.GatedAlpha)
+_vector = functools.partial(
+    _remixer, composition=remixer.VectorAlpha, hidden_dim=EMBED, residual=remixer.identity_residual
+)
+_fixed = functools.partial(_remixer, composition=remixer.FixedAlpha, residual=remixer.no_residual)
+_uncomposed = functools.partial(_remixer, composition=remixer.NoComposition)
+SUBLAYERS['remixer'] = Case((_remixer,), (_remixer, _cross))
+SUBLAYERS['remixer_gated_post'] = Case((_self, _gated), (_self, _cross, _gated), layer.PostNorm)
+SUBLAYERS['remixer_vector_parallel'] = Case((_self, _vector), (_self, _cross, _vector), layer.Parallel)
+SUBLAYERS['remixer_fixed_rezero'] = Case((_self, _fixed), (_self, _cross, _fixed), layer.ReZero)
+SUBLAYERS['remixer_uncomposed_serialized'] = Case((_uncomposed, _gated_mlp), (_uncomposed, _cross), layer.Serialized)
 
 _gmlp = functools.partial(gmlp.GMLP, hidden_dim=HIDDEN, max_length=LENGTH + 2, dropout_rate=DROPOUT)
 _tiny = functools.partial(tiny_attention.TinyAttention, head_dim=8)
@@ -187,7 +190,8 @@ def run(name: str, side: str, x, ctx, **options):
     return compiled(name, side, **options)(make_parameters(name, side), x, ctx)
 
 
-def assert_close(actual, wanted, tolerance=2e-5):
+def assert_close(actual, wanted, tolerance=1e-4):
+    # A planted bug is off by a hundredth or more; rounding, in layers this sharp, by less than the tolerance.
     scale = np.max(np.abs(np.asarray(wanted))) + 1e-6
     np.testing.assert_allclose(np.asarray(actual) / scale, np.asarray(wanted) / scale, atol=tolerance, rtol=0)
 
@@ -370,11 +374,10 @@ def gradients(name, side, **options):
 
 @both_sides
 def test_remat_and_unroll_change_nothing(name, side):
-    close = functools.partial(assert_close, tolerance=1e-4)  # The order of sums changes.
     wanted = gradients(name, side)
-    jax.tree.map(close, gradients(name, side, remat_policy=stack.full_remat, unroll=2), wanted)
+    jax.tree.map(assert_close, gradients(name, side, remat_policy=stack.full_remat, unroll=2), wanted)
     if name == 't5':
-        jax.tree.map(close, gradients(name, side, remat_policy=stack.dots_remat), wanted)
+        jax.tree.map(assert_close, gradients(name, side, remat_policy=stack.dots_remat), wanted)
 
 
 @both_sides
