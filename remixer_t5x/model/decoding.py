@@ -1,48 +1,107 @@
-"""Greedy decoding with a cache: one token of every sequence per step, until all have ended."""
+"""Decoding with a cache, one token of every row per step: what decoders share, and greedy decoding.
+
+A decoder is a frozen dataclass `(generation, rng) -> Decoded`, so that gin swaps it by class: `Greedy` here,
+`sampling.Sampling`, `beam_search.BeamSearch`. Rows of one sequence (samples, beams) lie next to each other and share
+its encoder output and everything computed from it.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
 
 Cache = Any
-# (tokens [batch, 1], cache) -> (logits [batch, vocab], cache)
-StepFunction = Callable[[jax.Array, Cache], tuple[jax.Array, Cache]]
 
 
-def greedy(step: StepFunction, cache: Cache, batch_size: int, max_length: int, eos_id: int = 1) -> jax.Array:
-    """The most likely token at each step.
+class Decoded(NamedTuple):
+    """What a decoder returns.
 
-    Args:
-      step: one decoding step.
-      cache: an allocated cache for `max_length` positions.
-      batch_size: number of sequences.
-      max_length: most tokens to generate, the end token included.
-      eos_id: the token that ends a sequence.
-
-    Returns:
-      [batch, max_length] int32, 0 after the end token.
+    Attributes:
+      tokens: [batch, n, length] int32, 0 after the end token.
+      scores: [batch, n] float32, the sum of the log-probabilities of a row's tokens, the end token included, under the
+        model; beam search divides it by its length penalty.
     """
 
+    tokens: jax.Array
+    scores: jax.Array
+
+
+@dataclasses.dataclass(frozen=True)
+class Generation:
+    """What a decoder may do with a model and a batch.
+
+    Attributes:
+      allocate: number of rows per sequence -> an empty cache for `max_length` tokens of each row.
+      step: (tokens [rows], cache) -> (logits of the next token [rows, vocab] float32, cache).
+      has_input: [batch] bool, False where a sequence is padding of the batch: nothing is generated for it.
+      max_length: most tokens to generate, the end token included.
+      eos_id: the token that ends a sequence.
+    """
+
+    allocate: Callable[[int], Cache]
+    step: Callable[[jax.Array, Cache], tuple[jax.Array, Cache]]
+    has_input: jax.Array
+    max_length: int
+    eos_id: int
+
+
+class Decoder(Protocol):
+    """Generates from an untouched `Generation`; `rng` is read by decoders that draw, and is None or as they say."""
+
+    def __call__(self, generation: Generation, rng: jax.Array | None = None) -> Decoded: ...
+
+
+@dataclasses.dataclass(frozen=True)
+class Greedy:
+    """The most likely token at each step, one row per sequence."""
+
+    def __call__(self, generation: Generation, rng: jax.Array | None = None) -> Decoded:
+        return generate_rows(generation, 1, lambda logits, index: jnp.argmax(logits, axis=-1))
+
+
+def generate_rows(
+    generation: Generation, rows_per_sequence: int, choose: Callable[[jax.Array, jax.Array], jax.Array]
+) -> Decoded:
+    """Generates independent rows until all have ended.
+
+    Args:
+      generation: model and batch.
+      rows_per_sequence: number of rows of each sequence, n of the result.
+      choose: (logits [rows, vocab], index of the token) -> tokens [rows].
+    """
+    max_length = generation.max_length
+    batch = generation.has_input.shape[0]
+    rows = batch * rows_per_sequence
+
     def keep_going(state) -> jax.Array:
-        index, _, _, ended, _ = state
+        index, _, _, _, ended, _ = state
         return (index < max_length) & ~jnp.all(ended)
 
     def body(state):
-        index, tokens, last, ended, cache = state
-        logits, cache = step(last, cache)
-        token = jnp.where(ended, 0, jnp.argmax(logits, axis=-1).astype(jnp.int32))
+        index, tokens, last, scores, ended, cache = state
+        logits, cache = generation.step(last, cache)
+        token = jnp.where(ended, 0, choose(logits, index).astype(jnp.int32))
+        scores += jnp.where(ended, 0.0, log_probability(logits, token))
         tokens = jax.lax.dynamic_update_slice_in_dim(tokens, token[:, None], index, axis=1)
-        return index + 1, tokens, token[:, None], ended | (token == eos_id), cache
+        return index + 1, tokens, token, scores, ended | (token == generation.eos_id), cache
 
     start = (
         jnp.zeros((), jnp.int32),
-        jnp.zeros((batch_size, max_length), jnp.int32),
-        jnp.zeros((batch_size, 1), jnp.int32),  # T5 starts a sequence with the padding id.
-        jnp.zeros((batch_size,), bool),
-        cache,
+        jnp.zeros((rows, max_length), jnp.int32),
+        jnp.zeros((rows,), jnp.int32),  # T5 starts a sequence with the padding id.
+        jnp.zeros((rows,), jnp.float32),
+        jnp.repeat(~generation.has_input, rows_per_sequence),
+        generation.allocate(rows_per_sequence),
     )
-    return jax.lax.while_loop(keep_going, body, start)[1]
+    _, tokens, _, scores, _, _ = jax.lax.while_loop(keep_going, body, start)
+    return Decoded(tokens.reshape(batch, rows_per_sequence, max_length), scores.reshape(batch, rows_per_sequence))
+
+
+def log_probability(logits: jax.Array, tokens: jax.Array) -> jax.Array:
+    """log softmax(logits)[tokens], [rows], of [rows, vocab] and [rows]."""
+    chosen = jnp.take_along_axis(logits, tokens[:, None], axis=-1)[:, 0]
+    return chosen - jax.nn.logsumexp(logits, axis=-1)

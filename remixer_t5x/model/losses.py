@@ -40,8 +40,8 @@ class CrossEntropy:
         return cross_entropy(self, hidden, kernel, targets, weights)
 
 
-def _logits(hidden: jax.Array, kernel: jax.Array) -> jax.Array:
-    """[batch, length, vocab] float32, from operands in hidden's dtype."""
+def token_logits(hidden: jax.Array, kernel: jax.Array) -> jax.Array:
+    """[..., vocab] float32 of [..., embed] and [embed, vocab]; operands in hidden's dtype."""
     tokens = hidden.reshape(-1, hidden.shape[-1])
     logits = jnp.dot(tokens, kernel.astype(hidden.dtype), preferred_element_type=jnp.float32)
     return logits.reshape(*hidden.shape[:-1], kernel.shape[-1])
@@ -126,7 +126,7 @@ def cross_entropy(
     def body(total: Sums, chunk) -> tuple[Sums, None]:
         hidden, targets, weights = chunk
         with jax.named_scope('logits'):
-            sums, _ = _chunk_sums(config, _logits(hidden, kernel), targets, weights)
+            sums, _ = _chunk_sums(config, token_logits(hidden, kernel), targets, weights)
         return jax.tree.map(jnp.add, total, sums), None
 
     sums, _ = jax.lax.scan(body, _zero_sums(), _to_chunks(config, hidden, targets, weights))
@@ -145,7 +145,7 @@ def _forward(config, hidden, kernel, targets, weights):
         total, kernel_gradient = carry
         hidden, targets, weights = chunk
         with jax.named_scope('logits'):
-            logits = _logits(hidden, kernel)
+            logits = token_logits(hidden, kernel)
             sums, log_z = _chunk_sums(config, logits, targets, weights)
             logits_gradient = _chunk_logits_gradient(config, logits, targets, weights, log_z)
             flat_gradient = logits_gradient.astype(hidden.dtype).reshape(-1, kernel.shape[-1])
@@ -176,7 +176,7 @@ def token_log_likelihood(hidden: jax.Array, kernel: jax.Array, targets: jax.Arra
 
     def body(_, chunk):
         hidden, targets = chunk
-        logits = _logits(hidden, kernel)
+        logits = token_logits(hidden, kernel)
         target_logit = jnp.sum(jnp.where(_is_target(targets, logits.shape[-1]), logits, 0.0), axis=-1)
         return None, target_logit - jax.nn.logsumexp(logits, axis=-1)
 

@@ -10,11 +10,13 @@ import jax
 import jax.numpy as jnp
 
 from remixer_t5x.architecture.encoder_decoder import EncoderDecoder
+from remixer_t5x.architecture.stack import layers_apart
 from remixer_t5x.model import decoding, losses
 
 Params = Any
 Batch = Mapping[str, jax.Array]
 
+_GREEDY = decoding.Greedy()
 _PACKED = ('encoder_segment_ids', 'decoder_segment_ids', 'decoder_positions')
 
 
@@ -39,12 +41,14 @@ class Seq2Seq:
 
         Args:
           rng: a key.
-          batch_shapes: shapes of at least encoder_input_tokens and decoder_target_tokens; their values do not
-            matter to the parameters, and of their shapes only what a sublayer refuses.
+          batch_shapes: shapes of at least encoder_input_tokens and decoder_target_tokens, and of the segment ids where
+            rows are packed; the parameters do not depend on them, but a sublayer may refuse a length, or packing.
         """
-        inputs = jnp.ones(batch_shapes['encoder_input_tokens'], jnp.int32)
-        targets = jnp.ones(batch_shapes['decoder_target_tokens'], jnp.int32)
-        return self.module.init(rng, inputs, targets, targets, enable_dropout=False)['params']
+        inputs, targets, *segments = (
+            jnp.ones(batch_shapes[name], jnp.int32) if name in batch_shapes else None
+            for name in ('encoder_input_tokens', 'decoder_target_tokens', 'encoder_segment_ids', 'decoder_segment_ids')
+        )
+        return self.module.init(rng, inputs, targets, targets, *segments, enable_dropout=False)['params']
 
     def loss(self, params: Params, batch: Batch, dropout_rng: jax.Array | None = None) -> tuple[jax.Array, losses.Sums]:
         """Loss summed over the batch's target tokens, and the sums to report; divide by sums['weights'] once.
@@ -71,32 +75,89 @@ class Seq2Seq:
         weights = batch.get('decoder_loss_weights')
         return jnp.sum(scores * (targets > 0 if weights is None else weights), axis=-1)
 
-    def predict(self, params: Params, batch: Batch, max_decode_length: int, eos_id: int = 1) -> jax.Array:
-        """Greedy predictions for encoder_input_tokens, [batch, max_decode_length] int32, 0 after `eos_id`."""
-        inputs = batch['encoder_input_tokens']
-        encoded = self.module.apply({'params': params}, inputs, enable_dropout=False, method='encode')
-        slots = jnp.zeros((inputs.shape[0], max_decode_length), jnp.int32)
+    def score_choices(self, params: Params, inputs: jax.Array, choices: jax.Array) -> jax.Array:
+        """log p(choice | inputs) of each choice, [batch, choices] float32; the encoder runs once for all of them.
 
-        def decode(variables, tokens):
-            return self.module.apply(
-                variables,
+        Args:
+          params: unboxed parameters.
+          inputs: [batch, input_length] int32.
+          choices: [batch, choices, target_length] int32, each with its end token, 0 behind it; a choice of padding
+            only has the score 0.
+        """
+        batch, count, length = choices.shape
+        generation = self._generation(params, inputs, length)
+
+        def body(carry, tokens):
+            previous, cache = carry
+            logits, cache = generation.step(previous, cache)
+            return (tokens, cache), jnp.where(tokens > 0, decoding.log_probability(logits, tokens), 0.0)
+
+        by_position = jnp.moveaxis(choices.reshape(batch * count, length), 1, 0)
+        start = (jnp.zeros_like(by_position[0]), generation.allocate(count))
+        _, scores = jax.lax.scan(body, start, by_position)
+        return jnp.sum(scores, axis=0).reshape(batch, count)
+
+    def predict(
+        self,
+        params: Params,
+        batch: Batch,
+        max_decode_length: int,
+        eos_id: int = 1,
+        decoder: decoding.Decoder = _GREEDY,
+        rng: jax.Array | None = None,
+    ) -> jax.Array:
+        """The first prediction of each sequence, [batch, max_decode_length] int32; see `generate`."""
+        return self.generate(params, batch, max_decode_length, eos_id, decoder, rng).tokens[:, 0]
+
+    def generate(
+        self,
+        params: Params,
+        batch: Batch,
+        max_decode_length: int,
+        eos_id: int = 1,
+        decoder: decoding.Decoder = _GREEDY,
+        rng: jax.Array | None = None,
+    ) -> decoding.Decoded:
+        """Predictions for encoder_input_tokens: tokens [batch, n, max_decode_length] and scores [batch, n].
+
+        Args:
+          params: unboxed parameters.
+          batch: encoder_input_tokens, one example per row; for a row of padding only, tokens and scores are 0.
+          max_decode_length: most tokens to generate, the end token included.
+          eos_id: the token that ends a sequence; what follows it is 0.
+          decoder: `decoding.Greedy()`, `sampling.Sampling(...)` or `beam_search.BeamSearch(...)`; n is theirs.
+          rng: one key or [batch] keys, for decoders that draw.
+        """
+        return decoder(self._generation(params, batch['encoder_input_tokens'], max_decode_length, eos_id), rng)
+
+    def _generation(self, params: Params, inputs: jax.Array, max_length: int, eos_id: int = 1) -> decoding.Generation:
+        """Encodes `inputs` and prepares the steps of a decoder."""
+        encoded = self.module.apply({'params': params}, inputs, enable_dropout=False, method='encode')
+        params = {**params, 'decoder': layers_apart(params['decoder'])}
+
+        def decode(tokens: jax.Array, **cache) -> tuple[jax.Array, decoding.Cache]:
+            hidden, variables = self.module.apply(
+                {'params': params, **cache},
                 encoded,
                 inputs,
                 tokens,
                 tokens,
                 enable_dropout=False,
                 decode=True,
-                max_decode_length=max_decode_length,
+                max_decode_length=max_length,
                 mutable=['cache'],
-                method='decode',
+                method='decode_hidden',
             )
+            return hidden, variables['cache']
 
-        def step(tokens, cache):
-            logits, variables = decode({'params': params, 'cache': cache}, tokens)
-            return logits[:, 0], variables['cache']
+        def allocate(rows_per_sequence: int) -> decoding.Cache:
+            return decode(jnp.zeros((inputs.shape[0] * rows_per_sequence, max_length), jnp.int32))[1]
 
-        _, allocated = decode({'params': params}, slots)
-        return decoding.greedy(step, allocated['cache'], inputs.shape[0], max_decode_length, eos_id)
+        def step(tokens: jax.Array, cache: decoding.Cache) -> tuple[jax.Array, decoding.Cache]:
+            hidden, cache = decode(tokens[:, None], cache=cache)
+            return losses.token_logits(hidden[:, 0], params['logits']['kernel']), cache
+
+        return decoding.Generation(allocate, step, jnp.any(inputs > 0, axis=1), max_length, eos_id)
 
     def _decoder_hidden(self, params: Params, batch: Batch, dropout_rng: jax.Array | None) -> jax.Array:
         variables = {'params': params}

@@ -97,16 +97,16 @@ class CrossAttention(nn.Module):
             )
         width = self.num_heads * self.head_dim
         in_axes = (axes.EMBED, axes.JOINED_KV)
-        shape = x.shape
+        shape, memory = x.shape, ctx.memory
         if ctx.decode:
-            x = cache.beams_as_queries(x, ctx.memory.hidden.shape[0])
+            x = cache.beams_as_queries(x, memory.hidden.shape[0])
         query = Dense(width, in_axes, kernel_init=_query_init(self.head_dim), name='query')(x)
         query = _split_heads(query, self.num_heads)
-        mask = memory_mask(ctx, ctx.memory.context)
+        mask = memory_mask(ctx, memory.context)
 
         def of_memory(name: str) -> jax.Array:
             """Keys or values, [batch, memory_length, heads, kv]."""
-            return _split_heads(Dense(width, in_axes, name=name)(ctx.memory.hidden), self.num_heads)
+            return _split_heads(Dense(width, in_axes, name=name)(memory.hidden), self.num_heads)
 
         if ctx.decode:
             key = self.variable('cache', 'memory_key', lambda: jnp.swapaxes(heads_first(of_memory('key')), 2, 3)).value

@@ -1,0 +1,183 @@
+"""Times our decoding beside Hugging Face's `generate` with the same shapes, in one run, and prints tokens/s and ratios.
+
+    python scripts/benchmarks/decode.py                       # T5.1.1 small, greedy and 4 beams, beside PyTorch
+    python scripts/benchmarks/decode.py --models remixer --size tiny --peer none
+
+A call encodes a batch of random tokens and generates `--outputs` tokens for each sequence; no sequence ends before
+that on either side. A beam's tokens do not count: what a user gets is one sequence per input. Every contestant lives
+in a process of its own and they take turns, so that a machine that slows down slows all of them. Shown are the fastest
+and the median call, and the processor time of the cheapest, which depends less on what else the machine does; set
+OMP_WAIT_POLICY=passive to keep PyTorch's threads from counting their waiting.
+The peer needs torch and transformers; where they are missing the table says so.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import multiprocessing
+import os
+import statistics
+import sys
+import time
+from collections.abc import Callable
+
+# glibc hands large buffers back to the system after every call otherwise; `remixer-t5x` sets the same.
+MALLOC = {
+    'MALLOC_MMAP_THRESHOLD_': str(4 << 30),
+    'MALLOC_TRIM_THRESHOLD_': str(16 << 30),
+    'MALLOC_TOP_PAD_': str(256 << 20),
+}
+PEER = 'Hugging Face'
+NO_EOS = -1
+
+
+def our_calls(model_name: str, args: argparse.Namespace) -> tuple[dict[int, Callable[[], None]], str]:
+    """For each number of beams (1 is greedy) a function that decodes the batch, and compile seconds as text."""
+    import jax
+    import numpy as np
+    from flax import linen as nn
+
+    from remixer_t5x.cli import gin_config
+    from remixer_t5x.model.beam_search import BeamSearch
+    from remixer_t5x.model.decoding import Greedy
+    from remixer_t5x.model.seq2seq import Seq2Seq
+
+    files = [f'models/{model_name}.gin', f'sizes/{args.size}.gin', *args.gin_file]
+    gin_config.load(files, [('DTYPE', args.dtype)], root='remixer_t5x.model.seq2seq.Seq2Seq', partial=True)
+    model = gin_config.call(Seq2Seq)
+    shapes = {'encoder_input_tokens': (1, args.inputs), 'decoder_target_tokens': (1, args.outputs)}
+    params = nn.unbox(jax.jit(lambda key: model.init(key, shapes))(jax.random.key(0)))
+    inputs = np.random.default_rng(0).integers(2, 32000, (args.batch, args.inputs), np.int32)
+    batch = {'encoder_input_tokens': jax.device_put(inputs)}
+    calls, seconds = {}, []
+    for beams in args.beams:
+        decoder = Greedy() if beams == 1 else BeamSearch(beams)
+
+        def generate(params, batch, decoder=decoder):
+            return model.generate(params, batch, args.outputs, NO_EOS, decoder)
+
+        start = time.perf_counter()
+        compiled = jax.jit(generate).lower(params, batch).compile()
+        seconds.append(f'{time.perf_counter() - start:.1f}')
+        calls[beams] = lambda compiled=compiled: jax.block_until_ready(compiled(params, batch))
+    return calls, f'compiled in {" and ".join(seconds)} s'
+
+
+def peer_calls(args: argparse.Namespace) -> tuple[dict[int, Callable[[], None]], str]:
+    """The same of Hugging Face's T5 v1.1."""
+    import torch
+    import transformers
+
+    transformers.logging.set_verbosity_error()
+    sizes = {'tiny': (256, 512, 4, 4), 'small': (512, 1024, 8, 6), 'base': (768, 2048, 12, 12)}
+    width, hidden, layers, heads = sizes[args.size]
+    config = transformers.T5Config(
+        vocab_size=32128,
+        d_model=width,
+        d_kv=64,
+        d_ff=hidden,
+        num_layers=layers,
+        num_heads=heads,
+        feed_forward_proj='gated-gelu',
+        tie_word_embeddings=False,
+        decoder_start_token_id=0,
+    )
+    model = transformers.T5ForConditionalGeneration(config).eval()
+    inputs = torch.randint(2, 32000, (args.batch, args.inputs))
+
+    def generate(beams: int) -> None:
+        tokens = model.generate(
+            input_ids=inputs,
+            attention_mask=torch.ones_like(inputs),
+            max_new_tokens=args.outputs,
+            eos_token_id=None,
+            do_sample=False,
+            num_beams=beams,
+        )
+        assert tokens.shape == (args.batch, args.outputs + 1)
+
+    return {beams: lambda beams=beams: generate(beams) for beams in args.beams}, f'torch {torch.__version__}'
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument('--models', default='t5_1_1', help='names under configs/models, by comma')
+    parser.add_argument('--size', default='small', choices=['tiny', 'small', 'base'])
+    parser.add_argument('--batch', type=int, default=8)
+    parser.add_argument('--inputs', type=int, default=512)
+    parser.add_argument('--outputs', type=int, default=64)
+    parser.add_argument('--beams', type=lambda text: [int(n) for n in text.split(',')], default=[1, 4])
+    parser.add_argument('--dtype', default='float32', choices=['float32', 'bfloat16'])
+    parser.add_argument('--rounds', type=int, default=5)
+    parser.add_argument('--peer', default='huggingface', choices=['huggingface', 'none'])
+    parser.add_argument('--gin_file', action='append', default=[], help='more gin files, after model and size')
+    args = parser.parse_args()
+    if any(name not in os.environ for name in MALLOC) and sys.platform == 'linux':
+        os.execve(sys.executable, [sys.executable, *sys.argv], {**os.environ, **MALLOC})
+
+    names = args.models.split(',')
+    missing = [package for package in ('torch', 'transformers') if importlib.util.find_spec(package) is None]
+    if args.peer != 'none' and missing:
+        print(f'no peer: {" and ".join(missing)} not installed (pip install "remixer-t5x[hf]")')
+    elif args.peer != 'none':
+        names.append(PEER)
+    contestants = {name: Contestant(name, args) for name in names}
+    print(f'{os.cpu_count()} cores; batch {args.batch}, {args.inputs} to {args.outputs}, {args.size}, {args.dtype}')
+    for name, contestant in contestants.items():
+        print(f'{name}: {contestant.call("facts")}', flush=True)
+    times: dict[tuple[str, int], list[tuple[float, float]]] = {}
+    for _ in range(args.rounds):
+        for beams in args.beams:
+            for name, contestant in contestants.items():
+                times.setdefault((name, beams), []).append(contestant.call(beams))
+    for contestant in contestants.values():
+        contestant.stop()
+    report(times, args)
+
+
+class Contestant:
+    """A model in a process of its own; `call` with a number of beams decodes once and gives wall and processor time."""
+
+    def __init__(self, name: str, args: argparse.Namespace):
+        context = multiprocessing.get_context('spawn')
+        self._pipe, theirs = context.Pipe()
+        self._process = context.Process(target=_compete, args=(theirs, name, args), daemon=True)
+        self._process.start()
+
+    def call(self, what: str | int) -> str | tuple[float, float]:
+        self._pipe.send(what)
+        return self._pipe.recv()
+
+    def stop(self) -> None:
+        self._pipe.send('stop')
+        self._process.join()
+
+
+def _compete(pipe, name: str, args: argparse.Namespace) -> None:
+    pipe.recv()
+    calls, facts = peer_calls(args) if name == PEER else our_calls(name, args)
+    for call in calls.values():
+        call()  # Not timed: the first call allocates.
+    pipe.send(facts)
+    while (beams := pipe.recv()) != 'stop':
+        start, used = time.perf_counter(), time.process_time()
+        calls[beams]()
+        pipe.send((time.perf_counter() - start, time.process_time() - used))
+
+
+def report(times: dict[tuple[str, int], list[tuple[float, float]]], args: argparse.Namespace) -> None:
+    tokens = args.batch * args.outputs
+    best = {key: [min(column) for column in zip(*taken, strict=True)] for key, taken in times.items()}
+    for (name, beams), (fastest, processor) in best.items():
+        median = statistics.median(seconds for seconds, _ in times[name, beams])
+        line = f'{"greedy" if beams == 1 else f"{beams} beams":8s} {name:12s} fastest {fastest:6.2f} s, '
+        line += f'median {median:6.2f} s, {tokens / fastest:6.0f} tokens/s, processor {processor:6.2f} s'
+        if name != PEER and (PEER, beams) in times:
+            peer = best[PEER, beams]
+            line += f'; {PEER} takes {peer[0] / fastest:.2f} times as long, {peer[1] / processor:.2f} of the processor'
+        print(line)
+
+
+if __name__ == '__main__':
+    main()
