@@ -1,0 +1,95 @@
+"""From a model's text to what a metric compares, as T5 does it: seqio postprocess functions.
+
+Each is called as f(text, example=..., is_target=...): with the target's text and is_target=True once, and with every
+prediction and is_target=False. `example` is the preprocessed example as NumPy values (texts are bytes).
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+INVALID = -1
+# fmt: off
+_DETERMINERS = frozenset([
+    'a', 'an', 'few', 'her', 'his', 'each', 'every', 'many', 'much', 'my', 'our', 'some', 'that', 'the', 'their',
+    'these', 'this', 'those', 'which', 'whose', 'your',
+])
+# fmt: on
+Example = Mapping[str, Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class ClassId:
+    """The index of the text in `labels`, INVALID if it is none of them."""
+
+    labels: tuple[str, ...]
+
+    def __call__(self, text: str, **_: Any) -> int:
+        """`_`: the example, which does not matter."""
+        return self.labels.index(text) if text in self.labels else INVALID
+
+
+def number(text: str, **_: Any) -> float:
+    """STS-B: the number that `text` spells, INVALID if none. `_`: the example, which does not matter."""
+    try:
+        return float(text)
+    except ValueError:
+        return float(INVALID)
+
+
+class MultiRC:
+    """MultiRC: `value`, 0 or 1 or INVALID; targets also have `group`, the number of their question."""
+
+    labels = ('False', 'True')
+
+    def __call__(self, text: str, example: Example | None = None, is_target: bool = False) -> dict[str, Any]:
+        found = {'value': ClassId(self.labels)(text)}
+        if is_target and example is not None:
+            found['group'] = int(example['idx/question'])
+        return found
+
+
+def record(text: str, example: Example | None = None, is_target: bool = False) -> dict[str, Any]:
+    """`value`: the text, for targets every right answer; targets also have `group`, their passage and query."""
+    if not is_target or example is None:
+        return {'value': text}
+    group = (int(example['idx/passage']), int(example['idx/query']))
+    return {'value': _texts(example['answers']), 'group': group}
+
+
+def any_answer(text: str, example: Example | None = None, is_target: bool = False) -> str | list[str]:
+    """SQuAD: the text, for targets every right answer."""
+    return _texts(example['answers']) if is_target and example is not None else text
+
+
+def refers(text: str, example: Example | None = None, is_target: bool = False) -> int:
+    """WSC: 1 if the prediction names the candidate of the example, 0 if another, INVALID if empty; for targets the
+    label.
+
+    Case and determiners do not count, and either may have more words than the other: 'bunny' is 'the fuzzy bunny'.
+    A possessive on one side only does not match.
+    """
+    if example is None:
+        raise ValueError('WSC predictions are judged by their example')
+    if is_target:
+        return int(example['label'])
+    predicted, candidate = _bare(text), _bare(_text(example['targets_pretokenized']))
+    if not predicted:
+        return INVALID
+    if ("'" in predicted) != ("'" in candidate):
+        return 0
+    words, candidate_words = set(predicted.split(' ')), set(candidate.split(' '))
+    return int(words <= candidate_words or candidate_words <= words)
+
+
+def _bare(text: str) -> str:
+    words = text.strip().lower().split(' ')
+    return ' '.join(word for word in words if word not in _DETERMINERS)
+
+
+def _text(value: Any) -> str:
+    return value.decode() if isinstance(value, bytes) else str(value)
+
+
+def _texts(values: Any) -> list[str]:
+    return [_text(value) for value in values]

@@ -1,0 +1,83 @@
+"""Words between spaces as a vocabulary, for languages with few of them, such as COGS."""
+
+import functools
+from collections.abc import Callable, Iterable, Sequence
+
+import seqio
+import tensorflow as tf
+
+PAD, EOS, UNKNOWN = 0, 1, 2
+_SPECIAL = 3
+
+
+class WordVocabulary(seqio.Vocabulary):
+    """T5's ids for padding, end and unknown, then every word of `texts` by the order of characters. No sentinels.
+
+    name: of the texts. texts: called once, at first use. Two vocabularies with the same name and words are equal.
+    """
+
+    def __init__(self, name: str, texts: Callable[[], Iterable[str]]):
+        super().__init__(extra_ids=0)
+        self._name = name
+        self._texts = texts
+
+    @functools.cached_property
+    def words(self) -> tuple[str, ...]:
+        """Words by id, from the first id that is not special."""
+        return tuple(sorted({word for text in self._texts() for word in text.split()}))
+
+    @functools.cached_property
+    def _ids(self) -> dict[str, int]:
+        return {word: index for index, word in enumerate(self.words, _SPECIAL)}
+
+    @property
+    def bos_id(self) -> int | None:
+        return None
+
+    @property
+    def eos_id(self) -> int:
+        return EOS
+
+    @property
+    def unk_id(self) -> int:
+        return UNKNOWN
+
+    @property
+    def _base_vocab_size(self) -> int:
+        return _SPECIAL + len(self.words)
+
+    def _encode(self, s: str) -> list[int]:
+        return [self._ids.get(word, UNKNOWN) for word in s.split()]
+
+    def _decode(self, ids: Sequence[int]) -> str:
+        """Padding and end are nothing, other ids without a word are '<unk>'."""
+        return ' '.join(self._word(index) for index in ids if index not in (PAD, EOS))
+
+    def _word(self, index: int) -> str:
+        return self.words[index - _SPECIAL] if _SPECIAL <= index < self._base_vocab_size else '<unk>'
+
+    def _encode_tf(self, s: tf.Tensor) -> tf.Tensor:
+        with tf.init_scope():
+            table = self._table
+        return table.lookup(tf.strings.split(s))
+
+    @functools.cached_property
+    def _table(self) -> tf.lookup.StaticHashTable:
+        ids = tf.range(_SPECIAL, self._base_vocab_size, dtype=tf.int32)
+        return tf.lookup.StaticHashTable(tf.lookup.KeyValueTensorInitializer(tf.constant(self.words), ids), UNKNOWN)
+
+    def _decode_tf(self, ids: tf.Tensor) -> tf.Tensor:
+        words = tf.constant(['', '', '<unk>', *self.words])
+        text = tf.strings.reduce_join(tf.gather(words, ids), axis=-1, separator=' ')
+        return tf.strings.strip(tf.strings.regex_replace(text, ' +', ' '))
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, WordVocabulary):
+            return False
+        return self is other or (self._name == other._name and self.words == other.words)
+
+    def __hash__(self) -> int:
+        return hash((type(self), self._name))
+
+    def __str__(self) -> str:
+        return f'WordVocabulary({self._name})'
