@@ -128,7 +128,10 @@ def test_every_experiment_is_complete_but_for_what_its_header_requires():
         flags = [('MODEL_DIR', '/nowhere')]
         if 'FILES' in header:
             flags.append(('FILES', __file__))
-        gin_config.load([f'experiments/{path.name}'], flags, root='remixer_t5x.cli.train.run')
+        command = 'finetune' if 'runs/finetune.gin' in path.read_text() else 'train'
+        if 'INITIAL_CHECKPOINT_PATH' in header:
+            flags.append(('INITIAL_CHECKPOINT_PATH', '/nowhere'))
+        gin_config.load([f'experiments/{path.name}'], flags, root=f'remixer_t5x.cli.{command}.run')
 
 
 @pytest.mark.parametrize('path', sorted(CONFIGS.rglob('*.gin')), ids=lambda path: str(path.relative_to(CONFIGS)))

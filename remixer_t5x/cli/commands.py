@@ -10,11 +10,17 @@ import dataclasses
 
 @dataclasses.dataclass(frozen=True)
 class Flag:
-    """`--name VALUE` for the macro `macro`."""
+    """`--name VALUE` for the macro `macro`; with `alone`, the value that `--name` has without one.
+
+    Where `module` is given, the flag asks for another function than the command's: `module`'s `run`, with its own base.
+    """
 
     name: str
     macro: str
     help: str
+    alone: str | None = None
+    module: str | None = None
+    base: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,22 +47,88 @@ class Command:
     examples: tuple[str, ...] = ()
 
 
+# glibc gives large buffers back after every step and pays their page faults again; keeping them is faster.
+_KEEP_BUFFERS = (
+    ('MALLOC_MMAP_THRESHOLD_', '4294967296'),
+    ('MALLOC_TRIM_THRESHOLD_', '17179869184'),
+    ('MALLOC_TOP_PAD_', '268435456'),
+)
+_CHECKPOINT = Flag('--checkpoint', 'CHECKPOINT_PATH', 'a checkpoint, or a MODEL_DIR (its newest)')
+
 COMMANDS = (
     Command(
         'train',
         'pretrain a model; the same command again resumes',
         'remixer_t5x.cli.train',
         partial=False,
-        # glibc gives large buffers back after every step and pays their page faults again; keeping them is faster.
-        env=(
-            ('MALLOC_MMAP_THRESHOLD_', '4294967296'),
-            ('MALLOC_TRIM_THRESHOLD_', '17179869184'),
-            ('MALLOC_TOP_PAD_', '268435456'),
-        ),
+        env=_KEEP_BUFFERS,
         tensorflow=True,
         examples=(
             'remixer-t5x train --gin_file=experiments/quickstart.gin',
             'remixer-t5x train --gin_file=experiments/quickstart.gin --gin.MODEL_DIR=/tmp/run --gin.TRAIN_STEPS=1000',
+        ),
+    ),
+    Command(
+        'finetune',
+        "train a model on tasks, judged by their metrics; keeps each task's best checkpoint",
+        'remixer_t5x.cli.finetune',
+        partial=False,
+        env=_KEEP_BUFFERS,
+        tensorflow=True,
+        examples=(
+            'remixer-t5x finetune --gin_file=experiments/finetune_super_glue.gin --gin.MODEL_DIR=runs/super_glue '
+            '--gin.INITIAL_CHECKPOINT_PATH=runs/pretrained',
+        ),
+    ),
+    Command(
+        'eval',
+        "judge checkpoints by tasks' metrics; leaderboard files",
+        'remixer_t5x.cli.evaluate',
+        base=('runs/eval.gin',),
+        env=_KEEP_BUFFERS,
+        tensorflow=True,
+        flags=(
+            dataclasses.replace(_CHECKPOINT, help=f'{_CHECKPOINT.help}, or several by comma'),
+            Flag('--task', 'EVAL_TASKS', 'names of some tasks of the mixture, by comma (default: all)'),
+            Flag('--split', 'EVAL_SPLIT', "which split (default 'validation')"),
+            Flag('--output', 'EVAL_OUTPUT_DIR', "folder for metrics and predictions (default 'eval' in MODEL_DIR)"),
+            Flag(
+                '--follow',
+                'FOLLOW',
+                'every checkpoint of a MODEL_DIR as it appears, until TRAIN_STEPS or this many seconds without one '
+                '(default 3600)',
+                alone='3600',
+            ),
+            Flag('--submission', 'SUBMISSION_DIR', 'also write files for the leaderboards of GLUE and SuperGLUE here'),
+            Flag(
+                '--predictions',
+                'PREDICTIONS',
+                'judge this file of predictions; needs no model',
+                module='remixer_t5x.cli.score_predictions',
+                base=('runs/score.gin',),
+            ),
+        ),
+        examples=(
+            'remixer-t5x eval --gin_file=experiments/finetune_super_glue.gin --checkpoint=runs/super_glue',
+            'remixer-t5x eval --gin_file=data/cogs.gin --predictions=cogs_test.jsonl --split=test',
+        ),
+    ),
+    Command(
+        'infer',
+        'run a model on texts, to JSON lines; the same command again goes on',
+        'remixer_t5x.cli.infer',
+        base=('runs/infer.gin',),
+        env=_KEEP_BUFFERS,
+        tensorflow=True,
+        flags=(
+            _CHECKPOINT,
+            Flag('--input', 'INPUT', 'a file with a text per line, or JSON lines (default: standard input)'),
+            Flag('--field', 'INPUT_FIELD', "the field of JSON lines (default 'text')"),
+            Flag('--output', 'OUTPUT', 'a file, continued where it ends (default: standard output)'),
+        ),
+        examples=(
+            'remixer-t5x infer --gin_file=experiments/finetune_cogs.gin --checkpoint=runs/cogs --input=sentences.txt '
+            '--output=forms.jsonl',
         ),
     ),
     Command(
@@ -65,8 +137,21 @@ COMMANDS = (
         'remixer_t5x.cli.info',
         base=('runs/info.gin',),
         env=(('JAX_PLATFORMS', 'cpu'),),
-        flags=(Flag('--depth', 'INFO_DEPTH', 'how many levels of modules to show (default 3)'),),
-        examples=('remixer-t5x info --gin_file=models/remixer.gin --gin_file=sizes/base.gin',),
+        flags=(
+            Flag('--depth', 'INFO_DEPTH', 'how many levels of modules to show (default 3)'),
+            Flag(
+                '--compare',
+                'COMPARE_SIZES',
+                'all models at these sizes, by comma (default tiny,small,base), beside the figures of the papers',
+                alone='tiny,small,base',
+                module='remixer_t5x.cli.compare',
+                base=('runs/compare.gin',),
+            ),
+        ),
+        examples=(
+            'remixer-t5x info --gin_file=models/remixer.gin --gin_file=sizes/base.gin',
+            'remixer-t5x info --compare small',
+        ),
     ),
     Command(
         'data',

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.text import Text
 
 from remixer_t5x.errors import UserError
-from remixer_t5x.runtime import checkpoint, data, model_dir, optimizer, partition, train_state
+from remixer_t5x.runtime import data, model_dir, partition, saved_params
 
 # Text around a gap that is shown; a whole example would fill the screen.
 TOKENS_SHOWN = 80
@@ -37,8 +37,8 @@ def run(
     vocab = data.vocabulary(dataset)
     if not vocab.extra_ids:
         raise UserError('the vocabulary has no sentinels (extra_ids is 0): use a span-corruption task')
-    plan = train_state.plan(model, optimizer.adafactor(1.0), data.batch_shapes(dataset), partitioner)
-    params = checkpoint.restore_params(folder, plan.abstract.params, data.vocabulary_record(vocab))
+    abstract = saved_params.abstract_params(model, data.batch_shapes(dataset), partitioner)
+    params = saved_params.restore_params(folder, abstract, data.vocabulary_record(vocab), setting='MODEL_DIR')
     batch = next(iter(data.EvalBatches(dataset, limit=1)))
     length = dataset.task_feature_lengths['targets']
     with partitioner.activate():

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import os
+import re
 import sys
 import traceback
 from collections.abc import Sequence
@@ -64,22 +65,23 @@ def _run(argv: list[str], own_process: bool) -> int:
     _set_env(command.env, may_restart=own_process)
     if not args.verbose:
         quiet.hush()
+    module, base = command.module, command.base
     for flag in command.flags:
         value = getattr(args, flag.macro)
         if value is not None:
             gin_flags.append((flag.macro, value))
+            module, base = flag.module or module, flag.base or base
     from remixer_t5x.cli import gin_config
 
-    files = [*command.base, *args.gin_file]
     gin_config.load(
-        files,
+        [*base, *args.gin_file],
         gin_flags,
-        root=f'{command.module}.run',
+        root=f'{module}.run',
         search_paths=[path for given in args.gin_search_paths for path in given.split(',') if path],
         partial=command.partial,
         importing=None if args.verbose else quiet.imports(command.tensorflow),
     )
-    gin_config.call(importlib.import_module(command.module).run)
+    gin_config.call(importlib.import_module(module).run)
     return 0
 
 
@@ -114,6 +116,8 @@ class _Parser(argparse.ArgumentParser):
     """argparse that answers a wrong flag with one line, as every other mistake is answered."""
 
     def error(self, message: str):
+        # The name COMMAND is padded to the width of the longest one, which aligns the help.
+        message = re.sub(r'(?<=COMMAND) +', '', message)
         raise UserError(f'{message}; see {self.prog} --help')
 
 
@@ -150,7 +154,8 @@ def _add_command(commands, command: Command) -> None:
     )
     parser.add_argument('--verbose', action='store_true', help='show log lines of libraries, and tracebacks')
     for flag in command.flags:
-        parser.add_argument(flag.name, dest=flag.macro, help=flag.help)
+        alone = {} if flag.alone is None else {'nargs': '?', 'const': flag.alone}
+        parser.add_argument(flag.name, dest=flag.macro, help=flag.help, **alone)
 
 
 def _set_env(env: Sequence[tuple[str, str]], may_restart: bool) -> None:

@@ -74,7 +74,7 @@ class Checkpoints:
         options = ocp.CheckpointManagerOptions(
             max_to_keep=keep, cleanup_tmp_directories=True, enable_async_checkpointing=True
         )
-        with _told(self._folder, 'opened'):
+        with told(self._folder, 'opened'):
             self._manager = ocp.CheckpointManager(self._folder, options=options, item_names=('state', 'data', 'run'))
 
     @property
@@ -107,7 +107,7 @@ class Checkpoints:
     def restore(self, step: int, abstract_state: State) -> tuple[State, Position]:
         """The state in the shapes and shardings of `abstract_state`, and this host's data position."""
         check_shapes(self._folder / str(step) / 'state', abstract_state)
-        with _told(self._folder / str(step), 'read'):
+        with told(self._folder / str(step), 'read'):
             items = self._manager.restore(
                 step,
                 args=ocp.args.Composite(state=ocp.args.StandardRestore(abstract_state), data=ocp.args.JsonRestore()),
@@ -116,7 +116,7 @@ class Checkpoints:
 
     def run(self, step: int) -> dict[str, Any]:
         """What `save` was given as `run`; cheap, reads no arrays."""
-        with _told(self._folder / str(step), 'read'):
+        with told(self._folder / str(step), 'read'):
             return self._manager.restore(step, args=ocp.args.Composite(run=ocp.args.JsonRestore()))['run']
 
     def check_for_errors(self) -> None:
@@ -184,7 +184,8 @@ def _cause(error: BaseException) -> str:
 
 
 @contextlib.contextmanager
-def _told(path: epath.Path, done: str) -> Iterator[None]:
+def told(path: epath.Path, done: str) -> Iterator[None]:
+    """Whatever the checkpoint library raises becomes a UserError: `path` cannot be `done`, and why."""
     try:
         yield
     except UserError:
@@ -232,61 +233,23 @@ def _key(entry: Any) -> str:
 
 
 def _saved_tree(path: epath.Path) -> Any:
-    with _told(path, 'read'):
+    with told(path, 'read'):
         found = ocp.StandardCheckpointer().metadata(path)
         return getattr(found, 'item_metadata', found).tree
 
 
 def check_shapes(path: epath.Path, abstract: Any, part: str = '') -> None:
-    """Raises UserError naming the first array whose shape differs between the checkpoint and the model."""
+    """Raises UserError naming an array whose shape differs between the checkpoint and the model, and how many do."""
     tree = _saved_tree(path)
     saved = _shapes(tree[part] if part else tree)
     given = _shapes(abstract)
-    for name in sorted({*saved, *given}):
-        if saved.get(name) != given.get(name):
-            raise UserError(
-                f'the checkpoint at {path.parent} does not fit this model: {name} has shape '
-                f'{saved.get(name, "(absent)")} there and {given.get(name, "(absent)")} here; give the '
-                'same model and sizes, or another MODEL_DIR'
-            )
-
-
-def find_step(path: str) -> epath.Path:
-    """The folder of one checkpoint from MODEL_DIR, its `checkpoints`, or one step's folder (newest step
-    taken).
-    """
-    given = model_dir.absolute(path)
-    for folder in (given, given / model_dir.CHECKPOINTS):
-        if (folder / 'state').exists():
-            return folder
-        steps = [child for child in folder.iterdir() if child.name.isdigit()] if folder.is_dir() else []
-        if steps:
-            return max(steps, key=lambda child: int(child.name))
-    raise UserError(
-        f'INITIAL_CHECKPOINT_PATH {given} holds no checkpoint; give the MODEL_DIR of a run that saved one, '
-        'or one of the folders in its `checkpoints`'
-    )
-
-
-def restore_params(path: str, abstract_params: Any, vocabulary: str | None = None) -> Any:
-    """Parameters alone, of another run's checkpoint, in the shapes and shardings of `abstract_params`.
-
-    Raises UserError when `path` has no checkpoint, or another vocabulary or other shapes than this run.
-    """
-    step = find_step(path)
-    with _told(step, 'read'):
-        run = json.loads((step / 'run' / 'metadata').read_text())
-    if vocabulary is not None and run.get('vocabulary') != vocabulary:
+    differing = [name for name in sorted({*saved, *given}) if saved.get(name) != given.get(name)]
+    if differing:
+        # Those that both have tell more than those that one lacks.
+        name = next((name for name in differing if name in saved and name in given), differing[0])
+        more = f' (and {len(differing) - 1} more differ)' if len(differing) > 1 else ''
         raise UserError(
-            f'INITIAL_CHECKPOINT_PATH {step} was trained with vocabulary {run.get("vocabulary")} and this '
-            f'run has {vocabulary}; give the vocabulary it was trained with'
+            f'the checkpoint at {path.parent} does not fit this model: {name} has shape '
+            f'{saved.get(name, "(absent)")} there and {given.get(name, "(absent)")} here{more}; give the '
+            'same model and sizes, or another checkpoint'
         )
-    check_shapes(step / 'state', abstract_params, part='params')
-    with _told(step, 'read'), ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as reader:
-        restore_args = ocp.checkpoint_utils.construct_restore_args(abstract_params)
-        return reader.restore(
-            step / 'state',
-            args=ocp.args.PyTreeRestore(
-                item={'params': abstract_params}, restore_args={'params': restore_args}, partial_restore=True
-            ),
-        )['params']

@@ -79,25 +79,28 @@ def hide_accelerators() -> None:
 
 def provider(config: DatasetConfig) -> seqio.Task | seqio.Mixture:
     """The task or mixture that `config` names. Raises UserError for an unknown name, with the nearest known
-    ones.
+    ones, and for a split that it does not have.
     """
-    given = config.mixture_or_task_name
-    if not isinstance(given, str):
-        found = given
-    else:
-        known = sorted({*seqio.TaskRegistry.names(), *seqio.MixtureRegistry.names()})
-        if given not in known:
-            near = difflib.get_close_matches(given, known, n=3, cutoff=0.4) or known[:5]
-            advice = f'the nearest known names are {", ".join(near)}' if near else 'no task is registered'
-            raise UserError(
-                f'MIXTURE_OR_TASK_NAME is {given!r}, which is no known task or mixture; {advice}; '
-                'a gin file under configs/data imports the module that registers a task'
-            )
-        found = seqio.get_mixture_or_task(given)
+    found = named(config.mixture_or_task_name)
     splits = sorted(found.splits) if found.splits else []
     if splits and config.split not in splits:
         raise UserError(f'split {config.split!r} is not in {found.name}; its splits are {", ".join(splits)}')
     return found
+
+
+def named(given: str | seqio.Task | seqio.Mixture) -> seqio.Task | seqio.Mixture:
+    """The task or mixture of that name. Raises UserError for an unknown one, with the nearest known ones."""
+    if not isinstance(given, str):
+        return given
+    known = sorted({*seqio.TaskRegistry.names(), *seqio.MixtureRegistry.names()})
+    if given not in known:
+        near = difflib.get_close_matches(given, known, n=3, cutoff=0.4) or known[:5]
+        advice = f'the nearest known names are {", ".join(near)}' if near else 'no task is registered'
+        raise UserError(
+            f'MIXTURE_OR_TASK_NAME is {given!r}, which is no known task or mixture; {advice}; '
+            'a gin file under configs/data imports the module that registers a task'
+        )
+    return seqio.get_mixture_or_task(given)
 
 
 def vocabulary(config: DatasetConfig) -> seqio.Vocabulary:
@@ -117,7 +120,9 @@ def vocabulary(config: DatasetConfig) -> seqio.Vocabulary:
 def vocabulary_fingerprint(vocab: seqio.Vocabulary) -> str:
     """16 hex digits that change when ids would mean other text."""
     model = getattr(vocab, 'sp_model', None)
-    text = model if isinstance(model, bytes) else f'{type(vocab).__name__}'.encode()
+    # A vocabulary of words has no model file; its words say what ids mean.
+    name = '\n'.join((type(vocab).__name__, *getattr(vocab, 'words', ())))
+    text = model if isinstance(model, bytes) else name.encode()
     return hashlib.sha256(text + f'|{vocab.vocab_size}|{vocab.extra_ids}'.encode()).hexdigest()[:16]
 
 
@@ -128,10 +133,15 @@ def vocabulary_record(vocab: seqio.Vocabulary) -> str:
 
 def check_vocabulary(config: DatasetConfig, model_vocab_size: int) -> None:
     """Raises UserError when the task can give ids that the model's table does not have."""
-    size = vocabulary(config).vocab_size
+    check_ids(_name(config), vocabulary(config), model_vocab_size)
+
+
+def check_ids(name: str, vocab: seqio.Vocabulary, model_vocab_size: int) -> None:
+    """As `check_vocabulary`, for the vocabulary of what is called `name`."""
+    size = vocab.vocab_size
     if size > model_vocab_size:
         raise UserError(
-            f'the vocabulary of {_name(config)} has {size} ids and the model has VOCAB_SIZE = '
+            f'the vocabulary of {name} has {size} ids and the model has VOCAB_SIZE = '
             f'{model_vocab_size}; set VOCAB_SIZE to {-(-size // 128) * 128} or use a smaller vocabulary'
         )
 

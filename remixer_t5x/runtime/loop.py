@@ -22,12 +22,15 @@ from remixer_t5x.runtime import (
     prefetch,
     progress,
     start,
+    task_metrics,
     train_step,
 )
+from remixer_t5x.runtime.best import BestCheckpoints
 from remixer_t5x.runtime.evaluation import evaluate
 from remixer_t5x.runtime.hooks import Hook, Profiler
 from remixer_t5x.runtime.nan_guard import NanGuard
 from remixer_t5x.runtime.settings import Result, Run
+from remixer_t5x.runtime.task_evaluation import TaskEvaluator
 
 # A position is exact at any step, but a step between two captures is found again by drawing the batches since.
 MOST_BATCHES_DRAWN_AGAIN = 100
@@ -111,6 +114,12 @@ class _Session:
         if run.evaluation is not None:
             share = run.learner.partitioner.data_shard()
             self.held_out = run.evaluation.batches(share, self.threads)
+        self.judge: TaskEvaluator | None = None
+        if run.tasks is not None:
+            self.judge = TaskEvaluator(run.tasks, run.learner.model, run.learner.partitioner)
+            self.best = BestCheckpoints(outlet.path, begin.record, run.folder.best_metrics)
+            for note in self.judge.notes:
+                outlet.line.say(note)
 
     def loop(self) -> str | None:
         """Steps until the end or a signal, whose name is returned. The last state is saved in both cases."""
@@ -184,16 +193,28 @@ class _Session:
 
     def evaluate(self, step: int) -> None:
         self.guard.now()
+        begun = time.perf_counter()
+        if self.run.evaluation is not None:
+            self._evaluate_loss(step, self.run.evaluation.name)
+        if self.judge is not None:
+            self._evaluate_tasks(step, self.judge)
+        self.clock.pause(time.perf_counter() - begun)
+
+    def _evaluate_loss(self, step: int, kind: str) -> None:
         begun, place = time.perf_counter(), self.run.learner.partitioner.shard_batch
-        kind = self.run.evaluation.name if self.run.evaluation else ''
         numbers = evaluate(self.state.params, self.held_out, self.eval_step, place, kind)
-        seconds = time.perf_counter() - begun
-        self.clock.pause(seconds)
-        self.outlet.writers.write(kind, step, numbers, {'seconds': seconds})
+        self.outlet.writers.write(kind, step, numbers, {'seconds': time.perf_counter() - begun})
         self.outlet.line.say(
             f'step {step} · held-out loss {numbers["loss"]:.4f} · perplexity {numbers["perplexity"]:.2f} · '
             f'token accuracy {100 * numbers["accuracy"]:.1f}%'
         )
+
+    def _evaluate_tasks(self, step: int, judge: TaskEvaluator) -> None:
+        for report in judge(self.state.params):
+            self.outlet.writers.write(f'eval/{report.task}', step, report.metrics, {'seconds': report.seconds})
+            is_best = self.best.keep(report, step, self.state.params)
+            shown = task_metrics.describe(report.metrics) + (' · the best so far' if is_best else '')
+            self.outlet.line.say(f'step {step} · {report.task} · {shown}')
 
     def save(self, step: int) -> None:
         begun = time.perf_counter()

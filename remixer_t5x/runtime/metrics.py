@@ -6,9 +6,10 @@ numbers, and what depends on the machine (`seconds`, `tokens_per_second`, `mfu`)
 `timing` the file of a run that was killed and resumed equals an unbroken run's.
 """
 
+import contextlib
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Protocol
 
 import jax
@@ -165,8 +166,17 @@ def _finite(value: float) -> float | None:
     return float(value) if math.isfinite(value) else None
 
 
+@contextlib.contextmanager
+def writing(path: epath.Path) -> Iterator[None]:
+    """Turns an OSError into a UserError: `path` cannot be written, and why."""
+    try:
+        yield
+    except OSError as error:
+        raise _cannot_write(path, error) from error
+
+
 def _cannot_write(path: epath.Path, error: OSError) -> UserError:
     return UserError(
         f'{path} cannot be written ({error.strerror or error}); free some space or check the rights of '
-        'MODEL_DIR, and run the same command again'
+        'its folder, and run the same command again'
     )

@@ -8,6 +8,7 @@ from remixer_t5x.errors import UserError
 from remixer_t5x.runtime import data, partition
 from remixer_t5x.runtime.evaluation import Evaluation
 from remixer_t5x.runtime.optimizer import Optimizer
+from remixer_t5x.runtime.task_evaluation import TaskEvaluation
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,12 +33,14 @@ class Folder:
     """Where a run lives, how many checkpoints stay there, and whose parameters it starts from.
 
     `initial_checkpoint_path` is MODEL_DIR or one checkpoint of another run; its optimizer state and step are
-    not taken. It is read only while `model_dir` has no checkpoint.
+    not taken. It is read only while `model_dir` has no checkpoint. `best_metrics` names, by task, the metric whose
+    best checkpoint is kept; the first one where it names none.
     """
 
     model_dir: str
     keep_checkpoints: int | None = 3
     initial_checkpoint_path: str | None = None
+    best_metrics: Mapping[str, str] | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,17 +68,20 @@ class Periods:
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """All of a run. `evaluation` is None only with `periods.eval_period` None."""
+    """All of a run. `evaluation` is of the loss, `tasks` by tasks' metrics; both are None only with
+    `periods.eval_period` None.
+    """
 
     learner: Learner
     dataset: data.DatasetConfig
     folder: Folder
     periods: Periods
     evaluation: Evaluation | None = None
+    tasks: TaskEvaluation | None = None
 
     def __post_init__(self) -> None:
         period = self.periods.eval_period
-        if self.evaluation is None and period is not None:
+        if self.evaluation is None and self.tasks is None and period is not None:
             raise UserError(f'EVAL_PERIOD is {period} and no evaluation is set up; give EVAL_PERIOD = None')
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 from etils import epath
 
-from remixer_t5x.runtime import checkpoint, data, metrics, model_dir, prefetch, train_state
+from remixer_t5x.runtime import checkpoint, data, metrics, model_dir, prefetch, saved_params, task_examples, train_state
 from remixer_t5x.runtime.settings import Run
 
 
@@ -43,6 +43,9 @@ def check(run: Run) -> epath.Path:
     if run.evaluation is not None:
         learner.partitioner.check_batch_size(run.evaluation.dataset.batch_size)
         data.check_vocabulary(run.evaluation.dataset, learner.model.vocab_size)
+    if run.tasks is not None:
+        learner.partitioner.check_batch_size(run.tasks.decoding.batch_size)
+        task_examples.tasks_of(run.tasks.mixture_or_task_name, run.tasks.split, run.tasks.tasks)
     return model_dir.claim(run.folder.model_dir)
 
 
@@ -72,9 +75,8 @@ def begin(run: Run, checkpoints: checkpoint.Checkpoints, record: Mapping[str, An
         state, position = checkpoints.restore(latest, plan.abstract)
         window = metrics.Window(saved['window'])
         return Start(plan, state, record, f'resuming at step {latest}', latest, position, window)
-    state = plan.create(jax.random.key(learner.seed))
     path = run.folder.initial_checkpoint_path
     if not path:
-        return Start(plan, state, record, 'starting at step 0')
-    params = checkpoint.restore_params(path, plan.abstract.params, record['vocabulary'])
-    return Start(plan, state.replace(params=params), record, f'starting at step 0 with the parameters of {path}')
+        return Start(plan, plan.create(jax.random.key(learner.seed)), record, 'starting at step 0')
+    params = saved_params.restore_params(path, plan.abstract.params, record['vocabulary'])
+    return Start(plan, plan.begin_with(params), record, f'starting at step 0 with the parameters of {path}')

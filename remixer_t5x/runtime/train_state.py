@@ -54,6 +54,14 @@ class StatePlan:
         mesh."""
         return jax.jit(self.init, out_shardings=self.shardings)(rng)
 
+    def begin_with(self, params: Any) -> TrainState:
+        """Step 0 with `params`, which must lie as `abstract.params` says and are given away to the state."""
+
+        def fresh(params):
+            return TrainState(jnp.zeros((), jnp.int32), params, self.tx.init(params))
+
+        return jax.jit(fresh, out_shardings=self.shardings, donate_argnums=0)(params)
+
 
 def plan(
     model: Any,

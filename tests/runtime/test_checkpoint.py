@@ -11,7 +11,7 @@ import optax
 import pytest
 
 from remixer_t5x.errors import UserError
-from remixer_t5x.runtime import checkpoint, model_dir
+from remixer_t5x.runtime import checkpoint, model_dir, saved_params
 from remixer_t5x.runtime.prefetch import Position
 from remixer_t5x.runtime.train_state import TrainState
 
@@ -109,16 +109,16 @@ def test_another_run_is_told():
 
 @pytest.mark.parametrize('place', ['', 'checkpoints', 'checkpoints/2'])
 def test_parameters_alone(saved, place):
-    params = checkpoint.restore_params(str(saved / place), abstract(state_of(0)).params, RUN['vocabulary'])
+    params = saved_params.restore_params(str(saved / place), abstract(state_of(0)).params, RUN['vocabulary'])
     assert_equal(params, state_of(2 if place.endswith('2') else 3).params)
 
 
 def test_wrong_initial_checkpoints_are_told(saved, tmp_path):
     wanted = abstract(state_of(0)).params
-    assert 'holds no checkpoint' in message(lambda: checkpoint.restore_params(str(tmp_path), wanted))
-    assert 'trained with vocabulary' in message(lambda: checkpoint.restore_params(str(saved), wanted, 'other'))
+    assert 'holds no checkpoint' in message(lambda: saved_params.restore_params(str(tmp_path), wanted))
+    assert 'trained with vocabulary' in message(lambda: saved_params.restore_params(str(saved), wanted, 'other'))
     assert '(4,) there and (5,) here' in message(
-        lambda: checkpoint.restore_params(str(saved), abstract(state_of(0, embed=5)).params)
+        lambda: saved_params.restore_params(str(saved), abstract(state_of(0, embed=5)).params)
     )
 
 

@@ -1,0 +1,139 @@
+"""`remixer-t5x infer`: a model on texts, to JSON lines; gin builds the arguments (configs/runs/infer.gin)."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import time
+from collections.abc import Iterable
+from typing import Any
+
+import jax
+from jax.experimental import multihost_utils
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn
+
+from remixer_t5x.errors import UserError
+from remixer_t5x.runtime import checkpoint_queue, data, inference, partition, predictions, progress, saved_params
+from remixer_t5x.runtime.text_inputs import TextInputs
+
+# Seconds between two lines of progress where there is no terminal.
+SAY_EVERY = 10.0
+
+
+def run(
+    model: Any,
+    partitioner: partition.Partitioner,
+    vocabulary: Any,
+    checkpoint: str,
+    decoding: predictions.Decoding,
+    inputs: TextInputs,
+    output: str = '-',
+    refuse_long: bool = False,
+) -> None:
+    """Writes a prediction for each text, in order; an output that is there already is continued.
+
+    Args:
+        model: the model that was trained.
+        partitioner: where parameters go.
+        vocabulary: the seqio vocabulary it was trained with.
+        checkpoint: one checkpoint, or a MODEL_DIR (its newest).
+        decoding: how predictions are made.
+        inputs: the texts.
+        output: a file, or '-' for standard output.
+        refuse_long: stop at a text that is longer than `decoding` allows, instead of cutting it.
+    """
+    if jax.process_count() > 1 and (inputs.is_stdin or output == '-'):
+        raise UserError('with several hosts, --input and --output must be files that all of them see')
+    data.check_ids('VOCABULARY', vocabulary, model.vocab_size)
+    folder = saved_params.find_step(checkpoint, checkpoint_queue.SETTING)
+    out = inference.Output(output, {'checkpoint': str(folder), 'decoder': inference.name_of(decoding.decoder)})
+    _together()
+    texts = iter(inputs)
+    inference.skip_done(texts, out, inputs.shown)
+    params = _restore(model, partitioner, vocabulary, str(folder), decoding)
+    eos_id = 1 if vocabulary.eos_id is None else int(vocabulary.eos_id)
+    predictor = predictions.Predictor(model, partitioner, decoding, eos_id)
+    codec = inference.Texts(vocabulary, decoding.feature_lengths['inputs'], refuse_long)
+    # Whoever types texts wants an answer to each.
+    window = 1 if inputs.is_stdin and sys.stdin.isatty() else decoding.batch_size * inference.WINDOW_BATCHES
+    if jax.process_index():
+        out = _Silent(out)
+    with contextlib.closing(out), _Reporter(inputs, out.counts) as reporter:
+        inference.run(texts, out, codec, inference.predict_with(predictor, params), window, reporter.update)
+    reporter.say_end(out)
+
+
+def _restore(model: Any, partitioner: partition.Partitioner, vocabulary: Any, folder: str, decoding) -> Any:
+    lengths, size = decoding.feature_lengths, decoding.batch_size
+    shapes = {'encoder_input_tokens': (size, lengths['inputs']), 'decoder_target_tokens': (size, lengths['targets'])}
+    abstract = saved_params.abstract_params(model, shapes, partitioner)
+    record = data.vocabulary_record(vocabulary)
+    return saved_params.restore_params(folder, abstract, record, checkpoint_queue.SETTING)
+
+
+def _together() -> None:
+    """All hosts have read the output before the first one goes on to write it."""
+    if jax.process_count() > 1:
+        multihost_utils.sync_global_devices('the output was read')
+
+
+class _Silent(inference.Output):
+    """The output of the other hosts: they compute with the first one and write nothing."""
+
+    def __init__(self, output: inference.Output):
+        self.path, self.hashes, self.counts = output.path, output.hashes, output.counts
+
+    def write(self, rows: Iterable[dict[str, Any]]) -> None:
+        self.counts.written += sum(1 for _ in rows)
+
+    def close(self) -> None:
+        pass
+
+
+class _Reporter:
+    """Progress on standard error: a bar on a terminal, else a line now and then; a closing line in both cases."""
+
+    def __init__(self, inputs: TextInputs, counts: inference.Counts):
+        self._inputs, self._start, self._said = inputs, time.monotonic(), time.monotonic()
+        self._quiet = jax.process_index() > 0
+        self._console = Console(file=sys.stderr, highlight=False, soft_wrap=True)
+        self._total = None if inputs.is_stdin else sum(1 for _ in inputs)
+        self._bar: Progress | None = None
+        if counts.before:
+            self._say(f'continuing after {counts.before:,} predictions')
+        if self._console.is_terminal and not self._quiet and not (inputs.is_stdin and sys.stdin.isatty()):
+            self._bar = Progress(BarColumn(bar_width=20), TextColumn('{task.description}'), console=self._console)
+            self._task = self._bar.add_task(self._text(counts), total=self._total, completed=counts.before)
+
+    def __enter__(self) -> _Reporter:
+        if self._bar is not None:
+            self._bar.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+    def update(self, counts: inference.Counts) -> None:
+        if self._bar is not None:
+            self._bar.update(self._task, completed=counts.written, description=self._text(counts))
+        elif time.monotonic() - self._said >= SAY_EVERY:
+            self._said = time.monotonic()
+            self._say(self._text(counts))
+
+    def say_end(self, output: inference.Output) -> None:
+        counts = output.counts
+        new, seconds = counts.written - counts.before, time.monotonic() - self._start
+        cut = f', {counts.cut:,} of all texts cut' if counts.cut else ''
+        place = '' if output.is_stdout else f', {counts.written:,} in {output.path}'
+        self._say(f'{new:,} predictions in {progress.duration(seconds)}{place}{cut}')
+
+    def _text(self, counts: inference.Counts) -> str:
+        of = '' if self._total is None else f' of {self._total:,}'
+        rate = (counts.written - counts.before) / max(time.monotonic() - self._start, 1e-9)
+        return f'{counts.written:,}{of} predictions · {rate:.1f} a second'
+
+    def _say(self, text: str) -> None:
+        if not self._quiet:
+            self._console.print(text, markup=False)

@@ -1,0 +1,88 @@
+"""Texts to run a model on: lines of a file or of standard input, or one field of JSON lines."""
+
+import dataclasses
+import gzip
+import json
+import os
+import sys
+from collections.abc import Iterator
+from typing import TextIO
+
+from remixer_t5x.errors import UserError
+
+TXT, JSONL = 'txt', 'jsonl'
+_FORMATS = {'.txt': TXT, '.jsonl': JSONL, '.ndjson': JSONL, '.json': JSONL}
+
+
+@dataclasses.dataclass(frozen=True)
+class TextInputs:
+    """Iterates over the texts, any number of times for a file and once for standard input.
+
+    Attributes:
+      path: a file, also gzipped (`.gz`), or '-' for standard input.
+      field: which field of a JSON line has the text.
+      format: 'txt' (a text per line, empty ones too) or 'jsonl'; None goes by the extension, or is text.
+
+    Raises UserError for a file that cannot be read, and, with the line, for what is no JSON or lacks the field.
+    """
+
+    path: str = '-'
+    field: str = 'text'
+    format: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.format not in (None, TXT, JSONL):
+            raise UserError(f"INPUT_FORMAT is {self.format!r}; it takes 'txt', 'jsonl' or None")
+
+    @property
+    def is_stdin(self) -> bool:
+        return self.path == '-'
+
+    @property
+    def shown(self) -> str:
+        return 'standard input' if self.is_stdin else self.path
+
+    def __iter__(self) -> Iterator[str]:
+        name = self.path.removesuffix('.gz')
+        is_jsonl = (self.format or _FORMATS.get(os.path.splitext(name)[1], TXT)) == JSONL
+        for number, line in enumerate(self._lines(), 1):
+            line = line.rstrip('\r\n')
+            if not is_jsonl:
+                yield line
+            elif line.strip():
+                yield self._of_json(line, number)
+
+    def _lines(self) -> Iterator[str]:
+        try:
+            with self._open() as file:
+                yield from file
+        except UnicodeDecodeError as error:
+            raise UserError(f'{self.shown} is no UTF-8 text ({error.reason}); convert it') from error
+        except OSError as error:
+            reason = error.strerror or error
+            raise UserError(f'{self.shown} cannot be read ({reason}); give --input=FILE') from error
+
+    def _open(self) -> TextIO:
+        if self.is_stdin:
+            # A duplicate, so that closing it leaves the process its standard input.
+            return open(os.dup(sys.stdin.fileno()), encoding='utf-8', newline='\n')
+        path = os.path.expanduser(self.path)
+        # Only \n ends a line: U+2028 or a lone \r may stand inside a text.
+        if path.endswith('.gz'):
+            return gzip.open(path, 'rt', encoding='utf-8', newline='\n')
+        return open(path, encoding='utf-8', newline='\n')
+
+    def _of_json(self, line: str, number: int) -> str:
+        try:
+            row = json.loads(line)
+        except json.JSONDecodeError as error:
+            raise UserError(
+                f'{self.shown} line {number} is no JSON ({error}); for text give INPUT_FORMAT=txt'
+            ) from error
+        text = row.get(self.field) if isinstance(row, dict) else None
+        if not isinstance(text, str):
+            known = ', '.join(row) if isinstance(row, dict) else 'none, as it is no object'
+            raise UserError(
+                f'{self.shown} line {number} has no text in field {self.field!r}; its fields are {known}; give --field'
+            )
+        return text

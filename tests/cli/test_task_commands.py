@@ -1,0 +1,281 @@
+"""finetune, eval and infer as a user types them, on a task of a few examples in memory."""
+
+import json
+import os
+import pathlib
+import sys
+
+import gin
+import jax
+import numpy as np
+import pytest
+
+from remixer_t5x.cli import gin_config
+from remixer_t5x.cli.main import main
+from remixer_t5x.model.seq2seq import Seq2Seq
+from remixer_t5x.runtime import saved_params, train_state
+from remixer_t5x.runtime.partition import Partitioner
+
+pytestmark = [
+    pytest.mark.filterwarnings('ignore::DeprecationWarning'),
+    pytest.mark.filterwarnings('ignore::ResourceWarning'),
+]
+
+MODULE = """
+import numpy as np
+import seqio
+import tensorflow as tf
+from tasks import answers
+
+LABELS = ('acceptable', 'unacceptable')
+
+
+def examples(count):
+    texts = [f'text {i % 7}' for i in range(count)]
+    targets = [LABELS[i % 7 % 2] for i in range(count)]
+    strings = {'inputs': tf.constant(texts, tf.string), 'targets': tf.constant(targets, tf.string)}
+    return tf.data.Dataset.from_tensor_slices({**strings, 'idx': np.arange(count)})
+
+
+def accuracy(targets, predictions):
+    return {'accuracy': 100 * float(np.mean([a == b for a, b in zip(targets, predictions, strict=True)]))}
+
+
+def task(vocabulary, name='glue_cola_v002'):
+    feature = seqio.Feature(vocabulary, add_eos=True)
+    counts = {'train': 64, 'validation': 10, 'test': 5, 'empty': 0}
+    return seqio.Task(
+        name,
+        source=seqio.FunctionDataSource(lambda split, shuffle_files, seed=None: examples(counts[split]), list(counts)),
+        preprocessors=[seqio.preprocessors.tokenize, seqio.preprocessors.append_eos_after_trim],
+        output_features={'inputs': feature, 'targets': feature},
+        postprocess_fn=answers.ClassId(LABELS),
+        metric_fns=[accuracy],
+    )
+"""
+CONFIG = """
+from __gin__ import dynamic_registration
+from tasks import vocabularies
+import toy_tasks
+
+include 'models/t5_1_1.gin'
+include 'optimizers/adafactor_constant.gin'
+include 'hardware/cpu.gin'
+
+EMBED_DIM = 16
+MLP_DIM = 32
+NUM_HEADS = 2
+HEAD_DIM = 8
+NUM_ENCODER_LAYERS = 1
+NUM_DECODER_LAYERS = 1
+VOCAB_SIZE = 384
+VOCABULARY = @vocabularies.byte()
+TASK_FEATURE_LENGTHS = {'inputs': 12, 'targets': 14}
+MIXTURE_OR_TASK_NAME = @toy_tasks.task()
+toy_tasks.task.vocabulary = %VOCABULARY
+"""
+FINETUNE = ['--gin.BATCH_SIZE=8', '--gin.EVAL_BATCH_SIZE=4', '--gin.LOG_PERIOD=1', '--gin.DROPOUT_RATE=0.0']
+
+
+@pytest.fixture(scope='module')
+def place(tmp_path_factory):
+    """The current folder, with model and task in `toy.gin`; what commands set in the environment is undone."""
+    folder, before, environment = tmp_path_factory.mktemp('commands'), os.getcwd(), dict(os.environ)
+    (folder / 'toy_tasks.py').write_text(MODULE)
+    (folder / 'toy.gin').write_text(CONFIG)
+    sys.path.insert(0, str(folder))
+    os.chdir(folder)
+    yield folder
+    os.chdir(before)
+    sys.path.remove(str(folder))
+    os.environ.clear()
+    os.environ.update(environment)
+    gin.clear_config()
+
+
+def run(*argv):
+    return main([*argv[:1], '--gin_file=toy.gin', *argv[1:]])
+
+
+def finetune(model_dir, steps, *flags, initial=None):
+    more = [f'--gin.MODEL_DIR={model_dir}', f'--gin.INITIAL_CHECKPOINT_PATH={initial}', f'--gin.TRAIN_STEPS={steps}']
+    return run('finetune', '--gin_file=runs/finetune.gin', *FINETUNE, *more, '--gin.EVAL_PERIOD=2', *flags)
+
+
+@pytest.fixture(scope='module')
+def finetuned(place):
+    """`first`: 4 steps from random parameters; `second`: 2 steps from its parameters, and then 1 more."""
+    assert finetune('first', 4, '--gin.CHECKPOINT_PERIOD=1', '--gin.KEEP_CHECKPOINTS=2') == 0
+    with pytest.MonkeyPatch.context() as patch:
+        # Nothing here needs random parameters.
+        patch.setattr(train_state.StatePlan, 'create', _never)
+        assert finetune('second', 2, initial='first') == 0
+        assert finetune('second', 3, initial='first') == 0
+    return place
+
+
+def _never(self, rng):
+    raise AssertionError('random parameters were made')
+
+
+def records(path):
+    return [json.loads(line) for line in pathlib.Path(path).read_text().splitlines()]
+
+
+def of_kind(path, kind):
+    return [record for record in records(path) if record['kind'] == kind]
+
+
+def parameters(path):
+    gin_config.load(['toy.gin'], root='remixer_t5x.model.seq2seq.Seq2Seq', partial=True)
+    shapes = {'encoder_input_tokens': (4, 12), 'decoder_target_tokens': (4, 14)}
+    abstract = saved_params.abstract_params(gin_config.call(Seq2Seq), shapes, Partitioner())
+    return jax.device_get(saved_params.restore_params(str(path), abstract))
+
+
+def test_metrics_are_logged_and_the_best_is_kept(finetuned):
+    found = of_kind('first/metrics.jsonl', 'eval/glue_cola_v002')
+    assert [record['step'] for record in found] == [2, 4] and all(0 <= r['accuracy'] <= 100 for r in found)
+    (kept,) = (path for path in (finetuned / 'first/best/glue_cola_v002').iterdir() if path.name.isdigit())
+    best = max(found, key=lambda record: record['accuracy'])
+    assert int(kept.name) == best['step']
+    # Rotation has taken the checkpoint of step 2, and not what is best.
+    assert sorted(p.name for p in (finetuned / 'first/checkpoints').iterdir() if p.name.isdigit()) == ['3', '4']
+    losses = [record['loss'] for record in of_kind('first/metrics.jsonl', 'train')]
+    assert losses[-1] < losses[0]
+
+
+def test_it_starts_from_parameters_alone_and_goes_on_from_its_own(finetuned):
+    first = of_kind('first/metrics.jsonl', 'train')
+    second = of_kind('second/metrics.jsonl', 'train')
+    assert [record['step'] for record in second] == [1, 2, 3]
+    # Fresh optimizer and steps, but not fresh parameters.
+    assert second[0]['param_norm'] != pytest.approx(first[0]['param_norm'], rel=1e-5)
+    norm = np.sqrt(sum(float((leaf**2).sum()) for leaf in jax.tree.leaves(parameters('first'))))
+    assert second[0]['param_norm'] == pytest.approx(norm, rel=1e-5)
+    # Started a second time it did not go back to `first`.
+    assert second[2]['loss'] < second[0]['loss']
+
+
+def test_eval_gives_the_numbers_of_the_training_run(finetuned, capsys):
+    assert run('eval', '--checkpoint=first', '--gin.EVAL_BATCH_SIZE=3', '--output=evaluated') == 0
+    out = capsys.readouterr().out
+    trained = of_kind('first/metrics.jsonl', 'eval/glue_cola_v002')[-1]
+    (found,) = records('evaluated/metrics.jsonl')
+    assert (found['kind'], found['step']) == ('validation/glue_cola_v002', 4)
+    assert found['accuracy'] == trained['accuracy'] and found['checkpoint'].endswith('first/checkpoints/4')
+    assert 'accuracy' in out and f'{trained["accuracy"]:.2f}' in out
+    rows = records('evaluated/predictions/glue_cola_v002-validation-4.jsonl')
+    assert [row['input'] for row in rows] == [f'text {i % 7}' for i in range(10)]
+    right = [row['prediction'] == row['target'] for row in rows]
+    assert 100 * sum(right) / 10 == pytest.approx(found['accuracy'])
+    assert list((finetuned / 'evaluated/tensorboard').iterdir())
+
+
+def test_following_evaluates_each_checkpoint_once(finetuned, capsys):
+    command = ('eval', '--checkpoint=first', '--follow=0', '--gin.EVAL_BATCH_SIZE=4', '--gin.EVAL_EXAMPLES=2')
+    assert run(*command) == 0 and run(*command) == 0
+    assert [record['step'] for record in records('first/eval/metrics.jsonl')] == [3, 4]
+
+
+def test_submission_files_and_ranked_labels(finetuned, capsys):
+    flags = ('--submission=files', '--split=None', '--gin.RANK_CHOICES=True', '--gin.EVAL_BATCH_SIZE=4')
+    assert run('eval', '--checkpoint=first/best/glue_cola_v002', *flags) == 0
+    lines = (finetuned / 'files/CoLA.tsv').read_text().splitlines()
+    assert lines[0] == 'index\tprediction' and [line.split('\t')[0] for line in lines[1:]] == list('01234')
+    assert {line.split('\t')[1] for line in lines[1:]} <= {'0', '1'}
+    assert 'CoLA.tsv: 5 predictions' in capsys.readouterr().out
+
+
+def test_infer_writes_what_eval_predicts_and_goes_on(finetuned, capsys):
+    (finetuned / 'in.txt').write_text(''.join(f'text {i % 7}\n' for i in range(10)))
+    command = ('infer', '--checkpoint=first', '--input=in.txt', '--output=out.jsonl', '--gin.INFER_BATCH_SIZE=4')
+    assert run(*command) == 0
+    assert '10 predictions in' in capsys.readouterr().err
+    rows = records('out.jsonl')
+    run('eval', '--checkpoint=first', '--gin.EVAL_BATCH_SIZE=4', '--output=again')
+    wanted = records('again/predictions/glue_cola_v002-validation-4.jsonl')
+    assert [row['prediction'] for row in rows] == [row['prediction'] for row in wanted]
+    assert [row['score'] for row in rows] == pytest.approx([row['score'] for row in wanted], rel=1e-4)
+
+    whole = (finetuned / 'out.jsonl').read_bytes()
+    (finetuned / 'out.jsonl').write_bytes(whole[: len(whole) // 2])
+    capsys.readouterr()
+    assert run(*command) == 0
+    assert 'continuing after' in capsys.readouterr().err and (finetuned / 'out.jsonl').read_bytes() == whole
+    capsys.readouterr()
+    assert run('eval', '--predictions=out.jsonl') == 0
+    accuracy = 100 * sum(row['prediction'] == row['target'] for row in wanted) / 10
+    assert f'accuracy                 {accuracy:.2f}' in capsys.readouterr().out
+
+
+EVAL = ['eval', '--gin.EVAL_BATCH_SIZE=4']
+INFER = ['infer', '--checkpoint=first', '--gin.INFER_BATCH_SIZE=4']
+MISTAKES = {
+    'no such checkpoint': ([*EVAL, '--checkpoint=first/checkpoints/9'], 'the nearest that exists is'),
+    'no such run': ([*EVAL, '--checkpoint=frist'], 'holds no checkpoint; the nearest that does is'),
+    'other sizes': ([*EVAL, '--checkpoint=first', '--gin.EMBED_DIM=8'], 'does not fit this model: '),
+    'other vocabulary': (
+        [*EVAL, '--checkpoint=first', '--gin.byte.extra_ids=5'],
+        'was trained with vocabulary',
+    ),
+    'small table': (
+        [*EVAL, '--checkpoint=first', '--gin.VOCAB_SIZE=128'],
+        'has 359 ids and the model has VOCAB_SIZE = 128',
+    ),
+    'missing split': ([*EVAL, '--checkpoint=first', '--split=dev'], "has no split 'dev', its splits are"),
+    'empty split': ([*EVAL, '--checkpoint=first', '--split=empty'], "has no examples in split 'empty'"),
+    'unknown task': ([*EVAL, '--checkpoint=first', '--task=cb'], "EVAL_TASKS names 'cb'"),
+    'nothing to do': (
+        [*EVAL, '--checkpoint=first', '--split=None'],
+        'EVAL_SPLIT is None and there is no SUBM',
+    ),
+    'no leaderboard': (
+        [*EVAL, '--checkpoint=first', '--submission=files', '--gin.toy_tasks.task.name=toy'],
+        'toy cannot be submitted',
+    ),
+    'predictions of another split': (
+        ['eval', '--predictions=ten.jsonl', '--split=test'],
+        '10 predictions do not match',
+    ),
+    'predictions of another input': (['eval', '--predictions=other.jsonl'], 'line 2 does not match glue_cola_v002'),
+    'predictions that are none': (['eval', '--predictions=toy.gin'], 'toy.gin line 1 is no JSON'),
+    'no input': ([*INFER, '--input=nowhere.txt'], 'nowhere.txt cannot be read'),
+    'foreign output': ([*INFER, '--input=toy.gin', '--output=toy.gin'], 'is no prediction of this command'),
+    'finetune from nowhere': (
+        [
+            'finetune',
+            '--gin_file=runs/finetune.gin',
+            *FINETUNE,
+            '--gin.MODEL_DIR=new',
+            '--gin.INITIAL_CHECKPOINT_PATH=frist',
+        ],
+        'INITIAL_CHECKPOINT_PATH',
+    ),
+    'finetune without saying from what': (
+        ['finetune', '--gin_file=runs/finetune.gin', '--gin.MODEL_DIR=new'],
+        'INITIAL_CHECKPOINT_PATH is not defined',
+    ),
+    'other sizes in finetune': (
+        [
+            *['finetune', '--gin_file=runs/finetune.gin', *FINETUNE, '--gin.MODEL_DIR=new'],
+            *['--gin.INITIAL_CHECKPOINT_PATH=first', '--gin.MLP_DIM=24'],
+        ],
+        'has shape (',
+    ),
+}
+
+
+@pytest.fixture(scope='module')
+def predictions(finetuned):
+    rows = [{'prediction': 'acceptable', 'input': f'text {i % 7}'} for i in range(10)]
+    for name in ('ten.jsonl', 'other.jsonl'):
+        (finetuned / name).write_text(''.join(json.dumps(row) + '\n' for row in rows))
+        rows[1]['input'] = 'another text'
+
+
+@pytest.mark.parametrize(('argv', 'line'), MISTAKES.values(), ids=MISTAKES)
+def test_a_mistake_is_one_line_and_exit_code_2(predictions, argv, line, capsys):
+    assert run(*argv) == 2
+    err = capsys.readouterr().err
+    assert err.startswith('error: ') and line in err and err.count('\n') == 1
