@@ -172,7 +172,7 @@ _TERMS = 'for research, terms of each task: https://gluebenchmark.com'
 
 
 def _dataset(name: str, texts: Sequence[str], splits: dict[str, list[Layout]], label: str = INTEGER) -> Dataset:
-    archive = _ARCHIVES.get(name)
+    archive = _ARCHIVES.get(name.partition('_')[0])
     return Dataset(
         name=f'glue/{name}',
         features={**dict.fromkeys(texts, TEXT), 'idx': INTEGER, 'label': label},

@@ -81,13 +81,11 @@ def plot_runs(metrics_files: Mapping[str, str | os.PathLike], png_file: str | os
 
 
 def _label_ends(axes: Any, ends: list[tuple[float, str, str, int]]) -> None:
-    """Names beside the last points, in the order of the losses, spread so that none covers another."""
-    ends = sorted(ends, reverse=True)
+    """Names beside the last points, in the order of the losses, moved up where one would cover another."""
     low, high = axes.get_ylim()
-    gap = (high - low) / 28
-    place = high
-    for loss, label, color, step in ends:
-        place = min(loss, place - gap)
+    place = low
+    for loss, label, color, step in sorted(ends):
+        place = max(loss, place + (high - low) / 28)
         axes.annotate(f'{loss:.3f} {label}', (step, place), xytext=(6, 0), textcoords='offset points', va='center',
                       color=color, fontsize=8, annotation_clip=False)  # fmt: skip
 

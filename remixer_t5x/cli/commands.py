@@ -12,6 +12,7 @@ import dataclasses
 class Flag:
     """`--name VALUE` for the macro `macro`; with `alone`, the value that `--name` has without one.
 
+    A name without dashes is that of a word which the command requires: `data get NAME`.
     Where `module` is given, the flag asks for another function than the command's: `module`'s `run`, with its own base.
     """
 
@@ -28,6 +29,7 @@ class Command:
     """One subcommand.
 
     Attributes:
+        name: one word, or two for an alternative to the command of the first: `data list`.
         module: where its function `run` is; gin binds that function's arguments.
         base: gin files it adds before the user's.
         partial: it reads only a part of a training configuration (see `gin_config.load`).
@@ -53,6 +55,8 @@ _KEEP_BUFFERS = (
     ('MALLOC_TRIM_THRESHOLD_', '17179869184'),
     ('MALLOC_TOP_PAD_', '268435456'),
 )
+_SPLIT = Flag('--split', 'DATA_SPLIT', "which split to read (default 'train')")
+_NUM_EXAMPLES = Flag('--num_examples', 'NUM_EXAMPLES', 'how many examples to show (default 2)')
 _CHECKPOINT = Flag('--checkpoint', 'CHECKPOINT_PATH', 'a checkpoint, or a MODEL_DIR (its newest)')
 
 COMMANDS = (
@@ -160,11 +164,44 @@ COMMANDS = (
         base=('runs/data.gin',),
         env=(('JAX_PLATFORMS', 'cpu'),),
         tensorflow=True,
-        flags=(
-            Flag('--split', 'DATA_SPLIT', "which split to read (default 'train')"),
-            Flag('--num_examples', 'NUM_EXAMPLES', 'how many examples to show (default 2)'),
-        ),
+        flags=(_SPLIT, _NUM_EXAMPLES),
         examples=('remixer-t5x data --gin_file=data/python_docs.gin --num_examples=1',),
+    ),
+    Command(
+        'data list',
+        'every labelled task, its splits, and whether its data is here',
+        'remixer_t5x.cli.data_list',
+        base=('runs/data_list.gin',),
+        env=(('JAX_PLATFORMS', 'cpu'),),
+        tensorflow=True,
+        examples=('remixer-t5x data list',),
+    ),
+    Command(
+        'data get',
+        'download the published files of a task, and check them',
+        'remixer_t5x.cli.data_get',
+        base=('runs/data_get.gin',),
+        env=(('JAX_PLATFORMS', 'cpu'),),
+        tensorflow=True,
+        flags=(
+            Flag('NAME', 'TASK', 'a task or data set, as `data list` names them'),
+            Flag('--from', 'DOWNLOAD_FROM', 'take the published files from this folder, without the network'),
+        ),
+        examples=('remixer-t5x data get cogs', 'remixer-t5x data get snli --from ~/Downloads'),
+    ),
+    Command(
+        'data show',
+        'examples of a task as published, and as text to text',
+        'remixer_t5x.cli.data_show',
+        base=('runs/data_show.gin',),
+        env=(('JAX_PLATFORMS', 'cpu'),),
+        tensorflow=True,
+        flags=(
+            Flag('NAME', 'TASK', 'a task, as `data list` names them'),
+            dataclasses.replace(_SPLIT, help='which split to read (default: the first that is here)'),
+            _NUM_EXAMPLES,
+        ),
+        examples=('remixer-t5x data show super_glue_cb_v102 --split=validation --num_examples=1',),
     ),
     Command(
         'vocab',

@@ -7,6 +7,7 @@ known to run, so `--help` and a wrong flag answer at once.
 from __future__ import annotations
 
 import argparse
+import difflib
 import importlib
 import os
 import re
@@ -57,7 +58,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(argv: list[str], own_process: bool) -> int:
     rest, gin_flags = split_gin_flags(argv)
     parser = _parser()
-    args = parser.parse_args(rest)
+    args = parser.parse_args(_join_words(rest))
     if args.command is None:
         parser.print_help()
         return 0
@@ -112,6 +113,18 @@ def split_gin_flags(argv: Sequence[str]) -> tuple[list[str], list[tuple[str, str
     return rest, pairs
 
 
+def _join_words(argv: list[str]) -> list[str]:
+    """`data list` as the one name that it is in COMMANDS. Raises UserError for a second word that is none."""
+    alternatives = [c.name.split()[1] for c in COMMANDS if argv and c.name.startswith(f'{argv[0]} ')]
+    if not alternatives or len(argv) < 2 or argv[1].startswith('-'):
+        return argv
+    if argv[1] not in alternatives:
+        near = difflib.get_close_matches(argv[1], alternatives, n=1, cutoff=0) or alternatives
+        allowed = ', '.join(f'{argv[0]} {word}' for word in alternatives)
+        raise UserError(f'{argv[0]} {argv[1]} is no command, allowed are {allowed}; type {argv[0]} {near[0]}')
+    return [' '.join(argv[:2]), *argv[2:]]
+
+
 class _Parser(argparse.ArgumentParser):
     """argparse that answers a wrong flag with one line, as every other mistake is answered."""
 
@@ -122,7 +135,8 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _parser() -> argparse.ArgumentParser:
-    width = max(len(command.name) for command in COMMANDS)
+    # Commands are indented by two columns more than COMMAND is.
+    width = max(len(command.name) for command in COMMANDS) + 2
     examples = '\n'.join(f'  {example}' for command in COMMANDS for example in command.examples)
     parser = _Parser(
         prog='remixer-t5x',
@@ -155,7 +169,10 @@ def _add_command(commands, command: Command) -> None:
     parser.add_argument('--verbose', action='store_true', help='show log lines of libraries, and tracebacks')
     for flag in command.flags:
         alone = {} if flag.alone is None else {'nargs': '?', 'const': flag.alone}
-        parser.add_argument(flag.name, dest=flag.macro, help=flag.help, **alone)
+        if flag.name.startswith('-'):
+            parser.add_argument(flag.name, dest=flag.macro, help=flag.help, **alone)
+        else:
+            parser.add_argument(flag.macro, metavar=flag.name, help=flag.help)
 
 
 def _set_env(env: Sequence[tuple[str, str]], may_restart: bool) -> None:

@@ -4,7 +4,8 @@
 
 One row of random features, float32; bidirectional as in an encoder, then causal as in a decoder. Memory is what XLA
 plans beside parameters, inputs and gradients; what would need more than --memory_gb is not run and printed as such.
-Last, the time of one decoding step against the number of tokens before it.
+Last, the time of one decoding step against the number of tokens before it. HyperMixer has one head when bidirectional
+and twice attention's when causal, the window mixer as many hidden units as tokens in its window, as in configs/.
 """
 
 from __future__ import annotations
@@ -40,22 +41,23 @@ def mixers(embed: int, hidden: int, heads: int, length: int, window: int) -> dic
     part = functools.partial
     both = {
         'attention': part(attention.SelfAttention, heads, embed // heads),
-        'hyper_mixer': part(hyper_mixer.HyperMixer, hidden_dim=hidden, num_heads=heads),
         'linear_attention': part(linear_attention.LinearAttention, heads, embed // heads),
-        'gmlp': part(gmlp.GMLP, hidden_dim=2 * embed, max_length=length),
-        'gmlp_toeplitz': part(gmlp.GMLP, hidden_dim=2 * embed, max_length=length, spatial=gmlp.ToeplitzSpatial),
+        'gmlp_free': part(gmlp.GMLP, hidden_dim=2 * embed, max_length=length, spatial=gmlp.FreeSpatial),
+        'gmlp_toeplitz': part(gmlp.GMLP, hidden_dim=2 * embed, max_length=length),
         'amlp': part(gmlp.GMLP, hidden_dim=2 * embed, max_length=length, attention=tiny_attention.TinyAttention),
         'remixer': part(remixer.Remixer, hidden_dim=hidden, max_length=length),
         'tim_attention': part(tim.TimAttention, num_mechanisms=2, num_heads=heads, head_dim=embed // heads),
     }
     encoder = {
+        'hyper_mixer': part(hyper_mixer.HyperMixer, hidden_dim=hidden),
         'mlp_mixer': part(mlp_mixer.MLPMixer, hidden_dim=hidden, max_length=length),
         'fnet': part(fnet.FNet),
     }
-    return {
-        'bidirectional': {**both, **encoder},
-        'causal': {**both, 'window_mixer': part(mlp_mixer.WindowMixer, hidden_dim=hidden, window=window)},
+    decoder = {
+        'hyper_mixer': part(hyper_mixer.HyperMixer, hidden_dim=hidden, num_heads=2 * heads),
+        'window_mixer': part(mlp_mixer.WindowMixer, hidden_dim=window, window=window),
     }
+    return {'bidirectional': {**both, **encoder}, 'causal': {**both, **decoder}}
 
 
 def context(length: int, causal: bool, **flags) -> SequenceContext:
@@ -192,7 +194,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('--lengths', default='128,512,1024,2048,4096,16384')
     parser.add_argument('--embed', type=int, default=256)
-    parser.add_argument('--hidden', type=int, default=512, help="d' of HyperMixer, F of Remixer, Ds of MLP-Mixer")
+    parser.add_argument('--hidden', type=int, default=512, help="d' of HyperMixer, F of Remixer, S of MLP-Mixer")
     parser.add_argument('--heads', type=int, default=4)
     parser.add_argument('--window', type=int, default=32)
     parser.add_argument('--rounds', type=int, default=3)

@@ -57,3 +57,27 @@ def test_a_file_that_is_no_metrics_file(tmp_path, text, line):
 def test_a_missing_file(tmp_path):
     with pytest.raises(UserError, match='cannot be read'):
         curves.plot_loss(tmp_path / 'nowhere.jsonl', tmp_path / 'x.png')
+
+
+def test_several_runs_share_a_picture_with_a_name_at_every_end(tmp_path, monkeypatch):
+    from matplotlib.axes import Axes
+
+    labels = []
+    annotate = Axes.annotate
+    monkeypatch.setattr(
+        Axes, 'annotate', lambda self, text, xy, **rest: labels.append((xy[1], text)) or annotate(self, text, xy, **rest)
+    )
+    for name, loss in (('low', 2.0), ('high', 2.01), ('middle', 2.005)):
+        lines = [json.dumps({'kind': 'train', 'step': step, 'loss': loss + 3 / step}) for step in range(1, 30)]
+        (tmp_path / name).write_text('\n'.join(lines) + '\n')
+    target = curves.plot_runs({name: tmp_path / name for name in ('low', 'high', 'middle')}, tmp_path / 'all.png', 'Runs')
+    assert target.read_bytes().startswith(b'\x89PNG')
+    assert [text.split()[1] for _, text in sorted(labels)] == ['low', 'middle', 'high']
+    places = sorted(place for place, _ in labels)
+    assert min(b - a for a, b in zip(places, places[1:], strict=False)) > 0.01
+
+
+def test_a_run_without_losses_is_named(tmp_path):
+    (tmp_path / 'empty').write_text('')
+    with pytest.raises(UserError, match='empty holds no training loss'):
+        curves.plot_runs({'a': tmp_path / 'empty'}, tmp_path / 'all.png', 'Runs')

@@ -38,3 +38,13 @@ def test_a_training_configuration_can_be_inspected_as_it_is(info, monkeypatch):
     arguments = ['--gin_file=models/t5_1_1.gin', '--gin_file=sizes/tiny.gin', '--gin_file=runs/info.gin']
     assert 'total' in info(*arguments, '--gin.BATCH_SIZE=8')
     gin.clear_config()
+
+
+def test_all_models_are_compared_and_the_papers_figures_stand_beside_ours(info):
+    out = info('--compare', 'tiny', "--gin.COMPARE_MODELS=('t5_1_1', 'gmlp')")
+    rows = [line.split() for line in out.splitlines() if line.strip()]
+    assert ['t5_1_1', 'tiny', '22,746,880', '1.000'] in [row[:4] for row in rows]
+    assert ['gmlp', 'tiny', '22,834,172', '1.004'] in [row[:4] for row in rows]
+    # 130M in the paper's table 5; 129.9M by our count of encoder and embedding.
+    assert ['gmlp', 'gmlp_paper_base', '130', 'M', '130', 'M', '1.000'] in [row[:7] for row in rows]
+    assert '472,121,344 operations by the formula of its appendix D' in out

@@ -1,0 +1,104 @@
+"""`remixer-t5x data list`, `get` and `show` as a user types them, on a folder of a few published files."""
+
+import json
+
+import pytest
+
+from remixer_t5x.cli import main
+from tasks import catalogue
+
+COMMITMENT = [{'premise': f'A naïve premise {i}.', 'hypothesis': 'B', 'label': 'neutral', 'idx': i} for i in range(3)]
+WINOGRAD = [
+    {
+        'text': 'Ann told Sue that she was late.',
+        'target': {'span1_index': 0, 'span1_text': name, 'span2_index': 4, 'span2_text': 'she'},
+        'label': name == 'Ann',
+        'idx': i,
+    }
+    for i, name in enumerate(['Sue', 'Ann'])
+]
+
+
+@pytest.fixture(autouse=True)
+def published(tmp_path, monkeypatch, clean_environment):
+    """CB's and WSC's files; `cogs/dev.tsv` is malformed, and nothing else is here."""
+    folder = tmp_path / 'data'
+    for name, rows in {'CB/val': COMMITMENT, 'CB/test': COMMITMENT[:1], 'WSC/train': WINOGRAD}.items():
+        file = folder / 'super_glue' / f'{name}.jsonl'
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(''.join(json.dumps(row) + '\n' for row in rows))
+    (folder / 'cogs').mkdir()
+    (folder / 'cogs' / 'dev.tsv').write_text('no cells\n')
+    monkeypatch.setenv('REMIXER_T5X_DATA', str(folder))
+    monkeypatch.setenv('REMIXER_T5X_CACHE', str(tmp_path / 'cache'))
+    monkeypatch.setenv('TFDS_DATA_DIR', str(tmp_path / 'no_tfds'))
+    return folder
+
+
+def typed(capsys, *argv):
+    assert main.main(['data', *argv]) == 0
+    return capsys.readouterr().out
+
+
+def test_list_has_every_task_and_where_it_is(published, capsys):
+    rows = {line.split()[0]: ' '.join(line.split()) for line in typed(capsys, 'list').splitlines() if line.strip()}
+    assert set(catalogue.TASKS) <= set(rows)
+    where = f'{published}/super_glue/CB'
+    assert rows['super_glue_cb_v102'] == f'super_glue_cb_v102 validation 3 · test 1 train {where}'
+    assert rows['super_glue_wsc_v102_simple_train'].endswith(f'train 2 {published}/super_glue/WSC')
+    assert rows['glue_qqp_v002'].endswith('train, validation, test remixer-t5x data get glue_qqp_v002')
+    assert rows['abductive_nli'].endswith('no download: data get abductive_nli says more')
+    # What cannot be read has no number, and stops nothing.
+    assert rows['cogs'] == f'cogs validation train, test, gen {published}/cogs'
+
+
+def test_list_of_a_given_folder(tmp_path, capsys):
+    shown = typed(capsys, 'list', f'--gin.DATA_DIR={tmp_path}/empty')
+    assert f'0 of {len(catalogue.TASKS)} tasks are here; downloads go to {tmp_path}/empty' in shown
+
+
+def test_show_prints_fields_and_texts(capsys):
+    shown = typed(capsys, 'show', 'super_glue_cb_v102', '--num_examples=2')
+    # Train is not here, so validation is the first split that is.
+    assert shown.startswith('super_glue_cb_v102, split validation\n\nexample 1\n')
+    assert '  premise     "A naïve premise 1."\n' in shown
+    assert '  inputs    → cb hypothesis: B premise: A naïve premise 1.\n  targets   → neutral\n' in shown
+    assert shown.count('example ') == 2
+    assert 'split test' in typed(capsys, 'show', 'super_glue_cb_v102', '--split', 'test')
+
+
+def test_show_keeps_an_example_beside_its_text(capsys):
+    """The filter of WSC's training split leaves the first of two examples out."""
+    examples = typed(capsys, 'show', 'super_glue_wsc_v102_simple_train').split('\nexample ')[1:]
+    by_name = {'Sue': None, 'Ann': None}
+    for example in examples:
+        by_name[next(name for name in by_name if f'"{name}"' in example)] = example
+    assert 'the task leaves this example out' in by_name['Sue'] and '→' not in by_name['Sue']
+    assert '→ Ann\n' in by_name['Ann']
+
+
+MISTAKES = {
+    'word': (['lst'], 'data lst is no command, allowed are data list, data get, data show; type data list'),
+    'no name': (['get'], 'the following arguments are required: NAME; see remixer-t5x data get --help'),
+    'flag of another': (['list', '--split=train'], 'unrecognized arguments: --split=train'),
+    'name to show': (['show', 'super_glue_cb'], "no task 'super_glue_cb', the nearest names are super_glue_cb_v102"),
+    'name to get': (['get', 'snly'], "there is no task or data set 'snly'; the nearest names are snli"),
+    'split': (['show', 'cogs', '--split=dev'], "cogs has no split 'dev'; its splits are train, validation, test, gen"),
+    'missing': (['show', 'snli'], 'snli has no train files here'),
+    'number': (['show', 'cogs', '--num_examples=0'], 'NUM_EXAMPLES is 0; type a whole number from 1'),
+    'malformed': (['show', 'cogs'], '/data/cogs/dev.tsv:1: 1 columns instead of 3'),
+    'folder': (['get', 'cogs', '--from', '/nowhere/at/all'], '--from /nowhere/at/all: there is no such folder'),
+}
+
+
+@pytest.mark.parametrize(('argv', 'said'), MISTAKES.values(), ids=MISTAKES)
+def test_mistakes_are_one_line(argv, said, capsys):
+    assert main.main(['data', *argv]) == 2
+    out, err = capsys.readouterr()
+    line = err.splitlines()[-1]
+    assert out == '' and line.startswith('error: ') and said in line
+
+
+def test_missing_data_says_how_to_get_it(capsys):
+    assert main.main(['data', 'show', 'snli']) == 2
+    assert capsys.readouterr().err.endswith(', or type remixer-t5x data get snli\n')
