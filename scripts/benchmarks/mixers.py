@@ -119,7 +119,7 @@ Results = dict[str, dict[int, tuple[float, float]]]
 
 
 def run_side(side: str, lengths: list[int], args: argparse.Namespace) -> Results:
-    print(f'\n{side}: milliseconds (times attention) and gigabytes of temporary memory')
+    print(f'\n{side}: milliseconds (times attention) and megabytes of temporary memory')
     print(f'{"":18s}' + ''.join(f'{length:>26,}' for length in lengths))
     results: Results = {}
     for name in mixers(args.embed, args.hidden, args.heads, lengths[0], args.window)[side]:
@@ -132,7 +132,7 @@ def run_side(side: str, lengths: list[int], args: argparse.Namespace) -> Results
             results[name][length] = seconds, gigabytes
             ratio = seconds / results['attention'][length][0]
             speed = f'{1e3 * seconds:9.1f} ({ratio:5.2f})' if math.isfinite(seconds) else 'too large'
-            cells.append(f'{speed} {gigabytes:6.2f} GB')
+            cells.append(f'{speed} {1024 * gigabytes:7.1f} MB')
         print(f'{name:18s}' + ''.join(f'{cell:>26s}' for cell in cells), flush=True)
     return results
 
@@ -199,20 +199,24 @@ def main() -> None:
     parser.add_argument('--window', type=int, default=32)
     parser.add_argument('--rounds', type=int, default=3)
     parser.add_argument('--memory_gb', type=float, default=12.0)
+    parser.add_argument('--parts', default='training,decoding', help='what to measure, by comma')
     parser.add_argument('--plot', default='', help='write a PNG here')
     args = parser.parse_args()
     lengths = sorted(int(n) for n in args.lengths.split(','))
     device = f'{jax.devices()[0].device_kind} x {jax.device_count()}'
     shape = f'batch 1, width {args.embed}, hidden {args.hidden}, {args.heads} heads, window {args.window}, float32'
     print(f'{device}; {shape}; best of {args.rounds}')
-    by_side = {side: run_side(side, lengths, args) for side in ('bidirectional', 'causal')}
-    print()
-    for side, results in by_side.items():
-        print_laws(side, results, lengths)
-    run_decoding([n for n in lengths if n > STEPS], args)
-    if args.plot:
-        plot(by_side, args.plot, f'Token mixers by length ({device}; {shape})')
-        print(f'plot: {args.plot}')
+    parts = args.parts.split(',')
+    if 'training' in parts:
+        by_side = {side: run_side(side, lengths, args) for side in ('bidirectional', 'causal')}
+        print()
+        for side, results in by_side.items():
+            print_laws(side, results, lengths)
+        if args.plot:
+            plot(by_side, args.plot, f'Token mixers by length ({device}; {shape})')
+            print(f'plot: {args.plot}')
+    if 'decoding' in parts:
+        run_decoding([n for n in lengths if n > STEPS], args)
 
 
 if __name__ == '__main__':
