@@ -43,6 +43,11 @@ class Dense(nn.Module):
         return (tokens @ kernel.astype(x.dtype)).reshape(*x.shape[:-1], self.features)
 
 
+def split_heads(x: jax.Array, num_heads: int) -> jax.Array:
+    """[batch, length, heads * kv] -> [batch, length, heads, kv]."""
+    return x.reshape(*x.shape[:-1], num_heads, -1)
+
+
 def split_groups(x: jax.Array, num_groups: int) -> jax.Array:
     """[..., groups * width] -> [groups, ..., width], the input of `GroupDense`.
 

@@ -14,3 +14,13 @@ def dropout(rate: float, x: jax.Array, *, deterministic: bool) -> jax.Array:
     if rate == 0.0 or deterministic:
         return x
     return nn.Dropout(rate, broadcast_dims=(-2,))(x, deterministic=False)
+
+
+def drop_value_rows(rate: float, value: jax.Array, *, deterministic: bool) -> jax.Array:
+    """Dropout on attention weights with one mask for all queries, as T5 trains: it drops whole value rows of a head.
+
+    `value` is [..., heads, ..., kv]; call within `nn.compact`.
+    """
+    if rate == 0.0 or deterministic:
+        return value
+    return nn.Dropout(rate, broadcast_dims=(-1,))(value, deterministic=False)

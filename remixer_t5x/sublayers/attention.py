@@ -14,25 +14,14 @@ from remixer_t5x.context import SequenceContext
 from remixer_t5x.errors import UserError
 from remixer_t5x.layers import cache
 from remixer_t5x.layers.attention_mask import memory_mask, self_attention_mask
-from remixer_t5x.layers.dense import Dense
+from remixer_t5x.layers.dense import Dense, split_heads
 from remixer_t5x.layers.dot_product_attention import dot_product_attention
+from remixer_t5x.layers.dropout import drop_value_rows
 from remixer_t5x.layers.step_attention import attend_step, heads_first
 
 
 def _query_init(head_dim: int) -> nn.initializers.Initializer:
     return nn.initializers.variance_scaling(1.0 / head_dim, 'fan_in', 'normal')
-
-
-def _split_heads(x: jax.Array, num_heads: int) -> jax.Array:
-    """[batch, length, heads * kv] -> [batch, length, heads, kv]."""
-    return x.reshape(*x.shape[:-1], num_heads, -1)
-
-
-def _drop_weights(rate: float, value: jax.Array, ctx: SequenceContext) -> jax.Array:
-    """Dropout on attention weights with one mask for all queries, which drops whole value rows of a head."""
-    if rate == 0.0 or ctx.deterministic:
-        return value
-    return nn.Dropout(rate, broadcast_dims=(-1,), deterministic=False)(value)
 
 
 class SelfAttention(nn.Module):
@@ -53,13 +42,13 @@ class SelfAttention(nn.Module):
         width = self.num_heads * self.head_dim
         in_axes = (axes.EMBED, axes.JOINED_KV)
         query = Dense(width, in_axes, kernel_init=_query_init(self.head_dim), name='query')(x)
-        key = _split_heads(Dense(width, in_axes, name='key')(x), self.num_heads)
-        value = _split_heads(Dense(width, in_axes, name='value')(x), self.num_heads)
-        query = _split_heads(query, self.num_heads)
+        key = split_heads(Dense(width, in_axes, name='key')(x), self.num_heads)
+        value = split_heads(Dense(width, in_axes, name='value')(x), self.num_heads)
+        query = split_heads(query, self.num_heads)
         if ctx.decode:
             mixed = self._attend_cached(query, key, value, ctx)
         else:
-            value = _drop_weights(self.dropout_rate, value, ctx)
+            value = drop_value_rows(self.dropout_rate, value, deterministic=ctx.deterministic)
             mask = self_attention_mask(ctx, key.shape[1])
             mixed = dot_product_attention(query, key, value, mask, ctx.position_bias)
         return Dense(x.shape[-1], in_axes[::-1], name='out')(mixed.reshape(*x.shape[:-1], width))
@@ -69,7 +58,7 @@ class SelfAttention(nn.Module):
         key = cache.extend(self, 'cached_key', heads_first(key), ctx, axis=2)
         value = cache.extend(self, 'cached_value', heads_first(value), ctx, axis=2)
         mask = self_attention_mask(ctx, key.shape[2])
-        value = _drop_weights(self.dropout_rate, value, ctx)
+        value = drop_value_rows(self.dropout_rate, value, deterministic=ctx.deterministic)
         return attend_step(query, jnp.swapaxes(key, 2, 3), value, mask, ctx.position_bias)
 
 
@@ -101,18 +90,20 @@ class CrossAttention(nn.Module):
         if ctx.decode:
             x = cache.beams_as_queries(x, memory.hidden.shape[0])
         query = Dense(width, in_axes, kernel_init=_query_init(self.head_dim), name='query')(x)
-        query = _split_heads(query, self.num_heads)
+        query = split_heads(query, self.num_heads)
         mask = memory_mask(ctx, memory.context)
 
         def of_memory(name: str) -> jax.Array:
             """Keys or values, [batch, memory_length, heads, kv]."""
-            return _split_heads(Dense(width, in_axes, name=name)(memory.hidden), self.num_heads)
+            return split_heads(Dense(width, in_axes, name=name)(memory.hidden), self.num_heads)
 
         if ctx.decode:
             key = self.variable('cache', 'memory_key', lambda: jnp.swapaxes(heads_first(of_memory('key')), 2, 3)).value
             value = self.variable('cache', 'memory_value', lambda: heads_first(of_memory('value'))).value
-            mixed = attend_step(query, key, _drop_weights(self.dropout_rate, value, ctx), mask, None)
+            mixed = attend_step(
+                query, key, drop_value_rows(self.dropout_rate, value, deterministic=ctx.deterministic), mask, None
+            )
         else:
-            value = _drop_weights(self.dropout_rate, of_memory('value'), ctx)
+            value = drop_value_rows(self.dropout_rate, of_memory('value'), deterministic=ctx.deterministic)
             mixed = dot_product_attention(query, of_memory('key'), value, mask, None)
         return Dense(x.shape[-1], in_axes[::-1], name='out')(mixed.reshape(*shape[:-1], width))

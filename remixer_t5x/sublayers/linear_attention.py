@@ -21,7 +21,8 @@ from remixer_t5x import axes
 from remixer_t5x.context import Memory, SequenceContext
 from remixer_t5x.errors import UserError
 from remixer_t5x.layers import cache
-from remixer_t5x.layers.dense import Dense
+from remixer_t5x.layers.dense import Dense, split_heads
+from remixer_t5x.layers.dropout import drop_value_rows
 from remixer_t5x.layers.token_mlp import mix_through_hidden
 
 # `sum_j phi(k_j) v_j^T` [..., heads, kv, kv] and `sum_j phi(k_j)` [..., heads, kv], float32.
@@ -132,18 +133,6 @@ def _read_other_chunks(query, key, value, ids, reverse: bool) -> tuple[jax.Array
     return _read(jnp.where(reads[..., None, None], query, 0), carried)
 
 
-def _split_heads(x: jax.Array, num_heads: int) -> jax.Array:
-    """[batch, length, heads * kv] -> [batch, length, heads, kv]."""
-    return x.reshape(*x.shape[:-1], num_heads, -1)
-
-
-def _drop_rows(rate: float, value: jax.Array, ctx: SequenceContext) -> jax.Array:
-    """Drops whole value rows of a head, and so the weights of a key for all queries."""
-    if rate == 0.0 or ctx.deterministic:
-        return value
-    return nn.Dropout(rate, broadcast_dims=(-1,), deterministic=False)(value)
-
-
 class LinearAttention(nn.Module):
     """Tokens of one sequence attend to each other in linear time; a token mixer for both sides.
 
@@ -163,11 +152,11 @@ class LinearAttention(nn.Module):
     def __call__(self, x: jax.Array, ctx: SequenceContext) -> jax.Array:
         width = self.num_heads * self.head_dim
         query, key, value = (
-            _split_heads(Dense(width, (axes.EMBED, axes.JOINED_KV), name=name)(x), self.num_heads)
+            split_heads(Dense(width, (axes.EMBED, axes.JOINED_KV), name=name)(x), self.num_heads)
             for name in ('query', 'key', 'value')
         )
         query, key = feature_map(query), feature_map(key)
-        value = _drop_rows(self.dropout_rate, value, ctx)
+        value = drop_value_rows(self.dropout_rate, value, deterministic=ctx.deterministic)
         past = self._past(key) if ctx.decode else None
         if ctx.step is None:
             mixed = linear_attention(query, key, value, ctx)
@@ -224,14 +213,14 @@ class LinearCrossAttention(nn.Module):
 
     def _project(self, name: str, x: jax.Array) -> jax.Array:
         width = self.num_heads * self.head_dim
-        return _split_heads(Dense(width, (axes.EMBED, axes.JOINED_KV), name=name)(x), self.num_heads)
+        return split_heads(Dense(width, (axes.EMBED, axes.JOINED_KV), name=name)(x), self.num_heads)
 
     def _keys_and_values(self, memory: Memory, ctx: SequenceContext) -> tuple[jax.Array, jax.Array]:
         """phi of the memory's keys, and its values, zero at padding; [batch, memory_length, heads, kv] each."""
         is_token = memory.context.is_token[..., None, None]
         key = jnp.where(is_token, feature_map(self._project('key', memory.hidden)), 0)
         value = jnp.where(is_token, self._project('value', memory.hidden), 0)
-        return key, _drop_rows(self.dropout_rate, value, ctx)
+        return key, drop_value_rows(self.dropout_rate, value, deterministic=ctx.deterministic)
 
     def _memory_sums(self, memory: Memory, ctx: SequenceContext) -> Sums:
         if not ctx.decode:

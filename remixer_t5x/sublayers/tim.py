@@ -31,7 +31,7 @@ from remixer_t5x.layers import cache
 from remixer_t5x.layers.attention_mask import memory_mask, self_attention_mask
 from remixer_t5x.layers.dense import GroupDense, group_fan_in_normal, join_groups, split_groups
 from remixer_t5x.layers.dot_product_attention import dot_product_attention
-from remixer_t5x.layers.dropout import dropout
+from remixer_t5x.layers.dropout import drop_value_rows, dropout
 
 _INTO_HEADS = (axes.MECHANISMS, axes.EMBED, axes.JOINED_KV)
 _OUT_OF_HEADS = (axes.MECHANISMS, axes.JOINED_KV, axes.EMBED)
@@ -86,9 +86,7 @@ class _MechanismHeads(nn.Module):
 
     def _attend(self, query, key, value, mask, bias, ctx: SequenceContext) -> jax.Array:
         """[batch, length, heads, kv] queries -> [mechanisms, batch, length, heads / mechanisms * kv]."""
-        if self.dropout_rate > 0.0 and not ctx.deterministic:
-            # One mask for all queries drops whole value rows of a head.
-            value = nn.Dropout(self.dropout_rate, broadcast_dims=(-1,), deterministic=False)(value)
+        value = drop_value_rows(self.dropout_rate, value, deterministic=ctx.deterministic)
         mixed = dot_product_attention(query, key, value, mask, bias)
         return split_groups(mixed.reshape(*mixed.shape[:2], -1), self.num_mechanisms)
 
