@@ -64,13 +64,17 @@ def test_several_runs_share_a_picture_with_a_name_at_every_end(tmp_path, monkeyp
 
     labels = []
     annotate = Axes.annotate
-    monkeypatch.setattr(
-        Axes, 'annotate', lambda self, text, xy, **rest: labels.append((xy[1], text)) or annotate(self, text, xy, **rest)
-    )
+
+    def note(self, text, xy, **rest):
+        labels.append((xy[1], text))
+        return annotate(self, text, xy, **rest)
+
+    monkeypatch.setattr(Axes, 'annotate', note)
     for name, loss in (('low', 2.0), ('high', 2.01), ('middle', 2.005)):
         lines = [json.dumps({'kind': 'train', 'step': step, 'loss': loss + 3 / step}) for step in range(1, 30)]
         (tmp_path / name).write_text('\n'.join(lines) + '\n')
-    target = curves.plot_runs({name: tmp_path / name for name in ('low', 'high', 'middle')}, tmp_path / 'all.png', 'Runs')
+    files = {name: tmp_path / name for name in ('low', 'high', 'middle')}
+    target = curves.plot_runs(files, tmp_path / 'all.png', 'Runs')
     assert target.read_bytes().startswith(b'\x89PNG')
     assert [text.split()[1] for _, text in sorted(labels)] == ['low', 'middle', 'high']
     places = sorted(place for place, _ in labels)

@@ -43,7 +43,6 @@ _remixer = functools.partial(
 _gated_mlp = functools.partial(gated_mlp.GatedMLP, hidden_dim=HIDDEN, dropout_rate=DROPOUT)
 
 
-
 class Case(NamedTuple):
     """Sublayers of a layer on each side; an empty tuple where a side is not for them.
 
