@@ -82,7 +82,7 @@ _gates = [
     functools.partial(_gmlp, gate=gate) for gate in (gmlp.linear_gate, gmlp.additive_gate, gmlp.multiplicative_gate)
 ]
 SUBLAYERS['gmlp'] = Case((_gmlp,), (_gmlp, _cross))
-SUBLAYERS['gmlp_gates'] = Case((*_gates,), (*_gates, _cross), norm=functools.partial(LayerNorm))
+SUBLAYERS['gmlp_gates'] = Case((), (*_gates, _cross), norm=functools.partial(LayerNorm))
 SUBLAYERS['amlp_with_gated_mlp'] = Case((_amlp, _gated_mlp), (_amlp, _cross, _gated_mlp))
 
 _tim_self = functools.partial(tim.TimAttention, 2, num_heads=2, head_dim=8, dropout_rate=DROPOUT)
@@ -330,7 +330,7 @@ def test_beams_share_the_memory(name):
     assert_close(shared, repeated(jnp.repeat(memory, 2, axis=0)))
 
 
-@both_sides
+@fuller_side
 def test_bfloat16_is_close_to_float32(name, side):
     # Initial parameters: larger random ones make attention so sharp that rounding changes which token it picks.
     apply, params = compiled(name, side), nn.unbox(boxed_parameters(name, side))
@@ -343,7 +343,7 @@ def test_bfloat16_is_close_to_float32(name, side):
     assert np.mean(np.abs(low.astype(jnp.float32) - wanted)) < 0.02 * np.max(np.abs(wanted))
 
 
-@both_sides
+@fuller_side
 def test_dropout_in_training_only(name, side):
     model, params = make_stack(name, side), make_parameters(name, side)
     x, memory = features(8), features(9, MEMORY)
