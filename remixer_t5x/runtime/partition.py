@@ -32,6 +32,8 @@ DEFAULT_RULES: Rules = (
     ('mlp', 'tensor'),
     ('heads', 'tensor'),
     ('joined_kv', 'tensor'),
+    ('token_mlp', 'tensor'),
+    ('mechanisms', None),
     ('embed', 'fsdp'),
     ('activation_embed', None),
     ('hidden', None),
