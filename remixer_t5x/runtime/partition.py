@@ -33,7 +33,6 @@ DEFAULT_RULES: Rules = (
     ('heads', 'tensor'),
     ('joined_kv', 'tensor'),
     ('token_mlp', 'tensor'),
-    ('mechanisms', None),
     ('embed', 'fsdp'),
     ('activation_embed', None),
     ('hidden', None),
