@@ -11,6 +11,8 @@ import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
+from remixer_t5x.layers.single_cpu import on_single_cpu
+
 # Under this name a remat policy finds what the backward pass would otherwise compute a second time.
 ATTENTION_OUTPUT = 'attention_output'
 
@@ -40,7 +42,7 @@ def dot_product_attention(
 def _attend_and_keep(query, key, value, mask, bias):
     mask = jnp.broadcast_to(mask, (query.shape[0], *mask.shape[1:]))
     shared = None if bias is None else bias[0]
-    if _one_row_at_a_time():
+    if on_single_cpu():
         mixed, log_total = jax.lax.map(lambda row: _row_forward(shared, *row), (query, key, value, mask))
     else:
         mixed, log_total = jax.vmap(lambda *row: _row_forward(shared, *row))(query, key, value, mask)
@@ -52,7 +54,7 @@ def _gradients(kept, gradient):
     query, key, value, mask, bias, mixed, log_total = kept
     shared = None if bias is None else bias[0]
     rows = (query, key, value, mask, mixed, log_total, gradient)
-    if _one_row_at_a_time():
+    if on_single_cpu():
 
         def body(total, row):
             *gradients, bias_gradient = _row_backward(shared, *row)
@@ -66,11 +68,6 @@ def _gradients(kept, gradient):
 
 
 dot_product_attention.defvjp(_attend_and_keep, _gradients)
-
-
-def _one_row_at_a_time() -> bool:
-    # With several devices the batch axis may be sharded, and a loop over it would gather every row.
-    return jax.default_backend() == 'cpu' and jax.device_count() == 1
 
 
 def _row_logits(query: jax.Array, key: jax.Array, mask: jax.Array, bias: jax.Array | None) -> jax.Array:

@@ -8,8 +8,8 @@ from flax import linen as nn
 
 from remixer_t5x import axes
 from remixer_t5x.context import SequenceContext
-from remixer_t5x.errors import UserError
 from remixer_t5x.layers.diagonals import spread_over_diagonals
+from remixer_t5x.layers.refusals import check_length
 
 
 def relative_position_bucket(
@@ -109,11 +109,7 @@ class LearnedPositions(nn.Module):
     def __call__(self, width: int, ctx: SequenceContext) -> jax.Array:
         """float32 [batch or 1, length, width]."""
         length = ctx.positions.shape[1]
-        if length > self.max_length:
-            raise UserError(
-                f'LearnedPositions.max_length is {self.max_length}, got a sequence of {length} tokens: '
-                f'give LearnedPositions.max_length = {length} or shorten TASK_FEATURE_LENGTHS'
-            )
+        check_length('LearnedPositions', self.max_length, length)
         init = nn.with_logical_partitioning(nn.initializers.normal(stddev=0.02), (axes.POSITIONS_IN, axes.EMBED))
         table = self.param('table', init, (self.max_length, width), jnp.float32)
         if ctx.packed or ctx.step is not None:

@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 
 from remixer_t5x.errors import UserError
+from remixer_t5x.layers.single_cpu import on_single_cpu
 from remixer_t5x.model.decoding import Cache, Decoded, Generation
 
 # What the score of a sequence of `length` tokens, its end token included, is divided by; must be positive.
@@ -215,7 +216,8 @@ def _reordered(cache: Cache, moves: list[bool], parents: jax.Array) -> Cache:
     """The cache in which beam i of a sequence has what beam `parents[:, i]` had; see `_near_parents`."""
     leaves, tree = jax.tree.flatten(cache)
     moving = [leaf for leaf, move in zip(leaves, moves, strict=True) if move]
-    moved = iter(_copied(moving, parents) if _in_place() else _gathered(moving, parents))
+    # Elsewhere a loop of small copies is slower than one gather.
+    moved = iter(_copied(moving, parents) if on_single_cpu() else _gathered(moving, parents))
     return tree.unflatten([next(moved) if move else leaf for leaf, move in zip(leaves, moves, strict=True)])
 
 
@@ -243,8 +245,3 @@ def _copied(leaves: list[jax.Array], parents: jax.Array) -> list[jax.Array]:
         ]
 
     return jax.lax.fori_loop(0, jnp.sum(is_moved), copy, leaves)
-
-
-def _in_place() -> bool:
-    # With several devices the rows may be sharded, and elsewhere a loop of small copies is slower than one gather.
-    return jax.default_backend() == 'cpu' and jax.device_count() == 1

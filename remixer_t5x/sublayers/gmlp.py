@@ -28,6 +28,7 @@ from remixer_t5x.layers.dense import Dense
 from remixer_t5x.layers.diagonals import place_examples, spread_over_diagonals
 from remixer_t5x.layers.dropout import dropout
 from remixer_t5x.layers.norms import LayerNorm
+from remixer_t5x.layers.refusals import check_length
 
 Expansion = Callable[[str, int], jax.Array]
 SpatialProjection = Callable[[jax.Array], jax.Array]
@@ -122,11 +123,7 @@ class SpatialMixing(nn.Module):
         if ctx.decode:
             units = cache.extend(self, 'cached_units', units, ctx)
         length = units.shape[1]
-        if length > self.max_length:
-            raise UserError(
-                f'GMLP.max_length is {self.max_length}, got a sequence of {length} tokens: '
-                f'give GMLP.max_length = {length} or shorten TASK_FEATURE_LENGTHS'
-            )
+        check_length('GMLP', self.max_length, length)
         weights = self.weights(max_length=self.max_length, name='weights')(length, ctx)
         init = nn.with_logical_partitioning(nn.initializers.ones, (axes.POSITIONS_OUT,))
         bias = self.param('bias', init, (self.max_length,), jnp.float32)

@@ -30,6 +30,7 @@ from remixer_t5x.layers.dense import GroupDense, split_groups
 from remixer_t5x.layers.dropout import dropout
 from remixer_t5x.layers.norms import LayerNorm
 from remixer_t5x.layers.positions import example_lengths
+from remixer_t5x.layers.refusals import needed_memory
 
 ModuleFactory = Callable[..., nn.Module]
 
@@ -177,21 +178,18 @@ class HyperMixerCross(_TokenMixer):
 
     @nn.compact
     def __call__(self, x: jax.Array, ctx: SequenceContext) -> jax.Array:
-        if ctx.memory is None:
-            raise UserError(
-                'HyperMixerCross needs the output of an encoder: use it in DECODER_SUBLAYERS, or HyperMixer here'
-            )
+        memory = needed_memory(ctx, 'HyperMixerCross', 'HyperMixer')
         shape = x.shape
         informed = self._inform(x, ctx, 'query_information')
         if ctx.decode:
-            informed = cache.beams_as_queries(informed, ctx.memory.hidden.shape[0])
+            informed = cache.beams_as_queries(informed, memory.hidden.shape[0])
         w_out = self._drop_units(self._generate(informed, 'w_out'), ctx)
         if ctx.decode:
-            units = self.variable('cache', 'memory_units', self._memory_units, ctx.memory)
+            units = self.variable('cache', 'memory_units', self._memory_units, memory)
             mixed = token_mlp.read_hidden(w_out, units.value)
         else:
-            w_in, value = self._of_memory(ctx.memory)
-            ids = ctx.memory.context.segment_ids
+            w_in, value = self._of_memory(memory)
+            ids = memory.context.segment_ids
             mixed = token_mlp.mix_through_hidden(w_in, value, w_out, ids, ctx.segment_ids, packed=ctx.packed)
         return self._join(mixed).reshape(shape)
 

@@ -19,10 +19,10 @@ from flax import linen as nn
 
 from remixer_t5x import axes
 from remixer_t5x.context import Memory, SequenceContext
-from remixer_t5x.errors import UserError
 from remixer_t5x.layers import cache
 from remixer_t5x.layers.dense import Dense, split_heads
 from remixer_t5x.layers.dropout import drop_value_rows
+from remixer_t5x.layers.refusals import needed_memory
 from remixer_t5x.layers.token_mlp import mix_through_hidden
 
 # `sum_j phi(k_j) v_j^T` [..., heads, kv, kv] and `sum_j phi(k_j)` [..., heads, kv], float32.
@@ -195,19 +195,15 @@ class LinearCrossAttention(nn.Module):
 
     @nn.compact
     def __call__(self, x: jax.Array, ctx: SequenceContext) -> jax.Array:
-        if ctx.memory is None:
-            raise UserError(
-                'LinearCrossAttention needs the output of an encoder: use it in DECODER_SUBLAYERS, '
-                'or LinearAttention here'
-            )
+        memory = needed_memory(ctx, 'LinearCrossAttention', 'LinearAttention')
         shape = x.shape
         if ctx.decode:
-            x = cache.beams_as_queries(x, ctx.memory.hidden.shape[0])
+            x = cache.beams_as_queries(x, memory.hidden.shape[0])
         query = feature_map(self._project('query', x))
         if ctx.packed:
-            mixed = self._read_own_example(query, ctx.memory, ctx)
+            mixed = self._read_own_example(query, memory, ctx)
         else:
-            mixed = _divide(*_read(query, self._memory_sums(ctx.memory, ctx)), query.dtype)
+            mixed = _divide(*_read(query, self._memory_sums(memory, ctx)), query.dtype)
         width = self.num_heads * self.head_dim
         return Dense(x.shape[-1], (axes.JOINED_KV, axes.EMBED), name='out')(mixed.reshape(*shape[:-1], width))
 

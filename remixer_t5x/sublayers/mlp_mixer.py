@@ -26,6 +26,8 @@ from remixer_t5x.errors import UserError
 from remixer_t5x.layers.dense import FAN_IN_NORMAL
 from remixer_t5x.layers.dot_product_attention import ATTENTION_OUTPUT
 from remixer_t5x.layers.dropout import dropout
+from remixer_t5x.layers.refusals import check_length
+from remixer_t5x.layers.single_cpu import on_single_cpu
 from remixer_t5x.layers.token_mlp import mix_through_hidden
 
 # Tokens of a row whose windows exist at a time: their hidden units are [hidden, rows, CHUNK, embed].
@@ -83,22 +85,15 @@ class MLPMixer(nn.Module):
 
     @nn.compact
     def __call__(self, x: jax.Array, ctx: SequenceContext) -> jax.Array:
-        self._check(x.shape[1], ctx)
-        weights = _token_mlp(self, self.max_length, self.hidden_dim, self.max_length, x.dtype)
-        scale = _unit_scale(self.dropout_rate, x.shape[0], weights, ctx)
-        return _mix_packed(weights, x, scale, ctx) if ctx.packed else _mix_examples(weights, x, scale, ctx)
-
-    def _check(self, length: int, ctx: SequenceContext) -> None:
         if ctx.causal:
             raise UserError(
                 'MLPMixer mixes each token with those after it and cannot be used in a decoder: '
                 'give DECODER_MIXER = @mlp_mixer.WindowMixer'
             )
-        if length > self.max_length:
-            raise UserError(
-                f'MLPMixer.max_length is {self.max_length}, got a sequence of {length} tokens: '
-                f'give MLPMixer.max_length = {length} or shorten TASK_FEATURE_LENGTHS'
-            )
+        check_length('MLPMixer', self.max_length, x.shape[1])
+        weights = _token_mlp(self, self.max_length, self.hidden_dim, self.max_length, x.dtype)
+        scale = _unit_scale(self.dropout_rate, x.shape[0], weights, ctx)
+        return _mix_packed(weights, x, scale, ctx) if ctx.packed else _mix_examples(weights, x, scale, ctx)
 
 
 def _mix_examples(weights: TokenMLP, x: jax.Array, scale: jax.Array | None, ctx: SequenceContext) -> jax.Array:
@@ -187,7 +182,8 @@ mix_windows.defvjp(_mix_and_keep, _gradients)
 
 
 def _mix_chunks(weights, tokens, scale, ids):
-    if not _one_row_at_a_time():
+    # The hidden units of one row's chunk stay in cache, which halves the time.
+    if not on_single_cpu():
         return _mix_rows_by_chunk(weights, tokens, scale, ids)
 
     def mix_row(row):
@@ -195,12 +191,6 @@ def _mix_chunks(weights, tokens, scale, ids):
         return _mix_rows_by_chunk(weights, *alone)[0]
 
     return jax.lax.map(mix_row, (tokens, scale, ids))
-
-
-def _one_row_at_a_time() -> bool:
-    # On a CPU the hidden units of one row's chunk stay in cache, which halves the time. With several devices the batch
-    # axis may be sharded, and a loop over it would gather every row.
-    return jax.default_backend() == 'cpu' and jax.device_count() == 1
 
 
 def _mix_rows_by_chunk(weights, tokens, scale, ids):

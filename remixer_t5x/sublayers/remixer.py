@@ -28,6 +28,7 @@ from remixer_t5x.layers import cache
 from remixer_t5x.layers.dense import Dense
 from remixer_t5x.layers.diagonals import place_examples
 from remixer_t5x.layers.dropout import dropout
+from remixer_t5x.layers.refusals import check_length
 
 Projection = Callable[[jax.Array], jax.Array]
 
@@ -122,11 +123,7 @@ class LearnedMixing(nn.Module):
         if ctx.decode:
             hidden = cache.extend(self, 'cached_hidden', hidden, ctx)
         length = hidden.shape[1]
-        if length > self.max_length:
-            raise UserError(
-                f'Remixer.max_length is {self.max_length}, got a sequence of {length} tokens: '
-                f'give Remixer.max_length = {length} or shorten TASK_FEATURE_LENGTHS'
-            )
+        check_length('Remixer', self.max_length, length)
         init = nn.with_logical_partitioning(MIXING_INIT, (axes.POSITIONS_OUT, axes.POSITIONS_IN))
         logits = self.param('logits', init, (self.max_length, self.max_length), jnp.float32)
         if ctx.step is not None:

@@ -28,10 +28,10 @@ from remixer_t5x import axes
 from remixer_t5x.context import SequenceContext
 from remixer_t5x.errors import UserError
 from remixer_t5x.layers import cache
-from remixer_t5x.layers.attention_mask import memory_mask, self_attention_mask
+from remixer_t5x.layers.attend import attend_to_memory, attend_to_own
 from remixer_t5x.layers.dense import GroupDense, group_fan_in_normal, join_groups, split_groups
-from remixer_t5x.layers.dot_product_attention import dot_product_attention
-from remixer_t5x.layers.dropout import drop_value_rows, dropout
+from remixer_t5x.layers.dropout import dropout
+from remixer_t5x.layers.refusals import needed_memory
 
 _INTO_HEADS = (axes.MECHANISMS, axes.EMBED, axes.JOINED_KV)
 _OUT_OF_HEADS = (axes.MECHANISMS, axes.JOINED_KV, axes.EMBED)
@@ -84,11 +84,10 @@ class _MechanismHeads(nn.Module):
         heads = GroupDense(width, _INTO_HEADS, kernel_init=init, name=name)(mechanisms)
         return join_groups(heads).reshape(*mechanisms.shape[1:-1], self.num_heads, self.head_dim)
 
-    def _attend(self, query, key, value, mask, bias, ctx: SequenceContext) -> jax.Array:
-        """[batch, length, heads, kv] queries -> [mechanisms, batch, length, heads / mechanisms * kv]."""
-        value = drop_value_rows(self.dropout_rate, value, deterministic=ctx.deterministic)
-        mixed = dot_product_attention(query, key, value, mask, bias)
-        return split_groups(mixed.reshape(*mixed.shape[:2], -1), self.num_mechanisms)
+    def _leave_heads(self, mixed: jax.Array, width: int) -> jax.Array:
+        """[batch, length, heads, kv] -> [mechanisms, batch, length, width]."""
+        mechanisms = split_groups(mixed.reshape(*mixed.shape[:2], -1), self.num_mechanisms)
+        return GroupDense(width, _OUT_OF_HEADS, name='out')(mechanisms)
 
 
 class TimAttention(_MechanismHeads):
@@ -104,12 +103,8 @@ class TimAttention(_MechanismHeads):
     def __call__(self, x: jax.Array, ctx: SequenceContext) -> jax.Array:
         mechanisms = _split_mechanisms(x, self.num_mechanisms)
         query, key, value = (self._project(name, mechanisms) for name in ('query', 'key', 'value'))
-        if ctx.decode:
-            key = cache.extend(self, 'cached_key', key, ctx)
-            value = cache.extend(self, 'cached_value', value, ctx)
-        mask = self_attention_mask(ctx, key.shape[1])
-        mixed = self._attend(query, key, value, mask, ctx.position_bias, ctx)
-        update = GroupDense(mechanisms.shape[-1], _OUT_OF_HEADS, name='out')(mixed)
+        mixed = attend_to_own(self, query, key, value, ctx, ctx.position_bias, self.dropout_rate)
+        update = self._leave_heads(mixed, mechanisms.shape[-1])
         if self.competition is not None:
             update = update * self.competition(name='competition')(mechanisms)
         return join_groups(update)
@@ -124,26 +119,17 @@ class TimCrossAttention(_MechanismHeads):
 
     @nn.compact
     def __call__(self, x: jax.Array, ctx: SequenceContext) -> jax.Array:
-        if ctx.memory is None:
-            raise UserError(
-                'TimCrossAttention needs the output of an encoder: use it in DECODER_SUBLAYERS, or TimAttention here'
-            )
+        memory = needed_memory(ctx, 'TimCrossAttention', 'TimAttention')
         shape = x.shape
         if ctx.decode:
-            x = cache.beams_as_queries(x, ctx.memory.hidden.shape[0])
+            x = cache.beams_as_queries(x, memory.hidden.shape[0])
         query = self._project('query', _split_mechanisms(x, self.num_mechanisms))
-        key, value = (self._of_memory(name, ctx.memory.hidden, ctx) for name in ('key', 'value'))
-        mixed = self._attend(query, key, value, memory_mask(ctx, ctx.memory.context), None, ctx)
-        update = GroupDense(shape[-1] // self.num_mechanisms, _OUT_OF_HEADS, name='out')(mixed)
-        return join_groups(update).reshape(shape)
 
-    def _of_memory(self, name: str, hidden: jax.Array, ctx: SequenceContext) -> jax.Array:
-        """Keys or values of the memory, [batch, memory_length, heads, kv]."""
+        def of_memory(name: str) -> jax.Array:
+            return self._project(name, _split_mechanisms(memory.hidden, self.num_mechanisms))
 
-        def project() -> jax.Array:
-            return self._project(name, _split_mechanisms(hidden, self.num_mechanisms))
-
-        return self.variable('cache', f'memory_{name}', project).value if ctx.decode else project()
+        mixed = attend_to_memory(self, query, of_memory, memory, ctx, self.dropout_rate)
+        return join_groups(self._leave_heads(mixed, shape[-1] // self.num_mechanisms)).reshape(shape)
 
 
 class InterMechanismAttention(nn.Module):

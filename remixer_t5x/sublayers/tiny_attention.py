@@ -12,10 +12,8 @@ from flax import linen as nn
 
 from remixer_t5x import axes
 from remixer_t5x.context import SequenceContext
-from remixer_t5x.layers import cache
-from remixer_t5x.layers.attention_mask import self_attention_mask
+from remixer_t5x.layers.attend import attend_to_own
 from remixer_t5x.layers.dense import Dense
-from remixer_t5x.layers.dot_product_attention import dot_product_attention
 
 
 class TinyAttention(nn.Module):
@@ -35,10 +33,6 @@ class TinyAttention(nn.Module):
         query, key, value = (
             Dense(self.head_dim, (axes.EMBED, None), name=name)(x) for name in ('query', 'key', 'value')
         )
-        if ctx.decode:
-            key = cache.extend(self, 'cached_key', key, ctx)
-            value = cache.extend(self, 'cached_value', value, ctx)
-        mask = self_attention_mask(ctx, key.shape[1])
         query, key, value = (array[:, :, None] for array in (query * self.head_dim**-0.5, key, value))
-        mixed = dot_product_attention(query, key, value, mask, None)[:, :, 0]
+        mixed = attend_to_own(self, query, key, value, ctx)[:, :, 0]
         return Dense(self.features, (None, axes.MLP), name='out')(mixed)

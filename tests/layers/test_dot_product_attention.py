@@ -21,7 +21,7 @@ def plain(query, key, value, mask, bias):
 @pytest.mark.parametrize('with_bias', [True, False])
 @pytest.mark.parametrize('mask_shape', [(1, 1, Q, K), (B, 1, 1, K), (B, 1, Q, K)])
 def test_equals_plain_attention_and_its_gradients(monkeypatch, by_rows, with_bias, mask_shape):
-    monkeypatch.setattr(module, '_one_row_at_a_time', lambda: by_rows)
+    monkeypatch.setattr(module, 'on_single_cpu', lambda: by_rows)
     rng = np.random.default_rng(0)
     query, key, value = (jnp.asarray(rng.normal(size=(B, n, H, D)), jnp.float32) for n in (Q, K, K))
     bias = jnp.asarray(rng.normal(size=(1, H, Q, K)), jnp.float32) if with_bias else None

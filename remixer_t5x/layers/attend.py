@@ -1,0 +1,81 @@
+"""Attention of a sublayer's heads to its own sequence or to the memory, with the caches of decoding.
+
+Whatever makes the queries, keys and values, masks, dropout, and which of the two formulas runs are the same. Call these
+within the `nn.compact` method of the sublayer, which owns the caches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+
+from remixer_t5x.context import Memory, SequenceContext
+from remixer_t5x.layers import cache
+from remixer_t5x.layers.attention_mask import memory_mask, self_attention_mask
+from remixer_t5x.layers.dot_product_attention import dot_product_attention
+from remixer_t5x.layers.dropout import drop_value_rows
+from remixer_t5x.layers.step_attention import attend_step, heads_first
+
+
+def attend_to_own(
+    module: nn.Module,
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    ctx: SequenceContext,
+    bias: jax.Array | None = None,
+    dropout_rate: float = 0.0,
+) -> jax.Array:
+    """Tokens attend to the tokens of their own sequence; while decoding, to the cached ones and themselves.
+
+    Args:
+      module: the sublayer.
+      query: [batch, length, heads, kv]; key and value alike.
+      ctx: facts about the tokens.
+      bias: [1, heads, q, k] float32 added to the logits, or None.
+      dropout_rate: dropout on the attention weights, one mask for all queries.
+
+    Returns:
+      [batch, length, heads, kv] in value's dtype.
+    """
+    if not ctx.decode:
+        value = drop_value_rows(dropout_rate, value, deterministic=ctx.deterministic)
+        return dot_product_attention(query, key, value, self_attention_mask(ctx, key.shape[1]), bias)
+    key = cache.extend(module, 'cached_key', heads_first(key), ctx, axis=2)
+    value = cache.extend(module, 'cached_value', heads_first(value), ctx, axis=2)
+    value = drop_value_rows(dropout_rate, value, deterministic=ctx.deterministic)
+    return attend_step(query, jnp.swapaxes(key, 2, 3), value, self_attention_mask(ctx, key.shape[2]), bias)
+
+
+def attend_to_memory(
+    module: nn.Module,
+    query: jax.Array,
+    project: Callable[[str], jax.Array],
+    memory: Memory,
+    ctx: SequenceContext,
+    dropout_rate: float = 0.0,
+) -> jax.Array:
+    """Tokens attend to the memory, whose keys and values the allocating call of decoding computes and keeps.
+
+    Args:
+      module: the sublayer.
+      query: [batch, length, heads, kv].
+      project: 'key' or 'value' -> those of the memory, [batch, memory_length, heads, kv].
+      memory: what is attended to.
+      ctx: facts about the tokens that attend.
+      dropout_rate: dropout on the attention weights, one mask for all queries.
+
+    Returns:
+      [batch, length, heads, kv] in value's dtype.
+    """
+    mask = memory_mask(ctx, memory.context)
+    if not ctx.decode:
+        value = drop_value_rows(dropout_rate, project('value'), deterministic=ctx.deterministic)
+        return dot_product_attention(query, project('key'), value, mask, None)
+    key = module.variable('cache', 'memory_key', lambda: jnp.swapaxes(heads_first(project('key')), 2, 3)).value
+    value = module.variable('cache', 'memory_value', lambda: heads_first(project('value'))).value
+    value = drop_value_rows(dropout_rate, value, deterministic=ctx.deterministic)
+    return attend_step(query, key, value, mask, None)

@@ -1,0 +1,22 @@
+"""Facts that several sublayers need and refuse to do without, in the same words."""
+
+from __future__ import annotations
+
+from remixer_t5x.context import Memory, SequenceContext
+from remixer_t5x.errors import UserError
+
+
+def check_length(owner: str, max_length: int, length: int) -> None:
+    """Raises UserError where a row of `length` tokens exceeds `max_length` of the class named `owner`."""
+    if length > max_length:
+        raise UserError(
+            f'{owner}.max_length is {max_length}, got a sequence of {length} tokens: '
+            f'give {owner}.max_length = {length} or shorten TASK_FEATURE_LENGTHS'
+        )
+
+
+def needed_memory(ctx: SequenceContext, owner: str, instead: str) -> Memory:
+    """`ctx.memory`; raises UserError where there is none, naming what the class `owner` can be replaced with."""
+    if ctx.memory is None:
+        raise UserError(f'{owner} needs the output of an encoder: use it in DECODER_SUBLAYERS, or {instead} here')
+    return ctx.memory
