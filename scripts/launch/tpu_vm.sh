@@ -1,0 +1,218 @@
+#!/usr/bin/env bash
+# A TPU VM slice of one or more hosts: makes it, installs this checkout on all of them, runs the same `remixer-t5x`
+# command on all of them, and makes it again when it was preempted. Needs `gcloud`, logged in.
+#
+#   scripts/launch/tpu_vm.sh supervise --name=mixer --zone=us-central2-b --type=v4-32 --spot -- \
+#       train --gin_file=experiments/remixer_scaled_base_c4.gin --gin_file=hardware/tpu_pod.gin \
+#       --gin.MODEL_DIR=gs://bucket/run
+#
+# Actions, each of which can be repeated:
+#   supervise   all of the following until the command has ended well; Ctrl-C leaves it running, typed again it goes on
+#   create      the slice, unless there is one, and waits until it is ready
+#   install     copies the files git knows and makes .venv on every host
+#   start       starts the command on every host; it goes on when the connection ends
+#   logs        follows the log of one host (--worker=0)
+#   status      the slice's state, and that of the command on every host
+#   stop        SIGTERM on every host: the run saves its state and ends with 143; killed where that takes five minutes
+#   delete      the slice
+#
+#   --name=NAME --zone=ZONE --type=TYPE   which slice, as in v4-32 or v5litepod-16; --type is read when it is made
+#   --version=VERSION   software of the TPU VM (default tpu-ubuntu2204-base; v5e: v2-alpha-tpuv5-lite)
+#   --project=PROJECT   default: gcloud's
+#   --queued            asks for a queued resource NAME, which waits for capacity; without it `create` fails or succeeds
+#   --spot              cheaper, can be taken away at any time
+#   --env=NAME=VALUE    set for the command on every host, repeatable
+#   --worker=N          whose log to follow (default 0)
+#   --failures=N        `supervise` gives up after so many ends that are neither good nor preemptions (default 3)
+#   --dry_run           print the commands; DRY_RUN=1 does the same
+#
+# MODEL_DIR must be a gs:// folder, which all hosts see and which outlives the slice.
+set -euo pipefail
+cd "$(dirname "$0")/../.."
+source scripts/launch/command_line.sh
+
+PLACE=remixer_t5x
+POLL_SECONDS="${POLL_SECONDS:-30}"
+action="${1:-}"
+shift || true
+name='' zone='' type='' version=tpu-ubuntu2204-base project='' queued='' spot='' worker=0 failures=3
+environment=()
+
+read_options() {
+    local option
+    for option in "${OPTIONS[@]}"; do
+        case "$option" in
+            --name=*) name="${option#*=}" ;;
+            --zone=*) zone="${option#*=}" ;;
+            --type=*) type="${option#*=}" ;;
+            --version=*) version="${option#*=}" ;;
+            --project=*) project="${option#*=}" ;;
+            --queued) queued=1 ;;
+            --spot) spot=1 ;;
+            --env=*=*) environment+=("${option#*=}") ;;
+            --worker=*) worker="${option#*=}" ;;
+            --failures=*) failures="${option#*=}" ;;
+            *) fail "$option is no option of tpu_vm.sh; the first lines of the script list them" ;;
+        esac
+    done
+    [[ -n "$name" && -n "$zone" ]] || fail "which slice? type --name=NAME --zone=ZONE"
+    where=(--zone="$zone")
+    [[ -z "$project" ]] || where+=(--project="$project")
+}
+
+# Empty where there is none; READY when it can be used.
+state() {
+    ask "$1" gcloud compute tpus tpu-vm list "${where[@]}" --filter="name~/$name\$" --format='value(state)'
+}
+
+request_state() {
+    ask "$1" gcloud compute tpus queued-resources list "${where[@]}" --filter="name~/$name\$" \
+        --format='value(state.state)'
+}
+
+on() {
+    run gcloud compute tpus tpu-vm ssh "$name" "${where[@]}" --worker="$1" --command="$2"
+}
+
+create() {
+    [[ -n "$type" ]] || fail "what to make? type --type=TYPE, as in --type=v4-32"
+    local current options=("${where[@]}" --accelerator-type="$type")
+    current="$(state '')"
+    case "$current" in
+        READY) return ;;
+        '' | CREATING | STARTING | RESTARTING | REPAIRING) ;;
+        *)
+            # PREEMPTED, TERMINATED, STOPPED: a slice cannot be used again, only its name.
+            echo "$name is $current"
+            delete
+            current=''
+            ;;
+    esac
+    [[ -z "$spot" ]] || options+=(--spot)
+    if [[ -n "$queued" ]]; then
+        create_queued "$current" "${options[@]}"
+    elif [[ -z "$current" ]]; then
+        run gcloud compute tpus tpu-vm create "$name" "${options[@]}" --version="$version" \
+            || fail "$name could not be made, see above; --queued waits for capacity"
+    fi
+    until current="$(state READY)" && [[ "$current" == READY ]]; do
+        [[ "$current" =~ ^(|CREATING|STARTING|RESTARTING|REPAIRING)$ ]] || return 1
+        sleep "$POLL_SECONDS"
+    done
+}
+
+# Waits for capacity as long as it takes.
+create_queued() {
+    local current="$1" request
+    shift
+    request="$(request_state '')"
+    if [[ "$request" =~ ^(FAILED|SUSPENDED|SUSPENDING)$ ]]; then
+        delete
+        request=''
+    fi
+    if [[ -z "$request" && -z "$current" ]]; then
+        run gcloud compute tpus queued-resources create "$name" --node-id="$name" "$@" --runtime-version="$version" \
+            || fail "the queued resource $name could not be made, see above"
+    fi
+    until request="$(request_state ACTIVE)" && [[ "$request" == ACTIVE ]]; do
+        [[ "$request" != FAILED ]] || fail "the queued resource $name failed; see: gcloud compute tpus queued-resources describe $name"
+        echo "$name: ${request:-not there yet}"
+        sleep "$POLL_SECONDS"
+    done
+}
+
+install() {
+    local archive
+    archive="$(mktemp --suffix=.tar.gz)"
+    # Files of git, also changed and new ones, and none that it ignores.
+    run bash -c 'git ls-files -z --cached --others --exclude-standard --deduplicate | tar --create --gzip --null --ignore-failed-read --files-from=- --file="$1"' bash "$archive"
+    run gcloud compute tpus tpu-vm scp "$archive" "$name:$PLACE.tar.gz" "${where[@]}" --worker=all
+    rm -f "$archive"
+    on all "mkdir -p $PLACE && tar --extract --gzip --file=$PLACE.tar.gz --directory=$PLACE && $PLACE/scripts/launch/worker.sh install tpu"
+}
+
+start() {
+    need_command
+    on all "$(quoted env "${environment[@]}" "$PLACE/scripts/launch/worker.sh" start -- "${COMMAND[@]}")"
+}
+
+logs() {
+    on "$worker" "$PLACE/scripts/launch/worker.sh follow"
+}
+
+# One line for each host, as in `exited 0`; none where a host did not answer.
+ends() {
+    ask 'exited 0' gcloud compute tpus tpu-vm ssh "$name" "${where[@]}" --worker=all \
+        --command="$PLACE/scripts/launch/worker.sh status" | grep -Ex 'running|absent|exited [0-9]+' || true
+}
+
+# The same, once the hosts agree on whether the command runs, which takes a while after one of them has lost it.
+settled_ends() {
+    local found tries
+    for (( tries = 0; tries < 10; tries++ )); do
+        found="$(ends)"
+        if ! grep -q '^running' <<< "$found" || ! grep -q '^exited' <<< "$found"; then break; fi
+        sleep "$POLL_SECONDS"
+    done
+    echo "$found"
+}
+
+status() {
+    echo "$name: $(state READY)"
+    ends
+}
+
+stop() {
+    on all "$PLACE/scripts/launch/worker.sh stop"
+}
+
+delete() {
+    if [[ -n "$queued" ]]; then
+        run gcloud compute tpus queued-resources delete "$name" "${where[@]}" --force --quiet
+    else
+        run gcloud compute tpus tpu-vm delete "$name" "${where[@]}" --quiet
+    fi
+}
+
+supervise() {
+    need_command
+    local failed=0 found
+    while true; do
+        create
+        if install && start; then
+            # Ends with the command, or with the connection.
+            logs || true
+        fi
+        if [[ "$(state READY)" != READY ]]; then
+            echo "$name was taken away"
+            sleep "$POLL_SECONDS"
+            continue
+        fi
+        found="$(settled_ends)"
+        case "$(sort -u <<< "$found" | tr '\n' ' ')" in
+            'exited 0 ')
+                echo "the command has ended well; the action delete removes $name"
+                return
+                ;;
+            ' ' | 'running ') ;;
+            *"exited $MISTAKE "*) fail 'the command cannot run as it is, see its last line' ;;
+            *)
+                if ! grep -qx "exited $TERMINATED" <<< "$found"; then
+                    failed=$((failed + 1))
+                    echo "the command failed ($failed of $failures): $(tr '\n' ' ' <<< "$found")"
+                    (( failed < failures )) || exit 1
+                fi
+                stop
+                ;;
+        esac
+        sleep "$POLL_SECONDS"
+    done
+}
+
+case "$action" in
+    supervise | create | install | start | logs | status | stop | delete) ;;
+    *) fail "tpu_vm.sh got '$action'; type supervise, create, install, start, logs, status, stop or delete" ;;
+esac
+split_arguments "$@"
+read_options
+"$action"

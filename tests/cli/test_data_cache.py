@@ -1,0 +1,321 @@
+"""`remixer-t5x data cache`, and training from what it writes.
+
+What reads a cache is tested on one that the test itself has written, in seqio's layout; what writes one needs Apache
+Beam, which does not install beside every version of the other packages, and is skipped without it.
+"""
+
+import collections
+import importlib.util
+import json
+import os
+import pathlib
+import runpy
+import subprocess
+import sys
+import types
+
+import numpy as np
+import pytest
+import seqio
+import tensorflow as tf
+
+from remixer_t5x.cli import main
+from remixer_t5x.errors import UserError
+from remixer_t5x.runtime import cached_tasks, data
+from tasks import caching
+
+HERE = pathlib.Path(__file__).parent
+DOCUMENTS = {
+    'train': [f'document {i} has {i * i} letters and {"some more words " * (i % 5)}' for i in range(24)],
+    'validation': [f'held out {i} of them' for i in range(5)],
+}
+WITH_BEAM = pytest.mark.skipif(
+    importlib.util.find_spec('apache_beam') is None, reason="Apache Beam is not here: pip install 'remixer-t5x[beam]'"
+)
+
+
+@pytest.fixture(autouse=True)
+def no_folder_of_another_test():
+    seqio.set_global_cache_dirs([])
+
+
+@pytest.fixture(scope='module')
+def worker():
+    return types.SimpleNamespace(**runpy.run_path(str(HERE / 'cached_training.py')))
+
+
+def documents_task(extra_ids=100):
+    """Whole documents as targets, and their first word as inputs: what comes out does not depend on the order."""
+
+    def read(split, shuffle_files, seed=None):
+        return tf.data.Dataset.from_tensor_slices(DOCUMENTS[split]).map(lambda text: {'targets': text})
+
+    def first_word(example):
+        return {**example, 'inputs': tf.strings.split(example['targets'])[1]}
+
+    feature = seqio.Feature(seqio.ByteVocabulary(extra_ids))
+    return seqio.Task(
+        'cached_documents',
+        source=seqio.FunctionDataSource(read, list(DOCUMENTS)),
+        preprocessors=[
+            seqio.map_over_dataset(first_word),
+            seqio.preprocessors.tokenize,
+            seqio.CacheDatasetPlaceholder(),
+            seqio.preprocessors.append_eos_after_trim,
+        ],
+        output_features={'inputs': feature, 'targets': feature},
+    )
+
+
+def record(vocabulary=None):
+    return data.vocabulary_record(vocabulary or seqio.ByteVocabulary(100))
+
+
+def write(folder, name, completed=True, shards=3, vocabulary=None):
+    """A cache of DOCUMENTS' bytes, as seqio's cache job leaves it: examples dealt to shards, last of all COMPLETED."""
+    path = pathlib.Path(folder, name)
+    path.mkdir(parents=True)
+    for split, texts in DOCUMENTS.items():
+        rows = [{'targets': ids(text), 'inputs': ids(text.split()[1])} for text in texts]
+        for shard in range(shards):
+            with tf.io.TFRecordWriter(str(path / f'{split}.tfrecord-{shard:05d}-of-{shards:05d}')) as writer:
+                for row in rows[::-1][shard::shards]:
+                    writer.write(seqio.dict_to_tfexample(row).SerializeToString())
+        features = {key: {'dtype': 'int32', 'shape': [None]} for key in rows[0]}
+        info = {'features': features, 'num_shards': shards, 'seqio_version': seqio.__version__}
+        stats = {'examples': len(rows), 'targets_tokens': sum(len(row['targets']) for row in rows)}
+        (path / f'info.{split}.json').write_text(json.dumps(info))
+        (path / f'stats.{split}.json').write_text(json.dumps(stats))
+    if completed:
+        (path / 'COMPLETED').write_text(cached_tasks.note(record(vocabulary)) + '\n')
+    return str(folder)
+
+
+def ids(text):
+    """ByteT5's: the byte, after three special ids."""
+    return np.array([byte + 3 for byte in text.encode()], np.int32)
+
+
+def rows(task, split='train', **cached):
+    """How often each row of a whole epoch comes."""
+    config = data.DatasetConfig(task, {'inputs': 64, 'targets': 192}, 4, split, shuffle=False, **cached)
+    found = collections.Counter()
+    for batch in data.EvalBatches(config):
+        weighted = batch['decoder_loss_weights'].any(1)
+        for inputs, targets in zip(batch['encoder_input_tokens'], batch['decoder_target_tokens'], strict=True):
+            found[inputs.tobytes() + targets.tobytes()] += 1
+        found.subtract({(0 * inputs).tobytes() + (0 * targets).tobytes(): int((~weighted).sum())})
+    return +found
+
+
+@pytest.mark.parametrize('split', list(DOCUMENTS))
+def test_batches_from_the_cache_are_those_without_it_up_to_order(tmp_path, split):
+    folder = write(tmp_path, 'cached_documents')
+    read = rows(documents_task(), split)
+    assert sum(read.values()) == len(DOCUMENTS[split])
+    assert rows(documents_task(), split, use_cached=True, cache_dir=folder) == read
+
+
+def test_order_is_the_same_every_time_and_a_position_goes_on_exactly(tmp_path, worker):
+    folder = write(tmp_path, 'cached_text')
+    config = data.DatasetConfig(worker.task(), worker.LENGTHS, 4, seed=3, use_cached=True, cache_dir=folder)
+    first, second, resumed = (data.TrainBatches(config) for _ in range(3))
+    batches = [next(first) for _ in range(30)]
+    for _ in range(13):
+        next(second)
+    resumed.restore(second.capture())
+    for expected, other, again in zip(batches[13:], second, resumed, strict=False):
+        for name, value in expected.items():
+            np.testing.assert_array_equal(other[name], value)
+            np.testing.assert_array_equal(again[name], value)
+
+
+def test_killed_and_resumed_on_a_cache_is_bit_equal(tmp_path):
+    folder = write(tmp_path / 'cache', 'cached_text')
+    training = HERE.parent / 'runtime' / 'tiny_training.py'
+    given = {'training': str(training), 'examples': folder, 'folder': str(tmp_path), 'steps': 24}
+    root = str(HERE.parents[1])
+    done = subprocess.run(
+        [sys.executable, str(HERE / 'cached_training.py'), json.dumps(given)],
+        capture_output=True,
+        text=True,
+        env={**os.environ, 'PYTHONPATH': root, 'JAX_PLATFORMS': 'cpu'},
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout.splitlines()[-1]) == [0, -9, 0], done.stderr
+    resume = types.SimpleNamespace(**runpy.run_path(str(HERE.parent / 'runtime' / 'test_resume.py')))
+    broken, unbroken = tmp_path / 'broken', tmp_path / 'unbroken'
+    assert resume.records(broken) == resume.records(unbroken)
+    assert len(resume.records(broken)) == 24 + 3
+    ours, theirs = resume.arrays(broken, 24), resume.arrays(unbroken, 24)
+    assert ours.keys() == theirs.keys() and len(ours) > 6
+    for name in ours:
+        np.testing.assert_array_equal(ours[name], theirs[name], err_msg=name, strict=True)
+
+
+def refusal(task, folder):
+    with pytest.raises(UserError) as caught:
+        rows(task, use_cached=True, cache_dir=folder and str(folder))
+    assert '\n' not in str(caught.value)
+    return str(caught.value)
+
+
+def test_what_is_not_there_or_half_written_or_of_another_vocabulary_is_refused(tmp_path):
+    assert 'no complete cache of cached_documents' in refusal(documents_task(), tmp_path / 'nowhere')
+    assert 'CACHE_DIR, which is not set' in refusal(documents_task(), None)
+    half = write(tmp_path / 'half', 'cached_documents', completed=False)
+    assert '`remixer-t5x data cache`' in refusal(documents_task(), half)
+    whole = write(tmp_path / 'whole', 'cached_documents')
+    assert 'of 259 ids' in refusal(documents_task(extra_ids=0), whole)
+    # What seqio's own script wrote says nothing about the vocabulary.
+    pathlib.Path(whole, 'cached_documents', 'COMPLETED').write_text('')
+    cached_tasks.require(documents_task(extra_ids=0), whole, record(seqio.ByteVocabulary(0)))
+
+
+def test_the_given_folder_is_the_one_that_is_read(tmp_path):
+    first, second = (write(tmp_path / name, 'cached_documents') for name in ('first', 'second'))
+    for folder in (first, second, first):
+        task = documents_task()
+        cached_tasks.require(task, folder, record())
+        assert task.cache_dir == f'{folder}/cached_documents'
+
+
+def test_a_task_without_a_place_for_a_cache_is_refused(tmp_path):
+    task = seqio.Task(
+        'not_cacheable',
+        source=documents_task().source,
+        preprocessors=[seqio.preprocessors.tokenize],
+        output_features=documents_task().output_features,
+    )
+    assert 'CacheDatasetPlaceholder' in refusal(task, tmp_path)
+    with pytest.raises(UserError, match='CacheDatasetPlaceholder'):
+        caching.write(task, str(tmp_path), 'note')
+
+
+def test_a_cache_dir_that_nothing_reads_is_refused(tmp_path):
+    with pytest.raises(UserError, match='USE_CACHED_TASKS'):
+        data.DatasetConfig('any', {'inputs': 8, 'targets': 8}, 4, cache_dir=str(tmp_path))
+
+
+@pytest.fixture
+def typed(tmp_path, monkeypatch, clean_environment, capfd):
+    """Types `data cache` on DOCUMENTS as text files; gives exit code, standard output and standard error."""
+    monkeypatch.setenv('REMIXER_T5X_CACHE', str(tmp_path / 'parsed'))
+    for split, texts in DOCUMENTS.items():
+        (tmp_path / f'{split}.txt').write_text('\n\n'.join(texts))
+
+    def run(*flags, folder=tmp_path / 'cache'):
+        capfd.readouterr()
+        code = main.main(
+            [
+                'data',
+                'cache',
+                '--gin_file=data/own_text.gin',
+                f'--gin.FILES={tmp_path}/train.txt',
+                f'--gin.VALIDATION_FILES={tmp_path}/validation.txt',
+                '--gin.VOCABULARY=@vocabularies.byte()',
+                '--gin.VOCAB_SIZE=384',
+                f'--output_dir={folder}',
+                *flags,
+            ]
+        )
+        return code, *capfd.readouterr()
+
+    return run
+
+
+def test_without_beam_one_line_says_what_to_install(typed, monkeypatch):
+    monkeypatch.setitem(sys.modules, 'apache_beam', None)
+    code, _, error = typed()
+    assert code == 2
+    assert error.splitlines()[-1].startswith('error: data cache needs Apache Beam')
+    assert "pip install 'remixer-t5x[beam]'" in error
+
+
+def test_a_cache_that_is_there_is_kept_and_said_in_one_line(typed, tmp_path):
+    folder = write(tmp_path / 'cache', 'own_text_span_corruption')
+    code, out, _ = typed()
+    assert code == 0
+    assert out.splitlines()[0] == (
+        f'own_text_span_corruption is cached in {folder}/own_text_span_corruption already, 29 examples; '
+        'to make it anew delete that folder'
+    )
+
+
+def test_a_cache_of_another_vocabulary_is_not_taken_for_this_one(typed, tmp_path):
+    write(tmp_path / 'cache', 'own_text_span_corruption', vocabulary=seqio.ByteVocabulary(0))
+    code, out, error = typed()
+    assert code == 2 and not out
+    assert error.startswith('error: ') and 'choose another CACHE_DIR' in error
+
+
+@WITH_BEAM
+@pytest.mark.filterwarnings('ignore')
+def test_data_cache_writes_what_training_reads(typed, tmp_path):
+    left = tmp_path / 'cache' / 'own_text_span_corruption' / 'train.tfrecord-00000-of-00002'
+    left.parent.mkdir(parents=True)
+    left.write_text('what a killed job left')
+    code, out, error = typed('--shards=5')
+    assert code == 0, error
+    assert not left.exists()
+    lines = out.splitlines()
+    letters = sum(len(text.encode()) for text in DOCUMENTS['train'])
+    assert lines[1].startswith(f'  train: 24 examples, {letters:,} tokens of targets, 24 files, ')
+    assert lines[-1] == f'train from it: --gin.USE_CACHED_TASKS=True --gin.CACHE_DIR={tmp_path}/cache'
+    from tasks import local_files, pretraining, vocabularies
+
+    corpus = local_files.corpus(f'{tmp_path}/train.txt', f'{tmp_path}/validation.txt')
+    task = pretraining.span_corruption(corpus, vocabularies.byte(), 'own_text_span_corruption')
+    cached_tasks.require(task, f'{tmp_path}/cache', record(vocabularies.byte()))
+    assert caching.completed(task.cache_dir) == cached_tasks.note(record(vocabularies.byte()))
+    for split in DOCUMENTS:
+        read = task.preprocess_precache(task.source.get_dataset(split, shuffle=False))
+        cached = task._get_cached_source(split).get_dataset(split, shuffle=False)
+        documents = [sorted(row['targets'].tobytes() for row in each.as_numpy_iterator()) for each in (read, cached)]
+        assert documents[0] == documents[1] and len(documents[0]) == len(DOCUMENTS[split])
+    assert 'already, 29 examples' in typed()[1]
+
+
+@WITH_BEAM
+@pytest.mark.filterwarnings('ignore')
+@pytest.mark.parametrize(
+    'options, said',
+    [
+        ('--no_such_option=3', 'has --no_such_option, which the local runner does not know'),
+        ('--runner=NoSuchRunner', 'Unexpected pipeline runner: NoSuchRunner'),
+    ],
+)
+def test_options_that_beam_does_not_know_are_refused(typed, options, said):
+    code, _, error = typed(f'--beam_options={options}')
+    assert code == 2 and said in error.splitlines()[-1]
+
+
+@WITH_BEAM
+@pytest.mark.filterwarnings('ignore')
+def test_a_folder_of_something_else_is_left_alone(typed, tmp_path):
+    thesis = tmp_path / 'cache' / 'own_text_span_corruption' / 'thesis.tex'
+    thesis.parent.mkdir(parents=True)
+    thesis.write_text('years of work')
+    code, _, error = typed()
+    assert code == 2 and 'holds thesis.tex' in error and thesis.exists()
+
+
+@WITH_BEAM
+@pytest.mark.filterwarnings('ignore')
+def test_a_pipeline_that_fails_leaves_no_cache_and_says_why(tmp_path):
+    task = documents_task()
+
+    def refuse(example):
+        with tf.control_dependencies([tf.debugging.Assert(False, ['UserError: line 7 is no text'])]):
+            return {key: tf.identity(value) for key, value in example.items()}
+
+    broken = seqio.Task(
+        task.name,
+        source=task.source,
+        preprocessors=[seqio.map_over_dataset(refuse), *task.preprocessors],
+        output_features=task.output_features,
+    )
+    with pytest.raises(UserError) as caught:
+        caching.write(broken, str(tmp_path), 'note')
+    assert 'line 7 is no text' in str(caught.value) and '\n' not in str(caught.value)
+    assert caching.completed(caching.folder(task, str(tmp_path))) is None
