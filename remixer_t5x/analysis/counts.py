@@ -67,18 +67,24 @@ def count(model: Any, feature_lengths: Mapping[str, int]) -> Counts:
     )
 
 
-def abstract_batch(feature_lengths: Mapping[str, int], batch_size: int = 1) -> dict[str, jax.ShapeDtypeStruct]:
-    """The shapes of an unpacked batch, [batch, length] int32, under seqio's names."""
+def abstract_batch(
+    feature_lengths: Mapping[str, int], batch_size: int = 1, pack: bool = False
+) -> dict[str, jax.ShapeDtypeStruct]:
+    """The shapes of a batch, [batch, length] int32, under seqio's names; `pack`: of one with several examples a row."""
 
     def tokens(feature: str) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct((batch_size, feature_lengths[feature]), jnp.int32)
 
-    return {
+    batch = {
         'encoder_input_tokens': tokens('inputs'),
         'decoder_input_tokens': tokens('targets'),
         'decoder_target_tokens': tokens('targets'),
         'decoder_loss_weights': tokens('targets'),
     }
+    if pack:
+        for side, feature in (('encoder', 'inputs'), ('decoder', 'targets')):
+            batch |= {f'{side}_{what}': tokens(feature) for what in ('segment_ids', 'positions')}
+    return batch
 
 
 def parameter_counts(params: Any) -> dict[Path, int]:

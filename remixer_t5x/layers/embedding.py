@@ -26,17 +26,23 @@ class Embed(nn.Module):
     dtype: jnp.dtype = jnp.float32
     one_hot: bool = False
 
-    @nn.compact
-    def __call__(self, tokens: jax.Array) -> jax.Array:
-        table = self.param(
+    def setup(self) -> None:
+        self.embedding = self.param(
             'embedding',
             nn.with_logical_partitioning(nn.initializers.normal(stddev=1.0), (axes.VOCAB, axes.EMBED)),
             (self.num_embeddings, self.features),
             jnp.float32,
         )
+
+    def __call__(self, tokens: jax.Array) -> jax.Array:
+        table = self.embedding
         if self.one_hot:
             rows = jax.nn.one_hot(tokens, self.num_embeddings, dtype=self.dtype)
             return rows @ table.astype(self.dtype)
         # Rows are gathered from a table that is whole along its width; else the partitioner would gather the result.
         table = nn.with_logical_constraint(table, (axes.VOCAB, axes.ACTIVATION_EMBED))
         return jnp.take(table, tokens, axis=0).astype(self.dtype)
+
+    def attend(self, x: jax.Array) -> jax.Array:
+        """Inner products with every embedding, [..., features] -> [..., num_embeddings], in x's dtype."""
+        return x @ self.embedding.astype(x.dtype).T

@@ -19,6 +19,7 @@ import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
 from remixer_t5x.layers.dot_product_attention import ATTENTION_OUTPUT
+from remixer_t5x.layers.single_cpu import on_cpu
 
 Activation = Callable[[jax.Array], jax.Array]
 
@@ -86,7 +87,7 @@ def read_token(activation: Activation, w_out: jax.Array, hidden: jax.Array, scal
 
 def _token_by_token() -> bool:
     # One small step per token leaves an accelerator waiting for the next.
-    return jax.default_backend() == 'cpu'
+    return on_cpu()
 
 
 def _per_row(array: jax.Array) -> jax.Array:

@@ -11,17 +11,18 @@ import contextlib
 import dataclasses
 import functools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 from flax import linen as nn
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
 from remixer_t5x.errors import UserError
+from remixer_t5x.runtime import mesh as meshes
+from remixer_t5x.runtime.mesh import MESH_AXES
 
-MESH_AXES = ('data', 'fsdp', 'tensor')
 Rules = Sequence[tuple[str, str | tuple[str, ...] | None]]
 
 # A name that is in no rule is replicated. `activation_embed` is apart from `embed` because rows of a batch
@@ -65,12 +66,16 @@ class Partitioner:
     Attributes:
       data, fsdp, tensor: size of each mesh axis; one of them may be -1, which is all devices the others
         leave.
+      sizes: the three as one text, 'data=2,fsdp=4' (`mesh.parse_sizes`), in their place.
+      slices: how many TPU slices or GPU nodes the devices lie in; None asks the devices (`mesh.slices_of`).
       rules: pairs (logical axis, mesh axis or axes or None), earlier pairs first.
       extra_rules: pairs put before `rules`, for changing one of them in gin.
-      devices: the devices to use, in JAX's order; None is all of them.
+      devices: the devices to use, in JAX's order; None is all of them. A number describes a mesh of so many
+        devices that need not exist: it has shardings and tables, and nothing can run on it.
 
     Raises:
-      UserError: when the mesh is first used and its sizes do not multiply to the number of devices.
+      UserError: when the mesh is first used and its sizes do not multiply to the number of devices, or cannot
+        be split over the slices.
     """
 
     data: int = -1
@@ -78,9 +83,17 @@ class Partitioner:
     tensor: int = 1
     rules: Rules = DEFAULT_RULES
     extra_rules: Rules = ()
-    devices: Sequence[jax.Device] | None = None
+    devices: Sequence[jax.Device] | int | None = None
+    sizes: str | None = None
+    slices: int | None = None
 
     def __post_init__(self):
+        apart = (self.data, self.fsdp, self.tensor)
+        if self.sizes is not None and apart != (-1, 1, 1):
+            raise UserError(
+                f'the mesh is given twice, as MESH = {self.sizes!r} and as Partitioner.data, fsdp, tensor = '
+                f'{", ".join(map(str, apart))}; give one, e.g. --mesh={meshes.spelt_sizes(apart)}'
+            )
         for name, mesh_axes in self.all_rules:
             for axis in _as_tuple(mesh_axes):
                 if axis not in MESH_AXES:
@@ -97,13 +110,18 @@ class Partitioner:
             for name, axes in (*self.extra_rules, *self.rules)
         )
 
+    @property
+    def axis_sizes(self) -> tuple[int, int, int]:
+        """Sizes of the mesh axes as asked for, -1 not filled in."""
+        return (self.data, self.fsdp, self.tensor) if self.sizes is None else meshes.parse_sizes(self.sizes)
+
     @functools.cached_property
-    def mesh(self) -> Mesh:
-        """The device mesh, axes `data`, `fsdp`, `tensor`."""
+    def mesh(self) -> Mesh | AbstractMesh:
+        """The device mesh, axes `data`, `fsdp`, `tensor`; abstract where `devices` is a number."""
+        if isinstance(self.devices, int):
+            return meshes.abstract(meshes.mesh_shape(self.axis_sizes, self.devices))
         devices = list(jax.devices() if self.devices is None else self.devices)
-        shape = mesh_shape((self.data, self.fsdp, self.tensor), len(devices))
-        # Auto is spelt out: make_mesh defaults to Explicit, under which sharding constraints are type errors.
-        return jax.make_mesh(shape, MESH_AXES, (AxisType.Auto,) * len(MESH_AXES), devices=devices)
+        return meshes.build(meshes.mesh_shape(self.axis_sizes, len(devices)), devices, self.slices)
 
     @contextlib.contextmanager
     def activate(self) -> Iterator[Mesh]:
@@ -172,12 +190,14 @@ class Partitioner:
         """
         return jax.tree.map(lambda leaf: NamedSharding(self.mesh, self._spec(leaf)[0]), boxed_params, is_leaf=is_boxed)
 
-    def state_shardings(self, opt_state: Any, params: Any, param_shardings: Any) -> Any:
-        """Shardings for an optimizer state (shapes suffice).
+    def state_shardings(self, init: Callable[[Any], Any], params: Any, param_shardings: Any) -> Any:
+        """Shardings of the optimizer state `init(params)`, for `params` given as shapes.
 
-        A leaf whose path ends in a parameter's path and which has that parameter's shape is a moment of it
-        and lies where it lies; everything else (step counters, factored moments) is small and replicated.
+        A leaf whose path ends in a parameter's path and which has that parameter's shape is a moment of it and
+        lies where it lies. Other leaves lie as JAX's typing of shardings finds for `init`: factored moments keep
+        the axes that they have kept, counters are replicated.
         """
+        typed = self._typed_state(init, params, param_shardings)
         leaves = jax.tree_util.tree_flatten_with_path(params)[0]
         known = {
             path: (leaf.shape, sharding)
@@ -189,9 +209,23 @@ class Partitioner:
                 shape, sharding = known.get(path[start:], (None, None))
                 if shape == leaf.shape:
                     return sharding
-            return self.replicated
+            spec = PartitionSpec() if leaf.sharding is None else leaf.sharding.spec
+            return NamedSharding(self.mesh, PartitionSpec(*spec))
 
-        return jax.tree_util.tree_map_with_path(sharding_of, opt_state)
+        return jax.tree_util.tree_map_with_path(sharding_of, typed)
+
+    def _typed_state(self, init: Callable[[Any], Any], params: Any, param_shardings: Any) -> Any:
+        """`init(params)` in shapes that carry shardings, which JAX works out on a mesh of explicit axes."""
+        explicit = meshes.abstract(tuple(self.mesh.shape.values()), AxisType.Explicit)
+        typed = jax.tree.map(
+            lambda leaf, sharding: jax.ShapeDtypeStruct(
+                leaf.shape, leaf.dtype, sharding=NamedSharding(explicit, sharding.spec)
+            ),
+            params,
+            param_shardings,
+        )
+        with jax.sharding.use_abstract_mesh(explicit):
+            return jax.eval_shape(init, typed)
 
     def sharding_table(self, boxed_params: Any) -> list[ShardingRow]:
         """One row per parameter: name, shape, logical axes, mesh axes, bytes on each device, and a note."""
@@ -221,23 +255,6 @@ class Partitioner:
         return PartitionSpec(*spec), '; '.join(notes)
 
 
-def mesh_shape(sizes: Sequence[int], num_devices: int) -> tuple[int, ...]:
-    """`sizes` of the mesh axes with -1 filled in; raises UserError unless they multiply to `num_devices`."""
-    asked = ', '.join(f'{axis}={size}' for axis, size in zip(MESH_AXES, sizes, strict=True))
-    if any(size != -1 and size < 1 for size in sizes) or list(sizes).count(-1) > 1:
-        raise UserError(
-            f'mesh {asked}: sizes are positive, and at most one is -1 (the rest); e.g. Partitioner.data = -1'
-        )
-    fixed = math.prod(size for size in sizes if size != -1)
-    shape = tuple(num_devices // fixed if size == -1 else size for size in sizes)
-    if math.prod(shape) != num_devices:
-        raise UserError(
-            f'mesh {asked} does not fit {num_devices} device(s): the sizes must multiply to {num_devices}; '
-            f'e.g. Partitioner.data = -1, Partitioner.fsdp = 1, Partitioner.tensor = 1'
-        )
-    return shape
-
-
 def process_share(processes: np.ndarray, process: int) -> tuple[int, int]:
     """(index, count) of the share of the rows that `process` reads.
 
@@ -252,7 +269,7 @@ def process_share(processes: np.ndarray, process: int) -> tuple[int, int]:
     if sum(map(len, shares)) != len(processes):
         raise UserError(
             f'mesh: {len(held)} processes hold overlapping parts of the batch; '
-            'choose Partitioner.tensor as a divisor or a multiple of the devices per process'
+            'choose tensor in --mesh as a divisor or a multiple of the devices per process'
         )
     return shares.index(tuple(held[process])), len(shares)
 

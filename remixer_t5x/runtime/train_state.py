@@ -87,7 +87,7 @@ def plan(
     shardings = TrainState(
         partitioner.replicated,
         param_shardings,
-        partitioner.state_shardings(shapes.opt_state, shapes.params, param_shardings),
+        partitioner.state_shardings(tx.init, shapes.params, param_shardings),
     )
     abstract = jax.tree.map(
         lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),

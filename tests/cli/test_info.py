@@ -48,3 +48,83 @@ def test_all_models_are_compared_and_the_papers_figures_stand_beside_ours(info):
     # 130M in the paper's table 5; 129.9M by our count of encoder and embedding.
     assert ['gmlp', 'gmlp_paper_base', '130', 'M', '130', 'M', '1.000'] in [row[:7] for row in rows]
     assert '472,121,344 operations by the formula of its appendix D' in out
+
+
+MODEL = ('--gin_file=models/t5_1_1.gin', '--gin_file=sizes/tiny.gin')
+
+
+def test_shardings_of_a_described_slice_are_printed_without_its_devices(info):
+    out = info('--sharding', *MODEL, '--gin_file=hardware/tpu_v3_32.gin', '--mesh=data=-1,fsdp=4,tensor=8')
+    rows = {line.split()[0]: line for line in out.splitlines() if line.strip()}
+    assert out.startswith('32 devices, data=1, fsdp=4, tensor=8')
+    assert rows['token_embedder/embedding'].endswith(' 1/32  ') and 'tensor, fsdp' in rows['token_embedder/embedding']
+    # 22,746,880 parameters; heads do not divide by 8.
+    assert 'of 86.8 MiB in all' in out and 'heads=4 does not divide by 8: replicated' in out
+
+
+def test_some_parameters_are_shown_by_name(info):
+    out = info('--sharding=*/wi_0/*', *MODEL, '--gin_file=hardware/gpus.gin', '--devices=8')
+    assert out.count('wi_0') == 2 and 'embedding' not in out
+
+
+# Just large enough to be a T5.
+MINIATURE = [
+    f'--gin.{name}={size}'
+    for name, size in {
+        'EMBED_DIM': 16, 'MLP_DIM': 16, 'NUM_HEADS': 2, 'HEAD_DIM': 8, 'NUM_ENCODER_LAYERS': 2, 'NUM_DECODER_LAYERS': 2,
+        'VOCAB_SIZE': 64, 'BATCH_SIZE': 8, 'TASK_FEATURE_LENGTHS': "{'inputs': 64, 'targets': 16}",
+    }.items()
+]  # fmt: skip
+
+
+def test_memory_of_a_step_and_what_to_change(info):
+    hardware = ('--gin_file=optimizers/adafactor.gin', '--gin_file=hardware/cpu.gin')
+    out = info('--memory=1', *MODEL, *hardware, *MINIATURE, '--device_memory=0.0001')
+    lines = [line.split() for line in out.splitlines()]
+    # Two tables of 64 x 16; encoder layers of 7 and decoder layers of 11 matrices 16 x 16, as an attention has 4 and
+    # the gated MLP 3; their norms and the two last ones; two biases of 32 buckets for 2 heads.
+    matrices = 2 * (7 + 11) * 16 * 16
+    norms = (2 * 2 + 2 * 3 + 2) * 16
+    assert ['parameters', f'{4 * (2 * 64 * 16 + matrices + norms + 2 * 2 * 32):,}'] in [line[:2] for line in lines]
+    assert 'does not fit' in out and 'changes, each on top' in out
+    tried = [line[0] for line in lines if line and line[0].startswith('--gin')]
+    assert tried == ['--gin.MICROBATCHES=2']
+
+
+def test_recomputing_everything_is_seen_by_the_model(clean_environment):
+    import gin
+
+    from remixer_t5x.architecture import stack
+    from remixer_t5x.cli import gin_config
+    from remixer_t5x.cli import memory as command
+
+    flags = [flag.removeprefix('--gin.').split('=', 1) for flag in MINIATURE]
+    files = ['runs/memory.gin', *(flag.split('=')[1] for flag in MODEL)]
+    files += ['optimizers/adafactor.gin', 'hardware/cpu.gin']
+    gin_config.load(files, flags, root='remixer_t5x.cli.memory.run', partial=True)
+    step = gin_config.call(command.step)
+    with command._full_remat():
+        assert gin.query_parameter('stack.Stack.remat_policy') is stack.full_remat
+    assert gin.query_parameter('stack.Stack.remat_policy') is not stack.full_remat
+    kept, recomputed = (command._measure(step, full_remat) for full_remat in (False, True))
+    assert recomputed.temporaries < kept.temporaries
+
+
+@pytest.mark.parametrize(
+    ('arguments', 'advice'),
+    [
+        (['--mesh=fsdp=2'], 'with --sharding or --memory only'),
+        (['--sharding', '--memory'], 'give one of them'),
+        (['--sharding', *MODEL, '--gin_file=hardware/h100_8.gin', '--mesh=fsdp=3'], 'does not fit 8 device'),
+        (['--sharding', *MODEL, '--gin_file=hardware/h100_8.gin', '--mesh=model=8'], 'no mesh axis'),
+        (['--sharding', *MODEL, '--gin_file=hardware/gpus.gin'], '--devices=32'),
+        (['--sharding', *MODEL], 'hardware/'),
+        (['--sharding=zzz', *MODEL, '--gin_file=hardware/h100.gin'], 'no parameter fits'),
+        (['--memory=x', *MODEL, '--gin_file=optimizers/adafactor.gin', '--gin_file=hardware/cpu.gin'], '--memory=8'),
+        (['--memory', *MODEL, '--gin_file=hardware/cpu.gin'], 'optimizers/'),
+    ],
+)
+def test_mistakes_are_one_line(arguments, advice, capsys, clean_environment):
+    assert main(['info', *arguments]) == 2
+    error = capsys.readouterr().err
+    assert advice in error and error.count('\n') == 1

@@ -5,13 +5,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import linen as nn
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from jax.sharding import AxisType, PartitionSpec
 
 from remixer_t5x import axes
 from remixer_t5x.errors import UserError
-from remixer_t5x.runtime import partition
+from remixer_t5x.runtime import optimizer, partition
+from remixer_t5x.runtime.mesh import MESH_AXES
 from remixer_t5x.runtime.partition import Partitioner
 
 
@@ -19,24 +18,9 @@ def boxed(shape, *names):
     return nn.LogicallyPartitioned(jax.ShapeDtypeStruct(shape, jnp.float32), names)
 
 
-@settings(deadline=None)
-@given(sizes=st.tuples(*[st.integers(1, 8)] * 3), rest=st.sampled_from([None, 0, 1, 2]))
-def test_mesh_shape_fills_in_the_rest(sizes, rest):
-    devices = int(np.prod(sizes))
-    asked = tuple(-1 if i == rest else size for i, size in enumerate(sizes))
-    assert partition.mesh_shape(asked, devices) == sizes
-
-
-@pytest.mark.parametrize('sizes', [(3, 1, 1), (-1, 3, 1), (-1, -1, 1), (0, 8, 1), (1, 1, 1), (16, 1, 1), (-1, 16, 1)])
-def test_a_mesh_that_does_not_fit_the_devices_is_refused(sizes):
-    with pytest.raises(UserError, match='Partitioner.data = -1') as error:
-        partition.mesh_shape(sizes, 8)
-    assert '\n' not in str(error.value)
-
-
 def test_mesh_is_automatic_on_every_axis():
     mesh = Partitioner().mesh
-    assert mesh.axis_names == partition.MESH_AXES and set(mesh.axis_types) == {AxisType.Auto}
+    assert mesh.axis_names == MESH_AXES and set(mesh.axis_types) == {AxisType.Auto}
 
 
 def test_every_name_of_the_glossary_has_a_rule():
@@ -83,18 +67,61 @@ def test_table_names_parameters_and_bytes():
     ]
 
 
-def test_moments_lie_with_their_parameter_and_the_rest_is_replicated():
-    partitioner = Partitioner()
-    params = {'a': {'w': np.zeros((4, 6))}, 'b': {'w': np.zeros((6, 4))}}
+def sharded_state(init, partitioner, boxes):
+    params = partition.unbox(boxes)
+    return partitioner.state_shardings(init, params, partitioner.param_shardings(boxes))
+
+
+def test_moments_lie_with_their_parameter_and_counters_are_replicated():
+    partitioner = Partitioner(devices=8, sizes='fsdp=4,tensor=2')
     boxes = {'a': {'w': boxed((4, 6), 'embed', 'mlp')}, 'b': {'w': boxed((6, 4), 'mlp', 'embed')}}
-    shardings = partitioner.param_shardings(boxes)
-    v_row = {'a': {'w': np.zeros(4)}, 'b': {'w': np.zeros((4, 6))}}
-    state = {'count': np.zeros((), np.int32), 'mu': params, 'v_row': v_row}
-    found = partitioner.state_shardings(state, params, shardings)
-    assert found['mu'] == shardings
-    assert found['count'].spec == PartitionSpec() and found['v_row']['a']['w'].spec == PartitionSpec()
+
+    def init(params):
+        # Made from the shape alone, such a moment is known by its name and shape.
+        untyped = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape), params)
+        other = {'a': {'w': jnp.zeros(4)}, 'b': {'w': jnp.zeros((4, 6))}}
+        return {'count': jnp.zeros((), jnp.int32), 'mu': untyped, 'other': other}
+
+    found = sharded_state(init, partitioner, boxes)
+    assert found['mu'] == partitioner.param_shardings(boxes)
+    assert found['count'].is_fully_replicated and found['other']['a']['w'].is_fully_replicated
     # Has another parameter's shape: only its own parameter counts.
-    assert found['v_row']['b']['w'].spec == PartitionSpec()
+    assert found['other']['b']['w'].is_fully_replicated
+
+
+@pytest.mark.parametrize('width', [256, 128, 512])
+def test_factored_moments_keep_the_axes_that_they_have_kept(width):
+    boxes = {
+        'stacked': boxed((3, 256, width), 'layers', 'embed', 'mlp'),
+        'one': boxed((256, width), 'embed', 'mlp'),
+        'scale': boxed((256,), 'embed'),
+        'gate': boxed((3,), 'layers'),
+    }
+    partitioner = Partitioner(devices=8, sizes='fsdp=4,tensor=2')
+    tx = optimizer.adafactor(0.1)(nn.get_partition_spec(boxes))
+    groups = sharded_state(tx.init, partitioner, boxes)[0]
+    stacked, single = groups['layers_3'][0], groups['single'][0]
+    # v_row is summed over the longer axis, v_col over the shorter, the last being the longer of two equal ones.
+    axes = ('fsdp', 'tensor') if width >= 256 else ('tensor', 'fsdp')
+    assert (stacked.v_row['stacked'].spec, stacked.v_col['stacked'].spec) == tuple(PartitionSpec(None, a) for a in axes)
+    assert (single.v_row['one'].spec, single.v_col['one'].spec) == tuple(PartitionSpec(a) for a in axes)
+    assert single.v['scale'].spec == PartitionSpec('fsdp')
+    assert single.v['one'].is_fully_replicated and single.count.is_fully_replicated
+    assert stacked.v['gate'].is_fully_replicated
+
+
+def test_a_described_mesh_needs_no_devices():
+    rows = Partitioner(devices=512, sizes='data=8,fsdp=32,tensor=2').sharding_table(
+        {'w': boxed((64, 6), 'embed', 'mlp'), 'odd': boxed((63,), 'embed')}
+    )
+    assert [row.bytes_per_device for row in rows] == [63 * 4, 64 * 6 * 4 // 64]
+    assert rows[0].note == 'embed=63 does not divide by 32: replicated' and rows[0].mesh_axes == (None,)
+
+
+def test_sizes_are_given_in_one_way():
+    assert Partitioner(sizes='fsdp=-1').axis_sizes == (1, -1, 1)
+    with pytest.raises(UserError, match='given twice'):
+        Partitioner(fsdp=2, sizes='fsdp=2')
 
 
 def test_logical_constraints_act_inside_activate_only():
@@ -133,7 +160,7 @@ def test_processes_read_the_rows_their_devices_hold(processes, expected):
 
 
 def test_processes_that_share_some_rows_only_are_refused():
-    with pytest.raises(UserError, match='Partitioner.tensor'):
+    with pytest.raises(UserError, match='tensor in --mesh'):
         partition.process_share(np.array([[0, 0], [0, 1], [1, 1]]), 0)
 
 

@@ -1,0 +1,53 @@
+"""`remixer-t5x info --sharding`: which device of a described mesh holds which part of which parameter."""
+
+from __future__ import annotations
+
+import dataclasses
+import fnmatch
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+from rich.console import Console
+
+from remixer_t5x.analysis import counts, sharding
+from remixer_t5x.cli.info import check_lengths
+from remixer_t5x.errors import UserError
+from remixer_t5x.runtime import mesh
+from remixer_t5x.runtime.described import Hardware
+from remixer_t5x.runtime.partition import Partitioner
+
+_PIPE_WIDTH = 160
+
+
+def run(
+    model: Any, partitioner: Partitioner, hardware: Hardware, feature_lengths: Mapping[str, int], pattern: str = '*'
+) -> None:
+    """Prints the table; gin binds the arguments in `runs/sharding.gin`. Needs no device of the described kind.
+
+    Args:
+        model: a `Seq2Seq`, from the macro MODEL.
+        partitioner: mesh sizes and rules, from a hardware file.
+        hardware: how many devices there are.
+        feature_lengths: `inputs` and `targets` in tokens, from TASK_FEATURE_LENGTHS.
+        pattern: shows the parameters whose names fit, such as 'encoder/*'.
+
+    Raises:
+        UserError: the mesh does not fit the number of devices, or no parameter fits the pattern.
+    """
+    check_lengths(feature_lengths)
+    described = dataclasses.replace(partitioner, devices=hardware.count())
+    shapes = {name: array.shape for name, array in counts.abstract_batch(feature_lengths).items()}
+    boxed = jax.eval_shape(lambda rng: model.init(rng, shapes), jax.random.key(0))
+    rows = described.sharding_table(boxed)
+    shown = [row for row in rows if fnmatch.fnmatch(row.name, pattern)]
+    if not shown:
+        raise UserError(f"no parameter fits {pattern!r}; type a part of a name and stars, such as '{rows[0].name}'")
+    console = Console(file=sys.stdout, width=None if sys.stdout.isatty() else _PIPE_WIDTH, highlight=False)
+    with console.capture() as captured:
+        console.print(f'{described.mesh.size} devices, {mesh.spelt(described.mesh.shape)}', soft_wrap=True)
+        console.print(sharding.sharding_table(shown))
+        for line in sharding.summary(rows):
+            console.print(line, soft_wrap=True)
+    sys.stdout.write(captured.get())

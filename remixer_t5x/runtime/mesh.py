@@ -1,0 +1,160 @@
+"""The device mesh `data` x `fsdp` x `tensor`: its sizes, and which device stands where in it.
+
+Devices with fast links between them are a slice: a TPU slice (ICI), or the GPUs of one node (NVLink). Where there are
+several, what talks least crosses them: `data` first, `fsdp` for what `data` does not cover, `tensor` never. The layout
+within a slice is JAX's (`jax.make_mesh`), and so is the one of several (`create_hybrid_device_mesh`).
+"""
+
+import collections
+import difflib
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.experimental import mesh_utils
+from jax.sharding import AbstractMesh, AxisType, Mesh
+
+from remixer_t5x.errors import UserError
+
+MESH_AXES = ('data', 'fsdp', 'tensor')
+# On these a logical axis may be laid over parts of two physical ones; jax.make_mesh makes the same exception.
+_SPLITTING_KINDS = ('TPU v5 lite', 'TPU v5e')
+_EXAMPLE = 'e.g. --mesh=data=-1,fsdp=1,tensor=1'
+
+
+def parse_sizes(text: str) -> tuple[int, int, int]:
+    """(data, fsdp, tensor) of `'data=2,fsdp=4'`; -1 is all devices that the others leave.
+
+    An axis that is not named is 1, except that `data` takes what the others leave if none of them does.
+
+    Raises:
+      UserError: for anything but known axes with whole numbers, each once.
+    """
+    sizes: dict[str, int] = {}
+    parts = [part for part in text.split(',') if part.strip()] if isinstance(text, str) else []
+    if not parts:
+        raise UserError(f'mesh {text!r}: give axes with sizes, such as --mesh=data=2,fsdp=4')
+    for part in parts:
+        name, equals, size = (word.strip() for word in part.partition('='))
+        if name not in MESH_AXES:
+            near = difflib.get_close_matches(name, MESH_AXES, n=1) or ['data']
+            raise UserError(
+                f'mesh {text!r}: {name!r} is no mesh axis, allowed are {", ".join(MESH_AXES)}; '
+                f'type --mesh={near[0]}={size or "2"}'
+            )
+        if name in sizes:
+            raise UserError(f'mesh {text!r}: {name} is given twice; give it once')
+        if not equals or not _is_whole(size):
+            raise UserError(
+                f'mesh {text!r}: the size of {name} is {size!r}; type a whole number, such as --mesh={name}=2'
+            )
+        sizes[name] = int(size)
+    others_take_rest = -1 in (sizes.get('fsdp'), sizes.get('tensor'))
+    return sizes.get('data', 1 if others_take_rest else -1), sizes.get('fsdp', 1), sizes.get('tensor', 1)
+
+
+def _is_whole(text: str) -> bool:
+    return text.removeprefix('-').isdecimal()
+
+
+def mesh_shape(sizes: Sequence[int], num_devices: int) -> tuple[int, ...]:
+    """`sizes` of the mesh axes with -1 filled in; raises UserError unless they multiply to `num_devices`."""
+    asked = spelt_sizes(sizes)
+    if any(size != -1 and size < 1 for size in sizes) or list(sizes).count(-1) > 1:
+        raise UserError(f'mesh {asked}: sizes are positive, and at most one is -1 (the rest); {_EXAMPLE}')
+    fixed = math.prod(size for size in sizes if size != -1)
+    shape = tuple(num_devices // fixed if size == -1 else size for size in sizes)
+    if math.prod(shape) != num_devices:
+        raise UserError(
+            f'mesh {asked} does not fit {num_devices} device(s): the sizes must multiply to {num_devices}; {_EXAMPLE}'
+        )
+    return shape
+
+
+def build(shape: Sequence[int], devices: Sequence[jax.Device], slices: int | None = None) -> Mesh:
+    """The mesh of `devices`, which are in JAX's order; `slices` as for `split_over_slices`.
+
+    Raises:
+      UserError: as `split_over_slices`.
+    """
+    # Auto is spelt out: JAX defaults to Explicit, under which sharding constraints are type errors.
+    types = (AxisType.Auto,) * len(MESH_AXES)
+    attribute, count = slices_of(devices, slices)
+    if count == 1:
+        return jax.make_mesh(shape, MESH_AXES, types, devices=devices)
+    return Mesh(hybrid(shape, devices, attribute, count), MESH_AXES, axis_types=types)
+
+
+def abstract(shape: Sequence[int], axis_type: AxisType = AxisType.Auto) -> AbstractMesh:
+    """A mesh without devices, for tables and shapes."""
+    return AbstractMesh(tuple(shape), MESH_AXES, (axis_type,) * len(MESH_AXES))
+
+
+def slices_of(devices: Sequence[Any], slices: int | None = None) -> tuple[str, int]:
+    """Which attribute of a device tells its slice, and how many there are.
+
+    `slices` None believes the devices. A number must be theirs, or the number of processes, for platforms whose
+    devices do not say (CPU hosts).
+
+    Raises:
+      UserError: for a number that is neither.
+    """
+    told = {getattr(device, 'slice_index', None) for device in devices}
+    processes = {device.process_index for device in devices}
+    if slices is None or slices == len(told):
+        return 'slice_index', len(told)
+    if slices == len(processes):
+        return 'process_index', slices
+    raise UserError(
+        f'slices = {slices}, but the {len(devices)} devices lie in {len(told)} slice(s) and {len(processes)} '
+        f'process(es); give Partitioner.slices = {len(told)}, or None to take what the devices say'
+    )
+
+
+def hybrid(shape: Sequence[int], devices: Sequence[Any], attribute: str, slices: int) -> np.ndarray:
+    """Devices [data, fsdp, tensor] such that only `split_over_slices` crosses slices.
+
+    Raises:
+      UserError: where `data` x `fsdp` cannot be split over the slices, or these differ in size.
+    """
+    held = collections.Counter(getattr(device, attribute) for device in devices)
+    if len(set(held.values())) > 1:
+        raise UserError(f'the {slices} slices have {sorted(held.values())} devices; a mesh needs slices of equal size')
+    outer = split_over_slices(shape, slices)
+    inner = tuple(size // across for size, across in zip(shape, outer, strict=True))
+    return mesh_utils.create_hybrid_device_mesh(
+        inner,
+        outer,
+        devices,
+        process_is_granule=attribute == 'process_index',
+        allow_split_physical_axes=devices[0].device_kind in _SPLITTING_KINDS,
+    )
+
+
+def split_over_slices(shape: Sequence[int], slices: int) -> tuple[int, int, int]:
+    """Into how many parts each axis is cut by the borders between slices; their product is `slices`.
+
+    Raises:
+      UserError: where `data` x `fsdp` does not allow it.
+    """
+    data, fsdp, _ = shape
+    over_data = math.gcd(data, slices)
+    over_fsdp = slices // over_data
+    if fsdp % over_fsdp:
+        raise UserError(
+            f'mesh {spelt_sizes(shape)} does not split over {slices} slices: data x fsdp must be a multiple, '
+            f'as tensor stays within a slice; type e.g. --mesh=data={slices},fsdp=-1'
+        )
+    return over_data, over_fsdp, 1
+
+
+def spelt(sizes: Mapping[str, int]) -> str:
+    """`data=2, fsdp=4, tensor=1` of a mesh's `shape`."""
+    return ', '.join(f'{axis}={size}' for axis, size in sizes.items())
+
+
+def spelt_sizes(sizes: Sequence[int]) -> str:
+    """`data=2,fsdp=4,tensor=1` of (2, 4, 1), as `parse_sizes` reads it."""
+    return spelt(dict(zip(MESH_AXES, sizes, strict=True))).replace(' ', '')
