@@ -1,11 +1,13 @@
-"""Encoder-decoder of T5.1.1 (Raffel et al. 2019), whatever its layers are made of.
+"""Encoder-decoder of T5 (Raffel et al. 2019), whatever its layers are made of.
 
-Both stacks share one token embedding; the output projection has its own weights. Arguments carry T5X's names.
+Both stacks share one token embedding. The output projection has its own weights, as in T5.1.1, or is the embedding
+once more on a scaled input, as in the first T5. Arguments carry T5X's names.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -36,6 +38,9 @@ class EncoderDecoder(nn.Module):
       decoder_stack: factory of a `Stack` whose layers read `ctx.memory`.
       dtype: what activations are computed in; parameters are float32.
       embedding: factory of the token embedding.
+      tied: the output projection is the token embedding, transposed, and has no weights of its own.
+      scaled_output: what the projection reads is scaled by embed_dim ** -0.5, without which a tied one, whose rows are
+        as large as embeddings, would begin with logits of that spread.
     """
 
     vocab_size: int
@@ -44,12 +49,15 @@ class EncoderDecoder(nn.Module):
     decoder_stack: Callable[..., Stack]
     dtype: str = 'float32'
     embedding: Callable[..., nn.Module] = Embed
+    tied: bool = False
+    scaled_output: bool = False
 
     def setup(self) -> None:
         self.token_embedder = self.embedding(self.vocab_size, self.embed_dim, dtype=checked_dtype(self.dtype))
         self.encoder = self.encoder_stack()
         self.decoder = self.decoder_stack()
-        self.logits = Dense(self.vocab_size, (axes.EMBED, axes.VOCAB))
+        if not self.tied:
+            self.logits = Dense(self.vocab_size, (axes.EMBED, axes.VOCAB))
 
     def __call__(
         self,
@@ -95,7 +103,16 @@ class EncoderDecoder(nn.Module):
 
     def decode(self, *args, **kwargs) -> jax.Array:
         """Logits of the next token given the encoder's output; arguments as of `decode_hidden`."""
-        return self.logits(self.decode_hidden(*args, **kwargs))
+        hidden = self.decode_hidden(*args, **kwargs)
+        return self.token_embedder.attend(hidden) if self.tied else self.logits(hidden)
+
+    @nn.nowrap
+    def output_kernel(self, params: Mapping[str, Any]) -> jax.Array:
+        """The kernel of the output projection, [embed, vocab], in this module's unboxed parameters.
+
+        A loss applies it to what `decode_hidden` returns, so that it never needs all logits at once.
+        """
+        return params['token_embedder']['embedding'].T if self.tied else params['logits']['kernel']
 
     def decode_hidden(
         self,
@@ -125,4 +142,5 @@ class EncoderDecoder(nn.Module):
             ctx = describe_tokens(jnp.ones_like(decoder_input_tokens), **flags)
         else:
             ctx = describe_tokens(decoder_target_tokens, decoder_segment_ids, decoder_positions, **flags)
-        return self.decoder(self.token_embedder(decoder_input_tokens), ctx, max_decode_length)
+        hidden = self.decoder(self.token_embedder(decoder_input_tokens), ctx, max_decode_length)
+        return hidden * self.embed_dim**-0.5 if self.scaled_output else hidden

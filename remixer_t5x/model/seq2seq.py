@@ -62,16 +62,15 @@ class Seq2Seq:
         targets = batch['decoder_target_tokens']
         weights = batch.get('decoder_loss_weights')
         weights = (targets > 0 if weights is None else weights).astype(jnp.float32)
-        loss, sums = self.loss_function(hidden, params['logits']['kernel'], targets, weights)
+        loss, sums = self.loss_function(hidden, self.module.output_kernel(params), targets, weights)
         return loss, {**sums, 'sequences': _count_sequences(batch)}
 
     def score(self, params: Params, batch: Batch) -> jax.Array:
         """log p(targets | inputs) of each row, [batch] float32; z-loss and label smoothing take no part."""
         hidden = self._decoder_hidden(params, batch, None)
         targets = batch['decoder_target_tokens']
-        scores = losses.token_log_likelihood(
-            hidden, params['logits']['kernel'], targets, self.loss_function.chunk_length
-        )
+        kernel = self.module.output_kernel(params)
+        scores = losses.token_log_likelihood(hidden, kernel, targets, self.loss_function.chunk_length)
         weights = batch.get('decoder_loss_weights')
         return jnp.sum(scores * (targets > 0 if weights is None else weights), axis=-1)
 
@@ -155,7 +154,7 @@ class Seq2Seq:
 
         def step(tokens: jax.Array, cache: decoding.Cache) -> tuple[jax.Array, decoding.Cache]:
             hidden, cache = decode(tokens[:, None], cache=cache)
-            return losses.token_logits(hidden[:, 0], params['logits']['kernel']), cache
+            return losses.token_logits(hidden[:, 0], self.module.output_kernel(params)), cache
 
         return decoding.Generation(allocate, step, jnp.any(inputs > 0, axis=1), max_length, eos_id)
 

@@ -21,6 +21,8 @@ def make_arrays(seed: int) -> dict[str, np.ndarray]:
         feed_forward_proj='gated-gelu', tie_word_embeddings=False, dropout_rate=0.0, decoder_start_token_id=PAD,
     )  # fmt: skip
     model = transformers.T5ForConditionalGeneration(config).eval()
+    # Version 5 of transformers ties every T5 that it makes, the untied ones too.
+    model.lm_head.weight = torch.nn.Parameter(torch.randn_like(model.shared.weight))
     with torch.no_grad():
         for name, weight in model.named_parameters():
             if 'layer_norm' in name:  # Ones at initialisation, which would hide a norm that is left out.

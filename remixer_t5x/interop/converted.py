@@ -1,0 +1,79 @@
+"""Our side of a conversion: a MODEL_DIR that holds one checkpoint, and the parameters of any checkpoint in memory.
+
+The checkpoint has the items `state` (parameters alone) and `run`, so that `train`, `finetune`, `eval` and `infer` take
+it as they take a run's.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+from etils import epath
+
+from remixer_t5x.errors import UserError
+from remixer_t5x.runtime import checkpoint, model_dir, saved_params
+
+Params = Any
+
+
+def record(vocabulary: str, config: str, source: str) -> dict[str, Any]:
+    """What a converted checkpoint says about itself: its vocabulary, a gin text, where it is from, versions."""
+    versions = model_dir.package_versions()
+    return {'vocabulary': vocabulary, 'config': config, 'converted_from': source, 'versions': versions}
+
+
+def claim(path: str | os.PathLike[str]) -> epath.Path:
+    """MODEL_DIR for one checkpoint. Raises UserError where it holds checkpoints already, or is foreign."""
+    given = model_dir.absolute(path)
+    held = saved_params.steps_in(given / model_dir.CHECKPOINTS)
+    if held:
+        raise UserError(f'{given} holds the checkpoint of step {held[-1]} already; give a new or empty folder')
+    return model_dir.claim(path)
+
+
+def write(folder: epath.Path, params: Params, step: int, run: Mapping[str, Any]) -> epath.Path:
+    """Writes the checkpoint of `step` into the MODEL_DIR `folder` and returns its own folder, once it is on disk.
+
+    Args:
+      folder: what `claim` gave.
+      params: our parameters, numpy float32.
+      step: its number, 0 where nobody knows.
+      run: see `record`.
+    """
+    place = folder / model_dir.CHECKPOINTS
+    options = ocp.CheckpointManagerOptions(enable_async_checkpointing=False, cleanup_tmp_directories=True)
+    with checkpoint.told(place / str(step), 'written'):
+        with ocp.CheckpointManager(place, options=options, item_names=('state', 'run')) as manager:
+            items = ocp.args.Composite(
+                state=ocp.args.StandardSave({'params': params}), run=ocp.args.JsonSave(dict(run))
+            )
+            manager.save(step, args=items, force=True)
+    return place / str(step)
+
+
+def read(path: str, setting: str = 'CHECKPOINT_PATH') -> tuple[Params, dict[str, Any], int]:
+    """Parameters, numpy as stored, of a checkpoint of any model; its record; and its step.
+
+    Args:
+      path: a checkpoint, or a MODEL_DIR (its newest).
+      setting: what errors call the path.
+    """
+    folder = saved_params.find_step(path, setting)
+    found = saved_params.read_record(folder)
+    with checkpoint.told(folder, 'read'), ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as reader:
+        metadata = reader.metadata(folder / 'state')
+        tree = getattr(metadata, 'item_metadata', metadata)
+        shapes = getattr(tree, 'tree', tree)['params']
+        restore_args = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), shapes)
+        params = reader.restore(
+            folder / 'state',
+            args=ocp.args.PyTreeRestore(
+                item={'params': shapes}, restore_args={'params': restore_args}, partial_restore=True
+            ),
+        )['params']
+    return params, found, int(folder.name) if folder.name.isdigit() else 0

@@ -1,0 +1,117 @@
+"""Whether a converted model computes what it computed before: logits of both sides on a random batch."""
+
+from __future__ import annotations
+
+import importlib.util
+import pathlib
+import warnings
+from typing import Any
+
+import jax
+import numpy as np
+
+from remixer_t5x.errors import UserError
+from remixer_t5x.model.seq2seq import Seq2Seq
+
+# Inputs are longer than the distance from which on T5's distances share a bucket.
+ROWS, INPUT_LENGTH, TARGET_LENGTH = 2, 160, 24
+# Largest difference of logits that is allowed, as a share of the largest logit.
+TOLERANCE = 1e-3
+# What a tokenizer is tried on.
+TEXTS = ('Thank you for inviting me to your party last week.', 'Ça va? Über 1,234.50 €; "quoted" (x_1 = 2).')
+NEEDED = ('torch', 'transformers')
+
+
+def missing_packages() -> list[str]:
+    """Which of the packages that run Hugging Face's model are not installed."""
+    return [name for name in NEEDED if importlib.util.find_spec(name) is None]
+
+
+def not_compared(missing: list[str]) -> str:
+    """What to tell the user where logits cannot be compared."""
+    verb = 'are' if len(missing) > 1 else 'is'
+    return f"{' and '.join(missing)} {verb} not installed, so logits are not compared: pip install 'remixer-t5x[hf]'"
+
+
+def random_batch(vocab_size: int, seed: int = 0) -> dict[str, np.ndarray]:
+    """Ids under seqio's names, [ROWS, length] int32; the last row is padded."""
+    rng = np.random.default_rng(seed)
+    inputs = rng.integers(2, vocab_size, (ROWS, INPUT_LENGTH), dtype=np.int32)
+    targets = rng.integers(2, vocab_size, (ROWS, TARGET_LENGTH), dtype=np.int32)
+    inputs[-1, INPUT_LENGTH // 2 :] = 0
+    targets[-1, TARGET_LENGTH // 2 :] = 0
+    shifted = np.pad(targets[:, :-1], ((0, 0), (1, 0)))
+    return {'encoder_input_tokens': inputs, 'decoder_input_tokens': shifted, 'decoder_target_tokens': targets}
+
+
+def our_logits(model: Seq2Seq, params: Any, batch: dict[str, np.ndarray]) -> np.ndarray:
+    """float32 [targets, vocab] of the batch's targets."""
+    module = model.module.clone(dtype='float32')
+
+    @jax.jit
+    def logits(params, batch):
+        return module.apply({'params': params}, **batch, enable_dropout=False)
+
+    return np.asarray(logits(params, batch))[batch['decoder_target_tokens'] > 0]
+
+
+def their_logits(folder: pathlib.Path, batch: dict[str, np.ndarray]) -> np.ndarray:
+    """float32 [targets, vocab] of Hugging Face's own model in `folder`, computed in float32."""
+    import torch
+    import transformers
+
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    inputs = torch.from_numpy(batch['encoder_input_tokens']).long()
+    with warnings.catch_warnings(), torch.no_grad():
+        warnings.simplefilter('ignore')
+        model = transformers.AutoModelForSeq2SeqLM.from_pretrained(folder, use_safetensors=True, local_files_only=True)
+        found = model.float().eval()(
+            input_ids=inputs,
+            attention_mask=(inputs > 0).long(),
+            decoder_input_ids=torch.from_numpy(batch['decoder_input_tokens']).long(),
+        )
+    return found.logits.numpy()[batch['decoder_target_tokens'] > 0]
+
+
+def compared_ids(folder: pathlib.Path, vocabulary: Any) -> str:
+    """Whether the tokenizer in `folder` gives the ids of `vocabulary`, in words."""
+    import transformers
+
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter('ignore')
+            tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    except Exception as error:
+        # What the library raises for files that are missing or unknown to it is of many kinds.
+        reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
+        return f'ids are not compared: transformers loads no tokenizer from {folder} ({reason})'
+    difference = _other_ids(tokenizer, vocabulary)
+    if difference:
+        return f"the ids of Hugging Face's tokenizer are OTHERS for {difference!r}; take ours for this model"
+    return f"ids of Hugging Face's tokenizer and ours are the same for {len(TEXTS)} texts"
+
+
+def _other_ids(tokenizer: Any, vocabulary: Any) -> str | None:
+    """A text to which both give different ids; None where there is none among TEXTS and sentinels."""
+    for text in TEXTS:
+        if tokenizer(text, add_special_tokens=False).input_ids != [int(token) for token in vocabulary.encode(text)]:
+            return text
+    # Bytes are left out: ByT5Tokenizer counts the names of the same ids from the other end.
+    if hasattr(vocabulary, 'sentencepiece_model_file') and vocabulary.extra_ids:
+        sentinel = '<extra_id_0>'
+        return None if tokenizer.convert_tokens_to_ids(sentinel) == vocabulary.vocab_size - 1 else sentinel
+    return None
+
+
+def compared(ours: np.ndarray, theirs: np.ndarray) -> str:
+    """The largest difference, in words. Raises UserError where it is no rounding."""
+    difference, largest = float(np.max(np.abs(ours - theirs))), float(np.max(np.abs(theirs)))
+    words = f'{difference:.2g} at most, of logits up to {largest:.3g}'
+    # Written so that NaN is refused too.
+    if not difference <= TOLERANCE * largest:
+        raise UserError(
+            f'the converted model does not compute the same: its logits differ by {words}; do not use what was '
+            'written, and report it with the config.json'
+        )
+    return words

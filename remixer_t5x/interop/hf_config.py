@@ -1,0 +1,180 @@
+"""What Hugging Face's `config.json` says of a T5, and what our encoder-decoder can say of it.
+
+Source: `T5Config` and `MT5Config` of transformers 4 and 5. Two facts are said differently by the versions. Up to 4,
+`tie_word_embeddings` decided both whether the output is the embedding table and whether the decoder's output is scaled
+by d_model ** -0.5. Version 5 writes the scale as `scale_decoder_outputs`, ties where `lm_head.weight` is absent from
+the file, and never scales an mT5.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from remixer_t5x.errors import UserError
+
+MODEL_TYPES = ('t5', 'mt5')
+# Hugging Face's name of the feed-forward sublayer, for `T5.gated`.
+FEED_FORWARD = {True: 'gated-gelu', False: 'relu'}
+# Only training under Hugging Face reads it; T5's value for finetuning.
+DROPOUT_RATE = 0.1
+# Ids of published T5s, all of which generation_config.json repeats. The two that are 0 are so in our models too.
+GENERATION = {'decoder_start_token_id': 0, 'eos_token_id': 1, 'pad_token_id': 0}
+
+
+@dataclasses.dataclass(frozen=True)
+class Dimensions:
+    """Sizes, under our macros' names."""
+
+    vocab_size: int
+    embed_dim: int
+    mlp_dim: int
+    num_heads: int
+    head_dim: int
+    num_encoder_layers: int
+    num_decoder_layers: int
+
+
+@dataclasses.dataclass(frozen=True)
+class T5:
+    """An architecture that Hugging Face's T5 and ours have in common.
+
+    Attributes:
+      dimensions: sizes.
+      gated: the feed-forward sublayer is that of T5.1.1 (gated, GELU) and not that of the first T5 (ReLU).
+      tied: the output projection is the embedding table.
+      scaled_output: the decoder's output is scaled by embed_dim ** -0.5.
+      num_buckets: of relative positions.
+      max_distance: from which on all distances share a bucket.
+      epsilon: of the norms.
+    """
+
+    dimensions: Dimensions
+    gated: bool
+    tied: bool
+    scaled_output: bool
+    num_buckets: int = 32
+    max_distance: int = 128
+    epsilon: float = 1e-6
+
+
+def from_config(config: Mapping[str, Any], has_own_output: bool, folder: str) -> T5:
+    """The architecture that `config`, the content of config.json in `folder`, describes.
+
+    Args:
+      config: what the file says.
+      has_own_output: the weights have an `lm_head.weight` that is not the embedding table.
+      folder: named in errors.
+
+    Raises:
+      UserError: it is no T5, or one with a part that our encoder-decoder does not have.
+    """
+    where = f'{folder}/config.json'
+    check_kind(config, folder)
+    kind = config.get('feed_forward_proj', 'relu')
+    scaled = _is_scaled(config)
+    if has_own_output and scaled and 'scale_decoder_outputs' not in config:
+        raise UserError(
+            f'{where} ties the output to the embedding (tie_word_embeddings), and the weights have an lm_head.weight '
+            'of their own; set tie_word_embeddings to false if the model uses it, or remove it from the weights'
+        )
+    return T5(
+        dimensions=_dimensions(config, where),
+        gated=kind == FEED_FORWARD[True],
+        tied=not has_own_output,
+        scaled_output=scaled,
+        num_buckets=_number(config, 'relative_attention_num_buckets', where, 32),
+        max_distance=_number(config, 'relative_attention_max_distance', where, 128),
+        epsilon=float(config.get('layer_norm_epsilon', 1e-6)),
+    )
+
+
+def to_config(t5: T5, eos_id: int = 1) -> dict[str, Any]:
+    """The content of a config.json that transformers 4.50 to 5 read as `t5`; `writes_output` says what goes with it."""
+    d = t5.dimensions
+    config = {
+        'architectures': ['T5ForConditionalGeneration'],
+        'model_type': 't5',
+        'vocab_size': d.vocab_size,
+        'd_model': d.embed_dim,
+        'd_ff': d.mlp_dim,
+        'd_kv': d.head_dim,
+        'num_heads': d.num_heads,
+        'num_layers': d.num_encoder_layers,
+        'num_decoder_layers': d.num_decoder_layers,
+        'feed_forward_proj': FEED_FORWARD[t5.gated],
+        'relative_attention_num_buckets': t5.num_buckets,
+        'relative_attention_max_distance': t5.max_distance,
+        'layer_norm_epsilon': t5.epsilon,
+        'dropout_rate': DROPOUT_RATE,
+        'initializer_factor': 1.0,
+        'is_encoder_decoder': True,
+        'use_cache': True,
+        'tie_word_embeddings': t5.scaled_output,
+        **GENERATION,
+        'eos_token_id': eos_id,
+    }
+    if t5.scaled_output and not t5.tied:
+        # Of the versions only transformers 5 has this mixture, and reads it here.
+        config['scale_decoder_outputs'] = True
+    return config
+
+
+def writes_output(t5: T5) -> bool:
+    """Whether `lm_head.weight` goes into the file.
+
+    A tied table that is not scaled does too: transformers 4 has no tie without the scale, and version 5 sees that both
+    are equal.
+    """
+    return not (t5.tied and t5.scaled_output)
+
+
+def check_kind(config: Mapping[str, Any], folder: str) -> None:
+    """Raises UserError unless `config` is of a T5 with a feed-forward sublayer and with ids that our models have."""
+    where = f'{folder}/config.json'
+    kind = config.get('model_type')
+    if kind not in MODEL_TYPES:
+        raise UserError(f'{where} says model_type {kind!r}; allowed are {" and ".join(map(repr, MODEL_TYPES))}')
+    if not config.get('is_encoder_decoder', True):
+        raise UserError(f'{where} describes an encoder alone; give a T5ForConditionalGeneration')
+    feed_forward = config.get('feed_forward_proj', FEED_FORWARD[False])
+    if feed_forward not in FEED_FORWARD.values():
+        raise UserError(
+            f'{where} says feed_forward_proj {feed_forward!r}; allowed are {" and ".join(FEED_FORWARD.values())}, '
+            'the feed-forward sublayers of T5.1.1 and of the first T5'
+        )
+    for name in ('decoder_start_token_id', 'pad_token_id'):
+        if config.get(name) not in (0, None):
+            raise UserError(f'{where} says {name} {config[name]!r}; allowed is 0, as in every published T5')
+    if not isinstance(config.get('eos_token_id'), int | None):
+        raise UserError(
+            f'{where} says eos_token_id {config["eos_token_id"]!r}; allowed is one id, that of the vocabulary'
+        )
+
+
+def _is_scaled(config: Mapping[str, Any]) -> bool:
+    if 'scale_decoder_outputs' in config:
+        return bool(config['scale_decoder_outputs'])
+    return config['model_type'] == 't5' and config.get('tie_word_embeddings') is not False
+
+
+def _dimensions(config: Mapping[str, Any], where: str) -> Dimensions:
+    encoder_layers = _number(config, 'num_layers', where)
+    return Dimensions(
+        vocab_size=_number(config, 'vocab_size', where),
+        embed_dim=_number(config, 'd_model', where),
+        mlp_dim=_number(config, 'd_ff', where),
+        num_heads=_number(config, 'num_heads', where),
+        head_dim=_number(config, 'd_kv', where),
+        num_encoder_layers=encoder_layers,
+        num_decoder_layers=_number(config, 'num_decoder_layers', where, encoder_layers),
+    )
+
+
+def _number(config: Mapping[str, Any], name: str, where: str, default: int | None = None) -> int:
+    found = config.get(name)
+    found = default if found is None else found
+    if not isinstance(found, int) or isinstance(found, bool) or found < 1:
+        raise UserError(f'{where} says {name} {found!r}; it takes a positive whole number')
+    return found

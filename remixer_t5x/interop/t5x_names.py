@@ -1,0 +1,145 @@
+"""T5.1.1 and the first T5 by the names of T5X's own network (t5x/examples/t5/network.py), as published.
+
+Its layers are apart, `encoder/layers_0`, or stacked by its scalable variant, `encoder/encoder`, along the second axis
+unless it was told otherwise. Shapes are ours but for attention kernels, whose heads some versions keep apart.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from remixer_t5x.architecture.layer import PreNorm
+from remixer_t5x.errors import UserError
+from remixer_t5x.model.seq2seq import Seq2Seq
+
+Shapes = Mapping[str, tuple[int, ...]]
+
+_OUTSIDE_LAYERS = {
+    'token_embedder/embedding': 'token_embedder/embedding',
+    'logits/kernel': 'decoder/logits_dense/kernel',
+    'encoder/position_bias/embedding': 'encoder/relpos_bias/rel_embedding',
+    'decoder/position_bias/embedding': 'decoder/relpos_bias/rel_embedding',
+    'encoder/final_norm/scale': 'encoder/encoder_norm/scale',
+    'decoder/final_norm/scale': 'decoder/decoder_norm/scale',
+}
+_FEED_FORWARD = {
+    'gated_mlp': 'mlp',
+    'gated_mlp_norm': 'pre_mlp_layer_norm',
+    'relu_mlp': 'mlp',
+    'relu_mlp_norm': 'pre_mlp_layer_norm',
+}
+_SUBLAYERS = {
+    'encoder': {
+        'self_attention': 'attention',
+        'self_attention_norm': 'pre_attention_layer_norm',
+        **_FEED_FORWARD,
+    },
+    'decoder': {
+        'self_attention': 'self_attention',
+        'self_attention_norm': 'pre_self_attention_layer_norm',
+        'cross_attention': 'encoder_decoder_attention',
+        'cross_attention_norm': 'pre_cross_attention_layer_norm',
+        **_FEED_FORWARD,
+    },
+}
+_IN_A_RUN = re.compile(r'(encoder|decoder)/run_0/layer/([^/]+)/(.+)')
+_KEEP_NAMES = 'with --gin.OWN_NAMES=True the checkpoint keeps our names, for t5x/*.gin'
+
+
+class Source(NamedTuple):
+    """Which arrays of a checkpoint one of our parameters is made of.
+
+    Attributes:
+      names: one array, or one for each layer.
+      apart: each of `names` is one layer.
+      axis: where the layers of a single array are, None where it has none.
+      shared: the layers of a single array must be equal, and one of them is taken.
+    """
+
+    names: Sequence[str]
+    apart: bool = False
+    axis: int | None = None
+    shared: bool = False
+
+    def gather(self, arrays: Mapping[str, np.ndarray], shape: tuple[int, ...]) -> np.ndarray:
+        """The parameter, float32; attention kernels with heads apart are joined where they then have `shape`.
+
+        Raises ValueError for layers that should be equal and are not.
+        """
+        parts = [np.asarray(arrays[name]).astype(np.float32) for name in self.names]
+        value = np.stack(parts) if self.apart else parts[0]
+        if self.axis is not None:
+            value = np.moveaxis(value, self.axis, 0)
+        if self.shared:
+            if not (value == value[:1]).all():
+                raise ValueError('each layer has a position bias of its own, and our stacks share one')
+            value = value[0]
+        joins = value.ndim == len(shape) + 1 and value.size == np.prod(shape)
+        return np.ascontiguousarray(value.reshape(shape) if joins else value)
+
+
+def own_sources(wanted: Shapes) -> dict[str, Source]:
+    """For a checkpoint of our own module, trained under T5X."""
+    return {name: Source([name]) for name in wanted}
+
+
+def network_sources(wanted: Shapes, saved: Shapes) -> dict[str, Source]:
+    """For a checkpoint of T5X's network whose arrays are `saved`, what each of our parameters is made of.
+
+    Raises UserError for a parameter that T5X's network does not have.
+    """
+    scanned = any(name.startswith('encoder/encoder/') for name in saved)
+    axis = _scan_axis(wanted, saved) if scanned else None
+
+    def source(name: str) -> Source:
+        whole = _OUTSIDE_LAYERS.get(name)
+        if whole is None:
+            stack, rest = _in_a_layer(name, 'it is read into models/t5_1_1.gin or models/t5_1_0.gin')
+            if scanned:
+                return Source([f'{stack}/{stack}/{rest}'], axis=axis)
+            return Source([f'{stack}/layers_{index}/{rest}' for index in range(wanted[name][0])], apart=True)
+        stack, _, rest = whole.partition('/')
+        if whole not in saved and f'{stack}/{stack}/{rest}' in saved:
+            return Source([f'{stack}/{stack}/{rest}'], axis=axis, shared=True)
+        return Source([whole])
+
+    return {name: source(name) for name in wanted}
+
+
+def to_network(flat: Mapping[str, np.ndarray], model: Seq2Seq) -> dict[str, np.ndarray]:
+    """Our parameters as those of T5X's network with layers apart. Raises UserError for a model that it cannot be."""
+    module: Any = model.module
+    for stack in (module.encoder_stack(), module.decoder_stack()):
+        if len(stack.runs) != 1 or not isinstance(stack.runs[0][0](), PreNorm):
+            raise UserError(f"T5X's network has one run of PreNorm layers, and this model has others; {_KEEP_NAMES}")
+    if module.tied != module.scaled_output:
+        raise UserError(f"T5X's network scales the output where it is tied, and only there; {_KEEP_NAMES}")
+    arrays: dict[str, np.ndarray] = {}
+    for name, value in flat.items():
+        if name in _OUTSIDE_LAYERS:
+            arrays[_OUTSIDE_LAYERS[name]] = value
+            continue
+        stack, rest = _in_a_layer(name, _KEEP_NAMES)
+        arrays |= {f'{stack}/layers_{index}/{rest}': layer for index, layer in enumerate(value)}
+    return arrays
+
+
+def _in_a_layer(name: str, advice: str) -> tuple[str, str]:
+    """The stack, and T5X's name within a layer, of our stacked parameter `name`."""
+    found = _IN_A_RUN.fullmatch(name)
+    if found is None or found[2] not in _SUBLAYERS[found[1]]:
+        raise UserError(f"T5X's network has nothing like {name}; {advice}")
+    return found[1], f'{_SUBLAYERS[found[1]][found[2]]}/{found[3]}'
+
+
+def _scan_axis(wanted: Shapes, saved: Shapes) -> int:
+    """Where the layers are in the scanned norms, whose other axis is the features: 1, unless only 0 fits."""
+    layers = {name.split('/')[0]: shape[0] for name, shape in wanted.items() if _IN_A_RUN.fullmatch(name)}
+    norms = [
+        (name.split('/')[0], shape) for name, shape in saved.items() if len(shape) == 2 and name.endswith('/scale')
+    ]
+    return 1 if all(shape[1] == layers.get(stack) for stack, shape in norms) else 0

@@ -1,0 +1,174 @@
+"""`remixer-t5x convert` as a user types it: Hugging Face folders and safetensors, and what trains from them."""
+
+import importlib.util
+import json
+import os
+import pathlib
+import sys
+
+import gin
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from remixer_t5x.cli.main import main
+from remixer_t5x.interop import converted, hf_check, safetensors_export
+
+pytestmark = [
+    pytest.mark.filterwarnings('ignore::DeprecationWarning'),
+    pytest.mark.filterwarnings('ignore::ResourceWarning'),
+]
+TASK = """
+import seqio
+import tensorflow as tf
+
+
+def task(vocabulary):
+    feature = seqio.Feature(vocabulary, add_eos=True)
+    texts = {'inputs': tf.constant(['a test', 'the test'] * 4), 'targets': tf.constant(['the', 'a'] * 4)}
+    return seqio.Task(
+        'convert_toy',
+        source=seqio.FunctionDataSource(
+            lambda split, shuffle_files, seed=None: tf.data.Dataset.from_tensor_slices(texts), ['train', 'validation']
+        ),
+        preprocessors=[seqio.preprocessors.tokenize, seqio.preprocessors.append_eos_after_trim],
+        output_features={'inputs': feature, 'targets': feature},
+        metric_fns=[lambda targets, predictions: {'same': float(targets == predictions)}],
+    )
+"""
+DATA = """
+# The toy task and all that a run needs beside a model.
+from __gin__ import dynamic_registration
+import convert_toy
+
+include 'optimizers/adafactor_constant.gin'
+include 'hardware/cpu.gin'
+
+TASK_FEATURE_LENGTHS = {'inputs': 8, 'targets': 4}
+MIXTURE_OR_TASK_NAME = @convert_toy.task()
+convert_toy.task.vocabulary = %VOCABULARY
+"""
+
+
+@pytest.fixture(scope='module')
+def folders():
+    path = pathlib.Path(__file__).parents[1] / 'interop' / 'folders.py'
+    spec = importlib.util.spec_from_file_location('hf_folders', path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope='module')
+def place(folders, tmp_path_factory):
+    """The current folder: `hf`, a recorded first T5 in shards, and `ours`, converted from it."""
+    folder, before, environment = tmp_path_factory.mktemp('convert'), os.getcwd(), dict(os.environ)
+    folders.write(folder / 'hf', folders.V1_0, folders.weights_of(folders.recorded('t5_v1_0_tiny')), shards=2)
+    (folder / 'convert_toy.py').write_text(TASK)
+    (folder / 'toy.gin').write_text(DATA)
+    sys.path.insert(0, str(folder))
+    os.chdir(folder)
+    assert main(['convert', '--from_hf=hf', '--to=ours']) == 0
+    yield folder
+    os.chdir(before)
+    sys.path.remove(str(folder))
+    os.environ.clear()
+    os.environ.update(environment)
+    gin.clear_config()
+
+
+def error_of(capsys, *argv):
+    assert main(['convert', *argv]) == 2
+    lines = capsys.readouterr().err.strip().splitlines()
+    assert len(lines) == 1 and lines[0].startswith('error: ')
+    return lines[0]
+
+
+def export(*argv):
+    return main(['convert', '--gin_file=ours/model.gin', '--checkpoint=ours', *argv])
+
+
+def test_to_hugging_face_gives_the_same_files(place, folders, capsys):
+    assert export('--to_hf=back') == 0
+    out = capsys.readouterr().out
+    assert 'every weight, read back, is what was written' in out
+    if not hf_check.missing_packages():
+        assert "logits of Hugging Face's model and ours differ by" in out
+        assert "ids of Hugging Face's tokenizer and ours are the same" in out
+    wanted = folders.weights_of(folders.recorded('t5_v1_0_tiny'))
+    found = load_file('back/model.safetensors')
+    assert set(found) == set(wanted) and all(np.array_equal(found[name], wanted[name]) for name in wanted)
+    assert (place / 'back/spiece.model').read_bytes() == (place / 'hf/spiece.model').read_bytes()
+    assert json.loads((place / 'back/tokenizer_config.json').read_text())['extra_ids'] == folders.SENTINELS
+
+
+def test_without_torch_it_says_so_and_compares_the_files(place, capsys, monkeypatch):
+    monkeypatch.setattr(hf_check, 'missing_packages', lambda: ['torch', 'transformers'])
+    assert main(['convert', '--from_hf=hf', '--to=no_torch']) == 0
+    out = capsys.readouterr().out
+    assert 'torch and transformers are not installed' in out and 'remixer-t5x[hf]' in out
+    assert 'every weight, read back, is what was read' in out
+
+
+def test_finetuning_starts_from_a_converted_checkpoint(place, capsys):
+    flags = ['--gin.MODEL_DIR=tuned', '--gin.INITIAL_CHECKPOINT_PATH=ours', '--gin.TRAIN_STEPS=1', '--gin.BATCH_SIZE=4']
+    flags += ['--gin.EVAL_PERIOD=None', '--gin.LOG_PERIOD=1', '--gin.DROPOUT_RATE=0.0']
+    files = ['--gin_file=toy.gin', '--gin_file=ours/model.gin', '--gin_file=runs/finetune.gin']
+    assert main(['finetune', *files, *flags]) == 0
+    records = [json.loads(line) for line in (place / 'tuned/metrics.jsonl').read_text().splitlines()]
+    (trained,) = [record for record in records if record['kind'] == 'train']
+    params, record, step = converted.read('ours')
+    leaves = [leaf for _, leaf in sorted(_flat(params).items())]
+    assert trained['param_norm'] == pytest.approx(np.sqrt(sum(float((x**2).sum()) for x in leaves)), rel=1e-5)
+    assert step == 0 and record['vocabulary'].endswith('of 36 ids') and 'VOCAB_SIZE = 64' in record['config']
+    # What was trained goes to Hugging Face as well, with the gin file of the model alone.
+    assert (
+        main(['convert', '--gin_file=ours/model.gin', '--checkpoint=tuned', '--to_hf=tuned_hf', '--dtype=bfloat16'])
+        == 0
+    )
+    before, after = load_file('hf/model-00001-of-00002.safetensors'), load_file('tuned_hf/model.safetensors')
+    assert {array.dtype.name for array in after.values()} == {'bfloat16'}
+    assert all(0 < np.abs(after[name].astype(np.float32) - before[name]).max() < 0.1 for name in before)
+
+
+def _flat(tree, path=()):
+    if not isinstance(tree, dict):
+        return {path: np.asarray(tree)}
+    return {p: leaf for name, child in tree.items() for p, leaf in _flat(child, (*path, name)).items()}
+
+
+def test_safetensors_there_and_back(place, capsys):
+    assert main(['convert', '--checkpoint=ours', '--to_safetensors=plain.safetensors']) == 0
+    assert main(['convert', '--from_safetensors=plain.safetensors', '--to=again']) == 0
+    assert capsys.readouterr().out.count('bit by bit') == 2
+    first, second = converted.read('ours'), converted.read('again')
+    assert safetensors_export.first_difference(first[0], second[0]) is None
+    assert second[1]['vocabulary'] == first[1]['vocabulary'] and second[2] == first[2]
+    assert (place / 'again/config.gin').read_text() == first[1]['config']
+
+
+@pytest.mark.parametrize(
+    ('argv', 'named'),
+    [
+        ((), 'one source'),
+        (('--from_hf=hf',), '--from_hf goes with --to'),
+        (('--from_hf=hf', '--to_hf=x'), '--from_hf and --to_hf'),
+        (('--from_hf=hf', '--to=ours'), 'holds the checkpoint of step 0 already'),
+        (('--from_hf=hf', '--to=x', '--dtype=bfloat16'), '--dtype'),
+        (('--from_hf=google/t5', '--to=x'), 'hf download'),
+        (('--from_hf=hf', '--to=x', '--vocabulary=none.model'), 'none.model'),
+        (('--checkpoint=nowhere', '--to_safetensors=x'), 'nowhere holds no checkpoint'),
+        (('--checkpoint=ours', '--to_safetensors=x', '--dtype=int8'), "'int8'; allowed are float32 and bfloat16"),
+        (('--from_safetensors=hf/config.json', '--to=x'), 'cannot be read as safetensors'),
+        (('--gin_file=ours/model.gin', '--checkpoint=ours', '--to_hf=hf'), 'holds something already'),
+        (('--gin_file=ours/model.gin', '--checkpoint=ours', '--to_hf=x', '--gin.MLP_DIM=8'), 'relu_mlp'),
+        (
+            ('--gin_file=ours/model.gin', '--gin_file=sublayers/fnet.gin', '--checkpoint=ours', '--to_hf=x',
+             '--gin.ENCODER_MIXER=@fnet.FNet'),
+            'sublayer FNet; --to_safetensors',
+        ),
+    ],
+)  # fmt: skip
+def test_mistakes_are_told_in_one_line(place, capsys, argv, named):
+    assert named in error_of(capsys, *argv)
+    assert not (place / 'x').exists()

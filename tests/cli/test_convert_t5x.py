@@ -1,0 +1,90 @@
+"""`convert --from_t5x` and `--to_t5x`: parameters cross both ways, and mistakes are one line."""
+
+import pathlib
+import tarfile
+
+import jax
+import numpy as np
+import pytest
+
+from remixer_t5x.cli import gin_config
+from remixer_t5x.cli.convert_model import abstract_params
+from remixer_t5x.cli.main import main
+from remixer_t5x.interop import t5x_checkpoint
+from remixer_t5x.model.seq2seq import Seq2Seq
+
+GOLDEN = pathlib.Path(__file__).parent.parent / 'golden'
+# As tests/golden/make_t5x_checkpoints.py makes them.
+MODEL = """from __gin__ import dynamic_registration
+
+import seqio
+
+EMBED_DIM = 16
+NUM_HEADS = 2
+HEAD_DIM = 4
+MLP_DIM = 24
+REMIXER_DIM = 24
+NUM_ENCODER_LAYERS = 2
+NUM_DECODER_LAYERS = 3
+VOCAB_SIZE = 64
+VOCABULARY = @seqio.PassThroughVocabulary()
+seqio.PassThroughVocabulary.size = 64
+"""
+
+
+@pytest.fixture(scope='module')
+def folder(tmp_path_factory) -> pathlib.Path:
+    folder = tmp_path_factory.mktemp('convert')
+    with tarfile.open(GOLDEN / 't5x_checkpoints.tar.gz') as archive:
+        members = [member for member in archive.getmembers() if member.name.startswith('t5_1_1/')]
+        archive.extractall(folder, members, filter='data')
+    (folder / 'sizes.gin').write_text(MODEL)
+    return folder
+
+
+def files(folder: pathlib.Path, model: str = 't5_1_1') -> list[str]:
+    return [f'models/{model}.gin', str(folder / 'sizes.gin')]
+
+
+def convert(folder: pathlib.Path, *flags: str, model: str = 't5_1_1') -> int:
+    return main(['convert', *(f'--gin_file={file}' for file in files(folder, model)), *flags])
+
+
+@pytest.fixture(scope='module')
+def ours(folder) -> str:
+    """A MODEL_DIR of ours, converted from T5X's."""
+    place = str(folder / 'ours')
+    assert convert(folder, f'--from_t5x={folder / "t5_1_1"}', f'--to={place}') == 0
+    return place
+
+
+@pytest.mark.parametrize('own_names', [False, True])
+def test_there_and_back_again(folder, ours, tmp_path, own_names, capsys):
+    flags = ('--gin.OWN_NAMES=True',) if own_names else ()
+    assert convert(folder, f'--checkpoint={ours}', f'--to_t5x={tmp_path}', *flags) == 0
+    assert 'bit by bit' in capsys.readouterr().out
+    names = [path.name for path in (tmp_path / 'checkpoint_7').iterdir()]
+    assert ('target.encoder.layers_0.mlp.wo.kernel' in names) != own_names
+    gin_config.load(files(folder), [], root='remixer_t5x.model.seq2seq.Seq2Seq', partial=True)
+    abstract = abstract_params(gin_config.call(Seq2Seq))
+    (first, step), (second, same_step) = (
+        t5x_checkpoint.read(str(place), abstract) for place in (folder / 't5_1_1', tmp_path)
+    )
+    assert step == same_step == 7
+    jax.tree.map(np.testing.assert_array_equal, first, second)
+
+
+@pytest.mark.parametrize(
+    ('flags', 'model', 'message'),
+    [
+        (['--from_t5x={folder}/nowhere', '--to={tmp}/new'], 't5_1_1', 'holds no checkpoint of T5X'),
+        (['--from_t5x={folder}/t5_1_1', '--to={tmp}/new'], 'remixer', 'nothing like decoder/run_0/layer/remixer'),
+        (['--from_t5x={folder}/t5_1_1', '--to={tmp}/new', '--gin.OWN_NAMES=True'], 't5_1_1', 'OWN_NAMES is for'),
+        (['--checkpoint={folder}/ours', '--to_t5x={folder}/t5_1_1'], 't5_1_1', 'exists already'),
+    ],
+    ids=['no checkpoint', 'another model', 'own names', 'taken'],
+)  # fmt: skip
+def test_mistakes_are_one_line(folder, ours, tmp_path, flags, model, message, capsys):
+    assert convert(folder, *(flag.format(folder=folder, tmp=tmp_path) for flag in flags), model=model) == 2
+    error = capsys.readouterr().err.strip()
+    assert message in error and '\n' not in error

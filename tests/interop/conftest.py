@@ -1,0 +1,33 @@
+"""Files that several tests read, as modules: pytest's importlib mode has no path to import them by."""
+
+import importlib.util
+import pathlib
+
+import pytest
+
+HERE = pathlib.Path(__file__).parent
+
+
+def _load(path: pathlib.Path):
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope='session')
+def folders():
+    return _load(HERE / 'folders.py')
+
+
+@pytest.fixture(scope='session')
+def v1_0_maker():
+    """`make_t5_v1_0_tiny.py`, or a skip where what it needs is missing."""
+    for package in ('torch', 'transformers'):
+        if importlib.util.find_spec(package) is None:
+            pytest.skip(f'{package} is not installed; the recorded outputs were compared instead')
+    import torch
+
+    # Its threads wait for each other by spinning, which is slow where other tests run beside.
+    torch.set_num_threads(1)
+    return _load(HERE.parent / 'golden' / 'make_t5_v1_0_tiny.py')

@@ -1,0 +1,247 @@
+"""Checkpoints that T5X wrote, read without T5X, compute the logits that T5X computed; what we write reads back."""
+
+import functools
+import importlib.util
+import json
+import pathlib
+import tarfile
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import linen as nn
+from flax import serialization
+
+from remixer_t5x.architecture.encoder_decoder import EncoderDecoder
+from remixer_t5x.architecture.layer import PostNorm, PreNorm
+from remixer_t5x.architecture.stack import Stack
+from remixer_t5x.errors import UserError
+from remixer_t5x.interop import t5x_checkpoint
+from remixer_t5x.layers.positions import RelativePositionBias
+from remixer_t5x.model.seq2seq import Seq2Seq
+from remixer_t5x.sublayers.attention import CrossAttention, SelfAttention
+from remixer_t5x.sublayers.gated_mlp import GatedMLP
+from remixer_t5x.sublayers.relu_mlp import ReluMLP
+from remixer_t5x.sublayers.remixer import Remixer
+
+GOLDEN = pathlib.Path(__file__).parent.parent / 'golden'
+KINDS = ('t5_1_1', 't5_1_1_orbax', 't5_1_0', 't5_1_1_scanned')
+# As tests/golden/make_t5x_checkpoints.py makes them.
+VOCAB, EMBED, HEADS, HEAD_DIM, MLP, STEP = 64, 16, 2, 4, 24, 7
+GATED = functools.partial(GatedMLP, hidden_dim=MLP)
+RELU = functools.partial(ReluMLP, hidden_dim=MLP)
+
+
+def make_model(mlp=GATED, layout=PreNorm, num_decoder_layers=3, tied=False, scaled_output=None) -> Seq2Seq:
+    self_attention = functools.partial(SelfAttention, num_heads=HEADS, head_dim=HEAD_DIM)
+    cross_attention = functools.partial(CrossAttention, num_heads=HEADS, head_dim=HEAD_DIM)
+
+    def stack(count, *sublayers):
+        layer = functools.partial(layout, sublayers=sublayers)
+        bias = functools.partial(RelativePositionBias, num_heads=HEADS)
+        return functools.partial(Stack, runs=((layer, count),), position_bias=bias)
+
+    module = EncoderDecoder(
+        vocab_size=VOCAB,
+        embed_dim=EMBED,
+        encoder_stack=stack(2, self_attention, mlp),
+        decoder_stack=stack(num_decoder_layers, self_attention, cross_attention, mlp),
+        tied=tied,
+        scaled_output=tied if scaled_output is None else scaled_output,
+    )
+    return Seq2Seq(module)
+
+
+def model_of(kind: str) -> Seq2Seq:
+    return make_model(RELU, tied=True) if kind == 't5_1_0' else make_model()
+
+
+def abstract(model: Seq2Seq):
+    shapes = {'encoder_input_tokens': (1, 4), 'decoder_target_tokens': (1, 4)}
+    return nn.unbox(jax.eval_shape(lambda key: model.init(key, shapes), jax.random.key(0)))
+
+
+def random_params(model: Seq2Seq):
+    rng = np.random.default_rng(0)
+    return jax.tree.map(lambda leaf: rng.normal(size=leaf.shape).astype(np.float32), abstract(model))
+
+
+@pytest.fixture(scope='module')
+def golden(tmp_path_factory) -> pathlib.Path:
+    folder = tmp_path_factory.mktemp('t5x')
+    with tarfile.open(GOLDEN / 't5x_checkpoints.tar.gz') as archive:
+        archive.extractall(folder, filter='data')
+    return folder
+
+
+def check_logits(folder: pathlib.Path, kind: str) -> None:
+    model = model_of(kind)
+    params, step = t5x_checkpoint.read(str(folder), abstract(model))
+    assert step == STEP
+    assert {leaf.dtype.name for leaf in jax.tree.leaves(params)} == {'float32'}
+    with np.load(folder / 'outputs.npz') as arrays:
+        inputs, targets, expected = arrays['inputs'], arrays['targets'], arrays['logits']
+    shifted = np.pad(targets[:, :-1], ((0, 0), (1, 0)))
+    logits = model.module.apply({'params': params}, inputs, jnp.asarray(shifted), targets, enable_dropout=False)
+    difference = np.max(np.abs(np.asarray(logits) - expected)[targets > 0])
+    assert difference < 1e-5 * np.max(np.abs(expected)), difference
+
+
+@pytest.mark.parametrize('kind', KINDS)
+def test_a_checkpoint_of_t5x_has_the_logits_of_t5x(golden, kind):
+    check_logits(golden / kind, kind)
+
+
+# T5X's code warns of what newer versions of its libraries deprecate.
+@pytest.mark.filterwarnings('ignore')
+@pytest.mark.parametrize('kind', KINDS)
+def test_t5x_live(tmp_path, kind):
+    if importlib.util.find_spec('t5x') is None:
+        pytest.skip('T5X cannot be imported (docs/t5x.md); the checkpoints it wrote before were read instead')
+    spec = importlib.util.spec_from_file_location('make_t5x_checkpoints', GOLDEN / 'make_t5x_checkpoints.py')
+    maker = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(maker)
+    maker.make(tmp_path, kind, seed=1)
+    check_logits(tmp_path, kind)
+
+
+@pytest.mark.filterwarnings('ignore')
+@pytest.mark.parametrize('own_names', [False, True], ids=['names of T5X', 'our names'])
+def test_t5x_reads_what_is_written(tmp_path, own_names):
+    if importlib.util.find_spec('t5x') is None:
+        pytest.skip('T5X cannot be imported (docs/t5x.md)')
+    from t5x import checkpoints
+
+    model = make_model()
+    params = random_params(model)
+    folder = t5x_checkpoint.write(str(tmp_path), params, STEP, model, own_names)
+    found = checkpoints.load_t5x_checkpoint(folder)
+    assert int(found['state']['step']) == STEP
+    wi = [params['decoder']['run_0']['layer']['gated_mlp']['wi_0']['kernel']]
+    if own_names:
+        theirs = [found['target']['decoder']['run_0']['layer']['gated_mlp']['wi_0']['kernel']]
+    else:
+        theirs = [found['target']['decoder'][f'layers_{index}']['mlp']['wi_0']['kernel'] for index in range(3)]
+        wi = list(wi[0])
+    jax.tree.map(np.testing.assert_array_equal, theirs, wi)
+
+
+@pytest.mark.parametrize('own_names', [False, True], ids=['names of T5X', 'our names'])
+@pytest.mark.parametrize('kind', ['t5_1_1', 't5_1_0'])
+def test_what_is_written_reads_back_bit_by_bit(tmp_path, kind, own_names):
+    model = model_of(kind)
+    params = random_params(model)
+    for step in (3, 12):
+        folder = t5x_checkpoint.write(str(tmp_path / 'run'), params, step, model, own_names)
+        assert pathlib.Path(folder).name == f'checkpoint_{step}'
+    found, step = t5x_checkpoint.read(str(tmp_path / 'run'), abstract(model))
+    assert step == 12
+    assert jax.tree.structure(found) == jax.tree.structure(params)
+    jax.tree.map(np.testing.assert_array_equal, found, params)
+
+
+@pytest.mark.parametrize('kind', ['t5_1_1', 't5_1_0'])
+def test_what_is_written_has_the_names_and_form_of_what_t5x_wrote(golden, tmp_path, kind):
+    model = model_of(kind)
+    folder = pathlib.Path(t5x_checkpoint.write(str(tmp_path), random_params(model), STEP, model))
+    theirs = serialization.msgpack_restore((golden / kind / 'checkpoint_7' / 'checkpoint').read_bytes())
+    ours = serialization.msgpack_restore((folder / 'checkpoint').read_bytes())
+    assert ours['version'] == theirs['version']
+    assert jax.tree.structure(ours['optimizer']['target']) == jax.tree.structure(theirs['optimizer']['target'])
+    name = 'target.encoder.layers_0.mlp.wo.kernel'
+    metadata = [
+        json.loads((place / name / '.zarray').read_text()) for place in (folder, golden / kind / 'checkpoint_7')
+    ]
+    keys = ('shape', 'dtype', 'order', 'zarr_format')
+    assert [metadata[0][key] for key in keys] == [metadata[1][key] for key in keys]
+
+
+def test_a_remixer_keeps_our_names_or_is_refused(tmp_path):
+    model = make_model(functools.partial(Remixer, hidden_dim=8, max_length=16))
+    params = random_params(model)
+    with pytest.raises(UserError, match='nothing like .*remixer.*OWN_NAMES=True'):
+        t5x_checkpoint.write(str(tmp_path), params, 1, model)
+    t5x_checkpoint.write(str(tmp_path), params, 1, model, own_names=True)
+    jax.tree.map(np.testing.assert_array_equal, t5x_checkpoint.read(str(tmp_path), abstract(model))[0], params)
+
+
+def test_a_checkpoint_in_bfloat16_is_read(golden, tmp_path):
+    """Published T5.1.1 checkpoints hold float32, those that T5X's users save for inference bfloat16."""
+    source = golden / 't5_1_1' / 'checkpoint_7'
+    contents = serialization.msgpack_restore((source / 'checkpoint').read_bytes())
+    value = np.arange(EMBED * VOCAB, dtype=np.float32).reshape(VOCAB, EMBED).astype(jnp.bfloat16)
+    contents['optimizer']['target']['token_embedder']['embedding'] = value
+    copy = tmp_path / 'checkpoint_7'
+    copy.mkdir()
+    for child in source.iterdir():
+        if child.name.startswith('target'):
+            (copy / child.name).symlink_to(child)
+    (copy / 'checkpoint').write_bytes(serialization.msgpack_serialize(contents))
+    params, _ = t5x_checkpoint.read(str(copy), abstract(make_model()))
+    np.testing.assert_array_equal(params['token_embedder']['embedding'], value.astype(np.float32))
+
+
+def test_layers_with_position_biases_of_their_own_are_refused(golden, tmp_path):
+    source = golden / 't5_1_1_scanned' / 'checkpoint_7'
+    contents = serialization.msgpack_restore((source / 'checkpoint').read_bytes())
+    bias = np.random.default_rng(0).normal(size=(HEADS, 2, 32))
+    contents['optimizer']['target']['encoder']['encoder']['relpos_bias']['rel_embedding'] = bias
+    copy = tmp_path / 'checkpoint_7'
+    copy.mkdir()
+    for child in source.iterdir():
+        if child.name.startswith('target'):
+            (copy / child.name).symlink_to(child)
+    (copy / 'checkpoint').write_bytes(serialization.msgpack_serialize(contents))
+    with pytest.raises(UserError, match='position bias of its own'):
+        t5x_checkpoint.read(str(copy), abstract(make_model()))
+
+
+@pytest.mark.parametrize(
+    ('model', 'message'),
+    [
+        (make_model(num_decoder_layers=2), 'model has no decoder/layers_2'),
+        (make_model(num_decoder_layers=4), 'it has no decoder/layers_3'),
+        (make_model(RELU), 'it has no .*mlp/wi'),
+        (make_model(functools.partial(GatedMLP, hidden_dim=MLP + 8)), r'wi_0/kernel has shape \(3, 16, 24\) there'),
+        (make_model(functools.partial(Remixer, hidden_dim=8, max_length=16)), 'nothing like .*remixer'),
+    ],
+    ids=['fewer layers', 'more layers', 'other feed-forward', 'wider', 'another architecture'],
+)  # fmt: skip
+def test_a_checkpoint_of_another_model_is_refused(golden, model, message):
+    with pytest.raises(UserError, match=message) as error:
+        t5x_checkpoint.read(str(golden / 't5_1_1'), abstract(model))
+    assert '\n' not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ('model', 'message'),
+    [
+        (make_model(layout=PostNorm), 'PreNorm'),
+        (make_model(tied=True, scaled_output=False), 'scales the output'),
+    ],
+    ids=['post-norm', 'unscaled'],
+)
+def test_what_the_names_of_t5x_would_not_say_is_refused(tmp_path, model, message):
+    with pytest.raises(UserError, match=message):
+        t5x_checkpoint.write(str(tmp_path), random_params(model), 1, model)
+
+
+def test_places_that_are_no_checkpoint(golden, tmp_path):
+    wanted = abstract(make_model())
+    with pytest.raises(UserError, match='holds no checkpoint of T5X'):
+        t5x_checkpoint.read(str(tmp_path / 'nowhere'), wanted)
+    (tmp_path / 'checkpoint_3.tmp').mkdir()
+    (tmp_path / 'checkpoint_4').mkdir()
+    with pytest.raises(UserError, match='holds no checkpoint of T5X'):
+        t5x_checkpoint.read(str(tmp_path), wanted)
+    with pytest.raises(UserError, match='copy it here'):
+        t5x_checkpoint.read('gs://bucket/checkpoint_1', wanted)
+    (tmp_path / 'checkpoint_4' / 'checkpoint').write_bytes(b'model_checkpoint_path: "model.ckpt-1"')
+    with pytest.raises(UserError, match='TensorFlow'):
+        t5x_checkpoint.read(str(tmp_path), wanted)
+    (tmp_path / 'checkpoint_4' / 'checkpoint').write_bytes(b'\x81\xa1')
+    with pytest.raises(UserError, match='cannot be read'):
+        t5x_checkpoint.read(str(tmp_path), wanted)
+    with pytest.raises(UserError, match='exists already'):
+        t5x_checkpoint.write(str(golden / 't5_1_1'), random_params(make_model()), STEP, make_model())
