@@ -6,6 +6,7 @@ A flag of a command is a short name for a gin macro, so that everything a comman
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 
 @dataclasses.dataclass(frozen=True)
@@ -14,6 +15,7 @@ class Flag:
 
     A name without dashes is that of a word which the command requires: `data get NAME`.
     Where `module` is given, the flag asks for another function than the command's: `module`'s `run`, with its own base.
+    Where `only_with` names such flags, it is read by their functions alone.
     """
 
     name: str
@@ -22,6 +24,7 @@ class Flag:
     alone: str | None = None
     module: str | None = None
     base: tuple[str, ...] = ()
+    only_with: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,6 +38,8 @@ class Command:
         partial: it reads only a part of a training configuration (see `gin_config.load`).
         env: environment variables to set before any library is imported.
         tensorflow: it reads data, so TensorFlow will be loaded.
+        several: it runs over several processes.
+        saves: on SIGTERM it saves first.
         examples: what to type, for `--help`.
     """
 
@@ -45,6 +50,8 @@ class Command:
     partial: bool = True
     env: tuple[tuple[str, str], ...] = ()
     tensorflow: bool = False
+    several: bool = False
+    saves: bool = False
     flags: tuple[Flag, ...] = ()
     examples: tuple[str, ...] = ()
 
@@ -57,7 +64,15 @@ _KEEP_BUFFERS = (
 )
 _SPLIT = Flag('--split', 'DATA_SPLIT', "which split to read (default 'train')")
 _NUM_EXAMPLES = Flag('--num_examples', 'NUM_EXAMPLES', 'how many examples to show (default 2)')
+_MESH = Flag('--mesh', 'MESH', "sizes of the mesh axes, in place of the hardware file's, such as data=2,fsdp=4")
+_DESCRIBED = ('--sharding', '--memory')
 _CHECKPOINT = Flag('--checkpoint', 'CHECKPOINT_PATH', 'a checkpoint, or a MODEL_DIR (its newest)')
+# Directions of `convert`: in some the files say which model it is, in the others the user's gin files do.
+_SOURCES = ('--from_hf', '--from_safetensors', '--from_t5x')
+_TARGETS = ('--to_hf', '--to_safetensors', '--to_t5x')
+_PLACES = 'runs/convert_places.gin'
+_OF_ITSELF: dict[str, Any] = {'module': 'remixer_t5x.cli.convert', 'base': (_PLACES, 'runs/convert.gin')}
+_OF_A_MODEL: dict[str, Any] = {'module': 'remixer_t5x.cli.convert_model', 'base': (_PLACES, 'runs/convert_model.gin')}
 
 COMMANDS = (
     Command(
@@ -67,6 +82,9 @@ COMMANDS = (
         partial=False,
         env=_KEEP_BUFFERS,
         tensorflow=True,
+        several=True,
+        saves=True,
+        flags=(_MESH,),
         examples=(
             'remixer-t5x train --gin_file=experiments/quickstart.gin',
             'remixer-t5x train --gin_file=experiments/quickstart.gin --gin.MODEL_DIR=/tmp/run --gin.TRAIN_STEPS=1000',
@@ -79,6 +97,9 @@ COMMANDS = (
         partial=False,
         env=_KEEP_BUFFERS,
         tensorflow=True,
+        several=True,
+        saves=True,
+        flags=(_MESH,),
         examples=(
             'remixer-t5x finetune --gin_file=experiments/finetune_super_glue.gin --gin.MODEL_DIR=runs/super_glue '
             '--gin.INITIAL_CHECKPOINT_PATH=runs/pretrained',
@@ -91,6 +112,7 @@ COMMANDS = (
         base=('runs/eval.gin',),
         env=_KEEP_BUFFERS,
         tensorflow=True,
+        several=True,
         flags=(
             dataclasses.replace(_CHECKPOINT, help=f'{_CHECKPOINT.help}, or several by comma'),
             Flag('--task', 'EVAL_TASKS', 'names of some tasks of the mixture, by comma (default: all)'),
@@ -103,6 +125,7 @@ COMMANDS = (
                 '(default 3600)',
                 alone='3600',
             ),
+            _MESH,
             Flag('--submission', 'SUBMISSION_DIR', 'also write files for the leaderboards of GLUE and SuperGLUE here'),
             Flag(
                 '--predictions',
@@ -124,11 +147,13 @@ COMMANDS = (
         base=('runs/infer.gin',),
         env=_KEEP_BUFFERS,
         tensorflow=True,
+        several=True,
         flags=(
             _CHECKPOINT,
             Flag('--input', 'INPUT', 'a file with a text per line, or JSON lines (default: standard input)'),
             Flag('--field', 'INPUT_FIELD', "the field of JSON lines (default 'text')"),
             Flag('--output', 'OUTPUT', 'a file, continued where it ends (default: standard output)'),
+            _MESH,
         ),
         examples=(
             'remixer-t5x infer --gin_file=experiments/finetune_cogs.gin --checkpoint=runs/cogs --input=sentences.txt '
@@ -151,10 +176,32 @@ COMMANDS = (
                 module='remixer_t5x.cli.compare',
                 base=('runs/compare.gin',),
             ),
+            Flag(
+                '--sharding',
+                'SHARDING',
+                "where each parameter lies on the mesh of a hardware file; a value such as 'encoder/*' shows some",
+                alone='*',
+                module='remixer_t5x.cli.sharding',
+                base=('runs/sharding.gin',),
+            ),
+            Flag(
+                '--memory',
+                'MEMORY_TRIALS',
+                "what a training step takes of a device's memory; a number: changes to try where that is too much (8)",
+                alone='8',
+                module='remixer_t5x.cli.memory',
+                base=('runs/memory.gin',),
+            ),
+            dataclasses.replace(_MESH, only_with=_DESCRIBED),
+            Flag('--devices', 'DEVICES', "how many devices, in place of the hardware file's", only_with=_DESCRIBED),
+            Flag('--device_memory', 'DEVICE_MEMORY', 'of one device, in GiB', only_with=('--memory',)),
         ),
         examples=(
             'remixer-t5x info --gin_file=models/remixer.gin --gin_file=sizes/base.gin',
             'remixer-t5x info --compare small',
+            'remixer-t5x info --sharding --gin_file=models/remixer.gin --gin_file=sizes/base.gin '
+            '--gin_file=hardware/tpu_v3_32.gin',
+            'remixer-t5x info --memory --gin_file=experiments/t5_1_1_base_c4.gin --gin_file=hardware/h100_8.gin',
         ),
     ),
     Command(
@@ -204,6 +251,24 @@ COMMANDS = (
         examples=('remixer-t5x data show super_glue_cb_v102 --split=validation --num_examples=1',),
     ),
     Command(
+        'data cache',
+        "write a task's tokenised examples once, with Apache Beam, to train from",
+        'remixer_t5x.cli.data_cache',
+        base=('runs/data_cache.gin',),
+        env=(('JAX_PLATFORMS', 'cpu'),),
+        tensorflow=True,
+        flags=(
+            Flag('--output_dir', 'CACHE_DIR', 'the folder of cached tasks, which gets one for each task'),
+            Flag('--shards', 'CACHE_SHARDS', 'files of each split (default 64)'),
+            Flag(
+                '--beam_options',
+                'BEAM_OPTIONS',
+                "Beam's pipeline options, as in '--runner=DataflowRunner --project=...' (default: this process)",
+            ),
+        ),
+        examples=('remixer-t5x data cache --gin_file=data/c4.gin --output_dir=/data/cached',),
+    ),
+    Command(
         'vocab',
         'size, special ids and pieces of a vocabulary',
         'remixer_t5x.cli.vocab',
@@ -221,5 +286,40 @@ COMMANDS = (
         tensorflow=True,
         flags=(Flag('--num_examples', 'NUM_EXAMPLES', 'how many examples to show (default 3)'),),
         examples=('remixer-t5x fill_in --gin_file=experiments/quickstart.gin',),
+    ),
+    Command(
+        'convert',
+        'weights of Hugging Face, T5X and plain safetensors to checkpoints, and back; compares both sides',
+        'remixer_t5x.cli.convert',
+        base=(_PLACES, 'runs/convert.gin'),
+        env=(('JAX_PLATFORMS', 'cpu'),),
+        tensorflow=True,
+        flags=(
+            Flag('--from_hf', 'FROM_HF', 'a folder of a Hugging Face T5, with safetensors', **_OF_ITSELF),
+            Flag('--from_safetensors', 'FROM_SAFETENSORS', 'a file that --to_safetensors wrote', **_OF_ITSELF),
+            Flag('--from_t5x', 'FROM_T5X', "a checkpoint of T5X's", **_OF_A_MODEL),
+            Flag('--to', 'CONVERT_TO', 'a new MODEL_DIR for what is read', only_with=_SOURCES),
+            dataclasses.replace(_CHECKPOINT, help=f'{_CHECKPOINT.help}, to be written elsewhere', only_with=_TARGETS),
+            Flag('--to_hf', 'TO_HF', 'a new folder, as transformers loads it', **_OF_A_MODEL),
+            Flag('--to_safetensors', 'TO_SAFETENSORS', 'a new file with the parameters of any model', **_OF_ITSELF),
+            Flag('--to_t5x', 'TO_T5X', "a folder for a checkpoint of T5X's", **_OF_A_MODEL),
+            Flag(
+                '--dtype',
+                'CONVERT_DTYPE',
+                'float32 or bfloat16, of the arrays that are written (default float32)',
+                only_with=('--to_hf', '--to_safetensors'),
+            ),
+            Flag(
+                '--vocabulary',
+                'VOCABULARY_PATH',
+                'the SentencePiece model, where the folder has none',
+                only_with=('--from_hf',),
+            ),
+        ),
+        examples=(
+            'remixer-t5x convert --from_hf=downloads/t5-v1_1-small --to=runs/t5_small',
+            'remixer-t5x convert --gin_file=runs/t5_small/model.gin --checkpoint=runs/finetuned --to_hf=exported',
+            'remixer-t5x convert --checkpoint=runs/remixer --to_safetensors=remixer.safetensors',
+        ),
     ),
 )

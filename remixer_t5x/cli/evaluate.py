@@ -14,7 +14,17 @@ from rich.console import Console
 from rich.table import Table
 
 from remixer_t5x.errors import UserError
-from remixer_t5x.runtime import best, checkpoint_queue, data, model_dir, partition, results, saved_params, task_examples
+from remixer_t5x.runtime import (
+    best,
+    checkpoint_queue,
+    data,
+    model_dir,
+    partition,
+    peers,
+    results,
+    saved_params,
+    task_examples,
+)
 from remixer_t5x.runtime.task_evaluation import Report, TaskEvaluation, TaskEvaluator
 
 # The folder of an evaluation in the MODEL_DIR of the run.
@@ -81,15 +91,17 @@ def run(
         # Reading examples takes longer than a look at the folders.
         checkpoint_queue.named(checkpoints.path)
     session = _Session(model, partitioner, tasks, submission)
+    # Of the first process alone, which writes for all.
     outlets: dict[str, results.Results] = {}
     try:
-        for folder in checkpoints(_done(checkpoints, output_dir, session)):
+        for folder in _in_step(checkpoints(_done(checkpoints, output_dir, session))):
             params = session.restore(folder, skip_removed=checkpoints.follow is not None)
             if params is None:
                 continue
             place = output_dir or str(_run_folder(folder) / EVAL)
-            outlet = outlets.setdefault(place, results.Results(place))
-            session.evaluate(params, folder, outlet)
+            if place not in outlets and jax.process_index() == 0:
+                outlets[place] = results.Results(place)
+            session.evaluate(params, folder, outlets.get(place))
         for outlet in outlets.values():
             session.say(f'metrics      {outlet.folder / model_dir.METRICS}')
             session.say(f'predictions  {outlet.folder / results.PREDICTIONS}')
@@ -138,26 +150,31 @@ class _Session:
 
     def restore(self, folder: epath.Path, skip_removed: bool) -> Any:
         """The parameters; None where the training run has removed them meanwhile and `skip_removed`."""
-        try:
-            return saved_params.restore_params(str(folder), self._abstract, self._vocabulary, checkpoint_queue.SETTING)
-        except UserError:
-            if skip_removed and not (folder / 'state').exists():
-                self.say(f'step {folder.name} was removed before its turn; KEEP_CHECKPOINTS keeps more')
-                return None
-            raise
+        if not (skip_removed and peers.first_says(_is_removed(folder))):
+            try:
+                return saved_params.restore_params(
+                    str(folder), self._abstract, self._vocabulary, checkpoint_queue.SETTING
+                )
+            except UserError:
+                # Several processes would not all have come to the same point of reading.
+                if not (skip_removed and jax.process_count() == 1 and _is_removed(folder)):
+                    raise
+        self.say(f'step {folder.name} was removed before its turn; KEEP_CHECKPOINTS keeps more')
+        return None
 
-    def evaluate(self, params: Any, folder: epath.Path, outlet: results.Results) -> None:
-        step, first = int(folder.name), jax.process_index() == 0
+    def evaluate(self, params: Any, folder: epath.Path, outlet: results.Results | None) -> None:
+        """Judges the parameters of `folder`; only the process with an outlet writes."""
+        step = int(folder.name)
         if self.judge is not None:
             reports = []
             for report in self.judge(params):
                 reports.append(report)
-                if first:
+                if outlet is not None:
                     outlet.write(report, step, folder)
             self._print(_table(reports, f'step {step}, {reports[0].split}'))
         if self._for_files is not None:
             for report in self._for_files(params):
-                if first:
+                if outlet is not None:
                     outlet.write(report, step, folder)
                     self.say(self._submission.write(self._submission.folder or '', report.task, report.rows))
 
@@ -173,6 +190,17 @@ class _Session:
                 self._console.print(table)
             sys.stdout.write(captured.get())
             sys.stdout.flush()
+
+
+def _in_step(folders: Iterator[epath.Path]) -> Iterator[epath.Path]:
+    """The folders that the first process finds, on every process: each for itself would see them at other moments."""
+    own = folders if jax.process_index() == 0 else iter(())
+    while folder := peers.first_says(str(next(own, ''))):
+        yield epath.Path(folder)
+
+
+def _is_removed(folder: epath.Path) -> bool:
+    return not (folder / 'state').exists()
 
 
 def _done(checkpoints: Checkpoints, output_dir: str | None, session: _Session) -> set[int]:

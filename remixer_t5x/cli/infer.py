@@ -9,12 +9,20 @@ from collections.abc import Iterable
 from typing import Any
 
 import jax
-from jax.experimental import multihost_utils
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
 from remixer_t5x.errors import UserError
-from remixer_t5x.runtime import checkpoint_queue, data, inference, partition, predictions, progress, saved_params
+from remixer_t5x.runtime import (
+    checkpoint_queue,
+    data,
+    inference,
+    partition,
+    peers,
+    predictions,
+    progress,
+    saved_params,
+)
 from remixer_t5x.runtime.text_inputs import TextInputs
 
 # Seconds between two lines of progress where there is no terminal.
@@ -46,12 +54,14 @@ def run(
     if jax.process_count() > 1 and (inputs.is_stdin or output == '-'):
         raise UserError('with several hosts, --input and --output must be files that all of them see')
     data.check_ids('VOCABULARY', vocabulary, model.vocab_size)
-    folder = saved_params.find_step(checkpoint, checkpoint_queue.SETTING)
-    out = inference.Output(output, {'checkpoint': str(folder), 'decoder': inference.name_of(decoding.decoder)})
-    _together()
+    # The newest one, where it is a MODEL_DIR: the same on every host.
+    folder = peers.first_says(str(saved_params.find_step(checkpoint, checkpoint_queue.SETTING)))
+    out = inference.Output(output, {'checkpoint': folder, 'decoder': inference.name_of(decoding.decoder)})
+    # All have read the output before the first one goes on to write it.
+    peers.all_have_come()
     texts = iter(inputs)
     inference.skip_done(texts, out, inputs.shown)
-    params = _restore(model, partitioner, vocabulary, str(folder), decoding)
+    params = _restore(model, partitioner, vocabulary, folder, decoding)
     eos_id = 1 if vocabulary.eos_id is None else int(vocabulary.eos_id)
     predictor = predictions.Predictor(model, partitioner, decoding, eos_id)
     codec = inference.Texts(vocabulary, decoding.feature_lengths['inputs'], refuse_long)
@@ -70,12 +80,6 @@ def _restore(model: Any, partitioner: partition.Partitioner, vocabulary: Any, fo
     abstract = saved_params.abstract_params(model, shapes, partitioner)
     record = data.vocabulary_record(vocabulary)
     return saved_params.restore_params(folder, abstract, record, checkpoint_queue.SETTING)
-
-
-def _together() -> None:
-    """All hosts have read the output before the first one goes on to write it."""
-    if jax.process_count() > 1:
-        multihost_utils.sync_global_devices('the output was read')
 
 
 class _Silent(inference.Output):

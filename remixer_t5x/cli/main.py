@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import functools
 import importlib
 import os
 import re
+import signal
 import sys
 import traceback
 from collections.abc import Sequence
 
 from remixer_t5x import __version__
-from remixer_t5x.cli import quiet
-from remixer_t5x.cli.commands import COMMANDS, Command
+from remixer_t5x.cli import process_flags, quiet
+from remixer_t5x.cli.commands import COMMANDS, Command, Flag
 from remixer_t5x.errors import UserError
 
 _GIN_HELP = """\
@@ -30,7 +32,10 @@ gin flags:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one command and returns the exit code: 0, 2 for a user's mistake, 130 after Ctrl-C.
+    """Runs one command and returns the exit code.
+
+    0; 2 for a user's mistake; 130 after Ctrl-C and 143 after SIGTERM, also where the run has saved its state; 75 where
+    another process of the run was lost.
 
     Args:
         argv: arguments without the program's name; None takes them from the process.
@@ -41,18 +46,25 @@ def main(argv: Sequence[str] | None = None) -> int:
         code = _run(arguments, own_process)
         sys.stdout.flush()
         return code
-    except UserError as error:
-        if '--verbose' in arguments:
-            traceback.print_exc()
-        print(f'error: {" ".join(str(error).split())}', file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print('interrupted', file=sys.stderr)
-        return 130
+    except (UserError, KeyboardInterrupt) as error:
+        return _tell(error, verbose='--verbose' in arguments)
     except BrokenPipeError:
         # The reader (`| head`) has left; without this Python complains again while closing stdout.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+
+
+def _tell(error: BaseException, process: str = '', verbose: bool = False) -> int:
+    """Says what went wrong on standard error, and in which of several processes; returns the exit code."""
+    where = f' ({process})' if process else ''
+    if isinstance(error, KeyboardInterrupt):
+        print(f'interrupted{where}', file=sys.stderr)
+        return 130
+    if verbose or not isinstance(error, UserError):
+        traceback.print_exception(error)
+    text = str(error) if isinstance(error, UserError) else f'{type(error).__name__}: {error}'
+    print(f'error{where}: {" ".join(text.split())}', file=sys.stderr)
+    return getattr(error, 'exit_code', 2) if isinstance(error, UserError) else 1
 
 
 def _run(argv: list[str], own_process: bool) -> int:
@@ -67,11 +79,11 @@ def _run(argv: list[str], own_process: bool) -> int:
     if not args.verbose:
         quiet.hush()
     module, base = command.module, command.base
-    for flag in command.flags:
-        value = getattr(args, flag.macro)
-        if value is not None:
-            gin_flags.append((flag.macro, value))
-            module, base = flag.module or module, flag.base or base
+    given = [flag for flag in command.flags if getattr(args, flag.macro) is not None]
+    _check_together(given)
+    for flag in given:
+        gin_flags.append((flag.macro, getattr(args, flag.macro)))
+        module, base = flag.module or module, flag.base or base
     from remixer_t5x.cli import gin_config
 
     gin_config.load(
@@ -82,8 +94,34 @@ def _run(argv: list[str], own_process: bool) -> int:
         partial=command.partial,
         importing=None if args.verbose else quiet.imports(command.tensorflow),
     )
-    gin_config.call(importlib.import_module(module).run)
-    return 0
+    function = importlib.import_module(module).run
+    if not command.several or module != command.module:
+        if command.several:
+            process_flags.refuse(args, 'this is done by one process')
+        return _exit_code(gin_config.call(function))
+    from remixer_t5x.runtime import distributed
+
+    processes = distributed.Processes(**process_flags.given(args))
+    with distributed.together(processes, functools.partial(_tell, verbose=args.verbose), command.saves):
+        result = gin_config.call(function)
+    return _exit_code(result)
+
+
+def _exit_code(result: object) -> int:
+    """0, or that of the signal by which a run was stopped: whoever supervises it must see that it is not finished."""
+    stopped = getattr(result, 'stopped', None)
+    return 128 + signal.Signals[stopped] if stopped else 0
+
+
+def _check_together(given: Sequence[Flag]) -> None:
+    """Refuses two flags that ask for different functions, and a flag without the one that reads it."""
+    asking = [flag.name for flag in given if flag.module]
+    if len(asking) > 1:
+        raise UserError(f'{asking[0]} and {asking[1]} ask for different things; give one of them')
+    for flag in given:
+        if flag.only_with and not set(flag.only_with) & set(asking):
+            readers = ' or '.join(flag.only_with)
+            raise UserError(f'{flag.name} is read with {readers} only; add it, or leave {flag.name} out')
 
 
 def split_gin_flags(argv: Sequence[str]) -> tuple[list[str], list[tuple[str, str]]]:
@@ -173,6 +211,8 @@ def _add_command(commands, command: Command) -> None:
             parser.add_argument(flag.name, dest=flag.macro, help=flag.help, **alone)
         else:
             parser.add_argument(flag.macro, metavar=flag.name, help=flag.help)
+    if command.several:
+        process_flags.add(parser)
 
 
 def _set_env(env: Sequence[tuple[str, str]], may_restart: bool) -> None:

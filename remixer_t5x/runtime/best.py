@@ -14,7 +14,7 @@ import orbax.checkpoint as ocp
 from etils import epath
 
 from remixer_t5x.errors import UserError
-from remixer_t5x.runtime import checkpoint, model_dir, saved_params
+from remixer_t5x.runtime import checkpoint, model_dir, peers, saved_params
 from remixer_t5x.runtime.task_evaluation import Report
 
 BEST = 'best'
@@ -39,7 +39,7 @@ class BestCheckpoints:
         if name is None:
             return False
         folder, value = self._folder / report.task, report.metrics[name]
-        known = self.known(report.task)
+        known = peers.first_says(self.known(report.task))
         # A run that was killed comes to the same step again, with the same value.
         if known and (known['metric'] == name and known['value'] >= value):
             return False
@@ -62,7 +62,7 @@ class BestCheckpoints:
         return saved_params.read_record(self._folder / task / str(steps[-1])).get(BEST) if steps else None
 
     def _save(self, folder: epath.Path, step: int, params: Any, record: Mapping[str, Any]) -> None:
-        others = [other for other in saved_params.steps_in(folder) if other != step]
+        others = peers.first_says([other for other in saved_params.steps_in(folder) if other != step])
         options = ocp.CheckpointManagerOptions(enable_async_checkpointing=False, cleanup_tmp_directories=True)
         with checkpoint.told(folder / str(step), 'written'):
             _check_space(folder, params)

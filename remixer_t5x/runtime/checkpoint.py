@@ -1,9 +1,9 @@
 """Checkpoints through Orbax, written in the background: train state, data position, and what the run was.
 
 `MODEL_DIR/checkpoints/<step>` holds three items: `state` (arrays, sharded; they restore on any mesh), `data`
-(each host's position, JSON) and `run` (operative gin, vocabulary fingerprint, versions, JSON). Orbax writes
-into a temporary name and renames at the end, so a step that is listed is complete; what an interrupted write
-left is removed at the start.
+(the position of each stream of batches, JSON) and `run` (operative gin, vocabulary fingerprint, versions, JSON).
+Orbax writes into a temporary name and renames at the end, so a step that is listed is complete; what an interrupted
+write left is removed at the start.
 """
 
 import contextlib
@@ -32,7 +32,6 @@ FIXED = {
     'pack': 'pack',
     'task': 'MIXTURE_OR_TASK_NAME',
     'seed': 'SEED',
-    'hosts': 'number of hosts',
 }
 
 
@@ -98,21 +97,21 @@ class Checkpoints:
         self._check_space(state)
         items = ocp.args.Composite(
             state=ocp.args.StandardSave(state),
-            data=ocp.args.JsonSave({'positions': _all_hosts(position)}),
+            data=ocp.args.JsonSave({'positions': _all_streams(position)}),
             run=ocp.args.JsonSave(run),
         )
         with self._told_save(step):
             self._manager.save(step, args=items, force=True)
 
     def restore(self, step: int, abstract_state: State) -> tuple[State, Position]:
-        """The state in the shapes and shardings of `abstract_state`, and this host's data position."""
+        """The state in the shapes and shardings of `abstract_state`, and the data position with all its streams."""
         check_shapes(self._folder / str(step) / 'state', abstract_state)
         with told(self._folder / str(step), 'read'):
             items = self._manager.restore(
                 step,
                 args=ocp.args.Composite(state=ocp.args.StandardRestore(abstract_state), data=ocp.args.JsonRestore()),
             )
-        return items['state'], Position.from_json(items['data']['positions'][jax.process_index()])
+        return items['state'], Position.from_json(items['data']['positions'])
 
     def run(self, step: int) -> dict[str, Any]:
         """What `save` was given as `run`; cheap, reads no arrays."""
@@ -194,16 +193,18 @@ def told(path: epath.Path, done: str) -> Iterator[None]:
         raise UserError(f'the checkpoint at {path} cannot be {done}: {_cause(error)}') from error
 
 
-def _all_hosts(position: Position) -> list[dict[str, Any]]:
-    """Every host's position on every host: Orbax lets the first host alone write JSON."""
+def _all_streams(position: Position) -> list[dict[str, Any]]:
+    """Every stream's record, in order, on every host: Orbax lets the first host alone write JSON."""
     mine = json.dumps(position.to_json()).encode()
-    if jax.process_count() == 1:
-        return [json.loads(mine)]
-    sizes = multihost_utils.process_allgather(np.asarray([len(mine)], np.int32)).reshape(-1)
-    padded: np.ndarray = np.zeros(int(sizes.max()), np.uint8)
-    padded[: len(mine)] = np.frombuffer(mine, np.uint8)
-    rows = multihost_utils.process_allgather(padded).reshape(len(sizes), -1)
-    return [json.loads(row[:size].tobytes()) for row, size in zip(rows, sizes, strict=True)]
+    records = json.loads(mine)
+    if jax.process_count() > 1:
+        sizes = multihost_utils.process_allgather(np.asarray([len(mine)], np.int32)).reshape(-1)
+        padded: np.ndarray = np.zeros(int(sizes.max()), np.uint8)
+        padded[: len(mine)] = np.frombuffer(mine, np.uint8)
+        rows = multihost_utils.process_allgather(padded).reshape(len(sizes), -1)
+        for row, size in zip(rows, sizes, strict=True):
+            records |= json.loads(row[:size].tobytes())
+    return [records[str(index)] for index in range(len(records))]
 
 
 def check_compatible(saved: Mapping[str, Any], given: Mapping[str, Any]) -> None:

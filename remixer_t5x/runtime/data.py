@@ -12,9 +12,6 @@ import dataclasses
 import difflib
 import hashlib
 import os
-import pathlib
-import re
-import tempfile
 from collections.abc import Iterator, Mapping
 
 import numpy as np
@@ -22,6 +19,8 @@ import seqio
 import tensorflow as tf
 
 from remixer_t5x.errors import UserError
+from remixer_t5x.runtime import cached_tasks
+from remixer_t5x.runtime.data_stream import Stream, one_line, sequential_interleave
 
 Batch = dict[str, np.ndarray]
 FEATURES = ('inputs', 'targets')
@@ -33,7 +32,7 @@ class DatasetConfig:
 
     `batch_size` counts the examples of one step over all hosts. `task_feature_lengths` gives tokens for
     `inputs` and `targets`. `seed` fixes the order and every random choice of the preprocessors. `pack` puts
-    several short examples in one row. `use_cached` reads what seqio's cache job wrote.
+    several short examples in one row. `use_cached` reads what `remixer-t5x data cache` wrote, below `cache_dir`.
     """
 
     mixture_or_task_name: str | seqio.Task | seqio.Mixture
@@ -44,6 +43,7 @@ class DatasetConfig:
     seed: int = 0
     pack: bool = False
     use_cached: bool = False
+    cache_dir: str | None = None
 
     def __post_init__(self) -> None:
         lengths = dict(self.task_feature_lengths)
@@ -58,6 +58,8 @@ class DatasetConfig:
             )
         if isinstance(self.seed, bool) or not isinstance(self.seed, int):
             raise UserError(f'the dataset seed is {self.seed!r}; exact resume needs a whole number, as in SEED = 0')
+        if self.cache_dir and not self.use_cached:
+            raise UserError(f'CACHE_DIR is {self.cache_dir} and nothing reads it; set USE_CACHED_TASKS = True as well')
 
 
 def _is_positive(number: object) -> bool:
@@ -157,33 +159,26 @@ def _name(config: DatasetConfig) -> str:
     return given if isinstance(given, str) else given.name
 
 
-def one_line(error: BaseException) -> str:
-    """The first line that a user can act on. Errors from inside tf.data carry a trace of the graph after it."""
-    text = str(error)
-    own = re.search(r'UserError: ([^\n]+)', text)
-    if own:
-        return own.group(1).strip()
-    first = next((line for line in text.splitlines() if line.strip()), type(error).__name__)
-    return re.sub(r'^\{\{function_node [^}]*\}\}\s*', '', first).strip()
-
-
 def _examples(config: DatasetConfig, shard: seqio.ShardInfo | None, epochs: int | None) -> tf.data.Dataset:
     hide_accelerators()
     source = provider(config)
     lengths = dict(config.task_feature_lengths)
+    if config.use_cached:
+        cached_tasks.require(source, config.cache_dir, vocabulary_record(vocabulary(config)))
     try:
-        # In-memory caching is off: a cache in the pipeline would put its examples into the saved position.
-        dataset = source.get_dataset(
-            lengths,
-            split=config.split,
-            use_cached=config.use_cached,
-            shuffle=config.shuffle,
-            seed=config.seed,
-            shard_info=shard,
-            num_epochs=epochs,
-            try_in_mem_cache=False,
-        )
-        return seqio.EncDecFeatureConverter(pack=config.pack)(dataset, task_feature_lengths=lengths)
+        with sequential_interleave():
+            # In-memory caching is off: a cache in the pipeline would put its examples into the saved position.
+            dataset = source.get_dataset(
+                lengths,
+                split=config.split,
+                use_cached=config.use_cached,
+                shuffle=config.shuffle,
+                seed=config.seed,
+                shard_info=shard,
+                num_epochs=epochs,
+                try_in_mem_cache=False,
+            )
+            return seqio.EncDecFeatureConverter(pack=config.pack)(dataset, task_feature_lengths=lengths)
     except UserError:
         raise
     except (ValueError, OSError, tf.errors.OpError) as error:
@@ -214,56 +209,60 @@ class TrainBatches:
     """One of `share_count` equal shares of the rows of every batch, without end; `capture` and `restore` are
     its position.
 
+    A batch is made of `streams` streams, which each read a part of the data (None: a stream for each share). A run
+    keeps its number of streams; with another number of shares, the rows of a share come from several streams, or are
+    some of the rows of one: so every batch has the same rows whatever the number of hosts.
+
     Arrays are [batch_size / share_count, length] int32. `next` raises UserError when the data cannot be read.
     """
 
-    def __init__(self, config: DatasetConfig, share_index: int = 0, share_count: int = 1, threads: int | None = None):
+    def __init__(
+        self,
+        config: DatasetConfig,
+        share_index: int = 0,
+        share_count: int = 1,
+        threads: int | None = None,
+        streams: int | None = None,
+    ):
+        streams = streams or share_count
         _check_share(config.batch_size, share_count)
+        _check_share(config.batch_size, streams)
         self._config = config
-        dataset = _examples(config, seqio.ShardInfo(share_index, share_count), epochs=None)
-        dataset = dataset.batch(config.batch_size // share_count, drop_remainder=True)
-        self._iterator = iter(_with_options(dataset, threads))
-        self._drawn = 0
+        each, own = config.batch_size // streams, config.batch_size // share_count
+        first = share_index * own
+        read = range(first // each, -(-(first + own) // each))
+        self._rows = slice(first - read.start * each, first - read.start * each + own)
+        self._streams = {index: self._open(seqio.ShardInfo(index, streams), each, threads) for index in read}
+
+    def _open(self, shard: seqio.ShardInfo, rows: int, threads: int | None) -> Stream:
+        dataset = _examples(self._config, shard, epochs=None).batch(rows, drop_remainder=True)
+        return Stream(_with_options(dataset, threads), _name(self._config))
 
     def __iter__(self) -> Iterator[Batch]:
         return self
 
     def __next__(self) -> Batch:
         try:
-            batch = next(self._iterator)
+            parts = [next(stream) for stream in self._streams.values()]
         except StopIteration:
             raise UserError(
                 f'{_name(self._config)} gives no batch: split {self._config.split!r} is empty, or has fewer '
                 f'examples than BATCH_SIZE = {self._config.batch_size}'
             ) from None
-        except tf.errors.OpError as error:
-            raise UserError(
-                f'{_name(self._config)} failed after {self._drawn} batches of this run: {one_line(error)}'
-            ) from error
-        self._drawn += 1
-        return {name: np.asarray(value.numpy(), np.int32) for name, value in batch.items()}
+        return {
+            name: np.concatenate([np.asarray(part[name].numpy(), np.int32) for part in parts])[self._rows]
+            for name in parts[0]
+        }
 
-    def capture(self) -> bytes:
-        """The position before the next batch."""
-        with tempfile.TemporaryDirectory() as folder:
-            prefix = tf.train.Checkpoint(self._iterator).write(os.path.join(folder, 'position'))
-            parts = [pathlib.Path(prefix + end).read_bytes() for end in ('.index', '.data-00000-of-00001')]
-        return len(parts[0]).to_bytes(8, 'little') + parts[0] + parts[1]
+    def capture(self) -> dict[int, bytes]:
+        """The position before the next batch, of each stream that is read here."""
+        return {index: stream.capture() for index, stream in self._streams.items()}
 
-    def restore(self, state: bytes) -> None:
-        """Goes to the position that `capture` gave, in a run with an equal config."""
-        split = 8 + int.from_bytes(state[:8], 'little')
-        with tempfile.TemporaryDirectory() as folder:
-            pathlib.Path(folder, 'position.index').write_bytes(state[8:split])
-            pathlib.Path(folder, 'position.data-00000-of-00001').write_bytes(state[split:])
-            try:
-                tf.train.Checkpoint(self._iterator).read(os.path.join(folder, 'position')).assert_consumed()
-            except (tf.errors.OpError, AssertionError) as error:
-                raise UserError(
-                    f'the saved data position does not fit {_name(self._config)} any more '
-                    f'({one_line(error)}); train into a new MODEL_DIR with INITIAL_CHECKPOINT_PATH '
-                    'set to the old one'
-                ) from error
+    def restore(self, states: Mapping[int, bytes]) -> None:
+        """Goes to the position that `capture` gave, in a run with an equal config; empty is the very start."""
+        for index, stream in self._streams.items():
+            if states[index]:
+                stream.restore(states[index])
 
 
 class EvalBatches:

@@ -6,6 +6,7 @@ step's number, so a run that is killed anywhere and started again ends where an 
 """
 
 import contextlib
+import threading
 import time
 from collections.abc import Iterator
 
@@ -34,6 +35,8 @@ from remixer_t5x.runtime.task_evaluation import TaskEvaluator
 
 # A position is exact at any step, but a step between two captures is found again by drawing the batches since.
 MOST_BATCHES_DRAWN_AGAIN = 100
+# For a checkpoint under way when one of several processes fails.
+CLOSING_SECONDS = 20.0
 
 
 def train(
@@ -111,7 +114,7 @@ class _Session:
         self.guard = NanGuard(checkpoints)
         self.threads = data.threads_beside(jax.default_backend())
         self.held_out: data.EvalBatches | tuple[()] = ()
-        if run.evaluation is not None:
+        if run.evaluation is not None and run.periods.eval_period is not None:
             share = run.learner.partitioner.data_shard()
             self.held_out = run.evaluation.batches(share, self.threads)
         self.judge: TaskEvaluator | None = None
@@ -178,7 +181,8 @@ class _Session:
 
     def _open_data(self) -> prefetch.Prefetcher:
         partitioner = self.run.learner.partitioner
-        source = data.TrainBatches(self.run.dataset, *partitioner.data_shard(), self.threads)
+        streams = len(self.begin.position.states)
+        source = data.TrainBatches(self.run.dataset, *partitioner.data_shard(), self.threads, streams)
         period = min(self.run.periods.checkpoint_period, MOST_BATCHES_DRAWN_AGAIN)
         return prefetch.Prefetcher(source, partitioner.shard_batch, self.begin.position, capture_period=period)
 
@@ -231,10 +235,17 @@ def _closing(checkpoints: checkpoint.Checkpoints) -> Iterator[None]:
         yield
     except BaseException:
         # The reason for leaving is more useful than a second failure on the way out.
-        with contextlib.suppress(Exception):
-            checkpoints.close()
+        closing = threading.Thread(target=_close_quietly, args=(checkpoints,), daemon=True)
+        closing.start()
+        # With several processes it waits for the others, who may wait for this one elsewhere.
+        closing.join(None if jax.process_count() == 1 else CLOSING_SECONDS)
         raise
     checkpoints.close()
+
+
+def _close_quietly(checkpoints: checkpoint.Checkpoints) -> None:
+    with contextlib.suppress(Exception):
+        checkpoints.close()
 
 
 def _result(run: Run, path: epath.Path, step: int, stopped: str | None) -> Result:

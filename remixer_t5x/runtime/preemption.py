@@ -21,7 +21,7 @@ class StopRequest:
 
     def __enter__(self) -> 'StopRequest':
         if threading.current_thread() is threading.main_thread():
-            # With several hosts JAX's own service listens for SIGTERM and tells the others.
+            # With several processes JAX's own service listens for SIGTERM and tells the others.
             own = SIGNALS if jax.process_count() == 1 else (signal.SIGINT,)
             self._before = {number: signal.signal(number, self._receive) for number in own}
         return self
@@ -34,9 +34,11 @@ class StopRequest:
         if self._name is not None:
             os._exit(128 + number)
         self._name = signal.Signals(number).name
+        if jax.process_count() > 1:
+            os.kill(os.getpid(), signal.SIGTERM)
 
     def agreed(self, step: int) -> str | None:
-        """The signal's name once every host stops after `step`; None to go on."""
+        """The signal's name once every process stops after `step`; None to go on. All ask after each step."""
         if jax.process_count() == 1:
             return self._name
         return 'SIGTERM' if multihost_utils.reached_preemption_sync_point(step) else None

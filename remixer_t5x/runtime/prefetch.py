@@ -11,36 +11,46 @@ import dataclasses
 import queue
 import threading
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 from remixer_t5x.errors import UserError
 
 
 class Source(Protocol):
-    """Batches without end, with a position (see `data.TrainBatches`)."""
+    """Batches without end, with a position (see `data.TrainBatches`): a state for each of its streams, by number."""
 
     def __next__(self) -> Any: ...
-    def capture(self) -> bytes: ...
-    def restore(self, state: bytes) -> None: ...
+    def capture(self) -> dict[int, bytes]: ...
+    def restore(self, states: Mapping[int, bytes]) -> None: ...
 
 
 @dataclasses.dataclass(frozen=True)
 class Position:
-    """`batches` were consumed; `state` is the source after `captured_at` of them (empty: at the very start)."""
+    """`batches` were consumed; `states` is the source after `captured_at` of them (empty bytes: at the very start)."""
 
     batches: int = 0
     captured_at: int = 0
-    state: bytes = b''
+    states: Mapping[int, bytes] = dataclasses.field(default_factory=lambda: {0: b''})
 
-    def to_json(self) -> dict[str, Any]:
-        packed = base64.b64encode(zlib.compress(self.state, 1)).decode('ascii')
+    @classmethod
+    def start(cls, streams: int) -> 'Position':
+        """Of a source with so many streams, before its first batch."""
+        return cls(states=dict.fromkeys(range(streams), b''))
+
+    def to_json(self) -> dict[str, dict[str, Any]]:
+        """A record of each stream, by its number."""
+        return {str(index): self._record(state) for index, state in self.states.items()}
+
+    def _record(self, state: bytes) -> dict[str, Any]:
+        packed = base64.b64encode(zlib.compress(state, 1)).decode('ascii')
         return {'batches': self.batches, 'captured_at': self.captured_at, 'state': packed}
 
     @classmethod
-    def from_json(cls, record: dict[str, Any]) -> 'Position':
-        state = zlib.decompress(base64.b64decode(record['state']))
-        return cls(record['batches'], record['captured_at'], state)
+    def from_json(cls, records: Sequence[dict[str, Any]]) -> 'Position':
+        """From the records of all streams, in order."""
+        states = {index: zlib.decompress(base64.b64decode(record['state'])) for index, record in enumerate(records)}
+        return cls(records[0]['batches'], records[0]['captured_at'], states)
 
 
 class Prefetcher:
@@ -66,15 +76,15 @@ class Prefetcher:
         self._queue: queue.Queue[tuple[Any, BaseException | None]] = queue.Queue(depth)
         self._stop = threading.Event()
         self._lock = threading.Lock()
-        self._captures = {start.captured_at: start.state}
+        self._captures: dict[int, Mapping[int, bytes]] = {start.captured_at: start.states}
         self._consumed = start.batches
         self._thread = threading.Thread(target=self._produce, args=(start,), name='prefetch', daemon=True)
         self._thread.start()
 
     def _produce(self, start: Position) -> None:
         try:
-            if start.state:
-                self._source.restore(start.state)
+            if any(start.states.values()):
+                self._source.restore(start.states)
             for _ in range(start.batches - start.captured_at):
                 next(self._source)
                 if self._stop.is_set():
@@ -82,9 +92,9 @@ class Prefetcher:
             drawn = start.batches
             while not self._stop.is_set():
                 if drawn and drawn % self._period == 0:
-                    state = self._source.capture()
+                    states = self._source.capture()
                     with self._lock:
-                        self._captures[drawn] = state
+                        self._captures[drawn] = states
                 batch = self._place(next(self._source))
                 drawn += 1
                 self._put((batch, None))
@@ -123,7 +133,7 @@ class Prefetcher:
         with self._lock:
             at = max(number for number in self._captures if number <= self._consumed)
             # Older captures cannot be asked for any more: the consumed count only grows.
-            self._captures = {number: state for number, state in self._captures.items() if number >= at}
+            self._captures = {number: states for number, states in self._captures.items() if number >= at}
             return Position(self._consumed, at, self._captures[at])
 
     def close(self) -> None:

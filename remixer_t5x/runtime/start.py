@@ -1,13 +1,25 @@
 """The start of a run: what can be known to be wrong before compiling, and the state to go on from."""
 
 import dataclasses
+import secrets
 from collections.abc import Mapping
 from typing import Any
 
 import jax
 from etils import epath
 
-from remixer_t5x.runtime import checkpoint, data, metrics, model_dir, prefetch, saved_params, task_examples, train_state
+from remixer_t5x.errors import UserError
+from remixer_t5x.runtime import (
+    checkpoint,
+    data,
+    metrics,
+    model_dir,
+    peers,
+    prefetch,
+    saved_params,
+    task_examples,
+    train_state,
+)
 from remixer_t5x.runtime.settings import Run
 
 
@@ -23,7 +35,7 @@ class Start:
     record: Mapping[str, Any]
     told: str
     step: int = 0
-    position: prefetch.Position = prefetch.Position()
+    position: prefetch.Position = dataclasses.field(default_factory=prefetch.Position)
     window: metrics.Window = dataclasses.field(default_factory=metrics.Window)
 
     def take_state(self) -> train_state.TrainState:
@@ -46,7 +58,30 @@ def check(run: Run) -> epath.Path:
     if run.tasks is not None:
         learner.partitioner.check_batch_size(run.tasks.decoding.batch_size)
         task_examples.tasks_of(run.tasks.mixture_or_task_name, run.tasks.split, run.tasks.tasks)
-    return model_dir.claim(run.folder.model_dir)
+    return _claim(run.folder.model_dir)
+
+
+def _claim(path: str) -> epath.Path:
+    """MODEL_DIR, which the first process makes. Raises UserError where another one does not see it."""
+    # Names the run in a file that nobody has seen before, since an old folder may be on every disk.
+    token = peers.first_says(secrets.token_hex(8))
+    first = jax.process_index() == 0
+    folder = model_dir.claim(path) if first else model_dir.absolute(path)
+    if jax.process_count() > 1:
+        seen = folder / f'.{token}'
+        if first:
+            seen.write_text('')
+        peers.first_says('the folder is there')
+        found = seen.exists()
+        peers.all_have_come()
+        if first:
+            seen.unlink()
+        if not found:
+            raise UserError(
+                f'MODEL_DIR {folder} is another folder here than on the machine of process 0; give one that all '
+                'machines share, on NFS or gs://'
+            )
+    return folder
 
 
 def describe(dataset: data.DatasetConfig, config_text: str) -> dict[str, Any]:
@@ -68,7 +103,7 @@ def begin(run: Run, checkpoints: checkpoint.Checkpoints, record: Mapping[str, An
     """The newest checkpoint's state if there is one, else a fresh one (with other parameters if asked)."""
     learner = run.learner
     plan = train_state.plan(learner.model, learner.optimizer, data.batch_shapes(run.dataset), learner.partitioner)
-    latest = checkpoints.latest_step()
+    latest = peers.first_says(checkpoints.latest_step())
     if latest is not None:
         saved = checkpoints.run(latest)
         checkpoint.check_compatible(saved, record)
@@ -76,7 +111,11 @@ def begin(run: Run, checkpoints: checkpoint.Checkpoints, record: Mapping[str, An
         window = metrics.Window(saved['window'])
         return Start(plan, state, record, f'resuming at step {latest}', latest, position, window)
     path = run.folder.initial_checkpoint_path
+    # Each host reads its own part; whoever resumes the run keeps the number of parts.
+    position = prefetch.Position.start(learner.partitioner.data_shard()[1])
     if not path:
-        return Start(plan, plan.create(jax.random.key(learner.seed)), record, 'starting at step 0')
-    params = saved_params.restore_params(path, plan.abstract.params, record['vocabulary'])
-    return Start(plan, plan.begin_with(params), record, f'starting at step 0 with the parameters of {path}')
+        state, told = plan.create(jax.random.key(learner.seed)), 'starting at step 0'
+    else:
+        params = saved_params.restore_params(path, plan.abstract.params, record['vocabulary'])
+        state, told = plan.begin_with(params), f'starting at step 0 with the parameters of {path}'
+    return Start(plan, state, record, told, position=position)

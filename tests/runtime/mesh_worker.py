@@ -1,7 +1,7 @@
 """Run by test_meshes in its own process with eight virtual CPU devices: trains one model on several meshes.
 
-Prints one JSON object: run -> losses and norms per step, bytes that the state holds on the first device, and
-bytes of parameters there according to `sharding_table`.
+Prints one JSON object: run -> losses and norms per step, bytes that the state holds on the first device, bytes of
+parameters there according to `sharding_table`, and of the whole state according to its plan.
 """
 
 import json
@@ -14,7 +14,7 @@ from remixer_t5x.architecture.layer import arranged
 from remixer_t5x.architecture.stack import Stack
 from remixer_t5x.layers.positions import RelativePositionBias
 from remixer_t5x.model.seq2seq import Seq2Seq
-from remixer_t5x.runtime import optimizer, train_state, train_step
+from remixer_t5x.runtime import optimizer, step_memory, train_state, train_step
 from remixer_t5x.runtime.partition import Partitioner
 from remixer_t5x.sublayers.attention import CrossAttention, SelfAttention
 from remixer_t5x.sublayers.gated_mlp import GatedMLP
@@ -69,7 +69,8 @@ def train(make_optimizer, partitioner, microbatches=1, dropout=False, steps=3):
     shards = [shard for leaf in jax.tree.leaves(state) for shard in leaf.addressable_shards]
     held = sum(shard.data.nbytes for shard in shards if shard.device == device)
     table = sum(row.bytes_per_device for row in partitioner.sharding_table(plan.boxed_params))
-    return {'losses': losses, 'bytes': held, 'table': table}
+    planned = step_memory.bytes_per_device(plan.abstract)
+    return {'losses': losses, 'bytes': held, 'table': table, 'planned': planned}
 
 
 def main():

@@ -5,6 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 import seqio
+import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -81,6 +82,75 @@ def test_shares_are_disjoint_and_complete(task):
     # 15 batches of 2 rows are one epoch of each half of the 60 examples.
     assert not set(seen[0]) & set(seen[1])
     assert len(set(seen[0]) | set(seen[1])) == 60
+
+
+@pytest.mark.parametrize(('before', 'after'), [(1, 2), (2, 1), (2, 4), (4, 1), (2, 3)])
+def test_another_number_of_hosts_goes_on_with_the_same_batches(task, before, after):
+    """Rows of a batch lie in the order of its streams, whose number is that of the first run's hosts."""
+    config = data.DatasetConfig(task, LENGTHS, batch_size=12)
+    old = [data.TrainBatches(config, share, before, threads=1) for share in range(before)]
+    for batches in old:
+        take(batches, 3)
+    states = {index: state for batches in old for index, state in batches.capture().items()}
+    assert sorted(states) == list(range(before))
+    new = [data.TrainBatches(config, share, after, threads=1, streams=before) for share in range(after)]
+    for batches in new:
+        batches.restore(states)
+    for _ in range(2):
+        whole = [
+            {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+            for parts in ([next(batches) for batches in group] for group in (old, new))
+        ]
+        assert_same(whole[:1], whole[1:])
+
+
+def lines_task(folder, name, source=None):
+    for number in range(3):
+        (folder / f'{number}.txt').write_text(''.join(f'file {number} line {i}\n' for i in range(40)))
+    return seqio.Task(
+        name,
+        source=source or seqio.TextLineDataSource({'train': str(folder / '*.txt')}),
+        output_features={key: seqio.Feature(seqio.ByteVocabulary(extra_ids=100)) for key in LENGTHS},
+        preprocessors=[
+            lambda dataset: dataset.map(lambda line: {'inputs': line, 'targets': line}),
+            seqio.preprocessors.tokenize,
+            seqio.preprocessors.append_eos_after_trim,
+        ],
+        shuffle_buffer_size=16,
+    )
+
+
+@pytest.mark.parametrize('shares', [1, 2, 5])
+def test_a_source_that_reads_in_parallel_is_restored(tmp_path, shares):
+    """seqio's source of files; also where there are fewer files than hosts."""
+    config = data.DatasetConfig(lines_task(tmp_path, f'parallel{shares}'), LENGTHS, batch_size=5 * shares)
+    source = data.TrainBatches(config, shares - 1, shares, threads=1)
+    take(source, 11)
+    fresh = data.TrainBatches(config, shares - 1, shares, threads=1)
+    fresh.restore(source.capture())
+    assert_same(take(fresh, 4), take(source, 4))
+
+
+def test_the_order_of_a_parallel_source_is_kept(tmp_path):
+    """Reading in turn gives what seqio's own parallel reading gives."""
+    config = data.DatasetConfig(lines_task(tmp_path, 'in_turn'), LENGTHS, batch_size=5, shuffle=False)
+    converter = seqio.EncDecFeatureConverter(pack=False)
+    theirs = seqio.get_dataset(
+        config.mixture_or_task_name, LENGTHS, converter, 'train', shuffle=False, num_epochs=None, batch_size=5
+    )
+    assert_same(take(data.TrainBatches(config), 9), list(theirs.take(9).as_numpy_iterator()))
+
+
+@pytest.mark.parametrize('kind', ['generator', 'cache'])
+def test_a_source_without_a_position_is_refused_at_the_start(tmp_path, kind):
+    def read(split, shuffle_files, seed=None):
+        if kind == 'cache':
+            return tf.data.Dataset.from_tensor_slices(['a', 'b']).cache()
+        return tf.data.Dataset.from_generator(lambda: iter(['a']), output_signature=tf.TensorSpec([], tf.string))
+
+    source = seqio.FunctionDataSource(read, ['train'])
+    config = data.DatasetConfig(lines_task(tmp_path, f'no_position_{kind}', source), LENGTHS, batch_size=1)
+    assert 'position cannot be saved' in message(lambda: data.TrainBatches(config))
 
 
 @settings(max_examples=3, deadline=None)
@@ -162,6 +232,6 @@ def test_positions_are_small(tiny):
     source = data.TrainBatches(config, threads=1)
     next(source)
     state = source.capture()
-    saved = len(Position(1, 1, state).to_json()['state'])
-    print(f'position with 1000 shuffled examples: {len(state):,} bytes, {saved:,} in the checkpoint')
+    saved = len(Position(1, 1, state).to_json()['0']['state'])
+    print(f'position with 1000 shuffled examples: {len(state[0]):,} bytes, {saved:,} in the checkpoint')
     assert saved < 150_000

@@ -55,3 +55,15 @@ def test_the_table_counts_what_the_devices_hold(runs):
     for run in ('adam single', 'adam fsdp'):
         # Parameters, two moments of equal size, and a few int32 counters of steps.
         assert abs(runs[run]['bytes'] - 3 * runs[run]['table']) <= 16
+
+
+def test_the_plan_counts_what_the_devices_hold(runs):
+    for run in runs.values():
+        assert run['planned'] == run['bytes']
+
+
+def test_factored_moments_are_split_like_their_parameters(runs):
+    whole, split = (runs[name] for name in ('adafactor single', 'adafactor all, 2 microbatches'))
+    state, part = (run['bytes'] - run['table'] for run in (whole, split))
+    # fsdp and tensor halve a row or column each; placeholders, counters and biases of two heads stay.
+    assert part < 0.6 * state

@@ -25,10 +25,10 @@ class Counter:
         return self.number - 1
 
     def capture(self):
-        return str(self.number).encode()
+        return {0: str(self.number).encode()}
 
-    def restore(self, state):
-        self.number = int(state)
+    def restore(self, states):
+        self.number = int(states[0])
 
 
 @settings(max_examples=25, deadline=None)
@@ -38,7 +38,8 @@ def test_a_chain_of_runs_gives_every_batch_once(lengths, period, depth):
     for length in lengths:
         with Prefetcher(Counter(), lambda n: n, position, capture_period=period, depth=depth) as batches:
             seen += [next(batches) for _ in range(length)]
-            position = Position.from_json(json.loads(json.dumps(batches.position().to_json())))
+            records = json.loads(json.dumps(batches.position().to_json()))
+            position = Position.from_json([records['0']])
         assert position.batches == len(seen)
         assert position.batches - position.captured_at < period or position.batches < period + len(seen)
     assert seen == list(range(sum(lengths)))
@@ -52,7 +53,7 @@ def test_a_position_on_the_period_needs_no_batch_drawn_again():
         deadline = time.monotonic() + 5
         while batches.position().captured_at != 10 and time.monotonic() < deadline:
             time.sleep(0.01)
-        assert batches.position() == Position(10, 10, b'10')
+        assert batches.position() == Position(10, 10, {0: b'10'})
 
 
 def test_the_error_comes_in_the_place_of_its_batch_and_ends_the_thread():

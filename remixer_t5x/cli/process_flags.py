@@ -1,0 +1,39 @@
+"""Flags that say which process of a run this is. They are no gin macros: each process has others, and a run's
+configuration is that of all of them."""
+
+from __future__ import annotations
+
+import argparse
+
+from remixer_t5x.errors import UserError
+
+# Flag, field of `distributed.Processes`, what it is.
+_FLAGS = (
+    ('--coordinator_address', 'address', 'HOST:PORT of process 0'),
+    ('--process_count', 'count', 'how many processes; 1 is this one alone, whatever the cluster says'),
+    ('--process_index', 'index', 'which one this is, from 0'),
+    ('--initialization_timeout', 'initialization_timeout', 'seconds to wait for the others at the start (default 300)'),
+    ('--heartbeat_timeout', 'heartbeat_timeout', 'seconds of silence after which a process is lost (default 100)'),
+)
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    """The flags, as a group of their own."""
+    group = parser.add_argument_group(
+        'several processes', 'found by themselves on TPU, Slurm, Open MPI and Kubernetes; else all of the first three'
+    )
+    for flag, _, help in _FLAGS:
+        group.add_argument(flag, help=help)
+
+
+def given(args: argparse.Namespace) -> dict[str, str]:
+    """Fields of `distributed.Processes` that flags set."""
+    values = {field: getattr(args, flag.removeprefix('--')) for flag, field, _ in _FLAGS}
+    return {field: value for field, value in values.items() if value is not None}
+
+
+def refuse(args: argparse.Namespace, reason: str) -> None:
+    """Raises UserError where one of the flags is given."""
+    for flag, field, _ in _FLAGS:
+        if field in given(args):
+            raise UserError(f'{flag} is given, and {reason}; leave it out')

@@ -1,0 +1,115 @@
+"""A tf.data stream with an exact position that can be saved, and how a pipeline must be built for that."""
+
+import contextlib
+import os
+import pathlib
+import re
+import tempfile
+from collections.abc import Iterator
+from typing import Any
+from unittest import mock
+
+import tensorflow as tf
+
+from remixer_t5x.errors import UserError
+
+# TensorFlow 2.21 cannot save a position in these; a parallel interleave it saves, and hangs when it is restored.
+UNSAVED = (
+    'GeneratorDataset',
+    'CacheDataset',
+    'CacheDatasetV2',
+    'ParallelInterleaveDataset',
+    'ParallelInterleaveDatasetV2',
+    'ParallelInterleaveDatasetV3',
+    'ParallelInterleaveDatasetV4',
+)
+
+
+@contextlib.contextmanager
+def sequential_interleave() -> Iterator[None]:
+    """Within it, `Dataset.interleave` reads files in turn, in one thread, whatever parallelism it is asked for.
+
+    seqio's sources of files, its cached tasks and TFDS ask for a parallel one. The order of the elements is the same:
+    a parallel interleave that is deterministic takes them in turn too.
+    """
+    interleave = tf.data.Dataset.interleave
+
+    def in_turn(dataset: Any, *args: Any, num_parallel_calls: Any = None, deterministic: Any = None, **kwargs: Any):
+        return interleave(dataset, *args, **kwargs)
+
+    with mock.patch.object(tf.data.Dataset, 'interleave', in_turn):
+        yield
+
+
+class Stream:
+    """An iterator over `dataset` with a position; `name` is what errors call it.
+
+    Raises UserError where the pipeline has an operation without a position: now, and not at the first checkpoint.
+    """
+
+    def __init__(self, dataset: tf.data.Dataset, name: str):
+        unsaved = _unsaved_operation(dataset)
+        if unsaved:
+            raise UserError(
+                f'{name} reads by a {unsaved}, whose position cannot be saved, so a run could not be resumed; '
+                'read files instead, as seqio.TextLineDataSource does'
+            )
+        self._name = name
+        self._iterator = iter(dataset)
+        self._drawn = 0
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        try:
+            element = next(self._iterator)
+        except tf.errors.OpError as error:
+            raise UserError(
+                f'{self._name} failed after {self._drawn} batches of this run: {one_line(error)}'
+            ) from error
+        self._drawn += 1
+        return element
+
+    def capture(self) -> bytes:
+        """The position before the next element."""
+        with tempfile.TemporaryDirectory() as folder:
+            prefix = tf.train.Checkpoint(self._iterator).write(os.path.join(folder, 'position'))
+            parts = [pathlib.Path(prefix + end).read_bytes() for end in ('.index', '.data-00000-of-00001')]
+        return len(parts[0]).to_bytes(8, 'little') + parts[0] + parts[1]
+
+    def restore(self, state: bytes) -> None:
+        """Goes to the position that `capture` gave for an equal pipeline. Raises UserError where it differs."""
+        split = 8 + int.from_bytes(state[:8], 'little')
+        with tempfile.TemporaryDirectory() as folder:
+            pathlib.Path(folder, 'position.index').write_bytes(state[8:split])
+            pathlib.Path(folder, 'position.data-00000-of-00001').write_bytes(state[split:])
+            try:
+                tf.train.Checkpoint(self._iterator).read(os.path.join(folder, 'position')).assert_consumed()
+            except (tf.errors.OpError, AssertionError) as error:
+                raise UserError(
+                    f'the saved data position does not fit {self._name} any more ({one_line(error)}); train into a '
+                    'new MODEL_DIR with INITIAL_CHECKPOINT_PATH set to the old one'
+                ) from error
+
+
+def _unsaved_operation(dataset: tf.data.Dataset) -> str | None:
+    """Asked of the graph: an iterator says so only once it has read, and one that has failed to save hangs at its
+    end.
+    """
+    # 1 is IGNORE: whether the pipeline has state outside of it (a generator, a table) is not the question here.
+    text = tf.raw_ops.DatasetToGraphV2(input_dataset=tf.data.experimental.to_variant(dataset), external_state_policy=1)
+    graph = tf.compat.v1.GraphDef.FromString(text.numpy())
+    operations = {node.op for node in graph.node}
+    operations.update(node.op for function in graph.library.function for node in function.node_def)
+    return next((name for name in UNSAVED if name in operations), None)
+
+
+def one_line(error: BaseException) -> str:
+    """The first line that a user can act on. Errors from inside tf.data carry a trace of the graph after it."""
+    text = str(error)
+    own = re.search(r'UserError: ([^\n]+)', text)
+    if own:
+        return own.group(1).strip()
+    first = next((line for line in text.splitlines() if line.strip()), type(error).__name__)
+    return re.sub(r'^\{\{function_node [^}]*\}\}\s*', '', first).strip()
