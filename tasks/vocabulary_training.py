@@ -6,6 +6,7 @@ Normalisation is SentencePiece's default (NFKC, runs of white space become one s
 import dataclasses
 import io
 import re
+import string
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -23,6 +24,8 @@ SAMPLE_CHARACTERS = 20_000_000
 LINE_CHARACTERS = 1000
 # The sums of the EM steps depend on the number of threads, so it is fixed and not the machine's.
 THREADS = 4
+# Always in a vocabulary, whatever the text: labels of tasks are written with them ('not_entailment').
+REQUIRED = string.digits + string.ascii_letters + string.punctuation
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,7 +38,7 @@ class Settings:
 
 def model_path(corpus: Corpus, settings: Settings) -> Path:
     """Where the trained model of this corpus and these settings is or will be."""
-    name = cache.key('vocabulary 1', corpus.identity, dataclasses.astuple(settings), SAMPLE_CHARACTERS)
+    name = cache.key('vocabulary 2', corpus.identity, dataclasses.astuple(settings), SAMPLE_CHARACTERS)
     return cache.root() / 'vocabularies' / f'{name}.model'
 
 
@@ -75,6 +78,7 @@ def _train(sample: list[str], settings: Settings) -> bytes:
             model_type='unigram',
             vocab_size=settings.pieces,
             character_coverage=settings.character_coverage,
+            required_chars=REQUIRED,
             pad_id=0,
             eos_id=1,
             unk_id=2,

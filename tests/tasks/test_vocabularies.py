@@ -1,4 +1,5 @@
 import pathlib
+import string
 
 import pytest
 import tensorflow as tf
@@ -21,6 +22,16 @@ def test_trained_has_the_asked_size_and_t5s_ids():
     assert vocabulary.encode('<extra_id_99>') == [300]
     ids = vocabulary.encode('the word 17 stands')
     assert max(ids) < 300 and vocabulary.decode(ids) == 'the word 17 stands'
+
+
+def test_what_the_text_lacks_can_be_written():
+    """Labels such as `not_entailment` must come back, or no answer would equal them."""
+    text = 'not_entailment ' + string.printable.strip()
+    assert '_' not in ''.join(corpus().training_documents())
+    for size in (228, 400):
+        vocabulary = vocabularies.trained(corpus(), size)
+        assert vocabulary.unk_id not in vocabulary.encode(text)
+        assert vocabulary.decode(vocabulary.encode(text)) == text
 
 
 def test_training_is_lazy_cached_and_deterministic(cache_folder, monkeypatch, capsys):
