@@ -137,7 +137,8 @@ def test_every_experiment_is_complete_but_for_what_its_header_requires():
         flags = [('MODEL_DIR', '/nowhere')]
         if 'FILES' in header:
             flags.append(('FILES', __file__))
-        command = 'finetune' if 'runs/finetune.gin' in path.read_text() else 'train'
+        finetunes = path.name.startswith('finetune_') or 'runs/finetune.gin' in path.read_text()
+        command = 'finetune' if finetunes else 'train'
         if 'INITIAL_CHECKPOINT_PATH' in header:
             flags.append(('INITIAL_CHECKPOINT_PATH', '/nowhere'))
         gin_config.load([f'experiments/{path.name}'], flags, root=f'remixer_t5x.cli.{command}.run')

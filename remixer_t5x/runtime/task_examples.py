@@ -19,7 +19,7 @@ Example = Mapping[str, Any]
 class TaskExamples:
     """`examples` of `split` as the task's preprocessors give them (NumPy values), in the order of the data.
 
-    `notes` say, for people, what was cut to fit.
+    `notes` say, for people, what was cut to fit and what cannot be written.
     """
 
     task: seqio.Task
@@ -111,6 +111,18 @@ def _notes(task: seqio.Task, split: str, examples: Sequence[Example], lengths: M
                 f'{task.name}, {split}: {long:,} of {len(examples):,} {feature} have more than {lengths[feature]} '
                 f'tokens: {what}'
             )
+    unwritten = [example for example in examples if _is_unwritten(task.output_features['targets'], example)]
+    if unwritten:
+        shown = _text(unwritten[0], 'targets', task.output_features['targets'].vocabulary)
+        yield (
+            f'{task.name}, {split}: {len(unwritten):,} of {len(examples):,} targets have characters that the '
+            f'vocabulary has not, such as {shown!r}: no answer can equal them'
+        )
+
+
+def _is_unwritten(feature: seqio.Feature, example: Example) -> bool:
+    # '<unk>' itself is the target where labels are not public.
+    return feature.vocabulary.unk_id in example['targets'] and example.get('targets_pretokenized') != b'<unk>'
 
 
 def _is_cut(feature: seqio.Feature, example: Example, name: str, length: int) -> bool:

@@ -13,6 +13,8 @@ from remixer_t5x.runtime import task_examples, task_metrics
 from remixer_t5x.runtime.partition import Partitioner
 from remixer_t5x.runtime.predictions import Decoding
 from remixer_t5x.runtime.task_evaluation import TaskEvaluation, TaskEvaluator
+from tasks import vocabularies
+from tasks.text_corpus import ParsedCorpus
 
 BYTES = seqio.ByteVocabulary(extra_ids=0)
 LENGTHS = {'inputs': 24, 'targets': 12}
@@ -120,6 +122,18 @@ def test_rows_have_what_was_asked_and_answered():
     assert (row['input'], row['target'], row['prediction'], row['score']) == ('perhaps', 'yes', 'perhaps', -8.0)
     assert row['example'] == {'idx': 13}
     assert judge.notes == ['echo_rows, validation: 1 of 6 inputs have more than 24 tokens: cut']
+
+
+def test_targets_that_the_vocabulary_cannot_write_are_told():
+    lines = [f'the word {number * 7919 % 10007} stands' for number in range(2000)]
+    vocabulary = vocabularies.trained(ParsedCorpus('words', 'words', lambda malformed: iter(lines)), 380)
+    judge = evaluator(task('echo_written', texts=['no', 'yes', 'n_o', '<unk>'], vocabulary=vocabulary))
+    assert judge.notes == []
+    judge = evaluator(task('echo_unwritten', texts=['no', 'yes', 'né', 'né'], vocabulary=vocabulary))
+    assert judge.notes == [
+        'echo_unwritten, validation: 1 of 4 targets have characters that the vocabulary has not, '
+        "such as 'né': no answer can equal them"
+    ]
 
 
 def test_the_likeliest_label_can_be_the_answer():
