@@ -20,7 +20,7 @@ import tensorflow as tf
 
 from remixer_t5x.errors import UserError
 from remixer_t5x.runtime import cached_tasks
-from remixer_t5x.runtime.data_stream import Stream, one_line, sequential_interleave
+from remixer_t5x.runtime.data_stream import Stream, one_line, restorable
 
 Batch = dict[str, np.ndarray]
 FEATURES = ('inputs', 'targets')
@@ -166,7 +166,7 @@ def _examples(config: DatasetConfig, shard: seqio.ShardInfo | None, epochs: int 
     if config.use_cached:
         cached_tasks.require(source, config.cache_dir, vocabulary_record(vocabulary(config)))
     try:
-        with sequential_interleave():
+        with restorable():
             # In-memory caching is off: a cache in the pipeline would put its examples into the saved position.
             dataset = source.get_dataset(
                 lengths,
