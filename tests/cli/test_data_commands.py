@@ -78,7 +78,7 @@ def test_show_keeps_an_example_beside_its_text(capsys):
 
 
 MISTAKES = {
-    'word': (['lst'], 'data lst is no command, allowed are data list, data get, data show; type data list'),
+    'word': (['lst'], 'data lst is no command, allowed are data list, data get, data show, data cache; type data list'),
     'no name': (['get'], 'the following arguments are required: NAME; see remixer-t5x data get --help'),
     'flag of another': (['list', '--split=train'], 'unrecognized arguments: --split=train'),
     'name to show': (['show', 'super_glue_cb'], "no task 'super_glue_cb', the nearest names are super_glue_cb_v102"),

@@ -84,7 +84,7 @@ def test_shares_are_disjoint_and_complete(task):
     assert len(set(seen[0]) | set(seen[1])) == 60
 
 
-@pytest.mark.parametrize(('before', 'after'), [(1, 2), (2, 1), (2, 4), (4, 1), (2, 3)])
+@pytest.mark.parametrize(('before', 'after'), [(1, 2), (2, 1), (2, 3)])
 def test_another_number_of_hosts_goes_on_with_the_same_batches(task, before, after):
     """Rows of a batch lie in the order of its streams, whose number is that of the first run's hosts."""
     config = data.DatasetConfig(task, LENGTHS, batch_size=12)
