@@ -36,7 +36,7 @@ fi
 check 'lint (ruff)' "$VENV/bin/ruff" check .
 check 'types (mypy)' "$VENV/bin/mypy"
 check 'import directions (import-linter)' "$VENV/bin/lint-imports" --no-cache --no-logo
-check 'tests (pytest)' "$VENV/bin/python" -m pytest -q -n "${TEST_WORKERS:-2}" --dist loadgroup --durations=10 "$@"
+check 'tests (pytest)' "$VENV/bin/python" -m pytest -q -n "${TEST_WORKERS:-2}" --durations=10 "$@"
 
 if (( ${#FAILED[@]} )); then
     say "FAILED: $(IFS=,; echo "${FAILED[*]}")"

@@ -1,4 +1,4 @@
-"""Settings for all tests, made before JAX is imported."""
+"""Settings for all tests, made before JAX is imported, and which tests share a process."""
 
 import os
 
@@ -9,10 +9,24 @@ os.environ['XLA_FLAGS'] = f'{os.environ.get("XLA_FLAGS", "")} --xla_backend_opti
 os.environ.setdefault('JAX_PLATFORMS', 'cpu')
 
 
-def pytest_collection_modifyitems(items):
-    """Tests of one file share a process and what they have compiled; those of the contract, the most, by sublayer."""
-    for item in items:
-        group = item.nodeid.partition('::')[0]
-        if item.path.name == 'test_contract.py' and hasattr(item, 'callspec'):
-            group += f':{item.callspec.params.get("name")}'
-        item.add_marker(pytest.mark.xdist_group(group))
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    """Tests of one file share a process, its fixtures and what it has compiled; those of the contract by sublayer.
+
+    Not by marks of groups: pytest-xdist 3.8 writes them into an attribute that pytest 9.2 does not read any more.
+    """
+    from xdist.scheduler import LoadScopeScheduling
+
+    class ByFile(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file, _, test = nodeid.partition('::')
+            if not file.endswith('test_contract.py'):
+                return file
+            words = test.partition('[')[2].rstrip(']').split('-')
+            return f'{file}:{next((word for word in words if word not in SIDES), "")}'
+
+    return ByFile(config, log)
+
+
+# What ids of the contract's tests have beside the name of a sublayer.
+SIDES = {'encoder', 'decoder', 'one', 'packed'}
