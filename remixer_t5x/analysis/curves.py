@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import os
 import pathlib
 from collections.abc import Mapping
 from typing import Any
 
+from remixer_t5x.analysis import records
 from remixer_t5x.errors import UserError
 
 _INK, _TRAIN, _HELD_OUT = '#333333', '#8fb3d9', '#c0392b'
@@ -118,23 +118,9 @@ def read_losses(metrics_file: str | os.PathLike) -> dict[str, Points]:
     Raises:
         UserError: the file cannot be read or a line of it is not a metrics record.
     """
-    try:
-        text = pathlib.Path(metrics_file).read_text(encoding='utf-8')
-    except OSError as error:
-        reason = f'cannot be read ({error.strerror})'
-        raise UserError(f'{metrics_file} {reason}; give the metrics.jsonl of a run') from None
     curves: dict[str, Points] = {}
-    lines = text.splitlines(keepends=True)
-    for number, line in enumerate(lines, start=1):
-        # A run that is still writing, or was killed, may leave an unfinished last line.
-        if not line.strip() or (number == len(lines) and not line.endswith('\n')):
-            continue
-        try:
-            record = json.loads(line)
-            kind, step, loss = record['kind'], record['step'], record.get('loss')
-        except (json.JSONDecodeError, KeyError, TypeError):
-            reason = f'line {number} is no metrics record'
-            raise UserError(f'{metrics_file} {reason}; give the metrics.jsonl of a run') from None
+    for record in records.read(metrics_file):
+        loss = record.numbers.get('loss')
         if loss is not None:
-            curves.setdefault(kind, []).append((step, loss))
+            curves.setdefault(record.kind, []).append((record.step, loss))
     return curves

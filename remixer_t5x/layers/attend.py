@@ -15,7 +15,7 @@ from flax import linen as nn
 from remixer_t5x.context import Memory, SequenceContext
 from remixer_t5x.layers import cache
 from remixer_t5x.layers.attention_mask import memory_mask, self_attention_mask
-from remixer_t5x.layers.dot_product_attention import dot_product_attention
+from remixer_t5x.layers.dot_product_attention import attention_weights, dot_product_attention
 from remixer_t5x.layers.dropout import drop_value_rows
 from remixer_t5x.layers.step_attention import attend_step, heads_first
 
@@ -43,7 +43,9 @@ def attend_to_own(
     """
     if not ctx.decode:
         value = drop_value_rows(dropout_rate, value, deterministic=ctx.deterministic)
-        return dot_product_attention(query, key, value, self_attention_mask(ctx, key.shape[1]), bias)
+        mask = self_attention_mask(ctx, key.shape[1])
+        _show_weights(module, query, key, mask, bias)
+        return dot_product_attention(query, key, value, mask, bias)
     key = cache.extend(module, 'cached_key', heads_first(key), ctx, axis=2)
     value = cache.extend(module, 'cached_value', heads_first(value), ctx, axis=2)
     value = drop_value_rows(dropout_rate, value, deterministic=ctx.deterministic)
@@ -74,8 +76,17 @@ def attend_to_memory(
     mask = memory_mask(ctx, memory.context)
     if not ctx.decode:
         value = drop_value_rows(dropout_rate, project('value'), deterministic=ctx.deterministic)
-        return dot_product_attention(query, project('key'), value, mask, None)
+        key = project('key')
+        _show_weights(module, query, key, mask, None)
+        return dot_product_attention(query, key, value, mask, None)
     key = module.variable('cache', 'memory_key', lambda: jnp.swapaxes(heads_first(project('key')), 2, 3)).value
     value = module.variable('cache', 'memory_value', lambda: heads_first(project('value'))).value
     value = drop_value_rows(dropout_rate, value, deterministic=ctx.deterministic)
     return attend_step(query, key, value, mask, None)
+
+
+def _show_weights(module: nn.Module, query: jax.Array, key: jax.Array, mask: jax.Array, bias: jax.Array | None) -> None:
+    """Sows the weights, [batch, heads, q, k], which attention itself never keeps, for whoever draws them."""
+    # Asked here and not by `sow` alone, so that a training step does not even trace them.
+    if module.is_mutable_collection('intermediates'):
+        module.sow('intermediates', 'attention_weights', attention_weights(query, key, mask, bias))

@@ -39,6 +39,13 @@ def dot_product_attention(
     return _attend_and_keep(query, key, value, mask, bias)[0]
 
 
+def attention_weights(query: jax.Array, key: jax.Array, mask: jax.Array, bias: jax.Array | None) -> jax.Array:
+    """softmax(query key^T + bias) itself, [batch, heads, q, k] float32; arguments as of `dot_product_attention`."""
+    mask = jnp.broadcast_to(mask, (query.shape[0], *mask.shape[1:]))
+    shared = None if bias is None else bias[0]
+    return jax.nn.softmax(jax.vmap(lambda q, k, m: _row_logits(q, k, m, shared))(query, key, mask), axis=-1)
+
+
 def _attend_and_keep(query, key, value, mask, bias):
     mask = jnp.broadcast_to(mask, (query.shape[0], *mask.shape[1:]))
     shared = None if bias is None else bias[0]

@@ -58,7 +58,10 @@ class Competition(nn.Module):
     def __call__(self, mechanisms: jax.Array) -> jax.Array:
         """[mechanisms, batch, length, width] -> [mechanisms, batch, length, 1], sums to 1 over mechanisms."""
         logits = GroupDense(1, (axes.MECHANISMS, axes.EMBED, None), name='score')(mechanisms)
-        return jax.nn.softmax(logits.astype(jnp.float32), axis=0).astype(mechanisms.dtype)
+        weights = jax.nn.softmax(logits.astype(jnp.float32), axis=0)
+        # Kept only where somebody draws them.
+        self.sow('intermediates', 'competition', weights)
+        return weights.astype(mechanisms.dtype)
 
 
 class _MechanismHeads(nn.Module):

@@ -1,0 +1,132 @@
+"""Pseudo-attention: how strongly each token that comes out depends on each that goes in, for any mixer.
+
+Entry (i, j) is the norm of the Jacobian of output token i with respect to input token j, as in HyperMixer (figures 5
+and 6 and their appendix), after Simonyan et al. 2014. It is comparable to an attention matrix.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from remixer_t5x.context import Memory, describe_tokens
+
+# Tokens wider than this are probed with as many random signs instead of with every feature.
+MOST_EXACT = 64
+PROBES = 32
+# Rows of a batch that are pulled back at once.
+ROWS = 32
+
+
+class JacobianNorms:
+    """Frobenius norms of d function(x, *others)[i] / d x[j]; compiled once for all calls with the same shapes.
+
+    The rows of a batch do not see each other, so one ordinary backward pass of many equal rows gives as many rows of
+    the Jacobian. (`jax.jacrev` maps over them, and jaxlib 0.10.2 crashes on some such programs on a CPU.)
+
+    Attributes:
+        function: ([rows, inputs, embed], *others) -> [rows, outputs, features], each row by itself.
+        seed: of the random signs, which estimate the norm where there are more than MOST_EXACT features: the mean
+            square of `v . J` is the square of J's norm.
+    """
+
+    def __init__(self, function: Callable[..., jax.Array], seed: int = 0):
+        self._function, self._seed = function, seed
+        self._squares = jax.jit(self._squared)
+
+    def __call__(self, x: jax.Array, *others: Any) -> np.ndarray:
+        """[outputs, inputs] float32, for x [inputs, embed]."""
+        _, outputs, features = jax.eval_shape(self._function, x[None], *others).shape
+        found = np.zeros((outputs, x.shape[0]), np.float64)
+        for positions, vectors in _batches(outputs, _directions(features, self._seed)):
+            cotangents = (positions[:, None] == np.arange(outputs))[:, :, None] * vectors[:, None]
+            np.add.at(found, positions, np.asarray(self._squares(x, others, cotangents), np.float64))
+        return np.sqrt(found).astype(np.float32)
+
+    def _squared(self, x: jax.Array, others: tuple[Any, ...], cotangents: jax.Array) -> jax.Array:
+        """Squared norms of what comes back to each input, [rows, inputs], for each row's [outputs, features]."""
+        repeated = jnp.broadcast_to(x, (cotangents.shape[0], *x.shape))
+        made, back = jax.vjp(lambda rows: self._function(rows, *others), repeated)
+        return jnp.sum(jnp.square(back(cotangents.astype(made.dtype))[0].astype(jnp.float32)), axis=-1)
+
+
+def _directions(features: int, seed: int) -> np.ndarray:
+    """Vectors whose squared products with J add up to J's squared norm: exactly, or in the mean of the signs."""
+    if features <= MOST_EXACT:
+        return np.eye(features, dtype=np.float32)
+    signs = np.random.default_rng(seed).choice((-1.0, 1.0), size=(PROBES, features))
+    return (signs / np.sqrt(PROBES)).astype(np.float32)
+
+
+def _batches(outputs: int, directions: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """(position [ROWS], vector [ROWS, features]) of every direction at every output."""
+    total = outputs * len(directions)
+    for first in range(0, total, ROWS):
+        number = np.arange(first, first + ROWS)
+        # The last batch is filled up with zero vectors, which add nothing.
+        vectors = directions[number % len(directions)] * (number < total)[:, None]
+        yield np.minimum(number // len(directions), outputs - 1), vectors
+
+
+def encoder_layers(model: Any, params: Mapping[str, Any], inputs: np.ndarray) -> list[np.ndarray]:
+    """Pseudo-attention of each encoder layer, [length, length] each, of what the layer adds to its input.
+
+    Without the residual, whose Jacobian is the identity in every layer.
+    """
+    stack, own = model.module.encoder_stack(), params['encoder']
+    shared = {name: child for name, child in own.items() if not name.startswith(('run_', 'final_norm'))}
+    hidden = _apply(stack.clone(runs=(), final_norm=None), shared, _embedded(model, params, inputs)[None], inputs)[0]
+    maps = []
+    for index, (factory, count) in enumerate(stack.runs):
+        # One layer as a run of its own: what the stack makes for its layers is made as in the model.
+        alone = stack.clone(runs=((factory, 1),), final_norm=None, position_embedding=None, remat_policy=None)
+
+        def layer(x: jax.Array, one: Any, alone: Any = alone) -> jax.Array:
+            return _apply(alone, {**shared, 'run_0': one}, x, inputs)
+
+        norms = JacobianNorms(lambda x, one, layer=layer: layer(x, one) - x)
+        for number in range(count):
+            one = jax.tree.map(lambda leaf, n=number: leaf[n : n + 1], own[f'run_{index}'])
+            maps.append(norms(hidden, one))
+            hidden = jax.jit(layer)(hidden[None], one)[0]
+    return maps
+
+
+def encoder(model: Any, params: Mapping[str, Any], inputs: np.ndarray) -> np.ndarray:
+    """Pseudo-attention of the whole encoder: its outputs with respect to the embeddings of the text."""
+    stack = model.module.encoder_stack()
+    norms = JacobianNorms(lambda x, own: _apply(stack, own, x, inputs))
+    return norms(_embedded(model, params, inputs), params['encoder'])
+
+
+def decoder_to_text(model: Any, params: Mapping[str, Any], inputs: np.ndarray, targets: np.ndarray) -> np.ndarray:
+    """How the decoder's output at each token of `targets` depends on each embedding of the text, through all layers."""
+    encoder_stack, decoder_stack = model.module.encoder_stack(), model.module.decoder_stack()
+    begun = _embedded(model, params, np.concatenate([[0], targets[:-1]]).astype(np.int32))
+
+    def function(x: jax.Array, params: Any, begun: jax.Array) -> jax.Array:
+        rows = x.shape[0]
+        memory = Memory(_apply(encoder_stack, params[0], x, inputs), describe_tokens(_rows(inputs, rows)))
+        ctx = describe_tokens(_rows(targets, rows), causal=True, memory=memory)
+        return decoder_stack.apply({'params': params[1]}, jnp.broadcast_to(begun, (rows, *begun.shape)), ctx)
+
+    return JacobianNorms(function)(_embedded(model, params, inputs), (params['encoder'], params['decoder']), begun)
+
+
+def _apply(stack: Any, params: Mapping[str, Any], x: jax.Array, tokens: np.ndarray) -> jax.Array:
+    """The stack on [rows, length, embed], every row with the facts of `tokens`."""
+    return stack.apply({'params': params}, x, describe_tokens(_rows(tokens, x.shape[0])))
+
+
+def _rows(tokens: np.ndarray, count: int) -> jax.Array:
+    return jnp.broadcast_to(jnp.asarray(tokens, jnp.int32), (count, len(tokens)))
+
+
+def _embedded(model: Any, params: Any, tokens: np.ndarray) -> jax.Array:
+    """[length, embed]."""
+    rows = jnp.asarray(tokens, jnp.int32)[None]
+    return model.module.apply({'params': params}, rows, method=lambda module, ids: module.token_embedder(ids))[0]

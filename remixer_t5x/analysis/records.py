@@ -1,0 +1,162 @@
+"""What a run left behind, as plain data: its records of metrics, its settings, and its predictions."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import pathlib
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from remixer_t5x.errors import UserError
+
+TRAIN = 'train'
+# Where a run lies and where it reads from change nothing about what it computes.
+PLACES = ('MODEL_DIR', 'CACHE_DIR', 'DATA_DIR')
+SEED = 'SEED'
+
+
+@dataclasses.dataclass(frozen=True)
+class Record:
+    """One line of a metrics.jsonl. `kind` is 'train', or what was evaluated; a number that was not finite is None."""
+
+    kind: str
+    step: int
+    numbers: Mapping[str, float | None]
+    timing: Mapping[str, float | None]
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """One run.
+
+    `records` are of training, `evaluations` of `remixer-t5x eval`; `config` is the operative gin; `predictions` are
+    the rows of each file, newest step only, by '<task>-<split>'.
+    """
+
+    name: str
+    folder: str
+    records: Sequence[Record]
+    config: str = ''
+    evaluations: Sequence[Record] = ()
+    predictions: Mapping[str, Sequence[Mapping[str, Any]]] = dataclasses.field(default_factory=dict)
+
+    def series(self, kind: str, number: str) -> list[tuple[int, float]]:
+        """(step, value) of one number, or of one timing, in the order of steps; what is not finite is left out."""
+        found = {}
+        for record in self.records:
+            value = record.numbers.get(number, record.timing.get(number))
+            if record.kind == kind and value is not None:
+                found[record.step] = value
+        return sorted(found.items())
+
+    def kinds(self) -> list[str]:
+        """The evaluations during training, in the order of their first lines."""
+        return list(dict.fromkeys(record.kind for record in self.records if record.kind != TRAIN))
+
+    def latest(self) -> dict[str, Record]:
+        """The newest record of each evaluation, during training and afterwards; of equal steps the later line."""
+        found: dict[str, Record] = {}
+        for record in (*self.records, *self.evaluations):
+            if record.kind != TRAIN and (record.kind not in found or record.step >= found[record.kind].step):
+                found[record.kind] = record
+        return found
+
+    def settings(self) -> dict[str, str]:
+        """What the configuration sets: macro or `module.Class.argument` to its value as gin text."""
+        return settings_of(self.config)
+
+
+def read(metrics_file: str | os.PathLike[str]) -> list[Record]:
+    """The records of a metrics.jsonl in the order of the file; an unfinished last line is left out.
+
+    Raises:
+        UserError: the file cannot be read or a line of it is not a metrics record.
+    """
+    try:
+        text = pathlib.Path(metrics_file).read_text(encoding='utf-8')
+    except OSError as error:
+        raise UserError(f'{metrics_file} cannot be read ({error.strerror}); give the metrics.jsonl of a run') from None
+    except UnicodeDecodeError:
+        raise UserError(f'{metrics_file} is no text; give the metrics.jsonl of a run') from None
+    records = []
+    lines = text.splitlines(keepends=True)
+    for number, line in enumerate(lines, start=1):
+        # A run that is still writing, or was killed, may leave an unfinished last line.
+        if not line.strip() or (number == len(lines) and not line.endswith('\n')):
+            continue
+        try:
+            records.append(_record(json.loads(line)))
+        except (json.JSONDecodeError, KeyError, TypeError, AttributeError):
+            raise UserError(
+                f'{metrics_file} line {number} is no metrics record; give the metrics.jsonl of a run'
+            ) from None
+    return records
+
+
+def _record(found: dict[str, Any]) -> Record:
+    numbers = {name: value for name, value in found.items() if name != 'step' and (value is None or _is_number(value))}
+    timing = {name: value for name, value in found.get('timing', {}).items() if value is None or _is_number(value)}
+    if not isinstance(found['kind'], str) or not _is_number(found['step']):
+        raise TypeError('kind or step')
+    return Record(found['kind'], int(found['step']), numbers, timing)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def settings_of(config: str) -> dict[str, str]:
+    """The statements `name = value` of a gin text; gin indents the lines that continue one."""
+    found: dict[str, str] = {}
+    name = ''
+    for line in config.splitlines():
+        start = re.match(r'([\w./]+) = (.*)', line)
+        if start:
+            name, found[start[1]] = start[1], start[2].rstrip('\\').strip()
+        elif line.startswith(' ') and name:
+            found[name] = f'{found[name]} {line.rstrip(chr(92)).strip()}'.strip()
+        elif line.strip():
+            name = ''
+    return found
+
+
+def differences(runs: Sequence[Run]) -> list[tuple[str, list[str | None]]]:
+    """(setting, its value in each run) of the settings in which the runs differ, macros first; None: not set.
+
+    A setting that only passes a macro on is the same everywhere, so a changed macro is one line.
+    """
+    each = [run.settings() for run in runs]
+    names = dict.fromkeys(name for settings in each for name in settings)
+    differing = []
+    for name in names:
+        values = [settings.get(name) for settings in each]
+        if name not in PLACES and len(set(values)) > 1:
+            differing.append((name, values))
+    return sorted(differing, key=lambda one: (not one[0].isupper(), one[0]))
+
+
+@dataclasses.dataclass(frozen=True)
+class Group:
+    """Runs that differ in their seed alone."""
+
+    name: str
+    runs: Sequence[Run]
+
+
+def by_seed(runs: Sequence[Run]) -> list[Group]:
+    """The runs in groups of equal settings, seed and places aside; a run without settings is a group of its own."""
+    groups: dict[Any, list[Run]] = {}
+    for run in runs:
+        settings = {name: value for name, value in run.settings().items() if name not in (*PLACES, SEED)}
+        groups.setdefault(tuple(sorted(settings.items())) or run.folder, []).append(run)
+    return [Group(_name(members), members) for members in groups.values()]
+
+
+def _name(runs: Sequence[Run]) -> str:
+    if len(runs) == 1:
+        return runs[0].name
+    common = os.path.commonprefix([run.name for run in runs]).rstrip('_-./ ') or runs[0].name
+    return f'{common} × {len(runs)}'

@@ -1,0 +1,113 @@
+"""`remixer-t5x report` over two tiny runs, as a user types it."""
+
+import json
+import os
+import pathlib
+import shutil
+
+import gin
+import jax
+import pytest
+
+from remixer_t5x.cli.main import main
+
+pytestmark = [
+    pytest.mark.filterwarnings('ignore::DeprecationWarning'),
+    pytest.mark.filterwarnings('ignore::ResourceWarning'),
+]
+
+TRAIN = [
+    'train', '--gin_file=experiments/own_text.gin', '--gin.FILES=text.txt', '--gin.VALIDATION_FRACTION=0.5',
+    '--gin.VOCABULARY=@vocabularies.byte()', '--gin.VOCAB_SIZE=384',
+    "--gin.TASK_FEATURE_LENGTHS={'inputs': 32, 'targets': 14}",
+    '--gin.EMBED_DIM=8', '--gin.NUM_HEADS=1', '--gin.HEAD_DIM=8', '--gin.REMIXER_DIM=8', '--gin.NUM_ENCODER_LAYERS=1',
+    '--gin.NUM_DECODER_LAYERS=1', '--gin.BATCH_SIZE=2', '--gin.TRAIN_STEPS=2', '--gin.WARMUP_STEPS=1',
+    '--gin.LOG_PERIOD=1', '--gin.EVAL_PERIOD=2', '--gin.EVAL_STEPS=1', '--gin.CHECKPOINT_PERIOD=2',
+]  # fmt: skip
+
+
+@pytest.fixture(scope='module')
+def place(tmp_path_factory):
+    """The current folder, with a run `first`, and `second`, which differs in its seed; all is left clean."""
+    folder, before, environment = tmp_path_factory.mktemp('report'), pathlib.Path.cwd(), dict(os.environ)
+    os.chdir(folder)
+    os.environ['REMIXER_T5X_CACHE'] = str(folder / 'cache')
+    (folder / 'text.txt').write_text('\n\n'.join(f'Paragraph {n} of a text about {n} things.' for n in range(60)))
+    assert main([*TRAIN, '--gin.MODEL_DIR=first']) == 0
+    shutil.copytree('first', 'second')
+    config = folder / 'second' / 'config.gin'
+    config.write_text(config.read_text().replace('\nSEED = 0\n', '\nSEED = 1\n'))
+    predictions = folder / 'first' / 'eval' / 'predictions'
+    predictions.mkdir(parents=True)
+    row = {'index': 0, 'input': '<script>alert(1)</script>', 'target': 'a b', 'prediction': '<script>alert(2)</script>'}
+    (predictions / 'cogs-gen-2.jsonl').write_text(json.dumps(row) + '\n')
+    record = {
+        'kind': 'gen/cogs',
+        'step': 2,
+        'exact_match': 36.0,
+        **{f'type_{n}': 1.5 * n for n in range(9)},
+        'timing': {},
+    }
+    (folder / 'first' / 'eval' / 'metrics.jsonl').write_text(json.dumps(record) + '\n')
+    yield folder
+    os.chdir(before)
+    os.environ.clear()
+    os.environ.update(environment)
+    gin.clear_config()
+    jax.clear_caches()
+
+
+def test_two_runs_become_one_file_with_pictures(place, capsys):
+    """Runs that differ in their seed share the pictures of the first."""
+    assert main(['report', 'first', 'second', '--pictures', '--text=What is it?', '--pictures_dir=pictures']) == 0
+    assert capsys.readouterr().out.startswith('report       report.html')
+    text = (place / 'report.html').read_text()
+    assert '<script>alert' not in text and 'alert(2)' in text
+    for shown in ('SEED', 'type 8', '36.00', 'What H learned, encoder', 'Self-attention, encoder', 'Cross-attention',
+                  'Pseudo-attention, decoder to text', 'H is near zero in 1 of 1 layers (encoder 1)'):  # fmt: skip
+        assert shown in text, shown
+    assert text.count('What H learned, encoder</b>') == 1
+    names = {path.name for path in (place / 'pictures').iterdir()}
+    assert {'first-remixer-encoder.png', 'first-remixer-encoder.svg', 'first-attention-cross.svg'} <= names
+    assert not [name for name in names if name.startswith('second')]
+
+
+def test_without_the_vocabulary_there_is_everything_else(place, capsys):
+    shutil.copytree('first', 'moved', dirs_exist_ok=True)
+    config = place / 'moved' / 'config.gin'
+    config.write_text(config.read_text().replace('import vocabularies', 'import vocabularies_of_mine'))
+    assert main(['report', 'moved', '--pictures', '--out=moved.html']) == 0
+    said = 'no pictures of what was learned: '
+    assert [line for line in capsys.readouterr().err.splitlines() if said in line] != []
+    assert 'No pictures of what was learned: ' in (place / 'moved.html').read_text()
+
+
+def _broken(place, name, file, text):
+    folder = place / name
+    shutil.copytree('first', folder, dirs_exist_ok=True)
+    (folder / file).write_text(text)
+
+
+@pytest.mark.parametrize(
+    ('argv', 'line'),
+    [
+        (['none'], 'none is no folder; give the MODEL_DIR of a run'),
+        (
+            ['first/checkpoints'],
+            'first/checkpoints is no run (no remixer_t5x_run.json there); give the MODEL_DIR of one',
+        ),
+        (['empty'], 'empty has no metrics yet; wait for the first log (LOG_PERIOD steps), or give another run'),
+        (['torn'], 'torn/metrics.jsonl line 1 is no metrics record; give the metrics.jsonl of a run'),
+        (['first', './first'], 'first is given twice; give each run once'),
+        (['first', '--pictures=maybe'], "--pictures is 'maybe'; type --pictures=True or --pictures=False"),
+        (['first', '--text=x'], 'add --pictures, which runs the config.gin of each run'),
+        (['first', '--out=text.txt/x.html'], 'give another file by --out'),
+        ([], 'the following arguments are required: MODEL_DIR; see remixer-t5x report --help'),
+    ],
+)
+def test_a_mistake_is_one_line_and_exit_code_2(place, capsys, argv, line):
+    _broken(place, 'empty', 'metrics.jsonl', '')
+    _broken(place, 'torn', 'metrics.jsonl', 'x\n{}\n')
+    assert main(['report', *argv]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith('error: ') and error.count('\n') == 1 and line in error
