@@ -3,3 +3,9 @@
 
 class UserError(ValueError):
     """Says on one line what was given, what is allowed, and what to type instead."""
+
+
+def one_line(text: str) -> str:
+    """`text` without line ends, and without the control characters by which a file's content could rule a terminal."""
+    line = ' '.join(text.split())
+    return ''.join(character if character.isprintable() else '\N{REPLACEMENT CHARACTER}' for character in line)

@@ -13,7 +13,8 @@ from typing import Any
 class Flag:
     """`--name VALUE` for the macro `macro`; with `alone`, the value that `--name` has without one.
 
-    A name without dashes is that of a word which the command requires: `data get NAME`.
+    A name without dashes is that of a word which the command requires: `data get NAME`; with `many`, of one word or
+    several, which the macro gets as a tuple.
     Where `module` is given, the flag asks for another function than the command's: `module`'s `run`, with its own base.
     Where `only_with` names such flags, it is read by their functions alone.
     """
@@ -25,6 +26,7 @@ class Flag:
     module: str | None = None
     base: tuple[str, ...] = ()
     only_with: tuple[str, ...] = ()
+    many: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,6 +67,7 @@ _KEEP_BUFFERS = (
 _SPLIT = Flag('--split', 'DATA_SPLIT', "which split to read (default 'train')")
 _NUM_EXAMPLES = Flag('--num_examples', 'NUM_EXAMPLES', 'how many examples to show (default 2)')
 _MESH = Flag('--mesh', 'MESH', "sizes of the mesh axes, in place of the hardware file's, such as data=2,fsdp=4")
+_RESTORE = Flag('--restore', 'RESTORE', 'previous: go on from the checkpoint before where the newest is damaged')
 _DESCRIBED = ('--sharding', '--memory')
 _CHECKPOINT = Flag('--checkpoint', 'CHECKPOINT_PATH', 'a checkpoint, or a MODEL_DIR (its newest)')
 # Directions of `convert`: in some the files say which model it is, in the others the user's gin files do.
@@ -84,7 +87,7 @@ COMMANDS = (
         tensorflow=True,
         several=True,
         saves=True,
-        flags=(_MESH,),
+        flags=(_MESH, _RESTORE),
         examples=(
             'remixer-t5x train --gin_file=experiments/quickstart.gin',
             'remixer-t5x train --gin_file=experiments/quickstart.gin --gin.MODEL_DIR=/tmp/run --gin.TRAIN_STEPS=1000',
@@ -99,7 +102,7 @@ COMMANDS = (
         tensorflow=True,
         several=True,
         saves=True,
-        flags=(_MESH,),
+        flags=(_MESH, _RESTORE),
         examples=(
             'remixer-t5x finetune --gin_file=experiments/finetune_super_glue.gin --gin.MODEL_DIR=runs/super_glue '
             '--gin.INITIAL_CHECKPOINT_PATH=runs/pretrained',
@@ -320,6 +323,27 @@ COMMANDS = (
             'remixer-t5x convert --from_hf=downloads/t5-v1_1-small --to=runs/t5_small',
             'remixer-t5x convert --gin_file=runs/t5_small/model.gin --checkpoint=runs/finetuned --to_hf=exported',
             'remixer-t5x convert --checkpoint=runs/remixer --to_safetensors=remixer.safetensors',
+        ),
+    ),
+    Command(
+        'report',
+        'one HTML file about runs: curves, tasks, predictions, settings, and pictures of what was learned',
+        'remixer_t5x.cli.report',
+        base=('runs/report.gin',),
+        partial=False,
+        # A run that is still training keeps its accelerator.
+        env=(('JAX_PLATFORMS', 'cpu'),),
+        tensorflow=True,
+        flags=(
+            Flag('MODEL_DIR', 'MODEL_DIRS', 'folders of runs', many=True),
+            Flag('--out', 'REPORT_OUT', "the file to write (default 'report.html')"),
+            Flag('--text', 'REPORT_TEXT', 'what the model reads for the pictures (default: a short sentence)'),
+            Flag('--pictures', 'REPORT_PICTURES', 'draw what models learned; runs each config.gin', alone='True'),
+            Flag('--pictures_dir', 'PICTURES_DIR', 'also write each picture as PNG and SVG into this folder'),
+        ),
+        examples=(
+            'remixer-t5x report runs/quickstart',
+            "remixer-t5x report runs/remixer runs/t5 --out=compared.html --pictures --text='What does it look at?'",
         ),
     ),
 )

@@ -20,6 +20,7 @@ def run(
     folder: settings.Folder,
     periods: settings.Periods,
     tasks: TaskEvaluation | None = None,
+    recovery: settings.Recovery | None = None,
 ) -> settings.Result:
     """Finetunes and says at the end which checkpoint was best on which task.
 
@@ -29,10 +30,11 @@ def run(
         folder: MODEL_DIR, and INITIAL_CHECKPOINT_PATH (None trains from random parameters).
         periods: how long, and how often what happens.
         tasks: what the model is judged on; None needs EVAL_PERIOD = None.
+        recovery: what happens when something fails; None stops.
     """
     flops = counts.count(learner.model, dataset.task_feature_lengths).training_flops * dataset.batch_size
     result = loop.train(
-        settings.Run(learner, dataset, folder, periods, tasks=tasks),
+        settings.Run(learner, dataset, folder, periods, tasks=tasks, recovery=recovery or settings.Recovery()),
         config_text=gin_config.operative_config(),
         flops_per_step=flops,
     )

@@ -39,8 +39,8 @@ class _Sources:
         self.scan = gin_files.Scan()
         self._open: list[str] = []
 
-    def add_file(self, name: str, asked_by: str = '') -> None:
-        path = gin_files.find(name, self.search_paths, asked_by)
+    def add_file(self, name: str, asked_by: str = '', by_us: bool = False) -> None:
+        path = gin_files.find(name, self.search_paths, asked_by, by_us)
         file, shipped = gin_files.display_name(path)
         if str(path.resolve()) in self._open:
             raise UserError(f'{asked_by}{file} includes itself; remove one of the include lines')
@@ -50,10 +50,10 @@ class _Sources:
             raise UserError(f'{asked_by}gin file {file} cannot be read: {error}') from None
         found, includes = gin_files.scan(text, file, shipped)
         self._open.append(str(path.resolve()))
-        self._add_text(text, file, found, includes)
+        self._add_text(text, file, found, includes, shipped)
         self._open.pop()
 
-    def _add_text(self, text: str, file: str, found: gin_files.Scan, includes: list) -> None:
+    def _add_text(self, text: str, file: str, found: gin_files.Scan, includes: list, shipped: bool = False) -> None:
         lines = text.splitlines()
         import_lines = {statement.location.line_num for statement in found.imports.values()}
         start = 1
@@ -66,7 +66,7 @@ class _Sources:
             self.segments.append(_Segment(file, '\n'.join(kept) + '\n', found.imports))
             self.scan.bindings += [b for b in found.bindings if start <= b.place.line < stop]
             if include:
-                self.add_file(include.filename, asked_by=f'{file} line {stop}: ')
+                self.add_file(include.filename, asked_by=f'{file} line {stop}: ', by_us=shipped)
             start = stop + 1
         for name, statement in found.imports.items():
             self.scan.imports.setdefault(name, statement)
@@ -108,21 +108,24 @@ def load(
     search_paths: Sequence[str] = (),
     partial: bool = False,
     importing: contextlib.AbstractContextManager | None = None,
+    base: Sequence[str] = (),
 ) -> None:
-    """Replaces gin's configuration by what `files` and then `flags` (name, value text) say.
+    """Replaces gin's configuration by what `base`, `files` and then `flags` (name, value text) say.
 
     Args:
         files: gin files, looked up by `gin_files.find`; later ones win.
+        base: shipped files that the command itself reads first.
         root: full name of the function to be called (`remixer_t5x.cli.info.run`): what it reaches must be defined.
         partial: the command reads only a part of a configuration that was written for training; macros known to the
             shipped configs may then stay unread, and what the command does not reach may stay undefined.
-
         importing: entered once the text has passed the checks that need no library, while gin imports what it names.
 
     Raises:
         UserError: anything wrong with files, flags, names or values, on one line.
     """
     sources = _Sources(search_paths)
+    for file in base:
+        sources.add_file(file, by_us=True)
     for file in files:
         sources.add_file(file)
     for name, value in flags:

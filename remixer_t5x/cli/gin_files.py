@@ -194,8 +194,11 @@ def shipped_bindings() -> Iterator[tuple[str, Binding]]:
             yield name, binding
 
 
-def find(name: str, search_paths: Sequence[str] = (), asked_by: str = '') -> pathlib.Path:
+def find(name: str, search_paths: Sequence[str] = (), asked_by: str = '', by_us: bool = False) -> pathlib.Path:
     """The gin file called `name`: in the current folder, the search paths, then the shipped configs.
+
+    `by_us`: a command or a shipped file asks, and means the shipped one: nothing in the folder where somebody happens
+    to be may take its place, since gin runs code.
 
     Raises:
         UserError: it is nowhere; the message names the nearest shipped files.
@@ -205,6 +208,8 @@ def find(name: str, search_paths: Sequence[str] = (), asked_by: str = '') -> pat
     candidates = [pathlib.Path(name).expanduser()]
     candidates += [pathlib.Path(path).expanduser() / name for path in search_paths]
     candidates += [shipped / bare]
+    if by_us:
+        candidates.insert(0, candidates.pop())
     for candidate in candidates:
         if candidate.is_file():
             return candidate

@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from remixer_t5x import __version__
 from remixer_t5x.cli import process_flags, quiet
 from remixer_t5x.cli.commands import COMMANDS, Command, Flag
-from remixer_t5x.errors import UserError
+from remixer_t5x.errors import UserError, one_line
 
 _GIN_HELP = """\
 gin flags:
@@ -63,7 +63,7 @@ def _tell(error: BaseException, process: str = '', verbose: bool = False) -> int
     if verbose or not isinstance(error, UserError):
         traceback.print_exception(error)
     text = str(error) if isinstance(error, UserError) else f'{type(error).__name__}: {error}'
-    print(f'error{where}: {" ".join(text.split())}', file=sys.stderr)
+    print(f'error{where}: {one_line(text)}', file=sys.stderr)
     return getattr(error, 'exit_code', 2) if isinstance(error, UserError) else 1
 
 
@@ -82,13 +82,15 @@ def _run(argv: list[str], own_process: bool) -> int:
     given = [flag for flag in command.flags if getattr(args, flag.macro) is not None]
     _check_together(given)
     for flag in given:
-        gin_flags.append((flag.macro, getattr(args, flag.macro)))
+        value = getattr(args, flag.macro)
+        gin_flags.append((flag.macro, repr(tuple(value)) if flag.many else value))
         module, base = flag.module or module, flag.base or base
     from remixer_t5x.cli import gin_config
 
     gin_config.load(
-        [*base, *args.gin_file],
+        args.gin_file,
         gin_flags,
+        base=base,
         root=f'{module}.run',
         search_paths=[path for given in args.gin_search_paths for path in given.split(',') if path],
         partial=command.partial,
@@ -210,7 +212,7 @@ def _add_command(commands, command: Command) -> None:
         if flag.name.startswith('-'):
             parser.add_argument(flag.name, dest=flag.macro, help=flag.help, **alone)
         else:
-            parser.add_argument(flag.macro, metavar=flag.name, help=flag.help)
+            parser.add_argument(flag.macro, metavar=flag.name, help=flag.help, nargs='+' if flag.many else None)
     if command.several:
         process_flags.add(parser)
 

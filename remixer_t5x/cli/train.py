@@ -21,6 +21,7 @@ def run(
     folder: settings.Folder,
     periods: settings.Periods,
     evaluation: Evaluation | None = None,
+    recovery: settings.Recovery | None = None,
 ) -> settings.Result:
     """Trains and says at the end where things lie.
 
@@ -30,9 +31,10 @@ def run(
         folder: MODEL_DIR and what it keeps.
         periods: how long, and how often what happens.
         evaluation: held-out data; None needs EVAL_PERIOD = None.
+        recovery: what happens when something fails; None stops.
     """
     result = loop.train(
-        settings.Run(learner, dataset, folder, periods, evaluation),
+        settings.Run(learner, dataset, folder, periods, evaluation, recovery=recovery or settings.Recovery()),
         config_text=gin_config.operative_config(),
         flops_per_step=_flops_per_step(learner, dataset),
     )

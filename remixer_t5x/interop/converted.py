@@ -16,7 +16,7 @@ import orbax.checkpoint as ocp
 from etils import epath
 
 from remixer_t5x.errors import UserError
-from remixer_t5x.runtime import checkpoint, model_dir, saved_params
+from remixer_t5x.runtime import checkpoint, durable, model_dir, saved_params
 
 Params = Any
 
@@ -46,7 +46,7 @@ def write(folder: epath.Path, params: Params, step: int, run: Mapping[str, Any])
       run: see `record`.
     """
     place = folder / model_dir.CHECKPOINTS
-    options = ocp.CheckpointManagerOptions(enable_async_checkpointing=False, cleanup_tmp_directories=True)
+    options = durable.options(place)
     with checkpoint.told(place / str(step), 'written'):
         with ocp.CheckpointManager(place, options=options, item_names=('state', 'run')) as manager:
             items = ocp.args.Composite(
@@ -64,6 +64,7 @@ def read(path: str, setting: str = 'CHECKPOINT_PATH') -> tuple[Params, dict[str,
       setting: what errors call the path.
     """
     folder = saved_params.find_step(path, setting)
+    checkpoint.verify(folder)
     found = saved_params.read_record(folder)
     with checkpoint.told(folder, 'read'), ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as reader:
         metadata = reader.metadata(folder / 'state')

@@ -14,7 +14,7 @@ import orbax.checkpoint as ocp
 from etils import epath
 
 from remixer_t5x.errors import UserError
-from remixer_t5x.runtime import checkpoint, model_dir, peers, saved_params
+from remixer_t5x.runtime import checkpoint, durable, model_dir, peers, saved_params
 from remixer_t5x.runtime.task_evaluation import Report
 
 BEST = 'best'
@@ -63,7 +63,7 @@ class BestCheckpoints:
 
     def _save(self, folder: epath.Path, step: int, params: Any, record: Mapping[str, Any]) -> None:
         others = peers.first_says([other for other in saved_params.steps_in(folder) if other != step])
-        options = ocp.CheckpointManagerOptions(enable_async_checkpointing=False, cleanup_tmp_directories=True)
+        options = durable.options(folder)
         with checkpoint.told(folder / str(step), 'written'):
             _check_space(folder, params)
             with ocp.CheckpointManager(folder, options=options, item_names=('state', 'run')) as manager:

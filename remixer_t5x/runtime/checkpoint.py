@@ -2,8 +2,8 @@
 
 `MODEL_DIR/checkpoints/<step>` holds three items: `state` (arrays, sharded; they restore on any mesh), `data`
 (the position of each stream of batches, JSON) and `run` (operative gin, vocabulary fingerprint, versions, JSON).
-Orbax writes into a temporary name and renames at the end, so a step that is listed is complete; what an interrupted
-write left is removed at the start.
+Orbax writes into a temporary name, which `durable` syncs and renames at the end, so a step that is listed is complete;
+what an interrupted write left is removed at the start.
 """
 
 import contextlib
@@ -21,7 +21,7 @@ from etils import epath
 from jax.experimental import multihost_utils
 
 from remixer_t5x.errors import UserError
-from remixer_t5x.runtime import model_dir
+from remixer_t5x.runtime import data_identity, durable, finite, model_dir, peers, safe_checkpoint
 from remixer_t5x.runtime.prefetch import Position
 
 State = Any
@@ -33,6 +33,10 @@ FIXED = {
     'task': 'MIXTURE_OR_TASK_NAME',
     'seed': 'SEED',
 }
+
+
+class SaveFailed(UserError):
+    """A checkpoint could not be written."""
 
 
 class _TracebackFilter(logging.Filter):
@@ -70,29 +74,53 @@ class Checkpoints:
             raise UserError(f'KEEP_CHECKPOINTS is {keep}; it takes 1 or more, or None to keep all')
         self._folder = folder / model_dir.CHECKPOINTS
         _quiet_failed_writes()
-        options = ocp.CheckpointManagerOptions(
-            max_to_keep=keep, cleanup_tmp_directories=True, enable_async_checkpointing=True
-        )
+        self._options = durable.options(self._folder, keep, background=True)
+        self._open()
+
+    def _open(self) -> None:
         with told(self._folder, 'opened'):
-            self._manager = ocp.CheckpointManager(self._folder, options=options, item_names=('state', 'data', 'run'))
+            self._manager = ocp.CheckpointManager(
+                self._folder, options=self._options, item_names=('state', 'data', 'run')
+            )
 
     @property
     def folder(self) -> epath.Path:
         return self._folder
 
     def steps(self) -> list[int]:
-        """Complete checkpoints, oldest first."""
-        return sorted(self._manager.all_steps())
+        """Complete checkpoints, oldest first. Waits for one that is being written, which until then is none."""
+        with contextlib.suppress(Exception):
+            self._manager.wait_until_finished()
+        # The manager forgets the one before as soon as a write begins, also where the write then fails.
+        return sorted(ocp.utils.checkpoint_steps(self._folder))
 
     def latest_step(self) -> int | None:
         """The newest complete checkpoint; None when there is none."""
         steps = self.steps()
         return steps[-1] if steps else None
 
+    def set_aside(self, step: int) -> epath.Path:
+        """Moves a checkpoint that cannot be used to MODEL_DIR/damaged; returns its new folder. One process calls it,
+        all call `reopen`.
+        """
+        place = self._folder.parent / 'damaged' / str(step)
+        with told(self._folder / str(step), 'moved away'):
+            place.parent.mkdir(exist_ok=True)
+            if place.exists():
+                place.rmtree()
+            (self._folder / str(step)).rename(place)
+        return place
+
+    def reopen(self) -> None:
+        """Begins anew after a failed write, or where the folder has changed; removes unfinished writes."""
+        with contextlib.suppress(Exception):
+            self._manager.close()
+        self._open()
+
     def save(self, step: int, state: State, position: Position, run: dict[str, Any]) -> None:
         """Starts writing and returns once the arrays are copied to the host.
 
-        Raises UserError when this or the previous write failed; complete checkpoints are untouched by that.
+        Raises SaveFailed when this or the previous write failed; complete checkpoints are untouched by that.
         """
         self._check_space(state)
         items = ocp.args.Composite(
@@ -104,13 +132,17 @@ class Checkpoints:
             self._manager.save(step, args=items, force=True)
 
     def restore(self, step: int, abstract_state: State) -> tuple[State, Position]:
-        """The state in the shapes and shardings of `abstract_state`, and the data position with all its streams."""
+        """The state in the shapes and shardings of `abstract_state`, and the data position with all its streams.
+
+        Raises UserError where it does not fit or cannot be read, durable.Damaged where a number is not finite.
+        """
         check_shapes(self._folder / str(step) / 'state', abstract_state)
         with told(self._folder / str(step), 'read'):
             items = self._manager.restore(
                 step,
                 args=ocp.args.Composite(state=ocp.args.StandardRestore(abstract_state), data=ocp.args.JsonRestore()),
             )
+        check_finite(self._folder / str(step), items['state'])
         return items['state'], Position.from_json(items['data']['positions'])
 
     def run(self, step: int) -> dict[str, Any]:
@@ -119,12 +151,12 @@ class Checkpoints:
             return self._manager.restore(step, args=ocp.args.Composite(run=ocp.args.JsonRestore()))['run']
 
     def check_for_errors(self) -> None:
-        """Raises UserError when a write in the background has failed; does not wait."""
+        """Raises SaveFailed when a write in the background has failed; does not wait."""
         with self._told_save(None):
             self._manager.check_for_errors()
 
     def wait(self) -> None:
-        """Returns when the last checkpoint is complete; raises UserError when it could not be written."""
+        """Returns when the last checkpoint is complete; raises SaveFailed when it could not be written."""
         with self._told_save(None):
             self._manager.wait_until_finished()
             self._manager.check_for_errors()
@@ -145,7 +177,7 @@ class Checkpoints:
             with contextlib.suppress(Exception):
                 # The write under way may still fit, and would then be the one to go on from.
                 self._manager.wait_until_finished()
-            raise UserError(
+            raise SaveFailed(
                 f'the disk of {self._folder} has {free / 2**20:.1f} MiB left and a checkpoint takes '
                 f'{needed / 2**20:.1f} MiB; free some space and run the same command again '
                 f'({self._kept()})'
@@ -166,7 +198,7 @@ class Checkpoints:
             raise
         except Exception as error:
             which = 'a checkpoint' if step is None else f'the checkpoint of step {step} (or the one before)'
-            raise UserError(
+            raise SaveFailed(
                 f'{which} could not be written to {self._folder}: {_cause(error)}; check the space and rights '
                 f'there and run the same command again ({self._kept()})'
             ) from error
@@ -222,6 +254,37 @@ def check_compatible(saved: Mapping[str, Any], given: Mapping[str, Any]) -> None
                 f'{given.get(key)!r}; give the same value, or another MODEL_DIR with '
                 'INITIAL_CHECKPOINT_PATH set to this one'
             )
+    changed = data_identity.difference(saved.get('data') or {}, given.get('data') or {})
+    if changed:
+        raise UserError(
+            f'the data has changed since the checkpoint: {changed}; bring back what it was, or train into another '
+            'MODEL_DIR with INITIAL_CHECKPOINT_PATH set to this one'
+        )
+
+
+def verify(folder: epath.Path, listed: bool = False) -> None:
+    """Raises durable.Damaged where a file of the checkpoint is not as it was written, UserError for a hostile one.
+
+    `listed`: it must have its list of files. The first process reads them for all.
+    """
+    damage = None
+    if jax.process_index() == 0:
+        safe_checkpoint.check(folder)
+        try:
+            if listed or (folder / durable.LIST).exists():
+                durable.check(folder)
+        except durable.Damaged as error:
+            damage = str(error)
+    damage = peers.first_says(damage)
+    if damage:
+        raise durable.Damaged(damage)
+
+
+def check_finite(folder: epath.Path, tree: Any) -> None:
+    """Raises durable.Damaged naming an array of the checkpoint that holds NaN or infinity."""
+    name = finite.named_nonfinite(tree)
+    if name:
+        raise durable.Damaged(f'the checkpoint at {folder} holds numbers that are not finite, first in {name}')
 
 
 def _shapes(tree: Any) -> dict[str, tuple[int, ...]]:

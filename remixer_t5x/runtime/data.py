@@ -1,9 +1,10 @@
 """Batches from a seqio task or mixture, with an exact position in the stream.
 
-The stream is tf.data's: examples are shuffled, packed and batched there, and its *symbolic* iterator checkpoints are
-the position. They hold counters and seeds, and, as TensorFlow 2.21 does it, the shuffle buffer. Given the same config
-the order is the same in every run, and a restored iterator continues with the batch that the unbroken one would have
-given next.
+The stream is tf.data's: examples are shuffled, packed and batched there, and its iterator's checkpoints are the
+position. They hold the state of every operation, the shuffle buffer too. Given the same config the order is the same in
+every run, and a restored iterator continues with the batch that the unbroken one would have given next, however often
+it was restored before. (TensorFlow's smaller *symbolic* checkpoints are not exact: one that a restored iterator gives
+has lost the places in files that were not read since.)
 
 The names in `DatasetConfig` are T5X's; the batch is `seqio.EncDecFeatureConverter`'s.
 """
@@ -19,7 +20,7 @@ import seqio
 import tensorflow as tf
 
 from remixer_t5x.errors import UserError
-from remixer_t5x.runtime import cached_tasks
+from remixer_t5x.runtime import cached_tasks, damaged_files
 from remixer_t5x.runtime.data_stream import Stream, one_line, restorable
 
 Batch = dict[str, np.ndarray]
@@ -188,7 +189,7 @@ def _examples(config: DatasetConfig, shard: seqio.ShardInfo | None, epochs: int 
 def _with_options(dataset: tf.data.Dataset, threads: int | None) -> tf.data.Dataset:
     options = tf.data.Options()
     options.deterministic = True
-    options.experimental_symbolic_checkpoint = True
+    options.experimental_symbolic_checkpoint = False
     if threads:
         # On a CPU the train step and this pipeline want the same cores; XLA has to win.
         options.threading.private_threadpool_size = threads
@@ -249,6 +250,8 @@ class TrainBatches:
                 f'{_name(self._config)} gives no batch: split {self._config.split!r} is empty, or has fewer '
                 f'examples than BATCH_SIZE = {self._config.batch_size}'
             ) from None
+        except UserError as error:
+            raise _with_file(error, error.__cause__, self._config) from error.__cause__
         return {
             name: np.concatenate([np.asarray(part[name].numpy(), np.int32) for part in parts])[self._rows]
             for name in parts[0]
@@ -294,9 +297,15 @@ class EvalBatches:
             for batch in self._dataset:
                 yield {name: _fill(value.numpy(), self._config.batch_size)[self._rows] for name, value in batch.items()}
         except tf.errors.OpError as error:
-            raise UserError(
-                f'{_name(self._config)} failed in split {self._config.split!r}: {one_line(error)}'
-            ) from error
+            failed = UserError(f'{_name(self._config)} failed in split {self._config.split!r}: {one_line(error)}')
+            raise _with_file(failed, error, self._config) from error
+
+
+def _with_file(failed: UserError, error: BaseException | None, config: DatasetConfig) -> UserError:
+    """`failed`, which says what `error` was, with the name of the file where that was damage to one."""
+    if not isinstance(error, tf.errors.DataLossError):
+        return failed
+    return UserError(f'{failed}; {damaged_files.named(provider(config), config.split, config.use_cached)}')
 
 
 def _check_share(batch_size: int, share_count: int) -> None:

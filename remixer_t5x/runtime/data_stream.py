@@ -87,8 +87,8 @@ class Stream:
         return element
 
     def capture(self) -> bytes:
-        """The position before the next element."""
-        with tempfile.TemporaryDirectory() as folder:
+        """The position before the next element. Raises UserError where its temporary file cannot be written."""
+        with self._temporary_folder() as folder:
             prefix = tf.train.Checkpoint(self._iterator).write(os.path.join(folder, 'position'))
             parts = [pathlib.Path(prefix + end).read_bytes() for end in ('.index', '.data-00000-of-00001')]
         return len(parts[0]).to_bytes(8, 'little') + parts[0] + parts[1]
@@ -96,7 +96,7 @@ class Stream:
     def restore(self, state: bytes) -> None:
         """Goes to the position that `capture` gave for an equal pipeline. Raises UserError where it differs."""
         split = 8 + int.from_bytes(state[:8], 'little')
-        with tempfile.TemporaryDirectory() as folder:
+        with self._temporary_folder() as folder:
             pathlib.Path(folder, 'position.index').write_bytes(state[8:split])
             pathlib.Path(folder, 'position.data-00000-of-00001').write_bytes(state[split:])
             try:
@@ -106,6 +106,17 @@ class Stream:
                     f'the saved data position does not fit {self._name} any more ({one_line(error)}); train into a '
                     'new MODEL_DIR with INITIAL_CHECKPOINT_PATH set to the old one'
                 ) from error
+
+    @contextlib.contextmanager
+    def _temporary_folder(self) -> Iterator[str]:
+        try:
+            with tempfile.TemporaryDirectory() as folder:
+                yield folder
+        except (OSError, tf.errors.OpError) as error:
+            raise UserError(
+                f'the position in {self._name} cannot be written to {tempfile.gettempdir()} ({one_line(error)}); free '
+                'some space there, or set TMPDIR to another folder'
+            ) from error
 
 
 def _unsaved_operation(dataset: tf.data.Dataset) -> str | None:

@@ -94,7 +94,7 @@ class Output:
             row = json.loads(line)
             known = {name: row[name] for name in self._whose}
             index, digest = row['index'], row['input_hash']
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise UserError(
                 f'{self.path} line {number + 1} is no prediction of this command; give another --output, or remove it'
             ) from error

@@ -2,8 +2,7 @@
 
 The host never waits for the step it has just started: metrics stay on the device until a log, and the check
 for NaN looks one step back. Everything that decides the numbers is in the state, the data position and the
-step's number, so a run that is killed anywhere and started again ends where an unbroken run ends.
-"""
+step's @@"""
 
 import contextlib
 import threading
@@ -15,13 +14,17 @@ import numpy as np
 from etils import epath
 
 from remixer_t5x.runtime import (
+    bad_steps,
     checkpoint,
     data,
     metrics,
     model_dir,
+    peers,
     preemption,
     prefetch,
     progress,
+    run_lock,
+    settings,
     start,
     task_metrics,
     train_step,
@@ -29,7 +32,6 @@ from remixer_t5x.runtime import (
 from remixer_t5x.runtime.best import BestCheckpoints
 from remixer_t5x.runtime.evaluation import evaluate
 from remixer_t5x.runtime.hooks import Hook, Profiler
-from remixer_t5x.runtime.nan_guard import NanGuard
 from remixer_t5x.runtime.settings import Result, Run
 from remixer_t5x.runtime.task_evaluation import TaskEvaluator
 
@@ -56,6 +58,8 @@ def train(
     path = start.check(run)
     record = start.describe(run.dataset, config_text)
     with contextlib.ExitStack() as stack:
+        if jax.process_index() == 0:
+            stack.enter_context(run_lock.held(path))
         checkpoints = checkpoint.Checkpoints(path, run.folder.keep_checkpoints)
         stack.enter_context(_closing(checkpoints))
         begin = start.begin(run, checkpoints, record)
@@ -83,19 +87,26 @@ class _Outlet:
         self.first = jax.process_index() == 0
         self.line = progress.ProgressLine(run.periods.train_steps, step, quiet=not (show and self.first))
         self.writers = metrics.Writers()
-        if self.first:
-            self.writers = metrics.Writers(
-                metrics.JsonlWriter(path / model_dir.METRICS, step),
-                metrics.TensorBoardWriter(path / model_dir.TENSORBOARD, step),
-            )
+        self.write_from(step)
         tokens = run.dataset.batch_size * sum(run.dataset.task_feature_lengths.values())
         peak = progress.peak_flops(jax.devices()[0].device_kind)
         self.work = progress.Work(tokens, flops, peak and peak * run.learner.partitioner.mesh.size)
+
+    def write_from(self, step: int) -> None:
+        """Drops what was logged after `step`, which is done again."""
+        self.writers.close()
+        if self.first:
+            self.writers = metrics.Writers(
+                metrics.JsonlWriter(self.path / model_dir.METRICS, step),
+                metrics.TensorBoardWriter(self.path / model_dir.TENSORBOARD, step),
+            )
 
     def say_start(self, begin: start.Start) -> None:
         parameters = sum(int(np.prod(leaf.shape)) for leaf in jax.tree.leaves(begin.plan.abstract.params))
         mesh = ' x '.join(f'{name} {size}' for name, size in self.run.learner.partitioner.mesh.shape.items())
         self.line.say(f'{parameters:,} parameters · {jax.devices()[0].device_kind} · mesh {mesh}')
+        for note in begin.notes:
+            self.line.say(note)
         self.line.say(f'{self.path}: {begin.told} of {self.run.periods.train_steps}; the first step compiles')
 
     def close(self) -> None:
@@ -110,8 +121,8 @@ class _Session:
         self.run, self.record, self.checkpoints, self.outlet = run, begin.record, checkpoints, outlet
         self.state, self.step, self.window = begin.take_state(), begin.step, begin.window
         self.begin = begin
-        self.saved = begin.step
-        self.guard = NanGuard(checkpoints)
+        self.saved: int | None = begin.saved
+        self.guard = bad_steps.BadSteps(run.recovery.on_bad_step, checkpoints)
         self.threads = data.threads_beside(jax.default_backend())
         self.held_out: data.EvalBatches | tuple[()] = ()
         if run.evaluation is not None and run.periods.eval_period is not None:
@@ -132,27 +143,53 @@ class _Session:
         self._compile()
         with preemption.StopRequest() as stop, self._open_data() as self.batches:
             self.clock = progress.Clock(self.outlet.work, self.step)
+            if self.run.recovery.on_bad_step == settings.REWIND and self.saved is None:
+                # There must be something to go back to.
+                self.save(self.step)
             while self.step < last and not stopped:
-                batch = next(self.batches)
-                self.state, found = self.train_step(self.state, batch)
-                self.step += 1
-                self.window.add(found)
-                self.guard.step(self.step, found)
-                if self.step == self.begin.step + 1:
-                    # The first step compiles; speed is measured from the second on.
-                    jax.block_until_ready(found)
-                    self.clock.lap(self.step)
-                self.outlet.line.update(self.step)
-                for hook in hooks:
-                    if hook.due(self.step, last):
-                        hook.call(self.step)
-                profiler.after_step(self.step, found)
+                try:
+                    self._advance(hooks, profiler, last)
+                except bad_steps.Rewind as reason:
+                    self._rewind(reason)
                 stopped = stop.agreed(self.step)
             profiler.close()
             if self.saved != self.step:
-                self.save(self.step)
+                with contextlib.suppress(bad_steps.Rewind):
+                    self.save(self.step, is_last=True)
             self.checkpoints.wait()
         return stopped
+
+    def _advance(self, hooks: tuple[Hook, ...], profiler: Profiler, last: int) -> None:
+        batch = next(self.batches)
+        self.state, found = self.train_step(self.state, batch)
+        self.step += 1
+        self.window.add(found)
+        self.guard.step(self.step, found)
+        if self.step == self.begin.step + 1:
+            # The first step compiles; speed is measured from the second on.
+            jax.block_until_ready(found)
+            self.clock.lap(self.step)
+        self.outlet.line.update(self.step)
+        for hook in hooks:
+            if hook.due(self.step, last):
+                hook.call(self.step)
+        profiler.after_step(self.step, found)
+
+    def _rewind(self, reason: bad_steps.Rewind) -> None:
+        """The state and the log of the last checkpoint; the batches go on behind the one that was bad."""
+        self.checkpoints.wait()
+        step = peers.first_says(self.checkpoints.latest_step())
+        times = self.guard.rewound(step)
+        self.outlet.line.say(
+            f'{reason}: back to step {step} (time {times} of {bad_steps.MOST_REWINDS}), without the batches since then'
+        )
+        # Its memory is needed for the other one.
+        del self.state
+        self.state, _ = self.checkpoints.restore(step, self.begin.plan.abstract)
+        self.window = metrics.Window(self.checkpoints.run(step)['window'])
+        self.step = self.saved = step
+        self.outlet.write_from(step)
+        self.clock = progress.Clock(self.outlet.work, step)
 
     def _hooks(self, profiler: Profiler) -> tuple[Hook, ...]:
         # The checkpoint comes after what it covers is written, so that a resumed run need not write it again.
@@ -174,6 +211,7 @@ class _Session:
             dropout=learner.dropout_rate > 0,
             seed=learner.seed,
             learning_rate=learner.optimizer.learning_rate,
+            spike_factor=self.run.recovery.spike_factor,
         )
         evaluation = train_step.make_eval_step(learner.model)
         self.train_step = train_step.jit_train_step(step, plan.shardings, learner.partitioner)
@@ -193,7 +231,8 @@ class _Session:
         timing = self.clock.lap(step)
         self.outlet.writers.write('train', step, numbers, timing)
         self.outlet.line.log(step, numbers, timing)
-        self.checkpoints.check_for_errors()
+        with self._save_may_fail():
+            self.checkpoints.check_for_errors()
 
     def evaluate(self, step: int) -> None:
         self.guard.now()
@@ -220,13 +259,28 @@ class _Session:
             shown = task_metrics.describe(report.metrics) + (' · the best so far' if is_best else '')
             self.outlet.line.say(f'step {step} · {report.task} · {shown}')
 
-    def save(self, step: int) -> None:
+    def save(self, step: int, is_last: bool = False) -> None:
         begun = time.perf_counter()
         self.guard.params(step, self.state.params)
         record = {**self.record, 'window': self.window.totals()}
-        self.checkpoints.save(step, self.state, self.batches.position(), record)
-        self.saved = step
+        with self._save_may_fail():
+            # The one before, for which this one waits in any case.
+            self.checkpoints.wait()
+        with self._save_may_fail(not is_last and step < self.run.periods.train_steps):
+            self.checkpoints.save(step, self.state, self.batches.position(), record)
+            self.saved = step
         self.clock.pause(time.perf_counter() - begun)
+
+    @contextlib.contextmanager
+    def _save_may_fail(self, may: bool = True) -> Iterator[None]:
+        """A failed write is told and training goes on, where that is asked for and another write will follow."""
+        try:
+            yield
+        except checkpoint.SaveFailed as error:
+            if not may or self.run.recovery.on_save_failure != settings.GO_ON:
+                raise
+            self.outlet.line.say(f'warning: {error}; training goes on (ON_SAVE_FAILURE)')
+            self.checkpoints.reopen()
 
 
 @contextlib.contextmanager

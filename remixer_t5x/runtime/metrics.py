@@ -2,13 +2,16 @@
 JSONL.
 
 `metrics.jsonl` has one object per log or evaluation: `kind` ('train' or an evaluation's name), `step`, the
-numbers, and what depends on the machine (`seconds`, `tokens_per_second`, `mfu`) under `timing`. Without
+numbers, and what depends on the machine (`clock`, `seconds`, `tokens_per_second`, `host_mib`) under `timing`. Without
 `timing` the file of a run that was killed and resumed equals an unbroken run's.
 """
 
 import contextlib
+import io
 import json
 import math
+import os
+import time
 from collections.abc import Iterator, Mapping
 from typing import Any, Protocol
 
@@ -19,9 +22,11 @@ from remixer_t5x.errors import UserError
 
 # Sums over tokens, as the model's `loss` gives them; `weights` counts the target tokens.
 PER_TOKEN = {'loss': 'loss', 'z_loss': 'z_loss', 'correct': 'accuracy'}
-COUNTS = ('weights', 'sequences', 'nonfinite')
+COUNTS = ('weights', 'sequences', 'nonfinite', 'spike')
 LAST = ('learning_rate',)
 STEPS = 'steps'
+# Steps whose update was left out (`bad_steps`); their numbers are in no mean.
+SKIPPED = 'skipped'
 
 
 class Window:
@@ -43,6 +48,9 @@ class Window:
         device.
         """
         for metrics in jax.device_get(self._pending):
+            if metrics.get('nonfinite', 0.0) > 0 or metrics.get('spike', 0.0) > 0:
+                self._totals[SKIPPED] = self._totals.get(SKIPPED, 0.0) + 1.0
+                continue
             for name, value in metrics.items():
                 kept = 0.0 if name in LAST else self._totals.get(name, 0.0)
                 self._totals[name] = kept + float(value)
@@ -60,9 +68,10 @@ def means(totals: Mapping[str, float]) -> dict[str, float]:
     for name, value in totals.items():
         if name in PER_TOKEN:
             found[PER_TOKEN[name]] = value / weights if weights else math.nan
-        elif name not in (*COUNTS, *LAST, STEPS):
+        elif name not in (*COUNTS, *LAST, STEPS, SKIPPED):
             found[name] = value / totals[STEPS]
-    found.update({name: totals[name] for name in LAST if name in totals})
+    found.setdefault(PER_TOKEN['loss'], math.nan)
+    found.update({name: totals[name] for name in (*LAST, SKIPPED) if name in totals})
     return {**found, 'tokens': weights}
 
 
@@ -97,12 +106,16 @@ class JsonlWriter:
             'kind': kind,
             'step': step,
             **{name: _finite(value) for name, value in numbers.items()},
-            'timing': {name: _finite(value) for name, value in timing.items()},
+            'timing': {'clock': time.time(), **{name: _finite(value) for name, value in timing.items()}},
         }
         try:
             # Opened each time, so that each line is on disk before a checkpoint that follows it.
             with self._path.open('a') as file:
                 file.write(json.dumps(record) + '\n')
+                file.flush()
+                # Object stores have no descriptor, and keep what is closed.
+                with contextlib.suppress(AttributeError, io.UnsupportedOperation):
+                    os.fsync(file.fileno())
         except OSError as error:
             raise _cannot_write(self._path, error) from error
 
@@ -123,6 +136,9 @@ class TensorBoardWriter:
 
     def write(self, kind: str, step: int, numbers: Mapping[str, float], timing: Mapping[str, float]) -> None:
         for name, value in {**numbers, **timing}.items():
+            if not math.isfinite(value):
+                # It could not be drawn.
+                continue
             self._writer.add_scalar(f'{kind}/{name}', value, step)
 
     def close(self) -> None:

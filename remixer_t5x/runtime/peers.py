@@ -16,6 +16,8 @@ from typing import Any
 
 import jax
 
+from remixer_t5x.errors import one_line
+
 # Another process was lost or never came; the same command, started again everywhere, goes on.
 LOST = 75
 _FAILED = 'remixer_t5x/failed'
@@ -136,7 +138,7 @@ class Watch:
 
     def _say(self, text: str) -> None:
         # Python's own stream may be locked by the thread that is stuck.
-        os.write(2, f'{" ".join(text.split())}\n'.encode())
+        os.write(2, f'{one_line(text)}\n'.encode())
 
 
 def leave(code: int) -> None:

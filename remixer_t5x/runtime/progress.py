@@ -4,6 +4,8 @@ import dataclasses
 import time
 from collections.abc import Mapping
 
+import jax
+import psutil
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
@@ -58,8 +60,8 @@ class Clock:
         self._paused += seconds
 
     def lap(self, step: int) -> dict[str, float]:
-        """Seconds per step, tokens/s and utilisation (`mfu`, 0 to 1, where known) since the last lap; empty
-        without steps.
+        """Seconds per step, tokens/s and utilisation (`mfu`, 0 to 1, where known) since the last lap, and `memory`;
+        empty without steps.
         """
         now, steps = time.perf_counter(), step - self._step
         if not steps:
@@ -69,7 +71,19 @@ class Clock:
         timing = {'seconds_per_step': per_step, 'tokens_per_second': self._work.tokens / per_step}
         if self._work.flops and self._work.peak:
             timing['mfu'] = self._work.flops / per_step / self._work.peak
-        return timing
+        return {**timing, **memory()}
+
+
+def memory() -> dict[str, float]:
+    """What this process holds now, in MiB: `host_mib`, and the first device's `device_mib` and `device_peak_mib` where
+    its backend counts them.
+    """
+    found = {'host_mib': psutil.Process().memory_info().rss / 2**20}
+    stats = jax.local_devices()[0].memory_stats() or {}
+    for name, key in (('device_mib', 'bytes_in_use'), ('device_peak_mib', 'peak_bytes_in_use')):
+        if key in stats:
+            found[name] = stats[key] / 2**20
+    return found
 
 
 def duration(seconds: float) -> str:
@@ -87,6 +101,8 @@ def duration(seconds: float) -> str:
 def describe(step: int, total: int, numbers: Mapping[str, float], timing: Mapping[str, float]) -> str:
     """step 300/1000 · loss 4.812 · 12,345 tokens/s · MFU 41% · 3m20s left"""
     parts = [f'step {step}/{total}', f'loss {numbers["loss"]:.4f}']
+    if 'skipped' in numbers:
+        parts.append(f'{numbers["skipped"]:.0f} skipped')
     if 'tokens_per_second' in timing:
         parts.append(f'{timing["tokens_per_second"]:,.0f} tokens/s')
     if 'mfu' in timing:

@@ -77,7 +77,7 @@ def read_predictions(path: str) -> list[dict[str, Any]]:
     for number, line in enumerate(lines, 1):
         try:
             row = json.loads(line)
-        except json.JSONDecodeError as error:
+        except (ValueError, RecursionError) as error:
             raise UserError(f'{path} line {number} is no JSON ({error}); give a file of predictions') from error
         if not isinstance(row, dict) or not isinstance(row.get('prediction'), str):
             raise UserError(f"{path} line {number} has no text 'prediction'; give a file of predictions")

@@ -73,10 +73,11 @@ def restore_params(
 ) -> Any:
     """Parameters alone, of another run's checkpoint, in the shapes and shardings of `abstract_params`.
 
-    Raises UserError when `path` has no checkpoint, or another vocabulary or other shapes than this run; `setting` is
-    what it calls the path.
+    Raises UserError when `path` has no checkpoint, another vocabulary or other shapes than this run, or is damaged;
+    `setting` is what it calls the path.
     """
     step = find_step(path, setting)
+    checkpoint.verify(step)
     run = read_record(step)
     if vocabulary is not None and run.get('vocabulary') != vocabulary:
         raise UserError(
@@ -86,9 +87,11 @@ def restore_params(
     checkpoint.check_shapes(step / 'state', abstract_params, part='params')
     with checkpoint.told(step, 'read'), ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as reader:
         restore_args = ocp.checkpoint_utils.construct_restore_args(abstract_params)
-        return reader.restore(
+        params = reader.restore(
             step / 'state',
             args=ocp.args.PyTreeRestore(
                 item={'params': abstract_params}, restore_args={'params': restore_args}, partial_restore=True
             ),
         )['params']
+    checkpoint.check_finite(step, params)
+    return params

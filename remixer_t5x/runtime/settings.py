@@ -66,6 +66,42 @@ class Periods:
                 )
 
 
+STOP, SKIP, REWIND, GO_ON = 'stop', 'skip', 'rewind', 'go_on'
+NEWEST, PREVIOUS = 'newest', 'previous'
+_CHOICES = {
+    'on_bad_step': ('ON_BAD_STEP', (STOP, SKIP, REWIND)),
+    'on_save_failure': ('ON_SAVE_FAILURE', (STOP, GO_ON)),
+    'restore': ('RESTORE', (NEWEST, PREVIOUS)),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Recovery:
+    """What a run does when something fails.
+
+    Attributes:
+      on_bad_step: at a loss or gradient that is not finite, or a spike: 'stop'; 'skip' that update; or 'rewind' to the
+        last checkpoint and leave out the batches since.
+      spike_factor: a loss per token above this many times its running mean is a spike; None looks for none.
+      on_save_failure: when a checkpoint cannot be written: 'stop', or 'go_on' and try again at the next one.
+      restore: 'newest' refuses a damaged newest checkpoint, 'previous' moves it away and takes the one before.
+    """
+
+    on_bad_step: str = STOP
+    spike_factor: float | None = None
+    on_save_failure: str = STOP
+    restore: str = NEWEST
+
+    def __post_init__(self) -> None:
+        for field, (macro, allowed) in _CHOICES.items():
+            if getattr(self, field) not in allowed:
+                options = ' or '.join(repr(choice) for choice in allowed)
+                raise UserError(f'{macro} is {getattr(self, field)!r}; it takes {options}')
+        factor = self.spike_factor
+        if factor is not None and not (isinstance(factor, int | float) and factor > 1):
+            raise UserError(f'SPIKE_FACTOR is {factor!r}; it takes a number above 1, as in 2.0, or None for never')
+
+
 @dataclasses.dataclass(frozen=True)
 class Run:
     """All of a run. `evaluation` is of the loss, `tasks` by tasks' metrics; both are None only with
@@ -78,6 +114,7 @@ class Run:
     periods: Periods
     evaluation: Evaluation | None = None
     tasks: TaskEvaluation | None = None
+    recovery: Recovery = Recovery()
 
     def __post_init__(self) -> None:
         period = self.periods.eval_period

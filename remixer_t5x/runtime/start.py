@@ -11,7 +11,10 @@ from etils import epath
 from remixer_t5x.errors import UserError
 from remixer_t5x.runtime import (
     checkpoint,
+    config_changes,
     data,
+    data_identity,
+    durable,
     metrics,
     model_dir,
     peers,
@@ -20,21 +23,24 @@ from remixer_t5x.runtime import (
     task_examples,
     train_state,
 )
-from remixer_t5x.runtime.settings import Run
+from remixer_t5x.runtime.settings import PREVIOUS, Run
 
 
 @dataclasses.dataclass
 class Start:
     """Where a run begins: `state` after `step` updates, the data `position`, and the unfinished log `window`.
 
-    `record` describes the run and goes into each checkpoint; `told` says the same to the user.
+    `record` describes the run and goes into each checkpoint; `told` and `notes` say to the user what was found. `saved`
+    is the checkpoint that holds this state, None where none does.
     """
 
     plan: train_state.StatePlan
     state: train_state.TrainState
     record: Mapping[str, Any]
     told: str
+    notes: tuple[str, ...] = ()
     step: int = 0
+    saved: int | None = None
     position: prefetch.Position = dataclasses.field(default_factory=prefetch.Position)
     window: metrics.Window = dataclasses.field(default_factory=metrics.Window)
 
@@ -93,23 +99,31 @@ def describe(dataset: data.DatasetConfig, config_text: str) -> dict[str, Any]:
         'pack': dataset.pack,
         'feature_lengths': dict(dataset.task_feature_lengths),
         'seed': dataset.seed,
+        'data': peers.first_says(_data_identity(dataset) if jax.process_index() == 0 else None),
         'hosts': jax.process_count(),
         'config': config_text,
         'versions': model_dir.package_versions(),
     }
 
 
+def _data_identity(dataset: data.DatasetConfig) -> dict[str, Any]:
+    provider = data.provider(dataset)
+    return data_identity.data_fingerprint(provider, dataset.split, use_cached=dataset.use_cached)
+
+
 def begin(run: Run, checkpoints: checkpoint.Checkpoints, record: Mapping[str, Any]) -> Start:
-    """The newest checkpoint's state if there is one, else a fresh one (with other parameters if asked)."""
+    """The newest checkpoint's state if there is one, else a fresh one (with other parameters if asked).
+
+    Raises UserError for a damaged checkpoint, unless `run.recovery` asks for the one before.
+    """
     learner = run.learner
     plan = train_state.plan(learner.model, learner.optimizer, data.batch_shapes(run.dataset), learner.partitioner)
-    latest = peers.first_says(checkpoints.latest_step())
-    if latest is not None:
-        saved = checkpoints.run(latest)
-        checkpoint.check_compatible(saved, record)
-        state, position = checkpoints.restore(latest, plan.abstract)
-        window = metrics.Window(saved['window'])
-        return Start(plan, state, record, f'resuming at step {latest}', latest, position, window)
+    notes: list[str] = []
+    while (latest := peers.first_says(checkpoints.latest_step())) is not None:
+        try:
+            return _resume(checkpoints, latest, plan, record, notes)
+        except durable.Damaged as error:
+            notes.append(_set_aside(run, checkpoints, latest, error))
     path = run.folder.initial_checkpoint_path
     # Each host reads its own part; whoever resumes the run keeps the number of parts.
     position = prefetch.Position.start(learner.partitioner.data_shard()[1])
@@ -118,4 +132,30 @@ def begin(run: Run, checkpoints: checkpoint.Checkpoints, record: Mapping[str, An
     else:
         params = saved_params.restore_params(path, plan.abstract.params, record['vocabulary'])
         state, told = plan.begin_with(params), f'starting at step 0 with the parameters of {path}'
-    return Start(plan, state, record, told, position=position)
+    return Start(plan, state, record, told, tuple(notes), position=position)
+
+
+def _resume(checkpoints, step: int, plan: train_state.StatePlan, record: Mapping[str, Any], notes: list[str]) -> Start:
+    checkpoint.verify(checkpoints.folder / str(step), listed=True)
+    saved = checkpoints.run(step)
+    checkpoint.check_compatible(saved, record)
+    state, position = checkpoints.restore(step, plan.abstract)
+    changed = config_changes.told(saved.get('config', ''), record['config'])
+    notes = [*notes, f'changed since the checkpoint: {changed}'] if changed else notes
+    window = metrics.Window(saved['window'])
+    return Start(plan, state, record, f'resuming at step {step}', tuple(notes), step, step, position, window)
+
+
+def _set_aside(run: Run, checkpoints: checkpoint.Checkpoints, step: int, error: durable.Damaged) -> str:
+    """Moves the checkpoint away where the one before is asked for, and says so; raises what to do otherwise."""
+    if run.recovery.restore != PREVIOUS:
+        others = [other for other in checkpoints.steps() if other != step]
+        advice = (
+            f'type --restore previous to go on from step {others[-1]}'
+            if others
+            else 'there is no other: give a new MODEL_DIR, or type --restore previous to begin again'
+        )
+        raise UserError(f'{error}; {advice}') from error
+    place = peers.first_says(str(checkpoints.set_aside(step)) if jax.process_index() == 0 else None)
+    checkpoints.reopen()
+    return f'{error}; it lies in {place} now'

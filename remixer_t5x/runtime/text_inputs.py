@@ -5,12 +5,15 @@ import gzip
 import json
 import os
 import sys
+import zlib
 from collections.abc import Iterator
 from typing import TextIO
 
 from remixer_t5x.errors import UserError
 
 TXT, JSONL = 'txt', 'jsonl'
+# Characters of a line; a longer one is no text for a model, and would not fit into memory at some size.
+LONGEST = 50_000_000
 _FORMATS = {'.txt': TXT, '.jsonl': JSONL, '.ndjson': JSONL, '.json': JSONL}
 
 
@@ -55,11 +58,19 @@ class TextInputs:
     def _lines(self) -> Iterator[str]:
         try:
             with self._open() as file:
-                yield from file
+                number = 0
+                while line := file.readline(LONGEST + 1):
+                    number += 1
+                    if len(line) > LONGEST:
+                        raise UserError(
+                            f'{self.shown} line {number} has more than {LONGEST:,} characters; cut it into lines'
+                        )
+                    yield line
         except UnicodeDecodeError as error:
             raise UserError(f'{self.shown} is no UTF-8 text ({error.reason}); convert it') from error
-        except OSError as error:
-            reason = error.strerror or error
+        except (OSError, EOFError, zlib.error) as error:
+            # The last two, and some of the first, are of a damaged gzip file.
+            reason = getattr(error, 'strerror', None) or error
             raise UserError(f'{self.shown} cannot be read ({reason}); give --input=FILE') from error
 
     def _open(self) -> TextIO:
@@ -75,14 +86,21 @@ class TextInputs:
     def _of_json(self, line: str, number: int) -> str:
         try:
             row = json.loads(line)
-        except json.JSONDecodeError as error:
+        except (ValueError, RecursionError) as error:
             raise UserError(
                 f'{self.shown} line {number} is no JSON ({error}); for text give INPUT_FORMAT=txt'
             ) from error
         text = row.get(self.field) if isinstance(row, dict) else None
         if not isinstance(text, str):
-            known = ', '.join(row) if isinstance(row, dict) else 'none, as it is no object'
+            known = _names(row) if isinstance(row, dict) else 'none, as it is no object'
             raise UserError(
                 f'{self.shown} line {number} has no text in field {self.field!r}; its fields are {known}; give --field'
             )
-        return text
+        # A lone surrogate (half of an escaped pair) is a Python string but no text.
+        return text.encode('utf-8', 'replace').decode()
+
+
+def _names(row: dict[str, object]) -> str:
+    """The first fields of a row from anybody, on one line."""
+    shown = [name if name.isprintable() and len(name) < 60 else ascii(name)[:60] for name in list(row)[:10]]
+    return ', '.join(shown) + (', ...' if len(row) > 10 else '')

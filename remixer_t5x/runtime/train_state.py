@@ -21,11 +21,13 @@ class TrainState(struct.PyTreeNode):
       step: int32 scalar, updates done so far.
       params: float32 parameters, unboxed.
       opt_state: state of the optax transformation.
+      usual_loss: float32 scalar, running mean of the loss per token, by which a spike is known; 0 before the first.
     """
 
     step: jax.Array
     params: Any
     opt_state: Any
+    usual_loss: Any = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,7 +60,7 @@ class StatePlan:
         """Step 0 with `params`, which must lie as `abstract.params` says and are given away to the state."""
 
         def fresh(params):
-            return TrainState(jnp.zeros((), jnp.int32), params, self.tx.init(params))
+            return TrainState(jnp.zeros((), jnp.int32), params, self.tx.init(params), jnp.zeros(()))
 
         return jax.jit(fresh, out_shardings=self.shardings, donate_argnums=0)(params)
 
@@ -80,7 +82,7 @@ def plan(
         # Not under `partitioner.activate()`: there flax would constrain parameters whose axes do not divide.
         params = unbox(model.init(rng, batch_shapes))
         params = jax.tree.map(lambda leaf: leaf.astype(jnp.float32), params)
-        return TrainState(jnp.zeros((), jnp.int32), params, tx.init(params))
+        return TrainState(jnp.zeros((), jnp.int32), params, tx.init(params), jnp.zeros(()))
 
     shapes = jax.eval_shape(init, jax.random.key(0))
     param_shardings = partitioner.param_shardings(boxed)
@@ -88,6 +90,7 @@ def plan(
         partitioner.replicated,
         param_shardings,
         partitioner.state_shardings(tx.init, shapes.params, param_shardings),
+        partitioner.replicated,
     )
     abstract = jax.tree.map(
         lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),

@@ -19,6 +19,8 @@ from remixer_t5x.runtime.train_state import TrainState
 
 Batch = Mapping[str, jax.Array]
 Metrics = dict[str, jax.Array]
+# Of a new loss in the running mean: about fifty steps long.
+USUAL_LOSS_SHARE = 0.02
 StepFn = Callable[[TrainState, Batch], tuple[TrainState, Metrics]]
 
 
@@ -31,6 +33,7 @@ def make_train_step(
     dropout: bool = False,
     seed: int = 0,
     learning_rate: Schedule | None = None,
+    spike_factor: float | None = None,
 ) -> StepFn:
     """A pure `step(state, batch) -> (state, metrics)`.
 
@@ -46,11 +49,12 @@ def make_train_step(
       seed: of dropout.
       learning_rate: schedule whose value at `state.step` is reported as the metric `learning_rate`; None
         reports none.
+      spike_factor: a loss per token above this many times `state.usual_loss` is a spike; None looks for none.
 
     Metrics are float32 scalars: the sums of `model.loss` over the batch, `grad_norm` (of the normalised gradient,
-    before the optimizer clips it), `param_norm` (before the update), and `nonfinite`, which is 1.0 when the loss or
-    the gradient norm is not finite. In that case the returned state is the given one, step included: the caller
-    decides what to do.
+    before the optimizer clips it), `param_norm` (before the update), `nonfinite`, which is 1.0 when the loss or the
+    gradient norm is not finite, and with `spike_factor` `spike`, 1.0 for a spike. In both cases the returned state is
+    the given one but for its step, which counts: the caller decides what to do.
     """
     if microbatches < 1:
         raise UserError(f'microbatches = {microbatches} must be at least 1')
@@ -75,15 +79,25 @@ def make_train_step(
         grads = jax.tree.map(lambda grad: grad / normalizer, grads)
         grad_norm = optax.tree.norm(grads)
         finite = jnp.isfinite(grad_norm) & jnp.isfinite(sums['loss'])
-        updates, opt_state = tx.update(grads, state.opt_state, state.params)
-        updated = TrainState(state.step + 1, optax.apply_updates(state.params, updates), opt_state)
-        new_state = jax.tree.map(lambda new, old: jnp.where(finite, new, old), updated, state)
         metrics = dict(
             sums,
             grad_norm=grad_norm,
             param_norm=optax.tree.norm(state.params),
             nonfinite=1.0 - finite.astype(jnp.float32),
         )
+        good, usual_loss = finite, state.usual_loss
+        if usual_loss is not None:
+            loss = sums['loss'] / jnp.where(sums['weights'] > 0, sums['weights'], 1.0)
+            if spike_factor is not None:
+                spike = finite & (usual_loss > 0) & (loss > spike_factor * usual_loss)
+                metrics['spike'] = spike.astype(jnp.float32)
+                good &= ~spike
+            usual_loss = jnp.where(usual_loss > 0, usual_loss + USUAL_LOSS_SHARE * (loss - usual_loss), loss)
+        updates, opt_state = tx.update(grads, state.opt_state, state.params)
+        params = optax.apply_updates(state.params, updates)
+        updated = TrainState(state.step + 1, params, opt_state, usual_loss)
+        new_state = jax.tree.map(lambda new, old: jnp.where(good, new, old), updated, state)
+        new_state = new_state.replace(step=state.step + 1)
         if learning_rate is not None:
             metrics['learning_rate'] = learning_rate(state.step)
         return new_state, metrics

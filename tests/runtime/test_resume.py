@@ -10,52 +10,11 @@ import random
 import signal
 import time
 
-import jax
-import numpy as np
-import orbax.checkpoint as ocp
 import pytest
 
+from remixer_t5x.runtime.compare_runs import checkpoint_steps, difference, last_step
+
 RUN = {'train_steps': 80, 'log_period': 7, 'eval_period': 25, 'checkpoint_period': 10, 'dropout_rate': 0.1}
-
-
-def records(folder):
-    """metrics.jsonl without what the clock decides."""
-    lines = [json.loads(line) for line in pathlib.Path(folder, 'metrics.jsonl').read_text().splitlines()]
-    return [{name: value for name, value in line.items() if name != 'timing'} for line in lines]
-
-
-def last_step(folder):
-    """Of the whole lines; another process may be writing the file."""
-    path = pathlib.Path(folder, 'metrics.jsonl')
-    text = path.read_text() if path.exists() else ''
-    return max((json.loads(line)['step'] for line in text.splitlines(True) if line.endswith('\n')), default=0)
-
-
-def checkpoint_steps(folder):
-    path = pathlib.Path(folder, 'checkpoints')
-    return sorted(int(p.name) for p in path.iterdir() if p.name.isdigit()) if path.exists() else []
-
-
-def arrays(folder, step):
-    """All arrays of a checkpoint, by name, through Orbax alone."""
-    with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as reader:
-        path = pathlib.Path(folder, 'checkpoints', str(step), 'state').absolute()
-        kinds = jax.tree.map(
-            lambda _: ocp.RestoreArgs(restore_type=np.ndarray), reader.metadata(path).item_metadata.tree
-        )
-        tree = reader.restore(path, args=ocp.args.PyTreeRestore(restore_args=kinds))
-    found = {}
-
-    def walk(prefix, node):
-        if isinstance(node, dict | list | tuple):
-            pairs = node.items() if isinstance(node, dict) else enumerate(node)
-            for key, value in pairs:
-                walk(f'{prefix}/{key}', value)
-        elif node is not None:
-            found[prefix] = np.asarray(node)
-
-    walk('', tree)
-    return found
 
 
 def start_and_signal(training, number, moment, folder):
@@ -81,11 +40,7 @@ def unbroken(training, tmp_path_factory):
 
 
 def assert_equal_runs(folder, unbroken):
-    assert records(folder) == records(unbroken)
-    ours, theirs = arrays(folder, RUN['train_steps']), arrays(unbroken, RUN['train_steps'])
-    assert ours.keys() == theirs.keys() and len(ours) > 6
-    for name in ours:
-        np.testing.assert_array_equal(ours[name], theirs[name], err_msg=name, strict=True)
+    assert difference(folder, unbroken, RUN['train_steps']) is None
 
 
 def test_killed_at_random_moments_and_restarted_is_bit_equal(training, unbroken, tmp_path):

@@ -112,7 +112,25 @@ def test_a_step_that_is_not_finite_leaves_the_state_and_says_so(bad, microbatche
     batch['weights'][3, 2] = bad
     state, new_state, metrics = run(batch, optax.adam(0.1), microbatches=microbatches)
     assert metrics['nonfinite'] == 1.0
-    jax.tree.map(np.testing.assert_array_equal, new_state, state)
+    assert new_state.step == state.step + 1
+    jax.tree.map(np.testing.assert_array_equal, new_state.replace(step=state.step), state)
+
+
+def test_a_spike_leaves_the_state_and_the_usual_loss_is_a_running_mean():
+    step_fn = compiled(optax.adam(0.1), (('spike_factor', 3.0),))
+    state = make_state(optax.adam(0.1)).replace(usual_loss=jnp.zeros(()))
+    expected = None
+    for seed in range(4):
+        state, metrics = step_fn(state, make_batch(seed))
+        loss = metrics['loss'] / metrics['weights']
+        expected = loss if expected is None else expected + train_step.USUAL_LOSS_SHARE * (loss - expected)
+        assert metrics['spike'] == 0
+        np.testing.assert_allclose(state.usual_loss, expected, rtol=1e-6)
+    # The same batch under parameters that are certain of something wrong.
+    wrong = state.replace(params=jax.tree.map(lambda leaf: 100 * jnp.sign(leaf), state.params))
+    after, metrics = step_fn(wrong, make_batch(0))
+    assert metrics['spike'] == 1 and metrics['nonfinite'] == 0 and after.step == 5
+    jax.tree.map(np.testing.assert_array_equal, after.replace(step=wrong.step), wrong)
 
 
 def test_dropout_depends_on_seed_step_and_microbatch_and_on_nothing_else():

@@ -11,6 +11,7 @@ import os
 import resource
 import signal
 import sys
+import traceback
 
 os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
 
@@ -24,6 +25,9 @@ from flax import linen as nn
 from remixer_t5x.errors import UserError
 from remixer_t5x.runtime import data, evaluation, loop, optimizer, partition, settings
 
+# The byte vocabulary's id of a letter that one line alone has.
+STRANGE = ord('Z') + 3
+STRANGE_LINE = 77
 LENGTHS = {'inputs': 16, 'targets': 12}
 
 
@@ -61,18 +65,23 @@ class TinyModel:
 
     vocab_size: int = 384
     nan_below: int = -1  # target ids below it make the loss NaN
+    strange: float | None = None  # what the loss of an example with STRANGE is multiplied by
+    embed: int = 16
 
     def init(self, rng, batch_shapes):
         shape = batch_shapes['encoder_input_tokens'], batch_shapes['decoder_target_tokens']
-        return TinyModule(self.vocab_size).init(rng, *(jnp.ones(s, jnp.int32) for s in shape))['params']
+        return TinyModule(self.vocab_size, self.embed).init(rng, *(jnp.ones(s, jnp.int32) for s in shape))['params']
 
     def loss(self, params, batch, dropout_rng=None):
         targets, weights = batch['decoder_target_tokens'], batch['decoder_loss_weights'].astype(jnp.float32)
-        logits = TinyModule(self.vocab_size).apply(
+        logits = TinyModule(self.vocab_size, self.embed).apply(
             {'params': params}, batch['encoder_input_tokens'], batch['decoder_input_tokens'], dropout_rng
         )
         losses = optax.softmax_cross_entropy_with_integer_labels(logits, targets)
         losses = jnp.where((targets > 0) & (targets < self.nan_below), jnp.nan, losses)
+        if self.strange is not None:
+            has = jnp.any(targets == STRANGE, -1, keepdims=True)
+            losses = losses * jnp.where(has, self.strange, 1.0)
         loss = jnp.sum(losses * weights)
         correct = jnp.sum((jnp.argmax(logits, -1) == targets) * weights)
         sequences = jnp.sum(jnp.any(targets > 0, -1).astype(jnp.float32))
@@ -90,11 +99,13 @@ def lines(count, start=0):
     return [f'line {i} {"abcdefg"[: i % 7]}' for i in range(start, start + count)]
 
 
-def task(name='tiny', train=200, validation=21, shuffle_buffer_size=32, poison=None):
+def task(name='tiny', train=200, validation=21, shuffle_buffer_size=32, poison=None, strange=False):
     """A task over `lines`; every example gets random noise ids, as span corruption would. `poison`: a bad
     line.
     """
     texts = {'train': lines(train), 'validation': lines(validation, 1000)}
+    if strange:
+        texts['train'][STRANGE_LINE] = 'Z'
     features = {key: seqio.Feature(seqio.ByteVocabulary(extra_ids=100)) for key in LENGTHS}
 
     def read(split, shuffle_files, seed=None):
@@ -146,13 +157,16 @@ def run(
     microbatches=1,
     initial=None,
     vocab_size=384,
+    embed=16,
     poison=None,
+    strange=None,
+    recovery=None,
     quiet=True,
 ):
-    """One process of a run; returns `settings.Result`."""
-    tiny = task(poison=poison)
+    """One process of a run; returns `settings.Result`. `recovery`: arguments of settings.Recovery."""
+    tiny = task(poison=poison, strange=strange is not None)
     learner = settings.Learner(
-        TinyModel(vocab_size, nan_below),
+        TinyModel(vocab_size, nan_below, strange, embed),
         _adam(learning_rate),
         partition.Partitioner(**(mesh or {})),
         microbatches,
@@ -163,7 +177,14 @@ def run(
     held_out = dataclasses.replace(config, split='validation', shuffle=False)
     periods = settings.Periods(train_steps, log_period, eval_period, checkpoint_period)
     folder = settings.Folder(model_dir, keep, initial)
-    everything = settings.Run(learner, config, folder, periods, evaluation.Evaluation(held_out))
+    everything = settings.Run(
+        learner,
+        config,
+        folder,
+        periods,
+        evaluation.Evaluation(held_out),
+        recovery=settings.Recovery(**(recovery or {})),
+    )
     return loop.train(everything, config_text='# tiny\n', show_progress=not quiet)
 
 
@@ -199,6 +220,8 @@ def _serve():
             code = 1
             try:
                 code = _main(request)
+            except BaseException:
+                traceback.print_exc()
             finally:
                 sys.stdout.flush()
                 sys.stderr.flush()
