@@ -18,6 +18,9 @@ from typing import Any
 
 from remixer_t5x.errors import UserError
 
+# Names and sizes of an entry's files.
+SEAL = 'files.json'
+
 
 def root() -> Path:
     """The cache folder: $REMIXER_T5X_CACHE, or ~/.cache/remixer_t5x."""
@@ -53,6 +56,37 @@ def adding(entry: Path) -> Iterator[Path]:
             shutil.rmtree(temporary, ignore_errors=True)
         elif temporary.exists():
             temporary.unlink()
+
+
+def seal(folder: Path) -> None:
+    """Notes the files of `folder` and their sizes in it, for `check`."""
+    sizes = {path.name: path.stat().st_size for path in sorted(folder.iterdir())}
+    (folder / SEAL).write_text(json.dumps(sizes))
+
+
+def check(folder: Path) -> None:
+    """Raises UserError where a file that was there when `folder` was sealed is gone, or has another size.
+
+    One that was made before there were seals is taken as it is.
+    """
+    try:
+        sizes = json.loads((folder / SEAL).read_bytes())
+        for name, size in sizes.items():
+            if (folder / name).stat().st_size != size:
+                raise UserError(f'{folder / name} was cut off or changed; {repair(folder)}')
+    except FileNotFoundError as error:
+        if not str(error.filename).endswith(SEAL):
+            raise UserError(f'{error.filename} is gone; {repair(folder)}') from error
+    except UserError:
+        raise
+    except (OSError, ValueError, AttributeError) as error:
+        reason = getattr(error, 'strerror', None) or 'it is damaged'
+        raise UserError(f'{folder / SEAL} cannot be read ({reason}); {repair(folder)}') from error
+
+
+def repair(folder: Path) -> str:
+    """What to do about a damaged entry."""
+    return f'delete the folder {folder}, and it is made again'
 
 
 def _move(temporary: Path, entry: Path) -> None:

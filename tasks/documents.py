@@ -1,7 +1,7 @@
 """Reads documents out of text files: txt, JSON lines, TSV and Parquet, plain or gzipped, local or gs://.
 
-Readers stream; they yield non-empty texts, hand unreadable records to `Malformed`, and raise UserError for what
-makes a whole file useless: missing, not gzip, without the field.
+Readers stream; they yield non-empty texts, hand unreadable and empty records to `Malformed`, and raise UserError for
+what makes a whole file useless: missing, not gzip, without the field.
 """
 
 import contextlib
@@ -15,10 +15,13 @@ from typing import Any, BinaryIO
 import tensorflow as tf
 
 from remixer_t5x.errors import UserError
+from tasks import bounded_lines
 from tasks.malformed import Malformed
 
 FORMATS = ('txt', 'jsonl', 'tsv', 'parquet')
 TXT_DOCUMENTS = ('paragraph', 'line', 'file')
+# Numbers of lines (or rows) from 1, and texts.
+Documents = Iterator[tuple[int, str]]
 _EXTENSIONS = {
     'txt': 'txt',
     'text': 'txt',
@@ -38,11 +41,13 @@ class Layout:
     format: one of FORMATS, or None to go by each file's extension.
     field: JSON field or column name; for TSV also a column number counted from 0, and then there is no header line.
     txt_documents: documents of a txt file are separated by blank lines ('paragraph'), are lines, or are files.
+    longest: bytes of a line or document; a longer one is malformed, and never held in memory as a whole.
     """
 
     format: str | None = None
     field: str | int = 'text'
     txt_documents: str = 'paragraph'
+    longest: int = bounded_lines.LONGEST
 
     def __post_init__(self):
         if self.format not in (None, *FORMATS):
@@ -52,6 +57,8 @@ class Layout:
             )
         if self.txt_documents not in TXT_DOCUMENTS:
             raise UserError(f"TXT_DOCUMENTS is '{self.txt_documents}', allowed are {', '.join(TXT_DOCUMENTS)}")
+        if isinstance(self.longest, bool) or not isinstance(self.longest, int) or self.longest < 1:
+            raise UserError(f'LONGEST_DOCUMENT is {self.longest!r}; it takes a number of bytes, as in 50_000_000')
 
     def format_of(self, path: str) -> str:
         """The format of this file. Raises UserError when neither setting nor extension says it."""
@@ -69,16 +76,18 @@ class Layout:
 def read(path: str, layout: Layout, malformed: Malformed) -> Iterator[str]:
     """Yields the non-empty documents of one file, in order. Raises UserError, see the module."""
     readers = {'txt': _read_txt, 'jsonl': _read_jsonl, 'tsv': _read_tsv, 'parquet': _read_parquet}
-    for document in readers[layout.format_of(path)](path, layout, malformed):
+    for number, document in readers[layout.format_of(path)](path, layout, malformed):
         if document.strip():
             yield document
+        else:
+            malformed.empty(path, number)
 
 
 @contextlib.contextmanager
 def _opened(path: str) -> Iterator[BinaryIO | gzip.GzipFile]:
     """The file's bytes, unzipped if its name ends in .gz; whatever goes wrong while it is read is a UserError."""
     try:
-        with tf.io.gfile.GFile(path, 'rb') if '://' in path else open(path, 'rb') as file:
+        with bounded_lines.remote(path) if '://' in path else open(path, 'rb') as file:
             if path.endswith('.gz'):
                 with gzip.GzipFile(fileobj=file) as unzipped:
                     yield unzipped
@@ -93,37 +102,69 @@ def _opened(path: str) -> Iterator[BinaryIO | gzip.GzipFile]:
         raise UserError(f'{path}: {reason}; correct FILES or the file') from error
 
 
-def _lines(path: str, malformed: Malformed) -> Iterator[tuple[int, str]]:
-    """(number from 1, line without its end), without the lines that are not UTF-8."""
+def _lines(path: str, longest: int, malformed: Malformed) -> Iterator[tuple[int, str]]:
+    """(number from 1, line without its end), without the lines that are too long, have a NUL, or are not UTF-8."""
     with _opened(path) as file:
-        for number, line in enumerate(file, 1):
-            try:
-                yield number, line.decode('utf-8-sig' if number == 1 else 'utf-8').rstrip('\r\n')
-            except UnicodeDecodeError as error:
-                malformed.record(path, number, f'invalid UTF-8 at byte {error.start}')
+        for number, line in bounded_lines.numbered(file, longest):
+            if line is None:
+                malformed.record(path, number, f'the line has more than {longest:,} bytes')
+            elif b'\0' in line:
+                malformed.record(path, number, f'a NUL byte at byte {line.index(0)}')
+            else:
+                try:
+                    yield number, line.decode('utf-8-sig' if number == 1 else 'utf-8').rstrip('\r\n')
+                except UnicodeDecodeError as error:
+                    malformed.record(path, number, f'invalid UTF-8 at byte {error.start}')
 
 
-def _read_txt(path: str, layout: Layout, malformed: Malformed) -> Iterator[str]:
+def _read_txt(path: str, layout: Layout, malformed: Malformed) -> Documents:
+    found = False
+    for number, document in _txt_documents(path, layout, malformed):
+        if document.strip():
+            found = True
+            yield number, document
+    if not found:
+        # Blank lines only separate, so nothing less than a whole file is empty.
+        yield 1, ''
+
+
+def _txt_documents(path: str, layout: Layout, malformed: Malformed) -> Documents:
+    lines = _lines(path, layout.longest, malformed)
+    if layout.txt_documents == 'line':
+        yield from lines
+        return
     document: list[str] = []
-    for _, line in _lines(path, malformed):
-        if layout.txt_documents == 'line':
-            yield line
-        elif layout.txt_documents == 'file' or line.strip():
+    start, size = 1, 0
+    for number, line in lines:
+        if layout.txt_documents == 'paragraph' and not line.strip():
+            yield from _joined(path, layout, malformed, start, size, document)
+            document, size = [], 0
+            continue
+        start = start if size else number
+        # What is too long already is not kept.
+        size += len(line.encode()) + 1
+        if size <= layout.longest:
             document.append(line)
-        elif document:
-            yield '\n'.join(document)
-            document = []
-    yield '\n'.join(document)
+        else:
+            document.clear()
+    yield from _joined(path, layout, malformed, start, size, document)
 
 
-def _read_jsonl(path: str, layout: Layout, malformed: Malformed) -> Iterator[str]:
+def _joined(path: str, layout: Layout, malformed: Malformed, start: int, size: int, document: list[str]) -> Documents:
+    if size > layout.longest:
+        malformed.record(path, start, f'the document that begins here has more than {layout.longest:,} bytes')
+    else:
+        yield start, '\n'.join(document)
+
+
+def _read_jsonl(path: str, layout: Layout, malformed: Malformed) -> Documents:
     is_first = True
-    for number, line in _lines(path, malformed):
+    for number, line in _lines(path, layout.longest, malformed):
         if not line.strip():
             continue
         try:
             record = json.loads(line)
-        except (json.JSONDecodeError, RecursionError) as error:
+        except (ValueError, RecursionError) as error:
             malformed.record(path, number, f'invalid JSON ({error})')
             continue
         if not isinstance(record, dict):
@@ -135,27 +176,27 @@ def _read_jsonl(path: str, layout: Layout, malformed: Malformed) -> Iterator[str
         text = record.get(layout.field)
         if isinstance(text, str):
             # A lone surrogate (half of an escaped pair) is a Python string but no text.
-            yield text.encode('utf-8', 'replace').decode()
+            yield number, text.encode('utf-8', 'replace').decode()
         else:
             malformed.record(path, number, f"the field '{layout.field}' is missing or not a text")
 
 
-def _read_tsv(path: str, layout: Layout, malformed: Malformed) -> Iterator[str]:
+def _read_tsv(path: str, layout: Layout, malformed: Malformed) -> Documents:
     field: Any = layout.field
     column = int(field) if str(field).isdigit() else None
-    for number, line in _lines(path, malformed):
+    for number, line in _lines(path, layout.longest, malformed):
         cells = line.split('\t')
         if column is None:
             if field not in cells:
                 raise _no_field(path, field, 'column', cells)
             column = cells.index(field)
-        elif column < len(cells):
-            yield cells[column]
+        elif column < len(cells) and line:
+            yield number, cells[column]
         elif line.strip():
             malformed.record(path, number, f'{len(cells)} columns, the text should be in column {column} (from 0)')
 
 
-def _read_parquet(path: str, layout: Layout, malformed: Malformed) -> Iterator[str]:
+def _read_parquet(path: str, layout: Layout, malformed: Malformed) -> Documents:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -170,8 +211,10 @@ def _read_parquet(path: str, layout: Layout, malformed: Malformed) -> Iterator[s
             for batch in table.iter_batches(batch_size=1024, columns=[field]):
                 for text in batch.column(0).to_pylist():
                     row += 1
-                    if isinstance(text, str):
-                        yield text
+                    if isinstance(text, str) and len(text) <= layout.longest:
+                        yield row, text
+                    elif isinstance(text, str):
+                        malformed.record(path, row, f'the text has more than {layout.longest:,} characters')
                     else:
                         malformed.record(path, row, f"the column '{field}' is empty or not a text")
         except pa.ArrowException as error:
@@ -182,5 +225,7 @@ def _read_parquet(path: str, layout: Layout, malformed: Malformed) -> Iterator[s
 
 
 def _no_field(path: str, field: str | int, kind: str, names: list[str]) -> UserError:
-    found = ', '.join(map(repr, names[:10])) + (', ...' if len(names) > 10 else '')
+    found = ', '.join(ascii(name)[:60] if len(name) > 60 else repr(name) for name in names[:10]) + (
+        ', ...' if len(names) > 10 else ''
+    )
     return UserError(f"{path}: there is no {kind} '{field}', there are {found}: set TEXT_FIELD to one of them")

@@ -1,6 +1,7 @@
 """Getting published files: from their address or from a folder, checked by SHA-256, put where `sources` looks last.
 
 A file appears at its place in one piece and only with the right checksum, and one that is there is never replaced.
+Archives are unpacked after their checksum was found right, by `archives`.
 """
 
 import contextlib
@@ -13,12 +14,11 @@ import tempfile
 import urllib.error
 import urllib.parse
 import urllib.request
-import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from remixer_t5x.errors import UserError
-from tasks import catalogue, sources
+from tasks import archives, catalogue, sources
 from tasks.dataset import Dataset, Download
 from tasks.notice import Notice
 
@@ -26,6 +26,8 @@ _CHUNK = 1 << 20
 # Of silence, in connecting and in between.
 _TIMEOUT_SECONDS = 30
 _MB = 1e6
+# Of one file, where the server does not say its size: the largest in the table has 0.4 GB.
+_LARGEST = 20 * 10**9
 
 
 def get(name: str, source: str | None = None, data_dir: str | None = None) -> list[str]:
@@ -45,7 +47,8 @@ def get(name: str, source: str | None = None, data_dir: str | None = None) -> li
     dataset = find(name)
     folder = Path(catalogue.download_folder(data_dir))
     if source is None and all(_origins(dataset, data_dir).values()):
-        return [f'{dataset.name} is here already, nothing was downloaded', *_said(dataset, _origins(dataset, data_dir))]
+        lines = _said(dataset, _origins(dataset, data_dir))
+        return [f'{dataset.name} is here already, nothing was downloaded', *lines, *_unchecked(dataset, data_dir)]
     if not dataset.downloads:
         raise UserError(_by_hand(dataset, folder))
     new = sum(_get_one(dataset, download, folder, source, name) for download in dataset.downloads)
@@ -80,12 +83,29 @@ def _said(dataset: Dataset, origins: dict[str, str | None]) -> list[str]:
     return [*lines, f'{"terms":<{width}}{dataset.terms}']
 
 
+def _unchecked(dataset: Dataset, data_dir: str | None) -> list[str]:
+    """A line for each file that was found here and is not, or not known to be, the published one."""
+    checksums = {_file_name(download): download.sha256 for download in dataset.downloads if not download.unzip}
+    found = [sources.find_raw(dataset, split, data_dir) for split in dataset.splits]
+    lines = []
+    for path in sorted({path for raw in found if raw for path in raw[1]}):
+        published = checksums.get(os.path.basename(path))
+        if published is None:
+            lines.append(f'unchecked  {path}: no SHA-256 of this file is known here')
+        elif (actual := _sha256(Path(path))) != published:
+            lines.append(f'other      {path} has SHA-256 {actual}, and the published file {published}')
+    return lines
+
+
 def _by_hand(dataset: Dataset, folder: Path) -> str:
     files = ', '.join(' + '.join(layouts[0].paths) for layouts in dataset.splits.values() if layouts)
     parts = [f'put {files} into {folder}'] if files else []
     if dataset.tfds:
         parts.append(f'prepare TFDS data set {dataset.tfds}')
-    return f'no download of {dataset.name} is known here: {", or ".join(parts)} ({dataset.terms})'
+    return (
+        f'no download of {dataset.name} with a known SHA-256 is known here: {", or ".join(parts)} ({dataset.terms}); '
+        'what you put there is not checked'
+    )
 
 
 def _get_one(dataset: Dataset, download: Download, folder: Path, source: str | None, name: str) -> bool:
@@ -103,7 +123,7 @@ def _get_one(dataset: Dataset, download: Download, folder: Path, source: str | N
             _place(file, target / file.name)
             return True
         unpacked = temporary / 'unpacked'
-        _unpack(file, unpacked)
+        archives.unpack(file, unpacked)
         for path in sorted(path for path in unpacked.rglob('*') if path.is_file()):
             _place(path, target / path.relative_to(unpacked))
     return True
@@ -205,6 +225,8 @@ def _write(read: Callable[[int], bytes], length: int, file: Path, what: str) -> 
         with open(file, 'wb') as out:
             while chunk := read(_CHUNK):
                 out.write(chunk)
+                if out.tell() > _LARGEST:
+                    raise UserError(f'{file.name} has more than {_size(_LARGEST)}, so it is not the published file')
                 notice.update(lambda: f'{_size(out.tell())}{total}')
             result = _size(out.tell())
     finally:
@@ -218,16 +240,6 @@ def _size(count: int) -> str:
 def _sha256(path: Path) -> str:
     with open(path, 'rb') as file:
         return hashlib.file_digest(file, 'sha256').hexdigest()
-
-
-def _unpack(archive: Path, folder: Path) -> None:
-    """Without what an operating system left in the archive. `zipfile` keeps every name below `folder`."""
-    with zipfile.ZipFile(archive) as opened:
-        for member in opened.infolist():
-            parts = member.filename.split('/')
-            if member.is_dir() or parts[0] == '__MACOSX' or parts[-1].startswith('.') or not parts[-1].isprintable():
-                continue
-            opened.extract(member, folder)
 
 
 def _place(file: Path, place: Path) -> None:

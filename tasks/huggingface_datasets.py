@@ -73,8 +73,11 @@ class HubDataset:
                 text = document(row)
             except ValueError as error:
                 malformed.record(f'{self.path}, split {split}', number, str(error))
-            else:
+                continue
+            if text.strip():
                 yield text
+            else:
+                malformed.empty(f'{self.path}, split {split}', number)
 
     def _load(self, split: str) -> Any:
         try:

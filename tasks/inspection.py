@@ -72,8 +72,7 @@ def examples(name: str, split: str | None = None, n: int = 2, data_dir: str | No
     origins = catalogue.available(name, data_dir)
     split = split or next((split for split, origin in origins.items() if origin), next(iter(origins)))
     if split in origins and origins[split] is None:
-        get = f', or type remixer-t5x data get {name}' if task.dataset.downloads else ''
-        raise UserError(sources.missing(task.dataset, split, data_dir) + get)
+        raise UserError(sources.missing(task.dataset, split, data_dir))
     dataset = task.source(data_dir).get_dataset(split, shuffle=False).take(n)
     raw = list(dataset.as_numpy_iterator())
     # One at a time: tasks make several examples of one, or leave some out.

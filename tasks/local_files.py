@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 import tensorflow as tf
 
 from remixer_t5x.errors import UserError
-from tasks import cache, documents
+from tasks import bounded_lines, cache, documents
 from tasks.malformed import Malformed
 from tasks.text_corpus import ParsedCorpus
 
@@ -23,24 +23,26 @@ def corpus(
     txt_documents: str = 'paragraph',
     validation_fraction: float = 0.01,
     strict: bool = False,
+    longest: int = bounded_lines.LONGEST,
 ) -> ParsedCorpus:
     """The documents of `files`: a path or glob, or a list of them; `~` and gs:// are understood.
 
     validation_files: held-out text; None holds out `validation_fraction` of the documents by their hash.
-    format, field, txt_documents: see `documents.Layout`.
-    strict: a malformed record is refused; otherwise it is skipped and counted.
+    format, field, txt_documents, longest: see `documents.Layout`.
+    strict: a malformed or empty record is refused; otherwise it is skipped and counted.
     Raises UserError for a glob without files, a missing file and an unknown format; the files are read at first use.
     """
-    layout = documents.Layout(format, field, txt_documents)
+    layout = documents.Layout(format, field, txt_documents, longest)
     train = _expand(files, 'FILES', layout)
     held_out = _expand(validation_files, 'VALIDATION_FILES', layout) if validation_files else None
     both = sorted(set(train) & set(held_out or ()))
     if both:
         raise UserError(f'{both[0]} is in FILES and in VALIDATION_FILES: leave it out of one of them')
+    limit = [longest] if longest != bounded_lines.LONGEST else []
     parts = [[_state(path) for path in group] for group in (train, held_out or [])]
     return ParsedCorpus(
         name=f'{train[0]}' if len(train) == 1 else f'{len(train)} files ({train[0]}, ...)',
-        identity=cache.key('local files', parts, format, field, txt_documents),
+        identity=cache.key('local files', parts, format, field, txt_documents, *limit),
         read=functools.partial(_read, train, layout),
         read_validation=functools.partial(_read, held_out, layout) if held_out else None,
         validation_fraction=validation_fraction,
@@ -77,6 +79,9 @@ def _matches(expanded: str, pattern: str, macro: str) -> list[str]:
         else:
             found = tf.io.gfile.glob(expanded) if is_remote else glob.glob(expanded, recursive=True)
         found = [path for path in found if not tf.io.gfile.isdir(path)]
+        special = [path for path in found if not is_remote and os.path.exists(path) and not os.path.isfile(path)]
+        if special:
+            raise UserError(f'{macro}: {special[0]} is a pipe or device, which is read once only; give files')
     except tf.errors.OpError as error:
         raise UserError(
             f'{macro}: {pattern} cannot be read ({error.message.splitlines()[0]}); give local files'
@@ -89,5 +94,11 @@ def _matches(expanded: str, pattern: str, macro: str) -> list[str]:
 
 def _state(path: str) -> list[str | int]:
     """What changes when the file's content does: path, bytes, time of the last change."""
-    stat = tf.io.gfile.stat(path)
+    try:
+        stat = tf.io.gfile.stat(path)
+    except tf.errors.OpError as error:
+        reason = error.message.splitlines()[0]
+        raise UserError(
+            f'{path} was there a moment ago, and cannot be read now ({reason}); type the command again'
+        ) from error
     return [path, stat.length, stat.mtime_nsec]

@@ -1,4 +1,4 @@
-"""Records of a user's files that cannot be read: counted and skipped, or refused."""
+"""Records of a user's files that cannot be read, or hold nothing: counted and skipped, or refused."""
 
 from remixer_t5x.errors import UserError
 
@@ -6,12 +6,13 @@ _SHOWN = 3
 
 
 class Malformed:
-    """Collects malformed records. strict: the first one raises UserError instead."""
+    """Collects malformed and empty records. strict: the first one raises UserError instead."""
 
     def __init__(self, strict: bool):
         self._strict = strict
         self._first: list[str] = []
         self.count = 0
+        self.empty_count = 0
 
     def record(self, path: str, line: int, reason: str) -> None:
         """Notes that line (or row) `line`, from 1, of `path` cannot be read. Raises UserError when strict."""
@@ -22,9 +23,18 @@ class Malformed:
         if self.count <= _SHOWN:
             self._first.append(where)
 
+    def empty(self, path: str, line: int) -> None:
+        """Notes that the record there is well formed and has no text. Raises UserError when strict."""
+        if self._strict:
+            raise UserError(f'{path}:{line}: the text is empty; remove it, or skip such lines with STRICT = False')
+        self.empty_count += 1
+
     def summary(self) -> str:
         """What was skipped and where, for the end of a line; empty when nothing was."""
-        if not self.count:
-            return ''
-        more = ', ...' if self.count > _SHOWN else ''
-        return f', {self.count:,} malformed skipped ({", ".join(self._first)}{more})'
+        parts = []
+        if self.count:
+            more = ', ...' if self.count > _SHOWN else ''
+            parts.append(f', {self.count:,} malformed skipped ({", ".join(self._first)}{more})')
+        if self.empty_count:
+            parts.append(f', {self.empty_count:,} empty skipped')
+        return ''.join(parts)

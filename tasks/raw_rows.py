@@ -4,20 +4,26 @@ A reader yields (number, row) with `number` the line that the row starts on, fro
 UserError with file and line: a labelled data set that lost rows would give numbers that compare with nobody's.
 """
 
+import contextlib
 import csv
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, BinaryIO
 
 from remixer_t5x.errors import UserError
+from tasks import bounded_lines
 
+# A whole file that is one JSON text; the largest published one has 42 MB.
+MAX_JSON_BYTES = 10**9
+_REASON = 300
 Row = Mapping[str, Any]
 Rows = Iterator[tuple[int, Row]]
 
 
 def bad(path: str, number: int, reason: str) -> UserError:
     """The error for a row that cannot be used."""
-    return UserError(f'{path}:{number}: {reason}; correct the line, or download the file again')
+    shown = reason if len(reason) <= _REASON else f'{reason[:_REASON]}...'
+    return UserError(f'{path}:{number}: {" ".join(shown.split())}; correct the line, or download the file again')
 
 
 def jsonl(path: str) -> Rows:
@@ -27,7 +33,7 @@ def jsonl(path: str) -> Rows:
             continue
         try:
             row = json.loads(line)
-        except (json.JSONDecodeError, RecursionError) as error:
+        except (ValueError, RecursionError) as error:
             raise bad(path, number, f'invalid JSON ({error})') from error
         if not isinstance(row, dict):
             raise bad(path, number, 'the line is not a JSON object')
@@ -72,10 +78,16 @@ def comma_separated(path: str) -> Rows:
 
 def whole_json(path: str) -> Any:
     """The value in a file that is one JSON text."""
-    text = '\n'.join(line for _, line in _lines(path))
+    with _opened(path) as file:
+        content = file.read(MAX_JSON_BYTES + 1)
+    if len(content) > MAX_JSON_BYTES:
+        raise bad(path, 1, f'the file has more than {MAX_JSON_BYTES:,} bytes')
     try:
-        return json.loads(text)
-    except (json.JSONDecodeError, RecursionError) as error:
+        return json.loads(content.decode('utf-8-sig'))
+    except UnicodeDecodeError as error:
+        number = content.count(b'\n', 0, error.start) + 1
+        raise bad(path, number, f'invalid UTF-8 at byte {error.start} of the file') from error
+    except (ValueError, RecursionError) as error:
         raise bad(path, getattr(error, 'lineno', 1), f'invalid JSON ({error})') from error
 
 
@@ -85,13 +97,23 @@ def lines(path: str) -> Iterator[tuple[int, str]]:
 
 
 def _lines(path: str) -> Iterator[tuple[int, str]]:
+    with _opened(path) as file:
+        for number, line in bounded_lines.numbered(file):
+            if line is None:
+                raise bad(path, number, f'the line has more than {bounded_lines.LONGEST:,} bytes')
+            if b'\0' in line:
+                raise bad(path, number, f'a NUL byte at byte {line.index(0)}')
+            try:
+                yield number, line.decode('utf-8-sig' if number == 1 else 'utf-8').rstrip('\r\n')
+            except UnicodeDecodeError as error:
+                raise bad(path, number, f'invalid UTF-8 at byte {error.start}') from error
+
+
+@contextlib.contextmanager
+def _opened(path: str) -> Iterator[BinaryIO]:
     try:
         with open(path, 'rb') as file:
-            for number, line in enumerate(file, 1):
-                try:
-                    yield number, line.decode('utf-8-sig' if number == 1 else 'utf-8').rstrip('\r\n')
-                except UnicodeDecodeError as error:
-                    raise bad(path, number, f'invalid UTF-8 at byte {error.start}') from error
+            yield file
     except OSError as error:
         raise UserError(f'{path}: {error.strerror}; set DATA_DIR to the folder that holds the raw files') from error
 

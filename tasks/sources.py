@@ -102,8 +102,14 @@ class LabelledSource(seqio.DataSource):
     def list_shards(self, split: str) -> list[str]:
         folder = self._tfds_folder(split)
         if folder:
-            return [str(name) for name in self._tfds_info(folder, split).filenames]
+            return [os.fspath(path) for path in self._tfds_info(folder, split).filepaths]
         return sorted(str(path) for path in self._parsed(split).glob('*-of-*'))
+
+    def repair(self, path: str) -> str:
+        """What to do about a damaged file of the source."""
+        folder = Path(path).parent
+        is_ours = cache.root() in folder.parents
+        return cache.repair(folder) if is_ours else f'prepare the TFDS data set in {folder} again'
 
     def get_dataset(
         self,
@@ -189,6 +195,8 @@ class LabelledSource(seqio.DataSource):
             with cache.adding(folder) as temporary:
                 temporary.mkdir()
                 self._write(split, layout.read(*paths), temporary, paths)
+                cache.seal(temporary)
+        cache.check(folder)
         return folder
 
     def _write(self, split: str, examples: Iterator[Example], folder: Path, paths: list[str]) -> None:
@@ -223,7 +231,10 @@ def _feature(kind: str, value: Any) -> tf.train.Feature:
 
 def state(path: str) -> list[str | int]:
     """What changes when the file's content does."""
-    stat = os.stat(path)
+    try:
+        stat = os.stat(path)
+    except OSError as error:
+        raise UserError(f'{path} cannot be read ({error.strerror}); put it back, and type the command again') from error
     return [path, stat.st_size, stat.st_mtime_ns]
 
 
@@ -235,4 +246,6 @@ def missing(dataset: Dataset, split: str, data_dir: str | None) -> str:
     parts = [f'{wanted} in {looked}'] if layouts else []
     if dataset.tfds:
         parts.append(f'TFDS data set {dataset.tfds} in {data_dir or "TFDS_DATA_DIR"}')
-    return f'{dataset.name} has no {split} files here (looked for {", and ".join(parts)}): set DATA_DIR to their folder'
+    get = f', or type remixer-t5x data get {dataset.name}' if dataset.downloads else ''
+    looked = f'{dataset.name} has no {split} files here (looked for {", and ".join(parts)})'
+    return f'{looked}: set DATA_DIR to their folder{get}'

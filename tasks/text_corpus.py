@@ -80,19 +80,25 @@ class ParsedCorpus:
             with cache.adding(folder) as temporary:
                 temporary.mkdir()
                 _parse(self, temporary)
+                cache.seal(temporary)
+        cache.check(folder)
         return sorted(str(path) for path in folder.glob(f'{split}-*'))
 
     def training_documents(self) -> Iterator[str]:
-        for record in tf.data.TFRecordDataset(self.shards(TRAIN)).as_numpy_iterator():
-            yield record.decode()
+        paths = self.shards(TRAIN)
+        try:
+            for record in tf.data.TFRecordDataset(paths).as_numpy_iterator():
+                yield record.decode()
+        except (tf.errors.OpError, UnicodeDecodeError) as error:
+            raise UserError(f'{self.name} is damaged in the cache; {cache.repair(Path(paths[0]).parent)}') from error
 
 
 class TextSource(seqio.FileDataSource):
     """seqio source of a ParsedCorpus whose position can be saved and restored.
 
     seqio's own reader interleaves files in parallel, and in TensorFlow 2.21 an iterator over that hangs after its
-    symbolic checkpoint is restored. The number of examples stays unsaid: seqio would cache a small corpus in memory
-    with an op that has no symbolic checkpoint.
+    checkpoint is restored. The number of examples stays unsaid: seqio would cache a small corpus in memory, with an op
+    whose position cannot be saved.
     """
 
     def __init__(self, corpus: ParsedCorpus):
@@ -101,6 +107,10 @@ class TextSource(seqio.FileDataSource):
 
     def list_shards(self, split: str) -> list[str]:
         return self._corpus.shards(split)
+
+    def repair(self, path: str) -> str:
+        """What to do about a damaged file of the source."""
+        return cache.repair(Path(path).parent)
 
     def get_dataset(
         self,
@@ -145,7 +155,9 @@ def _parse(corpus: ParsedCorpus, folder: Path) -> None:
     for split, count in counts.items():
         if not count:
             raise UserError(f'{corpus.name} has no {split} documents{malformed.summary()}: give files with text')
-    (folder / 'counts.json').write_text(json.dumps({**counts, 'skipped': malformed.count}))
+    (folder / 'counts.json').write_text(
+        json.dumps({**counts, 'skipped': malformed.count, 'empty': malformed.empty_count})
+    )
     notice.done(f'{counts[TRAIN]:,} documents, {counts[VALIDATION]:,} held out{malformed.summary()}')
 
 

@@ -67,6 +67,10 @@ def check(model: bytes) -> None:
         raise ValueError('not a SentencePiece model') from error
     if not proto.pieces:
         raise ValueError('a SentencePiece model without pieces')
+    try:
+        sentencepiece.SentencePieceProcessor(model_proto=model)
+    except RuntimeError as error:
+        raise ValueError('pieces that SentencePiece refuses') from error
 
 
 def _train(sample: list[str], settings: Settings) -> bytes:

@@ -65,7 +65,9 @@ def their_logits(folder: pathlib.Path, batch: dict[str, np.ndarray]) -> np.ndarr
     inputs = torch.from_numpy(batch['encoder_input_tokens']).long()
     with warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter('ignore')
-        model = transformers.AutoModelForSeq2SeqLM.from_pretrained(folder, use_safetensors=True, local_files_only=True)
+        model = transformers.AutoModelForSeq2SeqLM.from_pretrained(
+            folder, use_safetensors=True, local_files_only=True, trust_remote_code=False
+        )
         found = model.float().eval()(
             input_ids=inputs,
             attention_mask=(inputs > 0).long(),
@@ -81,7 +83,9 @@ def compared_ids(folder: pathlib.Path, vocabulary: Any) -> str:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter('ignore')
-            tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
+            tokenizer = transformers.AutoTokenizer.from_pretrained(
+                folder, local_files_only=True, trust_remote_code=False
+            )
     except Exception as error:
         # What the library raises for files that are missing or unknown to it is of many kinds.
         reason = next(iter(str(error).strip().splitlines()), type(error).__name__)

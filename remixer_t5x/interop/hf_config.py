@@ -19,6 +19,9 @@ MODEL_TYPES = ('t5', 'mt5')
 FEED_FORWARD = {True: 'gated-gelu', False: 'relu'}
 # Only training under Hugging Face reads it; T5's value for finetuning.
 DROPOUT_RATE = 0.1
+# Every layer is looked for among the weights, so a number from a file must have an end.
+MAX_LAYERS = 4096
+MAX_NUMBER = 2**31 - 1
 # Ids of published T5s, all of which generation_config.json repeats. The two that are 0 are so in our models too.
 GENERATION = {'decoder_start_token_id': 0, 'eos_token_id': 1, 'pad_token_id': 0}
 
@@ -86,7 +89,7 @@ def from_config(config: Mapping[str, Any], has_own_output: bool, folder: str) ->
         scaled_output=scaled,
         num_buckets=_number(config, 'relative_attention_num_buckets', where, 32),
         max_distance=_number(config, 'relative_attention_max_distance', where, 128),
-        epsilon=float(config.get('layer_norm_epsilon', 1e-6)),
+        epsilon=_small(config, 'layer_norm_epsilon', where, 1e-6),
     )
 
 
@@ -135,21 +138,21 @@ def check_kind(config: Mapping[str, Any], folder: str) -> None:
     where = f'{folder}/config.json'
     kind = config.get('model_type')
     if kind not in MODEL_TYPES:
-        raise UserError(f'{where} says model_type {kind!r}; allowed are {" and ".join(map(repr, MODEL_TYPES))}')
+        raise UserError(f'{where} says model_type {_shown(kind)}; allowed are {" and ".join(map(repr, MODEL_TYPES))}')
     if not config.get('is_encoder_decoder', True):
         raise UserError(f'{where} describes an encoder alone; give a T5ForConditionalGeneration')
     feed_forward = config.get('feed_forward_proj', FEED_FORWARD[False])
     if feed_forward not in FEED_FORWARD.values():
         raise UserError(
-            f'{where} says feed_forward_proj {feed_forward!r}; allowed are {" and ".join(FEED_FORWARD.values())}, '
-            'the feed-forward sublayers of T5.1.1 and of the first T5'
+            f'{where} says feed_forward_proj {_shown(feed_forward)}; allowed are '
+            f'{" and ".join(FEED_FORWARD.values())}, the feed-forward sublayers of T5.1.1 and of the first T5'
         )
     for name in ('decoder_start_token_id', 'pad_token_id'):
         if config.get(name) not in (0, None):
-            raise UserError(f'{where} says {name} {config[name]!r}; allowed is 0, as in every published T5')
+            raise UserError(f'{where} says {name} {_shown(config[name])}; allowed is 0, as in every published T5')
     if not isinstance(config.get('eos_token_id'), int | None):
         raise UserError(
-            f'{where} says eos_token_id {config["eos_token_id"]!r}; allowed is one id, that of the vocabulary'
+            f'{where} says eos_token_id {_shown(config["eos_token_id"])}; allowed is one id, that of the vocabulary'
         )
 
 
@@ -175,6 +178,20 @@ def _dimensions(config: Mapping[str, Any], where: str) -> Dimensions:
 def _number(config: Mapping[str, Any], name: str, where: str, default: int | None = None) -> int:
     found = config.get(name)
     found = default if found is None else found
-    if not isinstance(found, int) or isinstance(found, bool) or found < 1:
-        raise UserError(f'{where} says {name} {found!r}; it takes a positive whole number')
+    largest = MAX_LAYERS if name.endswith('_layers') else MAX_NUMBER
+    if not isinstance(found, int) or isinstance(found, bool) or not 1 <= found <= largest:
+        raise UserError(f'{where} says {name} {_shown(found)}; it takes a positive whole number up to {largest:,}')
     return found
+
+
+def _small(config: Mapping[str, Any], name: str, where: str, default: float) -> float:
+    found = config.get(name, default)
+    if not isinstance(found, int | float) or isinstance(found, bool) or not 0 < found < 1:
+        raise UserError(f'{where} says {name} {_shown(found)}; it takes a number between 0 and 1')
+    return float(found)
+
+
+def _shown(value: object) -> str:
+    """On one line of bearable length, whatever the file says."""
+    text = ascii(value)
+    return text if len(text) <= 60 else f'{text[:60]}...'

@@ -12,10 +12,14 @@ from typing import Any
 from etils import epath
 
 from remixer_t5x.errors import UserError
+from remixer_t5x.interop import json_files
+from remixer_t5x.runtime import safe_paths
 
 MODEL = 'spiece.model'
 CONFIG = 'tokenizer_config.json'
 BYTES_TOKENIZER = 'ByT5Tokenizer'
+# Each becomes a piece of the vocabulary when it is read.
+MAX_SENTINELS = 10_000
 # What T5Tokenizer and ByT5Tokenizer add where nothing says another number.
 DEFAULT_SENTINELS = {'T5Tokenizer': 100, BYTES_TOKENIZER: 125}
 
@@ -38,16 +42,17 @@ def read(folder: pathlib.Path, vocabulary: str | None = None) -> Tokenizer:
     Raises:
       UserError: the folder has none that we read, and `vocabulary` is None.
     """
+    safe_paths.check_inside(folder)
     config = _config(folder)
     if config.get('tokenizer_class') == BYTES_TOKENIZER and vocabulary is None:
-        return Tokenizer(None, _sentinels(config, BYTES_TOKENIZER))
+        return Tokenizer(None, _sentinels(config, BYTES_TOKENIZER, folder))
     path = vocabulary or (str(folder / MODEL) if (folder / MODEL).is_file() else None)
     if path is None:
         raise UserError(
             f'{folder} has no {MODEL}, and without a vocabulary ids mean nothing; give --vocabulary=/path/to/{MODEL} '
             '(T5, T5 v1.1 and FLAN-T5 share one: gs://t5-data/vocabs/cc_all.32000/sentencepiece.model)'
         )
-    return Tokenizer(path, _sentinels(config, 'T5Tokenizer'))
+    return Tokenizer(path, _sentinels(config, 'T5Tokenizer', folder))
 
 
 def write(vocabulary: Any, folder: pathlib.Path) -> str:
@@ -72,20 +77,20 @@ def write(vocabulary: Any, folder: pathlib.Path) -> str:
 
 def _config(folder: pathlib.Path) -> Mapping[str, Any]:
     path = folder / CONFIG
-    if not path.is_file():
-        return {}
-    try:
-        return json.loads(path.read_text(encoding='utf-8'))
-    except (OSError, ValueError) as error:
-        raise UserError(f'{path} cannot be read: {error}; copy or download it again') from error
+    return json_files.read_object(path) if path.is_file() else {}
 
 
 def _write(folder: pathlib.Path, config: Mapping[str, Any]) -> None:
     (folder / CONFIG).write_text(json.dumps(config, indent=2) + '\n', encoding='utf-8')
 
 
-def _sentinels(config: Mapping[str, Any], kind: str) -> int:
-    if isinstance(config.get('extra_ids'), int):
-        return config['extra_ids']
+def _sentinels(config: Mapping[str, Any], kind: str, folder: pathlib.Path) -> int:
+    said = config.get('extra_ids')
+    if said is not None:
+        if isinstance(said, bool) or not isinstance(said, int) or not 0 <= said <= MAX_SENTINELS:
+            raise UserError(
+                f'{folder / CONFIG} says extra_ids {said!a:.60}; it takes a number from 0 to {MAX_SENTINELS}'
+            )
+        return said
     named = set(re.findall(r'<extra_id_\d+>', json.dumps(config)))
     return len(named) or DEFAULT_SENTINELS[kind]

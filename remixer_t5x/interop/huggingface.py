@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 
 from remixer_t5x.errors import UserError
-from remixer_t5x.interop import hf_config, hf_weights, safetensors_files
+from remixer_t5x.interop import hf_config, hf_weights, json_files, safetensors_files
 from remixer_t5x.interop.hf_config import T5
+from remixer_t5x.runtime import safe_paths
 
 Params = Any
 DTYPES = ('float32', 'bfloat16')
@@ -51,13 +52,10 @@ def read(path: str) -> Source:
             'download it first: hf download NAME --local-dir DIR' if '/' in path else 'give a folder with config.json'
         )
         raise UserError(f'{path} is no folder here; {hint}')
-    config_path = folder / CONFIG
-    if not config_path.is_file():
+    safe_paths.check_inside(folder)
+    if not (folder / CONFIG).is_file():
         raise UserError(f'{folder} has no {CONFIG}; give the folder of a Hugging Face T5')
-    try:
-        config = json.loads(config_path.read_text(encoding='utf-8'))
-    except (OSError, ValueError) as error:
-        raise UserError(f'{config_path} cannot be read: {error}; copy or download it again') from error
+    config = json_files.read_object(folder / CONFIG)
     # Before the weights, which another kind of model has under other names.
     hf_config.check_kind(config, str(folder))
     tensors = safetensors_files.read_folder(folder)

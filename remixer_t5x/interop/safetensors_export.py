@@ -53,12 +53,27 @@ def read(path: str) -> tuple[Params, int, dict[str, Any]]:
     tensors, metadata = safetensors_files.read_file(path)
     if metadata.get('format') != FORMAT:
         raise UserError(
-            f'{path} was not written by --to_safetensors (its metadata has format {metadata.get("format")!r}); a '
+            f'{path} was not written by --to_safetensors (its metadata has format {metadata.get("format")!a:.60}); a '
             "folder of Hugging Face's is read by --from_hf"
         )
-    params = traverse_util.unflatten_dict(dict(tensors), sep='/')
+    within = next((name for name in tensors if _parents(name) & tensors.keys()), None)
+    if within is not None:
+        raise UserError(f'{path} has {ascii(within)[:80]} and another array by the name of its folder; copy it again')
+    try:
+        step, versions = int(metadata['step']), json.loads(metadata['versions'])
+    except (KeyError, ValueError, RecursionError) as error:
+        reason = f'{type(error).__name__}: {error}'.splitlines()[0]
+        raise UserError(
+            f'{path} says that --to_safetensors wrote it, and is not what that writes ({reason}); copy it again'
+        ) from error
     record = {name: metadata.get(name, '') for name in ('config', 'vocabulary')}
-    return params, int(metadata['step']), {**record, 'versions': json.loads(metadata['versions'])}
+    params = traverse_util.unflatten_dict(dict(tensors), sep='/')
+    return params, step, {**record, 'versions': versions}
+
+
+def _parents(name: str) -> set[str]:
+    parts = name.split('/')
+    return {'/'.join(parts[:count]) for count in range(1, len(parts))}
 
 
 def rounded(params: Params, dtype: str) -> Params:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import pathlib
 from collections.abc import Iterator, Mapping
@@ -12,6 +11,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from remixer_t5x.errors import UserError
+from remixer_t5x.interop import json_files, safetensors_header
+from remixer_t5x.runtime import safe_paths
 
 WHOLE = 'model.safetensors'
 INDEX = 'model.safetensors.index.json'
@@ -27,8 +28,8 @@ class Tensors(Mapping[str, np.ndarray]):
         self._open: dict[pathlib.Path, safe_open] = {}
 
     def __getitem__(self, name: str) -> np.ndarray:
-        tensor = self._reader(name).get_tensor(name)
-        return np.asarray(tensor, np.float32)
+        self.shape(name)
+        return np.asarray(self._reader(name).get_tensor(name), np.float32)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._files)
@@ -93,6 +94,7 @@ def write_file(path: pathlib.Path, arrays: Mapping[str, np.ndarray], metadata: M
 
 
 def _opened(path: pathlib.Path) -> safe_open:
+    safetensors_header.check(path)
     try:
         return safe_open(path, framework='numpy')
     except (OSError, SafetensorError) as error:
@@ -104,13 +106,10 @@ def _names(path: pathlib.Path) -> dict[str, pathlib.Path]:
 
 
 def _shards(folder: pathlib.Path) -> dict[str, pathlib.Path]:
-    try:
-        by_name = json.loads((folder / INDEX).read_text())['weight_map']
-        files = {name: folder / file for name, file in by_name.items()}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise UserError(
-            f'{folder / INDEX} cannot be read as an index of shards: {error!r}; download it again'
-        ) from error
+    by_name = json_files.read_object(folder / INDEX).get('weight_map')
+    if not isinstance(by_name, dict):
+        raise UserError(f'{folder / INDEX} has no weight_map from names to files; download it again')
+    files = {name: safe_paths.inside(folder, file, str(folder / INDEX)) for name, file in by_name.items()}
     present: dict[pathlib.Path, set[str]] = {}
     for name, file in files.items():
         if file not in present:

@@ -8,6 +8,7 @@ by the names of the module that was trained: ours, under configs/t5x, or those o
 
 from __future__ import annotations
 
+import math
 import re
 import shutil
 from collections.abc import Callable, Mapping, Sequence
@@ -20,9 +21,9 @@ from etils import epath
 from flax import serialization, traverse_util
 
 from remixer_t5x.errors import UserError
-from remixer_t5x.interop import t5x_names
+from remixer_t5x.interop import hf_config, t5x_names
 from remixer_t5x.model.seq2seq import Seq2Seq
-from remixer_t5x.runtime import checkpoint, model_dir
+from remixer_t5x.runtime import checkpoint, model_dir, safe_checkpoint, safe_paths
 
 Params = Any
 Array = np.ndarray
@@ -56,12 +57,14 @@ def read(path: str, abstract: Params) -> tuple[Params, int]:
       UserError: no checkpoint, one that cannot be read, or one of another architecture or size.
     """
     folder = _find(path)
+    safe_checkpoint.check(folder)
     with checkpoint.told(folder, 'read'):
         saved = _open_orbax(folder / _STATE) if (folder / _STATE).is_dir() else _open_msgpack(folder)
     wanted = {name: tuple(leaf.shape) for name, leaf in _flat(abstract).items()}
     is_ours = any('/run_0/' in name for name in saved.shapes)
     sources = t5x_names.own_sources(wanted) if is_ours else t5x_names.network_sources(wanted, saved.shapes)
     _check_names(folder, sources, saved.shapes)
+    _check_sizes(folder, wanted, sources, saved.shapes)
     with checkpoint.told(folder, 'read'):
         arrays = {name: source.gather(saved.read(source.names), wanted[name]) for name, source in sources.items()}
     _check_shapes(folder, wanted, arrays)
@@ -164,8 +167,14 @@ def _read_leaf(folder: epath.Path, leaf: Any) -> Array:
         return np.asarray(leaf)
     # Written on a bucket or here; before TensorStore 0.1.14 the path stood outside of kvstore.
     name = leaf['kvstore'].get('path') or leaf['path']
-    store = {'driver': 'file', 'path': str(folder / name.strip('/'))}
-    return ts.open({'driver': leaf['driver'], 'kvstore': store}, open=True).result().read().result()
+    place = safe_paths.inside(folder, name.rstrip('/'), str(folder / _FILE))
+    if leaf['driver'] != 'zarr':
+        raise UserError(f'{folder / _FILE} says that {place.name} is {leaf["driver"]!a:.60}; allowed is zarr')
+    array = ts.open({'driver': 'zarr', 'kvstore': {'driver': 'file', 'path': str(place)}}, open=True).result()
+    shape = tuple(leaf['metadata']['shape'])
+    if array.shape != shape:
+        raise UserError(f'{place} has shape {array.shape}, and {shape} by {folder / _FILE}; copy the checkpoint again')
+    return array.read().result()
 
 
 def _write_array(folder: epath.Path, name: str, value: Array) -> dict[str, Any]:
@@ -222,10 +231,30 @@ def _check_names(
         )
 
 
+def _check_sizes(
+    folder: epath.Path,
+    wanted: t5x_names.Shapes,
+    sources: Mapping[str, t5x_names.Source],
+    saved: t5x_names.Shapes,
+) -> None:
+    """Before anything is read: a few bytes may describe an array of any size, full of zeros."""
+    for name, source in sources.items():
+        shapes = [saved[part] for part in source.names]
+        found = (len(shapes), *shapes[0]) if source.apart else shapes[0]
+        elements = sum(map(math.prod, shapes))
+        copies = shapes[0][source.axis] if source.shared and source.axis is not None and shapes[0] else 1
+        if elements != math.prod(wanted[name]) * copies or copies > hf_config.MAX_LAYERS:
+            raise _other_shape(folder, name, found, wanted[name])
+
+
+def _other_shape(folder: epath.Path, name: str, found: tuple[int, ...], wanted: tuple[int, ...]) -> UserError:
+    return UserError(
+        f'{folder} does not fit this model: {name} has shape {found} there and {wanted} here; '
+        'give the model and size that was trained'
+    )
+
+
 def _check_shapes(folder: epath.Path, wanted: t5x_names.Shapes, arrays: Mapping[str, Array]) -> None:
     for name, shape in wanted.items():
         if arrays[name].shape != shape:
-            raise UserError(
-                f'{folder} does not fit this model: {name} has shape {arrays[name].shape} there and {shape} here; '
-                'give the model and size that was trained'
-            )
+            raise _other_shape(folder, name, arrays[name].shape, shape)

@@ -4,14 +4,19 @@ import functools
 import importlib.util
 import json
 import pathlib
+import pickle
+import shutil
 import tarfile
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import tensorstore as ts
 from flax import linen as nn
 from flax import serialization
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 
 from remixer_t5x.architecture.encoder_decoder import EncoderDecoder
 from remixer_t5x.architecture.layer import PostNorm, PreNorm
@@ -176,7 +181,7 @@ def test_a_checkpoint_in_bfloat16_is_read(golden, tmp_path):
     copy.mkdir()
     for child in source.iterdir():
         if child.name.startswith('target'):
-            (copy / child.name).symlink_to(child)
+            shutil.copytree(child, copy / child.name)
     (copy / 'checkpoint').write_bytes(serialization.msgpack_serialize(contents))
     params, _ = t5x_checkpoint.read(str(copy), abstract(make_model()))
     np.testing.assert_array_equal(params['token_embedder']['embedding'], value.astype(np.float32))
@@ -191,7 +196,7 @@ def test_layers_with_position_biases_of_their_own_are_refused(golden, tmp_path):
     copy.mkdir()
     for child in source.iterdir():
         if child.name.startswith('target'):
-            (copy / child.name).symlink_to(child)
+            shutil.copytree(child, copy / child.name)
     (copy / 'checkpoint').write_bytes(serialization.msgpack_serialize(contents))
     with pytest.raises(UserError, match='position bias of its own'):
         t5x_checkpoint.read(str(copy), abstract(make_model()))
@@ -245,3 +250,98 @@ def test_places_that_are_no_checkpoint(golden, tmp_path):
         t5x_checkpoint.read(str(tmp_path), wanted)
     with pytest.raises(UserError, match='exists already'):
         t5x_checkpoint.write(str(golden / 't5_1_1'), random_params(make_model()), STEP, make_model())
+
+
+def hostile(golden, tmp_path, change):
+    """A copy of a checkpoint of T5X's, with `change` made to the msgpack file's content."""
+    copy = tmp_path / 'checkpoint_7'
+    shutil.copytree(golden / 't5_1_1' / 'checkpoint_7', copy)
+    contents = serialization.msgpack_restore((copy / 'checkpoint').read_bytes())
+    change(contents['optimizer']['target']['token_embedder']['embedding'])
+    (copy / 'checkpoint').write_bytes(serialization.msgpack_serialize(contents))
+    return copy
+
+
+TABLE = 'target.token_embedder.embedding'
+
+
+@pytest.mark.parametrize(
+    ('change', 'message'),
+    [
+        (lambda spec: spec['kvstore'].update(path='../elsewhere'), 'outside of'),
+        (lambda spec: spec['kvstore'].update(path='/etc'), 'outside of'),
+        (lambda spec: spec['kvstore'].update(path='a/../../elsewhere'), 'outside of'),
+        (lambda spec: spec['kvstore'].update(path='link'), 'is a link that leaves'),
+        (lambda spec: spec.update(driver='json'), 'allowed is zarr'),
+        (lambda spec: spec['metadata'].update(shape=[10**6, 10**6]), r'has shape \(1000000, 1000000\) there'),
+        (lambda spec: spec['metadata'].update(shape=[-VOCAB, -EMBED]), r'by .*/checkpoint; copy'),
+        (lambda spec: spec['metadata'].update(shape=[EMBED, VOCAB]), r'has shape \(64, 16\), and \(16, 64\) by'),
+    ],
+)
+def test_a_checkpoint_that_points_elsewhere_or_lies_is_refused(golden, tmp_path, change, message):
+    copy = hostile(golden, tmp_path, change)
+    shutil.copytree(copy / TABLE, tmp_path / 'elsewhere')
+    if 'link' in message:
+        (copy / 'link').symlink_to(tmp_path / 'elsewhere')
+    with pytest.raises(UserError, match=message) as error:
+        t5x_checkpoint.read(str(copy), abstract(make_model()))
+    assert len(str(error.value).splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    'change', [{'shape': [10**7, 10**7]}, {'chunks': [10**7, 10**7]}, {'dtype': '|O'}, {'zarr_format': 9}]
+)
+def test_an_array_that_describes_too_much_is_refused(golden, tmp_path, change):
+    """A zarr array without chunks is one of its fill value, of any size."""
+    copy = hostile(golden, tmp_path, lambda spec: None)
+    described = json.loads((copy / TABLE / '.zarray').read_text())
+    (copy / TABLE / '.zarray').write_text(json.dumps({**described, **change}))
+    with pytest.raises(UserError) as error:
+        t5x_checkpoint.read(str(copy), abstract(make_model()))
+    assert len(str(error.value).splitlines()) == 1
+
+
+@pytest.mark.parametrize('change', [{'shape': [10**7, 10**7]}, {'chunks': [10**7, 10**7]}])
+def test_an_array_of_orbax_that_describes_too_much_is_refused(golden, tmp_path, change):
+    copy = tmp_path / 'checkpoint_7'
+    shutil.copytree(golden / 't5_1_1_orbax' / 'checkpoint_7', copy)
+    store = ts.KvStore.open({'driver': 'ocdbt', 'base': f'file://{copy}/state/'}).result()
+    key = next(
+        key for key in store.list().result() if key.startswith(b'target.token_embedder') and key.endswith(b'.zarray')
+    )
+    store.write(key, json.dumps({**json.loads(store[key]), **change})).result()
+    with pytest.raises(UserError) as error:
+        t5x_checkpoint.read(str(copy), abstract(make_model()))
+    assert len(str(error.value).splitlines()) == 1
+
+
+def test_a_pickle_for_a_checkpoint_is_not_run(golden, tmp_path):
+    class Malicious:
+        def __reduce__(self):
+            return pathlib.Path.touch, (tmp_path / 'ran',)
+
+    (tmp_path / 'checkpoint_7').mkdir()
+    (tmp_path / 'checkpoint_7' / 'checkpoint').write_bytes(pickle.dumps(Malicious()))
+    with pytest.raises(UserError, match='cannot be read'):
+        t5x_checkpoint.read(str(tmp_path), abstract(make_model()))
+    assert not (tmp_path / 'ran').exists()
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    st.binary(max_size=60)
+    | st.recursive(
+        st.none() | st.integers(-(2**63), 2**64 - 1) | st.text(max_size=3),
+        lambda inner: st.dictionaries(st.sampled_from(['version', 'optimizer', 'target', 'state', 'step']), inner),
+        max_leaves=6,
+    ).map(serialization.msgpack_serialize)
+)
+@example(b'\x91' * 3000)
+@example(serialization.msgpack_serialize({'version': 3, 'optimizer': {'target': {'a': 'x'}, 'state': {'step': 1}}}))
+def test_any_bytes_for_a_checkpoint_are_one_line(tmp_path_factory, content):
+    folder = tmp_path_factory.getbasetemp() / 'checkpoint_1'
+    folder.mkdir(exist_ok=True)
+    (folder / 'checkpoint').write_bytes(content)
+    with pytest.raises(UserError) as error:
+        t5x_checkpoint.read(str(folder), {'a': jax.ShapeDtypeStruct((1,), np.float32)})
+    assert len(str(error.value).splitlines()) == 1

@@ -87,7 +87,7 @@ def plain(server, monkeypatch):
 
 @pytest.fixture
 def zipped(server, monkeypatch):
-    server.files = {'Toy.zip': archive(**{'__MACOSX/._a': b'', 'Toy/.hidden': b'', '../../evil': b'', 'Toy/no\r': b''})}
+    server.files = {'Toy.zip': archive(**{'__MACOSX/._a': b'', 'Toy/.hidden': b'', 'Toy/no\r': b''})}
     add(monkeypatch, [Download(server.url('Toy.zip'), sha256(server.files['Toy.zip']), 'toy', unzip=True)], 'Toy/')
 
 
@@ -114,8 +114,7 @@ def test_files_arrive_whole_and_it_is_said_where(plain, cache_folder, capsys):
 
 def test_an_archive_is_unpacked_below_its_folder(zipped, cache_folder):
     download.get('toy')
-    expected = {f'data/toy/Toy/{name}': content for name, content in CONTENT.items()}
-    assert tree(cache_folder) == {**expected, 'data/toy/evil': b''}
+    assert tree(cache_folder) == {f'data/toy/Toy/{name}': content for name, content in CONTENT.items()}
 
 
 @pytest.mark.parametrize('kind', ['plain', 'zipped'])
@@ -125,6 +124,60 @@ def test_what_is_there_is_not_asked_for_again(kind, request, server, cache_folde
     asked = list(server.asked)
     assert download.get('toy')[0] == 'toy is here already, nothing was downloaded'
     assert server.asked == asked
+
+
+def test_an_archive_that_leaves_its_folder_leaves_nothing(zipped, server, monkeypatch, cache_folder):
+    server.files['Toy.zip'] = archive(**{'../../evil': b''})
+    add(monkeypatch, [Download(server.url('Toy.zip'), sha256(server.files['Toy.zip']), 'toy', unzip=True)], 'Toy/')
+    with pytest.raises(UserError, match="has a file '../../evil', outside of its folder"):
+        download.get('toy')
+    assert tree(cache_folder) == {}
+
+
+@pytest.mark.parametrize('kind', ['plain', 'zipped'])
+def test_nothing_is_unpacked_or_placed_before_its_checksum_is_right(kind, request, server, monkeypatch):
+    request.getfixturevalue(kind)
+    server.files = {name: content + b'!' for name, content in server.files.items()}
+    monkeypatch.setattr(download.archives, 'unpack', lambda *_: pytest.fail('unpacked'))
+    monkeypatch.setattr(download, '_place', lambda *_: pytest.fail('placed'))
+    with pytest.raises(UserError, match='has SHA-256 .* instead of'):
+        download.get('toy')
+
+
+def test_what_a_killed_download_left_is_not_read(plain, server, cache_folder):
+    """A folder of that name, with half of a file, is what SIGKILL leaves."""
+    left = cache_folder / 'data' / '.get-abc' / 'a.tsv'
+    left.parent.mkdir(parents=True)
+    left.write_bytes(CONTENT['a.tsv'][:1000])
+    download.get('toy')
+    assert server.asked == ['a.tsv', 'b.tsv']
+    assert (cache_folder / 'data' / 'toy' / 'a.tsv').read_bytes() == CONTENT['a.tsv']
+
+
+def test_a_server_that_sends_without_end_is_left(plain, server, monkeypatch, cache_folder):
+    monkeypatch.setattr(download, '_LARGEST', 1_100_000)
+    with pytest.raises(UserError, match='has more than 1.1 MB, so it is not the published file'):
+        download.get('toy')
+    assert tree(cache_folder) == {}
+
+
+def test_files_of_the_users_are_said_to_be_others_or_unchecked(plain, cache_folder):
+    folder = cache_folder / 'data' / 'toy'
+    folder.mkdir(parents=True)
+    (folder / 'a.tsv').write_bytes(CONTENT['a.tsv'])
+    (folder / 'b.tsv').write_bytes(b'mine')
+    lines = download.get('toy')
+    assert (
+        lines[-1]
+        == f'other      {folder}/b.tsv has SHA-256 {sha256(b"mine")}, and the published file {sha256(CONTENT["b.tsv"])}'
+    )  # noqa: E501
+    assert not any('a.tsv has' in line for line in lines)
+
+
+def test_unpacked_files_are_said_to_be_unchecked(zipped, cache_folder):
+    assert not any('unchecked' in line for line in download.get('toy'))
+    lines = download.get('toy')
+    assert lines[-1] == f'unchecked  {cache_folder}/data/toy/Toy/b.tsv: no SHA-256 of this file is known here'
 
 
 def test_goes_on_with_the_file_that_failed(plain, server, cache_folder):
@@ -230,6 +283,7 @@ def test_without_a_download_it_is_said_what_to_put_where(nothing_elsewhere, cach
         download.get('abductive_nli')
     assert 'put abductive_nli/train.jsonl + abductive_nli/train-labels.lst, ' in str(error.value)
     assert f'into {cache_folder}/data' in str(error.value)
+    assert str(error.value).endswith('what you put there is not checked')
 
 
 def test_an_unknown_name_gets_the_nearest():

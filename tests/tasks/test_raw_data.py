@@ -69,7 +69,7 @@ def test_position_of_a_mixture_survives(tmp_path):
 
     def made():
         options = tf.data.Options()
-        options.experimental_symbolic_checkpoint = True
+        options.experimental_symbolic_checkpoint = False
         dataset = mixture.get_dataset(
             {'inputs': 64, 'targets': 16}, 'train', seed=0, num_epochs=None, try_in_mem_cache=False
         )

@@ -1,0 +1,57 @@
+"""Lines of a file from anybody in bounded memory: of a line that is too long, no more than the bound is ever held."""
+
+import io
+from collections.abc import Iterator
+from typing import Any, BinaryIO
+
+import tensorflow as tf
+
+# Bytes of a line or document. Longer than any book, and short enough to be parsed with a few of them in memory.
+LONGEST = 50_000_000
+_CHUNK = 1 << 20
+
+
+def numbered(file: Any, longest: int = LONGEST) -> Iterator[tuple[int, bytes | None]]:
+    """(number from 1, line with its end) of a binary file; None in place of a line of more than `longest` bytes."""
+    number = 0
+    while line := file.readline(longest + 1):
+        number += 1
+        if len(line) <= longest or line.endswith(b'\n'):
+            yield number, line
+            continue
+        while line and not line.endswith(b'\n'):
+            line = file.readline(_CHUNK)
+        yield number, None
+
+
+def remote(path: str) -> BinaryIO:
+    """A file in a bucket with `readline(size)`, which TensorFlow's file lacks."""
+    return io.BufferedReader(_Remote(path), _CHUNK)
+
+
+class _Remote(io.RawIOBase):
+    def __init__(self, path: str):
+        self._file = tf.io.gfile.GFile(path, 'rb')
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        data = self._file.read(len(buffer))
+        buffer[: len(data)] = data
+        return len(data)
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        self._file.seek(offset, whence)
+        return self._file.tell()
+
+    def tell(self) -> int:
+        return self._file.tell()
+
+    def close(self) -> None:
+        if not self.closed:
+            self._file.close()
+        super().close()

@@ -1,0 +1,181 @@
+"""Every parser of ours takes any bytes: it parses, or raises UserError on one line.
+
+What was found by it stands in the examples: each gave a traceback before.
+"""
+
+import gzip
+import json
+import os
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from remixer_t5x.cli import gin_config, main
+from remixer_t5x.errors import UserError
+from remixer_t5x.runtime import results, text_inputs
+from tasks import documents, malformed, raw_rows, vocabularies, word_vocabulary
+
+FUZZ = settings(max_examples=120, deadline=None)
+# Bytes that mean something to one of the parsers, beside any others.
+PIECES = st.sampled_from(
+    [b'{"text": "a"}', b'{"prediction": "a"}', b'"', b'""', b',', b'\t', b'\n', b'\r\n', b'\r', b'\0', b'\xef\xbb\xbf',
+     b'\xff\xfe', b'\xff', b'[', b'{', b'}', b'text', b'a,b', b'\\ud800', b'{"text": "\\ud800"}', b'null', b'1e999',
+     b'{"text": ""}', b'{"a\\nb": 1}', '\u2028'.encode(), b'\x1b[31m', b' ']
+)  # fmt: skip
+BYTES = st.binary(max_size=80) | st.lists(PIECES | st.binary(max_size=6), max_size=12).map(b''.join)
+LONG_NUMBER = b'{"text": ' + b'9' * 5000 + b'}\n'
+DEEP = b'[' * 100_000
+
+
+def parses_or_one_line(read):
+    try:
+        found = read()
+    except UserError as error:
+        assert len(str(error).splitlines()) == 1 and len(str(error)) < 2000, str(error)
+        return None
+    return found
+
+
+def file_with(tmp_path_factory, content, name='fuzz'):
+    path = tmp_path_factory.getbasetemp() / name
+    path.write_bytes(content)
+    return str(path)
+
+
+@FUZZ
+@given(BYTES, st.sampled_from(documents.FORMATS), st.sampled_from(documents.TXT_DOCUMENTS), st.booleans())
+@example(LONG_NUMBER, 'jsonl', 'line', True)
+@example(LONG_NUMBER, 'jsonl', 'line', False)
+@example(DEEP, 'jsonl', 'line', False)
+@example(b'{"' + b'x' * 5000 + b'\\n": 1}', 'jsonl', 'line', False)
+@example(b'PAR1' + bytes(20) + b'PAR1', 'parquet', 'line', False)
+def test_documents(tmp_path_factory, content, kind, txt_documents, strict):
+    path = file_with(tmp_path_factory, content)
+    layout = documents.Layout(kind, 'text', txt_documents, longest=40)
+    for field in ('text', 1):
+        given_layout = documents.Layout(kind, field, txt_documents, longest=40)
+        skipped = malformed.Malformed(strict)
+        found = parses_or_one_line(lambda: list(documents.read(path, given_layout, skipped)))  # noqa: B023
+        assert len(skipped.summary().splitlines()) < 2
+        for document in found or ():
+            assert document.strip() and document.encode()
+            assert kind == 'parquet' or len(document.encode()) <= 3 * layout.longest
+
+
+@FUZZ
+@given(BYTES)
+@example(b'\x1f\x8b\x08')
+@example(gzip.compress(b'text ' * 1000)[:30])
+def test_gzipped_documents_and_texts(tmp_path_factory, content):
+    for data in (content, gzip.compress(content)):
+        path = file_with(tmp_path_factory, data, 'fuzz.txt.gz')
+        parses_or_one_line(lambda: list(documents.read(path, documents.Layout(), malformed.Malformed(False))))  # noqa: B023
+        parses_or_one_line(lambda: list(text_inputs.TextInputs(path)))  # noqa: B023
+
+
+@FUZZ
+@given(BYTES)
+@example(LONG_NUMBER)
+@example(DEEP)
+@example(b'a,b\n"' + b'x' * 200_000)
+@example(b'a\rb\n')
+@example(b'a,b\n\0,1\n')
+def test_raw_rows(tmp_path_factory, content):
+    path = file_with(tmp_path_factory, content)
+    for reader in (raw_rows.jsonl, raw_rows.tsv, raw_rows.comma_separated, raw_rows.lines):
+        parses_or_one_line(lambda: list(reader(path)))  # noqa: B023
+    parses_or_one_line(lambda: raw_rows.whole_json(path))
+
+
+@FUZZ
+@given(BYTES, st.sampled_from(['txt', 'jsonl']))
+@example(LONG_NUMBER, 'jsonl')
+@example(DEEP, 'jsonl')
+@example(b'{"a\\nb": 1}', 'jsonl')
+@example(b'{"text": "\\ud800"}', 'jsonl')
+def test_texts_to_infer_from(tmp_path_factory, content, kind):
+    path = file_with(tmp_path_factory, content)
+    for text in parses_or_one_line(lambda: list(text_inputs.TextInputs(path, format=kind))) or ():
+        text.encode()
+
+
+@FUZZ
+@given(BYTES)
+@example(b'{"prediction": ' + b'9' * 5000 + b'}')
+@example(DEEP)
+@example(b'')
+def test_predictions(tmp_path_factory, content):
+    path = file_with(tmp_path_factory, content)
+    for row in parses_or_one_line(lambda: results.read_predictions(path)) or ():
+        assert isinstance(row['prediction'], str)
+
+
+@FUZZ
+@given(st.binary(max_size=200))
+@example(b'\x0a\x02\x08\x00')
+@example(b'')
+def test_vocabularies(tmp_path_factory, content):
+    # Models are read once for each path.
+    path = file_with(tmp_path_factory, content, f'{abs(hash(content))}.model')
+    assert parses_or_one_line(lambda: vocabularies.sentencepiece(path).vocab_size) is None
+    os.unlink(path)
+
+
+@FUZZ
+@given(st.lists(st.text(max_size=12), max_size=4), st.text(max_size=12))
+def test_vocabularies_of_words(texts, other):
+    vocabulary = word_vocabulary.WordVocabulary('fuzz', lambda: texts)
+    for text in texts:
+        assert vocabulary.decode(vocabulary.encode(text)) == ' '.join(text.split())
+    assert all(0 <= token < vocabulary.vocab_size for token in vocabulary.encode(other))
+
+
+ARGUMENT = st.text(max_size=10) | st.sampled_from(
+    [
+        '--gin.X=1',
+        '--gin.',
+        '--gin.=',
+        '--gin.X',
+        '--gin.X=',
+        '--',
+        '-',
+        '--gin_file=x',
+        '--gin.a/b.c=@d()',
+        '--gin. =1',
+    ]
+)
+
+
+@FUZZ
+@given(st.lists(ARGUMENT, max_size=6))
+def test_gin_flags_are_split(arguments):
+    found = parses_or_one_line(lambda: main.split_gin_flags(arguments))
+    if found:
+        rest, pairs = found
+        assert not any(argument.startswith('--gin.') for argument in rest)
+        assert set(rest) <= set(arguments) and len(rest) + len(pairs) <= len(arguments)
+
+
+VALUES = st.text(max_size=30) | st.lists(
+    st.sampled_from(['[', ']', '(', ')', '{', '}', "'", '"', ',', ':', '@a', '%B', '1', '-', '\n', '#', '\\', ' ',
+                     'x=1', 'import os', '\t', '\0', '0x', '1e', "b'", 'None', '~']),
+    max_size=8,
+).map(''.join)  # fmt: skip
+
+
+@FUZZ
+@given(VALUES)
+def test_values_of_gin_flags(text):
+    """Gives one gin value: of a text that is none, the text itself."""
+    found = parses_or_one_line(lambda: gin_config.flag_value('X', text))
+    if found is not None and found != text:
+        assert found == repr(text)
+
+
+@pytest.mark.parametrize('text', [json.dumps({'text': 'x' * 100}), 'x' * 100])
+def test_a_line_that_is_too_long_for_a_model(tmp_path, monkeypatch, text):
+    monkeypatch.setattr(text_inputs, 'LONGEST', 50)
+    (tmp_path / 'a').write_text('short\n' + text)
+    with pytest.raises(UserError, match='line 2 has more than 50 characters'):
+        list(text_inputs.TextInputs(str(tmp_path / 'a')))

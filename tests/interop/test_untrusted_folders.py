@@ -1,0 +1,268 @@
+"""Folders of Hugging Face and safetensors files from anybody: they parse, or give one line."""
+
+import json
+import os
+import pathlib
+import pickle  # noqa: S403 (makes what must not be read)
+
+import numpy as np
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from safetensors.numpy import save, save_file
+
+from remixer_t5x.errors import UserError
+from remixer_t5x.interop import hf_tokenizer, huggingface, json_files, safetensors_export, safetensors_files
+from remixer_t5x.interop import safetensors_header as header
+
+GOOD = {'a': np.arange(6, dtype=np.float32).reshape(2, 3), 'b': np.ones(4, np.float16)}
+FUZZ = settings(max_examples=150, deadline=None)
+NAMES = st.sampled_from(['a', 'b', 'dtype', 'shape', 'data_offsets', '__metadata__', 'weight_map', 'step', ''])
+NUMBERS = st.sampled_from([0, 1, 6, 24, 32, -1, 2**31, 2**63, 2**64, 10**30, True, 1.5, float('nan')])
+JSON = st.recursive(
+    st.none() | NUMBERS | st.sampled_from(['F32', 'F16', 'BF16', 'F8_E4M3', 'F99', '../x', '/etc/passwd', 'x\n']),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(NAMES, inner, max_size=3),
+    max_leaves=12,
+)
+
+
+def file_of(described, data=b'', length=None):
+    text = described if isinstance(described, bytes) else json.dumps(described).encode()
+    return (len(text) if length is None else length).to_bytes(8, 'little') + text + data
+
+
+def one_line(call, *args):
+    with pytest.raises(UserError) as error:
+        call(*args)
+    assert len(str(error.value).splitlines()) == 1 and len(str(error.value)) < 1000
+    return str(error.value)
+
+
+def array(dtype='F32', shape=(2, 3), offsets=(0, 24)):
+    return {'dtype': dtype, 'shape': list(shape), 'data_offsets': list(offsets)}
+
+
+DATA = bytes(24)
+BAD = {
+    'empty file': (b'', 'is cut off'),
+    'cut in its length': (b'\x01\x00', 'is cut off'),
+    'header beyond the file': (file_of({}, length=1000), 'says 1,000 bytes'),
+    'header of 2**64 bytes': (b'\xff' * 8 + b'{}', 'says 18,446,744,073,709,551,615 bytes'),
+    'no JSON': (file_of(b'{'), 'no JSON'),
+    'deep JSON': (file_of(b'[' * 100_000), 'no JSON'),
+    'a number of 5000 digits': (file_of(b'{"a": ' + b'9' * 5000 + b'}'), 'no JSON'),
+    'no UTF-8': (file_of(b'{"\xff": 1}'), 'no JSON'),
+    'a list': (file_of([]), 'no JSON object'),
+    'the same name twice': (file_of(b'{"a":' + json.dumps(array()).encode() + b',"a":1}', DATA), 'twice'),
+    'no description': (file_of({'a': 3}), 'not described'),
+    'unknown dtype': (file_of({'a': array('F99')}, DATA), "dtype 'F99'"),
+    'dtype of another kind': (file_of({'a': array(['F32'])}, DATA), 'dtype'),
+    'negative shape': (file_of({'a': array(shape=(-2, -3))}, DATA), 'the shape'),
+    'shape of a text': (file_of({'a': {**array(), 'shape': '23'}}, DATA), 'the shape'),
+    'product beyond 64 bits': (file_of({'a': array(shape=(2**62, 2**62, 4, 0))}, DATA), 'has 24 bytes'),
+    'shape too large': (file_of({'a': array(shape=(2**40,))}, DATA), 'has 24 bytes'),
+    'beyond the file': (file_of({'a': array(shape=(200, 3), offsets=(0, 2400))}, DATA), '24 follow'),
+    'reversed': (file_of({'a': array(offsets=(24, 0))}, DATA), 'bytes'),
+    'overlapping': (file_of({'a': array(), 'b': array()}, DATA), 'begins at byte 0'),
+    'a gap': (file_of({'a': array(offsets=(8, 32))}, bytes(32)), 'begins at byte 8'),
+    'bytes left over': (file_of({'a': array()}, bytes(30)), '30 follow'),
+    'a newline in a name': (file_of({'a\nb\x1b[31m': array('F99')}, DATA), r"'a\\nb\\x1b[31m'".replace('\\\\', '\\')),
+    'metadata that is no text': (file_of({'__metadata__': {'a': 1}}), '__metadata__'),
+}
+
+
+@pytest.mark.parametrize('kind', BAD)
+def test_absurd_headers_are_refused(tmp_path, kind):
+    content, said = BAD[kind]
+    path = tmp_path / 'x.safetensors'
+    path.write_bytes(content)
+    assert said in one_line(header.check, path)
+    assert said in one_line(safetensors_files.read_file, str(path))
+
+
+@pytest.mark.parametrize('dtype', ['float64', 'float32', 'float16', 'int8', 'uint8', 'int64', 'bool'])
+@pytest.mark.parametrize('shape', [(), (0,), (3, 0, 2), (5,), (2, 3)])
+def test_files_of_the_library_are_taken(tmp_path, dtype, shape):
+    save_file({'b': np.zeros(shape, dtype), 'a': np.ones(3, np.float32)}, tmp_path / 'x', {'format': 'pt'})
+    header.check(tmp_path / 'x')
+
+
+@FUZZ
+@given(
+    st.binary(max_size=200)
+    | st.builds(file_of, JSON, st.binary(max_size=40))
+    | st.builds(
+        lambda changes: bytes(changes.get(i, byte) for i, byte in enumerate(save(GOOD))),
+        st.dictionaries(st.integers(0, 150), st.integers(0, 255), max_size=4),
+    )
+)
+@example(save(GOOD)[:-1])
+@example(file_of({'a': {**array(), 'shape': [True, 6]}}, DATA))
+def test_any_bytes_are_read_or_one_line(tmp_path_factory, content):
+    """What passes our check is what the library reads, and with as many numbers as the header says."""
+    path = tmp_path_factory.getbasetemp() / 'fuzz.safetensors'
+    path.write_bytes(content)
+    for read in (safetensors_files.read_file, safetensors_export.read):
+        try:
+            tensors = read(str(path))[0]
+            values = dict(tensors).values() if read is safetensors_files.read_file else []
+            assert sum(value.nbytes for value in values) <= 8 * len(content)
+        except UserError as error:
+            assert len(str(error).splitlines()) == 1
+
+
+INDEX_BAD = {
+    'above': ('../x.safetensors', 'outside of'),
+    'absolute': ('/etc/passwd', 'outside of'),
+    'hidden above': ('a/../../x.safetensors', 'outside of'),
+    'a link that leaves': ('leaving.safetensors', 'is a link that leaves'),
+    'no text': (7, 'names the file 7'),
+    'a newline': ('a\nb', 'names the file'),
+}
+
+
+@pytest.mark.parametrize('kind', INDEX_BAD)
+def test_an_index_cannot_name_files_elsewhere(tmp_path, kind):
+    name, said = INDEX_BAD[kind]
+    folder = tmp_path / 'folder'
+    folder.mkdir()
+    for place in (tmp_path, folder):
+        save_file(GOOD, place / 'x.safetensors')
+    (folder / 'leaving.safetensors').symlink_to(tmp_path / 'x.safetensors')
+    (folder / safetensors_files.INDEX).write_text(json.dumps({'weight_map': {'a': name}}))
+    assert said in one_line(safetensors_files.read_folder, folder)
+    (folder / safetensors_files.INDEX).write_text(json.dumps({'weight_map': {'a': 'x.safetensors'}}))
+    assert list(safetensors_files.read_folder(folder)) == ['a']
+
+
+@FUZZ
+@given(st.binary(max_size=60) | st.builds(lambda value: json.dumps({'weight_map': value}).encode(), JSON))
+@example(b'[' * 100_000)
+@example(b'[1]')
+@example(b'{"weight_map": {"a": "."}}')
+@example(b'\xef\xbb\xbf{}')
+@example(b'9' * 5000)
+def test_any_index_is_one_line(tmp_path_factory, content):
+    folder = tmp_path_factory.getbasetemp() / 'index'
+    folder.mkdir(exist_ok=True)
+    (folder / safetensors_files.INDEX).write_bytes(content)
+    try:
+        safetensors_files.read_folder(folder)
+    except UserError as error:
+        assert len(str(error).splitlines()) == 1
+
+
+@pytest.fixture(scope='module')
+def hf(folders, tmp_path_factory):
+    weights = folders.weights_of(folders.recorded('t5_v1_0_tiny'))
+    return folders.write(tmp_path_factory.mktemp('hf') / 'folder', folders.V1_0, weights)
+
+
+FIELDS = st.sampled_from(
+    ['vocab_size', 'd_model', 'd_ff', 'd_kv', 'num_heads', 'num_layers', 'num_decoder_layers', 'layer_norm_epsilon',
+     'feed_forward_proj', 'relative_attention_num_buckets', 'eos_token_id', 'pad_token_id', 'model_type',
+     'tie_word_embeddings', 'scale_decoder_outputs', 'is_encoder_decoder']
+)  # fmt: skip
+# Found by this test: each gave a traceback, or did not end.
+FOUND = [
+    {'num_layers': 10**9},
+    {'num_layers': 10**30},
+    {'layer_norm_epsilon': 'x'},
+    {'layer_norm_epsilon': None},
+    {'layer_norm_epsilon': [1]},
+    {'layer_norm_epsilon': float('nan')},
+    {'model_type': 't5\nx'},
+    {'feed_forward_proj': {'a': 1}},
+    {'d_model': '9' * 2000},
+]
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.dictionaries(FIELDS, JSON, max_size=3))
+@example(FOUND[0])
+@example(FOUND[1])
+@example(FOUND[2])
+@example(FOUND[3])
+@example(FOUND[4])
+@example(FOUND[5])
+@example(FOUND[6])
+@example(FOUND[7])
+@example(FOUND[8])
+def test_any_config_is_one_line(hf, folders, changes):
+    (hf / 'config.json').write_text(json.dumps({**folders.V1_0, **changes}))
+    try:
+        huggingface.read(str(hf)).params()
+    except UserError as error:
+        assert len(str(error).splitlines()) == 1 and len(str(error)) < 1000
+
+
+@FUZZ
+@given(st.binary(max_size=60) | JSON.map(lambda value: json.dumps(value).encode()))
+@example(b'[]')
+@example(b'[' * 100_000)
+@example(b'{"extra_ids": 1000000000000}')
+@example(b'{"extra_ids": -1}')
+@example(b'{"extra_ids": true}')
+def test_any_json_file_is_one_line(hf, tmp_path_factory, content):
+    """config.json and tokenizer_config.json."""
+    (hf / 'config.json').write_bytes(content)
+    (hf / 'tokenizer_config.json').write_bytes(content)
+    for read in (lambda: huggingface.read(str(hf)), lambda: hf_tokenizer.read(hf)):
+        try:
+            read()
+        except UserError as error:
+            assert len(str(error).splitlines()) == 1
+
+
+def test_a_huge_config_is_not_read(tmp_path, monkeypatch):
+    monkeypatch.setattr(json_files, 'MAX_BYTES', 10)
+    (tmp_path / 'config.json').write_bytes(b' ' * 9 + b'{}')
+    assert 'at most 10 are read' in one_line(json_files.read_object, tmp_path / 'config.json')
+
+
+@pytest.mark.parametrize('name', ['config.json', 'spiece.model', 'model.safetensors', 'deep/unread'])
+def test_a_link_out_of_the_folder_is_refused(folders, tmp_path, name):
+    """Above all a vocabulary's, which is copied into MODEL_DIR."""
+    weights = folders.weights_of(folders.recorded('t5_v1_0_tiny'))
+    folder = folders.write(tmp_path / 'hf', folders.V1_0, weights)
+    (folder / 'deep').mkdir()
+    (folder / name).unlink(missing_ok=True)
+    (folder / name).symlink_to('/etc/passwd')
+    assert f'{name} is a link that leaves' in one_line(huggingface.read, str(folder))
+
+
+class Malicious:
+    """Unpickling one touches `path`."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return pathlib.Path.touch, (pathlib.Path(self.path),)
+
+
+@pytest.mark.parametrize('name', ['pytorch_model.bin', 'model.safetensors', 'config.json', 'model.pt'])
+def test_a_pickle_is_not_run(folders, tmp_path, name):
+    weights = folders.weights_of(folders.recorded('t5_v1_0_tiny'))
+    folder = folders.write(tmp_path / 'hf', folders.V1_0, weights)
+    (folder / 'model.safetensors').unlink()
+    (folder / name).write_bytes(pickle.dumps(Malicious(tmp_path / 'ran')))
+    one_line(lambda: huggingface.read(str(folder)).params())
+    one_line(safetensors_export.read, str(folder / name))
+    assert not (tmp_path / 'ran').exists()
+    pickle.loads((folder / name).read_bytes())
+    assert (tmp_path / 'ran').exists(), 'the pickle does nothing, so this test shows nothing'
+
+
+def test_metadata_of_our_files_is_checked(tmp_path):
+    good = {'format': 'remixer_t5x', 'step': '3', 'versions': '{}'}
+    for change, named in (({'step': 'x'}, 'invalid literal'), ({'versions': '['}, 'JSONDecodeError'), ({}, None)):
+        save_file(GOOD, tmp_path / 'x', {**good, **change})
+        if named:
+            assert named in one_line(safetensors_export.read, str(tmp_path / 'x'))
+        else:
+            assert safetensors_export.read(str(tmp_path / 'x'))[1] == 3
+    save_file({'a': GOOD['a'], 'a/b': GOOD['b']}, tmp_path / 'x', good)
+    one_line(safetensors_export.read, str(tmp_path / 'x'))
+    os.mkfifo(tmp_path / 'pipe')
+    assert 'is no file' in one_line(safetensors_export.read, str(tmp_path / 'pipe'))
