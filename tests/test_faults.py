@@ -1,0 +1,49 @@
+"""The harness that breaks runs (scripts/faults.py), on a few of its faults: real processes of the command line."""
+
+import os
+import pathlib
+import runpy
+import subprocess
+import sys
+
+ROOT = pathlib.Path(__file__).parents[1]
+SCRIPT = ROOT / 'scripts' / 'faults.py'
+
+
+def test_broken_runs_end_as_the_unbroken_one(tmp_path):
+    """A kill inside a checkpoint's write, and a fault whose whole way is through the command line."""
+    env = {**os.environ, 'PYTHONPATH': str(ROOT), 'JAX_PLATFORMS': 'cpu', 'REMIXER_T5X_CACHE': str(tmp_path / 'cache')}
+    command = [sys.executable, str(SCRIPT), '--folder', str(tmp_path / 'runs'), '--only', 'kill_in_write,changed']
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=600)
+    print(done.stdout)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert '| kill_in_write | 1 | 1 |' in done.stdout and '| changed | 1 | 1 |' in done.stdout
+
+
+def test_a_run_that_differs_is_told(tmp_path):
+    """The comparison sees one other bit, one other line and another place in the data."""
+    from remixer_t5x.runtime import checkpoint, compare_runs, model_dir
+    from remixer_t5x.runtime.prefetch import Position
+
+    def run(name, value=1.0, loss=2.0, batches=4):
+        import jax.numpy as jnp
+
+        folder = model_dir.claim(tmp_path / name)
+        (folder / 'metrics.jsonl').write_text(f'{{"kind": "train", "step": 1, "loss": {loss}, "timing": {{}}}}\n')
+        checkpoints = checkpoint.Checkpoints(folder)
+        checkpoints.save(1, {'w': jnp.full(3, value)}, Position(batches), {'window': {}})
+        checkpoints.close()
+        return folder
+
+    one = run('one')
+    assert compare_runs.difference(one, run('same'), 1) is None
+    assert compare_runs.difference(one, run('bit', value=1.0000001), 1) == 'the array w'
+    assert compare_runs.difference(one, run('log', loss=2.5), 1) == 'the log at step 1'
+    assert compare_runs.difference(one, run('place', batches=5), 1) == 'the number of batches drawn'
+
+
+def test_the_table_counts_failures():
+    faults = runpy.run_path(str(SCRIPT))
+    told, failed = faults['Told'], faults['Failed']
+    table = faults['table']({'kill': [told(3, 1.5), told(5, 2.5), failed('no')]})
+    assert table.splitlines()[-1] == '| kill | 3 | 2 | 4 (5) | 2.0 (2.5) |'
