@@ -258,12 +258,15 @@ def _kill_once(bench: Bench, run: pathlib.Path, in_write: bool) -> Told | None:
         _wait(lambda: compare_runs.last_step(run) > resumed, process)
         told.seconds = time.time() - begun
         if in_write:
-            # First what the last kill left behind has to go.
-            _wait(lambda: not _writing(run), process)
-            _wait(lambda: _writing(run), process)
+            # First what the last kill left behind has to go; then a write or two may be whole.
+            for _ in range(bench.chance.randint(1, 3)):
+                _wait(lambda: not _writing(run), process)
+                _wait(lambda: _writing(run), process)
             time.sleep(0.08 * bench.chance.random())
         else:
-            bench.some_step(run, process, 40)
+            wanted = resumed + bench.chance.randint(1, 40)
+            _wait(lambda: compare_runs.last_step(run) >= wanted, process)
+            time.sleep(0.05 * bench.chance.random())
     except Failed:
         if process.running or process.end() != 0:
             raise
@@ -556,16 +559,17 @@ def _read_only(folder: pathlib.Path) -> Iterator[None]:
 def trials(bench: Bench, name: str, count: int) -> Iterator[Told | Failed]:
     """`count` trials of the fault; each folder is removed once its runs were as they must be."""
     done = 0
+    bench.unbroken()
     while done < count:
         run = bench.folder / f'{name}_{done}'
         try:
             if name in KILLS:
-                killed = list(itertools.islice(FAULTS[name](bench, run), count - done))
-                if done + len(killed) >= count:
-                    # The last of them goes to its end as well.
+                for told in itertools.islice(FAULTS[name](bench, run), count - done):
+                    done += 1
+                    yield told
+                if done == count and compare_runs.last_step(run) < bench.last:
+                    # The last one's run goes to its end as well.
                     bench.finish(run, reached=compare_runs.last_step(run))
-                done += len(killed)
-                yield from killed
             else:
                 done += 1
                 yield FAULTS[name](bench, run)
