@@ -2,8 +2,12 @@
 
 import os
 
+import hypothesis
 import pytest
 
+# The first example of a property compiles, on a machine that may be busy.
+hypothesis.settings.register_profile('no deadline', deadline=None)
+hypothesis.settings.load_profile('no deadline')
 # The tests compile hundreds of tiny programs and run each a few times: optimising them takes longer than it saves.
 os.environ['XLA_FLAGS'] = f'{os.environ.get("XLA_FLAGS", "")} --xla_backend_optimization_level=0'.strip()
 os.environ.setdefault('JAX_PLATFORMS', 'cpu')

@@ -16,7 +16,7 @@ from typing import Any
 import gin
 
 from remixer_t5x.cli import gin_checks, gin_errors, gin_files
-from remixer_t5x.errors import UserError
+from remixer_t5x.errors import UserError, one_line
 
 _ALMOST_PYTHON = {'true': 'True', 'false': 'False', 'none': 'None', 'null': 'None'}
 
@@ -96,7 +96,7 @@ def flag_value(name: str, text: str) -> str:
     except SyntaxError:
         if text.lstrip()[0] in '\'"[({@%':
             raise UserError(
-                f'{flag}={text} begins like a gin value but is not one; check quotes and brackets'
+                f'{flag}={one_line(text)} begins like a gin value but is not one; check quotes and brackets'
             ) from None
         return repr(text)
 

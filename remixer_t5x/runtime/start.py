@@ -10,6 +10,7 @@ from etils import epath
 
 from remixer_t5x.errors import UserError
 from remixer_t5x.runtime import (
+    cached_tasks,
     checkpoint,
     config_changes,
     data,
@@ -108,6 +109,9 @@ def describe(dataset: data.DatasetConfig, config_text: str) -> dict[str, Any]:
 
 def _data_identity(dataset: data.DatasetConfig) -> dict[str, Any]:
     provider = data.provider(dataset)
+    if dataset.use_cached:
+        # Which tells seqio where the cache is.
+        cached_tasks.require(provider, dataset.cache_dir, data.vocabulary_record(data.vocabulary(dataset)))
     return data_identity.data_fingerprint(provider, dataset.split, use_cached=dataset.use_cached)
 
 

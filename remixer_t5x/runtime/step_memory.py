@@ -87,7 +87,7 @@ def measure(step: Step) -> StepMemory:
     }
     given = dict(
         parameters=bytes_per_device(plan.abstract.params),
-        optimizer_state=bytes_per_device((plan.abstract.step, plan.abstract.opt_state)),
+        optimizer_state=bytes_per_device((plan.abstract.step, plan.abstract.opt_state, plan.abstract.usual_loss)),
         batch=bytes_per_device(batch),
     )
     lowered = train_step.jit_train_step(function, plan.shardings, step.partitioner).lower(plan.abstract, batch)

@@ -72,7 +72,9 @@ def main(given):
     codes = [_end(_start(tiny, given, 'unbroken'))]
     child = _start(tiny, given, 'broken')
     log = pathlib.Path(given['folder'], 'broken', 'metrics.jsonl')
-    while not (log.exists() and len(log.read_bytes().splitlines()) > given['steps'] // 2):
+    # Not for ever: a run that fails must not stall whoever waits for it.
+    until = time.monotonic() + 120
+    while time.monotonic() < until and not (log.exists() and len(log.read_bytes().splitlines()) > given['steps'] // 2):
         time.sleep(0.002)
     os.kill(child, signal.SIGKILL)
     codes.append(_end(child))

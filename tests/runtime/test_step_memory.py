@@ -47,7 +47,7 @@ def measured():
 def test_what_a_step_is_given_is_counted_from_shapes(measured):
     found = measured(ROWS, 1)
     assert found.parameters == VOCAB * EMBED * 4
-    # Two moments, and the counters of the step, of Adam and of its schedule.
+    # Two moments, the counters of the step, of Adam and of its schedule, and the usual loss.
     assert 2 * found.parameters < found.optimizer_state <= 2 * found.parameters + 16
     assert found.batch == ROWS * LENGTH * 4
     # The compiler counts the same, so that nothing is left for layouts.

@@ -1,0 +1,253 @@
+"""Time and FLOPs of one example through every token mixer, by its length (HyperMixer, figure 2).
+
+    python scripts/studies/length.py --lengths 64,256,1024 --figure length.png
+
+The mixers and their dimensions are those of scripts/benchmarks/mixers.py (width d = 256, hidden size d' = 512 as in
+appendix B.3), batch 1, float32, forward as in figure 2; --backward adds the time of gradients, as that benchmark takes
+it. FLOPs are those of `analysis/flops.py`: matrix products and Fourier transforms. Beside them stand the formulas of
+appendix D. Results are appended to --out as they are known; started again, it does what is
+missing. --show runs nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import pathlib
+import sys
+import time
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import linen as nn
+from records import Records
+
+from remixer_t5x.analysis import drawing, flops, hyper_mixing
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / 'benchmarks'))
+import mixers as benchmark  # noqa: E402
+
+SIDES = ('bidirectional', 'causal')
+CLOCKS = {'wall': time.perf_counter, 'cpu': time.process_time}
+
+
+def attention_operations(length: int, embed: int, heads: int) -> int:
+    """Appendix D.3 as printed: `6 h (d/h)^2 + h N^2 2 (d/h) + 3 N + 2 d N^2`."""
+    return 6 * heads * (embed // heads) ** 2 + 2 * embed * length**2 + 3 * length + 2 * embed * length**2
+
+
+def attention_operations_per_token(length: int, embed: int, heads: int) -> int:
+    """The same with projections for each of the N tokens and a softmax for each token and head; printed without."""
+    projections = 6 * heads * (embed // heads) ** 2 * length
+    return projections + 4 * embed * length**2 + 3 * heads * length**2
+
+
+def formulas(length: int, args: argparse.Namespace) -> dict[str, int]:
+    """Operations by appendix D, for dimensions as the mixers have them."""
+    return {
+        'appendix D: HyperMixing': hyper_mixing.paper_operations(length, args.embed, args.hidden),
+        'appendix D: attention': attention_operations(length, args.embed, args.heads),
+        'the same, every token': attention_operations_per_token(length, args.embed, args.heads),
+    }
+
+
+def names_of(side: str, args: argparse.Namespace) -> list[str]:
+    return list(benchmark.mixers(args.embed, args.hidden, args.heads, args.lengths[0], args.window)[side])
+
+
+def make(side: str, name: str, length: int, args: argparse.Namespace) -> nn.Module:
+    return benchmark.mixers(args.embed, args.hidden, args.heads, length, args.window)[side][name]()
+
+
+def parameters(module: nn.Module, length: int, embed: int, causal: bool) -> Any:
+    """Shapes of the module's variables."""
+    x = jnp.zeros((1, length, embed))
+    shapes = jax.eval_shape(lambda key: module.init(key, x, benchmark.context(length, causal)), jax.random.key(0))
+    return nn.unbox(shapes)
+
+
+def forward_flops(module: nn.Module, length: int, embed: int, causal: bool) -> float:
+    """Of one example; traced, not run."""
+    ctx = benchmark.context(length, causal)
+    x = jax.ShapeDtypeStruct((1, length, embed), jnp.float32)
+    variables = parameters(module, length, embed, causal)
+    return flops.total(lambda variables, x: module.apply(variables, x, ctx), variables, x)
+
+
+def forward_seconds(module: nn.Module, length: int, embed: int, causal: bool, args: argparse.Namespace) -> float | None:
+    """Fastest of --rounds forward passes; None where XLA plans more memory than --memory_gb."""
+    ctx = benchmark.context(length, causal)
+    rng = np.random.default_rng(0)
+
+    def random(shape) -> jax.Array:
+        return jnp.asarray(0.1 * rng.normal(size=shape.shape), shape.dtype)
+
+    # Random numbers instead of the module's own, because a program that makes those takes longer to compile than this.
+    variables = jax.tree.map(random, parameters(module, length, embed, causal))
+    x = random(jax.ShapeDtypeStruct((1, length, embed), jnp.float32))
+    run = jax.jit(lambda variables, x: module.apply(variables, x, ctx)).lower(variables, x).compile()
+    if run.memory_analysis().temp_size_in_bytes / 2**30 > args.memory_gb:
+        return None
+    now = CLOCKS[args.clock]
+    jax.block_until_ready(run(variables, x))
+    taken = []
+    for _ in range(args.rounds):
+        start = now()
+        jax.block_until_ready(run(variables, x))
+        taken.append(now() - start)
+    return min(taken)
+
+
+def run_cell(side: str, name: str, length: int, args: argparse.Namespace) -> dict[str, float | None]:
+    module, causal = make(side, name, length, args), side == 'causal'
+    result = {'flops': forward_flops(module, length, args.embed, causal)}
+    result['forward'] = forward_seconds(module, length, args.embed, causal, args)
+    if args.backward:
+        seconds, _ = benchmark.measure(module, length, args.embed, causal, args.rounds, args.memory_gb)
+        result['backward'] = seconds if seconds != float('inf') else None
+    return result
+
+
+def cell_of(side: str, name: str, length: int, args: argparse.Namespace) -> dict[str, Any]:
+    shared = ('embed', 'hidden', 'heads', 'window', 'rounds', 'memory_gb', 'backward', 'clock')
+    device = f'{jax.devices()[0].device_kind} x {jax.device_count()}'
+    settings = {option: getattr(args, option) for option in shared}
+    return {'side': side, 'mixer': name, 'length': length, 'device': device, **settings}
+
+
+Results = dict[str, dict[int, dict[str, float | None]]]
+
+
+def run_missing(records: Records, args: argparse.Namespace) -> None:
+    """All mixers at one length after the other, so that those which are compared run close to each other."""
+    cells = [(side, name, n) for n in args.lengths for side in args.sides for name in names_of(side, args)]
+    missing = [cell for cell in cells if records.get(cell_of(*cell, args)) is None]
+    print(f'{len(cells)} cells, {len(cells) - len(missing)} done before', flush=True)
+    for number, cell in enumerate(missing, 1):
+        result = run_cell(*cell, args)
+        records.add(cell_of(*cell, args), result)
+        time_taken = 'too large' if result['forward'] is None else f'{1e3 * result["forward"]:.3f} ms'
+        print(f'{number:3d} of {len(missing)}  {cell[0]} {cell[1]} at {cell[2]:,}: {time_taken}', flush=True)
+
+
+def collect(records: Records, side: str, args: argparse.Namespace) -> Results:
+    """By mixer and length; what is not yet run is left out."""
+    results: Results = {}
+    for name in names_of(side, args):
+        found = {length: records.get(cell_of(side, name, length, args)) for length in args.lengths}
+        results[name] = {length: result for length, result in found.items() if result is not None}
+    return results
+
+
+def print_table(title: str, results: Results, what: str, scale: float, args: argparse.Namespace) -> None:
+    print(f'\n{title} (times attention)')
+    print(f'{"":26s}' + ''.join(f'{length:>20,}' for length in args.lengths))
+    for name in results:
+        print(f'{name:26s}' + ''.join(f'{_shown(results, name, n, what, scale):>20s}' for n in args.lengths))
+
+
+def _shown(results: Results, name: str, length: int, what: str, scale: float) -> str:
+    if length not in results[name]:
+        return 'not yet run'
+    value = results[name][length].get(what)
+    if value is None:
+        return 'too large'
+    baseline = results.get('attention', {}).get(length, {}).get(what)
+    return f'{scale * value:,.2f}' + (f' ({value / baseline:.2f})' if baseline else '')
+
+
+def print_formulas(args: argparse.Namespace) -> None:
+    print(
+        f"\noperations by the formulas of appendix D, millions (d {args.embed}, d' {args.hidden}, {args.heads} heads)"
+    )
+    for name in formulas(args.lengths[0], args):
+        print(f'{name:26s}' + ''.join(f'{formulas(length, args)[name] / 1e6:20,.2f}' for length in args.lengths))
+
+
+def draw(results: Results, file: str, args: argparse.Namespace, note: str) -> None:
+    """Time on the left and FLOPs on the right, of the bidirectional mixers."""
+    figure = drawing.new_figure(9.6, 4.4)
+    panels = figure.subplots(1, 2)
+    for panel, what, scale, label in zip(
+        panels, ('forward', 'flops'), (1e3, 1e-6), ('ms', 'million FLOPs'), strict=True
+    ):
+        for number, (name, by_length) in enumerate(results.items()):
+            points = [(n, scale * result[what]) for n, result in by_length.items() if result[what]]
+            if points:
+                style = '-' if number < len(drawing.COLOURS) else '--'
+                colour = drawing.COLOURS[number % len(drawing.COLOURS)]
+                panel.plot(*zip(*points, strict=True), style, marker='o', markersize=3, color=colour, label=name)
+        panel.set_xscale('log', base=2)
+        panel.set_yscale('log')
+        panel.set_xticks(args.lengths, labels=[f'{length:,}' for length in args.lengths])
+        panel.grid(color=drawing.GRID, linewidth=0.5)
+        drawing.dress(panel, f'Forward pass of one example, {label}', 'length [tokens]', label)
+    formula = [formulas(length, args)['appendix D: HyperMixing'] / 1e6 for length in args.lengths]
+    panels[1].plot(args.lengths, formula, ':', color=drawing.INK, label='appendix D: HyperMixing')
+    panels[1].legend(frameon=False, fontsize=7, handlelength=4)
+    figure.suptitle(note, x=0.01, ha='left', fontsize=8, color=drawing.INK)
+    figure.savefig(file, dpi=150, facecolor='white')
+    print(f'figure: {file}')
+
+
+def parse_arguments(given: list[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument('--lengths', default='64,256,1024,4096', help='by comma')
+    parser.add_argument('--sides', default='bidirectional,causal', help='by comma')
+    parser.add_argument('--embed', type=int, default=256, help='d')
+    parser.add_argument('--hidden', type=int, default=512, help="d' of HyperMixer, F of Remixer, S of MLP-Mixer")
+    parser.add_argument('--heads', type=int, default=4)
+    parser.add_argument('--window', type=int, default=32)
+    parser.add_argument('--rounds', type=int, default=10, help='forward passes, of which the fastest counts')
+    parser.add_argument('--memory_gb', type=float, default=4.0)
+    parser.add_argument('--backward', action='store_true', help='time gradients too')
+    parser.add_argument(
+        '--clock',
+        choices=CLOCKS,
+        default='wall',
+        help='cpu: time of the processor, of all threads, on a shared machine',
+    )
+    parser.add_argument('--out', default='runs/studies/length.jsonl', help='results, one line each')
+    parser.add_argument('--figure', default='', help='write a PNG here')
+    parser.add_argument('--show', action='store_true', help='run nothing, show what is in --out')
+    args = parser.parse_args(given)
+    args.sides = args.sides.split(',')
+    if unknown := [side for side in args.sides if side not in SIDES]:
+        parser.error(f'--sides has {unknown[0]!r}; known are {", ".join(SIDES)}')
+    try:
+        args.lengths = sorted({int(length) for length in args.lengths.split(',')})
+    except ValueError:
+        parser.error(f'--lengths is {args.lengths!r}; give whole numbers, as in 64,256,1024')
+    if args.lengths[0] < 1 or args.rounds < 1:
+        parser.error('--lengths and --rounds need 1 or more')
+    if args.backward and args.clock != 'wall':
+        parser.error('--backward is measured by --clock wall; leave out one of them')
+    if args.figure and 'bidirectional' not in args.sides:
+        parser.error('--figure draws the bidirectional mixers; add bidirectional to --sides')
+    return args
+
+
+def main() -> None:
+    args = parse_arguments()
+    shape = f"batch 1, d {args.embed}, d' {args.hidden}, {args.heads} heads, float32"
+    note = f'{jax.devices()[0].device_kind} x {jax.device_count()}; {shape}; best of {args.rounds}, {args.clock} time'
+    print(f'{note}; results in {args.out}')
+    records = Records(args.out)
+    if records.ignored:
+        print(f'{records.ignored} unreadable lines of {args.out} are ignored; their cells are done again')
+    if not args.show:
+        run_missing(records, args)
+    by_side = {side: collect(records, side, args) for side in args.sides}
+    for side, results in by_side.items():
+        print_table(f'{side}, forward, milliseconds', results, 'forward', 1e3, args)
+        print_table(f'{side}, forward, million FLOPs', results, 'flops', 1e-6, args)
+        if args.backward:
+            print_table(f'{side}, forward and backward, milliseconds', results, 'backward', 1e3, args)
+    print_formulas(args)
+    if args.figure:
+        draw(by_side['bidirectional'], args.figure, args, note)
+
+
+if __name__ == '__main__':
+    main()

@@ -1,0 +1,50 @@
+"""Results of a study as lines of JSON: one is added as soon as it is known, and a study skips what is there."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+from collections.abc import Mapping
+from typing import Any
+
+Cell = Mapping[str, Any]
+
+
+class Records:
+    """Finished cells of a study in a file.
+
+    A cell is what was asked for, under `cell`: all settings that change the result. A line that was cut off when its
+    process died is ignored, and its cell is done again.
+    """
+
+    def __init__(self, file: str | pathlib.Path):
+        self._file = pathlib.Path(file)
+        self._results: dict[str, dict[str, Any]] = {}
+        self.ignored = 0
+        if self._file.exists():
+            for line in self._file.read_text(encoding='utf-8').splitlines():
+                self._read(line)
+
+    def _read(self, line: str) -> None:
+        try:
+            record = json.loads(line)
+            self._results[_key(record['cell'])] = record['result']
+        except (ValueError, KeyError, TypeError):
+            self.ignored += 1
+
+    def get(self, cell: Cell) -> dict[str, Any] | None:
+        """The result of `cell`, None where it is not done."""
+        return self._results.get(_key(cell))
+
+    def add(self, cell: Cell, result: Mapping[str, Any]) -> None:
+        """Appends to the file at once."""
+        self._file.parent.mkdir(parents=True, exist_ok=True)
+        # A cut-off line has no end: what follows it must not be lost with it.
+        cut = self._file.exists() and not self._file.read_bytes().endswith(b'\n')
+        with open(self._file, 'a', encoding='utf-8') as file:
+            file.write('\n' * cut + json.dumps({'cell': cell, 'result': result}) + '\n')
+        self._results[_key(cell)] = dict(result)
+
+
+def _key(cell: Cell) -> str:
+    return json.dumps(cell, sort_keys=True)

@@ -1,0 +1,62 @@
+"""HyperMixer's toy task (Mai et al. 2023, section 4.7 and appendix B.4, after a lecture by Fleuret, 2019).
+
+A row holds two rectangles and two triangles of different heights. The target is the same row in which both shapes of a
+kind have the mean of their two heights, so a token must learn the height of the other shape of its kind.
+
+The paper gives neither lengths nor ranges. Ours: heights from 1 to 25, widths of 5, 7, 9 or 11 tokens (odd, so that a
+triangle has a tip), at least one empty token between shapes, all placements equally likely.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+HEIGHTS = 1.0, 25.0
+WIDTHS = np.array([5, 7, 9, 11])
+NUM_SHAPES = 4
+# The widest shapes with a token between them; shorter rows could not hold every draw.
+SHORTEST = NUM_SHAPES * int(WIDTHS.max()) + NUM_SHAPES - 1
+
+
+def make_rows(rng: np.random.Generator, count: int, length: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Inputs, targets, and the best guess of who sees its own shape alone: float32 [count, length] each.
+
+    The guess takes the height of the other shape to be the mean of all heights; its error is what a model without
+    token mixing can reach at best where no other shape is within its sight.
+
+    Raises:
+        ValueError: `length` is less than `SHORTEST`.
+    """
+    if length < SHORTEST:
+        raise ValueError(f'a row needs {SHORTEST} tokens to hold any four shapes, got {length}: give a longer one')
+    is_triangle = rng.permuted(np.tile([False, False, True, True], (count, 1)), axis=1)
+    widths = rng.choice(WIDTHS, (count, NUM_SHAPES))
+    heights = rng.uniform(*HEIGHTS, (count, NUM_SHAPES))
+    profiles = _place(rng, widths, is_triangle, length)
+    partner = _other_of_its_kind(is_triangle)
+    means = (heights + np.take_along_axis(heights, partner, axis=1)) / 2
+    guesses = (heights + np.mean(HEIGHTS)) / 2
+    inputs, targets, local = (np.einsum('ns,nsl->nl', which, profiles) for which in (heights, means, guesses))
+    return inputs.astype(np.float32), targets.astype(np.float32), local.astype(np.float32)
+
+
+def _place(rng: np.random.Generator, widths: np.ndarray, is_triangle: np.ndarray, length: int) -> np.ndarray:
+    """Each shape with height 1 at its place: [count, shapes, length]."""
+    room = length - widths.sum(axis=1) - (NUM_SHAPES - 1)
+    # Take a shape as one token and leave out the one kept free after it: a placement is then any set of four tokens.
+    keys = rng.random((len(widths), length))
+    keys[np.arange(length) >= (room + NUM_SHAPES)[:, None]] = np.inf
+    chosen = np.sort(np.argpartition(keys, NUM_SHAPES, axis=1)[:, :NUM_SHAPES], axis=1)
+    before = np.cumsum(widths, axis=1) - widths
+    starts = chosen + before
+    offset = np.arange(length) - starts[..., None]
+    width = widths[..., None]
+    triangle = 1 - np.abs(2 * offset - (width - 1)) / (width + 1)
+    return np.where((offset >= 0) & (offset < width), np.where(is_triangle[..., None], triangle, 1.0), 0.0)
+
+
+def _other_of_its_kind(is_triangle: np.ndarray) -> np.ndarray:
+    """[count, shapes] index of the other shape of the same kind."""
+    same = is_triangle[:, :, None] == is_triangle[:, None, :]
+    same &= ~np.eye(NUM_SHAPES, dtype=bool)
+    return same.argmax(axis=2)

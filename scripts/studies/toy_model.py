@@ -1,0 +1,78 @@
+"""The network of HyperMixer's toy task (appendix B.4): two convolutions, one token mixer, two convolutions.
+
+    x -> conv -> relu -> conv -> relu -> y -> y + mixer(norm(y)) -> conv -> relu -> conv -> row of heights
+
+The convolutions have a kernel of five tokens and zeros beyond the ends. `none` has a fifth convolution in place of the
+mixer. The paper does not say whether the mixer has a residual and a norm, nor how wide it is; ours is a layer of
+`architecture/layer.py`, as everywhere in this project. Only MLP-Mixer knows positions, by its weights.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+
+from remixer_t5x import axes
+from remixer_t5x.architecture.layer import PreNorm
+from remixer_t5x.context import SequenceContext, describe_tokens
+from remixer_t5x.layers.dense import Dense
+from remixer_t5x.sublayers.attention import SelfAttention
+from remixer_t5x.sublayers.hyper_mixer import HyperMixer
+from remixer_t5x.sublayers.mlp_mixer import MLPMixer
+
+KERNEL = 5
+# Heights are up to 25; the network sees and predicts them in units of this.
+UNIT = 10.0
+
+
+class Convolution(nn.Module):
+    """Kernel of five tokens, [batch, length, in] -> [batch, length, features], with a bias.
+
+    As one matmul over five shifted copies, which is faster than XLA's convolution on a CPU.
+    """
+
+    features: int
+
+    @nn.compact
+    def __call__(self, x: jax.Array, ctx: SequenceContext | None = None) -> jax.Array:
+        side = KERNEL // 2
+        padded = jnp.pad(x, ((0, 0), (side, side), (0, 0)))
+        seen = jnp.concatenate([padded[:, shift : shift + x.shape[1]] for shift in range(KERNEL)], axis=-1)
+        bias = self.param('bias', nn.initializers.zeros, (self.features,))
+        return Dense(self.features, (axes.EMBED, axes.MLP), name='kernel')(seen) + bias
+
+
+def mixers(width: int, hidden: int, length: int) -> dict[str, Callable[..., nn.Module]]:
+    """Factories of the four token mixers that the paper compares."""
+    return {
+        'none': functools.partial(Convolution, width),
+        'mlp_mixer': functools.partial(MLPMixer, hidden_dim=hidden, max_length=length),
+        'attention': functools.partial(SelfAttention, num_heads=1, head_dim=width),
+        'hyper_mixer': functools.partial(HyperMixer, hidden_dim=hidden),
+    }
+
+
+class ShapesNetwork(nn.Module):
+    """[batch, length] heights -> [batch, length] heights.
+
+    Attributes:
+      mixer: factory of a module `(x, ctx) -> y`.
+      width: number of channels.
+    """
+
+    mixer: Callable[..., nn.Module]
+    width: int
+
+    @nn.compact
+    def __call__(self, rows: jax.Array) -> jax.Array:
+        ctx = describe_tokens(jnp.ones(rows.shape, jnp.int32))
+        x = rows[..., None] / UNIT
+        for _ in range(2):
+            x = nn.relu(Convolution(self.width)(x))
+        x = PreNorm([self.mixer])(x, ctx)
+        x = nn.relu(Convolution(self.width)(x))
+        return UNIT * Convolution(1)(x)[..., 0]

@@ -1,0 +1,253 @@
+"""HyperMixer's toy task (Mai et al. 2023, section 4.7): test error against training examples, by token mixer.
+
+    python scripts/studies/toy_task.py --figure toy_task.png
+
+Two rectangles and two triangles in a row; both shapes of a kind shall get the mean of their heights (shapes.py), by
+two convolutions, a token mixer and two convolutions (toy_model.py). Every result is appended to --out as it is known;
+the same command started again does what is missing, and other settings are other results. --show runs nothing.
+
+Smaller than the paper by default: 10,000 examples at most (the paper: 100,000), steps as below for every number of
+examples. The paper does not print width, steps, batch, learning rate or seeds; these are ours.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import functools
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import shapes
+import toy_model
+from flax import linen as nn
+from records import Records
+
+from remixer_t5x.analysis import drawing
+
+TEST_SEED = 20_231
+# Steps in one call of the compiled program, so that Python's part does not count.
+CHUNK = 50
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """What all cells of a table share. `length` in tokens, `hidden`: units of MLP-Mixer and HyperMixer."""
+
+    length: int
+    width: int
+    hidden: int
+    steps: int
+    batch: int
+    learning_rate: float
+    test_examples: int
+
+
+Train = Callable[..., tuple[Any, Any, jax.Array]]
+
+
+@functools.cache
+def compiled(mixer: str, settings: Settings) -> tuple[Callable, Train, Callable]:
+    """init(key) -> (params, optimizer state); train(params, state, inputs, targets [steps, batch, length]); predict."""
+    network = toy_model.ShapesNetwork(
+        toy_model.mixers(settings.width, settings.hidden, settings.length)[mixer], settings.width
+    )
+    optimizer = optax.adam(optax.cosine_decay_schedule(settings.learning_rate, settings.steps))
+
+    def init(key):
+        params = nn.unbox(network.init(key, jnp.zeros((1, settings.length))))
+        return params, optimizer.init(params)
+
+    def step(carry, rows):
+        params, state = carry
+        inputs, targets = rows
+
+        def loss(params):
+            return jnp.mean(jnp.square(network.apply(params, inputs) - targets))
+
+        error, gradient = jax.value_and_grad(loss)(params)
+        updates, state = optimizer.update(gradient, state, params)
+        return (optax.apply_updates(params, updates), state), error
+
+    def train(params, state, inputs, targets):
+        (params, state), errors = jax.lax.scan(step, (params, state), (inputs, targets))
+        return params, state, jnp.mean(errors)
+
+    return jax.jit(init), jax.jit(train), jax.jit(network.apply)
+
+
+def batches(rng: np.random.Generator, examples: int, batch: int) -> Iterator[np.ndarray]:
+    """Indices of one batch after the other, epoch by epoch; with fewer examples than a batch they repeat in it."""
+    waiting = np.empty(0, np.int64)
+    while True:
+        while len(waiting) < batch:
+            waiting = np.concatenate([waiting, rng.permutation(examples)])
+        yield waiting[:batch]
+        waiting = waiting[batch:]
+
+
+def run_cell(mixer: str, examples: int, seed: int, settings: Settings) -> dict[str, float]:
+    """Trains once; mean squared errors of the last chunk of steps and of the test rows, per token, in squared heights.
+
+    One seed gives the rows, their order and the initial parameters.
+    """
+    start = time.perf_counter()
+    init, train, predict = compiled(mixer, settings)
+    rng = np.random.default_rng([seed, examples])
+    inputs, targets, _ = shapes.make_rows(rng, examples, settings.length)
+    order = batches(rng, examples, settings.batch)
+    params, state = init(jax.random.key(seed))
+    error = float('nan')
+    for done in range(0, settings.steps, CHUNK):
+        chosen = np.stack([next(order) for _ in range(min(CHUNK, settings.steps - done))])
+        params, state, mean = train(params, state, inputs[chosen], targets[chosen])
+        error = float(mean)
+        if sys.stdout.isatty():
+            print(f'{mixer}, {examples:,} examples, seed {seed}: step {done + len(chosen):,}', end='\r', flush=True)
+    test_inputs, test_targets, _ = test_rows(settings)
+    # In parts, because attention on all rows at once would need gigabytes.
+    parts = np.array_split(test_inputs, max(1, len(test_inputs) // 100))
+    predicted = np.concatenate([predict(params, part) for part in parts])
+    test = float(np.mean(np.square(predicted - test_targets)))
+    return {'test_mse': test, 'train_mse': error, 'seconds': round(time.perf_counter() - start, 1)}
+
+
+@functools.cache
+def test_rows(settings: Settings) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    return shapes.make_rows(np.random.default_rng(TEST_SEED), settings.test_examples, settings.length)
+
+
+def cell_of(mixer: str, examples: int, seed: int, settings: Settings) -> dict[str, Any]:
+    return {'mixer': mixer, 'examples': examples, 'seed': seed, **dataclasses.asdict(settings)}
+
+
+Errors = dict[str, dict[int, list[float]]]
+
+
+def run_missing(records: Records, args: argparse.Namespace, settings: Settings) -> None:
+    """Seed by seed, so that an interrupted study has all mixers; big and small sets of examples take the same time."""
+    cells = [(m, n, seed) for seed in range(args.seeds) for m in args.mixers for n in args.examples]
+    missing = [cell for cell in cells if records.get(cell_of(*cell, settings)) is None]
+    print(f'{len(cells)} cells, {len(cells) - len(missing)} done before', flush=True)
+    for number, (mixer, examples, seed) in enumerate(missing, 1):
+        result = run_cell(mixer, examples, seed, settings)
+        records.add(cell_of(mixer, examples, seed, settings), result)
+        print(
+            f'{number:3d} of {len(missing)}  {mixer:12s}{examples:>8,} examples, seed {seed}: '
+            f'test {result["test_mse"]:.3f}, training {result["train_mse"]:.3f}, {result["seconds"]:.0f} s',
+            flush=True,
+        )
+
+
+def collect(records: Records, args: argparse.Namespace, settings: Settings) -> Errors:
+    """Test errors over seeds, by mixer and number of examples; those not yet run are left out."""
+    errors: Errors = {mixer: {} for mixer in args.mixers}
+    for mixer in args.mixers:
+        for examples in args.examples:
+            found = [records.get(cell_of(mixer, examples, seed, settings)) for seed in range(args.seeds)]
+            done = [result['test_mse'] for result in found if result is not None]
+            if done:
+                errors[mixer][examples] = done
+    return errors
+
+
+def reference_errors(settings: Settings) -> dict[str, float]:
+    """What needs no training: the input as it is, and the best guess from one's own shape alone."""
+    inputs, targets, local = test_rows(settings)
+    return {
+        'input unchanged': float(np.mean(np.square(inputs - targets))),
+        'own shape alone': float(np.mean(np.square(local - targets))),
+    }
+
+
+def print_table(errors: Errors, sizes: list[int], references: dict[str, float]) -> None:
+    print('\ntest mean squared error per token: mean over seeds, their standard deviation, [seeds]')
+    print(f'{"training examples":18s}' + ''.join(f'{size:>22,}' for size in sizes))
+    for mixer, by_size in errors.items():
+        cells = []
+        for size in sizes:
+            values = by_size.get(size, [])
+            spread = f' ({np.std(values, ddof=1):.3f})' if len(values) > 1 else ''
+            cells.append(f'{np.mean(values):.3f}{spread} [{len(values)}]' if values else 'not yet run')
+        print(f'{mixer:18s}' + ''.join(f'{cell:>22s}' for cell in cells))
+    for name, value in references.items():
+        print(f'{name:18s}{value:22.3f}')
+
+
+def draw(errors: Errors, references: dict[str, float], file: str, note: str) -> None:
+    figure = drawing.new_figure(6.4, 4.2)
+    axes = figure.subplots()
+    for colour, (mixer, by_size) in zip(drawing.COLOURS, errors.items(), strict=False):
+        if not by_size:
+            continue
+        sizes = list(by_size)
+        means = [np.mean(by_size[size]) for size in sizes]
+        spreads = [np.std(by_size[size], ddof=1) if len(by_size[size]) > 1 else 0.0 for size in sizes]
+        axes.errorbar(sizes, means, spreads, marker='o', markersize=4, capsize=3, color=colour, label=mixer)
+    axes.axhline(references['own shape alone'], color=drawing.INK, linestyle=':', linewidth=1, label='own shape alone')
+    axes.set_xscale('log')
+    axes.set_yscale('log')
+    axes.grid(color=drawing.GRID, linewidth=0.5)
+    drawing.dress(axes, f'Toy task: test error by training examples\n{note}', 'training examples', 'mean squared error')
+    axes.legend(frameon=False, fontsize=8)
+    figure.savefig(file, dpi=150, facecolor='white')
+    print(f'figure: {file}')
+
+
+def parse_arguments(given: list[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    known = list(toy_model.mixers(1, 1, 1))
+    parser.add_argument('--mixers', default=','.join(known), help='by comma')
+    parser.add_argument('--examples', default='100,1000,10000', help='sizes of the training set, by comma')
+    parser.add_argument('--seeds', type=int, default=3, help='number of runs of each cell')
+    parser.add_argument('--steps', type=int, default=2000)
+    parser.add_argument('--batch', type=int, default=16)
+    parser.add_argument('--width', type=int, default=32, help='channels')
+    parser.add_argument('--hidden', type=int, default=64, help='hidden units of MLP-Mixer and HyperMixer')
+    parser.add_argument('--length', type=int, default=100, help='tokens in a row')
+    parser.add_argument('--learning_rate', type=float, default=3e-3, help="Adam's, falling as a cosine to 0")
+    parser.add_argument('--test_examples', type=int, default=1000)
+    parser.add_argument('--out', default='runs/studies/toy_task.jsonl', help='results, one line each')
+    parser.add_argument('--figure', default='', help='write a PNG here')
+    parser.add_argument('--show', action='store_true', help='run nothing, show what is in --out')
+    args = parser.parse_args(given)
+    args.mixers = args.mixers.split(',')
+    if unknown := [mixer for mixer in args.mixers if mixer not in known]:
+        parser.error(f'--mixers has {unknown[0]!r}; known are {", ".join(known)}')
+    try:
+        args.examples = sorted({int(size) for size in args.examples.split(',')})
+    except ValueError:
+        parser.error(f'--examples is {args.examples!r}; give whole numbers, as in 100,1000,10000')
+    counts = ('seeds', 'steps', 'batch', 'width', 'hidden', 'test_examples')
+    for name, value in [('examples', args.examples[0]), *((name, getattr(args, name)) for name in counts)]:
+        if value < 1:
+            parser.error(f'--{name} has {value}; give 1 or more')
+    if args.length < shapes.SHORTEST:
+        parser.error(f'--length is {args.length}; give {shapes.SHORTEST} or more, which hold any four shapes')
+    return args
+
+
+def main() -> None:
+    args = parse_arguments()
+    settings = Settings(**{field.name: getattr(args, field.name) for field in dataclasses.fields(Settings)})
+    note = f'length {args.length}, width {args.width}, {args.steps:,} steps of {args.batch}, float32'
+    print(f'{jax.devices()[0].device_kind} x {jax.device_count()}; {note}, hidden {args.hidden}; results in {args.out}')
+    records = Records(args.out)
+    if records.ignored:
+        print(f'{records.ignored} unreadable lines of {args.out} are ignored; their cells are done again')
+    if not args.show:
+        run_missing(records, args, settings)
+    errors, references = collect(records, args, settings), reference_errors(settings)
+    print_table(errors, args.examples, references)
+    if args.figure:
+        draw(errors, references, args.figure, note)
+
+
+if __name__ == '__main__':
+    main()

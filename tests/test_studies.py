@@ -1,0 +1,157 @@
+"""Studies: the toy task against its description, results that outlive a kill, and the formulas of figure 2."""
+
+import json
+import pathlib
+import sys
+import types
+
+import numpy as np
+import pytest
+
+SCRIPTS = pathlib.Path(__file__).parents[1] / 'scripts'
+TINY = types.MappingProxyType({'length': 50, 'width': 4, 'hidden': 4, 'steps': 3, 'batch': 2, 'test_examples': 5})
+
+
+@pytest.fixture(scope='module')
+def studies():
+    """The scripts' modules, imported as Python does when one is run."""
+    before = list(sys.path), set(sys.modules)
+    sys.path[:0] = [str(SCRIPTS / 'studies')]
+    import length
+    import records
+    import shapes
+    import toy_task
+
+    yield types.SimpleNamespace(length=length, records=records, shapes=shapes, toy_task=toy_task)
+    sys.path[:] = before[0]
+    for name in ('length', 'records', 'shapes', 'toy_task', 'toy_model', 'mixers'):
+        if name not in before[1]:
+            sys.modules.pop(name, None)
+
+
+def described(row):
+    """Appendix B.4 read off an input row: its shapes, and the row with the mean height of each kind."""
+    edges = np.flatnonzero(np.diff(np.concatenate([[0], row != 0, [0]])))
+    shapes = [(start, row[start:end]) for start, end in edges.reshape(-1, 2)]
+    kinds = [bool(np.ptp(shape) > 0) for _, shape in shapes]
+    expected = np.zeros_like(row)
+    for (start, shape), kind in zip(shapes, kinds, strict=True):
+        mean = np.mean([other.max() for (_, other), its in zip(shapes, kinds, strict=True) if its == kind])
+        expected[start : start + len(shape)] = shape / shape.max() * mean
+    return shapes, kinds, expected
+
+
+@pytest.mark.parametrize('length', [47, 100])
+def test_toy_task_is_the_one_described(studies, length):
+    inputs, targets, local = studies.shapes.make_rows(np.random.default_rng(0), 200, length)
+    starts, first_kinds = [], []
+    for row, target, guess in zip(inputs, targets, local, strict=True):
+        shapes, kinds, expected = described(row)
+        assert len(shapes) == 4 and sum(kinds) == 2
+        np.testing.assert_allclose(target, expected, rtol=1e-5)
+        assert {len(shape) for _, shape in shapes} <= {5, 7, 9, 11}
+        for start, shape in shapes:
+            own = shape / shape.max() * (shape.max() + 13) / 2  # heights are from 1 to 25
+            np.testing.assert_allclose(guess[start : start + len(shape)], own, rtol=1e-5)
+        assert np.all(guess[row == 0] == 0)
+        starts.append([start for start, _ in shapes])
+        first_kinds.append(kinds[0])
+    heights = np.concatenate([[shape.max() for _, shape in described(row)[0]] for row in inputs])
+    assert 1 <= heights.min() < 2 and 24 < heights.max() <= 25
+    assert 0.35 < np.mean(first_kinds) < 0.65
+    if length == 100:  # room to move: the first shape may start at once, the last one may end the row
+        assert min(start[0] for start in starts) == 0 and np.any(inputs[:, -1])
+
+
+def test_too_short_rows_are_refused(studies):
+    with pytest.raises(ValueError, match='needs 47 tokens'):
+        studies.shapes.make_rows(np.random.default_rng(0), 1, 46)
+
+
+def test_batches_go_through_all_examples(studies):
+    order = studies.toy_task.batches(np.random.default_rng(0), examples=5, batch=2)
+    drawn = np.concatenate([next(order) for _ in range(10)])
+    for epoch in drawn.reshape(4, 5):
+        assert sorted(epoch) == [0, 1, 2, 3, 4]
+    few = studies.toy_task.batches(np.random.default_rng(0), examples=2, batch=5)
+    assert sorted(np.concatenate([next(few), next(few)])) == [0] * 5 + [1] * 5
+
+
+def test_records_survive_a_cut_off_line(studies, tmp_path):
+    file = tmp_path / 'deeper' / 'results.jsonl'
+    records = studies.records.Records(file)
+    records.add({'a': 1, 'b': 2}, {'x': 0.5})
+    whole = file.read_text()
+    for cut in range(1, len(whole)):
+        file.write_text(whole + whole[:cut].replace('0.5', '0.7'))
+        again = studies.records.Records(file)
+        assert again.get({'b': 2, 'a': 1})['x'] in (0.5, 0.7)
+        again.add({'a': 2, 'b': 2}, {'x': 1.5})
+        last = studies.records.Records(file)
+        assert last.get({'a': 2, 'b': 2}) == {'x': 1.5} and last.get({'a': 1, 'b': 2})
+        assert last.ignored == (cut < len(whole) - 1)
+
+
+def run_toy(studies, monkeypatch, out, *more):
+    words = [f'--{name}={value}' for name, value in TINY.items()]
+    command = ['toy_task.py', *words, f'--out={out}', '--mixers=none,hyper_mixer', '--examples=3,7', *more]
+    monkeypatch.setattr(sys, 'argv', command)
+    studies.toy_task.main()
+
+
+def test_toy_study_goes_on_where_it_was_interrupted(studies, tmp_path, monkeypatch, capsys):
+    out, figure = tmp_path / 'toy.jsonl', tmp_path / 'toy.png'
+    run_toy(studies, monkeypatch, out, '--seeds=2', f'--figure={figure}')
+    first = out.read_text().splitlines()
+    assert len(first) == 8 and figure.stat().st_size > 0
+    table = capsys.readouterr().out
+    assert 'not yet run' not in table and table.count('[2]') == 4
+
+    # Three cells and part of a fourth were written when it was killed.
+    out.write_text('\n'.join(first[:3]) + '\n' + first[3][:20])
+    run_toy(studies, monkeypatch, out, '--seeds=2', '--show')
+    assert 'not yet run' in capsys.readouterr().out
+    run_toy(studies, monkeypatch, out, '--seeds=2')
+    assert '8 cells, 3 done before' in capsys.readouterr().out
+    second = out.read_text().splitlines()
+    assert second[:3] == first[:3]
+    numbers = [json.loads(line)['result']['test_mse'] for line in first[3:]]
+    # A cell does not depend on those before it.
+    np.testing.assert_allclose([json.loads(line)['result']['test_mse'] for line in second[4:]], numbers, rtol=1e-4)
+
+    run_toy(studies, monkeypatch, out, '--seeds=2', '--learning_rate=0.1', '--show')
+    assert 'not yet run' in capsys.readouterr().out.partition('[seeds]')[2]  # other settings are other cells
+
+
+@pytest.mark.parametrize('words', [['--mixers=fnet'], ['--examples=many'], ['--length=46'], ['--steps=0']])
+def test_toy_study_refuses(studies, words, capsys):
+    with pytest.raises(SystemExit):
+        studies.toy_task.parse_arguments(words)
+    assert words[0].partition('=')[2] in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_flops_of_mixers_are_those_of_their_formulas(studies):
+    args = studies.length.parse_arguments(['--embed=32', '--hidden=48', '--heads=4', '--lengths=16'])
+
+    def count(name, n):
+        return studies.length.forward_flops(studies.length.make('bidirectional', name, n, args), n, 32, False)
+
+    for n in (16, 64):
+        # Matrix products alone: D.1's without GELU; attention with full projections and one for its output.
+        assert count('hyper_mixer', n) == 4 * n * 48 * 32 + n * (2 * 32 * 32 + 2 * 32 * 48)
+        assert count('attention', n) == 8 * n * 32 * 32 + 4 * n * n * 32
+        assert count('mlp_mixer', n) == 4 * n * 48 * 32
+        printed = studies.length.attention_operations(n, 32, 4)
+        assert printed == 6 * 4 * 8**2 + 4 * n**2 * 2 * 8 + 3 * n + 2 * 32 * n**2
+
+
+def test_length_study_goes_on(studies, tmp_path, monkeypatch, capsys):
+    out, figure = tmp_path / 'length.jsonl', tmp_path / 'length.png'
+    monkeypatch.setattr(studies.length, 'names_of', lambda side, args: ['attention', 'fnet'])
+    words = ['--embed=8', '--hidden=8', '--heads=2', '--rounds=1', '--sides=bidirectional', f'--out={out}']
+    monkeypatch.setattr(sys, 'argv', ['length.py', *words, '--lengths=4'])
+    studies.length.main()
+    monkeypatch.setattr(sys, 'argv', ['length.py', *words, '--lengths=4,8', f'--figure={figure}'])
+    studies.length.main()
+    assert '4 cells, 2 done before' in capsys.readouterr().out
+    assert len(out.read_text().splitlines()) == 4 and figure.stat().st_size > 0
