@@ -155,15 +155,19 @@ def task_table(groups: Sequence[Group]) -> list[tuple[str, str, list[Cell | None
     Metrics of a breakdown by type are left to `breakdowns`.
     """
     latest = [[run.latest() for run in group.runs] for group in groups]
-    kinds = dict.fromkeys(kind for group in latest for run in group for kind in run)
     rows = []
-    for kind in kinds:
-        names = dict.fromkeys(
-            name for group in latest for run in group if kind in run for name in task_metrics(run[kind])
-        )
-        kept = list(names)[:1] if len(names) > MOST_METRICS else list(names)
+    for kind, names in _metrics_of(latest):
+        kept = names[:1] if len(names) > MOST_METRICS else names
         rows += [(readable(kind), name, _cells(latest, kind, name)) for name in kept]
     return rows
+
+
+def _metrics_of(latest: Sequence[Sequence[Mapping[str, Record]]]) -> list[tuple[str, list[str]]]:
+    """Every evaluation that a run has, and the names of its metrics in all runs, in the order of first appearance."""
+    found: dict[str, dict[str, None]] = {}
+    for kind, record in (item for group in latest for run in group for item in run.items()):
+        found.setdefault(kind, {}).update(dict.fromkeys(task_metrics(record)))
+    return [(kind, list(names)) for kind, names in found.items()]
 
 
 def _cells(latest: Sequence[Sequence[Mapping[str, Record]]], kind: str, name: str) -> list[Cell | None]:
@@ -180,12 +184,8 @@ def _cells(latest: Sequence[Sequence[Mapping[str, Record]]], kind: str, name: st
 def breakdowns(groups: Sequence[Group]) -> list[tuple[str, list[tuple[str, list[Cell | None]]]]]:
     """(evaluation, (metric, a cell for each group)) of those with many metrics: COGS by type."""
     latest = [[run.latest() for run in group.runs] for group in groups]
-    kinds = dict.fromkeys(kind for group in latest for run in group for kind in run)
     found = []
-    for kind in kinds:
-        names = dict.fromkeys(
-            name for group in latest for run in group if kind in run for name in task_metrics(run[kind])
-        )
+    for kind, names in _metrics_of(latest):
         if len(names) > MOST_METRICS:
             found.append((readable(kind), [(name, _cells(latest, kind, name)) for name in names]))
     return found

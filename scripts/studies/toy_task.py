@@ -181,6 +181,8 @@ def print_table(errors: Errors, sizes: list[int], references: dict[str, float]) 
 
 
 def draw(errors: Errors, references: dict[str, float], file: str, note: str) -> None:
+    from matplotlib.ticker import ScalarFormatter
+
     figure = drawing.new_figure(6.4, 4.2)
     axes = figure.subplots()
     for colour, (mixer, by_size) in zip(drawing.COLOURS, errors.items(), strict=False):
@@ -193,6 +195,9 @@ def draw(errors: Errors, references: dict[str, float], file: str, note: str) -> 
     axes.axhline(references['own shape alone'], color=drawing.INK, linestyle=':', linewidth=1, label='own shape alone')
     axes.set_xscale('log')
     axes.set_yscale('log')
+    # Errors span less than a power of ten, where the labels are those of the minor ticks.
+    axes.yaxis.set_minor_formatter(ScalarFormatter())
+    axes.tick_params(axis='y', which='minor', labelsize=7, labelcolor=drawing.INK)
     axes.grid(color=drawing.GRID, linewidth=0.5)
     drawing.dress(axes, f'Toy task: test error by training examples\n{note}', 'training examples', 'mean squared error')
     axes.legend(frameon=False, fontsize=8)
