@@ -42,7 +42,8 @@ def test_a_run_that_differs_is_told(tmp_path):
     assert compare_runs.difference(one, run('place', batches=5), 1) == 'the number of batches drawn'
 
 
-def test_the_table_counts_failures():
+def test_the_table_counts_failures(monkeypatch):
+    monkeypatch.syspath_prepend(str(SCRIPT.parent))
     faults = runpy.run_path(str(SCRIPT))
     told, failed = faults['Told'], faults['Failed']
     table = faults['table']({'kill': [told(3, 1.5), told(5, 2.5), failed('no')]})

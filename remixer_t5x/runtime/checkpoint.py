@@ -21,7 +21,7 @@ from etils import epath
 from jax.experimental import multihost_utils
 
 from remixer_t5x.errors import UserError
-from remixer_t5x.runtime import data_identity, durable, finite, model_dir, peers, safe_checkpoint
+from remixer_t5x.runtime import data_identity, durable, finite, model_dir, peers, safe_checkpoint, safe_paths
 from remixer_t5x.runtime.prefetch import Position
 
 State = Any
@@ -269,10 +269,12 @@ def verify(folder: epath.Path, listed: bool = False) -> None:
     """
     damage = None
     if jax.process_index() == 0:
-        safe_checkpoint.check(folder)
+        safe_paths.check_inside(folder)
         try:
             if listed or (folder / durable.LIST).exists():
                 durable.check(folder)
+            # After the comparison: what is damaged would be taken for hostile otherwise.
+            safe_checkpoint.check_descriptions(folder)
         except durable.Damaged as error:
             damage = str(error)
     damage = peers.first_says(damage)

@@ -16,6 +16,7 @@ import orbax.checkpoint as ocp
 from etils import epath
 
 from remixer_t5x.errors import UserError
+from remixer_t5x.runtime import safe_paths
 
 LIST = 'files.json'
 
@@ -76,7 +77,8 @@ def commit(written: pathlib.Path, final: pathlib.Path) -> None:
 def check(folder: epath.Path) -> None:
     """Raises Damaged naming the first file of the checkpoint that is missing, cut, or has other bytes.
 
-    Reads every file once. A folder on an object store is not looked at.
+    Reads every file once. A folder on an object store is not looked at. Raises UserError for a list that names files
+    outside of the folder.
     """
     if '://' in str(folder):
         return
@@ -89,7 +91,7 @@ def check(folder: epath.Path) -> None:
         reason = 'is missing' if isinstance(error, FileNotFoundError) else f'cannot be read ({error})'
         raise Damaged(f'the checkpoint at {folder} is damaged: {LIST} {reason}') from error
     for name, (size, digest) in sorted(listed.items()):
-        found = _difference(path / name, size, digest)
+        found = _difference(safe_paths.inside(path, name, str(path / LIST)), size, digest)
         if found:
             raise Damaged(f'the checkpoint at {folder} is damaged: {name} {found}')
 

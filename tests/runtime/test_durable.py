@@ -1,11 +1,13 @@
 """Checkpoint folders: committed last and synced first, and every damage to a file is named."""
 
+import json
 import os
 import pathlib
 import shutil
 
 import jax.numpy as jnp
 import pytest
+from etils import epath
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -128,3 +130,31 @@ def test_one_folder_takes_one_run(tmp_path):
                 pass
     with run_lock.held(folder):
         pass
+
+
+@pytest.mark.parametrize('how', ['missing', 'cut', 'flipped'])
+def test_damage_to_any_file_is_damage_to_whoever_starts_a_run(written, tmp_path, how):
+    """Also where the damaged file is one by which arrays are described: it is not taken for a hostile checkpoint."""
+    names = [path.relative_to(written[0]) for path in pathlib.Path(written[0]).rglob('*') if path.is_file()]
+    assert any(name.name == 'manifest.ocdbt' for name in names)
+    for number, name in enumerate(sorted(names)):
+        folder = tmp_path / str(number)
+        shutil.copytree(written[0], folder)
+        content = (folder / name).read_bytes()
+        if how == 'missing':
+            (folder / name).unlink()
+        else:
+            half = len(content) // 2
+            (folder / name).write_bytes(content[:half] if how == 'cut' else bytes([content[0] ^ 1]) + content[1:])
+        with pytest.raises(durable.Damaged, match='is damaged'):
+            checkpoint.verify(epath.Path(folder), listed=True)
+
+
+def test_a_list_that_names_files_outside_is_hostile(written, tmp_path):
+    folder = tmp_path / 'copy'
+    shutil.copytree(written[0], folder)
+    listed = json.loads((folder / durable.LIST).read_text())
+    (folder / durable.LIST).write_text(json.dumps({**listed, '../../other': [1, 'a']}))
+    with pytest.raises(UserError, match='outside') as error:
+        checkpoint.verify(epath.Path(folder), listed=True)
+    assert not isinstance(error.value, durable.Damaged)
