@@ -84,7 +84,7 @@ def read(path: str, layout: Layout, malformed: Malformed) -> Iterator[str]:
 
 
 @contextlib.contextmanager
-def _opened(path: str) -> Iterator[BinaryIO | gzip.GzipFile]:
+def opened(path: str) -> Iterator[BinaryIO | gzip.GzipFile]:
     """The file's bytes, unzipped if its name ends in .gz; whatever goes wrong while it is read is a UserError."""
     try:
         with bounded_lines.remote(path) if '://' in path else open(path, 'rb') as file:
@@ -102,9 +102,9 @@ def _opened(path: str) -> Iterator[BinaryIO | gzip.GzipFile]:
         raise UserError(f'{path}: {reason}; correct FILES or the file') from error
 
 
-def _lines(path: str, longest: int, malformed: Malformed) -> Iterator[tuple[int, str]]:
+def lines(path: str, longest: int, malformed: Malformed) -> Iterator[tuple[int, str]]:
     """(number from 1, line without its end), without the lines that are too long, have a NUL, or are not UTF-8."""
-    with _opened(path) as file:
+    with opened(path) as file:
         for number, line in bounded_lines.numbered(file, longest):
             if line is None:
                 malformed.record(path, number, f'the line has more than {longest:,} bytes')
@@ -129,13 +129,13 @@ def _read_txt(path: str, layout: Layout, malformed: Malformed) -> Documents:
 
 
 def _txt_documents(path: str, layout: Layout, malformed: Malformed) -> Documents:
-    lines = _lines(path, layout.longest, malformed)
+    numbered = lines(path, layout.longest, malformed)
     if layout.txt_documents == 'line':
-        yield from lines
+        yield from numbered
         return
     document: list[str] = []
     start, size = 1, 0
-    for number, line in lines:
+    for number, line in numbered:
         if layout.txt_documents == 'paragraph' and not line.strip():
             yield from _joined(path, layout, malformed, start, size, document)
             document, size = [], 0
@@ -159,7 +159,7 @@ def _joined(path: str, layout: Layout, malformed: Malformed, start: int, size: i
 
 def _read_jsonl(path: str, layout: Layout, malformed: Malformed) -> Documents:
     is_first = True
-    for number, line in _lines(path, layout.longest, malformed):
+    for number, line in lines(path, layout.longest, malformed):
         if not line.strip():
             continue
         try:
@@ -184,7 +184,7 @@ def _read_jsonl(path: str, layout: Layout, malformed: Malformed) -> Documents:
 def _read_tsv(path: str, layout: Layout, malformed: Malformed) -> Documents:
     field: Any = layout.field
     column = int(field) if str(field).isdigit() else None
-    for number, line in _lines(path, layout.longest, malformed):
+    for number, line in lines(path, layout.longest, malformed):
         cells = line.split('\t')
         if column is None:
             if field not in cells:
@@ -201,7 +201,7 @@ def _read_parquet(path: str, layout: Layout, malformed: Malformed) -> Documents:
     import pyarrow.parquet as pq
 
     field = layout.field
-    with _opened(path) as file:
+    with opened(path) as file:
         try:
             # Parquet is read from its end, which a gzip stream does not allow.
             table = pq.ParquetFile(pa.BufferReader(file.read()) if path.endswith('.gz') else file)

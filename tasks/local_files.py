@@ -3,7 +3,7 @@
 import functools
 import glob
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import tensorflow as tf
 
@@ -33,13 +33,13 @@ def corpus(
     Raises UserError for a glob without files, a missing file and an unknown format; the files are read at first use.
     """
     layout = documents.Layout(format, field, txt_documents, longest)
-    train = _expand(files, 'FILES', layout)
-    held_out = _expand(validation_files, 'VALIDATION_FILES', layout) if validation_files else None
+    train = expand(files, 'FILES', layout.format_of)
+    held_out = expand(validation_files, 'VALIDATION_FILES', layout.format_of) if validation_files else None
     both = sorted(set(train) & set(held_out or ()))
     if both:
         raise UserError(f'{both[0]} is in FILES and in VALIDATION_FILES: leave it out of one of them')
     limit = [longest] if longest != bounded_lines.LONGEST else []
-    parts = [[_state(path) for path in group] for group in (train, held_out or [])]
+    parts = [[state(path) for path in group] for group in (train, held_out or [])]
     return ParsedCorpus(
         name=f'{train[0]}' if len(train) == 1 else f'{len(train)} files ({train[0]}, ...)',
         identity=cache.key('local files', parts, format, field, txt_documents, *limit),
@@ -55,8 +55,8 @@ def _read(paths: Sequence[str], layout: documents.Layout, malformed: Malformed) 
         yield from documents.read(path, layout, malformed)
 
 
-def _expand(files: Files, macro: str, layout: documents.Layout) -> list[str]:
-    """Sorted paths of all patterns, each once."""
+def expand(files: Files, macro: str, check: Callable[[str], object]) -> list[str]:
+    """Sorted paths of all patterns, each once and each checked. Raises UserError, which names `macro`."""
     patterns = [files] if isinstance(files, str) else list(files)
     paths: set[str] = set()
     for pattern in patterns:
@@ -65,7 +65,7 @@ def _expand(files: Files, macro: str, layout: documents.Layout) -> list[str]:
     if not paths:
         raise UserError(f"{macro} is empty: give a path or glob, for example --gin.{macro}='~/text/*.txt'")
     for path in sorted(paths):
-        layout.format_of(path)
+        check(path)
     return sorted(paths)
 
 
@@ -92,7 +92,7 @@ def _matches(expanded: str, pattern: str, macro: str) -> list[str]:
     return found
 
 
-def _state(path: str) -> list[str | int]:
+def state(path: str) -> list[str | int]:
     """What changes when the file's content does: path, bytes, time of the last change."""
     try:
         stat = tf.io.gfile.stat(path)
