@@ -135,8 +135,7 @@ def test_every_experiment_is_complete_but_for_what_its_header_requires():
     for path in files:
         header = path.read_text().split('include')[0]
         flags = [('MODEL_DIR', '/nowhere')]
-        if 'FILES' in header:
-            flags.append(('FILES', __file__))
+        flags += [(macro, str(path)) for macro in ('FILES', 'PAIRS') if macro in header]
         finetunes = path.name.startswith('finetune_') or 'runs/finetune.gin' in path.read_text()
         command = 'finetune' if finetunes else 'train'
         if 'INITIAL_CHECKPOINT_PATH' in header:

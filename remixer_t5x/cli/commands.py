@@ -42,6 +42,7 @@ class Command:
         tensorflow: it reads data, so TensorFlow will be loaded.
         several: it runs over several processes.
         saves: on SIGTERM it saves first.
+        repeats: it starts other commands, and hands the command line on to them unread.
         examples: what to type, for `--help`.
     """
 
@@ -54,6 +55,7 @@ class Command:
     tensorflow: bool = False
     several: bool = False
     saves: bool = False
+    repeats: bool = False
     flags: tuple[Flag, ...] = ()
     examples: tuple[str, ...] = ()
 
@@ -106,6 +108,22 @@ COMMANDS = (
         examples=(
             'remixer-t5x finetune --gin_file=experiments/finetune_super_glue.gin --gin.MODEL_DIR=runs/super_glue '
             '--gin.INITIAL_CHECKPOINT_PATH=runs/pretrained',
+        ),
+    ),
+    Command(
+        'compare',
+        'one recipe for several models and seeds; ends in a table and a report; the same command again goes on',
+        'remixer_t5x.cli.sweep',
+        repeats=True,
+        flags=(
+            Flag('COMMAND', 'COMPARED', 'train or finetune'),
+            Flag('--models', 'COMPARE_MODELS', 'files of models/, by comma; remixer+ablations/NAME adds one'),
+            Flag('--seeds', 'COMPARE_SEEDS', 'by comma (default 0)'),
+            Flag('--folder', 'COMPARE_FOLDER', 'gets a MODEL_DIR for each run, and report.html'),
+        ),
+        examples=(
+            'remixer-t5x compare train --gin_file=experiments/quickstart.gin --models=t5_1_1,remixer,hyper_mixer '
+            '--seeds=0,1,2 --folder=runs/compared',
         ),
     ),
     Command(

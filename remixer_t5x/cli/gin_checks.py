@@ -14,31 +14,32 @@ from remixer_t5x.errors import UserError
 _HALF = ('float16', 'fp16', 'f16', 'half')
 
 
-def check(sources: Scan, final_text: str, root: str, partial: bool) -> None:
+def check(sources: Scan, final_text: str, root: str, partial: bool, exchanged: bool = False) -> None:
     """Refuses what would be ignored, missing or numerically unsound in a parsed configuration.
 
     Args:
         sources: every binding the user's files and flags made, in order, with its place.
         final_text: `gin.config_str()`, where the last binding has won.
         root: full name of the function to be called; empty means that every binding counts as reached.
+        exchanged: another model stands in for the one that settings were written for; some may be of that one.
     """
     final = scan(final_text, 'the final configuration')[0]
     reached = _reachable(final, root) if root else final.bindings
     needed = reached if partial else final.bindings
     # A name that the user reads in vain is the user's misspelling; one that only we read points at a definition.
     _check_defined(sources, needed, final, shipped=False)
-    _check_unread(sources, final, reached, partial)
+    _check_unread(sources, final, reached, partial or exchanged)
     _check_defined(sources, needed, final, shipped=True)
     _check_required(sources, reached)
     _check_half_precision(sources, final)
 
 
-def check_before_imports(sources: Scan, root: str, partial: bool) -> None:
+def check_before_imports(sources: Scan, root: str, partial: bool, exchanged: bool = False) -> None:
     """The mistakes that can be told from the text alone, before a gin file imports libraries that take seconds."""
     if root and not any(binding.target == root for binding in sources.bindings):
         files = [file for file, binding in shipped_bindings() if binding.target == root]
         raise UserError(f'no gin file given sets up {root}{_one_of(files)}')
-    _check_unread(sources, sources, sources.bindings, partial)
+    _check_unread(sources, sources, sources.bindings, partial or exchanged)
 
 
 def _one_of(files: Iterable[str]) -> str:

@@ -18,6 +18,7 @@ import gin
 from remixer_t5x.cli import gin_checks, gin_errors, gin_files
 from remixer_t5x.errors import UserError, one_line
 
+MODELS = 'models/'
 _ALMOST_PYTHON = {'true': 'True', 'false': 'False', 'none': 'None', 'null': 'None'}
 
 
@@ -33,15 +34,21 @@ class _Segment:
 class _Sources:
     """All gin text of a run in the order in which gin must see it, and the scan of it."""
 
-    def __init__(self, search_paths: Sequence[str]):
+    def __init__(self, search_paths: Sequence[str], model: Sequence[str] = ()):
         self.search_paths = search_paths
+        self.model = model
+        self.model_exchanged = False
         self.segments: list[_Segment] = []
         self.scan = gin_files.Scan()
         self._open: list[str] = []
+        self._in_models = False
 
     def add_file(self, name: str, asked_by: str = '', by_us: bool = False) -> None:
         path = gin_files.find(name, self.search_paths, asked_by, by_us)
         file, shipped = gin_files.display_name(path)
+        if self.model and shipped and file.startswith(MODELS) and not self._in_models:
+            self._exchange_model(asked_by)
+            return
         if str(path.resolve()) in self._open:
             raise UserError(f'{asked_by}{file} includes itself; remove one of the include lines')
         try:
@@ -52,6 +59,14 @@ class _Sources:
         self._open.append(str(path.resolve()))
         self._add_text(text, file, found, includes, shipped)
         self._open.pop()
+
+    def _exchange_model(self, asked_by: str) -> None:
+        """Reads the files of `model` where a file of models/ is named, once, however many are."""
+        if not self.model_exchanged:
+            self.model_exchanged, self._in_models = True, True
+            for file in self.model:
+                self.add_file(file, asked_by)
+            self._in_models = False
 
     def _add_text(self, text: str, file: str, found: gin_files.Scan, includes: list, shipped: bool = False) -> None:
         lines = text.splitlines()
@@ -76,6 +91,17 @@ class _Sources:
         text = f'{name} = {value}\n'
         self.segments.append(_Segment(file, text, self.scan.imports))
         self.scan.bindings += gin_files.scan(text, file)[0].bindings
+
+
+def model_files(text: str) -> list[str]:
+    """`--model=remixer+ablations/remixer_no_composition` as gin files; a name without a folder is one of models/.
+
+    Raises UserError where there is no name.
+    """
+    names = [name.strip().removesuffix('.gin') for name in text.split('+')]
+    if not all(names):
+        raise UserError(f'--model={text} has an empty name; type --model=t5_1_1, or --model=remixer+ablations/NAME')
+    return [f'{name}.gin' if '/' in name else f'{MODELS}{name}.gin' for name in names]
 
 
 def flag_value(name: str, text: str) -> str:
@@ -109,6 +135,7 @@ def load(
     partial: bool = False,
     importing: contextlib.AbstractContextManager | None = None,
     base: Sequence[str] = (),
+    model: Sequence[str] = (),
 ) -> None:
     """Replaces gin's configuration by what `base`, `files` and then `flags` (name, value text) say.
 
@@ -118,24 +145,31 @@ def load(
         root: full name of the function to be called (`remixer_t5x.cli.info.run`): what it reaches must be defined.
         partial: the command reads only a part of a configuration that was written for training; macros known to the
             shipped configs may then stay unread, and what the command does not reach may stay undefined.
+        model: files that are read in place of the one of models/ that `files` name or include; macros of other models
+            may then stay unread.
         importing: entered once the text has passed the checks that need no library, while gin imports what it names.
 
     Raises:
         UserError: anything wrong with files, flags, names or values, on one line.
     """
-    sources = _Sources(search_paths)
+    sources = _Sources(search_paths, model)
     for file in base:
         sources.add_file(file, by_us=True)
     for file in files:
         sources.add_file(file)
+    if model and not sources.model_exchanged:
+        raise UserError(
+            f'--model stands in for a file of {MODELS}, and no gin file given names or includes one; '
+            f'type --gin_file={model[0]}'
+        )
     for name, value in flags:
         sources.add_flag(name, flag_value(name, value))
-    gin_checks.check_before_imports(sources.scan, root, partial)
+    gin_checks.check_before_imports(sources.scan, root, partial, bool(model))
     gin.clear_config()
     with importing or contextlib.nullcontext():
         for segment in sources.segments:
             _parse(segment, sources)
-    gin_checks.check(sources.scan, gin.config_str(), root, partial)
+    gin_checks.check(sources.scan, gin.config_str(), root, partial, bool(model))
 
 
 def _parse(segment: _Segment, sources: _Sources) -> None:

@@ -6,6 +6,7 @@ to go by; the patterns below are those of gin-config 0.5 and `tests/cli/test_gin
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import inspect
 import pkgutil
@@ -76,6 +77,11 @@ def _no_import(symbol: str, scan: Scan) -> str:
 
 
 def _no_configurable(selector: str, scan: Scan) -> str:
+    module = _module_of(selector, scan)
+    if module:
+        package, _, name = module.rpartition('.')
+        lines = f'`from __gin__ import dynamic_registration` and `from {package} import {name}`'
+        return f'{selector!r} is not imported in this file; add the lines {lines} to it'
     known = scan.selectors()
     short = {name.rpartition('.')[2]: name for name in known}
     hint = nearest(selector, known) or nearest(selector.rpartition('.')[2], short)
@@ -134,3 +140,14 @@ def translate_call(error: Exception) -> UserError | None:
     if required:
         return UserError(f'{required[1]} needs a value for {required[2]}; bind it in a gin file')
     return None
+
+
+def _module_of(selector: str, scan: Scan) -> str:
+    """The module that has what `selector` means, where another file has imported it; empty otherwise."""
+    first, _, attribute = selector.rpartition('/')[2].partition('.')
+    for binding in scan.bindings:
+        module = binding.target.rpartition('.')[0]
+        if module.endswith(f'.{first}') and attribute:
+            with contextlib.suppress(ImportError):
+                return module if callable(getattr(importlib.import_module(module), attribute, None)) else ''
+    return ''

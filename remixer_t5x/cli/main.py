@@ -29,6 +29,9 @@ gin flags:
   --gin.NAME=VALUE       sets a macro (--gin.TRAIN_STEPS=1000) or a setting (--gin.adafactor.decay_rate=0.8) after all
                          files; a VALUE that is no gin value is taken as text: --gin.MODEL_DIR=/tmp/x needs no quotes
 """
+_MODEL_HELP = (
+    'NAME of models/NAME.gin, in place of the model file that a gin file includes; +ablations/NAME adds a file to it'
+)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -78,6 +81,8 @@ def _run(argv: list[str], own_process: bool) -> int:
     _set_env(command.env, may_restart=own_process)
     if not args.verbose:
         quiet.hush()
+    if command.repeats:
+        return importlib.import_module(command.module).run(args, gin_flags)
     module, base = command.module, command.base
     given = [flag for flag in command.flags if getattr(args, flag.macro) is not None]
     _check_together(given)
@@ -94,6 +99,7 @@ def _run(argv: list[str], own_process: bool) -> int:
         root=f'{module}.run',
         search_paths=[path for given in args.gin_search_paths for path in given.split(',') if path],
         partial=command.partial,
+        model=gin_config.model_files(args.model) if args.model else (),
         importing=None if args.verbose else quiet.imports(command.tensorflow),
     )
     function = importlib.import_module(module).run
@@ -203,6 +209,8 @@ def _add_command(commands, command: Command) -> None:
         allow_abbrev=False,
     )
     parser.add_argument('--gin_file', action='append', default=[], metavar='FILE', help='a gin file, repeatable')
+    if not command.repeats:
+        parser.add_argument('--model', help=_MODEL_HELP)
     parser.add_argument(
         '--gin_search_paths', action='append', default=[], metavar='DIRS', help='more folders with gin files, by comma'
     )

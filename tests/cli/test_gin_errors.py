@@ -196,3 +196,21 @@ def call_error(function, text):
     with pytest.raises(UserError) as caught:
         gin_config.call(getattr(toy_house, function))
     return str(caught.value)
+
+
+def test_a_name_that_another_file_imports_is_told_how_to_import(tmp_path, monkeypatch):
+    # Modules of this test's own: once any file of a process has used a name, gin knows it everywhere.
+    (tmp_path / 'depot').mkdir()
+    (tmp_path / 'depot' / '__init__.py').write_text('')
+    (tmp_path / 'depot' / 'wagons.py').write_text('def open(load=1): ...\ndef closed(load=1): ...\n')
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / 'theirs.gin').write_text(
+        'from __gin__ import dynamic_registration\nfrom depot import wagons\nwagons.open.load = 2\n'
+    )
+    (tmp_path / 'mine.gin').write_text("include 'theirs.gin'\nWAGON = @wagons.closed()\n")
+    with pytest.raises(UserError) as error:
+        gin_config.load(['mine.gin'], search_paths=[str(tmp_path)])
+    assert str(error.value) == (
+        "mine.gin line 2: 'wagons.closed' is not imported in this file; add the lines "
+        '`from __gin__ import dynamic_registration` and `from depot import wagons` to it'
+    )
