@@ -1,12 +1,18 @@
 """Studies: the toy task against its description, results that outlive a kill, and the formulas of figure 2."""
 
+import dataclasses
+import functools
+import itertools
 import json
 import pathlib
 import sys
 import types
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import linen as nn
 
 SCRIPTS = pathlib.Path(__file__).parents[1] / 'scripts'
 TINY = types.MappingProxyType({'length': 50, 'width': 4, 'hidden': 4, 'steps': 3, 'batch': 2, 'test_examples': 5})
@@ -17,15 +23,23 @@ def studies():
     """The scripts' modules, imported as Python does when one is run."""
     before = list(sys.path), set(sys.modules)
     sys.path[:0] = [str(SCRIPTS / 'studies')]
+    import ablations
     import length
+    import low_resource
     import records
     import shapes
+    import small_task
+    import table_1
     import toy_task
+    import tuning
 
-    yield types.SimpleNamespace(length=length, records=records, shapes=shapes, toy_task=toy_task)
+    yield types.SimpleNamespace(
+        ablations=ablations, length=length, low_resource=low_resource, records=records, shapes=shapes,
+        small_task=small_task, table_1=table_1, toy_task=toy_task, tuning=tuning,
+    )  # fmt: skip
     sys.path[:] = before[0]
-    for name in ('length', 'records', 'shapes', 'toy_task', 'toy_model', 'mixers'):
-        if name not in before[1]:
+    for name in set(sys.modules) - before[1]:
+        if str(SCRIPTS) in str(getattr(sys.modules[name], '__file__', None)):
             sys.modules.pop(name, None)
 
 
@@ -155,3 +169,153 @@ def test_length_study_goes_on(studies, tmp_path, monkeypatch, capsys):
     studies.length.main()
     assert '4 cells, 2 done before' in capsys.readouterr().out
     assert len(out.read_text().splitlines()) == 4 and figure.stat().st_size > 0
+
+
+SMALL = types.MappingProxyType(
+    {'task': 'toy', 'seed': 0, 'percentage': 100.0, 'steps': 30, 'batch': 8, 'learning_rate': 0.01, 'dropout': 0.0,
+     'width': 16, 'layers': 1, 'inputs': 6, 'targets': 5, 'validation_examples': 20}
+)  # fmt: skip
+
+
+def trial(studies, variant='attention', **changed):
+    return studies.small_task.Trial(**{**SMALL, 'variant': variant, **changed})
+
+
+@pytest.fixture
+def copying(studies, monkeypatch):
+    """A task in place of a real one: up to four tokens, to be said again."""
+
+    def rows(rng, count):
+        texts = [[*rng.integers(2, 10, rng.integers(1, 5)), 1] for _ in range(count)]
+        tokens = np.asarray([text + [0] * (6 - len(text)) for text in texts], np.int32)
+        targets = tokens[:, :5]
+        begun = np.pad(targets, ((0, 0), (1, 0)))[:, :-1]
+        return {'encoder_input_tokens': tokens, 'decoder_input_tokens': begun, 'decoder_target_tokens': targets}
+
+    rng = np.random.default_rng(0)
+    data = rows(rng, 200), rows(rng, 40), 64
+    monkeypatch.setattr(studies.small_task, 'data_of', lambda *_: data)
+    return data
+
+
+def test_exact_match_is_that_of_greedy_decoding(studies, copying):
+    small, one = studies.small_task, trial(studies)
+    train_rows, rows, vocab_size = copying
+    init, train, right = small.program_of(one, vocab_size)
+    params, state = init(jax.random.key(0))
+    for first in range(0, 150, 25):
+        chosen = np.random.default_rng(first).integers(0, 200, (25, 8))
+        batch = {name: array[chosen] for name, array in train_rows.items()}
+        (params, state), _ = train((params, state), batch, 0.02, first % 25, jax.random.key(0))
+    said = small.model_of(one, vocab_size).predict(params, rows, 5)
+    wanted = rows['decoder_target_tokens']
+    exact = 100 * np.mean(
+        [np.array_equal(a[: b.argmin() or 5], b[: b.argmin() or 5]) for a, b in zip(said, wanted, strict=True)]
+    )
+    found = small.judge(lambda part: right(params, part), rows)['exact_match']
+    assert found == exact and 0 < exact < 100, 'some of both, or the test shows nothing'
+
+
+def test_every_variant_is_a_model_of_its_own(studies):
+    """By the program of its encoder, which is traced and not run."""
+    programs = {}
+    for name in studies.small_task.VARIANTS:
+        model = studies.small_task.model_of(trial(studies, name), 64)
+
+        def encode(params, model=model):
+            return model.module.apply(
+                {'params': params}, jnp.ones((1, 6), jnp.int32), enable_dropout=False, method='encode'
+            )
+
+        shapes = {'encoder_input_tokens': (1, 6), 'decoder_target_tokens': (1, 5)}
+        params = nn.unbox(jax.eval_shape(functools.partial(model.init, batch_shapes=shapes), jax.random.key(0)))
+        programs[name] = str(jax.make_jaxpr(encode)(params))
+    same = [(a, b) for a, b in itertools.combinations(programs, 2) if programs[a] == programs[b]]
+    # The recommended form of each is one of table 6 as well.
+    assert same == [('attention', 'attention, pre-norm'), ('hyper_mixer', 'HyperMixing, layer norm, pre-norm')]
+
+
+def test_a_part_of_the_training_split_is_drawn_by_seed(studies, copying):
+    results = [studies.small_task.run(trial(studies, percentage=p, steps=2)) for p in (1, 10, 100)]
+    assert [result['examples'] for result in results] == [2, 20, 200]
+    again = studies.small_task.run(trial(studies, percentage=10, steps=2))
+    assert again['loss'] == results[1]['loss'] != results[2]['loss']
+
+
+def test_expected_best_is_the_mean_over_all_draws(studies):
+    values = [3.0, 1.0, 4.0, 1.5]
+    curve = studies.tuning.expected_best(values)
+    for k in range(1, 5):
+        assert curve[k - 1] == pytest.approx(np.mean([max(drawn) for drawn in itertools.product(values, repeat=k)]))
+
+
+def test_random_trials_are_the_same_for_all_models_and_within_bounds(studies):
+    drawn = [studies.tuning.drawn(number) for number in range(200)]
+    assert drawn[:3] == [studies.tuning.drawn(number) for number in range(3)]
+    rates = np.log10([one['learning_rate'] for one in drawn])
+    assert -8 <= rates.min() < -7.5 and -1.5 < rates.max() <= -1
+    assert min(one['dropout'] for one in drawn) >= 0 and 0.4 < max(one['dropout'] for one in drawn) <= 0.5
+
+
+def run_study(monkeypatch, study, out, *words):
+    small = [f'--{name}={SMALL[name]}' for name in ('batch', 'width', 'layers', 'inputs', 'targets', 'task')]
+    monkeypatch.setattr(sys, 'argv', ['study.py', *small, '--steps=2', f'--out={out}', *words])
+    study.main()
+
+
+def test_studies_of_a_small_task_go_on_and_end_in_tables(studies, copying, tmp_path, monkeypatch, capsys):
+    out = tmp_path / 'low.jsonl'
+    words = ['--seeds=2', '--percentages=10,100', '--models=attention;fnet', '--metric=token_accuracy']
+    run_study(monkeypatch, studies.low_resource, out, *words, f'--figure={tmp_path}/low.png')
+    table = capsys.readouterr().out
+    assert 'not yet run' not in table and table.count('[2]') == 4 and (tmp_path / 'low.png').stat().st_size > 0
+    lines = out.read_text().splitlines()
+    accuracy = {}
+    for line in map(json.loads, lines):
+        key = line['cell']['variant'], line['cell']['percentage']
+        accuracy.setdefault(key, []).append(line['result']['token_accuracy'])
+    ratio = 100 * (np.mean(accuracy['fnet', 10]) / np.mean(accuracy['attention', 10]) - 1)
+    assert f'{ratio:+.1f}%' in table
+    out.write_text('\n'.join(lines[:3]) + '\n')
+    run_study(monkeypatch, studies.low_resource, out, *words)
+    assert '8 trials, 3 done before' in capsys.readouterr().out
+
+    run_study(
+        monkeypatch, studies.tuning, tmp_path / 't.jsonl', '--trials=2', '--models=fnet', f'--figure={tmp_path}/t.png'
+    )
+    assert '2 of 2 trials' in capsys.readouterr().out and (tmp_path / 't.png').exists()
+
+    run_study(monkeypatch, studies.ablations, tmp_path / 'a.jsonl', '--tables=remixer', '--seeds=1')
+    table = capsys.readouterr().out
+    assert 'remixer, gated' in table and 'not yet run' not in table
+
+
+@pytest.mark.parametrize(
+    ('study', 'words'),
+    [
+        ('low_resource', ['--models=attention;mamba']),
+        ('low_resource', ['--percentages=0,10']),
+        ('tuning', ['--trials=0']),
+        ('ablations', ['--tables=remixer,table_9']),
+        ('ablations', ['--width=30']),
+        ('ablations', ['--dropout=1']),
+    ],
+)
+def test_studies_of_a_small_task_refuse(studies, study, words, capsys):
+    with pytest.raises(SystemExit):
+        getattr(studies, study).parse_arguments(words)
+    given = words[0].partition('=')[2].replace(';', ',').split(',')[-1]
+    assert given in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_table_1_sets_ratios_beside_the_papers(studies):
+    ours = {key: (paper[0], 2 * paper[1], paper[2] / 10) for key, paper in studies.table_1.PAPER.items()}
+    for row in studies.table_1.rows(ours):
+        assert row[4] == row[5] and row[7] == row[8]
+
+
+def test_cells_are_told_apart_by_every_setting(studies):
+    one = trial(studies)
+    for field in dataclasses.fields(one):
+        changed = dataclasses.replace(one, **{field.name: 7})
+        assert dataclasses.asdict(changed) != dataclasses.asdict(one)

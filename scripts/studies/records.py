@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import pathlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
+
+import numpy as np
 
 Cell = Mapping[str, Any]
 
@@ -48,3 +50,11 @@ class Records:
 
 def _key(cell: Cell) -> str:
     return json.dumps(cell, sort_keys=True)
+
+
+def summary(values: Sequence[float], digits: int = 2) -> str:
+    """Mean, standard deviation of a sample, and number of seeds."""
+    if not values:
+        return 'not yet run'
+    spread = f' ({np.std(values, ddof=1):.{digits}f})' if len(values) > 1 else ''
+    return f'{np.mean(values):.{digits}f}{spread} [{len(values)}]'

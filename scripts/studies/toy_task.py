@@ -17,7 +17,7 @@ import dataclasses
 import functools
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -26,8 +26,9 @@ import numpy as np
 import optax
 import shapes
 import toy_model
+from epochs import batches
 from flax import linen as nn
-from records import Records
+from records import Records, summary
 
 from remixer_t5x.analysis import drawing
 
@@ -80,16 +81,6 @@ def compiled(mixer: str, settings: Settings) -> tuple[Callable, Train, Callable]
         return params, state, jnp.mean(errors)
 
     return jax.jit(init), jax.jit(train), jax.jit(network.apply)
-
-
-def batches(rng: np.random.Generator, examples: int, batch: int) -> Iterator[np.ndarray]:
-    """Indices of one batch after the other, epoch by epoch; with fewer examples than a batch they repeat in it."""
-    waiting = np.empty(0, np.int64)
-    while True:
-        while len(waiting) < batch:
-            waiting = np.concatenate([waiting, rng.permutation(examples)])
-        yield waiting[:batch]
-        waiting = waiting[batch:]
 
 
 def run_cell(mixer: str, examples: int, seed: int, settings: Settings) -> dict[str, float]:
@@ -170,18 +161,14 @@ def print_table(errors: Errors, sizes: list[int], references: dict[str, float]) 
     print('\ntest mean squared error per token: mean over seeds, their standard deviation, [seeds]')
     print(f'{"training examples":18s}' + ''.join(f'{size:>22,}' for size in sizes))
     for mixer, by_size in errors.items():
-        cells = []
-        for size in sizes:
-            values = by_size.get(size, [])
-            spread = f' ({np.std(values, ddof=1):.3f})' if len(values) > 1 else ''
-            cells.append(f'{np.mean(values):.3f}{spread} [{len(values)}]' if values else 'not yet run')
+        cells = (summary(by_size.get(size, []), digits=3) for size in sizes)
         print(f'{mixer:18s}' + ''.join(f'{cell:>22s}' for cell in cells))
     for name, value in references.items():
         print(f'{name:18s}{value:22.3f}')
 
 
 def draw(errors: Errors, references: dict[str, float], file: str, note: str) -> None:
-    from matplotlib.ticker import ScalarFormatter
+    from matplotlib.ticker import FormatStrFormatter, LogLocator, NullFormatter
 
     figure = drawing.new_figure(6.4, 4.2)
     axes = figure.subplots()
@@ -189,17 +176,20 @@ def draw(errors: Errors, references: dict[str, float], file: str, note: str) -> 
         if not by_size:
             continue
         sizes = list(by_size)
-        means = [np.mean(by_size[size]) for size in sizes]
-        spreads = [np.std(by_size[size], ddof=1) if len(by_size[size]) > 1 else 0.0 for size in sizes]
-        axes.errorbar(sizes, means, spreads, marker='o', markersize=4, capsize=3, color=colour, label=mixer)
+        means = np.asarray([np.mean(by_size[size]) for size in sizes])
+        # From the best seed to the worst: a deviation from the mean could lead below zero, which has no place here.
+        ranges = [means - [min(by_size[size]) for size in sizes], [max(by_size[size]) for size in sizes] - means]
+        axes.errorbar(sizes, means, ranges, marker='o', markersize=4, capsize=3, color=colour, label=mixer)
     axes.axhline(references['own shape alone'], color=drawing.INK, linestyle=':', linewidth=1, label='own shape alone')
     axes.set_xscale('log')
     axes.set_yscale('log')
-    # Errors span less than a power of ten, where the labels are those of the minor ticks.
-    axes.yaxis.set_minor_formatter(ScalarFormatter())
-    axes.tick_params(axis='y', which='minor', labelsize=7, labelcolor=drawing.INK)
+    # Errors may span less than a power of ten, where powers alone would leave the axis without a number.
+    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axes.yaxis.set_major_formatter(FormatStrFormatter('%g'))
+    axes.yaxis.set_minor_formatter(NullFormatter())
     axes.grid(color=drawing.GRID, linewidth=0.5)
-    drawing.dress(axes, f'Toy task: test error by training examples\n{note}', 'training examples', 'mean squared error')
+    title = f'Toy task: test error by training examples; mean, best and worst seed\n{note}'
+    drawing.dress(axes, title, 'training examples', 'mean squared error')
     axes.legend(frameon=False, fontsize=8)
     figure.savefig(file, dpi=150, facecolor='white')
     print(f'figure: {file}')

@@ -1,0 +1,95 @@
+"""Ease of tuning (HyperMixer, section 4.6 and figure 4): what to expect of the best of k random trials.
+
+    python scripts/studies/tuning.py --figure tuning.png
+
+Each trial draws log10 of the learning rate from U(-8, -1) and the dropout rate from U(0, 0.5), as the paper (which does
+not print the base of its logarithm); all models get the same draws. The expected validation performance after k trials
+is that of Dodge et al. 2019, equation 2: of n results v_1 <= ... <= v_n, sum_i v_i ((i/n)^k - ((i-1)/n)^k). Results are
+appended to --out as they are known; started again, it does what is missing. Task and models: small_task.py.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+
+import numpy as np
+import small_task
+
+from remixer_t5x.analysis import drawing
+
+LOG10_RATE, DROPOUT = (-8.0, -1.0), (0.0, 0.5)
+
+
+def drawn(number: int) -> dict[str, float]:
+    """Learning rate and dropout of trial `number`, whatever else is drawn."""
+    rng = np.random.default_rng([2023, number])
+    return {
+        'learning_rate': float(f'{10 ** rng.uniform(*LOG10_RATE):.6g}'),
+        'dropout': float(f'{rng.uniform(*DROPOUT):.3f}'),
+    }
+
+
+def trials_of(args: argparse.Namespace, variant: str) -> list[small_task.Trial]:
+    """Each with a seed of its own, as the paper's trials."""
+    return [small_task.trial_of(args, variant, number, **drawn(number)) for number in range(args.trials)]
+
+
+def expected_best(values: Sequence[float]) -> np.ndarray:
+    """Of the best of k = 1, ..., n trials that are drawn with replacement from `values`, [n]."""
+    ordered, n = np.sort(values), len(values)
+    k, rank = np.arange(1, n + 1)[:, None], np.arange(1, n + 1)
+    return np.sum(ordered * ((rank / n) ** k - ((rank - 1) / n) ** k), axis=1)
+
+
+def print_table(curves: dict[str, np.ndarray], args: argparse.Namespace) -> None:
+    shown = sorted({k for k in (1, 2, 3, 5, 8, 10, 15, 20, 30, 50, 100, args.trials) if k <= args.trials})
+    print(f'\nexpected {args.metric} of the best of k trials')
+    print(f'{"k":20s}' + ''.join(f'{k:>10d}' for k in shown))
+    for variant, curve in curves.items():
+        cells = (f'{curve[k - 1]:>10.2f}' if k <= len(curve) else f'{"-":>10s}' for k in shown)
+        print(f'{variant:20s}' + ''.join(cells) + f'   {len(curve)} of {args.trials} trials')
+
+
+def draw(curves: dict[str, np.ndarray], args: argparse.Namespace) -> None:
+    figure = drawing.new_figure(6.4, 3.8)
+    axes = figure.subplots()
+    for colour, (variant, curve) in zip(drawing.COLOURS, curves.items(), strict=False):
+        axes.plot(np.arange(1, len(curve) + 1), curve, marker='o', markersize=3, color=colour, label=variant)
+    axes.grid(color=drawing.GRID, linewidth=0.5)
+    title = f'Random search over learning rate and dropout\n{small_task.describe(args)}'
+    drawing.dress(axes, title, 'trials', f'expected {args.metric} of the best')
+    axes.legend(frameon=False, fontsize=8)
+    figure.savefig(args.figure, dpi=150, facecolor='white')
+    print(f'figure: {args.figure}')
+
+
+def parse_arguments(given: list[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    small_task.add_arguments(parser, 'runs/studies/tuning.jsonl')
+    parser.add_argument('--models', default='attention;hyper_mixer', help='by semicolon')
+    parser.add_argument('--trials', type=int, default=20)
+    parser.add_argument('--metric', choices=['exact_match', 'token_accuracy'], default='token_accuracy')
+    parser.add_argument('--figure', default='', help='write a PNG here')
+    args = parser.parse_args(given)
+    small_task.check_arguments(parser, args)
+    args.models = small_task.names_given(parser, '--models', args.models)
+    if args.trials < 1:
+        parser.error(f'--trials has {args.trials}; give 1 or more')
+    return args
+
+
+def main() -> None:
+    args = parse_arguments()
+    # Trial by trial, so that an interrupted study has as many of one model as of the other.
+    by_trial = zip(*(trials_of(args, variant) for variant in args.models), strict=True)
+    records = small_task.finish(args, [trial for trials in by_trial for trial in trials])
+    found = {v: small_task.values_of(records, trials_of(args, v), args.metric) for v in args.models}
+    curves = {variant: expected_best(values) for variant, values in found.items() if values}
+    print_table(curves, args)
+    if args.figure:
+        draw(curves, args)
+
+
+if __name__ == '__main__':
+    small_task.exit_with_one_line(main)

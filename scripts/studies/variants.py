@@ -1,0 +1,69 @@
+"""What the studies of a small task compare: T5.1.1 with another mixer, feed-forward or layout in its encoder."""
+
+from __future__ import annotations
+
+import dataclasses
+
+SINUSOIDAL = ('ENCODER_POSITION_EMBEDDING', '@positions.SinusoidalPositions')
+NO_BIAS = ('ENCODER_POSITION_BIAS', 'None')
+
+
+@dataclasses.dataclass(frozen=True)
+class Variant:
+    """What is other than in T5.1.1: gin files after the model's, and gin flags after them."""
+
+    files: tuple[str, ...] = ()
+    flags: tuple[tuple[str, str], ...] = ()
+
+    def __add__(self, other: Variant) -> Variant:
+        return Variant(self.files + other.files, self.flags + other.flags)
+
+
+def flagged(**flags: str) -> Variant:
+    return Variant(flags=tuple(flags.items()))
+
+
+def mixer(file: str, name: str, *flags: tuple[str, str]) -> Variant:
+    return Variant((f'sublayers/{file}.gin',), (('ENCODER_MIXER', name), NO_BIAS, *flags))
+
+
+ATTENTION = Variant()
+HYPER_MIXER = mixer('hyper_mixer', '@encoder/hyper_mixer.HyperMixer')
+REMIXER = Variant(('sublayers/remixer.gin',), (('ENCODER_FEED_FORWARD', '@encoder/remixer.Remixer'),))
+VARIANTS: dict[str, Variant] = {
+    'attention': ATTENTION,
+    'hyper_mixer': HYPER_MIXER,
+    'mlp_mixer': mixer('mlp_mixer', '@mlp_mixer.MLPMixer'),
+    'linear_attention': mixer('linear_attention', '@linear_attention.LinearAttention', SINUSOIDAL),
+    'fnet': mixer('fnet', '@fnet.FNet', SINUSOIDAL),
+    'gmlp': mixer('gmlp', '@encoder/gmlp.GMLP'),
+    # Attention with Remixer in place of the feed-forward, as in REMIXERS, and its table 5.
+    'remixer': REMIXER,
+    'remixer, no composition': REMIXER + flagged(COMPOSITION='@remixer.NoComposition'),
+    'remixer, gated': REMIXER + flagged(COMPOSITION='@remixer.GatedAlpha'),
+    # HyperMixer, table 5.
+    'feature mixing only': Variant(flags=(('ENCODER_SUBLAYERS', '(%ENCODER_FEED_FORWARD,)'), NO_BIAS)),
+    'token mixing only': HYPER_MIXER + flagged(ENCODER_SUBLAYERS='(%ENCODER_MIXER,)'),
+    'shared weight vector': HYPER_MIXER
+    + flagged(GENERATED_WEIGHTS='@hyper_mixer.SharedWeightVector', TOKEN_INFORMATION='None'),
+    'hyper_mixer, untied': HYPER_MIXER + flagged(TIED='False'),
+}
+# HyperMixer, table 6: five layouts of attention, and of HyperMixing without and with norms.
+LAYOUTS = {
+    'serialized': '@layer.Serialized',
+    'post-norm': '@layer.PostNorm',
+    'pre-norm': '@layer.PreNorm',
+    'ReZero': '@layer.ReZero',
+    'parallel': '@layer.Parallel',
+}
+NORMED = {
+    'attention': ATTENTION,
+    'HyperMixing, no norm': HYPER_MIXER + flagged(HYPER_MIXER_NORM='None'),
+    'HyperMixing, length': HYPER_MIXER + flagged(HYPER_MIXER_NORM='None', LENGTH_SCALE='True'),
+    'HyperMixing, layer norm': HYPER_MIXER,
+}
+VARIANTS |= {
+    f'{norm}, {layout}': variant + flagged(**{'encoder/layer.arranged.layout': name})
+    for norm, variant in NORMED.items()
+    for layout, name in LAYOUTS.items()
+}
