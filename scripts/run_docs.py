@@ -1,0 +1,103 @@
+"""Types the commands of the guide as they stand there: every ```bash block, and the cells of the notebook, page by
+page, each in an empty folder.
+
+    python scripts/run_docs.py                                all pages of docs/guide
+    python scripts/run_docs.py docs/guide/new_mixer.md        one page
+    python scripts/run_docs.py --keep=/tmp/pages              keeps the folders
+
+A page is one shell with `set -e`, as a reader would go through it. `remixer-t5x` and `python` are those beside the
+Python that runs this. Exit code 1 where a page fails; its last lines are shown. Other blocks are not typed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import pathlib
+import re
+import subprocess
+import sys
+import tempfile
+import time
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+GUIDE = ROOT / 'docs' / 'guide'
+
+
+def blocks(page: str, language: str = 'bash') -> list[str]:
+    """The fenced blocks of a language, in order."""
+    return re.findall(rf'^```{language}\n(.*?)^```$', page, re.DOTALL | re.MULTILINE)
+
+
+def script_of(path: pathlib.Path) -> str:
+    """What a page tells to type, for one shell."""
+    if path.suffix == '.ipynb':
+        cells = json.loads(path.read_text())['cells']
+        code = '\n'.join(''.join(cell['source']) for cell in cells if cell['cell_type'] == 'code')
+        return f"export MPLBACKEND=Agg\npython - <<'END'\n{code}\nEND\n"
+    return '\n'.join(blocks(path.read_text()))
+
+
+def heredoc(page: str, name: str) -> str:
+    """The text that a page writes into the file `name`."""
+    return re.search(rf"^cat > {re.escape(name)} <<'END'\n(.*?)^END$", page, re.DOTALL | re.MULTILINE)[1]
+
+
+def run(page: pathlib.Path, folder: pathlib.Path) -> subprocess.CompletedProcess:
+    """One shell through all blocks; stdout has everything that was said."""
+    programs = folder / '.bin'
+    programs.mkdir(parents=True)
+    # Also from a checkout that is not installed. A link to Python would forget its environment.
+    for name, start in (('python', sys.executable), ('remixer-t5x', f'{sys.executable} -m remixer_t5x.cli.main')):
+        (programs / name).write_text(f'#!/bin/sh\nexec {start} "$@"\n')
+        (programs / name).chmod(0o755)
+    environment = {
+        **os.environ,
+        'PATH': f'{programs}:{os.environ["PATH"]}',
+        'REMIXER_T5X_CACHE': str(folder / '.cache'),
+    }
+    environment['PYTHONPATH'] = f'{ROOT}'
+    script = script_of(page)
+    # A page may set PYTHONPATH for its own modules; ours must stay on it.
+    script = script.replace('export PYTHONPATH=.', f'export PYTHONPATH=.:{ROOT}')
+    return subprocess.run(
+        ['bash', '-euo', 'pipefail', '-x', '-c', script],
+        cwd=folder,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        'pages', nargs='*', type=pathlib.Path, default=sorted([*GUIDE.glob('*.md'), *GUIDE.glob('*.ipynb')])
+    )
+    parser.add_argument('--keep', type=pathlib.Path, help='make the folders here, and leave them')
+    args = parser.parse_args()
+    failed = []
+    with tempfile.TemporaryDirectory() as temporary:
+        for page in args.pages:
+            if not script_of(page).strip():
+                print(f'{page.name}: nothing to type')
+                continue
+            start = time.monotonic()
+            done = run(page, (args.keep or pathlib.Path(temporary)) / page.name)
+            if args.keep:
+                (args.keep / page.name / 'said.log').write_text(done.stdout)
+            seconds = time.monotonic() - start
+            if done.returncode:
+                failed.append(page.name)
+                print('\n'.join(done.stdout.splitlines()[-30:]))
+            print(
+                f'{page.name}: {"FAILED" if done.returncode else "passed"} in {seconds:.0f} s',
+                flush=True,
+            )
+    return int(bool(failed))
+
+
+if __name__ == '__main__':
+    sys.exit(main())

@@ -1,0 +1,149 @@
+"""What the documentation tells to type: commands whose configuration loads, links that lead somewhere, pages that
+run."""
+
+import contextlib
+import importlib.util
+import json
+import pathlib
+import re
+import shlex
+import sys
+
+import pytest
+
+from remixer_t5x.cli import gin_config, main, sweep
+from remixer_t5x.cli.commands import COMMANDS
+from remixer_t5x.errors import UserError
+from remixer_t5x.runtime import distributed
+
+ROOT = pathlib.Path(__file__).parents[1]
+PAGES = sorted([ROOT / 'README.md', *(ROOT / 'docs').rglob('*.md')])
+GUIDE = sorted((ROOT / 'docs' / 'guide').glob('*.md'))
+
+
+def script(name):
+    spec = importlib.util.spec_from_file_location(name, ROOT / 'scripts' / f'{name}.py')
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+run_docs = script('run_docs')
+
+
+def commands(page):
+    """Command lines of remixer-t5x in the fenced blocks of a page, without those that leave something out."""
+    text = '\n'.join(run_docs.blocks(page.read_text(), r'(?:bash|text|console|)'))
+    # What is written into files is no command.
+    text = re.sub(r"<<'END'\n.*?^END$", '', text, flags=re.DOTALL | re.MULTILINE)
+    for line in text.replace('\\\n', ' ').splitlines():
+        if not re.match(r'\s*(PYTHONPATH=\S+ )?remixer-t5x ', line):
+            continue
+        words = shlex.split(line, comments=True)
+        words = words[words.index('remixer-t5x') + 1 :]
+        words = words[: next((i for i, word in enumerate(words) if word in ('||', '|', '>')), None)]
+        if not any('...' in word or '$' in word for word in words):
+            yield words
+
+
+class Loaded(Exception):
+    """The command would run now."""
+
+
+TYPED = [(page, words) for page in PAGES for words in commands(page)]
+
+
+def test_the_pages_have_commands():
+    assert len(TYPED) > 60
+
+
+@pytest.mark.parametrize(('page', 'words'), TYPED, ids=[f'{page.name}-{i}' for i, (page, _) in enumerate(TYPED)])
+@pytest.mark.filterwarnings('ignore::DeprecationWarning')
+def test_every_command_is_one_whose_configuration_loads(page, words, tmp_path, monkeypatch):
+    """Up to the call: flags, files, macros, imports. Files that a page makes are made."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, 'path', [str(tmp_path), *sys.path])
+    for name in re.findall(r"^cat > (\S+) <<'END'$", page.read_text(), re.MULTILINE):
+        (tmp_path / name).write_text(run_docs.heredoc(page.read_text(), name))
+    _stand_ins(tmp_path, words)
+
+    def call(function):
+        raise Loaded
+
+    monkeypatch.setattr(gin_config, 'call', call)
+    monkeypatch.setattr(distributed, 'together', lambda *args, **kwargs: contextlib.nullcontext())
+    monkeypatch.setattr(main.quiet, 'hush', lambda: None)
+    monkeypatch.setattr(main, '_set_env', lambda env, may_restart: None)
+    monkeypatch.setattr(sweep, 'run', lambda args, flags: (sweep.plan(args, flags), call(None)))
+    if words == ['--version'] or '--help' in words:
+        with pytest.raises(SystemExit):
+            main._run(words, own_process=False)
+    elif 'TRAIN_STEP=60' in ' '.join(words):
+        with pytest.raises(UserError, match='TRAIN_STEPS'):  # the guide shows what a mistake looks like
+            main._run(words, own_process=False)
+    else:
+        with pytest.raises(Loaded):
+            main._run(words, own_process=False)
+
+
+def _stand_ins(folder, words):
+    """model.gin of a converted folder, which is a file of one's own."""
+    for word in words:
+        path = word.partition('--gin_file=')[2]
+        if path.endswith('/model.gin'):
+            (folder / path).parent.mkdir(parents=True, exist_ok=True)
+            (folder / path).write_text(
+                "include 'models/t5_1_1.gin'\ninclude 'sizes/small.gin'\nfrom __gin__ import "
+                'dynamic_registration\nfrom tasks import vocabularies\nVOCABULARY = @vocabularies.byte()\n'
+            )
+
+
+@pytest.mark.parametrize('page', PAGES, ids=lambda page: page.name)
+def test_links_lead_to_files_and_headings(page):
+    for target in re.findall(r'\]\(([^)\s]+)\)', page.read_text()):
+        if '://' in target:
+            continue
+        path, _, heading = target.partition('#')
+        found = page.parent / path if path else page
+        assert found.exists(), f'{page.name} links to {target}'
+        if heading:
+            titles = re.findall(r'^#+ (.*)$', found.read_text(), re.MULTILINE)
+            made = [re.sub(r'[^\w -]', '', title.lower()).replace(' ', '-') for title in titles]
+            assert heading in made, f'{page.name} links to {target}'
+
+
+def test_every_command_of_the_command_line_is_in_the_documentation():
+    text = ' '.join(page.read_text() for page in PAGES)
+    missing = [command.name for command in COMMANDS if f'remixer-t5x {command.name}' not in text]
+    assert not missing
+
+
+def test_macros_that_the_documentation_names_are_known():
+    """In the table for those who come from T5X: what stands in the column `here` is set by a shipped gin file."""
+    page = (ROOT / 'docs/guide/from_t5x.md').read_text()
+    rows = [row.split('|') for row in page.splitlines() if row.startswith('| ') and not row.startswith('|---')][1:]
+    own = {name for row in rows for name in re.findall(r'\b[A-Z][A-Z_]{3,}\b', row[2])}
+    gin = '\n'.join(path.read_text() for path in (ROOT / 'configs').rglob('*.gin'))
+    known = set(re.findall(r'^# (?:Requires|Provides).*|\b[A-Z][A-Z_]{3,}\b', gin, re.MULTILINE))
+    assert own - known - {'FILE'} == set()
+
+
+def test_the_page_about_a_new_mixer_runs(tmp_path):
+    done = run_docs.run(ROOT / 'docs/guide/new_mixer.md', tmp_path / 'page')
+    assert done.returncode == 0, done.stdout[-3000:]
+    assert 'MovingAverage' in (tmp_path / 'page/runs/average/config.gin').read_text()
+
+
+def test_a_page_that_fails_is_told(tmp_path):
+    page = tmp_path / 'page.md'
+    page.write_text('```bash\necho first\n```\ntext\n```text\nfalse\n```\n```bash\nfalse\necho never\n```\n')
+    done = run_docs.run(page, tmp_path / 'folder')
+    assert done.returncode == 1 and 'first' in done.stdout and '\nnever' not in done.stdout
+
+
+def test_the_notebook_runs_from_start_to_end(tmp_path):
+    notebook = ROOT / 'docs/guide/first_run.ipynb'
+    assert all(not cell.get('outputs') for cell in json.loads(notebook.read_text())['cells'])
+    done = run_docs.run(notebook, tmp_path / 'page')
+    assert done.returncode == 0, done.stdout[-3000:]
+    assert (tmp_path / 'page/runs/notebook.html').exists()
