@@ -4,19 +4,14 @@ Readers stream; they yield non-empty texts, hand unreadable and empty records to
 what makes a whole file useless: missing, not gzip, without the field.
 """
 
-import contextlib
 import dataclasses
-import gzip
-import json
-import zlib
 from collections.abc import Iterator
-from typing import Any, BinaryIO
-
-import tensorflow as tf
+from typing import Any
 
 from remixer_t5x.errors import UserError
-from tasks import bounded_lines
+from tasks import bounded_lines, row_files
 from tasks.malformed import Malformed
+from tasks.text_files import lines
 
 FORMATS = ('txt', 'jsonl', 'tsv', 'parquet')
 TXT_DOCUMENTS = ('paragraph', 'line', 'file')
@@ -26,11 +21,7 @@ _EXTENSIONS = {
     'txt': 'txt',
     'text': 'txt',
     'md': 'txt',
-    'jsonl': 'jsonl',
-    'json': 'jsonl',
-    'ndjson': 'jsonl',
-    'tsv': 'tsv',
-    'parquet': 'parquet',
+    **{extension: format for extension, format in row_files.EXTENSIONS.items() if format in FORMATS},
 }
 
 
@@ -62,15 +53,7 @@ class Layout:
 
     def format_of(self, path: str) -> str:
         """The format of this file. Raises UserError when neither setting nor extension says it."""
-        if self.format:
-            return self.format
-        name = path.lower().removesuffix('.gz')
-        extension = name.rsplit('/', 1)[-1].rpartition('.')[2]
-        if extension not in _EXTENSIONS or '.' not in name.rsplit('/', 1)[-1]:
-            raise UserError(
-                f'{path}: the extension does not tell the format, set TEXT_FORMAT to one of {", ".join(FORMATS)}'
-            )
-        return _EXTENSIONS[extension]
+        return self.format or row_files.by_extension(path, _EXTENSIONS, 'TEXT_FORMAT')
 
 
 def read(path: str, layout: Layout, malformed: Malformed) -> Iterator[str]:
@@ -81,40 +64,6 @@ def read(path: str, layout: Layout, malformed: Malformed) -> Iterator[str]:
             yield document
         else:
             malformed.empty(path, number)
-
-
-@contextlib.contextmanager
-def opened(path: str) -> Iterator[BinaryIO | gzip.GzipFile]:
-    """The file's bytes, unzipped if its name ends in .gz; whatever goes wrong while it is read is a UserError."""
-    try:
-        with bounded_lines.remote(path) if '://' in path else open(path, 'rb') as file:
-            if path.endswith('.gz'):
-                with gzip.GzipFile(fileobj=file) as unzipped:
-                    yield unzipped
-            else:
-                yield file
-    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-        raise UserError(
-            f'{path}: damaged gzip file ({error}); make it again, or rename it if it is not zipped'
-        ) from error
-    except (OSError, tf.errors.OpError) as error:
-        reason = getattr(error, 'strerror', None) or getattr(error, 'message', str(error)).splitlines()[0]
-        raise UserError(f'{path}: {reason}; correct FILES or the file') from error
-
-
-def lines(path: str, longest: int, malformed: Malformed) -> Iterator[tuple[int, str]]:
-    """(number from 1, line without its end), without the lines that are too long, have a NUL, or are not UTF-8."""
-    with opened(path) as file:
-        for number, line in bounded_lines.numbered(file, longest):
-            if line is None:
-                malformed.record(path, number, f'the line has more than {longest:,} bytes')
-            elif b'\0' in line:
-                malformed.record(path, number, f'a NUL byte at byte {line.index(0)}')
-            else:
-                try:
-                    yield number, line.decode('utf-8-sig' if number == 1 else 'utf-8').rstrip('\r\n')
-                except UnicodeDecodeError as error:
-                    malformed.record(path, number, f'invalid UTF-8 at byte {error.start}')
 
 
 def _read_txt(path: str, layout: Layout, malformed: Malformed) -> Documents:
@@ -159,21 +108,11 @@ def _joined(path: str, layout: Layout, malformed: Malformed, start: int, size: i
 
 def _read_jsonl(path: str, layout: Layout, malformed: Malformed) -> Documents:
     is_first = True
-    for number, line in lines(path, layout.longest, malformed):
-        if not line.strip():
-            continue
-        try:
-            record = json.loads(line)
-        except (ValueError, RecursionError) as error:
-            malformed.record(path, number, f'invalid JSON ({error})')
-            continue
-        if not isinstance(record, dict):
-            malformed.record(path, number, 'the line is not a JSON object')
-            continue
+    for number, record in row_files.json_rows(path, layout.longest, malformed):
         if is_first and layout.field not in record:
             raise _no_field(path, layout.field, 'field', list(record))
         is_first = False
-        text = record.get(layout.field)
+        text = record.get(layout.field)  # type: ignore[arg-type]
         if isinstance(text, str):
             # A lone surrogate (half of an escaped pair) is a Python string but no text.
             yield number, text.encode('utf-8', 'replace').decode()
@@ -197,31 +136,19 @@ def _read_tsv(path: str, layout: Layout, malformed: Malformed) -> Documents:
 
 
 def _read_parquet(path: str, layout: Layout, malformed: Malformed) -> Documents:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
+    def only_field(names: list[str]) -> list[str]:
+        if layout.field not in names:
+            raise _no_field(path, layout.field, 'column', names)
+        return [str(layout.field)]
 
-    field = layout.field
-    with opened(path) as file:
-        try:
-            # Parquet is read from its end, which a gzip stream does not allow.
-            table = pq.ParquetFile(pa.BufferReader(file.read()) if path.endswith('.gz') else file)
-            if field not in table.schema_arrow.names:
-                raise _no_field(path, field, 'column', table.schema_arrow.names)
-            row = 0
-            for batch in table.iter_batches(batch_size=1024, columns=[field]):
-                for text in batch.column(0).to_pylist():
-                    row += 1
-                    if isinstance(text, str) and len(text) <= layout.longest:
-                        yield row, text
-                    elif isinstance(text, str):
-                        malformed.record(path, row, f'the text has more than {layout.longest:,} characters')
-                    else:
-                        malformed.record(path, row, f"the column '{field}' is empty or not a text")
-        except pa.ArrowException as error:
-            raise UserError(
-                f'{path}: not a readable Parquet file ({" ".join(str(error).split())}); make it again, '
-                'or set TEXT_FORMAT'
-            ) from error
+    for number, row in row_files.parquet_rows(path, 'TEXT_FORMAT', only_field):
+        text = row[str(layout.field)]
+        if not isinstance(text, str):
+            malformed.record(path, number, f"the column '{layout.field}' is empty or not a text")
+        elif len(text) > layout.longest:
+            malformed.record(path, number, f'the text has more than {layout.longest:,} characters')
+        else:
+            yield number, text
 
 
 def _no_field(path: str, field: str | int, kind: str, names: list[str]) -> UserError:

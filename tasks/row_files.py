@@ -1,25 +1,25 @@
 """Rows out of a user's files: JSON lines, TSV, CSV and Parquet, plain or gzipped, local or gs://.
 
-As `documents`, but whole rows. Readers stream; they hand rows that cannot be read to `Malformed`, and raise UserError
-for what makes a whole file useless.
+Readers stream; they hand rows that cannot be read to `Malformed`, and raise UserError for what makes a whole file
+useless.
 """
 
 import csv
 import dataclasses
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from remixer_t5x.errors import UserError
 from tasks import bounded_lines
-from tasks.documents import lines, opened
 from tasks.malformed import Malformed
+from tasks.text_files import lines, opened
 
 FORMATS = ('jsonl', 'tsv', 'csv', 'parquet')
 Row = dict[str, Any]
 # Numbers of lines (or rows) from 1, and rows.
 Rows = Iterator[tuple[int, Row]]
-_EXTENSIONS = {'json': 'jsonl', 'ndjson': 'jsonl', **{name: name for name in FORMATS}}
+EXTENSIONS = {'json': 'jsonl', 'ndjson': 'jsonl', **{name: name for name in FORMATS}}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,23 +42,31 @@ class RowLayout:
 
     def format_of(self, path: str) -> str:
         """The format of this file. Raises UserError when neither setting nor extension says it."""
-        name = path.lower().removesuffix('.gz').rsplit('/', 1)[-1]
-        found = self.format or _EXTENSIONS.get(name.rpartition('.')[2] if '.' in name else '')
-        if found is None:
-            raise UserError(
-                f'{path}: the extension does not tell the format, set PAIRS_FORMAT to one of {", ".join(FORMATS)}'
-            )
-        return found
+        return self.format or by_extension(path, EXTENSIONS, 'PAIRS_FORMAT')
+
+
+def by_extension(path: str, formats: Mapping[str, str], setting: str) -> str:
+    """The format of a file by its name (.gz or not). Raises UserError, naming `setting`, where it tells none."""
+    name = path.lower().removesuffix('.gz').rsplit('/', 1)[-1]
+    found = formats.get(name.rpartition('.')[2] if '.' in name else '')
+    if found is None:
+        allowed = ', '.join(dict.fromkeys(formats.values()))
+        raise UserError(f'{path}: the extension does not tell the format, set {setting} to one of {allowed}')
+    return found
 
 
 def read(path: str, layout: RowLayout, malformed: Malformed) -> Rows:
     """The rows of one file, in order. Raises UserError, see the module."""
-    readers = {'jsonl': _read_jsonl, 'tsv': _read_tsv, 'csv': _read_csv, 'parquet': _read_parquet}
-    return readers[layout.format_of(path)](path, layout, malformed)
+    format = layout.format_of(path)
+    if format == 'parquet':
+        return parquet_rows(path, 'PAIRS_FORMAT')
+    readers = {'jsonl': json_rows, 'tsv': _tsv_rows, 'csv': _csv_rows}
+    return readers[format](path, layout.longest, malformed)
 
 
-def _read_jsonl(path: str, layout: RowLayout, malformed: Malformed) -> Rows:
-    for number, line in lines(path, layout.longest, malformed):
+def json_rows(path: str, longest: int, malformed: Malformed) -> Rows:
+    """The objects of a file of JSON lines; blank lines are no rows."""
+    for number, line in lines(path, longest, malformed):
         if not line.strip():
             continue
         try:
@@ -72,22 +80,22 @@ def _read_jsonl(path: str, layout: RowLayout, malformed: Malformed) -> Rows:
             malformed.record(path, number, 'the line is not a JSON object')
 
 
-def _read_tsv(path: str, layout: RowLayout, malformed: Malformed) -> Rows:
-    cells = ((number, line.split('\t')) for number, line in lines(path, layout.longest, malformed) if line.strip())
+def _tsv_rows(path: str, longest: int, malformed: Malformed) -> Rows:
+    cells = ((number, line.split('\t')) for number, line in lines(path, longest, malformed) if line.strip())
     yield from _below_header(path, cells, malformed)
 
 
-def _read_csv(path: str, layout: RowLayout, malformed: Malformed) -> Rows:
+def _csv_rows(path: str, longest: int, malformed: Malformed) -> Rows:
     """As RFC 4180 has it: a quoted cell may hold commas, quotes and line ends."""
     last = 0
 
     def with_ends() -> Iterator[str]:
         nonlocal last
-        for number, line in lines(path, layout.longest, malformed):
+        for number, line in lines(path, longest, malformed):
             last = number
             yield f'{line}\n'
 
-    before = csv.field_size_limit(min(layout.longest, 2**31 - 1))
+    before = csv.field_size_limit(min(longest, 2**31 - 1))
     try:
         cells = ((last, row) for row in csv.reader(with_ends()) if row)
         yield from _below_header(path, cells, malformed)
@@ -108,7 +116,13 @@ def _below_header(path: str, cells: Iterator[tuple[int, list[str]]], malformed: 
             malformed.record(path, number, f'{len(row)} columns, the first line has {len(header)}')
 
 
-def _read_parquet(path: str, layout: RowLayout, malformed: Malformed) -> Rows:
+def parquet_rows(
+    path: str, setting: str, choose: Callable[[list[str]], Sequence[str] | None] = lambda names: None
+) -> Rows:
+    """The rows of a Parquet file, with the columns that `choose` takes of those there (None: all).
+
+    Raises UserError, naming `setting`, where the file is none, and what `choose` raises.
+    """
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -116,13 +130,12 @@ def _read_parquet(path: str, layout: RowLayout, malformed: Malformed) -> Rows:
         try:
             # Parquet is read from its end, which a gzip stream does not allow.
             table = pq.ParquetFile(pa.BufferReader(file.read()) if path.endswith('.gz') else file)
-            number = 0
-            for batch in table.iter_batches(batch_size=1024):
+            columns, number = choose(table.schema_arrow.names), 0
+            for batch in table.iter_batches(batch_size=1024, columns=columns):
                 for row in batch.to_pylist():
                     number += 1
                     yield number, row
         except pa.ArrowException as error:
             raise UserError(
-                f'{path}: not a readable Parquet file ({" ".join(str(error).split())}); make it again, '
-                'or set PAIRS_FORMAT'
+                f'{path}: not a readable Parquet file ({" ".join(str(error).split())}); make it again, or set {setting}'
             ) from error

@@ -249,6 +249,13 @@ def test_expected_best_is_the_mean_over_all_draws(studies):
         assert curve[k - 1] == pytest.approx(np.mean([max(drawn) for drawn in itertools.product(values, repeat=k)]))
 
 
+def test_expected_bests_are_compared_with_attention_as_far_as_both_go(studies):
+    curves = {'attention': np.array([0.0, 40.0, 50.0]), 'fnet': np.array([1.0, 50.0])}
+    more = studies.tuning.relative(curves, 'fnet')
+    assert np.isnan(more[0]) and more[1] == pytest.approx(25.0) and len(more) == 2
+    assert not len(studies.tuning.relative({'fnet': curves['fnet']}, 'fnet'))
+
+
 def test_random_trials_are_the_same_for_all_models_and_within_bounds(studies):
     drawn = [studies.tuning.drawn(number) for number in range(200)]
     assert drawn[:3] == [studies.tuning.drawn(number) for number in range(3)]
@@ -314,8 +321,11 @@ def test_table_1_sets_ratios_beside_the_papers(studies):
         assert row[4] == row[5] and row[7] == row[8]
 
 
-def test_cells_are_told_apart_by_every_setting(studies):
+def test_a_result_is_of_no_other_setting(studies, tmp_path):
     one = trial(studies)
+    records = studies.records.Records(tmp_path / 'r.jsonl')
+    records.add(dataclasses.asdict(one), {'loss': 1.0})
+    again = studies.records.Records(tmp_path / 'r.jsonl')
     for field in dataclasses.fields(one):
         changed = dataclasses.replace(one, **{field.name: 7})
-        assert dataclasses.asdict(changed) != dataclasses.asdict(one)
+        assert studies.small_task.values_of(again, [one, changed], 'loss') == [1.0], field.name

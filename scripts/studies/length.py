@@ -167,7 +167,7 @@ def print_formulas(args: argparse.Namespace) -> None:
 
 def draw(results: Results, file: str, args: argparse.Namespace, note: str) -> None:
     """Time on the left and FLOPs on the right, of the bidirectional mixers."""
-    figure = drawing.new_figure(9.6, 4.4)
+    figure = drawing.new_figure(11.4, 4.4)
     panels = figure.subplots(1, 2)
     for panel, what, scale, label in zip(
         panels, ('forward', 'flops'), (1e3, 1e-6), ('ms', 'million FLOPs'), strict=True
@@ -185,7 +185,7 @@ def draw(results: Results, file: str, args: argparse.Namespace, note: str) -> No
         drawing.dress(panel, f'Forward pass of one example, {label}', 'length [tokens]', label)
     formula = [formulas(length, args)['appendix D: HyperMixing'] / 1e6 for length in args.lengths]
     panels[1].plot(args.lengths, formula, ':', color=drawing.INK, label='appendix D: HyperMixing')
-    panels[1].legend(frameon=False, fontsize=7, handlelength=4)
+    panels[1].legend(frameon=False, fontsize=8, handlelength=4, loc='upper left', bbox_to_anchor=(1.01, 1.02))
     figure.suptitle(note, x=0.01, ha='left', fontsize=8, color=drawing.INK)
     figure.savefig(file, dpi=150, facecolor='white')
     print(f'figure: {file}')

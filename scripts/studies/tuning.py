@@ -18,6 +18,7 @@ import small_task
 
 from remixer_t5x.analysis import drawing
 
+BASELINE = 'attention'
 LOG10_RATE, DROPOUT = (-8.0, -1.0), (0.0, 0.5)
 
 
@@ -42,24 +43,44 @@ def expected_best(values: Sequence[float]) -> np.ndarray:
     return np.sum(ordered * ((rank / n) ** k - ((rank - 1) / n) ** k), axis=1)
 
 
+def relative(curves: dict[str, np.ndarray], variant: str) -> np.ndarray:
+    """Percent more than attention after as many trials, as in the paper's figure; empty without attention."""
+    ours, theirs = curves[variant], curves.get(BASELINE, np.zeros(0))
+    both = min(len(ours), len(theirs))
+    theirs = np.where(theirs[:both] == 0, np.nan, theirs[:both])
+    return 100 * (ours[:both] / theirs - 1)
+
+
 def print_table(curves: dict[str, np.ndarray], args: argparse.Namespace) -> None:
     shown = sorted({k for k in (1, 2, 3, 5, 8, 10, 15, 20, 30, 50, 100, args.trials) if k <= args.trials})
-    print(f'\nexpected {args.metric} of the best of k trials')
+    print(f'\nexpected {args.metric} of the best of k trials; below it, percent more than attention')
     print(f'{"k":20s}' + ''.join(f'{k:>10d}' for k in shown))
     for variant, curve in curves.items():
         cells = (f'{curve[k - 1]:>10.2f}' if k <= len(curve) else f'{"-":>10s}' for k in shown)
         print(f'{variant:20s}' + ''.join(cells) + f'   {len(curve)} of {args.trials} trials')
+        if variant != BASELINE:
+            more = relative(curves, variant)
+            print(f'{"":20s}' + ''.join(f'{more[k - 1]:>+9.1f}%' if k <= len(more) else f'{"-":>10s}' for k in shown))
 
 
 def draw(curves: dict[str, np.ndarray], args: argparse.Namespace) -> None:
-    figure = drawing.new_figure(6.4, 3.8)
-    axes = figure.subplots()
+    """Expected performance on the left, and as the paper draws it, relative to attention's, on the right."""
+    figure = drawing.new_figure(9.6, 3.8)
+    left, right = figure.subplots(1, 2)
     for colour, (variant, curve) in zip(drawing.COLOURS, curves.items(), strict=False):
-        axes.plot(np.arange(1, len(curve) + 1), curve, marker='o', markersize=3, color=colour, label=variant)
-    axes.grid(color=drawing.GRID, linewidth=0.5)
+        dots = {'marker': 'o', 'markersize': 3, 'color': colour, 'label': variant}
+        left.plot(np.arange(1, len(curve) + 1), curve, **dots)
+        if variant != BASELINE:
+            more = relative(curves, variant)
+            right.plot(np.arange(1, len(more) + 1), more, **dots)
+    right.axhline(0, color=drawing.INK, linewidth=1, linestyle=':')
+    for axes in (left, right):
+        axes.grid(color=drawing.GRID, linewidth=0.5)
+        axes.xaxis.get_major_locator().set_params(integer=True)
     title = f'Random search over learning rate and dropout\n{small_task.describe(args)}'
-    drawing.dress(axes, title, 'trials', f'expected {args.metric} of the best')
-    axes.legend(frameon=False, fontsize=8)
+    drawing.dress(left, title, 'trials', f'expected {args.metric} of the best')
+    drawing.dress(right, '', 'trials', 'percent more than attention')
+    left.legend(frameon=False, fontsize=8)
     figure.savefig(args.figure, dpi=150, facecolor='white')
     print(f'figure: {args.figure}')
 
