@@ -18,6 +18,7 @@ SMOOTHING = 0.6
 # More points than this are more than pixels; a page with a hundred runs stays small.
 MOST_POINTS = 400
 _SIDE = 1000
+_FEW_DECADES = 0.7
 
 
 @dataclasses.dataclass(frozen=True)
@@ -123,8 +124,12 @@ def _ticks(low: float, high: float) -> list[float]:
 
 
 def _log_ticks(low: float, high: float) -> list[tuple[str, float]]:
-    steps = (1, 2, 5) if high - low < 2 else (1,)
-    values = [digit * 10.0**power for power in range(math.floor(low), math.ceil(high) + 1) for digit in steps]
+    if high - low < _FEW_DECADES:
+        # Round numbers of the other scale: 1, 2 and 5 may all lie outside.
+        values = _ticks(10**low, 10**high)
+    else:
+        digits = (1, 2, 5) if high - low < 2 else (1,)
+        values = [digit * 10.0**power for power in range(math.floor(low), math.ceil(high) + 1) for digit in digits]
     return [
         (_short(value), _place(math.log10(value), low, high)) for value in values if low <= math.log10(value) <= high
     ]

@@ -69,13 +69,17 @@ def heat_colours() -> Any:
     return LinearSegmentedColormap.from_list('heat', [(red, green, blue, 0.0), (red, green, blue, 1.0)])
 
 
+def piece_label(piece: str) -> str:
+    """SentencePiece's mark of a word's start hangs below the line, onto the next label: a dot instead."""
+    return piece.replace('▁', '·')
+
+
 def token_ticks(axes: Axes, x: list[str] | None = None, y: list[str] | None = None) -> None:
     """Pieces of text as labels of the ticks, read as they are: a `$` in them starts no formula."""
     for axis, labels in ((axes.xaxis, x), (axes.yaxis, y)):
         if labels is not None:
             axis.set_ticks(range(len(labels)))
-            # SentencePiece's mark of a word's start hangs below the line, onto the next label.
-            shown = [label.replace('▁', '·') for label in labels]
+            shown = [piece_label(label) for label in labels]
             axis.set_ticklabels(shown, fontsize=min(6.5, 165 / max(len(labels), 1)), parse_math=False)
     if x is not None:
         axes.tick_params(axis='x', rotation=90)

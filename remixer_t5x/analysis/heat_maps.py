@@ -24,18 +24,22 @@ MOST_LABELS = 48
 
 @dataclasses.dataclass(frozen=True)
 class Panel:
-    """One matrix, [rows, columns]; what its rows and columns are, where they are pieces of text."""
+    """One matrix, [rows, columns]; what its rows and columns are, where they are pieces of text.
+
+    `beside_diagonal`: the scale is that of the rest, where a diagonal would leave nothing else to see.
+    """
 
     title: str
     weights: np.ndarray
     rows: Sequence[str] | None = None
     columns: Sequence[str] | None = None
+    beside_diagonal: bool = False
 
 
 def draw(grid: Sequence[Sequence[Panel]], row_names: Sequence[str] = ()) -> Figure:
     """A row of panels for each of `grid`, named by `row_names`. Each panel is scaled to its own largest magnitude.
 
-    Negative numbers are drawn by their magnitude.
+    Negative numbers are drawn by their magnitude; what is beyond the scale has its darkest colour.
     """
     across = max(len(row) for row in grid)
     size = 2.6 if across > 1 else 4.2
@@ -54,11 +58,12 @@ def draw(grid: Sequence[Sequence[Panel]], row_names: Sequence[str] = ()) -> Figu
 
 def _draw_panel(axes: Axes, panel: Panel, first: bool) -> None:
     magnitude = np.abs(np.asarray(panel.weights, np.float64))
-    largest = float(magnitude.max(initial=0.0))
+    scaled = magnitude[~np.eye(*magnitude.shape, dtype=bool)] if panel.beside_diagonal else magnitude
+    largest = float(scaled.max(initial=0.0))
     axes.imshow(
         magnitude, cmap=drawing.heat_colours(), vmin=0, vmax=largest or 1.0, interpolation='nearest', aspect='auto'
     )
-    drawing.dress(axes, f'{panel.title} · to {largest:.2g}')
+    drawing.dress(axes, ' · '.join(filter(None, (panel.title, f'to {largest:.2g}'))))
     rows, columns = (
         labels if labels is None or len(labels) <= MOST_LABELS else None for labels in (panel.rows, panel.columns)
     )

@@ -24,7 +24,7 @@ def draw_patterns(layers: Sequence[LayerArray], pieces: Sequence[str]) -> Figure
     for index, axes in enumerate(figure.subplots(count, 1, squeeze=False)[:, 0]):
         weights = np.stack([layer.array[index] for layer in layers])
         axes.imshow(weights, cmap=drawing.heat_colours(), vmin=0, vmax=1, interpolation='nearest', aspect='auto')
-        drawing.dress(axes, f'mechanism {index + 1}')
+        drawing.dress(axes, f'mechanism {index + 1} · 0 to 1')
         drawing.token_ticks(axes, list(pieces), [layer.title for layer in layers])
     return figure
 
@@ -32,9 +32,13 @@ def draw_patterns(layers: Sequence[LayerArray], pieces: Sequence[str]) -> Figure
 def draw_certainty(layers: Sequence[LayerArray]) -> Figure:
     """Entropy of the competition in each layer over the tokens, and the correlation of the first mechanism's weight.
 
-    With n mechanisms the entropy is log2(n) bits where they share a token equally, 0 where one takes it.
+    With n mechanisms the entropy is log2(n) bits where they share a token equally, 0 where one takes it. A single layer
+    has no correlation to show.
     """
     figure = drawing.new_figure(7.4, 3.0)
+    if len(layers) == 1:
+        _draw_entropy(figure.subplots(), layers)
+        return figure
     left, right = figure.subplots(1, 2, width_ratios=(3, 2))
     _draw_entropy(left, layers)
     matrix = learned.correlations([layer.array[0] for layer in layers])
@@ -89,5 +93,5 @@ def draw_ranges(ranges: Sequence[tuple[str, float, float, float]]) -> Figure:
     drawing.dress(axes, x='weight of mechanism 1')
     axes.set_xlim(0, 1)
     axes.set_yticks(places)
-    axes.set_yticklabels([piece for piece, *_ in ranges], fontsize=7, parse_math=False)
+    axes.set_yticklabels([drawing.piece_label(piece) for piece, *_ in ranges], fontsize=7, parse_math=False)
     return figure

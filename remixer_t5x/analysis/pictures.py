@@ -115,7 +115,7 @@ def _tim(subject: Subject, seen: Mapping[str, Any]) -> list[Picture]:
             Picture(
                 f'tim-competition-{stack}',
                 f'Competition of mechanisms, {stack}',
-                'The weight of each mechanism for each token; they sum to 1 over mechanisms.',
+                'The weight of each mechanism for each token, by strength of colour; they sum to 1 over mechanisms.',
                 mechanisms.draw_patterns(own, pieces),
             ),
             Picture(
@@ -174,15 +174,16 @@ def _pseudo(subject: Subject) -> list[Picture]:
     (ids, text), (target_ids, written) = subject.inputs, subject.targets
     found = pseudo_attention.encoder_layers(model, params, ids)
     layers = chosen([LayerArray(ENCODER, number, '', array) for number, array in enumerate(found, 1)])
-    panels = [Panel(one.title, one.array, text, text) for one in layers]
-    panels.append(Panel('whole encoder', pseudo_attention.encoder(model, params, ids), text, text))
+    panels = [Panel(one.title, one.array, text, text, beside_diagonal=True) for one in layers]
+    whole = pseudo_attention.encoder(model, params, ids)
+    panels.append(Panel('whole encoder', whole, text, text, beside_diagonal=True))
     cross = Panel('', pseudo_attention.decoder_to_text(model, params, ids, target_ids), written, text)
     note = 'Norm of the gradient of each token that comes out (rows) by each that goes in (columns)'
     return [
         Picture(
             'pseudo-attention-encoder',
             'Pseudo-attention, encoder',
-            f'{note}; of a layer, what it adds to its input.',
+            f'{note}; of a layer, what it adds to its input. The scale is that of two different tokens.',
             heat_maps.draw([panels]),
         ),
         Picture('pseudo-attention-decoder', 'Pseudo-attention, decoder to text', f'{note}.', heat_maps.draw([[cross]])),

@@ -69,6 +69,13 @@ def _run(name, seed):
     return Run(name, f'/runs/{EVIL}', logged, f"SEED = {seed}\nX = '{EVIL}{seed}'\n", (), {EVIL: [row]})
 
 
+def test_a_diagonal_leaves_the_scale_to_the_rest():
+    weights = np.eye(3, 4) * 9 - 0.5
+    for beside, largest in ((False, 8.5), (True, 0.5)):
+        axes = heat_maps.draw([[heat_maps.Panel('a', weights, beside_diagonal=beside)]]).axes[0]
+        assert axes.images[0].get_clim() == (0, largest) and axes.get_title('left') == f'a · to {largest}'
+
+
 @pytest.fixture(scope='module')
 def pictures():
     return _figures()

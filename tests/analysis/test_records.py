@@ -1,6 +1,7 @@
 """Records, settings and groups of runs, and what is said about them."""
 
 import json
+import math
 import statistics
 
 import pytest
@@ -97,6 +98,17 @@ def test_a_long_curve_keeps_its_ends():
 
 def test_a_path_goes_from_corner_to_corner():
     assert charts.path([(0, 1.0), (10, 3.0)], {'x': [0, 10], 'y': [1.0, 3.0]}) == 'M0.0 1000.0L1000.0 0.0'
+
+
+def test_logarithmic_axes_have_round_ticks_however_narrow():
+    for values in ((4.4, 6.3), (0.11, 0.19), (1.0, 30.0), (1e-5, 1e3)):
+        points = [(1, values[0]), (2, values[1])]
+        ticks = charts.drawn(charts.Chart('loss', '', [charts.Series('a', 0, points)]))['log_ticks']
+        assert len(ticks) >= 3 and all(0 <= place <= 100 for _, place in ticks), values
+        lowest, highest = (math.log10(float(ticks[at][0])) for at in (0, -1))
+        assert (ticks[-1][1] - ticks[0][1]) / (highest - lowest) == pytest.approx(
+            100 / (math.log10(values[1] / values[0]) + 0.04), rel=0.01
+        )
 
 
 @given(st.text('ab ', max_size=20), st.text('ab ', max_size=20))
