@@ -67,6 +67,8 @@ def headline(
     if len(ranked) > 1:
         (loss, name), (next_loss, next_name) = ranked[:2]
         said.append(f'Lowest held-out loss: {name}, {_round(loss)}; next {next_name}, {_round(next_loss)}.')
+        if len({one.step for one in overviews if one.held_out is not None}) > 1:
+            said.append('The runs are at different steps.')
     for kind, metric, cells in tasks:
         means = sorted(((one.mean, group.name) for one, group in zip(cells, groups, strict=True) if one), reverse=True)
         if len(means) > 1:

@@ -100,6 +100,17 @@ def test_a_path_goes_from_corner_to_corner():
     assert charts.path([(0, 1.0), (10, 3.0)], {'x': [0, 10], 'y': [1.0, 3.0]}) == 'M0.0 1000.0L1000.0 0.0'
 
 
+@pytest.mark.parametrize('steps', [(10, 10), (10, 7)])
+def test_the_run_that_is_ahead_is_named(steps):
+    runs = [
+        Run(name, f'/{name}', [Record('eval/c4', step, {'loss': loss}, {})], '', (), {})
+        for name, step, loss in zip('ab', steps, (2.0, 1.5), strict=True)
+    ]
+    said = overview.headline([overview.overview(run) for run in runs], [], [])
+    assert said[0] == 'Lowest held-out loss: b, 1.5; next a, 2.'
+    assert ('different steps' in ' '.join(said)) == (steps[0] != steps[1])
+
+
 def test_logarithmic_axes_have_round_ticks_however_narrow():
     for values in ((4.4, 6.3), (0.11, 0.19), (1.0, 30.0), (1e-5, 1e3)):
         points = [(1, values[0]), (2, values[1])]
