@@ -54,7 +54,7 @@ def print_table(found: Found, args: argparse.Namespace) -> None:
 
 
 def draw(found: Found, args: argparse.Namespace) -> None:
-    figure = drawing.new_figure(8.4, 3.6)
+    figure = drawing.new_figure(9.6, 3.6)
     left, right = figure.subplots(1, 2)
     for colour, (variant, by_percentage) in zip(drawing.COLOURS, found.items(), strict=False):
         done = [percentage for percentage, values in by_percentage.items() if values]
@@ -70,7 +70,13 @@ def draw(found: Found, args: argparse.Namespace) -> None:
         axes.grid(color=drawing.GRID, linewidth=0.5)
     drawing.dress(left, f'{small_task.describe(args)}', 'percent of the training split', args.metric)
     drawing.dress(right, '', 'percent of the training split', 'percent more than attention')
-    left.legend(frameon=False, fontsize=8)
+    right.legend(
+        frameon=False,
+        fontsize=8,
+        loc='upper left',
+        bbox_to_anchor=(1.01, 1.02),
+        handles=left.get_legend_handles_labels()[0],
+    )
     figure.savefig(args.figure, dpi=150, facecolor='white')
     print(f'figure: {args.figure}')
 
