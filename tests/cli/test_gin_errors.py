@@ -204,12 +204,13 @@ def test_a_name_that_another_file_imports_is_told_how_to_import(tmp_path, monkey
     (tmp_path / 'depot' / '__init__.py').write_text('')
     (tmp_path / 'depot' / 'wagons.py').write_text('def open(load=1): ...\ndef closed(load=1): ...\n')
     monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.chdir(tmp_path)
     (tmp_path / 'theirs.gin').write_text(
-        'from __gin__ import dynamic_registration\nfrom depot import wagons\nwagons.open.load = 2\n'
+        'from __gin__ import dynamic_registration\nfrom depot import wagons\nwagons.open.load = %WAGON\n'
     )
     (tmp_path / 'mine.gin').write_text("include 'theirs.gin'\nWAGON = @wagons.closed()\n")
     with pytest.raises(UserError) as error:
-        gin_config.load(['mine.gin'], search_paths=[str(tmp_path)])
+        gin_config.load(['mine.gin'])
     assert str(error.value) == (
         "mine.gin line 2: 'wagons.closed' is not imported in this file; add the lines "
         '`from __gin__ import dynamic_registration` and `from depot import wagons` to it'
