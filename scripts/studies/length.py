@@ -17,6 +17,7 @@ import sys
 import time
 from typing import Any
 
+import figures
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -187,8 +188,7 @@ def draw(results: Results, file: str, args: argparse.Namespace, note: str) -> No
     panels[1].plot(args.lengths, formula, ':', color=drawing.INK, label='appendix D: HyperMixing')
     panels[1].legend(frameon=False, fontsize=8, handlelength=4, loc='upper left', bbox_to_anchor=(1.01, 1.02))
     figure.suptitle(note, x=0.01, ha='left', fontsize=8, color=drawing.INK)
-    figure.savefig(file, dpi=150, facecolor='white')
-    print(f'figure: {file}')
+    figures.save(figure, file)
 
 
 def parse_arguments(given: list[str] | None = None) -> argparse.Namespace:

@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import argparse
 
+import figures
 import numpy as np
 import small_task
 from records import Records, summary
 
 from remixer_t5x.analysis import drawing
 
-BASELINE = 'attention'
 Found = dict[str, dict[float, list[float]]]
 
 
@@ -38,7 +38,7 @@ def collect(records: Records, args: argparse.Namespace) -> Found:
 
 def relative(found: Found, variant: str, percentage: float) -> float:
     """Percent more than attention on the same part; NaN where one is missing or attention has 0."""
-    ours, theirs = found[variant][percentage], found.get(BASELINE, {}).get(percentage, [])
+    ours, theirs = found[variant][percentage], found.get(small_task.BASELINE, {}).get(percentage, [])
     if not ours or not theirs or not np.mean(theirs):
         return float('nan')
     return 100 * (float(np.mean(ours)) / float(np.mean(theirs)) - 1)
@@ -49,7 +49,7 @@ def print_table(found: Found, args: argparse.Namespace) -> None:
     print(f'{"training split":20s}' + ''.join(f'{percentage:>21g}%' for percentage in args.percentages))
     for variant, by_percentage in found.items():
         print(f'{variant:20s}' + ''.join(f'{summary(values):>22s}' for values in by_percentage.values()))
-        if variant != BASELINE:
+        if variant != small_task.BASELINE:
             print(f'{"":20s}' + ''.join(f'{relative(found, variant, p):>+21.1f}%' for p in args.percentages))
 
 
@@ -61,7 +61,7 @@ def draw(found: Found, args: argparse.Namespace) -> None:
         means = [np.mean(by_percentage[percentage]) for percentage in done]
         spreads = [np.std(by_percentage[p], ddof=1) if len(by_percentage[p]) > 1 else 0.0 for p in done]
         left.errorbar(done, means, spreads, marker='o', markersize=4, capsize=3, color=colour, label=variant)
-        if variant != BASELINE:
+        if variant != small_task.BASELINE:
             shown = [relative(found, variant, percentage) for percentage in done]
             right.plot(done, shown, marker='o', markersize=4, color=colour, label=variant)
     right.axhline(0, color=drawing.INK, linewidth=1, linestyle=':')
@@ -77,8 +77,7 @@ def draw(found: Found, args: argparse.Namespace) -> None:
         bbox_to_anchor=(1.01, 1.02),
         handles=left.get_legend_handles_labels()[0],
     )
-    figure.savefig(args.figure, dpi=150, facecolor='white')
-    print(f'figure: {args.figure}')
+    figures.save(figure, args.figure)
 
 
 def parse_arguments(given: list[str] | None = None) -> argparse.Namespace:

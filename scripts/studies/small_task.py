@@ -31,6 +31,8 @@ from remixer_t5x.errors import UserError
 from remixer_t5x.model.losses import token_logits
 from remixer_t5x.model.seq2seq import Seq2Seq
 
+# What other models are compared with.
+BASELINE = 'attention'
 # Steps in one call of the compiled program, so that Python's part does not count.
 CHUNK = 25
 EVALUATED_AT_ONCE = 250

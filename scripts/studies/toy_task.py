@@ -20,6 +20,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import figures
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -191,8 +192,7 @@ def draw(errors: Errors, references: dict[str, float], file: str, note: str) -> 
     title = f'Toy task: test error by training examples; mean, best and worst seed\n{note}'
     drawing.dress(axes, title, 'training examples', 'mean squared error')
     axes.legend(frameon=False, fontsize=8)
-    figure.savefig(file, dpi=150, facecolor='white')
-    print(f'figure: {file}')
+    figures.save(figure, file)
 
 
 def parse_arguments(given: list[str] | None = None) -> argparse.Namespace:

@@ -13,12 +13,12 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 
+import figures
 import numpy as np
 import small_task
 
 from remixer_t5x.analysis import drawing
 
-BASELINE = 'attention'
 LOG10_RATE, DROPOUT = (-8.0, -1.0), (0.0, 0.5)
 
 
@@ -45,7 +45,7 @@ def expected_best(values: Sequence[float]) -> np.ndarray:
 
 def relative(curves: dict[str, np.ndarray], variant: str) -> np.ndarray:
     """Percent more than attention after as many trials, as in the paper's figure; empty without attention."""
-    ours, theirs = curves[variant], curves.get(BASELINE, np.zeros(0))
+    ours, theirs = curves[variant], curves.get(small_task.BASELINE, np.zeros(0))
     both = min(len(ours), len(theirs))
     theirs = np.where(theirs[:both] == 0, np.nan, theirs[:both])
     return 100 * (ours[:both] / theirs - 1)
@@ -58,7 +58,7 @@ def print_table(curves: dict[str, np.ndarray], args: argparse.Namespace) -> None
     for variant, curve in curves.items():
         cells = (f'{curve[k - 1]:>10.2f}' if k <= len(curve) else f'{"-":>10s}' for k in shown)
         print(f'{variant:20s}' + ''.join(cells) + f'   {len(curve)} of {args.trials} trials')
-        if variant != BASELINE:
+        if variant != small_task.BASELINE:
             more = relative(curves, variant)
             print(f'{"":20s}' + ''.join(f'{more[k - 1]:>+9.1f}%' if k <= len(more) else f'{"-":>10s}' for k in shown))
 
@@ -70,7 +70,7 @@ def draw(curves: dict[str, np.ndarray], args: argparse.Namespace) -> None:
     for colour, (variant, curve) in zip(drawing.COLOURS, curves.items(), strict=False):
         dots = {'marker': 'o', 'markersize': 3, 'color': colour, 'label': variant}
         left.plot(np.arange(1, len(curve) + 1), curve, **dots)
-        if variant != BASELINE:
+        if variant != small_task.BASELINE:
             more = relative(curves, variant)
             right.plot(np.arange(1, len(more) + 1), more, **dots)
     right.axhline(0, color=drawing.INK, linewidth=1, linestyle=':')
@@ -81,8 +81,7 @@ def draw(curves: dict[str, np.ndarray], args: argparse.Namespace) -> None:
     drawing.dress(left, title, 'trials', f'expected {args.metric} of the best')
     drawing.dress(right, '', 'trials', 'percent more than attention')
     left.legend(frameon=False, fontsize=8)
-    figure.savefig(args.figure, dpi=150, facecolor='white')
-    print(f'figure: {args.figure}')
+    figures.save(figure, args.figure)
 
 
 def parse_arguments(given: list[str] | None = None) -> argparse.Namespace:
