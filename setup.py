@@ -1,4 +1,4 @@
-"""Installs `remixer_t5x` and `tasks`; the gin files of `configs/` travel as `remixer_t5x.configs`.
+"""Installs `remixer_t5x` and `remixer_tasks` (from `tasks/`); the gin files of `configs/` as `remixer_t5x.configs`.
 
 Ranges are what we believe to work; `requirements.lock` is what the tests ran with.
 """
@@ -26,9 +26,9 @@ setup(
     long_description_content_type='text/markdown',
     license='Apache-2.0',
     python_requires='>=3.11',
-    packages=[*find_packages(include=['remixer_t5x*', 'tasks*']), 'remixer_t5x.configs'],
-    package_dir={'remixer_t5x.configs': 'configs'},
-    package_data={'remixer_t5x.configs': ['**/*.gin'], 'remixer_t5x.analysis': ['*.jinja']},
+    packages=[*find_packages(include=['remixer_t5x*']), *find_packages('tasks'), 'remixer_t5x.configs'],
+    package_dir={'remixer_t5x.configs': 'configs', 'remixer_tasks': 'tasks/remixer_tasks'},
+    package_data={'remixer_t5x.configs': ['**/*.gin'], 'remixer_t5x.reports': ['*.jinja']},
     install_requires=[
         'etils[epath]>=1.9',
         'flax>=0.12,<0.13',

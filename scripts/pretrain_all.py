@@ -13,7 +13,7 @@ import subprocess
 import sys
 import time
 
-from remixer_t5x.analysis import curves
+from remixer_t5x.reports import curves
 
 CONFIGS = pathlib.Path(__file__).resolve().parent.parent / 'configs'
 

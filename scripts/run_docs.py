@@ -22,6 +22,7 @@ import tempfile
 import time
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
+PATHS = f'{ROOT}:{ROOT}/tasks'
 GUIDE = ROOT / 'docs' / 'guide'
 
 
@@ -57,10 +58,10 @@ def run(page: pathlib.Path, folder: pathlib.Path) -> subprocess.CompletedProcess
         'PATH': f'{programs}:{os.environ["PATH"]}',
         'REMIXER_T5X_CACHE': str(folder / '.cache'),
     }
-    environment['PYTHONPATH'] = f'{ROOT}'
+    environment['PYTHONPATH'] = PATHS
     script = script_of(page)
     # A page may set PYTHONPATH for its own modules; ours must stay on it.
-    script = script.replace('export PYTHONPATH=.', f'export PYTHONPATH=.:{ROOT}')
+    script = script.replace('export PYTHONPATH=.', f'export PYTHONPATH=.:{PATHS}')
     return subprocess.run(
         ['bash', '-euo', 'pipefail', '-x', '-c', script],
         cwd=folder,

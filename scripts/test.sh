@@ -28,7 +28,7 @@ check() {
     fi
 }
 
-export PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}"
+export PYTHONPATH="$PWD:$PWD/tasks${PYTHONPATH:+:$PYTHONPATH}"
 export TF_CPP_MIN_LOG_LEVEL="${TF_CPP_MIN_LOG_LEVEL:-3}"
 if [[ -z "${REMIXER_T5X_DATA:-}" ]]; then
     say 'REMIXER_T5X_DATA is not set: tests on real data will be skipped'

@@ -1,4 +1,4 @@
-"""Settings for all tests, made before JAX is imported, and which tests share a process."""
+"""Settings for all tests, made before JAX is imported, which tests share a process, and fixtures of several folders."""
 
 import os
 
@@ -34,3 +34,39 @@ def pytest_xdist_make_scheduler(config, log):
 
 # What ids of the contract's tests have beside the name of a sublayer.
 SIDES = {'encoder', 'decoder', 'one', 'packed'}
+
+
+@pytest.fixture(scope='session')
+def training(tmp_path_factory):
+    """A `TrainingServer` whose runs have one device."""
+    yield from _training_server(tmp_path_factory.mktemp('training'), devices=1)
+
+
+@pytest.fixture(scope='session')
+def training_on_8_devices(tmp_path_factory):
+    """A `TrainingServer` whose runs have eight virtual devices."""
+    yield from _training_server(tmp_path_factory.mktemp('training8'), devices=8)
+
+
+def _training_server(folder, devices):
+    from tests.support.training_server import TrainingServer
+
+    server = TrainingServer(folder, devices)
+    yield server
+    server.close()
+
+
+@pytest.fixture(scope='session')
+def tiny():
+    """The module `tests.support.tiny_training`."""
+    from tests.support import tiny_training
+
+    return tiny_training
+
+
+@pytest.fixture(scope='session')
+def folders():
+    """The module `tests.support.hf_folders`."""
+    from tests.support import hf_folders
+
+    return hf_folders

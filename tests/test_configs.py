@@ -7,8 +7,8 @@ import pytest
 from flax import linen as nn
 from jax.interpreters import partial_eval
 
-from remixer_t5x.analysis import counts, papers
-from remixer_t5x.cli import gin_config
+from remixer_t5x.config import loading
+from remixer_t5x.costs import counts, papers
 from remixer_t5x.errors import UserError
 from remixer_t5x.model.seq2seq import Seq2Seq
 
@@ -83,8 +83,8 @@ OWN_SIZES = {'remixer_scaled', 't5_1_0'}
 
 
 def build(*files: str) -> Seq2Seq:
-    gin_config.load(files, [], root='remixer_t5x.model.seq2seq.Seq2Seq', partial=True)
-    return gin_config.call(Seq2Seq)
+    loading.load(files, [], root='remixer_t5x.model.seq2seq.Seq2Seq', partial=True)
+    return loading.call(Seq2Seq)
 
 
 @pytest.mark.parametrize(('model', 'size'), PARAMETERS)
@@ -119,10 +119,10 @@ def test_no_model_or_size_is_left_out():
 @pytest.mark.parametrize('line', ['ENCODER_FEED_FORWARD', 'DECODER_FEED_FORWARD'])
 def test_one_line_swaps_half_a_layer(line):
     flags = [(line, '@gated_mlp.GatedMLP')]
-    gin_config.load(
+    loading.load(
         ['models/remixer.gin', 'sizes/tiny.gin'], flags, root='remixer_t5x.model.seq2seq.Seq2Seq', partial=True
     )
-    swapped = gin_config.call(Seq2Seq)
+    swapped = loading.call(Seq2Seq)
     shapes = jax.eval_shape(lambda key: swapped.init(key, SHAPES), jax.random.key(0))
     side, other = ('encoder', 'decoder') if line.startswith('ENCODER') else ('decoder', 'encoder')
     assert 'gated_mlp' in shapes[side]['run_0']['layer'] and 'remixer' not in shapes[side]['run_0']['layer']
@@ -140,7 +140,7 @@ def test_every_experiment_is_complete_but_for_what_its_header_requires():
         command = 'finetune' if finetunes else 'train'
         if 'INITIAL_CHECKPOINT_PATH' in header:
             flags.append(('INITIAL_CHECKPOINT_PATH', '/nowhere'))
-        gin_config.load([f'experiments/{path.name}'], flags, root=f'remixer_t5x.cli.{command}.run')
+        loading.load([f'experiments/{path.name}'], flags, root=f'remixer_t5x.cli.{command}.run')
 
 
 @pytest.mark.parametrize('path', sorted(CONFIGS.rglob('*.gin')), ids=lambda path: str(path.relative_to(CONFIGS)))
@@ -171,8 +171,8 @@ MIXERS = {
 def test_any_encoder_mixer_goes_with_any_decoder_mixer():
     files = ['models/gmlp_mixer.gin', *(file for file, _ in MIXERS.values()), 'sizes/tiny.gin']
     flags = [(f'{side.upper()}_MIXER', mixer) for side, (_, mixer) in MIXERS.items()]
-    gin_config.load(files, flags, root='remixer_t5x.model.seq2seq.Seq2Seq', partial=True)
-    model = gin_config.call(Seq2Seq)
+    loading.load(files, flags, root='remixer_t5x.model.seq2seq.Seq2Seq', partial=True)
+    model = loading.call(Seq2Seq)
     shapes = jax.eval_shape(lambda key: model.init(key, SHAPES), jax.random.key(0))
     assert 'hyper_mixer' in shapes['encoder']['run_0']['layer']
     assert 'window_mixer' in shapes['decoder']['run_0']['layer']
@@ -194,8 +194,8 @@ def test_every_ablation_changes_its_model(path):
      ('models/mixer_enc.gin', ('DECODER_MIXER', '@mlp_mixer.MLPMixer'), 'WindowMixer')],
 )  # fmt: skip
 def test_what_cannot_be_causal_refuses_in_a_decoder_when_built(file, line, instead):
-    gin_config.load([file, 'sizes/tiny.gin'], [line], root='remixer_t5x.model.seq2seq.Seq2Seq', partial=True)
-    model = gin_config.call(Seq2Seq)
+    loading.load([file, 'sizes/tiny.gin'], [line], root='remixer_t5x.model.seq2seq.Seq2Seq', partial=True)
+    model = loading.call(Seq2Seq)
     with pytest.raises(UserError, match=instead):
         jax.eval_shape(lambda key: model.init(key, SHAPES), jax.random.key(0))
 

@@ -11,10 +11,11 @@ import sys
 
 import pytest
 
-from remixer_t5x.cli import gin_config, main, sweep
+from remixer_t5x.cli import main, sweep
 from remixer_t5x.cli.commands import COMMANDS
+from remixer_t5x.config import loading
+from remixer_t5x.devices import processes
 from remixer_t5x.errors import UserError
-from remixer_t5x.runtime import distributed
 
 ROOT = pathlib.Path(__file__).parents[1]
 PAGES = sorted([ROOT / 'README.md', *(ROOT / 'docs').rglob('*.md')])
@@ -70,8 +71,8 @@ def test_every_command_is_one_whose_configuration_loads(page, words, tmp_path, m
     def call(function):
         raise Loaded
 
-    monkeypatch.setattr(gin_config, 'call', call)
-    monkeypatch.setattr(distributed, 'together', lambda *args, **kwargs: contextlib.nullcontext())
+    monkeypatch.setattr(loading, 'call', call)
+    monkeypatch.setattr(processes, 'together', lambda *args, **kwargs: contextlib.nullcontext())
     monkeypatch.setattr(main.quiet, 'hush', lambda: None)
     monkeypatch.setattr(main, '_set_env', lambda env, may_restart: None)
     monkeypatch.setattr(sweep, 'run', lambda args, flags: (sweep.plan(args, flags), call(None)))

@@ -8,7 +8,8 @@ import functools, importlib, pkgutil, sys
 import jax, jax.numpy as jnp
 import remixer_t5x
 
-for floor in ('layers', 'sublayers', 'architecture', 'model', 'analysis'):
+MODELS = ('layers', 'sublayers', 'architecture', 'model')
+for floor in (*MODELS, 'devices', 'optimization', 'costs', 'run_folder', 'checkpoints'):
     package = importlib.import_module(f'remixer_t5x.{floor}')
     for found in pkgutil.iter_modules(package.__path__):
         importlib.import_module(f'{package.__name__}.{found.name}')

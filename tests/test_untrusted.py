@@ -100,7 +100,8 @@ class Malicious:
 
 def _documents(extension):
     def read(path):
-        from tasks import documents, malformed
+        from remixer_tasks.files import malformed
+        from remixer_tasks.text import documents
 
         return list(documents.read(str(path), documents.Layout(extension), malformed.Malformed(strict=True)))
 
@@ -109,7 +110,7 @@ def _documents(extension):
 
 def _rows(reader):
     def read(path):
-        from tasks import raw_rows
+        from remixer_tasks.files import raw_rows
 
         found = getattr(raw_rows, reader)(str(path))
         return list(found) if reader != 'whole_json' else found
@@ -118,25 +119,25 @@ def _rows(reader):
 
 
 def _vocabulary(path):
-    from tasks import vocabularies
+    from remixer_tasks import vocabularies
 
     return vocabularies.sentencepiece(str(path)).vocab_size
 
 
 def _predictions(path):
-    from remixer_t5x.runtime import results
+    from remixer_t5x.evaluation import results
 
     return results.read_predictions(str(path))
 
 
 def _texts(path):
-    from remixer_t5x.runtime import text_inputs
+    from remixer_t5x.inference import text_inputs
 
     return list(text_inputs.TextInputs(str(path), format='jsonl'))
 
 
 def _checkpoint(path):
-    from remixer_t5x.runtime import saved_params
+    from remixer_t5x.checkpoints import saved_params
 
     return saved_params.read_record(saved_params.find_step(str(path.parent / 'run')))
 
@@ -172,13 +173,13 @@ LOADERS = {
     *('remixer_t5x/cli/main.py', 'remixer_t5x/cli/compare.py', 'remixer_t5x/cli/convert.py'),
     'remixer_t5x/cli/report_model.py',
 }
-LOADS = ('gin_config.load(', 'gin.parse_config')
+LOADS = ('loading.load(', 'gin.parse_config')
 
 
 def _loaders():
     for path in sources('remixer_t5x', 'tasks'):
         name = path.relative_to(ROOT).as_posix()
-        if name != 'remixer_t5x/cli/gin_config.py' and any(call in path.read_text() for call in LOADS):
+        if name != 'remixer_t5x/config/loading.py' and any(call in path.read_text() for call in LOADS):
             yield name
 
 
@@ -190,7 +191,9 @@ def test_gin_is_loaded_from_where_the_user_said_alone(name):
 
 def test_nothing_in_a_hugging_face_folder_gets_into_gin():
     """The text of a converted model has our statements, with numbers that were checked, and nothing else."""
-    from remixer_t5x.interop import hf_config, hf_gin, hf_tokenizer
+    from remixer_t5x.interop.huggingface import config as hf_config
+    from remixer_t5x.interop.huggingface import gin_file as hf_gin
+    from remixer_t5x.interop.huggingface import tokenizer as hf_tokenizer
 
     t5 = hf_config.T5(hf_config.Dimensions(96, 32, 48, 4, 8, 2, 2), True, False, False)
     hostile = "x'\nimport os\rX = @os.system()\u2028Y = 1\x85include 'evil.gin'\x0b"

@@ -118,7 +118,7 @@ class Serialized(NormedLayer):
         return stream
 
 
-def arranged(
+def make_layer(
     sublayers: Sequence[SublayerFactory],
     layout: Callable[..., Layer] = PreNorm,
     dropout_rate: float = 0.0,

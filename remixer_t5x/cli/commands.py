@@ -37,7 +37,7 @@ class Command:
         name: one word, or two for an alternative to the command of the first: `data list`.
         module: where its function `run` is; gin binds that function's arguments.
         base: gin files it adds before the user's.
-        partial: it reads only a part of a training configuration (see `gin_config.load`).
+        partial: it reads only a part of a training configuration (see `config.loading.load`).
         env: environment variables to set before any library is imported.
         tensorflow: it reads data, so TensorFlow will be loaded.
         several: it runs over several processes.

@@ -9,12 +9,13 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from remixer_t5x.analysis import counts, hyper_mixing, papers
-from remixer_t5x.analysis.counts import Counts
-from remixer_t5x.analysis.table import quantity
-from remixer_t5x.cli import gin_config
 from remixer_t5x.cli.info import check_lengths
+from remixer_t5x.config import loading
+from remixer_t5x.costs import counts, papers
+from remixer_t5x.costs.counts import Counts
+from remixer_t5x.costs.table import quantity
 from remixer_t5x.model.seq2seq import Seq2Seq
+from remixer_t5x.reports.pictures import hyper_mixing
 
 _PIPE_WIDTH = 150
 _BASELINE = 't5_1_1'
@@ -99,8 +100,8 @@ def _part(counted: Counts, part: str) -> tuple[int, float]:
 
 def _count(model: str, size: str, feature_lengths: Mapping[str, int]) -> Counts:
     files = [f'models/{model}.gin', f'sizes/{size}.gin']
-    gin_config.load(files, root='remixer_t5x.model.seq2seq.Seq2Seq', partial=True)
-    return counts.count(gin_config.call(Seq2Seq), feature_lengths)
+    loading.load(files, root='remixer_t5x.model.seq2seq.Seq2Seq', partial=True)
+    return counts.count(loading.call(Seq2Seq), feature_lengths)
 
 
 def _ratio(ours: float, baseline: float) -> str:

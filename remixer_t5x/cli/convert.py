@@ -12,14 +12,20 @@ from typing import Any
 
 from etils import epath
 
-from remixer_t5x.cli import gin_config
+from remixer_t5x.checkpoints import saved_params
 from remixer_t5x.cli.conversion import Request
 from remixer_t5x.cli.convert_checks import Teller, check_equal, check_same, compare_with_hugging_face, size
 from remixer_t5x.cli.convert_model import abstract_params
+from remixer_t5x.config import loading
+from remixer_t5x.data import pipeline
 from remixer_t5x.errors import UserError
-from remixer_t5x.interop import converted, hf_gin, hf_tokenizer, huggingface, safetensors_export
+from remixer_t5x.interop import converted
+from remixer_t5x.interop.huggingface import folders as huggingface
+from remixer_t5x.interop.huggingface import gin_file as hf_gin
+from remixer_t5x.interop.huggingface import tokenizer as hf_tokenizer
+from remixer_t5x.interop.safetensors import export as safetensors_export
 from remixer_t5x.model.seq2seq import Seq2Seq
-from remixer_t5x.runtime import data, model_dir, saved_params
+from remixer_t5x.run_folder import model_dir
 
 # In MODEL_DIR, beside the checkpoint.
 MODEL_GIN = 'model.gin'
@@ -58,7 +64,7 @@ def _from_hugging_face(request: Request, sentencepiece: Any, byte: Any, vocabula
         tokenizer = _beside(tokenizer, folder)
     text = hf_gin.model_gin(source.t5, tokenizer, f'Converted from the Hugging Face folder {source.folder.resolve()}.')
     (folder / MODEL_GIN).write_text(text)
-    record = converted.record(data.vocabulary_record(vocabulary), text, str(source.folder.resolve()))
+    record = converted.record(pipeline.vocabulary_record(vocabulary), text, str(source.folder.resolve()))
     written = converted.write(folder, params, 0, record)
     teller.say('read', size(params))
     teller.say('checkpoint', str(written))
@@ -95,9 +101,9 @@ def _beside(tokenizer: hf_tokenizer.Tokenizer, folder: epath.Path) -> hf_tokeniz
 
 def _check_against_source(teller: Teller, source: huggingface.Source, folder: epath.Path, vocabulary: Any) -> None:
     """The written gin file and checkpoint, read as a user's command reads them, against the Hugging Face folder."""
-    gin_config.load([str(folder / MODEL_GIN)], root=f'{Seq2Seq.__module__}.Seq2Seq', partial=True)
-    model = gin_config.call(Seq2Seq)
-    params = saved_params.restore_params(str(folder), abstract_params(model), data.vocabulary_record(vocabulary))
+    loading.load([str(folder / MODEL_GIN)], root=f'{Seq2Seq.__module__}.Seq2Seq', partial=True)
+    model = loading.call(Seq2Seq)
+    params = saved_params.restore_params(str(folder), abstract_params(model), pipeline.vocabulary_record(vocabulary))
     check_same(huggingface.first_difference(source, params), folder)
     teller.say('check', 'every weight, read back, is what was read')
     compare_with_hugging_face(teller, model, params, source.folder, vocabulary)

@@ -11,7 +11,8 @@ import jax
 from rich.console import Console
 
 from remixer_t5x.errors import UserError
-from remixer_t5x.interop import hf_check, safetensors_export
+from remixer_t5x.interop.huggingface import check as hf_check
+from remixer_t5x.interop.safetensors import export as safetensors_export
 from remixer_t5x.model.seq2seq import Seq2Seq
 
 

@@ -5,14 +5,19 @@ from __future__ import annotations
 
 from typing import Any
 
-from remixer_t5x.cli import gin_config
+from remixer_t5x.checkpoints import saved_params
 from remixer_t5x.cli.conversion import Request
 from remixer_t5x.cli.convert_checks import Teller, check_equal, check_same, compare_with_hugging_face, size
+from remixer_t5x.config import loading
+from remixer_t5x.data import pipeline
+from remixer_t5x.devices.partition import Partitioner
 from remixer_t5x.errors import UserError
-from remixer_t5x.interop import converted, hf_description, hf_tokenizer, huggingface, safetensors_export
+from remixer_t5x.interop import converted
+from remixer_t5x.interop.huggingface import description as hf_description
+from remixer_t5x.interop.huggingface import folders as huggingface
+from remixer_t5x.interop.huggingface import tokenizer as hf_tokenizer
+from remixer_t5x.interop.safetensors import export as safetensors_export
 from remixer_t5x.model.seq2seq import Seq2Seq
-from remixer_t5x.runtime import data, saved_params
-from remixer_t5x.runtime.partition import Partitioner
 
 SETTING = '--checkpoint'
 
@@ -28,7 +33,7 @@ def run(request: Request, model: Seq2Seq, vocabulary: Any, own_names: bool = Fal
     """
     if own_names and request.written != 'to_t5x':
         raise UserError('OWN_NAMES is for --to_t5x: leave it out (--from_t5x knows our names when it sees them)')
-    data.check_ids('VOCABULARY', vocabulary, model.vocab_size)
+    pipeline.check_ids('VOCABULARY', vocabulary, model.vocab_size)
     if request.read == 'from_t5x':
         _from_t5x(request, model, vocabulary)
     elif request.written == 'to_t5x':
@@ -47,7 +52,7 @@ def abstract_params(model: Seq2Seq) -> Any:
 
 
 def _restored(request: Request, model: Seq2Seq, vocabulary: Any) -> Any:
-    record = data.vocabulary_record(vocabulary)
+    record = pipeline.vocabulary_record(vocabulary)
     return saved_params.restore_params(request.source, abstract_params(model), record, SETTING)
 
 
@@ -70,20 +75,20 @@ def _to_hugging_face(request: Request, model: Seq2Seq, vocabulary: Any) -> None:
 
 
 def _from_t5x(request: Request, model: Seq2Seq, vocabulary: Any) -> None:
-    from remixer_t5x.interop import t5x_checkpoint
+    from remixer_t5x.interop.t5x import checkpoint as t5x_checkpoint
 
     teller = Teller()
     folder = converted.claim(request.target)
     teller.say('reading', request.source)
     params, step = t5x_checkpoint.read(request.source, abstract_params(model))
-    record = converted.record(data.vocabulary_record(vocabulary), gin_config.operative_config(), request.source)
+    record = converted.record(pipeline.vocabulary_record(vocabulary), loading.operative_config(), request.source)
     teller.say('read', f'{size(params)}, step {step}')
     teller.say('checkpoint', str(converted.write(folder, params, step, record)))
     check_equal(teller, params, converted.read(str(folder))[0], str(folder))
 
 
 def _to_t5x(request: Request, model: Seq2Seq, vocabulary: Any, own_names: bool) -> None:
-    from remixer_t5x.interop import t5x_checkpoint
+    from remixer_t5x.interop.t5x import checkpoint as t5x_checkpoint
 
     teller = Teller()
     step = saved_params.find_step(request.source, SETTING)

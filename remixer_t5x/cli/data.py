@@ -9,8 +9,8 @@ from collections.abc import Iterable, Mapping
 import numpy as np
 import seqio
 
+from remixer_t5x.data import pipeline
 from remixer_t5x.errors import UserError
-from remixer_t5x.runtime import data
 
 # Rows that the packing efficiency is measured over.
 MEASURED_ROWS = 300
@@ -35,9 +35,9 @@ def run(
     """
     if not isinstance(num_examples, int) or num_examples < 0:
         raise UserError(f'NUM_EXAMPLES is {num_examples!r}; type a whole number, as in --gin.NUM_EXAMPLES=2')
-    config = data.DatasetConfig(mixture_or_task, feature_lengths, batch_size=1, split=split, pack=pack)
-    task = data.provider(config)
-    data.hide_accelerators()
+    config = pipeline.DatasetConfig(mixture_or_task, feature_lengths, batch_size=1, split=split, pack=pack)
+    task = pipeline.provider(config)
+    pipeline.hide_accelerators()
     dataset = seqio.get_dataset(
         task,
         dict(feature_lengths),

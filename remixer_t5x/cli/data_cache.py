@@ -9,8 +9,8 @@ from collections.abc import Callable
 
 import seqio
 
+from remixer_t5x.data import cached_tasks, pipeline
 from remixer_t5x.errors import UserError
-from remixer_t5x.runtime import cached_tasks, data
 
 
 def run(
@@ -29,11 +29,11 @@ def run(
     """
     if not isinstance(cache_dir, str) or not cache_dir:
         raise UserError(f'CACHE_DIR is {cache_dir!r}; type where the examples go, as in --output_dir=/data/cached')
-    data.hide_accelerators()
+    pipeline.hide_accelerators()
     directory = os.path.expanduser(cache_dir)
-    provider = data.named(mixture_or_task)
+    provider = pipeline.named(mixture_or_task)
     for task in seqio.get_subtasks(provider):
-        vocabulary = data.vocabulary_record(task.output_features['targets'].vocabulary)
+        vocabulary = pipeline.vocabulary_record(task.output_features['targets'].vocabulary)
         sys.stdout.write('\n'.join(cache(task, directory, cached_tasks.note(vocabulary))) + '\n')
         sys.stdout.flush()
     sys.stdout.write(f'train from it: --gin.USE_CACHED_TASKS=True --gin.CACHE_DIR={shlex.quote(cache_dir)}\n')

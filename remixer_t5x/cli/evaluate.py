@@ -13,19 +13,13 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from remixer_t5x.checkpoints import saved_params, watch
+from remixer_t5x.data import pipeline
+from remixer_t5x.devices import collectives, partition
 from remixer_t5x.errors import UserError
-from remixer_t5x.runtime import (
-    best,
-    checkpoint_queue,
-    data,
-    model_dir,
-    partition,
-    peers,
-    results,
-    saved_params,
-    task_examples,
-)
-from remixer_t5x.runtime.task_evaluation import Report, TaskEvaluation, TaskEvaluator
+from remixer_t5x.evaluation import best, results, task_examples
+from remixer_t5x.evaluation.task_evaluation import Report, TaskEvaluation, TaskEvaluator
+from remixer_t5x.run_folder import model_dir
 
 # The folder of an evaluation in the MODEL_DIR of the run.
 EVAL = 'eval'
@@ -51,9 +45,9 @@ class Checkpoints:
     def __call__(self, done: Collection[int]) -> Iterator[epath.Path]:
         """Their folders; when following, those of the steps in `done` are passed over."""
         if self.follow is None:
-            yield from checkpoint_queue.named(self.path)
+            yield from watch.named(self.path)
         else:
-            yield from checkpoint_queue.appearing(self.path, self.follow, self.until, done)
+            yield from watch.appearing(self.path, self.follow, self.until, done)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,7 +83,7 @@ def run(
     """
     if checkpoints.follow is None:
         # Reading examples takes longer than a look at the folders.
-        checkpoint_queue.named(checkpoints.path)
+        watch.named(checkpoints.path)
     session = _Session(model, partitioner, tasks, submission)
     # Of the first process alone, which writes for all.
     outlets: dict[str, results.Results] = {}
@@ -123,7 +117,7 @@ class _Session:
         reader = self.judge or self._for_files
         if reader is None:
             raise UserError('EVAL_SPLIT is None and there is no SUBMISSION_DIR, so nothing is evaluated; give one')
-        self._vocabulary = data.vocabulary_record(reader.vocabulary)
+        self._vocabulary = pipeline.vocabulary_record(reader.vocabulary)
         lengths, size = tasks.decoding.feature_lengths, tasks.decoding.batch_size
         shapes = {
             'encoder_input_tokens': (size, lengths['inputs']),
@@ -150,11 +144,9 @@ class _Session:
 
     def restore(self, folder: epath.Path, skip_removed: bool) -> Any:
         """The parameters; None where the training run has removed them meanwhile and `skip_removed`."""
-        if not (skip_removed and peers.first_says(_is_removed(folder))):
+        if not (skip_removed and collectives.broadcast(_is_removed(folder))):
             try:
-                return saved_params.restore_params(
-                    str(folder), self._abstract, self._vocabulary, checkpoint_queue.SETTING
-                )
+                return saved_params.restore_params(str(folder), self._abstract, self._vocabulary, watch.SETTING)
             except UserError:
                 # Several processes would not all have come to the same point of reading.
                 if not (skip_removed and jax.process_count() == 1 and _is_removed(folder)):
@@ -195,7 +187,7 @@ class _Session:
 def _in_step(folders: Iterator[epath.Path]) -> Iterator[epath.Path]:
     """The folders that the first process finds, on every process: each for itself would see them at other moments."""
     own = folders if jax.process_index() == 0 else iter(())
-    while folder := peers.first_says(str(next(own, ''))):
+    while folder := collectives.broadcast(str(next(own, ''))):
         yield epath.Path(folder)
 
 

@@ -11,8 +11,11 @@ import numpy as np
 from rich.console import Console
 from rich.text import Text
 
+from remixer_t5x.checkpoints import saved_params
+from remixer_t5x.data import pipeline
+from remixer_t5x.devices import partition
 from remixer_t5x.errors import UserError
-from remixer_t5x.runtime import data, model_dir, partition, saved_params
+from remixer_t5x.run_folder import model_dir
 
 # Text around a gap that is shown; a whole example would fill the screen.
 TOKENS_SHOWN = 80
@@ -20,7 +23,7 @@ TOKENS_SHOWN = 80
 
 def run(
     model: Any,
-    dataset: data.DatasetConfig,
+    dataset: pipeline.DatasetConfig,
     partitioner: partition.Partitioner,
     folder: str,
     num_examples: int = 3,
@@ -34,12 +37,12 @@ def run(
         folder: MODEL_DIR of the training run; its newest checkpoint is read.
         num_examples: how many examples.
     """
-    vocab = data.vocabulary(dataset)
+    vocab = pipeline.vocabulary(dataset)
     if not vocab.extra_ids:
         raise UserError('the vocabulary has no sentinels (extra_ids is 0): use a span-corruption task')
-    abstract = saved_params.abstract_params(model, data.batch_shapes(dataset), partitioner)
-    params = saved_params.restore_params(folder, abstract, data.vocabulary_record(vocab), setting='MODEL_DIR')
-    batch = next(iter(data.EvalBatches(dataset, limit=1)))
+    abstract = saved_params.abstract_params(model, pipeline.batch_shapes(dataset), partitioner)
+    params = saved_params.restore_params(folder, abstract, pipeline.vocabulary_record(vocab), setting='MODEL_DIR')
+    batch = next(iter(pipeline.EvalBatches(dataset, limit=1)))
     length = dataset.task_feature_lengths['targets']
     with partitioner.activate():
         predict = jax.jit(lambda params, batch: model.predict(params, batch, length))

@@ -8,15 +8,18 @@ import sys
 import jax
 from rich.console import Console
 
-from remixer_t5x.analysis import counts
-from remixer_t5x.cli import gin_config
-from remixer_t5x.runtime import best, data, loop, model_dir, settings
-from remixer_t5x.runtime.task_evaluation import TaskEvaluation
+from remixer_t5x.config import loading
+from remixer_t5x.costs import counts
+from remixer_t5x.data import pipeline
+from remixer_t5x.evaluation import best
+from remixer_t5x.evaluation.task_evaluation import TaskEvaluation
+from remixer_t5x.run_folder import model_dir
+from remixer_t5x.training import loop, settings
 
 
 def run(
     learner: settings.Learner,
-    dataset: data.DatasetConfig,
+    dataset: pipeline.DatasetConfig,
     folder: settings.Folder,
     periods: settings.Periods,
     tasks: TaskEvaluation | None = None,
@@ -35,7 +38,7 @@ def run(
     flops = counts.count(learner.model, dataset.task_feature_lengths).training_flops * dataset.batch_size
     result = loop.train(
         settings.Run(learner, dataset, folder, periods, tasks=tasks, recovery=recovery or settings.Recovery()),
-        config_text=gin_config.operative_config(),
+        config_text=loading.operative_config(),
         flops_per_step=flops,
     )
     if jax.process_index() == 0:

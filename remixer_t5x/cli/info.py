@@ -8,7 +8,7 @@ from typing import Any
 
 from rich.console import Console
 
-from remixer_t5x.analysis import counts, table
+from remixer_t5x.costs import counts, table
 from remixer_t5x.errors import UserError
 
 _PIPE_WIDTH = 110

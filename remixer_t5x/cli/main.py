@@ -1,4 +1,4 @@
-"""The console script `remixer-t5x`: reads flags, lets `gin_config` build, calls, and turns mistakes into one line.
+"""The console script `remixer-t5x`: reads flags, lets `config.loading` build, calls, and turns mistakes into one line.
 
 Flags are T5X's: `--gin_file`, `--gin.NAME=value`, `--gin_search_paths`. Libraries are imported only once a command is
 known to run, so `--help` and a wrong flag answer at once.
@@ -90,28 +90,28 @@ def _run(argv: list[str], own_process: bool) -> int:
         value = getattr(args, flag.macro)
         gin_flags.append((flag.macro, repr(tuple(value)) if flag.many else value))
         module, base = flag.module or module, flag.base or base
-    from remixer_t5x.cli import gin_config
+    from remixer_t5x.config import loading
 
-    gin_config.load(
+    loading.load(
         args.gin_file,
         gin_flags,
         base=base,
         root=f'{module}.run',
         search_paths=[path for given in args.gin_search_paths for path in given.split(',') if path],
         partial=command.partial,
-        model=gin_config.model_files(args.model) if args.model else (),
+        model=loading.model_files(args.model) if args.model else (),
         importing=None if args.verbose else quiet.imports(command.tensorflow),
     )
     function = importlib.import_module(module).run
     if not command.several or module != command.module:
         if command.several:
             process_flags.refuse(args, 'this is done by one process')
-        return _exit_code(gin_config.call(function))
-    from remixer_t5x.runtime import distributed
+        return _exit_code(loading.call(function))
+    from remixer_t5x.devices import processes as distributed
 
     processes = distributed.Processes(**process_flags.given(args))
     with distributed.together(processes, functools.partial(_tell, verbose=args.verbose), command.saves):
-        result = gin_config.call(function)
+        result = loading.call(function)
     return _exit_code(result)
 
 

@@ -12,16 +12,16 @@ import gin
 import jax
 from rich.console import Console
 
-from remixer_t5x.analysis import counts, memory
 from remixer_t5x.architecture import stack
 from remixer_t5x.cli import quiet
 from remixer_t5x.cli.info import check_lengths
+from remixer_t5x.costs import counts, memory_advice, memory_table, step_memory
+from remixer_t5x.costs.step_memory import Step, StepMemory
+from remixer_t5x.devices import mesh
+from remixer_t5x.devices.hypothetical import Hardware
+from remixer_t5x.devices.partition import Partitioner
 from remixer_t5x.errors import UserError
 from remixer_t5x.layers.single_cpu import as_for_accelerator
-from remixer_t5x.runtime import memory_trials, mesh, step_memory
-from remixer_t5x.runtime.described import Hardware
-from remixer_t5x.runtime.partition import Partitioner
-from remixer_t5x.runtime.step_memory import Step, StepMemory
 
 _PIPE_WIDTH = 110
 _CPU_NOTE = (
@@ -71,10 +71,10 @@ def run(step: Step, hardware: Hardware, trials: int = 8) -> None:
     say(_describe(step, hardware, compiler))
     with as_for_accelerator() if hardware.platform != 'cpu' else contextlib.nullcontext():
         found = _measure(step, False)
-        say(memory.memory_table(found, hardware.memory_bytes))
+        say(memory_table.memory_table(found, hardware.memory_bytes))
         if compiler == 'XLA:CPU' and hardware.platform != 'cpu':
             say(_CPU_NOTE)
-        say(memory.verdict(found, hardware.memory_bytes))
+        say(memory_table.verdict(found, hardware.memory_bytes))
         if hardware.memory_bytes is not None and found.total > hardware.memory_bytes and trials:
             _try(step, found, hardware.memory_bytes, trials, say)
 
@@ -84,8 +84,8 @@ def _try(step: Step, found: StepMemory, available: int, trials: int, say: Callab
     # By flag, as a later value replaces an earlier one.
     kept: dict[str, str] = {}
     fits = False
-    for result in memory_trials.search(step, found, available, _measure, trials):
-        say(memory.outcome(result))
+    for result in memory_advice.search(step, found, available, _measure, trials):
+        say(memory_table.outcome(result))
         if result.kept:
             kept[result.change.flag] = result.change.typed
         fits = result.memory.total <= available

@@ -10,10 +10,11 @@ from collections.abc import Callable, Sequence
 
 from rich.console import Console
 
-from remixer_t5x.analysis import drawing, page, pictures, records
-from remixer_t5x.analysis.records import Run
 from remixer_t5x.cli import report_model, report_run
 from remixer_t5x.errors import UserError
+from remixer_t5x.reports import page, records
+from remixer_t5x.reports.pictures import drawing, gallery
+from remixer_t5x.reports.records import Run
 
 TEXT = 'The small dog that the children found in the park did not bark, but it followed them home.'
 # Tokens of the model's own answer that its decoder is shown with.
@@ -97,7 +98,7 @@ def _pictures(one: Run, text: str, number: int, say: Callable[[str], None]) -> p
     targets = trained.answer(inputs, MOST_TARGETS)
     lengths = {'encoder': trained.lengths['inputs'], 'decoder': trained.lengths['targets']}
     say(f'{one.name}: attention weights, then gradients of every token')
-    subject = pictures.Subject(
+    subject = gallery.Subject(
         trained.model,
         trained.params,
         (inputs, trained.pieces(inputs)),
@@ -107,4 +108,4 @@ def _pictures(one: Run, text: str, number: int, say: Callable[[str], None]) -> p
         f'r{number}-',
     )
     about = f'The model of {trained.checkpoint} reads “{text}”; where its decoder is shown, it writes its own answer.'
-    return page.Learned(one.name, pictures.draw_all(subject), about)
+    return page.Learned(one.name, gallery.draw_all(subject), about)

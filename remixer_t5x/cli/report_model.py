@@ -9,9 +9,14 @@ from typing import Any
 import jax
 import numpy as np
 
-from remixer_t5x.cli import gin_config, vocab
+from remixer_t5x.checkpoints import saved_params, watch
+from remixer_t5x.cli import vocab
+from remixer_t5x.config import loading
+from remixer_t5x.data import pipeline
+from remixer_t5x.devices import partition
 from remixer_t5x.errors import UserError
-from remixer_t5x.runtime import best, checkpoint_queue, data, model_dir, partition, saved_params
+from remixer_t5x.evaluation import best
+from remixer_t5x.run_folder import model_dir
 
 
 @dataclasses.dataclass(frozen=True)
@@ -19,11 +24,11 @@ class Parts:
     """What a run's configuration makes: its model, the data it was trained on, and INITIAL_CHECKPOINT_PATH."""
 
     model: Any
-    dataset: data.DatasetConfig
+    dataset: pipeline.DatasetConfig
     initial: str | None
 
 
-def parts(model: Any, dataset: data.DatasetConfig, initial: str | None = None) -> Parts:
+def parts(model: Any, dataset: pipeline.DatasetConfig, initial: str | None = None) -> Parts:
     """Called with what gin binds to it."""
     return Parts(model, dataset, initial)
 
@@ -68,14 +73,14 @@ def load(folder: str) -> Trained:
 
     gin's configuration is replaced. Raises UserError where something is missing: a module, data, the checkpoint.
     """
-    gin_config.load(
+    loading.load(
         [os.path.join(folder, model_dir.CONFIG)],
         root=f'{__name__}.parts',
         partial=True,
         base=['runs/report_model.gin'],
     )
-    made = gin_config.call(parts)
-    vocabulary = data.vocabulary(made.dataset)
+    made = loading.call(parts)
+    vocabulary = pipeline.vocabulary(made.dataset)
     # This machine's devices, which need not be those of the run.
     partitioner = partition.Partitioner()
     lengths = dict(made.dataset.task_feature_lengths)
@@ -83,7 +88,7 @@ def load(folder: str) -> Trained:
     abstract = saved_params.abstract_params(made.model, shapes, partitioner)
 
     def restore(path: str) -> Any:
-        return saved_params.restore_params(path, abstract, data.vocabulary_record(vocabulary), checkpoint_queue.SETTING)
+        return saved_params.restore_params(path, abstract, pipeline.vocabulary_record(vocabulary), watch.SETTING)
 
     checkpoint = _newest(folder)
     return Trained(made.model, restore(checkpoint), vocabulary, lengths, checkpoint, _before(made.initial, restore))
@@ -91,7 +96,7 @@ def load(folder: str) -> Trained:
 
 def _newest(folder: str) -> str:
     try:
-        return str(saved_params.find_step(folder, checkpoint_queue.SETTING))
+        return str(saved_params.find_step(folder, watch.SETTING))
     except UserError:
         kept = best.kept_in(folder)
         if not kept:

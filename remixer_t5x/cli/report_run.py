@@ -9,11 +9,12 @@ from typing import Any
 
 from etils import epath
 
-from remixer_t5x.analysis import records
-from remixer_t5x.analysis.records import Run
 from remixer_t5x.cli.evaluate import EVAL
 from remixer_t5x.errors import UserError
-from remixer_t5x.runtime import model_dir, results
+from remixer_t5x.evaluation import results
+from remixer_t5x.reports import records
+from remixer_t5x.reports.records import Run
+from remixer_t5x.run_folder import model_dir
 
 
 def read_all(folders: Sequence[str]) -> list[Run]:

@@ -9,8 +9,8 @@ from typing import Any
 from rich.console import Console
 
 from remixer_t5x.errors import UserError
-from remixer_t5x.runtime import results, task_examples, task_metrics
-from remixer_t5x.runtime.task_examples import Provider, TaskExamples
+from remixer_t5x.evaluation import results, task_examples, task_metrics
+from remixer_t5x.evaluation.task_examples import Provider, TaskExamples
 
 
 def run(

@@ -11,12 +11,12 @@ from typing import Any
 import jax
 from rich.console import Console
 
-from remixer_t5x.analysis import counts, sharding
 from remixer_t5x.cli.info import check_lengths
+from remixer_t5x.costs import counts, sharding_table
+from remixer_t5x.devices import mesh
+from remixer_t5x.devices.hypothetical import Hardware
+from remixer_t5x.devices.partition import Partitioner
 from remixer_t5x.errors import UserError
-from remixer_t5x.runtime import mesh
-from remixer_t5x.runtime.described import Hardware
-from remixer_t5x.runtime.partition import Partitioner
 
 _PIPE_WIDTH = 160
 
@@ -47,7 +47,7 @@ def run(
     console = Console(file=sys.stdout, width=None if sys.stdout.isatty() else _PIPE_WIDTH, highlight=False)
     with console.capture() as captured:
         console.print(f'{described.mesh.size} devices, {mesh.spelt(described.mesh.shape)}', soft_wrap=True)
-        console.print(sharding.sharding_table(shown))
-        for line in sharding.summary(rows):
+        console.print(sharding_table.sharding_table(shown))
+        for line in sharding_table.summary(rows):
             console.print(line, soft_wrap=True)
     sys.stdout.write(captured.get())

@@ -181,8 +181,8 @@ def _last_line(log: pathlib.Path) -> str:
 def _tell(cells: Sequence[Cell], failed: Sequence[Cell], folder: pathlib.Path) -> None:
     # They bring TensorFlow, which would log into the table.
     with quiet.imports(True):
-        from remixer_t5x.analysis import records
         from remixer_t5x.cli import report, report_run
+        from remixer_t5x.reports import records
 
     done = [cell for cell in cells if cell not in failed]
     if not done:
@@ -198,7 +198,7 @@ def _tell(cells: Sequence[Cell], failed: Sequence[Cell], folder: pathlib.Path) -
 
 def table(groups) -> Table:
     """A row for each model: losses, metrics of tasks and speed, as means over seeds with standard deviations."""
-    from remixer_t5x.analysis import overview
+    from remixer_t5x.reports import overview
 
     found = Table(box=box.SIMPLE_HEAD)
     tasks = overview.task_table(groups)
@@ -216,7 +216,7 @@ def table(groups) -> Table:
 
 
 def _cell(values: Sequence[float | None], digits: int) -> str:
-    from remixer_t5x.analysis import overview
+    from remixer_t5x.reports import overview
 
     present = [value for value in values if value is not None]
     return _shown(overview.cell(present) if present else None, digits)

@@ -7,17 +7,20 @@ import sys
 import jax
 from rich.console import Console
 
-from remixer_t5x.analysis import counts, curves
-from remixer_t5x.cli import gin_config
-from remixer_t5x.runtime import data, loop, model_dir, settings
-from remixer_t5x.runtime.evaluation import Evaluation
+from remixer_t5x.config import loading
+from remixer_t5x.costs import counts
+from remixer_t5x.data import pipeline
+from remixer_t5x.evaluation.held_out_loss import Evaluation
+from remixer_t5x.reports import curves
+from remixer_t5x.run_folder import model_dir
+from remixer_t5x.training import loop, settings
 
 LOSS_PICTURE = 'loss.png'
 
 
 def run(
     learner: settings.Learner,
-    dataset: data.DatasetConfig,
+    dataset: pipeline.DatasetConfig,
     folder: settings.Folder,
     periods: settings.Periods,
     evaluation: Evaluation | None = None,
@@ -35,7 +38,7 @@ def run(
     """
     result = loop.train(
         settings.Run(learner, dataset, folder, periods, evaluation, recovery=recovery or settings.Recovery()),
-        config_text=gin_config.operative_config(),
+        config_text=loading.operative_config(),
         flops_per_step=_flops_per_step(learner, dataset),
     )
     if jax.process_index() == 0:
@@ -43,7 +46,7 @@ def run(
     return result
 
 
-def _flops_per_step(learner: settings.Learner, dataset: data.DatasetConfig) -> float:
+def _flops_per_step(learner: settings.Learner, dataset: pipeline.DatasetConfig) -> float:
     counted = counts.count(learner.model, dataset.task_feature_lengths)
     return counted.training_flops * dataset.batch_size
 

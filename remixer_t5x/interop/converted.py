@@ -15,8 +15,9 @@ import numpy as np
 import orbax.checkpoint as ocp
 from etils import epath
 
+from remixer_t5x.checkpoints import durable, manager, saved_params
 from remixer_t5x.errors import UserError
-from remixer_t5x.runtime import checkpoint, durable, model_dir, saved_params
+from remixer_t5x.run_folder import model_dir
 
 Params = Any
 
@@ -47,12 +48,12 @@ def write(folder: epath.Path, params: Params, step: int, run: Mapping[str, Any])
     """
     place = folder / model_dir.CHECKPOINTS
     options = durable.options(place)
-    with checkpoint.told(place / str(step), 'written'):
-        with ocp.CheckpointManager(place, options=options, item_names=('state', 'run')) as manager:
+    with manager.user_errors(place / str(step), 'written'):
+        with ocp.CheckpointManager(place, options=options, item_names=('state', 'run')) as writer:
             items = ocp.args.Composite(
                 state=ocp.args.StandardSave({'params': params}), run=ocp.args.JsonSave(dict(run))
             )
-            manager.save(step, args=items, force=True)
+            writer.save(step, args=items, force=True)
     return place / str(step)
 
 
@@ -64,9 +65,9 @@ def read(path: str, setting: str = 'CHECKPOINT_PATH') -> tuple[Params, dict[str,
       setting: what errors call the path.
     """
     folder = saved_params.find_step(path, setting)
-    checkpoint.verify(folder)
+    manager.verify(folder)
     found = saved_params.read_record(folder)
-    with checkpoint.told(folder, 'read'), ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as reader:
+    with manager.user_errors(folder, 'read'), ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as reader:
         metadata = reader.metadata(folder / 'state')
         tree = getattr(metadata, 'item_metadata', metadata)
         shapes = getattr(tree, 'tree', tree)['params']

@@ -8,8 +8,8 @@ from flax import linen as nn
 
 from remixer_t5x import axes
 from remixer_t5x.context import SequenceContext
+from remixer_t5x.layers.checks import check_length
 from remixer_t5x.layers.diagonals import spread_over_diagonals
-from remixer_t5x.layers.refusals import check_length
 
 
 def relative_position_bucket(

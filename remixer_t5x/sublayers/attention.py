@@ -12,8 +12,8 @@ from remixer_t5x import axes
 from remixer_t5x.context import SequenceContext
 from remixer_t5x.layers import cache
 from remixer_t5x.layers.attend import attend_to_memory, attend_to_own
+from remixer_t5x.layers.checks import needed_memory
 from remixer_t5x.layers.dense import Dense, split_heads
-from remixer_t5x.layers.refusals import needed_memory
 
 
 def _query_init(head_dim: int) -> nn.initializers.Initializer:

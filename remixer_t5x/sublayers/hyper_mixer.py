@@ -26,11 +26,11 @@ from remixer_t5x import axes
 from remixer_t5x.context import Memory, SequenceContext
 from remixer_t5x.errors import UserError
 from remixer_t5x.layers import cache, running_token_mlp, token_mlp
+from remixer_t5x.layers.checks import needed_memory
 from remixer_t5x.layers.dense import GroupDense, split_groups
 from remixer_t5x.layers.dropout import dropout
 from remixer_t5x.layers.norms import LayerNorm
 from remixer_t5x.layers.positions import example_lengths
-from remixer_t5x.layers.refusals import needed_memory
 
 ModuleFactory = Callable[..., nn.Module]
 

@@ -20,9 +20,9 @@ from flax import linen as nn
 from remixer_t5x import axes
 from remixer_t5x.context import Memory, SequenceContext
 from remixer_t5x.layers import cache
+from remixer_t5x.layers.checks import needed_memory
 from remixer_t5x.layers.dense import Dense, split_heads
 from remixer_t5x.layers.dropout import drop_value_rows
-from remixer_t5x.layers.refusals import needed_memory
 from remixer_t5x.layers.token_mlp import mix_through_hidden
 
 # `sum_j phi(k_j) v_j^T` [..., heads, kv, kv] and `sum_j phi(k_j)` [..., heads, kv], float32.

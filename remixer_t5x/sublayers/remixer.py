@@ -25,10 +25,10 @@ from remixer_t5x import axes
 from remixer_t5x.context import SequenceContext
 from remixer_t5x.errors import UserError
 from remixer_t5x.layers import cache
+from remixer_t5x.layers.checks import check_length
 from remixer_t5x.layers.dense import Dense
 from remixer_t5x.layers.diagonals import place_examples
 from remixer_t5x.layers.dropout import dropout
-from remixer_t5x.layers.refusals import check_length
 
 Projection = Callable[[jax.Array], jax.Array]
 

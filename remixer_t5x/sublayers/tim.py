@@ -29,9 +29,9 @@ from remixer_t5x.context import SequenceContext
 from remixer_t5x.errors import UserError
 from remixer_t5x.layers import cache
 from remixer_t5x.layers.attend import attend_to_memory, attend_to_own
+from remixer_t5x.layers.checks import needed_memory
 from remixer_t5x.layers.dense import GroupDense, group_fan_in_normal, join_groups, split_groups
 from remixer_t5x.layers.dropout import dropout
-from remixer_t5x.layers.refusals import needed_memory
 
 _INTO_HEADS = (axes.MECHANISMS, axes.EMBED, axes.JOINED_KV)
 _OUT_OF_HEADS = (axes.MECHANISMS, axes.JOINED_KV, axes.EMBED)

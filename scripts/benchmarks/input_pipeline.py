@@ -17,7 +17,8 @@ os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
 import seqio  # noqa: E402 (TensorFlow reads the variable when it is imported)
 import tensorflow as tf  # noqa: E402
 
-from tasks import local_files, python_docs, span_corruption, vocabularies  # noqa: E402
+from remixer_tasks import local_files, python_docs, vocabularies
+from remixer_tasks.text import span_corruption  # noqa: E402
 
 LENGTHS = {'inputs': 512, 'targets': 114}
 BATCH_SIZE = 32

@@ -37,15 +37,16 @@ def our_step(model_name: str, args: argparse.Namespace) -> tuple[Callable[[], No
     import jax
     import numpy as np
 
-    from remixer_t5x.analysis import counts
-    from remixer_t5x.cli import gin_config
+    from remixer_t5x.config import loading
+    from remixer_t5x.costs import counts
+    from remixer_t5x.devices import partition
     from remixer_t5x.model.seq2seq import Seq2Seq
-    from remixer_t5x.runtime import optimizer, partition, schedules, train_state, train_step
+    from remixer_t5x.optimization import optimizer, schedules, train_state, train_step
 
     lengths = {'inputs': args.inputs, 'targets': args.targets}
     files = [f'models/{model_name}.gin', f'sizes/{args.size}.gin', *args.gin_file]
-    gin_config.load(files, [('DTYPE', args.dtype)], root='remixer_t5x.model.seq2seq.Seq2Seq', partial=True)
-    model = gin_config.call(Seq2Seq)
+    loading.load(files, [('DTYPE', args.dtype)], root='remixer_t5x.model.seq2seq.Seq2Seq', partial=True)
+    model = loading.call(Seq2Seq)
     counted = counts.count(model, lengths)
     batch = {
         'encoder_input_tokens': (args.batch, args.inputs),

@@ -4,7 +4,7 @@
 
 The mixers and their dimensions are those of scripts/benchmarks/mixers.py (width d = 256, hidden size d' = 512 as in
 appendix B.3), batch 1, float32, forward as in figure 2; --backward adds the time of gradients, as that benchmark takes
-it. FLOPs are those of `analysis/flops.py`: matrix products and Fourier transforms. Beside them stand the formulas of
+it. FLOPs are those of `costs/flops.py`: matrix products and Fourier transforms. Beside them stand the formulas of
 appendix D. Results are appended to --out as they are known; started again, it does what is
 missing. --show runs nothing.
 """
@@ -24,7 +24,8 @@ import numpy as np
 from flax import linen as nn
 from records import Records
 
-from remixer_t5x.analysis import drawing, flops, hyper_mixing
+from remixer_t5x.costs import flops
+from remixer_t5x.reports.pictures import drawing, hyper_mixing
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / 'benchmarks'))
 import mixers as benchmark  # noqa: E402

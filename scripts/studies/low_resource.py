@@ -16,7 +16,7 @@ import numpy as np
 import small_task
 from records import Records, summary
 
-from remixer_t5x.analysis import drawing
+from remixer_t5x.reports.pictures import drawing
 
 Found = dict[str, dict[float, list[float]]]
 

@@ -26,7 +26,7 @@ from flax import linen as nn
 from records import Records
 from variants import VARIANTS
 
-from remixer_t5x.cli import gin_config
+from remixer_t5x.config import loading
 from remixer_t5x.errors import UserError
 from remixer_t5x.model.losses import token_logits
 from remixer_t5x.model.seq2seq import Seq2Seq
@@ -87,7 +87,8 @@ def rows_of(task: Any, split: str, inputs: int, targets: int, limit: int | None 
 @functools.cache
 def data_of(name: str, inputs: int, targets: int, validation_examples: int) -> tuple[Rows, Rows, int]:
     """Training rows, validation rows, and how many ids the vocabulary has."""
-    from tasks import catalogue, cogs, vocabularies
+    from remixer_tasks import catalogue, vocabularies
+    from remixer_tasks.benchmarks import cogs
 
     if name == 'cogs':
         vocabulary = cogs.words()
@@ -121,13 +122,13 @@ def model_of(trial: Trial, vocab_size: int) -> Seq2Seq:
         'REMAT_POLICY': 'None',
     }
     flags = [*((name, str(value)) for name, value in sizes.items()), *variant.flags]
-    gin_config.load(
+    loading.load(
         ['models/t5_1_1.gin', 'sizes/tiny.gin', *variant.files],
         flags,
         root='remixer_t5x.model.seq2seq.Seq2Seq',
         partial=True,
     )
-    return gin_config.call(Seq2Seq)
+    return loading.call(Seq2Seq)
 
 
 @functools.lru_cache(maxsize=4)

@@ -15,7 +15,7 @@ import os
 import pathlib
 import sys
 
-from remixer_t5x.analysis import counts
+from remixer_t5x.costs import counts
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / 'benchmarks'))
 import train_step as benchmark  # noqa: E402

@@ -31,7 +31,7 @@ from epochs import batches
 from flax import linen as nn
 from records import Records, summary
 
-from remixer_t5x.analysis import drawing
+from remixer_t5x.reports.pictures import drawing
 
 TEST_SEED = 20_231
 # Steps in one call of the compiled program, so that Python's part does not count.

@@ -17,7 +17,7 @@ import figures
 import numpy as np
 import small_task
 
-from remixer_t5x.analysis import drawing
+from remixer_t5x.reports.pictures import drawing
 
 LOG10_RATE, DROPOUT = (-8.0, -1.0), (0.0, 0.5)
 

@@ -63,7 +63,7 @@ NORMED = {
     'HyperMixing, layer norm': HYPER_MIXER,
 }
 VARIANTS |= {
-    f'{norm}, {layout}': variant + flagged(**{'encoder/layer.arranged.layout': name})
+    f'{norm}, {layout}': variant + flagged(**{'encoder/layer.make_layer.layout': name})
     for norm, variant in NORMED.items()
     for layout, name in LAYOUTS.items()
 }

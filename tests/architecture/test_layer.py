@@ -48,7 +48,7 @@ LAYOUTS = {
 @pytest.mark.parametrize('layout', LAYOUTS)
 def test_equation(layout):
     sublayers = (functools.partial(Mixer, shift=0.3), functools.partial(FeedForward, shift=-0.2))
-    module = layer.arranged(sublayers, layout)
+    module = layer.make_layer(sublayers, layout)
     x = jax.random.normal(jax.random.key(0), (2, 3, D))
     ctx = SequenceContext(jnp.ones((2, 3), jnp.int32), jnp.zeros((2, 3), jnp.int32))
     params = nn.unbox(module.init(jax.random.key(1), x, ctx)['params'])

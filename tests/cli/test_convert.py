@@ -1,9 +1,7 @@
 """`remixer-t5x convert` as a user types it: Hugging Face folders and safetensors, and what trains from them."""
 
-import importlib.util
 import json
 import os
-import pathlib
 import sys
 
 import gin
@@ -12,7 +10,9 @@ import pytest
 from safetensors.numpy import load_file
 
 from remixer_t5x.cli.main import main
-from remixer_t5x.interop import converted, hf_check, safetensors_export
+from remixer_t5x.interop import converted
+from remixer_t5x.interop.huggingface import check as hf_check
+from remixer_t5x.interop.safetensors import export as safetensors_export
 
 pytestmark = [
     pytest.mark.filterwarnings('ignore::DeprecationWarning'),
@@ -48,15 +48,6 @@ TASK_FEATURE_LENGTHS = {'inputs': 8, 'targets': 4}
 MIXTURE_OR_TASK_NAME = @convert_toy.task()
 convert_toy.task.vocabulary = %VOCABULARY
 """
-
-
-@pytest.fixture(scope='module')
-def folders():
-    path = pathlib.Path(__file__).parents[1] / 'interop' / 'folders.py'
-    spec = importlib.util.spec_from_file_location('hf_folders', path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 @pytest.fixture(scope='module')

@@ -7,12 +7,9 @@ Beam, which does not install beside every version of the other packages, and is 
 import collections
 import importlib.util
 import json
-import os
 import pathlib
-import runpy
 import subprocess
 import sys
-import types
 
 import numpy as np
 import pytest
@@ -20,9 +17,10 @@ import seqio
 import tensorflow as tf
 
 from remixer_t5x.cli import main
+from remixer_t5x.data import cached_tasks, pipeline
 from remixer_t5x.errors import UserError
-from remixer_t5x.runtime import cached_tasks, compare_runs, data
-from tasks import caching
+from remixer_tasks import caching
+from tests.support import compare_runs, paths
 
 HERE = pathlib.Path(__file__).parent
 DOCUMENTS = {
@@ -41,7 +39,9 @@ def no_folder_of_another_test():
 
 @pytest.fixture(scope='module')
 def worker():
-    return types.SimpleNamespace(**runpy.run_path(str(HERE / 'cached_training.py')))
+    from tests.support import cached_training
+
+    return cached_training
 
 
 def documents_task(extra_ids=100):
@@ -68,7 +68,7 @@ def documents_task(extra_ids=100):
 
 
 def record(vocabulary=None):
-    return data.vocabulary_record(vocabulary or seqio.ByteVocabulary(100))
+    return pipeline.vocabulary_record(vocabulary or seqio.ByteVocabulary(100))
 
 
 def write(folder, name, completed=True, shards=3, vocabulary=None):
@@ -98,9 +98,9 @@ def ids(text):
 
 def rows(task, split='train', **cached):
     """How often each row of a whole epoch comes."""
-    config = data.DatasetConfig(task, {'inputs': 64, 'targets': 192}, 4, split, shuffle=False, **cached)
+    config = pipeline.DatasetConfig(task, {'inputs': 64, 'targets': 192}, 4, split, shuffle=False, **cached)
     found = collections.Counter()
-    for batch in data.EvalBatches(config):
+    for batch in pipeline.EvalBatches(config):
         weighted = batch['decoder_loss_weights'].any(1)
         for inputs, targets in zip(batch['encoder_input_tokens'], batch['decoder_target_tokens'], strict=True):
             found[inputs.tobytes() + targets.tobytes()] += 1
@@ -118,8 +118,8 @@ def test_batches_from_the_cache_are_those_without_it_up_to_order(tmp_path, split
 
 def test_order_is_the_same_every_time_and_a_position_goes_on_exactly(tmp_path, worker):
     folder = write(tmp_path, 'cached_text')
-    config = data.DatasetConfig(worker.task(), worker.LENGTHS, 4, seed=3, use_cached=True, cache_dir=folder)
-    first, second, resumed = (data.TrainBatches(config) for _ in range(3))
+    config = pipeline.DatasetConfig(worker.task(), worker.LENGTHS, 4, seed=3, use_cached=True, cache_dir=folder)
+    first, second, resumed = (pipeline.TrainBatches(config) for _ in range(3))
     batches = [next(first) for _ in range(30)]
     for _ in range(13):
         next(second)
@@ -132,14 +132,12 @@ def test_order_is_the_same_every_time_and_a_position_goes_on_exactly(tmp_path, w
 
 def test_killed_and_resumed_on_a_cache_is_bit_equal(tmp_path):
     folder = write(tmp_path / 'cache', 'cached_text')
-    training = HERE.parent / 'runtime' / 'tiny_training.py'
-    given = {'training': str(training), 'examples': folder, 'folder': str(tmp_path), 'steps': 24}
-    root = str(HERE.parents[1])
+    given = {'examples': folder, 'folder': str(tmp_path), 'steps': 24}
     done = subprocess.run(
-        [sys.executable, str(HERE / 'cached_training.py'), json.dumps(given)],
+        [sys.executable, '-m', 'tests.support.cached_training', json.dumps(given)],
         capture_output=True,
         text=True,
-        env={**os.environ, 'PYTHONPATH': root, 'JAX_PLATFORMS': 'cpu'},
+        env=paths.environment(),
     )
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout.splitlines()[-1]) == [0, -9, 0], done.stderr
@@ -188,7 +186,7 @@ def test_a_task_without_a_place_for_a_cache_is_refused(tmp_path):
 
 def test_a_cache_dir_that_nothing_reads_is_refused(tmp_path):
     with pytest.raises(UserError, match='USE_CACHED_TASKS'):
-        data.DatasetConfig('any', {'inputs': 8, 'targets': 8}, 4, cache_dir=str(tmp_path))
+        pipeline.DatasetConfig('any', {'inputs': 8, 'targets': 8}, 4, cache_dir=str(tmp_path))
 
 
 @pytest.fixture
@@ -256,7 +254,7 @@ def test_data_cache_writes_what_training_reads(typed, tmp_path):
     letters = sum(len(text.encode()) for text in DOCUMENTS['train'])
     assert lines[1].startswith(f'  train: 24 examples, {letters:,} tokens of targets, 24 files, ')
     assert lines[-1] == f'train from it: --gin.USE_CACHED_TASKS=True --gin.CACHE_DIR={tmp_path}/cache'
-    from tasks import local_files, pretraining, vocabularies
+    from remixer_tasks import local_files, pretraining, vocabularies
 
     corpus = local_files.corpus(f'{tmp_path}/train.txt', f'{tmp_path}/validation.txt')
     task = pretraining.span_corruption(corpus, vocabularies.byte(), 'own_text_span_corruption')

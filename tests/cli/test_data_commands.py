@@ -5,7 +5,7 @@ import json
 import pytest
 
 from remixer_t5x.cli import main
-from tasks import catalogue
+from remixer_tasks import catalogue
 
 COMMITMENT = [{'premise': f'A naïve premise {i}.', 'hypothesis': 'B', 'label': 'neutral', 'idx': i} for i in range(3)]
 WINOGRAD = [

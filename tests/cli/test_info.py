@@ -95,14 +95,14 @@ def test_recomputing_everything_is_seen_by_the_model(clean_environment):
     import gin
 
     from remixer_t5x.architecture import stack
-    from remixer_t5x.cli import gin_config
     from remixer_t5x.cli import memory as command
+    from remixer_t5x.config import loading
 
     flags = [flag.removeprefix('--gin.').split('=', 1) for flag in MINIATURE]
     files = ['runs/memory.gin', *(flag.split('=')[1] for flag in MODEL)]
     files += ['optimizers/adafactor.gin', 'hardware/cpu.gin']
-    gin_config.load(files, flags, root='remixer_t5x.cli.memory.run', partial=True)
-    step = gin_config.call(command.step)
+    loading.load(files, flags, root='remixer_t5x.cli.memory.run', partial=True)
+    step = loading.call(command.step)
     with command._full_remat():
         assert gin.query_parameter('stack.Stack.remat_policy') is stack.full_remat
     assert gin.query_parameter('stack.Stack.remat_policy') is not stack.full_remat

@@ -10,8 +10,9 @@ import time
 
 import pytest
 
-from remixer_t5x.cli import gin_config, sweep
+from remixer_t5x.cli import sweep
 from remixer_t5x.cli.main import main
+from remixer_t5x.config import loading
 from remixer_t5x.errors import UserError
 from remixer_t5x.model.seq2seq import Seq2Seq
 from remixer_t5x.sublayers import attention, gated_mlp, hyper_mixer, remixer
@@ -28,11 +29,11 @@ SMALL = [
 
 def encoder_of(model):
     """The sublayers of the encoder's layers, and the dropout rate."""
-    gin_config.load(
+    loading.load(
         ['experiments/finetune_cogs.gin'], [('DROPOUT_RATE', '0.25')], root='remixer_t5x.model.seq2seq.Seq2Seq',
-        partial=True, model=gin_config.model_files(model),
+        partial=True, model=loading.model_files(model),
     )  # fmt: skip
-    ((layer, _),) = gin_config.call(Seq2Seq).module.encoder_stack().runs
+    ((layer, _),) = loading.call(Seq2Seq).module.encoder_stack().runs
     return [type(sublayer()) for sublayer in layer().sublayers]
 
 
@@ -50,20 +51,20 @@ def test_a_model_takes_the_place_of_the_one_that_an_experiment_includes(model, s
 
 
 def test_settings_of_the_experiment_are_kept():
-    gin_config.load(
+    loading.load(
         ['experiments/cogs_cpu.gin'], root='remixer_t5x.model.seq2seq.Seq2Seq', partial=True,
         model=['models/hyper_mixer.gin'],
     )  # fmt: skip
-    assert gin_config.call(Seq2Seq).vocab_size == 896
+    assert loading.call(Seq2Seq).vocab_size == 896
 
 
 def test_a_model_where_none_is_named_and_one_that_is_none():
     with pytest.raises(UserError, match='stands in for a file of models/.*type --gin_file=models/remixer.gin'):
-        gin_config.load(['sizes/tiny.gin'], root='remixer_t5x.model.seq2seq.Seq2Seq', model=['models/remixer.gin'])
+        loading.load(['sizes/tiny.gin'], root='remixer_t5x.model.seq2seq.Seq2Seq', model=['models/remixer.gin'])
     with pytest.raises(UserError, match='empty name'):
-        gin_config.model_files('remixer+')
+        loading.model_files('remixer+')
     with pytest.raises(UserError, match='models/remixr.gin'):
-        gin_config.load(['models/t5_1_1.gin'], root='remixer_t5x.model.seq2seq.Seq2Seq', model=['models/remixr.gin'])
+        loading.load(['models/t5_1_1.gin'], root='remixer_t5x.model.seq2seq.Seq2Seq', model=['models/remixr.gin'])
 
 
 def compare(*arguments):

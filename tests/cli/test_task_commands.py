@@ -10,11 +10,12 @@ import jax
 import numpy as np
 import pytest
 
-from remixer_t5x.cli import gin_config
+from remixer_t5x.checkpoints import saved_params
 from remixer_t5x.cli.main import main
+from remixer_t5x.config import loading
+from remixer_t5x.devices.partition import Partitioner
 from remixer_t5x.model.seq2seq import Seq2Seq
-from remixer_t5x.runtime import saved_params, train_state
-from remixer_t5x.runtime.partition import Partitioner
+from remixer_t5x.optimization import train_state
 
 pytestmark = [
     pytest.mark.filterwarnings('ignore::DeprecationWarning'),
@@ -25,7 +26,7 @@ MODULE = """
 import numpy as np
 import seqio
 import tensorflow as tf
-from tasks import answers
+from remixer_tasks.benchmarks import answers
 
 LABELS = ('acceptable', 'unacceptable')
 
@@ -55,7 +56,7 @@ def task(vocabulary, name='glue_cola_v002'):
 """
 CONFIG = """
 from __gin__ import dynamic_registration
-from tasks import vocabularies
+from remixer_tasks import vocabularies
 import toy_tasks
 
 include 'models/t5_1_1.gin'
@@ -127,9 +128,9 @@ def of_kind(path, kind):
 
 
 def parameters(path):
-    gin_config.load(['toy.gin'], root='remixer_t5x.model.seq2seq.Seq2Seq', partial=True)
+    loading.load(['toy.gin'], root='remixer_t5x.model.seq2seq.Seq2Seq', partial=True)
     shapes = {'encoder_input_tokens': (4, 12), 'decoder_target_tokens': (4, 14)}
-    abstract = saved_params.abstract_params(gin_config.call(Seq2Seq), shapes, Partitioner())
+    abstract = saved_params.abstract_params(loading.call(Seq2Seq), shapes, Partitioner())
     return jax.device_get(saved_params.restore_params(str(path), abstract))
 
 

@@ -11,10 +11,14 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from remixer_t5x.cli import gin_config, main
+from remixer_t5x.cli import main
+from remixer_t5x.config import loading
 from remixer_t5x.errors import UserError
-from remixer_t5x.runtime import results, text_inputs
-from tasks import documents, malformed, raw_rows, vocabularies, word_vocabulary
+from remixer_t5x.evaluation import results
+from remixer_t5x.inference import text_inputs
+from remixer_tasks import vocabularies
+from remixer_tasks.files import malformed, raw_rows
+from remixer_tasks.text import documents, word_vocabulary
 
 FUZZ = settings(max_examples=120, deadline=None)
 # Bytes that mean something to one of the parsers, beside any others.
@@ -168,7 +172,7 @@ VALUES = st.text(max_size=30) | st.lists(
 @given(VALUES)
 def test_values_of_gin_flags(text):
     """Gives one gin value: of a text that is none, the text itself."""
-    found = parses_or_one_line(lambda: gin_config.flag_value('X', text))
+    found = parses_or_one_line(lambda: loading.flag_value('X', text))
     if found is not None and found != text:
         assert found == repr(text)
 

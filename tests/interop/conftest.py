@@ -16,11 +16,6 @@ def _load(path: pathlib.Path):
 
 
 @pytest.fixture(scope='session')
-def folders():
-    return _load(HERE / 'folders.py')
-
-
-@pytest.fixture(scope='session')
 def v1_0_maker():
     """`make_t5_v1_0_tiny.py`, or a skip where what it needs is missing."""
     for package in ('torch', 'transformers'):

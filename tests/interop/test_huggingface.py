@@ -14,21 +14,19 @@ from safetensors.numpy import load_file, save_file
 from remixer_t5x.architecture.encoder_decoder import EncoderDecoder
 from remixer_t5x.architecture.layer import PreNorm
 from remixer_t5x.architecture.stack import Stack
-from remixer_t5x.cli import gin_config
+from remixer_t5x.config import loading
+from remixer_t5x.devices.partition import unbox
 from remixer_t5x.errors import UserError
-from remixer_t5x.interop import (
-    hf_config,
-    hf_description,
-    hf_gin,
-    hf_tokenizer,
-    hf_weights,
-    huggingface,
-    safetensors_export,
-)
+from remixer_t5x.interop.huggingface import config as hf_config
+from remixer_t5x.interop.huggingface import description as hf_description
+from remixer_t5x.interop.huggingface import folders as huggingface
+from remixer_t5x.interop.huggingface import gin_file as hf_gin
+from remixer_t5x.interop.huggingface import tokenizer as hf_tokenizer
+from remixer_t5x.interop.huggingface import weights as hf_weights
+from remixer_t5x.interop.safetensors import export as safetensors_export
 from remixer_t5x.layers.positions import RelativePositionBias
 from remixer_t5x.model.beam_search import BeamSearch, PowerPenalty
 from remixer_t5x.model.seq2seq import Seq2Seq
-from remixer_t5x.runtime.partition import unbox
 from remixer_t5x.sublayers.attention import CrossAttention, SelfAttention
 from remixer_t5x.sublayers.relu_mlp import ReluMLP
 
@@ -46,13 +44,13 @@ def model_of(folder, source) -> Seq2Seq:
     """The model of the gin file that goes with `source`, as a user's command makes it."""
     path = folder / 'model.gin'
     path.write_text(hf_gin.model_gin(source.t5, hf_tokenizer.Tokenizer(None, 100), 'A test.'))
-    gin_config.load([str(path)], root=MODEL, partial=True)
-    return gin_config.call(Seq2Seq)
+    loading.load([str(path)], root=MODEL, partial=True)
+    return loading.call(Seq2Seq)
 
 
 def shipped(*files, flags=()) -> Seq2Seq:
-    gin_config.load([*files, 'sizes/tiny.gin'], flags, root=MODEL, partial=True)
-    return gin_config.call(Seq2Seq)
+    loading.load([*files, 'sizes/tiny.gin'], flags, root=MODEL, partial=True)
+    return loading.call(Seq2Seq)
 
 
 def batch_of(arrays):
@@ -313,7 +311,7 @@ def test_our_model_loads_in_transformers(v1_0_maker, tmp_path):
     """Random parameters of our own model, in two runs, rounded to bfloat16."""
     import transformers
 
-    flags = [('ENCODER_RUNS', '((@encoder/layer.arranged, 1), (@encoder/layer.arranged, 2))')]
+    flags = [('ENCODER_RUNS', '((@encoder/layer.make_layer, 1), (@encoder/layer.make_layer, 2))')]
     flags += [(name, str(value)) for name, value in SIZES.items()]
     model = shipped('models/t5_1_1.gin', flags=flags)
     t5, runs = hf_description.describe(model.module)

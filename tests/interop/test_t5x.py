@@ -19,8 +19,8 @@ from remixer_t5x import axes
 from remixer_t5x.architecture.encoder_decoder import EncoderDecoder
 from remixer_t5x.architecture.layer import PreNorm
 from remixer_t5x.architecture.stack import Stack
-from remixer_t5x.cli import gin_config, gin_files
-from remixer_t5x.interop import t5x_checkpoint
+from remixer_t5x.config import loading, scan
+from remixer_t5x.interop.t5x import checkpoint as t5x_checkpoint
 from remixer_t5x.layers.positions import RelativePositionBias
 from remixer_t5x.model.losses import CrossEntropy
 from remixer_t5x.model.seq2seq import Seq2Seq
@@ -43,7 +43,7 @@ VOCAB, INPUTS, TARGETS = 48, 9, 7
 
 def bindings(file: str) -> dict:
     text = (CONFIGS / 't5x' / file).read_text()
-    return {binding.key: binding.value for binding in gin_files.scan(text, file)[0].bindings}
+    return {binding.key: binding.value for binding in scan.scan(text, file)[0].bindings}
 
 
 @pytest.fixture(scope='module')
@@ -108,7 +108,7 @@ def driver_model(module: EncoderDecoder, **settings):
     import seqio
     from t5x import adafactor
 
-    from remixer_t5x.interop import t5x
+    from remixer_t5x.interop.t5x import driver as t5x
 
     rules = bindings('model.gin')['adafactor.Adafactor.logical_factor_rules']
     vocabulary = seqio.ByteVocabulary()
@@ -130,8 +130,8 @@ class TestUnderT5X:
 
         size = {'remixer_scaled': 'scaled_base', 't5_1_0': 't5_1_0_small'}.get(model, 'tiny')
         files = [f'models/{model}.gin', f'sizes/{size}.gin']
-        gin_config.load(files, [], root='remixer_t5x.model.seq2seq.Seq2Seq', partial=True)
-        driven = driver_model(gin_config.call(Seq2Seq).module)
+        loading.load(files, [], root='remixer_t5x.model.seq2seq.Seq2Seq', partial=True)
+        driven = driver_model(loading.call(Seq2Seq).module)
         shapes = {'encoder_input_tokens': (2, 64), 'decoder_input_tokens': (2, 32)}
 
         def state(rng):
@@ -204,7 +204,7 @@ class TestUnderT5X:
     def test_a_task_is_registered_under_its_name(self):
         import seqio
 
-        from remixer_t5x.interop import t5x
+        from remixer_t5x.interop.t5x import driver as t5x
 
         feature = seqio.Feature(seqio.ByteVocabulary())
         source = seqio.FunctionDataSource(lambda split, shuffle_files: None, splits=['train'])
@@ -233,8 +233,8 @@ class TestUnderT5X:
         assert done.returncode == 0, done.stderr[-3000:]
 
         flags = [('VOCAB_SIZE', '4096'), ('NUM_ENCODER_LAYERS', '1'), ('NUM_DECODER_LAYERS', '2')]
-        gin_config.load(files[:2], flags, root='remixer_t5x.model.seq2seq.Seq2Seq', partial=True)
-        model = gin_config.call(Seq2Seq)
+        loading.load(files[:2], flags, root='remixer_t5x.model.seq2seq.Seq2Seq', partial=True)
+        model = loading.call(Seq2Seq)
         shapes = {'encoder_input_tokens': (1, 8), 'decoder_target_tokens': (1, 8)}
         abstract = nn.unbox(jax.eval_shape(lambda key: model.init(key, shapes), jax.random.key(0)))
         trained, step = t5x_checkpoint.read(str(tmp_path), abstract)

@@ -22,7 +22,7 @@ from remixer_t5x.architecture.encoder_decoder import EncoderDecoder
 from remixer_t5x.architecture.layer import PostNorm, PreNorm
 from remixer_t5x.architecture.stack import Stack
 from remixer_t5x.errors import UserError
-from remixer_t5x.interop import t5x_checkpoint
+from remixer_t5x.interop.t5x import checkpoint as t5x_checkpoint
 from remixer_t5x.layers.positions import RelativePositionBias
 from remixer_t5x.model.seq2seq import Seq2Seq
 from remixer_t5x.sublayers.attention import CrossAttention, SelfAttention

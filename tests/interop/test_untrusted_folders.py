@@ -12,8 +12,12 @@ from hypothesis import strategies as st
 from safetensors.numpy import save, save_file
 
 from remixer_t5x.errors import UserError
-from remixer_t5x.interop import hf_tokenizer, huggingface, json_files, safetensors_export, safetensors_files
-from remixer_t5x.interop import safetensors_header as header
+from remixer_t5x.interop import json_files
+from remixer_t5x.interop.huggingface import folders as huggingface
+from remixer_t5x.interop.huggingface import tokenizer as hf_tokenizer
+from remixer_t5x.interop.safetensors import export as safetensors_export
+from remixer_t5x.interop.safetensors import files as safetensors_files
+from remixer_t5x.interop.safetensors import header
 
 GOOD = {'a': np.arange(6, dtype=np.float32).reshape(2, 3), 'b': np.ones(4, np.float16)}
 FUZZ = settings(max_examples=150, deadline=None)

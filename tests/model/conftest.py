@@ -17,7 +17,9 @@ def _load(path: pathlib.Path):
 
 @pytest.fixture(scope='session')
 def toy():
-    return _load(TESTS / 'model' / 'toy_generation.py')
+    from tests.support import toy_generation
+
+    return toy_generation
 
 
 @pytest.fixture(scope='session')

@@ -178,7 +178,7 @@ few_examples = settings(max_examples=8, deadline=None, derandomize=True, databas
 def make_stack(name: str, side: str, **options) -> stack.Stack:
     case = SUBLAYERS[name]
     sublayers = getattr(case, side)
-    make_layer = functools.partial(layer.arranged, sublayers, case.layout, DROPOUT, case.norm)
+    make_layer = functools.partial(layer.make_layer, sublayers, case.layout, DROPOUT, case.norm)
     reads_bias = any(factory.func in READS_POSITION_BIAS for factory in sublayers)
     bias = functools.partial(RelativePositionBias, num_heads=2) if reads_bias else None
     return stack.Stack(runs=((make_layer, 2),), position_bias=bias, dropout_rate=DROPOUT, **options)
@@ -432,8 +432,8 @@ def test_every_layout_takes_it(name, side):
     case, ctx = SUBLAYERS[name], make_context(side, [[LENGTH]] * BATCH, features(14, MEMORY))
     for layout in (layer.PreNorm, layer.PostNorm, layer.ReZero, layer.Parallel, layer.Serialized):
         norm = None if layout is layer.ReZero else case.norm
-        arranged = layer.arranged(getattr(case, side), layout, norm=norm)
-        out, _ = jax.eval_shape(arranged.init_with_output, jax.random.key(0), features(15), ctx)
+        make_layer = layer.make_layer(getattr(case, side), layout, norm=norm)
+        out, _ = jax.eval_shape(make_layer.init_with_output, jax.random.key(0), features(15), ctx)
         assert out.shape == (BATCH, LENGTH, EMBED) and out.dtype == jnp.float32, layout
 
 

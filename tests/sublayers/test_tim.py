@@ -118,7 +118,7 @@ def test_encoder_layer_is_algorithm_1(num_mechanisms, competes, layout):
         functools.partial(tim.InterMechanismAttention, num_mechanisms),
         functools.partial(tim.TimMLP, num_mechanisms, F),
     )
-    block = layer.arranged(sublayers, layout, norm=functools.partial(GroupedRMSNorm, num_mechanisms))
+    block = layer.make_layer(sublayers, layout, norm=functools.partial(GroupedRMSNorm, num_mechanisms))
     x, ctx = features(0), context(position_bias=relative_bias())
     params = randomised(block, x, ctx)
     actual = jax.jit(block.apply)({'params': params}, x, ctx)

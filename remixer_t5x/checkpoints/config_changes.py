@@ -1,0 +1,38 @@
+"""What differs between the gin of a checkpoint and that of the run that goes on from it."""
+
+import re
+
+# Where things lie and how often they are said changes nothing that is computed.
+HARMLESS = ('MODEL_DIR', 'KEEP_CHECKPOINTS', 'RESTORE', 'FILES', 'DATA_DIR', 'CACHE_DIR', 'VOCABULARY_PATH')
+MOST_SHOWN = 6
+
+
+def bindings(config: str) -> dict[str, str]:
+    """`name = value` of an operative gin text; a value that goes on in indented lines is joined."""
+    found: dict[str, str] = {}
+    name = None
+    for line in config.splitlines():
+        start = re.match(r'([\w./]+) = (.*)', line)
+        if start:
+            name, value = start.groups()
+            found[name] = value.strip(' \\')
+        elif name and line.startswith(' '):
+            found[name] = f'{found[name]} {line.strip()}'.strip()
+        else:
+            name = None
+    return found
+
+
+def describe_changes(old: str, new: str) -> str:
+    """The settings that differ, as `LEARNING_RATE 0.001 -> 0.01, ...`; empty where none does or one text is empty."""
+    before, now = bindings(old), bindings(new)
+    if not before or not now:
+        return ''
+    names = [name for name in sorted({*before, *now}) if before.get(name) != now.get(name) and not _harmless(name)]
+    shown = [f'{name} {before.get(name, "(absent)")} -> {now.get(name, "(absent)")}' for name in names[:MOST_SHOWN]]
+    more = [f'and {len(names) - MOST_SHOWN} more'] if len(names) > MOST_SHOWN else []
+    return ', '.join([*shown, *more])
+
+
+def _harmless(name: str) -> bool:
+    return name in HARMLESS or name.endswith(('.model_dir', '.restore'))

@@ -1,0 +1,325 @@
+"""Checkpoints through Orbax, written in the background: train state, data position, and what the run was.
+
+`MODEL_DIR/checkpoints/<step>` holds three items: `state` (arrays, sharded; they restore on any mesh), `data`
+(the position of each stream of batches, JSON) and `run` (operative gin, vocabulary fingerprint, versions, JSON).
+Orbax writes into a temporary name, which `durable` syncs and renames at the end, so a step that is listed is complete;
+what an interrupted write left is removed at the start.
+"""
+
+import contextlib
+import json
+import logging
+import shutil
+import sys
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+from etils import epath
+from jax.experimental import multihost_utils
+
+from remixer_t5x.checkpoints import durable, safe_paths, untrusted
+from remixer_t5x.data import data_changes
+from remixer_t5x.data.position import Position
+from remixer_t5x.devices import collectives
+from remixer_t5x.errors import UserError
+from remixer_t5x.optimization import finite
+from remixer_t5x.run_folder import model_dir
+
+State = Any
+# What must be equal for a run to go on: the data position counts batches of this size and shape.
+FIXED = {
+    'batch_size': 'BATCH_SIZE',
+    'feature_lengths': 'TASK_FEATURE_LENGTHS',
+    'pack': 'pack',
+    'task': 'MIXTURE_OR_TASK_NAME',
+    'seed': 'SEED',
+}
+
+
+class SaveFailed(UserError):
+    """A checkpoint could not be written."""
+
+
+class _TracebackFilter(logging.Filter):
+    """Drops Orbax's tracebacks of failed writes where only errors are shown: each failure is raised as one
+    line too.
+    """
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        quiet = logging.getLogger('absl').getEffectiveLevel() >= logging.ERROR
+        return not (quiet and 'orbax' in record.pathname)
+
+
+def _quiet_failed_writes() -> None:
+    """A failed write is raised as one line; this drops what the libraries print about it besides, once per
+    process.
+    """
+    logger, shown = logging.getLogger('absl'), sys.unraisablehook
+    if any(isinstance(known, _TracebackFilter) for known in logger.filters):
+        return
+    logger.addFilter(_TracebackFilter())
+
+    def hook(unraisable: Any) -> None:
+        # After one array has failed, TensorStore's threads report the others to an event loop that is gone.
+        if str(unraisable.exc_value) != 'Event loop is closed':
+            shown(unraisable)
+
+    sys.unraisablehook = hook
+
+
+class Checkpoints:
+    """The checkpoints under one MODEL_DIR; `keep` newest stay (None: all)."""
+
+    def __init__(self, folder: epath.Path, keep: int | None = 3):
+        if keep is not None and keep < 1:
+            raise UserError(f'KEEP_CHECKPOINTS is {keep}; it takes 1 or more, or None to keep all')
+        self._folder = folder / model_dir.CHECKPOINTS
+        _quiet_failed_writes()
+        self._options = durable.options(self._folder, keep, background=True)
+        self._open()
+
+    def _open(self) -> None:
+        with user_errors(self._folder, 'opened'):
+            self._manager = ocp.CheckpointManager(
+                self._folder, options=self._options, item_names=('state', 'data', 'run')
+            )
+
+    @property
+    def folder(self) -> epath.Path:
+        return self._folder
+
+    def steps(self) -> list[int]:
+        """Complete checkpoints, oldest first. Waits for one that is being written, which until then is none."""
+        with contextlib.suppress(Exception):
+            self._manager.wait_until_finished()
+        # The manager forgets the one before as soon as a write begins, also where the write then fails.
+        return sorted(ocp.utils.checkpoint_steps(self._folder))
+
+    def latest_step(self) -> int | None:
+        """The newest complete checkpoint; None when there is none."""
+        steps = self.steps()
+        return steps[-1] if steps else None
+
+    def set_aside(self, step: int) -> epath.Path:
+        """Moves a checkpoint that cannot be used to MODEL_DIR/damaged; returns its new folder. One process calls it,
+        all call `reopen`.
+        """
+        place = self._folder.parent / 'damaged' / str(step)
+        with user_errors(self._folder / str(step), 'moved away'):
+            place.parent.mkdir(exist_ok=True)
+            if place.exists():
+                place.rmtree()
+            (self._folder / str(step)).rename(place)
+        return place
+
+    def reopen(self) -> None:
+        """Begins anew after a failed write, or where the folder has changed; removes unfinished writes."""
+        with contextlib.suppress(Exception):
+            self._manager.close()
+        self._open()
+
+    def save(self, step: int, state: State, position: Position, run: dict[str, Any]) -> None:
+        """Starts writing and returns once the arrays are copied to the host.
+
+        Raises SaveFailed when this or the previous write failed; complete checkpoints are untouched by that.
+        """
+        self._check_space(state)
+        items = ocp.args.Composite(
+            state=ocp.args.StandardSave(state),
+            data=ocp.args.JsonSave({'positions': _all_streams(position)}),
+            run=ocp.args.JsonSave(run),
+        )
+        with self._save_errors(step):
+            self._manager.save(step, args=items, force=True)
+
+    def restore(self, step: int, abstract_state: State) -> tuple[State, Position]:
+        """The state in the shapes and shardings of `abstract_state`, and the data position with all its streams.
+
+        Raises UserError where it does not fit or cannot be read, durable.Damaged where a number is not finite.
+        """
+        check_shapes(self._folder / str(step) / 'state', abstract_state)
+        with user_errors(self._folder / str(step), 'read'):
+            items = self._manager.restore(
+                step,
+                args=ocp.args.Composite(state=ocp.args.StandardRestore(abstract_state), data=ocp.args.JsonRestore()),
+            )
+        check_finite(self._folder / str(step), items['state'])
+        return items['state'], Position.from_json(items['data']['positions'])
+
+    def run(self, step: int) -> dict[str, Any]:
+        """What `save` was given as `run`; cheap, reads no arrays."""
+        with user_errors(self._folder / str(step), 'read'):
+            return self._manager.restore(step, args=ocp.args.Composite(run=ocp.args.JsonRestore()))['run']
+
+    def check_for_errors(self) -> None:
+        """Raises SaveFailed when a write in the background has failed; does not wait."""
+        with self._save_errors(None):
+            self._manager.check_for_errors()
+
+    def wait(self) -> None:
+        """Returns when the last checkpoint is complete; raises SaveFailed when it could not be written."""
+        with self._save_errors(None):
+            self._manager.wait_until_finished()
+            self._manager.check_for_errors()
+
+    def close(self) -> None:
+        """Waits for the last write and ends the threads; raises as `wait` does."""
+        with self._save_errors(None):
+            self._manager.close()
+
+    def _check_space(self, state: State) -> None:
+        # Asked before each write: a write that fills the disk would also take down the log and whoever else
+        # writes there.
+        if '://' in str(self._folder):
+            return
+        needed = sum(leaf.nbytes for leaf in jax.tree.leaves(state)) // jax.process_count()
+        free = shutil.disk_usage(self._folder).free
+        if free < needed:
+            with contextlib.suppress(Exception):
+                # The write under way may still fit, and would then be the one to go on from.
+                self._manager.wait_until_finished()
+            raise SaveFailed(
+                f'the disk of {self._folder} has {free / 2**20:.1f} MiB left and a checkpoint takes '
+                f'{needed / 2**20:.1f} MiB; free some space and run the same command again '
+                f'({self._kept()})'
+            )
+
+    def _kept(self) -> str:
+        with contextlib.suppress(Exception):
+            steps = [int(path.name) for path in self._folder.iterdir() if path.name.isdigit()]
+            if steps:
+                return f'the checkpoint of step {max(steps)} is kept'
+        return 'there is no checkpoint yet'
+
+    @contextlib.contextmanager
+    def _save_errors(self, step: int | None) -> Iterator[None]:
+        try:
+            yield
+        except UserError:
+            raise
+        except Exception as error:
+            which = 'a checkpoint' if step is None else f'the checkpoint of step {step} (or the one before)'
+            raise SaveFailed(
+                f'{which} could not be written to {self._folder}: {_cause(error)}; check the space and rights '
+                f'there and run the same command again ({self._kept()})'
+            ) from error
+
+
+def _cause(error: BaseException) -> str:
+    while error.__cause__ is not None:
+        error = error.__cause__
+    text = ' '.join(str(error).split()) or type(error).__name__
+    if 'No space left' in text:
+        return 'no space left on the disk'
+    # The storage library names the operation first and what the system said to it last.
+    return text if len(text) <= 200 else f'{text[:80]} ... {text[-110:]}'
+
+
+@contextlib.contextmanager
+def user_errors(path: epath.Path, done: str) -> Iterator[None]:
+    """Whatever the checkpoint library raises becomes a UserError: `path` cannot be `done`, and why."""
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:
+        raise UserError(f'the checkpoint at {path} cannot be {done}: {_cause(error)}') from error
+
+
+def _all_streams(position: Position) -> list[dict[str, Any]]:
+    """Every stream's record, in order, on every host: Orbax lets the first host alone write JSON."""
+    mine = json.dumps(position.to_json()).encode()
+    records = json.loads(mine)
+    if jax.process_count() > 1:
+        sizes = multihost_utils.process_allgather(np.asarray([len(mine)], np.int32)).reshape(-1)
+        padded: np.ndarray = np.zeros(int(sizes.max()), np.uint8)
+        padded[: len(mine)] = np.frombuffer(mine, np.uint8)
+        rows = multihost_utils.process_allgather(padded).reshape(len(sizes), -1)
+        for row, size in zip(rows, sizes, strict=True):
+            records |= json.loads(row[:size].tobytes())
+    return [records[str(index)] for index in range(len(records))]
+
+
+def check_compatible(saved: Mapping[str, Any], given: Mapping[str, Any]) -> None:
+    """Raises UserError when the run that `given` describes cannot go on from the one that `saved` describes."""
+    old, new = saved.get('vocabulary'), given.get('vocabulary')
+    if old != new:
+        raise UserError(
+            f'the checkpoint was trained with vocabulary {old} and this run has {new}; give the same '
+            'vocabulary, or another MODEL_DIR'
+        )
+    for key, shown in FIXED.items():
+        if saved.get(key) != given.get(key):
+            raise UserError(
+                f'the checkpoint was trained with {shown} = {saved.get(key)!r} and this run has '
+                f'{given.get(key)!r}; give the same value, or another MODEL_DIR with '
+                'INITIAL_CHECKPOINT_PATH set to this one'
+            )
+    changed = data_changes.difference(saved.get('data') or {}, given.get('data') or {})
+    if changed:
+        raise UserError(
+            f'the data has changed since the checkpoint: {changed}; bring back what it was, or train into another '
+            'MODEL_DIR with INITIAL_CHECKPOINT_PATH set to this one'
+        )
+
+
+def verify(folder: epath.Path, listed: bool = False) -> None:
+    """Raises durable.Damaged where a file of the checkpoint is not as it was written, UserError for a hostile one.
+
+    `listed`: it must have its list of files. The first process reads them for all.
+    """
+    damage = None
+    if jax.process_index() == 0:
+        safe_paths.check_inside(folder)
+        try:
+            if listed or (folder / durable.LIST).exists():
+                durable.check(folder)
+            # After the comparison: what is damaged would be taken for hostile otherwise.
+            untrusted.check_descriptions(folder)
+        except durable.Damaged as error:
+            damage = str(error)
+    damage = collectives.broadcast(damage)
+    if damage:
+        raise durable.Damaged(damage)
+
+
+def check_finite(folder: epath.Path, tree: Any) -> None:
+    """Raises durable.Damaged naming an array of the checkpoint that holds NaN or infinity."""
+    name = finite.first_nonfinite(tree)
+    if name:
+        raise durable.Damaged(f'the checkpoint at {folder} holds numbers that are not finite, first in {name}')
+
+
+def _shapes(tree: Any) -> dict[str, tuple[int, ...]]:
+    leaves = jax.tree_util.tree_flatten_with_path(tree)[0]
+    return {'/'.join(_key(k) for k in path): tuple(leaf.shape) for path, leaf in leaves}
+
+
+def _key(entry: Any) -> str:
+    return str(next(getattr(entry, name) for name in ('key', 'name', 'idx') if hasattr(entry, name)))
+
+
+def _saved_tree(path: epath.Path) -> Any:
+    with user_errors(path, 'read'):
+        found = ocp.StandardCheckpointer().metadata(path)
+        return getattr(found, 'item_metadata', found).tree
+
+
+def check_shapes(path: epath.Path, abstract: Any, part: str = '') -> None:
+    """Raises UserError naming an array whose shape differs between the checkpoint and the model, and how many do."""
+    tree = _saved_tree(path)
+    saved = _shapes(tree[part] if part else tree)
+    given = _shapes(abstract)
+    differing = [name for name in sorted({*saved, *given}) if saved.get(name) != given.get(name)]
+    if differing:
+        # Those that both have tell more than those that one lacks.
+        name = next((name for name in differing if name in saved and name in given), differing[0])
+        more = f' (and {len(differing) - 1} more differ)' if len(differing) > 1 else ''
+        raise UserError(
+            f'the checkpoint at {path.parent} does not fit this model: {name} has shape '
+            f'{saved.get(name, "(absent)")} there and {given.get(name, "(absent)")} here{more}; give the '
+            'same model and sizes, or another checkpoint'
+        )

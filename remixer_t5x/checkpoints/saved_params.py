@@ -1,0 +1,98 @@
+"""Checkpoints from outside: finding one, and reading its parameters into a model that may lie on another mesh."""
+
+import difflib
+import json
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import orbax.checkpoint as ocp
+from etils import epath
+
+from remixer_t5x.checkpoints import manager
+from remixer_t5x.devices.partition import Partitioner, unbox
+from remixer_t5x.errors import UserError
+from remixer_t5x.run_folder import model_dir
+
+
+def abstract_params(model: Any, batch_shapes: Any, partitioner: Partitioner) -> Any:
+    """Shapes and shardings of the parameters, float32; what `restore_params` reads into. Computes nothing."""
+    boxed = jax.eval_shape(lambda rng: model.init(rng, batch_shapes), jax.random.key(0))
+    return jax.tree.map(
+        lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, jnp.float32, sharding=sharding),
+        unbox(boxed),
+        partitioner.param_shardings(boxed),
+    )
+
+
+def find_step(path: str, setting: str = 'INITIAL_CHECKPOINT_PATH') -> epath.Path:
+    """The folder of one checkpoint from MODEL_DIR, its `checkpoints`, or one step's folder (newest step
+    taken). `setting` is what errors call the path.
+    """
+    given = model_dir.absolute(path)
+    for folder in (given, given / model_dir.CHECKPOINTS):
+        if (folder / 'state').exists():
+            return folder
+        steps = steps_in(folder)
+        if steps:
+            return folder / str(steps[-1])
+    raise UserError(f'{setting} {given} holds no checkpoint; {_nearest_checkpoint(given)}')
+
+
+def steps_in(folder: epath.Path) -> list[int]:
+    """Steps of the complete checkpoints that lie in `folder` itself, oldest first."""
+    if not folder.is_dir():
+        return []
+    return sorted(int(child.name) for child in folder.iterdir() if child.name.isdigit() and (child / 'state').exists())
+
+
+def _nearest_checkpoint(given: epath.Path) -> str:
+    """What to type instead of `given`: a neighbour of its name, else what the folder above holds."""
+    neighbours = steps_in(given.parent)
+    if neighbours and given.name.isdigit():
+        nearest = min(neighbours, key=lambda step: abs(step - int(given.name)))
+        return f'the nearest that exists is {given.parent / str(nearest)}'
+    others = [child for child in given.parent.iterdir() if child.is_dir()] if given.parent.is_dir() else []
+    holding = {child.name: child for child in others if steps_in(child) or steps_in(child / model_dir.CHECKPOINTS)}
+    close = difflib.get_close_matches(given.name, holding, n=1, cutoff=0.0)
+    if close:
+        return f'the nearest that does is {holding[close[0]]}'
+    above = given.parent
+    if above != given and (neighbours or steps_in(above / model_dir.CHECKPOINTS)):
+        return f'the nearest that does is {above}'
+    return 'give the MODEL_DIR of a run that saved one, or one of the folders in its `checkpoints`'
+
+
+def read_record(step: epath.Path) -> dict[str, Any]:
+    """What the checkpoint in `step` says about its run; reads no arrays."""
+    with manager.user_errors(step, 'read'):
+        return json.loads((step / 'run' / 'metadata').read_text())
+
+
+def restore_params(
+    path: str, abstract_params: Any, vocabulary: str | None = None, setting: str = 'INITIAL_CHECKPOINT_PATH'
+) -> Any:
+    """Parameters alone, of another run's checkpoint, in the shapes and shardings of `abstract_params`.
+
+    Raises UserError when `path` has no checkpoint, another vocabulary or other shapes than this run, or is damaged;
+    `setting` is what it calls the path.
+    """
+    step = find_step(path, setting)
+    manager.verify(step)
+    run = read_record(step)
+    if vocabulary is not None and run.get('vocabulary') != vocabulary:
+        raise UserError(
+            f'{setting} {step} was trained with vocabulary {run.get("vocabulary")} and this '
+            f'run has {vocabulary}; give the vocabulary it was trained with'
+        )
+    manager.check_shapes(step / 'state', abstract_params, part='params')
+    with manager.user_errors(step, 'read'), ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as reader:
+        restore_args = ocp.checkpoint_utils.construct_restore_args(abstract_params)
+        params = reader.restore(
+            step / 'state',
+            args=ocp.args.PyTreeRestore(
+                item={'params': abstract_params}, restore_args={'params': restore_args}, partial_restore=True
+            ),
+        )['params']
+    manager.check_finite(step, params)
+    return params

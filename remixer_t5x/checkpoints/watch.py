@@ -1,0 +1,60 @@
+"""Which checkpoints to evaluate: named ones, or those of a folder in the order in which they appear."""
+
+import time
+from collections.abc import Collection, Iterator
+
+from etils import epath
+
+from remixer_t5x.checkpoints import saved_params
+from remixer_t5x.errors import UserError
+from remixer_t5x.run_folder import model_dir
+
+POLL_SECONDS = 10.0
+SETTING = 'CHECKPOINT_PATH'
+
+
+def named(paths: str) -> list[epath.Path]:
+    """The folders of the checkpoints that `paths` names, separated by commas; of a MODEL_DIR the newest one.
+
+    Raises UserError where one is none, or two have the same step: their results could not be told apart.
+    """
+    found = [saved_params.find_step(path.strip(), SETTING) for path in paths.split(',') if path.strip()]
+    if not found:
+        raise UserError(f'{SETTING} is empty; give a MODEL_DIR or a checkpoint, or several separated by commas')
+    steps = [folder.name for folder in found]
+    for step in steps:
+        if steps.count(step) > 1:
+            raise UserError(f'{SETTING} names two checkpoints of step {step}; evaluate them by two commands')
+    return found
+
+
+def appearing(
+    path: str, timeout: float, until: int | None = None, done: Collection[int] = (), poll: float = POLL_SECONDS
+) -> Iterator[epath.Path]:
+    """The checkpoints of a MODEL_DIR (or of its `checkpoints`), oldest first, and then each new one.
+
+    Ends after step `until`, or when for `timeout` seconds none has appeared. Steps in `done` are passed over. One that
+    the training run removes before its turn is not given. Raises UserError where none appears at all.
+    """
+    if ',' in path:
+        raise UserError(f'{SETTING} is {path}; following takes one MODEL_DIR, without commas')
+    given = model_dir.absolute(path)
+    seen: set[int] = set()
+    quiet_since = time.monotonic()
+    while True:
+        folder = given if saved_params.steps_in(given) else given / model_dir.CHECKPOINTS
+        fresh = next((step for step in saved_params.steps_in(folder) if step not in seen), None)
+        if fresh is not None:
+            seen.add(fresh)
+            if fresh not in done:
+                yield folder / str(fresh)
+            quiet_since = time.monotonic()
+        if until is not None and seen and max(seen) >= until:
+            return
+        if fresh is None:
+            if time.monotonic() - quiet_since >= timeout:
+                break
+            time.sleep(min(poll, timeout))
+    if not seen:
+        # The same line as for a checkpoint that is named: it says what is near.
+        saved_params.find_step(path, SETTING)

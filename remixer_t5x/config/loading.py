@@ -1,0 +1,245 @@
+"""From gin files and `--gin.` flags to a call; whatever gin can complain about becomes one line (UserError).
+
+gin semantics: gin-config 0.5 with `from __gin__ import dynamic_registration`. Three things differ from plain gin, each
+because a user's mistake would otherwise pass silently or end in a page of traceback: a macro that nothing reads is
+refused, a flag's value that is no gin value is a string, and only what the command reads has to be defined.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import io
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import gin
+
+from remixer_t5x.config import checks, gin_errors, scan
+from remixer_t5x.errors import UserError, one_line
+
+MODELS = 'models/'
+_ALMOST_PYTHON = {'true': 'True', 'false': 'False', 'none': 'None', 'null': 'None'}
+
+
+@dataclasses.dataclass
+class _Segment:
+    """Part of a gin file between two includes, with the lines of the other parts blank (line numbers stay true)."""
+
+    file: str
+    text: str
+    imports: dict
+
+
+class _Sources:
+    """All gin text of a run in the order in which gin must see it, and the scan of it."""
+
+    def __init__(self, search_paths: Sequence[str], model: Sequence[str] = ()):
+        self.search_paths = search_paths
+        self.model = model
+        self.model_exchanged = False
+        self.segments: list[_Segment] = []
+        self.scan = scan.Scan()
+        self._open: list[str] = []
+        self._in_models = False
+
+    def add_file(self, name: str, asked_by: str = '', by_us: bool = False) -> None:
+        path = scan.find(name, self.search_paths, asked_by, by_us)
+        file, shipped = scan.display_name(path)
+        if self.model and shipped and file.startswith(MODELS) and not self._in_models:
+            self._exchange_model(asked_by)
+            return
+        if str(path.resolve()) in self._open:
+            raise UserError(f'{asked_by}{file} includes itself; remove one of the include lines')
+        try:
+            text = path.read_text(encoding='utf-8')
+        except (OSError, UnicodeDecodeError) as error:
+            raise UserError(f'{asked_by}gin file {file} cannot be read: {error}') from None
+        found, includes = scan.scan(text, file, shipped)
+        self._open.append(str(path.resolve()))
+        self._add_text(text, file, found, includes, shipped)
+        self._open.pop()
+
+    def _exchange_model(self, asked_by: str) -> None:
+        """Reads the files of `model` where a file of models/ is named, once, however many are."""
+        if not self.model_exchanged:
+            self.model_exchanged, self._in_models = True, True
+            for file in self.model:
+                self.add_file(file, asked_by)
+            self._in_models = False
+
+    def _add_text(self, text: str, file: str, found: scan.Scan, includes: list, shipped: bool = False) -> None:
+        lines = text.splitlines()
+        import_lines = {statement.location.line_num for statement in found.imports.values()}
+        start = 1
+        for include in [*includes, None]:
+            stop = include.location.line_num if include else len(lines) + 1
+            kept = [
+                line if start <= number < stop or (number in import_lines and number < stop) else ''
+                for number, line in enumerate(lines, start=1)
+            ]
+            self.segments.append(_Segment(file, '\n'.join(kept) + '\n', found.imports))
+            self.scan.bindings += [b for b in found.bindings if start <= b.place.line < stop]
+            if include:
+                self.add_file(include.filename, asked_by=f'{file} line {stop}: ', by_us=shipped)
+            start = stop + 1
+        for name, statement in found.imports.items():
+            self.scan.imports.setdefault(name, statement)
+
+    def add_flag(self, name: str, value: str) -> None:
+        file = f'{scan.COMMAND_LINE}{name}'
+        text = f'{name} = {value}\n'
+        self.segments.append(_Segment(file, text, self.scan.imports))
+        self.scan.bindings += scan.scan(text, file)[0].bindings
+
+
+def model_files(text: str) -> list[str]:
+    """`--model=remixer+ablations/remixer_no_composition` as gin files; a name without a folder is one of models/.
+
+    Raises UserError where there is no name.
+    """
+    names = [name.strip().removesuffix('.gin') for name in text.split('+')]
+    if not all(names):
+        raise UserError(f'--model={text} has an empty name; type --model=t5_1_1, or --model=remixer+ablations/NAME')
+    return [f'{name}.gin' if '/' in name else f'{MODELS}{name}.gin' for name in names]
+
+
+def flag_value(name: str, text: str) -> str:
+    """The value of `--gin.NAME=text` as gin text: `/tmp/x` becomes `'/tmp/x'`, `128` stays.
+
+    Raises:
+        UserError: `text` is empty, or begins like a gin value (quote, bracket, @, %) and is not one.
+    """
+    flag = f'{scan.COMMAND_LINE}{name}'
+    if not text.strip():
+        raise UserError(f'{flag}= has no value; type {flag}=VALUE (for an empty text {flag}="\'\'")')
+    if text.strip().lower() in _ALMOST_PYTHON and text.strip() not in ('True', 'False', 'None'):
+        right = _ALMOST_PYTHON[text.strip().lower()]
+        raise UserError(f'{flag}={text} is no gin value; type {flag}={right}, or {flag}="\'{text}\'" for the text')
+    try:
+        scan.parse_value(text)
+        return text
+    except SyntaxError:
+        if text.lstrip()[0] in '\'"[({@%':
+            raise UserError(
+                f'{flag}={one_line(text)} begins like a gin value but is not one; check quotes and brackets'
+            ) from None
+        return repr(text)
+
+
+def load(
+    files: Sequence[str],
+    flags: Sequence[tuple[str, str]] = (),
+    root: str = '',
+    search_paths: Sequence[str] = (),
+    partial: bool = False,
+    importing: contextlib.AbstractContextManager | None = None,
+    base: Sequence[str] = (),
+    model: Sequence[str] = (),
+) -> None:
+    """Replaces gin's configuration by what `base`, `files` and then `flags` (name, value text) say.
+
+    Args:
+        files: gin files, looked up by `scan.find`; later ones win.
+        base: shipped files that the command itself reads first.
+        root: full name of the function to be called (`remixer_t5x.cli.info.run`): what it reaches must be defined.
+        partial: the command reads only a part of a configuration that was written for training; macros known to the
+            shipped configs may then stay unread, and what the command does not reach may stay undefined.
+        model: files that are read in place of the one of models/ that `files` name or include; macros of other models
+            may then stay unread.
+        importing: entered once the text has passed the checks that need no library, while gin imports what it names.
+
+    Raises:
+        UserError: anything wrong with files, flags, names or values, on one line.
+    """
+    sources = _Sources(search_paths, model)
+    for file in base:
+        sources.add_file(file, by_us=True)
+    for file in files:
+        sources.add_file(file)
+    if model and not sources.model_exchanged:
+        raise UserError(
+            f'--model stands in for a file of {MODELS}, and no gin file given names or includes one; '
+            f'type --gin_file={model[0]}'
+        )
+    for name, value in flags:
+        sources.add_flag(name, flag_value(name, value))
+    checks.check_before_imports(sources.scan, root, partial, bool(model))
+    gin.clear_config()
+    with importing or contextlib.nullcontext():
+        for segment in sources.segments:
+            _parse(segment, sources)
+    checks.check(sources.scan, gin.config_str(), root, partial, bool(model))
+
+
+def _parse(segment: _Segment, sources: _Sources) -> None:
+    try:
+        _parse_text(segment.text, segment.file)
+    except Exception as error:
+        if segment.file.startswith(scan.COMMAND_LINE) and _parse_with_imports(segment, sources):
+            return
+        seen = scan.Scan(sources.scan.bindings, segment.imports)
+        known = gin_errors.translate(error, segment.file, seen)
+        if known is None:
+            raise
+        raise known from None
+
+
+def _parse_with_imports(segment: _Segment, sources: _Sources) -> bool:
+    """A flag may also use a name that a file imports but does not mention (`--gin.OPTIMIZER=@optimizer.other()`)."""
+    imports = [s.format() for s in sources.scan.imports.values() if not s.module.startswith('__gin__')]
+    text = '\n'.join(['from __gin__ import dynamic_registration', *imports, segment.text])
+    try:
+        _parse_text(text, segment.file)
+    except Exception:
+        return False
+    return True
+
+
+def _parse_text(text: str, file: str) -> None:
+    stream = io.StringIO(text)
+    stream.name = file  # gin reads the name for its error locations
+    gin.parse_config(stream)
+
+
+def call(function: Callable[..., Any]) -> Any:
+    """Calls `function` with the arguments that gin binds to it. Errors of the user stay UserErrors of one line.
+
+    Raises:
+        UserError: also when no gin file binds anything to `function`.
+    """
+    try:
+        configured = gin.get_configurable(function)
+    except (KeyError, ValueError):
+        raise UserError(f'no gin file given sets up {function.__module__}.{function.__name__}') from None
+    try:
+        return configured()
+    except Exception as error:
+        known = gin_errors.translate_call(error)
+        if known is None:
+            raise
+        raise known from error
+
+
+def operative_config() -> str:
+    """The whole configuration as one gin text that reproduces the run, without the macros that nothing reads.
+
+    gin's own operative config has only what was called so far, and a model's factories are called while it is traced.
+    """
+    text = gin.config_str()
+    while True:
+        found = scan.scan(text, 'the configuration')[0]
+        unread = set(found.macros()) - checks.macros_read(found.bindings)
+        if not unread:
+            return text
+        text = _without(text, [binding.place.line for binding in found.bindings if binding.selector in unread])
+
+
+def _without(text: str, starts: list[int]) -> str:
+    """`text` less the statements that begin on these lines; gin indents the lines that continue a statement."""
+    kept, dropping = [], False
+    for number, line in enumerate(text.splitlines(), start=1):
+        dropping = number in starts or (dropping and line.startswith(' '))
+        if not dropping:
+            kept.append(line)
+    return '\n'.join(kept) + '\n'

@@ -1,0 +1,123 @@
+"""How much memory a training step takes on each device, asked of the compiler: nothing runs."""
+
+import dataclasses
+import math
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import numpy as np
+
+from remixer_t5x.devices.partition import Partitioner
+from remixer_t5x.optimization import train_state, train_step
+
+# LLVM's optimisations change no buffer, and a third of the time goes into them.
+_OPTIONS = {'cpu': {'xla_backend_optimization_level': 0}}
+
+
+@dataclasses.dataclass(frozen=True)
+class Step:
+    """What a step computes; the names are those of `train_step.make_train_step` and `train_state.plan`.
+
+    `batch` has the shapes of a global batch. The partitioner's devices are what the step is compiled for.
+    """
+
+    model: Any
+    optimizer: Callable[[Any], Any]
+    partitioner: Partitioner
+    batch: Mapping[str, jax.ShapeDtypeStruct]
+    microbatches: int = 1
+    loss_normalizing_factor: float | None = None
+    dropout: bool = False
+
+    @property
+    def rows(self) -> int:
+        """Rows of a global batch."""
+        return next(iter(self.batch.values())).shape[0]
+
+    def plan(self) -> train_state.StatePlan:
+        """The state that the step changes, in shapes."""
+        shapes = {name: array.shape for name, array in self.batch.items()}
+        return train_state.plan(self.model, self.optimizer, shapes, self.partitioner)
+
+
+@dataclasses.dataclass(frozen=True)
+class StepMemory:
+    """Bytes on one device.
+
+    Attributes:
+      parameters, optimizer_state, batch: what the step is given, by shapes and shardings.
+      padding: what the layout of the three takes beside that (TPU tiles).
+      temporaries: gradients, activations and everything else between start and end, where most is needed at once.
+      results: what is returned beside the state, which takes the place of the given one.
+      program: the compiled code.
+      total: of all these; where the compiler gave up for lack of memory, what it would have needed, if it said so.
+    """
+
+    parameters: int
+    optimizer_state: int
+    batch: int
+    padding: int
+    temporaries: int
+    results: int
+    program: int
+    total: int
+
+
+def measure(step: Step) -> StepMemory:
+    """Compiles `step` as `training.loop` would run it.
+
+    Raises:
+      UserError: for a batch that does not divide over the mesh.
+    """
+    step.partitioner.check_batch_size(step.rows, step.microbatches)
+    devices = step.partitioner.mesh.devices
+    plan = step.plan()
+    function = train_step.make_train_step(
+        step.model,
+        plan.tx,
+        microbatches=step.microbatches,
+        loss_normalizing_factor=step.loss_normalizing_factor,
+        dropout=step.dropout,
+    )
+    batch = {
+        name: jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=step.partitioner.batch_sharding)
+        for name, array in step.batch.items()
+    }
+    given = dict(
+        parameters=bytes_per_device(plan.abstract.params),
+        optimizer_state=bytes_per_device((plan.abstract.step, plan.abstract.opt_state, plan.abstract.usual_loss)),
+        batch=bytes_per_device(batch),
+    )
+    lowered = train_step.jit_train_step(function, plan.shardings, step.partitioner).lower(plan.abstract, batch)
+    try:
+        found = lowered.compile(_OPTIONS.get(devices.flat[0].platform)).memory_analysis()
+    except jax.errors.JaxRuntimeError as error:
+        if 'RESOURCE_EXHAUSTED' not in str(error):
+            raise
+        return _beyond(given, str(error))
+    parts = dict(
+        given,
+        padding=max(0, found.argument_size_in_bytes - sum(given.values())),
+        temporaries=found.temp_size_in_bytes,
+        results=found.output_size_in_bytes - found.alias_size_in_bytes,
+        program=found.generated_code_size_in_bytes,
+    )
+    return StepMemory(**parts, total=sum(parts.values()))
+
+
+def bytes_per_device(tree: Any) -> int:
+    """Bytes that one device holds of ShapeDtypeStructs with shardings."""
+    return sum(
+        math.prod(leaf.sharding.shard_shape(leaf.shape)) * np.dtype(leaf.dtype).itemsize
+        for leaf in jax.tree.leaves(tree)
+    )
+
+
+def _beyond(given: Mapping[str, int], message: str) -> StepMemory:
+    """Of a step that the TPU compiler refuses, because it knows the memory of its device."""
+    used = re.search(r'Used ([\d.]+)([KMGT])i?B? of', message)
+    total = int(float(used[1]) * 2 ** (10 * (1 + 'KMGT'.index(used[2])))) if used else 0
+    rest = max(0, total - sum(given.values()))
+    return StepMemory(**given, padding=0, temporaries=rest, results=0, program=0, total=total or sum(given.values()))

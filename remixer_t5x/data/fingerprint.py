@@ -1,0 +1,118 @@
+"""What the data of a task or mixture is, in a few words that a checkpoint keeps: a resumed run notices other data.
+
+Files are known by their names below the folder they share, their sizes and their ends, so a folder may be moved or
+copied. A change in the middle of a large file that keeps its size goes unnoticed, because no run can read all its data
+again whenever it starts.
+"""
+
+import hashlib
+import os
+from collections.abc import Sequence
+
+import seqio
+import tensorflow as tf
+
+from remixer_t5x.data.data_changes import Identity
+from remixer_t5x.errors import UserError
+
+# Beyond this many files of a task only names and sizes count, and a difference is told without naming a file.
+LOOKED_INTO = 64
+# A file is read whole up to this many bytes; of larger ones the first and last END_BYTES.
+WHOLE_BYTES = 1 << 20
+END_BYTES = 1 << 16
+
+
+def data_fingerprint(provider: seqio.Task | seqio.Mixture, split: str, use_cached: bool = False) -> dict[str, Identity]:
+    """What each task of `provider` reads for `split`: JSON values by the task's name.
+
+    Args:
+        provider: a task, or a mixture, of whose tasks those that have the split are asked.
+        use_cached: seqio's cached files are read in place of the source's.
+
+    Returns:
+        Of each task 'source' (the class), 'files' (how many, None where it reads no files), 'hash' of them all, and,
+        up to LOOKED_INTO files, 'each': a hash by name. Equal wherever the files lie.
+
+    Raises:
+        UserError: a file that the task should read is not there or cannot be read.
+    """
+    tasks = sorted(seqio.get_subtasks(provider), key=lambda task: task.name)
+    return {task.name: _identity(task, split, use_cached) for task in tasks if split in task.splits}
+
+
+def _identity(task: seqio.Task, split: str, use_cached: bool) -> Identity:
+    paths = files(task, split, use_cached)
+    identity: Identity = {'source': 'cache' if use_cached else type(task.source).__name__, 'files': None}
+    if paths is None:
+        return identity
+    look = len(paths) <= LOOKED_INTO
+    marks = {name: _mark(path, look) for name, path in zip(_names(paths), paths, strict=True)}
+    identity.update(files=len(paths), hash=_digest('\n'.join(f'{name}\t{mark}' for name, mark in marks.items())))
+    if look:
+        identity['each'] = marks
+    return identity
+
+
+def files(task: seqio.Task, split: str, use_cached: bool = False) -> list[str] | None:
+    """Paths of what the task reads, in that order; None for a source whose shards are no files."""
+    return _cached_files(task, split) if use_cached else _source_files(task, split)
+
+
+def _cached_files(task: seqio.Task, split: str) -> list[str]:
+    if task.cache_dir is None:
+        raise UserError(f'{task.name} has no complete cache; make it with `remixer-t5x data cache`')
+    return sorted(tf.io.gfile.glob(f'{seqio.get_cached_tfrecord_prefix(task.cache_dir, split)}-*'))
+
+
+def _source_files(task: seqio.Task, split: str) -> list[str] | None:
+    if isinstance(task.source, seqio.FunctionDataSource):
+        return None
+    try:
+        shards = [os.fspath(shard) for shard in task.source.list_shards(split)]
+    except UserError:
+        raise
+    except (ValueError, OSError, tf.errors.OpError) as error:
+        raise UserError(f'{task.name} cannot be read: {next(iter(str(error).splitlines()), error)}') from error
+    is_of_files = isinstance(task.source, seqio.FileDataSource) or any('/' in shard for shard in shards)
+    return shards if is_of_files else None
+
+
+def _names(paths: Sequence[str]) -> list[str]:
+    """The paths below the deepest folder that has them all."""
+    parts = [path.split('/') for path in paths]
+    shared = len(os.path.commonprefix([folders[:-1] for folders in parts])) if parts else 0
+    return ['/'.join(folders[shared:]) for folders in parts]
+
+
+def _mark(path: str, look: bool) -> str:
+    """Size and, with `look`, a hash of the content of a local file; of one far away no more than its size, if that."""
+    if '://' in path:
+        # Each question is a request to a server.
+        return str(_remote_size(path)) if look else ''
+    try:
+        size = os.stat(path).st_size
+        return f'{size} {_content(path, size)}' if look else str(size)
+    except OSError as error:
+        raise UserError(
+            f'{path}: {error.strerror}; put the file back, or give another folder if the data has moved'
+        ) from error
+
+
+def _remote_size(path: str) -> int:
+    try:
+        return tf.io.gfile.stat(path).length
+    except tf.errors.OpError as error:
+        raise UserError(f'{path} cannot be read: {next(iter(error.message.splitlines()), "")}') from error
+
+
+def _content(path: str, size: int) -> str:
+    with open(path, 'rb') as file:
+        if size <= WHOLE_BYTES:
+            return _digest(file.read())
+        first = file.read(END_BYTES)
+        file.seek(size - END_BYTES)
+        return _digest(first + file.read(END_BYTES))
+
+
+def _digest(text: str | bytes) -> str:
+    return hashlib.sha256(text.encode() if isinstance(text, str) else text).hexdigest()[:16]

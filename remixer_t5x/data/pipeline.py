@@ -1,0 +1,322 @@
+"""Batches from a seqio task or mixture, with an exact position in the stream.
+
+The stream is tf.data's: examples are shuffled, packed and batched there, and its iterator's checkpoints are the
+position. They hold the state of every operation, the shuffle buffer too. Given the same config the order is the same in
+every run, and a restored iterator continues with the batch that the unbroken one would have given next, however often
+it was restored before. (TensorFlow's smaller *symbolic* checkpoints are not exact: one that a restored iterator gives
+has lost the places in files that were not read since.)
+
+The names in `DatasetConfig` are T5X's; the batch is `seqio.EncDecFeatureConverter`'s.
+"""
+
+import dataclasses
+import difflib
+import hashlib
+import os
+from collections.abc import Iterator, Mapping
+
+import numpy as np
+import seqio
+import tensorflow as tf
+
+from remixer_t5x.data import cached_tasks, damage
+from remixer_t5x.data.stream import Stream, one_line, restorable
+from remixer_t5x.errors import UserError
+
+Batch = dict[str, np.ndarray]
+FEATURES = ('inputs', 'targets')
+
+
+@dataclasses.dataclass(frozen=True)
+class DatasetConfig:
+    """Which examples, in which shape and order.
+
+    `batch_size` counts the examples of one step over all hosts. `task_feature_lengths` gives tokens for
+    `inputs` and `targets`. `seed` fixes the order and every random choice of the preprocessors. `pack` puts
+    several short examples in one row. `use_cached` reads what `remixer-t5x data cache` wrote, below `cache_dir`.
+    """
+
+    mixture_or_task_name: str | seqio.Task | seqio.Mixture
+    task_feature_lengths: Mapping[str, int]
+    batch_size: int
+    split: str = 'train'
+    shuffle: bool = True
+    seed: int = 0
+    pack: bool = False
+    use_cached: bool = False
+    cache_dir: str | None = None
+
+    def __post_init__(self) -> None:
+        lengths = dict(self.task_feature_lengths)
+        if sorted(lengths) != sorted(FEATURES) or not all(_is_positive(n) for n in lengths.values()):
+            raise UserError(
+                f'TASK_FEATURE_LENGTHS is {lengths}; it takes positive lengths for inputs and targets, '
+                "as in {'inputs': 512, 'targets': 114}"
+            )
+        if not _is_positive(self.batch_size):
+            raise UserError(
+                f'BATCH_SIZE is {self.batch_size!r}; it takes a positive whole number, as in BATCH_SIZE = 128'
+            )
+        if isinstance(self.seed, bool) or not isinstance(self.seed, int):
+            raise UserError(f'the dataset seed is {self.seed!r}; exact resume needs a whole number, as in SEED = 0')
+        if self.cache_dir and not self.use_cached:
+            raise UserError(f'CACHE_DIR is {self.cache_dir} and nothing reads it; set USE_CACHED_TASKS = True as well')
+
+
+def _is_positive(number: object) -> bool:
+    return isinstance(number, int) and not isinstance(number, bool) and number > 0
+
+
+def hide_accelerators() -> None:
+    """Keeps TensorFlow on the CPU: at its first op it would otherwise take all memory of the GPUs that JAX
+    needs.
+    """
+    for kind in ('GPU', 'TPU'):
+        try:
+            tf.config.set_visible_devices([], kind)
+        except (RuntimeError, ValueError):
+            # TensorFlow is already running. That is harmless where it sees no such device.
+            if tf.config.list_logical_devices(kind):
+                raise
+
+
+def provider(config: DatasetConfig) -> seqio.Task | seqio.Mixture:
+    """The task or mixture that `config` names. Raises UserError for an unknown name, with the nearest known
+    ones, and for a split that it does not have.
+    """
+    found = named(config.mixture_or_task_name)
+    splits = sorted(found.splits) if found.splits else []
+    if splits and config.split not in splits:
+        raise UserError(f'split {config.split!r} is not in {found.name}; its splits are {", ".join(splits)}')
+    return found
+
+
+def named(given: str | seqio.Task | seqio.Mixture) -> seqio.Task | seqio.Mixture:
+    """The task or mixture of that name. Raises UserError for an unknown one, with the nearest known ones."""
+    if not isinstance(given, str):
+        return given
+    known = sorted({*seqio.TaskRegistry.names(), *seqio.MixtureRegistry.names()})
+    if given not in known:
+        near = difflib.get_close_matches(given, known, n=3, cutoff=0.4) or known[:5]
+        advice = f'the nearest known names are {", ".join(near)}' if near else 'no task is registered'
+        raise UserError(
+            f'MIXTURE_OR_TASK_NAME is {given!r}, which is no known task or mixture; {advice}; '
+            'a gin file under configs/data imports the module that registers a task'
+        )
+    return seqio.get_mixture_or_task(given)
+
+
+def vocabulary(config: DatasetConfig) -> seqio.Vocabulary:
+    """The vocabulary of the targets; raises UserError where inputs use another one, since the model has one
+    table.
+    """
+    features = provider(config).output_features
+    inputs, targets = features['inputs'].vocabulary, features['targets'].vocabulary
+    if inputs != targets:
+        raise UserError(
+            f'{config.mixture_or_task_name} has one vocabulary for inputs and another for targets; '
+            'the model has one table of embeddings: give both features the same vocabulary'
+        )
+    return targets
+
+
+def vocabulary_fingerprint(vocab: seqio.Vocabulary) -> str:
+    """16 hex digits that change when ids would mean other text."""
+    model = getattr(vocab, 'sp_model', None)
+    # A vocabulary of words has no model file; its words say what ids mean.
+    name = '\n'.join((type(vocab).__name__, *getattr(vocab, 'words', ())))
+    text = model if isinstance(model, bytes) else name.encode()
+    return hashlib.sha256(text + f'|{vocab.vocab_size}|{vocab.extra_ids}'.encode()).hexdigest()[:16]
+
+
+def vocabulary_record(vocab: seqio.Vocabulary) -> str:
+    """What a checkpoint says about its vocabulary; another record means that the checkpoint does not fit."""
+    return f'{vocabulary_fingerprint(vocab)} of {vocab.vocab_size} ids'
+
+
+def check_vocabulary(config: DatasetConfig, model_vocab_size: int) -> None:
+    """Raises UserError when the task can give ids that the model's table does not have."""
+    check_ids(_name(config), vocabulary(config), model_vocab_size)
+
+
+def check_ids(name: str, vocab: seqio.Vocabulary, model_vocab_size: int) -> None:
+    """As `check_vocabulary`, for the vocabulary of what is called `name`."""
+    size = vocab.vocab_size
+    if size > model_vocab_size:
+        raise UserError(
+            f'the vocabulary of {name} has {size} ids and the model has VOCAB_SIZE = '
+            f'{model_vocab_size}; set VOCAB_SIZE to {-(-size // 128) * 128} or use a smaller vocabulary'
+        )
+
+
+def batch_shapes(config: DatasetConfig) -> dict[str, tuple[int, int]]:
+    """[batch_size, length] of each array of one global batch, known without reading any data."""
+    lengths = seqio.EncDecFeatureConverter(pack=config.pack).get_model_feature_lengths(config.task_feature_lengths)
+    return {name: (config.batch_size, n) for name, n in sorted(lengths.items())}
+
+
+def _name(config: DatasetConfig) -> str:
+    given = config.mixture_or_task_name
+    return given if isinstance(given, str) else given.name
+
+
+def _examples(config: DatasetConfig, shard: seqio.ShardInfo | None, epochs: int | None) -> tf.data.Dataset:
+    hide_accelerators()
+    source = provider(config)
+    lengths = dict(config.task_feature_lengths)
+    if config.use_cached:
+        cached_tasks.require(source, config.cache_dir, vocabulary_record(vocabulary(config)))
+    try:
+        with restorable():
+            # In-memory caching is off: a cache in the pipeline would put its examples into the saved position.
+            dataset = source.get_dataset(
+                lengths,
+                split=config.split,
+                use_cached=config.use_cached,
+                shuffle=config.shuffle,
+                seed=config.seed,
+                shard_info=shard,
+                num_epochs=epochs,
+                try_in_mem_cache=False,
+            )
+            return seqio.EncDecFeatureConverter(pack=config.pack)(dataset, task_feature_lengths=lengths)
+    except UserError:
+        raise
+    except (ValueError, OSError, tf.errors.OpError) as error:
+        raise UserError(f'{_name(config)} cannot be read: {one_line(error)}') from error
+
+
+def _with_options(dataset: tf.data.Dataset, threads: int | None) -> tf.data.Dataset:
+    options = tf.data.Options()
+    options.deterministic = True
+    options.experimental_symbolic_checkpoint = False
+    if threads:
+        # On a CPU the train step and this pipeline want the same cores; XLA has to win.
+        options.threading.private_threadpool_size = threads
+        options.threading.max_intra_op_parallelism = 1
+        options.autotune.cpu_budget = threads
+    return dataset.with_options(options)
+
+
+def threads_beside(backend: str) -> int | None:
+    """Threads for tf.data beside a train step on `backend`: a quarter of the cores on 'cpu', else tf.data's
+    choice.
+    """
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, 'sched_getaffinity') else os.cpu_count() or 1
+    return max(1, cores // 4) if backend == 'cpu' else None
+
+
+class TrainBatches:
+    """One of `share_count` equal shares of the rows of every batch, without end; `capture` and `restore` are
+    its position.
+
+    A batch is made of `streams` streams, which each read a part of the data (None: a stream for each share). A run
+    keeps its number of streams; with another number of shares, the rows of a share come from several streams, or are
+    some of the rows of one: so every batch has the same rows whatever the number of hosts.
+
+    Arrays are [batch_size / share_count, length] int32. `next` raises UserError when the data cannot be read.
+    """
+
+    def __init__(
+        self,
+        config: DatasetConfig,
+        share_index: int = 0,
+        share_count: int = 1,
+        threads: int | None = None,
+        streams: int | None = None,
+    ):
+        streams = streams or share_count
+        _check_share(config.batch_size, share_count)
+        _check_share(config.batch_size, streams)
+        self._config = config
+        each, own = config.batch_size // streams, config.batch_size // share_count
+        first = share_index * own
+        read = range(first // each, -(-(first + own) // each))
+        self._rows = slice(first - read.start * each, first - read.start * each + own)
+        self._streams = {index: self._open(seqio.ShardInfo(index, streams), each, threads) for index in read}
+
+    def _open(self, shard: seqio.ShardInfo, rows: int, threads: int | None) -> Stream:
+        dataset = _examples(self._config, shard, epochs=None).batch(rows, drop_remainder=True)
+        return Stream(_with_options(dataset, threads), _name(self._config))
+
+    def __iter__(self) -> Iterator[Batch]:
+        return self
+
+    def __next__(self) -> Batch:
+        try:
+            parts = [next(stream) for stream in self._streams.values()]
+        except StopIteration:
+            raise UserError(
+                f'{_name(self._config)} gives no batch: split {self._config.split!r} is empty, or has fewer '
+                f'examples than BATCH_SIZE = {self._config.batch_size}'
+            ) from None
+        except UserError as error:
+            raise _with_file(error, error.__cause__, self._config) from error.__cause__
+        return {
+            name: np.concatenate([np.asarray(part[name].numpy(), np.int32) for part in parts])[self._rows]
+            for name in parts[0]
+        }
+
+    def capture(self) -> dict[int, bytes]:
+        """The position before the next batch, of each stream that is read here."""
+        return {index: stream.capture() for index, stream in self._streams.items()}
+
+    def restore(self, states: Mapping[int, bytes]) -> None:
+        """Goes to the position that `capture` gave, in a run with an equal config; empty is the very start."""
+        for index, stream in self._streams.items():
+            if states[index]:
+                stream.restore(states[index])
+
+
+class EvalBatches:
+    """Iterates over a split from its start, every time anew, in the same order; at most `limit` batches.
+
+    A last partial batch is filled up with rows of weight zero. Every host reads all examples and keeps its own
+    rows (share `share_index` of `share_count`): so the sums do not depend on how many hosts there are, and all
+    hosts see the same number of batches. Iterating raises UserError when the data cannot be read.
+    """
+
+    def __init__(
+        self,
+        config: DatasetConfig,
+        share_index: int = 0,
+        share_count: int = 1,
+        limit: int | None = None,
+        threads: int | None = None,
+    ):
+        _check_share(config.batch_size, share_count)
+        self._config = config
+        rows = config.batch_size // share_count
+        self._rows = slice(share_index * rows, (share_index + 1) * rows)
+        # Building the graph takes longer than many a pass, so it is built once.
+        dataset = _examples(config, None, epochs=1).batch(config.batch_size)
+        self._dataset = _with_options(dataset.take(-1 if limit is None else limit), threads)
+
+    def __iter__(self) -> Iterator[Batch]:
+        try:
+            for batch in self._dataset:
+                yield {name: _fill(value.numpy(), self._config.batch_size)[self._rows] for name, value in batch.items()}
+        except tf.errors.OpError as error:
+            failed = UserError(f'{_name(self._config)} failed in split {self._config.split!r}: {one_line(error)}')
+            raise _with_file(failed, error, self._config) from error
+
+
+def _with_file(failed: UserError, error: BaseException | None, config: DatasetConfig) -> UserError:
+    """`failed`, which says what `error` was, with the name of the file where that was damage to one."""
+    if not isinstance(error, tf.errors.DataLossError):
+        return failed
+    return UserError(f'{failed}; {damage.named(provider(config), config.split, config.use_cached)}')
+
+
+def _check_share(batch_size: int, share_count: int) -> None:
+    if batch_size % share_count:
+        raise UserError(
+            f'BATCH_SIZE = {batch_size} does not divide over {share_count} hosts; '
+            f'use {-(-batch_size // share_count) * share_count}'
+        )
+
+
+def _fill(value: np.ndarray, rows: int) -> np.ndarray:
+    filled = np.zeros((rows, *value.shape[1:]), np.int32)
+    filled[: len(value)] = value
+    return filled

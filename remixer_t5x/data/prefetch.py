@@ -1,0 +1,119 @@
+"""Draws and places the next batches in a background thread, while the device works on this one.
+
+The thread runs ahead, so the position of the data source is not the position of the training run. Therefore
+the source is captured at fixed batch numbers, and a run's position is (captured state, batches drawn since):
+restoring loads the state and draws that many batches again. Where checkpoints fall on the same period, that
+number is zero.
+"""
+
+import queue
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Protocol
+
+from remixer_t5x.data.position import Position
+from remixer_t5x.errors import UserError
+
+
+class Source(Protocol):
+    """Batches without end, with a position (see `data.TrainBatches`): a state for each of its streams, by number."""
+
+    def __next__(self) -> Any: ...
+    def capture(self) -> dict[int, bytes]: ...
+    def restore(self, states: Mapping[int, bytes]) -> None: ...
+
+
+class Prefetcher:
+    """Iterates over placed batches; `position()` is exact for the batch given last. Use it as a context
+    manager.
+
+    `place` turns a host batch into device arrays. `depth` batches wait at most. An exception in the thread is
+    raised by the `next` that would have given its batch.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        place: Callable[[Any], Any],
+        start: Position | None = None,
+        *,
+        capture_period: int = 100,
+        depth: int = 2,
+        timeout: float = 900.0,
+    ):
+        start = start or Position()
+        self._source, self._place = source, place
+        self._period, self._timeout = capture_period, timeout
+        self._queue: queue.Queue[tuple[Any, BaseException | None]] = queue.Queue(depth)
+        self._stop = threading.Event()
+        self._lock = threading.Lock()
+        self._captures: dict[int, Mapping[int, bytes]] = {start.captured_at: start.states}
+        self._consumed = start.batches
+        self._thread = threading.Thread(target=self._produce, args=(start,), name='prefetch', daemon=True)
+        self._thread.start()
+
+    def _produce(self, start: Position) -> None:
+        try:
+            if any(start.states.values()):
+                self._source.restore(start.states)
+            for _ in range(start.batches - start.captured_at):
+                next(self._source)
+                if self._stop.is_set():
+                    return
+            drawn = start.batches
+            while not self._stop.is_set():
+                if drawn and drawn % self._period == 0:
+                    states = self._source.capture()
+                    with self._lock:
+                        self._captures[drawn] = states
+                batch = self._place(next(self._source))
+                drawn += 1
+                self._put((batch, None))
+        except BaseException as error:
+            # Whatever happened, the consumer must hear of it: a thread that just ends would be a hang.
+            self._put((None, error))
+
+    def _put(self, item: tuple[Any, BaseException | None]) -> None:
+        while not self._stop.is_set():
+            try:
+                return self._queue.put(item, timeout=0.1)
+            except queue.Full:
+                continue
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        if self._stop.is_set():
+            raise RuntimeError('this prefetcher is closed')
+        try:
+            batch, error = self._queue.get(timeout=self._timeout)
+        except queue.Empty:
+            raise UserError(
+                f'the dataset gave no batch within {self._timeout:.0f} s; see with `remixer-t5x data` '
+                'whether its preprocessors drop every example'
+            ) from None
+        if error is not None:
+            self.close()
+            raise error
+        self._consumed += 1
+        return batch
+
+    def position(self) -> Position:
+        """Where a new run must start to get the batch after the one given last."""
+        with self._lock:
+            at = max(number for number in self._captures if number <= self._consumed)
+            # Older captures cannot be asked for any more: the consumed count only grows.
+            self._captures = {number: states for number, states in self._captures.items() if number >= at}
+            return Position(self._consumed, at, self._captures[at])
+
+    def close(self) -> None:
+        """Stops the thread; a batch that is being drawn is waited for, at most ten seconds."""
+        self._stop.set()
+        self._thread.join(timeout=10.0)
+
+    def __enter__(self) -> 'Prefetcher':
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()

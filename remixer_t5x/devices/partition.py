@@ -1,0 +1,299 @@
+"""Which device holds which part of which array: a mesh of `data` x `fsdp` x `tensor` and rules from logical
+axis names.
+
+`data` replicates parameters and splits rows of the batch; `fsdp` splits rows of the batch and the parameters
+too (each is gathered where it is used); `tensor` splits the hidden axes of a layer. The rules have the
+semantics of `flax.linen.logical_axis_rules`: pairs (logical name, mesh axes), earlier pairs win, a mesh axis
+is used once per array.
+"""
+
+import contextlib
+import dataclasses
+import functools
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from flax import linen as nn
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
+
+from remixer_t5x.devices import mesh as meshes
+from remixer_t5x.devices.mesh import MESH_AXES
+from remixer_t5x.errors import UserError
+
+Rules = Sequence[tuple[str, str | tuple[str, ...] | None]]
+
+# A name that is in no rule is replicated. `activation_embed` is apart from `embed` because rows of a batch
+# already occupy `fsdp` in activations.
+DEFAULT_RULES: Rules = (
+    ('batch', ('data', 'fsdp')),
+    ('vocab', 'tensor'),
+    ('mlp', 'tensor'),
+    ('heads', 'tensor'),
+    ('joined_kv', 'tensor'),
+    ('token_mlp', 'tensor'),
+    ('embed', 'fsdp'),
+    ('activation_embed', None),
+    ('hidden', None),
+    ('kv', None),
+    ('layers', None),
+    ('length', None),
+    ('mechanisms', None),
+    ('positions_in', None),
+    ('positions_out', None),
+    ('relpos_buckets', None),
+)
+
+
+class ShardingRow(NamedTuple):
+    """One parameter in `Partitioner.sharding_table`; `note` says why an axis stayed replicated, or is
+    empty."""
+
+    name: str
+    shape: tuple[int, ...]
+    logical_axes: tuple[str | None, ...]
+    mesh_axes: tuple[Any, ...]
+    bytes_per_device: int
+    note: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Partitioner:
+    """A mesh and the rules that map logical axes onto it.
+
+    Attributes:
+      data, fsdp, tensor: size of each mesh axis; one of them may be -1, which is all devices the others
+        leave.
+      sizes: the three as one text, 'data=2,fsdp=4' (`mesh.parse_sizes`), in their place.
+      slices: how many TPU slices or GPU nodes the devices lie in; None asks the devices (`mesh.slices_of`).
+      rules: pairs (logical axis, mesh axis or axes or None), earlier pairs first.
+      extra_rules: pairs put before `rules`, for changing one of them in gin.
+      devices: the devices to use, in JAX's order; None is all of them. A number describes a mesh of so many
+        devices that need not exist: it has shardings and tables, and nothing can run on it.
+
+    Raises:
+      UserError: when the mesh is first used and its sizes do not multiply to the number of devices, or cannot
+        be split over the slices.
+    """
+
+    data: int = -1
+    fsdp: int = 1
+    tensor: int = 1
+    rules: Rules = DEFAULT_RULES
+    extra_rules: Rules = ()
+    devices: Sequence[jax.Device] | int | None = None
+    sizes: str | None = None
+    slices: int | None = None
+
+    def __post_init__(self):
+        apart = (self.data, self.fsdp, self.tensor)
+        if self.sizes is not None and apart != (-1, 1, 1):
+            raise UserError(
+                f'the mesh is given twice, as MESH = {self.sizes!r} and as Partitioner.data, fsdp, tensor = '
+                f'{", ".join(map(str, apart))}; give one, e.g. --mesh={meshes.spelt_sizes(apart)}'
+            )
+        for name, mesh_axes in self.all_rules:
+            for axis in _as_tuple(mesh_axes):
+                if axis not in MESH_AXES:
+                    raise UserError(
+                        f'partition rule ({name!r}, {mesh_axes!r}) names the mesh axis {axis!r}; '
+                        f'write one of {", ".join(MESH_AXES)}, or None'
+                    )
+
+    @property
+    def all_rules(self) -> tuple[tuple[str, Any], ...]:
+        """Rules in order of precedence; lists from gin become tuples, as mesh axes must be hashable."""
+        return tuple(
+            (name, tuple(axes) if isinstance(axes, list | tuple) else axes)
+            for name, axes in (*self.extra_rules, *self.rules)
+        )
+
+    @property
+    def axis_sizes(self) -> tuple[int, int, int]:
+        """Sizes of the mesh axes as asked for, -1 not filled in."""
+        return (self.data, self.fsdp, self.tensor) if self.sizes is None else meshes.parse_sizes(self.sizes)
+
+    @functools.cached_property
+    def mesh(self) -> Mesh | AbstractMesh:
+        """The device mesh, axes `data`, `fsdp`, `tensor`; abstract where `devices` is a number."""
+        if isinstance(self.devices, int):
+            return meshes.abstract(meshes.mesh_shape(self.axis_sizes, self.devices))
+        devices = list(jax.devices() if self.devices is None else self.devices)
+        return meshes.build(meshes.mesh_shape(self.axis_sizes, len(devices)), devices, self.slices)
+
+    @contextlib.contextmanager
+    def activate(self) -> Iterator[Mesh]:
+        """Within it, `nn.with_logical_constraint` and bare PartitionSpecs refer to this mesh. Enter it
+        outside of jit."""
+        with jax.set_mesh(self.mesh), nn.logical_axis_rules(self.all_rules):
+            yield self.mesh
+
+    # Batches.
+
+    @property
+    def batch_axes(self) -> tuple[str, ...]:
+        """Mesh axes that split the rows of a batch."""
+        return next((_as_tuple(axes) for name, axes in self.all_rules if name == 'batch'), ())
+
+    @property
+    def batch_shards(self) -> int:
+        """Into how many parts the rows of a global batch are split."""
+        return math.prod(self.mesh.shape[axis] for axis in self.batch_axes)
+
+    @property
+    def batch_sharding(self) -> NamedSharding:
+        """Of any array whose first axis is the batch."""
+        return NamedSharding(self.mesh, PartitionSpec(self.batch_axes or None))
+
+    @property
+    def replicated(self) -> NamedSharding:
+        return NamedSharding(self.mesh, PartitionSpec())
+
+    def check_batch_size(self, batch_size: int, microbatches: int = 1) -> None:
+        """Raises UserError unless every device gets equally many rows (at least one) of every microbatch."""
+        multiple = self.batch_shards * microbatches
+        if batch_size < 1 or batch_size % multiple:
+            sizes = ' x '.join(f'{axis}={self.mesh.shape[axis]}' for axis in self.batch_axes)
+            nearest = multiple * max(1, round(batch_size / multiple))
+            raise UserError(
+                f'batch size {batch_size} does not divide over the mesh ({sizes}) '
+                f'and {microbatches} microbatch(es); '
+                f'allowed are multiples of {multiple}, e.g. BATCH_SIZE = {nearest}'
+            )
+
+    def data_shard(self) -> tuple[int, int]:
+        """(index, count): the share of every global batch that this process reads and hands to `shard_batch`.
+
+        Processes that differ only along `tensor` hold the same rows, so `count` can be less than the number
+        of processes.
+        """
+        batch_axes = [MESH_AXES.index(axis) for axis in self.batch_axes]
+        others = [i for i in range(len(MESH_AXES)) if i not in batch_axes]
+        processes = np.vectorize(lambda device: device.process_index, otypes=[int])(self.mesh.devices)
+        processes = processes.transpose(*batch_axes, *others).reshape(self.batch_shards, -1)
+        return process_share(processes, jax.process_index())
+
+    def shard_batch(self, host_batch: Mapping[str, np.ndarray]) -> dict[str, jax.Array]:
+        """Global arrays from this process's rows, `[batch / data_shard()[1], ...]` of each array."""
+        sharding = self.batch_sharding
+        return {name: jax.make_array_from_process_local_data(sharding, rows) for name, rows in host_batch.items()}
+
+    # Parameters and optimizer state.
+
+    def param_shardings(self, boxed_params: Any) -> Any:
+        """Tree of NamedSharding for the unboxed parameters.
+
+        `boxed_params` has arrays or ShapeDtypeStructs in flax's `Partitioned` boxes; an unboxed leaf is
+        replicated, and so is an axis that does not divide over its mesh axes (`sharding_table` says which).
+        """
+        return jax.tree.map(lambda leaf: NamedSharding(self.mesh, self._spec(leaf)[0]), boxed_params, is_leaf=is_boxed)
+
+    def state_shardings(self, init: Callable[[Any], Any], params: Any, param_shardings: Any) -> Any:
+        """Shardings of the optimizer state `init(params)`, for `params` given as shapes.
+
+        A leaf whose path ends in a parameter's path and which has that parameter's shape is a moment of it and
+        lies where it lies. Other leaves lie as JAX's typing of shardings finds for `init`: factored moments keep
+        the axes that they have kept, counters are replicated.
+        """
+        typed = self._typed_state(init, params, param_shardings)
+        leaves = jax.tree_util.tree_flatten_with_path(params)[0]
+        known = {
+            path: (leaf.shape, sharding)
+            for (path, leaf), sharding in zip(leaves, jax.tree.leaves(param_shardings), strict=True)
+        }
+
+        def sharding_of(path, leaf):
+            for start in range(len(path)):
+                shape, sharding = known.get(path[start:], (None, None))
+                if shape == leaf.shape:
+                    return sharding
+            spec = PartitionSpec() if leaf.sharding is None else leaf.sharding.spec
+            return NamedSharding(self.mesh, PartitionSpec(*spec))
+
+        return jax.tree_util.tree_map_with_path(sharding_of, typed)
+
+    def _typed_state(self, init: Callable[[Any], Any], params: Any, param_shardings: Any) -> Any:
+        """`init(params)` in shapes that carry shardings, which JAX works out on a mesh of explicit axes."""
+        explicit = meshes.abstract(tuple(self.mesh.shape.values()), AxisType.Explicit)
+        typed = jax.tree.map(
+            lambda leaf, sharding: jax.ShapeDtypeStruct(
+                leaf.shape, leaf.dtype, sharding=NamedSharding(explicit, sharding.spec)
+            ),
+            params,
+            param_shardings,
+        )
+        with jax.sharding.use_abstract_mesh(explicit):
+            return jax.eval_shape(init, typed)
+
+    def sharding_table(self, boxed_params: Any) -> list[ShardingRow]:
+        """One row per parameter: name, shape, logical axes, mesh axes, bytes on each device, and a note."""
+        rows = []
+        for path, leaf in jax.tree_util.tree_flatten_with_path(boxed_params, is_leaf=is_boxed)[0]:
+            spec, note = self._spec(leaf)
+            value = unbox(leaf)
+            local = NamedSharding(self.mesh, spec).shard_shape(value.shape)
+            size = math.prod(local) * np.dtype(value.dtype).itemsize
+            name = '/'.join(str(getattr(key, 'key', key)) for key in path)
+            rows.append(ShardingRow(name, tuple(value.shape), _names(leaf), tuple(spec), size, note))
+        return rows
+
+    def _spec(self, leaf: Any) -> tuple[PartitionSpec, str]:
+        """Mesh axes of a boxed parameter, and what had to stay replicated."""
+        names, shape = _names(leaf), unbox(leaf).shape
+        wanted = nn.logical_to_mesh_axes(names, self.all_rules)
+        spec, notes = [], []
+        for name, size, axes in zip(names, shape, wanted, strict=True):
+            parts = math.prod(self.mesh.shape[axis] for axis in _as_tuple(axes))
+            if size % parts:
+                notes.append(f'{name}={size} does not divide by {parts}: replicated')
+                axes = None
+            elif name is not None and not any(name == rule for rule, _ in self.all_rules):
+                notes.append(f'{name} has no rule: replicated')
+            spec.append(axes)
+        return PartitionSpec(*spec), '; '.join(notes)
+
+
+def process_share(processes: np.ndarray, process: int) -> tuple[int, int]:
+    """(index, count) of the share of the rows that `process` reads.
+
+    `processes` [batch shards, devices that hold that shard]: the process of each device. Shares are numbered
+    by the first row they hold, as the rows of a global array are.
+    """
+    held: dict[int, list[int]] = {}
+    for shard, owners in enumerate(processes.tolist()):
+        for owner in set(owners):
+            held.setdefault(owner, []).append(shard)
+    shares = sorted({tuple(shards) for shards in held.values()})
+    if sum(map(len, shares)) != len(processes):
+        raise UserError(
+            f'mesh: {len(held)} processes hold overlapping parts of the batch; '
+            'choose tensor in --mesh as a divisor or a multiple of the devices per process'
+        )
+    return shares.index(tuple(held[process])), len(shares)
+
+
+def is_boxed(leaf: Any) -> bool:
+    """Whether `leaf` is a parameter in a box with its logical axis names."""
+    return isinstance(leaf, nn.meta.AxisMetadata)
+
+
+def unbox(tree: Any) -> Any:
+    """`tree` without boxes and, other than flax's, without sharding constraints (sizes need not divide over
+    the mesh)."""
+    return jax.tree.map(
+        lambda leaf: leaf.unbox(apply_constraint=False) if isinstance(leaf, nn.Partitioned) else leaf,
+        tree,
+        is_leaf=is_boxed,
+    )
+
+
+def _names(leaf: Any) -> tuple[str | None, ...]:
+    return tuple(leaf.names) if is_boxed(leaf) else (None,) * len(leaf.shape)
+
+
+def _as_tuple(axes: str | Sequence[str] | None) -> tuple[str, ...]:
+    if axes is None:
+        return ()
+    return (axes,) if isinstance(axes, str) else tuple(axes)

@@ -1,0 +1,291 @@
+"""One run over several processes: finding them, joining them, and leaving together.
+
+The engine is `jax.distributed`: every process connects to the coordinator, which is process 0, and JAX then sees the
+devices of all. Where they are is asked of flags, of the environment, and of what JAX knows about TPU, Slurm, Open MPI
+and Kubernetes. A process that is alone connects to nothing.
+"""
+
+import contextlib
+import dataclasses
+import functools
+import os
+import socket
+from collections.abc import Callable, Iterator
+from typing import Any
+from unittest import mock
+
+import jax
+
+from remixer_t5x.devices import collectives
+from remixer_t5x.errors import UserError
+
+FLAGS = {'address': '--coordinator_address', 'count': '--process_count', 'index': '--process_index'}
+VARIABLES = {'address': 'JAX_COORDINATOR_ADDRESS', 'count': 'JAX_NUM_PROCESSES', 'index': 'JAX_PROCESS_ID'}
+_BY_HAND = 'give --coordinator_address=HOST:PORT --process_count=N --process_index=I'
+
+
+class MissingProcess(UserError):
+    """Not all processes came: the same command, started again everywhere, may do."""
+
+    exit_code = collectives.LOST
+
+
+@dataclasses.dataclass(frozen=True)
+class Processes:
+    """What flags say about the processes of a run; None is not said.
+
+    Attributes:
+      address: HOST:PORT of process 0, which listens there.
+      count: how many there are.
+      index: which one this is, from 0.
+      initialization_timeout: seconds to wait for the others at the start.
+      heartbeat_timeout: seconds without a sign of life after which a process counts as lost.
+    """
+
+    address: str | None = None
+    count: int | str | None = None
+    index: int | str | None = None
+    initialization_timeout: int | str = 300
+    heartbeat_timeout: int | str = 100
+
+
+@dataclasses.dataclass(frozen=True)
+class Place:
+    """Where this process stands. `devices` are its local ones by number, None for all that it sees."""
+
+    address: str
+    count: int
+    index: int
+    devices: tuple[int, ...] | None = None
+
+
+def find(settings: Processes, environment: Any = os.environ) -> Place | None:
+    """The place of this process, None where it is alone. Touches no device.
+
+    Raises UserError for flags that are wrong or miss something, and where a cluster cannot be asked.
+    """
+    given = {name: getattr(settings, name) for name in FLAGS}
+    known = {name: value if value is not None else environment.get(VARIABLES[name]) for name, value in given.items()}
+    count = _number('count', known['count'], 1)
+    index = _number('index', known['index'], 0)
+    if count == 1 and index in (None, 0):
+        return None
+    cluster = None
+    if None in known.values():
+        cluster = _Cluster.find(environment)
+        if cluster is None and any(value is not None for value in known.values()):
+            missing = ' and '.join(FLAGS[name] for name, value in known.items() if value is None)
+            raise UserError(f'{_given(known)} is given without {missing}; {_BY_HAND}')
+    if cluster is not None:
+        count = cluster.count() if count is None else count
+        if count == 1:
+            return None
+        index = cluster.index() if index is None else index
+    if count is None or index is None:
+        return None
+    if index >= count:
+        raise UserError(
+            f'{FLAGS["index"]} is {index} of {FLAGS["count"]} {count}; processes are numbered 0 to {count - 1}'
+        )
+    timeout = _seconds('initialization_timeout', settings.initialization_timeout)
+    address = cluster.address(timeout) if cluster is not None and known['address'] is None else known['address']
+    return Place(_address(address), count, index, cluster.devices() if cluster is not None else None)
+
+
+def _given(known: dict[str, Any]) -> str:
+    return ' and '.join(f'{FLAGS[name]}={value}' for name, value in known.items() if value is not None)
+
+
+def _number(name: str, value: int | str | None, least: int) -> int | None:
+    if value is None:
+        return None
+    try:
+        number = int(value)
+    except ValueError:
+        number = least - 1
+    if number < least:
+        raise UserError(
+            f'{FLAGS[name]} (or {VARIABLES[name]}) is {value!r}; it takes a whole number from {least}; {_BY_HAND}'
+        )
+    return number
+
+
+def _seconds(name: str, value: int | str) -> int:
+    try:
+        number = int(value)
+    except ValueError:
+        number = 0
+    if number < 1:
+        raise UserError(f'--{name} is {value!r}; it takes seconds, as in --{name}=60')
+    return number
+
+
+def _address(text: Any) -> str:
+    host, colon, port = str(text).rpartition(':')
+    if not (host and colon and port.isdigit() and 0 < int(port) < 65536):
+        raise UserError(
+            f'{FLAGS["address"]} is {text!r}; it takes the host of process 0 and a free port there, '
+            f'as in {FLAGS["address"]}=node1:8476'
+        )
+    return text
+
+
+class _Cluster:
+    """What JAX knows about the cluster that started this process."""
+
+    def __init__(self, kind: Any, environment: Any):
+        self._kind, self._environment = kind, environment
+
+    @classmethod
+    def find(cls, environment: Any) -> '_Cluster | None':
+        # JAX asks its own list in `initialize`, which cannot say that a process is alone.
+        from jax._src import clusters
+
+        for kind in clusters.ClusterEnv._cluster_types:
+            if kind.opt_in_only_method or _passes_over(kind.__name__, environment):
+                continue
+            if _asked(kind.is_env_present, kind.__name__):
+                return cls(kind, environment)
+        if 'KUBERNETES_SERVICE_HOST' in environment and 'JOB_COMPLETION_INDEX' in environment:
+            raise UserError(
+                'this is a pod of an indexed Kubernetes job, and the package kubernetes that finds the others is not '
+                f'here; pip install kubernetes, or {_BY_HAND} (--process_count=1 for a pod that is alone)'
+            )
+        return None
+
+    def count(self) -> int:
+        return int(_asked(self._kind.get_process_count, self._kind.__name__))
+
+    def index(self) -> int:
+        return int(_asked(self._kind.get_process_id, self._kind.__name__))
+
+    def address(self, timeout: int) -> str:
+        port = self._environment.get('JAX_COORDINATOR_PORT')
+        ask = functools.partial(
+            self._kind.get_coordinator_address, timeout_secs=timeout, override_coordinator_port=port
+        )
+        return _asked(ask, self._kind.__name__)
+
+    def devices(self) -> tuple[int, ...] | None:
+        """One device for each of several processes of a machine; all where it is the only one there.
+
+        JAX itself takes a single one in both cases, which would leave seven of eight GPUs idle.
+        """
+        local = self._kind.get_local_process_id()
+        beside = _processes_here(self._environment)
+        if local is None or 'JAX_LOCAL_DEVICE_IDS' in self._environment or beside == 1:
+            return None
+        visible = self._environment.get('CUDA_VISIBLE_DEVICES')
+        if visible is not None and beside is not None and len(visible.split(',')) < beside:
+            return None  # The scheduler has bound this process to its own.
+        return (int(local),)
+
+
+def _passes_over(kind: str, environment: Any) -> bool:
+    if 'Tpu' in kind:
+        return environment.get('JAX_PLATFORMS') == 'cpu'
+    # Pods of another kind (a notebook, a job of one pod) have no number, and are alone.
+    return kind == 'K8sCluster' and 'JOB_COMPLETION_INDEX' not in environment
+
+
+def _processes_here(environment: Any) -> int | None:
+    """How many processes of this run share the machine, as far as Slurm and Open MPI say."""
+    if 'OMPI_COMM_WORLD_LOCAL_SIZE' in environment:
+        return int(environment['OMPI_COMM_WORLD_LOCAL_SIZE'])
+    # '4', '4(x2)' or '4,3': of each machine. Where they differ, some machine has several.
+    text = environment.get('SLURM_STEP_TASKS_PER_NODE') or environment.get('SLURM_TASKS_PER_NODE')
+    return max(int(part.partition('(')[0]) for part in text.split(',')) if text else None
+
+
+def _asked(question: Callable[[], Any], kind: str) -> Any:
+    try:
+        return question()
+    except Exception as error:
+        text = ' '.join(str(error).split())
+        raise UserError(
+            f'{kind} does not say which processes belong together ({text[:200]}); {_BY_HAND}, or --process_count=1 '
+            'where this one is alone'
+        ) from error
+
+
+@contextlib.contextmanager
+def together(settings: Processes, tell: Callable[[BaseException, str], int], saves: bool = False) -> Iterator[None]:
+    """A run over all processes; for a process that is alone, nothing.
+
+    What is raised within is told here and ends the process: the others learn of it, and none waits for the rest.
+
+    Args:
+      settings: what flags say.
+      tell: prints an error with the name of its process, and gives the exit code.
+      saves: SIGTERM is for the run, which saves and stops (see `preemption`); otherwise it ends the process.
+    """
+    place = find(settings)
+    if place is None:
+        yield
+        return
+    name = f'process {place.index}'
+    timeout = _seconds('heartbeat_timeout', settings.heartbeat_timeout)
+    watch = collectives.Watch(name, timeout)
+    try:
+        _join(place, _seconds('initialization_timeout', settings.initialization_timeout), timeout, saves, watch)
+    except BaseException as error:
+        collectives.leave(tell(error, name))
+    watch.start()
+    try:
+        yield
+        watch.close()
+        # All meet here, so that the first process, which is the coordinator, outlives the others.
+        jax.distributed.shutdown()
+    except BaseException as error:
+        watch.wait_for_reason(error)
+        code = tell(error, name)
+        watch.failed(code, str(error) or type(error).__name__)
+        collectives.leave(code)
+
+
+def _join(place: Place, waiting: int, heartbeat: int, saves: bool, watch: collectives.Watch) -> None:
+    _check_port(place)
+    jax.config.update('jax_enable_preemption_service', saves)
+    collectives.on_bad_cast(watch.lost)
+    try:
+        with _callback(watch.lost):
+            jax.distributed.initialize(
+                place.address,
+                place.count,
+                place.index,
+                place.devices,
+                cluster_detection_method='deactivate',
+                initialization_timeout=waiting,
+                heartbeat_timeout_seconds=heartbeat,
+            )
+    except RuntimeError as error:
+        raise MissingProcess(
+            f'not all {place.count} processes met at {place.address} within {waiting} s; start all of them with that '
+            'address and count, each with its own index, and see that the port is open (--initialization_timeout '
+            'waits longer)'
+        ) from error
+
+
+@contextlib.contextmanager
+def _callback(lost: Callable[..., None]) -> Iterator[None]:
+    """Within it, JAX's client is made with a callback for a lost process, which `initialize` does not pass on."""
+    from jax._src import distributed
+
+    make = distributed._jax.get_distributed_runtime_client
+    with mock.patch.object(
+        distributed._jax, 'get_distributed_runtime_client', functools.partial(make, missed_heartbeat_callback=lost)
+    ):
+        yield
+
+
+def _check_port(place: Place) -> None:
+    """JAX 0.10 crashes where its port is taken."""
+    port = int(place.address.rpartition(':')[2])
+    if place.index == 0 and 'JAX_COORDINATOR_BIND_ADDRESS' not in os.environ:
+        try:
+            socket.create_server(('', port)).close()
+        except OSError as error:
+            raise UserError(
+                f'port {port} of {place.address} cannot be listened at ({error.strerror or error}); give another port '
+                f'in {FLAGS["address"]}, to all processes'
+            ) from error

@@ -1,0 +1,106 @@
+"""The best parameters of each task, kept apart from the checkpoints that rotate.
+
+`MODEL_DIR/best/<task>/<step>` has the items `state` (parameters alone) and `run` of a checkpoint, so it can be
+evaluated, run and finetuned from as one. `run` also says which metric was best, and its value.
+"""
+
+import contextlib
+import shutil
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import orbax.checkpoint as ocp
+from etils import epath
+
+from remixer_t5x.checkpoints import durable, saved_params
+from remixer_t5x.devices import collectives
+from remixer_t5x.errors import UserError
+from remixer_t5x.evaluation.task_evaluation import Report
+from remixer_t5x.run_folder import model_dir
+
+BEST = 'best'
+
+
+class BestCheckpoints:
+    """Keeps, for each task, the parameters with the highest value of one metric.
+
+    `metrics` names a task's metric; a task that it does not name is judged by its first one. `record` is what a
+    checkpoint of the run says about it.
+    """
+
+    def __init__(self, folder: epath.Path, record: Mapping[str, Any], metrics: Mapping[str, str] | None = None):
+        self._folder, self._record, self._metrics = folder / BEST, record, metrics or {}
+
+    def keep(self, report: Report, step: int, params: Any) -> bool:
+        """Saves `params` if they are better than what is kept, and says whether; returns once they are on disk.
+
+        Raises UserError for a metric that the task does not have, and where they cannot be written.
+        """
+        name = self.metric(report)
+        if name is None:
+            return False
+        folder, value = self._folder / report.task, report.metrics[name]
+        known = collectives.broadcast(self.known(report.task))
+        # A run that was killed comes to the same step again, with the same value.
+        if known and (known['metric'] == name and known['value'] >= value):
+            return False
+        record = {**self._record, BEST: {'task': report.task, 'metric': name, 'value': value, 'step': step}}
+        self._save(folder, step, params, record)
+        return True
+
+    def metric(self, report: Report) -> str | None:
+        """The metric that judges the task; None where it gives none."""
+        wanted = self._metrics.get(report.task)
+        if wanted is not None and wanted not in report.metrics:
+            raise UserError(
+                f'BEST_METRICS names {wanted!r} for {report.task}, which has {", ".join(report.metrics) or "none"}'
+            )
+        return wanted or next(iter(report.metrics), None)
+
+    def known(self, task: str) -> Mapping[str, Any] | None:
+        """`metric`, `value` and `step` of what is kept for `task`."""
+        steps = saved_params.steps_in(self._folder / task)
+        return saved_params.read_record(self._folder / task / str(steps[-1])).get(BEST) if steps else None
+
+    def _save(self, folder: epath.Path, step: int, params: Any, record: Mapping[str, Any]) -> None:
+        others = collectives.broadcast([other for other in saved_params.steps_in(folder) if other != step])
+        options = durable.options(folder)
+        with manager.user_errors(folder / str(step), 'written'):
+            _check_space(folder, params)
+            with ocp.CheckpointManager(folder, options=options, item_names=('state', 'run')) as writer:
+                items = ocp.args.Composite(
+                    state=ocp.args.StandardSave({'params': params}), run=ocp.args.JsonSave(dict(record))
+                )
+                if step in writer.all_steps():
+                    writer.delete(step)
+                writer.save(step, args=items, force=True)
+                # Only now, so that there is always one.
+                for other in others:
+                    writer.delete(other)
+
+
+def _check_space(folder: epath.Path, params: Any) -> None:
+    if '://' in str(folder):
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    needed = sum(leaf.nbytes for leaf in jax.tree.leaves(params)) // jax.process_count()
+    free = shutil.disk_usage(folder).free
+    if free < needed:
+        raise UserError(
+            f'the disk of {folder} has {free / 2**20:.1f} MiB left and the best parameters take '
+            f'{needed / 2**20:.1f} MiB; free some space and run the same command again'
+        )
+
+
+def kept_in(folder: str) -> dict[str, Mapping[str, Any]]:
+    """What MODEL_DIR's best checkpoints say, by task: `metric`, `value`, `step`, and `path`."""
+    found: dict[str, Mapping[str, Any]] = {}
+    best = model_dir.absolute(folder) / BEST
+    for task in sorted(best.iterdir()) if best.is_dir() else []:
+        steps = saved_params.steps_in(task)
+        with contextlib.suppress(UserError):
+            if steps:
+                path = task / str(steps[-1])
+                found[task.name] = {**saved_params.read_record(path)[BEST], 'path': str(path)}
+    return found

@@ -1,0 +1,55 @@
+"""Held-out loss, perplexity and token accuracy: sums over one pass, divided once."""
+
+import dataclasses
+import itertools
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import jax
+
+from remixer_t5x.data import pipeline
+from remixer_t5x.errors import UserError
+from remixer_t5x.run_folder import metrics
+
+EvalStep = Callable[[Any, Any], Mapping[str, jax.Array]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Evaluation:
+    """Evaluates on `dataset`: at most `steps` batches of it (None: all). `name` is the `kind` of its records."""
+
+    dataset: pipeline.DatasetConfig
+    steps: int | None = None
+    name: str = 'eval'
+
+    def __post_init__(self) -> None:
+        if self.steps is not None and self.steps < 1:
+            raise UserError(f'EVAL_STEPS is {self.steps}; it takes 1 or more batches, or None for the whole split')
+
+    def batches(self, share: tuple[int, int] = (0, 1), threads: int | None = None) -> pipeline.EvalBatches:
+        """The rows of `share` = (index, count); iterate over it once for every evaluation."""
+        return pipeline.EvalBatches(self.dataset, *share, self.steps, threads)
+
+
+def evaluate(
+    params: Any, batches: Iterable[Any], eval_step: EvalStep, place: Callable[[Any], Any], name: str = 'eval'
+) -> dict[str, float]:
+    """`loss`, `perplexity`, `accuracy`, `tokens` of `params`; `eval_step(params, batch)` gives sums, `place`
+    device arrays.
+
+    Raises UserError when there is no target token at all.
+    """
+    totals: dict[str, float] = {}
+    batches = iter(batches)
+    while chunk := list(itertools.islice(batches, 16)):
+        # Some steps are under way before their sums are fetched, so that the device does not wait for the
+        # host.
+        pending = [eval_step(params, place(batch)) for batch in chunk]
+        for sums in jax.device_get(pending):
+            for key, value in sums.items():
+                totals[key] = totals.get(key, 0.0) + float(value)
+    if not totals.get('weights'):
+        raise UserError(f'the {name} split has no target token; give a split with text, or EVAL_PERIOD = None')
+    totals.setdefault(metrics.STEPS, 1.0)
+    found = metrics.means(totals)
+    return {**found, 'perplexity': metrics.perplexity(found['loss'])}

@@ -1,0 +1,151 @@
+"""A model over any number of examples: texts it generates, and likelihoods of given ones.
+
+Examples are put into batches of like length, the last one filled up with empty rows whose results are dropped. Each
+result belongs to its example alone, so neither the batch size nor the mesh nor the number of hosts changes it; keys
+of decoders that draw are folded from the example's number.
+"""
+
+import collections
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from remixer_t5x.devices.partition import Partitioner
+from remixer_t5x.errors import UserError
+from remixer_t5x.evaluation import length_buckets
+from remixer_t5x.model.decoding import Decoder, Greedy
+from remixer_t5x.optimization.train_step import Compiled
+
+Ids = Sequence[int]
+# Batches under way before the results of the first are fetched, so that device and host work at the same time.
+UNDER_WAY = 2
+
+
+@dataclasses.dataclass(frozen=True)
+class Decoding:
+    """How predictions are made.
+
+    `batch_size` counts examples over all devices; `feature_lengths` bounds `inputs` and `targets`, the end token
+    included; `seed` is of decoders that draw.
+    """
+
+    batch_size: int
+    feature_lengths: Mapping[str, int]
+    decoder: Decoder = Greedy()
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if isinstance(self.batch_size, bool) or not isinstance(self.batch_size, int) or self.batch_size < 1:
+            raise UserError(f'EVAL_BATCH_SIZE is {self.batch_size!r}; it takes a number of examples, 1 or more')
+
+
+class Prediction(NamedTuple):
+    """Generated ids up to and with the end token, best first or in the order drawn, and the score of each."""
+
+    ids: list[list[int]]
+    scores: list[float]
+
+
+class Predictor:
+    """`predict`, `score` and `rank` of one model on one mesh; compiled once per shape and kept.
+
+    `eos_id` ends a generated sequence. Raises UserError where the batch size does not divide over the mesh.
+    """
+
+    def __init__(self, model: Any, partitioner: Partitioner, settings: Decoding, eos_id: int = 1):
+        partitioner.check_batch_size(settings.batch_size)
+        self._partitioner, self._settings = partitioner, settings
+        self._longest = settings.feature_lengths['inputs']
+        length = settings.feature_lengths['targets']
+
+        def generate(params, batch):
+            keys = jax.vmap(jax.random.fold_in, (None, 0))(jax.random.key(settings.seed), batch['number'])
+            return model.generate(params, batch, length, eos_id=eos_id, decoder=settings.decoder, rng=keys)
+
+        self._generate = self._compiled(generate)
+        self._score = self._compiled(model.score)
+        self._rank = self._compiled(
+            lambda params, batch: model.score_choices(params, batch['encoder_input_tokens'], batch['choices'])
+        )
+
+    def _compiled(self, function: Callable[[Any, Any], Any]) -> Compiled:
+        # Replicated, so that every host can read all results.
+        return Compiled(jax.jit(function, out_shardings=self._partitioner.replicated), self._partitioner)
+
+    def predict(self, params: Any, inputs: Sequence[Ids], first: int = 0) -> list[Prediction]:
+        """What the model generates for each of `inputs`, which are numbered from `first` on."""
+        found: list[Any] = [None] * len(inputs)
+        for rows, decoded in self._run(self._generate, params, inputs, {}, first):
+            tokens, scores = (np.asarray(part) for part in decoded)
+            for row, example in enumerate(rows):
+                ids = [_without_padding(sequence) for sequence in tokens[row]]
+                found[example] = Prediction(ids, [float(score) for score in scores[row]])
+        return found
+
+    def score(self, params: Any, inputs: Sequence[Ids], targets: Sequence[Ids]) -> np.ndarray:
+        """log p(targets | inputs) of each example, [examples] float32."""
+        wide = _filled(targets, self._settings.feature_lengths['targets'])
+        begun = np.pad(wide, ((0, 0), (1, 0)))[:, :-1]
+        arrays = {
+            'decoder_input_tokens': begun,
+            'decoder_target_tokens': wide,
+            'decoder_loss_weights': (wide > 0).astype(np.int32),
+        }
+        return self._gathered(self._score, params, inputs, arrays, ())
+
+    def rank(self, params: Any, inputs: Sequence[Ids], choices: Sequence[Ids]) -> np.ndarray:
+        """log p(choice | inputs) of every choice for each example, [examples, choices] float32."""
+        wide = _filled(choices, max(map(len, choices)))
+        arrays = {'choices': np.broadcast_to(wide, (len(inputs), *wide.shape))}
+        return self._gathered(self._rank, params, inputs, arrays, (len(choices),))
+
+    def _gathered(self, function, params, inputs, arrays, shape: tuple[int, ...]) -> np.ndarray:
+        found: np.ndarray = np.zeros((len(inputs), *shape), np.float32)
+        for rows, values in self._run(function, params, inputs, arrays):
+            found[rows] = np.asarray(values)[: len(rows)]
+        return found
+
+    def _run(
+        self, function: Compiled, params: Any, inputs: Sequence[Ids], arrays: Mapping[str, np.ndarray], first: int = 0
+    ) -> Iterator[tuple[np.ndarray, Any]]:
+        """(examples, results of their batch) until all of `inputs`, with their rows of `arrays`, are done."""
+        lengths = [len(ids) for ids in inputs]
+        pending: collections.deque = collections.deque()
+        for rows in length_buckets.plan(lengths, self._settings.batch_size, self._longest):
+            batch = {
+                'encoder_input_tokens': _filled([inputs[row] for row in rows.examples], rows.length),
+                'number': (rows.examples + first).astype(np.int32),
+                **{name: array[rows.examples] for name, array in arrays.items()},
+            }
+            pending.append((rows.examples, function(params, self._place(batch))))
+            if len(pending) > UNDER_WAY:
+                yield pending.popleft()
+        yield from pending
+
+    def _place(self, batch: Mapping[str, np.ndarray]) -> dict[str, jax.Array]:
+        """On the devices, filled up with empty rows. Every host has all rows and hands over its own."""
+        size = self._settings.batch_size
+        index, count = self._partitioner.data_shard()
+        own = slice(index * (size // count), (index + 1) * (size // count))
+        filled = {
+            name: np.pad(array, [(0, size - len(array))] + [(0, 0)] * (array.ndim - 1))[own]
+            for name, array in batch.items()
+        }
+        return self._partitioner.shard_batch(filled)
+
+
+def _filled(rows: Sequence[Ids], length: int) -> np.ndarray:
+    """[rows, length] int32, 0 behind each."""
+    filled: np.ndarray = np.zeros((len(rows), length), np.int32)
+    for row, ids in enumerate(rows):
+        filled[row, : len(ids)] = ids
+    return filled
+
+
+def _without_padding(tokens: np.ndarray) -> list[int]:
+    """Up to the last token that is not padding; a model may generate id 0 before its end token."""
+    used = np.flatnonzero(tokens)
+    return tokens[: used[-1] + 1].tolist() if len(used) else []

@@ -1,0 +1,163 @@
+"""A model judged by the metrics of seqio tasks: it generates (or ranks) an answer to every example of a split."""
+
+import dataclasses
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import seqio
+
+from remixer_t5x.data import pipeline
+from remixer_t5x.devices.partition import Partitioner
+from remixer_t5x.errors import UserError
+from remixer_t5x.evaluation import task_examples, task_metrics
+from remixer_t5x.evaluation.predictions import Decoding, Prediction, Predictor
+from remixer_t5x.evaluation.task_examples import Provider, TaskExamples
+
+
+@dataclasses.dataclass(frozen=True)
+class TaskEvaluation:
+    """What a model is judged on: each task of a mixture for itself.
+
+    Attributes:
+      mixture_or_task_name: a mixture or task, its name, or several names separated by commas.
+      decoding: how answers are generated.
+      tasks: names of those of its tasks that are evaluated, separated by commas; None for all.
+      split: which examples; tasks that do not have it are left out.
+      examples: at most so many of each task, None for all.
+      rank_choices: where a task has fixed answers (a postprocessor with `labels`), take the one that the model finds
+        most likely instead of generating.
+    """
+
+    mixture_or_task_name: Provider | Sequence[Provider]
+    decoding: Decoding
+    tasks: str | None = None
+    split: str = 'validation'
+    examples: int | None = None
+    rank_choices: bool = False
+
+    def __post_init__(self) -> None:
+        if self.examples is not None and (not isinstance(self.examples, int) or self.examples < 1):
+            raise UserError(f'EVAL_EXAMPLES is {self.examples!r}; it takes 1 or more examples a task, or None for all')
+
+
+@dataclasses.dataclass(frozen=True)
+class Report:
+    """A task's metrics, first the one that its authors name first, and for each example what was asked and answered.
+
+    `rows` hold `index`, `input`, `target`, `prediction`, `score`, all `predictions` and `scores` where there are
+    several, and under `example` what else the task gives to its metrics.
+    """
+
+    task: str
+    split: str
+    metrics: task_metrics.Metrics
+    rows: Sequence[Mapping[str, Any]]
+    seconds: float
+
+
+class TaskEvaluator:
+    """Reads the examples once and judges any number of parameters of one model.
+
+    `notes` are for people: what was left out, what was cut. Raises UserError for an unknown task, a split that is
+    missing or empty, and a vocabulary that the model's table does not hold.
+    """
+
+    def __init__(self, settings: TaskEvaluation, model: Any, partitioner: Partitioner):
+        self._settings = settings
+        lengths = settings.decoding.feature_lengths
+        tasks, self.notes = task_examples.tasks_of(settings.mixture_or_task_name, settings.split, settings.tasks)
+        self.vocabulary = _one_vocabulary(tasks)
+        pipeline.check_ids(tasks[0].name, self.vocabulary, model.vocab_size)
+        self._predictor = Predictor(model, partitioner, settings.decoding, _eos(self.vocabulary))
+        self._examples = [task_examples.read(task, settings.split, lengths, settings.examples) for task in tasks]
+        self.notes += [note for examples in self._examples for note in examples.notes]
+
+    @property
+    def split(self) -> str:
+        return self._settings.split
+
+    @property
+    def tasks(self) -> list[str]:
+        return [examples.task.name for examples in self._examples]
+
+    def __call__(self, params: Any) -> Iterator[Report]:
+        """One report after another, in the order of the tasks."""
+        for examples in self._examples:
+            begun = time.perf_counter()
+            found = self._answers(params, examples)
+            texts = [self.vocabulary.decode(prediction.ids[0]) for prediction in found]
+            outputs = task_metrics.Outputs(
+                texts, [prediction.scores[0] for prediction in found], self._target_scores(params, examples)
+            )
+            metrics = task_metrics.compute(examples, outputs)
+            rows = list(self._rows(examples, texts, found))
+            yield Report(examples.task.name, examples.split, metrics, rows, time.perf_counter() - begun)
+
+    def _answers(self, params: Any, examples: TaskExamples) -> list[Prediction]:
+        labels = getattr(examples.task.postprocessor, 'labels', None)
+        if not (self._settings.rank_choices and labels):
+            return self._predictor.predict(params, examples.inputs)
+        feature = examples.task.output_features['targets']
+        choices = [[*feature.vocabulary.encode(label), *_end(feature)] for label in labels]
+        scores = self._predictor.rank(params, examples.inputs, choices)
+        order = np.argsort(-scores, axis=1, kind='stable')
+        return [
+            Prediction([choices[index] for index in best], [float(row[index]) for index in best])
+            for row, best in zip(scores, order, strict=True)
+        ]
+
+    def _target_scores(self, params: Any, examples: TaskExamples) -> list[float] | None:
+        if not task_metrics.needs_target_scores(examples.task):
+            return None
+        return self._predictor.score(params, examples.inputs, examples.targets).tolist()
+
+    def _rows(self, examples: TaskExamples, texts: Sequence[str], found: Sequence[Prediction]) -> Iterator[dict]:
+        asked, wanted = examples.texts('inputs'), examples.texts('targets')
+        for index, (prediction, example) in enumerate(zip(found, examples.examples, strict=True)):
+            several = {}
+            if len(prediction.ids) > 1:
+                several['predictions'] = [self.vocabulary.decode(ids) for ids in prediction.ids]
+                several['scores'] = prediction.scores
+            yield {
+                'index': index,
+                'input': asked[index],
+                'target': wanted[index],
+                'prediction': texts[index],
+                'score': prediction.scores[0],
+                **several,
+                'example': {name: _plain(value) for name, value in example.items() if _is_extra(name)},
+            }
+
+
+def _one_vocabulary(tasks: Sequence[seqio.Task]) -> seqio.Vocabulary:
+    first, *others = tasks
+    vocabulary = first.output_features['targets'].vocabulary
+    for task in others:
+        if task.output_features['targets'].vocabulary != vocabulary:
+            raise UserError(
+                f'{first.name} and {task.name} have different vocabularies; a model has one: evaluate them one by one'
+            )
+    return vocabulary
+
+
+def _eos(vocabulary: seqio.Vocabulary) -> int:
+    return 1 if vocabulary.eos_id is None else int(vocabulary.eos_id)
+
+
+def _end(feature: seqio.Feature) -> list[int]:
+    return [_eos(feature.vocabulary)] if feature.add_eos else []
+
+
+def _is_extra(name: str) -> bool:
+    return name.removesuffix('_pretokenized') not in pipeline.FEATURES
+
+
+def _plain(value: Any) -> Any:
+    """What JSON can hold; bytes are text."""
+    if isinstance(value, bytes):
+        return value.decode(errors='replace')
+    if isinstance(value, np.ndarray):
+        return [_plain(item) for item in value.tolist()]
+    return value.item() if isinstance(value, np.generic) else value

@@ -1,0 +1,138 @@
+"""The examples of a seqio task's split in memory, as ids and as texts, for evaluation by the task's own metrics."""
+
+import dataclasses
+import difflib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, TypeAlias
+
+import seqio
+import tensorflow as tf
+
+from remixer_t5x.data import pipeline
+from remixer_t5x.errors import UserError
+
+Provider: TypeAlias = str | seqio.Task | seqio.Mixture
+Example = Mapping[str, Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class TaskExamples:
+    """`examples` of `split` as the task's preprocessors give them (NumPy values), in the order of the data.
+
+    `notes` say, for people, what was cut to fit and what cannot be written.
+    """
+
+    task: seqio.Task
+    split: str
+    examples: Sequence[Example]
+    notes: tuple[str, ...] = ()
+
+    @property
+    def inputs(self) -> list[list[int]]:
+        return [example['inputs'].tolist() for example in self.examples]
+
+    @property
+    def targets(self) -> list[list[int]]:
+        return [example['targets'].tolist() for example in self.examples]
+
+    def texts(self, feature: str) -> list[str]:
+        """`inputs` or `targets` as text, as it was before it became ids."""
+        vocabulary = self.task.output_features[feature].vocabulary
+        return [_text(example, feature, vocabulary) for example in self.examples]
+
+
+def tasks_of(
+    given: Provider | Sequence[Provider], split: str, only: str | None = None
+) -> tuple[list[seqio.Task], list[str]]:
+    """The tasks of what is given that have the split and metrics, and a note on each that has not.
+
+    A text may name several tasks or mixtures, separated by commas; `only`, too, names some of their tasks. Raises
+    UserError for an unknown name and where nothing is left.
+    """
+    wanted = given.split(',') if isinstance(given, str) else given
+    wanted = wanted if isinstance(wanted, list | tuple) else [wanted]
+    providers = [pipeline.named(one.strip() if isinstance(one, str) else one) for one in wanted]
+    tasks = list({task.name: task for one in providers for task in seqio.get_subtasks(one)}.values())
+    if only is not None:
+        tasks = _chosen(tasks, only)
+    notes = {task.name: reason for task in tasks if (reason := _reason_to_leave_out(task, split))}
+    left = [task for task in tasks if task.name not in notes]
+    if not left:
+        name = ', '.join(one.name for one in providers)
+        raise UserError(f'nothing of {name} can be evaluated: {"; ".join(notes.values())}; give another split or task')
+    return left, list(notes.values())
+
+
+def _chosen(tasks: Sequence[seqio.Task], names: str) -> list[seqio.Task]:
+    known = {task.name: task for task in tasks}
+    wanted = [name.strip() for name in names.split(',') if name.strip()]
+    for name in wanted:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=3, cutoff=0.4) or known
+            raise UserError(
+                f'EVAL_TASKS names {name!r}, which is not in the mixture; the nearest are {", ".join(near)}'
+            )
+    return [known[name] for name in wanted]
+
+
+def _reason_to_leave_out(task: seqio.Task, split: str) -> str:
+    if split not in task.splits:
+        return f'{task.name} has no split {split!r}, its splits are {", ".join(sorted(task.splits))}'
+    return '' if task.metric_fns else f'{task.name} has no metrics'
+
+
+def read(task: seqio.Task, split: str, lengths: Mapping[str, int], limit: int | None = None) -> TaskExamples:
+    """The first `limit` examples (None: all), cut to `lengths`.
+
+    Raises UserError where they cannot be read, are none, or use two vocabularies.
+    """
+    pipeline.hide_accelerators()
+    features = task.output_features
+    if features['inputs'].vocabulary != features['targets'].vocabulary:
+        raise UserError(f'{task.name} has one vocabulary for inputs and another for targets; give both the same one')
+    try:
+        dataset = task.get_dataset(dict(lengths), split=split, shuffle=False, num_epochs=1, try_in_mem_cache=False)
+        examples = list(dataset.take(-1 if limit is None else limit).as_numpy_iterator())
+    except UserError:
+        raise
+    except (ValueError, OSError, tf.errors.OpError) as error:
+        raise UserError(f'{task.name} cannot be read: {pipeline.one_line(error)}') from error
+    if not examples:
+        raise UserError(f'{task.name} has no examples in split {split!r}; give another split')
+    return TaskExamples(task, split, examples, tuple(_notes(task, split, examples, lengths)))
+
+
+def _notes(task: seqio.Task, split: str, examples: Sequence[Example], lengths: Mapping[str, int]) -> Iterator[str]:
+    consequence = {'inputs': 'cut', 'targets': 'cannot be generated'}
+    for feature, what in consequence.items():
+        long = sum(_is_cut(task.output_features[feature], example, feature, lengths[feature]) for example in examples)
+        if long:
+            yield (
+                f'{task.name}, {split}: {long:,} of {len(examples):,} {feature} have more than {lengths[feature]} '
+                f'tokens: {what}'
+            )
+    unwritten = [example for example in examples if _is_unwritten(task.output_features['targets'], example)]
+    if unwritten:
+        shown = _text(unwritten[0], 'targets', task.output_features['targets'].vocabulary)
+        yield (
+            f'{task.name}, {split}: {len(unwritten):,} of {len(examples):,} targets have characters that the '
+            f'vocabulary has not, such as {shown!r}: no answer can equal them'
+        )
+
+
+def _is_unwritten(feature: seqio.Feature, example: Example) -> bool:
+    # '<unk>' itself is the target where labels are not public.
+    return feature.vocabulary.unk_id in example['targets'] and example.get('targets_pretokenized') != b'<unk>'
+
+
+def _is_cut(feature: seqio.Feature, example: Example, name: str, length: int) -> bool:
+    """Only an example of full length can have been cut, so hardly any text is tokenised again."""
+    text = example.get(f'{name}_pretokenized')
+    if len(example[name]) < length or not isinstance(text, bytes):
+        return False
+    return len(feature.vocabulary.encode(text.decode())) + feature.add_eos > length
+
+
+def _text(example: Example, feature: str, vocabulary: seqio.Vocabulary) -> str:
+    text = example.get(f'{feature}_pretokenized')
+    return text.decode() if isinstance(text, bytes) else vocabulary.decode([int(token) for token in example[feature]])

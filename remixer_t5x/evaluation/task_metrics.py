@@ -1,0 +1,71 @@
+"""From predictions to a task's own numbers: its postprocessor, then its metric functions, as seqio's Evaluator does."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import seqio
+
+from remixer_t5x.errors import UserError
+from remixer_t5x.evaluation.task_examples import TaskExamples
+
+Metrics = dict[str, float]
+
+
+@dataclasses.dataclass(frozen=True)
+class Outputs:
+    """What a model gave for each example of a split, in order.
+
+    `predictions` are texts, `scores` their log-likelihoods; `target_scores` are those of the true targets, needed
+    only where `needs_target_scores`.
+    """
+
+    predictions: Sequence[str]
+    scores: Sequence[float]
+    target_scores: Sequence[float] | None = None
+
+
+def needs_target_scores(task: seqio.Task) -> bool:
+    return bool(task.score_metric_fns)
+
+
+def compute(examples: TaskExamples, outputs: Outputs) -> Metrics:
+    """Every number that the task's metric functions give, in their order; what is no number is left out.
+
+    Raises UserError when the outputs are not as many as the examples.
+    """
+    task, count = examples.task, len(examples.examples)
+    if len(outputs.predictions) != count:
+        raise UserError(
+            f'{len(outputs.predictions):,} predictions do not match {task.name}, split {examples.split}, which has '
+            f'{count:,} examples; give the predictions of this split'
+        )
+    targets = _postprocessed(examples, examples.texts('targets'), is_target=True)
+    found: dict[str, Any] = {}
+    if task.predict_metric_fns or task.predict_with_aux_metric_fns:
+        predictions = _postprocessed(examples, outputs.predictions, is_target=False)
+        for metric in task.predict_metric_fns:
+            found.update(metric(targets, predictions))
+        for metric in task.predict_with_aux_metric_fns:
+            found.update(metric(targets, predictions, {'scores': list(outputs.scores)}))
+    for metric in task.score_metric_fns:
+        found.update(metric(targets, outputs.target_scores))
+    return {name: number for name, value in found.items() if (number := _number(value)) is not None}
+
+
+def _postprocessed(examples: TaskExamples, texts: Sequence[str], is_target: bool) -> list[Any]:
+    postprocess = examples.task.postprocess_fn
+    pairs = zip(texts, examples.examples, strict=True)
+    return [postprocess(text, example=example, is_target=is_target) for text, example in pairs]
+
+
+def _number(value: Any) -> float | None:
+    value = getattr(value, 'value', value)
+    return float(value) if np.ndim(value) == 0 and np.issubdtype(np.asarray(value).dtype, np.number) else None
+
+
+def describe(metrics: Mapping[str, float], most: int = 3) -> str:
+    """accuracy 55.20, f1 48.11"""
+    shown = [f'{name} {value:.2f}' for name, value in list(metrics.items())[:most]]
+    return ', '.join(shown) + (f' and {len(metrics) - most} more' if len(metrics) > most else '')

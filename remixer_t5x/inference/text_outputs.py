@@ -1,0 +1,200 @@
+"""A model run on texts, window by window: written in the order of the input, and continued where it was interrupted.
+
+The output has one JSON object per text: `index`, `input`, `prediction`, `score`, all `predictions` and `scores` where
+the decoder gives several, `cut` where the text was too long; and what tells whose it is: `input_hash`, `checkpoint`,
+`decoder`. A line is written whole, so an output is always a prefix of what it will be, less perhaps a torn last line.
+"""
+
+import dataclasses
+import hashlib
+import itertools
+import json
+import os
+import re
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, TextIO
+
+from remixer_t5x.errors import UserError
+from remixer_t5x.evaluation.predictions import Predictor
+from remixer_t5x.run_folder import metrics, model_dir
+
+# Texts are sorted by length within a window of so many batches.
+WINDOW_BATCHES = 16
+
+
+@dataclasses.dataclass(frozen=True)
+class Texts:
+    """From text to ids and back: a vocabulary, and the most tokens of an input, its end token included.
+
+    `refuse_long` raises UserError for a longer text instead of cutting it.
+    """
+
+    vocabulary: Any
+    longest: int
+    refuse_long: bool = False
+
+    def encode(self, text: str, index: int) -> tuple[list[int], bool]:
+        """Ids with the end token, and whether the text was cut. `index` counts from 0."""
+        ids = [int(token) for token in self.vocabulary.encode(text)]
+        end = [] if self.vocabulary.eos_id is None else [int(self.vocabulary.eos_id)]
+        room = self.longest - len(end)
+        if len(ids) > room and self.refuse_long:
+            raise UserError(
+                f'input {index + 1} has {len(ids) + len(end):,} tokens, more than the {self.longest} of '
+                "TASK_FEATURE_LENGTHS['inputs']; give REFUSE_LONG = False to cut it, or a larger length"
+            )
+        return ids[:room] + end, len(ids) > room
+
+
+@dataclasses.dataclass
+class Counts:
+    """Of this run and those it continues: texts written, and how many of them were cut; `before` were there already."""
+
+    written: int = 0
+    cut: int = 0
+    before: int = 0
+
+
+class Output:
+    """The file (or standard output) that predictions go to.
+
+    `whose` says what makes them, `checkpoint` and `decoder`. Raises UserError where the file has predictions of
+    something else, or cannot be read or written.
+    """
+
+    def __init__(self, path: str, whose: dict[str, str]):
+        self.path, self._whose = path, whose
+        self.hashes: list[str] = []
+        self.counts = Counts()
+        self._file: TextIO | None = None
+        if not self.is_stdout:
+            self.path = os.path.abspath(os.path.expanduser(path))
+            self._read()
+
+    @property
+    def is_stdout(self) -> bool:
+        return self.path == '-'
+
+    def _read(self) -> None:
+        """What an interrupted run has written; a torn last line is cut off when writing begins."""
+        self._whole = 0
+        if not os.path.exists(self.path):
+            return
+        with metrics.writing(model_dir.absolute(self.path)), open(self.path, 'rb') as file:
+            for number, line in enumerate(file):
+                if not line.endswith(b'\n'):
+                    break
+                self._check(line, number)
+                self._whole += len(line)
+        self.counts.before = self.counts.written
+
+    def _check(self, line: bytes, number: int) -> None:
+        try:
+            row = json.loads(line)
+            known = {name: row[name] for name in self._whose}
+            index, digest = row['index'], row['input_hash']
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            raise UserError(
+                f'{self.path} line {number + 1} is no prediction of this command; give another --output, or remove it'
+            ) from error
+        for name, value in self._whose.items():
+            if known[name] != value:
+                raise UserError(
+                    f'{self.path} was made with {name} {known[name]}, and this run has {value}; give another --output'
+                )
+        if index != number:
+            raise UserError(f'{self.path} line {number + 1} is prediction {index}, not {number}; remove the file')
+        self.hashes.append(digest)
+        self.counts.written += 1
+        self.counts.cut += bool(row.get('cut'))
+
+    def write(self, rows: Iterable[dict[str, Any]]) -> None:
+        """Appends the rows and flushes, so that they survive an interruption."""
+        text = ''
+        for row in rows:
+            text += json.dumps({**row, **self._whose}, ensure_ascii=False) + '\n'
+            self.counts.written += 1
+            self.counts.cut += bool(row.get('cut'))
+        with metrics.writing(model_dir.absolute(self.path)):
+            file = self._opened()
+            file.write(text)
+            file.flush()
+
+    def _opened(self) -> TextIO:
+        if self.is_stdout:
+            return sys.stdout
+        if self._file is None:
+            os.makedirs(os.path.dirname(self.path), exist_ok=True)
+            self._file = open(self.path, 'a', encoding='utf-8', newline='\n')  # noqa: SIM115 (closed by `close`)
+            self._file.truncate(self._whole)
+        return self._file
+
+    def close(self) -> None:
+        """Ends writing; the output can be asked for its counts afterwards."""
+        if self._file is not None:
+            self._file.close()
+
+
+def hash_of(text: str) -> str:
+    """16 hex digits that tell texts apart."""
+    return hashlib.sha256(text.encode('utf-8', 'surrogatepass')).hexdigest()[:16]
+
+
+def name_of(decoder: Any) -> str:
+    """The decoder and its settings, the same in every process."""
+    return re.sub(r'<function (\S+) at 0x[0-9a-f]+>', r'\1', repr(decoder))
+
+
+def skip_done(texts: Iterator[str], output: Output, shown: str) -> None:
+    """Takes from `texts` (`shown` names them) those that the output has; raises UserError where they differ."""
+    for index, digest in enumerate(output.hashes):
+        text = next(texts, None)
+        if text is None:
+            raise UserError(
+                f'{output.path} has {len(output.hashes):,} predictions and {shown} only {index:,} texts; '
+                'give the same input, or another --output'
+            )
+        if hash_of(text) != digest:
+            raise UserError(
+                f'{output.path} line {index + 1} belongs to another text than line {index + 1} of {shown}; '
+                'give the same input, or another --output'
+            )
+
+
+def run(
+    texts: Iterator[str],
+    output: Output,
+    codec: Texts,
+    predict: Callable[[list[list[int]], int], Any],
+    window: int,
+    after_window: Callable[[Counts], None] = lambda counts: None,
+) -> None:
+    """Predicts for all of `texts`, which follow those that `output` has already, and writes them.
+
+    Args:
+        texts: what is left to do.
+        output: where it goes.
+        codec: text to ids and back.
+        predict: (ids of each text, index of the first) -> `predictions.Prediction` of each.
+        window: texts at a time.
+        after_window: called with what is written.
+    """
+    while chunk := list(itertools.islice(texts, window)):
+        first = output.counts.written
+        encoded = [codec.encode(text, first + row) for row, text in enumerate(chunk)]
+        found = predict([ids for ids, _ in encoded], first)
+        rows = []
+        for row, (text, (_, cut), prediction) in enumerate(zip(chunk, encoded, found, strict=True)):
+            decoded = [codec.vocabulary.decode(ids) for ids in prediction.ids]
+            record = {'index': first + row, 'input': text, 'prediction': decoded[0], 'score': prediction.scores[0]}
+            if len(decoded) > 1:
+                record |= {'predictions': decoded, 'scores': prediction.scores}
+            rows.append(record | ({'cut': True} if cut else {}) | {'input_hash': hash_of(text)})
+        output.write(rows)
+        after_window(output.counts)
+
+
+def predict_with(predictor: Predictor, params: Any) -> Callable[[list[list[int]], int], Any]:
+    """`predict` of `run`: with these parameters."""
+    return lambda inputs, first: predictor.predict(params, inputs, first)

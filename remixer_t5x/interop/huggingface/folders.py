@@ -1,0 +1,120 @@
+"""Folders of Hugging Face's T5, read into our parameters and written from them.
+
+A folder has config.json and the weights as safetensors, whole or in shards; the tokenizer is in `hf_tokenizer`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import pathlib
+from typing import Any
+
+import numpy as np
+
+from remixer_t5x.checkpoints import safe_paths
+from remixer_t5x.errors import UserError
+from remixer_t5x.interop import json_files
+from remixer_t5x.interop.huggingface import config as hf_config
+from remixer_t5x.interop.huggingface import weights as hf_weights
+from remixer_t5x.interop.huggingface.config import T5
+from remixer_t5x.interop.safetensors import files as safetensors_files
+
+Params = Any
+DTYPES = ('float32', 'bfloat16')
+CONFIG = 'config.json'
+GENERATION_CONFIG = 'generation_config.json'
+
+
+@dataclasses.dataclass(frozen=True)
+class Source:
+    """A folder that has been found to be a T5; its weights are read when they are asked for.
+
+    Attributes:
+      folder: where.
+      t5: its architecture.
+      eos_id: the id that ends a sequence, by its config.json.
+      tensors: its weights.
+    """
+
+    folder: pathlib.Path
+    t5: T5
+    eos_id: int
+    tensors: safetensors_files.Tensors
+
+    def params(self) -> Params:
+        """Our parameters, numpy float32. Raises UserError where a weight is missing, of another shape, or unknown."""
+        return hf_weights.to_ours(self.t5, self.tensors, str(self.folder))
+
+
+def read(path: str) -> Source:
+    """Looks into the folder `path`. Raises UserError where it holds no T5 that our encoder-decoder can say."""
+    folder = pathlib.Path(path).expanduser()
+    if not folder.is_dir():
+        hint = (
+            'download it first: hf download NAME --local-dir DIR' if '/' in path else 'give a folder with config.json'
+        )
+        raise UserError(f'{path} is no folder here; {hint}')
+    safe_paths.check_inside(folder)
+    if not (folder / CONFIG).is_file():
+        raise UserError(f'{folder} has no {CONFIG}; give the folder of a Hugging Face T5')
+    config = json_files.read_object(folder / CONFIG)
+    # Before the weights, which another kind of model has under other names.
+    hf_config.check_kind(config, str(folder))
+    tensors = safetensors_files.read_folder(folder)
+    t5 = hf_config.from_config(config, hf_weights.has_own_output(tensors), str(folder))
+    return Source(folder, t5, config.get('eos_token_id') or 1, tensors)
+
+
+def write(path: str, t5: T5, params: Params, runs: hf_weights.Runs, dtype: str = 'float32', eos_id: int = 1) -> None:
+    """Writes config.json, generation_config.json and model.safetensors into the folder `path`.
+
+    Args:
+      path: a new or empty folder.
+      t5: the architecture.
+      params: our parameters.
+      runs: lengths of the runs of layers in `params`.
+      dtype: one of DTYPES, of the weights in the file.
+      eos_id: the id that ends a sequence.
+    """
+    folder = check_free(path)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f'{folder} cannot be made ({error.strerror}); give a folder that you may write to') from error
+    arrays = hf_weights.to_theirs(t5, params, runs)
+    if hf_config.writes_output(t5) and t5.tied:
+        arrays[hf_weights.OUTPUT] = arrays[hf_weights.TABLE]
+    config = hf_config.to_config(t5, eos_id)
+    generation = {name: config[name] for name in hf_config.GENERATION}
+    _write_json(folder / CONFIG, {**config, 'dtype': dtype, 'torch_dtype': dtype})
+    _write_json(folder / GENERATION_CONFIG, generation)
+    cast: dict[str, np.ndarray] = {name: array.astype(np.dtype(dtype), copy=False) for name, array in arrays.items()}
+    safetensors_files.write_file(folder / safetensors_files.WHOLE, cast, {'format': 'pt'})
+
+
+def check_free(path: str) -> pathlib.Path:
+    """The folder to write into. Raises UserError where it holds something already."""
+    folder = pathlib.Path(path).expanduser()
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise UserError(f'{folder} holds something already; give a new or empty folder')
+    return folder
+
+
+def _write_json(path: pathlib.Path, content: dict[str, Any]) -> None:
+    try:
+        path.write_text(json.dumps(content, indent=2) + '\n', encoding='utf-8')
+    except OSError as error:
+        raise UserError(f'{path} cannot be written ({error.strerror}); check the space and rights there') from error
+
+
+def first_difference(source: Source, params: Params, runs: hf_weights.Runs | None = None) -> str | None:
+    """Hugging Face's name of a weight of `source` that is not equal in `params`, whose layers lie in `runs`; None where
+    all are.
+    """
+    ours = hf_weights.to_theirs(source.t5, params, runs or hf_weights.one_run(source.t5))
+    renamed = {hf_weights.TABLE: hf_weights.table_name(source.tensors)}
+    for name, array in ours.items():
+        if not np.array_equal(array, source.tensors[renamed.get(name, name)]):
+            return name
+    return None

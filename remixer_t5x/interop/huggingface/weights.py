@@ -1,0 +1,189 @@
+"""Our parameters of a T5 and Hugging Face's, one by the other.
+
+Hugging Face has one matrix [out, in] for each layer, named after its place in the block; we have, for each run of
+equal layers, one kernel [layers, in, out]. Nothing else differs: both keep heads joined, and neither has biases.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from remixer_t5x.errors import UserError
+from remixer_t5x.interop.huggingface.config import T5
+from remixer_t5x.interop.safetensors.files import Tensors
+
+Params = Any
+# Number of layers of each run, for each stack.
+Runs = Mapping[str, Sequence[int]]
+
+TABLE = 'shared.weight'
+OUTPUT = 'lm_head.weight'
+# The table once more, and a bias that the first T5's converter wrote and nothing reads.
+COPIES_OF_TABLE = ('encoder.embed_tokens.weight', 'decoder.embed_tokens.weight')
+UNREAD = ('decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight',)
+ATTENTION = {'query': 'q', 'key': 'k', 'value': 'v', 'out': 'o'}
+
+
+@dataclasses.dataclass(frozen=True)
+class Parameter:
+    """One of our arrays and where Hugging Face keeps it.
+
+    Attributes:
+      path: keys in our tree.
+      names: Hugging Face's name for each layer, or one name where the array is not stacked.
+      stacked: our array has an axis of layers before the others.
+      shape: of the array of one name, as Hugging Face has it.
+      transposed: our last two axes are the other way round.
+    """
+
+    path: tuple[str, ...]
+    names: tuple[str, ...]
+    stacked: bool
+    shape: tuple[int, ...]
+    transposed: bool = False
+
+
+def one_run(t5: T5) -> Runs:
+    """All layers of a stack in one run, as models/*.gin have them."""
+    return {'encoder': (t5.dimensions.num_encoder_layers,), 'decoder': (t5.dimensions.num_decoder_layers,)}
+
+
+def parameters(t5: T5, runs: Runs) -> Iterator[Parameter]:
+    """Every parameter of `t5`, whose layers lie in `runs`."""
+    d = t5.dimensions
+    table = (d.vocab_size, d.embed_dim)
+    yield Parameter(('token_embedder', 'embedding'), (TABLE,), False, table)
+    if not t5.tied:
+        yield Parameter(('logits', 'kernel'), (OUTPUT,), False, table, transposed=True)
+    for stack in ('encoder', 'decoder'):
+        bias = f'{stack}.block.0.layer.0.SelfAttention.relative_attention_bias.weight'
+        yield Parameter((stack, 'position_bias', 'embedding'), (bias,), False, (t5.num_buckets, d.num_heads), True)
+        yield Parameter((stack, 'final_norm', 'scale'), (f'{stack}.final_layer_norm.weight',), False, (d.embed_dim,))
+        first = 0
+        for index, count in enumerate(runs[stack]):
+            blocks = [f'{stack}.block.{layer}' for layer in range(first, first + count)]
+            for path, name, shape in _of_layer(t5, stack):
+                names = tuple(f'{block}.{name}.weight' for block in blocks)
+                yield Parameter((stack, f'run_{index}', 'layer', *path), names, True, shape, transposed=len(shape) == 2)
+            first += count
+
+
+def _of_layer(t5: T5, stack: str) -> Iterator[tuple[tuple[str, ...], str, tuple[int, ...]]]:
+    """(path in a layer, Hugging Face's name in a block, Hugging Face's shape) of each parameter of a layer."""
+    d = t5.dimensions
+    width = d.num_heads * d.head_dim
+    sublayers = [('self_attention', 'SelfAttention')]
+    if stack == 'decoder':
+        sublayers.append(('cross_attention', 'EncDecAttention'))
+    for place, (ours, theirs) in enumerate(sublayers):
+        for name, letter in ATTENTION.items():
+            shape = (d.embed_dim, width) if name == 'out' else (width, d.embed_dim)
+            yield (ours, name, 'kernel'), f'layer.{place}.{theirs}.{letter}', shape
+        yield (f'{ours}_norm', 'scale'), f'layer.{place}.layer_norm', (d.embed_dim,)
+    last = len(sublayers)
+    feed_forward = 'gated_mlp' if t5.gated else 'relu_mlp'
+    for name in ('wi_0', 'wi_1') if t5.gated else ('wi',):
+        shape = (d.mlp_dim, d.embed_dim)
+        yield (feed_forward, name, 'kernel'), f'layer.{last}.DenseReluDense.{name}', shape
+    yield (feed_forward, 'wo', 'kernel'), f'layer.{last}.DenseReluDense.wo', (d.embed_dim, d.mlp_dim)
+    yield (f'{feed_forward}_norm', 'scale'), f'layer.{last}.layer_norm', (d.embed_dim,)
+
+
+def has_own_output(tensors: Tensors) -> bool:
+    """Whether the output projection is another matrix than the embedding table. Reads both where both are there."""
+    if OUTPUT not in tensors:
+        return False
+    table = table_name(tensors)
+    same_shape = tensors.shape(OUTPUT) == tensors.shape(table)
+    return not (same_shape and np.array_equal(tensors[OUTPUT], tensors[table]))
+
+
+def table_name(tensors: Tensors) -> str:
+    """What the file calls the embedding table. Raises UserError where it has none."""
+    for name in (TABLE, *COPIES_OF_TABLE):
+        if name in tensors:
+            return name
+    raise UserError(f'the weights have no {TABLE}; give a T5ForConditionalGeneration')
+
+
+def to_ours(t5: T5, tensors: Tensors, folder: str) -> Params:
+    """Our parameters, float32, of the weights in `folder`, all layers of a stack in one run.
+
+    Raises UserError naming a weight that is missing, has another shape than `t5` says, or would be left out.
+    """
+    wanted = list(parameters(t5, one_run(t5)))
+    renamed = {TABLE: table_name(tensors)}
+    _check(wanted, tensors, renamed, folder)
+    tree: dict[str, Any] = {}
+    for parameter in wanted:
+        arrays = (tensors[renamed.get(name, name)] for name in parameter.names)
+        _put(tree, parameter.path, _ours(parameter, arrays))
+    return tree
+
+
+def to_theirs(t5: T5, params: Params, runs: Runs) -> dict[str, np.ndarray]:
+    """Hugging Face's arrays by name, views of `params` where that can be."""
+    found: dict[str, np.ndarray] = {}
+    for parameter in parameters(t5, runs):
+        array = np.asarray(_get(params, parameter.path))
+        for index, name in enumerate(parameter.names):
+            part = array[index] if parameter.stacked else array
+            found[name] = part.T if parameter.transposed else part
+    return found
+
+
+def _ours(parameter: Parameter, arrays: Iterator[np.ndarray]) -> np.ndarray:
+    if not parameter.stacked:
+        array = next(arrays)
+        return np.ascontiguousarray(array.T if parameter.transposed else array)
+    shape = parameter.shape[::-1] if parameter.transposed else parameter.shape
+    stacked: np.ndarray = np.empty((len(parameter.names), *shape), np.float32)
+    for index, array in enumerate(arrays):
+        stacked[index] = array.T if parameter.transposed else array
+    return stacked
+
+
+def _check(wanted: Sequence[Parameter], tensors: Tensors, renamed: Mapping[str, str], folder: str) -> None:
+    shapes = {renamed.get(name, name): parameter.shape for parameter in wanted for name in parameter.names}
+    missing = [name for name in shapes if name not in tensors]
+    if missing:
+        raise UserError(
+            f'{folder} lacks the weight {missing[0]}{_more(missing)}; give a whole T5ForConditionalGeneration'
+        )
+    differing = [name for name, shape in shapes.items() if tensors.shape(name) != shape]
+    if differing:
+        name = differing[0]
+        raise UserError(
+            f'{name} in {folder} has shape {tensors.shape(name)}, and {shapes[name]} by config.json{_more(differing)}; '
+            'give the config.json that belongs to the weights'
+        )
+    known = {*shapes, *UNREAD, TABLE, OUTPUT, *COPIES_OF_TABLE}
+    extra = sorted(set(tensors) - known)
+    if extra:
+        raise UserError(
+            f'{folder} has the weight {extra[0]}{_more(extra)}, which a T5 of its config.json does not have'
+        )
+    table = tensors[renamed[TABLE]]
+    for name in (TABLE, *COPIES_OF_TABLE):
+        if name in tensors and name != renamed[TABLE] and not np.array_equal(tensors[name], table):
+            raise UserError(f'{name} in {folder} is not {renamed[TABLE]}; allowed is one table for both stacks')
+
+
+def _more(names: Sequence[str]) -> str:
+    return f' (and {len(names) - 1} more)' if len(names) > 1 else ''
+
+
+def _put(tree: dict[str, Any], path: Sequence[str], value: np.ndarray) -> None:
+    for key in path[:-1]:
+        tree = tree.setdefault(key, {})
+    tree[path[-1]] = value
+
+
+def _get(tree: Params, path: Sequence[str]) -> Any:
+    for key in path:
+        tree = tree[key]
+    return tree

@@ -1,0 +1,102 @@
+"""The parameters of any of our models as one safetensors file, and back.
+
+Arrays are named by their path in our tree, `encoder/run_0/layer/...`, with layers stacked. The metadata has `format`,
+`step`, `config` (the gin text of the run), `vocabulary` (the record that a checkpoint has) and `versions` (JSON).
+"""
+
+from __future__ import annotations
+
+import json
+import pathlib
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import numpy as np
+from flax import traverse_util
+
+from remixer_t5x.errors import UserError
+from remixer_t5x.interop.safetensors import files as safetensors_files
+
+Params = Any
+FORMAT = 'remixer_t5x'
+
+
+def write(path: str, params: Params, step: int, record: Mapping[str, Any], dtype: str = 'float32') -> pathlib.Path:
+    """Writes `params` to the file `path`, which must not exist, and returns it.
+
+    Args:
+      path: the file.
+      params: our parameters.
+      step: of the checkpoint.
+      record: of the checkpoint.
+      dtype: of the arrays in the file.
+    """
+    file = pathlib.Path(path).expanduser()
+    if file.exists():
+        raise UserError(f'{file} exists already; give another file, as in --to_safetensors={_free(file)}')
+    arrays = traverse_util.flatten_dict(params, sep='/')
+    cast = {name: np.asarray(array).astype(np.dtype(dtype), copy=False) for name, array in arrays.items()}
+    metadata = {
+        'format': FORMAT,
+        'step': str(step),
+        'config': str(record.get('config') or ''),
+        'vocabulary': str(record.get('vocabulary') or ''),
+        'versions': json.dumps(record.get('versions', {})),
+    }
+    safetensors_files.write_file(file, cast, metadata)
+    return file
+
+
+def read(path: str) -> tuple[Params, int, dict[str, Any]]:
+    """Parameters, numpy float32, the step and the record in the file `path`, which `write` wrote."""
+    tensors, metadata = safetensors_files.read_file(path)
+    if metadata.get('format') != FORMAT:
+        raise UserError(
+            f'{path} was not written by --to_safetensors (its metadata has format {metadata.get("format")!a:.60}); a '
+            "folder of Hugging Face's is read by --from_hf"
+        )
+    within = next((name for name in tensors if _parents(name) & tensors.keys()), None)
+    if within is not None:
+        raise UserError(f'{path} has {ascii(within)[:80]} and another array by the name of its folder; copy it again')
+    try:
+        step, versions = int(metadata['step']), json.loads(metadata['versions'])
+    except (KeyError, ValueError, RecursionError) as error:
+        reason = f'{type(error).__name__}: {error}'.splitlines()[0]
+        raise UserError(
+            f'{path} says that --to_safetensors wrote it, and is not what that writes ({reason}); copy it again'
+        ) from error
+    record = {name: metadata.get(name, '') for name in ('config', 'vocabulary')}
+    params = traverse_util.unflatten_dict(dict(tensors), sep='/')
+    return params, step, {**record, 'versions': versions}
+
+
+def _parents(name: str) -> set[str]:
+    parts = name.split('/')
+    return {'/'.join(parts[:count]) for count in range(1, len(parts))}
+
+
+def rounded(params: Params, dtype: str) -> Params:
+    """What is left of float32 `params` in a file of `dtype`."""
+    if dtype == 'float32':
+        return params
+    return jax.tree.map(lambda array: np.asarray(array).astype(np.dtype(dtype)).astype(np.float32), params)
+
+
+def first_difference(before: Params, after: Params) -> str | None:
+    """The path of an array that is not equal, bit by bit, or is in one tree only; None where there is none."""
+    left, right = (traverse_util.flatten_dict(tree, sep='/') for tree in (before, after))
+    for name in sorted({*left, *right}):
+        pair = [np.asarray(tree[name]) for tree in (left, right) if name in tree]
+        if len(pair) < 2 or pair[0].shape != pair[1].shape or pair[0].dtype != pair[1].dtype:
+            return name
+        if not np.array_equal(pair[0].view(np.uint8), pair[1].view(np.uint8)):
+            return name
+    return None
+
+
+def _free(file: pathlib.Path) -> pathlib.Path:
+    number = 2
+    while (other := file.with_name(f'{file.stem}_{number}{file.suffix}')).exists():
+        number += 1
+    return other

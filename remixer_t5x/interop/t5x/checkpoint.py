@@ -1,0 +1,262 @@
+"""Checkpoints of T5X, read and written without T5X.
+
+`checkpoint_<step>` is one of two things. T5X's own format is a msgpack file `checkpoint` of {'version', 'optimizer'}
+whose arrays are TensorStore specs that point to zarr folders beside it; published checkpoints have it, and every T5X
+reads it, so it is what `write` writes. Newer T5X saves by Orbax, into `state`. Either has the parameters in `target`,
+by the names of the module that was trained: ours, under configs/t5x, or those of T5X's network (`t5x_names`).
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import orbax.checkpoint as ocp
+import tensorstore as ts
+from etils import epath
+from flax import serialization, traverse_util
+
+from remixer_t5x.checkpoints import manager, safe_paths, untrusted
+from remixer_t5x.errors import UserError
+from remixer_t5x.interop.huggingface import config as hf_config
+from remixer_t5x.interop.t5x import names as t5x_names
+from remixer_t5x.model.seq2seq import Seq2Seq
+from remixer_t5x.run_folder import model_dir
+
+Params = Any
+Array = np.ndarray
+
+_FILE = 'checkpoint'
+_STATE = 'state'
+_VERSION = 3
+_CHUNK_BYTES = 2**26
+_STEP_FOLDER = re.compile(r'checkpoint_(\d+)')
+
+
+class _Saved(NamedTuple):
+    """The parameters in a checkpoint: their shapes by name, how to read some of them, and the step."""
+
+    shapes: t5x_names.Shapes
+    read: Callable[[Sequence[str]], dict[str, Array]]
+    step: int
+
+
+def read(path: str, abstract: Params) -> tuple[Params, int]:
+    """Parameters of a T5X checkpoint in our names and shapes, and its step.
+
+    Args:
+      path: a folder `checkpoint_<step>`, or T5X's MODEL_DIR, whose newest is taken.
+      abstract: tree of ShapeDtypeStruct: what the model wants; layers are stacked.
+
+    Returns:
+      A tree as `abstract`, numpy float32, and the step.
+
+    Raises:
+      UserError: no checkpoint, one that cannot be read, or one of another architecture or size.
+    """
+    folder = _find(path)
+    untrusted.check(folder)
+    with manager.user_errors(folder, 'read'):
+        saved = _open_orbax(folder / _STATE) if (folder / _STATE).is_dir() else _open_msgpack(folder)
+    wanted = {name: tuple(leaf.shape) for name, leaf in _flat(abstract).items()}
+    is_ours = any('/run_0/' in name for name in saved.shapes)
+    sources = t5x_names.own_sources(wanted) if is_ours else t5x_names.network_sources(wanted, saved.shapes)
+    _check_names(folder, sources, saved.shapes)
+    _check_sizes(folder, wanted, sources, saved.shapes)
+    with manager.user_errors(folder, 'read'):
+        arrays = {name: source.gather(saved.read(source.names), wanted[name]) for name, source in sources.items()}
+    _check_shapes(folder, wanted, arrays)
+    return traverse_util.unflatten_dict(arrays, sep='/'), saved.step
+
+
+def write(path: str, params: Params, step: int, model: Seq2Seq, own_names: bool = False) -> str:
+    """Writes `params` as `checkpoint_<step>` into the folder `path`, in T5X's own format, without an optimizer's state.
+
+    Args:
+      path: T5X's MODEL_DIR; made where it does not exist.
+      params: numpy float32, our names, layers stacked.
+      step: number of updates done.
+      model: whose parameters they are.
+      own_names: True keeps our names, for any model under configs/t5x; False takes those of T5X's network.
+
+    Returns:
+      The folder that was written.
+
+    Raises:
+      UserError: the folder exists or cannot be written, or T5X's network has no such model.
+    """
+    flat = {name: np.asarray(leaf) for name, leaf in _flat(params).items()}
+    arrays = flat if own_names else t5x_names.to_network(flat, model)
+    folder = model_dir.absolute(path) / f'checkpoint_{step}'
+    if folder.exists():
+        raise UserError(f'{folder} exists already; give another folder, or remove it')
+    unfinished = folder.parent / f'{folder.name}.tmp'
+    with manager.user_errors(folder, 'written'):
+        if unfinished.exists():
+            shutil.rmtree(unfinished)
+        unfinished.mkdir(parents=True)
+        target = traverse_util.unflatten_dict(
+            {name: _write_array(unfinished, f'target/{name}', value) for name, value in arrays.items()}, sep='/'
+        )
+        state = {'step': np.asarray(step, np.int32)}
+        contents = {'version': _VERSION, 'optimizer': {'target': target, 'state': state}}
+        (unfinished / _FILE).write_bytes(serialization.msgpack_serialize(contents))
+        unfinished.rename(folder)
+    return str(folder)
+
+
+def _flat(tree: Params) -> dict[str, Any]:
+    return traverse_util.flatten_dict(tree, sep='/')
+
+
+# Where a checkpoint is, and what is in it.
+
+
+def _find(path: str) -> epath.Path:
+    """The folder of one checkpoint; the newest where `path` holds several."""
+    if '://' in path:
+        raise UserError(
+            f'{path} is not a folder of this machine; copy it here first (gcloud storage cp -r), and give that'
+        )
+    given = model_dir.absolute(path)
+    if _is_checkpoint(given):
+        return given
+    children = list(given.iterdir()) if given.is_dir() else []
+    steps = {int(name[1]): child for child in children if (name := _STEP_FOLDER.fullmatch(child.name))}
+    complete = [step for step in sorted(steps) if _is_checkpoint(steps[step])]
+    if complete:
+        return steps[complete[-1]]
+    raise UserError(
+        f'{given} holds no checkpoint of T5X; give a folder checkpoint_<step>, or the MODEL_DIR of a T5X run'
+    )
+
+
+def _is_checkpoint(folder: epath.Path) -> bool:
+    return (folder / _FILE).is_file() or (folder / _STATE / '_METADATA').is_file()
+
+
+def _open_msgpack(folder: epath.Path) -> _Saved:
+    encoded = (folder / _FILE).read_bytes()
+    if encoded.startswith(b'model_checkpoint_path'):
+        raise UserError(f'{folder} is a TensorFlow checkpoint of the first T5; convert it to T5X first, by T5X itself')
+    contents = serialization.msgpack_restore(encoded)
+    if contents.get('version', 0) < _VERSION:
+        raise UserError(f'{folder} has version {contents.get("version", 0)} of the format, 3 is read (since June 2021)')
+    leaves = traverse_util.flatten_dict(contents['optimizer'], is_leaf=lambda _, node: _is_spec(node), sep='/')
+    parameters = {name.removeprefix('target/'): leaf for name, leaf in leaves.items() if name.startswith('target/')}
+
+    def fetch(names: Sequence[str]) -> dict[str, Array]:
+        return {name: _read_leaf(folder, parameters[name]) for name in names}
+
+    shapes = {
+        name: tuple(leaf['metadata']['shape']) if isinstance(leaf, dict) else leaf.shape
+        for name, leaf in parameters.items()
+    }
+    return _Saved(shapes, fetch, int(_read_leaf(folder, leaves['state/step'])))
+
+
+def _is_spec(node: Any) -> bool:
+    """Whether a dict stands for an array that lies elsewhere."""
+    return isinstance(node, Mapping) and node.keys() >= {'driver', 'kvstore', 'metadata'}
+
+
+def _read_leaf(folder: epath.Path, leaf: Any) -> Array:
+    if not _is_spec(leaf):
+        return np.asarray(leaf)
+    # Written on a bucket or here; before TensorStore 0.1.14 the path stood outside of kvstore.
+    name = leaf['kvstore'].get('path') or leaf['path']
+    place = safe_paths.inside(folder, name.rstrip('/'), str(folder / _FILE))
+    if leaf['driver'] != 'zarr':
+        raise UserError(f'{folder / _FILE} says that {place.name} is {leaf["driver"]!a:.60}; allowed is zarr')
+    array = ts.open({'driver': 'zarr', 'kvstore': {'driver': 'file', 'path': str(place)}}, open=True).result()
+    shape = tuple(leaf['metadata']['shape'])
+    if array.shape != shape:
+        raise UserError(f'{place} has shape {array.shape}, and {shape} by {folder / _FILE}; copy the checkpoint again')
+    return array.read().result()
+
+
+def _write_array(folder: epath.Path, name: str, value: Array) -> dict[str, Any]:
+    """Writes one array beside the msgpack file and returns the spec that stands for it there."""
+    file = name.replace('/', '.')
+    rows = max(1, _CHUNK_BYTES // max(1, value[:1].nbytes)) if value.ndim else 1
+    chunks = [min(rows, value.shape[0]), *value.shape[1:]] if value.ndim else []
+    metadata = {'shape': list(value.shape), 'chunks': chunks, 'compressor': {'id': 'gzip', 'level': 1}}
+    spec = {'driver': 'zarr', 'dtype': value.dtype.name, 'metadata': metadata}
+    store = {'driver': 'file', 'path': str(folder / file)}
+    ts.open({**spec, 'kvstore': store}, create=True).result().write(value).result()
+    return {**spec, 'kvstore': {'driver': 'file', 'path': file}}
+
+
+def _open_orbax(folder: epath.Path) -> _Saved:
+    with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as reader:
+        found = reader.metadata(folder)
+        tree = getattr(found, 'item_metadata', found).tree
+    shapes = {name: tuple(leaf.shape) for name, leaf in _flat(tree['target']).items()}
+
+    def restore(item: dict[str, Any]) -> dict[str, Any]:
+        args = ocp.checkpoint_utils.construct_restore_args(item)
+        with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as reader:
+            restored = reader.restore(
+                folder, args=ocp.args.PyTreeRestore(item=item, restore_args=args, partial_restore=True)
+            )
+        return _flat(restored)
+
+    def fetch(names: Sequence[str]) -> dict[str, Array]:
+        item = {'target': {tuple(name.split('/')): np.zeros(shapes[name], np.float32) for name in names}}
+        restored = restore({'target': traverse_util.unflatten_dict(item['target'])})
+        return {name: restored[f'target/{name}'] for name in names}
+
+    step = restore({'state': {'step': np.zeros((), np.int32)}})['state/step']
+    return _Saved(shapes, fetch, int(step))
+
+
+# Whether it fits.
+
+
+def _check_names(
+    folder: epath.Path,
+    sources: Mapping[str, t5x_names.Source],
+    saved: t5x_names.Shapes,
+) -> None:
+    """Raises UserError unless the checkpoint holds exactly what the model wants."""
+    needed = {name for source in sources.values() for name in source.names}
+    absent, left = sorted(needed - saved.keys()), sorted(saved.keys() - needed)
+    if absent or left:
+        parts = [f'it has no {absent[0]} ({len(absent)} such)'] if absent else []
+        parts += [f'the model has no {left[0]} ({len(left)} such)'] if left else []
+        raise UserError(
+            f'{folder} does not fit this model: {", ".join(parts)}; give the model and size that was trained'
+        )
+
+
+def _check_sizes(
+    folder: epath.Path,
+    wanted: t5x_names.Shapes,
+    sources: Mapping[str, t5x_names.Source],
+    saved: t5x_names.Shapes,
+) -> None:
+    """Before anything is read: a few bytes may describe an array of any size, full of zeros."""
+    for name, source in sources.items():
+        shapes = [saved[part] for part in source.names]
+        found = (len(shapes), *shapes[0]) if source.apart else shapes[0]
+        elements = sum(map(math.prod, shapes))
+        copies = shapes[0][source.axis] if source.shared and source.axis is not None and shapes[0] else 1
+        if elements != math.prod(wanted[name]) * copies or copies > hf_config.MAX_LAYERS:
+            raise _other_shape(folder, name, found, wanted[name])
+
+
+def _other_shape(folder: epath.Path, name: str, found: tuple[int, ...], wanted: tuple[int, ...]) -> UserError:
+    return UserError(
+        f'{folder} does not fit this model: {name} has shape {found} there and {wanted} here; '
+        'give the model and size that was trained'
+    )
+
+
+def _check_shapes(folder: epath.Path, wanted: t5x_names.Shapes, arrays: Mapping[str, Array]) -> None:
+    for name, shape in wanted.items():
+        if arrays[name].shape != shape:
+            raise _other_shape(folder, name, arrays[name].shape, shape)

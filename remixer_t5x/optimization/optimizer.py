@@ -1,0 +1,126 @@
+"""The two optimizers T5.1.1 is pretrained with: Adafactor as T5 uses it, and AdamW scaled by parameter RMS.
+
+Both are chains of optax transformations. Those that look at a whole parameter run under `per_layer`, so that
+a layer gets the same update whether or not scan stacks it with others; global ones (gradient norm) and
+elementwise ones stay outside.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax.sharding import PartitionSpec
+
+from remixer_t5x.errors import UserError
+from remixer_t5x.optimization.per_layer import LAYERS_AXIS, per_layer
+from remixer_t5x.optimization.schedules import Schedule, as_schedule
+
+
+@dataclasses.dataclass(frozen=True)
+class Optimizer:
+    """Makes the optax transformation once the parameters' logical axes are known.
+
+    Attributes:
+      learning_rate: from the step (of this optimizer, the first update being 0) to the learning rate.
+      make: from a tree of PartitionSpec of logical axis names (`nn.get_partition_spec(boxed_params)`) to the
+        transformation.
+    """
+
+    learning_rate: Schedule
+    make: Callable[[Any], optax.GradientTransformation]
+
+    def __call__(self, logical_axes: Any) -> optax.GradientTransformation:
+        return self.make(logical_axes)
+
+
+def adafactor(
+    learning_rate: float | Schedule,
+    decay_rate: float = 0.8,
+    clipping_threshold: float | None = 1.0,
+    multiply_by_parameter_scale: bool = True,
+    min_dim_size_to_factor: int = 128,
+    epsilon1: float = 1e-30,
+    epsilon2: float = 1e-3,
+) -> Optimizer:
+    """Adafactor (Shazeer and Stern 2018) with T5's settings: no momentum, an external learning rate, no
+    weight decay.
+
+    The second moments decay by `1 - (step + 1) ** -decay_rate`. `epsilon1` is added to squared gradients,
+    `epsilon2` is the least parameter RMS that `multiply_by_parameter_scale` multiplies with,
+    `clipping_threshold` bounds the RMS of a parameter's update before the learning rate. Argument names are
+    T5X's.
+
+    It differs from T5X in one point: there, matrices stacked by scan are factored at any size; here they are factored
+    where one layer would be, from `min_dim_size_to_factor` on.
+    """
+    _check_range('decay_rate', decay_rate, 0.0, 1.0)
+    schedule = as_schedule(learning_rate)
+    block_steps = [
+        optax.scale_by_factored_rms(
+            decay_rate=decay_rate, min_dim_size_to_factor=min_dim_size_to_factor, epsilon=epsilon1
+        )
+    ]
+    if clipping_threshold is not None:
+        block_steps.append(optax.clip_by_block_rms(clipping_threshold))
+    if multiply_by_parameter_scale:
+        block_steps.append(optax.scale_by_param_block_rms(epsilon2))
+
+    def make(logical_axes):
+        return optax.chain(
+            per_layer(optax.chain(*block_steps), logical_axes),
+            optax.scale_by_learning_rate(schedule),
+        )
+
+    return Optimizer(schedule, make)
+
+
+def adamw_rms(
+    learning_rate: float | Schedule,
+    b1: float = 0.9,
+    b2: float = 0.999,
+    epsilon: float = 1e-6,
+    min_rms: float = 1e-3,
+    weight_decay: float = 0.0,
+    max_grad_norm: float | None = 1.0,
+) -> Optimizer:
+    """AdamW whose update of a parameter is multiplied with max(RMS of that parameter, `min_rms`).
+
+    The optimizer of nanoT5 (Nawrot 2023, arXiv:2309.02373), whose recipe for T5.1.1-base these defaults are.
+    Gradients are first clipped to the global norm `max_grad_norm` (None: not at all). `weight_decay` is
+    decoupled, multiplied with the learning rate only, and spares vectors, scalars and relative position
+    biases. We add `epsilon` after the bias correction, as Adam's paper does; nanoT5 adds it before.
+    """
+    _check_range('b1', b1, 0.0, 1.0)
+    _check_range('b2', b2, 0.0, 1.0)
+    schedule = as_schedule(learning_rate)
+
+    def make(logical_axes):
+        steps = [optax.clip_by_global_norm(max_grad_norm)] if max_grad_norm is not None else []
+        steps += [
+            optax.scale_by_adam(b1=b1, b2=b2, eps=epsilon, mu_dtype=jnp.float32),
+            per_layer(optax.scale_by_param_block_rms(min_rms), logical_axes),
+        ]
+        if weight_decay:
+            steps.append(optax.add_decayed_weights(weight_decay, mask=decays(logical_axes)))
+        return optax.chain(*steps, optax.scale_by_learning_rate(schedule))
+
+    return Optimizer(schedule, make)
+
+
+def decays(logical_axes: Any) -> Any:
+    """Tree of bool: whether weight decay applies, which is to matrices (of one layer) other than position
+    biases."""
+
+    def decay(axes):
+        names = [name for name in axes if name != LAYERS_AXIS]
+        return len(names) >= 2 and 'relpos_buckets' not in names
+
+    return jax.tree.map(decay, logical_axes, is_leaf=lambda leaf: isinstance(leaf, PartitionSpec))
+
+
+def _check_range(name: str, value: float, low: float, high: float) -> None:
+    if not low <= value < high:
+        raise UserError(f'optimizer: {name} = {value} must be at least {low} and below {high}')

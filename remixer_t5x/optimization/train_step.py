@@ -1,0 +1,186 @@
+"""One update of the parameters as a pure function, and one evaluation.
+
+Sums and weights travel together and are divided once: over microbatches the gradients of the loss SUM and the weights
+are added up, so that the update does not depend on how the batch was cut.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from flax import linen as nn
+
+from remixer_t5x.devices.partition import Partitioner
+from remixer_t5x.errors import UserError
+from remixer_t5x.optimization.schedules import Schedule
+from remixer_t5x.optimization.train_state import TrainState
+
+Batch = Mapping[str, jax.Array]
+Metrics = dict[str, jax.Array]
+# Of a new loss in the running mean: about fifty steps long.
+USUAL_LOSS_SHARE = 0.02
+StepFn = Callable[[TrainState, Batch], tuple[TrainState, Metrics]]
+
+
+def make_train_step(
+    model: Any,
+    tx: optax.GradientTransformation,
+    *,
+    microbatches: int = 1,
+    loss_normalizing_factor: float | None = None,
+    dropout: bool = False,
+    seed: int = 0,
+    learning_rate: Schedule | None = None,
+    spike_factor: float | None = None,
+) -> StepFn:
+    """A pure `step(state, batch) -> (state, metrics)`.
+
+    Args:
+      model: has `loss(params, batch, dropout_rng)`, which returns a sum over target tokens and a dict of
+        float32 sums, among them `weights`.
+      tx: the optimizer.
+      microbatches: into how many parts the batch is cut, one after the other, to save activation memory.
+      loss_normalizing_factor: what the loss sum is divided by; None is the number of target tokens (the sum
+        of weights). Released T5 checkpoints were trained with a constant, batch rows x target length (233472
+        in T5X's configs).
+      dropout: whether `model.loss` gets a key, folded from `seed`, the step and the microbatch.
+      seed: of dropout.
+      learning_rate: schedule whose value at `state.step` is reported as the metric `learning_rate`; None
+        reports none.
+      spike_factor: a loss per token above this many times `state.usual_loss` is a spike; None looks for none.
+
+    Metrics are float32 scalars: the sums of `model.loss` over the batch, `grad_norm` (of the normalised gradient,
+    before the optimizer clips it), `param_norm` (before the update), `nonfinite`, which is 1.0 when the loss or the
+    gradient norm is not finite, and with `spike_factor` `spike`, 1.0 for a spike. In both cases the returned state is
+    the given one but for its step, which counts: the caller decides what to do.
+    """
+    if microbatches < 1:
+        raise UserError(f'microbatches = {microbatches} must be at least 1')
+    if loss_normalizing_factor is not None and not loss_normalizing_factor > 0:
+        raise UserError(
+            f'loss_normalizing_factor = {loss_normalizing_factor} must be positive, '
+            'or None for the number of target tokens'
+        )
+
+    def gradients(params, batch, step, index):
+        rng = jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), step), index) if dropout else None
+        (_, sums), grads = jax.value_and_grad(model.loss, has_aux=True)(params, batch, rng)
+        return grads, sums
+
+    def step_fn(state, batch):
+        grads, sums = accumulate(gradients, state.params, batch, state.step, microbatches)
+        if loss_normalizing_factor is None:
+            # A batch of padding alone has a zero gradient, which must not become 0 / 0.
+            normalizer = jnp.where(sums['weights'] > 0, sums['weights'], 1.0)
+        else:
+            normalizer = loss_normalizing_factor
+        grads = jax.tree.map(lambda grad: grad / normalizer, grads)
+        grad_norm = optax.tree.norm(grads)
+        finite = jnp.isfinite(grad_norm) & jnp.isfinite(sums['loss'])
+        metrics = dict(
+            sums,
+            grad_norm=grad_norm,
+            param_norm=optax.tree.norm(state.params),
+            nonfinite=1.0 - finite.astype(jnp.float32),
+        )
+        good, usual_loss = finite, state.usual_loss
+        if usual_loss is not None:
+            loss = sums['loss'] / jnp.where(sums['weights'] > 0, sums['weights'], 1.0)
+            if spike_factor is not None:
+                spike = finite & (usual_loss > 0) & (loss > spike_factor * usual_loss)
+                metrics['spike'] = spike.astype(jnp.float32)
+                good &= ~spike
+            usual_loss = jnp.where(usual_loss > 0, usual_loss + USUAL_LOSS_SHARE * (loss - usual_loss), loss)
+        updates, opt_state = tx.update(grads, state.opt_state, state.params)
+        params = optax.apply_updates(state.params, updates)
+        updated = TrainState(state.step + 1, params, opt_state, usual_loss)
+        new_state = jax.tree.map(lambda new, old: jnp.where(good, new, old), updated, state)
+        new_state = new_state.replace(step=state.step + 1)
+        if learning_rate is not None:
+            metrics['learning_rate'] = learning_rate(state.step)
+        return new_state, metrics
+
+    return step_fn
+
+
+def make_eval_step(model: Any) -> Callable[[Any, Batch], Metrics]:
+    """A pure `step(params, batch) -> sums` without dropout: what `model.loss` sums over the batch."""
+
+    def step_fn(params, batch):
+        return model.loss(params, batch, None)[1]
+
+    return step_fn
+
+
+class Compiled:
+    """A jitted function whose tracing has the partitioner's mesh and rules in its context."""
+
+    def __init__(self, jitted: Any, partitioner: Partitioner):
+        self._jitted = jitted
+        self._partitioner = partitioner
+
+    def __call__(self, *args: Any) -> Any:
+        with self._partitioner.activate():
+            return self._jitted(*args)
+
+    def lower(self, *args: Any) -> jax.stages.Lowered:
+        """As `jax.jit(...).lower`, for cost analysis and compilation ahead of time."""
+        with self._partitioner.activate():
+            return self._jitted.lower(*args)
+
+
+def jit_train_step(step_fn: StepFn, shardings: TrainState, partitioner: Partitioner) -> Compiled:
+    """`step_fn` compiled for the mesh; the given state's buffers are donated to the returned one."""
+    jitted = jax.jit(
+        step_fn,
+        donate_argnums=0,
+        in_shardings=(shardings, partitioner.batch_sharding),
+        out_shardings=(shardings, partitioner.replicated),
+    )
+    return Compiled(jitted, partitioner)
+
+
+def jit_eval_step(
+    step_fn: Callable[[Any, Batch], Metrics], shardings: TrainState, partitioner: Partitioner
+) -> Compiled:
+    """`step_fn` compiled for the mesh: `(params, batch) -> sums`."""
+    jitted = jax.jit(
+        step_fn,
+        in_shardings=(shardings.params, partitioner.batch_sharding),
+        out_shardings=partitioner.replicated,
+    )
+    return Compiled(jitted, partitioner)
+
+
+def accumulate(
+    gradients: Callable, params: Any, batch: Batch, step: jax.Array, microbatches: int
+) -> tuple[Any, Metrics]:
+    """Sums `gradients(params, microbatch, step, index) -> (grads, sums)` over the microbatches, one at a
+    time.
+
+    Microbatch i takes every row r of the batch with r % microbatches == i: neighbouring rows lie on one
+    device, so each device cuts its own rows and none travel.
+    """
+    if microbatches == 1:
+        return gradients(params, batch, step, 0)
+    rows = {array.shape[0] for array in batch.values()}
+    if len(rows) != 1 or min(rows) % microbatches:
+        raise UserError(f'{microbatches} microbatches do not divide a batch of {sorted(rows)} rows; choose a divisor')
+    split = {name: _constrain(a.reshape(-1, microbatches, *a.shape[1:])) for name, a in batch.items()}
+
+    def one(total, index):
+        part = {
+            name: _constrain(jax.lax.dynamic_index_in_dim(a, index, 1, keepdims=False)) for name, a in split.items()
+        }
+        return jax.tree.map(jnp.add, total, gradients(params, part, step, index)), None
+
+    part = {name: jax.ShapeDtypeStruct((a.shape[0], *a.shape[2:]), a.dtype) for name, a in split.items()}
+    shapes = jax.eval_shape(gradients, params, part, step, 0)
+    zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
+    return jax.lax.scan(one, zeros, jnp.arange(microbatches))[0]
+
+
+def _constrain(array: jax.Array) -> jax.Array:
+    return nn.with_logical_constraint(array, ('batch',) + (None,) * (array.ndim - 1))

@@ -1,0 +1,139 @@
+"""What a training run is told, grouped by what it decides; gin builds these (configs/runs/pretrain.gin)."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from remixer_t5x.data import pipeline
+from remixer_t5x.devices import partition
+from remixer_t5x.errors import UserError
+from remixer_t5x.evaluation.held_out_loss import Evaluation
+from remixer_t5x.evaluation.task_evaluation import TaskEvaluation
+from remixer_t5x.optimization.optimizer import Optimizer
+
+
+@dataclasses.dataclass(frozen=True)
+class Learner:
+    """What one step computes. The names are those of `train_step.make_train_step` and `train_state.plan`.
+
+    `dropout_rate` is the model's, which has its own settings; here it only says whether a step draws dropout
+    keys. `seed` fixes initial parameters and dropout.
+    """
+
+    model: Any
+    optimizer: Optimizer
+    partitioner: partition.Partitioner
+    microbatches: int = 1
+    loss_normalizing_factor: float | None = None
+    dropout_rate: float = 0.0
+    seed: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Folder:
+    """Where a run lives, how many checkpoints stay there, and whose parameters it starts from.
+
+    `initial_checkpoint_path` is MODEL_DIR or one checkpoint of another run; its optimizer state and step are
+    not taken. It is read only while `model_dir` has no checkpoint. `best_metrics` names, by task, the metric whose
+    best checkpoint is kept; the first one where it names none.
+    """
+
+    model_dir: str
+    keep_checkpoints: int | None = 3
+    initial_checkpoint_path: str | None = None
+    best_metrics: Mapping[str, str] | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Periods:
+    """In steps; None is never. Logs, evaluations and checkpoints also come after the last step."""
+
+    train_steps: int
+    log_period: int = 100
+    eval_period: int | None = 1000
+    checkpoint_period: int = 1000
+    profile_period: int | None = None
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            optional = field.name in ('eval_period', 'profile_period')
+            if optional and value is None:
+                continue
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise UserError(
+                    f'{field.name.upper()} is {value!r}; it takes a number of steps, 1 or more'
+                    + (', or None for never' if optional else '')
+                )
+
+
+STOP, SKIP, REWIND, GO_ON = 'stop', 'skip', 'rewind', 'go_on'
+NEWEST, PREVIOUS = 'newest', 'previous'
+_CHOICES = {
+    'on_bad_step': ('ON_BAD_STEP', (STOP, SKIP, REWIND)),
+    'on_save_failure': ('ON_SAVE_FAILURE', (STOP, GO_ON)),
+    'restore': ('RESTORE', (NEWEST, PREVIOUS)),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Recovery:
+    """What a run does when something fails.
+
+    Attributes:
+      on_bad_step: at a loss or gradient that is not finite, or a spike: 'stop'; 'skip' that update; or 'rewind' to the
+        last checkpoint and leave out the batches since.
+      spike_factor: a loss per token above this many times its running mean is a spike; None looks for none.
+      on_save_failure: when a checkpoint cannot be written: 'stop', or 'go_on' and try again at the next one.
+      restore: 'newest' refuses a damaged newest checkpoint, 'previous' moves it away and takes the one before.
+    """
+
+    on_bad_step: str = STOP
+    spike_factor: float | None = None
+    on_save_failure: str = STOP
+    restore: str = NEWEST
+
+    def __post_init__(self) -> None:
+        for field, (macro, allowed) in _CHOICES.items():
+            if getattr(self, field) not in allowed:
+                options = ' or '.join(repr(choice) for choice in allowed)
+                raise UserError(f'{macro} is {getattr(self, field)!r}; it takes {options}')
+        factor = self.spike_factor
+        if factor is not None and not (isinstance(factor, int | float) and factor > 1):
+            raise UserError(f'SPIKE_FACTOR is {factor!r}; it takes a number above 1, as in 2.0, or None for never')
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """All of a run. `evaluation` is of the loss, `tasks` by tasks' metrics; both are None only with
+    `periods.eval_period` None.
+    """
+
+    learner: Learner
+    dataset: pipeline.DatasetConfig
+    folder: Folder
+    periods: Periods
+    evaluation: Evaluation | None = None
+    tasks: TaskEvaluation | None = None
+    recovery: Recovery = Recovery()
+
+    def __post_init__(self) -> None:
+        period = self.periods.eval_period
+        if self.evaluation is None and self.tasks is None and period is not None:
+            raise UserError(f'EVAL_PERIOD is {period} and no evaluation is set up; give EVAL_PERIOD = None')
+
+
+@dataclasses.dataclass(frozen=True)
+class Result:
+    """How a run ended.
+
+    `step` was reached and `checkpoint` is its folder; `stopped` names the signal that ended the run early;
+    `train` and `evaluation` are the last records of metrics.jsonl ({} if there is none).
+    """
+
+    step: int
+    stopped: str | None
+    train: Mapping[str, Any]
+    evaluation: Mapping[str, Any]
+    folder: str
+    checkpoint: str

@@ -1,0 +1,18 @@
+"""seqio tasks: the data side of the project, reached by `remixer_t5x` through gin alone.
+
+    corpora       local_files.corpus, python_docs.corpus, c4.corpus
+    vocabularies  vocabularies.sentencepiece, vocabularies.byte, vocabularies.trained
+    tasks         pretraining.span_corruption(corpus, vocabulary)
+    names         importing remixer_tasks.registered adds c4_span_corruption and python_docs_span_corruption to seqio
+
+Importing a module here opens no file, loads no vocabulary and leaves the accelerators to those who train.
+"""
+
+import contextlib
+
+import tensorflow as tf
+
+# Data is host work; TensorFlow would otherwise take all GPU memory at its first op. Where another module has let it
+# do so already, this comes too late and must not fail.
+with contextlib.suppress(RuntimeError):
+    tf.config.set_visible_devices([], 'GPU')

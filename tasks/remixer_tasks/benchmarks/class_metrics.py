@@ -1,0 +1,96 @@
+"""Metrics of classification and regression, in percent: seqio metric functions (targets, predictions) -> {name: value}.
+
+Targets and predictions are class ids (or numbers); INVALID, what no label spells, is always wrong. A split whose
+labels are not public has INVALID as every target, and no metric.
+"""
+
+import functools
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any
+
+import numpy as np
+import scipy.stats
+
+from remixer_tasks.benchmarks.answers import INVALID
+
+Metrics = dict[str, float]
+Metric = Callable[[Sequence[Any], Sequence[Any]], Metrics]
+
+
+def labelled(metric: Metric) -> Metric:
+    """`metric`, or nothing where no target has a label. Raises ValueError for lists of unequal length."""
+
+    @functools.wraps(metric)
+    def of_labelled(targets: Sequence[Any], predictions: Sequence[Any]) -> Metrics:
+        if len(targets) != len(predictions):
+            raise ValueError(f'{len(targets)} targets and {len(predictions)} predictions do not match')
+        if all(target == INVALID for target in targets):
+            return {}
+        return metric(targets, predictions)
+
+    return of_labelled
+
+
+@labelled
+def accuracy(targets: Sequence[Hashable], predictions: Sequence[Hashable]) -> Metrics:
+    """Share of predictions equal to their targets."""
+    return {'accuracy': 100 * float(np.mean([a == b for a, b in zip(targets, predictions, strict=True)]))}
+
+
+@labelled
+def f1(targets: Sequence[int], predictions: Sequence[int]) -> Metrics:
+    """F1 of class 1 of two; an INVALID prediction counts as the class that the target is not."""
+    target, predicted = np.asarray(targets), np.asarray(predictions)
+    predicted = np.where((predicted == 0) | (predicted == 1), predicted, 1 - target)
+    return {'f1': 100 * _f1_of_class(target, predicted, 1)}
+
+
+def mean_f1(classes: int) -> Metric:
+    """The mean over `classes` of the F1 of each, as for CB."""
+
+    @labelled
+    def mean_class_f1(targets: Sequence[int], predictions: Sequence[int]) -> Metrics:
+        target, predicted = np.asarray(targets), np.asarray(predictions)
+        values = [_f1_of_class(target, predicted, label) for label in range(classes)]
+        return {f'mean_{classes}class_f1': 100 * float(np.mean(values))}
+
+    return mean_class_f1
+
+
+@labelled
+def matthews_corrcoef(targets: Sequence[int], predictions: Sequence[int]) -> Metrics:
+    """Matthews' correlation of two or more classes (Gorodkin 2004); INVALID is a class of its own, 0 if undefined."""
+    target, predicted = np.asarray(targets), np.asarray(predictions)
+    labels = np.union1d(target, predicted)
+    one_hot, one_hot_predicted = (values[:, None] == labels for values in (target, predicted))
+    agreed = float(np.sum(one_hot & one_hot_predicted))
+    counts, predicted_counts = one_hot.sum(0).astype(float), one_hot_predicted.sum(0).astype(float)
+    total = float(len(target))
+    covariance = agreed * total - counts @ predicted_counts
+    spread = (total**2 - counts @ counts) * (total**2 - predicted_counts @ predicted_counts)
+    return {'matthews_corrcoef': 100 * float(covariance / np.sqrt(spread)) if spread else 0.0}
+
+
+@labelled
+def pearson_corrcoef(targets: Sequence[float], predictions: Sequence[float]) -> Metrics:
+    """Pearson's correlation, 0 where one side is constant."""
+    return {'pearson_corrcoef': 100 * _pearson(np.asarray(targets, float), np.asarray(predictions, float))}
+
+
+@labelled
+def spearman_corrcoef(targets: Sequence[float], predictions: Sequence[float]) -> Metrics:
+    """Pearson's correlation of ranks, equal values sharing their mean rank; 0 where one side is constant."""
+    ranks = (scipy.stats.rankdata(values) for values in (targets, predictions))
+    return {'spearman_corrcoef': 100 * _pearson(*ranks)}
+
+
+def _f1_of_class(target: np.ndarray, predicted: np.ndarray, label: int) -> float:
+    right = float(np.sum((target == label) & (predicted == label)))
+    named = float(np.sum(target == label) + np.sum(predicted == label))
+    return 2 * right / named if named else 0.0
+
+
+def _pearson(a: np.ndarray, b: np.ndarray) -> float:
+    a, b = a - a.mean(), b - b.mean()
+    spread = np.sqrt((a @ a) * (b @ b))
+    return float(a @ b / spread) if spread else 0.0

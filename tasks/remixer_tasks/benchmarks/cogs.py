@@ -1,0 +1,150 @@
+"""COGS (Kim and Linzen 2020): English sentences to logical forms, judged by exact match, per kind of generalization.
+
+The split `gen` has 1,000 sentences of each of 21 kinds that training does not show: 18 lexical (a known word in a
+position new to it) and 3 structural. The sentence is the whole input, without a prompt, as in the papers.
+"""
+
+import collections
+import functools
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from remixer_t5x.errors import UserError
+from remixer_tasks.benchmarks.class_metrics import Metrics
+from remixer_tasks.benchmarks.sources import sources
+from remixer_tasks.benchmarks.sources.dataset import TEST, TEXT, TRAIN, VALIDATION, Dataset, Download, Example, Layout
+from remixer_tasks.benchmarks.text_task import TextTask
+from remixer_tasks.files import cache, raw_rows
+from remixer_tasks.files.malformed import Malformed
+from remixer_tasks.text.text_corpus import ParsedCorpus
+from remixer_tasks.text.word_vocabulary import WordVocabulary
+
+GEN = 'gen'
+IN_DISTRIBUTION = 'in_distribution'
+STRUCTURAL = ('cp_recursion', 'obj_pp_to_subj_pp', 'pp_recursion')
+LEXICAL = (
+    'active_to_passive',
+    'do_dative_to_pp_dative',
+    'obj_omitted_transitive_to_transitive',
+    'obj_to_subj_common',
+    'obj_to_subj_proper',
+    'only_seen_as_transitive_subj_as_unacc_subj',
+    'only_seen_as_unacc_subj_as_obj_omitted_transitive_subj',
+    'only_seen_as_unacc_subj_as_unerg_subj',
+    'passive_to_active',
+    'pp_dative_to_do_dative',
+    'prim_to_inf_arg',
+    'prim_to_obj_common',
+    'prim_to_obj_proper',
+    'prim_to_subj_common',
+    'prim_to_subj_proper',
+    'subj_to_obj_common',
+    'subj_to_obj_proper',
+    'unacc_to_transitive',
+)
+_COLUMNS = ('sentence', 'logical_form', 'type')
+_URL = 'https://raw.githubusercontent.com/najoungkim/COGS/165a7b669eade971fa47bf568a2e51925360fed8/data/{}.tsv'
+_FILES = {
+    TRAIN: ('train', '220b3804b562c0156ee986eff1bdd15c27e52142549362a64f57baf86e304c78'),
+    VALIDATION: ('dev', 'ab66388a309c7ac1ad210c781a6a0ce12281a9ef24619a12422a752cef61bc21'),
+    TEST: ('test', '68f8e51e9f6d9cd22d64efe68dd21d7ea5ba327e9a2359481030161aea757035'),
+    GEN: ('gen', 'd013d9eee0bafc153f8decc85f42814ac97260f84964d980e1e2b84577b82361'),
+}
+
+
+def _read(path: str) -> Iterator[Example]:
+    for _, row in raw_rows.tsv(path, _COLUMNS):
+        yield dict(row)
+
+
+DATA = Dataset(
+    name='cogs',
+    features=dict.fromkeys(_COLUMNS, TEXT),
+    splits={split: [Layout((f'cogs/{file}.tsv',), _read)] for split, (file, _) in _FILES.items()},
+    terms='MIT: https://github.com/najoungkim/COGS',
+    downloads=tuple(Download(_URL.format(file), sha256, 'cogs') for file, sha256 in _FILES.values()),
+)
+
+
+def _as_text(dataset: tf.data.Dataset) -> tf.data.Dataset:
+    return dataset.map(lambda row: {'inputs': row['sentence'], 'targets': row['logical_form'], 'type': row['type']})
+
+
+def _form(text: str, example: dict[str, Any] | None = None, is_target: bool = False) -> Any:
+    """A logical form with single spaces; targets are (form, type)."""
+    form = ' '.join(text.split())
+    return (form, example['type'].decode()) if is_target and example is not None else form
+
+
+def exact_match(targets: Sequence[tuple[str, str]], predictions: Sequence[str]) -> Metrics:
+    """`exact_match` of all, of each type of generalization, and the means over the types: `lexical`, `structural`,
+    `generalization`; `in_distribution` of those that are neither.
+    """
+    if len(targets) != len(predictions):
+        raise ValueError(f'{len(targets)} targets and {len(predictions)} predictions do not match')
+    right = collections.defaultdict(list)
+    for (form, kind), prediction in zip(targets, predictions, strict=True):
+        right[kind].append(form == prediction)
+    groups = {'lexical': LEXICAL, 'structural': STRUCTURAL, 'generalization': LEXICAL + STRUCTURAL}
+    every = [value for values in right.values() for value in values]
+    found = {'exact_match': _percent(every)}
+    usual = [value for kind, values in right.items() if kind not in groups['generalization'] for value in values]
+    if usual:
+        found[IN_DISTRIBUTION] = _percent(usual)
+    for group, kinds in groups.items():
+        rows = [value for kind in kinds for value in right.get(kind, [])]
+        if rows:
+            found[group] = _percent(rows)
+    return found | {kind: _percent(right[kind]) for kind in groups['generalization'] if kind in right}
+
+
+def _percent(right: Sequence[bool]) -> float:
+    return 100 * float(np.mean(right))
+
+
+TASKS = (TextTask('cogs', DATA, _as_text, _form, (exact_match,)),)
+
+
+def corpus(data_dir: str | None = None) -> ParsedCorpus:
+    """Sentences and logical forms of the training split, for `vocabularies.trained`; those of dev are held out.
+
+    Raises UserError where the files are not there.
+    """
+    paths = {split: _path(split, data_dir) for split in (TRAIN, VALIDATION)}
+    return ParsedCorpus(
+        name='COGS',
+        identity=cache.key('cogs 1', [sources.state(path) for path in paths.values()]),
+        read=functools.partial(_texts, paths[TRAIN]),
+        read_validation=functools.partial(_texts, paths[VALIDATION]),
+    )
+
+
+def words(data_dir: str | None = None, positions: int = 64) -> WordVocabulary:
+    """The words of the training split's sentences and logical forms; the file is read at first use.
+
+    positions: the numbers below it are words too. Logical forms number the words of their sentence, training shows
+    fewer than 20 of these numbers, and the deep recursion of `gen` cannot be written without more.
+    """
+    return WordVocabulary('COGS', functools.partial(_training_texts, data_dir, positions))
+
+
+def _training_texts(data_dir: str | None, positions: int) -> Iterator[str]:
+    yield ' '.join(map(str, range(positions)))
+    yield from _texts(_path(TRAIN, data_dir), Malformed(strict=True))
+
+
+def _texts(path: str, malformed: Malformed) -> Iterator[str]:
+    del malformed  # A malformed row of a labelled data set is an error, see `raw_rows`.
+    for example in _read(path):
+        yield example['sentence']
+        yield example['logical_form']
+
+
+def _path(split: str, data_dir: str | None) -> str:
+    found = sources.find_raw(DATA, split, data_dir)
+    if found is None:
+        raise UserError(sources.missing(DATA, split, data_dir))
+    return found[1][0]

@@ -1,0 +1,251 @@
+"""Where the examples of a labelled data set come from: TFDS where it is prepared, the published files otherwise.
+
+With `data_dir` set, that folder is searched (TFDS's layout first); without it TFDS_DATA_DIR or ~/tensorflow_datasets,
+then REMIXER_T5X_DATA, then the `data` folder of the cache, which downloads go to.
+
+Published files are parsed once into TFRecords in the cache, so that their errors are told before a model is trained
+on half of them, and positions in them can be saved. Both kinds are read in one thread, see `text_corpus.TextSource`.
+"""
+
+import json
+import os
+import random
+import re
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import seqio
+import tensorflow as tf
+import tensorflow_datasets as tfds
+
+from remixer_t5x.errors import UserError
+from remixer_tasks.benchmarks.sources.dataset import INTEGER, REAL, TEXT, TEXTS, TRAIN, Dataset, Example, Layout
+from remixer_tasks.files import cache
+from remixer_tasks.files.notice import Notice
+
+# Training examples are dealt to files, so that their order can change and hosts share the work. Few examples need few
+# files: the shuffle buffer reads a small split many times over, and opens each file again every time.
+TRAIN_SHARDS = 16
+EXAMPLES_PER_SHARD = 1000
+_DTYPES = {TEXT: tf.string, TEXTS: tf.string, INTEGER: tf.int64, REAL: tf.float32}
+
+
+def raw_folders(data_dir: str | None = None) -> list[Path]:
+    """The folders in which published files are looked for, first to last."""
+    if data_dir:
+        return [Path(data_dir).expanduser()]
+    named = os.environ.get('REMIXER_T5X_DATA')
+    return [*([Path(named).expanduser()] if named else []), cache.root() / 'data']
+
+
+def find_raw(dataset: Dataset, split: str, data_dir: str | None = None) -> tuple[Layout, list[str]] | None:
+    """The first layout of the split whose files are all there, and their paths."""
+    for folder in raw_folders(data_dir):
+        for layout in dataset.splits[split]:
+            paths = [folder / path for path in layout.paths]
+            if all(path.is_file() for path in paths):
+                return layout, [str(path) for path in paths]
+    return None
+
+
+def find_tfds(dataset: Dataset, data_dir: str | None = None) -> str | None:
+    """The folder of the prepared TFDS data set: the version of `dataset.tfds`, else the newest there."""
+    if dataset.tfds is None:
+        return None
+    root = data_dir or os.environ.get('TFDS_DATA_DIR') or '~/tensorflow_datasets'
+    name, _, version = dataset.tfds.partition(':')
+    folder = os.path.join(os.path.expanduser(root), name)
+    try:
+        found = tf.io.gfile.listdir(folder) if tf.io.gfile.isdir(folder) else []
+    except tf.errors.OpError:
+        return None
+    versions = [entry for entry in (path.rstrip('/') for path in found) if re.fullmatch(r'\d+\.\d+\.\d+', entry)]
+    if not versions:
+        return None
+    newest = max(versions, key=lambda entry: tuple(map(int, entry.split('.'))))
+    return os.path.join(folder, version if version in versions else newest)
+
+
+class LabelledSource(seqio.DataSource):
+    """seqio source of a Dataset, without touching any file before the first question about one.
+
+    Reports no number of examples to seqio, which would then cache small data sets in memory with an op that has no
+    symbolic checkpoint; `count` does.
+    """
+
+    def __init__(self, dataset: Dataset, splits: tuple[str, ...], data_dir: str | None = None):
+        self._dataset = dataset
+        self._data_dir = data_dir
+        super().__init__(splits)
+
+    @property
+    def supports_arbitrary_sharding(self) -> bool:
+        return False
+
+    def origin(self, split: str) -> str | None:
+        """The TFDS folder or the file that the split is read from, None where there is neither."""
+        folder = self._tfds_folder(split)
+        if folder:
+            return folder
+        raw = find_raw(self._dataset, split, self._data_dir)
+        return ', '.join(raw[1]) if raw else None
+
+    def count(self, split: str) -> int:
+        """The number of examples before preprocessing. Raises UserError where there are none."""
+        folder = self._tfds_folder(split)
+        if folder:
+            return tfds.builder_from_directory(folder).info.splits[self._tfds_split(split)].num_examples
+        return json.loads((self._parsed(split) / 'count.json').read_text())
+
+    def list_shards(self, split: str) -> list[str]:
+        folder = self._tfds_folder(split)
+        if folder:
+            return [os.fspath(path) for path in self._tfds_info(folder, split).filepaths]
+        return sorted(str(path) for path in self._parsed(split).glob('*-of-*'))
+
+    def repair(self, path: str) -> str:
+        """What to do about a damaged file of the source."""
+        folder = Path(path).parent
+        is_ours = cache.root() in folder.parents
+        return cache.repair(folder) if is_ours else f'prepare the TFDS data set in {folder} again'
+
+    def get_dataset(
+        self,
+        split: str = TRAIN,
+        shuffle: bool = True,
+        seed: int | None = None,
+        shard_info: seqio.ShardInfo | None = None,
+        **_: Any,
+    ) -> tf.data.Dataset:
+        """Flat examples; `shuffle` orders the shards. `_`: what seqio's sources take and do not use.
+
+        Raises UserError for a split that is missing, empty or malformed.
+        """
+        folder = self._tfds_folder(split)
+        if folder:
+            return self._from_tfds(folder, split, shuffle, seed, shard_info)
+        paths = self.list_shards(split)
+        files = tf.data.Dataset.from_tensor_slices(paths)
+        if shard_info:
+            files = files.shard(shard_info.num_shards, shard_info.index)
+        if shuffle:
+            files = files.shuffle(len(paths), seed=seed)
+        return files.interleave(tf.data.TFRecordDataset, cycle_length=16, block_length=16).map(self._parse)
+
+    def _from_tfds(self, folder, split, shuffle, seed, shard_info) -> tf.data.Dataset:
+        self._tfds_info(folder, split)
+        config = tfds.ReadConfig(
+            shuffle_seed=seed,
+            interleave_cycle_length=16,
+            num_parallel_calls_for_decode=1,
+            num_parallel_calls_for_interleave_files=None,
+            try_autocache=False,
+            input_context=shard_info and tf.distribute.InputContext(shard_info.num_shards, shard_info.index),
+        )
+        builder = tfds.builder_from_directory(folder)
+        with warnings.catch_warnings():
+            # TFDS asks for a deterministic order, which an interleave in one thread has anyway.
+            warnings.filterwarnings('ignore', 'The `deterministic` argument has no effect')
+            examples = builder.as_dataset(split=self._tfds_split(split), shuffle_files=shuffle, read_config=config)
+        return examples.map(self._flatten)
+
+    def _tfds_folder(self, split: str) -> str | None:
+        if split not in self.splits:
+            raise UserError(f'{self._dataset.name} has no split {split!r}; its splits are {", ".join(self.splits)}')
+        return find_tfds(self._dataset, self._data_dir)
+
+    def _tfds_split(self, split: str) -> str:
+        return self._dataset.tfds_splits.get(split, split)
+
+    def _tfds_info(self, folder: str, split: str) -> tfds.core.SplitInfo:
+        splits = tfds.builder_from_directory(folder).info.splits
+        name = self._tfds_split(split)
+        if name not in splits or not splits[name].num_examples:
+            raise UserError(f'{folder} has no examples of split {name!r}: prepare the TFDS data set again')
+        return splits[name]
+
+    def _flatten(self, example: Example) -> Example:
+        flat = {}
+        for name, kind in self._dataset.features.items():
+            value = example
+            for part in name.split('/'):
+                value = value[part]
+            flat[name] = tf.cast(value, _DTYPES[kind]) if kind in (INTEGER, REAL) else value
+        return flat
+
+    def _parse(self, record: tf.Tensor) -> Example:
+        spec = {
+            name: tf.io.RaggedFeature(tf.string) if kind == TEXTS else tf.io.FixedLenFeature([], _DTYPES[kind])
+            for name, kind in self._dataset.features.items()
+        }
+        return tf.io.parse_single_example(record, spec)
+
+    def _parsed(self, split: str) -> Path:
+        """The cached TFRecords of the split, made first if need be."""
+        self._tfds_folder(split)
+        raw = find_raw(self._dataset, split, self._data_dir)
+        if raw is None:
+            raise UserError(missing(self._dataset, split, self._data_dir))
+        layout, paths = raw
+        name = cache.key('rows 1', self._dataset.name, split, sorted(self._dataset.features), [state(p) for p in paths])
+        folder = cache.root() / 'rows' / name
+        if not folder.exists():
+            with cache.adding(folder) as temporary:
+                temporary.mkdir()
+                self._write(split, layout.read(*paths), temporary, paths)
+                cache.seal(temporary)
+        cache.check(folder)
+        return folder
+
+    def _write(self, split: str, examples: Iterator[Example], folder: Path, paths: list[str]) -> None:
+        notice = Notice(f'reading {self._dataset.name}, split {split}')
+        records = [self._serialize(example) for example in examples]
+        if not records:
+            raise UserError(f'{", ".join(paths)} has no examples: download the file again, or choose another split')
+        if split == TRAIN:
+            random.Random(0).shuffle(records)
+        # Other splits keep the order of their file.
+        shards = min(TRAIN_SHARDS, -(-len(records) // EXAMPLES_PER_SHARD)) if split == TRAIN else 1
+        for index in range(shards):
+            with tf.io.TFRecordWriter(str(folder / f'{split}-{index:05d}-of-{shards:05d}')) as writer:
+                for record in records[index::shards]:
+                    writer.write(record)
+        (folder / 'count.json').write_text(json.dumps(len(records)))
+        notice.done(f'{len(records):,} examples')
+
+    def _serialize(self, example: Example) -> bytes:
+        features = {name: _feature(kind, example[name]) for name, kind in self._dataset.features.items()}
+        return tf.train.Example(features=tf.train.Features(feature=features)).SerializeToString()
+
+
+def _feature(kind: str, value: Any) -> tf.train.Feature:
+    if kind == INTEGER:
+        return tf.train.Feature(int64_list=tf.train.Int64List(value=[value]))
+    if kind == REAL:
+        return tf.train.Feature(float_list=tf.train.FloatList(value=[value]))
+    texts = value if kind == TEXTS else [value]
+    return tf.train.Feature(bytes_list=tf.train.BytesList(value=[text.encode('utf-8', 'replace') for text in texts]))
+
+
+def state(path: str) -> list[str | int]:
+    """What changes when the file's content does."""
+    try:
+        stat = os.stat(path)
+    except OSError as error:
+        raise UserError(f'{path} cannot be read ({error.strerror}); put it back, and type the command again') from error
+    return [path, stat.st_size, stat.st_mtime_ns]
+
+
+def missing(dataset: Dataset, split: str, data_dir: str | None) -> str:
+    """One line: which files were looked for, and where."""
+    layouts = dataset.splits[split]
+    looked = ' and '.join(str(folder) for folder in raw_folders(data_dir))
+    wanted = ' or '.join(' + '.join(layout.paths) for layout in layouts)
+    parts = [f'{wanted} in {looked}'] if layouts else []
+    if dataset.tfds:
+        parts.append(f'TFDS data set {dataset.tfds} in {data_dir or "TFDS_DATA_DIR"}')
+    get = f', or type remixer-t5x data get {dataset.name}' if dataset.downloads else ''
+    looked = f'{dataset.name} has no {split} files here (looked for {", and ".join(parts)})'
+    return f'{looked}: set DATA_DIR to their folder{get}'

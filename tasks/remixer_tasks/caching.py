@@ -1,0 +1,252 @@
+"""Writes a task's examples once, as they are before lengths and seeds matter, for seqio to read as a cached task.
+
+The pipeline is put together from seqio's own Apache Beam transforms (`seqio.beam_utils`), so the files are those of
+`seqio_cache_tasks`: `<directory>/<task>/` with TFRecord shards, `info.<split>.json` and `stats.<split>.json`, and last
+of all COMPLETED, without which no reader looks at the rest. Beam puts the examples into a random order, which the files
+then keep.
+
+What seqio's script lacks: a task need not be in a registry (workers get the task itself), what a killed job left behind
+is removed first, and COMPLETED says what the cache was made with.
+"""
+
+import contextlib
+import dataclasses
+import functools
+import json
+import os
+import re
+import shlex
+from collections.abc import Iterator
+from typing import Any
+
+import seqio
+import tensorflow as tf
+
+from remixer_t5x.errors import UserError
+from remixer_tasks.files.notice import Notice
+
+COMPLETED = 'COMPLETED'
+# Not DirectRunner, which would download the program of another runner first.
+LOCAL_RUNNER = 'FnApiRunner'
+
+
+@dataclasses.dataclass(frozen=True)
+class CachedSplit:
+    """What the cache has of one split: `tokens` of each feature, without padding and EOS, and `size` in bytes."""
+
+    split: str
+    examples: int
+    tokens: dict[str, int]
+    shards: int
+    size: int
+
+    def line(self) -> str:
+        tokens = ', '.join(f'{count:,} tokens of {name}' for name, count in sorted(self.tokens.items()))
+        return f'{self.split}: {self.examples:,} examples, {tokens}, {self.shards} files, {self.size / 1e6:,.1f} MB'
+
+
+def folder(task: seqio.Task, directory: str) -> str:
+    """Where seqio looks for the task below `directory`."""
+    return os.path.join(directory, seqio.get_task_dir_from_name(task.name))
+
+
+def cache(task: seqio.Task, directory: str, note: str, shards: int = 64, beam_options: str | None = None) -> list[str]:
+    """Caches the task below `directory` unless that is done, and returns lines that say what is there.
+
+    Args:
+        note, shards, beam_options: see `write`.
+
+    Raises:
+        UserError: what `write` raises, and a cache that was made with another note.
+    """
+    path = folder(task, directory)
+    before = completed(path)
+    if before is None:
+        write(task, directory, note, shards, beam_options)
+        return [f'{task.name} is cached in {path}', *(f'  {part.line()}' for part in summary(task, directory))]
+    if before not in (note, ''):
+        raise UserError(f'{path} was made with {before}, this would be {note}: choose another CACHE_DIR')
+    examples = sum(part.examples for part in summary(task, directory))
+    return [f'{task.name} is cached in {path} already, {examples:,} examples; to make it anew delete that folder']
+
+
+def completed(path: str) -> str | None:
+    """What the folder's COMPLETED says; None where the cache is not complete."""
+    name = os.path.join(path, COMPLETED)
+    if not tf.io.gfile.exists(name):
+        return None
+    with tf.io.gfile.GFile(name) as file:
+        return file.read().strip()
+
+
+def summary(task: seqio.Task, directory: str) -> list[CachedSplit]:
+    """The splits of a complete cache."""
+    path, splits = folder(task, directory), []
+    for split in sorted(task.splits):
+        info = _json(seqio.get_cached_info_path(path, split))
+        stats = _json(seqio.get_cached_stats_path(path, split))
+        tokens = {name: stats[f'{name}_tokens'] for name in task.output_features if f'{name}_tokens' in stats}
+        files = tf.io.gfile.glob(f'{seqio.get_cached_tfrecord_prefix(path, split)}-*')
+        size = sum(tf.io.gfile.stat(file).length for file in files)
+        splits.append(CachedSplit(split, stats['examples'], tokens, info['num_shards'], size))
+    return splits
+
+
+def _json(path: str) -> dict[str, Any]:
+    with tf.io.gfile.GFile(path) as file:
+        return json.load(file)
+
+
+def write(task: seqio.Task, directory: str, note: str, shards: int = 64, beam_options: str | None = None) -> None:
+    """Caches every split of the task below `directory`, a path that the workers understand (gs:// is fine).
+
+    Args:
+        note: one line for COMPLETED.
+        shards: files of each split; a source of more files gives as many.
+        beam_options: Beam's pipeline options as one text; None runs in this process.
+
+    Raises:
+        UserError: the task has no place for a cache, Beam is not installed or does not know the options, the data
+            cannot be read, the folder holds something else, or the pipeline failed.
+    """
+    if not task.supports_caching:
+        raise UserError(
+            f'{task.name} cannot be cached: put seqio.CacheDatasetPlaceholder() among its preprocessors, before the '
+            'first one that needs lengths or a seed'
+        )
+    pipeline = _pipeline(beam_options)
+    path = folder(task, directory)
+    _remove_leftovers(path)
+    # Sources that parse their files do so here, and not within the pipeline.
+    files = sum(len(task.source.list_shards(split)) for split in sorted(task.splits))
+    with _registered(task), _progress(f'caching {task.name}', files) as progress:
+        outputs = [
+            output for split in sorted(task.splits) for output in _cache_split(pipeline, task, split, path, shards)
+        ]
+        _complete(outputs, path, note)
+        try:
+            pipeline.run().wait_until_finish()
+        except Exception as error:
+            raise UserError(f'caching {task.name} failed: {_reason(error)}') from error
+        if not tf.io.gfile.exists(os.path.join(path, COMPLETED)):
+            raise UserError(f'caching {task.name} failed: the pipeline ended without {path}/{COMPLETED}; see its log')
+        progress.done(f'{sum(part.examples for part in summary(task, directory)):,} examples')
+
+
+def _cache_split(pipeline: Any, task: seqio.Task, split: str, path: str, shards: int) -> list[Any]:
+    """Adds one split to the pipeline; returns what its writers give once their files are there."""
+    import apache_beam as beam
+    from seqio import beam_utils
+
+    source = beam_utils.PreprocessTask(task, split, setup_fn=functools.partial(_begin_file, task))
+    shards = max(len(source.shards), shards)
+    examples = pipeline | f'{split}_read' >> source | f'{split}_shuffle' >> beam.Reshuffle()
+    records = beam_utils.WriteExampleTfRecord(seqio.get_cached_tfrecord_prefix(path, split), shards)
+    info = beam_utils.WriteJson(seqio.get_cached_info_path(path, split))
+    stats = beam_utils.WriteJson(seqio.get_cached_stats_path(path, split))
+    return [
+        examples | f'{split}_write' >> records,
+        examples | f'{split}_info' >> beam_utils.GetInfo(shards) | f'{split}_write_info' >> info,
+        examples | f'{split}_stats' >> beam_utils.GetStats(task.output_features) | f'{split}_write_stats' >> stats,
+    ]
+
+
+def _complete(outputs: list[Any], path: str, note: str) -> None:
+    """COMPLETED, which is written when all of `outputs` are."""
+    import apache_beam as beam
+
+    nothing = outputs | beam.Flatten() | beam.Filter(lambda _: False)
+    name = os.path.join(path, COMPLETED)
+    _ = nothing | 'complete' >> beam.io.WriteToText(name, num_shards=1, shard_name_template='', header=note)
+
+
+def _pipeline(given: str | None) -> Any:
+    """An empty pipeline with these options. Raises UserError where Beam is missing or refuses them."""
+    try:
+        import apache_beam as beam
+        from apache_beam.options.pipeline_options import PipelineOptions
+    except ImportError as error:
+        raise UserError(
+            f"data cache needs Apache Beam, which cannot be imported ({error}): pip install 'remixer-t5x[beam]'"
+        ) from error
+    try:
+        flags = shlex.split(given or '')
+        options = PipelineOptions([f'--runner={LOCAL_RUNNER}', *flags])
+        known, every = options.get_all_options(), options.get_all_options(retain_unknown_options=True)
+        pipeline = beam.Pipeline(options=options)
+    except (ValueError, ImportError, SystemExit) as error:
+        raise UserError(f'BEAM_OPTIONS is {given!r}, which Beam refuses: {_reason(error)}') from error
+    unknown = sorted(set(every) - set(known))
+    if unknown and known['runner'] == LOCAL_RUNNER:
+        # Other runners may have options that only their servers know.
+        raise UserError(
+            f'BEAM_OPTIONS has --{unknown[0]}, which the local runner does not know; '
+            "for another one type --beam_options='--runner=NAME ...'"
+        )
+    return pipeline
+
+
+def _remove_leftovers(path: str) -> None:
+    """Empties the folder of a cache that was never completed. Raises UserError where it holds anything else."""
+    if not tf.io.gfile.exists(path):
+        return
+    names = [name.rstrip('/') for name in tf.io.gfile.listdir(path)]
+    foreign = sorted(name for name in names if not re.search(r'\.tfrecord|^(info|stats)\.\w+\.json|^beam-temp-', name))
+    if foreign:
+        raise UserError(f'{path} holds {foreign[0]}, which is no part of a cache: choose another CACHE_DIR')
+    tf.io.gfile.rmtree(path)
+
+
+@contextlib.contextmanager
+def _registered(task: seqio.Task) -> Iterator[None]:
+    """Within it seqio's registry has exactly this task under its name, as `seqio.beam_utils` asks there."""
+    registry = seqio.TaskRegistry
+    before = registry.get(task.name) if task.name in registry.names() else None
+    registry.remove(task.name)
+    registry.add_provider(task.name, task)
+    try:
+        yield
+    finally:
+        registry.remove(task.name)
+        if before is not None:
+            registry.add_provider(task.name, before)
+
+
+class _Progress:
+    """Counts the source's files that were begun, as far as that happens in this process."""
+
+    def __init__(self, what: str, files: int):
+        self._notice, self._files, self._begun = Notice(what), files, 0
+        self.done = self._notice.done
+
+    def begin_file(self) -> None:
+        self._begun += 1
+        self._notice.update(lambda: f'reading file {self._begun} of {self._files}')
+
+
+_running: list[_Progress] = []
+
+
+@contextlib.contextmanager
+def _progress(what: str, files: int) -> Iterator[_Progress]:
+    _running.append(_Progress(what, files))
+    try:
+        yield _running[-1]
+    finally:
+        _running.pop()
+
+
+def _begin_file(task: seqio.Task) -> None:
+    """What a worker does before it reads a file: it may be a process that never heard of the task."""
+    if task.name not in seqio.TaskRegistry.names():
+        seqio.TaskRegistry.add_provider(task.name, task)
+    for progress in _running:
+        progress.begin_file()
+
+
+def _reason(error: BaseException) -> str:
+    """The line of an error that says most; Beam puts the tracebacks of workers into the message."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    errors = [line for line in lines if re.match(r'[\w.]*(Error|Exception): ', line)]
+    line = next((line for line in errors if 'UserError: ' in line), (errors or lines or [type(error).__name__])[-1])
+    return re.sub(r" \[while running '.*$", '', line.split('UserError: ')[-1])

@@ -1,0 +1,133 @@
+"""Rows of the raw files that data sets are published as: JSON lines, TSV, CSV and SQuAD's JSON.
+
+A reader yields (number, row) with `number` the line that the row starts on, from 1. What cannot be read raises
+UserError with file and line: a labelled data set that lost rows would give numbers that compare with nobody's.
+"""
+
+import contextlib
+import csv
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, BinaryIO
+
+from remixer_t5x.errors import UserError
+from remixer_tasks.files import bounded_lines
+
+# A whole file that is one JSON text; the largest published one has 42 MB.
+MAX_JSON_BYTES = 10**9
+_REASON = 300
+Row = Mapping[str, Any]
+Rows = Iterator[tuple[int, Row]]
+
+
+def bad(path: str, number: int, reason: str) -> UserError:
+    """The error for a row that cannot be used."""
+    shown = reason if len(reason) <= _REASON else f'{reason[:_REASON]}...'
+    return UserError(f'{path}:{number}: {" ".join(shown.split())}; correct the line, or download the file again')
+
+
+def jsonl(path: str) -> Rows:
+    """JSON objects, one per line; empty lines are none."""
+    for number, line in _lines(path):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise bad(path, number, f'invalid JSON ({error})') from error
+        if not isinstance(row, dict):
+            raise bad(path, number, 'the line is not a JSON object')
+        yield number, row
+
+
+def tsv(path: str, columns: Sequence[str] | None = None, skip_short: bool = False) -> Rows:
+    """Cells between tabs, quotes being ordinary characters. columns: their names; None takes them from the first line.
+
+    skip_short: rows with missing cells are left out, as TFDS does, for files that are published with such rows.
+    """
+    for number, line in _lines(path):
+        cells = line.split('\t')
+        if columns is None:
+            columns = cells
+        elif len(cells) >= len(columns):
+            yield number, dict(zip(columns, cells, strict=False))
+        elif not skip_short and line:
+            raise bad(path, number, f'{len(cells)} columns instead of {len(columns)}')
+
+
+def comma_separated(path: str) -> Rows:
+    """CSV with a header line and quotes, in which a cell may contain line ends."""
+    numbered = _Lines(path)
+    reader = csv.reader(numbered)
+    columns = None
+    while True:
+        start = numbered.number + 1
+        try:
+            cells = next(reader)
+        except StopIteration:
+            return
+        except csv.Error as error:
+            raise bad(path, start, f'invalid CSV ({error})') from error
+        if columns is None:
+            columns = cells
+        elif len(cells) == len(columns):
+            yield start, dict(zip(columns, cells, strict=True))
+        elif cells:
+            raise bad(path, start, f'{len(cells)} columns instead of {len(columns)}')
+
+
+def whole_json(path: str) -> Any:
+    """The value in a file that is one JSON text."""
+    with _opened(path) as file:
+        content = file.read(MAX_JSON_BYTES + 1)
+    if len(content) > MAX_JSON_BYTES:
+        raise bad(path, 1, f'the file has more than {MAX_JSON_BYTES:,} bytes')
+    try:
+        return json.loads(content.decode('utf-8-sig'))
+    except UnicodeDecodeError as error:
+        number = content.count(b'\n', 0, error.start) + 1
+        raise bad(path, number, f'invalid UTF-8 at byte {error.start} of the file') from error
+    except (ValueError, RecursionError) as error:
+        raise bad(path, getattr(error, 'lineno', 1), f'invalid JSON ({error})') from error
+
+
+def lines(path: str) -> Iterator[tuple[int, str]]:
+    """(number, line without its end); a byte order mark is dropped."""
+    return _lines(path)
+
+
+def _lines(path: str) -> Iterator[tuple[int, str]]:
+    with _opened(path) as file:
+        for number, line in bounded_lines.numbered(file):
+            if line is None:
+                raise bad(path, number, f'the line has more than {bounded_lines.LONGEST:,} bytes')
+            if b'\0' in line:
+                raise bad(path, number, f'a NUL byte at byte {line.index(0)}')
+            try:
+                yield number, line.decode('utf-8-sig' if number == 1 else 'utf-8').rstrip('\r\n')
+            except UnicodeDecodeError as error:
+                raise bad(path, number, f'invalid UTF-8 at byte {error.start}') from error
+
+
+@contextlib.contextmanager
+def _opened(path: str) -> Iterator[BinaryIO]:
+    try:
+        with open(path, 'rb') as file:
+            yield file
+    except OSError as error:
+        raise UserError(f'{path}: {error.strerror}; set DATA_DIR to the folder that holds the raw files') from error
+
+
+class _Lines:
+    """Lines for the csv module, which knows when it has taken one too many of them: `number` is the last one taken."""
+
+    def __init__(self, path: str):
+        self._lines = _lines(path)
+        self.number = 0
+
+    def __iter__(self) -> '_Lines':
+        return self
+
+    def __next__(self) -> str:
+        self.number, line = next(self._lines)
+        return line + '\n'

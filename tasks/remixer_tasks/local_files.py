@@ -1,0 +1,105 @@
+"""A user's own text files as a corpus, described in gin or flags alone (FILES, VALIDATION_FILES, TEXT_FIELD, ...)."""
+
+import functools
+import glob
+import os
+from collections.abc import Callable, Iterator, Sequence
+
+import tensorflow as tf
+
+from remixer_t5x.errors import UserError
+from remixer_tasks.files import bounded_lines, cache
+from remixer_tasks.files.malformed import Malformed
+from remixer_tasks.text import documents
+from remixer_tasks.text.text_corpus import ParsedCorpus
+
+Files = str | Sequence[str]
+
+
+def corpus(
+    files: Files,
+    validation_files: Files | None = None,
+    format: str | None = None,
+    field: str | int = 'text',
+    txt_documents: str = 'paragraph',
+    validation_fraction: float = 0.01,
+    strict: bool = False,
+    longest: int = bounded_lines.LONGEST,
+) -> ParsedCorpus:
+    """The documents of `files`: a path or glob, or a list of them; `~` and gs:// are understood.
+
+    validation_files: held-out text; None holds out `validation_fraction` of the documents by their hash.
+    format, field, txt_documents, longest: see `documents.Layout`.
+    strict: a malformed or empty record is refused; otherwise it is skipped and counted.
+    Raises UserError for a glob without files, a missing file and an unknown format; the files are read at first use.
+    """
+    layout = documents.Layout(format, field, txt_documents, longest)
+    train = expand(files, 'FILES', layout.format_of)
+    held_out = expand(validation_files, 'VALIDATION_FILES', layout.format_of) if validation_files else None
+    both = sorted(set(train) & set(held_out or ()))
+    if both:
+        raise UserError(f'{both[0]} is in FILES and in VALIDATION_FILES: leave it out of one of them')
+    limit = [longest] if longest != bounded_lines.LONGEST else []
+    parts = [[state(path) for path in group] for group in (train, held_out or [])]
+    return ParsedCorpus(
+        name=f'{train[0]}' if len(train) == 1 else f'{len(train)} files ({train[0]}, ...)',
+        identity=cache.key('local files', parts, format, field, txt_documents, *limit),
+        read=functools.partial(_read, train, layout),
+        read_validation=functools.partial(_read, held_out, layout) if held_out else None,
+        validation_fraction=validation_fraction,
+        strict=strict,
+    )
+
+
+def _read(paths: Sequence[str], layout: documents.Layout, malformed: Malformed) -> Iterator[str]:
+    for path in paths:
+        yield from documents.read(path, layout, malformed)
+
+
+def expand(files: Files, macro: str, check: Callable[[str], object]) -> list[str]:
+    """Sorted paths of all patterns, each once and each checked. Raises UserError, which names `macro`."""
+    patterns = [files] if isinstance(files, str) else list(files)
+    paths: set[str] = set()
+    for pattern in patterns:
+        expanded = os.path.abspath(os.path.expanduser(pattern)) if '://' not in pattern else pattern
+        paths.update(_matches(expanded, pattern, macro))
+    if not paths:
+        raise UserError(f"{macro} is empty: give a path or glob, for example --gin.{macro}='~/text/*.txt'")
+    for path in sorted(paths):
+        check(path)
+    return sorted(paths)
+
+
+def _matches(expanded: str, pattern: str, macro: str) -> list[str]:
+    is_remote = '://' in expanded
+    try:
+        if not glob.has_magic(expanded):
+            if not tf.io.gfile.exists(expanded):
+                raise UserError(f'{macro}: there is no file {pattern}; correct the path')
+            found = [expanded]
+        else:
+            found = tf.io.gfile.glob(expanded) if is_remote else glob.glob(expanded, recursive=True)
+        found = [path for path in found if not tf.io.gfile.isdir(path)]
+        special = [path for path in found if not is_remote and os.path.exists(path) and not os.path.isfile(path)]
+        if special:
+            raise UserError(f'{macro}: {special[0]} is a pipe or device, which is read once only; give files')
+    except tf.errors.OpError as error:
+        raise UserError(
+            f'{macro}: {pattern} cannot be read ({error.message.splitlines()[0]}); give local files'
+        ) from error
+    if not found:
+        what = 'is a folder' if not glob.has_magic(expanded) else 'matches no file'
+        raise UserError(f"{macro}: {pattern} {what}; give files or a glob such as '{pattern.rstrip('/*')}/*.txt'")
+    return found
+
+
+def state(path: str) -> list[str | int]:
+    """What changes when the file's content does: path, bytes, time of the last change."""
+    try:
+        stat = tf.io.gfile.stat(path)
+    except tf.errors.OpError as error:
+        reason = error.message.splitlines()[0]
+        raise UserError(
+            f'{path} was there a moment ago, and cannot be read now ({reason}); type the command again'
+        ) from error
+    return [path, stat.length, stat.mtime_nsec]

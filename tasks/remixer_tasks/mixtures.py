@@ -1,0 +1,170 @@
+"""Mixtures of tasks: GLUE and SuperGLUE at T5's rates, five entailment tasks, and multi-task (MT) pretraining.
+
+A rate is a number of training examples, as T5 counts them, so that all examples are seen equally often; 0 is a task
+that is evaluated only. In gin: `MIXTURE_OR_TASK_NAME = @mixtures.super_glue()`.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+import seqio
+import tensorflow as tf
+
+from remixer_t5x.errors import UserError
+from remixer_tasks import catalogue
+from remixer_tasks.benchmarks.sources.dataset import TRAIN
+from remixer_tasks.benchmarks.sources.sources import LabelledSource
+
+# T5's counts; the rows of ReCoRD after duplication, of WSC without the false pairs.
+SUPER_GLUE = {
+    'dpr_v001_simple': 1_322,
+    'super_glue_wsc_v102_simple_train': 259,
+    'super_glue_wsc_v102_simple_eval': 0,
+    'super_glue_boolq_v102': 9_427,
+    'super_glue_cb_v102': 250,
+    'super_glue_copa_v102': 400,
+    'super_glue_multirc_v102': 27_243,
+    'super_glue_record_v102': 138_854,
+    'super_glue_rte_v102': 2_490,
+    'super_glue_wic_v102': 5_428,
+    'super_glue_axb_v102': 0,
+    'super_glue_axg_v102': 0,
+}
+# Without WNLI, whose models train on WSC and DPR.
+GLUE = {
+    'glue_cola_v002': 8_551,
+    'glue_sst2_v002': 67_349,
+    'glue_mrpc_v002': 3_668,
+    'glue_qqp_v002': 363_849,
+    'glue_stsb_v002': 5_749,
+    'glue_mnli_v002': 392_702,
+    'glue_qnli_v002': 104_743,
+    'glue_rte_v002': 2_490,
+    'glue_mnli_mismatched_v002': 0,
+    'glue_mnli_matched_v002': 0,
+    'glue_ax_v002': 0,
+}
+# The tasks of Tay et al. (Remixer): MNLI, Adversarial, Conjunctive and Abductive NLI, QNLI.
+ENTAILMENT = {
+    'glue_mnli_v002': 392_702,
+    'glue_mnli_mismatched_v002': 0,
+    'glue_mnli_matched_v002': 0,
+    'anli_r1': 16_946,
+    'anli_r2': 45_460,
+    'anli_r3': 100_459,
+    'conj_nli': 15_000,
+    'abductive_nli': 169_654,
+    'glue_qnli_v002': 104_743,
+}
+SQUAD = {'squad_v010_allanswers': 87_599}
+
+
+class LabelledMixture(seqio.Mixture):
+    """A mixture that says in one line which of its tasks have no data here, before any of them is opened."""
+
+    def get_dataset(self, *args: Any, **kwargs: Any) -> tf.data.Dataset:
+        split = kwargs.get('split', args[1] if len(args) > 1 else TRAIN)
+        absent = [
+            task.name
+            for task in self.tasks
+            if isinstance(task.source, LabelledSource) and split in task.splits and not task.source.origin(split)
+        ]
+        if absent:
+            raise UserError(
+                f'{self.name}: there are no {split} files of {", ".join(absent)}: set DATA_DIR to their folder, or '
+                f'leave the tasks out with WITHOUT = {absent}'
+            )
+        return super().get_dataset(*args, **kwargs)
+
+
+def glue(
+    vocabulary: seqio.Vocabulary,
+    data_dir: str | None = None,
+    without: Sequence[str] = (),
+    name: str = 'glue_v002_proportional',
+) -> seqio.Mixture:
+    """GLUE without WNLI. data_dir: see `sources`. without: names of tasks to leave out."""
+    return _mixture(name, GLUE, vocabulary, data_dir, without)
+
+
+def super_glue(
+    vocabulary: seqio.Vocabulary,
+    data_dir: str | None = None,
+    without: Sequence[str] = (),
+    name: str = 'super_glue_v102_proportional',
+) -> seqio.Mixture:
+    """SuperGLUE with DPR, and its diagnostics. data_dir: see `sources`. without: names of tasks to leave out."""
+    return _mixture(name, SUPER_GLUE, vocabulary, data_dir, without)
+
+
+def entailment(
+    vocabulary: seqio.Vocabulary,
+    data_dir: str | None = None,
+    without: Sequence[str] = (),
+    name: str = 'entailment_proportional',
+) -> seqio.Mixture:
+    """The five entailment tasks. data_dir: see `sources`. without: names of tasks to leave out."""
+    return _mixture(name, ENTAILMENT, vocabulary, data_dir, without)
+
+
+def multi_task(
+    unsupervised: seqio.Task,
+    unsupervised_rate: float = 1e6,
+    maximum: float = 2**19,
+    vocabulary: seqio.Vocabulary | None = None,
+    data_dir: str | None = None,
+    without: Sequence[str] = (),
+    name: str = 'mt_mix',
+) -> seqio.Mixture:
+    """MT pretraining, T5's en_mix: GLUE, SuperGLUE and SQuAD, each at most at rate `maximum`, and span corruption.
+
+    unsupervised: the task of span corruption, at `unsupervised_rate` (T5 Base trained at 2,620,000 in the end).
+    vocabulary: of the other tasks, None for that of `unsupervised`. data_dir, without: as elsewhere here.
+    """
+    vocabulary = vocabulary or unsupervised.output_features['targets'].vocabulary
+    rates = {task: min(rate, maximum) for task, rate in {**GLUE, **SUPER_GLUE, **SQUAD}.items()}
+    return _mixture(name, rates, vocabulary, data_dir, without, [(unsupervised, unsupervised_rate)])
+
+
+def proportional(
+    names: Sequence[str],
+    vocabulary: seqio.Vocabulary,
+    data_dir: str | None = None,
+    maximum: float | None = None,
+    name: str = 'mixture',
+) -> seqio.Mixture:
+    """Any tasks of the catalogue, at the number of examples that each has to train on, at most `maximum`.
+
+    Raises UserError for names that are no tasks, and, when a dataset is made, for tasks without files.
+    """
+
+    def rate(task: seqio.Task) -> float:
+        if TRAIN not in task.splits:
+            return 0.0
+        count = known.get(task.name) or task.source.count(TRAIN)
+        return float(min(count, maximum) if maximum else count)
+
+    known = {**GLUE, **SUPER_GLUE, **ENTAILMENT, **SQUAD}
+    if not names:
+        raise UserError("TASKS is empty: give names of tasks, as in TASKS = ['super_glue_rte_v102', 'conj_nli']")
+    tasks = [(catalogue.task(task, vocabulary, data_dir), rate) for task in dict.fromkeys(names)]
+    return LabelledMixture(name, tasks)
+
+
+def _mixture(
+    name: str,
+    rates: Mapping[str, float],
+    vocabulary: seqio.Vocabulary,
+    data_dir: str | None,
+    without: Collection[str],
+    more: Sequence[tuple[seqio.Task, float]] = (),
+) -> seqio.Mixture:
+    unknown = sorted(set(without) - set(rates))
+    if unknown:
+        raise UserError(f'WITHOUT names {", ".join(unknown)}, which {name} has not; it has {", ".join(rates)}')
+    kept = [
+        (catalogue.task(task, vocabulary, data_dir), float(rate)) for task, rate in rates.items() if task not in without
+    ]
+    if not sum(rate for _, rate in [*kept, *more]):
+        raise UserError(f'WITHOUT leaves {name} nothing to train on: leave less out')
+    return LabelledMixture(name, [*more, *kept])

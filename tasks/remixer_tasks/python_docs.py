@@ -1,0 +1,100 @@
+"""The text that every Python installation has: pydoc's topics and the docstrings of the standard library.
+
+About 2 MB of English about Python, enough to watch a small model learn without downloading anything. The sources
+are parsed, never imported; documents come in a fixed order (topics, then modules by path).
+"""
+
+import ast
+import os
+import sys
+import sysconfig
+from collections.abc import Iterator
+from pathlib import Path
+
+from remixer_tasks.files import cache
+from remixer_tasks.files.malformed import Malformed
+from remixer_tasks.text.text_corpus import ParsedCorpus
+
+# Tests and tools have few docstrings and much noise; the encodings' are one sentence a hundred times.
+_LEFT_OUT = {
+    'site-packages',
+    'dist-packages',
+    '__pycache__',
+    'test',
+    'tests',
+    'idlelib',
+    'lib2to3',
+    'turtledemo',
+    'ensurepip',
+    'encodings',
+    'pydoc_data',
+}
+_DEFINITIONS = (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+
+
+def corpus(validation_fraction: float = 0.05) -> ParsedCorpus:
+    """The documentation inside this Python; `validation_fraction` of its documents is held out by their hash."""
+    return ParsedCorpus(
+        name=f'the documentation of Python {sys.version.split()[0]}',
+        identity=cache.key('python docs 1', sys.version, sysconfig.get_path('stdlib')),
+        read=read,
+        validation_fraction=validation_fraction,
+    )
+
+
+def read(malformed: Malformed) -> Iterator[str]:
+    """Yields the topics, then for every module its docstring and those of its top-level classes and functions."""
+    yield from topics()
+    root = Path(sysconfig.get_path('stdlib'))
+    for path in _modules(root):
+        try:
+            tree = ast.parse(path.read_text(encoding='utf-8'))
+        except (SyntaxError, ValueError) as error:
+            malformed.record(str(path), getattr(error, 'lineno', None) or 1, f'not Python in UTF-8 ({error})')
+            continue
+        name = '.'.join(path.relative_to(root).with_suffix('').parts).removesuffix('.__init__')
+        yield from docstrings(tree, name)
+
+
+def topics() -> Iterator[str]:
+    """pydoc's topics: chapters of the language reference; some slim installations leave them out."""
+    try:
+        from pydoc_data.topics import topics as by_name
+    except ImportError:
+        return
+    for name in sorted(by_name):
+        yield by_name[name].strip()
+
+
+def docstrings(tree: ast.Module, name: str) -> Iterator[str]:
+    """Documents of the module called `name`: its docstring, then one for each top-level definition."""
+    own = ast.get_docstring(tree)
+    if own:
+        yield f'{name}\n\n{own}'
+    for node in tree.body:
+        if isinstance(node, _DEFINITIONS):
+            text = '\n\n'.join(_described(node, name))
+            if text:
+                yield text
+
+
+def _described(node: ast.AST, prefix: str) -> Iterator[str]:
+    """Signature and docstring of a definition, then of those in a class's body."""
+    assert isinstance(node, _DEFINITIONS)
+    name = f'{prefix}.{node.name}'
+    docstring = ast.get_docstring(node)
+    if docstring:
+        head = f'class {name}' if isinstance(node, ast.ClassDef) else f'{name}({ast.unparse(node.args)})'
+        yield f'{head}\n\n{docstring}'
+    if isinstance(node, ast.ClassDef):
+        for member in node.body:
+            if isinstance(member, _DEFINITIONS):
+                yield from _described(member, name)
+
+
+def _modules(root: Path) -> Iterator[Path]:
+    for folder, folders, files in os.walk(root):
+        folders[:] = sorted(set(folders) - _LEFT_OUT)
+        for file in sorted(files):
+            if file.endswith('.py'):
+                yield Path(folder) / file

@@ -1,0 +1,244 @@
+"""A corpus is documents with a held-out part: where a task's text comes from and a vocabulary is trained on.
+
+`ParsedCorpus` reads its documents once into TFRecord shards in the cache (one record is one document's UTF-8 bytes)
+and serves them from there. That costs the text's size on disk and buys what reading the files again each time
+cannot give: errors counted before training starts, documents shuffled over the whole corpus, shards for any number
+of hosts, and positions that tf.data can save exactly. Every host reads the files for itself; the result is equal.
+"""
+
+import dataclasses
+import hashlib
+import json
+import os
+import random
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Protocol
+
+import seqio
+import tensorflow as tf
+
+from remixer_t5x.errors import UserError
+from remixer_tasks.files import cache
+from remixer_tasks.files.malformed import Malformed
+from remixer_tasks.files.notice import Notice
+
+TRAIN, VALIDATION = 'train', 'validation'
+# Enough for the hosts of a large pod; a corpus with fewer documents gets fewer shards.
+SHARDS = 64
+
+
+class Corpus(Protocol):
+    """What tasks and vocabularies need to know."""
+
+    @property
+    def name(self) -> str:
+        """What messages call it."""
+
+    @property
+    def identity(self) -> str:
+        """Differs whenever the text could differ."""
+
+    def source(self) -> seqio.DataSource:
+        """Splits 'train' and 'validation' of examples {'text': UTF-8 scalar}; opens nothing."""
+
+    def training_documents(self) -> Iterator[str]:
+        """Documents of the training split."""
+
+
+@dataclasses.dataclass(frozen=True)
+class ParsedCorpus:
+    """Documents made by a Python function, kept as TFRecords in the cache.
+
+    read: the documents, called with what collects malformed records.
+    read_validation: the held-out documents, or None to hold out a share of the others by their hash.
+    validation_fraction: that share; at least one document is held out.
+    """
+
+    name: str
+    identity: str
+    read: Callable[[Malformed], Iterator[str]] = dataclasses.field(compare=False)
+    read_validation: Callable[[Malformed], Iterator[str]] | None = dataclasses.field(default=None, compare=False)
+    validation_fraction: float = 0.01
+    strict: bool = False
+
+    def __post_init__(self):
+        if self.read_validation is None and not 0.0 < self.validation_fraction < 1.0:
+            raise UserError(
+                f'the held-out share is {self.validation_fraction}, allowed is above 0 and below 1: '
+                '0.01 holds out 1 % of the documents'
+            )
+
+    def source(self) -> 'TextSource':
+        return TextSource(self)
+
+    def shards(self, split: str) -> list[str]:
+        """Paths of the split's shards, made first if need be. Raises UserError for what is wrong with the text."""
+        name = cache.key('corpus 1', self.identity, self.validation_fraction, self.strict, SHARDS)
+        folder = cache.root() / 'corpora' / name
+        if not folder.exists():
+            with cache.adding(folder) as temporary:
+                temporary.mkdir()
+                _parse(self, temporary)
+                cache.seal(temporary)
+        cache.check(folder)
+        return sorted(str(path) for path in folder.glob(f'{split}-*'))
+
+    def training_documents(self) -> Iterator[str]:
+        paths = self.shards(TRAIN)
+        try:
+            for record in tf.data.TFRecordDataset(paths).as_numpy_iterator():
+                yield record.decode()
+        except (tf.errors.OpError, UnicodeDecodeError) as error:
+            raise UserError(f'{self.name} is damaged in the cache; {cache.repair(Path(paths[0]).parent)}') from error
+
+
+class TextSource(seqio.FileDataSource):
+    """seqio source of a ParsedCorpus whose position can be saved and restored.
+
+    seqio's own reader interleaves files in parallel, and in TensorFlow 2.21 an iterator over that hangs after its
+    checkpoint is restored. The number of examples stays unsaid: seqio would cache a small corpus in memory, with an op
+    whose position cannot be saved.
+    """
+
+    def __init__(self, corpus: ParsedCorpus):
+        self._corpus = corpus
+        super().__init__(tf.data.TFRecordDataset, {TRAIN: corpus.name, VALIDATION: corpus.name})
+
+    def list_shards(self, split: str) -> list[str]:
+        return self._corpus.shards(split)
+
+    def repair(self, path: str) -> str:
+        """What to do about a damaged file of the source."""
+        return cache.repair(Path(path).parent)
+
+    def get_dataset(
+        self,
+        split: str = TRAIN,
+        shuffle: bool = True,
+        seed: int | None = None,
+        shard_info: seqio.ShardInfo | None = None,
+        **_: Any,
+    ) -> tf.data.Dataset:
+        """{'text': UTF-8 scalar}; `shuffle` orders the shards anew in every epoch. `_`: what seqio's sources take
+        and do not use."""
+        paths = self.list_shards(split)
+        files = tf.data.Dataset.from_tensor_slices(paths)
+        if shard_info:
+            files = files.shard(shard_info.num_shards, shard_info.index)
+        if shuffle:
+            files = files.shuffle(len(paths), seed=seed)
+
+        def as_example(record):
+            return {'text': record}
+
+        return files.interleave(tf.data.TFRecordDataset, cycle_length=16, block_length=16).map(as_example)
+
+
+def _parse(corpus: ParsedCorpus, folder: Path) -> None:
+    """Writes the shards of both splits, and counts.json beside them."""
+    notice = Notice(f'reading {corpus.name}')
+    malformed = Malformed(corpus.strict)
+    try:
+        if corpus.read_validation:
+            counts = {
+                TRAIN: _write(corpus.read(malformed), folder, TRAIN, notice),
+                VALIDATION: _write(corpus.read_validation(malformed), folder, VALIDATION, notice),
+            }
+        else:
+            counts = _write_split(corpus, malformed, folder, notice)
+    except tf.errors.ResourceExhaustedError as error:
+        raise UserError(
+            f'no space left in the cache {cache.root()}: free some, or set REMIXER_T5X_CACHE to a folder '
+            'on another disk'
+        ) from error
+    for split, count in counts.items():
+        if not count:
+            raise UserError(f'{corpus.name} has no {split} documents{malformed.summary()}: give files with text')
+    (folder / 'counts.json').write_text(
+        json.dumps({**counts, 'skipped': malformed.count, 'empty': malformed.empty_count})
+    )
+    notice.done(f'{counts[TRAIN]:,} documents, {counts[VALIDATION]:,} held out{malformed.summary()}')
+
+
+def _write_by(is_held_out: Callable[[str], bool], corpus: ParsedCorpus, folder: Path, notice: Notice) -> dict[str, int]:
+    with _Shards(folder, TRAIN) as train, _Shards(folder, VALIDATION) as validation:
+        for document in corpus.read(Malformed(corpus.strict)):
+            (validation if is_held_out(document) else train).add(document)
+            notice.update(lambda: f'{train.count:,} documents')
+    return {TRAIN: train.count, VALIDATION: validation.count}
+
+
+def _write_split(corpus: ParsedCorpus, malformed: Malformed, folder: Path, notice: Notice) -> dict[str, int]:
+    """Holds out the documents whose hash is small; if there is none, the one whose hash is smallest."""
+    smallest = 1.0
+    count = 0
+    with _Shards(folder, TRAIN) as train, _Shards(folder, VALIDATION) as validation:
+        for document in corpus.read(malformed):
+            share = _hash(document)
+            smallest = min(smallest, share)
+            count += 1
+            (validation if share < corpus.validation_fraction else train).add(document)
+            notice.update(lambda: f'{count:,} documents')  # noqa: B023 (called at once)
+    if validation.count == 0 and train.count > 1:
+        # Too few documents for the share: deal again, now that the smallest hash is known.
+        train.remove()
+        return _write_by(lambda document: _hash(document) <= smallest, corpus, folder, notice)
+    if train.count + validation.count == 1:
+        raise UserError(
+            f'{corpus.name} is a single document, so none can be held out: give VALIDATION_FILES, or cut '
+            "the text into documents (blank lines between them, or TXT_DOCUMENTS = 'line')"
+        )
+    return {TRAIN: train.count, VALIDATION: validation.count}
+
+
+def _write(documents: Iterator[str], folder: Path, split: str, notice: Notice) -> int:
+    with _Shards(folder, split) as shards:
+        for document in documents:
+            shards.add(document)
+            notice.update(lambda: f'{shards.count:,} documents')
+    return shards.count
+
+
+class _Shards:
+    """Deals documents to the files of a split, and shuffles each training file at the end, always in the same way."""
+
+    def __init__(self, folder: Path, split: str):
+        self._paths = [str(folder / f'{split}-{index:05d}-of-{SHARDS:05d}') for index in range(SHARDS)]
+        self._split = split
+        self._writers: list[tf.io.TFRecordWriter] = []
+        self.count = 0
+
+    def add(self, document: str) -> None:
+        if self.count < SHARDS:
+            self._writers.append(tf.io.TFRecordWriter(self._paths[self.count]))
+        self._writers[self.count % SHARDS].write(document.encode())
+        self.count += 1
+
+    def remove(self) -> None:
+        for path in self._paths[: self.count]:
+            os.remove(path)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, kind, *_):
+        for writer in self._writers:
+            writer.close()
+        if kind is None and self._split == TRAIN:
+            for path in self._paths[: self.count]:
+                _shuffle(path)
+
+
+def _shuffle(path: str) -> None:
+    records = list(tf.data.TFRecordDataset(path).as_numpy_iterator())
+    random.Random(0).shuffle(records)
+    with tf.io.TFRecordWriter(path + '.shuffled') as writer:
+        for record in records:
+            writer.write(record)
+    os.replace(path + '.shuffled', path)
+
+
+def _hash(document: str) -> float:
+    """A number in [0, 1) that depends on the document's text alone, so that it keeps its split when others come."""
+    return int.from_bytes(hashlib.sha256(document.encode()).digest()[:6], 'big') / 2**48

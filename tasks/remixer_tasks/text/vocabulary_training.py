@@ -1,0 +1,121 @@
+"""Trains a SentencePiece unigram model on a corpus, once: the same corpus and settings give the same file.
+
+Normalisation is SentencePiece's default (NFKC, runs of white space become one space), as in T5's own model.
+"""
+
+import dataclasses
+import io
+import re
+import string
+from collections.abc import Iterator
+from pathlib import Path
+
+import sentencepiece
+from sentencepiece import sentencepiece_model_pb2
+
+from remixer_t5x.errors import UserError
+from remixer_tasks.files import cache
+from remixer_tasks.files.notice import Notice
+from remixer_tasks.text.text_corpus import Corpus
+
+# 20 MB of text settle some ten thousand pieces; more only costs time and memory.
+SAMPLE_CHARACTERS = 20_000_000
+# SentencePiece skips sentences above 4,192 bytes: longer lines are cut below that.
+LINE_CHARACTERS = 1000
+# The sums of the EM steps depend on the number of threads, so it is fixed and not the machine's.
+THREADS = 4
+# Always in a vocabulary, whatever the text: labels of tasks are written with them ('not_entailment').
+REQUIRED = string.digits + string.ascii_letters + string.punctuation
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """What decides a trained model besides its corpus. pieces: ids without sentinels, with padding, EOS, unknown."""
+
+    pieces: int
+    character_coverage: float
+
+
+def model_path(corpus: Corpus, settings: Settings) -> Path:
+    """Where the trained model of this corpus and these settings is or will be."""
+    name = cache.key('vocabulary 2', corpus.identity, dataclasses.astuple(settings), SAMPLE_CHARACTERS)
+    return cache.root() / 'vocabularies' / f'{name}.model'
+
+
+def ensure_trained(corpus: Corpus, settings: Settings) -> Path:
+    """Trains the model unless it is in the cache. Raises UserError when the text is too small for it."""
+    path = model_path(corpus, settings)
+    if not path.exists():
+        sample = list(_lines(corpus.training_documents()))
+        characters = sum(map(len, sample))
+        notice = Notice(
+            f'training a vocabulary of {settings.pieces} pieces on {characters / 1e6:.1f} M characters of {corpus.name}'
+        )
+        model = _train(sample, settings)
+        with cache.adding(path) as temporary:
+            temporary.write_bytes(model)
+        notice.done(f'kept in {path}')
+    return path
+
+
+def check(model: bytes) -> None:
+    """Raises ValueError when the bytes are not a SentencePiece model."""
+    proto = sentencepiece_model_pb2.ModelProto()  # type: ignore[attr-defined]  # made at run time
+    try:
+        proto.ParseFromString(model)
+    except Exception as error:
+        raise ValueError('not a SentencePiece model') from error
+    if not proto.pieces:
+        raise ValueError('a SentencePiece model without pieces')
+    try:
+        sentencepiece.SentencePieceProcessor(model_proto=model)
+    except RuntimeError as error:
+        raise ValueError('pieces that SentencePiece refuses') from error
+
+
+def _train(sample: list[str], settings: Settings) -> bytes:
+    writer = io.BytesIO()
+    try:
+        sentencepiece.SentencePieceTrainer.train(
+            sentence_iterator=iter(sample),
+            model_writer=writer,
+            model_type='unigram',
+            vocab_size=settings.pieces,
+            character_coverage=settings.character_coverage,
+            required_chars=REQUIRED,
+            pad_id=0,
+            eos_id=1,
+            unk_id=2,
+            bos_id=-1,
+            num_threads=THREADS,
+            minloglevel=2,
+        )
+    except RuntimeError as error:
+        raise UserError(_explain(str(error), settings)) from error
+    return writer.getvalue()
+
+
+def _explain(message: str, settings: Settings) -> str:
+    most = re.search(r'<= ?(\d+)', message)
+    if most:
+        return (
+            f'the text is too small for a vocabulary of {settings.pieces} pieces, allowed are at most '
+            f'{most[1]}: make VOCAB_SIZE {settings.pieces - int(most[1])} or more smaller, give more text, '
+            'or use VOCABULARY = @vocabularies.byte()'
+        )
+    return (
+        f'SentencePiece cannot train {settings.pieces} pieces on this text ({" ".join(message.split())}): '
+        'try another VOCAB_SIZE, or VOCABULARY = @vocabularies.byte()'
+    )
+
+
+def _lines(documents: Iterator[str]) -> Iterator[str]:
+    """Lines of the first documents, cut to what SentencePiece takes."""
+    characters = 0
+    for document in documents:
+        for line in document.splitlines():
+            for start in range(0, len(line), LINE_CHARACTERS):
+                yield line[start : start + LINE_CHARACTERS]
+        characters += len(document)
+        if characters > SAMPLE_CHARACTERS:
+            return

@@ -1,0 +1,173 @@
+"""Checkpoints: what comes back, what stays, and every way in which a folder or a checkpoint can be wrong."""
+
+import os
+import pathlib
+import shutil
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from remixer_t5x.checkpoints import manager, saved_params
+from remixer_t5x.data.position import Position
+from remixer_t5x.errors import UserError
+from remixer_t5x.optimization.train_state import TrainState
+from remixer_t5x.run_folder import model_dir
+
+RUN = {'vocabulary': 'ab12 of 384 ids', 'batch_size': 8, 'feature_lengths': {'inputs': 16, 'targets': 12}}
+pytestmark = pytest.mark.filterwarnings('ignore::DeprecationWarning')
+
+
+def state_of(seed, embed=4):
+    params = {'table': jax.random.normal(jax.random.key(seed), (6, embed)), 'scale': jnp.ones(embed)}
+    return TrainState(jnp.int32(seed), params, optax.adam(1e-3).init(params))
+
+
+def abstract(state):
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), state)
+
+
+def assert_equal(ours, theirs):
+    assert jax.tree.structure(ours) == jax.tree.structure(theirs)
+    jax.tree.map(lambda a, b: np.testing.assert_array_equal(a, b, strict=True), ours, theirs)
+
+
+def message(call):
+    with pytest.raises(UserError) as raised:
+        call()
+    assert '\n' not in str(raised.value)
+    return str(raised.value)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return model_dir.claim(tmp_path / 'run')
+
+
+@pytest.fixture
+def saved(folder):
+    """Three saved steps, of which two stay."""
+    checkpoints = manager.Checkpoints(folder, keep=2)
+    for step in (1, 2, 3):
+        checkpoints.save(step, state_of(step), Position(step, 0, {0: b'\0state\xff', 1: b''}), {**RUN, 'window': {}})
+    checkpoints.close()
+    return folder
+
+
+def test_what_was_saved_comes_back(saved):
+    checkpoints = manager.Checkpoints(saved, keep=2)
+    assert checkpoints.steps() == [2, 3] and checkpoints.latest_step() == 3
+    state, position = checkpoints.restore(3, abstract(state_of(0)))
+    assert_equal(state, state_of(3))
+    assert position == Position(3, 0, {0: b'\0state\xff', 1: b''})
+    assert checkpoints.run(3)['vocabulary'] == RUN['vocabulary']
+    checkpoints.close()
+
+
+def test_donated_buffers_do_not_reach_the_file(folder):
+    """The next step overwrites the state's buffers while the file is written."""
+    checkpoints = manager.Checkpoints(folder)
+    state = TrainState(jnp.int32(0), {'w': jnp.ones((256, 1024))}, ())
+    advance = jax.jit(lambda s: jax.tree.map(lambda x: x * 0 + 7, s), donate_argnums=0)
+    expected = jax.tree.map(np.array, state)
+    checkpoints.save(1, state, Position(), RUN)
+    for _ in range(5):
+        state = advance(state)
+    checkpoints.wait()
+    assert_equal(jax.tree.map(np.asarray, checkpoints.restore(1, abstract(state))[0]), expected)
+    checkpoints.close()
+
+
+def test_leftovers_of_an_interrupted_write_are_no_checkpoint(saved):
+    steps = saved / 'checkpoints'
+    shutil.copytree(steps / '3', steps / '4.orbax-checkpoint-tmp')
+    os.remove(steps / '4.orbax-checkpoint-tmp' / '_CHECKPOINT_METADATA')
+    checkpoints = manager.Checkpoints(saved)
+    assert checkpoints.latest_step() == 3
+    checkpoints.save(4, state_of(4), Position(), RUN)
+    checkpoints.wait()
+    checkpoints.close()
+    assert sorted(p.name for p in steps.iterdir()) == ['2', '3', '4']
+
+
+def test_a_model_of_other_shapes_is_told(saved):
+    checkpoints = manager.Checkpoints(saved)
+    text = message(lambda: checkpoints.restore(3, abstract(state_of(0, embed=5))))
+    assert 'has shape' in text and '(4,) there and (5,) here' in text
+    checkpoints.close()
+
+
+def test_another_run_is_told():
+    manager.check_compatible(RUN, RUN)
+    assert 'vocabulary ab12 of 384 ids' in message(
+        lambda: manager.check_compatible(RUN, {**RUN, 'vocabulary': 'other'})
+    )
+    text = message(lambda: manager.check_compatible(RUN, {**RUN, 'batch_size': 16}))
+    assert 'BATCH_SIZE = 8' in text and '16' in text and 'INITIAL_CHECKPOINT_PATH' in text
+
+
+@pytest.mark.parametrize('place', ['', 'checkpoints', 'checkpoints/2'])
+def test_parameters_alone(saved, place):
+    params = saved_params.restore_params(str(saved / place), abstract(state_of(0)).params, RUN['vocabulary'])
+    assert_equal(params, state_of(2 if place.endswith('2') else 3).params)
+
+
+def test_wrong_initial_checkpoints_are_told(saved, tmp_path):
+    wanted = abstract(state_of(0)).params
+    assert 'holds no checkpoint' in message(lambda: saved_params.restore_params(str(tmp_path), wanted))
+    assert 'trained with vocabulary' in message(lambda: saved_params.restore_params(str(saved), wanted, 'other'))
+    assert '(4,) there and (5,) here' in message(
+        lambda: saved_params.restore_params(str(saved), abstract(state_of(0, embed=5)).params)
+    )
+
+
+def test_a_full_disk_is_told_before_writing(saved, monkeypatch):
+    checkpoints = manager.Checkpoints(saved)
+    usage = shutil.disk_usage(saved)._replace(free=10)
+    monkeypatch.setattr(manager.shutil, 'disk_usage', lambda path: usage)
+    text = message(lambda: checkpoints.save(4, state_of(4), Position(), RUN))
+    assert '0.0 MiB left' in text and 'the checkpoint of step 3 is kept' in text
+    checkpoints.close()
+
+
+def test_model_dir(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert model_dir.claim('runs/first') == model_dir.claim(tmp_path / 'runs' / 'first')
+    foreign = tmp_path / 'foreign'
+    foreign.mkdir()
+    (foreign / 'thesis.tex').write_text('')
+    assert 'holds files of something else' in message(lambda: model_dir.claim(foreign))
+    assert 'is a file' in message(lambda: model_dir.claim(foreign / 'thesis.tex'))
+    assert 'cannot be written' in message(lambda: model_dir.claim(foreign / 'thesis.tex' / 'run'))
+    assert 'MODEL_DIR is empty' in message(lambda: model_dir.claim(''))
+    assert [p.name for p in foreign.iterdir()] == ['thesis.tex']
+
+
+def test_a_read_only_folder_is_told(tmp_path, monkeypatch):
+    """By an error of the file system, since these tests may run as a user who may write anywhere."""
+
+    def refuse(self, text):
+        raise PermissionError(13, 'Permission denied')
+
+    monkeypatch.setattr(type(model_dir.absolute(tmp_path)), 'write_text', refuse)
+    assert 'Permission denied' in message(lambda: model_dir.claim(tmp_path / 'run'))
+
+
+def test_keep_is_checked(folder):
+    assert 'KEEP_CHECKPOINTS is 0' in message(lambda: manager.Checkpoints(folder, 0))
+
+
+def test_a_full_disk_ends_the_run_and_keeps_the_checkpoint(training, tmp_path):
+    """Files may have 300,000 bytes, which is less than the largest array; the process is a real one."""
+    settings = {'model_dir': str(tmp_path / 'run'), 'checkpoint_period': 5, 'eval_period': 100, 'embed': 256}
+    assert training.run(train_steps=5, **settings)[0] == 0
+    code, output = training.run(train_steps=20, file_size=300_000, **settings)
+    errors = [line for line in output.splitlines() if line.startswith('error: ')]
+    print(errors)
+    assert code == 2 and len(errors) == 1 and 'Traceback' not in output, output
+    assert 'could not be written' in errors[0] and 'the checkpoint of step 5 is kept' in errors[0]
+    code, output = training.run(train_steps=20, **settings)
+    assert code == 0, output
+    assert sorted(int(p.name) for p in pathlib.Path(tmp_path, 'run', 'checkpoints').iterdir())[-1] == 20

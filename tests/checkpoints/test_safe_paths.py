@@ -1,0 +1,99 @@
+"""Folders of others: links and names that leave them are refused, and what stays inside is not."""
+
+import os
+import time
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from remixer_t5x.checkpoints import safe_paths
+from remixer_t5x.errors import UserError
+
+
+@pytest.fixture
+def folder(tmp_path):
+    (tmp_path / 'given' / 'deep' / 'deeper').mkdir(parents=True)
+    (tmp_path / 'given' / 'file').write_text('x')
+    (tmp_path / 'secret').write_text('s')
+    return tmp_path / 'given'
+
+
+def refused(call, *args):
+    with pytest.raises(UserError) as error:
+        call(*args)
+    assert '\n' not in str(error.value)
+    return str(error.value)
+
+
+@pytest.mark.parametrize(
+    'target', ['/etc/passwd', '../../../secret', '/nowhere/at/all', '../../../given_too/file', '/']
+)
+def test_a_link_that_leaves_is_refused(folder, tmp_path, target):
+    """Also one into a folder whose name begins like that of the folder, and one to what is not there."""
+    (tmp_path / 'given_too').mkdir()
+    (folder / 'deep' / 'deeper' / 'link').symlink_to(target)
+    assert 'deeper/link is a link that leaves' in refused(safe_paths.check_inside, folder)
+
+
+def test_links_inside_and_a_folder_reached_by_a_link_are_fine(folder, tmp_path):
+    (folder / 'deep' / 'link').symlink_to('../file')
+    (folder / 'deep' / 'loop').symlink_to('..')
+    (folder / 'absolute').symlink_to(folder / 'file')
+    (tmp_path / 'chosen by the user ü').symlink_to(folder)
+    safe_paths.check_inside(folder)
+    safe_paths.check_inside(tmp_path / 'chosen by the user ü')
+    assert safe_paths.inside(folder, 'deep/link', 'an index').read_text() == 'x'
+
+
+def test_a_chain_of_links_is_followed_to_its_end(folder, tmp_path):
+    (folder / 'a').symlink_to('b')
+    (folder / 'b').symlink_to(tmp_path / 'secret')
+    assert 'is a link that leaves' in refused(safe_paths.check_inside, folder)
+    assert 'is a link that leaves' in refused(safe_paths.inside, folder, 'a', 'an index')
+
+
+def test_a_pipe_is_refused_before_anybody_waits_for_it(folder):
+    os.mkfifo(folder / 'deep' / 'pipe')
+    assert 'is a pipe, socket or device' in refused(safe_paths.check_inside, folder)
+    assert 'is a pipe, socket or device' in refused(safe_paths.inside, folder, 'deep/pipe', 'an index')
+
+
+def test_hugging_faces_cache_links_into_its_blobs(tmp_path):
+    snapshot = tmp_path / 'models--x' / 'snapshots' / '0123'
+    snapshot.mkdir(parents=True)
+    (tmp_path / 'models--x' / 'blobs').mkdir()
+    (tmp_path / 'models--x' / 'blobs' / 'abc').write_text('x')
+    (snapshot / 'config.json').symlink_to('../../blobs/abc')
+    safe_paths.check_inside(snapshot)
+    (snapshot / 'other').symlink_to('../../refs')
+    assert 'is a link that leaves' in refused(safe_paths.check_inside, snapshot)
+
+
+@pytest.mark.parametrize('name', ['../x', '/etc/passwd', 'a/../../x', '..', '', ' ', 'a\0b', 'a\nb', 7, None, ['a'],
+                                  'C:\\x', '..\\x', '\x1b[31m', 'file:///etc/passwd'])  # fmt: skip
+def test_names_that_leave_are_refused(folder, name):
+    assert 'an index names the file' in refused(safe_paths.inside, folder, name, 'an index')
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.text(max_size=30) | st.lists(st.sampled_from(['..', '.', 'a', '', 'deep']), max_size=5).map('/'.join))
+@example('./../x')
+def test_any_name_is_inside_or_refused(tmp_path_factory, name):
+    folder = tmp_path_factory.getbasetemp()
+    try:
+        path = safe_paths.inside(folder, name, 'an index')
+    except UserError as error:
+        assert len(str(error).splitlines()) == 1
+    else:
+        assert os.path.realpath(path).startswith(os.path.realpath(folder))
+
+
+def test_thousands_of_files_are_quick(tmp_path):
+    for number in range(3000):
+        (tmp_path / f'{number}').touch()
+    begun = time.monotonic()
+    safe_paths.check_inside(tmp_path)
+    seconds = time.monotonic() - begun
+    print(f'3000 files: {seconds * 1000:.0f} ms')
+    assert seconds < 2

@@ -1,0 +1,146 @@
+"""gin files and flags become calls: lookup, precedence, includes, text values, and only what is reached counts."""
+
+import pathlib
+
+import gin
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from remixer_t5x.config import loading, scan
+from remixer_t5x.errors import UserError
+
+ROOT = 'toy_house.run'
+
+
+def run(*files, **options):
+    import toy_house
+
+    loading.load(files, root=ROOT, **options)
+    return loading.call(toy_house.run)
+
+
+def test_a_file_is_built_and_called(house):
+    engine, colour = run('car.gin')
+    assert (engine.power, colour) == (5, 'red')
+
+
+def test_flags_win_over_files_and_later_files_over_earlier(house):
+    (house / 'fast.gin').write_text('POWER = 6\n')
+    assert run('car.gin', 'fast.gin')[0].power == 6
+    assert run('car.gin', 'fast.gin', flags=[('POWER', '8')])[0].power == 8
+
+
+def test_a_flag_binds_a_setting_and_takes_bare_text(house):
+    # The whole name: `run.colour` is ambiguous once a test in this process has imported a command's `run`.
+    assert run('car.gin', flags=[('toy_house.run.colour', '/tmp/a b')])[1] == '/tmp/a b'
+
+
+def test_a_flag_may_name_what_a_file_only_imports(house):
+    import toy_house
+
+    engine, _ = run('car.gin', flags=[('ENGINE', '@toy_house.Turbine()'), ('Turbine.power', '9')])
+    assert engine == toy_house.Turbine(9)
+
+
+def test_a_macro_may_have_a_scope(house):
+    (house / 'scoped.gin').write_text((house / 'car.gin').read_text().replace('POWER', 'fast/POWER'))
+    assert run('scoped.gin')[0].power == 5
+
+
+def test_two_files_may_give_one_name_to_two_modules(house):
+    (house / 'other.gin').write_text('from __gin__ import dynamic_registration\nimport os.path as toy_house\n')
+    assert run('other.gin', 'car.gin')[0].power == 5
+
+
+def test_includes_keep_their_place_in_the_order(house):
+    (house / 'middle.gin').write_text('POWER = 2\n')
+    text = (house / 'car.gin').read_text()
+    (house / 'before.gin').write_text("include 'middle.gin'\n" + text)
+    (house / 'after.gin').write_text(text + "include 'middle.gin'\n")
+    assert run('before.gin')[0].power == 5
+    assert run('after.gin')[0].power == 2
+
+
+def test_what_is_imported_above_an_include_holds_below_it(house):
+    # No other test names Trailer, so gin cannot know it from an earlier one.
+    (house / 'nothing.gin').write_text('# nothing\n')
+    text = (house / 'car.gin').read_text()
+    (house / 'below.gin').write_text(text + "include 'nothing.gin'\nENGINE = @toy_house.Trailer()\n")
+    assert run('below.gin')[0].wheels == 2
+
+
+def test_search_paths_come_before_the_shipped_configs(house, tmp_path_factory):
+    other = tmp_path_factory.mktemp('other')
+    (other / 'runs').mkdir()
+    (other / 'runs/info.gin').write_text('POWER = 3\n')
+    assert run('car.gin', 'runs/info.gin', search_paths=[str(other)])[0].power == 3
+
+
+@pytest.mark.parametrize('name', ['runs/info.gin', 'configs/runs/info.gin'])
+def test_shipped_configs_are_found_from_any_folder(house, name):
+    path = scan.find(name)
+    assert path == scan.shipped_folder() / 'runs/info.gin'
+
+
+def test_a_partial_command_needs_only_what_it_reaches(house):
+    extra = 'toy_house.refuse.power = %NOWHERE\nMODEL_DIR = "/tmp"\n'
+    (house / 'more.gin').write_text((house / 'car.gin').read_text() + extra)
+    with pytest.raises(UserError):
+        run('more.gin')
+    (house / 'more.gin').write_text((house / 'car.gin').read_text() + extra.splitlines()[0] + '\n')
+    assert run('more.gin', partial=True)[0].power == 5
+
+
+def test_the_operative_config_rebuilds_the_same(house):
+    first = run('car.gin', flags=[('POWER', '11')])
+    (house / 'operative.gin').write_text(loading.operative_config())
+    assert run('operative.gin') == first
+
+
+def test_the_operative_config_is_whole_before_anything_is_called(house):
+    (house / 'lazy.gin').write_text((house / 'car.gin').read_text().replace('@toy_house.Engine()', '@toy_house.Engine'))
+    loading.load(['lazy.gin'], root=ROOT)
+    assert 'Engine.power = %POWER' in loading.operative_config()
+
+
+def test_the_operative_config_leaves_unread_macros_out(house):
+    unread = 'UNREAD = {' + ', '.join(f'"key{n}": %DEEPER' for n in range(20)) + '}\nDEEPER = 1\n'
+    gin.clear_config()
+    gin.parse_config((house / 'car.gin').read_text() + unread)
+    text = loading.operative_config()
+    assert 'UNREAD' not in text and 'DEEPER' not in text and 'key' not in text and 'POWER = 5' in text
+
+
+def test_loading_forgets_the_configuration_before(house):
+    run('car.gin', flags=[('toy_house.run.colour', 'blue')])
+    assert run('car.gin')[1] == 'red'
+
+
+@given(st.text(st.characters(blacklist_categories=['Cs', 'Cc']), min_size=1))
+def test_any_text_is_a_value_or_a_one_line_error(text):
+    try:
+        value = loading.flag_value('X', text)
+    except UserError as error:
+        assert '\n' not in str(error)
+        return
+    parsed = gin.config_parser.ConfigParser(f'X = {value}\n', scan._Recorder()).parse_statement().value
+    # Either gin reads the text as it stands, or the value is the text itself.
+    assert value == text or parsed == text
+
+
+NO_WORDS = ('true', 'false', 'none', 'null')
+
+
+@given(st.from_regex(r'/?[a-zA-Z_][\w./-]*', fullmatch=True).filter(lambda text: text.lower() not in NO_WORDS))
+def test_paths_need_no_quotes(path):
+    assert scan.parse_value(loading.flag_value('MODEL_DIR', path)) == path
+
+
+def test_every_shipped_file_can_be_read_and_says_what_it_requires():
+    folder = scan.shipped_folder()
+    assert scan.shipped_files()
+    for name in scan.shipped_files():
+        text = pathlib.Path(folder / name).read_text()
+        scan.scan(text, name)
+        assert text.startswith('#'), f'{name}: begin with a comment that says what it requires and provides'

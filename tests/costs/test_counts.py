@@ -1,0 +1,179 @@
+"""Parameter counts against the published models, FLOPs against XLA and against closed forms."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import linen as nn
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from remixer_t5x.cli import info
+from remixer_t5x.config import loading
+from remixer_t5x.costs import counts, flops
+
+LENGTHS = {'inputs': 24, 'targets': 10}
+# The number of parameters of Hugging Face's T5ForConditionalGeneration with the configs google/t5-v1_1-*.
+PUBLISHED = {
+    'small': 76_961_152,
+    'base': 247_577_856,
+    'large': 783_150_080,
+    'xl': 2_849_757_184,
+    'xxl': 11_135_332_352,
+}
+
+
+@pytest.fixture
+def build(monkeypatch):
+    """Builds the model of some gin files by letting `info` ask for it."""
+
+    class Asked(Exception):
+        pass
+
+    def model(*files, flags=()):
+        found = []
+
+        def catch(model, lengths):
+            found.append(model)
+            raise Asked
+
+        monkeypatch.setattr(info.counts, 'count', catch)
+        loading.load(['runs/info.gin', *files], flags, root='remixer_t5x.cli.info.run', partial=True)
+        with pytest.raises(Asked):
+            loading.call(info.run)
+        monkeypatch.undo()
+        return found[0]
+
+    return model
+
+
+@pytest.mark.parametrize('size', PUBLISHED)
+def test_t5_1_1_has_the_published_number_of_parameters(build, size):
+    model = build('models/t5_1_1.gin', f'sizes/{size}.gin')
+    assert counts.count(model, LENGTHS).total_parameters == PUBLISHED[size]
+
+
+def t5_flops(embed, hidden, heads, head_dim, layers, vocab, inputs, targets):
+    """A forward pass of T5.1.1 from the paper's shapes: a multiply and an add per weight and token."""
+    joined = heads * head_dim
+
+    def attention(queries, keys):
+        return 2 * (2 * queries * embed * joined + 2 * keys * embed * joined + 2 * queries * keys * joined)
+
+    def mlp(tokens):
+        return 2 * 3 * tokens * embed * hidden
+
+    encoder = attention(inputs, inputs) + mlp(inputs)
+    decoder = attention(targets, targets) + attention(targets, inputs) + mlp(targets)
+    return layers * (encoder + decoder) + 2 * targets * embed * vocab
+
+
+def test_t5_1_1_has_the_flops_of_its_equations(build):
+    model = build('models/t5_1_1.gin', 'sizes/base.gin')
+    counted = counts.count(model, {'inputs': 512, 'targets': 114})
+    assert counted.total_forward_flops == t5_flops(768, 2048, 12, 64, 12, 32128, 512, 114)
+    assert counted.training_flops == 3 * counted.total_forward_flops
+
+
+def test_modules_share_the_flops_out(build):
+    counted = counts.count(build('models/t5_1_1.gin', 'sizes/small.gin'), LENGTHS)
+    mlp = sum(n for path, n in counted.forward_flops.items() if path[:1] == ('encoder',) and 'gated_mlp' in path)
+    assert mlp == 8 * 2 * 3 * LENGTHS['inputs'] * 512 * 1024
+
+
+@pytest.mark.parametrize('policy', ['None', '@stack.dots_remat', '@stack.full_remat'])
+def test_remat_changes_nothing_in_a_forward_pass(build, policy):
+    model = build('models/t5_1_1.gin', 'sizes/tiny.gin', flags=[('REMAT_POLICY', policy)])
+    plain = build('models/t5_1_1.gin', 'sizes/tiny.gin')
+    assert counts.count(model, LENGTHS).total_forward_flops == counts.count(plain, LENGTHS).total_forward_flops
+
+
+def test_xla_counts_the_same_up_to_element_wise_work(build):
+    # XLA counts the body of a loop once, so the model has one layer a stack.
+    flags = [('NUM_ENCODER_LAYERS', '1'), ('NUM_DECODER_LAYERS', '1')]
+    model = build('models/t5_1_1.gin', 'sizes/small.gin', flags=flags)
+    batch = counts.abstract_batch(LENGTHS)
+    shapes = {name: array.shape for name, array in batch.items()}
+    params = nn.unbox(jax.eval_shape(lambda key: model.init(key, shapes), jax.random.key(0)))
+    forward = jax.jit(lambda p, b: model.loss(p, b)[0])
+    xla = forward.lower(params, batch).compile().cost_analysis()['flops']
+    assert 0.93 < flops.total(model.loss, params, batch) / xla <= 1.0
+
+
+@settings(max_examples=15, deadline=None)
+@given(*[st.integers(1, 6)] * 4)
+def test_a_matrix_product_equals_its_sum(batch, rows, depth, columns):
+    left, right = jnp.ones((batch, rows, depth)), jnp.ones((batch, depth, columns))
+    product = 2.0 * batch * rows * depth * columns
+    assert flops.total(jnp.matmul, left, right) == product
+
+
+@settings(max_examples=10, deadline=None)
+@given(st.integers(1, 3), st.integers(4, 9), st.integers(1, 3), st.integers(1, 4))
+def test_a_convolution_equals_its_sum(batch, length, width, features):
+    x, kernel = jnp.ones((batch, length, 4)), jnp.ones((width, 4, features))
+
+    def convolve(x, kernel):
+        return jax.lax.conv_general_dilated(x, kernel, (1,), 'VALID', dimension_numbers=('NWC', 'WIO', 'NWC'))
+
+    assert flops.total(convolve, x, kernel) == 2.0 * batch * (length - width + 1) * width * 4 * features
+
+
+def nested(x):
+    """4 turns of a scan over a jitted, rematerialised product, and the dearer of two branches."""
+    step = jax.jit(jax.checkpoint(lambda x: x @ x))
+    x, _ = jax.lax.scan(lambda x, _: (step(x), None), x, None, length=4)
+    return jax.lax.cond(x[0, 0] > 0, lambda x: x @ x @ x, lambda x: x, x)
+
+
+def test_control_flow_is_followed():
+    assert flops.total(nested, jnp.ones((5, 5))) == (4 + 2) * 2 * 5**3
+
+
+@jax.custom_vjp
+def _square(x):
+    return x @ x
+
+
+_square.defvjp(lambda x: (x @ x, x), lambda x, g: (g @ x.T + x.T @ g,))
+
+
+def test_a_custom_gradient_counts_its_forward_pass():
+    assert flops.total(_square, jnp.ones((3, 3))) == 2 * 3**3
+
+
+@pytest.mark.parametrize('transform, share', [(jnp.fft.fft, 5.0), (jnp.fft.rfft, 2.5)])
+def test_a_fourier_transform_costs_n_log_n(transform, share):
+    assert flops.total(transform, jnp.ones((2, 64))) == share * 2 * 64 * np.log2(64)
+
+
+class _Inner(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+        return nn.Dense(4, use_bias=False, name='dense')(x)
+
+
+class _Outer(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+        scanned = nn.scan(nn.remat(_Scanned), variable_axes={'params': 0}, split_rngs={'params': True}, length=3)
+        x, _ = scanned(name='run')(x, None)
+        return _Inner(name='last')(x) @ jnp.ones((4, 4))
+
+
+class _Scanned(nn.Module):
+    @nn.compact
+    def __call__(self, x, _):
+        return _Inner(name='inner')(x), None
+
+
+def test_modules_inside_scan_and_remat_get_their_own_flops():
+    module, x = _Outer(), jnp.ones((2, 4))
+    variables = module.init(jax.random.key(0), x)
+    counted = {path: n for path, n in flops.per_module(module.apply, variables, x).items() if n}
+    product = 2 * 2 * 4 * 4
+    assert counted == {('run', 'inner', 'dense'): 3 * product, ('last', 'dense'): product, (): product}
+    assert counts.parameter_counts(variables['params']) == {
+        ('run', 'inner', 'dense', 'kernel'): 3 * 16,
+        ('last', 'dense', 'kernel'): 16,
+    }

@@ -1,0 +1,237 @@
+"""Batches, their shares, and the exact position, on a task in memory."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import seqio
+import tensorflow as tf
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from remixer_t5x.data import pipeline
+from remixer_t5x.errors import UserError
+
+LENGTHS = {'inputs': 16, 'targets': 12}
+
+
+@pytest.fixture(scope='module')
+def task(tiny):
+    return tiny.task('tiny_data', train=60, validation=13)
+
+
+def take(batches, count):
+    return [next(batches) for _ in range(count)]
+
+
+def assert_same(ours, theirs):
+    for a, b in zip(ours, theirs, strict=True):
+        assert a.keys() == b.keys()
+        for name in a:
+            np.testing.assert_array_equal(a[name], b[name], strict=True)
+
+
+def texts(batches, vocab):
+    return [vocab.decode([int(t) for t in row]) for batch in batches for row in batch['decoder_target_tokens']]
+
+
+@pytest.mark.parametrize('pack', [False, True])
+def test_batches_are_seqios(task, pack):
+    """The reference is seqio's own entry point with the same arguments."""
+    config = pipeline.DatasetConfig(task, LENGTHS, batch_size=4, pack=pack, seed=3)
+    theirs = seqio.get_dataset(
+        task,
+        LENGTHS,
+        seqio.EncDecFeatureConverter(pack=pack),
+        dataset_split='train',
+        shuffle=True,
+        seed=3,
+        num_epochs=None,
+        batch_size=4,
+    )
+    ours = take(pipeline.TrainBatches(config), 5)
+    assert_same(ours, list(theirs.take(5).as_numpy_iterator()))
+    assert {name: a.shape for name, a in ours[0].items()} == pipeline.batch_shapes(config)
+    assert all(a.dtype == np.int32 for a in ours[0].values())
+
+
+def test_the_seed_decides_the_order(task):
+    config = pipeline.DatasetConfig(task, LENGTHS, batch_size=4)
+    assert_same(take(pipeline.TrainBatches(config), 3), take(pipeline.TrainBatches(config, threads=1), 3))
+    other = take(pipeline.TrainBatches(dataclasses.replace(config, seed=1)), 3)
+    assert texts(other, seqio.ByteVocabulary()) != texts(take(pipeline.TrainBatches(config), 3), seqio.ByteVocabulary())
+
+
+@settings(max_examples=3, deadline=None)
+@given(st.integers(0, 40), st.booleans())
+def test_a_restored_position_gives_the_following_batches(task, drawn, pack):
+    """40 batches of 4 are more than two epochs of 60 examples: the shuffle buffer and the epoch are in the position."""
+    config = pipeline.DatasetConfig(task, LENGTHS, batch_size=4, pack=pack)
+    source = pipeline.TrainBatches(config, threads=1)
+    take(source, drawn)
+    state = source.capture()
+    fresh = pipeline.TrainBatches(config, threads=1)
+    fresh.restore(state)
+    assert_same(take(fresh, 4), take(source, 4))
+
+
+def test_shares_are_disjoint_and_complete(task):
+    config = pipeline.DatasetConfig(task, {'inputs': 16, 'targets': 16}, batch_size=4, shuffle=False)
+    vocab = seqio.ByteVocabulary()
+    seen = [texts(take(pipeline.TrainBatches(config, share, 2), 15), vocab) for share in (0, 1)]
+    # 15 batches of 2 rows are one epoch of each half of the 60 examples.
+    assert not set(seen[0]) & set(seen[1])
+    assert len(set(seen[0]) | set(seen[1])) == 60
+
+
+@pytest.mark.parametrize(('before', 'after'), [(1, 2), (2, 1), (2, 3)])
+def test_another_number_of_hosts_goes_on_with_the_same_batches(task, before, after):
+    """Rows of a batch lie in the order of its streams, whose number is that of the first run's hosts."""
+    config = pipeline.DatasetConfig(task, LENGTHS, batch_size=12)
+    old = [pipeline.TrainBatches(config, share, before, threads=1) for share in range(before)]
+    for batches in old:
+        take(batches, 3)
+    states = {index: state for batches in old for index, state in batches.capture().items()}
+    assert sorted(states) == list(range(before))
+    new = [pipeline.TrainBatches(config, share, after, threads=1, streams=before) for share in range(after)]
+    for batches in new:
+        batches.restore(states)
+    for _ in range(2):
+        whole = [
+            {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+            for parts in ([next(batches) for batches in group] for group in (old, new))
+        ]
+        assert_same(whole[:1], whole[1:])
+
+
+def lines_task(folder, name, source=None):
+    for number in range(3):
+        (folder / f'{number}.txt').write_text(''.join(f'file {number} line {i}\n' for i in range(40)))
+    return seqio.Task(
+        name,
+        source=source or seqio.TextLineDataSource({'train': str(folder / '*.txt')}),
+        output_features={key: seqio.Feature(seqio.ByteVocabulary(extra_ids=100)) for key in LENGTHS},
+        preprocessors=[
+            lambda dataset: dataset.map(lambda line: {'inputs': line, 'targets': line}),
+            seqio.preprocessors.tokenize,
+            seqio.preprocessors.append_eos_after_trim,
+        ],
+        shuffle_buffer_size=16,
+    )
+
+
+@pytest.mark.parametrize('shares', [1, 2, 5])
+def test_a_source_that_reads_in_parallel_is_restored(tmp_path, shares):
+    """seqio's source of files; also where there are fewer files than hosts."""
+    config = pipeline.DatasetConfig(lines_task(tmp_path, f'parallel{shares}'), LENGTHS, batch_size=5 * shares)
+    source = pipeline.TrainBatches(config, shares - 1, shares, threads=1)
+    take(source, 11)
+    fresh = pipeline.TrainBatches(config, shares - 1, shares, threads=1)
+    fresh.restore(source.capture())
+    assert_same(take(fresh, 4), take(source, 4))
+
+
+def test_the_order_of_a_parallel_source_is_kept(tmp_path):
+    """Reading in turn gives what seqio's own parallel reading gives."""
+    config = pipeline.DatasetConfig(lines_task(tmp_path, 'in_turn'), LENGTHS, batch_size=5, shuffle=False)
+    converter = seqio.EncDecFeatureConverter(pack=False)
+    theirs = seqio.get_dataset(
+        config.mixture_or_task_name, LENGTHS, converter, 'train', shuffle=False, num_epochs=None, batch_size=5
+    )
+    assert_same(take(pipeline.TrainBatches(config), 9), list(theirs.take(9).as_numpy_iterator()))
+
+
+@pytest.mark.parametrize('kind', ['generator', 'cache'])
+def test_a_source_without_a_position_is_refused_at_the_start(tmp_path, kind):
+    def read(split, shuffle_files, seed=None):
+        if kind == 'cache':
+            return tf.data.Dataset.from_tensor_slices(['a', 'b']).cache()
+        return tf.data.Dataset.from_generator(lambda: iter(['a']), output_signature=tf.TensorSpec([], tf.string))
+
+    source = seqio.FunctionDataSource(read, ['train'])
+    config = pipeline.DatasetConfig(lines_task(tmp_path, f'no_position_{kind}', source), LENGTHS, batch_size=1)
+    assert 'position cannot be saved' in message(lambda: pipeline.TrainBatches(config))
+
+
+@settings(max_examples=3, deadline=None)
+@given(st.integers(1, 20))
+def test_evaluation_sees_every_example_once_for_any_batch_size(task, batch_size):
+    config = pipeline.DatasetConfig(task, LENGTHS, batch_size, split='validation', shuffle=False)
+    batches = list(pipeline.EvalBatches(config))
+    assert all(len(b['decoder_target_tokens']) == batch_size for b in batches)
+    rows = np.concatenate([b['decoder_target_tokens'] for b in batches])
+    weights = np.concatenate([b['decoder_loss_weights'] for b in batches])
+    one_by_one = list(pipeline.EvalBatches(dataclasses.replace(config, batch_size=1)))
+    assert len(one_by_one) == 13
+    np.testing.assert_array_equal(rows[:13], np.concatenate([b['decoder_target_tokens'] for b in one_by_one]))
+    assert weights[13:].sum() == 0 and rows[13:].sum() == 0
+
+
+def test_evaluation_shares_make_up_the_batch(task):
+    config = pipeline.DatasetConfig(task, LENGTHS, 8, split='validation', shuffle=False)
+    whole = list(pipeline.EvalBatches(config, limit=1))
+    parts = [list(pipeline.EvalBatches(config, share, 2, limit=1)) for share in (0, 1)]
+    assert len(whole) == 1
+    for name, rows in whole[0].items():
+        np.testing.assert_array_equal(rows, np.concatenate([parts[0][0][name], parts[1][0][name]]))
+
+
+def message(call):
+    with pytest.raises(UserError) as raised:
+        call()
+    assert '\n' not in str(raised.value)
+    return str(raised.value)
+
+
+def test_mistakes_are_told_in_one_line(task, tiny):
+    seqio.TaskRegistry.add_provider('wiki_span_corruption', task)
+    try:
+        config = pipeline.DatasetConfig('wiki_span_coruption', LENGTHS, 4)
+        assert 'wiki_span_corruption' in message(lambda: pipeline.TrainBatches(config))
+    finally:
+        seqio.TaskRegistry.remove('wiki_span_corruption')
+    config = pipeline.DatasetConfig(task, LENGTHS, 4)
+    assert 'train, validation' in message(lambda: pipeline.TrainBatches(dataclasses.replace(config, split='tset')))
+    assert "{'inputs': 512, 'targets': 114}" in message(lambda: pipeline.DatasetConfig(task, {'inputs': 16}, 4))
+    assert 'BATCH_SIZE is 0' in message(lambda: pipeline.DatasetConfig(task, LENGTHS, 0))
+    assert 'use 6' in message(lambda: pipeline.TrainBatches(config, 0, 3))
+    assert 'SEED = 0' in message(lambda: pipeline.DatasetConfig(task, LENGTHS, 4, seed=None))
+    assert 'set VOCAB_SIZE to 384' in message(lambda: pipeline.check_vocabulary(config, 256))
+    pipeline.check_vocabulary(config, 359)
+
+
+def test_an_empty_split_is_told(tiny):
+    config = pipeline.DatasetConfig('unused', LENGTHS, 4, shuffle=False)
+    dropped = tiny.task('tiny_none', train=0)
+    assert 'gives no batch' in message(
+        lambda: next(pipeline.TrainBatches(dataclasses.replace(config, mixture_or_task_name=dropped)))
+    )
+
+
+def test_a_bad_line_in_the_middle_is_one_line(tiny):
+    config = pipeline.DatasetConfig(tiny.task('tiny_poison', poison='line 30 ab'), LENGTHS, 4, shuffle=False)
+    source = pipeline.TrainBatches(config, threads=1)
+    text = message(lambda: take(source, 15))
+    assert 'notes.jsonl line 7 is no JSON' in text
+
+
+def test_fingerprints_tell_vocabularies_apart():
+    prints = {
+        pipeline.vocabulary_fingerprint(v)
+        for v in (seqio.ByteVocabulary(), seqio.ByteVocabulary(extra_ids=100), seqio.PassThroughVocabulary(359))
+    }
+    assert len(prints) == 3
+    assert pipeline.vocabulary_fingerprint(seqio.ByteVocabulary(100)) in prints
+
+
+def test_positions_are_small(tiny):
+    """A position holds what TensorFlow keeps of each shuffled example: about 100 bytes here, compressed."""
+    from remixer_t5x.data.position import Position
+
+    config = pipeline.DatasetConfig(tiny.task('tiny_size', train=3000, shuffle_buffer_size=1000), LENGTHS, 4)
+    source = pipeline.TrainBatches(config, threads=1)
+    next(source)
+    state = source.capture()
+    saved = len(Position(1, 1, state).to_json()['0']['state'])
+    print(f'position with 1000 shuffled examples: {len(state[0]):,} bytes, {saved:,} in the checkpoint')
+    assert saved < 150_000

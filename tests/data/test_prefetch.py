@@ -1,0 +1,101 @@
+"""The prefetch thread: order, exact positions, exceptions, closing; the source is a counter."""
+
+import json
+import threading
+import time
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from remixer_t5x.data.position import Position
+from remixer_t5x.data.prefetch import Prefetcher
+from remixer_t5x.errors import UserError
+
+
+class Counter:
+    """0, 1, 2, ... with its next number as position; raises at `bad`."""
+
+    def __init__(self, bad=None):
+        self.number, self.bad = 0, bad
+
+    def __next__(self):
+        if self.number == self.bad:
+            raise UserError('notes.jsonl line 7 is no JSON')
+        self.number += 1
+        return self.number - 1
+
+    def capture(self):
+        return {0: str(self.number).encode()}
+
+    def restore(self, states):
+        self.number = int(states[0])
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.lists(st.integers(0, 23), min_size=1, max_size=4), st.integers(1, 9), st.integers(1, 4))
+def test_a_chain_of_runs_gives_every_batch_once(lengths, period, depth):
+    position, seen = Position(), []
+    for length in lengths:
+        with Prefetcher(Counter(), lambda n: n, position, capture_period=period, depth=depth) as batches:
+            seen += [next(batches) for _ in range(length)]
+            records = json.loads(json.dumps(batches.position().to_json()))
+            position = Position.from_json([records['0']])
+        assert position.batches == len(seen)
+        assert position.batches - position.captured_at < period or position.batches < period + len(seen)
+    assert seen == list(range(sum(lengths)))
+
+
+def test_a_position_on_the_period_needs_no_batch_drawn_again():
+    with Prefetcher(Counter(), lambda n: n, capture_period=5) as batches:
+        for _ in range(10):
+            next(batches)
+        # The capture of batch 10 is made before batch 11 is drawn, which may be a moment after batch 10 came.
+        deadline = time.monotonic() + 5
+        while batches.position().captured_at != 10 and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert batches.position() == Position(10, 10, {0: b'10'})
+
+
+def test_the_error_comes_in_the_place_of_its_batch_and_ends_the_thread():
+    with Prefetcher(Counter(bad=7), lambda n: n, depth=3) as batches:
+        assert [next(batches) for _ in range(7)] == list(range(7))
+        with pytest.raises(UserError, match='line 7'):
+            next(batches)
+    assert not [t for t in threading.enumerate() if t.name == 'prefetch']
+
+
+def test_an_error_in_placing_is_raised_too():
+    def place(number):
+        raise ValueError('does not divide')
+
+    with Prefetcher(Counter(), place) as batches:
+        with pytest.raises(ValueError, match='does not divide'):
+            next(batches)
+
+
+def test_a_source_that_never_answers_is_told():
+    class Silent(Counter):
+        def __next__(self):
+            time.sleep(0.5)
+            return 0
+
+    with Prefetcher(Silent(), lambda n: n, timeout=0.05) as batches:
+        with pytest.raises(UserError, match='no batch within'):
+            next(batches)
+
+
+def test_it_runs_ahead_by_its_depth_and_no_further():
+    source = Counter()
+    with Prefetcher(source, lambda n: n, depth=3) as batches:
+        next(batches)
+        time.sleep(0.3)
+        # One was given, three wait, and one is in the thread's hand.
+        assert source.number == 5
+
+
+def test_closing_ends_the_thread_while_batches_wait():
+    batches = Prefetcher(Counter(), lambda n: n)
+    next(batches)
+    batches.close()
+    assert not [t for t in threading.enumerate() if t.name == 'prefetch']

@@ -1,0 +1,174 @@
+"""Meshes, shardings of parameters and optimizer state, shares of the batch, on one device."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import linen as nn
+from jax.sharding import AxisType, PartitionSpec
+
+from remixer_t5x import axes
+from remixer_t5x.devices import partition
+from remixer_t5x.devices.mesh import MESH_AXES
+from remixer_t5x.devices.partition import Partitioner
+from remixer_t5x.errors import UserError
+from remixer_t5x.optimization import optimizer
+
+
+def boxed(shape, *names):
+    return nn.LogicallyPartitioned(jax.ShapeDtypeStruct(shape, jnp.float32), names)
+
+
+def test_mesh_is_automatic_on_every_axis():
+    mesh = Partitioner().mesh
+    assert mesh.axis_names == MESH_AXES and set(mesh.axis_types) == {AxisType.Auto}
+
+
+def test_every_name_of_the_glossary_has_a_rule():
+    names = {value for name, value in vars(axes).items() if name.isupper()}
+    assert names <= {name for name, _ in partition.DEFAULT_RULES}
+
+
+def test_a_rule_for_an_unknown_mesh_axis_is_refused():
+    with pytest.raises(UserError, match="'model'"):
+        Partitioner(extra_rules=(('mlp', 'model'),))
+
+
+def test_extra_rules_come_first():
+    rows = Partitioner(extra_rules=[('mlp', ['fsdp', 'tensor'])]).sharding_table({'w': boxed((4, 6), 'embed', 'mlp')})
+    # fsdp is taken by `mlp`, and no mesh axis is used twice.
+    assert rows[0].mesh_axes == (None, ('fsdp', 'tensor'))
+
+
+def test_parameters_lie_where_their_axes_say():
+    params = {
+        'embedding': boxed((12, 4), 'vocab', 'embed'),
+        'mlp': {'wi': boxed((3, 4, 6), 'layers', 'embed', 'mlp')},
+        'gate': boxed((), *()),
+        'plain': jax.ShapeDtypeStruct((5,), jnp.float32),
+    }
+    shardings = Partitioner().param_shardings(params)
+    assert shardings['embedding'].spec == PartitionSpec('tensor', 'fsdp')
+    assert shardings['mlp']['wi'].spec == PartitionSpec(None, 'fsdp', 'tensor')
+    assert shardings['gate'].spec == PartitionSpec()
+    assert shardings['plain'].is_fully_replicated
+
+
+def test_table_names_parameters_and_bytes():
+    rows = Partitioner().sharding_table({'mlp': {'wi': boxed((3, 4, 6), 'layers', 'embed', 'odd')}})
+    assert rows == [
+        partition.ShardingRow(
+            'mlp/wi',
+            (3, 4, 6),
+            ('layers', 'embed', 'odd'),
+            (None, 'fsdp', None),
+            288,
+            'odd has no rule: replicated',
+        )
+    ]
+
+
+def sharded_state(init, partitioner, boxes):
+    params = partition.unbox(boxes)
+    return partitioner.state_shardings(init, params, partitioner.param_shardings(boxes))
+
+
+def test_moments_lie_with_their_parameter_and_counters_are_replicated():
+    partitioner = Partitioner(devices=8, sizes='fsdp=4,tensor=2')
+    boxes = {'a': {'w': boxed((4, 6), 'embed', 'mlp')}, 'b': {'w': boxed((6, 4), 'mlp', 'embed')}}
+
+    def init(params):
+        # Made from the shape alone, such a moment is known by its name and shape.
+        untyped = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape), params)
+        other = {'a': {'w': jnp.zeros(4)}, 'b': {'w': jnp.zeros((4, 6))}}
+        return {'count': jnp.zeros((), jnp.int32), 'mu': untyped, 'other': other}
+
+    found = sharded_state(init, partitioner, boxes)
+    assert found['mu'] == partitioner.param_shardings(boxes)
+    assert found['count'].is_fully_replicated and found['other']['a']['w'].is_fully_replicated
+    # Has another parameter's shape: only its own parameter counts.
+    assert found['other']['b']['w'].is_fully_replicated
+
+
+@pytest.mark.parametrize('width', [256, 128, 512])
+def test_factored_moments_keep_the_axes_that_they_have_kept(width):
+    boxes = {
+        'stacked': boxed((3, 256, width), 'layers', 'embed', 'mlp'),
+        'one': boxed((256, width), 'embed', 'mlp'),
+        'scale': boxed((256,), 'embed'),
+        'gate': boxed((3,), 'layers'),
+    }
+    partitioner = Partitioner(devices=8, sizes='fsdp=4,tensor=2')
+    tx = optimizer.adafactor(0.1)(nn.get_partition_spec(boxes))
+    groups = sharded_state(tx.init, partitioner, boxes)[0]
+    stacked, single = groups['layers_3'][0], groups['single'][0]
+    # v_row is summed over the longer axis, v_col over the shorter, the last being the longer of two equal ones.
+    axes = ('fsdp', 'tensor') if width >= 256 else ('tensor', 'fsdp')
+    assert (stacked.v_row['stacked'].spec, stacked.v_col['stacked'].spec) == tuple(PartitionSpec(None, a) for a in axes)
+    assert (single.v_row['one'].spec, single.v_col['one'].spec) == tuple(PartitionSpec(a) for a in axes)
+    assert single.v['scale'].spec == PartitionSpec('fsdp')
+    assert single.v['one'].is_fully_replicated and single.count.is_fully_replicated
+    assert stacked.v['gate'].is_fully_replicated
+
+
+def test_a_described_mesh_needs_no_devices():
+    rows = Partitioner(devices=512, sizes='data=8,fsdp=32,tensor=2').sharding_table(
+        {'w': boxed((64, 6), 'embed', 'mlp'), 'odd': boxed((63,), 'embed')}
+    )
+    assert [row.bytes_per_device for row in rows] == [63 * 4, 64 * 6 * 4 // 64]
+    assert rows[0].note == 'embed=63 does not divide by 32: replicated' and rows[0].mesh_axes == (None,)
+
+
+def test_sizes_are_given_in_one_way():
+    assert Partitioner(sizes='fsdp=-1').axis_sizes == (1, -1, 1)
+    with pytest.raises(UserError, match='given twice'):
+        Partitioner(fsdp=2, sizes='fsdp=2')
+
+
+def test_logical_constraints_act_inside_activate_only():
+    partitioner = Partitioner()
+    constrained = jax.jit(lambda x: nn.with_logical_constraint(x, ('batch', 'embed')))
+    assert 'sharding' not in str(constrained.trace(jnp.ones((2, 2))).jaxpr)
+    with partitioner.activate() as mesh:
+        assert mesh is partitioner.mesh
+        assert 'sharding_constraint' in str(jax.jit(lambda x: constrained(x)).trace(jnp.ones((2, 2))).jaxpr)
+
+
+def test_shard_batch_keeps_the_rows():
+    rows = {'tokens': np.arange(12, dtype=np.int32).reshape(4, 3)}
+    batch = Partitioner().shard_batch(rows)
+    np.testing.assert_array_equal(batch['tokens'], rows['tokens'])
+    assert batch['tokens'].sharding.spec == PartitionSpec(('data', 'fsdp'))
+
+
+def test_one_process_reads_everything():
+    assert Partitioner().data_shard() == (0, 1)
+
+
+@pytest.mark.parametrize(
+    ('processes', 'expected'),
+    [
+        ([[0], [0], [1], [1]], {0: (0, 2), 1: (1, 2)}),
+        # `tensor` within a process, then across two processes, which read the same rows.
+        ([[0, 0], [1, 1]], {0: (0, 2), 1: (1, 2)}),
+        ([[0, 1], [2, 3]], {0: (0, 2), 1: (0, 2), 2: (1, 2), 3: (1, 2)}),
+        # Physical order of devices need not be the order of processes.
+        ([[1], [1], [0], [0]], {0: (1, 2), 1: (0, 2)}),
+    ],
+)
+def test_processes_read_the_rows_their_devices_hold(processes, expected):
+    assert {p: partition.process_share(np.array(processes), p) for p in expected} == expected
+
+
+def test_processes_that_share_some_rows_only_are_refused():
+    with pytest.raises(UserError, match='tensor in --mesh'):
+        partition.process_share(np.array([[0, 0], [0, 1], [1, 1]]), 0)
+
+
+def test_batch_size_must_divide():
+    partitioner = Partitioner()
+    partitioner.check_batch_size(6, microbatches=3)
+    for batch_size, microbatches in ((5, 2), (0, 1), (-4, 2)):
+        with pytest.raises(UserError, match='BATCH_SIZE') as error:
+            partitioner.check_batch_size(batch_size, microbatches)
+        assert '\n' not in str(error.value)

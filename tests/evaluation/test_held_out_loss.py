@@ -1,0 +1,59 @@
+"""Evaluation against the same numbers computed by hand, and their independence of the batch size."""
+
+import dataclasses
+import math
+
+import jax
+import numpy as np
+import pytest
+from flax import linen as nn
+
+from remixer_t5x.data import pipeline
+from remixer_t5x.errors import UserError
+from remixer_t5x.evaluation import held_out_loss
+
+LENGTHS = {'inputs': 16, 'targets': 12}
+
+
+@pytest.fixture(scope='module')
+def setting(tiny):
+    model = tiny.TinyModel()
+    config = pipeline.DatasetConfig(tiny.task('tiny_held_out', validation=13), LENGTHS, 4, 'validation', shuffle=False)
+    params = nn.unbox(model.init(jax.random.key(0), pipeline.batch_shapes(config)))
+    return model, config, params, jax.jit(lambda p, batch: model.loss(p, batch)[1])
+
+
+def numbers(setting, batch_size, steps=None):
+    _, config, params, step = setting
+    held_out = held_out_loss.Evaluation(dataclasses.replace(config, batch_size=batch_size), steps)
+    return held_out_loss.evaluate(params, held_out.batches(), step, lambda batch: batch)
+
+
+def test_all_batch_sizes_give_the_same(setting):
+    reference = numbers(setting, 1)
+    for size in (4, 20):
+        found = numbers(setting, size)
+        assert found['tokens'] == reference['tokens'] and found['accuracy'] == reference['accuracy']
+        np.testing.assert_allclose(found['loss'], reference['loss'], rtol=1e-5)
+
+
+def test_the_numbers_are_those_of_one_big_batch(setting):
+    model, config, params, _ = setting
+    (batch,) = pipeline.EvalBatches(dataclasses.replace(config, batch_size=13))
+    loss, sums = model.loss(params, batch)
+    found = numbers(setting, 4)
+    np.testing.assert_allclose(found['loss'], float(loss / sums['weights']), rtol=1e-5)
+    assert found['perplexity'] == pytest.approx(math.exp(found['loss']))
+    assert found['tokens'] == int(batch['decoder_loss_weights'].sum())
+
+
+def test_steps_limit_the_batches(setting):
+    assert numbers(setting, 4, steps=2)['tokens'] < numbers(setting, 4)['tokens']
+    with pytest.raises(UserError, match='EVAL_STEPS is 0'):
+        held_out_loss.Evaluation(setting[1], 0)
+
+
+def test_a_split_without_targets_is_told(setting, tiny):
+    config = dataclasses.replace(setting[1], mixture_or_task_name=tiny.task('tiny_no_text', validation=0))
+    with pytest.raises(UserError, match='no target token'):
+        held_out_loss.evaluate(setting[2], pipeline.EvalBatches(config), setting[3], lambda batch: batch)

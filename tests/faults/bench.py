@@ -1,0 +1,214 @@
+"""Real processes of the command line for faults.py: started, watched, and compared with an unbroken run."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import itertools
+import multiprocessing
+import os
+import pathlib
+import pydoc_data.topics
+import random
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable
+
+from tests.support import compare_runs
+
+TRAIN_STEPS = 120
+TINY = [
+    *('train', '--gin_file=models/t5_1_1.gin', '--gin_file=sizes/tiny.gin', '--gin_file=data/own_text.gin'),
+    *('--gin_file=optimizers/adamw_rms.gin', '--gin_file=hardware/cpu.gin', '--gin_file=runs/pretrain.gin'),
+    *('--gin.NUM_ENCODER_LAYERS=1', '--gin.NUM_DECODER_LAYERS=1', '--gin.EMBED_DIM=64', '--gin.MLP_DIM=128'),
+    *('--gin.VOCABULARY=@vocabularies.byte()', '--gin.VOCAB_SIZE=384', '--gin.BATCH_SIZE=8'),
+    *("--gin.TASK_FEATURE_LENGTHS={'inputs': 64, 'targets': 24}", f'--gin.TRAIN_STEPS={TRAIN_STEPS}'),
+    *('--gin.WARMUP_STEPS=20', '--gin.LOG_PERIOD=1', '--gin.EVAL_PERIOD=40', '--gin.EVAL_STEPS=2'),
+    '--gin.CHECKPOINT_PERIOD=10',
+]
+# Seconds: for one start to reach its next step, and after which a process of several counts as lost.
+PATIENCE, HEARTBEAT = 300.0, 10
+IMPORTED_ONCE = ['remixer_t5x.cli.main', 'remixer_t5x.cli.train', 'remixer_t5x.config.loading', 'tensorboardX']
+
+
+class Failed(Exception):
+    """A run did not do what it must."""
+
+
+@dataclasses.dataclass
+class Told:
+    """What a trial found: steps done twice, seconds until the first new step, and what to remember."""
+
+    lost: int = 0
+    seconds: float | None = None
+    note: str = ''
+
+
+class Process:
+    """One real process of the command line."""
+
+    def __init__(self, argv: list[str], log: pathlib.Path, clock_shift: float = 0.0):
+        self.log, self.begun = log, time.time()
+        self._process = CONTEXT.Process(target=_child, args=(argv, str(log), os.getcwd(), clock_shift), daemon=True)
+        self._process.start()
+        self.pid = self._process.pid
+
+    @property
+    def running(self) -> bool:
+        return self._process.is_alive()
+
+    def send(self, number: int) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pid, number)
+
+    def end(self, patience: float = PATIENCE) -> int:
+        """The exit code, negative for a signal."""
+        self._process.join(patience)
+        if self._process.exitcode is None:
+            self.send(signal.SIGKILL)
+            self._process.join()
+            raise Failed(f'still running after {patience:.0f} s')
+        return self._process.exitcode
+
+    def output(self) -> str:
+        return self.log.read_text(errors='replace') if self.log.exists() else ''
+
+    def error(self) -> str:
+        """Its one line about a mistake."""
+        lines = [line for line in self.output().splitlines() if line.startswith('error')]
+        if len(lines) != 1 or 'Traceback' in self.output():
+            raise Failed(f'{len(lines)} lines of error in {self.log}, which should have one')
+        return lines[0]
+
+
+CONTEXT = multiprocessing.get_context('forkserver')
+
+
+def _child(argv: list[str], log: str, folder: str, clock_shift: float) -> None:
+    descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    os.dup2(descriptor, 1)
+    os.dup2(descriptor, 2)
+    os.chdir(folder)
+    if clock_shift:
+        real, nanoseconds = time.time, time.time_ns
+        time.time = lambda: real() + clock_shift
+        time.time_ns = lambda: nanoseconds() + int(1e9 * clock_shift)
+    from remixer_t5x.cli import main
+
+    code = 1
+    try:
+        code = main.main(argv)
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+class Bench:
+    """The command under test, the unbroken runs it is compared with, and the folders of trials."""
+
+    def __init__(self, folder: pathlib.Path, command: list[str], chance: random.Random):
+        self.folder, self.chance, self.command = folder, chance, list(command)
+        self.own = not command
+        self._numbers = itertools.count()
+        if self.own:
+            self.text = folder / 'text.txt'
+            topics = pydoc_data.topics.topics
+            self.text.write_text('\n\n'.join(topics[name].strip() for name in sorted(topics)))
+            self.command = [*TINY, f'--gin.FILES={self.text}']
+        self._unbroken: dict[int, pathlib.Path] = {}
+        self.last = 0
+
+    def start(self, run: pathlib.Path | str, *more: str, **kwargs) -> Process:
+        log = self.folder / f'output_{next(self._numbers)}.txt'
+        return Process([*self.command, f'--gin.MODEL_DIR={run}', *more], log, **kwargs)
+
+    def start_two(self, run: pathlib.Path, *more: str) -> list[Process]:
+        address = f'localhost:{free_port()}'
+        flags = [f'--coordinator_address={address}', '--process_count=2', f'--heartbeat_timeout={HEARTBEAT}', *more]
+        return [self.start(run, *flags, f'--process_index={index}') for index in range(2)]
+
+    def unbroken(self, processes: int = 1) -> pathlib.Path:
+        """The run that nothing broke, made when first asked for."""
+        if processes not in self._unbroken:
+            run = self.folder / f'unbroken_{processes}'
+            started = [self.start(run)] if processes == 1 else self.start_two(run)
+            codes = [process.end(10 * PATIENCE) for process in started]
+            if any(codes):
+                raise SystemExit(f'error: the unbroken run ended with {codes}; see {started[0].log}')
+            self._unbroken[processes] = run
+            self.last = compare_runs.last_step(run)
+        return self._unbroken[processes]
+
+    def finish(self, run: pathlib.Path, *more: str, reached: int, processes: int = 1, **kwargs) -> Told:
+        """Starts the command again, waits for its end, and compares. `reached`: the step when the fault came."""
+        before = compare_runs.checkpoint_steps(run)
+        told = Told(lost=max(0, reached - (before[-1] if before else 0)))
+        begun = time.time()
+        started = [self.start(run, *more, **kwargs)] if processes == 1 else self.start_two(run, *more)
+        told.seconds = _first_new_step(run, started[0], begun)
+        codes = [process.end() for process in started]
+        if any(codes):
+            raise Failed(f'the next start ended with {codes}: {started[0].log}')
+        self.compare(run, processes)
+        return told
+
+    def compare(self, run: pathlib.Path, processes: int = 1) -> None:
+        unbroken = self.unbroken(processes)
+        found = compare_runs.difference(run, unbroken, self.last)
+        if found:
+            raise Failed(f'{run} differs from {unbroken} in {found}')
+        left = [path.name for path in (run / 'checkpoints').iterdir() if not path.name.isdigit()]
+        if left:
+            raise Failed(f'{run / "checkpoints"} still has {", ".join(left)}')
+
+    def some_step(self, run: pathlib.Path, process: Process, most: int = 60) -> int:
+        """Waits for a step within the next `most`, and a little longer; the step then."""
+        self.unbroken()
+        after = compare_runs.last_step(run)
+        wanted = min(after + self.chance.randint(1, most), self.last - 2)
+        wait(lambda: compare_runs.last_step(run) >= wanted, process)
+        time.sleep(0.05 * self.chance.random())
+        return compare_runs.last_step(run)
+
+    def some_checkpoint(self, run: pathlib.Path, process: Process) -> int:
+        """As `some_step`, once there are two checkpoints to go on from."""
+        wait(lambda: len(compare_runs.checkpoint_steps(run)) >= 2, process)
+        return self.some_step(run, process, 20)
+
+
+def wait(condition: Callable[[], bool], process: Process, patience: float = PATIENCE) -> None:
+    until = time.monotonic() + patience
+    while not condition():
+        if not process.running:
+            raise Failed(f'ended before its time: {process.log}')
+        if time.monotonic() > until:
+            raise Failed(f'nothing happened for {patience:.0f} s: {process.log}')
+        time.sleep(0.001)
+
+
+def _first_new_step(run: pathlib.Path, process: Process, begun: float) -> float | None:
+    path = pathlib.Path(run, 'metrics.jsonl')
+    known = compare_runs.last_step(run)
+    while process.running:
+        # The log is cut back to the checkpoint's step before the first new line comes.
+        now = compare_runs.last_step(run)
+        if now < known:
+            known = now
+        elif now > known or (path.exists() and path.stat().st_mtime > begun and known == 0 and now > 0):
+            return time.time() - begun
+        time.sleep(0.005)
+    return None
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(('localhost', 0))
+        return listener.getsockname()[1]
+
+
+def writing(run: pathlib.Path) -> bool:
+    path = pathlib.Path(run, 'checkpoints')
+    return path.exists() and any(not child.name.isdigit() for child in path.iterdir())

@@ -1,0 +1,339 @@
+"""The faults of faults.py, one function each: it breaks a run in the folder it is given, and returns what it found.
+
+Several kills break the same run one after the other, so they are generators.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pathlib
+import random
+import resource
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+
+from tests.faults.bench import HEARTBEAT, Bench, Failed, Told, free_port, wait, writing
+from tests.support import compare_runs
+
+# A kill that was meant for a checkpoint's write and came after it.
+OUTSIDE = 'outside of a write'
+
+
+def kill(bench: Bench, run: pathlib.Path, in_write: bool = False) -> Iterator[Told]:
+    """SIGKILL at a random moment; with `in_write`, while a checkpoint is written. Ends when the run has."""
+    while (told := _kill_once(bench, run, in_write)) is not None:
+        if told.note != OUTSIDE:
+            yield told
+    bench.compare(run)
+
+
+def _kill_once(bench: Bench, run: pathlib.Path, in_write: bool) -> Told | None:
+    """One start and its end; None where the run came to its end before."""
+    process, begun = bench.start(run), time.time()
+    told = Told()
+    try:
+        wait(lambda: 'the first step compiles' in process.output(), process)
+        # By now the log ends at the checkpoint's step.
+        resumed = compare_runs.last_step(run)
+        wait(lambda: compare_runs.last_step(run) > resumed, process)
+        told.seconds = time.time() - begun
+        if in_write:
+            # First what the last kill left behind has to go; then a write or two may be whole.
+            for _ in range(bench.chance.randint(1, 3)):
+                wait(lambda: not writing(run), process)
+                wait(lambda: writing(run), process)
+            time.sleep(0.08 * bench.chance.random())
+        else:
+            wanted = resumed + bench.chance.randint(1, 40)
+            wait(lambda: compare_runs.last_step(run) >= wanted, process)
+            time.sleep(0.05 * bench.chance.random())
+    except Failed:
+        if process.running or process.end() != 0:
+            raise
+    process.send(signal.SIGKILL)
+    code, reached = process.end(), compare_runs.last_step(run)
+    if code == 0:
+        return None
+    kept = compare_runs.checkpoint_steps(run)
+    told.lost = max(0, reached - (kept[-1] if kept else 0))
+    if in_write and not writing(run):
+        told.note = OUTSIDE
+    return told
+
+
+def kill_in_write(bench: Bench, run: pathlib.Path) -> Iterator[Told]:
+    """SIGKILL while a checkpoint is written: an unfinished folder is left behind."""
+    return kill(bench, run, in_write=True)
+
+
+def sigterm(bench: Bench, run: pathlib.Path, number: int = signal.SIGTERM) -> Told:
+    """One SIGTERM: saves the step under way."""
+    process = bench.start(run)
+    bench.some_step(run, process)
+    process.send(number)
+    code, reached = process.end(), compare_runs.last_step(run)
+    if code != 128 + number or 'saved at step' not in process.output():
+        raise Failed(f'exit code {code}: {process.log}')
+    saved = compare_runs.checkpoint_steps(run)[-1]
+    if saved < reached:
+        raise Failed(f'saved step {saved}, but step {reached} was done')
+    return bench.finish(run, reached=reached)
+
+
+def sigint(bench: Bench, run: pathlib.Path) -> Told:
+    """One SIGINT (Ctrl-C): saves the step under way."""
+    return sigterm(bench, run, signal.SIGINT)
+
+
+def signal_twice(bench: Bench, run: pathlib.Path) -> Told:
+    """SIGTERM and SIGINT together: leaves at once."""
+    process = bench.start(run)
+    reached = bench.some_checkpoint(run, process)
+    # Stopped, so that both wait for it.
+    for number in (signal.SIGSTOP, signal.SIGTERM, signal.SIGINT, signal.SIGCONT):
+        process.send(number)
+    begun = time.monotonic()
+    code = process.end()
+    if code not in (128 + signal.SIGTERM, 128 + signal.SIGINT):
+        raise Failed(f'exit code {code}: {process.log}')
+    told = bench.finish(run, reached=reached)
+    told.note = f'left in {time.monotonic() - begun:.1f} s' if told.seconds is None else ''
+    return told
+
+
+def full_disk(bench: Bench, run: pathlib.Path) -> Told:
+    """No file may grow beyond half of a checkpoint's largest: one line, and the last checkpoint stays."""
+    process = bench.start(run)
+    bench.some_checkpoint(run, process)
+    resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (_small(bench), _small(bench)))
+    code, reached = process.end(), compare_runs.last_step(run)
+    error = process.error()
+    if code != 2 or 'could not be written' not in error:
+        raise Failed(f'exit code {code}, {error}')
+    told = bench.finish(run, reached=reached)
+    told.note = error
+    return told
+
+
+def full_disk_for_a_while(bench: Bench, run: pathlib.Path) -> Told:
+    """As above for one checkpoint, with ON_SAVE_FAILURE = 'go_on': nothing is started again."""
+    process = bench.start(run, '--gin.ON_SAVE_FAILURE=go_on')
+    bench.some_checkpoint(run, process)
+    resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (_small(bench), resource.RLIM_INFINITY))
+    wait(lambda: 'training goes on' in process.output(), process)
+    resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    if process.end() != 0:
+        raise Failed(f'it stopped: {process.log}')
+    bench.compare(run)
+    return Told()
+
+
+def read_only(bench: Bench, run: pathlib.Path) -> Told:
+    """MODEL_DIR turns read-only: one line."""
+    process = bench.start(run)
+    bench.some_checkpoint(run, process)
+    with _read_only(run):
+        code, reached = process.end(), compare_runs.last_step(run)
+        again = bench.start(run)
+        if again.end() != 2 or 'cannot be written' not in again.error():
+            raise Failed(f'a start in a read-only folder: {again.log}')
+    if code != 2:
+        raise Failed(f'exit code {code}: {process.log}')
+    note = process.error()
+    told = bench.finish(run, reached=reached)
+    told.note = note
+    return told
+
+
+def _stopped(bench: Bench, run: pathlib.Path) -> None:
+    """A run that was told to stop at some step, with at least two checkpoints."""
+    process = bench.start(run)
+    bench.some_checkpoint(run, process)
+    process.send(signal.SIGTERM)
+    process.end()
+
+
+def damaged(bench: Bench, run: pathlib.Path, how: str = '') -> Told:
+    """A file of the newest checkpoint is cut, has a flipped bit or is gone: refused, and the one before when asked."""
+    _stopped(bench, run)
+    steps = compare_runs.checkpoint_steps(run)
+    files = [path for path in (run / 'checkpoints' / str(steps[-1])).rglob('*') if path.is_file()]
+    path = bench.chance.choice([path for path in files if path.stat().st_size])
+    how = how or bench.chance.choice(['cut', 'flipped', 'missing'])
+    _damage(path, how, bench.chance)
+    refused = bench.start(run)
+    if refused.end() != 2 or path.name not in refused.error():
+        raise Failed(f'{how} {path} was not refused: {refused.log}')
+    told = bench.finish(run, '--restore=previous', reached=steps[-1])
+    told.lost = steps[-1] - steps[-2]
+    return told
+
+
+def _damage(path: pathlib.Path, how: str, chance: random.Random) -> None:
+    content = path.read_bytes()
+    at = chance.randrange(len(content))
+    if how == 'missing':
+        path.unlink()
+    elif how == 'cut':
+        path.write_bytes(content[:at])
+    else:
+        path.write_bytes(content[:at] + bytes([content[at] ^ (1 << chance.randrange(8))]) + content[at + 1 :])
+
+
+def not_finite(bench: Bench, run: pathlib.Path) -> Told:
+    """Started again with an infinite learning rate: stops, and no checkpoint with such numbers is left."""
+    _stopped(bench, run)
+    kept = compare_runs.checkpoint_steps(run)
+    stopped = bench.start(run, '--gin.LEARNING_RATE=1e38')
+    if stopped.end() != 2 or 'not finite' not in stopped.error():
+        raise Failed(f'it went on: {stopped.log}')
+    if compare_runs.checkpoint_steps(run) != kept:
+        raise Failed('another checkpoint was written')
+    return bench.finish(run, reached=kept[-1])
+
+
+def changed(bench: Bench, run: pathlib.Path) -> Told:
+    """Batch size, model, vocabulary, seed or data changed: refused, and the same command as before goes on."""
+    _stopped(bench, run)
+    kept = compare_runs.checkpoint_steps(run)
+    flags = {'BATCH_SIZE': '--gin.BATCH_SIZE=16', 'SEED': '--gin.SEED=7', 'shape': '--gin.EMBED_DIM=32'}
+    if bench.own:
+        flags['vocabulary'] = '--gin.VOCABULARY=@vocabularies.trained()'
+    for word, flag in flags.items():
+        refused = bench.start(run, flag)
+        if refused.end() != 2 or word not in refused.error():
+            raise Failed(f'{flag} was not refused: {refused.log}')
+    if bench.own:
+        text = bench.text.read_text()
+        bench.text.write_text(text + '\n\nOne more paragraph.\n')
+        refused = bench.start(run)
+        code = refused.end()
+        bench.text.write_text(text)
+        if code != 2 or 'the data has changed' not in refused.error():
+            raise Failed(f'other data were not refused: {refused.log}')
+    return bench.finish(run, reached=kept[-1])
+
+
+def host_killed(bench: Bench, run: pathlib.Path) -> Told:
+    """One of two processes is killed: the other one ends by itself and says why."""
+    bench.unbroken(2)
+    both = bench.start_two(run)
+    bench.some_step(run, both[0])
+    victim = bench.chance.randrange(2)
+    both[victim].send(signal.SIGKILL)
+    begun = time.monotonic()
+    both[victim].end()
+    code, reached = both[1 - victim].end(), compare_runs.last_step(run)
+    waited = time.monotonic() - begun
+    text = both[1 - victim].error()
+    if code != 75 or waited > 3 * HEARTBEAT:
+        raise Failed(f'the other one ended with {code} after {waited:.0f} s: {text}')
+    told = bench.finish(run, reached=reached, processes=2)
+    told.note = f'the other one left after {waited:.1f} s of {HEARTBEAT}: {text}'
+    return told
+
+
+def host_slow(bench: Bench, run: pathlib.Path) -> Told:
+    """One of two processes stands still for half of the heartbeat time: the run goes on."""
+    bench.unbroken(2)
+    both = bench.start_two(run)
+    bench.some_step(run, both[0])
+    slow = bench.chance.choice(both)
+    slow.send(signal.SIGSTOP)
+    time.sleep(HEARTBEAT / 2)
+    slow.send(signal.SIGCONT)
+    codes = [process.end() for process in both]
+    if any(codes):
+        raise Failed(f'it ended with {codes}: {both[0].log}')
+    bench.compare(run, 2)
+    return Told()
+
+
+def host_never_comes(bench: Bench, run: pathlib.Path) -> Told:
+    """One of two processes is never started: the other one ends in the time it was given."""
+    flags = (f'--coordinator_address=localhost:{free_port()}', '--process_count=2', '--initialization_timeout=10')
+    alone = bench.start(run, *flags, f'--process_index={bench.chance.randrange(2)}')
+    begun = time.monotonic()
+    code = alone.end(90)
+    if code != 75:
+        raise Failed(f'exit code {code}: {alone.log}')
+    waited, note = time.monotonic() - begun, alone.error()
+    told = bench.finish(run, reached=0)
+    told.note = f'left after {waited:.1f} s: {note}'
+    return told
+
+
+def two_runs(bench: Bench, run: pathlib.Path) -> Told:
+    """A second run in the same MODEL_DIR is refused, and the first one does not notice."""
+    first = bench.start(run)
+    bench.some_step(run, first, 5)
+    first.send(signal.SIGSTOP)
+    second = bench.start(run)
+    try:
+        if second.end() != 2 or 'in use by process' not in second.error():
+            raise Failed(f'the second run was not refused: {second.log}')
+    finally:
+        first.send(signal.SIGCONT)
+    if first.end() != 0:
+        raise Failed(f'the first run ended: {first.log}')
+    bench.compare(run)
+    return Told()
+
+
+def odd_folder(bench: Bench, run: pathlib.Path) -> Told:
+    """MODEL_DIR is relative, has a space and other alphabets, and is a link."""
+    real = run.with_name(f'{run.name} réel 模型')
+    real.mkdir()
+    run.symlink_to(real, target_is_directory=True)
+    process = bench.start(os.path.relpath(run))
+    bench.some_step(run, process)
+    process.send(signal.SIGKILL)
+    process.end()
+    told = bench.finish(run, reached=compare_runs.last_step(run))
+    run.unlink()
+    real.rename(run)
+    return told
+
+
+def clock_set_back(bench: Bench, run: pathlib.Path) -> Told:
+    """Killed, and started again a month earlier, as Python's clock has it."""
+    process = bench.start(run)
+    reached = bench.some_step(run, process)
+    process.send(signal.SIGKILL)
+    process.end()
+    return bench.finish(run, reached=reached, clock_shift=-30 * 86400.0)
+
+
+def _small(bench: Bench) -> int:
+    files = pathlib.Path(bench.unbroken(), 'checkpoints').rglob('*')
+    return max(path.stat().st_size for path in files if path.is_file()) // 2
+
+
+@contextlib.contextmanager
+def _read_only(folder: pathlib.Path) -> Iterator[None]:
+    if os.geteuid() != 0:
+        folder.chmod(0o555)
+        try:
+            yield
+        finally:
+            folder.chmod(0o755)
+        return
+    subprocess.run(['mount', '--bind', str(folder), str(folder)], check=True)
+    try:
+        subprocess.run(['mount', '-o', 'remount,ro,bind', str(folder)], check=True)
+        yield
+    finally:
+        subprocess.run(['umount', '--lazy', str(folder)], check=True)
+
+
+FAULTS = {
+    fault.__name__: fault
+    for fault in (
+        *(kill, kill_in_write, sigterm, sigint, signal_twice, full_disk, full_disk_for_a_while, read_only, damaged),
+        *(not_finite, changed, host_killed, host_slow, host_never_comes, two_runs, odd_folder, clock_set_back),
+    )
+}
+KILLS = ('kill', 'kill_in_write')

@@ -1,0 +1,201 @@
+"""Trains for hours with evaluation, checkpoints and resume in turn, and looks for what grows: memory, step time,
+threads, open files.
+
+    python -m tests.faults.soak                                    two hours, eight times stopped and started again
+    python -m tests.faults.soak --minutes 10 --sessions 2          the short form
+    python -m tests.faults.soak -- train --gin_file=my_run.gin     another run (MODEL_DIR is set by --folder)
+
+Each session is a process of its own, ended by SIGTERM; the next one resumes. Host memory, threads and open files are
+read from outside every two seconds, step time and device memory are what the run logs. Prints a line for each session
+and writes samples.jsonl and soak.png into the folder. Exit code 1 where something grew.
+"""
+
+import argparse
+import dataclasses
+import json
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import psutil
+
+RUN = [
+    *('train', '--gin_file=experiments/quickstart.gin'),
+    *('--gin.NUM_ENCODER_LAYERS=1', '--gin.NUM_DECODER_LAYERS=1', '--gin.EMBED_DIM=64', '--gin.REMIXER_DIM=64'),
+    *('--gin.TRAIN_STEPS=100000000', '--gin.WARMUP_STEPS=1000', '--gin.LOG_PERIOD=20'),
+    *('--gin.EVAL_PERIOD=200', '--gin.CHECKPOINT_PERIOD=50'),
+]
+SAMPLE_SECONDS = 2.0
+# Of each session: compilation and first allocations.
+WARMUP = 0.25
+# What counts as flat: growth over a session, as a share of the level; and threads or files more than before.
+FLAT_MEMORY, FLAT_SECONDS, FLAT_HANDLES = 0.02, 0.10, 2
+
+
+@dataclasses.dataclass(frozen=True)
+class Trend:
+    """Of one quantity in one session: its median and its growth from the session's warm part to its end."""
+
+    median: float
+    growth: float
+
+    @classmethod
+    def of(cls, times: list[float], values: list[float]) -> 'Trend':
+        """By a line through the values (Theil and Sen: the median of all slopes, so outliers do not matter)."""
+        x, y = np.asarray(times), np.asarray(values)
+        if len(x) < 3:
+            return cls(float(np.median(y)) if len(y) else float('nan'), 0.0)
+        chosen = np.linspace(0, len(x) - 1, min(len(x), 300)).astype(int)
+        x, y = x[chosen], y[chosen]
+        dx, dy = x[:, None] - x, y[:, None] - y
+        return cls(float(np.median(y)), float(np.median(dy[dx > 0] / dx[dx > 0]) * (x[-1] - x[0])))
+
+
+def main() -> int:
+    args = _arguments()
+    folder = pathlib.Path(args.folder)
+    if (folder / 'samples.jsonl').exists():
+        print(f'error: {folder} holds another soak; give a new --folder', file=sys.stderr)
+        return 2
+    folder.mkdir(parents=True, exist_ok=True)
+    command = [
+        sys.executable,
+        '-m',
+        'remixer_t5x.cli.main',
+        *(args.command or RUN),
+        f'--gin.MODEL_DIR={folder / "run"}',
+    ]
+    samples: list[dict[str, float]] = []
+    begun = time.monotonic()
+    for session in range(args.sessions):
+        until = begun + 60 * args.minutes * (session + 1) / args.sessions
+        code = _session(command, folder, session, begun, until, samples)
+        if code != 128 + signal.SIGTERM:
+            print(f'error: session {session + 1} ended with {code}; see {folder / f"session_{session + 1}.log"}')
+            return 1
+    logged = _logged(folder / 'run' / 'metrics.jsonl', begun)
+    flat = all([_report(session, samples, logged) for session in range(args.sessions)])
+    _plot(samples, logged, folder / 'soak.png')
+    print(f'{"flat" if flat else "NOT FLAT"}; picture in {folder / "soak.png"}')
+    return 0 if flat else 1
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument('--minutes', type=float, default=120)
+    parser.add_argument('--sessions', type=int, default=8)
+    parser.add_argument('--folder', default='runs/soak')
+    parser.add_argument('command', nargs='*', help='after --: what to run in place of a small pretraining')
+    return parser.parse_args()
+
+
+def _session(command, folder, session, begun, until, samples) -> int:
+    """Runs `command` until `until`, then stops it by SIGTERM; returns its exit code."""
+    with (folder / f'session_{session + 1}.log').open('w') as log, (folder / 'samples.jsonl').open('a') as kept:
+        process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
+        watched = psutil.Process(process.pid)
+        while time.monotonic() < until and process.poll() is None:
+            try:
+                with watched.oneshot():
+                    sample = {
+                        'session': session,
+                        'minutes': (time.monotonic() - begun) / 60,
+                        'clock': time.time(),
+                        'host_mib': watched.memory_info().rss / 2**20,
+                        'threads': watched.num_threads(),
+                        'files': watched.num_fds(),
+                    }
+            except psutil.Error:
+                break
+            samples.append(sample)
+            kept.write(json.dumps(sample) + '\n')
+            kept.flush()
+            time.sleep(SAMPLE_SECONDS)
+        process.send_signal(signal.SIGTERM)
+        return process.wait()
+
+
+def _logged(path: pathlib.Path, begun: float) -> list[dict[str, float]]:
+    """Step time and device memory of each log, with minutes as the samples have them."""
+    offset = time.time() - (time.monotonic() - begun)
+    records = [json.loads(line) for line in path.read_text().splitlines()]
+    return [
+        {'minutes': (record['timing']['clock'] - offset) / 60, **record['timing']}
+        for record in records
+        if record['kind'] == 'train' and 'seconds_per_step' in record['timing']
+    ]
+
+
+def _report(session: int, samples: list[dict[str, float]], logged: list[dict[str, float]]) -> bool:
+    """Prints the session's line; whether nothing grew."""
+    own = [sample for sample in samples if sample['session'] == session]
+    start, end = own[0]['minutes'], own[-1]['minutes']
+    warm = start + WARMUP * (end - start)
+    own = [sample for sample in own if sample['minutes'] >= warm]
+    steps = [record for record in logged if warm <= record['minutes'] <= end]
+    memory, threads, files = (_trend(own, name) for name in ('host_mib', 'threads', 'files'))
+    seconds, device = _trend(steps, 'seconds_per_step'), _trend(steps, 'device_mib')
+    text = (
+        f'session {session + 1}: {end - start:.1f} min · host {memory.median:,.0f} MiB {memory.growth:+.1f} · '
+        f'step {1000 * seconds.median:.1f} ms {1000 * seconds.growth:+.2f} · threads {threads.median:.0f} '
+        f'{threads.growth:+.1f} · files {files.median:.0f} {files.growth:+.1f}'
+    )
+    if device.median == device.median:
+        text += f' · device {device.median:,.0f} MiB {device.growth:+.1f}'
+    grown = [
+        name
+        for name, trend, limit in (
+            ('host memory', memory, FLAT_MEMORY * memory.median),
+            ('device memory', device, FLAT_MEMORY * device.median),
+            ('step time', seconds, FLAT_SECONDS * seconds.median),
+            ('threads', threads, FLAT_HANDLES),
+            ('open files', files, FLAT_HANDLES),
+        )
+        if trend.growth > limit
+    ]
+    print(text + (f' · GROWS: {", ".join(grown)}' if grown else ''))
+    return not grown
+
+
+def _trend(records: list[dict[str, float]], name: str) -> Trend:
+    own = [record for record in records if name in record]
+    return Trend.of([record['minutes'] for record in own], [record[name] for record in own])
+
+
+def _plot(samples: list[dict[str, float]], logged: list[dict[str, float]], path: pathlib.Path) -> None:
+    import matplotlib
+
+    matplotlib.use('Agg')
+    from matplotlib import pyplot
+
+    panels = [
+        ('host memory (MiB)', samples, 'host_mib'),
+        ('step time (s)', logged, 'seconds_per_step'),
+        ('threads', samples, 'threads'),
+        ('open files', samples, 'files'),
+    ]
+    if any('device_mib' in record for record in logged):
+        panels.insert(1, ('device memory (MiB)', logged, 'device_mib'))
+    figure, axes = pyplot.subplots(len(panels), sharex=True, figsize=(8, 1.7 * len(panels)), layout='constrained')
+    starts = [first['minutes'] for first in _firsts(samples)]
+    for axis, (title, records, name) in zip(axes, panels, strict=True):
+        own = [record for record in records if name in record]
+        axis.plot([r['minutes'] for r in own], [r[name] for r in own], '.', markersize=2, color='#1f5fa8')
+        axis.set_ylim(0, 1.25 * float(np.percentile([r[name] for r in own], 99)))
+        axis.set_title(title, loc='left', fontsize=9)
+        axis.grid(alpha=0.25)
+        for start in starts[1:]:
+            axis.axvline(start, color='#888888', linewidth=0.7, linestyle=':')
+    axes[-1].set_xlabel('minutes; dotted: stopped by SIGTERM and started again')
+    figure.savefig(path, dpi=110)
+
+
+def _firsts(samples: list[dict[str, float]]) -> list[dict[str, float]]:
+    return [s for i, s in enumerate(samples) if i == 0 or s['session'] != samples[i - 1]['session']]
+
+
+if __name__ == '__main__':
+    sys.exit(main())

@@ -1,0 +1,48 @@
+"""The harness that breaks runs (python -m tests.faults), on a few of its faults: real processes of the command line."""
+
+import subprocess
+import sys
+
+from tests.support import compare_runs, paths
+
+
+def test_broken_runs_end_as_the_unbroken_one(tmp_path):
+    """A kill inside a checkpoint's write, and a fault whose whole way is through the command line."""
+    env = paths.environment(REMIXER_T5X_CACHE=str(tmp_path / 'cache'))
+    flags = ['--folder', str(tmp_path / 'runs'), '--only', 'kill_in_write,changed']
+    command = [sys.executable, '-m', 'tests.faults', *flags]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=600)
+    print(done.stdout)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert '| kill_in_write | 1 | 1 |' in done.stdout and '| changed | 1 | 1 |' in done.stdout
+
+
+def test_a_run_that_differs_is_told(tmp_path):
+    """The comparison sees one other bit, one other line and another place in the data."""
+    from remixer_t5x.checkpoints import manager
+    from remixer_t5x.data.position import Position
+    from remixer_t5x.run_folder import model_dir
+
+    def run(name, value=1.0, loss=2.0, batches=4):
+        import jax.numpy as jnp
+
+        folder = model_dir.claim(tmp_path / name)
+        (folder / 'metrics.jsonl').write_text(f'{{"kind": "train", "step": 1, "loss": {loss}, "timing": {{}}}}\n')
+        checkpoints = manager.Checkpoints(folder)
+        checkpoints.save(1, {'w': jnp.full(3, value)}, Position(batches), {'window': {}})
+        checkpoints.close()
+        return folder
+
+    one = run('one')
+    assert compare_runs.difference(one, run('same'), 1) is None
+    assert compare_runs.difference(one, run('bit', value=1.0000001), 1) == 'the array w'
+    assert compare_runs.difference(one, run('log', loss=2.5), 1) == 'the log at step 1'
+    assert compare_runs.difference(one, run('place', batches=5), 1) == 'the number of batches drawn'
+
+
+def test_the_table_counts_failures():
+    from tests.faults import __main__ as faults
+
+    told, failed = faults.Told, faults.Failed
+    table = faults.table({'kill': [told(3, 1.5), told(5, 2.5), failed('no')]})
+    assert table.splitlines()[-1] == '| kill | 3 | 2 | 4 (5) | 2.0 (2.5) |'

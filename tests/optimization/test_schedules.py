@@ -1,0 +1,67 @@
+"""Schedules against their formulas, evaluated in NumPy."""
+
+import math
+
+import jax
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from remixer_t5x.errors import UserError
+from remixer_t5x.optimization import schedules
+
+
+@pytest.mark.parametrize('step', [0, 1, 9_999, 10_000, 10_001, 1_000_000])
+def test_rsqrt_is_t5s(step):
+    assert float(schedules.rsqrt()(step)) == pytest.approx(1 / math.sqrt(max(step, 10_000)), rel=1e-6)
+
+
+@settings(deadline=None)
+@given(
+    step=st.integers(0, 2_000),
+    warmup=st.integers(1, 500),
+    rest=st.integers(1, 1_000),
+    final=st.floats(0.0, 0.1),
+)
+def test_cosine_and_linear_are_a_ramp_and_a_decay(step, warmup, rest, final):
+    peak, total = 0.5, warmup + rest
+    done = min(1.0, max(0.0, (step - warmup) / rest))
+    ramp = peak * step / warmup
+    cosine = final + (peak - final) * (1 + math.cos(math.pi * done)) / 2
+    line = peak + (final - peak) * done
+    for schedule, decay in ((schedules.cosine, cosine), (schedules.linear, line)):
+        expected = ramp if step < warmup else decay
+        assert float(schedule(peak, warmup, total, final)(step)) == pytest.approx(expected, abs=2e-6)
+
+
+def test_cosine_warmup_starts_where_told():
+    schedule = schedules.cosine(2e-2, 100, 1_000, final=1e-5, warmup_start=1e-2)
+    assert [float(schedule(step)) for step in (0, 50, 100, 1_000)] == pytest.approx([1e-2, 1.5e-2, 2e-2, 1e-5])
+
+
+@pytest.mark.parametrize(
+    'schedule',
+    [
+        schedules.constant(0.1),
+        schedules.rsqrt(),
+        schedules.cosine(1.0, 10, 20),
+        schedules.linear(1.0, 10, 20),
+    ],
+)
+def test_rates_are_float32_scalars_under_jit(schedule):
+    rate = jax.jit(schedule)(np.int32(3))
+    assert rate.shape == () and rate.dtype == np.float32
+    np.testing.assert_allclose(rate, schedule(3), rtol=1e-6)
+
+
+def test_a_number_is_a_constant_schedule_and_nothing_else_passes():
+    assert float(schedules.as_schedule(0.25)(7)) == 0.25
+    with pytest.raises(UserError, match='@schedules.rsqrt'):
+        schedules.as_schedule('0.1')
+
+
+@pytest.mark.parametrize('make', [schedules.cosine, schedules.linear])
+def test_a_run_shorter_than_its_warmup_is_refused(make):
+    with pytest.raises(UserError, match='WARMUP_STEPS'):
+        make(1.0, 100, 100)

@@ -1,0 +1,81 @@
+"""The corpora that come with the project, and what importing them costs."""
+
+import ast
+import subprocess
+import sys
+
+import pytest
+import seqio
+
+from remixer_t5x.errors import UserError
+from remixer_tasks import c4, pretraining, python_docs, vocabularies
+
+SOURCE = '''
+"""What the module is."""
+
+def first(a, *, b=2):
+    """Does one thing."""
+
+def silent():
+    pass
+
+class Thing:
+    """A thing."""
+
+    def method(self):
+        """Does another."""
+'''
+
+
+def test_docstrings_become_documents():
+    assert list(python_docs.docstrings(ast.parse(SOURCE), 'm')) == [
+        'm\n\nWhat the module is.',
+        'm.first(a, *, b=2)\n\nDoes one thing.',
+        'class m.Thing\n\nA thing.\n\nm.Thing.method(self)\n\nDoes another.',
+    ]
+
+
+def test_python_documentation_is_enough_to_train_on():
+    corpus = python_docs.corpus()
+    train = list(corpus.training_documents())
+    held_out = [example['text'] for example in corpus.source().get_dataset('validation').as_numpy_iterator()]
+    assert sum(map(len, train)) > 1_000_000
+    assert 0.02 < len(held_out) / len(train) < 0.08
+    assert any('asyncio' in document for document in train)
+
+
+def test_importing_opens_nothing(cache_folder):
+    """Also: a registered task knows its splits and features before any text is read."""
+    code = """
+import seqio, remixer_tasks.registered
+for name in ('c4_span_corruption', 'python_docs_span_corruption'):
+    task = seqio.get_mixture_or_task(name)
+    assert set(task.splits) == {'train', 'validation'} and set(task.output_features) == {'inputs', 'targets'}
+"""
+    subprocess.run([sys.executable, '-c', code], check=True)
+    assert not cache_folder.exists()
+
+
+def test_c4_that_is_not_there(tmp_path, monkeypatch):
+    task = pretraining.span_corruption(c4.corpus(data_dir=str(tmp_path)), vocabularies.byte())
+    with pytest.raises(UserError, match='set TFDS_DATA_DIR') as error:
+        task.get_dataset({'inputs': 512, 'targets': 114}, 'train', seed=0)
+    assert '\n' not in str(error.value)
+
+
+@pytest.mark.filterwarnings('ignore::DeprecationWarning')
+def test_c4(real_data):
+    corpus = c4.corpus(data_dir=str(real_data / 'c4_en_minimal'))
+    vocabulary = vocabularies.sentencepiece(str(real_data / 't5_spm' / 'spiece.model'))
+    task = pretraining.span_corruption(corpus, vocabulary)
+    lengths = {'inputs': 512, 'targets': 114}
+    documents = sum(len(vocabulary.encode(text)) for text in corpus.training_documents())
+    examples = list(task.get_dataset(lengths, 'train', shuffle=True, seed=0).as_numpy_iterator())
+    assert len(examples) == -(-documents // 568)
+    sizes = [(len(example['inputs']), len(example['targets'])) for example in examples]
+    assert sizes.count((512, 114)) >= len(examples) - 1
+    halves = [
+        len(list(task.get_dataset(lengths, 'train', shuffle=False, seed=0, shard_info=seqio.ShardInfo(index, 2))))
+        for index in range(2)
+    ]
+    assert len(examples) <= sum(halves) <= len(examples) + 1

@@ -1,0 +1,153 @@
+"""What files of text can be: each fault is counted and reported, or refused where STRICT says so, and nothing hangs."""
+
+import gzip
+import os
+import tracemalloc
+
+import pytest
+
+from remixer_t5x.errors import UserError
+from remixer_tasks import local_files
+from remixer_tasks.files import raw_rows
+from remixer_tasks.files.malformed import Malformed
+from remixer_tasks.text import documents
+
+
+def read(path, strict=False, **layout):
+    skipped = Malformed(strict)
+    return list(documents.read(str(path), documents.Layout(**layout), skipped)), skipped.summary()
+
+
+def refused(call, *args, **kwargs):
+    with pytest.raises(UserError) as error:
+        call(*args, **kwargs)
+    assert len(str(error.value).splitlines()) == 1
+    return str(error.value)
+
+
+# Bytes of a file, its kind, the documents in it, and what is said of the rest.
+FAULTS = {
+    'NUL bytes': (b'good\nb\0d\nfine', 'txt', ['good', 'fine'], ':2: a NUL byte at byte 1'),
+    'a hole after a crash': (b'good\n' + bytes(5000), 'txt', ['good'], ':2: a NUL byte at byte 0'),
+    'invalid UTF-8': (b'good\n\xff\xfe\nfine\n', 'txt', ['good', 'fine'], ':2: invalid UTF-8 at byte 0'),
+    'UTF-16': ('good\nfine\n'.encode('utf-16'), 'txt', [], ':1: a NUL byte at byte 3'),
+    'a line too long': (b'good\n' + b'x' * 99 + b'\nfine\n', 'txt', ['good', 'fine'], ':2: the line has more than 50'),
+    'the last line too long': (b'good\n' + b'x' * 99, 'txt', ['good'], ':2: the line has more than 50 bytes'),
+    'a byte order mark': (b'\xef\xbb\xbfgood\n', 'txt', ['good'], None),
+    'carriage returns': (b'good\r\nfine\r\n\r\n', 'txt', ['good', 'fine'], None),
+    'no end of line': (b'good\nfine', 'txt', ['good', 'fine'], None),
+    'an empty file': (b'', 'txt', [], ', 1 empty skipped'),
+    'blank lines alone': (b'\n \n\t\n', 'txt', [], ', 1 empty skipped'),
+    'empty JSON texts': (b'{"text": ""}\n{"text": "good"}\n{"text": " "}\n', 'jsonl', ['good'], ', 2 empty skipped'),
+    'empty cells': (b'text\tx\n\t1\ngood\t2\n', 'tsv', ['good'], ', 1 empty skipped'),
+    'a huge number': (b'{"text": "good"}\n{"text": ' + b'9' * 40 + b'}\n', 'jsonl', ['good'], ":2: the field 'text'"),
+}
+
+
+@pytest.mark.parametrize('kind', FAULTS)
+def test_a_fault_is_counted_or_refused(tmp_path, kind):
+    content, form, found, said = FAULTS[kind]
+    path = tmp_path / 'a'
+    path.write_bytes(content)
+    layout = {'format': form, 'txt_documents': 'line', 'longest': 5000 if 'hole' in kind else 50}
+    documents_there, summary = read(path, **layout)
+    assert documents_there == found
+    if said is None:
+        assert summary == '' and read(path, strict=True, **layout) == (found, '')
+        return
+    assert said in summary and len(summary.splitlines()) == 1
+    assert 'STRICT = False' in refused(read, path, strict=True, **layout)
+
+
+def test_a_huge_line_takes_no_more_memory_than_the_limit(tmp_path):
+    """A sparse file, read in full: a line of 200 MB between good ones, and one of 50 MB without an end."""
+    path = tmp_path / 'huge.txt'
+    with open(path, 'wb') as file:
+        file.write(b'good\n')
+        file.truncate(200 * 2**20)
+        file.seek(200 * 2**20)
+        file.write(b'\nfine\n')
+        file.truncate(250 * 2**20)
+    tracemalloc.start()
+    try:
+        found, summary = read(path, txt_documents='line', longest=1_000_000)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    print(f'peak of {peak / 2**20:.1f} MiB for a file of {path.stat().st_size / 2**20:,.0f} MiB')
+    assert found == ['good', 'fine'] and ', 2 malformed skipped' in summary
+    assert peak < 8 * 2**20
+
+
+@pytest.mark.parametrize('txt_documents', ['paragraph', 'file'])
+def test_a_document_of_many_lines_has_the_same_limit(tmp_path, txt_documents):
+    path = tmp_path / 'a.txt'
+    path.write_bytes(b''.join(b'%d\n' % number for number in range(50_000)) + b'\nshort\n')
+    tracemalloc.start()
+    found, summary = read(path, txt_documents=txt_documents, longest=10_000)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    # As a list of lines the file takes 3 MiB.
+    assert found == (['short'] if txt_documents == 'paragraph' else []) and peak < 2**20
+    assert ':1: the document that begins here has more than 10,000 bytes' in summary
+
+
+def test_the_default_limit_can_be_set(tmp_path):
+    path = tmp_path / 'a.txt'
+    path.write_bytes(b'\n\n'.join(b'%d ' % number + b'x' * number for number in range(100)))
+    corpora = [local_files.corpus(str(path), longest=n) for n in (30, 80, 50_000_000)]
+    assert [len(list(corpus.read(Malformed(False)))) for corpus in corpora] == [27, 77, 100]
+    assert len({corpus.identity for corpus in corpora}) == 3
+    assert 'it takes a number of bytes' in refused(local_files.corpus, str(path), longest=0)
+
+
+@pytest.mark.parametrize('length', [0, 5, 11, 200, -9, -1])
+def test_a_gzip_file_cut_anywhere_is_refused(tmp_path, length):
+    path = tmp_path / 'a.txt.gz'
+    whole = gzip.compress(b''.join(b'line %05d\n' % number for number in range(2000)))
+    path.write_bytes(whole[:length])
+    if length == 0:
+        assert read(path) == ([], ', 1 empty skipped')
+    else:
+        assert 'damaged gzip file' in refused(read, path)
+
+
+def test_what_is_no_file_is_refused_and_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / 'pipe.txt')
+    (tmp_path / 'folder.txt').mkdir()
+    assert 'is a pipe or device' in refused(local_files.corpus, str(tmp_path / 'pipe.txt'))
+    assert 'is a pipe or device' in refused(local_files.corpus, str(tmp_path / 'p*.txt'))
+    assert 'is a folder' in refused(local_files.corpus, str(tmp_path / 'folder.txt'))
+    assert 'Is a directory' in refused(read, tmp_path / 'folder.txt')
+    assert 'Is a directory' in refused(lambda: list(raw_rows.jsonl(str(tmp_path / 'folder.txt'))))
+
+
+def test_a_file_that_goes_away_is_named(tmp_path, monkeypatch):
+    """Between the listing of a glob and the reading, or between the listing and the look at its size."""
+    path = tmp_path / 'a.txt'
+    path.write_text('one\n\ntwo\n')
+    corpus = local_files.corpus(str(tmp_path / '*.txt'))
+    path.unlink()
+    assert f'{path}: No such file or directory' in refused(lambda: list(corpus.training_documents()))
+    monkeypatch.setattr(local_files, '_matches', lambda *_: [str(path)])
+    assert 'was there a moment ago' in refused(local_files.corpus, str(path))
+
+
+def test_one_document_is_told_what_to_do(tmp_path):
+    path = tmp_path / 'a.txt'
+    path.write_text('only one')
+    said = refused(lambda: list(local_files.corpus(str(path)).training_documents()))
+    assert 'is a single document' in said and 'VALIDATION_FILES' in said
+    (tmp_path / 'b.txt').write_text('held out')
+    both = local_files.corpus(str(path), validation_files=str(tmp_path / 'b.txt'))
+    assert list(both.training_documents()) == ['only one']
+
+
+def test_published_rows_are_never_skipped(tmp_path, monkeypatch):
+    path = tmp_path / 'a'
+    path.write_bytes(b'{"a": 1}\n{"a": "\0"}\n')
+    assert ':2: a NUL byte at byte 7' in refused(lambda: list(raw_rows.jsonl(str(path))))
+    monkeypatch.setattr(raw_rows.bounded_lines.numbered, '__defaults__', (8,))
+    assert ':2: the line has more than' in refused(lambda: list(raw_rows.lines(str(path))))
+    monkeypatch.setattr(raw_rows, 'MAX_JSON_BYTES', 8)
+    assert 'the file has more than 8 bytes' in refused(raw_rows.whole_json, str(path))

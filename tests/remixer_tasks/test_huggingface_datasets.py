@@ -1,0 +1,105 @@
+"""Data sets of Hugging Face's `datasets`, saved here and read back as corpora and tasks."""
+
+import pytest
+import seqio
+
+from remixer_t5x.data.pipeline import DatasetConfig, TrainBatches
+from remixer_t5x.errors import UserError
+from remixer_tasks import huggingface_datasets, pretraining, text_pairs
+
+datasets = pytest.importorskip('datasets', reason="Hugging Face's datasets is not here: pip install datasets")
+from remixer_tasks.huggingface_datasets import HubDataset  # noqa: E402 (after the skip)
+
+BYTES = seqio.ByteVocabulary(extra_ids=100)
+LABELS = ['no', 'yes']
+
+
+@pytest.fixture(scope='module')
+def folder(tmp_path_factory):
+    """60 rows of a question, a class label, and text; the row 7 lacks a question."""
+    columns = {
+        'question': [None if i == 7 else f'is {i} even?' for i in range(60)],
+        'label': [1 - i % 2 for i in range(60)],
+        'text': [f'the number {i} ' * 5 for i in range(60)],
+    }
+    features = datasets.Features(
+        question=datasets.Value('string'), label=datasets.ClassLabel(names=LABELS), text=datasets.Value('string')
+    )
+    rows = datasets.Dataset.from_dict(columns, features)
+    path = tmp_path_factory.mktemp('saved')
+    datasets.DatasetDict(train=rows, dev=rows.select(range(20, 30))).save_to_disk(path / 'both')
+    rows.save_to_disk(path / 'rows')
+    (path / 'parquet').mkdir()
+    rows.to_parquet(path / 'parquet' / 'train.parquet')
+    return path
+
+
+def texts(task, split):
+    dataset = task.get_dataset({'inputs': 64, 'targets': 16}, split=split, shuffle=False, num_epochs=1)
+    return {
+        (row['inputs_pretokenized'].decode(), row['targets_pretokenized'].decode())
+        for row in dataset.as_numpy_iterator()
+    }
+
+
+def pair_task(path, **settings):
+    corpus = huggingface_datasets.pairs(HubDataset(str(path), **settings), 'question: {question}', 'label')
+    return text_pairs.task(corpus, BYTES)
+
+
+def test_rows_become_pairs_with_the_names_of_labels(folder, capsys):
+    task = pair_task(folder / 'both', validation_split='dev')
+    wanted = {(f'question: is {i} even?', LABELS[1 - i % 2]) for i in range(60)}
+    assert texts(task, 'train') == wanted - {('question: is 7 even?', 'no')}
+    assert texts(task, 'validation') == {(f'question: is {i} even?', LABELS[1 - i % 2]) for i in range(20, 30)}
+    assert '1 malformed skipped' in capsys.readouterr().err
+
+
+@pytest.mark.parametrize('kind', ['rows', 'parquet'])
+def test_a_part_is_held_out_of_a_single_split(folder, kind):
+    task = pair_task(folder / kind, validation_fraction=0.2)
+    train, held_out = texts(task, 'train'), texts(task, 'validation')
+    assert held_out and not train & held_out and len(train | held_out) == 59
+
+
+def test_text_is_pretrained_on_and_a_position_goes_on_exactly(folder):
+    corpus = huggingface_datasets.corpus(HubDataset(str(folder / 'rows')))
+    task = pretraining.span_corruption(corpus, BYTES)
+    config = DatasetConfig(task, {'inputs': 32, 'targets': 16}, 4)
+    batches = TrainBatches(config)
+    for _ in range(3):
+        next(batches)
+    position = batches.capture()
+    wanted = [next(batches) for _ in range(3)]
+    again = TrainBatches(config)
+    again.restore(position)
+    for batch in wanted:
+        found = next(again)
+        assert all((found[name] == batch[name]).all() for name in batch)
+
+
+@pytest.mark.parametrize(
+    ('settings', 'templates', 'said'),
+    [
+        ({'train_split': 'test'}, ('{question}', '{label}'), "no split 'test'; its splits are train, dev"),
+        ({}, ('{questions}', '{label}'), "no column 'questions'; the columns are question, label, text"),
+        ({}, ('{question}', 'labels'), "TARGETS is 'labels' and there is no column 'labels'"),
+        ({}, ('{question', '{label}'), 'write columns in braces'),
+        ({'strict': True}, ('{question}', '{label}'), 'column question is empty'),
+    ],
+)
+def test_mistakes_are_one_line(folder, settings, templates, said):
+    corpus = huggingface_datasets.pairs(HubDataset(str(folder / 'both'), **settings), *templates)
+    with pytest.raises(UserError, match=said) as error:
+        list(corpus.training_documents())
+    assert '\n' not in str(error.value)
+
+
+def test_a_column_that_is_none_and_a_place_that_is_none(folder, tmp_path, monkeypatch):
+    corpus = huggingface_datasets.corpus(HubDataset(str(folder / 'rows')), 'body')
+    with pytest.raises(UserError, match="TEXT_FIELD is 'body'; the columns of .* are question, label, text"):
+        list(corpus.training_documents())
+    monkeypatch.setenv('HF_HUB_OFFLINE', '1')
+    (tmp_path / 'empty').mkdir()
+    with pytest.raises(UserError, match='cannot be read'):
+        list(huggingface_datasets.corpus(HubDataset(str(tmp_path / 'empty'))).training_documents())

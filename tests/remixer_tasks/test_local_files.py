@@ -1,0 +1,213 @@
+"""A user's files: every format gives the same documents, and every mistake one line that says what to type."""
+
+import gzip
+import json
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import seqio
+
+from remixer_t5x.data import pipeline
+from remixer_t5x.errors import UserError
+from remixer_tasks import local_files, pretraining, vocabularies
+
+DOCUMENTS = [f'Document {number} says:\n"tabs or spaces", naïvely — 你好 {"x" * number}.' for number in range(40)]
+ONE_LINE = [document.replace('\n', ' ') for document in DOCUMENTS]
+
+
+def write(folder, name, docs=DOCUMENTS):
+    path = folder / name
+    kind = name.removesuffix('.gz').rpartition('.')[2]
+    if kind == 'parquet':
+        pq.write_table(pa.table({'id': range(len(docs)), 'text': docs}), path)
+        content = path.read_bytes()
+    elif kind == 'jsonl':
+        content = '\n'.join(json.dumps({'id': 1, 'text': doc}) for doc in docs).encode()
+    elif kind == 'tsv':
+        content = ('id\ttext\n' + ''.join(f'1\t{doc}\n' for doc in docs)).encode()
+    else:
+        content = '\n \n\n'.join(docs).encode()
+    path.write_bytes(gzip.compress(content) if name.endswith('.gz') else pipeline)
+    return str(path)
+
+
+def texts(corpus, split):
+    dataset = corpus.source().get_dataset(split, shuffle=False)
+    return [example['text'].decode() for example in dataset.as_numpy_iterator()]
+
+
+def both(corpus):
+    return sorted(texts(corpus, 'train') + texts(corpus, 'validation'))
+
+
+@pytest.mark.parametrize('name', ['a.txt', 'a.txt.gz', 'a.jsonl', 'a.jsonl.gz', 'a.parquet', 'a.parquet.gz'])
+def test_every_format_gives_the_documents(tmp_path, name):
+    assert both(local_files.corpus(write(tmp_path, name))) == sorted(DOCUMENTS)
+
+
+@pytest.mark.parametrize(('name', 'field', 'extra'), [('a.tsv', 'text', 0), ('a.tsv.gz', 1, 1), ('a.tsv', '1', 1)])
+def test_tsv_by_column_name_and_number(tmp_path, name, field, extra):
+    found = both(local_files.corpus(write(tmp_path, name, ONE_LINE), field=field))
+    assert found == sorted(ONE_LINE + ['text'] * extra), 'a column number means that there is no header line'
+
+
+@pytest.mark.parametrize(('setting', 'count'), [('paragraph', 2), ('line', 3), ('file', 1)])
+def test_documents_of_txt(tmp_path, setting, count):
+    (tmp_path / 'a.txt').write_bytes(b'\xef\xbb\xbfone\r\ntwo\r\n\r\n\r\nthree\r\n')
+    (tmp_path / 'b.txt').write_text('other')
+    found = both(local_files.corpus(str(tmp_path / '*.txt'), txt_documents=setting))
+    assert len(found) == count + 1
+    assert ' '.join(sorted(' '.join(found).split())) == 'one other three two'
+
+
+def test_globs_lists_and_home(tmp_path, monkeypatch):
+    monkeypatch.setenv('HOME', str(tmp_path))
+    for name in ('a.txt', 'b.txt', 'c.jsonl'):
+        write(tmp_path, name, [f'{name} {number}' for number in range(3)])
+    found = both(local_files.corpus(['~/*.txt', str(tmp_path / 'c.jsonl'), '~/a.txt']))
+    assert found == sorted(f'{name} {number}' for name in ('a.txt', 'b.txt', 'c.jsonl') for number in range(3))
+
+
+def test_held_out_by_hash_is_stable_when_text_is_added(tmp_path):
+    docs = [f'document {number}' for number in range(2000)]
+    few = local_files.corpus(write(tmp_path, 'few.txt', docs[:1000]), validation_fraction=0.05)
+    all_ = local_files.corpus(write(tmp_path, 'all.txt', docs), validation_fraction=0.05)
+    held_out = set(texts(few, 'validation'))
+    assert 25 <= len(held_out) <= 80
+    assert held_out == set(texts(all_, 'validation')) & set(docs[:1000])
+    assert not held_out & set(texts(few, 'train'))
+
+
+def test_something_is_held_out_of_few_documents(tmp_path):
+    corpus = local_files.corpus(write(tmp_path, 'a.txt', ['one', 'two', 'three']), validation_fraction=1e-9)
+    assert len(texts(corpus, 'validation')) == 1
+    assert both(corpus) == ['one', 'three', 'two']
+
+
+def test_validation_files_are_the_held_out_part(tmp_path):
+    corpus = local_files.corpus(write(tmp_path, 'a.txt'), write(tmp_path, 'b.txt', ['held out']))
+    assert texts(corpus, 'validation') == ['held out']
+    assert sorted(texts(corpus, 'train')) == sorted(DOCUMENTS)
+
+
+def test_a_changed_file_is_read_again(tmp_path):
+    path = write(tmp_path, 'a.txt')
+    assert both(local_files.corpus(path)) == sorted(DOCUMENTS)
+    write(tmp_path, 'a.txt', ['new', 'text'])
+    assert both(local_files.corpus(path)) == ['new', 'text']
+
+
+BROKEN = (
+    b'{"text": "good"}\n{"text": "cut off\n\n[1]\n{"text": 3}\n{"text": "\xff"}\n{"other": ""}\n'
+    b'{"text": ""}\n{"text": "fine"}\n'
+)
+
+
+def test_malformed_lines_are_skipped_counted_and_reported(tmp_path, capsys):
+    (tmp_path / 'a.jsonl').write_bytes(BROKEN)
+    corpus = local_files.corpus(str(tmp_path / 'a.jsonl'))
+    assert both(corpus) == ['fine', 'good']
+    said = capsys.readouterr().err
+    assert '5 malformed skipped' in said and ', 1 empty skipped' in said
+    assert f'{tmp_path}/a.jsonl:2: invalid JSON' in said
+    (counts,) = tmp_path.glob('cache/corpora/*/counts.json')
+    assert json.loads(counts.read_text()) == {'train': 1, 'validation': 1, 'skipped': 5, 'empty': 1}
+
+
+@pytest.mark.parametrize(
+    ('line', 'said'),
+    [
+        (b'{"text": "cut off', ':2: invalid JSON'),
+        (b'{"text": "\xff"}', ':2: invalid UTF-8 at byte 10'),
+        (b'{"text": null}', ":2: the field 'text' is missing or not a text"),
+    ],
+)
+def test_strict_refuses_the_first_malformed_line(tmp_path, cache_folder, line, said):
+    (tmp_path / 'a.jsonl').write_bytes(b'{"text": "good"}\n' + line + b'\n')
+    with pytest.raises(UserError, match=said) as error:
+        both(local_files.corpus(str(tmp_path / 'a.jsonl'), strict=True))
+    assert '\n' not in str(error.value)
+    assert list(cache_folder.glob('corpora/*')) == [], 'nothing half done is left'
+
+
+@pytest.mark.parametrize(
+    ('settings', 'said'),
+    [
+        ({'files': 'nothing/*.txt'}, 'FILES: nothing/\\*.txt matches no file'),
+        ({'files': 'nothing.txt'}, 'FILES: there is no file nothing.txt'),
+        ({'files': []}, 'FILES is empty'),
+        ({'files': '.'}, 'FILES: . is a folder'),
+        ({'files': 'a.txt', 'validation_files': 'nothing.txt'}, 'VALIDATION_FILES: there is no file'),
+        ({'files': '*.txt', 'validation_files': 'a.txt'}, 'is in FILES and in VALIDATION_FILES'),
+        ({'files': 'a.dat'}, 'the extension does not tell the format'),
+        ({'files': 'noextension'}, 'the extension does not tell the format'),
+        ({'files': 'a.txt', 'format': 'xml'}, "TEXT_FORMAT is 'xml', allowed are txt, jsonl"),
+        ({'files': 'a.txt', 'txt_documents': 'page'}, "TXT_DOCUMENTS is 'page'"),
+        ({'files': 'a.txt', 'validation_fraction': 1.0}, 'held-out share is 1.0'),
+        ({'files': 'a.jsonl', 'field': 'body'}, "no field 'body', there are 'id', 'text': set TEXT_FIELD"),
+        ({'files': 'a.tsv', 'field': 'body'}, "no column 'body', there are 'id', 'text': set TEXT_FIELD"),
+        ({'files': 'a.parquet', 'field': 'body'}, "no column 'body', there are 'id', 'text': set TEXT_FIELD"),
+        ({'files': 'a.txt', 'format': 'parquet'}, 'not a readable Parquet file'),
+        ({'files': 'damaged.txt.gz'}, 'damaged gzip file'),
+        ({'files': 'single.txt'}, 'is a single document'),
+        ({'files': 'empty.txt'}, 'has no train documents'),
+    ],
+)
+def test_mistakes_are_told_in_one_line(tmp_path, monkeypatch, settings, said):
+    monkeypatch.chdir(tmp_path)
+    for name in ('a.txt', 'a.jsonl', 'a.parquet'):
+        write(tmp_path, name)
+    write(tmp_path, 'a.tsv', ONE_LINE)
+    write(tmp_path, 'single.txt', ['only one'])
+    write(tmp_path, 'empty.txt', [' ', ''])
+    (tmp_path / 'a.dat').write_text('x')
+    (tmp_path / 'noextension').write_text('x')
+    (tmp_path / 'damaged.txt.gz').write_bytes(gzip.compress(b'text ' * 1000)[:20])
+    with pytest.raises(UserError, match=said) as error:
+        both(local_files.corpus(**settings))
+    assert '\n' not in str(error.value)
+
+
+def test_unwritable_cache(tmp_path, monkeypatch):
+    (tmp_path / 'file').write_text('')
+    monkeypatch.setenv('REMIXER_T5X_CACHE', str(tmp_path / 'file' / 'cache'))
+    with pytest.raises(UserError, match='set REMIXER_T5X_CACHE'):
+        both(local_files.corpus(write(tmp_path, 'a.txt')))
+
+
+@pytest.mark.parametrize('shards', [3, 45])
+def test_hosts_read_each_document_once(tmp_path, shards):
+    """45 hosts are more than there are shards, so seqio shards by example."""
+    docs = [f'document {number} ' for number in range(40)]
+    vocabulary = vocabularies.byte()
+    task = pretraining.span_corruption(local_files.corpus(write(tmp_path, 'a.txt', docs)), vocabulary)
+    lengths = {'inputs': 64, 'targets': 64}
+    tokens = 0
+    for index in range(shards):
+        for example in task.get_dataset(
+            lengths, 'train', shuffle=False, seed=0, shard_info=seqio.ShardInfo(index, shards)
+        ).as_numpy_iterator():
+            tokens += sum(np.count_nonzero((ids >= 3) & (ids < 259)) for ids in example.values())
+    assert tokens == sum(len(text) for text in texts(task.source._corpus, 'train'))
+
+
+@pytest.mark.parametrize('pack', [False, True])
+def test_restored_again_and_again_a_corpus_is_the_same_stream(tmp_path, pack):
+    """Each start saves its position anew: what it was given has to be in it, and what it has read since. Only some of
+    the corpus's 64 files are open at a time."""
+    documents = [f'document {number} with some words of its own' for number in range(2500)]
+    corpus = local_files.corpus(write(tmp_path, 'a.txt', documents))
+    task = pretraining.span_corruption(corpus, vocabularies.byte(), shuffle_buffer_size=20)
+    config = pipeline.DatasetConfig(task, {'inputs': 64, 'targets': 24}, batch_size=8, pack=pack)
+    unbroken, state = pipeline.TrainBatches(config, threads=1), None
+    for count in (39, 30, 25, 3, 60):
+        fresh = pipeline.TrainBatches(config, threads=1)
+        if state is not None:
+            fresh.restore(state)
+        for _ in range(count):
+            expected = next(unbroken)
+            for name, ids in next(fresh).items():
+                np.testing.assert_array_equal(ids, expected[name])
+        state = fresh.capture()

@@ -1,0 +1,209 @@
+"""Labelled data sets from raw files: layouts, order, shards, caching, and every mistake in one line."""
+
+import itertools
+import json
+
+import pytest
+import seqio
+import tensorflow as tf
+
+from remixer_t5x.errors import UserError
+from remixer_tasks import catalogue, mixtures, vocabularies
+from remixer_tasks.benchmarks.sources import sources
+
+RTE = [{'premise': f'P {n}.', 'hypothesis': 'H.', 'label': 'entailment', 'idx': n} for n in range(40)]
+CSV = 'premise,hypothesis,label\n"A ""b"",\nc.",d,not_entailment\ne,f,entailment\n'
+
+
+def write(folder, name, text):
+    (folder / name).parent.mkdir(parents=True, exist_ok=True)
+    (folder / name).write_text(text)
+
+
+def write_rte(folder, train=RTE, validation=RTE[:7], name='super_glue/RTE'):
+    for file, rows in (('train', train), ('val', validation)):
+        write(folder, f'{name}/{file}.jsonl', ''.join(json.dumps(row) + '\n' for row in rows))
+
+
+def texts(name, split, folder):
+    return [example.inputs for example in catalogue.examples(name, split, n=100, data_dir=str(folder))]
+
+
+def test_splits_other_than_train_keep_the_order_of_the_file(tmp_path):
+    write_rte(tmp_path)
+    wanted = [f'rte hypothesis: H. premise: P {n}.' for n in range(40)]
+    assert texts('super_glue_rte_v102', 'validation', tmp_path) == wanted[:7]
+    train = texts('super_glue_rte_v102', 'train', tmp_path)
+    assert train != wanted
+    assert sorted(train) == sorted(wanted)
+
+
+@pytest.mark.parametrize('rows_per_file', [4, 1000])
+def test_hosts_read_each_example_once(tmp_path, monkeypatch, rows_per_file):
+    """Also where there are fewer files than hosts, and seqio deals examples."""
+    hosts = 3
+    monkeypatch.setattr(sources, 'EXAMPLES_PER_SHARD', rows_per_file)
+    write_rte(tmp_path)
+    task = catalogue.task('super_glue_rte_v102', vocabularies.byte(), str(tmp_path))
+    found = []
+    for index in range(hosts):
+        shard = seqio.ShardInfo(index, hosts)
+        dataset = task.get_dataset({'inputs': 64, 'targets': 16}, 'train', shuffle=False, shard_info=shard)
+        found += [example['inputs_pretokenized'].decode() for example in dataset.as_numpy_iterator()]
+    assert sorted(found) == sorted(f'rte hypothesis: H. premise: P {n}.' for n in range(40))
+
+
+def test_a_row_becomes_ids_with_eos(tmp_path):
+    write_rte(tmp_path)
+    vocabulary = vocabularies.byte()
+    task = catalogue.task('super_glue_rte_v102', vocabulary, str(tmp_path))
+    dataset = task.get_dataset({'inputs': 64, 'targets': 8}, 'validation', shuffle=False)
+    example = next(dataset.as_numpy_iterator())
+    assert example['inputs'].tolist() == [*vocabulary.encode('rte hypothesis: H. premise: P 0.'), 1]
+    assert example['targets'].tolist() == [*vocabulary.encode('entailment')[:7], 1], 'EOS stays where a text is cut'
+
+
+def test_position_of_a_mixture_survives(tmp_path):
+    write_rte(tmp_path)
+    write(tmp_path, 'conjnli/adversarial_train_15k.tsv', 'Premise\tHypothesis\tLabel\n' + 'a\tb\tneutral\n' * 30)
+    mixture = mixtures.proportional(['super_glue_rte_v102', 'conj_nli'], vocabularies.byte(), str(tmp_path))
+
+    def made():
+        options = tf.data.Options()
+        options.experimental_symbolic_checkpoint = False
+        dataset = mixture.get_dataset(
+            {'inputs': 64, 'targets': 16}, 'train', seed=0, num_epochs=None, try_in_mem_cache=False
+        )
+        return dataset.with_options(options)
+
+    iterator = iter(made())
+    for _ in range(12):
+        next(iterator)
+    path = tf.train.Checkpoint(iterator=iterator).save(str(tmp_path / 'position'))
+    restored = iter(made())
+    tf.train.Checkpoint(iterator=restored).restore(path)
+    for wanted, found in itertools.islice(zip(iterator, restored, strict=False), 100):
+        assert wanted['inputs'].numpy().tolist() == found['inputs'].numpy().tolist()
+
+
+def test_csv_with_quotes_and_line_ends(tmp_path):
+    write(tmp_path, 'nli_datasets/rte/train.csv', CSV)
+    assert sorted(texts('glue_rte_v002', 'train', tmp_path)) == [
+        'rte sentence1: A "b",\nc. sentence2: d',
+        'rte sentence1: e sentence2: f',
+    ]
+
+
+def test_the_first_layout_that_is_there_is_read(tmp_path):
+    write(tmp_path, 'nli_datasets/rte/dev.csv', CSV)
+    assert catalogue.available('glue_rte_v002', str(tmp_path)) == {
+        'train': None,
+        'validation': str(tmp_path / 'nli_datasets/rte/dev.csv'),
+        'test': None,
+    }
+    write(tmp_path, 'glue/RTE/dev.tsv', 'index\tsentence1\tsentence2\tlabel\n0\ta\tb\tentailment\n')
+    assert texts('glue_rte_v002', 'validation', tmp_path) == ['rte sentence1: a sentence2: b']
+
+
+def test_folders_are_searched_in_order(tmp_path, monkeypatch):
+    """The one given, or that of the environment, then downloads; a changed file is read again."""
+    for name, count in (('given', 1), ('environment', 2), ('cache/data', 3)):
+        write_rte(tmp_path / name, validation=RTE[:count])
+
+    def count(data_dir=None):
+        return len(catalogue.examples('super_glue_rte_v102', 'validation', 100, data_dir))
+
+    monkeypatch.delenv('REMIXER_T5X_DATA', raising=False)
+    monkeypatch.setenv('TFDS_DATA_DIR', str(tmp_path / 'nothing'))
+    assert count() == 3
+    assert catalogue.download_folder() == str(tmp_path / 'cache/data')
+    monkeypatch.setenv('REMIXER_T5X_DATA', str(tmp_path / 'environment'))
+    assert count() == 2
+    assert count(str(tmp_path / 'given')) == 1
+    write_rte(tmp_path / 'given', validation=RTE[:5])
+    assert count(str(tmp_path / 'given')) == 5
+
+
+BAD = {
+    'super_glue/RTE/train.jsonl': [
+        ('{"premise": "cut\n', ':1: invalid JSON'),
+        ('\n[1]\n', ':2: the line is not a JSON object'),
+        ('{"premise": "P", "idx": 0}\n', ":1: the field 'hypothesis' is missing or not a text"),
+        (
+            '{"premise": "P", "hypothesis": "H", "idx": 0, "label": "maybe"}\n',
+            ":1: unknown label 'maybe', allowed are entailment, not_entailment",
+        ),
+        ('{"premise": "P", "hypothesis": "H", "label": 0}\n', ":1: the field 'idx' is missing or not a whole number"),
+        ('', 'has no examples: download the file again'),
+    ],
+    'super_glue/MultiRC/train.jsonl': [
+        ('{"idx": 0, "passage": {"text": "x"}}\n', ":1: the field 'questions' is missing or not a JSON list")
+    ],
+    'super_glue/WSC/train.jsonl': [
+        (
+            '{"idx": 0, "text": "a b", "target": {"span1_text": "a", "span1_index": 7}}\n',
+            ':1: span1_index is 7, the text has 2 words',
+        )
+    ],
+    'glue/STS-B/train.tsv': [
+        ('sentence1\tsentence2\tscore\na\tb\t1.5\na\tb\tgood\n', ":3: the score 'good' is not a number"),
+        ('sentence1\tsentence2\tscore\na\tb\n', ':2: 2 columns instead of 3'),
+    ],
+    'glue/SST-2/train.tsv': [('sentence\tlabel\nfine\t2\n', ":2: unknown label '2', allowed are negative, positive")],
+    'nli_datasets/wnli/train.csv': [('premise,hypothesis,label\na,b\n', ':2: 2 columns instead of 3')],
+    'dpr_wsc/train.c.txt': [
+        ('A b c.\nb\nA,c\n\n', ':1: 3 lines instead of sentence'),
+        ('A b c.\nb\nA,c\nD\n\n', ":3: the antecedent 'D' is not one of two candidates 'A,c'"),
+    ],
+    'conjnli/adversarial_train_15k.tsv': [('Premise\tHypothesis\tLabel\na\tb\tyes\n', ":2: unknown label 'yes'")],
+    'cogs/train.tsv': [('A b .\tb ( x _ 1 )\n', ':1: 2 columns instead of 3')],
+    'squad/train-v1.1.json': [
+        ('{"data": [{}]}', ":1: article 0 has no 'paragraphs'"),
+        ('{"data": [', ':1: invalid JSON'),
+    ],
+}
+TASK_OF = {
+    'super_glue/RTE/train.jsonl': 'super_glue_rte_v102',
+    'super_glue/MultiRC/train.jsonl': 'super_glue_multirc_v102',
+    'super_glue/WSC/train.jsonl': 'super_glue_wsc_v102_simple_train',
+    'glue/STS-B/train.tsv': 'glue_stsb_v002',
+    'glue/SST-2/train.tsv': 'glue_sst2_v002',
+    'nli_datasets/wnli/train.csv': 'glue_wnli_v002',
+    'dpr_wsc/train.c.txt': 'dpr_v001_simple',
+    'conjnli/adversarial_train_15k.tsv': 'conj_nli',
+    'cogs/train.tsv': 'cogs',
+    'squad/train-v1.1.json': 'squad_v010_allanswers',
+}
+
+
+@pytest.mark.parametrize(('file', 'text', 'said'), [(file, *case) for file, cases in BAD.items() for case in cases])
+def test_bad_rows_are_told_with_file_and_line(tmp_path, cache_folder, file, text, said):
+    write(tmp_path, file, text)
+    with pytest.raises(UserError) as error:
+        catalogue.examples(TASK_OF[file], 'train', data_dir=str(tmp_path))
+    assert str(error.value).startswith(str(tmp_path / file))
+    assert said in str(error.value)
+    assert '\n' not in str(error.value)
+    assert list(cache_folder.glob('rows/*')) == [], 'nothing half done is left'
+
+
+@pytest.mark.parametrize(
+    ('call', 'said'),
+    [
+        (lambda folder: catalogue.find('super_glue_rte'), 'the nearest names are super_glue_rte_v102'),
+        (lambda folder: catalogue.examples('cogs', 'train', 1, folder), 'cogs/train.tsv in .*: set DATA_DIR'),
+        (lambda folder: catalogue.examples('cogs', 'dev', 1, folder), "no split 'dev'; its splits are train, valid"),
+        (lambda folder: mixtures.glue(vocabularies.byte(), folder, ['glue']), 'WITHOUT names glue, which'),
+        (lambda folder: mixtures.proportional([], vocabularies.byte()), 'TASKS is empty'),
+        (
+            lambda folder: mixtures.proportional(
+                ['cogs', 'conj_nli'], vocabularies.byte(), folder
+            ).get_dataset(split='train'),
+            r"no train files of cogs, conj_nli: set DATA_DIR .* WITHOUT = \['cogs', 'conj_nli'\]",
+        ),
+    ],
+)
+def test_other_mistakes_are_told_in_one_line(tmp_path, call, said):
+    with pytest.raises(UserError, match=said) as error:
+        call(str(tmp_path))
+    assert '\n' not in str(error.value)

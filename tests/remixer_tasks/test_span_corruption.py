@@ -1,0 +1,184 @@
+"""Span corruption against what T5's paper says about it, never against another implementation's code."""
+
+import numpy as np
+import pytest
+import seqio
+import tensorflow as tf
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from remixer_t5x.errors import UserError
+from remixer_tasks.text import span_corruption as spans
+
+VOCABULARY = seqio.ByteVocabulary(extra_ids=100)
+FEATURES = {name: seqio.Feature(VOCABULARY, add_eos=True) for name in ('inputs', 'targets')}
+LENGTHS = {'inputs': 512, 'targets': 114}
+FIRST_SENTINEL = VOCABULARY.vocab_size - 1
+
+
+def documents(sizes, seed=0):
+    """Random token ids, none of them special, as a list of documents."""
+    rng = np.random.default_rng(seed)
+    return [rng.integers(3, 259, size, dtype=np.int32) for size in sizes]
+
+
+def dataset(docs):
+    values = np.concatenate([*docs, np.zeros(0, np.int32)])
+    ragged = tf.RaggedTensor.from_row_lengths(values, np.array([len(doc) for doc in docs], np.int64))
+    return tf.data.Dataset.from_tensor_slices(ragged).map(lambda tokens: {'targets': tokens})
+
+
+def corrupted(docs, lengths=None, noise=None, seed=0):
+    with seqio.map_seed_manager(seed):
+        made = spans.span_corruption(dataset(docs), lengths or LENGTHS, FEATURES, noise or spans.Noise())
+    return list(made.as_numpy_iterator())
+
+
+def parts(ids):
+    """Splits ids without EOS at the sentinels: the tokens before the first, then those after each, in order."""
+    found, expected = [[]], FIRST_SENTINEL
+    assert ids[-1] == VOCABULARY.eos_id
+    for token in ids[:-1]:
+        if token > FIRST_SENTINEL - 100:
+            assert token == expected, 'sentinels count down from the top of the vocabulary'
+            expected -= 1
+            found.append([])
+        else:
+            found[-1].append(int(token))
+    return found
+
+
+def rebuilt(example):
+    kept, hidden = parts(example['inputs']), parts(example['targets'])
+    assert hidden[0] == [], 'targets start with a sentinel'
+    assert len(kept) == len(hidden)
+    return [token for pair in zip(hidden, kept, strict=True) for token in (*pair[0], *pair[1])]
+
+
+def test_t5_default_lengths():
+    assert spans.segment_length(512, 114, spans.Noise()) == 568
+    assert spans.Noise().counts(568) == (85, 28)
+
+
+def test_every_example_is_full_and_nothing_is_lost():
+    docs = documents([0, 1, 5000, 0, 567, 568, 569, 3, 40000, 0])
+    examples = corrupted(docs)
+    sizes = [(len(example['inputs']), len(example['targets'])) for example in examples]
+    assert set(sizes[:-1]) == {(512, 114)}
+    assert len(examples) == -(-sum(map(len, docs)) // 568)
+    assert sum((rebuilt(example) for example in examples), []) == np.concatenate(docs).tolist()
+
+
+@settings(max_examples=15, deadline=None)
+@given(
+    sizes=st.lists(st.integers(0, 300), max_size=12),
+    inputs=st.integers(8, 128),
+    density=st.sampled_from([0.05, 0.15, 0.3, 0.5, 0.8]),
+    mean_span=st.sampled_from([1.0, 2.5, 3.0, 10.0]),
+)
+def test_any_stream_can_be_rebuilt(sizes, inputs, density, mean_span):
+    docs = documents(sizes)
+    noise = spans.Noise(density, mean_span)
+    lengths = {'inputs': inputs, 'targets': 4096}
+    length = spans.segment_length(inputs, 4096, noise)
+    if noise.counts(length)[1] > 100:
+        with pytest.raises(UserError, match='sentinels'):
+            corrupted(docs, lengths, noise)
+        return
+    examples = corrupted(docs, lengths, noise)
+    assert sum((rebuilt(example) for example in examples), []) == np.concatenate([*docs, []]).tolist()
+    for example in examples[:-1]:
+        assert (len(example['inputs']), len(example['targets'])) == noise.lengths(length)
+
+
+@given(inputs=st.integers(4, 2000), density=st.floats(0.01, 0.95), mean_span=st.floats(1, 20))
+@settings(max_examples=200, deadline=None)
+def test_segments_are_as_long_as_fits(inputs, density, mean_span):
+    noise = spans.Noise(density, mean_span)
+    length = spans.segment_length(inputs, 10**6, noise)
+    assert noise.lengths(length)[0] <= inputs < noise.lengths(length + 1)[0]
+
+
+def test_noise_statistics():
+    examples = corrupted(documents([568 * 2000]))
+    hidden = np.array([len(tokens) for example in examples for tokens in parts(example['targets'])[1:]])
+    kept = np.array([len(tokens) for example in examples for tokens in parts(example['inputs'])[:-1]])
+    assert hidden.sum() / (568 * 2000) == pytest.approx(85 / 568)
+    assert hidden.mean() == pytest.approx(85 / 28)
+    assert hidden.min() == kept.min() == 1
+    # A span is 1 + the gap between neighbours of 27 random cuts among 84 places: it has length 1 with
+    # probability 27 / 84, and length 2 with 57 / 84 of what is then left, 27 / 83.
+    assert np.mean(hidden == 1) == pytest.approx(27 / 84, abs=0.01)
+    assert np.mean(hidden == 2) == pytest.approx(57 / 84 * 27 / 83, abs=0.01)
+    # Every place but the edges is hidden equally often.
+    masks = [
+        [
+            name == 'hidden'
+            for pair in zip(parts(e['targets']), parts(e['inputs']), strict=True)
+            for name, tokens in zip(('hidden', 'kept'), pair, strict=True)
+            for _ in tokens
+        ]
+        for e in examples
+    ]
+    rate = np.mean(masks, axis=0)
+    assert rate[0] == 0
+    assert rate[-1] == 1, 'T5 ends every segment with a hidden span'
+    assert rate[60:-60] == pytest.approx(85 / 568, abs=0.04)
+
+
+def test_seeds():
+    docs = documents([568 * 8])
+    first, again, other = (corrupted(docs, seed=seed) for seed in (1, 1, 2))
+    same = [np.array_equal(a['inputs'], b['inputs']) for a, b in zip(first, again, strict=True)]
+    different = [not np.array_equal(a['inputs'], b['inputs']) for a, b in zip(first, other, strict=True)]
+    assert all(same) and all(different)
+
+
+def test_every_epoch_hides_other_tokens():
+    docs = documents([568 * 4])
+    with seqio.map_seed_manager(0):
+        made = spans.span_corruption(dataset(docs).repeat(2), LENGTHS, FEATURES)
+    examples = list(made.as_numpy_iterator())
+    for first, second in zip(examples[:4], examples[4:], strict=True):
+        assert rebuilt(first) == rebuilt(second)
+        assert not np.array_equal(first['inputs'], second['inputs'])
+
+
+@pytest.mark.parametrize('taken', [0, 3, 11])
+def test_position_survives_a_checkpoint(taken, tmp_path):
+    def made():
+        options = tf.data.Options()
+        options.experimental_symbolic_checkpoint = False
+        with seqio.map_seed_manager(0):
+            stream = spans.span_corruption(dataset(documents([900] * 30)).repeat(), LENGTHS, FEATURES)
+        return stream.shuffle(10, seed=1).batch(2).prefetch(2).with_options(options)
+
+    iterator = iter(made())
+    for _ in range(taken):
+        next(iterator)
+    path = tf.train.Checkpoint(iterator=iterator).save(str(tmp_path / 'position'))
+    expected = [next(iterator)['inputs'].numpy() for _ in range(30)]
+    restored = iter(made())
+    tf.train.Checkpoint(iterator=restored).restore(path).assert_consumed()
+    for batch in expected:
+        np.testing.assert_array_equal(next(restored)['inputs'].numpy(), batch)
+
+
+@pytest.mark.parametrize(
+    ('lengths', 'said'),
+    [
+        ({'inputs': 512, 'targets': 64}, "use {'inputs': 512, 'targets': 114}"),
+        ({'inputs': 2, 'targets': 64}, 'too short to hide a token'),
+        ({'inputs': 4096, 'targets': 4096}, 'extra_ids=227'),
+    ],
+)
+def test_lengths_that_cannot_hold_the_noise(lengths, said):
+    with pytest.raises(UserError, match=said) as error:
+        corrupted(documents([10]), lengths)
+    assert '\n' not in str(error.value)
+
+
+@pytest.mark.parametrize('noise', [(0.0, 3.0), (1.0, 3.0), (0.15, 0.5), (float('nan'), 3.0)])
+def test_noise_out_of_range(noise):
+    with pytest.raises(UserError, match='T5 uses'):
+        spans.Noise(*noise)

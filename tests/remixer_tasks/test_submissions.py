@@ -1,0 +1,114 @@
+"""Submission files: the names, labels and row order that the leaderboards of GLUE and SuperGLUE publish."""
+
+import json
+
+import pytest
+
+from remixer_t5x.errors import UserError
+from remixer_tasks.benchmarks import glue, submissions, super_glue
+from remixer_tasks.benchmarks.sources import wsc
+
+
+def rows(*predictions, idx=None, target='the cat', **more):
+    idx = idx or range(len(predictions))
+    return [
+        {'prediction': text, 'target': target, 'example': {'idx': number, **more}}
+        for number, text in zip(idx, predictions, strict=True)
+    ]
+
+
+def written(tmp_path, task, given):
+    said = submissions.write(str(tmp_path / 'files'), task, given)
+    (path,) = (tmp_path / 'files').iterdir()
+    return path.name, path.read_text().splitlines(), said
+
+
+# What a line of each file looks like, from the formats that super.gluebenchmark.com and gluebenchmark.com publish.
+LINES = {
+    'super_glue_boolq_v102': ('True', 'BoolQ.jsonl', '{"idx": 0, "label": "true"}'),
+    'super_glue_cb_v102': ('neutral', 'CB.jsonl', '{"idx": 0, "label": "neutral"}'),
+    'super_glue_copa_v102': ('choice2', 'COPA.jsonl', '{"idx": 0, "label": 1}'),
+    'super_glue_rte_v102': ('not_entailment', 'RTE.jsonl', '{"idx": 0, "label": "not_entailment"}'),
+    'super_glue_wic_v102': ('False', 'WiC.jsonl', '{"idx": 0, "label": "false"}'),
+    'super_glue_wsc_v102_simple_eval': ('cat', 'WSC.jsonl', '{"idx": 0, "label": "True"}'),
+    'super_glue_axb_v102': ('entailment', 'AX-b.jsonl', '{"idx": 0, "label": "entailment"}'),
+    'super_glue_axg_v102': ('entailment', 'AX-g.jsonl', '{"idx": 0, "label": "entailment"}'),
+    'glue_cola_v002': ('acceptable', 'CoLA.tsv', '0\t1'),
+    'glue_sst2_v002': ('negative', 'SST-2.tsv', '0\t0'),
+    'glue_mrpc_v002': ('equivalent', 'MRPC.tsv', '0\t1'),
+    'glue_qqp_v002': ('not_duplicate', 'QQP.tsv', '0\t0'),
+    'glue_stsb_v002': ('5.6', 'STS-B.tsv', '0\t5.000'),
+    'glue_mnli_matched_v002': ('contradiction', 'MNLI-m.tsv', '0\tcontradiction'),
+    'glue_mnli_mismatched_v002': ('entailment', 'MNLI-mm.tsv', '0\tentailment'),
+    'glue_qnli_v002': ('not_entailment', 'QNLI.tsv', '0\tnot_entailment'),
+    'glue_rte_v002': ('entailment', 'RTE.tsv', '0\tentailment'),
+    'glue_wnli_v002': ('entailment', 'WNLI.tsv', '0\t1'),
+    'glue_wnli_v002_simple_eval': ('a dog', 'WNLI.tsv', '0\t0'),
+    'glue_ax_v002': ('neutral', 'AX.tsv', '0\tneutral'),
+}
+
+
+@pytest.mark.parametrize('task', LINES)
+def test_names_and_labels(tmp_path, task):
+    prediction, name, line = LINES[task]
+    found, lines, _ = written(tmp_path, task, rows(prediction))
+    assert found == name
+    assert lines == ([line] if name.endswith('jsonl') else ['index\tprediction', line])
+
+
+def test_every_task_of_the_leaderboards_has_its_file():
+    known = {task.name for task in (*super_glue.TASKS, wsc.EVALUATION, *glue.TASKS)}
+    without = {name for name in known if not submissions.knows(name)}
+    # MNLI without a suffix has no test split: the leaderboard asks for the matched and the mismatched one.
+    assert without == {'glue_mnli_v002'}
+    nested = {'super_glue_multirc_v102', 'super_glue_record_v102'}
+    assert set(LINES) | nested == known - without
+
+
+def test_rows_are_in_the_order_of_idx_and_no_label_is_counted(tmp_path):
+    given = rows('no label', 'entailment', 'not_entailment', idx=[2, 0, 1])
+    _, lines, said = written(tmp_path, 'super_glue_rte_v102', given)
+    assert [json.loads(line)['idx'] for line in lines] == [0, 1, 2]
+    assert json.loads(lines[2])['label'] == 'entailment'
+    assert '3 predictions, 1 of them no label and written as entailment' in said
+
+
+def test_multirc_is_nested(tmp_path):
+    given = [
+        {'prediction': text, 'target': '<unk>', 'example': {'idx/paragraph': p, 'idx/question': q, 'idx/answer': a}}
+        for text, p, q, a in [('True', 1, 4, 1), ('False', 0, 0, 0), ('True', 1, 4, 0), ('?', 1, 3, 0)]
+    ]
+    name, lines, _ = written(tmp_path, 'super_glue_multirc_v102', given)
+    assert name == 'MultiRC.jsonl'
+    assert [json.loads(line) for line in lines] == [
+        {'idx': 0, 'passage': {'questions': [{'idx': 0, 'answers': [{'idx': 0, 'label': 0}]}]}},
+        {
+            'idx': 1,
+            'passage': {
+                'questions': [
+                    {'idx': 3, 'answers': [{'idx': 0, 'label': 0}]},
+                    {'idx': 4, 'answers': [{'idx': 0, 'label': 1}, {'idx': 1, 'label': 1}]},
+                ]
+            },
+        },
+    ]
+
+
+def test_record_has_one_line_a_query(tmp_path):
+    given = [
+        {'prediction': text, 'target': 'x', 'example': {'idx/passage': 0, 'idx/query': query}}
+        for text, query in [('Ann', 7), ('Bob', 7), ('Cy', 2)]
+    ]
+    name, lines, _ = written(tmp_path, 'super_glue_record_v102', given)
+    assert name == 'ReCoRD.jsonl'
+    assert [json.loads(line) for line in lines] == [{'idx': 2, 'label': 'Cy'}, {'idx': 7, 'label': 'Ann'}]
+
+
+def test_mistakes_are_one_line(tmp_path):
+    with pytest.raises(UserError, match='squad has no leaderboard'):
+        submissions.write(str(tmp_path), 'squad', rows('x'))
+    with pytest.raises(UserError, match="have no 'idx'"):
+        submissions.write(str(tmp_path), 'super_glue_cb_v102', [{'prediction': 'neutral', 'target': '', 'example': {}}])
+    (tmp_path / 'file').write_text('')
+    with pytest.raises(UserError, match='cannot be written'):
+        submissions.write(str(tmp_path / 'file'), 'super_glue_cb_v102', rows('neutral'))

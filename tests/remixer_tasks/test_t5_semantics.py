@@ -1,0 +1,148 @@
+"""Tasks word rows, and judge predictions, as T5's own library does; golden/make_t5_tasks.py made the references."""
+
+import hashlib
+import json
+import pathlib
+
+import pytest
+import tensorflow_datasets as tfds
+
+from remixer_tasks import catalogue
+from remixer_tasks.benchmarks.sources import sources
+
+GOLDEN = pathlib.Path(__file__).parent / 'golden'
+T5 = json.loads((GOLDEN / 't5_tasks.json').read_text())
+REAL_ROWS = json.loads((GOLDEN / 't5_real_rows.json').read_text())
+KEPT = ('inputs', 'targets', 'answers', 'label', 'idx/question', 'idx/passage', 'idx/query')
+# The task that judges as the golden scores' task does.
+JUDGES = {
+    'super_glue/boolq': 'super_glue_boolq_v102',
+    'super_glue/cb': 'super_glue_cb_v102',
+    'super_glue/rte': 'super_glue_rte_v102',
+    'super_glue/multirc': 'super_glue_multirc_v102',
+    'super_glue/record': 'super_glue_record_v102',
+    'glue/cola': 'glue_cola_v002',
+    'glue/mrpc': 'glue_mrpc_v002',
+    'glue/mnli': 'glue_mnli_v002',
+    'glue/stsb': 'glue_stsb_v002',
+    'squad': 'squad_v010_allanswers',
+    'wsc': 'super_glue_wsc_v102_simple_eval',
+    'dpr': 'dpr_v001_simple',
+}
+
+
+@pytest.fixture(scope='module')
+def raw_folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp('raw')
+    for name, text in T5['files'].items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+    return str(folder)
+
+
+def plain(value):
+    if isinstance(value, bytes):
+        return value.decode()
+    return [plain(part) for part in value] if value.ndim else value.item()
+
+
+def rows_of(name, data_dir):
+    task, split = name.split('/')
+    found = catalogue.find(task)
+    dataset = found.to_text(found.source(data_dir).get_dataset(split, shuffle=False))
+    return [
+        {key: plain(value) for key, value in example.items() if key in KEPT} for example in dataset.as_numpy_iterator()
+    ]
+
+
+def in_order(rows):
+    return sorted(json.dumps(row, sort_keys=True, ensure_ascii=False) for row in rows)
+
+
+@pytest.mark.parametrize('name', sorted(T5['examples']))
+def test_rows_are_worded_as_by_t5(name, raw_folder):
+    assert in_order(rows_of(name, raw_folder)) == in_order(T5['examples'][name])
+
+
+@pytest.mark.parametrize('name', sorted(REAL_ROWS))
+def test_real_rows_are_worded_as_by_t5(name, real_data):
+    count, digest = REAL_ROWS[name]
+    rows = in_order(rows_of(name, str(real_data)))
+    assert len(rows) == count
+    assert hashlib.sha256('\n'.join(rows).encode()).hexdigest() == digest
+
+
+def as_bytes(example):
+    """As tf.data gives it."""
+    kinds = {str: str.encode, list: lambda texts: [text.encode() for text in texts], int: int}
+    return {name: kinds[type(value)](value) for name, value in example.items()}
+
+
+def judge(task, examples, predictions):
+    """The metrics of the task: its postprocessing of targets and predictions, then all its metric functions."""
+    judged_as = task.postprocess or (lambda text, **_: text)
+    targets = [judged_as(example['targets'], example=as_bytes(example), is_target=True) for example in examples]
+    found = [
+        judged_as(text, example=as_bytes(example), is_target=False)
+        for text, example in zip(predictions, examples, strict=True)
+    ]
+    values = {}
+    for metric in task.metrics:
+        values.update(metric(targets, found))
+    return values
+
+
+@pytest.mark.parametrize('index', range(len(T5['scores'])))
+def test_predictions_are_judged_as_by_t5(index):
+    case = T5['scores'][index]
+    found = judge(catalogue.find(JUDGES[case['task']]), case['examples'], case['predictions'])
+    assert found == pytest.approx(case['metrics'], abs=1e-9)
+
+
+def test_nothing_is_judged_where_labels_are_not_public():
+    for name in ('super_glue_rte_v102', 'glue_stsb_v002', 'super_glue_multirc_v102', 'super_glue_wsc_v102_simple_eval'):
+        task = catalogue.find(name)
+        target = '-1.0' if 'stsb' in name else '<unk>'
+        example = {'targets': target, 'idx/question': 0, 'label': -1, 'targets_pretokenized': 'x'}
+        assert judge(task, [example, example], ['entailment', '1.0']) == {}, name
+
+
+def test_tfds_and_raw_files_give_the_same_examples(raw_folder, tmp_path):
+    """The TFDS data sets are prepared here from the raw files, by TFDS."""
+    for folder, config in (('WSC', 'wsc.fixed'), ('MultiRC', 'multirc'), ('ReCoRD', 'record'), ('CB', 'cb')):
+        prepare(config, pathlib.Path(raw_folder) / 'super_glue' / folder, tmp_path)
+    for name in (
+        'super_glue_wsc_v102_simple_train/train',
+        'super_glue_multirc_v102/validation',
+        'super_glue_record_v102/validation',
+        'super_glue_cb_v102/validation',
+    ):
+        task, split = name.split('/')
+        assert catalogue.available(task, str(tmp_path))[split].startswith(str(tmp_path / 'super_glue'))
+        assert in_order(rows_of(name, str(tmp_path))) == in_order(rows_of(name, raw_folder)), name
+        counts = {catalogue.find(task).source(folder).count(split) for folder in (str(tmp_path), raw_folder)}
+        assert len(counts) == 1
+
+
+def prepare(config, files, data_dir):
+    """Writes what TFDS's builder reads of the raw files as a TFDS data set."""
+    builder = tfds.text.super_glue.SuperGlue(config=config, data_dir=data_dir)
+    pathlib.Path(builder.data_dir).mkdir(parents=True)
+    writer = tfds.core.SequentialWriter(builder.info, max_examples_per_shard=2)
+    for name, split in (('train', 'train'), ('val', 'validation'), ('test', 'test')):
+        path = files / f'{name}.jsonl'
+        if path.exists():
+            writer.initialize_splits([split])
+            writer.add_examples({split: [example for _, example in builder._generate_examples(path, 'test')]})
+    writer.close_all()
+    builder.info.features.save_config(builder.data_dir)
+
+
+def test_downloads_have_checksums_and_reach_the_folders_that_are_searched():
+    for dataset in catalogue.DATASETS.values():
+        folders = {path.split('/')[0] for layouts in dataset.splits.values() for it in layouts for path in it.paths}
+        for download in dataset.downloads:
+            assert len(bytes.fromhex(download.sha256)) == 32
+            assert download.url.startswith('https://')
+            assert not download.folder or download.folder in folders
+    assert sources.raw_folders('/here')[0] == pathlib.Path('/here')

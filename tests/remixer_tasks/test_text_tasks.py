@@ -1,0 +1,213 @@
+"""What T5 does not have: NLI, SQuAD 2.0, COGS and its vocabulary; mixtures; and every task on real data."""
+
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from remixer_tasks import catalogue, mixtures, pretraining, python_docs, vocabularies
+from remixer_tasks.benchmarks import answer_metrics, class_metrics, cogs, squad
+from remixer_tasks.text.word_vocabulary import WordVocabulary
+
+
+def write(folder, name, text):
+    (folder / name).parent.mkdir(parents=True, exist_ok=True)
+    (folder / name).write_text(text)
+
+
+def pairs(name, split, folder):
+    return [(e.inputs, e.targets) for e in catalogue.examples(name, split, 10, str(folder))]
+
+
+def test_snli_leaves_out_pairs_without_agreement(tmp_path):
+    rows = [{'sentence1': 'P', 'sentence2': 'H', 'gold_label': label} for label in ('neutral', '-')]
+    write(tmp_path, 'snli_1.0/snli_1.0_dev.jsonl', '\n'.join(map(json.dumps, rows)))
+    assert pairs('snli', 'validation', tmp_path) == [('snli hypothesis: H premise: P', 'neutral')]
+
+
+def test_anli_in_both_layouts(tmp_path):
+    write(tmp_path, 'anli_dev/ANLI_analysis_r2_dev.csv', 'eid,context,statement,gold_label\n1,"C, d",H,c\n')
+    wanted = ('anli hypothesis: H premise: C, d', 'contradiction')
+    assert pairs('anli_r2', 'validation', tmp_path) == [wanted]
+    write(
+        tmp_path,
+        'anli_v0.1/R2/test.jsonl',
+        json.dumps({'uid': '1', 'context': 'C, d', 'hypothesis': 'H', 'label': 'c'}),
+    )
+    assert pairs('anli_r2', 'test', tmp_path) == [wanted]
+
+
+def test_conj_nli_with_and_without_labels(tmp_path):
+    write(tmp_path, 'conjnli/conj_dev.tsv', '\ufeffPremise\tHypothesis\tLabel\nP "q\tH\tneutral\n')
+    write(tmp_path, 'conjnli/conj_test.tsv', 'Premise\tHypothesis\nP\tH\n')
+    assert pairs('conj_nli', 'validation', tmp_path) == [('conj_nli hypothesis: H premise: P "q', 'neutral')]
+    assert pairs('conj_nli', 'test', tmp_path) == [('conj_nli hypothesis: H premise: P', '<unk>')]
+
+
+def test_abductive_nli_in_both_layouts(tmp_path):
+    row = {'obs1': 'A', 'obs2': 'B', 'hyp1': 'C', 'hyp2': 'D'}
+    wanted = ('abductive_nli obs1: A obs2: B hyp1: C hyp2: D', 'hyp2')
+    write(tmp_path, 'chaosnli_alphanli/chaosNLI_alphanli.jsonl', json.dumps({'example': row, 'old_label': 2}))
+    assert pairs('abductive_nli', 'validation', tmp_path) == [wanted]
+    write(tmp_path, 'abductive_nli/train.jsonl', json.dumps(row))
+    write(tmp_path, 'abductive_nli/train-labels.lst', '2\n')
+    assert pairs('abductive_nli', 'train', tmp_path) == [wanted]
+
+
+def test_squad_2_asks_for_unanswerable(tmp_path):
+    def question(number, *answers):
+        found = [{'text': text, 'answer_start': 0} for text in answers]
+        return {'id': str(number), 'question': 'Who?', 'is_impossible': not answers, 'answers': found}
+
+    paragraph = {'context': 'Ada won.', 'qas': [question(0, 'Ada', 'Ada won'), question(1)]}
+    write(tmp_path, 'squad/dev-v2.0.json', json.dumps({'data': [{'title': 'T', 'paragraphs': [paragraph]}]}))
+    wanted = 'question: Who ? context: Ada won . '
+    assert pairs('squad_v2_allanswers', 'validation', tmp_path) == [(wanted, 'Ada'), (wanted, squad.UNANSWERABLE)]
+
+
+def test_squad_2_scores_by_hand():
+    metric = answer_metrics.squad_2('unanswerable')
+    targets = [['Ada', 'Ada won'], ['unanswerable'], ['the end'], ['unanswerable']]
+    found = metric(targets, ['Ada won it', 'Unanswerable.', 'unanswerable', 'Ada'])
+    assert found == pytest.approx(
+        {
+            'em': 25,
+            'f1': 45,
+            'HasAns_em': 0,
+            'HasAns_f1': 40,
+            'NoAns_em': 50,
+            'NoAns_f1': 50,
+        }
+    )
+
+
+COGS_ROWS = (
+    ('A cat sat .', 'cat ( x _ 1 ) AND sit . agent ( x _ 2 , x _ 1 )', 'in_distribution'),
+    ('Ada ran .', 'run . agent ( x _ 1 , Ada )', 'prim_to_subj_proper'),
+    ('Ada sat .', 'sit . agent ( x _ 1 , Ada )', 'prim_to_subj_proper'),
+    ('Bo ran .', 'run . agent ( x _ 1 , Bo )', 'cp_recursion'),
+)
+
+
+def write_cogs(folder):
+    for name in ('train', 'dev', 'test', 'gen'):
+        write(folder, f'cogs/{name}.tsv', ''.join('\t'.join(row) + '\n' for row in COGS_ROWS))
+
+
+def test_cogs_from_rows_to_metrics(tmp_path):
+    write_cogs(tmp_path)
+    vocabulary = cogs.words(str(tmp_path), positions=9)
+    assert {'8', 'Ada', 'sit'} <= set(vocabulary.words)
+    assert '9' not in vocabulary.words
+    task = catalogue.task('cogs', vocabulary, str(tmp_path))
+    examples = list(task.get_dataset({'inputs': 8, 'targets': 32}, 'gen', shuffle=False).as_numpy_iterator())
+    assert [vocabulary.decode(e['targets'].tolist()) for e in examples] == [row[1] for row in COGS_ROWS]
+    assert [vocabulary.decode(e['inputs'].tolist()) for e in examples] == [row[0] for row in COGS_ROWS]
+    targets = [task.postprocess_fn(e['targets_pretokenized'].decode(), example=e, is_target=True) for e in examples]
+    wrong = {2: 'sit . agent ( x _ 1 , Bo )', 3: ''}
+    predictions = [task.postprocess_fn(wrong.get(n, f' {row[1]}  ')) for n, row in enumerate(COGS_ROWS)]
+    (metric,) = task.metric_fns
+    assert metric(targets, predictions) == pytest.approx(
+        {
+            'exact_match': 50,
+            'in_distribution': 100,
+            'lexical': 50,
+            'structural': 0,
+            'generalization': 100 / 3,
+            'prim_to_subj_proper': 50,
+            'cp_recursion': 0,
+        }
+    )
+
+
+def test_cogs_pieces_are_trained_on_its_training_split(tmp_path):
+    write_cogs(tmp_path)
+    corpus = cogs.corpus(str(tmp_path))
+    assert sorted(corpus.training_documents()) == sorted(text for row in COGS_ROWS for text in row[:2])
+    assert 'gen' not in corpus.identity
+
+
+@given(
+    st.lists(
+        st.lists(st.sampled_from(['the', 'cat', 'Sat', ',', 'sät', 'x_1', '.']), max_size=6), min_size=1, max_size=5
+    )
+)
+def test_word_vocabulary_keeps_known_words(rows):
+    texts = [' '.join(row) for row in rows]
+    vocabulary = WordVocabulary('test', lambda: texts)
+    for text in texts:
+        ids = vocabulary.encode(text)
+        assert vocabulary.decode([*ids, 1, 5]) == text
+        assert vocabulary.encode_tf(text).numpy().tolist() == ids if vocabulary.words else not ids
+        assert min(ids, default=3) >= 3
+        assert max(ids, default=3) < max(vocabulary.vocab_size, 4)
+    assert vocabulary.encode('unheard of') == [2, 2]
+
+
+def test_word_vocabulary_decodes_batches():
+    vocabulary = WordVocabulary('test', lambda: ['b a', 'c'])
+    assert vocabulary == WordVocabulary('test', lambda: ['a', 'b c'])
+    assert vocabulary != WordVocabulary('test', lambda: ['a', 'b d'])
+    found = vocabulary.decode_tf(np.array([[4, 3, 2, 1, 5], [5, 1, 0, 0, 0]], np.int32)).numpy().tolist()
+    assert found == [b'b a <unk>', b'c']
+
+
+def test_mixtures_have_the_rates_of_t5_and_leave_out_what_they_are_told(tmp_path):
+    vocabulary = vocabularies.byte()
+    super_glue = mixtures.super_glue(vocabulary, str(tmp_path), ['super_glue_record_v102'])
+    rates = {task.name: super_glue.get_rate(task) for task in super_glue.tasks}
+    assert rates.pop('super_glue_axb_v102') == 0
+    assert 'super_glue_record_v102' not in rates
+    assert rates['super_glue_wsc_v102_simple_train'] == 259
+    assert set(mixtures.GLUE) == {task.name for task in mixtures.glue(vocabulary, str(tmp_path)).tasks}
+    assert len(mixtures.entailment(vocabulary, str(tmp_path)).tasks) == 9
+
+
+def test_multi_task_mixture_has_suites_questions_and_span_corruption(tmp_path):
+    text = pretraining.span_corruption(python_docs.corpus(), vocabularies.byte(), name='text')
+    mixture = mixtures.multi_task(text, unsupervised_rate=5e5, maximum=1e5, data_dir=str(tmp_path))
+    rates = {task.name: mixture.get_rate(task) for task in mixture.tasks}
+    assert rates['text'] == 5e5
+    assert rates['glue_qqp_v002'] == 1e5
+    assert rates['squad_v010_allanswers'] == 87_599
+    assert len(rates) == len(mixtures.GLUE) + len(mixtures.SUPER_GLUE) + 2
+
+
+def test_rates_of_any_tasks_count_their_rows(tmp_path):
+    write_cogs(tmp_path)
+    mixture = mixtures.proportional(['cogs', 'super_glue_cb_v102'], vocabularies.byte(), str(tmp_path))
+    assert {task.name: mixture.get_rate(task) for task in mixture.tasks} == {'cogs': 4, 'super_glue_cb_v102': 250}
+    capped = mixtures.proportional(['super_glue_cb_v102'], vocabularies.byte(), str(tmp_path), maximum=100)
+    assert capped.get_rate(capped.tasks[0]) == 100
+
+
+@given(st.lists(st.tuples(st.integers(0, 2), st.integers(-1, 2)), min_size=1, max_size=30))
+def test_an_invalid_prediction_is_never_better_than_a_wrong_one(rows):
+    targets, predictions = zip(*rows, strict=True)
+    wrong = [(t + 1) % 3 if p == -1 else p for t, p in rows]
+    assert class_metrics.accuracy(targets, predictions) == class_metrics.accuracy(targets, wrong)
+    binary = [min(t, 1) for t in targets]
+    flipped = [1 - t if p not in (0, 1) else p for t, p in zip(binary, predictions, strict=True)]
+    assert class_metrics.f1(binary, predictions) == class_metrics.f1(binary, flipped)
+
+
+@pytest.mark.parametrize('name', sorted(catalogue.TASKS))
+def test_real_data_goes_the_whole_way(name, real_data):
+    """The first examples of every split that is there become ids, and targets as predictions are all right."""
+    task = catalogue.task(name, vocabularies.byte(), str(real_data))
+    here = [split for split, origin in catalogue.available(name, str(real_data)).items() if origin]
+    if not here:
+        pytest.skip(f'no files of {name} in REMIXER_T5X_DATA')
+    for split in here:
+        dataset = task.get_dataset({'inputs': 4096, 'targets': 4096}, split, shuffle=False, try_in_mem_cache=False)
+        examples = list(dataset.take(50).as_numpy_iterator())
+        decoded = [task.output_features['targets'].vocabulary.decode(e['targets'].tolist()) for e in examples]
+        assert decoded == [e['targets_pretokenized'].decode() for e in examples]
+        both = list(zip(decoded, examples, strict=True))
+        targets = [task.postprocess_fn(text, example=example, is_target=True) for text, example in both]
+        found = [task.postprocess_fn(text, example=example, is_target=False) for text, example in both]
+        for metric in task.metric_fns:
+            for value in metric(targets, found).values():
+                assert 0 < value <= 100 + 1e-9

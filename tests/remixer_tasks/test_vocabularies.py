@@ -1,0 +1,98 @@
+import pathlib
+import string
+
+import pytest
+import tensorflow as tf
+
+from remixer_t5x.errors import UserError
+from remixer_tasks import vocabularies
+from remixer_tasks.text.text_corpus import ParsedCorpus
+
+
+def corpus(words=2000, name='words'):
+    lines = [f'the word {number * 7919 % 10007} stands beside {number * 104729 % 9973}' for number in range(words)]
+    return ParsedCorpus(name, f'{name} {words}', lambda malformed: iter(lines))
+
+
+def test_trained_has_the_asked_size_and_t5s_ids():
+    vocabulary = vocabularies.trained(corpus(), 400)
+    assert vocabulary.vocab_size == 400
+    assert (vocabulary.pad_id, vocabulary.eos_id, vocabulary.unk_id) == (0, 1, 2)
+    assert vocabulary.encode('<extra_id_0>') == [399]
+    assert vocabulary.encode('<extra_id_99>') == [300]
+    ids = vocabulary.encode('the word 17 stands')
+    assert max(ids) < 300 and vocabulary.decode(ids) == 'the word 17 stands'
+
+
+def test_what_the_text_lacks_can_be_written():
+    """Labels such as `not_entailment` must come back, or no answer would equal them."""
+    text = 'not_entailment ' + string.printable.strip()
+    assert '_' not in ''.join(corpus().training_documents())
+    for size in (228, 400):
+        vocabulary = vocabularies.trained(corpus(), size)
+        assert vocabulary.unk_id not in vocabulary.encode(text)
+        assert vocabulary.decode(vocabulary.encode(text)) == text
+
+
+def test_training_is_lazy_cached_and_deterministic(cache_folder, monkeypatch, capsys):
+    first = vocabularies.trained(corpus(), 400)
+    assert not cache_folder.exists(), 'nothing is read or trained before the first use'
+    model = first.sp_model
+    assert 'training a vocabulary of 300 pieces' in capsys.readouterr().err
+    assert vocabularies.trained(corpus(), 400).sp_model == model
+    assert capsys.readouterr().err == ''
+    monkeypatch.setenv('REMIXER_T5X_CACHE', str(cache_folder) + '2')
+    again = vocabularies.trained(corpus(), 400)
+    assert again.sp_model == model
+    assert again.sentencepiece_model_file != first.sentencepiece_model_file
+
+
+def test_trained_while_a_graph_is_traced():
+    vocabulary = vocabularies.trained(corpus(), 400)
+    dataset = tf.data.Dataset.from_tensors('the word').map(vocabulary.encode_tf)
+    assert next(dataset.as_numpy_iterator()).tolist() == vocabulary.encode('the word')
+
+
+def test_other_text_or_size_is_another_vocabulary():
+    paths = {
+        vocabularies.trained(corpus(words), size).sentencepiece_model_file for words in (10, 20) for size in (400, 500)
+    }
+    assert len(paths) == 4
+
+
+@pytest.mark.parametrize(('size', 'said'), [(227, 'at least 228'), (30000, 'allowed are at most')])
+def test_sizes_that_cannot_be(size, said):
+    with pytest.raises(UserError, match=said) as error:
+        vocabularies.trained(corpus(), size).vocab_size  # noqa: B018
+    assert '\n' not in str(error.value)
+
+
+def test_bytes():
+    vocabulary = vocabularies.byte()
+    assert vocabulary.vocab_size == 359
+    assert vocabulary.decode(vocabulary.encode('naïve 你好')) == 'naïve 你好'
+
+
+@pytest.mark.parametrize(
+    ('name', 'said'),
+    [
+        ('missing.model', 'there is no such file; give a local file'),
+        ('text.model', 'this is not a SentencePiece model; give a local file'),
+        ('empty.model', 'this is not a SentencePiece model; give a local file'),
+    ],
+)
+def test_model_files_that_are_none(tmp_path, name, said):
+    (tmp_path / 'text.model').write_text('no model')
+    (tmp_path / 'empty.model').write_text('')
+    vocabulary = vocabularies.sentencepiece(str(tmp_path / name))
+    with pytest.raises(UserError, match=said) as error:
+        vocabulary.vocab_size  # noqa: B018
+    assert '\n' not in str(error.value)
+
+
+def test_t5s_model(real_data: pathlib.Path):
+    vocabulary = vocabularies.sentencepiece(str(real_data / 't5_spm' / 'spiece.model'))
+    assert vocabulary.vocab_size == 32100
+    # As in the documentation of T5's released tokenizer.
+    assert vocabulary.encode('<extra_id_0>') == [32099]
+    assert vocabulary.encode('Thank you') == [1562, 25]

@@ -1,0 +1,105 @@
+"""Sums and weights, the JSONL file across resumes, and TensorBoard files read back by another reader."""
+
+import json
+import math
+import struct
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from etils import epath
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from remixer_t5x.errors import UserError
+from remixer_t5x.run_folder import metrics
+
+STEPS = st.lists(
+    st.fixed_dictionaries(
+        {'loss': st.floats(0, 1e4, width=32), 'weights': st.integers(1, 500), 'correct': st.integers(0, 500)}
+    ),
+    min_size=1,
+    max_size=8,
+)
+
+
+def window_of(steps, totals=None):
+    window = metrics.Window(totals)
+    for step in steps:
+        window.add({**{k: jnp.float32(v) for k, v in step.items()}, 'nonfinite': jnp.float32(0)})
+    return window.totals()
+
+
+@settings(max_examples=25, deadline=None)
+@given(STEPS)
+def test_means_are_token_weighted(steps):
+    found = metrics.means(window_of(steps))
+    weights = sum(step['weights'] for step in steps)
+    np.testing.assert_allclose(found['loss'], sum(s['loss'] for s in steps) / weights, rtol=1e-6)
+    np.testing.assert_allclose(found['accuracy'], sum(s['correct'] for s in steps) / weights, rtol=1e-6)
+    assert found['tokens'] == weights
+    assert 'nonfinite' not in found and 'steps' not in found
+
+
+@settings(max_examples=25, deadline=None)
+@given(STEPS, st.integers(0, 8))
+def test_a_window_saved_as_json_and_continued_has_the_same_bits(steps, cut):
+    saved = json.loads(json.dumps(window_of(steps[:cut])))
+    assert window_of(steps[cut:], saved) == window_of(steps)
+
+
+def test_norms_are_averaged_over_steps_and_the_learning_rate_is_the_last():
+    steps = [{'loss': 1.0, 'weights': 2.0, 'grad_norm': g, 'learning_rate': r} for g, r in ((1.0, 0.1), (3.0, 0.25))]
+    found = metrics.means(window_of(steps))
+    assert found['grad_norm'] == 2.0 and found['learning_rate'] == 0.25
+
+
+def test_perplexity():
+    assert metrics.perplexity(2.0) == pytest.approx(math.e**2)
+    assert metrics.perplexity(1e4) == math.inf
+
+
+def test_lines_after_the_restored_step_are_written_again(tmp_path):
+    path = epath.Path(tmp_path / 'metrics.jsonl')
+    writer = metrics.JsonlWriter(path, 0)
+    for step in (10, 20, 30):
+        writer.write('train', step, {'loss': 1.0 / step}, {'seconds': 1.0})
+    with path.open('a') as file:
+        file.write('{"kind": "train", "step": 40, "lo')  # killed while writing
+    metrics.JsonlWriter(path, 20).write('eval', 20, {'loss': math.nan}, {})
+    records = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [(r['kind'], r['step']) for r in records] == [('train', 10), ('train', 20), ('eval', 20)]
+    assert records[0]['loss'] == 0.1 and records[0]['timing'].pop('clock') > 0
+    assert records[0]['timing'] == {'seconds': 1.0}
+    assert records[2]['loss'] is None
+    assert [p.name for p in tmp_path.iterdir()] == ['metrics.jsonl']
+
+
+def test_a_file_that_cannot_be_written_is_told(tmp_path):
+    with pytest.raises(UserError, match='cannot be written'):
+        metrics.JsonlWriter(epath.Path(tmp_path / 'absent' / 'metrics.jsonl'), 0)
+
+
+def records_of(path):
+    """The payloads of a TFRecord file: length, its checksum, payload, checksum."""
+    data = path.read_bytes()
+    while data:
+        (size,) = struct.unpack('<Q', data[:8])
+        yield data[12 : 12 + size]
+        data = data[16 + size :]
+
+
+def test_tensorboard_gets_every_number(tmp_path):
+    """TensorFlow's own event class reads what we wrote."""
+    event_pb2 = pytest.importorskip('tensorflow.core.util.event_pb2')
+    writer = metrics.TensorBoardWriter(epath.Path(tmp_path), 0)
+    writer.write('train', 10, {'loss': 2.5}, {'tokens_per_second': 100.0})
+    writer.write('eval', 20, {'loss': 2.25}, {})
+    writer.close()
+    (path,) = tmp_path.iterdir()
+    found = {}
+    for record in records_of(path):
+        event = event_pb2.Event.FromString(record)
+        for value in event.summary.value:
+            found[value.tag, event.step] = value.simple_value
+    assert found == {('train/loss', 10): 2.5, ('train/tokens_per_second', 10): 100.0, ('eval/loss', 20): 2.25}

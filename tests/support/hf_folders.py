@@ -1,0 +1,54 @@
+"""Hugging Face folders made of the recorded tiny models, without torch."""
+
+import json
+import pathlib
+
+import numpy as np
+import seqio
+from safetensors.numpy import save_file
+
+from tests.support.paths import GOLDEN
+
+# 26 pieces; it comes with seqio.
+SPIECE = pathlib.Path(seqio.__file__).parent / 'test_data' / 'sentencepiece' / 'sentencepiece.model'
+SENTINELS = 10
+
+COMMON = {'model_type': 't5', 'd_kv': 8, 'decoder_start_token_id': 0, 'eos_token_id': 1, 'pad_token_id': 0}
+V1_1 = {
+    **COMMON, 'vocab_size': 96, 'd_model': 32, 'd_ff': 48, 'num_layers': 2, 'num_decoder_layers': 3, 'num_heads': 4,
+    'feed_forward_proj': 'gated-gelu', 'tie_word_embeddings': False,
+}  # fmt: skip
+V1_0 = {
+    **COMMON, 'vocab_size': 64, 'd_model': 24, 'd_ff': 40, 'num_layers': 3, 'num_decoder_layers': 2, 'num_heads': 2,
+    'feed_forward_proj': 'relu',
+}  # fmt: skip
+CONFIGS = {'t5_v1_1_tiny': V1_1, 't5_v1_0_tiny': V1_0}
+
+
+def recorded(name):
+    """The arrays that `make_NAME.py` has written."""
+    with np.load(GOLDEN / f'{name}.npz') as arrays:
+        return dict(arrays)
+
+
+def weights_of(arrays):
+    return {name.removeprefix('weights/'): array for name, array in arrays.items() if name.startswith('weights/')}
+
+
+def write(folder, config, weights, tokenizer=True, shards=1):
+    """A folder with `weights` in so many files, named as Hugging Face names them."""
+    folder.mkdir(parents=True)
+    (folder / 'config.json').write_text(json.dumps(config))
+    weights = {name: np.ascontiguousarray(array) for name, array in weights.items()}
+    if shards == 1:
+        save_file(weights, folder / 'model.safetensors', {'format': 'pt'})
+    else:
+        files = [f'model-{i + 1:05}-of-{shards:05}.safetensors' for i in range(shards)]
+        place = {name: files[i % shards] for i, name in enumerate(sorted(weights))}
+        for file in files:
+            save_file({n: weights[n] for n, f in place.items() if f == file}, folder / file, {'format': 'pt'})
+        (folder / 'model.safetensors.index.json').write_text(json.dumps({'metadata': {}, 'weight_map': place}))
+    if tokenizer:
+        (folder / 'spiece.model').write_bytes(SPIECE.read_bytes())
+        (folder / 'tokenizer_config.json').write_text(json.dumps({'extra_ids': SENTINELS}))
+    return folder

@@ -1,0 +1,92 @@
+"""Run by test_meshes in its own process with eight virtual CPU devices: trains one model on several meshes.
+
+Prints one JSON object: run -> losses and norms per step, bytes that the state holds on the first device, bytes of
+parameters there according to `sharding_table`, and of the whole state according to its plan.
+"""
+
+import json
+
+import jax
+import numpy as np
+
+from remixer_t5x.architecture.encoder_decoder import EncoderDecoder
+from remixer_t5x.architecture.layer import make_layer
+from remixer_t5x.architecture.stack import Stack
+from remixer_t5x.costs import step_memory
+from remixer_t5x.devices.partition import Partitioner
+from remixer_t5x.layers.positions import RelativePositionBias
+from remixer_t5x.model.seq2seq import Seq2Seq
+from remixer_t5x.optimization import optimizer, train_state, train_step
+from remixer_t5x.sublayers.attention import CrossAttention, SelfAttention
+from remixer_t5x.sublayers.gated_mlp import GatedMLP
+
+VOCAB, EMBED, MLP, ROWS, LENGTH = 64, 32, 48, 16, 12
+
+
+def model():
+    def attention(kind):
+        # Two heads do not divide over tensor=4: activations and biases must fall back by themselves.
+        return lambda **names: kind(num_heads=2, head_dim=16, dropout_rate=0.1, **names)
+
+    def stack(*sublayers):
+        layer = lambda **names: make_layer((*sublayers, lambda **n: GatedMLP(MLP, **n)), **names)  # noqa: E731
+        bias = lambda **names: RelativePositionBias(num_heads=2, **names)  # noqa: E731
+        return lambda **names: Stack(((layer, 2),), position_bias=bias, **names)
+
+    return Seq2Seq(
+        EncoderDecoder(
+            VOCAB,
+            EMBED,
+            encoder_stack=stack(attention(SelfAttention)),
+            decoder_stack=stack(attention(SelfAttention), attention(CrossAttention)),
+        )
+    )
+
+
+def batches(steps):
+    rng = np.random.default_rng(0)
+    for _ in range(steps):
+        inputs, targets = rng.integers(1, VOCAB, (2, ROWS, LENGTH), np.int32)
+        targets[:, LENGTH // 2 :] *= (np.arange(ROWS) % 3 > 0)[:, None]
+        yield {
+            'encoder_input_tokens': inputs,
+            'decoder_input_tokens': np.pad(targets, ((0, 0), (1, 0)))[:, :-1],
+            'decoder_target_tokens': targets,
+            'decoder_loss_weights': (targets > 0).astype(np.int32),
+        }
+
+
+def train(make_optimizer, partitioner, microbatches=1, dropout=False, steps=3):
+    shapes = {name: array.shape for name, array in next(batches(1)).items()}
+    plan = train_state.plan(model(), make_optimizer, shapes, partitioner)
+    state = plan.create(jax.random.key(0))
+    step = train_step.make_train_step(model(), plan.tx, microbatches=microbatches, dropout=dropout)
+    step = train_step.jit_train_step(step, plan.shardings, partitioner)
+    losses = []
+    for batch in batches(steps):
+        state, metrics = step(state, partitioner.shard_batch(batch))
+        losses.append([float(metrics[name]) for name in ('loss', 'grad_norm', 'param_norm')])
+    device = partitioner.mesh.devices.flat[0]
+    shards = [shard for leaf in jax.tree.leaves(state) for shard in leaf.addressable_shards]
+    held = sum(shard.data.nbytes for shard in shards if shard.device == device)
+    table = sum(row.bytes_per_device for row in partitioner.sharding_table(plan.boxed_params))
+    planned = step_memory.bytes_per_device(plan.abstract)
+    return {'losses': losses, 'bytes': held, 'table': table, 'planned': planned}
+
+
+def main():
+    one = jax.devices()[:1]
+    adam, factored = optimizer.adamw_rms(0.01), optimizer.adafactor(0.01, min_dim_size_to_factor=16)
+    runs = {
+        'adam single': (adam, Partitioner(devices=one), 1, True),
+        'adam data': (adam, Partitioner(), 1, True),
+        'adam fsdp': (adam, Partitioner(data=1, fsdp=-1), 1, True),
+        'adafactor single': (factored, Partitioner(devices=one)),
+        'adafactor tensor': (factored, Partitioner(tensor=4)),
+        'adafactor all, 2 microbatches': (factored, Partitioner(data=2, fsdp=2, tensor=2), 2),
+    }
+    print(json.dumps({name: train(*arguments) for name, arguments in runs.items()}))
+
+
+if __name__ == '__main__':
+    main()

@@ -1,0 +1,101 @@
+"""Run by test_predictions in its own process with eight virtual CPU devices: one model's answers on one device and on
+a mesh, at different batch sizes.
+
+Prints one JSON object: run -> predictions, their scores, and the metrics of a task, one of likelihoods.
+"""
+
+import json
+import os
+
+os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
+
+import jax
+import numpy as np
+import seqio
+import tensorflow as tf
+
+from remixer_t5x.architecture.encoder_decoder import EncoderDecoder
+from remixer_t5x.architecture.layer import make_layer
+from remixer_t5x.architecture.stack import Stack
+from remixer_t5x.devices.partition import Partitioner, unbox
+from remixer_t5x.evaluation.predictions import Decoding
+from remixer_t5x.evaluation.task_evaluation import TaskEvaluation, TaskEvaluator
+from remixer_t5x.layers.positions import RelativePositionBias
+from remixer_t5x.model.sampling import Sampling
+from remixer_t5x.model.seq2seq import Seq2Seq
+from remixer_t5x.sublayers.attention import CrossAttention, SelfAttention
+from remixer_t5x.sublayers.gated_mlp import GatedMLP
+
+VOCAB = seqio.ByteVocabulary(extra_ids=0)
+LENGTHS = {'inputs': 40, 'targets': 8}
+EXAMPLES = 19
+
+
+def model():
+    def stack(*kinds):
+        sublayers = [lambda kind=kind, **names: kind(num_heads=2, head_dim=8, **names) for kind in kinds]
+        layer = lambda **names: make_layer((*sublayers, lambda **n: GatedMLP(32, **n)), **names)  # noqa: E731
+        bias = lambda **names: RelativePositionBias(num_heads=2, **names)  # noqa: E731
+        return lambda **names: Stack(((layer, 1),), position_bias=bias, **names)
+
+    return Seq2Seq(
+        EncoderDecoder(264, 16, encoder_stack=stack(SelfAttention), decoder_stack=stack(SelfAttention, CrossAttention))
+    )
+
+
+def texts():
+    """Of different lengths, so that rows are filled up and batches have several shapes."""
+    rng = np.random.default_rng(0)
+    return [''.join(chr(97 + c) for c in rng.integers(0, 26, rng.integers(1, 37))) for _ in range(EXAMPLES)]
+
+
+def task():
+    def read(split, shuffle_files, seed=None):
+        return tf.data.Dataset.from_tensor_slices({'inputs': texts(), 'targets': [text[:3] for text in texts()]})
+
+    def spelling(targets, predictions):
+        sums = [sum(text.encode()) * (i + 1) for i, text in enumerate(predictions)]
+        return {'sum': float(sum(sums)), 'equal': float(np.mean(np.array(targets) == predictions))}
+
+    def likelihood(targets, scores):
+        return {'likelihood': float(np.mean(scores))}
+
+    feature = seqio.Feature(VOCAB, add_eos=True)
+    return seqio.Task(
+        'texts',
+        source=seqio.FunctionDataSource(read, ['validation']),
+        preprocessors=[seqio.preprocessors.tokenize, seqio.preprocessors.append_eos_after_trim],
+        output_features={'inputs': feature, 'targets': feature},
+        metric_fns=[spelling, likelihood],
+    )
+
+
+def answers(partitioner, batch_size, decoder):
+    """What a `TaskEvaluator` gives."""
+    one = model()
+    shapes = {'encoder_input_tokens': (1, 40), 'decoder_target_tokens': (1, 8)}
+    boxed = jax.eval_shape(lambda: one.init(jax.random.key(0), shapes))
+    params = jax.jit(lambda: unbox(one.init(jax.random.key(0), shapes)))()
+    # Sharper than random parameters are, so that answers differ and some of them end early.
+    params['logits']['kernel'] = 8 * params['logits']['kernel'].at[:, 1].multiply(1.5)
+    params = jax.device_put(jax.device_get(params), partitioner.param_shardings(boxed))
+    settings = Decoding(batch_size, LENGTHS, decoder, seed=3)
+    (report,) = TaskEvaluator(TaskEvaluation(task(), settings), one, partitioner)(params)
+    return {
+        'predictions': [row['predictions'] for row in report.rows],
+        'scores': [row['scores'] for row in report.rows],
+        'metrics': report.metrics,
+    }
+
+
+def main():
+    sampling, one = Sampling(num_samples=2, top_k=20), jax.devices()[:1]
+    runs = {
+        'single 4': answers(Partitioner(devices=one), 4, sampling),
+        'mesh 8': answers(Partitioner(data=2, fsdp=2, tensor=2), 8, sampling),
+    }
+    print(json.dumps(runs))
+
+
+if __name__ == '__main__':
+    main()

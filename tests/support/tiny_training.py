@@ -1,0 +1,241 @@
+"""A training run small enough for tests: a model of two embeddings and a task that lies in memory.
+
+Run as a script with JSON settings as its argument, it is one process of a run: `python tiny_training.py
+'{"model_dir": "/tmp/run", "train_steps": 20}'`. Tests load it with `runpy.run_path`.
+"""
+
+import dataclasses
+import json
+import logging
+import os
+import resource
+import signal
+import sys
+import traceback
+
+os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
+
+import jax
+import jax.numpy as jnp
+import optax
+import seqio
+import tensorflow as tf
+from flax import linen as nn
+
+from remixer_t5x.data import pipeline
+from remixer_t5x.devices import partition
+from remixer_t5x.errors import UserError
+from remixer_t5x.evaluation import held_out_loss
+from remixer_t5x.optimization import optimizer
+from remixer_t5x.training import loop, settings
+
+# The byte vocabulary's id of a letter that one line alone has.
+STRANGE = ord('Z') + 3
+STRANGE_LINE = 77
+LENGTHS = {'inputs': 16, 'targets': 12}
+
+
+class TinyModule(nn.Module):
+    """Mean of the encoder's embeddings, plus the decoder's embedding, through one hidden layer."""
+
+    vocab_size: int
+    embed: int = 16
+
+    @nn.compact
+    def __call__(self, inputs, decoder_inputs, dropout_rng=None):
+        boxed = nn.with_logical_partitioning
+        table = self.param(
+            'table', boxed(nn.initializers.normal(1.0), ('vocab', 'embed')), (self.vocab_size, self.embed)
+        )
+        kernel = self.param(
+            'kernel', boxed(nn.initializers.lecun_normal(), ('embed', 'mlp')), (self.embed, 2 * self.embed)
+        )
+        logits = self.param(
+            'logits',
+            boxed(nn.initializers.lecun_normal(), ('mlp', 'vocab')),
+            (2 * self.embed, self.vocab_size),
+        )
+        weights = (inputs > 0).astype(jnp.float32)[..., None]
+        memory = jnp.sum(table[inputs] * weights, 1, keepdims=True) / (1.0 + jnp.sum(weights, 1, keepdims=True))
+        hidden = jax.nn.gelu((table[decoder_inputs] + memory) @ kernel)
+        if dropout_rng is not None:
+            hidden = hidden * jax.random.bernoulli(dropout_rng, 0.9, hidden.shape) / 0.9
+        return hidden @ logits
+
+
+@dataclasses.dataclass(frozen=True)
+class TinyModel:
+    """The four methods that the runtime needs, on `TinyModule`."""
+
+    vocab_size: int = 384
+    nan_below: int = -1  # target ids below it make the loss NaN
+    strange: float | None = None  # what the loss of an example with STRANGE is multiplied by
+    embed: int = 16
+
+    def init(self, rng, batch_shapes):
+        shape = batch_shapes['encoder_input_tokens'], batch_shapes['decoder_target_tokens']
+        return TinyModule(self.vocab_size, self.embed).init(rng, *(jnp.ones(s, jnp.int32) for s in shape))['params']
+
+    def loss(self, params, batch, dropout_rng=None):
+        targets, weights = batch['decoder_target_tokens'], batch['decoder_loss_weights'].astype(jnp.float32)
+        logits = TinyModule(self.vocab_size, self.embed).apply(
+            {'params': params}, batch['encoder_input_tokens'], batch['decoder_input_tokens'], dropout_rng
+        )
+        losses = optax.softmax_cross_entropy_with_integer_labels(logits, targets)
+        losses = jnp.where((targets > 0) & (targets < self.nan_below), jnp.nan, losses)
+        if self.strange is not None:
+            has = jnp.any(targets == STRANGE, -1, keepdims=True)
+            losses = losses * jnp.where(has, self.strange, 1.0)
+        loss = jnp.sum(losses * weights)
+        correct = jnp.sum((jnp.argmax(logits, -1) == targets) * weights)
+        sequences = jnp.sum(jnp.any(targets > 0, -1).astype(jnp.float32))
+        return loss, {
+            'loss': loss,
+            'z_loss': 0.0 * loss,
+            'weights': jnp.sum(weights),
+            'correct': correct,
+            'sequences': sequences,
+        }
+
+
+def lines(count, start=0):
+    """Sentences of different lengths; line i can be told from all others."""
+    return [f'line {i} {"abcdefg"[: i % 7]}' for i in range(start, start + count)]
+
+
+def task(name='tiny', train=200, validation=21, shuffle_buffer_size=32, poison=None, strange=False):
+    """A task over `lines`; every example gets random noise ids, as span corruption would. `poison`: a bad
+    line.
+    """
+    texts = {'train': lines(train), 'validation': lines(validation, 1000)}
+    if strange:
+        texts['train'][STRANGE_LINE] = 'Z'
+    features = {key: seqio.Feature(seqio.ByteVocabulary(extra_ids=100)) for key in LENGTHS}
+
+    def read(split, shuffle_files, seed=None):
+        dataset = tf.data.Dataset.from_tensor_slices(tf.constant(texts[split], tf.string)).map(
+            lambda x: {'inputs': x, 'targets': x}
+        )
+        if poison is not None:
+            dataset = dataset.map(lambda x: {**x, 'inputs': _refuse(x['inputs'], poison)})
+        return dataset
+
+    @seqio.map_over_dataset(num_seeds=1)
+    def noise(example, seed):
+        ids = example['inputs']
+        return {**example, 'inputs': ids + tf.random.stateless_uniform(tf.shape(ids), seed, 0, 3, tf.int32)}
+
+    return seqio.Task(
+        name,
+        source=seqio.FunctionDataSource(read, ['train', 'validation']),
+        output_features=features,
+        preprocessors=[seqio.preprocessors.tokenize, noise, seqio.preprocessors.append_eos_after_trim],
+        shuffle_buffer_size=shuffle_buffer_size,
+    )
+
+
+def _refuse(text, poison):
+    check = tf.debugging.Assert(tf.not_equal(text, poison), [f'UserError: notes.jsonl line 7 is no JSON: {poison}'])
+    with tf.control_dependencies([check]):
+        return tf.identity(text)
+
+
+def _adam(learning_rate):
+    return optimizer.Optimizer(lambda step: jnp.float32(learning_rate), lambda axes: optax.adam(learning_rate))
+
+
+def run(
+    model_dir,
+    train_steps,
+    *,
+    batch_size=8,
+    log_period=3,
+    eval_period=10,
+    checkpoint_period=5,
+    keep=3,
+    seed=0,
+    nan_below=-1,
+    dropout_rate=0.1,
+    mesh=None,
+    learning_rate=1e-2,
+    microbatches=1,
+    initial=None,
+    vocab_size=384,
+    embed=16,
+    poison=None,
+    strange=None,
+    recovery=None,
+    quiet=True,
+):
+    """One process of a run; returns `settings.Result`. `recovery`: arguments of settings.Recovery."""
+    tiny = task(poison=poison, strange=strange is not None)
+    learner = settings.Learner(
+        TinyModel(vocab_size, nan_below, strange, embed),
+        _adam(learning_rate),
+        partition.Partitioner(**(mesh or {})),
+        microbatches,
+        dropout_rate=dropout_rate,
+        seed=seed,
+    )
+    config = pipeline.DatasetConfig(tiny, LENGTHS, batch_size, seed=seed)
+    held_out = dataclasses.replace(config, split='validation', shuffle=False)
+    periods = settings.Periods(train_steps, log_period, eval_period, checkpoint_period)
+    folder = settings.Folder(model_dir, keep, initial)
+    everything = settings.Run(
+        learner,
+        config,
+        folder,
+        periods,
+        held_out_loss.Evaluation(held_out),
+        recovery=settings.Recovery(**(recovery or {})),
+    )
+    return loop.train(everything, config_text='# tiny\n', show_progress=not quiet)
+
+
+def _main(settings):
+    """Runs and returns the exit code. Libraries are as quiet as the command line makes them."""
+    logging.getLogger('absl').setLevel(logging.ERROR)
+    try:
+        print(json.dumps(dataclasses.asdict(run(**settings))), flush=True)
+    except UserError as error:
+        print(f'error: {error}', file=sys.stderr, flush=True)
+        return 2
+    return 0
+
+
+def _limit_files(size):
+    """Writes beyond `size` bytes of a file fail from now on, as on a full disk (File too large)."""
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
+
+
+def _serve():
+    """For each line (settings, and a file for the output) forks a process that runs it: real processes that can be
+    killed, without importing TensorFlow for each. Answers `started PID`, then `ended STATUS`."""
+    for line in sys.stdin:
+        request = json.loads(line)
+        child = os.fork()
+        if child == 0:
+            out = os.open(request.pop('output'), os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+            os.dup2(out, 1)
+            os.dup2(out, 2)
+            if 'file_size' in request:
+                _limit_files(request.pop('file_size'))
+            code = 1
+            try:
+                code = _main(request)
+            except BaseException:
+                traceback.print_exc()
+            finally:
+                sys.stdout.flush()
+                sys.stderr.flush()
+                os._exit(code)
+        print(f'started {child}', flush=True)
+        print(f'ended {os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])}', flush=True)
+
+
+if __name__ == '__main__':
+    if sys.argv[1] == '--serve':
+        _serve()
+    else:
+        sys.exit(_main(json.loads(sys.argv[1])))

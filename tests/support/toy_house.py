@@ -1,0 +1,77 @@
+"""A small house of its own for gin to configure: tests of the command line do not depend on the real models."""
+
+import os
+import sys
+
+import gin
+import pytest
+
+MODULE = """
+import dataclasses
+
+
+@dataclasses.dataclass(frozen=True)
+class Engine:
+    power: int
+    dtype: str = 'float32'
+
+
+@dataclasses.dataclass(frozen=True)
+class Turbine:
+    power: int = 7
+
+
+@dataclasses.dataclass(frozen=True)
+class Trailer:
+    wheels: int = 2
+
+
+def run(engine, colour='red'):
+    return engine, colour
+
+
+def refuse(power):
+    from remixer_t5x.errors import UserError
+    raise UserError(f'power is {power}; give less')
+
+
+def crash(power):
+    raise KeyError('a bug')
+"""
+CONFIG = """from __gin__ import dynamic_registration
+import toy_house
+
+ENGINE = @toy_house.Engine()
+POWER = 5
+toy_house.Engine.power = %POWER
+toy_house.run.engine = %ENGINE
+"""
+
+
+@pytest.fixture(scope='session')
+def toy_module(tmp_path_factory):
+    folder = tmp_path_factory.mktemp('modules')
+    (folder / 'toy_house.py').write_text(MODULE)
+    sys.path.insert(0, str(folder))
+    yield
+    sys.path.remove(str(folder))
+
+
+@pytest.fixture
+def house(toy_module, tmp_path, monkeypatch):
+    """The current folder, holding `car.gin`; gin is left clean."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / 'car.gin').write_text(CONFIG)
+    yield tmp_path
+    gin.clear_config()
+
+
+@pytest.fixture
+def clean_environment(monkeypatch):
+    """What `main` sets in the environment ends with the test."""
+    saved = dict(os.environ)
+    yield
+    for name in set(os.environ) - set(saved):
+        monkeypatch.delenv(name)
+    os.environ.clear()
+    os.environ.update(saved)

@@ -1,0 +1,64 @@
+"""The same training on one device and on meshes of eight virtual ones, in a process of its own."""
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from tests.support import paths
+
+# Unoptimised code compiles in two thirds of the time, and three steps run at once anyway.
+FLAGS = '--xla_force_host_platform_device_count=8 --xla_backend_optimization_level=0'
+
+
+@pytest.fixture(scope='module')
+def runs():
+    command = [sys.executable, '-m', 'tests.support.mesh_worker']
+    done = subprocess.run(command, env=paths.environment(XLA_FLAGS=FLAGS), capture_output=True, text=True, timeout=400)
+    assert done.returncode == 0, done.stderr[-4000:]
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.mark.parametrize(
+    ('mesh', 'single'),
+    [
+        ('adam data', 'adam single'),
+        ('adam fsdp', 'adam single'),
+        ('adafactor tensor', 'adafactor single'),
+        ('adafactor all, 2 microbatches', 'adafactor single'),
+    ],
+)
+def test_losses_and_norms_do_not_depend_on_the_mesh(runs, mesh, single):
+    np.testing.assert_allclose(runs[mesh]['losses'], runs[single]['losses'], rtol=2e-4)
+
+
+def test_training_moves_the_loss(runs):
+    for run in runs.values():
+        assert run['losses'][0][0] != run['losses'][-1][0]
+
+
+def test_fsdp_holds_an_eighth_of_parameters_and_moments(runs):
+    whole, part = runs['adam single'], runs['adam fsdp']
+    assert runs['adam data']['bytes'] == whole['bytes']
+    # A little more than an eighth: biases of two heads and step counters are replicated.
+    assert whole['bytes'] / 8 < part['bytes'] < whole['bytes'] / 7
+
+
+def test_the_table_counts_what_the_devices_hold(runs):
+    for run in ('adam single', 'adam fsdp'):
+        # Parameters, two moments of equal size, and a few int32 counters of steps.
+        assert abs(runs[run]['bytes'] - 3 * runs[run]['table']) <= 16
+
+
+def test_the_plan_counts_what_the_devices_hold(runs):
+    for run in runs.values():
+        assert run['planned'] == run['bytes']
+
+
+def test_factored_moments_are_split_like_their_parameters(runs):
+    whole, split = (runs[name] for name in ('adafactor single', 'adafactor all, 2 microbatches'))
+    state, part = (run['bytes'] - run['table'] for run in (whole, split))
+    # fsdp and tensor halve a row or column each; placeholders, counters and biases of two heads stay.
+    assert part < 0.6 * state

@@ -1,0 +1,107 @@
+"""A run that is killed anywhere and started again ends bit for bit where an unbroken run ends.
+
+The processes are real, and killed by real signals at random moments (the seed and the moments are printed).
+"""
+
+import json
+import os
+import pathlib
+import random
+import signal
+import time
+
+import pytest
+
+from tests.support.compare_runs import checkpoint_steps, difference, last_step
+
+RUN = {'train_steps': 80, 'log_period': 7, 'eval_period': 25, 'checkpoint_period': 10, 'dropout_rate': 0.1}
+
+
+def start_and_signal(training, number, moment, folder):
+    """Starts the run and sends it `number` once `moment(seconds)` is true; returns (exit code, output)."""
+    pid, output = training.start(model_dir=str(folder), **RUN)
+    begun = time.monotonic()
+    while not moment(time.monotonic() - begun):
+        if time.monotonic() - begun > 120:
+            break
+        if pathlib.Path(output).exists() and '"stopped"' in output.read_text():
+            break
+        time.sleep(0.001)
+    os.kill(pid, number)
+    return training.wait(), output.read_text()
+
+
+@pytest.fixture(scope='module')
+def unbroken(training, tmp_path_factory):
+    folder = tmp_path_factory.mktemp('unbroken') / 'run'
+    code, output = training.run(model_dir=str(folder), **RUN)
+    assert code == 0, output
+    return folder
+
+
+def assert_equal_runs(folder, unbroken):
+    assert difference(folder, unbroken, RUN['train_steps']) is None
+
+
+def test_killed_at_random_moments_and_restarted_is_bit_equal(training, unbroken, tmp_path):
+    seed = random.SystemRandom().randrange(10**6)
+    chosen, folder, log = random.Random(seed), tmp_path / 'run', []
+
+    def writing(seconds):
+        path = folder / 'checkpoints'
+        return path.exists() and any('tmp' in p.name for p in path.iterdir())
+
+    def after_step(step, delay):
+        def moment(seconds):
+            if last_step(folder) < step:
+                return False
+            time.sleep(delay)
+            return True
+
+        return moment
+
+    moments = [('while a checkpoint is written', writing)]
+    for low in (15, 40):
+        step, delay = chosen.randrange(low, low + 20), chosen.random() * 0.02
+        moments.append((f'{1000 * delay:.1f} ms after step {step} was logged', after_step(step, delay)))
+    for name, moment in moments:
+        code, _ = start_and_signal(training, signal.SIGKILL, moment, folder)
+        log.append(f'{name}: exit {code}, logged to step {last_step(folder)}, checkpoints {checkpoint_steps(folder)}')
+    code, output = training.run(model_dir=str(folder), **RUN)
+    print(f'seed {seed}', *log, sep='\n  ')
+    assert code == 0, output
+    assert sum('exit -9' in line for line in log) >= 2, log
+    assert_equal_runs(folder, unbroken)
+    assert not [p for p in (folder / 'checkpoints').iterdir() if 'tmp' in p.name]
+
+
+@pytest.mark.parametrize('number', [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_saves_the_step_and_exits_cleanly(training, unbroken, tmp_path, number):
+    folder = tmp_path / 'run'
+    code, output = start_and_signal(training, number, lambda s: last_step(folder) >= 14, folder)
+    result = json.loads(output.splitlines()[-1])
+    print(f'{number.name} came at step {result["step"]}, checkpoints {checkpoint_steps(folder)}')
+    assert code == 0, output
+    assert result['stopped'] == number.name and 14 <= result['step'] < RUN['train_steps']
+    assert checkpoint_steps(folder)[-1] == result['step']
+    if number == signal.SIGTERM:
+        code, output = training.run(model_dir=str(folder), **RUN)
+        assert code == 0, output
+        assert_equal_runs(folder, unbroken)
+
+
+def test_a_second_signal_leaves_at_once(training, tmp_path):
+    settings = {**RUN, 'train_steps': 10**6, 'checkpoint_period': 10**6, 'eval_period': 10**6}
+    folder = tmp_path / 'run'
+    pid, _ = training.start(model_dir=str(folder), **settings)
+    while last_step(folder) < 7:
+        time.sleep(0.005)
+    os.kill(pid, signal.SIGSTOP)  # so that both signals wait for it
+    os.kill(pid, signal.SIGTERM)
+    os.kill(pid, signal.SIGINT)
+    os.kill(pid, signal.SIGCONT)
+    assert training.wait() in (128 + signal.SIGTERM, 128 + signal.SIGINT)
+
+
+def test_keep_n(unbroken):
+    assert checkpoint_steps(unbroken) == [60, 70, 80]

@@ -1,0 +1,378 @@
+"""Real processes on loopback: the command line over two processes of four devices each against one of one device."""
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+
+from remixer_t5x.devices import processes as distributed
+from remixer_t5x.errors import UserError
+from tests.support import paths
+
+DEVICES = 4
+HEARTBEAT = 20
+# Every model at a size that compiles quickly; each reads other names.
+LAYERS = {'HEAD_DIM': 8, 'NUM_ENCODER_LAYERS': 1, 'NUM_DECODER_LAYERS': 1}
+HEADS = {**LAYERS, 'EMBED_DIM': 16, 'NUM_HEADS': 2}
+MODELS = {
+    't5_1_1': {**HEADS, 'MLP_DIM': 16},
+    'remixer': {**HEADS, 'REMIXER_DIM': 16},
+    'hyper_mixer': {**HEADS, 'HYPER_MIXER_DIM': 16, 'HYPER_MIXER_MLP_DIM': 16},
+    'tim': {'HEAD_DIM': 8, 'TIM_EMBED_DIM': 16, 'TIM_MLP_DIM': 16, 'TIM_NUM_HEADS': 2},
+}
+DATA = {
+    'MIXTURE_OR_TASK_NAME': 'lines',
+    'TASK_FEATURE_LENGTHS': {'inputs': 16, 'targets': 12},
+    'VOCAB_SIZE': 264,
+}
+TRAINING = {
+    'BATCH_SIZE': 16,
+    'TRAIN_STEPS': 2,
+    'LOG_PERIOD': 1,
+    'EVAL_PERIOD': None,
+    'CHECKPOINT_PERIOD': 1000,
+    'KEEP_CHECKPOINTS': None,
+}
+
+
+def gin(settings):
+    return [f'--gin.{name}={value}' for name, value in settings.items()]
+
+
+def model_flags(name='t5_1_1'):
+    files = [f'models/{name}.gin', 'sizes/tiny.gin', 'hardware/cpu.gin']
+    return [f'--gin_file={file}' for file in files] + gin({**MODELS[name], **DATA})
+
+
+def train(folder, model='t5_1_1', shuffle=True, **settings):
+    files = ['--gin_file=optimizers/adafactor_constant.gin', '--gin_file=runs/pretrain.gin']
+    changes = {**TRAINING, 'MODEL_DIR': folder, 'train/data.DatasetConfig.shuffle': shuffle, **settings}
+    return ['train', *files, *model_flags(model), *gin(changes)]
+
+
+def finetune(folder, model, **settings):
+    """With an evaluation at the end, and the best parameters kept."""
+    changes = {'INITIAL_CHECKPOINT_PATH': None, 'DROPOUT_RATE': 0.0, 'EVAL_BATCH_SIZE': 16, 'EVAL_EXAMPLES': 16}
+    command = train(folder, model, **changes, **settings, EVAL_PERIOD=2)
+    return ['finetune', *[word.replace('runs/pretrain.gin', 'runs/finetune.gin') for word in command[1:]]]
+
+
+class Processes:
+    """A server that forks processes of the command line."""
+
+    def __init__(self, folder):
+        self.folder = folder
+        self.lines = [f'{chr(97 + i % 26) * 3} line {i}' for i in range(90)]
+        file = folder / 'lines.txt'
+        file.write_text(''.join(f'{line}\n' for line in self.lines))
+        self._server = subprocess.Popen(
+            [sys.executable, '-m', 'tests.support.several_processes', str(file)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            env=paths.environment(),
+        )
+        self._number = 0
+
+    def start(self, processes):
+        """Starts them together; `outputs` are the files of their output, `pids` their numbers."""
+        self._number += 1
+        self.outputs = [self.folder / f'output{self._number}_{index}.txt' for index in range(len(processes))]
+        for process, output in zip(processes, self.outputs, strict=True):
+            process |= {'output': str(output), 'cache': str(self.folder / 'compiled')}
+        self._server.stdin.write(json.dumps(processes) + '\n')
+        self._server.stdin.flush()
+        self.pids = json.loads(self._server.stdout.readline())
+
+    def wait(self):
+        """(exit code, output) of each."""
+        codes = json.loads(self._server.stdout.readline())
+        return list(zip(codes, [output.read_text() for output in self.outputs], strict=True))
+
+    def run(self, processes):
+        self.start(processes)
+        return self.wait()
+
+    def close(self):
+        self._server.stdin.close()
+        self._server.stdout.close()
+        self._server.wait(timeout=60)
+
+
+def free_port():
+    with socket.socket() as listening:
+        listening.bind(('127.0.0.1', 0))
+        return listening.getsockname()[1]
+
+
+def pair(*commands):
+    """Two processes that run the commands one after the other."""
+    join = {'address': f'127.0.0.1:{free_port()}', 'count': 2, 'initialization_timeout': 90}
+    return [{'devices': DEVICES, 'commands': commands, 'join': {**join, 'index': index}} for index in (0, 1)]
+
+
+def pair_by_flags(command, *more):
+    """Two processes that run one command; `more` are further arguments of each."""
+    flags = [
+        f'--coordinator_address=127.0.0.1:{free_port()}',
+        '--process_count=2',
+        '--initialization_timeout=90',
+        f'--heartbeat_timeout={HEARTBEAT}',
+    ]
+    extra = more or ([], [])
+    return [
+        {'devices': DEVICES, 'commands': [[*command, *flags, f'--process_index={index}', *extra[index]]]}
+        for index in (0, 1)
+    ]
+
+
+def alone(*commands):
+    return [{'devices': 1, 'commands': commands}]
+
+
+def losses(folder, kind='train'):
+    records = [json.loads(line) for line in (folder / 'metrics.jsonl').read_text().splitlines()]
+    return {record['step']: (record['loss'], record['grad_norm']) for record in records if record['kind'] == kind}
+
+
+def assert_close(ours, theirs):
+    assert ours.keys() == theirs.keys() and ours
+    for step in ours:
+        np.testing.assert_allclose(ours[step], theirs[step], rtol=2e-4, err_msg=f'step {step}')
+
+
+def fork(folder, copy, step):
+    """A run as it was when the checkpoint of `step` was written."""
+    shutil.copytree(folder, copy)
+    for checkpoint in (copy / 'checkpoints').iterdir():
+        if int(checkpoint.name) > step:
+            shutil.rmtree(checkpoint)
+
+
+def rows(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+@pytest.fixture(scope='module')
+def processes(tmp_path_factory):
+    server = Processes(tmp_path_factory.mktemp('processes'))
+    yield server
+    server.close()
+
+
+@pytest.fixture(scope='module')
+def runs(processes):
+    """The same commands over two processes and in one, and each going on with what the other has begun."""
+    folder = processes.folder
+    texts = folder / 'texts.txt'
+    texts.write_text('\n'.join(processes.lines[:20]) + '\n')
+    long = {'TRAIN_STEPS': 4, 'CHECKPOINT_PERIOD': 2}
+
+    def commands(name):
+        return [
+            finetune(folder / name / 'remixer', 'remixer', shuffle=False),
+            train(folder / name / 'hyper_mixer', 'hyper_mixer', shuffle=False),
+            train(folder / name / 'tim', 'tim', shuffle=False),
+            train(folder / name / 't5_1_1', **long),
+        ]
+
+    def judge(name):
+        where = f'--checkpoint={folder / "alone" / "t5_1_1"}'
+        checked = ['eval', where, *model_flags(), '--gin.EVAL_BATCH_SIZE=16', f'--output={folder / name / "eval"}']
+        answers = ['infer', where, *model_flags(), '--gin.INFER_BATCH_SIZE=8', f'--input={texts}']
+        vocabulary = ['--gin_file=' + str(_vocabulary_gin(folder)), f'--output={folder / name / "answers.jsonl"}']
+        return [checked, [*answers, *vocabulary]]
+
+    results = {'together': _well(processes.run(pair(*commands('together'))))}
+    fork(folder / 'together' / 't5_1_1', folder / 'together to alone', 2)
+    one = [*commands('alone'), train(folder / 'together to alone', **long), *judge('alone')]
+    results['alone'] = _well(processes.run(alone(*one)))
+    fork(folder / 'alone' / 't5_1_1', folder / 'alone to together', 2)
+    _well(processes.run(pair(train(folder / 'alone to together', **long), *judge('together'))))
+    return folder, results
+
+
+def _well(result):
+    for code, output in result:
+        assert code == 0, output[-3000:]
+    return result
+
+
+def _vocabulary_gin(folder):
+    path = folder / 'vocabulary.gin'
+    path.write_text(
+        'from __gin__ import dynamic_registration\nimport seqio\nVOCABULARY = @seqio.ByteVocabulary()\n'
+        'seqio.ByteVocabulary.extra_ids = 0\n'
+    )
+    return path
+
+
+@pytest.mark.parametrize('model', [model for model in MODELS if model != 't5_1_1'])
+def test_two_processes_train_as_one_device_does(runs, model):
+    """Not shuffled, so that a batch has the same rows whether one process reads it or two."""
+    folder = runs[0]
+    ours = losses(folder / 'together' / model)
+    print(model, ours)
+    assert len(ours) == 2
+    assert_close(ours, losses(folder / 'alone' / model))
+
+
+def test_a_run_goes_on_with_another_number_of_processes(runs):
+    """T5.1.1, shuffled: from one checkpoint, two processes and one device train the same."""
+    folder = runs[0]
+    print('begun by two', losses(folder / 'together' / 't5_1_1'), losses(folder / 'together to alone'))
+    assert_close(losses(folder / 'together to alone'), losses(folder / 'together' / 't5_1_1'))
+    assert_close(losses(folder / 'alone to together'), losses(folder / 'alone' / 't5_1_1'))
+    # Two parts of the data are read in another order than the whole, so this compares something.
+    assert losses(folder / 'together' / 't5_1_1')[4] != losses(folder / 'alone' / 't5_1_1')[4]
+
+
+def test_finetuning_keeps_the_same_best_parameters(runs):
+    for name in ('together', 'alone'):
+        folder = runs[0] / name / 'remixer'
+        (record,) = [row for row in rows(folder / 'metrics.jsonl') if row['kind'] == 'eval/lines']
+        kept = json.loads((folder / 'best' / 'lines' / '2' / 'run' / 'metadata').read_text())['best']
+        assert kept == {'task': 'lines', 'metric': 'exact', 'value': record['exact'], 'step': 2}
+
+
+def test_evaluation_and_inference_do_not_depend_on_the_number_of_processes(runs):
+    folder = runs[0]
+    ours, theirs = (rows(folder / name / 'eval' / 'metrics.jsonl') for name in ('together', 'alone'))
+    assert [row['exact'] for row in ours] == [row['exact'] for row in theirs] and len(ours) == 1
+    ours, theirs = (rows(folder / name / 'answers.jsonl') for name in ('together', 'alone'))
+    assert [row['prediction'] for row in ours] == [row['prediction'] for row in theirs] and len(ours) == 20
+    np.testing.assert_allclose([row['score'] for row in ours], [row['score'] for row in theirs], rtol=1e-4)
+
+
+def test_only_the_first_process_prints(runs):
+    first, second = (output for _, output in runs[1]['together'])
+    assert 'finished at step 2' in first and 'parameters' in first
+    assert not [line for line in second.splitlines() if line and 'Gloo' not in line]
+
+
+def test_sigterm_on_one_process_stops_all_at_one_step_and_a_killed_one_ends_the_others(processes):
+    folder = processes.folder / 'endless'
+    endless = train(folder, TRAIN_STEPS=10**6, CHECKPOINT_PERIOD=10**6)
+    processes.start(pair_by_flags(endless))
+    _until_step(folder, 3)
+    os.kill(processes.pids[1], signal.SIGTERM)
+    result = processes.wait()
+    saved = [int(path.name) for path in (folder / 'checkpoints').iterdir()]
+    assert [code for code, _ in result] == [143, 143], result
+    assert f'stopped by SIGTERM and saved at step {saved[0]}' in result[0][1] and len(saved) == 1
+
+    processes.start(pair_by_flags(endless))
+    _until_step(folder, saved[0] + 3)
+    os.kill(processes.pids[1], signal.SIGKILL)
+    begun = time.monotonic()
+    (code, output), (killed, _) = processes.wait()
+    seconds = time.monotonic() - begun
+    print(f'process 0 left after {seconds:.1f} s: {output.splitlines()[-1]}')
+    assert (code, killed) == (75, -9)
+    assert 'error (process 0): another process is gone' in output and 'Check failure stack trace' not in output
+    assert seconds < HEARTBEAT + 10
+    assert [int(path.name) for path in (folder / 'checkpoints').iterdir() if path.name.isdigit()] == saved
+
+
+def _until_step(folder, step):
+    path = folder / 'metrics.jsonl'
+    deadline = time.monotonic() + 300
+    while time.monotonic() < deadline:
+        if path.exists() and any(json.loads(line)['step'] >= step for line in path.read_text().splitlines(True)[:-1]):
+            return
+        time.sleep(0.02)
+    raise AssertionError(f'no step {step}')
+
+
+def test_a_mistake_in_one_process_ends_all_with_its_line(processes):
+    command = train(processes.folder / 'mistaken')
+    (code, first), (own, second) = processes.run(pair_by_flags(command, [], ['--gin.KEEP_CHECKPOINTS=0']))
+    assert (code, own) == (2, 2)
+    assert 'error (process 1): KEEP_CHECKPOINTS is 0' in second
+    assert 'error (process 0): process 1 has failed: KEEP_CHECKPOINTS is 0' in first
+
+
+def test_a_process_that_does_not_come_is_told(processes):
+    one = pair_by_flags(train(processes.folder / 'lonely'), ['--initialization_timeout=2'], [])[:1]
+    ((code, output),) = processes.run(one)
+    assert code == 75
+    assert output.splitlines()[-1].startswith('error (process 0): not all 2 processes met at 127.0.0.1:')
+
+
+SLURM = {
+    'SLURM_JOB_ID': '4096',
+    'SLURM_STEP_NODELIST': 'node[3-4]',
+    'SLURM_NTASKS': '2',
+    'SLURM_PROCID': '1',
+    'SLURM_LOCALID': '0',
+    'SLURM_STEP_TASKS_PER_NODE': '1(x2)',
+}
+MPI = {
+    'OMPI_MCA_orte_hnp_uri': '1531576320.0;tcp://10.96.0.1,10.148.0.1:34911',
+    'OMPI_COMM_WORLD_SIZE': '16',
+    'OMPI_COMM_WORLD_RANK': '9',
+    'OMPI_COMM_WORLD_LOCAL_RANK': '1',
+    'OMPI_COMM_WORLD_LOCAL_SIZE': '8',
+}
+BY_HAND = distributed.Processes('node1:8476', '2', '1')
+
+
+@pytest.mark.parametrize(
+    ('environment', 'settings', 'place'),
+    [
+        ({}, distributed.Processes(), None),
+        ({}, BY_HAND, distributed.Place('node1:8476', 2, 1)),
+        (
+            {'JAX_COORDINATOR_ADDRESS': 'node1:8476', 'JAX_NUM_PROCESSES': '3', 'JAX_PROCESS_ID': '0'},
+            distributed.Processes(index='2'),
+            distributed.Place('node1:8476', 3, 2),
+        ),
+        # One process for a machine has all its devices, one of eight its own.
+        (SLURM, distributed.Processes(), distributed.Place('node3:61440', 2, 1, None)),
+        (SLURM | {'SLURM_NTASKS': '1', 'SLURM_PROCID': '0'}, distributed.Processes(), None),
+        (SLURM, distributed.Processes(count='1'), None),
+        (SLURM, BY_HAND, distributed.Place('node1:8476', 2, 1)),
+        (MPI, distributed.Processes(), distributed.Place('10.96.0.1:62624', 16, 9, (1,))),
+        (MPI | {'CUDA_VISIBLE_DEVICES': '1'}, distributed.Processes(), distributed.Place('10.96.0.1:62624', 16, 9)),
+        # A pod that is not one of several by number.
+        ({'KUBERNETES_SERVICE_HOST': '10.0.0.1'}, distributed.Processes(), None),
+    ],
+)
+def test_where_a_process_stands(monkeypatch, environment, settings, place):
+    for name in [name for name in os.environ if name.startswith(('SLURM', 'OMPI', 'JAX_COORD', 'KUBERNETES'))]:
+        monkeypatch.delenv(name)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert distributed.find(settings) == place
+
+
+@pytest.mark.parametrize(
+    ('settings', 'words'),
+    [
+        (distributed.Processes('node1:8476'), '--process_count and --process_index'),
+        (distributed.Processes(index='1'), 'without --coordinator_address and --process_count'),
+        (distributed.Processes('node1:8476', '2', '2'), 'numbered 0 to 1'),
+        (distributed.Processes('node1', '2', '1'), '--coordinator_address=node1:8476'),
+        (distributed.Processes('node1:8476', 'two', '1'), "--process_count (or JAX_NUM_PROCESSES) is 'two'"),
+        (distributed.Processes('node1:8476', '2', '-1'), 'whole number from 0'),
+        (distributed.Processes('node1:8476', '1', '3'), 'numbered 0 to 0'),
+        (distributed.Processes('node1:8476', '2', '1', initialization_timeout='soon'), 'takes seconds'),
+    ],
+)
+def test_wrong_flags_are_told_in_one_line(settings, words):
+    with pytest.raises(UserError) as raised:
+        distributed.find(settings, {})
+    assert words in str(raised.value) and '\n' not in str(raised.value)
+
+
+def test_a_numbered_pod_without_the_package_is_told():
+    with pytest.raises(UserError, match='pip install kubernetes'):
+        distributed.find(distributed.Processes(), {'KUBERNETES_SERVICE_HOST': 'x', 'JOB_COMPLETION_INDEX': '0'})
