@@ -13,7 +13,7 @@ import jax
 import orbax.checkpoint as ocp
 from etils import epath
 
-from remixer_t5x.checkpoints import durable, saved_params
+from remixer_t5x.checkpoints import durable, manager, saved_params
 from remixer_t5x.devices import collectives
 from remixer_t5x.errors import UserError
 from remixer_t5x.evaluation.task_evaluation import Report
