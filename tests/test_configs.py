@@ -83,8 +83,7 @@ OWN_SIZES = {'remixer_scaled', 't5_1_0'}
 
 
 def build(*files: str) -> Seq2Seq:
-    loading.load(files, [], root='remixer_t5x.model.seq2seq.Seq2Seq', partial=True)
-    return loading.call(Seq2Seq)
+    return loading.build_model(*files)
 
 
 @pytest.mark.parametrize(('model', 'size'), PARAMETERS)
@@ -119,10 +118,7 @@ def test_no_model_or_size_is_left_out():
 @pytest.mark.parametrize('line', ['ENCODER_FEED_FORWARD', 'DECODER_FEED_FORWARD'])
 def test_one_line_swaps_half_a_layer(line):
     flags = [(line, '@gated_mlp.GatedMLP')]
-    loading.load(
-        ['models/remixer.gin', 'sizes/tiny.gin'], flags, root='remixer_t5x.model.seq2seq.Seq2Seq', partial=True
-    )
-    swapped = loading.call(Seq2Seq)
+    swapped = loading.build_model('models/remixer.gin', 'sizes/tiny.gin', flags=flags)
     shapes = jax.eval_shape(lambda key: swapped.init(key, SHAPES), jax.random.key(0))
     side, other = ('encoder', 'decoder') if line.startswith('ENCODER') else ('decoder', 'encoder')
     assert 'gated_mlp' in shapes[side]['run_0']['layer'] and 'remixer' not in shapes[side]['run_0']['layer']
@@ -171,8 +167,7 @@ MIXERS = {
 def test_any_encoder_mixer_goes_with_any_decoder_mixer():
     files = ['models/gmlp_mixer.gin', *(file for file, _ in MIXERS.values()), 'sizes/tiny.gin']
     flags = [(f'{side.upper()}_MIXER', mixer) for side, (_, mixer) in MIXERS.items()]
-    loading.load(files, flags, root='remixer_t5x.model.seq2seq.Seq2Seq', partial=True)
-    model = loading.call(Seq2Seq)
+    model = loading.build_model(*files, flags=flags)
     shapes = jax.eval_shape(lambda key: model.init(key, SHAPES), jax.random.key(0))
     assert 'hyper_mixer' in shapes['encoder']['run_0']['layer']
     assert 'window_mixer' in shapes['decoder']['run_0']['layer']
@@ -194,8 +189,7 @@ def test_every_ablation_changes_its_model(path):
      ('models/mixer_enc.gin', ('DECODER_MIXER', '@mlp_mixer.MLPMixer'), 'WindowMixer')],
 )  # fmt: skip
 def test_what_cannot_be_causal_refuses_in_a_decoder_when_built(file, line, instead):
-    loading.load([file, 'sizes/tiny.gin'], [line], root='remixer_t5x.model.seq2seq.Seq2Seq', partial=True)
-    model = loading.call(Seq2Seq)
+    model = loading.build_model(file, 'sizes/tiny.gin', flags=[line])
     with pytest.raises(UserError, match=instead):
         jax.eval_shape(lambda key: model.init(key, SHAPES), jax.random.key(0))
 

@@ -173,7 +173,7 @@ LOADERS = {
     *('remixer_t5x/cli/main.py', 'remixer_t5x/cli/compare.py', 'remixer_t5x/cli/convert.py'),
     'remixer_t5x/cli/report_model.py',
 }
-LOADS = ('loading.load(', 'gin.parse_config')
+LOADS = ('loading.load(', 'loading.build', 'gin.parse_config')
 
 
 def _loaders():

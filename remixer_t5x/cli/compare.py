@@ -14,7 +14,6 @@ from remixer_t5x.config import loading
 from remixer_t5x.costs import counts, papers
 from remixer_t5x.costs.counts import Counts
 from remixer_t5x.costs.table import quantity
-from remixer_t5x.model.seq2seq import Seq2Seq
 from remixer_t5x.reports.pictures import hyper_mixing
 
 _PIPE_WIDTH = 150
@@ -100,8 +99,7 @@ def _part(counted: Counts, part: str) -> tuple[int, float]:
 
 def _count(model: str, size: str, feature_lengths: Mapping[str, int]) -> Counts:
     files = [f'models/{model}.gin', f'sizes/{size}.gin']
-    loading.load(files, root='remixer_t5x.model.seq2seq.Seq2Seq', partial=True)
-    return counts.count(loading.call(Seq2Seq), feature_lengths)
+    return counts.count(loading.build_model(*files), feature_lengths)
 
 
 def _ratio(ours: float, baseline: float) -> str:

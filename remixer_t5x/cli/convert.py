@@ -24,7 +24,6 @@ from remixer_t5x.interop.huggingface import folders as huggingface
 from remixer_t5x.interop.huggingface import gin_file as hf_gin
 from remixer_t5x.interop.huggingface import tokenizer as hf_tokenizer
 from remixer_t5x.interop.safetensors import export as safetensors_export
-from remixer_t5x.model.seq2seq import Seq2Seq
 from remixer_t5x.run_folder import model_dir
 
 # In MODEL_DIR, beside the checkpoint.
@@ -101,8 +100,7 @@ def _beside(tokenizer: hf_tokenizer.Tokenizer, folder: epath.Path) -> hf_tokeniz
 
 def _check_against_source(teller: Teller, source: huggingface.Source, folder: epath.Path, vocabulary: Any) -> None:
     """The written gin file and checkpoint, read as a user's command reads them, against the Hugging Face folder."""
-    loading.load([str(folder / MODEL_GIN)], root=f'{Seq2Seq.__module__}.Seq2Seq', partial=True)
-    model = loading.call(Seq2Seq)
+    model = loading.build_model(str(folder / MODEL_GIN))
     params = saved_params.restore_params(str(folder), abstract_params(model), pipeline.vocabulary_record(vocabulary))
     check_same(huggingface.first_difference(source, params), folder)
     teller.say('check', 'every weight, read back, is what was read')

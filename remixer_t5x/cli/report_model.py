@@ -73,13 +73,8 @@ def load(folder: str) -> Trained:
 
     gin's configuration is replaced. Raises UserError where something is missing: a module, data, the checkpoint.
     """
-    loading.load(
-        [os.path.join(folder, model_dir.CONFIG)],
-        root=f'{__name__}.parts',
-        partial=True,
-        base=['runs/report_model.gin'],
-    )
-    made = loading.call(parts)
+    config = os.path.join(folder, model_dir.CONFIG)
+    made = loading.build(f'{__name__}.parts', [config], base=['runs/report_model.gin'])
     vocabulary = pipeline.vocabulary(made.dataset)
     # This machine's devices, which need not be those of the run.
     partitioner = partition.Partitioner()

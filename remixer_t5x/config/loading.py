@@ -9,16 +9,18 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import importlib
 import io
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import gin
 
-from remixer_t5x.config import checks, gin_errors, scan
+from remixer_t5x.config import checks, errors, scan
 from remixer_t5x.errors import UserError, one_line
 
 MODELS = 'models/'
+MODEL = 'remixer_t5x.model.seq2seq.Seq2Seq'
 _ALMOST_PYTHON = {'true': 'True', 'false': 'False', 'none': 'None', 'null': 'None'}
 
 
@@ -179,7 +181,7 @@ def _parse(segment: _Segment, sources: _Sources) -> None:
         if segment.file.startswith(scan.COMMAND_LINE) and _parse_with_imports(segment, sources):
             return
         seen = scan.Scan(sources.scan.bindings, segment.imports)
-        known = gin_errors.translate(error, segment.file, seen)
+        known = errors.translate(error, segment.file, seen)
         if known is None:
             raise
         raise known from None
@@ -215,10 +217,46 @@ def call(function: Callable[..., Any]) -> Any:
     try:
         return configured()
     except Exception as error:
-        known = gin_errors.translate_call(error)
+        known = errors.translate_call(error)
         if known is None:
             raise
         raise known from error
+
+
+def build(root: str, files: Sequence[str], flags: Sequence[tuple[str, str]] = (), **options: Any) -> Any:
+    """What the class or function `root` makes of gin files and flags; the arguments of `load`, then `call`.
+
+    Settings of other parts of a training configuration may be there too, unread.
+
+    Raises:
+        UserError: anything wrong with files, flags, names or values, on one line.
+    """
+    load(files, flags, root=root, partial=True, **options)
+    module, _, name = root.rpartition('.')
+    return call(getattr(importlib.import_module(module), name))
+
+
+def build_model(
+    *files: str,
+    macros: Mapping[str, Any] | None = None,
+    flags: Sequence[tuple[str, str]] = (),
+    search_paths: Sequence[str] = (),
+    model: Sequence[str] = (),
+) -> Any:
+    """The `Seq2Seq` of a model's gin files, such as `build_model('models/remixer.gin', 'sizes/tiny.gin')`.
+
+    Args:
+        files: gin files, looked up here, in `search_paths` and among the shipped configs; a later file overrides.
+        macros: Python values set after all files, such as `{'NUM_ENCODER_LAYERS': 2}`.
+        flags: the same as text of gin, as after `--gin.`: `[('OPTIMIZER', '@optimizer.adamw()')]`.
+        search_paths: more folders with gin files.
+        model: files read in place of the model that `files` include.
+
+    Raises:
+        UserError: anything wrong with files, macros, names or values, on one line.
+    """
+    values = [(name, repr(value)) for name, value in (macros or {}).items()]
+    return build(MODEL, files, [*values, *flags], search_paths=search_paths, model=model)
 
 
 def operative_config() -> str:

@@ -41,11 +41,9 @@ def our_calls(model_name: str, args: argparse.Namespace) -> tuple[dict[int, Call
     from remixer_t5x.config import loading
     from remixer_t5x.model.beam_search import BeamSearch
     from remixer_t5x.model.decoding import Greedy
-    from remixer_t5x.model.seq2seq import Seq2Seq
 
     files = [f'models/{model_name}.gin', f'sizes/{args.size}.gin', *args.gin_file]
-    loading.load(files, [('DTYPE', args.dtype)], root='remixer_t5x.model.seq2seq.Seq2Seq', partial=True)
-    model = loading.call(Seq2Seq)
+    model = loading.build_model(*files, macros={'DTYPE': args.dtype})
     shapes = {'encoder_input_tokens': (1, args.inputs), 'decoder_target_tokens': (1, args.outputs)}
     params = nn.unbox(jax.jit(lambda key: model.init(key, shapes))(jax.random.key(0)))
     inputs = np.random.default_rng(0).integers(2, 32000, (args.batch, args.inputs), np.int32)

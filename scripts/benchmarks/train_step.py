@@ -40,13 +40,11 @@ def our_step(model_name: str, args: argparse.Namespace) -> tuple[Callable[[], No
     from remixer_t5x.config import loading
     from remixer_t5x.costs import counts
     from remixer_t5x.devices import partition
-    from remixer_t5x.model.seq2seq import Seq2Seq
     from remixer_t5x.optimization import optimizer, schedules, train_state, train_step
 
     lengths = {'inputs': args.inputs, 'targets': args.targets}
     files = [f'models/{model_name}.gin', f'sizes/{args.size}.gin', *args.gin_file]
-    loading.load(files, [('DTYPE', args.dtype)], root='remixer_t5x.model.seq2seq.Seq2Seq', partial=True)
-    model = loading.call(Seq2Seq)
+    model = loading.build_model(*files, macros={'DTYPE': args.dtype})
     counted = counts.count(model, lengths)
     batch = {
         'encoder_input_tokens': (args.batch, args.inputs),

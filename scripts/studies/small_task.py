@@ -122,13 +122,7 @@ def model_of(trial: Trial, vocab_size: int) -> Seq2Seq:
         'REMAT_POLICY': 'None',
     }
     flags = [*((name, str(value)) for name, value in sizes.items()), *variant.flags]
-    loading.load(
-        ['models/t5_1_1.gin', 'sizes/tiny.gin', *variant.files],
-        flags,
-        root='remixer_t5x.model.seq2seq.Seq2Seq',
-        partial=True,
-    )
-    return loading.call(Seq2Seq)
+    return loading.build_model('models/t5_1_1.gin', 'sizes/tiny.gin', *variant.files, flags=flags)
 
 
 @functools.lru_cache(maxsize=4)

@@ -11,7 +11,6 @@ from remixer_t5x.cli.convert_model import abstract_params
 from remixer_t5x.cli.main import main
 from remixer_t5x.config import loading
 from remixer_t5x.interop.t5x import checkpoint as t5x_checkpoint
-from remixer_t5x.model.seq2seq import Seq2Seq
 
 GOLDEN = pathlib.Path(__file__).parent.parent / 'golden'
 # As tests/golden/make_t5x_checkpoints.py makes them.
@@ -65,8 +64,7 @@ def test_there_and_back_again(folder, ours, tmp_path, own_names, capsys):
     assert 'bit by bit' in capsys.readouterr().out
     names = [path.name for path in (tmp_path / 'checkpoint_7').iterdir()]
     assert ('target.encoder.layers_0.mlp.wo.kernel' in names) != own_names
-    loading.load(files(folder), [], root='remixer_t5x.model.seq2seq.Seq2Seq', partial=True)
-    abstract = abstract_params(loading.call(Seq2Seq))
+    abstract = abstract_params(loading.build_model(*files(folder)))
     (first, step), (second, same_step) = (
         t5x_checkpoint.read(str(place), abstract) for place in (folder / 't5_1_1', tmp_path)
     )

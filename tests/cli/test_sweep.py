@@ -14,7 +14,6 @@ from remixer_t5x.cli import sweep
 from remixer_t5x.cli.main import main
 from remixer_t5x.config import loading
 from remixer_t5x.errors import UserError
-from remixer_t5x.model.seq2seq import Seq2Seq
 from remixer_t5x.sublayers import attention, gated_mlp, hyper_mixer, remixer
 
 SMALL = [
@@ -29,11 +28,9 @@ SMALL = [
 
 def encoder_of(model):
     """The sublayers of the encoder's layers, and the dropout rate."""
-    loading.load(
-        ['experiments/finetune_cogs.gin'], [('DROPOUT_RATE', '0.25')], root='remixer_t5x.model.seq2seq.Seq2Seq',
-        partial=True, model=loading.model_files(model),
-    )  # fmt: skip
-    ((layer, _),) = loading.call(Seq2Seq).module.encoder_stack().runs
+    files = loading.model_files(model)
+    built = loading.build_model('experiments/finetune_cogs.gin', macros={'DROPOUT_RATE': 0.25}, model=files)
+    ((layer, _),) = built.module.encoder_stack().runs
     return [type(sublayer()) for sublayer in layer().sublayers]
 
 
@@ -51,20 +48,16 @@ def test_a_model_takes_the_place_of_the_one_that_an_experiment_includes(model, s
 
 
 def test_settings_of_the_experiment_are_kept():
-    loading.load(
-        ['experiments/cogs_cpu.gin'], root='remixer_t5x.model.seq2seq.Seq2Seq', partial=True,
-        model=['models/hyper_mixer.gin'],
-    )  # fmt: skip
-    assert loading.call(Seq2Seq).vocab_size == 896
+    assert loading.build_model('experiments/cogs_cpu.gin', model=['models/hyper_mixer.gin']).vocab_size == 896
 
 
 def test_a_model_where_none_is_named_and_one_that_is_none():
     with pytest.raises(UserError, match='stands in for a file of models/.*type --gin_file=models/remixer.gin'):
-        loading.load(['sizes/tiny.gin'], root='remixer_t5x.model.seq2seq.Seq2Seq', model=['models/remixer.gin'])
+        loading.build_model('sizes/tiny.gin', model=['models/remixer.gin'])
     with pytest.raises(UserError, match='empty name'):
         loading.model_files('remixer+')
     with pytest.raises(UserError, match='models/remixr.gin'):
-        loading.load(['models/t5_1_1.gin'], root='remixer_t5x.model.seq2seq.Seq2Seq', model=['models/remixr.gin'])
+        loading.build_model('models/t5_1_1.gin', model=['models/remixr.gin'])
 
 
 def compare(*arguments):

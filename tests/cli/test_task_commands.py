@@ -14,7 +14,6 @@ from remixer_t5x.checkpoints import saved_params
 from remixer_t5x.cli.main import main
 from remixer_t5x.config import loading
 from remixer_t5x.devices.partition import Partitioner
-from remixer_t5x.model.seq2seq import Seq2Seq
 from remixer_t5x.optimization import train_state
 
 pytestmark = [
@@ -128,9 +127,8 @@ def of_kind(path, kind):
 
 
 def parameters(path):
-    loading.load(['toy.gin'], root='remixer_t5x.model.seq2seq.Seq2Seq', partial=True)
     shapes = {'encoder_input_tokens': (4, 12), 'decoder_target_tokens': (4, 14)}
-    abstract = saved_params.abstract_params(loading.call(Seq2Seq), shapes, Partitioner())
+    abstract = saved_params.abstract_params(loading.build_model('toy.gin'), shapes, Partitioner())
     return jax.device_get(saved_params.restore_params(str(path), abstract))
 
 

@@ -8,7 +8,6 @@ from flax import linen as nn
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from remixer_t5x.cli import info
 from remixer_t5x.config import loading
 from remixer_t5x.costs import counts, flops
 
@@ -24,27 +23,8 @@ PUBLISHED = {
 
 
 @pytest.fixture
-def build(monkeypatch):
-    """Builds the model of some gin files by letting `info` ask for it."""
-
-    class Asked(Exception):
-        pass
-
-    def model(*files, flags=()):
-        found = []
-
-        def catch(model, lengths):
-            found.append(model)
-            raise Asked
-
-        monkeypatch.setattr(info.counts, 'count', catch)
-        loading.load(['runs/info.gin', *files], flags, root='remixer_t5x.cli.info.run', partial=True)
-        with pytest.raises(Asked):
-            loading.call(info.run)
-        monkeypatch.undo()
-        return found[0]
-
-    return model
+def build():
+    return loading.build_model
 
 
 @pytest.mark.parametrize('size', PUBLISHED)

@@ -44,13 +44,11 @@ def model_of(folder, source) -> Seq2Seq:
     """The model of the gin file that goes with `source`, as a user's command makes it."""
     path = folder / 'model.gin'
     path.write_text(hf_gin.model_gin(source.t5, hf_tokenizer.Tokenizer(None, 100), 'A test.'))
-    loading.load([str(path)], root=MODEL, partial=True)
-    return loading.call(Seq2Seq)
+    return loading.build_model(str(path))
 
 
 def shipped(*files, flags=()) -> Seq2Seq:
-    loading.load([*files, 'sizes/tiny.gin'], flags, root=MODEL, partial=True)
-    return loading.call(Seq2Seq)
+    return loading.build_model(*files, 'sizes/tiny.gin', flags=flags)
 
 
 def batch_of(arrays):

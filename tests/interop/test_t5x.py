@@ -130,8 +130,7 @@ class TestUnderT5X:
 
         size = {'remixer_scaled': 'scaled_base', 't5_1_0': 't5_1_0_small'}.get(model, 'tiny')
         files = [f'models/{model}.gin', f'sizes/{size}.gin']
-        loading.load(files, [], root='remixer_t5x.model.seq2seq.Seq2Seq', partial=True)
-        driven = driver_model(loading.call(Seq2Seq).module)
+        driven = driver_model(loading.build_model(*files).module)
         shapes = {'encoder_input_tokens': (2, 64), 'decoder_input_tokens': (2, 32)}
 
         def state(rng):
@@ -232,9 +231,8 @@ class TestUnderT5X:
         done = subprocess.run(command, capture_output=True, text=True, cwd=CONFIGS.parent)
         assert done.returncode == 0, done.stderr[-3000:]
 
-        flags = [('VOCAB_SIZE', '4096'), ('NUM_ENCODER_LAYERS', '1'), ('NUM_DECODER_LAYERS', '2')]
-        loading.load(files[:2], flags, root='remixer_t5x.model.seq2seq.Seq2Seq', partial=True)
-        model = loading.call(Seq2Seq)
+        macros = {'VOCAB_SIZE': 4096, 'NUM_ENCODER_LAYERS': 1, 'NUM_DECODER_LAYERS': 2}
+        model = loading.build_model(*files[:2], macros=macros)
         shapes = {'encoder_input_tokens': (1, 8), 'decoder_target_tokens': (1, 8)}
         abstract = nn.unbox(jax.eval_shape(lambda key: model.init(key, shapes), jax.random.key(0)))
         trained, step = t5x_checkpoint.read(str(tmp_path), abstract)
