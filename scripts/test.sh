@@ -2,13 +2,36 @@
 # Installs what the tests need into a virtual environment and runs every check; fails when one of them does.
 #
 #   scripts/test.sh                   everything, in .venv
-#   scripts/test.sh tests/cli -k gin  the same, with these arguments for pytest
+#   scripts/test.sh --quick           lint, types, import directions, one test of each law for each sublayer, one run
+#                                     that trains, saves, resumes and evaluates
+#   scripts/test.sh --changed         the tests that a change since the main branch can affect, and why each of them
+#   scripts/test.sh --since REV       the same, for a change since a revision
+#   scripts/test.sh tests/cli -k gin  everything, with these arguments for pytest
+#   scripts/test.sh --random-order-seed 7   files, and the tests of each file, in a random order
 #   VENV=/path scripts/test.sh        in another virtual environment, made if it is not there
 #   WITH_TORCH=1 scripts/test.sh      installs torch and transformers too (gigabytes), for the parity tests
 #   REMIXER_T5X_DATA=/path ...        a folder with real data, for the tests that read it
 #   TEST_WORKERS=4 ...                pytest processes, 2 unless said
 set -euo pipefail
 cd "$(dirname "$0")/.."
+
+SELECT=all
+CHOSEN=''
+SINCE=()
+PYTEST=()
+while (( $# )); do
+    case "$1" in
+        --quick) SELECT=quick ;;
+        --changed) SELECT=changed ;;
+        --since)
+            if (( $# < 2 )); then echo 'error: --since needs a revision: --since HEAD~1' >&2; exit 2; fi
+            SELECT=changed SINCE=(--since "$2")
+            shift ;;
+        --since=*) SELECT=changed SINCE=(--since "${1#*=}") ;;
+        *) PYTEST+=("$1") ;;
+    esac
+    shift
+done
 
 source scripts/environment.sh
 EXTRAS='test,dev'
@@ -33,11 +56,29 @@ export TF_CPP_MIN_LOG_LEVEL="${TF_CPP_MIN_LOG_LEVEL:-3}"
 if [[ -z "${REMIXER_T5X_DATA:-}" ]]; then
     say 'REMIXER_T5X_DATA is not set: tests on real data will be skipped'
 fi
+case "$SELECT" in
+    quick)
+        # Only these files: to collect all others takes longer than to run the quick tests.
+        CHOSEN="$(grep -rl '^@pytest\.mark\.quick' --include='test_*.py' tests)"
+        PYTEST+=(-m quick tests/sublayers/test_contract.py) ;;
+    changed)
+        say 'tests that the change can affect'
+        CHOSEN="$("$VENV/bin/python" scripts/changed_tests.py ${SINCE[@]+"${SINCE[@]}"})" ;;
+esac
+while IFS= read -r file; do
+    if [[ -n "$file" ]]; then PYTEST+=("$file"); fi
+done <<< "$CHOSEN"
+
 check 'lint (ruff)' "$VENV/bin/ruff" check .
 check 'types (mypy)' "$VENV/bin/mypy"
 check 'import directions (import-linter)' "$VENV/bin/lint-imports" --no-cache --no-logo
-check 'tests (pytest)' "$VENV/bin/python" -m pytest -q -n "${TEST_WORKERS:-2}" --durations=10 "$@"
+if [[ "$SELECT" == changed && -z "$CHOSEN" ]]; then
+    say 'no test reads a changed file (they are listed above): no test was run'
+else
+    check 'tests (pytest)' "$VENV/bin/python" -m pytest -q -n "${TEST_WORKERS:-2}" --durations=10 ${PYTEST[@]+"${PYTEST[@]}"}
+fi
 
+say "$SECONDS s in all"
 if (( ${#FAILED[@]} )); then
     say "FAILED: $(IFS=,; echo "${FAILED[*]}")"
     exit 1

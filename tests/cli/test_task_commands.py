@@ -132,6 +132,7 @@ def parameters(path):
     return jax.device_get(saved_params.restore_params(str(path), abstract))
 
 
+@pytest.mark.quick
 def test_metrics_are_logged_and_the_best_is_kept(finetuned):
     found = of_kind('first/metrics.jsonl', 'eval/glue_cola_v002')
     assert [record['step'] for record in found] == [2, 4] and all(0 <= r['accuracy'] <= 100 for r in found)
@@ -144,6 +145,7 @@ def test_metrics_are_logged_and_the_best_is_kept(finetuned):
     assert losses[-1] < losses[0]
 
 
+@pytest.mark.quick
 def test_it_starts_from_parameters_alone_and_goes_on_from_its_own(finetuned):
     first = of_kind('first/metrics.jsonl', 'train')
     second = of_kind('second/metrics.jsonl', 'train')
@@ -156,6 +158,7 @@ def test_it_starts_from_parameters_alone_and_goes_on_from_its_own(finetuned):
     assert second[2]['loss'] < second[0]['loss']
 
 
+@pytest.mark.quick
 def test_eval_gives_the_numbers_of_the_training_run(finetuned, capsys):
     assert run('eval', '--checkpoint=first', '--gin.EVAL_BATCH_SIZE=3', '--output=evaluated') == 0
     out = capsys.readouterr().out

@@ -1,0 +1,75 @@
+"""`scripts/test.sh --quick` and `--changed` choose what they promise."""
+
+import importlib.util
+import pathlib
+import types
+
+import pytest
+
+ROOT = pathlib.Path(__file__).parents[1]
+
+
+def load(path):
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope='module')
+def changed_tests():
+    return load(ROOT / 'scripts/changed_tests.py')
+
+
+@pytest.fixture(scope='module')
+def files(changed_tests):
+    """The checkout; folders are searched so that it works outside of git."""
+    folders = ('remixer_t5x', 'tasks', 'tests', 'configs', 'docs', 'scripts')
+    found = [path for folder in folders for path in (ROOT / folder).rglob('*') if '__pycache__' not in path.parts]
+    top = [path for path in ROOT.iterdir() if path.is_file()]
+    return changed_tests.Files({path.relative_to(ROOT).as_posix() for path in [*found, *top] if path.is_file()})
+
+
+def test_quick_has_every_law_for_every_module_of_sublayers():
+    contract, marks = (load(ROOT / f'tests/sublayers/{name}.py') for name in ('test_contract', 'conftest'))
+    modules = {f'remixer_t5x.sublayers.{path.stem}' for path in (ROOT / 'remixer_t5x/sublayers').glob('[a-z]*.py')}
+    rows = marks.covering_rows(contract)
+    factories = [factory for name, side in rows for factory in getattr(contract.SUBLAYERS[name], side)]
+    assert {part.__module__ for factory in factories for part in marks.parts(factory)} == modules
+    assert len(rows) < len(contract.SUBLAYERS), 'the rows of --quick are all of them'
+    for test, quick in {'law[t5-decoder]': True, 'law[t5-one]': True, 'law[t5-encoder]': False, 'law': True}.items():
+        assert marks._is_quick(types.SimpleNamespace(name=test, module=contract)) == quick, test
+
+
+def test_quick_has_a_run_that_trains_saves_resumes_and_evaluates():
+    marked = {path.name for path in ROOT.glob('tests/**/test_*.py') if '\n@pytest.mark.quick' in path.read_text()}
+    assert 'test_task_commands.py' in marked
+
+
+CHANGES = {
+    'remixer_t5x/layers/diagonals.py': ('layers/test_diagonals', 'sublayers/test_contract', 'test_configs'),
+    'remixer_t5x/cli/info.py': ('cli/test_info', 'test_docs'),
+    'configs/sizes/tiny.gin': ('cli/test_info', 'test_configs', 'test_docs'),
+    'docs/guide/new_mixer.md': ('sublayers/test_contract', 'test_docs'),
+    'tests/support/training_server.py': ('training/test_resume',),
+    'tests/golden/fnet.npz': ('sublayers/test_fnet',),
+    'scripts/launch/worker.sh': ('test_launch_scripts',),
+    'scripts/studies/shapes.py': ('test_studies',),
+    'tests/layers/test_dense.py': ('layers/test_dense',),
+}
+
+
+@pytest.mark.parametrize('changed', CHANGES)
+def test_a_change_runs_the_tests_that_depend_on_it_and_not_all(changed_tests, files, changed):
+    chosen = changed_tests.choose(files, {changed})
+    assert {f'tests/{name}.py' for name in CHANGES[changed]} <= set(chosen)
+    assert 'tests/remixer_tasks/test_archives.py' not in chosen
+
+
+@pytest.mark.parametrize('changed', ['pyproject.toml', 'remixer_t5x/of_which_no_test_knows.py'])
+def test_a_change_that_cannot_be_placed_runs_everything(changed_tests, files, changed):
+    assert list(changed_tests.choose(files, {changed})) == files.tests
+
+
+def test_what_no_test_reads_runs_none(changed_tests, files):
+    assert changed_tests.choose(files, {'LICENSE'}) == {}
