@@ -95,7 +95,7 @@ def _stand_ins(folder, words):
             (folder / path).parent.mkdir(parents=True, exist_ok=True)
             (folder / path).write_text(
                 "include 'models/t5_1_1.gin'\ninclude 'sizes/small.gin'\nfrom __gin__ import "
-                'dynamic_registration\nfrom tasks import vocabularies\nVOCABULARY = @vocabularies.byte()\n'
+                'dynamic_registration\nfrom remixer_tasks import vocabularies\nVOCABULARY = @vocabularies.byte()\n'
             )
 
 
