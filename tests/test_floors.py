@@ -18,7 +18,8 @@ from remixer_t5x.architecture.encoder_decoder import EncoderDecoder
 from remixer_t5x.architecture.layer import PreNorm
 from remixer_t5x.architecture.stack import Stack
 from remixer_t5x.model.seq2seq import Seq2Seq
-from remixer_t5x.runtime import optimizer, partition, train_state, train_step
+from remixer_t5x.devices import partition
+from remixer_t5x.optimization import optimizer, train_state, train_step
 from remixer_t5x.sublayers.attention import CrossAttention
 from remixer_t5x.sublayers.remixer import Remixer
 
