@@ -5,17 +5,16 @@ process that waits in a collective operation for one that will never come.
 """
 
 import contextlib
-import ctypes
 import json
 import os
 import sys
 import threading
 import time
-from collections.abc import Callable
 from typing import Any
 
 import jax
 
+from remixer_t5x.devices.jax_workarounds import client
 from remixer_t5x.errors import one_line
 
 # Another process was lost or never came; the same command, started again everywhere, goes on.
@@ -27,14 +26,6 @@ _FAREWELL_SECONDS = 5.0
 _CONNECTIONS = ('Gloo', 'NCCL', 'UNAVAILABLE', 'coordination')
 _said = 0
 _met = 0
-
-
-def client() -> Any:
-    """JAX's client of the coordination service; None for a process that is alone."""
-    # JAX has no public name for it, and what it offers publicly (multihost_utils) goes through the devices.
-    from jax._src import distributed
-
-    return distributed.global_state.client
 
 
 def broadcast(value: Any) -> Any:
@@ -149,37 +140,3 @@ def leave(code: int) -> None:
         except (OSError, ValueError, RuntimeError):
             continue
     os._exit(code)
-
-
-# Kept here, because C++ keeps no reference to them.
-_HANDLERS: list[Any] = []
-
-
-def on_bad_cast(call: Callable[[], None]) -> None:
-    """Calls `call` where C++ would end the process because of a std::bad_cast that nobody catches.
-
-    jaxlib 0.10 takes a callback for a lost process and then fails to convert that callback's argument to Python, with
-    a std::bad_cast in a thread of its own. Without a callback it logs a page of C++ frames and aborts. Where the C++
-    library has another name (macOS) nothing is done, and the process still ends.
-    """
-    try:
-        library = ctypes.CDLL('libstdc++.so.6')
-        set_terminate = library._ZSt13set_terminatePFvvE
-        exception_type = library.__cxa_current_exception_type
-    except (OSError, AttributeError):
-        return
-    handler_type = ctypes.CFUNCTYPE(None)
-    set_terminate.restype = handler_type
-    exception_type.restype = ctypes.c_void_p
-
-    @handler_type
-    def terminate() -> None:
-        kind = exception_type()
-        # A std::type_info is a table of functions and a name.
-        name = ctypes.c_char_p.from_address(kind + ctypes.sizeof(ctypes.c_void_p)).value if kind else None
-        if name == b'St8bad_cast':
-            call()
-        before()
-
-    before = set_terminate(terminate)
-    _HANDLERS.extend((terminate, before))

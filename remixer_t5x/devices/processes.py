@@ -12,11 +12,10 @@ import os
 import socket
 from collections.abc import Callable, Iterator
 from typing import Any
-from unittest import mock
 
 import jax
 
-from remixer_t5x.devices import collectives
+from remixer_t5x.devices import collectives, jax_workarounds
 from remixer_t5x.errors import UserError
 
 FLAGS = {'address': '--coordinator_address', 'count': '--process_count', 'index': '--process_index'}
@@ -139,10 +138,8 @@ class _Cluster:
     @classmethod
     def find(cls, environment: Any) -> '_Cluster | None':
         # JAX asks its own list in `initialize`, which cannot say that a process is alone.
-        from jax._src import clusters
-
-        for kind in clusters.ClusterEnv._cluster_types:
-            if kind.opt_in_only_method or _passes_over(kind.__name__, environment):
+        for kind in jax_workarounds.cluster_types():
+            if _passes_over(kind.__name__, environment):
                 continue
             if _asked(kind.is_env_present, kind.__name__):
                 return cls(kind, environment)
@@ -246,9 +243,9 @@ def together(settings: Processes, tell: Callable[[BaseException, str], int], sav
 def _join(place: Place, waiting: int, heartbeat: int, saves: bool, watch: collectives.Watch) -> None:
     _check_port(place)
     jax.config.update('jax_enable_preemption_service', saves)
-    collectives.on_bad_cast(watch.lost)
+    jax_workarounds.on_bad_cast(watch.lost)
     try:
-        with _callback(watch.lost):
+        with jax_workarounds.missed_heartbeat_callback(watch.lost):
             jax.distributed.initialize(
                 place.address,
                 place.count,
@@ -264,18 +261,6 @@ def _join(place: Place, waiting: int, heartbeat: int, saves: bool, watch: collec
             'address and count, each with its own index, and see that the port is open (--initialization_timeout '
             'waits longer)'
         ) from error
-
-
-@contextlib.contextmanager
-def _callback(lost: Callable[..., None]) -> Iterator[None]:
-    """Within it, JAX's client is made with a callback for a lost process, which `initialize` does not pass on."""
-    from jax._src import distributed
-
-    make = distributed._jax.get_distributed_runtime_client
-    with mock.patch.object(
-        distributed._jax, 'get_distributed_runtime_client', functools.partial(make, missed_heartbeat_callback=lost)
-    ):
-        yield
 
 
 def _check_port(place: Place) -> None:
