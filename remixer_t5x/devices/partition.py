@@ -36,8 +36,6 @@ DEFAULT_RULES: Rules = (
     ('token_mlp', 'tensor'),
     ('embed', 'fsdp'),
     ('activation_embed', None),
-    ('hidden', None),
-    ('kv', None),
     ('layers', None),
     ('length', None),
     ('mechanisms', None),
