@@ -20,6 +20,7 @@ from collections.abc import Sequence
 from remixer_t5x import __version__
 from remixer_t5x.cli import process_flags, quiet
 from remixer_t5x.cli.commands import COMMANDS, Command, Flag
+from remixer_t5x.devices import compilation_cache
 from remixer_t5x.errors import UserError, one_line
 
 _GIN_HELP = """\
@@ -78,6 +79,7 @@ def _run(argv: list[str], own_process: bool) -> int:
         parser.print_help()
         return 0
     command = next(c for c in COMMANDS if c.name == args.command)
+    compilation_cache.enable()
     _set_env(command.env, may_restart=own_process)
     if not args.verbose:
         quiet.hush()
