@@ -20,6 +20,8 @@ from remixer_t5x.config import checks, errors, scan
 from remixer_t5x.errors import UserError, one_line
 
 MODELS = 'models/'
+# Values for what a model reads and data, hardware and runs own; read before everything else.
+DEFAULTS = 'defaults.gin'
 MODEL = 'remixer_t5x.model.seq2seq.Seq2Seq'
 _ALMOST_PYTHON = {'true': 'True', 'false': 'False', 'none': 'None', 'null': 'None'}
 
@@ -139,7 +141,7 @@ def load(
     base: Sequence[str] = (),
     model: Sequence[str] = (),
 ) -> None:
-    """Replaces gin's configuration by what `base`, `files` and then `flags` (name, value text) say.
+    """Replaces gin's configuration by what `defaults.gin`, `base`, `files` and then `flags` (name, value text) say.
 
     Args:
         files: gin files, looked up by `scan.find`; later ones win.
@@ -155,7 +157,7 @@ def load(
         UserError: anything wrong with files, flags, names or values, on one line.
     """
     sources = _Sources(search_paths, model)
-    for file in base:
+    for file in (DEFAULTS, *base):
         sources.add_file(file, by_us=True)
     for file in files:
         sources.add_file(file)

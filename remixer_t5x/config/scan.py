@@ -181,17 +181,29 @@ def shipped_folder() -> pathlib.Path:
 
 
 def shipped_files() -> list[str]:
-    """Names of all shipped gin files, as a user types them: `models/t5_1_1.gin`."""
+    """Names of the shipped gin files as a user types them: `models/t5_1_1.gin`.
+
+    A file whose name begins with `_` is a part that other files include; the user types their names.
+    """
     folder = shipped_folder()
-    return sorted(str(path.relative_to(folder)) for path in folder.rglob('*.gin'))
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob('[!_]*.gin'))
 
 
 def shipped_bindings() -> Iterator[tuple[str, Binding]]:
-    """Every binding of every shipped config, with the file it stands in."""
+    """Every binding of every shipped config, with the file that a user gives for it.
+
+    The bindings of a part (`hardware/_base.gin`) come once for each file that includes it.
+    """
     for name in shipped_files():
-        text = (shipped_folder() / name).read_text(encoding='utf-8')
-        for binding in scan(text, name, shipped=True)[0].bindings:
-            yield name, binding
+        found, includes = _scan_shipped(name)
+        for include in includes:
+            if pathlib.PurePath(include.filename).name.startswith('_'):
+                yield from ((name, binding) for binding in _scan_shipped(include.filename)[0].bindings)
+        yield from ((name, binding) for binding in found.bindings)
+
+
+def _scan_shipped(name: str) -> tuple[Scan, list[config_parser.IncludeStatement]]:
+    return scan((shipped_folder() / name).read_text(encoding='utf-8'), name, shipped=True)
 
 
 def find(name: str, search_paths: Sequence[str] = (), asked_by: str = '', by_us: bool = False) -> pathlib.Path:

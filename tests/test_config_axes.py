@@ -1,0 +1,126 @@
+"""Each macro and each setting belongs to one axis of configs/, so files of different axes may be given in any order."""
+
+import collections
+import pathlib
+
+import gin
+import jax
+import pytest
+from flax import linen as nn
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from remixer_t5x.config import loading, scan
+from remixer_t5x.costs import counts
+
+CONFIGS = pathlib.Path(__file__).parent.parent / 'configs'
+# sublayers/ belong to the models that include them. Each command reads its own other file of runs/ first, by itself.
+AXES = {
+    'models': ('models', 'sublayers'),
+    'sizes': ('sizes',),
+    'data': ('data',),
+    'optimizers': ('optimizers',),
+    'hardware': ('hardware',),
+    'runs': ('runs/pretrain.gin', 'runs/finetune.gin'),
+}
+UNDER_T5X = {'models': AXES['models'], 'sizes': AXES['sizes'], 'data': AXES['data'], 't5x': ('t5x',)}
+# These two say in their headers that they change what files before them set.
+OVERRIDE = {'ablations': 'before it', 'experiments': 'include'}
+OWN_VALUES = {'FILES', 'PAIRS', 'HF_DATASET', 'INPUTS', 'TARGETS', 'TASK', 'TASKS'}
+
+
+def files_of(places: tuple[str, ...]) -> list[pathlib.Path]:
+    return [
+        path
+        for place in places
+        for path in ([CONFIGS / place] if place.endswith('.gin') else (CONFIGS / place).rglob('*.gin'))
+    ]
+
+
+def settings_of(path: pathlib.Path) -> set[str]:
+    """Macros, and arguments by the full name of what they belong to, that a file sets itself."""
+    return {f'{binding.target} {binding.arg}' for binding in scan.scan(path.read_text(), path.name)[0].bindings}
+
+
+@pytest.mark.parametrize('axes', [AXES, UNDER_T5X], ids=['ours', 'T5X'])
+def test_every_setting_has_one_axis(axes):
+    owners = collections.defaultdict(set)
+    for axis, places in axes.items():
+        for path in files_of(places):
+            for setting in settings_of(path):
+                owners[setting].add(axis)
+    assert len(owners) > 100
+    assert {setting: found for setting, found in owners.items() if len(found) > 1} == {}
+
+
+def test_every_folder_is_an_axis_or_says_that_it_overrides():
+    folders = {path.name for path in CONFIGS.iterdir() if path.is_dir()}
+    assert folders == {*AXES, *OVERRIDE, 'sublayers', 't5x'}
+    for folder, words in OVERRIDE.items():
+        assert all(words in path.read_text() for path in (CONFIGS / folder).glob('*.gin'))
+
+
+def test_defaults_are_of_macros_that_the_models_read_and_other_axes_own():
+    defaults = settings_of(CONFIGS / 'defaults.gin')
+    for axis, macro in {'data': 'VOCAB_SIZE', 'hardware': 'DTYPE', 'runs': 'DROPOUT_RATE'}.items():
+        defaults.remove(f'%{macro} ')
+        for path in files_of(AXES[axis]):
+            parts = [path, *(CONFIGS / include.filename for include in scan.scan(path.read_text(), path.name)[1])]
+            assert any(f'%{macro} ' in settings_of(part) for part in parts), path
+    assert not defaults
+
+
+def choice(folder: str, *names: str) -> st.SearchStrategy:
+    names = names or tuple(path.stem for path in sorted((CONFIGS / folder).glob('[!_]*.gin')))
+    return st.sampled_from([f'{folder}/{name}.gin' for name in names])
+
+
+A_RUN = st.tuples(
+    choice('models'),
+    choice('sizes', 'tiny', 'small', 'base', 'large'),
+    choice('data'),
+    choice('optimizers'),
+    choice('hardware'),
+    choice('runs', 'pretrain', 'finetune'),
+)
+
+
+def configuration(files: tuple[str, ...] | list[str], run: str) -> str:
+    values = [(name, 'given') for name in ('MODEL_DIR', 'INITIAL_CHECKPOINT_PATH')]
+    data = next((CONFIGS / file for file in files if file.startswith('data/')), CONFIGS / 'defaults.gin')
+    found = scan.scan(data.read_text(), data.name)[0]
+    read = {reference.name for binding in found.bindings for reference in binding.references()}
+    values += [(name, 'given') for name in OWN_VALUES & read - set(found.macros())]
+    loading.load(files, values, root=f'remixer_t5x.cli.{run}.run')
+    return gin.config_str()
+
+
+@settings(max_examples=15, deadline=None)
+@given(A_RUN, st.data())
+def test_any_order_of_the_axes_gives_the_same_configuration(files, data):
+    run = 'finetune' if 'runs/finetune.gin' in files else 'train'
+    shuffled = data.draw(st.permutations(files))
+    assert configuration(shuffled, run) == configuration(files, run)
+
+
+def test_a_model_after_an_experiment_keeps_its_vocabulary_hardware_and_dropout():
+    configuration(['experiments/own_text.gin', 'data/own_text.gin', 'models/t5_1_1.gin'], 'train')
+    assert gin.query_parameter('%VOCAB_SIZE') == 8192
+    configuration(['experiments/finetune_cogs.gin', 'models/remixer.gin'], 'finetune')
+    assert gin.query_parameter('%VOCAB_SIZE') == 896
+    assert gin.query_parameter('%DTYPE') == 'bfloat16'
+    assert gin.query_parameter('%DROPOUT_RATE') == 0.1
+
+
+@pytest.mark.parametrize('model', ['t5_1_1', 'remixer', 'tim'])
+def test_a_model_after_all_the_others_is_that_model(model):
+    others = [f'models/{path.name}' for path in (CONFIGS / 'models').glob('*.gin')]
+    shapes = {'encoder_input_tokens': (1, 8), 'decoder_target_tokens': (1, 4)}
+    programs = []
+    for files in ([], sorted(others)):
+        macros = {'NUM_ENCODER_LAYERS': 1, 'NUM_DECODER_LAYERS': 1, 'DROPOUT_RATE': 0.5}
+        built = loading.build_model(*files, f'models/{model}.gin', 'sizes/tiny.gin', macros=macros)
+        params = nn.unbox(jax.eval_shape(lambda key, built=built: built.init(key, shapes), jax.random.key(0)))
+        batch = counts.abstract_batch({'inputs': 8, 'targets': 4})
+        programs.append(str(jax.make_jaxpr(built.loss)(params, batch, jax.random.key(0))))
+    assert programs[0] == programs[1]
