@@ -71,23 +71,20 @@ SIDES = {'encoder', 'decoder', 'one', 'packed'}
 
 
 @pytest.fixture(scope='session')
-def training(tmp_path_factory):
-    """A `TrainingServer` whose runs have one device."""
-    yield from _training_server(tmp_path_factory.mktemp('training'), devices=1)
+def compiled(tmp_path_factory):
+    """A folder for compiled programs which all real processes of this test run share, whatever worker starts them."""
+    own = tmp_path_factory.getbasetemp()
+    folder = (own.parent if 'PYTEST_XDIST_WORKER' in os.environ else own) / 'compiled'
+    folder.mkdir(exist_ok=True)
+    return folder
 
 
 @pytest.fixture(scope='session')
-def training_on_8_devices(tmp_path_factory):
-    """A `TrainingServer` whose runs have eight virtual devices."""
-    yield from _training_server(tmp_path_factory.mktemp('training8'), devices=8)
+def training(tmp_path_factory, compiled):
+    """Starts training runs in processes of their own: `TrainingRuns`."""
+    from tests.support.training_runs import TrainingRuns
 
-
-def _training_server(folder, devices):
-    from tests.support.training_server import TrainingServer
-
-    server = TrainingServer(folder, devices)
-    yield server
-    server.close()
+    return TrainingRuns(tmp_path_factory.mktemp('training'), compiled)
 
 
 @pytest.fixture(scope='session')

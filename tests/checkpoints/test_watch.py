@@ -1,8 +1,5 @@
 """Which checkpoints are evaluated: named ones, the nearest to a wrong name, and those of a folder as it fills."""
 
-import threading
-import time
-
 import pytest
 
 from remixer_t5x.checkpoints import watch
@@ -55,20 +52,33 @@ def test_nothing_near_says_what_to_give(tmp_path):
         watch.named(str(tmp_path / 'nowhere' / 'deep'))
 
 
-def test_following_takes_each_checkpoint_once_as_it_appears(tmp_path):
+class Clock:
+    """In place of `time`: whoever sleeps wakes up at once, and `happens` is called meanwhile."""
+
+    def __init__(self, happens=lambda: None):
+        self.now, self._happens = 0.0, happens
+
+    def monotonic(self):
+        return self.now
+
+    def sleep(self, seconds):
+        self.now += seconds
+        self._happens()
+
+
+def test_following_takes_each_checkpoint_once_as_it_appears(tmp_path, monkeypatch):
     save(tmp_path, 10)
-    later = threading.Thread(target=lambda: [(time.sleep(0.15), save(tmp_path, step)) for step in (20, 30)])
-    later.start()
-    found = names(watch.appearing(str(tmp_path), timeout=20, until=30, poll=0.01))
-    later.join()
-    assert found == ['10', '20', '30']
+    later = iter((20, 30))
+    monkeypatch.setattr(watch, 'time', Clock(lambda: save(tmp_path, next(later))))
+    assert names(watch.appearing(str(tmp_path), timeout=20, until=30, poll=0.01)) == ['10', '20', '30']
 
 
-def test_following_ends_by_itself_and_goes_on_after_what_is_done(tmp_path):
+def test_following_ends_by_itself_and_goes_on_after_what_is_done(tmp_path, monkeypatch):
     save(tmp_path, 10, 20, 30)
-    begun = time.monotonic()
+    clock = Clock()
+    monkeypatch.setattr(watch, 'time', clock)
     assert names(watch.appearing(str(tmp_path), timeout=0.1, done={10, 30}, poll=0.01)) == ['20']
-    assert time.monotonic() - begun < 5
+    assert clock.now == pytest.approx(0.1, abs=0.02)
 
 
 def test_following_a_folder_that_stays_empty_is_told(tmp_path):

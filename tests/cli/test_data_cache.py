@@ -8,7 +8,7 @@ import collections
 import importlib.util
 import json
 import pathlib
-import subprocess
+import signal
 import sys
 
 import numpy as np
@@ -20,7 +20,8 @@ from remixer_t5x.cli import main
 from remixer_t5x.data import cached_tasks, pipeline
 from remixer_t5x.errors import UserError
 from remixer_tasks import caching
-from tests.support import compare_runs, paths
+from tests.support import compare_runs
+from tests.support.real_processes import Process
 
 HERE = pathlib.Path(__file__).parent
 DOCUMENTS = {
@@ -130,19 +131,22 @@ def test_order_is_the_same_every_time_and_a_position_goes_on_exactly(tmp_path, w
             np.testing.assert_array_equal(again[name], value)
 
 
-def test_killed_and_resumed_on_a_cache_is_bit_equal(tmp_path):
-    folder = write(tmp_path / 'cache', 'cached_text')
-    given = {'examples': folder, 'folder': str(tmp_path), 'steps': 24}
-    done = subprocess.run(
-        [sys.executable, '-m', 'tests.support.cached_training', json.dumps(given)],
-        capture_output=True,
-        text=True,
-        env=paths.environment(),
-    )
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout.splitlines()[-1]) == [0, -9, 0], done.stderr
-    assert len(compare_runs.logged(tmp_path / 'broken')) == 24 + 3
-    assert compare_runs.difference(tmp_path / 'broken', tmp_path / 'unbroken', 24) is None
+def test_killed_and_resumed_on_a_cache_is_bit_equal(tmp_path, worker, compiled):
+    examples = write(tmp_path / 'cache', 'cached_text')
+
+    def start(name):
+        output = tmp_path / f'{name}.txt'
+        return Process(worker.train, examples, str(tmp_path / name), 48, output=output, compiled=compiled)
+
+    unbroken = start('unbroken')
+    assert unbroken.wait() == 0, unbroken.output()
+    broken = start('broken')
+    broken.until(lambda: compare_runs.last_step(tmp_path / 'broken') > 12, 'step 13')
+    assert broken.kill() == -signal.SIGKILL
+    again = start('broken')
+    assert again.wait() == 0, again.output()
+    assert len(compare_runs.logged(tmp_path / 'broken')) == 48 + 6
+    assert compare_runs.difference(tmp_path / 'broken', tmp_path / 'unbroken', 48) is None
 
 
 def refusal(task, folder):

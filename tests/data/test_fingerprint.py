@@ -4,7 +4,6 @@ import json
 import os
 import pathlib
 import shutil
-import time
 
 import numpy as np
 import pytest
@@ -106,17 +105,16 @@ def test_a_real_mixture(folder):
         seqio.TaskRegistry.remove(lines.name)
 
 
-def test_thousands_of_files_are_quick(tmp_path):
+def test_thousands_of_files_are_named_by_their_sizes(tmp_path, monkeypatch):
+    """None of them is opened, and the record stays short."""
     (tmp_path / 'a').mkdir()
     for number in range(3000):
         (tmp_path / 'a' / f'{number:04d}.txt').write_bytes(b'x' * (number % 7))
     lines = lines_task(tmp_path)
-    paths = lines.source.list_shards('train')
-    begun = time.monotonic()
-    before = fingerprints.data_fingerprint(lines, 'train')
-    seconds = time.monotonic() - begun
-    print(f'{len(paths)} files: {seconds:.2f} s, {len(json.dumps(before))} bytes')
-    assert seconds < 5 and len(json.dumps(before)) < 200
+    with monkeypatch.context() as patch:
+        patch.delattr(fingerprints, '_content')
+        before = fingerprints.data_fingerprint(lines, 'train')
+    assert len(json.dumps(before)) < 200
     (tmp_path / 'a' / '2000.txt').write_bytes(b'x' * 100)
     assert 'has other files: 3,000 files again' in data_changes.difference(before, fingerprint(tmp_path))
 

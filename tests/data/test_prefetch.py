@@ -32,6 +32,14 @@ class Counter:
         self.number = int(states[0])
 
 
+def soon(condition):
+    """Waits for another thread; not for ever."""
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+
+
 @settings(max_examples=25, deadline=None)
 @given(st.lists(st.integers(0, 23), min_size=1, max_size=4), st.integers(1, 9), st.integers(1, 4))
 def test_a_chain_of_runs_gives_every_batch_once(lengths, period, depth):
@@ -51,9 +59,7 @@ def test_a_position_on_the_period_needs_no_batch_drawn_again():
         for _ in range(10):
             next(batches)
         # The capture of batch 10 is made before batch 11 is drawn, which may be a moment after batch 10 came.
-        deadline = time.monotonic() + 5
-        while batches.position().captured_at != 10 and time.monotonic() < deadline:
-            time.sleep(0.01)
+        soon(lambda: batches.position().captured_at == 10)
         assert batches.position() == Position(10, 10, {0: b'10'})
 
 
@@ -75,23 +81,36 @@ def test_an_error_in_placing_is_raised_too():
 
 
 def test_a_source_that_never_answers_is_told():
+    answer = threading.Event()
+
     class Silent(Counter):
         def __next__(self):
-            time.sleep(0.5)
+            answer.wait()
             return 0
 
     with Prefetcher(Silent(), lambda n: n, timeout=0.05) as batches:
         with pytest.raises(UserError, match='no batch within'):
             next(batches)
+        answer.set()
 
 
 def test_it_runs_ahead_by_its_depth_and_no_further():
-    source = Counter()
+    class Watched(Counter):
+        asked, ahead = 1, 0
+
+        def __next__(self):
+            number = super().__next__()
+            self.ahead = max(self.ahead, number + 1 - self.asked)
+            return number
+
+    source = Watched()
     with Prefetcher(source, lambda n: n, depth=3) as batches:
         next(batches)
-        time.sleep(0.3)
         # One was given, three wait, and one is in the thread's hand.
-        assert source.number == 5
+        soon(lambda: source.number == 5)
+        for source.asked in range(2, 50):
+            next(batches)
+    assert source.ahead == 4
 
 
 def test_closing_ends_the_thread_while_batches_wait():

@@ -1,8 +1,6 @@
 """Answers do not depend on the batch size, a last partial batch, or the mesh; and they are the model's own."""
 
 import json
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -10,17 +8,17 @@ import pytest
 from remixer_t5x.devices.partition import Partitioner
 from remixer_t5x.errors import UserError
 from remixer_t5x.evaluation import predictions
-from tests.support import paths
-
-FLAGS = '--xla_force_host_platform_device_count=8 --xla_backend_optimization_level=0'
+from tests.support import prediction_worker
+from tests.support.real_processes import Process
 
 
 @pytest.fixture(scope='module')
-def runs():
-    command = [sys.executable, '-m', 'tests.support.prediction_worker']
-    done = subprocess.run(command, env=paths.environment(XLA_FLAGS=FLAGS), capture_output=True, text=True, timeout=400)
-    assert done.returncode == 0, done.stderr[-4000:]
-    return json.loads(done.stdout.splitlines()[-1])
+def runs(tmp_path_factory, compiled):
+    folder = tmp_path_factory.mktemp('predictions')
+    answers, output = folder / 'runs.json', folder / 'output.txt'
+    process = Process(prediction_worker.main, answers, output=output, devices=8, compiled=compiled)
+    assert process.wait() == 0, process.output()
+    return json.loads(answers.read_text())
 
 
 def test_batch_size_and_mesh_change_nothing(runs):

@@ -17,16 +17,15 @@ import collections
 import dataclasses
 import itertools
 import json
-import os
 import pathlib
 import random
 import shutil
 import statistics
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from remixer_t5x.cli import quiet
-from tests.faults.bench import CONTEXT, IMPORTED_ONCE, Bench, Failed, Told
+from tests.faults.bench import TRAIN_STEPS, Bench, Failed, Told
 from tests.faults.kinds import FAULTS, KILLS
 from tests.support import compare_runs
 
@@ -56,21 +55,17 @@ def trials(bench: Bench, name: str, count: int) -> Iterator[Told | Failed]:
             yield failure
 
 
-def main() -> int:
-    args = _arguments()
+def main(argv: Sequence[str] | None = None) -> int:
+    args = _arguments(argv)
     quiet.hush()
     folder = pathlib.Path(args.folder).absolute()
     folder.mkdir(parents=True, exist_ok=True)
     if any(folder.glob('unbroken_*')):
         print(f'error: {folder} holds other trials; give a new --folder', file=sys.stderr)
         return 2
-    # Every start compiles the same programs.
-    os.environ.setdefault('JAX_COMPILATION_CACHE_DIR', str(folder / 'compiled'))
-    os.environ.setdefault('JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS', '0')
-    CONTEXT.set_forkserver_preload(IMPORTED_ONCE)
     seed = random.SystemRandom().randrange(10**6) if args.seed is None else args.seed
     print(f'seed {seed}; runs and their output in {folder}')
-    bench = Bench(folder, args.command, random.Random(seed))
+    bench = Bench(folder, args.command, random.Random(seed), args.train_steps)
     found: dict[str, list[Told | Failed]] = collections.defaultdict(list)
     for name in args.only or FAULTS:
         count = (LONG_KILLS // 2 if name in KILLS else LONG_OTHERS) if args.long else args.trials
@@ -81,15 +76,16 @@ def main() -> int:
     return int(any(isinstance(told, Failed) for all_told in found.values() for told in all_told))
 
 
-def _arguments() -> argparse.Namespace:
+def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('--only', type=lambda text: text.split(','), help=f'some of {", ".join(FAULTS)}')
     parser.add_argument('--trials', type=int, default=1, help='of each fault')
     parser.add_argument('--long', action='store_true', help=f'{LONG_KILLS} kills, {LONG_OTHERS} of each other fault')
     parser.add_argument('--folder', default='runs/faults')
     parser.add_argument('--seed', type=int, help='of the moments; printed where it is not given')
+    parser.add_argument('--train_steps', type=int, default=TRAIN_STEPS, help='of the tiny pretraining')
     parser.add_argument('command', nargs='*', help='after --: what to run in place of a tiny pretraining')
-    args = parser.parse_args()
+    args = parser.parse_args(argv)
     for name in args.only or ():
         if name not in FAULTS:
             parser.error(f'--only {name} is no fault; there are {", ".join(FAULTS)}')

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import itertools
-import multiprocessing
 import os
 import pathlib
 import pydoc_data.topics
 import random
-import signal
-import socket
-import sys
 import time
 from collections.abc import Callable
 
-from tests.support import compare_runs
+from remixer_t5x.cli import main
+from tests.support import compare_runs, paths, ports, real_processes
 
 TRAIN_STEPS = 120
 TINY = [
@@ -24,13 +20,11 @@ TINY = [
     *('--gin_file=optimizers/adamw_rms.gin', '--gin_file=hardware/cpu.gin', '--gin_file=runs/pretrain.gin'),
     *('--gin.NUM_ENCODER_LAYERS=1', '--gin.NUM_DECODER_LAYERS=1', '--gin.EMBED_DIM=64', '--gin.MLP_DIM=128'),
     *('--gin.VOCABULARY=@vocabularies.byte()', '--gin.VOCAB_SIZE=384', '--gin.BATCH_SIZE=8'),
-    *("--gin.TASK_FEATURE_LENGTHS={'inputs': 64, 'targets': 24}", f'--gin.TRAIN_STEPS={TRAIN_STEPS}'),
+    *("--gin.TASK_FEATURE_LENGTHS={'inputs': 64, 'targets': 24}", '--gin.CHECKPOINT_PERIOD=10'),
     *('--gin.WARMUP_STEPS=20', '--gin.LOG_PERIOD=1', '--gin.EVAL_PERIOD=40', '--gin.EVAL_STEPS=2'),
-    '--gin.CHECKPOINT_PERIOD=10',
 ]
 # Seconds: for one start to reach its next step, and after which a process of several counts as lost.
 PATIENCE, HEARTBEAT = 300.0, 10
-IMPORTED_ONCE = ['remixer_t5x.cli.main', 'remixer_t5x.cli.train', 'remixer_t5x.config.loading', 'tensorboardX']
 
 
 class Failed(Exception):
@@ -46,34 +40,20 @@ class Told:
     note: str = ''
 
 
-class Process:
+class Process(real_processes.Process):
     """One real process of the command line."""
 
-    def __init__(self, argv: list[str], log: pathlib.Path, clock_shift: float = 0.0):
-        self.log, self.begun = log, time.time()
-        self._process = CONTEXT.Process(target=_child, args=(argv, str(log), os.getcwd(), clock_shift), daemon=True)
-        self._process.start()
-        self.pid = self._process.pid
-
-    @property
-    def running(self) -> bool:
-        return self._process.is_alive()
-
-    def send(self, number: int) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(self.pid, number)
+    def __init__(self, argv: list[str], log: pathlib.Path, compiled: pathlib.Path, clock_shift: float = 0.0):
+        variables = {**os.environ, 'PYTHONPATH': paths.environment()['PYTHONPATH']}
+        given = {'output': log, 'environment': variables, 'compiled': compiled, 'clock_shift': clock_shift}
+        super().__init__(main.main, argv, **given)
 
     def end(self, patience: float = PATIENCE) -> int:
         """The exit code, negative for a signal."""
-        self._process.join(patience)
-        if self._process.exitcode is None:
-            self.send(signal.SIGKILL)
-            self._process.join()
-            raise Failed(f'still running after {patience:.0f} s')
-        return self._process.exitcode
-
-    def output(self) -> str:
-        return self.log.read_text(errors='replace') if self.log.exists() else ''
+        try:
+            return self.wait(patience)
+        except AssertionError as error:
+            raise Failed(f'{str(error).splitlines()[0]}: {self.log}') from error
 
     def error(self) -> str:
         """Its one line about a mistake."""
@@ -83,33 +63,10 @@ class Process:
         return lines[0]
 
 
-CONTEXT = multiprocessing.get_context('forkserver')
-
-
-def _child(argv: list[str], log: str, folder: str, clock_shift: float) -> None:
-    descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-    os.dup2(descriptor, 1)
-    os.dup2(descriptor, 2)
-    os.chdir(folder)
-    if clock_shift:
-        real, nanoseconds = time.time, time.time_ns
-        time.time = lambda: real() + clock_shift
-        time.time_ns = lambda: nanoseconds() + int(1e9 * clock_shift)
-    from remixer_t5x.cli import main
-
-    code = 1
-    try:
-        code = main.main(argv)
-    finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
-
-
 class Bench:
     """The command under test, the unbroken runs it is compared with, and the folders of trials."""
 
-    def __init__(self, folder: pathlib.Path, command: list[str], chance: random.Random):
+    def __init__(self, folder: pathlib.Path, command: list[str], chance: random.Random, train_steps: int = TRAIN_STEPS):
         self.folder, self.chance, self.command = folder, chance, list(command)
         self.own = not command
         self._numbers = itertools.count()
@@ -117,16 +74,16 @@ class Bench:
             self.text = folder / 'text.txt'
             topics = pydoc_data.topics.topics
             self.text.write_text('\n\n'.join(topics[name].strip() for name in sorted(topics)))
-            self.command = [*TINY, f'--gin.FILES={self.text}']
+            self.command = [*TINY, f'--gin.FILES={self.text}', f'--gin.TRAIN_STEPS={train_steps}']
         self._unbroken: dict[int, pathlib.Path] = {}
         self.last = 0
 
     def start(self, run: pathlib.Path | str, *more: str, **kwargs) -> Process:
         log = self.folder / f'output_{next(self._numbers)}.txt'
-        return Process([*self.command, f'--gin.MODEL_DIR={run}', *more], log, **kwargs)
+        return Process([*self.command, f'--gin.MODEL_DIR={run}', *more], log, self.folder / 'compiled', **kwargs)
 
     def start_two(self, run: pathlib.Path, *more: str) -> list[Process]:
-        address = f'localhost:{free_port()}'
+        address = f'localhost:{ports.reserve()}'
         flags = [f'--coordinator_address={address}', '--process_count=2', f'--heartbeat_timeout={HEARTBEAT}', *more]
         return [self.start(run, *flags, f'--process_index={index}') for index in range(2)]
 
@@ -186,7 +143,7 @@ def wait(condition: Callable[[], bool], process: Process, patience: float = PATI
             raise Failed(f'ended before its time: {process.log}')
         if time.monotonic() > until:
             raise Failed(f'nothing happened for {patience:.0f} s: {process.log}')
-        time.sleep(0.001)
+        time.sleep(0.003)
 
 
 def _first_new_step(run: pathlib.Path, process: Process, begun: float) -> float | None:
@@ -201,12 +158,6 @@ def _first_new_step(run: pathlib.Path, process: Process, begun: float) -> float 
             return time.time() - begun
         time.sleep(0.005)
     return None
-
-
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(('localhost', 0))
-        return listener.getsockname()[1]
 
 
 def writing(run: pathlib.Path) -> bool:

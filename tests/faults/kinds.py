@@ -15,8 +15,8 @@ import subprocess
 import time
 from collections.abc import Iterator
 
-from tests.faults.bench import HEARTBEAT, Bench, Failed, Told, free_port, wait, writing
-from tests.support import compare_runs
+from tests.faults.bench import HEARTBEAT, Bench, Failed, Told, wait, writing
+from tests.support import compare_runs, ports
 
 # A kill that was meant for a checkpoint's write and came after it.
 OUTSIDE = 'outside of a write'
@@ -254,7 +254,7 @@ def host_slow(bench: Bench, run: pathlib.Path) -> Told:
 
 def host_never_comes(bench: Bench, run: pathlib.Path) -> Told:
     """One of two processes is never started: the other one ends in the time it was given."""
-    flags = (f'--coordinator_address=localhost:{free_port()}', '--process_count=2', '--initialization_timeout=10')
+    flags = (f'--coordinator_address=localhost:{ports.reserve()}', '--process_count=2', '--initialization_timeout=10')
     alone = bench.start(run, *flags, f'--process_index={bench.chance.randrange(2)}')
     begun = time.monotonic()
     code = alone.end(90)

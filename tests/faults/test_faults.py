@@ -1,20 +1,18 @@
 """The harness that breaks runs (python -m tests.faults), on a few of its faults: real processes of the command line."""
 
-import subprocess
-import sys
-
-from tests.support import compare_runs, paths
+from tests.faults import __main__ as faults
+from tests.support import compare_runs
 
 
-def test_broken_runs_end_as_the_unbroken_one(tmp_path):
+def test_broken_runs_end_as_the_unbroken_one(tmp_path, capsys, monkeypatch):
     """A kill inside a checkpoint's write, and a fault whose whole way is through the command line."""
-    env = paths.environment(REMIXER_T5X_CACHE=str(tmp_path / 'cache'))
-    flags = ['--folder', str(tmp_path / 'runs'), '--only', 'kill_in_write,changed']
-    command = [sys.executable, '-m', 'tests.faults', *flags]
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=600)
-    print(done.stdout)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert '| kill_in_write | 1 | 1 |' in done.stdout and '| changed | 1 | 1 |' in done.stdout
+    monkeypatch.setenv('REMIXER_T5X_CACHE', str(tmp_path / 'cache'))
+    argv = ['--folder', str(tmp_path / 'runs'), '--only', 'kill_in_write,changed', '--train_steps', '60']
+    code = faults.main(argv)
+    table = capsys.readouterr().out
+    print(table)
+    assert code == 0
+    assert '| kill_in_write | 1 | 1 |' in table and '| changed | 1 | 1 |' in table
 
 
 def test_a_run_that_differs_is_told(tmp_path):
@@ -41,8 +39,6 @@ def test_a_run_that_differs_is_told(tmp_path):
 
 
 def test_the_table_counts_failures():
-    from tests.faults import __main__ as faults
-
     told, failed = faults.Told, faults.Failed
     table = faults.table({'kill': [told(3, 1.5), told(5, 2.5), failed('no')]})
     assert table.splitlines()[-1] == '| kill | 3 | 2 | 4 (5) | 2.0 (2.5) |'

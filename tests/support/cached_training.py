@@ -1,19 +1,8 @@
-"""Runs on a cached task, each in a process of its own, for `test_data_cache.py`.
+"""A run on a cached task, for `test_data_cache.py`."""
 
-Usage: `python -m tests.support.cached_training SETTINGS`.
-
-SETTINGS is JSON: `examples`, the cache; `folder`, where the
-runs go; `steps`. Three processes run one after the other: one is let be, one is killed on its way, one resumes it.
-"""
-
-import json
 import os
-import pathlib
-import signal
-import sys
-import time
 
-os.environ['TF_CPP_MIN_LOG_LEVEL'] = '3'
+os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
 
 import seqio
 
@@ -38,55 +27,19 @@ def _refuse(malformed):
     raise AssertionError('the text was read instead of the cache')
 
 
-def _run(given, name):
+def train(examples, folder, steps):
+    """`steps` steps in `folder` on the cache in the folder `examples`."""
     learner = settings.Learner(tiny_training.TinyModel(), tiny_training._adam(1e-2), partition.Partitioner(), seed=0)
-    config = pipeline.DatasetConfig(task(), LENGTHS, 8, use_cached=True, cache_dir=given['examples'])
-    held_out = pipeline.DatasetConfig(
-        task(), LENGTHS, 8, 'validation', False, use_cached=True, cache_dir=given['examples']
-    )
+    config = pipeline.DatasetConfig(task(), LENGTHS, 8, use_cached=True, cache_dir=examples)
+    held_out = pipeline.DatasetConfig(task(), LENGTHS, 8, 'validation', False, use_cached=True, cache_dir=examples)
     loop.train(
         settings.Run(
             learner,
             config,
-            settings.Folder(os.path.join(given['folder'], name), 3, None),
-            settings.Periods(given['steps'], 1, 8, 7),
+            settings.Folder(folder, 3, None),
+            settings.Periods(steps, 1, 8, 7),
             held_out_loss.Evaluation(held_out),
         ),
         config_text='# cached\n',
         show_progress=False,
     )
-
-
-def _start(given, name):
-    child = os.fork()
-    if child == 0:
-        code = 1
-        try:
-            _run(given, name)
-            code = 0
-        finally:
-            sys.stderr.flush()
-            os._exit(code)
-    return child
-
-
-def _end(child):
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-
-
-def main(given):
-    codes = [_end(_start(given, 'unbroken'))]
-    child = _start(given, 'broken')
-    log = pathlib.Path(given['folder'], 'broken', 'metrics.jsonl')
-    # Not for ever: a run that fails must not stall whoever waits for it.
-    until = time.monotonic() + 120
-    while time.monotonic() < until and not (log.exists() and len(log.read_bytes().splitlines()) > given['steps'] // 2):
-        time.sleep(0.002)
-    os.kill(child, signal.SIGKILL)
-    codes.append(_end(child))
-    codes.append(_end(_start(given, 'broken')))
-    print(json.dumps(codes))
-
-
-if __name__ == '__main__':
-    main(json.loads(sys.argv[1]))

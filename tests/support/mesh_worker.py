@@ -1,6 +1,6 @@
 """Run by test_meshes in its own process with eight virtual CPU devices: trains one model on several meshes.
 
-Prints one JSON object: run -> losses and norms per step, bytes that the state holds on the first device, bytes of
+Writes one JSON object: run -> losses and norms per step, bytes that the state holds on the first device, bytes of
 parameters there according to `sharding_table`, and of the whole state according to its plan.
 """
 
@@ -74,7 +74,7 @@ def train(make_optimizer, partitioner, microbatches=1, dropout=False, steps=3):
     return {'losses': losses, 'bytes': held, 'table': table, 'planned': planned}
 
 
-def main():
+def main(path):
     one = jax.devices()[:1]
     adam, factored = optimizer.adamw_rms(0.01), optimizer.adafactor(0.01, min_dim_size_to_factor=16)
     runs = {
@@ -85,8 +85,4 @@ def main():
         'adafactor tensor': (factored, Partitioner(tensor=4)),
         'adafactor all, 2 microbatches': (factored, Partitioner(data=2, fsdp=2, tensor=2), 2),
     }
-    print(json.dumps({name: train(*arguments) for name, arguments in runs.items()}))
-
-
-if __name__ == '__main__':
-    main()
+    path.write_text(json.dumps({name: train(*arguments) for name, arguments in runs.items()}))

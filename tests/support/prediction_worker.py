@@ -1,7 +1,7 @@
 """Run by test_predictions in its own process with eight virtual CPU devices: one model's answers on one device and on
 a mesh, at different batch sizes.
 
-Prints one JSON object: run -> predictions, their scores, and the metrics of a task, one of likelihoods.
+Writes one JSON object: run -> predictions, their scores, and the metrics of a task, one of likelihoods.
 """
 
 import json
@@ -88,14 +88,10 @@ def answers(partitioner, batch_size, decoder):
     }
 
 
-def main():
+def main(path):
     sampling, one = Sampling(num_samples=2, top_k=20), jax.devices()[:1]
     runs = {
         'single 4': answers(Partitioner(devices=one), 4, sampling),
         'mesh 8': answers(Partitioner(data=2, fsdp=2, tensor=2), 8, sampling),
     }
-    print(json.dumps(runs))
-
-
-if __name__ == '__main__':
-    main()
+    path.write_text(json.dumps(runs))

@@ -1,25 +1,13 @@
-"""A server that test_several_processes asks for real processes of the command line, which it forks: TensorFlow is
-imported once.
+"""What real processes of the command line do in test_several_processes: commands on a small task of text lines."""
 
-Each line it reads is a JSON list of processes, each with `output` (a file), `cache` (a folder for compiled programs),
-`devices` (of a virtual CPU), `commands` (argument lists, one after the other), and perhaps `join` (fields of
-`distributed.Processes`, where several commands run over several processes; a single command has flags for that).
-Answers a list of process ids, then of exit codes.
-"""
-
-import json
 import os
-import sys
 
 os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
 
-import jax
-import matplotlib.pyplot  # noqa: F401 (imported once, for all)
 import seqio
-import tensorboardX  # noqa: F401
 import tensorflow as tf
 
-from remixer_t5x.cli import evaluate, finetune, infer, main, train  # noqa: F401
+from remixer_t5x.cli import main
 from remixer_t5x.devices import processes
 
 LENGTHS = {'inputs': 16, 'targets': 12}
@@ -46,38 +34,14 @@ def register(file):
     )
 
 
-def work(process):
-    jax.config.update('jax_num_cpu_devices', process['devices'])
-    # The same programs again, in other processes.
-    jax.config.update('jax_compilation_cache_dir', process['cache'])
-    jax.config.update('jax_persistent_cache_min_compile_time_secs', 0.0)
-    jax.config.update('jax_persistent_cache_min_entry_size_bytes', -1)
-    join = processes.Processes(**process.get('join', {}))
-    with processes.together(join, main._tell, saves=True):
-        return max(main.main(argv) for argv in process['commands'])
+def work(file, commands, join):
+    """Runs the commands one after the other on the lines of `file` and returns the largest exit code.
 
-
-def serve():
-    for line in sys.stdin:
-        children = []
-        for process in json.loads(line):
-            child = os.fork()
-            if child == 0:
-                out = os.open(process['output'], os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-                os.dup2(out, 1)
-                os.dup2(out, 2)
-                code = 1
-                try:
-                    code = work(process)
-                finally:
-                    sys.stdout.flush()
-                    sys.stderr.flush()
-                    os._exit(code)
-            children.append(child)
-        print(json.dumps(children), flush=True)
-        print(json.dumps([os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]), flush=True)
-
-
-if __name__ == '__main__':
-    register(sys.argv[1])
-    serve()
+    `join` has fields of `processes.Processes` where several commands run over several processes; a single command has
+    flags for that.
+    """
+    register(file)
+    # AutoGraph takes seconds to rewrite seqio's functions, none of which needs it here.
+    run = tf.autograph.experimental.do_not_convert(main.main)
+    with processes.together(processes.Processes(**join), main._tell, saves=True):
+        return max(run(argv) for argv in commands)

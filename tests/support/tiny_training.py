@@ -1,17 +1,14 @@
-"""A training run small enough for tests: a model of two embeddings and a task that lies in memory.
+"""A training run small enough for tests: a model of two embeddings and a task whose text is in memory.
 
-Run as a script with JSON settings as its argument, it is one process of a run: `python tiny_training.py
-'{"model_dir": "/tmp/run", "train_steps": 20}'`. Tests load it with `runpy.run_path`.
+`main` is one process of a run; see `training_runs`.
 """
 
 import dataclasses
 import json
 import logging
 import os
-import resource
-import signal
 import sys
-import traceback
+from typing import Any
 
 os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
 
@@ -192,50 +189,14 @@ def run(
     return loop.train(everything, config_text='# tiny\n', show_progress=not quiet)
 
 
-def _main(settings):
-    """Runs and returns the exit code. Libraries are as quiet as the command line makes them."""
+def main(settings: dict[str, Any]) -> int:
+    """Runs with the arguments of `run`, prints the result as JSON, and returns the exit code of the command line."""
     logging.getLogger('absl').setLevel(logging.ERROR)
     try:
-        print(json.dumps(dataclasses.asdict(run(**settings))), flush=True)
+        # AutoGraph takes seconds to rewrite seqio's functions, none of which needs it here.
+        result = tf.autograph.experimental.do_not_convert(run)(**settings)
+        print(json.dumps(dataclasses.asdict(result)), flush=True)
     except UserError as error:
         print(f'error: {error}', file=sys.stderr, flush=True)
         return 2
     return 0
-
-
-def _limit_files(size):
-    """Writes beyond `size` bytes of a file fail from now on, as on a full disk (File too large)."""
-    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
-
-
-def _serve():
-    """For each line (settings, and a file for the output) forks a process that runs it: real processes that can be
-    killed, without importing TensorFlow for each. Answers `started PID`, then `ended STATUS`."""
-    for line in sys.stdin:
-        request = json.loads(line)
-        child = os.fork()
-        if child == 0:
-            out = os.open(request.pop('output'), os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-            os.dup2(out, 1)
-            os.dup2(out, 2)
-            if 'file_size' in request:
-                _limit_files(request.pop('file_size'))
-            code = 1
-            try:
-                code = _main(request)
-            except BaseException:
-                traceback.print_exc()
-            finally:
-                sys.stdout.flush()
-                sys.stderr.flush()
-                os._exit(code)
-        print(f'started {child}', flush=True)
-        print(f'ended {os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])}', flush=True)
-
-
-if __name__ == '__main__':
-    if sys.argv[1] == '--serve':
-        _serve()
-    else:
-        sys.exit(_main(json.loads(sys.argv[1])))

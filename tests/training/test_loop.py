@@ -86,17 +86,13 @@ def test_mistakes_are_told_before_a_folder_is_made(training, tmp_path, given, to
     assert not (tmp_path / 'run').exists()
 
 
-def test_other_meshes_go_on_with_the_same_numbers(training, training_on_8_devices, tmp_path):
+def test_other_meshes_go_on_with_the_same_numbers(training, tmp_path):
     """8 devices for 10 steps, other 8-device mesh to 20, one device to 30: as one device all along."""
     settings_ = {'dropout_rate': 0.0, 'eval_period': 100, 'checkpoint_period': 10}
     folder, alone = tmp_path / 'run', tmp_path / 'alone'
     assert training.run(model_dir=str(alone), train_steps=30, **settings_)[0] == 0
-    for steps, server, mesh in (
-        (10, training_on_8_devices, {'data': 8}),
-        (20, training_on_8_devices, {'data': 2, 'fsdp': 2, 'tensor': 2}),
-        (30, training, {}),
-    ):
-        code, output = server.run(model_dir=str(folder), train_steps=steps, mesh=mesh, **settings_)
+    for steps, devices, mesh in ((10, 8, {'data': 8}), (20, 8, {'data': 2, 'fsdp': 2, 'tensor': 2}), (30, 1, {})):
+        code, output = training.run(model_dir=str(folder), train_steps=steps, devices=devices, mesh=mesh, **settings_)
         assert code == 0, output
     # A run that ends at step 10 logs there too; apart from that the steps are the same.
     ours = {r['step']: r for r in records(folder)}

@@ -1,24 +1,21 @@
 """The same training on one device and on meshes of eight virtual ones, in a process of its own."""
 
 import json
-import subprocess
-import sys
 
 import numpy as np
 import pytest
 
-from tests.support import paths
-
-# Unoptimised code compiles in two thirds of the time, and three steps run at once anyway.
-FLAGS = '--xla_force_host_platform_device_count=8 --xla_backend_optimization_level=0'
+from tests.support import mesh_worker
+from tests.support.real_processes import Process
 
 
 @pytest.fixture(scope='module')
-def runs():
-    command = [sys.executable, '-m', 'tests.support.mesh_worker']
-    done = subprocess.run(command, env=paths.environment(XLA_FLAGS=FLAGS), capture_output=True, text=True, timeout=400)
-    assert done.returncode == 0, done.stderr[-4000:]
-    return json.loads(done.stdout.splitlines()[-1])
+def runs(tmp_path_factory, compiled):
+    folder = tmp_path_factory.mktemp('mesh')
+    answers, output = folder / 'runs.json', folder / 'output.txt'
+    process = Process(mesh_worker.main, answers, output=output, devices=8, compiled=compiled)
+    assert process.wait() == 0, process.output()
+    return json.loads(answers.read_text())
 
 
 @pytest.mark.parametrize(

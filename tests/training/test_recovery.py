@@ -5,7 +5,6 @@ import os
 import pathlib
 import shutil
 import signal
-import time
 
 import numpy as np
 import pytest
@@ -51,11 +50,9 @@ def test_bad_batches_are_left_out_and_a_killed_run_ends_the_same(training, tmp_p
         assert skipped == 0 and 2 <= output.count('without the batches since then') <= 4
     assert all(np.isfinite(array).all() for array in arrays(folder, 60).values())
 
-    pid, _ = training.start(model_dir=str(broken), **RUN, **given)
-    while last_step(broken) < 33:
-        time.sleep(0.002)
-    os.kill(pid, signal.SIGKILL)
-    training.wait()
+    process = training.start(model_dir=str(broken), **RUN, **given)
+    process.until(lambda: last_step(broken) >= 33, 'step 33')
+    assert process.kill() == -signal.SIGKILL
     assert train(training, broken, **given)[0] == 0
     assert difference(broken, folder, 60) is None
 
@@ -112,15 +109,14 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_taken_when_asked(train
     assert difference(folder, finished, 60) is None
 
 
-def test_a_second_run_in_the_folder_is_refused(training, training_on_8_devices, tmp_path):
+def test_a_second_run_in_the_folder_is_refused(training, tmp_path):
     folder = tmp_path / 'run'
-    pid, _ = training.start(model_dir=str(folder), **{**RUN, 'train_steps': 10**6})
-    while last_step(folder) < 3:
-        time.sleep(0.005)
-    code, output = train(training_on_8_devices, folder, mesh={'data': 8})
-    assert code == 2 and f'is in use by process {pid} on ' in error_of(output)
-    os.kill(pid, signal.SIGKILL)
-    training.wait()
+    first = training.start(model_dir=str(folder), **{**RUN, 'train_steps': 10**6})
+    first.until(lambda: last_step(folder) >= 3, 'step 3')
+    code, output = train(training, folder, devices=8, mesh={'data': 8})
+    assert code == 2 and f'is in use by process {first.pid} on ' in error_of(output)
+    assert first.running
+    first.kill()
     # Nothing of the killed run's lock is left.
     assert train(training, folder, train_steps=last_step(folder) + 5)[0] == 0
 

@@ -4,8 +4,6 @@ The processes are real, and killed by real signals at random moments (the seed a
 """
 
 import json
-import os
-import pathlib
 import random
 import signal
 import time
@@ -18,17 +16,11 @@ RUN = {'train_steps': 80, 'log_period': 7, 'eval_period': 25, 'checkpoint_period
 
 
 def start_and_signal(training, number, moment, folder):
-    """Starts the run and sends it `number` once `moment(seconds)` is true; returns (exit code, output)."""
-    pid, output = training.start(model_dir=str(folder), **RUN)
-    begun = time.monotonic()
-    while not moment(time.monotonic() - begun):
-        if time.monotonic() - begun > 120:
-            break
-        if pathlib.Path(output).exists() and '"stopped"' in output.read_text():
-            break
-        time.sleep(0.001)
-    os.kill(pid, number)
-    return training.wait(), output.read_text()
+    """Starts the run and sends it `number` once `moment()` is true or it has ended; returns (exit code, output)."""
+    process = training.start(model_dir=str(folder), **RUN)
+    process.until(lambda: moment() or not process.running, 'the moment of the signal')
+    process.send(number)
+    return process.wait(), process.output()
 
 
 @pytest.fixture(scope='module')
@@ -47,12 +39,12 @@ def test_killed_at_random_moments_and_restarted_is_bit_equal(training, unbroken,
     seed = random.SystemRandom().randrange(10**6)
     chosen, folder, log = random.Random(seed), tmp_path / 'run', []
 
-    def writing(seconds):
+    def writing():
         path = folder / 'checkpoints'
         return path.exists() and any('tmp' in p.name for p in path.iterdir())
 
     def after_step(step, delay):
-        def moment(seconds):
+        def moment():
             if last_step(folder) < step:
                 return False
             time.sleep(delay)
@@ -78,7 +70,7 @@ def test_killed_at_random_moments_and_restarted_is_bit_equal(training, unbroken,
 @pytest.mark.parametrize('number', [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_saves_the_step_and_exits_cleanly(training, unbroken, tmp_path, number):
     folder = tmp_path / 'run'
-    code, output = start_and_signal(training, number, lambda s: last_step(folder) >= 14, folder)
+    code, output = start_and_signal(training, number, lambda: last_step(folder) >= 14, folder)
     result = json.loads(output.splitlines()[-1])
     print(f'{number.name} came at step {result["step"]}, checkpoints {checkpoint_steps(folder)}')
     assert code == 0, output
@@ -93,14 +85,12 @@ def test_a_signal_saves_the_step_and_exits_cleanly(training, unbroken, tmp_path,
 def test_a_second_signal_leaves_at_once(training, tmp_path):
     settings = {**RUN, 'train_steps': 10**6, 'checkpoint_period': 10**6, 'eval_period': 10**6}
     folder = tmp_path / 'run'
-    pid, _ = training.start(model_dir=str(folder), **settings)
-    while last_step(folder) < 7:
-        time.sleep(0.005)
-    os.kill(pid, signal.SIGSTOP)  # so that both signals wait for it
-    os.kill(pid, signal.SIGTERM)
-    os.kill(pid, signal.SIGINT)
-    os.kill(pid, signal.SIGCONT)
-    assert training.wait() in (128 + signal.SIGTERM, 128 + signal.SIGINT)
+    process = training.start(model_dir=str(folder), **settings)
+    process.until(lambda: last_step(folder) >= 7, 'step 7')
+    # Stopped, so that both signals wait for it.
+    for number in (signal.SIGSTOP, signal.SIGTERM, signal.SIGINT, signal.SIGCONT):
+        process.send(number)
+    assert process.wait() in (128 + signal.SIGTERM, 128 + signal.SIGINT)
 
 
 def test_keep_n(unbroken):

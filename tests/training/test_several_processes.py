@@ -1,20 +1,19 @@
 """Real processes on loopback: the command line over two processes of four devices each against one of one device."""
 
+import itertools
 import json
 import os
 import shutil
 import signal
-import socket
-import subprocess
-import sys
-import time
 
 import numpy as np
 import pytest
 
 from remixer_t5x.devices import processes as distributed
 from remixer_t5x.errors import UserError
-from tests.support import paths
+from tests.support import ports, several_processes
+from tests.support.compare_runs import last_step
+from tests.support.real_processes import Process
 
 DEVICES = 4
 HEARTBEAT = 20
@@ -53,7 +52,7 @@ def model_flags(name='t5_1_1'):
 
 def train(folder, model='t5_1_1', shuffle=True, **settings):
     files = ['--gin_file=optimizers/adafactor_constant.gin', '--gin_file=runs/pretrain.gin']
-    changes = {**TRAINING, 'MODEL_DIR': folder, 'train/data.DatasetConfig.shuffle': shuffle, **settings}
+    changes = {**TRAINING, 'MODEL_DIR': folder, 'train/pipeline.DatasetConfig.shuffle': shuffle, **settings}
     return ['train', *files, *model_flags(model), *gin(changes)]
 
 
@@ -64,78 +63,60 @@ def finetune(folder, model, **settings):
     return ['finetune', *[word.replace('runs/pretrain.gin', 'runs/finetune.gin') for word in command[1:]]]
 
 
-class Processes:
-    """A server that forks processes of the command line."""
+class Commands:
+    """Starts processes of the command line which have the task `lines`."""
 
-    def __init__(self, folder):
-        self.folder = folder
+    def __init__(self, folder, compiled):
+        self.folder, self._compiled = folder, compiled
         self.lines = [f'{chr(97 + i % 26) * 3} line {i}' for i in range(90)]
-        file = folder / 'lines.txt'
-        file.write_text(''.join(f'{line}\n' for line in self.lines))
-        self._server = subprocess.Popen(
-            [sys.executable, '-m', 'tests.support.several_processes', str(file)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-            env=paths.environment(),
-        )
-        self._number = 0
+        self._file = folder / 'lines.txt'
+        self._file.write_text(''.join(f'{line}\n' for line in self.lines))
+        self._number = itertools.count(1)
 
-    def start(self, processes):
-        """Starts them together; `outputs` are the files of their output, `pids` their numbers."""
-        self._number += 1
-        self.outputs = [self.folder / f'output{self._number}_{index}.txt' for index in range(len(processes))]
-        for process, output in zip(processes, self.outputs, strict=True):
-            process |= {'output': str(output), 'cache': str(self.folder / 'compiled')}
-        self._server.stdin.write(json.dumps(processes) + '\n')
-        self._server.stdin.flush()
-        self.pids = json.loads(self._server.stdout.readline())
+    def start(self, *given):
+        """A process for each of `given`: its number of devices, its commands, and how it joins the others."""
+        return [
+            Process(
+                several_processes.work,
+                str(self._file),
+                [[str(word) for word in command] for command in commands],
+                join,
+                output=self.folder / f'output{next(self._number)}.txt',
+                devices=devices,
+                compiled=self._compiled,
+            )
+            for devices, commands, join in given
+        ]
 
-    def wait(self):
+    def run(self, *given):
         """(exit code, output) of each."""
-        codes = json.loads(self._server.stdout.readline())
-        return list(zip(codes, [output.read_text() for output in self.outputs], strict=True))
-
-    def run(self, processes):
-        self.start(processes)
-        return self.wait()
-
-    def close(self):
-        self._server.stdin.close()
-        self._server.stdout.close()
-        self._server.wait(timeout=60)
+        return ended(self.start(*given))
 
 
-def free_port():
-    with socket.socket() as listening:
-        listening.bind(('127.0.0.1', 0))
-        return listening.getsockname()[1]
+def ended(started):
+    return [(process.wait(), process.output()) for process in started]
 
 
 def pair(*commands):
     """Two processes that run the commands one after the other."""
-    join = {'address': f'127.0.0.1:{free_port()}', 'count': 2, 'initialization_timeout': 90}
-    return [{'devices': DEVICES, 'commands': commands, 'join': {**join, 'index': index}} for index in (0, 1)]
+    join = {'address': f'127.0.0.1:{ports.reserve()}', 'count': 2, 'initialization_timeout': 90}
+    return [(DEVICES, commands, {**join, 'index': index}) for index in (0, 1)]
 
 
 def pair_by_flags(command, *more):
     """Two processes that run one command; `more` are further arguments of each."""
     flags = [
-        f'--coordinator_address=127.0.0.1:{free_port()}',
+        f'--coordinator_address=127.0.0.1:{ports.reserve()}',
         '--process_count=2',
         '--initialization_timeout=90',
         f'--heartbeat_timeout={HEARTBEAT}',
     ]
     extra = more or ([], [])
-    return [
-        {'devices': DEVICES, 'commands': [[*command, *flags, f'--process_index={index}', *extra[index]]]}
-        for index in (0, 1)
-    ]
+    return [(DEVICES, [[*command, *flags, f'--process_index={index}', *extra[index]]], {}) for index in (0, 1)]
 
 
 def alone(*commands):
-    return [{'devices': 1, 'commands': commands}]
+    return [(1, commands, {})]
 
 
 def losses(folder, kind='train'):
@@ -162,10 +143,8 @@ def rows(path):
 
 
 @pytest.fixture(scope='module')
-def processes(tmp_path_factory):
-    server = Processes(tmp_path_factory.mktemp('processes'))
-    yield server
-    server.close()
+def processes(tmp_path_factory, compiled):
+    return Commands(tmp_path_factory.mktemp('processes'), compiled)
 
 
 @pytest.fixture(scope='module')
@@ -191,12 +170,12 @@ def runs(processes):
         vocabulary = ['--gin_file=' + str(_vocabulary_gin(folder)), f'--output={folder / name / "answers.jsonl"}']
         return [checked, [*answers, *vocabulary]]
 
-    results = {'together': _well(processes.run(pair(*commands('together'))))}
+    results = {'together': _well(processes.run(*pair(*commands('together'))))}
     fork(folder / 'together' / 't5_1_1', folder / 'together to alone', 2)
     one = [*commands('alone'), train(folder / 'together to alone', **long), *judge('alone')]
-    results['alone'] = _well(processes.run(alone(*one)))
+    results['alone'] = _well(processes.run(*alone(*one)))
     fork(folder / 'alone' / 't5_1_1', folder / 'alone to together', 2)
-    _well(processes.run(pair(train(folder / 'alone to together', **long), *judge('together'))))
+    _well(processes.run(*pair(train(folder / 'alone to together', **long), *judge('together'))))
     return folder, results
 
 
@@ -261,40 +240,27 @@ def test_only_the_first_process_prints(runs):
 def test_sigterm_on_one_process_stops_all_at_one_step_and_a_killed_one_ends_the_others(processes):
     folder = processes.folder / 'endless'
     endless = train(folder, TRAIN_STEPS=10**6, CHECKPOINT_PERIOD=10**6)
-    processes.start(pair_by_flags(endless))
-    _until_step(folder, 3)
-    os.kill(processes.pids[1], signal.SIGTERM)
-    result = processes.wait()
+    first, second = processes.start(*pair_by_flags(endless))
+    first.until(lambda: last_step(folder) >= 3, 'step 3')
+    second.send(signal.SIGTERM)
+    result = ended([first, second])
     saved = [int(path.name) for path in (folder / 'checkpoints').iterdir()]
     assert [code for code, _ in result] == [143, 143], result
     assert f'stopped by SIGTERM and saved at step {saved[0]}' in result[0][1] and len(saved) == 1
 
-    processes.start(pair_by_flags(endless))
-    _until_step(folder, saved[0] + 3)
-    os.kill(processes.pids[1], signal.SIGKILL)
-    begun = time.monotonic()
-    (code, output), (killed, _) = processes.wait()
-    seconds = time.monotonic() - begun
-    print(f'process 0 left after {seconds:.1f} s: {output.splitlines()[-1]}')
+    first, second = processes.start(*pair_by_flags(endless))
+    first.until(lambda: last_step(folder) >= saved[0] + 3, 'three steps more')
+    second.send(signal.SIGKILL)
+    # Bounded by PATIENCE: it waits for the other one for HEARTBEAT seconds, and not for ever.
+    (code, output), (killed, _) = ended([first, second])
     assert (code, killed) == (75, -9)
     assert 'error (process 0): another process is gone' in output and 'Check failure stack trace' not in output
-    assert seconds < HEARTBEAT + 10
     assert [int(path.name) for path in (folder / 'checkpoints').iterdir() if path.name.isdigit()] == saved
-
-
-def _until_step(folder, step):
-    path = folder / 'metrics.jsonl'
-    deadline = time.monotonic() + 300
-    while time.monotonic() < deadline:
-        if path.exists() and any(json.loads(line)['step'] >= step for line in path.read_text().splitlines(True)[:-1]):
-            return
-        time.sleep(0.02)
-    raise AssertionError(f'no step {step}')
 
 
 def test_a_mistake_in_one_process_ends_all_with_its_line(processes):
     command = train(processes.folder / 'mistaken')
-    (code, first), (own, second) = processes.run(pair_by_flags(command, [], ['--gin.KEEP_CHECKPOINTS=0']))
+    (code, first), (own, second) = processes.run(*pair_by_flags(command, [], ['--gin.KEEP_CHECKPOINTS=0']))
     assert (code, own) == (2, 2)
     assert 'error (process 1): KEEP_CHECKPOINTS is 0' in second
     assert 'error (process 0): process 1 has failed: KEEP_CHECKPOINTS is 0' in first
@@ -302,7 +268,7 @@ def test_a_mistake_in_one_process_ends_all_with_its_line(processes):
 
 def test_a_process_that_does_not_come_is_told(processes):
     one = pair_by_flags(train(processes.folder / 'lonely'), ['--initialization_timeout=2'], [])[:1]
-    ((code, output),) = processes.run(one)
+    ((code, output),) = processes.run(*one)
     assert code == 75
     assert output.splitlines()[-1].startswith('error (process 0): not all 2 processes met at 127.0.0.1:')
 

@@ -1,0 +1,17 @@
+"""Imports what real processes of tests use, for the server in `real_processes` that forks them."""
+
+import gc
+import os
+
+os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
+
+import matplotlib.pyplot  # noqa: F401
+import tensorboardX  # noqa: F401
+
+from remixer_t5x.cli import evaluate, finetune, infer, main, train  # noqa: F401
+from remixer_t5x.config import loading  # noqa: F401
+from tests.support import cached_training, mesh_worker, prediction_worker, several_processes, tiny_training  # noqa: F401
+
+# The objects of all these modules stay where they are: a child that collects garbage need not copy their pages.
+gc.collect()
+gc.freeze()
