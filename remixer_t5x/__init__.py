@@ -1,3 +1,62 @@
-"""Pretrain, finetune, evaluate and run T5-style encoder-decoders with any token mixer."""
+"""Pretrain, finetune, evaluate and run T5-style encoder-decoders with any token mixer.
+
+The names in `__all__` are the public Python API (docs/guide/python.md). Each is imported when it is first used, so
+that `import remixer_t5x` itself loads neither JAX nor TensorFlow.
+"""
+
+import importlib
 
 __version__ = '0.1.0'
+
+# Where each public name is defined: (module, name there).
+_PLACES = {
+    'build_model': ('api.building', 'build_model'),
+    'load': ('api.saved_models', 'load'),
+    'TrainedModel': ('api.trained_model', 'TrainedModel'),
+    'make_batch': ('api.trained_model', 'make_batch'),
+    'Greedy': ('model.decoding', 'Greedy'),
+    'Sampling': ('model.sampling', 'Sampling'),
+    'BeamSearch': ('model.beam_search', 'BeamSearch'),
+    'Partitioner': ('devices.partition', 'Partitioner'),
+    'adafactor': ('optimization.optimizer', 'adafactor'),
+    'adamw_rms': ('optimization.optimizer', 'adamw_rms'),
+    'TrainState': ('optimization.train_state', 'TrainState'),
+    'plan_train_state': ('optimization.train_state', 'plan'),
+    'make_train_step': ('optimization.train_step', 'make_train_step'),
+    'jit_train_step': ('optimization.train_step', 'jit_train_step'),
+    'UserError': ('errors', 'UserError'),
+}
+__all__ = ['__version__', *_PLACES]  # noqa: PLE0604 (every entry is a str)
+
+
+def __getattr__(name: str) -> object:
+    if name not in _PLACES:
+        raise AttributeError(f'module {__name__!r} has no attribute {name!r}')
+    module, attribute = _PLACES[name]
+    value = getattr(importlib.import_module(f'{__name__}.{module}'), attribute)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
+
+# Not of `typing`, whose import would take longer than the rest of this file.
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from remixer_t5x.api.building import build_model as build_model
+    from remixer_t5x.api.saved_models import load as load
+    from remixer_t5x.api.trained_model import TrainedModel as TrainedModel
+    from remixer_t5x.api.trained_model import make_batch as make_batch
+    from remixer_t5x.devices.partition import Partitioner as Partitioner
+    from remixer_t5x.errors import UserError as UserError
+    from remixer_t5x.model.beam_search import BeamSearch as BeamSearch
+    from remixer_t5x.model.decoding import Greedy as Greedy
+    from remixer_t5x.model.sampling import Sampling as Sampling
+    from remixer_t5x.optimization.optimizer import adafactor as adafactor
+    from remixer_t5x.optimization.optimizer import adamw_rms as adamw_rms
+    from remixer_t5x.optimization.train_state import TrainState as TrainState
+    from remixer_t5x.optimization.train_state import plan as plan_train_state  # noqa: F401
+    from remixer_t5x.optimization.train_step import jit_train_step as jit_train_step
+    from remixer_t5x.optimization.train_step import make_train_step as make_train_step

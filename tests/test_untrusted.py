@@ -168,10 +168,11 @@ def test_a_pickle_is_not_run(tmp_path, kind):
 
 
 # Who gives files to gin, and which: those of the command line; a shipped model by its name; what `convert` has just
-# written, of numbers that were checked; and for `report --pictures`, which says so, a run's own.
+# written, of numbers that were checked; those that the caller of `build_model` names; and for `load` and
+# `report --pictures`, which say so, a run's own.
 LOADERS = {
     *('remixer_t5x/cli/main.py', 'remixer_t5x/cli/compare.py', 'remixer_t5x/cli/convert.py'),
-    'remixer_t5x/cli/report_model.py',
+    *('remixer_t5x/api/building.py', 'remixer_t5x/api/saved_models.py'),
 }
 LOADS = ('loading.load(', 'loading.build', 'gin.parse_config')
 

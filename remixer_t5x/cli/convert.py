@@ -78,14 +78,7 @@ def _vocabulary_of(tokenizer: hf_tokenizer.Tokenizer, source: huggingface.Source
         vocabulary, name = byte(extra_ids=tokenizer.extra_ids), 'the vocabulary of bytes'
     else:
         vocabulary, name = sentencepiece(path=tokenizer.path, extra_ids=tokenizer.extra_ids), tokenizer.path
-    advice = 'give the vocabulary of this model by --vocabulary'
-    rows = source.t5.dimensions.vocab_size
-    if vocabulary.vocab_size > rows:
-        sizes = f'{vocabulary.vocab_size} ids, {tokenizer.extra_ids} of them sentinels'
-        raise UserError(f'{name} has {sizes}, and the model in {source.folder} has {rows}; {advice}')
-    if vocabulary.eos_id != source.eos_id:
-        given = f'eos_token_id {source.eos_id}, and {name} has {vocabulary.eos_id}'
-        raise UserError(f'{source.folder}/config.json says {given}; {advice}')
+    huggingface.check_vocabulary(source, vocabulary, name)
     return vocabulary
 
 

@@ -1,36 +1,20 @@
-"""The model of a run, made again from the configuration in its MODEL_DIR (configs/runs/report_model.gin)."""
+"""The model of a run as its pictures need it: with the parameters it began with, and the pieces of a text."""
 
 from __future__ import annotations
 
 import dataclasses
-import os
 from typing import Any
 
 import jax
 import numpy as np
 
-from remixer_t5x.checkpoints import saved_params, watch
+from remixer_t5x.api import saved_models
+from remixer_t5x.api.trained_model import TrainedModel
 from remixer_t5x.cli import vocab
-from remixer_t5x.config import loading
-from remixer_t5x.data import pipeline
-from remixer_t5x.devices import partition
+from remixer_t5x.config import resolved
 from remixer_t5x.errors import UserError
-from remixer_t5x.evaluation import best
-from remixer_t5x.run_folder import model_dir
 
-
-@dataclasses.dataclass(frozen=True)
-class Parts:
-    """What a run's configuration makes: its model, the data it was trained on, and INITIAL_CHECKPOINT_PATH."""
-
-    model: Any
-    dataset: pipeline.DatasetConfig
-    initial: str | None
-
-
-def parts(model: Any, dataset: pipeline.DatasetConfig, initial: str | None = None) -> Parts:
-    """Called with what gin binds to it."""
-    return Parts(model, dataset, initial)
+INITIAL = 'INITIAL_CHECKPOINT_PATH'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,36 +57,17 @@ def load(folder: str) -> Trained:
 
     gin's configuration is replaced. Raises UserError where something is missing: a module, data, the checkpoint.
     """
-    config = os.path.join(folder, model_dir.CONFIG)
-    made = loading.build(f'{__name__}.parts', [config], base=['runs/report_model.gin'])
-    vocabulary = pipeline.vocabulary(made.dataset)
-    # This machine's devices, which need not be those of the run.
-    partitioner = partition.Partitioner()
-    lengths = dict(made.dataset.task_feature_lengths)
-    shapes = {'encoder_input_tokens': (1, lengths['inputs']), 'decoder_target_tokens': (1, lengths['targets'])}
-    abstract = saved_params.abstract_params(made.model, shapes, partitioner)
-
-    def restore(path: str) -> Any:
-        return saved_params.restore_params(path, abstract, pipeline.vocabulary_record(vocabulary), watch.SETTING)
-
-    checkpoint = _newest(folder)
-    return Trained(made.model, restore(checkpoint), vocabulary, lengths, checkpoint, _before(made.initial, restore))
+    trained = saved_models.load(folder)
+    return Trained(
+        trained.model, trained.params, trained.vocabulary, dict(trained.lengths), trained.source, _before(trained)
+    )
 
 
-def _newest(folder: str) -> str:
-    try:
-        return str(saved_params.find_step(folder, watch.SETTING))
-    except UserError:
-        kept = best.kept_in(folder)
-        if not kept:
-            raise
-        return str(next(iter(kept.values()))['path'])
-
-
-def _before(initial: str | None, restore: Any) -> Any:
+def _before(trained: TrainedModel) -> Any:
+    initial = resolved.macro(INITIAL) if resolved.has_macro(INITIAL) else None
     if not initial:
         return None
     try:
-        return restore(initial)
+        return saved_models.restore(initial, trained.model, trained.vocabulary, trained.partitioner)
     except UserError:
         return None

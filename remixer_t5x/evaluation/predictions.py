@@ -50,7 +50,7 @@ class Prediction(NamedTuple):
 
 
 class Predictor:
-    """`predict`, `score` and `rank` of one model on one mesh; compiled once per shape and kept.
+    """`predict`, `score`, `rank` and `encode` of one model on one mesh; compiled once per shape and kept.
 
     `eos_id` ends a generated sequence. Raises UserError where the batch size does not divide over the mesh.
     """
@@ -67,6 +67,7 @@ class Predictor:
 
         self._generate = self._compiled(generate)
         self._score = self._compiled(model.score)
+        self._encode = self._compiled(lambda params, batch: model.encode(params, batch['encoder_input_tokens']))
         self._rank = self._compiled(
             lambda params, batch: model.score_choices(params, batch['encoder_input_tokens'], batch['choices'])
         )
@@ -87,18 +88,21 @@ class Predictor:
 
     def score(self, params: Any, inputs: Sequence[Ids], targets: Sequence[Ids]) -> np.ndarray:
         """log p(targets | inputs) of each example, [examples] float32."""
-        wide = _filled(targets, self._settings.feature_lengths['targets'])
-        begun = np.pad(wide, ((0, 0), (1, 0)))[:, :-1]
-        arrays = {
-            'decoder_input_tokens': begun,
-            'decoder_target_tokens': wide,
-            'decoder_loss_weights': (wide > 0).astype(np.int32),
-        }
+        arrays = decoder_arrays(targets, self._settings.feature_lengths['targets'])
         return self._gathered(self._score, params, inputs, arrays, ())
+
+    def encode(self, params: Any, inputs: Sequence[Ids]) -> list[np.ndarray]:
+        """The encoder's output at the tokens of each of `inputs`, [its length, embed] float32."""
+        found: list[Any] = [None] * len(inputs)
+        for rows, values in self._run(self._encode, params, inputs, {}):
+            hidden = np.asarray(values, np.float32)
+            for row, example in enumerate(rows):
+                found[example] = hidden[row, : len(inputs[example])]
+        return found
 
     def rank(self, params: Any, inputs: Sequence[Ids], choices: Sequence[Ids]) -> np.ndarray:
         """log p(choice | inputs) of every choice for each example, [examples, choices] float32."""
-        wide = _filled(choices, max(map(len, choices)))
+        wide = padded(choices, max(map(len, choices)))
         arrays = {'choices': np.broadcast_to(wide, (len(inputs), *wide.shape))}
         return self._gathered(self._rank, params, inputs, arrays, (len(choices),))
 
@@ -116,7 +120,7 @@ class Predictor:
         pending: collections.deque = collections.deque()
         for rows in length_buckets.plan(lengths, self._settings.batch_size, self._longest):
             batch = {
-                'encoder_input_tokens': _filled([inputs[row] for row in rows.examples], rows.length),
+                'encoder_input_tokens': padded([inputs[row] for row in rows.examples], rows.length),
                 'number': (rows.examples + first).astype(np.int32),
                 **{name: array[rows.examples] for name, array in arrays.items()},
             }
@@ -137,8 +141,18 @@ class Predictor:
         return self._partitioner.shard_batch(filled)
 
 
-def _filled(rows: Sequence[Ids], length: int) -> np.ndarray:
-    """[rows, length] int32, 0 behind each."""
+def decoder_arrays(targets: Sequence[Ids], length: int) -> dict[str, np.ndarray]:
+    """The decoder's arrays of a batch, [rows, length] int32 each: it reads the targets one token later."""
+    wide = padded(targets, length)
+    return {
+        'decoder_input_tokens': np.pad(wide, ((0, 0), (1, 0)))[:, :-1],
+        'decoder_target_tokens': wide,
+        'decoder_loss_weights': (wide > 0).astype(np.int32),
+    }
+
+
+def padded(rows: Sequence[Ids], length: int) -> np.ndarray:
+    """[rows, length] int32, 0 after the end of each."""
     filled: np.ndarray = np.zeros((len(rows), length), np.int32)
     for row, ids in enumerate(rows):
         filled[row, : len(ids)] = ids

@@ -65,6 +65,10 @@ class Seq2Seq:
         loss, sums = self.loss_function(hidden, self.module.output_kernel(params), targets, weights)
         return loss, {**sums, 'sequences': _count_sequences(batch)}
 
+    def encode(self, params: Params, inputs: jax.Array) -> jax.Array:
+        """The encoder's output for `inputs` [batch, length], one example a row: [batch, length, embed]."""
+        return self.module.apply({'params': params}, inputs, enable_dropout=False, method='encode')
+
     def score(self, params: Params, batch: Batch) -> jax.Array:
         """log p(targets | inputs) of each row, [batch] float32; z-loss and label smoothing take no part."""
         hidden = self._decoder_hidden(params, batch, None)
@@ -131,7 +135,7 @@ class Seq2Seq:
 
     def _generation(self, params: Params, inputs: jax.Array, max_length: int, eos_id: int = 1) -> decoding.Generation:
         """Encodes `inputs` and prepares the steps of a decoder."""
-        encoded = self.module.apply({'params': params}, inputs, enable_dropout=False, method='encode')
+        encoded = self.encode(params, inputs)
         params = {**params, 'decoder': layers_apart(params['decoder'])}
 
         def decode(tokens: jax.Array, **cache) -> tuple[jax.Array, decoding.Cache]:

@@ -66,6 +66,18 @@ def read(path: str) -> Source:
     return Source(folder, t5, config.get('eos_token_id') or 1, tensors)
 
 
+def check_vocabulary(source: Source, vocabulary: Any, name: str) -> None:
+    """Raises UserError where `vocabulary` (called `name`) cannot be that of the model in `source`."""
+    advice = 'give the vocabulary of this model by --vocabulary'
+    rows = source.t5.dimensions.vocab_size
+    if vocabulary.vocab_size > rows:
+        sizes = f'{vocabulary.vocab_size} ids, {vocabulary.extra_ids} of them sentinels'
+        raise UserError(f'{name} has {sizes}, and the model in {source.folder} has {rows}; {advice}')
+    if vocabulary.eos_id != source.eos_id:
+        given = f'eos_token_id {source.eos_id}, and {name} has {vocabulary.eos_id}'
+        raise UserError(f'{source.folder}/config.json says {given}; {advice}')
+
+
 def write(path: str, t5: T5, params: Params, runs: hf_weights.Runs, dtype: str = 'float32', eos_id: int = 1) -> None:
     """Writes config.json, generation_config.json and model.safetensors into the folder `path`.
 

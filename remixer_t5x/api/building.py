@@ -1,0 +1,39 @@
+"""A model from gin files and macros, without a run around it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from remixer_t5x.config import loading, resolved
+from remixer_t5x.errors import UserError
+from remixer_t5x.model.seq2seq import Seq2Seq
+
+
+def build_model(*gin_files: str, **macros: Any) -> Seq2Seq:
+    """The model that gin files and macros describe; it has no parameters yet (`model.init` makes them).
+
+    `build_model('models/remixer.gin', 'sizes/tiny.gin', VOCAB_SIZE=384)`; a mixer of one's own needs no gin file:
+    `build_model('models/t5_1_1.gin', 'sizes/tiny.gin', ENCODER_MIXER=MyMixer, ENCODER_POSITION_BIAS=None)`.
+
+    Args:
+      *gin_files: shipped files or files of one's own, which gin runs as programs; a later file overrides an earlier.
+      **macros: override the files. A string that begins with `@` or `%` is a gin reference (`'@fnet.FNet'`, of a
+        module that a file imports); every other value, a class or function too, is used as it is.
+
+    The result is a plain value: configurations that are loaded later do not change it. gin's own configuration is
+    replaced.
+
+    Raises:
+      UserError: a file, a name or a value is wrong, or MODEL lacks something, such as `sizes/*.gin`.
+    """
+    if not gin_files:
+        raise UserError("build_model takes gin files: type build_model('models/t5_1_1.gin', 'sizes/tiny.gin')")
+    objects = {name: value for name, value in macros.items() if not _is_reference(value)}
+    # A stand-in for each object, so that the text passes the same checks as a command's flags.
+    flags = [(name, value if name not in objects else 'None') for name, value in macros.items()]
+    loading.load([str(file) for file in gin_files], flags, root='%MODEL', partial=True)
+    return resolved.macro('MODEL', objects)
+
+
+def _is_reference(value: Any) -> bool:
+    return isinstance(value, str) and value[:1] in ('@', '%')

@@ -1,0 +1,145 @@
+"""A trained model from a folder: a MODEL_DIR, one of its checkpoints, or a T5 of Hugging Face."""
+
+from __future__ import annotations
+
+import pathlib
+import tempfile
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+
+from remixer_t5x.api.trained_model import TrainedModel
+from remixer_t5x.checkpoints import saved_params
+from remixer_t5x.config import loading, resolved
+from remixer_t5x.data import pipeline
+from remixer_t5x.devices.partition import Partitioner
+from remixer_t5x.errors import UserError
+from remixer_t5x.evaluation import best
+from remixer_t5x.interop.huggingface import folders as huggingface
+from remixer_t5x.interop.huggingface import gin_file as hf_gin
+from remixer_t5x.interop.huggingface import tokenizer as hf_tokenizer
+from remixer_t5x.run_folder import model_dir
+
+# What `convert --from_hf` writes into a MODEL_DIR in place of a run's config.gin.
+CONVERTED = 'model.gin'
+# Where neither the run nor the caller says a length, as in a Hugging Face folder.
+LENGTHS = {'inputs': 512, 'targets': 114}
+WHAT = 'the path given to load'
+
+
+def load(
+    path: str,
+    lengths: Mapping[str, int] | None = None,
+    partitioner: Partitioner | None = None,
+    vocabulary: str | None = None,
+) -> TrainedModel:
+    """A trained model with its parameters and vocabulary.
+
+    **A MODEL_DIR and a checkpoint run code**: the model is made again from the gin text saved with the run
+    (`config.gin` or `model.gin` in MODEL_DIR), and gin text may import and call anything. Read it before you load
+    a folder that you did not write. A Hugging Face folder runs none. gin's configuration is replaced.
+
+    Args:
+      path: a MODEL_DIR (its newest checkpoint, or the best of a task where there is no other), one checkpoint in
+        it (`MODEL_DIR/checkpoints/1000`, `MODEL_DIR/best/TASK`), or a Hugging Face T5 folder with safetensors.
+      lengths: most tokens of `inputs` and `targets` in place of the run's TASK_FEATURE_LENGTHS; one may be missing.
+      partitioner: the devices; None is all of this machine's, each with all parameters.
+      vocabulary: a SentencePiece model, for a Hugging Face folder that has none.
+
+    Raises:
+      UserError: no such folder, no checkpoint, no saved gin text, a module or a vocabulary that is missing, or damage.
+    """
+    folder = model_dir.absolute(path)
+    if not folder.is_dir():
+        raise UserError(
+            f'{folder} is not a folder; give a MODEL_DIR, a checkpoint, or a Hugging Face T5 folder '
+            '(hf download NAME --local-dir DIR)'
+        )
+    is_hugging_face = (folder / huggingface.CONFIG).is_file() and not saved_params.steps_in(
+        folder / model_dir.CHECKPOINTS
+    )
+    if is_hugging_face:
+        return _load_hugging_face(str(folder), lengths, partitioner or Partitioner(), vocabulary)
+    if vocabulary is not None:
+        raise UserError(f'vocabulary= is for a Hugging Face folder; {folder} says its own: leave it out')
+    return _load_run(str(folder), lengths, partitioner or Partitioner())
+
+
+def _load_run(path: str, lengths: Mapping[str, int] | None, partitioner: Partitioner) -> TrainedModel:
+    checkpoint = _find(path)
+    loading.load([_saved_gin(checkpoint)], root='%MODEL', partial=True)
+    model, vocabulary = resolved.macro('MODEL'), _vocabulary()
+    params = restore(checkpoint, model, vocabulary, partitioner)
+    return TrainedModel(model, params, vocabulary, _lengths(lengths), checkpoint, partitioner)
+
+
+def restore(checkpoint: str, model: Any, vocabulary: Any, partitioner: Partitioner) -> Any:
+    """The parameters in `checkpoint`, on the partitioner's devices. Raises UserError where they do not fit."""
+    record = pipeline.vocabulary_record(vocabulary)
+    return saved_params.restore_params(checkpoint, _abstract(model, partitioner), record, WHAT)
+
+
+def _abstract(model: Any, partitioner: Partitioner) -> Any:
+    # Parameters do not depend on lengths, and no model refuses one as short as this.
+    return saved_params.abstract_params(
+        model, {'encoder_input_tokens': (1, 2), 'decoder_target_tokens': (1, 2)}, partitioner
+    )
+
+
+def _find(path: str) -> str:
+    """The newest checkpoint, or the best one of a task where no other is left."""
+    try:
+        return str(saved_params.find_step(path, WHAT))
+    except UserError:
+        kept = best.kept_in(path)
+        if not kept:
+            raise
+        return str(next(iter(kept.values()))['path'])
+
+
+def _saved_gin(checkpoint: str) -> str:
+    """The gin text of the MODEL_DIR that `checkpoint` is in."""
+    above = pathlib.Path(checkpoint).parents
+    folder = next((folder for folder in above if (folder / model_dir.MARKER).is_file()), None)
+    if folder is None:
+        raise UserError(
+            f'{checkpoint} is not in a MODEL_DIR, whose {model_dir.CONFIG} says what the model is; copy it whole'
+        )
+    for name in (model_dir.CONFIG, CONVERTED):
+        if (folder / name).is_file():
+            return str(folder / name)
+    raise UserError(f'{folder} has neither {model_dir.CONFIG} nor {CONVERTED}, which say what the model is')
+
+
+def _vocabulary() -> Any:
+    """The vocabulary of the loaded configuration; where it has none of that name, its task's."""
+    if resolved.has_macro('VOCABULARY'):
+        return resolved.macro('VOCABULARY')
+    return pipeline.vocabulary(resolved.call_in_scope('train', pipeline.DatasetConfig))
+
+
+def _lengths(wanted: Mapping[str, int] | None) -> dict[str, int]:
+    found = resolved.macro('TASK_FEATURE_LENGTHS') if resolved.has_macro('TASK_FEATURE_LENGTHS') else LENGTHS
+    unknown = sorted(set(wanted or {}) - set(LENGTHS))
+    if unknown:
+        raise UserError(f'lengths names {", ".join(unknown)}; it takes inputs and targets')
+    return {**dict(found), **(wanted or {})}
+
+
+def _load_hugging_face(
+    path: str, lengths: Mapping[str, int] | None, partitioner: Partitioner, vocabulary_path: str | None
+) -> TrainedModel:
+    source = huggingface.read(path)
+    tokenizer = hf_tokenizer.read(source.folder, vocabulary_path)
+    # Our statements with the folder's numbers, each checked: nothing of the folder is run.
+    text = hf_gin.model_gin(source.t5, tokenizer, f'Made from {path}.')
+    with tempfile.TemporaryDirectory() as folder:
+        file = pathlib.Path(folder, CONVERTED)
+        file.write_text(text, encoding='utf-8')
+        loading.load([str(file)], root='%MODEL', partial=True)
+    model, vocabulary = resolved.macro('MODEL'), resolved.macro('VOCABULARY')
+    huggingface.check_vocabulary(source, vocabulary, tokenizer.path or 'the vocabulary of bytes')
+    abstract = _abstract(model, partitioner)
+    params = jax.tree.map(lambda array, leaf: jax.device_put(array, leaf.sharding), source.params(), abstract)
+    return TrainedModel(model, params, vocabulary, _lengths(lengths), path, partitioner)

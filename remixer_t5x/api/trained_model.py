@@ -1,0 +1,241 @@
+"""A model with its parameters and its vocabulary: text in; text, likelihoods, encoder states and losses out."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from remixer_t5x.devices.partition import Partitioner
+from remixer_t5x.errors import UserError
+from remixer_t5x.evaluation import held_out_loss, length_buckets, predictions
+from remixer_t5x.inference.text_outputs import Texts
+from remixer_t5x.model.decoding import Decoder, Greedy
+from remixer_t5x.optimization import train_step
+
+Strings = str | Sequence[str]
+GREEDY = Greedy()
+
+
+class Answer(NamedTuple):
+    """What a model writes for one text.
+
+    Attributes:
+      texts: the answers of the decoder, best first, or in the order in which a sampler drew them.
+      scores: the decoder's score of each; a log-likelihood for greedy decoding.
+      cut: whether the input was longer than the model's inputs, so that the model read only its beginning.
+    """
+
+    texts: list[str]
+    scores: list[float]
+    cut: bool
+
+    @property
+    def text(self) -> str:
+        """The first answer."""
+        return self.texts[0]
+
+
+class Encoded(NamedTuple):
+    """The encoder's output for texts.
+
+    Attributes:
+      hidden: [texts, length, embed] float32, 0 at padding; the end token is the last of each text.
+      mask: [texts, length] bool, True at tokens.
+      mean: [texts, embed] float32, the mean of `hidden` over the tokens of each text.
+      cut: [texts] bool, True for a text whose end the model did not read.
+    """
+
+    hidden: np.ndarray
+    mask: np.ndarray
+    mean: np.ndarray
+    cut: np.ndarray
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class TrainedModel:
+    """What `load` returns. Every method takes a list of texts, or one text, which counts as a list of one.
+
+    Texts are put into batches by length. A result belongs to its text alone: neither the other texts nor the batch
+    size changes it, but for rounding (and but for FNet, whose output depends on the padded length). Each new
+    shape of a batch is compiled once. An empty list gives an empty result.
+
+    Attributes:
+      model: a `Seq2Seq`, whose methods are pure functions of `params`.
+      params: float32 parameters.
+      vocabulary: a seqio vocabulary: `encode(text)`, `decode(ids)`.
+      lengths: most tokens of `inputs` and `targets`, the end token included.
+      source: the folder that the parameters are from.
+      partitioner: the devices on which they lie.
+      batch_size: most texts of one batch.
+    """
+
+    model: Any
+    params: Any
+    vocabulary: Any
+    lengths: Mapping[str, int]
+    source: str = ''
+    partitioner: Partitioner = dataclasses.field(default_factory=Partitioner)
+    batch_size: int = 32
+    _predictors: dict = dataclasses.field(default_factory=dict, repr=False)
+
+    def generate(
+        self,
+        texts: Strings,
+        max_length: int | None = None,
+        decoder: Decoder = GREEDY,
+        answers: int | None = None,
+        seed: int = 0,
+    ) -> list[Answer]:
+        """What the model writes for each text.
+
+        Args:
+          texts: the inputs. A text that is too long is cut, which its answer says.
+          max_length: most tokens of an answer, the end token included; None is the length of `targets`.
+          decoder: `Greedy()`, `Sampling(...)` or `BeamSearch(...)`.
+          answers: how many to keep for each text, the first ones; None keeps all that the decoder gives.
+          seed: of a decoder that draws. The text's place in the list is folded into it.
+
+        Raises:
+          UserError: `answers` is more than the decoder gives, or a length is not positive.
+        """
+        length = self.lengths['targets'] if max_length is None else max_length
+        if length < 1:
+            raise UserError(f'max_length is {max_length}; it takes 1 token or more')
+        coded = [self._codec.encode(text, index) for index, text in enumerate(_as_list(texts))]
+        predictor = self._predictor(len(coded), length, decoder, seed)
+        made = predictor.predict(self.params, [ids for ids, _ in coded]) if coded else []
+        if made:
+            _check_answers(answers, len(made[0].ids))
+        return [
+            Answer([self.vocabulary.decode(ids) for ids in one.ids[:answers]], one.scores[:answers], cut)
+            for one, (_, cut) in zip(made, coded, strict=True)
+        ]
+
+    def score(self, inputs: Strings, targets: Strings) -> np.ndarray:
+        """log p(target | input), summed over the tokens of the target and its end token: [texts] float32.
+
+        Raises:
+          UserError: there are more inputs than targets or the reverse, or a text is too long: the likelihood would
+            be that of another text.
+        """
+        given, wanted = _as_list(inputs), _as_list(targets)
+        if len(given) != len(wanted):
+            raise UserError(f'score got {len(given)} inputs and {len(wanted)} targets; give a target for each input')
+        if not given:
+            return np.zeros(0, np.float32)
+        ids = [self._whole(text, index, 'inputs') for index, text in enumerate(given)]
+        target_ids = [self._whole(text, index, 'targets') for index, text in enumerate(wanted)]
+        length = length_buckets.bucket(max(map(len, target_ids)), self.lengths['targets'])
+        return self._predictor(len(ids), length).score(self.params, ids, target_ids)
+
+    def encode(self, texts: Strings) -> Encoded:
+        """The encoder's output for each text, and its mean over the text. A text that is too long is cut."""
+        coded = [self._codec.encode(text, index) for index, text in enumerate(_as_list(texts))]
+        rows = [ids for ids, _ in coded]
+        width = self.model.module.embed_dim
+        hidden = np.zeros((len(rows), max(map(len, rows), default=0), width), np.float32)
+        mask = np.zeros(hidden.shape[:2], bool)
+        found = self._predictor(len(rows), self.lengths['targets']).encode(self.params, rows) if rows else []
+        for row, states in enumerate(found):
+            hidden[row, : len(states)], mask[row, : len(states)] = states, True
+        mean = hidden.sum(1) / np.maximum(mask.sum(1, keepdims=True), 1)
+        return Encoded(hidden, mask, mean.astype(np.float32), np.asarray([cut for _, cut in coded], bool))
+
+    def loss(self, batch: Mapping[str, Any]) -> dict[str, float]:
+        """`loss` and `accuracy` per target token, `perplexity` and `tokens` of one batch of ids, without dropout.
+
+        `batch` has [rows, length] int32 arrays as `make_batch` names them. Raises UserError where it has no target.
+        """
+        return held_out_loss.evaluate(self.params, [batch], self._eval_step, self.partitioner.shard_batch, 'given')
+
+    def make_batch(self, inputs: Strings, targets: Strings) -> dict[str, np.ndarray]:
+        """Texts as the batch that `loss` and a train step take, each row one example. Raises as `score` does."""
+        given, wanted = _as_list(inputs), _as_list(targets)
+        if len(given) != len(wanted):
+            raise UserError(
+                f'make_batch got {len(given)} inputs and {len(wanted)} targets; give a target for each input'
+            )
+        ids = [self._whole(text, index, 'inputs') for index, text in enumerate(given)]
+        target_ids = [self._whole(text, index, 'targets') for index, text in enumerate(wanted)]
+        return make_batch(ids, target_ids, self.lengths)
+
+    @functools.cached_property
+    def _eval_step(self) -> Any:
+        step = jax.jit(train_step.make_eval_step(self.model), out_shardings=self.partitioner.replicated)
+        return train_step.Compiled(step, self.partitioner)
+
+    @property
+    def _codec(self) -> Texts:
+        return Texts(self.vocabulary, self.lengths['inputs'])
+
+    def _whole(self, text: str, index: int, side: str) -> list[int]:
+        ids, cut = Texts(self.vocabulary, self.lengths[side]).encode(text, index)
+        if cut:
+            raise UserError(
+                f'text {index} of {side} has more than {self.lengths[side]} tokens; '
+                f"shorten it, or load the model with lengths={{'{side}': N}}"
+            )
+        return ids
+
+    def _predictor(
+        self, count: int, target_length: int, decoder: Decoder = GREEDY, seed: int = 0
+    ) -> predictions.Predictor:
+        """Compiled functions for `count` texts; few batch sizes, as each is compiled."""
+        shards = self.partitioner.batch_shards
+        size = min(self.batch_size, 1 << max(count - 1, 0).bit_length())
+        size = -(-size // shards) * shards
+        key = (size, target_length, decoder, seed)
+        if key not in self._predictors:
+            lengths = {'inputs': self.lengths['inputs'], 'targets': target_length}
+            decoding = predictions.Decoding(size, lengths, decoder, seed)
+            eos_id = 1 if self.vocabulary.eos_id is None else int(self.vocabulary.eos_id)
+            self._predictors[key] = predictions.Predictor(self.model, self.partitioner, decoding, eos_id)
+        return self._predictors[key]
+
+
+def make_batch(
+    inputs: Sequence[Sequence[int]], targets: Sequence[Sequence[int]], lengths: Mapping[str, int] | None = None
+) -> dict[str, np.ndarray]:
+    """Lists of token ids as a batch for `model.loss` and a train step.
+
+    Args:
+      inputs: ids of each input.
+      targets: ids of each target, as many lists; the decoder reads them one token later.
+      lengths: lengths of `inputs` and `targets`; None takes the longest of each.
+
+    Returns:
+      [rows, length] int32 arrays under seqio's names, 0 at padding.
+
+    Raises:
+      UserError: there are more inputs than targets or the reverse, or a list is longer than its length.
+    """
+    if len(inputs) != len(targets):
+        raise UserError(f'make_batch got {len(inputs)} inputs and {len(targets)} targets; give a target for each input')
+    longest = {'inputs': max(map(len, inputs), default=0), 'targets': max(map(len, targets), default=0)}
+    for side, wanted in (lengths or longest).items():
+        if longest[side] > wanted:
+            raise UserError(f'make_batch got {longest[side]} tokens in {side} and the length {wanted}; cut them first')
+    lengths = lengths or longest
+    encoder = {'encoder_input_tokens': predictions.padded(inputs, lengths['inputs'])}
+    return {**encoder, **predictions.decoder_arrays(targets, lengths['targets'])}
+
+
+def _as_list(texts: Strings) -> list[str]:
+    found = [texts] if isinstance(texts, str) else list(texts)
+    for text in found:
+        if not isinstance(text, str):
+            raise UserError(f'a text is {type(text).__name__} {text!r:.40}; give a str, or a list of str')
+    return found
+
+
+def _check_answers(wanted: int | None, given: int) -> None:
+    if wanted is not None and not 1 <= wanted <= given:
+        raise UserError(
+            f'answers is {wanted} and the decoder gives {given}; type decoder=BeamSearch(beams=N) or '
+            'decoder=Sampling(num_samples=N)'
+        )
