@@ -1,0 +1,218 @@
+"""`load` for each kind of folder, and what a loaded model computes from texts."""
+
+import jax
+import numpy as np
+import pytest
+import seqio
+from flax import linen as nn
+
+import remixer_t5x
+from remixer_t5x import UserError
+from remixer_t5x.data import pipeline
+from remixer_t5x.interop import converted
+from tests.support import hf_folders
+
+LENGTHS = {'inputs': 40, 'targets': 12}
+CONFIG = """from __gin__ import dynamic_registration
+from remixer_tasks import vocabularies
+
+include 'models/t5_1_1.gin'
+include 'sizes/tiny.gin'
+VOCABULARY = @vocabularies.byte()
+TASK_FEATURE_LENGTHS = {'inputs': 40, 'targets': 12}
+VOCAB_SIZE = 384
+NUM_ENCODER_LAYERS = 1
+NUM_DECODER_LAYERS = 1
+EMBED_DIM = 16
+MLP_DIM = 24
+NUM_HEADS = 2
+HEAD_DIM = 8
+DTYPE = 'float32'
+"""
+TEXTS = ['one', 'a text of some length, 35 tokens', 'two', '', 'three and four']
+TARGETS = ['1', '35 tokens', 'zwei', 'nothing', '']
+VOCABULARY = seqio.ByteVocabulary(extra_ids=100)
+
+
+def write_run(folder, config=CONFIG, steps=(1, 2)):
+    """A MODEL_DIR with a checkpoint of random parameters for each step."""
+    (folder.parent / 'given.gin').write_text(config)
+    model = remixer_t5x.build_model(str(folder.parent / 'given.gin'))
+    shapes = {'encoder_input_tokens': (1, 2), 'decoder_target_tokens': (1, 2)}
+    claimed = converted.claim(folder)
+    for step in steps:
+        params = jax.jit(lambda rng: nn.unbox(model.init(rng, shapes)))(jax.random.key(step))
+        record = converted.record(pipeline.vocabulary_record(VOCABULARY), config, 'a test')
+        converted.write(claimed, jax.device_get(params), step, record)
+    (folder / 'config.gin').write_text(config)
+    return folder
+
+
+@pytest.fixture(scope='module')
+def run(tmp_path_factory):
+    return write_run(tmp_path_factory.mktemp('api') / 'run')
+
+
+@pytest.fixture(scope='module')
+def trained(run):
+    return remixer_t5x.load(str(run))
+
+
+def ids_of(text):
+    return [*VOCABULARY.encode(text), 1]
+
+
+def one_row(text):
+    return np.asarray([ids_of(text)], np.int32)
+
+
+def test_a_checkpoint_or_the_newest(run, trained):
+    assert trained.source == str(run / 'checkpoints' / '2')
+    older = remixer_t5x.load(str(run / 'checkpoints' / '1'))
+    assert older.source == str(run / 'checkpoints' / '1')
+    first, newest = (model.params['logits']['kernel'] for model in (older, trained))
+    assert not np.array_equal(first, newest)
+    assert trained.lengths == LENGTHS
+    assert remixer_t5x.load(str(run), lengths={'targets': 5}).lengths == {'inputs': 40, 'targets': 5}
+
+
+def test_generate_is_what_the_model_predicts(trained):
+    answers = trained.generate(TEXTS)
+    for text, answer in zip(TEXTS, answers, strict=True):
+        made = trained.model.generate(trained.params, {'encoder_input_tokens': one_row(text)}, LENGTHS['targets'])
+        assert answer.text == VOCABULARY.decode([int(token) for token in made.tokens[0, 0]])
+        np.testing.assert_allclose(answer.scores, made.scores[0], rtol=1e-4)
+        assert not answer.cut
+
+
+@pytest.mark.parametrize('batch_size', [1, 2, 3])
+def test_the_batch_size_changes_nothing(run, trained, batch_size):
+    small = remixer_t5x.TrainedModel(
+        trained.model, trained.params, trained.vocabulary, trained.lengths, batch_size=batch_size
+    )
+    sampling = remixer_t5x.Sampling(num_samples=2)
+    for decoder in (remixer_t5x.Greedy(), sampling):
+        wanted, found = (model.generate(TEXTS, decoder=decoder, seed=7) for model in (trained, small))
+        assert [answer.texts for answer in found] == [answer.texts for answer in wanted]
+    np.testing.assert_allclose(small.score(TEXTS, TARGETS), trained.score(TEXTS, TARGETS), rtol=1e-4)
+    np.testing.assert_allclose(small.encode(TEXTS).hidden, trained.encode(TEXTS).hidden, atol=1e-4)
+
+
+def test_decoders_seeds_and_numbers_of_answers(trained):
+    sampling = remixer_t5x.Sampling(num_samples=3)
+    drawn = [trained.generate(TEXTS[:2], decoder=sampling, seed=seed) for seed in (1, 1, 2)]
+    assert drawn[0] == drawn[1] != drawn[2]
+    assert [len(answer.texts) for answer in drawn[0]] == [3, 3]
+    beams = trained.generate(TEXTS[:1], decoder=remixer_t5x.BeamSearch(beams=4), answers=2)[0]
+    assert len(beams.texts) == len(beams.scores) == 2 and beams.scores == sorted(beams.scores, reverse=True)
+    assert len(trained.generate(TEXTS[:1], max_length=3)[0].text.encode()) <= 3 * 3
+    for wrong in (0, 2):
+        with pytest.raises(UserError, match='BeamSearch'):
+            trained.generate('one', answers=wrong)
+    with pytest.raises(UserError, match='1 token or more'):
+        trained.generate('one', max_length=0)
+
+
+def test_score_is_the_sum_of_log_probabilities(trained):
+    for text, target, score in zip(TEXTS, TARGETS, trained.score(TEXTS, TARGETS), strict=True):
+        targets = one_row(target)
+        logits = trained.model.module.apply(
+            {'params': trained.params}, one_row(text), np.pad(targets, ((0, 0), (1, 0)))[:, :-1], targets,
+            enable_dropout=False,
+        )  # fmt: skip
+        wanted = np.take_along_axis(np.asarray(jax.nn.log_softmax(logits)), targets[..., None], -1).sum()
+        np.testing.assert_allclose(score, wanted, rtol=1e-4)
+
+
+def test_encode_is_the_encoders_output_with_its_mask_and_mean(trained):
+    encoded = trained.encode(TEXTS)
+    for row, text in enumerate(TEXTS):
+        wanted = np.asarray(trained.model.encode(trained.params, one_row(text)))[0]
+        assert encoded.mask[row].sum() == len(wanted)
+        np.testing.assert_allclose(encoded.hidden[row][encoded.mask[row]], wanted, atol=1e-4)
+        np.testing.assert_allclose(encoded.mean[row], wanted.mean(0), atol=1e-4)
+        assert not encoded.hidden[row][~encoded.mask[row]].any()
+
+
+def test_loss_is_the_mean_over_target_tokens(trained):
+    batch = trained.make_batch(TEXTS, TARGETS)
+    found = trained.loss(batch)
+    tokens = sum(len(ids_of(target)) for target in TARGETS)
+    assert found['tokens'] == tokens
+    np.testing.assert_allclose(found['loss'], -trained.score(TEXTS, TARGETS).sum() / tokens, rtol=1e-3)
+    with pytest.raises(UserError, match='no target token'):
+        trained.loss({name: np.zeros_like(array) for name, array in batch.items()})
+
+
+def test_one_text_is_a_list_of_one_and_none_is_no_result(trained):
+    assert trained.generate('one') == trained.generate(['one'])
+    np.testing.assert_array_equal(trained.score('one', '1'), trained.score(['one'], ['1']))
+    assert trained.encode('one').hidden.shape == (1, 4, 16)
+    assert trained.generate([]) == []
+    assert trained.score([], []).shape == (0,)
+    assert [array.shape for array in trained.encode([])] == [(0, 0, 16), (0, 0), (0, 16), (0,)]
+
+
+def test_a_text_that_is_too_long(trained):
+    long = 'x' * 50
+    fits = 'x' * 39
+    answers = trained.generate([long, fits])
+    assert [answer.cut for answer in answers] == [True, False]
+    assert answers[0].texts == answers[1].texts
+    encoded = trained.encode([long, 'y'])
+    assert encoded.cut.tolist() == [True, False] and encoded.hidden.shape[1] == LENGTHS['inputs']
+    for inputs, targets, side in ((long, 'x', 'inputs'), ('x', long, 'targets')):
+        with pytest.raises(UserError, match=f'text 0 of {side} has more than {LENGTHS[side]} tokens'):
+            trained.score(inputs, targets)
+        with pytest.raises(UserError, match='lengths='):
+            trained.make_batch(inputs, targets)
+
+
+def test_pairs_that_are_not_pairs(trained):
+    for method in (trained.score, trained.make_batch):
+        with pytest.raises(UserError, match='2 inputs and 1 targets'):
+            method(['a', 'b'], ['c'])
+    with pytest.raises(UserError, match='a text is int 3; give a str'):
+        trained.generate([3])
+    with pytest.raises(UserError, match='4 tokens in inputs and the length 3'):
+        remixer_t5x.make_batch([[1, 2, 3, 4]], [[1]], {'inputs': 3, 'targets': 3})
+
+
+def test_a_loaded_model_does_not_change_when_another_is_loaded(run, tmp_path):
+    first = remixer_t5x.load(str(run))
+    other = write_run(tmp_path / 'other', CONFIG.replace('EMBED_DIM = 16', 'EMBED_DIM = 8'), steps=(1,))
+    remixer_t5x.load(str(other))
+    assert first.encode('one').hidden.shape == (1, 4, 16)
+
+
+@pytest.mark.parametrize('name', hf_folders.CONFIGS)
+def test_a_hugging_face_folder(name, tmp_path):
+    arrays = hf_folders.recorded(name)
+    folder = hf_folders.write(tmp_path / 'hf', hf_folders.CONFIGS[name], hf_folders.weights_of(arrays))
+    # Nothing of the folder is run, whatever it holds.
+    (folder / 'config.gin').write_text('this is not gin')
+    loaded = remixer_t5x.load(str(folder), lengths={'inputs': 16, 'targets': 8})
+    inputs, targets = arrays['inputs'], arrays['targets']
+    begun = np.pad(targets, ((0, 0), (1, 0)))[:, :-1]
+    logits = loaded.model.module.apply({'params': loaded.params}, inputs, begun, targets, enable_dropout=False)
+    real = targets > 0
+    np.testing.assert_allclose(logits[real], arrays['logits'][real], atol=1e-3)
+    assert len(loaded.generate(['a b', 'c'])) == 2
+
+
+def test_folders_without_a_model(run, tmp_path):
+    def refusal(path, **options):
+        with pytest.raises(UserError) as error:
+            remixer_t5x.load(str(path), **options)
+        assert '\n' not in str(error.value)
+        return str(error.value)
+
+    assert 'is not a folder' in refusal(tmp_path / 'nowhere')
+    assert 'no checkpoint' in refusal(tmp_path)
+    assert 'leave it out' in refusal(run, vocabulary='spiece.model')
+    assert 'it takes inputs and targets' in refusal(run, lengths={'input': 3})
+    bare = write_run(tmp_path / 'bare', steps=(1,))
+    (bare / 'config.gin').unlink()
+    assert 'neither config.gin nor model.gin' in refusal(bare)
+    (bare / 'remixer_t5x_run.json').unlink()
+    assert 'is not in a MODEL_DIR' in refusal(bare)
