@@ -1,14 +1,14 @@
-"""What differs between the gin of a checkpoint and that of the run that goes on from it."""
+"""The settings that differ between the gin of a checkpoint and the gin of the run that resumes from it."""
 
 import re
 
-# Where things lie and how often they are said changes nothing that is computed.
+# Folders and reporting periods do not change what is computed.
 HARMLESS = ('MODEL_DIR', 'KEEP_CHECKPOINTS', 'RESTORE', 'FILES', 'DATA_DIR', 'CACHE_DIR', 'VOCABULARY_PATH')
 MOST_SHOWN = 6
 
 
 def bindings(config: str) -> dict[str, str]:
-    """`name = value` of an operative gin text; a value that goes on in indented lines is joined."""
+    """`name = value` of an operative gin text; a value on several indented lines is joined."""
     found: dict[str, str] = {}
     name = None
     for line in config.splitlines():
@@ -24,7 +24,9 @@ def bindings(config: str) -> dict[str, str]:
 
 
 def describe_changes(old: str, new: str) -> str:
-    """The settings that differ, as `LEARNING_RATE 0.001 -> 0.01, ...`; empty where none does or one text is empty."""
+    """The settings that differ, as `LEARNING_RATE 0.001 -> 0.01, ...`; empty if none differs or if one text is
+    empty.
+    """
     before, now = bindings(old), bindings(new)
     if not before or not now:
         return ''

@@ -1,9 +1,9 @@
-"""Checkpoint folders that survive a power loss, and whose files are known to be as they were written.
+"""Checkpoint folders that survive a power loss, and whose files are compared with checksums before they are read.
 
 On a local disk the order is: all files are written; `files.json` lists each with its size and SHA-256; every file and
-folder is synced; the folder is renamed to its step's number, which is what makes it a checkpoint; the folder above is
-synced. A name that is there after a power loss therefore has all its bytes. Object stores (`gs://`) keep checksums
-themselves, have no rename, and are left to Orbax's own marker.
+folder is synced; the folder is renamed to its step's number, which makes it a checkpoint; the folder above is synced.
+If the name exists after a power loss, all its bytes do. Object stores (`gs://`) keep checksums themselves, have no
+rename, and are left to Orbax's own marker.
 """
 
 import contextlib
@@ -22,7 +22,7 @@ LIST = 'files.json'
 
 
 class Damaged(UserError):
-    """A checkpoint is not as it was written."""
+    """The files of a checkpoint differ from what was written."""
 
 
 class DurableFolder(ocp.path.atomicity.AtomicRenameTemporaryPath):
@@ -31,10 +31,10 @@ class DurableFolder(ocp.path.atomicity.AtomicRenameTemporaryPath):
     async def finalize(self) -> None:
         final: epath.Path = self.get_final()
         if ocp.path.atomicity.TMP_DIR_SUFFIX in final.parent.name:
-            # An item of a checkpoint whose own folder is still temporary, which is committed as a whole.
+            # This item belongs to a checkpoint whose folder is still temporary and is committed as a whole.
             return await super().finalize()
-        # Orbax writes its last files and renames in one call: what it takes for the end is another temporary name,
-        # which a start removes like the first.
+        # Orbax writes its last files and renames in one call. It renames to another temporary name, which the next
+        # start removes like the first.
         written = final.parent / f'{self._tmp_path.name}.written'
         self._final_path = written
         try:
@@ -45,7 +45,7 @@ class DurableFolder(ocp.path.atomicity.AtomicRenameTemporaryPath):
 
 
 def options(folder: epath.Path, keep: int | None = None, background: bool = False) -> ocp.CheckpointManagerOptions:
-    """How Orbax is to write checkpoints into `folder`: the newest `keep` (None: all) stay."""
+    """Options for Orbax to write checkpoints into `folder` and keep the newest `keep` (None keeps all)."""
     return ocp.CheckpointManagerOptions(
         max_to_keep=keep,
         cleanup_tmp_directories=True,
@@ -55,7 +55,7 @@ def options(folder: epath.Path, keep: int | None = None, background: bool = Fals
 
 
 def commit(written: pathlib.Path, final: pathlib.Path) -> None:
-    """Renames `written` to `final` once all it holds is listed and on the disk."""
+    """Lists and syncs everything in `written`, then renames it to `final`."""
     files = {}
     for path in _files(written):
         with path.open('rb') as file:
@@ -69,15 +69,15 @@ def commit(written: pathlib.Path, final: pathlib.Path) -> None:
     for below, _, _ in os.walk(written, topdown=False):
         _sync_folder(below)
     os.rename(written, final)
-    # Those above, up to MODEL_DIR's own entry, may be as new.
+    # The folders above, up to MODEL_DIR's own entry, may be new too.
     for folder in list(final.parents)[:3]:
         _sync_folder(folder)
 
 
 def check(folder: epath.Path) -> None:
-    """Raises Damaged naming the first file of the checkpoint that is missing, cut, or has other bytes.
+    """Raises Damaged with the name of the first file that is missing, truncated, or changed.
 
-    Reads every file once. A folder on an object store is not looked at. Raises UserError for a list that names files
+    Reads every file once, but does not check a folder on an object store. Raises UserError if the list names files
     outside of the folder.
     """
     if '://' in str(folder):
@@ -86,7 +86,7 @@ def check(folder: epath.Path) -> None:
     try:
         listed = json.loads((path / LIST).read_text())
         if not (isinstance(listed, dict) and all(len(entry) == 2 for entry in listed.values())):
-            raise ValueError('it is no list of files')
+            raise ValueError('it is not a list of files')
     except (OSError, ValueError, TypeError) as error:
         reason = 'is missing' if isinstance(error, FileNotFoundError) else f'cannot be read ({error})'
         raise Damaged(f'the checkpoint at {folder} is damaged: {LIST} {reason}') from error
@@ -103,7 +103,7 @@ def _difference(path: pathlib.Path, size: int, digest: str) -> str | None:
             if found != size:
                 return f'has {found:,} bytes instead of {size:,}'
             if hashlib.file_digest(file, 'sha256').hexdigest() != digest:
-                return 'has other bytes than were written'
+                return 'differs from what was written'
     except FileNotFoundError:
         return 'is missing'
     except OSError as error:
@@ -118,7 +118,7 @@ def _files(folder: pathlib.Path) -> list[pathlib.Path]:
 def _sync_folder(path: str | pathlib.Path) -> None:
     descriptor = os.open(path, os.O_RDONLY)
     try:
-        # Some network file systems sync no folders.
+        # Some network file systems cannot sync folders.
         with contextlib.suppress(OSError):
             os.fsync(descriptor)
     finally:

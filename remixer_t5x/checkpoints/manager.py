@@ -1,9 +1,9 @@
-"""Checkpoints through Orbax, written in the background: train state, data position, and what the run was.
+"""Checkpoints through Orbax, written in the background: train state, data position, and a record of the run.
 
 `MODEL_DIR/checkpoints/<step>` holds three items: `state` (arrays, sharded; they restore on any mesh), `data`
 (the position of each stream of batches, JSON) and `run` (operative gin, vocabulary fingerprint, versions, JSON).
-Orbax writes into a temporary name, which `durable` syncs and renames at the end, so a step that is listed is complete;
-what an interrupted write left is removed at the start.
+Orbax writes under a temporary name, which `durable` syncs and renames at the end, so a listed step is complete. The
+next start removes what an interrupted write left behind.
 """
 
 import contextlib
@@ -29,7 +29,7 @@ from remixer_t5x.optimization import finite
 from remixer_t5x.run_folder import model_dir
 
 State = Any
-# What must be equal for a run to go on: the data position counts batches of this size and shape.
+# A run can only resume if these are equal: the data position counts batches of this size and shape.
 FIXED = {
     'batch_size': 'BATCH_SIZE',
     'feature_lengths': 'TASK_FEATURE_LENGTHS',
@@ -44,9 +44,7 @@ class SaveFailed(UserError):
 
 
 class _TracebackFilter(logging.Filter):
-    """Drops Orbax's tracebacks of failed writes where only errors are shown: each failure is raised as one
-    line too.
-    """
+    """Drops Orbax's tracebacks of failed writes if only errors are shown: each failure is also raised as one line."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         quiet = logging.getLogger('absl').getEffectiveLevel() >= logging.ERROR
@@ -54,16 +52,15 @@ class _TracebackFilter(logging.Filter):
 
 
 def _quiet_failed_writes() -> None:
-    """A failed write is raised as one line; this drops what the libraries print about it besides, once per
-    process.
-    """
+    """Drops what the libraries print about a failed write, which is also raised as one line. Runs once per process."""
     logger, shown = logging.getLogger('absl'), sys.unraisablehook
     if any(isinstance(known, _TracebackFilter) for known in logger.filters):
         return
     logger.addFilter(_TracebackFilter())
 
     def hook(unraisable: Any) -> None:
-        # After one array has failed, TensorStore's threads report the others to an event loop that is gone.
+        # After one array has failed, TensorStore's threads report the other arrays to an event loop that is already
+        # closed.
         if str(unraisable.exc_value) != 'Event loop is closed':
             shown(unraisable)
 
@@ -71,11 +68,11 @@ def _quiet_failed_writes() -> None:
 
 
 class Checkpoints:
-    """The checkpoints under one MODEL_DIR; `keep` newest stay (None: all)."""
+    """The checkpoints under one MODEL_DIR; keeps the newest `keep` (None keeps all)."""
 
     def __init__(self, folder: epath.Path, keep: int | None = 3):
         if keep is not None and keep < 1:
-            raise UserError(f'KEEP_CHECKPOINTS is {keep}; it takes 1 or more, or None to keep all')
+            raise UserError(f'KEEP_CHECKPOINTS is {keep}; give 1 or more, or None to keep all')
         self._folder = folder / model_dir.CHECKPOINTS
         _quiet_failed_writes()
         self._options = durable.options(self._folder, keep, background=True)
@@ -92,10 +89,12 @@ class Checkpoints:
         return self._folder
 
     def steps(self) -> list[int]:
-        """Complete checkpoints, oldest first. Waits for one that is being written, which until then is none."""
+        """Steps of complete checkpoints, oldest first. Waits for a pending write, which does not count until it
+        commits.
+        """
         with contextlib.suppress(Exception):
             self._manager.wait_until_finished()
-        # The manager forgets the one before as soon as a write begins, also where the write then fails.
+        # The manager forgets the previous checkpoint as soon as a write starts, even if that write then fails.
         return sorted(ocp.utils.checkpoint_steps(self._folder))
 
     def latest_step(self) -> int | None:
@@ -104,8 +103,8 @@ class Checkpoints:
         return steps[-1] if steps else None
 
     def set_aside(self, step: int) -> epath.Path:
-        """Moves a checkpoint that cannot be used to MODEL_DIR/damaged; returns its new folder. One process calls it,
-        all call `reopen`.
+        """Moves an unusable checkpoint to MODEL_DIR/damaged and returns its new folder. One process calls this, and all
+        call `reopen`.
         """
         place = self._folder.parent / 'damaged' / str(step)
         with user_errors(self._folder / str(step), 'moved away'):
@@ -116,7 +115,7 @@ class Checkpoints:
         return place
 
     def reopen(self) -> None:
-        """Begins anew after a failed write, or where the folder has changed; removes unfinished writes."""
+        """Opens the folder again after a failed write or a change of the folder; removes unfinished writes."""
         with contextlib.suppress(Exception):
             self._manager.close()
         self._open()
@@ -124,7 +123,7 @@ class Checkpoints:
     def save(self, step: int, state: State, position: Position, run: dict[str, Any]) -> None:
         """Starts writing and returns once the arrays are copied to the host.
 
-        Raises SaveFailed when this or the previous write failed; complete checkpoints are untouched by that.
+        Raises SaveFailed if this or the previous write failed; complete checkpoints stay as they are.
         """
         self._check_space(state)
         items = ocp.args.Composite(
@@ -138,7 +137,7 @@ class Checkpoints:
     def restore(self, step: int, abstract_state: State) -> tuple[State, Position]:
         """The state in the shapes and shardings of `abstract_state`, and the data position with all its streams.
 
-        Raises UserError where it does not fit or cannot be read, durable.Damaged where a number is not finite.
+        Raises UserError if the checkpoint does not fit or cannot be read, durable.Damaged if a number is not finite.
         """
         check_shapes(self._folder / str(step) / 'state', abstract_state)
         with user_errors(self._folder / str(step), 'read'):
@@ -150,17 +149,17 @@ class Checkpoints:
         return items['state'], Position.from_json(items['data']['positions'])
 
     def run(self, step: int) -> dict[str, Any]:
-        """What `save` was given as `run`; cheap, reads no arrays."""
+        """The `run` that was given to `save`. This is cheap: it does not read arrays."""
         with user_errors(self._folder / str(step), 'read'):
             return self._manager.restore(step, args=ocp.args.Composite(run=ocp.args.JsonRestore()))['run']
 
     def check_for_errors(self) -> None:
-        """Raises SaveFailed when a write in the background has failed; does not wait."""
+        """Raises SaveFailed if a write in the background has failed; does not wait."""
         with self._save_errors(None):
             self._manager.check_for_errors()
 
     def wait(self) -> None:
-        """Returns when the last checkpoint is complete; raises SaveFailed when it could not be written."""
+        """Waits until the last checkpoint is complete; raises SaveFailed if it could not be written."""
         with self._save_errors(None):
             self._manager.wait_until_finished()
             self._manager.check_for_errors()
@@ -171,15 +170,15 @@ class Checkpoints:
             self._manager.close()
 
     def _check_space(self, state: State) -> None:
-        # Asked before each write: a write that fills the disk would also take down the log and whoever else
-        # writes there.
+        # Checked before each write: a write that fills the disk would also break the log and other programs that write
+        # there.
         if '://' in str(self._folder):
             return
         needed = sum(leaf.nbytes for leaf in jax.tree.leaves(state)) // jax.process_count()
         free = shutil.disk_usage(self._folder).free
         if free < needed:
             with contextlib.suppress(Exception):
-                # The write under way may still fit, and would then be the one to go on from.
+                # The pending write may still fit, and a run could then resume from it.
                 self._manager.wait_until_finished()
             raise SaveFailed(
                 f'the disk of {self._folder} has {free / 2**20:.1f} MiB left and a checkpoint takes '
@@ -214,13 +213,13 @@ def _cause(error: BaseException) -> str:
     text = ' '.join(str(error).split()) or type(error).__name__
     if 'No space left' in text:
         return 'no space left on the disk'
-    # The storage library names the operation first and what the system said to it last.
+    # The storage library names the operation first and the system's message last.
     return text if len(text) <= 200 else f'{text[:80]} ... {text[-110:]}'
 
 
 @contextlib.contextmanager
 def user_errors(path: epath.Path, done: str) -> Iterator[None]:
-    """Whatever the checkpoint library raises becomes a UserError: `path` cannot be `done`, and why."""
+    """Turns whatever the checkpoint library raises into a UserError that says why `path` cannot be `done` ('read')."""
     try:
         yield
     except UserError:
@@ -230,7 +229,7 @@ def user_errors(path: epath.Path, done: str) -> Iterator[None]:
 
 
 def _all_streams(position: Position) -> list[dict[str, Any]]:
-    """Every stream's record, in order, on every host: Orbax lets the first host alone write JSON."""
+    """Every stream's record, in order, on every host, because Orbax lets only the first host write JSON."""
     mine = json.dumps(position.to_json()).encode()
     records = json.loads(mine)
     if jax.process_count() > 1:
@@ -244,7 +243,7 @@ def _all_streams(position: Position) -> list[dict[str, Any]]:
 
 
 def check_compatible(saved: Mapping[str, Any], given: Mapping[str, Any]) -> None:
-    """Raises UserError when the run that `given` describes cannot go on from the one that `saved` describes."""
+    """Raises UserError if the run described by `given` cannot resume from the run described by `saved`."""
     old, new = saved.get('vocabulary'), given.get('vocabulary')
     if old != new:
         raise UserError(
@@ -267,9 +266,9 @@ def check_compatible(saved: Mapping[str, Any], given: Mapping[str, Any]) -> None
 
 
 def verify(folder: epath.Path, listed: bool = False) -> None:
-    """Raises durable.Damaged where a file of the checkpoint is not as it was written, UserError for a hostile one.
+    """Raises durable.Damaged if a file of the checkpoint differs from what was written, UserError if it is malicious.
 
-    `listed`: it must have its list of files. The first process reads them for all.
+    `listed` requires a list of files. The first process reads the files for all processes.
     """
     damage = None
     if jax.process_index() == 0:
@@ -277,7 +276,7 @@ def verify(folder: epath.Path, listed: bool = False) -> None:
         try:
             if listed or (folder / durable.LIST).exists():
                 durable.check(folder)
-            # After the comparison: what is damaged would be taken for hostile otherwise.
+            # This comes after the comparison, or a damaged checkpoint would be reported as malicious.
             untrusted.check_descriptions(folder)
         except durable.Damaged as error:
             damage = str(error)
@@ -287,10 +286,10 @@ def verify(folder: epath.Path, listed: bool = False) -> None:
 
 
 def check_finite(folder: epath.Path, tree: Any) -> None:
-    """Raises durable.Damaged naming an array of the checkpoint that holds NaN or infinity."""
+    """Raises durable.Damaged with the name of an array that contains NaN or infinity."""
     name = finite.first_nonfinite(tree)
     if name:
-        raise durable.Damaged(f'the checkpoint at {folder} holds numbers that are not finite, first in {name}')
+        raise durable.Damaged(f'the checkpoint at {folder} contains numbers that are not finite, first in {name}')
 
 
 def _shapes(tree: Any) -> dict[str, tuple[int, ...]]:
@@ -309,13 +308,15 @@ def _saved_tree(path: epath.Path) -> Any:
 
 
 def check_shapes(path: epath.Path, abstract: Any, part: str = '') -> None:
-    """Raises UserError naming an array whose shape differs between the checkpoint and the model, and how many do."""
+    """Raises UserError with the first array whose shape differs between checkpoint and model, and how many more
+    differ.
+    """
     tree = _saved_tree(path)
     saved = _shapes(tree[part] if part else tree)
     given = _shapes(abstract)
     differing = [name for name in sorted({*saved, *given}) if saved.get(name) != given.get(name)]
     if differing:
-        # Those that both have tell more than those that one lacks.
+        # An array that both have is more informative than an array that one of them lacks.
         name = next((name for name in differing if name in saved and name in given), differing[0])
         more = f' (and {len(differing) - 1} more differ)' if len(differing) > 1 else ''
         raise UserError(

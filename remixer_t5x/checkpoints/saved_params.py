@@ -1,4 +1,4 @@
-"""Checkpoints from outside: finding one, and reading its parameters into a model that may lie on another mesh."""
+"""Finds a checkpoint of another run and reads its parameters, into a model that may be on another mesh."""
 
 import difflib
 import json
@@ -16,7 +16,7 @@ from remixer_t5x.run_folder import model_dir
 
 
 def abstract_params(model: Any, batch_shapes: Any, partitioner: Partitioner) -> Any:
-    """Shapes and shardings of the parameters, float32; what `restore_params` reads into. Computes nothing."""
+    """Shapes and shardings of the float32 parameters, for `restore_params`. Does not compute any array."""
     boxed = jax.eval_shape(lambda rng: model.init(rng, batch_shapes), jax.random.key(0))
     return jax.tree.map(
         lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, jnp.float32, sharding=sharding),
@@ -26,8 +26,8 @@ def abstract_params(model: Any, batch_shapes: Any, partitioner: Partitioner) -> 
 
 
 def find_step(path: str, setting: str = 'INITIAL_CHECKPOINT_PATH') -> epath.Path:
-    """The folder of one checkpoint from MODEL_DIR, its `checkpoints`, or one step's folder (newest step
-    taken). `setting` is what errors call the path.
+    """The folder of one checkpoint, from a MODEL_DIR or its `checkpoints` (then the newest step), or from one step's
+    folder. Errors call the path `setting`.
     """
     given = model_dir.absolute(path)
     for folder in (given, given / model_dir.CHECKPOINTS):
@@ -36,18 +36,18 @@ def find_step(path: str, setting: str = 'INITIAL_CHECKPOINT_PATH') -> epath.Path
         steps = steps_in(folder)
         if steps:
             return folder / str(steps[-1])
-    raise UserError(f'{setting} {given} holds no checkpoint; {_nearest_checkpoint(given)}')
+    raise UserError(f'{setting} {given} does not contain a checkpoint; {_nearest_checkpoint(given)}')
 
 
 def steps_in(folder: epath.Path) -> list[int]:
-    """Steps of the complete checkpoints that lie in `folder` itself, oldest first."""
+    """Steps of the complete checkpoints directly in `folder`, oldest first."""
     if not folder.is_dir():
         return []
     return sorted(int(child.name) for child in folder.iterdir() if child.name.isdigit() and (child / 'state').exists())
 
 
 def _nearest_checkpoint(given: epath.Path) -> str:
-    """What to type instead of `given`: a neighbour of its name, else what the folder above holds."""
+    """What to type instead of `given`: a checkpoint with a similar name, or one in the folder above."""
     neighbours = steps_in(given.parent)
     if neighbours and given.name.isdigit():
         nearest = min(neighbours, key=lambda step: abs(step - int(given.name)))
@@ -64,7 +64,7 @@ def _nearest_checkpoint(given: epath.Path) -> str:
 
 
 def read_record(step: epath.Path) -> dict[str, Any]:
-    """What the checkpoint in `step` says about its run; reads no arrays."""
+    """The record of the run in the checkpoint at `step`; does not read arrays."""
     with manager.user_errors(step, 'read'):
         return json.loads((step / 'run' / 'metadata').read_text())
 
@@ -72,10 +72,10 @@ def read_record(step: epath.Path) -> dict[str, Any]:
 def restore_params(
     path: str, abstract_params: Any, vocabulary: str | None = None, setting: str = 'INITIAL_CHECKPOINT_PATH'
 ) -> Any:
-    """Parameters alone, of another run's checkpoint, in the shapes and shardings of `abstract_params`.
+    """Only the parameters of another run's checkpoint, in the shapes and shardings of `abstract_params`.
 
-    Raises UserError when `path` has no checkpoint, another vocabulary or other shapes than this run, or is damaged;
-    `setting` is what it calls the path.
+    Raises UserError if `path` has no checkpoint, has another vocabulary or other shapes than this run, or is damaged;
+    the error calls the path `setting`.
     """
     step = find_step(path, setting)
     manager.verify(step)

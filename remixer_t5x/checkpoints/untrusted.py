@@ -1,8 +1,8 @@
-"""A checkpoint folder that came from somebody else: what it describes is checked before a library reads by it.
+"""Checks what a checkpoint folder from somebody else describes, before a library reads it.
 
-TensorStore ends the whole process, without an error that could be told, where a description asks for more memory than
-there is; a few bytes of JSON can ask for any amount. Descriptions are zarr's `.zarray` or `zarr.json`, in files of
-their own or within OCDBT's database, which Orbax writes.
+TensorStore ends the whole process, without an error that we could catch, if a description asks for more memory than
+there is; a few bytes of JSON can ask for any amount. Descriptions are zarr's `.zarray` or `zarr.json`, in separate
+files or in the OCDBT database that Orbax writes.
 """
 
 import json
@@ -19,22 +19,22 @@ from remixer_t5x.errors import UserError
 DESCRIPTIONS = ('.zarray', 'zarr.json')
 _DATABASE = 'manifest.ocdbt'
 MAX_DIMENSIONS = 32
-# A chunk is unpacked as a whole. It is no larger than its array, but for what rounding adds to small ones.
+# A chunk is unpacked as a whole. It is not larger than its array, except for rounding in small arrays.
 SMALL_CHUNK = 2**20
 MAX_DESCRIPTION_BYTES = 1_000_000
 
 
 def check(folder: str | os.PathLike[str]) -> None:
-    """Raises UserError where something below `folder` leads out of it, or describes an array that cannot be one.
+    """Raises UserError if an entry below `folder` leads out of it, or describes an impossible array.
 
-    Reads names and descriptions, and no arrays. Buckets are taken as they are: who can write there is trusted.
+    Reads names and descriptions, but not arrays. Buckets are not checked: everybody who can write there is trusted.
     """
     safe_paths.check_inside(folder)
     check_descriptions(folder)
 
 
 def check_descriptions(folder: str | os.PathLike[str]) -> None:
-    """The second half of `check`: raises UserError for a description of an array that cannot be one."""
+    """The second half of `check`: raises UserError for the description of an impossible array."""
     root = os.fspath(folder)
     if '://' in root:
         return
@@ -48,7 +48,7 @@ def _descriptions(root: str) -> Iterator[tuple[str, bytes]]:
             path = os.path.join(place, name)
             if name in DESCRIPTIONS:
                 yield os.path.relpath(path, root), _read(path)
-        # What each process wrote lies in folders of its own, to which the database above refers.
+        # Each process writes into its own folder, and the database above refers to it.
         if _DATABASE in files and not os.path.basename(place).startswith('ocdbt.process_'):
             yield from _of_database(place, root)
 
@@ -80,7 +80,7 @@ def _check(root: str, name: str, text: bytes) -> None:
         shape, chunk = _sizes(json.loads(text))
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         reason = f'{type(error).__name__}: {error}'
-        raise _bad(root, name, f'is no description of an array ({reason[:100]})') from error
+        raise _bad(root, name, f'does not describe an array ({reason[:100]})') from error
     if math.prod(chunk) > max(SMALL_CHUNK, 4 * math.prod(shape)):
         raise _bad(root, name, f'has chunks of {str(chunk):.100} for an array of {str(shape):.100}')
 

@@ -1,4 +1,4 @@
-"""Which checkpoints to evaluate: named ones, or those of a folder in the order in which they appear."""
+"""Which checkpoints to evaluate: named checkpoints, or every checkpoint of a folder as it appears."""
 
 import time
 from collections.abc import Collection, Iterator
@@ -14,9 +14,9 @@ SETTING = 'CHECKPOINT_PATH'
 
 
 def named(paths: str) -> list[epath.Path]:
-    """The folders of the checkpoints that `paths` names, separated by commas; of a MODEL_DIR the newest one.
+    """The folders of the checkpoints in `paths`, separated by commas; for a MODEL_DIR, its newest checkpoint.
 
-    Raises UserError where one is none, or two have the same step: their results could not be told apart.
+    Raises UserError if a path is not a checkpoint, or if two have the same step, because their results would be mixed.
     """
     found = [saved_params.find_step(path.strip(), SETTING) for path in paths.split(',') if path.strip()]
     if not found:
@@ -33,8 +33,8 @@ def appearing(
 ) -> Iterator[epath.Path]:
     """The checkpoints of a MODEL_DIR (or of its `checkpoints`), oldest first, and then each new one.
 
-    Ends after step `until`, or when for `timeout` seconds none has appeared. Steps in `done` are passed over. One that
-    the training run removes before its turn is not given. Raises UserError where none appears at all.
+    Ends after step `until`, or if none appears for `timeout` seconds. Skips steps in `done`, and checkpoints that the
+    training run removes before their turn. Raises UserError if none appears at all.
     """
     if ',' in path:
         raise UserError(f'{SETTING} is {path}; following takes one MODEL_DIR, without commas')
@@ -56,5 +56,5 @@ def appearing(
                 break
             time.sleep(min(poll, timeout))
     if not seen:
-        # The same line as for a checkpoint that is named: it says what is near.
+        # This is the same error as for a named checkpoint, with the nearest checkpoint.
         saved_params.find_step(path, SETTING)

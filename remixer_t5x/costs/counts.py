@@ -1,8 +1,8 @@
 """Parameters and FLOPs of a model, module by module, from shapes alone: no device, no memory, no compilation.
 
-Conventions: FLOPs are those of the matrix products of one forward pass for one example (see `costs.flops`); a
-training step costs three forward passes, one forward and two for the gradients of inputs and weights (Kaplan et al.
-2020), recomputation under remat not included.
+Conventions: FLOPs count the matrix products of one forward pass for one example (see `costs.flops`); a training step
+costs three forward passes, one forward and two for the gradients of inputs and weights (Kaplan et al. 2020), without
+recomputation under remat.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ TRAINING_FORWARD_PASSES = 3
 
 @dataclasses.dataclass(frozen=True)
 class Counts:
-    """What a model costs.
+    """Parameters and FLOPs of a model.
 
     Attributes:
-        parameters: number of scalars by the path of their array, layers of a scanned run together.
-        forward_flops: per example, by module path; `()` is what happens outside every module (the loss).
-        tokens: input and target tokens of one example.
+        parameters: number of scalars by the path of their array; layers of a scanned run are counted together.
+        forward_flops: per example, by module path; `()` is everything outside of modules (the loss).
+        tokens: number of input and target tokens of one example.
     """
 
     parameters: Mapping[Path, int]
@@ -54,7 +54,7 @@ def count(model: Any, feature_lengths: Mapping[str, int]) -> Counts:
     """Counts a model at given lengths.
 
     Args:
-        model: a `Seq2Seq`, or whatever has its `init` and `loss`.
+        model: a `Seq2Seq`, or any object with its `init` and `loss`.
         feature_lengths: `inputs` and `targets` in tokens.
     """
     batch = abstract_batch(feature_lengths)
@@ -70,7 +70,7 @@ def count(model: Any, feature_lengths: Mapping[str, int]) -> Counts:
 def abstract_batch(
     feature_lengths: Mapping[str, int], batch_size: int = 1, pack: bool = False
 ) -> dict[str, jax.ShapeDtypeStruct]:
-    """The shapes of a batch, [batch, length] int32, under seqio's names; `pack`: of one with several examples a row."""
+    """The shapes of a batch, [batch, length] int32, under seqio's names; `pack` adds the features of packed rows."""
 
     def tokens(feature: str) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct((batch_size, feature_lengths[feature]), jnp.int32)
@@ -88,7 +88,7 @@ def abstract_batch(
 
 
 def parameter_counts(params: Any) -> dict[Path, int]:
-    """Scalars of every array of a parameter tree (arrays or shapes, unboxed), by path."""
+    """The number of scalars of every array of an unboxed parameter tree (arrays or shapes), by path."""
     leaves = jax.tree_util.tree_leaves_with_path(params)
     return {_names(path): math.prod(leaf.shape) for path, leaf in leaves}
 

@@ -1,9 +1,9 @@
-"""FLOPs of a traced function, attributed to the flax modules in which they are spent; nothing is compiled or run.
+"""FLOPs of a traced function, attributed to flax modules, without compiling or running it.
 
-Counted are the operations that matter for time on an accelerator: matrix products and convolutions (a multiply and an
-add are two operations) and Fourier transforms (5 n log2 n for complex ones, half of it for real ones, the usual
-benchmark convention). Element-wise work is left out. A scan counts its body times its length, a `cond` its dearest
-branch, a `while` loop one turn, because its length is not known before it runs.
+It counts the operations that matter for time on an accelerator: matrix products and convolutions (a multiply and an add
+    are two operations) and Fourier transforms (5 n log2 n for complex ones, half of it for real ones, the usual
+    benchmark convention). It leaves out element-wise work. A scan counts its body times its length, a `cond` its most
+    expensive branch, a `while` loop one iteration, because its length is not known before it runs.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ import flax.linen as nn
 import jax
 
 Path = tuple[str, ...]
-# Marks a module in the name stack of the operations traced inside it; no module or function name contains it.
+# Marks a module in the name stack of operations traced inside it. Names of modules and functions cannot contain it.
 _MARK = '@module:'
 
 
 def per_module(function: Callable[..., Any], *abstract_args: Any) -> dict[Path, float]:
     """FLOPs of one call of `function`, by the path of the innermost flax module, in order of first use.
 
-    Modules without such operations are there with 0; `()` is what happens outside every module.
+    Modules without such operations are included with 0; `()` is everything outside of modules.
 
     Args:
         abstract_args: arrays or `jax.ShapeDtypeStruct`s, as for `jax.eval_shape`.
@@ -62,7 +62,7 @@ def _walk(jaxpr: Any, times: float, outer: Path, totals: dict[Path, float]) -> N
 
 
 def _module_of(eqn: Any, outer: Path) -> Path:
-    """Inner stacks begin anew inside scan, remat and jit, so the caller's module holds until a mark says otherwise."""
+    """Name stacks restart inside scan, remat and jit, so the caller's module applies until the next mark."""
     for scope in reversed(eqn.source_info.name_stack.stack):
         if scope.name.startswith(_MARK):
             return tuple(part for part in scope.name[len(_MARK) :].split('.') if part)
@@ -114,7 +114,7 @@ def _convolution(eqn: Any) -> float:
 
 def _fft(eqn: Any) -> float:
     kind = jax.lax.FftType(eqn.params['fft_type']).name
-    # A real transform keeps only half of the spectrum, so the whole length stands on its real side.
+    # A real transform keeps only half of the spectrum, so the full length is the length of its real side.
     whole = eqn.outvars[0].aval if 'IRFFT' in kind else eqn.invars[0].aval
     per_point = (2.5 if 'RFFT' in kind else 5.0) * math.log2(max(math.prod(eqn.params['fft_lengths']), 2))
     return per_point * math.prod(whole.shape)

@@ -1,8 +1,9 @@
-"""What to change when a training step does not fit into a device's memory: changes by their price, each compiled.
+"""What to change if a training step does not fit into a device's memory: changes in order of their price, each
+compiled.
 
-Microbatches cost nothing but a few small kernels, recomputation a third more FLOPs, sharded parameters network traffic;
-a smaller batch and another optimizer change the training. Where parameters, gradients and optimizer state alone are
-too much, saving activations cannot help, and what is split or dropped of the state comes first.
+Microbatches cost a few small kernels, recomputation a third more FLOPs, sharded parameters network traffic; a smaller
+batch and another optimizer change the training. If parameters, gradients and optimizer state alone are too large,
+saving activations cannot help, and changes that split or shrink the state come first.
 """
 
 import dataclasses
@@ -12,14 +13,14 @@ from remixer_t5x.costs.step_memory import Step, StepMemory, bytes_per_device
 from remixer_t5x.devices import mesh
 from remixer_t5x.optimization import optimizer
 
-# (step, recompute everything) -> what it needs.
+# (step, recompute everything) -> memory of the step.
 Measure = Callable[[Step, bool], StepMemory]
 _DOUBLINGS = 3
 
 
 @dataclasses.dataclass(frozen=True)
 class Change:
-    """One change: the flag and value that the user types for it, and the step after it."""
+    """One change: the flag and value that the user types for it, and the changed step."""
 
     flag: str
     value: str | int
@@ -33,7 +34,7 @@ class Change:
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """A change that was compiled; `kept` says whether the next ones build on it, because it saved memory."""
+    """A compiled change; `kept` says whether it saved memory, so that later changes build on it."""
 
     change: Change
     memory: StepMemory
@@ -41,7 +42,9 @@ class Outcome:
 
 
 def search(step: Step, found: StepMemory, available: int, measure: Measure, limit: int) -> Iterator[Outcome]:
-    """Changes one after the other until the step takes at most `available` bytes, `limit` compilations at most."""
+    """Tries changes on top of each other until the step takes at most `available` bytes, with at most `limit`
+    compilations.
+    """
     current, remat, best = step, False, found
     state_first = 2 * found.parameters + found.optimizer_state > available
     kinds = (_more_fsdp, _adafactor, _microbatches, _full_remat, _smaller_batch)
@@ -78,7 +81,7 @@ def _more_fsdp(step: Step, remat: bool, found: StepMemory) -> Change | None:
     if data % 2:
         return None
     text = mesh.spelt_sizes((data // 2, fsdp * 2, tensor))
-    # Sizes given one by one are put back, as the text stands in their place.
+    # Clears the single sizes, because the text replaces them.
     partitioner = dataclasses.replace(step.partitioner, data=-1, fsdp=1, tensor=1, sizes=text)
     return Change('--mesh', text, dataclasses.replace(step, partitioner=partitioner), remat)
 
@@ -94,7 +97,7 @@ def _smaller_batch(step: Step, remat: bool, found: StepMemory) -> Change | None:
 def _adafactor(step: Step, remat: bool, found: StepMemory) -> Change | None:
     factored = optimizer.adafactor(getattr(step.optimizer, 'learning_rate', 1e-3))
     changed = dataclasses.replace(step, optimizer=factored)
-    # Known without compiling; an optimizer that is Adafactor already gains nothing.
+    # This needs no compilation. An optimizer that is already Adafactor would not change.
     if bytes_per_device(changed.plan().abstract.opt_state) > 0.9 * found.optimizer_state:
         return None
     return Change('--gin_file', 'optimizers/adafactor.gin', changed, remat)

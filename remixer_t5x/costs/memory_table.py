@@ -1,4 +1,4 @@
-"""The table of `remixer-t5x info --memory`: what a training step takes of a device's memory."""
+"""The table of `remixer-t5x info --memory`: the memory that a training step takes on a device."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ _ROWS = (
     ('batch', 'batch'),
     ('padding', 'layout padding of the above'),
     ('temporaries', 'temporaries: gradients, activations'),
-    ('results', 'results beside the state'),
+    ('results', 'results other than the state'),
     ('program', 'program'),
 )
 
 
 def memory_table(memory: Any, available: int | None) -> Table:
-    """One line per part, and the total.
+    """One row for each part, and the total.
 
     Args:
         memory: a `costs.step_memory.StepMemory`.
-        available: bytes of one device; None leaves the shares out.
+        available: bytes of one device; None omits the shares.
     """
     table = Table(show_footer=True, box=box.SIMPLE_HEAD)
     table.add_column('on each device', footer='total', no_wrap=True)
@@ -38,17 +38,17 @@ def memory_table(memory: Any, available: int | None) -> Table:
 
 
 def verdict(memory: Any, available: int | None) -> str:
-    """Whether it fits, as a sentence."""
+    """A sentence that says whether the step fits."""
     if available is None:
         return 'the hardware file does not say how much memory a device has; type it in GiB, such as --device_memory=16'
     if memory.total > available:
-        return f'does not fit: {gibibytes(memory.total)} needed, {gibibytes(available)} there'
+        return f'does not fit: {gibibytes(memory.total)} needed, {gibibytes(available)} available'
     return f'fits: {gibibytes(available - memory.total)} of {gibibytes(available)} are left'
 
 
 def outcome(result: Any) -> str:
     """One `costs.memory_advice.Outcome` as a line."""
-    end = '' if result.kept else ', no gain, left out'
+    end = '' if result.kept else ', saves no memory, not kept'
     return f'  {result.change.typed:<44} {gibibytes(result.memory.total):>12}{end}'
 
 

@@ -1,4 +1,4 @@
-"""Sizes and costs that the papers print, to be set beside ours; numbers only, each with its place in the paper."""
+"""Sizes and costs that the papers print, to compare with ours. Numbers only, each with its place in the paper."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ class Figure:
         size: gin file in sizes/.
         parameters: as printed.
         part: what was counted, `WHOLE` or `ENCODER`.
-        flops: FLOPs of a forward pass for 512 tokens as printed, a multiply and an add being two; None where not given.
+        flops: FLOPs of a forward pass for 512 tokens as printed, a multiply and an add counted as two; None if not
+            printed.
         source: paper and table.
     """
 

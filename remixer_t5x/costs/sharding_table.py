@@ -1,4 +1,6 @@
-"""The table of `remixer-t5x info --sharding`: where each parameter lies on a mesh, and what a device holds of it."""
+"""The table of `remixer-t5x info --sharding`: how each parameter is sharded over a mesh, and which part a device
+holds.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,7 @@ _FLOAT32_BYTES = 4
 
 
 def sharding_table(rows: Sequence[Any]) -> Table:
-    """One line per parameter, notes below those that have one, and the total.
+    """One row for each parameter, with its note below, and the total.
 
     Args:
         rows: `devices.partition.ShardingRow`s.
@@ -54,7 +56,7 @@ def _whole(row: Any) -> int:
 
 
 def _axes(axes: Sequence[Any]) -> str:
-    """`layers, embed, -`: a dash where an axis has no name, or is not split."""
+    """`layers, embed, -`: a dash for an axis that has no name or is not split."""
     return ', '.join(_axis(axis) for axis in axes)
 
 
@@ -65,7 +67,7 @@ def _axis(axis: Any) -> str:
 
 
 def _share(part: int, whole: int) -> str:
-    """`1/8`, or a percentage where it is no whole part."""
+    """`1/8`, or a percentage if the share is not one over a whole number."""
     if whole % part == 0:
         return f'1/{whole // part}' if whole != part else 'all'
     return f'{100 * part / whole:.1f}%'

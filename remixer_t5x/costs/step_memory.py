@@ -1,4 +1,4 @@
-"""How much memory a training step takes on each device, asked of the compiler: nothing runs."""
+"""How much memory a training step takes on each device, according to the compiler. The step does not run."""
 
 import dataclasses
 import math
@@ -12,15 +12,15 @@ import numpy as np
 from remixer_t5x.devices.partition import Partitioner
 from remixer_t5x.optimization import train_state, train_step
 
-# LLVM's optimisations change no buffer, and a third of the time goes into them.
+# LLVM's optimisations do not change buffers, and take a third of the time.
 _OPTIONS = {'cpu': {'xla_backend_optimization_level': 0}}
 
 
 @dataclasses.dataclass(frozen=True)
 class Step:
-    """What a step computes; the names are those of `train_step.make_train_step` and `train_state.plan`.
+    """What a step computes, with the names of `train_step.make_train_step` and `train_state.plan`.
 
-    `batch` has the shapes of a global batch. The partitioner's devices are what the step is compiled for.
+    `batch` has the shapes of a global batch. The step is compiled for the partitioner's devices.
     """
 
     model: Any
@@ -37,7 +37,7 @@ class Step:
         return next(iter(self.batch.values())).shape[0]
 
     def plan(self) -> train_state.StatePlan:
-        """The state that the step changes, in shapes."""
+        """The shapes of the state that the step changes."""
         shapes = {name: array.shape for name, array in self.batch.items()}
         return train_state.plan(self.model, self.optimizer, shapes, self.partitioner)
 
@@ -47,12 +47,12 @@ class StepMemory:
     """Bytes on one device.
 
     Attributes:
-      parameters, optimizer_state, batch: what the step is given, by shapes and shardings.
-      padding: what the layout of the three takes beside that (TPU tiles).
-      temporaries: gradients, activations and everything else between start and end, where most is needed at once.
-      results: what is returned beside the state, which takes the place of the given one.
+      parameters, optimizer_state, batch: inputs of the step, from their shapes and shardings.
+      padding: additional memory for the layout of these three (TPU tiles).
+      temporaries: the peak of gradients, activations and everything else between start and end.
+      results: outputs other than the state, which replaces the input state.
       program: the compiled code.
-      total: of all these; where the compiler gave up for lack of memory, what it would have needed, if it said so.
+      total: the sum of all these. If the compiler gave up for lack of memory, what it says it would have needed.
     """
 
     parameters: int
@@ -69,7 +69,7 @@ def measure(step: Step) -> StepMemory:
     """Compiles `step` as `training.loop` would run it.
 
     Raises:
-      UserError: for a batch that does not divide over the mesh.
+      UserError: the batch does not divide over the mesh.
     """
     step.partitioner.check_batch_size(step.rows, step.microbatches)
     devices = step.partitioner.mesh.devices
@@ -108,7 +108,7 @@ def measure(step: Step) -> StepMemory:
 
 
 def bytes_per_device(tree: Any) -> int:
-    """Bytes that one device holds of ShapeDtypeStructs with shardings."""
+    """Bytes that one device holds of a tree of ShapeDtypeStructs with shardings."""
     return sum(
         math.prod(leaf.sharding.shard_shape(leaf.shape)) * np.dtype(leaf.dtype).itemsize
         for leaf in jax.tree.leaves(tree)
@@ -116,7 +116,7 @@ def bytes_per_device(tree: Any) -> int:
 
 
 def _beyond(given: Mapping[str, int], message: str) -> StepMemory:
-    """Of a step that the TPU compiler refuses, because it knows the memory of its device."""
+    """The memory of a step that the TPU compiler refuses, because it knows the memory of its device."""
     used = re.search(r'Used ([\d.]+)([KMGT])i?B? of', message)
     total = int(float(used[1]) * 2 ** (10 * (1 + 'KMGT'.index(used[2])))) if used else 0
     rest = max(0, total - sum(given.values()))

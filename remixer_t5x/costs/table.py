@@ -1,4 +1,4 @@
-"""The table of `remixer-t5x info`: one row per module, as deep as asked, with shares of the whole."""
+"""The table of `remixer-t5x info`: one row for each module, down to a given depth, with shares of the whole."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _FLOAT32_BYTES = 4
 
 @dataclasses.dataclass
 class Node:
-    """A module and what it and everything below it costs."""
+    """A module, with the costs of itself and everything below it."""
 
     name: str
     parameters: int = 0
@@ -24,7 +24,7 @@ class Node:
 
 
 def module_tree(counts: Counts) -> Node:
-    """Modules in order of first use. A module that is all there is in its parent shares the parent's row."""
+    """Modules in order of first use. A module that is the only one in its parent shares the parent's row."""
     root = Node('')
     for path, flops in counts.forward_flops.items():
         for node in _along(root, path):
@@ -80,13 +80,13 @@ def cost_table(counts: Counts, depth: int) -> Table:
 
 
 def summary(counts: Counts, feature_lengths: Mapping[str, int]) -> list[str]:
-    """Totals as sentences, with the conventions they rest on."""
+    """The totals as sentences, with their conventions."""
     parameters, forward = counts.total_parameters, counts.total_forward_flops
     training = counts.training_flops
     return [
         f'{parameters:,} parameters ({parameters / 1e6:,.1f}M), {_mebibytes(parameters)} in float32',
         f'one example: {feature_lengths["inputs"]} input and {feature_lengths["targets"]} target tokens; '
-        f'forward pass {quantity(forward)}FLOPs, matrix products only, an add and a multiply being two',
+        f'forward pass {quantity(forward)}FLOPs, matrix products only, an add and a multiply count as two',
         f'training step per example: {quantity(training)}FLOPs ({TRAINING_FORWARD_PASSES} x forward), '
         f'{quantity(training / counts.tokens)}FLOPs per token',
     ]

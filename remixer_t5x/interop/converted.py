@@ -1,7 +1,7 @@
-"""Our side of a conversion: a MODEL_DIR that holds one checkpoint, and the parameters of any checkpoint in memory.
+"""Our side of a conversion: writes a MODEL_DIR with one checkpoint, and reads the parameters of any checkpoint.
 
-The checkpoint has the items `state` (parameters alone) and `run`, so that `train`, `finetune`, `eval` and `infer` take
-it as they take a run's.
+The checkpoint has the items `state` (only parameters) and `run`, so that `train`, `finetune`, `eval` and `infer` read
+it like the checkpoint of a run.
 """
 
 from __future__ import annotations
@@ -23,28 +23,29 @@ Params = Any
 
 
 def record(vocabulary: str, config: str, source: str) -> dict[str, Any]:
-    """What a converted checkpoint says about itself: its vocabulary, a gin text, where it is from, versions."""
+    """The record in a converted checkpoint: vocabulary, gin text, source, versions."""
     versions = model_dir.package_versions()
     return {'vocabulary': vocabulary, 'config': config, 'converted_from': source, 'versions': versions}
 
 
 def claim(path: str | os.PathLike[str]) -> epath.Path:
-    """MODEL_DIR for one checkpoint. Raises UserError where it holds checkpoints already, or is foreign."""
+    """A MODEL_DIR for one checkpoint. Raises UserError if it already contains checkpoints, or is not ours."""
     given = model_dir.absolute(path)
     held = saved_params.steps_in(given / model_dir.CHECKPOINTS)
     if held:
-        raise UserError(f'{given} holds the checkpoint of step {held[-1]} already; give a new or empty folder')
+        raise UserError(f'{given} already contains the checkpoint of step {held[-1]}; give a new or empty folder')
     return model_dir.claim(path)
 
 
 def write(folder: epath.Path, params: Params, step: int, run: Mapping[str, Any]) -> epath.Path:
-    """Writes the checkpoint of `step` into the MODEL_DIR `folder` and returns its own folder, once it is on disk.
+    """Writes the checkpoint of `step` into the MODEL_DIR `folder`. Returns the folder of the checkpoint once it is on
+    disk.
 
     Args:
-      folder: what `claim` gave.
+      folder: from `claim`.
       params: our parameters, numpy float32.
-      step: its number, 0 where nobody knows.
-      run: see `record`.
+      step: number of the checkpoint, 0 if unknown.
+      run: from `record`.
     """
     place = folder / model_dir.CHECKPOINTS
     options = durable.options(place)
@@ -58,11 +59,11 @@ def write(folder: epath.Path, params: Params, step: int, run: Mapping[str, Any])
 
 
 def read(path: str, setting: str = 'CHECKPOINT_PATH') -> tuple[Params, dict[str, Any], int]:
-    """Parameters, numpy as stored, of a checkpoint of any model; its record; and its step.
+    """The parameters of any model's checkpoint as stored (numpy), its record, and its step.
 
     Args:
       path: a checkpoint, or a MODEL_DIR (its newest).
-      setting: what errors call the path.
+      setting: name of the path in errors.
     """
     folder = saved_params.find_step(path, setting)
     manager.verify(folder)

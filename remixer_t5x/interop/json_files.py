@@ -1,4 +1,4 @@
-"""JSON objects in files that came from somebody else: anything else in them is one line."""
+"""Reads a JSON object from a file of somebody else; anything else in the file is an error of one line."""
 
 import json
 import pathlib
@@ -6,12 +6,12 @@ from typing import Any
 
 from remixer_t5x.errors import UserError
 
-# Of a config or an index; the largest published ones have a few megabytes.
+# Limit for a config or an index; the largest published files have a few megabytes.
 MAX_BYTES = 100_000_000
 
 
 def read_object(path: pathlib.Path) -> dict[str, Any]:
-    """The object in the file. Raises UserError where it is missing, too large, or no JSON object."""
+    """The object in the file. Raises UserError if the file is missing, too large, or not a JSON object."""
     try:
         size = path.stat().st_size
         if size > MAX_BYTES:
@@ -22,7 +22,7 @@ def read_object(path: pathlib.Path) -> dict[str, Any]:
     except (OSError, ValueError, RecursionError) as error:
         raise UserError(f'{path} cannot be read: {_reason(error)}; copy or download it again') from error
     if not isinstance(found, dict):
-        raise UserError(f'{path} holds no JSON object; copy or download it again')
+        raise UserError(f'{path} does not contain a JSON object; copy or download it again')
     return found
 
 

@@ -1,4 +1,4 @@
-"""Whether arrays hold NaN or infinity."""
+"""Checks arrays for NaN and infinity."""
 
 from typing import Any
 
@@ -8,13 +8,13 @@ import jax.numpy as jnp
 
 @jax.jit
 def all_finite(tree: Any) -> jax.Array:
-    """Scalar bool over all floating arrays of `tree`."""
+    """Whether all floating arrays of `tree` are finite, as a scalar bool array."""
     found = [jnp.all(jnp.isfinite(leaf)) for leaf in _floating(tree)]
     return jnp.all(jnp.stack(found)) if found else jnp.asarray(True)
 
 
 def first_nonfinite(tree: Any) -> str | None:
-    """The name of the first array that is not finite; None where all are."""
+    """The name of the first array that is not finite; None if all are finite."""
     if bool(all_finite(tree)):
         return None
     for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]:

@@ -1,8 +1,8 @@
 """The two optimizers T5.1.1 is pretrained with: Adafactor as T5 uses it, and AdamW scaled by parameter RMS.
 
-Both are chains of optax transformations. Those that look at a whole parameter run under `per_layer`, so that
-a layer gets the same update whether or not scan stacks it with others; global ones (gradient norm) and
-elementwise ones stay outside.
+Both are chains of optax transformations. Transformations that look at a whole parameter run under `per_layer`, so that
+a layer gets the same update whether or not scan stacks it with others. Global transformations (gradient norm) and
+elementwise ones run outside of it.
 """
 
 import dataclasses
@@ -24,9 +24,9 @@ class Optimizer:
     """Makes the optax transformation once the parameters' logical axes are known.
 
     Attributes:
-      learning_rate: from the step (of this optimizer, the first update being 0) to the learning rate.
-      make: from a tree of PartitionSpec of logical axis names (`nn.get_partition_spec(boxed_params)`) to the
-        transformation.
+      learning_rate: maps this optimizer's step (the first update is step 0) to the learning rate.
+      make: maps a tree of PartitionSpec of logical axis names (`nn.get_partition_spec(boxed_params)`) to the
+          transformation.
     """
 
     learning_rate: Schedule
@@ -49,12 +49,11 @@ def adafactor(
     weight decay.
 
     The second moments decay by `1 - (step + 1) ** -decay_rate`. `epsilon1` is added to squared gradients,
-    `epsilon2` is the least parameter RMS that `multiply_by_parameter_scale` multiplies with,
-    `clipping_threshold` bounds the RMS of a parameter's update before the learning rate. Argument names are
-    T5X's.
+    `epsilon2` is the smallest parameter RMS that `multiply_by_parameter_scale` multiplies with, `clipping_threshold`
+    bounds the RMS of a parameter's update before the learning rate. Argument names are T5X's.
 
-    It differs from T5X in one point: there, matrices stacked by scan are factored at any size; here they are factored
-    where one layer would be, from `min_dim_size_to_factor` on.
+    It differs from T5X in one point: T5X factors matrices stacked by scan at any size. We factor them if a single layer
+        would be factored, from `min_dim_size_to_factor` on.
     """
     _check_range('decay_rate', decay_rate, 0.0, 1.0)
     schedule = as_schedule(learning_rate)
@@ -86,12 +85,12 @@ def adamw_rms(
     weight_decay: float = 0.0,
     max_grad_norm: float | None = 1.0,
 ) -> Optimizer:
-    """AdamW whose update of a parameter is multiplied with max(RMS of that parameter, `min_rms`).
+    """AdamW whose update of a parameter is multiplied by max(RMS of that parameter, `min_rms`).
 
-    The optimizer of nanoT5 (Nawrot 2023, arXiv:2309.02373), whose recipe for T5.1.1-base these defaults are.
-    Gradients are first clipped to the global norm `max_grad_norm` (None: not at all). `weight_decay` is
-    decoupled, multiplied with the learning rate only, and spares vectors, scalars and relative position
-    biases. We add `epsilon` after the bias correction, as Adam's paper does; nanoT5 adds it before.
+    This is the optimizer of nanoT5 (Nawrot 2023, arXiv:2309.02373); the defaults are its recipe for T5.1.1-base.
+    Gradients are first clipped to the global norm `max_grad_norm` (None does not clip). `weight_decay` is decoupled,
+    multiplied by the learning rate only, and does not apply to vectors, scalars and relative position biases. We add
+    `epsilon` after the bias correction, as Adam's paper does; nanoT5 adds it before.
     """
     _check_range('b1', b1, 0.0, 1.0)
     _check_range('b2', b2, 0.0, 1.0)
@@ -111,8 +110,7 @@ def adamw_rms(
 
 
 def decays(logical_axes: Any) -> Any:
-    """Tree of bool: whether weight decay applies, which is to matrices (of one layer) other than position
-    biases."""
+    """Tree of bool: whether weight decay applies. It applies to matrices (of one layer) except position biases."""
 
     def decay(axes):
         names = [name for name in axes if name != LAYERS_AXIS]

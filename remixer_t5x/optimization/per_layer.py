@@ -1,9 +1,9 @@
-"""Runs an optax transformation that looks at whole parameters once per layer of a stacked parameter.
+"""Runs an optax transformation that looks at whole parameters once for each layer of a stacked parameter.
 
 Layers executed by `nn.scan` share one array with a leading `layers` axis. Adafactor's factored moments, RMS
-clipping and RMS scaling look at a parameter as one matrix or vector, and would mix the layers; under
-`jax.vmap` each layer is the matrix it would have been unstacked, and gets the same update. Elementwise or
-global transformations need none of this and stay outside.
+clipping and RMS scaling look at a parameter as one matrix or vector, and would mix the layers; under `jax.vmap` each
+layer is the matrix that it would be without stacking, and gets the same update. Elementwise and global transformations
+do not need this.
 """
 
 from typing import Any
@@ -24,7 +24,7 @@ def per_layer(inner: optax.GradientTransformation, logical_axes: Any) -> optax.G
     counters are scalars.
 
     Raises:
-      ValueError: for a parameter whose layers axis is not its only one or not its first.
+      ValueError: a parameter has its layers axis more than once, or not first.
     """
     stacked = jax.tree_util.tree_map_with_path(_is_stacked, logical_axes, is_leaf=_is_spec)
 
@@ -63,8 +63,7 @@ def _group(length: int) -> str:
 
 
 def _members(tree: Any, lengths: Any, length: int) -> Any:
-    """`tree` with only the leaves of one group; optax's MaskedNode is an empty subtree, so that paths stay
-    what they are."""
+    """`tree` with only the leaves of one group; optax's MaskedNode is an empty subtree, so that paths do not change."""
     return jax.tree.map(lambda own, leaf: leaf if own == length else optax.MaskedNode(), lengths, tree)
 
 
@@ -76,11 +75,10 @@ def _merge(lengths: Any, groups: list[Any]) -> Any:
 
 
 def _state_axes(inner: optax.GradientTransformation, members: Any) -> Any:
-    """Per leaf of the state of a stacked group: 0, or None for what the layers share, which are the step
-    counters."""
+    """For each leaf of the state of a stacked group: 0, or None for step counters, which the layers share."""
     one_layer = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), members)
     state = jax.eval_shape(inner.init, one_layer)
-    # A scalar parameter (a gate) has scalar moments too: only the integers among the scalars are counters.
+    # A scalar parameter (a gate) has scalar moments too: only integer scalars are counters.
     return jax.tree.map(
         lambda leaf: None if leaf.ndim == 0 and jax.numpy.issubdtype(leaf.dtype, jax.numpy.integer) else 0,
         state,

@@ -1,7 +1,7 @@
 """Learning rate schedules: functions from the step to a float32 learning rate.
 
-Steps count optimizer updates, the first one being step 0. Every function here returns such a function, so
-that gin can hand it over: `optimizer.adafactor.learning_rate = @schedules.rsqrt()`.
+Steps count optimizer updates; the first update is step 0. Every function here returns such a function, so that gin can
+pass it: `optimizer.adafactor.learning_rate = @schedules.rsqrt()`.
 """
 
 from collections.abc import Callable
@@ -24,7 +24,7 @@ def rsqrt(base: float = 1.0, warmup_steps: int = 10_000) -> Schedule:
     """T5's `base / sqrt(max(step, warmup_steps))` (Raffel et al. 2019, section 3.1.2): 0.01 for the first
     10,000 steps.
 
-    `warmup_steps` are steps at a constant rate, not a ramp.
+    During `warmup_steps` the rate is constant; it is not a ramp.
     """
     _check('warmup_steps', warmup_steps, 1)
     return _float32(lambda step: base * jax.lax.rsqrt(jnp.maximum(step, warmup_steps).astype(jnp.float32)))
@@ -67,8 +67,7 @@ def linear(peak: float, warmup_steps: int, total_steps: int, final: float = 0.0)
 
 
 def as_schedule(learning_rate: float | Schedule) -> Schedule:
-    """A number stands for the constant schedule; raises UserError for anything else that is not a
-    function."""
+    """A number becomes a constant schedule. Raises UserError for anything else that is not a function."""
     if callable(learning_rate):
         return learning_rate
     if isinstance(learning_rate, bool) or not isinstance(learning_rate, int | float):

@@ -1,5 +1,6 @@
-"""The state of a training run: step, float32 parameters, optimizer state; planned from shapes, created into
-its shardings."""
+"""The state of a training run (step, float32 parameters, optimizer state), planned from shapes and created with
+shardings.
+"""
 
 import dataclasses
 from collections.abc import Callable
@@ -15,13 +16,13 @@ from remixer_t5x.devices.partition import Partitioner, unbox
 
 
 class TrainState(struct.PyTreeNode):
-    """Everything a train step changes.
+    """Everything that a train step changes.
 
     Attributes:
-      step: int32 scalar, updates done so far.
+      step: int32 scalar, number of updates so far.
       params: float32 parameters, unboxed.
       opt_state: state of the optax transformation.
-      usual_loss: float32 scalar, running mean of the loss per token, by which a spike is known; 0 before the first.
+      usual_loss: float32 scalar, running mean of the loss per token, which defines a spike; 0 before the first step.
     """
 
     step: jax.Array
@@ -32,13 +33,13 @@ class TrainState(struct.PyTreeNode):
 
 @dataclasses.dataclass(frozen=True)
 class StatePlan:
-    """What is known about a state before it exists on any device.
+    """The description of a state before it exists on any device.
 
     Attributes:
-      tx: the optimizer, made for these parameters.
-      abstract: TrainState of ShapeDtypeStruct with shardings, which is what a checkpoint restores into.
+      tx: the optimizer for these parameters.
+      abstract: TrainState of ShapeDtypeStruct with shardings; a checkpoint restores into it.
       boxed_params: shapes of the parameters in boxes with their logical axes (for tables and counts).
-      init: from a PRNG key to the state, to be called under jit; `create` does.
+      init: maps a PRNG key to the state; call it under jit, as `create` does.
     """
 
     tx: optax.GradientTransformation
@@ -52,12 +53,13 @@ class StatePlan:
         return jax.tree.map(lambda leaf: leaf.sharding, self.abstract)
 
     def create(self, rng: jax.Array) -> TrainState:
-        """A fresh state; every device computes only its own part, and the values do not depend on the
-        mesh."""
+        """A new state. Every device computes only its own part, and the values do not depend on the mesh."""
         return jax.jit(self.init, out_shardings=self.shardings)(rng)
 
     def init_from_params(self, params: Any) -> TrainState:
-        """Step 0 with `params`, which must lie as `abstract.params` says and are given away to the state."""
+        """A state at step 0 with `params`, which must have the shardings of `abstract.params`. The state takes over
+        their buffers.
+        """
 
         def fresh(params):
             return TrainState(jnp.zeros((), jnp.int32), params, self.tx.init(params), jnp.zeros(()))
@@ -73,13 +75,13 @@ def plan(
 ) -> StatePlan:
     """Plans the state of `model` under `optimizer` (see `optimization.optimizer`) on the partitioner's mesh.
 
-    `batch_shapes` is handed to `model.init`. Computes nothing: shapes come from `jax.eval_shape`.
+    `batch_shapes` is passed to `model.init`. Shapes come from `jax.eval_shape`; no array is computed.
     """
     boxed = jax.eval_shape(lambda rng: model.init(rng, batch_shapes), jax.random.key(0))
     tx = optimizer(nn.get_partition_spec(boxed))
 
     def init(rng):
-        # Not under `partitioner.activate()`: there flax would constrain parameters whose axes do not divide.
+        # Not under `partitioner.activate()`, where flax would constrain parameters whose axes do not divide.
         params = unbox(model.init(rng, batch_shapes))
         params = jax.tree.map(lambda leaf: leaf.astype(jnp.float32), params)
         return TrainState(jnp.zeros((), jnp.int32), params, tx.init(params), jnp.zeros(()))

@@ -19,7 +19,7 @@ from remixer_t5x.optimization.train_state import TrainState
 
 Batch = Mapping[str, jax.Array]
 Metrics = dict[str, jax.Array]
-# Of a new loss in the running mean: about fifty steps long.
+# Weight of a new loss in the running mean, which covers about fifty steps.
 USUAL_LOSS_SHARE = 0.02
 StepFn = Callable[[TrainState, Batch], tuple[TrainState, Metrics]]
 
@@ -41,20 +41,21 @@ def make_train_step(
       model: has `loss(params, batch, dropout_rng)`, which returns a sum over target tokens and a dict of
         float32 sums, among them `weights`.
       tx: the optimizer.
-      microbatches: into how many parts the batch is cut, one after the other, to save activation memory.
-      loss_normalizing_factor: what the loss sum is divided by; None is the number of target tokens (the sum
-        of weights). Released T5 checkpoints were trained with a constant, batch rows x target length (233472
-        in T5X's configs).
-      dropout: whether `model.loss` gets a key, folded from `seed`, the step and the microbatch.
-      seed: of dropout.
-      learning_rate: schedule whose value at `state.step` is reported as the metric `learning_rate`; None
-        reports none.
-      spike_factor: a loss per token above this many times `state.usual_loss` is a spike; None looks for none.
+      microbatches: number of parts of the batch, computed one after another to save activation memory.
+      loss_normalizing_factor: divisor of the loss sum; None divides by the number of target tokens (the sum of
+        weights). Released T5 checkpoints were trained with a constant, batch rows x target length (233472 in T5X's
+        configs).
+      dropout: whether `model.loss` gets a key, which is folded from `seed`, the step and the microbatch.
+      seed: seed of dropout.
+      learning_rate: schedule whose value at `state.step` is reported as the metric `learning_rate`; None does not
+          report it.
+      spike_factor: a loss per token above this multiple of `state.usual_loss` is a spike; None does not look for
+          spikes.
 
     Metrics are float32 scalars: the sums of `model.loss` over the batch, `grad_norm` (of the normalised gradient,
-    before the optimizer clips it), `param_norm` (before the update), `nonfinite`, which is 1.0 when the loss or the
-    gradient norm is not finite, and with `spike_factor` `spike`, 1.0 for a spike. In both cases the returned state is
-    the given one but for its step, which counts: the caller decides what to do.
+    before the optimizer clips it), `param_norm` (before the update), `nonfinite`, which is 1.0 if the loss or the
+    gradient norm is not finite, and with `spike_factor` `spike`, which is 1.0 for a spike. In both cases the returned
+    state is the given state with the next step number, and the caller decides what to do.
     """
     if microbatches < 1:
         raise UserError(f'microbatches = {microbatches} must be at least 1')
@@ -72,7 +73,7 @@ def make_train_step(
     def step_fn(state, batch):
         grads, sums = accumulate(gradients, state.params, batch, state.step, microbatches)
         if loss_normalizing_factor is None:
-            # A batch of padding alone has a zero gradient, which must not become 0 / 0.
+            # A batch that is only padding has a zero gradient, which must not become 0 / 0.
             normalizer = jnp.where(sums['weights'] > 0, sums['weights'], 1.0)
         else:
             normalizer = loss_normalizing_factor
@@ -106,7 +107,7 @@ def make_train_step(
 
 
 def make_eval_step(model: Any) -> Callable[[Any, Batch], Metrics]:
-    """A pure `step(params, batch) -> sums` without dropout: what `model.loss` sums over the batch."""
+    """A pure `step(params, batch) -> sums` without dropout; `sums` are the sums of `model.loss` over the batch."""
 
     def step_fn(params, batch):
         return model.loss(params, batch, None)[1]
@@ -115,7 +116,7 @@ def make_eval_step(model: Any) -> Callable[[Any, Batch], Metrics]:
 
 
 class Compiled:
-    """A jitted function whose tracing has the partitioner's mesh and rules in its context."""
+    """A jitted function that is traced with the partitioner's mesh and rules in its context."""
 
     def __init__(self, jitted: Any, partitioner: Partitioner):
         self._jitted = jitted
@@ -126,7 +127,7 @@ class Compiled:
             return self._jitted(*args)
 
     def lower(self, *args: Any) -> jax.stages.Lowered:
-        """As `jax.jit(...).lower`, for cost analysis and compilation ahead of time."""
+        """Like `jax.jit(...).lower`, for cost analysis and ahead-of-time compilation."""
         with self._partitioner.activate():
             return self._jitted.lower(*args)
 
@@ -160,8 +161,8 @@ def accumulate(
     """Sums `gradients(params, microbatch, step, index) -> (grads, sums)` over the microbatches, one at a
     time.
 
-    Microbatch i takes every row r of the batch with r % microbatches == i: neighbouring rows lie on one
-    device, so each device cuts its own rows and none travel.
+    Microbatch i takes every row r of the batch with r % microbatches == i: neighbouring rows are on one device, so each
+    device splits its own rows and no row moves.
     """
     if microbatches == 1:
         return gradients(params, batch, step, 0)

@@ -116,7 +116,7 @@ def test_parameters_alone(saved, place):
 
 def test_wrong_initial_checkpoints_are_told(saved, tmp_path):
     wanted = abstract(state_of(0)).params
-    assert 'holds no checkpoint' in message(lambda: saved_params.restore_params(str(tmp_path), wanted))
+    assert 'does not contain a checkpoint' in message(lambda: saved_params.restore_params(str(tmp_path), wanted))
     assert 'trained with vocabulary' in message(lambda: saved_params.restore_params(str(saved), wanted, 'other'))
     assert '(4,) there and (5,) here' in message(
         lambda: saved_params.restore_params(str(saved), abstract(state_of(0, embed=5)).params)

@@ -75,7 +75,7 @@ def test_there_and_back_again(folder, ours, tmp_path, own_names, capsys):
 @pytest.mark.parametrize(
     ('flags', 'model', 'message'),
     [
-        (['--from_t5x={folder}/nowhere', '--to={tmp}/new'], 't5_1_1', 'holds no checkpoint of T5X'),
+        (['--from_t5x={folder}/nowhere', '--to={tmp}/new'], 't5_1_1', 'does not contain a T5X checkpoint'),
         (['--from_t5x={folder}/t5_1_1', '--to={tmp}/new'], 'remixer', 'nothing like decoder/run_0/layer/remixer'),
         (['--from_t5x={folder}/t5_1_1', '--to={tmp}/new', '--gin.OWN_NAMES=True'], 't5_1_1', 'OWN_NAMES is for'),
         (['--checkpoint={folder}/ours', '--to_t5x={folder}/t5_1_1'], 't5_1_1', 'exists already'),

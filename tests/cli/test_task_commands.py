@@ -215,7 +215,7 @@ EVAL = ['eval', '--gin.EVAL_BATCH_SIZE=4']
 INFER = ['infer', '--checkpoint=first', '--gin.INFER_BATCH_SIZE=4']
 MISTAKES = {
     'no such checkpoint': ([*EVAL, '--checkpoint=first/checkpoints/9'], 'the nearest that exists is'),
-    'no such run': ([*EVAL, '--checkpoint=frist'], 'holds no checkpoint; the nearest that does is'),
+    'no such run': ([*EVAL, '--checkpoint=frist'], 'does not contain a checkpoint; the nearest that does is'),
     'other sizes': ([*EVAL, '--checkpoint=first', '--gin.EMBED_DIM=8'], 'does not fit this model: '),
     'other vocabulary': (
         [*EVAL, '--checkpoint=first', '--gin.byte.extra_ids=5'],

@@ -366,7 +366,7 @@ def test_what_hugging_face_does_not_have_is_refused_by_name(files, flags, named)
         ({'pad_token_id': 3}, 'pad_token_id 3'),
         ({'decoder_start_token_id': 2}, 'decoder_start_token_id 2'),
         ({'eos_token_id': [1, 2]}, 'eos_token_id'),
-        ({'is_encoder_decoder': False}, 'encoder alone'),
+        ({'is_encoder_decoder': False}, 'only an encoder'),
         ({'d_model': None}, 'd_model None'),
         ({'d_model': 16}, r'shared.weight in .* shape \(96, 32\), and \(96, 16\) by config.json'),
         ({'num_layers': 3}, 'lacks the weight encoder.block.2'),

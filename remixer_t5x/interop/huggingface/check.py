@@ -1,4 +1,4 @@
-"""Whether a converted model computes what it computed before: logits of both sides on a random batch."""
+"""Checks that a converted model computes the same as the original: logits of both on a random batch."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ import numpy as np
 from remixer_t5x.errors import UserError
 from remixer_t5x.model.seq2seq import Seq2Seq
 
-# Inputs are longer than the distance from which on T5's distances share a bucket.
+# Inputs are longer than the distance beyond which T5's distances share one bucket.
 ROWS, INPUT_LENGTH, TARGET_LENGTH = 2, 160, 24
-# Largest difference of logits that is allowed, as a share of the largest logit.
+# Largest allowed difference of logits, as a share of the largest logit.
 TOLERANCE = 1e-3
-# What a tokenizer is tried on.
+# Texts to compare tokenizers with.
 TEXTS = ('Thank you for inviting me to your party last week.', 'Ça va? Über 1,234.50 €; "quoted" (x_1 = 2).')
 NEEDED = ('torch', 'transformers')
 
 
 def missing_packages() -> list[str]:
-    """Which of the packages that run Hugging Face's model are not installed."""
+    """The packages that Hugging Face's model needs and that are not installed."""
     return [name for name in NEEDED if importlib.util.find_spec(name) is None]
 
 
 def not_compared(missing: list[str]) -> str:
-    """What to tell the user where logits cannot be compared."""
+    """The message for the user if logits cannot be compared."""
     verb = 'are' if len(missing) > 1 else 'is'
     return f"{' and '.join(missing)} {verb} not installed, so logits are not compared: pip install 'remixer-t5x[hf]'"
 
@@ -45,7 +45,7 @@ def random_batch(vocab_size: int, seed: int = 0) -> dict[str, np.ndarray]:
 
 
 def our_logits(model: Seq2Seq, params: Any, batch: dict[str, np.ndarray]) -> np.ndarray:
-    """float32 [targets, vocab] of the batch's targets."""
+    """Our logits of the batch's targets, float32 [targets, vocab]."""
     module = model.module.clone(dtype='float32')
 
     @jax.jit
@@ -56,7 +56,7 @@ def our_logits(model: Seq2Seq, params: Any, batch: dict[str, np.ndarray]) -> np.
 
 
 def their_logits(folder: pathlib.Path, batch: dict[str, np.ndarray]) -> np.ndarray:
-    """float32 [targets, vocab] of Hugging Face's own model in `folder`, computed in float32."""
+    """The logits of Hugging Face's own model in `folder`, float32 [targets, vocab], computed in float32."""
     import torch
     import transformers
 
@@ -77,7 +77,7 @@ def their_logits(folder: pathlib.Path, batch: dict[str, np.ndarray]) -> np.ndarr
 
 
 def compared_ids(folder: pathlib.Path, vocabulary: Any) -> str:
-    """Whether the tokenizer in `folder` gives the ids of `vocabulary`, in words."""
+    """A sentence that says whether the tokenizer in `folder` gives the ids of `vocabulary`."""
     import transformers
 
     try:
@@ -87,21 +87,21 @@ def compared_ids(folder: pathlib.Path, vocabulary: Any) -> str:
                 folder, local_files_only=True, trust_remote_code=False
             )
     except Exception as error:
-        # What the library raises for files that are missing or unknown to it is of many kinds.
+        # The library raises many kinds of errors for missing or unknown files.
         reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
-        return f'ids are not compared: transformers loads no tokenizer from {folder} ({reason})'
+        return f'ids are not compared: transformers cannot load a tokenizer from {folder} ({reason})'
     difference = _other_ids(tokenizer, vocabulary)
     if difference:
-        return f"the ids of Hugging Face's tokenizer are OTHERS for {difference!r}; take ours for this model"
-    return f"ids of Hugging Face's tokenizer and ours are the same for {len(TEXTS)} texts"
+        return f"Hugging Face's tokenizer gives DIFFERENT ids for {difference!r}; use our tokenizer with this model"
+    return f"Hugging Face's tokenizer and ours give the same ids for {len(TEXTS)} texts"
 
 
 def _other_ids(tokenizer: Any, vocabulary: Any) -> str | None:
-    """A text to which both give different ids; None where there is none among TEXTS and sentinels."""
+    """A text, among TEXTS and sentinels, to which both give different ids; None if there is none."""
     for text in TEXTS:
         if tokenizer(text, add_special_tokens=False).input_ids != [int(token) for token in vocabulary.encode(text)]:
             return text
-    # Bytes are left out: ByT5Tokenizer counts the names of the same ids from the other end.
+    # Not for bytes: ByT5Tokenizer counts the names of the same ids from the other end.
     if hasattr(vocabulary, 'sentencepiece_model_file') and vocabulary.extra_ids:
         sentinel = '<extra_id_0>'
         return None if tokenizer.convert_tokens_to_ids(sentinel) == vocabulary.vocab_size - 1 else sentinel
@@ -109,13 +109,13 @@ def _other_ids(tokenizer: Any, vocabulary: Any) -> str | None:
 
 
 def compared(ours: np.ndarray, theirs: np.ndarray) -> str:
-    """The largest difference, in words. Raises UserError where it is no rounding."""
+    """The largest difference, in words. Raises UserError if it is larger than rounding."""
     difference, largest = float(np.max(np.abs(ours - theirs))), float(np.max(np.abs(theirs)))
     words = f'{difference:.2g} at most, of logits up to {largest:.3g}'
-    # Written so that NaN is refused too.
+    # This form also refuses NaN.
     if not difference <= TOLERANCE * largest:
         raise UserError(
-            f'the converted model does not compute the same: its logits differ by {words}; do not use what was '
-            'written, and report it with the config.json'
+            f'the converted model does not compute the same: its logits differ by {words}; do not use the '
+            'converted files, and report the problem with the config.json'
         )
     return words

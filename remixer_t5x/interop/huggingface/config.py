@@ -1,9 +1,9 @@
-"""What Hugging Face's `config.json` says of a T5, and what our encoder-decoder can say of it.
+"""Maps Hugging Face's `config.json` of a T5 to and from the settings of our encoder-decoder.
 
-Source: `T5Config` and `MT5Config` of transformers 4 and 5. Two facts are said differently by the versions. Up to 4,
+Source: `T5Config` and `MT5Config` of transformers 4 and 5. The versions differ in two facts. Up to 4,
 `tie_word_embeddings` decided both whether the output is the embedding table and whether the decoder's output is scaled
-by d_model ** -0.5. Version 5 writes the scale as `scale_decoder_outputs`, ties where `lm_head.weight` is absent from
-the file, and never scales an mT5.
+by d_model ** -0.5. Version 5 writes the scale as `scale_decoder_outputs`, ties the output if `lm_head.weight` is absent
+from the file, and never scales an mT5.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from typing import Any
 from remixer_t5x.errors import UserError
 
 MODEL_TYPES = ('t5', 'mt5')
-# Hugging Face's name of the feed-forward sublayer, for `T5.gated`.
+# Hugging Face's name of the feed-forward sublayer, by `T5.gated`.
 FEED_FORWARD = {True: 'gated-gelu', False: 'relu'}
-# Only training under Hugging Face reads it; T5's value for finetuning.
+# T5's value for finetuning; only training under Hugging Face reads it.
 DROPOUT_RATE = 0.1
-# Every layer is looked for among the weights, so a number from a file must have an end.
+# We look for every layer among the weights, so a number from a file must have a limit.
 MAX_LAYERS = 4096
 MAX_NUMBER = 2**31 - 1
-# Ids of published T5s, all of which generation_config.json repeats. The two that are 0 are so in our models too.
+# Ids of published T5s, all of which generation_config.json repeats. The two ids that are 0 are also 0 in our models.
 GENERATION = {'decoder_start_token_id': 0, 'eos_token_id': 1, 'pad_token_id': 0}
 
 
 @dataclasses.dataclass(frozen=True)
 class Dimensions:
-    """Sizes, under our macros' names."""
+    """The sizes of a model, with the names of our macros."""
 
     vocab_size: int
     embed_dim: int
@@ -45,12 +45,12 @@ class T5:
 
     Attributes:
       dimensions: sizes.
-      gated: the feed-forward sublayer is that of T5.1.1 (gated, GELU) and not that of the first T5 (ReLU).
+      gated: the feed-forward sublayer is T5.1.1's (gated, GELU) and not the first T5's (ReLU).
       tied: the output projection is the embedding table.
       scaled_output: the decoder's output is scaled by embed_dim ** -0.5.
-      num_buckets: of relative positions.
-      max_distance: from which on all distances share a bucket.
-      epsilon: of the norms.
+      num_buckets: number of buckets of relative positions.
+      max_distance: beyond it all distances share a bucket.
+      epsilon: epsilon of the norms.
     """
 
     dimensions: Dimensions
@@ -66,12 +66,12 @@ def from_config(config: Mapping[str, Any], has_own_output: bool, folder: str) ->
     """The architecture that `config`, the content of config.json in `folder`, describes.
 
     Args:
-      config: what the file says.
-      has_own_output: the weights have an `lm_head.weight` that is not the embedding table.
+      config: content of the file.
+      has_own_output: the weights have an `lm_head.weight` that differs from the embedding table.
       folder: named in errors.
 
     Raises:
-      UserError: it is no T5, or one with a part that our encoder-decoder does not have.
+      UserError: it is not a T5, or has a part that our encoder-decoder does not have.
     """
     where = f'{folder}/config.json'
     check_kind(config, folder)
@@ -94,7 +94,7 @@ def from_config(config: Mapping[str, Any], has_own_output: bool, folder: str) ->
 
 
 def to_config(t5: T5, eos_id: int = 1) -> dict[str, Any]:
-    """The content of a config.json that transformers 4.50 to 5 read as `t5`; `writes_output` says what goes with it."""
+    """The content of a config.json that transformers 4.50 to 5 read as `t5`; see `writes_output` for the weights."""
     d = t5.dimensions
     config = {
         'architectures': ['T5ForConditionalGeneration'],
@@ -119,7 +119,7 @@ def to_config(t5: T5, eos_id: int = 1) -> dict[str, Any]:
         'eos_token_id': eos_id,
     }
     if t5.scaled_output and not t5.tied:
-        # Of the versions only transformers 5 has this mixture, and reads it here.
+        # Only transformers 5 supports this combination, and it reads this key.
         config['scale_decoder_outputs'] = True
     return config
 
@@ -127,20 +127,20 @@ def to_config(t5: T5, eos_id: int = 1) -> dict[str, Any]:
 def writes_output(t5: T5) -> bool:
     """Whether `lm_head.weight` goes into the file.
 
-    A tied table that is not scaled does too: transformers 4 has no tie without the scale, and version 5 sees that both
-    are equal.
+    A tied table without the scale is also written: transformers 4 cannot tie without the scale, and version 5 sees that
+        both are equal.
     """
     return not (t5.tied and t5.scaled_output)
 
 
 def check_kind(config: Mapping[str, Any], folder: str) -> None:
-    """Raises UserError unless `config` is of a T5 with a feed-forward sublayer and with ids that our models have."""
+    """Raises UserError unless `config` describes a T5 whose feed-forward sublayer and ids our models have."""
     where = f'{folder}/config.json'
     kind = config.get('model_type')
     if kind not in MODEL_TYPES:
         raise UserError(f'{where} says model_type {_shown(kind)}; allowed are {" and ".join(map(repr, MODEL_TYPES))}')
     if not config.get('is_encoder_decoder', True):
-        raise UserError(f'{where} describes an encoder alone; give a T5ForConditionalGeneration')
+        raise UserError(f'{where} describes only an encoder; give a T5ForConditionalGeneration')
     feed_forward = config.get('feed_forward_proj', FEED_FORWARD[False])
     if feed_forward not in FEED_FORWARD.values():
         raise UserError(
@@ -192,6 +192,6 @@ def _small(config: Mapping[str, Any], name: str, where: str, default: float) -> 
 
 
 def _shown(value: object) -> str:
-    """On one line of bearable length, whatever the file says."""
+    """The value on one line of limited length."""
     text = ascii(value)
     return text if len(text) <= 60 else f'{text[:60]}...'

@@ -1,4 +1,4 @@
-"""Which Hugging Face T5 a model of ours is; none, for most of what our gin files can say."""
+"""Describes a model of ours as a Hugging Face T5. Most models that our gin files can describe are not one."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from remixer_t5x.sublayers.gated_mlp import GatedMLP
 from remixer_t5x.sublayers.relu_mlp import ReluMLP
 
 FEED_FORWARD = (GatedMLP, ReluMLP)
-# Of a layer, in order.
+# The sublayers of a layer, in order.
 SUBLAYERS = {'encoder': (SelfAttention, FEED_FORWARD), 'decoder': (SelfAttention, CrossAttention, FEED_FORWARD)}
 _INSTEAD = '--to_safetensors=FILE writes the parameters of any model'
 
@@ -28,12 +28,12 @@ _INSTEAD = '--to_safetensors=FILE writes the parameters of any model'
 def describe(module: EncoderDecoder) -> tuple[T5, Runs]:
     """The Hugging Face architecture of `module`, and the lengths of its runs of layers.
 
-    Nothing is traced: factories are called for their attributes. Raises UserError naming the first part that Hugging
+    Calls factories for their attributes and does not trace anything. Raises UserError with the first part that Hugging
     Face's T5 does not have.
     """
     facts = _Facts()
     stacks = {'encoder': module.encoder_stack(), 'decoder': module.decoder_stack()}
-    # What people swap comes first, as it says most.
+    # The parts that people swap come first, because they say most.
     for side, stack in stacks.items():
         for factory, _ in stack.runs:
             _describe_layer(facts, side, factory)
@@ -62,7 +62,7 @@ def describe(module: EncoderDecoder) -> tuple[T5, Runs]:
 
 
 class _Facts:
-    """What has been learned of a model; Hugging Face has one value of each for the whole of it."""
+    """The values found in a model so far; Hugging Face has one value of each for the whole model."""
 
     def __init__(self) -> None:
         self.known: dict[str, Any] = {}
@@ -72,7 +72,7 @@ class _Facts:
             raise _refusal(f'{name} is {_shown(value)} in {where} and {_shown(self.known[name])} before it')
 
     def part(self, factory: Callable[..., Any] | None, allowed: type | tuple[type, ...], where: str) -> Any:
-        """An instance of what `factory` makes, which must be of a class in `allowed`."""
+        """An instance made by `factory`, whose class must be in `allowed`."""
         made = factory() if factory is not None else None
         if not isinstance(made, allowed):
             raise _refusal(f'{where} is {type(made).__name__ if made is not None else None}')

@@ -1,6 +1,6 @@
-"""Folders of Hugging Face's T5, read into our parameters and written from them.
+"""Reads folders of Hugging Face's T5 into our parameters, and writes them.
 
-A folder has config.json and the weights as safetensors, whole or in shards; the tokenizer is in `hf_tokenizer`.
+A folder has config.json and the weights as safetensors, in one file or in shards; `tokenizer` handles the tokenizer.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ GENERATION_CONFIG = 'generation_config.json'
 
 @dataclasses.dataclass(frozen=True)
 class Source:
-    """A folder that has been found to be a T5; its weights are read when they are asked for.
+    """A folder that contains a T5; its weights are read on demand.
 
     Attributes:
-      folder: where.
+      folder: its path.
       t5: its architecture.
-      eos_id: the id that ends a sequence, by its config.json.
+      eos_id: the id that ends a sequence, according to config.json.
       tensors: its weights.
     """
 
@@ -43,23 +43,23 @@ class Source:
     tensors: safetensors_files.Tensors
 
     def params(self) -> Params:
-        """Our parameters, numpy float32. Raises UserError where a weight is missing, of another shape, or unknown."""
+        """Our parameters, numpy float32. Raises UserError if a weight is missing, has another shape, or is unknown."""
         return hf_weights.to_ours(self.t5, self.tensors, str(self.folder))
 
 
 def read(path: str) -> Source:
-    """Looks into the folder `path`. Raises UserError where it holds no T5 that our encoder-decoder can say."""
+    """Opens the folder `path`. Raises UserError if it does not contain a T5 that our encoder-decoder can express."""
     folder = pathlib.Path(path).expanduser()
     if not folder.is_dir():
         hint = (
             'download it first: hf download NAME --local-dir DIR' if '/' in path else 'give a folder with config.json'
         )
-        raise UserError(f'{path} is no folder here; {hint}')
+        raise UserError(f'there is no folder {path}; {hint}')
     safe_paths.check_inside(folder)
     if not (folder / CONFIG).is_file():
         raise UserError(f'{folder} has no {CONFIG}; give the folder of a Hugging Face T5')
     config = json_files.read_object(folder / CONFIG)
-    # Before the weights, which another kind of model has under other names.
+    # This comes before the weights, which another kind of model has under other names.
     hf_config.check_kind(config, str(folder))
     tensors = safetensors_files.read_folder(folder)
     t5 = hf_config.from_config(config, hf_weights.has_own_output(tensors), str(folder))
@@ -106,10 +106,10 @@ def write(path: str, t5: T5, params: Params, runs: hf_weights.Runs, dtype: str =
 
 
 def check_free(path: str) -> pathlib.Path:
-    """The folder to write into. Raises UserError where it holds something already."""
+    """The folder to write into. Raises UserError if it is not empty."""
     folder = pathlib.Path(path).expanduser()
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise UserError(f'{folder} holds something already; give a new or empty folder')
+        raise UserError(f'{folder} is not empty; give a new or empty folder')
     return folder
 
 
@@ -121,8 +121,8 @@ def _write_json(path: pathlib.Path, content: dict[str, Any]) -> None:
 
 
 def first_difference(source: Source, params: Params, runs: hf_weights.Runs | None = None) -> str | None:
-    """Hugging Face's name of a weight of `source` that is not equal in `params`, whose layers lie in `runs`; None where
-    all are.
+    """Hugging Face's name of a weight of `source` that differs in `params`, whose layers are grouped in `runs`; None if
+    all weights are equal.
     """
     ours = hf_weights.to_theirs(source.t5, params, runs or hf_weights.one_run(source.t5))
     renamed = {hf_weights.TABLE: hf_weights.table_name(source.tensors)}

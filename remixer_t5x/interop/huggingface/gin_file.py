@@ -7,12 +7,14 @@ from collections.abc import Iterator
 from remixer_t5x.interop.huggingface.config import T5
 from remixer_t5x.interop.huggingface.tokenizer import Tokenizer
 
-# Shipped models by `T5.gated`, and what each says of `tied` and `scaled_output`.
+# Shipped models by `T5.gated`, with the `tied` and `scaled_output` of each.
 MODELS = {True: ('models/t5_1_1.gin', False), False: ('models/t5_1_0.gin', True)}
 
 
 def model_gin(t5: T5, tokenizer: Tokenizer, source: str) -> str:
-    """Text of a gin file that provides MODEL, VOCAB_SIZE and VOCABULARY; `source` says where the weights are from."""
+    """The text of a gin file that provides MODEL, VOCAB_SIZE and VOCABULARY; `source` names the origin of the
+    weights.
+    """
     model, published = MODELS[t5.gated]
     lines = [
         f'# {" ".join(source.split())}',

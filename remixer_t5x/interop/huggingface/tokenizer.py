@@ -18,15 +18,15 @@ from remixer_t5x.interop import json_files
 MODEL = 'spiece.model'
 CONFIG = 'tokenizer_config.json'
 BYTES_TOKENIZER = 'ByT5Tokenizer'
-# Each becomes a piece of the vocabulary when it is read.
+# Reading adds each as a piece of the vocabulary.
 MAX_SENTINELS = 10_000
-# What T5Tokenizer and ByT5Tokenizer add where nothing says another number.
+# The number that T5Tokenizer and ByT5Tokenizer add by default.
 DEFAULT_SENTINELS = {'T5Tokenizer': 100, BYTES_TOKENIZER: 125}
 
 
 @dataclasses.dataclass(frozen=True)
 class Tokenizer:
-    """A vocabulary: the SentencePiece model at `path`, or bytes where that is None, and `extra_ids` sentinels."""
+    """A vocabulary: the SentencePiece model at `path`, or bytes if it is None, and `extra_ids` sentinels."""
 
     path: str | None
     extra_ids: int
@@ -36,11 +36,11 @@ def read(folder: pathlib.Path, vocabulary: str | None = None) -> Tokenizer:
     """The vocabulary of the tokenizer in `folder`.
 
     Args:
-      folder: one of Hugging Face's.
-      vocabulary: a SentencePiece model to take instead of the folder's.
+      folder: a folder of Hugging Face's.
+      vocabulary: a SentencePiece model to use instead of the folder's.
 
     Raises:
-      UserError: the folder has none that we read, and `vocabulary` is None.
+      UserError: the folder has no vocabulary that we can read, and `vocabulary` is None.
     """
     safe_paths.check_inside(folder)
     config = _config(folder)
@@ -49,23 +49,23 @@ def read(folder: pathlib.Path, vocabulary: str | None = None) -> Tokenizer:
     path = vocabulary or (str(folder / MODEL) if (folder / MODEL).is_file() else None)
     if path is None:
         raise UserError(
-            f'{folder} has no {MODEL}, and without a vocabulary ids mean nothing; give --vocabulary=/path/to/{MODEL} '
+            f'{folder} has no {MODEL}, and ids have no meaning without a vocabulary; give --vocabulary=/path/to/{MODEL} '
             '(T5, T5 v1.1 and FLAN-T5 share one: gs://t5-data/vocabs/cc_all.32000/sentencepiece.model)'
         )
     return Tokenizer(path, _sentinels(config, 'T5Tokenizer', folder))
 
 
 def write(vocabulary: Any, folder: pathlib.Path) -> str:
-    """Writes the files of a tokenizer that gives `vocabulary`'s ids, and says in one line what it wrote.
+    """Writes the files of a tokenizer that gives `vocabulary`'s ids. Returns one line that says what it wrote.
 
-    vocabulary: a seqio vocabulary; of one that is neither SentencePiece nor bytes nothing is written.
+    vocabulary: a seqio vocabulary. Nothing is written if it is neither SentencePiece nor bytes.
     """
     sentinels = vocabulary.extra_ids
     special = {'eos_token': '</s>', 'unk_token': '<unk>', 'pad_token': '<pad>', 'extra_ids': sentinels}
     special['additional_special_tokens'] = [f'<extra_id_{i}>' for i in range(sentinels)]
     model = getattr(vocabulary, 'sentencepiece_model_file', None)
     if model:
-        # The file, as seqio has put its sentinels among the pieces of what it holds in memory.
+        # Copy the file, because in memory seqio has added its sentinels to the pieces.
         (folder / MODEL).write_bytes(epath.Path(model).expanduser().read_bytes())
         _write(folder, {'tokenizer_class': 'T5Tokenizer', **special})
         return f'{MODEL} and {CONFIG} ({vocabulary.vocab_size:,} ids, {sentinels} of them sentinels)'

@@ -1,7 +1,7 @@
-"""Our parameters of a T5 and Hugging Face's, one by the other.
+"""Maps T5 parameters to and from Hugging Face's names and shapes.
 
-Hugging Face has one matrix [out, in] for each layer, named after its place in the block; we have, for each run of
-equal layers, one kernel [layers, in, out]. Nothing else differs: both keep heads joined, and neither has biases.
+Hugging Face has one matrix [out, in] for each layer, named after its place in the block. We have one kernel [layers,
+in, out] for each run of identical layers. Nothing else differs: both keep heads joined, and neither has biases.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from remixer_t5x.interop.huggingface.config import T5
 from remixer_t5x.interop.safetensors.files import Tensors
 
 Params = Any
-# Number of layers of each run, for each stack.
+# Number of layers of each run, by stack.
 Runs = Mapping[str, Sequence[int]]
 
 TABLE = 'shared.weight'
 OUTPUT = 'lm_head.weight'
-# The table once more, and a bias that the first T5's converter wrote and nothing reads.
+# Copies of the embedding table, and a bias that the first T5's converter wrote and nothing reads.
 COPIES_OF_TABLE = ('encoder.embed_tokens.weight', 'decoder.embed_tokens.weight')
 UNREAD = ('decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight',)
 ATTENTION = {'query': 'q', 'key': 'k', 'value': 'v', 'out': 'o'}
@@ -30,14 +30,14 @@ ATTENTION = {'query': 'q', 'key': 'k', 'value': 'v', 'out': 'o'}
 
 @dataclasses.dataclass(frozen=True)
 class Parameter:
-    """One of our arrays and where Hugging Face keeps it.
+    """One of our arrays, and its place in Hugging Face.
 
     Attributes:
       path: keys in our tree.
-      names: Hugging Face's name for each layer, or one name where the array is not stacked.
+      names: Hugging Face's name for each layer, or one name if the array is not stacked.
       stacked: our array has an axis of layers before the others.
-      shape: of the array of one name, as Hugging Face has it.
-      transposed: our last two axes are the other way round.
+      shape: Hugging Face's shape of the array of one name.
+      transposed: our last two axes are swapped.
     """
 
     path: tuple[str, ...]
@@ -48,12 +48,12 @@ class Parameter:
 
 
 def one_run(t5: T5) -> Runs:
-    """All layers of a stack in one run, as models/*.gin have them."""
+    """All layers of a stack in one run, as in models/*.gin."""
     return {'encoder': (t5.dimensions.num_encoder_layers,), 'decoder': (t5.dimensions.num_decoder_layers,)}
 
 
 def parameters(t5: T5, runs: Runs) -> Iterator[Parameter]:
-    """Every parameter of `t5`, whose layers lie in `runs`."""
+    """Every parameter of `t5`, whose layers are grouped in `runs`."""
     d = t5.dimensions
     table = (d.vocab_size, d.embed_dim)
     yield Parameter(('token_embedder', 'embedding'), (TABLE,), False, table)
@@ -94,7 +94,7 @@ def _of_layer(t5: T5, stack: str) -> Iterator[tuple[tuple[str, ...], str, tuple[
 
 
 def has_own_output(tensors: Tensors) -> bool:
-    """Whether the output projection is another matrix than the embedding table. Reads both where both are there."""
+    """Whether the output projection is another matrix than the embedding table. Reads both if both exist."""
     if OUTPUT not in tensors:
         return False
     table = table_name(tensors)
@@ -103,7 +103,7 @@ def has_own_output(tensors: Tensors) -> bool:
 
 
 def table_name(tensors: Tensors) -> str:
-    """What the file calls the embedding table. Raises UserError where it has none."""
+    """The name of the embedding table in the file. Raises UserError if there is none."""
     for name in (TABLE, *COPIES_OF_TABLE):
         if name in tensors:
             return name
@@ -113,7 +113,7 @@ def table_name(tensors: Tensors) -> str:
 def to_ours(t5: T5, tensors: Tensors, folder: str) -> Params:
     """Our parameters, float32, of the weights in `folder`, all layers of a stack in one run.
 
-    Raises UserError naming a weight that is missing, has another shape than `t5` says, or would be left out.
+    Raises UserError with the name of a weight that is missing, has another shape than `t5` says, or would be left out.
     """
     wanted = list(parameters(t5, one_run(t5)))
     renamed = {TABLE: table_name(tensors)}
@@ -126,7 +126,7 @@ def to_ours(t5: T5, tensors: Tensors, folder: str) -> Params:
 
 
 def to_theirs(t5: T5, params: Params, runs: Runs) -> dict[str, np.ndarray]:
-    """Hugging Face's arrays by name, views of `params` where that can be."""
+    """Hugging Face's arrays by name, as views of `params` if possible."""
     found: dict[str, np.ndarray] = {}
     for parameter in parameters(t5, runs):
         array = np.asarray(_get(params, parameter.path))

@@ -1,7 +1,7 @@
-"""The parameters of any of our models as one safetensors file, and back.
+"""Writes the parameters of any of our models as one safetensors file, and reads them back.
 
-Arrays are named by their path in our tree, `encoder/run_0/layer/...`, with layers stacked. The metadata has `format`,
-`step`, `config` (the gin text of the run), `vocabulary` (the record that a checkpoint has) and `versions` (JSON).
+The name of an array is its path in our tree, `encoder/run_0/layer/...`, with layers stacked. The metadata has `format`,
+`step`, `config` (the gin text of the run), `vocabulary` (as in a checkpoint) and `versions` (JSON).
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ def write(path: str, params: Params, step: int, record: Mapping[str, Any], dtype
     Args:
       path: the file.
       params: our parameters.
-      step: of the checkpoint.
-      record: of the checkpoint.
-      dtype: of the arrays in the file.
+      step: step of the checkpoint.
+      record: record of the checkpoint.
+      dtype: dtype of the arrays in the file.
     """
     file = pathlib.Path(path).expanduser()
     if file.exists():
@@ -49,12 +49,12 @@ def write(path: str, params: Params, step: int, record: Mapping[str, Any], dtype
 
 
 def read(path: str) -> tuple[Params, int, dict[str, Any]]:
-    """Parameters, numpy float32, the step and the record in the file `path`, which `write` wrote."""
+    """The parameters (numpy float32), the step and the record in the file `path`, which `write` wrote."""
     tensors, metadata = safetensors_files.read_file(path)
     if metadata.get('format') != FORMAT:
         raise UserError(
             f'{path} was not written by --to_safetensors (its metadata has format {metadata.get("format")!a:.60}); a '
-            "folder of Hugging Face's is read by --from_hf"
+            'Hugging Face folder is read by --from_hf'
         )
     within = next((name for name in tensors if _parents(name) & tensors.keys()), None)
     if within is not None:
@@ -64,7 +64,7 @@ def read(path: str) -> tuple[Params, int, dict[str, Any]]:
     except (KeyError, ValueError, RecursionError) as error:
         reason = f'{type(error).__name__}: {error}'.splitlines()[0]
         raise UserError(
-            f'{path} says that --to_safetensors wrote it, and is not what that writes ({reason}); copy it again'
+            f'{path} claims that --to_safetensors wrote it, but has another content ({reason}); copy it again'
         ) from error
     record = {name: metadata.get(name, '') for name in ('config', 'vocabulary')}
     params = traverse_util.unflatten_dict(dict(tensors), sep='/')
@@ -77,14 +77,14 @@ def _parents(name: str) -> set[str]:
 
 
 def rounded(params: Params, dtype: str) -> Params:
-    """What is left of float32 `params` in a file of `dtype`."""
+    """The float32 `params` rounded to `dtype`."""
     if dtype == 'float32':
         return params
     return jax.tree.map(lambda array: np.asarray(array).astype(np.dtype(dtype)).astype(np.float32), params)
 
 
 def first_difference(before: Params, after: Params) -> str | None:
-    """The path of an array that is not equal, bit by bit, or is in one tree only; None where there is none."""
+    """The path of an array that is not equal bit for bit, or is in only one tree; None if there is none."""
     left, right = (traverse_util.flatten_dict(tree, sep='/') for tree in (before, after))
     for name in sorted({*left, *right}):
         pair = [np.asarray(tree[name]) for tree in (left, right) if name in tree]

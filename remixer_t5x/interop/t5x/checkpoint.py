@@ -1,9 +1,9 @@
 """Checkpoints of T5X, read and written without T5X.
 
 `checkpoint_<step>` is one of two things. T5X's own format is a msgpack file `checkpoint` of {'version', 'optimizer'}
-whose arrays are TensorStore specs that point to zarr folders beside it; published checkpoints have it, and every T5X
-reads it, so it is what `write` writes. Newer T5X saves by Orbax, into `state`. Either has the parameters in `target`,
-by the names of the module that was trained: ours, under configs/t5x, or those of T5X's network (`t5x_names`).
+whose arrays are TensorStore specs that point to zarr folders next to it. Published checkpoints have this format and
+every T5X reads it, so `write` writes it. Newer T5X saves with Orbax, into `state`. Both have the parameters in
+`target`, with the names of the trained module: our names, under configs/t5x, or the names of T5X's network (`names`).
 """
 
 from __future__ import annotations
@@ -46,17 +46,17 @@ class _Saved(NamedTuple):
 
 
 def read(path: str, abstract: Params) -> tuple[Params, int]:
-    """Parameters of a T5X checkpoint in our names and shapes, and its step.
+    """The parameters of a T5X checkpoint with our names and shapes, and its step.
 
     Args:
-      path: a folder `checkpoint_<step>`, or T5X's MODEL_DIR, whose newest is taken.
-      abstract: tree of ShapeDtypeStruct: what the model wants; layers are stacked.
+      path: a folder `checkpoint_<step>`, or T5X's MODEL_DIR, whose newest checkpoint is read.
+      abstract: tree of ShapeDtypeStruct of the model's parameters; layers are stacked.
 
     Returns:
-      A tree as `abstract`, numpy float32, and the step.
+      A tree like `abstract`, numpy float32, and the step.
 
     Raises:
-      UserError: no checkpoint, one that cannot be read, or one of another architecture or size.
+      UserError: there is no checkpoint, it cannot be read, or it has another architecture or size.
     """
     folder = _find(path)
     untrusted.check(folder)
@@ -74,20 +74,20 @@ def read(path: str, abstract: Params) -> tuple[Params, int]:
 
 
 def write(path: str, params: Params, step: int, model: Seq2Seq, own_names: bool = False) -> str:
-    """Writes `params` as `checkpoint_<step>` into the folder `path`, in T5X's own format, without an optimizer's state.
+    """Writes `params` as `checkpoint_<step>` into the folder `path`, in T5X's own format, without optimizer state.
 
     Args:
-      path: T5X's MODEL_DIR; made where it does not exist.
+      path: T5X's MODEL_DIR; created if it does not exist.
       params: numpy float32, our names, layers stacked.
       step: number of updates done.
-      model: whose parameters they are.
-      own_names: True keeps our names, for any model under configs/t5x; False takes those of T5X's network.
+      model: the model of these parameters.
+      own_names: True keeps our names, for any model under configs/t5x; False uses the names of T5X's network.
 
     Returns:
       The folder that was written.
 
     Raises:
-      UserError: the folder exists or cannot be written, or T5X's network has no such model.
+      UserError: the folder exists or cannot be written, or T5X's network cannot express the model.
     """
     flat = {name: np.asarray(leaf) for name, leaf in _flat(params).items()}
     arrays = flat if own_names else t5x_names.to_network(flat, model)
@@ -113,11 +113,11 @@ def _flat(tree: Params) -> dict[str, Any]:
     return traverse_util.flatten_dict(tree, sep='/')
 
 
-# Where a checkpoint is, and what is in it.
+# Finding and opening a checkpoint.
 
 
 def _find(path: str) -> epath.Path:
-    """The folder of one checkpoint; the newest where `path` holds several."""
+    """The folder of one checkpoint; the newest if `path` contains several."""
     if '://' in path:
         raise UserError(
             f'{path} is not a folder of this machine; copy it here first (gcloud storage cp -r), and give that'
@@ -131,7 +131,7 @@ def _find(path: str) -> epath.Path:
     if complete:
         return steps[complete[-1]]
     raise UserError(
-        f'{given} holds no checkpoint of T5X; give a folder checkpoint_<step>, or the MODEL_DIR of a T5X run'
+        f'{given} does not contain a T5X checkpoint; give a folder checkpoint_<step>, or the MODEL_DIR of a T5X run'
     )
 
 
@@ -142,10 +142,12 @@ def _is_checkpoint(folder: epath.Path) -> bool:
 def _open_msgpack(folder: epath.Path) -> _Saved:
     encoded = (folder / _FILE).read_bytes()
     if encoded.startswith(b'model_checkpoint_path'):
-        raise UserError(f'{folder} is a TensorFlow checkpoint of the first T5; convert it to T5X first, by T5X itself')
+        raise UserError(f'{folder} is a TensorFlow checkpoint of the first T5; convert it with T5X first')
     contents = serialization.msgpack_restore(encoded)
     if contents.get('version', 0) < _VERSION:
-        raise UserError(f'{folder} has version {contents.get("version", 0)} of the format, 3 is read (since June 2021)')
+        raise UserError(
+            f'{folder} has version {contents.get("version", 0)} of the format; version 3 (June 2021) is needed'
+        )
     leaves = traverse_util.flatten_dict(contents['optimizer'], is_leaf=lambda _, node: _is_spec(node), sep='/')
     parameters = {name.removeprefix('target/'): leaf for name, leaf in leaves.items() if name.startswith('target/')}
 
@@ -160,14 +162,14 @@ def _open_msgpack(folder: epath.Path) -> _Saved:
 
 
 def _is_spec(node: Any) -> bool:
-    """Whether a dict stands for an array that lies elsewhere."""
+    """Whether a dict is the spec of an array in another file."""
     return isinstance(node, Mapping) and node.keys() >= {'driver', 'kvstore', 'metadata'}
 
 
 def _read_leaf(folder: epath.Path, leaf: Any) -> Array:
     if not _is_spec(leaf):
         return np.asarray(leaf)
-    # Written on a bucket or here; before TensorStore 0.1.14 the path stood outside of kvstore.
+    # The checkpoint was written to a bucket or a local disk. Before TensorStore 0.1.14 the path was outside of kvstore.
     name = leaf['kvstore'].get('path') or leaf['path']
     place = safe_paths.inside(folder, name.rstrip('/'), str(folder / _FILE))
     if leaf['driver'] != 'zarr':
@@ -180,7 +182,7 @@ def _read_leaf(folder: epath.Path, leaf: Any) -> Array:
 
 
 def _write_array(folder: epath.Path, name: str, value: Array) -> dict[str, Any]:
-    """Writes one array beside the msgpack file and returns the spec that stands for it there."""
+    """Writes one array next to the msgpack file and returns the spec that the file has in its place."""
     file = name.replace('/', '.')
     rows = max(1, _CHUNK_BYTES // max(1, value[:1].nbytes)) if value.ndim else 1
     chunks = [min(rows, value.shape[0]), *value.shape[1:]] if value.ndim else []
@@ -214,7 +216,7 @@ def _open_orbax(folder: epath.Path) -> _Saved:
     return _Saved(shapes, fetch, int(step))
 
 
-# Whether it fits.
+# Checks that a checkpoint fits the model.
 
 
 def _check_names(
@@ -222,7 +224,7 @@ def _check_names(
     sources: Mapping[str, t5x_names.Source],
     saved: t5x_names.Shapes,
 ) -> None:
-    """Raises UserError unless the checkpoint holds exactly what the model wants."""
+    """Raises UserError unless the checkpoint has exactly the parameters of the model."""
     needed = {name for source in sources.values() for name in source.names}
     absent, left = sorted(needed - saved.keys()), sorted(saved.keys() - needed)
     if absent or left:
@@ -239,7 +241,7 @@ def _check_sizes(
     sources: Mapping[str, t5x_names.Source],
     saved: t5x_names.Shapes,
 ) -> None:
-    """Before anything is read: a few bytes may describe an array of any size, full of zeros."""
+    """Runs before arrays are read, because a few bytes can describe an array of zeros of any size."""
     for name, source in sources.items():
         shapes = [saved[part] for part in source.names]
         found = (len(shapes), *shapes[0]) if source.apart else shapes[0]

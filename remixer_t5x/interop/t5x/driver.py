@@ -1,8 +1,8 @@
-"""Our encoder-decoders as models of T5X (Roberts et al. 2022): its train, eval and infer drive them.
+"""Our encoder-decoders as models of T5X (Roberts et al. 2022), for its train, eval and infer.
 
-T5X asks of a module that `__call__`, `encode` and `decode` take its arguments, which `EncoderDecoder` does. What is
-left is the form in which it reads parameter axes, and how it fills the caches for decoding. Needs T5X, which is not on
-PyPI (docs/t5x.md); configs/t5x/*.gin import this file, nothing else does.
+T5X requires that `__call__`, `encode` and `decode` of a module take its arguments, and `EncoderDecoder` does. This file
+adds the form in which T5X reads parameter axes, and the way it fills the caches for decoding. It needs T5X, which is
+not on PyPI (docs/t5x.md). Only configs/t5x/*.gin import this file.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from remixer_t5x.architecture.stack import layers_apart
 
 
 class _WideLogits(EncoderDecoder):
-    """`EncoderDecoder` whose logits are float32 whatever `dtype` is: T5X computes its loss in the logits' dtype."""
+    """`EncoderDecoder` with float32 logits for any `dtype`, because T5X computes its loss in the logits' dtype."""
 
     def decode_hidden(self, *args, **kwargs) -> jax.Array:
         return super().decode_hidden(*args, **kwargs).astype(jnp.float32)
@@ -48,7 +48,7 @@ class EncoderDecoderModel(models.EncoderDecoderModel):
         input_shapes: Mapping[str, Any],
         input_types: Mapping[str, Any] | None = None,
     ) -> flax.core.FrozenDict:
-        """Parameters in `params`, and their logical axes in `params_axes`, where T5X looks for them."""
+        """Parameters in `params`, and their logical axes in `params_axes`, where T5X expects them."""
         types = dict.fromkeys(input_shapes, jnp.int32) | dict(input_types or {})
         boxed = super().get_initial_variables(rng, input_shapes, types)['params']
         flat = traverse_util.flatten_dict(flax.core.unfreeze(boxed))
@@ -58,7 +58,7 @@ class EncoderDecoderModel(models.EncoderDecoderModel):
         return flax.core.freeze({name: traverse_util.unflatten_dict(tree) for name, tree in collections.items()})
 
     def predict_batch_with_aux(self, params: Any, batch: Mapping[str, jax.Array], *args: Any, **kwargs: Any) -> Any:
-        """As in T5X. Layers are taken apart once, so that no decoding step slices stacked parameters."""
+        """As in T5X, but unstacks layers once, so that no decoding step slices stacked parameters."""
         params = {**params, 'decoder': layers_apart(params['decoder'])}
         return super().predict_batch_with_aux(params, batch, *args, **kwargs)
 
@@ -70,9 +70,10 @@ class EncoderDecoderModel(models.EncoderDecoderModel):
         decoder_input_tokens: jax.Array,
         prefill_decoder_prompt: bool = False,
     ) -> tuple[Any, None]:
-        """Allocates caches for the real inputs, as ours hold what depends on the encoder's output alone.
+        """Allocates caches for the real inputs, because our caches hold everything that depends only on the encoder's
+        output.
 
-        T5X would allocate them for inputs of ones, and computes keys and values of the memory anew at every step.
+        T5X would allocate them for inputs of ones, and computes keys and values of the memory again at every step.
         """
         if prefill_decoder_prompt:
             raise ValueError('a prompt of the decoder is read token by token, not in one call')
@@ -92,9 +93,9 @@ class EncoderDecoderModel(models.EncoderDecoderModel):
 
 
 def registered(task: seqio.Task | seqio.Mixture | str) -> str:
-    """The name of `task`, under which it is put into seqio's registry: T5X looks its tasks up there.
+    """Registers `task` in seqio's registry, where T5X looks tasks up, and returns its name.
 
-    What had the name before is replaced. A name is handed through.
+    Replaces an earlier task of that name. If `task` is a name, returns it.
     """
     if isinstance(task, str):
         return task

@@ -1,7 +1,8 @@
-"""T5.1.1 and the first T5 by the names of T5X's own network (t5x/examples/t5/network.py), as published.
+"""Maps parameters of T5.1.1 and the first T5 to and from the names of T5X's own network (t5x/examples/t5/network.py).
 
-Its layers are apart, `encoder/layers_0`, or stacked by its scalable variant, `encoder/encoder`, along the second axis
-unless it was told otherwise. Shapes are ours but for attention kernels, whose heads some versions keep apart.
+That network has separate layers, `encoder/layers_0`. Its scalable variant stacks them, `encoder/encoder`, by default
+along the second axis. Shapes are the same as ours except for attention kernels, whose heads are separate in some
+versions.
 """
 
 from __future__ import annotations
@@ -51,13 +52,13 @@ _KEEP_NAMES = 'with --gin.OWN_NAMES=True the checkpoint keeps our names, for t5x
 
 
 class Source(NamedTuple):
-    """Which arrays of a checkpoint one of our parameters is made of.
+    """The arrays of a checkpoint that one of our parameters is made of.
 
     Attributes:
       names: one array, or one for each layer.
       apart: each of `names` is one layer.
-      axis: where the layers of a single array are, None where it has none.
-      shared: the layers of a single array must be equal, and one of them is taken.
+      axis: the layers axis of a single array, None if it has none.
+      shared: the layers of a single array must be equal, and the parameter is one of them.
     """
 
     names: Sequence[str]
@@ -66,9 +67,9 @@ class Source(NamedTuple):
     shared: bool = False
 
     def gather(self, arrays: Mapping[str, np.ndarray], shape: tuple[int, ...]) -> np.ndarray:
-        """The parameter, float32; attention kernels with heads apart are joined where they then have `shape`.
+        """The parameter, float32. Joins the heads of attention kernels if they then have `shape`.
 
-        Raises ValueError for layers that should be equal and are not.
+        Raises ValueError if layers that must be equal differ.
         """
         parts = [np.asarray(arrays[name]).astype(np.float32) for name in self.names]
         value = np.stack(parts) if self.apart else parts[0]
@@ -76,19 +77,19 @@ class Source(NamedTuple):
             value = np.moveaxis(value, self.axis, 0)
         if self.shared:
             if not (value == value[:1]).all():
-                raise ValueError('each layer has a position bias of its own, and our stacks share one')
+                raise ValueError('each layer has its own position bias, and our stacks share one')
             value = value[0]
         joins = value.ndim == len(shape) + 1 and value.size == np.prod(shape)
         return np.ascontiguousarray(value.reshape(shape) if joins else value)
 
 
 def own_sources(wanted: Shapes) -> dict[str, Source]:
-    """For a checkpoint of our own module, trained under T5X."""
+    """The sources in a checkpoint of our own module, trained under T5X."""
     return {name: Source([name]) for name in wanted}
 
 
 def network_sources(wanted: Shapes, saved: Shapes) -> dict[str, Source]:
-    """For a checkpoint of T5X's network whose arrays are `saved`, what each of our parameters is made of.
+    """The sources of our parameters in a checkpoint of T5X's network whose arrays are `saved`.
 
     Raises UserError for a parameter that T5X's network does not have.
     """
@@ -111,13 +112,15 @@ def network_sources(wanted: Shapes, saved: Shapes) -> dict[str, Source]:
 
 
 def to_network(flat: Mapping[str, np.ndarray], model: Seq2Seq) -> dict[str, np.ndarray]:
-    """Our parameters as those of T5X's network with layers apart. Raises UserError for a model that it cannot be."""
+    """Our parameters with the names of T5X's network, one array for each layer. Raises UserError if that network cannot
+    express the model.
+    """
     module: Any = model.module
     for stack in (module.encoder_stack(), module.decoder_stack()):
         if len(stack.runs) != 1 or not isinstance(stack.runs[0][0](), PreNorm):
             raise UserError(f"T5X's network has one run of PreNorm layers, and this model has others; {_KEEP_NAMES}")
     if module.tied != module.scaled_output:
-        raise UserError(f"T5X's network scales the output where it is tied, and only there; {_KEEP_NAMES}")
+        raise UserError(f"T5X's network scales the output if and only if it is tied; {_KEEP_NAMES}")
     arrays: dict[str, np.ndarray] = {}
     for name, value in flat.items():
         if name in _OUTSIDE_LAYERS:
@@ -129,7 +132,7 @@ def to_network(flat: Mapping[str, np.ndarray], model: Seq2Seq) -> dict[str, np.n
 
 
 def _in_a_layer(name: str, advice: str) -> tuple[str, str]:
-    """The stack, and T5X's name within a layer, of our stacked parameter `name`."""
+    """The stack of our stacked parameter `name`, and T5X's name within a layer."""
     found = _IN_A_RUN.fullmatch(name)
     if found is None or found[2] not in _SUBLAYERS[found[1]]:
         raise UserError(f"T5X's network has nothing like {name}; {advice}")
@@ -137,7 +140,7 @@ def _in_a_layer(name: str, advice: str) -> tuple[str, str]:
 
 
 def _scan_axis(wanted: Shapes, saved: Shapes) -> int:
-    """Where the layers are in the scanned norms, whose other axis is the features: 1, unless only 0 fits."""
+    """The layers axis of the scanned norms, whose other axis is the features: 1, unless only 0 fits."""
     layers = {name.split('/')[0]: shape[0] for name, shape in wanted.items() if _IN_A_RUN.fullmatch(name)}
     norms = [
         (name.split('/')[0], shape) for name, shape in saved.items() if len(shape) == 2 and name.endswith('/scale')
