@@ -1,4 +1,4 @@
-"""SequenceContext: the facts a sublayer may know about each token besides its features.
+"""SequenceContext: what a sublayer may know about each token in addition to its features.
 
 Facts travel down the model; masks are made where they are read. An attention sublayer turns segment ids into a
 [query, key] mask, Remixer turns positions into rows of H, and neither needs to know that the other exists.
@@ -13,7 +13,7 @@ from flax import struct
 
 @struct.dataclass
 class SequenceContext:
-    """What is known about a [batch, length] block of tokens.
+    """The facts about a [batch, length] block of tokens.
 
     Attributes:
       segment_ids: [batch, length] int32; 1..n names the example a token belongs to, 0 is padding.

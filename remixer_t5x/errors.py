@@ -6,6 +6,6 @@ class UserError(ValueError):
 
 
 def one_line(text: str) -> str:
-    """`text` without line ends, and without the control characters by which a file's content could rule a terminal."""
+    """`text` without line ends and without control characters, with which a file's content could control a terminal."""
     line = ' '.join(text.split())
     return ''.join(character if character.isprintable() else '\N{REPLACEMENT CHARACTER}' for character in line)

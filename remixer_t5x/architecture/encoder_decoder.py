@@ -1,7 +1,7 @@
-"""Encoder-decoder of T5 (Raffel et al. 2019), whatever its layers are made of.
+"""Encoder-decoder of T5 (Raffel et al. 2019), with any sublayers.
 
 Both stacks share one token embedding. The output projection has its own weights, as in T5.1.1, or is the embedding
-once more on a scaled input, as in the first T5. Arguments carry T5X's names.
+applied to a scaled input, as in the first T5. Arguments have T5X's names.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from remixer_t5x.layers.embedding import Embed
 
 
 def checked_dtype(name: str) -> jnp.dtype:
-    """The dtype to compute in; float16 is refused, as T5's activations overflow it."""
+    """The dtype to compute in. Refuses float16, because T5's activations overflow it."""
     if str(name) not in ('float32', 'bfloat16'):
         raise UserError(f"DTYPE is {name!r}, allowed are 'bfloat16' and 'float32': give --gin.DTYPE=bfloat16")
     return jnp.dtype(name)
@@ -36,11 +36,11 @@ class EncoderDecoder(nn.Module):
       embed_dim: width of the residual stream, D.
       encoder_stack: factory of a `Stack`.
       decoder_stack: factory of a `Stack` whose layers read `ctx.memory`.
-      dtype: what activations are computed in; parameters are float32.
+      dtype: dtype of activations; parameters are float32.
       embedding: factory of the token embedding.
-      tied: the output projection is the token embedding, transposed, and has no weights of its own.
-      scaled_output: what the projection reads is scaled by embed_dim ** -0.5, without which a tied one, whose rows are
-        as large as embeddings, would begin with logits of that spread.
+      tied: the output projection is the transposed token embedding, without separate weights.
+      scaled_output: the input of the projection is scaled by embed_dim ** -0.5. Without it a tied projection, whose
+          rows are as large as embeddings, would start with logits of that spread.
     """
 
     vocab_size: int
@@ -102,7 +102,7 @@ class EncoderDecoder(nn.Module):
         return self.encoder(self.token_embedder(encoder_input_tokens), ctx)
 
     def decode(self, *args, **kwargs) -> jax.Array:
-        """Logits of the next token given the encoder's output; arguments as of `decode_hidden`."""
+        """Logits of the next token given the encoder's output; same arguments as `decode_hidden`."""
         hidden = self.decode_hidden(*args, **kwargs)
         return self.token_embedder.attend(hidden) if self.tied else self.logits(hidden)
 
@@ -110,7 +110,7 @@ class EncoderDecoder(nn.Module):
     def output_kernel(self, params: Mapping[str, Any]) -> jax.Array:
         """The kernel of the output projection, [embed, vocab], in this module's unboxed parameters.
 
-        A loss applies it to what `decode_hidden` returns, so that it never needs all logits at once.
+        A loss applies it to the result of `decode_hidden`, so that it never needs all logits at once.
         """
         return params['token_embedder']['embedding'].T if self.tied else params['logits']['kernel']
 
@@ -127,10 +127,10 @@ class EncoderDecoder(nn.Module):
         decode: bool = False,
         max_decode_length: int | None = None,
     ) -> jax.Array:
-        """What the output projection reads, [batch, target_length, embed].
+        """The input of the output projection, [batch, target_length, embed].
 
         With `decode`, a call without a cache allocates it for `decoder_input_tokens.shape[1]` positions and computes
-        what depends on the encoder's output alone; each later call takes one token, [batch, 1], and needs
+        everything that depends only on the encoder's output. Each later call takes one token, [batch, 1], and needs
         `max_decode_length`, the number of positions allocated.
         """
         if decode and (encoder_segment_ids is not None or decoder_segment_ids is not None):
@@ -138,7 +138,7 @@ class EncoderDecoder(nn.Module):
         memory = Memory(encoded, describe_tokens(encoder_input_tokens, encoder_segment_ids))
         flags = {'causal': True, 'decode': decode, 'deterministic': not enable_dropout, 'memory': memory}
         if decode:
-            # What a token of a sequence being generated may see is settled by its step alone.
+            # While generating, only the step decides what a token may see.
             ctx = describe_tokens(jnp.ones_like(decoder_input_tokens), **flags)
         else:
             ctx = describe_tokens(decoder_target_tokens, decoder_segment_ids, decoder_positions, **flags)

@@ -6,7 +6,7 @@
     parallel    z = x + f(N(x)) + g(N(x))
     serialized  y = x + f(N(x));   z = x + g(N(y))
 
-A layout is a class, so that gin swaps it like anything else.
+A layout is a class, so that gin can swap it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ SublayerFactory = Callable[..., nn.Module]
 
 
 def _parameter_names(factories: Sequence[SublayerFactory]) -> list[str]:
-    """A snake_case name for each factory's class; a repeated class is numbered from its second use on."""
+    """A snake_case name for the class of each factory; a repeated class gets a number from its second use on."""
     names: list[str] = []
     for factory in factories:
         while isinstance(factory, functools.partial):
@@ -40,7 +40,7 @@ def _parameter_names(factories: Sequence[SublayerFactory]) -> list[str]:
 
 
 class Layer(nn.Module):
-    """What the layouts share: sublayers made from factories, with dropout on their outputs.
+    """The base of all layouts: sublayers made from factories, with dropout on their outputs.
 
     Attributes:
       sublayers: factories of modules `(x, ctx) -> y`; factories and not instances, so that no two layers share weights.
@@ -107,7 +107,7 @@ class Parallel(NormedLayer):
 
 
 class Serialized(NormedLayer):
-    """As `PreNorm`, but the last update is added to the layer's input and not to the running sum."""
+    """Like `PreNorm`, but the last update is added to the layer's input and not to the running sum."""
 
     @nn.compact
     def __call__(self, x: jax.Array, ctx: SequenceContext) -> jax.Array:
@@ -125,7 +125,7 @@ def make_layer(
     norm: Callable[..., nn.Module] | None = None,
     name: str | None = None,
 ) -> Layer:
-    """`sublayers` in `layout`: a layer factory whose layout is one binding, whichever class that is.
+    """Builds a layer. The layout is a factory, so gin can bind it in one line.
 
     `norm` replaces the layout's norm; a layout without norms refuses it.
     """

@@ -1,4 +1,4 @@
-"""A stack: runs of equal layers, executed by scan, then a final norm.
+"""A stack: runs of identical layers, executed by scan, then a final norm.
 
 The parameters of a run are stacked on a leading `layers` axis, so that compile time does not grow with depth.
 """
@@ -30,7 +30,7 @@ _DOTS_AND_ATTENTION = jax.checkpoint_policies.save_from_both_policies(
 
 
 def full_remat(prim, *args, **params) -> bool:
-    """Remat policy: keep nothing but each layer's input; about a third more FLOPs, the least memory."""
+    """Remat policy: keep only each layer's input; about a third more FLOPs, the least memory."""
     return jax.checkpoint_policies.nothing_saveable(prim, *args, **params)
 
 
@@ -51,10 +51,10 @@ class _Repeated(nn.Module):
 
 
 class _Apart(nn.Module):
-    """A run while decoding: each layer has parameters and caches of its own.
+    """A run while decoding: each layer has separate parameters and caches.
 
-    A step would otherwise copy its slice of every stacked parameter and write back all caches, those of the memory
-    included, which takes longer than to compute with them.
+    Otherwise a step would copy its slice of every stacked parameter and write back all caches, also the caches of the
+    memory, which takes longer than the computation.
     """
 
     layer: LayerFactory
@@ -68,10 +68,10 @@ class _Apart(nn.Module):
 
 
 def layers_apart(params: Params) -> Params:
-    """Parameters of runs, `{'layer': stacked}`, as those of single layers, `{'layer_0': ..., 'layer_1': ...}`.
+    """Unstacks parameters of runs, `{'layer': stacked}`, into single layers, `{'layer_0': ..., 'layer_1': ...}`.
 
-    Decoding takes either. Whoever runs many steps calls this once before them, and no step slices. Other parameters,
-    at any depth, are left as they are, and so are layers that are apart already.
+    Decoding takes either form. A caller that runs many steps calls this once before them, so that no step slices. Other
+    parameters, at any depth, and layers that are already separate stay as they are.
     """
     if not isinstance(params, Mapping):
         return params
@@ -89,7 +89,7 @@ class Stack(nn.Module):
       runs: ((layer factory, number of layers), ...) from first to last.
       position_bias: factory of a module (length, ctx) -> [1, heads, q, k], or None; shared by all layers.
       position_embedding: factory of a module (embed, ctx) -> [batch, length, embed] added to the input, or None; for
-        mixers that read neither the bias nor the order of tokens.
+          mixers that do not read the bias or the order of tokens.
       final_norm: factory of a norm after the last layer, or None (for layouts that end with one or need none).
       dropout_rate: dropout on the stack's input and output.
       remat_policy: what the backward pass keeps of a layer: None (everything), `dots_remat` or `full_remat`.
@@ -127,7 +127,7 @@ class Stack(nn.Module):
         return dropout(self.dropout_rate, x, deterministic=ctx.deterministic)
 
     def _at_decoding_step(self, x: jax.Array, ctx: SequenceContext) -> SequenceContext:
-        """Sets step and position of the token being decoded; the allocating call, of all positions, has none."""
+        """Sets step and position of the token being decoded; the allocating call, for all positions, has none."""
         is_allocated = self.has_variable('cache', 'cache_index')
         index = self.variable('cache', 'cache_index', lambda: jnp.zeros((), jnp.int32))
         if not is_allocated:

@@ -200,7 +200,7 @@ class Checkpoints:
         except UserError:
             raise
         except Exception as error:
-            which = 'a checkpoint' if step is None else f'the checkpoint of step {step} (or the one before)'
+            which = 'a checkpoint' if step is None else f'the checkpoint of step {step} (or the previous checkpoint)'
             raise SaveFailed(
                 f'{which} could not be written to {self._folder}: {_cause(error)}; check the space and rights '
                 f'there and run the same command again ({self._kept()})'

@@ -15,7 +15,7 @@ _FLOAT32_BYTES = 4
 
 @dataclasses.dataclass
 class Node:
-    """A module, with the costs of itself and everything below it."""
+    """A module, with the costs of everything in it."""
 
     name: str
     parameters: int = 0

@@ -1,7 +1,7 @@
 """Attention of a sublayer's heads to its own sequence or to the memory, with the caches of decoding.
 
-Whatever makes the queries, keys and values, masks, dropout, and which of the two formulas runs are the same. Call these
-within the `nn.compact` method of the sublayer, which owns the caches.
+Masks, dropout and the choice between the two formulas are the same for all ways to make queries, keys and values. Call
+these functions within the `nn.compact` method of the sublayer, which owns the caches.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def attend_to_own(
     bias: jax.Array | None = None,
     dropout_rate: float = 0.0,
 ) -> jax.Array:
-    """Tokens attend to the tokens of their own sequence; while decoding, to the cached ones and themselves.
+    """Tokens attend to the tokens of their own sequence; while decoding, to the cached tokens and themselves.
 
     Args:
       module: the sublayer.
@@ -65,8 +65,8 @@ def attend_to_memory(
     Args:
       module: the sublayer.
       query: [batch, length, heads, kv].
-      project: 'key' or 'value' -> those of the memory, [batch, memory_length, heads, kv].
-      memory: what is attended to.
+      project: maps 'key' or 'value' to the keys or values of the memory, [batch, memory_length, heads, kv].
+      memory: the tokens that are attended to.
       ctx: facts about the tokens that attend.
       dropout_rate: dropout on the attention weights, one mask for all queries.
 
@@ -86,7 +86,7 @@ def attend_to_memory(
 
 
 def _show_weights(module: nn.Module, query: jax.Array, key: jax.Array, mask: jax.Array, bias: jax.Array | None) -> None:
-    """Sows the weights, [batch, heads, q, k], which attention itself never keeps, for whoever draws them."""
-    # Asked here and not by `sow` alone, so that a training step does not even trace them.
+    """Sows the weights, [batch, heads, q, k], for pictures; attention itself never keeps them."""
+    # We check here, and not only in `sow`, so that a training step does not even trace the weights.
     if module.is_mutable_collection('intermediates'):
         module.sow('intermediates', 'attention_weights', attention_weights(query, key, mask, bias))

@@ -1,4 +1,4 @@
-"""Which tokens may attend to which, made from a context where it is read."""
+"""Masks of which tokens may attend to which, made from a context by the sublayer that reads them."""
 
 from __future__ import annotations
 

@@ -20,10 +20,10 @@ def extend(module: nn.Module, name: str, value: jax.Array, ctx: SequenceContext,
       name: name of the cache variable.
       value: [batch, length, ...] on the allocating call, [batch, 1, ...] afterwards.
       ctx: facts about the token, `ctx.decode` True.
-      axis: where the length is, if not behind the batch.
+      axis: the length axis, if it does not follow the batch axis.
 
     Returns:
-      [batch, max_length, ...]: `value` itself on the allocating call, else the buffer, filled up to `ctx.step`.
+      [batch, max_length, ...]: `value` itself on the allocating call, otherwise the buffer, filled up to `ctx.step`.
     """
     is_allocated = module.has_variable('cache', name)
     buffer = module.variable('cache', name, jnp.zeros_like, value)
@@ -42,7 +42,7 @@ def visible(max_length: int, ctx: SequenceContext) -> jax.Array:
 def beams_as_queries(x: jax.Array, memory_rows: int) -> jax.Array:
     """[memory_rows * beams, length, embed] of a decoding call -> [memory_rows, beams * length, embed].
 
-    Beams of one sequence lie next to each other and share its memory: a sublayer that reads the memory, and in which
-    queries do not see each other, takes them for queries of one row, and the memory need not be repeated for each.
+    Beams of one sequence are next to each other and share its memory. A sublayer that reads the memory, and in which
+    queries do not see each other, treats the beams as queries of one row, so the memory is not repeated for each beam.
     """
     return x.reshape(memory_rows, -1, x.shape[-1])

@@ -1,4 +1,4 @@
-"""Facts that several sublayers need and refuse to do without, in the same words."""
+"""Checks that several sublayers share, with the same error messages."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from remixer_t5x.errors import UserError
 
 
 def check_length(owner: str, max_length: int, length: int) -> None:
-    """Raises UserError where a row of `length` tokens exceeds `max_length` of the class named `owner`."""
+    """Raises UserError if a row of `length` tokens exceeds `max_length` of the class named `owner`."""
     if length > max_length:
         raise UserError(
             f'{owner}.max_length is {max_length}, got a sequence of {length} tokens: '
@@ -16,7 +16,7 @@ def check_length(owner: str, max_length: int, length: int) -> None:
 
 
 def needed_memory(ctx: SequenceContext, owner: str, instead: str) -> Memory:
-    """`ctx.memory`; raises UserError where there is none, naming what the class `owner` can be replaced with."""
+    """`ctx.memory`. Raises UserError if there is none, with what to use instead of the class `owner`."""
     if ctx.memory is None:
         raise UserError(f'{owner} needs the output of an encoder: use it in DECODER_SUBLAYERS, or {instead} here')
     return ctx.memory

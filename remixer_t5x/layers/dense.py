@@ -11,7 +11,7 @@ FAN_IN_NORMAL = nn.initializers.variance_scaling(1.0, 'fan_in', 'normal')
 
 
 def group_fan_in_normal(scale: float = 1.0) -> nn.initializers.Initializer:
-    """Normal with variance `scale / in` for a kernel [groups, in, out]: the fan-in is that of one group."""
+    """Normal with variance `scale / in` for a kernel [groups, in, out]: the fan-in of one group."""
     return nn.initializers.variance_scaling(scale, 'fan_in', 'normal', batch_axis=0)
 
 
@@ -51,8 +51,8 @@ def split_heads(x: jax.Array, num_heads: int) -> jax.Array:
 def split_groups(x: jax.Array, num_groups: int) -> jax.Array:
     """[..., groups * width] -> [groups, ..., width], the input of `GroupDense`.
 
-    Groups lead because every matmul is then one batched matmul without a transpose: a sublayer splits its input and
-    joins its output, and keeps everything between in this form.
+    Groups lead because every matmul is then one batched matmul without a transpose. A sublayer splits its input, joins
+    its output, and keeps everything between in this form.
     """
     return jnp.moveaxis(x.reshape(*x.shape[:-1], num_groups, -1), -2, 0)
 

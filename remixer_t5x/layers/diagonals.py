@@ -1,7 +1,7 @@
 """Square matrices read along their diagonals, by reshapes of padded copies.
 
-A [query, key] gather would say the same, but its gradient is a scatter of single numbers, which is slow on every
-device; the gradient of a reshape is a reshape.
+A [query, key] gather would compute the same, but its gradient is a scatter of single numbers, which is slow on every
+device. The gradient of a reshape is a reshape.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ def spread_over_diagonals(values: jax.Array, length: int) -> jax.Array:
 def place_examples(matrix: jax.Array, positions: jax.Array) -> jax.Array:
     """[length, length] by positions in an example -> [batch, length, length] by places in packed rows.
 
-    `out[b, i, j] = matrix[positions[b, i], positions[b, j]]` where i and j belong to one example, whose tokens lie next
-    to each other in order; arbitrary finite numbers elsewhere, which the caller masks. Within an example
-    `positions[b, j] - positions[b, i] = j - i`: in a matrix whose second axis is that difference whole rows are
-    gathered, and their gradient is added up row by row.
+    `out[b, i, j] = matrix[positions[b, i], positions[b, j]]` if i and j belong to one example, whose tokens are next to
+    each other in order; arbitrary finite numbers elsewhere, which the caller masks. Within an example `positions[b, j]
+    - positions[b, i] = j - i`: whole rows are gathered from a matrix whose second axis is that difference, and their
+    gradient is added up row by row.
     """
     length = matrix.shape[0]
     stride = 2 * length

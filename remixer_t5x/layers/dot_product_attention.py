@@ -13,7 +13,7 @@ from jax.ad_checkpoint import checkpoint_name
 
 from remixer_t5x.layers.single_cpu import on_single_cpu
 
-# Under this name a remat policy finds what the backward pass would otherwise compute a second time.
+# A remat policy keeps the arrays of this name, which the backward pass would otherwise compute a second time.
 ATTENTION_OUTPUT = 'attention_output'
 
 # Finite, so that a query that may see nothing (all padding) averages its keys instead of becoming NaN.
@@ -40,7 +40,7 @@ def dot_product_attention(
 
 
 def attention_weights(query: jax.Array, key: jax.Array, mask: jax.Array, bias: jax.Array | None) -> jax.Array:
-    """softmax(query key^T + bias) itself, [batch, heads, q, k] float32; arguments as of `dot_product_attention`."""
+    """softmax(query key^T + bias) itself, [batch, heads, q, k] float32; same arguments as `dot_product_attention`."""
     mask = jnp.broadcast_to(mask, (query.shape[0], *mask.shape[1:]))
     shared = None if bias is None else bias[0]
     return jax.nn.softmax(jax.vmap(lambda q, k, m: _row_logits(q, k, m, shared))(query, key, mask), axis=-1)

@@ -16,9 +16,8 @@ class Embed(nn.Module):
       num_embeddings: size of the vocabulary.
       features: width of an embedding.
       dtype: dtype of the output, and so of everything computed from it.
-      one_hot: look up by a matmul with one-hot rows, which partitions well where the vocabulary is sharded over a
-        TPU; it costs 2 * num_embeddings * features FLOPs a token, half the work of a small model, so a gather is
-        the default.
+      one_hot: look up by a matmul with one-hot rows, which partitions well if the vocabulary is sharded over a TPU; it
+        costs 2 * num_embeddings * features FLOPs a token, half the work of a small model, so a gather is the default.
     """
 
     num_embeddings: int
@@ -39,7 +38,7 @@ class Embed(nn.Module):
         if self.one_hot:
             rows = jax.nn.one_hot(tokens, self.num_embeddings, dtype=self.dtype)
             return rows @ table.astype(self.dtype)
-        # Rows are gathered from a table that is whole along its width; else the partitioner would gather the result.
+        # Gather rows from a table that is not split along its width; otherwise the partitioner would gather the result.
         table = nn.with_logical_constraint(table, (axes.VOCAB, axes.ACTIVATION_EMBED))
         return jnp.take(table, tokens, axis=0).astype(self.dtype)
 

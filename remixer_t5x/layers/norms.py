@@ -11,7 +11,7 @@ from remixer_t5x.errors import UserError
 
 
 class RMSNorm(nn.Module):
-    """`x / rms(x) * scale` over the last axis; no mean, no bias; statistics in float32 whatever x's dtype."""
+    """`x / rms(x) * scale` over the last axis; no mean, no bias; statistics in float32 for any dtype of x."""
 
     epsilon: float = 1e-6
 
@@ -29,7 +29,7 @@ class RMSNorm(nn.Module):
 
 
 class LayerNorm(nn.Module):
-    """`(x - mean(x)) / std(x) * scale + bias` over the last axis; statistics in float32 whatever x's dtype.
+    """`(x - mean(x)) / std(x) * scale + bias` over the last axis; statistics in float32 for any dtype of x.
 
     Attributes:
       epsilon: added to the variance.

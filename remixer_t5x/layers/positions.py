@@ -17,9 +17,9 @@ def relative_position_bucket(
 ) -> jax.Array:
     """Bucket of `key position - query position`, int32 in [0, num_buckets).
 
-    Half of the buckets hold one distance each, the others grow logarithmically up to `max_distance`, beyond which
-    all distances share the last one. Bidirectional use gives each sign half of the buckets; otherwise keys ahead of
-    the query fall into bucket 0.
+    Half of the buckets hold one distance each. The others grow logarithmically up to `max_distance`, beyond which all
+    distances share the last bucket. Bidirectional use gives each sign half of the buckets; otherwise keys ahead of the
+    query fall into bucket 0.
     """
     if bidirectional:
         num_buckets //= 2
@@ -74,7 +74,7 @@ class RelativePositionBias(nn.Module):
 
 
 def example_lengths(ctx: SequenceContext) -> jax.Array:
-    """float32 [batch, length]: number of tokens of each token's example; at least 1, and of no meaning at padding."""
+    """float32 [batch, length]: number of tokens of each token's example; at least 1, and meaningless at padding."""
     if not ctx.packed:
         count = jnp.sum(ctx.is_token, axis=1, keepdims=True)
         return jnp.broadcast_to(jnp.maximum(count, 1), ctx.positions.shape).astype(jnp.float32)
@@ -114,5 +114,5 @@ class LearnedPositions(nn.Module):
         table = self.param('table', init, (self.max_length, width), jnp.float32)
         if ctx.packed or ctx.step is not None:
             return jnp.take(table, ctx.positions, axis=0)
-        # One example in a row is at its own place: a slice, whose gradient needs no scatter.
+        # With one example in a row, positions are places in the row: take a slice, whose gradient needs no scatter.
         return table[None, :length]

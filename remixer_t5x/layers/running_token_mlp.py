@@ -1,11 +1,11 @@
 """A causal MLP along the tokens of an example: `y_t = w_out[t] . f(c_t A_t)`, `A_t = sum_{j <= t} w_in[j] (x) v[j]`.
 
-The running sum A [heads, hidden, features] is all that a token needs of those before it. Every token's A would be
-length x hidden x features numbers; kept for the backward pass is A at the start of every block of about `hidden`
-tokens, which is length x width. The rest is computed again from there, in one of two ways:
+The running sum A [heads, hidden, features] is all that a token needs from the tokens before it. The A of every token
+would be length x hidden x features numbers. We keep A only at the start of every block of about `hidden` tokens for the
+backward pass, which is length x width numbers, and compute the rest again from there, in one of two ways:
 
 * Token by token, for a CPU, where a row's A stays in cache: the backward pass takes A_t back to A_{t-1} by subtracting
-  what token t added, and sums anew where an example or a block ends, so that rounding errors cannot pile up.
+  what token t added, and restarts the sum where an example or a block ends, so that rounding errors cannot pile up.
 * Chunk by chunk, for accelerators: the sums of a few tokens are one masked matmul, and autodiff does the rest.
 """
 
@@ -23,7 +23,7 @@ from remixer_t5x.layers.single_cpu import on_cpu
 
 Activation = Callable[[jax.Array], jax.Array]
 
-# Tokens of a chunk: the matmul costs 2 * CHUNK operations for each number of A, the activation about 20.
+# Number of tokens in a chunk: the matmul costs 2 * CHUNK operations for each number of A, the activation about 20.
 CHUNK = 16
 
 
@@ -40,11 +40,11 @@ def mix_through_running_hidden(
     """Tokens mix through hidden units that see them and what comes before them in their example.
 
     Args:
-      w_in: [batch, length, heads, hidden] weights of the tokens as they are read; those at padding do not matter.
-      value: [batch, length, heads, features] what is read.
+      w_in: [batch, length, heads, hidden] weights of the tokens as they are read; weights at padding do not matter.
+      value: [batch, length, heads, features], the values that are read.
       w_out: [batch, length, heads, hidden] weights of the tokens as they are written.
       ids: [batch, length] int32, 1.. names the example of a token, 0 is padding.
-      packed: False promises at most one example in a row.
+      packed: False means at most one example in a row.
       hidden_scale: [batch, length] float32, c_t; None is 1. It gets no gradient.
       activation: elementwise function of the hidden units, by default GELU in its tanh form.
 
@@ -66,7 +66,7 @@ def mix_through_running_hidden(
         padded = jnp.pad(array, ((0, 0), (0, -length % block), *rest))
         return jnp.moveaxis(padded, 1, 0).reshape(-1, block, batch, *array.shape[2:])
 
-    # Tokens of one example in a row keep their A past its end, so the id before the first token may be any.
+    # With one example in a row, A continues past its end, so the id before the first token may have any value.
     before = jnp.roll(examples, 1, axis=1).at[:, 0].set(examples[:, 0])
     arguments = [split(array) for array in (w_in, value, w_out, examples, before, scale)]
     mix = functools.partial(_by_tokens, activation, packed) if by_token else functools.partial(_by_chunks, activation)
@@ -86,7 +86,7 @@ def read_token(activation: Activation, w_out: jax.Array, hidden: jax.Array, scal
 
 
 def _token_by_token() -> bool:
-    # One small step per token leaves an accelerator waiting for the next.
+    # With one small step for each token, an accelerator would mostly wait.
     return on_cpu()
 
 
@@ -118,7 +118,7 @@ def _by_tokens_and_keep(activation, packed, *arguments):
         return end, (mixed, hidden)
 
     _, (mixed, starts) = jax.lax.scan(block, _no_sum(arguments[0], arguments[1]), arguments)
-    # Named, so that a remat policy keeps them: the backward pass would otherwise run all of this once more.
+    # Named, so that a remat policy keeps them. The backward pass would otherwise compute all of this again.
     mixed, starts = (checkpoint_name(array, ATTENTION_OUTPUT) for array in (mixed, starts))
     return mixed, (starts, *arguments)
 

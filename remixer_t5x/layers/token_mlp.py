@@ -1,8 +1,8 @@
 """An MLP along the tokens of an example: `y_i = w_out[i] . f(sum_j w_in[j] (x) v[j] + bias)`.
 
 Every token j adds the outer product of its weights and its value to the hidden units [hidden, features] of its own
-example; every token i reads them with weights of its own. Cost and memory are linear in length: neither a
-[length, length] array is made nor, in packed rows, hidden units for a guessed number of examples.
+example; every token i reads them with its own weights. Cost and memory are linear in length: there is no
+[length, length] array and, in packed rows, no hidden units for a guessed number of examples.
 """
 
 from __future__ import annotations

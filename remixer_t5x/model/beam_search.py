@@ -1,9 +1,9 @@
-"""Beam search: the n best sequences found by keeping, at each step, the most likely beginnings.
+"""Beam search: finds the n best sequences by keeping the most likely beginnings at each step.
 
-Each step extends the live beams by every token and takes the best 2 * beams of all candidates: of the best `beams` of
-these, those that end are put beside the sequences that ended before, of which the best remain; the best `beams` that
-do not end live on. At the last position every candidate counts as ended. So does Hugging Face's `generate`, whose
-results these are; T5X differs in that all 2 * beams candidates may end, and its penalty is `BrevityPenalty`.
+Each step extends the live beams by every token and takes the best 2 * beams of all candidates. Among the best `beams`
+of these, the candidates that end join the sequences that ended before, of which the best remain. The best `beams`
+candidates that do not end stay live. At the last position every candidate counts as ended. The results equal those of
+Hugging Face's `generate`. In T5X all 2 * beams candidates may end, and its penalty is `BrevityPenalty`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from remixer_t5x.errors import UserError
 from remixer_t5x.layers.single_cpu import on_single_cpu
 from remixer_t5x.model.decoding import Cache, Decoded, Generation
 
-# What the score of a sequence of `length` tokens, its end token included, is divided by; must be positive.
+# Divisor of the score of a sequence of `length` tokens, including its end token; must be positive.
 LengthPenalty = Callable[[jax.Array], jax.Array]
 
 
@@ -44,30 +44,30 @@ class BrevityPenalty:
 
 
 def until_settled(live: jax.Array, ended: jax.Array, length: jax.Array, max_length: int, penalty: LengthPenalty):
-    """Stop when no live beam can beat the worst of the ended ones at any length; for a penalty monotone in length.
+    """Stops when no live beam can beat the worst ended sequence at any length; for a penalty monotone in length.
 
     T5X's rule, and Hugging Face's `early_stopping='never'`. A rule is a function of the best live sum of
     log-probabilities [batch], the worst ended score [batch] (-inf while there are fewer than `beams`), and the length
-    so far, and is True, [batch], where the search goes on.
+    so far. It is True, [batch], for sequences whose search continues.
     """
     return jnp.maximum(live / penalty(max_length), live / penalty(length)) > ended
 
 
 def until_unlikely(live: jax.Array, ended: jax.Array, length: jax.Array, max_length: int, penalty: LengthPenalty):
-    """Stop when no live beam, at its present length, beats the worst of the ended ones; Hugging Face's default.
+    """Stops when no live beam, at its present length, beats the worst ended sequence; Hugging Face's default.
 
-    Faster than `until_settled`, but a beam whose score would rise with its length is given up.
+    This is faster than `until_settled`, but loses a beam whose score would rise with its length.
     """
     return live / penalty(length) > ended
 
 
 def until_enough(live: jax.Array, ended: jax.Array, length: jax.Array, max_length: int, penalty: LengthPenalty):
-    """Stop when as many sequences have ended as there are beams; Hugging Face's `early_stopping=True`."""
+    """Stops when as many sequences have ended as there are beams; Hugging Face's `early_stopping=True`."""
     return jnp.isneginf(ended)
 
 
 class _Beams(NamedTuple):
-    """Sequences found so far: tokens [batch, count, length], scores [batch, count], -inf where there is none."""
+    """Sequences found so far: tokens [batch, count, length], scores [batch, count], -inf for empty places."""
 
     tokens: jax.Array
     scores: jax.Array
@@ -77,7 +77,7 @@ class _State(NamedTuple):
     index: jax.Array  # of the token to generate, int32
     live: _Beams  # scores are sums of log-probabilities, in no order
     ended: _Beams  # scores are divided by the penalty, best first
-    is_open: jax.Array  # [batch], whether the search of a sequence goes on
+    is_open: jax.Array  # [batch], whether the search of a sequence continues
     cache: Cache
 
 
@@ -95,7 +95,7 @@ class BeamSearch:
 
     Attributes:
       beams: number of live beams, and of sequences returned.
-      length_penalty: what divides the score of an ended sequence, a function of its length: `PowerPenalty(alpha)`,
+      length_penalty: divisor of the score of an ended sequence, a function of its length: `PowerPenalty(alpha)`,
         `BrevityPenalty(alpha)`.
       stop: when the search of a sequence is over: `until_settled`, `until_unlikely` or `until_enough`.
     """
@@ -127,7 +127,7 @@ class BeamSearch:
         batch = generation.has_input.shape[0]
         tokens = jnp.zeros((batch, self.beams, generation.max_length), jnp.int32)
         none = jnp.full((batch, self.beams), -jnp.inf, jnp.float32)
-        # All beams begin alike: only the first one counts until they differ.
+        # All beams start equal: only the first counts until they differ.
         live = _Beams(tokens, none.at[:, 0].set(0.0))
         return _State(jnp.zeros((), jnp.int32), live, _Beams(tokens, none), generation.has_input, cache)
 
@@ -161,7 +161,7 @@ def _take(array: jax.Array, index: jax.Array) -> jax.Array:
 
 
 def _best(count: int, *groups: _Beams) -> _Beams:
-    """The best of all groups, best first; of equals, those of the group given first."""
+    """The best of all groups, best first. If scores are equal, the group given first wins."""
     tokens, scores = (jnp.concatenate(parts, axis=1) for parts in zip(*groups, strict=True))
     scores, index = jax.lax.top_k(scores, count)
     return _Beams(_take(tokens, index), scores)
@@ -170,7 +170,7 @@ def _best(count: int, *groups: _Beams) -> _Beams:
 def _best_extensions(scores: jax.Array, logits: jax.Array, count: int) -> _Candidates:
     """The `count` best of all beams extended by all tokens, from scores [batch, beams] and logits [rows, vocab].
 
-    First the best of each beam, then the best of these: no score of a candidate that cannot be among them is made.
+    Takes the best of each beam and then the best of these, so that no unneeded score is computed.
     """
     batch, beams = scores.shape
     largest, tokens = (x.reshape(batch, beams, -1) for x in jax.lax.top_k(logits, min(count, logits.shape[-1])))
@@ -186,19 +186,21 @@ def _best_extensions(scores: jax.Array, logits: jax.Array, count: int) -> _Candi
 
 
 def _moves_with_beams(cache: Cache, larger: Cache) -> list[bool]:
-    """Which leaves of a cache belong to beams: those that grow with their number; `larger` is for twice as many."""
+    """Which leaves of a cache belong to beams: the leaves that grow with their number; `larger` is a cache for twice as
+    many.
+    """
     pairs = zip(jax.tree.leaves(cache), jax.tree.leaves(larger), strict=True)
     return [leaf.shape != other.shape for leaf, other in pairs]
 
 
 def _near_parents(kept: jax.Array, parents: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Puts beams where their parents were, as far as there is room, so that little of the cache has to move.
+    """Puts beams into the places of their parents if possible, so that little of the cache has to move.
 
-    One child of each parent takes its place, the others take the places of beams without a child.
+    One child of each parent takes its place; other children take the places of beams without a child.
 
     Args:
-      kept: [batch, beams], the candidates that live on.
-      parents: [batch, beams], the place of each one's parent.
+      kept: [batch, beams], the candidates that stay live.
+      parents: [batch, beams], the place of each candidate's parent.
 
     Returns:
       Both in the order of the new places.
@@ -213,7 +215,7 @@ def _near_parents(kept: jax.Array, parents: jax.Array) -> tuple[jax.Array, jax.A
 
 
 def _reordered(cache: Cache, moves: list[bool], parents: jax.Array) -> Cache:
-    """The cache in which beam i of a sequence has what beam `parents[:, i]` had; see `_near_parents`."""
+    """The cache in which beam i of a sequence has the content of beam `parents[:, i]`; see `_near_parents`."""
     leaves, tree = jax.tree.flatten(cache)
     moving = [leaf for leaf, move in zip(leaves, moves, strict=True) if move]
     # Elsewhere a loop of small copies is slower than one gather.
@@ -227,9 +229,10 @@ def _gathered(leaves: list[jax.Array], parents: jax.Array) -> list[jax.Array]:
 
 
 def _copied(leaves: list[jax.Array], parents: jax.Array) -> list[jax.Array]:
-    """The same, by copying in place the rows that are not their own parents: a gather would write the cache twice.
+    """Does the same by copying rows in place, except rows that are their own parents. A gather would write the cache
+    twice.
 
-    No row that is read is written, as a parent stays where it is.
+    A row that is read is not written, because a parent keeps its place.
     """
     batch, beams = parents.shape
     source = (parents + beams * jnp.arange(batch)[:, None]).reshape(-1)

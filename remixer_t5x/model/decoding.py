@@ -1,7 +1,7 @@
-"""Decoding with a cache, one token of every row per step: what decoders share, and greedy decoding.
+"""Decoding with a cache, one token of every row per step: the parts that decoders share, and greedy decoding.
 
 A decoder is a frozen dataclass `(generation, rng) -> Decoded`, so that gin swaps it by class: `Greedy` here,
-`sampling.Sampling`, `beam_search.BeamSearch`. Rows of one sequence (samples, beams) lie next to each other and share
+`sampling.Sampling`, `beam_search.BeamSearch`. Rows of one sequence (samples, beams) are next to each other and share
 its encoder output and everything computed from it.
 """
 
@@ -32,13 +32,13 @@ class Decoded(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Generation:
-    """What a decoder may do with a model and a batch.
+    """The functions of a model and a batch that a decoder may use.
 
     Attributes:
       allocate: number of rows per sequence -> an empty cache for `max_length` tokens of each row.
       step: (tokens [rows], cache) -> (logits of the next token [rows, vocab] float32, cache).
-      has_input: [batch] bool, False where a sequence is padding of the batch: nothing is generated for it.
-      max_length: most tokens to generate, the end token included.
+      has_input: [batch] bool, False for a sequence that only pads the batch, for which nothing is generated.
+      max_length: maximum number of tokens to generate, including the end token.
       eos_id: the token that ends a sequence.
     """
 
@@ -50,7 +50,7 @@ class Generation:
 
 
 class Decoder(Protocol):
-    """Generates from an untouched `Generation`; `rng` is read by decoders that draw, and is None or as they say."""
+    """Generates from a fresh `Generation`. Decoders that sample read `rng`; for others it is None."""
 
     def __call__(self, generation: Generation, rng: jax.Array | None = None) -> Decoded: ...
 

@@ -1,8 +1,8 @@
 """Cross-entropy of the output projection, in chunks, with z-loss and label smoothing.
 
 The logits of a batch are its largest array: 114 targets of 128 sequences over 32,128 pieces take 1.9 GB in float32,
-twice that with the gradient. Here the targets are cut into chunks along the length; each chunk's logits live only
-while its loss, and in training its gradients, are computed. The gradient is taken in the forward pass, so that
+twice that with the gradient. Here the targets are cut into chunks along the length; the logits of a chunk exist only
+while its loss, and in training its gradients, are computed. The gradient is computed in the forward pass, so that
 nothing is computed twice: three matmuls a chunk, as without chunks.
 """
 
@@ -20,12 +20,12 @@ Sums = dict[str, jax.Array]
 
 @dataclasses.dataclass(frozen=True)
 class CrossEntropy:
-    """Settings of the loss; hashable, as compiled code depends on them.
+    """Settings of the loss. They are hashable, because compiled code depends on them.
 
     Attributes:
       z_loss: factor of log(Z)^2, which keeps the logits from drifting (1e-4 in T5.1.1).
-      label_smoothing: probability mass spread over the tokens that are not the target; the loss of a perfect
-        prediction stays 0, as its entropy is subtracted.
+      label_smoothing: probability mass spread over the tokens that are not the target; the loss of a perfect prediction
+          stays 0, because its entropy is subtracted.
       chunk_length: number of targets per row whose logits exist at one time.
     """
 
@@ -116,7 +116,7 @@ def cross_entropy(
       hidden: [batch, length, embed], float32 or bfloat16.
       kernel: [embed, vocab] float32.
       targets: [batch, length] int32.
-      weights: [batch, length] float32, 0 where a target does not count.
+      weights: [batch, length] float32, 0 for a target that does not count.
 
     Returns:
       The loss sum, a float32 scalar differentiable in hidden and kernel, and the sums 'loss' (z-loss included),

@@ -1,7 +1,7 @@
 """Sampling: tokens drawn from softmax(logits / temperature), restricted to the most likely ones.
 
-Restrictions as in Fan et al. 2018 (top-k) and Holtzman et al. 2019 (top-p, the nucleus), in the order that is usual:
-temperature, the k largest, of these the nucleus.
+Restrictions are those of Fan et al. 2018 (top-k) and Holtzman et al. 2019 (top-p, the nucleus), in the usual order:
+temperature, the k largest, then the nucleus.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from remixer_t5x.model.decoding import Decoded, Generation, generate_rows
 class Sampling:
     """Independent samples of each sequence, in the order they were drawn.
 
-    Scores are log-probabilities under the model itself, neither tempered nor restricted.
+    Scores are log-probabilities under the model itself, without temperature and restrictions.
 
     Attributes:
       temperature: divides the logits; below 1 sharpens, above 1 flattens.
-      top_k: draw from so many tokens of the largest logits; None for all.
-      top_p: draw from the fewest tokens whose probabilities sum to at least this; tokens as likely as the last of
-        them stay too.
+      top_k: sample from this many tokens with the largest logits; None for all.
+      top_p: sample from the fewest tokens whose probabilities sum to at least this, and from tokens as likely as the
+          last of them.
       num_samples: number of samples per sequence.
     """
 
@@ -54,8 +54,8 @@ class Sampling:
 
         Args:
           generation: model and batch.
-          rng: one key, from which sequence i of the batch uses `fold_in(rng, i)`; or a key for each sequence,
-            [batch], by which samples depend neither on the size of the batch nor on the place in it.
+          rng: one key, from which sequence i of the batch uses `fold_in(rng, i)`; or a key for each sequence, [batch],
+              so that samples do not depend on the batch size or the place in the batch.
         """
         keys = self._row_keys(rng, generation.has_input.shape[0])
         return generate_rows(generation, self.num_samples, lambda logits, index: self._draw(keys, logits, index))
@@ -63,7 +63,7 @@ class Sampling:
     def _row_keys(self, rng: jax.Array | None, batch: int) -> jax.Array:
         """A key for each row, [batch * num_samples]."""
         if rng is None:
-            raise ValueError('Sampling needs rng: give jax.random.key(seed), or such a key for each sequence')
+            raise ValueError('Sampling needs rng: give jax.random.key(seed), or one such key for each sequence')
         if not jnp.issubdtype(rng.dtype, jax.dtypes.prng_key) or rng.shape not in ((), (batch,)):
             raise ValueError(
                 f'rng is {rng.dtype}{list(rng.shape)}, wanted one typed key or {batch}: jax.random.key(seed)'

@@ -1,4 +1,4 @@
-"""Seq2Seq: what a training loop, an evaluation or a user does with an encoder-decoder's parameters."""
+"""Seq2Seq: the loss, scores and predictions of an encoder-decoder as functions of its parameters."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ _PACKED = ('encoder_segment_ids', 'decoder_segment_ids', 'decoder_positions')
 
 @dataclasses.dataclass(frozen=True)
 class Seq2Seq:
-    """A module and its loss; holds no parameters, so that every method is a pure function of them.
+    """A module and its loss. It has no parameters, so that every method is a pure function of them.
 
-    A batch is a mapping of [batch, length] int32 arrays named as seqio's EncDecFeatureConverter names them:
+    A batch is a mapping of [batch, length] int32 arrays with the names of seqio's EncDecFeatureConverter:
     encoder_input_tokens, decoder_input_tokens, decoder_target_tokens, decoder_loss_weights, and for packed rows
     encoder_segment_ids, encoder_positions, decoder_segment_ids, decoder_positions.
     """
@@ -41,8 +41,8 @@ class Seq2Seq:
 
         Args:
           rng: a key.
-          batch_shapes: shapes of at least encoder_input_tokens and decoder_target_tokens, and of the segment ids where
-            rows are packed; the parameters do not depend on them, but a sublayer may refuse a length, or packing.
+          batch_shapes: shapes of at least encoder_input_tokens and decoder_target_tokens, and of the segment ids if
+              rows are packed. The parameters do not depend on them, but a sublayer may refuse a length, or packing.
         """
         inputs, targets, *segments = (
             jnp.ones(batch_shapes[name], jnp.int32) if name in batch_shapes else None
@@ -70,7 +70,7 @@ class Seq2Seq:
         return self.module.apply({'params': params}, inputs, enable_dropout=False, method='encode')
 
     def score(self, params: Params, batch: Batch) -> jax.Array:
-        """log p(targets | inputs) of each row, [batch] float32; z-loss and label smoothing take no part."""
+        """log p(targets | inputs) of each row, [batch] float32, without z-loss and label smoothing."""
         hidden = self._decoder_hidden(params, batch, None)
         targets = batch['decoder_target_tokens']
         kernel = self.module.output_kernel(params)
@@ -84,8 +84,8 @@ class Seq2Seq:
         Args:
           params: unboxed parameters.
           inputs: [batch, input_length] int32.
-          choices: [batch, choices, target_length] int32, each with its end token, 0 behind it; a choice of padding
-            only has the score 0.
+          choices: [batch, choices, target_length] int32, each with its end token and 0 after it; a choice of only
+              padding has the score 0.
         """
         batch, count, length = choices.shape
         generation = self._generation(params, inputs, length)
@@ -125,11 +125,11 @@ class Seq2Seq:
 
         Args:
           params: unboxed parameters.
-          batch: encoder_input_tokens, one example per row; for a row of padding only, tokens and scores are 0.
-          max_decode_length: most tokens to generate, the end token included.
-          eos_id: the token that ends a sequence; what follows it is 0.
-          decoder: `decoding.Greedy()`, `sampling.Sampling(...)` or `beam_search.BeamSearch(...)`; n is theirs.
-          rng: one key or [batch] keys, for decoders that draw.
+          batch: encoder_input_tokens, one example per row; tokens and scores of a row of only padding are 0.
+          max_decode_length: maximum number of tokens to generate, including the end token.
+          eos_id: the token that ends a sequence; tokens after it are 0.
+          decoder: `decoding.Greedy()`, `sampling.Sampling(...)` or `beam_search.BeamSearch(...)`; it sets n.
+          rng: one key or [batch] keys, for decoders that sample.
         """
         return decoder(self._generation(params, batch['encoder_input_tokens'], max_decode_length, eos_id), rng)
 

@@ -1,7 +1,7 @@
 """Curves for a page: the points of several runs, smoothed, as paths of an SVG, with ticks at round numbers.
 
-The page's script draws the same paths again when its reader moves the slider, so both follow one formula: the
-exponential moving average with weight w that TensorBoard has, `sum_k w^(t-k) x_k / sum_k w^(t-k)`.
+The page's script draws the same paths again when the reader moves the slider. Both use TensorBoard's exponential moving
+average with weight w, `sum_k w^(t-k) x_k / sum_k w^(t-k)`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 Points = Sequence[tuple[int, float]]
 
 SMOOTHING = 0.6
-# More points than this are more than pixels; a page with a hundred runs stays small.
+# More points than this are more than pixels, and would make a page with many runs large.
 MOST_POINTS = 400
 _SIDE = 1000
 _FEW_DECADES = 0.7
@@ -23,7 +23,7 @@ _FEW_DECADES = 0.7
 
 @dataclasses.dataclass(frozen=True)
 class Series:
-    """One line; `number` is that of its run, which gives its colour."""
+    """One line; `number` is the number of its run, which sets its colour."""
 
     label: str
     number: int
@@ -32,7 +32,7 @@ class Series:
 
 @dataclasses.dataclass(frozen=True)
 class Chart:
-    """A title, what the numbers are, and the lines. `smooth` for noisy numbers;"""
+    """A title, the unit of the numbers, and the lines. `smooth` marks noisy numbers, which are drawn smoothed."""
 
     title: str
     unit: str
@@ -41,7 +41,7 @@ class Chart:
 
 
 def smoothed(values: Sequence[float], weight: float) -> list[float]:
-    """The moving average of all values so far, the older the less: by `weight` for each step back."""
+    """The moving average of all values so far, weighted by `weight` for each step back."""
     found, total, count = [], 0.0, 0.0
     for value in values:
         total, count = weight * total + value, weight * count + 1.0
@@ -50,14 +50,14 @@ def smoothed(values: Sequence[float], weight: float) -> list[float]:
 
 
 def thinned(points: Points, most: int = MOST_POINTS) -> Points:
-    """At most so many of the points, evenly, the first and the last among them."""
+    """At most `most` of the points, evenly spaced, with the first and the last."""
     if len(points) <= most:
         return points
     return [points[index] for index in np.linspace(0, len(points) - 1, most).round().astype(int)]
 
 
 def drawn(chart: Chart) -> dict:
-    """What the page's template and script need of a chart: lines, axes and paths, numbers rounded to 5 digits."""
+    """The lines, axes and paths of a chart for the page's template and script; numbers are rounded to 5 digits."""
     lines = [dataclasses.replace(line, points=thinned(line.points)) for line in chart.lines if line.points]
     shown = [value for line in lines for _, value in line.points]
     steps = [step for line in lines for step, _ in line.points]
@@ -102,7 +102,7 @@ def path(points: Points, axes: dict) -> str:
         for step, value in points
     ]
     if len(places) == 1:
-        # A line of no length is drawn as a dot, by its round caps.
+        # The round caps draw a line of zero length as a dot.
         places *= 2
     return 'M' + 'L'.join(f'{x:.1f} {y:.1f}' for x, y in places)
 
@@ -125,7 +125,7 @@ def _ticks(low: float, high: float) -> list[float]:
 
 def _log_ticks(low: float, high: float) -> list[tuple[str, float]]:
     if high - low < _FEW_DECADES:
-        # Round numbers of the other scale: 1, 2 and 5 may all lie outside.
+        # Use round numbers of the linear scale if 1, 2 and 5 are all outside.
         values = _ticks(10**low, 10**high)
     else:
         digits = (1, 2, 5) if high - low < 2 else (1,)
@@ -136,7 +136,7 @@ def _log_ticks(low: float, high: float) -> list[tuple[str, float]]:
 
 
 def _short(value: float) -> str:
-    """As few characters as tell ticks apart: 12k, 0.05, 3e-05."""
+    """A short label of a tick: 12k, 0.05, 3e-05."""
     if abs(value) >= 10_000:
         return f'{value / 1e6:g}M' if abs(value) >= 1e6 else f'{value / 1e3:g}k'
     return f'{value:g}'

@@ -26,8 +26,8 @@ def plot_loss(metrics_file: str | os.PathLike, png_file: str | os.PathLike, titl
     curves = read_losses(metrics_file)
     train = curves.pop('train', [])
     if not train:
-        raise UserError(f'{metrics_file} holds no training loss; plot a run that has logged at least one step')
-    # The pure canvas instead of pyplot: no global state, and nothing that looks for a display.
+        raise UserError(f'{metrics_file} has no training loss; plot a run that has logged at least one step')
+    # Uses the canvas instead of pyplot, which has global state and may look for a display.
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -44,7 +44,9 @@ def plot_loss(metrics_file: str | os.PathLike, png_file: str | os.PathLike, titl
         target.parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(target)
     except OSError as error:
-        raise UserError(f'{target} cannot be written ({error.strerror}); give a path in a folder of yours') from None
+        raise UserError(
+            f'{target} cannot be written ({error.strerror}); give a path in a folder that you can write to'
+        ) from None
     return target
 
 
@@ -67,7 +69,7 @@ def plot_runs(metrics_files: Mapping[str, str | os.PathLike], png_file: str | os
     for index, (label, file) in enumerate(metrics_files.items()):
         train = read_losses(file).get('train', [])
         if not train:
-            raise UserError(f'{file} holds no training loss; plot a run that has logged at least one step')
+            raise UserError(f'{file} has no training loss; plot a run that has logged at least one step')
         steps, losses = _columns(train)
         smooth = [sum(losses[max(0, i - 9) : i + 1]) / len(losses[max(0, i - 9) : i + 1]) for i in range(len(losses))]
         axes.plot(steps, smooth, color=f'C{index % 10}', linestyle='-' if index < 10 else '--', linewidth=1.6)
@@ -81,7 +83,9 @@ def plot_runs(metrics_files: Mapping[str, str | os.PathLike], png_file: str | os
 
 
 def _label_ends(axes: Any, ends: list[tuple[float, str, str, int]]) -> None:
-    """Names beside the last points, in the order of the losses, moved up where one would cover another."""
+    """Writes names next to the last points, in the order of the losses, and moves a name up if it would cover
+    another.
+    """
     low, high = axes.get_ylim()
     place = low
     for loss, label, color, step in sorted(ends):
@@ -113,10 +117,10 @@ def _dress(axes: Any, title: str) -> None:
 
 
 def read_losses(metrics_file: str | os.PathLike) -> dict[str, Points]:
-    """(step, loss) pairs by kind, in the order of the file; losses that were not finite (null) are left out.
+    """(step, loss) pairs by kind, in the order of the file, without losses that were not finite (null).
 
     Raises:
-        UserError: the file cannot be read or a line of it is not a metrics record.
+        UserError: the file cannot be read, or one of its lines is not a metrics record.
     """
     curves: dict[str, Points] = {}
     for record in records.read(metrics_file):

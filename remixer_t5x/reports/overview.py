@@ -1,4 +1,4 @@
-"""How runs went: what a page says first, and its tables."""
+"""The summary and the tables of a report."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from typing import Any
 from remixer_t5x.reports.charts import Chart, Series
 from remixer_t5x.reports.records import TRAIN, Group, Record, Run
 
-# What every evaluation on held-out text has, which is no metric of a task.
+# Numbers of every evaluation on held-out text, which are not metrics of a task.
 OF_LOSS = ('loss', 'perplexity', 'accuracy', 'z_loss', 'tokens')
-# An evaluation with more metrics than this is broken down by type, as COGS is.
+# An evaluation with more metrics than this, such as COGS, is broken down by type.
 MOST_METRICS = 6
 MEMORY = {'host_mib': 'host memory', 'device_mib': 'device memory', 'device_peak_mib': 'device memory, peak'}
-# The held-out loss is called rising where the last is higher than the lowest by more than this share.
+# The summary warns about the held-out loss if the last one exceeds the lowest by more than this share.
 RISEN = 0.01
 _SHOWN_PREDICTIONS = 10
 _LONGEST_TEXT = 600
@@ -25,7 +25,7 @@ _LONGEST_TEXT = 600
 
 @dataclasses.dataclass(frozen=True)
 class Overview:
-    """One run in numbers; None where nothing was recorded."""
+    """One run in numbers; None for numbers that were not recorded."""
 
     name: str
     folder: str
@@ -41,7 +41,7 @@ class Overview:
 
 
 def overview(run: Run) -> Overview:
-    """The numbers of one run and a few sentences that say how it went."""
+    """The numbers of one run, and a few sentences about how it went."""
     losses, held_out = run.series(TRAIN, 'loss'), held_out_losses(run)
     best = min(held_out, key=lambda point: point[1]) if held_out else None
     speeds = [value for _, value in run.series(TRAIN, 'tokens_per_second')]
@@ -58,9 +58,9 @@ def overview(run: Run) -> Overview:
 def headline(
     overviews: Sequence[Overview], tasks: Sequence[tuple[str, str, list[Cell | None]]], groups: Sequence[Group]
 ) -> list[str]:
-    """Of several runs, which one is ahead, and by how much: a sentence for the held-out loss and for each first metric.
+    """Which of several runs is ahead, and by how much: a sentence for the held-out loss and for each first metric.
 
-    `tasks` are the rows of `task_table` that judge an evaluation.
+    `tasks` are the rows of `task_table` with the first metric of each evaluation.
     """
     said = []
     ranked = sorted((one.held_out, one.name) for one in overviews if one.held_out is not None)
@@ -84,7 +84,7 @@ def held_out_losses(run: Run) -> list[tuple[int, float]]:
 
 
 def _seconds(run: Run) -> float:
-    """Time spent in training steps, which leaves out evaluations and the time between interruptions."""
+    """Time spent in training steps, without evaluations and the time between interruptions."""
     total, before = 0.0, 0
     for step, seconds in run.series(TRAIN, 'seconds_per_step'):
         total += seconds * (step - before)
@@ -98,7 +98,7 @@ def _said(run: Run, step: int, steps: int | None) -> str:
     elif step >= steps:
         parts = [f'Finished all {steps:,} steps.']
     else:
-        parts = [f'At step {step:,} of {steps:,}: stopped before its end, or still going.']
+        parts = [f'At step {step:,} of {steps:,}: stopped early, or still running.']
     losses, held_out = run.series(TRAIN, 'loss'), held_out_losses(run)
     if len(losses) > 1:
         word = 'fell' if losses[-1][1] < losses[0][1] else 'rose'
@@ -124,13 +124,13 @@ def _round(value: float) -> str:
 
 
 def readable(kind: str) -> str:
-    """'eval/cogs' as 'cogs, eval'; a held-out evaluation's name is left as it is."""
+    """'eval/cogs' as 'cogs, eval'; the name of a held-out evaluation stays as it is."""
     split, slash, task = kind.partition('/')
     return f'{task}, {split}' if slash else kind
 
 
 def task_metrics(record: Record) -> dict[str, float]:
-    """The metrics of a task; none for an evaluation that gives a loss."""
+    """The metrics of a task; empty for an evaluation of the loss."""
     if 'loss' in record.numbers:
         return {}
     return {name: value for name, value in record.numbers.items() if value is not None}
@@ -138,7 +138,7 @@ def task_metrics(record: Record) -> dict[str, float]:
 
 @dataclasses.dataclass(frozen=True)
 class Cell:
-    """Mean over the runs of a group, its standard deviation (None for one run), and of how many runs."""
+    """The mean over the runs of a group, its standard deviation (None for one run), and the number of runs."""
 
     mean: float
     deviation: float | None
@@ -147,14 +147,14 @@ class Cell:
 
 
 def cell(values: Sequence[float]) -> Cell:
-    """Of one metric over seeds; the deviation is that of a sample, with n - 1."""
+    """The cell of one metric over seeds, with the sample standard deviation (n - 1)."""
     return Cell(statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None, len(values))
 
 
 def task_table(groups: Sequence[Group]) -> list[tuple[str, str, list[Cell | None]]]:
     """(evaluation, metric, a cell for each group) with the newest values; the highest mean of a row is marked.
 
-    Metrics of a breakdown by type are left to `breakdowns`.
+    `breakdowns` has the metrics that are broken down by type.
     """
     latest = [[run.latest() for run in group.runs] for group in groups]
     rows = []
@@ -165,7 +165,7 @@ def task_table(groups: Sequence[Group]) -> list[tuple[str, str, list[Cell | None
 
 
 def _metrics_of(latest: Sequence[Sequence[Mapping[str, Record]]]) -> list[tuple[str, list[str]]]:
-    """Every evaluation that a run has, and the names of its metrics in all runs, in the order of first appearance."""
+    """Every evaluation of any run, and the names of its metrics in all runs, in order of first appearance."""
     found: dict[str, dict[str, None]] = {}
     for kind, record in (item for group in latest for run in group for item in run.items()):
         found.setdefault(kind, {}).update(dict.fromkeys(task_metrics(record)))
@@ -184,7 +184,7 @@ def _cells(latest: Sequence[Sequence[Mapping[str, Record]]], kind: str, name: st
 
 
 def breakdowns(groups: Sequence[Group]) -> list[tuple[str, list[tuple[str, list[Cell | None]]]]]:
-    """(evaluation, (metric, a cell for each group)) of those with many metrics: COGS by type."""
+    """(evaluation, (metric, a cell for each group)) for evaluations with many metrics, such as COGS by type."""
     latest = [[run.latest() for run in group.runs] for group in groups]
     found = []
     for kind, names in _metrics_of(latest):
@@ -194,7 +194,7 @@ def breakdowns(groups: Sequence[Group]) -> list[tuple[str, list[tuple[str, list[
 
 
 def charts(runs: Sequence[Run]) -> dict[str, list[Chart]]:
-    """Curves under the headings of the page: 'curves', 'optimization', and 'speed'."""
+    """The curves of the page by heading: 'curves', 'optimization', and 'speed'."""
 
     def chart(title: str, unit: str, kind: str, number: str, smooth: bool = False) -> Chart:
         lines = [Series(run.name, index, run.series(kind, number)) for index, run in enumerate(runs)]
@@ -233,7 +233,7 @@ def charts(runs: Sequence[Run]) -> dict[str, list[Chart]]:
 
 @dataclasses.dataclass(frozen=True)
 class Sample:
-    """One example with what each run made of it: (words, whether they differ from the target) in order, or None."""
+    """One example with each run's prediction as (words, whether they differ from the target) in order, or None."""
 
     input: str
     target: str
@@ -242,9 +242,10 @@ class Sample:
 
 
 def samples(runs: Sequence[Run]) -> list[tuple[str, list[Sample], list[str]]]:
-    """(task and split, examples, what share of each run's predictions equals its target) of every file of predictions.
+    """(task and split, examples, share of each run's predictions that equal the target) for every file of predictions.
 
-    Wrong ones of the first run that has the file first, half of what is shown; the same examples for all runs.
+    The first half of the examples are wrong predictions of the first run that has the file. All runs show the same
+    examples.
     """
     found = []
     for name in dict.fromkeys(name for run in runs for name in run.predictions):
@@ -280,7 +281,7 @@ def _sample(index: Any, each: Sequence[Mapping[Any, Mapping[str, Any]]]) -> Samp
 
 
 def compared(target: str, prediction: str) -> list[tuple[str, bool]]:
-    """The prediction in parts, each with whether it differs from the target, by whole words."""
+    """The prediction in parts of whole words, each with whether it differs from the target."""
     wanted, made = (re.findall(r'\s+|\S+', _cut(text)) for text in (target, prediction))
     parts = []
     for what, _, _, first, last in difflib.SequenceMatcher(None, wanted, made, autojunk=False).get_opcodes():

@@ -1,4 +1,4 @@
-"""The report of runs as one HTML file: nothing outside of it is read, and what comes from files is escaped."""
+"""The report of runs as one HTML file. It loads no other file, and text from files is escaped."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ TEMPLATE = 'report.html.jinja'
 
 @dataclasses.dataclass(frozen=True)
 class Learned:
-    """Pictures of one run: of which checkpoint and text, or why there are none."""
+    """Pictures of one run with their checkpoint and text, or the reason why there are none."""
 
     run: str
     pictures: Sequence[Picture] = ()
@@ -30,7 +30,7 @@ def render(runs: Sequence[Run], learned: Sequence[Learned] = (), now: datetime.d
     groups = records.by_seed(runs)
     curves = {name: [charts.drawn(one) for one in found] for name, found in overview.charts(runs).items()}
     tasks = overview.task_table(groups)
-    # The first metric of each evaluation is the one that judges it.
+    # The first metric of each evaluation is its main metric.
     heads = list({row[0]: row for row in reversed(tasks)}.values())[::-1]
     overviews = [overview.overview(run) for run in runs]
     return _template().render(
@@ -57,7 +57,7 @@ def render(runs: Sequence[Run], learned: Sequence[Learned] = (), now: datetime.d
 def _template():
     import jinja2
 
-    # A missing name is our mistake and must not pass as an empty text.
+    # A missing name is a bug and must not become an empty text.
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader('remixer_t5x.reports', '.'),
         autoescape=True,
@@ -72,7 +72,7 @@ def _template():
 
 
 def _run_score(run: Run, kind: str, metric: str) -> str:
-    """One metric of one run, of the evaluation that the page calls `kind`."""
+    """One metric of one run, in the evaluation that the page calls `kind`."""
     for name, record in run.latest().items():
         value = overview.task_metrics(record).get(metric)
         if overview.readable(name) == kind and value is not None:
@@ -81,7 +81,7 @@ def _run_score(run: Run, kind: str, metric: str) -> str:
 
 
 def _figure(picture: Picture):
-    """The figure's own SVG, whose texts matplotlib has escaped, with its title for who cannot see it."""
+    """The figure's SVG, whose texts matplotlib has escaped, with its title for screen readers."""
     import markupsafe
 
     svg = drawing.inline_svg(picture)

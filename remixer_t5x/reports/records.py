@@ -1,4 +1,4 @@
-"""What a run left behind, as plain data: its records of metrics, its settings, and its predictions."""
+"""The results of a run as plain data: its metrics, its settings, and its predictions."""
 
 from __future__ import annotations
 
@@ -13,14 +13,16 @@ from typing import Any
 from remixer_t5x.errors import UserError
 
 TRAIN = 'train'
-# Where a run lies and where it reads from change nothing about what it computes.
+# The folders that a run writes to and reads from do not change what it computes.
 PLACES = ('MODEL_DIR', 'CACHE_DIR', 'DATA_DIR')
 SEED = 'SEED'
 
 
 @dataclasses.dataclass(frozen=True)
 class Record:
-    """One line of a metrics.jsonl. `kind` is 'train', or what was evaluated; a number that was not finite is None."""
+    """One line of a metrics.jsonl. `kind` is 'train' or the name of an evaluation; a number that was not finite is
+    None.
+    """
 
     kind: str
     step: int
@@ -32,8 +34,8 @@ class Record:
 class Run:
     """One run.
 
-    `records` are of training, `evaluations` of `remixer-t5x eval`; `config` is the operative gin; `predictions` are
-    the rows of each file, newest step only, by '<task>-<split>'.
+    `records` come from training, `evaluations` from `remixer-t5x eval`; `config` is the operative gin; `predictions`
+    are the rows of each file, of the newest step only, by '<task>-<split>'.
     """
 
     name: str
@@ -44,7 +46,7 @@ class Run:
     predictions: Mapping[str, Sequence[Mapping[str, Any]]] = dataclasses.field(default_factory=dict)
 
     def series(self, kind: str, number: str) -> list[tuple[int, float]]:
-        """(step, value) of one number, or of one timing, in the order of steps; what is not finite is left out."""
+        """(step, value) of one number or timing, in the order of steps, without values that are not finite."""
         found = {}
         for record in self.records:
             value = record.numbers.get(number, record.timing.get(number))
@@ -57,7 +59,7 @@ class Run:
         return list(dict.fromkeys(record.kind for record in self.records if record.kind != TRAIN))
 
     def latest(self) -> dict[str, Record]:
-        """The newest record of each evaluation, during training and afterwards; of equal steps the later line."""
+        """The newest record of each evaluation, during training and afterwards; the later line if steps are equal."""
         found: dict[str, Record] = {}
         for record in (*self.records, *self.evaluations):
             if record.kind != TRAIN and (record.kind not in found or record.step >= found[record.kind].step):
@@ -65,22 +67,22 @@ class Run:
         return found
 
     def settings(self) -> dict[str, str]:
-        """What the configuration sets: macro or `module.Class.argument` to its value as gin text."""
+        """The settings of the configuration: macro or `module.Class.argument` to its value as gin text."""
         return settings_of(self.config)
 
 
 def read(metrics_file: str | os.PathLike[str]) -> list[Record]:
-    """The records of a metrics.jsonl in the order of the file; an unfinished last line is left out.
+    """The records of a metrics.jsonl in the order of the file, without an unfinished last line.
 
     Raises:
-        UserError: the file cannot be read or a line of it is not a metrics record.
+        UserError: the file cannot be read, or one of its lines is not a metrics record.
     """
     try:
         text = pathlib.Path(metrics_file).read_text(encoding='utf-8')
     except OSError as error:
         raise UserError(f'{metrics_file} cannot be read ({error.strerror}); give the metrics.jsonl of a run') from None
     except UnicodeDecodeError:
-        raise UserError(f'{metrics_file} is no text; give the metrics.jsonl of a run') from None
+        raise UserError(f'{metrics_file} is not a text file; give the metrics.jsonl of a run') from None
     records = []
     lines = text.splitlines(keepends=True)
     for number, line in enumerate(lines, start=1):
@@ -91,7 +93,7 @@ def read(metrics_file: str | os.PathLike[str]) -> list[Record]:
             records.append(_record(json.loads(line)))
         except (json.JSONDecodeError, KeyError, TypeError, AttributeError):
             raise UserError(
-                f'{metrics_file} line {number} is no metrics record; give the metrics.jsonl of a run'
+                f'{metrics_file} line {number} is not a metrics record; give the metrics.jsonl of a run'
             ) from None
     return records
 
@@ -124,9 +126,9 @@ def settings_of(config: str) -> dict[str, str]:
 
 
 def differences(runs: Sequence[Run]) -> list[tuple[str, list[str | None]]]:
-    """(setting, its value in each run) of the settings in which the runs differ, macros first; None: not set.
+    """(setting, its value in each run) for settings in which the runs differ, macros first; None means not set.
 
-    A setting that only passes a macro on is the same everywhere, so a changed macro is one line.
+    A setting that only passes a macro on has the same text everywhere, so a changed macro is one line.
     """
     each = [run.settings() for run in runs]
     names = dict.fromkeys(name for settings in each for name in settings)
@@ -140,14 +142,14 @@ def differences(runs: Sequence[Run]) -> list[tuple[str, list[str | None]]]:
 
 @dataclasses.dataclass(frozen=True)
 class Group:
-    """Runs that differ in their seed alone."""
+    """Runs that differ only in their seed."""
 
     name: str
     runs: Sequence[Run]
 
 
 def by_seed(runs: Sequence[Run]) -> list[Group]:
-    """The runs in groups of equal settings, seed and places aside; a run without settings is a group of its own."""
+    """The runs in groups of equal settings, ignoring seed and folders. A run without settings is a separate group."""
     groups: dict[Any, list[Run]] = {}
     for run in runs:
         settings = {name: value for name, value in run.settings().items() if name not in (*PLACES, SEED)}

@@ -48,8 +48,8 @@ class SelfAttention(nn.Module):
 class CrossAttention(nn.Module):
     """Decoder tokens attend to the encoder's output in `ctx.memory`.
 
-    While decoding, keys and values of the memory are computed by the allocating call and kept: once per sequence,
-    however many beams a sequence has.
+    While decoding, the allocating call computes keys and values of the memory and keeps them: once per sequence, for
+        any number of beams.
 
     Attributes:
       num_heads: number of heads.

@@ -1,7 +1,7 @@
 """FNet's token mixer (Lee-Thorp et al. 2021): `Y = Re(F_tokens(F_channels(X)))`, two Fourier transforms, no parameters.
 
 Features at padding are set to zero before the transforms. A transform mixes all positions of a row, padding included:
-the outputs at real tokens depend on how long the row is, not only on its tokens, which is so for no other sublayer. A
+the outputs at real tokens depend on the length of the row, not only on its tokens. No other sublayer does this. A
 padded row therefore keeps its outputs at one padded length only (that of TASK_FEATURE_LENGTHS), and must be evaluated
 at the length that it was trained at.
 """
@@ -46,8 +46,8 @@ def _waves(size: int) -> tuple[np.ndarray, np.ndarray]:
 class FNet(nn.Module):
     """Mixes the tokens of a row by a fixed transform; an encoder's token mixer for rows of one example.
 
-    Keeps the padding law at one padded length only, see the module's docstring. Refuses packed rows, whose examples it
-    would mix, and decoders. Computes in float32, whatever x's dtype.
+    Padding leaves the result unchanged at one padded length only; see the module's docstring. Refuses packed rows,
+    whose examples it would mix, and decoders. Computes in float32 for any dtype of x.
     """
 
     @nn.compact

@@ -4,12 +4,12 @@
     f(Z) = W LN(Z) + b                     W: [length, length] near zero, b: [length] ones
     Y = s(Z) V                             s(Z) = Z_1 * f(Z_2) and three other gates; V: [F/2 or F, D]
 
-aMLP adds a tiny attention, which reads the same X, to f. The block is a whole layer: it needs neither attention nor a
-feed-forward sublayer beside it, but may have them.
+aMLP adds a tiny attention, which reads the same X, to f. The block is a whole layer: it does not need attention or a
+feed-forward sublayer, but a layer may have them too.
 
-Departures: projections have no biases, as everywhere in T5; padding is zeroed before W reads it, which the paper leaves
-to be learned; W and b are indexed by position in the example, so packing changes nothing; in a decoder W is lower
-triangular. The norm before the block and its residual are the layout's.
+Departures: projections have no biases, as everywhere in T5; padding is zeroed before W reads it (the paper leaves this
+to be learned); W and b are indexed by position in the example, so packing changes nothing; in a decoder W is lower
+triangular. The layout adds the norm before the block and its residual.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def multiplicative_gate(expand: Expansion, project: SpatialProjection, hidden_di
 def split_gate(expand: Expansion, project: SpatialProjection, hidden_dim: int) -> jax.Array:
     """`s(Z) = Z_1 * f(Z_2)`, Z = Z_1 | Z_2: the paper's spatial gating unit.
 
-    U is kept as two matrices: halves of one would lie on different devices where F is sharded.
+    U is two matrices, because halves of one matrix would be on different devices if F is sharded.
     """
     if hidden_dim % 2:
         raise UserError(f'gmlp.split_gate needs an even GMLP.hidden_dim, got {hidden_dim}: give {hidden_dim + 1}')
@@ -71,7 +71,7 @@ class FreeSpatial(nn.Module):
 
     @nn.compact
     def __call__(self, length: int, ctx: SequenceContext) -> jax.Array:
-        """float32 [length, length], or [1, length] while decoding; [batch, length, length] where rows are packed."""
+        """float32 [length, length], or [1, length] while decoding; [batch, length, length] for packed rows."""
         init = nn.with_logical_partitioning(SPATIAL_INIT, (axes.POSITIONS_OUT, axes.POSITIONS_IN))
         matrix = self.param('kernel', init, (self.max_length, self.max_length), jnp.float32)
         if ctx.step is not None:
@@ -86,7 +86,7 @@ class FreeSpatial(nn.Module):
 class ToeplitzSpatial(nn.Module):
     """W with one number for each distance between two tokens, `W[i, j] = w[j - i]`: a convolution along the tokens.
 
-    There are 2 * max_length - 1 parameters, and max_length in a decoder, where no token lies ahead.
+    There are 2 * max_length - 1 parameters, or max_length in a decoder, where no token is ahead.
     """
 
     max_length: int
@@ -99,7 +99,7 @@ class ToeplitzSpatial(nn.Module):
         values = self.param('kernel', init, (count,), jnp.float32)
         if ctx.causal:
             values = jnp.pad(values, (0, length - 1))
-        here = self.max_length - 1  # where the value of distance 0 is
+        here = self.max_length - 1  # index of the value of distance 0
         if ctx.step is not None:
             return jax.lax.dynamic_slice_in_dim(values, here - ctx.step, length)[None]
         # Within an example, distances in the row and in the example are the same.

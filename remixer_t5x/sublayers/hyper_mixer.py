@@ -6,11 +6,11 @@ A token mixer in linear time: an MLP along the tokens whose weights are generate
     Y   = LayerNorm(W_2 gelu(W_1^T V))                                   V: [N, D]
 
 Each hypernetwork is D -> D -> d' with GELU between; there are no other projections. Heads are the authors' later form
-("HyperConformer"): D and d' are split into groups, and a head generates, mixes and reads in its own. Tied weights
-(`W_2 = W_1`) are the paper's default.
+("HyperConformer"): D and d' are split into groups, and each head generates, mixes and reads within its group. Tied
+weights (`W_2 = W_1`) are the paper's default.
 
 Departures, where the paper leaves a choice: GELU in its tanh form; the length normalisation scales W_1 alone; in a
-decoder, which the paper leaves open, token t reads `gelu(sum_{j <= t} w_1[j] v[j]^T)`, a state of constant size, and
+decoder, which the paper does not cover, token t reads `gelu(sum_{j <= t} w_1[j] v[j]^T)`, a state of constant size, and
 the length is the number of tokens seen; dropout drops hidden units of the generated MLP.
 """
 
@@ -85,13 +85,13 @@ class SharedWeightVector(nn.Module):
 
 
 class _TokenMixer(nn.Module):
-    """What both forms share.
+    """The settings that both forms share.
 
     Attributes:
       hidden_dim: hidden units of the generated MLP, all heads together, d'.
       num_heads: number of heads; divides the model's width and `hidden_dim`.
       weights: factory of a module [batch, length, embed] -> [batch, length, heads, hidden / heads].
-      token_information: factory of a module (width, ctx) -> p, added to what the weights are made of, or None.
+      token_information: factory of a module (width, ctx) -> p, added to the input of the weights, or None.
       norm: factory of a norm of the output, or None (the paper's "layer normalisation").
       length_scale: whether W_1 is divided by the number of tokens read (the paper's "length normalisation").
       dropout_rate: dropout on the hidden units of the generated MLP, one mask for all tokens and features.
@@ -135,7 +135,7 @@ class HyperMixer(_TokenMixer):
     """Tokens of one sequence mix through an MLP that they generate.
 
     Attributes:
-      tied: whether `W_2 = W_1`, else a second module generates W_2.
+      tied: whether `W_2 = W_1`; otherwise a second module generates W_2.
     """
 
     tied: bool = True
@@ -171,9 +171,9 @@ class HyperMixer(_TokenMixer):
 class HyperMixerCross(_TokenMixer):
     """Decoder tokens read an MLP along the encoder's tokens in `ctx.memory`.
 
-    The encoder's tokens generate W_1, the decoder's W_2, by hypernetworks of their own.
-    While decoding, the hidden units are computed by the allocating call and kept: once per sequence, and constant in
-    the memory's length.
+    The encoder's tokens generate W_1 and the decoder's tokens W_2, by separate hypernetworks. While decoding, the
+    allocating call computes the hidden units and keeps them: once per sequence, and their size does not depend on the
+    memory's length.
     """
 
     @nn.compact

@@ -4,11 +4,11 @@
 
 The sums run over the tokens that token i may see. In a decoder they are running sums, [kv, kv] for each head, and are
 all that decoding keeps of the past (equations 18 to 20); over a whole row they are taken chunk by chunk, so that memory
-grows as length x width. In packed rows each example has sums of its own.
+grows as length x width. In packed rows each example has separate sums.
 
 Departures: T5's projections (no biases), and dropout on whole value rows, which is what attention dropout with one mask
-for all queries does. There is no position bias, which would need the [length, length] weights: where nothing else tells
-the places of tokens apart, a stack must add positions to its input.
+for all queries does. There is no position bias, which would need the [length, length] weights: if nothing else
+distinguishes positions, a stack must add positions to its input.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def _sum_tokens(key: jax.Array, value: jax.Array) -> Sums:
 def _read(query: jax.Array, sums: Sums) -> tuple[jax.Array, jax.Array]:
     """Numerators [..., tokens, heads, kv] and denominators [..., tokens, heads] of queries, float32."""
     state, total = (array.astype(query.dtype) for array in sums)
-    # Without a preferred float32 result, which XLA:CPU has not for bfloat16 in this form.
+    # Without a preferred float32 result, which XLA:CPU does not support for bfloat16 in this form.
     mixed = jnp.einsum('...qhd,...hdv->...qhv', query, state).astype(jnp.float32)
     return mixed, jnp.einsum('...qhd,...hd->...qh', query, total, preferred_element_type=jnp.float32)
 
@@ -96,7 +96,7 @@ def _split_chunks(array: jax.Array) -> jax.Array:
 
 
 def _read_chunk(query, key, value, ids, causal: bool) -> tuple[jax.Array, jax.Array]:
-    """What tokens read of their own chunk, by forming all its pairs."""
+    """What tokens read from their own chunk, by forming all its pairs."""
     allowed = ids[..., :, None] == ids[..., None, :]
     if causal:
         allowed &= jnp.tri(ids.shape[-1], dtype=bool)
@@ -107,14 +107,14 @@ def _read_chunk(query, key, value, ids, causal: bool) -> tuple[jax.Array, jax.Ar
 
 
 def _read_other_chunks(query, key, value, ids, reverse: bool) -> tuple[jax.Array, jax.Array]:
-    """What tokens read of the chunks before theirs (after theirs, if `reverse`).
+    """What tokens read from the chunks before theirs (after theirs, if `reverse`).
 
-    Of a chunk only the example at its far edge goes on, and further chunks add to the same sums while it does.
+    Only the example at the far edge of a chunk continues, and later chunks add to the same sums while it continues.
     """
     edge = ids[:, :, 0 if reverse else -1]
     goes_on = ids == edge[:, :, None]
     sums = _sum_tokens(jnp.where(goes_on[..., None, None], key, 0), value)
-    # The example that reaches a chunk from its neighbour. The outermost chunk has none, whatever its id.
+    # The example that reaches a chunk from its neighbour. The outermost chunk has no neighbour, whatever its id says.
     arriving = jnp.roll(edge, -1 if reverse else 1, axis=1)
     keep = (edge == arriving).astype(jnp.float32)
 
@@ -136,7 +136,7 @@ def _read_other_chunks(query, key, value, ids, reverse: bool) -> tuple[jax.Array
 class LinearAttention(nn.Module):
     """Tokens of one sequence attend to each other in linear time; a token mixer for both sides.
 
-    While decoding it keeps its running sums: memory and time for a token do not grow with length.
+    While decoding it keeps running sums: memory and time for a token do not grow with length.
 
     Attributes:
       num_heads: number of heads.
@@ -180,8 +180,8 @@ class LinearAttention(nn.Module):
 class LinearCrossAttention(nn.Module):
     """Decoder tokens attend to the encoder's output in `ctx.memory` in linear time.
 
-    While decoding, the sums over the memory are taken once by the allocating call, and the memory is not read again,
-    however many beams a sequence has.
+    While decoding, the allocating call computes the sums over the memory once. The memory is not read again, for any
+    number of beams.
 
     Attributes:
       num_heads: number of heads.
@@ -229,7 +229,7 @@ class LinearCrossAttention(nn.Module):
         return self.get_variable('cache', 'memory_state'), self.get_variable('cache', 'memory_total')
 
     def _read_own_example(self, query: jax.Array, memory: Memory, ctx: SequenceContext) -> jax.Array:
-        """Packed rows: the sums of one example at a time. A feature of ones beside the values gives the denominator."""
+        """Packed rows: the sums of one example at a time. An additional feature of ones gives the denominator."""
         key, value = self._keys_and_values(memory, ctx)
         value = jnp.concatenate([value, jnp.ones_like(value[..., :1])], axis=-1)
         mixed = mix_through_hidden(

@@ -7,7 +7,7 @@ An MLP along the tokens, the same for every feature d:
 
 Departures, where the papers leave a choice: rows and columns of the weights are indexed by position in the example, so
 packing changes nothing; tokens that are padding, before the first one or of another example are zero; GELU has its
-tanh form. The norm before the mixing and its residual are the layout's.
+tanh form. The layout adds the norm before the mixing and its residual.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from remixer_t5x.layers.dropout import dropout
 from remixer_t5x.layers.single_cpu import on_single_cpu
 from remixer_t5x.layers.token_mlp import mix_through_hidden
 
-# Tokens of a row whose windows exist at a time: their hidden units are [hidden, rows, CHUNK, embed].
+# Number of tokens of a row whose windows exist at one time: their hidden units are [hidden, rows, CHUNK, embed].
 CHUNK = 32
 
 
@@ -75,7 +75,7 @@ class MLPMixer(nn.Module):
 
     Attributes:
       hidden_dim: number of hidden units along the tokens, S.
-      max_length: number of positions that the weights have; rows longer than this are refused.
+      max_length: number of positions of the weights; rows longer than this are refused.
       dropout_rate: dropout on the hidden units, one mask for all features of a row.
     """
 
@@ -97,7 +97,7 @@ class MLPMixer(nn.Module):
 
 
 def _mix_examples(weights: TokenMLP, x: jax.Array, scale: jax.Array | None, ctx: SequenceContext) -> jax.Array:
-    """One example per row: its positions are those of the row."""
+    """One example per row: its positions are the places in the row."""
     length = x.shape[1]
     tokens = jnp.where(ctx.is_token[..., None], x, 0)
     hidden = jnp.einsum('ls,bld->bsd', weights.wi[:length], tokens) + weights.wi_bias[:, None]
@@ -122,12 +122,12 @@ def _mix_packed(weights: TokenMLP, x: jax.Array, scale: jax.Array | None, ctx: S
 class WindowMixer(nn.Module):
     """Mixes each token with the `window - 1` before it, by one MLP along them for all positions; a token mixer.
 
-    Sees nothing ahead, in an encoder as in a decoder. While decoding it keeps the last `window` inputs: memory and time
+    It never sees tokens ahead, also in an encoder. While decoding it keeps the last `window` inputs: memory and time
     for a token do not grow with length.
 
     Attributes:
       hidden_dim: number of hidden units along the window, S.
-      window: number of tokens in a window, its own included.
+      window: number of tokens in a window, including the token itself.
       dropout_rate: dropout on the hidden units, one mask for all tokens and features of a row.
     """
 
@@ -153,10 +153,11 @@ class WindowMixer(nn.Module):
 def mix_windows(weights: TokenMLP, tokens: jax.Array, scale: jax.Array | None, ids: jax.Array | None) -> jax.Array:
     """The windows of all tokens, chunk by chunk; the backward pass keeps the tokens only and computes the rest again.
 
-    A rule of its own, because a remat policy that keeps matmuls would keep the hidden units of every chunk.
+    It has a separate gradient rule, because a remat policy that keeps matmuls would keep the hidden units of every
+    chunk.
 
     Args:
-      weights: of the MLP along a window.
+      weights: weights of the MLP along a window.
       tokens: [batch, length, embed], zero at padding.
       scale: [batch, hidden] factors of the hidden units, or None.
       ids: [batch, length] int32, the example of each token in packed rows; None where a row is one example.

@@ -1,6 +1,6 @@
 """Feed-forward sublayer of the first T5 (Raffel et al. 2019): `Y = relu(X W_i) W_o`.
 
-It is that of the Transformer (Vaswani et al. 2017, equation 2) without biases.
+It is the Transformer's feed-forward (Vaswani et al. 2017, equation 2) without biases.
 """
 
 from __future__ import annotations

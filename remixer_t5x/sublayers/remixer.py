@@ -135,14 +135,14 @@ class LearnedMixing(nn.Module):
     def _mix_rows(self, logits: jax.Array, hidden: jax.Array, ctx: SequenceContext) -> jax.Array:
         """One example per row: `E (m * X') / (E m)` with E = exp(H) up to a row's scale, [length, length] for all.
 
-        float32 holds this as long as no logit of a padded column exceeds those of the real ones by 80 or more.
+        float32 is precise enough unless a logit of a padded column exceeds the logits of real columns by 80 or more.
         """
         if ctx.causal:
             logits = jnp.where(jnp.tri(logits.shape[0], dtype=bool), logits, -jnp.inf)
         weights = jax.nn.softmax(logits, axis=-1)
         is_token = ctx.is_token.astype(jnp.float32)
         total = jnp.einsum('qk,bk->bq', weights, is_token)
-        # A row that is all padding gets zeros, and no NaN in its gradient.
+        # A row of only padding gets zeros, and its gradient has no NaN.
         has_tokens = total > 0
         scale = jnp.where(has_tokens, 1.0 / jnp.where(has_tokens, total, 1.0), 0.0).astype(hidden.dtype)
         weights = self._drop_weights(weights, ctx).astype(hidden.dtype)

@@ -8,10 +8,10 @@ The D features of a token are n_s mechanisms of D / n_s, each with its own param
     step 4  h = norm(h + GroupLinear(gelu(GroupLinear(h, W_1)), W_2))
 
 `TimAttention` is steps 1 and 2, `InterMechanismAttention` step 3, `TimMLP` step 4; in a decoder `TimCrossAttention`
-stands between steps 2 and 3. Residuals and norms are the layout's: `norms.GroupedRMSNorm` is the norm per mechanism.
+comes between steps 2 and 3. The layout adds residuals and norms; `norms.GroupedRMSNorm` is the norm per mechanism.
 
-Departures, where T5's frame asks for them: the feed-forward is gated as T5.1.1's, `(gelu(h W_0) * h W_1) W_2` with
-F / n_s units for each mechanism; attention has T5's position bias, no scale on the logits (folded into the query
+Departures, where T5's frame asks for them: the feed-forward is gated like T5.1.1's, `(gelu(h W_0) * h W_1) W_2` with F
+/ n_s units for each mechanism; attention has T5's position bias, no scale on the logits (folded into the query
 initialiser) and no biases; with pre-norm, c is computed from the normalised features. `num_heads` counts the heads of
 all mechanisms together, n_s times the H of algorithm 1.
 """
@@ -59,13 +59,13 @@ class Competition(nn.Module):
         """[mechanisms, batch, length, width] -> [mechanisms, batch, length, 1], sums to 1 over mechanisms."""
         logits = GroupDense(1, (axes.MECHANISMS, axes.EMBED, None), name='score')(mechanisms)
         weights = jax.nn.softmax(logits.astype(jnp.float32), axis=0)
-        # Kept only where somebody draws them.
+        # Only pictures need the weights.
         self.sow('intermediates', 'competition', weights)
         return weights.astype(mechanisms.dtype)
 
 
 class _MechanismHeads(nn.Module):
-    """What self- and cross-attention share: grouped projections into and out of heads.
+    """Grouped projections into and out of heads, which self- and cross-attention share.
 
     Attributes:
       num_mechanisms: number of groups of features, n_s; divides the model width and `num_heads`.
@@ -116,8 +116,8 @@ class TimAttention(_MechanismHeads):
 class TimCrossAttention(_MechanismHeads):
     """Mechanisms of the decoder attend to the same mechanisms of the encoder's output in `ctx.memory`.
 
-    While decoding, keys and values of the memory are computed by the allocating call and kept: once per sequence,
-    however many beams a sequence has.
+    While decoding, the allocating call computes keys and values of the memory and keeps them: once per sequence, for
+        any number of beams.
     """
 
     @nn.compact

@@ -17,10 +17,10 @@ from remixer_t5x.layers.dense import Dense
 
 
 class TinyAttention(nn.Module):
-    """[batch, length, embed] -> [batch, length, features]; hand it to `GMLP.attention`.
+    """[batch, length, embed] -> [batch, length, features]; give it as `GMLP.attention`.
 
     Attributes:
-      features: width of the output; GMLP sets it to that of its gate.
+      features: width of the output; GMLP sets it to the width of its gate.
       head_dim: width of the only head, 64 or 128 in the paper.
     """
 

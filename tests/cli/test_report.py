@@ -97,7 +97,7 @@ def _broken(place, name, file, text):
             'first/checkpoints is no run (no remixer_t5x_run.json there); give the MODEL_DIR of one',
         ),
         (['empty'], 'empty has no metrics yet; wait for the first log (LOG_PERIOD steps), or give another run'),
-        (['torn'], 'torn/metrics.jsonl line 1 is no metrics record; give the metrics.jsonl of a run'),
+        (['torn'], 'torn/metrics.jsonl line 1 is not a metrics record; give the metrics.jsonl of a run'),
         (['first', './first'], 'first is given twice; give each run once'),
         (['first', '--pictures=maybe'], "--pictures is 'maybe'; type --pictures=True or --pictures=False"),
         (['first', '--text=x'], 'add --pictures, which runs the config.gin of each run'),

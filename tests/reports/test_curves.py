@@ -41,9 +41,9 @@ def test_the_picture_shows_both_curves(tmp_path):
 @pytest.mark.parametrize(
     'text, line',
     [
-        ('', 'holds no training loss; plot a run that has logged at least one step'),
-        ('{"kind": "train"}\n', 'line 1 is no metrics record; give the metrics.jsonl of a run'),
-        ('loss\n', 'line 1 is no metrics record; give the metrics.jsonl of a run'),
+        ('', 'has no training loss; plot a run that has logged at least one step'),
+        ('{"kind": "train"}\n', 'line 1 is not a metrics record; give the metrics.jsonl of a run'),
+        ('loss\n', 'line 1 is not a metrics record; give the metrics.jsonl of a run'),
     ],
 )
 def test_a_file_that_is_no_metrics_file(tmp_path, text, line):
@@ -83,5 +83,5 @@ def test_several_runs_share_a_picture_with_a_name_at_every_end(tmp_path, monkeyp
 
 def test_a_run_without_losses_is_named(tmp_path):
     (tmp_path / 'empty').write_text('')
-    with pytest.raises(UserError, match='empty holds no training loss'):
+    with pytest.raises(UserError, match='empty has no training loss'):
         curves.plot_runs({'a': tmp_path / 'empty'}, tmp_path / 'all.png', 'Runs')

@@ -135,7 +135,7 @@ def test_compared_parts_are_the_prediction(target, prediction):
 def test_a_line_that_is_no_record_is_named(tmp_path, line):
     file = tmp_path / 'metrics.jsonl'
     file.write_text(json.dumps({'kind': 'train', 'step': 1}) + f'\n{line}\n')
-    with pytest.raises(UserError, match='line 2 is no metrics record'):
+    with pytest.raises(UserError, match='line 2 is not a metrics record'):
         records.read(file)
 
 

@@ -80,7 +80,7 @@ def from_config(config: Mapping[str, Any], has_own_output: bool, folder: str) ->
     if has_own_output and scaled and 'scale_decoder_outputs' not in config:
         raise UserError(
             f'{where} ties the output to the embedding (tie_word_embeddings), and the weights have an lm_head.weight '
-            'of their own; set tie_word_embeddings to false if the model uses it, or remove it from the weights'
+            'too; set tie_word_embeddings to false if the model uses it, or remove it from the weights'
         )
     return T5(
         dimensions=_dimensions(config, where),
@@ -152,7 +152,7 @@ def check_kind(config: Mapping[str, Any], folder: str) -> None:
             raise UserError(f'{where} says {name} {_shown(config[name])}; allowed is 0, as in every published T5')
     if not isinstance(config.get('eos_token_id'), int | None):
         raise UserError(
-            f'{where} says eos_token_id {_shown(config["eos_token_id"])}; allowed is one id, that of the vocabulary'
+            f'{where} says eos_token_id {_shown(config["eos_token_id"])}; allowed is one id, as in the vocabulary'
         )
 
 

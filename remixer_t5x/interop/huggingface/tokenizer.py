@@ -49,7 +49,7 @@ def read(folder: pathlib.Path, vocabulary: str | None = None) -> Tokenizer:
     path = vocabulary or (str(folder / MODEL) if (folder / MODEL).is_file() else None)
     if path is None:
         raise UserError(
-            f'{folder} has no {MODEL}, and ids have no meaning without a vocabulary; give --vocabulary=/path/to/{MODEL} '
+            f'{folder} has no {MODEL}, and ids mean nothing without it; give --vocabulary=/path/to/{MODEL} '
             '(T5, T5 v1.1 and FLAN-T5 share one: gs://t5-data/vocabs/cc_all.32000/sentencepiece.model)'
         )
     return Tokenizer(path, _sentinels(config, 'T5Tokenizer', folder))

@@ -1,4 +1,4 @@
-"""Arrays in safetensors files: a folder of Hugging Face's, whole or in shards, or one file of ours; never a pickle."""
+"""Arrays in safetensors files: a Hugging Face folder, in one file or in shards, or one file of ours; never a pickle."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from remixer_t5x.interop.safetensors import header as safetensors_header
 
 WHOLE = 'model.safetensors'
 INDEX = 'model.safetensors.index.json'
-# What a parameter can be read from and becomes float32 without loss; others are quantised.
+# Dtypes that become float32 without loss; others are quantised.
 FLOATS = ('F32', 'BF16', 'F16')
 
 
 class Tensors(Mapping[str, np.ndarray]):
-    """Float32 arrays by name; each is read when it is asked for."""
+    """Float32 arrays by name, each read on demand."""
 
     def __init__(self, files: Mapping[str, pathlib.Path]):
         self._files = files
@@ -39,7 +39,9 @@ class Tensors(Mapping[str, np.ndarray]):
         return len(self._files)
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Without reading the array. Raises UserError where it is quantised, and so is no parameter by itself."""
+        """The shape of an array, without reading it. Raises UserError if the array is quantised, and so is not a
+        parameter.
+        """
         part = self._reader(name).get_slice(name)
         if part.get_dtype() not in FLOATS:
             raise UserError(
@@ -56,7 +58,7 @@ class Tensors(Mapping[str, np.ndarray]):
 
 
 def read_folder(folder: pathlib.Path) -> Tensors:
-    """The weights in a folder of Hugging Face's. Raises UserError where they are not in safetensors."""
+    """The weights in a Hugging Face folder. Raises UserError if they are not in safetensors."""
     if (folder / INDEX).is_file():
         return Tensors(_shards(folder))
     if (folder / WHOLE).is_file():
@@ -75,17 +77,17 @@ def read_file(path: str) -> tuple[Tensors, dict[str, str]]:
     """The arrays and the metadata of one file."""
     file = pathlib.Path(path).expanduser()
     if not file.is_file():
-        raise UserError(f'{file} is no file; give one that was written by --to_safetensors')
+        raise UserError(f'there is no file {file}; give a file that --to_safetensors wrote')
     reader = _opened(file)
     return Tensors(dict.fromkeys(reader.keys(), file)), dict(reader.metadata() or {})
 
 
 def write_file(path: pathlib.Path, arrays: Mapping[str, np.ndarray], metadata: Mapping[str, str]) -> None:
-    """Writes `arrays`, in order of their names, through a temporary name. Raises UserError when it cannot be."""
+    """Writes `arrays`, in order of their names, under a temporary name first. Raises UserError if it cannot."""
     unfinished = path.with_name(f'{path.name}.unfinished')
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        # The library writes memory as it lies, so a transposed view would end up scrambled.
+        # The library writes memory in its order, so a transposed view would be scrambled.
         contiguous = {name: np.ascontiguousarray(arrays[name]) for name in sorted(arrays)}
         save_file(contiguous, unfinished, dict(metadata))
         os.replace(unfinished, path)

@@ -1,7 +1,7 @@
-"""What all figures share: colours that colour-blind readers tell apart, and the way to files and into a page.
+"""What all figures share: colours that colour-blind readers can distinguish, and output to files and to a page.
 
-Figures have no background, and one ink. In a page the ink and the colours of lines become CSS variables, so that the
-same figure is legible in light and in dark; in a file of its own the background is white.
+Figures have no background, and one colour for text and axes. In a page this colour and the colours of lines become CSS
+variables, so that the same figure is legible in light and in dark. In a separate file the background is white.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ if TYPE_CHECKING:
 INK, GRID = '#1d2733', '#c9d1d9'
 # Okabe and Ito's palette, in an order in which neighbours differ in lightness too.
 COLOURS = ('#0072b2', '#d55e00', '#009e73', '#cc79a7', '#56b4e9', '#e69f00')
-# One hue, more opaque where values are higher: on white and on black alike, what is high stands out.
+# One hue, more opaque for higher values, so that high values stand out on white and on black.
 HEAT = '#1f78c8'
 
 
 @dataclasses.dataclass(frozen=True)
 class Picture:
-    """A figure with its words: `name` is that of its files, `note` says in plain words what is drawn."""
+    """A figure with its texts: `name` of its files, and a `note` that says in plain words what it shows."""
 
     name: str
     title: str
@@ -41,7 +41,7 @@ class Picture:
 
 def new_figure(width: float, height: float) -> Figure:
     """An empty figure, in inches, that needs no display."""
-    # The pure canvas instead of pyplot: no global state, and nothing that looks for a display.
+    # Uses the canvas instead of pyplot, which has global state and may look for a display.
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -70,12 +70,12 @@ def heat_colours() -> Any:
 
 
 def piece_label(piece: str) -> str:
-    """SentencePiece's mark of a word's start hangs below the line, onto the next label: a dot instead."""
+    """The piece with a dot instead of SentencePiece's word mark, which hangs below the line onto the next label."""
     return piece.replace('▁', '·')
 
 
 def token_ticks(axes: Axes, x: list[str] | None = None, y: list[str] | None = None) -> None:
-    """Pieces of text as labels of the ticks, read as they are: a `$` in them starts no formula."""
+    """Labels ticks with pieces of text as they are: a `$` does not start a formula."""
     for axis, labels in ((axes.xaxis, x), (axes.yaxis, y)):
         if labels is not None:
             axis.set_ticks(range(len(labels)))
@@ -86,7 +86,9 @@ def token_ticks(axes: Axes, x: list[str] | None = None, y: list[str] | None = No
 
 
 def inline_svg(picture: Picture) -> str:
-    """The figure as an `<svg>` element for a page: ids of its own, text as text, colours from the page's variables."""
+    """The figure as an `<svg>` element for a page, with unique ids, text as text, and colours from the page's
+    variables.
+    """
     text = _svg(picture.figure, salt=picture.name)
     text = text[text.index('<svg') :]
     text = re.sub(r'<metadata>.*?</metadata>', '', text, flags=re.DOTALL)
@@ -103,7 +105,9 @@ def inline_svg(picture: Picture) -> str:
 
 
 def _without_repeats(svg: str) -> str:
-    """Equal images and markers have equal ids; a page wants each once, and the first one serves all references."""
+    """Removes repeated images and markers. They have equal ids, a page needs each id once, and the first serves all
+    references.
+    """
     seen: set[str] = set()
 
     def keep(found: re.Match[str]) -> str:
@@ -118,7 +122,7 @@ def _svg(figure: Figure, salt: str, **options: Any) -> str:
     import matplotlib
 
     buffer = io.StringIO()
-    # Text stays text, which can be found, read aloud, and drawn by the reader's fonts.
+    # Text stays text, so that readers can search it, hear it, and see it in their fonts.
     with matplotlib.rc_context({'svg.fonttype': 'none', 'svg.hashsalt': salt}), _any_script():
         figure.savefig(buffer, format='svg', dpi=100, metadata={'Date': None}, **options)
     return buffer.getvalue()
@@ -126,7 +130,7 @@ def _svg(figure: Figure, salt: str, **options: Any) -> str:
 
 @contextlib.contextmanager
 def _any_script() -> Iterator[None]:
-    """matplotlib warns of characters that its own font lacks; a box in a PNG is all there is to it."""
+    """Silences matplotlib's warning about characters that its font lacks, which become boxes in a PNG."""
     with warnings.catch_warnings():
         warnings.filterwarnings('ignore', message='Glyph .* missing from')
         warnings.filterwarnings('ignore', message='Matplotlib currently does not support .* natively')
@@ -134,7 +138,7 @@ def _any_script() -> Iterator[None]:
 
 
 def save(picture: Picture, folder: str | os.PathLike[str]) -> list[pathlib.Path]:
-    """Writes `<folder>/<name>.png` and `.svg`. Raises UserError where that cannot be."""
+    """Writes `<folder>/<name>.png` and `.svg`. Raises UserError if they cannot be written."""
     place = pathlib.Path(folder)
     paths = [place / f'{picture.name}.{kind}' for kind in ('png', 'svg')]
     try:
@@ -143,5 +147,5 @@ def save(picture: Picture, folder: str | os.PathLike[str]) -> list[pathlib.Path]
             picture.figure.savefig(paths[0], dpi=150, facecolor='white')
         paths[1].write_text(_svg(picture.figure, picture.name, facecolor='white'), encoding='utf-8')
     except OSError as error:
-        raise UserError(f'{place} cannot be written ({error.strerror}); give a folder of yours') from None
+        raise UserError(f'{place} cannot be written ({error.strerror}); give a folder that you can write to') from None
     return paths

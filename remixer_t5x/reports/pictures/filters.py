@@ -22,9 +22,9 @@ def middle_row(layer: LayerArray) -> np.ndarray:
 
 
 def lean(row: np.ndarray) -> float:
-    """Where the weights of a filter lie: -1 all behind its token, 0 as much ahead as behind, 1 all ahead.
+    """The asymmetry of a filter: -1 if all weights are behind its token, 0 if balanced, 1 if all are ahead.
 
-    `row` is that of the token in its middle, which itself does not count.
+    `row` belongs to the token in its middle, whose own weight does not count.
     """
     middle = len(row) // 2
     behind, ahead = np.abs(row[:middle]).sum(), np.abs(row[middle + 1 :]).sum()

@@ -1,4 +1,4 @@
-"""All pictures that one trained model and one text give: whatever the model has that can be shown."""
+"""All pictures of one trained model and one text."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from remixer_t5x.reports.pictures.drawing import Picture
 from remixer_t5x.reports.pictures.heat_maps import Panel
 from remixer_t5x.reports.pictures.learned import DECODER, ENCODER, LayerArray
 
-# Layers side by side: the first, the last, and some between, evenly.
+# Number of layers side by side: the first, the last, and evenly spaced ones between.
 MOST_LAYERS = 4
 
 
 @dataclasses.dataclass(frozen=True)
 class Subject:
-    """What is looked at.
+    """The model and the text of the pictures.
 
     `inputs` and `targets` are ids with their pieces of text; `lengths` are the trained lengths of `encoder` and
-    `decoder`; `before` are parameters that training began with, or None; `name` begins the names of the pictures.
+    `decoder`; `before` are the parameters that training started with, or None; `name` is the prefix of picture names.
     """
 
     model: Any
@@ -35,7 +35,7 @@ class Subject:
 
 
 def chosen(layers: Sequence[LayerArray], most: int = MOST_LAYERS) -> list[LayerArray]:
-    """At most so many of the layers, the first and the last among them."""
+    """At most `most` of the layers, with the first and the last."""
     if len(layers) <= most:
         return list(layers)
     return [layers[index] for index in np.linspace(0, len(layers) - 1, most).round().astype(int)]
@@ -54,7 +54,7 @@ def _of(layers: Sequence[LayerArray], stack: str, sublayer: str = '') -> list[La
 
 
 def _remixer(subject: Subject, seen: Mapping[str, Any]) -> list[Picture]:
-    """softmax(H) under the mean self-attention, and over what it was before finetuning."""
+    """softmax(H) under the mean self-attention, and above softmax(H) before finetuning."""
     logits = learned.remixer_logits(subject.params)
     before = {} if subject.before is None else _by_place(learned.remixer_logits(subject.before))
     attention = learned.attention_maps(seen, subject.params)
@@ -71,7 +71,7 @@ def _remixer(subject: Subject, seen: Mapping[str, Any]) -> list[Picture]:
         means = _by_place(
             dataclasses.replace(a, array=a.array.mean(axis=0)) for a in _of(attention, stack, 'self_attention')
         )
-        # Each row is drawn only where every chosen layer has it.
+        # A row is drawn only if every chosen layer has it.
         rows = {
             'self-attention, mean': [
                 Panel(one.title, means[one.stack, one.layer].array, pieces, pieces) for one in shown
@@ -115,13 +115,13 @@ def _tim(subject: Subject, seen: Mapping[str, Any]) -> list[Picture]:
             Picture(
                 f'tim-competition-{stack}',
                 f'Competition of mechanisms, {stack}',
-                'The weight of each mechanism for each token, by strength of colour; they sum to 1 over mechanisms.',
+                'The colour shows the weight of each mechanism for each token; weights sum to 1 over mechanisms.',
                 mechanisms.draw_patterns(own, pieces),
             ),
             Picture(
                 f'tim-certainty-{stack}',
                 f'How certain the competition is, {stack}',
-                f'Mean entropy in bits, {bits}; {np.log2(len(own[0].array)):.2f} is no preference at all.',
+                f'Mean entropy in bits, {bits}; {np.log2(len(own[0].array)):.2f} means no preference.',
                 mechanisms.draw_certainty(own),
             ),
             Picture(
@@ -142,7 +142,7 @@ def _gmlp(subject: Subject) -> list[Picture]:
         if not own:
             continue
         leans = ', '.join(f'{one.title}: {filters.lean(filters.middle_row(one)):+.2f}' for one in own)
-        direction = '' if stack == DECODER else f' Share ahead less share behind: {leans}.'
+        direction = '' if stack == DECODER else f' Share ahead minus share behind: {leans}.'
         note = f'W of the token in the middle, over the distance to it.{direction}'
         pictures.append(Picture(f'gmlp-filters-{stack}', f'Spatial filters, {stack}', note, filters.draw(own)))
         panels = [Panel(one.title, one.array) for one in chosen(own)]
@@ -178,12 +178,12 @@ def _pseudo(subject: Subject) -> list[Picture]:
     whole = pseudo_attention.encoder(model, params, ids)
     panels.append(Panel('whole encoder', whole, text, text, beside_diagonal=True))
     cross = Panel('', pseudo_attention.decoder_to_text(model, params, ids, target_ids), written, text)
-    note = 'Norm of the gradient of each token that comes out (rows) by each that goes in (columns)'
+    note = 'Norm of the gradient of each output token (rows) with respect to each input token (columns)'
     return [
         Picture(
             'pseudo-attention-encoder',
             'Pseudo-attention, encoder',
-            f'{note}; of a layer, what it adds to its input. The scale is that of two different tokens.',
+            f'{note}; for a layer, of what it adds to its input. The scale is the largest value of different tokens.',
             heat_maps.draw([panels]),
         ),
         Picture('pseudo-attention-decoder', 'Pseudo-attention, decoder to text', f'{note}.', heat_maps.draw([[cross]])),

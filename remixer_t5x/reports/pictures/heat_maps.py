@@ -24,9 +24,9 @@ MOST_LABELS = 48
 
 @dataclasses.dataclass(frozen=True)
 class Panel:
-    """One matrix, [rows, columns]; what its rows and columns are, where they are pieces of text.
+    """One matrix, [rows, columns], and the pieces of text of its rows and columns, if any.
 
-    `beside_diagonal`: the scale is that of the rest, where a diagonal would leave nothing else to see.
+    `beside_diagonal` scales to the values off the diagonal, because the diagonal would hide everything else.
     """
 
     title: str
@@ -39,7 +39,7 @@ class Panel:
 def draw(grid: Sequence[Sequence[Panel]], row_names: Sequence[str] = ()) -> Figure:
     """A row of panels for each of `grid`, named by `row_names`. Each panel is scaled to its own largest magnitude.
 
-    Negative numbers are drawn by their magnitude; what is beyond the scale has its darkest colour.
+    Negative numbers are drawn by their magnitude; values beyond the scale have its darkest colour.
     """
     across = max(len(row) for row in grid)
     size = 2.6 if across > 1 else 4.2

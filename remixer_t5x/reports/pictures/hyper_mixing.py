@@ -1,4 +1,4 @@
-"""Operations of one HyperMixing layer: by the formula of the paper's appendix D, and as XLA counts them in ours."""
+"""Operations of one HyperMixing layer, by the formula of the paper's appendix D and by XLA's count of our layer."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from remixer_t5x.sublayers.hyper_mixer import HyperMixer
 
 
 def paper_operations(length: int, embed: int, hidden: int) -> int:
-    """`d (4 N d' + 9 d') + N (2 d^2 + 2 d' d + 9 d)`: tied, one head, one example, a GELU being nine operations."""
+    """`d (4 N d' + 9 d') + N (2 d^2 + 2 d' d + 9 d)`: tied, one head, one example, nine operations for a GELU."""
     return embed * (4 * length * hidden + 9 * hidden) + length * (2 * embed**2 + 2 * hidden * embed + 9 * embed)
 
 

@@ -1,7 +1,7 @@
-"""What a trained model holds and computes, layer by layer: the numbers behind the papers' pictures.
+"""What a trained model has learned and computes, layer by layer: the numbers for the papers' pictures.
 
-Learned matrices (Remixer's H, gMLP's spatial weights) are read from the parameters. What depends on a text (attention
-weights, TIM's competition) is sown by the sublayers into `intermediates`, a collection that exists only here.
+Learned matrices (Remixer's H, gMLP's spatial weights) are read from the parameters. Sublayers sow arrays that depend on
+a text (attention weights, TIM's competition) into `intermediates`, a collection that exists only here.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ import numpy as np
 
 ENCODER, DECODER = 'encoder', 'decoder'
 
-# Row-centred root mean square of H below which softmax(H) is nearly uniform: no weight of a row is then typically
-# more than a tenth above or below its mean. H starts at 0.02.
+# Row-centred root mean square of H below which softmax(H) is nearly uniform: a weight of a row is then typically within
+# a tenth of its mean. H starts at 0.02.
 NEAR_ZERO = 0.1
 
 
@@ -58,7 +58,7 @@ def by_layer(tree: Mapping[str, Any], params: Mapping[str, Any], *names: str) ->
     """The arrays of `tree` whose path ends with `names`, from the encoder's first layer to the decoder's last.
 
     `tree` has the structure of the parameters, or of `intermediates`, whose leaves are tuples of one array; every array
-    has the layers of its run as its first axis. `params` tells how many layers each run has.
+    has the layers of its run as its first axis. The number of layers of each run comes from `params`.
     """
     found = []
     for stack in (ENCODER, DECODER):
@@ -77,7 +77,7 @@ def _runs(stack: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 def _ending(tree: Any, names: tuple[str, ...], path: tuple[str, ...] = ()) -> Iterator[tuple[str, Any]]:
-    """(name of the sublayer, array) of the leaves below a run whose path ends so."""
+    """(name of the sublayer, array) of the leaves below a run whose path ends with `names`."""
     if isinstance(tree, Mapping):
         for name, child in tree.items():
             yield from _ending(child, names, (*path, name))
@@ -87,12 +87,12 @@ def _ending(tree: Any, names: tuple[str, ...], path: tuple[str, ...] = ()) -> It
 
 
 def remixer_logits(params: Mapping[str, Any]) -> list[LayerArray]:
-    """H of every Remixer layer, [max_length, max_length] each."""
+    """H of every Remixer layer, each [max_length, max_length]."""
     return by_layer(params, params, 'mixing', 'logits')
 
 
 def softmax_rows(logits: np.ndarray, length: int, causal: bool) -> np.ndarray:
-    """softmax(H) as a text of `length` tokens meets it, [length, length] float32; rows sum to 1."""
+    """softmax(H) for a text of `length` tokens, [length, length] float32; rows sum to 1."""
     shown = np.asarray(logits, np.float64)[:length, :length]
     if causal:
         shown = np.where(np.tri(length, dtype=bool), shown, -np.inf)
@@ -103,7 +103,7 @@ def softmax_rows(logits: np.ndarray, length: int, causal: bool) -> np.ndarray:
 def spread(logits: np.ndarray, length: int, causal: bool) -> float:
     """Root mean square of H about the mean of each row, over the columns that the row sees.
 
-    softmax(H) depends on nothing else of H, and is uniform where this is 0. See NEAR_ZERO.
+    softmax(H) depends only on these differences, and is uniform if they are 0. See NEAR_ZERO.
     """
     shown = np.asarray(logits, np.float64)[:length, :length]
     seen = np.tri(length, dtype=bool) if causal else np.ones_like(shown, bool)
@@ -112,7 +112,9 @@ def spread(logits: np.ndarray, length: int, causal: bool) -> float:
 
 
 def near_zero(layers: list[LayerArray], lengths: Mapping[str, int]) -> list[LayerArray]:
-    """The layers that hardly mix by position: `spread` below NEAR_ZERO over the trained length of their stack."""
+    """The layers that hardly mix by position: their `spread` is below NEAR_ZERO over the trained length of their
+    stack.
+    """
     return [one for one in layers if spread(one.array, lengths[one.stack], one.stack == DECODER) < NEAR_ZERO]
 
 
@@ -127,14 +129,14 @@ def spatial_weights(params: Mapping[str, Any], lengths: Mapping[str, int]) -> li
 
 
 def _toeplitz(values: np.ndarray, length: int, causal: bool) -> np.ndarray:
-    """W[i, j] = w[j - i]; `values` begins with the furthest token behind, a decoder's ends with distance 0."""
+    """W[i, j] = w[j - i]; `values` starts with the furthest token behind; a decoder's values end with distance 0."""
     here = len(values) - 1 if causal else (len(values) - 1) // 2
     distance = np.arange(length)[None, :] - np.arange(length)[:, None]
     return values[np.clip(here + distance, 0, len(values) - 1)]
 
 
 def attention_maps(intermediates: Mapping[str, Any], params: Mapping[str, Any]) -> list[LayerArray]:
-    """Attention weights of every layer, [heads, queries, keys] each; the sublayer's name tells which attention."""
+    """Attention weights of every layer, [heads, queries, keys] each; the sublayer's name says which attention."""
     found = by_layer(intermediates, params, 'attention_weights')
     return [dataclasses.replace(one, array=one.array[0]) for one in found]
 
@@ -152,7 +154,7 @@ def entropy(weights: np.ndarray) -> np.ndarray:
 
 
 def correlations(layers: list[np.ndarray]) -> np.ndarray:
-    """Pearson correlation between layers, [layers, layers], of one number for each token; 0 where one is constant."""
+    """Pearson correlation between layers, [layers, layers], of one number for each token; 0 if a layer is constant."""
     values = np.stack([np.asarray(layer, np.float64) for layer in layers])
     centred = values - values.mean(axis=1, keepdims=True)
     scale = np.sqrt((centred**2).sum(axis=1))

@@ -32,8 +32,8 @@ def draw_patterns(layers: Sequence[LayerArray], pieces: Sequence[str]) -> Figure
 def draw_certainty(layers: Sequence[LayerArray]) -> Figure:
     """Entropy of the competition in each layer over the tokens, and the correlation of the first mechanism's weight.
 
-    With n mechanisms the entropy is log2(n) bits where they share a token equally, 0 where one takes it. A single layer
-    has no correlation to show.
+    With n mechanisms the entropy is log2(n) bits if they share a token equally, and 0 if one mechanism takes it. A
+    single layer has no correlation to show.
     """
     figure = drawing.new_figure(7.4, 3.0)
     if len(layers) == 1:
@@ -69,7 +69,7 @@ def _draw_entropy(axes: Axes, layers: Sequence[LayerArray]) -> None:
 def token_ranges(
     layers: Sequence[LayerArray], pieces: Sequence[str], most: int = 24
 ) -> list[tuple[str, float, float, float]]:
-    """(piece, least, mean, most) weight of the first mechanism over a piece's occurrences in all layers.
+    """(piece, minimum, mean, maximum) weight of the first mechanism over a piece's occurrences in all layers.
 
     The pieces with the widest ranges, widest first.
     """
@@ -82,7 +82,7 @@ def token_ranges(
 
 
 def draw_ranges(ranges: Sequence[tuple[str, float, float, float]]) -> Figure:
-    """A bar from the least to the most for each piece, with a dot at the mean."""
+    """A bar from the minimum to the maximum for each piece, with a dot at the mean."""
     figure = drawing.new_figure(5.0, 0.2 * len(ranges) + 0.9)
     axes = figure.subplots()
     places = np.arange(len(ranges))[::-1]

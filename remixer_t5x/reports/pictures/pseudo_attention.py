@@ -1,4 +1,4 @@
-"""Pseudo-attention: how strongly each token that comes out depends on each that goes in, for any mixer.
+"""Pseudo-attention: how strongly each output token depends on each input token, for any mixer.
 
 Entry (i, j) is the norm of the Jacobian of output token i with respect to input token j, as in HyperMixer (figures 5
 and 6 and their appendix), after Simonyan et al. 2014. It is comparable to an attention matrix.
@@ -15,10 +15,10 @@ import numpy as np
 
 from remixer_t5x.context import Memory, describe_tokens
 
-# Tokens wider than this are probed with as many random signs instead of with every feature.
+# Wider tokens are probed with random signs instead of with every feature.
 MOST_EXACT = 64
 PROBES = 32
-# Rows of a batch that are pulled back at once.
+# Number of rows in one backward pass.
 ROWS = 32
 
 
@@ -29,9 +29,9 @@ class JacobianNorms:
     the Jacobian. (`jax.jacrev` maps over them, and jaxlib 0.10.2 crashes on some such programs on a CPU.)
 
     Attributes:
-        function: ([rows, inputs, embed], *others) -> [rows, outputs, features], each row by itself.
-        seed: of the random signs, which estimate the norm where there are more than MOST_EXACT features: the mean
-            square of `v . J` is the square of J's norm.
+        function: ([rows, inputs, embed], *others) -> [rows, outputs, features]; rows are independent.
+        seed: seed of the random signs, which estimate the norm for more than MOST_EXACT features: the mean square of `v
+            . J` is the square of J's norm.
     """
 
     def __init__(self, function: Callable[..., jax.Array], seed: int = 0):
@@ -48,14 +48,16 @@ class JacobianNorms:
         return np.sqrt(found).astype(np.float32)
 
     def _squared(self, x: jax.Array, others: tuple[Any, ...], cotangents: jax.Array) -> jax.Array:
-        """Squared norms of what comes back to each input, [rows, inputs], for each row's [outputs, features]."""
+        """Squared norms of the gradient at each input, [rows, inputs], for each row's cotangents [outputs,
+        features].
+        """
         repeated = jnp.broadcast_to(x, (cotangents.shape[0], *x.shape))
         made, back = jax.vjp(lambda rows: self._function(rows, *others), repeated)
         return jnp.sum(jnp.square(back(cotangents.astype(made.dtype))[0].astype(jnp.float32)), axis=-1)
 
 
 def _directions(features: int, seed: int) -> np.ndarray:
-    """Vectors whose squared products with J add up to J's squared norm: exactly, or in the mean of the signs."""
+    """Vectors whose squared products with J add up to J's squared norm, exactly or in expectation over the signs."""
     if features <= MOST_EXACT:
         return np.eye(features, dtype=np.float32)
     signs = np.random.default_rng(seed).choice((-1.0, 1.0), size=(PROBES, features))
@@ -67,22 +69,22 @@ def _batches(outputs: int, directions: np.ndarray) -> Iterator[tuple[np.ndarray,
     total = outputs * len(directions)
     for first in range(0, total, ROWS):
         number = np.arange(first, first + ROWS)
-        # The last batch is filled up with zero vectors, which add nothing.
+        # Zero vectors fill the last batch and do not change the sums.
         vectors = directions[number % len(directions)] * (number < total)[:, None]
         yield np.minimum(number // len(directions), outputs - 1), vectors
 
 
 def encoder_layers(model: Any, params: Mapping[str, Any], inputs: np.ndarray) -> list[np.ndarray]:
-    """Pseudo-attention of each encoder layer, [length, length] each, of what the layer adds to its input.
+    """Pseudo-attention of each encoder layer, each [length, length], of what the layer adds to its input.
 
-    Without the residual, whose Jacobian is the identity in every layer.
+    The residual is left out, because its Jacobian is the identity in every layer.
     """
     stack, own = model.module.encoder_stack(), params['encoder']
     shared = {name: child for name, child in own.items() if not name.startswith(('run_', 'final_norm'))}
     hidden = _apply(stack.clone(runs=(), final_norm=None), shared, _embedded(model, params, inputs)[None], inputs)[0]
     maps = []
     for index, (factory, count) in enumerate(stack.runs):
-        # One layer as a run of its own: what the stack makes for its layers is made as in the model.
+        # One layer as a stack of one run, so that the stack prepares its inputs as in the model.
         alone = stack.clone(runs=((factory, 1),), final_norm=None, position_embedding=None, remat_policy=None)
 
         def layer(x: jax.Array, one: Any, alone: Any = alone) -> jax.Array:
@@ -118,7 +120,7 @@ def decoder_to_text(model: Any, params: Mapping[str, Any], inputs: np.ndarray, t
 
 
 def _apply(stack: Any, params: Mapping[str, Any], x: jax.Array, tokens: np.ndarray) -> jax.Array:
-    """The stack on [rows, length, embed], every row with the facts of `tokens`."""
+    """Runs the stack on [rows, length, embed]; every row has the context of `tokens`."""
     return stack.apply({'params': params}, x, describe_tokens(_rows(tokens, x.shape[0])))
 
 
