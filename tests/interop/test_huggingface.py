@@ -371,7 +371,7 @@ def test_what_hugging_face_does_not_have_is_refused_by_name(files, flags, named)
         ({'d_model': 16}, r'shared.weight in .* shape \(96, 32\), and \(96, 16\) by config.json'),
         ({'num_layers': 3}, 'lacks the weight encoder.block.2'),
         ({'num_decoder_layers': 1}, 'has the weight decoder.block.1'),
-        ({'tie_word_embeddings': True}, 'lm_head.weight of their own'),
+        ({'tie_word_embeddings': True}, 'lm_head.weight too'),
     ],
 )
 def test_a_config_that_is_no_t5_of_ours_is_refused(folders, tmp_path, changes, named):

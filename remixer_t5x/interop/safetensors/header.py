@@ -45,18 +45,18 @@ def _parsed(where: str, header: bytes) -> dict[str, Any]:
         found = dict(pairs)
         if len(found) < len(pairs):
             names = [name for name, _ in pairs]
-            raise ValueError(f'{_cut(next(n for n in names if names.count(n) > 1))} appears in it twice')
+            raise ValueError(f'{_cut(next(n for n in names if names.count(n) > 1))} stands in it twice')
         return found
 
     try:
         parsed = json.loads(header, object_pairs_hook=unique)
     except (ValueError, RecursionError) as error:
-        raise _bad(where, f'its header is not readable JSON ({_first_line(error)})') from error
+        raise _bad(where, f'its header is no JSON that can be read ({_first_line(error)})') from error
     if not isinstance(parsed, dict):
-        raise _bad(where, 'its header is not a JSON object')
+        raise _bad(where, 'its header is no JSON object')
     metadata = parsed.pop(METADATA, {})
     if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
-        raise _bad(where, f'{METADATA} in its header is not a map of texts')
+        raise _bad(where, f'{METADATA} in its header is no map of texts')
     return parsed
 
 
