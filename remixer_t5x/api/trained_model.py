@@ -120,8 +120,7 @@ class TrainedModel:
         """log p(target | input), summed over the tokens of the target and its end token: [texts] float32.
 
         Raises:
-          UserError: there are more inputs than targets or the reverse, or a text is too long: the likelihood would
-            be that of another text.
+          UserError: there are more inputs than targets or the reverse, or a text is too long and would have to be cut.
         """
         given, wanted = _as_list(inputs), _as_list(targets)
         if len(given) != len(wanted):

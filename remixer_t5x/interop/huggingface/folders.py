@@ -67,7 +67,7 @@ def read(path: str) -> Source:
 
 
 def check_vocabulary(source: Source, vocabulary: Any, name: str) -> None:
-    """Raises UserError where `vocabulary` (called `name`) cannot be that of the model in `source`."""
+    """Raises UserError if `vocabulary` (called `name`) cannot belong to the model in `source`."""
     advice = 'give the vocabulary of this model by --vocabulary'
     rows = source.t5.dimensions.vocab_size
     if vocabulary.vocab_size > rows:
