@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
 import logging
 import os
 import sys
@@ -11,6 +10,7 @@ import tempfile
 import warnings
 from collections.abc import Iterator
 
+from remixer_t5x import lazy
 from remixer_t5x.errors import UserError
 
 # Read by the C++ side of TensorFlow, gRPC and XLA when they are loaded.
@@ -26,6 +26,7 @@ def hush() -> None:
     logging.basicConfig(level=logging.ERROR, format='%(name)s: %(message)s')
     for name in _LOGGERS:
         logging.getLogger(name).setLevel(logging.ERROR)
+    lazy.around = _no_stderr
 
 
 @contextlib.contextmanager
@@ -33,13 +34,12 @@ def imports(tensorflow: bool) -> Iterator[None]:
     """While libraries are imported, what they write to file descriptor 2 is shown only when that fails.
 
     Args:
-        tensorflow: load it first and hide accelerators from it, which are JAX's. Version 2.21 writes at any log level.
+        tensorflow: load it first. Version 2.21 writes at any log level.
     """
     with _no_stderr():
         if tensorflow:
-            config = importlib.import_module('tensorflow').config
-            for kind in ('GPU', 'TPU'):
-                config.set_visible_devices([], kind)
+            # Any attribute loads it.
+            lazy.tf.__version__  # noqa: B018
         yield
 
 

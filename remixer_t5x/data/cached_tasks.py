@@ -4,13 +4,13 @@ seqio itself would read any folder of the task's name: with ids of another vocab
 cache it stops with a bare assertion.
 """
 
+from __future__ import annotations
+
 import json
 import os
 
-import seqio
-import tensorflow as tf
-
 from remixer_t5x.errors import UserError
+from remixer_t5x.lazy import seqio, tf
 
 _MAKE = 'make it with `remixer-t5x data cache`'
 

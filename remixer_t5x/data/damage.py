@@ -1,13 +1,13 @@
 """Which file of a task is damaged, once TensorFlow has found damage: it says at which byte, but not of which file."""
 
+from __future__ import annotations
+
 import os
 import sys
 from collections.abc import Callable
 
-import seqio
-import tensorflow as tf
-
 from remixer_t5x.data import fingerprint
+from remixer_t5x.lazy import seqio, tf
 
 
 def named(provider: seqio.Task | seqio.Mixture, split: str, use_cached: bool = False) -> str:

@@ -5,15 +5,15 @@ copied. A change in the middle of a large file that keeps its size goes unnotice
 again whenever it starts.
 """
 
+from __future__ import annotations
+
 import hashlib
 import os
 from collections.abc import Sequence
 
-import seqio
-import tensorflow as tf
-
 from remixer_t5x.data.data_changes import Identity
 from remixer_t5x.errors import UserError
+from remixer_t5x.lazy import seqio, tf
 
 # Beyond this many files of a task only names and sizes count, and a difference is told without naming a file.
 LOOKED_INTO = 64

@@ -9,19 +9,21 @@ has lost the places in files that were not read since.)
 The names in `DatasetConfig` are T5X's; the batch is `seqio.EncDecFeatureConverter`'s.
 """
 
+from __future__ import annotations
+
 import dataclasses
 import difflib
 import hashlib
 import os
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 import numpy as np
-import seqio
-import tensorflow as tf
 
-from remixer_t5x.data import cached_tasks, damage
+from remixer_t5x.data import cached_tasks, damage, fingerprint
 from remixer_t5x.data.stream import Stream, one_line, restorable
 from remixer_t5x.errors import UserError
+from remixer_t5x.lazy import seqio, tf
 
 Batch = dict[str, np.ndarray]
 FEATURES = ('inputs', 'targets')
@@ -132,6 +134,23 @@ def vocabulary_fingerprint(vocab: seqio.Vocabulary) -> str:
 def vocabulary_record(vocab: seqio.Vocabulary) -> str:
     """What a checkpoint says about its vocabulary; another record means that the checkpoint does not fit."""
     return f'{vocabulary_fingerprint(vocab)} of {vocab.vocab_size} ids'
+
+
+def prepare(config: DatasetConfig, model_vocab_size: int, look: bool = True) -> dict[str, Any]:
+    """Makes what the task needs at its first use: a parsed corpus, a trained vocabulary.
+
+    Returns the task's name as `task`, its `vocabulary_record` as `vocabulary`, and as `data` the fingerprint of its
+    files (None unless `look`). Raises UserError for text that cannot be read, and where the task can give ids that the
+    model's table does not have.
+    """
+    source, vocab = provider(config), vocabulary(config)
+    check_ids(_name(config), vocab, model_vocab_size)
+    record = vocabulary_record(vocab)
+    if look and config.use_cached:
+        # This also makes seqio look for the cache there.
+        cached_tasks.require(source, config.cache_dir, record)
+    data = fingerprint.data_fingerprint(source, config.split, config.use_cached) if look else None
+    return {'task': source.name, 'vocabulary': record, 'data': data}
 
 
 def check_vocabulary(config: DatasetConfig, model_vocab_size: int) -> None:

@@ -1,5 +1,7 @@
 """A tf.data stream with an exact position that can be saved, and how a pipeline must be built for that."""
 
+from __future__ import annotations
+
 import contextlib
 import os
 import pathlib
@@ -9,9 +11,8 @@ from collections.abc import Iterator
 from typing import Any
 from unittest import mock
 
-import tensorflow as tf
-
 from remixer_t5x.errors import UserError
+from remixer_t5x.lazy import tf
 
 # TensorFlow 2.21 cannot save a position in these; a parallel interleave it saves, and hangs when it is restored.
 UNSAVED = (

@@ -1,12 +1,13 @@
 """A model judged by the metrics of seqio tasks: it generates (or ranks) an answer to every example of a split."""
 
+from __future__ import annotations
+
 import dataclasses
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import seqio
 
 from remixer_t5x.data import pipeline
 from remixer_t5x.devices.partition import Partitioner
@@ -14,6 +15,7 @@ from remixer_t5x.errors import UserError
 from remixer_t5x.evaluation import task_examples, task_metrics
 from remixer_t5x.evaluation.predictions import Decoding, Prediction, Predictor
 from remixer_t5x.evaluation.task_examples import Provider, TaskExamples
+from remixer_t5x.lazy import seqio
 
 
 @dataclasses.dataclass(frozen=True)

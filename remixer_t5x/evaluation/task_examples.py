@@ -1,17 +1,17 @@
 """The examples of a seqio task's split in memory, as ids and as texts, for evaluation by the task's own metrics."""
 
+from __future__ import annotations
+
 import dataclasses
 import difflib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
-import seqio
-import tensorflow as tf
-
 from remixer_t5x.data import pipeline
 from remixer_t5x.errors import UserError
+from remixer_t5x.lazy import seqio, tf
 
-Provider: TypeAlias = str | seqio.Task | seqio.Mixture
+Provider: TypeAlias = 'str | seqio.Task | seqio.Mixture'
 Example = Mapping[str, Any]
 
 

@@ -1,14 +1,16 @@
 """From predictions to a task's own numbers: its postprocessor, then its metric functions, as seqio's Evaluator does."""
 
+from __future__ import annotations
+
 import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import seqio
 
 from remixer_t5x.errors import UserError
 from remixer_t5x.evaluation.task_examples import TaskExamples
+from remixer_t5x.lazy import seqio
 
 Metrics = dict[str, float]
 

@@ -7,12 +7,3 @@
 
 Importing a module here opens no file, loads no vocabulary and leaves the accelerators to those who train.
 """
-
-import contextlib
-
-import tensorflow as tf
-
-# Data is host work; TensorFlow would otherwise take all GPU memory at its first op. Where another module has let it
-# do so already, this comes too late and must not fail.
-with contextlib.suppress(RuntimeError):
-    tf.config.set_visible_devices([], 'GPU')

@@ -9,6 +9,8 @@ What seqio's script lacks: a task need not be in a registry (workers get the tas
 is removed first, and COMPLETED says what the cache was made with.
 """
 
+from __future__ import annotations
+
 import contextlib
 import dataclasses
 import functools
@@ -19,10 +21,8 @@ import shlex
 from collections.abc import Iterator
 from typing import Any
 
-import seqio
-import tensorflow as tf
-
 from remixer_t5x.errors import UserError
+from remixer_t5x.lazy import seqio, tf
 from remixer_tasks.files.notice import Notice
 
 COMPLETED = 'COMPLETED'

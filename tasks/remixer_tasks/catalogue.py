@@ -1,12 +1,13 @@
 """Every text-to-text task by its name, and what is known about its data: splits, files here, downloads, examples."""
 
+from __future__ import annotations
+
 import dataclasses
 import difflib
 import itertools
 
-import seqio
-
 from remixer_t5x.errors import UserError
+from remixer_t5x.lazy import seqio
 from remixer_tasks.benchmarks import cogs, glue, nli, squad, super_glue
 from remixer_tasks.benchmarks.sources import wsc
 from remixer_tasks.benchmarks.sources.dataset import TRAIN, Dataset

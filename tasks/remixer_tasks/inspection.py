@@ -1,5 +1,7 @@
 """What a person asks about the data of tasks: is it here, how much is it, how do its examples look."""
 
+from __future__ import annotations
+
 import dataclasses
 import functools
 import os
@@ -7,9 +9,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import tensorflow as tf
 
 from remixer_t5x.errors import UserError
+from remixer_t5x.lazy import tf
 from remixer_tasks import catalogue
 from remixer_tasks.benchmarks.sources import sources
 from remixer_tasks.benchmarks.sources.dataset import Dataset

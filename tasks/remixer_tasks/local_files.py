@@ -1,13 +1,14 @@
 """A user's own text files as a corpus, described in gin or flags alone (FILES, VALIDATION_FILES, TEXT_FIELD, ...)."""
 
+from __future__ import annotations
+
 import functools
 import glob
 import os
 from collections.abc import Callable, Iterator, Sequence
 
-import tensorflow as tf
-
 from remixer_t5x.errors import UserError
+from remixer_t5x.lazy import tf
 from remixer_tasks.files import bounded_lines, cache
 from remixer_tasks.files.malformed import Malformed
 from remixer_tasks.text import documents

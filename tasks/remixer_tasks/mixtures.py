@@ -4,13 +4,13 @@ A rate is a number of training examples, as T5 counts them, so that all examples
 that is evaluated only. In gin: `MIXTURE_OR_TASK_NAME = @mixtures.super_glue()`.
 """
 
+from __future__ import annotations
+
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-import seqio
-import tensorflow as tf
-
 from remixer_t5x.errors import UserError
+from remixer_t5x.lazy import seqio, tf
 from remixer_tasks import catalogue
 from remixer_tasks.benchmarks.sources.dataset import TRAIN
 from remixer_tasks.benchmarks.sources.sources import LabelledSource

@@ -1,11 +1,11 @@
 """Pretraining tasks: text from a corpus, ids from a vocabulary, T5's span corruption."""
 
+from __future__ import annotations
+
 import functools
 from collections.abc import Mapping
 
-import seqio
-import tensorflow as tf
-
+from remixer_t5x.lazy import seqio, tf
 from remixer_tasks.text import span_corruption as spans
 from remixer_tasks.text.text_corpus import Corpus
 

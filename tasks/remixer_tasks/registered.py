@@ -1,7 +1,8 @@
 """Adds this project's tasks to seqio's registry, for those who choose them by name; importing it opens nothing."""
 
-import seqio
+from __future__ import annotations
 
+from remixer_t5x.lazy import seqio
 from remixer_tasks import c4, pretraining, python_docs, vocabularies
 
 PYTHON_DOCS_VOCAB_SIZE = 4096

@@ -4,12 +4,12 @@ A pair is one document of a corpus (`text_corpus.ParsedCorpus`), so it is parsed
 an exact position, as text for pretraining is.
 """
 
+from __future__ import annotations
+
 from collections.abc import Mapping
 
-import seqio
-import tensorflow as tf
-
 from remixer_t5x.errors import UserError
+from remixer_t5x.lazy import seqio, tf
 from remixer_tasks.benchmarks import class_metrics
 from remixer_tasks.benchmarks.text_task import SHUFFLE_BUFFER, load_vocabulary
 from remixer_tasks.text.text_corpus import Corpus

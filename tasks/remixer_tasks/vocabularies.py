@@ -1,16 +1,16 @@
 """Vocabularies for seqio tasks: a SentencePiece model, bytes, or pieces trained on the corpus at first use.
 
 All of them reserve T5's ids (0 padding, 1 EOS, 2 unknown) and end with `extra_ids` sentinels, <extra_id_0> last.
+Making one loads seqio.
 In gin: `VOCABULARY = @vocabularies.sentencepiece()`, with `vocabularies.sentencepiece.path = '...'`.
 """
 
-import functools
+from __future__ import annotations
+
 import os
 
-import seqio
-import tensorflow as tf
-
 from remixer_t5x.errors import UserError
+from remixer_t5x.lazy import seqio
 from remixer_tasks.text import vocabulary_training
 from remixer_tasks.text.text_corpus import Corpus
 
@@ -18,36 +18,13 @@ T5_MODEL = 'gs://t5-data/vocabs/cc_all.32000/sentencepiece.model'
 SENTINELS = 100
 
 
-class SentencePiece(seqio.SentencePieceVocabulary):
-    """seqio's vocabulary with one-line errors for a model file that cannot be read. Loaded at first use."""
-
-    def _model_context(self):
-        if self._model is None:
-            _read_model(self.sentencepiece_model_file)
-        return super()._model_context()
-
-
-class TrainedPieces(SentencePiece):
-    """A SentencePiece vocabulary whose model file is trained on a corpus when it is first needed."""
-
-    def __init__(self, corpus: Corpus, settings: vocabulary_training.Settings, extra_ids: int):
-        self._corpus = corpus
-        self._settings = settings
-        super().__init__(str(vocabulary_training.model_path(corpus, settings)), extra_ids=extra_ids)
-
-    def _model_context(self):
-        if self._model is None:
-            # seqio asks for the model while it traces a graph; training reads documents, which graphs cannot.
-            with tf.init_scope():
-                vocabulary_training.ensure_trained(self._corpus, self._settings)
-        return super()._model_context()
-
-
-def sentencepiece(path: str = T5_MODEL, extra_ids: int = SENTINELS) -> SentencePiece:
+def sentencepiece(path: str = T5_MODEL, extra_ids: int = SENTINELS) -> seqio.SentencePieceVocabulary:
     """The SentencePiece model at `path` (a local file, ~ allowed, or gs://), plus `extra_ids` sentinels.
 
     Nothing is read before the first use. The default is T5's: 32,000 pieces, 32,100 ids with the sentinels.
     """
+    from remixer_tasks.text.pieces import SentencePiece
+
     return SentencePiece(os.path.expanduser(path), extra_ids=extra_ids)
 
 
@@ -61,7 +38,7 @@ def trained(
     vocab_size: int,
     extra_ids: int = SENTINELS,
     character_coverage: float = 0.9995,
-) -> TrainedPieces:
+) -> seqio.SentencePieceVocabulary:
     """Pieces trained on `corpus` at first use and cached, exactly `vocab_size` ids with the sentinels.
 
     character_coverage: share of the text's characters that get a piece; the rest become the unknown id.
@@ -74,21 +51,6 @@ def trained(
             f'{smallest}: try 4096, or VOCABULARY = @vocabularies.byte()'
         )
     settings = vocabulary_training.Settings(pieces=vocab_size - extra_ids, character_coverage=character_coverage)
+    from remixer_tasks.text.pieces import TrainedPieces
+
     return TrainedPieces(corpus, settings, extra_ids)
-
-
-@functools.lru_cache(maxsize=16)
-def _read_model(path: str) -> bytes:
-    """Raises UserError when there is no SentencePiece model at `path`."""
-    hint = 'give a local file: --gin.vocabularies.sentencepiece.path=/path/to/sentencepiece.model'
-    try:
-        with tf.io.gfile.GFile(path, 'rb') as file:
-            model = file.read()
-    except (tf.errors.OpError, OSError) as error:
-        reason = 'there is no such file' if isinstance(error, tf.errors.NotFoundError) else 'it cannot be read'
-        raise UserError(f'vocabulary {path}: {reason}; {hint}') from error
-    try:
-        vocabulary_training.check(model)
-    except ValueError as error:
-        raise UserError(f'vocabulary {path}: this is not a SentencePiece model; {hint}') from error
-    return model

@@ -4,15 +4,17 @@ The split `gen` has 1,000 sentences of each of 21 kinds that training does not s
 position new to it) and 3 structural. The sentence is the whole input, without a prompt, as in the papers.
 """
 
+from __future__ import annotations
+
 import collections
 import functools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
-import tensorflow as tf
 
 from remixer_t5x.errors import UserError
+from remixer_t5x.lazy import tf
 from remixer_tasks.benchmarks.class_metrics import Metrics
 from remixer_tasks.benchmarks.sources import sources
 from remixer_tasks.benchmarks.sources.dataset import TEST, TEXT, TRAIN, VALIDATION, Dataset, Download, Example, Layout

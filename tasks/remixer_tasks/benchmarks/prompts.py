@@ -3,13 +3,15 @@
 What a metric needs besides goes along: features named `idx` or `idx/...`, `answers`, `label`.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable, Mapping, Sequence
+from typing import TypeAlias
 
-import tensorflow as tf
-
+from remixer_t5x.lazy import tf
 from remixer_tasks.benchmarks.sources.dataset import UNLABELLED
 
-Preprocessor = Callable[[tf.data.Dataset], tf.data.Dataset]
+Preprocessor: TypeAlias = 'Callable[[tf.data.Dataset], tf.data.Dataset]'
 NO_LABEL = '<unk>'
 
 

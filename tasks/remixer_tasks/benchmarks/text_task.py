@@ -1,12 +1,12 @@
 """A text-to-text task as data: a data set, its prompt, and how predictions are judged; made into a seqio task."""
 
+from __future__ import annotations
+
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import seqio
-import tensorflow as tf
-
+from remixer_t5x.lazy import seqio, tf
 from remixer_tasks.benchmarks.class_metrics import Metric
 from remixer_tasks.benchmarks.prompts import Preprocessor
 from remixer_tasks.benchmarks.sources.dataset import Dataset

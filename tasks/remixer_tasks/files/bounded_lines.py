@@ -1,10 +1,12 @@
 """Lines of a file from anybody in bounded memory: of a line that is too long, no more than the bound is ever held."""
 
+from __future__ import annotations
+
 import io
 from collections.abc import Iterator
 from typing import Any, BinaryIO
 
-import tensorflow as tf
+from remixer_t5x.lazy import tf
 
 # Bytes of a line or document. Longer than any book, and short enough to be parsed with a few of them in memory.
 LONGEST = 50_000_000

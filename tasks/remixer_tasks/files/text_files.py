@@ -1,14 +1,15 @@
 """Files from anybody as bytes and as lines of text: plain or gzipped, local or gs://, in bounded memory."""
 
+from __future__ import annotations
+
 import contextlib
 import gzip
 import zlib
 from collections.abc import Iterator
 from typing import BinaryIO
 
-import tensorflow as tf
-
 from remixer_t5x.errors import UserError
+from remixer_t5x.lazy import tf
 from remixer_tasks.files import bounded_lines
 from remixer_tasks.files.malformed import Malformed
 

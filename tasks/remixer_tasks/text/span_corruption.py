@@ -14,13 +14,13 @@ Everything is a TensorFlow op, and every transformation supports tf.data's symbo
 and `Dataset.cache` would not), so the position in the stream can be part of a training checkpoint.
 """
 
+from __future__ import annotations
+
 import dataclasses
 from collections.abc import Mapping
 
-import seqio
-import tensorflow as tf
-
 from remixer_t5x.errors import UserError
+from remixer_t5x.lazy import seqio, tf
 
 # Joining costs one graph call per group of documents, which matters where a document is a single line.
 DOCUMENTS_PER_GROUP = 32

@@ -6,6 +6,8 @@ cannot give: errors counted before training starts, documents shuffled over the 
 of hosts, and positions that tf.data can save exactly. Every host reads the files for itself; the result is equal.
 """
 
+from __future__ import annotations
+
 import dataclasses
 import hashlib
 import json
@@ -13,12 +15,10 @@ import os
 import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Protocol
-
-import seqio
-import tensorflow as tf
+from typing import Protocol
 
 from remixer_t5x.errors import UserError
+from remixer_t5x.lazy import seqio, tf
 from remixer_tasks.files import cache
 from remixer_tasks.files.malformed import Malformed
 from remixer_tasks.files.notice import Notice
@@ -69,8 +69,11 @@ class ParsedCorpus:
                 '0.01 holds out 1 % of the documents'
             )
 
-    def source(self) -> 'TextSource':
-        return TextSource(self)
+    def source(self) -> seqio.DataSource:
+        # Imported here, because the class derives from seqio's.
+        from remixer_tasks.text.text_source import TextSource
+
+        return TextSource(self.name, self.shards, (TRAIN, VALIDATION))
 
     def shards(self, split: str) -> list[str]:
         """Paths of the split's shards, made first if need be. Raises UserError for what is wrong with the text."""
@@ -91,48 +94,6 @@ class ParsedCorpus:
                 yield record.decode()
         except (tf.errors.OpError, UnicodeDecodeError) as error:
             raise UserError(f'{self.name} is damaged in the cache; {cache.repair(Path(paths[0]).parent)}') from error
-
-
-class TextSource(seqio.FileDataSource):
-    """seqio source of a ParsedCorpus whose position can be saved and restored.
-
-    seqio's own reader interleaves files in parallel, and in TensorFlow 2.21 an iterator over that hangs after its
-    checkpoint is restored. The number of examples stays unsaid: seqio would cache a small corpus in memory, with an op
-    whose position cannot be saved.
-    """
-
-    def __init__(self, corpus: ParsedCorpus):
-        self._corpus = corpus
-        super().__init__(tf.data.TFRecordDataset, {TRAIN: corpus.name, VALIDATION: corpus.name})
-
-    def list_shards(self, split: str) -> list[str]:
-        return self._corpus.shards(split)
-
-    def repair(self, path: str) -> str:
-        """What to do about a damaged file of the source."""
-        return cache.repair(Path(path).parent)
-
-    def get_dataset(
-        self,
-        split: str = TRAIN,
-        shuffle: bool = True,
-        seed: int | None = None,
-        shard_info: seqio.ShardInfo | None = None,
-        **_: Any,
-    ) -> tf.data.Dataset:
-        """{'text': UTF-8 scalar}; `shuffle` orders the shards anew in every epoch. `_`: what seqio's sources take
-        and do not use."""
-        paths = self.list_shards(split)
-        files = tf.data.Dataset.from_tensor_slices(paths)
-        if shard_info:
-            files = files.shard(shard_info.num_shards, shard_info.index)
-        if shuffle:
-            files = files.shuffle(len(paths), seed=seed)
-
-        def as_example(record):
-            return {'text': record}
-
-        return files.interleave(tf.data.TFRecordDataset, cycle_length=16, block_length=16).map(as_example)
 
 
 def _parse(corpus: ParsedCorpus, folder: Path) -> None:

@@ -1,10 +1,11 @@
 """Words between spaces as a vocabulary, for languages with few of them, such as COGS."""
 
+from __future__ import annotations
+
 import functools
 from collections.abc import Callable, Iterable, Sequence
 
-import seqio
-import tensorflow as tf
+from remixer_t5x.lazy import seqio, tf
 
 PAD, EOS, UNKNOWN = 0, 1, 2
 _SPECIAL = 3

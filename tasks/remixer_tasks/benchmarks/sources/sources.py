@@ -7,6 +7,8 @@ Published files are parsed once into TFRecords in the cache, so that their error
 on half of them, and positions in them can be saved. Both kinds are read in one thread, see `text_corpus.TextSource`.
 """
 
+from __future__ import annotations
+
 import json
 import os
 import random
@@ -16,11 +18,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import seqio
-import tensorflow as tf
 import tensorflow_datasets as tfds
 
 from remixer_t5x.errors import UserError
+from remixer_t5x.lazy import seqio, tf
 from remixer_tasks.benchmarks.sources.dataset import INTEGER, REAL, TEXT, TEXTS, TRAIN, Dataset, Example, Layout
 from remixer_tasks.files import cache
 from remixer_tasks.files.notice import Notice

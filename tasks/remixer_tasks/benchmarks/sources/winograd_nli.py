@@ -4,10 +4,12 @@ The pronoun whose neighbours on both sides stand in the hypothesis too is the on
 is the candidate. T5's authors checked the outcome by hand on the published sentences; it is for evaluation only.
 """
 
+from __future__ import annotations
+
 import re
 from collections.abc import Sequence
 
-import tensorflow as tf
+from remixer_t5x.lazy import tf
 
 _PRONOUNS = frozenset(['he', 'she', 'they', 'it', 'her', 'his', 'their', 'them', 'him'])
 _ARTICLES = ('a', 'an', 'the')

@@ -4,10 +4,11 @@ SuperGLUE's WSC is trained on its true pairs and on DPR (Rahman and Ng 2012), an
 is the candidate of the pair.
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterator
 
-import tensorflow as tf
-
+from remixer_t5x.lazy import tf
 from remixer_tasks.benchmarks import answers, class_metrics
 from remixer_tasks.benchmarks.sources import super_glue_files
 from remixer_tasks.benchmarks.sources.dataset import (

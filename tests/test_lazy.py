@@ -1,0 +1,45 @@
+"""TensorFlow and seqio are imported at their first use, with no accelerator and without what Keras does not need."""
+
+import subprocess
+import sys
+
+import pytest
+
+_LIGHT = (
+    'remixer_tasks.python_docs',
+    'remixer_tasks.local_files',
+    'remixer_tasks.c4',
+    'remixer_tasks.vocabularies',
+    'remixer_tasks.pretraining',
+    'remixer_t5x.data.pipeline',
+    'remixer_t5x.evaluation.task_evaluation',
+    'remixer_t5x.training.loop',
+)
+_LOADED = 'print(*sorted({"tensorflow", "seqio", "pandas", "matplotlib"} & set(sys.modules)))\n'
+
+
+def _run(program):
+    return subprocess.run([sys.executable, '-c', program], capture_output=True, text=True, check=True).stdout
+
+
+def test_modules_that_gin_files_name_load_neither_library():
+    assert _run(f'import sys, {", ".join(_LIGHT)}\n{_LOADED}') == '\n'
+
+
+def test_the_first_use_loads_them_without_pictures_and_tables():
+    said = _run(
+        'import sys\n'
+        'from remixer_t5x.lazy import seqio, tf\n'
+        f'assert seqio.ByteVocabulary().eos_id == 1\n{_LOADED}'
+        'print(tf.config.get_visible_devices("GPU"), tf is not sys.modules["tensorflow"], tf.data.Dataset.__name__)\n'
+        'import matplotlib, pandas\nprint(pandas.DataFrame.__name__)'
+    )
+    assert said.splitlines() == ['seqio tensorflow', '[] True DatasetV2', 'DataFrame']
+
+
+def test_a_name_that_the_library_lacks_is_an_attribute_error():
+    pytest.importorskip('tensorflow')
+    from remixer_t5x.lazy import tf
+
+    with pytest.raises(AttributeError, match='nothing_like_this'):
+        tf.nothing_like_this  # noqa: B018
