@@ -17,7 +17,7 @@ import sys
 import traceback
 from collections.abc import Sequence
 
-from remixer_t5x import __version__
+from remixer_t5x import __version__, startup
 from remixer_t5x.cli import process_flags, quiet
 from remixer_t5x.cli.commands import COMMANDS, Command, Flag
 from remixer_t5x.devices import compilation_cache
@@ -81,7 +81,9 @@ def _run(argv: list[str], own_process: bool) -> int:
     command = next(c for c in COMMANDS if c.name == args.command)
     compilation_cache.enable()
     _set_env(command.env, may_restart=own_process)
-    if not args.verbose:
+    if args.verbose:
+        startup.begin()
+    else:
         quiet.hush()
     if command.repeats:
         return importlib.import_module(command.module).run(args, gin_flags)
@@ -105,6 +107,7 @@ def _run(argv: list[str], own_process: bool) -> int:
         importing=None if args.verbose else quiet.imports(command.tensorflow),
     )
     function = importlib.import_module(module).run
+    startup.done('imports')
     if not command.several or module != command.module:
         if command.several:
             process_flags.refuse(args, 'this is done by one process')

@@ -1,35 +1,31 @@
-"""The training loop: draw a batch, take a step, and let each hook (log, evaluate, save, profile) run when due.
+"""A training run from its settings to its result: `train` is the story, `Loop` takes the steps.
 
-The host never waits for the step it has just started: metrics stay on the device until a log, and the check
-for NaN looks one step back. Everything that decides the numbers is in the state, the data position and the
-step's @@"""
+The host never waits for the step that it has just started: metrics stay on the device until a log, and the check for
+NaN looks one step back. The state, the position of the data and the train step decide all numbers.
+"""
 
 import contextlib
-import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import jax
-import numpy as np
 from etils import epath
 
-from remixer_t5x.checkpoints import manager
+from remixer_t5x import startup
 from remixer_t5x.data import pipeline, prefetch
-from remixer_t5x.devices import collectives
-from remixer_t5x.evaluation import task_metrics
 from remixer_t5x.evaluation.best import BestCheckpoints
-from remixer_t5x.evaluation.held_out_loss import evaluate
 from remixer_t5x.evaluation.task_evaluation import TaskEvaluator
-from remixer_t5x.optimization import train_step
+from remixer_t5x.optimization import train_state
 from remixer_t5x.run_folder import metrics, model_dir, run_lock
-from remixer_t5x.training import bad_steps, preemption, progress, settings, start
-from remixer_t5x.training.hooks import Hook, Profiler
+from remixer_t5x.training import bad_steps, preemption, saving, start, steps
+from remixer_t5x.training.hooks import EvaluateLoss, EvaluateTasks, Hook, LogWindow, Profiler
+from remixer_t5x.training.run_log import RunLog
 from remixer_t5x.training.settings import Result, Run
+from remixer_t5x.training.start import Current
 
 # A position is exact at any step, but a step between two captures is found again by drawing the batches since.
 MOST_BATCHES_DRAWN_AGAIN = 100
-# For a checkpoint under way when one of several processes fails.
-CLOSING_SECONDS = 20.0
 
 
 def train(
@@ -46,251 +42,130 @@ def train(
     Raises:
       UserError: for every mistake of a user, a full disk, and a loss that is not finite.
     """
-    path = start.check(run)
-    record = start.describe(run.dataset, config_text)
+    learner, last = run.learner, run.periods.train_steps
+    startup.done('configuration')
+    start.check_sizes(run)
+    record = start.prepare_data(run, config_text)
+    evaluator = TaskEvaluator(run.tasks, learner.model, learner.partitioner) if run.tasks else None
+    startup.done('data')
+    path = start.claim(run.folder.model_dir)
     with contextlib.ExitStack() as stack:
         if jax.process_index() == 0:
             stack.enter_context(run_lock.held(path))
-        checkpoints = manager.Checkpoints(path, run.folder.keep_checkpoints)
-        stack.enter_context(_closing(checkpoints))
-        begin = start.begin(run, checkpoints, record)
-        outlet = _Outlet(run, path, begin.step, flops_per_step, show_progress)
-        stack.callback(outlet.close)
-        if outlet.first:
+        checkpoints = stack.enter_context(saving.opened(path, run.folder.keep_checkpoints))
+        batch = pipeline.batch_shapes(run.dataset)
+        plan = train_state.plan(learner.model, learner.optimizer, batch, learner.partitioner)
+        now, message, notes = start.begin(run, plan, checkpoints, record)
+        startup.done('state')
+        log = RunLog(run, path, now.step, flops_per_step, show_progress)
+        stack.callback(log.close)
+        if jax.process_index() == 0:
             model_dir.write_config(path, config_text)
-        stopped = None
-        if begin.step < run.periods.train_steps:
-            outlet.say_start(begin)
-            session = _Session(run, begin, checkpoints, outlet)
-            stopped = session.loop()
-            step = session.step
-        else:
-            step = begin.step
-            outlet.line.say(f'{path} is at step {step} already (TRAIN_STEPS = {run.periods.train_steps})')
-    return _result(run, path, step, stopped)
+        if now.step >= last:
+            log.say(f'{path} is at step {now.step} already (TRAIN_STEPS = {last})')
+            return _result(run, path, now.step, None)
+        log.start(plan, (*notes, *(evaluator.notes if evaluator else ())), message)
+
+        # XLA compiles the step while tf.data opens the files and draws the first batches.
+        train_step = steps.train(run, plan)
+        stop = stack.enter_context(preemption.StopRequest())
+        batches = stack.enter_context(_open_data(run, now))
+        guard = bad_steps.BadSteps(run.recovery.on_bad_step, checkpoints)
+        saver = saving.Saver(run, checkpoints, batches, guard, record, plan.abstract, log)
+        profiler = Profiler(str(path / 'profile'))
+        # The checkpoint comes after what it covers is written, so that a resumed run need not write it again.
+        hooks = [
+            Hook(run.periods.log_period, LogWindow(log, saver)),
+            *_evaluations(run, plan, path, record, evaluator, log),
+            Hook(run.periods.checkpoint_period, saver, pauses=True),
+            Hook(run.periods.profile_period, profiler.start, at_end=False),
+        ]
+        startup.done('opening the data')
+        stopped = Loop(train_step, batches, hooks, guard, saver, profiler, log).run(now, last, stop)
+    return _result(run, path, now.step, stopped)
 
 
-class _Outlet:
-    """Where numbers go: files and the screen of the first process, nothing on the others."""
+class Loop:
+    """Draws a batch, takes a step, adds to the window, lets the guard look, and calls the hooks that are due."""
 
-    def __init__(self, run: Run, path: epath.Path, step: int, flops: float | None, show: bool):
-        self.run, self.path = run, path
-        self.first = jax.process_index() == 0
-        self.line = progress.ProgressLine(run.periods.train_steps, step, quiet=not (show and self.first))
-        self.writers = metrics.Writers()
-        self.write_from(step)
-        tokens = run.dataset.batch_size * sum(run.dataset.task_feature_lengths.values())
-        peak = progress.peak_flops(jax.devices()[0].device_kind)
-        self.work = progress.Work(tokens, flops, peak and peak * run.learner.partitioner.mesh.size)
+    def __init__(
+        self,
+        train_step: steps.CompiledAhead,
+        batches: prefetch.Prefetcher,
+        hooks: Sequence[Hook],
+        guard: bad_steps.BadSteps,
+        saver: saving.Saver,
+        profiler: Profiler,
+        log: RunLog,
+    ):
+        self._train_step, self._batches, self._hooks, self._guard = train_step, batches, hooks, guard
+        self._saver, self._profiler, self._log = saver, profiler, log
 
-    def write_from(self, step: int) -> None:
-        """Drops what was logged after `step`, which is done again."""
-        self.writers.close()
-        if self.first:
-            self.writers = metrics.Writers(
-                metrics.JsonlWriter(self.path / model_dir.METRICS, step),
-                metrics.TensorBoardWriter(self.path / model_dir.TENSORBOARD, step),
-            )
-
-    def say_start(self, begin: start.Start) -> None:
-        parameters = sum(int(np.prod(leaf.shape)) for leaf in jax.tree.leaves(begin.plan.abstract.params))
-        mesh = ' x '.join(f'{name} {size}' for name, size in self.run.learner.partitioner.mesh.shape.items())
-        self.line.say(f'{parameters:,} parameters · {jax.devices()[0].device_kind} · mesh {mesh}')
-        for note in begin.notes:
-            self.line.say(note)
-        self.line.say(f'{self.path}: {begin.told} of {self.run.periods.train_steps}; the first step compiles')
-
-    def close(self) -> None:
-        self.line.close()
-        self.writers.close()
-
-
-class _Session:
-    """The steps of one process: state, step, and the log's window move; the rest stays."""
-
-    def __init__(self, run: Run, begin: start.Start, checkpoints: manager.Checkpoints, outlet: _Outlet):
-        self.run, self.record, self.checkpoints, self.outlet = run, begin.record, checkpoints, outlet
-        self.state, self.step, self.window = begin.take_state(), begin.step, begin.window
-        self.begin = begin
-        self.saved: int | None = begin.saved
-        self.guard = bad_steps.BadSteps(run.recovery.on_bad_step, checkpoints)
-        self.threads = pipeline.threads_beside(jax.default_backend())
-        self.held_out: pipeline.EvalBatches | tuple[()] = ()
-        if run.evaluation is not None and run.periods.eval_period is not None:
-            share = run.learner.partitioner.data_shard()
-            self.held_out = run.evaluation.batches(share, self.threads)
-        self.judge: TaskEvaluator | None = None
-        if run.tasks is not None:
-            self.judge = TaskEvaluator(run.tasks, run.learner.model, run.learner.partitioner)
-            self.best = BestCheckpoints(outlet.path, begin.record, run.folder.best_metrics)
-            for note in self.judge.notes:
-                outlet.line.say(note)
-
-    def loop(self) -> str | None:
-        """Steps until the end or a signal, whose name is returned. The last state is saved in both cases."""
-        last = self.run.periods.train_steps
-        profiler = Profiler(str(self.outlet.path / 'profile'))
-        hooks, stopped = self._hooks(profiler), None
-        self._compile()
-        with preemption.StopRequest() as stop, self._open_data() as self.batches:
-            self.clock = progress.Clock(self.outlet.work, self.step)
-            if self.run.recovery.on_bad_step == settings.REWIND and self.saved is None:
-                # There must be something to go back to.
-                self.save(self.step)
-            while self.step < last and not stopped:
-                try:
-                    self._advance(hooks, profiler, last)
-                except bad_steps.Rewind as reason:
-                    self._rewind(reason)
-                stopped = stop.agreed(self.step)
-            profiler.close()
-            if self.saved != self.step:
-                with contextlib.suppress(bad_steps.Rewind):
-                    self.save(self.step, is_last=True)
-            self.checkpoints.wait()
+    def run(self, now: Current, last: int, stop: preemption.StopRequest) -> str | None:
+        """Steps until `last` or a signal, whose name is returned. The last state is saved in both cases."""
+        stopped, first = None, now.step + 1
+        self._saver.first(now)
+        while now.step < last and not stopped:
+            try:
+                self._advance(now, first, last)
+            except bad_steps.Rewind as reason:
+                self._saver.go_back(now, reason)
+            stopped = stop.agreed(now.step)
+        self._profiler.close()
+        self._saver.last(now)
         return stopped
 
-    def _advance(self, hooks: tuple[Hook, ...], profiler: Profiler, last: int) -> None:
-        batch = next(self.batches)
-        self.state, found = self.train_step(self.state, batch)
-        self.step += 1
-        self.window.add(found)
-        self.guard.step(self.step, found)
-        if self.step == self.begin.step + 1:
-            # The first step compiles; speed is measured from the second on.
+    def _advance(self, now: Current, first: int, last: int) -> None:
+        batch = next(self._batches)
+        now.state, found = self._train_step(now.state, batch)
+        now.step += 1
+        now.window.add(found)
+        self._guard.step(now.step, found)
+        if now.step == first:
+            # The first step waits for the compiler; speed is measured from the second on.
             jax.block_until_ready(found)
-            self.clock.lap(self.step)
-        self.outlet.line.update(self.step)
-        for hook in hooks:
-            if hook.due(self.step, last):
-                hook.call(self.step)
-        profiler.after_step(self.step, found)
+            self._log.clock.lap(now.step)
+            startup.done('compiling and the first step')
+            startup.report(self._log.say)
+        self._log.step(now.step)
+        for hook in self._hooks:
+            if hook.due(now.step, last):
+                self._call(hook, now)
+        self._profiler.after_step(now.step, found)
 
-    def _rewind(self, reason: bad_steps.Rewind) -> None:
-        """The state and the log of the last checkpoint; the batches go on behind the one that was bad."""
-        self.checkpoints.wait()
-        step = collectives.broadcast(self.checkpoints.latest_step())
-        times = self.guard.rewound(step)
-        self.outlet.line.say(
-            f'{reason}: back to step {step} (time {times} of {bad_steps.MOST_REWINDS}), without the batches since then'
-        )
-        # Its memory is needed for the other one.
-        del self.state
-        self.state, _ = self.checkpoints.restore(step, self.begin.plan.abstract)
-        self.window = metrics.Window(self.checkpoints.run(step)['window'])
-        self.step = self.saved = step
-        self.outlet.write_from(step)
-        self.clock = progress.Clock(self.outlet.work, step)
-
-    def _hooks(self, profiler: Profiler) -> tuple[Hook, ...]:
-        # The checkpoint comes after what it covers is written, so that a resumed run need not write it again.
-        periods = self.run.periods
-        return (
-            Hook(periods.log_period, self.log),
-            Hook(periods.eval_period, self.evaluate),
-            Hook(periods.checkpoint_period, self.save),
-            Hook(periods.profile_period, profiler.start, at_end=False),
-        )
-
-    def _compile(self) -> None:
-        learner, plan = self.run.learner, self.begin.plan
-        step = train_step.make_train_step(
-            learner.model,
-            plan.tx,
-            microbatches=learner.microbatches,
-            loss_normalizing_factor=learner.loss_normalizing_factor,
-            dropout=learner.dropout_rate > 0,
-            seed=learner.seed,
-            learning_rate=learner.optimizer.learning_rate,
-            spike_factor=self.run.recovery.spike_factor,
-        )
-        evaluation = train_step.make_eval_step(learner.model)
-        self.train_step = train_step.jit_train_step(step, plan.shardings, learner.partitioner)
-        self.eval_step = train_step.jit_eval_step(evaluation, plan.shardings, learner.partitioner)
-
-    def _open_data(self) -> prefetch.Prefetcher:
-        partitioner = self.run.learner.partitioner
-        streams = len(self.begin.position.states)
-        source = pipeline.TrainBatches(self.run.dataset, *partitioner.data_shard(), self.threads, streams)
-        period = min(self.run.periods.checkpoint_period, MOST_BATCHES_DRAWN_AGAIN)
-        return prefetch.Prefetcher(source, partitioner.shard_batch, self.begin.position, capture_period=period)
-
-    def log(self, step: int) -> None:
-        self.guard.now()
-        numbers = metrics.means(self.window.totals())
-        self.window = metrics.Window()
-        timing = self.clock.lap(step)
-        self.outlet.writers.write('train', step, numbers, timing)
-        self.outlet.line.log(step, numbers, timing)
-        with self._save_may_fail():
-            self.checkpoints.check_for_errors()
-
-    def evaluate(self, step: int) -> None:
-        self.guard.now()
+    def _call(self, hook: Hook, now: Current) -> None:
         begun = time.perf_counter()
-        if self.run.evaluation is not None:
-            self._evaluate_loss(step, self.run.evaluation.name)
-        if self.judge is not None:
-            self._evaluate_tasks(step, self.judge)
-        self.clock.pause(time.perf_counter() - begun)
-
-    def _evaluate_loss(self, step: int, kind: str) -> None:
-        begun, place = time.perf_counter(), self.run.learner.partitioner.shard_batch
-        numbers = evaluate(self.state.params, self.held_out, self.eval_step, place, kind)
-        self.outlet.writers.write(kind, step, numbers, {'seconds': time.perf_counter() - begun})
-        self.outlet.line.say(
-            f'step {step} · held-out loss {numbers["loss"]:.4f} · perplexity {numbers["perplexity"]:.2f} · '
-            f'token accuracy {100 * numbers["accuracy"]:.1f}%'
-        )
-
-    def _evaluate_tasks(self, step: int, judge: TaskEvaluator) -> None:
-        for report in judge(self.state.params):
-            self.outlet.writers.write(f'eval/{report.task}', step, report.metrics, {'seconds': report.seconds})
-            is_best = self.best.keep(report, step, self.state.params)
-            shown = task_metrics.describe(report.metrics) + (' · the best so far' if is_best else '')
-            self.outlet.line.say(f'step {step} · {report.task} · {shown}')
-
-    def save(self, step: int, is_last: bool = False) -> None:
-        begun = time.perf_counter()
-        self.guard.params(step, self.state.params)
-        record = {**self.record, 'window': self.window.totals()}
-        with self._save_may_fail():
-            # The one before, for which this one waits in any case.
-            self.checkpoints.wait()
-        with self._save_may_fail(not is_last and step < self.run.periods.train_steps):
-            self.checkpoints.save(step, self.state, self.batches.position(), record)
-            self.saved = step
-        self.clock.pause(time.perf_counter() - begun)
-
-    @contextlib.contextmanager
-    def _save_may_fail(self, may: bool = True) -> Iterator[None]:
-        """A failed write is told and training goes on, where that is asked for and another write will follow."""
-        try:
-            yield
-        except manager.SaveFailed as error:
-            if not may or self.run.recovery.on_save_failure != settings.GO_ON:
-                raise
-            self.outlet.line.say(f'warning: {error}; training goes on (ON_SAVE_FAILURE)')
-            self.checkpoints.reopen()
+        self._guard.now()
+        hook.call(now)
+        if hook.pauses:
+            self._log.clock.pause(time.perf_counter() - begun)
 
 
-@contextlib.contextmanager
-def _closing(checkpoints: manager.Checkpoints) -> Iterator[None]:
-    try:
-        yield
-    except BaseException:
-        # The reason for leaving is more useful than a second failure on the way out.
-        closing = threading.Thread(target=_close_quietly, args=(checkpoints,), daemon=True)
-        closing.start()
-        # With several processes it waits for the others, who may wait for this one elsewhere.
-        closing.join(None if jax.process_count() == 1 else CLOSING_SECONDS)
-        raise
-    checkpoints.close()
+def _open_data(run: Run, now: Current) -> prefetch.Prefetcher:
+    partitioner = run.learner.partitioner
+    threads = pipeline.threads_beside(jax.default_backend())
+    source = pipeline.TrainBatches(run.dataset, *partitioner.data_shard(), threads, len(now.position.states))
+    period = min(run.periods.checkpoint_period, MOST_BATCHES_DRAWN_AGAIN)
+    return prefetch.Prefetcher(source, partitioner.shard_batch, now.position, capture_period=period)
 
 
-def _close_quietly(checkpoints: manager.Checkpoints) -> None:
-    with contextlib.suppress(Exception):
-        checkpoints.close()
+def _evaluations(
+    run: Run,
+    plan: train_state.StatePlan,
+    path: epath.Path,
+    record: Mapping[str, Any],
+    evaluator: TaskEvaluator | None,
+    log: RunLog,
+) -> Iterator[Hook]:
+    period, partitioner = run.periods.eval_period, run.learner.partitioner
+    if run.evaluation is not None and period is not None:
+        batches = run.evaluation.batches(partitioner.data_shard(), pipeline.threads_beside(jax.default_backend()))
+        step = steps.evaluation(run, plan)
+        call = EvaluateLoss(run.evaluation.name, batches, step, partitioner.shard_batch, log)
+        yield Hook(period, call, pauses=True)
+    if evaluator is not None:
+        best = BestCheckpoints(path, record, run.folder.best_metrics)
+        yield Hook(period, EvaluateTasks(evaluator, best, log), pauses=True)
 
 
 def _result(run: Run, path: epath.Path, step: int, stopped: str | None) -> Result:

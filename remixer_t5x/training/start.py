@@ -1,4 +1,4 @@
-"""The start of a run: what can be known to be wrong before compiling, and the state to go on from."""
+"""What a run needs before its first step, in the order in which `loop.train` asks for it."""
 
 import dataclasses
 import secrets
@@ -9,58 +9,71 @@ import jax
 from etils import epath
 
 from remixer_t5x.checkpoints import config_changes, durable, manager, saved_params
-from remixer_t5x.data import cached_tasks, fingerprint, pipeline
+from remixer_t5x.data import pipeline
 from remixer_t5x.data.position import Position
 from remixer_t5x.devices import collectives
 from remixer_t5x.errors import UserError
-from remixer_t5x.evaluation import task_examples
 from remixer_t5x.optimization import train_state
 from remixer_t5x.run_folder import metrics, model_dir
 from remixer_t5x.training.settings import PREVIOUS, Run
 
 
 @dataclasses.dataclass
-class Start:
-    """Where a run begins: `state` after `step` updates, the data `position`, and the unfinished log `window`.
+class Current:
+    """Where a run is; its steps and hooks change it.
 
-    `record` describes the run and goes into each checkpoint; `told` and `notes` say to the user what was found. `saved`
-    is the checkpoint that holds this state, None where none does.
+    Attributes:
+      state: after `step` updates. Nothing else may hold it: a step donates its buffers.
+      step: updates done.
+      window: metrics since the last log.
+      saved: the newest checkpoint's step; None where there is none.
+      position: of the data, where this process began.
     """
 
-    plan: train_state.StatePlan
     state: train_state.TrainState
-    record: Mapping[str, Any]
-    told: str
-    notes: tuple[str, ...] = ()
     step: int = 0
+    window: metrics.Window = dataclasses.field(default_factory=metrics.Window)
     saved: int | None = None
     position: Position = dataclasses.field(default_factory=Position)
-    window: metrics.Window = dataclasses.field(default_factory=metrics.Window)
-
-    def take_state(self) -> train_state.TrainState:
-        """The state, which is not kept here: the first step donates its buffers."""
-        state = self.state
-        del self.state
-        return state
 
 
-def check(run: Run) -> epath.Path:
-    """MODEL_DIR, once batch sizes, names and vocabularies are known to fit. Raises UserError."""
-    # Here, because nothing before has run a TensorFlow op.
-    pipeline.hide_accelerators()
+def check_sizes(run: Run) -> None:
+    """Raises UserError for batch sizes that do not divide over the devices. Reads nothing."""
     learner = run.learner
     learner.partitioner.check_batch_size(run.dataset.batch_size, learner.microbatches)
-    pipeline.check_vocabulary(run.dataset, learner.model.vocab_size)
     if run.evaluation is not None:
         learner.partitioner.check_batch_size(run.evaluation.dataset.batch_size)
-        pipeline.check_vocabulary(run.evaluation.dataset, learner.model.vocab_size)
     if run.tasks is not None:
         learner.partitioner.check_batch_size(run.tasks.decoding.batch_size)
-        task_examples.tasks_of(run.tasks.mixture_or_task_name, run.tasks.split, run.tasks.tasks)
-    return _claim(run.folder.model_dir)
 
 
-def _claim(path: str) -> epath.Path:
+def prepare_data(run: Run, config_text: str) -> dict[str, Any]:
+    """Makes what the tasks need (parses text, trains a vocabulary, unless the cache has them).
+
+    Returns what a checkpoint says about its run: JSON, compared by `manager.check_compatible`. Raises UserError for
+    data that cannot be read and for a vocabulary that does not fit the model.
+    """
+    # Here, because nothing before has run a TensorFlow op.
+    pipeline.hide_accelerators()
+    dataset, vocab_size = run.dataset, run.learner.model.vocab_size
+    # The first process looks at the files for all.
+    prepared = pipeline.prepare(dataset, vocab_size, look=jax.process_index() == 0)
+    if run.evaluation is not None:
+        pipeline.check_vocabulary(run.evaluation.dataset, vocab_size)
+    return {
+        **prepared,
+        'data': collectives.broadcast(prepared['data']),
+        'batch_size': dataset.batch_size,
+        'pack': dataset.pack,
+        'feature_lengths': dict(dataset.task_feature_lengths),
+        'seed': dataset.seed,
+        'hosts': jax.process_count(),
+        'config': config_text,
+        'versions': model_dir.package_versions(),
+    }
+
+
+def claim(path: str) -> epath.Path:
     """MODEL_DIR, which the first process makes. Raises UserError where another one does not see it."""
     # Names the run in a file that nobody has seen before, since an old folder may be on every disk.
     token = collectives.broadcast(secrets.token_hex(8))
@@ -83,63 +96,42 @@ def _claim(path: str) -> epath.Path:
     return folder
 
 
-def describe(dataset: pipeline.DatasetConfig, config_text: str) -> dict[str, Any]:
-    """What a checkpoint says about its run: JSON, compared by `checkpoint.check_compatible`."""
-    return {
-        'vocabulary': pipeline.vocabulary_record(pipeline.vocabulary(dataset)),
-        'task': pipeline.provider(dataset).name,
-        'batch_size': dataset.batch_size,
-        'pack': dataset.pack,
-        'feature_lengths': dict(dataset.task_feature_lengths),
-        'seed': dataset.seed,
-        'data': collectives.broadcast(_data_identity(dataset) if jax.process_index() == 0 else None),
-        'hosts': jax.process_count(),
-        'config': config_text,
-        'versions': model_dir.package_versions(),
-    }
-
-
-def _data_identity(dataset: pipeline.DatasetConfig) -> dict[str, Any]:
-    provider = pipeline.provider(dataset)
-    if dataset.use_cached:
-        # Which tells seqio where the cache is.
-        cached_tasks.require(provider, dataset.cache_dir, pipeline.vocabulary_record(pipeline.vocabulary(dataset)))
-    return fingerprint.data_fingerprint(provider, dataset.split, use_cached=dataset.use_cached)
-
-
-def begin(run: Run, checkpoints: manager.Checkpoints, record: Mapping[str, Any]) -> Start:
+def begin(
+    run: Run, plan: train_state.StatePlan, checkpoints: manager.Checkpoints, record: Mapping[str, Any]
+) -> tuple[Current, str, tuple[str, ...]]:
     """The newest checkpoint's state if there is one, else a fresh one (with other parameters if asked).
 
-    Raises UserError for a damaged checkpoint, unless `run.recovery` asks for the one before.
+    Returns where the run is, and for people a message that says so and notes on what was found. Raises UserError for a
+    damaged checkpoint, unless `run.recovery` asks for the one before.
     """
-    learner = run.learner
-    plan = train_state.plan(learner.model, learner.optimizer, pipeline.batch_shapes(run.dataset), learner.partitioner)
     notes: list[str] = []
     while (latest := collectives.broadcast(checkpoints.latest_step())) is not None:
         try:
-            return _resume(checkpoints, latest, plan, record, notes)
+            now, changed = _restore(checkpoints, latest, plan, record)
+            return now, f'resuming at step {latest}', (*notes, *changed)
         except durable.Damaged as error:
             notes.append(_set_aside(run, checkpoints, latest, error))
     path = run.folder.initial_checkpoint_path
-    # Each host reads its own part; whoever resumes the run keeps the number of parts.
-    position = Position.start(learner.partitioner.data_shard()[1])
     if not path:
-        state, told = plan.create(jax.random.key(learner.seed)), 'starting at step 0'
+        state, message = plan.create(jax.random.key(run.learner.seed)), 'starting at step 0'
     else:
         params = saved_params.restore_params(path, plan.abstract.params, record['vocabulary'])
-        state, told = plan.init_from_params(params), f'starting at step 0 with the parameters of {path}'
-    return Start(plan, state, record, told, tuple(notes), position=position)
+        state, message = plan.init_from_params(params), f'starting at step 0 with the parameters of {path}'
+    # Each host reads its own part; a run that resumes keeps the number of parts.
+    position = Position.start(run.learner.partitioner.data_shard()[1])
+    return Current(state, position=position), message, tuple(notes)
 
 
-def _resume(checkpoints, step: int, plan: train_state.StatePlan, record: Mapping[str, Any], notes: list[str]) -> Start:
+def _restore(
+    checkpoints: manager.Checkpoints, step: int, plan: train_state.StatePlan, record: Mapping[str, Any]
+) -> tuple[Current, list[str]]:
     manager.verify(checkpoints.folder / str(step), listed=True)
     saved = checkpoints.run(step)
     manager.check_compatible(saved, record)
     state, position = checkpoints.restore(step, plan.abstract)
     changed = config_changes.describe_changes(saved.get('config', ''), record['config'])
-    notes = [*notes, f'changed since the checkpoint: {changed}'] if changed else notes
-    window = metrics.Window(saved['window'])
-    return Start(plan, state, record, f'resuming at step {step}', tuple(notes), step, step, position, window)
+    notes = [f'changed since the checkpoint: {changed}'] if changed else []
+    return Current(state, step, metrics.Window(saved['window']), step, position), notes
 
 
 def _set_aside(run: Run, checkpoints: manager.Checkpoints, step: int, error: durable.Damaged) -> str:

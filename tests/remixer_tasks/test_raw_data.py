@@ -196,9 +196,9 @@ def test_bad_rows_are_told_with_file_and_line(tmp_path, cache_folder, file, text
         (lambda folder: mixtures.glue(vocabularies.byte(), folder, ['glue']), 'WITHOUT names glue, which'),
         (lambda folder: mixtures.proportional([], vocabularies.byte()), 'TASKS is empty'),
         (
-            lambda folder: mixtures.proportional(
-                ['cogs', 'conj_nli'], vocabularies.byte(), folder
-            ).get_dataset(split='train'),
+            lambda folder: mixtures.proportional(['cogs', 'conj_nli'], vocabularies.byte(), folder).get_dataset(
+                split='train'
+            ),
             r"no train files of cogs, conj_nli: set DATA_DIR .* WITHOUT = \['cogs', 'conj_nli'\]",
         ),
     ],

@@ -1,0 +1,33 @@
+"""What a command spent its time on until its first result; `--verbose` prints it.
+
+Seconds of the wall clock, and of all processor cores in parentheses. A phase lasts from the end of the one before it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+# Of each phase: its name, and both clocks at its end. The first entry is the start of the command.
+_marks: list[tuple[str, float, float]] = []
+
+
+def begin() -> None:
+    """Starts to measure; without it the other functions do nothing."""
+    _marks[:] = [('', time.perf_counter() - time.process_time(), 0.0)]
+
+
+def done(phase: str) -> None:
+    """The phase that ends now."""
+    if _marks:
+        _marks.append((phase, time.perf_counter(), time.process_time()))
+
+
+def report(say: Callable[[str], None]) -> None:
+    """Says the phases once, in one line."""
+    if len(_marks) > 1:
+        pairs = zip(_marks, _marks[1:], strict=False)
+        parts = [f'{name} {wall - before:.1f} s ({cpu - used:.1f})' for (_, before, used), (name, wall, cpu) in pairs]
+        total, used = _marks[-1][1] - _marks[0][1], _marks[-1][2]
+        say(f'start-up {total:.1f} s ({used:.1f} of processor time): {" · ".join(parts)}')
+    _marks.clear()

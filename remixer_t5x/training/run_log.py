@@ -1,0 +1,69 @@
+"""Where the numbers of a run go: its files, TensorBoard, and the screen."""
+
+from collections.abc import Mapping
+
+import jax
+import numpy as np
+from etils import epath
+
+from remixer_t5x.optimization.train_state import StatePlan
+from remixer_t5x.run_folder import metrics, model_dir
+from remixer_t5x.training import progress
+from remixer_t5x.training.settings import Run
+
+
+class RunLog:
+    """Files and the screen of the first process; the other processes write and print nothing.
+
+    `clock` measures the speed of steps. `flops_per_step` is the arithmetic of one step over the whole batch; None shows
+    no utilisation. Lines of earlier processes about steps after `step` are dropped: this run takes those steps again.
+    """
+
+    def __init__(self, run: Run, path: epath.Path, step: int, flops_per_step: float | None, show: bool):
+        self._run, self._path = run, path
+        self._first = jax.process_index() == 0
+        self._line = progress.ProgressLine(run.periods.train_steps, step, quiet=not (show and self._first))
+        self._writers = metrics.Writers()
+        tokens = run.dataset.batch_size * sum(run.dataset.task_feature_lengths.values())
+        peak = progress.peak_flops(jax.devices()[0].device_kind)
+        self._work = progress.Work(tokens, flops_per_step, peak and peak * run.learner.partitioner.mesh.size)
+        self.restart(step)
+
+    def restart(self, step: int) -> None:
+        """Drops what was logged after `step`, and measures time from now on."""
+        self._writers.close()
+        if self._first:
+            self._writers = metrics.Writers(
+                metrics.JsonlWriter(self._path / model_dir.METRICS, step),
+                metrics.TensorBoardWriter(self._path / model_dir.TENSORBOARD, step),
+            )
+        self.clock = progress.Clock(self._work, step)
+
+    def start(self, plan: StatePlan, notes: tuple[str, ...], message: str) -> None:
+        """Says what is trained, where, and from which step."""
+        parameters = sum(int(np.prod(leaf.shape)) for leaf in jax.tree.leaves(plan.abstract.params))
+        mesh = ' x '.join(f'{name} {size}' for name, size in self._run.learner.partitioner.mesh.shape.items())
+        self.say(f'{parameters:,} parameters · {jax.devices()[0].device_kind} · mesh {mesh}')
+        for note in notes:
+            self.say(note)
+        self.say(f'{self._path}: {message} of {self._run.periods.train_steps}; the first step compiles')
+
+    def say(self, text: str) -> None:
+        self._line.say(text)
+
+    def step(self, step: int) -> None:
+        """Shows that `step` was taken."""
+        self._line.update(step)
+
+    def train(self, step: int, numbers: Mapping[str, float]) -> None:
+        """The means of the steps since the last log, with their speed."""
+        timing = self.clock.lap(step)
+        self._writers.write('train', step, numbers, timing)
+        self._line.log(step, numbers, timing)
+
+    def evaluation(self, kind: str, step: int, numbers: Mapping[str, float], seconds: float) -> None:
+        self._writers.write(kind, step, numbers, {'seconds': seconds})
+
+    def close(self) -> None:
+        self._line.close()
+        self._writers.close()

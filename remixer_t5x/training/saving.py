@@ -1,0 +1,116 @@
+"""The checkpoints of a run: saved when due, after the last step, and read again for a rewind."""
+
+import contextlib
+import threading
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import jax
+from etils import epath
+
+from remixer_t5x.checkpoints.manager import Checkpoints, SaveFailed
+from remixer_t5x.data.prefetch import Prefetcher
+from remixer_t5x.devices import collectives
+from remixer_t5x.optimization.train_state import TrainState
+from remixer_t5x.run_folder import metrics
+from remixer_t5x.training import bad_steps, settings
+from remixer_t5x.training.run_log import RunLog
+from remixer_t5x.training.start import Current
+
+# For a pending checkpoint when one of several processes fails.
+CLOSING_SECONDS = 20.0
+
+
+class Saver:
+    """Saves the state, the position of `batches` and the unfinished window; `go_back` restores the newest of them.
+
+    `record` describes the run, `abstract` its state. Raises UserError for a write that fails, unless
+    `run.recovery.on_save_failure` continues and another checkpoint will follow.
+    """
+
+    def __init__(
+        self,
+        run: settings.Run,
+        checkpoints: Checkpoints,
+        batches: Prefetcher,
+        guard: bad_steps.BadSteps,
+        record: Mapping[str, Any],
+        abstract: TrainState,
+        log: RunLog,
+    ):
+        self._run, self._checkpoints, self._batches, self._guard = run, checkpoints, batches, guard
+        self._record, self._abstract, self._log = record, abstract, log
+
+    def __call__(self, now: Current, is_last: bool = False) -> None:
+        self._guard.params(now.step, now.state.params)
+        record = {**self._record, 'window': now.window.totals()}
+        with self._may_fail():
+            # For the write before, on which this one would wait in any case.
+            self._checkpoints.wait()
+        with self._may_fail(not is_last and now.step < self._run.periods.train_steps):
+            self._checkpoints.save(now.step, now.state, self._batches.position(), record)
+            now.saved = now.step
+
+    def first(self, now: Current) -> None:
+        """Saves the state that the run starts from where a rewind could need it."""
+        if self._run.recovery.on_bad_step == settings.REWIND and now.saved is None:
+            self(now)
+
+    def last(self, now: Current) -> None:
+        """Saves the last state unless a checkpoint has it; returns once it is on disk."""
+        if now.saved != now.step:
+            with contextlib.suppress(bad_steps.Rewind):
+                self(now, is_last=True)
+        self._checkpoints.wait()
+
+    def check(self) -> None:
+        """Notices a write in the background that has failed."""
+        with self._may_fail():
+            self._checkpoints.check_for_errors()
+
+    def go_back(self, now: Current, reason: bad_steps.Rewind) -> None:
+        """To the state and the log of the last checkpoint; the batches continue after the one that was bad."""
+        self._checkpoints.wait()
+        step = collectives.broadcast(self._checkpoints.latest_step())
+        times = self._guard.rewound(step)
+        self._log.say(
+            f'{reason}: back to step {step} (time {times} of {bad_steps.MOST_REWINDS}), without the batches since then'
+        )
+        # Both states together may not fit into the device's memory.
+        del now.state
+        now.state, _ = self._checkpoints.restore(step, self._abstract)
+        now.window = metrics.Window(self._checkpoints.run(step)['window'])
+        now.step = now.saved = step
+        self._log.restart(step)
+
+    @contextlib.contextmanager
+    def _may_fail(self, may: bool = True) -> Iterator[None]:
+        """Reports a failed write and continues, where the user asks for that and another write will follow."""
+        try:
+            yield
+        except SaveFailed as error:
+            if not may or self._run.recovery.on_save_failure != settings.GO_ON:
+                raise
+            self._log.say(f'warning: {error}; training goes on (ON_SAVE_FAILURE)')
+            self._checkpoints.reopen()
+
+
+@contextlib.contextmanager
+def opened(path: epath.Path, keep: int | None) -> Iterator[Checkpoints]:
+    """The checkpoints of MODEL_DIR; at the end of the block a pending write is finished."""
+    checkpoints = Checkpoints(path, keep)
+    try:
+        yield checkpoints
+    except BaseException:
+        # The reason for leaving is more useful than a second failure on the way out.
+        closing = threading.Thread(target=_close_quietly, args=(checkpoints,), daemon=True)
+        closing.start()
+        # With several processes it waits for the others, who may wait for this one elsewhere.
+        closing.join(None if jax.process_count() == 1 else CLOSING_SECONDS)
+        raise
+    checkpoints.close()
+
+
+def _close_quietly(checkpoints: Checkpoints) -> None:
+    with contextlib.suppress(Exception):
+        checkpoints.close()

@@ -1,0 +1,42 @@
+"""A function that compiles while something else happens."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from remixer_t5x.devices.partition import Partitioner
+from remixer_t5x.errors import UserError
+from remixer_t5x.optimization.train_step import Compiled
+from remixer_t5x.training.steps import CompiledAhead
+
+SHAPE = jax.ShapeDtypeStruct((3, 4), jnp.float32)
+
+
+def _ahead(function):
+    return CompiledAhead(Compiled(jax.jit(function), Partitioner()), SHAPE)
+
+
+def test_a_call_gives_what_jit_gives_and_traces_once():
+    traced = []
+
+    def function(x):
+        traced.append(x.shape)
+        return jnp.sin(x) @ x.T
+
+    ahead = _ahead(function)
+    ahead.wait()
+    x = jax.random.normal(jax.random.key(0), SHAPE.shape)
+    found = [np.asarray(ahead(x)) for _ in range(2)]
+    assert traced == [(3, 4)]
+    np.testing.assert_array_equal(found, [jax.jit(function)(x)] * 2)
+
+
+def test_what_compiling_raises_is_raised_by_the_call():
+    def function(x):
+        raise UserError('this sublayer cannot decode; use another')
+
+    ahead = _ahead(function)
+    for _ in range(2):
+        with pytest.raises(UserError, match='cannot decode'):
+            ahead(jnp.ones(SHAPE.shape))
