@@ -29,7 +29,7 @@ def write(folder, name, docs=DOCUMENTS):
         content = ('id\ttext\n' + ''.join(f'1\t{doc}\n' for doc in docs)).encode()
     else:
         content = '\n \n\n'.join(docs).encode()
-    path.write_bytes(gzip.compress(content) if name.endswith('.gz') else pipeline)
+    path.write_bytes(gzip.compress(content) if name.endswith('.gz') else content)
     return str(path)
 
 
