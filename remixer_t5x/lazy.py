@@ -28,9 +28,7 @@ class _Library:
         self._name = name
 
     def __getattr__(self, attribute: str) -> Any:
-        value = getattr(_load(self._name), attribute)
-        setattr(self, attribute, value)
-        return value
+        return getattr(_load(self._name), attribute)
 
 
 def _load(name: str) -> Any:
