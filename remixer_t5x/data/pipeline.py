@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from remixer_t5x.data import cached_tasks, damage, fingerprint
-from remixer_t5x.data.stream import Stream, one_line, restorable
+from remixer_t5x.data.stream import Stream, one_line, restorable, without_autograph
 from remixer_t5x.errors import UserError
 from remixer_t5x.lazy import seqio, tf
 
@@ -185,20 +185,24 @@ def _examples(config: DatasetConfig, shard: seqio.ShardInfo | None, epochs: int 
     lengths = dict(config.task_feature_lengths)
     if config.use_cached:
         cached_tasks.require(source, config.cache_dir, vocabulary_record(vocabulary(config)))
+
+    def build() -> tf.data.Dataset:
+        # In-memory caching is off: a cache in the pipeline would put its examples into the saved position.
+        dataset = source.get_dataset(
+            lengths,
+            split=config.split,
+            use_cached=config.use_cached,
+            shuffle=config.shuffle,
+            seed=config.seed,
+            shard_info=shard,
+            num_epochs=epochs,
+            try_in_mem_cache=False,
+        )
+        return seqio.EncDecFeatureConverter(pack=config.pack)(dataset, task_feature_lengths=lengths)
+
     try:
         with restorable():
-            # In-memory caching is off: a cache in the pipeline would put its examples into the saved position.
-            dataset = source.get_dataset(
-                lengths,
-                split=config.split,
-                use_cached=config.use_cached,
-                shuffle=config.shuffle,
-                seed=config.seed,
-                shard_info=shard,
-                num_epochs=epochs,
-                try_in_mem_cache=False,
-            )
-            return seqio.EncDecFeatureConverter(pack=config.pack)(dataset, task_feature_lengths=lengths)
+            return without_autograph(build)
     except UserError:
         raise
     except (ValueError, OSError, tf.errors.OpError) as error:

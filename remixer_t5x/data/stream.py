@@ -7,7 +7,7 @@ import os
 import pathlib
 import re
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 from unittest import mock
 
@@ -55,6 +55,21 @@ def _shard(dataset: tf.data.Dataset, num_shards: int, index: int, name: str | No
     if num_shards == 1:
         return dataset
     return dataset.enumerate().filter(is_ours).map(without_number, name=name)
+
+
+def without_autograph(build: Callable[[], tf.data.Dataset]) -> tf.data.Dataset:
+    """`build()`, without AutoGraph where no function in it needs that.
+
+    AutoGraph rewrites each function of a pipeline, which takes most of the time that opening a task takes, and it only
+    matters for Python's `if`, `for` and the like on tensors. Without it these raise an error, so a pipeline that can be
+    built has the same operations; one that cannot is built again with AutoGraph.
+    """
+    try:
+        return tf.autograph.experimental.do_not_convert(build)()
+    except UserError:
+        raise
+    except Exception:
+        return build()
 
 
 class Stream:

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from remixer_t5x.data import pipeline
+from remixer_t5x.data.stream import without_autograph
 from remixer_t5x.errors import UserError
 from remixer_t5x.lazy import seqio, tf
 
@@ -91,7 +92,9 @@ def read(task: seqio.Task, split: str, lengths: Mapping[str, int], limit: int | 
     if features['inputs'].vocabulary != features['targets'].vocabulary:
         raise UserError(f'{task.name} has one vocabulary for inputs and another for targets; give both the same one')
     try:
-        dataset = task.get_dataset(dict(lengths), split=split, shuffle=False, num_epochs=1, try_in_mem_cache=False)
+        dataset = without_autograph(
+            lambda: task.get_dataset(dict(lengths), split=split, shuffle=False, num_epochs=1, try_in_mem_cache=False)
+        )
         examples = list(dataset.take(-1 if limit is None else limit).as_numpy_iterator())
     except UserError:
         raise
