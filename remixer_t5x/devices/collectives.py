@@ -1,7 +1,7 @@
-"""What the processes of one run tell each other beside their computations: who failed, and what the first one decided.
+"""Messages between the processes of a run, outside of computations: which process failed, and what the first decided.
 
-It goes through the key-value store of JAX's coordination service, in which no device takes part: so it also reaches a
-process that waits in a collective operation for one that will never come.
+Messages go through the key-value store of JAX's coordination service and do not use devices, so they also reach a
+process that waits in a collective operation for a process that will never come.
 """
 
 import contextlib
@@ -17,21 +17,21 @@ import jax
 from remixer_t5x.devices.jax_workarounds import client
 from remixer_t5x.errors import one_line
 
-# Another process was lost or never came; the same command, started again everywhere, goes on.
+# Another process was lost or never connected. To resume, run the same command again on all machines.
 LOST = 75
 _FAILED = 'remixer_t5x/failed'
 _POLL_SECONDS = 1.0
 _FAREWELL_SECONDS = 5.0
-# What errors of connections between processes name.
+# Words in errors of connections between processes.
 _CONNECTIONS = ('Gloo', 'NCCL', 'UNAVAILABLE', 'coordination')
 _said = 0
 _met = 0
 
 
 def broadcast(value: Any) -> Any:
-    """`value` (of JSON) as the first process gives it, on every process; all call it in the same order.
+    """The first process's `value` (JSON), on every process. All processes call this in the same order.
 
-    For what each process looks up by itself, such as which checkpoint is the newest: they could see different things.
+    Use it for facts that each process could see differently, such as which checkpoint is the newest.
     """
     service = client()
     if service is None or jax.process_count() == 1:
@@ -46,24 +46,24 @@ def broadcast(value: Any) -> Any:
         try:
             return json.loads(service.blocking_key_value_get(key, 10_000))
         except jax.errors.JaxRuntimeError as error:
-            # The first process may take its time; if it is gone, the heartbeat ends this one.
+            # The first process may be slow; if it is lost, the heartbeat ends this process.
             if 'DEADLINE_EXCEEDED' not in str(error):
                 raise
 
 
 def barrier() -> None:
-    """Returns once every process has called it so many times."""
+    """Returns once every process has called it equally often."""
     if client() is not None and jax.process_count() > 1:
         global _met
         _met += 1
-        # An hour stands for no limit: a process that is lost ends the others by its heartbeat.
+        # An hour means no limit: the heartbeat ends all processes if one is lost.
         client().wait_at_barrier(f'remixer_t5x/met/{_met}', 3_600_000)
 
 
 class Watch:
-    """Ends this process, with one line on standard error, when another one has failed or is lost.
+    """Ends this process, with one line on standard error, if another process has failed or is lost.
 
-    `name` is what lines call this process. `failed` tells the others of a failure here.
+    `name` is the name of this process in these lines. `failed` reports a failure here to the other processes.
     """
 
     def __init__(self, name: str, heartbeat_timeout: float):
@@ -72,36 +72,38 @@ class Watch:
         self._closed = threading.Event()
 
     def start(self) -> None:
-        """To be called once this process is connected."""
+        """Call this once the process is connected."""
         threading.Thread(target=self._look, name='peers', daemon=True).start()
 
     def close(self) -> None:
         self._closed.set()
 
     def failed(self, code: int, text: str) -> None:
-        """Tells the others that this process leaves with `code` and why; returns when they know, or in 5 s."""
+        """Tells the other processes that this process exits with `code`, and why. Returns when they know, or after 5
+        s.
+        """
         self._leaving = code
         self.close()
         record = {'process': jax.process_index(), 'code': code, 'text': text}
-        # Another one was first, or the coordinator is gone.
+        # Another process was first, or the coordinator is lost.
         with contextlib.suppress(jax.errors.JaxRuntimeError):
             client().key_value_set(_FAILED, json.dumps(record))
         self._part()
 
     def wait_for_reason(self, error: BaseException) -> None:
-        """Where `error` is of a connection between processes, waits for the line that says which one failed.
+        """If `error` comes from a connection between processes, waits for the line that says which process failed.
 
-        A broken connection is seen by the neighbours of a process that is gone before anybody knows why.
+        The neighbours of a lost process see a broken connection before any process knows why.
         """
         if isinstance(error, jax.errors.JaxRuntimeError) and any(name in str(error) for name in _CONNECTIONS):
             self._closed.wait(self._timeout + _POLL_SECONDS)
 
     def lost(self, *_: Any) -> None:
-        """What JAX calls when the coordinator is gone or says that a process is; ends this process."""
+        """JAX calls this if the coordinator is lost or reports a lost process; ends this process."""
         if self._leaving is None:
             self._say(
                 f'error ({self._name}): another process is gone or has not answered for {self._timeout:g} s; its own '
-                'output says why; start all processes again, and the run goes on from its last checkpoint'
+                'output says why; start all processes again to resume from the last checkpoint'
             )
         leave(LOST if self._leaving is None else self._leaving)
 
@@ -119,7 +121,9 @@ class Watch:
             leave(record['code'])
 
     def _part(self) -> None:
-        """All meet before they leave, the first one last: it holds what the others must read."""
+        """A barrier before processes exit. The first process exits last, because it holds the messages for the
+        others.
+        """
         try:
             client().wait_at_barrier(_FAILED, int(1000 * _FAREWELL_SECONDS))
         except jax.errors.JaxRuntimeError:
@@ -128,12 +132,12 @@ class Watch:
             time.sleep(0.5)
 
     def _say(self, text: str) -> None:
-        # Python's own stream may be locked by the thread that is stuck.
+        # The stuck thread may hold the lock of Python's own stream.
         os.write(2, f'{one_line(text)}\n'.encode())
 
 
 def leave(code: int) -> None:
-    """At once: the usual end of a process would wait for the others at a barrier."""
+    """Exits at once: a normal exit would wait for the other processes at a barrier."""
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()

@@ -1,8 +1,8 @@
 """Compiled programs kept on disk from one command to the next, by JAX's persistent compilation cache.
 
 JAX names an entry by a hash of the program, the compiler's options, its version, and the devices. The code in an entry
-for a CPU uses that CPU's instructions, so the entries of each kind of machine have a folder of their own: a cache
-folder may be shared by different machines. Imports no library: JAX reads these variables when it is imported.
+for a CPU uses that CPU's instructions, so the entries of each kind of machine have a separate folder, and different
+machines can share a cache folder. This file imports no library, because JAX reads these variables when it is imported.
 """
 
 import hashlib
@@ -12,7 +12,7 @@ from collections.abc import MutableMapping
 from pathlib import Path
 
 FOLDER = 'compiled'
-# JAX removes the entries that were not read for longest. A train step takes 1 to 50 MB.
+# JAX removes the least recently read entries. A train step takes 1 to 50 MB.
 MOST_BYTES = 2 * 2**30
 # A program that compiles faster is compiled again, which costs no more than reading it.
 LEAST_SECONDS = 0.2
@@ -21,8 +21,8 @@ LEAST_SECONDS = 0.2
 def enable(environment: MutableMapping[str, str] = os.environ) -> None:
     """Sets JAX's variables for a cache below $REMIXER_T5X_CACHE (~/.cache/remixer_t5x), in its folder `compiled`.
 
-    Does nothing where the user has set JAX_COMPILATION_CACHE_DIR or JAX_ENABLE_COMPILATION_CACHE, or where the folder
-    cannot be written.
+    Does nothing if the user has set JAX_COMPILATION_CACHE_DIR or JAX_ENABLE_COMPILATION_CACHE, or if the folder cannot
+    be written.
     """
     if 'JAX_COMPILATION_CACHE_DIR' in environment or 'JAX_ENABLE_COMPILATION_CACHE' in environment:
         return

@@ -1,7 +1,7 @@
-"""Hardware that is described, not present: how many devices of which kind, and stand-ins that a step compiles for.
+"""Hardware that is described and not present: its number and kind of devices, and devices to compile a step for.
 
-A step is compiled for TPUs by the TPU compiler itself where `libtpu` is installed, which needs no TPU; otherwise, and
-for GPUs, for virtual CPU devices, over which XLA partitions the step in the same way.
+For TPUs, the TPU compiler compiles a step if `libtpu` is installed, which needs no TPU. Otherwise, and for GPUs, the
+step is compiled for virtual CPU devices, over which XLA partitions it in the same way.
 """
 
 import contextlib
@@ -17,7 +17,7 @@ from remixer_t5x.errors import UserError
 
 PLATFORMS = ('cpu', 'gpu', 'tpu')
 _GIB = 2**30
-# What libtpu otherwise asks the machine for, at length, when that is no TPU host.
+# Values that libtpu would otherwise look for at length on a machine that is not a TPU host.
 _TPU_ENV = {
     'TPU_SKIP_MDS_QUERY': '1',
     'TPU_ACCELERATOR_TYPE': 'v5litepod-8',
@@ -28,14 +28,14 @@ _TPU_ENV = {
 
 @dataclasses.dataclass(frozen=True)
 class Hardware:
-    """Devices, as a file in configs/hardware says.
+    """Devices, as described by a file in configs/hardware.
 
     Attributes:
       platform: 'cpu', 'gpu' or 'tpu'.
-      devices: how many; None where the file does not fix it.
-      memory: of one device in GiB; None where it is not known.
-      topology: of a TPU slice, as libtpu names it ('v3:4x4'); None for other devices.
-      compiler: 'tpu' or 'cpu', which XLA compiles the step; None takes the TPU's where it can.
+      devices: number of devices; None if the file does not set it.
+      memory: memory of one device in GiB; None if unknown.
+      topology: topology of a TPU slice in libtpu's form ('v3:4x4'); None for other devices.
+      compiler: 'tpu' or 'cpu', the XLA compiler of the step; None uses the TPU compiler if possible.
     """
 
     platform: str = 'cpu'
@@ -52,7 +52,7 @@ class Hardware:
         if self.memory is not None and not (isinstance(self.memory, int | float) and self.memory > 0):
             raise UserError(f'DEVICE_MEMORY is {self.memory!r}; type the GiB of one device, such as --device_memory=16')
         if self.compiler not in (None, 'cpu', 'tpu'):
-            raise UserError(f"COMPILER is {self.compiler!r}; type 'cpu' or 'tpu', or None for the better one at hand")
+            raise UserError(f"COMPILER is {self.compiler!r}; type 'cpu' or 'tpu', or None for the better available one")
         if self.compiler == 'tpu' and not (self.topology and has_tpu_compiler()):
             missing = (
                 'no TOPOLOGY is given, e.g. --gin.TOPOLOGY=v3:4x4' if has_tpu_compiler() else 'it is not installed'
@@ -64,17 +64,17 @@ class Hardware:
         return None if self.memory is None else int(self.memory * _GIB)
 
     def count(self) -> int:
-        """Number of devices. Raises UserError where nothing says it."""
+        """The number of devices. Raises UserError if it is not set."""
         if self.devices is None:
             raise UserError('the hardware file does not say how many devices there are; type it, such as --devices=32')
         return self.devices
 
     def stand_ins(self) -> tuple[Sequence[jax.Device], str]:
-        """Devices that a step can be compiled for, and whose compiler that is: 'XLA:TPU' or 'XLA:CPU'.
+        """Devices to compile a step for, and the name of the compiler: 'XLA:TPU' or 'XLA:CPU'.
 
         Raises:
-          UserError: for a topology that does not exist or has another number of devices, or where this process
-            has used its CPU devices already.
+          UserError: the topology does not exist or has another number of devices, or this process has already used its
+              CPU devices.
         """
         if self.topology and self.compiler != 'cpu' and has_tpu_compiler():
             return tpu_devices(self.topology, self.count()), 'XLA:TPU'
@@ -87,23 +87,23 @@ def has_tpu_compiler() -> bool:
 
 
 def cpu_devices(count: int) -> Sequence[jax.Device]:
-    """`count` virtual CPU devices, made now; works once, before the process first asks JAX for a device."""
+    """Creates `count` virtual CPU devices. Works once, before the process first asks JAX for a device."""
     with contextlib.suppress(RuntimeError):
         jax.config.update('jax_num_cpu_devices', count)
     devices = jax.devices('cpu')
     if len(devices) < count:
         raise UserError(
             f'{count} virtual CPU devices are needed and this process has {len(devices)}; '
-            'run the command in a process of its own, without XLA_FLAGS=--xla_force_host_platform_device_count'
+            'run the command in a new process, without XLA_FLAGS=--xla_force_host_platform_device_count'
         )
     return devices[:count]
 
 
 def tpu_devices(topology: str, count: int) -> Sequence[jax.Device]:
-    """The devices of a TPU slice that is not there, for compiling only."""
+    """The devices of a TPU slice that is not present, for compiling only."""
     for name, value in _TPU_ENV.items():
         os.environ.setdefault(name, value)
-    # A v4 chip is one device only when its two cores are told to work as one, as they are by default on a host.
+    # A v4 chip is one device only if its two cores are configured to work as one, which is the default on a host.
     options = {'chip_config_name': 'megacore'} if topology.startswith('v4:') else {}
     try:
         devices = topologies.get_topology_desc(topology, platform='tpu', **options).devices

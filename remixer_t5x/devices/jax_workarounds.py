@@ -1,4 +1,4 @@
-"""What JAX 0.10 has no public name for, or does wrong, and how several processes live with it.
+"""Workarounds for parts of JAX 0.10 that have no public name or a bug, for several processes.
 
 Written for jax and jaxlib 0.10; all uses of `jax._src` and of C++ in this package are in this file. When the supported
 range of JAX changes, go through the functions here: each says what would make it unnecessary.
@@ -13,7 +13,7 @@ from unittest import mock
 
 
 def client() -> Any:
-    """JAX's client of the coordination service; None for a process that is alone.
+    """JAX's client of the coordination service; None for a single process.
 
     Unnecessary once JAX offers its key-value store publicly: `multihost_utils` goes through the devices, so it cannot
     reach a process that waits in a collective operation.
@@ -36,7 +36,7 @@ def cluster_types() -> Sequence[Any]:
 
 @contextlib.contextmanager
 def missed_heartbeat_callback(call: Callable[..., None]) -> Iterator[None]:
-    """Within it, `jax.distributed.initialize` makes a client that calls `call` when a process is lost.
+    """A context in which `jax.distributed.initialize` makes a client that calls `call` if a process is lost.
 
     Unnecessary once `initialize` has an argument for it, as jaxlib's client has.
     """
@@ -54,11 +54,11 @@ _HANDLERS: list[Any] = []
 
 
 def on_bad_cast(call: Callable[[], None]) -> None:
-    """Calls `call` where C++ would end the process because of a std::bad_cast that nobody catches.
+    """Calls `call` where C++ would end the process because of an uncaught std::bad_cast.
 
-    jaxlib 0.10 takes a callback for a lost process and then fails to convert that callback's argument to Python, with
-    a std::bad_cast in a thread of its own. Without a callback it logs a page of C++ frames and aborts. Where the C++
-    library has another name (macOS) this does nothing, and the process still ends. Unnecessary once jaxlib converts the
+    jaxlib 0.10 takes a callback for a lost process and then fails to convert that callback's argument to Python, with a
+    std::bad_cast in a separate thread. Without a callback it logs a page of C++ frames and aborts. If the C++ library
+    has another name (macOS), this does nothing, and the process still ends. Unnecessary once jaxlib converts the
     argument.
     """
     try:

@@ -1,8 +1,8 @@
-"""The device mesh `data` x `fsdp` x `tensor`: its sizes, and which device stands where in it.
+"""The device mesh `data` x `fsdp` x `tensor`: its sizes, and the place of each device in it.
 
-Devices with fast links between them are a slice: a TPU slice (ICI), or the GPUs of one node (NVLink). Where there are
-several, what talks least crosses them: `data` first, `fsdp` for what `data` does not cover, `tensor` never. The layout
-within a slice is JAX's (`jax.make_mesh`), and so is the one of several (`create_hybrid_device_mesh`).
+Devices with fast links between them are a slice: a TPU slice (ICI), or the GPUs of one node (NVLink). With several
+    slices, the axes that communicate least cross slices: `data` first, `fsdp` for the rest, `tensor` never. JAX lays
+    out the devices within a slice (`jax.make_mesh`) and over several (`create_hybrid_device_mesh`).
 """
 
 import collections
@@ -19,18 +19,18 @@ from jax.sharding import AbstractMesh, AxisType, Mesh
 from remixer_t5x.errors import UserError
 
 MESH_AXES = ('data', 'fsdp', 'tensor')
-# On these a logical axis may be laid over parts of two physical ones; jax.make_mesh makes the same exception.
+# On these platforms a logical axis may cover parts of two physical axes; jax.make_mesh makes the same exception.
 _SPLITTING_KINDS = ('TPU v5 lite', 'TPU v5e')
 _EXAMPLE = 'e.g. --mesh=data=-1,fsdp=1,tensor=1'
 
 
 def parse_sizes(text: str) -> tuple[int, int, int]:
-    """(data, fsdp, tensor) of `'data=2,fsdp=4'`; -1 is all devices that the others leave.
+    """(data, fsdp, tensor) of `'data=2,fsdp=4'`; -1 means all remaining devices.
 
-    An axis that is not named is 1, except that `data` takes what the others leave if none of them does.
+    An axis that is not named is 1, except that `data` takes the remaining devices if no other axis does.
 
     Raises:
-      UserError: for anything but known axes with whole numbers, each once.
+      UserError: `text` is not a list of known axes with whole numbers, each once.
     """
     sizes: dict[str, int] = {}
     parts = [part for part in text.split(',') if part.strip()] if isinstance(text, str) else []
@@ -41,7 +41,7 @@ def parse_sizes(text: str) -> tuple[int, int, int]:
         if name not in MESH_AXES:
             near = difflib.get_close_matches(name, MESH_AXES, n=1) or ['data']
             raise UserError(
-                f'mesh {text!r}: {name!r} is no mesh axis, allowed are {", ".join(MESH_AXES)}; '
+                f'mesh {text!r}: {name!r} is not a mesh axis, allowed are {", ".join(MESH_AXES)}; '
                 f'type --mesh={near[0]}={size or "2"}'
             )
         if name in sizes:
@@ -60,7 +60,7 @@ def _is_whole(text: str) -> bool:
 
 
 def mesh_shape(sizes: Sequence[int], num_devices: int) -> tuple[int, ...]:
-    """`sizes` of the mesh axes with -1 filled in; raises UserError unless they multiply to `num_devices`."""
+    """`sizes` of the mesh axes with -1 filled in. Raises UserError unless their product is `num_devices`."""
     asked = spelt_sizes(sizes)
     if any(size != -1 and size < 1 for size in sizes) or list(sizes).count(-1) > 1:
         raise UserError(f'mesh {asked}: sizes are positive, and at most one is -1 (the rest); {_EXAMPLE}')
@@ -74,12 +74,12 @@ def mesh_shape(sizes: Sequence[int], num_devices: int) -> tuple[int, ...]:
 
 
 def build(shape: Sequence[int], devices: Sequence[jax.Device], slices: int | None = None) -> Mesh:
-    """The mesh of `devices`, which are in JAX's order; `slices` as for `split_over_slices`.
+    """The mesh of `devices`, which are in JAX's order; `slices` as in `split_over_slices`.
 
     Raises:
       UserError: as `split_over_slices`.
     """
-    # Auto is spelt out: JAX defaults to Explicit, under which sharding constraints are type errors.
+    # Auto must be given: JAX defaults to Explicit, under which sharding constraints are type errors.
     types = (AxisType.Auto,) * len(MESH_AXES)
     attribute, count = slices_of(devices, slices)
     if count == 1:
@@ -93,13 +93,13 @@ def abstract(shape: Sequence[int], axis_type: AxisType = AxisType.Auto) -> Abstr
 
 
 def slices_of(devices: Sequence[Any], slices: int | None = None) -> tuple[str, int]:
-    """Which attribute of a device tells its slice, and how many there are.
+    """The attribute of a device that names its slice, and the number of slices.
 
-    `slices` None believes the devices. A number must be theirs, or the number of processes, for platforms whose
-    devices do not say (CPU hosts).
+    `slices` None uses what the devices report. A number must equal that, or the number of processes for platforms whose
+    devices do not report slices (CPU hosts).
 
     Raises:
-      UserError: for a number that is neither.
+      UserError: the number is neither.
     """
     told = {getattr(device, 'slice_index', None) for device in devices}
     processes = {device.process_index for device in devices}
@@ -108,8 +108,8 @@ def slices_of(devices: Sequence[Any], slices: int | None = None) -> tuple[str, i
     if slices == len(processes):
         return 'process_index', slices
     raise UserError(
-        f'slices = {slices}, but the {len(devices)} devices lie in {len(told)} slice(s) and {len(processes)} '
-        f'process(es); give Partitioner.slices = {len(told)}, or None to take what the devices say'
+        f'slices = {slices}, but the {len(devices)} devices are in {len(told)} slice(s) and {len(processes)} '
+        f'process(es); give Partitioner.slices = {len(told)}, or None to use what the devices report'
     )
 
 
@@ -117,7 +117,7 @@ def hybrid(shape: Sequence[int], devices: Sequence[Any], attribute: str, slices:
     """Devices [data, fsdp, tensor] such that only `split_over_slices` crosses slices.
 
     Raises:
-      UserError: where `data` x `fsdp` cannot be split over the slices, or these differ in size.
+      UserError: `data` x `fsdp` cannot be split over the slices, or the slices differ in size.
     """
     held = collections.Counter(getattr(device, attribute) for device in devices)
     if len(set(held.values())) > 1:
@@ -134,10 +134,10 @@ def hybrid(shape: Sequence[int], devices: Sequence[Any], attribute: str, slices:
 
 
 def split_over_slices(shape: Sequence[int], slices: int) -> tuple[int, int, int]:
-    """Into how many parts each axis is cut by the borders between slices; their product is `slices`.
+    """The number of parts into which the borders between slices cut each axis; their product is `slices`.
 
     Raises:
-      UserError: where `data` x `fsdp` does not allow it.
+      UserError: `data` x `fsdp` does not allow it.
     """
     data, fsdp, _ = shape
     over_data = math.gcd(data, slices)
@@ -145,7 +145,7 @@ def split_over_slices(shape: Sequence[int], slices: int) -> tuple[int, int, int]
     if fsdp % over_fsdp:
         raise UserError(
             f'mesh {spelt_sizes(shape)} does not split over {slices} slices: data x fsdp must be a multiple, '
-            f'as tensor stays within a slice; type e.g. --mesh=data={slices},fsdp=-1'
+            f'because tensor stays within a slice; type e.g. --mesh=data={slices},fsdp=-1'
         )
     return over_data, over_fsdp, 1
 

@@ -25,8 +25,8 @@ from remixer_t5x.errors import UserError
 
 Rules = Sequence[tuple[str, str | tuple[str, ...] | None]]
 
-# A name that is in no rule is replicated. `activation_embed` is apart from `embed` because rows of a batch
-# already occupy `fsdp` in activations.
+# A name without a rule is replicated. `activation_embed` differs from `embed` because rows of a batch already occupy
+# `fsdp` in activations.
 DEFAULT_RULES: Rules = (
     ('batch', ('data', 'fsdp')),
     ('vocab', 'tensor'),
@@ -62,18 +62,17 @@ class Partitioner:
     """A mesh and the rules that map logical axes onto it.
 
     Attributes:
-      data, fsdp, tensor: size of each mesh axis; one of them may be -1, which is all devices the others
-        leave.
-      sizes: the three as one text, 'data=2,fsdp=4' (`mesh.parse_sizes`), in their place.
-      slices: how many TPU slices or GPU nodes the devices lie in; None asks the devices (`mesh.slices_of`).
+      data, fsdp, tensor: size of each mesh axis; one of them may be -1, which means all remaining devices.
+      sizes: the three sizes as one text, 'data=2,fsdp=4' (`mesh.parse_sizes`), instead of them.
+      slices: number of TPU slices or GPU nodes; None asks the devices (`mesh.slices_of`).
       rules: pairs (logical axis, mesh axis or axes or None), earlier pairs first.
       extra_rules: pairs put before `rules`, for changing one of them in gin.
-      devices: the devices to use, in JAX's order; None is all of them. A number describes a mesh of so many
-        devices that need not exist: it has shardings and tables, and nothing can run on it.
+      devices: the devices to use, in JAX's order; None is all of them. A number describes a mesh of that many devices,
+          which need not exist: it has shardings and tables, but cannot run anything.
 
     Raises:
-      UserError: when the mesh is first used and its sizes do not multiply to the number of devices, or cannot
-        be split over the slices.
+      UserError: on first use of the mesh, if the product of its sizes is not the number of devices, or if it cannot be
+          split over the slices.
     """
 
     data: int = -1
@@ -102,7 +101,7 @@ class Partitioner:
 
     @property
     def all_rules(self) -> tuple[tuple[str, Any], ...]:
-        """Rules in order of precedence; lists from gin become tuples, as mesh axes must be hashable."""
+        """Rules in order of precedence; lists from gin become tuples, because mesh axes must be hashable."""
         return tuple(
             (name, tuple(axes) if isinstance(axes, list | tuple) else axes)
             for name, axes in (*self.extra_rules, *self.rules)
@@ -110,12 +109,12 @@ class Partitioner:
 
     @property
     def axis_sizes(self) -> tuple[int, int, int]:
-        """Sizes of the mesh axes as asked for, -1 not filled in."""
+        """Sizes of the mesh axes as given, without filling in -1."""
         return (self.data, self.fsdp, self.tensor) if self.sizes is None else meshes.parse_sizes(self.sizes)
 
     @functools.cached_property
     def mesh(self) -> Mesh | AbstractMesh:
-        """The device mesh, axes `data`, `fsdp`, `tensor`; abstract where `devices` is a number."""
+        """The device mesh, axes `data`, `fsdp`, `tensor`; abstract if `devices` is a number."""
         if isinstance(self.devices, int):
             return meshes.abstract(meshes.mesh_shape(self.axis_sizes, self.devices))
         devices = list(jax.devices() if self.devices is None else self.devices)
@@ -123,8 +122,9 @@ class Partitioner:
 
     @contextlib.contextmanager
     def activate(self) -> Iterator[Mesh]:
-        """Within it, `nn.with_logical_constraint` and bare PartitionSpecs refer to this mesh. Enter it
-        outside of jit."""
+        """A context in which `nn.with_logical_constraint` and bare PartitionSpecs refer to this mesh. Enter it outside
+        of jit.
+        """
         with jax.set_mesh(self.mesh), nn.logical_axis_rules(self.all_rules):
             yield self.mesh
 
@@ -137,12 +137,12 @@ class Partitioner:
 
     @property
     def batch_shards(self) -> int:
-        """Into how many parts the rows of a global batch are split."""
+        """The number of parts that the rows of a global batch are split into."""
         return math.prod(self.mesh.shape[axis] for axis in self.batch_axes)
 
     @property
     def batch_sharding(self) -> NamedSharding:
-        """Of any array whose first axis is the batch."""
+        """The sharding of any array whose first axis is the batch."""
         return NamedSharding(self.mesh, PartitionSpec(self.batch_axes or None))
 
     @property
@@ -162,7 +162,7 @@ class Partitioner:
             )
 
     def data_shard(self) -> tuple[int, int]:
-        """(index, count): the share of every global batch that this process reads and hands to `shard_batch`.
+        """(index, count): the share of every global batch that this process reads and gives to `shard_batch`.
 
         Processes that differ only along `tensor` hold the same rows, so `count` can be less than the number
         of processes.
@@ -191,9 +191,9 @@ class Partitioner:
     def state_shardings(self, init: Callable[[Any], Any], params: Any, param_shardings: Any) -> Any:
         """Shardings of the optimizer state `init(params)`, for `params` given as shapes.
 
-        A leaf whose path ends in a parameter's path and which has that parameter's shape is a moment of it and
-        lies where it lies. Other leaves lie as JAX's typing of shardings finds for `init`: factored moments keep
-        the axes that they have kept, counters are replicated.
+        A leaf whose path ends in a parameter's path and which has that parameter's shape is a moment of it and gets its
+        sharding. JAX's typing of shardings decides for other leaves of `init`: factored moments keep the sharding of
+        their remaining axes, counters are replicated.
         """
         typed = self._typed_state(init, params, param_shardings)
         leaves = jax.tree_util.tree_flatten_with_path(params)[0]
@@ -213,7 +213,7 @@ class Partitioner:
         return jax.tree_util.tree_map_with_path(sharding_of, typed)
 
     def _typed_state(self, init: Callable[[Any], Any], params: Any, param_shardings: Any) -> Any:
-        """`init(params)` in shapes that carry shardings, which JAX works out on a mesh of explicit axes."""
+        """The shapes of `init(params)` with shardings, which JAX works out on a mesh of explicit axes."""
         explicit = meshes.abstract(tuple(self.mesh.shape.values()), AxisType.Explicit)
         typed = jax.tree.map(
             lambda leaf, sharding: jax.ShapeDtypeStruct(
@@ -238,7 +238,7 @@ class Partitioner:
         return rows
 
     def _spec(self, leaf: Any) -> tuple[PartitionSpec, str]:
-        """Mesh axes of a boxed parameter, and what had to stay replicated."""
+        """Mesh axes of a boxed parameter, and a note about axes that stay replicated."""
         names, shape = _names(leaf), unbox(leaf).shape
         wanted = nn.logical_to_mesh_axes(names, self.all_rules)
         spec, notes = [], []
@@ -256,8 +256,8 @@ class Partitioner:
 def process_share(processes: np.ndarray, process: int) -> tuple[int, int]:
     """(index, count) of the share of the rows that `process` reads.
 
-    `processes` [batch shards, devices that hold that shard]: the process of each device. Shares are numbered
-    by the first row they hold, as the rows of a global array are.
+    `processes` [batch shards, devices that hold that shard]: the process of each device. Shares are numbered by their
+    first row, like the rows of a global array.
     """
     held: dict[int, list[int]] = {}
     for shard, owners in enumerate(processes.tolist()):
@@ -278,8 +278,9 @@ def is_boxed(leaf: Any) -> bool:
 
 
 def unbox(tree: Any) -> Any:
-    """`tree` without boxes and, other than flax's, without sharding constraints (sizes need not divide over
-    the mesh)."""
+    """`tree` without boxes and, unlike flax's `unbox`, without sharding constraints (sizes need not divide over the
+    mesh).
+    """
     return jax.tree.map(
         lambda leaf: leaf.unbox(apply_constraint=False) if isinstance(leaf, nn.Partitioned) else leaf,
         tree,

@@ -1,8 +1,8 @@
-"""One run over several processes: finding them, joining them, and leaving together.
+"""One run over several processes: how they find each other, connect, and exit together.
 
-The engine is `jax.distributed`: every process connects to the coordinator, which is process 0, and JAX then sees the
-devices of all. Where they are is asked of flags, of the environment, and of what JAX knows about TPU, Slurm, Open MPI
-and Kubernetes. A process that is alone connects to nothing.
+It uses `jax.distributed`: every process connects to the coordinator, which is process 0, and JAX then sees the devices
+of all processes. Addresses come from flags, from the environment, and from what JAX knows about TPU, Slurm, Open MPI
+and Kubernetes. A single process does not connect.
 """
 
 import contextlib
@@ -24,20 +24,20 @@ _BY_HAND = 'give --coordinator_address=HOST:PORT --process_count=N --process_ind
 
 
 class MissingProcess(UserError):
-    """Not all processes came: the same command, started again everywhere, may do."""
+    """Not all processes connected; running the same command again on all machines may help."""
 
     exit_code = collectives.LOST
 
 
 @dataclasses.dataclass(frozen=True)
 class Processes:
-    """What flags say about the processes of a run; None is not said.
+    """The flags about the processes of a run; None if not given.
 
     Attributes:
       address: HOST:PORT of process 0, which listens there.
-      count: how many there are.
-      index: which one this is, from 0.
-      initialization_timeout: seconds to wait for the others at the start.
+      count: number of processes.
+      index: index of this process, from 0.
+      initialization_timeout: seconds to wait for the other processes at the start.
       heartbeat_timeout: seconds without a sign of life after which a process counts as lost.
     """
 
@@ -50,7 +50,7 @@ class Processes:
 
 @dataclasses.dataclass(frozen=True)
 class Place:
-    """Where this process stands. `devices` are its local ones by number, None for all that it sees."""
+    """The place of this process in a run. `devices` are the numbers of its local devices, None for all that it sees."""
 
     address: str
     count: int
@@ -59,9 +59,9 @@ class Place:
 
 
 def find(settings: Processes, environment: Any = os.environ) -> Place | None:
-    """The place of this process, None where it is alone. Touches no device.
+    """The place of this process, None for a single process. Does not touch devices.
 
-    Raises UserError for flags that are wrong or miss something, and where a cluster cannot be asked.
+    Raises UserError if flags are wrong or incomplete, or if the cluster does not answer.
     """
     given = {name: getattr(settings, name) for name in FLAGS}
     known = {name: value if value is not None else environment.get(VARIABLES[name]) for name, value in given.items()}
@@ -137,7 +137,7 @@ class _Cluster:
 
     @classmethod
     def find(cls, environment: Any) -> '_Cluster | None':
-        # JAX asks its own list in `initialize`, which cannot say that a process is alone.
+        # JAX asks its own list in `initialize`, which cannot handle a single process.
         for kind in jax_workarounds.cluster_types():
             if _passes_over(kind.__name__, environment):
                 continue
@@ -146,7 +146,7 @@ class _Cluster:
         if 'KUBERNETES_SERVICE_HOST' in environment and 'JOB_COMPLETION_INDEX' in environment:
             raise UserError(
                 'this is a pod of an indexed Kubernetes job, and the package kubernetes that finds the others is not '
-                f'here; pip install kubernetes, or {_BY_HAND} (--process_count=1 for a pod that is alone)'
+                f'installed; pip install kubernetes, or {_BY_HAND} (--process_count=1 for a single pod)'
             )
         return None
 
@@ -164,9 +164,9 @@ class _Cluster:
         return _asked(ask, self._kind.__name__)
 
     def devices(self) -> tuple[int, ...] | None:
-        """One device for each of several processes of a machine; all where it is the only one there.
+        """One device for each of several processes of a machine; all devices for the only process there.
 
-        JAX itself takes a single one in both cases, which would leave seven of eight GPUs idle.
+        JAX itself takes a single device in both cases, which would leave seven of eight GPUs idle.
         """
         local = self._kind.get_local_process_id()
         beside = _processes_here(self._environment)
@@ -174,22 +174,22 @@ class _Cluster:
             return None
         visible = self._environment.get('CUDA_VISIBLE_DEVICES')
         if visible is not None and beside is not None and len(visible.split(',')) < beside:
-            return None  # The scheduler has bound this process to its own.
+            return None  # The scheduler has bound this process to its own device.
         return (int(local),)
 
 
 def _passes_over(kind: str, environment: Any) -> bool:
     if 'Tpu' in kind:
         return environment.get('JAX_PLATFORMS') == 'cpu'
-    # Pods of another kind (a notebook, a job of one pod) have no number, and are alone.
+    # Pods of another kind (a notebook, a job of one pod) have no number, and run alone.
     return kind == 'K8sCluster' and 'JOB_COMPLETION_INDEX' not in environment
 
 
 def _processes_here(environment: Any) -> int | None:
-    """How many processes of this run share the machine, as far as Slurm and Open MPI say."""
+    """The number of processes of this run on this machine, according to Slurm and Open MPI."""
     if 'OMPI_COMM_WORLD_LOCAL_SIZE' in environment:
         return int(environment['OMPI_COMM_WORLD_LOCAL_SIZE'])
-    # '4', '4(x2)' or '4,3': of each machine. Where they differ, some machine has several.
+    # '4', '4(x2)' or '4,3': the number on each machine. If numbers differ, some machine has several.
     text = environment.get('SLURM_STEP_TASKS_PER_NODE') or environment.get('SLURM_TASKS_PER_NODE')
     return max(int(part.partition('(')[0]) for part in text.split(',')) if text else None
 
@@ -201,20 +201,22 @@ def _asked(question: Callable[[], Any], kind: str) -> Any:
         text = ' '.join(str(error).split())
         raise UserError(
             f'{kind} does not say which processes belong together ({text[:200]}); {_BY_HAND}, or --process_count=1 '
-            'where this one is alone'
+            'for a single process'
         ) from error
 
 
 @contextlib.contextmanager
 def together(settings: Processes, tell: Callable[[BaseException, str], int], saves: bool = False) -> Iterator[None]:
-    """A run over all processes; for a process that is alone, nothing.
+    """The context of a run over all processes; does nothing for a single process.
 
-    What is raised within is told here and ends the process: the others learn of it, and none waits for the rest.
+    Reports an exception raised within, tells the other processes, and ends this process, so that no process waits for
+    the rest.
 
     Args:
-      settings: what flags say.
-      tell: prints an error with the name of its process, and gives the exit code.
-      saves: SIGTERM is for the run, which saves and stops (see `preemption`); otherwise it ends the process.
+      settings: from flags.
+      tell: prints an error with the name of its process, and returns the exit code.
+      saves: whether the run handles SIGTERM by saving and stopping (see `preemption`); otherwise SIGTERM ends the
+          process.
     """
     place = find(settings)
     if place is None:
@@ -231,7 +233,7 @@ def together(settings: Processes, tell: Callable[[BaseException, str], int], sav
     try:
         yield
         watch.close()
-        # All meet here, so that the first process, which is the coordinator, outlives the others.
+        # A barrier, so that the first process, which is the coordinator, exits last.
         jax.distributed.shutdown()
     except BaseException as error:
         watch.wait_for_reason(error)
@@ -264,13 +266,13 @@ def _join(place: Place, waiting: int, heartbeat: int, saves: bool, watch: collec
 
 
 def _check_port(place: Place) -> None:
-    """JAX 0.10 crashes where its port is taken."""
+    """Checks the port, because JAX 0.10 crashes if it is taken."""
     port = int(place.address.rpartition(':')[2])
     if place.index == 0 and 'JAX_COORDINATOR_BIND_ADDRESS' not in os.environ:
         try:
             socket.create_server(('', port)).close()
         except OSError as error:
             raise UserError(
-                f'port {port} of {place.address} cannot be listened at ({error.strerror or error}); give another port '
+                f'port {port} of {place.address} cannot be opened ({error.strerror or error}); give another port '
                 f'in {FLAGS["address"]}, to all processes'
             ) from error

@@ -1,7 +1,7 @@
 """The best parameters of each task, kept apart from the checkpoints that rotate.
 
-`MODEL_DIR/best/<task>/<step>` has the items `state` (parameters alone) and `run` of a checkpoint, so it can be
-evaluated, run and finetuned from as one. `run` also says which metric was best, and its value.
+`MODEL_DIR/best/<task>/<step>` has the items `state` (only parameters) and `run` of a checkpoint, so it can be
+evaluated, run and finetuned like a checkpoint. `run` also says which metric was best, and its value.
 """
 
 import contextlib
@@ -25,24 +25,24 @@ BEST = 'best'
 class BestCheckpoints:
     """Keeps, for each task, the parameters with the highest value of one metric.
 
-    `metrics` names a task's metric; a task that it does not name is judged by its first one. `record` is what a
-    checkpoint of the run says about it.
+    `metrics` names the metric of a task; the default is the task's first metric. `record` is the record of the run in
+    its checkpoints.
     """
 
     def __init__(self, folder: epath.Path, record: Mapping[str, Any], metrics: Mapping[str, str] | None = None):
         self._folder, self._record, self._metrics = folder / BEST, record, metrics or {}
 
     def keep(self, report: Report, step: int, params: Any) -> bool:
-        """Saves `params` if they are better than what is kept, and says whether; returns once they are on disk.
+        """Saves `params` if they are better than the kept ones. Returns whether it did, once they are on disk.
 
-        Raises UserError for a metric that the task does not have, and where they cannot be written.
+        Raises UserError if the task does not have the metric, or if the parameters cannot be written.
         """
         name = self.metric(report)
         if name is None:
             return False
         folder, value = self._folder / report.task, report.metrics[name]
         known = collectives.broadcast(self.known(report.task))
-        # A run that was killed comes to the same step again, with the same value.
+        # A run that was killed reaches the same step again, with the same value.
         if known and (known['metric'] == name and known['value'] >= value):
             return False
         record = {**self._record, BEST: {'task': report.task, 'metric': name, 'value': value, 'step': step}}
@@ -50,7 +50,7 @@ class BestCheckpoints:
         return True
 
     def metric(self, report: Report) -> str | None:
-        """The metric that judges the task; None where it gives none."""
+        """The metric of the task; None if it has no metrics."""
         wanted = self._metrics.get(report.task)
         if wanted is not None and wanted not in report.metrics:
             raise UserError(
@@ -59,7 +59,7 @@ class BestCheckpoints:
         return wanted or next(iter(report.metrics), None)
 
     def known(self, task: str) -> Mapping[str, Any] | None:
-        """`metric`, `value` and `step` of what is kept for `task`."""
+        """`metric`, `value` and `step` of the parameters kept for `task`."""
         steps = saved_params.steps_in(self._folder / task)
         return saved_params.read_record(self._folder / task / str(steps[-1])).get(BEST) if steps else None
 
@@ -75,7 +75,7 @@ class BestCheckpoints:
                 if step in writer.all_steps():
                     writer.delete(step)
                 writer.save(step, args=items, force=True)
-                # Only now, so that there is always one.
+                # Removed only now, so that there is always one checkpoint.
                 for other in others:
                     writer.delete(other)
 
@@ -94,7 +94,7 @@ def _check_space(folder: epath.Path, params: Any) -> None:
 
 
 def kept_in(folder: str) -> dict[str, Mapping[str, Any]]:
-    """What MODEL_DIR's best checkpoints say, by task: `metric`, `value`, `step`, and `path`."""
+    """The best checkpoints in MODEL_DIR, by task: `metric`, `value`, `step`, and `path`."""
     found: dict[str, Mapping[str, Any]] = {}
     best = model_dir.absolute(folder) / BEST
     for task in sorted(best.iterdir()) if best.is_dir() else []:

@@ -16,7 +16,7 @@ EvalStep = Callable[[Any, Any], Mapping[str, jax.Array]]
 
 @dataclasses.dataclass(frozen=True)
 class Evaluation:
-    """Evaluates on `dataset`: at most `steps` batches of it (None: all). `name` is the `kind` of its records."""
+    """Evaluates on at most `steps` batches of `dataset` (None takes all). `name` is the `kind` of its records."""
 
     dataset: pipeline.DatasetConfig
     steps: int | None = None
@@ -34,16 +34,15 @@ class Evaluation:
 def evaluate(
     params: Any, batches: Iterable[Any], eval_step: EvalStep, place: Callable[[Any], Any], name: str = 'eval'
 ) -> dict[str, float]:
-    """`loss`, `perplexity`, `accuracy`, `tokens` of `params`; `eval_step(params, batch)` gives sums, `place`
-    device arrays.
+    """`loss`, `perplexity`, `accuracy`, `tokens` of `params`. `eval_step(params, batch)` returns sums; `place` puts a
+    batch on the devices.
 
-    Raises UserError when there is no target token at all.
+    Raises UserError if there is no target token at all.
     """
     totals: dict[str, float] = {}
     batches = iter(batches)
     while chunk := list(itertools.islice(batches, 16)):
-        # Some steps are under way before their sums are fetched, so that the device does not wait for the
-        # host.
+        # Starts some steps before it fetches their sums, so that the device does not wait for the host.
         pending = [eval_step(params, place(batch)) for batch in chunk]
         for sums in jax.device_get(pending):
             for key, value in sums.items():

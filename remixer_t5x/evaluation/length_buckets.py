@@ -1,4 +1,4 @@
-"""Batches of examples of like length, in few shapes: each shape is compiled once, and padding costs time."""
+"""Batches of examples of similar length, in few shapes: each shape is compiled once, and padding costs time."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -6,20 +6,20 @@ from collections.abc import Sequence
 import numpy as np
 
 SHORTEST = 32
-# A shape of its own pays only for so many batches; compiling it takes about as long as running them.
+# A separate shape pays off only for this many batches; compiling it takes about as long as running them.
 FEWEST_BATCHES = 4
 
 
 @dataclasses.dataclass(frozen=True)
 class Rows:
-    """One batch: which examples (at most the batch size), and the length that each is filled up to."""
+    """One batch: the indices of its examples (at most the batch size), and the length that each is padded to."""
 
     examples: np.ndarray
     length: int
 
 
 def bucket(length: int, longest: int) -> int:
-    """The next power of two from SHORTEST on, at most `longest`."""
+    """The next power of two, at least SHORTEST and at most `longest`."""
     size = min(SHORTEST, longest)
     while size < min(length, longest):
         size *= 2
@@ -27,10 +27,10 @@ def bucket(length: int, longest: int) -> int:
 
 
 def plan(lengths: Sequence[int], batch_size: int, longest: int) -> list[Rows]:
-    """Every example once, the longest first, so that memory that does not suffice is noticed at the start.
+    """Every example once, the longest first, so that a lack of memory shows at the start.
 
     Args:
-        lengths: tokens of each example; none is above `longest`.
+        lengths: number of tokens of each example, at most `longest`.
         batch_size: rows of a batch; the last batch may have fewer examples.
         longest: the largest shape.
     """
@@ -41,7 +41,7 @@ def plan(lengths: Sequence[int], batch_size: int, longest: int) -> list[Rows]:
 
 
 def _merged(sizes: Sequence[int]) -> list[int]:
-    """`sizes` of batches, descending, where a size that few batches have is raised to the next larger one."""
+    """`sizes` of batches, descending; a size of few batches is raised to the next larger size."""
     larger: dict[int, int] = {}
     counts = {size: sizes.count(size) for size in sorted(set(sizes))}
     kinds = list(counts)

@@ -1,8 +1,8 @@
-"""A model over any number of examples: texts it generates, and likelihoods of given ones.
+"""Runs a model over any number of examples: generates texts, and scores given texts.
 
-Examples are put into batches of like length, the last one filled up with empty rows whose results are dropped. Each
-result belongs to its example alone, so neither the batch size nor the mesh nor the number of hosts changes it; keys
-of decoders that draw are folded from the example's number.
+Examples are put into batches of similar length. Empty rows fill the last batch, and their results are dropped. A result
+depends only on its example, so batch size, mesh and number of hosts do not change it; keys of decoders that sample are
+folded from the example's number.
 """
 
 import collections
@@ -20,16 +20,16 @@ from remixer_t5x.model.decoding import Decoder, Greedy
 from remixer_t5x.optimization.train_step import Compiled
 
 Ids = Sequence[int]
-# Batches under way before the results of the first are fetched, so that device and host work at the same time.
+# Number of batches started before the results of the first are fetched, so that device and host work at the same time.
 UNDER_WAY = 2
 
 
 @dataclasses.dataclass(frozen=True)
 class Decoding:
-    """How predictions are made.
+    """Settings of predictions.
 
-    `batch_size` counts examples over all devices; `feature_lengths` bounds `inputs` and `targets`, the end token
-    included; `seed` is of decoders that draw.
+    `batch_size` counts examples over all devices; `feature_lengths` bounds `inputs` and `targets`, including the end
+    token; `seed` is for decoders that sample.
     """
 
     batch_size: int
@@ -39,11 +39,11 @@ class Decoding:
 
     def __post_init__(self) -> None:
         if isinstance(self.batch_size, bool) or not isinstance(self.batch_size, int) or self.batch_size < 1:
-            raise UserError(f'EVAL_BATCH_SIZE is {self.batch_size!r}; it takes a number of examples, 1 or more')
+            raise UserError(f'EVAL_BATCH_SIZE is {self.batch_size!r}; give a number of examples, 1 or more')
 
 
 class Prediction(NamedTuple):
-    """Generated ids up to and with the end token, best first or in the order drawn, and the score of each."""
+    """Generated ids up to and including the end token, best first or in the order sampled, and the score of each."""
 
     ids: list[list[int]]
     scores: list[float]
@@ -52,7 +52,7 @@ class Prediction(NamedTuple):
 class Predictor:
     """`predict`, `score`, `rank` and `encode` of one model on one mesh; compiled once per shape and kept.
 
-    `eos_id` ends a generated sequence. Raises UserError where the batch size does not divide over the mesh.
+    `eos_id` ends a generated sequence. Raises UserError if the batch size does not divide over the mesh.
     """
 
     def __init__(self, model: Any, partitioner: Partitioner, settings: Decoding, eos_id: int = 1):
@@ -77,7 +77,7 @@ class Predictor:
         return Compiled(jax.jit(function, out_shardings=self._partitioner.replicated), self._partitioner)
 
     def predict(self, params: Any, inputs: Sequence[Ids], first: int = 0) -> list[Prediction]:
-        """What the model generates for each of `inputs`, which are numbered from `first` on."""
+        """The predictions for each of `inputs`, which are numbered from `first`."""
         found: list[Any] = [None] * len(inputs)
         for rows, decoded in self._run(self._generate, params, inputs, {}, first):
             tokens, scores = (np.asarray(part) for part in decoded)
@@ -130,7 +130,7 @@ class Predictor:
         yield from pending
 
     def _place(self, batch: Mapping[str, np.ndarray]) -> dict[str, jax.Array]:
-        """On the devices, filled up with empty rows. Every host has all rows and hands over its own."""
+        """The batch on the devices, filled up with empty rows. Every host has all rows and passes its own part."""
         size = self._settings.batch_size
         index, count = self._partitioner.data_shard()
         own = slice(index * (size // count), (index + 1) * (size // count))
@@ -152,7 +152,7 @@ def decoder_arrays(targets: Sequence[Ids], length: int) -> dict[str, np.ndarray]
 
 
 def padded(rows: Sequence[Ids], length: int) -> np.ndarray:
-    """[rows, length] int32, 0 after the end of each."""
+    """Rows of ids as [rows, length] int32, with 0 after the end of each."""
     filled: np.ndarray = np.zeros((len(rows), length), np.int32)
     for row, ids in enumerate(rows):
         filled[row, : len(ids)] = ids
@@ -160,6 +160,6 @@ def padded(rows: Sequence[Ids], length: int) -> np.ndarray:
 
 
 def _without_padding(tokens: np.ndarray) -> list[int]:
-    """Up to the last token that is not padding; a model may generate id 0 before its end token."""
+    """The ids up to the last token that is not padding; a model may generate id 0 before its end token."""
     used = np.flatnonzero(tokens)
     return tokens[: used[-1] + 1].tolist() if len(used) else []

@@ -1,8 +1,8 @@
-"""What an evaluation leaves behind: `metrics.jsonl`, TensorBoard files, and predictions beside targets.
+"""The files of an evaluation: `metrics.jsonl`, TensorBoard files, and predictions next to targets.
 
 `metrics.jsonl` has one object per task and checkpoint: `kind` ('<split>/<task>'), `step`, `checkpoint`, the metrics,
-and `timing`. Another evaluation of the same adds another line. `predictions/<task>-<split>-<step>.jsonl` has the rows
-of `task_evaluation.Report`.
+and `timing`. Repeating an evaluation adds another line. `predictions/<task>-<split>-<step>.jsonl` has the rows of
+`task_evaluation.Report`.
 """
 
 import json
@@ -20,7 +20,7 @@ PREDICTIONS = 'predictions'
 
 
 class Results:
-    """Writes reports into one folder, which is made if need be. Raises UserError where that cannot be."""
+    """Writes reports into one folder, and creates it if necessary. Raises UserError if it cannot."""
 
     def __init__(self, folder: str):
         self.folder = model_dir.absolute(folder)
@@ -34,7 +34,7 @@ class Results:
         record = {'kind': kind, 'step': step, 'checkpoint': str(checkpoint)}
         numbers = {name: value if math.isfinite(value) else None for name, value in report.metrics.items()}
         predictions = self.folder / PREDICTIONS / f'{report.task}-{report.split}-{step}.jsonl'
-        # The predictions first: a task that is listed has them.
+        # Writes predictions first, so that a listed task has them.
         write_jsonl(predictions, report.rows)
         with metrics.writing(self.folder), (self.folder / model_dir.METRICS).open('a') as file:
             file.write(json.dumps({**record, **numbers, 'timing': {'seconds': report.seconds}}) + '\n')
@@ -55,7 +55,7 @@ def done(folder: str, split: str, tasks: Sequence[str]) -> set[int]:
 
 
 def write_jsonl(path: epath.Path, rows: Iterable[Mapping[str, Any]]) -> None:
-    """One JSON object per line; the file appears whole or not at all."""
+    """One JSON object per line; the file appears only when it is complete."""
     with metrics.writing(path):
         fresh = path.parent / (path.name + '.new')
         with fresh.open('w') as file:
@@ -67,7 +67,7 @@ def write_jsonl(path: epath.Path, rows: Iterable[Mapping[str, Any]]) -> None:
 def read_predictions(path: str) -> list[dict[str, Any]]:
     """The rows of a file that `write_jsonl` or `remixer-t5x infer` wrote.
 
-    Raises UserError, with the line, where it is something else.
+    Raises UserError, with the line, if it is another kind of file.
     """
     rows = []
     try:
@@ -78,7 +78,7 @@ def read_predictions(path: str) -> list[dict[str, Any]]:
         try:
             row = json.loads(line)
         except (ValueError, RecursionError) as error:
-            raise UserError(f'{path} line {number} is no JSON ({error}); give a file of predictions') from error
+            raise UserError(f'{path} line {number} is not JSON ({error}); give a file of predictions') from error
         if not isinstance(row, dict) or not isinstance(row.get('prediction'), str):
             raise UserError(f"{path} line {number} has no text 'prediction'; give a file of predictions")
         rows.append(row)

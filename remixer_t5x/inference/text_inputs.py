@@ -12,21 +12,22 @@ from typing import TextIO
 from remixer_t5x.errors import UserError
 
 TXT, JSONL = 'txt', 'jsonl'
-# Characters of a line; a longer one is no text for a model, and would not fit into memory at some size.
+# Maximum number of characters of a line. A longer line is not a text for a model, and might not fit into memory.
 LONGEST = 50_000_000
 _FORMATS = {'.txt': TXT, '.jsonl': JSONL, '.ndjson': JSONL, '.json': JSONL}
 
 
 @dataclasses.dataclass(frozen=True)
 class TextInputs:
-    """Iterates over the texts, any number of times for a file and once for standard input.
+    """Iterates over the texts: any number of times for a file, once for standard input.
 
     Attributes:
       path: a file, also gzipped (`.gz`), or '-' for standard input.
       field: which field of a JSON line has the text.
-      format: 'txt' (a text per line, empty ones too) or 'jsonl'; None goes by the extension, or is text.
+      format: 'txt' (one text for each line, also if it is empty) or 'jsonl'; None uses the extension, with text as
+          default.
 
-    Raises UserError for a file that cannot be read, and, with the line, for what is no JSON or lacks the field.
+    Raises UserError if the file cannot be read, or, with the line, if a line is not JSON or lacks the field.
     """
 
     path: str = '-'
@@ -67,18 +68,18 @@ class TextInputs:
                         )
                     yield line
         except UnicodeDecodeError as error:
-            raise UserError(f'{self.shown} is no UTF-8 text ({error.reason}); convert it') from error
+            raise UserError(f'{self.shown} is not UTF-8 text ({error.reason}); convert it') from error
         except (OSError, EOFError, zlib.error) as error:
-            # The last two, and some of the first, are of a damaged gzip file.
+            # The last two, and some of the first, mean a damaged gzip file.
             reason = getattr(error, 'strerror', None) or error
             raise UserError(f'{self.shown} cannot be read ({reason}); give --input=FILE') from error
 
     def _open(self) -> TextIO:
         if self.is_stdin:
-            # A duplicate, so that closing it leaves the process its standard input.
+            # Duplicated, so that closing it does not close standard input.
             return open(os.dup(sys.stdin.fileno()), encoding='utf-8', newline='\n')
         path = os.path.expanduser(self.path)
-        # Only \n ends a line: U+2028 or a lone \r may stand inside a text.
+        # Only \n ends a line: a text may contain U+2028 or a lone \r.
         if path.endswith('.gz'):
             return gzip.open(path, 'rt', encoding='utf-8', newline='\n')
         return open(path, encoding='utf-8', newline='\n')
@@ -88,19 +89,19 @@ class TextInputs:
             row = json.loads(line)
         except (ValueError, RecursionError) as error:
             raise UserError(
-                f'{self.shown} line {number} is no JSON ({error}); for text give INPUT_FORMAT=txt'
+                f'{self.shown} line {number} is not JSON ({error}); for text give INPUT_FORMAT=txt'
             ) from error
         text = row.get(self.field) if isinstance(row, dict) else None
         if not isinstance(text, str):
-            known = _names(row) if isinstance(row, dict) else 'none, as it is no object'
+            known = _names(row) if isinstance(row, dict) else 'none, because it is not an object'
             raise UserError(
                 f'{self.shown} line {number} has no text in field {self.field!r}; its fields are {known}; give --field'
             )
-        # A lone surrogate (half of an escaped pair) is a Python string but no text.
+        # A lone surrogate (half of an escaped pair) is a Python string but not a text.
         return text.encode('utf-8', 'replace').decode()
 
 
 def _names(row: dict[str, object]) -> str:
-    """The first fields of a row from anybody, on one line."""
+    """The first fields of an untrusted row, on one line."""
     shown = [name if name.isprintable() and len(name) < 60 else ascii(name)[:60] for name in list(row)[:10]]
     return ', '.join(shown) + (', ...' if len(row) > 10 else '')

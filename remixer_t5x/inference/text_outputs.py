@@ -1,8 +1,10 @@
-"""A model run on texts, window by window: written in the order of the input, and continued where it was interrupted.
+"""Runs a model on texts, window by window. Writes results in the order of the input, and continues an interrupted
+output.
 
 The output has one JSON object per text: `index`, `input`, `prediction`, `score`, all `predictions` and `scores` where
-the decoder gives several, `cut` where the text was too long; and what tells whose it is: `input_hash`, `checkpoint`,
-`decoder`. A line is written whole, so an output is always a prefix of what it will be, less perhaps a torn last line.
+the decoder gives several, `cut` if the text was too long; and `input_hash`, `checkpoint` and `decoder`, which identify
+its source. Lines are written whole, so an interrupted output is a prefix of the complete output, except perhaps for a
+torn last line.
 """
 
 import dataclasses
@@ -19,13 +21,14 @@ from remixer_t5x.errors import UserError
 from remixer_t5x.evaluation.predictions import Predictor
 from remixer_t5x.run_folder import metrics, model_dir
 
-# Texts are sorted by length within a window of so many batches.
+# Texts are sorted by length within a window of this many batches.
 WINDOW_BATCHES = 16
 
 
 @dataclasses.dataclass(frozen=True)
 class Texts:
-    """From text to ids and back: a vocabulary, and the most tokens of an input, its end token included.
+    """Maps text to ids and back, with a vocabulary and the maximum number of tokens of an input, including its end
+    token.
 
     `refuse_long` raises UserError for a longer text instead of cutting it.
     """
@@ -49,7 +52,9 @@ class Texts:
 
 @dataclasses.dataclass
 class Counts:
-    """Of this run and those it continues: texts written, and how many of them were cut; `before` were there already."""
+    """Texts written by this run and the runs that it continues, and how many of them were cut; `before` is the number
+    of earlier texts.
+    """
 
     written: int = 0
     cut: int = 0
@@ -59,8 +64,8 @@ class Counts:
 class Output:
     """The file (or standard output) that predictions go to.
 
-    `whose` says what makes them, `checkpoint` and `decoder`. Raises UserError where the file has predictions of
-    something else, or cannot be read or written.
+    `whose` is the `checkpoint` and `decoder` of the predictions. Raises UserError if the file has predictions of
+    another source, or cannot be read or written.
     """
 
     def __init__(self, path: str, whose: dict[str, str]):
@@ -77,7 +82,7 @@ class Output:
         return self.path == '-'
 
     def _read(self) -> None:
-        """What an interrupted run has written; a torn last line is cut off when writing begins."""
+        """What an interrupted run has written. A torn last line is removed when writing starts."""
         self._whole = 0
         if not os.path.exists(self.path):
             return
@@ -96,7 +101,7 @@ class Output:
             index, digest = row['index'], row['input_hash']
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise UserError(
-                f'{self.path} line {number + 1} is no prediction of this command; give another --output, or remove it'
+                f'{self.path} line {number + 1} is not a prediction of this command; give another --output, or remove it'
             ) from error
         for name, value in self._whose.items():
             if known[name] != value:
@@ -131,13 +136,13 @@ class Output:
         return self._file
 
     def close(self) -> None:
-        """Ends writing; the output can be asked for its counts afterwards."""
+        """Closes the file; the counts remain available."""
         if self._file is not None:
             self._file.close()
 
 
 def hash_of(text: str) -> str:
-    """16 hex digits that tell texts apart."""
+    """A hash of a text, 16 hex digits."""
     return hashlib.sha256(text.encode('utf-8', 'surrogatepass')).hexdigest()[:16]
 
 
@@ -147,7 +152,7 @@ def name_of(decoder: Any) -> str:
 
 
 def skip_done(texts: Iterator[str], output: Output, shown: str) -> None:
-    """Takes from `texts` (`shown` names them) those that the output has; raises UserError where they differ."""
+    """Skips the texts that the output already has. Raises UserError, with the name `shown`, if the texts differ."""
     for index, digest in enumerate(output.hashes):
         text = next(texts, None)
         if text is None:
@@ -170,15 +175,15 @@ def run(
     window: int,
     after_window: Callable[[Counts], None] = lambda counts: None,
 ) -> None:
-    """Predicts for all of `texts`, which follow those that `output` has already, and writes them.
+    """Predicts for all of `texts`, which follow the texts that `output` already has, and writes the predictions.
 
     Args:
-        texts: what is left to do.
-        output: where it goes.
-        codec: text to ids and back.
+        texts: the remaining texts.
+        output: where predictions are written.
+        codec: maps text to ids and back.
         predict: (ids of each text, index of the first) -> `predictions.Prediction` of each.
-        window: texts at a time.
-        after_window: called with what is written.
+        window: number of texts at a time.
+        after_window: called with the counts after each window.
     """
     while chunk := list(itertools.islice(texts, window)):
         first = output.counts.written
@@ -196,5 +201,5 @@ def run(
 
 
 def predict_with(predictor: Predictor, params: Any) -> Callable[[list[list[int]], int], Any]:
-    """`predict` of `run`: with these parameters."""
+    """The `predict` argument of `run`, with these parameters."""
     return lambda inputs, first: predictor.predict(params, inputs, first)

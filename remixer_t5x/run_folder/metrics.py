@@ -1,9 +1,8 @@
-"""Training and evaluation numbers: sums and weights add up, one division at the end; then to TensorBoard and
-JSONL.
+"""Training and evaluation numbers: adds up sums and weights, divides once, and writes to TensorBoard and JSONL.
 
 `metrics.jsonl` has one object per log or evaluation: `kind` ('train' or an evaluation's name), `step`, the
-numbers, and what depends on the machine (`clock`, `seconds`, `tokens_per_second`, `host_mib`) under `timing`. Without
-`timing` the file of a run that was killed and resumed equals an unbroken run's.
+numbers, and the numbers that depend on the machine (`clock`, `seconds`, `tokens_per_second`, `host_mib`) under
+`timing`. Without `timing` the file of a run that was killed and resumed equals an unbroken run's.
 """
 
 import contextlib
@@ -25,15 +24,14 @@ PER_TOKEN = {'loss': 'loss', 'z_loss': 'z_loss', 'correct': 'accuracy'}
 COUNTS = ('weights', 'sequences', 'nonfinite', 'spike')
 LAST = ('learning_rate',)
 STEPS = 'steps'
-# Steps whose update was left out (`bad_steps`); their numbers are in no mean.
+# Steps whose update was skipped (`bad_steps`); means leave their numbers out.
 SKIPPED = 'skipped'
 
 
 class Window:
     """Metrics since the last log. `add` keeps device arrays and never waits; `totals` fetches them.
 
-    Sums are Python floats added in step order, so a window that was saved, restored and continued gives the
-    same bits.
+    Sums are Python floats added in step order, so saving, restoring and continuing a window gives the same bits.
     """
 
     def __init__(self, totals: Mapping[str, float] | None = None):
@@ -44,9 +42,7 @@ class Window:
         self._pending.append(metrics)
 
     def totals(self) -> dict[str, float]:
-        """All numbers added up, and how many `steps` they are; `learning_rate` is the last one. Waits for the
-        device.
-        """
+        """The sums of all numbers, the number of `steps`, and the last `learning_rate`. Waits for the device."""
         for metrics in jax.device_get(self._pending):
             if metrics.get('nonfinite', 0.0) > 0 or metrics.get('spike', 0.0) > 0:
                 self._totals[SKIPPED] = self._totals.get(SKIPPED, 0.0) + 1.0
@@ -60,9 +56,7 @@ class Window:
 
 
 def means(totals: Mapping[str, float]) -> dict[str, float]:
-    """What a reader wants: sums over tokens divided by `weights`, once; the other numbers averaged over
-    steps.
-    """
+    """Means for a reader: sums over tokens divided by `weights`, once; other numbers averaged over steps."""
     weights = totals.get('weights', 0.0)
     found = {}
     for name, value in totals.items():
@@ -76,7 +70,7 @@ def means(totals: Mapping[str, float]) -> dict[str, float]:
 
 
 def perplexity(loss: float) -> float:
-    """exp(loss), infinite where that leaves float64."""
+    """exp(loss), infinite if that exceeds float64."""
     return math.exp(loss) if loss < 700 else math.inf
 
 
@@ -88,13 +82,13 @@ class Writer(Protocol):
 
 
 class JsonlWriter:
-    """One JSON object per line. Lines after `restored_step` are dropped: the resumed run writes those again."""
+    """One JSON object per line. Drops lines after `restored_step`, which the resumed run writes again."""
 
     def __init__(self, path: epath.Path, restored_step: int):
         self._path = path
         try:
             kept = _lines_until(path, restored_step)
-            # A rename cannot leave half a file behind if this process is killed here.
+            # A rename does not leave half a file if this process is killed here.
             fresh = path.parent / (path.name + '.new')
             fresh.write_text(''.join(kept))
             fresh.replace(path)
@@ -113,7 +107,7 @@ class JsonlWriter:
             with self._path.open('a') as file:
                 file.write(json.dumps(record) + '\n')
                 file.flush()
-                # Object stores have no descriptor, and keep what is closed.
+                # Object stores have no descriptor, and keep files that were closed.
                 with contextlib.suppress(AttributeError, io.UnsupportedOperation):
                     os.fsync(file.fileno())
         except OSError as error:
@@ -127,10 +121,10 @@ class TensorBoardWriter:
     """TensorBoard event files in `folder`; tags are `kind/name`."""
 
     def __init__(self, folder: epath.Path, restored_step: int):
-        # Imported here: a run of floors 0 to 4 and most tests do without it.
+        # Imported here, because models and most tests do not need it.
         from tensorboardX import SummaryWriter
 
-        # The purge hides, in TensorBoard, what was logged after the checkpoint that this run goes on from.
+        # The purge hides what was logged after the checkpoint that this run resumes from.
         purge = restored_step + 1 if restored_step else None
         self._writer = SummaryWriter(str(folder), purge_step=purge, flush_secs=30)
 
@@ -146,7 +140,7 @@ class TensorBoardWriter:
 
 
 class Writers:
-    """All of several writers; closed together."""
+    """Several writers as one; closed together."""
 
     def __init__(self, *writers: Writer):
         self._writers = writers
@@ -161,7 +155,7 @@ class Writers:
 
 
 def read(path: epath.Path) -> list[dict[str, Any]]:
-    """The complete records of a metrics.jsonl, in order; an unfinished last line is left out."""
+    """The complete records of a metrics.jsonl, in order, without an unfinished last line."""
     if not path.exists():
         return []
     records = []
@@ -178,13 +172,13 @@ def _lines_until(path: epath.Path, step: int) -> list[str]:
 
 
 def _finite(value: float) -> float | None:
-    # JSON has no NaN; other readers than Python's refuse it.
+    # JSON has no NaN, and readers other than Python's refuse it.
     return float(value) if math.isfinite(value) else None
 
 
 @contextlib.contextmanager
 def writing(path: epath.Path) -> Iterator[None]:
-    """Turns an OSError into a UserError: `path` cannot be written, and why."""
+    """Turns an OSError into a UserError that says why `path` cannot be written."""
     try:
         yield
     except OSError as error:

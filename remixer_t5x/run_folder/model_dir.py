@@ -1,4 +1,4 @@
-"""MODEL_DIR: the folder of one run, with a marker that tells it from a folder of somebody else's."""
+"""MODEL_DIR: the folder of one run, with a marker that distinguishes it from other folders."""
 
 import importlib.metadata
 import json
@@ -18,15 +18,13 @@ PACKAGES = ('jax', 'jaxlib', 'flax', 'optax', 'orbax-checkpoint', 'seqio', 'tens
 
 
 def absolute(path: str | os.PathLike[str]) -> epath.Path:
-    """The path as the checkpoint library wants it: absolute, `~` opened; `gs://` and the like stay as they
-    are.
-    """
+    """The path for the checkpoint library: absolute, with `~` expanded. `gs://` and other URLs stay as they are."""
     text = os.fspath(path)
     return epath.Path(text if '://' in text else os.path.abspath(os.path.expanduser(text)))
 
 
 def claim(path: str | os.PathLike[str]) -> epath.Path:
-    """Makes or re-enters MODEL_DIR. Raises UserError for a foreign folder, a file, or one that cannot be
+    """Creates or opens MODEL_DIR. Raises UserError for a file, a folder of something else, or a folder that cannot be
     written.
     """
     if not os.fspath(path):
@@ -37,10 +35,10 @@ def claim(path: str | os.PathLike[str]) -> epath.Path:
             raise UserError(f'MODEL_DIR {folder} is a file; give a new or empty folder')
         if folder.exists() and not (folder / MARKER).exists() and any(folder.iterdir()):
             raise UserError(
-                f'MODEL_DIR {folder} holds files of something else (no {MARKER} there); give a new or empty folder'
+                f'MODEL_DIR {folder} has files of something else (it has no {MARKER}); give a new or empty folder'
             )
         folder.mkdir(parents=True, exist_ok=True)
-        # Rewriting the marker each time shows right here whether the folder can be written.
+        # Rewriting the marker each time checks here that the folder can be written.
         (folder / MARKER).write_text(json.dumps({'format': 'remixer_t5x', 'version': 1}) + '\n')
     except OSError as error:
         raise UserError(
@@ -50,7 +48,7 @@ def claim(path: str | os.PathLike[str]) -> epath.Path:
 
 
 def write_config(folder: epath.Path, text: str) -> None:
-    """Writes the operative gin to `folder`/config.gin. Raises UserError when the disk is full."""
+    """Writes the operative gin to `folder`/config.gin. Raises UserError if the disk is full."""
     try:
         (folder / CONFIG).write_text(text)
     except OSError as error:
@@ -60,7 +58,7 @@ def write_config(folder: epath.Path, text: str) -> None:
 
 
 def package_versions() -> dict[str, str]:
-    """Versions of the packages that decide what a run computes."""
+    """Versions of the packages that affect what a run computes."""
     found: dict[str, Any] = {}
     for name in PACKAGES:
         try:

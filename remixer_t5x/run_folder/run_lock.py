@@ -1,4 +1,4 @@
-"""One MODEL_DIR, one run: the kernel's lock on a file there, which also a killed process cannot leave behind."""
+"""One run for each MODEL_DIR: a kernel lock on a file in it, which a killed process cannot leave behind."""
 
 import contextlib
 import fcntl
@@ -15,9 +15,9 @@ LOCK = 'run.lock'
 
 @contextlib.contextmanager
 def held(folder: epath.Path) -> Iterator[None]:
-    """Holds the lock of `folder`. Raises UserError where another run holds it, with who that is.
+    """Holds the lock of `folder`. Raises UserError with the process that holds it if another run does.
 
-    On NFS it reaches over machines. Object stores have no locks; there nothing is held.
+    On NFS the lock works across machines. Object stores have no locks; there this does nothing.
     """
     if '://' in str(folder):
         yield

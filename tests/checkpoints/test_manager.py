@@ -138,7 +138,7 @@ def test_model_dir(tmp_path, monkeypatch):
     foreign = tmp_path / 'foreign'
     foreign.mkdir()
     (foreign / 'thesis.tex').write_text('')
-    assert 'holds files of something else' in message(lambda: model_dir.claim(foreign))
+    assert 'has files of something else' in message(lambda: model_dir.claim(foreign))
     assert 'is a file' in message(lambda: model_dir.claim(foreign / 'thesis.tex'))
     assert 'cannot be written' in message(lambda: model_dir.claim(foreign / 'thesis.tex' / 'run'))
     assert 'MODEL_DIR is empty' in message(lambda: model_dir.claim(''))

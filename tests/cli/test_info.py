@@ -116,7 +116,7 @@ def test_recomputing_everything_is_seen_by_the_model(clean_environment):
         (['--mesh=fsdp=2'], 'with --sharding or --memory only'),
         (['--sharding', '--memory'], 'give one of them'),
         (['--sharding', *MODEL, '--gin_file=hardware/h100_8.gin', '--mesh=fsdp=3'], 'does not fit 8 device'),
-        (['--sharding', *MODEL, '--gin_file=hardware/h100_8.gin', '--mesh=model=8'], 'no mesh axis'),
+        (['--sharding', *MODEL, '--gin_file=hardware/h100_8.gin', '--mesh=model=8'], 'not a mesh axis'),
         (['--sharding', *MODEL, '--gin_file=hardware/gpus.gin'], '--devices=32'),
         (['--sharding', *MODEL], 'hardware/'),
         (['--sharding=zzz', *MODEL, '--gin_file=hardware/h100.gin'], 'no parameter fits'),

@@ -162,5 +162,5 @@ def test_hardware_without_a_number_of_devices_asks_for_one():
 
 def test_more_virtual_devices_than_the_process_began_with_are_refused():
     jax.devices()
-    with pytest.raises(UserError, match='a process of its own'):
+    with pytest.raises(UserError, match='a new process'):
         Hardware('gpu', devices=len(jax.devices()) + 1).stand_ins()

@@ -125,7 +125,7 @@ def test_texts_from_lines_and_fields(tmp_path):
         ('a.jsonl', '{"text": "a"}\n{"text": \n', 'a.jsonl line 2 is no JSON'),
         ('a.jsonl', '{"text": "a"}\n\n{"body": "b"}\n', "line 3 has no text in field 'text'; its fields are body"),
         ('a.jsonl', '[1]\n', 'its fields are none, as it is no object'),
-        ('a.txt', b'\xff\xfe', 'is no UTF-8 text'),
+        ('a.txt', b'\xff\xfe', 'is not UTF-8 text'),
         ('missing.txt', None, 'cannot be read .No such file'),
     ],
 )
