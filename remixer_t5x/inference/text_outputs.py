@@ -101,7 +101,7 @@ class Output:
             index, digest = row['index'], row['input_hash']
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise UserError(
-                f'{self.path} line {number + 1} is not a prediction of this command; give another --output, or remove it'
+                f'{self.path} line {number + 1} is not a prediction of ours; give another --output, or remove it'
             ) from error
         for name, value in self._whose.items():
             if known[name] != value:

@@ -243,7 +243,7 @@ MISTAKES = {
     'predictions of another input': (['eval', '--predictions=other.jsonl'], 'line 2 does not match glue_cola_v002'),
     'predictions that are none': (['eval', '--predictions=toy.gin'], 'toy.gin line 1 is no JSON'),
     'no input': ([*INFER, '--input=nowhere.txt'], 'nowhere.txt cannot be read'),
-    'foreign output': ([*INFER, '--input=toy.gin', '--output=toy.gin'], 'is not a prediction of this command'),
+    'foreign output': ([*INFER, '--input=toy.gin', '--output=toy.gin'], 'is not a prediction of ours'),
     'finetune from nowhere': (
         [
             'finetune',
