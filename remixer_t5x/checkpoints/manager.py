@@ -183,10 +183,10 @@ class Checkpoints:
             raise SaveFailed(
                 f'the disk of {self._folder} has {free / 2**20:.1f} MiB left and a checkpoint takes '
                 f'{needed / 2**20:.1f} MiB; free some space and run the same command again '
-                f'({self._kept()})'
+                f'({self._newest_message()})'
             )
 
-    def _kept(self) -> str:
+    def _newest_message(self) -> str:
         with contextlib.suppress(Exception):
             steps = [int(path.name) for path in self._folder.iterdir() if path.name.isdigit()]
             if steps:
@@ -203,7 +203,7 @@ class Checkpoints:
             which = 'a checkpoint' if step is None else f'the checkpoint of step {step} (or the previous checkpoint)'
             raise SaveFailed(
                 f'{which} could not be written to {self._folder}: {_cause(error)}; check the space and rights '
-                f'there and run the same command again ({self._kept()})'
+                f'there and run the same command again ({self._newest_message()})'
             ) from error
 
 

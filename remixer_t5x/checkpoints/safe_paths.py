@@ -28,7 +28,7 @@ def check_inside(folder: str | os.PathLike[str]) -> None:
             check_link(entry.path, roots, root)
         elif not entry.is_file(follow_symlinks=False):
             raise UserError(
-                f'{_shown(entry.path)} is a pipe, socket or device; a folder to read may contain only files'
+                f'{_on_one_line(entry.path)} is a pipe, socket or device; a folder to read may contain only files'
             )
 
 
@@ -46,10 +46,12 @@ def inside(folder: str | os.PathLike[str], name: object, source: str) -> pathlib
     """
     root = os.fspath(folder)
     if not isinstance(name, str) or not name.isprintable() or not name.strip():
-        raise UserError(f'{source} names the file {_cut(name)}; allowed are names of files in {root}')
+        raise UserError(f'{source} names the file {_shorten(name)}; allowed are names of files in {root}')
     parts = name.replace('\\', '/').split('/')
     if '..' in parts or not parts[0] or ':' in parts[0]:
-        raise UserError(f'{source} names the file {_cut(name)}, which is outside of {root}; allowed are files in it')
+        raise UserError(
+            f'{source} names the file {_shorten(name)}, which is outside of {root}; allowed are files in it'
+        )
     path = os.path.join(root, name)
     check_link(path, allowed_roots(root), root)
     return pathlib.Path(path)
@@ -69,14 +71,14 @@ def check_link(path: str, roots: tuple[str, ...], folder: str) -> None:
     """Raises UserError unless the real `path` is in one of `roots`, and is not a pipe, socket or device."""
     target = os.path.realpath(path)
     if not any(target == root or target.startswith(root.rstrip('/') + '/') for root in roots):
-        raise UserError(f'{_shown(path)} is a link that leaves {folder}, to {_shown(target)}; {_COPY}')
+        raise UserError(f'{_on_one_line(path)} is a link that leaves {folder}, to {_on_one_line(target)}; {_COPY}')
     try:
         mode = os.stat(target).st_mode
     except OSError:
         # The code that reads the file reports a missing file.
         return
     if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
-        raise UserError(f'{_shown(path)} is a pipe, socket or device; a folder to read may contain only files')
+        raise UserError(f'{_on_one_line(path)} is a pipe, socket or device; a folder to read may contain only files')
 
 
 def _entries(folder: str) -> Iterator[os.DirEntry[str]]:
@@ -92,14 +94,16 @@ def _entries(folder: str) -> Iterator[os.DirEntry[str]]:
                     else:
                         yield entry
         except OSError as error:
-            raise UserError(f'{_shown(place)} cannot be read ({error.strerror}); check the rights there') from error
+            raise UserError(
+                f'{_on_one_line(place)} cannot be read ({error.strerror}); check the rights there'
+            ) from error
 
 
-def _shown(path: str) -> str:
+def _on_one_line(path: str) -> str:
     """The path on one line, even if the name has control characters."""
     return path if path.isprintable() else ascii(path)
 
 
-def _cut(name: object) -> str:
+def _shorten(name: object) -> str:
     text = ascii(name)
     return text if len(text) <= 100 else f'{text[:100]}...'

@@ -50,7 +50,7 @@ def _descriptions(root: str) -> Iterator[tuple[str, bytes]]:
                 yield os.path.relpath(path, root), _read(path)
         # Each process writes into its own folder, and the database above refers to it.
         if _DATABASE in files and not os.path.basename(place).startswith('ocdbt.process_'):
-            yield from _of_database(place, root)
+            yield from _database_descriptions(place, root)
 
 
 def _read(path: str) -> bytes:
@@ -61,7 +61,7 @@ def _read(path: str) -> bytes:
         raise UserError(f'{path} cannot be read ({error.strerror}); check the rights there') from error
 
 
-def _of_database(place: str, root: str) -> Iterator[tuple[str, bytes]]:
+def _database_descriptions(place: str, root: str) -> Iterator[tuple[str, bytes]]:
     try:
         base = {'driver': 'file', 'path': place.rstrip('/') + '/'}
         store = ts.KvStore.open({'driver': 'ocdbt', 'base': base}).result()

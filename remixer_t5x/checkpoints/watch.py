@@ -13,7 +13,7 @@ POLL_SECONDS = 10.0
 SETTING = 'CHECKPOINT_PATH'
 
 
-def named(paths: str) -> list[epath.Path]:
+def find_all(paths: str) -> list[epath.Path]:
     """The folders of the checkpoints in `paths`, separated by commas; for a MODEL_DIR, its newest checkpoint.
 
     Raises UserError if a path is not a checkpoint, or if two have the same step, because their results would be mixed.
@@ -28,7 +28,7 @@ def named(paths: str) -> list[epath.Path]:
     return found
 
 
-def appearing(
+def follow(
     path: str, timeout: float, until: int | None = None, done: Collection[int] = (), poll: float = POLL_SECONDS
 ) -> Iterator[epath.Path]:
     """The checkpoints of a MODEL_DIR (or of its `checkpoints`), oldest first, and then each new one.

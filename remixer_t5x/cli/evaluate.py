@@ -45,9 +45,9 @@ class Checkpoints:
     def __call__(self, done: Collection[int]) -> Iterator[epath.Path]:
         """Their folders; when following, those of the steps in `done` are passed over."""
         if self.follow is None:
-            yield from watch.named(self.path)
+            yield from watch.find_all(self.path)
         else:
-            yield from watch.appearing(self.path, self.follow, self.until, done)
+            yield from watch.follow(self.path, self.follow, self.until, done)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,7 +83,7 @@ def run(
     """
     if checkpoints.follow is None:
         # Reading examples takes longer than a look at the folders.
-        watch.named(checkpoints.path)
+        watch.find_all(checkpoints.path)
     session = _Session(model, partitioner, tasks, submission)
     # Of the first process alone, which writes for all.
     outlets: dict[str, results.Results] = {}

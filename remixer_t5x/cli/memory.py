@@ -65,7 +65,7 @@ def run(step: Step, hardware: Hardware, trials: int = 8) -> None:
     if isinstance(trials, bool) or not isinstance(trials, int) or trials < 0:
         raise UserError(f'--memory is {trials!r}; type how many changes to try, such as --memory=8, or --memory=0')
     with quiet.imports(tensorflow=False):
-        devices, compiler = hardware.stand_ins()
+        devices, compiler = hardware.compile_devices()
     step = dataclasses.replace(step, partitioner=dataclasses.replace(step.partitioner, devices=devices))
     say = _printer()
     say(_describe(step, hardware, compiler))

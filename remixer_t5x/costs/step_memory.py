@@ -96,7 +96,7 @@ def measure(step: Step) -> StepMemory:
     except jax.errors.JaxRuntimeError as error:
         if 'RESOURCE_EXHAUSTED' not in str(error):
             raise
-        return _beyond(given, str(error))
+        return _out_of_memory(given, str(error))
     parts = dict(
         given,
         padding=max(0, found.argument_size_in_bytes - sum(given.values())),
@@ -115,7 +115,7 @@ def bytes_per_device(tree: Any) -> int:
     )
 
 
-def _beyond(given: Mapping[str, int], message: str) -> StepMemory:
+def _out_of_memory(given: Mapping[str, int], message: str) -> StepMemory:
     """The memory of a step that the TPU compiler refuses, because it knows the memory of its device."""
     used = re.search(r'Used ([\d.]+)([KMGT])i?B? of', message)
     total = int(float(used[1]) * 2 ** (10 * (1 + 'KMGT'.index(used[2])))) if used else 0

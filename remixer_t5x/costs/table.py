@@ -27,16 +27,16 @@ def module_tree(counts: Counts) -> Node:
     """Modules in order of first use. A module that is the only one in its parent shares the parent's row."""
     root = Node('')
     for path, flops in counts.forward_flops.items():
-        for node in _along(root, path):
+        for node in _path_nodes(root, path):
             node.flops += flops
     for path, parameters in counts.parameters.items():
-        for node in _along(root, path[:-1]):
+        for node in _path_nodes(root, path[:-1]):
             node.parameters += parameters
-    root.children = {name: _merged(child) for name, child in root.children.items()}
+    root.children = {name: _merge_only_children(child) for name, child in root.children.items()}
     return root
 
 
-def _along(root: Node, path: tuple[str, ...]) -> Iterator[Node]:
+def _path_nodes(root: Node, path: tuple[str, ...]) -> Iterator[Node]:
     node = root
     yield node
     for name in path:
@@ -44,8 +44,8 @@ def _along(root: Node, path: tuple[str, ...]) -> Iterator[Node]:
         yield node
 
 
-def _merged(node: Node) -> Node:
-    children = [_merged(child) for child in node.children.values()]
+def _merge_only_children(node: Node) -> Node:
+    children = [_merge_only_children(child) for child in node.children.values()]
     node.children = {child.name: child for child in children}
     if len(children) == 1 and (node.parameters, node.flops) == (children[0].parameters, children[0].flops):
         return dataclasses.replace(children[0], name=f'{node.name}/{children[0].name}')

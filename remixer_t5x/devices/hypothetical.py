@@ -69,7 +69,7 @@ class Hardware:
             raise UserError('the hardware file does not say how many devices there are; type it, such as --devices=32')
         return self.devices
 
-    def stand_ins(self) -> tuple[Sequence[jax.Device], str]:
+    def compile_devices(self) -> tuple[Sequence[jax.Device], str]:
         """Devices to compile a step for, and the name of the compiler: 'XLA:TPU' or 'XLA:CPU'.
 
         Raises:

@@ -40,7 +40,7 @@ class Chart:
     smooth: bool = False
 
 
-def smoothed(values: Sequence[float], weight: float) -> list[float]:
+def moving_average(values: Sequence[float], weight: float) -> list[float]:
     """The moving average of all values so far, weighted by `weight` for each step back."""
     found, total, count = [], 0.0, 0.0
     for value in values:
@@ -49,16 +49,16 @@ def smoothed(values: Sequence[float], weight: float) -> list[float]:
     return found
 
 
-def thinned(points: Points, most: int = MOST_POINTS) -> Points:
+def thin(points: Points, most: int = MOST_POINTS) -> Points:
     """At most `most` of the points, evenly spaced, with the first and the last."""
     if len(points) <= most:
         return points
     return [points[index] for index in np.linspace(0, len(points) - 1, most).round().astype(int)]
 
 
-def drawn(chart: Chart) -> dict:
+def render(chart: Chart) -> dict:
     """The lines, axes and paths of a chart for the page's template and script; numbers are rounded to 5 digits."""
-    lines = [dataclasses.replace(line, points=thinned(line.points)) for line in chart.lines if line.points]
+    lines = [dataclasses.replace(line, points=thin(line.points)) for line in chart.lines if line.points]
     shown = [value for line in lines for _, value in line.points]
     steps = [step for line in lines for step, _ in line.points]
     x_low, x_high = min(0, min(steps)), max(max(steps), 1)
@@ -90,7 +90,7 @@ def drawn(chart: Chart) -> dict:
 
 
 def _smooth_points(points: Points, weight: float) -> Points:
-    values = smoothed([value for _, value in points], weight)
+    values = moving_average([value for _, value in points], weight)
     return [(step, value) for (step, _), value in zip(points, values, strict=True)]
 
 

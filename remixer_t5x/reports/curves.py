@@ -38,7 +38,7 @@ def plot_loss(metrics_file: str | os.PathLike, png_file: str | os.PathLike, titl
     for index, (kind, points) in enumerate(curves.items()):
         label = 'held out' if len(curves) == 1 else f'held out: {kind}'
         _draw_held_out(axes, points, label, _HELD_OUT if index == 0 else f'C{index}')
-    _dress(axes, title)
+    _style_axes(axes, title)
     target = pathlib.Path(png_file)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -75,7 +75,7 @@ def plot_runs(metrics_files: Mapping[str, str | os.PathLike], png_file: str | os
         axes.plot(steps, smooth, color=f'C{index % 10}', linestyle='-' if index < 10 else '--', linewidth=1.6)
         ends.append((smooth[-1], label, f'C{index % 10}', steps[-1]))
     _label_ends(axes, ends)
-    _dress(axes, title)
+    _style_axes(axes, title)
     target = pathlib.Path(png_file)
     target.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(target)
@@ -105,7 +105,7 @@ def _columns(points: Points) -> tuple[list[int], list[float]]:
     return [step for step, _ in points], [loss for _, loss in points]
 
 
-def _dress(axes: Any, title: str) -> None:
+def _style_axes(axes: Any, title: str) -> None:
     axes.set_title(title, loc='left', color=_INK, fontsize=13)
     axes.set_xlabel('step', color=_INK)
     axes.set_ylabel('cross-entropy per target token [nats]', color=_INK)

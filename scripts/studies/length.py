@@ -184,7 +184,7 @@ def draw(results: Results, file: str, args: argparse.Namespace, note: str) -> No
         panel.set_yscale('log')
         panel.set_xticks(args.lengths, labels=[f'{length:,}' for length in args.lengths])
         panel.grid(color=drawing.GRID, linewidth=0.5)
-        drawing.dress(panel, f'Forward pass of one example, {label}', 'length [tokens]', label)
+        drawing.style_axes(panel, f'Forward pass of one example, {label}', 'length [tokens]', label)
     formula = [formulas(length, args)['appendix D: HyperMixing'] / 1e6 for length in args.lengths]
     panels[1].plot(args.lengths, formula, ':', color=drawing.INK, label='appendix D: HyperMixing')
     panels[1].legend(frameon=False, fontsize=8, handlelength=4, loc='upper left', bbox_to_anchor=(1.01, 1.02))

@@ -68,8 +68,8 @@ def draw(found: Found, args: argparse.Namespace) -> None:
     for axes in (left, right):
         axes.set_xticks(args.percentages)
         axes.grid(color=drawing.GRID, linewidth=0.5)
-    drawing.dress(left, f'{small_task.describe(args)}', 'percent of the training split', args.metric)
-    drawing.dress(right, '', 'percent of the training split', 'percent more than attention')
+    drawing.style_axes(left, f'{small_task.describe(args)}', 'percent of the training split', args.metric)
+    drawing.style_axes(right, '', 'percent of the training split', 'percent more than attention')
     right.legend(
         frameon=False,
         fontsize=8,

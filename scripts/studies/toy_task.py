@@ -190,7 +190,7 @@ def draw(errors: Errors, references: dict[str, float], file: str, note: str) -> 
     axes.yaxis.set_minor_formatter(NullFormatter())
     axes.grid(color=drawing.GRID, linewidth=0.5)
     title = f'Toy task: test error by training examples; mean, best and worst seed\n{note}'
-    drawing.dress(axes, title, 'training examples', 'mean squared error')
+    drawing.style_axes(axes, title, 'training examples', 'mean squared error')
     axes.legend(frameon=False, fontsize=8)
     figures.save(figure, file)
 

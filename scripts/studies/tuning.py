@@ -78,8 +78,8 @@ def draw(curves: dict[str, np.ndarray], args: argparse.Namespace) -> None:
         axes.grid(color=drawing.GRID, linewidth=0.5)
         axes.xaxis.get_major_locator().set_params(integer=True)
     title = f'Random search over learning rate and dropout\n{small_task.describe(args)}'
-    drawing.dress(left, title, 'trials', f'expected {args.metric} of the best')
-    drawing.dress(right, '', 'trials', 'percent more than attention')
+    drawing.style_axes(left, title, 'trials', f'expected {args.metric} of the best')
+    drawing.style_axes(right, '', 'trials', 'percent more than attention')
     left.legend(frameon=False, fontsize=8)
     figures.save(figure, args.figure)
 

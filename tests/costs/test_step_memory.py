@@ -87,7 +87,7 @@ def test_a_batch_that_does_not_divide_is_one_line():
     [('Used 20.5G of 15.48G hbm. Exceeded', int(20.5 * 2**30)), ('RESOURCE_EXHAUSTED: no number', 60)],
 )
 def test_a_compiler_that_gives_up_says_what_it_needed(said, total):
-    found = step_memory._beyond({'parameters': 30, 'optimizer_state': 20, 'batch': 10}, said)
+    found = step_memory._out_of_memory({'parameters': 30, 'optimizer_state': 20, 'batch': 10}, said)
     assert found.total == total and found.temporaries == total - 60
 
 
@@ -163,4 +163,4 @@ def test_hardware_without_a_number_of_devices_asks_for_one():
 def test_more_virtual_devices_than_the_process_began_with_are_refused():
     jax.devices()
     with pytest.raises(UserError, match='a new process'):
-        Hardware('gpu', devices=len(jax.devices()) + 1).stand_ins()
+        Hardware('gpu', devices=len(jax.devices()) + 1).compile_devices()

@@ -197,12 +197,12 @@ def test_any_architecture_goes_there_and_back(sizes, gated, tied, scaled, runs, 
         for name in parameter.names
     }
     tensors = _InMemory(theirs)
-    params = hf_weights.to_ours(t5, tensors, 'memory')
-    back = hf_weights.to_theirs(t5, params, hf_weights.one_run(t5))
+    params = hf_weights.from_huggingface(t5, tensors, 'memory')
+    back = hf_weights.to_huggingface(t5, params, hf_weights.one_run(t5))
     assert set(back) == set(theirs) and all(np.array_equal(back[name], theirs[name]) for name in theirs)
     # The same layers in several runs are the same names.
     parted = {**params, 'encoder': _parted(params['encoder'], runs)}
-    back = hf_weights.to_theirs(t5, parted, layers)
+    back = hf_weights.to_huggingface(t5, parted, layers)
     assert set(back) == set(theirs) and all(np.array_equal(back[name], theirs[name]) for name in theirs)
     assert hf_config.from_config(hf_config.to_config(t5), not tied, 'memory') == t5
 

@@ -84,7 +84,7 @@ def test_it_says_how_a_run_went():
 
 @given(st.lists(st.floats(-10, 10), min_size=1, max_size=30), st.floats(0, 0.98))
 def test_smoothing_is_its_formula(values, weight):
-    for t, found in enumerate(charts.smoothed(values, weight)):
+    for t, found in enumerate(charts.moving_average(values, weight)):
         powers = [weight ** (t - k) for k in range(t + 1)]
         wanted = sum(p * x for p, x in zip(powers, values, strict=False)) / sum(powers)
         assert found == pytest.approx(wanted, abs=1e-9)
@@ -92,7 +92,7 @@ def test_smoothing_is_its_formula(values, weight):
 
 def test_a_long_curve_keeps_its_ends():
     points = [(step, float(step)) for step in range(5000)]
-    thin = charts.thinned(points)
+    thin = charts.thin(points)
     assert len(thin) == charts.MOST_POINTS and thin[0] == points[0] and thin[-1] == points[-1]
 
 
@@ -114,7 +114,7 @@ def test_the_run_that_is_ahead_is_named(steps):
 def test_logarithmic_axes_have_round_ticks_however_narrow():
     for values in ((4.4, 6.3), (0.11, 0.19), (1.0, 30.0), (1e-5, 1e3)):
         points = [(1, values[0]), (2, values[1])]
-        ticks = charts.drawn(charts.Chart('loss', '', [charts.Series('a', 0, points)]))['log_ticks']
+        ticks = charts.render(charts.Chart('loss', '', [charts.Series('a', 0, points)]))['log_ticks']
         assert len(ticks) >= 3 and all(0 <= place <= 100 for _, place in ticks), values
         lowest, highest = (math.log10(float(ticks[at][0])) for at in (0, -1))
         assert (ticks[-1][1] - ticks[0][1]) / (highest - lowest) == pytest.approx(

@@ -62,12 +62,12 @@ class T5:
     epsilon: float = 1e-6
 
 
-def from_config(config: Mapping[str, Any], has_own_output: bool, folder: str) -> T5:
+def from_config(config: Mapping[str, Any], has_output_matrix: bool, folder: str) -> T5:
     """The architecture that `config`, the content of config.json in `folder`, describes.
 
     Args:
       config: content of the file.
-      has_own_output: the weights have an `lm_head.weight` that differs from the embedding table.
+      has_output_matrix: the weights have an `lm_head.weight` that differs from the embedding table.
       folder: named in errors.
 
     Raises:
@@ -77,7 +77,7 @@ def from_config(config: Mapping[str, Any], has_own_output: bool, folder: str) ->
     check_kind(config, folder)
     kind = config.get('feed_forward_proj', 'relu')
     scaled = _is_scaled(config)
-    if has_own_output and scaled and 'scale_decoder_outputs' not in config:
+    if has_output_matrix and scaled and 'scale_decoder_outputs' not in config:
         raise UserError(
             f'{where} ties the output to the embedding (tie_word_embeddings), and the weights have an lm_head.weight '
             'too; set tie_word_embeddings to false if the model uses it, or remove it from the weights'
@@ -85,7 +85,7 @@ def from_config(config: Mapping[str, Any], has_own_output: bool, folder: str) ->
     return T5(
         dimensions=_dimensions(config, where),
         gated=kind == FEED_FORWARD[True],
-        tied=not has_own_output,
+        tied=not has_output_matrix,
         scaled_output=scaled,
         num_buckets=_number(config, 'relative_attention_num_buckets', where, 32),
         max_distance=_number(config, 'relative_attention_max_distance', where, 128),

@@ -44,7 +44,7 @@ class Source:
 
     def params(self) -> Params:
         """Our parameters, numpy float32. Raises UserError if a weight is missing, has another shape, or is unknown."""
-        return hf_weights.to_ours(self.t5, self.tensors, str(self.folder))
+        return hf_weights.from_huggingface(self.t5, self.tensors, str(self.folder))
 
 
 def read(path: str) -> Source:
@@ -62,7 +62,7 @@ def read(path: str) -> Source:
     # This comes before the weights, which another kind of model has under other names.
     hf_config.check_kind(config, str(folder))
     tensors = safetensors_files.read_folder(folder)
-    t5 = hf_config.from_config(config, hf_weights.has_own_output(tensors), str(folder))
+    t5 = hf_config.from_config(config, hf_weights.has_output_matrix(tensors), str(folder))
     return Source(folder, t5, config.get('eos_token_id') or 1, tensors)
 
 
@@ -94,7 +94,7 @@ def write(path: str, t5: T5, params: Params, runs: hf_weights.Runs, dtype: str =
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f'{folder} cannot be made ({error.strerror}); give a folder that you may write to') from error
-    arrays = hf_weights.to_theirs(t5, params, runs)
+    arrays = hf_weights.to_huggingface(t5, params, runs)
     if hf_config.writes_output(t5) and t5.tied:
         arrays[hf_weights.OUTPUT] = arrays[hf_weights.TABLE]
     config = hf_config.to_config(t5, eos_id)
@@ -124,7 +124,7 @@ def first_difference(source: Source, params: Params, runs: hf_weights.Runs | Non
     """Hugging Face's name of a weight of `source` that differs in `params`, whose layers are grouped in `runs`; None if
     all weights are equal.
     """
-    ours = hf_weights.to_theirs(source.t5, params, runs or hf_weights.one_run(source.t5))
+    ours = hf_weights.to_huggingface(source.t5, params, runs or hf_weights.one_run(source.t5))
     renamed = {hf_weights.TABLE: hf_weights.table_name(source.tensors)}
     for name, array in ours.items():
         if not np.array_equal(array, source.tensors[renamed.get(name, name)]):

@@ -66,13 +66,13 @@ def parameters(t5: T5, runs: Runs) -> Iterator[Parameter]:
         first = 0
         for index, count in enumerate(runs[stack]):
             blocks = [f'{stack}.block.{layer}' for layer in range(first, first + count)]
-            for path, name, shape in _of_layer(t5, stack):
+            for path, name, shape in _layer_parameters(t5, stack):
                 names = tuple(f'{block}.{name}.weight' for block in blocks)
                 yield Parameter((stack, f'run_{index}', 'layer', *path), names, True, shape, transposed=len(shape) == 2)
             first += count
 
 
-def _of_layer(t5: T5, stack: str) -> Iterator[tuple[tuple[str, ...], str, tuple[int, ...]]]:
+def _layer_parameters(t5: T5, stack: str) -> Iterator[tuple[tuple[str, ...], str, tuple[int, ...]]]:
     """(path in a layer, Hugging Face's name in a block, Hugging Face's shape) of each parameter of a layer."""
     d = t5.dimensions
     width = d.num_heads * d.head_dim
@@ -93,7 +93,7 @@ def _of_layer(t5: T5, stack: str) -> Iterator[tuple[tuple[str, ...], str, tuple[
     yield (f'{feed_forward}_norm', 'scale'), f'layer.{last}.layer_norm', (d.embed_dim,)
 
 
-def has_own_output(tensors: Tensors) -> bool:
+def has_output_matrix(tensors: Tensors) -> bool:
     """Whether the output projection is another matrix than the embedding table. Reads both if both exist."""
     if OUTPUT not in tensors:
         return False
@@ -110,7 +110,7 @@ def table_name(tensors: Tensors) -> str:
     raise UserError(f'the weights have no {TABLE}; give a T5ForConditionalGeneration')
 
 
-def to_ours(t5: T5, tensors: Tensors, folder: str) -> Params:
+def from_huggingface(t5: T5, tensors: Tensors, folder: str) -> Params:
     """Our parameters, float32, of the weights in `folder`, all layers of a stack in one run.
 
     Raises UserError with the name of a weight that is missing, has another shape than `t5` says, or would be left out.
@@ -125,7 +125,7 @@ def to_ours(t5: T5, tensors: Tensors, folder: str) -> Params:
     return tree
 
 
-def to_theirs(t5: T5, params: Params, runs: Runs) -> dict[str, np.ndarray]:
+def to_huggingface(t5: T5, params: Params, runs: Runs) -> dict[str, np.ndarray]:
     """Hugging Face's arrays by name, as views of `params` if possible."""
     found: dict[str, np.ndarray] = {}
     for parameter in parameters(t5, runs):

@@ -50,7 +50,7 @@ def new_figure(width: float, height: float) -> Figure:
     return figure
 
 
-def dress(axes: Axes, title: str = '', x: str = '', y: str = '') -> None:
+def style_axes(axes: Axes, title: str = '', x: str = '', y: str = '') -> None:
     """Title on the left, labels, no box, no fill."""
     axes.set_facecolor('none')
     axes.set_title(title, loc='left', color=INK, fontsize=9, parse_math=False)
@@ -94,7 +94,7 @@ def inline_svg(picture: Picture) -> str:
     text = re.sub(r'<metadata>.*?</metadata>', '', text, flags=re.DOTALL)
     for pattern in (r'( id=")', r'(url\(#)', r'(href="#)'):
         text = re.sub(pattern, rf'\g<1>{picture.name}-', text)
-    text = _without_repeats(text)
+    text = _remove_repeated_ids(text)
     text = text.replace(INK, 'currentColor').replace(GRID, 'var(--line)')
     for index, colour in enumerate(COLOURS):
         text = text.replace(colour, f'var(--c{index})')
@@ -104,7 +104,7 @@ def inline_svg(picture: Picture) -> str:
     return re.sub(r' (width|height)="[^"]*"', '', start) + '>' + end
 
 
-def _without_repeats(svg: str) -> str:
+def _remove_repeated_ids(svg: str) -> str:
     """Removes repeated images and markers. They have equal ids, a page needs each id once, and the first serves all
     references.
     """
@@ -123,13 +123,13 @@ def _svg(figure: Figure, salt: str, **options: Any) -> str:
 
     buffer = io.StringIO()
     # Text stays text, so that readers can search it, hear it, and see it in their fonts.
-    with matplotlib.rc_context({'svg.fonttype': 'none', 'svg.hashsalt': salt}), _any_script():
+    with matplotlib.rc_context({'svg.fonttype': 'none', 'svg.hashsalt': salt}), _ignore_missing_glyphs():
         figure.savefig(buffer, format='svg', dpi=100, metadata={'Date': None}, **options)
     return buffer.getvalue()
 
 
 @contextlib.contextmanager
-def _any_script() -> Iterator[None]:
+def _ignore_missing_glyphs() -> Iterator[None]:
     """Silences matplotlib's warning about characters that its font lacks, which become boxes in a PNG."""
     with warnings.catch_warnings():
         warnings.filterwarnings('ignore', message='Glyph .* missing from')
@@ -143,7 +143,7 @@ def save(picture: Picture, folder: str | os.PathLike[str]) -> list[pathlib.Path]
     paths = [place / f'{picture.name}.{kind}' for kind in ('png', 'svg')]
     try:
         place.mkdir(parents=True, exist_ok=True)
-        with _any_script():
+        with _ignore_missing_glyphs():
             picture.figure.savefig(paths[0], dpi=150, facecolor='white')
         paths[1].write_text(_svg(picture.figure, picture.name, facecolor='white'), encoding='utf-8')
     except OSError as error:

@@ -21,7 +21,7 @@ def middle_row(layer: LayerArray) -> np.ndarray:
     return layer.array[len(layer.array) // 2]
 
 
-def lean(row: np.ndarray) -> float:
+def asymmetry(row: np.ndarray) -> float:
     """The asymmetry of a filter: -1 if all weights are behind its token, 0 if balanced, 1 if all are ahead.
 
     `row` belongs to the token in its middle, whose own weight does not count.
@@ -42,7 +42,7 @@ def draw(layers: Sequence[LayerArray]) -> Figure:
         axes.axhline(0, color=drawing.GRID, linewidth=0.8)
         axes.axvline(0, color=drawing.GRID, linewidth=0.8)
         axes.plot(np.arange(len(row)) - len(row) // 2, row, color=drawing.COLOURS[0], linewidth=1.1)
-        drawing.dress(axes, layer.title)
+        drawing.style_axes(axes, layer.title)
         axes.ticklabel_format(axis='y', style='sci', scilimits=(-2, 3))
         axes.yaxis.get_offset_text().set(color=drawing.INK, fontsize=7)
     for axes in places[len(layers) :]:

@@ -49,7 +49,7 @@ def draw_all(subject: Subject) -> list[Picture]:
     return [dataclasses.replace(picture, name=f'{subject.name}{picture.name}') for picture in pictures]
 
 
-def _of(layers: Sequence[LayerArray], stack: str, sublayer: str = '') -> list[LayerArray]:
+def _select(layers: Sequence[LayerArray], stack: str, sublayer: str = '') -> list[LayerArray]:
     return [one for one in layers if one.stack == stack and sublayer in one.sublayer]
 
 
@@ -60,7 +60,7 @@ def _remixer(subject: Subject, seen: Mapping[str, Any]) -> list[Picture]:
     attention = learned.attention_maps(seen, subject.params)
     pictures = []
     for stack, (ids, pieces) in ((ENCODER, subject.inputs), (DECODER, subject.targets)):
-        own, causal = _of(logits, stack), stack == DECODER
+        own, causal = _select(logits, stack), stack == DECODER
         if not own:
             continue
         shown = chosen(own)
@@ -69,7 +69,7 @@ def _remixer(subject: Subject, seen: Mapping[str, Any]) -> list[Picture]:
             return Panel(one.title, learned.softmax_rows(one.array, len(ids), causal), pieces, pieces)
 
         means = _by_place(
-            dataclasses.replace(a, array=a.array.mean(axis=0)) for a in _of(attention, stack, 'self_attention')
+            dataclasses.replace(a, array=a.array.mean(axis=0)) for a in _select(attention, stack, 'self_attention')
         )
         # A row is drawn only if every chosen layer has it.
         rows = {
@@ -84,7 +84,7 @@ def _remixer(subject: Subject, seen: Mapping[str, Any]) -> list[Picture]:
         rows = {name: panels for name, panels in rows.items() if panels}
         note = _near_zero_note(own, subject.lengths)
         if before:
-            note += f' Before this training {_near_zero_note(_of(list(before.values()), stack), subject.lengths)}'
+            note += f' Before this training {_near_zero_note(_select(list(before.values()), stack), subject.lengths)}'
         figure = heat_maps.draw(list(rows.values()), list(rows))
         pictures.append(Picture(f'remixer-{stack}', f'What H learned, {stack}', note, figure))
     return pictures
@@ -107,7 +107,7 @@ def _tim(subject: Subject, seen: Mapping[str, Any]) -> list[Picture]:
     layers = learned.competition_weights(seen, subject.params)
     pictures = []
     for stack, (_, pieces) in ((ENCODER, subject.inputs), (DECODER, subject.targets)):
-        own = _of(layers, stack)
+        own = _select(layers, stack)
         if not own:
             continue
         bits = ', '.join(f'{one.title}: {learned.entropy(one.array).mean():.2f}' for one in own)
@@ -138,10 +138,10 @@ def _gmlp(subject: Subject) -> list[Picture]:
     layers = learned.spatial_weights(subject.params, subject.lengths)
     pictures = []
     for stack in (ENCODER, DECODER):
-        own = _of(layers, stack)
+        own = _select(layers, stack)
         if not own:
             continue
-        leans = ', '.join(f'{one.title}: {filters.lean(filters.middle_row(one)):+.2f}' for one in own)
+        leans = ', '.join(f'{one.title}: {filters.asymmetry(filters.middle_row(one)):+.2f}' for one in own)
         direction = '' if stack == DECODER else f' Share ahead minus share behind: {leans}.'
         note = f'W of the token in the middle, over the distance to it.{direction}'
         pictures.append(Picture(f'gmlp-filters-{stack}', f'Spatial filters, {stack}', note, filters.draw(own)))
@@ -161,7 +161,7 @@ def _attention(subject: Subject, seen: Mapping[str, Any]) -> list[Picture]:
     )
     pictures = []
     for name, title, stack, word, rows, columns in kinds:
-        own = [one for one in _of(layers, stack, word) if ('cross' in one.sublayer) == (word == 'cross')]
+        own = [one for one in _select(layers, stack, word) if ('cross' in one.sublayer) == (word == 'cross')]
         if own:
             panels = [Panel(one.title, one.array.mean(axis=0), rows, columns) for one in chosen(own)]
             note = 'Mean over heads; rows are tokens that read, columns tokens that are read.'

@@ -63,7 +63,7 @@ def _draw_panel(axes: Axes, panel: Panel, first: bool) -> None:
     axes.imshow(
         magnitude, cmap=drawing.heat_colours(), vmin=0, vmax=largest or 1.0, interpolation='nearest', aspect='auto'
     )
-    drawing.dress(axes, ' · '.join(filter(None, (panel.title, f'to {largest:.2g}'))))
+    drawing.style_axes(axes, ' · '.join(filter(None, (panel.title, f'to {largest:.2g}'))))
     rows, columns = (
         labels if labels is None or len(labels) <= MOST_LABELS else None for labels in (panel.rows, panel.columns)
     )

@@ -24,7 +24,7 @@ def draw_patterns(layers: Sequence[LayerArray], pieces: Sequence[str]) -> Figure
     for index, axes in enumerate(figure.subplots(count, 1, squeeze=False)[:, 0]):
         weights = np.stack([layer.array[index] for layer in layers])
         axes.imshow(weights, cmap=drawing.heat_colours(), vmin=0, vmax=1, interpolation='nearest', aspect='auto')
-        drawing.dress(axes, f'mechanism {index + 1} · 0 to 1')
+        drawing.style_axes(axes, f'mechanism {index + 1} · 0 to 1')
         drawing.token_ticks(axes, list(pieces), [layer.title for layer in layers])
     return figure
 
@@ -46,7 +46,7 @@ def draw_certainty(layers: Sequence[LayerArray]) -> Figure:
     for (row, column), value in np.ndenumerate(matrix):
         if len(layers) <= 8:
             right.text(column, row, f'{value:.2f}', ha='center', va='center', color=drawing.INK, fontsize=7)
-    drawing.dress(right, 'correlation between layers')
+    drawing.style_axes(right, 'correlation between layers')
     names = [layer.title for layer in layers]
     drawing.token_ticks(right, names, names)
     return figure
@@ -60,7 +60,7 @@ def _draw_entropy(axes: Axes, layers: Sequence[LayerArray]) -> None:
         axes.plot(
             places, line, color=drawing.COLOURS[index], marker='o', markersize=3, label=f'{percentile}th percentile'
         )
-    drawing.dress(axes, 'entropy over tokens', y='bits')
+    drawing.style_axes(axes, 'entropy over tokens', y='bits')
     axes.set_ylim(0, 1.05 * np.log2(layers[0].array.shape[0]))
     drawing.token_ticks(axes, [layer.title for layer in layers])
     axes.legend(frameon=False, fontsize=7, labelcolor=drawing.INK)
@@ -90,7 +90,7 @@ def draw_ranges(ranges: Sequence[tuple[str, float, float, float]]) -> Figure:
         places, [low for _, low, _, _ in ranges], [high for *_, high in ranges], color=drawing.COLOURS[4], linewidth=3
     )
     axes.plot([mean for _, _, mean, _ in ranges], places, 'o', color=drawing.COLOURS[1], markersize=4)
-    drawing.dress(axes, x='weight of mechanism 1')
+    drawing.style_axes(axes, x='weight of mechanism 1')
     axes.set_xlim(0, 1)
     axes.set_yticks(places)
     axes.set_yticklabels([drawing.piece_label(piece) for piece, *_ in ranges], fontsize=7, parse_math=False)
