@@ -1,6 +1,6 @@
 """What a command spent its time on until its first result; `--verbose` prints it.
 
-Seconds of the wall clock, and of all processor cores in parentheses. A phase lasts from the end of the one before it.
+Seconds of the wall clock, and of all processor cores in parentheses. A phase starts at the end of the previous phase.
 """
 
 from __future__ import annotations
