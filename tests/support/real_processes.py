@@ -63,7 +63,7 @@ class Process:
         programs = None if compiled is None else str(compiled)
         place = _Place(str(self.log), os.getcwd(), variables, devices, programs, file_size, clock_shift)
         _start_server(variables)
-        self._process = _CONTEXT.Process(target=_child, args=(place, function, arguments), daemon=True)
+        self._process = _CONTEXT.Process(target=_child, args=(IMPORTED_ONCE, place, function, arguments), daemon=True)
         self._process.start()
         self.pid = self._process.pid
 
@@ -158,14 +158,14 @@ def _put_whole(cache, key: str, value: bytes) -> None:
         temporary.rename(path)
 
 
-def _child(place: _Place, function: Callable[..., int | None], arguments: tuple[Any, ...]) -> None:
+def _child(imported: str, place: _Place, function: Callable[..., int | None], arguments: tuple[Any, ...]) -> None:
     """The whole life of a process."""
     _end_with_the_server()
     code = 1
     try:
         place.enter()
-        if IMPORTED_ONCE not in sys.modules:
-            raise ImportError(f'the server has not imported {IMPORTED_ONCE}')
+        if imported not in sys.modules:
+            raise ImportError(f'the server has not imported {imported}')
         code = function(*arguments) or 0
     except BaseException:
         traceback.print_exc()

@@ -1,0 +1,71 @@
+"""What tests rely on when they start, wait for and kill real processes."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+import psutil
+import pytest
+
+from tests.support import paths, ports
+from tests.support.real_processes import Process
+
+
+def say_and_fail(text):
+    print(text, flush=True)
+    raise KeyError('a bug')
+
+
+def test_waiting_for_what_never_comes_ends_with_the_output(tmp_path):
+    process = Process(say_and_fail, 'as far as here', output=tmp_path / 'output.txt')
+    with pytest.raises(AssertionError, match='(?s)ended with 1 before the moon.*as far as here.*a bug'):
+        process.until(lambda: False, 'the moon')
+    assert process.wait() == 1
+
+
+def test_signals_are_real(tmp_path):
+    process = Process(time.sleep, 600, output=tmp_path / 'output.txt')
+    process.send(signal.SIGTERM)
+    assert process.wait() == -signal.SIGTERM
+
+
+def soon(condition):
+    """Waits for another process; not for ever."""
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+STARTS_ONE_AND_WAITS = """
+import pathlib, signal, sys, time
+from tests.support import real_processes
+real_processes.IMPORTED_ONCE = 'json'  # the true one takes seconds
+print(real_processes.Process(time.sleep, 600, output=pathlib.Path(sys.argv[1])).pid, flush=True)
+signal.pause()
+"""
+
+
+def test_no_process_outlives_a_killed_test_run(tmp_path):
+    """The process is stopped besides, so that it cannot end by itself."""
+    command = [sys.executable, '-c', STARTS_ONE_AND_WAITS, str(tmp_path / 'output.txt')]
+    with subprocess.Popen(command, env=paths.environment(), stdout=subprocess.PIPE, text=True) as run:
+        child = psutil.Process(int(run.stdout.readline()))
+        # It opens its output once it is bound to its server.
+        soon((tmp_path / 'output.txt').exists)
+        os.kill(child.pid, signal.SIGSTOP)
+        run.kill()
+    soon(lambda: not child.is_running() or child.status() == psutil.STATUS_ZOMBIE)
+
+
+def test_a_reserved_port_is_given_to_nobody_and_can_be_listened_at():
+    held = ports.reserve()
+    with socket.socket() as other, pytest.raises(OSError, match='in use'):
+        other.bind(('127.0.0.1', held))
+    with socket.socket() as owner:
+        owner.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        owner.bind(('', held))
+        owner.listen()
