@@ -22,8 +22,14 @@ def pytest_addoption(parser):
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config, items):
-    """Not by pytest-randomly, which would have to be switched off in every ordinary run."""
-    if config.option.random_order_seed is not None:
+    """Long files first, so that no worker is left with one at the end; or a random order.
+
+    Not by pytest-randomly, which would have to be switched off in every ordinary run.
+    """
+    if config.option.random_order_seed is None:
+        tests = collections.Counter(item.path for item in items)
+        items.sort(key=lambda item: (item.path.stem not in LONG_FILES, -tests[item.path]))
+    else:
         shuffled = random.Random(config.option.random_order_seed)
         shuffled.shuffle(items)
         files = {path: shuffled.random() for path in sorted({item.path for item in items})}
@@ -61,20 +67,35 @@ def pytest_xdist_make_scheduler(config, log):
             words = test.partition('[')[2].rstrip(']').split('-')
             return f'{file}:{next((word for word in words if word not in SIDES), "")}'
 
-    # Files in the order of the collection, where that is the random one.
-    config.option.loadscopereorder &= config.option.random_order_seed is None
+    # Files in the order of the collection, made above.
+    config.option.loadscopereorder = False
     return ByFile(config, log)
 
 
+# Few tests that take minutes together.
+LONG_FILES = {
+    *('test_contract', 'test_recovery', 'test_several_processes', 'test_loop', 'test_resume', 'test_faults'),
+    *('test_docs', 'test_studies', 'test_sweep', 'test_meshes', 'test_predictions', 'test_pseudo_attention'),
+    *('test_t5_parity', 'test_task_commands', 'test_data_cache', 'test_floors', 'test_corpora', 'test_info'),
+}
 # What ids of the contract's tests have beside the name of a sublayer.
 SIDES = {'encoder', 'decoder', 'one', 'packed'}
 
 
-@pytest.fixture(scope='session')
-def compiled(tmp_path_factory):
-    """A folder for compiled programs which all real processes of this test run share, whatever worker starts them."""
+@pytest.fixture(scope='session', autouse=True)
+def shared(tmp_path_factory):
+    """A folder of this test run, whatever worker asks; the project's cache is in it and not in the user's home."""
     own = tmp_path_factory.getbasetemp()
-    folder = (own.parent if 'PYTEST_XDIST_WORKER' in os.environ else own) / 'compiled'
+    folder = own.parent if 'PYTEST_XDIST_WORKER' in os.environ else own
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv('REMIXER_T5X_CACHE', str(folder / 'cache'))
+        yield folder
+
+
+@pytest.fixture(scope='session')
+def compiled(shared):
+    """A folder for compiled programs which all real processes of this test run share."""
+    folder = shared / 'compiled'
     folder.mkdir(exist_ok=True)
     return folder
 
