@@ -11,6 +11,8 @@ import random
 import time
 from collections.abc import Callable
 
+import tensorflow as tf
+
 from remixer_t5x.cli import main
 from tests.support import compare_runs, paths, ports, real_processes
 
@@ -43,10 +45,9 @@ class Told:
 class Process(real_processes.Process):
     """One real process of the command line."""
 
-    def __init__(self, argv: list[str], log: pathlib.Path, compiled: pathlib.Path, clock_shift: float = 0.0):
+    def __init__(self, command: Callable[[list[str]], int], argv: list[str], log: pathlib.Path, **kwargs):
         variables = {**os.environ, 'PYTHONPATH': paths.environment()['PYTHONPATH']}
-        given = {'output': log, 'environment': variables, 'compiled': compiled, 'clock_shift': clock_shift}
-        super().__init__(main.main, argv, **given)
+        super().__init__(command, argv, output=log, environment=variables, **kwargs)
 
     def end(self, patience: float = PATIENCE) -> int:
         """The exit code, negative for a signal."""
@@ -61,6 +62,11 @@ class Process(real_processes.Process):
         if len(lines) != 1 or 'Traceback' in self.output():
             raise Failed(f'{len(lines)} lines of error in {self.log}, which should have one')
         return lines[0]
+
+
+def _without_autograph(argv: list[str]) -> int:
+    """AutoGraph takes seconds of each start to rewrite functions of seqio; the tiny pretraining needs none of it."""
+    return tf.autograph.experimental.do_not_convert(main.main)(argv)
 
 
 class Bench:
@@ -80,7 +86,9 @@ class Bench:
 
     def start(self, run: pathlib.Path | str, *more: str, **kwargs) -> Process:
         log = self.folder / f'output_{next(self._numbers)}.txt'
-        return Process([*self.command, f'--gin.MODEL_DIR={run}', *more], log, self.folder / 'compiled', **kwargs)
+        argv = [*self.command, f'--gin.MODEL_DIR={run}', *more]
+        command = _without_autograph if self.own else main.main
+        return Process(command, argv, log, compiled=self.folder / 'compiled', **kwargs)
 
     def start_two(self, run: pathlib.Path, *more: str) -> list[Process]:
         address = f'localhost:{ports.reserve()}'

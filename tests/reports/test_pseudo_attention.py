@@ -47,7 +47,8 @@ def trained():
         functools.partial(Stack, runs=((layers[2], 1),), position_bias=bias),
     )
     model = Seq2Seq(EncoderDecoder(8, WIDTH, *stacks))
-    params = unbox(model.init(jax.random.key(0), {'encoder_input_tokens': (1, 3), 'decoder_target_tokens': (1, 2)}))
+    shapes = {'encoder_input_tokens': (1, 3), 'decoder_target_tokens': (1, 2)}
+    params = jax.eval_shape(lambda: unbox(model.init(jax.random.key(0), shapes)))
     leaves, tree = jax.tree.flatten(params)
     rng = np.random.default_rng(0)
     return model, tree.unflatten([jnp.asarray(rng.normal(size=leaf.shape) * 0.7, jnp.float32) for leaf in leaves])
