@@ -38,32 +38,7 @@ def cosine(peak: float, warmup_steps: int, total_steps: int, final: float = 0.0,
     rate stays at `final`.
     """
     _check_decay(warmup_steps, total_steps)
-    return _float32(
-        optax.join_schedules(
-            [
-                optax.linear_schedule(warmup_start, peak, warmup_steps),
-                lambda step: (
-                    final + (peak - final) * optax.cosine_decay_schedule(1.0, total_steps - warmup_steps)(step)
-                ),
-            ],
-            [warmup_steps],
-        )
-    )
-
-
-def linear(peak: float, warmup_steps: int, total_steps: int, final: float = 0.0) -> Schedule:
-    """A line from 0 to `peak` over `warmup_steps`, then a line to `final` at `total_steps`, where it
-    stays."""
-    _check_decay(warmup_steps, total_steps)
-    return _float32(
-        optax.join_schedules(
-            [
-                optax.linear_schedule(0.0, peak, warmup_steps),
-                optax.linear_schedule(peak, final, total_steps - warmup_steps),
-            ],
-            [warmup_steps],
-        )
-    )
+    return _float32(optax.warmup_cosine_decay_schedule(warmup_start, peak, warmup_steps, total_steps, final))
 
 
 def as_schedule(learning_rate: float | Schedule) -> Schedule:

@@ -24,15 +24,13 @@ def test_rsqrt_is_t5s(step):
     rest=st.integers(1, 1_000),
     final=st.floats(0.0, 0.1),
 )
-def test_cosine_and_linear_are_a_ramp_and_a_decay(step, warmup, rest, final):
+def test_cosine_is_a_ramp_and_half_a_cosine(step, warmup, rest, final):
     peak, total = 0.5, warmup + rest
     done = min(1.0, max(0.0, (step - warmup) / rest))
     ramp = peak * step / warmup
     cosine = final + (peak - final) * (1 + math.cos(math.pi * done)) / 2
-    line = peak + (final - peak) * done
-    for schedule, decay in ((schedules.cosine, cosine), (schedules.linear, line)):
-        expected = ramp if step < warmup else decay
-        assert float(schedule(peak, warmup, total, final)(step)) == pytest.approx(expected, abs=2e-6)
+    expected = ramp if step < warmup else cosine
+    assert float(schedules.cosine(peak, warmup, total, final)(step)) == pytest.approx(expected, abs=2e-6)
 
 
 def test_cosine_warmup_starts_where_told():
@@ -46,7 +44,6 @@ def test_cosine_warmup_starts_where_told():
         schedules.constant(0.1),
         schedules.rsqrt(),
         schedules.cosine(1.0, 10, 20),
-        schedules.linear(1.0, 10, 20),
     ],
 )
 def test_rates_are_float32_scalars_under_jit(schedule):
@@ -61,7 +58,6 @@ def test_a_number_is_a_constant_schedule_and_nothing_else_passes():
         schedules.as_schedule('0.1')
 
 
-@pytest.mark.parametrize('make', [schedules.cosine, schedules.linear])
-def test_a_run_shorter_than_its_warmup_is_refused(make):
+def test_a_run_shorter_than_its_warmup_is_refused():
     with pytest.raises(UserError, match='WARMUP_STEPS'):
-        make(1.0, 100, 100)
+        schedules.cosine(1.0, 100, 100)

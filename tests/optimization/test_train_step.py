@@ -149,7 +149,7 @@ def test_dropout_depends_on_seed_step_and_microbatch_and_on_nothing_else():
 
 
 def test_learning_rate_is_reported_for_the_update_made():
-    schedule = schedules.linear(1.0, 10, 20)
+    schedule = schedules.cosine(1.0, 10, 20)
     tx = optax.sgd(schedule)
     step = jax.jit(train_step.make_train_step(Bigrams(), tx, learning_rate=schedule))
     state, batch = make_state(tx), make_batch()
