@@ -17,7 +17,6 @@ from remixer_t5x.interop.huggingface import folders as huggingface
 from remixer_t5x.interop.huggingface import tokenizer as hf_tokenizer
 from remixer_t5x.interop.safetensors import export as safetensors_export
 from remixer_t5x.interop.safetensors import files as safetensors_files
-from remixer_t5x.interop.safetensors import header
 
 GOOD = {'a': np.arange(6, dtype=np.float32).reshape(2, 3), 'b': np.ones(4, np.float16)}
 FUZZ = settings(max_examples=150, deadline=None)
@@ -48,30 +47,34 @@ def array(dtype='F32', shape=(2, 3), offsets=(0, 24)):
 
 DATA = bytes(24)
 BAD = {
-    'empty file': (b'', 'is cut off'),
-    'cut in its length': (b'\x01\x00', 'is cut off'),
-    'header beyond the file': (file_of({}, length=1000), 'says 1,000 bytes'),
-    'header of 2**64 bytes': (b'\xff' * 8 + b'{}', 'says 18,446,744,073,709,551,615 bytes'),
-    'no JSON': (file_of(b'{'), 'no JSON'),
-    'deep JSON': (file_of(b'[' * 100_000), 'no JSON'),
-    'a number of 5000 digits': (file_of(b'{"a": ' + b'9' * 5000 + b'}'), 'no JSON'),
-    'no UTF-8': (file_of(b'{"\xff": 1}'), 'no JSON'),
-    'a list': (file_of([]), 'no JSON object'),
-    'the same name twice': (file_of(b'{"a":' + json.dumps(array()).encode() + b',"a":1}', DATA), 'twice'),
-    'no description': (file_of({'a': 3}), 'not described'),
-    'unknown dtype': (file_of({'a': array('F99')}, DATA), "dtype 'F99'"),
-    'dtype of another kind': (file_of({'a': array(['F32'])}, DATA), 'dtype'),
-    'negative shape': (file_of({'a': array(shape=(-2, -3))}, DATA), 'the shape'),
-    'shape of a text': (file_of({'a': {**array(), 'shape': '23'}}, DATA), 'the shape'),
-    'product beyond 64 bits': (file_of({'a': array(shape=(2**62, 2**62, 4, 0))}, DATA), 'has 24 bytes'),
-    'shape too large': (file_of({'a': array(shape=(2**40,))}, DATA), 'has 24 bytes'),
-    'beyond the file': (file_of({'a': array(shape=(200, 3), offsets=(0, 2400))}, DATA), '24 follow'),
-    'reversed': (file_of({'a': array(offsets=(24, 0))}, DATA), 'bytes'),
-    'overlapping': (file_of({'a': array(), 'b': array()}, DATA), 'begins at byte 0'),
-    'a gap': (file_of({'a': array(offsets=(8, 32))}, bytes(32)), 'begins at byte 8'),
-    'bytes left over': (file_of({'a': array()}, bytes(30)), '30 follow'),
-    'a newline in a name': (file_of({'a\nb\x1b[31m': array('F99')}, DATA), r"'a\\nb\\x1b[31m'".replace('\\\\', '\\')),
-    'metadata that is no text': (file_of({'__metadata__': {'a': 1}}), '__metadata__'),
+    'empty file': (b'', 'header too small'),
+    'cut in its length': (b'\x01\x00', 'header too small'),
+    'header beyond the file': (file_of({}, length=1000), 'invalid header length'),
+    'header of 2**64 bytes': (b'\xff' * 8 + b'{}', 'header too large'),
+    'no JSON': (file_of(b'{'), 'invalid JSON'),
+    'deep JSON': (file_of(b'[' * 100_000), 'invalid JSON'),
+    'a number of 5000 digits': (file_of(b'{"a": ' + b'9' * 5000 + b'}'), 'number out of range'),
+    'no UTF-8': (file_of(b'{"\xff": 1}'), 'invalid UTF-8'),
+    'a list': (file_of([]), 'invalid JSON'),
+    'the same name twice': (
+        file_of(b'{"a":' + json.dumps(array()).encode() + b',"a":' + json.dumps(array()).encode() + b'}', DATA),
+        'twice',
+    ),
+    'no description': (file_of({'a': 3}), 'expected struct TensorInfo'),
+    'unknown dtype': (file_of({'a': array('F99')}, DATA), 'unknown variant `F99`'),
+    'dtype of another kind': (file_of({'a': array(['F32'])}, DATA), 'expected string'),
+    'too many dimensions': (file_of({'a': array(shape=(1,) * 70, offsets=(0, 4))}, bytes(4)), '70 dimensions'),
+    'negative shape': (file_of({'a': array(shape=(-2, -3))}, DATA), 'expected usize'),
+    'shape of a text': (file_of({'a': {**array(), 'shape': '23'}}, DATA), 'expected a sequence'),
+    'product beyond 64 bits': (file_of({'a': array(shape=(2**62, 2**62, 4, 0))}, DATA), 'overflow'),
+    'shape too large': (file_of({'a': array(shape=(2**40,))}, DATA), 'invalid shape'),
+    'beyond the file': (file_of({'a': array(shape=(200, 3), offsets=(0, 2400))}, DATA), 'not fully covered'),
+    'reversed': (file_of({'a': array(offsets=(24, 0))}, DATA), 'invalid offset'),
+    'overlapping': (file_of({'a': array(), 'b': array()}, DATA), 'invalid offset'),
+    'a gap': (file_of({'a': array(offsets=(8, 32))}, bytes(32)), 'invalid offset'),
+    'bytes left over': (file_of({'a': array()}, bytes(30)), 'not fully covered'),
+    'a newline in a name': (file_of({'a\nb\x1b[31m': array(offsets=(8, 32))}, bytes(32)), r'a\nb\x1b[31m'),
+    'metadata that is no text': (file_of({'__metadata__': {'a': 1}}), 'expected a string'),
 }
 
 
@@ -80,7 +83,6 @@ def test_absurd_headers_are_refused(tmp_path, kind):
     content, said = BAD[kind]
     path = tmp_path / 'x.safetensors'
     path.write_bytes(content)
-    assert said in one_line(header.check, path)
     assert said in one_line(safetensors_files.read_file, str(path))
 
 
@@ -88,7 +90,7 @@ def test_absurd_headers_are_refused(tmp_path, kind):
 @pytest.mark.parametrize('shape', [(), (0,), (3, 0, 2), (5,), (2, 3)])
 def test_files_of_the_library_are_taken(tmp_path, dtype, shape):
     save_file({'b': np.zeros(shape, dtype), 'a': np.ones(3, np.float32)}, tmp_path / 'x', {'format': 'pt'})
-    header.check(tmp_path / 'x')
+    assert set(safetensors_files.read_file(str(tmp_path / 'x'))[0]) == {'a', 'b'}
 
 
 @FUZZ
@@ -103,7 +105,7 @@ def test_files_of_the_library_are_taken(tmp_path, dtype, shape):
 @example(save(GOOD)[:-1])
 @example(file_of({'a': {**array(), 'shape': [True, 6]}}, DATA))
 def test_any_bytes_are_read_or_one_line(tmp_path_factory, content):
-    """What passes our check is what the library reads, and with as many numbers as the header says."""
+    """The library reads what passes, and with as many numbers as the header says."""
     path = tmp_path_factory.getbasetemp() / 'fuzz.safetensors'
     path.write_bytes(content)
     for read in (safetensors_files.read_file, safetensors_export.read):

@@ -13,7 +13,7 @@ from safetensors.numpy import save_file
 from remixer_t5x.checkpoints import safe_paths
 from remixer_t5x.errors import UserError
 from remixer_t5x.interop import json_files
-from remixer_t5x.interop.safetensors import header as safetensors_header
+from remixer_t5x.interop.safetensors import header
 
 WHOLE = 'model.safetensors'
 INDEX = 'model.safetensors.index.json'
@@ -97,11 +97,12 @@ def write_file(path: pathlib.Path, arrays: Mapping[str, np.ndarray], metadata: M
 
 
 def _opened(path: pathlib.Path) -> safe_open:
-    safetensors_header.check(path)
     try:
-        return safe_open(path, framework='numpy')
+        reader = safe_open(path, framework='numpy')
     except (OSError, SafetensorError) as error:
-        raise UserError(f'{path} cannot be read as safetensors: {error}; copy or download it again') from error
+        raise header.bad(path, str(error).removeprefix('Error while deserializing header: ')) from error
+    header.check(path)
+    return reader
 
 
 def _names(path: pathlib.Path) -> dict[str, pathlib.Path]:
