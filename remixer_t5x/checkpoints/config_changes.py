@@ -8,16 +8,16 @@ MOST_SHOWN = 6
 
 
 def bindings(config: str) -> dict[str, str]:
-    """`name = value` of an operative gin text; a value on several indented lines is joined."""
+    """Macro or `module.Class.argument` to its value, in an operative gin text, which indents continuation lines."""
     found: dict[str, str] = {}
     name = None
     for line in config.splitlines():
         start = re.match(r'([\w./]+) = (.*)', line)
         if start:
             name, value = start.groups()
-            found[name] = value.strip(' \\')
+            found[name] = value.rstrip('\\').strip()
         elif name and line.startswith(' '):
-            found[name] = f'{found[name]} {line.strip()}'.strip()
+            found[name] = f'{found[name]} {line.rstrip(chr(92)).strip()}'.strip()
         else:
             name = None
     return found

@@ -6,10 +6,10 @@ import dataclasses
 import json
 import os
 import pathlib
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from remixer_t5x.checkpoints import config_changes
 from remixer_t5x.errors import UserError
 
 TRAIN = 'train'
@@ -68,7 +68,7 @@ class Run:
 
     def settings(self) -> dict[str, str]:
         """The settings of the configuration: macro or `module.Class.argument` to its value as gin text."""
-        return settings_of(self.config)
+        return config_changes.bindings(self.config)
 
 
 def read(metrics_file: str | os.PathLike[str]) -> list[Record]:
@@ -108,21 +108,6 @@ def _record(found: dict[str, Any]) -> Record:
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def settings_of(config: str) -> dict[str, str]:
-    """The statements `name = value` of a gin text; gin indents the lines that continue one."""
-    found: dict[str, str] = {}
-    name = ''
-    for line in config.splitlines():
-        start = re.match(r'([\w./]+) = (.*)', line)
-        if start:
-            name, found[start[1]] = start[1], start[2].rstrip('\\').strip()
-        elif line.startswith(' ') and name:
-            found[name] = f'{found[name]} {line.rstrip(chr(92)).strip()}'.strip()
-        elif line.strip():
-            name = ''
-    return found
 
 
 def differences(runs: Sequence[Run]) -> list[tuple[str, list[str | None]]]:

@@ -59,7 +59,7 @@ def test_many_metrics_are_a_breakdown_and_one_line_of_the_table():
 
 def test_settings_read_statements_over_several_lines():
     config = 'from x import y\n# a comment\nA = 1\nB = \\\n    (@m.C,\n     2)\nm.C.d = %A\n'
-    assert records.settings_of(config) == {'A': '1', 'B': '(@m.C, 2)', 'm.C.d': '%A'}
+    assert records.Run('a', 'a', [], config).settings() == {'A': '1', 'B': '(@m.C, 2)', 'm.C.d': '%A'}
 
 
 def test_differences_are_of_settings_and_not_of_places():
