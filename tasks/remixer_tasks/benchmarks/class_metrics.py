@@ -74,14 +74,13 @@ def matthews_corrcoef(targets: Sequence[int], predictions: Sequence[int]) -> Met
 @labelled
 def pearson_corrcoef(targets: Sequence[float], predictions: Sequence[float]) -> Metrics:
     """Pearson's correlation, 0 where one side is constant."""
-    return {'pearson_corrcoef': 100 * _pearson(np.asarray(targets, float), np.asarray(predictions, float))}
+    return {'pearson_corrcoef': 100 * _correlation(scipy.stats.pearsonr, targets, predictions)}
 
 
 @labelled
 def spearman_corrcoef(targets: Sequence[float], predictions: Sequence[float]) -> Metrics:
     """Pearson's correlation of ranks, equal values sharing their mean rank; 0 where one side is constant."""
-    ranks = (scipy.stats.rankdata(values) for values in (targets, predictions))
-    return {'spearman_corrcoef': 100 * _pearson(*ranks)}
+    return {'spearman_corrcoef': 100 * _correlation(scipy.stats.spearmanr, targets, predictions)}
 
 
 def _f1_of_class(target: np.ndarray, predicted: np.ndarray, label: int) -> float:
@@ -90,7 +89,8 @@ def _f1_of_class(target: np.ndarray, predicted: np.ndarray, label: int) -> float
     return 2 * right / named if named else 0.0
 
 
-def _pearson(a: np.ndarray, b: np.ndarray) -> float:
-    a, b = a - a.mean(), b - b.mean()
-    spread = np.sqrt((a @ a) * (b @ b))
-    return float(a @ b / spread) if spread else 0.0
+def _correlation(function: Callable[..., Any], targets: Sequence[float], predictions: Sequence[float]) -> float:
+    # scipy warns and returns nan where one side is constant.
+    if not np.ptp(targets) or not np.ptp(predictions):
+        return 0.0
+    return float(function(np.asarray(targets, float), np.asarray(predictions, float)).statistic)
