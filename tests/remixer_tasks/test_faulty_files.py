@@ -147,7 +147,7 @@ def test_published_rows_are_never_skipped(tmp_path, monkeypatch):
     path = tmp_path / 'a'
     path.write_bytes(b'{"a": 1}\n{"a": "\0"}\n')
     assert ':2: a NUL byte at byte 7' in refused(lambda: list(raw_rows.jsonl(str(path))))
-    monkeypatch.setattr(raw_rows.bounded_lines.numbered, '__defaults__', (8,))
+    monkeypatch.setattr(raw_rows.bounded_lines, 'LONGEST', 8)
     assert ':2: the line has more than' in refused(lambda: list(raw_rows.lines(str(path))))
     monkeypatch.setattr(raw_rows, 'MAX_JSON_BYTES', 8)
     assert 'the file has more than 8 bytes' in refused(raw_rows.whole_json, str(path))

@@ -1,4 +1,4 @@
-"""Records of a user's files that cannot be read, or hold nothing: counted and skipped, or refused."""
+"""Records that cannot be read, or hold nothing: counted and skipped, or refused."""
 
 from remixer_t5x.errors import UserError
 
@@ -6,7 +6,12 @@ _SHOWN = 3
 
 
 class Malformed:
-    """Collects malformed and empty records. strict: the first one raises UserError instead."""
+    """Collects malformed and empty records. strict: the first one raises UserError instead.
+
+    `file_advice` is what to type when the whole file cannot be read.
+    """
+
+    file_advice = 'correct FILES or the file'
 
     def __init__(self, strict: bool):
         self._strict = strict

@@ -1,17 +1,17 @@
 """Rows of the raw files that data sets are published as: JSON lines, TSV, CSV and SQuAD's JSON.
 
-A reader yields (number, row) with `number` the line that the row starts on, from 1. What cannot be read raises
-UserError with file and line: a labelled data set that lost rows would give numbers that compare with nobody's.
+A reader yields (number, row) with `number` the line that the row starts on, from 1. A record that cannot be read raises
+UserError with file and line: metrics of a labelled data set without some rows compare with nobody's.
 """
 
-import contextlib
 import csv
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, BinaryIO
+from typing import Any, NoReturn
 
 from remixer_t5x.errors import UserError
-from remixer_tasks.files import bounded_lines
+from remixer_tasks.files import bounded_lines, row_files, text_files
+from remixer_tasks.files.malformed import Malformed
 
 # A whole file that is one JSON text; the largest published one has 42 MB.
 MAX_JSON_BYTES = 10**9
@@ -26,18 +26,21 @@ def bad(path: str, number: int, reason: str) -> UserError:
     return UserError(f'{path}:{number}: {" ".join(shown.split())}; correct the line, or download the file again')
 
 
+class _Refused(Malformed):
+    """Refuses every malformed record: the published files have none."""
+
+    file_advice = 'set DATA_DIR to the folder that holds the raw files'
+
+    def record(self, path: str, line: int, reason: str) -> NoReturn:
+        raise bad(path, line, reason)
+
+
+_REFUSED = _Refused(strict=True)
+
+
 def jsonl(path: str) -> Rows:
-    """JSON objects, one per line; empty lines are none."""
-    for number, line in _lines(path):
-        if not line.strip():
-            continue
-        try:
-            row = json.loads(line)
-        except (ValueError, RecursionError) as error:
-            raise bad(path, number, f'invalid JSON ({error})') from error
-        if not isinstance(row, dict):
-            raise bad(path, number, 'the line is not a JSON object')
-        yield number, row
+    """JSON objects, one per line; blank lines are skipped."""
+    return row_files.json_rows(path, bounded_lines.LONGEST, _REFUSED)
 
 
 def tsv(path: str, columns: Sequence[str] | None = None, skip_short: bool = False) -> Rows:
@@ -45,7 +48,7 @@ def tsv(path: str, columns: Sequence[str] | None = None, skip_short: bool = Fals
 
     skip_short: rows with missing cells are left out, as TFDS does, for files that are published with such rows.
     """
-    for number, line in _lines(path):
+    for number, line in lines(path):
         cells = line.split('\t')
         if columns is None:
             columns = cells
@@ -78,7 +81,7 @@ def comma_separated(path: str) -> Rows:
 
 def whole_json(path: str) -> Any:
     """The value in a file that is one JSON text."""
-    with _opened(path) as file:
+    with text_files.opened(path, _Refused.file_advice) as file:
         content = file.read(MAX_JSON_BYTES + 1)
     if len(content) > MAX_JSON_BYTES:
         raise bad(path, 1, f'the file has more than {MAX_JSON_BYTES:,} bytes')
@@ -93,36 +96,14 @@ def whole_json(path: str) -> Any:
 
 def lines(path: str) -> Iterator[tuple[int, str]]:
     """(number, line without its end); a byte order mark is dropped."""
-    return _lines(path)
-
-
-def _lines(path: str) -> Iterator[tuple[int, str]]:
-    with _opened(path) as file:
-        for number, line in bounded_lines.numbered(file):
-            if line is None:
-                raise bad(path, number, f'the line has more than {bounded_lines.LONGEST:,} bytes')
-            if b'\0' in line:
-                raise bad(path, number, f'a NUL byte at byte {line.index(0)}')
-            try:
-                yield number, line.decode('utf-8-sig' if number == 1 else 'utf-8').rstrip('\r\n')
-            except UnicodeDecodeError as error:
-                raise bad(path, number, f'invalid UTF-8 at byte {error.start}') from error
-
-
-@contextlib.contextmanager
-def _opened(path: str) -> Iterator[BinaryIO]:
-    try:
-        with open(path, 'rb') as file:
-            yield file
-    except OSError as error:
-        raise UserError(f'{path}: {error.strerror}; set DATA_DIR to the folder that holds the raw files') from error
+    return text_files.lines(path, bounded_lines.LONGEST, _REFUSED)
 
 
 class _Lines:
     """Lines for the csv module, which knows when it has taken one too many of them: `number` is the last one taken."""
 
     def __init__(self, path: str):
-        self._lines = _lines(path)
+        self._lines = lines(path)
         self.number = 0
 
     def __iter__(self) -> '_Lines':

@@ -15,8 +15,8 @@ from remixer_tasks.files.malformed import Malformed
 
 
 @contextlib.contextmanager
-def opened(path: str) -> Iterator[BinaryIO | gzip.GzipFile]:
-    """The file's bytes, unzipped if its name ends in .gz; whatever goes wrong while it is read is a UserError."""
+def opened(path: str, advice: str = Malformed.file_advice) -> Iterator[BinaryIO | gzip.GzipFile]:
+    """The file's bytes, unzipped if its name ends in .gz; an error while it is read is a UserError with `advice`."""
     try:
         with bounded_lines.remote(path) if '://' in path else open(path, 'rb') as file:
             if path.endswith('.gz'):
@@ -30,12 +30,12 @@ def opened(path: str) -> Iterator[BinaryIO | gzip.GzipFile]:
         ) from error
     except (OSError, tf.errors.OpError) as error:
         reason = getattr(error, 'strerror', None) or getattr(error, 'message', str(error)).splitlines()[0]
-        raise UserError(f'{path}: {reason}; correct FILES or the file') from error
+        raise UserError(f'{path}: {reason}; {advice}') from error
 
 
 def lines(path: str, longest: int, malformed: Malformed) -> Iterator[tuple[int, str]]:
     """(number from 1, line without its end), without the lines that are too long, have a NUL, or are not UTF-8."""
-    with opened(path) as file:
+    with opened(path, malformed.file_advice) as file:
         for number, line in bounded_lines.numbered(file, longest):
             if line is None:
                 malformed.record(path, number, f'the line has more than {longest:,} bytes')
