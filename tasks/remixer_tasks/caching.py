@@ -67,7 +67,7 @@ def cache(task: seqio.Task, directory: str, note: str, shards: int = 64, beam_op
     if before not in (note, ''):
         raise UserError(f'{path} was made with {before}, this would be {note}: choose another CACHE_DIR')
     examples = sum(part.examples for part in summary(task, directory))
-    return [f'{task.name} is cached in {path} already, {examples:,} examples; to make it anew delete that folder']
+    return [f'{task.name} is cached in {path} already, {examples:,} examples; to make it again, delete that folder']
 
 
 def completed(path: str) -> str | None:
@@ -193,7 +193,7 @@ def _remove_leftovers(path: str) -> None:
     names = [name.rstrip('/') for name in tf.io.gfile.listdir(path)]
     foreign = sorted(name for name in names if not re.search(r'\.tfrecord|^(info|stats)\.\w+\.json|^beam-temp-', name))
     if foreign:
-        raise UserError(f'{path} holds {foreign[0]}, which is no part of a cache: choose another CACHE_DIR')
+        raise UserError(f'{path} holds {foreign[0]}, which is not a part of a cache: choose another CACHE_DIR')
     tf.io.gfile.rmtree(path)
 
 

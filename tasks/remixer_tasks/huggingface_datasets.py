@@ -107,7 +107,7 @@ class HubDataset:
 
 
 def corpus(dataset: HubDataset, field: str = 'text') -> ParsedCorpus:
-    """The texts of the column `field`, for pretraining. Raises UserError, at first use, for a column that is none."""
+    """The texts of the column `field`, for pretraining. Raises UserError, at first use, where the column is missing."""
 
     def text_of(row: Row) -> str:
         if field not in row:

@@ -135,7 +135,7 @@ def proportional(
 ) -> seqio.Mixture:
     """Any tasks of the catalogue, at the number of examples that each has to train on, at most `maximum`.
 
-    Raises UserError for names that are no tasks, and, when a dataset is made, for tasks without files.
+    Raises UserError for names without a task, and, when a dataset is made, for tasks without files.
     """
 
     def rate(task: seqio.Task) -> float:

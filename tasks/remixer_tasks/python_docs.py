@@ -43,7 +43,7 @@ def corpus(validation_fraction: float = 0.05) -> ParsedCorpus:
 
 
 def read(malformed: Malformed) -> Iterator[str]:
-    """Yields the topics, then for every module its docstring and those of its top-level classes and functions."""
+    """Yields the topics, then the docstrings of every module and of its top-level classes and functions."""
     yield from topics()
     root = Path(sysconfig.get_path('stdlib'))
     for path in _modules(root):

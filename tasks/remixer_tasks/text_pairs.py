@@ -31,7 +31,7 @@ def encode_pair(inputs: str, targets: str) -> str:
 def format_template(template: str, row: Mapping[str, object], macro: str) -> str:
     """`template` with columns of a row in braces; without any brace it is the name of one column.
 
-    Raises UserError for a column that is none, or wrong braces.
+    Raises UserError for a column that does not exist, or wrong braces.
     """
     try:
         return (template if set(template) & set('{}') else f'{{{template}}}').format_map(row)

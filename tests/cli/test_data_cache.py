@@ -234,7 +234,7 @@ def test_a_cache_that_is_there_is_kept_and_said_in_one_line(typed, tmp_path):
     assert code == 0
     assert out.splitlines()[0] == (
         f'own_text_span_corruption is cached in {folder}/own_text_span_corruption already, 29 examples; '
-        'to make it anew delete that folder'
+        'to make it again, delete that folder'
     )
 
 

@@ -276,7 +276,7 @@ def test_says_that_another_folder_is_read_first(plain, tmp_path, monkeypatch):
     monkeypatch.setenv('REMIXER_T5X_DATA', str(tmp_path))
     assert download.get('toy')[0] == 'toy is here already, nothing was downloaded'
     lines = download.get('toy', str(tmp_path))
-    assert lines[-1] == f'tasks go on reading {tmp_path}/toy/a.tsv, {tmp_path}/toy/b.tsv, which is searched first'
+    assert lines[-1] == f'tasks still read {tmp_path}/toy/a.tsv, {tmp_path}/toy/b.tsv, which is searched first'
 
 
 def test_without_a_download_it_is_said_what_to_put_where(nothing_elsewhere, cache_folder):

@@ -54,7 +54,7 @@ def squad_2(unanswerable: str) -> class_metrics.Metric:
 
 
 def record(targets: Sequence[dict[str, Any]], predictions: Sequence[dict[str, Any]]) -> Metrics:
-    """ReCoRD: SQuAD's metrics over one example per query, the first: a query stands in the data once per answer."""
+    """ReCoRD: SQuAD's metrics over the first example of each query: the data repeat a query for each answer."""
     first: dict[Any, tuple[Sequence[str], str]] = {}
     for target, prediction in zip(targets, predictions, strict=True):
         first.setdefault(target['group'], (target['value'], prediction['value']))

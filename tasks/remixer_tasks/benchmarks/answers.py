@@ -20,7 +20,7 @@ Example = Mapping[str, Any]
 
 @dataclasses.dataclass(frozen=True)
 class ClassId:
-    """The index of the text in `labels`, INVALID if it is none of them."""
+    """The index of the text in `labels`, INVALID if `labels` lack it."""
 
     labels: tuple[str, ...]
 

@@ -1,7 +1,7 @@
 """Predictions as the files that the leaderboards of GLUE and SuperGLUE take, one per task, in the order of `idx`.
 
-File names and labels are the leaderboards'. A prediction that is no label gets the first label, since every row must
-have one; how many did is said.
+File names and labels are the leaderboards'. A prediction that is not a label gets the first label, since every row must
+have one; a line says how many did.
 """
 
 import dataclasses
@@ -21,7 +21,7 @@ Row = Mapping[str, Any]
 
 @dataclasses.dataclass(frozen=True)
 class Labels:
-    """`of(row)` is what is written for a prediction, None where it is no label; `first` is what is written then."""
+    """`of(row)` is the text to write for a prediction, None where that is not a label; `first` is then written."""
 
     of: Callable[[Row], Any]
     first: Any
@@ -37,7 +37,7 @@ class File:
 
 
 def write(folder: str, task: str, rows: Sequence[Row]) -> str:
-    """Writes the file of `task` into `folder` and says where, and how many predictions were no label.
+    """Writes the file of `task` into `folder` and says where, and how many predictions were not a label.
 
     Raises UserError for a task without a leaderboard, for rows without their number, and where it cannot be written.
     """

@@ -22,7 +22,7 @@ class TextTask:
     """name: T5's where T5 has the task. to_text: examples of `dataset` to inputs and targets.
 
     postprocess: predicted and target text to what `metrics` compare (see `answers`), None leaves them texts.
-    splits: those of the data set that the task has, None for all of them.
+    splits: the splits of the data set that the task has, None for all of them.
     """
 
     name: str

@@ -60,7 +60,7 @@ def get(name: str, source: str | None = None, data_dir: str | None = None) -> li
     first = _origins(dataset, data_dir)
     elsewhere = [str(first[split]) for split in first if first[split] != got[split]]
     if elsewhere:
-        lines.append(f'tasks go on reading {", ".join(elsewhere)}, which is searched first')
+        lines.append(f'tasks still read {", ".join(elsewhere)}, which is searched first')
     return lines
 
 
@@ -184,7 +184,7 @@ def _fetch(download: Download, file: Path, name: str) -> None:
 
 
 def _reporting_loss(read: Callable[[int], bytes], url: str) -> Callable[[int], bytes]:
-    """Errors of the connection must not look like those of the disk, which are OSErrors too."""
+    """Errors of the connection must not look like errors of the disk, which are OSErrors too."""
 
     def reading(size: int) -> bytes:
         try:
@@ -198,7 +198,7 @@ def _reporting_loss(read: Callable[[int], bytes], url: str) -> Callable[[int], b
 def _copy(dataset: Dataset, download: Download, source: Path, file: Path) -> None:
     """From `source`, or its folder of the same name. Raises UserError where it is not, or is another file."""
     if not source.is_dir():
-        raise UserError(f'--from {source}: there is no such folder; give the one that holds {file.name}')
+        raise UserError(f'--from {source}: there is no such folder; give the folder with {file.name}')
     places = [source / download.folder / file.name, source / file.name]
     found = [place for place in places if place.is_file()]
     if not found:

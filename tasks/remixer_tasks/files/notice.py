@@ -8,7 +8,7 @@ _REDRAW_SECONDS = 0.5
 
 
 class Notice:
-    """Says on stderr what is going on: redrawn on a terminal, and two plain lines (start, end) in a log."""
+    """Reports progress on stderr: redrawn on a terminal, and two plain lines (start, end) in a log."""
 
     def __init__(self, what: str):
         self._what = what

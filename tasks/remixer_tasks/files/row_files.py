@@ -24,7 +24,7 @@ EXTENSIONS = {'json': 'jsonl', 'ndjson': 'jsonl', **{name: name for name in FORM
 
 @dataclasses.dataclass(frozen=True)
 class RowLayout:
-    """How rows lie in the files.
+    """The layout of rows in files.
 
     format: one of FORMATS, or None to go by each file's extension. TSV and CSV begin with a line of column names.
     longest: bytes of a line; a longer one is malformed, and never held in memory as a whole.
@@ -65,7 +65,7 @@ def read(path: str, layout: RowLayout, malformed: Malformed) -> Rows:
 
 
 def json_rows(path: str, longest: int, malformed: Malformed) -> Rows:
-    """The objects of a file of JSON lines; blank lines are no rows."""
+    """The objects of a file of JSON lines; blank lines are skipped."""
     for number, line in lines(path, longest, malformed):
         if not line.strip():
             continue
@@ -121,7 +121,7 @@ def parquet_rows(
 ) -> Rows:
     """The rows of a Parquet file, with the columns that `choose` takes of those there (None: all).
 
-    Raises UserError, naming `setting`, where the file is none, and what `choose` raises.
+    Raises UserError, naming `setting`, where the file is not Parquet, and what `choose` raises.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq

@@ -27,7 +27,7 @@ _EXTENSIONS = {
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-    """How documents lie in the files.
+    """The layout of documents in files.
 
     format: one of FORMATS, or None to go by each file's extension.
     field: JSON field or column name; for TSV also a column number counted from 0, and then there is no header line.

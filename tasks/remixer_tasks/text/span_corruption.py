@@ -96,7 +96,7 @@ def cut(documents: tf.data.Dataset, length: int) -> tf.data.Dataset:
         tokens, is_end = element
         stream = tf.concat([carry, tokens], 0)
         size = tf.size(stream)
-        # At the end the rest is a segment of its own; an empty rest is none.
+        # At the end the rest is a segment of its own; an empty rest is dropped.
         piece = tf.where(is_end, tf.maximum(size, 1), length)
         whole = size // piece * piece
         return stream[whole:], tf.reshape(stream[:whole], [size // piece, piece])

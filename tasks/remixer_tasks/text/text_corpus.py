@@ -97,7 +97,7 @@ class ParsedCorpus:
 
 
 def _parse(corpus: ParsedCorpus, folder: Path) -> None:
-    """Writes the shards of both splits, and counts.json beside them."""
+    """Writes the shards of both splits, and counts.json next to them."""
     notice = Notice(f'reading {corpus.name}')
     malformed = Malformed(corpus.strict)
     try:

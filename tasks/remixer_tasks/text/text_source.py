@@ -38,7 +38,7 @@ class TextSource(seqio.FileDataSource):
         shard_info: seqio.ShardInfo | None = None,
         **_: Any,
     ) -> tf.data.Dataset:
-        """{'text': UTF-8 scalar}; `shuffle` orders the shards anew in every epoch. `_`: what seqio's sources take
+        """{'text': UTF-8 scalar}; `shuffle` reorders the shards in every epoch. `_`: what seqio's sources take
         and do not use."""
         paths = self.list_shards(split)
         files = tf.data.Dataset.from_tensor_slices(paths)

@@ -1,7 +1,7 @@
 """GLUE (Wang et al. 2018) as data sets: the published TSV files, or TFDS's `glue`.
 
 Other layouts in which people have them are read too: CoLA as its authors publish it, AX with its labels, and the CSV
-files of github.com/felipessalvatore/NLI_datasets. The number of an example is that of its row.
+files of github.com/felipessalvatore/NLI_datasets. An example has the number of its row.
 """
 
 import functools

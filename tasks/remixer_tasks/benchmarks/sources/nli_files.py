@@ -26,7 +26,7 @@ _LETTERS = {'e': 'entailment', 'n': 'neutral', 'c': 'contradiction'}
 
 
 def _pairs(read, columns: Sequence[str], path: str) -> Iterator[Example]:
-    """columns: premise, hypothesis and label in the file; an e, n or c is spelt out, '-' is no label."""
+    """columns: premise, hypothesis and label in the file; an e, n or c is spelt out, '-' means unlabelled."""
     premise, hypothesis, label = columns
     for number, row in read(path):
         given = row.get(label)

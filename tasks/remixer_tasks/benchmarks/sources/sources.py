@@ -3,8 +3,9 @@
 With `data_dir` set, that folder is searched (TFDS's layout first); without it TFDS_DATA_DIR or ~/tensorflow_datasets,
 then REMIXER_T5X_DATA, then the `data` folder of the cache, which downloads go to.
 
-Published files are parsed once into TFRecords in the cache, so that their errors are told before a model is trained
-on half of them, and positions in them can be saved. Both kinds are read in one thread, see `text_corpus.TextSource`.
+Published files are parsed once into TFRecords in the cache, so that errors in them appear before a model is
+trained on half of them, and positions in them can be saved. Both kinds are read in one thread, see
+`text_corpus.TextSource`.
 """
 
 from __future__ import annotations

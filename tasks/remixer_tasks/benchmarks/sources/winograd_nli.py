@@ -1,7 +1,7 @@
 """WNLI as Winograd schemas, as T5 evaluates it: which pronoun of the premise does the hypothesis replace, by what?
 
-The pronoun whose neighbours on both sides stand in the hypothesis too is the one, and what stands between them there
-is the candidate. T5's authors checked the outcome by hand on the published sentences; it is for evaluation only.
+The pronoun to resolve is the one whose neighbours on both sides also occur in the hypothesis; the words between them
+there are the candidate. T5's authors checked the outcome by hand on the published sentences; it is for evaluation only.
 """
 
 from __future__ import annotations

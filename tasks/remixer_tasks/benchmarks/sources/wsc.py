@@ -63,7 +63,7 @@ def _starred(example: Example) -> tf.Tensor:
 
 
 def resolution(dataset: tf.data.Dataset) -> tf.data.Dataset:
-    """DPR: the first time that the pronoun stands in the sentence is the one to resolve."""
+    """DPR: the pronoun to resolve is its first occurrence in the sentence."""
 
     def as_text(example):
         pronoun = tf.strings.join([' (', example['pronoun'], r')( |\.|,)'])
