@@ -30,8 +30,6 @@ PHRASES = {
 NOT_YET = (
     'remixer_t5x/cli',
     'remixer_t5x/config',
-    'remixer_t5x/data',
-    'remixer_t5x/evaluation',
     'remixer_t5x/training',
     'docs/guide/new_mixer.md',
 )

@@ -1,7 +1,7 @@
-"""Tasks that `remixer-t5x data cache` has written out, in seqio's layout: when they may be read, and when not.
+"""Checks whether a cache that `remixer-t5x data cache` wrote, in seqio's layout, may be read for a task.
 
-seqio itself would read any folder of the task's name: with ids of another vocabulary too, and for a task that has no
-cache it stops with a bare assertion.
+seqio itself would read any folder of the task's name, also with ids of another vocabulary, and stops with a bare
+assertion for a task without a cache.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ _MAKE = 'make it with `remixer-t5x data cache`'
 
 
 def note(vocabulary: str) -> str:
-    """What the file COMPLETED of a cache says; `vocabulary` as `data.vocabulary_record` gives it."""
+    """The content of the file COMPLETED of a cache; `vocabulary` is from `pipeline.vocabulary_record`."""
     return json.dumps({'vocabulary': vocabulary})
 
 
 def require(provider: seqio.Task | seqio.Mixture, cache_dir: str | None, vocabulary: str) -> None:
-    """Makes seqio look into `cache_dir`, and nowhere else (None: where it does already).
+    """Makes seqio look only into `cache_dir` (None keeps its folders).
 
     Raises:
-        UserError: a task cannot be cached, has no complete cache, or has one of another vocabulary.
+        UserError: a task cannot be cached, has no complete cache, or has a cache with another vocabulary.
     """
     if cache_dir is not None:
         seqio.set_global_cache_dirs([os.path.expanduser(cache_dir)])
@@ -51,7 +51,7 @@ def _require_task(task: seqio.Task, cache_dir: str | None, vocabulary: str) -> N
 
 
 def _vocabulary(text: str) -> str | None:
-    """The vocabulary's record; None in the caches of other programs, which say none."""
+    """The vocabulary's record; None in the caches of other programs, which do not record it."""
     try:
         return json.loads(text)['vocabulary']
     except (ValueError, KeyError, TypeError):

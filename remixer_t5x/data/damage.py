@@ -1,4 +1,4 @@
-"""Which file of a task is damaged, once TensorFlow has found damage: it says at which byte, but not of which file."""
+"""Finds the damaged file of a task after TensorFlow has found damage, because it names the byte but not the file."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from remixer_t5x.lazy import seqio, tf
 
 
 def named(provider: seqio.Task | seqio.Mixture, split: str, use_cached: bool = False) -> str:
-    """The first file that cannot be read to its end, and what to do about it, in half a line.
+    """Half a line with the first file that cannot be read to its end, and what to do about it.
 
     Reads through all files of the split, in the order of their names; says so on standard error.
     """

@@ -1,14 +1,16 @@
-"""Which data changed between two runs, from their fingerprints. Loads no TensorFlow: checkpoints compare with it."""
+"""Which data changed between two runs, from their fingerprints. Does not load TensorFlow, because checkpoints use
+it.
+"""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-# What `fingerprint` keeps of one task: 'source', 'files' (how many), 'hash', and 'each', a hash by file name.
+# The record of `fingerprint` for one task: 'source', 'files' (their number), 'hash', and 'each', a hash by file name.
 Identity = dict[str, Any]
 
 
 def difference(old: Mapping[str, Identity], new: Mapping[str, Identity]) -> str | None:
-    """The first difference of two of `data_fingerprint`'s answers in half a line, None where they are equal."""
+    """Half a line with the first difference of two results of `data_fingerprint`, None if they are equal."""
     for name in sorted({*old, *new}):
         if name not in new:
             return f'task {name} was read before and is not now'

@@ -1,8 +1,8 @@
-"""What the data of a task or mixture is, in a few words that a checkpoint keeps: a resumed run notices other data.
+"""A fingerprint of the data of a task or mixture. Checkpoints store it, so that a resumed run notices other data.
 
-Files are known by their names below the folder they share, their sizes and their ends, so a folder may be moved or
-copied. A change in the middle of a large file that keeps its size goes unnoticed, because no run can read all its data
-again whenever it starts.
+It depends on the names of files below the folder they share, their sizes and their ends, so a folder may be moved or
+copied. It does not notice a change in the middle of a large file that keeps its size, because a run cannot read all its
+data at every start.
 """
 
 from __future__ import annotations
@@ -15,26 +15,26 @@ from remixer_t5x.data.data_changes import Identity
 from remixer_t5x.errors import UserError
 from remixer_t5x.lazy import seqio, tf
 
-# Beyond this many files of a task only names and sizes count, and a difference is told without naming a file.
+# Beyond this many files of a task only names and sizes count, and a difference is reported without the name of a file.
 LOOKED_INTO = 64
-# A file is read whole up to this many bytes; of larger ones the first and last END_BYTES.
+# A file of up to this many bytes is read completely; of a larger file, only the first and last END_BYTES are read.
 WHOLE_BYTES = 1 << 20
 END_BYTES = 1 << 16
 
 
 def data_fingerprint(provider: seqio.Task | seqio.Mixture, split: str, use_cached: bool = False) -> dict[str, Identity]:
-    """What each task of `provider` reads for `split`: JSON values by the task's name.
+    """The record of what each task of `provider` reads for `split`: JSON values by the task's name.
 
     Args:
-        provider: a task, or a mixture, of whose tasks those that have the split are asked.
-        use_cached: seqio's cached files are read in place of the source's.
+        provider: a task, or a mixture; tasks without the split are skipped.
+        use_cached: the task reads seqio's cached files instead of the source.
 
     Returns:
-        Of each task 'source' (the class), 'files' (how many, None where it reads no files), 'hash' of them all, and,
-        up to LOOKED_INTO files, 'each': a hash by name. Equal wherever the files lie.
+        For each task 'source' (the class), 'files' (their number, None if it does not read files), 'hash' of all files,
+        and, up to LOOKED_INTO files, 'each': a hash by name. It does not depend on the folder of the files.
 
     Raises:
-        UserError: a file that the task should read is not there or cannot be read.
+        UserError: a file that the task should read is missing or cannot be read.
     """
     tasks = sorted(seqio.get_subtasks(provider), key=lambda task: task.name)
     return {task.name: _identity(task, split, use_cached) for task in tasks if split in task.splits}
@@ -54,7 +54,7 @@ def _identity(task: seqio.Task, split: str, use_cached: bool) -> Identity:
 
 
 def files(task: seqio.Task, split: str, use_cached: bool = False) -> list[str] | None:
-    """Paths of what the task reads, in that order; None for a source whose shards are no files."""
+    """Paths of the files of the task, in reading order; None for a source whose shards are not files."""
     return _cached_files(task, split) if use_cached else _source_files(task, split)
 
 
@@ -78,16 +78,16 @@ def _source_files(task: seqio.Task, split: str) -> list[str] | None:
 
 
 def _names(paths: Sequence[str]) -> list[str]:
-    """The paths below the deepest folder that has them all."""
+    """The paths relative to the deepest folder that contains them all."""
     parts = [path.split('/') for path in paths]
     shared = len(os.path.commonprefix([folders[:-1] for folders in parts])) if parts else 0
     return ['/'.join(folders[shared:]) for folders in parts]
 
 
 def _mark(path: str, look: bool) -> str:
-    """Size and, with `look`, a hash of the content of a local file; of one far away no more than its size, if that."""
+    """The size and, with `look`, a hash of the content of a local file; at most the size of a remote file."""
     if '://' in path:
-        # Each question is a request to a server.
+        # Each call is a request to a server.
         return str(_remote_size(path)) if look else ''
     try:
         size = os.stat(path).st_size

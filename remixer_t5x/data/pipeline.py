@@ -1,10 +1,10 @@
 """Batches from a seqio task or mixture, with an exact position in the stream.
 
 The stream is tf.data's: examples are shuffled, packed and batched there, and its iterator's checkpoints are the
-position. They hold the state of every operation, the shuffle buffer too. Given the same config the order is the same in
-every run, and a restored iterator continues with the batch that the unbroken one would have given next, however often
-it was restored before. (TensorFlow's smaller *symbolic* checkpoints are not exact: one that a restored iterator gives
-has lost the places in files that were not read since.)
+position. They contain the state of every operation, including the shuffle buffer. The same config gives the same order
+in every run, and a restored iterator continues with the batch that an uninterrupted iterator would have given next,
+also after several restores. (TensorFlow's smaller *symbolic* checkpoints are not exact: a checkpoint of a restored
+iterator has lost the places in files that were not read since.)
 
 The names in `DatasetConfig` are T5X's; the batch is `seqio.EncDecFeatureConverter`'s.
 """
@@ -31,11 +31,11 @@ FEATURES = ('inputs', 'targets')
 
 @dataclasses.dataclass(frozen=True)
 class DatasetConfig:
-    """Which examples, in which shape and order.
+    """The examples of a run, with their shape and order.
 
-    `batch_size` counts the examples of one step over all hosts. `task_feature_lengths` gives tokens for
-    `inputs` and `targets`. `seed` fixes the order and every random choice of the preprocessors. `pack` puts
-    several short examples in one row. `use_cached` reads what `remixer-t5x data cache` wrote, below `cache_dir`.
+    `batch_size` counts the examples of one step over all hosts. `task_feature_lengths` is the number of tokens of
+    `inputs` and `targets`. `seed` fixes the order and every random choice of the preprocessors. `pack` puts several
+    short examples in one row. `use_cached` reads what `remixer-t5x data cache` wrote, below `cache_dir`.
     """
 
     mixture_or_task_name: str | seqio.Task | seqio.Mixture
@@ -62,7 +62,7 @@ class DatasetConfig:
         if isinstance(self.seed, bool) or not isinstance(self.seed, int):
             raise UserError(f'the dataset seed is {self.seed!r}; exact resume needs a whole number, as in SEED = 0')
         if self.cache_dir and not self.use_cached:
-            raise UserError(f'CACHE_DIR is {self.cache_dir} and nothing reads it; set USE_CACHED_TASKS = True as well')
+            raise UserError(f'CACHE_DIR is {self.cache_dir} and is not used; set USE_CACHED_TASKS = True as well')
 
 
 def _is_positive(number: object) -> bool:
@@ -70,21 +70,19 @@ def _is_positive(number: object) -> bool:
 
 
 def hide_accelerators() -> None:
-    """Keeps TensorFlow on the CPU: at its first op it would otherwise take all memory of the GPUs that JAX
-    needs.
-    """
+    """Keeps TensorFlow on the CPU. Otherwise its first op would take all memory of the GPUs, which JAX needs."""
     for kind in ('GPU', 'TPU'):
         try:
             tf.config.set_visible_devices([], kind)
         except (RuntimeError, ValueError):
-            # TensorFlow is already running. That is harmless where it sees no such device.
+            # TensorFlow is already running, which is harmless if it sees no such device.
             if tf.config.list_logical_devices(kind):
                 raise
 
 
 def provider(config: DatasetConfig) -> seqio.Task | seqio.Mixture:
-    """The task or mixture that `config` names. Raises UserError for an unknown name, with the nearest known
-    ones, and for a split that it does not have.
+    """The task or mixture that `config` names. Raises UserError for an unknown name, with the nearest known names, and
+    for an unknown split.
     """
     found = named(config.mixture_or_task_name)
     splits = sorted(found.splits) if found.splits else []
@@ -94,7 +92,7 @@ def provider(config: DatasetConfig) -> seqio.Task | seqio.Mixture:
 
 
 def named(given: str | seqio.Task | seqio.Mixture) -> seqio.Task | seqio.Mixture:
-    """The task or mixture of that name. Raises UserError for an unknown one, with the nearest known ones."""
+    """The task or mixture of that name. Raises UserError for an unknown name, with the nearest known names."""
     if not isinstance(given, str):
         return given
     known = sorted({*seqio.TaskRegistry.names(), *seqio.MixtureRegistry.names()})
@@ -102,14 +100,14 @@ def named(given: str | seqio.Task | seqio.Mixture) -> seqio.Task | seqio.Mixture
         near = difflib.get_close_matches(given, known, n=3, cutoff=0.4) or known[:5]
         advice = f'the nearest known names are {", ".join(near)}' if near else 'no task is registered'
         raise UserError(
-            f'MIXTURE_OR_TASK_NAME is {given!r}, which is no known task or mixture; {advice}; '
+            f'MIXTURE_OR_TASK_NAME is {given!r}, which is not a known task or mixture; {advice}; '
             'a gin file under configs/data imports the module that registers a task'
         )
     return seqio.get_mixture_or_task(given)
 
 
 def vocabulary(config: DatasetConfig) -> seqio.Vocabulary:
-    """The vocabulary of the targets; raises UserError where inputs use another one, since the model has one
+    """The vocabulary of the targets. Raises UserError if inputs use another vocabulary, because the model has one
     table.
     """
     features = provider(config).output_features
@@ -123,25 +121,25 @@ def vocabulary(config: DatasetConfig) -> seqio.Vocabulary:
 
 
 def vocabulary_fingerprint(vocab: seqio.Vocabulary) -> str:
-    """16 hex digits that change when ids would mean other text."""
+    """16 hex digits that change if ids mean other text."""
     model = getattr(vocab, 'sp_model', None)
-    # A vocabulary of words has no model file; its words say what ids mean.
+    # A vocabulary of words has no model file; its words define what ids mean.
     name = '\n'.join((type(vocab).__name__, *getattr(vocab, 'words', ())))
     text = model if isinstance(model, bytes) else name.encode()
     return hashlib.sha256(text + f'|{vocab.vocab_size}|{vocab.extra_ids}'.encode()).hexdigest()[:16]
 
 
 def vocabulary_record(vocab: seqio.Vocabulary) -> str:
-    """What a checkpoint says about its vocabulary; another record means that the checkpoint does not fit."""
+    """The record of the vocabulary in a checkpoint; a checkpoint with another record does not fit."""
     return f'{vocabulary_fingerprint(vocab)} of {vocab.vocab_size} ids'
 
 
 def prepare(config: DatasetConfig, model_vocab_size: int, look: bool = True) -> dict[str, Any]:
-    """Makes what the task needs at its first use: a parsed corpus, a trained vocabulary.
+    """Prepares what the task needs: a parsed corpus, a trained vocabulary.
 
     Returns the task's name as `task`, its `vocabulary_record` as `vocabulary`, and as `data` the fingerprint of its
-    files (None unless `look`). Raises UserError for text that cannot be read, and where the task can give ids that the
-    model's table does not have.
+    files (None unless `look`). Raises UserError if text cannot be read, or if the task can give ids that the model's
+    table does not have.
     """
     source, vocab = provider(config), vocabulary(config)
     check_ids(_name(config), vocab, model_vocab_size)
@@ -154,12 +152,12 @@ def prepare(config: DatasetConfig, model_vocab_size: int, look: bool = True) -> 
 
 
 def check_vocabulary(config: DatasetConfig, model_vocab_size: int) -> None:
-    """Raises UserError when the task can give ids that the model's table does not have."""
+    """Raises UserError if the task can give ids that the model's table does not have."""
     check_ids(_name(config), vocabulary(config), model_vocab_size)
 
 
 def check_ids(name: str, vocab: seqio.Vocabulary, model_vocab_size: int) -> None:
-    """As `check_vocabulary`, for the vocabulary of what is called `name`."""
+    """Like `check_vocabulary`, for the vocabulary of `name`."""
     size = vocab.vocab_size
     if size > model_vocab_size:
         raise UserError(
@@ -169,7 +167,7 @@ def check_ids(name: str, vocab: seqio.Vocabulary, model_vocab_size: int) -> None
 
 
 def batch_shapes(config: DatasetConfig) -> dict[str, tuple[int, int]]:
-    """[batch_size, length] of each array of one global batch, known without reading any data."""
+    """[batch_size, length] of each array of one global batch, without reading data."""
     lengths = seqio.EncDecFeatureConverter(pack=config.pack).get_model_feature_lengths(config.task_feature_lengths)
     return {name: (config.batch_size, n) for name, n in sorted(lengths.items())}
 
@@ -187,7 +185,7 @@ def _examples(config: DatasetConfig, shard: seqio.ShardInfo | None, epochs: int 
         cached_tasks.require(source, config.cache_dir, vocabulary_record(vocabulary(config)))
 
     def build() -> tf.data.Dataset:
-        # In-memory caching is off: a cache in the pipeline would put its examples into the saved position.
+        # In-memory caching is off, because a cache in the pipeline would put its examples into the saved position.
         dataset = source.get_dataset(
             lengths,
             split=config.split,
@@ -214,7 +212,7 @@ def _with_options(dataset: tf.data.Dataset, threads: int | None) -> tf.data.Data
     options.deterministic = True
     options.experimental_symbolic_checkpoint = False
     if threads:
-        # On a CPU the train step and this pipeline want the same cores; XLA has to win.
+        # On a CPU the train step and this pipeline compete for cores, and XLA needs them more.
         options.threading.private_threadpool_size = threads
         options.threading.max_intra_op_parallelism = 1
         options.autotune.cpu_budget = threads
@@ -222,7 +220,7 @@ def _with_options(dataset: tf.data.Dataset, threads: int | None) -> tf.data.Data
 
 
 def threads_beside(backend: str) -> int | None:
-    """Threads for tf.data beside a train step on `backend`: a quarter of the cores on 'cpu', else tf.data's
+    """Number of tf.data threads during a train step on `backend`: a quarter of the cores on 'cpu', otherwise tf.data's
     choice.
     """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, 'sched_getaffinity') else os.cpu_count() or 1
@@ -230,14 +228,14 @@ def threads_beside(backend: str) -> int | None:
 
 
 class TrainBatches:
-    """One of `share_count` equal shares of the rows of every batch, without end; `capture` and `restore` are
+    """One of `share_count` equal shares of the rows of every batch, without end; `capture` and `restore` save and set
     its position.
 
-    A batch is made of `streams` streams, which each read a part of the data (None: a stream for each share). A run
-    keeps its number of streams; with another number of shares, the rows of a share come from several streams, or are
-    some of the rows of one: so every batch has the same rows whatever the number of hosts.
+    A batch is made of `streams` streams, each of which reads a part of the data (None: one stream for each share). A
+    run keeps its number of streams. With another number of shares, the rows of a share come from several streams, or
+    are some of the rows of one stream, so every batch has the same rows for any number of hosts.
 
-    Arrays are [batch_size / share_count, length] int32. `next` raises UserError when the data cannot be read.
+    Arrays are [batch_size / share_count, length] int32. `next` raises UserError if the data cannot be read.
     """
 
     def __init__(
@@ -281,22 +279,22 @@ class TrainBatches:
         }
 
     def capture(self) -> dict[int, bytes]:
-        """The position before the next batch, of each stream that is read here."""
+        """The position before the next batch of each stream that this share reads."""
         return {index: stream.capture() for index, stream in self._streams.items()}
 
     def restore(self, states: Mapping[int, bytes]) -> None:
-        """Goes to the position that `capture` gave, in a run with an equal config; empty is the very start."""
+        """Goes to a position from `capture`, of a run with an equal config; empty means the start."""
         for index, stream in self._streams.items():
             if states[index]:
                 stream.restore(states[index])
 
 
 class EvalBatches:
-    """Iterates over a split from its start, every time anew, in the same order; at most `limit` batches.
+    """Iterates over a split from its start, each time in the same order; at most `limit` batches.
 
-    A last partial batch is filled up with rows of weight zero. Every host reads all examples and keeps its own
-    rows (share `share_index` of `share_count`): so the sums do not depend on how many hosts there are, and all
-    hosts see the same number of batches. Iterating raises UserError when the data cannot be read.
+    Rows of weight zero fill a last partial batch. Every host reads all examples and keeps its own rows (share
+    `share_index` of `share_count`), so the sums do not depend on the number of hosts, and all hosts see the same number
+    of batches. Iterating raises UserError if the data cannot be read.
     """
 
     def __init__(
@@ -311,7 +309,7 @@ class EvalBatches:
         self._config = config
         rows = config.batch_size // share_count
         self._rows = slice(share_index * rows, (share_index + 1) * rows)
-        # Building the graph takes longer than many a pass, so it is built once.
+        # Building the graph often takes longer than a pass, so it is built once.
         dataset = _examples(config, None, epochs=1).batch(config.batch_size)
         self._dataset = _with_options(dataset.take(-1 if limit is None else limit), threads)
 
@@ -325,7 +323,7 @@ class EvalBatches:
 
 
 def _with_file(failed: UserError, error: BaseException | None, config: DatasetConfig) -> UserError:
-    """`failed`, which says what `error` was, with the name of the file where that was damage to one."""
+    """`failed`, which describes `error`, with the name of the damaged file if a file is damaged."""
     if not isinstance(error, tf.errors.DataLossError):
         return failed
     return UserError(f'{failed}; {damage.named(provider(config), config.split, config.use_cached)}')

@@ -1,4 +1,4 @@
-"""How far a run has read its data. Loads no TensorFlow: checkpoints keep it."""
+"""How far a run has read its data. Does not load TensorFlow, because checkpoints store it."""
 
 import base64
 import dataclasses
@@ -9,7 +9,9 @@ from typing import Any
 
 @dataclasses.dataclass(frozen=True)
 class Position:
-    """`batches` were consumed; `states` is the source after `captured_at` of them (empty bytes: at the very start)."""
+    """`batches` were consumed; `states` is the state of the source after `captured_at` of them (empty bytes mean the
+    start).
+    """
 
     batches: int = 0
     captured_at: int = 0
@@ -17,11 +19,11 @@ class Position:
 
     @classmethod
     def start(cls, streams: int) -> 'Position':
-        """Of a source with so many streams, before its first batch."""
+        """The position of a source with this many streams, before its first batch."""
         return cls(states=dict.fromkeys(range(streams), b''))
 
     def to_json(self) -> dict[str, dict[str, Any]]:
-        """A record of each stream, by its number."""
+        """The record of each stream, by its number."""
         return {str(index): self._record(state) for index, state in self.states.items()}
 
     def _record(self, state: bytes) -> dict[str, Any]:
@@ -30,6 +32,6 @@ class Position:
 
     @classmethod
     def from_json(cls, records: Sequence[dict[str, Any]]) -> 'Position':
-        """From the records of all streams, in order."""
+        """The position from the records of all streams, in order."""
         states = {index: zlib.decompress(base64.b64decode(record['state'])) for index, record in enumerate(records)}
         return cls(records[0]['batches'], records[0]['captured_at'], states)

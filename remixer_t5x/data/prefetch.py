@@ -1,9 +1,8 @@
-"""Draws and places the next batches in a background thread, while the device works on this one.
+"""Draws and places the next batches in a background thread while the device works on the current one.
 
 The thread runs ahead, so the position of the data source is not the position of the training run. Therefore
 the source is captured at fixed batch numbers, and a run's position is (captured state, batches drawn since):
-restoring loads the state and draws that many batches again. Where checkpoints fall on the same period, that
-number is zero.
+restoring loads the state and draws that many batches again. If checkpoints have the same period, that number is zero.
 """
 
 import queue
@@ -24,11 +23,10 @@ class Source(Protocol):
 
 
 class Prefetcher:
-    """Iterates over placed batches; `position()` is exact for the batch given last. Use it as a context
-    manager.
+    """Iterates over placed batches; `position()` is exact for the last batch. Use it as a context manager.
 
-    `place` turns a host batch into device arrays. `depth` batches wait at most. An exception in the thread is
-    raised by the `next` that would have given its batch.
+    `place` turns a host batch into device arrays. At most `depth` batches wait. If the thread raises an exception, the
+    `next` of its batch raises it.
     """
 
     def __init__(
@@ -70,7 +68,7 @@ class Prefetcher:
                 drawn += 1
                 self._put((batch, None))
         except BaseException as error:
-            # Whatever happened, the consumer must hear of it: a thread that just ends would be a hang.
+            # The consumer must always hear of an error: if the thread just ended, the consumer would hang.
             self._put((None, error))
 
     def _put(self, item: tuple[Any, BaseException | None]) -> None:
@@ -100,15 +98,15 @@ class Prefetcher:
         return batch
 
     def position(self) -> Position:
-        """Where a new run must start to get the batch after the one given last."""
+        """The position from which a new run gets the batch after the last one."""
         with self._lock:
             at = max(number for number in self._captures if number <= self._consumed)
-            # Older captures cannot be asked for any more: the consumed count only grows.
+            # Older captures are not needed any more, because the consumed count only grows.
             self._captures = {number: states for number, states in self._captures.items() if number >= at}
             return Position(self._consumed, at, self._captures[at])
 
     def close(self) -> None:
-        """Stops the thread; a batch that is being drawn is waited for, at most ten seconds."""
+        """Stops the thread; waits at most ten seconds for a batch that is being drawn."""
         self._stop.set()
         self._thread.join(timeout=10.0)
 

@@ -1,4 +1,4 @@
-"""A tf.data stream with an exact position that can be saved, and how a pipeline must be built for that."""
+"""A tf.data stream with an exact position that can be saved, and the rules for building such a pipeline."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from unittest import mock
 from remixer_t5x.errors import UserError
 from remixer_t5x.lazy import tf
 
-# TensorFlow 2.21 cannot save a position in these; a parallel interleave it saves, and hangs when it is restored.
+# TensorFlow 2.21 cannot save a position in these. It saves a parallel interleave, but hangs when it restores it.
 UNSAVED = (
     'GeneratorDataset',
     'CacheDataset',
@@ -28,11 +28,12 @@ UNSAVED = (
 
 @contextlib.contextmanager
 def restorable() -> Iterator[None]:
-    """Within it, datasets are made of operations whose position TensorFlow 2.21 restores exactly, in the same order.
+    """A context in which datasets are made of operations whose position TensorFlow 2.21 restores exactly, in the same
+    order.
 
-    `interleave` reads files in turn, in one thread, whatever parallelism it is asked for: seqio's sources of files, its
-    cached tasks and TFDS ask for a parallel one, which hangs when it is restored. `shard` looks at every element: its
-    own way of passing over others is not counted where a block of an interleave ends.
+    `interleave` reads files in turn, in one thread, for any requested parallelism: seqio's sources of files, its cached
+    tasks and TFDS request a parallel interleave, which hangs when it is restored. `shard` looks at every element,
+    because TensorFlow's way of skipping elements is not counted at the end of an interleave block.
     """
     interleave = tf.data.Dataset.interleave
 
@@ -58,7 +59,7 @@ def _shard(dataset: tf.data.Dataset, num_shards: int, index: int, name: str | No
 
 
 def without_autograph(build: Callable[[], tf.data.Dataset]) -> tf.data.Dataset:
-    """`build()`, without AutoGraph where no function in it needs that.
+    """`build()`, without AutoGraph if none of its functions needs it.
 
     AutoGraph rewrites each function of a pipeline, which takes most of the time that opening a task takes, and it only
     matters for Python's `if`, `for` and the like on tensors. Without it these raise an error, so a pipeline that can be
@@ -73,9 +74,9 @@ def without_autograph(build: Callable[[], tf.data.Dataset]) -> tf.data.Dataset:
 
 
 class Stream:
-    """An iterator over `dataset` with a position; `name` is what errors call it.
+    """An iterator over `dataset` with a position; errors call it `name`.
 
-    Raises UserError where the pipeline has an operation without a position: now, and not at the first checkpoint.
+    Raises UserError if the pipeline has an operation without a position, at once and not at the first checkpoint.
     """
 
     def __init__(self, dataset: tf.data.Dataset, name: str):
@@ -103,14 +104,14 @@ class Stream:
         return element
 
     def capture(self) -> bytes:
-        """The position before the next element. Raises UserError where its temporary file cannot be written."""
+        """The position before the next element. Raises UserError if its temporary file cannot be written."""
         with self._temporary_folder() as folder:
             prefix = tf.train.Checkpoint(self._iterator).write(os.path.join(folder, 'position'))
             parts = [pathlib.Path(prefix + end).read_bytes() for end in ('.index', '.data-00000-of-00001')]
         return len(parts[0]).to_bytes(8, 'little') + parts[0] + parts[1]
 
     def restore(self, state: bytes) -> None:
-        """Goes to the position that `capture` gave for an equal pipeline. Raises UserError where it differs."""
+        """Goes to a position from `capture` of an equal pipeline. Raises UserError if the pipeline differs."""
         split = 8 + int.from_bytes(state[:8], 'little')
         with self._temporary_folder() as folder:
             pathlib.Path(folder, 'position.index').write_bytes(state[8:split])
@@ -136,10 +137,10 @@ class Stream:
 
 
 def _unsaved_operation(dataset: tf.data.Dataset) -> str | None:
-    """Asked of the graph: an iterator says so only once it has read, and one that has failed to save hangs at its
-    end.
+    """Looks at the graph, because an iterator reports this only after it has read, and hangs at its end if it failed to
+    save.
     """
-    # 1 is IGNORE: whether the pipeline has state outside of it (a generator, a table) is not the question here.
+    # 1 is IGNORE: state outside of the pipeline (a generator, a table) does not matter here.
     text = tf.raw_ops.DatasetToGraphV2(input_dataset=tf.data.experimental.to_variant(dataset), external_state_policy=1)
     graph = tf.compat.v1.GraphDef.FromString(text.numpy())
     operations = {node.op for node in graph.node}

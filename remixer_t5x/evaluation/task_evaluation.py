@@ -1,4 +1,4 @@
-"""A model judged by the metrics of seqio tasks: it generates (or ranks) an answer to every example of a split."""
+"""Evaluates a model by the metrics of seqio tasks: it generates (or ranks) an answer to every example of a split."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from remixer_t5x.lazy import seqio
 
 @dataclasses.dataclass(frozen=True)
 class TaskEvaluation:
-    """What a model is judged on: each task of a mixture for itself.
+    """The tasks of an evaluation: each task of a mixture is evaluated separately.
 
     Attributes:
       mixture_or_task_name: a mixture or task, its name, or several names separated by commas.
       decoding: how answers are generated.
-      tasks: names of those of its tasks that are evaluated, separated by commas; None for all.
-      split: which examples; tasks that do not have it are left out.
-      examples: at most so many of each task, None for all.
-      rank_choices: where a task has fixed answers (a postprocessor with `labels`), take the one that the model finds
-        most likely instead of generating.
+      tasks: names of the tasks to evaluate, separated by commas; None for all.
+      split: the split to evaluate; tasks that do not have it are left out.
+      examples: maximum number of examples of each task, None for all.
+      rank_choices: if a task has fixed answers (a postprocessor with `labels`), pick the most likely answer instead of
+          generating one.
     """
 
     mixture_or_task_name: Provider | Sequence[Provider]
@@ -46,10 +46,10 @@ class TaskEvaluation:
 
 @dataclasses.dataclass(frozen=True)
 class Report:
-    """A task's metrics, first the one that its authors name first, and for each example what was asked and answered.
+    """A task's metrics, in the order of its authors, and the question and answer of each example.
 
-    `rows` hold `index`, `input`, `target`, `prediction`, `score`, all `predictions` and `scores` where there are
-    several, and under `example` what else the task gives to its metrics.
+    `rows` have `index`, `input`, `target`, `prediction`, `score`, all `predictions` and `scores` if there are several,
+    and in `example` everything else that the task gives to its metrics.
     """
 
     task: str
@@ -60,10 +60,10 @@ class Report:
 
 
 class TaskEvaluator:
-    """Reads the examples once and judges any number of parameters of one model.
+    """Reads the examples once and evaluates any number of checkpoints of one model.
 
-    `notes` are for people: what was left out, what was cut. Raises UserError for an unknown task, a split that is
-    missing or empty, and a vocabulary that the model's table does not hold.
+    `notes` tell people what was left out and what was cut. Raises UserError for an unknown task, a split that is
+    missing or empty, and a vocabulary that is larger than the model's table.
     """
 
     def __init__(self, settings: TaskEvaluation, model: Any, partitioner: Partitioner):
@@ -157,7 +157,7 @@ def _is_extra(name: str) -> bool:
 
 
 def _plain(value: Any) -> Any:
-    """What JSON can hold; bytes are text."""
+    """The value as JSON; bytes become text."""
     if isinstance(value, bytes):
         return value.decode(errors='replace')
     if isinstance(value, np.ndarray):

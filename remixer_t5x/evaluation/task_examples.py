@@ -1,4 +1,4 @@
-"""The examples of a seqio task's split in memory, as ids and as texts, for evaluation by the task's own metrics."""
+"""The examples of a seqio task's split in memory, as ids and as texts, for evaluation by the task's metrics."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Example = Mapping[str, Any]
 class TaskExamples:
     """`examples` of `split` as the task's preprocessors give them (NumPy values), in the order of the data.
 
-    `notes` say, for people, what was cut to fit and what cannot be written.
+    `notes` tell people what was cut and which targets the vocabulary cannot write.
     """
 
     task: seqio.Task
@@ -37,7 +37,7 @@ class TaskExamples:
         return [example['targets'].tolist() for example in self.examples]
 
     def texts(self, feature: str) -> list[str]:
-        """`inputs` or `targets` as text, as it was before it became ids."""
+        """`inputs` or `targets` as the text from before tokenisation."""
         vocabulary = self.task.output_features[feature].vocabulary
         return [_text(example, feature, vocabulary) for example in self.examples]
 
@@ -45,10 +45,10 @@ class TaskExamples:
 def tasks_of(
     given: Provider | Sequence[Provider], split: str, only: str | None = None
 ) -> tuple[list[seqio.Task], list[str]]:
-    """The tasks of what is given that have the split and metrics, and a note on each that has not.
+    """The given tasks that have the split and metrics, and a note on each task that does not.
 
     A text may name several tasks or mixtures, separated by commas; `only`, too, names some of their tasks. Raises
-    UserError for an unknown name and where nothing is left.
+    UserError for an unknown name, and if no task is left.
     """
     wanted = given.split(',') if isinstance(given, str) else given
     wanted = wanted if isinstance(wanted, list | tuple) else [wanted]
@@ -83,9 +83,9 @@ def _reason_to_leave_out(task: seqio.Task, split: str) -> str:
 
 
 def read(task: seqio.Task, split: str, lengths: Mapping[str, int], limit: int | None = None) -> TaskExamples:
-    """The first `limit` examples (None: all), cut to `lengths`.
+    """The first `limit` examples (None takes all), cut to `lengths`.
 
-    Raises UserError where they cannot be read, are none, or use two vocabularies.
+    Raises UserError if they cannot be read, if there are none, or if they use two vocabularies.
     """
     pipeline.hide_accelerators()
     features = task.output_features
@@ -119,7 +119,7 @@ def _notes(task: seqio.Task, split: str, examples: Sequence[Example], lengths: M
         shown = _text(unwritten[0], 'targets', task.output_features['targets'].vocabulary)
         yield (
             f'{task.name}, {split}: {len(unwritten):,} of {len(examples):,} targets have characters that the '
-            f'vocabulary has not, such as {shown!r}: no answer can equal them'
+            f'vocabulary does not have, such as {shown!r}: no answer can equal them'
         )
 
 
@@ -129,7 +129,7 @@ def _is_unwritten(feature: seqio.Feature, example: Example) -> bool:
 
 
 def _is_cut(feature: seqio.Feature, example: Example, name: str, length: int) -> bool:
-    """Only an example of full length can have been cut, so hardly any text is tokenised again."""
+    """Only an example of full length can have been cut, so only few texts are tokenised again."""
     text = example.get(f'{name}_pretokenized')
     if len(example[name]) < length or not isinstance(text, bytes):
         return False

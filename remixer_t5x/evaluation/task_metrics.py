@@ -1,4 +1,4 @@
-"""From predictions to a task's own numbers: its postprocessor, then its metric functions, as seqio's Evaluator does."""
+"""Computes a task's metrics from predictions: its postprocessor, then its metric functions, like seqio's Evaluator."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ Metrics = dict[str, float]
 
 @dataclasses.dataclass(frozen=True)
 class Outputs:
-    """What a model gave for each example of a split, in order.
+    """The outputs of a model for each example of a split, in order.
 
-    `predictions` are texts, `scores` their log-likelihoods; `target_scores` are those of the true targets, needed
-    only where `needs_target_scores`.
+    `predictions` are texts, `scores` their log-likelihoods; `target_scores` are the log-likelihoods of the true
+    targets, needed only if `needs_target_scores`.
     """
 
     predictions: Sequence[str]
@@ -33,9 +33,9 @@ def needs_target_scores(task: seqio.Task) -> bool:
 
 
 def compute(examples: TaskExamples, outputs: Outputs) -> Metrics:
-    """Every number that the task's metric functions give, in their order; what is no number is left out.
+    """Every number from the task's metric functions, in their order, without results that are not numbers.
 
-    Raises UserError when the outputs are not as many as the examples.
+    Raises UserError if the numbers of outputs and examples differ.
     """
     task, count = examples.task, len(examples.examples)
     if len(outputs.predictions) != count:

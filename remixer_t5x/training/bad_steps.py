@@ -1,7 +1,7 @@
-"""What happens at a step that must not count: its loss or gradient is not finite, or its loss is a spike.
+"""What happens at a bad step: its loss or gradient is not finite, or its loss is a spike.
 
-The step itself has left parameters and optimizer as they were (`train_step`). The host learns of it one step later, so
-that the device never waits for it.
+The step itself left parameters and optimizer unchanged (`train_step`). The host learns of it one step later, so that
+the device never waits for the host.
 """
 
 from collections.abc import Mapping
@@ -14,19 +14,19 @@ from remixer_t5x.errors import UserError
 from remixer_t5x.optimization import finite
 from remixer_t5x.training.settings import REWIND, SKIP, STOP
 
-# More of them in a row than this, and the run is lost rather than unlucky.
+# After more bad steps in a row than this, the run cannot recover.
 MOST_SKIPPED_IN_A_ROW = 20
 MOST_REWINDS = 5
 
 
 class Rewind(Exception):
-    """The run shall go back to its last checkpoint; the text says why."""
+    """The run must go back to its last checkpoint; the text says why."""
 
 
 class BadSteps:
-    """`step` looks at the step before, whose numbers are there by now; `now` waits for the newest one.
+    """`step` looks at the previous step, whose numbers have arrived by now; `now` waits for the newest step.
 
-    `policy` is settings.Recovery's `on_bad_step`. Both raise UserError where the run has to stop, and Rewind.
+    `policy` is settings.Recovery's `on_bad_step`. Both raise UserError if the run has to stop, or Rewind.
     """
 
     def __init__(self, policy: str, checkpoints: Checkpoints):
@@ -36,7 +36,7 @@ class BadSteps:
         self._rewinds: dict[int, int] = {}
 
     def step(self, number: int, found: Mapping[str, jax.Array]) -> None:
-        """Keeps the metrics of step `number`; acts if the step before it was bad."""
+        """Keeps the metrics of step `number`; acts if the previous step was bad."""
         self.now()
         self._unread = (number, found)
 
@@ -63,11 +63,13 @@ class BadSteps:
             self._stop(text, number)
 
     def rewound(self, step: int) -> int:
-        """Counts a rewind to the checkpoint of `step`; how many it were. Raises UserError when it were too many."""
+        """Counts a rewind to the checkpoint of `step` and returns their number. Raises UserError if there were too
+        many.
+        """
         self._unread = None
         self._rewinds[step] = self._rewinds.get(step, 0) + 1
         if self._rewinds[step] > MOST_REWINDS:
-            self._stop(f'the run went back to step {step} {MOST_REWINDS} times and does not get on', step)
+            self._stop(f'the run went back to step {step} {MOST_REWINDS} times and does not get past it', step)
         return self._rewinds[step]
 
     def _act(self, text: str, step: int) -> None:

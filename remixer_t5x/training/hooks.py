@@ -1,4 +1,4 @@
-"""What happens between steps, each thing at its own period. A hook's `call` gets where the run is."""
+"""What happens between steps, each hook at its own period. A hook's `call` gets the current position of the run."""
 
 import dataclasses
 import time
@@ -21,9 +21,9 @@ PROFILED_STEPS = 3
 
 @dataclasses.dataclass(frozen=True)
 class Hook:
-    """`call(now)` every `period` steps (None: never), and after the last step if `at_end`.
+    """`call(now)` every `period` steps (None means never), and after the last step if `at_end`.
 
-    The time of a call does not count as training where it `pauses` the clock.
+    The time of a call does not count as training if the hook `pauses` the clock.
     """
 
     period: int | None
@@ -49,7 +49,7 @@ class LogWindow:
 
 
 class EvaluateLoss:
-    """Logs loss, perplexity and token accuracy of `batches`. `place` makes device arrays of a batch."""
+    """Logs loss, perplexity and token accuracy of `batches`. `place` puts a batch on the devices."""
 
     def __init__(
         self,
@@ -98,7 +98,7 @@ class Profiler:
             self._until = now.step + PROFILED_STEPS
 
     def after_step(self, step: int, result: Any) -> None:
-        """Ends the trace once `result`, of the last traced step, is there."""
+        """Ends the trace once `result` of the last traced step is ready."""
         if self._until is not None and step >= self._until:
             jax.block_until_ready(result)
             self.close()

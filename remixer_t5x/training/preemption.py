@@ -1,4 +1,4 @@
-"""SIGTERM and Ctrl-C: the step under way is finished and saved; a second signal leaves at once."""
+"""SIGTERM and Ctrl-C: finishes the current step and saves; a second signal exits at once."""
 
 import os
 import signal
@@ -13,7 +13,7 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 class StopRequest:
-    """Context manager around a loop that asks `agreed(step)` after every step."""
+    """Context manager around a loop that calls `agreed(step)` after every step."""
 
     def __init__(self) -> None:
         self._name: str | None = None
@@ -21,7 +21,7 @@ class StopRequest:
 
     def __enter__(self) -> 'StopRequest':
         if threading.current_thread() is threading.main_thread():
-            # With several processes JAX's own service listens for SIGTERM and tells the others.
+            # With several processes JAX's own service listens for SIGTERM and tells the other processes.
             own = SIGNALS if jax.process_count() == 1 else (signal.SIGINT,)
             self._before = {number: signal.signal(number, self._receive) for number in own}
         return self
@@ -38,7 +38,9 @@ class StopRequest:
             os.kill(os.getpid(), signal.SIGTERM)
 
     def agreed(self, step: int) -> str | None:
-        """The signal's name once every process stops after `step`; None to go on. All ask after each step."""
+        """The signal's name once every process stops after `step`; None to continue. All processes call this after each
+        step.
+        """
         if jax.process_count() == 1:
             return self._name
         return 'SIGTERM' if multihost_utils.reached_preemption_sync_point(step) else None

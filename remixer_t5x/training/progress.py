@@ -30,7 +30,7 @@ PEAK_FLOPS = {
 
 
 def peak_flops(device_kind: str) -> float | None:
-    """bfloat16 peak of one JAX device, FLOP/s; None where unknown (then no utilisation is shown)."""
+    """bfloat16 peak of one JAX device, FLOP/s; None if unknown (then utilisation is not shown)."""
     found = [kind for kind in PEAK_FLOPS if device_kind.lower().startswith(kind.lower())]
     return PEAK_FLOPS[max(found, key=len)] if found else None
 
@@ -47,9 +47,7 @@ class Work:
 
 
 class Clock:
-    """Speed between logs; `pause` takes out time that is not training (evaluation, the wait for a
-    checkpoint).
-    """
+    """Speed between logs; `pause` excludes time that is not training (evaluation, the wait for a checkpoint)."""
 
     def __init__(self, work: Work, step: int):
         self._work, self._step = work, step
@@ -75,8 +73,8 @@ class Clock:
 
 
 def memory() -> dict[str, float]:
-    """What this process holds now, in MiB: `host_mib`, and the first device's `device_mib` and `device_peak_mib` where
-    its backend counts them.
+    """The memory of this process, in MiB: `host_mib`, and the first device's `device_mib` and `device_peak_mib` if its
+    backend counts them.
     """
     found = {'host_mib': psutil.Process().memory_info().rss / 2**20}
     stats = jax.local_devices()[0].memory_stats() or {}
@@ -87,7 +85,7 @@ def memory() -> dict[str, float]:
 
 
 def duration(seconds: float) -> str:
-    """As a person says it: 45s, 3m20s, 2h05m, 3d04h."""
+    """A readable duration: 45s, 3m20s, 2h05m, 3d04h."""
     whole = int(seconds)
     if whole < 60:
         return f'{whole}s'
@@ -142,7 +140,7 @@ class ProgressLine:
     def say(self, text: str) -> None:
         if not self._quiet:
             self._console.print(text, markup=False)
-            # A log file on a pipe would otherwise show a line only when many have come together.
+            # Otherwise a log file on a pipe would show lines only after a full buffer.
             self._console.file.flush()
 
     def close(self) -> None:

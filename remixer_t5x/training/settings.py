@@ -1,4 +1,4 @@
-"""What a training run is told, grouped by what it decides; gin builds these (configs/runs/pretrain.gin)."""
+"""The settings of a training run, grouped by what they decide; gin builds these (configs/runs/pretrain.gin)."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -14,9 +14,9 @@ from remixer_t5x.optimization.optimizer import Optimizer
 
 @dataclasses.dataclass(frozen=True)
 class Learner:
-    """What one step computes. The names are those of `train_step.make_train_step` and `train_state.plan`.
+    """What one step computes, with the names of `train_step.make_train_step` and `train_state.plan`.
 
-    `dropout_rate` is the model's, which has its own settings; here it only says whether a step draws dropout
+    `dropout_rate` belongs to the model, which has its own settings; here it only decides whether a step draws dropout
     keys. `seed` fixes initial parameters and dropout.
     """
 
@@ -31,11 +31,11 @@ class Learner:
 
 @dataclasses.dataclass(frozen=True)
 class Folder:
-    """Where a run lives, how many checkpoints stay there, and whose parameters it starts from.
+    """The folder of a run, the number of checkpoints to keep, and the parameters to start from.
 
-    `initial_checkpoint_path` is MODEL_DIR or one checkpoint of another run; its optimizer state and step are
-    not taken. It is read only while `model_dir` has no checkpoint. `best_metrics` names, by task, the metric whose
-    best checkpoint is kept; the first one where it names none.
+    `initial_checkpoint_path` is MODEL_DIR or one checkpoint of another run; its optimizer state and step are not used.
+    It is read only while `model_dir` has no checkpoint. `best_metrics` names, by task, the metric whose best checkpoint
+    is kept; the default is the first metric.
     """
 
     model_dir: str
@@ -46,7 +46,7 @@ class Folder:
 
 @dataclasses.dataclass(frozen=True)
 class Periods:
-    """In steps; None is never. Logs, evaluations and checkpoints also come after the last step."""
+    """Periods in steps; None means never. Logs, evaluations and checkpoints also happen after the last step."""
 
     train_steps: int
     log_period: int = 100
@@ -78,14 +78,15 @@ _CHOICES = {
 
 @dataclasses.dataclass(frozen=True)
 class Recovery:
-    """What a run does when something fails.
+    """What a run does if something fails.
 
     Attributes:
-      on_bad_step: at a loss or gradient that is not finite, or a spike: 'stop'; 'skip' that update; or 'rewind' to the
-        last checkpoint and leave out the batches since.
-      spike_factor: a loss per token above this many times its running mean is a spike; None looks for none.
-      on_save_failure: when a checkpoint cannot be written: 'stop', or 'go_on' and try again at the next one.
-      restore: 'newest' refuses a damaged newest checkpoint, 'previous' moves it away and takes the one before.
+      on_bad_step: if a loss or gradient is not finite, or at a spike: 'stop'; 'skip' that update; or 'rewind' to the
+          last checkpoint and skip the batches since.
+      spike_factor: a loss per token above this multiple of its running mean is a spike; None does not look for spikes.
+      on_save_failure: if a checkpoint cannot be written: 'stop', or 'go_on' and try again at the next one.
+      restore: 'newest' refuses a damaged newest checkpoint, 'previous' moves it away and restores the checkpoint before
+          it.
     """
 
     on_bad_step: str = STOP
@@ -105,8 +106,8 @@ class Recovery:
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """All of a run. `evaluation` is of the loss, `tasks` by tasks' metrics; both are None only with
-    `periods.eval_period` None.
+    """All settings of a run. `evaluation` computes the held-out loss, `tasks` the tasks' metrics; both are None only
+    with `periods.eval_period` None.
     """
 
     learner: Learner
