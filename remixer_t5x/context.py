@@ -16,15 +16,15 @@ class SequenceContext:
     """The facts about a [batch, length] block of tokens.
 
     Attributes:
-      segment_ids: [batch, length] int32; 1..n names the example a token belongs to, 0 is padding.
-      positions: [batch, length] int32; index of the token in its own example, restarting with each example.
-      position_bias: [1, heads, query, key] or None; made once by a stack, read by its attention sublayers only.
-      memory: the encoder's output, for sublayers of a decoder that read it; None elsewhere.
-      step: scalar int32 while decoding one token at a time, the index of that token; None elsewhere.
-      causal: whether a token may see only itself and what comes before it.
-      decode: whether caches in the `cache` collection are allocated (first call) or extended (later calls).
-      deterministic: True switches dropout off.
-      packed: whether a row may hold several examples. False lets sublayers skip per-example gathers.
+        segment_ids: [batch, length] int32; 1..n names the example a token belongs to, 0 is padding.
+        positions: [batch, length] int32; index of the token in its own example, restarting with each example.
+        position_bias: [1, heads, query, key] or None; made once by a stack, read by its attention sublayers only.
+        memory: the encoder's output, for sublayers of a decoder that read it; None elsewhere.
+        step: scalar int32 while decoding one token at a time, the index of that token; None elsewhere.
+        causal: whether a token may see only itself and what comes before it.
+        decode: whether caches in the `cache` collection are allocated (first call) or extended (later calls).
+        deterministic: True switches dropout off.
+        packed: whether a row may hold several examples. False lets sublayers skip per-example gathers.
     """
 
     segment_ids: jax.Array
@@ -57,10 +57,10 @@ def describe_tokens(
     """Context of [batch, length] tokens in which id 0 is padding.
 
     Args:
-      tokens: [batch, length] int32.
-      segment_ids: [batch, length] when rows are packed; None means that each row is one example.
-      positions: [batch, length]; derived from the segments where None.
-      **flags: the static fields of `SequenceContext`.
+        tokens: [batch, length] int32.
+        segment_ids: [batch, length] when rows are packed; None means that each row is one example.
+        positions: [batch, length]; derived from the segments where None.
+        **flags: the static fields of `SequenceContext`.
     """
     batch, length = tokens.shape
     packed = segment_ids is not None

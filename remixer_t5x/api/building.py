@@ -16,15 +16,15 @@ def build_model(*gin_files: str, **macros: Any) -> Seq2Seq:
     `build_model('models/t5_1_1.gin', 'sizes/tiny.gin', ENCODER_MIXER=MyMixer, ENCODER_POSITION_BIAS=None)`.
 
     Args:
-      *gin_files: shipped files or files of one's own, which gin runs as programs; a later file overrides an earlier.
-      **macros: override the files. A string that begins with `@` or `%` is a gin reference (`'@fnet.FNet'`, of a
-        module that a file imports); every other value, a class or function too, is used as it is.
+        *gin_files: shipped files or files of one's own, which gin runs as programs; a later file overrides an earlier.
+        **macros: override the files. A string that begins with `@` or `%` is a gin reference (`'@fnet.FNet'`, of a
+            module that a file imports); every other value, a class or function too, is used as it is.
 
     The result is a plain value: configurations that are loaded later do not change it. gin's own configuration is
     replaced.
 
     Raises:
-      UserError: a file, a name or a value is wrong, or MODEL lacks something, such as `sizes/*.gin`.
+        UserError: a file, a name or a value is wrong, or MODEL lacks something, such as `sizes/*.gin`.
     """
     if not gin_files:
         raise UserError("build_model takes gin files: type build_model('models/t5_1_1.gin', 'sizes/tiny.gin')")

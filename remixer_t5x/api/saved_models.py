@@ -41,14 +41,15 @@ def load(
     a folder that you did not write. A Hugging Face folder runs none. gin's configuration is replaced.
 
     Args:
-      path: a MODEL_DIR (its newest checkpoint, or the best of a task where there is no other), one checkpoint in
-        it (`MODEL_DIR/checkpoints/1000`, `MODEL_DIR/best/TASK`), or a Hugging Face T5 folder with safetensors.
-      lengths: most tokens of `inputs` and `targets` in place of the run's TASK_FEATURE_LENGTHS; one may be missing.
-      partitioner: the devices; None is all of this machine's, each with all parameters.
-      vocabulary: a SentencePiece model, for a Hugging Face folder that has none.
+        path: a MODEL_DIR (its newest checkpoint, or the best of a task where there is no other), one checkpoint in it
+            (`MODEL_DIR/checkpoints/1000`, `MODEL_DIR/best/TASK`), or a Hugging Face T5 folder with safetensors.
+        lengths: most tokens of `inputs` and `targets` in place of the run's TASK_FEATURE_LENGTHS; one may be missing.
+        partitioner: the devices; None is all of this machine's, each with all parameters.
+        vocabulary: a SentencePiece model, for a Hugging Face folder that has none.
 
     Raises:
-      UserError: no such folder, no checkpoint, no saved gin text, a module or a vocabulary that is missing, or damage.
+        UserError: no such folder, no checkpoint, no saved gin text, a module or a vocabulary that is missing, or
+            damage.
     """
     folder = model_dir.absolute(path)
     if not folder.is_dir():

@@ -25,9 +25,9 @@ class Answer(NamedTuple):
     """What a model writes for one text.
 
     Attributes:
-      texts: the answers of the decoder, best first, or in the order in which a sampler drew them.
-      scores: the decoder's score of each; a log-likelihood for greedy decoding.
-      cut: whether the input was longer than the model's inputs, so that the model read only its beginning.
+        texts: the answers of the decoder, best first, or in the order in which a sampler drew them.
+        scores: the decoder's score of each; a log-likelihood for greedy decoding.
+        cut: whether the input was longer than the model's inputs, so that the model read only its beginning.
     """
 
     texts: list[str]
@@ -44,10 +44,10 @@ class Encoded(NamedTuple):
     """The encoder's output for texts.
 
     Attributes:
-      hidden: [texts, length, embed] float32, 0 at padding; the end token is the last of each text.
-      mask: [texts, length] bool, True at tokens.
-      mean: [texts, embed] float32, the mean of `hidden` over the tokens of each text.
-      cut: [texts] bool, True for a text whose end the model did not read.
+        hidden: [texts, length, embed] float32, 0 at padding; the end token is the last of each text.
+        mask: [texts, length] bool, True at tokens.
+        mean: [texts, embed] float32, the mean of `hidden` over the tokens of each text.
+        cut: [texts] bool, True for a text whose end the model did not read.
     """
 
     hidden: np.ndarray
@@ -65,13 +65,13 @@ class TrainedModel:
     shape of a batch is compiled once. An empty list gives an empty result.
 
     Attributes:
-      model: a `Seq2Seq`, whose methods are pure functions of `params`.
-      params: float32 parameters.
-      vocabulary: a seqio vocabulary: `encode(text)`, `decode(ids)`.
-      lengths: most tokens of `inputs` and `targets`, the end token included.
-      source: the folder that the parameters are from.
-      partitioner: the devices on which they lie.
-      batch_size: most texts of one batch.
+        model: a `Seq2Seq`, whose methods are pure functions of `params`.
+        params: float32 parameters.
+        vocabulary: a seqio vocabulary: `encode(text)`, `decode(ids)`.
+        lengths: most tokens of `inputs` and `targets`, the end token included.
+        source: the folder that the parameters are from.
+        partitioner: the devices on which they lie.
+        batch_size: most texts of one batch.
     """
 
     model: Any
@@ -94,14 +94,14 @@ class TrainedModel:
         """What the model writes for each text.
 
         Args:
-          texts: the inputs. A text that is too long is cut, which its answer says.
-          max_length: most tokens of an answer, the end token included; None is the length of `targets`.
-          decoder: `Greedy()`, `Sampling(...)` or `BeamSearch(...)`.
-          answers: how many to keep for each text, the first ones; None keeps all that the decoder gives.
-          seed: of a decoder that draws. The text's place in the list is folded into it.
+            texts: the inputs. A text that is too long is cut, which its answer says.
+            max_length: most tokens of an answer, the end token included; None is the length of `targets`.
+            decoder: `Greedy()`, `Sampling(...)` or `BeamSearch(...)`.
+            answers: how many to keep for each text, the first ones; None keeps all that the decoder gives.
+            seed: of a decoder that draws. The text's place in the list is folded into it.
 
         Raises:
-          UserError: `answers` is more than the decoder gives, or a length is not positive.
+            UserError: `answers` is more than the decoder gives, or a length is not positive.
         """
         length = self.lengths['targets'] if max_length is None else max_length
         if length < 1:
@@ -120,7 +120,8 @@ class TrainedModel:
         """log p(target | input), summed over the tokens of the target and its end token: [texts] float32.
 
         Raises:
-          UserError: there are more inputs than targets or the reverse, or a text is too long and would have to be cut.
+            UserError: there are more inputs than targets or the reverse, or a text is too long and would have to be
+                cut.
         """
         given, wanted = _as_list(inputs), _as_list(targets)
         if len(given) != len(wanted):
@@ -203,15 +204,15 @@ def make_batch(
     """Lists of token ids as a batch for `model.loss` and a train step.
 
     Args:
-      inputs: ids of each input.
-      targets: ids of each target, as many lists; the decoder reads them one token later.
-      lengths: lengths of `inputs` and `targets`; None takes the longest of each.
+        inputs: ids of each input.
+        targets: ids of each target, as many lists; the decoder reads them one token later.
+        lengths: lengths of `inputs` and `targets`; None takes the longest of each.
 
     Returns:
-      [rows, length] int32 arrays under seqio's names, 0 at padding.
+        [rows, length] int32 arrays under seqio's names, 0 at padding.
 
     Raises:
-      UserError: there are more inputs than targets or the reverse, or a list is longer than its length.
+        UserError: there are more inputs than targets or the reverse, or a list is longer than its length.
     """
     if len(inputs) != len(targets):
         raise UserError(f'make_batch got {len(inputs)} inputs and {len(targets)} targets; give a target for each input')

@@ -32,15 +32,15 @@ class EncoderDecoder(nn.Module):
     """[batch, length] tokens in and out; id 0 is padding.
 
     Attributes:
-      vocab_size: number of embeddings and of output logits.
-      embed_dim: width of the residual stream, D.
-      encoder_stack: factory of a `Stack`.
-      decoder_stack: factory of a `Stack` whose layers read `ctx.memory`.
-      dtype: dtype of activations; parameters are float32.
-      embedding: factory of the token embedding.
-      tied: the output projection is the transposed token embedding, without separate weights.
-      scaled_output: the input of the projection is scaled by embed_dim ** -0.5. Without it a tied projection, whose
-          rows are as large as embeddings, would start with logits of that spread.
+        vocab_size: number of embeddings and of output logits.
+        embed_dim: width of the residual stream, D.
+        encoder_stack: factory of a `Stack`.
+        decoder_stack: factory of a `Stack` whose layers read `ctx.memory`.
+        dtype: dtype of activations; parameters are float32.
+        embedding: factory of the token embedding.
+        tied: the output projection is the transposed token embedding, without separate weights.
+        scaled_output: the input of the projection is scaled by embed_dim ** -0.5. Without it a tied projection, whose
+            rows are as large as embeddings, would start with logits of that spread.
     """
 
     vocab_size: int

@@ -43,8 +43,9 @@ class Layer(nn.Module):
     """The base of all layouts: sublayers made from factories, with dropout on their outputs.
 
     Attributes:
-      sublayers: factories of modules `(x, ctx) -> y`; factories and not instances, so that no two layers share weights.
-      dropout_rate: dropout on each sublayer's output, before it joins the residual stream.
+        sublayers: factories of modules `(x, ctx) -> y`; factories and not instances, so that no two layers share
+            weights.
+        dropout_rate: dropout on each sublayer's output, before it joins the residual stream.
     """
 
     sublayers: Sequence[SublayerFactory]

@@ -86,14 +86,14 @@ class Stack(nn.Module):
     """[batch, length, embed] -> the same shape.
 
     Attributes:
-      runs: ((layer factory, number of layers), ...) from first to last.
-      position_bias: factory of a module (length, ctx) -> [1, heads, q, k], or None; shared by all layers.
-      position_embedding: factory of a module (embed, ctx) -> [batch, length, embed] added to the input, or None; for
-          mixers that do not read the bias or the order of tokens.
-      final_norm: factory of a norm after the last layer, or None (for layouts that end with one or need none).
-      dropout_rate: dropout on the stack's input and output.
-      remat_policy: what the backward pass keeps of a layer: None (everything), `dots_remat` or `full_remat`.
-      unroll: how many layers of a run one iteration of its scan executes; more is slower to compile.
+        runs: ((layer factory, number of layers), ...) from first to last.
+        position_bias: factory of a module (length, ctx) -> [1, heads, q, k], or None; shared by all layers.
+        position_embedding: factory of a module (embed, ctx) -> [batch, length, embed] added to the input, or None; for
+            mixers that do not read the bias or the order of tokens.
+        final_norm: factory of a norm after the last layer, or None (for layouts that end with one or need none).
+        dropout_rate: dropout on the stack's input and output.
+        remat_policy: what the backward pass keeps of a layer: None (everything), `dots_remat` or `full_remat`.
+        unroll: how many layers of a run one iteration of its scan executes; more is slower to compile.
     """
 
     runs: Sequence[tuple[LayerFactory, int]]

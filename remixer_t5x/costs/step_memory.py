@@ -47,12 +47,12 @@ class StepMemory:
     """Bytes on one device.
 
     Attributes:
-      parameters, optimizer_state, batch: inputs of the step, from their shapes and shardings.
-      padding: additional memory for the layout of these three (TPU tiles).
-      temporaries: the peak of gradients, activations and everything else between start and end.
-      results: outputs other than the state, which replaces the input state.
-      program: the compiled code.
-      total: the sum of all these. If the compiler gave up for lack of memory, what it says it would have needed.
+        parameters, optimizer_state, batch: inputs of the step, from their shapes and shardings.
+        padding: additional memory for the layout of these three (TPU tiles).
+        temporaries: the peak of gradients, activations and everything else between start and end.
+        results: outputs other than the state, which replaces the input state.
+        program: the compiled code.
+        total: the sum of all these. If the compiler gave up for lack of memory, what it says it would have needed.
     """
 
     parameters: int
@@ -69,7 +69,7 @@ def measure(step: Step) -> StepMemory:
     """Compiles `step` as `training.loop` would run it.
 
     Raises:
-      UserError: the batch does not divide over the mesh.
+        UserError: the batch does not divide over the mesh.
     """
     step.partitioner.check_batch_size(step.rows, step.microbatches)
     devices = step.partitioner.mesh.devices

@@ -31,11 +31,11 @@ class Hardware:
     """Devices, as described by a file in configs/hardware.
 
     Attributes:
-      platform: 'cpu', 'gpu' or 'tpu'.
-      devices: number of devices; None if the file does not set it.
-      memory: memory of one device in GiB; None if unknown.
-      topology: topology of a TPU slice in libtpu's form ('v3:4x4'); None for other devices.
-      compiler: 'tpu' or 'cpu', the XLA compiler of the step; None uses the TPU compiler if possible.
+        platform: 'cpu', 'gpu' or 'tpu'.
+        devices: number of devices; None if the file does not set it.
+        memory: memory of one device in GiB; None if unknown.
+        topology: topology of a TPU slice in libtpu's form ('v3:4x4'); None for other devices.
+        compiler: 'tpu' or 'cpu', the XLA compiler of the step; None uses the TPU compiler if possible.
     """
 
     platform: str = 'cpu'
@@ -73,8 +73,8 @@ class Hardware:
         """Devices to compile a step for, and the name of the compiler: 'XLA:TPU' or 'XLA:CPU'.
 
         Raises:
-          UserError: the topology does not exist or has another number of devices, or this process has already used its
-              CPU devices.
+            UserError: the topology does not exist or has another number of devices, or this process has already used
+                its CPU devices.
         """
         if self.topology and self.compiler != 'cpu' and has_tpu_compiler():
             return tpu_devices(self.topology, self.count()), 'XLA:TPU'

@@ -30,7 +30,7 @@ def parse_sizes(text: str) -> tuple[int, int, int]:
     An axis that is not named is 1, except that `data` takes the remaining devices if no other axis does.
 
     Raises:
-      UserError: `text` is not a list of known axes with whole numbers, each once.
+        UserError: `text` is not a list of known axes with whole numbers, each once.
     """
     sizes: dict[str, int] = {}
     parts = [part for part in text.split(',') if part.strip()] if isinstance(text, str) else []
@@ -77,7 +77,7 @@ def build(shape: Sequence[int], devices: Sequence[jax.Device], slices: int | Non
     """The mesh of `devices`, which are in JAX's order; `slices` as in `split_over_slices`.
 
     Raises:
-      UserError: as `split_over_slices`.
+        UserError: as `split_over_slices`.
     """
     # Auto must be given: JAX defaults to Explicit, under which sharding constraints are type errors.
     types = (AxisType.Auto,) * len(MESH_AXES)
@@ -99,7 +99,7 @@ def slices_of(devices: Sequence[Any], slices: int | None = None) -> tuple[str, i
     devices do not report slices (CPU hosts).
 
     Raises:
-      UserError: the number is neither.
+        UserError: the number is neither.
     """
     told = {getattr(device, 'slice_index', None) for device in devices}
     processes = {device.process_index for device in devices}
@@ -117,7 +117,7 @@ def hybrid(shape: Sequence[int], devices: Sequence[Any], attribute: str, slices:
     """Devices [data, fsdp, tensor] such that only `split_over_slices` crosses slices.
 
     Raises:
-      UserError: `data` x `fsdp` cannot be split over the slices, or the slices differ in size.
+        UserError: `data` x `fsdp` cannot be split over the slices, or the slices differ in size.
     """
     held = collections.Counter(getattr(device, attribute) for device in devices)
     if len(set(held.values())) > 1:
@@ -137,7 +137,7 @@ def split_over_slices(shape: Sequence[int], slices: int) -> tuple[int, int, int]
     """The number of parts into which the borders between slices cut each axis; their product is `slices`.
 
     Raises:
-      UserError: `data` x `fsdp` does not allow it.
+        UserError: `data` x `fsdp` does not allow it.
     """
     data, fsdp, _ = shape
     over_data = math.gcd(data, slices)

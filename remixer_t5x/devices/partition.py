@@ -62,17 +62,17 @@ class Partitioner:
     """A mesh and the rules that map logical axes onto it.
 
     Attributes:
-      data, fsdp, tensor: size of each mesh axis; one of them may be -1, which means all remaining devices.
-      sizes: the three sizes as one text, 'data=2,fsdp=4' (`mesh.parse_sizes`), instead of them.
-      slices: number of TPU slices or GPU nodes; None asks the devices (`mesh.slices_of`).
-      rules: pairs (logical axis, mesh axis or axes or None), earlier pairs first.
-      extra_rules: pairs put before `rules`, for changing one of them in gin.
-      devices: the devices to use, in JAX's order; None is all of them. A number describes a mesh of that many devices,
-          which need not exist: it has shardings and tables, but cannot run anything.
+        data, fsdp, tensor: size of each mesh axis; one of them may be -1, which means all remaining devices.
+        sizes: the three sizes as one text, 'data=2,fsdp=4' (`mesh.parse_sizes`), instead of them.
+        slices: number of TPU slices or GPU nodes; None asks the devices (`mesh.slices_of`).
+        rules: pairs (logical axis, mesh axis or axes or None), earlier pairs first.
+        extra_rules: pairs put before `rules`, for changing one of them in gin.
+        devices: the devices to use, in JAX's order; None is all of them. A number describes a mesh of that many
+            devices, which need not exist: it has shardings and tables, but cannot run anything.
 
     Raises:
-      UserError: on first use of the mesh, if the product of its sizes is not the number of devices, or if it cannot be
-          split over the slices.
+        UserError: on first use of the mesh, if the product of its sizes is not the number of devices, or if it cannot
+            be split over the slices.
     """
 
     data: int = -1

@@ -34,11 +34,11 @@ class Processes:
     """The flags about the processes of a run; None if not given.
 
     Attributes:
-      address: HOST:PORT of process 0, which listens there.
-      count: number of processes.
-      index: index of this process, from 0.
-      initialization_timeout: seconds to wait for the other processes at the start.
-      heartbeat_timeout: seconds without a sign of life after which a process counts as lost.
+        address: HOST:PORT of process 0, which listens there.
+        count: number of processes.
+        index: index of this process, from 0.
+        initialization_timeout: seconds to wait for the other processes at the start.
+        heartbeat_timeout: seconds without a sign of life after which a process counts as lost.
     """
 
     address: str | None = None
@@ -213,10 +213,10 @@ def together(settings: Processes, tell: Callable[[BaseException, str], int], sav
     the rest.
 
     Args:
-      settings: from flags.
-      tell: prints an error with the name of its process, and returns the exit code.
-      saves: whether the run handles SIGTERM by saving and stopping (see `preemption`); otherwise SIGTERM ends the
-          process.
+        settings: from flags.
+        tell: prints an error with the name of its process, and returns the exit code.
+        saves: whether the run handles SIGTERM by saving and stopping (see `preemption`); otherwise SIGTERM ends the
+            process.
     """
     place = find(settings)
     if place is None:

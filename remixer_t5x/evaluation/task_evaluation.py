@@ -23,13 +23,13 @@ class TaskEvaluation:
     """The tasks of an evaluation: each task of a mixture is evaluated separately.
 
     Attributes:
-      mixture_or_task_name: a mixture or task, its name, or several names separated by commas.
-      decoding: how answers are generated.
-      tasks: names of the tasks to evaluate, separated by commas; None for all.
-      split: the split to evaluate; tasks that do not have it are left out.
-      examples: maximum number of examples of each task, None for all.
-      rank_choices: if a task has fixed answers (a postprocessor with `labels`), pick the most likely answer instead of
-          generating one.
+        mixture_or_task_name: a mixture or task, its name, or several names separated by commas.
+        decoding: how answers are generated.
+        tasks: names of the tasks to evaluate, separated by commas; None for all.
+        split: the split to evaluate; tasks that do not have it are left out.
+        examples: maximum number of examples of each task, None for all.
+        rank_choices: if a task has fixed answers (a postprocessor with `labels`), pick the most likely answer instead
+            of generating one.
     """
 
     mixture_or_task_name: Provider | Sequence[Provider]

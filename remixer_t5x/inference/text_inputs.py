@@ -22,10 +22,10 @@ class TextInputs:
     """Iterates over the texts: any number of times for a file, once for standard input.
 
     Attributes:
-      path: a file, also gzipped (`.gz`), or '-' for standard input.
-      field: which field of a JSON line has the text.
-      format: 'txt' (one text for each line, also if it is empty) or 'jsonl'; None uses the extension, with text as
-          default.
+        path: a file, also gzipped (`.gz`), or '-' for standard input.
+        field: which field of a JSON line has the text.
+        format: 'txt' (one text for each line, also if it is empty) or 'jsonl'; None uses the extension, with text as
+            default.
 
     Raises UserError if the file cannot be read, or, with the line, if a line is not JSON or lacks the field.
     """

@@ -42,10 +42,10 @@ def write(folder: epath.Path, params: Params, step: int, run: Mapping[str, Any])
     disk.
 
     Args:
-      folder: from `claim`.
-      params: our parameters, numpy float32.
-      step: number of the checkpoint, 0 if unknown.
-      run: from `record`.
+        folder: from `claim`.
+        params: our parameters, numpy float32.
+        step: number of the checkpoint, 0 if unknown.
+        run: from `record`.
     """
     place = folder / model_dir.CHECKPOINTS
     options = durable.options(place)
@@ -62,8 +62,8 @@ def read(path: str, setting: str = 'CHECKPOINT_PATH') -> tuple[Params, dict[str,
     """The parameters of any model's checkpoint as stored (numpy), its record, and its step.
 
     Args:
-      path: a checkpoint, or a MODEL_DIR (its newest).
-      setting: name of the path in errors.
+        path: a checkpoint, or a MODEL_DIR (its newest).
+        setting: name of the path in errors.
     """
     folder = saved_params.find_step(path, setting)
     manager.verify(folder)

@@ -32,14 +32,14 @@ def attend_to_own(
     """Tokens attend to the tokens of their own sequence; while decoding, to the cached tokens and themselves.
 
     Args:
-      module: the sublayer.
-      query: [batch, length, heads, kv]; key and value alike.
-      ctx: facts about the tokens.
-      bias: [1, heads, q, k] float32 added to the logits, or None.
-      dropout_rate: dropout on the attention weights, one mask for all queries.
+        module: the sublayer.
+        query: [batch, length, heads, kv]; key and value alike.
+        ctx: facts about the tokens.
+        bias: [1, heads, q, k] float32 added to the logits, or None.
+        dropout_rate: dropout on the attention weights, one mask for all queries.
 
     Returns:
-      [batch, length, heads, kv] in value's dtype.
+        [batch, length, heads, kv] in value's dtype.
     """
     if not ctx.decode:
         value = drop_value_rows(dropout_rate, value, deterministic=ctx.deterministic)
@@ -63,15 +63,15 @@ def attend_to_memory(
     """Tokens attend to the memory, whose keys and values the allocating call of decoding computes and keeps.
 
     Args:
-      module: the sublayer.
-      query: [batch, length, heads, kv].
-      project: maps 'key' or 'value' to the keys or values of the memory, [batch, memory_length, heads, kv].
-      memory: the tokens that are attended to.
-      ctx: facts about the tokens that attend.
-      dropout_rate: dropout on the attention weights, one mask for all queries.
+        module: the sublayer.
+        query: [batch, length, heads, kv].
+        project: maps 'key' or 'value' to the keys or values of the memory, [batch, memory_length, heads, kv].
+        memory: the tokens that are attended to.
+        ctx: facts about the tokens that attend.
+        dropout_rate: dropout on the attention weights, one mask for all queries.
 
     Returns:
-      [batch, length, heads, kv] in value's dtype.
+        [batch, length, heads, kv] in value's dtype.
     """
     mask = memory_mask(ctx, memory.context)
     if not ctx.decode:

@@ -16,14 +16,14 @@ def extend(module: nn.Module, name: str, value: jax.Array, ctx: SequenceContext,
     """Writes `value` into the buffer `name` and returns what a decoding sublayer should read.
 
     Args:
-      module: the sublayer that owns the buffer; call within its `nn.compact` method.
-      name: name of the cache variable.
-      value: [batch, length, ...] on the allocating call, [batch, 1, ...] afterwards.
-      ctx: facts about the token, `ctx.decode` True.
-      axis: the length axis, if it does not follow the batch axis.
+        module: the sublayer that owns the buffer; call within its `nn.compact` method.
+        name: name of the cache variable.
+        value: [batch, length, ...] on the allocating call, [batch, 1, ...] afterwards.
+        ctx: facts about the token, `ctx.decode` True.
+        axis: the length axis, if it does not follow the batch axis.
 
     Returns:
-      [batch, max_length, ...]: `value` itself on the allocating call, otherwise the buffer, filled up to `ctx.step`.
+        [batch, max_length, ...]: `value` itself on the allocating call, otherwise the buffer, filled up to `ctx.step`.
     """
     is_allocated = module.has_variable('cache', name)
     buffer = module.variable('cache', name, jnp.zeros_like, value)

@@ -22,9 +22,9 @@ class Dense(nn.Module):
     input into slow fused transposes, and on other devices the reshape is free.
 
     Attributes:
-      features: width of the output.
-      axes: logical names of the kernel's two axes.
-      kernel_init: initialiser of the kernel.
+        features: width of the output.
+        axes: logical names of the kernel's two axes.
+        kernel_init: initialiser of the kernel.
     """
 
     features: int
@@ -67,9 +67,9 @@ class GroupDense(nn.Module):
     """`x[j] @ kernel[j]` for each group j (GroupLinear of TIM), [groups, ..., in] -> [groups, ..., features].
 
     Attributes:
-      features: width of a group's output.
-      axes: logical names of the kernel's three axes: groups, in, out.
-      kernel_init: initialiser of the kernel.
+        features: width of a group's output.
+        axes: logical names of the kernel's three axes: groups, in, out.
+        kernel_init: initialiser of the kernel.
     """
 
     features: int

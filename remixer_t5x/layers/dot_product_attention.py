@@ -27,14 +27,14 @@ def dot_product_attention(
     """Attention without a scale on the logits.
 
     Args:
-      query: [batch, q, heads, kv].
-      key: [batch, k, heads, kv].
-      value: [batch, k, heads, kv].
-      mask: bool, broadcastable to [batch, 1, q, k]; True where a query may see a key.
-      bias: [1, heads, q, k] float32 added to the logits, or None.
+        query: [batch, q, heads, kv].
+        key: [batch, k, heads, kv].
+        value: [batch, k, heads, kv].
+        mask: bool, broadcastable to [batch, 1, q, k]; True where a query may see a key.
+        bias: [1, heads, q, k] float32 added to the logits, or None.
 
     Returns:
-      [batch, q, heads, kv] in value's dtype; logits and softmax are float32.
+        [batch, q, heads, kv] in value's dtype; logits and softmax are float32.
     """
     return _attend_and_keep(query, key, value, mask, bias)[0]
 

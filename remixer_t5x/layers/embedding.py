@@ -13,11 +13,12 @@ class Embed(nn.Module):
     """[batch, length] int32 token ids -> [batch, length, features] in `dtype`, not scaled by width (as T5).
 
     Attributes:
-      num_embeddings: size of the vocabulary.
-      features: width of an embedding.
-      dtype: dtype of the output, and so of everything computed from it.
-      one_hot: look up by a matmul with one-hot rows, which partitions well if the vocabulary is sharded over a TPU; it
-        costs 2 * num_embeddings * features FLOPs a token, half the work of a small model, so a gather is the default.
+        num_embeddings: size of the vocabulary.
+        features: width of an embedding.
+        dtype: dtype of the output, and so of everything computed from it.
+        one_hot: look up by a matmul with one-hot rows, which partitions well if the vocabulary is sharded over a TPU;
+            it costs 2 * num_embeddings * features FLOPs a token, half the work of a small model, so a gather is the
+            default.
     """
 
     num_embeddings: int

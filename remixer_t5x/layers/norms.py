@@ -32,8 +32,8 @@ class LayerNorm(nn.Module):
     """`(x - mean(x)) / std(x) * scale + bias` over the last axis; statistics in float32 for any dtype of x.
 
     Attributes:
-      epsilon: added to the variance.
-      axis: logical name of the normalised axis.
+        epsilon: added to the variance.
+        axis: logical name of the normalised axis.
     """
 
     epsilon: float = 1e-6
@@ -55,8 +55,8 @@ class GroupedRMSNorm(nn.Module):
     """`RMSNorm` of each of `num_groups` equal parts of the last axis, with a scale for every feature.
 
     Attributes:
-      num_groups: number of parts; must divide the width of the input.
-      epsilon: added to the mean square.
+        num_groups: number of parts; must divide the width of the input.
+        epsilon: added to the mean square.
     """
 
     num_groups: int

@@ -100,7 +100,7 @@ class LearnedPositions(nn.Module):
     """A learned vector for each position in an example.
 
     Attributes:
-      max_length: number of positions; rows longer than this are refused.
+        max_length: number of positions; rows longer than this are refused.
     """
 
     max_length: int

@@ -40,16 +40,16 @@ def mix_through_running_hidden(
     """Tokens mix through hidden units that see them and what comes before them in their example.
 
     Args:
-      w_in: [batch, length, heads, hidden] weights of the tokens as they are read; weights at padding do not matter.
-      value: [batch, length, heads, features], the values that are read.
-      w_out: [batch, length, heads, hidden] weights of the tokens as they are written.
-      ids: [batch, length] int32, 1.. names the example of a token, 0 is padding.
-      packed: False means at most one example in a row.
-      hidden_scale: [batch, length] float32, c_t; None is 1. It gets no gradient.
-      activation: elementwise function of the hidden units, by default GELU in its tanh form.
+        w_in: [batch, length, heads, hidden] weights of the tokens as they are read; weights at padding do not matter.
+        value: [batch, length, heads, features], the values that are read.
+        w_out: [batch, length, heads, hidden] weights of the tokens as they are written.
+        ids: [batch, length] int32, 1.. names the example of a token, 0 is padding.
+        packed: False means at most one example in a row.
+        hidden_scale: [batch, length] float32, c_t; None is 1. It gets no gradient.
+        activation: elementwise function of the hidden units, by default GELU in its tanh form.
 
     Returns:
-      [batch, length, heads, features] in value's dtype; A is float32.
+        [batch, length, heads, features] in value's dtype; A is float32.
     """
     batch, length, _, hidden = w_in.shape
     is_token = (ids > 0)[..., None, None]

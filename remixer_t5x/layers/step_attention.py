@@ -25,14 +25,14 @@ def attend_step(
     """Attention without a scale on the logits, for decoding.
 
     Args:
-      query: [batch, q, heads, kv].
-      key: [batch, heads, kv, k].
-      value: [batch, heads, k, kv].
-      mask: bool, broadcastable to [batch, 1, q, k]; True where a query may see a key.
-      bias: [1, heads, q, k] float32 added to the logits, or None.
+        query: [batch, q, heads, kv].
+        key: [batch, heads, kv, k].
+        value: [batch, heads, k, kv].
+        mask: bool, broadcastable to [batch, 1, q, k]; True where a query may see a key.
+        bias: [1, heads, q, k] float32 added to the logits, or None.
 
     Returns:
-      [batch, q, heads, kv] in value's dtype; logits and softmax are float32.
+        [batch, q, heads, kv] in value's dtype; logits and softmax are float32.
     """
     logits = jnp.einsum('bhqd,bhdk->bhqk', heads_first(query), key, preferred_element_type=jnp.float32)
     offset = jnp.where(mask, 0.0, MASKED)

@@ -33,17 +33,17 @@ def mix_through_hidden(
     """Tokens of an example mix through hidden units that see all of them, H heads of it side by side.
 
     Args:
-      w_in: [batch, n, heads, hidden] weights of the tokens that are read; those at padding do not matter.
-      value: [batch, n, heads, features] what is read.
-      w_out: [batch, m, heads, hidden] weights of the tokens that are written.
-      ids_in: [batch, n] int32, 1.. names the example of a token, 0 is padding.
-      ids_out: [batch, m] int32, the same for the tokens written.
-      packed: False promises at most one example in a row; True costs one pass over the row for each example.
-      hidden_bias: [heads, hidden] added before the activation, or None.
-      activation: elementwise function of the hidden units, by default GELU in its tanh form.
+        w_in: [batch, n, heads, hidden] weights of the tokens that are read; those at padding do not matter.
+        value: [batch, n, heads, features] what is read.
+        w_out: [batch, m, heads, hidden] weights of the tokens that are written.
+        ids_in: [batch, n] int32, 1.. names the example of a token, 0 is padding.
+        ids_out: [batch, m] int32, the same for the tokens written.
+        packed: False promises at most one example in a row; True costs one pass over the row for each example.
+        hidden_bias: [heads, hidden] added before the activation, or None.
+        activation: elementwise function of the hidden units, by default GELU in its tanh form.
 
     Returns:
-      [batch, m, heads, features] in value's dtype; the hidden units are summed in float32.
+        [batch, m, heads, features] in value's dtype; the hidden units are summed in float32.
     """
     if packed:
         mixed = _mix_examples(activation, w_in, value, w_out, hidden_bias, ids_in, ids_out)

@@ -94,10 +94,10 @@ class BeamSearch:
     """`beams` sequences, best first, with their scores.
 
     Attributes:
-      beams: number of live beams, and of sequences returned.
-      length_penalty: divisor of the score of an ended sequence, a function of its length: `PowerPenalty(alpha)`,
-        `BrevityPenalty(alpha)`.
-      stop: when the search of a sequence is over: `until_settled`, `until_unlikely` or `until_enough`.
+        beams: number of live beams, and of sequences returned.
+        length_penalty: divisor of the score of an ended sequence, a function of its length: `PowerPenalty(alpha)`,
+            `BrevityPenalty(alpha)`.
+        stop: when the search of a sequence is over: `until_settled`, `until_unlikely` or `until_enough`.
     """
 
     beams: int = 4
@@ -199,11 +199,11 @@ def _near_parents(kept: jax.Array, parents: jax.Array) -> tuple[jax.Array, jax.A
     One child of each parent takes its place; other children take the places of beams without a child.
 
     Args:
-      kept: [batch, beams], the candidates that stay live.
-      parents: [batch, beams], the place of each candidate's parent.
+        kept: [batch, beams], the candidates that stay live.
+        parents: [batch, beams], the place of each candidate's parent.
 
     Returns:
-      Both in the order of the new places.
+        Both in the order of the new places.
     """
     beams = parents.shape[1]
     is_parent = jnp.any(parents[:, :, None] == jnp.arange(beams), axis=1)

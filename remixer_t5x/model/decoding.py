@@ -21,9 +21,9 @@ class Decoded(NamedTuple):
     """What a decoder returns.
 
     Attributes:
-      tokens: [batch, n, length] int32, 0 after the end token.
-      scores: [batch, n] float32, the sum of the log-probabilities of a row's tokens, the end token included, under the
-        model; beam search divides it by its length penalty.
+        tokens: [batch, n, length] int32, 0 after the end token.
+        scores: [batch, n] float32, the sum of the log-probabilities of a row's tokens, the end token included, under
+            the model; beam search divides it by its length penalty.
     """
 
     tokens: jax.Array
@@ -35,11 +35,11 @@ class Generation:
     """The functions of a model and a batch that a decoder may use.
 
     Attributes:
-      allocate: number of rows per sequence -> an empty cache for `max_length` tokens of each row.
-      step: (tokens [rows], cache) -> (logits of the next token [rows, vocab] float32, cache).
-      has_input: [batch] bool, False for a sequence that only pads the batch, for which nothing is generated.
-      max_length: maximum number of tokens to generate, including the end token.
-      eos_id: the token that ends a sequence.
+        allocate: number of rows per sequence -> an empty cache for `max_length` tokens of each row.
+        step: (tokens [rows], cache) -> (logits of the next token [rows, vocab] float32, cache).
+        has_input: [batch] bool, False for a sequence that only pads the batch, for which nothing is generated.
+        max_length: maximum number of tokens to generate, including the end token.
+        eos_id: the token that ends a sequence.
     """
 
     allocate: Callable[[int], Cache]
@@ -69,9 +69,9 @@ def generate_rows(
     """Generates independent rows until all have ended.
 
     Args:
-      generation: model and batch.
-      rows_per_sequence: number of rows of each sequence, n of the result.
-      choose: (logits [rows, vocab], index of the token) -> tokens [rows].
+        generation: model and batch.
+        rows_per_sequence: number of rows of each sequence, n of the result.
+        choose: (logits [rows, vocab], index of the token) -> tokens [rows].
     """
     max_length = generation.max_length
     batch = generation.has_input.shape[0]

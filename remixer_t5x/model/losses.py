@@ -23,10 +23,10 @@ class CrossEntropy:
     """Settings of the loss. They are hashable, because compiled code depends on them.
 
     Attributes:
-      z_loss: factor of log(Z)^2, which keeps the logits from drifting (1e-4 in T5.1.1).
-      label_smoothing: probability mass spread over the tokens that are not the target; the loss of a perfect prediction
-          stays 0, because its entropy is subtracted.
-      chunk_length: number of targets per row whose logits exist at one time.
+        z_loss: factor of log(Z)^2, which keeps the logits from drifting (1e-4 in T5.1.1).
+        label_smoothing: probability mass spread over the tokens that are not the target; the loss of a perfect
+            prediction stays 0, because its entropy is subtracted.
+        chunk_length: number of targets per row whose logits exist at one time.
     """
 
     z_loss: float = 1e-4
@@ -112,15 +112,15 @@ def cross_entropy(
     """Sum over targets of cross-entropy and z-loss of `hidden @ kernel`.
 
     Args:
-      config: settings.
-      hidden: [batch, length, embed], float32 or bfloat16.
-      kernel: [embed, vocab] float32.
-      targets: [batch, length] int32.
-      weights: [batch, length] float32, 0 for a target that does not count.
+        config: settings.
+        hidden: [batch, length, embed], float32 or bfloat16.
+        kernel: [embed, vocab] float32.
+        targets: [batch, length] int32.
+        weights: [batch, length] float32, 0 for a target that does not count.
 
     Returns:
-      The loss sum, a float32 scalar differentiable in hidden and kernel, and the sums 'loss' (z-loss included),
-      'z_loss', 'weights' and 'correct' (targets that have the largest logit), which carry no gradient.
+        The loss sum, a float32 scalar differentiable in hidden and kernel, and the sums 'loss' (z-loss included),
+        'z_loss', 'weights' and 'correct' (targets that have the largest logit), which carry no gradient.
     """
 
     def body(total: Sums, chunk) -> tuple[Sums, None]:

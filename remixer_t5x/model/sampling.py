@@ -22,11 +22,11 @@ class Sampling:
     Scores are log-probabilities under the model itself, without temperature and restrictions.
 
     Attributes:
-      temperature: divides the logits; below 1 sharpens, above 1 flattens.
-      top_k: sample from this many tokens with the largest logits; None for all.
-      top_p: sample from the fewest tokens whose probabilities sum to at least this, and from tokens as likely as the
-          last of them.
-      num_samples: number of samples per sequence.
+        temperature: divides the logits; below 1 sharpens, above 1 flattens.
+        top_k: sample from this many tokens with the largest logits; None for all.
+        top_p: sample from the fewest tokens whose probabilities sum to at least this, and from tokens as likely as the
+            last of them.
+        num_samples: number of samples per sequence.
     """
 
     temperature: float = 1.0
@@ -53,9 +53,9 @@ class Sampling:
         """Draws `num_samples` rows of each sequence.
 
         Args:
-          generation: model and batch.
-          rng: one key, from which sequence i of the batch uses `fold_in(rng, i)`; or a key for each sequence, [batch],
-              so that samples do not depend on the batch size or the place in the batch.
+            generation: model and batch.
+            rng: one key, from which sequence i of the batch uses `fold_in(rng, i)`; or a key for each sequence,
+                [batch], so that samples do not depend on the batch size or the place in the batch.
         """
         keys = self._row_keys(rng, generation.has_input.shape[0])
         return generate_rows(generation, self.num_samples, lambda logits, index: self._draw(keys, logits, index))

@@ -40,9 +40,9 @@ class Seq2Seq:
         """Random parameters, float32, each boxed with its logical axes (`nn.LogicallyPartitioned`).
 
         Args:
-          rng: a key.
-          batch_shapes: shapes of at least encoder_input_tokens and decoder_target_tokens, and of the segment ids if
-              rows are packed. The parameters do not depend on them, but a sublayer may refuse a length, or packing.
+            rng: a key.
+            batch_shapes: shapes of at least encoder_input_tokens and decoder_target_tokens, and of the segment ids if
+                rows are packed. The parameters do not depend on them, but a sublayer may refuse a length, or packing.
         """
         inputs, targets, *segments = (
             jnp.ones(batch_shapes[name], jnp.int32) if name in batch_shapes else None
@@ -54,9 +54,9 @@ class Seq2Seq:
         """Loss summed over the batch's target tokens, and the sums to report; divide by sums['weights'] once.
 
         Args:
-          params: unboxed parameters.
-          batch: see the class.
-          dropout_rng: a key; None switches dropout off.
+            params: unboxed parameters.
+            batch: see the class.
+            dropout_rng: a key; None switches dropout off.
         """
         hidden = self._decoder_hidden(params, batch, dropout_rng)
         targets = batch['decoder_target_tokens']
@@ -82,10 +82,10 @@ class Seq2Seq:
         """log p(choice | inputs) of each choice, [batch, choices] float32; the encoder runs once for all of them.
 
         Args:
-          params: unboxed parameters.
-          inputs: [batch, input_length] int32.
-          choices: [batch, choices, target_length] int32, each with its end token and 0 after it; a choice of only
-              padding has the score 0.
+            params: unboxed parameters.
+            inputs: [batch, input_length] int32.
+            choices: [batch, choices, target_length] int32, each with its end token and 0 after it; a choice of only
+                padding has the score 0.
         """
         batch, count, length = choices.shape
         generation = self._generation(params, inputs, length)
@@ -124,12 +124,12 @@ class Seq2Seq:
         """Predictions for encoder_input_tokens: tokens [batch, n, max_decode_length] and scores [batch, n].
 
         Args:
-          params: unboxed parameters.
-          batch: encoder_input_tokens, one example per row; tokens and scores of a row of only padding are 0.
-          max_decode_length: maximum number of tokens to generate, including the end token.
-          eos_id: the token that ends a sequence; tokens after it are 0.
-          decoder: `decoding.Greedy()`, `sampling.Sampling(...)` or `beam_search.BeamSearch(...)`; it sets n.
-          rng: one key or [batch] keys, for decoders that sample.
+            params: unboxed parameters.
+            batch: encoder_input_tokens, one example per row; tokens and scores of a row of only padding are 0.
+            max_decode_length: maximum number of tokens to generate, including the end token.
+            eos_id: the token that ends a sequence; tokens after it are 0.
+            decoder: `decoding.Greedy()`, `sampling.Sampling(...)` or `beam_search.BeamSearch(...)`; it sets n.
+            rng: one key or [batch] keys, for decoders that sample.
         """
         return decoder(self._generation(params, batch['encoder_input_tokens'], max_decode_length, eos_id), rng)
 

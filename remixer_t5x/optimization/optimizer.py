@@ -24,9 +24,9 @@ class Optimizer:
     """Makes the optax transformation once the parameters' logical axes are known.
 
     Attributes:
-      learning_rate: maps this optimizer's step (the first update is step 0) to the learning rate.
-      make: maps a tree of PartitionSpec of logical axis names (`nn.get_partition_spec(boxed_params)`) to the
-          transformation.
+        learning_rate: maps this optimizer's step (the first update is step 0) to the learning rate.
+        make: maps a tree of PartitionSpec of logical axis names (`nn.get_partition_spec(boxed_params)`) to the
+            transformation.
     """
 
     learning_rate: Schedule

@@ -24,7 +24,7 @@ def per_layer(inner: optax.GradientTransformation, logical_axes: Any) -> optax.G
     counters are scalars.
 
     Raises:
-      ValueError: a parameter has its layers axis more than once, or not first.
+        ValueError: a parameter has its layers axis more than once, or not first.
     """
     stacked = jax.tree_util.tree_map_with_path(_is_stacked, logical_axes, is_leaf=_is_spec)
 

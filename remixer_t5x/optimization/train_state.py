@@ -19,10 +19,10 @@ class TrainState(struct.PyTreeNode):
     """Everything that a train step changes.
 
     Attributes:
-      step: int32 scalar, number of updates so far.
-      params: float32 parameters, unboxed.
-      opt_state: state of the optax transformation.
-      usual_loss: float32 scalar, running mean of the loss per token, which defines a spike; 0 before the first step.
+        step: int32 scalar, number of updates so far.
+        params: float32 parameters, unboxed.
+        opt_state: state of the optax transformation.
+        usual_loss: float32 scalar, running mean of the loss per token, which defines a spike; 0 before the first step.
     """
 
     step: jax.Array
@@ -36,10 +36,10 @@ class StatePlan:
     """The description of a state before it exists on any device.
 
     Attributes:
-      tx: the optimizer for these parameters.
-      abstract: TrainState of ShapeDtypeStruct with shardings; a checkpoint restores into it.
-      boxed_params: shapes of the parameters in boxes with their logical axes (for tables and counts).
-      init: maps a PRNG key to the state; call it under jit, as `create` does.
+        tx: the optimizer for these parameters.
+        abstract: TrainState of ShapeDtypeStruct with shardings; a checkpoint restores into it.
+        boxed_params: shapes of the parameters in boxes with their logical axes (for tables and counts).
+        init: maps a PRNG key to the state; call it under jit, as `create` does.
     """
 
     tx: optax.GradientTransformation

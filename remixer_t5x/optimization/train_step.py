@@ -38,19 +38,19 @@ def make_train_step(
     """A pure `step(state, batch) -> (state, metrics)`.
 
     Args:
-      model: has `loss(params, batch, dropout_rng)`, which returns a sum over target tokens and a dict of
-        float32 sums, among them `weights`.
-      tx: the optimizer.
-      microbatches: number of parts of the batch, computed one after another to save activation memory.
-      loss_normalizing_factor: divisor of the loss sum; None divides by the number of target tokens (the sum of
-        weights). Released T5 checkpoints were trained with a constant, batch rows x target length (233472 in T5X's
-        configs).
-      dropout: whether `model.loss` gets a key, which is folded from `seed`, the step and the microbatch.
-      seed: seed of dropout.
-      learning_rate: schedule whose value at `state.step` is reported as the metric `learning_rate`; None does not
-          report it.
-      spike_factor: a loss per token above this multiple of `state.usual_loss` is a spike; None does not look for
-          spikes.
+        model: has `loss(params, batch, dropout_rng)`, which returns a sum over target tokens and a dict of float32
+            sums, among them `weights`.
+        tx: the optimizer.
+        microbatches: number of parts of the batch, computed one after another to save activation memory.
+        loss_normalizing_factor: divisor of the loss sum; None divides by the number of target tokens (the sum of
+            weights). Released T5 checkpoints were trained with a constant, batch rows x target length (233472 in T5X's
+            configs).
+        dropout: whether `model.loss` gets a key, which is folded from `seed`, the step and the microbatch.
+        seed: seed of dropout.
+        learning_rate: schedule whose value at `state.step` is reported as the metric `learning_rate`; None does not
+            report it.
+        spike_factor: a loss per token above this multiple of `state.usual_loss` is a spike; None does not look for
+            spikes.
 
     Metrics are float32 scalars: the sums of `model.loss` over the batch, `grad_norm` (of the normalised gradient,
     before the optimizer clips it), `param_norm` (before the update), `nonfinite`, which is 1.0 if the loss or the

@@ -24,9 +24,9 @@ class SelfAttention(nn.Module):
     """Tokens of one sequence attend to each other; a token mixer.
 
     Attributes:
-      num_heads: number of heads.
-      head_dim: width of a head's queries, keys and values.
-      dropout_rate: dropout on the attention weights, one mask for all queries.
+        num_heads: number of heads.
+        head_dim: width of a head's queries, keys and values.
+        dropout_rate: dropout on the attention weights, one mask for all queries.
     """
 
     num_heads: int
@@ -52,9 +52,9 @@ class CrossAttention(nn.Module):
         any number of beams.
 
     Attributes:
-      num_heads: number of heads.
-      head_dim: width of a head's queries, keys and values.
-      dropout_rate: dropout on the attention weights, one mask for all queries.
+        num_heads: number of heads.
+        head_dim: width of a head's queries, keys and values.
+        dropout_rate: dropout on the attention weights, one mask for all queries.
     """
 
     num_heads: int

@@ -110,8 +110,8 @@ class SpatialMixing(nn.Module):
     """`f(Z) = W LN(Z) + b` over the tokens that each token may see, [batch, length, features].
 
     Attributes:
-      max_length: size of W and b; rows longer than this are refused.
-      weights: factory of a module (length, ctx) -> W, `FreeSpatial` or `ToeplitzSpatial`.
+        max_length: size of W and b; rows longer than this are refused.
+        weights: factory of a module (length, ctx) -> W, `FreeSpatial` or `ToeplitzSpatial`.
     """
 
     max_length: int
@@ -149,12 +149,12 @@ class GMLP(nn.Module):
     """Feed-forward sublayer whose hidden units are gated by a learned, input-independent mix of all tokens.
 
     Attributes:
-      hidden_dim: number of hidden units, F; the split gate halves it.
-      max_length: size of W and b; rows longer than this are refused.
-      gate: `split_gate`, `multiplicative_gate`, `additive_gate` or `linear_gate`.
-      spatial: factory of W, `ToeplitzSpatial` (the paper's language models) or `FreeSpatial`.
-      attention: factory of a module added to f, `tiny_attention.TinyAttention` for aMLP; None for gMLP.
-      dropout_rate: dropout on the gated units.
+        hidden_dim: number of hidden units, F; the split gate halves it.
+        max_length: size of W and b; rows longer than this are refused.
+        gate: `split_gate`, `multiplicative_gate`, `additive_gate` or `linear_gate`.
+        spatial: factory of W, `ToeplitzSpatial` (the paper's language models) or `FreeSpatial`.
+        attention: factory of a module added to f, `tiny_attention.TinyAttention` for aMLP; None for gMLP.
+        dropout_rate: dropout on the gated units.
     """
 
     hidden_dim: int

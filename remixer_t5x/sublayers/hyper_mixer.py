@@ -39,9 +39,9 @@ class GeneratedWeights(nn.Module):
     """A row of weights for each token, by an MLP of that token alone (section 2.3).
 
     Attributes:
-      hidden_dim: number of weights of a token, all heads together, d'.
-      num_heads: number of heads.
-      use_bias: whether both layers of the MLP have a bias.
+        hidden_dim: number of weights of a token, all heads together, d'.
+        num_heads: number of heads.
+        use_bias: whether both layers of the MLP have a bias.
     """
 
     hidden_dim: int
@@ -69,8 +69,8 @@ class SharedWeightVector(nn.Module):
     """The same learned row of weights for every token (the paper's ablation, appendix C.2).
 
     Attributes:
-      hidden_dim: number of weights, all heads together, d'.
-      num_heads: number of heads.
+        hidden_dim: number of weights, all heads together, d'.
+        num_heads: number of heads.
     """
 
     hidden_dim: int
@@ -88,13 +88,13 @@ class _TokenMixer(nn.Module):
     """The settings that both forms share.
 
     Attributes:
-      hidden_dim: hidden units of the generated MLP, all heads together, d'.
-      num_heads: number of heads; divides the model's width and `hidden_dim`.
-      weights: factory of a module [batch, length, embed] -> [batch, length, heads, hidden / heads].
-      token_information: factory of a module (width, ctx) -> p, added to the input of the weights, or None.
-      norm: factory of a norm of the output, or None (the paper's "layer normalisation").
-      length_scale: whether W_1 is divided by the number of tokens read (the paper's "length normalisation").
-      dropout_rate: dropout on the hidden units of the generated MLP, one mask for all tokens and features.
+        hidden_dim: hidden units of the generated MLP, all heads together, d'.
+        num_heads: number of heads; divides the model's width and `hidden_dim`.
+        weights: factory of a module [batch, length, embed] -> [batch, length, heads, hidden / heads].
+        token_information: factory of a module (width, ctx) -> p, added to the input of the weights, or None.
+        norm: factory of a norm of the output, or None (the paper's "layer normalisation").
+        length_scale: whether W_1 is divided by the number of tokens read (the paper's "length normalisation").
+        dropout_rate: dropout on the hidden units of the generated MLP, one mask for all tokens and features.
     """
 
     hidden_dim: int
@@ -135,7 +135,7 @@ class HyperMixer(_TokenMixer):
     """Tokens of one sequence mix through an MLP that they generate.
 
     Attributes:
-      tied: whether `W_2 = W_1`; otherwise a second module generates W_2.
+        tied: whether `W_2 = W_1`; otherwise a second module generates W_2.
     """
 
     tied: bool = True

@@ -46,13 +46,13 @@ def linear_attention(query: jax.Array, key: jax.Array, value: jax.Array, ctx: Se
     """Tokens read the sums over the tokens of their example, up to and including themselves where `ctx.causal`.
 
     Args:
-      query: [batch, length, heads, kv], mapped by phi.
-      key: [batch, length, heads, kv], mapped by phi.
-      value: [batch, length, heads, kv].
-      ctx: facts about the tokens; examples of a packed row are contiguous.
+        query: [batch, length, heads, kv], mapped by phi.
+        key: [batch, length, heads, kv], mapped by phi.
+        value: [batch, length, heads, kv].
+        ctx: facts about the tokens; examples of a packed row are contiguous.
 
     Returns:
-      [batch, length, heads, kv] in value's dtype.
+        [batch, length, heads, kv] in value's dtype.
     """
     key = jnp.where(ctx.is_token[..., None, None], key, 0)
     value = jnp.where(ctx.is_token[..., None, None], value, 0)
@@ -139,9 +139,9 @@ class LinearAttention(nn.Module):
     While decoding it keeps running sums: memory and time for a token do not grow with length.
 
     Attributes:
-      num_heads: number of heads.
-      head_dim: width of a head's queries, keys and values.
-      dropout_rate: dropout on the values, whole rows of a head.
+        num_heads: number of heads.
+        head_dim: width of a head's queries, keys and values.
+        dropout_rate: dropout on the values, whole rows of a head.
     """
 
     num_heads: int
@@ -184,9 +184,9 @@ class LinearCrossAttention(nn.Module):
     number of beams.
 
     Attributes:
-      num_heads: number of heads.
-      head_dim: width of a head's queries, keys and values.
-      dropout_rate: dropout on the values, whole rows of a head.
+        num_heads: number of heads.
+        head_dim: width of a head's queries, keys and values.
+        dropout_rate: dropout on the values, whole rows of a head.
     """
 
     num_heads: int

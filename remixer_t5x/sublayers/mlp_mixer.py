@@ -74,9 +74,9 @@ class MLPMixer(nn.Module):
     """Mixes all tokens of an example by one MLP along them; an encoder's token mixer.
 
     Attributes:
-      hidden_dim: number of hidden units along the tokens, S.
-      max_length: number of positions of the weights; rows longer than this are refused.
-      dropout_rate: dropout on the hidden units, one mask for all features of a row.
+        hidden_dim: number of hidden units along the tokens, S.
+        max_length: number of positions of the weights; rows longer than this are refused.
+        dropout_rate: dropout on the hidden units, one mask for all features of a row.
     """
 
     hidden_dim: int
@@ -126,9 +126,9 @@ class WindowMixer(nn.Module):
     for a token do not grow with length.
 
     Attributes:
-      hidden_dim: number of hidden units along the window, S.
-      window: number of tokens in a window, including the token itself.
-      dropout_rate: dropout on the hidden units, one mask for all tokens and features of a row.
+        hidden_dim: number of hidden units along the window, S.
+        window: number of tokens in a window, including the token itself.
+        dropout_rate: dropout on the hidden units, one mask for all tokens and features of a row.
     """
 
     hidden_dim: int
@@ -157,13 +157,13 @@ def mix_windows(weights: TokenMLP, tokens: jax.Array, scale: jax.Array | None, i
     chunk.
 
     Args:
-      weights: weights of the MLP along a window.
-      tokens: [batch, length, embed], zero at padding.
-      scale: [batch, hidden] factors of the hidden units, or None.
-      ids: [batch, length] int32, the example of each token in packed rows; None where a row is one example.
+        weights: weights of the MLP along a window.
+        tokens: [batch, length, embed], zero at padding.
+        scale: [batch, hidden] factors of the hidden units, or None.
+        ids: [batch, length] int32, the example of each token in packed rows; None where a row is one example.
 
     Returns:
-      [batch, length, embed].
+        [batch, length, embed].
     """
     return _mix_chunks(weights, tokens, scale, ids)
 

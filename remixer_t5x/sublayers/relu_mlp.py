@@ -18,8 +18,8 @@ class ReluMLP(nn.Module):
     """Mixes features, one token at a time.
 
     Attributes:
-      hidden_dim: number of hidden units, F.
-      dropout_rate: dropout on the hidden units.
+        hidden_dim: number of hidden units, F.
+        dropout_rate: dropout on the hidden units.
     """
 
     hidden_dim: int

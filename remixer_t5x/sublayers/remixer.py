@@ -111,8 +111,8 @@ class LearnedMixing(nn.Module):
     """`S = softmax(H) X'`, [batch, length, F], over the tokens that each token may see.
 
     Attributes:
-      max_length: size of H; rows longer than this are refused.
-      dropout_rate: dropout on softmax(H), one mask for the whole batch (for each row, where rows are packed).
+        max_length: size of H; rows longer than this are refused.
+        dropout_rate: dropout on softmax(H), one mask for the whole batch (for each row, where rows are packed).
     """
 
     max_length: int
@@ -176,12 +176,12 @@ class Remixer(nn.Module):
     """Gated feed-forward sublayer with a learned, input-independent token mixing inside.
 
     Attributes:
-      hidden_dim: number of hidden units, F.
-      max_length: size of H; rows longer than this are refused.
-      composition: factory of a module (S, X') -> C.
-      residual: how X' is added to the output: `hidden_residual`, `identity_residual` or `no_residual`.
-      dropout_rate: dropout on the hidden units that W_3 reads.
-      mixing_dropout_rate: dropout on the mixing weights softmax(H), 0.0 to 0.2 in the paper.
+        hidden_dim: number of hidden units, F.
+        max_length: size of H; rows longer than this are refused.
+        composition: factory of a module (S, X') -> C.
+        residual: how X' is added to the output: `hidden_residual`, `identity_residual` or `no_residual`.
+        dropout_rate: dropout on the hidden units that W_3 reads.
+        mixing_dropout_rate: dropout on the mixing weights softmax(H), 0.0 to 0.2 in the paper.
     """
 
     hidden_dim: int

@@ -68,10 +68,10 @@ class _MechanismHeads(nn.Module):
     """Grouped projections into and out of heads, which self- and cross-attention share.
 
     Attributes:
-      num_mechanisms: number of groups of features, n_s; divides the model width and `num_heads`.
-      num_heads: number of heads of all mechanisms together.
-      head_dim: width of a head's queries, keys and values.
-      dropout_rate: dropout on the attention weights, one mask for all queries.
+        num_mechanisms: number of groups of features, n_s; divides the model width and `num_heads`.
+        num_heads: number of heads of all mechanisms together.
+        head_dim: width of a head's queries, keys and values.
+        dropout_rate: dropout on the attention weights, one mask for all queries.
     """
 
     num_mechanisms: int
@@ -97,7 +97,7 @@ class TimAttention(_MechanismHeads):
     """Steps 1 and 2: mechanisms attend to other tokens, each by itself, and compete for the update; a token mixer.
 
     Attributes:
-      competition: factory of a module that weights the mechanisms' updates, or None (the paper's TIM-NoComp).
+        competition: factory of a module that weights the mechanisms' updates, or None (the paper's TIM-NoComp).
     """
 
     competition: Callable[..., nn.Module] | None = Competition
@@ -139,9 +139,9 @@ class InterMechanismAttention(nn.Module):
     """Step 3: the mechanisms of one token attend to each other, the only way in which they exchange information.
 
     Attributes:
-      num_mechanisms: number of groups of features, n_s; divides the model width.
-      num_heads: number of heads of each mechanism; few and narrow, so that mechanisms share little.
-      head_dim: width of a head's queries, keys and values.
+        num_mechanisms: number of groups of features, n_s; divides the model width.
+        num_heads: number of heads of each mechanism; few and narrow, so that mechanisms share little.
+        head_dim: width of a head's queries, keys and values.
     """
 
     num_mechanisms: int
@@ -185,9 +185,9 @@ class TimMLP(nn.Module):
     """Step 4: a gated feed-forward of each mechanism by itself, one token at a time.
 
     Attributes:
-      num_mechanisms: number of groups of features, n_s; divides the model width and `hidden_dim`.
-      hidden_dim: number of hidden units of all mechanisms together, F.
-      dropout_rate: dropout on the hidden units.
+        num_mechanisms: number of groups of features, n_s; divides the model width and `hidden_dim`.
+        hidden_dim: number of hidden units of all mechanisms together, F.
+        dropout_rate: dropout on the hidden units.
     """
 
     num_mechanisms: int

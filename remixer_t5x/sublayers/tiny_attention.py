@@ -20,8 +20,8 @@ class TinyAttention(nn.Module):
     """[batch, length, embed] -> [batch, length, features]; give it as `GMLP.attention`.
 
     Attributes:
-      features: width of the output; GMLP sets it to the width of its gate.
-      head_dim: width of the only head, 64 or 128 in the paper.
+        features: width of the output; GMLP sets it to the width of its gate.
+        head_dim: width of the only head, 64 or 128 in the paper.
     """
 
     features: int

@@ -26,11 +26,11 @@ class HubDataset:
     """Which data set, and which of its splits.
 
     Attributes:
-      path: a folder, or a name on the hub.
-      name: of one of its configurations, where it has several.
-      revision: of the hub's repository; None is its newest, which may change.
-      train_split: what to train on.
-      validation_split: what is held out; None holds out `validation_fraction` of the rows by their hash.
+        path: a folder, or a name on the hub.
+        name: of one of its configurations, where it has several.
+        revision: of the hub's repository; None is its newest, which may change.
+        train_split: what to train on.
+        validation_split: what is held out; None holds out `validation_fraction` of the rows by their hash.
     """
 
     path: str

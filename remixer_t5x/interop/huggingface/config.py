@@ -44,13 +44,13 @@ class T5:
     """An architecture that Hugging Face's T5 and ours have in common.
 
     Attributes:
-      dimensions: sizes.
-      gated: the feed-forward sublayer is T5.1.1's (gated, GELU) and not the first T5's (ReLU).
-      tied: the output projection is the embedding table.
-      scaled_output: the decoder's output is scaled by embed_dim ** -0.5.
-      num_buckets: number of buckets of relative positions.
-      max_distance: beyond it all distances share a bucket.
-      epsilon: epsilon of the norms.
+        dimensions: sizes.
+        gated: the feed-forward sublayer is T5.1.1's (gated, GELU) and not the first T5's (ReLU).
+        tied: the output projection is the embedding table.
+        scaled_output: the decoder's output is scaled by embed_dim ** -0.5.
+        num_buckets: number of buckets of relative positions.
+        max_distance: beyond it all distances share a bucket.
+        epsilon: epsilon of the norms.
     """
 
     dimensions: Dimensions
@@ -66,12 +66,12 @@ def from_config(config: Mapping[str, Any], has_output_matrix: bool, folder: str)
     """The architecture that `config`, the content of config.json in `folder`, describes.
 
     Args:
-      config: content of the file.
-      has_output_matrix: the weights have an `lm_head.weight` that differs from the embedding table.
-      folder: named in errors.
+        config: content of the file.
+        has_output_matrix: the weights have an `lm_head.weight` that differs from the embedding table.
+        folder: named in errors.
 
     Raises:
-      UserError: it is not a T5, or has a part that our encoder-decoder does not have.
+        UserError: it is not a T5, or has a part that our encoder-decoder does not have.
     """
     where = f'{folder}/config.json'
     check_kind(config, folder)

@@ -31,10 +31,10 @@ class Source:
     """A folder that contains a T5; its weights are read on demand.
 
     Attributes:
-      folder: its path.
-      t5: its architecture.
-      eos_id: the id that ends a sequence, according to config.json.
-      tensors: its weights.
+        folder: its path.
+        t5: its architecture.
+        eos_id: the id that ends a sequence, according to config.json.
+        tensors: its weights.
     """
 
     folder: pathlib.Path
@@ -82,12 +82,12 @@ def write(path: str, t5: T5, params: Params, runs: hf_weights.Runs, dtype: str =
     """Writes config.json, generation_config.json and model.safetensors into the folder `path`.
 
     Args:
-      path: a new or empty folder.
-      t5: the architecture.
-      params: our parameters.
-      runs: lengths of the runs of layers in `params`.
-      dtype: one of DTYPES, of the weights in the file.
-      eos_id: the id that ends a sequence.
+        path: a new or empty folder.
+        t5: the architecture.
+        params: our parameters.
+        runs: lengths of the runs of layers in `params`.
+        dtype: one of DTYPES, of the weights in the file.
+        eos_id: the id that ends a sequence.
     """
     folder = check_free(path)
     try:

@@ -36,11 +36,11 @@ def read(folder: pathlib.Path, vocabulary: str | None = None) -> Tokenizer:
     """The vocabulary of the tokenizer in `folder`.
 
     Args:
-      folder: a folder of Hugging Face's.
-      vocabulary: a SentencePiece model to use instead of the folder's.
+        folder: a folder of Hugging Face's.
+        vocabulary: a SentencePiece model to use instead of the folder's.
 
     Raises:
-      UserError: the folder has no vocabulary that we can read, and `vocabulary` is None.
+        UserError: the folder has no vocabulary that we can read, and `vocabulary` is None.
     """
     safe_paths.check_inside(folder)
     config = _config(folder)

@@ -33,11 +33,11 @@ class Parameter:
     """One of our arrays, and its place in Hugging Face.
 
     Attributes:
-      path: keys in our tree.
-      names: Hugging Face's name for each layer, or one name if the array is not stacked.
-      stacked: our array has an axis of layers before the others.
-      shape: Hugging Face's shape of the array of one name.
-      transposed: our last two axes are swapped.
+        path: keys in our tree.
+        names: Hugging Face's name for each layer, or one name if the array is not stacked.
+        stacked: our array has an axis of layers before the others.
+        shape: Hugging Face's shape of the array of one name.
+        transposed: our last two axes are swapped.
     """
 
     path: tuple[str, ...]

@@ -26,11 +26,11 @@ def write(path: str, params: Params, step: int, record: Mapping[str, Any], dtype
     """Writes `params` to the file `path`, which must not exist, and returns it.
 
     Args:
-      path: the file.
-      params: our parameters.
-      step: step of the checkpoint.
-      record: record of the checkpoint.
-      dtype: dtype of the arrays in the file.
+        path: the file.
+        params: our parameters.
+        step: step of the checkpoint.
+        record: record of the checkpoint.
+        dtype: dtype of the arrays in the file.
     """
     file = pathlib.Path(path).expanduser()
     if file.exists():

@@ -49,14 +49,14 @@ def read(path: str, abstract: Params) -> tuple[Params, int]:
     """The parameters of a T5X checkpoint with our names and shapes, and its step.
 
     Args:
-      path: a folder `checkpoint_<step>`, or T5X's MODEL_DIR, whose newest checkpoint is read.
-      abstract: tree of ShapeDtypeStruct of the model's parameters; layers are stacked.
+        path: a folder `checkpoint_<step>`, or T5X's MODEL_DIR, whose newest checkpoint is read.
+        abstract: tree of ShapeDtypeStruct of the model's parameters; layers are stacked.
 
     Returns:
-      A tree like `abstract`, numpy float32, and the step.
+        A tree like `abstract`, numpy float32, and the step.
 
     Raises:
-      UserError: there is no checkpoint, it cannot be read, or it has another architecture or size.
+        UserError: there is no checkpoint, it cannot be read, or it has another architecture or size.
     """
     folder = _find(path)
     untrusted.check(folder)
@@ -77,17 +77,17 @@ def write(path: str, params: Params, step: int, model: Seq2Seq, own_names: bool 
     """Writes `params` as `checkpoint_<step>` into the folder `path`, in T5X's own format, without optimizer state.
 
     Args:
-      path: T5X's MODEL_DIR; created if it does not exist.
-      params: numpy float32, our names, layers stacked.
-      step: number of updates done.
-      model: the model of these parameters.
-      own_names: True keeps our names, for any model under configs/t5x; False uses the names of T5X's network.
+        path: T5X's MODEL_DIR; created if it does not exist.
+        params: numpy float32, our names, layers stacked.
+        step: number of updates done.
+        model: the model of these parameters.
+        own_names: True keeps our names, for any model under configs/t5x; False uses the names of T5X's network.
 
     Returns:
-      The folder that was written.
+        The folder that was written.
 
     Raises:
-      UserError: the folder exists or cannot be written, or T5X's network cannot express the model.
+        UserError: the folder exists or cannot be written, or T5X's network cannot express the model.
     """
     flat = {name: np.asarray(leaf) for name, leaf in _flat(params).items()}
     arrays = flat if own_names else t5x_names.to_network(flat, model)

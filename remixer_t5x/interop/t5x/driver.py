@@ -34,8 +34,8 @@ class EncoderDecoderModel(models.EncoderDecoderModel):
     """T5X's model around an `EncoderDecoder`; everything but `module` is T5X's.
 
     Args:
-      module: the encoder-decoder that models/*.gin configure.
-      **settings: arguments of `t5x.models.EncoderDecoderModel`.
+        module: the encoder-decoder that models/*.gin configure.
+        **settings: arguments of `t5x.models.EncoderDecoderModel`.
     """
 
     def __init__(self, module: EncoderDecoder, **settings: Any):

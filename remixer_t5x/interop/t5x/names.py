@@ -55,10 +55,10 @@ class Source(NamedTuple):
     """The arrays of a checkpoint that one of our parameters is made of.
 
     Attributes:
-      names: one array, or one for each layer.
-      apart: each of `names` is one layer.
-      axis: the layers axis of a single array, None if it has none.
-      shared: the layers of a single array must be equal, and the parameter is one of them.
+        names: one array, or one for each layer.
+        apart: each of `names` is one layer.
+        axis: the layers axis of a single array, None if it has none.
+        shared: the layers of a single array must be equal, and the parameter is one of them.
     """
 
     names: Sequence[str]
