@@ -1,9 +1,10 @@
-"""TensorFlow and seqio, imported at their first use: that takes longer than all other imports together.
+"""TensorFlow and seqio, imported at their first use, because these imports take longer than all others together.
 
     from remixer_t5x.lazy import seqio, tf
 
-A module that does so has `from __future__ import annotations`, because its signatures would be a first use. A class
-that derives from one of theirs is one too, so it has a module that is imported where an object of it is made.
+A module that does so needs `from __future__ import annotations`, because its signatures would be a first use. A class
+that derives from one of their classes is also a first use, so it is in a separate module that is imported where an
+object is made.
 """
 
 from __future__ import annotations
@@ -14,15 +15,15 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-# Entered while a library is imported; the command line keeps their chatter off the screen with it.
+# A context for the import of a library; the command line uses it to keep log lines off the screen.
 around: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext
-# Packages that Keras, which TensorFlow imports, uses for pictures and tables where they are installed. They take a
-# fifth of the time, and nothing here draws or feeds with Keras.
+# Keras, which TensorFlow imports, uses these packages for pictures and tables if they are installed. They take a fifth
+# of the time, and we do not use Keras.
 _NOT_FOR_KERAS = ('matplotlib', 'pandas')
 
 
 class _Library:
-    """Stands for the module `name`; its attributes are the module's."""
+    """A proxy of the module `name`, with the attributes of the module."""
 
     def __init__(self, name: str):
         self._name = name
@@ -42,18 +43,20 @@ def _load(name: str) -> Any:
 
 
 def _hide_accelerators(tensorflow: Any) -> None:
-    """Leaves them to JAX: TensorFlow would take all memory of a GPU at its first operation."""
+    """Hides GPUs from TensorFlow, which would take all memory of a GPU at its first operation."""
     for kind in ('GPU', 'TPU'):
-        # Another module has let TensorFlow use them: too late, and no reason to fail.
+        # Another module has already let TensorFlow use them: it is too late, but not a reason to fail.
         with contextlib.suppress(RuntimeError):
             tensorflow.config.set_visible_devices([], kind)
 
 
 @contextlib.contextmanager
 def _without(names: tuple[str, ...]):
-    """Within it, an import of one of these packages that is not loaded yet says that it is not installed."""
+    """A context in which importing one of these packages, if it is not loaded yet, fails as if it were not
+    installed.
+    """
     hidden = [name for name in names if name not in sys.modules]
-    # Python takes None for a module that cannot be found.
+    # Python treats None as a module that cannot be found.
     sys.modules.update(dict.fromkeys(hidden))  # type: ignore[arg-type]
     try:
         yield

@@ -1,4 +1,4 @@
-"""What a command spent its time on until its first result; `--verbose` prints it.
+"""Measures what a command does until its first result; `--verbose` prints it.
 
 Seconds of the wall clock, and of all processor cores in parentheses. A phase starts at the end of the previous phase.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-# Of each phase: its name, and both clocks at its end. The first entry is the start of the command.
+# The name of each phase, and both clocks at its end. The first entry is the start of the command.
 _marks: list[tuple[str, float, float]] = []
 
 
@@ -18,13 +18,13 @@ def begin() -> None:
 
 
 def done(phase: str) -> None:
-    """The phase that ends now."""
+    """Ends a phase and gives it a name."""
     if _marks:
         _marks.append((phase, time.perf_counter(), time.process_time()))
 
 
 def report(say: Callable[[str], None]) -> None:
-    """Says the phases once, in one line."""
+    """Prints the phases once, in one line."""
     if len(_marks) > 1:
         pairs = zip(_marks, _marks[1:], strict=False)
         parts = [f'{name} {wall - before:.1f} s ({cpu - used:.1f})' for (_, before, used), (name, wall, cpu) in pairs]

@@ -12,11 +12,11 @@ from remixer_t5x.model.seq2seq import Seq2Seq
 def build_model(*gin_files: str, **macros: Any) -> Seq2Seq:
     """The model that gin files and macros describe; it has no parameters yet (`model.init` makes them).
 
-    `build_model('models/remixer.gin', 'sizes/tiny.gin', VOCAB_SIZE=384)`; a mixer of one's own needs no gin file:
+    `build_model('models/remixer.gin', 'sizes/tiny.gin', VOCAB_SIZE=384)`; your own mixer needs no gin file:
     `build_model('models/t5_1_1.gin', 'sizes/tiny.gin', ENCODER_MIXER=MyMixer, ENCODER_POSITION_BIAS=None)`.
 
     Args:
-        *gin_files: shipped files or files of one's own, which gin runs as programs; a later file overrides an earlier.
+        *gin_files: shipped files or your own files, which gin runs as programs; a later file overrides an earlier file.
         **macros: override the files. A string that begins with `@` or `%` is a gin reference (`'@fnet.FNet'`, of a
             module that a file imports); every other value, a class or function too, is used as it is.
 

@@ -21,9 +21,9 @@ from remixer_t5x.interop.huggingface import gin_file as hf_gin
 from remixer_t5x.interop.huggingface import tokenizer as hf_tokenizer
 from remixer_t5x.run_folder import model_dir
 
-# What `convert --from_hf` writes into a MODEL_DIR in place of a run's config.gin.
+# The file that `convert --from_hf` writes into a MODEL_DIR instead of a run's config.gin.
 CONVERTED = 'model.gin'
-# Where neither the run nor the caller says a length, as in a Hugging Face folder.
+# Lengths if neither the run nor the caller sets them, as for a Hugging Face folder.
 LENGTHS = {'inputs': 512, 'targets': 114}
 WHAT = 'the path given to load'
 
@@ -36,20 +36,20 @@ def load(
 ) -> TrainedModel:
     """A trained model with its parameters and vocabulary.
 
-    **A MODEL_DIR and a checkpoint run code**: the model is made again from the gin text saved with the run
-    (`config.gin` or `model.gin` in MODEL_DIR), and gin text may import and call anything. Read it before you load
-    a folder that you did not write. A Hugging Face folder runs none. gin's configuration is replaced.
+    **A MODEL_DIR and a checkpoint run code**: the model is rebuilt from the gin text saved with the run (`config.gin`
+    or `model.gin` in MODEL_DIR), and gin text may import and call anything. Read it before you load a folder that you
+    did not write. A Hugging Face folder does not run code. gin's configuration is replaced.
 
     Args:
-        path: a MODEL_DIR (its newest checkpoint, or the best of a task where there is no other), one checkpoint in it
+        path: a MODEL_DIR (its newest checkpoint, or the best of a task if there is no other), one checkpoint in it
             (`MODEL_DIR/checkpoints/1000`, `MODEL_DIR/best/TASK`), or a Hugging Face T5 folder with safetensors.
-        lengths: most tokens of `inputs` and `targets` in place of the run's TASK_FEATURE_LENGTHS; one may be missing.
+        lengths: maximum tokens of `inputs` and `targets` instead of the run's TASK_FEATURE_LENGTHS; one may be missing.
         partitioner: the devices; None is all of this machine's, each with all parameters.
         vocabulary: a SentencePiece model, for a Hugging Face folder that has none.
 
     Raises:
-        UserError: no such folder, no checkpoint, no saved gin text, a module or a vocabulary that is missing, or
-            damage.
+        UserError: the folder, a checkpoint, the saved gin text, a module or a vocabulary is missing, or something is
+            damaged.
     """
     folder = model_dir.absolute(path)
     if not folder.is_dir():
@@ -63,7 +63,7 @@ def load(
     if is_hugging_face:
         return _load_hugging_face(str(folder), lengths, partitioner or Partitioner(), vocabulary)
     if vocabulary is not None:
-        raise UserError(f'vocabulary= is for a Hugging Face folder; {folder} says its own: leave it out')
+        raise UserError(f'vocabulary= is for a Hugging Face folder; {folder} has its own: leave it out')
     return _load_run(str(folder), lengths, partitioner or Partitioner())
 
 
@@ -76,20 +76,20 @@ def _load_run(path: str, lengths: Mapping[str, int] | None, partitioner: Partiti
 
 
 def restore(checkpoint: str, model: Any, vocabulary: Any, partitioner: Partitioner) -> Any:
-    """The parameters in `checkpoint`, on the partitioner's devices. Raises UserError where they do not fit."""
+    """The parameters in `checkpoint`, on the partitioner's devices. Raises UserError if they do not fit."""
     record = pipeline.vocabulary_record(vocabulary)
     return saved_params.restore_params(checkpoint, _abstract(model, partitioner), record, WHAT)
 
 
 def _abstract(model: Any, partitioner: Partitioner) -> Any:
-    # Parameters do not depend on lengths, and no model refuses one as short as this.
+    # Parameters do not depend on lengths, and no model refuses a length as short as this.
     return saved_params.abstract_params(
         model, {'encoder_input_tokens': (1, 2), 'decoder_target_tokens': (1, 2)}, partitioner
     )
 
 
 def _find(path: str) -> str:
-    """The newest checkpoint, or the best one of a task where no other is left."""
+    """The newest checkpoint, or the best of a task if there is no other."""
     try:
         return str(saved_params.find_step(path, WHAT))
     except UserError:
@@ -114,7 +114,7 @@ def _saved_gin(checkpoint: str) -> str:
 
 
 def _vocabulary() -> Any:
-    """The vocabulary of the loaded configuration; where it has none of that name, its task's."""
+    """The vocabulary of the loaded configuration, or of its task if VOCABULARY is not set."""
     if resolved.has_macro('VOCABULARY'):
         return resolved.macro('VOCABULARY')
     return pipeline.vocabulary(resolved.call_in_scope('train', pipeline.DatasetConfig))
@@ -133,7 +133,7 @@ def _load_hugging_face(
 ) -> TrainedModel:
     source = huggingface.read(path)
     tokenizer = hf_tokenizer.read(source.folder, vocabulary_path)
-    # Our statements with the folder's numbers, each checked: nothing of the folder is run.
+    # These are our statements with the folder's numbers, each checked. No code from the folder runs.
     text = hf_gin.model_gin(source.t5, tokenizer, f'Made from {path}.')
     with tempfile.TemporaryDirectory() as folder:
         file = pathlib.Path(folder, CONVERTED)

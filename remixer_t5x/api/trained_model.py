@@ -1,4 +1,4 @@
-"""A model with its parameters and its vocabulary: text in; text, likelihoods, encoder states and losses out."""
+"""A model with its parameters and its vocabulary: generates, scores and encodes texts, and computes losses."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ GREEDY = Greedy()
 
 
 class Answer(NamedTuple):
-    """What a model writes for one text.
+    """The answers of a model to one text.
 
     Attributes:
-        texts: the answers of the decoder, best first, or in the order in which a sampler drew them.
-        scores: the decoder's score of each; a log-likelihood for greedy decoding.
+        texts: the answers of the decoder, best first, or in the order in which they were sampled.
+        scores: the decoder's score of each answer; a log-likelihood for greedy decoding.
         cut: whether the input was longer than the model's inputs, so that the model read only its beginning.
     """
 
@@ -58,20 +58,20 @@ class Encoded(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class TrainedModel:
-    """What `load` returns. Every method takes a list of texts, or one text, which counts as a list of one.
+    """A trained model, as returned by `load`. Every method takes a list of texts, or one text as a list of one.
 
-    Texts are put into batches by length. A result belongs to its text alone: neither the other texts nor the batch
-    size changes it, but for rounding (and but for FNet, whose output depends on the padded length). Each new
-    shape of a batch is compiled once. An empty list gives an empty result.
+    Texts are put into batches by length. A result depends only on its text: other texts and the batch size do not
+    change it, except for rounding (and except for FNet, whose output depends on the padded length). Each new shape of a
+    batch is compiled once. An empty list gives an empty result.
 
     Attributes:
         model: a `Seq2Seq`, whose methods are pure functions of `params`.
         params: float32 parameters.
         vocabulary: a seqio vocabulary: `encode(text)`, `decode(ids)`.
-        lengths: most tokens of `inputs` and `targets`, the end token included.
-        source: the folder that the parameters are from.
-        partitioner: the devices on which they lie.
-        batch_size: most texts of one batch.
+        lengths: maximum tokens of `inputs` and `targets`, including the end token.
+        source: the folder of the parameters.
+        partitioner: the devices of the parameters.
+        batch_size: maximum texts of one batch.
     """
 
     model: Any
@@ -91,14 +91,14 @@ class TrainedModel:
         answers: int | None = None,
         seed: int = 0,
     ) -> list[Answer]:
-        """What the model writes for each text.
+        """The model's answers to each text.
 
         Args:
-            texts: the inputs. A text that is too long is cut, which its answer says.
-            max_length: most tokens of an answer, the end token included; None is the length of `targets`.
+            texts: the inputs. A text that is too long is cut, and its answer says so.
+            max_length: maximum tokens of an answer, including the end token; None is the length of `targets`.
             decoder: `Greedy()`, `Sampling(...)` or `BeamSearch(...)`.
-            answers: how many to keep for each text, the first ones; None keeps all that the decoder gives.
-            seed: of a decoder that draws. The text's place in the list is folded into it.
+            answers: number of answers to keep for each text; None keeps all answers of the decoder.
+            seed: seed of a decoder that samples. The text's place in the list is folded into it.
 
         Raises:
             UserError: `answers` is more than the decoder gives, or a length is not positive.
@@ -149,12 +149,12 @@ class TrainedModel:
     def loss(self, batch: Mapping[str, Any]) -> dict[str, float]:
         """`loss` and `accuracy` per target token, `perplexity` and `tokens` of one batch of ids, without dropout.
 
-        `batch` has [rows, length] int32 arrays as `make_batch` names them. Raises UserError where it has no target.
+        `batch` has [rows, length] int32 arrays with the names of `make_batch`. Raises UserError if it has no target.
         """
         return held_out_loss.evaluate(self.params, [batch], self._eval_step, self.partitioner.shard_batch, 'given')
 
     def make_batch(self, inputs: Strings, targets: Strings) -> dict[str, np.ndarray]:
-        """Texts as the batch that `loss` and a train step take, each row one example. Raises as `score` does."""
+        """Texts as a batch for `loss` and a train step, each row one example. Raises the same errors as `score`."""
         given, wanted = _as_list(inputs), _as_list(targets)
         if len(given) != len(wanted):
             raise UserError(
@@ -185,7 +185,7 @@ class TrainedModel:
     def _predictor(
         self, count: int, target_length: int, decoder: Decoder = GREEDY, seed: int = 0
     ) -> predictions.Predictor:
-        """Compiled functions for `count` texts; few batch sizes, as each is compiled."""
+        """Compiled functions for `count` texts, for few batch sizes, because each is compiled."""
         shards = self.partitioner.batch_shards
         size = min(self.batch_size, 1 << max(count - 1, 0).bit_length())
         size = -(-size // shards) * shards
@@ -205,7 +205,7 @@ def make_batch(
 
     Args:
         inputs: ids of each input.
-        targets: ids of each target, as many lists; the decoder reads them one token later.
+        targets: ids of each target, the same number of lists; the decoder reads them one token later.
         lengths: lengths of `inputs` and `targets`; None takes the longest of each.
 
     Returns:

@@ -1,4 +1,4 @@
-"""Where the numbers of a run go: its files, TensorBoard, and the screen."""
+"""Writes the numbers of a run to its files, TensorBoard, and the screen."""
 
 from collections.abc import Mapping
 
@@ -15,8 +15,9 @@ from remixer_t5x.training.settings import Run
 class RunLog:
     """Files and the screen of the first process; the other processes write and print nothing.
 
-    `clock` measures the speed of steps. `flops_per_step` is the arithmetic of one step over the whole batch; None shows
-    no utilisation. Lines of earlier processes about steps after `step` are dropped: this run takes those steps again.
+    `clock` measures the speed of steps. `flops_per_step` is the arithmetic of one step over the whole batch; None does
+    not show utilisation. Drops lines of earlier processes about steps after `step`, because this run takes those steps
+    again.
     """
 
     def __init__(self, run: Run, path: epath.Path, step: int, flops_per_step: float | None, show: bool):
@@ -40,7 +41,7 @@ class RunLog:
         self.clock = progress.Clock(self._work, step)
 
     def start(self, plan: StatePlan, notes: tuple[str, ...], message: str) -> None:
-        """Says what is trained, where, and from which step."""
+        """Prints what is trained, where, and from which step."""
         parameters = sum(int(np.prod(leaf.shape)) for leaf in jax.tree.leaves(plan.abstract.params))
         mesh = ' x '.join(f'{name} {size}' for name, size in self._run.learner.partitioner.mesh.shape.items())
         self.say(f'{parameters:,} parameters · {jax.devices()[0].device_kind} · mesh {mesh}')

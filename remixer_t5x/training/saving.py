@@ -1,4 +1,4 @@
-"""The checkpoints of a run: saved when due, after the last step, and read again for a rewind."""
+"""The checkpoints of a run: saved when due and after the last step, and restored for a rewind."""
 
 import contextlib
 import threading
@@ -17,14 +17,14 @@ from remixer_t5x.training import bad_steps, settings
 from remixer_t5x.training.run_log import RunLog
 from remixer_t5x.training.start import Current
 
-# For a pending checkpoint when one of several processes fails.
+# Seconds to wait for a pending checkpoint if one of several processes fails.
 CLOSING_SECONDS = 20.0
 
 
 class Saver:
     """Saves the state, the position of `batches` and the unfinished window; `go_back` restores the newest of them.
 
-    `record` describes the run, `abstract` its state. Raises UserError for a write that fails, unless
+    `record` describes the run, `abstract` its state. Raises UserError if a write fails, unless
     `run.recovery.on_save_failure` continues and another checkpoint will follow.
     """
 
@@ -45,31 +45,31 @@ class Saver:
         self._guard.params(now.step, now.state.params)
         record = {**self._record, 'window': now.window.totals()}
         with self._may_fail():
-            # For the write before, on which this one would wait in any case.
+            # For the previous write, which this write would wait for in any case.
             self._checkpoints.wait()
         with self._may_fail(not is_last and now.step < self._run.periods.train_steps):
             self._checkpoints.save(now.step, now.state, self._batches.position(), record)
             now.saved = now.step
 
     def first(self, now: Current) -> None:
-        """Saves the state that the run starts from where a rewind could need it."""
+        """Saves the state that the run starts from if a rewind could need it."""
         if self._run.recovery.on_bad_step == settings.REWIND and now.saved is None:
             self(now)
 
     def last(self, now: Current) -> None:
-        """Saves the last state unless a checkpoint has it; returns once it is on disk."""
+        """Saves the last state unless a checkpoint has it. Returns once it is on disk."""
         if now.saved != now.step:
             with contextlib.suppress(bad_steps.Rewind):
                 self(now, is_last=True)
         self._checkpoints.wait()
 
     def check(self) -> None:
-        """Notices a write in the background that has failed."""
+        """Handles a background write that has failed."""
         with self._may_fail():
             self._checkpoints.check_for_errors()
 
     def go_back(self, now: Current, reason: bad_steps.Rewind) -> None:
-        """To the state and the log of the last checkpoint; the batches continue after the one that was bad."""
+        """Returns to the state and the log of the last checkpoint; batches continue after the bad batch."""
         self._checkpoints.wait()
         step = collectives.broadcast(self._checkpoints.latest_step())
         times = self._guard.rewound(step)
@@ -85,27 +85,27 @@ class Saver:
 
     @contextlib.contextmanager
     def _may_fail(self, may: bool = True) -> Iterator[None]:
-        """Reports a failed write and continues, where the user asks for that and another write will follow."""
+        """Reports a failed write and continues, if the user asks for that and another write will follow."""
         try:
             yield
         except SaveFailed as error:
             if not may or self._run.recovery.on_save_failure != settings.GO_ON:
                 raise
-            self._log.say(f'warning: {error}; training goes on (ON_SAVE_FAILURE)')
+            self._log.say(f'warning: {error}; training continues (ON_SAVE_FAILURE)')
             self._checkpoints.reopen()
 
 
 @contextlib.contextmanager
 def opened(path: epath.Path, keep: int | None) -> Iterator[Checkpoints]:
-    """The checkpoints of MODEL_DIR; at the end of the block a pending write is finished."""
+    """The checkpoints of MODEL_DIR. The end of the block waits for a pending write."""
     checkpoints = Checkpoints(path, keep)
     try:
         yield checkpoints
     except BaseException:
-        # The reason for leaving is more useful than a second failure on the way out.
+        # The first error is more useful than a second error during cleanup.
         closing = threading.Thread(target=_close_quietly, args=(checkpoints,), daemon=True)
         closing.start()
-        # With several processes it waits for the others, who may wait for this one elsewhere.
+        # With several processes this waits for the other processes, which may wait for this one elsewhere.
         closing.join(None if jax.process_count() == 1 else CLOSING_SECONDS)
         raise
     checkpoints.close()

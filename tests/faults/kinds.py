@@ -123,7 +123,7 @@ def full_disk_for_a_while(bench: Bench, run: pathlib.Path) -> Told:
     process = bench.start(run, '--gin.ON_SAVE_FAILURE=go_on')
     bench.some_checkpoint(run, process)
     resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (_small(bench), resource.RLIM_INFINITY))
-    wait(lambda: 'training goes on' in process.output(), process)
+    wait(lambda: 'training continues' in process.output(), process)
     resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
     if process.end() != 0:
         raise Failed(f'it stopped: {process.log}')

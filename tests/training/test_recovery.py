@@ -75,7 +75,7 @@ def test_training_goes_on_where_a_checkpoint_cannot_be_written(training, tmp_pat
     recovery = {'on_save_failure': 'go_on'}
     code, output = train(training, folder, recovery=recovery, file_size=300_000, embed=256, quiet=False)
     assert code == 2 and 'could not be written' in error_of(output)
-    assert output.count('training goes on (ON_SAVE_FAILURE)') >= 3
+    assert output.count('training continues (ON_SAVE_FAILURE)') >= 3
     assert checkpoint_steps(folder) == [10] and steps_of(folder) == list(range(1, 61))
     assert train(training, folder, embed=256)[0] == 0
     assert checkpoint_steps(folder) == [40, 50, 60]
