@@ -8,8 +8,8 @@ import importlib
 
 __version__ = '0.1.0'
 
-# Where each public name is defined: (module, name there).
-_PLACES = {
+# Where each public name is defined: (module, name there; None is the module itself).
+_PLACES: dict[str, tuple[str, str | None]] = {
     'build_model': ('api.building', 'build_model'),
     'load': ('api.saved_models', 'load'),
     'TrainedModel': ('api.trained_model', 'TrainedModel'),
@@ -25,6 +25,7 @@ _PLACES = {
     'make_train_step': ('optimization.train_step', 'make_train_step'),
     'jit_train_step': ('optimization.train_step', 'jit_train_step'),
     'UserError': ('errors', 'UserError'),
+    'testing': ('testing', None),
 }
 __all__ = ['__version__', *_PLACES]  # noqa: PLE0604 (every entry is a str)
 
@@ -33,7 +34,9 @@ def __getattr__(name: str) -> object:
     if name not in _PLACES:
         raise AttributeError(f'module {__name__!r} has no attribute {name!r}')
     module, attribute = _PLACES[name]
-    value = getattr(importlib.import_module(f'{__name__}.{module}'), attribute)
+    value: object = importlib.import_module(f'{__name__}.{module}')
+    if attribute is not None:
+        value = getattr(value, attribute)
     globals()[name] = value
     return value
 
@@ -45,6 +48,7 @@ def __dir__() -> list[str]:
 # Not of `typing`, whose import would take longer than the rest of this file.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from remixer_t5x import testing as testing
     from remixer_t5x.api.building import build_model as build_model
     from remixer_t5x.api.saved_models import load as load
     from remixer_t5x.api.trained_model import TrainedModel as TrainedModel

@@ -3,49 +3,15 @@
 import jax
 import numpy as np
 import pytest
-import seqio
-from flax import linen as nn
 
 import remixer_t5x
 from remixer_t5x import UserError
-from remixer_t5x.data import pipeline
-from remixer_t5x.interop import converted
 from tests.support import hf_folders
+from tests.support.saved_run import CONFIG, VOCABULARY, write_run
 
 LENGTHS = {'inputs': 40, 'targets': 12}
-CONFIG = """from __gin__ import dynamic_registration
-from remixer_tasks import vocabularies
-
-include 'models/t5_1_1.gin'
-include 'sizes/tiny.gin'
-VOCABULARY = @vocabularies.byte()
-TASK_FEATURE_LENGTHS = {'inputs': 40, 'targets': 12}
-VOCAB_SIZE = 384
-NUM_ENCODER_LAYERS = 1
-NUM_DECODER_LAYERS = 1
-EMBED_DIM = 16
-MLP_DIM = 24
-NUM_HEADS = 2
-HEAD_DIM = 8
-DTYPE = 'float32'
-"""
 TEXTS = ['one', 'a text of some length, 35 tokens', 'two', '', 'three and four']
 TARGETS = ['1', '35 tokens', 'zwei', 'nothing', '']
-VOCABULARY = seqio.ByteVocabulary(extra_ids=100)
-
-
-def write_run(folder, config=CONFIG, steps=(1, 2)):
-    """A MODEL_DIR with a checkpoint of random parameters for each step."""
-    (folder.parent / 'given.gin').write_text(config)
-    model = remixer_t5x.build_model(str(folder.parent / 'given.gin'))
-    shapes = {'encoder_input_tokens': (1, 2), 'decoder_target_tokens': (1, 2)}
-    claimed = converted.claim(folder)
-    for step in steps:
-        params = jax.jit(lambda rng: nn.unbox(model.init(rng, shapes)))(jax.random.key(step))
-        record = converted.record(pipeline.vocabulary_record(VOCABULARY), config, 'a test')
-        converted.write(claimed, jax.device_get(params), step, record)
-    (folder / 'config.gin').write_text(config)
-    return folder
 
 
 @pytest.fixture(scope='module')

@@ -1,0 +1,42 @@
+"""The Python of docs/guide/python.md, run as it is there."""
+
+import pathlib
+import re
+import runpy
+
+import gin
+import pytest
+
+from tests.support.saved_run import write_run
+
+PAGE = (pathlib.Path(__file__).parents[2] / 'docs/guide/python.md').read_text()
+LOADING, TRAINING = re.findall(r'^```python\n(.*?)^```$', PAGE, re.DOTALL | re.MULTILINE)
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    yield tmp_path
+    gin.clear_config()
+
+
+def run(text):
+    path = pathlib.Path('page.py')
+    path.write_text(text)
+    return runpy.run_path(str(path))
+
+
+def test_loading(folder, capsys):
+    (folder / 'runs').mkdir()
+    write_run(folder / 'runs' / 'first', steps=(1,))
+    names = run(LOADING)
+    assert names['encoded'].hidden.shape == (2, 19, 16)
+    printed = capsys.readouterr().out.splitlines()
+    assert len(printed) == 6 and printed[3].startswith('[-')
+
+
+def test_a_training_loop_of_ones_own_learns_and_is_short():
+    names = run(TRAINING)
+    assert names['losses'][-1] < 0.5 * names['losses'][0]
+    assert len([line for line in TRAINING.splitlines() if line.strip()]) < 30
+    assert int(names['state'].step) == 80
