@@ -158,7 +158,8 @@ def _factory(sublayer: Any) -> Callable[..., nn.Module]:
     if not isinstance(sublayer, nn.Module):
         return sublayer
     fields = {field.name: getattr(sublayer, field.name) for field in dataclasses.fields(sublayer) if field.init}
-    return functools.partial(type(sublayer), **{k: v for k, v in fields.items() if k not in ('name', 'parent')})
+    kind: Any = type(sublayer)
+    return functools.partial(kind, **{k: v for k, v in fields.items() if k not in ('name', 'parent')})
 
 
 def _name(factory: Any) -> str:

@@ -17,6 +17,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -82,15 +83,14 @@ def packing(subject: Subject) -> None:
     pairs = np.stack([first, second], 1).tolist()
     memory_pairs = np.stack([memory_first, MEMORY - memory_first], 1).tolist()
     packed = subject.trace(x, subject.context(pairs, memory, memory_pairs)).outputs
-    starts = (np.zeros(ROWS, int), first), (np.zeros(ROWS, int), memory_first)
-    for example in (0, 1):
+    none = np.zeros_like(first)
+    for example, (starts, memory_starts) in enumerate([(none, none), (first, memory_first)]):
         counts = [[row[example]] for row in pairs]
-        alone_x = _moved_to_front(x, starts[0][example])
-        alone_memory = _moved_to_front(memory, starts[1][example])
+        alone_x, alone_memory = _moved_to_front(x, starts), _moved_to_front(memory, memory_starts)
         ctx = subject.context(counts, alone_memory, [[row[example]] for row in memory_pairs])
         alone = subject.trace(alone_x, ctx).outputs
         for row, (count,) in enumerate(counts):
-            start = starts[0][example][row]
+            start = starts[row]
             apart = difference(packed[row, start : start + count], alone[row, :count])
             how = f'example {example + 1} of a row with {pairs[row]} tokens is {apart:.1%} off what it is alone'
             require(apart < TOLERANCE, subject, 'packing', how)
@@ -185,8 +185,12 @@ def bfloat16(subject: Subject) -> None:
     x, memory, rows = subject.features(6), subject.features(7, MEMORY), [[LENGTH]] * ROWS
     wanted = subject.initial_outputs(x, subject.context(rows, memory))
     low_context = subject.context(rows, memory.astype(jnp.bfloat16))
-    low = subject.forward(nn.unbox(subject.boxed_params), x.astype(jnp.bfloat16), low_context)
-    require(low.dtype == jnp.bfloat16, subject, 'bfloat16', f'bfloat16 in gives {low.dtype} out; compute in x.dtype')
+    low_x = x.astype(jnp.bfloat16)
+    # One layer without a scan, which would refuse another dtype in words of its own.
+    made = layer.make_layer(subject.sublayers, subject.layout, norm=subject.norm)
+    one, _ = jax.eval_shape(made.init_with_output, jax.random.key(0), low_x, low_context)
+    require(one.dtype == jnp.bfloat16, subject, 'bfloat16', f'bfloat16 in gives {one.dtype} out; compute in x.dtype')
+    low = subject.forward(nn.unbox(subject.boxed_params), low_x, low_context)
     low = np.asarray(low, np.float32)
     apart, mean = difference(low, wanted), float(np.mean(np.abs(low - wanted)) / np.max(np.abs(wanted)))
     how = f'it is {apart:.1%} off float32 ({mean:.1%} in the mean); keep long sums and large numbers in float32'
@@ -205,9 +209,8 @@ def dropout(subject: Subject) -> None:
         if 'dropout' not in str(error):
             raise
         raise BrokenLaw(f'dropout in the {subject.side}: with deterministic=True it asks for a key') from error
-    train = jax.jit(
-        lambda params, key: model.apply({'params': params}, x, ctx.replace(deterministic=False), rngs={'dropout': key})
-    )
+    in_training = dataclasses.replace(ctx, deterministic=False)
+    train = jax.jit(lambda params, key: model.apply({'params': params}, x, in_training, rngs={'dropout': key}))
     trained = [np.asarray(train(subject.params, jax.random.key(seed))) for seed in (1, 1, 2)]
     for holds, how in (
         (np.array_equal(trained[0], trained[1]), 'the same key gives two outputs'),

@@ -83,7 +83,8 @@ class Subject:
             return ctx
         memory = self.features(9, MEMORY, len(segments)) if memory is None else memory
         memory_ids, memory_positions = layout_rows(memory_segments or [[MEMORY]] * len(memory), memory.shape[1])
-        return ctx.replace(memory=Memory(memory, SequenceContext(memory_ids, memory_positions, packed=packed)))
+        about_memory = SequenceContext(memory_ids, memory_positions, packed=packed)
+        return dataclasses.replace(ctx, memory=Memory(memory, about_memory))
 
     @functools.cached_property
     def boxed_params(self) -> Any:
@@ -123,7 +124,7 @@ class Subject:
         """[output, input]: the largest gradient of a position's output, in a random direction, with respect to an
         input position's features, for a row that holds examples of these lengths.
         """
-        cotangents = np.zeros((ROWS, LENGTH, self.embed), np.float32)
+        cotangents: np.ndarray = np.zeros((ROWS, LENGTH, self.embed), np.float32)
         cotangents[np.arange(ROWS), np.arange(LENGTH)] = np.random.default_rng(5).standard_normal(self.embed)
         ctx = self.context([list(segments)] * ROWS, self.features(3, MEMORY), [[3] * len(segments)] * ROWS)
         return np.max(np.abs(self.trace(self.features(2), ctx, cotangents).x), axis=-1)
