@@ -55,6 +55,10 @@ def train(
         checkpoints = stack.enter_context(saving.opened(path, run.folder.keep_checkpoints))
         batch = pipeline.batch_shapes(run.dataset)
         plan = train_state.plan(learner.model, learner.optimizer, batch, learner.partitioner)
+        train_step = steps.train(run, plan)
+        if checkpoints.latest_step() is None:
+            # XLA cannot be interrupted, so a run that resumes compiles once its checkpoint is known to fit.
+            train_step.start()
         now, message, notes = start.begin(run, plan, checkpoints, record)
         startup.done('state')
         log = RunLog(run, path, now.step, flops_per_step, show_progress)
@@ -67,7 +71,7 @@ def train(
         log.start(plan, (*notes, *(evaluator.notes if evaluator else ())), message)
 
         # XLA compiles the step while tf.data opens the files and draws the first batches.
-        train_step = steps.train(run, plan)
+        train_step.start()
         stop = stack.enter_context(preemption.StopRequest())
         batches = stack.enter_context(_open_data(run, now))
         guard = bad_steps.BadSteps(run.recovery.on_bad_step, checkpoints)

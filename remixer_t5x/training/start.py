@@ -146,4 +146,4 @@ def _set_aside(run: Run, checkpoints: manager.Checkpoints, step: int, error: dur
         raise UserError(f'{error}; {advice}') from error
     place = collectives.broadcast(str(checkpoints.set_aside(step)) if jax.process_index() == 0 else None)
     checkpoints.reopen()
-    return f'{error}; it lies in {place} now'
+    return f'{error}; it is in {place} now'

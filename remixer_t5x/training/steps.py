@@ -12,7 +12,7 @@ from remixer_t5x.training.settings import Run
 
 
 class CompiledAhead:
-    """A jitted function that a thread traces and compiles for arguments of the given shapes and shardings.
+    """A jitted function that a thread traces and compiles, from `start` on, for arguments of the given shapes.
 
     The program is the one that the first call would have compiled. A call waits for it, and raises what compiling
     raised.
@@ -24,7 +24,11 @@ class CompiledAhead:
         self._error: BaseException | None = None
         # Not a daemon: Python must not end while XLA compiles.
         self._thread = threading.Thread(target=self._compile, name='compile')
-        self._thread.start()
+
+    def start(self) -> None:
+        """Starts to compile, unless that has begun."""
+        if self._thread.ident is None:
+            self._thread.start()
 
     def _compile(self) -> None:
         try:
@@ -34,6 +38,7 @@ class CompiledAhead:
 
     def wait(self) -> None:
         """Returns once the function is compiled. Raises what compiling raised."""
+        self.start()
         self._thread.join()
         if self._error is not None:
             raise self._error
@@ -46,7 +51,7 @@ class CompiledAhead:
 
 
 def train(run: Run, plan: StatePlan) -> CompiledAhead:
-    """`(state, batch) -> (state, metrics)`; compiles from now on."""
+    """`(state, batch) -> (state, metrics)`."""
     learner = run.learner
     step = train_step.make_train_step(
         learner.model,

@@ -2,6 +2,7 @@
 
 import inspect
 
+import numpy as np
 import seqio
 import tensorflow as tf
 
@@ -42,7 +43,7 @@ def test_a_function_without_one_is_not_converted():
     assert files == [__file__]
 
 
-def test_batches_are_those_of_a_pipeline_with_autograph(monkeypatch):
+def _config(**settings):
     def read(split, shuffle_files, seed=None):
         return tf.data.Dataset.from_tensor_slices(TEXTS).map(lambda text: {'inputs': text, 'targets': text})
 
@@ -53,8 +54,26 @@ def test_batches_are_those_of_a_pipeline_with_autograph(monkeypatch):
         output_features={'inputs': feature, 'targets': feature},
         preprocessors=[seqio.preprocessors.tokenize, seqio.preprocessors.append_eos_after_trim],
     )
-    config = pipeline.DatasetConfig(task, {'inputs': 4, 'targets': 4}, 2, shuffle=False)
+    return pipeline.DatasetConfig(task, {'inputs': 4, 'targets': 4}, 2, **settings)
+
+
+def test_batches_are_those_of_a_pipeline_with_autograph(monkeypatch):
+    config = _config(shuffle=False)
     without = [batch['encoder_input_tokens'].tolist() for batch in pipeline.EvalBatches(config)]
     monkeypatch.setattr(pipeline, 'without_autograph', lambda build: build())
     assert [batch['encoder_input_tokens'].tolist() for batch in pipeline.EvalBatches(config)] == without
     assert without == [[[100, 1, 0, 0], [101, 102, 103, 1]], [[104, 105, 1, 0], [106, 107, 108, 1]]]
+
+
+def test_a_position_of_a_pipeline_with_autograph_is_restored(monkeypatch):
+    config = _config(seed=3)
+    with monkeypatch.context() as patch:
+        patch.setattr(pipeline, 'without_autograph', lambda build: build())
+        unbroken = pipeline.TrainBatches(config, threads=1)
+    for _ in range(3):
+        next(unbroken)
+    resumed = pipeline.TrainBatches(config, threads=1)
+    resumed.restore(unbroken.capture())
+    for _ in range(5):
+        expected, found = next(unbroken), next(resumed)
+        assert all(np.array_equal(expected[name], found[name]) for name in expected)
