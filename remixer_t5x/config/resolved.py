@@ -22,11 +22,11 @@ def macro(name: str, objects: Mapping[str, Any] | None = None) -> Any:
     """The value of the macro `name`.
 
     Args:
-      name: of a macro in gin's configuration.
-      objects: Python values that stand in for macros, by name.
+        name: of a macro in gin's configuration.
+        objects: Python values that stand in for macros, by name.
 
     Raises:
-      UserError: no gin file defines the macro.
+        UserError: no gin file defines the macro.
     """
     if not has_macro(name):
         raise UserError(f'no gin file given sets {name}')

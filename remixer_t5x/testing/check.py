@@ -79,22 +79,22 @@ def check_sublayer(
     it is traced; the table says so.
 
     Args:
-      sublayer: a Flax module `(x, ctx) -> y` that is not bound, its class, or another factory that takes `name`.
-      sides: where it is used, of 'encoder' and 'decoder'.
-      without: names of laws that are not meant for it, as `('padding', 'packing')` for a mixer of whole rows.
-      companions: factories of sublayers after it in each layer, where it does not work alone.
-      layout: of the layers.
-      norm: factory of their norm; None is the layout's own.
-      position_bias: factory of the stack's position bias, for a sublayer that reads `ctx.position_bias`.
-      embed_dim: features of a token; a multiple of what the sublayer's heads need.
-      show: whether the table is printed.
+        sublayer: a Flax module `(x, ctx) -> y` that is not bound, its class, or another factory that takes `name`.
+        sides: where it is used, of 'encoder' and 'decoder'.
+        without: names of laws that are not meant for it, as `('padding', 'packing')` for a mixer of whole rows.
+        companions: factories of sublayers after it in each layer, where it does not work alone.
+        layout: of the layers.
+        norm: factory of their norm; None is the layout's own.
+        position_bias: factory of the stack's position bias, for a sublayer that reads `ctx.position_bias`.
+        embed_dim: features of a token; a multiple of what the sublayer's heads need.
+        show: whether the table is printed.
 
     Returns:
-      The table's rows.
+        The table's rows.
 
     Raises:
-      BrokenLaw: an AssertionError of one line, for the first broken law: which, on which side, and how.
-      UserError: a name in `sides` or `without` is not known, or the sublayer refuses every side.
+        BrokenLaw: an AssertionError of one line, for the first broken law: which, on which side, and how.
+        UserError: a name in `sides` or `without` is not known, or the sublayer refuses every side.
     """
     _check_names('sides', sides, (ENCODER, DECODER))
     _check_names('without', without, LAWS)

@@ -41,13 +41,13 @@ class Subject:
     """Two layers of `sublayers` on one side, with random parameters.
 
     Attributes:
-      sublayers: factories of modules `(x, ctx) -> y`.
-      side: 'encoder' or 'decoder'.
-      layout: of a layer.
-      norm: factory of its norm; None is the layout's own.
-      position_bias: factory of the stack's position bias, for attention; None for other mixers.
-      reach: how many tokens, itself included, an output of the decoder must depend on; None asks nothing.
-      embed: width of the residual stream.
+        sublayers: factories of modules `(x, ctx) -> y`.
+        side: 'encoder' or 'decoder'.
+        layout: of a layer.
+        norm: factory of its norm; None is the layout's own.
+        position_bias: factory of the stack's position bias, for attention; None for other mixers.
+        reach: how many tokens, itself included, an output of the decoder must depend on; None asks nothing.
+        embed: width of the residual stream.
     """
 
     sublayers: tuple[Callable[..., nn.Module], ...]

@@ -34,13 +34,13 @@ def train(
     """Trains to `run.periods.train_steps`, from the newest checkpoint in MODEL_DIR if there is one.
 
     Args:
-      run: what to train and where.
-      config_text: the operative gin, written to MODEL_DIR/config.gin and into each checkpoint.
-      flops_per_step: arithmetic of one step over the whole batch, for the utilisation; None shows none.
-      show_progress: whether anything is printed.
+        run: what to train and where.
+        config_text: the operative gin, written to MODEL_DIR/config.gin and into each checkpoint.
+        flops_per_step: arithmetic of one step over the whole batch, for the utilisation; None shows none.
+        show_progress: whether anything is printed.
 
     Raises:
-      UserError: for every mistake of a user, a full disk, and a loss that is not finite.
+        UserError: for every mistake of a user, a full disk, and a loss that is not finite.
     """
     learner, last = run.learner, run.periods.train_steps
     startup.done('configuration')

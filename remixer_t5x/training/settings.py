@@ -81,12 +81,13 @@ class Recovery:
     """What a run does if something fails.
 
     Attributes:
-      on_bad_step: if a loss or gradient is not finite, or at a spike: 'stop'; 'skip' that update; or 'rewind' to the
-          last checkpoint and skip the batches since.
-      spike_factor: a loss per token above this multiple of its running mean is a spike; None does not look for spikes.
-      on_save_failure: if a checkpoint cannot be written: 'stop', or 'go_on' and try again at the next one.
-      restore: 'newest' refuses a damaged newest checkpoint, 'previous' moves it away and restores the checkpoint before
-          it.
+        on_bad_step: if a loss or gradient is not finite, or at a spike: 'stop'; 'skip' that update; or 'rewind' to the
+                last checkpoint and skip the batches since.
+        spike_factor: a loss per token above this multiple of its running mean is a spike; None does not look for
+            spikes.
+        on_save_failure: if a checkpoint cannot be written: 'stop', or 'go_on' and try again at the next one.
+        restore: 'newest' refuses a damaged newest checkpoint, 'previous' moves it away and restores the checkpoint
+                before it.
     """
 
     on_bad_step: str = STOP

@@ -23,11 +23,11 @@ class Current:
     """Where a run is; its steps and hooks change it.
 
     Attributes:
-      state: after `step` updates. Nothing else may hold it: a step donates its buffers.
-      step: updates done.
-      window: metrics since the last log.
-      saved: the newest checkpoint's step; None where there is none.
-      position: of the data, where this process began.
+        state: after `step` updates. Nothing else may hold it: a step donates its buffers.
+        step: updates done.
+        window: metrics since the last log.
+        saved: the newest checkpoint's step; None where there is none.
+        position: of the data, where this process began.
     """
 
     state: train_state.TrainState

@@ -60,8 +60,8 @@ class ShapesNetwork(nn.Module):
     """[batch, length] heights -> [batch, length] heights.
 
     Attributes:
-      mixer: factory of a module `(x, ctx) -> y`.
-      width: number of channels.
+        mixer: factory of a module `(x, ctx) -> y`.
+        width: number of channels.
     """
 
     mixer: Callable[..., nn.Module]
