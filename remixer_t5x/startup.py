@@ -3,8 +3,6 @@
 Seconds of the wall clock, and of all processor cores in parentheses. A phase starts at the end of the previous phase.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 

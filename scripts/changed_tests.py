@@ -9,8 +9,6 @@ pytest-testmon would trace the lines a test runs, but half of our tests read gin
 does not see; grimp sees neither gin files nor test folders. `scripts/test.sh --changed` runs the result.
 """
 
-from __future__ import annotations
-
 import argparse
 import ast
 import functools

@@ -5,8 +5,6 @@
 The same data in the same order, one seed, the quickstart's optimizer. Running it again resumes what was interrupted.
 """
 
-from __future__ import annotations
-
 import argparse
 import pathlib
 import subprocess

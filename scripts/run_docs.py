@@ -9,8 +9,6 @@ A page is one shell with `set -e`, as a reader would go through it. `remixer-t5x
 Python that runs this. Exit code 1 where a page fails; its last lines are shown. Other blocks are not typed.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -1,7 +1,5 @@
 """A model from gin files and macros, without a run around it."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from remixer_t5x.config import loading, resolved

@@ -1,7 +1,5 @@
 """A trained model from a folder: a MODEL_DIR, one of its checkpoints, or a T5 of Hugging Face."""
 
-from __future__ import annotations
-
 import pathlib
 import tempfile
 from collections.abc import Mapping

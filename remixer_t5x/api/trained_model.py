@@ -1,7 +1,5 @@
 """A model with its parameters and its vocabulary: generates, scores and encodes texts, and computes losses."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from collections.abc import Mapping, Sequence

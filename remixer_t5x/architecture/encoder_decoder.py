@@ -4,8 +4,6 @@ Both stacks share one token embedding. The output projection has its own weights
 applied to a scaled input, as in the first T5. Arguments have T5X's names.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Any
 

@@ -9,8 +9,6 @@
 A layout is a class, so that gin can swap it.
 """
 
-from __future__ import annotations
-
 import functools
 import re
 from collections.abc import Callable, Iterator, Sequence

@@ -3,8 +3,6 @@
 The parameters of a run are stacked on a leading `layers` axis, so that compile time does not grow with depth.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import operator
 from collections.abc import Callable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """What `remixer-t5x convert` says while it works, and how it finds out whether it was right."""
 
-from __future__ import annotations
-
 import os
 import pathlib
 import sys

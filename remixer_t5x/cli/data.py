@@ -1,7 +1,5 @@
 """`remixer-t5x data`: the first examples of a task as text and as ids, and how full its rows are."""
 
-from __future__ import annotations
-
 import itertools
 import sys
 from collections.abc import Iterable, Mapping

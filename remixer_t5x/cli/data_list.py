@@ -1,7 +1,5 @@
 """`remixer-t5x data list`: every task, its splits, and whether and where its data is here."""
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Sequence

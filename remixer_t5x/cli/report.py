@@ -1,7 +1,5 @@
 """`remixer-t5x report`: one HTML file about runs; gin builds the arguments (configs/runs/report.gin)."""
 
-from __future__ import annotations
-
 import dataclasses
 import pathlib
 import re

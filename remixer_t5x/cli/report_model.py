@@ -1,7 +1,5 @@
 """The model of a run as its pictures need it: with the parameters it began with, and the pieces of a text."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any
 

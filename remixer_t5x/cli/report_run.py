@@ -1,7 +1,5 @@
 """Reads the folder of a run for a report: what was logged, evaluated and predicted, and with which settings."""
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence

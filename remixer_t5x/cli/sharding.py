@@ -1,7 +1,5 @@
 """`remixer-t5x info --sharding`: which device of a described mesh holds which part of which parameter."""
 
-from __future__ import annotations
-
 import dataclasses
 import fnmatch
 import sys

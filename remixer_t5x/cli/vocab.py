@@ -1,7 +1,5 @@
 """`remixer-t5x vocab`: size, special ids, and the pieces of a text."""
 
-from __future__ import annotations
-
 import sys
 
 import seqio

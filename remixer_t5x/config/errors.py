@@ -4,8 +4,6 @@ gin appends locations and call chains to the text of whatever exception passes t
 to go by; the patterns below are those of gin-config 0.5 and `tests/config/test_gin_errors.py` runs the real parser.
 """
 
-from __future__ import annotations
-
 import contextlib
 import importlib
 import inspect

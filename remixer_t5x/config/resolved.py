@@ -5,8 +5,6 @@ model that gin made would therefore change when a second configuration is loaded
 `functools.partial` of the original function or class with its arguments in it.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Mapping
 from typing import Any

@@ -5,8 +5,6 @@ costs three forward passes, one forward and two for the gradients of inputs and 
 recomputation under remat.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections.abc import Mapping

@@ -6,8 +6,6 @@ It counts the operations that matter for time on an accelerator: matrix products
     expensive branch, a `while` loop one iteration, because its length is not known before it runs.
 """
 
-from __future__ import annotations
-
 import collections
 import math
 from collections.abc import Callable, Iterator, Mapping

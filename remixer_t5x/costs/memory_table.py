@@ -1,7 +1,5 @@
 """The table of `remixer-t5x info --memory`: the memory that a training step takes on a device."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from rich import box

@@ -1,7 +1,5 @@
 """Sizes and costs that the papers print, to compare with ours. Numbers only, each with its place in the paper."""
 
-from __future__ import annotations
-
 import dataclasses
 
 # What a paper counted: the whole encoder-decoder, or an encoder with its input embedding (BERT-like and classifiers).

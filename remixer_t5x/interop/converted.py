@@ -4,8 +4,6 @@ The checkpoint has the items `state` (only parameters) and `run`, so that `train
 it like the checkpoint of a run.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping
 from typing import Any

@@ -4,8 +4,6 @@ Masks, dropout and the choice between the two formulas are the same for all ways
 these functions within the `nn.compact` method of the sublayer, which owns the caches.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import jax

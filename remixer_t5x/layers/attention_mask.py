@@ -1,7 +1,5 @@
 """Masks of which tokens may attend to which, made from a context by the sublayer that reads them."""
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 

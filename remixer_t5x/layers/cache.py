@@ -3,8 +3,6 @@
 The first call with `ctx.decode` sees values for all positions and allocates; later calls see the token at `ctx.step`.
 """
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 from flax import linen as nn

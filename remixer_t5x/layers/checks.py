@@ -1,7 +1,5 @@
 """Checks that several sublayers share, with the same error messages."""
 
-from __future__ import annotations
-
 from remixer_t5x.context import Memory, SequenceContext
 from remixer_t5x.errors import UserError
 

@@ -1,7 +1,5 @@
 """Dense layers without bias, computed on flattened tokens: one for all features, and one for each group of features."""
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 from flax import linen as nn

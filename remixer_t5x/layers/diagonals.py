@@ -4,8 +4,6 @@ A [query, key] gather would compute the same, but its gradient is a scatter of s
 device. The gradient of a reshape is a reshape.
 """
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 

@@ -5,8 +5,6 @@ As in FlashAttention (Dao et al. 2022), only the output and the log-sum-exp of e
 logits stay in cache and the gradient of the shared bias is summed there; scripts/benchmarks/attention.py measures it.
 """
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name

@@ -3,8 +3,6 @@
 Sharing the mask along the length makes drawing it length times cheaper, and T5's published recipes assume it.
 """
 
-from __future__ import annotations
-
 import jax
 from flax import linen as nn
 

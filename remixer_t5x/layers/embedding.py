@@ -1,7 +1,5 @@
 """Token embedding."""
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 from flax import linen as nn

@@ -1,7 +1,5 @@
 """Root-mean-square normalisation (Zhang and Sennrich 2019), as T5 uses it, and layer normalisation (Ba et al. 2016)."""
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 from flax import linen as nn

@@ -1,7 +1,5 @@
 """T5's relative position bias (Raffel et al. 2019, section 2.1), and positions as vectors to add to features."""
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 from flax import linen as nn

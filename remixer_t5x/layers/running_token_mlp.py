@@ -9,8 +9,6 @@ backward pass, which is length x width numbers, and compute the rest again from 
 * Chunk by chunk, for accelerators: the sums of a few tokens are one masked matmul, and autodiff does the rest.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 

@@ -1,7 +1,5 @@
 """Where loops over rows or tokens pay: on the device that a program is traced for."""
 
-from __future__ import annotations
-
 import contextlib
 import contextvars
 from collections.abc import Iterator

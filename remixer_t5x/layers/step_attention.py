@@ -6,8 +6,6 @@ speed of memory if heads lead, as each head's matmul then finds its operands in 
 caches that way, and pay for the transpose once, when a position is written.
 """
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 

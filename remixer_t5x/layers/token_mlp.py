@@ -5,8 +5,6 @@ example; every token i reads them with its own weights. Cost and memory are line
 [length, length] array and, in packed rows, no hidden units for a guessed number of examples.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 

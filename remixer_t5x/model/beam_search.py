@@ -6,8 +6,6 @@ candidates that do not end stay live. At the last position every candidate count
 Hugging Face's `generate`. In T5X all 2 * beams candidates may end, and its penalty is `BrevityPenalty`.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable
 from typing import NamedTuple

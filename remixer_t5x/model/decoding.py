@@ -5,8 +5,6 @@ A decoder is a frozen dataclass `(generation, rng) -> Decoded`, so that gin swap
 its encoder output and everything computed from it.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol

@@ -6,8 +6,6 @@ while its loss, and in training its gradients, are computed. The gradient is com
 nothing is computed twice: three matmuls a chunk, as without chunks.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import math

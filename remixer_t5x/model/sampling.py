@@ -4,8 +4,6 @@ Restrictions are those of Fan et al. 2018 (top-k) and Holtzman et al. 2019 (top-
 temperature, the k largest, then the nucleus.
 """
 
-from __future__ import annotations
-
 import dataclasses
 
 import jax

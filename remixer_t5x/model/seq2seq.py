@@ -1,7 +1,5 @@
 """Seq2Seq: the loss, scores and predictions of an encoder-decoder as functions of its parameters."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Mapping
 from typing import Any

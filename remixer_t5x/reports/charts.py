@@ -4,8 +4,6 @@ The page's script draws the same paths again when the reader moves the slider. B
 average with weight w, `sum_k w^(t-k) x_k / sum_k w^(t-k)`.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """The loss curve of a run as a PNG, from its `metrics.jsonl`."""
 
-from __future__ import annotations
-
 import os
 import pathlib
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """The report of runs as one HTML file. It loads no other file, and text from files is escaped."""
 
-from __future__ import annotations
-
 import dataclasses
 import datetime
 import functools

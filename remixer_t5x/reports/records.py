@@ -1,7 +1,5 @@
 """The results of a run as plain data: its metrics, its settings, and its predictions."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import os

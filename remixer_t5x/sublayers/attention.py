@@ -3,8 +3,6 @@
 The scale is folded into the query initialiser, which equals scaling under Adafactor and saves a pass over the logits.
 """
 
-from __future__ import annotations
-
 import jax
 from flax import linen as nn
 

@@ -6,8 +6,6 @@ padded row therefore keeps its outputs at one padded length only (that of TASK_F
 at the length that it was trained at.
 """
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 import numpy as np

@@ -1,7 +1,5 @@
 """Gated feed-forward sublayer of T5.1.1: `Y = (gelu(X W_0) * X W_1) W_o` (Shazeer 2020, GEGLU)."""
 
-from __future__ import annotations
-
 import jax
 from flax import linen as nn
 

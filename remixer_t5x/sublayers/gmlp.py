@@ -12,8 +12,6 @@ to be learned); W and b are indexed by position in the example, so packing chang
 triangular. The layout adds the norm before the block and its residual.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import jax

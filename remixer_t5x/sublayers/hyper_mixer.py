@@ -14,8 +14,6 @@ decoder, which the paper does not cover, token t reads `gelu(sum_{j <= t} w_1[j]
 the length is the number of tokens seen; dropout drops hidden units of the generated MLP.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import jax

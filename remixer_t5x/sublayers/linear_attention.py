@@ -11,8 +11,6 @@ for all queries does. There is no position bias, which would need the [length, l
 distinguishes positions, a stack must add positions to its input.
 """
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 from flax import linen as nn

@@ -10,8 +10,6 @@ packing changes nothing; tokens that are padding, before the first one or of ano
 tanh form. The layout adds the norm before the mixing and its residual.
 """
 
-from __future__ import annotations
-
 import functools
 from typing import NamedTuple
 

@@ -3,8 +3,6 @@
 It is the Transformer's feed-forward (Vaswani et al. 2017, equation 2) without biases.
 """
 
-from __future__ import annotations
-
 import jax
 from flax import linen as nn
 

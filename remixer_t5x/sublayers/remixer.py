@@ -13,8 +13,6 @@ the residual R is added in the hidden space, `Y = (C + X') W_3`; padding takes n
 indexed by position in the example, so packing changes nothing; in a decoder a row sees no column after it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import jax

@@ -16,8 +16,6 @@ initialiser) and no biases; with pre-norm, c is computed from the normalised fea
 all mechanisms together, n_s times the H of algorithm 1.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import jax

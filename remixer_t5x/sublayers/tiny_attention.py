@@ -5,8 +5,6 @@
 No biases, as everywhere in T5.
 """
 
-from __future__ import annotations
-
 import jax
 from flax import linen as nn
 

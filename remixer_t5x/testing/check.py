@@ -1,7 +1,5 @@
 """`check_sublayer`: every law of `laws` on one sublayer, as a table and one line for what is broken."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import sys

@@ -15,8 +15,6 @@
 | layouts | shapes and dtype in every layout of a layer |
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable
 from typing import Any

@@ -4,8 +4,6 @@ A program is compiled once and serves every law that can be read from it. `trace
 for one shape: its rows hold all examples of a law, and its cotangents pick what the law asks for.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence

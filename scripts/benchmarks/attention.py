@@ -6,8 +6,6 @@ Three ways: the plain formula, our recomputing backward pass over the whole batc
 is what runs on a single CPU. All get a position bias whose gradient is summed over the batch.
 """
 
-from __future__ import annotations
-
 import argparse
 import time
 

@@ -11,8 +11,6 @@ OMP_WAIT_POLICY=passive to keep PyTorch's threads from counting their waiting.
 The peer needs torch and transformers; where they are missing the table says so.
 """
 
-from __future__ import annotations
-
 import argparse
 import importlib.util
 import multiprocessing

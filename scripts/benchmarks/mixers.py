@@ -8,8 +8,6 @@ Last, the time of one decoding step against the number of tokens before it. Hype
 and twice attention's when causal, the window mixer as many hidden units as tokens in its window, as in configs/.
 """
 
-from __future__ import annotations
-
 import argparse
 import functools
 import math

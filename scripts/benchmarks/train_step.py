@@ -10,8 +10,6 @@ model's matmuls alone would take at the speed of one plain matmul, measured in t
 The peer needs torch and transformers; where they are missing the table says so and has no ratio.
 """
 
-from __future__ import annotations
-
 import argparse
 import importlib.util
 import multiprocessing

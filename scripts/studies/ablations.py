@@ -6,8 +6,6 @@
 Results are appended to --out as they are known; started again, it does what is missing. Task and models: small_task.py.
 """
 
-from __future__ import annotations
-
 import argparse
 
 import small_task

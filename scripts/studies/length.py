@@ -9,8 +9,6 @@ appendix D. Results are appended to --out as they are known; started again, it d
 missing. --show runs nothing.
 """
 
-from __future__ import annotations
-
 import argparse
 import pathlib
 import sys

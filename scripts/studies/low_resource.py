@@ -7,8 +7,6 @@ figure has the difference to attention, in percent of attention's, as in the pap
 they are known; started again, it does what is missing. Task and models: small_task.py.
 """
 
-from __future__ import annotations
-
 import argparse
 
 import figures

@@ -1,7 +1,5 @@
 """Results of a study as lines of JSON: one is added as soon as it is known, and a study skips what is there."""
 
-from __future__ import annotations
-
 import json
 import pathlib
 from collections.abc import Mapping, Sequence

@@ -7,8 +7,6 @@ The paper gives neither lengths nor ranges. Ours: heights from 1 to 25, widths o
 triangle has a tip), at least one empty token between shapes, all placements equally likely.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 HEIGHTS = 1.0, 25.0

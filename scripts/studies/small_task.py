@@ -6,8 +6,6 @@ validation split. `exact_match` is that of greedy decoding: a greedy output is t
 token after each right beginning is the next right one, so one pass over the targets tells, and nothing is generated.
 """
 
-from __future__ import annotations
-
 import argparse
 import dataclasses
 import functools

@@ -8,8 +8,6 @@ steps with Adafactor: forward, backward, update. The paper gives neither batch n
 to its T5.1.1 can be set side by side. Models take turns in processes of their own (scripts/benchmarks/train_step.py).
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import pathlib

@@ -7,8 +7,6 @@ mixer. The paper does not say whether the mixer has a residual and a norm, nor h
 `architecture/layer.py`, as everywhere in this project. Only MLP-Mixer knows positions, by its weights.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 

@@ -10,8 +10,6 @@ Smaller than the paper by default: 10,000 examples at most (the paper: 100,000),
 examples. The paper does not print width, steps, batch, learning rate or seeds; these are ours.
 """
 
-from __future__ import annotations
-
 import argparse
 import dataclasses
 import functools

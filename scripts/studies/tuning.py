@@ -8,8 +8,6 @@ is that of Dodge et al. 2019, equation 2: of n results v_1 <= ... <= v_n, sum_i 
 appended to --out as they are known; started again, it does what is missing. Task and models: small_task.py.
 """
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Sequence
 

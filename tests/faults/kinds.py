@@ -3,8 +3,6 @@
 Several kills break the same run one after the other, so they are generators.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import pathlib

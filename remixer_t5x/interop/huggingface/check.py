@@ -1,7 +1,5 @@
 """Checks that a converted model computes the same as the original: logits of both on a random batch."""
 
-from __future__ import annotations
-
 import importlib.util
 import pathlib
 import warnings

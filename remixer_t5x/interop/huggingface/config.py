@@ -6,8 +6,6 @@ by d_model ** -0.5. Version 5 writes the scale as `scale_decoder_outputs`, ties 
 from the file, and never scales an mT5.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Mapping
 from typing import Any

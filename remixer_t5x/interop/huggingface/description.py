@@ -1,7 +1,5 @@
 """Describes a model of ours as a Hugging Face T5. Most models that our gin files can describe are not one."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -3,8 +3,6 @@
 A folder has config.json and the weights as safetensors, in one file or in shards; `tokenizer` handles the tokenizer.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import pathlib

@@ -1,7 +1,5 @@
 """The gin file of a converted model: its dimensions, what differs from the shipped model, its vocabulary."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from remixer_t5x.interop.huggingface.config import T5

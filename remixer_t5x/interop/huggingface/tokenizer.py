@@ -1,7 +1,5 @@
 """The files of Hugging Face's tokenizers for T5 (a SentencePiece model) and ByT5 (bytes), and our vocabularies."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import pathlib

@@ -4,8 +4,6 @@ Hugging Face has one matrix [out, in] for each layer, named after its place in t
 in, out] for each run of identical layers. Nothing else differs: both keep heads joined, and neither has biases.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any

@@ -4,8 +4,6 @@ The name of an array is its path in our tree, `encoder/run_0/layer/...`, with la
 `step`, `config` (the gin text of the run), `vocabulary` (as in a checkpoint) and `versions` (JSON).
 """
 
-from __future__ import annotations
-
 import json
 import pathlib
 from collections.abc import Mapping

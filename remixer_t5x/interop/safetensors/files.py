@@ -1,7 +1,5 @@
 """Arrays in safetensors files: a Hugging Face folder, in one file or in shards, or one file of ours; never a pickle."""
 
-from __future__ import annotations
-
 import os
 import pathlib
 from collections.abc import Iterator, Mapping

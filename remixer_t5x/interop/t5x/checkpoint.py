@@ -6,8 +6,6 @@ every T5X reads it, so `write` writes it. Newer T5X saves with Orbax, into `stat
 `target`, with the names of the trained module: our names, under configs/t5x, or the names of T5X's network (`names`).
 """
 
-from __future__ import annotations
-
 import math
 import re
 import shutil

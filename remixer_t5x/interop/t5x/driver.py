@@ -5,8 +5,6 @@ adds the form in which T5X reads parameter axes, and the way it fills the caches
 not on PyPI (docs/t5x.md). Only configs/t5x/*.gin import this file.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Mapping
 from typing import Any

@@ -1,7 +1,5 @@
 """All pictures of one trained model and one text."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """Operations of one HyperMixing layer, by the formula of the paper's appendix D and by XLA's count of our layer."""
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 

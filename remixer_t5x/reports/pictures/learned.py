@@ -4,8 +4,6 @@ Learned matrices (Remixer's H, gMLP's spatial weights) are read from the paramet
 a text (attention weights, TIM's competition) into `intermediates`, a collection that exists only here.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Iterator, Mapping
 from typing import Any

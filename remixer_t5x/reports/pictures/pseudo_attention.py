@@ -4,8 +4,6 @@ Entry (i, j) is the norm of the Jacobian of output token i with respect to input
 and 6 and their appendix), after Simonyan et al. 2014. It is comparable to an attention matrix.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
