@@ -147,7 +147,8 @@ class Bench:
 def wait(condition: Callable[[], bool], process: Process, patience: float = PATIENCE) -> None:
     until = time.monotonic() + patience
     while not condition():
-        if not process.running:
+        # Asked once more: what was waited for may have been its last act.
+        if not process.running and not condition():
             raise Failed(f'ended before its time: {process.log}')
         if time.monotonic() > until:
             raise Failed(f'nothing happened for {patience:.0f} s: {process.log}')
@@ -157,7 +158,8 @@ def wait(condition: Callable[[], bool], process: Process, patience: float = PATI
 def _first_new_step(run: pathlib.Path, process: Process, begun: float) -> float | None:
     path = pathlib.Path(run, 'metrics.jsonl')
     known = compare_runs.last_step(run)
-    while process.running:
+    until = time.monotonic() + PATIENCE
+    while process.running and time.monotonic() < until:
         # The log is cut back to the checkpoint's step before the first new line comes.
         now = compare_runs.last_step(run)
         if now < known:
