@@ -30,7 +30,6 @@ PHRASES = {
 NOT_YET = (
     'remixer_t5x/cli',
     'remixer_t5x/config',
-    'remixer_t5x/training',
 )
 PAGES = ('README.md', 'CONTRIBUTING.md', 'CHANGELOG.md', 'docs/**/*.md')
 CODE = ('remixer_t5x/**/*.py', 'tasks/**/*.py')

@@ -1,7 +1,7 @@
-"""A training run from its settings to its result: `train` is the story, `Loop` takes the steps.
+"""A training run from its settings to its result: `train` reads as the whole run, `Loop` takes the steps.
 
-The host never waits for the step that it has just started: metrics stay on the device until a log, and the check for
-NaN looks one step back. The state, the position of the data and the train step decide all numbers.
+The host never waits for the current step: metrics stay on the device until a log, and the check for NaN looks at the
+    previous step. The state, the position of the data and the train step decide all numbers.
 """
 
 import contextlib
@@ -24,7 +24,7 @@ from remixer_t5x.training.run_log import RunLog
 from remixer_t5x.training.settings import Result, Run
 from remixer_t5x.training.start import Current
 
-# A position is exact at any step, but a step between two captures is found again by drawing the batches since.
+# A position is exact at any step; a step between two captures is restored by drawing the batches since the capture.
 MOST_BATCHES_DRAWN_AGAIN = 100
 
 
@@ -36,11 +36,11 @@ def train(
     Args:
         run: what to train and where.
         config_text: the operative gin, written to MODEL_DIR/config.gin and into each checkpoint.
-        flops_per_step: arithmetic of one step over the whole batch, for the utilisation; None shows none.
-        show_progress: whether anything is printed.
+        flops_per_step: arithmetic of one step over the whole batch, for the utilisation; None does not show it.
+        show_progress: whether to print.
 
     Raises:
-        UserError: for every mistake of a user, a full disk, and a loss that is not finite.
+        UserError: the user made a mistake, the disk is full, or the loss is not finite.
     """
     learner, last = run.learner, run.periods.train_steps
     startup.done('configuration')
@@ -77,7 +77,7 @@ def train(
         guard = bad_steps.BadSteps(run.recovery.on_bad_step, checkpoints)
         saver = saving.Saver(run, checkpoints, batches, guard, record, plan.abstract, log)
         profiler = Profiler(str(path / 'profile'))
-        # The checkpoint comes after what it covers is written, so that a resumed run need not write it again.
+        # The checkpoint comes after the records that it covers, so that a resumed run does not write them again.
         hooks = [
             Hook(run.periods.log_period, LogWindow(log, saver)),
             *_evaluations(run, plan, path, record, evaluator, log),
@@ -90,7 +90,7 @@ def train(
 
 
 class Loop:
-    """Draws a batch, takes a step, adds to the window, lets the guard look, and calls the hooks that are due."""
+    """Draws a batch, takes a step, adds to the window, checks for a bad step, and calls the hooks that are due."""
 
     def __init__(
         self,
@@ -106,7 +106,9 @@ class Loop:
         self._saver, self._profiler, self._log = saver, profiler, log
 
     def run(self, now: Current, last: int, stop: preemption.StopRequest) -> str | None:
-        """Steps until `last` or a signal, whose name is returned. The last state is saved in both cases."""
+        """Trains until step `last` or a signal, and returns the name of the signal. Saves the last state in both
+        cases.
+        """
         stopped, first = None, now.step + 1
         self._saver.first(now)
         while now.step < last and not stopped:
@@ -126,7 +128,7 @@ class Loop:
         now.window.add(found)
         self._guard.step(now.step, found)
         if now.step == first:
-            # The first step waits for the compiler; speed is measured from the second on.
+            # The first step waits for the compiler; speed is measured from the second step on.
             jax.block_until_ready(found)
             self._log.clock.lap(now.step)
             startup.done('compiling and the first step')

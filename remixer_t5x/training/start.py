@@ -1,4 +1,4 @@
-"""What a run needs before its first step, in the order in which `loop.train` asks for it."""
+"""The preparation of a run before its first step, in the order in which `loop.train` calls it."""
 
 import dataclasses
 import secrets
@@ -20,14 +20,15 @@ from remixer_t5x.training.settings import PREVIOUS, Run
 
 @dataclasses.dataclass
 class Current:
-    """Where a run is; its steps and hooks change it.
+    """The current state of a run; its steps and hooks change it.
 
     Attributes:
-        state: after `step` updates. Nothing else may hold it: a step donates its buffers.
-        step: updates done.
+        state: the train state after `step` updates. No other reference to it may exist, because a step donates its
+            buffers.
+        step: number of updates.
         window: metrics since the last log.
-        saved: the newest checkpoint's step; None where there is none.
-        position: of the data, where this process began.
+        saved: the newest checkpoint's step; None if there is none.
+        position: position in the data at which this process started.
     """
 
     state: train_state.TrainState
@@ -38,7 +39,7 @@ class Current:
 
 
 def check_sizes(run: Run) -> None:
-    """Raises UserError for batch sizes that do not divide over the devices. Reads nothing."""
+    """Raises UserError if batch sizes do not divide over the devices. Does not read files."""
     learner = run.learner
     learner.partitioner.check_batch_size(run.dataset.batch_size, learner.microbatches)
     if run.evaluation is not None:
@@ -48,15 +49,15 @@ def check_sizes(run: Run) -> None:
 
 
 def prepare_data(run: Run, config_text: str) -> dict[str, Any]:
-    """Makes what the tasks need (parses text, trains a vocabulary, unless the cache has them).
+    """Prepares what the tasks need (parses text, trains a vocabulary, unless the cache has them).
 
-    Returns what a checkpoint says about its run: JSON, compared by `manager.check_compatible`. Raises UserError for
-    data that cannot be read and for a vocabulary that does not fit the model.
+    Returns the record of the run for its checkpoints: JSON, compared by `manager.check_compatible`. Raises UserError if
+        data cannot be read or a vocabulary does not fit the model.
     """
-    # Here, because nothing before has run a TensorFlow op.
+    # Done here, before the first TensorFlow op.
     pipeline.hide_accelerators()
     dataset, vocab_size = run.dataset, run.learner.model.vocab_size
-    # The first process looks at the files for all.
+    # The first process looks at the files for all processes.
     prepared = pipeline.prepare(dataset, vocab_size, look=jax.process_index() == 0)
     if run.evaluation is not None:
         pipeline.check_vocabulary(run.evaluation.dataset, vocab_size)
@@ -74,8 +75,8 @@ def prepare_data(run: Run, config_text: str) -> dict[str, Any]:
 
 
 def claim(path: str) -> epath.Path:
-    """MODEL_DIR, which the first process makes. Raises UserError where another one does not see it."""
-    # Names the run in a file that nobody has seen before, since an old folder may be on every disk.
+    """MODEL_DIR, which the first process creates. Raises UserError if another process does not see it."""
+    # Writes a new name into a file, because an old folder may exist on every disk.
     token = collectives.broadcast(secrets.token_hex(8))
     first = jax.process_index() == 0
     folder = model_dir.claim(path) if first else model_dir.absolute(path)
@@ -99,10 +100,11 @@ def claim(path: str) -> epath.Path:
 def begin(
     run: Run, plan: train_state.StatePlan, checkpoints: manager.Checkpoints, record: Mapping[str, Any]
 ) -> tuple[Current, str, tuple[str, ...]]:
-    """The newest checkpoint's state if there is one, else a fresh one (with other parameters if asked).
+    """The newest checkpoint's state if there is one, otherwise a new state (with the parameters of
+    INITIAL_CHECKPOINT_PATH).
 
-    Returns where the run is, and for people a message that says so and notes on what was found. Raises UserError for a
-    damaged checkpoint, unless `run.recovery` asks for the one before.
+    Returns the current state of the run, a message about it, and notes for the user. Raises UserError for a damaged
+    checkpoint, unless `run.recovery` asks for the previous checkpoint.
     """
     notes: list[str] = []
     while (latest := collectives.broadcast(checkpoints.latest_step())) is not None:
@@ -117,7 +119,7 @@ def begin(
     else:
         params = saved_params.restore_params(path, plan.abstract.params, record['vocabulary'])
         state, message = plan.init_from_params(params), f'starting at step 0 with the parameters of {path}'
-    # Each host reads its own part; a run that resumes keeps the number of parts.
+    # Each host reads its own part; a resumed run keeps the number of parts.
     position = Position.start(run.learner.partitioner.data_shard()[1])
     return Current(state, position=position), message, tuple(notes)
 
@@ -135,13 +137,13 @@ def _restore(
 
 
 def _set_aside(run: Run, checkpoints: manager.Checkpoints, step: int, error: durable.Damaged) -> str:
-    """Moves the checkpoint away where the one before is asked for, and says so; raises what to do otherwise."""
+    """Moves the checkpoint away if the previous one is asked for, and returns a note; otherwise raises what to do."""
     if run.recovery.restore != PREVIOUS:
         others = [other for other in checkpoints.steps() if other != step]
         advice = (
-            f'type --restore previous to go on from step {others[-1]}'
+            f'type --restore previous to continue from step {others[-1]}'
             if others
-            else 'there is no other: give a new MODEL_DIR, or type --restore previous to begin again'
+            else 'there is no other: give a new MODEL_DIR, or type --restore previous to start again'
         )
         raise UserError(f'{error}; {advice}') from error
     place = collectives.broadcast(str(checkpoints.set_aside(step)) if jax.process_index() == 0 else None)

@@ -14,7 +14,7 @@ from remixer_t5x.training.settings import Run
 class CompiledAhead:
     """A jitted function that a thread traces and compiles, from `start` on, for arguments of the given shapes.
 
-    The program is the one that the first call would have compiled. A call waits for it, and raises what compiling
+    It is the same program that the first call would have compiled. A call waits for it, and raises what compiling
     raised.
     """
 
@@ -22,11 +22,11 @@ class CompiledAhead:
         self._function, self._shapes = function, shapes
         self._program: jax.stages.Compiled | None = None
         self._error: BaseException | None = None
-        # Not a daemon: Python must not end while XLA compiles.
+        # Not a daemon thread, because Python must not exit while XLA compiles.
         self._thread = threading.Thread(target=self._compile, name='compile')
 
     def start(self) -> None:
-        """Starts to compile, unless that has begun."""
+        """Starts to compile, unless it has already started."""
         if self._thread.ident is None:
             self._thread.start()
 
@@ -37,7 +37,7 @@ class CompiledAhead:
             self._error = error
 
     def wait(self) -> None:
-        """Returns once the function is compiled. Raises what compiling raised."""
+        """Waits until the function is compiled. Raises what compiling raised."""
         self.start()
         self._thread.join()
         if self._error is not None:
