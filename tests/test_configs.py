@@ -7,6 +7,7 @@ import pytest
 from flax import linen as nn
 from jax.interpreters import partial_eval
 
+from remixer_t5x.cli import train
 from remixer_t5x.config import loading
 from remixer_t5x.costs import counts, papers
 from remixer_t5x.errors import UserError
@@ -132,11 +133,9 @@ def test_every_experiment_is_complete_but_for_what_its_header_requires():
         header = path.read_text().split('include')[0]
         flags = [('MODEL_DIR', '/nowhere')]
         flags += [(macro, str(path)) for macro in ('FILES', 'PAIRS') if macro in header]
-        finetunes = path.name.startswith('finetune_') or 'runs/finetune.gin' in path.read_text()
-        command = 'finetune' if finetunes else 'train'
         if 'INITIAL_CHECKPOINT_PATH' in header:
             flags.append(('INITIAL_CHECKPOINT_PATH', '/nowhere'))
-        loading.load([f'experiments/{path.name}'], flags, root=f'remixer_t5x.cli.{command}.run')
+        loading.load([f'experiments/{path.name}'], flags, root=train.ROOT)
 
 
 @pytest.mark.parametrize('path', sorted(CONFIGS.rglob('*.gin')), ids=lambda path: str(path.relative_to(CONFIGS)))

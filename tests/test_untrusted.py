@@ -171,10 +171,10 @@ def test_a_pickle_is_not_run(tmp_path, kind):
 # written, of numbers that were checked; those that the caller of `build_model` names; and for `load` and
 # `report --pictures`, which say so, a run's own.
 LOADERS = {
-    *('remixer_t5x/cli/main.py', 'remixer_t5x/cli/compare.py', 'remixer_t5x/cli/convert.py'),
+    *('remixer_t5x/cli/arguments.py', 'remixer_t5x/cli/info/models.py', 'remixer_t5x/cli/convert/described.py'),
     *('remixer_t5x/api/building.py', 'remixer_t5x/api/saved_models.py'),
 }
-LOADS = ('loading.load(', 'loading.build', 'gin.parse_config')
+LOADS = ('loading.load(', 'loading.build', 'loading.values(', 'gin.parse_config')
 
 
 def _loaders():

@@ -1,126 +1,237 @@
-"""`remixer-t5x info --compare`: all shipped models side by side, and the papers' figures beside ours."""
+"""`remixer-t5x compare`: one recipe for a list of models and seeds, run by run, and at the end a table and a report.
+
+Each run is a process of the command line, typed as a user would type it: whatever stops one leaves the others alone,
+and it resumes by itself. Started again, the sweep goes over what is finished and does the rest.
+"""
 
 from __future__ import annotations
 
+import argparse
+import contextlib
+import dataclasses
+import json
+import pathlib
+import signal
+import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Sequence
+from typing import Any
 
-from rich import box
-from rich.console import Console
-from rich.table import Table
+from remixer_t5x.cli import arguments, console, train
+from remixer_t5x.cli.command import Command
+from remixer_t5x.errors import UserError
 
-from remixer_t5x.cli.info import check_lengths
-from remixer_t5x.config import loading
-from remixer_t5x.costs import counts, papers
-from remixer_t5x.costs.counts import Counts
-from remixer_t5x.costs.table import quantity
-from remixer_t5x.reports.pictures import hyper_mixing
+PROGRAM = (sys.executable, '-m', 'remixer_t5x.cli.main')
+COMMANDS = (train.TRAIN.name, train.FINETUNE.name)
+# In the folder of the sweep: the commands that have come to their end.
+FINISHED = 'finished.jsonl'
+REPORT = 'report.html'
+_USER_MISTAKE = 2
+# Macros that the sweep sets for each run, and what to type instead.
+_OURS = {'MODEL_DIR': '--folder=DIR', 'SEED': '--seeds=0,1,2'}
 
-_PIPE_WIDTH = 150
-_BASELINE = 't5_1_1'
+
+@dataclasses.dataclass(frozen=True)
+class Cell:
+    """One run of the sweep."""
+
+    model: str
+    seed: int
+    folder: pathlib.Path
+    command: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        return f'{self.model}, seed {self.seed}'
+
+    @property
+    def log(self) -> pathlib.Path:
+        return self.folder.with_suffix('.log')
 
 
-def run(sizes: str, models: Sequence[str], feature_lengths: Mapping[str, int]) -> None:
-    """Prints two tables; gin binds the arguments in `runs/compare.gin`.
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    arguments.add_gin(parser, model=False)
+    parser.add_argument('compared', metavar='COMMAND', help='train or finetune')
+    parser.add_argument('--models', help='files of models/, by comma; remixer+ablations/NAME adds one')
+    parser.add_argument('--seeds', default='0', help='by comma (default 0)')
+    parser.add_argument('--folder', help='gets a MODEL_DIR for each run, and report.html')
 
-    Args:
-        sizes: names of files in sizes/, separated by commas.
-        models: names of files in models/; the first is what the others are compared to.
-        feature_lengths: `inputs` and `targets` in tokens.
+
+def run(args: argparse.Namespace) -> int:
+    """Runs what is missing, then prints the table and writes the report; the exit code.
 
     Raises:
-        UserError: there is no such size or model, or a length is missing.
+        UserError: a mistake in the command, or one that a run reports.
     """
-    check_lengths(feature_lengths)
-    names = [size.strip() for size in sizes.split(',') if size.strip()]
-    table = _table('model', 'size', 'parameters', 'to the first', 'forward FLOPs', 'to the first')
-    for size in names:
-        baseline = None
+    cells = plan(args)
+    folder = cells[0].folder.parents[1]
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f'{folder} cannot be made ({error.strerror}); give another --folder') from None
+    finished = _finished(folder)
+    todo = [cell for cell in cells if list(cell.command) not in finished or not cell.folder.is_dir()]
+    _say(f'{len(cells)} runs, {len(cells) - len(todo)} finished before; in {folder}')
+    failed = []
+    for number, cell in enumerate(todo, 1):
+        _say(f'{number} of {len(todo)}: {cell.name}; {cell.log}')
+        start = time.monotonic()
+        code, asked = _run_one(cell)
+        if code == 0:
+            _keep(folder, cell)
+            _say(f'{cell.name}: finished in {time.monotonic() - start:,.0f} s')
+        if asked:
+            _say('stopped; run the same command again to go on')
+            return 128 + asked
+        if code == _USER_MISTAKE:
+            raise UserError(f'{cell.name}: {_last_line(cell.log).removeprefix("error: ")}')
+        if code:
+            failed.append(cell)
+            _say(f'{cell.name}: FAILED with {code}: {_last_line(cell.log)}')
+    if done := [cell for cell in cells if cell not in failed]:
+        _show_results(args, done, folder)
+    return int(bool(failed))
+
+
+def plan(args: argparse.Namespace) -> list[Cell]:
+    """All runs, seed by seed, so that a sweep that is stopped has as many of one model as of the other."""
+    if args.compared not in COMMANDS:
+        raise UserError(f'compare {args.compared} is not a command; type compare train or compare finetune')
+    for name, _ in args.gin_flags:
+        if name in _OURS:
+            raise UserError(f'--gin.{name} is set for each run; type {_OURS[name]} instead')
+    models = _listed(args.models, '--models=t5_1_1,remixer')
+    seeds = _listed(args.seeds, '--seeds=0,1,2')
+    if wrong := [seed for seed in seeds if not seed.isdecimal()]:
+        raise UserError(f'--seeds has {wrong[0]!r}; give whole numbers, as in --seeds=0,1,2')
+    if not args.folder:
+        raise UserError('compare needs a folder for its runs; type --folder=runs/compared')
+    folder = pathlib.Path(args.folder).expanduser().absolute()
+    recipe = [
+        *(f'--gin_search_paths={paths}' for paths in args.gin_search_paths),
+        *(f'--gin_file={file}' for file in args.gin_file),
+        *(f'--gin.{name}={value}' for name, value in args.gin_flags),
+    ]
+    cells = []
+    for seed in map(int, seeds):
         for model in models:
-            counted = _count(model, size, feature_lengths)
-            baseline = baseline or counted
-            table.add_row(
-                model,
-                size,
-                f'{counted.total_parameters:,}',
-                _ratio(counted.total_parameters, baseline.total_parameters),
-                quantity(counted.total_forward_flops),
-                _ratio(counted.total_forward_flops, baseline.total_forward_flops),
-                end_section=model == models[-1],
-            )
-    lengths = f'{feature_lengths["inputs"]} input and {feature_lengths["targets"]} target tokens'
-    lines = [f'one example of {lengths}; matrix products and Fourier transforms, a multiply and an add being two']
-    _print(table, lines, _papers_table(feature_lengths), [_appendix_d(512, 256, 512)])
+            place = folder / model.replace('/', '_') / f'seed_{seed}'
+            own = (f'--model={model}', f'--gin.SEED={seed}', f'--gin.MODEL_DIR={place}')
+            cells.append(Cell(model, seed, place, (args.compared, *recipe, *own)))
+    return cells
 
 
-def _papers_table(feature_lengths: Mapping[str, int]) -> Table:
-    table = _table('model', 'size', 'paper', 'ours', 'ratio', 'of', 'source')
-    for figure in papers.FIGURES:
-        counted = _count(figure.model, figure.size, {**feature_lengths, 'inputs': 512})
-        ours, flops = _part(counted, figure.part)
-        table.add_row(
-            figure.model,
-            figure.size,
-            quantity(figure.parameters),
-            quantity(ours),
-            f'{ours / figure.parameters:.3f}',
-            figure.part,
-            figure.source,
+def _listed(text: str | None, example: str) -> list[str]:
+    """Items separated by commas, each once."""
+    items = [item.strip() for item in (text or '').split(',') if item.strip()]
+    if not items:
+        raise UserError(f'{example.partition("=")[0]} has no value; type {example}')
+    if len(set(items)) < len(items):
+        raise UserError(f'{example.partition("=")[0]}={text} names one twice; give each once')
+    return items
+
+
+def _run_one(cell: Cell) -> tuple[int, int]:
+    """Exit code of the run, and the signal that asked the sweep to end (0: none); the run gets it and saves first."""
+    asked = 0
+    cell.folder.parent.mkdir(parents=True, exist_ok=True)
+    with cell.log.open('ab') as log:
+        # A group of its own: Ctrl-C reaches the run once, from us.
+        process = subprocess.Popen(
+            [*PROGRAM, *cell.command], stdout=log, stderr=subprocess.STDOUT, start_new_session=True
         )
-        if figure.flops:
-            cells = (
-                quantity(figure.flops),
-                quantity(flops),
-                f'{flops / figure.flops:.3f}',
-                'forward FLOPs, 512 tokens',
-            )
-            table.add_row(figure.model, figure.size, *cells, figure.source)
-    return table
+
+        def pass_on(number: int, _: object) -> None:
+            nonlocal asked
+            asked = number
+            _say(f'{signal.Signals(number).name}: {cell.name} saves, then the sweep ends')
+            process.send_signal(number)
+
+        before = {number: signal.signal(number, pass_on) for number in (signal.SIGTERM, signal.SIGINT)}
+        try:
+            return process.wait(), asked
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
 
 
-def _appendix_d(length: int, embed: int, hidden: int) -> str:
-    paper = hyper_mixing.paper_operations(length, embed, hidden)
-    ours = hyper_mixing.xla_operations(length, embed, hidden)
-    sizes = f"{length} tokens, d {embed}, d' {hidden}"
-    return (
-        f'one tied HyperMixing layer, {sizes}: {paper:,} operations by the formula of its appendix D, '
-        f'{ours:,.0f} as XLA counts ours ({ours / paper:.3f})'
-    )
+def _finished(folder: pathlib.Path) -> list[list[str]]:
+    """Commands that have ended well here; a line that was cut off counts as none."""
+    path = folder / FINISHED
+    found = []
+    for line in path.read_text().splitlines() if path.exists() else ():
+        with contextlib.suppress(json.JSONDecodeError):
+            found.append(json.loads(line))
+    return found
 
 
-def _part(counted: Counts, part: str) -> tuple[int, float]:
-    """Parameters and forward FLOPs of what a paper counted."""
-    if part == papers.WHOLE:
-        return counted.total_parameters, counted.total_forward_flops
-    inside = ('encoder', 'token_embedder')
-    parameters = sum(count for path, count in counted.parameters.items() if path[0] in inside)
-    return parameters, sum(flops for path, flops in counted.forward_flops.items() if path[:1] == ('encoder',))
+def _keep(folder: pathlib.Path, cell: Cell) -> None:
+    with (folder / FINISHED).open('a') as file:
+        file.write(json.dumps(list(cell.command)) + '\n')
 
 
-def _count(model: str, size: str, feature_lengths: Mapping[str, int]) -> Counts:
-    files = [f'models/{model}.gin', f'sizes/{size}.gin']
-    return counts.count(loading.build_model(*files), feature_lengths)
+def _last_line(log: pathlib.Path) -> str:
+    """What a run said last; of a user's mistake that is its one line."""
+    lines = log.read_text(errors='replace').strip().splitlines()
+    errors = [line for line in lines if line.startswith('error')]
+    return (errors or lines or ['it said nothing'])[-1]
 
 
-def _ratio(ours: float, baseline: float) -> str:
-    return f'{ours / baseline:.3f}'
+def _show_results(args: argparse.Namespace, cells: Sequence[Cell], folder: pathlib.Path) -> None:
+    with arguments.libraries(args):
+        from remixer_t5x.cli.report import runs, write
+        from remixer_t5x.reports import records
+
+    folders = [str(cell.folder) for cell in cells]
+    models = {str(cell.folder): cell.model for cell in cells}
+    groups = records.by_seed(runs.read_all(folders))
+    groups = [dataclasses.replace(group, name=models.get(group.runs[0].folder, group.name)) for group in groups]
+    console.show(table(groups))
+    write.write(folders, str(folder / REPORT))
 
 
-def _table(*headings: str) -> Table:
-    table = Table(box=box.SIMPLE_HEAD)
-    for heading in headings:
-        words = heading in ('model', 'size', 'of', 'source')
-        table.add_column(heading, justify='left' if words else 'right', no_wrap=True)
-    return table
+def table(groups) -> Any:
+    """A row for each model: losses, metrics of tasks and speed, as means over seeds with standard deviations."""
+    from remixer_t5x.reports import overview
+
+    tasks = overview.task_table(groups)
+    headings = ['model', 'seeds', 'training loss', 'held-out loss', *(f'{kind}: {metric}' for kind, metric, _ in tasks)]
+    found = console.table(*headings, 'tokens/s', words=('model',))
+    for index, group in enumerate(groups):
+        runs = [overview.overview(one) for one in group.runs]
+        losses = [_cell([one.train_loss for one in runs], 4), _cell([one.held_out for one in runs], 4)]
+        metrics = [_shown(cells[index], 2) for _, _, cells in tasks]
+        speed = _cell([one.tokens_per_second for one in runs], 0)
+        found.add_row(group.name, str(len(runs)), *losses, *metrics, speed)
+    return found
 
 
-def _print(first: Table, lines: Sequence[str], second: Table, last_lines: Sequence[str]) -> None:
-    console = Console(file=sys.stdout, width=None if sys.stdout.isatty() else _PIPE_WIDTH, highlight=False)
-    with console.capture() as captured:
-        console.print(first)
-        for line in lines:
-            console.print(line, soft_wrap=True)
-        console.print(second)
-        for line in last_lines:
-            console.print(line, soft_wrap=True)
-    sys.stdout.write(captured.get())
+def _cell(values: Sequence[float | None], digits: int) -> str:
+    from remixer_t5x.reports import overview
+
+    present = [value for value in values if value is not None]
+    return _shown(overview.cell(present) if present else None, digits)
+
+
+def _shown(cell, digits: int) -> str:
+    if cell is None:
+        return '-'
+    deviation = '' if cell.deviation is None else f' ± {cell.deviation:,.{digits}f}'
+    return f'{cell.mean:,.{digits}f}{deviation}'
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+COMMAND = Command(
+    'compare',
+    'one recipe for several models and seeds; ends in a table and a report; the same command again continues',
+    add_arguments,
+    run,
+    (
+        'remixer-t5x compare train --gin_file=experiments/quickstart.gin --models=t5_1_1,remixer,hyper_mixer '
+        '--seeds=0,1,2 --folder=runs/compared',
+    ),
+)

@@ -2,59 +2,63 @@
 
 from __future__ import annotations
 
-import sys
+import argparse
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import jax
-import numpy as np
-from rich.console import Console
-from rich.text import Text
-
-from remixer_t5x.checkpoints import saved_params
-from remixer_t5x.data import pipeline
-from remixer_t5x.devices import partition
+from remixer_t5x.cli import arguments
+from remixer_t5x.cli.command import Command
 from remixer_t5x.errors import UserError
-from remixer_t5x.run_folder import model_dir
+
+if TYPE_CHECKING:
+    import numpy as np
+    from rich.console import Console
 
 # Text around a gap that is shown; a whole example would fill the screen.
 TOKENS_SHOWN = 80
+BATCH_SIZE = 8
+# Of the training run's configuration, with what runs/pretrain.gin would give where it is not there.
+_DATA = {'SEED': 0, 'PACK': False, 'USE_CACHED_TASKS': False, 'CACHE_DIR': None}
 
 
-def run(
-    model: Any,
-    dataset: pipeline.DatasetConfig,
-    partitioner: partition.Partitioner,
-    folder: str,
-    num_examples: int = 3,
-) -> None:
-    """Prints the first examples of `dataset`, truncated, with the true and the predicted text of each gap.
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    arguments.add_gin(parser)
+    number = 'how many examples to show (default 3)'
+    parser.add_argument('--num_examples', type=arguments.whole_number(1), default=3, help=number)
 
-    Args:
-        model: the model that was trained.
-        dataset: a span-corruption task and the split to take examples from.
-        partitioner: where parameters go.
-        folder: MODEL_DIR of the training run; its newest checkpoint is read.
-        num_examples: how many examples.
-    """
+
+def run(args: argparse.Namespace) -> None:
+    """Prints the first validation examples, truncated, with the true and the predicted text of each gap."""
+    macros = ('MODEL', 'PARTITIONER', 'MODEL_DIR', 'MIXTURE_OR_TASK_NAME', 'TASK_FEATURE_LENGTHS', *_DATA)
+    model, partitioner, folder, mixture, lengths, *data = arguments.values(args, *macros, defaults=_DATA)
+    import jax
+    import numpy as np
+    from rich.console import Console
+
+    from remixer_t5x.checkpoints import saved_params
+    from remixer_t5x.data import pipeline
+    from remixer_t5x.run_folder import model_dir
+
+    dataset = pipeline.DatasetConfig(mixture, lengths, BATCH_SIZE, 'validation', False, *data)
     vocab = pipeline.vocabulary(dataset)
     if not vocab.extra_ids:
         raise UserError('the vocabulary has no sentinels (extra_ids is 0): use a span-corruption task')
     abstract = saved_params.abstract_params(model, pipeline.batch_shapes(dataset), partitioner)
     params = saved_params.restore_params(folder, abstract, pipeline.vocabulary_record(vocab), setting='MODEL_DIR')
     batch = next(iter(pipeline.EvalBatches(dataset, limit=1)))
-    length = dataset.task_feature_lengths['targets']
     with partitioner.activate():
-        predict = jax.jit(lambda params, batch: model.predict(params, batch, length))
+        predict = jax.jit(lambda params, batch: model.predict(params, batch, lengths['targets']))
         predicted = np.asarray(predict(params, partitioner.shard_batch(batch)))
-    console = Console(file=sys.stdout, highlight=False)
-    for row in range(min(num_examples, dataset.batch_size)):
+    console = Console(highlight=False)
+    for row in range(min(args.num_examples, BATCH_SIZE)):
         show(console, vocab, batch['encoder_input_tokens'][row], batch['decoder_target_tokens'][row], predicted[row])
     console.print(f'from the newest checkpoint in {folder}/{model_dir.CHECKPOINTS}', style='dim')
 
 
 def show(console: Console, vocab: Any, inputs: np.ndarray, targets: np.ndarray, predicted: np.ndarray) -> None:
     """Prints one example: its beginning with numbered gaps, then each gap's true and predicted text."""
+    from rich.text import Text
+
     first_sentinel = vocab.vocab_size - 1
     last_sentinel = vocab.vocab_size - vocab.extra_ids
     shown = inputs[:TOKENS_SHOWN]
@@ -94,3 +98,12 @@ def split_at_sentinels(
 
 def _quoted(vocab: Any, ids: list[int] | None) -> str:
     return 'nothing' if not ids else f'"{vocab.decode(ids)}"'
+
+
+COMMAND = Command(
+    'fill_in',
+    'corrupted examples, and what a trained model puts into the gaps',
+    add_arguments,
+    run,
+    ('remixer-t5x fill_in --gin_file=experiments/quickstart.gin',),
+)

@@ -1,37 +1,31 @@
-"""The console script `remixer-t5x`: reads flags, lets `config.loading` build, calls, and turns mistakes into one line.
+"""The console script `remixer-t5x`: parses the command line, runs one command, and turns mistakes into one line.
 
-Flags are T5X's: `--gin_file`, `--gin.NAME=value`, `--gin_search_paths`. Libraries are imported only once a command is
-known to run, so `--help` and a wrong flag answer at once.
+gin's flags are T5X's: `--gin_file`, `--gin.NAME=value`, `--gin_search_paths`. Libraries are imported only once a
+command is known to run, so `--help` and a wrong flag answer at once.
 """
 
 from __future__ import annotations
 
 import argparse
 import difflib
-import functools
-import importlib
 import os
 import re
-import signal
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from remixer_t5x import __version__, startup
-from remixer_t5x.cli import process_flags, quiet
-from remixer_t5x.cli.commands import COMMANDS, Command, Flag
+from remixer_t5x.cli import arguments, compare, convert, evaluate, fill_in, infer, info, quiet, report, train
+from remixer_t5x.cli.command import Command
+from remixer_t5x.cli.data import cache, get, preview, show, vocab
+from remixer_t5x.cli.data import list as data_list
 from remixer_t5x.devices import compilation_cache
 from remixer_t5x.errors import UserError, one_line
 
-_GIN_HELP = """\
-gin flags:
-  --gin_file=FILE        a gin file, repeatable, later ones win; looked up in the current folder, then in
-                         --gin_search_paths, then among the configs shipped with the package
-  --gin.NAME=VALUE       sets a macro (--gin.TRAIN_STEPS=1000) or a setting (--gin.adafactor.decay_rate=0.8) after all
-                         files; a VALUE that is no gin value is taken as text: --gin.MODEL_DIR=/tmp/x needs no quotes
-"""
-_MODEL_HELP = (
-    'NAME of models/NAME.gin, in place of the model file that a gin file includes; +ablations/NAME adds a file to it'
+COMMANDS = (
+    *(train.TRAIN, train.FINETUNE, compare.COMMAND, evaluate.COMMAND, infer.COMMAND, info.COMMAND),
+    *(preview.COMMAND, data_list.COMMAND, get.COMMAND, show.COMMAND, cache.COMMAND, vocab.COMMAND),
+    *(fill_in.COMMAND, convert.COMMAND, report.COMMAND),
 )
 
 
@@ -45,20 +39,20 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: arguments without the program's name; None takes them from the process.
     """
     own_process = argv is None
-    arguments = list(sys.argv[1:] if argv is None else argv)
+    given = list(sys.argv[1:] if argv is None else argv)
     try:
-        code = _run(arguments, own_process)
+        code = _run(given, own_process)
         sys.stdout.flush()
         return code
     except (UserError, KeyboardInterrupt) as error:
-        return _tell(error, verbose='--verbose' in arguments)
+        return report_error(error, verbose='--verbose' in given)
     except BrokenPipeError:
         # The reader (`| head`) has left; without this Python complains again while closing stdout.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
 
 
-def _tell(error: BaseException, process: str = '', verbose: bool = False) -> int:
+def report_error(error: BaseException, process: str = '', verbose: bool = False) -> int:
     """Says what went wrong on standard error, and in which of several processes; returns the exit code."""
     where = f' ({process})' if process else ''
     if isinstance(error, KeyboardInterrupt):
@@ -71,108 +65,37 @@ def _tell(error: BaseException, process: str = '', verbose: bool = False) -> int
     return getattr(error, 'exit_code', 2) if isinstance(error, UserError) else 1
 
 
-def _run(argv: list[str], own_process: bool) -> int:
-    rest, gin_flags = split_gin_flags(argv)
+def _run(argv: Sequence[str], own_process: bool) -> int:
+    rest, gin_flags = arguments.split_gin_flags(argv)
     parser = _parser()
     args = parser.parse_args(_join_words(rest))
     if args.command is None:
         parser.print_help()
         return 0
-    command = next(c for c in COMMANDS if c.name == args.command)
+    command = next(command for command in COMMANDS if command.name == args.command)
+    if gin_flags and not hasattr(args, 'gin_file'):
+        name = f'{parser.prog} {args.command}'
+        raise UserError(f'--gin.{gin_flags[0][0]} is given, and {name} reads no gin files; see {name} --help')
+    args.gin_flags = [*gin_flags, *getattr(args, 'macros', ())]
+    args.report_error = report_error
     compilation_cache.enable()
-    _set_env(command.env, may_restart=own_process)
+    _set_environment(command.env, may_restart=own_process)
     if args.verbose:
         startup.begin()
     else:
         quiet.hush()
-    if command.repeats:
-        return importlib.import_module(command.module).run(args, gin_flags)
-    module, base = command.module, command.base
-    given = [flag for flag in command.flags if getattr(args, flag.macro) is not None]
-    _check_together(given)
-    for flag in given:
-        value = getattr(args, flag.macro)
-        gin_flags.append((flag.macro, repr(tuple(value)) if flag.many else value))
-        module, base = flag.module or module, flag.base or base
-    from remixer_t5x.config import loading
-
-    loading.load(
-        args.gin_file,
-        gin_flags,
-        base=base,
-        root=f'{module}.run',
-        search_paths=[path for given in args.gin_search_paths for path in given.split(',') if path],
-        partial=command.partial,
-        model=loading.model_files(args.model) if args.model else (),
-        importing=None if args.verbose else quiet.imports(command.tensorflow),
-    )
-    function = importlib.import_module(module).run
-    startup.done('imports')
-    if not command.several or module != command.module:
-        if command.several:
-            process_flags.refuse(args, 'this is done by one process')
-        return _exit_code(loading.call(function))
-    from remixer_t5x.devices import processes as distributed
-
-    processes = distributed.Processes(**process_flags.given(args))
-    with distributed.together(processes, functools.partial(_tell, verbose=args.verbose), command.saves):
-        result = loading.call(function)
-    return _exit_code(result)
-
-
-def _exit_code(result: object) -> int:
-    """0, or that of the signal by which a run was stopped: whoever supervises it must see that it is not finished."""
-    stopped = getattr(result, 'stopped', None)
-    return 128 + signal.Signals[stopped] if stopped else 0
-
-
-def _check_together(given: Sequence[Flag]) -> None:
-    """Refuses two flags that ask for different functions, and a flag without the one that reads it."""
-    asking = [flag.name for flag in given if flag.module]
-    if len(asking) > 1:
-        raise UserError(f'{asking[0]} and {asking[1]} ask for different things; give one of them')
-    for flag in given:
-        if flag.only_with and not set(flag.only_with) & set(asking):
-            readers = ' or '.join(flag.only_with)
-            raise UserError(f'{flag.name} is read with {readers} only; add it, or leave {flag.name} out')
-
-
-def split_gin_flags(argv: Sequence[str]) -> tuple[list[str], list[tuple[str, str]]]:
-    """Takes `--gin.NAME=value` and `--gin.NAME value` out of `argv`.
-
-    Returns:
-        The other arguments, and (name, value) pairs in order.
-
-    Raises:
-        UserError: a gin flag without a value.
-    """
-    rest: list[str] = []
-    pairs: list[tuple[str, str]] = []
-    arguments = iter(argv)
-    for argument in arguments:
-        if not argument.startswith('--gin.'):
-            rest.append(argument)
-            continue
-        name, equals, value = argument.removeprefix('--gin.').partition('=')
-        if not equals:
-            value = next(arguments, '--')
-            if value.startswith('--'):
-                raise UserError(f'{argument} has no value; type {argument}=VALUE')
-        if not name:
-            raise UserError(f'{argument} names no macro or setting; type --gin.NAME=VALUE')
-        pairs.append((name.strip(), value))
-    return rest, pairs
+    return command.run(args) or 0
 
 
 def _join_words(argv: list[str]) -> list[str]:
-    """`data list` as the one name that it is in COMMANDS. Raises UserError for a second word that is none."""
+    """Makes one name of `data list`, as in COMMANDS. Raises UserError for a second word that names no command."""
     alternatives = [c.name.split()[1] for c in COMMANDS if argv and c.name.startswith(f'{argv[0]} ')]
     if not alternatives or len(argv) < 2 or argv[1].startswith('-'):
         return argv
     if argv[1] not in alternatives:
         near = difflib.get_close_matches(argv[1], alternatives, n=1, cutoff=0) or alternatives
         allowed = ', '.join(f'{argv[0]} {word}' for word in alternatives)
-        raise UserError(f'{argv[0]} {argv[1]} is no command, allowed are {allowed}; type {argv[0]} {near[0]}')
+        raise UserError(f'{argv[0]} {argv[1]} is not a command, allowed are {allowed}; type {argv[0]} {near[0]}')
     return [' '.join(argv[:2]), *argv[2:]]
 
 
@@ -188,11 +111,10 @@ class _Parser(argparse.ArgumentParser):
 def _parser() -> argparse.ArgumentParser:
     # Commands are indented by two columns more than COMMAND is.
     width = max(len(command.name) for command in COMMANDS) + 2
-    examples = '\n'.join(f'  {example}' for command in COMMANDS for example in command.examples)
     parser = _Parser(
         prog='remixer-t5x',
         description='Pretrain, finetune, evaluate and run T5-style encoder-decoders with any token mixer.',
-        epilog=f'{_GIN_HELP}\nexamples:\n{examples}\n',
+        epilog=f'{arguments.GIN_HELP}\nexamples:\n{_lines(e for c in COMMANDS for e in c.examples)}',
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
@@ -204,35 +126,26 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _add_command(commands, command: Command) -> None:
-    examples = '\n'.join(f'  {example}' for example in command.examples)
     parser = commands.add_parser(
         command.name,
         help=command.help,
         description=f'{command.help[0].upper()}{command.help[1:]}.',
-        epilog=f'{_GIN_HELP}\nexample:\n{examples}\n',
+        epilog=f'example:\n{_lines(command.examples)}',
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parser.add_argument('--gin_file', action='append', default=[], metavar='FILE', help='a gin file, repeatable')
-    if not command.repeats:
-        parser.add_argument('--model', help=_MODEL_HELP)
-    parser.add_argument(
-        '--gin_search_paths', action='append', default=[], metavar='DIRS', help='more folders with gin files, by comma'
-    )
+    command.add_arguments(parser)
     parser.add_argument('--verbose', action='store_true', help='show log lines of libraries, and tracebacks')
-    for flag in command.flags:
-        alone = {} if flag.alone is None else {'nargs': '?', 'const': flag.alone}
-        if flag.name.startswith('-'):
-            parser.add_argument(flag.name, dest=flag.macro, help=flag.help, **alone)
-        else:
-            parser.add_argument(flag.macro, metavar=flag.name, help=flag.help, nargs='+' if flag.many else None)
-    if command.several:
-        process_flags.add(parser)
 
 
-def _set_env(env: Sequence[tuple[str, str]], may_restart: bool) -> None:
-    """Sets what libraries read on import; malloc reads its own before Python starts, so that needs a fresh start."""
-    missing = {name: value for name, value in env if name not in os.environ}
+def _lines(examples) -> str:
+    return ''.join(f'  {example}\n' for example in examples)
+
+
+def _set_environment(env: Mapping[str, str], may_restart: bool) -> None:
+    """Sets what libraries read on import. glibc's malloc reads its settings before Python starts, so where one of them
+    is missing this process starts again in its place (same id, same arguments), if it is the command's own."""
+    missing = {name: value for name, value in env.items() if name not in os.environ}
     os.environ.update(missing)
     needs_restart = any(name.startswith('MALLOC_') for name in missing)
     if needs_restart and may_restart and sys.platform == 'linux' and len(sys.orig_argv) > 1:

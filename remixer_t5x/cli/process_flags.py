@@ -1,13 +1,15 @@
-"""Flags that say which process of a run this is. They are no gin macros: each process has others, and a run's
-configuration is that of all of them."""
+"""Flags that say which process of a run this is. They are not gin macros: each process has its own, and a run's
+configuration is shared by all of them."""
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import functools
 
 from remixer_t5x.errors import UserError
 
-# Flag, field of `distributed.Processes`, what it is.
+# Flag, field of `devices.processes.Processes`, what it is.
 _FLAGS = (
     ('--coordinator_address', 'address', 'HOST:PORT of process 0'),
     ('--process_count', 'count', 'how many processes; 1 is this one alone, whatever the cluster says'),
@@ -18,7 +20,7 @@ _FLAGS = (
 
 
 def add(parser: argparse.ArgumentParser) -> None:
-    """The flags, as a group of their own."""
+    """Adds the flags, as a group."""
     group = parser.add_argument_group(
         'several processes', 'found by themselves on TPU, Slurm, Open MPI and Kubernetes; else all of the first three'
     )
@@ -26,8 +28,16 @@ def add(parser: argparse.ArgumentParser) -> None:
         group.add_argument(flag, help=help)
 
 
-def given(args: argparse.Namespace) -> dict[str, str]:
-    """Fields of `distributed.Processes` that flags set."""
+def together(args: argparse.Namespace, saves: bool = False) -> contextlib.AbstractContextManager:
+    """Joins the processes of the run while its work is done within; `saves`: on SIGTERM the work saves first."""
+    from remixer_t5x.devices import processes
+
+    given = processes.Processes(**_given(args))
+    return processes.together(given, functools.partial(args.report_error, verbose=args.verbose), saves)
+
+
+def _given(args: argparse.Namespace) -> dict[str, str]:
+    """Fields of `Processes` that flags set."""
     values = {field: getattr(args, flag.removeprefix('--')) for flag, field, _ in _FLAGS}
     return {field: value for field, value in values.items() if value is not None}
 
@@ -35,5 +45,5 @@ def given(args: argparse.Namespace) -> dict[str, str]:
 def refuse(args: argparse.Namespace, reason: str) -> None:
     """Raises UserError where one of the flags is given."""
     for flag, field, _ in _FLAGS:
-        if field in given(args):
+        if field in _given(args):
             raise UserError(f'{flag} is given, and {reason}; leave it out')

@@ -1,72 +1,111 @@
-"""`remixer-t5x train`: pretrains or goes on; gin builds the arguments (configs/runs/pretrain.gin)."""
+"""`remixer-t5x train` pretrains, `finetune` trains on tasks and judges by metrics; the same command again resumes.
+
+gin builds a `settings.Run` (configs/runs/pretrain.gin and finetune.gin).
+"""
 
 from __future__ import annotations
 
-import sys
+import argparse
+import signal
+from typing import TYPE_CHECKING
 
-import jax
-from rich.console import Console
+from remixer_t5x.cli import arguments, process_flags
+from remixer_t5x.cli.command import KEEP_BUFFERS, Command
+from remixer_t5x.errors import UserError
 
-from remixer_t5x.config import loading
-from remixer_t5x.costs import counts
-from remixer_t5x.data import pipeline
-from remixer_t5x.evaluation.held_out_loss import Evaluation
-from remixer_t5x.reports import curves
-from remixer_t5x.run_folder import model_dir
-from remixer_t5x.training import loop, settings
+if TYPE_CHECKING:
+    from remixer_t5x.training.settings import Result, Run
 
+ROOT = 'remixer_t5x.training.settings.Run'
+FILES = {'train': 'runs/pretrain.gin', 'finetune': 'runs/finetune.gin'}
 LOSS_PICTURE = 'loss.png'
 
 
-def run(
-    learner: settings.Learner,
-    dataset: pipeline.DatasetConfig,
-    folder: settings.Folder,
-    periods: settings.Periods,
-    evaluation: Evaluation | None = None,
-    recovery: settings.Recovery | None = None,
-) -> settings.Result:
-    """Trains and says at the end where things lie.
-
-    Args:
-        learner: model, optimizer, partitioner and the numbers of a step.
-        dataset: training data.
-        folder: MODEL_DIR and what it keeps.
-        periods: how long, and how often what happens.
-        evaluation: held-out data; None needs EVAL_PERIOD = None.
-        recovery: what happens when something fails; None stops.
-    """
-    result = loop.train(
-        settings.Run(learner, dataset, folder, periods, evaluation, recovery=recovery or settings.Recovery()),
-        config_text=loading.operative_config(),
-        flops_per_step=_flops_per_step(learner, dataset),
-    )
-    if jax.process_index() == 0:
-        _say_end(result)
-    return result
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    arguments.add_gin(parser)
+    arguments.add_macro(parser, '--mesh', 'MESH', arguments.MESH_HELP)
+    restore = 'previous: resume from the checkpoint before where the newest is damaged'
+    arguments.add_macro(parser, '--restore', 'RESTORE', restore)
+    process_flags.add(parser)
 
 
-def _flops_per_step(learner: settings.Learner, dataset: pipeline.DatasetConfig) -> float:
-    counted = counts.count(learner.model, dataset.task_feature_lengths)
-    return counted.training_flops * dataset.batch_size
+def run(args: argparse.Namespace) -> int:
+    """Trains, and says at the end where the results are; the exit code."""
+    arguments.load(args, ROOT, suggest=[FILES[args.command]])
+    import jax
+
+    from remixer_t5x.config import loading
+    from remixer_t5x.training import loop
+
+    with process_flags.together(args, saves=True):
+        settings: Run = loading.call(ROOT)
+        _check_command(args.command, settings)
+        result = loop.train(settings, config_text=loading.operative_config(), flops_per_step=_flops_per_step(settings))
+        if jax.process_index() == 0:
+            _say_end(result, draws_loss=settings.tasks is None)
+    # A run that a signal stopped is not finished: whatever supervises it sees that in the exit code.
+    return 128 + signal.Signals[result.stopped] if result.stopped else 0
 
 
-def _say_end(result: settings.Result) -> None:
-    console = Console(file=sys.stdout, highlight=False, soft_wrap=True, markup=False)
+def _check_command(command: str, settings: Run) -> None:
+    if command == 'train' and settings.tasks is not None:
+        raise UserError(f'the gin files set up finetuning, as {FILES["finetune"]} does; type remixer-t5x finetune')
+    if command == 'finetune' and settings.evaluation is not None:
+        raise UserError(f'the gin files set up pretraining, as {FILES["train"]} does; type remixer-t5x train')
+
+
+def _flops_per_step(settings: Run) -> float:
+    from remixer_t5x.costs import counts
+
+    counted = counts.count(settings.learner.model, settings.dataset.task_feature_lengths)
+    return counted.training_flops * settings.dataset.batch_size
+
+
+def _say_end(result: Result, draws_loss: bool) -> None:
+    from remixer_t5x.evaluation import best
+    from remixer_t5x.reports import curves
+    from remixer_t5x.run_folder import model_dir
+
     done = f'stopped by {result.stopped} and saved at' if result.stopped else 'finished at'
-    numbers = []
+    numbers = [f'{done} step {result.step}']
     if result.train:
         numbers.append(f'train loss {result.train["loss"]:.4f}')
-    if result.evaluation:
+    if result.evaluation and 'perplexity' in result.evaluation:
         held_out = result.evaluation
         numbers.append(f'held-out loss {held_out["loss"]:.4f}, perplexity {held_out["perplexity"]:.2f}')
-    console.print(f'{done} step {result.step}' + ''.join(f' · {text}' for text in numbers))
-    console.print(f'checkpoint   {result.checkpoint}')
-    console.print(f'TensorBoard  {result.folder}/{model_dir.TENSORBOARD}  (tensorboard --logdir {result.folder})')
-    console.print(f'metrics      {result.folder}/{model_dir.METRICS}')
-    if result.train and '://' not in result.folder:
+    print(' · '.join(numbers))
+    print(f'checkpoint   {result.checkpoint}')
+    for task, found in best.kept_in(result.folder).items():
+        print(f'best         {task}: {found["metric"]} {found["value"]:.2f} at {found["path"]}')
+    print(f'TensorBoard  {result.folder}/{model_dir.TENSORBOARD}  (tensorboard --logdir {result.folder})')
+    print(f'metrics      {result.folder}/{model_dir.METRICS}')
+    if draws_loss and result.train and '://' not in result.folder:
         # It costs a second and is what people look at; the numbers it is drawn from stay in the file above.
         picture = curves.plot_loss(f'{result.folder}/{model_dir.METRICS}', f'{result.folder}/{LOSS_PICTURE}')
-        console.print(f'loss curve   {picture}')
+        print(f'loss curve   {picture}')
     if result.stopped:
-        console.print('run the same command again to go on')
+        print('run the same command again to go on')
+
+
+TRAIN = Command(
+    'train',
+    'pretrain a model; the same command again resumes',
+    add_arguments,
+    run,
+    (
+        'remixer-t5x train --gin_file=experiments/quickstart.gin',
+        'remixer-t5x train --gin_file=experiments/quickstart.gin --gin.MODEL_DIR=/tmp/run --gin.TRAIN_STEPS=1000',
+    ),
+    KEEP_BUFFERS,
+)
+FINETUNE = Command(
+    'finetune',
+    "train a model on tasks, judged by their metrics; keeps each task's best checkpoint",
+    add_arguments,
+    run,
+    (
+        'remixer-t5x finetune --gin_file=experiments/finetune_super_glue.gin --gin.MODEL_DIR=runs/super_glue '
+        '--gin.INITIAL_CHECKPOINT_PATH=runs/pretrained',
+    ),
+    KEEP_BUFFERS,
+)

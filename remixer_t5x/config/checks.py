@@ -6,7 +6,7 @@ training experiment would then ask for MODEL_DIR. Here only what the called func
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from remixer_t5x.config.scan import COMMAND_LINE, Binding, Reference, Scan, nearest, scan, shipped_bindings
 from remixer_t5x.errors import UserError
@@ -34,10 +34,12 @@ def check(sources: Scan, final_text: str, root: str, partial: bool, exchanged: b
     _check_half_precision(sources, final)
 
 
-def check_before_imports(sources: Scan, root: str, partial: bool, exchanged: bool = False) -> None:
+def check_before_imports(
+    sources: Scan, root: str, partial: bool, exchanged: bool = False, suggest: Sequence[str] = ()
+) -> None:
     """The mistakes that can be told from the text alone, before a gin file imports libraries that take seconds."""
     if root and not any(binding.target == root for binding in sources.bindings):
-        files = [file for file, binding in shipped_bindings() if binding.target == root]
+        files = suggest or [file for file, binding in shipped_bindings() if binding.target == root]
         raise UserError(f'no gin file given sets up {root}{_one_of(files)}')
     _check_unread(sources, sources, sources.bindings, partial or exchanged)
 

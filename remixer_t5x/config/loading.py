@@ -11,7 +11,7 @@ import contextlib
 import dataclasses
 import importlib
 import io
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import gin
@@ -23,6 +23,11 @@ MODELS = 'models/'
 # Values for what a model reads and data, hardware and runs own; read before everything else.
 DEFAULTS = 'defaults.gin'
 MODEL = 'remixer_t5x.model.seq2seq.Seq2Seq'
+_COLLECTED = 'remixer_t5x.config.loading.collected'
+_COLLECT = """from __gin__ import dynamic_registration
+from remixer_t5x.config import loading
+loading.collected.values = [{}]
+"""
 _ALMOST_PYTHON = {'true': 'True', 'false': 'False', 'none': 'None', 'null': 'None'}
 
 
@@ -90,11 +95,12 @@ class _Sources:
         for name, statement in found.imports.items():
             self.scan.imports.setdefault(name, statement)
 
-    def add_flag(self, name: str, value: str) -> None:
-        file = f'{scan.COMMAND_LINE}{name}'
-        text = f'{name} = {value}\n'
-        self.segments.append(_Segment(file, text, self.scan.imports))
-        self.scan.bindings += scan.scan(text, file)[0].bindings
+    def add_text(self, text: str, file: str, shipped: bool = False) -> None:
+        """Statements that are in no file: a flag, or those of a command itself."""
+        found = scan.scan(text, file, shipped)[0]
+        self.segments.append(_Segment(file, text, {**self.scan.imports, **found.imports}))
+        place = scan.Place(file, 0, shipped)
+        self.scan.bindings += [dataclasses.replace(binding, place=place) for binding in found.bindings]
 
 
 def model_files(text: str) -> list[str]:
@@ -140,6 +146,9 @@ def load(
     importing: contextlib.AbstractContextManager | None = None,
     base: Sequence[str] = (),
     model: Sequence[str] = (),
+    defaults: str = '',
+    reads: tuple[str, str] = ('', ''),
+    suggest: Sequence[str] = (),
 ) -> None:
     """Replaces gin's configuration by what `defaults.gin`, `base`, `files` and then `flags` (name, value text) say.
 
@@ -149,6 +158,9 @@ def load(
         root: full name of the function to be called (`remixer_t5x.cli.info.run`): what it reaches must be defined.
         partial: the command reads only a part of a configuration that was written for training; macros known to the
             shipped configs may then stay unread, and what the command does not reach may stay undefined.
+        defaults: gin text that all files may override.
+        reads: who reads macros, for errors, and gin text that reads them after everything else.
+        suggest: shipped files to name where no file sets up `root`; by default all that do.
         model: files that are read in place of the one of models/ that `files` name or include; macros of other models
             may then stay unread.
         importing: entered once the text has passed the checks that need no library, while gin imports what it names.
@@ -157,6 +169,8 @@ def load(
         UserError: anything wrong with files, flags, names or values, on one line.
     """
     sources = _Sources(search_paths, model)
+    if defaults:
+        sources.add_text(defaults, 'defaults', shipped=True)
     for file in (DEFAULTS, *base):
         sources.add_file(file, by_us=True)
     for file in files:
@@ -167,8 +181,10 @@ def load(
             f'type --gin_file={model[0]}'
         )
     for name, value in flags:
-        sources.add_flag(name, flag_value(name, value))
-    checks.check_before_imports(sources.scan, root, partial, bool(model))
+        sources.add_text(f'{name} = {flag_value(name, value)}\n', f'{scan.COMMAND_LINE}{name}')
+    if reads[0]:
+        sources.add_text(reads[1], reads[0], shipped=True)
+    checks.check_before_imports(sources.scan, root, partial, bool(model), suggest)
     gin.clear_config()
     with importing or contextlib.nullcontext():
         for segment in sources.segments:
@@ -206,12 +222,13 @@ def _parse_text(text: str, file: str) -> None:
     gin.parse_config(stream)
 
 
-def call(function: Callable[..., Any]) -> Any:
-    """Calls `function` with the arguments that gin binds to it. Errors of the user stay UserErrors of one line.
+def call(root: Callable[..., Any] | str) -> Any:
+    """Calls a function or class, or the one of this full name, with the arguments that gin binds to it.
 
     Raises:
-        UserError: also when no gin file binds anything to `function`.
+        UserError: what a user did wrong, on one line; also when no gin file binds anything to `root`.
     """
+    function = _named(root) if isinstance(root, str) else root
     try:
         configured = gin.get_configurable(function)
     except (KeyError, ValueError):
@@ -234,8 +251,41 @@ def build(root: str, files: Sequence[str], flags: Sequence[tuple[str, str]] = ()
         UserError: anything wrong with files, flags, names or values, on one line.
     """
     load(files, flags, root=root, partial=True, **options)
+    return call(root)
+
+
+def _named(root: str) -> Any:
     module, _, name = root.rpartition('.')
-    return call(getattr(importlib.import_module(module), name))
+    return getattr(importlib.import_module(module), name)
+
+
+def values(
+    macros: Sequence[str],
+    files: Sequence[str],
+    flags: Sequence[tuple[str, str]] = (),
+    defaults: Mapping[str, Any] | None = None,
+    reader: str = 'the caller',
+    **options: Any,
+) -> list[Any]:
+    """The values of some macros by gin files and flags; only what these macros reach has to be complete.
+
+    Args:
+        macros: their names.
+        defaults: Python values of macros that files and flags may override.
+        reader: who asks, for errors.
+        options: of `load`.
+
+    Raises:
+        UserError: anything wrong with files, flags, names or values, on one line.
+    """
+    text = _COLLECT.format(', '.join(f'%{name}' for name in macros))
+    given = ''.join(f'{name} = {value!r}\n' for name, value in (defaults or {}).items())
+    return build(_COLLECTED, files, flags, defaults=given, reads=(reader, text), **options)
+
+
+def collected(values: Sequence[Any]) -> list[Any]:
+    """Called with the values of macros by the text that `values` adds."""
+    return list(values)
 
 
 def build_model(
@@ -259,6 +309,18 @@ def build_model(
     """
     values = [(name, repr(value)) for name, value in (macros or {}).items()]
     return build(MODEL, files, [*values, *flags], search_paths=search_paths, model=model)
+
+
+@contextlib.contextmanager
+def bound(setting: str, value: Any) -> Iterator[None]:
+    """Within, gin gives `value` to a setting such as 'module.Class.argument', in place of what files bound to it."""
+    with gin.unlock_config():
+        before = gin.query_parameter(setting)
+        gin.bind_parameter(setting, value)
+        try:
+            yield
+        finally:
+            gin.bind_parameter(setting, before)
 
 
 def operative_config() -> str:

@@ -26,7 +26,7 @@ _BARE_TEXT = re.compile(r"Failed to parse token '(.*)'")
 
 @dataclasses.dataclass(frozen=True)
 class Place:
-    """Where a statement stands: a file as the user would type it, and a line; or a `--gin.` flag."""
+    """Where a statement is: a file as the user would type it, and a line; 0 for a flag and what is in no file."""
 
     file: str
     line: int
@@ -37,7 +37,7 @@ class Place:
         return self.file.startswith(COMMAND_LINE)
 
     def __str__(self) -> str:
-        return self.file if self.on_command_line else f'{self.file} line {self.line}'
+        return f'{self.file} line {self.line}' if self.line else self.file
 
 
 @dataclasses.dataclass(frozen=True)

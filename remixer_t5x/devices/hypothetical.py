@@ -57,7 +57,7 @@ class Hardware:
             missing = (
                 'no TOPOLOGY is given, e.g. --gin.TOPOLOGY=v3:4x4' if has_tpu_compiler() else 'it is not installed'
             )
-            raise UserError(f"COMPILER is 'tpu', but {missing}; pip install libtpu, or type --gin.COMPILER=cpu")
+            raise UserError(f"COMPILER is 'tpu', but {missing}; pip install libtpu, or type --compiler=cpu")
 
     @property
     def memory_bytes(self) -> int | None:

@@ -7,7 +7,7 @@ import jax
 import numpy as np
 import pytest
 
-from remixer_t5x.cli.convert_model import abstract_params
+from remixer_t5x.cli.convert.with_model import abstract_params
 from remixer_t5x.cli.main import main
 from remixer_t5x.config import loading
 from remixer_t5x.interop.t5x import checkpoint as t5x_checkpoint
@@ -59,7 +59,7 @@ def ours(folder) -> str:
 
 @pytest.mark.parametrize('own_names', [False, True])
 def test_there_and_back_again(folder, ours, tmp_path, own_names, capsys):
-    flags = ('--gin.OWN_NAMES=True',) if own_names else ()
+    flags = ('--own_names',) if own_names else ()
     assert convert(folder, f'--checkpoint={ours}', f'--to_t5x={tmp_path}', *flags) == 0
     assert 'bit by bit' in capsys.readouterr().out
     names = [path.name for path in (tmp_path / 'checkpoint_7').iterdir()]
@@ -77,7 +77,7 @@ def test_there_and_back_again(folder, ours, tmp_path, own_names, capsys):
     [
         (['--from_t5x={folder}/nowhere', '--to={tmp}/new'], 't5_1_1', 'does not contain a T5X checkpoint'),
         (['--from_t5x={folder}/t5_1_1', '--to={tmp}/new'], 'remixer', 'nothing like decoder/run_0/layer/remixer'),
-        (['--from_t5x={folder}/t5_1_1', '--to={tmp}/new', '--gin.OWN_NAMES=True'], 't5_1_1', 'OWN_NAMES is for'),
+        (['--from_t5x={folder}/t5_1_1', '--to={tmp}/new', '--own_names'], 't5_1_1', 'read with --to_t5x only'),
         (['--checkpoint={folder}/ours', '--to_t5x={folder}/t5_1_1'], 't5_1_1', 'exists already'),
     ],
     ids=['no checkpoint', 'another model', 'own names', 'taken'],

@@ -53,7 +53,7 @@ def test_list_has_every_task_and_where_it_is(published, capsys):
 
 
 def test_list_of_a_given_folder(tmp_path, capsys):
-    shown = typed(capsys, 'list', f'--gin.DATA_DIR={tmp_path}/empty')
+    shown = typed(capsys, 'list', f'--data_dir={tmp_path}/empty')
     assert f'0 of {len(catalogue.TASKS)} tasks are here; downloads go to {tmp_path}/empty' in shown
 
 
@@ -78,14 +78,14 @@ def test_show_keeps_an_example_beside_its_text(capsys):
 
 
 MISTAKES = {
-    'word': (['lst'], 'data lst is no command, allowed are data list, data get, data show, data cache; type data list'),
+    'word': (['lst'], 'data lst is not a command, allowed are data list, data get, data show, data cache; type data'),
     'no name': (['get'], 'the following arguments are required: NAME; see remixer-t5x data get --help'),
     'flag of another': (['list', '--split=train'], 'unrecognized arguments: --split=train'),
     'name to show': (['show', 'super_glue_cb'], "no task 'super_glue_cb', the nearest names are super_glue_cb_v102"),
     'name to get': (['get', 'snly'], "there is no task or data set 'snly'; the nearest names are snli"),
     'split': (['show', 'cogs', '--split=dev'], "cogs has no split 'dev'; its splits are train, validation, test, gen"),
     'missing': (['show', 'snli'], 'snli has no train files here'),
-    'number': (['show', 'cogs', '--num_examples=0'], 'NUM_EXAMPLES is 0; type a whole number from 1'),
+    'number': (['show', 'cogs', '--num_examples=0'], "'0' is not a whole number from 1"),
     'malformed': (['show', 'cogs'], '/data/cogs/dev.tsv:1: 1 columns instead of 3'),
     'folder': (['get', 'cogs', '--from', '/nowhere/at/all'], '--from /nowhere/at/all: there is no such folder'),
 }

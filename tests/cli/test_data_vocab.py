@@ -1,8 +1,10 @@
 """`remixer-t5x data` and `vocab` through the shipped gin files, on a user's own text."""
 
+import numpy as np
 import pytest
 
-from remixer_t5x.cli import data, main
+from remixer_t5x.cli import main
+from remixer_t5x.cli.data import preview
 
 TEXT = '\n\n'.join(f'Paragraph {number} tells of {number * 7919 % 10007} naïve things.' for number in range(400))
 
@@ -18,7 +20,7 @@ BYTES = ['--gin.VOCABULARY=@vocabularies.byte()', '--gin.VOCAB_SIZE=384']
 
 
 def test_data_shows_text_ids_and_efficiency(own_text, capsys):
-    assert main.main(['data', *own_text, *BYTES, '--gin.NUM_EXAMPLES=1']) == 0
+    assert main.main(['data', *own_text, *BYTES, '--num_examples=1']) == 0
     shown = capsys.readouterr().out
     assert 'own_text_span_corruption, split train' in shown
     assert '<extra_id_0>' in shown and '</s>' in shown and 'ids: ' in shown
@@ -26,7 +28,7 @@ def test_data_shows_text_ids_and_efficiency(own_text, capsys):
 
 
 def test_vocab_shows_special_ids_and_pieces(own_text, capsys):
-    assert main.main(['vocab', *own_text, '--gin.VOCAB_SIZE=300', '--gin.VOCAB_TEXT=Paragraph 7']) == 0
+    assert main.main(['vocab', *own_text, '--gin.VOCAB_SIZE=300', '--text=Paragraph 7']) == 0
     shown = capsys.readouterr().out
     assert 'ids          300' in shown
     assert '<extra_id_0> is 299, <extra_id_99> is 200' in shown
@@ -36,8 +38,8 @@ def test_vocab_shows_special_ids_and_pieces(own_text, capsys):
 @pytest.mark.parametrize(
     ('flags', 'said'),
     [
-        (['--gin.DATA_SPLIT=test'], "split 'test' is not in"),
-        (['--gin.NUM_EXAMPLES=-1'], 'NUM_EXAMPLES is -1'),
+        (['--split=test'], "split 'test' is not in"),
+        (['--num_examples=-1'], "'-1' is not a whole number from 0"),
         (['--gin.FILES=/nowhere/*.txt'], 'FILES: /nowhere/*.txt matches no file'),
         (['--gin.MIXTURE_OR_TASK_NAME=no_such_task'], "MIXTURE_OR_TASK_NAME is 'no_such_task'"),
         (["--gin.TASK_FEATURE_LENGTHS={'inputs': 512, 'targets': 64}"], "use {'inputs': 512, 'targets': 114}"),
@@ -57,9 +59,9 @@ def test_packing_efficiency():
             'encoder_segment_ids': segments,
             'decoder_segment_ids': segments[:2],
         }
-        for tokens, segments in [(data.np.array([5, 1, 7, 0]), data.np.array([1, 1, 2, 0]))]
+        for tokens, segments in [(np.array([5, 1, 7, 0]), np.array([1, 1, 2, 0]))]
     ]
-    assert data.efficiency(rows) == [
+    assert preview.efficiency(rows) == [
         'inputs: 75.0% of 4 slots are tokens, 2.00 examples per row (1 rows measured)',
         'targets: 100.0% of 2 slots are tokens, 1.00 examples per row (1 rows measured)',
     ]

@@ -35,13 +35,13 @@ def test_a_training_configuration_can_be_inspected_as_it_is(info, monkeypatch):
     # MODEL_DIR and the task are missing here, and info needs neither.
     import gin
 
-    arguments = ['--gin_file=models/t5_1_1.gin', '--gin_file=sizes/tiny.gin', '--gin_file=runs/info.gin']
+    arguments = ['--gin_file=models/t5_1_1.gin', '--gin_file=sizes/tiny.gin', '--gin_file=runs/pretrain.gin']
     assert 'total' in info(*arguments, '--gin.BATCH_SIZE=8')
     gin.clear_config()
 
 
 def test_all_models_are_compared_and_the_papers_figures_stand_beside_ours(info):
-    out = info('--compare', 'tiny', "--gin.COMPARE_MODELS=('t5_1_1', 'gmlp')")
+    out = info('--compare', 'tiny', '--models=t5_1_1,gmlp')
     rows = [line.split() for line in out.splitlines() if line.strip()]
     assert ['t5_1_1', 'tiny', '22,746,880', '1.000'] in [row[:4] for row in rows]
     assert ['gmlp', 'tiny', '22,834,172', '1.004'] in [row[:4] for row in rows]
@@ -95,14 +95,13 @@ def test_recomputing_everything_is_seen_by_the_model(clean_environment):
     import gin
 
     from remixer_t5x.architecture import stack
-    from remixer_t5x.cli import memory as command
-    from remixer_t5x.config import loading
+    from remixer_t5x.cli import main as cli
+    from remixer_t5x.cli.info import memory as command
 
-    flags = [flag.removeprefix('--gin.').split('=', 1) for flag in MINIATURE]
-    files = ['runs/memory.gin', *(flag.split('=')[1] for flag in MODEL)]
-    files += ['optimizers/adafactor.gin', 'hardware/cpu.gin']
-    loading.load(files, flags, root='remixer_t5x.cli.memory.run', partial=True)
-    step = loading.call(command.step)
+    files = (*MODEL, '--gin_file=optimizers/adafactor.gin', '--gin_file=hardware/cpu.gin')
+    args = cli._parser().parse_args(['info', '--memory', '--verbose', *files])
+    args.gin_flags = [tuple(flag.removeprefix('--gin.').split('=', 1)) for flag in MINIATURE]
+    step, _ = command.read(args)
     with command._full_remat():
         assert gin.query_parameter('stack.Stack.remat_policy') is stack.full_remat
     assert gin.query_parameter('stack.Stack.remat_policy') is not stack.full_remat
@@ -114,13 +113,13 @@ def test_recomputing_everything_is_seen_by_the_model(clean_environment):
     ('arguments', 'advice'),
     [
         (['--mesh=fsdp=2'], 'with --sharding or --memory only'),
-        (['--sharding', '--memory'], 'give one of them'),
+        (['--sharding', '--memory'], 'not allowed with argument'),
         (['--sharding', *MODEL, '--gin_file=hardware/h100_8.gin', '--mesh=fsdp=3'], 'does not fit 8 device'),
         (['--sharding', *MODEL, '--gin_file=hardware/h100_8.gin', '--mesh=model=8'], 'not a mesh axis'),
         (['--sharding', *MODEL, '--gin_file=hardware/gpus.gin'], '--devices=32'),
         (['--sharding', *MODEL], 'hardware/'),
         (['--sharding=zzz', *MODEL, '--gin_file=hardware/h100.gin'], 'no parameter fits'),
-        (['--memory=x', *MODEL, '--gin_file=optimizers/adafactor.gin', '--gin_file=hardware/cpu.gin'], '--memory=8'),
+        (['--memory=x', *MODEL, '--gin_file=optimizers/adafactor.gin', '--gin_file=hardware/cpu.gin'], 'not a whole'),
         (['--memory', *MODEL, '--gin_file=hardware/cpu.gin'], 'optimizers/'),
     ],
 )

@@ -9,8 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from remixer_t5x.cli import arguments
 from remixer_t5x.cli import main as cli
-from remixer_t5x.cli.commands import COMMANDS
+from remixer_t5x.cli.command import KEEP_BUFFERS
+from remixer_t5x.cli.main import COMMANDS
 from remixer_t5x.errors import UserError
 
 NAMES = st.from_regex(r'[A-Z_]+(\.[a-z_]+)?', fullmatch=True)
@@ -22,7 +24,7 @@ def test_gin_flags_are_taken_out_in_order(flags):
     argv = ['train']
     for name, value, joined in flags:
         argv += [f'--gin.{name}={value}'] if joined else [f'--gin.{name}', value]
-    rest, pairs = cli.split_gin_flags([*argv, '--verbose'])
+    rest, pairs = arguments.split_gin_flags([*argv, '--verbose'])
     assert rest == ['train', '--verbose']
     assert pairs == [(name, value) for name, value, _ in flags]
 
@@ -30,13 +32,17 @@ def test_gin_flags_are_taken_out_in_order(flags):
 @pytest.mark.parametrize('argv', [['--gin.X'], ['--gin.X', '--verbose'], ['--gin.=3']])
 def test_a_gin_flag_needs_a_name_and_a_value(argv):
     with pytest.raises(UserError):
-        cli.split_gin_flags(argv)
+        arguments.split_gin_flags(argv)
 
 
 MISTAKES = {
     'unknown command': (['trian'], "error: argument COMMAND: invalid choice: 'trian'"),
     'unknown flag': (['info', '--gin_fil=x'], 'error: unrecognized arguments: --gin_fil=x; see remixer-t5x --help'),
     'flag without value': (['info', '--gin.X'], 'error: --gin.X has no value; type --gin.X=VALUE'),
+    'gin flag where nothing reads gin': (
+        ['data', 'list', '--gin.X=3'],
+        'error: --gin.X is given, and remixer-t5x data list reads no gin files; see remixer-t5x data list --help',
+    ),
     'missing file': (
         ['info', '--gin_file=sizes/bse.gin'],
         "error: gin file 'sizes/bse.gin' not found here or among the shipped configs; did you mean sizes/base.gin?",
@@ -47,11 +53,11 @@ MISTAKES = {
     ),
     'no run': (
         ['train', '--gin_file=sizes/base.gin'],
-        'error: no gin file given sets up remixer_t5x.cli.train.run; add --gin_file=runs/pretrain.gin',
+        'error: no gin file given sets up remixer_t5x.training.settings.Run; add --gin_file=runs/pretrain.gin',
     ),
     'bad depth': (
         ['info', '--gin_file=models/t5_1_1.gin', '--gin_file=sizes/tiny.gin', '--depth=x'],
-        "error: depth is 'x'; type a whole number from 1, such as --depth 3",
+        "error: argument --depth: 'x' is not a whole number from 1; see remixer-t5x info --help",
     ),
     'bad lengths': (
         ['info', '--gin_file=models/t5_1_1.gin', '--gin_file=sizes/tiny.gin', '--gin.TASK_FEATURE_LENGTHS=3'],
@@ -120,14 +126,14 @@ def test_train_starts_with_malloc_settings_and_otherwise_the_same_arguments():
     code = (
         'import os, sys\n'
         'from remixer_t5x.cli import main\n'
-        'from remixer_t5x.cli.commands import COMMANDS\n'
-        'main._set_env(COMMANDS[0].env, may_restart=True)\n'
+        'from remixer_t5x.cli.command import KEEP_BUFFERS\n'
+        'main._set_environment(KEEP_BUFFERS, may_restart=True)\n'
         'print(sys.argv[1:], os.getpid(), os.environ["MALLOC_TOP_PAD_"])\n'
     )
     environment = {name: value for name, value in os.environ.items() if not name.startswith('MALLOC_')}
     process = subprocess.Popen([sys.executable, '-c', code, 'a b', '--c'], env=environment, stdout=subprocess.PIPE)
     out, _ = process.communicate()
-    assert out.decode() == f"['a b', '--c'] {process.pid} {dict(COMMANDS[0].env)['MALLOC_TOP_PAD_']}\n"
+    assert out.decode() == f"['a b', '--c'] {process.pid} {KEEP_BUFFERS['MALLOC_TOP_PAD_']}\n"
 
 
 def python(argv):

@@ -99,7 +99,7 @@ def _broken(place, name, file, text):
         (['empty'], 'empty has no metrics yet; wait for the first log (LOG_PERIOD steps), or give another run'),
         (['torn'], 'torn/metrics.jsonl line 1 is not a metrics record; give the metrics.jsonl of a run'),
         (['first', './first'], 'first is given twice; give each run once'),
-        (['first', '--pictures=maybe'], "--pictures is 'maybe'; type --pictures=True or --pictures=False"),
+        (['first', '--pictures=maybe'], "--pictures: 'maybe' is not True or False"),
         (['first', '--text=x'], 'add --pictures, which runs the config.gin of each run'),
         (['first', '--out=text.txt/x.html'], 'give another file by --out'),
         ([], 'the following arguments are required: MODEL_DIR; see remixer-t5x report --help'),

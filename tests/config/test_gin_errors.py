@@ -80,9 +80,9 @@ IN_A_FILE = {
         'user.gin line 3: a bracket or quote opened here is never closed; close it',
     ),
     'missing include': (
-        "include 'runs/inf.gin'",
-        "user.gin line 3: gin file 'runs/inf.gin' not found here or among the shipped configs; "
-        'did you mean runs/info.gin?',
+        "include 'runs/infr.gin'",
+        "user.gin line 3: gin file 'runs/infr.gin' not found here or among the shipped configs; "
+        'did you mean runs/infer.gin?',
     ),
     'include of itself': (
         "include 'user.gin'",
@@ -93,8 +93,8 @@ IN_A_FILE = {
 AS_A_FLAG = {
     'misspelt macro': (('POWR', '3'), '--gin.POWR is set, but nothing reads it; did you mean POWER?'),
     'macro of a part not in use': (
-        ('INFO_DEPTH', '3'),
-        '--gin.INFO_DEPTH is set, but nothing reads it; it is for runs/info.gin',
+        ('INPUT_FIELD', '3'),
+        '--gin.INPUT_FIELD is set, but nothing reads it; it is for runs/infer.gin',
     ),
     'misspelt setting': (
         ('Engine.powr', '3'),
@@ -142,9 +142,9 @@ def test_a_mistake_in_a_flag(house, flag, line):
 
 def test_a_missing_file_names_the_nearest_shipped_one(house):
     with pytest.raises(UserError) as caught:
-        loading.load(['configs/runs/inf.gin'])
+        loading.load(['configs/runs/infr.gin'])
     assert str(caught.value) == (
-        "gin file 'configs/runs/inf.gin' not found here or among the shipped configs; did you mean runs/info.gin?"
+        "gin file 'configs/runs/infr.gin' not found here or among the shipped configs; did you mean runs/infer.gin?"
     )
 
 

@@ -73,14 +73,14 @@ def test_what_is_imported_above_an_include_holds_below_it(house):
 def test_search_paths_come_before_the_shipped_configs(house, tmp_path_factory):
     other = tmp_path_factory.mktemp('other')
     (other / 'runs').mkdir()
-    (other / 'runs/info.gin').write_text('POWER = 3\n')
-    assert run('car.gin', 'runs/info.gin', search_paths=[str(other)])[0].power == 3
+    (other / 'runs/infer.gin').write_text('POWER = 3\n')
+    assert run('car.gin', 'runs/infer.gin', search_paths=[str(other)])[0].power == 3
 
 
-@pytest.mark.parametrize('name', ['runs/info.gin', 'configs/runs/info.gin'])
+@pytest.mark.parametrize('name', ['runs/infer.gin', 'configs/runs/infer.gin'])
 def test_shipped_configs_are_found_from_any_folder(house, name):
     path = scan.find(name)
-    assert path == scan.shipped_folder() / 'runs/info.gin'
+    assert path == scan.shipped_folder() / 'runs/infer.gin'
 
 
 def test_a_partial_command_needs_only_what_it_reaches(house):

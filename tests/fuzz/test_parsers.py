@@ -11,7 +11,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from remixer_t5x.cli import main
+from remixer_t5x.cli import arguments as cli_arguments
 from remixer_t5x.config import loading
 from remixer_t5x.errors import UserError
 from remixer_t5x.evaluation import results
@@ -154,7 +154,7 @@ ARGUMENT = st.text(max_size=10) | st.sampled_from(
 @FUZZ
 @given(st.lists(ARGUMENT, max_size=6))
 def test_gin_flags_are_split(arguments):
-    found = parses_or_one_line(lambda: main.split_gin_flags(arguments))
+    found = parses_or_one_line(lambda: cli_arguments.split_gin_flags(arguments))
     if found:
         rest, pairs = found
         assert not any(argument.startswith('--gin.') for argument in rest)

@@ -165,7 +165,7 @@ def test_what_is_written_has_the_names_and_form_of_what_t5x_wrote(golden, tmp_pa
 def test_a_remixer_keeps_our_names_or_is_refused(tmp_path):
     model = make_model(functools.partial(Remixer, hidden_dim=8, max_length=16))
     params = random_params(model)
-    with pytest.raises(UserError, match='nothing like .*remixer.*OWN_NAMES=True'):
+    with pytest.raises(UserError, match='nothing like .*remixer.*--own_names'):
         t5x_checkpoint.write(str(tmp_path), params, 1, model)
     t5x_checkpoint.write(str(tmp_path), params, 1, model, own_names=True)
     jax.tree.map(np.testing.assert_array_equal, t5x_checkpoint.read(str(tmp_path), abstract(model))[0], params)

@@ -8,8 +8,11 @@ os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
 import matplotlib.pyplot  # noqa: F401
 import tensorboardX  # noqa: F401
 
-from remixer_t5x.cli import evaluate, finetune, infer, main, train  # noqa: F401
+from remixer_t5x.cli import main  # noqa: F401
 from remixer_t5x.config import loading  # noqa: F401
+from remixer_t5x.evaluation import checkpoint_evaluation  # noqa: F401
+from remixer_t5x.inference import text_inference  # noqa: F401
+from remixer_t5x.training import loop  # noqa: F401
 from tests.support import cached_training, mesh_worker, prediction_worker, several_processes, tiny_training  # noqa: F401
 
 # The objects of all these modules stay where they are: a child that collects garbage need not copy their pages.

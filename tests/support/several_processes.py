@@ -9,6 +9,9 @@ import tensorflow as tf
 
 from remixer_t5x.cli import main
 from remixer_t5x.devices import processes
+from remixer_t5x.evaluation import checkpoint_evaluation  # noqa: F401 (imported once, for all)
+from remixer_t5x.inference import text_inference  # noqa: F401
+from remixer_t5x.training import loop  # noqa: F401
 
 LENGTHS = {'inputs': 16, 'targets': 12}
 VOCABULARY = seqio.ByteVocabulary(extra_ids=0)
@@ -43,5 +46,5 @@ def work(file, commands, join):
     register(file)
     # AutoGraph takes seconds to rewrite seqio's functions, none of which needs it here.
     run = tf.autograph.experimental.do_not_convert(main.main)
-    with processes.together(processes.Processes(**join), main._tell, saves=True):
+    with processes.together(processes.Processes(**join), main.report_error, saves=True):
         return max(run(argv) for argv in commands)

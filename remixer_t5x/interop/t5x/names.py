@@ -48,7 +48,7 @@ _SUBLAYERS = {
     },
 }
 _IN_A_RUN = re.compile(r'(encoder|decoder)/run_0/layer/([^/]+)/(.+)')
-_KEEP_NAMES = 'with --gin.OWN_NAMES=True the checkpoint keeps our names, for t5x/*.gin'
+_KEEP_NAMES = 'with --own_names the checkpoint keeps our names, for t5x/*.gin'
 
 
 class Source(NamedTuple):

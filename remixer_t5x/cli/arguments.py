@@ -1,0 +1,128 @@
+"""Arguments that several commands share: gin files and macros, and types of values."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from remixer_t5x import startup
+from remixer_t5x.cli import quiet
+from remixer_t5x.errors import UserError
+
+GIN_HELP = """\
+gin flags:
+  --gin_file=FILE        a gin file, repeatable, later files override; looked up in the current folder, then in
+                         --gin_search_paths, then among the configs shipped with the package
+  --gin.NAME=VALUE       sets a macro (--gin.TRAIN_STEPS=1000) or a setting (--gin.adafactor.decay_rate=0.8) after all
+                         files; a VALUE that is not a gin value is taken as text: --gin.MODEL_DIR=/tmp/x needs no quotes
+"""
+MESH_HELP = "sizes of the mesh axes, in place of the hardware file's, such as data=2,fsdp=4"
+CHECKPOINT_HELP = 'a checkpoint, or a MODEL_DIR (its newest)'
+_MODEL_HELP = (
+    'NAME of models/NAME.gin, in place of the model file that a gin file includes; +ablations/NAME adds a file to it'
+)
+
+
+def add_gin(parser: argparse.ArgumentParser, model: bool = True) -> None:
+    """Adds the flags of a command that reads gin files; `model` adds `--model` too."""
+    parser.epilog = f'{GIN_HELP}\n{parser.epilog}'
+    parser.add_argument('--gin_file', action='append', default=[], metavar='FILE', help='a gin file, repeatable')
+    if model:
+        parser.add_argument('--model', help=_MODEL_HELP)
+    parser.add_argument(
+        '--gin_search_paths', action='append', default=[], metavar='DIRS', help='more folders with gin files, by comma'
+    )
+
+
+class _SetMacro(argparse.Action):
+    def __init__(self, *args: Any, macro: str, **kwargs: Any):
+        super().__init__(*args, **kwargs)
+        self.macro = macro
+
+    def __call__(self, parser: Any, namespace: argparse.Namespace, values: Any, option_string: Any = None) -> None:
+        namespace.macros = [*getattr(namespace, 'macros', []), (self.macro, values)]
+
+
+def add_macro(parser: argparse.ArgumentParser, flag: str, macro: str, help: str, alone: str | None = None) -> None:
+    """Adds `flag` as a short name for `--gin.MACRO`; `alone` is its value where the flag has none."""
+    optional: dict[str, Any] = {} if alone is None else {'nargs': '?', 'const': alone}
+    parser.add_argument(flag, action=_SetMacro, macro=macro, help=help, **optional)
+
+
+def split_gin_flags(argv: Sequence[str]) -> tuple[list[str], list[tuple[str, str]]]:
+    """Takes `--gin.NAME=value` and `--gin.NAME value` out of `argv`.
+
+    Returns:
+        The other arguments, and (name, value) pairs in order.
+
+    Raises:
+        UserError: a gin flag without a value.
+    """
+    rest: list[str] = []
+    pairs: list[tuple[str, str]] = []
+    arguments = iter(argv)
+    for argument in arguments:
+        if not argument.startswith('--gin.'):
+            rest.append(argument)
+            continue
+        name, equals, value = argument.removeprefix('--gin.').partition('=')
+        if not equals:
+            value = next(arguments, '--')
+            if value.startswith('--'):
+                raise UserError(f'{argument} has no value; type {argument}=VALUE')
+        if not name:
+            raise UserError(f'{argument} names no macro or setting; type --gin.NAME=VALUE')
+        pairs.append((name.strip(), value))
+    return rest, pairs
+
+
+def load(args: argparse.Namespace, root: str, **options: Any) -> None:
+    """Reads the gin files and flags of the command line, for a call of `root`; see `config.loading.load`."""
+    from remixer_t5x.config import loading
+
+    loading.load(args.gin_file, root=root, **_options(args), **options)
+    startup.done('imports')
+
+
+def values(
+    args: argparse.Namespace, *names: str, defaults: Mapping[str, Any] | None = None, base: Sequence[str] = ()
+) -> list[Any]:
+    """The values of these macros by the gin files and flags of the command line; see `config.loading.values`."""
+    from remixer_t5x.config import loading
+
+    reader = f'remixer-t5x {args.command}'
+    return loading.values(names, args.gin_file, defaults=defaults or {}, reader=reader, base=base, **_options(args))
+
+
+def _options(args: argparse.Namespace) -> dict[str, Any]:
+    from remixer_t5x.config import loading
+
+    return {
+        'flags': args.gin_flags,
+        'search_paths': [path for given in args.gin_search_paths for path in given.split(',') if path],
+        'model': loading.model_files(args.model) if args.model else (),
+        'importing': libraries(args, tensorflow=args.command != 'info'),
+    }
+
+
+def libraries(args: argparse.Namespace, tensorflow: bool = True) -> contextlib.AbstractContextManager[None]:
+    """While libraries are imported within, what they write is shown only with `--verbose` or where that fails."""
+    return contextlib.nullcontext() if args.verbose else quiet.imports(tensorflow)
+
+
+def whole_number(minimum: int) -> Callable[[str], int]:
+    """A type for `add_argument`: whole numbers from `minimum`."""
+
+    def convert(text: str) -> int:
+        if not text.lstrip('-').isdecimal() or int(text) < minimum:
+            raise argparse.ArgumentTypeError(f'{text!r} is not a whole number from {minimum}')
+        return int(text)
+
+    return convert
+
+
+def names(text: str) -> list[str]:
+    """A type for `add_argument`: items separated by commas."""
+    return [item.strip() for item in text.split(',') if item.strip()]

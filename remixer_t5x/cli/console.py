@@ -1,0 +1,31 @@
+"""What commands print: tables and lines on standard output, in the width of the terminal or of a pipe."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+
+def show(*parts: Any, pipe_width: int = 150) -> None:
+    """Prints rich tables, and texts, which are not wrapped; `pipe_width` is for output that is not a terminal."""
+    from rich.console import Console
+
+    console = Console(file=sys.stdout, width=None if sys.stdout.isatty() else pipe_width, highlight=False)
+    # Captured and written by us: rich ends the process itself when the reader of a pipe has left.
+    with console.capture() as captured:
+        for part in parts:
+            text = isinstance(part, str)
+            console.print(part, soft_wrap=text, markup=not text)
+    sys.stdout.write(captured.get())
+    sys.stdout.flush()
+
+
+def table(*headings: str, words: tuple[str, ...] = (), **options: Any) -> Any:
+    """A rich table without frame; the columns `words` are left-aligned, the others right-aligned."""
+    from rich import box
+    from rich.table import Table
+
+    made = Table(box=box.SIMPLE_HEAD, **options)
+    for heading in headings:
+        made.add_column(heading, justify='left' if heading in words else 'right', no_wrap=True)
+    return made

@@ -1,0 +1,50 @@
+"""What `remixer-t5x convert` says while it works, and how it finds out whether it was right."""
+
+import os
+import pathlib
+from typing import Any
+
+import jax
+
+from remixer_t5x.errors import UserError
+from remixer_t5x.interop.huggingface import check as hf_check
+from remixer_t5x.interop.safetensors import export as safetensors_export
+from remixer_t5x.model.seq2seq import Seq2Seq
+
+
+def say(what: str, text: str) -> None:
+    """Prints a line: the conversion of a large model takes minutes."""
+    print(f'{what:<12} {text}', flush=True)
+
+
+def size(params: Any) -> str:
+    """Number of arrays and parameters, in words."""
+    leaves = jax.tree.leaves(params)
+    return f'{sum(leaf.size for leaf in leaves):,} parameters in {len(leaves)} arrays'
+
+
+def check_equal(before: Any, after: Any, where: str) -> None:
+    """Compares two trees of parameters. Raises UserError where they are not equal, bit by bit."""
+    check_same(safetensors_export.first_difference(before, after), where)
+    say('check', 'every parameter, read back, is what was read, bit by bit')
+
+
+def check_same(difference: str | None, where: str | os.PathLike[str]) -> None:
+    """Raises UserError where there is a `difference`, the name of an array that is not what it was made from."""
+    if difference:
+        raise UserError(f'{difference} is another in {where} than in what was read; do not use it, and report it')
+
+
+def compare_with_hugging_face(model: Seq2Seq, params: Any, folder: pathlib.Path, vocabulary: Any) -> None:
+    """Compares logits, and ids of texts, of Hugging Face's model and tokenizer in `folder` with ours.
+
+    Says so where torch or transformers are not installed. Raises UserError where logits differ by more than rounding.
+    """
+    missing = hf_check.missing_packages()
+    if missing:
+        say('check', hf_check.not_compared(missing))
+        return
+    batch = hf_check.random_batch(model.vocab_size)
+    ours, theirs = hf_check.our_logits(model, params, batch), hf_check.their_logits(folder, batch)
+    say('check', f"logits of Hugging Face's model and ours differ by {hf_check.compared(ours, theirs)}")
+    say('check', hf_check.compared_ids(folder, vocabulary))

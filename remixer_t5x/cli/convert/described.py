@@ -1,0 +1,107 @@
+"""Conversions of files that say which model they hold."""
+
+from __future__ import annotations
+
+import argparse
+import pathlib
+import shutil
+from typing import Any
+
+from etils import epath
+
+from remixer_t5x.checkpoints import saved_params
+from remixer_t5x.cli.convert.checks import check_equal, check_same, compare_with_hugging_face, say, size
+from remixer_t5x.cli.convert.with_model import abstract_params
+from remixer_t5x.config import loading
+from remixer_t5x.data import pipeline
+from remixer_t5x.interop import converted
+from remixer_t5x.interop.huggingface import folders as huggingface
+from remixer_t5x.interop.huggingface import gin_file as hf_gin
+from remixer_t5x.interop.huggingface import tokenizer as hf_tokenizer
+from remixer_t5x.interop.safetensors import export as safetensors_export
+from remixer_t5x.run_folder import model_dir
+from remixer_tasks import vocabularies
+
+# In MODEL_DIR, beside the checkpoint.
+MODEL_GIN = 'model.gin'
+
+
+def _from_hugging_face(args: argparse.Namespace) -> None:
+    source = huggingface.read(args.from_hf)
+    tokenizer = hf_tokenizer.read(source.folder, args.vocabulary)
+    vocabulary = _vocabulary_of(tokenizer, source)
+    folder = converted.claim(args.to)
+    say('reading', f'{source.folder}')
+    params = source.params()
+    if tokenizer.path is not None:
+        tokenizer = _beside(tokenizer, folder)
+    text = hf_gin.model_gin(source.t5, tokenizer, f'Converted from the Hugging Face folder {source.folder.resolve()}.')
+    (folder / MODEL_GIN).write_text(text)
+    record = converted.record(pipeline.vocabulary_record(vocabulary), text, str(source.folder.resolve()))
+    written = converted.write(folder, params, 0, record)
+    say('read', size(params))
+    say('checkpoint', str(written))
+    say('model', f'{folder / MODEL_GIN}')
+    del params
+    _check_against_source(source, folder, vocabulary)
+
+
+def _vocabulary_of(tokenizer: hf_tokenizer.Tokenizer, source: huggingface.Source) -> Any:
+    """The vocabulary of `tokenizer`. Raises UserError where it cannot be that of the model in `source`."""
+    if tokenizer.path is None:
+        vocabulary, name = vocabularies.byte(extra_ids=tokenizer.extra_ids), 'the vocabulary of bytes'
+    else:
+        vocabulary, name = (
+            vocabularies.sentencepiece(path=tokenizer.path, extra_ids=tokenizer.extra_ids),
+            tokenizer.path,
+        )
+    huggingface.check_vocabulary(source, vocabulary, name)
+    return vocabulary
+
+
+def _beside(tokenizer: hf_tokenizer.Tokenizer, folder: epath.Path) -> hf_tokenizer.Tokenizer:
+    """The same, with its model copied into `folder`, so that the Hugging Face folder may go."""
+    assert tokenizer.path is not None
+    copy = folder / hf_tokenizer.MODEL
+    with epath.Path(tokenizer.path).expanduser().open('rb') as source, copy.open('wb') as target:
+        shutil.copyfileobj(source, target)
+    return hf_tokenizer.Tokenizer(str(copy), tokenizer.extra_ids)
+
+
+def _check_against_source(source: huggingface.Source, folder: epath.Path, vocabulary: Any) -> None:
+    """The written gin file and checkpoint, read as a user's command reads them, against the Hugging Face folder."""
+    model = loading.build_model(str(folder / MODEL_GIN))
+    params = saved_params.restore_params(str(folder), abstract_params(model), pipeline.vocabulary_record(vocabulary))
+    check_same(huggingface.first_difference(source, params), folder)
+    say('check', 'every weight, read back, is what was read')
+    compare_with_hugging_face(model, params, source.folder, vocabulary)
+
+
+def _from_safetensors(args: argparse.Namespace) -> None:
+    params, step, record = safetensors_export.read(args.from_safetensors)
+    folder = converted.claim(args.to)
+    record = {**record, 'converted_from': str(pathlib.Path(args.from_safetensors).expanduser().resolve())}
+    written = converted.write(folder, params, step, record)
+    say('read', size(params))
+    say('checkpoint', str(written))
+    if record['config']:
+        model_dir.write_config(folder, record['config'])
+        say('model', f'{folder / model_dir.CONFIG}, the configuration it was trained with')
+    check_equal(params, converted.read(str(folder))[0], str(folder))
+
+
+def _to_safetensors(args: argparse.Namespace) -> None:
+    params, record, step = converted.read(args.checkpoint)
+    dtype = args.dtype or 'float32'
+    file = safetensors_export.write(args.to_safetensors, params, step, record, dtype)
+    say('read', f'{size(params)}, step {step}')
+    say('wrote', f'{file}, {dtype}, {file.stat().st_size / 2**20:,.1f} MiB')
+    written = safetensors_export.read(str(file))[0]
+    check_equal(safetensors_export.rounded(params, dtype), written, str(file))
+
+
+CONVERSIONS = {
+    ('from_hf', 'to'): _from_hugging_face,
+    ('from_safetensors', 'to'): _from_safetensors,
+    ('checkpoint', 'to_safetensors'): _to_safetensors,
+}

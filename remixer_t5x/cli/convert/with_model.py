@@ -1,0 +1,83 @@
+"""Conversions of files that hold parameters alone: the user's gin files say which model and vocabulary they are of."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from remixer_t5x.checkpoints import saved_params
+from remixer_t5x.cli.convert.checks import check_equal, check_same, compare_with_hugging_face, say, size
+from remixer_t5x.config import loading
+from remixer_t5x.data import pipeline
+from remixer_t5x.devices.partition import Partitioner
+from remixer_t5x.interop import converted
+from remixer_t5x.interop.huggingface import description as hf_description
+from remixer_t5x.interop.huggingface import folders as huggingface
+from remixer_t5x.interop.huggingface import tokenizer as hf_tokenizer
+from remixer_t5x.interop.safetensors import export as safetensors_export
+from remixer_t5x.model.seq2seq import Seq2Seq
+
+SETTING = '--checkpoint'
+
+
+def abstract_params(model: Seq2Seq) -> Any:
+    """Shapes of the model's parameters, on one device."""
+    # They do not depend on lengths, and no model refuses one as short as this.
+    shapes = {'encoder_input_tokens': (1, 2), 'decoder_target_tokens': (1, 2)}
+    return saved_params.abstract_params(model, shapes, Partitioner())
+
+
+def _restored(args: argparse.Namespace, model: Seq2Seq, vocabulary: Any) -> Any:
+    record = pipeline.vocabulary_record(vocabulary)
+    return saved_params.restore_params(args.checkpoint, abstract_params(model), record, SETTING)
+
+
+def _to_hugging_face(args: argparse.Namespace, model: Seq2Seq, vocabulary: Any) -> None:
+    pipeline.check_ids('VOCABULARY', vocabulary, model.vocab_size)
+    t5, runs = hf_description.describe(model.module)
+    step = saved_params.find_step(args.checkpoint, SETTING)
+    folder = huggingface.check_free(args.to_hf)
+    say('reading', str(step))
+    params = _restored(args, model, vocabulary)
+    say('read', size(params))
+    dtype = args.dtype or 'float32'
+    huggingface.write(str(folder), t5, params, runs, dtype, int(vocabulary.eos_id))
+    say('wrote', f'{folder}, {dtype}')
+    say('tokenizer', hf_tokenizer.write(vocabulary, folder))
+    params = safetensors_export.rounded(params, dtype)
+    check_same(huggingface.first_difference(huggingface.read(str(folder)), params, runs), folder)
+    say('check', 'every weight, read back, is what was written')
+    compare_with_hugging_face(model, params, folder, vocabulary)
+
+
+def _from_t5x(args: argparse.Namespace, model: Seq2Seq, vocabulary: Any) -> None:
+    from remixer_t5x.interop.t5x import checkpoint as t5x_checkpoint
+
+    pipeline.check_ids('VOCABULARY', vocabulary, model.vocab_size)
+    folder = converted.claim(args.to)
+    say('reading', args.from_t5x)
+    params, step = t5x_checkpoint.read(args.from_t5x, abstract_params(model))
+    record = converted.record(pipeline.vocabulary_record(vocabulary), loading.operative_config(), args.from_t5x)
+    say('read', f'{size(params)}, step {step}')
+    say('checkpoint', str(converted.write(folder, params, step, record)))
+    check_equal(params, converted.read(str(folder))[0], str(folder))
+
+
+def _to_t5x(args: argparse.Namespace, model: Seq2Seq, vocabulary: Any) -> None:
+    from remixer_t5x.interop.t5x import checkpoint as t5x_checkpoint
+
+    pipeline.check_ids('VOCABULARY', vocabulary, model.vocab_size)
+    step = saved_params.find_step(args.checkpoint, SETTING)
+    say('reading', str(step))
+    params = _restored(args, model, vocabulary)
+    say('read', size(params))
+    written = t5x_checkpoint.write(args.to_t5x, params, int(step.name), model, bool(args.own_names))
+    say('checkpoint', written)
+    check_equal(params, t5x_checkpoint.read(written, abstract_params(model))[0], written)
+
+
+CONVERSIONS = {
+    ('checkpoint', 'to_hf'): _to_hugging_face,
+    ('from_t5x', 'to'): _from_t5x,
+    ('checkpoint', 'to_t5x'): _to_t5x,
+}

@@ -1,0 +1,58 @@
+"""`remixer-t5x data cache`: a task's tokenised examples, written once for `USE_CACHED_TASKS = True` to read."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+
+from remixer_t5x.cli import arguments
+from remixer_t5x.cli.command import ON_CPU, Command
+from remixer_t5x.errors import UserError
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    arguments.add_gin(parser)
+    folder = 'the folder of cached tasks, which gets one for each task (gs:// is fine); CACHE_DIR where it is not given'
+    parser.add_argument('--output_dir', help=folder)
+    shards = 'files of each split, for hosts to share; a source of more files gives as many (default 64)'
+    parser.add_argument('--shards', type=arguments.whole_number(1), default=64, help=shards)
+    parser.add_argument(
+        '--beam_options',
+        help="Beam's pipeline options, as in '--runner=DataflowRunner --project=...' (default: this process, with all "
+        'examples in memory)',
+    )
+
+
+def run(args: argparse.Namespace) -> None:
+    """Caches each task of a mixture and prints what came out.
+
+    Raises:
+        UserError: there is no name of a folder, and what `caching.cache` raises.
+    """
+    mixture, folder = arguments.values(args, 'MIXTURE_OR_TASK_NAME', 'CACHE_DIR', defaults={'CACHE_DIR': None})
+    folder = args.output_dir or folder
+    if not isinstance(folder, str) or not folder:
+        raise UserError(f'CACHE_DIR is {folder!r}; type where the examples go, as in --output_dir=/data/cached')
+    import seqio
+
+    from remixer_t5x.data import cached_tasks, pipeline
+    from remixer_tasks import caching
+
+    pipeline.hide_accelerators()
+    for task in seqio.get_subtasks(pipeline.named(mixture)):
+        vocabulary = pipeline.vocabulary_record(task.output_features['targets'].vocabulary)
+        note = cached_tasks.note(vocabulary)
+        lines = caching.cache(task, os.path.expanduser(folder), note, args.shards, args.beam_options)
+        print('\n'.join(lines), flush=True)
+    print(f'train from it: --gin.USE_CACHED_TASKS=True --gin.CACHE_DIR={shlex.quote(folder)}')
+
+
+COMMAND = Command(
+    'data cache',
+    "write a task's tokenised examples once, with Apache Beam, to train from",
+    add_arguments,
+    run,
+    ('remixer-t5x data cache --gin_file=data/c4.gin --output_dir=/data/cached',),
+    ON_CPU,
+)

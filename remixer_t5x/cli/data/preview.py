@@ -1,0 +1,113 @@
+"""`remixer-t5x data`: the first examples of a task as text and as ids, and how full its rows are."""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING
+
+from remixer_t5x.cli import arguments
+from remixer_t5x.cli.command import ON_CPU, Command
+from remixer_t5x.errors import UserError
+
+if TYPE_CHECKING:
+    import numpy as np
+    import seqio
+
+# Rows that the packing efficiency is measured over.
+MEASURED_ROWS = 300
+_SEED = 0
+_SIDES = {
+    'inputs': ('encoder_input_tokens', 'encoder_segment_ids'),
+    'targets': ('decoder_target_tokens', 'decoder_segment_ids'),
+}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    arguments.add_gin(parser)
+    parser.add_argument('--split', default='train', help="which split to read (default 'train')")
+    number = 'how many examples to show (default 2)'
+    parser.add_argument('--num_examples', type=arguments.whole_number(0), default=2, help=number)
+
+
+def run(args: argparse.Namespace) -> None:
+    """Prints rows of the shuffled split as a training run sees them, and the packing efficiency.
+
+    Raises:
+        UserError: an unknown task or split, wrong lengths, or a split without examples.
+    """
+    macros = ('MIXTURE_OR_TASK_NAME', 'TASK_FEATURE_LENGTHS', 'PACK')
+    mixture, lengths, pack = arguments.values(args, *macros, defaults={'PACK': False})
+    import seqio
+
+    from remixer_t5x.data import pipeline
+
+    task = pipeline.provider(pipeline.DatasetConfig(mixture, lengths, batch_size=1, split=args.split, pack=pack))
+    pipeline.hide_accelerators()
+    converter = seqio.EncDecFeatureConverter(pack=pack)
+    dataset = seqio.get_dataset(
+        task, dict(lengths), converter, dataset_split=args.split, shuffle=True, seed=_SEED, verbose=False
+    )
+    rows = list(itertools.islice(dataset.as_numpy_iterator(), max(MEASURED_ROWS, args.num_examples)))
+    if not rows:
+        raise UserError(f'{task.name} has no examples in split {args.split!r}; choose another with --split')
+    vocabularies = {side: task.output_features[side].vocabulary for side in _SIDES}
+    print(f'{task.name}, split {args.split}, {"packed" if pack else "one example per row"}')
+    for number, row in enumerate(rows[: args.num_examples], 1):
+        print(f'\nrow {number}')
+        for side, vocabulary in vocabularies.items():
+            _show(row, side, vocabulary)
+    print('', *efficiency(rows), sep='\n')
+
+
+def efficiency(rows: Iterable[Mapping[str, np.ndarray]]) -> list[str]:
+    """For each side, the share of token slots that hold a token, and the examples per row."""
+    import numpy as np
+
+    rows = list(rows)
+    lines = []
+    for side, (tokens, segments) in _SIDES.items():
+        slots = sum(row[tokens].size for row in rows)
+        real = sum(int(np.count_nonzero(row[tokens])) for row in rows)
+        examples = sum(int(row[segments].max()) if segments in row else 1 for row in rows)
+        lines.append(
+            f'{side}: {real / slots:.1%} of {slots // len(rows)} slots are tokens, '
+            f'{examples / len(rows):.2f} examples per row ({len(rows)} rows measured)'
+        )
+    return lines
+
+
+def _show(row: Mapping[str, np.ndarray], side: str, vocabulary: seqio.Vocabulary) -> None:
+    tokens, segments = _SIDES[side]
+    examples = row[segments] if segments in row else (row[tokens] != 0).astype('int32')
+    for example in range(1, int(examples.max()) + 1):
+        ids = [int(token) for token in row[tokens][examples == example]]
+        print(f'  {side}, {len(ids)} tokens: {as_text(ids, vocabulary)}')
+        print(f'    ids: {" ".join(map(str, ids))}')
+
+
+def as_text(ids: list[int], vocabulary: seqio.Vocabulary) -> str:
+    """The text of `ids` with sentinels as <extra_id_0>, ... (also where the vocabulary has no text for them) and
+    </s> for EOS."""
+    first = vocabulary.vocab_size - vocabulary.extra_ids
+    parts = []
+    for is_special, group in itertools.groupby(ids, lambda token: token >= first or token == vocabulary.eos_id):
+        if not is_special:
+            parts.append(vocabulary.decode(list(group)))
+            continue
+        parts += [
+            '</s>' if token == vocabulary.eos_id else f'<extra_id_{vocabulary.vocab_size - 1 - token}>'
+            for token in group
+        ]
+    return ' '.join(parts)
+
+
+COMMAND = Command(
+    'data',
+    'the first examples of a task, as text and as ids, and how well they pack',
+    add_arguments,
+    run,
+    ('remixer-t5x data --gin_file=data/python_docs.gin --num_examples=1',),
+    ON_CPU,
+)

@@ -1,0 +1,64 @@
+"""`remixer-t5x vocab`: size, special ids, and the pieces of a text."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING
+
+from remixer_t5x.cli import arguments
+from remixer_t5x.cli.command import ON_CPU, Command
+
+if TYPE_CHECKING:
+    import seqio
+
+TEXT = 'Thank you for inviting me to your party last week.'
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    arguments.add_gin(parser)
+    parser.add_argument('--text', default=TEXT, help='the text whose pieces are shown')
+
+
+def run(args: argparse.Namespace) -> None:
+    """Prints size and special ids of the vocabulary, and ids and pieces of the text.
+
+    Raises UserError, from the vocabulary, when its model cannot be read or trained.
+    """
+    (vocabulary,) = arguments.values(args, 'VOCABULARY')
+    size, sentinels = vocabulary.vocab_size, vocabulary.extra_ids
+    lines = [
+        f'ids          {size} (VOCAB_SIZE must be at least this)',
+        f'padding {vocabulary.pad_id}, EOS {vocabulary.eos_id}, unknown {vocabulary.unk_id}',
+        f'sentinels    {sentinels}'
+        + (
+            f': <extra_id_0> is {size - 1}, <extra_id_{sentinels - 1}> is {size - sentinels}'
+            if sentinels
+            else ', span corruption needs some'
+        ),
+    ]
+    model = getattr(vocabulary, 'sentencepiece_model_file', None)
+    if model:
+        lines.append(f'model        {model}')
+    if args.text:
+        ids = [int(token) for token in vocabulary.encode(args.text)]
+        lines += [f'text         {args.text}', f'{len(ids)} tokens']
+        lines += [f'  {token:>6}  {piece(vocabulary, token)}' for token in ids]
+    print('\n'.join(lines))
+
+
+def piece(vocabulary: seqio.Vocabulary, token: int) -> str:
+    """The piece of one id: as the model has it, with its word-start mark, or what the id decodes to."""
+    tokenizer = getattr(vocabulary, 'tokenizer', None)
+    if tokenizer is not None and token < tokenizer.GetPieceSize():
+        return tokenizer.IdToPiece(token)
+    return repr(vocabulary.decode([token]))
+
+
+COMMAND = Command(
+    'vocab',
+    'size, special ids and pieces of a vocabulary',
+    add_arguments,
+    run,
+    ("remixer-t5x vocab --gin_file=data/python_docs.gin --text='A list of numbers.'",),
+    ON_CPU,
+)

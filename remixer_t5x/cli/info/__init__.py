@@ -1,0 +1,95 @@
+"""`remixer-t5x info`: what a model costs, without its device: parameters and FLOPs, shardings, memory of a step."""
+
+from __future__ import annotations
+
+import argparse
+
+from remixer_t5x.cli import arguments
+from remixer_t5x.cli.command import ON_CPU, Command
+from remixer_t5x.errors import UserError
+
+# What is counted where no data file says otherwise.
+LENGTHS = {'TASK_FEATURE_LENGTHS': {'inputs': 512, 'targets': 114}}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    arguments.add_gin(parser)
+    kinds = parser.add_mutually_exclusive_group()
+    kinds.add_argument(
+        '--compare', nargs='?', const='tiny,small,base', type=arguments.names, metavar='SIZES',
+        help='all models at these sizes, by comma (default tiny,small,base), and the figures of the papers',
+    )  # fmt: skip
+    kinds.add_argument(
+        '--sharding', nargs='?', const='*', metavar='NAMES',
+        help="where each parameter is on the mesh of a hardware file; a value such as 'encoder/*' shows some",
+    )  # fmt: skip
+    kinds.add_argument(
+        '--memory', nargs='?', const=8, type=arguments.whole_number(0), metavar='CHANGES',
+        help="what a training step takes of a device's memory; a number: changes to try where that is too much (8)",
+    )  # fmt: skip
+    depth = 'how many levels of modules to show (default 3)'
+    parser.add_argument('--depth', type=arguments.whole_number(1), default=3, help=depth)
+    parser.add_argument('--models', type=arguments.names, help='with --compare: these models, by comma (default: all)')
+    arguments.add_macro(parser, '--mesh', 'MESH', f'with --sharding or --memory: {arguments.MESH_HELP}')
+    number = "with --sharding or --memory: how many devices, in place of the hardware file's"
+    parser.add_argument('--devices', type=arguments.whole_number(1), help=number)
+    parser.add_argument('--device_memory', type=float, help='with --memory: memory of one device, in GiB')
+    parser.add_argument('--compiler', choices=('cpu', 'tpu'), help='with --memory: which XLA compiles the step')
+
+
+def run(args: argparse.Namespace) -> None:
+    """Prints the tables that are asked for."""
+    _check_together(args)
+    if args.compare is not None:
+        (lengths,) = arguments.values(args, *LENGTHS, defaults=LENGTHS)
+        from remixer_t5x.cli.info import models
+
+        models.show(args.compare, args.models or models.MODELS, lengths)
+    elif args.sharding is not None:
+        names = ('MODEL', 'PARTITIONER', 'TASK_FEATURE_LENGTHS', 'DEVICES')
+        model, partitioner, lengths, devices = arguments.values(args, *names, defaults=LENGTHS)
+        from remixer_t5x.cli.info import sharding
+        from remixer_t5x.devices.hypothetical import Hardware
+
+        sharding.show(model, partitioner, Hardware(devices=args.devices or devices), lengths, args.sharding)
+    elif args.memory is not None:
+        from remixer_t5x.cli.info import memory
+
+        memory.show(*memory.read(args), args.memory)
+    else:
+        model, lengths = arguments.values(args, 'MODEL', *LENGTHS, defaults=LENGTHS)
+        from remixer_t5x.cli.info import model as one_model
+
+        one_model.show(model, lengths, args.depth)
+
+
+def _check_together(args: argparse.Namespace) -> None:
+    """Raises UserError for a flag that needs another flag."""
+    mesh = any(name == 'MESH' for name, _ in args.gin_flags)
+    needs = {
+        'compare': {'--models': args.models},
+        'sharding or memory': {'--mesh': mesh or None, '--devices': args.devices},
+        'memory': {'--device_memory': args.device_memory, '--compiler': args.compiler},
+    }
+    for kinds, flags in needs.items():
+        allowed = kinds.split(' or ')
+        for flag, value in flags.items():
+            if value is not None and all(getattr(args, kind) is None for kind in allowed):
+                readers = ' or '.join(f'--{kind}' for kind in allowed)
+                raise UserError(f'{flag} is read with {readers} only; add it, or leave {flag} out')
+
+
+COMMAND = Command(
+    'info',
+    'parameters and FLOPs of a model, module by module, without a device',
+    add_arguments,
+    run,
+    (
+        'remixer-t5x info --gin_file=models/remixer.gin --gin_file=sizes/base.gin',
+        'remixer-t5x info --compare small',
+        'remixer-t5x info --sharding --gin_file=models/remixer.gin --gin_file=sizes/base.gin '
+        '--gin_file=hardware/tpu_v3_32.gin',
+        'remixer-t5x info --memory --gin_file=experiments/t5_1_1_base_c4.gin --gin_file=hardware/h100_8.gin',
+    ),
+    ON_CPU,
+)

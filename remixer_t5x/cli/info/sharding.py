@@ -1,0 +1,43 @@
+"""`remixer-t5x info --sharding`: which device of a described mesh holds which part of which parameter."""
+
+import dataclasses
+import fnmatch
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+
+from remixer_t5x.cli import console
+from remixer_t5x.cli.info.model import check_lengths
+from remixer_t5x.costs import counts, sharding_table
+from remixer_t5x.devices import mesh
+from remixer_t5x.devices.hypothetical import Hardware
+from remixer_t5x.devices.partition import Partitioner
+from remixer_t5x.errors import UserError
+
+
+def show(
+    model: Any, partitioner: Partitioner, hardware: Hardware, feature_lengths: Mapping[str, int], pattern: str
+) -> None:
+    """Prints the table. Needs no device of the described kind.
+
+    Args:
+        model: a `Seq2Seq`.
+        partitioner: mesh sizes and rules, from a hardware file.
+        hardware: how many devices there are.
+        feature_lengths: `inputs` and `targets` in tokens.
+        pattern: shows the parameters whose names fit, such as 'encoder/*'.
+
+    Raises:
+        UserError: the mesh does not fit the number of devices, or no parameter fits the pattern.
+    """
+    check_lengths(feature_lengths)
+    described = dataclasses.replace(partitioner, devices=hardware.count())
+    shapes = {name: array.shape for name, array in counts.abstract_batch(feature_lengths).items()}
+    boxed = jax.eval_shape(lambda rng: model.init(rng, shapes), jax.random.key(0))
+    rows = described.sharding_table(boxed)
+    shown = [row for row in rows if fnmatch.fnmatch(row.name, pattern)]
+    if not shown:
+        raise UserError(f"no parameter fits {pattern!r}; type a part of a name and stars, such as '{rows[0].name}'")
+    head = f'{described.mesh.size} devices, {mesh.spelt(described.mesh.shape)}'
+    console.show(head, sharding_table.sharding_table(shown), *sharding_table.summary(rows), pipe_width=160)

@@ -1,0 +1,57 @@
+"""`remixer-t5x report`: one HTML file about runs."""
+
+from __future__ import annotations
+
+import argparse
+
+from remixer_t5x.cli import arguments
+from remixer_t5x.cli.command import ON_CPU, Command
+from remixer_t5x.errors import UserError
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument('folders', nargs='+', metavar='MODEL_DIR', help='folders of runs')
+    parser.add_argument('--out', default='report.html', help="the file to write (default 'report.html')")
+    parser.add_argument(
+        '--pictures', nargs='?', const=True, default=False, type=_truth,
+        help='draw what models learned; runs the config.gin of each run, which takes a minute or so for each',
+    )  # fmt: skip
+    parser.add_argument('--text', help='what the model reads for the pictures (default: a short sentence)')
+    parser.add_argument('--pictures_dir', help='also write each picture as PNG and SVG into this folder')
+
+
+def _truth(text: str) -> bool:
+    if text not in ('True', 'False'):
+        raise argparse.ArgumentTypeError(f'{text!r} is not True or False')
+    return text == 'True'
+
+
+def run(args: argparse.Namespace) -> None:
+    """Writes the report and says where it is.
+
+    Raises:
+        UserError: a folder that is not a run, a run without metrics, a file that cannot be read or written.
+    """
+    if not args.pictures and (args.text is not None or args.pictures_dir is not None):
+        given = '--pictures_dir' if args.text is None else '--text'
+        raise UserError(f'{given} is of the pictures; add --pictures, which runs the config.gin of each run')
+    if args.text is not None and not args.text.strip():
+        raise UserError('--text is empty; type a sentence, as in --text="A dog barks."')
+    with arguments.libraries(args):
+        from remixer_t5x.cli.report import write
+
+    write.write(args.folders, args.out, args.text or write.TEXT, args.pictures, args.pictures_dir)
+
+
+COMMAND = Command(
+    'report',
+    'one HTML file about runs: curves, tasks, predictions, settings, and pictures of what was learned',
+    add_arguments,
+    run,
+    (
+        'remixer-t5x report runs/quickstart',
+        "remixer-t5x report runs/remixer runs/t5 --out=compared.html --pictures --text='What does it look at?'",
+    ),
+    # A run that is still training keeps its accelerator.
+    ON_CPU,
+)

@@ -1,0 +1,96 @@
+"""Reads runs, draws pictures of what their models learned, and writes the page."""
+
+import dataclasses
+import pathlib
+import re
+import sys
+from collections.abc import Callable, Sequence
+
+from remixer_t5x.cli.report import model
+from remixer_t5x.cli.report import runs as run_folders
+from remixer_t5x.errors import UserError
+from remixer_t5x.reports import page, records
+from remixer_t5x.reports.pictures import drawing, gallery
+from remixer_t5x.reports.records import Run
+
+TEXT = 'The small dog that the children found in the park did not bark, but it followed them home.'
+# Tokens of the model's own answer that its decoder is shown with.
+MOST_TARGETS = 24
+
+
+def write(
+    folders: Sequence[str], out: str, text: str = TEXT, pictures: bool = False, pictures_dir: str | None = None
+) -> None:
+    """Writes the report about MODEL_DIRs and says where it is.
+
+    Args:
+        folders: MODEL_DIRs.
+        out: the HTML file.
+        text: what models read for the pictures.
+        pictures: whether there are pictures of what was learned. They need the model, and so run each run's config.gin.
+        pictures_dir: a folder for each picture as a PNG and an SVG, or None.
+
+    Raises:
+        UserError: a folder that is not a run, a run without metrics, a file that cannot be read or written.
+    """
+    target = pathlib.Path(out).expanduser()
+    # Before a minute's work, and not after it.
+    _writing(target, lambda: target.open('a').close())
+    runs = run_folders.read_all(folders)
+    learned = _learn(runs, text, pictures_dir, _say) if pictures else []
+    html = page.render(runs, learned)
+    _writing(target, lambda: target.write_text(html, encoding='utf-8'))
+    print(f'report       {target}  ({len(html) / 1e6:.1f} MB, one file; open it in any browser)')
+    if pictures_dir:
+        print(f'pictures     {pictures_dir}')
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+def _writing(target: pathlib.Path, act: Callable[[], object]) -> None:
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        act()
+    except OSError as error:
+        raise UserError(f'{target} cannot be written ({error.strerror}); give another file by --out') from None
+
+
+def _learn(runs: Sequence[Run], text: str, folder: str | None, say: Callable[[str], None]) -> list[page.Learned]:
+    """Pictures of the first run of each group of seeds; of a run whose model cannot be made, the reason."""
+    found = []
+    for number, group in enumerate(records.by_seed(runs), 1):
+        one = group.runs[0]
+        say(f'{one.name}: its model, for the pictures')
+        try:
+            made = _pictures(one, text, number, say)
+        except UserError as error:
+            reason = ' '.join(str(error).split())
+            say(f'{one.name}: no pictures of what was learned: {reason}')
+            found.append(page.Learned(one.name, about=f'No pictures of what was learned: {reason}'))
+            continue
+        found.append(made)
+        for picture in made.pictures if folder else ():
+            stem = re.sub(r'[^\w.-]+', '_', f'{one.name}-{picture.name.partition("-")[2]}')
+            drawing.save(dataclasses.replace(picture, name=stem), folder or '')
+    return found
+
+
+def _pictures(one: Run, text: str, number: int, say: Callable[[str], None]) -> page.Learned:
+    trained = model.load(one.folder)
+    inputs = trained.encode(text)
+    targets = trained.answer(inputs, MOST_TARGETS)
+    lengths = {'encoder': trained.lengths['inputs'], 'decoder': trained.lengths['targets']}
+    say(f'{one.name}: attention weights, then gradients of every token')
+    subject = gallery.Subject(
+        trained.model,
+        trained.params,
+        (inputs, trained.pieces(inputs)),
+        (targets, trained.pieces(targets)),
+        lengths,
+        trained.before,
+        f'r{number}-',
+    )
+    about = f'The model of {trained.checkpoint} reads “{text}”; where its decoder is shown, it writes its own answer.'
+    return page.Learned(one.name, gallery.draw_all(subject), about)

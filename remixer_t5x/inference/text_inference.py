@@ -1,0 +1,79 @@
+"""A model run on texts: what gin builds for `remixer-t5x infer`, and the parts of the run that follow from it."""
+
+import dataclasses
+from collections.abc import Iterable
+from typing import Any
+
+import jax
+
+from remixer_t5x.checkpoints import saved_params, watch
+from remixer_t5x.data import pipeline
+from remixer_t5x.devices import collectives, partition
+from remixer_t5x.errors import UserError
+from remixer_t5x.evaluation import predictions
+from remixer_t5x.inference import text_outputs
+from remixer_t5x.inference.text_inputs import TextInputs
+
+
+@dataclasses.dataclass(frozen=True)
+class TextInference:
+    """Which model reads which texts.
+
+    `vocabulary` is the seqio vocabulary the model was trained with, `checkpoint` one checkpoint or a MODEL_DIR (its
+    newest), `output` a file or '-' for standard output. `refuse_long` stops at a text that is longer than `decoding`
+    allows, instead of cutting it.
+    """
+
+    model: Any
+    partitioner: partition.Partitioner
+    vocabulary: Any
+    checkpoint: str
+    decoding: predictions.Decoding
+    inputs: TextInputs
+    output: str = '-'
+    refuse_long: bool = False
+
+    def check(self) -> None:
+        """Raises UserError for standard streams with several processes, and a vocabulary too large for the model."""
+        if jax.process_count() > 1 and (self.inputs.is_stdin or self.output == '-'):
+            raise UserError('with several hosts, --input and --output must be files that all of them see')
+        pipeline.check_ids('VOCABULARY', self.vocabulary, self.model.vocab_size)
+
+    def step_folder(self) -> str:
+        """The checkpoint's folder, the same on every process; the newest one, where `checkpoint` is a MODEL_DIR."""
+        return collectives.broadcast(str(saved_params.find_step(self.checkpoint, watch.SETTING)))
+
+    def open_output(self, folder: str) -> text_outputs.Output:
+        """The output of this process, at the end of what is there already; only the first process writes."""
+        name = text_outputs.name_of(self.decoding.decoder)
+        output = text_outputs.Output(self.output, {'checkpoint': folder, 'decoder': name})
+        # All have read the output before the first one writes more of it.
+        collectives.barrier()
+        return _Silent(output) if jax.process_index() else output
+
+    def restore(self, folder: str) -> Any:
+        """The parameters in `folder`."""
+        lengths, size = self.decoding.feature_lengths, self.decoding.batch_size
+        shapes = {
+            'encoder_input_tokens': (size, lengths['inputs']),
+            'decoder_target_tokens': (size, lengths['targets']),
+        }
+        abstract = saved_params.abstract_params(self.model, shapes, self.partitioner)
+        return saved_params.restore_params(folder, abstract, pipeline.vocabulary_record(self.vocabulary), watch.SETTING)
+
+    def predictor(self) -> predictions.Predictor:
+        eos_id = 1 if self.vocabulary.eos_id is None else int(self.vocabulary.eos_id)
+        return predictions.Predictor(self.model, self.partitioner, self.decoding, eos_id)
+
+
+class _Silent(text_outputs.Output):
+    """The output of the other processes: they compute with the first one and write nothing."""
+
+    def __init__(self, output: text_outputs.Output):
+        self.path, self.hashes, self.counts = output.path, output.hashes, output.counts
+
+    def write(self, rows: Iterable[dict[str, Any]]) -> None:
+        self.counts.written += sum(1 for _ in rows)
+
+    def close(self) -> None:
+        pass

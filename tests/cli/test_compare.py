@@ -1,0 +1,148 @@
+"""`compare` as a user types it: plans, real runs, runs that fail, a stop in the middle, and `--model`."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+from remixer_t5x.cli import compare as command
+from remixer_t5x.cli.main import main
+from remixer_t5x.config import loading
+from remixer_t5x.errors import UserError
+from remixer_t5x.sublayers import attention, gated_mlp, hyper_mixer, remixer
+
+SMALL = [
+    *('--gin_file=models/remixer.gin', '--gin_file=sizes/tiny.gin', '--gin_file=data/own_text.gin'),
+    *('--gin_file=optimizers/adamw_rms.gin', '--gin_file=hardware/cpu.gin', '--gin_file=runs/pretrain.gin'),
+    *('--gin.NUM_ENCODER_LAYERS=1', '--gin.NUM_DECODER_LAYERS=1', '--gin.EMBED_DIM=16', '--gin.MLP_DIM=16'),
+    *('--gin.REMIXER_DIM=16', '--gin.VOCABULARY=@vocabularies.byte()', '--gin.VOCAB_SIZE=384', '--gin.BATCH_SIZE=4'),
+    *("--gin.TASK_FEATURE_LENGTHS={'inputs': 32, 'targets': 16}", '--gin.TRAIN_STEPS=2', '--gin.WARMUP_STEPS=1'),
+    *('--gin.LOG_PERIOD=1', '--gin.EVAL_PERIOD=2', '--gin.EVAL_STEPS=1', '--gin.CHECKPOINT_PERIOD=2'),
+]
+
+
+def encoder_of(model):
+    """The sublayers of the encoder's layers, and the dropout rate."""
+    files = loading.model_files(model)
+    built = loading.build_model('experiments/finetune_cogs.gin', macros={'DROPOUT_RATE': 0.25}, model=files)
+    ((layer, _),) = built.module.encoder_stack().runs
+    return [type(sublayer()) for sublayer in layer().sublayers]
+
+
+@pytest.mark.parametrize(
+    ('model', 'sublayers'),
+    [
+        ('t5_1_1', [attention.SelfAttention, gated_mlp.GatedMLP]),
+        ('remixer', [attention.SelfAttention, remixer.Remixer]),
+        ('hyper_mixer', [hyper_mixer.HyperMixer, gated_mlp.GatedMLP]),
+        ('hyper_mixer+ablations/token_mixing_only', [hyper_mixer.HyperMixer]),
+    ],
+)
+def test_a_model_takes_the_place_of_the_one_that_an_experiment_includes(model, sublayers):
+    assert encoder_of(model) == sublayers
+
+
+def test_settings_of_the_experiment_are_kept():
+    assert loading.build_model('experiments/cogs_cpu.gin', model=['models/hyper_mixer.gin']).vocab_size == 896
+
+
+def test_a_model_where_none_is_named_and_one_that_is_none():
+    with pytest.raises(UserError, match='stands in for a file of models/.*type --gin_file=models/remixer.gin'):
+        loading.build_model('sizes/tiny.gin', model=['models/remixer.gin'])
+    with pytest.raises(UserError, match='empty name'):
+        loading.model_files('remixer+')
+    with pytest.raises(UserError, match='models/remixr.gin'):
+        loading.build_model('models/t5_1_1.gin', model=['models/remixr.gin'])
+
+
+def compare(*arguments):
+    return main(['compare', 'train', *SMALL, *arguments])
+
+
+@pytest.mark.parametrize(
+    ('arguments', 'said'),
+    [
+        (['--folder=f'], '--models has no value; type --models=t5_1_1,remixer'),
+        (['--models=t5_1_1'], 'type --folder=runs/compared'),
+        (['--models=t5_1_1,t5_1_1', '--folder=f'], 'names one twice'),
+        (['--models=t5_1_1', '--seeds=0,x', '--folder=f'], "--seeds has 'x'"),
+        (['--models=t5_1_1', '--folder=f', '--gin.SEED=1'], '--gin.SEED is set for each run; type --seeds=0,1,2'),
+        (['--models=t5_1_1', '--folder=f', '--gin.MODEL_DIR=m'], 'type --folder=DIR instead'),
+    ],
+)
+def test_mistakes_are_one_line(arguments, said, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert compare(*arguments) == 2
+    error = capsys.readouterr().err
+    assert said in error and len(error.splitlines()) == 1
+
+
+def test_a_sweep_ends_in_a_table_and_a_report_and_is_done_once(tmp_path, capsys):
+    (tmp_path / 'text.txt').write_text('\n\n'.join(f'The number {i} is after {i - 1}. ' * 4 for i in range(200)))
+    arguments = [f'--gin.FILES={tmp_path}/text.txt', '--models=t5_1_1,remixer', f'--folder={tmp_path}/runs']
+    assert compare(*arguments) == 0
+    told = capsys.readouterr()
+    assert '2 runs, 0 finished before' in told.err
+    rows = [line.split() for line in told.out.splitlines() if line.strip().startswith(('t5_1_1 ', 'remixer '))]
+    assert [row[0] for row in rows] == ['t5_1_1', 'remixer'] and all(row[1] == '1' for row in rows)
+    losses = [json.loads(line) for line in (tmp_path / 'runs/remixer/seed_0/metrics.jsonl').read_text().splitlines()]
+    held_out = [record['loss'] for record in losses if record['kind'] != 'train'][-1]
+    assert rows[1][3] == f'{held_out:.4f}'
+    assert (tmp_path / 'runs/report.html').read_text().startswith('<!DOCTYPE html>')
+    assert compare(*arguments) == 0
+    assert '2 runs, 2 finished before' in capsys.readouterr().err
+
+
+def programs(tmp_path, monkeypatch, text):
+    """Runs become this program."""
+    (tmp_path / 'program.py').write_text(text)
+    monkeypatch.setattr(command, 'PROGRAM', (sys.executable, str(tmp_path / 'program.py')))
+
+
+def test_a_run_that_fails_leaves_the_others_alone_and_is_tried_again(tmp_path, monkeypatch, capsys):
+    programs(tmp_path, monkeypatch, 'import sys; print("boom"); sys.exit("remixer" in str(sys.argv) and 7)')
+    monkeypatch.setattr(command, '_show_results', lambda args, cells, folder: None)
+    arguments = ['--models=remixer,t5_1_1', f'--folder={tmp_path}/runs']
+    assert main(['compare', 'train', *arguments]) == 1
+    assert 'remixer, seed 0: FAILED with 7: boom' in capsys.readouterr().err
+    (tmp_path / 'runs/t5_1_1/seed_0').mkdir()  # which a real run would have made
+    assert main(['compare', 'train', *arguments]) == 1
+    assert '2 runs, 1 finished before' in capsys.readouterr().err
+
+
+def test_a_users_mistake_ends_the_sweep_at_once(tmp_path, monkeypatch, capsys):
+    programs(tmp_path, monkeypatch, 'import sys; print("error: no such file", file=sys.stderr); sys.exit(2)')
+    assert main(['compare', 'train', '--models=a,b', f'--folder={tmp_path}/runs']) == 2
+    assert capsys.readouterr().err.splitlines()[-1] == 'error: a, seed 0: no such file'
+    assert not (tmp_path / 'runs/b').exists()
+
+
+STOPPABLE = """
+import pathlib, signal, sys, time
+def save(*_):
+    pathlib.Path(sys.argv[0]).with_name('saved').write_text('')
+    sys.exit(143)
+signal.signal(signal.SIGTERM, save)
+pathlib.Path(sys.argv[0]).with_name('ready').write_text('')
+time.sleep(60)
+"""
+
+
+def test_a_signal_is_passed_on_and_ends_the_sweep(tmp_path, monkeypatch, capsys):
+    programs(tmp_path, monkeypatch, STOPPABLE)
+
+    def stop():
+        while not (tmp_path / 'ready').exists():
+            time.sleep(0.05)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=stop).start()
+    assert main(['compare', 'train', '--models=a,b', f'--folder={tmp_path}/runs']) == 143
+    assert (tmp_path / 'saved').exists() and not (tmp_path / 'runs/b').exists()
+    assert 'run the same command again' in capsys.readouterr().err
+    assert subprocess.run(['pgrep', '-f', str(tmp_path / 'program.py')], capture_output=True).returncode == 1
