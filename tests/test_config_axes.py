@@ -85,28 +85,27 @@ A_RUN = st.tuples(
 )
 
 
-def configuration(files: tuple[str, ...] | list[str], run: str) -> str:
+def configuration(files: tuple[str, ...] | list[str]) -> str:
     values = [(name, 'given') for name in ('MODEL_DIR', 'INITIAL_CHECKPOINT_PATH')]
     data = next((CONFIGS / file for file in files if file.startswith('data/')), CONFIGS / 'defaults.gin')
     found = scan.scan(data.read_text(), data.name)[0]
     read = {reference.name for binding in found.bindings for reference in binding.references()}
     values += [(name, 'given') for name in OWN_VALUES & read - set(found.macros())]
-    loading.load(files, values, root=f'remixer_t5x.cli.{run}.run')
+    loading.load(files, values, root='remixer_t5x.training.settings.Run')
     return gin.config_str()
 
 
 @settings(max_examples=15, deadline=None)
 @given(A_RUN, st.data())
 def test_any_order_of_the_axes_gives_the_same_configuration(files, data):
-    run = 'finetune' if 'runs/finetune.gin' in files else 'train'
     shuffled = data.draw(st.permutations(files))
-    assert configuration(shuffled, run) == configuration(files, run)
+    assert configuration(shuffled) == configuration(files)
 
 
 def test_a_model_after_an_experiment_keeps_its_vocabulary_hardware_and_dropout():
-    configuration(['experiments/own_text.gin', 'data/own_text.gin', 'models/t5_1_1.gin'], 'train')
+    configuration(['experiments/own_text.gin', 'data/own_text.gin', 'models/t5_1_1.gin'])
     assert gin.query_parameter('%VOCAB_SIZE') == 8192
-    configuration(['experiments/finetune_cogs.gin', 'models/remixer.gin'], 'finetune')
+    configuration(['experiments/finetune_cogs.gin', 'models/remixer.gin'])
     assert gin.query_parameter('%VOCAB_SIZE') == 896
     assert gin.query_parameter('%DTYPE') == 'bfloat16'
     assert gin.query_parameter('%DROPOUT_RATE') == 0.1

@@ -97,8 +97,8 @@ class _Sources:
 
     def add_text(self, text: str, file: str, shipped: bool = False) -> None:
         """Statements that are in no file: a flag, or those of a command itself."""
-        found = scan.scan(text, file, shipped)[0]
-        self.segments.append(_Segment(file, text, {**self.scan.imports, **found.imports}))
+        found = scan.scan(text, file, shipped, self.scan)[0]
+        self.segments.append(_Segment(file, text, found.imports))
         place = scan.Place(file, 0, shipped)
         self.scan.bindings += [dataclasses.replace(binding, place=place) for binding in found.bindings]
 
@@ -184,12 +184,11 @@ def load(
         sources.add_text(f'{name} = {flag_value(name, value)}\n', f'{scan.COMMAND_LINE}{name}')
     if reads[0]:
         sources.add_text(reads[1], reads[0], shipped=True)
-    checks.check_before_imports(sources.scan, root, partial, bool(model), suggest)
+    checks.check(sources.scan, root, partial, bool(model), suggest)
     gin.clear_config()
     with importing or contextlib.nullcontext():
         for segment in sources.segments:
             _parse(segment, sources)
-    checks.check(sources.scan, gin.config_str(), root, partial, bool(model))
 
 
 def _parse(segment: _Segment, sources: _Sources) -> None:
@@ -329,12 +328,12 @@ def operative_config() -> str:
     gin's own operative config has only what was called so far, and a model's factories are called while it is traced.
     """
     text = gin.config_str()
-    while True:
-        found = scan.scan(text, 'the configuration')[0]
-        unread = set(found.macros()) - checks.macros_read(found.bindings)
-        if not unread:
-            return text
-        text = _without(text, [binding.place.line for binding in found.bindings if binding.selector in unread])
+    found = scan.scan(text, 'the configuration')[0]
+    bindings = found.bindings
+    settings = [binding for binding in bindings if not binding.is_macro]
+    read = checks.reachable(bindings, {binding.target for binding in settings}, found.abbreviations())
+    kept = {binding.place.line for binding in read}
+    return _without(text, [binding.place.line for binding in bindings if binding.place.line not in kept])
 
 
 def _without(text: str, starts: list[int]) -> str:

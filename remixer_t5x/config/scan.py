@@ -42,10 +42,11 @@ class Place:
 
 @dataclasses.dataclass(frozen=True)
 class Reference:
-    """`%NAME` (kind 'macro') or `@scope/selector` (kind 'configurable') inside a value."""
+    """`%NAME` (kind 'macro') or `@scope/selector` (kind 'configurable') inside a value; `target` as in Binding."""
 
     kind: str
     name: str
+    target: str = ''
 
     @property
     def selector(self) -> str:
@@ -56,7 +57,7 @@ class Reference:
 class Binding:
     """`selector.arg = value`; for a macro `arg` is empty and `selector` is the macro's name, with its scope.
 
-    `target` is the selector by its full name, as far as the imports above it tell.
+    `target` is the selector by its full name, as far as the imports above it tell; `%NAME` for a macro.
     """
 
     selector: str
@@ -64,6 +65,7 @@ class Binding:
     value: Any
     place: Place
     target: str
+    scope: str = ''
 
     @property
     def is_macro(self) -> bool:
@@ -95,19 +97,44 @@ class Scan:
     def macros(self) -> dict[str, Binding]:
         return {binding.selector: binding for binding in self.bindings if binding.is_macro}
 
+    def abbreviations(self) -> dict[str, str]:
+        """Full targets by their ends: gin takes `Engine` for `car.Engine` where it knows that already."""
+        targets = {ref.target for binding in self.bindings for ref in binding.references()}
+        targets |= {binding.target for binding in self.bindings}
+        return {end: target for target in sorted(targets) for end in _ends(target) if not target.startswith('%')}
+
+    def final(self) -> list[Binding]:
+        """The last binding of each setting and macro, with full targets."""
+        by_end = self.abbreviations()
+        last: dict[tuple[str, str, str], Binding] = {}
+        for binding in self.bindings:
+            target = by_end.get(binding.target, binding.target)
+            last[binding.scope, target, binding.arg] = dataclasses.replace(binding, target=target)
+        return list(last.values())
+
     def selectors(self) -> set[str]:
         used = {ref.selector for b in self.bindings for ref in b.references() if ref.kind == 'configurable'}
         return used | {binding.selector for binding in self.bindings if not binding.is_macro}
 
 
 class _Recorder(config_parser.ParserDelegate):
-    """Stands in for gin's resolver, so that reading a value needs no import."""
+    """Takes the place of gin's resolver, so that reading a value needs no import."""
+
+    def __init__(self, above: Scan | None = None):
+        self._above = above or Scan()
 
     def configurable_reference(self, scoped_configurable_name: str, evaluate: bool) -> Reference:
-        return Reference('configurable', scoped_configurable_name)
+        selector = scoped_configurable_name.rsplit('/', 1)[-1]
+        return Reference('configurable', scoped_configurable_name, self._above.full_name(selector))
 
     def macro(self, scoped_name: str) -> Reference:
-        return Reference('macro', scoped_name)
+        return Reference('macro', scoped_name, f'%{scoped_name}')
+
+
+def _ends(target: str) -> Iterator[str]:
+    """`c` and `b.c` of `a.b.c`; the name itself is no abbreviation."""
+    parts = target.split('.')
+    return ('.'.join(parts[start:]) for start in range(1, len(parts)))
 
 
 def _references(value: Any) -> Iterator[Reference]:
@@ -133,11 +160,14 @@ def parse_value(text: str) -> Any:
     return statements[0].value
 
 
-def scan(text: str, file: str, shipped: bool = False) -> tuple[Scan, list[config_parser.IncludeStatement]]:
-    """Reads gin text; `file` is the name shown in errors. Raises UserError on a syntax error."""
-    found, includes = Scan(), []
+def scan(
+    text: str, file: str, shipped: bool = False, above: Scan | None = None
+) -> tuple[Scan, list[config_parser.IncludeStatement]]:
+    """Reads gin text; `file` is the name shown in errors, and imports of `above` hold in it. Raises UserError on a
+    syntax error."""
+    found, includes = Scan(imports=dict(above.imports) if above else {}), []
     try:
-        for statement in config_parser.ConfigParser(io.StringIO(text), _Recorder()):
+        for statement in config_parser.ConfigParser(io.StringIO(text), _Recorder(found)):
             if isinstance(statement, config_parser.BindingStatement):
                 found.bindings.append(_binding(statement, Place(file, statement.location.line_num, shipped), found))
             elif isinstance(statement, config_parser.ImportStatement):
@@ -159,7 +189,7 @@ def _binding(statement: config_parser.BindingStatement, place: Place, above: Sca
     if not statement.arg_name and statement.scope:
         selector = f'{statement.scope}/{selector}'
     target = above.full_name(selector) if statement.arg_name else f'%{selector}'
-    return Binding(selector, statement.arg_name, statement.value, place, target)
+    return Binding(selector, statement.arg_name, statement.value, place, target, statement.scope or '')
 
 
 def _syntax_message(error: Exception, file: str, text: str) -> str:
