@@ -46,9 +46,9 @@ def test_value_and_gradients(z_loss, label_smoothing, chunk_length):
         return defined_loss(hidden, kernel, targets, weights, z_loss, label_smoothing) * 0.5
 
     value, gradients = jax.jit(jax.value_and_grad(ours, argnums=(0, 1)))(hidden, kernel)
-    wanted_value, wanted_gradients = jax.value_and_grad(wanted, argnums=(0, 1))(hidden, kernel)
+    wanted_value, wanted_gradients = jax.jit(jax.value_and_grad(wanted, argnums=(0, 1)))(hidden, kernel)
     np.testing.assert_allclose(value, wanted_value, rtol=1e-5)
-    np.testing.assert_allclose(ours(hidden, kernel), wanted_value, rtol=1e-5)
+    np.testing.assert_allclose(jax.jit(ours)(hidden, kernel), wanted_value, rtol=1e-5)
     for actual, expected in zip(gradients, wanted_gradients, strict=True):
         np.testing.assert_allclose(actual, expected, rtol=1e-4, atol=1e-6)
 
@@ -58,18 +58,19 @@ def test_value_and_gradients(z_loss, label_smoothing, chunk_length):
 def test_sums(length, chunk_length, seed):
     hidden, kernel, targets, weights = arrays(length, seed)
     config = losses.CrossEntropy(z_loss=0.1, chunk_length=chunk_length)
-    loss, sums = config(hidden, kernel, targets, weights)
+    # Compiled whole, and the expectation in NumPy: run one by one, JAX compiles each operation for each shape.
+    loss, sums = jax.jit(config)(hidden, kernel, targets, weights)
+    likelihoods = jax.jit(losses.token_log_likelihood, static_argnums=3)(hidden, kernel, targets, chunk_length)
+    hidden, kernel, targets, weights = map(np.asarray, (hidden, kernel, targets, weights))
     logits = hidden @ kernel
-    log_z = jax.nn.logsumexp(logits, axis=-1)
+    log_z = np.log(np.sum(np.exp(logits), axis=-1))
+    likelihood = np.take_along_axis(logits, targets[..., None], axis=-1)[..., 0] - log_z
     np.testing.assert_allclose(loss, sums['loss'])
     np.testing.assert_allclose(sums['weights'], weights.sum())
-    np.testing.assert_allclose(sums['correct'], jnp.sum((logits.argmax(-1) == targets) * weights))
-    np.testing.assert_allclose(sums['z_loss'], jnp.sum(0.1 * log_z**2 * weights), rtol=1e-5)
-    likelihood = jnp.take_along_axis(logits, targets[..., None], axis=-1)[..., 0] - log_z
-    np.testing.assert_allclose(
-        losses.token_log_likelihood(hidden, kernel, targets, chunk_length), likelihood, atol=1e-5
-    )
-    np.testing.assert_allclose(loss, jnp.sum(weights * (0.1 * log_z**2 - likelihood)), rtol=1e-4)
+    np.testing.assert_allclose(sums['correct'], np.sum((logits.argmax(-1) == targets) * weights))
+    np.testing.assert_allclose(sums['z_loss'], np.sum(0.1 * log_z**2 * weights), rtol=1e-5)
+    np.testing.assert_allclose(likelihoods, likelihood, atol=1e-5)
+    np.testing.assert_allclose(loss, np.sum(weights * (0.1 * log_z**2 - likelihood)), rtol=1e-4)
 
 
 def test_a_perfect_smoothed_prediction_costs_nothing():
