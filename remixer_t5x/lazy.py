@@ -10,6 +10,7 @@ object is made.
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
 import sys
 from collections.abc import Callable
@@ -33,13 +34,20 @@ class _Library:
 
 
 def _load(name: str) -> Any:
-    if 'tensorflow' not in sys.modules:
-        with around(), _without(_NOT_FOR_KERAS):
-            _hide_accelerators(importlib.import_module('tensorflow'))
+    _tensorflow()
     if name not in sys.modules:
         with around():
             importlib.import_module(name)
     return sys.modules[name]
+
+
+@functools.cache
+def _tensorflow() -> Any:
+    """TensorFlow without accelerators, also where another library has imported it already."""
+    with around(), _without(_NOT_FOR_KERAS):
+        tensorflow = importlib.import_module('tensorflow')
+    _hide_accelerators(tensorflow)
+    return tensorflow
 
 
 def _hide_accelerators(tensorflow: Any) -> None:

@@ -37,6 +37,18 @@ def test_the_first_use_loads_them_without_pictures_and_tables():
     assert said.splitlines() == ['seqio tensorflow', '[] True DatasetV2', 'DataFrame']
 
 
+def test_accelerators_are_hidden_where_another_library_has_imported_tensorflow():
+    pytest.importorskip('tensorflow')
+    said = _run(
+        'import tensorflow\n'
+        'hidden = []\n'
+        'tensorflow.config.set_visible_devices = lambda devices, kind: hidden.append((devices, kind))\n'
+        'from remixer_t5x.lazy import tf\n'
+        'tf.data\ntf.data\nprint(hidden)'
+    )
+    assert said == "[([], 'GPU'), ([], 'TPU')]\n"
+
+
 def test_a_name_that_the_library_lacks_is_an_attribute_error():
     pytest.importorskip('tensorflow')
     from remixer_t5x.lazy import tf
