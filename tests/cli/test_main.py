@@ -4,12 +4,13 @@ import contextlib
 import os
 import subprocess
 import sys
+import types
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from remixer_t5x.cli import arguments
+from remixer_t5x.cli import arguments, train
 from remixer_t5x.cli import main as cli
 from remixer_t5x.cli.command import KEEP_BUFFERS
 from remixer_t5x.cli.main import COMMANDS
@@ -97,6 +98,16 @@ def test_interrupt_is_clean(capsys, clean_environment, monkeypatch):
     monkeypatch.setattr(cli, '_run', interrupt)
     assert cli.main(['info']) == 130
     assert capsys.readouterr().err == 'interrupted\n'
+
+
+@pytest.mark.parametrize(
+    ('command', 'part', 'said'),
+    [('train', 'tasks', 'type remixer-t5x finetune'), ('finetune', 'evaluation', 'type remixer-t5x train')],
+)
+def test_train_and_finetune_refuse_the_configuration_of_each_other(command, part, said):
+    parts = {'tasks': None, 'evaluation': None, part: 'something'}
+    with pytest.raises(UserError, match=said):
+        train._check_command(command, types.SimpleNamespace(**parts))
 
 
 def test_help_imports_no_library():

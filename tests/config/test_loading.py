@@ -92,6 +92,21 @@ def test_a_partial_command_needs_only_what_it_reaches(house):
     assert run('more.gin', partial=True)[0].power == 5
 
 
+def test_values_of_macros_need_only_what_these_macros_reach(house):
+    import toy_house
+
+    (house / 'more.gin').write_text((house / 'car.gin').read_text() + 'toy_house.refuse.power = %NOWHERE\n')
+    values = loading.values(['ENGINE', 'SEED'], ['more.gin'], defaults={'SEED': 3}, reader='a command')
+    assert values == [toy_house.Engine(5), 3]
+    with pytest.raises(UserError, match='^a command: %SIZE is not defined; give --gin.SIZE=...$'):
+        loading.values(['SIZE'], ['car.gin'], reader='a command')
+
+
+def test_a_file_may_shorten_a_name_that_an_earlier_file_imports(house):
+    (house / 'short.gin').write_text('ENGINE = @Engine()\n')
+    assert run('car.gin', 'short.gin', flags=[('POWER', '9')])[0].power == 9
+
+
 def test_the_operative_config_rebuilds_the_same(house):
     first = run('car.gin', flags=[('POWER', '11')])
     (house / 'operative.gin').write_text(loading.operative_config())
