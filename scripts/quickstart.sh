@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # From a fresh clone to a trained model: makes a virtual environment, installs, trains a tiny Remixer on the
-# documentation inside Python, and shows what it learned. No data is downloaded. Run it again to go on or to look again.
+# documentation inside Python, and shows what it learned. No data is downloaded. Run it again to resume, or to look again.
 #
 #   scripts/quickstart.sh                  in .venv, into runs/quickstart
 #   VENV=/path scripts/quickstart.sh       in another virtual environment, made if it is not there

@@ -26,21 +26,12 @@ PHRASES = {
     r'\banew\b': 'again',
 }
 
-# Folders whose words are not plain yet. Only remove entries: the second test fails for a folder that is clean.
-NOT_YET = (
-    'remixer_t5x/cli',
-    'remixer_t5x/config',
-)
 PAGES = ('README.md', 'CONTRIBUTING.md', 'CHANGELOG.md', 'docs/**/*.md')
 CODE = ('remixer_t5x/**/*.py', 'tasks/**/*.py')
 
 
 def files(patterns):
     return sorted(path for pattern in patterns for path in ROOT.glob(pattern))
-
-
-def is_waiting(path):
-    return any(path.is_relative_to(ROOT / entry) for entry in NOT_YET)
 
 
 def prose(path):
@@ -70,17 +61,10 @@ def findings(path):
 
 @pytest.mark.parametrize('patterns', [PAGES, CODE], ids=['pages', 'code'])
 def test_words_are_plain(patterns):
-    done = [path for path in files(patterns) if not is_waiting(path)]
-    assert len(done) > 20
-    found = [line for path in done for line in findings(path)]
+    paths = files(patterns)
+    assert len(paths) > 20
+    found = [line for path in paths for line in findings(path)]
     assert not found, '\n' + '\n'.join(found)
-
-
-@pytest.mark.parametrize('entry', NOT_YET)
-def test_a_folder_that_is_clean_leaves_the_list(entry):
-    place = ROOT / entry
-    paths = [place] if place.is_file() else sorted(place.rglob('*.py'))
-    assert any(line for path in paths for line in findings(path)), f'remove {entry} from NOT_YET'
 
 
 def test_the_phrases_are_found(tmp_path, monkeypatch):

@@ -82,7 +82,7 @@ def run(args: argparse.Namespace) -> int:
             _keep(folder, cell)
             _say(f'{cell.name}: finished in {time.monotonic() - start:,.0f} s')
         if asked:
-            _say('stopped; run the same command again to go on')
+            _say('stopped; run the same command again to continue')
             return 128 + asked
         if code == _USER_MISTAKE:
             raise UserError(f'{cell.name}: {_last_line(cell.log).removeprefix("error: ")}')

@@ -49,5 +49,5 @@ def _check_inputs(examples: TaskExamples, rows: Sequence[Mapping[str, Any]], pat
         if row.get('input', text) != text:
             raise UserError(
                 f'{path} line {number} does not match {examples.task.name}, split {examples.split}: '
-                f'its input is {row["input"][:40]!r}, and that of the example {text[:40]!r}'
+                f'its input is {row["input"][:40]!r}, and the input of the example is {text[:40]!r}'
             )

@@ -84,7 +84,7 @@ def _say_end(result: Result, draws_loss: bool) -> None:
         picture = curves.plot_loss(f'{result.folder}/{model_dir.METRICS}', f'{result.folder}/{LOSS_PICTURE}')
         print(f'loss curve   {picture}')
     if result.stopped:
-        print('run the same command again to go on')
+        print('run the same command again to continue')
 
 
 TRAIN = Command(

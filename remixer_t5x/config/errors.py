@@ -125,7 +125,7 @@ _EXPLANATIONS: list[tuple[str, Callable[..., str]]] = [
 
 
 def translate_call(error: Exception) -> UserError | None:
-    """The one line for an exception that came out of calling a configurable; None when it is no user's mistake."""
+    """One line for an exception from calling a configurable; None if it is not a user's mistake."""
     text = str(error)
     if isinstance(error, UserError):
         return UserError(text.split(_CALL)[0].strip())

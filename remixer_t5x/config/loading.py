@@ -2,7 +2,7 @@
 
 gin semantics: gin-config 0.5 with `from __gin__ import dynamic_registration`. Three things differ from plain gin, each
 because a user's mistake would otherwise pass silently or end in a page of traceback: a macro that nothing reads is
-refused, a flag's value that is no gin value is a string, and only what the command reads has to be defined.
+refused, a flag's value that is not a gin value is a string, and only what the command reads has to be defined.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class _Sources:
             self.scan.imports.setdefault(name, statement)
 
     def add_text(self, text: str, file: str, shipped: bool = False) -> None:
-        """Statements that are in no file: a flag, or those of a command itself."""
+        """Adds statements that are not in a file: a flag, or statements of a command."""
         found = scan.scan(text, file, shipped, self.scan)[0]
         self.segments.append(_Segment(file, text, found.imports))
         place = scan.Place(file, 0, shipped)
@@ -125,7 +125,7 @@ def flag_value(name: str, text: str) -> str:
         raise UserError(f'{flag}= has no value; type {flag}=VALUE (for an empty text {flag}="\'\'")')
     if text.strip().lower() in _ALMOST_PYTHON and text.strip() not in ('True', 'False', 'None'):
         right = _ALMOST_PYTHON[text.strip().lower()]
-        raise UserError(f'{flag}={text} is no gin value; type {flag}={right}, or {flag}="\'{text}\'" for the text')
+        raise UserError(f'{flag}={text} is not a gin value; type {flag}={right}, or {flag}="\'{text}\'" for the text')
     try:
         scan.parse_value(text)
         return text
@@ -161,8 +161,8 @@ def load(
         defaults: gin text that all files may override.
         reads: who reads macros, for errors, and gin text that reads them after everything else.
         suggest: shipped files to name where no file sets up `root`; by default all that do.
-        model: files that are read in place of the one of models/ that `files` name or include; macros of other models
-            may then stay unread.
+        model: files to read instead of the file of models/ that `files` name or include; macros of other models may
+            then stay unread.
         importing: entered once the text has passed the checks that need no library, while gin imports what it names.
 
     Raises:
@@ -177,7 +177,7 @@ def load(
         sources.add_file(file)
     if model and not sources.model_exchanged:
         raise UserError(
-            f'--model stands in for a file of {MODELS}, and no gin file given names or includes one; '
+            f'--model replaces a file of {MODELS}, and no gin file given names or includes one; '
             f'type --gin_file={model[0]}'
         )
     for name, value in flags:
@@ -222,7 +222,7 @@ def _parse_text(text: str, file: str) -> None:
 
 
 def call(root: Callable[..., Any] | str) -> Any:
-    """Calls a function or class, or the one of this full name, with the arguments that gin binds to it.
+    """Calls a function or class, given as an object or by its full name, with the arguments that gin binds to it.
 
     Raises:
         UserError: what a user did wrong, on one line; also when no gin file binds anything to `root`.

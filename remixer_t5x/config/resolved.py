@@ -21,7 +21,7 @@ def macro(name: str, objects: Mapping[str, Any] | None = None) -> Any:
 
     Args:
         name: of a macro in gin's configuration.
-        objects: Python values that stand in for macros, by name.
+        objects: Python values that replace macros, by name.
 
     Raises:
         UserError: no gin file defines the macro.

@@ -132,7 +132,7 @@ class _Recorder(config_parser.ParserDelegate):
 
 
 def _ends(target: str) -> Iterator[str]:
-    """`c` and `b.c` of `a.b.c`; the name itself is no abbreviation."""
+    """`c` and `b.c` of `a.b.c`; the name itself is not an abbreviation."""
     parts = target.split('.')
     return ('.'.join(parts[start:]) for start in range(1, len(parts)))
 
@@ -197,7 +197,7 @@ def _syntax_message(error: Exception, file: str, text: str) -> str:
     message = str(getattr(error, 'msg', None) or error)
     token = _BARE_TEXT.search(message)
     if token:
-        return f"{file} line {line}: {token[1]} is no gin value; text needs quotes, as in '{token[1]}'"
+        return f"{file} line {line}: {token[1]} is not a gin value; text needs quotes, as in '{token[1]}'"
     reason = message.splitlines()[0].strip().rstrip('.')
     lines = text.splitlines()
     content = lines[line - 1].strip() if 0 < line <= len(lines) else ''
@@ -205,7 +205,7 @@ def _syntax_message(error: Exception, file: str, text: str) -> str:
 
 
 def shipped_folder() -> pathlib.Path:
-    """The configs that travel with the package: beside its modules in a wheel, one level up in a checkout."""
+    """The shipped configs: next to the modules in a wheel, one level up in a checkout."""
     inside = _PACKAGE / 'configs'
     return inside if inside.is_dir() else _PACKAGE.parent / 'configs'
 

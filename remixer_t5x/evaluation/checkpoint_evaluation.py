@@ -21,10 +21,11 @@ EVAL = 'eval'
 
 @dataclasses.dataclass(frozen=True)
 class Checkpoints:
-    """What is evaluated.
+    """The checkpoints to evaluate.
 
     `path`: a checkpoint, a MODEL_DIR (its newest), or several separated by commas. `follow` evaluates every checkpoint
-    of one MODEL_DIR as it appears, until step `until` or so many seconds without a new one; None does not.
+    of one MODEL_DIR as it appears, until step `until` or until `follow` seconds pass without a new checkpoint; None
+    does not follow.
     """
 
     path: str
@@ -36,12 +37,12 @@ class Checkpoints:
             raise UserError(f'FOLLOW is {self.follow!r}; it takes seconds without a new checkpoint, or None')
 
     def check(self) -> None:
-        """Raises UserError where there is no such checkpoint; reading examples takes longer than this look."""
+        """Raises UserError if there is no such checkpoint, before examples are read."""
         if self.follow is None:
             watch.find_all(self.path)
 
     def find(self, done: Collection[int]) -> Iterator[epath.Path]:
-        """Their folders, the same on every process; when following, without those of the steps in `done`."""
+        """Their folders, the same on every process; when following, without the steps in `done`."""
         if self.follow is None:
             found = iter(watch.find_all(self.path))
         else:

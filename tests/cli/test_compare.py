@@ -52,7 +52,7 @@ def test_settings_of_the_experiment_are_kept():
 
 
 def test_a_model_where_none_is_named_and_one_that_is_none():
-    with pytest.raises(UserError, match='stands in for a file of models/.*type --gin_file=models/remixer.gin'):
+    with pytest.raises(UserError, match='replaces a file of models/.*type --gin_file=models/remixer.gin'):
         loading.build_model('sizes/tiny.gin', model=['models/remixer.gin'])
     with pytest.raises(UserError, match='empty name'):
         loading.model_files('remixer+')

@@ -91,10 +91,10 @@ def _broken(place, name, file, text):
 @pytest.mark.parametrize(
     ('argv', 'line'),
     [
-        (['none'], 'none is no folder; give the MODEL_DIR of a run'),
+        (['none'], 'none is not a folder; give the MODEL_DIR of a run'),
         (
             ['first/checkpoints'],
-            'first/checkpoints is no run (no remixer_t5x_run.json there); give the MODEL_DIR of one',
+            'first/checkpoints is not a run (it has no remixer_t5x_run.json); give the MODEL_DIR of a run',
         ),
         (['empty'], 'empty has no metrics yet; wait for the first log (LOG_PERIOD steps), or give another run'),
         (['torn'], 'torn/metrics.jsonl line 1 is not a metrics record; give the metrics.jsonl of a run'),

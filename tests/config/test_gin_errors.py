@@ -73,7 +73,7 @@ IN_A_FILE = {
     ),
     'bare text': (
         'toy_house.run.colour = red',
-        "user.gin line 3: red is no gin value; text needs quotes, as in 'red'",
+        "user.gin line 3: red is not a gin value; text needs quotes, as in 'red'",
     ),
     'open bracket': (
         'POWER = (3,\n',
@@ -115,7 +115,7 @@ AS_A_FLAG = {
     ),
     'lower-case truth': (
         ('run.colour', 'true'),
-        '--gin.run.colour=true is no gin value; type --gin.run.colour=True, '
+        '--gin.run.colour=true is not a gin value; type --gin.run.colour=True, '
         'or --gin.run.colour="\'true\'" for the text',
     ),
     'nothing': (

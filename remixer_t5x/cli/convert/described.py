@@ -22,7 +22,7 @@ from remixer_t5x.interop.safetensors import export as safetensors_export
 from remixer_t5x.run_folder import model_dir
 from remixer_tasks import vocabularies
 
-# In MODEL_DIR, beside the checkpoint.
+# In MODEL_DIR, next to the checkpoint.
 MODEL_GIN = 'model.gin'
 
 
@@ -47,7 +47,7 @@ def _from_hugging_face(args: argparse.Namespace) -> None:
 
 
 def _vocabulary_of(tokenizer: hf_tokenizer.Tokenizer, source: huggingface.Source) -> Any:
-    """The vocabulary of `tokenizer`. Raises UserError where it cannot be that of the model in `source`."""
+    """The vocabulary of `tokenizer`. Raises UserError if it cannot belong to the model in `source`."""
     if tokenizer.path is None:
         vocabulary, name = vocabularies.byte(extra_ids=tokenizer.extra_ids), 'the vocabulary of bytes'
     else:

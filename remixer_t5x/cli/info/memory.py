@@ -21,7 +21,7 @@ from remixer_t5x.errors import UserError
 from remixer_t5x.layers.single_cpu import as_for_accelerator
 
 _CPU_NOTE = (
-    'the partitioning is that of the described mesh; the layout of temporaries is that of XLA:CPU, which computes '
+    'partitioning follows the described mesh; temporaries are laid out by XLA:CPU, which computes '
     'bfloat16 in float32: take temporaries as a rough upper bound'
 )
 

@@ -1,4 +1,4 @@
-"""`remixer-t5x info --compare`: all shipped models side by side, and the papers' figures beside ours."""
+"""`remixer-t5x info --compare`: all shipped models side by side, and the papers' figures next to ours."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ class Trained:
         return np.asarray(ids + end, np.int32)
 
     def answer(self, inputs: np.ndarray, most: int) -> np.ndarray:
-        """What the model writes for the inputs, greedily, at most so many tokens and at least one; [length] int32."""
+        """The greedy answer of the model to the inputs, from one to `most` tokens; [length] int32."""
         eos = 1 if self.vocabulary.eos_id is None else int(self.vocabulary.eos_id)
         length = min(most, self.lengths['targets'])
         predict = jax.jit(lambda params, ids: self.model.predict(params, {'encoder_input_tokens': ids}, length, eos))

@@ -18,7 +18,7 @@ from remixer_t5x.run_folder import model_dir
 def read_all(folders: Sequence[str]) -> list[Run]:
     """The runs, each with a name of its own: the last part of its path, or more of it where two would be the same.
 
-    Raises UserError for a folder that is no run, a run without metrics, and a file that cannot be read.
+    Raises UserError for a folder that is not a run, a run without metrics, and a file that cannot be read.
     """
     if isinstance(folders, str) or not folders:
         raise UserError(f'MODEL_DIRS is {folders!r}; type the folders of one run or several')
@@ -40,9 +40,9 @@ def names(paths: Sequence[epath.Path]) -> list[str]:
 
 def _read(folder: epath.Path, name: str) -> Run:
     if not folder.is_dir():
-        raise UserError(f'{folder} is no folder; give the MODEL_DIR of a run')
+        raise UserError(f'{folder} is not a folder; give the MODEL_DIR of a run')
     if not (folder / model_dir.MARKER).exists():
-        raise UserError(f'{folder} is no run (no {model_dir.MARKER} there); give the MODEL_DIR of one')
+        raise UserError(f'{folder} is not a run (it has no {model_dir.MARKER}); give the MODEL_DIR of a run')
     metrics = folder / model_dir.METRICS
     logged = records.read(metrics) if metrics.exists() else []
     if not logged:
