@@ -1,7 +1,5 @@
 """Arguments that several commands share: gin files and macros, and types of values."""
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 from collections.abc import Callable, Mapping, Sequence

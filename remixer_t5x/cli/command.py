@@ -1,7 +1,5 @@
 """What `main` knows of a command before any library is imported."""
 
-from __future__ import annotations
-
 import argparse
 import dataclasses
 from collections.abc import Callable, Mapping

@@ -1,7 +1,5 @@
 """What commands print: tables and lines on standard output, in the width of the terminal or of a pipe."""
 
-from __future__ import annotations
-
 import sys
 from typing import Any
 

@@ -4,8 +4,6 @@ gin's flags are T5X's: `--gin_file`, `--gin.NAME=value`, `--gin_search_paths`. L
 command is known to run, so `--help` and a wrong flag answer at once.
 """
 
-from __future__ import annotations
-
 import argparse
 import difflib
 import os

@@ -1,8 +1,6 @@
 """Flags that say which process of a run this is. They are not gin macros: each process has its own, and a run's
 configuration is shared by all of them."""
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import functools

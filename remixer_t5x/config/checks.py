@@ -4,8 +4,6 @@ gin's own finalize hooks would refuse the missing ones too, but for the whole co
 training experiment would then ask for MODEL_DIR. Here only what the called function reaches must be complete.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 
 from remixer_t5x.config.scan import COMMAND_LINE, Binding, Scan, nearest, shipped_bindings

@@ -1,7 +1,5 @@
 """Real processes of the command line for faults.py: started, watched, and compared with an unbroken run."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import os

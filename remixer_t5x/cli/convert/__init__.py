@@ -3,8 +3,6 @@
 Each conversion reads back what it has written and compares it with what it read.
 """
 
-from __future__ import annotations
-
 import argparse
 
 from remixer_t5x.cli import arguments

@@ -1,7 +1,5 @@
 """Conversions of files that hold parameters alone: the user's gin files say which model and vocabulary they are of."""
 
-from __future__ import annotations
-
 import argparse
 from typing import Any
 

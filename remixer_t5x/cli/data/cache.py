@@ -1,7 +1,5 @@
 """`remixer-t5x data cache`: a task's tokenised examples, written once for `USE_CACHED_TASKS = True` to read."""
 
-from __future__ import annotations
-
 import argparse
 import os
 import shlex

@@ -1,7 +1,5 @@
 """`remixer-t5x data get NAME`: the published files of a task, downloaded or taken from a folder, and checked."""
 
-from __future__ import annotations
-
 import argparse
 
 from remixer_t5x.cli import arguments

@@ -1,7 +1,5 @@
 """`remixer-t5x info`: what a model costs, without its device: parameters and FLOPs, shardings, memory of a step."""
 
-from __future__ import annotations
-
 import argparse
 
 from remixer_t5x.cli import arguments

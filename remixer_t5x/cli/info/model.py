@@ -1,7 +1,5 @@
 """`remixer-t5x info`: parameters and FLOPs of a model, module by module."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

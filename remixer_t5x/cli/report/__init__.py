@@ -1,7 +1,5 @@
 """`remixer-t5x report`: one HTML file about runs."""
 
-from __future__ import annotations
-
 import argparse
 
 from remixer_t5x.cli import arguments

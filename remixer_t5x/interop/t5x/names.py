@@ -5,8 +5,6 @@ along the second axis. Shapes are the same as ours except for attention kernels,
 versions.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
