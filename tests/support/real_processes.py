@@ -25,8 +25,8 @@ from tests.support import paths
 
 # The module that the server imports, with all that runs and commands of tests need.
 IMPORTED_ONCE = 'tests.support.imported_once'
-# Seconds for anything that a test waits for: far more than it takes on a busy machine, and not for ever.
-PATIENCE = 300.0
+# Seconds for anything that a test waits for: far more than four commands of one process take on a busy machine.
+PATIENCE = 1200.0
 _CONTEXT = multiprocessing.get_context('forkserver')
 _PR_SET_PDEATHSIG = 1
 
