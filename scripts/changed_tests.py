@@ -24,6 +24,7 @@ PATH_ROOTS = ('', 'configs/', 'docs/', 'docs/guide/', 'scripts/', 'scripts/studi
 MODULE_ROOTS = ('', 'tasks/', 'scripts/studies/')
 # Every test depends on these.
 EVERYTHING = {'tests/conftest.py', 'pyproject.toml', 'setup.py', 'requirements.lock', 'scripts/environment.sh'}
+EVERYTHING |= {'remixer_t5x/__init__.py'}
 # No test reads these, whatever else changes in them.
 UNREAD = {'LICENSE', 'CHANGELOG.md', 'CONTRIBUTING.md', '.gitignore', '.ci/run', 'scripts/test.sh'}
 
@@ -65,7 +66,8 @@ class Files:
                 path = root + '/'.join(parts[:end])
                 found = [name for name in (f'{path}.py', f'{path}/__init__.py') if name in self.names]
                 if found:
-                    packages = [f'{root}{"/".join(parts[:k])}/__init__.py' for k in range(1, end)]
+                    # The outermost package imports lazily, all that it names.
+                    packages = [f'{root}{"/".join(parts[:k])}/__init__.py' for k in range(2, end)]
                     yield from (name for name in (*found, *packages) if name in self.names)
                     break
 

@@ -48,10 +48,10 @@ def test_quick_has_a_run_that_trains_saves_resumes_and_evaluates():
 
 CHANGES = {
     'remixer_t5x/layers/diagonals.py': ('layers/test_diagonals', 'sublayers/test_contract', 'test_configs'),
-    'remixer_t5x/cli/info.py': ('cli/test_info', 'test_docs'),
+    'remixer_t5x/cli/info/model.py': ('cli/test_info', 'test_docs'),
     'configs/sizes/tiny.gin': ('cli/test_info', 'test_configs', 'test_docs'),
     'docs/guide/new_mixer.md': ('sublayers/test_contract', 'test_docs'),
-    'tests/support/training_server.py': ('training/test_resume',),
+    'tests/support/training_runs.py': ('training/test_resume',),
     'tests/golden/fnet.npz': ('sublayers/test_fnet',),
     'scripts/launch/worker.sh': ('test_launch_scripts',),
     'scripts/studies/shapes.py': ('test_studies',),
