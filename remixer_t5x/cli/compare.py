@@ -4,8 +4,6 @@ Each run is a process of the command line, typed as a user would type it: whatev
 and it resumes by itself. Started again, the sweep goes over what is finished and does the rest.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import dataclasses

@@ -5,8 +5,6 @@ because a user's mistake would otherwise pass silently or end in a page of trace
 refused, a flag's value that is not a gin value is a string, and only what the command reads has to be defined.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import importlib

@@ -4,8 +4,6 @@ gin itself keeps neither the place of a macro nor the text of a failed lookup, s
 `config.loading` need this second reading. It resolves no names and imports nothing; gin remains the judge of meaning.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import difflib
 import io

@@ -1,7 +1,5 @@
 """Conversions of files that say which model they hold."""
 
-from __future__ import annotations
-
 import argparse
 import pathlib
 import shutil

@@ -1,7 +1,5 @@
 """`remixer-t5x info --memory`: what the training step of a configuration takes of a described device's memory."""
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import dataclasses

@@ -1,7 +1,5 @@
 """`remixer-t5x info --compare`: all shipped models side by side, and the papers' figures next to ours."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 from rich.table import Table
