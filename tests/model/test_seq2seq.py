@@ -57,6 +57,12 @@ def make_batch(inputs, targets):
     return {'encoder_input_tokens': inputs, 'decoder_input_tokens': shift(targets), 'decoder_target_tokens': targets}
 
 
+def teacher_forced(model, params, inputs, decoder_inputs, targets):
+    """Logits, of one compiled program: run one by one, each operation would be a program of its own."""
+    apply = jax.jit(functools.partial(model.module.apply, enable_dropout=False))
+    return np.asarray(apply({'params': params}, inputs, decoder_inputs, targets))
+
+
 @pytest.mark.parametrize('kind', FEED_FORWARD)
 def test_greedy_predictions_are_the_argmax_of_teacher_forcing(kind):
     model, params = make_model(kind), make_parameters(kind)
@@ -65,8 +71,7 @@ def test_greedy_predictions_are_the_argmax_of_teacher_forcing(kind):
     tokens = jax.jit(lambda params, batch: model.predict(params, batch, 12, eos))(
         params, {'encoder_input_tokens': inputs}
     )
-    logits = model.module.apply({'params': params}, inputs, shift(tokens), jnp.ones_like(tokens), enable_dropout=False)
-    best = np.asarray(jnp.argmax(logits, axis=-1))
+    best = np.argmax(teacher_forced(model, params, inputs, shift(tokens), jnp.ones_like(tokens)), axis=-1)
     for row, wanted in zip(np.asarray(tokens), best, strict=True):
         ended = np.flatnonzero(row == eos)
         count = ended[0] + 1 if len(ended) else len(row)
@@ -95,13 +100,14 @@ def test_packed_rows_have_the_losses_and_counts_of_their_examples(kind):
     packed['decoder_input_tokens'] = jnp.where(
         packed['decoder_positions'] == 0, 0, shift(packed['decoder_target_tokens'])
     )
-    loss, sums = model.loss(params, packed)
-    wanted, wanted_sums = model.loss(params, alone)
+    compute = jax.jit(model.loss)
+    loss, sums = compute(params, packed)
+    wanted, wanted_sums = compute(params, alone)
     np.testing.assert_allclose(loss, wanted, rtol=1e-5)
     for name, value in wanted_sums.items():
         np.testing.assert_allclose(sums[name], value, rtol=1e-5, err_msg=name)
     derived = {name: value for name, value in packed.items() if 'positions' not in name}
-    np.testing.assert_allclose(model.loss(params, derived)[0], loss, rtol=1e-6)
+    np.testing.assert_allclose(compute(params, derived)[0], loss, rtol=1e-6)
 
 
 def test_positions_are_derived_from_segments():
@@ -113,19 +119,19 @@ def test_positions_are_derived_from_segments():
 def test_score_is_the_log_likelihood_of_each_row():
     model, params = make_model('t5'), make_parameters('t5')
     batch = make_batch([[5, 6, 7], [8, 9, 0]], [[4, 5, 1], [6, 1, 0]])
-    logits = model.module.apply({'params': params}, *batch.values(), enable_dropout=False)
+    logits = teacher_forced(model, params, *batch.values())
     log_probabilities = np.asarray(jax.nn.log_softmax(logits))
     wanted = [
         sum(log_probabilities[row, t, token] for t, token in enumerate(tokens))
         for row, tokens in enumerate([[4, 5, 1], [6, 1]])
     ]
-    np.testing.assert_allclose(model.score(params, batch), wanted, rtol=1e-5)
+    np.testing.assert_allclose(jax.jit(model.score)(params, batch), wanted, rtol=1e-5)
 
 
 def test_bfloat16_loss_is_close_to_float32():
     params = make_parameters('remixer')
     batch = make_batch(np.arange(1, 25).reshape(3, 8), np.arange(1, 19).reshape(3, 6))
-    high, low = (make_model('remixer', dtype).loss(params, batch)[0] for dtype in ('float32', 'bfloat16'))
+    high, low = (jax.jit(make_model('remixer', dtype).loss)(params, batch)[0] for dtype in ('float32', 'bfloat16'))
     assert low.dtype == jnp.float32
     np.testing.assert_allclose(low, high, rtol=0.02)
 
