@@ -1,9 +1,9 @@
 """FLOPs of a traced function, attributed to flax modules, without compiling or running it.
 
 It counts the operations that matter for time on an accelerator: matrix products and convolutions (a multiply and an add
-    are two operations) and Fourier transforms (5 n log2 n for complex ones, half of it for real ones, the usual
-    benchmark convention). It leaves out element-wise work. A scan counts its body times its length, a `cond` its most
-    expensive branch, a `while` loop one iteration, because its length is not known before it runs.
+are two operations) and Fourier transforms (5 n log2 n for complex ones, half of it for real ones, the usual
+benchmark convention). It leaves out element-wise work. A scan counts its body times its length, a `cond` its most
+expensive branch, a `while` loop one iteration, because its length is not known before it runs.
 """
 
 import collections

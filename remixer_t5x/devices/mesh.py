@@ -1,8 +1,8 @@
 """The device mesh `data` x `fsdp` x `tensor`: its sizes, and the place of each device in it.
 
 Devices with fast links between them are a slice: a TPU slice (ICI), or the GPUs of one node (NVLink). With several
-    slices, the axes that communicate least cross slices: `data` first, `fsdp` for the rest, `tensor` never. JAX lays
-    out the devices within a slice (`jax.make_mesh`) and over several (`create_hybrid_device_mesh`).
+slices, the axes that communicate least cross slices: `data` first, `fsdp` for the rest, `tensor` never. JAX lays
+out the devices within a slice (`jax.make_mesh`) and over several (`create_hybrid_device_mesh`).
 """
 
 import collections

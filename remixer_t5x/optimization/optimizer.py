@@ -53,7 +53,7 @@ def adafactor(
     bounds the RMS of a parameter's update before the learning rate. Argument names are T5X's.
 
     It differs from T5X in one point: T5X factors matrices stacked by scan at any size. We factor them if a single layer
-        would be factored, from `min_dim_size_to_factor` on.
+    would be factored, from `min_dim_size_to_factor` on.
     """
     _check_range('decay_rate', decay_rate, 0.0, 1.0)
     schedule = as_schedule(learning_rate)

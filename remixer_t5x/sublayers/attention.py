@@ -47,7 +47,7 @@ class CrossAttention(nn.Module):
     """Decoder tokens attend to the encoder's output in `ctx.memory`.
 
     While decoding, the allocating call computes keys and values of the memory and keeps them: once per sequence, for
-        any number of beams.
+    any number of beams.
 
     Attributes:
         num_heads: number of heads.

@@ -115,7 +115,7 @@ class TimCrossAttention(_MechanismHeads):
     """Mechanisms of the decoder attend to the same mechanisms of the encoder's output in `ctx.memory`.
 
     While decoding, the allocating call computes keys and values of the memory and keeps them: once per sequence, for
-        any number of beams.
+    any number of beams.
     """
 
     @nn.compact

@@ -1,7 +1,7 @@
 """A training run from its settings to its result: `train` reads as the whole run, `Loop` takes the steps.
 
 The host never waits for the current step: metrics stay on the device until a log, and the check for NaN looks at the
-    previous step. The state, the position of the data and the train step decide all numbers.
+previous step. The state, the position of the data and the train step decide all numbers.
 """
 
 import contextlib

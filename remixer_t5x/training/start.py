@@ -52,7 +52,7 @@ def prepare_data(run: Run, config_text: str) -> dict[str, Any]:
     """Prepares what the tasks need (parses text, trains a vocabulary, unless the cache has them).
 
     Returns the record of the run for its checkpoints: JSON, compared by `manager.check_compatible`. Raises UserError if
-        data cannot be read or a vocabulary does not fit the model.
+    data cannot be read or a vocabulary does not fit the model.
     """
     # Done here, before the first TensorFlow op.
     pipeline.hide_accelerators()

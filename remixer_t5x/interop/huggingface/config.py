@@ -126,7 +126,7 @@ def writes_output(t5: T5) -> bool:
     """Whether `lm_head.weight` goes into the file.
 
     A tied table without the scale is also written: transformers 4 cannot tie without the scale, and version 5 sees that
-        both are equal.
+    both are equal.
     """
     return not (t5.tied and t5.scaled_output)
 
