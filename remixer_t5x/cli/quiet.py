@@ -15,6 +15,8 @@ from remixer_t5x.errors import UserError
 
 # Read by the C++ side of TensorFlow, gRPC and XLA when they are loaded.
 _ENVIRONMENT = {'TF_CPP_MIN_LOG_LEVEL': '3', 'GRPC_VERBOSITY': 'ERROR', 'GLOG_minloglevel': '3'}
+# asyncio reports what Orbax's writers raise, which the checkpoint manager reports too.
+_REPORTED_ELSEWHERE = 'asyncio'
 _LOGGERS = ('absl', 'jax', 'orbax', 'tensorflow', 'datasets', 'matplotlib')
 
 
@@ -26,6 +28,7 @@ def hush() -> None:
     logging.basicConfig(level=logging.ERROR, format='%(name)s: %(message)s')
     for name in _LOGGERS:
         logging.getLogger(name).setLevel(logging.ERROR)
+    logging.getLogger(_REPORTED_ELSEWHERE).setLevel(logging.CRITICAL)
     lazy.around = _no_stderr
 
 

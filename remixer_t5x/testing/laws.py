@@ -197,7 +197,8 @@ def bfloat16(subject: Subject) -> None:
     low = np.asarray(low, np.float32)
     apart, mean = difference(low, wanted), float(np.mean(np.abs(low - wanted)) / np.max(np.abs(wanted)))
     how = f'it is {apart:.1%} off float32 ({mean:.1%} in the mean); keep long sums and large numbers in float32'
-    require(apart < 0.05 and mean < 0.02, subject, 'bfloat16', how)
+    # Where the compiler rounds after every operation, single numbers move further than the mean shows.
+    require(apart < 0.1 and mean < 0.01, subject, 'bfloat16', how)
 
 
 def dropout(subject: Subject) -> None:

@@ -174,7 +174,7 @@ def test_folders_without_a_model(run, tmp_path):
         return str(error.value)
 
     assert 'is not a folder' in refusal(tmp_path / 'nowhere')
-    assert 'no checkpoint' in refusal(tmp_path)
+    assert 'does not contain a checkpoint' in refusal(tmp_path)
     assert 'leave it out' in refusal(run, vocabulary='spiece.model')
     assert 'it takes inputs and targets' in refusal(run, lengths={'input': 3})
     bare = write_run(tmp_path / 'bare', steps=(1,))

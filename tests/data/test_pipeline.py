@@ -212,7 +212,7 @@ def test_a_bad_line_in_the_middle_is_one_line(tiny):
     config = pipeline.DatasetConfig(tiny.task('tiny_poison', poison='line 30 ab'), LENGTHS, 4, shuffle=False)
     source = pipeline.TrainBatches(config, threads=1)
     text = message(lambda: take(source, 15))
-    assert 'notes.jsonl line 7 is no JSON' in text
+    assert 'notes.jsonl line 7 is not JSON' in text
 
 
 def test_fingerprints_tell_vocabularies_apart():

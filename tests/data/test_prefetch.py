@@ -21,7 +21,7 @@ class Counter:
 
     def __next__(self):
         if self.number == self.bad:
-            raise UserError('notes.jsonl line 7 is no JSON')
+            raise UserError('notes.jsonl line 7 is not JSON')
         self.number += 1
         return self.number - 1
 

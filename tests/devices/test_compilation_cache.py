@@ -49,7 +49,7 @@ print('/jax/compilation_cache/cache_hits' in found)
 
 def test_jax_keeps_programs_there_and_reads_them_in_the_next_process(tmp_path):
     environment = {**os.environ, 'REMIXER_T5X_CACHE': str(tmp_path), 'JAX_PLATFORMS': 'cpu'}
-    for name in [name for name in environment if 'COMPILATION_CACHE' in name]:
+    for name in [name for name in environment if 'COMPILATION_CACHE' in name or 'PERSISTENT_CACHE' in name]:
         del environment[name]
     run = [sys.executable, '-c', _PROGRAM]
     said = [subprocess.run(run, env=environment, capture_output=True, text=True, check=True).stdout for _ in range(2)]

@@ -131,7 +131,7 @@ def test_targets_that_the_vocabulary_cannot_write_are_told():
     assert judge.notes == []
     judge = evaluator(task('echo_unwritten', texts=['no', 'yes', 'né', 'né'], vocabulary=vocabulary))
     assert judge.notes == [
-        'echo_unwritten, validation: 1 of 4 targets have characters that the vocabulary has not, '
+        'echo_unwritten, validation: 1 of 4 targets have characters that the vocabulary does not have, '
         "such as 'né': no answer can equal them"
     ]
 

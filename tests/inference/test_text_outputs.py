@@ -86,7 +86,7 @@ def test_an_output_of_something_else_is_refused(tmp_path, change, line):
 @pytest.mark.parametrize('content', ['hello\n', '{"index": 0}\n', '[1]\n'])
 def test_a_file_that_is_no_output_is_refused(tmp_path, content):
     (tmp_path / 'out.jsonl').write_text(content)
-    with pytest.raises(UserError, match='line 1 is no prediction of this command'):
+    with pytest.raises(UserError, match='line 1 is not a prediction of ours'):
         run(tmp_path / 'out.jsonl')
 
 
@@ -122,9 +122,9 @@ def test_texts_from_lines_and_fields(tmp_path):
 @pytest.mark.parametrize(
     ('name', 'content', 'line'),
     [
-        ('a.jsonl', '{"text": "a"}\n{"text": \n', 'a.jsonl line 2 is no JSON'),
+        ('a.jsonl', '{"text": "a"}\n{"text": \n', 'a.jsonl line 2 is not JSON'),
         ('a.jsonl', '{"text": "a"}\n\n{"body": "b"}\n', "line 3 has no text in field 'text'; its fields are body"),
-        ('a.jsonl', '[1]\n', 'its fields are none, as it is no object'),
+        ('a.jsonl', '[1]\n', 'its fields are none, because it is not an object'),
         ('a.txt', b'\xff\xfe', 'is not UTF-8 text'),
         ('missing.txt', None, 'cannot be read .No such file'),
     ],

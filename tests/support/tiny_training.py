@@ -8,6 +8,7 @@ import json
 import logging
 import os
 import sys
+import warnings
 from typing import Any
 
 os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
@@ -132,7 +133,7 @@ def task(name='tiny', train=200, validation=21, shuffle_buffer_size=32, poison=N
 
 
 def _refuse(text, poison):
-    check = tf.debugging.Assert(tf.not_equal(text, poison), [f'UserError: notes.jsonl line 7 is no JSON: {poison}'])
+    check = tf.debugging.Assert(tf.not_equal(text, poison), [f'UserError: notes.jsonl line 7 is not JSON: {poison}'])
     with tf.control_dependencies([check]):
         return tf.identity(text)
 
@@ -192,6 +193,8 @@ def run(
 def main(settings: dict[str, Any]) -> int:
     """Runs with the arguments of `run`, prints the result as JSON, and returns the exit code of the command line."""
     logging.getLogger('absl').setLevel(logging.ERROR)
+    logging.getLogger('asyncio').setLevel(logging.CRITICAL)
+    warnings.simplefilter('ignore')
     try:
         # AutoGraph takes seconds to rewrite seqio's functions, none of which needs it here.
         result = tf.autograph.experimental.do_not_convert(run)(**settings)

@@ -74,7 +74,7 @@ def test_nan_stops_the_run_and_the_last_good_checkpoint_stays(training, tmp_path
 
 def test_bad_data_in_the_middle_of_a_run_is_one_line(training, tmp_path):
     code, output = training.run(model_dir=str(tmp_path / 'run'), train_steps=60, poison='line 30 ab')
-    assert code == 2 and 'notes.jsonl line 7 is no JSON' in error_of(output)
+    assert code == 2 and 'notes.jsonl line 7 is not JSON' in error_of(output)
 
 
 @pytest.mark.parametrize(
