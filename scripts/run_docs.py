@@ -5,8 +5,9 @@ page, each in an empty folder.
     python scripts/run_docs.py docs/guide/new_mixer.md        one page
     python scripts/run_docs.py --keep=/tmp/pages              keeps the folders
 
-A page is one shell with `set -e`, as a reader would go through it. `remixer-t5x` and `python` are those beside the
-Python that runs this. Exit code 1 where a page fails; its last lines are shown. Other blocks are not typed.
+A page is one shell with `set -e`, as a reader would go through it, with a cache of its own unless REMIXER_T5X_CACHE
+names one. `remixer-t5x` and `python` are those beside the Python that runs this. Exit code 1 where a page fails; its
+last lines are shown. Other blocks are not typed.
 """
 
 import argparse
@@ -52,11 +53,11 @@ def run(page: pathlib.Path, folder: pathlib.Path) -> subprocess.CompletedProcess
         (programs / name).write_text(f'#!/bin/sh\nexec {start} "$@"\n')
         (programs / name).chmod(0o755)
     environment = {
+        'REMIXER_T5X_CACHE': str(folder / '.cache'),
         **os.environ,
         'PATH': f'{programs}:{os.environ["PATH"]}',
-        'REMIXER_T5X_CACHE': str(folder / '.cache'),
+        'PYTHONPATH': PATHS,
     }
-    environment['PYTHONPATH'] = PATHS
     script = script_of(page)
     # A page may set PYTHONPATH for its own modules; ours must stay on it.
     script = script.replace('export PYTHONPATH=.', f'export PYTHONPATH=.:{PATHS}')

@@ -35,7 +35,9 @@ def test_docstrings_become_documents():
     ]
 
 
-def test_python_documentation_is_enough_to_train_on():
+def test_python_documentation_is_enough_to_train_on(shared, monkeypatch):
+    # Parsed once for all tests of the run: it takes ten seconds.
+    monkeypatch.setenv('REMIXER_T5X_CACHE', str(shared / 'cache'))
     corpus = python_docs.corpus()
     train = list(corpus.training_documents())
     held_out = [example['text'] for example in corpus.source().get_dataset('validation').as_numpy_iterator()]
