@@ -9,6 +9,7 @@ import gin
 import jax
 import numpy as np
 import pytest
+from jax.experimental.compilation_cache import compilation_cache
 
 from remixer_t5x.checkpoints import saved_params
 from remixer_t5x.cli.main import main
@@ -78,7 +79,28 @@ FINETUNE = ['--gin.BATCH_SIZE=8', '--gin.EVAL_BATCH_SIZE=4', '--gin.LOG_PERIOD=1
 
 
 @pytest.fixture(scope='module')
-def place(tmp_path_factory):
+def programs(compiled):
+    """Each command compiles programs that one before it has compiled: they are read from the disk instead."""
+    settings = {
+        'jax_compilation_cache_dir': str(compiled),
+        'jax_persistent_cache_min_compile_time_secs': 0.0,
+        'jax_persistent_cache_min_entry_size_bytes': -1,
+    }
+    before = {name: getattr(jax.config, name) for name in settings}
+    _set(settings)
+    yield
+    _set(before)
+
+
+def _set(settings):
+    for name, value in settings.items():
+        jax.config.update(name, value)
+    # JAX decides once whether it reads from a folder, and from which.
+    compilation_cache.reset_cache()
+
+
+@pytest.fixture(scope='module')
+def place(tmp_path_factory, programs):
     """The current folder, with model and task in `toy.gin`; what commands set in the environment is undone."""
     folder, before, environment = tmp_path_factory.mktemp('commands'), os.getcwd(), dict(os.environ)
     (folder / 'toy_tasks.py').write_text(MODULE)
@@ -241,7 +263,7 @@ MISTAKES = {
         '10 predictions do not match',
     ),
     'predictions of another input': (['eval', '--predictions=other.jsonl'], 'line 2 does not match glue_cola_v002'),
-    'predictions that are none': (['eval', '--predictions=toy.gin'], 'toy.gin line 1 is no JSON'),
+    'predictions that are none': (['eval', '--predictions=toy.gin'], 'toy.gin line 1 is not JSON'),
     'no input': ([*INFER, '--input=nowhere.txt'], 'nowhere.txt cannot be read'),
     'foreign output': ([*INFER, '--input=toy.gin', '--output=toy.gin'], 'is not a prediction of ours'),
     'finetune from nowhere': (
