@@ -5,7 +5,16 @@ import subprocess
 import sys
 import textwrap
 
+import gin
+import pytest
+
+from remixer_t5x.cli.main import main
 from tests.support.paths import environment
+
+pytestmark = [
+    pytest.mark.filterwarnings('ignore::DeprecationWarning'),
+    pytest.mark.filterwarnings('ignore::ResourceWarning'),
+]
 
 TASK = """
     import seqio
@@ -25,6 +34,7 @@ TASK = """
         output_features={name: seqio.Feature(seqio.ByteVocabulary()) for name in ('inputs', 'targets')},
     )
 """
+COMMAND = ('data', '--gin_file=data/python_docs.gin', '--gin_file=mine.gin', '--num_examples=1')
 SETTINGS = "TASK_FEATURE_LENGTHS = {'inputs': 64, 'targets': 64}\nfrom __gin__ import dynamic_registration\n"
 
 
@@ -33,31 +43,41 @@ def write_task(path, name):
     path.write_text(textwrap.dedent(TASK).replace('NAME', repr(name)))
 
 
-def first_examples(folder, gin_text, *arguments):
-    """What `remixer-t5x data` prints for the user's gin file after a shipped one; `folder` is first on PYTHONPATH."""
-    (folder / 'mine.gin').write_text(SETTINGS + gin_text)
-    command = [sys.executable, '-m', 'remixer_t5x.cli.main', 'data', '--gin_file=data/python_docs.gin']
-    path = os.pathsep.join([str(folder), environment()['PYTHONPATH']])
+def test_a_tasks_module_on_the_path(tmp_path):
+    """In a process of its own, whose PYTHONPATH begins with the user's folder."""
+    write_task(tmp_path / 'tasks.py', 'a_users_task')
+    (tmp_path / 'mine.gin').write_text(f"{SETTINGS}import tasks\nMIXTURE_OR_TASK_NAME = 'a_users_task'\n")
+    path = os.pathsep.join([str(tmp_path), environment()['PYTHONPATH']])
     done = subprocess.run(
-        [*command, '--gin_file=mine.gin', '--num_examples=1', *arguments],
-        cwd=folder, env=environment(PYTHONPATH=path), capture_output=True, text=True,
+        [sys.executable, '-m', 'remixer_t5x.cli.main', *COMMAND],
+        cwd=tmp_path, env=environment(PYTHONPATH=path), capture_output=True, text=True,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    return done.stdout
+    assert done.stdout.startswith('a_users_task, split train') and 'one two three four five' in done.stdout
 
 
-def test_a_tasks_module_on_the_path(tmp_path):
-    write_task(tmp_path / 'tasks.py', 'a_users_task')
-    shown = first_examples(tmp_path, "import tasks\nMIXTURE_OR_TASK_NAME = 'a_users_task'\n")
-    assert shown.startswith('a_users_task, split train') and 'one two three four five' in shown
+@pytest.fixture
+def in_the_users_folder(tmp_path, monkeypatch):
+    """This process as one that starts in the user's folder; what it imports and sets is undone."""
+    modules, variables = dict(sys.modules), dict(os.environ)
+    for name in [name for name in modules if name.partition('.')[0] == 'tasks']:
+        del sys.modules[name]
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    yield
+    for name in [name for name in sys.modules if name.partition('.')[0] in ('tasks', 'my_tasks')]:
+        del sys.modules[name]
+    sys.modules.update({name: module for name, module in modules.items() if name.partition('.')[0] == 'tasks'})
+    os.environ.clear()
+    os.environ.update(variables)
+    gin.clear_config()
 
 
-def test_a_tasks_folder_and_a_package_of_another_name(tmp_path):
+def test_a_tasks_folder_and_a_package_of_another_name(tmp_path, in_the_users_folder, capsys):
     write_task(tmp_path / 'tasks' / 'mine.py', 'task_of_the_folder')
     write_task(tmp_path / 'my_tasks' / 'more.py', 'task_of_the_package')
     (tmp_path / 'my_tasks' / '__init__.py').touch()
-    imports = 'import tasks.mine\nimport my_tasks.more\n'
-    shown = first_examples(tmp_path, f"{imports}MIXTURE_OR_TASK_NAME = 'task_of_the_folder'\n")
-    assert shown.startswith('task_of_the_folder, split train')
-    other = ['--gin.MIXTURE_OR_TASK_NAME=task_of_the_package']
-    assert first_examples(tmp_path, imports, *other).startswith('task_of_the_package, split train')
+    (tmp_path / 'mine.gin').write_text(f'{SETTINGS}import tasks.mine\nimport my_tasks.more\n')
+    for name in ('task_of_the_folder', 'task_of_the_package'):
+        assert main([*COMMAND, f'--gin.MIXTURE_OR_TASK_NAME={name}']) == 0
+        assert capsys.readouterr().out.startswith(f'{name}, split train')
