@@ -31,6 +31,8 @@ setup(
     package_data={'remixer_t5x.configs': ['**/*.gin'], 'remixer_t5x.reports': ['*.jinja']},
     install_requires=[
         'etils[epath]>=1.9',
+        # JAX's cache of compiled programs asks for it where the cache has a size.
+        'filelock>=3.12',
         'flax>=0.12,<0.13',
         'gin-config>=0.5,<0.6',
         'jax>=0.10,<0.12',
