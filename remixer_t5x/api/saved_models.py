@@ -1,4 +1,4 @@
-"""A trained model from a folder: a MODEL_DIR, one of its checkpoints, or a T5 of Hugging Face."""
+"""A trained model from a folder: a MODEL_DIR, one of its checkpoints, or a T5, BERT or GPT-2 of Hugging Face."""
 
 import contextlib
 import pathlib
@@ -17,10 +17,11 @@ from remixer_t5x.devices.partition import Partitioner
 from remixer_t5x.errors import UserError
 from remixer_t5x.evaluation import best
 from remixer_t5x.interop.huggingface import bert as hf_bert
+from remixer_t5x.interop.huggingface import bert_description, gpt2
 from remixer_t5x.interop.huggingface import folders as huggingface
 from remixer_t5x.interop.huggingface import gin_file as hf_gin
-from remixer_t5x.interop.huggingface import gpt2
 from remixer_t5x.interop.huggingface import tokenizer as hf_tokenizer
+from remixer_t5x.interop.safetensors import files as safetensors_files
 from remixer_t5x.run_folder import model_dir, object_store
 
 # The file that `convert --from_hf` writes into a MODEL_DIR instead of a run's config.gin.
@@ -44,11 +45,11 @@ def load(
 
     Args:
         path: a MODEL_DIR (its newest checkpoint, or the best of a task if there is no other), one checkpoint in it
-            (`MODEL_DIR/checkpoints/1000`, `MODEL_DIR/best/TASK`), or a Hugging Face folder of a T5 or
-            GPT-2 with safetensors.
+            (`MODEL_DIR/checkpoints/1000`, `MODEL_DIR/best/TASK`), or a Hugging Face folder of a T5, BERT
+            or GPT-2 with safetensors.
         lengths: maximum tokens of `inputs` and `targets` instead of the run's TASK_FEATURE_LENGTHS; one may be missing.
         partitioner: the devices; None is all of this machine's, each with all parameters.
-        vocabulary: a SentencePiece model, for a Hugging Face folder that has none.
+        vocabulary: a SentencePiece model, or the tokenizer.json of a BERT, for a Hugging Face folder that has none.
 
     Raises:
         UserError: the folder, a checkpoint, the saved gin text, a module or a vocabulary is missing, or something is
@@ -148,33 +149,49 @@ def _lengths(found: Mapping[str, int], wanted: Mapping[str, int] | None) -> dict
 def _load_gpt2(path: str, lengths: Mapping[str, int] | None, partitioner: Partitioner) -> TrainedModel:
     source = gpt2.read(path)
     gpt2.tokenizer_files(source.folder)
-    with tempfile.TemporaryDirectory() as folder:
-        file = pathlib.Path(folder, CONVERTED)
-        file.write_text(gpt2.model_gin(source.gpt2, path, f'Made from {path}.'), encoding='utf-8')
-        model, vocabulary, found = _values(str(file))
+    model, vocabulary, found = _of_text(gpt2.model_gin(source.gpt2, path, f'Made from {path}.'))
     pipeline.check_ids(path, vocabulary, model.vocab_size)
-    abstract = _abstract(model, partitioner)
-    params = jax.tree.map(lambda array, leaf: jax.device_put(array, leaf.sharding), source.params(), abstract)
+    params = _placed(source.params(), model, partitioner)
     given = _lengths(frames.text_lengths(found), lengths)
     return TrainedModel(model, params, vocabulary, given, path, partitioner, ends_inputs=False)
+
+
+def _load_bert(
+    path: str, lengths: Mapping[str, int] | None, partitioner: Partitioner, vocabulary_path: str | None
+) -> TrainedModel:
+    folder, config = huggingface.read_config(path)
+    sizes = hf_bert.from_config(config, path)
+    tokenizer = hf_bert.tokenizer_file(folder, vocabulary_path)
+    params = hf_bert.from_huggingface(sizes, safetensors_files.read_folder(folder), path)
+    model, vocabulary, _ = _of_text(bert_description.model_gin(sizes, tokenizer, f'Made from {path}.'))
+    pipeline.check_ids(tokenizer, vocabulary, model.vocab_size)
+    given = _lengths(dict.fromkeys(LENGTHS, sizes.max_length), lengths)
+    return TrainedModel(model, _placed(params, model, partitioner), vocabulary, given, path, partitioner)
 
 
 def _load_hugging_face(
     path: str, lengths: Mapping[str, int] | None, partitioner: Partitioner, vocabulary_path: str | None
 ) -> TrainedModel:
     if huggingface.read_config(path)[1].get('model_type') == hf_bert.MODEL_TYPE:
-        raise UserError(
-            f'{path} is a BERT; type remixer-t5x convert --from_hf={path} --to=MODEL_DIR, and load MODEL_DIR'
-        )
+        return _load_bert(path, lengths, partitioner, vocabulary_path)
     source = huggingface.read(path)
     tokenizer = hf_tokenizer.read(source.folder, vocabulary_path)
-    # These are our statements with the folder's numbers, each checked. No code from the folder runs.
-    text = hf_gin.model_gin(source.t5, tokenizer, f'Made from {path}.')
+    model, vocabulary, found = _of_text(hf_gin.model_gin(source.t5, tokenizer, f'Made from {path}.'))
+    huggingface.check_vocabulary(source, vocabulary, tokenizer.path or 'the vocabulary of bytes')
+    params = _placed(source.params(), model, partitioner)
+    return TrainedModel(model, params, vocabulary, _lengths(found, lengths), path, partitioner)
+
+
+def _of_text(text: str) -> list[Any]:
+    """`_values` by the gin text that we make of a folder of Hugging Face.
+
+    These are our statements with the folder's numbers, each checked. No code from the folder runs.
+    """
     with tempfile.TemporaryDirectory() as folder:
         file = pathlib.Path(folder, CONVERTED)
         file.write_text(text, encoding='utf-8')
-        model, vocabulary, found = _values(str(file))
-    huggingface.check_vocabulary(source, vocabulary, tokenizer.path or 'the vocabulary of bytes')
-    abstract = _abstract(model, partitioner)
-    params = jax.tree.map(lambda array, leaf: jax.device_put(array, leaf.sharding), source.params(), abstract)
-    return TrainedModel(model, params, vocabulary, _lengths(found, lengths), path, partitioner)
+        return _values(str(file))
+
+
+def _placed(params: Any, model: Any, partitioner: Partitioner) -> Any:
+    return jax.tree.map(lambda array, leaf: jax.device_put(array, leaf.sharding), params, _abstract(model, partitioner))

@@ -87,6 +87,40 @@ def test_a_missing_library_or_vocabulary_is_one_line(folder, tmp_path, capsys, m
     assert 'has no tokenizer.json and no vocab.txt; give --vocabulary' in capsys.readouterr().err
 
 
-def test_a_bert_is_converted_before_it_is_loaded(folder):
-    with pytest.raises(UserError, match='is a BERT; type remixer-t5x convert --from_hf='):
+@needs_tokenizers
+def test_a_bert_is_loaded_from_its_folder_as_from_a_model_dir(folder, tmp_path):
+    assert main(['convert', f'--from_hf={folder}', f'--to={tmp_path / "ours"}']) == 0
+    loaded = [remixer_t5x.load(str(place), lengths={'inputs': 8}) for place in (folder, tmp_path / 'ours')]
+    found = [one.encode('a text of words') for one in loaded]
+    np.testing.assert_array_equal(found[0].sentences, found[1].sentences)
+    (folder / 'vocab.txt').unlink()
+    with pytest.raises(UserError, match='has no tokenizer.json and no vocab.txt; give --vocabulary'):
         remixer_t5x.load(str(folder))
+
+
+@needs_tokenizers
+def test_the_mask_of_a_bert_is_its_own_piece(folder):
+    """And [CLS], which begins each document, is not predicted."""
+    import seqio
+    import tensorflow as tf
+
+    from remixer_tasks import vocabularies
+    from remixer_tasks.objectives import masked_lm
+
+    vocabulary = vocabularies.wordpiece(str(folder / 'vocab.txt'))
+    mask, cls = PIECES.index('[MASK]'), PIECES.index('[CLS]')
+    assert vocabulary.mask_id == mask
+    features = {name: seqio.Feature(vocabulary) for name in ('inputs', 'targets')}
+    text = vocabulary.encode('a texts of words a texts of words')
+    documents = tf.data.Dataset.from_tensors({'targets': tf.constant(text, tf.int32)}).repeat(40)
+    masking = masked_lm.Masking(rate=0.5, masked=1.0, random=0.0, whole_words=True)
+    length = {'inputs': 32, 'targets': 32}
+    rows = list(masked_lm.masked_lm(documents, length, features, masking).as_numpy_iterator())
+    inputs, targets = (np.stack([row[name] for row in rows[:-1]]) for name in ('inputs', 'targets'))
+    assert (inputs[targets > 0] == mask).all() and (targets > 0).sum() > 20
+    assert cls not in targets and (inputs == cls).any()
+    # '##s' goes with the piece before it.
+    piece, rest = PIECES.index('text'), PIECES.index('##s')
+    whole = np.where(targets > 0, targets, inputs)
+    at = np.argwhere((whole[:, :-1] == piece) & (whole[:, 1:] == rest))
+    assert len(at) and all((targets[row, column] > 0) == (targets[row, column + 1] > 0) for row, column in at)

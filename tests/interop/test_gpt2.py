@@ -1,4 +1,5 @@
-"""GPT-2's weights from Hugging Face become ours and compute the same; its tokenizer gives the same ids."""
+"""GPT-2's weights from Hugging Face become ours and theirs again, and compute the same; its tokenizer gives the same
+ids."""
 
 import importlib.util
 import json
@@ -7,7 +8,7 @@ import gin
 import jax
 import numpy as np
 import pytest
-from safetensors.numpy import save_file
+from safetensors.numpy import load_file, save_file
 
 import remixer_t5x
 from remixer_t5x.cli.main import main
@@ -90,6 +91,57 @@ def test_a_folder_is_converted_and_loaded(folder, tmp_path, capsys):
     assert 'bit by bit' in capsys.readouterr().out
     texts = [remixer_t5x.load(str(place)).generate('the cat', max_length=4)[0] for place in (folder, tmp_path / 'ours')]
     assert texts[0].texts == texts[1].texts and np.isfinite(texts[0].scores[0])
+
+
+@pytest.fixture(scope='module')
+def ours(folder, tmp_path_factory):
+    place = tmp_path_factory.mktemp('converted') / 'ours'
+    assert not main(['convert', f'--from_hf={folder}', f'--to={place}'])
+    return place
+
+
+def test_the_way_back_gives_the_same_bits_and_tokenizer(folder, ours, recorded, tmp_path, capsys):
+    command = ['convert', f'--gin_file={ours}/model.gin', f'--checkpoint={ours}', f'--to_hf={tmp_path}/theirs']
+    assert not main(command), capsys.readouterr().err
+    assert 'every weight, read back, is what was written' in capsys.readouterr().out
+    written = load_file(tmp_path / 'theirs/model.safetensors')
+    weights = {name.removeprefix('weights/'): a for name, a in recorded.items() if name.startswith('weights/')}
+    assert set(written) == set(weights)
+    for name, array in weights.items():
+        np.testing.assert_array_equal(written[name], array, err_msg=name)
+    config = json.loads((tmp_path / 'theirs/config.json').read_text())
+    assert hf_gpt2.from_config(config, 'theirs') == hf_gpt2.from_config(CONFIG, 'a folder')
+    for file in ('vocab.json', 'merges.txt'):
+        assert (tmp_path / 'theirs' / file).read_text() == (folder / file).read_text()
+
+
+@pytest.mark.parametrize('runs', [(1, 2), (2, 1)])
+def test_layers_in_several_runs_are_written_in_their_order(folder, runs):
+    source = hf_gpt2.read(str(folder))
+    params = source.params()
+    whole = hf_gpt2.to_huggingface(source.gpt2, params)
+    stacked, start = params['decoder'].pop('run_0'), 0
+    for index, count in enumerate(runs):
+        part = slice(start, start + count)
+        params['decoder'][f'run_{index}'] = jax.tree.map(lambda leaf, part=part: leaf[part], stacked)
+        start += count
+    apart = hf_gpt2.to_huggingface(source.gpt2, params, runs)
+    assert set(apart) == set(whole) and all(np.array_equal(apart[name], whole[name]) for name in whole)
+
+
+@pytest.mark.parametrize(
+    ('flags', 'words'),
+    [(['--gin_file=sublayers/fnet.gin', '--gin.DECODER_MIXER=@fnet.FNet'],
+      "GPT-2 does not have this model: a layer has the sublayer FNet"),
+     (['--gin.gpt2/gelu_mlp.GeluMLP.approximate=False'], 'GELU is exact'),
+     (['--gin.TIED_OUTPUT=False'], 'the output has a matrix of its own'),
+     (['--gin.VOCABULARY=@vocabularies.byte()', '--gin.VOCAB_SIZE=384'], 'VOCABULARY is a ByteVocabulary')],
+)  # fmt: skip
+def test_another_decoder_is_not_a_gpt2(ours, tmp_path, capsys, flags, words):
+    command = ['convert', f'--gin_file={ours}/model.gin', *flags, f'--checkpoint={ours}', f'--to_hf={tmp_path}/theirs']
+    assert main(command) == 2
+    error = capsys.readouterr().err
+    assert words in error and error.count('\n') == 1 and not (tmp_path / 'theirs').exists()
 
 
 def test_text_becomes_the_byte_pairs_that_were_learned_first(folder):

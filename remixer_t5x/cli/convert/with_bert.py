@@ -21,9 +21,8 @@ from remixer_t5x.model.masked_lm import MaskedLM
 from remixer_tasks import vocabularies
 from remixer_tasks.vocabulary import wordpiece
 
-MODEL_GIN, TOKENIZER = 'model.gin', 'tokenizer.json'
-# In the order in which they are looked for.
-TOKENIZERS = (TOKENIZER, 'vocab.txt')
+MODEL_GIN = 'model.gin'
+TOKENIZER = bert.TOKENIZERS[0]
 
 
 def read(args: argparse.Namespace) -> None:
@@ -31,7 +30,7 @@ def read(args: argparse.Namespace) -> None:
     source, config = huggingface.read_config(args.from_hf)
     tensors = safetensors_files.read_folder(source)
     found = bert.from_config(config, str(source))
-    tokenizer = wordpiece.read(_tokenizer_of(source, args.vocabulary))
+    tokenizer = wordpiece.read(bert.tokenizer_file(source, args.vocabulary))
     folder = converted.claim(args.to)
     say('reading', str(source))
     params = bert.from_huggingface(found, tensors, str(source))
@@ -76,15 +75,6 @@ def write(
     check_same(bert.first_difference(found, safetensors_files.read_folder(folder), params, runs), folder)
     say('check', 'every weight, read back, is what was written')
     _compare(model, params, folder)
-
-
-def _tokenizer_of(folder: pathlib.Path, given: str | None) -> str:
-    if given is not None:
-        return given
-    for name in TOKENIZERS:
-        if (folder / name).is_file():
-            return str(folder / name)
-    raise UserError(f'{folder} has no {" and no ".join(TOKENIZERS)}; give --vocabulary=/path/to/{TOKENIZER}')
 
 
 def _compare(model: MaskedLM, params: Any, folder: pathlib.Path) -> None:

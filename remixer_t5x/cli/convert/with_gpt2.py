@@ -1,21 +1,34 @@
-"""`remixer-t5x convert --from_hf` of a GPT-2."""
+"""Conversions of Hugging Face's GPT-2: a folder to a MODEL_DIR with a language model, and back."""
 
 import argparse
 import pathlib
 import shutil
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
 
 from remixer_t5x.api.building import build_model
 from remixer_t5x.checkpoints import saved_params
-from remixer_t5x.cli.convert.checks import check_equal, say, size
-from remixer_t5x.cli.convert.with_model import abstract_params
-from remixer_t5x.data import pipeline
+from remixer_t5x.cli.convert.checks import check_equal, check_same, say, size
+from remixer_t5x.data import frames, pipeline
+from remixer_t5x.devices.partition import Partitioner
 from remixer_t5x.errors import UserError
 from remixer_t5x.interop import converted
-from remixer_t5x.interop.huggingface import gpt2
+from remixer_t5x.interop.huggingface import check as hf_check
+from remixer_t5x.interop.huggingface import folders as huggingface
+from remixer_t5x.interop.huggingface import gpt2, gpt2_description
+from remixer_t5x.interop.safetensors import export as safetensors_export
+from remixer_t5x.interop.safetensors import files as safetensors_files
+from remixer_t5x.model.language_model import LanguageModel
 from remixer_tasks import vocabularies
+from remixer_tasks.vocabulary.byte_pairs import BytePairs
 
 # In MODEL_DIR, next to the checkpoint.
 MODEL_GIN = 'model.gin'
+# Rows and tokens of the batch whose logits are compared.
+ROWS, LENGTH = 2, 64
 
 
 def read(args: argparse.Namespace) -> None:
@@ -39,6 +52,58 @@ def read(args: argparse.Namespace) -> None:
     say('checkpoint', str(written))
     say('model', f'{folder / MODEL_GIN}')
     # As a user's command reads them.
-    model = build_model(str(folder / MODEL_GIN))
-    read = saved_params.restore_params(str(folder), abstract_params(model), pipeline.vocabulary_record(vocabulary))
+    model: Any = build_model(str(folder / MODEL_GIN))
+    abstract = saved_params.abstract_params(model, frames.smallest_shapes(model.frame), Partitioner())
+    read = saved_params.restore_params(str(folder), abstract, pipeline.vocabulary_record(vocabulary))
     check_equal(params, read, str(folder))
+    _compare(model, read, source.gpt2, source.folder)
+
+
+def write(
+    args: argparse.Namespace,
+    model: LanguageModel,
+    vocabulary: Any,
+    restored: Callable[[argparse.Namespace, Any, Any], Any],
+) -> None:
+    """`--checkpoint=PATH --to_hf=DIR`; `restored` reads the parameters."""
+    if not isinstance(vocabulary, BytePairs):
+        raise UserError(
+            f'--to_hf writes a decoder alone as a GPT-2, whose vocabulary is byte pairs, and VOCABULARY is a '
+            f'{type(vocabulary).__name__}; --to_safetensors=FILE writes the parameters of any model'
+        )
+    found, runs = gpt2_description.describe(model.module, vocabulary.end_id)
+    huggingface.check_free(args.to_hf)
+    tokenizer = gpt2.tokenizer_files(pathlib.Path(vocabulary.folder))
+    params = restored(args, model, vocabulary)
+    say('read', size(params))
+    dtype = args.dtype or 'float32'
+    arrays = gpt2.to_huggingface(found, params, runs)
+    folder = huggingface.write_model(args.to_hf, gpt2.to_config(found), arrays, dtype)
+    say('wrote', f'{folder}, {dtype}')
+    for file in tokenizer:
+        shutil.copyfile(file, folder / file.name)
+    say('tokenizer', ' and '.join(file.name for file in tokenizer))
+    params = safetensors_export.rounded(params, dtype)
+    check_same(gpt2.first_difference(found, safetensors_files.read_folder(folder), params, runs), folder)
+    say('check', 'every weight, read back, is what was written')
+    _compare(model, params, found, folder)
+
+
+def _compare(model: LanguageModel, params: Any, found: gpt2.Gpt2, folder: pathlib.Path) -> None:
+    """Logits of Hugging Face's model and of ours on random tokens; says so where torch is not installed."""
+    missing = hf_check.missing_packages()
+    if missing:
+        say('check', hf_check.not_compared(missing))
+        return
+    length = min(LENGTH, found.max_length)
+    # Neither of the two ids that change places.
+    tokens = np.random.default_rng(0).integers(1, found.end_id, (ROWS, length), dtype=np.int32)
+    begun = tokens.copy()
+    begun[:, 0] = 0
+    module = model.module.clone(dtype='float32')
+    logits = jax.jit(lambda params: module.apply({'params': params}, begun, tokens, enable_dropout=False))
+    ours = np.array(logits(params))
+    ours[..., [0, found.end_id]] = ours[..., [found.end_id, 0]]
+    read = {'input_ids': np.where(begun == 0, found.end_id, begun)}
+    theirs = hf_check.logits_of_transformers('AutoModelForCausalLM', folder, read)
+    say('check', f"logits of Hugging Face's model and ours differ by {hf_check.compared(ours, theirs)}")

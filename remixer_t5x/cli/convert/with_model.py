@@ -4,7 +4,7 @@ import argparse
 from typing import Any
 
 from remixer_t5x.checkpoints import saved_params
-from remixer_t5x.cli.convert import with_bert
+from remixer_t5x.cli.convert import with_bert, with_gpt2
 from remixer_t5x.cli.convert.checks import check_equal, check_same, compare_with_hugging_face, say, size
 from remixer_t5x.config import loading
 from remixer_t5x.data import frames, pipeline
@@ -17,6 +17,7 @@ from remixer_t5x.interop.huggingface import tokenizer as hf_tokenizer
 from remixer_t5x.interop.safetensors import export as safetensors_export
 from remixer_t5x.model import interface
 from remixer_t5x.model.interface import Model
+from remixer_t5x.model.language_model import LanguageModel
 from remixer_t5x.model.masked_lm import MaskedLM
 from remixer_t5x.model.seq2seq import Seq2Seq
 
@@ -38,10 +39,13 @@ def _to_hugging_face(args: argparse.Namespace, model: Seq2Seq, vocabulary: Any) 
     if isinstance(model, MaskedLM):
         with_bert.write(args, model, vocabulary, _restored)
         return
+    if isinstance(model, LanguageModel):
+        with_gpt2.write(args, model, vocabulary, _restored)
+        return
     if not isinstance(model, Seq2Seq):
         raise UserError(
-            f'--to_hf writes a T5 or a BERT, and FRAME is {model.frame!r}; --to_safetensors=FILE writes the parameters '
-            'of any model'
+            f'--to_hf writes a T5, a BERT or a GPT-2, and FRAME is {model.frame!r}; --to_safetensors=FILE writes the '
+            'parameters of any model'
         )
     t5, runs = hf_description.describe(model.module)
     step = saved_params.find_step(args.checkpoint, SETTING)

@@ -6,6 +6,7 @@ pooler and the head of next-sentence prediction, which published BERTs have in a
 """
 
 import dataclasses
+import pathlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -14,12 +15,15 @@ import numpy as np
 from remixer_t5x.errors import UserError
 from remixer_t5x.interop.huggingface import arrays
 from remixer_t5x.interop.huggingface.arrays import Parameter
-from remixer_t5x.interop.huggingface.config import number, shown, small
+from remixer_t5x.interop.huggingface.config import number, small
+from remixer_t5x.interop.huggingface.one_stack import OneStack, check_allowed
 from remixer_t5x.interop.safetensors.files import Tensors
 
 Params = Any
 MODEL_TYPE = 'bert'
 CLASS = 'BertForMaskedLM'
+# In the order in which they are looked for.
+TOKENIZERS = ('tokenizer.json', 'vocab.txt')
 TABLE = 'bert.embeddings.word_embeddings.weight'
 # The output projection, which is the table of embeddings and a bias under other names, and what is not read.
 COPIES = {'cls.predictions.decoder.weight': TABLE, 'cls.predictions.decoder.bias': 'cls.predictions.bias'}
@@ -34,33 +38,16 @@ UNREAD = (
 OLD_NAMES = {'LayerNorm.weight': 'LayerNorm.gamma', 'LayerNorm.bias': 'LayerNorm.beta'}
 
 
-@dataclasses.dataclass(frozen=True)
-class Bert:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Bert(OneStack):
     """The sizes of a BERT.
 
     Attributes:
-        vocab_size: number of embeddings.
-        embed_dim: width of the residual stream.
-        mlp_dim: hidden units of the feed-forward.
-        num_heads: attention heads, which share the width.
-        num_layers: layers.
-        max_length: learned positions.
         token_types: learned token types.
-        epsilon: epsilon of the norms.
     """
 
-    vocab_size: int
-    embed_dim: int
-    mlp_dim: int
-    num_heads: int
-    num_layers: int
-    max_length: int
     token_types: int = 2
     epsilon: float = 1e-12
-
-    @property
-    def head_dim(self) -> int:
-        return self.embed_dim // self.num_heads
 
 
 def from_config(config: Mapping[str, Any], folder: str) -> Bert:
@@ -78,10 +65,7 @@ def from_config(config: Mapping[str, Any], folder: str) -> Bert:
         'is_decoder': (False,),
         'pad_token_id': (0,),
     }
-    for name, values in allowed.items():
-        found = config.get(name, values[0])
-        if found not in values:
-            raise UserError(f'{where} says {name} {shown(found)}; allowed is {values[0]!r}, as in published BERTs')
+    check_allowed(config, allowed, where, 'BERTs')
     bert = Bert(
         vocab_size=number(config, 'vocab_size', where),
         embed_dim=number(config, 'hidden_size', where),
@@ -92,12 +76,18 @@ def from_config(config: Mapping[str, Any], folder: str) -> Bert:
         token_types=number(config, 'type_vocab_size', where, 2),
         epsilon=small(config, 'layer_norm_eps', where, 1e-12),
     )
-    if bert.embed_dim % bert.num_heads:
-        raise UserError(
-            f'{where} says hidden_size {bert.embed_dim} and num_attention_heads {bert.num_heads}, which '
-            'does not divide it'
-        )
+    bert.check_heads(where, 'hidden_size', 'num_attention_heads')
     return bert
+
+
+def tokenizer_file(folder: pathlib.Path, given: str | None = None) -> str:
+    """The file of the tokenizer: `given`, or the one in `folder`. Raises UserError if the folder has none."""
+    if given is not None:
+        return given
+    for name in TOKENIZERS:
+        if (folder / name).is_file():
+            return str(folder / name)
+    raise UserError(f'{folder} has no {" and no ".join(TOKENIZERS)}; give --vocabulary=/path/to/{TOKENIZERS[0]}')
 
 
 def to_config(bert: Bert) -> dict[str, Any]:

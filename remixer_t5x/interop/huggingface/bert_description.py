@@ -4,11 +4,13 @@ from typing import Any
 
 from remixer_t5x.architecture.encoder_only import BertHead, BertInput, EncoderOnly
 from remixer_t5x.architecture.layer import PostNorm
-from remixer_t5x.errors import UserError
+from remixer_t5x.interop.huggingface import one_stack
 from remixer_t5x.interop.huggingface.bert import Bert
 from remixer_t5x.layers.norms import LayerNorm
 from remixer_t5x.sublayers.gelu_mlp import GeluMLP
 from remixer_t5x.sublayers.scaled_attention import ScaledAttention
+
+KIND = 'BERT'
 
 
 def model_gin(bert: Bert, tokenizer: str, source: str) -> str:
@@ -16,9 +18,7 @@ def model_gin(bert: Bert, tokenizer: str, source: str) -> str:
     weights.
     """
     lines = [
-        f'# {" ".join(source.split())}',
-        '# Requires: nothing; give it after the data file, whose VOCABULARY it replaces.',
-        '# Provides: MODEL, FRAME, VOCAB_SIZE, VOCABULARY, and the dimensions.',
+        *one_stack.gin_header(source, 'MODEL, FRAME, VOCAB_SIZE, VOCABULARY'),
         "include 'models/bert.gin'",
         'from __gin__ import dynamic_registration',
         '',
@@ -26,13 +26,7 @@ def model_gin(bert: Bert, tokenizer: str, source: str) -> str:
         'from remixer_t5x.layers import norms',
         'from remixer_tasks import vocabularies',
         '',
-        f'VOCAB_SIZE = {bert.vocab_size}',
-        f'EMBED_DIM = {bert.embed_dim}',
-        f'MLP_DIM = {bert.mlp_dim}',
-        f'NUM_HEADS = {bert.num_heads}',
-        f'HEAD_DIM = {bert.head_dim}',
-        f'NUM_ENCODER_LAYERS = {bert.num_layers}',
-        f'NUM_DECODER_LAYERS = {bert.num_layers}',
+        *one_stack.gin_dimensions(bert),
         f'MAX_INPUT_LENGTH = {bert.max_length}',
         f'encoder_only.BertInput.token_types = {bert.token_types}',
         f'bert/norms.LayerNorm.epsilon = {bert.epsilon!r}',
@@ -51,22 +45,14 @@ def describe(module: EncoderOnly) -> tuple[Bert, tuple[int, ...]]:
     Face's BERT does not have.
     """
     stack = module.encoder_stack()
-    found: dict[str, Any] = {}
-    for factory, _ in stack.runs:
-        layer = factory()
-        attention, mlp = _two([sublayer() for sublayer in layer.sublayers])
-        _require(isinstance(layer, PostNorm), f'the layout is {type(layer).__name__}')
-        epsilon = _part(layer.norm, LayerNorm, 'the norm of a layer').epsilon
-        facts = {'num_heads': attention.num_heads, 'mlp_dim': mlp.hidden_dim, 'epsilon': epsilon}
-        _require(found in ({}, facts), 'its layers have different sizes')
-        _require(attention.num_heads * attention.head_dim == module.embed_dim, 'its heads do not share the width')
-        _require(not mlp.approximate, 'GELU is approximate')
-        found = facts
-    _require(stack.position_bias is None, 'the encoder has a position bias')
+    found = one_stack.layer_sizes(stack, PostNorm, (ScaledAttention, GeluMLP), LayerNorm, KIND)
+    head_dim = found.pop('head_dim')
+    _require(found['num_heads'] * head_dim == module.embed_dim, 'its heads do not share the width')
+    _require(not found.pop('approximate'), 'GELU is approximate')
     _require(stack.position_embedding is None, 'the stack adds positions')
     _require(stack.final_norm is None, 'the stack has a final norm')
-    entry = _part(module.input_layer, BertInput, 'INPUT_LAYER')
-    _part(module.head_layer, BertHead, 'TOKEN_HEAD')
+    entry = one_stack.part(module.input_layer, BertInput, KIND, 'INPUT_LAYER')
+    one_stack.part(module.head_layer, BertHead, KIND, 'TOKEN_HEAD')
     runs = tuple(count for _, count in stack.runs)
     bert = Bert(
         vocab_size=module.vocab_size,
@@ -79,22 +65,5 @@ def describe(module: EncoderOnly) -> tuple[Bert, tuple[int, ...]]:
     return bert, runs
 
 
-def _two(made: list[Any]) -> list[Any]:
-    for sublayer, wanted in zip(made, (ScaledAttention, GeluMLP), strict=False):
-        _require(isinstance(sublayer, wanted), f'a layer has the sublayer {type(sublayer).__name__}')
-    _require(len(made) == 2, f'a layer has {len(made)} sublayers')
-    return made
-
-
-def _part(factory: Any, wanted: type, where: str) -> Any:
-    made = factory() if factory is not None else None
-    _require(isinstance(made, wanted), f'{where} is {type(made).__name__ if made is not None else None}')
-    return made
-
-
-def _require(holds: bool, difference: str) -> None:
-    if not holds:
-        raise UserError(
-            f"Hugging Face's BERT does not have this model: {difference}; --to_safetensors=FILE writes the parameters "
-            'of any model'
-        )
+def _require(holds: Any, difference: str) -> None:
+    one_stack.require(holds, KIND, difference)

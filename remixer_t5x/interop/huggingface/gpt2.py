@@ -1,4 +1,4 @@
-"""Hugging Face's GPT-2: its config.json and its weights, to those of models/gpt2.gin.
+"""Hugging Face's GPT-2: its config.json and its weights, to and from those of models/gpt2.gin.
 
 Source: `GPT2Config` and `GPT2LMHeadModel` of transformers 4 and 5. Both sides have pre-norm layers, biases, the tanh
 form of GELU, learned positions and an output projection that is the table of embeddings.
@@ -9,7 +9,7 @@ while its id 0 is an ordinary token. So these two ids change places: our id 0 is
 
 import dataclasses
 import pathlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,9 +17,10 @@ import numpy as np
 from remixer_t5x import untrusted_files
 from remixer_t5x.checkpoints import safe_paths
 from remixer_t5x.errors import UserError
-from remixer_t5x.interop.huggingface import arrays
+from remixer_t5x.interop.huggingface import arrays, one_stack
 from remixer_t5x.interop.huggingface.arrays import Parameter
-from remixer_t5x.interop.huggingface.config import number, shown, small
+from remixer_t5x.interop.huggingface.config import number, small
+from remixer_t5x.interop.huggingface.one_stack import OneStack, check_allowed
 from remixer_t5x.interop.safetensors import files as safetensors_files
 from remixer_t5x.interop.safetensors.files import Tensors
 
@@ -32,27 +33,14 @@ JOINED, PARTS = 'attn.c_attn.', ('query', 'key', 'value')
 TOKENIZER_FILES = (('vocab.json', 'merges.txt'), ('tokenizer.json',))
 
 
-@dataclasses.dataclass(frozen=True)
-class Gpt2:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Gpt2(OneStack):
     """The sizes of a GPT-2.
 
     Attributes:
-        vocab_size: number of embeddings.
-        embed_dim: width of the residual stream.
-        mlp_dim: hidden units of the feed-forward.
-        num_heads: attention heads, which share the width.
-        num_layers: layers.
-        max_length: learned positions.
         end_id: Hugging Face's id of the token that ends, and begins, a text.
-        epsilon: epsilon of the norms.
     """
 
-    vocab_size: int
-    embed_dim: int
-    mlp_dim: int
-    num_heads: int
-    num_layers: int
-    max_length: int
     end_id: int
     epsilon: float = 1e-5
 
@@ -97,10 +85,7 @@ def from_config(config: Mapping[str, Any], folder: str) -> Gpt2:
         'tie_word_embeddings': (True,),
         'add_cross_attention': (False,),
     }
-    for name, values in allowed.items():
-        found = config.get(name, values[0])
-        if found not in values:
-            raise UserError(f'{where} says {name} {shown(found)}; allowed is {values[0]!r}, as in published GPT-2s')
+    check_allowed(config, allowed, where, 'GPT-2s')
     width = number(config, 'n_embd', where)
     gpt2 = Gpt2(
         vocab_size=number(config, 'vocab_size', where),
@@ -112,15 +97,36 @@ def from_config(config: Mapping[str, Any], folder: str) -> Gpt2:
         end_id=number(config, 'eos_token_id', where, 50256),
         epsilon=small(config, 'layer_norm_epsilon', where, 1e-5),
     )
-    if width % gpt2.num_heads:
-        raise UserError(f'{where} says n_embd {width} and n_head {gpt2.num_heads}, which does not divide it')
+    gpt2.check_heads(where, 'n_embd', 'n_head')
     if gpt2.end_id >= gpt2.vocab_size:
         raise UserError(f'{where} says eos_token_id {gpt2.end_id} and vocab_size {gpt2.vocab_size}; give one below it')
     return gpt2
 
 
-def parameters(gpt2: Gpt2) -> Iterator[Parameter]:
-    """Every parameter, by the names that `_Plain` gives."""
+def to_config(gpt2: Gpt2) -> dict[str, Any]:
+    """The content of a config.json that transformers reads as `gpt2`."""
+    return {
+        'architectures': [CLASS],
+        'model_type': MODEL_TYPE,
+        'vocab_size': gpt2.vocab_size,
+        'n_embd': gpt2.embed_dim,
+        'n_inner': gpt2.mlp_dim,
+        'n_head': gpt2.num_heads,
+        'n_layer': gpt2.num_layers,
+        'n_positions': gpt2.max_length,
+        'layer_norm_epsilon': gpt2.epsilon,
+        'bos_token_id': gpt2.end_id,
+        'eos_token_id': gpt2.end_id,
+        'activation_function': 'gelu_new',
+        'scale_attn_weights': True,
+        'tie_word_embeddings': True,
+        'initializer_range': 0.02,
+        **dict.fromkeys(('resid_pdrop', 'embd_pdrop', 'attn_pdrop'), 0.1),
+    }
+
+
+def parameters(gpt2: Gpt2, runs: Sequence[int] | None = None) -> Iterator[Parameter]:
+    """Every parameter, by the names that `_Plain` gives; layers are grouped in `runs` (None: one run)."""
     width, hidden = gpt2.embed_dim, gpt2.mlp_dim
     yield Parameter(('token_embedder', 'embedding'), (TABLE,), False, (gpt2.vocab_size, width))
     yield Parameter(('decoder', 'position_embedding', 'table'), ('wpe.weight',), False, (gpt2.max_length, width))
@@ -138,9 +144,12 @@ def parameters(gpt2: Gpt2) -> Iterator[Parameter]:
     for module, ours, theirs, inward, outward in dense:
         layer += [((module, ours, 'kernel'), f'{theirs}weight', (inward, outward))]
         layer += [((module, ours, 'bias'), f'{theirs}bias', (outward,))]
-    for path, name, shape in layer:
-        names = tuple(f'h.{index}.{name}' for index in range(gpt2.num_layers))
-        yield Parameter(('decoder', 'run_0', 'layer', *path), names, True, shape)
+    first = 0
+    for run, count in enumerate(runs or (gpt2.num_layers,)):
+        for path, name, shape in layer:
+            names = tuple(f'h.{index}.{name}' for index in range(first, first + count))
+            yield Parameter(('decoder', f'run_{run}', 'layer', *path), names, True, shape)
+        first += count
 
 
 class _Plain(Tensors):
@@ -186,10 +195,39 @@ def from_huggingface(gpt2: Gpt2, tensors: Tensors, folder: str) -> Params:
     if OUTPUT in plain and not np.array_equal(plain[OUTPUT], plain[TABLE]):
         raise UserError(f'{OUTPUT} in {folder} is not {TABLE}; allowed is an output that is tied to the embeddings')
     params = arrays.read(wanted, plain)
-    table = np.array(params['token_embedder']['embedding'])
-    table[[0, gpt2.end_id]] = table[[gpt2.end_id, 0]]
-    params['token_embedder']['embedding'] = table
+    params['token_embedder']['embedding'] = _end_first(gpt2, params['token_embedder']['embedding'])
     return params
+
+
+def to_huggingface(gpt2: Gpt2, params: Params, runs: Sequence[int] | None = None) -> dict[str, np.ndarray]:
+    """Hugging Face's arrays by name."""
+    plain = arrays.write(parameters(gpt2, runs), params)
+    plain[TABLE] = _end_first(gpt2, plain[TABLE])
+    found: dict[str, np.ndarray] = {}
+    for name, array in plain.items():
+        first, joined, rest = name.partition(JOINED)
+        part, _, kind = rest.partition('.')
+        if not joined:
+            found[PREFIX + name] = array
+        elif part == PARTS[0]:
+            parts = [plain[f'{first}{JOINED}{each}.{kind}'] for each in PARTS]
+            found[f'{PREFIX}{first}{JOINED}{kind}'] = np.concatenate(parts, axis=-1)
+    return found
+
+
+def first_difference(gpt2: Gpt2, tensors: Tensors, params: Params, runs: Sequence[int] | None = None) -> str | None:
+    """The name of a weight of `tensors`, which `to_huggingface` has written, that differs in `params`; None if all are
+    equal.
+    """
+    ours = to_huggingface(gpt2, params, runs)
+    return next((name for name, array in ours.items() if not np.array_equal(array, tensors[name])), None)
+
+
+def _end_first(gpt2: Gpt2, table: np.ndarray) -> np.ndarray:
+    """The table with the rows of id 0 and of the end token exchanged."""
+    table = np.array(table)
+    table[[0, gpt2.end_id]] = table[[gpt2.end_id, 0]]
+    return table
 
 
 def tokenizer_files(folder: pathlib.Path) -> list[pathlib.Path]:
@@ -205,29 +243,22 @@ def model_gin(gpt2: Gpt2, tokenizer_folder: str, source: str) -> str:
     """The text of a gin file that provides MODEL, VOCAB_SIZE and VOCABULARY; `source` names the origin of the weights,
     `tokenizer_folder` has the tokenizer's files.
     """
-    return f"""\
-# {' '.join(source.split())}
-# Requires: nothing; give it after the data file, whose VOCABULARY it replaces.
-# Provides: MODEL, FRAME, VOCAB_SIZE, VOCABULARY, TASK_FEATURE_LENGTHS, and the dimensions.
-include 'models/gpt2.gin'
-from __gin__ import dynamic_registration
-
-from remixer_t5x.layers import norms
-from remixer_tasks import vocabularies
-
-VOCAB_SIZE = {gpt2.vocab_size}
-EMBED_DIM = {gpt2.embed_dim}
-MLP_DIM = {gpt2.mlp_dim}
-NUM_HEADS = {gpt2.num_heads}
-HEAD_DIM = {gpt2.embed_dim // gpt2.num_heads}
-NUM_ENCODER_LAYERS = {gpt2.num_layers}
-NUM_DECODER_LAYERS = {gpt2.num_layers}
-MAX_TARGET_LENGTH = {gpt2.max_length}
-TASK_FEATURE_LENGTHS = {{'targets': {gpt2.max_length}}}
-gpt2/norms.LayerNorm.epsilon = {gpt2.epsilon!r}
-
-TOKENIZER = {tokenizer_folder!r}
-VOCABULARY = @vocabularies.byte_pairs()
-vocabularies.byte_pairs.folder = %TOKENIZER
-vocabularies.byte_pairs.end_id = {gpt2.end_id}
-"""
+    lines = [
+        *one_stack.gin_header(source, 'MODEL, FRAME, VOCAB_SIZE, VOCABULARY, TASK_FEATURE_LENGTHS'),
+        "include 'models/gpt2.gin'",
+        'from __gin__ import dynamic_registration',
+        '',
+        'from remixer_t5x.layers import norms',
+        'from remixer_tasks import vocabularies',
+        '',
+        *one_stack.gin_dimensions(gpt2),
+        f'MAX_TARGET_LENGTH = {gpt2.max_length}',
+        f"TASK_FEATURE_LENGTHS = {{'targets': {gpt2.max_length}}}",
+        f'gpt2/norms.LayerNorm.epsilon = {gpt2.epsilon!r}',
+        '',
+        f'TOKENIZER = {tokenizer_folder!r}',
+        'VOCABULARY = @vocabularies.byte_pairs()',
+        'vocabularies.byte_pairs.folder = %TOKENIZER',
+        f'vocabularies.byte_pairs.end_id = {gpt2.end_id}',
+    ]
+    return '\n'.join(lines) + '\n'
