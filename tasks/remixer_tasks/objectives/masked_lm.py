@@ -6,7 +6,8 @@
 
 Of a segment of n tokens, round(15% of n), at least one, are to be predicted: 80% of them become the mask, 10% a random
 token, 10% stay. Targets are 0 (padding) everywhere else, so that a loss over tokens that are not padding is the loss of
-the paper. The mask is the vocabulary's last id, <extra_id_0>, since T5's vocabularies have no [MASK].
+the paper. The mask is the vocabulary's own (`mask_id`: BERT's [MASK]), and of T5's vocabularies, which have none, the
+last id, <extra_id_0>. Pieces that stand for no text, such as [CLS], are not predicted.
 
 With `whole_words` all pieces of a word are chosen together (BERT's later option): words in random order, until the next
 one would exceed the number; BERT's code skips that word and tries others. Departures: segments are joined across
@@ -78,12 +79,24 @@ def damage(tokens: tf.Tensor, chosen: tf.Tensor, masking: Masking, vocabulary: s
     ordinary = vocabulary.vocab_size - vocabulary.extra_ids
     random = tf.random.stateless_uniform(tf.shape(tokens), ids, _SPECIAL, ordinary, tf.int32)
     replaced = tf.where(draw < masking.masked + masking.random, random, tokens)
-    replaced = tf.where(draw < masking.masked, vocabulary.vocab_size - 1, replaced)
+    replaced = tf.where(draw < masking.masked, mask_of(vocabulary), replaced)
     return tf.where(chosen, replaced, tokens)
+
+
+def mask_of(vocabulary: seqio.Vocabulary) -> int:
+    """The id of the mask. Raises UserError for a vocabulary that has none."""
+    own = getattr(vocabulary, 'mask_id', None)
+    if own is not None:
+        return int(own)
+    if vocabulary.extra_ids < 1:
+        raise UserError('masked LM needs a sentinel as its mask: give the vocabulary extra_ids=100')
+    return vocabulary.vocab_size - 1
 
 
 def word_starts(vocabulary: seqio.Vocabulary) -> np.ndarray:
     """[vocab_size] bool, True for the pieces that begin a word. Raises UserError for a vocabulary without pieces."""
+    if hasattr(vocabulary, 'mask_id'):
+        return np.array([not piece.startswith('##') for piece in vocabulary.words])
     if not isinstance(vocabulary, seqio.SentencePieceVocabulary):
         raise UserError(
             f'whole words need a SentencePiece vocabulary, and this is a {type(vocabulary).__name__}: '
@@ -107,8 +120,8 @@ def masked_lm(
     """
     length = _length(sequence_length)
     vocabulary = output_features['targets'].vocabulary
-    if vocabulary.extra_ids < 1:
-        raise UserError('masked LM needs a sentinel as its mask: give the vocabulary extra_ids=100')
+    mask_of(vocabulary)
+    special = tf.constant(getattr(vocabulary, 'special_ids', ()), tf.int32)
     counts = [masking.count(size) for size in range(length)]
     starts = word_starts(vocabulary) if masking.whole_words else None
 
@@ -119,6 +132,7 @@ def masked_lm(
             words = tf.cumsum(tf.cast(tf.gather(starts, tokens), tf.int32))
             words -= words[0]
         chosen = choose(words, tf.constant(counts)[tf.size(tokens)], seeds[0])
+        chosen &= ~tf.reduce_any(tokens[:, None] == special, axis=1)
         inputs = damage(tokens, chosen, masking, vocabulary, seeds[1])
         return {
             'inputs': tf.concat([inputs, [vocabulary.eos_id]], 0),

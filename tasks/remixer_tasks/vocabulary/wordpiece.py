@@ -16,7 +16,7 @@ import numpy as np
 from remixer_t5x.errors import UserError
 from remixer_t5x.lazy import seqio, tf
 
-CLS, SEP, UNKNOWN, PAD = '[CLS]', '[SEP]', '[UNK]', '[PAD]'
+CLS, SEP, UNKNOWN, PAD, MASK = '[CLS]', '[SEP]', '[UNK]', '[PAD]', '[MASK]'
 
 
 class WordPieceVocabulary(seqio.Vocabulary):
@@ -49,6 +49,16 @@ class WordPieceVocabulary(seqio.Vocabulary):
     @property
     def eos_id(self) -> int:
         return self._id(SEP)
+
+    @property
+    def mask_id(self) -> int:
+        """The piece that masked language modelling puts in place of others."""
+        return self._id(MASK)
+
+    @property
+    def special_ids(self) -> tuple[int, ...]:
+        """Pieces that stand for no text."""
+        return tuple(self._id(piece) for piece in (PAD, CLS, SEP, MASK))
 
     @property
     def unk_id(self) -> int:
