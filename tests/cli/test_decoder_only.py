@@ -104,19 +104,26 @@ def test_a_prefix_language_model_trains_on_packed_rows(arguments, tmp_path):
 def test_a_decoder_alone_is_finetuned_and_judged_on_pairs(tmp_path, capsys):
     rows = [json.dumps({'number': index, 'answer': 'even' if index % 2 == 0 else 'odd'}) for index in range(60)]
     (tmp_path / 'rows.jsonl').write_text('\n'.join(rows))
-    given = [
-        'finetune', '--gin_file=models/t5_1_1.gin', '--gin_file=sizes/tiny.gin', '--gin_file=data/own_pairs.gin',
+    model = [
+        '--gin_file=models/t5_1_1.gin', '--gin_file=sizes/tiny.gin', '--gin_file=data/own_pairs.gin',
         f'--gin.PAIRS={tmp_path}/rows.jsonl', '--gin.INPUTS="{number}"', '--gin.TARGETS=answer',
         '--gin.PAIRS_VALIDATION_FRACTION=0.2', '--gin.VOCABULARY=@vocabularies.byte()', '--gin.VOCAB_SIZE=384',
         "--gin.TASK_FEATURE_LENGTHS={'inputs': 8, 'targets': 8}", '--gin.NUM_DECODER_LAYERS=1', '--gin.EMBED_DIM=32',
-        '--gin_file=hardware/cpu.gin', '--gin_file=optimizers/adafactor_constant.gin', '--gin_file=runs/finetune.gin',
-        '--gin_file=frames/decoder_only.gin', '--gin.INITIAL_CHECKPOINT_PATH=None', '--gin.TRAIN_STEPS=2',
-        '--gin.BATCH_SIZE=4', '--gin.EVAL_BATCH_SIZE=4', '--gin.EVAL_PERIOD=2', '--gin.LOG_PERIOD=1',
-        '--gin.PREFIX_LM=True', f'--gin.MODEL_DIR={tmp_path}/run',
+        '--gin_file=hardware/cpu.gin', '--gin_file=frames/decoder_only.gin', '--gin.EVAL_BATCH_SIZE=4',
+        '--gin.PREFIX_LM=True',
     ]  # fmt: skip
-    assert main(given) == 0, capsys.readouterr().err
-    (judged, *_) = [record for record in records(tmp_path / 'run') if record['kind'].startswith('eval/')]
-    assert any(isinstance(value, float) for value in judged.values())
+    run = [
+        '--gin_file=optimizers/adafactor_constant.gin', '--gin_file=runs/finetune.gin', '--gin.BATCH_SIZE=4',
+        '--gin.INITIAL_CHECKPOINT_PATH=None', '--gin.TRAIN_STEPS=2', '--gin.EVAL_PERIOD=2', '--gin.LOG_PERIOD=1',
+        f'--gin.MODEL_DIR={tmp_path}/run',
+    ]  # fmt: skip
+    assert main(['finetune', *model, *run]) == 0, capsys.readouterr().err
+    (judged,) = [record for record in records(tmp_path / 'run') if record['kind'].startswith('eval/')]
+    (held_out,) = [record for record in records(tmp_path / 'run') if record['kind'].startswith('held_out/')]
+    assert isinstance(judged['accuracy'], float) and held_out['bits_per_byte'] > 0
+    assert main(['eval', *model, f'--checkpoint={tmp_path}/run']) == 0, capsys.readouterr().err
+    (again,) = records(tmp_path / 'run/eval')
+    assert again['accuracy'] == judged['accuracy']
 
 
 def test_a_frame_without_its_file_is_refused_in_one_line(arguments, tmp_path, capsys):

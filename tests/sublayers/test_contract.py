@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from remixer_t5x.architecture import encoder_only, layer, stack
+from remixer_t5x.architecture import decoder_only, encoder_only, layer, stack
 from remixer_t5x.errors import UserError
 from remixer_t5x.layers.norms import GroupedRMSNorm, LayerNorm
 from remixer_t5x.layers.positions import LearnedPositions, RelativePositionBias
@@ -277,18 +277,34 @@ def test_remat_recomputes():
     assert matmuls[None] <= matmuls[stack.dots_remat] < matmuls[stack.full_remat]
 
 
+EXAMPLES = (5, 4)
+
+
+def ids_alone_and_packed() -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Two examples in a row of their own each, the same in one row, and the segments and positions of that row."""
+    rng, used = np.random.default_rng(0), sum(EXAMPLES)
+    alone: np.ndarray = np.zeros((2, LENGTH), np.int32)
+    packed, segments, positions = (np.zeros((1, LENGTH), np.int32) for _ in range(3))
+    for row, count in enumerate(EXAMPLES):
+        alone[row, :count] = rng.integers(1, 20, count)
+    packed[0, :used] = np.concatenate([alone[row, :count] for row, count in enumerate(EXAMPLES)])
+    segments[0, :used] = np.repeat([1, 2], EXAMPLES)
+    positions[0, :used] = np.concatenate([np.arange(count) for count in EXAMPLES])
+    return alone, packed, segments, positions
+
+
+def assert_packed_as_alone(apart, packed):
+    wanted = np.concatenate([apart[row, :count] for row, count in enumerate(EXAMPLES)])
+    assert laws.difference(packed[0, : len(wanted)], wanted) < laws.TOLERANCE
+
+
 @pytest.mark.parametrize('name', [name for name in ENCODERS if not SUBLAYERS[name].whole_rows])
 def test_an_encoder_alone_predicts_a_packed_example_as_it_does_alone(name):
     """Padding and packing again, from ids to logits: that the frame passes on where an example begins and ends."""
     of = subject(name, 'encoder')
-    rng = np.random.default_rng(0)
-    params = {'token_embedder': {'embedding': rng.standard_normal((20, EMBED), np.float32)}, 'encoder': of.params}
+    params = {'token_embedder': random_embedding(), 'encoder': of.params}
     module = encoder_only.EncoderOnly(20, EMBED, of.stack)
-    first, second = rng.integers(1, 20, 5), rng.integers(1, 20, 4)
-    alone: np.ndarray = np.zeros((2, LENGTH), np.int32)
-    alone[0, :5], alone[1, :4] = first, second
-    row = np.concatenate([first, second, np.zeros(LENGTH - 9, int)]).astype(np.int32)[None]
-    segments = np.asarray([[1] * 5 + [2] * 4 + [0] * (LENGTH - 9)], np.int32)
+    alone, row, segments, _ = ids_alone_and_packed()
 
     @jax.jit
     def both(params):
@@ -297,6 +313,31 @@ def test_an_encoder_alone_predicts_a_packed_example_as_it_does_alone(name):
 
         return logits(alone), logits(row, segments)
 
-    apart, packed = map(np.asarray, both(params))
-    wanted = np.concatenate([apart[0, :5], apart[1, :4]])
-    assert laws.difference(packed[0, :9], wanted) < laws.TOLERANCE
+    assert_packed_as_alone(*map(np.asarray, both(params)))
+
+
+@every_decoder
+def test_a_decoder_alone_predicts_a_packed_example_as_it_does_alone(name):
+    """The same for decoders without an encoder, and with more padding behind the tokens."""
+    of = alone(name)
+    params = {'token_embedder': random_embedding(), 'decoder': of.params}
+    module = decoder_only.DecoderOnly(20, EMBED, of.stack, tied=True)
+    apart, row, segments, positions = ids_alone_and_packed()
+    begun = np.where(positions > 0, np.roll(row, 1, axis=1), 0)
+    longest = max(EXAMPLES)
+
+    @jax.jit
+    def every(params):
+        def logits(tokens, inputs=None, *where):
+            inputs = np.pad(tokens, ((0, 0), (1, 0)))[:, :-1] if inputs is None else inputs
+            return module.apply({'params': params}, inputs, tokens, *where, enable_dropout=False)
+
+        return logits(apart), logits(apart[:, :longest]), logits(row, begun, segments, positions)
+
+    padded, short, packed = map(np.asarray, every(params))
+    assert_packed_as_alone(padded, packed)
+    assert_packed_as_alone(short, packed)
+
+
+def random_embedding() -> dict[str, np.ndarray]:
+    return {'embedding': np.random.default_rng(1).standard_normal((20, EMBED), np.float32)}
