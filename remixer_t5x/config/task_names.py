@@ -30,10 +30,13 @@ def resolved(statements: Sequence[Statement]) -> list[Statement]:
     kept = [one for one in statements if not (isinstance(one, Binding) and one.is_macro and one.selector == MODULE)]
     lines = []
     for macro in (TASK, EVALUATED_TASK):
-        if macro in macros and isinstance(macros[macro].value, str):
+        given = macros[macro].value if macro in macros else None
+        several = macro == EVALUATED_TASK and _is_several(given)
+        if isinstance(given, str) or several:
+            function, argument = ('names.providers', 'names') if several else ('names.provider', 'name')
             scope = macro.lower()
-            lines += [f'{macro} = @{scope}/names.provider()', f'{scope}/names.provider.name = {macros[macro].value!r}']
-            lines += [f'{scope}/names.provider.{arg} = %{name}' for arg, name in _SETTINGS.items() if name in macros]
+            lines += [f'{macro} = @{scope}/{function}()', f'{scope}/{function}.{argument} = {given!r}']
+            lines += [f'{scope}/{function}.{arg} = %{name}' for arg, name in _SETTINGS.items() if name in macros]
     if TASK in macros and VOCABULARY not in macros:
         lines += [f'{VOCABULARY} = @names.vocabulary_of()', f'names.vocabulary_of.task = %{TASK}']
     modules = _import(macros[MODULE].value) if MODULE in macros else ''
@@ -43,6 +46,12 @@ def resolved(statements: Sequence[Statement]) -> list[Statement]:
         *kept,
         *scan(_IMPORTS.format(modules=modules) + '\n'.join(lines) + '\n', 'the name of a task', shipped=True),
     ]
+
+
+def _is_several(given: object) -> bool:
+    if isinstance(given, str):
+        return ',' in given
+    return isinstance(given, list | tuple) and bool(given) and all(isinstance(name, str) for name in given)
 
 
 def _import(module: object) -> str:

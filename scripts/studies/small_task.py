@@ -31,6 +31,7 @@ from remixer_t5x.model.seq2seq import Seq2Seq
 
 # What other models are compared with.
 BASELINE = 'attention'
+COGS = 'cogs_v001'
 # Steps in one call of the compiled program, so that Python's part does not count.
 CHUNK = 25
 EVALUATED_AT_ONCE = 250
@@ -88,7 +89,7 @@ def data_of(name: str, inputs: int, targets: int, validation_examples: int) -> t
     from remixer_tasks import catalogue, vocabularies
     from remixer_tasks.benchmarks import cogs
 
-    if name == 'cogs':
+    if name == COGS:
         vocabulary = cogs.words()
     else:
         path = os.environ.get('VOCABULARY_PATH', '')
@@ -244,7 +245,9 @@ def run_missing(records: Records, trials: Sequence[Trial]) -> None:
 
 def add_arguments(parser: argparse.ArgumentParser, out: str, seeds: int = 3) -> None:
     """The flags of every study of a small task."""
-    parser.add_argument('--task', default='cogs', help='a name of docs/tasks.md; others than cogs need VOCABULARY_PATH')
+    parser.add_argument(
+        '--task', default=COGS, help=f'a name of docs/tasks.md; others than {COGS} need VOCABULARY_PATH'
+    )
     parser.add_argument('--seeds', type=int, default=seeds)
     parser.add_argument('--steps', type=int, default=800)
     parser.add_argument('--batch', type=int, default=32)

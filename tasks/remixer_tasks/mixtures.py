@@ -49,11 +49,11 @@ ENTAILMENT = {
     'glue_mnli_v002': 392_702,
     'glue_mnli_mismatched_v002': 0,
     'glue_mnli_matched_v002': 0,
-    'anli_r1': 16_946,
-    'anli_r2': 45_460,
-    'anli_r3': 100_459,
-    'conj_nli': 15_000,
-    'abductive_nli': 169_654,
+    'anli_r1_v001': 16_946,
+    'anli_r2_v001': 45_460,
+    'anli_r3_v001': 100_459,
+    'conj_nli_v001': 15_000,
+    'abductive_nli_v001': 169_654,
     'glue_qnli_v002': 104_743,
 }
 SQUAD = {'squad_v010_allanswers': 87_599}
@@ -101,7 +101,7 @@ def entailment(
     vocabulary: seqio.Vocabulary,
     data_dir: str | None = None,
     without: Sequence[str] = (),
-    name: str = 'entailment_proportional',
+    name: str = 'entailment_v001_proportional',
 ) -> seqio.Mixture:
     """The five entailment tasks. data_dir: see `sources`. without: names of tasks to leave out."""
     return _mixture(name, ENTAILMENT, vocabulary, data_dir, without)
@@ -114,7 +114,7 @@ def multi_task(
     vocabulary: seqio.Vocabulary | None = None,
     data_dir: str | None = None,
     without: Sequence[str] = (),
-    name: str = 'mt_mix',
+    name: str = 'mt_v001_mix',
 ) -> seqio.Mixture:
     """MT pretraining, T5's en_mix: GLUE, SuperGLUE and SQuAD, each at most at rate `maximum`, and span corruption.
 
@@ -128,35 +128,74 @@ def multi_task(
 
 
 def proportional(
-    names: Sequence[str],
-    vocabulary: seqio.Vocabulary,
-    data_dir: str | None = None,
+    tasks: Sequence[seqio.Task],
     maximum: float | None = None,
+    rates: Mapping[str, float] | None = None,
+    temperature: float = 1.0,
     name: str = 'mixture',
 ) -> seqio.Mixture:
-    """Any tasks of the catalogue, at the number of examples that each has to train on, at most `maximum`.
+    """Any tasks, at the number of examples that each has to train on: seqio's `mixing_rate_num_examples`.
 
-    Raises UserError for names without a task, and, when a dataset is made, for tasks without files.
+    Args:
+        tasks: to mix; a task without a training split has rate 0.
+        maximum: what each number of examples counts at most.
+        rates: of tasks by their names, instead of their numbers of examples; as they are.
+        temperature: above 1 it brings the rates of small tasks closer to those of large ones, by
+            rate ** (1 / temperature).
+        name: of the mixture.
+
+    Raises:
+        UserError: no task, a setting that is not a number above 0, a rate for a task that is not there, and, when a
+            dataset is made, tasks without files.
     """
-
-    def rate(task: seqio.Task) -> float:
-        if TRAIN not in task.splits:
-            return 0.0
-        count = known.get(task.name) or task.source.count(TRAIN)
-        return float(count if maximum is None else min(count, maximum))
-
-    known = {**GLUE, **SUPER_GLUE, **ENTAILMENT, **SQUAD}
+    if not tasks:
+        raise UserError("TASKS is empty: give names of tasks, as in TASKS = ['super_glue_rte_v102', 'conj_nli_v001']")
+    rates, by_name = dict(rates or {}), {task.name: task for task in tasks}
+    if unknown := sorted(set(rates) - set(by_name)):
+        raise UserError(f'RATES names {", ".join(unknown)}, which TASKS has not; it has {", ".join(by_name)}')
+    features = {name: ' and '.join(task.output_features) for name, task in by_name.items()}
+    if len(set(features.values())) > 1:
+        each = ', '.join(f'{name} has {own}' for name, own in features.items())
+        raise UserError(f'the tasks of a mixture have the same features, and {each}; mix tasks that have the same')
+    _check_positive('MIXING_TEMPERATURE', temperature, 'a number above 0, as in 2.0')
     if maximum is not None:
         _check_maximum(maximum)
-    if not names:
-        raise UserError("TASKS is empty: give names of tasks, as in TASKS = ['super_glue_rte_v102', 'conj_nli']")
-    tasks = [(catalogue.task(task, vocabulary, data_dir), rate) for task in dict.fromkeys(names)]
-    return LabelledMixture(name, tasks)
+    for task, rate in rates.items():
+        if isinstance(rate, bool) or not isinstance(rate, int | float) or rate < 0:
+            raise UserError(f'RATES gives {task} {rate!r}; it takes a number from 0, as in 0.5')
+
+    def rate_of(task: seqio.Task) -> float:
+        if task.name in rates:
+            return float(rates[task.name])
+        number = count(task)
+        number = number if maximum is None else min(number, maximum)
+        return float(number) ** (1 / temperature)
+
+    return LabelledMixture(name, [(task, rate_of) for task in by_name.values()])
+
+
+def count(task: seqio.Task) -> float:
+    """The number of examples to train on, by T5's tables or the data; 0 for a task that is only evaluated."""
+    if TRAIN not in task.splits:
+        return 0.0
+    known = {**GLUE, **SUPER_GLUE, **ENTAILMENT, **SQUAD}
+    if task.name in known and known[task.name]:
+        return float(known[task.name])
+    if isinstance(task.source, LabelledSource):
+        return float(task.source.count(TRAIN))
+    number = task.source.num_input_examples(TRAIN)
+    if number is None:
+        raise UserError(f"{task.name} does not say how many examples it has; give RATES = {{'{task.name}': 1000000}}")
+    return float(number)
 
 
 def _check_maximum(maximum: float) -> None:
-    if isinstance(maximum, bool) or not isinstance(maximum, int | float) or not maximum > 0:
-        raise UserError(f'MAXIMUM_RATE is {maximum!r}; it takes a number of examples above 0, as in 524288')
+    _check_positive('MAXIMUM_RATE', maximum, 'a number of examples above 0, as in 524288')
+
+
+def _check_positive(macro: str, value: float, takes: str) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
+        raise UserError(f'{macro} is {value!r}; it takes {takes}')
 
 
 def _mixture(

@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import difflib
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from remixer_t5x.errors import UserError
 from remixer_t5x.lazy import seqio
 from remixer_tasks import c4, catalogue, mixtures, pretraining, python_docs, vocabularies
-from remixer_tasks.benchmarks.sources.dataset import TRAIN
 
 Provider: TypeAlias = 'seqio.Task | seqio.Mixture'
 # (vocabulary, folder of the data) -> the task or mixture.
@@ -31,7 +30,6 @@ _WMT = ('wmt_t2t_ende_v003', 'wmt15_enfr_v003', 'wmt16_enro_v003')
 _SUPERVISED = (*_GLUE, *_SUPER_GLUE, 'cnn_dailymail_v002', _SQUAD, *_WMT)
 _LARGE = ('wmt_t2t_ende_v003', 'wmt15_enfr_v003', 'cnn_dailymail_v002')
 _WSC = ('dpr_v001_simple', 'super_glue_wsc_v102_simple_train', 'super_glue_wsc_v102_simple_eval')
-_COUNTS = {**mixtures.GLUE, **mixtures.SUPER_GLUE, **mixtures.SQUAD}
 
 
 def _text(objective: Callable[..., Provider], tfds: str, name: str | None = None, data: str = '') -> Maker:
@@ -44,16 +42,9 @@ def _labelled(name: str) -> Maker:
     return lambda vocabulary, data_dir: catalogue.task(name, vocabulary, data_dir)
 
 
-def _count(task: seqio.Task) -> float:
-    """The number of examples to train on, of T5's tables or of the data; 0 for a task that is only evaluated."""
-    if task.name in _COUNTS:
-        return float(_COUNTS[task.name])
-    return float(task.source.count(TRAIN)) if TRAIN in task.splits else 0.0
-
-
 def _count_of_one(task: seqio.Task) -> float:
-    """Like `_count`, with half a rate for RTE, which GLUE and SuperGLUE both have."""
-    return _count(task) * (0.5 if 'glue' in task.name and 'rte' in task.name else 1.0)
+    """Like `mixtures.count`, with half a rate for RTE, which GLUE and SuperGLUE both have."""
+    return mixtures.count(task) * (0.5 if 'glue' in task.name and 'rte' in task.name else 1.0)
 
 
 def _mixture(name: str, tasks: Sequence[str], rate: Any, unsupervised: Any = None) -> Maker:
@@ -75,7 +66,7 @@ def _leave_one_out() -> dict[str, Maker]:
         gone: tuple[str, ...] = (left_out,)
         rate: Callable[[seqio.Task], float] = _count_of_one
         if left_out.endswith('proportional'):
-            gone, rate = (_GLUE if left_out.startswith('glue') else _SUPER_GLUE), _count
+            gone, rate = (_GLUE if left_out.startswith('glue') else _SUPER_GLUE), mixtures.count
         name = f'leave_one_out_{left_out}'
         # C4 counts as what it has, as T5's `rate_num_examples` says.
         found[name] = _mixture(name, [task for task in _SUPERVISED if task not in gone], rate, C4_COUNT)
@@ -104,15 +95,16 @@ MAKERS: dict[str, Maker] = {
     'c4_v310_span_corruption': _text(pretraining.span_corruption, 'c4/en:3.1.0', data='c4_v310'),
     **{name: _labelled(name) for name in catalogue.TASKS},
     'glue_v002_proportional': lambda vocabulary, data_dir: mixtures.glue(vocabulary, data_dir),
+    'entailment_v001_proportional': lambda vocabulary, data_dir: mixtures.entailment(vocabulary, data_dir),
     'super_glue_v102_proportional': lambda vocabulary, data_dir: mixtures.super_glue(vocabulary, data_dir),
     'glue_mnli_and_dev_v002': _mixture('glue_mnli_and_dev_v002', [name for name in _GLUE if 'mnli' in name], 1.0),
-    'wsc_dpr_simple_proportional': _mixture('wsc_dpr_simple_proportional', _WSC, _count),
-    'en_mix': _mixture('en_mix', [*_GLUE, *_SUPER_GLUE, _SQUAD], _count, UNSUPERVISED_RATE),
+    'wsc_dpr_simple_proportional': _mixture('wsc_dpr_simple_proportional', _WSC, mixtures.count),
+    'en_mix': _mixture('en_mix', [*_GLUE, *_SUPER_GLUE, _SQUAD], mixtures.count, UNSUPERVISED_RATE),
     'all_equal': _mixture('all_equal', _SUPERVISED, 1.0, 1.0),
     'all_proportional': _mixture('all_proportional', _SUPERVISED, _count_of_one, C4_COUNT),
     'all_mix': _mixture('all_mix', _SUPERVISED, _count_of_one, UNSUPERVISED_RATE),
     'large_supervised_equal': _mixture('large_supervised_equal', _LARGE, 1.0),
-    'large_supervised_proportional': _mixture('large_supervised_proportional', _LARGE, _count),
+    'large_supervised_proportional': _mixture('large_supervised_proportional', _LARGE, mixtures.count),
     'large_translation_equal': _mixture('large_translation_equal', _LARGE[:2], 1.0),
     **_leave_one_out(),
 }
@@ -153,6 +145,30 @@ def provider(
     if name in seqio.TaskRegistry.names() or name in seqio.MixtureRegistry.names():
         return name
     return find(name, vocabulary, data_dir)
+
+
+def providers(
+    names: str | Sequence[str], vocabulary: seqio.Vocabulary | None = None, data_dir: str | None = None
+) -> list[str | seqio.Task | seqio.Mixture]:
+    """`provider` of each of several names, as a list or separated by commas."""
+    each = names.split(',') if isinstance(names, str) else names
+    return [provider(name.strip(), vocabulary, data_dir) for name in each]
+
+
+def mixture(
+    tasks: Sequence[str | seqio.Task],
+    vocabulary: seqio.Vocabulary | None = None,
+    data_dir: str | None = None,
+    rates: Mapping[str, float] | None = None,
+    maximum: float | None = None,
+    temperature: float = 1.0,
+    name: str = 'mixture',
+) -> seqio.Mixture:
+    """Tasks, or `provider` of their names, mixed as by `mixtures.proportional`; of a mixture all of its tasks."""
+    made = [provider(one, vocabulary, data_dir) if isinstance(one, str) else one for one in dict.fromkeys(tasks)]
+    found = [seqio.get_mixture_or_task(one) if isinstance(one, str) else one for one in made]
+    each = {task.name: task for one in found for task in seqio.get_subtasks(one)}
+    return mixtures.proportional(list(each.values()), maximum, rates, temperature, name)
 
 
 def vocabulary_of(task: str | seqio.Task | seqio.Mixture) -> seqio.Vocabulary:

@@ -47,9 +47,9 @@ def test_list_has_every_task_and_where_it_is(published, capsys):
     assert rows['super_glue_cb_v102'] == f'super_glue_cb_v102 validation 3 · test 1 train {where}'
     assert rows['super_glue_wsc_v102_simple_train'].endswith(f'train 2 {published}/super_glue/WSC')
     assert rows['glue_qqp_v002'].endswith('train, validation, test remixer-t5x data get glue_qqp_v002')
-    assert rows['abductive_nli'].endswith('no download: data get abductive_nli says more')
+    assert rows['abductive_nli_v001'].endswith('no download: data get abductive_nli_v001 says more')
     # What cannot be read has no number, and stops nothing.
-    assert rows['cogs'] == f'cogs validation train, test, gen {published}/cogs'
+    assert rows['cogs_v001'] == f'cogs_v001 validation train, test, gen {published}/cogs'
 
 
 def test_list_of_a_given_folder(tmp_path, capsys):
@@ -86,10 +86,13 @@ MISTAKES = {
         "'super_glue_cb' is not the name of a task; the nearest names are super_glue_cb_v102",
     ),
     'name to get': (['get', 'snly'], "'snly' is not the name of a task or data set; the nearest names are snli"),
-    'split': (['show', 'cogs', '--split=dev'], "cogs has no split 'dev'; its splits are train, validation, test, gen"),
-    'missing': (['show', 'snli'], 'snli has no train files here'),
-    'number': (['show', 'cogs', '--num_examples=0'], "'0' is not a whole number from 1"),
-    'malformed': (['show', 'cogs'], '/data/cogs/dev.tsv:1: 1 columns instead of 3'),
+    'split': (
+        ['show', 'cogs_v001', '--split=dev'],
+        "cogs_v001 has no split 'dev'; its splits are train, validation, test",
+    ),
+    'missing': (['show', 'snli_v001'], 'snli_v001 has no train files here'),
+    'number': (['show', 'cogs_v001', '--num_examples=0'], "'0' is not a whole number from 1"),
+    'malformed': (['show', 'cogs_v001'], '/data/cogs/dev.tsv:1: 1 columns instead of 3'),
     'folder': (['get', 'cogs', '--from', '/nowhere/at/all'], '--from /nowhere/at/all is not a folder'),
 }
 
@@ -103,5 +106,5 @@ def test_mistakes_are_one_line(argv, said, capsys):
 
 
 def test_missing_data_says_how_to_get_it(capsys):
-    assert main.main(['data', 'show', 'snli']) == 2
+    assert main.main(['data', 'show', 'snli_v001']) == 2
     assert capsys.readouterr().err.endswith(', or type remixer-t5x data get snli\n')

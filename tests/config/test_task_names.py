@@ -1,5 +1,7 @@
 """A task that is given by its name, and T5X's macros that are another one here."""
 
+import ast
+
 import pytest
 
 from remixer_t5x.config import loading, task_names
@@ -7,6 +9,7 @@ from remixer_t5x.config.bindings import Bindings
 from remixer_t5x.config.loading import Given
 from remixer_t5x.config.scan import scan
 from remixer_t5x.errors import UserError
+from remixer_tasks import names, vocabularies
 
 
 def final(text):
@@ -23,6 +26,15 @@ def test_a_name_becomes_the_task_of_that_name():
         'mixture_or_task_name/names.provider.vocabulary': '%VOCABULARY',
         'mixture_or_task_name/names.provider.data_dir': '%DATA_DIR',
     }
+
+
+@pytest.mark.parametrize('given', ["'en_mix, cogs_v001'", "['en_mix', 'cogs_v001']"])
+def test_several_names_are_evaluated_side_by_side(given):
+    found = final(f"EVAL_MIXTURE_OR_TASK_NAME = {given}\nMIXTURE_OR_TASK_NAME = @mine.task()\nVOCABULARY = 'v'\n")
+    assert found['EVAL_MIXTURE_OR_TASK_NAME'] == '@eval_mixture_or_task_name/names.providers()'
+    assert found['eval_mixture_or_task_name/names.providers.names'] == given
+    made = names.providers(ast.literal_eval(given), vocabularies.byte())
+    assert [one.name for one in made] == ['en_mix', 'cogs_v001']
 
 
 def test_without_a_vocabulary_it_is_that_of_the_task():

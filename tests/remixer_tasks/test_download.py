@@ -281,7 +281,7 @@ def test_says_that_another_folder_is_read_first(plain, tmp_path, monkeypatch):
 
 def test_without_a_download_it_is_said_what_to_put_where(nothing_elsewhere, cache_folder):
     with pytest.raises(UserError) as error:
-        download.get('abductive_nli')
+        download.get('abductive_nli_v001')
     assert 'put abductive_nli/train.jsonl + abductive_nli/train-labels.lst, ' in str(error.value)
     assert f'into {cache_folder}/data' in str(error.value)
     assert str(error.value).endswith('what you put there is not checked')
@@ -290,7 +290,7 @@ def test_without_a_download_it_is_said_what_to_put_where(nothing_elsewhere, cach
 def test_an_unknown_name_gets_the_nearest():
     with pytest.raises(UserError, match="'conjnly' is not the name of .*; the nearest names are conjnli, conj_nli"):
         download.get('conjnly')
-    assert download.find('conj_nli') is download.find('conjnli')
+    assert download.find('conj_nli_v001') is download.find('conjnli')
 
 
 @pytest.mark.parametrize('name', [name for name, dataset in catalogue.DATASETS.items() if dataset.downloads])
@@ -305,7 +305,7 @@ def test_every_download_goes_where_its_task_looks(name):
             assert os.path.join(file.folder, file.url.rsplit('/', 1)[1]) in paths
 
 
-@pytest.mark.parametrize('name', ['cogs', 'conj_nli'])
+@pytest.mark.parametrize('name', ['cogs_v001', 'conj_nli_v001'])
 def test_real_files_are_the_published_ones(real_data, request, name, cache_folder):
     # Hides the folder from the tasks, so that they look where the files went.
     request.getfixturevalue('nothing_elsewhere')

@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import pathlib
+import re
 import subprocess
 import sys
 
@@ -45,6 +46,12 @@ def test_mixtures_of_t5_have_its_tasks_and_rates(name, tmp_path):
 
 def mixture_task(mixture, name):
     return next(task for task in mixture.tasks if task.name == name)
+
+
+def test_every_name_of_ours_has_a_version():
+    own = set(names.MAKERS) - set(T5['tasks']) - set(T5['mixtures'])
+    assert len(own) > 15
+    assert [name for name in own if not re.search(r'_v\d{3}(_|$)', name)] == []
 
 
 def test_unknown_names_have_their_neighbours():

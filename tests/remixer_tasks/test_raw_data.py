@@ -8,7 +8,7 @@ import seqio
 import tensorflow as tf
 
 from remixer_t5x.errors import UserError
-from remixer_tasks import catalogue, mixtures, vocabularies
+from remixer_tasks import catalogue, mixtures, names, vocabularies
 from remixer_tasks.benchmarks.sources import sources
 
 RTE = [{'premise': f'P {n}.', 'hypothesis': 'H.', 'label': 'entailment', 'idx': n} for n in range(40)]
@@ -66,7 +66,7 @@ def test_a_row_becomes_ids_with_eos(tmp_path):
 def test_position_of_a_mixture_survives(tmp_path):
     write_rte(tmp_path)
     write(tmp_path, 'conjnli/adversarial_train_15k.tsv', 'Premise\tHypothesis\tLabel\n' + 'a\tb\tneutral\n' * 30)
-    mixture = mixtures.proportional(['super_glue_rte_v102', 'conj_nli'], vocabularies.byte(), str(tmp_path))
+    mixture = names.mixture(['super_glue_rte_v102', 'conj_nli_v001'], vocabularies.byte(), str(tmp_path))
 
     def made():
         options = tf.data.Options()
@@ -170,8 +170,8 @@ TASK_OF = {
     'glue/SST-2/train.tsv': 'glue_sst2_v002',
     'nli_datasets/wnli/train.csv': 'glue_wnli_v002',
     'dpr_wsc/train.c.txt': 'dpr_v001_simple',
-    'conjnli/adversarial_train_15k.tsv': 'conj_nli',
-    'cogs/train.tsv': 'cogs',
+    'conjnli/adversarial_train_15k.tsv': 'conj_nli_v001',
+    'cogs/train.tsv': 'cogs_v001',
     'squad/train-v1.1.json': 'squad_v010_allanswers',
 }
 
@@ -191,15 +191,18 @@ def test_bad_rows_are_told_with_file_and_line(tmp_path, cache_folder, file, text
     ('call', 'said'),
     [
         (lambda folder: catalogue.find('super_glue_rte'), 'the nearest names are super_glue_rte_v102'),
-        (lambda folder: catalogue.examples('cogs', 'train', 1, folder), 'cogs/train.tsv in .*: set DATA_DIR'),
-        (lambda folder: catalogue.examples('cogs', 'dev', 1, folder), "no split 'dev'; its splits are train, valid"),
-        (lambda folder: mixtures.glue(vocabularies.byte(), folder, ['glue']), 'WITHOUT names glue, which'),
-        (lambda folder: mixtures.proportional([], vocabularies.byte()), 'TASKS is empty'),
+        (lambda folder: catalogue.examples('cogs_v001', 'train', 1, folder), 'cogs/train.tsv in .*: set DATA_DIR'),
         (
-            lambda folder: mixtures.proportional(['cogs', 'conj_nli'], vocabularies.byte(), folder).get_dataset(
+            lambda folder: catalogue.examples('cogs_v001', 'dev', 1, folder),
+            "no split 'dev'; its splits are train, valid",
+        ),
+        (lambda folder: mixtures.glue(vocabularies.byte(), folder, ['glue']), 'WITHOUT names glue, which'),
+        (lambda folder: names.mixture([], vocabularies.byte()), 'TASKS is empty'),
+        (
+            lambda folder: names.mixture(['cogs_v001', 'conj_nli_v001'], vocabularies.byte(), folder).get_dataset(
                 split='train'
             ),
-            r"no train files of cogs, conj_nli: set DATA_DIR .* WITHOUT = \['cogs', 'conj_nli'\]",
+            r"no train files of cogs_v001, conj_nli_v001: set DATA_DIR .* WITHOUT = \['cogs_v001', 'conj_nli_v001'\]",
         ),
     ],
 )

@@ -6,12 +6,13 @@ import pathlib
 
 import numpy as np
 import pytest
+import seqio
 from hypothesis import given
 from hypothesis import strategies as st
 
 from remixer_t5x.data import stream
 from remixer_t5x.errors import UserError
-from remixer_tasks import catalogue, mixtures, pretraining, python_docs, vocabularies
+from remixer_tasks import catalogue, mixtures, names, pretraining, python_docs, vocabularies
 from remixer_tasks.benchmarks import answer_metrics, class_metrics, cogs, squad
 from remixer_tasks.vocabulary.word_vocabulary import WordVocabulary
 
@@ -28,36 +29,36 @@ def pairs(name, split, folder):
 def test_snli_leaves_out_pairs_without_agreement(tmp_path):
     rows = [{'sentence1': 'P', 'sentence2': 'H', 'gold_label': label} for label in ('neutral', '-')]
     write(tmp_path, 'snli_1.0/snli_1.0_dev.jsonl', '\n'.join(map(json.dumps, rows)))
-    assert pairs('snli', 'validation', tmp_path) == [('snli hypothesis: H premise: P', 'neutral')]
+    assert pairs('snli_v001', 'validation', tmp_path) == [('snli hypothesis: H premise: P', 'neutral')]
 
 
 def test_anli_in_both_layouts(tmp_path):
     write(tmp_path, 'anli_dev/ANLI_analysis_r2_dev.csv', 'eid,context,statement,gold_label\n1,"C, d",H,c\n')
     wanted = ('anli hypothesis: H premise: C, d', 'contradiction')
-    assert pairs('anli_r2', 'validation', tmp_path) == [wanted]
+    assert pairs('anli_r2_v001', 'validation', tmp_path) == [wanted]
     write(
         tmp_path,
         'anli_v0.1/R2/test.jsonl',
         json.dumps({'uid': '1', 'context': 'C, d', 'hypothesis': 'H', 'label': 'c'}),
     )
-    assert pairs('anli_r2', 'test', tmp_path) == [wanted]
+    assert pairs('anli_r2_v001', 'test', tmp_path) == [wanted]
 
 
 def test_conj_nli_with_and_without_labels(tmp_path):
     write(tmp_path, 'conjnli/conj_dev.tsv', '\ufeffPremise\tHypothesis\tLabel\nP "q\tH\tneutral\n')
     write(tmp_path, 'conjnli/conj_test.tsv', 'Premise\tHypothesis\nP\tH\n')
-    assert pairs('conj_nli', 'validation', tmp_path) == [('conj_nli hypothesis: H premise: P "q', 'neutral')]
-    assert pairs('conj_nli', 'test', tmp_path) == [('conj_nli hypothesis: H premise: P', '<unk>')]
+    assert pairs('conj_nli_v001', 'validation', tmp_path) == [('conj_nli hypothesis: H premise: P "q', 'neutral')]
+    assert pairs('conj_nli_v001', 'test', tmp_path) == [('conj_nli hypothesis: H premise: P', '<unk>')]
 
 
 def test_abductive_nli_in_both_layouts(tmp_path):
     row = {'obs1': 'A', 'obs2': 'B', 'hyp1': 'C', 'hyp2': 'D'}
     wanted = ('abductive_nli obs1: A obs2: B hyp1: C hyp2: D', 'hyp2')
     write(tmp_path, 'chaosnli_alphanli/chaosNLI_alphanli.jsonl', json.dumps({'example': row, 'old_label': 2}))
-    assert pairs('abductive_nli', 'validation', tmp_path) == [wanted]
+    assert pairs('abductive_nli_v001', 'validation', tmp_path) == [wanted]
     write(tmp_path, 'abductive_nli/train.jsonl', json.dumps(row))
     write(tmp_path, 'abductive_nli/train-labels.lst', '2\n')
-    assert pairs('abductive_nli', 'train', tmp_path) == [wanted]
+    assert pairs('abductive_nli_v001', 'train', tmp_path) == [wanted]
 
 
 def test_squad_2_asks_for_unanswerable(tmp_path):
@@ -68,7 +69,7 @@ def test_squad_2_asks_for_unanswerable(tmp_path):
     paragraph = {'context': 'Ada won.', 'qas': [question(0, 'Ada', 'Ada won'), question(1)]}
     write(tmp_path, 'squad/dev-v2.0.json', json.dumps({'data': [{'title': 'T', 'paragraphs': [paragraph]}]}))
     wanted = 'question: Who ? context: Ada won . '
-    assert pairs('squad_v2_allanswers', 'validation', tmp_path) == [(wanted, 'Ada'), (wanted, squad.UNANSWERABLE)]
+    assert pairs('squad2_v001_allanswers', 'validation', tmp_path) == [(wanted, 'Ada'), (wanted, squad.UNANSWERABLE)]
 
 
 def test_squad_2_scores_by_hand():
@@ -105,7 +106,7 @@ def test_cogs_from_rows_to_metrics(tmp_path):
     vocabulary = cogs.words(str(tmp_path), positions=9)
     assert {'8', 'Ada', 'sit'} <= set(vocabulary.words)
     assert '9' not in vocabulary.words
-    task = catalogue.task('cogs', vocabulary, str(tmp_path))
+    task = catalogue.task('cogs_v001', vocabulary, str(tmp_path))
     examples = list(task.get_dataset({'inputs': 8, 'targets': 32}, 'gen', shuffle=False).as_numpy_iterator())
     assert [vocabulary.decode(e['targets'].tolist()) for e in examples] == [row[1] for row in COGS_ROWS]
     assert [vocabulary.decode(e['inputs'].tolist()) for e in examples] == [row[0] for row in COGS_ROWS]
@@ -181,17 +182,61 @@ def test_multi_task_mixture_has_suites_questions_and_span_corruption(tmp_path):
 
 def test_rates_of_any_tasks_count_their_rows(tmp_path):
     write_cogs(tmp_path)
-    mixture = mixtures.proportional(['cogs', 'super_glue_cb_v102'], vocabularies.byte(), str(tmp_path))
-    assert {task.name: mixture.get_rate(task) for task in mixture.tasks} == {'cogs': 4, 'super_glue_cb_v102': 250}
-    capped = mixtures.proportional(['super_glue_cb_v102'], vocabularies.byte(), str(tmp_path), maximum=100)
+    mixture = names.mixture(['cogs_v001', 'super_glue_cb_v102'], vocabularies.byte(), str(tmp_path))
+    assert {task.name: mixture.get_rate(task) for task in mixture.tasks} == {'cogs_v001': 4, 'super_glue_cb_v102': 250}
+    capped = names.mixture(['super_glue_cb_v102'], vocabularies.byte(), str(tmp_path), maximum=100)
     assert capped.get_rate(capped.tasks[0]) == 100
+
+
+@pytest.mark.parametrize('maximum', [None, 300])
+@pytest.mark.parametrize('temperature', [1.0, 2.0])
+def test_rates_are_those_of_seqio(tmp_path, maximum, temperature):
+    class Counted:
+        cache_dir = None
+        name = 'counted'
+
+        def num_input_examples(self, split):
+            return 1600
+
+    feature = seqio.Feature(vocabularies.byte(), add_eos=True)
+    source = seqio.FunctionDataSource(lambda split, shuffle_files: None, ['train'], num_input_examples={'train': 1600})
+    counted = seqio.Task('counted', source, dict.fromkeys(('inputs', 'targets'), feature), [])
+    given = {'maximum': maximum, 'temperature': temperature}
+    mixture = names.mixture([counted, 'super_glue_cb_v102'], rates={'super_glue_cb_v102': 7.5}, **given)
+    found = {task.name: mixture.get_rate(task) for task in mixture.tasks}
+    assert found['counted'] == seqio.mixing_rate_num_examples(Counted(), maximum=maximum, temperature=temperature)
+    assert found['super_glue_cb_v102'] == 7.5
+
+
+@pytest.mark.parametrize(
+    ('given', 'said'),
+    [
+        (
+            {'rates': {'super_glue_rte_v102': 1}},
+            'RATES names super_glue_rte_v102, which TASKS has not; it has super',
+        ),
+        ({'rates': {'super_glue_cb_v102': -1}}, 'RATES gives super_glue_cb_v102 -1; it takes a number from 0'),
+        ({'temperature': 0}, 'MIXING_TEMPERATURE is 0; it takes a number above 0'),
+    ],
+)
+def test_rates_that_are_none_are_refused(given, said):
+    with pytest.raises(UserError, match=said):
+        names.mixture(['super_glue_cb_v102'], vocabularies.byte(), **given)
+
+
+def test_a_task_of_unknown_size_needs_a_rate():
+    source = seqio.FunctionDataSource(lambda split, shuffle_files: None, ['train'])
+    task = seqio.Task('unknown', source, {'targets': seqio.Feature(vocabularies.byte())}, [])
+    mixture = names.mixture([task])
+    with pytest.raises(UserError, match="unknown does not say how many examples it has; give RATES = {'unknown'"):
+        mixture.get_rate(task)
 
 
 @pytest.mark.parametrize('maximum', [0, -5, 'x', float('nan'), True])
 def test_a_maximum_rate_is_a_number_of_examples(tmp_path, maximum):
     text = pretraining.span_corruption(python_docs.corpus(), vocabularies.byte(), data='text')
     for mixture in (
-        lambda: mixtures.proportional(['super_glue_cb_v102'], vocabularies.byte(), str(tmp_path), maximum=maximum),
+        lambda: names.mixture(['super_glue_cb_v102'], vocabularies.byte(), str(tmp_path), maximum=maximum),
         lambda: mixtures.multi_task(text, maximum=maximum, data_dir=str(tmp_path)),
     ):
         with pytest.raises(UserError, match='MAXIMUM_RATE is .*; it takes a number of examples above 0'):

@@ -107,7 +107,7 @@ def _percent(right: Sequence[bool]) -> float:
     return 100 * float(np.mean(right))
 
 
-TASKS = (TextTask('cogs', DATA, _as_text, _form, (exact_match,)),)
+TASKS = (TextTask('cogs_v001', DATA, _as_text, _form, (exact_match,)),)
 
 
 def corpus(data_dir: str | None = None) -> ParsedCorpus:

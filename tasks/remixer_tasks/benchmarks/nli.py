@@ -23,21 +23,21 @@ def _agreed(preprocess):
 
 _COLUMNS = {'hypothesis': 'hypothesis', 'premise': 'premise'}
 _SNLI = TextTask(
-    'snli',
+    'snli_v001',
     nli_files.SNLI,
     _agreed(prompts.classification('snli', _COLUMNS, THREE)),
     answers.ClassId(THREE),
     _ACCURACY,
 )
 _ANLI = tuple(
-    _pair(f'anli_r{number}', nli_files.ANLI[number], 'anli', {'hypothesis': 'hypothesis', 'premise': 'context'})
+    _pair(f'anli_r{number}_v001', nli_files.ANLI[number], 'anli', {'hypothesis': 'hypothesis', 'premise': 'context'})
     for number in (1, 2, 3)
 )
 _ABDUCTIVE = TextTask(
-    'abductive_nli',
+    'abductive_nli_v001',
     nli_files.ABDUCTIVE,
     prompts.classification('abductive_nli', ('obs1', 'obs2', 'hyp1', 'hyp2'), CHOICES),
     answers.ClassId(CHOICES),
     _ACCURACY,
 )
-TASKS = (_SNLI, *_ANLI, _pair('conj_nli', nli_files.CONJUNCTIVE, 'conj_nli', _COLUMNS), _ABDUCTIVE)
+TASKS = (_SNLI, *_ANLI, _pair('conj_nli_v001', nli_files.CONJUNCTIVE, 'conj_nli', _COLUMNS), _ABDUCTIVE)

@@ -80,7 +80,7 @@ TASKS = (
         (answer_metrics.squad,),
     ),
     TextTask(
-        'squad_v2_allanswers',
+        'squad2_v001_allanswers',
         _dataset('v2.0', has_unanswerable=True),
         prompts.question_answering(UNANSWERABLE),
         answers.any_answer,

@@ -56,4 +56,4 @@ TASKS = (
         (class_metrics.accuracy,),
     ),
 )
-FEW_SHOT = _tasks(super_glue_files.few_shot, 'fewglue_{}')
+FEW_SHOT = _tasks(super_glue_files.few_shot, 'fewglue_{}_v001')

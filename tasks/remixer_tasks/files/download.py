@@ -36,7 +36,7 @@ def get(name: str, source: str | None = None, data_dir: str | None = None) -> li
     """Puts the files of a task or data set below `catalogue.download_folder(data_dir)`.
 
     Args:
-        name: a task, as in 'cogs', or a data set, as in 'super_glue/CB'.
+        name: a task, as in 'cogs_v001', or a data set, as in 'super_glue/CB'.
         source: a folder that holds the published files, None downloads them.
 
     Returns:

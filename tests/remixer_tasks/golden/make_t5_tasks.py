@@ -224,7 +224,7 @@ def pipelines(root):
         for name, split in (('train', 'train'), ('dev32', 'validation')):
             file = root / 'fewglue' / folder / f'{name}.jsonl'
             if file.exists() and folder != 'WSC':
-                found[f'fewglue_{config}/{split}'] = functools.partial(super_glue, config, folder, file)
+                found[f'fewglue_{config}_v001/{split}'] = functools.partial(super_glue, config, folder, file)
     for folder, config in GLUE.items():
         for name, split in (('train', 'train'), ('dev', 'validation'), ('test', 'test')):
             file = root / 'glue' / folder / f'{name}.tsv'

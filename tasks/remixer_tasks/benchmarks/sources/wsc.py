@@ -133,9 +133,11 @@ EVALUATION = TextTask(
     splits=(VALIDATION, TEST),
 )
 DPR = TextTask('dpr_v001_simple', DPR_DATA, resolution, metrics=(class_metrics.accuracy,))
-FEW_SHOT_TRAINING = TextTask('fewglue_wsc_simple_train', super_glue_files.few_shot('WSC'), true_pairs, splits=(TRAIN,))
+FEW_SHOT_TRAINING = TextTask(
+    'fewglue_wsc_v001_simple_train', super_glue_files.few_shot('WSC'), true_pairs, splits=(TRAIN,)
+)
 FEW_SHOT_EVALUATION = TextTask(
-    'fewglue_wsc_simple_eval',
+    'fewglue_wsc_v001_simple_eval',
     super_glue_files.few_shot('WSC'),
     pairs,
     answers.refers,
