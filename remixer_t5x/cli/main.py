@@ -127,8 +127,10 @@ class _Parser(argparse.ArgumentParser):
     def error(self, message: str):
         # The name COMMAND is padded to the width of the longest one, which aligns the help.
         message = re.sub(r'(?<=COMMAND) +', '', message)
-        from remixer_t5x.config import files
+        from remixer_t5x.config import files, t5x_macros
 
+        if unknown := re.match(r'unrecognized arguments: --(\w+)', message):
+            message += t5x_macros.flag_here(unknown[1])
         setting = re.fullmatch(r'unrecognized arguments: --(\w+)=(\S+)', message)
         if setting and files.is_macro(setting[1].upper()):
             message += f'; the setting is --gin.{setting[1].upper()}={setting[2]}'

@@ -62,7 +62,7 @@ def run(args: argparse.Namespace) -> int:
 def _check_command(command: str, settings: Run) -> None:
     if command == 'train' and settings.tasks is not None:
         raise UserError(f'the gin files set up finetuning, as {FILES["finetune"]} does; type remixer-t5x finetune')
-    if command == 'finetune' and settings.evaluation is not None:
+    if command == 'finetune' and settings.tasks is None:
         raise UserError(f'the gin files set up pretraining, as {FILES["train"]} does; type remixer-t5x train')
 
 
@@ -74,7 +74,7 @@ def _flops_per_step(settings: Run) -> float:
 
 
 def _say_end(result: Result) -> None:
-    from remixer_t5x.evaluation import best
+    from remixer_t5x.evaluation import averages, best
     from remixer_t5x.run_folder import model_dir
 
     done = f'stopped by {result.stopped} and saved at' if result.stopped else 'finished at'
@@ -87,8 +87,12 @@ def _say_end(result: Result) -> None:
         numbers.append(f'held-out loss {held_out["loss"]:.4f}, perplexity {held_out["perplexity"]:.2f}')
     print(' · '.join(numbers))
     print(f'checkpoint   {result.checkpoint}')
-    for task, found in best.kept_in(result.folder).items():
+    kept = best.kept_in(result.folder)
+    for task, found in kept.items():
         print(f'best         {task}: {found["metric"]} {found["value"]:.2f} at {found["path"]}')
+    each = {task: found['value'] for task, found in kept.items() if task != averages.AVERAGE}
+    if len(each) > 1:
+        print(f'             average over {len(each)} tasks, each at its best step: {averages.average(each):.2f}')
     print(f'TensorBoard  {result.folder}/{model_dir.TENSORBOARD}  (tensorboard --logdir {result.folder})')
     print(f'metrics      {result.folder}/{model_dir.METRICS}')
 

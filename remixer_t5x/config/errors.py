@@ -15,9 +15,10 @@ from typing import Any
 
 import gin
 
+from remixer_t5x.config import t5x_macros
 from remixer_t5x.config.bindings import Bindings
 from remixer_t5x.config.files import nearest, sublayer_file
-from remixer_t5x.config.scan import Imports, Place, full_name
+from remixer_t5x.config.scan import COMMAND_LINE, Imports, Place, full_name
 from remixer_t5x.errors import UserError
 
 _NO_MODULE = '; is the name spelt right, the package installed, or its folder in PYTHONPATH?'
@@ -39,11 +40,16 @@ def translate(error: Exception, place: Place, known: Known) -> UserError | None:
     for pattern, explain in _EXPLANATIONS:
         found = re.search(pattern, reason)
         if found:
-            return UserError(f'{place}: {explain(*found.groups(), known)}')
+            return UserError(f'{place}: {_setting_of_t5x(place) or explain(*found.groups(), known)}')
     if not _raised_by_gin(error):
         return None
     kind = next(cls.__name__ for cls in type(error).__mro__ if not cls.__name__.startswith('ExceptionProxy'))
     return UserError(f'{place}: {kind}: {reason}')
+
+
+def _setting_of_t5x(place: Place) -> str:
+    name = place.file.removeprefix(COMMAND_LINE) if place.on_command_line else ''
+    return t5x_macros.setting_here(name)
 
 
 def _raised_by_gin(error: Exception) -> bool:

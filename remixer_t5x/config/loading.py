@@ -15,7 +15,7 @@ from typing import Any
 import gin
 from gin.config_parser import IncludeStatement
 
-from remixer_t5x.config import checks, errors, files, resolved, scan, task_names
+from remixer_t5x.config import checks, errors, files, resolved, scan, t5x_macros, task_names
 from remixer_t5x.config.bindings import Bindings, macros_read
 from remixer_t5x.config.scan import Binding, Place, Statement
 from remixer_t5x.errors import UserError, one_line
@@ -76,6 +76,8 @@ def load(
     references = [scan.reference(name) for name in wanted]
     caller = Binding('caller', 'reads', references, Place(reader, 0, shipped=True), 'caller') if references else None
     bindings = Bindings([*statements, *([caller] if caller else [])])
+    if not partial:
+        t5x_macros.check_steps(bindings)
     checks.check(bindings, caller, partial or bool(given.model), suggest)
     # Without the macros that nothing reads, gin's configuration as text is the configuration of the run.
     callers = {binding.target for binding in bindings.final if not binding.is_macro}

@@ -42,7 +42,8 @@ class DatasetConfig:
     choice of the preprocessors. `pack` puts several short examples in one row. `use_cached` reads what `remixer-t5x
     data cache` wrote, below `cache_dir`. `labels` are the texts of a classifier's labels; None is a regression, or
     another frame. `streams` is the number of parts of the data that the hosts of a run read side by side (None: one for
-    each host that starts the run); it decides the order.
+    each host that starts the run); it decides the order. Without `save_position`, any source is read, also a Python
+    generator, and a resumed run begins its data again in another order.
     """
 
     mixture_or_task_name: Given
@@ -57,6 +58,7 @@ class DatasetConfig:
     frame: str = frames.ENCODER_DECODER
     labels: Sequence[str] | None = None
     streams: int | None = None
+    save_position: bool = True
 
     def __post_init__(self) -> None:
         form = frames.form(self.frame, self.task_feature_lengths)
@@ -209,6 +211,16 @@ def abstract_batch(config: DatasetConfig) -> dict[str, jax.ShapeDtypeStruct]:
     return frames.abstract_batch(config.frame, config.task_feature_lengths, config.batch_size, config.pack)
 
 
+def resumed(config: DatasetConfig, batches: int) -> DatasetConfig:
+    """`config` for a run that has drawn `batches` batches: without a saved position, its data begins again in another
+    order.
+    """
+    if config.save_position or not batches:
+        return config
+    digest = hashlib.sha256(f'{config.seed} after {batches}'.encode()).digest()
+    return dataclasses.replace(config, seed=int.from_bytes(digest[:4], 'little') >> 1)
+
+
 def batch_shapes(config: DatasetConfig) -> dict[str, tuple[int, ...]]:
     """The shapes of `abstract_batch`."""
     return {name: array.shape for name, array in abstract_batch(config).items()}
@@ -310,7 +322,7 @@ class TrainBatches:
 
     def _opened(self, shard: seqio.ShardInfo, rows: int, threads: int | None) -> Stream:
         dataset = _examples(self._config, shard, epochs=None).batch(rows, drop_remainder=True)
-        return Stream(_with_options(dataset, threads), _name(self._config))
+        return Stream(_with_options(dataset, threads), _name(self._config), self._config.save_position)
 
     def __iter__(self) -> Iterator[Batch]:
         return self

@@ -22,6 +22,15 @@ class Position:
         """The position of a source with this many streams, before its first batch."""
         return cls(states=dict.fromkeys(range(streams), b''))
 
+    @property
+    def is_saved(self) -> bool:
+        """Whether a source can go to it: False for a run that drew batches and saved no states."""
+        return not self.captured_at or all(self.states.values())
+
+    def begin_again(self) -> 'Position':
+        """The same number of batches, with a source at its start."""
+        return Position(self.batches, self.batches, dict.fromkeys(self.states, b''))
+
     def to_json(self) -> dict[str, dict[str, Any]]:
         """The record of each stream, by its number."""
         return {str(index): self._record(state) for index, state in self.states.items()}

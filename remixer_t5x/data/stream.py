@@ -75,19 +75,20 @@ def without_autograph(build: Callable[[], tf.data.Dataset]) -> tf.data.Dataset:
 
 
 class Stream:
-    """An iterator over `dataset` with a position; errors call it `name`.
+    """An iterator over `dataset` with a position; errors call it `name`. Without `saves`, the position is always empty.
 
     Raises UserError if the pipeline has an operation without a position, at once and not at the first checkpoint.
     """
 
-    def __init__(self, dataset: tf.data.Dataset, name: str):
-        unsaved = _unsaved_operation(dataset)
+    def __init__(self, dataset: tf.data.Dataset, name: str, saves: bool = True):
+        unsaved = _unsaved_operation(dataset) if saves else None
         if unsaved:
             raise UserError(
-                f'{name} reads by a {unsaved}, whose position cannot be saved, so a run could not be resumed; '
-                'read files instead, as seqio.TextLineDataSource does'
+                f'{name} reads by a {unsaved}, whose position cannot be saved; read files instead, as '
+                'seqio.TextLineDataSource does, or give SAVE_DATA_POSITION=False: a resumed run then begins its data '
+                'again, in another order'
             )
-        self._name = name
+        self._name, self._saves = name, saves
         self._iterator = iter(dataset)
         self._drawn = 0
 
@@ -106,6 +107,8 @@ class Stream:
 
     def capture(self) -> bytes:
         """The position before the next element. Raises UserError if its temporary file cannot be written."""
+        if not self._saves:
+            return b''
         with self._temporary_folder() as folder:
             prefix = tf.train.Checkpoint(self._iterator).write(os.path.join(folder, 'position'))
             parts = [pathlib.Path(prefix + end).read_bytes() for end in ('.index', '.data-00000-of-00001')]

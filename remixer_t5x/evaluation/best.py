@@ -16,6 +16,7 @@ from etils import epath
 from remixer_t5x.checkpoints import durable, manager, saved_params
 from remixer_t5x.devices import collectives
 from remixer_t5x.errors import UserError
+from remixer_t5x.evaluation import averages
 from remixer_t5x.evaluation.task_evaluation import Report
 from remixer_t5x.run_folder import metrics, model_dir, object_store
 
@@ -25,22 +26,22 @@ BEST = 'best'
 class BestCheckpoints:
     """Keeps, for each task, the parameters with the highest value of one metric.
 
-    `metrics` names the metric of a task; the default is the task's first metric. `record` is the record of the run in
+    `metrics` names the metric of each task (see `averages.score`). `record` is the record of the run in
     its checkpoints.
     """
 
-    def __init__(self, folder: epath.Path, record: Mapping[str, Any], metrics: Mapping[str, str] | None = None):
-        self._folder, self._record, self._metrics = folder / BEST, record, metrics or {}
+    def __init__(self, folder: epath.Path, record: Mapping[str, Any], metrics: averages.BestMetrics = None):
+        self._folder, self._record, self._metrics = folder / BEST, record, metrics
 
     def keep(self, report: Report, step: int, params: Any) -> bool:
         """Saves `params` if they are better than the kept ones. Returns whether it did, once they are on disk.
 
         Raises UserError if the task does not have the metric, metrics.CannotWrite if the parameters cannot be written.
         """
-        name = self.metric(report)
-        if name is None:
+        found = self.score(report)
+        if found is None:
             return False
-        folder, value = self._folder / report.task, report.metrics[name]
+        (name, value), folder = found, self._folder / report.task
         known = collectives.broadcast(self.known(report.task))
         # A run that was killed reaches the same step again, with the same value.
         if known and (known['metric'] == name and known['value'] >= value):
@@ -49,14 +50,9 @@ class BestCheckpoints:
         self._save(folder, step, params, record)
         return True
 
-    def metric(self, report: Report) -> str | None:
-        """The metric of the task; None if it has no metrics."""
-        wanted = self._metrics.get(report.task)
-        if wanted is not None and wanted not in report.metrics:
-            raise UserError(
-                f'BEST_METRICS names {wanted!r} for {report.task}, which has {", ".join(report.metrics) or "none"}'
-            )
-        return wanted or next(iter(report.metrics), None)
+    def score(self, report: Report) -> tuple[str, float] | None:
+        """The metric that decides, and its value; see `averages.score`."""
+        return averages.score(report.task, report.metrics, self._metrics)
 
     def known(self, task: str) -> Mapping[str, Any] | None:
         """`metric`, `value` and `step` of the parameters kept for `task`."""

@@ -3,7 +3,7 @@
 import dataclasses
 import itertools
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -17,15 +17,17 @@ EvalStep = Callable[[Any, Any], Mapping[str, jax.Array]]
 
 @dataclasses.dataclass(frozen=True)
 class Evaluation:
-    """Evaluates on at most `steps` batches of `dataset` (None takes all). `name` is the `kind` of its records."""
+    """Evaluates on at most `steps` batches of `dataset` (None takes all, 0 evaluates nothing). `name` is the `kind` of
+    its records.
+    """
 
     dataset: pipeline.DatasetConfig
     steps: int | None = None
     name: str = 'eval'
 
     def __post_init__(self) -> None:
-        if self.steps is not None and self.steps < 1:
-            raise UserError(f'EVAL_STEPS is {self.steps}; it takes 1 or more batches, or None for the whole split')
+        if self.steps is not None and self.steps < 0:
+            raise UserError(f'EVAL_STEPS is {self.steps}; it takes a number of batches, or None for the whole split')
 
     def batches(self, share: tuple[int, int] = (0, 1), threads: int | None = None) -> pipeline.EvalBatches:
         """The rows of `share` = (index, count); iterate over it once for every evaluation."""
@@ -34,8 +36,10 @@ class Evaluation:
     def by_task(self) -> tuple['Evaluation', ...]:
         """The same for each task of a mixture that has the split, named NAME/TASK; none for a single task."""
         tasks = [task for task in pipeline.tasks(self.dataset) if self.dataset.split in task.splits]
-        if len(tasks) < 2:
-            return ()
+        return self.of_tasks(tasks) if len(tasks) > 1 else ()
+
+    def of_tasks(self, tasks: Sequence[Any]) -> tuple['Evaluation', ...]:
+        """The same for each of these seqio tasks instead, named NAME/TASK."""
         datasets = [(task.name, dataclasses.replace(self.dataset, mixture_or_task_name=task)) for task in tasks]
         return tuple(dataclasses.replace(self, dataset=one, name=f'{self.name}/{name}') for name, one in datasets)
 

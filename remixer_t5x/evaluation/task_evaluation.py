@@ -85,7 +85,11 @@ class TaskEvaluator:
 
     @property
     def tasks(self) -> list[str]:
-        return [examples.task.name for examples in self._examples]
+        return [task.name for task in self.seqio_tasks]
+
+    @property
+    def seqio_tasks(self) -> list[seqio.Task]:
+        return [examples.task for examples in self._examples]
 
     def __call__(self, params: Any) -> Iterator[Report]:
         """One report after another, in the order of the tasks."""

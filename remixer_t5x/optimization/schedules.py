@@ -4,6 +4,7 @@ Steps count optimizer updates; the first update is step 0. Every function here r
 pass it: `optimizer.adafactor.learning_rate = @schedules.rsqrt()`.
 """
 
+import math
 from collections.abc import Callable
 
 import jax
@@ -20,14 +21,16 @@ def constant(value: float) -> Schedule:
     return _float32(optax.constant_schedule(value))
 
 
-def rsqrt(base: float = 1.0, constant_steps: int = 10_000, warmup_steps: int = 0) -> Schedule:
-    """T5's `base / sqrt(max(step, constant_steps))` (Raffel et al. 2019, section 3.1.2): 0.01 for the first
-    10,000 steps.
+def rsqrt(peak: float = 0.01, constant_steps: int = 10_000, warmup_steps: int = 0) -> Schedule:
+    """T5's inverse square root (Raffel et al. 2019, section 3.1.2): `peak` for the first `constant_steps`, then
+    `peak * sqrt(constant_steps / step)`.
 
-    The first `warmup_steps` raise the rate from 0 in a line, as T5X's `linear_warmup` does; T5 has none.
+    The defaults are T5's `1 / sqrt(max(step, 10,000))`. The first `warmup_steps` raise the rate from 0 in a line, as
+    T5X's `linear_warmup` does; T5 has none.
     """
     _check('constant_steps', constant_steps, 1)
     _check('warmup_steps', warmup_steps, 0)
+    base = peak * math.sqrt(constant_steps)
 
     def rate(step: jax.typing.ArrayLike) -> jax.Array:
         decayed = base * jax.lax.rsqrt(jnp.maximum(step, constant_steps).astype(jnp.float32))

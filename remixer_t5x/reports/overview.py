@@ -47,7 +47,10 @@ def overview(run: Run) -> Overview:
     speeds = [value for _, value in run.series(TRAIN, 'tokens_per_second')]
     memory = {name: max(value for _, value in series) for name in MEMORY if (series := run.series(TRAIN, name))}
     step = max((record.step for record in run.records), default=0)
-    wanted = run.settings().get('TRAIN_STEPS', '')
+    settings = run.settings()
+    wanted = settings.get('TRAIN_STEPS', '')
+    # Finetuning names its steps TRAIN_STEPS_RELATIVE.
+    wanted = settings.get(wanted[1:], '') if wanted.startswith('%') else wanted
     steps = int(wanted) if wanted.isdigit() else None
     return Overview(
         run.name, run.folder, step, steps, losses[-1][1] if losses else None, held_out[-1][1] if held_out else None,

@@ -12,9 +12,9 @@ import jax
 from etils import epath
 
 from remixer_t5x.data import pipeline
-from remixer_t5x.evaluation import held_out_loss, task_metrics
+from remixer_t5x.evaluation import averages, held_out_loss, task_metrics
 from remixer_t5x.evaluation.best import BestCheckpoints
-from remixer_t5x.evaluation.task_evaluation import TaskEvaluator
+from remixer_t5x.evaluation.task_evaluation import Report, TaskEvaluator
 from remixer_t5x.run_folder import metrics, object_store
 from remixer_t5x.training.run_log import RunLog
 from remixer_t5x.training.saving import Saver
@@ -57,8 +57,8 @@ class LogWindow:
 class EvaluateLoss:
     """Logs loss, perplexity and token accuracy of what `open_batches` gives: batches, by the names of their records.
 
-    The first records are of the whole split, and the others of one task of a mixture each. `place` puts a batch on the
-    devices.
+    Names are of a whole split, or of one task of a mixture each. The loss called `decides` is what the run's patience
+    counts. `place` puts a batch on the devices.
     """
 
     def __init__(
@@ -67,7 +67,9 @@ class EvaluateLoss:
         eval_step: held_out_loss.EvalStep,
         place: Callable[[Any], Any],
         log: RunLog,
+        decides: str | None = None,
     ):
+        self._decides = decides
         # Opened once, because that often takes longer than a pass.
         self.batches = functools.cache(open_batches)
         self._eval_step, self._place, self._log = eval_step, place, log
@@ -77,6 +79,8 @@ class EvaluateLoss:
             begun = time.perf_counter()
             numbers = held_out_loss.evaluate(now.state.params, batches, self._eval_step, self._place, name)
             self._log.evaluation(name, now.step, numbers, time.perf_counter() - begun)
+            if name == self._decides:
+                now.patience.observe(now.step, -numbers['loss'])
             task = name.partition('/')[2]
             self._log.say(
                 f'step {now.step} · {f"{task} · " if task else ""}held-out loss {numbers["loss"]:.4f} · '
@@ -86,19 +90,32 @@ class EvaluateLoss:
 
 
 class EvaluateTasks:
-    """Logs the metrics of tasks, and keeps the best parameters of each task."""
+    """Logs the metrics of tasks and their average, and keeps the best parameters of each task and of the average. The
+    average is what the run's patience counts.
+    """
 
     def __init__(self, evaluator: TaskEvaluator, best: BestCheckpoints, log: RunLog):
         self._evaluator, self._best, self._log = evaluator, best, log
 
     def __call__(self, now: Current) -> None:
+        scores: dict[str, float] = {}
         for report in self._evaluator(now.state.params):
-            self._log.evaluation(f'eval/{report.task}', now.step, report.metrics, report.seconds)
-            is_best = False
-            with self._log.may_fail():
-                is_best = self._best.keep(report, now.step, now.state.params)
-            shown = task_metrics.describe(report.metrics) + (' · the best so far' if is_best else '')
-            self._log.say(f'step {now.step} · {report.task} · {shown}')
+            self._report(now, report)
+            if (found := self._best.score(report)) is not None:
+                scores[report.task] = found[1]
+        if len(scores) > 1:
+            metrics = {averages.AVERAGE: averages.average(scores)}
+            self._report(now, Report(averages.AVERAGE, self._evaluator.split, metrics, (), 0.0))
+        if scores:
+            now.patience.observe(now.step, averages.average(scores))
+
+    def _report(self, now: Current, report: Report) -> None:
+        self._log.evaluation(f'eval/{report.task}', now.step, report.metrics, report.seconds)
+        is_best = False
+        with self._log.may_fail():
+            is_best = self._best.keep(report, now.step, now.state.params)
+        shown = task_metrics.describe(report.metrics) + (' · the best so far' if is_best else '')
+        self._log.say(f'step {now.step} · {report.task} · {shown}')
 
 
 class Profiler:

@@ -75,8 +75,9 @@ def train(
         stack.callback(log.close)
         if jax.process_index() == 0:
             model_dir.write_config(path, config_text)
-        if now.step >= last:
-            log.say(f'{path} is at step {now.step} already (TRAIN_STEPS = {last})')
+        if now.step >= last or now.patience.is_over:
+            why = f'TRAIN_STEPS = {last}' if now.step >= last else now.patience.said()
+            log.say(f'{path} is at step {now.step} already ({why})')
             return _result(run, path, now.step, None)
         log.start(plan, (*notes, *(evaluator.notes if evaluator else ())), message)
         if startup.measures():
@@ -120,12 +121,12 @@ class Loop:
         self._saver, self._profiler, self._log = saver, profiler, log
 
     def run(self, now: Current, last: int, stop: preemption.StopRequest) -> str | None:
-        """Trains until step `last` or a signal, and returns the name of the signal. Saves the last state in both
-        cases.
+        """Trains until step `last`, the end of the run's patience, or a signal, and returns the name of the signal.
+        Saves the last state in all cases.
         """
         stopped, first = None, now.step + 1
         self._saver.first(now)
-        while now.step < last and not stopped:
+        while now.step < last and not stopped and not now.patience.is_over:
             try:
                 self._advance(now, first, last)
             except bad_steps.Rewind as reason:
@@ -133,6 +134,8 @@ class Loop:
             stopped = stop.agreed(now.step)
         self._profiler.close()
         self._saver.last(now)
+        if now.patience.is_over:
+            self._log.say(f'stopping early at step {now.step}: {now.patience.said()}')
         return stopped
 
     def _advance(self, now: Current, first: int, last: int) -> None:
@@ -173,7 +176,8 @@ class Loop:
 def _open_data(run: Run, now: Current) -> prefetch.Prefetcher:
     partitioner = run.learner.partitioner
     threads = pipeline.threads_beside(jax.default_backend())
-    source = pipeline.TrainBatches(run.dataset, *partitioner.data_shard(), threads, len(now.position.states))
+    dataset = pipeline.resumed(run.dataset, now.position.batches)
+    source = pipeline.TrainBatches(dataset, *partitioner.data_shard(), threads, len(now.position.states))
     period = min(run.periods.checkpoint_period, MOST_BATCHES_DRAWN_AGAIN)
     return prefetch.Prefetcher(source, partitioner.shard_batch, now.position, capture_period=period)
 
@@ -191,10 +195,11 @@ def _evaluations(
         whole, threads = run.evaluation, pipeline.threads_beside(jax.default_backend())
 
         def open_batches() -> dict[str, pipeline.EvalBatches]:
-            every = (whole, *whole.by_task())
+            every = whole.of_tasks(evaluator.seqio_tasks) if evaluator else (whole, *whole.by_task())
             return {one.name: one.batches(partitioner.data_shard(), threads) for one in every}
 
-        call = EvaluateLoss(open_batches, steps.evaluation(run, plan), partitioner.shard_batch, log)
+        decides = whole.name if evaluator is None else None
+        call = EvaluateLoss(open_batches, steps.evaluation(run, plan), partitioner.shard_batch, log, decides)
         yield Hook(period, call, pauses=True, prepare=call.batches)
     if evaluator is not None:
         best = BestCheckpoints(path, record, run.folder.best_metrics)

@@ -15,6 +15,7 @@ from remixer_t5x.errors import UserError
 from remixer_t5x.optimization.train_state import TrainState
 from remixer_t5x.run_folder import metrics
 from remixer_t5x.training import bad_steps, preemption, settings
+from remixer_t5x.training.early_stopping import Patience
 from remixer_t5x.training.run_log import RunLog
 from remixer_t5x.training.start import Current
 
@@ -49,7 +50,12 @@ class Saver:
             # For the previous write, which this write would wait for in any case.
             self._checkpoints.wait()
         self._say_time()
-        record = {**self._record, 'window': now.window.totals(), 'write_seconds': self._checkpoints.write_seconds}
+        record = {
+            **self._record,
+            'window': now.window.totals(),
+            'patience': now.patience.record(),
+            'write_seconds': self._checkpoints.write_seconds,
+        }
         with self._may_fail(not is_last and now.step < self._run.periods.train_steps):
             self._flush_log()
             self._checkpoints.save(now.step, now.state, self._batches.position(), record)
@@ -97,7 +103,9 @@ class Saver:
         # Both states together may not fit into the device's memory.
         del now.state
         now.state, _ = self._checkpoints.restore(step, self._abstract)
-        now.window = metrics.Window(self._checkpoints.run(step)['window'])
+        saved = self._checkpoints.run(step)
+        now.window = metrics.Window(saved['window'])
+        now.patience = Patience.restored(now.patience.most, saved.get('patience'))
         now.step = now.saved = step
         self._log.restart(step)
 

@@ -7,6 +7,7 @@ from typing import Any
 from remixer_t5x.data import pipeline
 from remixer_t5x.devices import compiler_options, partition
 from remixer_t5x.errors import UserError
+from remixer_t5x.evaluation import averages
 from remixer_t5x.evaluation.held_out_loss import Evaluation
 from remixer_t5x.evaluation.task_evaluation import TaskEvaluation
 from remixer_t5x.optimization.optimizer import Optimizer, as_optimizer
@@ -41,36 +42,41 @@ class Folder:
 
     `initial_checkpoint_path` is MODEL_DIR or one checkpoint of another run; its optimizer state and step are not used.
     It is read only while `model_dir` has no checkpoint. Parameters whose names have `fresh_parameters` in them do not
-    come from there. `best_metrics` names, by task, the metric whose best checkpoint
-    is kept; the default is the first metric.
+    come from there. `best_metrics` names the metric whose best checkpoint is kept (see `averages.score`).
     """
 
     model_dir: str
     keep_checkpoints: int | None = 3
     initial_checkpoint_path: str | None = None
-    best_metrics: Mapping[str, str] | None = None
+    best_metrics: averages.BestMetrics = None
     fresh_parameters: str | None = None
 
 
 @dataclasses.dataclass(frozen=True)
 class Periods:
-    """Periods in steps; None means never. Logs, evaluations and checkpoints also happen after the last step."""
+    """Periods in steps; None means never. Logs, evaluations and checkpoints also happen after the last step.
+
+    `stop_after_evaluations` ends the run early: after this many evaluations in a row without a better one, which is a
+    higher average of the tasks' metrics, or without tasks a lower held-out loss.
+    """
 
     train_steps: int
     log_period: int = 100
     eval_period: int | None = 1000
     checkpoint_period: int = 1000
     profile_period: int | None = None
+    stop_after_evaluations: int | None = None
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
-            optional = field.name in ('eval_period', 'profile_period')
+            optional = field.name in ('eval_period', 'profile_period', 'stop_after_evaluations')
             if optional and value is None:
                 continue
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                unit = 'evaluations' if field.name == 'stop_after_evaluations' else 'steps'
                 raise UserError(
-                    f'{field.name.upper()} is {value!r}; it takes a number of steps, 1 or more'
+                    f'{field.name.upper()} is {value!r}; it takes a number of {unit}, 1 or more'
                     + (', or None for never' if optional else '')
                 )
 
@@ -121,8 +127,10 @@ class Recovery:
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """All settings of a run. `evaluation` computes the held-out loss, `tasks` the tasks' metrics; both are None only
-    with `periods.eval_period` None.
+    """All settings of a run.
+
+    `evaluation` computes the held-out loss (with `tasks`, of each of them), `tasks` the tasks' metrics; both are None
+    only with `periods.eval_period` None.
     """
 
     learner: Learner
@@ -135,8 +143,12 @@ class Run:
 
     def __post_init__(self) -> None:
         period = self.periods.eval_period
+        if self.evaluation is not None and self.evaluation.steps == 0:
+            object.__setattr__(self, 'evaluation', None)
         if self.evaluation is None and self.tasks is None and period is not None:
             raise UserError(f'EVAL_PERIOD is {period} and no evaluation is set up; give EVAL_PERIOD = None')
+        if self.periods.stop_after_evaluations is not None and period is None:
+            raise UserError('STOP_AFTER_EVALUATIONS needs evaluations; give EVAL_PERIOD a number of steps')
 
 
 @dataclasses.dataclass(frozen=True)

@@ -16,7 +16,13 @@ from remixer_t5x.errors import UserError
 from remixer_t5x.optimization import train_state
 from remixer_t5x.run_folder import metrics, model_dir
 from remixer_t5x.training import initial_params, preemption
+from remixer_t5x.training.early_stopping import Patience
 from remixer_t5x.training.settings import PREVIOUS, Run
+
+NO_POSITION = (
+    'warning: the position in the data is not saved (SAVE_DATA_POSITION=False): a resumed run begins the data again, '
+    'in another order'
+)
 
 
 @dataclasses.dataclass
@@ -30,6 +36,7 @@ class Current:
         window: metrics since the last log.
         saved: the newest checkpoint's step; None if there is none.
         position: position in the data at which this process started.
+        patience: evaluations since the best.
     """
 
     state: train_state.TrainState
@@ -37,6 +44,7 @@ class Current:
     window: metrics.Window = dataclasses.field(default_factory=metrics.Window)
     saved: int | None = None
     position: Position = dataclasses.field(default_factory=Position)
+    patience: Patience = dataclasses.field(default_factory=Patience)
 
 
 def check_frames(run: Run) -> None:
@@ -77,7 +85,7 @@ def prepare_data(run: Run, config_text: str) -> dict[str, Any]:
     dataset, vocab_size = run.dataset, run.learner.model.vocab_size
     # The first process looks at the files for all processes.
     prepared = pipeline.prepare(dataset, vocab_size, look=jax.process_index() == 0)
-    if run.evaluation is not None:
+    if run.evaluation is not None and run.tasks is None:
         pipeline.check_vocabulary(run.evaluation.dataset, vocab_size)
     return {
         **prepared,
@@ -128,7 +136,7 @@ def begin(
     Returns the current state of the run, a message about it, and notes for the user. Raises UserError for a damaged
     checkpoint, unless `run.recovery` asks for the previous checkpoint.
     """
-    notes: list[str] = []
+    notes: list[str] = [] if run.dataset.save_position else [NO_POSITION]
     while (latest := collectives.broadcast(checkpoints.latest_step())) is not None:
         try:
             now, found = _restore(run, checkpoints, latest, plan, record)
@@ -144,7 +152,8 @@ def begin(
         notes.append(words)
     # A resumed run keeps its number of streams.
     position = Position.start(run.dataset.streams or run.learner.partitioner.data_shard()[1])
-    return Current(state, position=position), message, tuple(notes)
+    patience = Patience(run.periods.stop_after_evaluations)
+    return Current(state, position=position, patience=patience), message, tuple(notes)
 
 
 def _restore(
@@ -154,12 +163,20 @@ def _restore(
     saved = checkpoints.run(step)
     manager.check_compatible(saved, record)
     state, position = checkpoints.restore(step, plan.abstract)
+    if not run.dataset.save_position:
+        position = position.begin_again()
+    elif not position.is_saved:
+        raise UserError(
+            f'the checkpoint of step {step} has no position in the data, because its run had SAVE_DATA_POSITION=False; '
+            'give that again, or a new MODEL_DIR'
+        )
     changed = config_changes.describe_changes(saved.get('config', ''), record['config'])
     notes = [f'changed since the checkpoint: {changed}'] if changed else []
     seconds = saved.get('write_seconds')
     if isinstance(seconds, int | float):
         notes.append(preemption.time_to_save(plan.abstract, seconds, run.recovery.preemption_notice))
-    return Current(state, step, metrics.Window(saved['window']), step, position), notes
+    patience = Patience.restored(run.periods.stop_after_evaluations, saved.get('patience'))
+    return Current(state, step, metrics.Window(saved['window']), step, position, patience), notes
 
 
 def _set_aside(run: Run, checkpoints: manager.Checkpoints, step: int, error: durable.Damaged) -> str:

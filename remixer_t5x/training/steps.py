@@ -98,7 +98,7 @@ def options(run: Run) -> dict[str, Any]:
 def evaluation(run: Run, plan: StatePlan) -> train_step.Compiled:
     """`(params, batch) -> sums`; compiles at its first call."""
     model, token_bytes = run.learner.model, None
-    if model.frame == frames.DECODER_ONLY and run.evaluation is not None:
-        token_bytes = vocabulary_bytes.token_bytes(pipeline.vocabulary(run.evaluation.dataset))
+    if model.frame == frames.DECODER_ONLY:
+        token_bytes = vocabulary_bytes.token_bytes(pipeline.vocabulary(run.dataset))
     step = train_step.make_eval_step(model, token_bytes)
     return train_step.jit_eval_step(step, plan.shardings, run.learner.partitioner)

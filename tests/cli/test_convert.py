@@ -102,8 +102,8 @@ def test_without_torch_it_says_so_and_compares_the_files(place, capsys, monkeypa
 
 
 def test_finetuning_starts_from_a_converted_checkpoint(place, capsys):
-    flags = ['--gin.MODEL_DIR=tuned', '--gin.INITIAL_CHECKPOINT_PATH=ours', '--gin.TRAIN_STEPS=1', '--gin.BATCH_SIZE=4']
-    flags += ['--gin.EVAL_PERIOD=None', '--gin.LOG_PERIOD=1', '--gin.DROPOUT_RATE=0.0']
+    flags = ['--gin.MODEL_DIR=tuned', '--gin.INITIAL_CHECKPOINT_PATH=ours', '--gin.BATCH_SIZE=4']
+    flags += ['--gin.TRAIN_STEPS_RELATIVE=1', '--gin.EVAL_PERIOD=None', '--gin.LOG_PERIOD=1', '--gin.DROPOUT_RATE=0.0']
     files = ['--gin_file=toy.gin', '--gin_file=ours/model.gin', '--gin_file=runs/finetune.gin']
     assert main(['finetune', *files, *flags]) == 0
     records = [json.loads(line) for line in (place / 'tuned/metrics.jsonl').read_text().splitlines()]

@@ -128,7 +128,7 @@ def mlm(place):
 
 @pytest.fixture(scope='module')
 def classes(mlm, said):
-    flags = [*STEPS, '--gin.MODEL_DIR=classes', '--gin.TRAIN_STEPS=4', LABELS, '--gin.EVAL_BATCH_SIZE=4']
+    flags = [*STEPS, '--gin.MODEL_DIR=classes', '--gin.TRAIN_STEPS_RELATIVE=4', LABELS, '--gin.EVAL_BATCH_SIZE=4']
     files = ['--gin_file=classes.gin', '--gin_file=runs/finetune.gin']
     with contextlib.redirect_stdout(said):
         assert main(['finetune', *files, *flags, '--gin.INITIAL_CHECKPOINT_PATH=mlm']) == 0

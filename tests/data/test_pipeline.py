@@ -158,12 +158,20 @@ def test_the_order_of_a_parallel_source_is_kept(tmp_path):
 def test_a_source_without_a_position_is_refused_at_the_start(tmp_path, kind):
     def read(split, shuffle_files, seed=None):
         if kind == 'cache':
-            return tf.data.Dataset.from_tensor_slices(['a', 'b']).cache()
-        return tf.data.Dataset.from_generator(lambda: iter(['a']), output_signature=tf.TensorSpec([], tf.string))
+            return tf.data.Dataset.from_tensor_slices([*'abcdefghij']).cache()
+        return tf.data.Dataset.from_generator(lambda: iter('abcdefghij'), output_signature=tf.TensorSpec([], tf.string))
 
     source = seqio.FunctionDataSource(read, ['train'])
-    config = pipeline.DatasetConfig(lines_task(tmp_path, f'no_position_{kind}', source), LENGTHS, batch_size=1)
+    config = pipeline.DatasetConfig(lines_task(tmp_path, f'no_position_{kind}', source), LENGTHS, batch_size=8)
     assert 'position cannot be saved' in message(lambda: pipeline.TrainBatches(config))
+    loose = dataclasses.replace(config, save_position=False)
+
+    def drawn(drawn_before):
+        return next(pipeline.TrainBatches(pipeline.resumed(loose, drawn_before)))['encoder_input_tokens'].tolist()
+
+    assert drawn(0) == next(pipeline.TrainBatches(loose))['encoder_input_tokens'].tolist()
+    assert drawn(3) == drawn(3) != drawn(0)
+    assert pipeline.resumed(config, 3) == config
 
 
 @settings(max_examples=3, deadline=None)

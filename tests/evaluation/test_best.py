@@ -56,8 +56,8 @@ def test_a_run_that_goes_on_knows_what_it_kept(tmp_path):
 def test_the_metric_can_be_named_by_task(tmp_path):
     folder = saved_params.model_dir.absolute(tmp_path)
     kept = best.BestCheckpoints(folder, RECORD, {'cb': 'f1'})
-    assert kept.metric(report('cb', accuracy=1.0, f1=2.0)) == 'f1'
-    assert kept.metric(report('rte', accuracy=1.0)) == 'accuracy'
+    assert kept.score(report('cb', accuracy=1.0, f1=2.0)) == ('f1', 2.0)
+    assert kept.score(report('rte', accuracy=1.0)) == ('accuracy', 1.0)
     assert not kept.keep(report('rte'), 1, params(1))
     with pytest.raises(UserError, match="BEST_METRICS names 'f1' for cb, which has accuracy"):
         kept.keep(report('cb', accuracy=1.0), 1, params(1))

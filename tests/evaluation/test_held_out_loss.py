@@ -50,8 +50,8 @@ def test_the_numbers_are_those_of_one_big_batch(setting):
 
 def test_steps_limit_the_batches(setting):
     assert numbers(setting, 4, steps=2)['tokens'] < numbers(setting, 4)['tokens']
-    with pytest.raises(UserError, match='EVAL_STEPS is 0'):
-        held_out_loss.Evaluation(setting[1], 0)
+    with pytest.raises(UserError, match='EVAL_STEPS is -1'):
+        held_out_loss.Evaluation(setting[1], -1)
 
 
 def test_a_split_without_targets_is_told(setting, tiny):

@@ -92,7 +92,7 @@ def assert_same(stacked, single, axes):
 @pytest.mark.parametrize('lengths', [(3, 2), (1,), (4, 2, 4)])
 def test_adafactor_of_stacked_layers_is_optax_on_each_layer(lengths):
     params, axes = stacked_problem(lengths)
-    schedule = schedules.rsqrt(constant_steps=2)
+    schedule = schedules.rsqrt(2**-0.5, constant_steps=2)
     ours = optimizer.adafactor(schedule, min_dim_size_to_factor=4, min_rms_near_zero=1e-3)(axes)
     ours, _ = train(ours, params, axes)
     reference, _ = train(optax.adafactor(schedule, min_dim_size_to_factor=4), params, axes, flat=True)
@@ -142,7 +142,7 @@ def test_adafactor_equals_t5x():
         ),
     }
     for problem, (params, axes) in problems.items():
-        tx = optimizer.adafactor(schedules.rsqrt(constant_steps=2), min_dim_size_to_factor=4)(axes)
+        tx = optimizer.adafactor(schedules.rsqrt(2**-0.5, constant_steps=2), min_dim_size_to_factor=4)(axes)
         state = tx.init(params)
         for step in range(4):
             grads = {

@@ -17,8 +17,12 @@ def test_rsqrt_is_t5s(step):
     assert float(schedules.rsqrt()(step)) == pytest.approx(1 / math.sqrt(max(step, 10_000)), rel=1e-6)
 
 
+def test_the_length_of_the_constant_part_leaves_the_rate_alone():
+    schedule = schedules.rsqrt(peak=0.02, constant_steps=50)
+    assert [float(schedule(step)) for step in (0, 50, 200)] == pytest.approx([0.02, 0.02, 0.01])
+
+
 def test_rsqrt_warms_up_in_a_line_to_the_same_rate():
-    """A run with 50 steps of warmup once trained at a rate of 1 / sqrt(50) = 0.14."""
     schedule = schedules.rsqrt(warmup_steps=50)
     assert [float(schedule(step)) for step in (0, 25, 50, 9_999)] == pytest.approx([0, 0.005, 0.01, 0.01])
     assert float(schedule(40_000)) == pytest.approx(0.005)

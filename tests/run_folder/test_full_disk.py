@@ -17,6 +17,7 @@ from remixer_t5x.evaluation.task_evaluation import Report
 from remixer_t5x.interop.safetensors import export
 from remixer_t5x.run_folder import metrics, model_dir, run_lock
 from remixer_t5x.training import hooks, run_log, settings
+from remixer_t5x.training.early_stopping import Patience
 from remixer_t5x.training.settings import Result
 from tests.support import full_disks
 
@@ -150,7 +151,8 @@ def test_a_run_that_goes_on_warns_once_and_writes_the_lines_later(log, folder, c
 
 
 def test_a_run_that_goes_on_warns_of_the_best_parameters(log, folder, capsys):
-    one, now = log(settings.GO_ON), types.SimpleNamespace(step=2, state=types.SimpleNamespace(params={'a': np.ones(9)}))
+    state = types.SimpleNamespace(params={'a': np.ones(9)})
+    one, now = log(settings.GO_ON), types.SimpleNamespace(step=2, state=state, patience=Patience())
     hook = hooks.EvaluateTasks(lambda params: [REPORT], best.BestCheckpoints(epath.Path(folder), {}), one)
     with full_disks.full():
         hook(now)

@@ -102,9 +102,9 @@ def lines(count, start=0):
     return [f'line {i} {"abcdefg"[: i % 7]}' for i in range(start, start + count)]
 
 
-def task(name='tiny', train=200, validation=21, shuffle_buffer_size=32, poison=None, strange=False):
+def task(name='tiny', train=200, validation=21, shuffle_buffer_size=32, poison=None, strange=False, generator=False):
     """A task over `lines`; every example gets random noise ids, as span corruption would. `poison`: a bad
-    line.
+    line. `generator`: its source is a Python generator.
     """
     texts = {'train': lines(train), 'validation': lines(validation, 1000)}
     for line in STRANGE if strange else ():
@@ -112,9 +112,13 @@ def task(name='tiny', train=200, validation=21, shuffle_buffer_size=32, poison=N
     features = {key: seqio.Feature(seqio.ByteVocabulary(extra_ids=100)) for key in LENGTHS}
 
     def read(split, shuffle_files, seed=None):
-        dataset = tf.data.Dataset.from_tensor_slices(tf.constant(texts[split], tf.string)).map(
-            lambda x: {'inputs': x, 'targets': x}
-        )
+        if generator:
+            strings = tf.data.Dataset.from_generator(
+                lambda: iter(texts[split]), output_signature=tf.TensorSpec((), tf.string)
+            )
+        else:
+            strings = tf.data.Dataset.from_tensor_slices(tf.constant(texts[split], tf.string))
+        dataset = strings.map(lambda x: {'inputs': x, 'targets': x})
         if poison is not None:
             dataset = dataset.map(lambda x: {**x, 'inputs': _refuse(x['inputs'], poison)})
         return dataset
@@ -164,10 +168,13 @@ def run(
     poison=None,
     strange=(),
     recovery=None,
+    stop_after_evaluations=None,
+    generator=False,
+    save_position=True,
     quiet=True,
 ):
     """One process of a run; returns `settings.Result`. `recovery`: arguments of settings.Recovery."""
-    tiny = task(poison=poison, strange=bool(strange))
+    tiny = task(poison=poison, strange=bool(strange), generator=generator)
     learner = settings.Learner(
         TinyModel(vocab_size, nan_below, tuple(strange), embed),
         _adam(learning_rate),
@@ -176,9 +183,11 @@ def run(
         dropout_rate=dropout_rate,
         seed=seed,
     )
-    config = pipeline.DatasetConfig(tiny, LENGTHS, batch_size, seed=seed)
+    config = pipeline.DatasetConfig(tiny, LENGTHS, batch_size, seed=seed, save_position=save_position)
     held_out = dataclasses.replace(config, split='validation', shuffle=False)
-    periods = settings.Periods(train_steps, log_period, eval_period, checkpoint_period)
+    periods = settings.Periods(
+        train_steps, log_period, eval_period, checkpoint_period, stop_after_evaluations=stop_after_evaluations
+    )
     folder = settings.Folder(model_dir, keep, initial)
     everything = settings.Run(
         learner,

@@ -9,6 +9,7 @@ import pytest
 
 from remixer_t5x.errors import UserError
 from remixer_t5x.training import hooks, loop, settings
+from remixer_t5x.training.early_stopping import Patience
 
 LOSSES = ('loss', 'accuracy', 'grad_norm')
 
@@ -74,6 +75,22 @@ def test_nan_stops_the_run_and_the_last_good_checkpoint_stays(training, tmp_path
     assert not records(tmp_path / 'nan')
 
 
+def test_a_generator_is_read_where_the_position_is_not_saved(training, tmp_path):
+    run = {'model_dir': str(tmp_path / 'run'), 'generator': True, 'log_period': 1, 'quiet': False}
+    code, output = training.run(train_steps=2, **run)
+    assert code == 2 and 'reads by a GeneratorDataset' in error_of(output)
+    assert 'give SAVE_DATA_POSITION=False' in error_of(output)
+    for steps, message in ((2, 'starting at step 0'), (4, 'resuming at step 2')):
+        code, output = training.run(train_steps=steps, save_position=False, **run)
+        assert code == 0, output
+        assert output.count('the position in the data is not saved') == 1 and message in output
+    losses = [record['loss'] for record in records(tmp_path / 'run')]
+    assert len(losses) == 4 and np.isfinite(losses).all()
+    # A run that saves its position cannot resume there.
+    code, output = training.run(train_steps=6, **{**run, 'generator': False})
+    assert code == 2 and 'has no position in the data' in error_of(output)
+
+
 def test_hooks_are_prepared_after_the_first_step_and_not_at_their_period():
     events = []
 
@@ -85,7 +102,7 @@ def test_hooks_are_prepared_after_the_first_step_and_not_at_their_period():
     others = {name: mock.MagicMock() for name in ('guard', 'saver', 'profiler', 'log')}
     others['log'].clock.pause = mock.MagicMock()
     stop = mock.MagicMock(agreed=lambda step: None)
-    now = mock.MagicMock(step=0)
+    now = mock.MagicMock(step=0, patience=Patience())
     loop.Loop(step, iter(['first', 'second', 'third']), [evaluation], **others).run(now, 3, stop)
     assert events == ['first', 'prepare', 'second', 'third', 'call']
 

@@ -1,0 +1,90 @@
+"""The commands of docs/guide/own_task.md, typed in order: tasks, an optimizer and a schedule of a user's own."""
+
+import contextlib
+import json
+import os
+import pathlib
+import re
+import shlex
+import sys
+
+import gin
+import pytest
+import seqio
+
+from remixer_t5x.cli.main import main
+from tests.cli.test_task_commands import programs  # noqa: F401
+from tests.support.paths import ROOT
+
+pytestmark = [
+    pytest.mark.filterwarnings('ignore::DeprecationWarning'),
+    pytest.mark.filterwarnings('ignore::ResourceWarning'),
+]
+PAGE = ROOT / 'docs/guide/own_task.md'
+OWN = ('my_tasks', 'my_training')
+
+
+def typed(page):
+    """Types every ```bash block: files are written, remixer-t5x runs in this process, and a shell does the rest."""
+    for block in re.findall(r'^```bash\n(.*?)^```$', page, re.DOTALL | re.MULTILINE):
+        for name, text in re.findall(r"^cat > (\S+) <<'END'\n(.*?)^END$", block, re.DOTALL | re.MULTILINE):
+            pathlib.Path(name).write_text(text)
+        commands = re.sub(r'^cat > .*?^END$', '', block, flags=re.DOTALL | re.MULTILINE).replace('\\\n', ' ')
+        for line in filter(None, commands.splitlines()):
+            if line.startswith('remixer-t5x '):
+                assert main(shlex.split(line)[1:]) == 0, line
+            else:
+                assert os.system(line) == 0, line
+
+
+@pytest.fixture(scope='module')
+def runs(tmp_path_factory, programs):  # noqa: F811
+    folder, before, environment = tmp_path_factory.mktemp('own'), os.getcwd(), dict(os.environ)
+    os.chdir(folder)
+    sys.path.insert(0, str(folder))
+    said = folder / 'said.txt'
+    with said.open('w') as file, contextlib.redirect_stdout(file):
+        typed(PAGE.read_text())
+    yield folder
+    os.chdir(before)
+    sys.path.remove(str(folder))
+    for name in OWN:
+        del sys.modules[name]
+    for task in ('reverse_v001', 'copy_v001'):
+        seqio.TaskRegistry.remove(task)
+    os.environ.clear()
+    os.environ.update(environment)
+    gin.clear_config()
+
+
+def records(path, kind):
+    lines = pathlib.Path(path).read_text().splitlines()
+    return [record for record in map(json.loads, lines) if record['kind'] == kind]
+
+
+def test_the_page_runs_and_the_schedule_is_used(runs):
+    train = records(runs / 'runs/first/metrics.jsonl', 'train')
+    assert [record['step'] for record in train] == [20, 40]
+    # Of the last update, whose step is one less.
+    assert train[0]['learning_rate'] == pytest.approx(0.02 * 19 / 20)
+    assert train[1]['loss'] < train[0]['loss']
+
+
+def test_finetuning_has_a_held_out_loss_and_metrics(runs):
+    path = runs / 'runs/second/metrics.jsonl'
+    losses, metrics = records(path, 'held_out/reverse_v001'), records(path, 'eval/reverse_v001')
+    assert [record['step'] for record in losses] == [record['step'] for record in metrics]
+    assert losses[-1]['loss'] < losses[0]['loss'] and 0 <= metrics[-1]['accuracy'] <= 100
+    assert records(runs / 'runs/second/eval/metrics.jsonl', 'validation/reverse_v001')
+    answers = [json.loads(line) for line in (runs / 'reversed.jsonl').read_text().splitlines()]
+    assert [answer['input'] for answer in answers] == ['abca', 'bbca']
+
+
+def test_a_mixture_has_losses_metrics_and_a_best_checkpoint_of_each_task_and_of_the_average(runs):
+    path, tasks = runs / 'runs/mixed/metrics.jsonl', ('reverse_v001', 'copy_v001')
+    assert all(records(path, f'held_out/{task}') for task in tasks)
+    each = {task: records(path, f'eval/{task}')[0]['accuracy'] for task in tasks}
+    (average,) = records(path, 'eval/average')
+    assert average['average'] == pytest.approx(sum(each.values()) / 2)
+    assert {folder.name for folder in (runs / 'runs/mixed/best').iterdir()} == {*tasks, 'average'}
+    assert 'average over 2 tasks, each at its best step: ' in (runs / 'said.txt').read_text()
