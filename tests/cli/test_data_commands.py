@@ -88,9 +88,9 @@ MISTAKES = {
     'name to get': (['get', 'snly'], "'snly' is not the name of a task or data set; the nearest names are snli"),
     'split': (
         ['show', 'cogs_v001', '--split=dev'],
-        "cogs_v001 has no split 'dev'; its splits are train, validation, test",
+        "cogs has no split 'dev'; its splits are train, validation, test",
     ),
-    'missing': (['show', 'snli_v001'], 'snli_v001 has no train files here'),
+    'missing': (['show', 'snli_v001'], 'snli has no train files here'),
     'number': (['show', 'cogs_v001', '--num_examples=0'], "'0' is not a whole number from 1"),
     'malformed': (['show', 'cogs_v001'], '/data/cogs/dev.tsv:1: 1 columns instead of 3'),
     'folder': (['get', 'cogs', '--from', '/nowhere/at/all'], '--from /nowhere/at/all is not a folder'),
