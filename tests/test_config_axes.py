@@ -17,12 +17,13 @@ from remixer_t5x.config.bindings import Bindings, macros_read
 from remixer_t5x.data import frames
 
 CONFIGS = pathlib.Path(__file__).parent.parent / 'configs'
-# sublayers/ belong to the models that include them. Each command reads its own other file of runs/ first, by itself.
+# sublayers/ and schedules/ belong to the models and optimizers that include them.
+# Each command reads its own other file of runs/ first, by itself.
 AXES = {
     'models': ('models', 'sublayers'),
     'sizes': ('sizes',),
     'data': ('data',),
-    'optimizers': ('optimizers',),
+    'optimizers': ('optimizers', 'schedules'),
     'hardware': ('hardware',),
     'runs': ('runs/pretrain.gin', 'runs/finetune.gin'),
 }
@@ -62,7 +63,7 @@ def test_every_setting_has_one_axis(axes):
 
 def test_every_folder_is_an_axis_or_says_that_it_overrides():
     folders = {path.name for path in CONFIGS.iterdir() if path.is_dir()}
-    assert folders == {*AXES, *OVERRIDE, 'sublayers', 't5x'}
+    assert folders == {*AXES, *OVERRIDE, 'sublayers', 'schedules', 't5x'}
     for folder, words in OVERRIDE.items():
         assert all(words in path.read_text() for path in (CONFIGS / folder).glob('*.gin'))
 

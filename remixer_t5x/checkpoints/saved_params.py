@@ -12,6 +12,7 @@ from remixer_t5x import untrusted_files
 from remixer_t5x.checkpoints import durable, manager
 from remixer_t5x.devices.partition import Partitioner, unbox
 from remixer_t5x.errors import UserError
+from remixer_t5x.optimization import parameter_averages
 from remixer_t5x.run_folder import model_dir, object_store
 
 
@@ -91,8 +92,8 @@ def restore_params(
     setting: str = 'INITIAL_CHECKPOINT_PATH',
     others: bool = False,
 ) -> Any:
-    """Only the parameters of another run's checkpoint, in the shapes and shardings of `abstract_params`. With `others`
-    the checkpoint may have more parameters than those.
+    """Only the parameters of another run's checkpoint, in the shapes and shardings of `abstract_params`: their average,
+    if its optimizer kept one (`parameter_averages`). With `others` the checkpoint may have more parameters than those.
 
     Raises UserError if `path` has no checkpoint, has another vocabulary or other shapes than this run, or is damaged;
     the error calls the path `setting`.
@@ -106,13 +107,13 @@ def restore_params(
             f'run has {vocabulary}; give the vocabulary it was trained with'
         )
     manager.check_shapes(step / 'state', abstract_params, part='params', others=others)
+    item = parameter_averages.saved_as(abstract_params, manager.saved_shapes(step / 'state'))
     with manager.user_errors(step, 'read'), ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as reader:
-        restore_args = ocp.checkpoint_utils.construct_restore_args(abstract_params)
-        params = reader.restore(
-            step / 'state',
-            args=ocp.args.PyTreeRestore(
-                item={'params': abstract_params}, restore_args={'params': restore_args}, partial_restore=True
-            ),
-        )['params']
+        restore_args = ocp.checkpoint_utils.construct_restore_args(item)
+        params = parameter_averages.from_saved(
+            reader.restore(
+                step / 'state', args=ocp.args.PyTreeRestore(item=item, restore_args=restore_args, partial_restore=True)
+            )
+        )
     manager.check_finite(step, params)
     return params

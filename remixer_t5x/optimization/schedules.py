@@ -16,9 +16,12 @@ from remixer_t5x.errors import UserError
 Schedule = Callable[[jax.typing.ArrayLike], jax.Array]
 
 
-def constant(value: float) -> Schedule:
-    """`value` at every step."""
-    return _float32(optax.constant_schedule(value))
+def constant(value: float, warmup_steps: int = 0) -> Schedule:
+    """`value` at every step, after a line from 0 over `warmup_steps`."""
+    _check('warmup_steps', warmup_steps, 0)
+    if not warmup_steps:
+        return _float32(optax.constant_schedule(value))
+    return _float32(optax.warmup_constant_schedule(0.0, value, warmup_steps))
 
 
 def rsqrt(peak: float = 0.01, constant_steps: int = 10_000, warmup_steps: int = 0) -> Schedule:
@@ -48,6 +51,43 @@ def cosine(peak: float, warmup_steps: int, total_steps: int, final: float = 0.0,
     """
     _check_decay(warmup_steps, total_steps)
     return _float32(optax.warmup_cosine_decay_schedule(warmup_start, peak, warmup_steps, total_steps, final))
+
+
+def linear(peak: float, warmup_steps: int, total_steps: int, final: float = 0.0, warmup_start: float = 0.0) -> Schedule:
+    """As `cosine`, with a line down to `final` in place of half a cosine."""
+    _check_decay(warmup_steps, total_steps)
+    ramp = optax.linear_schedule(warmup_start, peak, warmup_steps)
+    fall = optax.linear_schedule(peak, final, total_steps - warmup_steps)
+    return _float32(optax.join_schedules([ramp, fall], [warmup_steps]) if warmup_steps else fall)
+
+
+def wsd(
+    peak: float,
+    warmup_steps: int,
+    total_steps: int,
+    decay_share: float = 0.2,
+    final: float = 0.0,
+    warmup_start: float = 0.0,
+) -> Schedule:
+    """Warmup, stable, decay: a line from `warmup_start` to `peak` over `warmup_steps`, `peak`, and a fall to `final` in
+    the last `decay_share` of `total_steps`, by 1 - sqrt (Haegele et al. 2024, arXiv:2405.18392, section 3).
+
+    A checkpoint from before the fall continues with any larger `total_steps`, as one longer run.
+    """
+    _check_decay(warmup_steps, total_steps)
+    decay_steps = round(decay_share * total_steps)
+    if not 1 <= decay_steps <= total_steps - warmup_steps:
+        raise UserError(
+            f'schedule: decay_share = {decay_share} is {decay_steps} of {total_steps} steps, after {warmup_steps} of '
+            f'warmup; give DECAY_SHARE a value from {1 / total_steps:.2g} to {1 - warmup_steps / total_steps:.2g}'
+        )
+
+    def rate(step: jax.typing.ArrayLike) -> jax.Array:
+        ramp = jnp.minimum(1.0, step / warmup_steps) if warmup_steps else 1.0
+        fallen = jnp.sqrt(jnp.clip((step - (total_steps - decay_steps)) / decay_steps, 0.0, 1.0))
+        return warmup_start + (peak - warmup_start) * ramp - (peak - final) * fallen
+
+    return _float32(rate)
 
 
 def as_schedule(learning_rate: float | Schedule) -> Schedule:

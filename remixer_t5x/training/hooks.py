@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import operator
 import pathlib
 import tempfile
 import time
@@ -15,12 +16,16 @@ from remixer_t5x.data import pipeline
 from remixer_t5x.evaluation import averages, held_out_loss, task_metrics
 from remixer_t5x.evaluation.best import BestCheckpoints
 from remixer_t5x.evaluation.task_evaluation import Report, TaskEvaluator
+from remixer_t5x.optimization.train_state import TrainState
 from remixer_t5x.run_folder import metrics, object_store
 from remixer_t5x.training.run_log import RunLog
 from remixer_t5x.training.saving import Saver
 from remixer_t5x.training.start import Current
 
 PROFILED_STEPS = 3
+# The parameters of a state that are evaluated: an average, or the last ones.
+Evaluated = Callable[[TrainState], Any]
+LAST_PARAMS: Evaluated = operator.attrgetter('params')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,7 +63,7 @@ class EvaluateLoss:
     """Logs loss, perplexity and token accuracy of what `open_batches` gives: batches, by the names of their records.
 
     Names are of a whole split, or of one task of a mixture each. The loss called `decides` is what the run's patience
-    counts. `place` puts a batch on the devices.
+    counts. `place` puts a batch on the devices. `evaluated` gives the parameters of a state.
     """
 
     def __init__(
@@ -68,16 +73,18 @@ class EvaluateLoss:
         place: Callable[[Any], Any],
         log: RunLog,
         decides: str | None = None,
+        evaluated: Evaluated = LAST_PARAMS,
     ):
         self._decides = decides
         # Opened once, because that often takes longer than a pass.
         self.batches = functools.cache(open_batches)
-        self._eval_step, self._place, self._log = eval_step, place, log
+        self._eval_step, self._place, self._log, self._evaluated = eval_step, place, log, evaluated
 
     def __call__(self, now: Current) -> None:
+        params = self._evaluated(now.state)
         for name, batches in self.batches().items():
             begun = time.perf_counter()
-            numbers = held_out_loss.evaluate(now.state.params, batches, self._eval_step, self._place, name)
+            numbers = held_out_loss.evaluate(params, batches, self._eval_step, self._place, name)
             self._log.evaluation(name, now.step, numbers, time.perf_counter() - begun)
             if name == self._decides:
                 now.patience.observe(now.step, -numbers['loss'])
@@ -91,29 +98,32 @@ class EvaluateLoss:
 
 class EvaluateTasks:
     """Logs the metrics of tasks and their average, and keeps the best parameters of each task and of the average. The
-    average is what the run's patience counts.
+    average is what the run's patience counts. `evaluated` takes the parameters from a state.
     """
 
-    def __init__(self, evaluator: TaskEvaluator, best: BestCheckpoints, log: RunLog):
-        self._evaluator, self._best, self._log = evaluator, best, log
+    def __init__(
+        self, evaluator: TaskEvaluator, best: BestCheckpoints, log: RunLog, evaluated: Evaluated = LAST_PARAMS
+    ):
+        self._evaluator, self._best, self._log, self._evaluated = evaluator, best, log, evaluated
 
     def __call__(self, now: Current) -> None:
         scores: dict[str, float] = {}
-        for report in self._evaluator(now.state.params):
-            self._report(now, report)
+        params = self._evaluated(now.state)
+        for report in self._evaluator(params):
+            self._report(now, params, report)
             if (found := self._best.score(report)) is not None:
                 scores[report.task] = found[1]
         if len(scores) > 1:
             metrics = {averages.AVERAGE: averages.average(scores)}
-            self._report(now, Report(averages.AVERAGE, self._evaluator.split, metrics, (), 0.0))
+            self._report(now, params, Report(averages.AVERAGE, self._evaluator.split, metrics, (), 0.0))
         if scores:
             now.patience.observe(now.step, averages.average(scores))
 
-    def _report(self, now: Current, report: Report) -> None:
+    def _report(self, now: Current, params: Any, report: Report) -> None:
         self._log.evaluation(f'eval/{report.task}', now.step, report.metrics, report.seconds)
         is_best = False
         with self._log.may_fail():
-            is_best = self._best.keep(report, now.step, now.state.params)
+            is_best = self._best.keep(report, now.step, params)
         shown = task_metrics.describe(report.metrics) + (' · the best so far' if is_best else '')
         self._log.say(f'step {now.step} · {report.task} · {shown}')
 

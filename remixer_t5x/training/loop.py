@@ -190,7 +190,7 @@ def _evaluations(
     evaluator: TaskEvaluator | None,
     log: RunLog,
 ) -> Iterator[Hook]:
-    period, partitioner = run.periods.eval_period, run.learner.partitioner
+    period, partitioner, evaluated = run.periods.eval_period, run.learner.partitioner, steps.evaluated(run, plan)
     if run.evaluation is not None and period is not None:
         whole, threads = run.evaluation, pipeline.threads_beside(jax.default_backend())
 
@@ -199,11 +199,12 @@ def _evaluations(
             return {one.name: one.batches(partitioner.data_shard(), threads) for one in every}
 
         decides = whole.name if evaluator is None else None
-        call = EvaluateLoss(open_batches, steps.evaluation(run, plan), partitioner.shard_batch, log, decides)
+        eval_step = steps.evaluation(run, plan)
+        call = EvaluateLoss(open_batches, eval_step, partitioner.shard_batch, log, decides, evaluated)
         yield Hook(period, call, pauses=True, prepare=call.batches)
     if evaluator is not None:
         best = BestCheckpoints(path, record, run.folder.best_metrics)
-        yield Hook(period, EvaluateTasks(evaluator, best, log), pauses=True)
+        yield Hook(period, EvaluateTasks(evaluator, best, log, evaluated), pauses=True)
 
 
 def _result(run: Run, path: epath.Path, step: int, stopped: str | None) -> Result:

@@ -1,7 +1,7 @@
 """The compiled functions of a run. The initial state and the train step compile while the data is opened."""
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 import jax
@@ -10,7 +10,7 @@ from remixer_t5x import startup
 from remixer_t5x.data import frames, pipeline, vocabulary_bytes
 from remixer_t5x.devices import compiler_options
 from remixer_t5x.optimization import train_step
-from remixer_t5x.optimization.train_state import StatePlan
+from remixer_t5x.optimization.train_state import StatePlan, TrainState
 from remixer_t5x.training.settings import Run
 
 
@@ -102,3 +102,11 @@ def evaluation(run: Run, plan: StatePlan) -> train_step.Compiled:
         token_bytes = vocabulary_bytes.token_bytes(pipeline.vocabulary(run.dataset))
     step = train_step.make_eval_step(model, token_bytes)
     return train_step.jit_eval_step(step, plan.shardings, run.learner.partitioner)
+
+
+def evaluated(run: Run, plan: StatePlan) -> Callable[[TrainState], Any]:
+    """`(state) -> params` to evaluate: the average that the optimizer keeps, or the last parameters."""
+    average = run.learner.optimizer.evaluated
+    if average is None:
+        return lambda state: state.params
+    return jax.jit(lambda state: average(state.opt_state, state.params), out_shardings=plan.shardings.params)

@@ -13,7 +13,7 @@ from jax.sharding import PartitionSpec as P
 
 from remixer_t5x import build_model
 from remixer_t5x.errors import UserError
-from remixer_t5x.optimization import optimizer, schedules
+from remixer_t5x.optimization import optimizer, parameter_averages, schedules
 from remixer_t5x.optimization.parameter_scale import near_zero
 from remixer_t5x.optimization.per_layer import per_layer
 
@@ -80,13 +80,13 @@ def stacked_problem(lengths):
     return params, axes
 
 
-def assert_same(stacked, single, axes):
+def assert_same(stacked, single, axes, rounding=1e-6):
     stacked = unstack(stacked, axes)
     assert set(stacked) == set(single)
     for name, value in single.items():
         # Rounding is relative to the largest entry: factors come in another order.
-        atol = 1e-6 * np.abs(value).max()
-        np.testing.assert_allclose(stacked[name], value, rtol=1e-6, atol=atol, err_msg=name)
+        atol = rounding * np.abs(value).max()
+        np.testing.assert_allclose(stacked[name], value, rtol=rounding, atol=atol, err_msg=name)
 
 
 @pytest.mark.parametrize('lengths', [(3, 2), (1,), (4, 2, 4)])
@@ -114,6 +114,26 @@ def test_adamw_rms_of_stacked_layers_is_optax_on_each_layer(lengths):
     )
     ours = optimizer.adamw_rms(schedule, weight_decay=0.1, min_rms_near_zero=1e-3)(axes)
     ours, _ = train(ours, params, axes)
+    single, _ = train(reference, params, axes, flat=True)
+    assert_same(ours, single, axes)
+
+
+@pytest.mark.parametrize('name', ['adamw', 'lion', 'schedule_free'])
+def test_elementwise_optimizers_of_stacked_layers_are_optax_on_each_layer(name):
+    params, axes = stacked_problem((3, 2))
+    schedule = schedules.constant(2e-2, 2)
+    rule = {
+        'adamw': optax.scale_by_adam(),
+        'lion': optax.scale_by_lion(),
+        'schedule_free': optax.scale_by_rms(decay=0.999, eps=1e-8, eps_in_sqrt=False, bias_correction=True),
+    }[name]
+    mask = lambda tree: {name: leaf.ndim == 2 and name != 'bias' for name, leaf in tree.items()}  # noqa: E731
+    steps = [rule, optax.add_decayed_weights(0.1, mask=mask), optax.scale_by_learning_rate(schedule)]
+    reference = optax.chain(optax.clip_by_global_norm(1.0), *steps)
+    if name == 'schedule_free':
+        reference = optax.contrib.schedule_free(reference, schedule)
+    make = parameter_averages.schedule_free_adamw if name == 'schedule_free' else getattr(optimizer, name)
+    ours, _ = train(make(schedule, weight_decay=0.1)(axes), params, axes)
     single, _ = train(reference, params, axes, flat=True)
     assert_same(ours, single, axes)
 

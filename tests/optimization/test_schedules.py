@@ -44,6 +44,31 @@ def test_cosine_is_a_ramp_and_half_a_cosine(step, warmup, rest, final):
     assert float(schedules.cosine(peak, warmup, total, final)(step)) == pytest.approx(expected, abs=2e-6)
 
 
+@settings(deadline=None, max_examples=30)
+@given(step=st.integers(0, 2_000), warmup=st.integers(0, 500), rest=st.integers(10, 1_000), share=st.floats(0.2, 1.0))
+def test_linear_and_wsd_are_their_formulas(step, warmup, rest, share):
+    peak, final, start, total = 0.5, 0.05, 0.1, warmup + rest
+    ramp = start + (peak - start) * step / max(warmup, 1)
+    done = min(1.0, max(0.0, (step - warmup) / rest))
+    expected = ramp if step < warmup else peak + (final - peak) * done
+    assert float(schedules.linear(peak, warmup, total, final, start)(step)) == pytest.approx(expected, abs=2e-6)
+    fall = min(round(share * total), rest)
+    fallen = math.sqrt(min(1.0, max(0.0, (step - (total - fall)) / fall)))
+    expected = ramp if step < warmup else peak + (final - peak) * fallen
+    assert float(schedules.wsd(peak, warmup, total, fall / total, final, start)(step)) == pytest.approx(
+        expected, abs=2e-6
+    )
+
+
+def test_a_constant_rate_may_warm_up():
+    assert [float(schedules.constant(0.5, 4)(step)) for step in (0, 2, 4, 100)] == [0.0, 0.25, 0.5, 0.5]
+
+
+def test_a_fall_longer_than_the_run_is_refused():
+    with pytest.raises(UserError, match='give DECAY_SHARE a value from 0.01 to 0.5'):
+        schedules.wsd(1.0, 50, 100, decay_share=0.6)
+
+
 def test_cosine_warmup_starts_where_told():
     schedule = schedules.cosine(2e-2, 100, 1_000, final=1e-5, warmup_start=1e-2)
     assert [float(schedule(step)) for step in (0, 50, 100, 1_000)] == pytest.approx([1e-2, 1.5e-2, 2e-2, 1e-5])
@@ -55,6 +80,8 @@ def test_cosine_warmup_starts_where_told():
         schedules.constant(0.1),
         schedules.rsqrt(),
         schedules.cosine(1.0, 10, 20),
+        schedules.linear(1.0, 10, 20),
+        schedules.wsd(1.0, 10, 20),
     ],
 )
 def test_rates_are_float32_scalars_under_jit(schedule):

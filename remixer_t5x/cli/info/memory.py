@@ -17,7 +17,7 @@ from remixer_t5x.devices import gpu_targets, jax_workarounds, mesh
 from remixer_t5x.devices.hypothetical import Hardware, Topology
 from remixer_t5x.errors import UserError
 from remixer_t5x.layers.compile_target import compiling_for
-from remixer_t5x.optimization.optimizer import as_optimizer
+from remixer_t5x.optimization.parameter_averages import averaged
 from remixer_t5x.optimization.train_step import NUM_REAL_TARGET_TOKENS
 
 _CPU_NOTE = (
@@ -30,10 +30,20 @@ _CPU_NOTE = (
 _DEFAULTS = {
     **{'TASK_FEATURE_LENGTHS': None, 'TRAIN_STEPS': 524288, 'BATCH_SIZE': 128},
     **{'MICROBATCHES': 1, 'LOSS_NORMALIZING_FACTOR': NUM_REAL_TARGET_TOKENS, 'DROPOUT_RATE': 0.0, 'PACK': False},
+    'EMA_DECAY': None,
 }
 _MACROS = (
     *('MODEL', 'OPTIMIZER', 'PARTITIONER', 'TASK_FEATURE_LENGTHS', 'BATCH_SIZE', 'PACK', 'MICROBATCHES'),
-    *('LOSS_NORMALIZING_FACTOR', 'DROPOUT_RATE', 'XLA_OPTIONS', 'PLATFORM', 'DEVICES', 'DEVICE_MEMORY', 'TOPOLOGY'),
+    *(
+        'LOSS_NORMALIZING_FACTOR',
+        'DROPOUT_RATE',
+        'EMA_DECAY',
+        'XLA_OPTIONS',
+        'PLATFORM',
+        'DEVICES',
+        'DEVICE_MEMORY',
+        'TOPOLOGY',
+    ),
 )
 
 
@@ -44,12 +54,12 @@ def read(args: argparse.Namespace) -> tuple[Step, Hardware]:
     lengths = checked_lengths(model.frame, lengths)
     if isinstance(size, bool) or not isinstance(size, int) or size < 1:
         raise UserError(f'BATCH_SIZE is {size!r}; type a whole number from 1, such as --gin.BATCH_SIZE=128')
-    microbatches, loss_normalizing_factor, dropout_rate, options = step
+    microbatches, loss_normalizing_factor, dropout_rate, ema_decay, options = step
     batch = frames.abstract_batch(model.frame, lengths, size, pack)
     memory = memory if args.device_memory is None else args.device_memory
     return (
         Step(
-            *(model, as_optimizer(optimizer), partitioner, batch, microbatches, loss_normalizing_factor),
+            *(model, averaged(optimizer, ema_decay), partitioner, batch, microbatches, loss_normalizing_factor),
             dropout=dropout_rate > 0,
             xla_options=options,
         ),

@@ -1,0 +1,49 @@
+"""Laws of every optimizer: the same numbers on a mesh, states split like parameters, an exact resume, bad steps."""
+
+import json
+
+import numpy as np
+import pytest
+
+from tests.support import optimizer_worker
+from tests.support.optimizer_worker import OPTIMIZERS
+from tests.support.real_processes import Process
+
+
+@pytest.fixture(scope='module')
+def found(tmp_path_factory, compiled):
+    folder = tmp_path_factory.mktemp('optimizers')
+    process = Process(optimizer_worker.main, folder, output=folder / 'output.txt', devices=8, compiled=compiled)
+    assert process.wait() == 0, process.output()
+    return json.loads((folder / 'found.json').read_text())
+
+
+@pytest.mark.parametrize('name', OPTIMIZERS)
+def test_a_mesh_of_eight_devices_gives_the_same_numbers(found, name):
+    np.testing.assert_allclose(found[name]['mesh'], found[name]['single'], rtol=2e-5)
+
+
+@pytest.mark.parametrize('name', OPTIMIZERS)
+def test_a_resumed_run_has_the_same_bits(found, name):
+    assert found[name]['resumed']
+
+
+@pytest.mark.parametrize('name', OPTIMIZERS)
+def test_a_bad_step_changes_nothing(found, name):
+    assert found['bad'] == 1.0 and found[name]['unchanged'] and found[name]['moved']
+
+
+@pytest.mark.parametrize('name', OPTIMIZERS)
+def test_states_are_split_like_parameters(found, name):
+    # Adafactor has rows and columns in place of matrices.
+    assert found[name]['share'] == (0 if name == 'adafactor' else 1 / 8)
+
+
+def test_momentum_may_be_bfloat16_and_second_moments_stay_float32(found):
+    assert found['adamw bfloat16']['dtypes'] == ['bfloat16', 'float32', 'int32']
+    assert found['lion']['dtypes'] == ['bfloat16', 'int32']
+    assert all(found[name]['dtypes'] == ['float32', 'int32'] for name in ('adamw', 'muon', 'schedule_free'))
+
+
+def test_averages_are_evaluated_in_place_of_the_last_parameters(found):
+    assert {name for name in OPTIMIZERS if found[name]['evaluated']} == {'schedule_free', 'average'}

@@ -1,0 +1,141 @@
+"""Run by test_every_optimizer in its own process with eight virtual CPU devices: each optimizer under the same laws.
+
+Writes one JSON object: optimizer -> what `main` found.
+"""
+
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from etils import epath
+from flax import linen as nn
+
+from remixer_t5x.checkpoints import manager
+from remixer_t5x.data.position import Position
+from remixer_t5x.devices.partition import Partitioner
+from remixer_t5x.optimization import muon, optimizer, parameter_averages, train_state, train_step
+
+SHAPES = {'embedding': (16, 8), 'wi': (3, 8, 16), 'wo': (3, 16, 8), 'norm': (3, 8), 'h': (3, 4, 4), 'logits': (8, 16)}
+AXES = {
+    'embedding': ('vocab', 'embed'),
+    'wi': ('layers', 'embed', 'mlp'),
+    'wo': ('layers', 'mlp', 'embed'),
+    'norm': ('layers', 'embed'),
+    'h': ('layers', 'positions_out', 'positions_in'),
+    'logits': ('embed', 'vocab'),
+}
+RATE = 1e-2
+OPTIMIZERS = {
+    'adafactor': optimizer.adafactor(RATE, min_dim_size_to_factor=8),
+    'adamw_rms': optimizer.adamw_rms(RATE, weight_decay=0.1),
+    'adamw': optimizer.adamw(RATE, weight_decay=0.1),
+    'adamw bfloat16': optimizer.adamw(RATE, momentum_dtype='bfloat16'),
+    'lion': optimizer.lion(RATE, weight_decay=0.1, momentum_dtype='bfloat16'),
+    'muon': muon.muon(RATE, weight_decay=0.1),
+    'schedule_free': parameter_averages.schedule_free_adamw(RATE, weight_decay=0.1),
+    'average': parameter_averages.averaged(optimizer.adamw(RATE), 0.9),
+}
+
+
+class Layers:
+    """Three stacked layers of everything that optimizers treat differently."""
+
+    def init(self, rng, batch_shapes):
+        keys = jax.random.split(rng, len(SHAPES))
+        return {
+            name: nn.LogicallyPartitioned(0.3 * jax.random.normal(key, shape), AXES[name])
+            for key, (name, shape) in zip(keys, SHAPES.items(), strict=True)
+        }
+
+
+class OneForEach:
+    """The same layers once for each optimizer, so that one program trains with all of them."""
+
+    def init(self, rng, batch_shapes):
+        return {name: Layers().init(rng, batch_shapes) for name in OPTIMIZERS}
+
+    def loss(self, params, batch, dropout_rng=None):
+        rows = jnp.sum(batch['scale'])
+        loss = sum(jnp.sum(jnp.cos(rows * leaf)) for leaf in jax.tree.leaves(params))
+        return loss, {'loss': loss, 'weights': jnp.float32(1)}
+
+
+def all_optimizers(axes):
+    """Each optimizer for its own parameters."""
+    each = {name: made(axes[name]) for name, made in OPTIMIZERS.items()}
+
+    def update(updates, state, params):
+        pairs = {name: tx.update(updates[name], state[name], params[name]) for name, tx in each.items()}
+        return {name: pair[0] for name, pair in pairs.items()}, {name: pair[1] for name, pair in pairs.items()}
+
+    return optax.GradientTransformation(
+        lambda params: {name: tx.init(params[name]) for name, tx in each.items()}, update
+    )
+
+
+def start(partitioner):
+    plan = train_state.plan(OneForEach(), all_optimizers, None, partitioner)
+    step = train_step.jit_train_step(train_step.make_train_step(OneForEach(), plan.tx), plan.shardings, partitioner)
+
+    def take(state, number, scale=0.3):
+        return step(state, partitioner.shard_batch({'scale': np.full(8, scale + number / 100, np.float32)}))
+
+    return plan, take, plan.create(jax.random.key(0))
+
+
+def bits(state, name):
+    leaves = jax.tree.leaves((state.params[name], state.opt_state[name]))
+    return [np.asarray(leaf).astype(np.float32).tobytes() for leaf in leaves]
+
+
+def numbers(params):
+    return [float(np.abs(np.asarray(leaf, np.float64)).sum()) for leaf in jax.tree.leaves(params)]
+
+
+def main(folder):
+    """Four steps on one device, and on a mesh, there with a bad step and a checkpoint in between."""
+    _, take, state = start(Partitioner(devices=jax.devices()[:1]))
+    for number in range(4):
+        state, _ = take(state, number)
+    single = jax.device_get(state.params)
+
+    plan, take, state = start(Partitioner(data=1, fsdp=4, tensor=2))
+    for number in range(2):
+        state, _ = take(state, number)
+    # The step donates what it gets.
+    before = jax.device_get(state)
+    state, metrics = take(state, 9, np.nan)
+    after = jax.device_get(state)
+    checkpoints = manager.Checkpoints(epath.Path(folder))
+    checkpoints.save(3, state, Position.start(1), {})
+    checkpoints.wait()
+    restored, _ = checkpoints.restore(3, plan.abstract)
+    checkpoints.close()
+    for number in (2, 3):
+        state, _ = take(state, number)
+        restored, _ = take(restored, number)
+    shares = {name: share_of_matrices(state.opt_state[name]) for name in OPTIMIZERS}
+    state, restored = jax.device_get((state, restored))
+    found = {'bad': float(metrics['nonfinite'])}
+    for name, made in OPTIMIZERS.items():
+        params, opt_state = state.params[name], state.opt_state[name]
+        found[name] = {
+            'single': numbers(single[name]),
+            'mesh': numbers(params),
+            'unchanged': bits(before, name) == bits(after, name),
+            'moved': bits(after, name) != bits(state, name),
+            'resumed': bits(restored, name) == bits(state, name),
+            'share': shares[name],
+            'dtypes': sorted({str(leaf.dtype) for leaf in jax.tree.leaves(opt_state)}),
+            'evaluated': made.evaluated is not None and numbers(made.evaluated(opt_state, params)) != numbers(params),
+        }
+    (folder / 'found.json').write_text(json.dumps(found))
+
+
+def share_of_matrices(state):
+    """The share of the moments of `wi` and `wo` that the first device holds."""
+    big = [leaf for leaf in jax.tree.leaves(state) if leaf.ndim == 3 and leaf.shape[1:] in ((8, 16), (16, 8))]
+    shards = [shard for leaf in big for shard in leaf.addressable_shards if shard.device == jax.devices()[0]]
+    return sum(shard.data.nbytes for shard in shards) / max(1, sum(leaf.nbytes for leaf in big))
