@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from remixer_t5x.errors import UserError
-from remixer_t5x.layers.attention import choice, cudnn, tpu_plan
+from remixer_t5x.layers.attention import choice, cudnn, step, tpu_plan
 from remixer_t5x.layers.attention import formula as module
 from remixer_t5x.layers.attention.bias import DistanceBias
 from remixer_t5x.layers.attention.visibility import Visibility
@@ -126,3 +126,18 @@ def test_auto_takes_the_formula_where_a_kernel_refuses():
     everything = Visibility(None, jnp.ones((1, 4), jnp.int32))
     with compiling_for('gpu'):
         np.testing.assert_allclose(choice.attention(heads, heads, heads, everything), heads, rtol=1e-6)
+
+
+def test_one_query_reads_a_cache_of_either_form(monkeypatch):
+    """Also several: the beams of a sequence, which share its memory."""
+    rng = np.random.default_rng(0)
+    query, key, value = (jnp.asarray(rng.normal(size=(B, n, H, D)), jnp.float32) for n in (2, K, K))
+    mask = jnp.asarray(rng.random((B, 1, 2, K)) < 0.7).at[..., 0].set(True)
+    bias = jnp.asarray(rng.normal(size=(1, H, 2, K)), jnp.float32)
+    wanted = plain(query, key, value, mask, bias)
+    for platform, dimensions in (('cpu', 4), ('tpu', 3)):
+        monkeypatch.setattr(step, 'target_platform', lambda platform=platform: platform)
+        cached_key, cached_value = step.cached_memory_key(key), step.cached(value)[0]
+        assert cached_key.ndim == cached_value.ndim == dimensions
+        mixed = step.attend_step(query, cached_key, cached_value, mask, bias)
+        np.testing.assert_allclose(mixed, wanted, rtol=1e-5, atol=1e-6)

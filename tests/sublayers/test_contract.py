@@ -14,6 +14,7 @@ import pytest
 
 from remixer_t5x.architecture import decoder_only, encoder_only, layer, stack
 from remixer_t5x.errors import UserError
+from remixer_t5x.layers.attention import step as attention_step
 from remixer_t5x.layers.norms import GroupedRMSNorm, LayerNorm
 from remixer_t5x.layers.positions import LearnedPositions, RelativePositionBias
 from remixer_t5x.sublayers import (
@@ -194,6 +195,13 @@ def test_causality_law(name, segments):
 @every_decoder
 def test_decode_law(name):
     laws.decode(subject(name, 'decoder'))
+
+
+def test_decode_law_with_the_caches_of_a_tpu(monkeypatch):
+    monkeypatch.setattr(attention_step, 'target_platform', lambda: 'tpu')
+    laws.decode(subject('t5', 'decoder'))
+    laws.beams(subject('t5', 'decoder'))
+    laws.prompt(alone('t5'))
 
 
 REFUSES_PREFIX = {'gmlp', 'gmlp_gates', 'mlp_mixer'}

@@ -15,7 +15,7 @@ from remixer_t5x.layers import cache
 from remixer_t5x.layers.attention.bias import Bias, full_bias
 from remixer_t5x.layers.attention.choice import attention
 from remixer_t5x.layers.attention.formula import attention_weights
-from remixer_t5x.layers.attention.step import attend_step, heads_first
+from remixer_t5x.layers.attention.step import attend_step, cached, cached_memory_key
 from remixer_t5x.layers.attention.visibility import Visibility, in_memory, in_sequence, while_decoding
 from remixer_t5x.layers.dropout import drop_value_rows
 
@@ -47,13 +47,14 @@ def attend_to_own(
         _show_weights(module, query, key, visibility, bias)
         return attention(query, key, value, visibility, bias, ctx.attention)
     own = query, key, value
-    key = cache.extend(module, 'cached_key', heads_first(key), ctx, axis=2)
-    value = cache.extend(module, 'cached_value', heads_first(value), ctx, axis=2)
+    (key, axis), (value, _) = cached(key), cached(drop_value_rows(dropout_rate, value, deterministic=ctx.deterministic))
+    key = cache.extend(module, 'cached_key', key, ctx, axis)
+    value = cache.extend(module, 'cached_value', value, ctx, axis)
     if ctx.step is None and ctx.cache_slots is not None:
         return attention(*own, in_sequence(ctx), bias, ctx.attention)
-    value = drop_value_rows(dropout_rate, value, deterministic=ctx.deterministic)
-    mask = while_decoding(ctx, key.shape[2])
-    return attend_step(query, jnp.swapaxes(key, 2, 3), value, mask, full_bias(bias))
+    mask = while_decoding(ctx, key.shape[axis])
+    key = key if key.ndim == 3 else jnp.swapaxes(key, 2, 3)
+    return attend_step(query, key, value, mask, full_bias(bias))
 
 
 def attend_to_memory(
@@ -78,14 +79,16 @@ def attend_to_memory(
         [batch, length, heads, kv] in value's dtype.
     """
     visibility = in_memory(ctx, memory.context)
+
+    def dropped_value() -> jax.Array:
+        return drop_value_rows(dropout_rate, project('value'), deterministic=ctx.deterministic)
+
     if not ctx.decode:
-        value = drop_value_rows(dropout_rate, project('value'), deterministic=ctx.deterministic)
-        key = project('key')
+        value, key = dropped_value(), project('key')
         _show_weights(module, query, key, visibility, None)
         return attention(query, key, value, visibility, None, ctx.attention)
-    key = module.variable('cache', 'memory_key', lambda: jnp.swapaxes(heads_first(project('key')), 2, 3)).value
-    value = module.variable('cache', 'memory_value', lambda: heads_first(project('value'))).value
-    value = drop_value_rows(dropout_rate, value, deterministic=ctx.deterministic)
+    key = module.variable('cache', 'memory_key', lambda: cached_memory_key(project('key'))).value
+    value = module.variable('cache', 'memory_value', lambda: cached(dropped_value())[0]).value
     return attend_step(query, key, value, visibility.mask(), None)
 
 

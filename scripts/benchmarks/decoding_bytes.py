@@ -1,0 +1,103 @@
+"""Bytes that a decoding step reads and writes on a machine that is not here, next to what it must read.
+
+    python scripts/benchmarks/decoding_bytes.py --topology v5e:1x1 --rows 8 64
+
+The compiler of the machine compiles greedy generation (`pip install 'remixer-t5x[forecast]'` for TPUs, `[forecast-gpu]`
+for GPUs), and the optimised program is read; nothing runs. A step must read each parameter of the decoder once, in the
+dtype of the activations, and the caches once, without padding. Keys and values of the encoder's output are projected
+before the first step.
+"""
+
+import argparse
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax.core import meta
+from jax.sharding import SingleDeviceSharding
+
+import remixer_t5x
+from remixer_t5x.cli.info.memory import tracing_for
+from remixer_t5x.costs.speed import compiled_program, machines, roofline
+from remixer_t5x.devices.hypothetical import Hardware, Topology
+from remixer_t5x.model.seq2seq import Seq2Seq
+
+GB = 1e9
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument('--topology', default='v5e:1x1', help='one device, such as v5e:1x1 or h100:1')
+    parser.add_argument('--model', default='t5_1_1')
+    parser.add_argument('--size', default='base')
+    parser.add_argument('--rows', type=int, nargs='+', default=[8, 64])
+    parser.add_argument('--inputs', type=int, default=512)
+    parser.add_argument('--targets', type=int, default=114)
+    args = parser.parse_args()
+    topology = Topology.parse(args.topology)
+    hardware = Hardware('gpu' if topology.is_gpu else 'tpu', devices=1, topology=args.topology)
+    hardware.require_own_compiler()
+    model = remixer_t5x.build_model(f'models/{args.model}.gin', f'sizes/{args.size}.gin', DTYPE='bfloat16')
+    for rows in args.rows:
+        report(model, hardware, machines.find(topology.chip), rows, args)
+
+
+def report(model: Seq2Seq, hardware: Hardware, machine: machines.Machine, rows: int, args: Any) -> None:
+    """Compiles for a number of rows, and prints a line."""
+    (device,), compiler = hardware.compile_devices()
+    place = SingleDeviceSharding(device)
+    names = {'encoder_input_tokens': args.inputs, 'decoder_input_tokens': args.targets}
+    shapes = {**{name: (rows, length) for name, length in names.items()}, 'decoder_target_tokens': (rows, args.targets)}
+    params = meta.unbox(jax.eval_shape(lambda rng: model.init(rng, shapes), jax.random.key(0)))
+    params = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place), params)
+    inputs = jax.ShapeDtypeStruct(shapes['encoder_input_tokens'], jnp.int32, sharding=place)
+
+    def generate(params, inputs):
+        return model.generate(params, {'encoder_input_tokens': inputs}, args.targets)
+
+    with tracing_for(hardware, compiler):
+        compiled = jax.jit(generate).lower(params, inputs).compile()
+    program = compiled_program.read(compiled.as_text())
+    step = [kernel for kernel in program.kernels if _is_of_step(kernel.op_name)]
+    moved = sum(kernel.times * kernel.bytes for kernel in step)
+    seconds = sum(kernel.times * max(roofline.seconds(kernel, machine)) for kernel in step)
+    weights, caches = needed(model, params, inputs, args.targets)
+    estimate = ''
+    if machine.clock:
+        cycles = sum(kernel.times * (kernel.cycles or 0) for kernel in step)
+        estimate = f", the compiler's estimate {cycles / machine.clock * 1e3:.2f} ms"
+    must = weights + caches
+    print(
+        f'{machine.name}, {args.model} {args.size}, {rows} rows of {args.inputs} to {args.targets}, bfloat16: a step '
+        f'moves {moved / GB:.3f} GB, {moved / must:.2f} times the {must / GB:.3f} GB that it must read (parameters '
+        f'{weights / GB:.3f}, caches {caches / GB:.3f}); at least {seconds * 1e3:.2f} ms{estimate}; '
+        f'{sum(kernel.times for kernel in step):,} kernels; temporaries '
+        f'{compiled.memory_analysis().temp_size_in_bytes / 2**20:,.0f} MiB',
+        flush=True,
+    )
+
+
+def _is_of_step(op_name: str) -> bool:
+    """Whether JAX traced a kernel in the loop over tokens, which is outside of every module."""
+    return op_name.startswith('jit(generate)/while')
+
+
+def needed(model: Seq2Seq, params: Any, inputs: Any, length: int) -> tuple[int, int]:
+    """Bytes of the parameters that a step uses, and of the caches at their full length."""
+
+    def allocate(params, inputs):
+        return model._generation(params, inputs, length).allocate(1)
+
+    caches = jax.tree.leaves(jax.eval_shape(allocate, params, inputs))
+    output = jax.eval_shape(model.module.output_kernel, params)
+    used = [math.prod(output.shape)]
+    for path, leaf in jax.tree_util.tree_leaves_with_path(params['decoder']):
+        name = jax.tree_util.keystr(path, simple=True, separator='/')
+        if not name.endswith(('cross_attention/key/kernel', 'cross_attention/value/kernel')):
+            used.append(leaf.size)
+    return sum(used) * jnp.dtype(model.module.dtype).itemsize, sum(leaf.size * leaf.dtype.itemsize for leaf in caches)
+
+
+if __name__ == '__main__':
+    main()
