@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from remixer_t5x.errors import UserError
-from remixer_t5x.layers.attention import choice, cudnn, step, tpu_plan
+from remixer_t5x.layers.attention import choice, cudnn, meeting_blocks, step, tpu_plan
 from remixer_t5x.layers.attention import formula as module
 from remixer_t5x.layers.attention.bias import DistanceBias
 from remixer_t5x.layers.attention.visibility import Visibility
@@ -59,10 +59,17 @@ def packed(rows, length):
     return jnp.asarray(np.sort(np.random.default_rng(1).integers(1, 4, (rows, length))), jnp.int32)
 
 
+def odd_one(length):
+    """Packed rows, whose last query is of an example without a key."""
+    return packed(2, length).at[1, -1].set(9)
+
+
 # Queries, keys, heads, width of a head, visibility and whether there is a bias. Rows of 200 tokens take two blocks of
 # 128, the second of them not full. Two heads of 64 features fill the lanes of a register, three of 16 never do.
 KERNEL_CASES = {
     'a decoder, packed, in two blocks': (200, 200, 2, 64, Visibility(packed(2, 200), packed(2, 200), True), True),
+    # Blocks of 64 on a GPU; two rows of these see other blocks than their neighbours, and one query sees no key.
+    'cross-attention, packed, in four blocks': (140, 200, 1, 16, Visibility(odd_one(140), packed(2, 200)), False),
     'an encoder in one block': (24, 24, 3, 16, Visibility(None, padding(2, 24)), True),
     'cross-attention to two blocks': (24, 200, 4, 64, Visibility(None, padding(2, 200)), False),
 }
@@ -141,3 +148,24 @@ def test_one_query_reads_a_cache_of_either_form(monkeypatch):
         assert cached_key.ndim == cached_value.ndim == dimensions
         mixed = step.attend_step(query, cached_key, cached_value, mask, bias)
         np.testing.assert_allclose(mixed, wanted, rtol=1e-5, atol=1e-6)
+
+
+def test_a_packed_row_leaves_out_blocks_that_cannot_meet():
+    """By the definition: between the first and the last block in which some query sees some key."""
+    rng = np.random.default_rng(0)
+    query_segments = np.sort(rng.integers(0, 6, (4, 300)))
+    key_segments = np.sort(rng.integers(0, 6, (4, 300)))
+    for causal in (True, False):
+        query_segments[3, 7] = query_segments[3, 7] if causal else 9  # an example without a key
+        keys = query_segments if causal else key_segments
+        found = meeting_blocks.meetings(jnp.asarray(query_segments), jnp.asarray(keys), 64, causal)
+        same = (query_segments[:, :, None] == keys[:, None]) & (np.tri(300, dtype=bool) | (not causal))
+        same |= ~same.any(axis=2, keepdims=True) & (np.tri(300, dtype=bool) | (not causal))
+        blocks = np.pad(same, ((0, 0), (0, 20), (0, 20))).reshape(4, 5, 64, 5, 64).any(axis=(2, 4))
+        for seen, (first, end) in (
+            (blocks, np.moveaxis(found.of_queries, 2, 0)),
+            (np.swapaxes(blocks, 1, 2), np.moveaxis(found.of_keys, 2, 0)),
+        ):
+            np.testing.assert_array_equal(first, seen.argmax(axis=2))
+            np.testing.assert_array_equal(end, 5 - seen[:, :, ::-1].argmax(axis=2))
+        assert np.sum(found.of_queries[..., 1] - found.of_queries[..., 0]) < 0.75 * 4 * (15 if causal else 25)

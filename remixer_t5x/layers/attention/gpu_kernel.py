@@ -4,6 +4,8 @@ The blocks of FlashAttention (Dao et al. 2022), for T5: a logit reads its bias f
 gradient of these values is summed over the batch. A kernel for each gradient computes the logits again, so that no
 program adds to what another one writes and a step gives the same bits each time.
 
+In packed rows a block takes the blocks in which its examples can be (`meeting_blocks`).
+
 A gradient of the bias belongs to one distance. So one program takes the blocks of logits of one diagonal: the
 same place in each of these blocks has the same distance, and their sum is one block.
 """
@@ -18,6 +20,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as pltriton
 
 from remixer_t5x.layers.attention.formula import MASKED
+from remixer_t5x.layers.attention.meeting_blocks import Meetings, meetings
 from remixer_t5x.layers.compile_target import interprets_kernels
 from remixer_t5x.layers.diagonals import spread_over_diagonals
 
@@ -40,6 +43,7 @@ class Operands(NamedTuple):
         query_segments: [batch, queries] int32; None lets each query see every key of a segment above 0.
         key_segments: [batch, keys] int32; a query sees the keys of its own segment.
         by_distance: [heads, 2 * length - 1] float32, of `DistanceBias`.
+        meetings: which blocks meet, of packed rows; the kernels add it.
     """
 
     query: Any
@@ -48,6 +52,7 @@ class Operands(NamedTuple):
     query_segments: Any
     key_segments: Any
     by_distance: Any
+    meetings: Meetings | None = None
 
 
 class _Results(NamedTuple):
@@ -61,6 +66,7 @@ class _Results(NamedTuple):
 def forward(causal: bool, operands: Operands) -> tuple[jax.Array, jax.Array]:
     """[batch, queries, heads, kv] in value's dtype, and the log-sum-exp of logits, [batch, heads, queries] float32."""
     plan = _Plan(causal, operands)
+    operands = plan.with_meetings(operands)
     return pl.pallas_call(
         functools.partial(_forward_kernel, plan),
         grid=(plan.blocks_q, plan.heads, plan.batch),
@@ -81,6 +87,7 @@ def backward(
 ) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array | None]:
     """Gradients of query, key, value and `by_distance`, given `forward`'s results and the gradient of the first."""
     plan = _Plan(causal, operands)
+    operands = plan.with_meetings(operands)
     delta = jnp.einsum('bqhd,bqhd->bhq', mixed, gradient, preferred_element_type=_FLOAT32)
     results = _Results(gradient, log_total, delta)
     call = functools.partial(
@@ -164,11 +171,29 @@ class _Plan:
             None if operands.query_segments is None else pl.BlockSpec((self.rows, self.queries), of_row),
             pl.BlockSpec((self.rows, self.keys), of_row),
             None if operands.by_distance is None else pl.BlockSpec((None, operands.by_distance.shape[1]), of_head),
+            operands.meetings and Meetings(*(self._of_blocks(array.shape[1]) for array in operands.meetings)),
         )
 
-    def seen_keys(self, q_block) -> Any:
-        """Number of blocks of keys that a block of queries sees."""
-        return jnp.minimum(q_block + 1, self.blocks_k) if self.causal else self.blocks_k
+    def _of_blocks(self, count: int) -> pl.BlockSpec:
+        return pl.BlockSpec((self.rows, count, 2), lambda block, head, row: (row, 0, 0))
+
+    def with_meetings(self, operands: Operands) -> Operands:
+        if operands.query_segments is None:
+            return operands
+        found = meetings(operands.query_segments, operands.key_segments, self.block, self.causal)
+        return operands._replace(meetings=found)
+
+    def keys_of(self, q_block, operands: Operands) -> tuple[Any, Any]:
+        """The first block of keys that a block of queries sees, and the end of these blocks."""
+        if operands.meetings is not None:
+            return operands.meetings.of_queries[q_block, 0], operands.meetings.of_queries[q_block, 1]
+        return 0, jnp.minimum(q_block + 1, self.blocks_k) if self.causal else self.blocks_k
+
+    def queries_of(self, k_block, operands: Operands) -> tuple[Any, Any]:
+        """The first block of queries that sees a block of keys, and the end of these blocks."""
+        if operands.meetings is not None:
+            return operands.meetings.of_keys[k_block, 0], operands.meetings.of_keys[k_block, 1]
+        return k_block if self.causal else 0, self.blocks_q
 
 
 def _forward_kernel(plan: _Plan, operands: Operands, mixed_ref, log_total_ref):
@@ -188,7 +213,7 @@ def _forward_kernel(plan: _Plan, operands: Operands, mixed_ref, log_total_ref):
         return mixed, following, total * kept + jnp.sum(weights, axis=1)
 
     start = (jnp.zeros(query.shape, _FLOAT32), jnp.full(plan.block, _LOWEST), jnp.zeros(plan.block, _FLOAT32))
-    mixed, largest, total = jax.lax.fori_loop(0, plan.seen_keys(q_block), add_keys, start)
+    mixed, largest, total = jax.lax.fori_loop(*plan.keys_of(q_block, operands), add_keys, start)
     queries.store(mixed_ref, mixed / total[:, None])
     queries.store(log_total_ref, largest + jnp.log(total))
 
@@ -204,7 +229,7 @@ def _query_kernel(plan: _Plan, operands: Operands, results: _Results, gradient_r
         return total + pltriton.dot(of_logits.astype(key.dtype), key)
 
     start = jnp.zeros((plan.block, operands.query.shape[-1]), _FLOAT32)
-    queries.store(gradient_ref, jax.lax.fori_loop(0, plan.seen_keys(q_block), add_keys, start))
+    queries.store(gradient_ref, jax.lax.fori_loop(*plan.keys_of(q_block, operands), add_keys, start))
 
 
 def _key_kernel(plan: _Plan, operands: Operands, results: _Results, key_gradient_ref, value_gradient_ref):
@@ -220,8 +245,7 @@ def _key_kernel(plan: _Plan, operands: Operands, results: _Results, key_gradient
         return of_key, of_value + pltriton.dot(weights.astype(gradient.dtype), gradient, trans_a=True)
 
     zeros = jnp.zeros((plan.block, operands.key.shape[-1]), _FLOAT32)
-    first = k_block if plan.causal else 0
-    of_key, of_value = jax.lax.fori_loop(first, plan.blocks_q, add_queries, (zeros, zeros))
+    of_key, of_value = jax.lax.fori_loop(*plan.queries_of(k_block, operands), add_queries, (zeros, zeros))
     keys.store(key_gradient_ref, of_key)
     keys.store(value_gradient_ref, of_value)
 
@@ -236,9 +260,18 @@ def _bias_kernel(plan: _Plan, operands: Operands, results: _Results, sum_ref):
 
     def add_block(index, total):
         row, place = jax.lax.div(index, count), jax.lax.rem(index, count)
-        queries = _Tokens(plan, first + place, plan.queries, row)
-        keys = _Tokens(plan, first + place + offset, plan.keys, row)
-        return total + _weights_and_gradient(plan, operands, results, queries, keys)[1]
+        q_block, k_block = first + place, first + place + offset
+
+        def added():
+            queries = _Tokens(plan, q_block, plan.queries, row)
+            keys = _Tokens(plan, k_block, plan.keys, row)
+            return total + _weights_and_gradient(plan, operands, results, queries, keys)[1]
+
+        if operands.meetings is None:
+            return added()
+        met = operands.meetings.of_queries
+        meets = (met[row, q_block, 0] <= k_block) & (k_block < met[row, q_block, 1])
+        return jax.lax.cond(meets, added, lambda: total)
 
     sum_ref[...] = jax.lax.fori_loop(0, plan.rows * count, add_block, jnp.zeros((plan.block, plan.block), _FLOAT32))
 
