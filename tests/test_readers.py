@@ -70,6 +70,7 @@ USING = {
     *('remixer_t5x/evaluation/results.py', 'remixer_t5x/inference/text_inputs.py'),
     *('remixer_t5x/inference/text_outputs.py', 'remixer_t5x/interop/huggingface/folders.py'),
     *('remixer_t5x/interop/huggingface/gpt2.py', 'tasks/remixer_tasks/vocabulary/byte_pairs.py'),
+    'remixer_t5x/interop/hub/shared_folder.py',
     *('remixer_t5x/interop/huggingface/tokenizer.py', 'remixer_t5x/interop/safetensors/export.py'),
     *('remixer_t5x/interop/safetensors/files.py', 'remixer_t5x/interop/safetensors/header.py'),
     *('remixer_t5x/reports/records.py', 'remixer_t5x/run_folder/metrics.py'),

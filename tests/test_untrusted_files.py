@@ -214,6 +214,14 @@ def _lock_of_another_run(path):
         path.with_name(run_lock.LOCK).rename(path)
 
 
+def _a_shared_model(path):
+    from remixer_t5x.interop.hub import shared_folder
+
+    with under_the_name(path, shared_folder.CONFIG):
+        if shared_folder.is_shared(path.parent):
+            shared_folder.read(path.parent)
+
+
 USERS = {name.removeprefix('_'): read for name, read in globals().items() if callable(read) and name.startswith('_')}
 # A good record of each file of lines, for records that are good but for a few values.
 RECORDS = {

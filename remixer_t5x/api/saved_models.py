@@ -1,4 +1,4 @@
-"""A trained model from a folder: a MODEL_DIR, one of its checkpoints, or a T5, BERT or GPT-2 of Hugging Face."""
+"""A trained model from a MODEL_DIR, one of its checkpoints, a T5, BERT or GPT-2 of Hugging Face, or the Hub."""
 
 import contextlib
 import pathlib
@@ -10,12 +10,13 @@ import jax
 from etils import epath
 
 from remixer_t5x.api.trained_model import TrainedModel
-from remixer_t5x.checkpoints import saved_params
+from remixer_t5x.checkpoints import manager, model_changes, saved_params
 from remixer_t5x.config import loading, resolved
 from remixer_t5x.data import frames, pipeline
 from remixer_t5x.devices.partition import Partitioner
 from remixer_t5x.errors import UserError
 from remixer_t5x.evaluation import best
+from remixer_t5x.interop.hub import client, download, shared_folder
 from remixer_t5x.interop.huggingface import bert as hf_bert
 from remixer_t5x.interop.huggingface import bert_description, gpt2
 from remixer_t5x.interop.huggingface import folders as huggingface
@@ -36,6 +37,7 @@ def load(
     lengths: Mapping[str, int] | None = None,
     partitioner: Partitioner | None = None,
     vocabulary: str | None = None,
+    trust_gin: bool = False,
 ) -> TrainedModel:
     """A trained model with its parameters and vocabulary.
 
@@ -46,25 +48,32 @@ def load(
     Args:
         path: a MODEL_DIR (its newest checkpoint, or the best of a task if there is no other), one checkpoint in it
             (`MODEL_DIR/checkpoints/1000`, `MODEL_DIR/best/TASK`), or a Hugging Face folder of a T5, BERT
-            or GPT-2 with safetensors.
+            or GPT-2 with safetensors, or a folder that `convert --to_shared` wrote; `hf://NAME` downloads one of the
+            last two from the Hub.
         lengths: maximum tokens of `inputs` and `targets` instead of the run's TASK_FEATURE_LENGTHS; one may be missing.
         partitioner: the devices; None is all of this machine's, each with all parameters.
         vocabulary: a SentencePiece model, or the tokenizer.json of a BERT, for a Hugging Face folder that has none.
+        trust_gin: runs the model.gin of a model that `hf://NAME` downloads, which the models that Hugging Face does not
+            have come with.
 
     Raises:
         UserError: the folder, a checkpoint, the saved gin text, a module or a vocabulary is missing, or something is
             damaged.
     """
+    if path.startswith(client.SCHEME):
+        path = _downloaded(path, trust_gin)
     folder = model_dir.absolute(path)
     with object_store.reading(folder):
         if not folder.is_dir():
             raise UserError(
-                f'{folder} is not a folder; give a MODEL_DIR, a checkpoint, or a Hugging Face T5 folder '
-                '(hf download NAME --local-dir DIR)'
+                f'{folder} is not a folder; give a MODEL_DIR, a checkpoint, or a Hugging Face T5 folder, or hf://NAME '
+                'for a model on the Hub'
             )
         is_hugging_face = (folder / huggingface.CONFIG).is_file() and not saved_params.steps_in(
             folder / model_dir.CHECKPOINTS
         )
+    if is_hugging_face and shared_folder.is_shared(pathlib.Path(folder)):
+        return _load_shared(pathlib.Path(folder), lengths, partitioner or Partitioner())
     if is_hugging_face and gpt2.is_gpt2(pathlib.Path(folder)):
         return _load_gpt2(str(folder), lengths, partitioner or Partitioner())
     if is_hugging_face:
@@ -74,21 +83,45 @@ def load(
     return _load_run(str(folder), lengths, partitioner or Partitioner())
 
 
+def _downloaded(path: str, trust_gin: bool) -> str:
+    folder = download.folder_of(path)
+    if shared_folder.is_shared(folder) and not trust_gin:
+        raise UserError(
+            f'{path} has a model.gin, and gin runs code; read {folder / shared_folder.GIN}, and if you trust it, type '
+            f'load({path!r}, trust_gin=True)'
+        )
+    return str(folder)
+
+
 def _load_run(path: str, lengths: Mapping[str, int] | None, partitioner: Partitioner) -> TrainedModel:
-    checkpoint = _find(path)
-    with saved_gin(checkpoint) as gin_file:
-        model, vocabulary, found = _values(gin_file)
-    if vocabulary is None:
-        vocabulary = pipeline.vocabulary(resolved.call(pipeline.DatasetConfig, 'train'))
+    checkpoint = find(path)
+    model, vocabulary, found, _ = described(checkpoint)
     params = restore(checkpoint, model, vocabulary, partitioner)
     given, ends = _lengths(frames.text_lengths(found), lengths), 'inputs' in found
     return TrainedModel(model, params, vocabulary, given, checkpoint, partitioner, ends_inputs=ends)
 
 
+def described(checkpoint: str) -> tuple[Any, Any, Mapping[str, int], str]:
+    """The model and the vocabulary of a checkpoint, TASK_FEATURE_LENGTHS, and the gin text of model and lengths alone.
+
+    Runs the gin text that is saved with the run.
+    """
+    with saved_gin(checkpoint) as gin_file:
+        model, vocabulary, lengths = _values(gin_file)
+        if vocabulary is None:
+            vocabulary = pipeline.vocabulary(resolved.call(pipeline.DatasetConfig, 'train'))
+        loading.load(_given(gin_file), '%MODEL', '%TASK_FEATURE_LENGTHS', reader=gin_file, only=True)
+    return model, vocabulary, lengths, loading.config_text()
+
+
+def _given(gin_file: str) -> loading.Given:
+    return loading.Given([gin_file], defaults={'VOCABULARY': None, 'TASK_FEATURE_LENGTHS': LENGTHS})
+
+
 def _values(gin_file: str) -> list[Any]:
     """The model, the vocabulary (None: take the task's) and the lengths by a saved gin file."""
-    defaults = {'VOCABULARY': None, 'TASK_FEATURE_LENGTHS': LENGTHS}
-    return loading.values(loading.Given([gin_file], defaults=defaults), 'MODEL', *defaults, reader=gin_file)
+    given = _given(gin_file)
+    return loading.values(given, 'MODEL', *given.defaults, reader=gin_file)
 
 
 def restore(checkpoint: str, model: Any, vocabulary: Any, partitioner: Partitioner) -> Any:
@@ -102,7 +135,7 @@ def _abstract(model: Any, partitioner: Partitioner) -> Any:
     return saved_params.abstract_params(model, frames.smallest_shapes(model.frame), partitioner)
 
 
-def _find(path: str) -> str:
+def find(path: str) -> str:
     """The newest checkpoint, or the best of a task if there is no other."""
     try:
         return str(saved_params.find_step(path, WHAT))
@@ -126,13 +159,19 @@ def saved_gin(checkpoint: str) -> Iterator[str]:
         yield str(copy)
 
 
-def _saved_gin(checkpoint: str) -> epath.Path:
+def run_of(checkpoint: str) -> epath.Path:
+    """The MODEL_DIR that `checkpoint` is in. Raises UserError if it is in none."""
     above = model_dir.absolute(checkpoint).parents
     folder = next((folder for folder in above if (folder / model_dir.MARKER).is_file()), None)
     if folder is None:
         raise UserError(
             f'{checkpoint} is not in a MODEL_DIR, whose {model_dir.CONFIG} says what the model is; copy it whole'
         )
+    return folder
+
+
+def _saved_gin(checkpoint: str) -> epath.Path:
+    folder = run_of(checkpoint)
     for name in (model_dir.CONFIG, CONVERTED):
         if (folder / name).is_file():
             return folder / name
@@ -144,6 +183,24 @@ def _lengths(found: Mapping[str, int], wanted: Mapping[str, int] | None) -> dict
     if unknown:
         raise UserError(f'lengths names {", ".join(unknown)}; it takes inputs and targets')
     return {**dict(found), **(wanted or {})}
+
+
+def _load_shared(folder: pathlib.Path, lengths: Mapping[str, int] | None, partitioner: Partitioner) -> TrainedModel:
+    shared = shared_folder.read(folder)
+    arrays, _, record = shared.params()
+    model, vocabulary, found = _of_text(shared.gin_text())
+    ours = pipeline.vocabulary_record(vocabulary)
+    if record['vocabulary'] != ours:
+        raise UserError(
+            f'{folder} was trained with vocabulary {record["vocabulary"]}, and has {ours}; download it again'
+        )
+    shapes = (shared_folder.shapes(tree) for tree in (arrays, _abstract(model, partitioner)))
+    if difference := model_changes.describe(*shapes):
+        raise UserError(f'{folder} has other parameters than the model of its {shared_folder.GIN}: {difference}')
+    params = _placed(arrays, model, partitioner)
+    manager.check_finite(folder, params)
+    given, ends = _lengths(frames.text_lengths(found), lengths), 'inputs' in found
+    return TrainedModel(model, params, vocabulary, given, str(folder), partitioner, ends_inputs=ends)
 
 
 def _load_gpt2(path: str, lengths: Mapping[str, int] | None, partitioner: Partitioner) -> TrainedModel:
@@ -183,9 +240,8 @@ def _load_hugging_face(
 
 
 def _of_text(text: str) -> list[Any]:
-    """`_values` by the gin text that we make of a folder of Hugging Face.
-
-    These are our statements with the folder's numbers, each checked. No code from the folder runs.
+    """`_values` by gin text: of a folder of Hugging Face, our statements with the folder's numbers, each checked, so
+    that no code from the folder runs; of a shared folder, its model.gin.
     """
     with tempfile.TemporaryDirectory() as folder:
         file = pathlib.Path(folder, CONVERTED)

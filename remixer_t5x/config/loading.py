@@ -56,6 +56,7 @@ def load(
     reader: str = 'the caller',
     suggest: Sequence[str] = (),
     importing: contextlib.AbstractContextManager | None = None,
+    only: bool = False,
 ) -> None:
     """Replaces gin's configuration by `given`.
 
@@ -68,6 +69,7 @@ def load(
         reader: who reads macros, for errors.
         suggest: shipped files to name where no file sets up what is called; by default all that do.
         importing: entered once the text has passed the checks that need no library, while gin imports what it names.
+        only: leaves out all that `wanted` does not read, imports too, so that `config_text` describes `wanted` alone.
 
     Raises:
         UserError: anything wrong with files, flags, names or values, on one line.
@@ -79,14 +81,22 @@ def load(
     if not partial:
         t5x_macros.check_steps(bindings)
     checks.check(bindings, caller, partial or bool(given.model), suggest)
-    # Without the macros that nothing reads, gin's configuration as text is the configuration of the run.
-    callers = {binding.target for binding in bindings.final if not binding.is_macro}
-    read = macros_read(bindings.reachable(callers))
     gin.clear_config()
     with importing or contextlib.nullcontext():
-        for statement in statements:
-            if not isinstance(statement, Binding) or not statement.is_macro or statement.selector in read:
-                _apply(statement, bindings)
+        for statement in _kept(statements, bindings, caller if only else None):
+            _apply(statement, bindings)
+
+
+def _kept(statements: Sequence[Statement], bindings: Bindings, caller: Binding | None) -> list[Statement]:
+    """The statements for gin: those that `caller` reads, or all without the macros that nothing reads, so that gin's
+    configuration as text is the configuration of the run.
+    """
+    if caller:
+        reached = {(one.place, one.scope, one.key) for one in bindings.reachable([caller.target])}
+        return [one for one in statements if isinstance(one, Binding) and (one.place, one.scope, one.key) in reached]
+    callers = {binding.target for binding in bindings.final if not binding.is_macro}
+    read = macros_read(bindings.reachable(callers))
+    return [one for one in statements if not isinstance(one, Binding) or not one.is_macro or one.selector in read]
 
 
 def values(given: Given, *macros: str, **options: Any) -> list[Any]:

@@ -146,7 +146,7 @@ def test_safetensors_there_and_back(place, capsys):
         (('--from_hf=hf', '--to_hf=x'), '--from_hf goes with --to, and --to_hf is given'),
         (('--from_hf=hf', '--to=ours'), 'already contains the checkpoint of step 0'),
         (('--from_hf=hf', '--to=x', '--dtype=bfloat16'), '--dtype'),
-        (('--from_hf=google/t5', '--to=x'), 'hf download'),
+        (('--from_hf=google/t5', '--to=x'), 'HF_HUB_OFFLINE is set'),
         (('--from_hf=hf', '--to=x', '--vocabulary=none.model'), 'none.model'),
         (('--checkpoint=nowhere', '--to_safetensors=x'), 'nowhere does not contain a checkpoint'),
         (('--checkpoint=ours', '--to_safetensors=x', '--dtype=int8'), "invalid choice: 'int8'"),
@@ -160,6 +160,7 @@ def test_safetensors_there_and_back(place, capsys):
         ),
     ],
 )  # fmt: skip
-def test_mistakes_are_told_in_one_line(place, capsys, argv, named):
+def test_mistakes_are_told_in_one_line(place, capsys, argv, named, monkeypatch):
+    monkeypatch.setattr('huggingface_hub.constants.HF_HUB_OFFLINE', True)
     assert named in error_of(capsys, *argv)
     assert not (place / 'x').exists()

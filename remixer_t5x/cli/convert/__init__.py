@@ -1,4 +1,4 @@
-"""`remixer-t5x convert`: weights of Hugging Face, T5X and plain safetensors to checkpoints, and back.
+"""`remixer-t5x convert`: weights of Hugging Face and its Hub, T5X and plain safetensors to checkpoints, and back.
 
 Each conversion reads back what it has written and compares it with what it read.
 """
@@ -14,17 +14,22 @@ TARGETS = {
     'from_hf': ('to',),
     'from_safetensors': ('to',),
     'from_t5x': ('to',),
-    'checkpoint': ('to_hf', 'to_safetensors', 'to_t5x'),
+    'checkpoint': ('to_hf', 'to_safetensors', 'to_t5x', 'to_shared', 'push_to_hub'),
 }
 # Where the files do not say which model they hold, the user's gin files do.
 _OF_A_MODEL = {'from_t5x', 'to_hf', 'to_t5x'}
 # Flags that some conversions read.
-_READ_BY = {'dtype': ('to_hf', 'to_safetensors'), 'vocabulary': ('from_hf',), 'own_names': ('to_t5x',)}
+_READ_BY = {
+    'dtype': ('to_hf', 'to_safetensors'),
+    'vocabulary': ('from_hf',),
+    'own_names': ('to_t5x',),
+    'private': ('push_to_hub',),
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     arguments.add_gin(parser)
-    parser.add_argument('--from_hf', metavar='DIR', help='a folder of a Hugging Face T5, with safetensors')
+    parser.add_argument('--from_hf', metavar='NAME', help='a model on the Hugging Face Hub, or a folder of one')
     parser.add_argument('--from_safetensors', metavar='FILE', help='a file that --to_safetensors wrote')
     parser.add_argument('--from_t5x', metavar='DIR', help="a checkpoint of T5X's")
     parser.add_argument('--to', metavar='MODEL_DIR', help='a new MODEL_DIR for what is read')
@@ -32,6 +37,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument('--to_hf', metavar='DIR', help='a new folder, as transformers loads it')
     parser.add_argument('--to_safetensors', metavar='FILE', help='a new file with the parameters of any model')
     parser.add_argument('--to_t5x', metavar='DIR', help="a folder for a checkpoint of T5X's")
+    shared = 'a new folder for others to load: weights, vocabulary, and a model card made from the run'
+    parser.add_argument('--to_shared', metavar='DIR', help=shared)
+    parser.add_argument('--push_to_hub', metavar='NAME', help='a model on the Hub to upload the same to')
+    parser.add_argument('--private', action='store_true', default=None, help='with --push_to_hub: only you can see it')
     dtype = 'of the arrays in --to_hf or --to_safetensors (default float32)'
     parser.add_argument('--dtype', choices=('float32', 'bfloat16'), help=dtype)
     vocabulary = 'with --from_hf: the SentencePiece model, where the folder has none'
@@ -61,9 +70,9 @@ def direction(args: argparse.Namespace) -> tuple[str, str]:
     sources = _given(args, TARGETS)
     if len(sources) != 1:
         raise UserError(
-            f'convert takes one source, and was given {_flags(sources) or "none"}; give --from_hf=DIR, '
+            f'convert takes one source, and was given {_flags(sources) or "none"}; give --from_hf=NAME, '
             '--from_safetensors=FILE or --from_t5x=DIR with --to=MODEL_DIR, or --checkpoint=PATH with --to_hf=DIR, '
-            '--to_safetensors=FILE or --to_t5x=DIR'
+            '--to_safetensors=FILE, --to_t5x=DIR, --to_shared=DIR or --push_to_hub=NAME'
         )
     targets = _given(args, dict.fromkeys(name for names in TARGETS.values() for name in names))
     allowed = TARGETS[sources[0]]
@@ -85,11 +94,12 @@ def _flags(names, joined: str = ', ') -> str:
 
 COMMAND = Command(
     'convert',
-    'weights of Hugging Face, T5X and plain safetensors to checkpoints, and back; compares both sides',
+    'weights of Hugging Face and its Hub, T5X and plain safetensors to checkpoints, and back; compares both sides',
     add_arguments,
     run,
     (
-        'remixer-t5x convert --from_hf=downloads/t5-v1_1-small --to=runs/t5_small',
+        'remixer-t5x convert --from_hf=google/flan-t5-small --to=runs/flan',
+        'remixer-t5x convert --checkpoint=runs/remixer --push_to_hub=me/remixer',
         'remixer-t5x convert --gin_file=runs/t5_small/model.gin --checkpoint=runs/finetuned --to_hf=exported',
         'remixer-t5x convert --checkpoint=runs/remixer --to_safetensors=remixer.safetensors',
     ),

@@ -9,11 +9,12 @@ from etils import epath
 
 from remixer_t5x.api.building import build_model
 from remixer_t5x.checkpoints import saved_params
-from remixer_t5x.cli.convert import with_bert, with_gpt2
+from remixer_t5x.cli.convert import share, with_bert, with_gpt2
 from remixer_t5x.cli.convert.checks import check_equal, check_same, compare_with_hugging_face, say, size
 from remixer_t5x.cli.convert.with_model import abstract_params
 from remixer_t5x.data import pipeline
 from remixer_t5x.interop import converted
+from remixer_t5x.interop.hub import download, shared_folder
 from remixer_t5x.interop.huggingface import bert, gpt2
 from remixer_t5x.interop.huggingface import folders as huggingface
 from remixer_t5x.interop.huggingface import gin_file as hf_gin
@@ -27,6 +28,12 @@ MODEL_GIN = 'model.gin'
 
 
 def _from_hugging_face(args: argparse.Namespace) -> None:
+    given = download.folder_of(args.from_hf, say)
+    # Everything below reads a folder.
+    args.from_hf = str(given)
+    if shared_folder.is_shared(given):
+        share.read(args, given)
+        return
     _, config = huggingface.read_config(args.from_hf)
     if config.get('model_type') == bert.MODEL_TYPE:
         with_bert.read(args)
@@ -111,4 +118,6 @@ CONVERSIONS = {
     ('from_hf', 'to'): _from_hugging_face,
     ('from_safetensors', 'to'): _from_safetensors,
     ('checkpoint', 'to_safetensors'): _to_safetensors,
+    ('checkpoint', 'to_shared'): share.to_folder,
+    ('checkpoint', 'push_to_hub'): share.push,
 }

@@ -19,6 +19,7 @@ from remixer_t5x.interop import converted
 from remixer_t5x.interop.huggingface import check as hf_check
 from remixer_t5x.interop.huggingface import folders as huggingface
 from remixer_t5x.interop.huggingface import gpt2, gpt2_description
+from remixer_t5x.interop.huggingface.config import Refusal
 from remixer_t5x.interop.safetensors import export as safetensors_export
 from remixer_t5x.interop.safetensors import files as safetensors_files
 from remixer_t5x.model.language_model import LanguageModel
@@ -67,7 +68,7 @@ def write(
 ) -> None:
     """`--checkpoint=PATH --to_hf=DIR`; `restored` reads the parameters."""
     if not isinstance(vocabulary, BytePairs):
-        raise UserError(
+        raise Refusal(
             f'--to_hf writes a decoder alone as a GPT-2, whose vocabulary is byte pairs, and VOCABULARY is a '
             f'{type(vocabulary).__name__}; --to_safetensors=FILE writes the parameters of any model'
         )

@@ -9,11 +9,11 @@ from remixer_t5x.cli.convert.checks import check_equal, check_same, compare_with
 from remixer_t5x.config import loading
 from remixer_t5x.data import frames, pipeline
 from remixer_t5x.devices.partition import Partitioner
-from remixer_t5x.errors import UserError
 from remixer_t5x.interop import converted
 from remixer_t5x.interop.huggingface import description as hf_description
 from remixer_t5x.interop.huggingface import folders as huggingface
 from remixer_t5x.interop.huggingface import tokenizer as hf_tokenizer
+from remixer_t5x.interop.huggingface.config import Refusal
 from remixer_t5x.interop.safetensors import export as safetensors_export
 from remixer_t5x.model import interface
 from remixer_t5x.model.interface import Model
@@ -34,7 +34,10 @@ def _restored(args: argparse.Namespace, model: Seq2Seq, vocabulary: Any) -> Any:
     return saved_params.restore_params(args.checkpoint, abstract_params(model), record, SETTING)
 
 
-def _to_hugging_face(args: argparse.Namespace, model: Seq2Seq, vocabulary: Any) -> None:
+def to_hugging_face(args: argparse.Namespace, model: Any, vocabulary: Any) -> None:
+    """`--checkpoint=PATH --to_hf=DIR`. Raises Refusal, with nothing written, for a model that Hugging Face does not
+    have.
+    """
     pipeline.check_ids('VOCABULARY', vocabulary, model.vocab_size)
     if isinstance(model, MaskedLM):
         with_bert.write(args, model, vocabulary, _restored)
@@ -43,7 +46,7 @@ def _to_hugging_face(args: argparse.Namespace, model: Seq2Seq, vocabulary: Any) 
         with_gpt2.write(args, model, vocabulary, _restored)
         return
     if not isinstance(model, Seq2Seq):
-        raise UserError(
+        raise Refusal(
             f'--to_hf writes a T5, a BERT or a GPT-2, and FRAME is {model.frame!r}; --to_safetensors=FILE writes the '
             'parameters of any model'
         )
@@ -92,7 +95,7 @@ def _to_t5x(args: argparse.Namespace, model: Seq2Seq, vocabulary: Any) -> None:
 
 
 CONVERSIONS = {
-    ('checkpoint', 'to_hf'): _to_hugging_face,
+    ('checkpoint', 'to_hf'): to_hugging_face,
     ('from_t5x', 'to'): _from_t5x,
     ('checkpoint', 'to_t5x'): _to_t5x,
 }

@@ -12,6 +12,11 @@ from typing import Any
 
 from remixer_t5x.errors import UserError
 
+
+class Refusal(UserError):
+    """A model of ours that Hugging Face does not have."""
+
+
 MODEL_TYPES = ('t5', 'mt5')
 # Hugging Face's name of the feed-forward sublayer, by `T5.gated`.
 FEED_FORWARD = {True: 'gated-gelu', False: 'relu'}

@@ -8,8 +8,7 @@ from flax import linen as nn
 from remixer_t5x.architecture.encoder_decoder import EncoderDecoder
 from remixer_t5x.architecture.layer import PreNorm
 from remixer_t5x.architecture.stack import Stack
-from remixer_t5x.errors import UserError
-from remixer_t5x.interop.huggingface.config import T5, Dimensions
+from remixer_t5x.interop.huggingface.config import T5, Dimensions, Refusal
 from remixer_t5x.interop.huggingface.weights import Runs
 from remixer_t5x.layers.norms import RMSNorm
 from remixer_t5x.layers.positions import RelativePositionBias
@@ -26,7 +25,7 @@ _INSTEAD = '--to_safetensors=FILE writes the parameters of any model'
 def describe(module: EncoderDecoder) -> tuple[T5, Runs]:
     """The Hugging Face architecture of `module`, and the lengths of its runs of layers.
 
-    Calls factories for their attributes and does not trace anything. Raises UserError with the first part that Hugging
+    Calls factories for their attributes and does not trace anything. Raises Refusal with the first part that Hugging
     Face's T5 does not have.
     """
     facts = _Facts()
@@ -119,5 +118,5 @@ def _shown(value: Any) -> str:
     return value.__name__ if isinstance(value, type) else repr(value)
 
 
-def _refusal(difference: str) -> UserError:
-    return UserError(f"Hugging Face's T5 does not have this model: {difference}; {_INSTEAD}")
+def _refusal(difference: str) -> Refusal:
+    return Refusal(f"Hugging Face's T5 does not have this model: {difference}; {_INSTEAD}")

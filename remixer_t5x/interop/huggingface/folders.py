@@ -49,9 +49,7 @@ def read_config(path: str) -> tuple[pathlib.Path, dict[str, Any]]:
     """The folder `path` and the content of its config.json, which says what kind of model it has."""
     folder = pathlib.Path(path).expanduser()
     if not folder.is_dir():
-        hint = (
-            'download it first: hf download NAME --local-dir DIR' if '/' in path else 'give a folder with config.json'
-        )
+        hint = 'for a model on the Hub type hf://NAME' if '/' in path else 'give a folder with config.json'
         raise UserError(f'{path} is not a folder; {hint}')
     safe_paths.check_inside(folder)
     if not (folder / CONFIG).is_file():

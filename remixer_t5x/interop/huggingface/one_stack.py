@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from remixer_t5x.errors import UserError
-from remixer_t5x.interop.huggingface.config import shown
+from remixer_t5x.interop.huggingface.config import Refusal, shown
 
 _ELSEWHERE = '--to_safetensors=FILE writes the parameters of any model'
 
@@ -76,9 +76,9 @@ def gin_header(source: str, provides: str) -> Iterator[str]:
 
 
 def require(holds: Any, kind: str, difference: str) -> None:
-    """Raises UserError unless `holds`: Hugging Face's `kind` does not have our model, because of `difference`."""
+    """Raises Refusal unless `holds`: Hugging Face's `kind` does not have our model, because of `difference`."""
     if not holds:
-        raise UserError(f"Hugging Face's {kind} does not have this model: {difference}; {_ELSEWHERE}")
+        raise Refusal(f"Hugging Face's {kind} does not have this model: {difference}; {_ELSEWHERE}")
 
 
 def part(factory: Any, wanted: type, kind: str, where: str) -> Any:

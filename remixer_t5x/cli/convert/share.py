@@ -1,0 +1,124 @@
+"""`convert --to_shared` and `--push_to_hub`: a folder that others load, with a model card made from the run."""
+
+import argparse
+import pathlib
+import shutil
+import tempfile
+from typing import Any
+
+import jax
+from flax import linen as nn
+
+from remixer_t5x.api import saved_models
+from remixer_t5x.cli.convert import with_model
+from remixer_t5x.cli.convert.checks import check_same, say, size
+from remixer_t5x.cli.report import runs
+from remixer_t5x.data import pipeline
+from remixer_t5x.errors import UserError
+from remixer_t5x.interop import converted
+from remixer_t5x.interop.hub import download, shared_folder, upload
+from remixer_t5x.interop.huggingface import folders as huggingface
+from remixer_t5x.interop.huggingface.config import Refusal
+from remixer_t5x.interop.safetensors import export
+from remixer_t5x.reports import model_card
+from remixer_t5x.run_folder import model_dir
+
+
+def to_folder(args: argparse.Namespace) -> None:
+    """`--checkpoint=PATH --to_shared=DIR`."""
+    folder = huggingface.check_free(args.to_shared)
+    _write(args, folder, folder.name, str(folder))
+    say('wrote', f'{folder}, with its card: {folder / model_card.FILE}')
+
+
+def push(args: argparse.Namespace) -> None:
+    """`--checkpoint=PATH --push_to_hub=NAME`."""
+    name = upload.check_name(args.push_to_hub)
+    upload.check_login(name)
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = pathlib.Path(temporary, 'model')
+        step = _write(args, folder, name, name)
+        address = upload.push(folder, name, bool(args.private), f'Upload the checkpoint of step {step}')
+    say('pushed', address)
+
+
+def _write(args: argparse.Namespace, folder: pathlib.Path, name: str, address: str) -> int:
+    """Writes weights, configuration, vocabulary and card. Returns the step of the checkpoint."""
+    checkpoint = saved_models.find(args.checkpoint)
+    model, vocabulary, _, gin_text = saved_models.described(checkpoint)
+    pipeline.check_ids('VOCABULARY', vocabulary, model.vocab_size)
+    say('reading', checkpoint)
+    library = 'transformers'
+    try:
+        target = {**vars(args), 'checkpoint': checkpoint, 'to_hf': str(folder)}
+        with_model.to_hugging_face(argparse.Namespace(**target), model, vocabulary)
+    except Refusal as reason:
+        say('format', f'ours, since {str(reason).partition("; ")[0]}')
+        library = 'remixer_t5x'
+    params, record, step = converted.read(checkpoint)
+    if library == 'remixer_t5x':
+        _write_own(folder, model, vocabulary, gin_text, (params, step, record))
+    card = model_card.Card(
+        name=name,
+        address=address,
+        library=library,
+        frame=model.frame,
+        parameters=sum(leaf.size for leaf in jax.tree.leaves(params)),
+        sublayers=_sublayers(model.module),
+        vocabulary=f'{type(vocabulary).__name__}, {vocabulary.vocab_size:,} ids',
+        step=step,
+        versions=record.get('versions', {}),
+        origin=download.origin(str(record['converted_from'])) if record.get('converted_from') else '',
+    )
+    model_card.write(folder, card, _run_of(checkpoint))
+    return step
+
+
+def _write_own(folder: pathlib.Path, model: Any, vocabulary: Any, gin_text: str, saved: tuple[Any, int, Any]) -> None:
+    params, step, record = saved
+    folder.mkdir(parents=True, exist_ok=True)
+    ours = {**record, 'vocabulary': pipeline.vocabulary_record(vocabulary)}
+    shared_folder.write(folder, model, vocabulary, gin_text, params, step, ours)
+    say('wrote', size(params))
+    check_same(export.first_difference(params, shared_folder.read(folder).params()[0]), folder)
+    say('check', 'every parameter, read back, is what was written, bit by bit')
+
+
+def _run_of(checkpoint: str) -> Any:
+    """What the run of the checkpoint recorded; None for a converted model."""
+    folder = saved_models.run_of(checkpoint)
+    if not (folder / model_dir.METRICS).exists():
+        return None
+    return runs.read_all([str(folder)])[0]
+
+
+def _sublayers(module: nn.Module) -> dict[str, list[str]]:
+    """By stack, the names of the sublayers of its layers, each once, in order."""
+    stacks = {side: getattr(module, f'{side}_stack', None) for side in ('encoder', 'decoder')}
+    found = {}
+    for side, make in stacks.items():
+        if make is not None:
+            layers = [factory() for factory, _ in make().runs]
+            names = [type(sublayer()).__name__ for layer in layers for sublayer in layer.sublayers]
+            found[side] = list(dict.fromkeys(names))
+    return found
+
+
+def read(args: argparse.Namespace, folder: pathlib.Path) -> None:
+    """`--from_hf=NAME --to=MODEL_DIR` of a folder that `_write_own` wrote. Its gin text is not run."""
+    if args.vocabulary is not None:
+        raise UserError(f'--vocabulary is for a T5; {folder} has its own: leave it out')
+    shared = shared_folder.read(folder)
+    target = converted.claim(args.to)
+    say('reading', str(folder))
+    params, step, record = shared.params()
+    for file in shared.tokenizer_files():
+        shutil.copyfile(file, pathlib.Path(target) / file.name)
+    text = shared.gin_text(str(target))
+    (target / saved_models.CONVERTED).write_text(text)
+    written = converted.write(target, params, step, {**record, 'config': text, 'converted_from': str(folder)})
+    say('read', size(params))
+    say('checkpoint', str(written))
+    say('model', f'{target / saved_models.CONVERTED}: gin runs code; read it before you use it')
+    check_same(export.first_difference(params, converted.read(str(target))[0]), target)
+    say('check', 'every parameter, read back, is what was read, bit by bit')

@@ -1,0 +1,191 @@
+"""Models from the Hub and to it, with the real huggingface_hub against a stand-in of the Hub on this machine."""
+
+import json
+import pathlib
+
+import gin
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+import remixer_t5x
+from remixer_t5x import UserError
+from remixer_t5x.cli.main import main
+from remixer_t5x.interop import converted
+from remixer_t5x.interop.hub import download
+from remixer_t5x.interop.safetensors import export
+from tests.support import hf_folders, saved_run
+from tests.support.fake_hub import FakeHub
+
+pytest.importorskip('huggingface_hub')
+pytestmark = [
+    pytest.mark.filterwarnings('ignore::DeprecationWarning'),
+    pytest.mark.filterwarnings('ignore::ResourceWarning'),
+]
+FLAN = 'google/flan-t5-tiny'
+MIXER = 'from remixer_t5x.sublayers import fnet\nENCODER_MIXER = @fnet.FNet\nENCODER_POSITION_BIAS = None\n'
+
+
+@pytest.fixture
+def hub(monkeypatch, tmp_path):
+    server = FakeHub()
+    server.use(monkeypatch, tmp_path / 'cache')
+    yield server
+    server.close()
+    gin.clear_config()
+
+
+@pytest.fixture(scope='module')
+def t5(tmp_path_factory):
+    folder = tmp_path_factory.mktemp('hub') / 't5'
+    weights = hf_folders.weights_of(hf_folders.recorded('t5_v1_1_tiny'))
+    return hf_folders.write(folder, hf_folders.V1_1, weights)
+
+
+@pytest.fixture(scope='module')
+def run(tmp_path_factory):
+    """A MODEL_DIR of a model that transformers does not know, with the metrics of a run."""
+    folder = saved_run.write_run(tmp_path_factory.mktemp('run') / 'mine', saved_run.CONFIG + MIXER, steps=(7,))
+    config = (folder / 'config.gin').read_text()
+    (folder / 'config.gin').write_text(f"{config}FILES = '/home/anna/letters/*.txt'\nTRAIN_STEPS = 7\n")
+    lines = [{'kind': 'train', 'step': step, 'loss': 6.0 / step, 'timing': {}} for step in range(1, 8)]
+    lines.append({'kind': 'held_out', 'step': 7, 'loss': 1.25, 'perplexity': 3.5, 'timing': {}})
+    (folder / 'metrics.jsonl').write_text(''.join(json.dumps(line) + '\n' for line in lines))
+    return folder
+
+
+def error_of(capsys, *argv):
+    assert main(['convert', *argv]) == 2
+    (line,) = capsys.readouterr().err.strip().splitlines()
+    return line
+
+
+def test_a_model_of_the_hub_is_downloaded_once_and_found_offline(hub, t5, tmp_path, monkeypatch, capsys):
+    hub.add(FLAN, t5)
+    hub.models[FLAN]['main']['pytorch_model.bin'] = b'a pickle'
+    assert main(['convert', f'--from_hf={FLAN}', f'--to={tmp_path}/ours']) == 0
+    assert f'hub          {FLAN}' in capsys.readouterr().out
+    weights = load_file(t5 / 'model.safetensors')
+    params, record, _ = converted.read(str(tmp_path / 'ours'))
+    np.testing.assert_array_equal(params['token_embedder']['embedding'], weights['shared.weight'])
+    assert not [name for name in hub.requests if name.endswith('.bin')]
+    # Without a network, and with nobody to ask.
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, 'HF_HUB_OFFLINE', True)
+    hub.requests.clear()
+    again = download.folder_of(FLAN)
+    assert (again / 'model.safetensors').read_bytes() == (t5 / 'model.safetensors').read_bytes()
+    assert not hub.requests
+    with pytest.raises(UserError, match='HF_HUB_OFFLINE is set'):
+        download.folder_of('google/another')
+
+
+def test_weights_of_the_hubs_own_pull_request_are_taken(hub, t5, monkeypatch):
+    hub.add(FLAN, t5, without='.safetensors')
+    hub.add(FLAN, t5, 'refs/pr/3', without='config.json')
+    hub.add(FLAN, t5, 'refs/pr/4')
+    hub.pull_requests[FLAN] = [('stranger', 3, 'open'), ('SFconvertbot', 2, 'closed'), ('SFconvertbot', 4, 'open')]
+    said = []
+    folder = download.folder_of(FLAN, lambda *words: said.append(words))
+    assert 'refs/pr/4' in said[0][1] and (folder / 'model.safetensors').is_file()
+    assert not [name for name in hub.requests if 'refs%2Fpr%2F3' in name]
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, 'HF_HUB_OFFLINE', True)
+    assert download.folder_of(FLAN) == folder
+
+
+def test_a_model_with_pickles_alone_is_refused_in_one_line(hub, t5, tmp_path, capsys):
+    hub.add(FLAN, t5, without='.safetensors')
+    hub.pull_requests[FLAN] = [('stranger', 3, 'open')]
+    said = error_of(capsys, f'--from_hf={FLAN}', f'--to={tmp_path}/x')
+    assert 'no safetensors' in said and 'save_pretrained' in said
+    assert not (tmp_path / 'x').exists()
+
+
+@pytest.mark.parametrize(
+    ('name', 'named'),
+    [('nobody/nothing', 'no such model'), (f'{FLAN}@v9', 'revision'), ('../up', 'is not a folder'),
+     ('a/b/c', 'is not a folder')],
+)  # fmt: skip
+def test_mistakes_in_names_are_told_in_one_line(hub, t5, tmp_path, capsys, name, named):
+    hub.add(FLAN, t5)
+    assert named in error_of(capsys, f'--from_hf={name}', f'--to={tmp_path}/x')
+
+
+def test_a_hub_that_does_not_answer_is_told_in_one_line(hub, t5, tmp_path, capsys):
+    hub.close()
+    assert 'does not answer' in error_of(capsys, f'--from_hf={FLAN}', f'--to={tmp_path}/x')
+
+
+def test_a_t5_is_pushed_as_transformers_loads_it(hub, t5, tmp_path, capsys):
+    hub.add(FLAN, t5)
+    assert main(['convert', f'--from_hf={FLAN}', f'--to={tmp_path}/ours']) == 0
+    assert main(['convert', f'--checkpoint={tmp_path}/ours', '--push_to_hub=anna/copy', '--private']) == 0
+    assert f'pushed       {hub.address}/anna/copy' in capsys.readouterr().out
+    pushed = hub.models['anna/copy']['main']
+    assert 'anna/copy' in hub.private and hub.messages == ['Upload the checkpoint of step 0']
+    assert json.loads(pushed['config.json'])['model_type'] == 't5' and 'spiece.model' in pushed
+    card = pushed['README.md'].decode()
+    assert 'library_name: "transformers"' in card and "from_pretrained('anna/copy')" in card
+    assert f'converted from {FLAN} of the Hugging Face Hub' in card
+    # What comes back is what went.
+    assert main(['convert', '--from_hf=anna/copy', f'--to={tmp_path}/back']) == 0
+    first, second = (converted.read(str(tmp_path / name))[0] for name in ('ours', 'back'))
+    assert export.first_difference(first, second) is None
+
+
+def test_a_mixer_that_transformers_does_not_know_is_pushed_and_loaded(hub, run, tmp_path, capsys):
+    assert main(['convert', f'--checkpoint={run}', '--push_to_hub=anna/fnet']) == 0
+    assert 'the sublayer FNet' in capsys.readouterr().out
+    pushed = hub.models['anna/fnet']['main']
+    assert {'README.md', 'loss.png', 'config.json', 'model.gin', 'model.safetensors'} <= set(pushed)
+    # Neither what the run read nor where it was goes with it.
+    assert b'anna' not in pushed['model.gin'] and b'TRAIN_STEPS' not in pushed['model.gin']
+    with pytest.raises(UserError, match='trust_gin=True'):
+        remixer_t5x.load('hf://anna/fnet')
+    loaded = remixer_t5x.load('hf://anna/fnet', trust_gin=True)
+    local = remixer_t5x.load(str(run))
+    texts = ['a text', 'another']
+    assert loaded.lengths == local.lengths
+    np.testing.assert_array_equal(loaded.score(texts, texts), local.score(texts, texts))
+    # As a checkpoint, to finetune from.
+    assert main(['convert', '--from_hf=anna/fnet', f'--to={tmp_path}/back']) == 0
+    back = remixer_t5x.load(str(tmp_path / 'back'))
+    np.testing.assert_array_equal(back.score(texts, texts), local.score(texts, texts))
+
+
+def test_the_card_has_recipe_metrics_and_curve_and_no_folders(run, tmp_path):
+    assert main(['convert', f'--checkpoint={run}', f'--to_shared={tmp_path}/shared']) == 0
+    card = (tmp_path / 'shared/README.md').read_text()
+    front = card.split('---')[1]
+    assert 'library_name: "remixer_t5x"' in front and '"fnet"' in front
+    for words in ('| held_out | 7 | loss | 1.25 |', '![Training and held-out loss](loss.png)', '| TRAIN_STEPS | `7` |',
+                  'Finished all 7 steps.', '| encoder | FNet, GatedMLP |', 'letters'):  # fmt: skip
+        assert words in card or words == 'letters', words
+    assert '/home/anna' not in card and '*.txt' in card
+    assert (tmp_path / 'shared/loss.png').read_bytes().startswith(b'\x89PNG')
+    # What the card tells to type.
+    code = card.split('```python\n')[1].split('```')[0]
+    assert f"remixer_t5x.load('{tmp_path}/shared'" in code
+    assert remixer_t5x.load(str(tmp_path / 'shared')).generate('a text', max_length=3)
+
+
+def test_a_damaged_shared_folder_is_refused_in_one_line(run, tmp_path):
+    assert main(['convert', f'--checkpoint={run}', f'--to_shared={tmp_path}/shared']) == 0
+    gin_file = pathlib.Path(tmp_path, 'shared/model.gin')
+    gin_file.write_text(gin_file.read_text().replace('MLP_DIM = 24', 'MLP_DIM = 32'))
+    with pytest.raises(UserError, match='other parameters than the model of its model.gin'):
+        remixer_t5x.load(str(tmp_path / 'shared'))
+    gin_file.unlink()
+    with pytest.raises(UserError, match='has no model.gin'):
+        remixer_t5x.load(str(tmp_path / 'shared'))
+
+
+def test_nobody_logged_in_is_told_before_anything_is_read(hub, run, capsys, monkeypatch):
+    import huggingface_hub
+
+    monkeypatch.setattr(huggingface_hub, 'get_token', lambda: None)
+    assert 'hf auth login' in error_of(capsys, f'--checkpoint={run}', '--push_to_hub=anna/x')
+    assert not hub.requests
