@@ -84,7 +84,9 @@ def _say_end(result: Result) -> None:
     if loss is not None:
         numbers.append(f'train loss {loss:.4f}')
     if held_out.get('loss') is not None and held_out.get('perplexity') is not None:
-        numbers.append(f'held-out loss {held_out["loss"]:.4f}, perplexity {held_out["perplexity"]:.2f}')
+        constant = held_out.get('constant_loss')
+        against = '' if constant is None else f' (best constant answer {constant:.4f})'
+        numbers.append(f'held-out loss {held_out["loss"]:.4f}{against}, perplexity {held_out["perplexity"]:.2f}')
     print(' · '.join(numbers))
     print(f'checkpoint   {result.checkpoint}')
     kept = best.kept_in(result.folder)

@@ -1,4 +1,9 @@
-"""Held-out loss, perplexity and token accuracy: sums over one pass, divided once."""
+"""Held-out loss, perplexity and token accuracy: sums over one pass, divided once.
+
+Next to the loss there is the loss of the best constant answer: the one distribution over the vocabulary that fits the
+targets best, whatever the input. It is the entropy of their frequencies. What a model is below it, it has learned from
+its inputs; a model that only knows which tokens are frequent is not below it.
+"""
 
 import dataclasses
 import itertools
@@ -7,9 +12,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
+import numpy as np
 
 from remixer_t5x.data import pipeline
 from remixer_t5x.errors import UserError
+from remixer_t5x.optimization.train_step import TARGET_COUNTS
 from remixer_t5x.run_folder import metrics
 
 EvalStep = Callable[[Any, Any], Mapping[str, jax.Array]]
@@ -48,16 +55,20 @@ def evaluate(
     params: Any, batches: Iterable[Any], eval_step: EvalStep, place: Callable[[Any], Any], name: str = 'eval'
 ) -> dict[str, float]:
     """`loss`, `perplexity`, `accuracy`, `tokens` of `params`; if the sums have `bytes`, the bytes of the targets' text,
-    also `bits_per_byte`. `eval_step(params, batch)` returns sums; `place` puts a batch on the devices.
+    also `bits_per_byte`, and if they have counts of the targets, `constant_loss`, in nats per token like `loss`.
+    `eval_step(params, batch)` returns sums; `place` puts a batch on the devices.
 
     Raises UserError if there is no target token at all.
     """
     totals: dict[str, float] = {}
+    counts: np.ndarray = np.zeros(1)
     batches = iter(batches)
     while chunk := list(itertools.islice(batches, 16)):
         # Starts some steps before it fetches their sums, so that the device does not wait for the host.
         pending = [eval_step(params, place(batch)) for batch in chunk]
-        for sums in jax.device_get(pending):
+        for found_sums in jax.device_get(pending):
+            sums = dict(found_sums)
+            counts = counts + np.asarray(sums.pop(TARGET_COUNTS, 0.0), np.float64)
             for key, value in sums.items():
                 totals[key] = totals.get(key, 0.0) + float(value)
     if not totals.get('weights'):
@@ -67,4 +78,12 @@ def evaluate(
     found = metrics.means(totals)
     if text_bytes:
         found['bits_per_byte'] = (totals['loss'] - totals.get('z_loss', 0.0)) / math.log(2) / text_bytes
+    if counts.any():
+        found['constant_loss'] = entropy(counts)
     return {**found, 'perplexity': metrics.perplexity(found['loss'])}
+
+
+def entropy(counts: np.ndarray) -> float:
+    """Entropy in nats of the frequencies that these counts give."""
+    shares = counts[counts > 0] / counts.sum()
+    return float(-np.sum(shares * np.log(shares)))

@@ -24,6 +24,8 @@ Metrics = dict[str, jax.Array]
 USUAL_LOSS_SHARE = 0.02
 # T5X's name for a loss that is a mean over target tokens.
 NUM_REAL_TARGET_TOKENS = 'NUM_REAL_TARGET_TOKENS'
+# Of an evaluation: how often each id is a target.
+TARGET_COUNTS = 'target_counts'
 StepFn = Callable[[TrainState, Batch], tuple[TrainState, Metrics]]
 
 
@@ -119,21 +121,34 @@ def make_train_step(
     return step_fn
 
 
-def make_eval_step(model: Any, token_bytes: np.ndarray | None = None) -> Callable[[Any, Batch], Metrics]:
+def make_eval_step(
+    model: Any, token_bytes: np.ndarray | None = None, count_targets: bool = False
+) -> Callable[[Any, Batch], Metrics]:
     """A pure `step(params, batch) -> sums` without dropout; `sums` are the sums of `model.loss` over the batch.
 
     With `token_bytes` [ids], the bytes of text of each id, `sums` has the `bytes` of the decoder's targets in addition.
+    With `count_targets` it has `target_counts` [ids], how often each id is a target.
     """
 
     def step_fn(params, batch):
         sums = model.loss(params, batch, None)[1]
-        if token_bytes is None:
-            return sums
-        table = jnp.asarray(token_bytes, jnp.float32)
-        targets = jnp.take(table, batch['decoder_target_tokens'], mode='clip')
-        return {**sums, 'bytes': jnp.sum(targets * batch['decoder_loss_weights'])}
+        if token_bytes is not None:
+            table = jnp.asarray(token_bytes, jnp.float32)
+            targets = jnp.take(table, batch['decoder_target_tokens'], mode='clip')
+            sums = {**sums, 'bytes': jnp.sum(targets * batch['decoder_loss_weights'])}
+        if count_targets:
+            targets, weights = _targets(batch)
+            counts = jnp.zeros(model.vocab_size, jnp.float32).at[targets].add(weights.astype(jnp.float32))
+            sums = {**sums, TARGET_COUNTS: counts}
+        return sums
 
     return step_fn
+
+
+def _targets(batch: Batch) -> tuple[jax.Array, jax.Array]:
+    """The token ids that a batch's loss is about, and their weights."""
+    side = 'decoder' if 'decoder_target_tokens' in batch else 'encoder'
+    return batch[f'{side}_target_tokens'], batch[f'{side}_loss_weights']
 
 
 class Compiled:

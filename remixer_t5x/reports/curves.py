@@ -40,6 +40,9 @@ def plot_loss(metrics_file: str | os.PathLike, png_file: str | os.PathLike, titl
     for index, (kind, points) in enumerate(curves.items()):
         label = 'held out' if len(curves) == 1 else f'held out: {kind}'
         _draw_held_out(axes, points, label, _HELD_OUT if index == 0 else f'C{index}')
+    constant = _constant_loss(metrics_file)
+    if constant is not None:
+        axes.axhline(constant, color=_INK, linewidth=1.2, linestyle=':', label='best constant answer')
     _style_axes(axes, title)
     target, png = epath.Path(png_file), io.BytesIO()
     figure.savefig(png, format='png')
@@ -131,3 +134,13 @@ def read_losses(metrics_file: str | os.PathLike) -> dict[str, Points]:
         if loss is not None:
             curves.setdefault(record.kind, []).append((record.step, loss))
     return curves
+
+
+def _constant_loss(metrics_file: str | os.PathLike) -> float | None:
+    """The newest loss of the best constant answer, of the first evaluation that has one."""
+    found: dict[str, float] = {}
+    for record in records.read(metrics_file):
+        value = record.numbers.get('constant_loss')
+        if value is not None:
+            found[record.kind] = value
+    return next(iter(found.values()), None)

@@ -90,8 +90,9 @@ class EvaluateLoss:
                 now.patience.observe(now.step, -numbers['loss'])
             task = name.partition('/')[2]
             self._log.say(
-                f'step {now.step} · {f"{task} · " if task else ""}held-out loss {numbers["loss"]:.4f} · '
-                f'perplexity {numbers["perplexity"]:.2f} · token accuracy {100 * numbers["accuracy"]:.1f}%'
+                f'step {now.step} · {f"{task} · " if task else ""}held-out loss {numbers["loss"]:.4f}'
+                + (f' (best constant answer {numbers["constant_loss"]:.4f})' if 'constant_loss' in numbers else '')
+                + f' · perplexity {numbers["perplexity"]:.2f} · token accuracy {100 * numbers["accuracy"]:.1f}%'
                 + (f' · {numbers["bits_per_byte"]:.3f} bits a byte' if 'bits_per_byte' in numbers else '')
             )
 

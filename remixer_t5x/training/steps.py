@@ -100,7 +100,7 @@ def evaluation(run: Run, plan: StatePlan) -> train_step.Compiled:
     model, token_bytes = run.learner.model, None
     if model.frame == frames.DECODER_ONLY:
         token_bytes = vocabulary_bytes.token_bytes(pipeline.vocabulary(run.dataset))
-    step = train_step.make_eval_step(model, token_bytes)
+    step = train_step.make_eval_step(model, token_bytes, count_targets=model.frame != frames.CLASSIFIER)
     return train_step.jit_eval_step(step, plan.shardings, run.learner.partitioner)
 
 

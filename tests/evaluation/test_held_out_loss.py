@@ -6,12 +6,14 @@ import math
 import jax
 import numpy as np
 import pytest
+import scipy.stats
 import seqio
 from flax import linen as nn
 
 from remixer_t5x.data import pipeline
 from remixer_t5x.errors import UserError
 from remixer_t5x.evaluation import held_out_loss
+from remixer_t5x.optimization import train_step
 
 LENGTHS = {'inputs': 16, 'targets': 12}
 
@@ -46,6 +48,20 @@ def test_the_numbers_are_those_of_one_big_batch(setting):
     np.testing.assert_allclose(found['loss'], float(loss / sums['weights']), rtol=1e-5)
     assert found['perplexity'] == pytest.approx(math.exp(found['loss']))
     assert found['tokens'] == int(batch['decoder_loss_weights'].sum())
+
+
+def test_the_best_constant_answer_is_the_entropy_of_the_targets(setting):
+    """By SciPy, of the targets of every batch; a distribution of one's own choice is never better."""
+    model, config, params, _ = setting
+    step = jax.jit(train_step.make_eval_step(model, count_targets=True))
+    found = held_out_loss.evaluate(params, pipeline.EvalBatches(config), step, lambda batch: batch)
+    batches = list(pipeline.EvalBatches(config))
+    targets = np.concatenate([b['decoder_target_tokens'][b['decoder_loss_weights'] > 0] for b in batches])
+    counts = np.bincount(targets, minlength=model.vocab_size)
+    assert found['constant_loss'] == pytest.approx(scipy.stats.entropy(counts), rel=1e-6)
+    other = (counts + 1) / (counts + 1).sum()
+    assert found['constant_loss'] < -np.mean(np.log(other[targets]))
+    assert 'constant_loss' not in numbers(setting, 4)
 
 
 def test_steps_limit_the_batches(setting):

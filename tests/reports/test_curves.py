@@ -26,6 +26,17 @@ def test_losses_are_read_by_kind_and_an_unfinished_line_is_left_out(tmp_path):
     assert found['validation'] == [(50, 0.2), (99, 0.1)]
 
 
+def test_the_best_constant_answer_is_a_line(tmp_path, monkeypatch):
+    from matplotlib.axes import Axes
+
+    lines = []
+    monkeypatch.setattr(Axes, 'axhline', lambda self, y, **rest: lines.append(y))
+    known = [{**record, 'constant_loss': 4.5 + index} for index, record in enumerate(HELD_OUT)]
+    curves.plot_loss(write(tmp_path, [*RECORDS, *known]), tmp_path / 'a.png')
+    curves.plot_loss(write(tmp_path, [*RECORDS, *HELD_OUT]), tmp_path / 'b.png')
+    assert lines == [5.5]
+
+
 def test_the_picture_shows_both_curves(tmp_path):
     matplotlib_image = pytest.importorskip('matplotlib.image', reason='matplotlib is not installed')
     both = curves.plot_loss(write(tmp_path, [*RECORDS, *HELD_OUT]), tmp_path / 'plots' / 'both.png')
