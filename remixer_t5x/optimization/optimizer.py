@@ -24,6 +24,9 @@ from remixer_t5x.optimization.schedules import Schedule, as_schedule
 
 # The smallest size by which the updates of H, alpha and gMLP's W are multiplied; docs/results.md shows what it changes.
 MIN_RMS_NEAR_ZERO = 0.2
+# A run warns above this learning rate if updates are multiplied by the RMS of their parameter: T5 is pretrained at 0.01
+# by Adafactor, nanoT5 at 0.02 by AdamW.
+HIGHEST_RELATIVE_RATE = 0.05
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,11 +40,13 @@ class Optimizer:
             transformation.
         evaluated: maps the transformation's state and the parameters to the parameters to evaluate, where these are an
             average of the trained ones (`parameter_averages`); None evaluates the trained ones.
+        highest_rate: a learning rate above which a run warns; None does not know one.
     """
 
     learning_rate: Schedule | None
     make: Callable[[Any], optax.GradientTransformation]
     evaluated: Callable[[Any, Any], Any] | None = None
+    highest_rate: float | None = None
 
     def __call__(self, logical_axes: Any) -> optax.GradientTransformation:
         return self.make(logical_axes)
@@ -99,7 +104,7 @@ def adafactor(
             steps.append(scale_by_parameter_rms(logical_axes, epsilon2, min_rms_near_zero))
         return optax.chain(*steps, optax.scale_by_learning_rate(schedule))
 
-    return Optimizer(schedule, make)
+    return Optimizer(schedule, make, highest_rate=HIGHEST_RELATIVE_RATE if multiply_by_parameter_scale else None)
 
 
 def adamw_rms(
@@ -129,7 +134,8 @@ def adamw_rms(
         adam = optax.scale_by_adam(b1=b1, b2=b2, eps=epsilon, mu_dtype=jnp.dtype(momentum_dtype))
         return optax.chain(adam, scale_by_parameter_rms(logical_axes, min_rms, min_rms_near_zero))
 
-    return with_decay(rule, learning_rate, weight_decay, max_grad_norm)
+    made = with_decay(rule, learning_rate, weight_decay, max_grad_norm)
+    return dataclasses.replace(made, highest_rate=HIGHEST_RELATIVE_RATE)
 
 
 def adamw(

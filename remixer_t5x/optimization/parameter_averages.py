@@ -4,6 +4,7 @@ The average is a part of the optimizer's state, so that checkpoints have it, a r
 leaves it unchanged. `saved_as` says where a checkpoint has it.
 """
 
+import dataclasses
 from collections.abc import Collection, Mapping
 from typing import Any
 
@@ -53,7 +54,7 @@ def averaged(optimizer: Any, decay: float | None) -> Optimizer:
 
         return optax.GradientTransformation(init, update)
 
-    return Optimizer(optimizer.learning_rate, make, lambda state, params: state[AVERAGE])
+    return dataclasses.replace(optimizer, make=make, evaluated=lambda state, params: state[AVERAGE])
 
 
 def schedule_free_adamw(
@@ -83,7 +84,7 @@ def schedule_free_adamw(
         inner = schedule_free(optax.chain(*steps), schedule, b1=b1)
         return optax.GradientTransformation(inner.init, inner.update)
 
-    return Optimizer(schedule, make, schedule_free_eval_params)
+    return Optimizer(schedule, make, evaluated=schedule_free_eval_params)
 
 
 def saved_as(params: Any, names: Collection[str]) -> dict[str, Any]:

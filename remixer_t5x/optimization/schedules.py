@@ -42,13 +42,21 @@ def rsqrt(peak: float = 0.01, constant_steps: int = 10_000, warmup_steps: int = 
     return _float32(rate)
 
 
-def cosine(peak: float, warmup_steps: int, total_steps: int, final: float = 0.0, warmup_start: float = 0.0) -> Schedule:
+# The share of all steps that warms up where no number is given: a run of any length has some warmup, and ends low.
+WARMUP_SHARE = 0.05
+
+
+def cosine(
+    peak: float, warmup_steps: int | None, total_steps: int, final: float = 0.0, warmup_start: float = 0.0
+) -> Schedule:
     """A line from `warmup_start` to `peak` over `warmup_steps`, then half a cosine down to `final` at
     `total_steps`.
 
     `peak`, `final` and `warmup_start` are learning rates; `total_steps` includes the warmup, and after it the
-    rate stays at `final`.
+    rate stays at `final`. `warmup_steps` None is `WARMUP_SHARE` of `total_steps`.
     """
+    if warmup_steps is None:
+        warmup_steps = int(WARMUP_SHARE * total_steps)
     _check_decay(warmup_steps, total_steps)
     return _float32(optax.warmup_cosine_decay_schedule(warmup_start, peak, warmup_steps, total_steps, final))
 

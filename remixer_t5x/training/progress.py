@@ -97,8 +97,10 @@ def duration(seconds: float) -> str:
 
 
 def describe(step: int, total: int, numbers: Mapping[str, float], timing: Mapping[str, float]) -> str:
-    """step 300/1000 · loss 4.812 · 12,345 tokens/s · MFU 41% · 3m20s left"""
+    """step 300/1000 · loss 4.812 · rate 0.01 · 12,345 tokens/s · MFU 41% · 3m20s left"""
     parts = [f'step {step}/{total}', f'loss {numbers["loss"]:.4f}']
+    if 'learning_rate' in numbers:
+        parts.append(f'rate {numbers["learning_rate"]:.2g}')
     if 'skipped' in numbers:
         parts.append(f'{numbers["skipped"]:.0f} skipped')
     if 'tokens_per_second' in timing:

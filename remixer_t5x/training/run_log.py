@@ -10,7 +10,7 @@ from etils import epath
 
 from remixer_t5x.optimization.train_state import StatePlan
 from remixer_t5x.run_folder import metrics, model_dir
-from remixer_t5x.training import progress, settings
+from remixer_t5x.training import learning_rate, progress, settings
 from remixer_t5x.training.settings import Run
 
 
@@ -54,7 +54,8 @@ class RunLog:
         parameters = sum(int(np.prod(leaf.shape)) for leaf in jax.tree.leaves(plan.abstract.params))
         mesh = ' x '.join(f'{name} {size}' for name, size in self._run.learner.partitioner.mesh.shape.items())
         self.say(f'{parameters:,} parameters · {jax.devices()[0].device_kind} · mesh {mesh}')
-        for note in notes:
+        learner = self._run.learner
+        for note in (*learning_rate.notes(learner.optimizer, self._run.periods.train_steps), *notes):
             self.say(note)
         self.say(f'{self._path}: {message} of {self._run.periods.train_steps}; the first step compiles')
 

@@ -74,6 +74,12 @@ def test_cosine_warmup_starts_where_told():
     assert [float(schedule(step)) for step in (0, 50, 100, 1_000)] == pytest.approx([1e-2, 1.5e-2, 2e-2, 1e-5])
 
 
+@pytest.mark.parametrize('total', [1, 20, 10_000])
+def test_cosine_warms_up_for_a_share_of_the_run_where_no_number_is_given(total):
+    chosen, wanted = schedules.cosine(0.02, None, total), schedules.cosine(0.02, total // 20, total)
+    assert [float(chosen(step)) for step in (0, 3, total)] == [float(wanted(step)) for step in (0, 3, total)]
+
+
 @pytest.mark.parametrize(
     'schedule',
     [

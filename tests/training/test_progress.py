@@ -15,9 +15,9 @@ def test_a_log_gets_plain_lines():
     line = progress.ProgressLine(1000, console=Console(file=out, highlight=False, soft_wrap=True, width=20))
     for step in range(1, 301):
         line.update(step)
-    line.log(300, {'loss': 4.8123}, {**TIMING, 'mfu': 0.413})
+    line.log(300, {'loss': 4.8123, 'learning_rate': 0.0123}, {**TIMING, 'mfu': 0.413})
     line.close()
-    assert out.getvalue() == 'step 300/1000 · loss 4.8123 · 12,346 tokens/s · MFU 41% · 5m50s left\n'
+    assert out.getvalue() == 'step 300/1000 · loss 4.8123 · rate 0.012 · 12,346 tokens/s · MFU 41% · 5m50s left\n'
 
 
 def test_a_terminal_gets_one_line_that_redraws():
