@@ -12,6 +12,7 @@ import seqio
 from remixer_t5x.data import pipeline
 from remixer_t5x.errors import UserError
 from remixer_tasks import local_files, pretraining, vocabularies
+from remixer_tasks.corpora import parsing
 
 DOCUMENTS = [f'Document {number} says:\n"tabs or spaces", naïvely — 你好 {"x" * number}.' for number in range(40)]
 ONE_LINE = [document.replace('\n', ' ') for document in DOCUMENTS]
@@ -53,13 +54,32 @@ def test_tsv_by_column_name_and_number(tmp_path, name, field, extra):
     assert found == sorted(ONE_LINE + ['text'] * extra), 'a column number means that there is no header line'
 
 
-@pytest.mark.parametrize(('setting', 'count'), [('paragraph', 2), ('line', 3), ('file', 1)])
+@pytest.mark.parametrize(('setting', 'count'), [('passage', 2), ('paragraph', 2), ('line', 3), ('file', 1)])
 def test_documents_of_txt(tmp_path, setting, count):
     (tmp_path / 'a.txt').write_bytes(b'\xef\xbb\xbfone\r\ntwo\r\n\r\n\r\nthree\r\n')
     (tmp_path / 'b.txt').write_text('other')
     found = both(local_files.corpus(str(tmp_path / '*.txt'), txt_documents=setting))
     assert len(found) == count + 1
     assert ' '.join(sorted(' '.join(found).split())) == 'one other three two'
+
+
+def test_a_passage_is_paragraphs_that_follow_each_other(tmp_path):
+    paragraphs = [f'{name} {number}: ' + 'word ' * (number % 7) for name in 'ab' for number in range(2000)]
+    for name in 'ab':
+        (tmp_path / f'{name}.txt').write_text('\n\n'.join(one for one in paragraphs if one.startswith(name)))
+    write(tmp_path, 'c.jsonl', ['a row', 'another'])
+    found = both(local_files.corpus(str(tmp_path / '[abc].*'), txt_documents='passage', validation_fraction=0.2))
+    rows, passages = [one for one in found if 'row' in one or 'another' in one], [one for one in found if ':' in one]
+    assert sorted(rows) == ['a row', 'another']
+    least = sum((tmp_path / name).stat().st_size for name in ('a.txt', 'b.txt', 'c.jsonl')) // parsing.PASSAGES
+    sizes = [sum(map(len, passage.split('\n\n'))) for passage in passages]
+    # The rest of a file is a passage too.
+    assert sum(size < least for size in sizes) <= 2 and max(sizes) < least + 50 and len(sizes) > 80
+    order = {one.strip(): index for index, one in enumerate(paragraphs)}
+    places = [[order[one.strip()] for one in passage.split('\n\n')] for passage in passages]
+    assert all(place == list(range(place[0], place[-1] + 1)) for place in places)
+    assert sorted(index for place in places for index in place) == list(range(4000))
+    assert not any({0, 1} == {index // 2000 for index in place} for place in places)
 
 
 def test_globs_lists_and_home(tmp_path, monkeypatch):

@@ -102,20 +102,21 @@ def write(folder):
     (folder / 'c.txt').write_text('\n \n')
 
 
-def shards(folder, monkeypatch, cache):
+def shards(folder, monkeypatch, cache, **settings):
     monkeypatch.setenv('REMIXER_T5X_CACHE', str(folder / cache))
-    corpus = local_files.corpus(str(folder / '[abc].*'))
+    corpus = local_files.corpus(str(folder / '[abc].*'), **settings)
     paths = corpus.shards('train') + corpus.shards('validation')
     return {os.path.basename(path): pathlib.Path(path).read_bytes() for path in paths}
 
 
-def test_two_processes_write_the_same_files(tmp_path, monkeypatch, capsys, request):
+@pytest.mark.parametrize('txt_documents', ['paragraph', 'passage'])
+def test_two_processes_write_the_same_files(tmp_path, monkeypatch, capsys, request, txt_documents):
     write(tmp_path)
-    one = shards(tmp_path, monkeypatch, 'one')
+    one = shards(tmp_path, monkeypatch, 'one', txt_documents=txt_documents)
     said = capsys.readouterr().err.splitlines()[-1].rpartition(' (')[0]
     assert 'b.jsonl:201: invalid JSON' in said and ', 2 empty skipped' in said
     request.getfixturevalue('two_processes')
-    assert shards(tmp_path, monkeypatch, 'two') == one
+    assert shards(tmp_path, monkeypatch, 'two', txt_documents=txt_documents) == one
     assert capsys.readouterr().err.splitlines()[-1].rpartition(' (')[0] == said
 
 

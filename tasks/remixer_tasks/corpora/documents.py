@@ -15,7 +15,9 @@ from remixer_tasks.files.parts import Part
 from remixer_tasks.files.text_files import lines
 
 FORMATS = ('txt', 'jsonl', 'tsv', 'parquet')
-TXT_DOCUMENTS = ('paragraph', 'line', 'file')
+# A passage is several paragraphs, which `parsing.TextFiles` joins; here they are read one by one.
+TXT_DOCUMENTS = ('passage', 'paragraph', 'line', 'file')
+PARAGRAPHS = ('passage', 'paragraph')
 # Numbers of lines (or rows) from 1, and texts.
 Documents = Iterator[tuple[int, str]]
 _EXTENSIONS = {
@@ -32,7 +34,8 @@ class Layout:
 
     format: one of FORMATS, or None to go by each file's extension.
     field: JSON field or column name; for TSV also a column number counted from 0, and then there is no header line.
-    txt_documents: documents of a txt file are separated by blank lines ('paragraph'), are lines, or are files.
+    txt_documents: documents of a txt file are separated by blank lines ('paragraph'), are several of those joined
+        ('passage'), are lines, or are files.
     longest: bytes of a line or document; a longer one is malformed, and never held in memory as a whole.
     """
 
@@ -91,7 +94,7 @@ def _txt_documents(path: str, layout: Layout, malformed: Malformed, part: Part |
         yield from numbered
         return
     document: list[str] = []
-    start, size, is_paragraph = 1, 0, layout.txt_documents == 'paragraph'
+    start, size, is_paragraph = 1, 0, layout.txt_documents in PARAGRAPHS
     for number, line in numbered:
         if is_paragraph and (not line or line.isspace()):
             if size:
