@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 BASE = ('runs/infer.gin',)
 ROOT = 'remixer_t5x.inference.text_inference.TextInference'
+# For a configuration without labelled rows of one's own, which has no template, and without a vocabulary.
+DEFAULTS = {'VOCABULARY': None, 'INPUTS': None, 'DELIMITER': None, 'ENCODING': 'utf-8'}
 # Seconds between two lines of progress where there is no terminal.
 SAY_EVERY = 10.0
 
@@ -29,7 +31,7 @@ SAY_EVERY = 10.0
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     arguments.add_gin(parser)
     arguments.add_macro(parser, '--checkpoint', 'CHECKPOINT_PATH', arguments.CHECKPOINT_HELP)
-    text = 'a file with a text per line, or JSON lines (default: standard input)'
+    text = 'a file with a text per line, JSON lines, or rows for the template INPUTS (default: standard input)'
     arguments.add_macro(parser, '--input', 'INPUT', text)
     arguments.add_macro(parser, '--field', 'INPUT_FIELD', "the field of JSON lines (default 'text')")
     arguments.add_macro(parser, '--output', 'OUTPUT', 'a file, continued where it ends (default: standard output)')
@@ -49,15 +51,16 @@ def run(args: argparse.Namespace) -> None:
         raise UserError('--pooling is read with --embed only; leave it out')
     if args.embed is not None:
         process_flags.refuse(args, 'embeddings are written by one process')
-    arguments.load(args, ROOT, base=BASE, defaults={'VOCABULARY': None})
+    arguments.load(args, ROOT, base=BASE, defaults=DEFAULTS)
     from remixer_t5x.config import resolved
 
     with process_flags.together(args):
         settings: TextInference = resolved.call(ROOT)
         if settings.vocabulary is None:
             settings = dataclasses.replace(settings, vocabulary=_vocabulary_of_task(args))
+        given = resolved.macro('INPUTS')
         if args.embed is None:
-            _infer(settings)
+            _infer(settings, given)
         else:
             _embed(settings, args.embed == 'tokens', args.pooling or 'mean')
 
@@ -70,11 +73,40 @@ def _vocabulary_of_task(args: argparse.Namespace) -> Any:
     return pipeline.vocabulary_of(pipeline.named(mixture))
 
 
-def _infer(settings: TextInference) -> None:
+def _other_template(checkpoint: str, given: str | None) -> str | None:
+    """A warning if the run of a checkpoint was trained with a template INPUTS that is not the given one."""
+    import ast
+
+    from remixer_t5x import untrusted_files
+    from remixer_t5x.checkpoints import config_changes
+    from remixer_t5x.run_folder import model_dir
+
+    above = model_dir.absolute(checkpoint).parents
+    folder = next((folder for folder in above if (folder / model_dir.MARKER).is_file()), None)
+    if folder is None or not (folder / model_dir.CONFIG).is_file():
+        return None
+    config = untrusted_files.read_text(folder / model_dir.CONFIG, 'restore it, or remove it')
+    try:
+        trained = ast.literal_eval(config_changes.bindings(config).get('INPUTS', 'None'))
+    except (ValueError, SyntaxError):
+        return None
+    if trained is None or trained == given:
+        return None
+    now = 'the texts are read as they are' if given is None else f'INPUTS is now {given!r}'
+    advice = f'give --gin.INPUTS="{trained!r}"'
+    return f'warning: {folder} was trained with INPUTS = {trained!r}, and {now}; {advice}'
+
+
+def _infer(settings: TextInference, template: str | None) -> None:
+    import jax
+
     from remixer_t5x.inference import text_outputs
 
     settings.check()
     folder = settings.step_folder()
+    warning = _other_template(folder, template)
+    if warning and not jax.process_index():
+        print(warning, file=sys.stderr)
     out = settings.open_output(folder)
     inputs, decoding = settings.inputs, settings.decoding
     texts = iter(inputs)

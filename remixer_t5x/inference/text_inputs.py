@@ -14,6 +14,8 @@ from remixer_t5x import untrusted_files
 from remixer_t5x.errors import UserError
 
 TXT, JSONL = 'txt', 'jsonl'
+# Formats of rows with columns.
+ROWS = ('csv', 'tsv', 'parquet')
 # Maximum number of characters of a line. A longer line is not a text for a model, and might not fit into memory.
 LONGEST = 50_000_000
 _FORMATS = {'.txt': TXT, '.jsonl': JSONL, '.ndjson': JSONL, '.json': JSONL}
@@ -27,9 +29,11 @@ class TextInputs:
         path: a file, also gzipped (`.gz`), or '-' for standard input.
         field: which field of a JSON line has the text.
         format: 'txt' (one text for each line, also if it is empty) or 'jsonl'; None uses the extension, with text as
-            default.
+            default. 'csv', 'tsv' and 'parquet' are formats of rows, which a template turns into texts
+            (`remixer_tasks.pair_inputs`).
 
-    Raises UserError if the file cannot be read, or, with the line, if a line is not JSON or lacks the field.
+    Raises UserError if the file cannot be read or has rows, or, with the line, if a line is not JSON or lacks the
+    field.
     """
 
     path: str = '-'
@@ -37,8 +41,9 @@ class TextInputs:
     format: str | None = None
 
     def __post_init__(self) -> None:
-        if self.format not in (None, TXT, JSONL):
-            raise UserError(f"INPUT_FORMAT is {self.format!r}; it takes 'txt', 'jsonl' or None")
+        if self.format not in (None, TXT, JSONL, *ROWS):
+            known = ', '.join(map(repr, (TXT, JSONL, *ROWS)))
+            raise UserError(f'INPUT_FORMAT is {self.format!r}; it takes {known} or None')
 
     @property
     def is_stdin(self) -> bool:
@@ -50,7 +55,13 @@ class TextInputs:
 
     def __iter__(self) -> Iterator[str]:
         name = self.path.removesuffix('.gz')
-        is_jsonl = (self.format or _FORMATS.get(os.path.splitext(name)[1], TXT)) == JSONL
+        extension = os.path.splitext(name)[1]
+        if (self.format or extension.removeprefix('.').lower()) in ROWS:
+            raise UserError(
+                f'{self.shown} has rows, and no template says what of them is a text; give INPUTS as in finetuning, as '
+                "in --gin.INPUTS='question: {question}', or --gin.INPUT_FORMAT=txt to read its lines"
+            )
+        is_jsonl = (self.format or _FORMATS.get(extension, TXT)) == JSONL
         for number, line in enumerate(self._lines(), 1):
             line = line.rstrip('\r\n')
             if not is_jsonl:

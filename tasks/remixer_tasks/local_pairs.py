@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from remixer_t5x.errors import UserError
@@ -120,6 +121,13 @@ def evaluated(
     """
     if not files:
         return task
+    if not isinstance(files, Mapping):
+        raise UserError(f"EVAL_PAIRS is {files!r}; give each file a name, as in EVAL_PAIRS = {{'hard': 'hard.jsonl'}}")
+    unusable = [name for name in files if not re.fullmatch(r'[\w-]+', str(name))]
+    if unusable:
+        raise UserError(
+            f'EVAL_PAIRS names {unusable[0]!r}; names of files are in metrics and folders: use letters, digits, _ and -'
+        )
     tasks = [task]
     for name, paths in files.items():
         rows = read(files=paths, validation_files=None)

@@ -7,6 +7,7 @@ import re
 
 import pytest
 
+from remixer_t5x.cli import infer
 from remixer_t5x.cli.main import main
 from remixer_t5x.config import loading, t5x_macros
 from remixer_t5x.config.bindings import Bindings, macros_read
@@ -40,7 +41,8 @@ def answer(command, macro):
     read = macros_read(Bindings([s for f in (*base, *files) for s in statements(f)]).final)
     flags = {**{name: value for name, value in GIVEN.items() if name in read}, macro: VALUES.get(macro, 'given')}
     try:
-        loading.load(loading.Given(files, list(flags.items()), base=base), root, partial=partial)
+        defaults = infer.DEFAULTS if command == 'infer' else {}
+        loading.load(loading.Given(files, list(flags.items()), base=base, defaults=defaults), root, partial=partial)
     except UserError as error:
         return str(error)
     return '' if macro in read or macro == 'MIXTURE_OR_TASK_MODULE' else UNREAD

@@ -138,5 +138,5 @@ def test_a_bad_input_is_one_line(tmp_path, name, content, line):
 
 
 def test_an_unknown_format_is_refused():
-    with pytest.raises(UserError, match="INPUT_FORMAT is 'csv'"):
-        TextInputs('a', format='csv')
+    with pytest.raises(UserError, match="INPUT_FORMAT is 'xml'"):
+        TextInputs('a', format='xml')
