@@ -12,8 +12,6 @@ from typing import Any
 from remixer_t5x.reports.charts import Chart, Series
 from remixer_t5x.reports.records import TRAIN, Group, Record, Run
 
-# Numbers of every evaluation on held-out text, which are not metrics of a task.
-OF_LOSS = ('loss', 'perplexity', 'accuracy', 'z_loss', 'tokens')
 # An evaluation with more metrics than this, such as COGS, is broken down by type.
 MOST_METRICS = 6
 MEMORY = {'host_mib': 'host memory', 'device_mib': 'device memory', 'device_peak_mib': 'device memory, peak'}
@@ -33,6 +31,7 @@ class Overview:
     steps: int | None
     train_loss: float | None
     held_out: float | None
+    constant: float | None
     best_held_out: tuple[int, float] | None
     tokens_per_second: float | None
     seconds: float
@@ -52,9 +51,10 @@ def overview(run: Run) -> Overview:
     # Finetuning names its steps TRAIN_STEPS_RELATIVE.
     wanted = settings.get(wanted[1:], '') if wanted.startswith('%') else wanted
     steps = int(wanted) if wanted.isdigit() else None
+    constant = _constant(run)
     return Overview(
         run.name, run.folder, step, steps, losses[-1][1] if losses else None, held_out[-1][1] if held_out else None,
-        best, statistics.median(speeds) if speeds else None, _seconds(run), memory, _said(run, step, steps),
+        constant, best, statistics.median(speeds) if speeds else None, _seconds(run), memory, _said(run, step, steps),
     )  # fmt: skip
 
 
@@ -86,6 +86,12 @@ def held_out_losses(run: Run) -> list[tuple[int, float]]:
     return next((points for kind in run.kinds() if (points := run.series(kind, 'loss'))), [])
 
 
+def _constant(run: Run) -> float | None:
+    """The loss of the best constant answer in the first evaluation of the loss."""
+    points = next((points for kind in run.kinds() if (points := run.series(kind, 'constant_loss'))), None)
+    return points[-1][1] if points else None
+
+
 def _seconds(run: Run) -> float:
     """Time spent in training steps, without evaluations and the time between interruptions."""
     total, before = 0.0, 0
@@ -111,6 +117,9 @@ def _said(run: Run, step: int, steps: int | None) -> str:
         parts.append(f'Held-out loss is {_round(held_out[-1][1])}' + (
             f', {held_out[-1][1] / best - 1:.0%} above its lowest, {_round(best)} at step {at:,}.'
             if held_out[-1][1] > best * (1 + RISEN) else '.'))  # fmt: skip
+    constant = _constant(run)
+    if constant is not None:
+        parts.append(f'The best constant answer has {_round(constant)}; a model below it uses its context.')
     for kind, record in run.latest().items():
         metrics = task_metrics(record)
         if metrics:

@@ -6,7 +6,7 @@ import functools
 import html
 from collections.abc import Sequence
 
-from remixer_t5x.reports import charts, overview, records
+from remixer_t5x.reports import charts, confusion, overview, records
 from remixer_t5x.reports.pictures import drawing
 from remixer_t5x.reports.pictures.drawing import Picture
 from remixer_t5x.reports.records import Run
@@ -42,6 +42,7 @@ def render(runs: Sequence[Run], learned: Sequence[Learned] = (), now: datetime.d
         tasks=tasks,
         heads=heads,
         breakdowns=overview.breakdowns(groups),
+        confusions=confusion.confusions(runs),
         samples=overview.samples(runs),
         learned=learned,
         differences=records.differences(runs),

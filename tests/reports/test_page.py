@@ -67,7 +67,9 @@ def _run(name, seed):
         Record('eval/cogs', 2, {f't{n}': 50.0 for n in range(8)}, {}),
     ]
     row = {'index': 0, 'input': EVIL, 'target': EVIL, 'prediction': f'other {EVIL}'}
-    return Run(name, f'/runs/{EVIL}', logged, f"SEED = {seed}\nX = '{EVIL}{seed}'\n", (), {EVIL: [row]})
+    labels = [{**row, 'index': n, 'target': EVIL if n % 2 else 'b'} for n in range(4)]
+    predictions = {EVIL: [row], f'labels {EVIL}': labels}
+    return Run(name, f'/runs/{EVIL}', logged, f"SEED = {seed}\nX = '{EVIL}{seed}'\n", (), predictions)
 
 
 def test_a_diagonal_leaves_the_scale_to_the_rest():

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from remixer_t5x.errors import UserError
-from remixer_t5x.reports import charts, overview, records
+from remixer_t5x.reports import charts, confusion, overview, records
 from remixer_t5x.reports.records import Record, Run
 
 
@@ -65,6 +65,41 @@ def test_settings_read_statements_over_several_lines():
 def test_differences_are_of_settings_and_not_of_places():
     runs = [_run('a', "A = 1\nm.C.d = 2\nMODEL_DIR = 'a'\n"), _run('b', "A = 1\nZ = 3\nm.C.d = 4\nMODEL_DIR = 'b'\n")]
     assert records.differences(runs) == [('Z', [None, '3']), ('m.C.d', ['2', '4'])]
+
+
+def test_the_best_constant_answer_is_next_to_the_held_out_loss():
+    run = _run('r', eval=(2, {'loss': 2.0, 'constant_loss': 5.25}))
+    one = overview.overview(run)
+    assert one.constant == 5.25
+    assert 'Held-out loss is 2. The best constant answer has 5.25:' in one.said
+    assert overview.overview(_run('r', eval=(2, {'loss': 2.0}))).constant is None
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from('abc'), st.sampled_from(['a', 'b', 'c', ' b ', 'other'])), min_size=3, max_size=20
+    )
+)
+def test_labels_by_predictions(drawn):
+    pairs = [*drawn, *zip('abc', 'aba', strict=True)]
+    rows = [{'target': target, 'prediction': made} for target, made in pairs]
+    found = confusion.confusions([Run('r', '/r', [], predictions={'t-validation': rows})])
+    (one,) = found
+    assert one.total == len(pairs) and one.has_other == any(made == 'other' for _, made in pairs)
+    assert one.accuracy == pytest.approx(100 * statistics.mean(target == made.strip() for target, made in pairs))
+    targets = [target for target, _ in pairs]
+    assert one.majority == pytest.approx(100 * max(map(targets.count, targets)) / len(pairs))
+    for label, total, cells in one.rows:
+        assert total == targets.count(label)
+        for name, (count, share, right) in zip([*one.labels, 'other'], cells, strict=False):
+            assert count == sum(a == label and b.strip() == name for a, b in pairs)
+            assert share == pytest.approx(count / total) and right == (name == label)
+
+
+@pytest.mark.parametrize(('count', 'different'), [(5, 20), (60, 20), (9, 1)])
+def test_answers_of_many_texts_are_no_labels(count, different):
+    rows = [{'target': f'answer {n % different}', 'prediction': 'answer 1'} for n in range(count)]
+    assert confusion.confusions([Run('r', '/r', [], predictions={'t-test': rows})]) == []
 
 
 def test_it_says_how_a_run_went():
