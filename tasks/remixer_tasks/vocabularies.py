@@ -1,7 +1,7 @@
-"""Vocabularies for seqio tasks: a SentencePiece model, bytes, pieces trained on the corpus at first use, or BERT's.
+"""Vocabularies for seqio tasks: a SentencePiece model, bytes, words, pieces trained on the corpus, or BERT's.
 
-All but BERT's reserve T5's ids (0 padding, 1 EOS, 2 unknown) and end with `extra_ids` sentinels, <extra_id_0> last.
-Making one loads seqio.
+All but BERT's reserve T5's ids (0 padding, 1 EOS, 2 unknown), and all but BERT's and words end with `extra_ids`
+sentinels, <extra_id_0> last. Making one loads seqio.
 In gin: `VOCABULARY = @vocabularies.sentencepiece()`, with `vocabularies.sentencepiece.path = '...'`.
 """
 
@@ -31,6 +31,16 @@ def sentencepiece(path: str = T5_MODEL, extra_ids: int = SENTINELS) -> seqio.Sen
 def byte(extra_ids: int = SENTINELS) -> seqio.ByteVocabulary:
     """UTF-8 bytes as in ByT5 (Xue et al. 2022): 3 special ids, 256 bytes, `extra_ids` sentinels."""
     return seqio.ByteVocabulary(extra_ids=extra_ids)
+
+
+def words(corpus: Corpus) -> seqio.Vocabulary:
+    """The words between spaces of the training part of `corpus`, for small languages; another word is unknown.
+
+    T5's ids for padding, EOS and unknown, no sentinels. The corpus is read at first use.
+    """
+    from remixer_tasks.vocabulary.word_vocabulary import WordVocabulary
+
+    return WordVocabulary(f'words of {corpus.identity}', corpus.training_documents)
 
 
 def wordpiece(path: str) -> seqio.Vocabulary:
@@ -67,7 +77,7 @@ def trained(
     if vocab_size < smallest:
         raise UserError(
             f'VOCAB_SIZE is {vocab_size}, a trained vocabulary with {extra_ids} sentinels needs at least '
-            f'{smallest}: try 4096, or VOCABULARY = @vocabularies.byte()'
+            f'{smallest}: give {smallest} or more, or VOCABULARY = @vocabularies.byte()'
         )
     settings = vocabulary_training.Settings(vocab_size - extra_ids, character_coverage, at_most)
     from remixer_tasks.vocabulary.pieces import TrainedPieces

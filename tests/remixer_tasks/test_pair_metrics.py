@@ -101,3 +101,22 @@ def test_a_vocabulary_of_few_words_has_the_pieces_that_there_are(tmp_path):
     assert vocabulary.decode(vocabulary.encode('is 7 even')) == 'is 7 even'
     with pytest.raises(UserError, match='the text is too small for a vocabulary of 924 pieces'):
         vocabularies.trained(texts, 1024).vocab_size  # noqa: B018 (trains)
+
+
+def test_words_of_the_rows_are_a_vocabulary(tmp_path):
+    texts = local_pairs.texts(
+        local_pairs.corpus(rows(tmp_path), 'q', 'a', validation_files=rows(tmp_path, 'b.jsonl', 2))
+    )
+    vocabulary, again = vocabularies.words(texts), vocabularies.words(texts)
+    assert set(vocabulary.words) == {'is', 'even', 'yes', 'no', *map(str, range(20))}
+    assert vocabulary == again and vocabulary.vocab_size == 27
+    assert vocabulary.decode(vocabulary.encode('is 7 odd')) == 'is 7 <unk>'
+
+
+@pytest.mark.parametrize(
+    ('files', 'said'),
+    [('hard.jsonl', "EVAL_PAIRS is 'hard.jsonl'; give each file a name"), ({'../x': 'a'}, "names '../x'; names of")],
+)
+def test_files_to_evaluate_on_have_names_for_folders(files, said):
+    with pytest.raises(UserError, match=said):
+        local_pairs.evaluated(None, files, None, None)

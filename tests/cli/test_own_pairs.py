@@ -1,0 +1,144 @@
+"""Labelled rows of one's own from training to the report, as a user types it."""
+
+import csv
+import json
+import os
+import pathlib
+
+import gin
+import jax
+import pytest
+
+from remixer_t5x.cli.main import main
+
+pytestmark = [
+    pytest.mark.filterwarnings('ignore::DeprecationWarning'),
+    pytest.mark.filterwarnings('ignore::ResourceWarning'),
+]
+TEMPLATE = 'is {number} even?'
+CONFIG = """
+include 'experiments/finetune_pairs.gin'
+
+PAIRS = 'rows.csv'
+INPUTS = 'is {number} even?'
+TARGETS = 'answer'
+EVAL_PAIRS = {'small': 'small.csv', 'large': 'large.csv'}
+METRICS = ['accuracy', 'majority']
+METRICS_BY = 'type'
+COLUMNS = ['number']
+VOCABULARY = @vocabularies.words()
+VOCAB_SIZE = 128
+EMBED_DIM = 8
+MLP_DIM = 8
+NUM_HEADS = 1
+HEAD_DIM = 8
+NUM_ENCODER_LAYERS = 1
+NUM_DECODER_LAYERS = 1
+TASK_FEATURE_LENGTHS = {'inputs': 6, 'targets': 3}
+BATCH_SIZE = 4
+EVAL_BATCH_SIZE = 8
+TRAIN_STEPS = 2
+WARMUP_STEPS = 1
+LOG_PERIOD = 1
+EVAL_PERIOD = 2
+CHECKPOINT_PERIOD = 2
+"""
+
+
+def write(name, numbers):
+    with open(name, 'w', newline='') as file:
+        writer = csv.writer(file)
+        writer.writerow(['number', 'answer', 'type'])
+        writer.writerows([n, 'odd' if n % 3 else 'even', 'big' if n > 20 else 'little'] for n in numbers)
+
+
+def records(path):
+    return [json.loads(line) for line in pathlib.Path(path).read_text().splitlines()]
+
+
+def run(*argv):
+    return main([argv[0], '--gin_file=pairs.gin', *argv[1:]])
+
+
+@pytest.fixture(scope='module')
+def place(tmp_path_factory):
+    """The current folder, with a finetuned and evaluated `run`; all is left clean."""
+    folder, before, environment = tmp_path_factory.mktemp('pairs'), pathlib.Path.cwd(), dict(os.environ)
+    os.chdir(folder)
+    os.environ['REMIXER_T5X_CACHE'] = str(folder / 'cache')
+    (folder / 'pairs.gin').write_text(CONFIG)
+    write('rows.csv', range(60))
+    write('small.csv', range(9))
+    write('large.csv', range(15, 27))
+    assert run('finetune', '--gin.MODEL_DIR=run') == 0
+    assert run('eval', '--checkpoint=run') == 0
+    yield folder
+    os.chdir(before)
+    os.environ.clear()
+    os.environ.update(environment)
+    gin.clear_config()
+    jax.clear_caches()
+
+
+def test_each_file_has_metrics_predictions_and_a_best_checkpoint_of_its_own(place):
+    names = {'own_pairs', 'own_pairs_small', 'own_pairs_large'}
+    found = {r['kind']: r for r in records('run/metrics.jsonl') if r['kind'].startswith('eval/')}
+    assert set(found) - {'eval/average'} == {f'eval/{name}' for name in names}
+    large = found['eval/own_pairs_large']
+    assert {'accuracy', 'majority', 'majority/big', 'majority/little'} <= set(large)
+    assert large['majority'] == pytest.approx(100 * 8 / 12) and 'majority/big' not in found['eval/own_pairs_small']
+    assert {path.name for path in (place / 'run/best').iterdir()} - {'average'} == names
+    predictions = {path.name: records(path) for path in (place / 'run/eval/predictions').iterdir()}
+    assert set(predictions) == {f'{name}-validation-2.jsonl' for name in names}
+    rows = predictions['own_pairs_large-validation-2.jsonl']
+    assert [row['input'] for row in rows] == [TEMPLATE.format(number=n) for n in range(15, 27)]
+    assert rows[0]['example'] == {'number': '15', 'type': 'little'}
+
+
+def test_infer_reads_rows_as_finetuning_does(place, capsys):
+    assert run('infer', '--checkpoint=run', '--input=large.csv', '--output=answers.jsonl') == 0
+    assert 'warning' not in capsys.readouterr().err
+    wanted = records('run/eval/predictions/own_pairs_large-validation-2.jsonl')
+    found = records('answers.jsonl')
+    assert [(row['input'], row['prediction']) for row in found] == [(r['input'], r['prediction']) for r in wanted]
+
+
+def test_infer_refuses_lines_for_a_template_unless_they_are_filled_in(place, capsys):
+    (place / 'lines.txt').write_text('is 3 even?\n')
+    assert run('infer', '--checkpoint=run', '--input=lines.txt') == 2
+    error = capsys.readouterr().err
+    assert 'has lines of text; give rows with the column number' in error and error.count('\n') == 1
+    assert run('infer', '--checkpoint=run', '--input=lines.txt', '--gin.INPUT_TEMPLATE=None') == 0
+    assert '"input": "is 3 even?"' in capsys.readouterr().out
+
+
+def test_infer_warns_of_another_template_than_the_run_had(place, capsys):
+    # The words of other inputs are another vocabulary, which is refused after the warning.
+    assert run('infer', '--checkpoint=run', '--input=large.csv', '--gin.INPUTS=number') == 2
+    said = capsys.readouterr().err.splitlines()
+    assert any(
+        line.startswith('warning: ') and "was trained with INPUTS = 'is {number} even?'" in line
+        and line.endswith("""give --gin.INPUTS="'is {number} even?'\"""") for line in said
+    )  # fmt: skip
+
+
+def test_the_report_has_labels_by_predictions_next_to_the_majority(place):
+    assert main(['report', 'run', '--out=report.html']) == 0
+    text = (place / 'report.html').read_text()
+    assert text.count('class="confusion"') >= 2
+    assert 'own_pairs_large-validation' in text and 'most frequent target as every answer would have 66.67' in text
+
+
+@pytest.mark.parametrize(
+    ('flag', 'said'),
+    [
+        ("--gin.EVAL_PAIRS={'a/b': 'small.csv'}", "EVAL_PAIRS names 'a/b'"),
+        ('--gin.EVAL_PAIRS=small.csv', "EVAL_PAIRS is 'small.csv'"),
+        ("--gin.EVAL_PAIRS={'small': 'nowhere.csv'}", 'which does not exist'),
+        ('--gin.METRICS_BY=typ', "names 'typ', and"),
+    ],
+)
+def test_a_mistake_is_one_line(place, capsys, flag, said):
+    assert run('finetune', '--gin.MODEL_DIR=new', flag) == 2
+    error = capsys.readouterr().err
+    assert said in error and [line for line in error.splitlines() if line.startswith('error: ')], error
