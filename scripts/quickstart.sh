@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# From a fresh clone to a trained model: makes a virtual environment, installs, trains a tiny Remixer on the
+# From a fresh clone to a trained model: makes a virtual environment, installs, trains a small Remixer on the
 # documentation inside Python, and shows what it learned. No data is downloaded. Run it again to resume, or to look again.
 #
 #   scripts/quickstart.sh                  in .venv, into runs/quickstart
@@ -13,7 +13,7 @@ prepare_environment ''
 MODEL_DIR="${MODEL_DIR:-runs/quickstart}"
 RUN=(--gin_file=experiments/quickstart.gin "--gin.MODEL_DIR=$MODEL_DIR")
 
-say "training: a tiny Remixer, span corruption, on this computer"
+say "training: a small Remixer, span corruption, on this computer"
 "$VENV/bin/remixer-t5x" train "${RUN[@]}"
 
 say 'held-out text with gaps, and what the model puts into them'

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +17,8 @@ if TYPE_CHECKING:
 
 # Text around a gap that is shown; a whole example would fill the screen.
 TOKENS_SHOWN = 80
-BATCH_SIZE = 8
+BATCH_SIZE = 32
+_WORD = re.compile(r'[^\W\d]\w+')
 # Of the training run's configuration, with what runs/pretrain.gin would give where it is not there.
 _DATA = {'SEED': 0, 'PACK': False, 'USE_CACHED_TASKS': False, 'CACHE_DIR': None}
 
@@ -28,7 +30,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    """Prints the first validation examples, truncated, with the true and the predicted text of each gap."""
+    """Prints the first validation examples, truncated, with the true and the predicted text of each gap, and how many
+    gaps of one word got a word.
+    """
     macros = ('MODEL', 'PARTITIONER', 'MODEL_DIR', 'MIXTURE_OR_TASK_NAME', 'TASK_FEATURE_LENGTHS', *_DATA)
     model, partitioner, folder, mixture, lengths, *data = arguments.values(args, *macros, defaults=_DATA)
     import jax
@@ -58,6 +62,8 @@ def run(args: argparse.Namespace) -> None:
     console = Console(highlight=False)
     for row in range(min(args.num_examples, BATCH_SIZE)):
         show(console, vocab, batch['encoder_input_tokens'][row], batch['decoder_target_tokens'][row], predicted[row])
+    gaps, one_word, same = one_word_gaps(vocab, batch['decoder_target_tokens'], predicted)
+    console.print(f'of {gaps:,} gaps of one word, {one_word:,} got one word, and {same:,} the same')
     console.print(f'from the newest checkpoint in {folder}/{model_dir.CHECKPOINTS}', style='dim')
 
 
@@ -83,6 +89,23 @@ def show(console: Console, vocab: Any, inputs: np.ndarray, targets: np.ndarray, 
         line += Text(f'   the model says {_quoted(vocab, guess.get(number))}')
         console.print(line)
     console.print()
+
+
+def one_word_gaps(vocab: Any, targets: np.ndarray, predicted: np.ndarray) -> tuple[int, int, int]:
+    """How many gaps have one word as their true text, in how many of those the predicted text is one word, and in how
+    many it is the same word. Words are letters, digits and _, at least two, and do not begin with a digit.
+    """
+    first, last = vocab.vocab_size - 1, vocab.vocab_size - vocab.extra_ids
+    gaps = one_word = same = 0
+    for row, guesses in zip(targets, predicted, strict=True):
+        guess = dict(split_at_sentinels(guesses, first, last))
+        for number, ids in split_at_sentinels(row, first, last):
+            wanted = vocab.decode(ids).strip() if number is not None and ids else ''
+            if not _WORD.fullmatch(wanted):
+                continue
+            found = vocab.decode(guess.get(number) or []).strip()
+            gaps, one_word, same = gaps + 1, one_word + bool(_WORD.fullmatch(found)), same + (found == wanted)
+    return gaps, one_word, same
 
 
 def split_at_sentinels(
