@@ -12,6 +12,8 @@ from typing import Any
 from remixer_t5x.reports.charts import Chart, Series
 from remixer_t5x.reports.records import TRAIN, Group, Record, Run
 
+# Numbers of every evaluation on held-out text, which are not metrics of a task.
+OF_LOSS = ('loss', 'constant_loss', 'perplexity', 'accuracy', 'z_loss', 'tokens')
 # An evaluation with more metrics than this, such as COGS, is broken down by type.
 MOST_METRICS = 6
 MEMORY = {'host_mib': 'host memory', 'device_mib': 'device memory', 'device_peak_mib': 'device memory, peak'}
