@@ -71,7 +71,7 @@ def test_the_best_constant_answer_is_next_to_the_held_out_loss():
     run = _run('r', eval=(2, {'loss': 2.0, 'constant_loss': 5.25}))
     one = overview.overview(run)
     assert one.constant == 5.25
-    assert 'Held-out loss is 2. The best constant answer has 5.25:' in one.said
+    assert 'Held-out loss is 2. The best constant answer has 5.25;' in one.said
     assert overview.overview(_run('r', eval=(2, {'loss': 2.0}))).constant is None
 
 
