@@ -13,14 +13,16 @@ import contextlib
 import functools
 import importlib
 import sys
+import types
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 # A context for the import of a library; the command line uses it to keep log lines off the screen.
 around: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext
-# Keras, which TensorFlow imports, uses these packages for pictures and tables if they are installed. They take a fifth
-# of the time, and we do not use Keras.
-_NOT_FOR_KERAS = ('matplotlib', 'pandas')
+# TensorFlow tries to import Keras by the first name, and Keras uses the others for pictures and tables.
+_NOT_NEEDED = ('keras.src.optimizers', 'matplotlib', 'pandas')
+# What seqio imports and rarely uses: layers that TensorFlow Text derives from Keras's, and hyperparameter search.
+_RARELY_USED = ('tensorflow_text.python.keras', 'pyglove')
 
 
 class _Library:
@@ -39,7 +41,7 @@ class _Library:
 def _load(name: str) -> Any:
     _tensorflow()
     if name not in sys.modules:
-        with around():
+        with around(), _later(_RARELY_USED):
             importlib.import_module(name)
     return sys.modules[name]
 
@@ -47,7 +49,7 @@ def _load(name: str) -> Any:
 @functools.cache
 def _tensorflow() -> Any:
     """TensorFlow without accelerators, also where another library has imported it already."""
-    with around(), _without(_NOT_FOR_KERAS):
+    with around(), _without(_NOT_NEEDED):
         tensorflow = importlib.import_module('tensorflow')
     _hide_accelerators(tensorflow)
     return tensorflow
@@ -74,6 +76,30 @@ def _without(names: tuple[str, ...]):
     finally:
         for name in hidden:
             sys.modules.pop(name, None)
+
+
+@contextlib.contextmanager
+def _later(names: tuple[str, ...]):
+    """A context in which importing one of these packages gives a stand-in, whose attributes import the package after
+    the context.
+    """
+    absent = [name for name in names if name not in sys.modules]
+    stand_ins = {name: types.ModuleType(name) for name in absent}
+    for name, module in stand_ins.items():
+        module.__dict__['__getattr__'] = functools.partial(_attribute, module, name)
+    sys.modules.update(stand_ins)
+    try:
+        yield
+    finally:
+        for name in absent:
+            sys.modules.pop(name, None)
+
+
+def _attribute(stand_in: types.ModuleType, name: str, attribute: str) -> Any:
+    # Python asks modules for names such as __path__ while it imports.
+    if attribute.startswith('__') or sys.modules.get(name) is stand_in:
+        raise AttributeError(f'module {name!r} has no attribute {attribute!r}')
+    return getattr(importlib.import_module(name), attribute)
 
 
 if TYPE_CHECKING:

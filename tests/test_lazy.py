@@ -1,4 +1,4 @@
-"""TensorFlow and seqio are imported at their first use, with no accelerator and without what Keras does not need."""
+"""TensorFlow and seqio are imported at their first use, with no accelerator and without Keras."""
 
 import subprocess
 import sys
@@ -15,7 +15,7 @@ _LIGHT = (
     'remixer_t5x.evaluation.task_evaluation',
     'remixer_t5x.training.loop',
 )
-_LOADED = 'print(*sorted({"tensorflow", "seqio", "pandas", "matplotlib"} & set(sys.modules)))\n'
+_LOADED = 'print(*sorted({"tensorflow", "seqio", "keras", "pandas", "matplotlib", "pyglove"} & set(sys.modules)))\n'
 
 
 def _run(program):
@@ -26,15 +26,21 @@ def test_modules_that_gin_files_name_load_neither_library():
     assert _run(f'import sys, {", ".join(_LIGHT)}\n{_LOADED}') == '\n'
 
 
-def test_the_first_use_loads_them_without_pictures_and_tables():
+def test_the_first_use_loads_them_without_keras_which_can_be_used_later():
     said = _run(
         'import sys\n'
         'from remixer_t5x.lazy import seqio, tf\n'
         f'assert seqio.ByteVocabulary().eos_id == 1\n{_LOADED}'
         'print(tf.config.get_visible_devices("GPU"), tf is not sys.modules["tensorflow"], tf.data.Dataset.__name__)\n'
-        'import matplotlib, pandas\nprint(pandas.DataFrame.__name__)'
+        'import matplotlib, pandas, tensorflow, tensorflow_text\nprint(pandas.DataFrame.__name__)\n'
+        'print("keras" in sys.modules, tensorflow.keras.layers.Layer.__name__)\n'
+        'print(tensorflow_text.keras.layers.ToDense.__name__)\n'
+        'from tensorflow.keras import losses\nfrom tensorflow_text.python import keras\n'
+        'print(keras.layers.ToDense is tensorflow_text.keras.layers.ToDense)\n'
+        'print(seqio.dataset_providers.pg.hyper.HyperPrimitive.__name__)'
     )
-    assert said.splitlines() == ['seqio tensorflow', '[] True DatasetV2', 'DataFrame']
+    layers = ['False Layer', 'ToDense', 'True']
+    assert said.splitlines() == ['seqio tensorflow', '[] True DatasetV2', 'DataFrame', *layers, 'HyperPrimitive']
 
 
 def test_accelerators_are_hidden_where_another_library_has_imported_tensorflow():
