@@ -1,10 +1,8 @@
 """`remixer-t5x convert` as a user types it: Hugging Face folders and safetensors, and what trains from them."""
 
 import json
-import os
 import sys
 
-import gin
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
@@ -13,6 +11,7 @@ from remixer_t5x.cli.main import main
 from remixer_t5x.interop import converted
 from remixer_t5x.interop.huggingface import check as hf_check
 from remixer_t5x.interop.safetensors import export as safetensors_export
+from tests.support import command_folder
 
 pytestmark = [
     pytest.mark.filterwarnings('ignore::DeprecationWarning'),
@@ -51,21 +50,16 @@ convert_toy.task.vocabulary = %VOCABULARY
 
 
 @pytest.fixture(scope='module')
-def place(folders, tmp_path_factory):
+def place(folders, tmp_path_factory, programs):
     """The current folder: `hf`, a recorded first T5 in shards, and `ours`, converted from it."""
-    folder, before, environment = tmp_path_factory.mktemp('convert'), os.getcwd(), dict(os.environ)
-    folders.write(folder / 'hf', folders.V1_0, folders.weights_of(folders.recorded('t5_v1_0_tiny')), shards=2)
-    (folder / 'convert_toy.py').write_text(TASK)
-    (folder / 'toy.gin').write_text(DATA)
-    sys.path.insert(0, str(folder))
-    os.chdir(folder)
-    assert main(['convert', '--from_hf=hf', '--to=ours']) == 0
-    yield folder
-    os.chdir(before)
-    sys.path.remove(str(folder))
-    os.environ.clear()
-    os.environ.update(environment)
-    gin.clear_config()
+    with command_folder.entered(tmp_path_factory.mktemp('convert')) as folder:
+        folders.write(folder / 'hf', folders.V1_0, folders.weights_of(folders.recorded('t5_v1_0_tiny')), shards=2)
+        (folder / 'convert_toy.py').write_text(TASK)
+        (folder / 'toy.gin').write_text(DATA)
+        sys.path.insert(0, str(folder))
+        assert main(['convert', '--from_hf=hf', '--to=ours']) == 0
+        yield folder
+        sys.path.remove(str(folder))
 
 
 def error_of(capsys, *argv):

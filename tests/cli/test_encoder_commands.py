@@ -3,10 +3,7 @@
 import contextlib
 import io
 import json
-import os
-import sys
 
-import gin
 import numpy as np
 import pyarrow.parquet
 import pytest
@@ -14,105 +11,27 @@ import pytest
 import remixer_t5x
 from remixer_t5x.cli.main import main
 from remixer_t5x.errors import UserError
-from tests.support import compare_runs
+from tests.support import command_folder, compare_runs, toy_tasks
 
 pytestmark = [
     pytest.mark.filterwarnings('ignore::DeprecationWarning'),
     pytest.mark.filterwarnings('ignore::ResourceWarning'),
 ]
 
-MODULE = """
-import numpy as np
-import seqio
-import tensorflow as tf
-from remixer_tasks.benchmarks import answers
-
-LABELS = ('no', 'yes')
-
-
-def read(count):
-    texts = [f'text {i % 7}' for i in range(count)]
-    answers = [LABELS[i % 7 % 2] for i in range(count)]
-    return tf.data.Dataset.from_tensor_slices({'inputs': tf.constant(texts), 'targets': tf.constant(answers)})
-
-
-def source():
-    counts = {'train': 64, 'validation': 10}
-    return seqio.FunctionDataSource(lambda split, shuffle_files, seed=None: read(counts[split]), list(counts))
-
-
-def masked(vocabulary):
-    def mask(dataset):
-        def of(example):
-            ids = tf.cast(vocabulary.encode_tf(example['inputs']), tf.int32)
-            chosen = tf.range(tf.size(ids)) % 3 == 0
-            return {'inputs': tf.where(chosen, 300, ids), 'targets': tf.where(chosen, ids, 0)}
-
-        return dataset.map(of)
-
-    feature = seqio.Feature(vocabulary)
-    features = {'inputs': feature, 'targets': feature}
-    return seqio.Task('masked', source=source(), preprocessors=[mask], output_features=features)
-
-
-def accuracy(targets, predictions):
-    return {'accuracy': 100 * float(np.mean([a == b for a, b in zip(targets, predictions, strict=True)]))}
-
-
-def labelled(vocabulary):
-    feature = seqio.Feature(vocabulary, add_eos=True)
-    return seqio.Task(
-        'labelled',
-        source=source(),
-        preprocessors=[seqio.preprocessors.tokenize, seqio.preprocessors.append_eos_after_trim],
-        output_features={'inputs': feature, 'targets': feature},
-        postprocess_fn=answers.ClassId(LABELS),
-        metric_fns=[accuracy],
-    )
-"""
-CONFIG = """
-from __gin__ import dynamic_registration
-from remixer_tasks import vocabularies
-import toy_texts
-
-include 'models/t5_1_1.gin'
-include 'frames/FRAME.gin'
-include 'optimizers/adafactor_constant.gin'
-include 'hardware/cpu.gin'
-
-EMBED_DIM = 16
-MLP_DIM = 32
-NUM_HEADS = 2
-HEAD_DIM = 8
-NUM_ENCODER_LAYERS = 1
-NUM_DECODER_LAYERS = 1
-VOCAB_SIZE = 384
-VOCABULARY = @vocabularies.byte()
-TASK_FEATURE_LENGTHS = {'inputs': 12, 'targets': 12}
-MIXTURE_OR_TASK_NAME = @toy_texts.TASK()
-toy_texts.TASK.vocabulary = %VOCABULARY
-"""
 STEPS = ['--gin.BATCH_SIZE=8', '--gin.LOG_PERIOD=1', '--gin.CHECKPOINT_PERIOD=2', '--gin.EVAL_PERIOD=4']
 LABELS = "--gin.LABELS=('no', 'yes')"
 
 
 @pytest.fixture(scope='module')
-def place(tmp_path_factory):
+def place(tmp_path_factory, programs):
     """The current folder, with a masked language model in `mlm.gin` and a classifier in `classes.gin`."""
-    folder, before, environment = tmp_path_factory.mktemp('encoders'), os.getcwd(), dict(os.environ)
-    (folder / 'toy_texts.py').write_text(MODULE)
-    for name, frame, task in (('mlm', 'encoder_only', 'masked'), ('classes', 'classifier', 'labelled')):
-        (folder / f'{name}.gin').write_text(CONFIG.replace('FRAME', frame).replace('TASK()', f'{task}()')
-                                            .replace('TASK.v', f'{task}.v'))  # fmt: skip
-    (folder / 'texts.txt').write_text('text 1\ntext 2\na longer text than twelve bytes\n')
-    sys.path.insert(0, str(folder))
-    os.chdir(folder)
-    yield folder
-    os.chdir(before)
-    sys.path.remove(str(folder))
-    os.environ.clear()
-    os.environ.update(environment)
-    gin.clear_config()
+    with command_folder.entered(tmp_path_factory.mktemp('encoders')) as folder:
+        lengths = {'inputs': 12, 'targets': 12}
+        vocabulary = 'VOCABULARY = @vocabularies.byte()\n'
+        (folder / 'mlm.gin').write_text(toy_tasks.config('masked', lengths, 'encoder_only') + vocabulary)
+        (folder / 'classes.gin').write_text(toy_tasks.config('labelled', lengths, 'classifier') + vocabulary)
+        (folder / 'texts.txt').write_text('text 1\ntext 2\na longer text than twelve bytes\n')
+        yield folder
 
 
 def train(folder, steps):
@@ -147,9 +66,10 @@ def records(folder):
 def test_a_masked_language_model_resumes_bit_for_bit(mlm):
     train('resumed', 2)
     train('resumed', 4)
-    assert compare_runs.arrays(mlm, 4).keys() == compare_runs.arrays(mlm.parent / 'resumed', 4).keys()
-    for name, array in compare_runs.arrays(mlm, 4).items():
-        np.testing.assert_array_equal(array, compare_runs.arrays(mlm.parent / 'resumed', 4)[name], name)
+    whole, resumed = compare_runs.arrays(mlm, 4), compare_runs.arrays(mlm.parent / 'resumed', 4)
+    assert whole.keys() == resumed.keys()
+    for name, array in whole.items():
+        np.testing.assert_array_equal(array, resumed[name], name)
     held_out = [record for record in records(mlm) if record['kind'] == 'eval']
     assert held_out and 0 < held_out[-1]['loss'] < 20 and 0 <= held_out[-1]['accuracy'] <= 1
 

@@ -1,78 +1,28 @@
 """finetune, eval and infer as a user types them, on a task of a few examples in memory."""
 
 import json
-import os
 import pathlib
-import sys
 
-import gin
 import jax
 import numpy as np
 import pytest
-from jax.experimental.compilation_cache import compilation_cache
 
 from remixer_t5x import build_model
 from remixer_t5x.checkpoints import saved_params
 from remixer_t5x.cli.main import main
 from remixer_t5x.devices.partition import Partitioner
 from remixer_t5x.training import steps
+from tests.support import command_folder, toy_tasks
 
 pytestmark = [
     pytest.mark.filterwarnings('ignore::DeprecationWarning'),
     pytest.mark.filterwarnings('ignore::ResourceWarning'),
 ]
 
-MODULE = """
-import numpy as np
-import seqio
-import tensorflow as tf
-from remixer_tasks.benchmarks import answers
-
-LABELS = ('acceptable', 'unacceptable')
-
-
-def examples(count):
-    texts = [f'text {i % 7}' for i in range(count)]
-    targets = [LABELS[i % 7 % 2] for i in range(count)]
-    strings = {'inputs': tf.constant(texts, tf.string), 'targets': tf.constant(targets, tf.string)}
-    return tf.data.Dataset.from_tensor_slices({**strings, 'idx': np.arange(count)})
-
-
-def accuracy(targets, predictions):
-    return {'accuracy': 100 * float(np.mean([a == b for a, b in zip(targets, predictions, strict=True)]))}
-
-
-def task(vocabulary, name='glue_cola_v002'):
-    feature = seqio.Feature(vocabulary, add_eos=True)
-    counts = {'train': 64, 'validation': 10, 'test': 5, 'empty': 0}
-    return seqio.Task(
-        name,
-        source=seqio.FunctionDataSource(lambda split, shuffle_files, seed=None: examples(counts[split]), list(counts)),
-        preprocessors=[seqio.preprocessors.tokenize, seqio.preprocessors.append_eos_after_trim],
-        output_features={'inputs': feature, 'targets': feature},
-        postprocess_fn=answers.ClassId(LABELS),
-        metric_fns=[accuracy],
-    )
-"""
-CONFIG = """
-from __gin__ import dynamic_registration
-from remixer_tasks import vocabularies
-import toy_tasks
-
-include 'models/t5_1_1.gin'
-include 'optimizers/adafactor_constant.gin'
-include 'hardware/cpu.gin'
-
-EMBED_DIM = 16
-MLP_DIM = 32
-NUM_HEADS = 2
-HEAD_DIM = 8
-NUM_ENCODER_LAYERS = 1
-NUM_DECODER_LAYERS = 1
-VOCAB_SIZE = 384
-TASK_FEATURE_LENGTHS = {'inputs': 12, 'targets': 14}
-MIXTURE_OR_TASK_NAME = @toy_tasks.task()
-toy_tasks.task.vocabulary = @vocabularies.byte()
+# A task that can be submitted.
+TASK = """
+toy_tasks.labelled.name = 'glue_cola_v002'
+toy_tasks.labelled.labels = ('acceptable', 'unacceptable')
 """
 # test_own_task.py has the held-out loss.
 FINETUNE = [
@@ -82,40 +32,11 @@ FINETUNE = [
 
 
 @pytest.fixture(scope='module')
-def programs(compiled):
-    """Each command compiles programs that one before it has compiled: they are read from the disk instead."""
-    settings = {
-        'jax_compilation_cache_dir': str(compiled),
-        'jax_persistent_cache_min_compile_time_secs': 0.0,
-        'jax_persistent_cache_min_entry_size_bytes': -1,
-    }
-    before = {name: getattr(jax.config, name) for name in settings}
-    _set(settings)
-    yield
-    _set(before)
-
-
-def _set(settings):
-    for name, value in settings.items():
-        jax.config.update(name, value)
-    # JAX decides once whether it reads from a folder, and from which.
-    compilation_cache.reset_cache()
-
-
-@pytest.fixture(scope='module')
 def place(tmp_path_factory, programs):
-    """The current folder, with model and task in `toy.gin`; what commands set in the environment is undone."""
-    folder, before, environment = tmp_path_factory.mktemp('commands'), os.getcwd(), dict(os.environ)
-    (folder / 'toy_tasks.py').write_text(MODULE)
-    (folder / 'toy.gin').write_text(CONFIG)
-    sys.path.insert(0, str(folder))
-    os.chdir(folder)
-    yield folder
-    os.chdir(before)
-    sys.path.remove(str(folder))
-    os.environ.clear()
-    os.environ.update(environment)
-    gin.clear_config()
+    """The current folder, with model and task in `toy.gin`."""
+    with command_folder.entered(tmp_path_factory.mktemp('commands')) as folder:
+        (folder / 'toy.gin').write_text(toy_tasks.config('labelled', {'inputs': 12, 'targets': 14}) + TASK)
+        yield folder
 
 
 def run(*argv):
@@ -259,7 +180,7 @@ MISTAKES = {
         'EVAL_SPLIT is None and there is no SUBM',
     ),
     'no leaderboard': (
-        [*EVAL, '--checkpoint=first', '--submission=files', '--gin.toy_tasks.task.name=toy'],
+        [*EVAL, '--checkpoint=first', '--submission=files', '--gin.toy_tasks.labelled.name=toy'],
         'toy cannot be submitted',
     ),
     'predictions of another split': (

@@ -148,7 +148,7 @@ def keep_compiled_programs(folder: str) -> None:
     jax.config.update('jax_compilation_cache_max_size', -1)
     jax.config.update('jax_persistent_cache_min_compile_time_secs', 0.0)
     jax.config.update('jax_persistent_cache_min_entry_size_bytes', -1)
-    lru_cache.LRUCache.put = _put_whole
+    lru_cache.LRUCache.put = put_whole
     compiler._cache_write = _write_from_every_process
     # Without the fingerprint of the devices, which differs between the processes of one run: process 1 would find no
     # program of process 0.
@@ -161,7 +161,7 @@ def _write_from_every_process(key, seconds, name, backend, executable, host_call
         compilation_cache.put_executable_and_time(key, name, executable, backend, int(seconds))
 
 
-def _put_whole(cache, key: str, value: bytes) -> None:
+def put_whole(cache, key: str, value: bytes) -> None:
     """As JAX's own, which writes in place: of a process that is killed then, others would read half of a program."""
     path = pathlib.Path(str(cache.path), f'{key}-cache')
     if not path.exists():

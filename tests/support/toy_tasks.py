@@ -1,0 +1,83 @@
+"""seqio tasks of a few short texts, and gin files that train on them."""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import seqio
+import tensorflow as tf
+
+from remixer_tasks.benchmarks import answers
+
+LABELS = ('no', 'yes')
+EXAMPLES = {'train': 64, 'validation': 10, 'test': 5, 'empty': 0}
+
+
+def source(labels: Sequence[str], examples: Mapping[str, int]) -> seqio.FunctionDataSource:
+    """`examples` of each split: 'text 0' to 'text 6' in turn, with a label for each of the seven."""
+
+    def read(split: str, shuffle_files: bool, seed: int | None = None) -> tf.data.Dataset:
+        numbers = np.arange(examples[split])
+        texts = {'inputs': [f'text {i % 7}' for i in numbers], 'targets': [labels[i % 7 % 2] for i in numbers]}
+        strings = {name: tf.constant(values, tf.string) for name, values in texts.items()}
+        return tf.data.Dataset.from_tensor_slices({**strings, 'idx': numbers})
+
+    return seqio.FunctionDataSource(read, list(examples))
+
+
+def accuracy(targets: Sequence[object], predictions: Sequence[object]) -> dict[str, float]:
+    return {'accuracy': 100 * float(np.mean([a == b for a, b in zip(targets, predictions, strict=True)]))}
+
+
+def labelled(vocabulary: seqio.Vocabulary, name: str = 'labelled', labels: Sequence[str] = LABELS) -> seqio.Task:
+    """The label of a text."""
+    feature = seqio.Feature(vocabulary, add_eos=True)
+    return seqio.Task(
+        name,
+        source=source(labels, EXAMPLES),
+        preprocessors=[seqio.preprocessors.tokenize, seqio.preprocessors.append_eos_after_trim],
+        output_features={'inputs': feature, 'targets': feature},
+        postprocess_fn=answers.ClassId(labels),
+        metric_fns=[accuracy],
+    )
+
+
+def masked(vocabulary: seqio.Vocabulary) -> seqio.Task:
+    """Every third byte of a text is masked by id 300."""
+
+    def mask(dataset: tf.data.Dataset) -> tf.data.Dataset:
+        def of(example):
+            ids = tf.cast(vocabulary.encode_tf(example['inputs']), tf.int32)
+            chosen = tf.range(tf.size(ids)) % 3 == 0
+            return {'inputs': tf.where(chosen, 300, ids), 'targets': tf.where(chosen, ids, 0)}
+
+        return dataset.map(of)
+
+    feature = seqio.Feature(vocabulary)
+    features = {'inputs': feature, 'targets': feature}
+    return seqio.Task('masked', source=source(LABELS, EXAMPLES), preprocessors=[mask], output_features=features)
+
+
+def config(task: str, lengths: Mapping[str, int], frame: str = '') -> str:
+    """gin: a T5 of one layer, in `frame` of frames/ if there is one, on the task of that name above."""
+    include = f"include 'frames/{frame}.gin'" if frame else ''
+    return f"""
+from __gin__ import dynamic_registration
+from remixer_tasks import vocabularies
+from tests.support import toy_tasks
+
+include 'models/t5_1_1.gin'
+{include}
+include 'optimizers/adafactor_constant.gin'
+include 'hardware/cpu.gin'
+
+EMBED_DIM = 16
+MLP_DIM = 32
+NUM_HEADS = 2
+HEAD_DIM = 8
+NUM_ENCODER_LAYERS = 1
+NUM_DECODER_LAYERS = 1
+VOCAB_SIZE = 384
+TASK_FEATURE_LENGTHS = {dict(lengths)}
+MIXTURE_OR_TASK_NAME = @toy_tasks.{task}()
+toy_tasks.{task}.vocabulary = @vocabularies.byte()
+"""
