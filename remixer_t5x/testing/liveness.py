@@ -4,7 +4,7 @@ A sublayer whose updates are small next to the residual stream, or next to anoth
 hardly an effect, and in bfloat16 the addition rounds its updates away. No test of shapes, gradients or losses shows it.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -37,8 +37,8 @@ def movements(model: Model, inputs: np.ndarray, targets: np.ndarray, seed: int =
     Returns:
         {('encoder' or 'decoder', name of the sublayer's parameters): movement}.
     """
-    kinds = list(_kinds(model, inputs, targets))
-    outputs = {stack: np.asarray(y, np.float64) for stack, y in _outputs(model, kinds, inputs, targets, seed).items()}
+    kinds, found = _outputs(model, inputs, targets, seed)
+    outputs = {stack: np.asarray(y, np.float64) for stack, y in found.items()}
     moved = {}
     for index, (stack, name) in enumerate(kinds, 1):
         is_token = (inputs if stack == 'encoder' else targets) > 0
@@ -52,9 +52,11 @@ def too_still(moved: dict[Kind, float], minimum: float = MINIMUM) -> Sequence[Ki
     return [kind for kind, movement in moved.items() if not movement >= minimum]
 
 
-def _outputs(model: Model, kinds: list[Kind], inputs: Any, targets: Any, seed: int) -> dict[str, Any]:
-    """Outputs of the encoder and the decoder, [1 + kinds, batch, length, embed]: whole, then without each kind."""
-    stacks = {stack for stack, _ in kinds}
+def _outputs(model: Model, inputs: Any, targets: Any, seed: int) -> tuple[list[Kind], dict[str, Any]]:
+    """The kinds; and the outputs of the encoder and the decoder, [1 + kinds, batch, length, embed]: whole, then without
+    each kind.
+    """
+    kinds: list[Kind] = []
 
     def multiplied(stack: str, keep: jax.Array) -> Any:
         def multiply(call: Any, args: Any, kwargs: Any, context: Any) -> Any:
@@ -65,7 +67,8 @@ def _outputs(model: Model, kinds: list[Kind], inputs: Any, targets: Any, seed: i
 
     @jax.jit
     def run(key: jax.Array) -> dict[str, jax.Array]:
-        params = nn.unbox(model.init(key, _shapes(inputs, targets)))
+        params = nn.unbox(_init(model, kinds, key, inputs, targets))
+        stacks = {stack for stack, _ in kinds}
 
         def apply(stack: str, method: str, *args: Any) -> jax.Array:
             def without(keep: jax.Array) -> jax.Array:
@@ -80,25 +83,21 @@ def _outputs(model: Model, kinds: list[Kind], inputs: Any, targets: Any, seed: i
             found['decoder'] = apply('decoder', 'decode_hidden', *memory, targets, targets)
         return {stack: y.astype(jnp.float32) for stack, y in found.items()}
 
-    return jax.device_get(run(jax.random.key(seed, impl='rbg')))
+    found = jax.device_get(run(jax.random.key(seed, impl='rbg')))
+    return kinds, found
 
 
-def _shapes(inputs: Any, targets: Any) -> dict[str, tuple[int, ...]]:
-    return {'encoder_input_tokens': inputs.shape, 'decoder_target_tokens': targets.shape}
-
-
-def _kinds(model: Model, inputs: Any, targets: Any) -> Iterator[Kind]:
-    found: dict[Kind, None] = {}
+def _init(model: Model, kinds: list[Kind], key: jax.Array, inputs: Any, targets: Any) -> Any:
+    """The parameters; appends the kinds, in the order in which they are called."""
 
     def note(call: Any, args: Any, kwargs: Any, context: Any) -> Any:
         kind = _kind(args, context)
-        if kind is not None:
-            found[kind] = None
+        if kind is not None and kind not in kinds:
+            kinds.append(kind)
         return call(*args, **kwargs)
 
     with nn.intercept_methods(note):
-        jax.eval_shape(lambda key: model.init(key, _shapes(inputs, targets)), jax.random.key(0))
-    return iter(found)
+        return model.init(key, {'encoder_input_tokens': inputs.shape, 'decoder_target_tokens': targets.shape})
 
 
 def _kind(args: Any, context: Any) -> Kind | None:

@@ -17,7 +17,7 @@ WIDTHS += ('GMLP_DIM', 'AMLP_DIM', 'TIM_MLP_DIM')
 SIZES = {'EMBED_DIM': 32, 'TIM_EMBED_DIM': 32, 'HEAD_DIM': 8, 'GATE_ATTENTION_DIM': 8, **dict.fromkeys(WIDTHS, 64)}
 # The initialiser of BERT and GPT-2, 0.02 for every kernel, is for their published width; narrower, updates are smaller.
 PUBLISHED = {'EMBED_DIM': 768, 'MLP_DIM': 3072, 'NUM_HEADS': 12, 'HEAD_DIM': 64}
-SIZES |= {'NUM_ENCODER_LAYERS': 2, 'NUM_DECODER_LAYERS': 2, 'VOCAB_SIZE': VOCAB}
+SIZES |= {'NUM_ENCODER_LAYERS': 2, 'NUM_DECODER_LAYERS': 2, 'VOCAB_SIZE': VOCAB, 'REMAT_POLICY': None}
 
 
 def movements(model: str, dtype: str, **macros: str) -> dict[liveness.Kind, float]:
