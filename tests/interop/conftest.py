@@ -21,8 +21,4 @@ def v1_0_maker():
     for package in ('torch', 'transformers'):
         if importlib.util.find_spec(package) is None:
             pytest.skip(f'{package} is not installed; the recorded outputs were compared instead')
-    import torch
-
-    # Its threads wait for each other by spinning, which is slow where other tests run at the same time.
-    torch.set_num_threads(1)
     return _load(HERE.parent / 'golden' / 'make_t5_v1_0_tiny.py')

@@ -30,28 +30,39 @@ def batch(targets_of_rows, seed=0):
 
 @pytest.fixture(scope='module')
 def bert():
-    """BERT with random parameters, and its gradients: one program for all tests."""
+    """BERT with random parameters."""
     built = dataclasses.replace(bert_tiny.model(), loss_function=CrossEntropy(z_loss=0.0))
-    params = unbox(built.init(jax.random.key(0), {'encoder_input_tokens': (1, 4)}))
+    params = unbox(jax.jit(lambda key: built.init(key, {'encoder_input_tokens': (1, 4)}))(jax.random.key(0)))
     rng = np.random.default_rng(0)
     params = jax.tree.map(lambda a: np.asarray(a) + 0.2 * rng.standard_normal(a.shape, np.float32), params)
-    return built, params, jax.jit(jax.value_and_grad(built.loss, has_aux=True))
+    return built, params
+
+
+@pytest.fixture(scope='module')
+def losses(bert):
+    """`(params, batch)` -> loss with gradients, the same with logits of all tokens, and the logits: one program."""
+    model, _ = bert
+    whole = dataclasses.replace(model, predicted_share=1.0)
+
+    @jax.jit
+    def run(params, given):
+        one, every = (jax.value_and_grad(m.loss, has_aux=True)(params, given) for m in (model, whole))
+        return one, every, model.logits(params, given)
+
+    return run
 
 
 @pytest.mark.parametrize('targets', [(3, 1, 0), (4, 9, 2)], ids=['few', 'more than a quarter'])
-def test_the_loss_is_the_mean_over_the_targets(bert, targets):
-    model, params, loss = bert
+def test_the_loss_is_the_mean_over_the_targets(bert, losses, targets):
     given = batch(targets)
-    (found, sums), gradients = loss(params, given)
-    logits = np.asarray(jax.jit(model.logits)(params, given), np.float64)
+    ((found, sums), gradients), (_, all_gradients), logits = losses(bert[1], given)
+    logits = np.asarray(logits, np.float64)
     log_p = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
     wanted = given['encoder_target_tokens']
     chosen = np.take_along_axis(log_p, wanted[..., None], -1)[..., 0]
     assert float(found) == pytest.approx(-chosen[wanted > 0].sum(), rel=1e-5)
     assert float(sums['weights']) == sum(targets) and float(sums['sequences']) == 3
     assert float(sums['correct']) == (log_p.argmax(-1) == wanted)[wanted > 0].sum()
-    whole = dataclasses.replace(model, predicted_share=1.0)
-    (_, _), all_gradients = jax.jit(jax.value_and_grad(whole.loss, has_aux=True))(params, given)
     for one, other in zip(jax.tree.leaves(gradients), jax.tree.leaves(all_gradients), strict=True):
         np.testing.assert_allclose(one, other, atol=2e-4)
 
@@ -93,7 +104,7 @@ def test_a_tied_output_without_a_head_starts_with_small_logits():
 
 
 def test_token_types_and_padding(bert):
-    model, params, _ = bert
+    model, params = bert
     tokens = np.pad(batch((0, 0))['encoder_input_tokens'][:, :9], ((0, 0), (0, 7)))
     types = np.where(np.arange(LENGTH) < 5, 0, 1)[None].repeat(2, 0)
     encode = jax.jit(model.encode)

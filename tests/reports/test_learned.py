@@ -55,7 +55,7 @@ def observed():
     """A model, random parameters, ids of a text and an answer, and what was sown."""
     model = _model()
     shapes = {'encoder_input_tokens': (1, LENGTH), 'decoder_target_tokens': (1, 4)}
-    params = _random(unbox(model.init(jax.random.key(0), shapes)))
+    params = _random(unbox(jax.eval_shape(lambda key: model.init(key, shapes), jax.random.key(0))))
     inputs, targets = np.asarray([3, 4, 5, 3, 7], np.int32), np.asarray([2, 9, 1], np.int32)
     return model, params, inputs, targets, learned.observe(model, params, inputs, targets)
 
