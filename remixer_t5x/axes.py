@@ -19,4 +19,5 @@ POSITIONS_OUT = 'positions_out'  # rows of a learned token-mixing matrix: the po
 POSITIONS_IN = 'positions_in'  # columns of a learned token-mixing matrix: the positions read from
 TOKEN_MLP = 'token_mlp'  # hidden units of an MLP along tokens, or of a generated one
 MECHANISMS = 'mechanisms'  # groups of features that do not mix, or mix by attention alone
+LORA_RANK = 'lora_rank'  # rows of the second matrix of an adapter, which starts at zero
 LAYERS = 'layers'  # equal layers of a run, stacked by scan; never sharded

@@ -13,6 +13,7 @@ import sys
 import pytest
 
 from remixer_t5x.cli import compare, convert, main
+from remixer_t5x.cli.convert import kept
 from remixer_t5x.cli.main import COMMANDS
 from remixer_t5x.config import resolved
 from remixer_t5x.devices import processes
@@ -68,6 +69,7 @@ def test_every_command_is_one_whose_configuration_loads(page, words, tmp_path, m
     for name in re.findall(r"^cat > (\S+) <<'END'$", page.read_text(), re.MULTILINE):
         (tmp_path / name).write_text(run_docs.heredoc(page.read_text(), name))
     _stand_ins(tmp_path, words)
+    monkeypatch.setattr(kept, 'of_hugging_face', lambda path: tmp_path / 'kept')
 
     def call(root):
         raise Loaded
@@ -96,8 +98,8 @@ def test_every_command_is_one_whose_configuration_loads(page, words, tmp_path, m
 
 
 def _stand_ins(folder, words):
-    """model.gin of a converted folder, which is a file of one's own."""
-    for word in words:
+    """model.gin of a converted folder and config.gin of a run, which are files of one's own."""
+    for word in (*words, '--gin_file=kept/model.gin'):
         path = word.partition('--gin_file=')[2]
         if path.endswith('/model.gin'):
             (folder / path).parent.mkdir(parents=True, exist_ok=True)
@@ -105,6 +107,9 @@ def _stand_ins(folder, words):
                 "include 'models/t5_1_1.gin'\ninclude 'sizes/small.gin'\nfrom __gin__ import "
                 'dynamic_registration\nfrom remixer_tasks import vocabularies\nVOCABULARY = @vocabularies.byte()\n'
             )
+        if path.endswith('/config.gin'):
+            (folder / path).parent.mkdir(parents=True, exist_ok=True)
+            (folder / path).write_text("include 'experiments/quickstart.gin'\n")
 
 
 @pytest.mark.parametrize('page', PAGES, ids=lambda page: page.name)

@@ -62,7 +62,7 @@ OPENED = {
 # Modules that read by untrusted_files, all of which `tests/test_untrusted_files.py` reaches or the file named here.
 USING = {
     *('remixer_t5x/checkpoints/durable.py', 'remixer_t5x/checkpoints/manager.py', 'remixer_t5x/cli/compare.py'),
-    *('remixer_t5x/checkpoints/saved_params.py', 'remixer_t5x/checkpoints/untrusted.py'),
+    *('remixer_t5x/checkpoints/saved_arrays.py', 'remixer_t5x/checkpoints/untrusted.py'),
     # tests/cli/test_report.py
     'remixer_t5x/cli/report/runs.py',
     # tests/data/test_fingerprint.py

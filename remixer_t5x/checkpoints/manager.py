@@ -335,15 +335,15 @@ def saved_shapes(path: epath.Path, part: str = '') -> dict[str, tuple[int, ...]]
     return _shapes(tree[part] if part else tree)
 
 
-def check_shapes(path: epath.Path, abstract: Any, part: str = '', others: bool = False) -> None:
-    """Raises UserError with what differs between the arrays of the checkpoint and of the model. With `others` the
-    checkpoint may have more arrays.
-    """
-    saved, given = saved_shapes(path, part), _shapes(abstract)
-    if others:
-        saved = {name: shape for name, shape in saved.items() if name in given}
+def check_shapes(path: epath.Path, abstract: Any) -> None:
+    """Raises UserError with what differs between the arrays of the checkpoint's item `path` and of the state."""
+    check_fit(path.parent, saved_shapes(path), _shapes(abstract))
+
+
+def check_fit(checkpoint: epath.Path, saved: model_changes.Shapes, given: model_changes.Shapes) -> None:
+    """Raises UserError with what differs between the arrays of a checkpoint and of the model, by their shapes."""
     if changes := model_changes.describe(saved, given):
         raise UserError(
-            f'the checkpoint at {path.parent} does not fit this model: {changes}; '
+            f'the checkpoint at {checkpoint} does not fit this model: {changes}; '
             'give the same model and sizes, or another checkpoint'
         )

@@ -7,12 +7,11 @@ import jax
 import jax.numpy as jnp
 import orbax.checkpoint as ocp
 from etils import epath
+from flax import traverse_util
 
-from remixer_t5x import untrusted_files
-from remixer_t5x.checkpoints import durable, manager
+from remixer_t5x.checkpoints import durable, manager, saved_arrays
 from remixer_t5x.devices.partition import Partitioner, unbox
 from remixer_t5x.errors import UserError
-from remixer_t5x.optimization import parameter_averages
 from remixer_t5x.run_folder import model_dir, object_store
 
 
@@ -74,15 +73,40 @@ def _nearest_checkpoint(given: epath.Path) -> str:
     return 'give the MODEL_DIR of a run that saved one, or one of the folders in its `checkpoints`'
 
 
+def opened(path: str, setting: str = 'INITIAL_CHECKPOINT_PATH') -> saved_arrays.Saved:
+    """The parameters of another run's checkpoint by name; `path` as in `find_step`. Reads no array.
+
+    Raises UserError if `path` has no checkpoint, if it is damaged, or if the base of its adapters is not where it was.
+    """
+    step = find_step(path, setting)
+    manager.verify(step)
+    record = saved_arrays.read_record(step)
+    if saved_arrays.BASE not in record:
+        return saved_arrays.Saved(step, record)
+    place = saved_arrays.base_path(step)
+    base = find_step(str(place), f'the base of the adapters in {step.parent.parent}, by its {saved_arrays.BASE_FILE},')
+    if saved_arrays.fingerprint(base) != record[saved_arrays.BASE]:
+        raise UserError(
+            f'{base} is not the checkpoint that {step} adds to; write the path of that one into '
+            f'{step.parent.parent / saved_arrays.BASE_FILE}'
+        )
+    manager.verify(base)
+    # One level: `convert --to_adapters` compares whole parameters.
+    return saved_arrays.Saved(step, record, saved_arrays.Saved(base, saved_arrays.read_record(base)))
+
+
 def read_record(step: epath.Path) -> dict[str, Any]:
     """The record of the run in the checkpoint at `step`; does not read arrays."""
-    with manager.user_errors(step, 'read'):
-        return untrusted_files.read_object(step / 'run' / 'metadata', manager.UNREADABLE)
+    return saved_arrays.read_record(step)
 
 
-def shapes(path: str, setting: str = 'INITIAL_CHECKPOINT_PATH') -> dict[str, tuple[int, ...]]:
-    """Shapes of the parameters of another run's checkpoint by name, such as `encoder/run_0/layer/...`."""
-    return manager.saved_shapes(find_step(path, setting) / 'state', 'params')
+def check_vocabulary(saved: saved_arrays.Saved, vocabulary: str, setting: str = 'INITIAL_CHECKPOINT_PATH') -> None:
+    """Raises UserError if the checkpoint was trained with another vocabulary than that with the record `vocabulary`."""
+    if saved.record.get('vocabulary') != vocabulary:
+        raise UserError(
+            f'{setting} {saved.step} was trained with vocabulary {saved.record.get("vocabulary")} and this '
+            f'run has {vocabulary}; give the vocabulary it was trained with'
+        )
 
 
 def restore_params(
@@ -90,30 +114,16 @@ def restore_params(
     abstract_params: Any,
     vocabulary: str | None = None,
     setting: str = 'INITIAL_CHECKPOINT_PATH',
-    others: bool = False,
 ) -> Any:
     """Only the parameters of another run's checkpoint, in the shapes and shardings of `abstract_params`: their average,
-    if its optimizer kept one (`parameter_averages`). With `others` the checkpoint may have more parameters than those.
+    if its optimizer kept one (`parameter_averages`). Adapters are merged, unless `abstract_params` has them.
 
     Raises UserError if `path` has no checkpoint, has another vocabulary or other shapes than this run, or is damaged;
     the error calls the path `setting`.
     """
-    step = find_step(path, setting)
-    manager.verify(step)
-    run = read_record(step)
-    if vocabulary is not None and run.get('vocabulary') != vocabulary:
-        raise UserError(
-            f'{setting} {step} was trained with vocabulary {run.get("vocabulary")} and this '
-            f'run has {vocabulary}; give the vocabulary it was trained with'
-        )
-    manager.check_shapes(step / 'state', abstract_params, part='params', others=others)
-    item = parameter_averages.saved_as(abstract_params, manager.saved_shapes(step / 'state'))
-    with manager.user_errors(step, 'read'), ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as reader:
-        restore_args = ocp.checkpoint_utils.construct_restore_args(item)
-        params = parameter_averages.from_saved(
-            reader.restore(
-                step / 'state', args=ocp.args.PyTreeRestore(item=item, restore_args=restore_args, partial_restore=True)
-            )
-        )
-    manager.check_finite(step, params)
-    return params
+    saved = opened(path, setting)
+    if vocabulary is not None:
+        check_vocabulary(saved, vocabulary, setting)
+    wanted = traverse_util.flatten_dict(abstract_params, sep='/')
+    manager.check_fit(saved.step, saved.shapes_for(wanted), {name: leaf.shape for name, leaf in wanted.items()})
+    return traverse_util.unflatten_dict(saved.read(wanted), sep='/')

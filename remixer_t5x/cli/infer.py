@@ -57,7 +57,7 @@ def run(args: argparse.Namespace) -> None:
     with process_flags.together(args):
         settings: TextInference = resolved.call(ROOT)
         if settings.vocabulary is None:
-            settings = dataclasses.replace(settings, vocabulary=_vocabulary_of_task(args))
+            settings = dataclasses.replace(settings, vocabulary=vocabulary_of_task(args))
         given = resolved.macro('INPUTS')
         if args.embed is None:
             _infer(settings, given)
@@ -65,7 +65,7 @@ def run(args: argparse.Namespace) -> None:
             _embed(settings, args.embed == 'tokens', args.pooling or 'mean')
 
 
-def _vocabulary_of_task(args: argparse.Namespace) -> Any:
+def vocabulary_of_task(args: argparse.Namespace) -> Any:
     """For a configuration that names a seqio task and no VOCABULARY: the vocabulary of the task's features."""
     (mixture,) = arguments.values(args, 'MIXTURE_OR_TASK_NAME', base=BASE)
     from remixer_t5x.data import pipeline

@@ -30,11 +30,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     arguments.add_macro(parser, '--mesh', 'MESH', arguments.MESH_HELP)
     restore = 'previous: resume from the checkpoint before where the newest is damaged'
     arguments.add_macro(parser, '--restore', 'RESTORE', restore)
+    hugging_face = 'begin with the T5 in this Hugging Face folder; its sizes and vocabulary replace those of gin files'
+    parser.add_argument('--from_hf', metavar='DIR', help=hugging_face)
     process_flags.add(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Trains, and says at the end where the results are; the exit code."""
+    if args.from_hf is not None:
+        _begin_with_hugging_face(args)
     arguments.load(args, ROOT, partial=False, suggest=[FILES[args.command]], tensorflow=False)
     import jax
 
@@ -57,6 +61,17 @@ def run(args: argparse.Namespace) -> int:
                 print('run the same command again to continue')
     # A run that a signal stopped is not finished: whatever supervises it sees that in the exit code.
     return 128 + signal.Signals[result.stopped] if result.stopped else 0
+
+
+def _begin_with_hugging_face(args: argparse.Namespace) -> None:
+    """Adds the gin file and the checkpoint of the Hugging Face folder; flags still override both."""
+    process_flags.refuse(args, f'type remixer-t5x convert --from_hf={args.from_hf} --to=MODEL_DIR first')
+    with arguments.libraries(args):
+        from remixer_t5x.cli.convert import kept
+
+    folder = kept.of_hugging_face(args.from_hf)
+    args.gin_file = [*args.gin_file, f'{folder}/{kept.MODEL_GIN}']
+    args.gin_flags = [('INITIAL_CHECKPOINT_PATH', str(folder)), *args.gin_flags]
 
 
 def _check_command(command: str, settings: Run) -> None:
@@ -135,6 +150,8 @@ FINETUNE = Command(
     (
         'remixer-t5x finetune --gin_file=experiments/finetune_super_glue.gin --gin.MODEL_DIR=runs/super_glue '
         '--gin.INITIAL_CHECKPOINT_PATH=runs/pretrained',
+        'remixer-t5x finetune --gin_file=task.gin --from_hf=downloads/flan-t5-small --gin.LORA="query|value" '
+        '--gin.MODEL_DIR=runs/adapted',
     ),
     KEEP_BUFFERS,
 )

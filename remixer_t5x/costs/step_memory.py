@@ -113,6 +113,7 @@ def _lowered(step: Step) -> jax.stages.Lowered:
         microbatches=step.microbatches,
         loss_normalizing_factor=step.loss_normalizing_factor,
         dropout=step.dropout,
+        trainable=getattr(step.optimizer, 'trainable', None),
     )
     return train_step.jit_train_step(function, plan.shardings, step.partitioner).lower(plan.abstract, _batch(step))
 

@@ -38,6 +38,7 @@ DEFAULT_RULES: Rules = (
     ('activation_embed', None),
     ('layers', None),
     ('length', None),
+    ('lora_rank', None),
     ('mechanisms', None),
     ('positions_in', None),
     ('positions_out', None),

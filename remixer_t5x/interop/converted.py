@@ -13,7 +13,9 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 from etils import epath
+from flax import traverse_util
 
+from remixer_t5x.adapters import lora
 from remixer_t5x.checkpoints import durable, manager, saved_params
 from remixer_t5x.errors import UserError
 from remixer_t5x.run_folder import model_dir
@@ -57,34 +59,27 @@ def write(folder: epath.Path, params: Params, step: int, run: Mapping[str, Any])
     return place / str(step)
 
 
-def read(path: str, setting: str = 'CHECKPOINT_PATH') -> tuple[Params, dict[str, Any], int]:
-    """The parameters of any model's checkpoint as stored (numpy), its record, and its step.
+def read(path: str, setting: str = 'CHECKPOINT_PATH', merge: bool = True) -> tuple[Params, dict[str, Any], int]:
+    """The parameters of any model's checkpoint (numpy), its record, and its step.
 
     Args:
         path: a checkpoint, or a MODEL_DIR (its newest).
         setting: name of the path in errors.
+        merge: adds adapters to the kernels that they adapt; False leaves them next to the kernels.
     """
-    folder = saved_params.find_step(path, setting)
-    manager.verify(folder)
-    found = saved_params.read_record(folder)
-    with manager.user_errors(folder, 'read'), ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as reader:
-        metadata = reader.metadata(folder / 'state')
-        tree = getattr(metadata, 'item_metadata', metadata)
-        shapes = getattr(tree, 'tree', tree)['params']
-        _check_memory(folder, shapes)
-        restore_args = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), shapes)
-        params = reader.restore(
-            folder / 'state',
-            args=ocp.args.PyTreeRestore(
-                item={'params': shapes}, restore_args={'params': restore_args}, partial_restore=True
-            ),
-        )['params']
-    return params, found, int(folder.name) if durable.is_step(folder.name) else 0
+    saved = saved_params.opened(path, setting)
+    kernels = {name for name in saved.shapes if not lora.is_adapter(name)}
+    shapes = saved.shapes_for(kernels) if merge else saved.shapes
+    _check_memory(saved.step, shapes)
+    device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    arrays = saved.read({n: jax.ShapeDtypeStruct(shape, np.float32, sharding=device) for n, shape in shapes.items()})
+    params = traverse_util.unflatten_dict({name: np.asarray(array) for name, array in arrays.items()}, sep='/')
+    return params, dict(saved.record), int(saved.step.name) if durable.is_step(saved.step.name) else 0
 
 
-def _check_memory(folder: epath.Path, shapes: Any) -> None:
+def _check_memory(folder: epath.Path, shapes: Mapping[str, tuple[int, ...]]) -> None:
     """Raises UserError if the arrays are larger than this machine's memory: reading them would end the process."""
-    needed = sum(math.prod(leaf.shape) * np.dtype(leaf.dtype).itemsize for leaf in jax.tree.leaves(shapes))
+    needed = sum(math.prod(shape) * np.dtype(np.float32).itemsize for shape in shapes.values())
     memory = os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE')
     if needed > memory:
         raise UserError(

@@ -41,12 +41,15 @@ class Optimizer:
         evaluated: maps the transformation's state and the parameters to the parameters to evaluate, where these are an
             average of the trained ones (`parameter_averages`); None evaluates the trained ones.
         highest_rate: a learning rate above which a run warns; None does not know one.
+        trainable: a regular expression; parameters in whose names it is not found are frozen (`trainable.only`). None
+            trains all.
     """
 
     learning_rate: Schedule | None
     make: Callable[[Any], optax.GradientTransformation]
     evaluated: Callable[[Any, Any], Any] | None = None
     highest_rate: float | None = None
+    trainable: str | None = None
 
     def __call__(self, logical_axes: Any) -> optax.GradientTransformation:
         return self.make(logical_axes)

@@ -18,6 +18,8 @@ from remixer_t5x.optimization.optimizer import Optimizer, as_optimizer, check_ra
 from remixer_t5x.optimization.schedules import Schedule, as_schedule
 
 AVERAGE = 'average'
+# Where a saved train state has parameters, their averages, and what schedule-free computes averages from.
+_PARAMS, _AVERAGES, _ITERATES, _B1 = 'params/', f'opt_state/{AVERAGE}/', 'opt_state/z/', 'opt_state/b1'
 
 
 def averaged(optimizer: Any, decay: float | None) -> Optimizer:
@@ -87,27 +89,34 @@ def schedule_free_adamw(
     return Optimizer(schedule, make, evaluated=schedule_free_eval_params)
 
 
-def saved_as(params: Any, names: Collection[str]) -> dict[str, Any]:
-    """The part of a saved train state that `from_saved` needs, whose arrays have these names.
+def saved_as(params: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
+    """The arrays of a saved train state that `from_saved` needs, by name, in the shapes and shardings of `params`.
 
-    `params` has the shapes and shardings of the parameters, or of some of them.
+    Args:
+        params: parameters by name, such as `encoder/run_0/layer/...`; a frozen one has no average.
+        names: what the saved state has.
     """
-    if any(name.startswith(f'opt_state/{AVERAGE}/') for name in names):
-        return {'opt_state': {AVERAGE: params}}
-    if {'opt_state/b1', 'opt_state/weight_sum'} <= set(names):
-        replicated = jax.ShapeDtypeStruct((), jnp.float32)
-        return {'params': params, 'opt_state': {'b1': replicated, 'z': params}}
-    return {'params': params}
+    found = {}
+    schedule_free_state = {_B1, 'opt_state/weight_sum'} <= set(names)
+    for name, leaf in params.items():
+        if _AVERAGES + name in names:
+            found[_AVERAGES + name] = leaf
+            continue
+        found[_PARAMS + name] = leaf
+        if schedule_free_state and _ITERATES + name in names:
+            found |= {_ITERATES + name: leaf, _B1: jax.ShapeDtypeStruct((), jnp.float32)}
+    return found
 
 
-def from_saved(item: Mapping[str, Any]) -> Any:
-    """The parameters to evaluate, from what `saved_as` describes."""
-    state = item.get('opt_state', {})
-    if AVERAGE in state:
-        return state[AVERAGE]
-    if 'z' in state:
-        return jax.jit(_between)(item['params'], state['z'], state['b1'])
-    return item['params']
+def from_saved(arrays: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
+    """The parameters to evaluate by name, from the arrays that `saved_as` describes."""
+    params, averages, iterates = (
+        {name.removeprefix(part): array for name, array in arrays.items() if name.startswith(part)}
+        for part in (_PARAMS, _AVERAGES, _ITERATES)
+    )
+    if iterates:
+        averages = jax.jit(_between)({name: params[name] for name in iterates}, iterates, arrays[_B1])
+    return params | averages
 
 
 def _between(params: Any, z: Any, b1: jax.Array) -> Any:

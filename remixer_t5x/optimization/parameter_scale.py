@@ -21,11 +21,13 @@ def near_zero(logical_axes: Any) -> Any:
 
     These have no axis of features, hidden units, heads or words: scalars (Remixer's alpha, ReZero's scales), matrices
     between positions (Remixer's H, gMLP's free W), one number for each distance (gMLP's Toeplitz W), and vectors whose
-    axis has no name (Remixer's vector alpha). T5 has no such parameter.
+    axis has no name (Remixer's vector alpha). T5 has no such parameter. The second matrix of an adapter (LoRA) starts
+    at zero too.
     """
 
     def may_start_near_zero(spec: PartitionSpec) -> bool:
-        return {name for name in spec if name != LAYERS_AXIS} <= _NO_FEATURES
+        names = {name for name in spec if name != LAYERS_AXIS}
+        return names <= _NO_FEATURES or axes.LORA_RANK in names
 
     return jax.tree.map(may_start_near_zero, logical_axes, is_leaf=lambda leaf: isinstance(leaf, PartitionSpec))
 

@@ -15,6 +15,7 @@ from flax import linen as nn
 
 from remixer_t5x.devices.partition import Partitioner
 from remixer_t5x.errors import UserError
+from remixer_t5x.optimization import trainable as trainables
 from remixer_t5x.optimization.schedules import Schedule
 from remixer_t5x.optimization.train_state import TrainState
 
@@ -53,6 +54,7 @@ def make_train_step(
     seed: int = 0,
     learning_rate: Schedule | None = None,
     spike_factor: float | None = None,
+    trainable: str | None = None,
 ) -> StepFn:
     """A pure `step(state, batch) -> (state, metrics)`.
 
@@ -70,11 +72,12 @@ def make_train_step(
             report it.
         spike_factor: a loss per token above this multiple of `state.usual_loss` is a spike; None does not look for
             spikes.
+        trainable: `trainable` of the optimizer that made `tx`: other parameters get no gradient.
 
-    Metrics are float32 scalars: the sums of `model.loss` over the batch, `grad_norm` (of the normalised gradient,
-    before the optimizer clips it), `param_norm` (before the update), `nonfinite`, which is 1.0 if the loss or the
-    gradient norm is not finite, and with `spike_factor` `spike`, which is 1.0 for a spike. In both cases the returned
-    state is the given state with the next step number, and the caller decides what to do.
+    Metrics are float32 scalars: the sums of `model.loss` over the batch, `grad_norm` (of the normalised gradient of
+    what is trained, before the optimizer clips it), `param_norm` (before the update), `nonfinite`, which is 1.0 if the
+    loss or the gradient norm is not finite, and with `spike_factor` `spike`, which is 1.0 for a spike. In both cases
+    the returned state is the given state with the next step number, and the caller decides what to do.
     """
     if microbatches < 1:
         raise UserError(f'microbatches = {microbatches} must be at least 1')
@@ -82,11 +85,17 @@ def make_train_step(
 
     def gradients(params, batch, step, index):
         rng = jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), step), index) if dropout else None
-        (_, sums), grads = jax.value_and_grad(model.loss, has_aux=True)(params, batch, rng)
+        trained, frozen = params
+
+        def loss(trained):
+            return model.loss(trainables.join(trained, frozen), batch, rng)
+
+        (_, sums), grads = jax.value_and_grad(loss, has_aux=True)(trained)
         return grads, sums
 
     def step_fn(state, batch):
-        grads, sums = accumulate(gradients, state.params, batch, state.step, microbatches)
+        trained, frozen = trainables.split(state.params, trainable)
+        grads, sums = accumulate(gradients, (trained, frozen), batch, state.step, microbatches)
         if divisor is None:
             # A batch that is only padding has a zero gradient, which must not become 0 / 0.
             normalizer = jnp.where(sums['weights'] > 0, sums['weights'], 1.0)
@@ -110,10 +119,10 @@ def make_train_step(
                 good &= ~spike
             usual_loss = jnp.where(usual_loss > 0, usual_loss + USUAL_LOSS_SHARE * (loss - usual_loss), loss)
         updates, opt_state = tx.update(grads, state.opt_state, state.params)
-        params = optax.apply_updates(state.params, updates)
-        updated = TrainState(state.step + 1, params, opt_state, usual_loss)
-        new_state = jax.tree.map(lambda new, old: jnp.where(good, new, old), updated, state)
-        new_state = new_state.replace(step=state.step + 1)
+        updated = TrainState(state.step + 1, optax.apply_updates(trained, updates), opt_state, usual_loss)
+        before = state.replace(params=trained)
+        new_state = jax.tree.map(lambda new, old: jnp.where(good, new, old), updated, before)
+        new_state = new_state.replace(step=state.step + 1, params=trainables.join(new_state.params, frozen))
         if learning_rate is not None:
             metrics['learning_rate'] = learning_rate(state.step)
         return new_state, metrics

@@ -3,11 +3,13 @@
 import contextlib
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 import jax
 import numpy as np
 from etils import epath
 
+from remixer_t5x.optimization import trainable
 from remixer_t5x.optimization.train_state import StatePlan
 from remixer_t5x.run_folder import metrics, model_dir
 from remixer_t5x.training import learning_rate, progress, settings
@@ -51,11 +53,14 @@ class RunLog:
 
     def start(self, plan: StatePlan, notes: tuple[str, ...], message: str) -> None:
         """Prints what is trained, where, and from which step."""
-        parameters = sum(int(np.prod(leaf.shape)) for leaf in jax.tree.leaves(plan.abstract.params))
+        parameters, trained = _size(plan.abstract.params), self._run.learner.optimizer.trainable
         mesh = ' x '.join(f'{name} {size}' for name, size in self._run.learner.partitioner.mesh.shape.items())
         self.say(f'{parameters:,} parameters · {jax.devices()[0].device_kind} · mesh {mesh}')
-        learner = self._run.learner
-        for note in (*learning_rate.notes(learner.optimizer, self._run.periods.train_steps), *notes):
+        if trained is not None:
+            own, state = _size(trainable.split(plan.abstract.params, trained)[0]), plan.abstract.opt_state
+            memory = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state)) / 2**20
+            self.say(f'{own:,} of them are trained ({100 * own / parameters:.2f}%) · optimizer state {memory:,.2f} MiB')
+        for note in (*learning_rate.notes(self._run.learner.optimizer, self._run.periods.train_steps), *notes):
             self.say(note)
         self.say(f'{self._path}: {message} of {self._run.periods.train_steps}; the first step compiles')
 
@@ -102,3 +107,7 @@ class RunLog:
             # Not raised: what has ended the run is more useful.
             if str(error) not in self._warned:
                 print(f'warning: {error}', file=sys.stderr)
+
+
+def _size(tree: Any) -> int:
+    return sum(int(np.prod(leaf.shape)) for leaf in jax.tree.leaves(tree))

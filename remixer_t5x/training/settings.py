@@ -42,7 +42,9 @@ class Folder:
 
     `initial_checkpoint_path` is MODEL_DIR or one checkpoint of another run; its optimizer state and step are not used.
     It is read only while `model_dir` has no checkpoint. Parameters whose names have `fresh_parameters` in them do not
-    come from there. `best_metrics` names the metric whose best checkpoint is kept (see `averages.score`).
+    come from there, `checkpoint_map` says how others are called there, and `initial_vocabulary` which vocabulary it
+    has, where it is another one (`initial_params`). `best_metrics` names the metric whose best checkpoint is kept (see
+    `averages.score`).
     """
 
     model_dir: str
@@ -50,6 +52,8 @@ class Folder:
     initial_checkpoint_path: str | None = None
     best_metrics: averages.BestMetrics = None
     fresh_parameters: str | None = None
+    checkpoint_map: Mapping[str, str | None] = dataclasses.field(default_factory=dict)
+    initial_vocabulary: Any = None
 
 
 @dataclasses.dataclass(frozen=True)

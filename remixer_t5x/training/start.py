@@ -1,6 +1,7 @@
 """The preparation of a run before its first step, in the order in which `loop.train` calls it."""
 
 import dataclasses
+import functools
 import secrets
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -15,8 +16,9 @@ from remixer_t5x.devices import collectives
 from remixer_t5x.errors import UserError
 from remixer_t5x.optimization import train_state
 from remixer_t5x.run_folder import metrics, model_dir
-from remixer_t5x.training import initial_params, preemption
+from remixer_t5x.training import preemption
 from remixer_t5x.training.early_stopping import Patience
+from remixer_t5x.training.initial import initial_params
 from remixer_t5x.training.settings import PREVIOUS, Run
 
 NO_POSITION = (
@@ -147,7 +149,8 @@ def begin(
     if not path:
         state, message = create(jax.random.key(run.learner.seed)), 'starting at step 0'
     else:
-        params, words = initial_params.load(run, plan, record['vocabulary'], create)
+        own = functools.partial(pipeline.vocabulary, run.dataset)
+        params, words = initial_params.load(run, plan, record['vocabulary'], create, own)
         state, message = plan.init_from_params(params), 'starting at step 0'
         notes.append(words)
     # A resumed run keeps its number of streams.

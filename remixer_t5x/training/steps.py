@@ -79,6 +79,7 @@ def train(run: Run, plan: StatePlan) -> CompiledAhead:
         seed=learner.seed,
         learning_rate=learner.optimizer.learning_rate,
         spike_factor=run.recovery.spike_factor,
+        trainable=learner.optimizer.trainable,
     )
     sharding = learner.partitioner.batch_sharding
     abstract = {

@@ -1,4 +1,5 @@
-"""`remixer-t5x convert`: weights of Hugging Face and its Hub, T5X and plain safetensors to checkpoints, and back.
+"""`remixer-t5x convert`: weights of Hugging Face and its Hub, T5X and plain safetensors to checkpoints, and back;
+adapters apart from their base, and merged.
 
 Each conversion reads back what it has written and compares it with what it read.
 """
@@ -14,7 +15,7 @@ TARGETS = {
     'from_hf': ('to',),
     'from_safetensors': ('to',),
     'from_t5x': ('to',),
-    'checkpoint': ('to_hf', 'to_safetensors', 'to_t5x', 'to_shared', 'push_to_hub'),
+    'checkpoint': ('to', 'to_adapters', 'to_hf', 'to_safetensors', 'to_t5x', 'to_shared', 'push_to_hub'),
 }
 # Where the files do not say which model they hold, the user's gin files do.
 _OF_A_MODEL = {'from_t5x', 'to_hf', 'to_t5x'}
@@ -24,6 +25,7 @@ _READ_BY = {
     'vocabulary': ('from_hf',),
     'own_names': ('to_t5x',),
     'private': ('push_to_hub',),
+    'base': ('to_adapters',),
 }
 
 
@@ -33,6 +35,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument('--from_safetensors', metavar='FILE', help='a file that --to_safetensors wrote')
     parser.add_argument('--from_t5x', metavar='DIR', help="a checkpoint of T5X's")
     parser.add_argument('--to', metavar='MODEL_DIR', help='a new MODEL_DIR for what is read')
+    adapters = 'a new MODEL_DIR with only the parameters that differ from --base; it is read on top of it'
+    parser.add_argument('--to_adapters', metavar='MODEL_DIR', help=adapters)
+    base = 'with --to_adapters: the checkpoint that the run began with (default: its INITIAL_CHECKPOINT_PATH)'
+    parser.add_argument('--base', metavar='PATH', help=base)
     parser.add_argument('--checkpoint', help=f'{arguments.CHECKPOINT_HELP}, to be written elsewhere')
     parser.add_argument('--to_hf', metavar='DIR', help='a new folder, as transformers loads it')
     parser.add_argument('--to_safetensors', metavar='FILE', help='a new file with the parameters of any model')
@@ -71,8 +77,9 @@ def direction(args: argparse.Namespace) -> tuple[str, str]:
     if len(sources) != 1:
         raise UserError(
             f'convert takes one source, and was given {_flags(sources) or "none"}; give --from_hf=NAME, '
-            '--from_safetensors=FILE or --from_t5x=DIR with --to=MODEL_DIR, or --checkpoint=PATH with --to_hf=DIR, '
-            '--to_safetensors=FILE, --to_t5x=DIR, --to_shared=DIR or --push_to_hub=NAME'
+            '--from_safetensors=FILE or --from_t5x=DIR with --to=MODEL_DIR, or --checkpoint=PATH with --to=MODEL_DIR, '
+            '--to_adapters=MODEL_DIR, --to_hf=DIR, --to_safetensors=FILE, --to_t5x=DIR, --to_shared=DIR or '
+            '--push_to_hub=NAME'
         )
     targets = _given(args, dict.fromkeys(name for names in TARGETS.values() for name in names))
     allowed = TARGETS[sources[0]]
@@ -102,6 +109,7 @@ COMMAND = Command(
         'remixer-t5x convert --checkpoint=runs/remixer --push_to_hub=me/remixer',
         'remixer-t5x convert --gin_file=runs/t5_small/model.gin --checkpoint=runs/finetuned --to_hf=exported',
         'remixer-t5x convert --checkpoint=runs/remixer --to_safetensors=remixer.safetensors',
+        'remixer-t5x convert --checkpoint=runs/adapted --to_adapters=adapters/questions',
     ),
     ON_CPU,
 )

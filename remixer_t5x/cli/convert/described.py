@@ -8,8 +8,8 @@ from typing import Any
 from etils import epath
 
 from remixer_t5x.api.building import build_model
-from remixer_t5x.checkpoints import saved_params
-from remixer_t5x.cli.convert import share, with_bert, with_gpt2
+from remixer_t5x.checkpoints import saved_arrays, saved_params
+from remixer_t5x.cli.convert import share, to_adapters, with_bert, with_gpt2
 from remixer_t5x.cli.convert.checks import check_equal, check_same, compare_with_hugging_face, say, size
 from remixer_t5x.cli.convert.with_model import abstract_params
 from remixer_t5x.data import pipeline
@@ -104,6 +104,18 @@ def _from_safetensors(args: argparse.Namespace) -> None:
     check_equal(params, converted.read(str(folder))[0], str(folder))
 
 
+def _to_checkpoint(args: argparse.Namespace) -> None:
+    params, record, step = converted.read(args.checkpoint, '--checkpoint')
+    folder = converted.claim(args.to)
+    record = {name: value for name, value in record.items() if name != saved_arrays.BASE}
+    source = str(saved_params.find_step(args.checkpoint, '--checkpoint'))
+    written = converted.write(folder, params, step, {**record, 'converted_from': source})
+    model_dir.write_config(folder, str(record.get('config') or ''))
+    say('read', f'{size(params)}, adapters merged')
+    say('checkpoint', str(written))
+    check_equal(params, converted.read(str(folder))[0], str(folder))
+
+
 def _to_safetensors(args: argparse.Namespace) -> None:
     params, record, step = converted.read(args.checkpoint)
     dtype = args.dtype or 'float32'
@@ -117,6 +129,8 @@ def _to_safetensors(args: argparse.Namespace) -> None:
 CONVERSIONS = {
     ('from_hf', 'to'): _from_hugging_face,
     ('from_safetensors', 'to'): _from_safetensors,
+    ('checkpoint', 'to'): _to_checkpoint,
+    ('checkpoint', 'to_adapters'): to_adapters.write,
     ('checkpoint', 'to_safetensors'): _to_safetensors,
     ('checkpoint', 'to_shared'): share.to_folder,
     ('checkpoint', 'push_to_hub'): share.push,

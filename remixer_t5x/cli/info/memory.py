@@ -7,6 +7,7 @@ import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from remixer_t5x.adapters import lora
 from remixer_t5x.architecture import stack
 from remixer_t5x.cli import arguments, console, quiet
 from remixer_t5x.cli.info.model import checked_lengths
@@ -17,6 +18,7 @@ from remixer_t5x.devices import gpu_targets, jax_workarounds, mesh
 from remixer_t5x.devices.hypothetical import Hardware, Topology
 from remixer_t5x.errors import UserError
 from remixer_t5x.layers.compile_target import compiling_for
+from remixer_t5x.optimization import trainable
 from remixer_t5x.optimization.parameter_averages import averaged
 from remixer_t5x.optimization.train_step import NUM_REAL_TARGET_TOKENS
 
@@ -29,37 +31,33 @@ _CPU_NOTE = (
 # What runs/pretrain.gin would give where no other file does.
 _DEFAULTS = {
     **{'TASK_FEATURE_LENGTHS': None, 'TRAIN_STEPS': 524288, 'BATCH_SIZE': 128},
+    **{'TRAINABLE': None, 'LORA': None, 'LORA_RANK': 8},
     **{'MICROBATCHES': 1, 'LOSS_NORMALIZING_FACTOR': NUM_REAL_TARGET_TOKENS, 'DROPOUT_RATE': 0.0, 'PACK': False},
     'EMA_DECAY': None,
 }
 _MACROS = (
-    *('MODEL', 'OPTIMIZER', 'PARTITIONER', 'TASK_FEATURE_LENGTHS', 'BATCH_SIZE', 'PACK', 'MICROBATCHES'),
-    *(
-        'LOSS_NORMALIZING_FACTOR',
-        'DROPOUT_RATE',
-        'EMA_DECAY',
-        'XLA_OPTIONS',
-        'PLATFORM',
-        'DEVICES',
-        'DEVICE_MEMORY',
-        'TOPOLOGY',
-    ),
+    *('MODEL', 'OPTIMIZER', 'PARTITIONER', 'TASK_FEATURE_LENGTHS', 'BATCH_SIZE', 'PACK'),
+    *('TRAINABLE', 'LORA', 'LORA_RANK', 'MICROBATCHES', 'LOSS_NORMALIZING_FACTOR', 'DROPOUT_RATE', 'EMA_DECAY'),
+    *('XLA_OPTIONS', 'PLATFORM', 'DEVICES', 'DEVICE_MEMORY', 'TOPOLOGY'),
 )
 
 
 def read(args: argparse.Namespace) -> tuple[Step, Hardware]:
     """The training step that the gin files and flags of the command line describe, and what it is compiled for."""
     found = arguments.values(args, *_MACROS, defaults=_DEFAULTS)
-    model, optimizer, partitioner, lengths, size, pack, *step, platform, devices, memory, topology = found
+    model, optimizer, partitioner, lengths, size, pack, trained, modules, rank, *others = found
+    *step, platform, devices, memory, topology = others
     lengths = checked_lengths(model.frame, lengths)
     if isinstance(size, bool) or not isinstance(size, int) or size < 1:
         raise UserError(f'BATCH_SIZE is {size!r}; type a whole number from 1, such as --gin.BATCH_SIZE=128')
     microbatches, loss_normalizing_factor, dropout_rate, ema_decay, options = step
     batch = frames.abstract_batch(model.frame, lengths, size, pack)
+    model = lora.adapted(model, modules, rank)
+    optimizer = trainable.only(averaged(optimizer, ema_decay), trained, modules)
     memory = memory if args.device_memory is None else args.device_memory
     return (
         Step(
-            *(model, averaged(optimizer, ema_decay), partitioner, batch, microbatches, loss_normalizing_factor),
+            *(model, optimizer, partitioner, batch, microbatches, loss_normalizing_factor),
             dropout=dropout_rate > 0,
             xla_options=options,
         ),
@@ -69,7 +67,8 @@ def read(args: argparse.Namespace) -> tuple[Step, Hardware]:
 
 def recomputing(args: argparse.Namespace) -> Any:
     """The model of that step, recomputing everything."""
-    return arguments.values(args, 'MODEL', defaults=_DEFAULTS, objects={'REMAT_POLICY': stack.full_remat})[0]
+    remat = {'REMAT_POLICY': stack.full_remat}
+    return lora.adapted(*arguments.values(args, 'MODEL', 'LORA', 'LORA_RANK', defaults=_DEFAULTS, objects=remat))
 
 
 def show(step: Step, hardware: Hardware, recomputing_model: Any, trials: int) -> None:

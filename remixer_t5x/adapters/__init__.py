@@ -1,0 +1,1 @@
+"""Small trained additions to a model's parameters."""
