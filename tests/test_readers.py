@@ -37,6 +37,8 @@ OPENED = {
     'remixer_t5x/devices/collectives.py::_look': PEER,
     'remixer_t5x/devices/collectives.py::broadcast': PEER,
     'remixer_t5x/devices/compilation_cache.py::machine': SYSTEM,
+    'remixer_t5x/export/run.py::__init__': 'the folder that this program is in, whose user trusts it',
+    'remixer_t5x/export/run.py::_function': 'the folder that this program is in, whose user trusts it',
     'remixer_t5x/inference/text_inputs.py::_open': 'standard input, and what untrusted_files has opened',
     'remixer_t5x/interop/huggingface/tokenizer.py::write': CHECKED,
     'remixer_t5x/interop/t5x/checkpoint.py::_open_msgpack': CHECKED,

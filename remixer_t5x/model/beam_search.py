@@ -15,7 +15,7 @@ import jax.numpy as jnp
 
 from remixer_t5x.errors import UserError
 from remixer_t5x.layers.compile_target import on_single_cpu
-from remixer_t5x.model.decoding import Cache, Decoded, Generation
+from remixer_t5x.model.decoding import Cache, Decoded, Generation, top_values
 
 # Divisor of the score of a sequence of `length` tokens, including its end token; must be positive.
 LengthPenalty = Callable[[jax.Array], jax.Array]
@@ -145,7 +145,7 @@ class BeamSearch:
         scores = jnp.where(may_end, candidates.scores / self.length_penalty(length), -jnp.inf)
         ended = _best(self.beams, ended, _Beams(tokens, scores))
 
-        _, kept = jax.lax.top_k(jnp.where(ends, -jnp.inf, candidates.scores), self.beams)
+        _, kept = top_values(jnp.where(ends, -jnp.inf, candidates.scores), self.beams)
         kept, parents = _near_parents(kept, _take(candidates.parents, kept))
         live = _Beams(_take(tokens, kept), jnp.where(_take(ends, kept), -jnp.inf, _take(candidates.scores, kept)))
         cache = _reordered(cache, moves, parents)
@@ -162,7 +162,7 @@ def _take(array: jax.Array, index: jax.Array) -> jax.Array:
 def _best(count: int, *groups: _Beams) -> _Beams:
     """The best of all groups, best first. If scores are equal, the group given first wins."""
     tokens, scores = (jnp.concatenate(parts, axis=1) for parts in zip(*groups, strict=True))
-    scores, index = jax.lax.top_k(scores, count)
+    scores, index = top_values(scores, count)
     return _Beams(_take(tokens, index), scores)
 
 
@@ -172,14 +172,14 @@ def _best_extensions(scores: jax.Array, logits: jax.Array, count: int) -> _Candi
     Takes the best of each beam and then the best of these, so that no unneeded score is computed.
     """
     batch, beams = scores.shape
-    largest, tokens = (x.reshape(batch, beams, -1) for x in jax.lax.top_k(logits, min(count, logits.shape[-1])))
+    largest, tokens = (x.reshape(batch, beams, -1) for x in top_values(logits, min(count, logits.shape[-1])))
     log_total = jax.nn.logsumexp(logits, axis=-1).reshape(batch, beams, 1)
     extended = scores[..., None] + (largest - log_total)
     per_beam = extended.shape[-1]
     extended = extended.reshape(batch, -1)
     if extended.shape[1] < count:
         extended = jnp.pad(extended, ((0, 0), (0, count - extended.shape[1])), constant_values=-jnp.inf)
-    best, index = jax.lax.top_k(extended, count)
+    best, index = top_values(extended, count)
     index = jnp.minimum(index, beams * per_beam - 1)
     return _Candidates(best, index // per_beam, jnp.take_along_axis(tokens.reshape(batch, -1), index, axis=1))
 

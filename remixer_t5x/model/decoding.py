@@ -108,6 +108,17 @@ def generate_rows(
     return Decoded(tokens.reshape(batch, rows_per_sequence, max_length), scores.reshape(batch, rows_per_sequence))
 
 
+def top_values(values: jax.Array, count: int) -> tuple[jax.Array, jax.Array]:
+    """The `count` largest along the last axis, largest first, and their indices, as `jax.lax.top_k`.
+
+    In a program that is exported for any number of rows it sorts, because TensorFlow cannot run JAX's operation there.
+    """
+    if all(isinstance(size, int) for size in values.shape):
+        return jax.lax.top_k(values, count)
+    order = jnp.argsort(values, axis=-1, stable=True, descending=True)[..., :count]
+    return jnp.take_along_axis(values, order, axis=-1), order
+
+
 def log_probability(logits: jax.Array, tokens: jax.Array) -> jax.Array:
     """log softmax(logits)[tokens], [rows], of [rows, vocab] and [rows]."""
     chosen = jnp.take_along_axis(logits, tokens[:, None], axis=-1)[:, 0]

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from remixer_t5x.errors import UserError
-from remixer_t5x.model.decoding import Decoded, Generation, generate_rows
+from remixer_t5x.model.decoding import Decoded, Generation, generate_rows, top_values
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,7 +76,7 @@ class Sampling:
         logits = logits / self.temperature
         if self.top_k is None or self.top_k >= logits.shape[-1]:
             return _categorical(keys, self._nucleus(logits))
-        largest, tokens = jax.lax.top_k(logits, self.top_k)
+        largest, tokens = top_values(logits, self.top_k)
         drawn = _categorical(keys, self._nucleus(largest))
         return jnp.take_along_axis(tokens, drawn[:, None], axis=-1)[:, 0]
 

@@ -1,0 +1,1 @@
+"""Trained models as files that programs without this package can run."""

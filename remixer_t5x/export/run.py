@@ -1,0 +1,125 @@
+"""Runs an exported model. This file is copied into the folder of the model and imports nothing of remixer_t5x.
+
+    python run.py generate < texts.txt        an answer for each line
+    python run.py score < pairs.tsv           log p(target | input) for each line, input and target with a tab between
+    python run.py encode < texts.txt          one vector for each line, as JSON
+    python run.py classify < texts.txt        the likeliest label for each line
+
+It needs jax, numpy and safetensors, and sentencepiece where the model has such a vocabulary. From Python:
+`Model('folder').generate(['a text'])`.
+"""
+
+import functools
+import json
+import pathlib
+import sys
+
+import numpy as np
+from jax import export
+from safetensors.numpy import load_file
+
+BATCH = 16
+
+
+class Model:
+    """The model in `folder`, by default the folder of this file."""
+
+    def __init__(self, folder=pathlib.Path(__file__).parent):
+        self.folder = pathlib.Path(folder)
+        self.contents = json.loads((self.folder / 'contents.json').read_text())
+        self.vocabulary, self.lengths = self.contents['vocabulary'], self.contents['lengths']
+        self.weights = load_file(self.folder / 'weights.safetensors')
+
+    def generate(self, texts, seed=0):
+        """The answers to each text, best first, as [(answer, score), ...]; `seed` is for models that sample."""
+        seeds = np.arange(seed, seed + len(texts), dtype=np.int32)
+        found = self._run('generate', self._padded(texts, 'inputs'), seeds)
+        return [
+            [(self.decode(ids), float(score)) for ids, score in zip(tokens, scores, strict=True)]
+            for tokens, scores in zip(found['tokens'], found['scores'], strict=True)
+        ]
+
+    def score(self, inputs, targets):
+        """log p(target | input) of each pair."""
+        return self._run('score', self._padded(inputs, 'inputs'), self._padded(targets, 'targets'))['scores']
+
+    def encode(self, texts):
+        """The mean of the encoder's output over each text, [texts, width]."""
+        return self._run('encode', self._padded(texts, 'inputs'))['mean']
+
+    def classify(self, texts):
+        """The likeliest label of each text; of a regression its number."""
+        scores, labels = self._run('classify', self._padded(texts, 'inputs'))['scores'], self.contents['labels']
+        return [labels[int(np.argmax(row))] if labels else float(row[0]) for row in scores]
+
+    def ids(self, text):
+        """The ids of a text, without an end token."""
+        if self.vocabulary['kind'] == 'bytes':
+            return [byte + 3 for byte in text.encode()]
+        return self._pieces.EncodeAsIds(text)
+
+    def decode(self, ids):
+        """The text of ids, up to their end token."""
+        ids, eos = [int(index) for index in ids], self.vocabulary['eos_id']
+        ids = ids[: ids.index(eos) + 1] if eos in ids else ids
+        while ids and not ids[-1]:
+            ids.pop()
+        if self.vocabulary['kind'] == 'bytes':
+            return bytes(index - 3 for index in ids if 3 <= index < 259).decode(errors='ignore')
+        unknown, count = self._pieces.unk_id(), self._pieces.GetPieceSize()
+        return self._pieces.DecodeIds([index if index < count else unknown for index in ids])
+
+    @functools.cached_property
+    def _pieces(self):
+        import sentencepiece
+
+        return sentencepiece.SentencePieceProcessor(model_file=str(self.folder / 'vocabulary.model'))
+
+    @functools.cache  # noqa: B019 (a model lives as long as the program)
+    def _function(self, name):
+        if name not in self.contents['functions']:
+            raise SystemExit(f'this model has no {name}; it has {", ".join(self.contents["functions"])}')
+        return export.deserialize(bytearray((self.folder / f'{name}.stablehlo').read_bytes()))
+
+    def _padded(self, texts, side):
+        if self.vocabulary['kind'] == 'ids':
+            raise SystemExit('this model has no vocabulary here: call the functions in *.stablehlo with ids')
+        length, eos = self.lengths[side], self.vocabulary['eos_id']
+        ends = eos is not None and (self.vocabulary['ends_inputs'] or side == 'targets')
+        rows = np.zeros((len(texts), length), np.int32)
+        for row, text in zip(rows, texts, strict=True):
+            ids = self.ids(text)[: length - ends] + [eos] * ends
+            row[: len(ids)] = ids
+        return rows
+
+    def _run(self, name, *inputs):
+        """In batches of one size, because each size is compiled."""
+        call, parts = self._function(name).call, []
+        for first in range(0, len(inputs[0]), BATCH):
+            rows = [array[first : first + BATCH] for array in inputs]
+            count = len(rows[0])
+            size = min(BATCH, 1 << (count - 1).bit_length())
+            filled = [np.concatenate([array, np.repeat(array[-1:], size - count, 0)]) for array in rows]
+            parts.append({key: np.asarray(value)[:count] for key, value in call(self.weights, *filled).items()})
+        return {key: np.concatenate([part[key] for part in parts]) for key in parts[0]} if parts else {}
+
+
+def main():
+    name, model = sys.argv[1] if len(sys.argv) == 2 else '', Model()
+    if name not in ('generate', 'score', 'encode', 'classify'):
+        raise SystemExit(__doc__)
+    lines = [line.rstrip('\n') for line in sys.stdin]
+    if name == 'score':
+        inputs, targets = zip(*(line.split('\t', 1) for line in lines), strict=True)
+        found = [f'{score:.6f}' for score in model.score(inputs, targets)]
+    elif name == 'generate':
+        found = [answers[0][0] for answers in model.generate(lines)]
+    elif name == 'encode':
+        found = [json.dumps([round(float(x), 6) for x in row]) for row in model.encode(lines)]
+    else:
+        found = model.classify(lines)
+    print('\n'.join(map(str, found)))
+
+
+if __name__ == '__main__':
+    main()

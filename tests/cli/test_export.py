@@ -1,0 +1,147 @@
+"""Exported models in processes that cannot import this package, against the model."""
+
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+
+import gin
+import jax
+import numpy as np
+import pytest
+
+import remixer_t5x
+from remixer_t5x.cli.main import main
+from remixer_t5x.export import int8
+from tests.support import hf_folders, saved_run
+
+pytestmark = [
+    pytest.mark.filterwarnings('ignore::DeprecationWarning'),
+    pytest.mark.filterwarnings('ignore::ResourceWarning'),
+]
+# With sentinels, an unknown letter, a text that is too long, and one without tokens.
+TEXTS = ['this is a <extra_id_0> test', 'Ünknown', '', 'the ' * 60, 'a test']
+PAIRS = [['a test', 'this', ''], ['a', 'te', 'tes']]
+LENGTHS = {'inputs': 12, 'targets': 6}
+BEAMS = ['--gin.DECODER=@beam_search.BeamSearch()', '--gin.beam_search.BeamSearch.beams=2']
+# What the programs may not import.
+ALONE = """
+import importlib.abc, sys
+class Refuse(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        if name.partition('.')[0] in ('remixer_t5x', 'remixer_tasks', 'flax', 'seqio'):
+            raise ImportError(f'{name} is imported')
+sys.meta_path.insert(0, Refuse())
+"""
+
+
+@pytest.fixture(scope='module')
+def place(tmp_path_factory):
+    """The current folder, with two converted models: `pieces` of SentencePiece and `bytes`."""
+    folder, before, environment = tmp_path_factory.mktemp('export'), os.getcwd(), dict(os.environ)
+    weights = hf_folders.weights_of(hf_folders.recorded('t5_v1_1_tiny'))
+    os.chdir(folder)
+    hf_folders.write(folder / 't5', hf_folders.V1_1, weights)
+    assert main(['convert', '--from_hf=t5', '--to=pieces']) == 0
+    saved_run.write_run(folder / 'bytes', steps=(1,))
+    yield folder
+    os.chdir(before)
+    os.environ.clear()
+    os.environ.update(environment)
+    gin.clear_config()
+
+
+def export(name, to, *flags):
+    gin_file = 'pieces/model.gin' if name == 'pieces' else 'bytes/config.gin'
+    command = ['export', f'--gin_file={gin_file}', '--gin_file=hardware/cpu.gin', f'--checkpoint={name}']
+    command.append(f'--gin.TASK_FEATURE_LENGTHS={LENGTHS}')
+    return main([*command, f'--to={to}', *flags])
+
+
+def alone(program, folder):
+    """What the program prints as JSON, in a process that does not find this package."""
+    environment = {name: value for name, value in os.environ.items() if name != 'PYTHONPATH'}
+    command = [sys.executable, '-c', ALONE + program]
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+RUN = f"""
+import json
+sys.path.insert(0, '.')
+import run
+model, texts, pairs = run.Model('.'), {TEXTS!r}, {PAIRS!r}
+print(json.dumps([model.generate(texts), model.score(*pairs).tolist(), model.encode(texts).tolist()]))
+"""
+SERVE = f"""
+import json
+import tensorflow as tf
+import tensorflow_text
+model, texts, pairs = tf.saved_model.load('saved_model'), tf.constant({TEXTS!r}), tf.constant({PAIRS!r})
+call = lambda name, **given: {{key: value.numpy() for key, value in model.signatures[name](**given).items()}}
+made = call('generate', inputs=texts)
+answers = [[[text.decode(), float(score)] for text, score in zip(*row)] for row in zip(made['texts'], made['scores'])]
+score = call('score', inputs=pairs[0], targets=pairs[1])['scores'].tolist()
+assert call('encode_ids', inputs=tf.zeros([3, 12], tf.int32))['hidden'].shape[:2] == (3, 12)
+print(json.dumps([answers, score, call('encode', inputs=texts)['mean'].tolist()]))
+"""
+SCORE = f"""
+import json
+import tensorflow as tf
+sys.path.insert(0, '.')
+import run
+pairs = {PAIRS!r}
+model = tf.saved_model.load('saved_model')
+served = model.signatures['score'](inputs=tf.constant(pairs[0]), targets=tf.constant(pairs[1]))['scores']
+print(json.dumps([run.Model('.').score(*pairs).tolist(), served.numpy().tolist()]))
+"""
+
+
+@pytest.fixture(scope='module')
+def served(place):
+    assert export('pieces', 'served', '--formats=stablehlo,saved_model', *BEAMS) == 0
+    return place / 'served'
+
+
+@pytest.mark.parametrize('program', [RUN, SERVE], ids=['StableHLO', 'SavedModel'])
+def test_a_model_runs_alone(served, program):
+    trained = remixer_t5x.load('pieces', lengths=LENGTHS)
+    generated, scores, means = alone(program, served)
+    wanted = trained.generate(TEXTS, decoder=remixer_t5x.BeamSearch(beams=2))
+    assert [[text for text, _ in answers] for answers in generated] == [answer.texts for answer in wanted]
+    ours = [[score for _, score in answers] for answers in generated]
+    np.testing.assert_allclose(ours, [answer.scores for answer in wanted], rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(scores, trained.score(*PAIRS), rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(means, trained.encode(TEXTS).mean, rtol=1e-4, atol=1e-4)
+
+
+def test_the_program_for_users_imports_nothing_of_ours(served):
+    assert 'remixer_t5x' not in (served / 'run.py').read_text().partition('"""\n\nimport')[2]
+
+
+def test_integers_are_a_quarter_and_nearly_the_same(place, capsys):
+    flags = ['--quantize=int8', '--functions=score', '--formats=stablehlo,saved_model']
+    assert export('bytes', 'small', *flags) == 0
+    assert 'its scores differ by at most' in capsys.readouterr().out
+    trained = remixer_t5x.load('bytes', lengths=LENGTHS)
+    found, wanted = np.asarray(alone(SCORE, place / 'small')), trained.score(*PAIRS)
+    np.testing.assert_allclose(found[0], found[1], rtol=1e-5)
+    assert 0 < np.abs(found[0] - wanted).max() < 0.02 * np.abs(wanted).max()
+    rounded = dataclasses.replace(trained, params=int8.rounded(trained.params))
+    np.testing.assert_allclose(found[0], rounded.score(*PAIRS), rtol=1e-5)
+    exact = 4 * sum(leaf.size for leaf in jax.tree.leaves(trained.params))
+    # Rows of 16 have a scale each, and the file a header; in a model of a usual width both are 1%.
+    assert (place / 'small/weights.safetensors').stat().st_size < 0.6 * exact
+
+
+@pytest.mark.parametrize(
+    ('flags', 'words'),
+    [(['--functions=rank'], "--functions names 'rank'; it takes generate, score, encode"),
+     (['--functions=classify'], 'needs a model that gives a text a label'),
+     (['--formats=onnx'], '--formats names onnx; it takes stablehlo and saved_model')],
+)  # fmt: skip
+def test_what_cannot_be_exported_is_one_line(place, capsys, flags, words):
+    assert export('bytes', 'refused', *flags) == 2
+    assert words in capsys.readouterr().err and not (place / 'refused').exists()
