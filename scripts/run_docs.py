@@ -1,5 +1,5 @@
 """Types the commands of the guide as they are written: every ```bash block, and the cells of the notebook, page by
-page, each in an empty folder.
+page, each in an empty folder. A page with `<!-- needs: MODULE -->` is left out where there is no such module.
 
     python scripts/run_docs.py                                all pages of docs/guide
     python scripts/run_docs.py docs/guide/new_mixer.md        one page
@@ -11,6 +11,7 @@ last lines are shown. Other blocks are not typed.
 """
 
 import argparse
+import importlib.util
 import json
 import os
 import pathlib
@@ -42,6 +43,12 @@ def script_of(path: pathlib.Path) -> str:
 def heredoc(page: str, name: str) -> str:
     """The text that a page writes into the file `name`."""
     return re.search(rf"^cat > {re.escape(name)} <<'END'\n(.*?)^END$", page, re.DOTALL | re.MULTILINE)[1]
+
+
+def missing(path: pathlib.Path) -> str | None:
+    """A module that the page needs and that is not installed."""
+    needed = re.findall(r'<!-- needs: (\w+) -->', path.read_text())
+    return next((name for name in needed if importlib.util.find_spec(name) is None), None)
 
 
 def run(page: pathlib.Path, folder: pathlib.Path, python: str = sys.executable) -> subprocess.CompletedProcess:
@@ -83,6 +90,9 @@ def main() -> int:
         for page in args.pages:
             if not script_of(page).strip():
                 print(f'{page.name}: nothing to type')
+                continue
+            if missing(page):
+                print(f'{page.name}: left out, because {missing(page)} is not installed')
                 continue
             start = time.monotonic()
             done = run(page, (args.keep or pathlib.Path(temporary)) / page.name)

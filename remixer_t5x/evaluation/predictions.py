@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from remixer_t5x.data import frames
@@ -78,6 +79,7 @@ class Predictor:
 
         self._generate = self._compiled(generate, compiler_options.for_decoding())
         self._score = self._compiled(lambda params, batch: model.score(params, batch))
+        self._judge = self._compiled(lambda params, batch: jnp.stack(model.judge(params, batch), axis=-1))
         self._encode = self._compiled(lambda params, batch: model.encode(params, batch['encoder_input_tokens']))
         self._classify = self._compiled(lambda params, batch: model.classify(params, batch['encoder_input_tokens']))
         self._outputs = len(getattr(model, 'labels', None) or ' ')
@@ -104,6 +106,12 @@ class Predictor:
         """log p(targets | inputs) of each example, [examples] float32."""
         arrays = decoder_arrays(targets, frames.text_lengths(self._settings.feature_lengths)['targets'])
         return self._gathered(self._score, params, inputs, arrays, ())
+
+    def judge(self, params: Any, inputs: Sequence[Ids], arrays: Mapping[str, np.ndarray]) -> np.ndarray:
+        """What the model's `judge` gives for each example, [examples, 2] float32; `arrays` [examples, ...] are what it
+        reads in addition to `inputs`, such as `decoder_arrays`.
+        """
+        return self._gathered(self._judge, params, inputs, arrays, (2,))
 
     def encode(self, params: Any, inputs: Sequence[Ids]) -> list[np.ndarray]:
         """The encoder's output at the tokens of each of `inputs`, [its length, embed] float32."""

@@ -78,12 +78,15 @@ class LanguageModel(Generating):
         With `prompt_tokens` [batch, prompt_length] in the batch, the other arrays are of the texts that follow, and the
         result is log p(text | prompt).
         """
+        return self.judge(params, batch)[0]
+
+    def judge(self, params: Params, batch: Batch) -> tuple[jax.Array, jax.Array]:
+        """`score`, and whether greedy decoding gives the tokens of each row, [batch] bool."""
         if 'prompt_tokens' in batch:
             batch = behind_prompts(batch['prompt_tokens'], batch['decoder_target_tokens'])
         hidden = self._hidden(params, batch, None)
         kernel, chunk = self.module.output_kernel(params), self.loss_function.chunk_length
-        scores = losses.token_log_likelihood(hidden, kernel, batch['decoder_target_tokens'], chunk)
-        return jnp.sum(scores * _weights(batch), axis=-1)
+        return losses.judge_rows(hidden, kernel, batch['decoder_target_tokens'], _weights(batch), chunk)
 
     def _generation(self, params: Params, prompts: jax.Array, max_length: int, eos_id: int = 1) -> decoding.Generation:
         """Reads the prompts and prepares the steps of a decoder."""

@@ -172,18 +172,37 @@ def _backward(config, gradients, cotangents):
 cross_entropy.defvjp(_forward, _backward)
 
 
-def token_log_likelihood(hidden: jax.Array, kernel: jax.Array, targets: jax.Array, chunk_length: int = 64) -> jax.Array:
-    """log p(target) of each target, [batch, length] float32, chunked like the loss; arguments as there."""
+def judge_targets(
+    hidden: jax.Array, kernel: jax.Array, targets: jax.Array, chunk_length: int = 64
+) -> tuple[jax.Array, jax.Array]:
+    """log p(target) of each target, [batch, length] float32, and whether no token is likelier, [batch, length] bool.
+
+    Chunked like the loss; arguments as there.
+    """
     config = CrossEntropy(chunk_length=chunk_length)
 
     def body(_, chunk):
         hidden, targets = chunk
         logits = token_logits(hidden, kernel)
         target_logit = jnp.sum(jnp.where(_is_target(targets, logits.shape[-1]), logits, 0.0), axis=-1)
-        return None, target_logit - jax.nn.logsumexp(logits, axis=-1)
+        is_best = target_logit >= jnp.max(logits, axis=-1)
+        return None, (target_logit - jax.nn.logsumexp(logits, axis=-1), is_best)
 
-    _, scores = jax.lax.scan(body, None, _to_chunks(config, hidden, targets))
-    return jnp.moveaxis(scores, 0, 1).reshape(targets.shape[0], -1)[:, : targets.shape[1]]
+    def whole(chunks: jax.Array) -> jax.Array:
+        return jnp.moveaxis(chunks, 0, 1).reshape(targets.shape[0], -1)[:, : targets.shape[1]]
+
+    _, (scores, is_best) = jax.lax.scan(body, None, _to_chunks(config, hidden, targets))
+    return whole(scores), whole(is_best)
+
+
+def judge_rows(
+    hidden: jax.Array, kernel: jax.Array, targets: jax.Array, weights: jax.Array, chunk_length: int = 64
+) -> tuple[jax.Array, jax.Array]:
+    """The same for the targets of a row with a weight: the sum of their log-likelihoods, [batch] float32, and whether
+    all of them are what greedy decoding gives, [batch] bool.
+    """
+    scores, is_best = judge_targets(hidden, kernel, targets, chunk_length)
+    return jnp.sum(scores * weights, axis=-1), jnp.all(is_best | (weights == 0), axis=-1)
 
 
 def count_sequences(batch: Mapping[str, jax.Array]) -> jax.Array:

@@ -94,6 +94,17 @@ class MaskedLM:
         """Logits of the token at each place, [batch, length, vocab] in the module's dtype."""
         return self.module.apply({'params': params}, **_inputs(batch), enable_dropout=False, method='predict_tokens')
 
+    def judge(self, params: Params, batch: Batch) -> tuple[jax.Array, jax.Array]:
+        """log p(token) at one place of each row, [batch] float32, and whether no token is likelier, [batch] bool.
+
+        The batch has encoder_input_tokens, `places` [batch] and `tokens` [batch]. With a mask at the place, the sum
+        over all places of a text is its pseudo-log-likelihood (Salazar et al. 2020).
+        """
+        hidden = jnp.take_along_axis(self._hidden(params, batch, None), batch['places'][:, None, None], axis=1)
+        hidden, kernel = self._output(params, hidden)
+        targets = batch['tokens'][:, None]
+        return losses.judge_rows(hidden, kernel, targets, jnp.ones(targets.shape, jnp.float32))
+
     def _hidden(self, params: Params, batch: Batch, dropout_rng: jax.Array | None) -> jax.Array:
         rngs = None if dropout_rng is None else {'dropout': dropout_rng}
         return self.module.apply(
@@ -103,13 +114,17 @@ class MaskedLM:
     def _token_loss(
         self, params: Params, hidden: jax.Array, targets: jax.Array, weights: jax.Array
     ) -> tuple[jax.Array, losses.Sums]:
+        return self.loss_function(*self._output(params, hidden), targets, weights)
+
+    def _output(self, params: Params, hidden: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """The input and the kernel of the output projection."""
         hidden = self.module.apply({'params': params}, hidden, method='output_hidden')
         kernel, bias = self.module.output_kernel(params), self.module.output_bias(params)
         if bias is not None:
             # One more feature, which is 1 everywhere, so that the loss needs to know nothing of biases.
             kernel = jnp.concatenate([kernel, bias[None]])
             hidden = jnp.concatenate([hidden, jnp.ones_like(hidden[..., :1])], axis=-1)
-        return self.loss_function(hidden, kernel, targets, weights)
+        return hidden, kernel
 
 
 def _inputs(batch: Batch) -> dict[str, jax.Array]:

@@ -75,12 +75,16 @@ class Seq2Seq(Generating):
 
     def score(self, params: Params, batch: Batch) -> jax.Array:
         """log p(targets | inputs) of each row, [batch] float32, without z-loss and label smoothing."""
+        return self.judge(params, batch)[0]
+
+    def judge(self, params: Params, batch: Batch) -> tuple[jax.Array, jax.Array]:
+        """`score`, and whether greedy decoding gives the targets of each row, [batch] bool."""
         hidden = self._decoder_hidden(params, batch, None)
         targets = batch['decoder_target_tokens']
-        kernel = self.module.output_kernel(params)
-        scores = losses.token_log_likelihood(hidden, kernel, targets, self.loss_function.chunk_length)
         weights = batch.get('decoder_loss_weights')
-        return jnp.sum(scores * (targets > 0 if weights is None else weights), axis=-1)
+        weights = targets > 0 if weights is None else weights
+        kernel = self.module.output_kernel(params)
+        return losses.judge_rows(hidden, kernel, targets, weights, self.loss_function.chunk_length)
 
     def _generation(self, params: Params, inputs: jax.Array, max_length: int, eos_id: int = 1) -> decoding.Generation:
         """Encodes `inputs` and prepares the steps of a decoder."""

@@ -60,7 +60,7 @@ def test_sums(length, chunk_length, seed):
     config = losses.CrossEntropy(z_loss=0.1, chunk_length=chunk_length)
     # Compiled whole, and the expectation in NumPy: run one by one, JAX compiles each operation for each shape.
     loss, sums = jax.jit(config)(hidden, kernel, targets, weights)
-    likelihoods = jax.jit(losses.token_log_likelihood, static_argnums=3)(hidden, kernel, targets, chunk_length)
+    likelihoods, is_best = jax.jit(losses.judge_targets, static_argnums=3)(hidden, kernel, targets, chunk_length)
     hidden, kernel, targets, weights = map(np.asarray, (hidden, kernel, targets, weights))
     logits = hidden @ kernel
     log_z = np.log(np.sum(np.exp(logits), axis=-1))
@@ -70,6 +70,7 @@ def test_sums(length, chunk_length, seed):
     np.testing.assert_allclose(sums['correct'], np.sum((logits.argmax(-1) == targets) * weights))
     np.testing.assert_allclose(sums['z_loss'], np.sum(0.1 * log_z**2 * weights), rtol=1e-5)
     np.testing.assert_allclose(likelihoods, likelihood, atol=1e-5)
+    np.testing.assert_array_equal(is_best, logits.argmax(-1) == targets)
     np.testing.assert_allclose(loss, np.sum(weights * (0.1 * log_z**2 - likelihood)), rtol=1e-4)
 
 
