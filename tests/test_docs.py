@@ -75,7 +75,8 @@ def test_every_command_is_one_whose_configuration_loads(page, words, tmp_path, m
         raise Loaded
 
     # The commands that read no gin files have nothing to load but their arguments.
-    plain = {'data list': call, 'data get': call, 'data show': call, 'report': call}
+    names = ('data list', 'data get', 'data show', 'report', 'score', 'completion')
+    plain = dict.fromkeys(names, call)
     plain['compare'] = lambda args: call(compare.plan(args))
     if not any('.gin' in word for word in words):
         plain['convert'] = lambda args: call(convert.direction(args))

@@ -14,7 +14,21 @@ import traceback
 from collections.abc import Mapping, Sequence
 
 from remixer_t5x import __version__, startup
-from remixer_t5x.cli import arguments, compare, convert, evaluate, export, fill_in, infer, info, quiet, report, train
+from remixer_t5x.cli import (
+    arguments,
+    compare,
+    completion,
+    convert,
+    evaluate,
+    export,
+    fill_in,
+    infer,
+    info,
+    quiet,
+    report,
+    score,
+    train,
+)
 from remixer_t5x.cli.command import Command
 from remixer_t5x.cli.data import cache, get, preview, show, vocab
 from remixer_t5x.cli.data import list as data_list
@@ -24,7 +38,7 @@ from remixer_t5x.errors import UserError, one_line
 COMMANDS = (
     *(train.TRAIN, train.FINETUNE, compare.COMMAND, evaluate.COMMAND, infer.COMMAND, info.COMMAND),
     *(preview.COMMAND, data_list.COMMAND, get.COMMAND, show.COMMAND, cache.COMMAND, vocab.COMMAND),
-    *(fill_in.COMMAND, convert.COMMAND, export.COMMAND, report.COMMAND),
+    *(score.COMMAND, fill_in.COMMAND, convert.COMMAND, export.COMMAND, report.COMMAND, completion.COMMAND),
 )
 
 

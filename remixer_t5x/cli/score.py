@@ -1,0 +1,120 @@
+"""`remixer-t5x score`: log p(target | input) of each pair of a file, to JSON lines."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import itertools
+import json
+import math
+import os
+import sys
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from remixer_t5x.cli import arguments
+from remixer_t5x.cli.command import KEEP_BUFFERS, Command
+from remixer_t5x.errors import UserError
+
+# Pairs of one batch, and batches that are sorted by length together.
+BATCH_SIZE, WINDOW_BATCHES = 32, 16
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    path = 'a MODEL_DIR, whose gin text is run, a checkpoint, a Hugging Face folder, or hf://NAME'
+    parser.add_argument('model', metavar='PATH', help=path)
+    parser.add_argument('pairs', metavar='FILE', help='JSON lines, CSV, TSV or Parquet, with a pair in each row')
+    column = "a column, or a template with columns in braces such as 'is {number} even?'"
+    parser.add_argument('--inputs', metavar='COLUMN', default='inputs', help=f'{column} (default inputs)')
+    parser.add_argument('--targets', metavar='COLUMN', default='targets', help='the same (default targets)')
+    parser.add_argument('--output', metavar='FILE', help='a new file (default: standard output)')
+    size = f'pairs of one batch (default {BATCH_SIZE})'
+    parser.add_argument('--batch_size', metavar='N', type=arguments.whole_number(1), default=BATCH_SIZE, help=size)
+    lengths = 'the most tokens of an input, and of a target (default: as the model was trained)'
+    parser.add_argument('--max_length', metavar='N', type=arguments.whole_number(1), help=lengths)
+
+
+def run(args: argparse.Namespace) -> None:
+    """Writes a line for each pair, in order, and says the mean at the end.
+
+    Raises:
+        UserError: a file, a column or a model that is wrong, a pair that is longer than the model reads.
+    """
+    if args.output is not None and os.path.exists(os.path.expanduser(args.output)):
+        raise UserError(f'{args.output} exists already; give another --output, or remove it')
+    with arguments.libraries(args):
+        from remixer_t5x.api import saved_models
+    pairs = _pairs(args)
+    first = list(itertools.islice(pairs, 1))
+    lengths = None if args.max_length is None else dict.fromkeys(('inputs', 'targets'), args.max_length)
+    trained = saved_models.load(args.model, lengths=lengths)
+    trained = dataclasses.replace(trained, batch_size=args.batch_size)
+    total = _write(args, _rows(trained, itertools.chain(first, pairs), args.batch_size * WINDOW_BATCHES))
+    print(total, file=sys.stderr)
+
+
+def _pairs(args: argparse.Namespace) -> Iterator[tuple[str, str]]:
+    from remixer_tasks.files import row_files
+    from remixer_tasks.files.malformed import Malformed
+    from remixer_tasks.pair_templates import Template
+
+    templates = Template(args.inputs, '--inputs'), Template(args.targets, '--targets')
+    numbered = all(name.isdecimal() for template in templates for name in template.columns)
+    path = os.path.expanduser(args.pairs)
+    # A row that is left out would shift the numbers of those behind it.
+    for number, row in row_files.read(path, row_files.RowLayout(numbered=numbered), Malformed(strict=True)):
+        for template in templates:
+            if not set(template.columns) <= row.keys():
+                raise template.no_column(list(row))
+        try:
+            yield templates[0].fill(row), templates[1].fill(row)
+        except ValueError as error:
+            raise UserError(f'{args.pairs} row {number}: {error}; every row needs an input and a target') from error
+
+
+def _rows(trained: Any, pairs: Iterable[tuple[str, str]], window: int) -> Iterator[dict[str, Any]]:
+    rest, first = iter(pairs), 0
+    while chunk := list(itertools.islice(rest, window)):
+        inputs, targets = zip(*chunk, strict=True)
+        scores = trained.score(inputs, targets)
+        for number, (text, target, score) in enumerate(zip(inputs, targets, scores, strict=True), first):
+            tokens = len(trained.vocabulary.encode(target)) + (trained.vocabulary.eos_id is not None)
+            yield {'index': number, 'input': text, 'target': target, 'score': float(score), 'tokens': tokens}
+        first += len(chunk)
+
+
+def _write(args: argparse.Namespace, rows: Iterable[dict[str, Any]]) -> str:
+    count, tokens, total = 0, 0, 0.0
+    with contextlib.ExitStack() as stack:
+        file = sys.stdout
+        if args.output is not None:
+            try:
+                path = os.path.abspath(os.path.expanduser(args.output))
+                os.makedirs(os.path.dirname(path), exist_ok=True)
+                file = stack.enter_context(open(path, 'x', encoding='utf-8'))
+            except OSError as error:
+                raise UserError(f'{args.output} cannot be written ({error.strerror}); give another --output') from None
+        for row in rows:
+            file.write(json.dumps(row, ensure_ascii=False) + '\n')
+            count, tokens, total = count + 1, tokens + row['tokens'], total + row['score']
+    if not count:
+        return '0 pairs'
+    per_token = total / tokens
+    return (
+        f'{count:,} pairs, {tokens:,} target tokens: log-likelihood {total / count:.4f} a pair, {per_token:.4f} a '
+        f'token, perplexity {math.exp(-per_token):.4g}'
+    )
+
+
+COMMAND = Command(
+    'score',
+    'log p(target | input) of each pair of a file, to JSON lines',
+    add_arguments,
+    run,
+    (
+        'remixer-t5x score runs/mine pairs.jsonl --inputs=question --targets=answer --output=scores.jsonl',
+        "remixer-t5x score hf://google/flan-t5-small rows.csv --inputs='is {number} even?' --targets=answer",
+    ),
+    KEEP_BUFFERS,
+)

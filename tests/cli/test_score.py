@@ -1,0 +1,65 @@
+"""`score` as a user types it: a line for each pair, with the model's own likelihoods."""
+
+import json
+import math
+
+import gin
+import numpy as np
+import pytest
+
+import remixer_t5x
+from remixer_t5x.cli.main import main
+from tests.support import saved_run
+
+pytestmark = [
+    pytest.mark.filterwarnings('ignore::DeprecationWarning'),
+    pytest.mark.filterwarnings('ignore::ResourceWarning'),
+]
+ROWS = [{'n': 3, 'answer': 'odd'}, {'n': 14, 'answer': 'even'}, {'n': 5, 'answer': 'no, it is odd'}]
+
+
+@pytest.fixture(scope='module')
+def run(tmp_path_factory):
+    return saved_run.write_run(tmp_path_factory.mktemp('score') / 'run', steps=(1,))
+
+
+@pytest.fixture
+def pairs(tmp_path):
+    (tmp_path / 'pairs.jsonl').write_text(''.join(json.dumps(row) + '\n' for row in ROWS))
+    (tmp_path / 'pairs.csv').write_text('n,answer\n' + ''.join(f'{row["n"]},"{row["answer"]}"\n' for row in ROWS))
+    yield tmp_path
+    gin.clear_config()
+
+
+def test_each_pair_has_its_line_with_the_models_score(run, pairs, capsys):
+    flags = ['--inputs=is {n} even?', '--targets=answer', '--batch_size=2']
+    assert main(['score', str(run), str(pairs / 'pairs.jsonl'), *flags, f'--output={pairs}/out.jsonl']) == 0
+    said = capsys.readouterr().err.strip().splitlines()[-1]
+    assert main(['score', str(run), str(pairs / 'pairs.csv'), *flags]) == 0
+    assert capsys.readouterr().out == (pairs / 'out.jsonl').read_text()
+    rows = [json.loads(line) for line in (pairs / 'out.jsonl').read_text().splitlines()]
+    assert [row['input'] for row in rows] == ['is 3 even?', 'is 14 even?', 'is 5 even?']
+    assert [row['target'] for row in rows] == [row['answer'] for row in ROWS]
+    trained = remixer_t5x.load(str(run))
+    wanted = trained.score([row['input'] for row in rows], [row['target'] for row in rows])
+    np.testing.assert_allclose([row['score'] for row in rows], wanted, rtol=1e-4)
+    # Bytes, and an end token.
+    assert [row['tokens'] for row in rows] == [4, 5, 14]
+    assert f'3 pairs, 23 target tokens: log-likelihood {wanted.mean():.4f} a pair' in said
+    assert said.endswith(f'perplexity {math.exp(-wanted.sum() / 23):.4g}')
+
+
+@pytest.mark.parametrize(
+    ('change', 'named'),
+    [
+        (('--targets=label',), "label"),
+        (('--targets=answer', '--output=out.jsonl'), 'out.jsonl exists already'),
+        (('--targets=answer', '--max_length=4'), 'more than 4 tokens'),
+    ],
+)  # fmt: skip
+def test_mistakes_are_one_line(run, pairs, monkeypatch, capsys, change, named):
+    monkeypatch.chdir(pairs)
+    (pairs / 'out.jsonl').write_text('')
+    assert main(['score', str(run), 'pairs.jsonl', '--inputs=is {n} even?', *change]) == 2
+    error = capsys.readouterr().err
+    assert len(error.strip().splitlines()) == 1 and named in error
