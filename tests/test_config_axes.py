@@ -29,7 +29,13 @@ AXES = {
 }
 UNDER_T5X = {'models': AXES['models'], 'sizes': AXES['sizes'], 'data': AXES['data'], 't5x': ('t5x',)}
 # These say in their headers that they change what files before them set.
-OVERRIDE = {'ablations': 'before it', 'experiments': 'include', 'frames': 'before it', 'objectives': 'before it'}
+OVERRIDE = {
+    'ablations': 'before it',
+    'experiments': 'include',
+    'frames': 'before it',
+    'decoders': 'before it',
+    'objectives': 'before it',
+}
 OWN_VALUES = {'FILES', 'PAIRS', 'HF_DATASET', 'INPUTS', 'TARGETS', 'TASK', 'TASKS'}
 
 

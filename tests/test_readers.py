@@ -23,7 +23,7 @@ OPENED = {
     'remixer_t5x/checkpoints/durable.py::commit': OWN,
     'remixer_t5x/checkpoints/manager.py::_all_streams': PEER,
     'remixer_t5x/checkpoints/untrusted.py::_database_descriptions': CHECKED,
-    'remixer_t5x/cli/compare.py::_last_line': OWN,
+    'remixer_t5x/cli/compare/__init__.py::_last_line': OWN,
     'remixer_t5x/cli/convert/described.py::_beside': CHECKED,
     'remixer_t5x/cli/main.py::main': NOT_READ,
     'remixer_t5x/config/files.py::is_macro': TRUSTED,
@@ -63,7 +63,11 @@ OPENED = {
 }
 # Modules that read by untrusted_files, all of which `tests/test_untrusted_files.py` reaches or the file named here.
 USING = {
-    *('remixer_t5x/checkpoints/durable.py', 'remixer_t5x/checkpoints/manager.py', 'remixer_t5x/cli/compare.py'),
+    *(
+        'remixer_t5x/checkpoints/durable.py',
+        'remixer_t5x/checkpoints/manager.py',
+        'remixer_t5x/cli/compare/__init__.py',
+    ),
     *('remixer_t5x/checkpoints/saved_arrays.py', 'remixer_t5x/checkpoints/untrusted.py'),
     # tests/cli/test_report.py
     'remixer_t5x/cli/report/runs.py',

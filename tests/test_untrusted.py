@@ -178,6 +178,7 @@ def test_a_pickle_is_not_run(tmp_path, kind):
 LOADERS = {
     *('remixer_t5x/cli/arguments.py', 'remixer_t5x/cli/info/models.py', 'remixer_t5x/cli/convert/described.py'),
     *('remixer_t5x/cli/report/model.py', 'remixer_t5x/api/building.py', 'remixer_t5x/api/saved_models.py'),
+    'remixer_t5x/cli/compare/building.py',
     *('remixer_t5x/cli/info/speed.py', 'remixer_t5x/cli/convert/with_bert.py', 'remixer_t5x/cli/convert/with_gpt2.py'),
 }
 LOADS = ('loading.load(', 'loading.values(', 'build_model(', 'gin.parse_config')

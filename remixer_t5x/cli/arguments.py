@@ -29,19 +29,25 @@ def add_gin(parser: argparse.ArgumentParser, model: bool = True) -> None:
     parser.epilog = f'{GIN_HELP}\n{parser.epilog}'
     parser.add_argument('--gin_file', action='append', default=[], metavar='FILE', help='a gin file, repeatable')
     if model:
-        parser.add_argument('--model', help=_MODEL_HELP)
-    parser.add_argument('--tfds_data_dir', help='folder of prepared TFDS data sets, in place of TFDS_DATA_DIR')
+        parser.add_argument('--model', metavar='NAME', help=_MODEL_HELP)
+    parser.add_argument(
+        '--tfds_data_dir', metavar='DIR', help='folder of prepared TFDS data sets, in place of TFDS_DATA_DIR'
+    )
     parser.add_argument(
         '--gin_search_paths', action='append', default=[], metavar='DIRS', help='more folders with gin files, by comma'
     )
 
 
-def add_macro(parser: argparse.ArgumentParser, flag: str, macro: str, help: str, alone: str | None = None) -> None:
-    """Adds `flag` as a short name for `--gin.MACRO`; `alone` is its value where the flag has none."""
+def add_macro(
+    parser: Any, flag: str, macro: str, help: str, alone: str | None = None, metavar: str | None = None
+) -> None:
+    """Adds `flag`, to a parser or a group, as a short name for `--gin.MACRO`; `alone` is its value where the flag has
+    none.
+    """
     optional: dict[str, Any] = {} if alone is None else {'nargs': '?', 'const': (macro, alone)}
     parser.add_argument(
         flag, dest='macros', action='append', type=lambda text: (macro, text), default=[], help=help,
-        metavar=flag.removeprefix('--').upper(), **optional,
+        metavar=metavar or flag.removeprefix('--').upper(), **optional,
     )  # fmt: skip
 
 

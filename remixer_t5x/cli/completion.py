@@ -31,12 +31,14 @@ def _nested(commands: Iterable[Command], file: dict[str, str], folder: dict[str,
     """A parser in which `data list` is the command `list` of the command `data`, as a shell sees it."""
     top = argparse.ArgumentParser('remixer-t5x', allow_abbrev=False)
     names = top.add_subparsers()
+    parsers: dict[str, argparse.ArgumentParser] = {}
     inner: dict[str, argparse._SubParsersAction] = {}
     for command in commands:
         first, _, second = command.name.partition(' ')
         if second and first not in inner:
-            inner[first] = names.add_parser(first, help=f'commands about {first}').add_subparsers()
+            inner[first] = parsers[first].add_subparsers()
         parser = (inner[first] if second else names).add_parser(second or first, help=command.help)
+        parsers.setdefault(first, parser)
         command.add_arguments(parser)
         for action in parser._actions:
             kind = {**dict.fromkeys(_FILES, file), **dict.fromkeys(_FOLDERS, folder)}.get(str(action.metavar))

@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from remixer_t5x.cli import arguments, console, predictions, process_flags
+from remixer_t5x.cli import arguments, console, decoder_flags, predictions, process_flags
 from remixer_t5x.cli.command import KEEP_BUFFERS, Command
 
 if TYPE_CHECKING:
@@ -22,21 +22,25 @@ _FOLLOW_HELP = (
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     arguments.add_gin(parser)
-    arguments.add_macro(parser, '--checkpoint', 'CHECKPOINT_PATH', f'{arguments.CHECKPOINT_HELP}, or several by comma')
-    arguments.add_macro(parser, '--task', 'EVAL_TASKS', 'names of some tasks of the mixture, by comma (default: all)')
-    arguments.add_macro(parser, '--split', 'EVAL_SPLIT', "which split (default 'validation')")
+    several = f'{arguments.CHECKPOINT_HELP}, or several by comma'
+    arguments.add_macro(parser, '--checkpoint', 'CHECKPOINT_PATH', several, metavar='PATH')
+    tasks = 'names of some tasks of the mixture, by comma (default: all)'
+    arguments.add_macro(parser, '--task', 'EVAL_TASKS', tasks, metavar='NAME')
+    arguments.add_macro(parser, '--split', 'EVAL_SPLIT', "which split (default 'validation')", metavar='NAME')
+    decoder_flags.add(parser, 'EVAL_BATCH_SIZE')
     output = "folder for metrics and predictions (default 'eval' in MODEL_DIR)"
-    arguments.add_macro(parser, '--output', 'EVAL_OUTPUT_DIR', output)
-    arguments.add_macro(parser, '--follow', 'FOLLOW', _FOLLOW_HELP, alone='3600')
-    arguments.add_macro(parser, '--mesh', 'MESH', arguments.MESH_HELP)
+    arguments.add_macro(parser, '--output', 'EVAL_OUTPUT_DIR', output, metavar='DIR')
+    arguments.add_macro(parser, '--follow', 'FOLLOW', _FOLLOW_HELP, alone='3600', metavar='SECONDS')
+    arguments.add_macro(parser, '--mesh', 'MESH', arguments.MESH_HELP, metavar='AXES')
     submission = 'also write files for the leaderboards of GLUE and SuperGLUE here'
-    arguments.add_macro(parser, '--submission', 'SUBMISSION_DIR', submission)
-    parser.add_argument('--predictions', help='judge this file of predictions; needs no model')
+    arguments.add_macro(parser, '--submission', 'SUBMISSION_DIR', submission, metavar='DIR')
+    parser.add_argument('--predictions', metavar='FILE', help='judge this file of predictions; needs no model')
     process_flags.add(parser)
 
 
 def run(args: argparse.Namespace) -> None:
     """Evaluates each checkpoint: prints a table, writes metrics, predictions and files for leaderboards."""
+    decoder_flags.apply(args)
     if args.predictions is not None:
         process_flags.refuse(args, 'this is done by one process')
         predictions.score(args, BASE)

@@ -26,7 +26,7 @@ _DATA = {'SEED': 0, 'PACK': False, 'USE_CACHED_TASKS': False, 'CACHE_DIR': None}
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     arguments.add_gin(parser)
     number = 'how many examples to show (default 3)'
-    parser.add_argument('--num_examples', type=arguments.whole_number(1), default=3, help=number)
+    parser.add_argument('--num_examples', metavar='N', type=arguments.whole_number(1), default=3, help=number)
 
 
 def run(args: argparse.Namespace) -> None:

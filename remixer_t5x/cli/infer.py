@@ -9,7 +9,7 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any
 
-from remixer_t5x.cli import arguments, process_flags
+from remixer_t5x.cli import arguments, decoder_flags, process_flags
 from remixer_t5x.cli.command import KEEP_BUFFERS, Command
 from remixer_t5x.errors import UserError
 
@@ -30,12 +30,14 @@ SAY_EVERY = 10.0
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     arguments.add_gin(parser)
-    arguments.add_macro(parser, '--checkpoint', 'CHECKPOINT_PATH', arguments.CHECKPOINT_HELP)
+    arguments.add_macro(parser, '--checkpoint', 'CHECKPOINT_PATH', arguments.CHECKPOINT_HELP, metavar='PATH')
     text = 'a file with a text per line, JSON lines, or rows for the template INPUTS (default: standard input)'
-    arguments.add_macro(parser, '--input', 'INPUT', text)
-    arguments.add_macro(parser, '--field', 'INPUT_FIELD', "the field of JSON lines (default 'text')")
-    arguments.add_macro(parser, '--output', 'OUTPUT', 'a file, continued where it ends (default: standard output)')
-    arguments.add_macro(parser, '--mesh', 'MESH', arguments.MESH_HELP)
+    arguments.add_macro(parser, '--input', 'INPUT', text, metavar='FILE')
+    arguments.add_macro(parser, '--field', 'INPUT_FIELD', "the field of JSON lines (default 'text')", metavar='NAME')
+    output = 'a file, continued where it ends (default: standard output)'
+    arguments.add_macro(parser, '--output', 'OUTPUT', output, metavar='FILE')
+    decoder_flags.add(parser, 'INFER_BATCH_SIZE')
+    arguments.add_macro(parser, '--mesh', 'MESH', arguments.MESH_HELP, metavar='AXES')
     embed = "write the encoder's output to --output, a .npz or .parquet file: one vector a text, or also one a token"
     parser.add_argument('--embed', choices=('sentences', 'tokens'), nargs='?', const='sentences', help=embed)
     pooling = 'with --embed: a text is the mean over its tokens (default), or its first token'
@@ -49,8 +51,11 @@ def run(args: argparse.Namespace) -> None:
     """
     if args.pooling is not None and args.embed is None:
         raise UserError('--pooling is read with --embed only; leave it out')
+    if args.embed is not None and (args.beams is not None or args.sampling is not None):
+        raise UserError('--beams and --sampling are for answers, and --embed writes features; leave them out')
     if args.embed is not None:
         process_flags.refuse(args, 'embeddings are written by one process')
+    decoder_flags.apply(args)
     arguments.load(args, ROOT, base=BASE, defaults=DEFAULTS)
     from remixer_t5x.config import resolved
 

@@ -27,9 +27,9 @@ LOSS_PICTURE = 'loss.png'
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     arguments.add_gin(parser)
-    arguments.add_macro(parser, '--mesh', 'MESH', arguments.MESH_HELP)
+    arguments.add_macro(parser, '--mesh', 'MESH', arguments.MESH_HELP, metavar='AXES')
     restore = 'previous: resume from the checkpoint before where the newest is damaged'
-    arguments.add_macro(parser, '--restore', 'RESTORE', restore)
+    arguments.add_macro(parser, '--restore', 'RESTORE', restore, metavar='WHICH')
     hugging_face = 'begin with the T5 in this Hugging Face folder; its sizes and vocabulary replace those of gin files'
     parser.add_argument('--from_hf', metavar='DIR', help=hugging_face)
     process_flags.add(parser)

@@ -25,6 +25,8 @@ _INSTALL = {
     'tpu': "pip install 'remixer-t5x[forecast]', which has libtpu",
     'gpu': "pip install 'remixer-t5x[forecast-gpu]', which has JAX's CUDA plugin",
 }
+# The share of a GPU's memory that JAX takes at its start (docs.jax.dev/en/latest/gpu_memory_allocation.html).
+GPU_SHARE, DEFAULT_GPU_SHARE = 'XLA_PYTHON_CLIENT_MEM_FRACTION', 0.75
 _GIB = 2**30
 # Values that libtpu would otherwise look for at length on a machine that is not a TPU host.
 _TPU_ENV = {
@@ -116,7 +118,25 @@ class Hardware:
 
     @property
     def memory_bytes(self) -> int | None:
-        return None if self.memory is None else int(self.memory * _GIB)
+        """What a run can use of one device's memory."""
+        return None if self.memory is None else int(self.memory * self.memory_share * _GIB)
+
+    @property
+    def memory_share(self) -> float:
+        """The share of a device's memory that JAX takes: all of a TPU's, and of a GPU's as its environment says.
+
+        Raises UserError if XLA_PYTHON_CLIENT_MEM_FRACTION is not a number from 0 to 1.
+        """
+        if self.platform != 'gpu' or os.environ.get('XLA_PYTHON_CLIENT_ALLOCATOR') == 'platform':
+            return 1.0
+        text = os.environ.get(GPU_SHARE, '')
+        try:
+            share = float(text) if text else DEFAULT_GPU_SHARE
+        except ValueError:
+            share = 0.0
+        if not 0 < share <= 1:
+            raise UserError(f"{GPU_SHARE} is {text!r}; give a share of a GPU's memory, such as 0.95")
+        return share
 
     def count(self) -> int:
         """The number of devices. Raises UserError if it is not set."""

@@ -2,9 +2,9 @@
 output.
 
 The output has one JSON object per text: `index`, `input`, `prediction`, `score`, all `predictions` and `scores` where
-the decoder gives several, `cut` if the text was too long; and `input_hash`, `checkpoint` and `decoder`, which identify
-its source. Lines are written whole, so an interrupted output is a prefix of the complete output, except perhaps for a
-torn last line.
+the decoder gives several, and `cut` if the text was too long. The first line also has the `checkpoint` and `decoder`
+that all of them come from. Lines are written whole, so an interrupted output is a prefix of the complete output, except
+perhaps for a torn last line.
 """
 
 import dataclasses
@@ -104,9 +104,9 @@ class Output:
 
     def _check(self, row: dict[str, Any], number: int) -> None:
         try:
-            known = {name: row[name] for name in self._whose}
-            index, digest = row['index'], row['input_hash']
-        except KeyError as error:
+            known = {name: row[name] for name in self._whose} if number == 0 else self._whose
+            index, digest = row['index'], hash_of(row['input'])
+        except (KeyError, AttributeError) as error:
             raise UserError(
                 f'{self.path} line {number + 1} is not a prediction of ours; give another --output, or remove it'
             ) from error
@@ -125,7 +125,8 @@ class Output:
         """Appends the rows and flushes, so that they survive an interruption."""
         text = ''
         for row in rows:
-            text += json.dumps({**row, **self._whose}, ensure_ascii=False) + '\n'
+            whose = {} if self.counts.written else self._whose
+            text += json.dumps({**row, **whose}, ensure_ascii=False) + '\n'
             self.counts.written += 1
             self.counts.cut += bool(row.get('cut'))
         with metrics.writing(model_dir.absolute(self.path)):
@@ -202,7 +203,7 @@ def run(
             record = {'index': first + row, 'input': text, 'prediction': decoded[0], 'score': prediction.scores[0]}
             if len(decoded) > 1:
                 record |= {'predictions': decoded, 'scores': prediction.scores}
-            rows.append(record | ({'cut': True} if cut else {}) | {'input_hash': hash_of(text)})
+            rows.append(record | ({'cut': True} if cut else {}))
         output.write(rows)
         after_window(output.counts)
 

@@ -146,6 +146,7 @@ def gpt2(tmp_path_factory):
 def test_a_local_task_runs_from_the_command(t5, tmp_path, monkeypatch, capsys):
     """YAML and JSON lines, as lm_eval's users write them; the accuracy is what `score` says."""
     import lm_eval
+    from lm_eval.tasks import TaskManager
 
     import remixer_t5x.lm_eval as adapter
 
@@ -159,7 +160,7 @@ def test_a_local_task_runs_from_the_command(t5, tmp_path, monkeypatch, capsys):
         (tmp_path / f'{name}.yaml').write_text(YAML.format(name=name, file=tmp_path / 'rows.jsonl') + kind)
     monkeypatch.setenv('HF_DATASETS_CACHE', str(tmp_path / 'cache'))
     adapter.register()
-    manager = lm_eval.tasks.TaskManager(include_path=str(tmp_path), include_defaults=False)
+    manager = TaskManager(include_path=str(tmp_path), include_defaults=False)
     found = lm_eval.simple_evaluate(
         model='remixer_t5x', model_args=f'path={t5}', tasks=['choose', 'write'], task_manager=manager, batch_size=2,
         bootstrap_iters=0,

@@ -106,6 +106,8 @@ def programs(tmp_path, monkeypatch, text):
     """Runs become this program."""
     (tmp_path / 'program.py').write_text(text)
     monkeypatch.setattr(command, 'PROGRAM', (sys.executable, str(tmp_path / 'program.py')))
+    # They have no gin files.
+    monkeypatch.setattr(command.building, 'build', lambda args, models, folder: [])
 
 
 def test_a_run_that_fails_leaves_the_others_alone_and_is_tried_again(tmp_path, monkeypatch, capsys):
@@ -117,6 +119,49 @@ def test_a_run_that_fails_leaves_the_others_alone_and_is_tried_again(tmp_path, m
     (tmp_path / 'runs/t5_1_1/seed_0').mkdir()  # which a real run would have made
     assert main(['compare', 'train', *arguments]) == 1
     assert '2 runs, 1 finished before' in capsys.readouterr().err
+
+
+LOGGING = """
+import json, pathlib, sys, time
+folder = pathlib.Path(next(word.partition('=')[2] for word in sys.argv if word.startswith('--gin.MODEL_DIR=')))
+folder.mkdir()
+(folder / 'remixer_t5x_run.json').write_text('{}')
+(folder / 'config.gin').write_text('TRAIN_STEPS = 8\\n')
+lines = [{'kind': 'train', 'step': step, 'loss': 6.0 / step, 'timing': {'seconds_per_step': 30.0}} for step in (1, 3)]
+(folder / 'metrics.jsonl').write_text(''.join(json.dumps(line) + '\\n' for line in lines))
+while not (folder.parent / 'seen').exists():
+    time.sleep(0.01)
+"""
+
+
+def test_the_step_loss_and_time_left_of_the_run_are_shown(tmp_path, monkeypatch, capsys):
+    """The program ends once the line was said."""
+    programs(tmp_path, monkeypatch, LOGGING)
+    monkeypatch.setattr(command, '_PERIOD', 0.01)
+    monkeypatch.setattr(command, '_show_results', lambda args, cells, folder: None)
+    said = []
+
+    def say(line):
+        said.append(line)
+        if 'step 3 of 8' in line:
+            (tmp_path / 'runs/remixer/seen').write_text('')
+
+    monkeypatch.setattr(command, '_say', say)
+    assert main(['compare', 'train', '--models=remixer', f'--folder={tmp_path}/runs']) == 0
+    assert 'remixer, seed 0: step 3 of 8, loss 2.0000, 2m30s left' in said
+
+
+def test_every_model_is_made_before_the_first_run(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(command, 'PROGRAM', ('false',))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / 'own').mkdir()
+    (tmp_path / 'own/bad.gin').write_text("include 'models/t5_1_1.gin'\nENCODER_MIXER = @attention.NoSuchMixer\n")
+    (tmp_path / 'a.txt').write_text('some text')
+    assert compare('--models=t5_1_1,own/bad', '--folder=runs', '--gin.FILES=a.txt') == 2
+    error = capsys.readouterr().err.splitlines()
+    assert error[0].startswith('t5_1_1: ') and error[0].endswith(' parameters')
+    assert error[-1].startswith('error: own/bad: ') and 'NoSuchMixer' in error[-1] and len(error) == 2
+    assert not (tmp_path / 'runs/t5_1_1').exists()
 
 
 def test_a_users_mistake_ends_the_sweep_at_once(tmp_path, monkeypatch, capsys):

@@ -15,7 +15,7 @@ pytestmark = [
     pytest.mark.filterwarnings('ignore::DeprecationWarning'),
     pytest.mark.filterwarnings('ignore::ResourceWarning'),
 ]
-ROWS = [{'n': 3, 'answer': 'odd'}, {'n': 14, 'answer': 'even'}, {'n': 5, 'answer': 'no, it is odd'}]
+ROWS = [{'n': 3, 'answer': 'odd'}, {'n': 14, 'answer': 'even'}, {'n': 5, 'answer': 'it is odd'}]
 
 
 @pytest.fixture(scope='module')
@@ -44,9 +44,9 @@ def test_each_pair_has_its_line_with_the_models_score(run, pairs, capsys):
     wanted = trained.score([row['input'] for row in rows], [row['target'] for row in rows])
     np.testing.assert_allclose([row['score'] for row in rows], wanted, rtol=1e-4)
     # Bytes, and an end token.
-    assert [row['tokens'] for row in rows] == [4, 5, 14]
-    assert f'3 pairs, 23 target tokens: log-likelihood {wanted.mean():.4f} a pair' in said
-    assert said.endswith(f'perplexity {math.exp(-wanted.sum() / 23):.4g}')
+    assert [row['tokens'] for row in rows] == [4, 5, 10]
+    assert f'3 pairs, 19 target tokens: log-likelihood {wanted.mean():.4f} a pair' in said
+    assert said.endswith(f'perplexity {math.exp(-wanted.sum() / 19):.4g}')
 
 
 @pytest.mark.parametrize(

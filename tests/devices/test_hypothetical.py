@@ -73,3 +73,21 @@ def test_a_described_gpu_is_a_text_proto():
     # A block may use the memory of a core without the KiB that CUDA keeps.
     assert 'shared_memory_per_block_optin: 232448' in proto
     assert all(target.proto().count('{') == target.proto().count('}') for target in gpu_targets.TARGETS.values())
+
+
+@pytest.mark.parametrize(
+    ('platform', 'environment', 'gib'),
+    [('gpu', {}, 60), ('gpu', {'XLA_PYTHON_CLIENT_MEM_FRACTION': '0.9'}, 72),
+     ('gpu', {'XLA_PYTHON_CLIENT_ALLOCATOR': 'platform'}, 80), ('tpu', {}, 80)],
+)  # fmt: skip
+def test_a_run_gets_what_jax_takes_of_the_memory(monkeypatch, platform, environment, gib):
+    for name in ('XLA_PYTHON_CLIENT_MEM_FRACTION', 'XLA_PYTHON_CLIENT_ALLOCATOR'):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    hardware = hypothetical.Hardware(platform, devices=1, memory=80.0)
+    assert hardware.memory_bytes == gib * 2**30
+    monkeypatch.setenv('XLA_PYTHON_CLIENT_MEM_FRACTION', 'most')
+    if environment == {} and platform == 'gpu':
+        with pytest.raises(UserError, match="XLA_PYTHON_CLIENT_MEM_FRACTION is 'most'"):
+            hardware.memory_bytes  # noqa: B018

@@ -47,6 +47,9 @@ def test_each_text_has_its_row_in_order(tmp_path):
     assert found[6]['prediction'] == 'a text that is ' and found[6]['cut'] is True and 'cut' not in found[5]
     assert found[3]['predictions'][0] == TEXTS[3] and found[3]['scores'] == [-3.0, -9.0]
     assert (output.counts.written, output.counts.cut, output.counts.before) == (8, 1, 0)
+    # Where all of them come from is said once.
+    assert [WHOSE.items() <= row.items() for row in found] == [True, *[False] * 7]
+    assert set(found[1]) == {'index', 'input', 'prediction', 'score', 'predictions', 'scores'}
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -39,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument('--to_adapters', metavar='MODEL_DIR', help=adapters)
     base = 'with --to_adapters: the checkpoint that the run began with (default: its INITIAL_CHECKPOINT_PATH)'
     parser.add_argument('--base', metavar='PATH', help=base)
-    parser.add_argument('--checkpoint', help=f'{arguments.CHECKPOINT_HELP}, to be written elsewhere')
+    parser.add_argument('--checkpoint', metavar='PATH', help=f'{arguments.CHECKPOINT_HELP}, to be written elsewhere')
     parser.add_argument('--to_hf', metavar='DIR', help='a new folder, as transformers loads it')
     parser.add_argument('--to_safetensors', metavar='FILE', help='a new file with the parameters of any model')
     parser.add_argument('--to_t5x', metavar='DIR', help="a folder for a checkpoint of T5X's")

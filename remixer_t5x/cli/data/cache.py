@@ -12,11 +12,12 @@ from remixer_t5x.errors import UserError
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     arguments.add_gin(parser)
     folder = 'the folder of cached tasks, which gets one for each task (gs:// is fine); CACHE_DIR where it is not given'
-    parser.add_argument('--output_dir', help=folder)
+    parser.add_argument('--output_dir', metavar='DIR', help=folder)
     shards = 'files of each split, for hosts to share; a source of more files gives as many (default 64)'
-    parser.add_argument('--shards', type=arguments.whole_number(1), default=64, help=shards)
+    parser.add_argument('--shards', metavar='N', type=arguments.whole_number(1), default=64, help=shards)
     parser.add_argument(
         '--beam_options',
+        metavar='FLAGS',
         help="Beam's pipeline options, as in '--runner=DataflowRunner --project=...' (default: this process, with all "
         'examples in memory)',
     )

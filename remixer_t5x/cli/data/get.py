@@ -11,7 +11,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     source = 'take the published files from this folder, without the network'
     parser.add_argument('--from', dest='source', metavar='DIR', help=source)
     place = 'where the files go (default: REMIXER_T5X_CACHE/data, or ~/.cache/remixer_t5x/data)'
-    parser.add_argument('--data_dir', help=place)
+    parser.add_argument('--data_dir', metavar='DIR', help=place)
 
 
 def run(args: argparse.Namespace) -> None:

@@ -22,7 +22,7 @@ DATA_DIR_HELP = 'search this folder alone (default: TFDS_DATA_DIR, then REMIXER_
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument('--data_dir', help=DATA_DIR_HELP)
+    parser.add_argument('--data_dir', metavar='DIR', help=DATA_DIR_HELP)
 
 
 def run(args: argparse.Namespace) -> None:

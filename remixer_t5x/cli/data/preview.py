@@ -29,9 +29,9 @@ _IN_PLACE = 'encoder_target_tokens'
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     arguments.add_gin(parser)
-    parser.add_argument('--split', default='train', help="which split to read (default 'train')")
+    parser.add_argument('--split', metavar='NAME', default='train', help="which split to read (default 'train')")
     number = 'how many examples to show (default 2)'
-    parser.add_argument('--num_examples', type=arguments.whole_number(0), default=2, help=number)
+    parser.add_argument('--num_examples', metavar='N', type=arguments.whole_number(0), default=2, help=number)
 
 
 def run(args: argparse.Namespace) -> None:

@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument('name', metavar='NAME', help='a task, as `data list` names them')
-    parser.add_argument('--split', help='which split to read (default: the first that is here)')
+    parser.add_argument('--split', metavar='NAME', help='which split to read (default: the first that is here)')
     number = 'how many examples to show (default 2)'
-    parser.add_argument('--num_examples', type=arguments.whole_number(1), default=2, help=number)
-    parser.add_argument('--data_dir', help=DATA_DIR_HELP)
+    parser.add_argument('--num_examples', metavar='N', type=arguments.whole_number(1), default=2, help=number)
+    parser.add_argument('--data_dir', metavar='DIR', help=DATA_DIR_HELP)
 
 
 def run(args: argparse.Namespace) -> None:

@@ -16,7 +16,7 @@ TEXT = 'Thank you for inviting me to your party last week.'
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     arguments.add_gin(parser)
-    parser.add_argument('--text', default=TEXT, help='the text whose pieces are shown')
+    parser.add_argument('--text', metavar='WORDS', default=TEXT, help='the text whose pieces are shown')
 
 
 def run(args: argparse.Namespace) -> None:

@@ -34,14 +34,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         'with --speed, their forecasts (default small)',
     )  # fmt: skip
     depth = 'how many levels of modules to show (default 3)'
-    parser.add_argument('--depth', type=arguments.whole_number(1), default=3, help=depth)
-    parser.add_argument('--models', type=arguments.names, help='with --compare: these models, by comma (default: all)')
+    parser.add_argument('--depth', metavar='N', type=arguments.whole_number(1), default=3, help=depth)
+    parser.add_argument(
+        '--models', metavar='NAMES', type=arguments.names, help='with --compare: these models, by comma (default: all)'
+    )
     arguments.add_macro(parser, '--mesh', 'MESH', f'with --sharding, --memory or --speed: {arguments.MESH_HELP}')
     number = "with --sharding, --memory or --speed: how many devices, in place of the hardware file's"
-    parser.add_argument('--devices', type=arguments.whole_number(1), help=number)
-    parser.add_argument('--device_memory', type=float, help='with --memory or --speed: memory of one device, in GiB')
+    parser.add_argument('--devices', metavar='N', type=arguments.whole_number(1), help=number)
+    parser.add_argument(
+        '--device_memory', metavar='GIB', type=float, help='with --memory or --speed: memory of one device, in GiB'
+    )
     parser.add_argument('--compiler', choices=('cpu', 'gpu', 'tpu'), help='with --memory: which XLA compiles the step')
-    parser.add_argument('--price', type=float, help='with --speed: dollars for a chip and hour')
+    parser.add_argument('--price', metavar='DOLLARS', type=float, help='with --speed: dollars for a chip and hour')
 
 
 def run(args: argparse.Namespace) -> None:

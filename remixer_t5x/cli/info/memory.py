@@ -15,7 +15,7 @@ from remixer_t5x.costs import memory_advice, memory_table, step_memory
 from remixer_t5x.costs.step_memory import Step, StepMemory
 from remixer_t5x.data import frames
 from remixer_t5x.devices import gpu_targets, jax_workarounds, mesh
-from remixer_t5x.devices.hypothetical import Hardware, Topology
+from remixer_t5x.devices.hypothetical import GPU_SHARE, Hardware, Topology
 from remixer_t5x.errors import UserError
 from remixer_t5x.layers.compile_target import compiling_for
 from remixer_t5x.optimization import trainable
@@ -94,8 +94,17 @@ def show(step: Step, hardware: Hardware, recomputing_model: Any, trials: int) ->
         if compiler == 'XLA:CPU' and hardware.platform != 'cpu':
             say(_CPU_NOTE)
         say(memory_table.verdict(found, hardware.memory_bytes))
+        if hardware.memory is not None and hardware.memory_share < 1:
+            say(_share_note(hardware))
         if hardware.memory_bytes is not None and found.total > hardware.memory_bytes and trials:
             _try(step, found, recomputing_model, hardware.memory_bytes, trials, say)
+
+
+def _share_note(hardware: Hardware) -> str:
+    return (
+        f'JAX takes {hardware.memory_share:.0%} of a GPU: {memory_table.gibibytes(hardware.memory_bytes or 0)} of '
+        f'{hardware.memory:g} GiB; {GPU_SHARE}=0.95 before the command gives a run more'
+    )
 
 
 def placed(step: Step, hardware: Hardware, devices: Sequence[Any]) -> Step:

@@ -9,13 +9,17 @@ from remixer_t5x.errors import UserError
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument('folders', nargs='+', metavar='MODEL_DIR', help='folders of runs')
-    parser.add_argument('--out', default='report.html', help="the file to write (default 'report.html')")
     parser.add_argument(
-        '--pictures', nargs='?', const=True, default=False, type=_truth,
+        '--out', metavar='FILE', default='report.html', help="the file to write (default 'report.html')"
+    )
+    parser.add_argument(
+        '--pictures', metavar='True', nargs='?', const=True, default=False, type=_truth,
         help='draw what models learned; runs the config.gin of each run, which takes a minute or so for each',
     )  # fmt: skip
-    parser.add_argument('--text', help='what the model reads for the pictures (default: a short sentence)')
-    parser.add_argument('--pictures_dir', help='also write each picture as PNG and SVG into this folder')
+    parser.add_argument(
+        '--text', metavar='WORDS', help='what the model reads for the pictures (default: a short sentence)'
+    )
+    parser.add_argument('--pictures_dir', metavar='DIR', help='also write each picture as PNG and SVG into this folder')
 
 
 def _truth(text: str) -> bool:

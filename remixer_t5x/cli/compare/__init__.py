@@ -5,6 +5,7 @@ and it resumes by itself. Started again, the sweep goes over what is finished an
 """
 
 import argparse
+import contextlib
 import dataclasses
 import json
 import pathlib
@@ -18,6 +19,7 @@ from typing import Any
 from remixer_t5x import untrusted_files
 from remixer_t5x.cli import arguments, console, train
 from remixer_t5x.cli.command import Command
+from remixer_t5x.cli.compare import building, watching
 from remixer_t5x.errors import UserError
 
 PROGRAM = (sys.executable, '-m', 'remixer_t5x.cli.main')
@@ -26,6 +28,8 @@ COMMANDS = (train.TRAIN.name, train.FINETUNE.name)
 FINISHED = 'finished.jsonl'
 REPORT = 'report.html'
 _USER_MISTAKE = 2
+# Seconds between two looks at a run.
+_PERIOD = 5.0
 # Macros that the sweep sets for each run, and what to type instead.
 _OURS = {'MODEL_DIR': '--folder=DIR', 'SEED': '--seeds=0,1,2'}
 
@@ -51,9 +55,9 @@ class Cell:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     arguments.add_gin(parser, model=False)
     parser.add_argument('compared', metavar='COMMAND', help='train or finetune')
-    parser.add_argument('--models', help='files of models/, by comma; remixer+ablations/NAME adds one')
-    parser.add_argument('--seeds', default='0', help='by comma (default 0)')
-    parser.add_argument('--folder', help='gets a MODEL_DIR for each run, and report.html')
+    parser.add_argument('--models', metavar='NAMES', help='files of models/, by comma; remixer+ablations/NAME adds one')
+    parser.add_argument('--seeds', metavar='NUMBERS', default='0', help='by comma (default 0)')
+    parser.add_argument('--folder', metavar='DIR', help='gets a MODEL_DIR for each run, and report.html')
 
 
 def run(args: argparse.Namespace) -> int:
@@ -68,6 +72,10 @@ def run(args: argparse.Namespace) -> int:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f'{folder} cannot be made ({error.strerror}); give another --folder') from None
+    # Before the first of them trains for hours.
+    models = list(dict.fromkeys(cell.model for cell in cells))
+    for line in building.build(args, models, cells[0].folder):
+        _say(line)
     finished = _finished(folder)
     todo = [cell for cell in cells if list(cell.command) not in finished or not cell.folder.is_dir()]
     _say(f'{len(cells)} runs, {len(cells) - len(todo)} finished before; in {folder}')
@@ -157,9 +165,14 @@ def _run_one(cell: Cell) -> tuple[int, int]:
             _say(f'{signal.Signals(number).name}: {cell.name} saves, then the sweep ends')
             process.send_signal(number)
 
+        watched = watching.Watched(cell.folder)
         before = {number: signal.signal(number, pass_on) for number in (signal.SIGTERM, signal.SIGINT)}
         try:
-            return process.wait(), asked
+            while True:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    return process.wait(_PERIOD), asked
+                if line := watched.look():
+                    _say(f'{cell.name}: {line}')
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)

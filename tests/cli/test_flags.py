@@ -1,0 +1,91 @@
+"""Flags that stand for gin files and macros, what their values are called, and their completion in a shell."""
+
+import re
+import subprocess
+import sys
+
+import gin
+import pytest
+
+from remixer_t5x.cli import arguments, completion, decoder_flags, evaluate, infer, main
+from remixer_t5x.errors import UserError
+from remixer_t5x.model.beam_search import BeamSearch
+from remixer_t5x.model.decoding import Greedy
+from remixer_t5x.model.sampling import Sampling
+
+
+def parsed(*argv):
+    args = main._parser().parse_args([*argv, '--verbose'])
+    args.gin_flags = list(args.macros)
+    return args
+
+
+@pytest.mark.parametrize('command', [infer, evaluate], ids=['infer', 'eval'])
+@pytest.mark.parametrize(
+    ('flags', 'decoder'),
+    [((), Greedy()), (('--beams=3',), BeamSearch(beams=3)), (('--sampling',), Sampling()),
+     (('--sampling=0.5',), Sampling(temperature=0.5)),
+     (('--gin_file=decoders/beam_search.gin',), BeamSearch(beams=4)),
+     (('--gin_file=decoders/greedy.gin',), Greedy())],
+)  # fmt: skip
+def test_flags_choose_the_decoder_and_the_batch_size(command, flags, decoder):
+    args = parsed(command.COMMAND.name, *flags, '--batch_size=7')
+    decoder_flags.apply(args)
+    macro = {'infer': 'INFER_BATCH_SIZE', 'eval': 'EVAL_BATCH_SIZE'}[command.COMMAND.name]
+    assert arguments.values(args, 'DECODER', macro, base=command.BASE) == [decoder, 7]
+    gin.clear_config()
+
+
+def test_two_decoders_are_refused():
+    with pytest.raises(UserError, match='give one of them'):
+        decoder_flags.apply(parsed('infer', '--beams=2', '--sampling'))
+    for flag in ('--beams=1', '--sampling=hot', '--sampling=0'):
+        with pytest.raises(UserError, match=flag.partition('=')[2]):
+            parsed('infer', flag)
+
+
+def test_no_value_is_called_by_its_flag():
+    """`--folder DIR`, and not `--folder FOLDER`, which says nothing."""
+    repeated = [
+        f'{command.name} --{action.dest}'
+        for command in main.COMMANDS
+        for action in _actions(command)
+        if action.nargs != 0 and not action.choices and action.metavar in (None, action.dest.upper())
+    ]
+    assert repeated == []
+
+
+def _actions(command):
+    import argparse
+
+    parser = argparse.ArgumentParser()
+    command.add_arguments(parser)
+    return [action for action in parser._actions if action.option_strings]
+
+
+def test_a_shell_completes_commands_flags_and_files(capsys, tmp_path):
+    pytest.importorskip('shtab', reason="shtab is not installed: pip install 'remixer-t5x[completion]'")
+    assert main.main(['completion', 'bash']) == 0
+    script = capsys.readouterr().out
+    (tmp_path / 'script').write_text(script)
+    # What bash offers for some words: shtab's function, called as bash calls it.
+    name = re.search(r'complete .*-F (\w+) remixer-t5x', script)[1]
+    (tmp_path / 'model.gin').write_text('')
+
+    def offered(*words):
+        given = ' '.join(f"'{word}'" for word in words)
+        code = f'source ./script; COMP_WORDS=({given}); COMP_CWORD={len(words) - 1}; {name}; echo "${{COMPREPLY[@]}}"'
+        done = subprocess.run(['bash', '-c', code], capture_output=True, text=True, cwd=tmp_path)
+        return done.stdout.split()
+
+    assert {'train', 'infer', 'data', 'completion'} <= set(offered('remixer-t5x', ''))
+    assert {'list', 'get', 'show'} <= set(offered('remixer-t5x', 'data', ''))
+    assert offered('remixer-t5x', 'infer', '--bea') == ['--beams']
+    assert 'model.gin' in offered('remixer-t5x', 'infer', '--gin_file', 'mod')
+
+
+def test_completion_without_shtab_is_one_line(monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, 'shtab', None)
+    assert main.main(['completion', 'zsh']) == 2
+    assert 'remixer-t5x[completion]' in capsys.readouterr().err
+    assert completion.SHELLS[0] == 'bash'
