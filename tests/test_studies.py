@@ -25,6 +25,7 @@ def studies():
     import encoders
     import length
     import low_resource
+    import optimizers
     import records
     import shapes
     import small_task
@@ -33,8 +34,8 @@ def studies():
     import tuning
 
     yield types.SimpleNamespace(
-        ablations=ablations, encoders=encoders, length=length, low_resource=low_resource, records=records,
-        shapes=shapes, small_task=small_task, table_1=table_1, toy_task=toy_task, tuning=tuning,
+        ablations=ablations, encoders=encoders, length=length, low_resource=low_resource,
+        optimizers=optimizers, records=records, shapes=shapes, small_task=small_task, table_1=table_1, toy_task=toy_task, tuning=tuning,
     )  # fmt: skip
     sys.path[:] = before[0]
     for name in set(sys.modules) - before[1]:
@@ -364,3 +365,21 @@ def test_an_encoder_is_trained_on_text_and_then_on_labels(studies, monkeypatch, 
     encoders.print_table(records, [trial, dataclasses.replace(trial, mixer='attention')])
     rows = capsys.readouterr().out.splitlines()
     assert 'hyper_mixer' in rows[2] and 'not yet run' in rows[3]
+
+
+def test_each_optimizer_gets_its_best_rate_with_all_seeds_and_nothing_is_done_twice(studies, tmp_path, capsys):
+    study, asked = studies.optimizers, []
+
+    def run(cell, folder):
+        asked.append(cell)
+        assert f'--gin_file=optimizers/{cell["optimizer"]}.gin' in study.command(cell, folder)
+        # AdamW is best at three times its rate, Muon at its own and lower.
+        aim = {'adamw': 3e-3, 'muon': 2e-3}[cell['optimizer']]
+        return {study.NUMBER: abs(cell['rate'] - aim) + cell['seed'] + (cell['optimizer'] == 'adamw')}
+
+    args = study.parse_arguments(['--folder', str(tmp_path), '--optimizers=adamw,muon', '--steps=5'])
+    found = study.study(args, run)
+    assert {name: rate for name, (rate, _) in found.items()} == pytest.approx({'adamw': 3e-3, 'muon': 2e-3})
+    assert found['muon'][1] == [0.0, 1.0, 2.0] and len(asked) == 2 * 5
+    study.print_table(study.study(args, lambda *_: pytest.fail('it was done before')))
+    assert [line.split('`')[1] for line in capsys.readouterr().out.splitlines()[2:]] == ['muon', 'adamw']

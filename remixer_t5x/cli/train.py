@@ -23,6 +23,7 @@ TRAINING_TASK = 'remixer_t5x.data.pipeline.DatasetConfig.mixture_or_task_name'
 EVALUATION_TASKS = 'remixer_t5x.evaluation.task_evaluation.TaskEvaluation.mixture_or_task_name'
 FILES = {'train': 'runs/pretrain.gin', 'finetune': 'runs/finetune.gin'}
 LOSS_PICTURE = 'loss.png'
+REPORT = 'report.html'
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -52,7 +53,9 @@ def run(args: argparse.Namespace) -> int:
             settings: Run = resolved.call(ROOT)
         _check_command(args.command, settings)
         flops = functools.partial(_flops_per_step, settings)
-        result = loop.train(settings, config_text=loading.config_text(), flops_per_step=flops, signals=signals)
+        result = loop.train(
+            settings, config_text=loading.config_text(), flops_per_step=flops, signals=signals, report=_write_report
+        )
         if jax.process_index() == 0:
             _say_end(result)
             if settings.tasks is None:
@@ -88,9 +91,20 @@ def _flops_per_step(settings: Run) -> float:
     return counted.training_flops * settings.dataset.batch_size
 
 
+def _write_report(folder: str) -> str:
+    from remixer_t5x.cli.report import write
+    from remixer_t5x.run_folder import object_store
+
+    if object_store.is_remote(folder):
+        raise UserError('MODEL_DIR is in a bucket; type remixer-t5x report')
+    write.write([folder], f'{folder}/{REPORT}')
+    return f'{folder}/{REPORT}'
+
+
 def _say_end(result: Result) -> None:
     from remixer_t5x.evaluation import averages, best
     from remixer_t5x.run_folder import model_dir
+    from remixer_t5x.training import goodput, progress
 
     done = f'stopped by {result.stopped} and saved at' if result.stopped else 'finished at'
     numbers = [f'{done} step {result.step}']
@@ -103,6 +117,8 @@ def _say_end(result: Result) -> None:
         against = '' if constant is None else f' (best constant answer {constant:.4f})'
         numbers.append(f'held-out loss {held_out["loss"]:.4f}{against}, perplexity {held_out["perplexity"]:.2f}')
     print(' · '.join(numbers))
+    if result.spent:
+        print(f'time         {progress.duration(sum(result.spent.values()))}: {goodput.describe(result.spent)}')
     print(f'checkpoint   {result.checkpoint}')
     kept = best.kept_in(result.folder)
     for task, found in kept.items():
@@ -110,7 +126,8 @@ def _say_end(result: Result) -> None:
     each = {task: found['value'] for task, found in kept.items() if task != averages.AVERAGE}
     if len(each) > 1:
         print(f'             average over {len(each)} tasks, each at its best step: {averages.average(each):.2f}')
-    print(f'TensorBoard  {result.folder}/{model_dir.TENSORBOARD}  (tensorboard --logdir {result.folder})')
+    if model_dir.absolute(f'{result.folder}/{model_dir.TENSORBOARD}').exists():
+        print(f'TensorBoard  {result.folder}/{model_dir.TENSORBOARD}  (tensorboard --logdir {result.folder})')
     print(f'metrics      {result.folder}/{model_dir.METRICS}')
 
 

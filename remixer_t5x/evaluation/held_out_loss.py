@@ -54,9 +54,10 @@ class Evaluation:
 def evaluate(
     params: Any, batches: Iterable[Any], eval_step: EvalStep, place: Callable[[Any], Any], name: str = 'eval'
 ) -> dict[str, float]:
-    """`loss`, `perplexity`, `accuracy`, `tokens` of `params`; if the sums have `bytes`, the bytes of the targets' text,
-    also `bits_per_byte`, and if they have counts of the targets, `constant_loss`, in nats per token like `loss`.
-    `eval_step(params, batch)` returns sums; `place` puts a batch on the devices.
+    """`loss`, `cross_ent_loss` (without z-loss) and its `perplexity`, `accuracy`, `tokens` of `params`; if the sums
+    have `bytes`, the bytes of the targets' text, also `bits_per_byte`, and if they have counts of the targets,
+    `constant_loss`, in nats per token like `cross_ent_loss`. `eval_step(params, batch)` returns sums; `place` puts a
+    batch on the devices.
 
     Raises UserError if there is no target token at all.
     """
@@ -80,7 +81,7 @@ def evaluate(
         found['bits_per_byte'] = (totals['loss'] - totals.get('z_loss', 0.0)) / math.log(2) / text_bytes
     if counts.any():
         found['constant_loss'] = entropy(counts)
-    return {**found, 'perplexity': metrics.perplexity(found['loss'])}
+    return {**found, 'perplexity': metrics.perplexity(found['cross_ent_loss'])}
 
 
 def entropy(counts: np.ndarray) -> float:

@@ -15,7 +15,7 @@ from etils import epath
 from remixer_t5x import untrusted_files
 from remixer_t5x.errors import UserError
 from remixer_t5x.evaluation.task_evaluation import Report
-from remixer_t5x.run_folder import metrics, model_dir
+from remixer_t5x.run_folder import metrics, model_dir, tensorboard
 
 PREDICTIONS = 'predictions'
 
@@ -27,7 +27,7 @@ class Results:
         self.folder = model_dir.absolute(folder)
         with metrics.writing(self.folder):
             (self.folder / PREDICTIONS).mkdir(parents=True, exist_ok=True)
-        self._tensorboard = metrics.TensorBoardWriter(self.folder / model_dir.TENSORBOARD, 0)
+        self._tensorboard = tensorboard.TensorBoardWriter(self.folder / model_dir.TENSORBOARD, 0)
 
     def write(self, report: Report, step: int, checkpoint: epath.Path) -> epath.Path:
         """Adds the report and returns the file of its predictions."""

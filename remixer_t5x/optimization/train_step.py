@@ -27,6 +27,8 @@ USUAL_LOSS_SHARE = 0.02
 NUM_REAL_TARGET_TOKENS = 'NUM_REAL_TARGET_TOKENS'
 # Of an evaluation: how often each id is a target.
 TARGET_COUNTS = 'target_counts'
+# What a batch of any frame has of these is filled with token ids, and with 0 as padding.
+TOKENS = ('encoder_input_tokens', 'decoder_target_tokens')
 StepFn = Callable[[TrainState, Batch], tuple[TrainState, Metrics]]
 
 
@@ -75,9 +77,10 @@ def make_train_step(
         trainable: `trainable` of the optimizer that made `tx`: other parameters get no gradient.
 
     Metrics are float32 scalars: the sums of `model.loss` over the batch, `grad_norm` (of the normalised gradient of
-    what is trained, before the optimizer clips it), `param_norm` (before the update), `nonfinite`, which is 1.0 if the
-    loss or the gradient norm is not finite, and with `spike_factor` `spike`, which is 1.0 for a spike. In both cases
-    the returned state is the given state with the next step number, and the caller decides what to do.
+    what is trained, before the optimizer clips it), `param_norm` (before the update), `non_padding_fraction`,
+    `nonfinite`, which is 1.0 if the loss or the gradient norm is not finite, and with `spike_factor` `spike`, which is
+    1.0 for a spike. In both cases the returned state is the given state with the next step number, and the caller
+    decides what to do.
     """
     if microbatches < 1:
         raise UserError(f'microbatches = {microbatches} must be at least 1')
@@ -110,6 +113,8 @@ def make_train_step(
             param_norm=optax.tree.norm(state.params),
             nonfinite=1.0 - finite.astype(jnp.float32),
         )
+        if (non_padding := non_padding_fraction(batch)) is not None:
+            metrics['non_padding_fraction'] = non_padding
         good, usual_loss = finite, state.usual_loss
         if usual_loss is not None:
             loss = sums['loss'] / jnp.where(sums['weights'] > 0, sums['weights'], 1.0)
@@ -128,6 +133,15 @@ def make_train_step(
         return new_state, metrics
 
     return step_fn
+
+
+def non_padding_fraction(batch: Batch) -> jax.Array | None:
+    """The share of the places for input and target tokens that have one; None for a batch of other arrays."""
+    tokens = [batch[name] for name in TOKENS if name in batch]
+    if not tokens:
+        return None
+    real = sum(jnp.sum(array != 0, dtype=jnp.float32) for array in tokens)
+    return real / sum(array.size for array in tokens)
 
 
 def make_eval_step(

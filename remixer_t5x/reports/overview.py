@@ -13,7 +13,7 @@ from remixer_t5x.reports.charts import Chart, Series
 from remixer_t5x.reports.records import TRAIN, Group, Record, Run
 
 # Numbers of every evaluation on held-out text, which are not metrics of a task.
-OF_LOSS = ('loss', 'constant_loss', 'perplexity', 'accuracy', 'z_loss', 'tokens')
+OF_LOSS = ('loss', 'cross_ent_loss', 'constant_loss', 'perplexity', 'accuracy', 'z_loss', 'tokens')
 # An evaluation with more metrics than this, such as COGS, is broken down by type.
 MOST_METRICS = 6
 MEMORY = {'host_mib': 'host memory', 'device_mib': 'device memory', 'device_peak_mib': 'device memory, peak'}
@@ -239,6 +239,8 @@ def charts(runs: Sequence[Run]) -> dict[str, list[Chart]]:
         ],
         'speed': [
             chart('Tokens', 'per second', TRAIN, 'tokens_per_second', smooth=True),
+            chart('Model FLOPs utilisation', 'share of the peak', TRAIN, 'mfu', smooth=True),
+            chart('Waiting for data', 'seconds between logs', TRAIN, 'data_wait_seconds'),
             *(chart(title.capitalize(), 'MiB', TRAIN, name) for name, title in MEMORY.items()),
         ],
     }

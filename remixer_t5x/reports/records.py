@@ -33,7 +33,8 @@ class Run:
     """One run.
 
     `records` come from training, `evaluations` from `remixer-t5x eval`; `config` is the operative gin; `predictions`
-    are the rows of each file, of the newest step only, by '<task>-<split>'.
+    are the rows of each file, of the newest step only, by '<task>-<split>'. `spent` has the seconds of its processes by
+    what they went to, the most first.
     """
 
     name: str
@@ -42,6 +43,7 @@ class Run:
     config: str = ''
     evaluations: Sequence[Record] = ()
     predictions: Mapping[str, Sequence[Mapping[str, Any]]] = dataclasses.field(default_factory=dict)
+    spent: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
     def series(self, kind: str, number: str) -> list[tuple[int, float]]:
         """(step, value) of one number or timing, in the order of steps, without values that are not finite."""

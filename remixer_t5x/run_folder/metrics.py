@@ -1,4 +1,4 @@
-"""Training and evaluation numbers: adds up sums and weights, divides once, and writes to TensorBoard and JSONL.
+"""Training and evaluation numbers: adds up sums and weights, divides once, and writes them to metrics.jsonl.
 
 `metrics.jsonl` has one object per log or evaluation: `kind` ('train' or an evaluation's name), `step`, the
 numbers, and the numbers that depend on the machine (`clock`, `seconds`, `tokens_per_second`, `host_mib`) under
@@ -9,10 +9,9 @@ import contextlib
 import json
 import math
 import os
-import socket
 import time
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Protocol
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import jax
 from etils import epath
@@ -20,7 +19,7 @@ from etils import epath
 from remixer_t5x import untrusted_files
 from remixer_t5x.errors import UserError
 from remixer_t5x.run_folder import object_store
-from remixer_t5x.run_folder.growing_object import GrowingObject, register
+from remixer_t5x.run_folder.growing_object import GrowingObject
 
 # Sums over tokens, as the model's `loss` gives them; `weights` counts the target tokens.
 PER_TOKEN = {'loss': 'loss', 'z_loss': 'z_loss', 'correct': 'accuracy'}
@@ -35,8 +34,6 @@ SKIPPED = 'skipped'
 OWN_NUMBERS = ('loss', 'perplexity', 'accuracy')
 # More steps than any run takes; a larger number is damage.
 MAX_STEP = 10**15
-# Seconds between two times that TensorBoard's file is brought up to date.
-FLUSH_SECONDS = 30
 # A metrics.jsonl with lines that are not records, before a resumed run dropped them.
 AS_FOUND = 'metrics.as_found.jsonl'
 
@@ -73,7 +70,10 @@ class Window:
 
 
 def means(totals: Mapping[str, float]) -> dict[str, float]:
-    """Means for a reader: sums over tokens divided by `weights`, once; other numbers averaged over steps."""
+    """Means for a reader: sums over tokens divided by `weights`, once; other numbers averaged over steps.
+
+    `loss` is what is minimised; `cross_ent_loss` is `loss` without `z_loss`.
+    """
     weights = totals.get('weights', 0.0)
     found = {}
     for name, value in totals.items():
@@ -82,6 +82,7 @@ def means(totals: Mapping[str, float]) -> dict[str, float]:
         elif name not in (*COUNTS, *LAST, STEPS, SKIPPED):
             found[name] = value / totals[STEPS]
     found.setdefault(PER_TOKEN['loss'], math.nan)
+    found['cross_ent_loss'] = found['loss'] - found.get('z_loss', 0.0)
     found.update({name: totals[name] for name in (*LAST, SKIPPED) if name in totals})
     return {**found, 'tokens': weights}
 
@@ -89,17 +90,6 @@ def means(totals: Mapping[str, float]) -> dict[str, float]:
 def perplexity(loss: float) -> float:
     """exp(loss), infinite if that exceeds float64."""
     return math.exp(loss) if loss < 700 else math.inf
-
-
-class Writer(Protocol):
-    """Where numbers go."""
-
-    def write(self, kind: str, step: int, numbers: Mapping[str, float], timing: Mapping[str, float]) -> None: ...
-
-    def flush(self) -> None:
-        """Returns once the numbers are where a checkpoint that follows may rely on them."""
-
-    def close(self) -> None: ...
 
 
 class JsonlWriter:
@@ -166,83 +156,6 @@ class JsonlWriter:
         self.flush()
         if self._waiting:
             self._write_waiting()
-
-
-class TensorBoardWriter:
-    """TensorBoard event files in `folder`; tags are `kind/name`.
-
-    Writes in the caller's thread: tensorboardX's own thread ends when the disk is full, and the queue to it then blocks
-    the caller for ever.
-    """
-
-    def __init__(self, folder: epath.Path, restored_step: int):
-        # Imported here, because models and most tests do not need it.
-        from tensorboardX import record_writer
-        from tensorboardX.proto import event_pb2
-
-        register()
-        self._event, self._folder, self._flushed = event_pb2.Event, folder, time.monotonic()
-        with writing(folder):
-            record_writer.directory_check(str(folder))
-            # TensorBoard reads files with `tfevents` in their names, in their order.
-            name = f'events.out.tfevents.{int(time.time())}.{socket.gethostname()}'
-            self._file = record_writer.RecordWriter(os.path.join(str(folder), name))
-        self._add(file_version='brain.Event:2')
-        if restored_step:
-            # Hides what was logged after the checkpoint that this run resumes from.
-            session = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
-            self._add(step=restored_step + 1, session_log=session)
-
-    def write(self, kind: str, step: int, numbers: Mapping[str, float], timing: Mapping[str, float]) -> None:
-        from tensorboardX import summary
-
-        for name, value in {**numbers, **timing}.items():
-            # Other values could not be drawn.
-            if math.isfinite(value):
-                self._add(step=step, summary=summary.scalar(f'{kind}/{name}', value))
-        if time.monotonic() - self._flushed > FLUSH_SECONDS:
-            with writing(self._folder):
-                self._file.flush()
-            self._flushed = time.monotonic()
-
-    def _add(self, **event: Any) -> None:
-        with writing(self._folder):
-            self._file.write(self._event(wall_time=time.time(), **event).SerializeToString())
-
-    def flush(self) -> None:
-        """Nothing: a checkpoint does not rely on pictures."""
-
-    def close(self) -> None:
-        with writing(self._folder):
-            self._file.close()
-
-
-class Writers:
-    """Several writers as one; closed together. If one cannot write, the others do, and then the first error is
-    raised.
-    """
-
-    def __init__(self, *writers: Writer):
-        self._writers = writers
-
-    def write(self, kind: str, step: int, numbers: Mapping[str, float], timing: Mapping[str, float]) -> None:
-        self._each(lambda writer: writer.write(kind, step, numbers, timing))
-
-    def flush(self) -> None:
-        self._each(lambda writer: writer.flush())
-
-    def close(self) -> None:
-        self._each(lambda writer: writer.close())
-
-    def _each(self, act: Callable[[Writer], None]) -> None:
-        errors = []
-        for writer in self._writers:
-            try:
-                act(writer)
-            except CannotWrite as error:
-                errors.append(error)
-        if errors:
-            raise errors[0]
 
 
 def read(path: epath.Path) -> list[dict[str, Any]]:

@@ -32,14 +32,14 @@ LAST_PARAMS: Evaluated = operator.attrgetter('params')
 class Hook:
     """`call(now)` every `period` steps (None means never), and after the last step if `at_end`.
 
-    The time of a call does not count as training if the hook `pauses` the clock. `prepare()` is called once, after the
+    The time of a call counts as `spent_on` (`goodput`), and not as training. `prepare()` is called once, after the
     first step of a process, so that its mistakes are found early without making the start longer.
     """
 
     period: int | None
     call: Callable[[Current], None]
     at_end: bool = True
-    pauses: bool = False
+    spent_on: str | None = None
     prepare: Callable[[], object] | None = None
 
     def due(self, step: int, last: int) -> bool:

@@ -18,7 +18,8 @@ from remixer_t5x.evaluation.best import BestCheckpoints
 from remixer_t5x.evaluation.task_evaluation import TaskEvaluator
 from remixer_t5x.optimization import train_state
 from remixer_t5x.run_folder import metrics, model_dir, run_lock
-from remixer_t5x.training import bad_steps, preemption, saving, start, steps
+from remixer_t5x.training import bad_steps, goodput, preemption, saving, start, steps
+from remixer_t5x.training.goodput import Timeline
 from remixer_t5x.training.hooks import EvaluateLoss, EvaluateTasks, Hook, LogWindow, Profiler
 from remixer_t5x.training.run_log import RunLog
 from remixer_t5x.training.settings import Result, Run
@@ -35,6 +36,7 @@ def train(
     flops_per_step: Callable[[], float] | None = None,
     show_progress: bool = True,
     signals: contextlib.ExitStack | None = None,
+    report: Callable[[str], str] | None = None,
 ) -> Result:
     """Trains to `run.periods.train_steps`, from the newest checkpoint in MODEL_DIR if there is one.
 
@@ -45,11 +47,12 @@ def train(
             it.
         show_progress: whether to print.
         signals: a stack whose end gives SIGTERM and Ctrl-C back to the caller; None gives them back at the return.
+        report: writes a report about the run in a folder, for trackers that keep one, and returns its file.
 
     Raises:
         UserError: the user made a mistake, the disk is full, or the loss is not finite.
     """
-    learner, last = run.learner, run.periods.train_steps
+    learner, last, timeline = run.learner, run.periods.train_steps, Timeline()
     startup.done('configuration')
     start.check_frames(run)
     start.check_sizes(run)
@@ -69,9 +72,11 @@ def train(
         if jax.process_index() == 0:
             stack.enter_context(run_lock.held(path))
         checkpoints = stack.enter_context(saving.opened(path, run.folder.keep_checkpoints))
-        now, message, notes = start.begin(run, plan, checkpoints, record, initial_state)
+        with timeline.during(goodput.RESTORE):
+            now, message, notes = start.begin(run, plan, checkpoints, record, initial_state)
         startup.done('state')
-        log = RunLog(run, path, now.step, flops_per_step, show_progress)
+        first = now.step
+        log = RunLog(run, path, first, flops_per_step, show_progress, timeline, config_text)
         stack.callback(log.close)
         if jax.process_index() == 0:
             model_dir.write_config(path, config_text)
@@ -92,16 +97,18 @@ def train(
         hooks = [
             Hook(run.periods.log_period, LogWindow(log, saver)),
             *_evaluations(run, plan, path, record, evaluator, log),
-            Hook(run.periods.checkpoint_period, saver, pauses=True),
+            Hook(run.periods.checkpoint_period, saver, spent_on=goodput.CHECKPOINT),
             Hook(run.periods.profile_period, profiler.start, at_end=False),
         ]
         startup.done('opening the data')
         try:
             stopped = Loop(train_step, batches, hooks, guard, saver, profiler, log).run(now, last, stop)
+            spent = log.spent(first, now.step)
+            log.add_files(report)
         except Exception as error:
             error.add_note(f'the newest checkpoint is of step {now.saved}' if now.saved else 'there is no checkpoint')
             raise
-    return _result(run, path, now.step, stopped)
+    return _result(run, path, now.step, stopped, spent)
 
 
 class Loop:
@@ -119,27 +126,46 @@ class Loop:
     ):
         self._train_step, self._batches, self._hooks, self._guard = train_step, batches, hooks, guard
         self._saver, self._profiler, self._log = saver, profiler, log
+        self._during = log.timeline.during
 
     def run(self, now: Current, last: int, stop: preemption.StopRequest) -> str | None:
         """Trains until step `last`, the end of the run's patience, or a signal, and returns the name of the signal.
         Saves the last state in all cases.
         """
         stopped, first = None, now.step + 1
-        self._saver.first(now)
+        with self._during(goodput.CHECKPOINT):
+            self._saver.first(now)
         while now.step < last and not stopped and not now.patience.is_over:
             try:
-                self._advance(now, first, last)
+                with self._during(goodput.STEPS):
+                    self._advance(now, first, last)
             except bad_steps.Rewind as reason:
-                self._saver.go_back(now, reason)
+                with self._during(goodput.RESTORE):
+                    self._saver.go_back(now, reason)
             stopped = stop.agreed(now.step)
         self._profiler.close()
-        self._saver.last(now)
+        with self._during(goodput.CHECKPOINT):
+            self._saver.last(now)
         if now.patience.is_over:
             self._log.say(f'stopping early at step {now.step}: {now.patience.said()}')
         return stopped
 
     def _advance(self, now: Current, first: int, last: int) -> None:
-        batch = next(self._batches)
+        batch = self._next_batch()
+        if now.step + 1 == first:
+            with self._during(goodput.COMPILE):
+                self._step(now, batch, first, last)
+        else:
+            self._step(now, batch, first, last)
+
+    def _next_batch(self) -> Any:
+        begun = time.perf_counter()
+        with self._during(goodput.DATA):
+            batch = next(self._batches)
+        self._log.clock.wait(time.perf_counter() - begun)
+        return batch
+
+    def _step(self, now: Current, batch: Any, first: int, last: int) -> None:
         now.state, found = self._train_step(now.state, batch)
         now.step += 1
         now.window.add(found)
@@ -160,16 +186,18 @@ class Loop:
 
     def _prepare(self) -> None:
         begun = time.perf_counter()
-        for hook in self._hooks:
-            if hook.prepare is not None:
-                hook.prepare()
+        with self._during(goodput.EVALUATION):
+            for hook in self._hooks:
+                if hook.prepare is not None:
+                    hook.prepare()
         self._log.clock.pause(time.perf_counter() - begun)
 
     def _call(self, hook: Hook, now: Current) -> None:
         begun = time.perf_counter()
         self._guard.now()
-        hook.call(now)
-        if hook.pauses:
+        with self._during(hook.spent_on or goodput.STEPS):
+            hook.call(now)
+        if hook.spent_on:
             self._log.clock.pause(time.perf_counter() - begun)
 
 
@@ -201,14 +229,16 @@ def _evaluations(
         decides = whole.name if evaluator is None else None
         eval_step = steps.evaluation(run, plan)
         call = EvaluateLoss(open_batches, eval_step, partitioner.shard_batch, log, decides, evaluated)
-        yield Hook(period, call, pauses=True, prepare=call.batches)
+        yield Hook(period, call, spent_on=goodput.EVALUATION, prepare=call.batches)
     if evaluator is not None:
         best = BestCheckpoints(path, record, run.folder.best_metrics)
-        yield Hook(period, EvaluateTasks(evaluator, best, log, evaluated), pauses=True)
+        yield Hook(period, EvaluateTasks(evaluator, best, log, evaluated), spent_on=goodput.EVALUATION)
 
 
-def _result(run: Run, path: epath.Path, step: int, stopped: str | None) -> Result:
+def _result(
+    run: Run, path: epath.Path, step: int, stopped: str | None, spent: Mapping[str, float] | None = None
+) -> Result:
     name = run.evaluation.name if run.evaluation else ''
     last = {record['kind']: record for record in metrics.read(path / model_dir.METRICS)}
     where = str(path / model_dir.CHECKPOINTS / str(step))
-    return Result(step, stopped, last.get('train', {}), last.get(name, {}), str(path), where)
+    return Result(step, stopped, last.get('train', {}), last.get(name, {}), str(path), where, spent or {})

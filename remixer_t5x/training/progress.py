@@ -38,12 +38,13 @@ def peak_flops(device_kind: str) -> float | None:
 @dataclasses.dataclass(frozen=True)
 class Work:
     """What one step costs: `flops` of model arithmetic (None: unknown), `tokens` processed, `peak` FLOP/s of
-    all devices.
+    all `devices`.
     """
 
     tokens: float
     flops: float | None = None
     peak: float | None = None
+    devices: int = 1
 
 
 class Clock:
@@ -52,21 +53,27 @@ class Clock:
     def __init__(self, work: Work, step: int):
         self._work, self._step = work, step
         self._start = time.perf_counter()
-        self._paused = 0.0
+        self._paused = self._waited = 0.0
 
     def pause(self, seconds: float) -> None:
         self._paused += seconds
 
+    def wait(self, seconds: float) -> None:
+        """Adds seconds for which the host had no batch; the device may still have computed the previous step."""
+        self._waited += seconds
+
     def lap(self, step: int) -> dict[str, float]:
-        """Seconds per step, tokens/s and utilisation (`mfu`, 0 to 1, where known) since the last lap, and `memory`;
-        empty without steps.
+        """Seconds per step, tokens/s (also for each device), utilisation (`mfu`, 0 to 1, where known) and seconds of
+        waiting for data since the last lap, and `memory`; empty without steps.
         """
         now, steps = time.perf_counter(), step - self._step
         if not steps:
             return {}
         per_step = max(now - self._start - self._paused, 1e-9) / steps
-        self._start, self._step, self._paused = now, step, 0.0
-        timing = {'seconds_per_step': per_step, 'tokens_per_second': self._work.tokens / per_step}
+        speed = self._work.tokens / per_step
+        timing = {'seconds_per_step': per_step, 'tokens_per_second': speed, 'data_wait_seconds': self._waited}
+        timing['tokens_per_second_per_device'] = speed / self._work.devices
+        self._start, self._step, self._paused, self._waited = now, step, 0.0, 0.0
         if self._work.flops and self._work.peak:
             timing['mfu'] = self._work.flops / per_step / self._work.peak
         return {**timing, **memory()}

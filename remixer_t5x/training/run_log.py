@@ -1,4 +1,4 @@
-"""Writes the numbers of a run to its files, TensorBoard, and the screen."""
+"""Writes the numbers of a run to metrics.jsonl, its trackers, and the screen."""
 
 import contextlib
 import sys
@@ -9,10 +9,16 @@ import jax
 import numpy as np
 from etils import epath
 
+from remixer_t5x.checkpoints import config_changes
+from remixer_t5x.errors import UserError
+from remixer_t5x.evaluation import best
 from remixer_t5x.optimization import trainable
 from remixer_t5x.optimization.train_state import StatePlan
 from remixer_t5x.run_folder import metrics, model_dir
-from remixer_t5x.training import learning_rate, progress, settings
+from remixer_t5x.run_folder.trackers import TrackedRun
+from remixer_t5x.run_folder.tracking import Tracking
+from remixer_t5x.training import goodput, learning_rate, progress, settings
+from remixer_t5x.training.goodput import Timeline
 from remixer_t5x.training.settings import Run
 
 
@@ -22,27 +28,44 @@ class RunLog:
     `clock` measures the speed of steps. `flops_per_step` counts the arithmetic of one step over the whole batch; it is
     called for devices whose peak is known, and None does not show utilisation. Drops lines of earlier processes about
     steps after `step`, because this run takes those steps again.
+
+    `timeline` is where the time of this process goes; `config_text` is what trackers learn of the run's settings.
     """
 
-    def __init__(self, run: Run, path: epath.Path, step: int, flops_per_step: Callable[[], float] | None, show: bool):
-        self._run, self._path = run, path
+    def __init__(
+        self,
+        run: Run,
+        path: epath.Path,
+        step: int,
+        flops_per_step: Callable[[], float] | None,
+        show: bool,
+        timeline: Timeline | None = None,
+        config_text: str = '',
+    ):
+        self._run, self._path, self.timeline = run, path, timeline or Timeline()
         self._first = jax.process_index() == 0
         self._warned: set[str] = set()
         self._line = progress.ProgressLine(run.periods.train_steps, step, quiet=not (show and self._first))
-        self._writers = metrics.Writers()
+        self._lines: metrics.JsonlWriter | None = None
         tokens = run.dataset.batch_size * sum(run.dataset.task_feature_lengths.values())
         peak = progress.peak_flops(jax.devices()[0].device_kind)
         flops = flops_per_step() if flops_per_step and peak else None
-        self._work = progress.Work(tokens, flops, peak and peak * run.learner.partitioner.mesh.size)
-        self.restart(step)
+        devices = run.learner.partitioner.mesh.size
+        self._work = progress.Work(tokens, flops, peak and peak * devices, devices)
+        self._open(step)
+        tracked = TrackedRun(path, step, config_changes.bindings(config_text))
+        self._tracking = Tracking(run.trackers if self._first else (), tracked, self.say)
 
     def restart(self, step: int) -> None:
         """Drops what was logged after `step`, and measures time from now on."""
+        self._open(step)
+        self._tracking.rewind(step)
+
+    def _open(self, step: int) -> None:
         with self.may_fail():
-            self._writers.close()
+            self.flush(closing=True)
         if self._first:
-            lines = metrics.JsonlWriter(self._path / model_dir.METRICS, step)
-            self._writers = metrics.Writers(lines, metrics.TensorBoardWriter(self._path / model_dir.TENSORBOARD, step))
+            lines = self._lines = metrics.JsonlWriter(self._path / model_dir.METRICS, step)
             if lines.rejected:
                 number, reason = lines.rejected[0]
                 self.say(
@@ -74,13 +97,40 @@ class RunLog:
     def train(self, step: int, numbers: Mapping[str, float]) -> None:
         """The means of the steps since the last log, with their speed."""
         timing = self.clock.lap(step)
-        with self.may_fail():
-            self._writers.write('train', step, numbers, timing)
+        self._write('train', step, numbers, timing)
         self._line.log(step, numbers, timing)
 
     def evaluation(self, kind: str, step: int, numbers: Mapping[str, float], seconds: float) -> None:
+        self._write(kind, step, numbers, {'seconds': seconds})
+
+    def _write(self, kind: str, step: int, numbers: Mapping[str, float], timing: Mapping[str, float]) -> None:
+        self._tracking.write(kind, step, numbers, timing)
         with self.may_fail():
-            self._writers.write(kind, step, numbers, {'seconds': seconds})
+            if self._lines is not None:
+                self._lines.write(kind, step, numbers, timing)
+
+    def add_files(self, report: Callable[[str], str] | None) -> None:
+        """Gives the files of the run to trackers that keep files; `report(MODEL_DIR)` writes a report there first."""
+        if not self._tracking.takes_files:
+            return
+        self._tracking.add_files(model_dir.CONFIG, 'config', self._path / model_dir.CONFIG)
+        for task, found in best.kept_in(str(self._path)).items():
+            self._tracking.add_files(f'best-{task}', 'model', epath.Path(found['path']))
+        if report is not None:
+            try:
+                self._tracking.add_files('report', 'report', epath.Path(report(str(self._path))))
+            except UserError as error:
+                self.say(f'warning: trackers get no report: {error}')
+
+    def spent(self, first: int, last: int) -> dict[str, float]:
+        """Keeps in MODEL_DIR where the time of this process went, which took steps from `first` to `last`."""
+        seconds = self.timeline.seconds()
+        if self._first:
+            try:
+                goodput.add(self._path, first, last, seconds)
+            except metrics.CannotWrite as error:
+                self.say(f'warning: {error}')
+        return seconds
 
     @contextlib.contextmanager
     def may_fail(self) -> Iterator[None]:
@@ -95,14 +145,16 @@ class RunLog:
             if is_new:
                 self.say(f'warning: {error}; training continues (ON_SAVE_FAILURE)')
 
-    def flush(self) -> None:
+    def flush(self, closing: bool = False) -> None:
         """Returns once a checkpoint may rely on what was logged. Raises UserError if it cannot be written."""
-        self._writers.flush()
+        if self._lines is not None:
+            self._lines.close() if closing else self._lines.flush()
 
     def close(self) -> None:
         self._line.close()
+        self._tracking.close()
         try:
-            self._writers.close()
+            self.flush(closing=True)
         except metrics.CannotWrite as error:
             # Not raised: what has ended the run is more useful.
             if str(error) not in self._warned:

@@ -1,7 +1,7 @@
 """The settings of a training run, grouped by what they decide; gin builds these (configs/runs/pretrain.gin)."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from remixer_t5x.data import pipeline
@@ -12,6 +12,7 @@ from remixer_t5x.evaluation.held_out_loss import Evaluation
 from remixer_t5x.evaluation.task_evaluation import TaskEvaluation
 from remixer_t5x.optimization.optimizer import Optimizer, as_optimizer
 from remixer_t5x.optimization.train_step import NUM_REAL_TARGET_TOKENS
+from remixer_t5x.run_folder.trackers import TensorBoard, Tracker
 
 
 @dataclasses.dataclass(frozen=True)
@@ -134,7 +135,7 @@ class Run:
     """All settings of a run.
 
     `evaluation` computes the held-out loss (with `tasks`, of each of them), `tasks` the tasks' metrics; both are None
-    only with `periods.eval_period` None.
+    only with `periods.eval_period` None. `trackers` show its numbers while it trains.
     """
 
     learner: Learner
@@ -144,8 +145,14 @@ class Run:
     evaluation: Evaluation | None = None
     tasks: TaskEvaluation | None = None
     recovery: Recovery = Recovery()
+    trackers: Sequence[Tracker] = (TensorBoard(),)
 
     def __post_init__(self) -> None:
+        if not isinstance(self.trackers, list | tuple) or not all(hasattr(one, 'open') for one in self.trackers):
+            raise UserError(
+                f'TRACKERS is {self.trackers!r:.80}; it takes trackers in parentheses, as in '
+                '(@trackers.TensorBoard(),), or () for none'
+            )
         period = self.periods.eval_period
         if self.evaluation is not None and self.evaluation.steps == 0:
             object.__setattr__(self, 'evaluation', None)
@@ -160,7 +167,8 @@ class Result:
     """How a run ended.
 
     `step` was reached and `checkpoint` is its folder; `stopped` names the signal that ended the run early;
-    `train` and `evaluation` are the last records of metrics.jsonl ({} if there is none).
+    `train` and `evaluation` are the last records of metrics.jsonl ({} if there is none). `spent` has the seconds of
+    this process by what they went to (`goodput`).
     """
 
     step: int
@@ -169,3 +177,4 @@ class Result:
     evaluation: Mapping[str, Any]
     folder: str
     checkpoint: str
+    spent: Mapping[str, float] = dataclasses.field(default_factory=dict)

@@ -46,7 +46,7 @@ def test_the_numbers_are_those_of_one_big_batch(setting):
     loss, sums = model.loss(params, batch)
     found = numbers(setting, 4)
     np.testing.assert_allclose(found['loss'], float(loss / sums['weights']), rtol=1e-5)
-    assert found['perplexity'] == pytest.approx(math.exp(found['loss']))
+    assert found['perplexity'] == pytest.approx(math.exp(found['cross_ent_loss']))
     assert found['tokens'] == int(batch['decoder_loss_weights'].sum())
 
 

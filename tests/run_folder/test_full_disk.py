@@ -15,7 +15,7 @@ from remixer_t5x.errors import UserError
 from remixer_t5x.evaluation import best, results
 from remixer_t5x.evaluation.task_evaluation import Report
 from remixer_t5x.interop.safetensors import export
-from remixer_t5x.run_folder import metrics, model_dir, run_lock
+from remixer_t5x.run_folder import metrics, model_dir, run_lock, tensorboard
 from remixer_t5x.training import hooks, run_log, settings
 from remixer_t5x.training.early_stopping import Patience
 from remixer_t5x.training.settings import Result
@@ -33,7 +33,7 @@ def one_line(call):
 
 
 def _tensorboard(folder):
-    with contextlib.closing(metrics.TensorBoardWriter(epath.Path(folder), 0)) as writer:
+    with contextlib.closing(tensorboard.TensorBoardWriter(epath.Path(folder), 0)) as writer:
         for step in range(200):
             writer.write('train', step, LOSS, {})
 
@@ -89,7 +89,7 @@ def test_every_writer_fails_in_one_line(folder, name):
 
 def test_tensorboard_does_not_block_a_run_whose_disk_fills(tmp_path):
     """tensorboardX's own thread dies then, and the queue to it is full after ten numbers."""
-    writer = metrics.TensorBoardWriter(epath.Path(tmp_path), 0)
+    writer = tensorboard.TensorBoardWriter(epath.Path(tmp_path), 0)
     writer.write('train', 1, LOSS, {})
     with full_disks.full():
         for step in range(2, 1000):
@@ -121,7 +121,7 @@ def log(folder):
         dataset = types.SimpleNamespace(batch_size=1, task_feature_lengths={'inputs': 1})
         recovery = settings.Recovery(on_save_failure=on_save_failure)
         periods = settings.Periods(train_steps=10)
-        run = types.SimpleNamespace(learner=learner, dataset=dataset, periods=periods, recovery=recovery)
+        run = types.SimpleNamespace(learner=learner, dataset=dataset, periods=periods, recovery=recovery, trackers=())
         opened.append(run_log.RunLog(run, epath.Path(folder), 1, None, show=True))
         return opened[0]
 

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from remixer_t5x.errors import UserError
-from remixer_t5x.run_folder import metrics
+from remixer_t5x.run_folder import metrics, tensorboard
 
 STEPS = st.lists(
     st.fixed_dictionaries(
@@ -52,6 +52,12 @@ def test_norms_are_averaged_over_steps_and_the_learning_rate_is_the_last():
     steps = [{'loss': 1.0, 'weights': 2.0, 'grad_norm': g, 'learning_rate': r} for g, r in ((1.0, 0.1), (3.0, 0.25))]
     found = metrics.means(window_of(steps))
     assert found['grad_norm'] == 2.0 and found['learning_rate'] == 0.25
+
+
+def test_cross_entropy_is_the_loss_without_z_loss():
+    found = metrics.means({'loss': 10.0, 'z_loss': 0.5, 'weights': 4.0, 'steps': 1.0})
+    assert found['loss'] == 2.5 and found['cross_ent_loss'] == 9.5 / 4
+    assert metrics.means({'loss': 10.0, 'weights': 4.0, 'steps': 1.0})['cross_ent_loss'] == 2.5
 
 
 def test_perplexity():
@@ -105,7 +111,7 @@ def records_of(path):
 def test_tensorboard_gets_every_number(tmp_path):
     """TensorFlow's own event class reads what we wrote."""
     event_pb2 = pytest.importorskip('tensorflow.core.util.event_pb2')
-    writer = metrics.TensorBoardWriter(epath.Path(tmp_path), 0)
+    writer = tensorboard.TensorBoardWriter(epath.Path(tmp_path), 0)
     writer.write('train', 10, {'loss': 2.5}, {'tokens_per_second': 100.0})
     writer.write('eval', 20, {'loss': 2.25}, {})
     writer.close()

@@ -33,7 +33,7 @@ def test_a_run_learns_and_leaves_everything_in_its_folder(training, tmp_path):
     train, held_out = records(folder), records(folder, 'eval')
     assert [r['step'] for r in train] == list(range(3, 31, 3)) and [r['step'] for r in held_out] == [10, 20, 30]
     assert train[-1]['loss'] < train[0]['loss'] - 2
-    assert held_out[-1]['perplexity'] == pytest.approx(np.exp(held_out[-1]['loss']))
+    assert held_out[-1]['perplexity'] == pytest.approx(np.exp(held_out[-1]['cross_ent_loss']))
     assert train[0]['learning_rate'] == pytest.approx(1e-2) and train[0]['timing']['tokens_per_second'] > 0
     assert sorted(p.name for p in (folder / 'checkpoints').iterdir()) == ['20', '30']
     assert (folder / 'config.gin').read_text() == '# tiny\n'
@@ -42,6 +42,10 @@ def test_a_run_learns_and_leaves_everything_in_its_folder(training, tmp_path):
     assert output.count('(PREEMPTION_NOTICE) are enough to save') == 1
     result = json.loads(output.splitlines()[-1])
     assert result['step'] == 30 and result['stopped'] is None and result['train'] == train[-1]
+    assert 0 < train[-1]['non_padding_fraction'] < 1 and train[-1]['timing']['data_wait_seconds'] >= 0
+    spent = json.loads((folder / 'goodput.jsonl').read_text())
+    assert (spent['first'], spent['last']) == (0, 30) and spent['seconds'] == pytest.approx(result['spent'], abs=1e-3)
+    assert set(spent['seconds']) == {'steps', 'data', 'compile', 'restore', 'evaluation', 'checkpoint', 'idle'}
 
     again, output = training.run(model_dir=str(folder), train_steps=30, quiet=False)
     assert again == 0 and 'is at step 30 already' in output and records(folder) == train

@@ -75,12 +75,15 @@ def test_durations(seconds, text):
 def test_the_clock_leaves_out_pauses(monkeypatch):
     now = [0.0]
     monkeypatch.setattr(progress.time, 'perf_counter', lambda: now[0])
-    clock = progress.Clock(progress.Work(tokens=100, flops=50.0, peak=1000.0), step=10)
+    clock = progress.Clock(progress.Work(tokens=100, flops=50.0, peak=1000.0, devices=2), step=10)
     now[0] = 7.0
     clock.pause(3.0)
+    clock.wait(0.5)
+    clock.wait(1.0)
     lap = clock.lap(12)
     assert lap.pop('host_mib') > 10
-    assert lap == {'seconds_per_step': 2.0, 'tokens_per_second': 50.0, 'mfu': 0.025}
+    speed = {'tokens_per_second': 50.0, 'tokens_per_second_per_device': 25.0}
+    assert lap == {'seconds_per_step': 2.0, **speed, 'mfu': 0.025, 'data_wait_seconds': 1.5}
     assert clock.lap(12) == {}
     now[0] = 8.0
-    assert clock.lap(13)['seconds_per_step'] == 1.0
+    assert (last := clock.lap(13))['seconds_per_step'] == 1.0 and last['data_wait_seconds'] == 0.0

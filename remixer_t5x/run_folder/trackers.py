@@ -1,0 +1,178 @@
+"""Where a run shows its numbers while it trains: TensorBoard, Weights & Biases, and whatever has these methods.
+
+`tracking` calls trackers, each in a thread of its own, so that none stops or delays a run. A run's records, which
+commands and resumed runs read, are `metrics.jsonl` and no tracker's.
+"""
+
+import dataclasses
+import importlib.util
+import json
+import os
+import re
+import secrets
+import tempfile
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+from etils import epath
+
+from remixer_t5x.errors import UserError
+from remixer_t5x.run_folder import metrics, model_dir, object_store, tensorboard
+
+# In MODEL_DIR: the run's id at each tracker that has ids.
+IDS = 'trackers.json'
+
+
+@dataclasses.dataclass(frozen=True)
+class TrackedRun:
+    """What a tracker learns of a run: MODEL_DIR, the step that this process starts from, and settings by name."""
+
+    folder: epath.Path
+    step: int
+    settings: Mapping[str, str]
+
+
+class Session(Protocol):
+    """An open tracker. Each method may raise and may take its time."""
+
+    def write(self, kind: str, step: int, numbers: Mapping[str, float], timing: Mapping[str, float]) -> None:
+        """Numbers of `kind` ('train', or an evaluation's name) after `step` updates."""
+
+    def rewind(self, step: int) -> None:
+        """The run goes back to `step` and writes the numbers after it again."""
+
+    def add_files(self, name: str, kind: str, path: epath.Path) -> None:
+        """A file or a folder to keep with the run; `kind` is 'config', 'report' or 'model'."""
+
+    def close(self) -> None: ...
+
+
+class Tracker(Protocol):
+    """What TRACKERS lists."""
+
+    @property
+    def takes_files(self) -> bool:
+        """Whether `add_files` does anything, so that a report is worth writing."""
+
+    def open(self, run: TrackedRun) -> Session: ...
+
+
+@dataclasses.dataclass(frozen=True)
+class TensorBoard:
+    """Event files in MODEL_DIR/tensorboard."""
+
+    @property
+    def takes_files(self) -> bool:
+        return False
+
+    def open(self, run: TrackedRun) -> Session:
+        return tensorboard.TensorBoardWriter(run.folder / model_dir.TENSORBOARD, run.step)
+
+
+@dataclasses.dataclass(frozen=True)
+class WandB:
+    """Weights & Biases. Environment variables of its own (WANDB_MODE, WANDB_API_KEY, WANDB_BASE_URL) apply.
+
+    Attributes:
+        project, entity, group, tags: as `wandb.init` has them.
+        name: None takes the last part of MODEL_DIR.
+        mode: 'online', 'offline' (files in MODEL_DIR/wandb, for `wandb sync`) or 'disabled'; None takes WANDB_MODE.
+        best_checkpoint: whether the best checkpoint of each task is uploaded at the end of a run.
+    """
+
+    project: str = 'remixer_t5x'
+    entity: str | None = None
+    group: str | None = None
+    tags: Sequence[str] = ()
+    name: str | None = None
+    mode: str | None = None
+    best_checkpoint: bool = True
+
+    def __post_init__(self) -> None:
+        if self.mode not in (None, 'online', 'offline', 'disabled'):
+            raise UserError(f"WandB.mode is {self.mode!r}; it takes 'online', 'offline', 'disabled' or None")
+        if importlib.util.find_spec('wandb') is None:
+            raise UserError(
+                "TRACKERS names @trackers.WandB(), and wandb is not installed: pip install 'remixer-t5x[wandb]'"
+            )
+
+    @property
+    def takes_files(self) -> bool:
+        return True
+
+    def open(self, run: TrackedRun) -> Session:
+        return _WandBSession(self, run)
+
+
+class _WandBSession:
+    """One `wandb` run. Steps are a number like the others, because W&B's own steps cannot go back."""
+
+    def __init__(self, tracker: WandB, run: TrackedRun):
+        import wandb
+
+        self._wandb, self._tracker = wandb, tracker
+        mode = tracker.mode or os.environ.get('WANDB_MODE', 'online')
+        # It would otherwise ask for a key, on the terminal of a run that trains.
+        if mode == 'online' and not wandb.login(prompt=False, verify=False):
+            raise UserError('there is no key; type `wandb login`, or set WANDB_MODE=offline')
+        here = tempfile.mkdtemp() if object_store.is_remote(run.folder) else str(run.folder)
+        self._run = wandb.init(
+            project=tracker.project,
+            entity=tracker.entity,
+            group=tracker.group,
+            tags=list(tracker.tags),
+            name=tracker.name or run.folder.name,
+            mode=tracker.mode,
+            id=run_id(run.folder, 'wandb'),
+            resume='allow',
+            dir=here,
+            config=dict(run.settings),
+            settings=wandb.Settings(console='off', silent=True, reinit='create_new'),
+        )
+        self._run.define_metric('step', hidden=True)
+        self._run.define_metric('*', step_metric='step')
+
+    def write(self, kind: str, step: int, numbers: Mapping[str, float], timing: Mapping[str, float]) -> None:
+        named = {f'{kind}/{name}': value for name, value in {**numbers, **timing}.items()}
+        self._run.log({'step': step, **named})
+
+    def rewind(self, step: int) -> None:
+        """Nothing: the same steps are logged again, and W&B shows both."""
+
+    def add_files(self, name: str, kind: str, path: epath.Path) -> None:
+        if kind == 'model' and not self._tracker.best_checkpoint:
+            return
+        allowed = re.sub(r'[^\w.-]', '-', name)
+        artifact = self._wandb.Artifact(f'{self._run.id}-{allowed}', kind)
+        if object_store.is_remote(path):
+            artifact.add_reference(str(path), checksum=False)
+        elif path.is_dir():
+            artifact.add_dir(str(path))
+        else:
+            artifact.add_file(str(path))
+        self._run.log_artifact(artifact)
+
+    def close(self) -> None:
+        self._run.finish()
+
+
+def run_id(folder: epath.Path, tracker: str) -> str:
+    """The id of the run in `folder` at a tracker, which is made up at the first call.
+
+    Raises UserError if the file that keeps it is damaged or cannot be written.
+    """
+    path = folder / IDS
+    found: Any = {}
+    with metrics.writing(path):
+        if path.exists():
+            try:
+                found = json.loads(path.read_text())
+            except ValueError:
+                found = None
+    if not isinstance(found, dict) or not re.fullmatch(r'[\w-]{1,64}', str(found.get(tracker, 'new'))):
+        raise UserError(f'{path} is damaged; move it away, and the run gets a new id')
+    if tracker not in found:
+        found[tracker] = secrets.token_hex(4)
+        with metrics.writing(path):
+            metrics.replace(path, json.dumps(found) + '\n')
+    return str(found[tracker])

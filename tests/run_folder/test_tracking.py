@@ -1,0 +1,141 @@
+"""Trackers that raise, hang or fall behind stop nothing and warn once; the order of calls; the id of a run."""
+
+import json
+import threading
+
+import pytest
+from etils import epath
+
+from remixer_t5x.errors import UserError
+from remixer_t5x.run_folder import tensorboard, trackers, tracking
+from tests.support import full_disks
+
+LOSS = {'loss': 2.0}
+
+
+class Recorder:
+    """A tracker that writes down its calls; `act` is called by each."""
+
+    takes_files = True
+
+    def __init__(self, act=lambda: None, opening=lambda: None):
+        self.calls, self._act, self._opening = [], act, opening
+
+    def open(self, run):
+        self._opening()
+        self.calls.append(('open', run.step))
+        return self
+
+    def _call(self, *given):
+        self._act()
+        self.calls.append(given)
+
+    def write(self, kind, step, numbers, timing):
+        self._call(kind, step, numbers, timing)
+
+    def rewind(self, step):
+        self._call('rewind', step)
+
+    def add_files(self, name, kind, path):
+        self._call('files', name, kind, path)
+
+    def close(self):
+        self._call('close')
+
+
+def run_of(folder):
+    return trackers.TrackedRun(epath.Path(folder), 3, {'TRAIN_STEPS': '5'})
+
+
+@pytest.fixture
+def track(tmp_path):
+    """A function that opens trackers, and what they say."""
+    said = []
+    return lambda *given: tracking.Tracking(given, run_of(tmp_path), said.append), said
+
+
+def test_every_call_arrives_in_order(track, tmp_path):
+    opened, said = track
+    one = Recorder()
+    both = opened(one, other := Recorder())
+    both.write('train', 4, LOSS, {'seconds': 1.0})
+    both.rewind(3)
+    both.add_files('config', 'config', tmp_path)
+    both.close()
+    expected = [
+        ('open', 3), ('train', 4, LOSS, {'seconds': 1.0}), ('rewind', 3), ('files', 'config', 'config', tmp_path),
+        ('close',),
+    ]  # fmt: skip
+    assert one.calls == other.calls == expected and not said
+    assert both.takes_files and not opened(trackers.TensorBoard()).takes_files
+
+
+def test_a_tracker_that_raises_warns_once_and_the_other_gets_everything(track):
+    def refuse():
+        raise OSError('no network\nand more')
+
+    opened, said = track
+    both = opened(Recorder(refuse), well := Recorder(), Recorder(opening=refuse))
+    for step in range(9):
+        both.write('train', step, LOSS, {})
+    both.close()
+    assert len(well.calls) == 11
+    assert sorted(said) == [
+        'warning: the tracker Recorder cannot start (no network and more); training continues',
+        'warning: the tracker Recorder failed (no network and more); training continues',
+    ]
+
+
+def test_a_tracker_that_hangs_delays_nothing(track):
+    opened, said = track
+    forever = threading.Event()
+    hanging = opened(Recorder(forever.wait))
+    for step in range(2 * tracking.MOST_WAITING):
+        hanging.write('train', step, LOSS, {})
+    hanging.close(0.01)
+    assert len(said) == 1 and f'is {tracking.MOST_WAITING} records behind' in said[0]
+    forever.set()
+    slow = opened(Recorder((other := threading.Event()).wait))
+    slow.write('train', 1, LOSS, {})
+    slow.close(0.01)
+    assert len(said) == 2 and 'has not ended within 0.01 s' in said[1]
+    other.set()
+
+
+def test_tensorboard_on_a_full_disk_is_one_warning_and_a_new_file_afterwards(track, tmp_path):
+    opened, said = track
+    both = opened(trackers.TensorBoard())
+    with full_disks.full():
+        for step in range(500):
+            both.write('train', step, LOSS, {})
+        both.close()
+    assert len(said) == 1 and 'tracker TensorBoard' in said[0] and 'cannot be written' in said[0]
+    writer = tensorboard.TensorBoardWriter(epath.Path(tmp_path), 0)
+    failures = 0
+    with full_disks.full():
+        for step in range(200):
+            try:
+                writer.write('train', step, LOSS, {})
+            except UserError:
+                failures += 1
+    assert failures
+    writer.write('train', 200, LOSS, {})
+    writer.close()
+    assert len(list(tmp_path.glob('events*'))) > 1
+
+
+def test_an_id_is_made_once_for_a_folder_and_a_tracker(tmp_path):
+    folder = epath.Path(tmp_path)
+    first = trackers.run_id(folder, 'wandb')
+    assert trackers.run_id(folder, 'wandb') == first != trackers.run_id(folder, 'other')
+    assert json.loads((tmp_path / trackers.IDS).read_text())['wandb'] == first
+    for damaged in ('{', '[]', '{"wandb": "../x"}', '{"wandb": 3.5}'):
+        (tmp_path / trackers.IDS).write_text(damaged)
+        with pytest.raises(UserError, match='is damaged; move it away'):
+            trackers.run_id(folder, 'wandb')
+
+
+def test_without_the_package_one_line_says_what_to_type(monkeypatch):
+    monkeypatch.setattr(trackers.importlib.util, 'find_spec', lambda name: None)
+    with pytest.raises(UserError, match=r"not installed: pip install 'remixer-t5x\[wandb\]'"):
+        trackers.WandB()

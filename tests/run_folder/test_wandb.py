@@ -1,0 +1,87 @@
+"""Weights & Biases in offline mode: the real library writes, and its files are read back record by record."""
+
+import json
+import math
+import struct
+
+import pytest
+from etils import epath
+
+from remixer_t5x.run_folder import trackers, tracking
+from tests.support.real_processes import Process
+
+pytest.importorskip('wandb', reason="wandb is not installed (pip install 'remixer-t5x[wandb]')")
+# The file is a log of LevelDB: blocks of 32 KiB, each record with a checksum, a length and a type; 7 bytes come first.
+BLOCK, HEADER = 32768, 7
+
+
+def records_of(path):
+    """The records of a .wandb file, as the library's own messages."""
+    from wandb.proto import wandb_internal_pb2
+
+    data, at, whole = path.read_bytes(), HEADER, b''
+    while at + HEADER <= len(data):
+        room = BLOCK - at % BLOCK
+        if room < HEADER:
+            at += room
+            continue
+        size, kind = struct.unpack('<HB', data[at + 4 : at + HEADER])
+        if not kind:
+            break
+        whole += data[at + HEADER : at + HEADER + size]
+        at += HEADER + size
+        # 1 is a whole record, 2 to 4 are the first, a middle and the last part of one.
+        if kind in (1, 4):
+            yield wandb_internal_pb2.Record.FromString(whole)
+            whole = b''
+
+
+def process(folder, step):
+    """One process of a run: it starts from `step`, logs two steps, and keeps a file."""
+    said = []
+    settings = {'TRAIN_STEPS': '5', 'MODEL': '@seq2seq.Seq2Seq()'}
+    tracked = trackers.TrackedRun(epath.Path(folder), step, settings)
+    made = tracking.Tracking([trackers.WandB(project='test', tags=('a',), mode='offline')], tracked, said.append)
+    for number in (step + 1, step + 2):
+        made.write('train', number, {'loss': 1 / number, 'z_loss': math.nan}, {'tokens_per_second': 9.0})
+    if step:
+        (folder / 'config.gin').write_text('A = 1\n')
+        made.add_files('config.gin', 'config', epath.Path(folder) / 'config.gin')
+        made.add_files('best-a task', 'model', epath.Path(folder) / 'best')
+    made.close(600.0)
+    assert not said, said
+
+
+def main(folder):
+    (folder / 'best').mkdir()
+    (folder / 'best' / 'params').write_text('0.5')
+    process(folder, 0)
+    process(folder, 2)
+
+
+def test_a_resumed_run_goes_on_as_the_same_run_with_its_files(tmp_path, compiled):
+    folder = tmp_path / 'my run'
+    folder.mkdir()
+    child = Process(main, folder, output=tmp_path / 'output.txt', compiled=compiled)
+    assert child.wait() == 0, child.output()
+    # The library says nothing on the screen of a run that trains.
+    assert 'wandb:' not in child.output()
+    records = [list(records_of(path)) for path in sorted(folder.glob('wandb/offline-run-*/*.wandb'))]
+    assert len(records) == 2
+    identity = json.loads((folder / trackers.IDS).read_text())['wandb']
+    history, artifacts = [], set()
+    for part in records:
+        (run,) = {(r.run.run_id, r.run.project, r.run.display_name, *r.run.tags) for r in part if r.HasField('run')}
+        assert run == (identity, 'test', 'my run', 'a')
+        config = {item.key or item.nested_key[0]: item.value_json for r in part for item in r.run.config.update}
+        assert json.loads(config['TRAIN_STEPS']) == '5'
+        for record in part:
+            if record.HasField('history'):
+                history.append({i.key or i.nested_key[0]: i.value_json for i in record.history.item})
+            found = record.request.log_artifact.artifact if record.HasField('request') else record.artifact
+            if found.name:
+                artifacts.add((found.name, found.type))
+    points = {(json.loads(h['step']), json.loads(h['train/loss'])) for h in history if 'train/loss' in h}
+    assert points == {(step, 1 / step) for step in (1, 2, 3, 4)}
+    assert all(json.loads(h['train/tokens_per_second']) == 9.0 for h in history if 'train/loss' in h)
+    assert {(f'{identity}-config.gin', 'config'), (f'{identity}-best-a-task', 'model')} <= artifacts
