@@ -34,8 +34,8 @@ def studies():
     import tuning
 
     yield types.SimpleNamespace(
-        ablations=ablations, encoders=encoders, length=length, low_resource=low_resource,
-        optimizers=optimizers, records=records, shapes=shapes, small_task=small_task, table_1=table_1, toy_task=toy_task, tuning=tuning,
+        ablations=ablations, encoders=encoders, length=length, low_resource=low_resource, optimizers=optimizers,
+        records=records, shapes=shapes, small_task=small_task, table_1=table_1, toy_task=toy_task, tuning=tuning,
     )  # fmt: skip
     sys.path[:] = before[0]
     for name in set(sys.modules) - before[1]:
