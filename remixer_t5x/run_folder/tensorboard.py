@@ -35,13 +35,15 @@ class TensorBoardWriter:
         from tensorboardX import record_writer
         from tensorboardX.proto import event_pb2
 
-        self._event, self._flushed, self._broken = event_pb2.Event, time.monotonic(), False
+        self._event, self._flushed, self._broken = event_pb2.Event, time.monotonic(), True
         with metrics.writing(self._folder):
             record_writer.directory_check(str(self._folder))
             # TensorBoard reads files with `tfevents` in their names, in their order.
+            # The number tells files of one second apart.
             name = f'events.out.tfevents.{int(time.time())}.{socket.gethostname()}.{self._files}'
             self._file = record_writer.RecordWriter(os.path.join(str(self._folder), name))
         self._files += 1
+        self._broken = False
         self._add(file_version='brain.Event:2')
 
     def rewind(self, step: int) -> None:

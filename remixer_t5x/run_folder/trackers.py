@@ -91,7 +91,9 @@ class WandB:
     def __post_init__(self) -> None:
         if self.mode not in (None, 'online', 'offline', 'disabled'):
             raise UserError(f"WandB.mode is {self.mode!r}; it takes 'online', 'offline', 'disabled' or None")
-        if importlib.util.find_spec('wandb') is None:
+        found = importlib.util.find_spec('wandb')
+        # Without an origin it is a folder of that name, such as the one that W&B itself leaves where a run began.
+        if found is None or found.origin is None:
             raise UserError(
                 "TRACKERS names @trackers.WandB(), and wandb is not installed: pip install 'remixer-t5x[wandb]'"
             )

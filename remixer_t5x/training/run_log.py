@@ -10,7 +10,6 @@ import numpy as np
 from etils import epath
 
 from remixer_t5x.checkpoints import config_changes
-from remixer_t5x.errors import UserError
 from remixer_t5x.evaluation import best
 from remixer_t5x.optimization import trainable
 from remixer_t5x.optimization.train_state import StatePlan
@@ -53,8 +52,9 @@ class RunLog:
         devices = run.learner.partitioner.mesh.size
         self._work = progress.Work(tokens, flops, peak and peak * devices, devices)
         self._open(step)
-        tracked = TrackedRun(path, step, config_changes.bindings(config_text))
-        self._tracking = Tracking(run.trackers if self._first else (), tracked, self.say)
+        # Opened at the start, because a run that is finished already tracks nothing.
+        self._tracked = TrackedRun(path, step, config_changes.bindings(config_text))
+        self._tracking = Tracking((), self._tracked, self.say)
 
     def restart(self, step: int) -> None:
         """Drops what was logged after `step`, and measures time from now on."""
@@ -75,7 +75,9 @@ class RunLog:
         self.clock = progress.Clock(self._work, step)
 
     def start(self, plan: StatePlan, notes: tuple[str, ...], message: str) -> None:
-        """Prints what is trained, where, and from which step."""
+        """Opens trackers, and prints what is trained, where, and from which step."""
+        if self._first:
+            self._tracking = Tracking(self._run.trackers, self._tracked, self.say)
         parameters, trained = _size(plan.abstract.params), self._run.learner.optimizer.trainable
         mesh = ' x '.join(f'{name} {size}' for name, size in self._run.learner.partitioner.mesh.shape.items())
         self.say(f'{parameters:,} parameters · {jax.devices()[0].device_kind} · mesh {mesh}')
@@ -119,7 +121,8 @@ class RunLog:
         if report is not None:
             try:
                 self._tracking.add_files('report', 'report', epath.Path(report(str(self._path))))
-            except UserError as error:
+            except Exception as error:
+                # The run is complete, with or without a report.
                 self.say(f'warning: trackers get no report: {error}')
 
     def spent(self, first: int, last: int) -> dict[str, float]:
@@ -152,13 +155,13 @@ class RunLog:
 
     def close(self) -> None:
         self._line.close()
-        self._tracking.close()
         try:
             self.flush(closing=True)
         except metrics.CannotWrite as error:
             # Not raised: what has ended the run is more useful.
             if str(error) not in self._warned:
                 print(f'warning: {error}', file=sys.stderr)
+        self._tracking.close()
 
 
 def _size(tree: Any) -> int:
