@@ -47,11 +47,13 @@ def only(optimizer: Any, trainable: str | None = None, lora: str | None = None) 
 
         return optax.GradientTransformation(init, update)
 
+    average = made.evaluated
+
     def evaluated(state: Any, params: Any) -> Any:
         trained, frozen = split(params, chosen)
-        return join(made.evaluated(state, trained), frozen)
+        return join(average(state, trained), frozen) if average else params
 
-    return dataclasses.replace(made, make=make, evaluated=evaluated if made.evaluated else None, trainable=chosen)
+    return dataclasses.replace(made, make=make, evaluated=average and evaluated, trainable=chosen)
 
 
 def pattern(trainable: str, setting: str = 'TRAINABLE') -> re.Pattern[str]:

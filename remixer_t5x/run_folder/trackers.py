@@ -12,7 +12,7 @@ import re
 import secrets
 import tempfile
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 from etils import epath
 
@@ -124,7 +124,8 @@ class _WandBSession:
             group=tracker.group,
             tags=list(tracker.tags),
             name=tracker.name or run.folder.name,
-            mode=tracker.mode,
+            # One of the names that WandB checks.
+            mode=cast(Any, tracker.mode),
             id=run_id(run.folder, 'wandb'),
             resume='allow',
             dir=here,
@@ -149,7 +150,9 @@ class _WandBSession:
         if object_store.is_remote(path):
             artifact.add_reference(str(path), checksum=False)
         elif path.is_dir():
-            artifact.add_dir(str(path))
+            # Not `add_dir`, which prints a line.
+            for file in filter(os.path.isfile, path.rglob('*')):
+                artifact.add_file(str(file), name=str(file.relative_to(path)))
         else:
             artifact.add_file(str(path))
         self._run.log_artifact(artifact)
