@@ -71,6 +71,7 @@ USING = {
     *('remixer_t5x/checkpoints/saved_arrays.py', 'remixer_t5x/checkpoints/untrusted.py'),
     # tests/cli/test_report.py
     'remixer_t5x/cli/report/runs.py',
+    'remixer_t5x/cli/infer.py',
     # tests/data/test_fingerprint.py
     'remixer_t5x/data/fingerprint.py',
     *('remixer_t5x/evaluation/results.py', 'remixer_t5x/inference/text_inputs.py'),

@@ -100,6 +100,17 @@ def _description_of_an_array(path):
         untrusted.check(path.parent)
 
 
+def _configuration_of_a_run(path):
+    from remixer_t5x.cli import infer
+    from remixer_t5x.run_folder import model_dir
+
+    marker = path.with_name(model_dir.MARKER)
+    marker.write_text('{}')
+    with under_the_name(path, model_dir.CONFIG):
+        infer.other_template(str(path.parent / 'checkpoints' / '1'), None)
+    marker.unlink()
+
+
 def _config_of_hugging_face(path):
     from remixer_t5x.interop.huggingface import config as hf_config
 

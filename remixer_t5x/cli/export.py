@@ -44,8 +44,9 @@ def run(args: argparse.Namespace) -> None:
     folder = pathlib.Path(args.to).expanduser()
     if folder.exists():
         raise UserError(f'{folder} exists already; give a new folder with --to')
-    arguments.load(args, ROOT, base=BASE, defaults={'VOCABULARY': None})
     from remixer_t5x.cli import infer
+
+    arguments.load(args, ROOT, base=BASE, defaults=infer.DEFAULTS)
     from remixer_t5x.config import resolved
 
     settings: TextInference = resolved.call(ROOT)

@@ -61,9 +61,10 @@ def run(args: argparse.Namespace) -> None:
 
     with process_flags.together(args):
         settings: TextInference = resolved.call(ROOT)
+        # Before the vocabulary, which loads another configuration.
+        given = resolved.macro('INPUTS')
         if settings.vocabulary is None:
             settings = dataclasses.replace(settings, vocabulary=vocabulary_of_task(args))
-        given = resolved.macro('INPUTS')
         if args.embed is None:
             _infer(settings, given)
         else:
@@ -78,7 +79,7 @@ def vocabulary_of_task(args: argparse.Namespace) -> Any:
     return pipeline.vocabulary_of(pipeline.named(mixture))
 
 
-def _other_template(checkpoint: str, given: str | None) -> str | None:
+def other_template(checkpoint: str, given: str | None) -> str | None:
     """A warning if the run of a checkpoint was trained with a template INPUTS that is not the given one."""
     import ast
 
@@ -109,7 +110,7 @@ def _infer(settings: TextInference, template: str | None) -> None:
 
     settings.check()
     folder = settings.step_folder()
-    warning = _other_template(folder, template)
+    warning = other_template(folder, template)
     if warning and not jax.process_index():
         print(warning, file=sys.stderr)
     out = settings.open_output(folder)

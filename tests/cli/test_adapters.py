@@ -22,7 +22,7 @@ BASE += ["--gin.TASK_FEATURE_LENGTHS={'inputs': 8, 'targets': 6}", '--gin.BATCH_
 BASE += ['--gin.LOG_PERIOD=1', '--gin.CHECKPOINT_PERIOD=2', '--gin.WARMUP_STEPS=1', '--gin.DROPOUT_RATE=0.0']
 GRAFT = ['--gin_file=sublayers/hyper_mixer.gin', '--gin.HYPER_MIXER_DIM=16', '--gin.ENCODER_POSITION_BIAS=None']
 GRAFT += ['--gin.ENCODER_MIXER=@encoder/hyper_mixer.HyperMixer', '--gin.TRAINABLE=hyper_mixer']
-LORA = ['--gin.LORA=query|value', '--gin.LORA_RANK=2', '--gin.MODEL_DIR=adapted', '--gin.TRAIN_STEPS=4']
+LORA = ['--gin.LORA=query|value', '--gin.LORA_RANK=2', '--gin.MODEL_DIR=adapted', '--gin.TRAIN_STEPS_RELATIVE=4']
 TEXTS = ['the this is', 'a test']
 
 
@@ -58,7 +58,7 @@ def score(path):
 
 
 def test_a_mixer_is_put_into_a_pretrained_model_and_trained_alone(place, capsys):
-    command = ['finetune', *BASE, *GRAFT, '--gin.MODEL_DIR=grafted', '--gin.TRAIN_STEPS=2']
+    command = ['finetune', *BASE, *GRAFT, '--gin.MODEL_DIR=grafted', '--gin.TRAIN_STEPS_RELATIVE=2']
     assert main(command) == 2
     assert 'its encoder has self_attention where this configuration builds hyper_mixer' in capsys.readouterr().err
     assert main([*command, '--gin.FRESH_PARAMETERS=hyper_mixer']) == 0
@@ -131,5 +131,5 @@ def test_what_cannot_be_done_is_one_line(place, capsys):
     assert 'so there is nothing to write' in capsys.readouterr().err
     assert main(['convert', f'--checkpoint={base}', '--to_adapters=none']) == 2
     assert 'give the checkpoint to compare with: --base=PATH' in capsys.readouterr().err
-    assert main(['finetune', *BASE, '--from_hf=nowhere', '--gin.MODEL_DIR=x']) == 2
-    assert 'nowhere is not a folder' in capsys.readouterr().err
+    assert main(['finetune', *BASE, '--from_hf=no/such/folder', '--gin.MODEL_DIR=x']) == 2
+    assert 'no/such/folder is not a folder' in capsys.readouterr().err
