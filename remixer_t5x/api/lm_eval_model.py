@@ -207,9 +207,10 @@ class RemixerLM(LM):
         return whole[: len(before)], whole[len(before) :]
 
     def _windows(self, text: str, length: int) -> Iterator[tuple[Ids, Ids]]:
-        ids = self._ids(text)
-        # A decoder begins each row with id 0 by itself, so the first window has no context.
+        # A decoder begins each row with id 0 by itself, so the first window has no context. A text of an
+        # encoder-decoder has its end token, as lm_eval's `hf` has it there.
         start = self._end() if self.frame == frames.ENCODER_DECODER else []
+        ids = [*self._ids(text), *start]
         for window in utils.get_rolling_token_windows(ids, -1, length, 1):
             context, continuation = utils.make_disjoint_window(window)
             yield start if context == [-1] else context, continuation

@@ -1,11 +1,13 @@
 """`remixer-t5x completion`: a script by which a shell completes commands, flags and files; made by shtab."""
 
 import argparse
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 from remixer_t5x.cli.command import Command
 from remixer_t5x.errors import UserError
 
+Complete = Mapping[str, Any]
 SHELLS = ('bash', 'zsh', 'tcsh')
 # By what a flag's value is called in the help.
 _FILES = {'FILE', 'PATH'}
@@ -27,7 +29,7 @@ def run(args: argparse.Namespace) -> None:
     print(shtab.complete(_nested(COMMANDS, shtab.FILE, shtab.DIR), args.shell))
 
 
-def _nested(commands: Iterable[Command], file: dict[str, str], folder: dict[str, str]) -> argparse.ArgumentParser:
+def _nested(commands: Iterable[Command], file: Complete, folder: Complete) -> argparse.ArgumentParser:
     """A parser in which `data list` is the command `list` of the command `data`, as a shell sees it."""
     top = argparse.ArgumentParser('remixer-t5x', allow_abbrev=False)
     names = top.add_subparsers()
