@@ -127,6 +127,14 @@ def test_links_lead_to_files_and_headings(page):
             assert heading in made, f'{page.name} links to {target}'
 
 
+def test_prose_wraps_at_120():
+    """Code and tables may be wider."""
+    for page in (*PAGES, ROOT / 'CHANGELOG.md', ROOT / 'CONTRIBUTING.md'):
+        prose = re.sub(r'^```.*?^```', '', page.read_text(encoding='utf-8'), flags=re.DOTALL | re.MULTILINE)
+        long = [line for line in prose.splitlines() if len(line) > 120 and not line.startswith('|')]
+        assert not long, f'{page.name}: {long}'
+
+
 def test_every_command_of_the_command_line_is_in_the_documentation():
     text = ' '.join(page.read_text() for page in PAGES)
     missing = [command.name for command in COMMANDS if f'remixer-t5x {command.name}' not in text]
