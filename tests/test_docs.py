@@ -67,6 +67,7 @@ def test_every_command_is_one_whose_configuration_loads(page, words, tmp_path, m
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, 'path', [str(tmp_path), *sys.path])
     for name in re.findall(r"^cat > (\S+) <<'END'$", page.read_text(), re.MULTILINE):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(run_docs.heredoc(page.read_text(), name))
     _stand_ins(tmp_path, words)
     monkeypatch.setattr(kept, 'of_hugging_face', lambda path: tmp_path / 'kept')
