@@ -45,6 +45,7 @@ OPENED = {
     'remixer_t5x/interop/t5x/checkpoint.py::_read_leaf': CHECKED,
     'remixer_t5x/interop/t5x/checkpoint.py::_write_array': NOT_READ,
     'remixer_t5x/run_folder/run_lock.py::_opened': 'at most 200 bytes, of a descriptor that does not wait',
+    'remixer_t5x/run_folder/tracking.py::_serve': NOT_READ,
     'remixer_t5x/temporary.py::_locked': NOT_READ,
     'remixer_t5x/temporary.py::_remove_abandoned': NOT_READ,
     'remixer_t5x/training/hooks.py::_upload': OWN,
@@ -71,7 +72,7 @@ USING = {
     *('remixer_t5x/checkpoints/saved_arrays.py', 'remixer_t5x/checkpoints/untrusted.py'),
     # tests/cli/test_report.py
     'remixer_t5x/cli/report/runs.py',
-    'remixer_t5x/cli/infer.py',
+    *('remixer_t5x/cli/infer.py', 'remixer_t5x/run_folder/trackers.py', 'remixer_t5x/training/goodput.py'),
     # tests/data/test_fingerprint.py
     'remixer_t5x/data/fingerprint.py',
     *('remixer_t5x/evaluation/results.py', 'remixer_t5x/inference/text_inputs.py'),

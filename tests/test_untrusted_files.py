@@ -100,6 +100,24 @@ def _description_of_an_array(path):
         untrusted.check(path.parent)
 
 
+def _ids_of_trackers(path):
+    from etils import epath
+
+    from remixer_t5x.run_folder import trackers
+
+    with under_the_name(path, trackers.IDS):
+        assert trackers.run_id(epath.Path(path.parent), 'wandb')
+
+
+def _seconds_of_a_run(path):
+    from etils import epath
+
+    from remixer_t5x.training import goodput
+
+    with under_the_name(path, goodput.FILE):
+        goodput.read(epath.Path(path.parent))
+
+
 def _configuration_of_a_run(path):
     from remixer_t5x.cli import infer
     from remixer_t5x.run_folder import model_dir

@@ -8,6 +8,7 @@ import dataclasses
 import importlib.util
 import json
 import os
+import pathlib
 import re
 import secrets
 import tempfile
@@ -16,6 +17,7 @@ from typing import Any, Protocol, cast
 
 from etils import epath
 
+from remixer_t5x import untrusted_files
 from remixer_t5x.errors import UserError
 from remixer_t5x.run_folder import metrics, model_dir, object_store, tensorboard
 
@@ -92,7 +94,7 @@ class WandB:
         if self.mode not in (None, 'online', 'offline', 'disabled'):
             raise UserError(f"WandB.mode is {self.mode!r}; it takes 'online', 'offline', 'disabled' or None")
         found = importlib.util.find_spec('wandb')
-        # Without an origin it is a folder of that name, such as the one that W&B itself leaves where a run began.
+        # Without an origin it is a folder, such as `wandb/`, which W&B itself leaves in the folder where a run began.
         if found is None or found.origin is None:
             raise UserError(
                 "TRACKERS names @trackers.WandB(), and wandb is not installed: pip install 'remixer-t5x[wandb]'"
@@ -151,8 +153,8 @@ class _WandBSession:
             artifact.add_reference(str(path), checksum=False)
         elif path.is_dir():
             # Not `add_dir`, which prints a line.
-            for file in filter(os.path.isfile, path.rglob('*')):
-                artifact.add_file(str(file), name=str(file.relative_to(path)))
+            for file in sorted(filter(pathlib.Path.is_file, pathlib.Path(path).rglob('*'))):
+                artifact.add_file(str(file), name=str(file.relative_to(str(path))))
         else:
             artifact.add_file(str(path))
         self._run.log_artifact(artifact)
@@ -167,15 +169,11 @@ def run_id(folder: epath.Path, tracker: str) -> str:
     Raises UserError if the file that keeps it is damaged or cannot be written.
     """
     path = folder / IDS
-    found: Any = {}
-    with metrics.writing(path):
-        if path.exists():
-            try:
-                found = json.loads(path.read_text())
-            except ValueError:
-                found = None
-    if not isinstance(found, dict) or not re.fullmatch(r'[\w-]{1,64}', str(found.get(tracker, 'new'))):
-        raise UserError(f'{path} is damaged; move it away, and the run gets a new id')
+    advice = 'move it away, and the run gets a new id'
+    with object_store.reading(path):
+        found = untrusted_files.read_object(path, advice) if path.exists() else {}
+    if not re.fullmatch(r'[\w-]{1,64}', str(found.get(tracker, 'new'))):
+        raise UserError(f'{path} is damaged; {advice}')
     if tracker not in found:
         found[tracker] = secrets.token_hex(4)
         with metrics.writing(path):

@@ -11,7 +11,7 @@ import tensorflow as tf
 import remixer_t5x
 from remixer_t5x.cli.main import main
 from remixer_t5x.data import pipeline
-from tests.cli.test_task_commands import CONFIG, FINETUNE, MODULE, place, programs, run  # noqa: F401 (fixtures)
+from tests.cli.test_task_commands import FINETUNE, place, run  # noqa: F401 (fixtures)
 from tests.support.fake_gcs import FakeGcs
 
 pytestmark = [

@@ -13,7 +13,6 @@ import pytest
 import seqio
 
 from remixer_t5x.cli.main import main
-from tests.cli.test_task_commands import programs  # noqa: F401
 from tests.support.paths import ROOT
 
 pytestmark = [

@@ -95,7 +95,7 @@ def arithmetic(step: Step, full_remat: bool) -> StepMemory:
     """A device's memory by the rules that the changes are made for."""
     data, fsdp, _ = step.partitioner.mesh.shape.values()
     parameters = 4 * VOCAB * EMBED // fsdp
-    moments = 2 * parameters if 'adamw' in step.optimizer.make.__qualname__ else 1
+    moments = 1 if 'adafactor' in step.optimizer.make.__qualname__ else 2 * parameters
     activations = step.rows * 100 // (data * fsdp * step.microbatches) // (4 if full_remat else 1)
     parts = (parameters, moments, 0, 0, parameters + activations, 0, 0)
     return StepMemory(*parts, sum(parts))

@@ -68,7 +68,7 @@ def command(monkeypatch, tmp_path):
     monkeypatch.setattr(loop, 'train', stopped)
     flags = dict.fromkeys(('coordinator_address', 'process_count', 'process_index'))
     timeouts = {'initialization_timeout': 300, 'heartbeat_timeout': 100}
-    args = argparse.Namespace(command='finetune', report_error=print, verbose=False, **flags, **timeouts)
+    args = argparse.Namespace(command='finetune', from_hf=None, report_error=print, verbose=False, **flags, **timeouts)
     return lambda: train.run(args)
 
 
