@@ -14,7 +14,7 @@ import optax
 from optax.contrib import schedule_free, schedule_free_eval_params
 
 from remixer_t5x.errors import UserError
-from remixer_t5x.optimization.optimizer import Optimizer, as_optimizer, check_range, decays
+from remixer_t5x.optimization.optimizer import Optimizer, as_optimizer, check_range, with_decay
 from remixer_t5x.optimization.schedules import Schedule, as_schedule
 
 AVERAGE = 'average'
@@ -76,14 +76,11 @@ def schedule_free_adamw(
     check_range('b1', b1, 1e-3, 1.0)
     check_range('b2', b2, 0.0, 1.0)
     schedule = as_schedule(learning_rate)
+    rule = optax.scale_by_rms(decay=b2, eps=epsilon, eps_in_sqrt=False, bias_correction=True)
+    iterates = with_decay(lambda logical_axes: rule, schedule, weight_decay, max_grad_norm)
 
     def make(logical_axes):
-        steps = [optax.clip_by_global_norm(max_grad_norm)] if max_grad_norm is not None else []
-        steps.append(optax.scale_by_rms(decay=b2, eps=epsilon, eps_in_sqrt=False, bias_correction=True))
-        if weight_decay:
-            steps.append(optax.add_decayed_weights(weight_decay, mask=decays(logical_axes)))
-        steps.append(optax.scale_by_learning_rate(schedule))
-        inner = schedule_free(optax.chain(*steps), schedule, b1=b1)
+        inner = schedule_free(iterates(logical_axes), schedule, b1=b1)
         return optax.GradientTransformation(inner.init, inner.update)
 
     return Optimizer(schedule, make, evaluated=schedule_free_eval_params)
