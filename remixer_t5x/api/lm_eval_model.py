@@ -253,7 +253,7 @@ class RemixerLM(LM):
 
     def _mask(self) -> int:
         words = getattr(self.trained.vocabulary, 'words', None)
-        # As objectives/masked_lm.gin: the last id where there is no mask of its own.
+        # As objectives/masked_lm.gin: a vocabulary without a mask gives its last id.
         return words.index(MASK) if words else int(self.trained.vocabulary.vocab_size) - 1
 
     def _refuse_classifier(self, what: str) -> None:

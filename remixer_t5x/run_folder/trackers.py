@@ -118,7 +118,7 @@ class _WandBSession:
         mode = tracker.mode or os.environ.get('WANDB_MODE', 'online')
         # It would otherwise ask for a key, on the terminal of a run that trains.
         if mode == 'online' and not wandb.login(prompt=False, verify=False):
-            raise UserError('there is no key; type `wandb login`, or set WANDB_MODE=offline')
+            raise UserError('W&B has no key of yours; type `wandb login`, or set WANDB_MODE=offline')
         here = tempfile.mkdtemp() if object_store.is_remote(run.folder) else str(run.folder)
         self._run = wandb.init(
             project=tracker.project,

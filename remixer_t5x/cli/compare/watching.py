@@ -6,7 +6,7 @@ import time
 
 from remixer_t5x.errors import UserError
 
-# Seconds between two lines where there is no terminal.
+# Seconds between two lines of progress in a log that is not a terminal.
 SAY_EVERY = 60.0
 
 
@@ -17,7 +17,7 @@ class Watched:
         self._folder, self._step, self._due = folder, -1, 0.0
 
     def look(self) -> str:
-        """A line if the run has logged another step, at most one a minute where there is no terminal; else nothing."""
+        """A line if the run has logged another step, otherwise nothing; without a terminal at most one a minute."""
         if time.monotonic() < self._due:
             return ''
         step, line = progress_of(self._folder)
