@@ -344,27 +344,32 @@ def test_an_encoder_is_trained_on_text_and_then_on_labels(studies, monkeypatch, 
         targets = np.where(chosen, tokens, 0)
         return {'encoder_input_tokens': tokens, 'encoder_target_tokens': targets, 'encoder_loss_weights': chosen * 1}
 
-    def labelled(count):
-        tokens = rng.integers(3, 32, (count, 8)).astype(np.int32)
-        return {
-            'encoder_input_tokens': tokens,
-            'labels': rng.integers(0, 2, count).astype(np.float32),
-            'label_weights': np.ones(count, np.float32),
-        }
+    class Task:
+        def get_dataset(self, lengths, split, shuffle):
+            count, labels = {'train': 9, 'validation': 5}[split], [b'yes', b'no']
+            rows = [{'inputs': [5] * (1 + i % 8), 'targets_pretokenized': labels[i % 2]} for i in range(count)]
+            return types.SimpleNamespace(as_numpy_iterator=lambda: iter(rows))
 
-    data = {'text': text(9), 'held out': text(5), 'sst2': labelled(9), 'sst2 validation': labelled(5)}
-    monkeypatch.setattr(encoders, 'data_of', lambda *_: data)
-    trial = encoders.Trial('hyper_mixer', 0, '', 2, 2, 4, 8, 8, 1, 32, 9, 1e-2, 1e-2)
+    task = encoders.labelled(Task(), 8)
+    assert task.labels == ('no', 'yes') and task.validation['labels'].tolist() == [1, 0, 1, 0, 1]
+    assert task.train['encoder_input_tokens'].shape == (9, 8)
+    monkeypatch.setattr(encoders, 'data_of', lambda *_: (text(9), text(5), {'toy': task}))
+    trial = encoders.Trial('hyper_mixer', 0, '', 'toy', 2, 2, 4, 8, 8, 1, 32, 9, 1e-2, 1e-2)
     for mixer in encoders.MIXERS:
-        for frame in ('encoder_only', 'classifier'):
-            assert encoders.model_of(dataclasses.replace(trial, mixer=mixer), frame).frame == frame
+        for labels, frame in (((), 'encoder_only'), (task.labels, 'classifier')):
+            assert encoders.model_of(dataclasses.replace(trial, mixer=mixer), labels).frame == frame
     result = encoders.run(trial)
-    assert 0 < result['held_out_loss'] < 10 and {result['sst2'], result['sst2_from_random']} <= {0, 20, 40, 60, 80, 100}
+    accuracies = {result['toy after text'], result['toy from random']}
+    assert 0 < result['held-out loss'] < 10 and all(
+        round(accuracy, 4) in {0, 20, 40, 60, 80, 100} for accuracy in accuracies
+    )
     records = studies.records.Records(tmp_path / 'encoders.jsonl')
     records.add(dataclasses.asdict(trial), result)
-    encoders.print_table(records, [trial, dataclasses.replace(trial, mixer='attention')])
+    found = encoders.results_of(records, [trial, dataclasses.replace(trial, mixer='attention')])
+    encoders.print_table(found, 'toy')
+    encoders.draw(found, 'toy', str(tmp_path / 'encoders.png'))
     rows = capsys.readouterr().out.splitlines()
-    assert 'hyper_mixer' in rows[2] and 'not yet run' in rows[3]
+    assert '| hyper_mixer |' in rows[3] and 'not yet run' in rows[4] and (tmp_path / 'encoders.png').stat().st_size
 
 
 def test_each_optimizer_gets_its_best_rate_with_all_seeds_and_nothing_is_done_twice(studies, tmp_path, capsys):

@@ -1,9 +1,11 @@
-"""Encoders alone: masked language modelling on text, then SST-2 with the same encoder and a fresh head.
+"""Encoders alone: masked language modelling on text, then labels with the same encoder and a fresh head.
 
-    python scripts/studies/encoders.py --text '/data/wikinews_en/AA/wiki_0*'
+    python scripts/studies/encoders.py --text '/data/wikinews_en/AA/wiki_0*' --figure encoders.png
+    python scripts/studies/encoders.py --text '...' --mixers 'tim;tim, no competition;tim, four mechanisms' \
+        --tasks glue_sst2_v002,glue_mrpc_v002,glue_cola_v002
 
 The papers of HyperMixer, gMLP and TIM compare encoders. Here each token mixer of `MIXERS` restores 15% of the tokens of
-segments, and is then finetuned on SST-2; once more from random parameters, which tells what the text gave. Adam, a
+segments, and is then finetuned on each task; once more from random parameters, which shows what the text gave. Adam, a
 warm-up over a tenth of the steps and a cosine to 0, float32. One seed gives parameters and the order of the examples.
 Results are appended to --out as they are known; started again, it does what is missing.
 """
@@ -15,6 +17,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import figures
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -28,15 +31,17 @@ from variants import LAYOUTS, VARIANTS, Variant, flagged
 from remixer_t5x.config import loading
 from remixer_t5x.data import frames
 
-LABELS = ('negative', 'positive')
 TIM = Variant(('sublayers/tim.gin',), (('ENCODER_SUBLAYERS', '%TIM_ENCODER_SUBLAYERS'), ('LAYER_NORM', '%TIM_NORM')))
 # FNet in its own layout: in a pre-norm layer its transform drowns the feed-forward.
 MIXERS: dict[str, Variant] = {
     **{name: VARIANTS[name] for name in ('attention', 'hyper_mixer', 'mlp_mixer', 'gmlp')},
     'tim': TIM,
+    'tim, no competition': TIM + flagged(COMPETITION='None'),
+    'tim, four mechanisms': TIM + flagged(NUM_MECHANISMS='4'),
     'fnet, post-norm': VARIANTS['fnet'] + flagged(LAYOUT=LAYOUTS['post-norm']),
 }
-METRICS = ('held_out_loss', 'masked_accuracy', 'sst2', 'sst2_from_random', 'parameters')
+# What runs when --mixers is not given; the others are TIM's own ablations.
+COMPARED = ('attention', 'hyper_mixer', 'mlp_mixer', 'gmlp', 'tim', 'fnet, post-norm')
 VALIDATION_ROWS = 500
 
 Rows = Mapping[str, np.ndarray]
@@ -44,11 +49,15 @@ Rows = Mapping[str, np.ndarray]
 
 @dataclasses.dataclass(frozen=True)
 class Trial:
-    """All that a result depends on; `length` in tokens, `vocabulary` in pieces, `rows` of text to train on."""
+    """All that a result depends on; `length` in tokens, `vocabulary` in pieces, `rows` of text to train on.
+
+    `tasks` are names of tasks with labels, by comma.
+    """
 
     mixer: str
     seed: int
     text: str
+    tasks: str
     steps: int
     finetune_steps: int
     batch: int
@@ -71,35 +80,51 @@ def masked_rows(task: Any, split: str, length: int, limit: int) -> Rows:
     return {'encoder_input_tokens': inputs, 'encoder_target_tokens': targets, 'encoder_loss_weights': weights}
 
 
-def labelled_rows(task: Any, split: str, length: int) -> Rows:
-    """Texts cut to `length` tokens, with the indices of their labels."""
-    dataset = task.get_dataset({'inputs': length, 'targets': length}, split=split, shuffle=False)
-    found = list(dataset.as_numpy_iterator())
-    labels = [LABELS.index(row['targets_pretokenized'].decode()) for row in found]
-    inputs = np.stack([np.pad(row['inputs'], (0, length - len(row['inputs']))) for row in found])
-    return {
-        'encoder_input_tokens': inputs.astype(np.int32),
-        'labels': np.asarray(labels, np.float32),
-        'label_weights': np.ones(len(labels), np.float32),
-    }
+@dataclasses.dataclass(frozen=True)
+class Labelled:
+    """A task's examples as rows, with indices into `labels`."""
+
+    labels: tuple[str, ...]
+    train: Rows
+    validation: Rows
+
+
+def labelled(task: Any, length: int) -> Labelled:
+    """Texts cut to `length` tokens; the labels are those of the training split, sorted."""
+    splits = {}
+    for split in ('train', 'validation'):
+        dataset = task.get_dataset({'inputs': length, 'targets': length}, split=split, shuffle=False)
+        splits[split] = list(dataset.as_numpy_iterator())
+    labels = tuple(sorted({row['targets_pretokenized'].decode() for row in splits['train']}))
+
+    def rows(found: list[Mapping[str, Any]]) -> Rows:
+        inputs = np.stack([np.pad(row['inputs'], (0, length - len(row['inputs']))) for row in found])
+        return {
+            'encoder_input_tokens': inputs.astype(np.int32),
+            'labels': np.asarray([labels.index(row['targets_pretokenized'].decode()) for row in found], np.float32),
+            'label_weights': np.ones(len(found), np.float32),
+        }
+
+    return Labelled(labels, rows(splits['train']), rows(splits['validation']))
 
 
 @functools.cache
-def data_of(text: str, length: int, vocabulary: int, rows: int) -> dict[str, Rows]:
+def data_of(text: str, tasks: str, length: int, vocabulary: int, rows: int) -> tuple[Rows, Rows, dict[str, Labelled]]:
+    """Text to train on, text that is held out, and the tasks by name."""
     from remixer_tasks import catalogue, local_files, pretraining, vocabularies
 
     corpus = local_files.corpus(text, format='jsonl')
     pieces = vocabularies.trained(corpus, vocabulary)
-    masked, sst2 = pretraining.masked_lm(corpus, pieces), catalogue.task('glue_sst2_v002', pieces)
-    return {
-        'text': masked_rows(masked, 'train', length, rows),
-        'held out': masked_rows(masked, 'validation', length, VALIDATION_ROWS),
-        'sst2': labelled_rows(sst2, 'train', length),
-        'sst2 validation': labelled_rows(sst2, 'validation', length),
-    }
+    masked = pretraining.masked_lm(corpus, pieces)
+    return (
+        masked_rows(masked, 'train', length, rows),
+        masked_rows(masked, 'validation', length, VALIDATION_ROWS),
+        {name: labelled(catalogue.task(name, pieces), length) for name in tasks.split(',')},
+    )
 
 
-def model_of(trial: Trial, frame: str) -> Any:
+def model_of(trial: Trial, labels: tuple[str, ...] = ()) -> Any:
+    """An encoder that restores text, or with `labels` one that chooses among them."""
     mixer, hidden = MIXERS[trial.mixer], 2 * trial.width
     sizes = {
         'EMBED_DIM': trial.width,
@@ -111,8 +136,9 @@ def model_of(trial: Trial, frame: str) -> Any:
         'VOCAB_SIZE': trial.vocabulary,
         'REMAT_POLICY': 'None',
     }
-    labels = [('LABELS', str(LABELS))] if frame == 'classifier' else []
-    flags = [*((name, str(value)) for name, value in sizes.items()), *mixer.flags, *labels]
+    head = [('LABELS', str(labels))] if labels else []
+    flags = [*((name, str(value)) for name, value in sizes.items()), *mixer.flags, *head]
+    frame = 'classifier' if labels else 'encoder_only'
     files = ['models/t5_1_1.gin', 'sizes/tiny.gin', f'frames/{frame}.gin', *mixer.files]
     return loading.values(loading.Given(files, flags), 'MODEL')[0]
 
@@ -127,13 +153,11 @@ class Program:
     judge: Callable
 
 
-@functools.lru_cache(maxsize=2)
-def program_of(trial: Trial, frame: str) -> Program:
-    """Compiled functions, which do not depend on the trial's seed."""
-    model = model_of(trial, frame)
-    steps, rate = (
-        (trial.steps, trial.learning_rate) if frame == 'encoder_only' else (trial.finetune_steps, trial.finetune_rate)
-    )
+@functools.cache
+def program_of(trial: Trial, labels: tuple[str, ...] = ()) -> Program:
+    """Compiled functions, which do not depend on the trial's seed; `labels` as for `model_of`."""
+    model = model_of(trial, labels)
+    steps, rate = (trial.finetune_steps, trial.finetune_rate) if labels else (trial.steps, trial.learning_rate)
     schedule = optax.warmup_cosine_decay_schedule(0.0, rate, max(1, steps // 10), steps)
     tx = optax.chain(optax.clip_by_global_norm(1.0), optax.adam(schedule))
 
@@ -148,7 +172,7 @@ def program_of(trial: Trial, frame: str) -> Program:
         updates, state = tx.update(gradient, state, params)
         return (optax.apply_updates(params, updates), state), error
 
-    shapes = frames.smallest_shapes(frame)
+    shapes = frames.smallest_shapes(model.frame)
     return Program(
         jax.jit(lambda key: nn.unbox(model.init(key, shapes))),
         jax.jit(tx.init),
@@ -178,43 +202,84 @@ def judged(program: Program, params: Any, rows: Rows, batch: int) -> tuple[float
 
 def run(trial: Trial) -> dict[str, float]:
     begun = time.perf_counter()
-    data = data_of(trial.text, trial.length, trial.vocabulary, trial.rows)
+    text, held_out, tasks = data_of(trial.text, trial.tasks, trial.length, trial.vocabulary, trial.rows)
     shared = dataclasses.replace(trial, seed=0)
-    masked, classes = program_of(shared, 'encoder_only'), program_of(shared, 'classifier')
+    masked = program_of(shared)
     random = masked.init(jax.random.key(trial.seed))
     parameters = sum(leaf.size for leaf in jax.tree.leaves(random))
-    params = trained(masked, random, data['text'], trial.steps, trial.batch, trial.seed)
-    loss, accuracy = judged(masked, params, data['held out'], trial.batch)
-    scores = []
-    for taken in (params, {}):
-        start = {**classes.init(jax.random.key(trial.seed)), **jax.tree.map(jnp.copy, taken)}
-        tuned = trained(classes, start, data['sst2'], trial.finetune_steps, trial.batch, trial.seed)
-        scores.append(100 * judged(classes, tuned, data['sst2 validation'], trial.batch)[1])
+    params = trained(masked, random, text, trial.steps, trial.batch, trial.seed)
+    loss, accuracy = judged(masked, params, held_out, trial.batch)
+    scores = {}
+    for name, task in tasks.items():
+        classes = program_of(shared, task.labels)
+        for start, taken in (('after text', params), ('from random', {})):
+            given = {**classes.init(jax.random.key(trial.seed)), **jax.tree.map(jnp.copy, taken)}
+            tuned = trained(classes, given, task.train, trial.finetune_steps, trial.batch, trial.seed)
+            scores[f'{name} {start}'] = 100 * judged(classes, tuned, task.validation, trial.batch)[1]
     return {
-        'held_out_loss': loss,
-        'masked_accuracy': 100 * accuracy,
-        'sst2': scores[0],
-        'sst2_from_random': scores[1],
+        'held-out loss': loss,
+        'masked accuracy': 100 * accuracy,
+        **scores,
         'parameters': parameters,
         'seconds': time.perf_counter() - begun,
     }
 
 
-def print_table(records: Records, trials: list[Trial]) -> None:
-    print('mean over seeds, (standard deviation), [seeds]')
-    print(f'{"":18s}' + ''.join(f'{metric:>20s}' for metric in METRICS))
-    for mixer in dict.fromkeys(trial.mixer for trial in trials):
-        found = [records.get(dataclasses.asdict(trial)) for trial in trials if trial.mixer == mixer]
-        results = [result for result in found if result]
-        cells = [summary([result[metric] for result in results]) for metric in METRICS[:-1]]
+def metrics_of(tasks: str) -> list[str]:
+    starts = [f'{name} {start}' for name in tasks.split(',') for start in ('after text', 'from random')]
+    return ['held-out loss', 'masked accuracy', *starts]
+
+
+def results_of(records: Records, trials: list[Trial]) -> dict[str, list[dict[str, float]]]:
+    """What is known of each mixer, a result for each seed."""
+    found: dict[str, list[dict[str, float]]] = {trial.mixer: [] for trial in trials}
+    for trial in trials:
+        if result := records.get(dataclasses.asdict(trial)):
+            found[trial.mixer].append(result)
+    return found
+
+
+def print_table(found: Mapping[str, list[dict[str, float]]], tasks: str) -> None:
+    metrics = metrics_of(tasks)
+    print('mean over seeds (standard deviation) [seeds]')
+    print('| ' + ' | '.join(['', *metrics, 'parameters']) + ' |')
+    print('|---' * (len(metrics) + 2) + '|')
+    for mixer, results in found.items():
+        cells = [summary([result[metric] for result in results]) for metric in metrics]
         cells.append(f'{int(results[0]["parameters"]):,}' if results else '')
-        print(f'{mixer:18s}' + ''.join(f'{cell:>20s}' for cell in cells))
+        print('| ' + ' | '.join([mixer, *cells]) + ' |')
+
+
+def draw(found: Mapping[str, list[dict[str, float]]], tasks: str, file: str) -> None:
+    """Held-out loss, and the accuracy of each task from both starts: a dot for each seed, a line at the mean."""
+    from remixer_t5x.reports.pictures import drawing
+
+    shown = {mixer: results for mixer, results in found.items() if results}
+    names = tasks.split(',')
+    figure = drawing.new_figure(2.2 + 2.6 * (1 + len(names)), 0.9 + 0.42 * len(shown))
+    panels = figure.subplots(1, 1 + len(names), sharey=True)
+    for axes, name in zip(panels, ['', *names], strict=True):
+        starts = ('after text', 'from random') if name else ('',)
+        for start, colour, lift in zip(starts, drawing.COLOURS, (0.14, -0.14), strict=False):
+            metric = f'{name} {start}' if name else 'held-out loss'
+            for row, results in enumerate(shown.values()):
+                values, height = [result[metric] for result in results], row - (lift if name else 0)
+                axes.plot(values, [height] * len(values), 'o', markersize=4, color=colour, alpha=0.6,
+                          label=start if row == 0 and start else None)  # fmt: skip
+                axes.plot([np.mean(values)] * 2, [height - 0.12, height + 0.12], color=colour, linewidth=2)
+        drawing.style_axes(axes, '', f'{name}, accuracy' if name else 'held-out loss of masked tokens', '')
+        axes.grid(color=drawing.GRID, linewidth=0.5)
+    panels[0].set_yticks(range(len(shown)), list(shown))
+    panels[0].invert_yaxis()
+    panels[-1].legend(frameon=False, fontsize=8, loc='upper left', bbox_to_anchor=(1.01, 1.02))
+    figures.save(figure, file)
 
 
 def parse_arguments(given: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('--text', required=True, help='JSON lines with `text`: a path or glob')
-    parser.add_argument('--mixers', default=';'.join(MIXERS), help='by semicolon')
+    parser.add_argument('--mixers', default=';'.join(COMPARED), help=f'by semicolon, of {"; ".join(MIXERS)}')
+    parser.add_argument('--tasks', default='glue_sst2_v002,conj_nli_v001', help='tasks with labels, by comma')
     for name, default in (
         ('seeds', 3), ('steps', 1000), ('finetune_steps', 500), ('batch', 32), ('length', 64), ('width', 64),
         ('layers', 2), ('vocabulary', 2048), ('rows', 20_000),
@@ -223,6 +288,7 @@ def parse_arguments(given: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument('--learning_rate', type=float, default=3e-3, help="Adam's highest")
     parser.add_argument('--finetune_rate', type=float, default=1e-3)
     parser.add_argument('--out', default='runs/studies/encoders.jsonl', help='results, one line each')
+    parser.add_argument('--figure', default='', help='write a PNG here')
     parser.add_argument('--show', action='store_true', help='run nothing, show what is in --out')
     args = parser.parse_args(given)
     args.mixers = args.mixers.split(';')
@@ -244,7 +310,10 @@ def main() -> None:
             result = run(trial)
             records.add(dataclasses.asdict(trial), result)
             print(f'{trial.mixer}, seed {trial.seed}: {result}', flush=True)
-    print_table(records, trials)
+    found = results_of(records, trials)
+    print_table(found, args.tasks)
+    if args.figure:
+        draw(found, args.tasks, args.figure)
 
 
 if __name__ == '__main__':
