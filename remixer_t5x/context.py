@@ -22,6 +22,8 @@ class SequenceContext:
         positions: [batch, length] int32; index of the token in its own example, restarting with each example.
         position_bias: [1, heads, query, key], a `DistanceBias`, or None; made once by a stack, read by its attention
             sublayers only.
+        num_keys: how many positions a query of this row can see: the row's length, or the slots of the caches while
+            decoding; set by a stack.
         memory: the encoder's output, for sublayers of a decoder that read it; None elsewhere.
         step: int32 while decoding one token at a time, the index of that token: a scalar, or [batch] after prompts of
             different lengths; None elsewhere.
@@ -46,6 +48,7 @@ class SequenceContext:
     causal: bool = struct.field(pytree_node=False, default=False)
     decode: bool = struct.field(pytree_node=False, default=False)
     cache_slots: int | None = struct.field(pytree_node=False, default=None)
+    num_keys: int | None = struct.field(pytree_node=False, default=None)
     deterministic: bool = struct.field(pytree_node=False, default=True)
     packed: bool = struct.field(pytree_node=False, default=False)
     attention: str = struct.field(pytree_node=False, default='auto')

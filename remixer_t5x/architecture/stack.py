@@ -95,7 +95,7 @@ class Stack(nn.Module):
     Attributes:
         runs: ((layer factory, number of layers), ...) from first to last.
         position_bias: factory of a module (length, ctx) -> [1, heads, q, k] or `DistanceBias`, or None; shared by all
-            layers.
+            layers, except by attention that has its own.
         position_embedding: factory of a module (embed, ctx) -> [batch, length, embed] added to the input, or None; for
             mixers that do not read the bias or the order of tokens.
         final_norm: factory of a norm after the last layer, or None (for layouts that end with one or need none).
@@ -125,6 +125,7 @@ class Stack(nn.Module):
                 if max_decode_length is None:
                     raise ValueError('a decoding step needs max_decode_length, the number of positions in the cache')
                 length = max_decode_length
+        ctx = dataclasses.replace(ctx, num_keys=length)
         if self.position_bias is not None:
             bias = self.position_bias(name='position_bias')(length, ctx)
             ctx = dataclasses.replace(ctx, position_bias=bias)

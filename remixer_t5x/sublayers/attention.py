@@ -3,6 +3,8 @@
 The scale is folded into the query initialiser, which equals scaling under Adafactor and saves a pass over the logits.
 """
 
+from collections.abc import Callable
+
 import jax
 from flax import linen as nn
 
@@ -25,11 +27,14 @@ class SelfAttention(nn.Module):
         num_heads: number of heads.
         head_dim: width of a head's queries, keys and values.
         dropout_rate: dropout on the attention weights, one mask for all queries.
+        position_bias: factory of a module (number of keys, ctx) -> bias, with parameters for this layer alone, as in
+            umT5 (Chung et al. 2023); None for the bias that all layers of the stack share, as in T5.
     """
 
     num_heads: int
     head_dim: int
     dropout_rate: float = 0.0
+    position_bias: Callable[..., nn.Module] | None = None
 
     @nn.compact
     def __call__(self, x: jax.Array, ctx: SequenceContext) -> jax.Array:
@@ -39,7 +44,10 @@ class SelfAttention(nn.Module):
         key = split_heads(Dense(width, in_axes, name='key')(x), self.num_heads)
         value = split_heads(Dense(width, in_axes, name='value')(x), self.num_heads)
         query = split_heads(query, self.num_heads)
-        mixed = attend_to_own(self, query, key, value, ctx, ctx.position_bias, self.dropout_rate)
+        bias = ctx.position_bias
+        if self.position_bias is not None:
+            bias = self.position_bias(name='position_bias')(ctx.num_keys, ctx)
+        mixed = attend_to_own(self, query, key, value, ctx, bias, self.dropout_rate)
         return Dense(x.shape[-1], in_axes[::-1], name='out')(mixed.reshape(*x.shape[:-1], width))
 
 

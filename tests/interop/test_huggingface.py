@@ -31,7 +31,7 @@ from remixer_t5x.model.seq2seq import Seq2Seq
 from remixer_t5x.sublayers.attention import CrossAttention, SelfAttention
 from remixer_t5x.sublayers.relu_mlp import ReluMLP
 
-NAMES = ('t5_v1_1_tiny', 't5_v1_0_tiny')
+NAMES = ('t5_v1_1_tiny', 't5_v1_0_tiny', 'umt5_tiny')
 MODEL = 'remixer_t5x.model.seq2seq.Seq2Seq'
 
 
@@ -89,6 +89,19 @@ def test_a_gated_untied_model_equals_recorded_outputs(folders, tmp_path):
     arrays = folders.recorded('t5_v1_1_tiny')
     source = huggingface.read(str(folder_of(folders, tmp_path / 'hf', arrays, 't5_v1_1_tiny')))
     assert_same_logits(model_of(tmp_path, source), source.params(), arrays)
+
+
+def test_a_model_with_a_bias_in_each_layer_equals_recorded_outputs(folders, tmp_path):
+    """umT5: logits, and greedy answers through the decoding caches."""
+    arrays = folders.recorded('umt5_tiny')
+    source = huggingface.read(str(folder_of(folders, tmp_path / 'hf', arrays, 'umt5_tiny')))
+    model, params = model_of(tmp_path, source), source.params()
+    assert params['decoder']['run_0']['layer']['self_attention']['position_bias']['embedding'].shape == (2, 2, 32)
+    assert hf_description.describe(model.module) == (source.t5, {'encoder': (3,), 'decoder': (2,)})
+    assert_same_logits(model, params, arrays)
+    length = arrays['greedy'].shape[1]
+    greedy = jax.jit(lambda params, batch: model.predict(params, batch, length))
+    np.testing.assert_array_equal(greedy(params, {'encoder_input_tokens': arrays['inputs']}), arrays['greedy'])
 
 
 def first_t5_model() -> Seq2Seq:
@@ -184,12 +197,12 @@ SMALL = st.integers(1, 3)
 
 @settings(max_examples=30, deadline=None)
 @given(
-    st.tuples(*[SMALL] * 7), st.booleans(), st.booleans(), st.booleans(), st.lists(SMALL, min_size=1, max_size=3),
+    st.tuples(*[SMALL] * 7), *[st.booleans()] * 4, st.lists(SMALL, min_size=1, max_size=3),
     st.integers(0, 1000),
 )  # fmt: skip
-def test_any_architecture_goes_there_and_back(sizes, gated, tied, scaled, runs, seed):
+def test_any_architecture_goes_there_and_back(sizes, gated, tied, scaled, own_biases, runs, seed):
     dimensions = hf_config.Dimensions(*sizes[:5], sum(runs), sizes[6])
-    t5 = hf_config.T5(dimensions, gated, tied, scaled, num_buckets=4)
+    t5 = hf_config.T5(dimensions, gated, tied, scaled, num_buckets=4, own_biases=own_biases)
     layers = {'encoder': tuple(runs), 'decoder': (sizes[6],)}
     rng = np.random.default_rng(seed)
     theirs = {
@@ -327,6 +340,9 @@ def test_our_model_loads_in_transformers(v1_0_maker, tmp_path):
 SIZES = {'VOCAB_SIZE': 48, 'EMBED_DIM': 16, 'MLP_DIM': 24, 'NUM_HEADS': 2, 'HEAD_DIM': 4, 'NUM_DECODER_LAYERS': 2}
 
 
+OWN_BIAS = 'attention.SelfAttention.position_bias'
+
+
 def _random(model, seed=0):
     shapes = {'encoder_input_tokens': (1, 4), 'decoder_target_tokens': (1, 4)}
     abstract = unbox(jax.eval_shape(lambda key: model.init(key, shapes), jax.random.key(0)))
@@ -344,6 +360,11 @@ def _random(model, seed=0):
         (['models/t5_1_1.gin'], [('LAYOUT', '@layer.PostNorm')], 'layout of the encoder is PostNorm'),
         (['models/t5_1_1.gin'], [('DECODER_POSITION_BIAS', 'None')], 'position bias of the decoder is None'),
         (['models/t5_1_1.gin'], [('DECODER_SUBLAYERS', '(%DECODER_MIXER, %DECODER_FEED_FORWARD)')], 'SelfAttention'),
+        (
+            ['models/t5_1_1.gin'],
+            [(OWN_BIAS, '@positions.RelativePositionBias')],
+            'encoder and its layers have position',
+        ),
         (['models/t5_1_1.gin'], [('decoder/gated_mlp.GatedMLP.hidden_dim', '8')], None),
         (['models/t5_1_1.gin'], [('positions.RelativePositionBias.num_heads', '8')], 'num_heads is 8'),
         (['models/t5_1_0.gin'], [('DECODER_FEED_FORWARD', '@gated_mlp.GatedMLP')], 'feed_forward is GatedMLP'),

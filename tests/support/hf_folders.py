@@ -22,7 +22,11 @@ V1_0 = {
     **COMMON, 'vocab_size': 64, 'd_model': 24, 'd_ff': 40, 'num_layers': 3, 'num_decoder_layers': 2, 'num_heads': 2,
     'feed_forward_proj': 'relu',
 }  # fmt: skip
-CONFIGS = {'t5_v1_1_tiny': V1_1, 't5_v1_0_tiny': V1_0}
+UMT5 = {
+    **COMMON, 'model_type': 'umt5', 'vocab_size': 80, 'd_model': 24, 'd_ff': 40, 'num_layers': 3,
+    'num_decoder_layers': 2, 'num_heads': 2, 'feed_forward_proj': 'gated-gelu', 'tie_word_embeddings': False,
+}  # fmt: skip
+CONFIGS = {'t5_v1_1_tiny': V1_1, 't5_v1_0_tiny': V1_0, 'umt5_tiny': UMT5}
 
 
 def recorded(name):

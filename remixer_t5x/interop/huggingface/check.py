@@ -9,6 +9,8 @@ import jax
 import numpy as np
 
 from remixer_t5x.errors import UserError
+from remixer_t5x.interop.huggingface.config import UMT5
+from remixer_t5x.interop.huggingface.folders import read_config
 from remixer_t5x.model.seq2seq import Seq2Seq
 
 # Inputs are longer than the distance beyond which T5's distances share one bucket.
@@ -75,6 +77,9 @@ def logits_of_transformers(kind: str, folder: pathlib.Path, read: dict[str, np.n
         model = getattr(transformers, kind).from_pretrained(
             folder, use_safetensors=True, local_files_only=True, trust_remote_code=False
         )
+        # Version 5 ignores what a umT5's config.json says, and scales the decoder's output of every one.
+        if model.config.model_type == UMT5:
+            model.config.tie_word_embeddings = bool(read_config(str(folder))[1].get('tie_word_embeddings', True))
         found = model.float().eval()(attention_mask=(given['input_ids'] > 0).long(), **given)
     return found.logits.numpy()
 

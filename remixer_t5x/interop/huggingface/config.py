@@ -1,9 +1,10 @@
 """Maps Hugging Face's `config.json` of a T5 to and from the settings of our encoder-decoder.
 
-Source: `T5Config` and `MT5Config` of transformers 4 and 5. The versions differ in two facts. Up to 4,
+Source: `T5Config`, `MT5Config` and `UMT5Config` of transformers 4 and 5. The versions differ in two facts. Up to 4,
 `tie_word_embeddings` decided both whether the output is the embedding table and whether the decoder's output is scaled
 by d_model ** -0.5. Version 5 writes the scale as `scale_decoder_outputs`, ties the output if `lm_head.weight` is absent
-from the file, and never scales an mT5.
+from the file, and never scales an mT5. It computes every umT5 with the scale, whatever config.json says; we do what the
+file says, as version 4 does.
 """
 
 import dataclasses
@@ -17,7 +18,8 @@ class Refusal(UserError):
     """A model of ours that Hugging Face does not have."""
 
 
-MODEL_TYPES = ('t5', 'mt5')
+UMT5 = 'umt5'
+MODEL_TYPES = ('t5', 'mt5', UMT5)
 # Hugging Face's name of the feed-forward sublayer, by `T5.gated`.
 FEED_FORWARD = {True: 'gated-gelu', False: 'relu'}
 # T5's value for finetuning; only training under Hugging Face reads it.
@@ -54,6 +56,7 @@ class T5:
         num_buckets: number of buckets of relative positions.
         max_distance: beyond it all distances share a bucket.
         epsilon: epsilon of the norms.
+        own_biases: each layer has a position bias of its own, as in umT5, and not the stack.
     """
 
     dimensions: Dimensions
@@ -63,6 +66,7 @@ class T5:
     num_buckets: int = 32
     max_distance: int = 128
     epsilon: float = 1e-6
+    own_biases: bool = False
 
 
 def from_config(config: Mapping[str, Any], has_output_matrix: bool, folder: str) -> T5:
@@ -80,7 +84,9 @@ def from_config(config: Mapping[str, Any], has_output_matrix: bool, folder: str)
     check_kind(config, folder)
     kind = config.get('feed_forward_proj', 'relu')
     scaled = _is_scaled(config)
-    if has_output_matrix and scaled and 'scale_decoder_outputs' not in config:
+    own_biases = config['model_type'] == UMT5
+    # Version 5 writes tie_word_embeddings for every umT5, and keeps an lm_head.weight that differs.
+    if has_output_matrix and scaled and 'scale_decoder_outputs' not in config and not own_biases:
         raise UserError(
             f'{where} ties the output to the embedding (tie_word_embeddings), and the weights have an lm_head.weight '
             'too; set tie_word_embeddings to false if the model uses it, or remove it from the weights'
@@ -93,15 +99,16 @@ def from_config(config: Mapping[str, Any], has_output_matrix: bool, folder: str)
         num_buckets=number(config, 'relative_attention_num_buckets', where, 32),
         max_distance=number(config, 'relative_attention_max_distance', where, 128),
         epsilon=small(config, 'layer_norm_epsilon', where, 1e-6),
+        own_biases=own_biases,
     )
 
 
 def to_config(t5: T5, eos_id: int = 1) -> dict[str, Any]:
-    """The content of a config.json that transformers 4.50 to 5 read as `t5`; see `writes_output` for the weights."""
+    """The content of a config.json, for transformers 4.50 to 5; see `writes_output` for the weights."""
     d = t5.dimensions
     config = {
-        'architectures': ['T5ForConditionalGeneration'],
-        'model_type': 't5',
+        'architectures': ['UMT5ForConditionalGeneration' if t5.own_biases else 'T5ForConditionalGeneration'],
+        'model_type': UMT5 if t5.own_biases else 't5',
         'vocab_size': d.vocab_size,
         'd_model': d.embed_dim,
         'd_ff': d.mlp_dim,
@@ -121,7 +128,7 @@ def to_config(t5: T5, eos_id: int = 1) -> dict[str, Any]:
         **GENERATION,
         'eos_token_id': eos_id,
     }
-    if t5.scaled_output and not t5.tied:
+    if t5.scaled_output and not t5.tied and not t5.own_biases:
         # Only transformers 5 supports this combination, and it reads this key.
         config['scale_decoder_outputs'] = True
     return config
@@ -162,7 +169,7 @@ def check_kind(config: Mapping[str, Any], folder: str) -> None:
 def _is_scaled(config: Mapping[str, Any]) -> bool:
     if 'scale_decoder_outputs' in config:
         return bool(config['scale_decoder_outputs'])
-    return config['model_type'] == 't5' and config.get('tie_word_embeddings') is not False
+    return config['model_type'] in ('t5', UMT5) and config.get('tie_word_embeddings') is not False
 
 
 def _dimensions(config: Mapping[str, Any], where: str) -> Dimensions:

@@ -54,6 +54,7 @@ def describe(module: EncoderDecoder) -> tuple[T5, Runs]:
         num_buckets=facts.known['num_buckets'],
         max_distance=facts.known['max_distance'],
         epsilon=facts.known['epsilon'],
+        own_biases=facts.known['own_biases'],
     )
     return t5, runs
 
@@ -80,10 +81,17 @@ def _describe_stack(facts: _Facts, side: str, stack: Stack) -> None:
     where = f'the {side}'
     if stack.position_embedding is not None:
         raise _refusal(f'{where} adds a position embedding')
-    bias = facts.part(stack.position_bias, RelativePositionBias, f'the position bias of {where}')
-    for name in ('num_heads', 'num_buckets', 'max_distance'):
-        facts.learn(name, getattr(bias, name), f'the position bias of {where}')
+    if not facts.known['own_biases']:
+        _describe_bias(facts, stack.position_bias, f'the position bias of {where}')
+    elif stack.position_bias is not None:
+        raise _refusal(f'{where} and its layers have position biases')
     _describe_norm(facts, stack.final_norm, f'the final norm of {where}')
+
+
+def _describe_bias(facts: _Facts, factory: Callable[..., nn.Module] | None, where: str) -> None:
+    bias = facts.part(factory, RelativePositionBias, where)
+    for name in ('num_heads', 'num_buckets', 'max_distance'):
+        facts.learn(name, getattr(bias, name), where)
 
 
 def _describe_layer(facts: _Facts, side: str, factory: Callable[..., nn.Module]) -> None:
@@ -108,6 +116,10 @@ def _describe_layer(facts: _Facts, side: str, factory: Callable[..., nn.Module])
         else:
             facts.learn('num_heads', sublayer.num_heads, where)
             facts.learn('head_dim', sublayer.head_dim, where)
+        if isinstance(sublayer, SelfAttention):
+            facts.learn('own_biases', sublayer.position_bias is not None, where)
+            if sublayer.position_bias is not None:
+                _describe_bias(facts, sublayer.position_bias, f'the position bias of {where}')
 
 
 def _describe_norm(facts: _Facts, factory: Callable[..., nn.Module] | None, where: str) -> None:

@@ -39,8 +39,10 @@ def _imports(t5: T5, published: bool) -> Iterator[str]:
         yield 'from remixer_t5x.architecture import layer'
         yield 'from remixer_t5x.architecture import stack'
         yield 'from remixer_t5x.layers import norms'
-    if (t5.num_buckets, t5.max_distance) != (32, 128):
+    if t5.own_biases or (t5.num_buckets, t5.max_distance) != (32, 128):
         yield 'from remixer_t5x.layers import positions'
+    if t5.own_biases:
+        yield 'from remixer_t5x.sublayers import attention'
 
 
 def _dimensions(t5: T5) -> Iterator[str]:
@@ -62,6 +64,10 @@ def _differences(t5: T5, published: bool) -> Iterator[str]:
         yield 'layer.make_layer.norm = @norms.RMSNorm'
         yield 'stack.Stack.final_norm = @norms.RMSNorm'
         yield f'norms.RMSNorm.epsilon = {t5.epsilon!r}'
+    if t5.own_biases:
+        yield 'ENCODER_POSITION_BIAS = None'
+        yield 'DECODER_POSITION_BIAS = None'
+        yield 'attention.SelfAttention.position_bias = @positions.RelativePositionBias'
     if (t5.num_buckets, t5.max_distance) != (32, 128):
         yield f'positions.RelativePositionBias.num_buckets = {t5.num_buckets}'
         yield f'positions.RelativePositionBias.max_distance = {t5.max_distance}'

@@ -24,6 +24,7 @@ OUTPUT = 'lm_head.weight'
 # Copies of the embedding table, and a bias that the first T5's converter wrote and nothing reads.
 COPIES_OF_TABLE = ('encoder.embed_tokens.weight', 'decoder.embed_tokens.weight')
 UNREAD = ('decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight',)
+BIAS = 'SelfAttention.relative_attention_bias'
 ATTENTION = {'query': 'q', 'key': 'k', 'value': 'v', 'out': 'o'}
 
 
@@ -40,8 +41,9 @@ def parameters(t5: T5, runs: Runs) -> Iterator[Parameter]:
     if not t5.tied:
         yield Parameter(('logits', 'kernel'), (OUTPUT,), False, table, transposed=True)
     for stack in ('encoder', 'decoder'):
-        bias = f'{stack}.block.0.layer.0.SelfAttention.relative_attention_bias.weight'
-        yield Parameter((stack, 'position_bias', 'embedding'), (bias,), False, (t5.num_buckets, d.num_heads), True)
+        if not t5.own_biases:
+            bias = f'{stack}.block.0.layer.0.{BIAS}.weight'
+            yield Parameter((stack, 'position_bias', 'embedding'), (bias,), False, (t5.num_buckets, d.num_heads), True)
         yield Parameter((stack, 'final_norm', 'scale'), (f'{stack}.final_layer_norm.weight',), False, (d.embed_dim,))
         first = 0
         for index, count in enumerate(runs[stack]):
@@ -64,6 +66,8 @@ def _layer_parameters(t5: T5, stack: str) -> Iterator[tuple[tuple[str, ...], str
             shape = (d.embed_dim, width) if name == 'out' else (width, d.embed_dim)
             yield (ours, name, 'kernel'), f'layer.{place}.{theirs}.{letter}', shape
         yield (f'{ours}_norm', 'scale'), f'layer.{place}.layer_norm', (d.embed_dim,)
+    if t5.own_biases:
+        yield ('self_attention', 'position_bias', 'embedding'), f'layer.0.{BIAS}', (t5.num_buckets, d.num_heads)
     last = len(sublayers)
     feed_forward = 'gated_mlp' if t5.gated else 'relu_mlp'
     for name in ('wi_0', 'wi_1') if t5.gated else ('wi',):
