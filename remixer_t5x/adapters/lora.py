@@ -1,11 +1,12 @@
 """LoRA (Hu et al. 2021, "LoRA: Low-Rank Adaptation of Large Language Models", section 4.1).
 
     y = x W + x A B        W frozen [in, out], A [in, rank], B [rank, out]
+    y = x W[j] + x A[j] B[j]                  for each group j of a `GroupDense`, whose W is [groups, in, out]
 
 A starts as a random normal of variance 1 / in and B at zero, so that an adapted model starts as the model that it
-adapts. The paper's scale alpha / rank is 1: it only scales the learning rate of B. Every `Dense` of the encoder and the
-decoder can be adapted; `Dense` reads the two matrices where the parameters have them (`lora_in` and `lora_out` next to
-`kernel`), and a merge adds A B to W.
+adapts. The paper's scale alpha / rank is 1: it only scales the learning rate of B. Every `Dense` and `GroupDense` of
+the encoder and the decoder can be adapted; they read the two matrices where the parameters have them (`lora_in` and
+`lora_out` next to `kernel`), and a merge adds A B to W.
 """
 
 import dataclasses
@@ -22,7 +23,7 @@ from flax import traverse_util
 
 from remixer_t5x import axes
 from remixer_t5x.errors import UserError
-from remixer_t5x.layers.dense import LORA_IN, LORA_OUT, Dense
+from remixer_t5x.layers.dense import LORA_IN, LORA_OUT, Dense, GroupDense
 
 Params = Any
 STACKS = ('encoder', 'decoder')
@@ -66,7 +67,7 @@ def _subclass(kind: Any) -> Any:
         layers: set[str] = set()
 
         def record(call, args, kwargs, context):
-            if isinstance(context.module, Dense):
+            if isinstance(context.module, Dense | GroupDense):
                 layers.add('/'.join(context.module.path))
             return call(*args, **kwargs)
 
@@ -124,6 +125,6 @@ def matrices_of(kernel: str) -> tuple[str, str]:
 
 
 def merged(kernel: jax.Array, first: jax.Array, second: jax.Array) -> jax.Array:
-    """W + A B, [..., in, out], with leading axes of stacked layers."""
+    """W + A B, [..., in, out], with leading axes of stacked layers and of groups."""
     product = jnp.einsum('...ir,...ro->...io', first, second, precision=jax.lax.Precision.HIGHEST)
     return kernel + product

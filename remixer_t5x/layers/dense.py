@@ -1,5 +1,7 @@
 """Dense layers: one for all features, with a bias where it is asked for, and one for each group of features."""
 
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
@@ -59,18 +61,11 @@ class Dense(nn.Module):
     def __call__(self, x: jax.Array) -> jax.Array:
         y = self._times_kernel(x)
         if self.has_variable('params', LORA_IN):
-            y = y + self._low_rank(x)
+            y = y + _low_rank(self, x, _matmul)
         if not self.use_bias:
             return y
         init = nn.with_logical_partitioning(nn.initializers.zeros, self.axes[1:])
         return y + self.param('bias', init, (self.features,), jnp.float32).astype(y.dtype)
-
-    def _low_rank(self, x: jax.Array) -> jax.Array:
-        first, second = (self.get_variable('params', name) for name in (LORA_IN, LORA_OUT))
-        first = whole_rows(first, (self.axes[0], None), x.dtype)
-        second = whole_rows(second, (axes.LORA_RANK, self.axes[1]), x.dtype)
-        # The order makes it cheap: the product of the two is as large as the kernel.
-        return _matmul(_matmul(x, first), second)
 
     def _times_kernel(self, x: jax.Array) -> jax.Array:
         kernel = self.param(
@@ -87,6 +82,16 @@ def _matmul(x: jax.Array, kernel: jax.Array) -> jax.Array:
         return x @ kernel
     tokens = x.reshape(-1, x.shape[-1])
     return (tokens @ kernel).reshape(*x.shape[:-1], kernel.shape[-1])
+
+
+def _low_rank(module: nn.Module, x: jax.Array, matmul: Callable[[jax.Array, jax.Array], jax.Array]) -> jax.Array:
+    """What the adapter of a `Dense` or a `GroupDense` adds to its output."""
+    first, second = (module.get_variable('params', name) for name in (LORA_IN, LORA_OUT))
+    *groups, inward, outward = module.axes
+    first = whole_rows(first, (*groups, inward, None), x.dtype)
+    second = whole_rows(second, (*groups, axes.LORA_RANK, outward), x.dtype)
+    # The order makes it cheap: the product of the two is as large as the kernel.
+    return matmul(matmul(x, first), second)
 
 
 def split_heads(x: jax.Array, num_heads: int) -> jax.Array:
@@ -112,6 +117,8 @@ def join_groups(x: jax.Array) -> jax.Array:
 class GroupDense(nn.Module):
     """`x[j] @ kernel[j]` for each group j (GroupLinear of TIM), [groups, ..., in] -> [groups, ..., features].
 
+    Each group has a low-rank matrix of its own where the parameters have an adapter, as in `Dense`.
+
     Attributes:
         features: width of a group's output.
         axes: logical names of the kernel's three axes: groups, in, out.
@@ -124,15 +131,14 @@ class GroupDense(nn.Module):
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
-        groups, width = x.shape[0], x.shape[-1]
-        kernel = self.param(
-            'kernel',
-            nn.with_logical_partitioning(self.kernel_init, self.axes),
-            (groups, width, self.features),
-            jnp.float32,
-        )
-        kernel = whole_rows(kernel, self.axes, x.dtype)
-        if not on_cpu():
-            return jnp.einsum('g...d,gdf->g...f', x, kernel)
-        tokens = x.reshape(groups, -1, width)
-        return (tokens @ kernel).reshape(*x.shape[:-1], self.features)
+        init = nn.with_logical_partitioning(self.kernel_init, self.axes)
+        kernel = self.param('kernel', init, (x.shape[0], x.shape[-1], self.features), jnp.float32)
+        y = _group_matmul(x, whole_rows(kernel, self.axes, x.dtype))
+        return y + _low_rank(self, x, _group_matmul) if self.has_variable('params', LORA_IN) else y
+
+
+def _group_matmul(x: jax.Array, kernel: jax.Array) -> jax.Array:
+    if not on_cpu():
+        return jnp.einsum('g...d,gdf->g...f', x, kernel)
+    tokens = x.reshape(x.shape[0], -1, x.shape[-1])
+    return (tokens @ kernel).reshape(*x.shape[:-1], kernel.shape[-1])

@@ -7,9 +7,11 @@ import pytest
 from flax import linen as nn
 from flax import traverse_util
 
-from remixer_t5x import build_model
+from remixer_t5x import axes, build_model
 from remixer_t5x.adapters import lora
+from remixer_t5x.config import loading
 from remixer_t5x.errors import UserError
+from remixer_t5x.layers.dense import GroupDense
 from remixer_t5x.model.beam_search import BeamSearch
 from tests.support import saved_run
 
@@ -84,6 +86,29 @@ def test_every_dense_layer_of_the_stacks_can_be_adapted_and_starts_as_it_was(pla
     layer = params['encoder']['run_0']['layer']['gated_mlp']['wo']
     assert not layer['lora_out'].any() and 0.1 < layer['lora_in'].std() * 24**0.5 < 2
     assert not np.array_equal(layer['lora_in'][0], layer['lora_in'][1])
+
+
+def test_each_group_of_a_grouped_layer_has_its_own_adapter():
+    """TIM's mechanisms: every kernel has one, and a layer computes what it computes with W + A B in its place."""
+    files = ['models/tim.gin', 'sizes/tiny.gin']
+    model = lora.adapted(loading.values(loading.Given(files), 'MODEL')[0], '.', 3)
+    flat = traverse_util.flatten_dict(jax.eval_shape(lambda key: model.init(key, SHAPES), jax.random.key(0)), sep='/')
+    kernels = {name: leaf for name, leaf in flat.items() if name.endswith('/kernel') and name != 'logits/kernel'}
+    assert {lora.kernel_of(name) for name in flat if lora.is_adapter(name)} == set(kernels)
+    assert max(leaf.value.ndim for leaf in kernels.values()) == 4, 'no kernel of layers and groups'
+    for name, kernel in kernels.items():
+        first, second = (flat[matrix] for matrix in lora.matrices_of(name))
+        assert first.value.shape == (*kernel.value.shape[:-1], 3) and len(first.names) == kernel.value.ndim
+        assert second.value.shape == (*kernel.value.shape[:-2], 3, kernel.value.shape[-1])
+
+    rng = np.random.default_rng(0)
+    x, kernel, first, second = (
+        rng.standard_normal(shape, np.float32) for shape in ((2, 4, 5, 6), (2, 6, 7), (2, 6, 3), (2, 3, 7))
+    )
+    module = GroupDense(7, (axes.MECHANISMS, axes.EMBED, axes.MLP))
+    ours = module.apply({'params': {'kernel': kernel, 'lora_in': first, 'lora_out': second}}, x)
+    merged = kernel + np.einsum('gir,gro->gio', first, second)
+    np.testing.assert_allclose(ours, np.einsum('g...i,gio->g...o', x, merged), rtol=1e-4, atol=1e-4)
 
 
 def test_models_with_other_adapters_are_other_models(plain):
