@@ -34,6 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     arguments.add_macro(parser, '--mesh', 'MESH', arguments.MESH_HELP, metavar='AXES')
     submission = 'also write files for the leaderboards of GLUE and SuperGLUE here'
     arguments.add_macro(parser, '--submission', 'SUBMISSION_DIR', submission, metavar='DIR')
+    parser.add_argument('--quantize', choices=('int8',), help='judge the model that export --quantize writes')
     parser.add_argument('--predictions', metavar='FILE', help='judge this file of predictions; needs no model')
     process_flags.add(parser)
 
@@ -49,17 +50,22 @@ def run(args: argparse.Namespace) -> None:
     from remixer_t5x.config import resolved
 
     with process_flags.together(args):
-        _evaluate(resolved.call(ROOT))
+        _evaluate(resolved.call(ROOT), args.quantize)
 
 
-def _evaluate(settings: CheckpointEvaluation) -> None:
+def _evaluate(settings: CheckpointEvaluation, quantize: str | None = None) -> None:
+    """`quantize` names the integers that weights are rounded to; results then have a folder of their own."""
     import jax
 
+    from remixer_t5x.errors import UserError
     from remixer_t5x.evaluation import results
     from remixer_t5x.evaluation.checkpoint_evaluation import Evaluator
+    from remixer_t5x.export import int8
     from remixer_t5x.run_folder import model_dir
     from remixer_tasks.benchmarks import submissions
 
+    if quantize and jax.process_count() > 1:
+        raise UserError('--quantize works in one process; leave it out, or start one')
     settings.checkpoints.check()
     evaluator = Evaluator(settings, submissions.knows)
     for note in evaluator.notes:
@@ -73,6 +79,8 @@ def _evaluate(settings: CheckpointEvaluation) -> None:
                 _say(f'step {folder.name} was removed before its turn; KEEP_CHECKPOINTS keeps more')
                 continue
             place = settings.folder_of_results(folder)
+            if quantize:
+                params, place = int8.rounded_in_place(params), f'{place}_{quantize}'
             if place not in outlets and jax.process_index() == 0:
                 outlets[place] = results.Results(place)
             reports = evaluator.evaluate(params, folder, outlets.get(place))

@@ -62,3 +62,8 @@ def expanded(weights: Weights) -> Params:
 def rounded(params: Params) -> Params:
     """The float32 parameters that a quantised model computes with."""
     return jax.device_get(expanded(quantized(flat(params))))
+
+
+def rounded_in_place(params: Params) -> Params:
+    """The same for arrays on devices: the numbers that a quantised model computes with, where they were."""
+    return jax.tree.map(lambda new, old: jax.device_put(new, old.sharding), rounded(jax.device_get(params)), params)

@@ -11,6 +11,8 @@ from remixer_t5x import build_model
 from remixer_t5x.checkpoints import saved_params
 from remixer_t5x.cli.main import main
 from remixer_t5x.devices.partition import Partitioner
+from remixer_t5x.evaluation.checkpoint_evaluation import Evaluator
+from remixer_t5x.export import int8
 from remixer_t5x.training import steps
 from tests.support import command_folder, toy_tasks
 
@@ -67,6 +69,23 @@ def _never(rng):
 
 def records(path):
     return [json.loads(line) for line in pathlib.Path(path).read_text().splitlines()]
+
+
+def test_eval_judges_the_model_that_a_quantised_export_has(finetuned, monkeypatch):
+    """The parameters that are judged, and where results go; `tests/export` has what rounding does."""
+    judged = {}
+
+    def keep(self, params, folder, outlet):
+        judged.update(params=params, place=str(outlet.folder))
+        return []
+
+    monkeypatch.setattr(Evaluator, 'evaluate', keep)
+    assert run('eval', '--gin.EVAL_BATCH_SIZE=4', '--checkpoint=first', '--quantize=int8') == 0
+    assert judged['place'].endswith('first/eval_int8')
+    exact = parameters('first')
+    jax.tree.map(np.testing.assert_array_equal, judged['params'], int8.rounded(exact))
+    table = exact['token_embedder']['embedding']
+    assert 0 < np.abs(judged['params']['token_embedder']['embedding'] - table).max() < np.abs(table).max() / 200
 
 
 def of_kind(path, kind):
