@@ -33,6 +33,10 @@ MASK = '[MASK]'
 GREEDY = Greedy()
 
 
+# What lm_eval's command line gives to every model where nobody says --device.
+DEFAULT_DEVICE = 'cuda:0'
+
+
 class RemixerLM(LM):
     """A model for lm_eval: `--model remixer_t5x --model_args path=runs/mine`.
 
@@ -43,7 +47,7 @@ class RemixerLM(LM):
         trust_gin: as for `load`.
         seed: of answers that are sampled.
         max_batch_size: not used; lm_eval gives it to every model.
-        device: must be None: JAX chooses (JAX_PLATFORMS).
+        device: not used, since JAX chooses (JAX_PLATFORMS); None, or what lm_eval's command line gives by default.
     """
 
     def __init__(
@@ -57,7 +61,7 @@ class RemixerLM(LM):
         device: str | None = None,
     ) -> None:
         super().__init__()
-        if device is not None:
+        if device not in (None, DEFAULT_DEVICE):
             raise UserError(
                 f'--device {device} is given, and JAX chooses the device; leave it out, or set JAX_PLATFORMS'
             )

@@ -104,7 +104,9 @@ def _describe_bug(error: BaseException) -> str:
 def _run(argv: Sequence[str], own_process: bool) -> int:
     rest, gin_flags = arguments.split_gin_flags(argv)
     parser = _parser()
-    args = parser.parse_args(_join_words(rest))
+    args, unknown = parser.parse_known_args(_join_words(rest))
+    if unknown:
+        raise UserError(_unknown_flag(args, unknown))
     if args.command is None:
         parser.print_help()
         return 0
@@ -135,19 +137,30 @@ def _join_words(argv: list[str]) -> list[str]:
     return [' '.join(argv[:2]), *argv[2:]]
 
 
+def _unknown_flag(args: argparse.Namespace, given: list[str]) -> str:
+    """What to say of arguments that the command does not take, and what to type instead of the first."""
+    from remixer_t5x.config import files, t5x_macros
+
+    message = f'unrecognized arguments: {" ".join(given)}'
+    parser = getattr(args, 'own_parser', None) or _parser()
+    flag, _, value = given[0].partition('=')
+    name = flag.removeprefix('--')
+    near = difflib.get_close_matches(flag, re.findall(r'--\w+', parser.format_usage()), n=1)
+    if hint := t5x_macros.flag_here(name):
+        message += hint
+    elif hasattr(args, 'gin_file') and value and files.is_macro(name.upper()):
+        message += f'; the setting is --gin.{name.upper()}={value}'
+    elif near:
+        message += f'; did you mean {near[0]}'
+    return f'{message}; see {parser.prog} --help'
+
+
 class _Parser(argparse.ArgumentParser):
     """argparse that answers a wrong flag with one line, as every other mistake is answered."""
 
     def error(self, message: str):
         # The name COMMAND is padded to the width of the longest one, which aligns the help.
         message = re.sub(r'(?<=COMMAND) +', '', message)
-        from remixer_t5x.config import files, t5x_macros
-
-        if unknown := re.match(r'unrecognized arguments: --(\w+)', message):
-            message += t5x_macros.flag_here(unknown[1])
-        setting = re.fullmatch(r'unrecognized arguments: --(\w+)=(\S+)', message)
-        if setting and files.is_macro(setting[1].upper()):
-            message += f'; the setting is --gin.{setting[1].upper()}={setting[2]}'
         raise UserError(f'{message}; see {self.prog} --help')
 
 
@@ -178,6 +191,7 @@ def _add_command(commands, command: Command) -> None:
         allow_abbrev=False,
     )
     command.add_arguments(parser)
+    parser.set_defaults(own_parser=parser)
     parser.add_argument('--verbose', action='store_true', help='show log lines of libraries, and tracebacks')
 
 

@@ -233,13 +233,20 @@ def test_a_mixer_alone_in_a_decoder_is_scored_by_definition(causal):
     assert len(encode(text)) <= 3
 
 
+def test_the_command_line_gives_a_device_to_every_model(t5):
+    from lm_eval.config.evaluate_config import EvaluatorConfig
+
+    given = EvaluatorConfig(model='remixer_t5x', tasks=['any']).device
+    assert given is not None and ours(t5, device=given).frame == 'encoder_decoder'
+
+
 def test_what_a_model_cannot_do_is_told_in_one_line(t5):
     from remixer_t5x.api import lm_eval_generation
 
     with pytest.raises(UserError, match='repetition_penalty; allowed are until'):
         lm_eval_generation.settings({'until': [], 'repetition_penalty': 2.0}, 8)
     with pytest.raises(UserError, match='JAX chooses'):
-        ours(t5, device='cuda:0')
+        ours(t5, device='mps')
     model = ours(t5, max_length=4)
     with pytest.raises(UserError, match='a continuation has .* tokens, and the model takes 4'):
         model.loglikelihood(requests(('a', 'this is a test and the end of it')))

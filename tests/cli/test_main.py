@@ -40,13 +40,20 @@ MISTAKES = {
     'unknown command': (['trian'], "error: argument COMMAND: invalid choice: 'trian'"),
     'setting as a flag': (
         ['info', '--batch_size=8'],
-        'error: unrecognized arguments: --batch_size=8; the setting is --gin.BATCH_SIZE=8; see remixer-t5x --help',
+        'error: unrecognized arguments: --batch_size=8; the setting is --gin.BATCH_SIZE=8; see remixer-t5x info --help',
     ),
     'part of a name': (
         ['info', '--gin_file=models/t5.gin'],
         "error: gin file 'models/t5.gin' not found here or among the shipped configs; did you mean models/t5_1_0",
     ),
-    'unknown flag': (['info', '--gin_fil=x'], 'error: unrecognized arguments: --gin_fil=x; see remixer-t5x --help'),
+    'unknown flag': (
+        ['info', '--gin_fil=x'],
+        'error: unrecognized arguments: --gin_fil=x; did you mean --gin_file; see',
+    ),
+    'setting where nothing reads gin': (
+        ['report', 'runs', '--output=x'],
+        'error: unrecognized arguments: --output=x; did you mean --out; see remixer-t5x report --help',
+    ),
     'flag without value': (['info', '--gin.X'], 'error: --gin.X has no value; type --gin.X=VALUE'),
     'gin flag where nothing reads gin': (
         ['data', 'list', '--gin.X=3'],
