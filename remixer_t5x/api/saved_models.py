@@ -12,7 +12,7 @@ from etils import epath
 from remixer_t5x.api.trained_model import TrainedModel
 from remixer_t5x.checkpoints import manager, model_changes, saved_params
 from remixer_t5x.config import loading, resolved
-from remixer_t5x.data import frames, pipeline
+from remixer_t5x.data import frames, pipeline, task_vocabulary
 from remixer_t5x.devices.partition import Partitioner
 from remixer_t5x.errors import UserError
 from remixer_t5x.evaluation import best
@@ -126,7 +126,7 @@ def _values(gin_file: str) -> list[Any]:
 
 def restore(checkpoint: str, model: Any, vocabulary: Any, partitioner: Partitioner) -> Any:
     """The parameters in `checkpoint`, on the partitioner's devices. Raises UserError if they do not fit."""
-    record = pipeline.vocabulary_record(vocabulary)
+    record = task_vocabulary.record(vocabulary)
     return saved_params.restore_params(checkpoint, _abstract(model, partitioner), record, WHAT)
 
 
@@ -189,7 +189,7 @@ def _load_shared(folder: pathlib.Path, lengths: Mapping[str, int] | None, partit
     shared = shared_folder.read(folder)
     arrays, _, record = shared.params()
     model, vocabulary, found = _of_text(shared.gin_text())
-    ours = pipeline.vocabulary_record(vocabulary)
+    ours = task_vocabulary.record(vocabulary)
     if record['vocabulary'] != ours:
         raise UserError(
             f'{folder} was trained with vocabulary {record["vocabulary"]}, and has {ours}; download it again'
@@ -207,7 +207,7 @@ def _load_gpt2(path: str, lengths: Mapping[str, int] | None, partitioner: Partit
     source = gpt2.read(path)
     gpt2.tokenizer_files(source.folder)
     model, vocabulary, found = _of_text(gpt2.model_gin(source.gpt2, path, f'Made from {path}.'))
-    pipeline.check_ids(path, vocabulary, model.vocab_size)
+    task_vocabulary.check_ids(path, vocabulary, model.vocab_size)
     params = _placed(source.params(), model, partitioner)
     given = _lengths(frames.text_lengths(found), lengths)
     return TrainedModel(model, params, vocabulary, given, path, partitioner, ends_inputs=False)
@@ -221,7 +221,7 @@ def _load_bert(
     tokenizer = hf_bert.tokenizer_file(folder, vocabulary_path)
     params = hf_bert.from_huggingface(sizes, safetensors_files.read_folder(folder), path)
     model, vocabulary, _ = _of_text(bert_description.model_gin(sizes, tokenizer, f'Made from {path}.'))
-    pipeline.check_ids(tokenizer, vocabulary, model.vocab_size)
+    task_vocabulary.check_ids(tokenizer, vocabulary, model.vocab_size)
     given = _lengths(dict.fromkeys(LENGTHS, sizes.max_length), lengths)
     return TrainedModel(model, _placed(params, model, partitioner), vocabulary, given, path, partitioner)
 

@@ -57,11 +57,11 @@ def run(args: argparse.Namespace) -> None:
 
 
 def _export(args: argparse.Namespace, settings: TextInference, folder: pathlib.Path) -> None:
-    from remixer_t5x.data import frames, pipeline
+    from remixer_t5x.data import frames, task_vocabulary
     from remixer_t5x.export import functions, int8
 
     model, vocabulary = settings.model, settings.vocabulary
-    pipeline.check_ids('VOCABULARY', vocabulary, model.vocab_size)
+    task_vocabulary.check_ids('VOCABULARY', vocabulary, model.vocab_size)
     lengths = frames.text_lengths(settings.decoding.feature_lengths)
     names = args.functions or functions.possible(model)
     eos_id = 1 if vocabulary.eos_id is None else int(vocabulary.eos_id)

@@ -40,7 +40,7 @@ def run(args: argparse.Namespace) -> None:
     from rich.console import Console
 
     from remixer_t5x.checkpoints import saved_params
-    from remixer_t5x.data import frames, pipeline
+    from remixer_t5x.data import frames, pipeline, task_batches, task_vocabulary
     from remixer_t5x.devices import compiler_options
     from remixer_t5x.model import interface
     from remixer_t5x.run_folder import model_dir
@@ -51,8 +51,8 @@ def run(args: argparse.Namespace) -> None:
         raise UserError('the vocabulary has no sentinels (extra_ids is 0): use a span-corruption task')
     interface.require_frame(model, frames.ENCODER_DECODER, 'fill_in')
     abstract = saved_params.abstract_params(model, pipeline.batch_shapes(dataset), partitioner)
-    params = saved_params.restore_params(folder, abstract, pipeline.vocabulary_record(vocab), setting='MODEL_DIR')
-    batch = next(iter(pipeline.EvalBatches(dataset, limit=1)))
+    params = saved_params.restore_params(folder, abstract, task_vocabulary.record(vocab), setting='MODEL_DIR')
+    batch = next(iter(task_batches.EvalBatches(dataset, limit=1)))
     with partitioner.activate():
         predict = jax.jit(
             lambda params, batch: model.predict(params, batch, lengths['targets']),

@@ -74,9 +74,9 @@ def run(args: argparse.Namespace) -> None:
 def vocabulary_of_task(args: argparse.Namespace) -> Any:
     """For a configuration that names a seqio task and no VOCABULARY: the vocabulary of the task's features."""
     (mixture,) = arguments.values(args, 'MIXTURE_OR_TASK_NAME', base=BASE)
-    from remixer_t5x.data import pipeline
+    from remixer_t5x.data import pipeline, task_vocabulary
 
-    return pipeline.vocabulary_of(pipeline.named(mixture))
+    return task_vocabulary.of(pipeline.named(mixture))
 
 
 def other_template(checkpoint: str, given: str | None) -> str | None:

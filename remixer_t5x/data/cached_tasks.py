@@ -16,7 +16,7 @@ _MAKE = 'make it with `remixer-t5x data cache`'
 
 
 def note(vocabulary: str) -> str:
-    """The content of the file COMPLETED of a cache; `vocabulary` is from `pipeline.vocabulary_record`."""
+    """The content of the file COMPLETED of a cache; `vocabulary` is from `task_vocabulary.record`."""
     return json.dumps({'vocabulary': vocabulary})
 
 

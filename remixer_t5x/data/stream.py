@@ -27,6 +27,17 @@ UNSAVED = (
 )
 
 
+def hide_accelerators() -> None:
+    """Keeps TensorFlow on the CPU. Otherwise its first op would take all memory of the GPUs, which JAX needs."""
+    for kind in ('GPU', 'TPU'):
+        try:
+            tf.config.set_visible_devices([], kind)
+        except (RuntimeError, ValueError):
+            # TensorFlow is already running, which is harmless if it sees no such device.
+            if tf.config.list_logical_devices(kind):
+                raise
+
+
 @contextlib.contextmanager
 def restorable() -> Iterator[None]:
     """A context in which datasets are made of operations whose position TensorFlow 2.21 restores exactly, in the same

@@ -8,7 +8,7 @@ import jax
 from etils import epath
 
 from remixer_t5x.checkpoints import saved_params, watch
-from remixer_t5x.data import frames, pipeline
+from remixer_t5x.data import frames, task_vocabulary
 from remixer_t5x.devices import collectives, partition
 from remixer_t5x.errors import UserError
 from remixer_t5x.evaluation import best, results, task_examples
@@ -93,7 +93,7 @@ class Evaluator:
         if not readers:
             raise UserError('EVAL_SPLIT is None and there is no SUBMISSION_DIR, so nothing is evaluated; give one')
         self.notes = [note for reader in readers for note in reader.notes]
-        self._vocabulary = pipeline.vocabulary_record(readers[0].vocabulary)
+        self._vocabulary = task_vocabulary.record(readers[0].vocabulary)
         lengths, size = tasks.decoding.feature_lengths, tasks.decoding.batch_size
         shapes = frames.batch_shapes(model.frame, lengths, size)
         self._abstract = saved_params.abstract_params(model, shapes, partitioner)

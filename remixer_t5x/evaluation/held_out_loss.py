@@ -14,7 +14,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from remixer_t5x.data import pipeline
+from remixer_t5x.data import pipeline, task_batches
 from remixer_t5x.errors import UserError
 from remixer_t5x.optimization.train_step import TARGET_COUNTS
 from remixer_t5x.run_folder import metrics
@@ -36,9 +36,9 @@ class Evaluation:
         if self.steps is not None and self.steps < 0:
             raise UserError(f'EVAL_STEPS is {self.steps}; it takes a number of batches, or None for the whole split')
 
-    def batches(self, share: tuple[int, int] = (0, 1), threads: int | None = None) -> pipeline.EvalBatches:
+    def batches(self, share: tuple[int, int] = (0, 1), threads: int | None = None) -> task_batches.EvalBatches:
         """The rows of `share` = (index, count); iterate over it once for every evaluation."""
-        return pipeline.EvalBatches(self.dataset, *share, self.steps, threads)
+        return task_batches.EvalBatches(self.dataset, *share, self.steps, threads)
 
     def by_task(self) -> tuple['Evaluation', ...]:
         """The same for each task of a mixture that has the split, named NAME/TASK; none for a single task."""

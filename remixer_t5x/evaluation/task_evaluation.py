@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from remixer_t5x.data import pipeline
+from remixer_t5x.data import pipeline, task_vocabulary
 from remixer_t5x.devices.partition import Partitioner
 from remixer_t5x.errors import UserError
 from remixer_t5x.evaluation import classes, task_examples, task_metrics
@@ -78,7 +78,7 @@ class TaskEvaluator:
         lengths = settings.decoding.feature_lengths
         tasks, self.notes = task_examples.tasks_of(settings.mixture_or_task_name, self.split, settings.tasks)
         self.vocabulary = _one_vocabulary(tasks)
-        pipeline.check_ids(tasks[0].name, self.vocabulary, model.vocab_size)
+        task_vocabulary.check_ids(tasks[0].name, self.vocabulary, model.vocab_size)
         self._predictor = Predictor(model, partitioner, settings.decoding, _eos(self.vocabulary))
         self._examples = [task_examples.read(task, self.split, lengths, settings.examples) for task in tasks]
         self.notes += [note for examples in self._examples for note in examples.notes]

@@ -7,7 +7,7 @@ import difflib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from remixer_t5x.data import pipeline
+from remixer_t5x.data import pipeline, stream
 from remixer_t5x.data.stream import without_autograph
 from remixer_t5x.errors import UserError
 from remixer_t5x.lazy import seqio, tf
@@ -87,7 +87,7 @@ def read(task: seqio.Task, split: str, lengths: Mapping[str, int], limit: int | 
 
     Raises UserError if they cannot be read, if there are none, or if they use two vocabularies.
     """
-    pipeline.hide_accelerators()
+    stream.hide_accelerators()
     features = task.output_features
     if features['inputs'].vocabulary != features['targets'].vocabulary:
         raise UserError(f'{task.name} has one vocabulary for inputs and another for targets; give both the same one')
@@ -99,7 +99,7 @@ def read(task: seqio.Task, split: str, lengths: Mapping[str, int], limit: int | 
     except UserError:
         raise
     except (ValueError, OSError, tf.errors.OpError) as error:
-        raise UserError(f'{task.name} cannot be read: {pipeline.one_line(error)}') from error
+        raise UserError(f'{task.name} cannot be read: {stream.one_line(error)}') from error
     if not examples:
         raise UserError(f'{task.name} has no examples in split {split!r}; give another split')
     return TaskExamples(task, split, examples, tuple(_notes(task, split, examples, lengths)))

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 
 from remixer_t5x.checkpoints import saved_params, watch
-from remixer_t5x.data import frames, pipeline
+from remixer_t5x.data import frames, task_vocabulary
 from remixer_t5x.devices import collectives, partition
 from remixer_t5x.errors import UserError
 from remixer_t5x.evaluation import classes, predictions
@@ -44,7 +44,7 @@ class TextInference:
             interface.require(self.model, 'generate', 'infer without --embed')
         if jax.process_count() > 1 and (self.inputs.is_stdin or self.output == '-'):
             raise UserError('with several hosts, --input and --output must be files that all of them see')
-        pipeline.check_ids('VOCABULARY', self.vocabulary, self.model.vocab_size)
+        task_vocabulary.check_ids('VOCABULARY', self.vocabulary, self.model.vocab_size)
 
     def step_folder(self) -> str:
         """The checkpoint's folder, the same on every process; the newest one, where `checkpoint` is a MODEL_DIR."""
@@ -63,7 +63,7 @@ class TextInference:
         lengths, size = self.decoding.feature_lengths, self.decoding.batch_size
         shapes = frames.batch_shapes(self.model.frame, lengths, size)
         abstract = saved_params.abstract_params(self.model, shapes, self.partitioner)
-        return saved_params.restore_params(folder, abstract, pipeline.vocabulary_record(self.vocabulary), watch.SETTING)
+        return saved_params.restore_params(folder, abstract, task_vocabulary.record(self.vocabulary), watch.SETTING)
 
     def codec(self) -> text_outputs.Texts:
         """Texts to ids and back. A model of tasks without inputs continues its prompts, which then have no end."""

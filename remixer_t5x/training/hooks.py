@@ -12,7 +12,7 @@ from typing import Any
 import jax
 from etils import epath
 
-from remixer_t5x.data import pipeline
+from remixer_t5x.data import task_batches
 from remixer_t5x.evaluation import averages, held_out_loss, task_metrics
 from remixer_t5x.evaluation.best import BestCheckpoints
 from remixer_t5x.evaluation.task_evaluation import Report, TaskEvaluator
@@ -68,7 +68,7 @@ class EvaluateLoss:
 
     def __init__(
         self,
-        open_batches: Callable[[], Mapping[str, pipeline.EvalBatches]],
+        open_batches: Callable[[], Mapping[str, task_batches.EvalBatches]],
         eval_step: held_out_loss.EvalStep,
         place: Callable[[Any], Any],
         log: RunLog,

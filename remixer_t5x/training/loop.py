@@ -13,7 +13,7 @@ import jax
 from etils import epath
 
 from remixer_t5x import startup
-from remixer_t5x.data import pipeline, prefetch
+from remixer_t5x.data import pipeline, prefetch, task_batches
 from remixer_t5x.evaluation.best import BestCheckpoints
 from remixer_t5x.evaluation.task_evaluation import TaskEvaluator
 from remixer_t5x.optimization import train_state
@@ -203,9 +203,9 @@ class Loop:
 
 def _open_data(run: Run, now: Current) -> prefetch.Prefetcher:
     partitioner = run.learner.partitioner
-    threads = pipeline.threads_beside(jax.default_backend())
+    threads = task_batches.threads_beside(jax.default_backend())
     dataset = pipeline.resumed(run.dataset, now.position.batches)
-    source = pipeline.TrainBatches(dataset, *partitioner.data_shard(), threads, len(now.position.states))
+    source = task_batches.TrainBatches(dataset, *partitioner.data_shard(), threads, len(now.position.states))
     period = min(run.periods.checkpoint_period, MOST_BATCHES_DRAWN_AGAIN)
     return prefetch.Prefetcher(source, partitioner.shard_batch, now.position, capture_period=period)
 
@@ -220,9 +220,9 @@ def _evaluations(
 ) -> Iterator[Hook]:
     period, partitioner, evaluated = run.periods.eval_period, run.learner.partitioner, steps.evaluated(run, plan)
     if run.evaluation is not None and period is not None:
-        whole, threads = run.evaluation, pipeline.threads_beside(jax.default_backend())
+        whole, threads = run.evaluation, task_batches.threads_beside(jax.default_backend())
 
-        def open_batches() -> dict[str, pipeline.EvalBatches]:
+        def open_batches() -> dict[str, task_batches.EvalBatches]:
             every = whole.of_tasks(evaluator.seqio_tasks) if evaluator else (whole, *whole.by_task())
             return {one.name: one.batches(partitioner.data_shard(), threads) for one in every}
 

@@ -10,7 +10,7 @@ import jax
 from etils import epath
 
 from remixer_t5x.checkpoints import config_changes, durable, manager
-from remixer_t5x.data import pipeline
+from remixer_t5x.data import pipeline, stream
 from remixer_t5x.data.position import Position
 from remixer_t5x.devices import collectives
 from remixer_t5x.errors import UserError
@@ -83,7 +83,7 @@ def prepare_data(run: Run, config_text: str) -> dict[str, Any]:
     data cannot be read or a vocabulary does not fit the model.
     """
     # Done here, before the first TensorFlow op.
-    pipeline.hide_accelerators()
+    stream.hide_accelerators()
     dataset, vocab_size = run.dataset, run.learner.model.vocab_size
     # The first process looks at the files for all processes.
     prepared = pipeline.prepare(dataset, vocab_size, look=jax.process_index() == 0)

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 import jax
 
 from remixer_t5x import startup
-from remixer_t5x.data import frames, pipeline, vocabulary_bytes
+from remixer_t5x.data import frames, pipeline, vocabulary_pieces
 from remixer_t5x.devices import compiler_options
 from remixer_t5x.optimization import train_step
 from remixer_t5x.optimization.train_state import StatePlan, TrainState
@@ -100,7 +100,7 @@ def evaluation(run: Run, plan: StatePlan) -> train_step.Compiled:
     """`(params, batch) -> sums`; compiles at its first call."""
     model, token_bytes = run.learner.model, None
     if model.frame == frames.DECODER_ONLY:
-        token_bytes = vocabulary_bytes.token_bytes(pipeline.vocabulary(run.dataset))
+        token_bytes = vocabulary_pieces.token_bytes(pipeline.vocabulary(run.dataset))
     step = train_step.make_eval_step(model, token_bytes, count_targets=model.frame != frames.CLASSIFIER)
     return train_step.jit_eval_step(step, plan.shardings, run.learner.partitioner)
 

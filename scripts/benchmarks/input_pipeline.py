@@ -23,7 +23,7 @@ os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
 import seqio  # noqa: E402 (TensorFlow reads the variable when it is imported)
 import tensorflow as tf  # noqa: E402
 
-from remixer_t5x.data import pipeline
+from remixer_t5x.data import pipeline, task_batches
 from remixer_tasks import local_files, pretraining, python_docs, vocabularies
 from remixer_tasks.corpora import token_ids  # noqa: E402
 from remixer_tasks.corpora.text_corpus import ParsedCorpus
@@ -97,7 +97,7 @@ def run_batches(corpus: ParsedCorpus, vocabulary: seqio.Vocabulary, counts: list
 
 def time_batches(task: seqio.Task, streams: int, most: int) -> tuple[float, float]:
     rows = BATCH_SIZE * streams
-    source = pipeline.TrainBatches(pipeline.DatasetConfig(task, LENGTHS, rows, streams=streams))
+    source = task_batches.TrainBatches(pipeline.DatasetConfig(task, LENGTHS, rows, streams=streams))
     next(source)
     wall, processor = time.perf_counter(), time.process_time()
     count = -(-most // (568 * rows))

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 import remixer_t5x
 from remixer_t5x.cli.main import main
-from remixer_t5x.data import pipeline
+from remixer_t5x.data import pipeline, task_batches
 from tests.cli.test_task_commands import FINETUNE, place, run  # noqa: F401 (fixtures)
 from tests.support.fake_gcs import FakeGcs
 
@@ -132,9 +132,9 @@ def test_a_position_in_files_of_a_bucket_is_exact(store):
     def targets(batches, count):
         return [next(batches)['decoder_target_tokens'].tolist() for _ in range(count)]
 
-    batches = pipeline.TrainBatches(config)
+    batches = task_batches.TrainBatches(config)
     targets(batches, 3)
     position, wanted = batches.capture(), targets(batches, 12)
-    again = pipeline.TrainBatches(config)
+    again = task_batches.TrainBatches(config)
     again.restore(position)
     assert targets(again, 12) == wanted

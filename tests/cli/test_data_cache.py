@@ -17,7 +17,7 @@ import seqio
 import tensorflow as tf
 
 from remixer_t5x.cli import main
-from remixer_t5x.data import cached_tasks, pipeline
+from remixer_t5x.data import cached_tasks, pipeline, task_batches, task_vocabulary
 from remixer_t5x.errors import UserError
 from remixer_tasks import caching
 from tests.support import compare_runs
@@ -69,7 +69,7 @@ def documents_task(extra_ids=100):
 
 
 def record(vocabulary=None):
-    return pipeline.vocabulary_record(vocabulary or seqio.ByteVocabulary(100))
+    return task_vocabulary.record(vocabulary or seqio.ByteVocabulary(100))
 
 
 def write(folder, name, completed=True, shards=3, vocabulary=None):
@@ -101,7 +101,7 @@ def rows(task, split='train', **cached):
     """How often each row of a whole epoch comes."""
     config = pipeline.DatasetConfig(task, {'inputs': 64, 'targets': 192}, 4, split, shuffle=False, **cached)
     found = collections.Counter()
-    for batch in pipeline.EvalBatches(config):
+    for batch in task_batches.EvalBatches(config):
         weighted = batch['decoder_loss_weights'].any(1)
         for inputs, targets in zip(batch['encoder_input_tokens'], batch['decoder_target_tokens'], strict=True):
             found[inputs.tobytes() + targets.tobytes()] += 1
@@ -120,7 +120,7 @@ def test_batches_from_the_cache_are_those_without_it_up_to_order(tmp_path, split
 def test_order_is_the_same_every_time_and_a_position_goes_on_exactly(tmp_path, worker):
     folder = write(tmp_path, 'cached_span_corruption')
     config = pipeline.DatasetConfig(worker.task(), worker.LENGTHS, 4, seed=3, use_cached=True, cache_dir=folder)
-    first, second, resumed = (pipeline.TrainBatches(config) for _ in range(3))
+    first, second, resumed = (task_batches.TrainBatches(config) for _ in range(3))
     batches = [next(first) for _ in range(30)]
     for _ in range(13):
         next(second)

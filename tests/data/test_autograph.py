@@ -6,7 +6,7 @@ import numpy as np
 import seqio
 import tensorflow as tf
 
-from remixer_t5x.data import pipeline
+from remixer_t5x.data import pipeline, task_batches
 from remixer_t5x.data.stream import without_autograph
 
 TEXTS = ['a', 'bcd', 'ef', 'ghijk']
@@ -59,20 +59,20 @@ def _config(**settings):
 
 def test_batches_are_those_of_a_pipeline_with_autograph(monkeypatch):
     config = _config(shuffle=False)
-    without = [batch['encoder_input_tokens'].tolist() for batch in pipeline.EvalBatches(config)]
-    monkeypatch.setattr(pipeline, 'without_autograph', lambda build: build())
-    assert [batch['encoder_input_tokens'].tolist() for batch in pipeline.EvalBatches(config)] == without
+    without = [batch['encoder_input_tokens'].tolist() for batch in task_batches.EvalBatches(config)]
+    monkeypatch.setattr(task_batches, 'without_autograph', lambda build: build())
+    assert [batch['encoder_input_tokens'].tolist() for batch in task_batches.EvalBatches(config)] == without
     assert without == [[[100, 1, 0, 0], [101, 102, 103, 1]], [[104, 105, 1, 0], [106, 107, 108, 1]]]
 
 
 def test_a_position_of_a_pipeline_with_autograph_is_restored(monkeypatch):
     config = _config(seed=3)
     with monkeypatch.context() as patch:
-        patch.setattr(pipeline, 'without_autograph', lambda build: build())
-        unbroken = pipeline.TrainBatches(config, threads=1)
+        patch.setattr(task_batches, 'without_autograph', lambda build: build())
+        unbroken = task_batches.TrainBatches(config, threads=1)
     for _ in range(3):
         next(unbroken)
-    resumed = pipeline.TrainBatches(config, threads=1)
+    resumed = task_batches.TrainBatches(config, threads=1)
     resumed.restore(unbroken.capture())
     for _ in range(5):
         expected, found = next(unbroken), next(resumed)

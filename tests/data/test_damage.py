@@ -6,7 +6,7 @@ import pytest
 import seqio
 import tensorflow as tf
 
-from remixer_t5x.data import pipeline
+from remixer_t5x.data import pipeline, task_batches
 from remixer_t5x.errors import UserError
 
 LENGTHS = {'inputs': 8, 'targets': 8}
@@ -64,7 +64,7 @@ def told(call):
 
 
 def read_all(config):
-    batches = pipeline.TrainBatches(config, threads=1)
+    batches = task_batches.TrainBatches(config, threads=1)
     for _ in range(2 * SHARDS * 50 // config.batch_size):
         next(batches)
 
@@ -74,7 +74,7 @@ def test_a_damaged_record_names_its_file(records, damage, capsys):
     """In the middle of an epoch, and in an evaluation."""
     damage(records / 'data-00001-of-00003')
     config = pipeline.DatasetConfig(of_records(records, f'damaged_{damage.__name__}'), LENGTHS, 10, shuffle=False)
-    for call in (lambda: read_all(config), lambda: list(pipeline.EvalBatches(config))):
+    for call in (lambda: read_all(config), lambda: list(task_batches.EvalBatches(config))):
         said = told(call)
         assert f'the damaged file is {records}/data-00001-of-00003 (' in said
         assert said.endswith('): put a sound copy in its place')

@@ -7,7 +7,7 @@ import pytest
 import seqio
 import tensorflow as tf
 
-from remixer_t5x.data import pipeline
+from remixer_t5x.data import pipeline, task_batches
 from remixer_t5x.errors import UserError
 
 VOCABULARY = seqio.ByteVocabulary(extra_ids=0)
@@ -31,7 +31,7 @@ def source_of(rows, **options):
 
 
 def first(config):
-    return next(iter(pipeline.EvalBatches(config)))
+    return next(iter(task_batches.EvalBatches(config)))
 
 
 DAMAGED = [
@@ -67,7 +67,7 @@ def test_masked_tokens_stay_in_their_places(pack):
 def test_inputs_and_targets_of_two_lengths_are_refused():
     config = pipeline.DatasetConfig(source_of(DAMAGED), {'inputs': 8, 'targets': 4}, 1, frame='encoder_only')
     with pytest.raises(UserError, match='give inputs and targets one length'):
-        pipeline.EvalBatches(config)
+        task_batches.EvalBatches(config)
 
 
 @dataclasses.dataclass(frozen=True)

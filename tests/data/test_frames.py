@@ -7,7 +7,7 @@ import pytest
 import seqio
 import tensorflow as tf
 
-from remixer_t5x.data import converters, frames, pipeline
+from remixer_t5x.data import converters, frames, pipeline, task_batches
 from remixer_t5x.errors import UserError
 from remixer_t5x.model import interface
 
@@ -39,7 +39,7 @@ def task(*features: str) -> seqio.Task:
 def rows(frame: str, *features: str, pack: bool) -> dict[str, np.ndarray]:
     lengths = {name: LENGTHS[name] for name in features}
     config = pipeline.DatasetConfig(task(*features), lengths, 2, 'validation', shuffle=False, pack=pack, frame=frame)
-    (batch,) = pipeline.EvalBatches(config)
+    (batch,) = task_batches.EvalBatches(config)
     found = {name: (array.shape, str(array.dtype)) for name, array in batch.items()}
     assert found == {name: (array.shape, str(array.dtype)) for name, array in pipeline.abstract_batch(config).items()}
     return batch

@@ -9,7 +9,7 @@ import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from remixer_t5x.data import pipeline
+from remixer_t5x.data import pipeline, task_batches, task_vocabulary
 from remixer_t5x.errors import UserError
 
 LENGTHS = {'inputs': 16, 'targets': 12}
@@ -49,7 +49,7 @@ def test_batches_are_seqios(task, pack):
         num_epochs=None,
         batch_size=4,
     )
-    ours = take(pipeline.TrainBatches(config), 5)
+    ours = take(task_batches.TrainBatches(config), 5)
     assert_same(ours, list(theirs.take(5).as_numpy_iterator()))
     assert {name: a.shape for name, a in ours[0].items()} == pipeline.batch_shapes(config)
     assert all(a.dtype == np.int32 for a in ours[0].values())
@@ -57,9 +57,9 @@ def test_batches_are_seqios(task, pack):
 
 def test_the_seed_decides_the_order(task):
     config = pipeline.DatasetConfig(task, LENGTHS, batch_size=4)
-    ours = take(pipeline.TrainBatches(config), 3)
-    assert_same(ours, take(pipeline.TrainBatches(config, threads=1), 3))
-    other = take(pipeline.TrainBatches(dataclasses.replace(config, seed=1)), 3)
+    ours = take(task_batches.TrainBatches(config), 3)
+    assert_same(ours, take(task_batches.TrainBatches(config, threads=1), 3))
+    other = take(task_batches.TrainBatches(dataclasses.replace(config, seed=1)), 3)
     assert texts(other, seqio.ByteVocabulary()) != texts(ours, seqio.ByteVocabulary())
 
 
@@ -68,10 +68,10 @@ def test_the_seed_decides_the_order(task):
 def test_a_restored_position_gives_the_following_batches(task, drawn, pack):
     """40 batches of 4 are more than two epochs of 60 examples: the shuffle buffer and the epoch are in the position."""
     config = pipeline.DatasetConfig(task, LENGTHS, batch_size=4, pack=pack)
-    source = pipeline.TrainBatches(config, threads=1)
+    source = task_batches.TrainBatches(config, threads=1)
     take(source, drawn)
     state = source.capture()
-    fresh = pipeline.TrainBatches(config, threads=1)
+    fresh = task_batches.TrainBatches(config, threads=1)
     fresh.restore(state)
     assert_same(take(fresh, 4), take(source, 4))
 
@@ -79,7 +79,7 @@ def test_a_restored_position_gives_the_following_batches(task, drawn, pack):
 def test_shares_are_disjoint_and_complete(task):
     config = pipeline.DatasetConfig(task, {'inputs': 16, 'targets': 16}, batch_size=4, shuffle=False)
     vocab = seqio.ByteVocabulary()
-    seen = [texts(take(pipeline.TrainBatches(config, share, 2), 15), vocab) for share in (0, 1)]
+    seen = [texts(take(task_batches.TrainBatches(config, share, 2), 15), vocab) for share in (0, 1)]
     # 15 batches of 2 rows are one epoch of each half of the 60 examples.
     assert not set(seen[0]) & set(seen[1])
     assert len(set(seen[0]) | set(seen[1])) == 60
@@ -92,12 +92,12 @@ def test_another_number_of_hosts_goes_on_with_the_same_batches(task, before, aft
     """
     config = pipeline.DatasetConfig(task, LENGTHS, batch_size=12, streams=streams)
     streams = streams or before
-    old = [pipeline.TrainBatches(config, share, before, threads=1) for share in range(before)]
+    old = [task_batches.TrainBatches(config, share, before, threads=1) for share in range(before)]
     for batches in old:
         take(batches, 3)
     states = {index: state for batches in old for index, state in batches.capture().items()}
     assert sorted(states) == list(range(streams))
-    new = [pipeline.TrainBatches(config, share, after, threads=1, streams=streams) for share in range(after)]
+    new = [task_batches.TrainBatches(config, share, after, threads=1, streams=streams) for share in range(after)]
     for batches in new:
         batches.restore(states)
     for _ in range(2):
@@ -110,8 +110,8 @@ def test_another_number_of_hosts_goes_on_with_the_same_batches(task, before, aft
 
 def test_streams_of_one_host_are_those_of_as_many_hosts(task):
     config = pipeline.DatasetConfig(task, LENGTHS, batch_size=12)
-    hosts = [pipeline.TrainBatches(config, share, 2, threads=1) for share in range(2)]
-    alone = pipeline.TrainBatches(dataclasses.replace(config, streams=2), threads=2)
+    hosts = [task_batches.TrainBatches(config, share, 2, threads=1) for share in range(2)]
+    alone = task_batches.TrainBatches(dataclasses.replace(config, streams=2), threads=2)
     for _ in range(2):
         parts = [next(batches) for batches in hosts]
         assert_same([next(alone)], [{name: np.concatenate([part[name] for part in parts]) for name in parts[0]}])
@@ -137,9 +137,9 @@ def lines_task(folder, name, source=None):
 def test_a_source_that_reads_in_parallel_is_restored(tmp_path, shares):
     """seqio's source of files; also where there are fewer files than hosts."""
     config = pipeline.DatasetConfig(lines_task(tmp_path, f'parallel{shares}'), LENGTHS, batch_size=5 * shares)
-    source = pipeline.TrainBatches(config, shares - 1, shares, threads=1)
+    source = task_batches.TrainBatches(config, shares - 1, shares, threads=1)
     take(source, 11)
-    fresh = pipeline.TrainBatches(config, shares - 1, shares, threads=1)
+    fresh = task_batches.TrainBatches(config, shares - 1, shares, threads=1)
     fresh.restore(source.capture())
     assert_same(take(fresh, 4), take(source, 4))
 
@@ -151,7 +151,7 @@ def test_the_order_of_a_parallel_source_is_kept(tmp_path):
     theirs = seqio.get_dataset(
         config.mixture_or_task_name, LENGTHS, converter, 'train', shuffle=False, num_epochs=None, batch_size=5
     )
-    assert_same(take(pipeline.TrainBatches(config), 9), list(theirs.take(9).as_numpy_iterator()))
+    assert_same(take(task_batches.TrainBatches(config), 9), list(theirs.take(9).as_numpy_iterator()))
 
 
 @pytest.mark.parametrize('kind', ['generator', 'cache'])
@@ -163,13 +163,13 @@ def test_a_source_without_a_position_is_refused_at_the_start(tmp_path, kind):
 
     source = seqio.FunctionDataSource(read, ['train'])
     config = pipeline.DatasetConfig(lines_task(tmp_path, f'no_position_{kind}', source), LENGTHS, batch_size=8)
-    assert 'position cannot be saved' in message(lambda: pipeline.TrainBatches(config))
+    assert 'position cannot be saved' in message(lambda: task_batches.TrainBatches(config))
     loose = dataclasses.replace(config, save_position=False)
 
     def drawn(drawn_before):
-        return next(pipeline.TrainBatches(pipeline.resumed(loose, drawn_before)))['encoder_input_tokens'].tolist()
+        return next(task_batches.TrainBatches(pipeline.resumed(loose, drawn_before)))['encoder_input_tokens'].tolist()
 
-    assert drawn(0) == next(pipeline.TrainBatches(loose))['encoder_input_tokens'].tolist()
+    assert drawn(0) == next(task_batches.TrainBatches(loose))['encoder_input_tokens'].tolist()
     assert drawn(3) == drawn(3) != drawn(0)
     assert pipeline.resumed(config, 3) == config
 
@@ -178,11 +178,11 @@ def test_a_source_without_a_position_is_refused_at_the_start(tmp_path, kind):
 @given(st.integers(1, 20))
 def test_evaluation_sees_every_example_once_for_any_batch_size(task, batch_size):
     config = pipeline.DatasetConfig(task, LENGTHS, batch_size, split='validation', shuffle=False)
-    batches = list(pipeline.EvalBatches(config))
+    batches = list(task_batches.EvalBatches(config))
     assert all(len(b['decoder_target_tokens']) == batch_size for b in batches)
     rows = np.concatenate([b['decoder_target_tokens'] for b in batches])
     weights = np.concatenate([b['decoder_loss_weights'] for b in batches])
-    one_by_one = list(pipeline.EvalBatches(dataclasses.replace(config, batch_size=1)))
+    one_by_one = list(task_batches.EvalBatches(dataclasses.replace(config, batch_size=1)))
     assert len(one_by_one) == 13
     np.testing.assert_array_equal(rows[:13], np.concatenate([b['decoder_target_tokens'] for b in one_by_one]))
     assert weights[13:].sum() == 0 and rows[13:].sum() == 0
@@ -190,8 +190,8 @@ def test_evaluation_sees_every_example_once_for_any_batch_size(task, batch_size)
 
 def test_evaluation_shares_make_up_the_batch(task):
     config = pipeline.DatasetConfig(task, LENGTHS, 8, split='validation', shuffle=False)
-    whole = list(pipeline.EvalBatches(config, limit=1))
-    parts = [list(pipeline.EvalBatches(config, share, 2, limit=1)) for share in (0, 1)]
+    whole = list(task_batches.EvalBatches(config, limit=1))
+    parts = [list(task_batches.EvalBatches(config, share, 2, limit=1)) for share in (0, 1)]
     assert len(whole) == 1
     for name, rows in whole[0].items():
         np.testing.assert_array_equal(rows, np.concatenate([parts[0][0][name], parts[1][0][name]]))
@@ -208,16 +208,16 @@ def test_mistakes_are_told_in_one_line(task, tiny):
     seqio.TaskRegistry.add_provider('wiki_span_corruption', task)
     try:
         config = pipeline.DatasetConfig('wiki_span_coruption', LENGTHS, 4)
-        assert 'wiki_span_corruption' in message(lambda: pipeline.TrainBatches(config))
+        assert 'wiki_span_corruption' in message(lambda: task_batches.TrainBatches(config))
     finally:
         seqio.TaskRegistry.remove('wiki_span_corruption')
     config = pipeline.DatasetConfig(task, LENGTHS, 4)
-    assert 'train, validation' in message(lambda: pipeline.TrainBatches(dataclasses.replace(config, split='tset')))
+    assert 'train, validation' in message(lambda: task_batches.TrainBatches(dataclasses.replace(config, split='tset')))
     assert "{'inputs': 512, 'targets': 114}" in message(lambda: pipeline.DatasetConfig(task, {'inputs': 16}, 4))
     assert 'BATCH_SIZE is 0' in message(lambda: pipeline.DatasetConfig(task, LENGTHS, 0))
-    assert 'use 6' in message(lambda: pipeline.TrainBatches(config, 0, 3))
+    assert 'use 6' in message(lambda: task_batches.TrainBatches(config, 0, 3))
     assert 'set STREAMS = 2' in message(
-        lambda: pipeline.TrainBatches(dataclasses.replace(config, streams=4), streams=2)
+        lambda: task_batches.TrainBatches(dataclasses.replace(config, streams=4), streams=2)
     )
     assert 'over 3 streams; use 6' in message(lambda: dataclasses.replace(config, streams=3))
     assert 'STREAMS = 8' in message(lambda: dataclasses.replace(config, streams=True))
@@ -230,24 +230,24 @@ def test_an_empty_split_is_told(tiny):
     config = pipeline.DatasetConfig('unused', LENGTHS, 4, shuffle=False)
     dropped = tiny.task('tiny_none', train=0)
     assert 'gives no batch' in message(
-        lambda: next(pipeline.TrainBatches(dataclasses.replace(config, mixture_or_task_name=dropped)))
+        lambda: next(task_batches.TrainBatches(dataclasses.replace(config, mixture_or_task_name=dropped)))
     )
 
 
 def test_a_bad_line_in_the_middle_is_one_line(tiny):
     config = pipeline.DatasetConfig(tiny.task('tiny_poison', poison='line 30 ab'), LENGTHS, 4, shuffle=False)
-    source = pipeline.TrainBatches(config, threads=1)
+    source = task_batches.TrainBatches(config, threads=1)
     text = message(lambda: take(source, 15))
     assert 'notes.jsonl line 7 is not JSON' in text
 
 
 def test_fingerprints_tell_vocabularies_apart():
     prints = {
-        pipeline.vocabulary_fingerprint(v)
+        task_vocabulary.fingerprint(v)
         for v in (seqio.ByteVocabulary(), seqio.ByteVocabulary(extra_ids=100), seqio.PassThroughVocabulary(359))
     }
     assert len(prints) == 3
-    assert pipeline.vocabulary_fingerprint(seqio.ByteVocabulary(100)) in prints
+    assert task_vocabulary.fingerprint(seqio.ByteVocabulary(100)) in prints
 
 
 def test_positions_are_small(tiny):
@@ -255,7 +255,7 @@ def test_positions_are_small(tiny):
     from remixer_t5x.data.position import Position
 
     config = pipeline.DatasetConfig(tiny.task('tiny_size', train=3000, shuffle_buffer_size=1000), LENGTHS, 4)
-    source = pipeline.TrainBatches(config, threads=1)
+    source = task_batches.TrainBatches(config, threads=1)
     next(source)
     state = source.capture()
     saved = len(Position(1, 1, state).to_json()['0']['state'])

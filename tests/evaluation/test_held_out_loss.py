@@ -10,7 +10,7 @@ import scipy.stats
 import seqio
 from flax import linen as nn
 
-from remixer_t5x.data import pipeline
+from remixer_t5x.data import pipeline, task_batches
 from remixer_t5x.errors import UserError
 from remixer_t5x.evaluation import held_out_loss
 from remixer_t5x.optimization import train_step
@@ -42,7 +42,7 @@ def test_all_batch_sizes_give_the_same(setting):
 
 def test_the_numbers_are_those_of_one_big_batch(setting):
     model, config, params, _ = setting
-    (batch,) = pipeline.EvalBatches(dataclasses.replace(config, batch_size=13))
+    (batch,) = task_batches.EvalBatches(dataclasses.replace(config, batch_size=13))
     loss, sums = model.loss(params, batch)
     found = numbers(setting, 4)
     np.testing.assert_allclose(found['loss'], float(loss / sums['weights']), rtol=1e-5)
@@ -54,8 +54,8 @@ def test_the_best_constant_answer_is_the_entropy_of_the_targets(setting):
     """By SciPy, of the targets of every batch; a distribution of one's own choice is never better."""
     model, config, params, _ = setting
     step = jax.jit(train_step.make_eval_step(model, count_targets=True))
-    found = held_out_loss.evaluate(params, pipeline.EvalBatches(config), step, lambda batch: batch)
-    batches = list(pipeline.EvalBatches(config))
+    found = held_out_loss.evaluate(params, task_batches.EvalBatches(config), step, lambda batch: batch)
+    batches = list(task_batches.EvalBatches(config))
     targets = np.concatenate([b['decoder_target_tokens'][b['decoder_loss_weights'] > 0] for b in batches])
     counts = np.bincount(targets, minlength=model.vocab_size)
     assert found['constant_loss'] == pytest.approx(scipy.stats.entropy(counts), rel=1e-6)
@@ -73,7 +73,7 @@ def test_steps_limit_the_batches(setting):
 def test_a_split_without_targets_is_told(setting, tiny):
     config = dataclasses.replace(setting[1], mixture_or_task_name=tiny.task('tiny_no_text', validation=0))
     with pytest.raises(UserError, match='no target token'):
-        held_out_loss.evaluate(setting[2], pipeline.EvalBatches(config), setting[3], lambda batch: batch)
+        held_out_loss.evaluate(setting[2], task_batches.EvalBatches(config), setting[3], lambda batch: batch)
 
 
 def test_a_mixture_has_a_loss_for_each_of_its_tasks(setting, tiny):

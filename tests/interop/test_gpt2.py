@@ -12,7 +12,7 @@ from safetensors.numpy import load_file, save_file
 
 import remixer_t5x
 from remixer_t5x.cli.main import main
-from remixer_t5x.data import vocabulary_bytes
+from remixer_t5x.data import vocabulary_pieces
 from remixer_t5x.errors import UserError
 from remixer_t5x.interop.huggingface import gpt2 as hf_gpt2
 from remixer_tasks.vocabulary import byte_pairs
@@ -152,7 +152,7 @@ def test_text_becomes_the_byte_pairs_that_were_learned_first(folder):
     wanted = ['the', 'Ġ', 'Ã', '¤', 'Ġ', 'th', 'a', 't', 'Ġthe', 'Ġ', 'c', 'a', 't']
     assert ids == [names[piece] for piece in wanted] and vocabulary.decode(ids) == text
     assert vocabulary.encode('!') == [END] and vocabulary.eos_id == 0
-    assert sum(vocabulary_bytes.token_bytes(vocabulary)[ids]) == len(text.encode())
+    assert sum(vocabulary_pieces.token_bytes(vocabulary)[ids]) == len(text.encode())
     assert np.array_equal(vocabulary.encode_tf(text).numpy(), ids)
 
 

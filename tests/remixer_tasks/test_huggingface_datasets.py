@@ -3,7 +3,8 @@
 import pytest
 import seqio
 
-from remixer_t5x.data.pipeline import DatasetConfig, TrainBatches
+from remixer_t5x.data.pipeline import DatasetConfig
+from remixer_t5x.data.task_batches import TrainBatches
 from remixer_t5x.errors import UserError
 from remixer_tasks import huggingface_datasets, pretraining, text_pairs
 

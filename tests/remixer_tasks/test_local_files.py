@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 import seqio
 
-from remixer_t5x.data import pipeline
+from remixer_t5x.data import pipeline, task_batches
 from remixer_t5x.errors import UserError
 from remixer_tasks import local_files, pretraining, vocabularies
 from remixer_tasks.corpora import parsing
@@ -222,9 +222,9 @@ def test_restored_again_and_again_a_corpus_is_the_same_stream(tmp_path, pack):
     corpus = local_files.corpus(write(tmp_path, 'a.txt', documents))
     task = pretraining.span_corruption(corpus, vocabularies.byte(), shuffle_buffer_size=20)
     config = pipeline.DatasetConfig(task, {'inputs': 64, 'targets': 24}, batch_size=8, pack=pack)
-    unbroken, state = pipeline.TrainBatches(config, threads=1), None
+    unbroken, state = task_batches.TrainBatches(config, threads=1), None
     for count in (23, 3, 30):
-        fresh = pipeline.TrainBatches(config, threads=1)
+        fresh = task_batches.TrainBatches(config, threads=1)
         if state is not None:
             fresh.restore(state)
         for _ in range(count):

@@ -8,7 +8,7 @@ import pytest
 import seqio
 import tensorflow as tf
 
-from remixer_t5x.data import pipeline
+from remixer_t5x.data import pipeline, task_batches
 from remixer_t5x.errors import UserError
 from remixer_tasks import local_files, pretraining, vocabularies
 from remixer_tasks.objectives import causal_lm, iid_denoising, masked_lm, prefix_lm, segments, ul2
@@ -191,13 +191,13 @@ def test_ul2_has_every_denoiser_with_its_prompt_and_resumes_exactly(corpus):
     assert mixture.name == 'mine_ul2' and len(mixture.tasks) == 7
     three = [('r', 3, 0.15, 1), ('s', None, 0.25, 1), ('x', 8, 0.5, 2)]
     mixture = pretraining.ul2(corpus, VOCABULARY, 'mine', three)
-    batches = pipeline.TrainBatches(config(mixture))
+    batches = task_batches.TrainBatches(config(mixture))
     seen = [next(batches)['encoder_input_tokens'] for _ in range(4)]
     prompts = [bytes((row[:5] - 3).astype(np.uint8)).decode() for row in np.concatenate(seen)]
     assert set(prompts) == {'[NLU]', '[NLG]', '[S2S]'} and prompts.count('[NLG]') > prompts.count('[S2S]')
     state = batches.capture()
     expected = [next(batches)['decoder_target_tokens'] for _ in range(4)]
-    restored = pipeline.TrainBatches(config(mixture))
+    restored = task_batches.TrainBatches(config(mixture))
     restored.restore(state)
     for batch in expected:
         np.testing.assert_array_equal(next(restored)['decoder_target_tokens'], batch)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from remixer_t5x.data import pipeline
+from remixer_t5x.data import pipeline, task_batches
 from remixer_tasks import local_files, pretraining, vocabularies
 from remixer_tasks.corpora import token_ids
 
@@ -30,7 +30,7 @@ def make(tmp_path, monkeypatch):
 
 
 def batches(task, streams=None):
-    return pipeline.TrainBatches(pipeline.DatasetConfig(task, LENGTHS, 32, streams=streams), threads=1)
+    return task_batches.TrainBatches(pipeline.DatasetConfig(task, LENGTHS, 32, streams=streams), threads=1)
 
 
 def take(source, count):

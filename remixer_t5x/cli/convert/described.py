@@ -12,7 +12,7 @@ from remixer_t5x.checkpoints import saved_arrays, saved_params
 from remixer_t5x.cli.convert import share, to_adapters, with_bert, with_gpt2
 from remixer_t5x.cli.convert.checks import check_equal, check_same, compare_with_hugging_face, say, size
 from remixer_t5x.cli.convert.with_model import abstract_params
-from remixer_t5x.data import pipeline
+from remixer_t5x.data import task_vocabulary
 from remixer_t5x.interop import converted
 from remixer_t5x.interop.hub import download, shared_folder
 from remixer_t5x.interop.huggingface import bert, gpt2
@@ -51,7 +51,7 @@ def _from_hugging_face(args: argparse.Namespace) -> None:
         tokenizer = _beside(tokenizer, folder)
     text = hf_gin.model_gin(source.t5, tokenizer, f'Converted from the Hugging Face folder {source.folder.resolve()}.')
     (folder / MODEL_GIN).write_text(text)
-    record = converted.record(pipeline.vocabulary_record(vocabulary), text, str(source.folder.resolve()))
+    record = converted.record(task_vocabulary.record(vocabulary), text, str(source.folder.resolve()))
     written = converted.write(folder, params, 0, record)
     say('read', size(params))
     say('checkpoint', str(written))
@@ -85,7 +85,7 @@ def _beside(tokenizer: hf_tokenizer.Tokenizer, folder: epath.Path) -> hf_tokeniz
 def _check_against_source(source: huggingface.Source, folder: epath.Path, vocabulary: Any) -> None:
     """The written gin file and checkpoint, read as a user's command reads them, against the Hugging Face folder."""
     model = build_model(str(folder / MODEL_GIN))
-    params = saved_params.restore_params(str(folder), abstract_params(model), pipeline.vocabulary_record(vocabulary))
+    params = saved_params.restore_params(str(folder), abstract_params(model), task_vocabulary.record(vocabulary))
     check_same(huggingface.first_difference(source, params), folder)
     say('check', 'every weight, read back, is what was read')
     compare_with_hugging_face(model, params, source.folder, vocabulary)

@@ -13,7 +13,7 @@ from remixer_t5x.api import saved_models
 from remixer_t5x.cli.convert import with_model
 from remixer_t5x.cli.convert.checks import check_same, say, size
 from remixer_t5x.cli.report import runs
-from remixer_t5x.data import pipeline
+from remixer_t5x.data import task_vocabulary
 from remixer_t5x.errors import UserError
 from remixer_t5x.interop import converted
 from remixer_t5x.interop.hub import download, shared_folder, upload
@@ -46,7 +46,7 @@ def _write(args: argparse.Namespace, folder: pathlib.Path, name: str, address: s
     """Writes weights, configuration, vocabulary and card. Returns the step of the checkpoint."""
     checkpoint = saved_models.find(args.checkpoint)
     model, vocabulary, _, gin_text = saved_models.described(checkpoint)
-    pipeline.check_ids('VOCABULARY', vocabulary, model.vocab_size)
+    task_vocabulary.check_ids('VOCABULARY', vocabulary, model.vocab_size)
     say('reading', checkpoint)
     library = 'transformers'
     try:
@@ -77,7 +77,7 @@ def _write(args: argparse.Namespace, folder: pathlib.Path, name: str, address: s
 def _write_own(folder: pathlib.Path, model: Any, vocabulary: Any, gin_text: str, saved: tuple[Any, int, Any]) -> None:
     params, step, record = saved
     folder.mkdir(parents=True, exist_ok=True)
-    ours = {**record, 'vocabulary': pipeline.vocabulary_record(vocabulary)}
+    ours = {**record, 'vocabulary': task_vocabulary.record(vocabulary)}
     shared_folder.write(folder, model, vocabulary, gin_text, params, step, ours)
     say('wrote', size(params))
     check_same(export.first_difference(params, shared_folder.read(folder).params()[0]), folder)

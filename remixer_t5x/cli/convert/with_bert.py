@@ -8,7 +8,7 @@ from typing import Any
 from remixer_t5x.api.building import build_model
 from remixer_t5x.checkpoints import saved_params
 from remixer_t5x.cli.convert.checks import check_same, say, size
-from remixer_t5x.data import frames, pipeline
+from remixer_t5x.data import frames, task_vocabulary
 from remixer_t5x.devices.partition import Partitioner
 from remixer_t5x.errors import UserError
 from remixer_t5x.interop import converted
@@ -41,14 +41,14 @@ def read(args: argparse.Namespace) -> None:
         raise UserError(f'{path} has {vocabulary.vocab_size} ids, and the model {found.vocab_size}; give its tokenizer')
     text = bert_description.model_gin(found, path, f'Converted from the Hugging Face folder {source.resolve()}.')
     (folder / MODEL_GIN).write_text(text)
-    record = converted.record(pipeline.vocabulary_record(vocabulary), text, str(source.resolve()))
+    record = converted.record(task_vocabulary.record(vocabulary), text, str(source.resolve()))
     written = converted.write(folder, params, 0, record)
     say('read', size(params))
     say('checkpoint', str(written))
     say('model', f'{folder / MODEL_GIN}')
     model: Any = build_model(str(folder / MODEL_GIN))
     abstract = saved_params.abstract_params(model, frames.smallest_shapes(model.frame), Partitioner())
-    params = saved_params.restore_params(str(folder), abstract, pipeline.vocabulary_record(vocabulary))
+    params = saved_params.restore_params(str(folder), abstract, task_vocabulary.record(vocabulary))
     check_same(bert.first_difference(found, tensors, params), str(folder))
     say('check', 'every weight, read back, is what was read')
     _compare(model, params, source)

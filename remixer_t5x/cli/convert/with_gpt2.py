@@ -12,7 +12,7 @@ import numpy as np
 from remixer_t5x.api.building import build_model
 from remixer_t5x.checkpoints import saved_params
 from remixer_t5x.cli.convert.checks import check_equal, check_same, say, size
-from remixer_t5x.data import frames, pipeline
+from remixer_t5x.data import frames, task_vocabulary
 from remixer_t5x.devices.partition import Partitioner
 from remixer_t5x.errors import UserError
 from remixer_t5x.interop import converted
@@ -47,15 +47,15 @@ def read(args: argparse.Namespace) -> None:
     text = gpt2.model_gin(source.gpt2, str(folder), f'Converted from the Hugging Face folder {origin}.')
     (folder / MODEL_GIN).write_text(text)
     vocabulary = vocabularies.byte_pairs(str(folder), source.gpt2.end_id)
-    pipeline.check_ids(str(source.folder), vocabulary, source.gpt2.vocab_size)
-    written = converted.write(folder, params, 0, converted.record(pipeline.vocabulary_record(vocabulary), text, origin))
+    task_vocabulary.check_ids(str(source.folder), vocabulary, source.gpt2.vocab_size)
+    written = converted.write(folder, params, 0, converted.record(task_vocabulary.record(vocabulary), text, origin))
     say('read', size(params))
     say('checkpoint', str(written))
     say('model', f'{folder / MODEL_GIN}')
     # As a user's command reads them.
     model: Any = build_model(str(folder / MODEL_GIN))
     abstract = saved_params.abstract_params(model, frames.smallest_shapes(model.frame), Partitioner())
-    read = saved_params.restore_params(str(folder), abstract, pipeline.vocabulary_record(vocabulary))
+    read = saved_params.restore_params(str(folder), abstract, task_vocabulary.record(vocabulary))
     check_equal(params, read, str(folder))
     _compare(model, read, source.gpt2, source.folder)
 

@@ -7,7 +7,7 @@ from remixer_t5x.checkpoints import saved_params
 from remixer_t5x.cli.convert import with_bert, with_gpt2
 from remixer_t5x.cli.convert.checks import check_equal, check_same, compare_with_hugging_face, say, size
 from remixer_t5x.config import loading
-from remixer_t5x.data import frames, pipeline
+from remixer_t5x.data import frames, task_vocabulary
 from remixer_t5x.devices.partition import Partitioner
 from remixer_t5x.interop import converted
 from remixer_t5x.interop.huggingface import description as hf_description
@@ -30,7 +30,7 @@ def abstract_params(model: Model) -> Any:
 
 
 def _restored(args: argparse.Namespace, model: Seq2Seq, vocabulary: Any) -> Any:
-    record = pipeline.vocabulary_record(vocabulary)
+    record = task_vocabulary.record(vocabulary)
     return saved_params.restore_params(args.checkpoint, abstract_params(model), record, SETTING)
 
 
@@ -38,7 +38,7 @@ def to_hugging_face(args: argparse.Namespace, model: Any, vocabulary: Any) -> No
     """`--checkpoint=PATH --to_hf=DIR`. Raises Refusal, with nothing written, for a model that Hugging Face does not
     have.
     """
-    pipeline.check_ids('VOCABULARY', vocabulary, model.vocab_size)
+    task_vocabulary.check_ids('VOCABULARY', vocabulary, model.vocab_size)
     if isinstance(model, MaskedLM):
         with_bert.write(args, model, vocabulary, _restored)
         return
@@ -70,11 +70,11 @@ def _from_t5x(args: argparse.Namespace, model: Seq2Seq, vocabulary: Any) -> None
     from remixer_t5x.interop.t5x import checkpoint as t5x_checkpoint
 
     interface.require_frame(model, frames.ENCODER_DECODER, '--from_t5x')
-    pipeline.check_ids('VOCABULARY', vocabulary, model.vocab_size)
+    task_vocabulary.check_ids('VOCABULARY', vocabulary, model.vocab_size)
     folder = converted.claim(args.to)
     say('reading', args.from_t5x)
     params, step = t5x_checkpoint.read(args.from_t5x, abstract_params(model))
-    record = converted.record(pipeline.vocabulary_record(vocabulary), loading.config_text(), args.from_t5x)
+    record = converted.record(task_vocabulary.record(vocabulary), loading.config_text(), args.from_t5x)
     say('read', f'{size(params)}, step {step}')
     say('checkpoint', str(converted.write(folder, params, step, record)))
     check_equal(params, converted.read(str(folder))[0], str(folder))
@@ -84,7 +84,7 @@ def _to_t5x(args: argparse.Namespace, model: Seq2Seq, vocabulary: Any) -> None:
     from remixer_t5x.interop.t5x import checkpoint as t5x_checkpoint
 
     interface.require_frame(model, frames.ENCODER_DECODER, '--to_t5x')
-    pipeline.check_ids('VOCABULARY', vocabulary, model.vocab_size)
+    task_vocabulary.check_ids('VOCABULARY', vocabulary, model.vocab_size)
     step = saved_params.find_step(args.checkpoint, SETTING)
     say('reading', str(step))
     params = _restored(args, model, vocabulary)

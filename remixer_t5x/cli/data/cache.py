@@ -35,12 +35,12 @@ def run(args: argparse.Namespace) -> None:
         raise UserError(f'CACHE_DIR is {folder!r}; type where the examples go, as in --output_dir=/data/cached')
     import seqio
 
-    from remixer_t5x.data import cached_tasks, pipeline
+    from remixer_t5x.data import cached_tasks, pipeline, stream, task_vocabulary
     from remixer_tasks import caching
 
-    pipeline.hide_accelerators()
+    stream.hide_accelerators()
     for task in seqio.get_subtasks(pipeline.named(mixture)):
-        vocabulary = pipeline.vocabulary_record(task.output_features['targets'].vocabulary)
+        vocabulary = task_vocabulary.record(task.output_features['targets'].vocabulary)
         note = cached_tasks.note(vocabulary)
         lines = caching.cache(task, os.path.expanduser(folder), note, args.shards, args.beam_options)
         print('\n'.join(lines), flush=True)

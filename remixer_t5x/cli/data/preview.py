@@ -42,14 +42,14 @@ def run(args: argparse.Namespace) -> None:
     """
     macros = ('MIXTURE_OR_TASK_NAME', 'TASK_FEATURE_LENGTHS', 'PACK', 'FRAME')
     mixture, lengths, pack, frame = arguments.values(args, *macros, defaults={'PACK': False})
-    from remixer_t5x.data import converters, frames, pipeline
+    from remixer_t5x.data import converters, frames, pipeline, stream
 
     if isinstance(lengths, Mapping) and set(lengths) == {'targets'}:
         # Text without inputs is for a decoder alone, also where no frame was named.
         frame = frames.DECODER_ONLY
     config = pipeline.DatasetConfig(mixture, lengths, batch_size=1, split=args.split, pack=pack, frame=frame)
     task = pipeline.provider(config)
-    pipeline.hide_accelerators()
+    stream.hide_accelerators()
     dataset = task.get_dataset(dict(lengths), split=args.split, shuffle=True, seed=_SEED, num_epochs=1)
     dataset = converters.convert(frame, dataset, lengths, pack, task)
     rows = list(itertools.islice(dataset.as_numpy_iterator(), max(MEASURED_ROWS, args.num_examples)))

@@ -10,7 +10,7 @@ from flax import traverse_util
 from remixer_t5x.adapters import lora
 from remixer_t5x.checkpoints import manager, saved_params
 from remixer_t5x.checkpoints.saved_arrays import Saved
-from remixer_t5x.data import pipeline
+from remixer_t5x.data import task_vocabulary
 from remixer_t5x.errors import UserError
 from remixer_t5x.optimization import train_state
 from remixer_t5x.training.initial import piece_rows, renaming, taken_table
@@ -66,7 +66,7 @@ def _rows(run, plan, saved: Saved, vocabulary: str, own_vocabulary) -> dict[str,
     if other is None:
         saved_params.check_vocabulary(saved, vocabulary)
         return {}
-    saved_params.check_vocabulary(saved, pipeline.vocabulary_record(other), 'with INITIAL_VOCABULARY, the checkpoint')
+    saved_params.check_vocabulary(saved, task_vocabulary.record(other), 'with INITIAL_VOCABULARY, the checkpoint')
     found = piece_rows.matches(own_vocabulary(), other)
     specs = traverse_util.flatten_dict(nn.get_partition_spec(plan.boxed_params), sep='/')
     axes = {name: piece_rows.axis_of(tuple(spec)) for name, spec in specs.items()}
