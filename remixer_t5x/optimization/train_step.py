@@ -58,7 +58,10 @@ def make_train_step(
     spike_factor: float | None = None,
     trainable: str | None = None,
 ) -> StepFn:
-    """A pure `step(state, batch) -> (state, metrics)`.
+    """A pure `step(state, batch) -> (state, metrics)`; `measure` and `follow_loss` say which metrics.
+
+    After a step whose loss or gradient is not finite, and after a spike, the returned state is the given state with the
+    next step number, and the caller decides what to do.
 
     Args:
         model: has `loss(params, batch, dropout_rng)`, which returns a sum over target tokens and a dict of float32
@@ -75,54 +78,23 @@ def make_train_step(
         spike_factor: a loss per token above this multiple of `state.usual_loss` is a spike; None does not look for
             spikes.
         trainable: `trainable` of the optimizer that made `tx`: other parameters get no gradient.
-
-    Metrics are float32 scalars: the sums of `model.loss` over the batch, `grad_norm` (of the normalised gradient of
-    what is trained, before the optimizer clips it), `param_norm` (before the update), `non_padding_fraction`,
-    `nonfinite`, which is 1.0 if the loss or the gradient norm is not finite, and with `spike_factor` `spike`, which is
-    1.0 for a spike. In both cases the returned state is the given state with the next step number, and the caller
-    decides what to do.
     """
     if microbatches < 1:
         raise UserError(f'microbatches = {microbatches} must be at least 1')
     divisor = _divisor(loss_normalizing_factor)
 
-    def gradients(params, batch, step, index):
-        rng = jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), step), index) if dropout else None
-        trained, frozen = params
-
-        def loss(trained):
-            return model.loss(trainables.join(trained, frozen), batch, rng)
-
-        (_, sums), grads = jax.value_and_grad(loss, has_aux=True)(trained)
-        return grads, sums
+    gradients = _gradients(model, seed if dropout else None)
 
     def step_fn(state, batch):
         trained, frozen = trainables.split(state.params, trainable)
         grads, sums = accumulate(gradients, (trained, frozen), batch, state.step, microbatches)
-        if divisor is None:
-            # A batch that is only padding has a zero gradient, which must not become 0 / 0.
-            normalizer = jnp.where(sums['weights'] > 0, sums['weights'], 1.0)
-        else:
-            normalizer = divisor
+        normalizer = _target_tokens(sums) if divisor is None else divisor
         grads = jax.tree.map(lambda grad: grad / normalizer, grads)
-        grad_norm = optax.tree.norm(grads)
-        finite = jnp.isfinite(grad_norm) & jnp.isfinite(sums['loss'])
-        metrics = dict(
-            sums,
-            grad_norm=grad_norm,
-            param_norm=optax.tree.norm(state.params),
-            nonfinite=1.0 - finite.astype(jnp.float32),
-        )
-        if (non_padding := non_padding_fraction(batch)) is not None:
-            metrics['non_padding_fraction'] = non_padding
-        good, usual_loss = finite, state.usual_loss
+        metrics, good = measure(state.params, batch, sums, grads)
+        usual_loss = state.usual_loss
         if usual_loss is not None:
-            loss = sums['loss'] / jnp.where(sums['weights'] > 0, sums['weights'], 1.0)
-            if spike_factor is not None:
-                spike = finite & (usual_loss > 0) & (loss > spike_factor * usual_loss)
-                metrics['spike'] = spike.astype(jnp.float32)
-                good &= ~spike
-            usual_loss = jnp.where(usual_loss > 0, usual_loss + USUAL_LOSS_SHARE * (loss - usual_loss), loss)
+            usual_loss, good, spike = follow_loss(usual_loss, sums, spike_factor, good)
+            metrics.update(spike)
         updates, opt_state = tx.update(grads, state.opt_state, state.params)
         updated = TrainState(state.step + 1, optax.apply_updates(trained, updates), opt_state, usual_loss)
         before = state.replace(params=trained)
@@ -133,6 +105,62 @@ def make_train_step(
         return new_state, metrics
 
     return step_fn
+
+
+def _gradients(model: Any, seed: int | None) -> Callable:
+    """`((trained, frozen), batch, step, index) -> (gradients, sums)`; dropout has a key if there is a seed."""
+
+    def gradients(params, batch, step, index):
+        rng = None
+        if seed is not None:
+            rng = jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), step), index)
+        trained, frozen = params
+
+        def loss(trained):
+            return model.loss(trainables.join(trained, frozen), batch, rng)
+
+        (_, sums), grads = jax.value_and_grad(loss, has_aux=True)(trained)
+        return grads, sums
+
+    return gradients
+
+
+def _target_tokens(sums: Metrics) -> jax.Array:
+    """Their number; 1 for a batch that is only padding, whose zero gradient must not become 0 / 0."""
+    return jnp.where(sums['weights'] > 0, sums['weights'], 1.0)
+
+
+def measure(params: Any, batch: Batch, sums: Metrics, grads: Any) -> tuple[Metrics, jax.Array]:
+    """The metrics of a step, float32 scalars, and whether its loss and its gradient are finite.
+
+    The metrics are `sums`, `grad_norm` (of the normalised gradient of what is trained, before the optimizer clips it),
+    `param_norm` (before the update), `non_padding_fraction`, and `nonfinite`, 1.0 if one of the two is not finite.
+    """
+    grad_norm = optax.tree.norm(grads)
+    finite = jnp.isfinite(grad_norm) & jnp.isfinite(sums['loss'])
+    metrics = dict(
+        sums,
+        grad_norm=grad_norm,
+        param_norm=optax.tree.norm(params),
+        nonfinite=1.0 - finite.astype(jnp.float32),
+    )
+    if (non_padding := non_padding_fraction(batch)) is not None:
+        metrics['non_padding_fraction'] = non_padding
+    return metrics, finite
+
+
+def follow_loss(
+    usual_loss: jax.Array, sums: Metrics, spike_factor: float | None, good: jax.Array
+) -> tuple[jax.Array, jax.Array, Metrics]:
+    """The running mean of the loss per token with this step's, whether the step is `good` and not a spike, and with
+    `spike_factor` the metric `spike`, which is 1.0 for a spike.
+    """
+    loss, metrics = sums['loss'] / _target_tokens(sums), {}
+    if spike_factor is not None:
+        spike = good & (usual_loss > 0) & (loss > spike_factor * usual_loss)
+        metrics['spike'] = spike.astype(jnp.float32)
+        good &= ~spike
+    return jnp.where(usual_loss > 0, usual_loss + USUAL_LOSS_SHARE * (loss - usual_loss), loss), good, metrics
 
 
 def non_padding_fraction(batch: Batch) -> jax.Array | None:
