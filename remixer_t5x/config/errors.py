@@ -76,7 +76,8 @@ def _no_attribute(selector: str, attribute: str, known: Known) -> str:
         owner = importlib.import_module(full_name(selector, known.imports).rpartition('.')[0])
     except ImportError:
         return f'{selector!r} does not exist'
-    own = [n for n, v in vars(owner).items() if callable(v) and getattr(v, '__module__', '') == owner.__name__]
+    public = {name: value for name, value in vars(owner).items() if not name.startswith('_')}
+    own = [n for n, v in public.items() if callable(v) and getattr(v, '__module__', '') == owner.__name__]
     hint = nearest(attribute, own) or f'; it has {", ".join(sorted(own)) or "nothing to configure"}'
     return f'{owner.__name__} has no {attribute!r}{hint}'
 

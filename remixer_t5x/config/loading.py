@@ -207,7 +207,7 @@ class _FileReader:
             # Where several files of models/ are named, the model takes the place of the first.
             replacement = () if self.model_read else self._model
             self.model_read = True
-            return [statement for file in replacement for statement in self.read(file, asked_by, in_model=True)]
+            return [statement for file in replacement for statement in self.read(file, '--model: ', in_model=True)]
         if path.resolve() in self._open:
             raise UserError(f'{asked_by}{file} includes itself; remove one of the include lines')
         try:

@@ -46,6 +46,14 @@ MISTAKES = {
         ['info', '--gin_file=models/t5.gin'],
         "error: gin file 'models/t5.gin' not found here or among the shipped configs; did you mean models/t5_1_0",
     ),
+    'unknown model': (
+        ['info', '--gin_file=models/t5_1_1.gin', '--model=t5'],
+        "error: --model: gin file 'models/t5.gin' not found here or among the shipped configs",
+    ),
+    'unknown class': (
+        ['info', '--gin_file=models/t5_1_1.gin', '--gin_file=sizes/tiny.gin', '--gin.ENCODER_MIXER=@attention.Foo'],
+        "error: --gin.ENCODER_MIXER: remixer_t5x.sublayers.attention has no 'Foo'; it has CrossAttention, Self",
+    ),
     'unknown flag': (
         ['info', '--gin_fil=x'],
         'error: unrecognized arguments: --gin_fil=x; did you mean --gin_file; see',
