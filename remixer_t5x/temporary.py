@@ -9,8 +9,9 @@ import fcntl
 import os
 import pathlib
 import shutil
+import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 _LOCK = '.lock'
 
@@ -22,10 +23,10 @@ def entry(folder: pathlib.Path, prefix: str, suffix: str = '.tmp') -> Iterator[p
     Removes first what killed processes left there under names with `prefix` and `suffix`. Raises OSError if `folder`
     cannot be written.
     """
-    _remove_abandoned(folder, suffix)
+    remove_abandoned(folder, suffix)
     path = folder / f'{prefix}{uuid.uuid4().hex}{suffix}'
     lock = path.with_name(path.name + _LOCK)
-    descriptor = _locked(lock)
+    descriptor, _ = _locked(lock)
     try:
         yield path
     finally:
@@ -34,17 +35,52 @@ def entry(folder: pathlib.Path, prefix: str, suffix: str = '.tmp') -> Iterator[p
         os.close(descriptor)
 
 
-def _locked(lock: pathlib.Path) -> int:
+@contextlib.contextmanager
+def kept(path: pathlib.Path, wait: Callable[[], object]) -> Iterator[bool]:
+    """A folder that stays if this process is killed or the block raises, so that a later process can continue with it.
+
+    One process at a time is in the block. Yields whether it is alone there: False where the file system has no locks,
+    and then there is no folder. Raises OSError if the folder cannot be made.
+
+    Args:
+        path: the folder; a block that ends well has moved it, or it is removed.
+        wait: called before this process waits for another.
+    """
+    lock = path.with_name(path.name + _LOCK)
+    descriptor, is_locked = _locked(lock, wait)
+    try:
+        if is_locked:
+            path.mkdir(exist_ok=True)
+            os.utime(lock)
+        yield is_locked
+        remove(path)
+        lock.unlink(missing_ok=True)
+    finally:
+        os.close(descriptor)
+
+
+def _locked(lock: pathlib.Path, wait: Callable[[], object] = lambda: None) -> tuple[int, bool]:
+    """A descriptor of the file, and whether it could be locked."""
     while True:
         descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-        # Where there are no locks, nothing is removed later.
-        with contextlib.suppress(OSError):
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        is_locked = _flock(descriptor, wait)
         # Another process may have taken the file for an abandoned one before it was locked.
         with contextlib.suppress(FileNotFoundError):
             if os.stat(lock).st_ino == os.fstat(descriptor).st_ino:
-                return descriptor
+                return descriptor, is_locked
         os.close(descriptor)
+
+
+def _flock(descriptor: int, wait: Callable[[], object]) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        wait()
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+    except OSError:
+        # Where there are no locks, nothing is removed later.
+        return False
+    return True
 
 
 def remove(path: pathlib.Path) -> None:
@@ -55,13 +91,15 @@ def remove(path: pathlib.Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def _remove_abandoned(folder: pathlib.Path, suffix: str) -> None:
+def remove_abandoned(folder: pathlib.Path, suffix: str, age: float = 0.0) -> None:
+    """Removes entries under names with `suffix` that no process has, and none has had for `age` seconds."""
     for lock in folder.glob(f'*{suffix}{_LOCK}'):
         # Another process may be faster, or own the file.
         with contextlib.suppress(OSError):
             descriptor = os.open(lock, os.O_RDWR | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
             try:
-                if os.fstat(descriptor).st_uid != os.getuid():
+                found = os.fstat(descriptor)
+                if found.st_uid != os.getuid() or (age and time.time() - found.st_mtime < age):
                     continue
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 remove(lock.with_name(lock.name.removesuffix(_LOCK)))

@@ -47,7 +47,7 @@ OPENED = {
     'remixer_t5x/run_folder/run_lock.py::_opened': 'at most 200 bytes, of a descriptor that does not wait',
     'remixer_t5x/run_folder/tracking.py::_serve': NOT_READ,
     'remixer_t5x/temporary.py::_locked': NOT_READ,
-    'remixer_t5x/temporary.py::_remove_abandoned': NOT_READ,
+    'remixer_t5x/temporary.py::remove_abandoned': NOT_READ,
     'remixer_t5x/training/hooks.py::_upload': OWN,
     'tasks/remixer_tasks/benchmarks/sources/sources.py::count': TRUSTED,
     'tasks/remixer_tasks/caching.py::_json': TRUSTED,
@@ -60,7 +60,8 @@ OPENED = {
     'tasks/remixer_tasks/files/text_files.py::opened': 'what untrusted_files has opened',
     'tasks/remixer_tasks/python_docs.py::read': 'a package that is installed here',
     'tasks/remixer_tasks/vocabulary/pieces.py::_read_model': VERIFIED,
-    'tasks/remixer_tasks/corpora/text_shards.py::_shuffle': OWN,
+    'tasks/remixer_tasks/corpora/text_shards.py::join': VERIFIED,
+    'tasks/remixer_tasks/files/cache.py::sync': NOT_READ,
 }
 # Modules that read by untrusted_files, all of which `tests/test_untrusted_files.py` reaches or the file named here.
 USING = {
@@ -84,6 +85,8 @@ USING = {
     *('remixer_t5x/reports/records.py', 'remixer_t5x/run_folder/metrics.py'),
     *('tasks/remixer_tasks/files/cache.py', 'tasks/remixer_tasks/files/raw_rows.py'),
     *('tasks/remixer_tasks/files/row_files.py', 'tasks/remixer_tasks/files/text_files.py'),
+    # tests/remixer_tasks/test_volumes.py
+    'tasks/remixer_tasks/corpora/volumes.py',
 }
 
 

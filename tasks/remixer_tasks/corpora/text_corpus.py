@@ -4,26 +4,32 @@
 and serves them from there. That costs the text's size on disk and buys what reading the files again each time
 cannot give: errors counted before training starts, documents shuffled over the whole corpus, shards for any number
 of hosts, and positions that tf.data can save exactly. Every host reads the files for itself; the result is equal.
+Large files are read in volumes (`volumes`), so that a killed process loses one of them.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable, Iterator
+import os
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Protocol
 
+from remixer_t5x import temporary
 from remixer_t5x.errors import UserError
 from remixer_t5x.lazy import seqio, tf
 from remixer_tasks.corpora import text_shards
-from remixer_tasks.corpora.parsing import Shared, TextFiles
-from remixer_tasks.corpora.text_shards import SHARDS, Shards, share_of
+from remixer_tasks.corpora.parsing import TextFiles
+from remixer_tasks.corpora.text_shards import SHARDS
+from remixer_tasks.corpora.volumes import TRAIN, VALIDATION, Progress, Source, Volumes, read_at_once
 from remixer_tasks.files import cache
 from remixer_tasks.files.malformed import Malformed
 from remixer_tasks.files.notice import Notice
 
-TRAIN, VALIDATION = 'train', 'validation'
+# A function that gives documents and hands what it cannot read to `Malformed`, or files.
+Read = Callable[[Malformed], Iterator[str]] | TextFiles
+_COUNTS = 'counts.json'
 
 
 class Corpus(Protocol):
@@ -79,8 +85,8 @@ class ParsedCorpus:
 
     name: str
     identity: str
-    read: Callable[[Malformed], Iterator[str]] = dataclasses.field(compare=False)
-    read_validation: Callable[[Malformed], Iterator[str]] | None = dataclasses.field(default=None, compare=False)
+    read: Read = dataclasses.field(compare=False)
+    read_validation: Read | None = dataclasses.field(default=None, compare=False)
     validation_fraction: float = 0.01
     strict: bool = False
     words: Words = Words()
@@ -104,10 +110,7 @@ class ParsedCorpus:
         name = cache.key('corpus 1', self.identity, self.validation_fraction, self.strict, SHARDS)
         folder = cache.root() / 'corpora' / name
         if not folder.exists():
-            with cache.adding(folder) as temporary:
-                temporary.mkdir()
-                _parse(self, temporary)
-                cache.seal(temporary)
+            _make(self, folder)
         cache.check(folder)
         return sorted(str(path) for path in folder.glob(f'{split}-*'))
 
@@ -119,61 +122,85 @@ class ParsedCorpus:
             raise UserError(f'{self.name} is damaged in the cache; {cache.repair(Path(paths[0]).parent)}') from error
 
 
-def _parse(corpus: ParsedCorpus, folder: Path) -> None:
-    """Writes the shards of both splits, and counts.json next to them."""
-    notice, words = Notice(f'reading {corpus.name}'), corpus.words
-    malformed = Malformed(corpus.strict)
-    try:
-        if corpus.read_validation:
-            counts = {
-                TRAIN: _write(_shared(corpus.read, malformed), folder, TRAIN, notice),
-                VALIDATION: _write(_shared(corpus.read_validation, malformed), folder, VALIDATION, notice),
-            }
-        else:
-            counts = _write_split(corpus, malformed, folder, notice)
-    except tf.errors.ResourceExhaustedError as error:
-        raise UserError(
-            f'no space left in the cache {cache.root()}: free some, or set REMIXER_T5X_CACHE to a folder '
-            'on another disk'
-        ) from error
-    for split, count in counts.items():
+def _make(corpus: ParsedCorpus, folder: Path) -> None:
+    if _source(corpus.read).count == 1:
+        with cache.adding(folder) as unfinished:
+            unfinished.mkdir()
+            _parse(corpus, unfinished, durable=False)
+        return
+
+    def wait() -> None:
+        Notice(f'waiting for another process, which reads {corpus.name}')
+
+    with cache.continuing(folder, wait) as continued:
+        if continued is not None:
+            _parse(corpus, continued, durable=True)
+
+
+def _parse(corpus: ParsedCorpus, folder: Path, durable: bool) -> None:
+    """Writes the shards of both splits, and counts.json next to them, or what is missing of these.
+
+    durable: what is finished is there for the next process, also after the machine stopped.
+    """
+    if not (folder / _COUNTS).exists():
+        notice = Notice(f'reading {corpus.name}')
+        try:
+            progress = _write_shards(corpus, folder, durable, notice)
+        except tf.errors.ResourceExhaustedError as error:
+            raise UserError(
+                f'no space left in the cache {cache.root()}: free some, or set REMIXER_T5X_CACHE to a folder '
+                'on another disk'
+            ) from error
+        counts, skipped = progress.counts, Malformed(corpus.strict, progress.skipped)
+        unfinished = folder / f'{_COUNTS}.tmp'
+        unfinished.write_text(json.dumps({**counts, 'skipped': skipped.count, 'empty': skipped.empty_count}))
+        os.replace(unfinished, folder / _COUNTS)
+        parts = corpus.words.parts
+        notice.done(f'{counts[TRAIN]:,} {parts}, {counts[VALIDATION]:,} held out{skipped.summary()}')
+    for path in list(folder.iterdir()):
+        if path.is_dir():
+            temporary.remove(path)
+    cache.seal(folder)
+
+
+def _write_shards(corpus: ParsedCorpus, folder: Path, durable: bool, notice: Notice) -> Progress:
+    def read(name: str, text: Read, split: Callable[[float], str], start: Progress) -> tuple[Volumes, Progress]:
+        source = _source(text)
+        volumes = Volumes(folder / f'{name} {source.key}', folder, durable, notice, corpus.words.parts)
+        return volumes, volumes.read(source, split, start, corpus.strict)
+
+    start = Progress({TRAIN: 0, VALIDATION: 0})
+    if corpus.read_validation is None:
+        fraction = corpus.validation_fraction
+        volumes, progress = read('dealt', corpus.read, lambda share: VALIDATION if share < fraction else TRAIN, start)
+        if not progress.counts[VALIDATION] and progress.counts[TRAIN] > 1:
+            # Too few documents for the share: deal again, now that the smallest hash is known.
+            least = progress.smallest
+            volumes, progress = read('again', corpus.read, lambda share: VALIDATION if share <= least else TRAIN, start)
+        _check_dealt(progress.counts, corpus)
+        all_volumes = [volumes]
+    else:
+        volumes, progress = read('train', corpus.read, lambda share: TRAIN, start)
+        start = dataclasses.replace(progress, place={})
+        held_out, progress = read('held out', corpus.read_validation, lambda share: VALIDATION, start)
+        all_volumes = [volumes, held_out]
+    _check_both(progress, corpus)
+    for volumes in all_volumes:
+        volumes.join(TRAIN, shuffled=True)
+        volumes.join(VALIDATION, shuffled=False)
+    return progress
+
+
+def _check_both(progress: Progress, corpus: ParsedCorpus) -> None:
+    """Raises UserError if a split has no documents."""
+    for split, count in progress.counts.items():
         if not count:
-            raise UserError(f'{corpus.name} has no {split} {words.parts}{malformed.summary()}: {words.find}')
-    (folder / 'counts.json').write_text(
-        json.dumps({**counts, 'skipped': malformed.count, 'empty': malformed.empty_count})
-    )
-    notice.done(f'{counts[TRAIN]:,} {words.parts}, {counts[VALIDATION]:,} held out{malformed.summary()}')
+            skipped = Malformed(corpus.strict, progress.skipped).summary()
+            raise UserError(f'{corpus.name} has no {split} {corpus.words.parts}{skipped}: {corpus.words.find}')
 
 
-def _write_up_to(largest: float, corpus: ParsedCorpus, folder: Path, notice: Notice) -> dict[str, int]:
-    """Holds out the documents whose share is at most `largest`."""
-    with Shards(folder, TRAIN) as train, Shards(folder, VALIDATION, shuffled=False) as validation:
-        for document, share in _shared(corpus.read, Malformed(corpus.strict)):
-            (validation if share <= largest else train).add(document)
-            notice.update(lambda: f'{train.count:,} {corpus.words.parts}')
-    return {TRAIN: train.count, VALIDATION: validation.count}
-
-
-def _write_split(corpus: ParsedCorpus, malformed: Malformed, folder: Path, notice: Notice) -> dict[str, int]:
-    """Holds out the documents whose hash is small; if there is none, the one whose hash is smallest."""
-    smallest = 1.0
-    count = 0
-    with Shards(folder, TRAIN) as train, Shards(folder, VALIDATION, shuffled=False) as validation:
-        for document, share in _shared(corpus.read, malformed):
-            smallest = min(smallest, share)
-            count += 1
-            (validation if share < corpus.validation_fraction else train).add(document)
-            notice.update(lambda: f'{count:,} {corpus.words.parts}')  # noqa: B023 (called at once)
-    if validation.count == 0 and train.count > 1:
-        # Too few documents for the share: deal again, now that the smallest hash is known.
-        train.remove()
-        counts = _write_up_to(smallest, corpus, folder, notice)
-        return _checked(counts, corpus)
-    return _checked({TRAIN: train.count, VALIDATION: validation.count}, corpus)
-
-
-def _checked(counts: dict[str, int], corpus: ParsedCorpus) -> dict[str, int]:
-    """`counts`. Raises UserError if all documents are held out, or the only document is not."""
+def _check_dealt(counts: Mapping[str, int], corpus: ParsedCorpus) -> None:
+    """Raises UserError if all documents are held out, or the only document is not."""
     held_out, parts = counts[VALIDATION], corpus.words.parts
     if sum(counts.values()) == 1:
         single = f'{corpus.name} is a single {corpus.words.part}'
@@ -183,18 +210,7 @@ def _checked(counts: dict[str, int], corpus: ParsedCorpus) -> dict[str, int]:
             f'all {held_out:,} {parts} of {corpus.name} are held out, because equal {parts} are held out together: '
             f'{corpus.words.hold_out}'
         )
-    return counts
 
 
-def _shared(read: Callable[[Malformed], Iterator[str]], malformed: Malformed) -> Iterator[Shared]:
-    if isinstance(read, TextFiles):
-        return read.shared(malformed)
-    return ((document, share_of(document)) for document in map(str.encode, read(malformed)))
-
-
-def _write(documents: Iterator[Shared], folder: Path, split: str, notice: Notice) -> int:
-    with Shards(folder, split, shuffled=split == TRAIN) as shards:
-        for document, _ in documents:
-            shards.add(document)
-            notice.update(lambda: f'{shards.count:,} documents')
-    return shards.count
+def _source(read: Read) -> Source:
+    return read.source() if isinstance(read, TextFiles) else read_at_once(read)

@@ -5,13 +5,16 @@ from __future__ import annotations
 import hashlib
 import os
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from remixer_t5x.lazy import tf
+from remixer_tasks.files import cache
 
 # Enough for the hosts of a large pod; a corpus with fewer documents gets fewer shards.
 SHARDS = 64
+# A document's UTF-8 bytes, and its share (see `share_of`).
+Shared = tuple[bytes, float]
 # Records that TensorFlow hands to Python at once. Handing over takes longer than reading a short document.
 _TOGETHER = 64
 # Around a record, a TFRecord has its length (8 bytes) and a checksum of the length before it, and a checksum after it.
@@ -19,33 +22,32 @@ _FRAME_BYTES = 16
 
 
 class Shards:
-    """Deals documents to the files of a split. `shuffled` shuffles each file at the end, always in the same way."""
+    """Deals documents to the files of their split, in turn. counts: how many each split had before."""
 
-    def __init__(self, folder: Path, split: str, shuffled: bool = True):
-        self._paths = [str(folder / f'{split}-{index:05d}-of-{SHARDS:05d}') for index in range(SHARDS)]
-        self._shuffled = shuffled
-        self._writers: list[tf.io.TFRecordWriter] = []
-        self.count = 0
+    def __init__(self, folder: Path, counts: Mapping[str, int]):
+        self.counts = dict(counts)
+        self._folder = folder
+        self._writers: dict[tuple[str, int], tf.io.TFRecordWriter] = {}
 
-    def add(self, document: bytes) -> None:
-        if self.count < SHARDS:
-            self._writers.append(tf.io.TFRecordWriter(self._paths[self.count]))
-        self._writers[self.count % SHARDS].write(document)
-        self.count += 1
-
-    def remove(self) -> None:
-        for path in self._paths[: self.count]:
-            os.remove(path)
+    def add(self, split: str, document: bytes) -> None:
+        place = split, self.counts[split] % SHARDS
+        writer = self._writers.get(place)
+        if writer is None:
+            writer = self._writers[place] = tf.io.TFRecordWriter(str(self._folder / name(*place)))
+        writer.write(document)
+        self.counts[split] += 1
 
     def __enter__(self):
         return self
 
-    def __exit__(self, kind, *_):
-        for writer in self._writers:
+    def __exit__(self, *_):
+        for writer in self._writers.values():
             writer.close()
-        if kind is None and self._shuffled:
-            for path in self._paths[: self.count]:
-                _shuffle(path)
+
+
+def name(split: str, index: int) -> str:
+    """Of one file of a split."""
+    return f'{split}-{index:05d}-of-{SHARDS:05d}'
 
 
 def read(paths: str | Sequence[str]) -> Iterator[bytes]:
@@ -54,16 +56,34 @@ def read(paths: str | Sequence[str]) -> Iterator[bytes]:
         yield from records.tolist()
 
 
-def _shuffle(path: str) -> None:
-    """Shuffles records as they are, with their lengths and checksums: TensorFlow takes ten times as long."""
-    content = Path(path).read_bytes()
-    records, at = [], 0
-    while at < len(content):
-        end = at + _FRAME_BYTES + int.from_bytes(content[at : at + 8], 'little')
-        records.append(content[at:end])
-        at = end
-    random.Random(0).shuffle(records)
-    Path(path).write_bytes(b''.join(records))
+def join(paths: Sequence[Path], joined: Path, shuffled: bool, durable: bool) -> None:
+    """Makes one file of the records of several and removes those; only removes them if `joined` is there.
+
+    Records are moved as they are, with their lengths and checksums: TensorFlow takes ten times as long.
+
+    Args:
+        paths: files that end with a whole record.
+        joined: appears by one rename.
+        shuffled: shuffles the records, always in the same way.
+        durable: syncs `joined` to the disk before the others are removed.
+    """
+    if paths and not joined.exists():
+        content = b''.join(path.read_bytes() for path in paths)
+        records, at = [], 0
+        while at < len(content):
+            end = at + _FRAME_BYTES + int.from_bytes(content[at : at + 8], 'little')
+            records.append(slice(at, end))
+            at = end
+        if shuffled:
+            random.Random(0).shuffle(records)
+        unfinished = joined.with_name(f'{joined.name}.tmp')
+        with open(unfinished, 'wb') as file:
+            file.writelines(content[record] for record in records)
+        if durable:
+            cache.sync(unfinished)
+        os.replace(unfinished, joined)
+    for path in paths:
+        path.unlink()
 
 
 def share_of(document: bytes) -> float:

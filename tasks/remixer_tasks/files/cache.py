@@ -10,7 +10,7 @@ import errno
 import hashlib
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,9 @@ from remixer_t5x.errors import UserError
 
 # Names and sizes of an entry's files.
 SEAL = 'files.json'
+# Ends the names of folders that a later process continues, for a week.
+_KEPT = '.unfinished'
+_KEPT_SECONDS = 7 * 24 * 3600.0
 
 
 def root() -> Path:
@@ -38,11 +41,45 @@ def adding(entry: Path) -> Iterator[Path]:
 
     Raises UserError when the cache folder cannot be written or its disk is full.
     """
-    try:
+    with _writing():
         entry.parent.mkdir(parents=True, exist_ok=True)
+        temporary.remove_abandoned(entry.parent, _KEPT, _KEPT_SECONDS)
         with temporary.entry(entry.parent, f'{entry.name}.') as path:
             yield path
             _move(path, entry)
+
+
+@contextlib.contextmanager
+def continuing(entry: Path, wait: Callable[[], object]) -> Iterator[Path | None]:
+    """As `adding`, for a folder whose content is kept if the block does not end well: the next process continues it.
+
+    One process at a time has the folder; `wait` is called before this one waits for another. Yields None if `entry` is
+    there after that. What nobody has continued for a week is removed. Where the cache folder has no locks, the content
+    is not kept.
+
+    Raises UserError when the cache folder cannot be written or its disk is full.
+    """
+    with _writing():
+        entry.parent.mkdir(parents=True, exist_ok=True)
+        path = entry.with_name(entry.name + _KEPT)
+        with temporary.kept(path, wait) as is_alone:
+            if is_alone:
+                temporary.remove_abandoned(entry.parent, _KEPT, _KEPT_SECONDS)
+                yield None if entry.exists() else path
+                if not entry.exists():
+                    for part in [*path.iterdir(), path]:
+                        sync(part)
+                    _move(path, entry)
+                return
+    with adding(entry) as path:
+        path.mkdir()
+        yield path
+
+
+@contextlib.contextmanager
+def _writing() -> Iterator[None]:
+    try:
+        yield
     except OSError as error:
         if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.ENOTDIR):
             raise UserError(
@@ -52,9 +89,20 @@ def adding(entry: Path) -> Iterator[Path]:
         raise
 
 
+def sync(path: Path) -> None:
+    """Has a file or folder written to the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        # Some network file systems cannot sync folders.
+        with contextlib.suppress(OSError):
+            os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
 def seal(folder: Path) -> None:
     """Notes the files of `folder` and their sizes in it, for `check`."""
-    sizes = {path.name: path.stat().st_size for path in sorted(folder.iterdir())}
+    sizes = {path.name: path.stat().st_size for path in sorted(folder.iterdir()) if path.name != SEAL}
     (folder / SEAL).write_text(json.dumps(sizes))
 
 

@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from remixer_t5x.errors import UserError
 
 _SHOWN = 3
 
 
 class Malformed:
-    """Collects malformed and empty records. strict: the first one raises UserError instead.
+    """Collects malformed and empty records. strict: the first one raises UserError instead; before: `record_of_skipped`
+    of what was read before.
 
     `file_advice` is what to type when the whole file cannot be read.
     """
 
     file_advice = 'correct FILES or the file'
 
-    def __init__(self, strict: bool):
+    def __init__(self, strict: bool, before: Mapping[str, Any] | None = None):
+        before = before or {}
         self._strict = strict
-        self._first: list[str] = []
-        self.count = 0
-        self.empty_count = 0
+        self._first: list[str] = list(before.get('first', ()))
+        self.count: int = before.get('skipped', 0)
+        self.empty_count: int = before.get('empty', 0)
 
     def record(self, path: str, line: int, reason: str) -> None:
         """Notes that line (or row) `line`, from 1, of `path` cannot be read. Raises UserError when strict."""
@@ -47,6 +52,10 @@ class Malformed:
                 shown += 1
         self.count += notes.count - shown
         self.empty_count += max(notes.empty_count - 1, 0)
+
+    def record_of_skipped(self) -> dict[str, Any]:
+        """JSON values: how many malformed ('skipped') and 'empty' records, and where the 'first' malformed ones are."""
+        return {'skipped': self.count, 'empty': self.empty_count, 'first': list(self._first)}
 
     def summary(self) -> str:
         """What was skipped and where, for the end of a line; empty when nothing was."""

@@ -12,6 +12,7 @@ class Notice:
 
     def __init__(self, what: str):
         self._what = what
+        self._steps, self._tenths = '', 0
         self._start = self._drawn = time.monotonic()
         self._terminal = sys.stderr.isatty()
         self._print(f'{what} ...', last=not self._terminal)
@@ -20,7 +21,17 @@ class Notice:
         """Redraws the line at most twice a second; `progress` is called only then."""
         if self._terminal and time.monotonic() - self._drawn > _REDRAW_SECONDS:
             self._drawn = time.monotonic()
-            self._print(f'{self._what}: {progress()} ...', last=False)
+            self._print(f'{self._what}: {self._steps}{progress()} ...', last=False)
+
+    def step(self, number: int, total: int, things: str) -> None:
+        """Says 'parsed 3 of 7 volumes' from now on, unless it is one only; a log gets a line at every tenth."""
+        if total == 1:
+            return
+        text = f'parsed {number} of {total} {things}'
+        tenths = 10 * number // total
+        if tenths > self._tenths and not self._terminal:
+            self._print(f'{self._what}: {text}', last=True)
+        self._steps, self._tenths = f'{text}, ', tenths
 
     def done(self, result: str) -> None:
         """Ends the line with what came out and the seconds it took."""
