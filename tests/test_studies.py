@@ -201,12 +201,12 @@ def copying(studies, monkeypatch):
 def test_exact_match_is_that_of_greedy_decoding(studies, copying):
     small, one = studies.small_task, trial(studies)
     train_rows, rows, vocab_size = copying
-    init, train, right = small.program_of(one, vocab_size)
-    params, state = init(jax.random.key(0))
+    program, right = small.program_of(one, vocab_size)
+    params, state = program.init(jax.random.key(0))
     for first in range(0, 150, 25):
         chosen = np.random.default_rng(first).integers(0, 200, (25, 8))
         batch = {name: array[chosen] for name, array in train_rows.items()}
-        (params, state), _ = train((params, state), batch, 0.02, first % 25, jax.random.key(0))
+        (params, state), _ = program.train((params, state), batch, 0.02, first % 25, jax.random.key(0))
     said = small.model_of(one, vocab_size).predict(params, rows, 5)
     wanted = rows['decoder_target_tokens']
     exact = 100 * np.mean(

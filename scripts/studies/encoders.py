@@ -22,10 +22,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import training_loop
 from epochs import batches
 from flax import linen as nn
 from records import Records, summary
-from small_task import CHUNK, exit_with_one_line
+from small_task import exit_with_one_line
+from training_loop import Program
 from variants import LAYOUTS, VARIANTS, Variant, flagged
 
 from remixer_t5x.config import loading
@@ -90,7 +92,7 @@ class Labelled:
 
 
 def labelled(task: Any, length: int) -> Labelled:
-    """Texts cut to `length` tokens; the labels are those of the training split, sorted."""
+    """Texts cut to `length` tokens; the labels of the training split, sorted, are its labels."""
     splits = {}
     for split in ('train', 'validation'):
         dataset = task.get_dataset({'inputs': length, 'targets': length}, split=split, shuffle=False)
@@ -143,59 +145,33 @@ def model_of(trial: Trial, labels: tuple[str, ...] = ()) -> Any:
     return loading.values(loading.Given(files, flags), 'MODEL')[0]
 
 
-@dataclasses.dataclass(frozen=True)
-class Program:
-    """`init(key)`, `train(carry, rows of several steps, first step)`, `judge(params, rows) -> sums`."""
-
-    init: Callable
-    adam: Callable
-    train: Callable
-    judge: Callable
-
-
 @functools.cache
-def program_of(trial: Trial, labels: tuple[str, ...] = ()) -> Program:
-    """Compiled functions, which do not depend on the trial's seed; `labels` as for `model_of`."""
+def program_of(trial: Trial, labels: tuple[str, ...] = ()) -> tuple[Program, Callable]:
+    """The training, which does not depend on the trial's seed, and judge(params, rows) -> sums; labels: `model_of`."""
     model = model_of(trial, labels)
     steps, rate = (trial.finetune_steps, trial.finetune_rate) if labels else (trial.steps, trial.learning_rate)
     schedule = optax.warmup_cosine_decay_schedule(0.0, rate, max(1, steps // 10), steps)
-    tx = optax.chain(optax.clip_by_global_norm(1.0), optax.adam(schedule))
-
-    def step(carry, rows):
-        params, state = carry
-
-        def loss(params):
-            total, sums = model.loss(params, rows)
-            return total / sums['weights']
-
-        error, gradient = jax.value_and_grad(loss)(params)
-        updates, state = tx.update(gradient, state, params)
-        return (optax.apply_updates(params, updates), state), error
-
     shapes = frames.smallest_shapes(model.frame)
-    return Program(
-        jax.jit(lambda key: nn.unbox(model.init(key, shapes))),
-        jax.jit(tx.init),
-        jax.jit(lambda carry, rows: jax.lax.scan(step, carry, rows), donate_argnums=0),
-        jax.jit(lambda params, rows: model.loss(params, rows)[1]),
-    )
+
+    def loss(params, rows, _):
+        total, sums = model.loss(params, rows)
+        return total / sums['weights']
+
+    program = training_loop.compiled(lambda key: nn.unbox(model.init(key, shapes)), loss, schedule)
+    return program, jax.jit(lambda params, rows: model.loss(params, rows)[1])
 
 
-def trained(program: Program, params: Any, rows: Rows, steps: int, batch: int, seed: int) -> Any:
+def trained(program: Program, carry: Any, rows: Rows, steps: int, batch: int, seed: int) -> Any:
     order = batches(np.random.default_rng(seed), len(rows['encoder_input_tokens']), batch)
-    carry = params, program.adam(params)
-    for done in range(0, steps, CHUNK):
-        chosen = np.stack([next(order) for _ in range(min(CHUNK, steps - done))])
-        carry, _ = program.train(carry, {name: jnp.asarray(array[chosen]) for name, array in rows.items()})
-    return carry[0]
+    return training_loop.run(program, carry, rows, order, range(steps))[0][0]
 
 
-def judged(program: Program, params: Any, rows: Rows, batch: int) -> tuple[float, float]:
+def judged(judge: Callable, params: Any, rows: Rows, batch: int) -> tuple[float, float]:
     """Mean loss and the share of what is predicted right, over whole batches and the rest."""
     count = len(rows['encoder_input_tokens'])
     totals: dict[str, float] = {}
     for start in range(0, count, batch):
-        sums = program.judge(params, {name: array[start : start + batch] for name, array in rows.items()})
+        sums = judge(params, {name: array[start : start + batch] for name, array in rows.items()})
         totals = {name: totals.get(name, 0.0) + float(sums[name]) for name in ('loss', 'correct', 'weights')}
     return totals['loss'] / totals['weights'], totals['correct'] / totals['weights']
 
@@ -204,18 +180,18 @@ def run(trial: Trial) -> dict[str, float]:
     begun = time.perf_counter()
     text, held_out, tasks = data_of(trial.text, trial.tasks, trial.length, trial.vocabulary, trial.rows)
     shared = dataclasses.replace(trial, seed=0)
-    masked = program_of(shared)
+    masked, judge_masked = program_of(shared)
     random = masked.init(jax.random.key(trial.seed))
-    parameters = sum(leaf.size for leaf in jax.tree.leaves(random))
+    parameters = sum(leaf.size for leaf in jax.tree.leaves(random[0]))
     params = trained(masked, random, text, trial.steps, trial.batch, trial.seed)
-    loss, accuracy = judged(masked, params, held_out, trial.batch)
+    loss, accuracy = judged(judge_masked, params, held_out, trial.batch)
     scores = {}
     for name, task in tasks.items():
-        classes = program_of(shared, task.labels)
+        classes, judge_classes = program_of(shared, task.labels)
         for start, taken in (('after text', params), ('from random', {})):
-            given = {**classes.init(jax.random.key(trial.seed)), **jax.tree.map(jnp.copy, taken)}
-            tuned = trained(classes, given, task.train, trial.finetune_steps, trial.batch, trial.seed)
-            scores[f'{name} {start}'] = 100 * judged(classes, tuned, task.validation, trial.batch)[1]
+            given = {**classes.init(jax.random.key(trial.seed))[0], **jax.tree.map(jnp.copy, taken)}
+            tuned = trained(classes, classes.begin(given), task.train, trial.finetune_steps, trial.batch, trial.seed)
+            scores[f'{name} {start}'] = 100 * judged(judge_classes, tuned, task.validation, trial.batch)[1]
     return {
         'held-out loss': loss,
         'masked accuracy': 100 * accuracy,

@@ -19,9 +19,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import training_loop
 from epochs import batches
 from flax import linen as nn
 from records import Records
+from training_loop import Program
 from variants import VARIANTS
 
 from remixer_t5x.config import loading
@@ -32,8 +34,6 @@ from remixer_t5x.model.seq2seq import Seq2Seq
 # What other models are compared with.
 BASELINE = 'attention'
 COGS = 'cogs_v001'
-# Steps in one call of the compiled program, so that Python's part does not count.
-CHUNK = 25
 EVALUATED_AT_ONCE = 250
 
 
@@ -127,42 +127,17 @@ def model_of(trial: Trial, vocab_size: int) -> Seq2Seq:
 
 
 @functools.lru_cache(maxsize=4)
-def compiled(trial: Trial, vocab_size: int) -> tuple[Callable, Callable, Callable]:
-    """init(key), train(carry, rows [steps, batch, ...], learning_rate, first step, key), right(params, rows).
+def compiled(trial: Trial, vocab_size: int) -> tuple[Program, Callable]:
+    """The training, whose rate is an argument, and right(params, rows).
 
     `trial` is one without seed, percentage and learning rate: they are arguments of one program.
     """
     model = model_of(trial, vocab_size)
-    schedule = optax.warmup_cosine_decay_schedule(0.0, 1.0, max(1, trial.steps // 10), trial.steps)
-    adam = optax.chain(optax.clip_by_global_norm(1.0), optax.scale_by_adam())
+    shapes = {'encoder_input_tokens': (1, trial.inputs), 'decoder_target_tokens': (1, trial.targets)}
 
-    def init(key):
-        shape = (1, trial.inputs), (1, trial.targets)
-        params = model.init(key, dict(zip(('encoder_input_tokens', 'decoder_target_tokens'), shape, strict=True)))
-        params = nn.unbox(params)
-        return params, adam.init(params)
-
-    def step(carry, rows, learning_rate, number, key):
-        params, state = carry
-        key = jax.random.fold_in(key, number) if trial.dropout else None
-
-        def loss(params):
-            total, sums = model.loss(params, rows, key)
-            return total / sums['weights']
-
-        error, gradient = jax.value_and_grad(loss)(params)
-        updates, state = adam.update(gradient, state, params)
-        scale = -learning_rate * schedule(number)
-        return (jax.tree.map(lambda p, u: p + scale * u, params, updates), state), error
-
-    def train(carry, rows, learning_rate, first, key):
-        numbers = first + jnp.arange(rows['encoder_input_tokens'].shape[0])
-
-        def body(carry, now):
-            return step(carry, now[0], learning_rate, now[1], key)
-
-        carry, errors = jax.lax.scan(body, carry, (rows, numbers))
-        return carry, jnp.mean(errors)
+    def loss(params, rows, key):
+        total, sums = model.loss(params, rows, key if trial.dropout else None)
+        return total / sums['weights']
 
     def right(params, rows):
         targets = rows['decoder_target_tokens']
@@ -172,10 +147,12 @@ def compiled(trial: Trial, vocab_size: int) -> tuple[Callable, Callable, Callabl
         likeliest = jnp.argmax(token_logits(hidden, model.module.output_kernel(params)), axis=-1)
         return jnp.where(targets > 0, likeliest == targets, True)
 
-    return jax.jit(init), jax.jit(train, donate_argnums=0), jax.jit(right)
+    schedule = optax.warmup_cosine_decay_schedule(0.0, 1.0, max(1, trial.steps // 10), trial.steps)
+    program = training_loop.compiled(lambda key: nn.unbox(model.init(key, shapes)), loss, schedule)
+    return program, jax.jit(right)
 
 
-def program_of(trial: Trial, vocab_size: int) -> tuple[Callable, Callable, Callable]:
+def program_of(trial: Trial, vocab_size: int) -> tuple[Program, Callable]:
     return compiled(dataclasses.replace(trial, seed=0, percentage=0.0, learning_rate=0.0), vocab_size)
 
 
@@ -185,21 +162,22 @@ def run(trial: Trial) -> dict[str, float]:
     train_rows, validation_rows, vocab_size = data_of(
         trial.task, trial.inputs, trial.targets, trial.validation_examples
     )
-    init, train, right = program_of(trial, vocab_size)
+    program, right = program_of(trial, vocab_size)
     rng = np.random.default_rng(trial.seed)
     everything = len(train_rows['encoder_input_tokens'])
     part = rng.permutation(everything)[: max(1, round(everything * trial.percentage / 100))]
-    order = batches(rng, len(part), trial.batch)
-    carry = init(jax.random.key(trial.seed))
+    carry = program.init(jax.random.key(trial.seed))
     parameters = sum(leaf.size for leaf in jax.tree.leaves(carry[0]))
-    loss = float('nan')
-    for done in range(0, trial.steps, CHUNK):
-        chosen = part[np.stack([next(order) for _ in range(min(CHUNK, trial.steps - done))])]
-        rows = {name: array[chosen] for name, array in train_rows.items()}
-        carry, mean = train(carry, rows, trial.learning_rate, done, jax.random.key(trial.seed + 1))
-        loss = float(mean)
-        if sys.stdout.isatty():
-            print(f'{trial.variant}: step {done + len(chosen):,} of {trial.steps:,}', end='\r', flush=True)
+    carry, loss = training_loop.run(
+        program,
+        carry,
+        {name: array[part] for name, array in train_rows.items()},
+        batches(rng, len(part), trial.batch),
+        range(trial.steps),
+        rate=trial.learning_rate,
+        key=jax.random.key(trial.seed + 1),
+        label=trial.variant,
+    )
     judged = judge(functools.partial(right, carry[0]), validation_rows)
     seconds = round(time.perf_counter() - start, 1)
     return {**judged, 'loss': loss, 'examples': len(part), 'parameters': parameters, 'seconds': seconds}

@@ -13,7 +13,6 @@ examples. The paper does not print width, steps, batch, learning rate or seeds; 
 import argparse
 import dataclasses
 import functools
-import sys
 import time
 from collections.abc import Callable
 from typing import Any
@@ -25,14 +24,16 @@ import numpy as np
 import optax
 import shapes
 import toy_model
+import training_loop
 from epochs import batches
 from flax import linen as nn
 from records import Records, summary
+from training_loop import Program
 
 from remixer_t5x.reports.pictures import drawing
 
 TEST_SEED = 20_231
-# Steps in one call of the compiled program, so that Python's part does not count.
+# Steps in one call of the compiled program; the training error is their mean.
 CHUNK = 50
 
 
@@ -49,37 +50,22 @@ class Settings:
     test_examples: int
 
 
-Train = Callable[..., tuple[Any, Any, jax.Array]]
-
-
 @functools.cache
-def compiled(mixer: str, settings: Settings) -> tuple[Callable, Train, Callable]:
-    """init(key) -> (params, optimizer state); train(params, state, inputs, targets [steps, batch, length]); predict."""
+def compiled(mixer: str, settings: Settings) -> tuple[Program, Callable]:
+    """The training of (inputs, targets), and predict(params, inputs)."""
     network = toy_model.ShapesNetwork(
         toy_model.mixers(settings.width, settings.hidden, settings.length)[mixer], settings.width
     )
-    optimizer = optax.adam(optax.cosine_decay_schedule(settings.learning_rate, settings.steps))
 
-    def init(key):
-        params = nn.unbox(network.init(key, jnp.zeros((1, settings.length))))
-        return params, optimizer.init(params)
+    def initial(key):
+        return nn.unbox(network.init(key, jnp.zeros((1, settings.length))))
 
-    def step(carry, rows):
-        params, state = carry
+    def loss(params, rows, _):
         inputs, targets = rows
+        return jnp.mean(jnp.square(network.apply(params, inputs) - targets))
 
-        def loss(params):
-            return jnp.mean(jnp.square(network.apply(params, inputs) - targets))
-
-        error, gradient = jax.value_and_grad(loss)(params)
-        updates, state = optimizer.update(gradient, state, params)
-        return (optax.apply_updates(params, updates), state), error
-
-    def train(params, state, inputs, targets):
-        (params, state), errors = jax.lax.scan(step, (params, state), (inputs, targets))
-        return params, state, jnp.mean(errors)
-
-    return jax.jit(init), jax.jit(train), jax.jit(network.apply)
+    schedule = optax.cosine_decay_schedule(settings.learning_rate, settings.steps)
+    return training_loop.compiled(initial, loss, schedule, clip=None), jax.jit(network.apply)
 
 
 def run_cell(mixer: str, examples: int, seed: int, settings: Settings) -> dict[str, float]:
@@ -88,22 +74,23 @@ def run_cell(mixer: str, examples: int, seed: int, settings: Settings) -> dict[s
     One seed gives the rows, their order and the initial parameters.
     """
     start = time.perf_counter()
-    init, train, predict = compiled(mixer, settings)
+    program, predict = compiled(mixer, settings)
     rng = np.random.default_rng([seed, examples])
     inputs, targets, _ = shapes.make_rows(rng, examples, settings.length)
     order = batches(rng, examples, settings.batch)
-    params, state = init(jax.random.key(seed))
-    error = float('nan')
-    for done in range(0, settings.steps, CHUNK):
-        chosen = np.stack([next(order) for _ in range(min(CHUNK, settings.steps - done))])
-        params, state, mean = train(params, state, inputs[chosen], targets[chosen])
-        error = float(mean)
-        if sys.stdout.isatty():
-            print(f'{mixer}, {examples:,} examples, seed {seed}: step {done + len(chosen):,}', end='\r', flush=True)
+    carry, error = training_loop.run(
+        program,
+        program.init(jax.random.key(seed)),
+        (inputs, targets),
+        order,
+        range(settings.steps),
+        chunk=CHUNK,
+        label=f'{mixer}, {examples:,} examples, seed {seed}',
+    )
     test_inputs, test_targets, _ = test_rows(settings)
     # In parts, because attention on all rows at once would need gigabytes.
     parts = np.array_split(test_inputs, max(1, len(test_inputs) // 100))
-    predicted = np.concatenate([predict(params, part) for part in parts])
+    predicted = np.concatenate([predict(carry[0], part) for part in parts])
     test = float(np.mean(np.square(predicted - test_targets)))
     return {'test_mse': test, 'train_mse': error, 'seconds': round(time.perf_counter() - start, 1)}
 
