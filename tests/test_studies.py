@@ -12,6 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from remixer_t5x.errors import UserError
+
 SCRIPTS = pathlib.Path(__file__).parents[1] / 'scripts'
 TINY = types.MappingProxyType({'length': 50, 'width': 4, 'hidden': 4, 'steps': 3, 'batch': 2, 'test_examples': 5})
 
@@ -26,7 +28,10 @@ def studies():
     import length
     import low_resource
     import optimizers
+    import recipes
     import records
+    import scaling
+    import scaling_fit
     import shapes
     import small_task
     import table_1
@@ -35,7 +40,8 @@ def studies():
 
     yield types.SimpleNamespace(
         ablations=ablations, encoders=encoders, length=length, low_resource=low_resource, optimizers=optimizers,
-        records=records, shapes=shapes, small_task=small_task, table_1=table_1, toy_task=toy_task, tuning=tuning,
+        recipes=recipes, records=records, scaling=scaling, scaling_fit=scaling_fit, shapes=shapes,
+        small_task=small_task, table_1=table_1, toy_task=toy_task, tuning=tuning,
     )  # fmt: skip
     sys.path[:] = before[0]
     for name in set(sys.modules) - before[1]:
@@ -388,3 +394,75 @@ def test_each_optimizer_gets_its_best_rate_with_all_seeds_and_nothing_is_done_tw
     assert found['muon'][1] == [0.0, 1.0, 2.0] and len(asked) == 2 * 5
     study.print_table(study.study(args, lambda *_: pytest.fail('it was done before')))
     assert [line.split('`')[1] for line in capsys.readouterr().out.splitlines()[2:]] == ['muon', 'adamw']
+
+
+def test_every_recipe_traces_and_costs_what_its_header_says(studies):
+    """State and step of the size that a paper trains, from shapes alone."""
+    names = studies.recipes.names()
+    assert len(names) >= 9
+    assert {name: studies.recipes.written(name) for name in names} == {
+        name: studies.recipes.traced(name).line() for name in names
+    }
+
+
+def test_laws_of_scaling_are_found_again(studies):
+    fit, budgets = studies.scaling_fit, [1e9, 1e10, 1e11, 1e12]
+    exact = {budget: 7 * budget**-0.08 for budget in budgets}
+    # Each size is best at some budgets, where it is on the law.
+    small = {budget: loss * (1 if budget < 1e11 else 1.2) for budget, loss in exact.items()}
+    large = {budget: loss * (1 if budget > 1e10 else 1.2) for budget, loss in exact.items() if budget > 1e9}
+    by_size = {'8x1': [small, small], '16x1': [large, large]}
+    assert fit.envelope(by_size, [*budgets, 1e15]) == pytest.approx(exact)
+    assert fit.law(budgets, list(exact.values())) == pytest.approx((np.log(7), 0.08))
+    np.testing.assert_allclose(fit.bootstrap(by_size, budgets, 20)[:, 1], 0.08, rtol=1e-6)
+
+    def is_in_band(seed):
+        rng = np.random.default_rng(seed)
+        runs = [{budget: loss * np.exp(rng.normal(0, 0.03)) for budget, loss in exact.items()} for _ in range(2)]
+        low, high = np.percentile(fit.bootstrap({'8x1': runs}, budgets, 40)[:, 1], fit.BAND)
+        return low < 0.08 < high
+
+    # The band is of 90%.
+    assert np.mean([is_in_band(seed) for seed in range(15)]) > 0.7
+
+
+def test_scaling_takes_losses_of_one_run_at_every_budget(studies, tmp_path, monkeypatch, capsys):
+    scaling, rng = studies.scaling, np.random.default_rng(0)
+
+    def text(count):
+        tokens = rng.integers(3, 32, (count, 8)).astype(np.int32)
+        targets = tokens[:, :4]
+        begun = np.pad(targets, ((0, 0), (1, 0)))[:, :-1]
+        return {'encoder_input_tokens': tokens, 'decoder_input_tokens': begun, 'decoder_target_tokens': targets,
+                'decoder_loss_weights': np.ones_like(targets)}  # fmt: skip
+
+    data = text(9), text(6)
+    monkeypatch.setattr(scaling, 'data_of', lambda *_: data)
+    monkeypatch.setattr(scaling, 'target_lengths', lambda length: {'inputs': 8, 'targets': 4})
+    small = ['--text=', '--models=t5_1_1', '--sizes=8x1', '--batch=2', '--length=8', '--vocabulary=32', '--warmup=1']
+    (trial,) = scaling.trials_of(scaling.parse_arguments([*small, '--seeds=1']))
+    for model in scaling.MODELS:
+        assert scaling.setup_of(dataclasses.replace(trial, model=model))[0].frame == 'encoder_decoder'
+    with pytest.raises(UserError, match='h100.gin is for gpu'):
+        scaling.setup_of(dataclasses.replace(trial, hardware='hardware/h100.gin'))
+    of_a_step = scaling.compiled(trial)[3]
+    assert scaling.steps_of(dataclasses.replace(trial, budgets=(of_a_step, 3 * of_a_step, 9e20)), of_a_step) == {
+        3 * of_a_step: 3
+    }
+    out, budgets = tmp_path / 'scaling.jsonl', [2 * of_a_step, 30 * of_a_step, 31 * of_a_step]
+    words = [
+        *small,
+        '--seeds=2',
+        f'--out={out}',
+        f'--figure={tmp_path}/s.png',
+        f'--budgets={",".join(map(str, budgets))}',
+    ]
+    monkeypatch.setattr(sys, 'argv', ['scaling.py', *words])
+    scaling.main()
+    assert '2 runs, 0 done before' in capsys.readouterr().out and (tmp_path / 's.png').stat().st_size > 0
+    results = [json.loads(line)['result'] for line in out.read_text().splitlines()]
+    assert [result['steps'] for result in results] == [31, 31] and results[0]['points'] != results[1]['points']
+    first, *_, last = results[0]['points']
+    assert [point[0] for point in results[0]['points']] == budgets and 0 < last[1] < first[1]
+    scaling.main()
+    assert '2 runs, 2 done before' in capsys.readouterr().out

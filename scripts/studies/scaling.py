@@ -1,0 +1,315 @@
+"""Loss against FLOPs: six token mixers at several sizes on T5's span corruption.
+
+    python scripts/studies/scaling.py --text '/data/wikinews_en/AA/*' --figure scaling.png
+    python scripts/studies/scaling.py --text '/data/wikinews_en/AA/*' --hardware hardware/h100.gin \\
+        --sizes 128x2,256x4,512x8,768x12 --budgets 1e15,1e16,1e17 --max_steps 20000 --batch 128 --length 512 \\
+        --rows 400000
+
+A size such as 128x2 is a width and the number of layers of the encoder, and of the decoder. The models are those of
+configs/models, whose hidden sizes have the proportions of configs/sizes/tiny.gin, so that models of one size have about
+equally many parameters. All train on the same batches with Adam at one rate, which stays constant after its warm-up:
+the held-out loss of one run after n steps is then the loss of a run of n steps, and a single run gives the losses for
+all --budgets. A budget is a number of FLOPs: matrix products of the traced step, forward and backward, embeddings not
+counted and output logits counted. A run has no loss for a budget of fewer steps than two warm-ups or more than
+--max_steps.
+
+One seed gives parameters and the order of the segments. Results are appended to --out as they are known; started
+again, it does what is missing. --show runs nothing.
+"""
+
+import argparse
+import dataclasses
+import functools
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import numpy as np
+import optax
+import scaling_fit
+import training_loop
+from epochs import batches
+from flax import linen as nn
+from jax.sharding import NamedSharding, PartitionSpec
+from records import Records
+from small_task import exit_with_one_line
+
+from remixer_t5x.config import loading
+from remixer_t5x.costs import flops
+from remixer_t5x.data import frames
+from remixer_t5x.errors import UserError
+
+MODELS = ('t5_1_1', 'remixer', 'hyper_mixer', 'mixer_enc', 'gmlp', 'linear_transformer')
+# Of sizes/tiny.gin and sizes/mini.gin: each dimension over the width.
+PROPORTIONS = {
+    'MLP_DIM': 2,
+    'REMIXER_DIM': 1,
+    'HYPER_MIXER_DIM': 2,
+    'HYPER_MIXER_MLP_DIM': 2.75,
+    'MIXER_DIM': 1,
+    'GMLP_DIM': 6.75,
+}
+HEADS = 4
+HELD_OUT_ROWS = 512
+
+Rows = Mapping[str, np.ndarray]
+
+
+@dataclasses.dataclass(frozen=True)
+class Trial:
+    """All that a result depends on. `size` is width x layers, `length` tokens of the inputs, `budgets` FLOPs."""
+
+    model: str
+    size: str
+    seed: int
+    text: str
+    budgets: tuple[float, ...]
+    max_steps: int
+    warmup: int
+    batch: int
+    length: int
+    vocabulary: int
+    rows: int
+    learning_rate: float
+    hardware: str
+
+
+@functools.cache
+def data_of(text: str, length: int, vocabulary: int, rows: int) -> tuple[Rows, Rows]:
+    """Whole segments of damaged text to train on, and held-out ones."""
+    from remixer_tasks import local_files, pretraining, vocabularies
+
+    corpus = local_files.corpus(text, format='jsonl')
+    task = pretraining.span_corruption(corpus, vocabularies.trained(corpus, vocabulary))
+    return segments(task, 'train', length, rows), segments(task, 'validation', length, HELD_OUT_ROWS)
+
+
+def segments(task: Any, split: str, length: int, limit: int) -> Rows:
+    """Rows of exactly `length` inputs and their targets. Raises UserError where the text has none."""
+    dataset = task.get_dataset(target_lengths(length), split=split, shuffle=False, num_epochs=1)
+    found = [row for row in dataset.take(limit).as_numpy_iterator() if len(row['inputs']) == length]
+    if not found:
+        raise UserError(f'the {split} split has no segment of {length} tokens: give more text, or a smaller --length')
+    inputs, targets = (np.stack([row[name] for row in found]).astype(np.int32) for name in ('inputs', 'targets'))
+    return {
+        'encoder_input_tokens': inputs,
+        'decoder_input_tokens': np.pad(targets, ((0, 0), (1, 0)))[:, :-1],
+        'decoder_target_tokens': targets,
+        'decoder_loss_weights': (targets > 0).astype(np.int32),
+    }
+
+
+def target_lengths(length: int) -> dict[str, int]:
+    """The tokens of inputs and of the targets that belong to them."""
+    from remixer_tasks.objectives import span_corruption as spans
+
+    noise = spans.Noise()
+    return {'inputs': length, 'targets': noise.lengths(spans.segment_length(length, length, noise))[1]}
+
+
+def setup_of(trial: Trial) -> tuple[Any, Any]:
+    """The model, and the partitioner of the hardware.
+
+    Raises UserError where the hardware file is for another platform than JAX runs on.
+    """
+    width, layers = size_of(trial.size)
+    lengths = target_lengths(trial.length)
+    sizes: dict[str, Any] = {
+        'EMBED_DIM': width,
+        **{name: round(width * times) for name, times in PROPORTIONS.items()},
+        'NUM_HEADS': HEADS,
+        'HEAD_DIM': width // HEADS,
+        'NUM_ENCODER_LAYERS': layers,
+        'NUM_DECODER_LAYERS': layers,
+        'MAX_INPUT_LENGTH': lengths['inputs'],
+        'MAX_TARGET_LENGTH': lengths['targets'],
+        'VOCAB_SIZE': trial.vocabulary,
+        'REMAT_POLICY': 'None',
+    }
+    files = [f'models/{trial.model}.gin', 'sizes/tiny.gin', trial.hardware]
+    given = loading.Given(files, [(name, str(value)) for name, value in sizes.items()])
+    model, partitioner, platform = loading.values(given, 'MODEL', 'PARTITIONER', 'PLATFORM')
+    if platform != jax.default_backend():
+        raise UserError(
+            f'--hardware {trial.hardware} is for {platform}, and JAX runs on {jax.default_backend()}; '
+            'give a file of configs/hardware for it'
+        )
+    return model, partitioner
+
+
+def size_of(text: str) -> tuple[int, int]:
+    """'128x2' as (128, 2). Raises ValueError for anything else, or a width that the heads do not divide."""
+    width, layers = map(int, text.split('x'))
+    # The causal HyperMixer has eight heads.
+    if width % 8 or min(width, layers) < 1:
+        raise ValueError(text)
+    return width, layers
+
+
+def step_flops(model: Any, batch: int, lengths: Mapping[str, int]) -> float:
+    """Matrix products of one step, forward and backward; traced, not run."""
+    rows = frames.abstract_batch(model.frame, lengths, batch)
+    shapes = {name: array.shape for name, array in rows.items()}
+    params = nn.unbox(jax.eval_shape(lambda key: model.init(key, shapes), jax.random.key(0)))
+    return flops.total(lambda params, rows: jax.grad(lambda p: model.loss(p, rows)[0])(params), params, rows)
+
+
+def steps_of(trial: Trial, flops_of_a_step: float) -> dict[float, int]:
+    """For each budget that this trial has a loss for, the number of steps that spend it."""
+    steps = {budget: round(budget / flops_of_a_step) for budget in trial.budgets}
+    return {budget: count for budget, count in steps.items() if 2 * trial.warmup <= count <= trial.max_steps}
+
+
+@functools.cache
+def compiled(trial: Trial) -> tuple[Any, Any, Any, float]:
+    """The training, judge(params, rows) -> sums, the partitioner, and the FLOPs of a step; the seed does not matter."""
+    model, partitioner = setup_of(trial)
+    lengths = target_lengths(trial.length)
+    shapes = frames.batch_shapes(model.frame, lengths)
+    schedule = optax.linear_schedule(0.0, trial.learning_rate, trial.warmup)
+
+    def loss(params, rows, _):
+        total, sums = model.loss(params, rows)
+        return total / sums['weights']
+
+    def initial(key):
+        boxed = model.init(key, shapes)
+        return jax.lax.with_sharding_constraint(nn.unbox(boxed), partitioner.param_shardings(boxed))
+
+    program = training_loop.compiled(initial, loss, schedule)
+    judge = jax.jit(lambda params, rows: model.loss(params, rows)[1])
+    return program, judge, partitioner, step_flops(model, trial.batch, lengths)
+
+
+def run(trial: Trial) -> dict[str, Any]:
+    """The held-out loss after each budget, as pairs [FLOPs, loss]."""
+    begun = time.perf_counter()
+    text, held_out = data_of(trial.text, trial.length, trial.vocabulary, trial.rows)
+    program, judge, partitioner, flops_of_a_step = compiled(dataclasses.replace(trial, seed=0))
+    sharding = NamedSharding(partitioner.mesh, PartitionSpec(None, partitioner.batch_axes))
+    order = batches(np.random.default_rng(trial.seed), len(text['encoder_input_tokens']), trial.batch)
+    points, done = [], 0
+    with partitioner.activate():
+        carry = program.init(jax.random.key(trial.seed))
+        parameters = sum(leaf.size for leaf in jax.tree.leaves(carry[0]))
+        for budget, steps in steps_of(trial, flops_of_a_step).items():
+            carry, _ = training_loop.run(
+                program,
+                carry,
+                text,
+                order,
+                range(done, steps),
+                place=functools.partial(jax.device_put, device=sharding),
+                label=f'{trial.model} {trial.size}, seed {trial.seed}',
+            )
+            done = steps
+            points.append([budget, held_out_loss(judge, carry[0], held_out, partitioner, trial.batch)])
+    seconds = round(time.perf_counter() - begun, 1)
+    return {
+        'points': points,
+        'parameters': parameters,
+        'step_flops': flops_of_a_step,
+        'steps': done,
+        'seconds': seconds,
+    }
+
+
+def held_out_loss(judge: Any, params: Any, rows: Rows, partitioner: Any, batch: int) -> float:
+    """Mean over target tokens of whole batches; the rest is left out."""
+    totals = np.zeros(2)
+    for start in range(0, len(rows['encoder_input_tokens']) - batch + 1, batch):
+        taken = {name: array[start : start + batch] for name, array in rows.items()}
+        sums = judge(params, jax.device_put(taken, partitioner.batch_sharding))
+        totals += float(sums['loss']), float(sums['weights'])
+    return float(totals[0] / totals[1])
+
+
+def run_missing(records: Records, trials: list[Trial], minutes: float | None) -> None:
+    """Runs what is missing, and begins nothing new after `minutes`."""
+    missing = [trial for trial in trials if records.get(dataclasses.asdict(trial)) is None]
+    print(f'{len(trials)} runs, {len(trials) - len(missing)} done before', flush=True)
+    begun = time.monotonic()
+    for number, trial in enumerate(missing, 1):
+        if minutes is not None and time.monotonic() - begun > 60 * minutes:
+            print(f'{minutes:g} minutes are over; the same command runs the other {len(missing) - number + 1}')
+            return
+        result = run(trial)
+        records.add(dataclasses.asdict(trial), result)
+        last = f'{result["points"][-1][1]:.4f} at {result["points"][-1][0]:.2g} FLOPs' if result['points'] else 'none'
+        print(
+            f'{number:3d} of {len(missing)}  {trial.model} {trial.size}, seed {trial.seed}: '
+            f'{result["parameters"]:,} parameters, {result["step_flops"] / 1e9:.3f} GFLOPs a step, '
+            f'{result["steps"]:,} steps, held-out loss {last}, {result["seconds"]:.0f} s',
+            flush=True,
+        )
+
+
+def parse_arguments(given: list[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument('--text', required=True, help='JSON lines with `text`: a path or glob')
+    parser.add_argument('--models', default=','.join(MODELS), help='by comma')
+    parser.add_argument('--sizes', default='32x1,64x2,128x2,256x4', help='width x layers, by comma')
+    parser.add_argument('--budgets', default='2.5e10,5e10,1e11,2e11,4e11,8e11', help='FLOPs, by comma')
+    parser.add_argument('--hardware', default='hardware/cpu.gin', help='a gin file with DTYPE and MESH')
+    parser.add_argument('--learning_rate', type=float, default=3e-3, help="Adam's, after the warm-up")
+    for name, default, meaning in (
+        ('seeds', 2, ''), ('max_steps', 3000, 'budgets of more steps are left out'), ('warmup', 50, 'steps'),
+        ('batch', 16, 'segments'), ('length', 64, 'tokens of the inputs'), ('vocabulary', 2048, 'pieces'),
+        ('rows', 40_000, 'segments to train on'),
+    ):  # fmt: skip
+        parser.add_argument(f'--{name}', type=int, default=default, help=meaning)
+    parser.add_argument('--minutes', type=float, default=None, help='begin no run after this time')
+    parser.add_argument('--out', default='runs/studies/scaling.jsonl', help='results, one line each')
+    parser.add_argument('--figure', default='', help='write a PNG here')
+    parser.add_argument('--show', action='store_true', help='run nothing, show what is in --out')
+    args = parser.parse_args(given)
+    args.models, args.sizes = args.models.split(','), args.sizes.split(',')
+    if unknown := [name for name in args.models if name not in MODELS]:
+        parser.error(f'--models has {unknown[0]!r}; known are {", ".join(MODELS)}')
+    for size in args.sizes:
+        try:
+            size_of(size)
+        except ValueError:
+            parser.error(f'--sizes has {size!r}; give width x layers, as in 64x2, the width a multiple of 8')
+    try:
+        args.budgets = tuple(sorted({float(budget) for budget in args.budgets.split(',')}))
+    except ValueError:
+        parser.error(f'--budgets is {args.budgets!r}; give FLOPs, as in 1e11,2e11')
+    for name in ('seeds', 'max_steps', 'warmup', 'batch', 'length', 'vocabulary', 'rows'):
+        if getattr(args, name) < 1:
+            parser.error(f'--{name} has {getattr(args, name)}; give 1 or more')
+    return args
+
+
+def trials_of(args: argparse.Namespace) -> list[Trial]:
+    """Seed by seed and size by size, so that a study that is stopped has every model."""
+    fields = [field.name for field in dataclasses.fields(Trial) if field.name not in ('model', 'size', 'seed')]
+    settings = {name: getattr(args, name) for name in fields}
+    return [
+        Trial(model, size, seed, **settings)
+        for size in args.sizes
+        for seed in range(args.seeds)
+        for model in args.models
+    ]
+
+
+def main() -> None:
+    args = parse_arguments()
+    trials = trials_of(args)
+    print(
+        f'{jax.devices()[0].device_kind} x {jax.device_count()}, {args.hardware}; inputs of {args.length} tokens, '
+        f'batches of {args.batch}, Adam at {args.learning_rate:g}; results in {args.out}',
+        flush=True,
+    )
+    records = Records(args.out)
+    if not args.show:
+        run_missing(records, trials, args.minutes)
+    found = scaling_fit.collect([(trial.model, trial.size, records.get(dataclasses.asdict(trial))) for trial in trials])
+    scaling_fit.print_tables(found, args.budgets)
+    if args.figure:
+        scaling_fit.draw(found, args.budgets, args.figure)
+
+
+if __name__ == '__main__':
+    exit_with_one_line(main)
