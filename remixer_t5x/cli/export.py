@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import json
 import pathlib
 import shutil
@@ -18,8 +17,6 @@ if TYPE_CHECKING:
     from remixer_t5x.export.functions import Function
     from remixer_t5x.inference.text_inference import TextInference
 
-BASE = ('runs/infer.gin',)
-ROOT = 'remixer_t5x.inference.text_inference.TextInference'
 STABLEHLO, SAVED_MODEL = 'stablehlo', 'saved_model'
 # Rows of the comparison; the model pads to its lengths, so that these are enough.
 COMPARED = 2
@@ -46,12 +43,8 @@ def run(args: argparse.Namespace) -> None:
         raise UserError(f'{folder} exists already; give a new folder with --to')
     from remixer_t5x.cli import infer
 
-    arguments.load(args, ROOT, base=BASE, defaults=infer.DEFAULTS)
-    from remixer_t5x.config import resolved
-
-    settings: TextInference = resolved.call(ROOT)
-    if settings.vocabulary is None:
-        settings = dataclasses.replace(settings, vocabulary=infer.vocabulary_of_task(args))
+    infer.load(args)
+    settings, _ = infer.settings_of(args)
     with arguments.libraries(args):
         _export(args, settings, folder)
 

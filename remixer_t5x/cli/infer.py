@@ -7,7 +7,7 @@ import contextlib
 import dataclasses
 import sys
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from remixer_t5x.cli import arguments, decoder_flags, process_flags
 from remixer_t5x.cli.command import KEEP_BUFFERS, Command
@@ -56,27 +56,34 @@ def run(args: argparse.Namespace) -> None:
     if args.embed is not None:
         process_flags.refuse(args, 'embeddings are written by one process')
     decoder_flags.apply(args)
-    arguments.load(args, ROOT, base=BASE, defaults=DEFAULTS)
-    from remixer_t5x.config import resolved
-
+    load(args)
     with process_flags.together(args):
-        settings: TextInference = resolved.call(ROOT)
-        # Before the vocabulary, which loads another configuration.
-        given = resolved.macro('INPUTS')
-        if settings.vocabulary is None:
-            settings = dataclasses.replace(settings, vocabulary=vocabulary_of_task(args))
+        settings, template = settings_of(args)
         if args.embed is None:
-            _infer(settings, given)
+            _infer(settings, template)
         else:
             _embed(settings, args.embed == 'tokens', args.pooling or 'mean')
 
 
-def vocabulary_of_task(args: argparse.Namespace) -> Any:
-    """For a configuration that names a seqio task and no VOCABULARY: the vocabulary of the task's features."""
-    (mixture,) = arguments.values(args, 'MIXTURE_OR_TASK_NAME', base=BASE)
+def load(args: argparse.Namespace) -> None:
+    """Reads the gin files and flags."""
+    arguments.load(args, ROOT, base=BASE, defaults=DEFAULTS)
+
+
+def settings_of(args: argparse.Namespace) -> tuple[TextInference, str | None]:
+    """The settings that were loaded, and the template INPUTS. The vocabulary is that of the task's features where the
+    configuration names a task and no VOCABULARY.
+    """
+    from remixer_t5x.config import resolved
     from remixer_t5x.data import pipeline, task_vocabulary
 
-    return task_vocabulary.of(pipeline.named(mixture))
+    settings: TextInference = resolved.call(ROOT)
+    template = resolved.macro('INPUTS')
+    if settings.vocabulary is None:
+        # This loads another configuration.
+        (mixture,) = arguments.values(args, 'MIXTURE_OR_TASK_NAME', base=BASE)
+        settings = dataclasses.replace(settings, vocabulary=task_vocabulary.of(pipeline.named(mixture)))
+    return settings, template
 
 
 def other_template(checkpoint: str, given: str | None) -> str | None:

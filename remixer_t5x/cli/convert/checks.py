@@ -2,6 +2,7 @@
 
 import os
 import pathlib
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -39,11 +40,17 @@ def compare_with_hugging_face(model: Any, params: Any, folder: pathlib.Path, voc
 
     Says so where torch or transformers are not installed. Raises UserError where logits differ by more than rounding.
     """
-    missing = hf_check.missing_packages()
-    if missing:
-        say('check', hf_check.not_compared(missing))
-        return
     batch = hf_check.random_batch(model.vocab_size)
-    ours, theirs = hf_check.our_logits(model, params, batch), hf_check.their_logits(folder, batch)
-    say('check', f"logits of Hugging Face's model and ours differ by {hf_check.compared(ours, theirs)}")
-    say('check', hf_check.compared_ids(folder, vocabulary))
+    if compare_logits(lambda: (hf_check.our_logits(model, params, batch), hf_check.their_logits(folder, batch))):
+        say('check', hf_check.compared_ids(folder, vocabulary))
+
+
+def compare_logits(ours_and_theirs: Callable[[], tuple[Any, Any]]) -> bool:
+    """Compares logits of our model with those of Hugging Face's, and returns whether it did: it says so where torch or
+    transformers are not installed. Raises UserError where they differ by more than rounding.
+    """
+    if missing := hf_check.missing_packages():
+        say('check', hf_check.not_compared(missing))
+        return False
+    say('check', f"logits of Hugging Face's model and ours differ by {hf_check.compared(*ours_and_theirs())}")
+    return True

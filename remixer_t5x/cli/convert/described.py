@@ -7,12 +7,9 @@ from typing import Any
 
 from etils import epath
 
-from remixer_t5x.api.building import build_model
 from remixer_t5x.checkpoints import saved_arrays, saved_params
-from remixer_t5x.cli.convert import share, to_adapters, with_bert, with_gpt2
+from remixer_t5x.cli.convert import model_params, share, to_adapters, with_bert, with_gpt2
 from remixer_t5x.cli.convert.checks import check_equal, check_same, compare_with_hugging_face, say, size
-from remixer_t5x.cli.convert.with_model import abstract_params
-from remixer_t5x.data import task_vocabulary
 from remixer_t5x.interop import converted
 from remixer_t5x.interop.hub import download, shared_folder
 from remixer_t5x.interop.huggingface import bert, gpt2
@@ -22,9 +19,6 @@ from remixer_t5x.interop.huggingface import tokenizer as hf_tokenizer
 from remixer_t5x.interop.safetensors import export as safetensors_export
 from remixer_t5x.run_folder import model_dir
 from remixer_tasks import vocabularies
-
-# In MODEL_DIR, next to the checkpoint.
-MODEL_GIN = 'model.gin'
 
 
 def _from_hugging_face(args: argparse.Namespace) -> None:
@@ -50,14 +44,12 @@ def _from_hugging_face(args: argparse.Namespace) -> None:
     if tokenizer.path is not None:
         tokenizer = _beside(tokenizer, folder)
     text = hf_gin.model_gin(source.t5, tokenizer, f'Converted from the Hugging Face folder {source.folder.resolve()}.')
-    (folder / MODEL_GIN).write_text(text)
-    record = converted.record(task_vocabulary.record(vocabulary), text, str(source.folder.resolve()))
-    written = converted.write(folder, params, 0, record)
-    say('read', size(params))
-    say('checkpoint', str(written))
-    say('model', f'{folder / MODEL_GIN}')
+    model_params.write(folder, params, vocabulary, text, str(source.folder.resolve()))
     del params
-    _check_against_source(source, folder, vocabulary)
+    model, params = model_params.read(folder, vocabulary)
+    check_same(huggingface.first_difference(source, params), folder)
+    say('check', 'every weight, read back, is what was read')
+    compare_with_hugging_face(model, params, source.folder, vocabulary)
 
 
 def _vocabulary_of(tokenizer: hf_tokenizer.Tokenizer, source: huggingface.Source) -> Any:
@@ -80,15 +72,6 @@ def _beside(tokenizer: hf_tokenizer.Tokenizer, folder: epath.Path) -> hf_tokeniz
     with epath.Path(tokenizer.path).expanduser().open('rb') as source, copy.open('wb') as target:
         shutil.copyfileobj(source, target)
     return hf_tokenizer.Tokenizer(str(copy), tokenizer.extra_ids)
-
-
-def _check_against_source(source: huggingface.Source, folder: epath.Path, vocabulary: Any) -> None:
-    """The written gin file and checkpoint, read as a user's command reads them, against the Hugging Face folder."""
-    model = build_model(str(folder / MODEL_GIN))
-    params = saved_params.restore_params(str(folder), abstract_params(model), task_vocabulary.record(vocabulary))
-    check_same(huggingface.first_difference(source, params), folder)
-    say('check', 'every weight, read back, is what was read')
-    compare_with_hugging_face(model, params, source.folder, vocabulary)
 
 
 def _from_safetensors(args: argparse.Namespace) -> None:

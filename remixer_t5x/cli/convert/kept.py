@@ -4,11 +4,11 @@ import argparse
 import pathlib
 
 from remixer_t5x.checkpoints import saved_params
-from remixer_t5x.cli.convert import described
+from remixer_t5x.cli.convert import described, model_params
 from remixer_t5x.run_folder import model_dir
 from remixer_tasks.files import cache
 
-MODEL_GIN = described.MODEL_GIN
+MODEL_GIN = model_params.MODEL_GIN
 
 
 def of_hugging_face(path: str) -> pathlib.Path:

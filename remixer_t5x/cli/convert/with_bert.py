@@ -2,18 +2,13 @@
 
 import argparse
 import pathlib
-from collections.abc import Callable
 from typing import Any
 
-from remixer_t5x.api.building import build_model
-from remixer_t5x.checkpoints import saved_params
-from remixer_t5x.cli.convert.checks import check_same, say, size
-from remixer_t5x.data import frames, task_vocabulary
-from remixer_t5x.devices.partition import Partitioner
+from remixer_t5x.cli.convert import model_params
+from remixer_t5x.cli.convert.checks import check_same, compare_logits, say, size
 from remixer_t5x.errors import UserError
 from remixer_t5x.interop import converted
 from remixer_t5x.interop.huggingface import bert, bert_check, bert_description
-from remixer_t5x.interop.huggingface import check as hf_check
 from remixer_t5x.interop.huggingface import folders as huggingface
 from remixer_t5x.interop.safetensors import export as safetensors_export
 from remixer_t5x.interop.safetensors import files as safetensors_files
@@ -21,7 +16,6 @@ from remixer_t5x.model.masked_lm import MaskedLM
 from remixer_tasks import vocabularies
 from remixer_tasks.vocabulary import wordpiece
 
-MODEL_GIN = 'model.gin'
 TOKENIZER = bert.TOKENIZERS[0]
 
 
@@ -40,27 +34,18 @@ def read(args: argparse.Namespace) -> None:
     if vocabulary.vocab_size > found.vocab_size:
         raise UserError(f'{path} has {vocabulary.vocab_size} ids, and the model {found.vocab_size}; give its tokenizer')
     text = bert_description.model_gin(found, path, f'Converted from the Hugging Face folder {source.resolve()}.')
-    (folder / MODEL_GIN).write_text(text)
-    record = converted.record(task_vocabulary.record(vocabulary), text, str(source.resolve()))
-    written = converted.write(folder, params, 0, record)
-    say('read', size(params))
-    say('checkpoint', str(written))
-    say('model', f'{folder / MODEL_GIN}')
-    model: Any = build_model(str(folder / MODEL_GIN))
-    abstract = saved_params.abstract_params(model, frames.smallest_shapes(model.frame), Partitioner())
-    params = saved_params.restore_params(str(folder), abstract, task_vocabulary.record(vocabulary))
+    model_params.write(folder, params, vocabulary, text, str(source.resolve()))
+    model, params = model_params.read(folder, vocabulary)
     check_same(bert.first_difference(found, tensors, params), str(folder))
     say('check', 'every weight, read back, is what was read')
     _compare(model, params, source)
 
 
-def write(
-    args: argparse.Namespace, model: MaskedLM, vocabulary: Any, restored: Callable[[argparse.Namespace, Any, Any], Any]
-) -> None:
-    """`--checkpoint=PATH --to_hf=DIR`; `restored` reads the parameters."""
+def write(args: argparse.Namespace, model: MaskedLM, vocabulary: Any) -> None:
+    """`--checkpoint=PATH --to_hf=DIR`."""
     found, runs = bert_description.describe(model.module)
     huggingface.check_free(args.to_hf)
-    params = restored(args, model, vocabulary)
+    params = model_params.restored(args, model, vocabulary)
     say('read', size(params))
     dtype = args.dtype or 'float32'
     arrays = bert.to_huggingface(found, params, runs)
@@ -78,10 +63,5 @@ def write(
 
 
 def _compare(model: MaskedLM, params: Any, folder: pathlib.Path) -> None:
-    missing = hf_check.missing_packages()
-    if missing:
-        say('check', hf_check.not_compared(missing))
-        return
     batch = bert_check.random_batch(model.vocab_size, model.module)
-    ours, theirs = bert_check.our_logits(model, params, batch), bert_check.their_logits(folder, batch)
-    say('check', f"logits of Hugging Face's model and ours differ by {hf_check.compared(ours, theirs)}")
+    compare_logits(lambda: (bert_check.our_logits(model, params, batch), bert_check.their_logits(folder, batch)))

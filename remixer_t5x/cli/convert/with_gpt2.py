@@ -3,17 +3,14 @@
 import argparse
 import pathlib
 import shutil
-from collections.abc import Callable
 from typing import Any
 
 import jax
 import numpy as np
 
-from remixer_t5x.api.building import build_model
-from remixer_t5x.checkpoints import saved_params
-from remixer_t5x.cli.convert.checks import check_equal, check_same, say, size
-from remixer_t5x.data import frames, task_vocabulary
-from remixer_t5x.devices.partition import Partitioner
+from remixer_t5x.cli.convert import model_params
+from remixer_t5x.cli.convert.checks import check_equal, check_same, compare_logits, say, size
+from remixer_t5x.data import task_vocabulary
 from remixer_t5x.errors import UserError
 from remixer_t5x.interop import converted
 from remixer_t5x.interop.huggingface import check as hf_check
@@ -26,8 +23,6 @@ from remixer_t5x.model.language_model import LanguageModel
 from remixer_tasks import vocabularies
 from remixer_tasks.vocabulary.byte_pairs import BytePairs
 
-# In MODEL_DIR, next to the checkpoint.
-MODEL_GIN = 'model.gin'
 # Rows and tokens of the batch whose logits are compared.
 ROWS, LENGTH = 2, 64
 
@@ -45,28 +40,16 @@ def read(args: argparse.Namespace) -> None:
         shutil.copyfile(file, pathlib.Path(folder) / file.name)
     origin = str(source.folder.resolve())
     text = gpt2.model_gin(source.gpt2, str(folder), f'Converted from the Hugging Face folder {origin}.')
-    (folder / MODEL_GIN).write_text(text)
     vocabulary = vocabularies.byte_pairs(str(folder), source.gpt2.end_id)
     task_vocabulary.check_ids(str(source.folder), vocabulary, source.gpt2.vocab_size)
-    written = converted.write(folder, params, 0, converted.record(task_vocabulary.record(vocabulary), text, origin))
-    say('read', size(params))
-    say('checkpoint', str(written))
-    say('model', f'{folder / MODEL_GIN}')
-    # As a user's command reads them.
-    model: Any = build_model(str(folder / MODEL_GIN))
-    abstract = saved_params.abstract_params(model, frames.smallest_shapes(model.frame), Partitioner())
-    read = saved_params.restore_params(str(folder), abstract, task_vocabulary.record(vocabulary))
+    model_params.write(folder, params, vocabulary, text, origin)
+    model, read = model_params.read(folder, vocabulary)
     check_equal(params, read, str(folder))
-    _compare(model, read, source.gpt2, source.folder)
+    compare_logits(lambda: _logits(model, read, source.gpt2, source.folder))
 
 
-def write(
-    args: argparse.Namespace,
-    model: LanguageModel,
-    vocabulary: Any,
-    restored: Callable[[argparse.Namespace, Any, Any], Any],
-) -> None:
-    """`--checkpoint=PATH --to_hf=DIR`; `restored` reads the parameters."""
+def write(args: argparse.Namespace, model: LanguageModel, vocabulary: Any) -> None:
+    """`--checkpoint=PATH --to_hf=DIR`."""
     if not isinstance(vocabulary, BytePairs):
         raise Refusal(
             f'--to_hf writes a decoder alone as a GPT-2, whose vocabulary is byte pairs, and VOCABULARY is a '
@@ -75,7 +58,7 @@ def write(
     found, runs = gpt2_description.describe(model.module, vocabulary.end_id)
     huggingface.check_free(args.to_hf)
     tokenizer = gpt2.tokenizer_files(pathlib.Path(vocabulary.folder))
-    params = restored(args, model, vocabulary)
+    params = model_params.restored(args, model, vocabulary)
     say('read', size(params))
     dtype = args.dtype or 'float32'
     arrays = gpt2.to_huggingface(found, params, runs)
@@ -87,15 +70,11 @@ def write(
     params = safetensors_export.rounded(params, dtype)
     check_same(gpt2.first_difference(found, safetensors_files.read_folder(folder), params, runs), folder)
     say('check', 'every weight, read back, is what was written')
-    _compare(model, params, found, folder)
+    compare_logits(lambda: _logits(model, params, found, folder))
 
 
-def _compare(model: LanguageModel, params: Any, found: gpt2.Gpt2, folder: pathlib.Path) -> None:
-    """Logits of Hugging Face's model and of ours on random tokens; says so where torch is not installed."""
-    missing = hf_check.missing_packages()
-    if missing:
-        say('check', hf_check.not_compared(missing))
-        return
+def _logits(model: LanguageModel, params: Any, found: gpt2.Gpt2, folder: pathlib.Path) -> tuple[Any, Any]:
+    """Logits of our model and of Hugging Face's on random tokens."""
     length = min(LENGTH, found.max_length)
     # Neither of the two ids that change places.
     tokens = np.random.default_rng(0).integers(1, found.end_id, (ROWS, length), dtype=np.int32)
@@ -106,5 +85,4 @@ def _compare(model: LanguageModel, params: Any, found: gpt2.Gpt2, folder: pathli
     ours = np.array(logits(params))
     ours[..., [0, found.end_id]] = ours[..., [found.end_id, 0]]
     read = {'input_ids': np.where(begun == 0, found.end_id, begun)}
-    theirs = hf_check.logits_of_transformers('AutoModelForCausalLM', folder, read)
-    say('check', f"logits of Hugging Face's model and ours differ by {hf_check.compared(ours, theirs)}")
+    return ours, hf_check.logits_of_transformers('AutoModelForCausalLM', folder, read)

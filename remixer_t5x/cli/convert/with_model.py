@@ -6,9 +6,9 @@ from typing import Any
 from remixer_t5x.checkpoints import saved_params
 from remixer_t5x.cli.convert import with_bert, with_gpt2
 from remixer_t5x.cli.convert.checks import check_equal, check_same, compare_with_hugging_face, say, size
+from remixer_t5x.cli.convert.model_params import SETTING, abstract_params, restored
 from remixer_t5x.config import loading
 from remixer_t5x.data import frames, task_vocabulary
-from remixer_t5x.devices.partition import Partitioner
 from remixer_t5x.interop import converted
 from remixer_t5x.interop.huggingface import description as hf_description
 from remixer_t5x.interop.huggingface import folders as huggingface
@@ -16,22 +16,9 @@ from remixer_t5x.interop.huggingface import tokenizer as hf_tokenizer
 from remixer_t5x.interop.huggingface.config import Refusal
 from remixer_t5x.interop.safetensors import export as safetensors_export
 from remixer_t5x.model import interface
-from remixer_t5x.model.interface import Model
 from remixer_t5x.model.language_model import LanguageModel
 from remixer_t5x.model.masked_lm import MaskedLM
 from remixer_t5x.model.seq2seq import Seq2Seq
-
-SETTING = '--checkpoint'
-
-
-def abstract_params(model: Model) -> Any:
-    """Shapes of the model's parameters, on one device."""
-    return saved_params.abstract_params(model, frames.smallest_shapes(model.frame), Partitioner())
-
-
-def _restored(args: argparse.Namespace, model: Seq2Seq, vocabulary: Any) -> Any:
-    record = task_vocabulary.record(vocabulary)
-    return saved_params.restore_params(args.checkpoint, abstract_params(model), record, SETTING)
 
 
 def to_hugging_face(args: argparse.Namespace, model: Any, vocabulary: Any) -> None:
@@ -40,10 +27,10 @@ def to_hugging_face(args: argparse.Namespace, model: Any, vocabulary: Any) -> No
     """
     task_vocabulary.check_ids('VOCABULARY', vocabulary, model.vocab_size)
     if isinstance(model, MaskedLM):
-        with_bert.write(args, model, vocabulary, _restored)
+        with_bert.write(args, model, vocabulary)
         return
     if isinstance(model, LanguageModel):
-        with_gpt2.write(args, model, vocabulary, _restored)
+        with_gpt2.write(args, model, vocabulary)
         return
     if not isinstance(model, Seq2Seq):
         raise Refusal(
@@ -54,7 +41,7 @@ def to_hugging_face(args: argparse.Namespace, model: Any, vocabulary: Any) -> No
     step = saved_params.find_step(args.checkpoint, SETTING)
     folder = huggingface.check_free(args.to_hf)
     say('reading', str(step))
-    params = _restored(args, model, vocabulary)
+    params = restored(args, model, vocabulary)
     say('read', size(params))
     dtype = args.dtype or 'float32'
     huggingface.write(str(folder), t5, params, runs, dtype, int(vocabulary.eos_id))
@@ -87,7 +74,7 @@ def _to_t5x(args: argparse.Namespace, model: Seq2Seq, vocabulary: Any) -> None:
     task_vocabulary.check_ids('VOCABULARY', vocabulary, model.vocab_size)
     step = saved_params.find_step(args.checkpoint, SETTING)
     say('reading', str(step))
-    params = _restored(args, model, vocabulary)
+    params = restored(args, model, vocabulary)
     say('read', size(params))
     written = t5x_checkpoint.write(args.to_t5x, params, int(step.name), model, bool(args.own_names))
     say('checkpoint', written)
