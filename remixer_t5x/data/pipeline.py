@@ -122,15 +122,30 @@ def vocabulary(config: DatasetConfig) -> seqio.Vocabulary:
     return task_vocabulary.of(provider(config))
 
 
-def prepare(config: DatasetConfig, model_vocab_size: int, look: bool = True) -> dict[str, Any]:
-    """Prepares what the task needs: a parsed corpus, a trained vocabulary.
+@dataclasses.dataclass(frozen=True)
+class Prepared:
+    """Data that is ready to be read.
 
-    Returns the task's name as `task`, the record of its vocabulary as `vocabulary`, and as `data` the fingerprint of
-    its files (None unless `look`). Raises UserError if text cannot be read, or if the task can give ids that the
-    model's table does not have.
+    Attributes:
+        config: its settings, with the task itself in place of a name or a function.
+        vocabulary: of the targets.
+        record: the task's name as `task`, the record of its vocabulary as `vocabulary`, and as `data` the fingerprint
+            of its files.
     """
-    source, vocab = provider(config), vocabulary(config)
-    task_vocabulary.check_ids(name(config), vocab, model_vocab_size)
+
+    config: DatasetConfig
+    vocabulary: seqio.Vocabulary
+    record: dict[str, Any]
+
+
+def prepare(config: DatasetConfig, model_vocab_size: int, look: bool = True) -> Prepared:
+    """Prepares what the task needs: a parsed corpus, a trained vocabulary. The fingerprint is None unless `look`.
+
+    Raises UserError if text cannot be read, or if the task can give ids that the model's table does not have.
+    """
+    source = provider(config)
+    vocab = task_vocabulary.of(source)
+    task_vocabulary.check_ids(source.name, vocab, model_vocab_size)
     if config.frame == frames.CLASSIFIER:
         from remixer_t5x.data import encoder_batches
 
@@ -140,12 +155,14 @@ def prepare(config: DatasetConfig, model_vocab_size: int, look: bool = True) -> 
         # This also makes seqio look for the cache there.
         cached_tasks.require(source, config.cache_dir, record)
     data = fingerprint.data_fingerprint(source, config.split, config.use_cached) if look else None
-    return {'task': source.name, 'vocabulary': record, 'data': data}
+    own = dataclasses.replace(config, mixture_or_task_name=source)
+    return Prepared(own, vocab, {'task': source.name, 'vocabulary': record, 'data': data})
 
 
 def check_vocabulary(config: DatasetConfig, model_vocab_size: int) -> None:
     """Raises UserError if the task can give ids that the model's table does not have."""
-    task_vocabulary.check_ids(name(config), vocabulary(config), model_vocab_size)
+    source = provider(config)
+    task_vocabulary.check_ids(source.name, task_vocabulary.of(source), model_vocab_size)
 
 
 def abstract_batch(config: DatasetConfig) -> dict[str, jax.ShapeDtypeStruct]:
@@ -166,12 +183,6 @@ def resumed(config: DatasetConfig, batches: int) -> DatasetConfig:
 def batch_shapes(config: DatasetConfig) -> dict[str, tuple[int, ...]]:
     """The shapes of `abstract_batch`."""
     return {name: array.shape for name, array in abstract_batch(config).items()}
-
-
-def name(config: DatasetConfig) -> str:
-    """The name of the task or mixture, also of an unknown one."""
-    given = made(config.mixture_or_task_name)
-    return given if isinstance(given, str) else given.name
 
 
 def check_divides(batch_size: int, count: int, kind: str = 'hosts') -> None:

@@ -9,7 +9,6 @@ iterator has lost the places in files that were not read since.)
 
 from __future__ import annotations
 
-import dataclasses
 import os
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -26,16 +25,17 @@ from remixer_t5x.lazy import seqio, tf
 Batch = dict[str, np.ndarray]
 
 
-def _examples(config: DatasetConfig, shard: seqio.ShardInfo | None, epochs: int | None) -> tf.data.Dataset:
+def _examples(
+    task: seqio.Task | seqio.Mixture, config: DatasetConfig, shard: seqio.ShardInfo | None, epochs: int | None
+) -> tf.data.Dataset:
     hide_accelerators()
-    source = pipeline.provider(config)
     lengths = dict(config.task_feature_lengths)
     if config.use_cached:
-        cached_tasks.require(source, config.cache_dir, task_vocabulary.record(pipeline.vocabulary(config)))
+        cached_tasks.require(task, config.cache_dir, task_vocabulary.record(task_vocabulary.of(task)))
 
     def build() -> tf.data.Dataset:
         # In-memory caching is off, because a cache in the pipeline would put its examples into the saved position.
-        dataset = source.get_dataset(
+        dataset = task.get_dataset(
             lengths,
             split=config.split,
             use_cached=config.use_cached,
@@ -45,7 +45,7 @@ def _examples(config: DatasetConfig, shard: seqio.ShardInfo | None, epochs: int 
             num_epochs=epochs,
             try_in_mem_cache=False,
         )
-        return converters.convert(config.frame, dataset, lengths, config.pack, source, config.labels)
+        return converters.convert(config.frame, dataset, lengths, config.pack, task, config.labels)
 
     try:
         with restorable():
@@ -53,7 +53,7 @@ def _examples(config: DatasetConfig, shard: seqio.ShardInfo | None, epochs: int 
     except UserError:
         raise
     except (ValueError, OSError, tf.errors.OpError) as error:
-        raise UserError(f'{pipeline.name(config)} cannot be read: {one_line(error)}') from error
+        raise UserError(f'{task.name} cannot be read: {one_line(error)}') from error
 
 
 def _with_options(dataset: tf.data.Dataset, threads: int | None) -> tf.data.Dataset:
@@ -102,9 +102,8 @@ class TrainBatches:
             raise UserError(f'STREAMS is {config.streams} and the run began with {streams}; set STREAMS = {streams}')
         pipeline.check_divides(config.batch_size, share_count)
         pipeline.check_divides(config.batch_size, streams, 'streams')
-        self._provider = pipeline.provider(config)
-        # A function would make another task at each call.
-        self._config = dataclasses.replace(config, mixture_or_task_name=self._provider)
+        # Once, because a function would make another task at each call.
+        self._task, self._config = pipeline.provider(config), config
         each, own = config.batch_size // streams, config.batch_size // share_count
         first = share_index * own
         read = range(first // each, -(-(first + own) // each))
@@ -116,8 +115,8 @@ class TrainBatches:
         self._side_by_side = ThreadPoolExecutor(len(read), 'stream') if len(read) > 1 else None
 
     def _opened(self, shard: seqio.ShardInfo, rows: int, threads: int | None) -> Stream:
-        dataset = _examples(self._config, shard, epochs=None).batch(rows, drop_remainder=True)
-        return Stream(_with_options(dataset, threads), pipeline.name(self._config), self._config.save_position)
+        dataset = _examples(self._task, self._config, shard, epochs=None).batch(rows, drop_remainder=True)
+        return Stream(_with_options(dataset, threads), self._task.name, self._config.save_position)
 
     def __iter__(self) -> Iterator[Batch]:
         return self
@@ -127,10 +126,10 @@ class TrainBatches:
             side_by_side = self._side_by_side.map if self._side_by_side else map
             parts: list[Any] = list(side_by_side(lambda stream: next(stream, None), self._streams.values()))
         except UserError as error:
-            raise _with_file(error, error.__cause__, self._config) from error.__cause__
+            raise _with_file(error, error.__cause__, self._task, self._config) from error.__cause__
         if None in parts:
             raise UserError(
-                f'{pipeline.name(self._config)} gives no batch: split {self._config.split!r} is empty, or has fewer '
+                f'{self._task.name} gives no batch: split {self._config.split!r} is empty, or has fewer '
                 f'examples than BATCH_SIZE = {self._config.batch_size}'
             )
         return {name: np.concatenate([_narrow(part[name].numpy()) for part in parts])[self._rows] for name in parts[0]}
@@ -151,7 +150,7 @@ class TrainBatches:
                 return self._streams[index].restore(state)
             except UserError as error:
                 # A source that keeps files of its own may have a remedy (see `text_source.TextSource.mend`).
-                sources = [task.source for task in seqio.get_subtasks(self._provider) if hasattr(task.source, 'mend')]
+                sources = [task.source for task in seqio.get_subtasks(self._task) if hasattr(task.source, 'mend')]
                 if self._config.use_cached or not any([source.mend(str(error.__cause__)) for source in sources]):
                     raise
                 self._streams[index] = self._open(index)
@@ -174,11 +173,11 @@ class EvalBatches:
         threads: int | None = None,
     ):
         pipeline.check_divides(config.batch_size, share_count)
-        self._config = config
+        self._task, self._config = pipeline.provider(config), config
         rows = config.batch_size // share_count
         self._rows = slice(share_index * rows, (share_index + 1) * rows)
         # Building the graph often takes longer than a pass, so it is built once.
-        dataset = _examples(config, None, epochs=1).batch(config.batch_size)
+        dataset = _examples(self._task, config, None, epochs=1).batch(config.batch_size)
         self._dataset = _with_options(dataset.take(-1 if limit is None else limit), threads)
 
     def __iter__(self) -> Iterator[Batch]:
@@ -186,17 +185,17 @@ class EvalBatches:
             for batch in self._dataset:
                 yield {name: _fill(value.numpy(), self._config.batch_size)[self._rows] for name, value in batch.items()}
         except tf.errors.OpError as error:
-            failed = UserError(
-                f'{pipeline.name(self._config)} failed in split {self._config.split!r}: {one_line(error)}'
-            )
-            raise _with_file(failed, error, self._config) from error
+            failed = UserError(f'{self._task.name} failed in split {self._config.split!r}: {one_line(error)}')
+            raise _with_file(failed, error, self._task, self._config) from error
 
 
-def _with_file(failed: UserError, error: BaseException | None, config: DatasetConfig) -> UserError:
+def _with_file(
+    failed: UserError, error: BaseException | None, task: seqio.Task | seqio.Mixture, config: DatasetConfig
+) -> UserError:
     """`failed`, which describes `error`, with the name of the damaged file if a file is damaged."""
     if not isinstance(error, tf.errors.DataLossError):
         return failed
-    return UserError(f'{failed}; {damage.named(pipeline.provider(config), config.split, config.use_cached)}')
+    return UserError(f'{failed}; {damage.named(task, config.split, config.use_cached)}')
 
 
 def _narrow(value: np.ndarray) -> np.ndarray:

@@ -13,20 +13,16 @@ import jax
 from etils import epath
 
 from remixer_t5x import startup
-from remixer_t5x.data import pipeline, prefetch, task_batches
+from remixer_t5x.data import prefetch
 from remixer_t5x.evaluation.best import BestCheckpoints
-from remixer_t5x.evaluation.task_evaluation import TaskEvaluator
-from remixer_t5x.optimization import train_state
 from remixer_t5x.run_folder import metrics, model_dir, run_lock
 from remixer_t5x.training import bad_steps, goodput, preemption, saving, start, steps
 from remixer_t5x.training.goodput import Timeline
 from remixer_t5x.training.hooks import EvaluateLoss, EvaluateTasks, Hook, LogWindow, Profiler
+from remixer_t5x.training.run_data import RunData
 from remixer_t5x.training.run_log import RunLog
 from remixer_t5x.training.settings import Result, Run
 from remixer_t5x.training.start import Current
-
-# A position is exact at any step; a step between two captures is restored by drawing the batches since the capture.
-MOST_BATCHES_DRAWN_AGAIN = 100
 
 
 def train(
@@ -52,20 +48,13 @@ def train(
     Raises:
         UserError: the user made a mistake, the disk is full, or the loss is not finite.
     """
-    learner, last, timeline = run.learner, run.periods.train_steps, Timeline()
+    last, timeline = run.periods.train_steps, Timeline()
     startup.done('configuration')
-    start.check_frames(run)
-    start.check_sizes(run)
-    shapes = pipeline.batch_shapes(run.dataset)
-    plan = train_state.plan(learner.model, learner.optimizer, shapes, learner.partitioner)
-    # What takes longest starts first: XLA compiles in its own threads while this thread prepares and opens the data.
-    train_step, initial_state = steps.train(run, plan), steps.initial_state(run, plan)
-    train_step.start()
-    if start.is_new(run):
-        initial_state.start()
+    start.check(run)
+    programs = steps.Programs(run)
     startup.done('model')
-    record = start.prepare_data(run, config_text)
-    evaluator = TaskEvaluator(run.tasks, learner.model, learner.partitioner) if run.tasks else None
+    data = RunData(run)
+    record = {**data.record, 'config': config_text, 'versions': model_dir.package_versions()}
     startup.done('data')
     path = start.claim(run.folder.model_dir)
     with contextlib.ExitStack() as stack:
@@ -73,7 +62,9 @@ def train(
             stack.enter_context(run_lock.held(path))
         checkpoints = stack.enter_context(saving.opened(path, run.folder.keep_checkpoints))
         with timeline.during(goodput.RESTORE):
-            now, message, notes = start.begin(run, plan, checkpoints, record, initial_state)
+            now, message, notes = start.begin(
+                run, programs.plan, checkpoints, record, data.vocabulary, programs.initial_state
+            )
         startup.done('state')
         first = now.step
         log = RunLog(run, path, first, flops_per_step, show_progress, timeline, config_text)
@@ -84,25 +75,25 @@ def train(
             why = f'TRAIN_STEPS = {last}' if now.step >= last else now.patience.said()
             log.say(f'{path} is at step {now.step} already ({why})')
             return _result(run, path, now.step, None)
-        log.start(plan, (*notes, *(evaluator.notes if evaluator else ())), message)
+        log.start(programs.plan, (*notes, *(data.evaluator.notes if data.evaluator else ())), message)
         if startup.measures():
-            log.say(f'options of XLA for the step: {steps.options(run) or "none"}')
+            log.say(f'options of XLA for the step: {programs.options or "none"}')
 
         stop = (signals or stack).enter_context(preemption.StopRequest(now.step))
-        batches = stack.enter_context(_open_data(run, now))
+        batches = stack.enter_context(data.batches(now.position))
         guard = bad_steps.BadSteps(run.recovery.on_bad_step, checkpoints)
-        saver = saving.Saver(run, checkpoints, batches, guard, record, plan.abstract, log)
+        saver = saving.Saver(run, checkpoints, batches, guard, record, programs.plan.abstract, log)
         profiler = Profiler(path / 'profile')
         # The checkpoint comes after the records that it covers, so that a resumed run does not write them again.
         hooks = [
             Hook(run.periods.log_period, LogWindow(log, saver)),
-            *_evaluations(run, plan, path, record, evaluator, log),
+            *_evaluations(run, programs, data, BestCheckpoints(path, record, run.folder.best_metrics), log),
             Hook(run.periods.checkpoint_period, saver, spent_on=goodput.CHECKPOINT),
             Hook(run.periods.profile_period, profiler.start, at_end=False),
         ]
         startup.done('opening the data')
         try:
-            stopped = Loop(train_step, batches, hooks, guard, saver, profiler, log).run(now, last, stop)
+            stopped = Loop(programs.train, batches, hooks, guard, saver, profiler, log).run(now, last, stop)
             spent = log.spent(first, now.step)
             log.add_files(report)
         except Exception as error:
@@ -201,37 +192,16 @@ class Loop:
             self._log.clock.pause(time.perf_counter() - begun)
 
 
-def _open_data(run: Run, now: Current) -> prefetch.Prefetcher:
-    partitioner = run.learner.partitioner
-    threads = task_batches.threads_beside(jax.default_backend())
-    dataset = pipeline.resumed(run.dataset, now.position.batches)
-    source = task_batches.TrainBatches(dataset, *partitioner.data_shard(), threads, len(now.position.states))
-    period = min(run.periods.checkpoint_period, MOST_BATCHES_DRAWN_AGAIN)
-    return prefetch.Prefetcher(source, partitioner.shard_batch, now.position, capture_period=period)
-
-
 def _evaluations(
-    run: Run,
-    plan: train_state.StatePlan,
-    path: epath.Path,
-    record: Mapping[str, Any],
-    evaluator: TaskEvaluator | None,
-    log: RunLog,
+    run: Run, programs: steps.Programs, data: RunData, best: BestCheckpoints, log: RunLog
 ) -> Iterator[Hook]:
-    period, partitioner, evaluated = run.periods.eval_period, run.learner.partitioner, steps.evaluated(run, plan)
+    period, evaluator, evaluated = run.periods.eval_period, data.evaluator, programs.evaluated()
     if run.evaluation is not None and period is not None:
-        whole, threads = run.evaluation, task_batches.threads_beside(jax.default_backend())
-
-        def open_batches() -> dict[str, task_batches.EvalBatches]:
-            every = whole.of_tasks(evaluator.seqio_tasks) if evaluator else (whole, *whole.by_task())
-            return {one.name: one.batches(partitioner.data_shard(), threads) for one in every}
-
-        decides = whole.name if evaluator is None else None
-        eval_step = steps.evaluation(run, plan)
-        call = EvaluateLoss(open_batches, eval_step, partitioner.shard_batch, log, decides, evaluated)
+        decides = run.evaluation.name if evaluator is None else None
+        eval_step, place = programs.evaluation(data.vocabulary), run.learner.partitioner.shard_batch
+        call = EvaluateLoss(data.held_out, eval_step, place, log, decides, evaluated)
         yield Hook(period, call, spent_on=goodput.EVALUATION, prepare=call.batches)
     if evaluator is not None:
-        best = BestCheckpoints(path, record, run.folder.best_metrics)
         yield Hook(period, EvaluateTasks(evaluator, best, log, evaluated), spent_on=goodput.EVALUATION)
 
 

@@ -1,7 +1,6 @@
 """The preparation of a run before its first step, in the order in which `loop.train` calls it."""
 
 import dataclasses
-import functools
 import secrets
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -10,7 +9,6 @@ import jax
 from etils import epath
 
 from remixer_t5x.checkpoints import config_changes, durable, manager
-from remixer_t5x.data import pipeline, stream
 from remixer_t5x.data.position import Position
 from remixer_t5x.devices import collectives
 from remixer_t5x.errors import UserError
@@ -49,20 +47,18 @@ class Current:
     patience: Patience = dataclasses.field(default_factory=Patience)
 
 
-def check_frames(run: Run) -> None:
-    """Raises UserError if the data is converted for another frame than the model's. Does not read files."""
-    frame = run.learner.model.frame
-    for dataset in (run.dataset, *([run.evaluation.dataset] if run.evaluation is not None else [])):
+def check(run: Run) -> None:
+    """Raises UserError if the data is converted for another frame than the model's, or if batch sizes do not divide
+    over the devices. Does not read files.
+    """
+    learner, frame = run.learner, run.learner.model.frame
+    datasets = [run.dataset] if run.evaluation is None else [run.dataset, run.evaluation.dataset]
+    for dataset in datasets:
         if dataset.frame != frame:
             raise UserError(
                 f'FRAME is {dataset.frame!r} and MODEL has the frame {frame!r}; give --gin_file=frames/{frame}.gin '
                 f"after the model's file, or --gin.FRAME={frame}"
             )
-
-
-def check_sizes(run: Run) -> None:
-    """Raises UserError if batch sizes do not divide over the devices. Does not read files."""
-    learner = run.learner
     learner.partitioner.check_batch_size(run.dataset.batch_size, learner.microbatches)
     if run.evaluation is not None:
         learner.partitioner.check_batch_size(run.evaluation.dataset.batch_size)
@@ -74,32 +70,6 @@ def is_new(run: Run) -> bool:
     """Whether a look into MODEL_DIR that takes no time says that the run starts with random parameters."""
     checkpoints = model_dir.absolute(run.folder.model_dir) / model_dir.CHECKPOINTS
     return not run.folder.initial_checkpoint_path and '://' not in str(checkpoints) and not checkpoints.exists()
-
-
-def prepare_data(run: Run, config_text: str) -> dict[str, Any]:
-    """Prepares what the tasks need (parses text, trains a vocabulary, unless the cache has them).
-
-    Returns the record of the run for its checkpoints: JSON, compared by `manager.check_compatible`. Raises UserError if
-    data cannot be read or a vocabulary does not fit the model.
-    """
-    # Done here, before the first TensorFlow op.
-    stream.hide_accelerators()
-    dataset, vocab_size = run.dataset, run.learner.model.vocab_size
-    # The first process looks at the files for all processes.
-    prepared = pipeline.prepare(dataset, vocab_size, look=jax.process_index() == 0)
-    if run.evaluation is not None and run.tasks is None:
-        pipeline.check_vocabulary(run.evaluation.dataset, vocab_size)
-    return {
-        **prepared,
-        'data': collectives.broadcast(prepared['data']),
-        'batch_size': dataset.batch_size,
-        'pack': dataset.pack,
-        'feature_lengths': dict(dataset.task_feature_lengths),
-        'seed': dataset.seed,
-        'hosts': jax.process_count(),
-        'config': config_text,
-        'versions': model_dir.package_versions(),
-    }
 
 
 def claim(path: str) -> epath.Path:
@@ -130,10 +100,11 @@ def begin(
     plan: train_state.StatePlan,
     checkpoints: manager.Checkpoints,
     record: Mapping[str, Any],
+    vocabulary: Any,
     create: Callable[[jax.Array], train_state.TrainState],
 ) -> tuple[Current, str, tuple[str, ...]]:
     """The newest checkpoint's state if there is one, otherwise a new state (with the parameters of
-    INITIAL_CHECKPOINT_PATH). `create` makes a state from a key.
+    INITIAL_CHECKPOINT_PATH). `vocabulary` is the run's, and `create` makes a state from a key.
 
     Returns the current state of the run, a message about it, and notes for the user. Raises UserError for a damaged
     checkpoint, unless `run.recovery` asks for the previous checkpoint.
@@ -149,8 +120,7 @@ def begin(
     if not path:
         state, message = create(jax.random.key(run.learner.seed)), 'starting at step 0'
     else:
-        own = functools.partial(pipeline.vocabulary, run.dataset)
-        params, words = initial_params.load(run, plan, record['vocabulary'], create, own)
+        params, words = initial_params.load(run, plan, vocabulary, create)
         state, message = plan.init_from_params(params), 'starting at step 0'
         notes.append(words)
     # A resumed run keeps its number of streams.

@@ -9,8 +9,9 @@ import jax
 from remixer_t5x import startup
 from remixer_t5x.data import frames, pipeline, vocabulary_pieces
 from remixer_t5x.devices import compiler_options
-from remixer_t5x.optimization import train_step
-from remixer_t5x.optimization.train_state import StatePlan, TrainState
+from remixer_t5x.optimization import train_state, train_step
+from remixer_t5x.optimization.train_state import TrainState
+from remixer_t5x.training import start
 from remixer_t5x.training.settings import Run
 
 
@@ -62,52 +63,56 @@ class CompiledAhead:
         return self._program(*args)
 
 
-def initial_state(run: Run, plan: StatePlan) -> CompiledAhead:
-    """`(key) -> state`."""
-    return CompiledAhead(plan.jit_init(), jax.random.key(run.learner.seed))
+class Programs:
+    """The compiled functions of a run, and `plan`, the shapes and places of its state.
 
+    What takes longest starts here: XLA compiles in threads while the caller prepares and opens the data.
 
-def train(run: Run, plan: StatePlan) -> CompiledAhead:
-    """`(state, batch) -> (state, metrics)`, for the batches of the run's data."""
-    learner = run.learner
-    step = train_step.make_train_step(
-        learner.model,
-        plan.tx,
-        microbatches=learner.microbatches,
-        loss_normalizing_factor=learner.loss_normalizing_factor,
-        dropout=learner.dropout_rate > 0,
-        seed=learner.seed,
-        learning_rate=learner.optimizer.learning_rate,
-        spike_factor=run.recovery.spike_factor,
-        trainable=learner.optimizer.trainable,
-    )
-    sharding = learner.partitioner.batch_sharding
-    abstract = {
-        name: jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=sharding)
-        for name, array in pipeline.abstract_batch(run.dataset).items()
-    }
-    jitted = train_step.jit_train_step(step, plan.shardings, learner.partitioner)
-    return CompiledAhead(jitted, plan.abstract, abstract, options=options(run))
+    Attributes:
+        train: `(state, batch) -> (state, metrics)`, for the batches of the run's data.
+        initial_state: `(key) -> state`.
+        options: options of XLA for the train step, by the hardware file and the devices that are there.
+    """
 
+    def __init__(self, run: Run):
+        learner, batch = run.learner, pipeline.abstract_batch(run.dataset)
+        shapes = {name: array.shape for name, array in batch.items()}
+        self._learner = learner
+        self.plan = train_state.plan(learner.model, learner.optimizer, shapes, learner.partitioner)
+        self.options = compiler_options.for_training(learner.xla_options, learner.partitioner.mesh.devices.flat[0])
+        step = train_step.make_train_step(
+            learner.model,
+            self.plan.tx,
+            microbatches=learner.microbatches,
+            loss_normalizing_factor=learner.loss_normalizing_factor,
+            dropout=learner.dropout_rate > 0,
+            seed=learner.seed,
+            learning_rate=learner.optimizer.learning_rate,
+            spike_factor=run.recovery.spike_factor,
+            trainable=learner.optimizer.trainable,
+        )
+        sharding = learner.partitioner.batch_sharding
+        abstract = {
+            name: jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=sharding) for name, array in batch.items()
+        }
+        jitted = train_step.jit_train_step(step, self.plan.shardings, learner.partitioner)
+        self.train = CompiledAhead(jitted, self.plan.abstract, abstract, options=self.options)
+        self.initial_state = CompiledAhead(self.plan.jit_init(), jax.random.key(learner.seed))
+        self.train.start()
+        if start.is_new(run):
+            self.initial_state.start()
 
-def options(run: Run) -> dict[str, Any]:
-    """Options of XLA for the train step, by the hardware file and the devices that are there."""
-    learner = run.learner
-    return compiler_options.for_training(learner.xla_options, learner.partitioner.mesh.devices.flat[0])
+    def evaluation(self, vocabulary: Any) -> train_step.Compiled:
+        """`(params, batch) -> sums`; compiles at its first call. `vocabulary` is the run's."""
+        model, token_bytes = self._learner.model, None
+        if model.frame == frames.DECODER_ONLY:
+            token_bytes = vocabulary_pieces.token_bytes(vocabulary)
+        step = train_step.make_eval_step(model, token_bytes, count_targets=model.frame != frames.CLASSIFIER)
+        return train_step.jit_eval_step(step, self.plan.shardings, self._learner.partitioner)
 
-
-def evaluation(run: Run, plan: StatePlan) -> train_step.Compiled:
-    """`(params, batch) -> sums`; compiles at its first call."""
-    model, token_bytes = run.learner.model, None
-    if model.frame == frames.DECODER_ONLY:
-        token_bytes = vocabulary_pieces.token_bytes(pipeline.vocabulary(run.dataset))
-    step = train_step.make_eval_step(model, token_bytes, count_targets=model.frame != frames.CLASSIFIER)
-    return train_step.jit_eval_step(step, plan.shardings, run.learner.partitioner)
-
-
-def evaluated(run: Run, plan: StatePlan) -> Callable[[TrainState], Any]:
-    """`(state) -> params` to evaluate: the average that the optimizer keeps, or the last parameters."""
-    average = run.learner.optimizer.evaluated
-    if average is None:
-        return lambda state: state.params
-    return jax.jit(lambda state: average(state.opt_state, state.params), out_shardings=plan.shardings.params)
+    def evaluated(self) -> Callable[[TrainState], Any]:
+        """`(state) -> params` to evaluate: the average that the optimizer keeps, or the last parameters."""
+        average = self._learner.optimizer.evaluated
+        if average is None:
+            return lambda state: state.params
+        return jax.jit(lambda state: average(state.opt_state, state.params), out_shardings=self.plan.shardings.params)

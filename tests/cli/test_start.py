@@ -44,12 +44,12 @@ import sys, threading
 from remixer_t5x import startup
 from remixer_t5x.cli import main
 from remixer_t5x.errors import UserError
-from remixer_t5x.training import start, steps
+from remixer_t5x.training import loop, steps
 
-def prepare_data(run, config_text):
+def prepare(run):
     raise UserError(f'compiles: {startup.compiling()}, TensorFlow: {"tensorflow" in sys.modules}')
 
-start.prepare_data = prepare_data
+loop.RunData = prepare
 # A compilation without end.
 steps.CompiledAhead._compile = lambda *_: threading.Event().wait()
 sys.exit(main.main())

@@ -9,7 +9,7 @@ import pytest
 import seqio
 
 from remixer_t5x import build_model
-from remixer_t5x.data import frames, task_vocabulary
+from remixer_t5x.data import frames
 from remixer_t5x.devices.partition import Partitioner
 from remixer_t5x.errors import UserError
 from remixer_t5x.interop import converted
@@ -39,8 +39,7 @@ def load(folder, frame, fresh=None, renamed=None, vocabularies=None, own='', **m
         initial_vocabulary=theirs,
     )
     run = types.SimpleNamespace(learner=types.SimpleNamespace(model=model, seed=0), folder=settings)
-    record = task_vocabulary.record(ours)
-    return initial_params.load(run, plan, record, plan.create, lambda: ours)
+    return initial_params.load(run, plan, ours, plan.create)
 
 
 def places(said):

@@ -23,9 +23,8 @@ Sources = dict[str, renaming.Source | None]
 def load(
     run: Run,
     plan: train_state.StatePlan,
-    vocabulary: str,
+    vocabulary: Any,
     create: Callable[[jax.Array], train_state.TrainState],
-    own_vocabulary: Callable[[], Any] | None = None,
 ) -> tuple[Any, str]:
     """The parameters, and a table of what they are.
 
@@ -36,16 +35,15 @@ def load(
     Args:
         run: its settings.
         plan: the state to fill.
-        vocabulary: the record of the run's vocabulary.
+        vocabulary: the run's.
         create: a state from a key.
-        own_vocabulary: gives the run's vocabulary, for INITIAL_VOCABULARY.
 
     Raises UserError if other parameters differ, or if a setting names none.
     """
     folder = run.folder
     saved = saved_params.opened(str(folder.initial_checkpoint_path))
     wanted = traverse_util.flatten_dict(plan.abstract.params, sep='/')
-    rows = _rows(run, plan, saved, vocabulary, own_vocabulary)
+    rows = _rows(run, plan, saved, vocabulary)
     shapes = saved.shapes_for(wanted)
     sources = renaming.sources(wanted, folder.checkpoint_map or {}, folder.fresh_parameters)
     _begin_fresh(sources, wanted, shapes, getattr(run.learner.model, 'fresh_parameters', ()))
@@ -60,14 +58,14 @@ def load(
     return traverse_util.unflatten_dict(params, sep='/'), words
 
 
-def _rows(run, plan, saved: Saved, vocabulary: str, own_vocabulary) -> dict[str, tuple[int, Any]]:
+def _rows(run: Run, plan: train_state.StatePlan, saved: Saved, vocabulary: Any) -> dict[str, tuple[int, Any]]:
     """For each parameter with a row for each id: its axis of ids and `piece_rows.matches`. None with one vocabulary."""
     other = run.folder.initial_vocabulary
     if other is None:
-        saved_params.check_vocabulary(saved, vocabulary)
+        saved_params.check_vocabulary(saved, task_vocabulary.record(vocabulary))
         return {}
     saved_params.check_vocabulary(saved, task_vocabulary.record(other), 'with INITIAL_VOCABULARY, the checkpoint')
-    found = piece_rows.matches(own_vocabulary(), other)
+    found = piece_rows.matches(vocabulary, other)
     specs = traverse_util.flatten_dict(nn.get_partition_spec(plan.boxed_params), sep='/')
     axes = {name: piece_rows.axis_of(tuple(spec)) for name, spec in specs.items()}
     return {name: (axis, found) for name, axis in axes.items() if axis is not None}
