@@ -3,8 +3,11 @@
 import collections
 import contextlib
 import gc
+import itertools
 import os
+import pathlib
 import random
+import resource
 
 import hypothesis
 import pytest
@@ -31,6 +34,8 @@ os.environ['GCS_RETRY_CONFIG_MAX_DELAY_TIME_US'] = '1000'
 def pytest_addoption(parser):
     text = 'shuffle the files, and the tests in each file; the same number gives the same order'
     parser.addoption('--random-order-seed', type=int, metavar='N', help=text)
+    text = 'write the processor seconds of every test, dearest first, to this file'
+    parser.addoption('--processor-seconds', type=pathlib.Path, metavar='FILE', help=text)
 
 
 def pytest_make_parametrize_id(config, val, argname):
@@ -66,19 +71,49 @@ def pytest_collection_finish():
     gc.freeze()
 
 
+def _processor_seconds():
+    """What this process and its children that ended have used, in user and system seconds together."""
+    spent = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(usage.ru_utime + usage.ru_stime for usage in spent)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item):
+    """Each report says what its process has used since the report before it."""
+    report = yield
+    now = _processor_seconds()
+    report.processor_seconds = now - item.session.stash.get(_SEEN, now)
+    item.session.stash[_SEEN] = now
+    return report
+
+
+_SEEN = pytest.StashKey[float]()
+
+
+def pytest_runtestloop(session):
+    session.stash[_SEEN] = _processor_seconds()
+
+
 def pytest_terminal_summary(terminalreporter):
     """Where the time went: seconds of each folder of tests, over all processes; and the order, if it was random."""
-    seed = terminalreporter.config.option.random_order_seed
-    if seed is not None:
-        terminalreporter.section(f'random order: --random-order-seed {seed}')
-    spent = collections.Counter()
-    for reports in terminalreporter.stats.values():
-        for report in reports:
-            spent[report.nodeid.partition('::')[0].rpartition('/')[0]] += getattr(report, 'duration', 0.0)
-    if sum(spent.values()) > 60:
-        terminalreporter.section('seconds by folder')
-        for folder, seconds in spent.most_common():
-            terminalreporter.write_line(f'{seconds:7.1f}s {folder}')
+    options = terminalreporter.config.option
+    if options.random_order_seed is not None:
+        terminalreporter.section(f'random order: --random-order-seed {options.random_order_seed}')
+    wall, processor, tests = collections.Counter(), collections.Counter(), collections.Counter()
+    for report in itertools.chain.from_iterable(terminalreporter.stats.values()):
+        if isinstance(report, pytest.TestReport):
+            folder = report.nodeid.partition('::')[0].rpartition('/')[0]
+            wall[folder] += report.duration
+            processor[folder] += getattr(report, 'processor_seconds', 0.0)
+            tests[report.nodeid] += getattr(report, 'processor_seconds', 0.0)
+    if sum(wall.values()) > 60:
+        terminalreporter.section('seconds by folder: of the clock, of processors')
+        for folder, seconds in [*wall.most_common(), ('all', sum(wall.values()))]:
+            used = processor[folder] if folder != 'all' else sum(processor.values())
+            terminalreporter.write_line(f'{seconds:7.1f}s {used:7.1f}s {folder}')
+    if options.processor_seconds is not None:
+        lines = [f'{seconds:.2f} {test}' for test, seconds in tests.most_common()]
+        options.processor_seconds.write_text('\n'.join([*lines, '']))
 
 
 @pytest.hookimpl(optionalhook=True)
