@@ -71,8 +71,8 @@ def load(args: argparse.Namespace) -> None:
 
 
 def settings_of(args: argparse.Namespace) -> tuple[TextInference, str | None]:
-    """The settings that were loaded, and the template INPUTS. The vocabulary is that of the task's features where the
-    configuration names a task and no VOCABULARY.
+    """The settings that were loaded, and the template INPUTS. A configuration that names a task and no VOCABULARY gets
+    the vocabulary of the task's features.
     """
     from remixer_t5x.config import resolved
     from remixer_t5x.data import pipeline, task_vocabulary
