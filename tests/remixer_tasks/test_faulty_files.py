@@ -96,7 +96,8 @@ def test_the_default_limit_can_be_set(tmp_path):
     path = tmp_path / 'a.txt'
     path.write_bytes(b'\n\n'.join(b'%d ' % number + b'x' * number for number in range(100)))
     corpora = [local_files.corpus(str(path), longest=n) for n in (30, 80, 50_000_000)]
-    assert [len(list(corpus.read(Malformed(False)))) for corpus in corpora] == [27, 77, 100]
+    found = [list(documents.read(str(path), corpus.read.layout, Malformed(False))) for corpus in corpora]
+    assert [len(texts) for texts in found] == [27, 77, 100]
     assert len({corpus.identity for corpus in corpora}) == 3
     assert 'it takes a number of bytes' in refused(local_files.corpus, str(path), longest=0)
 
