@@ -40,7 +40,7 @@ def kept(path: pathlib.Path, wait: Callable[[], object]) -> Iterator[bool]:
     """A folder that stays if this process is killed or the block raises, so that a later process can continue with it.
 
     One process at a time is in the block. Yields whether it is alone there: False where the file system has no locks,
-    and then there is no folder. Raises OSError if the folder cannot be made.
+    and then the folder is not made. Raises OSError if the folder cannot be made.
 
     Args:
         path: the folder; a block that ends well has moved it, or it is removed.
@@ -81,6 +81,17 @@ def _flock(descriptor: int, wait: Callable[[], object]) -> bool:
         # Where there are no locks, nothing is removed later.
         return False
     return True
+
+
+def sync(path: str | pathlib.Path) -> None:
+    """Has a file or a folder written to the disk, which a temporary entry needs before it gets its lasting name."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        # Some network file systems cannot sync folders.
+        with contextlib.suppress(OSError):
+            os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def remove(path: pathlib.Path) -> None:

@@ -19,7 +19,6 @@ SYSTEM = 'the system wrote it'
 VERIFIED = 'it is data, read in bounded memory; tests/remixer_tasks gives it damaged files'
 NOT_READ = 'nothing is read'
 OPENED = {
-    'remixer_t5x/checkpoints/durable.py::_sync_folder': NOT_READ,
     'remixer_t5x/checkpoints/durable.py::commit': OWN,
     'remixer_t5x/checkpoints/manager.py::_all_streams': PEER,
     'remixer_t5x/checkpoints/untrusted.py::_database_descriptions': CHECKED,
@@ -48,6 +47,7 @@ OPENED = {
     'remixer_t5x/run_folder/tracking.py::_serve': NOT_READ,
     'remixer_t5x/temporary.py::_locked': NOT_READ,
     'remixer_t5x/temporary.py::remove_abandoned': NOT_READ,
+    'remixer_t5x/temporary.py::sync': NOT_READ,
     'remixer_t5x/training/hooks.py::_upload': OWN,
     'tasks/remixer_tasks/benchmarks/sources/sources.py::count': TRUSTED,
     'tasks/remixer_tasks/caching.py::_json': TRUSTED,
@@ -61,7 +61,6 @@ OPENED = {
     'tasks/remixer_tasks/python_docs.py::read': 'a package that is installed here',
     'tasks/remixer_tasks/vocabulary/pieces.py::_read_model': VERIFIED,
     'tasks/remixer_tasks/corpora/text_shards.py::join': VERIFIED,
-    'tasks/remixer_tasks/files/cache.py::sync': NOT_READ,
 }
 # Modules that read by untrusted_files, all of which `tests/test_untrusted_files.py` reaches or the file named here.
 USING = {

@@ -8,7 +8,6 @@ A bucket has no rename. There all objects are written under the step's number; `
 the CRC32C that the bucket computed; Orbax's marker comes last and makes it a checkpoint.
 """
 
-import contextlib
 import hashlib
 import json
 import os
@@ -20,7 +19,7 @@ from typing import Any
 import orbax.checkpoint as ocp
 from etils import epath
 
-from remixer_t5x import untrusted_files
+from remixer_t5x import temporary, untrusted_files
 from remixer_t5x.checkpoints import safe_paths
 from remixer_t5x.errors import UserError
 from remixer_t5x.run_folder import object_store
@@ -123,11 +122,11 @@ def commit(written: pathlib.Path, final: pathlib.Path) -> None:
         file.flush()
         os.fsync(file.fileno())
     for below, _, _ in os.walk(written, topdown=False):
-        _sync_folder(below)
+        temporary.sync(below)
     os.rename(written, final)
     # The folders above, up to MODEL_DIR's own entry, may be new too.
     for folder in list(final.parents)[:3]:
-        _sync_folder(folder)
+        temporary.sync(folder)
 
 
 def check(folder: epath.Path) -> None:
@@ -199,13 +198,3 @@ def _difference(folder: pathlib.Path, name: str, size: int, digest: str) -> str 
 
 def _files(folder: pathlib.Path) -> list[pathlib.Path]:
     return sorted(path for path in folder.rglob('*') if path.is_file())
-
-
-def _sync_folder(path: str | pathlib.Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        # Some network file systems cannot sync folders.
-        with contextlib.suppress(OSError):
-            os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -153,11 +153,9 @@ def program_of(trial: Trial, labels: tuple[str, ...] = ()) -> tuple[Program, Cal
     schedule = optax.warmup_cosine_decay_schedule(0.0, rate, max(1, steps // 10), steps)
     shapes = frames.smallest_shapes(model.frame)
 
-    def loss(params, rows, _):
-        total, sums = model.loss(params, rows)
-        return total / sums['weights']
-
-    program = training_loop.compiled(lambda key: nn.unbox(model.init(key, shapes)), loss, schedule)
+    program = training_loop.compiled(
+        lambda key: nn.unbox(model.init(key, shapes)), training_loop.loss_per_token(model), schedule
+    )
     return program, jax.jit(lambda params, rows: model.loss(params, rows)[1])
 
 

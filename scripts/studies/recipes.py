@@ -77,7 +77,7 @@ def traced(name: str) -> Cost:
 
 
 def written(name: str) -> str:
-    """The line of a recipe's header that says what it costs; empty where there is none."""
+    """The line of a recipe's header that says what the recipe costs; empty if the header has no such line."""
     text = pathlib.Path(files.find(f'{FOLDER}/{name}')).read_text(encoding='utf-8')
     found = re.search(r'^# Cost: .*$', text, re.MULTILINE)
     return found[0] if found else ''

@@ -169,15 +169,11 @@ def compiled(trial: Trial) -> tuple[Any, Any, Any, float]:
     shapes = frames.batch_shapes(model.frame, lengths)
     schedule = optax.linear_schedule(0.0, trial.learning_rate, trial.warmup)
 
-    def loss(params, rows, _):
-        total, sums = model.loss(params, rows)
-        return total / sums['weights']
-
     def initial(key):
         boxed = model.init(key, shapes)
         return jax.lax.with_sharding_constraint(nn.unbox(boxed), partitioner.param_shardings(boxed))
 
-    program = training_loop.compiled(initial, loss, schedule)
+    program = training_loop.compiled(initial, training_loop.loss_per_token(model), schedule)
     judge = jax.jit(lambda params, rows: model.loss(params, rows)[1])
     return program, judge, partitioner, step_flops(model, trial.batch, lengths)
 

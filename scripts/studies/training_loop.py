@@ -66,6 +66,16 @@ def compiled(
     return Program(jax.jit(lambda key: begin(initial(key))), jax.jit(begin), jax.jit(train, donate_argnums=0))
 
 
+def loss_per_token(model: Any) -> Callable[[Any, Any, jax.Array], jax.Array]:
+    """(parameters, rows, key) -> the model's mean loss over what it predicts, without dropout."""
+
+    def loss(params, rows, key):
+        total, sums = model.loss(params, rows)
+        return total / sums['weights']
+
+    return loss
+
+
 def run(
     program: Program,
     carry: Any,

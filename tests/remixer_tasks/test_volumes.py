@@ -52,7 +52,7 @@ def parse(text, folder, volume=None, kill_at=None, **kept):
         if volume:
             patch.setattr(parts, 'BYTES', 200)
         # Nothing here survives the machine, and syncing takes most of the time.
-        patch.setattr(cache, 'sync', lambda path: None)
+        patch.setattr(temporary, 'sync', lambda path: None)
         patch.setattr(parsing, 'VOLUME', volume or 1 << 30)
         if kill_at is not None:
             kill_after(patch, kill_at)
@@ -84,7 +84,9 @@ def kill_after(patch, count):
     patch.setattr(text_shards.Shards, 'add', counted(text_shards.Shards.add))
     patch.setattr(os, 'replace', counted(os.replace))
     for module in (volumes, text_corpus):
-        patch.setattr(module, 'temporary', types.SimpleNamespace(remove=counted(temporary.remove)))
+        patch.setattr(
+            module, 'temporary', types.SimpleNamespace(**{**vars(temporary), 'remove': counted(temporary.remove)})
+        )
     unlink = pathlib.Path.unlink
     last = counted(unlink)
     # Files of volumes alone: what removes a temporary folder also frees its lock, as the end of a process does.

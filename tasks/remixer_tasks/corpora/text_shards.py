@@ -8,8 +8,8 @@ import random
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+from remixer_t5x import temporary
 from remixer_t5x.lazy import tf
-from remixer_tasks.files import cache
 
 # Enough for the hosts of a large pod; a corpus with fewer documents gets fewer shards.
 SHARDS = 64
@@ -80,7 +80,7 @@ def join(paths: Sequence[Path], joined: Path, shuffled: bool, durable: bool) -> 
         with open(unfinished, 'wb') as file:
             file.writelines(content[record] for record in records)
         if durable:
-            cache.sync(unfinished)
+            temporary.sync(unfinished)
         os.replace(unfinished, joined)
     for path in paths:
         path.unlink()

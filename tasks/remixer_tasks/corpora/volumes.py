@@ -141,7 +141,7 @@ class Volumes:
         (folder / _DONE).write_text(json.dumps([cache.key(sizes, reached), sizes, reached]))
         if self.durable:
             for path in [*folder.iterdir(), folder]:
-                cache.sync(path)
+                temporary.sync(path)
         os.replace(folder, self._volume(number))
 
     def _volume(self, number: int) -> Path:

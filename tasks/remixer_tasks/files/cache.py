@@ -68,7 +68,7 @@ def continuing(entry: Path, wait: Callable[[], object]) -> Iterator[Path | None]
                 yield None if entry.exists() else path
                 if not entry.exists():
                     for part in [*path.iterdir(), path]:
-                        sync(part)
+                        temporary.sync(part)
                     _move(path, entry)
                 return
     with adding(entry) as path:
@@ -87,17 +87,6 @@ def _writing() -> Iterator[None]:
                 'REMIXER_T5X_CACHE to a folder with space that you may write to'
             ) from error
         raise
-
-
-def sync(path: Path) -> None:
-    """Has a file or folder written to the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        # Some network file systems cannot sync folders.
-        with contextlib.suppress(OSError):
-            os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def seal(folder: Path) -> None:
