@@ -8,9 +8,12 @@ import os
 import pathlib
 import random
 import resource
+import sys
 
 import hypothesis
 import pytest
+
+from tests.support.written_modules import WrittenModules
 
 # The first example of a property compiles, on a machine that may be busy.
 hypothesis.settings.register_profile('no deadline', deadline=None)
@@ -29,6 +32,7 @@ os.environ.pop('VENV', None)
 # TensorFlow reads these when it is imported: a request to a bucket that failed is repeated after a millisecond.
 os.environ['GCS_RETRY_CONFIG_INIT_DELAY_TIME_US'] = '1000'
 os.environ['GCS_RETRY_CONFIG_MAX_DELAY_TIME_US'] = '1000'
+sys.meta_path.append(WrittenModules())
 
 
 def pytest_addoption(parser):
