@@ -62,7 +62,7 @@ def run(args: argparse.Namespace) -> None:
         if args.embed is None:
             _infer(settings, template)
         else:
-            _embed(settings, args.embed == 'tokens', args.pooling or 'mean')
+            _embed(settings, template, args.embed == 'tokens', args.pooling or 'mean')
 
 
 def load(args: argparse.Namespace) -> None:
@@ -110,16 +110,20 @@ def other_template(checkpoint: str, given: str | None) -> str | None:
     return f'warning: {folder} was trained with INPUTS = {trained!r}, and {now}; {advice}'
 
 
-def _infer(settings: TextInference, template: str | None) -> None:
+def _warn_of_template(folder: str, template: str | None) -> None:
     import jax
 
+    warning = other_template(folder, template)
+    if warning and not jax.process_index():
+        print(warning, file=sys.stderr)
+
+
+def _infer(settings: TextInference, template: str | None) -> None:
     from remixer_t5x.inference import text_outputs
 
     settings.check()
     folder = settings.step_folder()
-    warning = other_template(folder, template)
-    if warning and not jax.process_index():
-        print(warning, file=sys.stderr)
+    _warn_of_template(folder, template)
     out = settings.open_output(folder)
     inputs, decoding = settings.inputs, settings.decoding
     texts = iter(inputs)
@@ -133,12 +137,14 @@ def _infer(settings: TextInference, template: str | None) -> None:
     reporter.say_end(out)
 
 
-def _embed(settings: TextInference, with_tokens: bool, pooling: str) -> None:
+def _embed(settings: TextInference, template: str | None, with_tokens: bool, pooling: str) -> None:
     from remixer_t5x.inference import embeddings, text_outputs
 
     settings.check(embed=True)
     embeddings.check_output(settings.output)
-    params, predictor = settings.restore(settings.step_folder()), settings.predictor()
+    folder = settings.step_folder()
+    _warn_of_template(folder, template)
+    params, predictor = settings.restore(folder), settings.predictor()
     codec = text_outputs.Texts(settings.vocabulary, settings.decoding.feature_lengths['inputs'], settings.refuse_long)
     window = settings.decoding.batch_size * text_outputs.WINDOW_BATCHES
     with _Reporter(settings.inputs, text_outputs.Counts()) as reporter:
