@@ -238,6 +238,16 @@ def test_finetuning_keeps_the_same_best_parameters(runs):
         assert kept == {'task': 'lines', 'metric': 'exact', 'value': record['exact'], 'step': 2}
 
 
+def test_finetuning_has_the_same_held_out_loss(runs):
+    ours, theirs = (
+        [row for row in rows(runs[0] / name / 'remixer' / 'metrics.jsonl') if row['kind'].startswith('held_out')]
+        for name in ('together', 'alone')
+    )
+    counted = [[(row['kind'], row['step'], row['tokens']) for row in found] for found in (ours, theirs)]
+    assert counted[0] == counted[1] == [('held_out/lines', 2, counted[0][0][2])] and counted[0][0][2] > 0, counted
+    np.testing.assert_allclose(ours[0]['loss'], theirs[0]['loss'], rtol=2e-4)
+
+
 def test_evaluation_and_inference_do_not_depend_on_the_number_of_processes(runs):
     folder = runs[0]
     ours, theirs = (rows(folder / name / 'eval' / 'metrics.jsonl') for name in ('together', 'alone'))
