@@ -27,6 +27,7 @@ def studies():
     import encoders
     import length
     import low_resource
+    import objectives
     import optimizers
     import recipes
     import records
@@ -39,7 +40,8 @@ def studies():
     import tuning
 
     yield types.SimpleNamespace(
-        ablations=ablations, encoders=encoders, length=length, low_resource=low_resource, optimizers=optimizers,
+        ablations=ablations, encoders=encoders, length=length, low_resource=low_resource,
+        objectives=objectives, optimizers=optimizers,
         recipes=recipes, records=records, scaling=scaling, scaling_fit=scaling_fit, shapes=shapes,
         small_task=small_task, table_1=table_1, toy_task=toy_task, tuning=tuning,
     )  # fmt: skip
@@ -338,6 +340,38 @@ def test_a_result_is_of_no_other_setting(studies, tmp_path):
     for field in dataclasses.fields(one):
         changed = dataclasses.replace(one, **{field.name: 7})
         assert studies.small_task.values_of(again, [one, changed], 'loss') == [1.0], field.name
+
+
+def test_objectives_are_judged_on_each_denoiser(studies, monkeypatch, tmp_path, capsys):
+    """Both go through all of a trial on a little text, and get as many FLOPs."""
+    import seqio
+
+    from remixer_tasks import vocabularies
+    from remixer_tasks.objectives import ul2
+
+    # Two of the seven, which take less time.
+    monkeypatch.setattr(ul2, 'SEVEN', ul2.SEVEN[2::4])
+    monkeypatch.setattr(vocabularies, 'trained', lambda *_: seqio.ByteVocabulary(extra_ids=100))
+    text = tmp_path / 'text.jsonl'
+    lines = [' '.join(f'word{(i * j) % 97}' for j in range(60)) for i in range(200)]
+    text.write_text(''.join(json.dumps({'text': line}) + '\n' for line in lines))
+    objectives = studies.objectives
+    trial = objectives.Trial('ul2', 0, str(text), 2e7, 2, 64, 8, 1, 384, 70, 1e-2)
+    data = objectives.data_of('ul2', str(text), 64, 384, 70)
+    assert set(data.held_out) == {denoiser.name for denoiser in ul2.denoisers()}
+    plain = objectives.data_of('span_corruption', str(text), 64, 384, 70)
+    # The same text, in front of which only UL2's model sees a prompt.
+    prompt = len(ul2.PROMPTS['x'])
+    ours, theirs = (one.held_out['x_span64_rate50']['encoder_input_tokens'] for one in (data, plain))
+    decoded = [seqio.ByteVocabulary().decode([int(i) for i in rows[0] if 1 < i < 259]) for rows in (ours, theirs)]
+    assert decoded[0].startswith(ul2.PROMPTS['x']) and not decoded[1].startswith('[')
+    assert decoded[0][prompt : prompt + 8] == decoded[1][:8]
+    other = dataclasses.replace(trial, objective='span_corruption')
+    found = {name.objective: [objectives.run(name)] for name in (trial, other)}
+    assert found['span_corruption'][0]['steps'] > found['ul2'][0]['steps'] > 1
+    assert all(0 < found[name][0][denoiser] < 20 for name in found for denoiser in data.held_out)
+    objectives.print_table(found)
+    assert '| x_span64_rate50 |' in capsys.readouterr().out
 
 
 def test_an_encoder_is_trained_on_text_and_then_on_labels(studies, monkeypatch, tmp_path, capsys):

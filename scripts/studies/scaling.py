@@ -36,7 +36,6 @@ from records import Records
 from small_task import exit_with_one_line
 
 from remixer_t5x.config import loading
-from remixer_t5x.costs import flops
 from remixer_t5x.data import frames
 from remixer_t5x.errors import UserError
 
@@ -147,14 +146,6 @@ def size_of(text: str) -> tuple[int, int]:
     return width, layers
 
 
-def step_flops(model: Any, batch: int, lengths: Mapping[str, int]) -> float:
-    """Matrix products of one step, forward and backward; traced, not run."""
-    rows = frames.abstract_batch(model.frame, lengths, batch)
-    shapes = {name: array.shape for name, array in rows.items()}
-    params = nn.unbox(jax.eval_shape(lambda key: model.init(key, shapes), jax.random.key(0)))
-    return flops.total(lambda params, rows: jax.grad(lambda p: model.loss(p, rows)[0])(params), params, rows)
-
-
 def steps_of(trial: Trial, flops_of_a_step: float) -> dict[float, int]:
     """For each budget that this trial has a loss for, the number of steps that spend it."""
     steps = {budget: round(budget / flops_of_a_step) for budget in trial.budgets}
@@ -175,7 +166,7 @@ def compiled(trial: Trial) -> tuple[Any, Any, Any, float]:
 
     program = training_loop.compiled(initial, training_loop.loss_per_token(model), schedule)
     judge = jax.jit(lambda params, rows: model.loss(params, rows)[1])
-    return program, judge, partitioner, step_flops(model, trial.batch, lengths)
+    return program, judge, partitioner, training_loop.step_flops(model, trial.batch, lengths)
 
 
 def run(trial: Trial) -> dict[str, Any]:

@@ -3,13 +3,17 @@
 import dataclasses
 import itertools
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from flax import linen as nn
+
+from remixer_t5x.costs import flops
+from remixer_t5x.data import frames
 
 # Steps in one call of the compiled program, so that Python's part does not count.
 CHUNK = 25
@@ -74,6 +78,14 @@ def loss_per_token(model: Any) -> Callable[[Any, Any, jax.Array], jax.Array]:
         return total / sums['weights']
 
     return loss
+
+
+def step_flops(model: Any, batch: int, lengths: Mapping[str, int]) -> float:
+    """Matrix products of one step, forward and backward; traced, not run."""
+    rows = frames.abstract_batch(model.frame, lengths, batch)
+    shapes = {name: array.shape for name, array in rows.items()}
+    params = nn.unbox(jax.eval_shape(lambda key: model.init(key, shapes), jax.random.key(0)))
+    return flops.total(lambda params, rows: jax.grad(lambda p: model.loss(p, rows)[0])(params), params, rows)
 
 
 def run(
