@@ -9,6 +9,7 @@ from flax import linen as nn
 from remixer_t5x import build_model
 from remixer_t5x.data import frames
 from remixer_t5x.errors import UserError
+from remixer_t5x.model import interface
 
 CONFIGS = pathlib.Path(__file__).parent.parent / 'configs'
 DECODER_ONLY = 'frames/decoder_only.gin'
@@ -20,7 +21,7 @@ PREFIXES = {'inputs': 24, 'targets': 8}
 def trace_loss(model, lengths):
     batch = frames.abstract_batch(model.frame, lengths, batch_size=2, pack=True)
     shapes = {name: array.shape for name, array in batch.items()}
-    params = nn.unbox(jax.eval_shape(lambda key: model.init(key, shapes), jax.random.key(0)))
+    params = nn.unbox(interface.param_shapes(model, shapes))
     jax.eval_shape(model.loss, params, batch)
     return params
 

@@ -15,6 +15,7 @@ from remixer_t5x.config import loading
 from remixer_t5x.costs import papers
 from remixer_t5x.data import frames
 from remixer_t5x.errors import UserError
+from remixer_t5x.model import interface
 from remixer_t5x.model.seq2seq import Seq2Seq
 
 CONFIGS = pathlib.Path(__file__).parent.parent / 'configs'
@@ -116,7 +117,7 @@ def build(*files: str) -> Seq2Seq:
 @pytest.mark.parametrize(('model', 'size'), PARAMETERS)
 def test_number_of_parameters(model, size):
     built = build_model(f'models/{model}.gin', f'sizes/{size}.gin', **VOCABULARIES.get(model, {}))
-    shapes = jax.eval_shape(lambda key: built.init(key, frames.batch_shapes(built.frame)), jax.random.key(0))
+    shapes = interface.param_shapes(built, frames.batch_shapes(built.frame))
     assert sum(leaf.size for leaf in jax.tree.leaves(shapes)) == PARAMETERS[model, size]
 
 
@@ -145,7 +146,7 @@ def test_no_model_or_size_is_left_out():
 @pytest.mark.parametrize('line', ['ENCODER_FEED_FORWARD', 'DECODER_FEED_FORWARD'])
 def test_one_line_swaps_half_a_layer(line):
     swapped = build_model('models/remixer.gin', 'sizes/tiny.gin', **{line: '@gated_mlp.GatedMLP'})
-    shapes = jax.eval_shape(lambda key: swapped.init(key, SHAPES), jax.random.key(0))
+    shapes = interface.param_shapes(swapped, SHAPES)
     side, other = ('encoder', 'decoder') if line.startswith('ENCODER') else ('decoder', 'encoder')
     assert 'gated_mlp' in shapes[side]['run_0']['layer'] and 'remixer' not in shapes[side]['run_0']['layer']
     assert 'remixer' in shapes[other]['run_0']['layer']
@@ -176,7 +177,7 @@ def test_a_model_reads_all_of_its_parameters(model):
     built = build(f'models/{model}.gin', 'sizes/tiny.gin')
     batch = frames.abstract_batch(built.frame)
     shapes = {name: array.shape for name, array in batch.items()}
-    params = nn.unbox(jax.eval_shape(lambda key: built.init(key, shapes), jax.random.key(0)))
+    params = nn.unbox(interface.param_shapes(built, shapes))
     jaxpr = jax.make_jaxpr(lambda params, batch: built.loss(params, batch)[0])(params, batch).jaxpr
     _, used = partial_eval.dce_jaxpr(jaxpr, [True])
     paths = [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(params)]
@@ -192,7 +193,7 @@ MIXERS = {
 def test_any_encoder_mixer_goes_with_any_decoder_mixer():
     files = ['models/gmlp_mixer.gin', *(file for file, _ in MIXERS.values()), 'sizes/tiny.gin']
     model = build_model(*files, **{f'{side.upper()}_MIXER': mixer for side, (_, mixer) in MIXERS.items()})
-    shapes = jax.eval_shape(lambda key: model.init(key, SHAPES), jax.random.key(0))
+    shapes = interface.param_shapes(model, SHAPES)
     assert 'hyper_mixer' in shapes['encoder']['run_0']['layer']
     assert 'window_mixer' in shapes['decoder']['run_0']['layer']
 
@@ -206,7 +207,7 @@ SAME_SHAPES = {'serialized'}
 def parameters_of(model: str, size: str, ablation: str | None = None) -> dict[str, tuple[int, ...]]:
     files = [f'models/{model}.gin', f'sizes/{size}.gin'] + ([f'ablations/{ablation}.gin'] if ablation else [])
     built = build(*files)
-    params = nn.unbox(jax.eval_shape(lambda key: built.init(key, SHAPES), jax.random.key(0)))
+    params = nn.unbox(interface.param_shapes(built, SHAPES))
     leaves = jax.tree_util.tree_leaves_with_path(params)
     return {jax.tree_util.keystr(path, simple=True, separator='/'): leaf.shape for path, leaf in leaves}
 
@@ -262,11 +263,11 @@ def test_layouts_of_both_stacks(files, layouts):
 def test_what_cannot_be_causal_refuses_in_a_decoder_when_built(file, line, instead):
     model = build_model(file, 'sizes/tiny.gin', **dict([line]))
     with pytest.raises(UserError, match=instead):
-        jax.eval_shape(lambda key: model.init(key, SHAPES), jax.random.key(0))
+        interface.param_shapes(model, SHAPES)
 
 
 def test_what_cannot_be_packed_refuses_when_built():
     model = build('models/fnet.gin', 'sizes/tiny.gin')
     shapes = {**SHAPES, 'encoder_segment_ids': (1, 512), 'decoder_segment_ids': (1, 114)}
     with pytest.raises(UserError, match='pack'):
-        jax.eval_shape(lambda key: model.init(key, shapes), jax.random.key(0))
+        interface.param_shapes(model, shapes)

@@ -3,9 +3,11 @@
 The parameters of a run are stacked on a leading `layers` axis, so that compile time does not grow with depth.
 """
 
+import contextlib
+import contextvars
 import dataclasses
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -37,6 +39,21 @@ def full_remat(prim, *args, **params) -> bool:
 def dots_remat(prim, *args, **params) -> bool:
     """Remat policy: keep the results of matmuls with parameters and of attention, recompute the cheap rest."""
     return _DOTS_AND_ATTENTION(prim, *args, **params) or prim.name == _CUDNN_ATTENTION
+
+
+_ONLY_SHAPES = contextvars.ContextVar('only_shapes', default=False)
+
+
+@contextlib.contextmanager
+def only_shapes() -> Iterator[None]:
+    """Within it a run's layer is traced once and not twice, and random numbers differ from those drawn outside of it:
+    for `jax.eval_shape`, which takes half as long.
+    """
+    token = _ONLY_SHAPES.set(True)
+    try:
+        yield
+    finally:
+        _ONLY_SHAPES.reset(token)
 
 
 class _Repeated(nn.Module):
@@ -158,10 +175,15 @@ class Stack(nn.Module):
         body: type[nn.Module] = _Repeated
         if self.remat_policy is not None:
             body = nn.remat(body, policy=self.remat_policy, prevent_cse=False)
+        split = {'params': True, 'dropout': True}
+        # Flax's check traces the layer twice, and the second trace draws other random numbers than the first. So it
+        # stays where numbers are drawn, because parameters and dropout of a seed must not change.
+        draws = any(self.has_rng(name) for name in split) and not _ONLY_SHAPES.get()
         run = nn.scan(
             body,
             variable_axes={'params': 0, 'intermediates': 0},
-            split_rngs={'params': True, 'dropout': True},
+            split_rngs=split,
+            check_constancy_invariants=draws,
             in_axes=nn.broadcast,
             length=count,
             unroll=min(self.unroll, count),

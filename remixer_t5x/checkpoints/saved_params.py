@@ -12,12 +12,13 @@ from flax import traverse_util
 from remixer_t5x.checkpoints import durable, manager, saved_arrays
 from remixer_t5x.devices.partition import Partitioner, unbox
 from remixer_t5x.errors import UserError
+from remixer_t5x.model import interface
 from remixer_t5x.run_folder import model_dir, object_store
 
 
 def abstract_params(model: Any, batch_shapes: Any, partitioner: Partitioner) -> Any:
     """Shapes and shardings of the float32 parameters, for `restore_params`. Does not compute any array."""
-    boxed = jax.eval_shape(lambda rng: model.init(rng, batch_shapes), jax.random.key(0))
+    boxed = interface.param_shapes(model, batch_shapes)
     return jax.tree.map(
         lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, jnp.float32, sharding=sharding),
         unbox(boxed),

@@ -16,6 +16,7 @@ import jax
 from remixer_t5x.costs import flops
 from remixer_t5x.costs.flops import Path
 from remixer_t5x.data import frames
+from remixer_t5x.model import interface
 from remixer_t5x.model.interface import Model
 
 TRAINING_FORWARD_PASSES = 3
@@ -67,7 +68,7 @@ def count_row(model: Model, batch: Mapping[str, jax.ShapeDtypeStruct]) -> Counts
         if not name.endswith(('_segment_ids', '_positions'))
     }
     shapes = {name: array.shape for name, array in row.items()}
-    params = nn.unbox(jax.eval_shape(lambda key: model.init(key, shapes), jax.random.key(0)))
+    params = nn.unbox(interface.param_shapes(model, shapes))
     return Counts(
         parameters=parameter_counts(params),
         forward_flops=flops.per_module(model.loss, params, row),

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 import jax
 from flax import linen as nn
 
+from remixer_t5x.architecture import stack
 from remixer_t5x.errors import UserError
 
 Params = Any
@@ -39,6 +40,12 @@ class Model(Protocol):
         """A sum over what is predicted, and float32 sums to report, among them `weights`, by which a mean divides.
         Without a key nothing is dropped.
         """
+
+
+def param_shapes(model: Model, batch_shapes: Mapping[str, tuple[int, ...]]) -> Params:
+    """What `model.init` returns, with a `jax.ShapeDtypeStruct` for each array. No array is computed."""
+    with stack.only_shapes():
+        return jax.eval_shape(lambda key: model.init(key, batch_shapes), jax.random.key(0))
 
 
 # What some models can do in addition, by the name of the method: in words, and the frames whose models have it.

@@ -12,6 +12,7 @@ from remixer_t5x.adapters import lora
 from remixer_t5x.config import loading
 from remixer_t5x.errors import UserError
 from remixer_t5x.layers.dense import GroupDense
+from remixer_t5x.model import interface
 from remixer_t5x.model.beam_search import BeamSearch
 from tests.support import saved_run
 
@@ -74,7 +75,7 @@ def test_an_adapted_model_computes_what_the_merged_model_computes(plain):
 
 def test_every_dense_layer_of_the_stacks_can_be_adapted_and_starts_as_it_was(plain):
     model = lora.adapted(plain, '.', 3)
-    boxed = jax.eval_shape(lambda key: model.init(key, SHAPES), jax.random.key(0))
+    boxed = interface.param_shapes(model, SHAPES)
     flat = traverse_util.flatten_dict(boxed, sep='/')
     kernels = {name for name in flat if name.endswith('/kernel') and name != 'logits/kernel'}
     assert {lora.kernel_of(name) for name in flat if lora.is_adapter(name)} == kernels
@@ -92,7 +93,7 @@ def test_each_group_of_a_grouped_layer_has_its_own_adapter():
     """TIM's mechanisms: every kernel has one, and a layer computes what it computes with W + A B in its place."""
     files = ['models/tim.gin', 'sizes/tiny.gin']
     model = lora.adapted(loading.values(loading.Given(files), 'MODEL')[0], '.', 3)
-    flat = traverse_util.flatten_dict(jax.eval_shape(lambda key: model.init(key, SHAPES), jax.random.key(0)), sep='/')
+    flat = traverse_util.flatten_dict(interface.param_shapes(model, SHAPES), sep='/')
     kernels = {name: leaf for name, leaf in flat.items() if name.endswith('/kernel') and name != 'logits/kernel'}
     assert {lora.kernel_of(name) for name in flat if lora.is_adapter(name)} == set(kernels)
     assert max(leaf.value.ndim for leaf in kernels.values()) == 4, 'no kernel of layers and groups'

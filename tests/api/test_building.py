@@ -8,6 +8,7 @@ import pytest
 
 from remixer_t5x import UserError, build_model
 from remixer_t5x.config import loading
+from remixer_t5x.model import interface
 from remixer_t5x.sublayers import fnet
 
 SHAPES = {'encoder_input_tokens': (1, 8), 'decoder_target_tokens': (1, 8)}
@@ -21,7 +22,7 @@ def clean():
 
 
 def shapes(model):
-    params = jax.eval_shape(lambda rng: model.init(rng, SHAPES), jax.random.key(0))
+    params = interface.param_shapes(model, SHAPES)
     return jax.tree.map(lambda leaf: leaf.shape, params)
 
 

@@ -11,6 +11,7 @@ from jax.interpreters import partial_eval
 from remixer_t5x import build_model
 from remixer_t5x.costs import papers
 from remixer_t5x.data import frames
+from remixer_t5x.model import interface
 
 CONFIGS = pathlib.Path(__file__).parents[2] / 'configs'
 # Models that are an encoder-decoder before a frame is chosen, all of which have the size `tiny`.
@@ -34,7 +35,7 @@ PARAMETERS = {
 
 def params_of(model):
     shapes = frames.batch_shapes(model.frame, LENGTHS)
-    return nn.unbox(jax.eval_shape(lambda key: model.init(key, shapes), jax.random.key(0)))
+    return nn.unbox(interface.param_shapes(model, shapes))
 
 
 @functools.cache

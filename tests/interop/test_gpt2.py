@@ -15,6 +15,7 @@ from remixer_t5x.cli.main import main
 from remixer_t5x.data import vocabulary_pieces
 from remixer_t5x.errors import UserError
 from remixer_t5x.interop.huggingface import gpt2 as hf_gpt2
+from remixer_t5x.model import interface
 from remixer_tasks.vocabulary import byte_pairs
 from tests.support.paths import GOLDEN
 
@@ -72,7 +73,7 @@ def test_logits_are_the_recorded_ones(recorded, folder):
         NUM_DECODER_LAYERS=3, MAX_TARGET_LENGTH=20,
     )  # fmt: skip
     params = hf_gpt2.read(str(folder)).params()
-    wanted = jax.eval_shape(lambda: model.init(jax.random.key(0), {'decoder_target_tokens': (1, 2)}))
+    wanted = interface.param_shapes(model, {'decoder_target_tokens': (1, 2)})
     shapes = {jax.tree_util.keystr(p[:-1]): a.shape for p, a in jax.tree_util.tree_leaves_with_path(wanted)}
     assert shapes == {jax.tree_util.keystr(p): a.shape for p, a in jax.tree_util.tree_leaves_with_path(params)}
     tokens = swapped(recorded['tokens'])

@@ -26,6 +26,7 @@ from remixer_t5x.interop.huggingface import tokenizer as hf_tokenizer
 from remixer_t5x.interop.huggingface import weights as hf_weights
 from remixer_t5x.interop.safetensors import export as safetensors_export
 from remixer_t5x.layers.positions import RelativePositionBias
+from remixer_t5x.model import interface
 from remixer_t5x.model.beam_search import BeamSearch, PowerPenalty
 from remixer_t5x.model.seq2seq import Seq2Seq
 from remixer_t5x.sublayers.attention import CrossAttention, SelfAttention
@@ -345,7 +346,7 @@ OWN_BIAS = 'attention.SelfAttention.position_bias'
 
 def _random(model, seed=0):
     shapes = {'encoder_input_tokens': (1, 4), 'decoder_target_tokens': (1, 4)}
-    abstract = unbox(jax.eval_shape(lambda key: model.init(key, shapes), jax.random.key(0)))
+    abstract = unbox(interface.param_shapes(model, shapes))
     rng = np.random.default_rng(seed)
     return jax.tree.map(lambda leaf: rng.standard_normal(leaf.shape, np.float32), abstract)
 

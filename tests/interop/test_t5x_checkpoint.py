@@ -24,6 +24,7 @@ from remixer_t5x.architecture.stack import Stack
 from remixer_t5x.errors import UserError
 from remixer_t5x.interop.t5x import checkpoint as t5x_checkpoint
 from remixer_t5x.layers.positions import RelativePositionBias
+from remixer_t5x.model import interface
 from remixer_t5x.model.seq2seq import Seq2Seq
 from remixer_t5x.sublayers.attention import CrossAttention, SelfAttention
 from remixer_t5x.sublayers.gated_mlp import GatedMLP
@@ -64,7 +65,7 @@ def model_of(kind: str) -> Seq2Seq:
 
 def abstract(model: Seq2Seq):
     shapes = {'encoder_input_tokens': (1, 4), 'decoder_target_tokens': (1, 4)}
-    return nn.unbox(jax.eval_shape(lambda key: model.init(key, shapes), jax.random.key(0)))
+    return nn.unbox(interface.param_shapes(model, shapes))
 
 
 def random_params(model: Seq2Seq):

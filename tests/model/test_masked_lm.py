@@ -9,6 +9,7 @@ import pytest
 
 from remixer_t5x import build_model
 from remixer_t5x.devices.partition import unbox
+from remixer_t5x.model import interface
 from remixer_t5x.model.losses import CrossEntropy
 from tests.support import bert_tiny
 
@@ -70,7 +71,7 @@ def test_the_loss_is_the_mean_over_the_targets(bert, losses, targets):
 def test_only_the_logits_of_the_predicted_share_are_computed():
     def largest(share):
         model = dataclasses.replace(bert_tiny.model(), predicted_share=share)
-        params = unbox(jax.eval_shape(lambda key: model.init(key, {'encoder_input_tokens': (1, 4)}), jax.random.key(0)))
+        params = unbox(interface.param_shapes(model, {'encoder_input_tokens': (1, 4)}))
         jaxpr = jax.make_jaxpr(model.loss)(params, batch((3,)))
         branches = [e for e in jaxpr.jaxpr.eqns if e.primitive.name == 'cond']
         return [sorted({v.aval.shape[0] for v in _dots(b.jaxpr) if v.aval.shape[-1:] == (VOCAB,)})

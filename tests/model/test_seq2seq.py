@@ -16,7 +16,7 @@ from remixer_t5x.context import describe_tokens
 from remixer_t5x.errors import UserError
 from remixer_t5x.layers.embedding import Embed
 from remixer_t5x.layers.positions import RelativePositionBias
-from remixer_t5x.model import decoding
+from remixer_t5x.model import decoding, interface
 from remixer_t5x.model.seq2seq import Seq2Seq
 from remixer_t5x.sublayers.attention import CrossAttention, SelfAttention
 from remixer_t5x.sublayers.gated_mlp import GatedMLP
@@ -170,7 +170,7 @@ def test_kernels_and_token_embeddings_are_all_that_generating_casts(name):
     )  # fmt: skip
     tokens = np.arange(2, 10, dtype=np.int32)[None]
     batch = {'encoder_input_tokens': tokens, 'decoder_input_tokens': tokens, 'decoder_target_tokens': tokens}
-    shapes = nn.unbox(jax.eval_shape(lambda: model.init(jax.random.key(0), {k: v.shape for k, v in batch.items()})))
+    shapes = nn.unbox(interface.param_shapes(model, {k: v.shape for k, v in batch.items()}))
     rng = np.random.default_rng(0)
     params = jax.tree.map(lambda leaf: rng.normal(size=leaf.shape, scale=0.3).astype(leaf.dtype), shapes)
     compute = model._hidden if model.frame == 'decoder_only' else model._decoder_hidden

@@ -10,6 +10,7 @@ from flax import linen as nn
 from jax.sharding import PartitionSpec as P
 
 from remixer_t5x import build_model
+from remixer_t5x.model import interface
 from remixer_t5x.optimization import muon, schedules
 from tests.optimization.test_optimizer import assert_same, stacked_problem, train, wave
 
@@ -73,7 +74,7 @@ def test_what_is_a_matrix(model):
     """Kernels between features; neither embeddings, logits and norms nor anything with positions."""
     built = build_model(f'models/{model}.gin', 'sizes/tiny.gin')
     shapes = {'encoder_input_tokens': (1, 8), 'decoder_target_tokens': (1, 8)}
-    boxed = jax.eval_shape(lambda key: built.init(key, shapes), jax.random.key(0))
+    boxed = interface.param_shapes(built, shapes)
     specs = jax.tree_util.tree_flatten_with_path(
         nn.get_partition_spec(boxed), is_leaf=lambda leaf: isinstance(leaf, P)
     )[0]

@@ -10,6 +10,7 @@ from remixer_t5x.adapters import lora
 from remixer_t5x.data import frames
 from remixer_t5x.devices.partition import Partitioner
 from remixer_t5x.errors import UserError
+from remixer_t5x.model import interface
 from remixer_t5x.optimization import optimizer, train_state, train_step, trainable
 from tests.support import saved_run
 
@@ -105,7 +106,7 @@ def test_no_gradient_of_a_frozen_parameter_is_computed(model):
 
 @pytest.mark.parametrize('names', [NAMES, 'scale$', '.', 'encoder/run_0/layer/self_attention/query/kernel'])
 def test_split_and_join(model, names):
-    params = jax.eval_shape(lambda key: model.init(key, frames.smallest_shapes(model.frame)), jax.random.key(0))
+    params = interface.param_shapes(model, frames.smallest_shapes(model.frame))
     trained, frozen = trainable.split(params, names)
     assert trainable.join(trained, frozen) == params
     assert set(by_name(trained)).isdisjoint(by_name(frozen)) and by_name(trained)

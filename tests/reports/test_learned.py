@@ -20,6 +20,7 @@ from remixer_t5x.architecture.stack import Stack, dots_remat
 from remixer_t5x.context import describe_tokens
 from remixer_t5x.devices.partition import unbox
 from remixer_t5x.layers.attention import attend
+from remixer_t5x.model import interface
 from remixer_t5x.model.seq2seq import Seq2Seq
 from remixer_t5x.reports.pictures import learned, mechanisms
 from remixer_t5x.reports.pictures.learned import DECODER, ENCODER, LayerArray
@@ -55,7 +56,7 @@ def observed():
     """A model, random parameters, ids of a text and an answer, and what was sown."""
     model = _model()
     shapes = {'encoder_input_tokens': (1, LENGTH), 'decoder_target_tokens': (1, 4)}
-    params = _random(unbox(jax.eval_shape(lambda key: model.init(key, shapes), jax.random.key(0))))
+    params = _random(unbox(interface.param_shapes(model, shapes)))
     inputs, targets = np.asarray([3, 4, 5, 3, 7], np.int32), np.asarray([2, 9, 1], np.int32)
     return model, params, inputs, targets, learned.observe(model, params, inputs, targets)
 

@@ -21,6 +21,7 @@ from remixer_t5x.devices.partition import Partitioner, unbox
 from remixer_t5x.evaluation.predictions import Decoding
 from remixer_t5x.evaluation.task_evaluation import TaskEvaluation, TaskEvaluator
 from remixer_t5x.layers.positions import RelativePositionBias
+from remixer_t5x.model import interface
 from remixer_t5x.model.sampling import Sampling
 from remixer_t5x.model.seq2seq import Seq2Seq
 from remixer_t5x.sublayers.attention import CrossAttention, SelfAttention
@@ -74,7 +75,7 @@ def answers(partitioner, batch_size, decoder):
     """What a `TaskEvaluator` gives."""
     one = model()
     shapes = {'encoder_input_tokens': (1, 40), 'decoder_target_tokens': (1, 8)}
-    boxed = jax.eval_shape(lambda: one.init(jax.random.key(0), shapes))
+    boxed = interface.param_shapes(one, shapes)
     params = jax.jit(lambda: unbox(one.init(jax.random.key(0), shapes)))()
     # Sharper than random parameters are, so that answers differ and some of them end early.
     params['logits']['kernel'] = 8 * params['logits']['kernel'].at[:, 1].multiply(1.5)

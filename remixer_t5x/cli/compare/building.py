@@ -2,7 +2,6 @@
 
 import argparse
 import contextlib
-import functools
 import os
 import pathlib
 from collections.abc import Iterator, Sequence
@@ -23,6 +22,7 @@ def build(args: argparse.Namespace, models: Sequence[str], folder: pathlib.Path)
 
         from remixer_t5x.config import loading, resolved
         from remixer_t5x.data import frames
+        from remixer_t5x.model import interface
     flags = [*args.gin_flags, ('SEED', '0'), ('MODEL_DIR', str(folder))]
     for name in models:
         given = loading.Given(args.gin_file, flags, args.gin_search_paths, loading.model_files(name))
@@ -30,7 +30,7 @@ def build(args: argparse.Namespace, models: Sequence[str], folder: pathlib.Path)
             loading.load(given, train.ROOT, partial=False, suggest=[train.FILES[args.compared]])
             model, lengths = resolved.macro('MODEL'), resolved.macro('TASK_FEATURE_LENGTHS')
             shapes = frames.batch_shapes(model.frame, lengths)
-            params = jax.eval_shape(functools.partial(model.init, batch_shapes=shapes), jax.random.key(0))
+            params = interface.param_shapes(model, shapes)
         except UserError as error:
             raise UserError(f'{name}: {error}') from error
         yield f'{name}: {sum(leaf.size for leaf in jax.tree.leaves(params)):,} parameters'

@@ -4,8 +4,6 @@ import dataclasses
 import fnmatch
 from collections.abc import Mapping
 
-import jax
-
 from remixer_t5x.cli import console
 from remixer_t5x.cli.info.model import checked_lengths
 from remixer_t5x.costs import sharding_table
@@ -14,6 +12,7 @@ from remixer_t5x.devices import mesh
 from remixer_t5x.devices.hypothetical import Hardware
 from remixer_t5x.devices.partition import Partitioner
 from remixer_t5x.errors import UserError
+from remixer_t5x.model import interface
 from remixer_t5x.model.interface import Model
 
 
@@ -38,7 +37,7 @@ def show(
     """
     described = dataclasses.replace(partitioner, devices=hardware.count())
     shapes = frames.batch_shapes(model.frame, checked_lengths(model.frame, feature_lengths))
-    boxed = jax.eval_shape(lambda rng: model.init(rng, shapes), jax.random.key(0))
+    boxed = interface.param_shapes(model, shapes)
     rows = described.sharding_table(boxed)
     shown = [row for row in rows if fnmatch.fnmatch(row.name, pattern)]
     if not shown:
