@@ -21,6 +21,8 @@ LOOKED_INTO = 64
 # A file of up to this many bytes is read completely; of a larger file, only the first and last END_BYTES are read.
 WHOLE_BYTES = 1 << 20
 END_BYTES = 1 << 16
+# TensorFlow does not read these. The address of a file on the Hugging Face Hub has its commit.
+ADDRESSES = ('hf://', 'http://', 'https://')
 
 
 def data_fingerprint(provider: seqio.Task | seqio.Mixture, split: str, use_cached: bool = False) -> dict[str, Identity]:
@@ -87,6 +89,8 @@ def _names(paths: Sequence[str]) -> list[str]:
 
 def _mark(path: str, look: bool) -> str:
     """The size and, with `look`, a hash of the content of a local file; at most the size of a remote file."""
+    if path.startswith(ADDRESSES):
+        return _digest(path)
     if '://' in path:
         # Each call is a request to a server.
         return str(_remote_size(path)) if look else ''

@@ -1,19 +1,26 @@
 """Data sets of Hugging Face's `datasets` as corpora: text for pretraining, and pairs of texts for finetuning.
 
 A data set is a folder that `save_to_disk` wrote, or whatever `load_dataset` takes: a name on the hub, or a folder of
-Parquet, JSON or CSV files. It is read once into the cache (see `text_corpus.ParsedCorpus`).
+Parquet, JSON or CSV files. It is read once into the cache (see `text_corpus.ParsedCorpus`), or text is streamed while
+the run trains (see `streamed_text.StreamedCorpus`).
 """
+
+from __future__ import annotations
 
 import dataclasses
 import functools
 import os
-from collections.abc import Callable, Iterator
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from remixer_t5x.errors import UserError
 from remixer_tasks.benchmarks.sources import sources
+from remixer_tasks.corpora import text_shards
+from remixer_tasks.corpora.streamed_text import StreamedCorpus
 from remixer_tasks.corpora.text_corpus import ParsedCorpus
+from remixer_tasks.corpora.volumes import TRAIN
 from remixer_tasks.files import cache
 from remixer_tasks.files.malformed import Malformed
 from remixer_tasks.pair_templates import Template
@@ -58,6 +65,21 @@ class HubDataset:
             strict=self.strict,
         )
 
+    def streamed(self, kind: tuple[str, ...], document: Callable[[Row], str]) -> StreamedCorpus:
+        """The same documents as `corpus` has, read while a run trains."""
+
+        def open_split(split: str) -> _Shards:
+            chosen = self.train_split if split == TRAIN else self.validation_split
+            assert chosen is not None
+            return self._open(chosen, document)
+
+        return StreamedCorpus(
+            name=f'{self.path}, split {self.train_split}',
+            identity=cache.key('streamed hugging face', self._state(), *kind),
+            open_split=open_split,
+            validation_fraction=None if self.validation_split else self.validation_fraction,
+        )
+
     def _state(self) -> list[Any]:
         """What changes when the data does."""
         folder = Path(self.path).expanduser()
@@ -66,24 +88,23 @@ class HubDataset:
         return [*chosen, *(sources.state(str(path)) for path in files)]
 
     def _documents(self, split: str, document: Callable[[Row], str], malformed: Malformed) -> Iterator[str]:
-        rows = self._load(split)
-        labels = {name: feature for name, feature in rows.features.items() if hasattr(feature, 'int2str')}
+        rows, _ = self._load(split)
+        texts = _Texts(f'{self.path}, split {split}', rows.features, document, malformed)
         for number, row in enumerate(rows, start=1):
-            for name, feature in labels.items():
-                row[name] = feature.int2str(row[name]) if row[name] is not None and row[name] >= 0 else None
-            try:
-                text = document(row)
-            except UserError:
-                raise
-            except ValueError as error:
-                malformed.record(f'{self.path}, split {split}', number, str(error))
-                continue
-            if text.strip():
+            text = texts.of(row, number)
+            if text is not None:
                 yield text
-            else:
-                malformed.empty(f'{self.path}, split {split}', number)
 
-    def _load(self, split: str) -> Any:
+    def _open(self, split: str, document: Callable[[Row], str]) -> _Shards:
+        rows, files = self._load(split, streaming=True)
+        texts = _Texts(f'{self.path}, split {split}', rows.features, document, _Reported(self.strict))
+        shards = _Shards(rows, files, texts)
+        # Reads a row, so that a wrong TEXT_FIELD is an error now and not when a pipeline runs.
+        next(shards.read(0, None), None)
+        return shards
+
+    def _load(self, split: str, streaming: bool = False) -> tuple[Any, Sequence[str]]:
+        """The rows of a split, and with `streaming` the paths or addresses of its files."""
         try:
             import datasets
         except ImportError as error:
@@ -92,25 +113,121 @@ class HubDataset:
                 "pip install 'remixer-t5x[hf_datasets]'"
             ) from error
         folder = os.path.expanduser(self.path)
+        files: Mapping[str, Sequence[str]] = {}
         try:
             if any(os.path.exists(os.path.join(folder, name)) for name in ('dataset_dict.json', 'state.json')):
                 found = datasets.load_from_disk(folder)
                 found = {'train': found} if isinstance(found, datasets.Dataset) else found
+                if streaming:
+                    files = {name: [file['filename'] for file in rows.cache_files] for name, rows in found.items()}
+                    found = {name: _in_shards(rows) for name, rows in found.items()}
             else:
-                found = datasets.load_dataset(
-                    folder if os.path.isdir(folder) else self.path, self.name, revision=self.revision
-                )
+                place = folder if os.path.isdir(folder) else self.path
+                if streaming:
+                    builder = datasets.load_dataset_builder(place, self.name, revision=self.revision)
+                    found, files = builder.as_streaming_dataset(), builder.config.data_files or {}
+                else:
+                    found = datasets.load_dataset(place, self.name, revision=self.revision)
         except Exception as error:
             # It raises errors of many libraries: connections, file formats, names that do not exist.
-            text = ' '.join(str(error).split())
-            raise UserError(f'HF_DATASET {self.path} cannot be read ({text[:200]}); give a folder or a name') from error
+            raise UserError(
+                f'HF_DATASET {self.path} cannot be read ({_one_line(error)}); give a folder or a name'
+            ) from error
         if split not in found:
             raise UserError(f'{self.path} has no split {split!r}; its splits are {", ".join(found)}')
-        return found[split]
+        return found[split], files.get(split, ())
 
 
-def corpus(dataset: HubDataset, field: str = 'text') -> ParsedCorpus:
-    """The texts of the column `field`, for pretraining. Raises UserError, at first use, where the column is missing."""
+def _in_shards(rows: Any) -> Any:
+    """A saved data set as a stream. It may be one file, and is cut into as many shards as parsed text is."""
+    return rows.to_iterable_dataset(num_shards=max(1, min(text_shards.SHARDS, len(rows))))
+
+
+def _one_line(error: Exception) -> str:
+    return ' '.join(f'{type(error).__name__}: {error}'.split())[:200]
+
+
+class _Texts:
+    """What `document` makes of rows; `where` names the rows in messages, and `features` has their class labels."""
+
+    def __init__(
+        self, where: str, features: Mapping[str, Any] | None, document: Callable[[Row], str], malformed: Malformed
+    ):
+        self.where, self._document, self._malformed = where, document, malformed
+        self._labels = {name: kind for name, kind in (features or {}).items() if hasattr(kind, 'int2str')}
+
+    def of(self, row: Row, number: int, part: str = '') -> str | None:
+        """The text of row `number`, from 1, of a part of the data; None for a row that is malformed or empty."""
+        for name, feature in self._labels.items():
+            row[name] = feature.int2str(row[name]) if row[name] is not None and row[name] >= 0 else None
+        try:
+            text = self._document(row)
+        except UserError:
+            raise
+        except ValueError as error:
+            self._malformed.record(self.where + part, number, str(error))
+            return None
+        if not text.strip():
+            self._malformed.empty(self.where + part, number)
+            return None
+        return text
+
+
+class _Reported(Malformed):
+    """Reports the first malformed row at once, because a stream has no end at which to sum up."""
+
+    def record(self, path: str, line: int, reason: str) -> None:
+        super().record(path, line, reason)
+        if self.count == 1:
+            print(
+                f'warning: skipping {path}:{line} ({reason}), and further malformed rows without a message; '
+                'STRICT = True refuses them',
+                file=sys.stderr,
+            )
+
+
+@dataclasses.dataclass(frozen=True)
+class _Shards:
+    """The shards of an `IterableDataset`, whose own `state_dict` is the state of a shard; see `streamed_text.Shards`.
+
+    `shuffle` of `datasets` is not used: what its buffer held would be lost at a resume.
+    """
+
+    rows: Any
+    files: Sequence[str]
+    texts: _Texts
+
+    @property
+    def count(self) -> int:
+        return self.rows.num_shards
+
+    def read(self, shard: int, state: Any) -> Iterator[tuple[str, Any]]:
+        before, position = state or (0, None)
+        number = before
+        try:
+            rows = self.rows.shard(num_shards=self.count, index=shard)
+            if position:
+                rows.load_state_dict(position)
+            for number, row in enumerate(rows, start=before + 1):
+                text = self.texts.of(row, number, f', shard {shard}')
+                if text is not None:
+                    yield text, (number, rows.state_dict())
+        except UserError:
+            raise
+        except Exception as error:
+            raise UserError(
+                f'{self.texts.where}, shard {shard} cannot be read after row {number} ({_one_line(error)}); type the '
+                'command again if a connection failed'
+            ) from error
+
+
+def corpus(dataset: HubDataset, field: str = 'text', streaming: bool = False) -> ParsedCorpus | StreamedCorpus:
+    """The texts of the column `field`, for pretraining; `streaming` reads them while the run trains, without a copy.
+
+    Raises UserError, at first use, where the column is missing.
+    """
+    if not isinstance(streaming, bool):
+        raise UserError(f'HF_STREAMING is {streaming!r}; it takes True or False')
 
     def text_of(row: Row) -> str:
         if field not in row:
@@ -119,7 +236,7 @@ def corpus(dataset: HubDataset, field: str = 'text') -> ParsedCorpus:
             raise ValueError(f'column {field} holds no text')
         return row[field]
 
-    return dataset.corpus(('text', field), text_of)
+    return (dataset.streamed if streaming else dataset.corpus)(('text', field), text_of)
 
 
 def pairs(dataset: HubDataset, inputs: str, targets: str) -> ParsedCorpus:

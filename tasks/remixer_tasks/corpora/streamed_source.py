@@ -1,0 +1,68 @@
+"""Reads a streamed corpus. Importing this module loads seqio."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from remixer_t5x.errors import UserError
+from remixer_t5x.lazy import seqio, tf
+from remixer_tasks.corpora.streamed_text import START, Reader, StreamedCorpus
+from remixer_tasks.corpora.volumes import TRAIN, VALIDATION
+
+
+class StreamedSource(seqio.DataSource):
+    """seqio source of a `streamed_text.StreamedCorpus`, whose training split has a position that can be saved."""
+
+    def __init__(self, corpus: StreamedCorpus, order: int = 0):
+        """`order` gives another order of the shards for the same seed."""
+        self._corpus, self._order = corpus, order
+        super().__init__((TRAIN, VALIDATION))
+
+    @property
+    def supports_arbitrary_sharding(self) -> bool:
+        # seqio would otherwise let every host read everything where there are more hosts than shards.
+        return True
+
+    def list_shards(self, split: str) -> list[str]:
+        return list(self._corpus.shards(split).files)
+
+    def get_dataset(
+        self,
+        split: str = TRAIN,
+        shuffle: bool = True,
+        seed: int | None = None,
+        shard_info: seqio.ShardInfo | None = None,
+        **_: Any,
+    ) -> tf.data.Dataset:
+        """{'text': UTF-8 scalar}. Training documents come without end if `shuffle`, each epoch with its shards in
+        another order, and otherwise once. `_`: what seqio's sources take and do not use."""
+        share = shard_info or seqio.ShardInfo(0, 1)
+        if split == VALIDATION:
+            text = tf.TensorSpec((), tf.string)
+            dataset = tf.data.Dataset.from_generator(self._corpus.held_out, output_signature=text)
+            dataset = dataset.shard(share.num_shards, share.index)
+        else:
+            dataset = self._training(share, f'{seed} {self._order}' if shuffle else None)
+        return dataset.map(lambda text: {'text': text})
+
+    def _training(self, share: seqio.ShardInfo, seed: str | None) -> tf.data.Dataset:
+        count = self._corpus.shards(TRAIN).count
+        if count < share.num_shards:
+            fewer = max(number for number in range(1, count + 1) if share.num_shards % number == 0)
+            raise UserError(
+                f'{self._corpus.name} has {count} shard{"s" if count > 1 else ""}, and the run reads it as '
+                f'{share.num_shards} streams, one for each host: give STREAMS = {fewer}, so that several hosts read '
+                'the same stream and keep their rows, or write the data as more files'
+            )
+        reader = Reader(self._corpus, range(share.index, count, share.num_shards), seed)
+
+        def following(place: tf.Tensor, _: tf.Tensor) -> tuple[tf.Tensor, tuple[tf.Tensor, tf.Tensor]]:
+            kinds = [tf.string, tf.string, tf.bool]
+            # Not stateful: what follows a place depends on the place alone, so tf.data may save a position here.
+            after, text, is_end = tf.numpy_function(reader.after, [place], kinds, stateful=False)
+            for tensor in (after, text, is_end):
+                tensor.set_shape([])
+            return after, (text, is_end)
+
+        documents = tf.data.Dataset.counter().scan(START, following)
+        return documents.take_while(lambda text, is_end: ~is_end).map(lambda text, is_end: text)
