@@ -106,14 +106,18 @@ def write(task: seqio.Task, directory: str, note: str, shards: int = 64, beam_op
         beam_options: Beam's pipeline options as one text; None runs in this process.
 
     Raises:
-        UserError: the task has no place for a cache, Beam is not installed or does not know the options, the data
-            cannot be read, the folder holds something else, or the pipeline failed.
+        UserError: the task has no place for a cache or is streamed, Beam is not installed or does not know the options,
+            the data cannot be read, the folder holds something else, or the pipeline failed.
     """
+    from remixer_tasks.corpora import streamed_source
+
     if not task.supports_caching:
         raise UserError(
             f'{task.name} cannot be cached: put seqio.CacheDatasetPlaceholder() among its preprocessors, before the '
             'first one that needs lengths or a seed'
         )
+    if isinstance(task.source, streamed_source.StreamedSource):
+        raise UserError(f'{task.name} is streamed (HF_STREAMING=True) and cannot be cached: leave HF_STREAMING out')
     pipeline = _pipeline(beam_options)
     path = folder(task, directory)
     _remove_leftovers(path)

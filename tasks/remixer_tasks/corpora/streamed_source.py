@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from remixer_t5x.errors import UserError
@@ -37,13 +38,14 @@ class StreamedSource(seqio.DataSource):
         """{'text': UTF-8 scalar}. Training documents come without end if `shuffle`, each epoch with its shards in
         another order, and otherwise once. `_`: what seqio's sources take and do not use."""
         share = shard_info or seqio.ShardInfo(0, 1)
-        if split == VALIDATION:
-            text = tf.TensorSpec((), tf.string)
-            dataset = tf.data.Dataset.from_generator(self._corpus.held_out, output_signature=text)
-            dataset = dataset.shard(share.num_shards, share.index)
-        else:
-            dataset = self._training(share, f'{seed} {self._order}' if shuffle else None)
-        return dataset.map(lambda text: {'text': text})
+        if split == TRAIN:
+            return self._training(share, f'{seed} {self._order}' if shuffle else None)
+        example = {'text': tf.TensorSpec((), tf.string)}
+        held_out = tf.data.Dataset.from_generator(self._held_out, output_signature=example)
+        return held_out.shard(share.num_shards, share.index)
+
+    def _held_out(self) -> Iterator[dict[str, bytes]]:
+        return ({'text': document} for document in self._corpus.held_out())
 
     def _training(self, share: seqio.ShardInfo, seed: str | None) -> tf.data.Dataset:
         count = self._corpus.shards(TRAIN).count
@@ -64,5 +66,10 @@ class StreamedSource(seqio.DataSource):
                 tensor.set_shape([])
             return after, (text, is_end)
 
-        documents = tf.data.Dataset.counter().scan(START, following)
-        return documents.take_while(lambda text, is_end: ~is_end).map(lambda text, is_end: text)
+        def goes_on(text: tf.Tensor, is_end: tf.Tensor) -> tf.Tensor:
+            return ~is_end
+
+        def without_end(text: tf.Tensor, is_end: tf.Tensor) -> dict[str, tf.Tensor]:
+            return {'text': text}
+
+        return tf.data.Dataset.counter().scan(START, following).take_while(goes_on).map(without_end)

@@ -1,0 +1,309 @@
+"""Data sets of Hugging Face's `datasets`, read while a run trains (HF_STREAMING), without a copy.
+
+References are the same data set copied into the cache, and the lists that the files were written from.
+"""
+
+import itertools
+import json
+import sys
+
+import numpy as np
+import pytest
+import seqio
+
+from remixer_t5x.data import fingerprint
+from remixer_t5x.data.data_changes import difference
+from remixer_t5x.data.pipeline import DatasetConfig
+from remixer_t5x.data.task_batches import EvalBatches, TrainBatches
+from remixer_t5x.errors import UserError
+from remixer_tasks import caching, huggingface_datasets, pretraining, vocabularies
+from remixer_tasks.corpora.streamed_text import START, Reader
+from tests.support.compare_runs import difference as difference_of_runs
+from tests.support.compare_runs import last_step
+from tests.support.quick_command import main
+from tests.support.real_processes import Process
+
+datasets = pytest.importorskip('datasets', reason="Hugging Face's datasets is not here: pip install datasets")
+from remixer_tasks.huggingface_datasets import HubDataset  # noqa: E402 (after the skip)
+
+BYTES = seqio.ByteVocabulary(extra_ids=100)
+LENGTHS = {'inputs': 32, 'targets': 16}
+SHARDS, EACH = 5, 12
+TEXTS = [
+    [f'document {row} of shard {shard}, {"abcdefgh" * (row % 4)}' for row in range(EACH)] for shard in range(SHARDS)
+]
+ALL = sorted(itertools.chain(*TEXTS))
+KINDS = ('jsonl', 'parquet', 'saved')
+
+
+@pytest.fixture(scope='module')
+def folders(tmp_path_factory):
+    """The same rows as JSON lines, as Parquet with several row groups in a file, and as `save_to_disk` writes them."""
+    place = tmp_path_factory.mktemp('streamed')
+    for kind in KINDS[:2]:
+        (place / kind).mkdir()
+    for shard, texts in enumerate(TEXTS):
+        name = f'train-{shard:05d}-of-{SHARDS:05d}'
+        rows = [{'number': row, 'text': text} for row, text in enumerate(texts)]
+        (place / 'jsonl' / f'{name}.jsonl').write_text(''.join(json.dumps(row) + '\n' for row in rows))
+        datasets.Dataset.from_list(rows).to_parquet(place / 'parquet' / f'{name}.parquet', batch_size=5)
+    datasets.Dataset.from_dict({'text': list(itertools.chain(*TEXTS))}).save_to_disk(place / 'saved')
+    return place
+
+
+def streamed(path, **settings):
+    return huggingface_datasets.corpus(HubDataset(str(path), **settings), streaming=True)
+
+
+def documents(corpus, split):
+    dataset = corpus.source().get_dataset(split, shuffle=False)
+    return [example['text'].decode() for example in dataset.as_numpy_iterator()]
+
+
+def read(reader, count, place=START):
+    """The documents after a place, each with the place after it."""
+    found = []
+    for _ in range(count):
+        place, document, is_end = reader.after(place)
+        if is_end:
+            break
+        found.append((document.decode(), place))
+    return found
+
+
+@pytest.mark.parametrize('kind', KINDS)
+def test_streamed_and_copied_have_the_same_documents(folders, kind):
+    copied = huggingface_datasets.corpus(HubDataset(str(folders / kind), validation_fraction=0.2))
+    stream = streamed(folders / kind, validation_fraction=0.2)
+    for split in ('train', 'validation'):
+        assert sorted(documents(stream, split)) == sorted(documents(copied, split)) != []
+    assert sorted([*documents(stream, 'train'), *documents(stream, 'validation')]) == ALL
+
+
+@pytest.mark.parametrize('kind', KINDS)
+def test_every_place_continues_exactly(folders, kind):
+    """Also in the middle of a shard, at its end, and from one epoch into the next."""
+    corpus = streamed(folders / kind, validation_fraction=0.1)
+    epoch = len(documents(corpus, 'train'))
+    unbroken = read(Reader(corpus, range(corpus.shards('train').count), 'seed'), 2 * epoch + 3)
+    texts = [text for text, _ in unbroken]
+    assert sorted(texts[:epoch]) == sorted(texts[epoch : 2 * epoch]) and texts[:epoch] != texts[epoch : 2 * epoch]
+    for number, (_, place) in enumerate(unbroken):
+        fresh = Reader(corpus, range(corpus.shards('train').count), 'seed')
+        assert [text for text, _ in read(fresh, 3, place)][: len(texts) - number - 1] == texts[number + 1 : number + 4]
+        assert len(place) < 500
+
+
+@pytest.mark.parametrize('kind', KINDS)
+def test_a_run_that_resumes_after_every_document_reads_the_same(folders, kind):
+    corpus = streamed(folders / kind, validation_fraction=0.1)
+    wanted = [text for text, _ in read(Reader(corpus, range(corpus.shards('train').count), 'seed'), 70)]
+    place, found = START, []
+    for _ in wanted:
+        ((text, place),) = read(Reader(corpus, range(corpus.shards('train').count), 'seed'), 1, place)
+        found.append(text)
+    assert found == wanted
+
+
+def test_two_readers_of_one_pipeline_do_not_disturb_each_other(folders):
+    reader = Reader(streamed(folders / 'jsonl'), range(SHARDS), None)
+    places = [START, START]
+    found = [[], []]
+    for turn in (0, 0, 1, 0, 1, 1, 0, 1):
+        places[turn], document, _ = reader.after(places[turn])
+        found[turn].append(document)
+    assert found[0] == found[1]
+
+
+TWO_DENOISERS = [('r', 3, 0.15, 1), ('s', None, 0.25, 1)]
+
+
+@pytest.mark.parametrize(
+    ('objective', 'settings', 'drawn'),
+    [
+        (pretraining.span_corruption, {}, 3),
+        (pretraining.span_corruption, {}, 40),
+        (pretraining.ul2, {'denoisers': TWO_DENOISERS}, 20),
+    ],
+)
+def test_batches_after_a_resume_are_those_of_an_unbroken_run(folders, objective, settings, drawn):
+    """After 3 batches reading is within a shard; 40 are more than an epoch. UL2 has a place for each denoiser."""
+
+    def batches():
+        corpus = streamed(folders / 'parquet', validation_fraction=0.1)
+        task = objective(corpus, BYTES, shuffle_buffer_size=8, **settings)
+        return TrainBatches(DatasetConfig(task, LENGTHS, 4, streams=1 if settings else 2))
+
+    unbroken = batches()
+    for _ in range(drawn):
+        next(unbroken)
+    states = unbroken.capture()
+    resumed = batches()
+    resumed.restore(states)
+    for _ in range(30):
+        wanted, found = next(unbroken), next(resumed)
+        assert wanted.keys() == found.keys()
+        assert all(np.array_equal(wanted[name], found[name]) for name in wanted)
+
+
+@pytest.mark.parametrize('kind', KINDS)
+def test_two_hosts_read_disjoint_parts_of_everything(folders, kind):
+    source = streamed(folders / kind, validation_fraction=1e-9).source()
+    parts = [
+        [
+            example['text'].decode()
+            for example in source.get_dataset('train', False, shard_info=seqio.ShardInfo(host, 2)).as_numpy_iterator()
+        ]
+        for host in range(2)
+    ]
+    assert parts[0] and parts[1] and not set(parts[0]) & set(parts[1])
+    assert sorted(parts[0] + parts[1]) == ALL
+
+
+def test_a_batch_has_the_same_rows_for_any_number_of_hosts(folders):
+    task = pretraining.span_corruption(streamed(folders / 'jsonl'), BYTES)
+    config = DatasetConfig(task, LENGTHS, 4, streams=2)
+    whole, first, second = (TrainBatches(config, *share) for share in ((0, 1), (0, 2), (1, 2)))
+    for _ in range(5):
+        wanted, found = next(whole), [next(first), next(second)]
+        assert all(np.array_equal(wanted[name], np.concatenate([part[name] for part in found])) for name in wanted)
+
+
+def test_held_out_documents_are_read_once(folders, monkeypatch):
+    corpus = streamed(folders / 'jsonl', validation_fraction=0.2)
+    held_out = documents(corpus, 'validation')
+    shards = corpus.shards('validation')
+    monkeypatch.setattr(type(shards), 'read', lambda *_: pytest.fail('read again'))
+    assert documents(corpus, 'validation') == held_out != []
+
+
+def test_an_evaluation_reads_no_further_than_its_batches(tmp_path, monkeypatch):
+    """The split may be a large part of the Hub. Documents are joined in groups of 32, and some are read ahead."""
+    for shard in range(4):
+        rows = [{'text': f'{shard} {row}'} for row in range(400)]
+        (tmp_path / f'train-{shard}.jsonl').write_text(''.join(json.dumps(row) + '\n' for row in rows))
+    task = pretraining.span_corruption(streamed(tmp_path, validation_fraction=0.5), BYTES)
+    shards, opened = huggingface_datasets._Shards, set()
+    read = shards.read
+    monkeypatch.setattr(shards, 'read', lambda self, shard, state: (opened.add(shard), read(self, shard, state))[1])
+    assert len(list(EvalBatches(DatasetConfig(task, LENGTHS, 2, split='validation', shuffle=False), limit=1))) == 1
+    assert 0 in opened and 3 not in opened
+
+
+def test_the_split_of_validation_and_names_of_splits(folders, tmp_path):
+    rows = datasets.Dataset.from_dict({'text': ALL})
+    datasets.DatasetDict(train=rows, dev=rows.select(range(7))).save_to_disk(tmp_path / 'both')
+    corpus = streamed(tmp_path / 'both', validation_split='dev')
+    assert documents(corpus, 'validation') == ALL[:7] and documents(corpus, 'train') == ALL
+    with pytest.raises(UserError, match="no split 'test'; its splits are train, dev"):
+        documents(streamed(tmp_path / 'both', train_split='test'), 'train')
+
+
+def test_malformed_rows_are_skipped_with_one_warning_or_refused(tmp_path, capsys):
+    rows = [{'text': 'one'}, {'text': None}, {'text': ' '}, {'text': None}, {'text': 'two'}]
+    (tmp_path / 'train.jsonl').write_text(''.join(json.dumps(row) + '\n' for row in rows))
+    assert documents(streamed(tmp_path), 'train') == ['one', 'two']
+    (line,) = capsys.readouterr().err.splitlines()
+    assert 'split train, shard 0:2 (column text holds no text)' in line and 'STRICT = True' in line
+    with pytest.raises(Exception, match='shard 0:2: column text holds no text; correct the line'):
+        documents(streamed(tmp_path, strict=True), 'train')
+
+
+def test_a_checkpoint_knows_its_data(folders, tmp_path):
+    """Other content, another number of files, and copied instead of streamed."""
+
+    def identity(path, streaming=True):
+        corpus = huggingface_datasets.corpus(HubDataset(str(path)), streaming=streaming)
+        return fingerprint.data_fingerprint(pretraining.span_corruption(corpus, BYTES), 'train')
+
+    moved = tmp_path / 'moved'
+    moved.mkdir()
+    for path in (folders / 'jsonl').iterdir():
+        (moved / path.name).write_bytes(path.read_bytes())
+    before = identity(folders / 'jsonl')
+    assert difference(before, identity(moved)) is None
+    changed = sorted(moved.iterdir())[2]
+    changed.write_text(changed.read_text().replace('document 3', 'dokument 3'))
+    assert f'other content in the file {changed.name}' in difference(before, identity(moved))
+    changed.unlink()
+    assert 'had 5 files and now has 4 files' in difference(before, identity(moved))
+    assert 'was read by StreamedSource and is now by TextSource' in difference(
+        before, identity(folders / 'jsonl', False)
+    )
+
+
+def fails(corpus, match, vocabulary=BYTES, **settings):
+    with pytest.raises(UserError, match=match) as error:
+        task = pretraining.span_corruption(corpus, vocabulary)
+        next(TrainBatches(DatasetConfig(task, LENGTHS, 8, **settings)))
+    assert '\n' not in str(error.value)
+
+
+def test_mistakes_are_one_line(folders, tmp_path, monkeypatch):
+    path = folders / 'jsonl'
+    trained = vocabularies.trained(streamed(path), 300)
+    fails(streamed(path), r"cannot be trained on .*, which is not copied .*--gin.VOCABULARY='@voc", trained)
+    fails(streamed(path), 'has 5 shards, and the run reads it as 8 streams.*: give STREAMS = 4, so', streams=8)
+    fails(streamed(path, validation_fraction=1 - 1e-9), 'has no documents to train on in 5 of its 5 shards')
+    fails(huggingface_datasets.corpus(HubDataset(str(path)), 'body', True), "TEXT_FIELD is 'body'; the columns of")
+    fails(streamed(tmp_path), f'HF_DATASET {tmp_path} cannot be read')
+    with pytest.raises(UserError, match='the held-out share is 0, allowed is above 0 and below 1'):
+        streamed(path, validation_fraction=0)
+    with pytest.raises(UserError, match="HF_STREAMING is 'yes'; it takes True or False"):
+        huggingface_datasets.corpus(HubDataset(str(path)), streaming='yes')
+    with pytest.raises(UserError, match='is streamed .HF_STREAMING=True. and cannot be cached: leave HF_STREAMING out'):
+        caching.cache(pretraining.span_corruption(streamed(path), BYTES), str(tmp_path / 'cached'), 'note')
+    monkeypatch.setitem(sys.modules, 'datasets', None)
+    fails(streamed(path), r"which is not here: pip install 'remixer-t5x\[hf_datasets\]'")
+
+
+def test_a_shard_that_cannot_be_read_to_its_end_is_named(folders, tmp_path):
+    """The run learns of it in the middle of an epoch, in one line, and does not take it for the end."""
+    for path in sorted((folders / 'jsonl').iterdir())[:2]:
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    (tmp_path / 'train-00002-of-00005.jsonl').write_text('{"number": 1, "text": "one"}\n{"number": 2, "te')
+    corpus = streamed(tmp_path)
+    reader = Reader(corpus, range(3), None)
+    place = read(reader, 2 * EACH)[-1][1]
+    for _ in range(2):
+        with pytest.raises(UserError, match='split train, shard 2 cannot be read after row 0') as error:
+            reader.after(place)
+        assert '\n' not in str(error.value)
+
+
+def test_nothing_held_out_is_one_line(folders):
+    task = pretraining.span_corruption(streamed(folders / 'jsonl', validation_fraction=1e-9), BYTES)
+    with pytest.raises(UserError, match='has no validation documents: give a larger VALIDATION_FRACTION') as error:
+        list(EvalBatches(DatasetConfig(task, LENGTHS, 2, split='validation', shuffle=False)))
+    assert '\n' not in str(error.value)
+
+
+def command(folder, data, *flags):
+    """A train command of 24 steps on a model of one layer."""
+    files = ('models/t5_1_1.gin', 'data/huggingface.gin', 'optimizers/adafactor_constant.gin', 'hardware/cpu.gin')
+    small = {'EMBED_DIM': 16, 'MLP_DIM': 32, 'NUM_HEADS': 2, 'HEAD_DIM': 8, 'NUM_ENCODER_LAYERS': 1}
+    data = {'HF_DATASET': f'{data}', 'HF_STREAMING': True, 'VALIDATION_FRACTION': 0.1, 'TASK_FEATURE_LENGTHS': LENGTHS}
+    run = {'BATCH_SIZE': 4, 'TRAIN_STEPS': 24, 'LOG_PERIOD': 2, 'EVAL_PERIOD': 8, 'EVAL_STEPS': 2, 'DROPOUT_RATE': 0.1}
+    bytes_ = ('--gin.VOCABULARY=@vocabularies.byte()', '--gin.VOCAB_SIZE=384', '--gin.CHECKPOINT_PERIOD=5')
+    macros = {**small, 'NUM_DECODER_LAYERS': 1, **data, **run, 'MODEL_DIR': f'{folder}'}
+    names = (f'--gin_file={name}' for name in (*files, 'runs/pretrain.gin'))
+    return ['train', *names, *(f'--gin.{name}={value!r}' for name, value in macros.items()), *bytes_, *flags]
+
+
+def test_a_killed_train_command_ends_bit_for_bit_as_an_unbroken_one(folders, compiled, tmp_path):
+    """24 batches of 4 are about three epochs."""
+
+    def start(name, output):
+        arguments = command(tmp_path / name, folders / 'parquet')
+        return Process(main, arguments, output=tmp_path / output, compiled=compiled)
+
+    unbroken = start('unbroken', 'unbroken.log')
+    assert unbroken.wait() == 0, unbroken.output()
+    killed = start('killed', 'killed.log')
+    killed.until(lambda: last_step(tmp_path / 'killed') >= 12, 'step 12')
+    killed.kill()
+    again = start('killed', 'again.log')
+    assert again.wait() == 0, again.output()
+    print(killed.output(), again.output(), sep='\n')
+    assert 'resuming at step' in again.output() or 'is at step 24 already' in again.output()
+    assert difference_of_runs(tmp_path / 'killed', tmp_path / 'unbroken', 24) is None
