@@ -38,12 +38,14 @@ def studies():
     import table_1
     import toy_task
     import tuning
+    import whole_models
 
     yield types.SimpleNamespace(
         ablations=ablations, encoders=encoders, length=length, low_resource=low_resource,
         objectives=objectives, optimizers=optimizers,
         recipes=recipes, records=records, scaling=scaling, scaling_fit=scaling_fit, shapes=shapes,
         small_task=small_task, table_1=table_1, toy_task=toy_task, tuning=tuning,
+        whole_models=whole_models,
     )  # fmt: skip
     sys.path[:] = before[0]
     for name in set(sys.modules) - before[1]:
@@ -340,6 +342,35 @@ def test_a_result_is_of_no_other_setting(studies, tmp_path):
     for field in dataclasses.fields(one):
         changed = dataclasses.replace(one, **{field.name: 7})
         assert studies.small_task.values_of(again, [one, changed], 'loss') == [1.0], field.name
+
+
+def test_whole_models_are_timed_or_said_to_be_too_large(studies, tmp_path, monkeypatch, capsys):
+    """Encoding, gradients and decoding of a small T5; its FLOPs against a count by hand."""
+    whole = studies.whole_models
+    small = {
+        'EMBED_DIM': 8,
+        'MLP_DIM': 12,
+        'NUM_HEADS': 2,
+        'HEAD_DIM': 4,
+        'NUM_ENCODER_LAYERS': 1,
+        'NUM_DECODER_LAYERS': 1,
+    }
+    size, out, figure = (tmp_path / name for name in ('small.gin', 'out.jsonl', 'whole.png'))
+    size.write_text(''.join(f'{name} = {value}\n' for name, value in small.items()))
+    words = [f'--size={size}', '--lengths=8,16', '--models=t5_1_1', '--outputs=2', '--rounds=1', f'--out={out}']
+    monkeypatch.setattr(sys, 'argv', ['whole_models.py', *words, f'--figure={figure}'])
+    monkeypatch.setattr(whole, 'peak_of', lambda dtype: 1e9)
+    monkeypatch.setattr(whole, 'PROGRAMS', ('encode', 'decode'))
+    whole.main()
+    results = [json.loads(line) for line in out.read_text().splitlines()]
+    encoded = {r['cell']['length']: r['result'] for r in results if r['cell']['program'] == 'encode'}
+    # Four projections of 8 x 8, a gated feed-forward of three of 8 x 12, scores and values over all pairs.
+    for length in (8, 16):
+        assert encoded[length]['flops'] == 2 * length * (4 * 64 + 3 * 96 + 2 * 8 * length)
+        assert encoded[length]['seconds'] > 0 and encoded[length]['bytes'] > 0
+    assert 'ms, ' in capsys.readouterr().out and figure.stat().st_size
+    cell = whole.Cell(**{**results[0]['cell'], 'program': 'train', 'memory_gb': 0.0})
+    assert whole.measured(cell)['seconds'] is None
 
 
 def test_objectives_are_judged_on_each_denoiser(studies, monkeypatch, tmp_path, capsys):
