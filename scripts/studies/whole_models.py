@@ -1,4 +1,4 @@
-"""Time and memory of whole models by the length of their inputs, beside what the machine could do at best.
+"""Time and memory of whole models by the length of their inputs, next to what the machine could do at best.
 
     python scripts/studies/whole_models.py --lengths 128,512,2048 --figure whole_models.png
     python scripts/studies/whole_models.py --lengths 128,512,2048,8192,16384 --memory_gb 60 --hardware hardware/h100.gin
