@@ -52,6 +52,7 @@ OPENED = {
     'tasks/remixer_tasks/benchmarks/sources/sources.py::count': TRUSTED,
     'tasks/remixer_tasks/caching.py::_json': TRUSTED,
     'tasks/remixer_tasks/caching.py::completed': TRUSTED,
+    'tasks/remixer_tasks/corpora/streamed_text.py::_read': 'a text of the position, which tf.data has restored',
     'tasks/remixer_tasks/files/archives.py::_extract': VERIFIED,
     'tasks/remixer_tasks/files/archives.py::unpack': VERIFIED,
     'tasks/remixer_tasks/files/bounded_lines.py::__init__': VERIFIED,

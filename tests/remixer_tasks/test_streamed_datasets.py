@@ -247,6 +247,9 @@ def test_mistakes_are_one_line(folders, tmp_path, monkeypatch):
     fails(streamed(path, validation_fraction=1 - 1e-9), 'has no documents to train on in 5 of its 5 shards')
     fails(huggingface_datasets.corpus(HubDataset(str(path)), 'body', True), "TEXT_FIELD is 'body'; the columns of")
     fails(streamed(tmp_path), f'HF_DATASET {tmp_path} cannot be read')
+    with pytest.raises(UserError, match="TEXT_FIELD is 'body'"):
+        # Before a pipeline reads: `remixer-t5x data` shows the errors of one as TensorFlow words them.
+        huggingface_datasets.corpus(HubDataset(str(path)), 'body', True).shards('train')
     with pytest.raises(UserError, match='the held-out share is 0, allowed is above 0 and below 1'):
         streamed(path, validation_fraction=0)
     with pytest.raises(UserError, match="HF_STREAMING is 'yes'; it takes True or False"):
