@@ -20,6 +20,7 @@ from remixer_tasks import caching, huggingface_datasets, pretraining, vocabulari
 from remixer_tasks.corpora.streamed_text import START, Reader
 from tests.support.compare_runs import difference as difference_of_runs
 from tests.support.compare_runs import last_step
+from tests.support.fake_hub import FakeHub
 from tests.support.quick_command import main
 from tests.support.real_processes import Process
 
@@ -230,6 +231,37 @@ def test_a_checkpoint_knows_its_data(folders, tmp_path):
     assert 'was read by StreamedSource and is now by TextSource' in difference(
         before, identity(folders / 'jsonl', False)
     )
+
+
+def test_a_name_on_the_hub_is_streamed_and_its_commit_remembered(folders, tmp_path, monkeypatch):
+    """The real `datasets` and huggingface_hub, against a stand-in of the Hub on this machine."""
+    hub = FakeHub()
+    try:
+        hub.use(monkeypatch, tmp_path / 'cache')
+        monkeypatch.setattr(datasets.config, 'HF_ENDPOINT', hub.address)
+        monkeypatch.setattr(datasets.config, 'HF_DATASETS_CACHE', str(tmp_path / 'datasets'))
+        hub.add('some/body', folders / 'jsonl')
+        corpus = streamed('some/body', validation_fraction=1e-9)
+        assert sorted(documents(corpus, 'train')) == ALL
+        wanted = [text for text, _ in read(Reader(corpus, range(SHARDS), 'seed'), 20)]
+        place = read(Reader(corpus, range(SHARDS), 'seed'), 8)[-1][1]
+        assert [text for text, _ in read(Reader(corpus, range(SHARDS), 'seed'), 12, place)] == wanted[8:]
+        stored = [path for path in tmp_path.rglob('*') if path.is_file() and path.stat().st_size > 1000]
+        assert stored == []
+
+        def identity():
+            return fingerprint.data_fingerprint(pretraining.span_corruption(streamed('some/body'), BYTES), 'train')
+
+        before = identity()
+        assert difference(before, identity()) is None
+        files = hub.models['some/body']['main']
+        files['train-00001-of-00005.jsonl'] = files['train-00000-of-00005.jsonl']
+        assert 'other content in the file train-00000-of-00005.jsonl (and 4 more)' in difference(before, identity())
+        with pytest.raises(UserError, match='HF_DATASET some/mind cannot be read .*; give a folder or a name') as error:
+            documents(streamed('some/mind'), 'train')
+        assert '\n' not in str(error.value)
+    finally:
+        hub.close()
 
 
 def fails(corpus, match, vocabulary=BYTES, **settings):

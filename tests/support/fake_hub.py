@@ -1,4 +1,5 @@
-"""The Hugging Face Hub on this machine, for tests: the part of its HTTP API that reads and writes models, in memory."""
+"""The Hugging Face Hub on this machine, for tests: the part of its HTTP API that reads models and data sets and writes
+models, in memory."""
 
 import base64
 import collections
@@ -16,8 +17,9 @@ MAIN = 'main'
 class FakeHub:
     """A server in threads of this process.
 
-    `models` maps NAME/MODEL and a revision to files; `pull_requests` lists (author, number, status) of a model;
-    `requests` counts what was asked for. A file of more than `large` bytes is uploaded as the Hub wants large files.
+    `models` maps NAME/MODEL, or the name of a data set, and a revision to files; `pull_requests` lists (author, number,
+    status) of a model; `requests` counts what was asked for. A file of more than `large` bytes is uploaded as the Hub
+    wants large files.
     """
 
     def __init__(self, large: int = 2000):
@@ -66,6 +68,10 @@ class _Server(ThreadingHTTPServer):
 
 def _commit(files: dict[str, bytes]) -> str:
     return hashlib.sha1(b''.join(name.encode() + data for name, data in sorted(files.items()))).hexdigest()
+
+
+def _entry(file: str, data: bytes) -> dict[str, Any]:
+    return {'type': 'file', 'path': file, 'size': len(data), 'oid': hashlib.sha1(data).hexdigest()}
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -119,10 +125,16 @@ class _Handler(BaseHTTPRequestHandler):
     def _tree(self, name: str, revision: str) -> None:
         files = self._files(name, revision)
         if files is not None:
-            self._json([
-                {'type': 'file', 'path': file, 'size': len(data), 'oid': hashlib.sha1(data).hexdigest()}
-                for file, data in files.items()
-            ])  # fmt: skip
+            self._json([_entry(file, data) for file, data in files.items()])
+
+    def _no_folder(self, name: str, revision: str, folder: str) -> None:
+        self._json({'error': 'Entry not found'}, 404, {'X-Error-Code': 'EntryNotFound'})
+
+    def _paths(self, name: str, revision: str) -> None:
+        files = self._files(name, revision)
+        if files is not None:
+            wanted = urllib.parse.parse_qs(self.body.decode()).get('paths') or json.loads(self.body)['paths']
+            self._json([_entry(file, files[file]) for file in wanted if file in files])
 
     def _resolve(self, name: str, revision: str, file: str) -> None:
         files = self._files(name, revision)
@@ -132,7 +144,14 @@ class _Handler(BaseHTTPRequestHandler):
             self._json({'error': 'Entry not found'}, 404, {'X-Error-Code': 'EntryNotFound'})
             return
         tag = hashlib.sha1(files[file]).hexdigest()
-        self._answer(200, files[file], {'ETag': f'"{tag}"', 'X-Repo-Commit': _commit(files)})
+        headers = {'ETag': f'"{tag}"', 'X-Repo-Commit': _commit(files)}
+        asked = re.fullmatch(r'bytes=(\d+)-(\d*)', self.headers.get('Range') or '')
+        if asked is None:
+            self._answer(200, files[file], headers)
+            return
+        size, first = len(files[file]), int(asked[1])
+        last = min(int(asked[2] or size - 1), size - 1)
+        self._answer(206, files[file][first : last + 1], {**headers, 'Content-Range': f'bytes {first}-{last}/{size}'})
 
     def _discussions(self, name: str) -> None:
         found = [one for one in self.hub.pull_requests.get(name, ()) if one[0] == self.query.get('author', one[0])]
@@ -208,10 +227,13 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 _N = '([^/]+/[^/]+)'
+_KIND = '(?:models|datasets)'
 _ROUTES = (
-    (('GET',), rf'/api/models/{_N}', _Handler._revision),
-    (('GET',), rf'/api/models/{_N}/revision/(.+)', _Handler._revision),
-    (('GET',), rf'/api/models/{_N}/tree/([^/]+)', _Handler._tree),
+    (('GET',), rf'/api/{_KIND}/{_N}', _Handler._revision),
+    (('GET',), rf'/api/{_KIND}/{_N}/revision/(.+)', _Handler._revision),
+    (('GET',), rf'/api/{_KIND}/{_N}/tree/([^/]+)', _Handler._tree),
+    (('GET',), rf'/api/datasets/{_N}/tree/([^/]+)/(.+)', _Handler._no_folder),
+    (('POST',), rf'/api/datasets/{_N}/paths-info/([^/]+)', _Handler._paths),
     (('GET',), rf'/api/models/{_N}/discussions', _Handler._discussions),
     (('POST',), '/api/repos/create', _Handler._create),
     (('POST',), '/api/validate-yaml', _Handler._valid),
@@ -219,5 +241,5 @@ _ROUTES = (
     (('POST',), rf'/api/models/{_N}/commit/([^/]+)', _Handler._commit_files),
     (('POST',), rf'/{_N}\.git/info/lfs/objects/batch', _Handler._batch),
     (('PUT',), '/store/([0-9a-f]+)', _Handler._put),
-    (('HEAD', 'GET'), rf'/{_N}/resolve/([^/]+)/(.+)', _Handler._resolve),
+    (('HEAD', 'GET'), rf'(?:/datasets)?/{_N}/resolve/([^/]+)/(.+)', _Handler._resolve),
 )
