@@ -54,7 +54,7 @@ CHANGES = {
     'tests/support/training_runs.py': ('training/test_resume',),
     'tests/golden/fnet.npz': ('sublayers/test_fnet',),
     'scripts/launch/worker.sh': ('launch/test_scripts',),
-    'scripts/studies/shapes.py': ('test_studies',),
+    'scripts/studies/library/shapes.py': ('test_studies',),
     'tests/layers/test_dense.py': ('layers/test_dense',),
 }
 

@@ -30,22 +30,18 @@ def studies():
     import objectives
     import optimizers
     import recipes
-    import records
     import scaling
-    import scaling_fit
-    import shapes
-    import small_task
     import table_1
     import toy_task
     import tuning
     import whole_models
+    from library import records, scaling_fit, shapes, small_task
 
     yield types.SimpleNamespace(
         ablations=ablations, encoders=encoders, length=length, low_resource=low_resource,
-        objectives=objectives, optimizers=optimizers,
-        recipes=recipes, records=records, scaling=scaling, scaling_fit=scaling_fit, shapes=shapes,
-        small_task=small_task, table_1=table_1, toy_task=toy_task, tuning=tuning,
-        whole_models=whole_models,
+        objectives=objectives, optimizers=optimizers, recipes=recipes, records=records, scaling=scaling,
+        scaling_fit=scaling_fit, shapes=shapes, small_task=small_task, table_1=table_1, toy_task=toy_task,
+        tuning=tuning, whole_models=whole_models,
     )  # fmt: skip
     sys.path[:] = before[0]
     for name in set(sys.modules) - before[1]:

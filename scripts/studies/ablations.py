@@ -8,9 +8,8 @@ Results are appended to --out as they are known; started again, it does what is 
 
 import argparse
 
-import small_task
-import variants
-from records import Records, summary
+from library import small_task, variants
+from library.records import Records, summary
 
 TABLES = {
     'remixer': [

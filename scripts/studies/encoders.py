@@ -17,18 +17,17 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import figures
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-import training_loop
-from epochs import batches
 from flax import linen as nn
-from records import Records, summary
-from small_task import exit_with_one_line
-from training_loop import Program
-from variants import LAYOUTS, VARIANTS, Variant, flagged
+from library import figures, training_loop
+from library.epochs import batches
+from library.records import Records, summary
+from library.small_task import exit_with_one_line
+from library.training_loop import Program
+from library.variants import LAYOUTS, VARIANTS, Variant, flagged
 
 from remixer_t5x.config import loading
 from remixer_t5x.data import frames

@@ -15,12 +15,12 @@ import sys
 import time
 from typing import Any
 
-import figures
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
-from records import Records
+from library import figures
+from library.records import Records
 
 from remixer_t5x.costs import flops
 from remixer_t5x.reports.pictures import drawing, hyper_mixing

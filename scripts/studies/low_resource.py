@@ -9,10 +9,9 @@ they are known; started again, it does what is missing. Task and models: small_t
 
 import argparse
 
-import figures
 import numpy as np
-import small_task
-from records import Records, summary
+from library import figures, small_task
+from library.records import Records, summary
 
 from remixer_t5x.reports.pictures import drawing
 

@@ -13,9 +13,9 @@ from typing import Any
 
 import jax
 import numpy as np
-import small_task
-from epochs import batches
 from flax import linen as nn
+from library import small_task
+from library.epochs import batches
 
 from remixer_t5x.config import loading
 from remixer_t5x.model.seq2seq import Seq2Seq

@@ -21,12 +21,12 @@ from typing import Any
 import jax
 import numpy as np
 import optax
-import training_loop
-from epochs import batches
 from flax import linen as nn
-from records import Records, summary
-from small_task import exit_with_one_line
-from training_loop import Program
+from library import training_loop
+from library.epochs import batches
+from library.records import Records, summary
+from library.small_task import exit_with_one_line
+from library.training_loop import Program
 
 from remixer_t5x.config import loading
 from remixer_t5x.data import frames

@@ -16,7 +16,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from records import Records, summary
+from library.records import Records, summary
 
 # The learning rate of each file of optimizers/.
 RATES = {

@@ -27,13 +27,12 @@ from typing import Any
 import jax
 import numpy as np
 import optax
-import scaling_fit
-import training_loop
-from epochs import batches
 from flax import linen as nn
 from jax.sharding import NamedSharding, PartitionSpec
-from records import Records
-from small_task import exit_with_one_line
+from library import scaling_fit, training_loop
+from library.epochs import batches
+from library.records import Records
+from library.small_task import exit_with_one_line
 
 from remixer_t5x.config import loading
 from remixer_t5x.data import frames

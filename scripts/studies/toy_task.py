@@ -17,18 +17,15 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-import figures
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-import shapes
-import toy_model
-import training_loop
-from epochs import batches
 from flax import linen as nn
-from records import Records, summary
-from training_loop import Program
+from library import figures, shapes, toy_model, training_loop
+from library.epochs import batches
+from library.records import Records, summary
+from library.training_loop import Program
 
 from remixer_t5x.reports.pictures import drawing
 

@@ -11,9 +11,8 @@ appended to --out as they are known; started again, it does what is missing. Tas
 import argparse
 from collections.abc import Sequence
 
-import figures
 import numpy as np
-import small_task
+from library import figures, small_task
 
 from remixer_t5x.reports.pictures import drawing
 

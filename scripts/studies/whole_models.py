@@ -20,13 +20,13 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import figures
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
-from records import Records
-from small_task import exit_with_one_line
+from library import figures
+from library.records import Records
+from library.small_task import exit_with_one_line
 
 from remixer_t5x.config import loading
 from remixer_t5x.costs import flops

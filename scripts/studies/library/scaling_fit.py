@@ -9,10 +9,10 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import figures
 import numpy as np
-from records import summary
 
+from library import figures
+from library.records import summary
 from remixer_t5x.reports.pictures import drawing
 
 BOOTSTRAPS = 1000

@@ -19,13 +19,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-import training_loop
-from epochs import batches
 from flax import linen as nn
-from records import Records
-from training_loop import Program
-from variants import VARIANTS
 
+from library import training_loop
+from library.epochs import batches
+from library.records import Records
+from library.training_loop import Program
+from library.variants import VARIANTS
 from remixer_t5x.config import loading
 from remixer_t5x.errors import UserError
 from remixer_t5x.model.losses import token_logits

@@ -1,0 +1,1 @@
+"""What several studies share: training, tasks, variants of a model, results in a file, pictures."""
