@@ -445,14 +445,14 @@ def test_each_optimizer_gets_its_best_rate_with_all_seeds_and_nothing_is_done_tw
     def run(cell, folder):
         asked.append(cell)
         assert f'--gin_file=optimizers/{cell["optimizer"]}.gin' in study.command(cell, folder)
-        # AdamW is best at three times its rate, Muon at its own and lower.
-        aim = {'adamw': 3e-3, 'muon': 2e-3}[cell['optimizer']]
+        # AdamW is best at nine times its rate, which is found in two steps, Muon at its own.
+        aim = {'adamw': 9e-3, 'muon': 2e-3}[cell['optimizer']]
         return {study.NUMBER: abs(cell['rate'] - aim) + cell['seed'] + (cell['optimizer'] == 'adamw')}
 
     args = study.parse_arguments(['--folder', str(tmp_path), '--optimizers=adamw,muon', '--steps=5'])
     found = study.study(args, run)
-    assert {name: rate for name, (rate, _) in found.items()} == pytest.approx({'adamw': 3e-3, 'muon': 2e-3})
-    assert found['muon'][1] == [0.0, 1.0, 2.0] and len(asked) == 2 * 5
+    assert {name: rate for name, (rate, _) in found.items()} == pytest.approx({'adamw': 9e-3, 'muon': 2e-3})
+    assert found['muon'][1] == [0.0, 1.0, 2.0] and len(asked) == 7 + 5
     study.print_table(study.study(args, lambda *_: pytest.fail('it was done before')))
     assert [line.split('`')[1] for line in capsys.readouterr().out.splitlines()[2:]] == ['muon', 'adamw']
 

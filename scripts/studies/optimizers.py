@@ -2,13 +2,15 @@
 
     python scripts/studies/optimizers.py --folder runs/optimizers
 
-Each optimizer is tried with seed 0 at its own learning rate times 1/3, 1 and 3; the best of the three gets all seeds.
+Each optimizer is tried with seed 0 at its own learning rate times 1/3, 1 and 3, and further while the highest or the
+lowest rate is the best; the best rate gets all seeds.
 The recipe is experiments/quickstart.gin, with a warmup of a tenth of the steps and the schedule of each optimizer's
 file. Every run is a command `remixer-t5x train` with a folder of its own, so a run that was stopped resumes. Results
 are appended to FOLDER/optimizers.jsonl as they are known; started again, the study does what is missing.
 """
 
 import argparse
+import functools
 import json
 import pathlib
 import subprocess
@@ -27,7 +29,10 @@ RATES = {
     'muon': 2e-3,
     'schedule_free': 2e-3,
 }
-FACTORS = (1 / 3, 1.0, 3.0)
+# Neighbouring rates differ by this factor.
+FACTOR = 3.0
+# No optimizer is tried at more rates than this.
+MOST_RATES = 7
 NUMBER = 'cross_ent_loss'
 
 
@@ -71,22 +76,33 @@ def train(cell: dict[str, Any], folder: pathlib.Path) -> dict[str, float]:
     return {NUMBER: last[NUMBER] if last[NUMBER] is not None else float('inf')}
 
 
+def best_rate(first: float, loss: Callable[[float], float]) -> float:
+    """The rate of least loss among `first` times powers of FACTOR: it has tried neighbours on both sides."""
+    losses = {power: loss(first * FACTOR**power) for power in (-1, 0, 1)}
+    while len(losses) < MOST_RATES:
+        best = min(losses, key=losses.__getitem__)
+        if best not in (min(losses), max(losses)):
+            break
+        further = best + (1 if best == max(losses) else -1)
+        losses[further] = loss(first * FACTOR**further)
+    return first * FACTOR ** min(losses, key=losses.__getitem__)
+
+
 def study(
     args: argparse.Namespace, run: Callable[..., dict[str, float]] = train
 ) -> dict[str, tuple[float, list[float]]]:
     """The best rate of each optimizer, and the losses of all seeds at that rate."""
     records, found = Records(args.folder / 'optimizers.jsonl'), {}
 
-    def loss(name: str, rate: float, seed: int) -> float:
+    def loss(name: str, rate: float, *, seed: int) -> float:
         cell = cell_of(name, rate, seed, args.steps, args.recipe)
         if records.get(cell) is None:
             records.add(cell, run(cell, args.folder))
         return records.get(cell)[NUMBER]
 
     for name in args.optimizers:
-        rates = [RATES[name] * factor for factor in FACTORS]
-        best = min(rates, key=lambda rate, name=name: loss(name, rate, 0))
-        found[name] = best, [loss(name, best, seed) for seed in range(args.seeds)]
+        best = best_rate(RATES[name], functools.partial(loss, name, seed=0))
+        found[name] = best, [loss(name, best, seed=seed) for seed in range(args.seeds)]
     return found
 
 
