@@ -433,10 +433,12 @@ def test_an_encoder_is_trained_on_text_and_then_on_labels(studies, monkeypatch, 
     records = studies.records.Records(tmp_path / 'encoders.jsonl')
     records.add(dataclasses.asdict(trial), result)
     found = encoders.results_of(records, [trial, dataclasses.replace(trial, mixer='attention')])
-    encoders.print_table(found, 'toy')
-    encoders.draw(found, 'toy', str(tmp_path / 'encoders.png'))
+    encoders.print_table(found, 'toy', 1.5)
+    encoders.draw(found, 'toy', str(tmp_path / 'encoders.png'), 1.5)
+    even = {'encoder_target_tokens': np.array([[3, 4, 0, 5, 6]]), 'encoder_loss_weights': np.array([[1, 1, 0, 1, 1]])}
+    assert encoders.constant_loss(even) == pytest.approx(np.log(4))
     rows = capsys.readouterr().out.splitlines()
-    assert '| hyper_mixer |' in rows[3] and 'not yet run' in rows[4] and (tmp_path / 'encoders.png').stat().st_size
+    assert '| hyper_mixer |' in rows[4] and 'not yet run' in rows[5] and (tmp_path / 'encoders.png').stat().st_size
 
 
 def test_each_optimizer_gets_its_best_rate_with_all_seeds_and_nothing_is_done_twice(studies, tmp_path, capsys):

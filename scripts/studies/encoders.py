@@ -203,6 +203,14 @@ def metrics_of(tasks: str) -> list[str]:
     return ['held-out loss', 'masked accuracy', *starts]
 
 
+def constant_loss(rows: Rows) -> float:
+    """Loss of the best answer that is the same for every masked token: the entropy of these tokens, in nats."""
+    targets, weights = rows['encoder_target_tokens'], rows['encoder_loss_weights']
+    counts = np.bincount(targets[weights > 0])
+    shares = counts[counts > 0] / counts.sum()
+    return float(-np.sum(shares * np.log(shares)))
+
+
 def results_of(records: Records, trials: list[Trial]) -> dict[str, list[dict[str, float]]]:
     """What is known of each mixer, a result for each seed."""
     found: dict[str, list[dict[str, float]]] = {trial.mixer: [] for trial in trials}
@@ -212,8 +220,9 @@ def results_of(records: Records, trials: list[Trial]) -> dict[str, list[dict[str
     return found
 
 
-def print_table(found: Mapping[str, list[dict[str, float]]], tasks: str) -> None:
+def print_table(found: Mapping[str, list[dict[str, float]]], tasks: str, constant: float) -> None:
     metrics = metrics_of(tasks)
+    print(f'the best constant answer has a held-out loss of {constant:.2f}')
     print('mean over seeds (standard deviation) [seeds]')
     print('| ' + ' | '.join(['', *metrics, 'parameters']) + ' |')
     print('|---' * (len(metrics) + 2) + '|')
@@ -223,8 +232,10 @@ def print_table(found: Mapping[str, list[dict[str, float]]], tasks: str) -> None
         print('| ' + ' | '.join([mixer, *cells]) + ' |')
 
 
-def draw(found: Mapping[str, list[dict[str, float]]], tasks: str, file: str) -> None:
-    """Held-out loss, and the accuracy of each task from both starts: a dot for each seed, a line at the mean."""
+def draw(found: Mapping[str, list[dict[str, float]]], tasks: str, file: str, constant: float) -> None:
+    """Held-out loss with that of the best constant answer, and the accuracy of each task from both starts: a dot for
+    each seed, a line at the mean.
+    """
     from remixer_t5x.reports.pictures import drawing
 
     shown = {mixer: results for mixer, results in found.items() if results}
@@ -242,6 +253,7 @@ def draw(found: Mapping[str, list[dict[str, float]]], tasks: str, file: str) -> 
                 axes.plot([np.mean(values)] * 2, [height - 0.12, height + 0.12], color=colour, linewidth=2)
         drawing.style_axes(axes, '', f'{name}, accuracy' if name else 'held-out loss of masked tokens', '')
         axes.grid(color=drawing.GRID, linewidth=0.5)
+    panels[0].axvline(constant, color=drawing.INK, linewidth=1, linestyle=':')
     panels[0].set_yticks(range(len(shown)), list(shown))
     panels[0].invert_yaxis()
     panels[-1].legend(frameon=False, fontsize=8, loc='upper left', bbox_to_anchor=(1.01, 1.02))
@@ -284,9 +296,11 @@ def main() -> None:
             records.add(dataclasses.asdict(trial), result)
             print(f'{trial.mixer}, seed {trial.seed}: {result}', flush=True)
     found = results_of(records, trials)
-    print_table(found, args.tasks)
+    held_out = data_of(args.text, args.tasks, args.length, args.vocabulary, args.rows)[1]
+    constant = constant_loss(held_out)
+    print_table(found, args.tasks, constant)
     if args.figure:
-        draw(found, args.tasks, args.figure)
+        draw(found, args.tasks, args.figure, constant)
 
 
 if __name__ == '__main__':
