@@ -31,6 +31,7 @@ from library.variants import LAYOUTS, VARIANTS, Variant, flagged
 
 from remixer_t5x.config import loading
 from remixer_t5x.data import frames
+from remixer_t5x.evaluation.held_out_loss import entropy
 
 TIM = Variant(('sublayers/tim.gin',), (('ENCODER_SUBLAYERS', '%TIM_ENCODER_SUBLAYERS'), ('LAYER_NORM', '%TIM_NORM')))
 # FNet in its own layout: in a pre-norm layer its transform drowns the feed-forward.
@@ -206,9 +207,7 @@ def metrics_of(tasks: str) -> list[str]:
 def constant_loss(rows: Rows) -> float:
     """Loss of the best answer that is the same for every masked token: the entropy of these tokens, in nats."""
     targets, weights = rows['encoder_target_tokens'], rows['encoder_loss_weights']
-    counts = np.bincount(targets[weights > 0])
-    shares = counts[counts > 0] / counts.sum()
-    return float(-np.sum(shares * np.log(shares)))
+    return entropy(np.bincount(targets[weights > 0]))
 
 
 def results_of(records: Records, trials: list[Trial]) -> dict[str, list[dict[str, float]]]:
