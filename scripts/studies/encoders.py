@@ -232,8 +232,8 @@ def print_table(found: Mapping[str, list[dict[str, float]]], tasks: str, constan
 
 
 def draw(found: Mapping[str, list[dict[str, float]]], tasks: str, file: str, constant: float) -> None:
-    """Held-out loss with that of the best constant answer, and the accuracy of each task from both starts: a dot for
-    each seed, a line at the mean.
+    """Held-out loss, and the accuracy of each task from both starts: a dot for each seed, a line at the mean. A dotted
+    line is the loss of the best constant answer.
     """
     from remixer_t5x.reports.pictures import drawing
 
