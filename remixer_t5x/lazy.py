@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import gc
 import importlib
 import sys
 import types
@@ -41,7 +42,7 @@ class _Library:
 def _load(name: str) -> Any:
     _tensorflow()
     if name not in sys.modules:
-        with around(), _later(_RARELY_USED):
+        with around(), _uncollected(), _later(_RARELY_USED):
             importlib.import_module(name)
     return sys.modules[name]
 
@@ -49,7 +50,7 @@ def _load(name: str) -> Any:
 @functools.cache
 def _tensorflow() -> Any:
     """TensorFlow without accelerators, also where another library has imported it already."""
-    with around(), _without(_NOT_NEEDED):
+    with around(), _uncollected(), _without(_NOT_NEEDED):
         tensorflow = importlib.import_module('tensorflow')
     _hide_accelerators(tensorflow)
     return tensorflow
@@ -61,6 +62,20 @@ def _hide_accelerators(tensorflow: Any) -> None:
         # Another module has already let TensorFlow use them: it is too late, but not a reason to fail.
         with contextlib.suppress(RuntimeError):
             tensorflow.config.set_visible_devices([], kind)
+
+
+@contextlib.contextmanager
+def _uncollected():
+    """A context without collections of garbage, which look through all that an import has made, again and again: a
+    fifth of the time of importing TensorFlow and seqio.
+    """
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collects:
+            gc.enable()
 
 
 @contextlib.contextmanager

@@ -1,9 +1,13 @@
 """TensorFlow and seqio are imported at their first use, with no accelerator and without Keras."""
 
+import gc
+import importlib
 import subprocess
 import sys
 
 import pytest
+
+from remixer_t5x import lazy
 
 _LIGHT = (
     'remixer_tasks.python_docs',
@@ -61,3 +65,21 @@ def test_a_name_that_the_library_lacks_is_an_attribute_error():
 
     with pytest.raises(AttributeError, match='nothing_like_this'):
         tf.nothing_like_this  # noqa: B018
+
+
+@pytest.mark.parametrize('collects', [True, False])
+def test_an_import_is_not_interrupted_by_garbage_collection(collects, monkeypatch):
+    """Each collection would look through all that the import has made; a process that switched it off keeps it off."""
+    while_importing = []
+    monkeypatch.setattr(lazy, '_tensorflow', lambda: None)
+    monkeypatch.setattr(importlib, 'import_module', lambda name: while_importing.append(gc.isenabled()))
+    monkeypatch.setitem(sys.modules, 'imported_late', None)
+    monkeypatch.delitem(sys.modules, 'imported_late')
+    before = gc.isenabled()
+    (gc.enable if collects else gc.disable)()
+    try:
+        with pytest.raises(KeyError, match='imported_late'):
+            lazy._load('imported_late')
+        assert while_importing == [False] and gc.isenabled() == collects
+    finally:
+        (gc.enable if before else gc.disable)()
