@@ -41,19 +41,19 @@ def dots_remat(prim, *args, **params) -> bool:
     return _DOTS_AND_ATTENTION(prim, *args, **params) or prim.name == _CUDNN_ATTENTION
 
 
-_ONLY_SHAPES = contextvars.ContextVar('only_shapes', default=False)
+_TRACED_ONCE = contextvars.ContextVar('traced_once', default=False)
 
 
 @contextlib.contextmanager
-def only_shapes() -> Iterator[None]:
-    """Within it a run's layer is traced once and not twice, and random numbers differ from those drawn outside of it:
-    for `jax.eval_shape`, which takes half as long.
+def traced_once() -> Iterator[None]:
+    """Within it a run's layer is traced once and not twice, which takes half as long, and a seed gives other random
+    numbers than outside of it: for shapes, and where any numbers will do.
     """
-    token = _ONLY_SHAPES.set(True)
+    token = _TRACED_ONCE.set(True)
     try:
         yield
     finally:
-        _ONLY_SHAPES.reset(token)
+        _TRACED_ONCE.reset(token)
 
 
 class _Repeated(nn.Module):
@@ -178,7 +178,7 @@ class Stack(nn.Module):
         split = {'params': True, 'dropout': True}
         # Flax's check traces the layer twice, and the second trace draws other random numbers than the first. So it
         # stays where numbers are drawn, because parameters and dropout of a seed must not change.
-        draws = any(self.has_rng(name) for name in split) and not _ONLY_SHAPES.get()
+        draws = any(self.has_rng(name) for name in split) and not _TRACED_ONCE.get()
         run = nn.scan(
             body,
             variable_axes={'params': 0, 'intermediates': 0},

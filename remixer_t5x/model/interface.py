@@ -44,7 +44,7 @@ class Model(Protocol):
 
 def param_shapes(model: Model, batch_shapes: Mapping[str, tuple[int, ...]]) -> Params:
     """What `model.init` returns, with a `jax.ShapeDtypeStruct` for each array. No array is computed."""
-    with stack.only_shapes():
+    with stack.traced_once():
         return jax.eval_shape(lambda key: model.init(key, batch_shapes), jax.random.key(0))
 
 

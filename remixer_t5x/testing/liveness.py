@@ -13,8 +13,10 @@ import numpy as np
 from flax import linen as nn
 
 from remixer_t5x.architecture.layer import Layer
+from remixer_t5x.architecture.stack import traced_once
 from remixer_t5x.context import SequenceContext
 from remixer_t5x.model.interface import Model
+from remixer_t5x.testing.quick_keys import quick_key
 
 # What setting a kind of sublayer to zero changes at least, as a part of the output's norm. Rounding in bfloat16 changes
 # a stack's output by 0.01.
@@ -83,7 +85,8 @@ def _outputs(model: Model, inputs: Any, targets: Any, seed: int) -> tuple[list[K
             found['decoder'] = apply('decoder', 'decode_hidden', *memory, targets, targets)
         return {stack: y.astype(jnp.float32) for stack, y in found.items()}
 
-    found = jax.device_get(run(jax.random.key(seed, impl='rbg')))
+    with traced_once():
+        found = jax.device_get(run(quick_key(seed)))
     return kinds, found
 
 

@@ -15,6 +15,7 @@ from flax import linen as nn
 
 from remixer_t5x.architecture import layer, stack
 from remixer_t5x.context import Memory, SequenceContext
+from remixer_t5x.testing.quick_keys import quick_key
 
 Segments = Sequence[Sequence[int]]
 ENCODER, DECODER = 'encoder', 'decoder'
@@ -89,8 +90,8 @@ class Subject:
         """Initial parameters in boxes with their logical axes."""
         init = jax.jit(self.stack().init)
         # Numbers and not tracers, even if a law asks for them first within `jax.jit`: they are kept for the other laws.
-        with jax.ensure_compile_time_eval():
-            return init(jax.random.key(0), self.features(0), self.context([[LENGTH]] * ROWS)).get('params', {})
+        with jax.ensure_compile_time_eval(), stack.traced_once():
+            return init(quick_key(0), self.features(0), self.context([[LENGTH]] * ROWS)).get('params', {})
 
     @functools.cached_property
     def params(self) -> Any:

@@ -48,8 +48,8 @@ def test_a_layer_is_traced_once_where_no_number_is_drawn(variables):
     assert traces(lambda variables: STACK.apply(variables, X, context()), variables) == 1
 
 
-def test_only_shapes_trace_a_layer_once(variables):
-    with stack.only_shapes():
+def test_shapes_need_one_trace(variables):
+    with stack.traced_once():
         assert traces(lambda key: STACK.init(key, X, context()), jax.random.key(0)) == 1
         shapes = jax.eval_shape(lambda key: STACK.init(key, X, context()), jax.random.key(0))
     assert jax.tree.structure(shapes) == jax.tree.structure(variables)
