@@ -24,7 +24,7 @@ import optax
 from flax import linen as nn
 from library import figures, training_loop
 from library.epochs import batches
-from library.records import Records, summary
+from library.records import Records, run_missing, summary
 from library.small_task import exit_with_one_line
 from library.training_loop import Program
 from library.variants import LAYOUTS, VARIANTS, Variant, flagged
@@ -289,11 +289,7 @@ def main() -> None:
     records = Records(args.out)
     print(f'{jax.devices()[0].device_kind} x {jax.device_count()}; {settings}; results in {args.out}', flush=True)
     # Seed by seed, so that a study that is stopped has every mixer.
-    for trial in [] if args.show else sorted(trials, key=lambda trial: trial.seed):
-        if records.get(dataclasses.asdict(trial)) is None:
-            result = run(trial)
-            records.add(dataclasses.asdict(trial), result)
-            print(f'{trial.mixer}, seed {trial.seed}: {result}', flush=True)
+    run_missing(records, [] if args.show else sorted(trials, key=lambda trial: trial.seed), run)
     found = results_of(records, trials)
     held_out = data_of(args.text, args.tasks, args.length, args.vocabulary, args.rows)[1]
     constant = constant_loss(held_out)

@@ -24,7 +24,7 @@ import optax
 from flax import linen as nn
 from library import training_loop
 from library.epochs import batches
-from library.records import Records, summary
+from library.records import Records, run_missing, summary
 from library.small_task import exit_with_one_line
 from library.training_loop import Program
 
@@ -215,11 +215,7 @@ def main() -> None:
     print(f'{jax.devices()[0].device_kind} x {jax.device_count()}; {settings}; results in {args.out}', flush=True)
     # Seed by seed, so that a study that is stopped has every objective.
     trials = [Trial(name, seed, **settings) for seed in range(args.seeds) for name in args.objectives]
-    for trial in [] if args.show else trials:
-        if records.get(dataclasses.asdict(trial)) is None:
-            result = run(trial)
-            records.add(dataclasses.asdict(trial), result)
-            print(f'{trial.objective}, seed {trial.seed}: {result}', flush=True)
+    run_missing(records, [] if args.show else trials, run)
     known = {trial: records.get(dataclasses.asdict(trial)) for trial in trials}
     print_table(
         {

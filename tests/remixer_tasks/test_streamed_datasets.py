@@ -181,14 +181,21 @@ def test_held_out_documents_are_read_once(folders, monkeypatch):
 def test_an_evaluation_reads_no_further_than_its_batches(tmp_path, monkeypatch):
     """The split may be a large part of the Hub. Documents are joined in groups of 32, and some are read ahead."""
     for shard in range(4):
-        rows = [{'text': f'{shard} {row}'} for row in range(400)]
+        rows = [{'text': f'{shard} {row}'} for row in range(2000)]
         (tmp_path / f'train-{shard}.jsonl').write_text(''.join(json.dumps(row) + '\n' for row in rows))
-    task = pretraining.span_corruption(streamed(tmp_path, validation_fraction=0.5), BYTES)
     shards, opened = huggingface_datasets._Shards, set()
     read = shards.read
-    monkeypatch.setattr(shards, 'read', lambda self, shard, state: (opened.add(shard), read(self, shard, state))[1])
+
+    def noted(self, shard, state):
+        # Pipelines of earlier tests may still read ahead in threads of their own.
+        if str(tmp_path) in self.texts.where:
+            opened.add(shard)
+        return read(self, shard, state)
+
+    monkeypatch.setattr(shards, 'read', noted)
+    task = pretraining.span_corruption(streamed(tmp_path, validation_fraction=0.5), BYTES)
     assert len(list(EvalBatches(DatasetConfig(task, LENGTHS, 2, split='validation', shuffle=False), limit=1))) == 1
-    assert 0 in opened and 3 not in opened
+    assert opened == {0}
 
 
 def test_the_split_of_validation_and_names_of_splits(folders, tmp_path):

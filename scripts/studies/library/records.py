@@ -1,8 +1,9 @@
 """Results of a study as lines of JSON: one is added as soon as it is known, and a study skips what is there."""
 
+import dataclasses
 import json
 import pathlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -44,6 +45,16 @@ class Records:
         with open(self._file, 'a', encoding='utf-8') as file:
             file.write('\n' * cut + json.dumps({'cell': cell, 'result': result}) + '\n')
         self._results[_key(cell)] = dict(result)
+
+
+def run_missing(records: Records, trials: Iterable[Any], run: Callable[[Any], Mapping[str, Any]]) -> None:
+    """Runs each trial, a dataclass, that has no result yet; adds and prints its result."""
+    for trial in trials:
+        cell = dataclasses.asdict(trial)
+        if records.get(cell) is None:
+            result = run(trial)
+            records.add(cell, result)
+            print(f'{trial}: {result}', flush=True)
 
 
 def _key(cell: Cell) -> str:
