@@ -25,6 +25,7 @@ from flax import linen as nn
 from library import figures, training_loop
 from library.epochs import batches
 from library.records import Records, run_missing, summary
+from library.rows import Rows, totals
 from library.small_task import exit_with_one_line
 from library.training_loop import Program
 from library.variants import LAYOUTS, VARIANTS, Variant, flagged
@@ -45,8 +46,6 @@ MIXERS: dict[str, Variant] = {
 # What runs when --mixers is not given; the others are TIM's own ablations.
 COMPARED = ('attention', 'hyper_mixer', 'mlp_mixer', 'gmlp', 'tim', 'fnet, post-norm')
 VALIDATION_ROWS = 500
-
-Rows = Mapping[str, np.ndarray]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -166,12 +165,8 @@ def trained(program: Program, carry: Any, rows: Rows, steps: int, batch: int, se
 
 def judged(judge: Callable, params: Any, rows: Rows, batch: int) -> tuple[float, float]:
     """Mean loss and the share of what is predicted right, over whole batches and the rest."""
-    count = len(rows['encoder_input_tokens'])
-    totals: dict[str, float] = {}
-    for start in range(0, count, batch):
-        sums = judge(params, {name: array[start : start + batch] for name, array in rows.items()})
-        totals = {name: totals.get(name, 0.0) + float(sums[name]) for name in ('loss', 'correct', 'weights')}
-    return totals['loss'] / totals['weights'], totals['correct'] / totals['weights']
+    sums = totals(judge, params, rows, batch)
+    return sums['loss'] / sums['weights'], sums['correct'] / sums['weights']
 
 
 def run(trial: Trial) -> dict[str, float]:

@@ -22,9 +22,10 @@ import jax
 import numpy as np
 import optax
 from flax import linen as nn
-from library import training_loop
+from library import rows, training_loop
 from library.epochs import batches
 from library.records import Records, run_missing, summary
+from library.rows import Rows
 from library.small_task import exit_with_one_line
 from library.training_loop import Program
 
@@ -35,8 +36,6 @@ from remixer_t5x.errors import UserError
 OBJECTIVES = ('span_corruption', 'ul2', 'prefix_lm')
 NO_PROMPTS = {'r': '', 'x': '', 's': ''}
 HELD_OUT_ROWS = 256
-
-Rows = Mapping[str, np.ndarray]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,12 +69,7 @@ def rows_of(task: Any, split: str, length: int, limit: int) -> Rows:
     longest = max(len(row['targets']) for row in found)
     inputs = np.stack([np.pad(row['inputs'], (0, length - len(row['inputs']))) for row in found])
     targets = np.stack([np.pad(row['targets'], (0, longest - len(row['targets']))) for row in found])
-    return {
-        'encoder_input_tokens': inputs.astype(np.int32),
-        'decoder_input_tokens': np.pad(targets, ((0, 0), (1, 0)))[:, :-1].astype(np.int32),
-        'decoder_target_tokens': targets.astype(np.int32),
-        'decoder_loss_weights': (targets > 0).astype(np.int32),
-    }
+    return rows.encoder_decoder(inputs, targets)
 
 
 def together(parts: list[Rows]) -> Rows:
@@ -98,7 +92,7 @@ class Data:
 
 
 @functools.cache
-def data_of(objective: str, text: str, length: int, vocabulary: int, rows: int) -> Data:
+def data_of(objective: str, text: str, length: int, vocabulary: int, count: int) -> Data:
     from remixer_tasks import local_files, pretraining, vocabularies
     from remixer_tasks.objectives import ul2
 
@@ -108,9 +102,9 @@ def data_of(objective: str, text: str, length: int, vocabulary: int, rows: int) 
     denoisers = pretraining.ul2(corpus, pieces, prompts=prompts).tasks
     if objective == 'ul2':
         # As many rows of each: all seven take part equally often.
-        train = together([rows_of(task, 'train', length, rows // len(denoisers)) for task in denoisers])
+        train = together([rows_of(task, 'train', length, count // len(denoisers)) for task in denoisers])
     else:
-        train = rows_of(getattr(pretraining, objective)(corpus, pieces), 'train', length, rows)
+        train = rows_of(getattr(pretraining, objective)(corpus, pieces), 'train', length, count)
     held_out = {
         task.name.partition('_ul2_')[2]: rows_of(task, 'validation', length, HELD_OUT_ROWS) for task in denoisers
     }
@@ -145,13 +139,10 @@ def program_of(trial: Trial, targets: int) -> tuple[Program, Callable, int]:
     return program, jax.jit(lambda params, rows: model.loss(params, rows)[1]), steps
 
 
-def held_out_loss(judge: Callable, params: Any, rows: Rows, batch: int) -> float:
+def held_out_loss(judge: Callable, params: Any, held_out: Rows, batch: int) -> float:
     """Mean over all target tokens."""
-    totals = np.zeros(2)
-    for start in range(0, len(rows['encoder_input_tokens']), batch):
-        sums = judge(params, {name: array[start : start + batch] for name, array in rows.items()})
-        totals += float(sums['loss']), float(sums['weights'])
-    return float(totals[0] / totals[1])
+    sums = rows.totals(judge, params, held_out, batch)
+    return sums['loss'] / sums['weights']
 
 
 def run(trial: Trial) -> dict[str, float]:
@@ -168,7 +159,7 @@ def run(trial: Trial) -> dict[str, float]:
         range(steps),
         label=f'{trial.objective}, seed {trial.seed}',
     )
-    losses = {name: held_out_loss(judge, carry[0], rows, trial.batch) for name, rows in data.held_out.items()}
+    losses = {name: held_out_loss(judge, carry[0], held, trial.batch) for name, held in data.held_out.items()}
     return {**losses, 'targets': targets, 'steps': steps, 'seconds': round(time.perf_counter() - begun, 1)}
 
 

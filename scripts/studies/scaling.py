@@ -21,7 +21,6 @@ import argparse
 import dataclasses
 import functools
 import time
-from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -32,6 +31,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from library import scaling_fit, training_loop
 from library.epochs import batches
 from library.records import Records
+from library.rows import Rows, encoder_decoder, totals
 from library.small_task import exit_with_one_line
 
 from remixer_t5x.config import loading
@@ -50,8 +50,6 @@ PROPORTIONS = {
 }
 HEADS = 4
 HELD_OUT_ROWS = 512
-
-Rows = Mapping[str, np.ndarray]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,12 +88,7 @@ def segments(task: Any, split: str, length: int, limit: int) -> Rows:
     if not found:
         raise UserError(f'the {split} split has no segment of {length} tokens: give more text, or a smaller --length')
     inputs, targets = (np.stack([row[name] for row in found]).astype(np.int32) for name in ('inputs', 'targets'))
-    return {
-        'encoder_input_tokens': inputs,
-        'decoder_input_tokens': np.pad(targets, ((0, 0), (1, 0)))[:, :-1],
-        'decoder_target_tokens': targets,
-        'decoder_loss_weights': (targets > 0).astype(np.int32),
-    }
+    return encoder_decoder(inputs, targets)
 
 
 def target_lengths(length: int) -> dict[str, int]:
@@ -203,12 +196,10 @@ def run(trial: Trial) -> dict[str, Any]:
 
 def held_out_loss(judge: Any, params: Any, rows: Rows, partitioner: Any, batch: int) -> float:
     """Mean over target tokens of whole batches; the rest is left out."""
-    totals = np.zeros(2)
-    for start in range(0, len(rows['encoder_input_tokens']) - batch + 1, batch):
-        taken = {name: array[start : start + batch] for name, array in rows.items()}
-        sums = judge(params, jax.device_put(taken, partitioner.batch_sharding))
-        totals += float(sums['loss']), float(sums['weights'])
-    return float(totals[0] / totals[1])
+    whole = len(rows['encoder_input_tokens']) // batch * batch
+    taken = {name: array[:whole] for name, array in rows.items()}
+    sums = totals(judge, params, taken, batch, functools.partial(jax.device_put, device=partitioner.batch_sharding))
+    return sums['loss'] / sums['weights']
 
 
 def run_missing(records: Records, trials: list[Trial], minutes: float | None) -> None:

@@ -113,8 +113,10 @@ def peak_of(dtype: Any, rounds: int = 10) -> float:
 
 
 def print_tables(found: Mapping[Cell, Mapping[str, Any]], args: argparse.Namespace, peak: float) -> None:
+    by_place = {(cell.model, cell.program, cell.length): result for cell, result in found.items()}
+
     def cell_of(model: str, program: str, length: int) -> str:
-        result = next((r for c, r in found.items() if (c.model, c.program, c.length) == (model, program, length)), None)
+        result = by_place.get((model, program, length))
         if result is None:
             return 'not yet run'
         memory = f'{result["bytes"] / 2**20:,.0f} MiB'

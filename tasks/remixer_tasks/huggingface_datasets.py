@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from remixer_t5x.errors import UserError
+from remixer_t5x.errors import UserError, one_line
 from remixer_tasks.benchmarks.sources import sources
 from remixer_tasks.corpora import text_shards
 from remixer_tasks.corpora.streamed_text import StreamedCorpus
@@ -131,7 +131,7 @@ class HubDataset:
         except Exception as error:
             # It raises errors of many libraries: connections, file formats, names that do not exist.
             raise UserError(
-                f'HF_DATASET {self.path} cannot be read ({_one_line(error)}); give a folder or a name'
+                f'HF_DATASET {self.path} cannot be read ({_described(error)}); give a folder or a name'
             ) from error
         if split not in found:
             raise UserError(f'{self.path} has no split {split!r}; its splits are {", ".join(found)}')
@@ -143,8 +143,8 @@ def _in_shards(rows: Any) -> Any:
     return rows.to_iterable_dataset(num_shards=max(1, min(text_shards.SHARDS, len(rows))))
 
 
-def _one_line(error: Exception) -> str:
-    return ' '.join(f'{type(error).__name__}: {error}'.split())[:200]
+def _described(error: Exception) -> str:
+    return one_line(f'{type(error).__name__}: {error}')[:200]
 
 
 class _Texts:
@@ -216,7 +216,7 @@ class _Shards:
             raise
         except Exception as error:
             raise UserError(
-                f'{self.texts.where}, shard {shard} cannot be read after row {number} ({_one_line(error)}); type the '
+                f'{self.texts.where}, shard {shard} cannot be read after row {number} ({_described(error)}); type the '
                 'command again if a connection failed'
             ) from error
 

@@ -12,7 +12,7 @@ import functools
 import os
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -24,6 +24,7 @@ from flax import linen as nn
 from library import training_loop
 from library.epochs import batches
 from library.records import Records
+from library.rows import Rows, encoder_decoder
 from library.training_loop import Program
 from library.variants import VARIANTS
 from remixer_t5x.config import loading
@@ -56,9 +57,6 @@ class Trial:
     validation_examples: int
 
 
-Rows = Mapping[str, np.ndarray]
-
-
 def rows_of(task: Any, split: str, inputs: int, targets: int, limit: int | None = None) -> Rows:
     """The examples of a split that fit, as padded rows; the longer ones are left out.
 
@@ -75,12 +73,7 @@ def rows_of(task: Any, split: str, inputs: int, targets: int, limit: int | None 
             break
     if not found['inputs']:
         raise UserError(f'no example of {task.name}, {split}, fits into {lengths}: give longer ones')
-    rows = {name: np.stack(arrays).astype(np.int32) for name, arrays in found.items()}
-    return {
-        'encoder_input_tokens': rows['inputs'],
-        'decoder_input_tokens': np.pad(rows['targets'], ((0, 0), (1, 0)))[:, :-1],
-        'decoder_target_tokens': rows['targets'],
-    }
+    return encoder_decoder(*(np.stack(found[name]) for name in lengths))
 
 
 @functools.cache

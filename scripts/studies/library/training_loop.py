@@ -14,6 +14,7 @@ from flax import linen as nn
 
 from remixer_t5x.costs import flops
 from remixer_t5x.data import frames
+from remixer_t5x.model import interface
 
 # Steps in one call of the compiled program, so that Python's part does not count.
 CHUNK = 25
@@ -84,7 +85,7 @@ def step_flops(model: Any, batch: int, lengths: Mapping[str, int]) -> float:
     """Matrix products of one step, forward and backward; traced, not run."""
     rows = frames.abstract_batch(model.frame, lengths, batch)
     shapes = {name: array.shape for name, array in rows.items()}
-    params = nn.unbox(jax.eval_shape(lambda key: model.init(key, shapes), jax.random.key(0)))
+    params = nn.unbox(interface.param_shapes(model, shapes))
     return flops.total(lambda params, rows: jax.grad(lambda p: model.loss(p, rows)[0])(params), params, rows)
 
 
