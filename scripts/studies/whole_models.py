@@ -33,7 +33,7 @@ from remixer_t5x.costs import flops
 from remixer_t5x.data import frames
 from remixer_t5x.model import interface
 
-MODELS = (*('t5_1_1', 'remixer', 'hyper_mixer', 'mixer_enc', 'gmlp', 'amlp', 'tim', 'fnet', 'linear_transformer'),)
+MODELS = ('t5_1_1', 'remixer', 'hyper_mixer', 'mixer_enc', 'gmlp', 'amlp', 'tim', 'fnet', 'linear_transformer')
 PROGRAMS = ('encode', 'train', 'decode')
 # Never generated, so that decoding does not end early.
 NO_EOS = -1
