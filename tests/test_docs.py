@@ -81,6 +81,9 @@ def test_every_command_is_one_whose_configuration_loads(page, words, tmp_path, m
     plain['compare'] = lambda args: call(compare.plan(args))
     if not any('.gin' in word for word in words):
         plain['convert'] = lambda args: call(convert.direction(args))
+        if any(word.startswith('--checkpoint') for word in words):
+            # The run has the configuration.
+            plain.update(dict.fromkeys(('eval', 'infer', 'export'), call))
     commands = tuple(dataclasses.replace(c, run=plain.get(c.name, c.run)) for c in COMMANDS)
     monkeypatch.setattr(main, 'COMMANDS', commands)
     monkeypatch.setattr(resolved, 'call', call)

@@ -25,8 +25,6 @@ from remixer_t5x.interop.huggingface import tokenizer as hf_tokenizer
 from remixer_t5x.interop.safetensors import files as safetensors_files
 from remixer_t5x.run_folder import model_dir, object_store
 
-# The file that `convert --from_hf` writes into a MODEL_DIR instead of a run's config.gin.
-CONVERTED = 'model.gin'
 # Lengths if neither the run nor the caller sets them, as for a Hugging Face folder.
 LENGTHS = {'inputs': 512, 'targets': 114}
 WHAT = 'the path given to load'
@@ -161,8 +159,7 @@ def saved_gin(checkpoint: str) -> Iterator[str]:
 
 def run_of(checkpoint: str) -> epath.Path:
     """The MODEL_DIR that `checkpoint` is in. Raises UserError if it is in none."""
-    above = model_dir.absolute(checkpoint).parents
-    folder = next((folder for folder in above if (folder / model_dir.MARKER).is_file()), None)
+    folder = model_dir.around(checkpoint)
     if folder is None:
         raise UserError(
             f'{checkpoint} is not in a MODEL_DIR, whose {model_dir.CONFIG} says what the model is; copy it whole'
@@ -172,10 +169,11 @@ def run_of(checkpoint: str) -> epath.Path:
 
 def _saved_gin(checkpoint: str) -> epath.Path:
     folder = run_of(checkpoint)
-    for name in (model_dir.CONFIG, CONVERTED):
-        if (folder / name).is_file():
-            return folder / name
-    raise UserError(f'{folder} has neither {model_dir.CONFIG} nor {CONVERTED}, which say what the model is')
+    file = model_dir.saved_gin(folder)
+    if file is None:
+        names = f'{model_dir.CONFIG} nor {model_dir.CONVERTED}'
+        raise UserError(f'{folder} has neither {names}, which say what the model is')
+    return file
 
 
 def _lengths(found: Mapping[str, int], wanted: Mapping[str, int] | None) -> dict[str, int]:
@@ -244,7 +242,7 @@ def _of_text(text: str) -> list[Any]:
     that no code from the folder runs; of a shared folder, its model.gin.
     """
     with tempfile.TemporaryDirectory() as folder:
-        file = pathlib.Path(folder, CONVERTED)
+        file = pathlib.Path(folder, model_dir.CONVERTED)
         file.write_text(text, encoding='utf-8')
         return _values(str(file))
 

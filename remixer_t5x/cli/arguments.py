@@ -3,6 +3,7 @@
 import argparse
 import contextlib
 import os
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -18,7 +19,9 @@ gin flags:
                          files; a VALUE that is not a gin value is taken as text: --gin.MODEL_DIR=/tmp/x needs no quotes
 """
 MESH_HELP = "sizes of the mesh axes, in place of the hardware file's, such as data=2,fsdp=4"
+CHECKPOINT = 'CHECKPOINT_PATH'
 CHECKPOINT_HELP = 'a checkpoint, or a MODEL_DIR (its newest)'
+RUN_HELP = f'{CHECKPOINT_HELP}; without --gin_file the config.gin of that run is read'
 _MODEL_HELP = (
     'NAME of models/NAME.gin, in place of the model file that a gin file includes; +ablations/NAME adds a file to it'
 )
@@ -120,7 +123,31 @@ def _given(args: argparse.Namespace, **own: Any) -> Any:
         os.environ['TFDS_DATA_DIR'] = args.tfds_data_dir
     search_paths = [path for given in args.gin_search_paths for path in given.split(',') if path]
     model = loading.model_files(args.model) if args.model else ()
+    if not args.gin_file:
+        args.gin_file = _of_the_run(args)
     return loading.Given(args.gin_file, args.gin_flags, search_paths, model, **own)
+
+
+def _of_the_run(args: argparse.Namespace) -> list[str]:
+    """The gin file that the run of the checkpoint saved, for a command line that names a checkpoint and no gin file.
+
+    gin files are not read from buckets: there the command line has to name one.
+    """
+    from remixer_t5x.run_folder import model_dir
+
+    # The last one counts; `eval` takes several checkpoints by comma.
+    macros = (value for name, value in reversed(args.gin_flags) if name == CHECKPOINT)
+    given = getattr(args, 'checkpoint', None) or next(macros, '')
+    first = given.strip('\'"').partition(',')[0]
+    if not first or first[0] in '%@([' or '://' in first:
+        return []
+    folder = model_dir.around(first)
+    file = None if folder is None else model_dir.saved_gin(folder)
+    if file is None:
+        return []
+    if not getattr(args, 'process_index', None):
+        print(f'no --gin_file is given: reading {file}', file=sys.stderr)
+    return [str(file)]
 
 
 def libraries(args: argparse.Namespace, tensorflow: bool = True) -> contextlib.AbstractContextManager[None]:

@@ -22,8 +22,8 @@ _FOLLOW_HELP = (
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     arguments.add_gin(parser)
-    several = f'{arguments.CHECKPOINT_HELP}, or several by comma'
-    arguments.add_macro(parser, '--checkpoint', 'CHECKPOINT_PATH', several, metavar='PATH')
+    several = f'{arguments.RUN_HELP}; or several checkpoints by comma'
+    arguments.add_macro(parser, '--checkpoint', arguments.CHECKPOINT, several, metavar='PATH')
     tasks = 'names of some tasks of the mixture, by comma (default: all)'
     arguments.add_macro(parser, '--task', 'EVAL_TASKS', tasks, metavar='NAME')
     arguments.add_macro(parser, '--split', 'EVAL_SPLIT', "which split (default 'validation')", metavar='NAME')
@@ -123,7 +123,7 @@ COMMAND = Command(
     add_arguments,
     run,
     (
-        'remixer-t5x eval --gin_file=experiments/finetune_super_glue.gin --checkpoint=runs/super_glue',
+        'remixer-t5x eval --checkpoint=runs/super_glue',
         'remixer-t5x eval --gin_file=data/cogs.gin --predictions=cogs_test.jsonl --split=test',
     ),
     # TensorFlow would believe for five seconds that an object of a bucket exists; --follow sees checkpoints go.

@@ -24,7 +24,7 @@ COMPARED = 2
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     arguments.add_gin(parser)
-    arguments.add_macro(parser, '--checkpoint', 'CHECKPOINT_PATH', arguments.CHECKPOINT_HELP)
+    arguments.add_macro(parser, '--checkpoint', arguments.CHECKPOINT, arguments.RUN_HELP)
     parser.add_argument('--to', metavar='DIR', required=True, help='a new folder')
     names = 'generate, score, encode, classify, by comma (default: all that the model has)'
     parser.add_argument('--functions', type=arguments.names, metavar='NAMES', help=names)
@@ -43,8 +43,12 @@ def run(args: argparse.Namespace) -> None:
         raise UserError(f'{folder} exists already; give a new folder with --to')
     from remixer_t5x.cli import infer
 
+    # A function takes one text: what a template of rows has been filled into.
+    args.gin_flags = [*args.gin_flags, ('INPUT_TEMPLATE', 'None')]
     infer.load(args)
-    settings, _ = infer.settings_of(args)
+    settings, template = infer.settings_of(args)
+    if template is not None:
+        _say('inputs', f'texts as the template {template!r} makes them')
     with arguments.libraries(args):
         _export(args, settings, folder)
 
@@ -159,8 +163,8 @@ COMMAND = Command(
     add_arguments,
     run,
     (
-        'remixer-t5x export --gin_file=runs/questions/config.gin --checkpoint=runs/questions --to=served/questions',
-        'remixer-t5x export --gin_file=runs/questions/config.gin --checkpoint=runs/questions --to=served/small '
+        'remixer-t5x export --checkpoint=runs/questions --to=served/questions',
+        'remixer-t5x export --checkpoint=runs/questions --to=served/small '
         '--quantize=int8 --formats=saved_model --functions=generate',
     ),
     ON_CPU,

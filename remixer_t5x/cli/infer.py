@@ -30,7 +30,7 @@ SAY_EVERY = 10.0
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     arguments.add_gin(parser)
-    arguments.add_macro(parser, '--checkpoint', 'CHECKPOINT_PATH', arguments.CHECKPOINT_HELP, metavar='PATH')
+    arguments.add_macro(parser, '--checkpoint', arguments.CHECKPOINT, arguments.RUN_HELP, metavar='PATH')
     text = 'a file with a text per line, JSON lines, or rows for the template INPUTS (default: standard input)'
     arguments.add_macro(parser, '--input', 'INPUT', text, metavar='FILE')
     arguments.add_macro(parser, '--field', 'INPUT_FIELD', "the field of JSON lines (default 'text')", metavar='NAME')
@@ -94,8 +94,7 @@ def other_template(checkpoint: str, given: str | None) -> str | None:
     from remixer_t5x.checkpoints import config_changes
     from remixer_t5x.run_folder import model_dir
 
-    above = model_dir.absolute(checkpoint).parents
-    folder = next((folder for folder in above if (folder / model_dir.MARKER).is_file()), None)
+    folder = model_dir.around(checkpoint)
     if folder is None or not (folder / model_dir.CONFIG).is_file():
         return None
     config = untrusted_files.read_text(folder / model_dir.CONFIG, 'restore it, or remove it')
@@ -216,8 +215,7 @@ COMMAND = Command(
     (
         'remixer-t5x infer --gin_file=experiments/finetune_cogs.gin --checkpoint=runs/cogs --input=sentences.txt '
         '--output=forms.jsonl',
-        'remixer-t5x infer --gin_file=runs/mlm/config.gin --checkpoint=runs/mlm --embed --input=texts.txt '
-        '--output=embeddings.npz',
+        'remixer-t5x infer --checkpoint=runs/mlm --embed --input=texts.txt --output=embeddings.npz',
     ),
     KEEP_BUFFERS,
 )

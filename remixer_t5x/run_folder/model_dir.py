@@ -15,6 +15,8 @@ CHECKPOINTS = 'checkpoints'
 TENSORBOARD = 'tensorboard'
 METRICS = 'metrics.jsonl'
 CONFIG = 'config.gin'
+# What a model of another library that was written into a MODEL_DIR has instead.
+CONVERTED = 'model.gin'
 PACKAGES = ('jax', 'jaxlib', 'flax', 'optax', 'orbax-checkpoint', 'seqio', 'tensorflow', 'numpy')
 
 
@@ -26,6 +28,17 @@ def absolute(path: str | os.PathLike[str]) -> epath.Path:
     text = os.fspath(path)
     object_store.check_scheme(text)
     return epath.Path(text if object_store.is_remote(text) else os.path.abspath(os.path.expanduser(text)))
+
+
+def around(path: str | os.PathLike[str]) -> epath.Path | None:
+    """The MODEL_DIR that `path` is, or that it is in; None where there is none."""
+    given = absolute(path)
+    return next((folder for folder in (given, *given.parents) if (folder / MARKER).is_file()), None)
+
+
+def saved_gin(folder: epath.Path) -> epath.Path | None:
+    """The gin file in a MODEL_DIR that says what its model is; None where there is none."""
+    return next((folder / name for name in (CONFIG, CONVERTED) if (folder / name).is_file()), None)
 
 
 def claim(path: str | os.PathLike[str]) -> epath.Path:

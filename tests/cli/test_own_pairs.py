@@ -103,6 +103,18 @@ def test_infer_reads_rows_as_finetuning_does(place, capsys):
     assert [(row['input'], row['prediction']) for row in found] == [(r['input'], r['prediction']) for r in wanted]
 
 
+def test_a_checkpoint_without_a_gin_file_is_read_by_the_config_of_its_run(place, capsys):
+    assert run('infer', '--checkpoint=run', '--input=large.csv', '--output=named.jsonl') == 0
+    for given in ('run', 'run/checkpoints/2'):
+        assert main(['infer', f'--checkpoint={given}', '--input=large.csv', '--output=found.jsonl']) == 0
+        assert 'no --gin_file is given: reading' in capsys.readouterr().err
+        assert records('found.jsonl') == records('named.jsonl')
+        pathlib.Path('found.jsonl').unlink()
+    assert main(['eval', '--checkpoint=run', '--output=evaluated']) == 0
+    assert 'large' in capsys.readouterr().out
+    assert main(['export', '--checkpoint=run', '--to=exported', '--functions=score']) == 0
+
+
 def test_infer_refuses_lines_for_a_template_unless_they_are_filled_in(place, capsys):
     (place / 'lines.txt').write_text('is 3 even?\n')
     assert run('infer', '--checkpoint=run', '--input=lines.txt') == 2

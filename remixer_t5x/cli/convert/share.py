@@ -115,10 +115,10 @@ def read(args: argparse.Namespace, folder: pathlib.Path) -> None:
     for file in shared.tokenizer_files():
         shutil.copyfile(file, pathlib.Path(target) / file.name)
     text = shared.gin_text(str(target))
-    (target / saved_models.CONVERTED).write_text(text)
+    (target / model_dir.CONVERTED).write_text(text)
     written = converted.write(target, params, step, {**record, 'config': text, 'converted_from': str(folder)})
     say('read', size(params))
     say('checkpoint', str(written))
-    say('model', f'{target / saved_models.CONVERTED}: gin runs code; read it before you use it')
+    say('model', f'{target / model_dir.CONVERTED}: gin runs code; read it before you use it')
     check_same(export.first_difference(params, converted.read(str(target))[0]), target)
     say('check', 'every parameter, read back, is what was read, bit by bit')
