@@ -78,7 +78,7 @@ def settings_of(args: argparse.Namespace) -> tuple[TextInference, str | None]:
     from remixer_t5x.data import pipeline, task_vocabulary
 
     settings: TextInference = resolved.call(ROOT)
-    template = resolved.macro('INPUTS')
+    template = resolved.macro('INPUTS', None)
     if settings.vocabulary is None:
         # This loads another configuration.
         (mixture,) = arguments.values(args, 'MIXTURE_OR_TASK_NAME', base=BASE)

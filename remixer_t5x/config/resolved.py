@@ -23,13 +23,21 @@ from remixer_t5x.errors import UserError
 Plan = Callable[[], Any]
 _DEFERRED: set[str] = set()
 
+# No default is given.
+_REQUIRED = object()
 
-def macro(name: str) -> Any:
-    """The value of a macro, which the configuration must define.
+
+def macro(name: str, default: Any = _REQUIRED) -> Any:
+    """The value of a macro; `default` where the configuration does not read it, which without one is a ValueError.
 
     Raises:
         UserError: from what the value calls.
     """
+    if default is not _REQUIRED:
+        try:
+            gin.query_parameter(f'%{name}')
+        except ValueError:
+            return default
     return _plan(gin.query_parameter(f'%{name}'), name.split('/'), [])()
 
 
