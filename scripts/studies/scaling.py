@@ -226,8 +226,8 @@ def parse_arguments(given: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('--text', required=True, help='JSON lines with `text`: a path or glob')
     parser.add_argument('--models', default=','.join(MODELS), help='by comma')
-    parser.add_argument('--sizes', default='32x1,64x2,128x2,256x4', help='width x layers, by comma')
-    parser.add_argument('--budgets', default='2.5e10,5e10,1e11,2e11,4e11,8e11', help='FLOPs, by comma')
+    parser.add_argument('--sizes', default='32x1,64x2,96x2,128x2', help='width x layers, by comma')
+    parser.add_argument('--budgets', default='2.5e10,5e10,1e11,2e11,4e11,8e11,1.6e12', help='FLOPs, by comma')
     parser.add_argument('--hardware', default='hardware/cpu.gin', help='a gin file with DTYPE and MESH')
     parser.add_argument('--learning_rate', type=float, default=3e-3, help="Adam's, after the warm-up")
     for name, default, meaning in (
