@@ -38,12 +38,15 @@ TIM = Variant(('sublayers/tim.gin',), (('ENCODER_SUBLAYERS', '%TIM_ENCODER_SUBLA
 # FNet in its own layout: in a pre-norm layer its transform drowns the feed-forward.
 MIXERS: dict[str, Variant] = {
     **{name: VARIANTS[name] for name in ('attention', 'hyper_mixer', 'mlp_mixer', 'gmlp')},
+    # gMLP's own ablations: a weight for each pair of positions, and a single-head attention in the gate.
+    'gmlp, free': VARIANTS['gmlp'] + flagged(SPATIAL_WEIGHTS='@gmlp.FreeSpatial'),
+    'amlp': VARIANTS['gmlp'] + flagged(GATE_ATTENTION='@tiny_attention.TinyAttention'),
     'tim': TIM,
     'tim, no competition': TIM + flagged(COMPETITION='None'),
     'tim, four mechanisms': TIM + flagged(NUM_MECHANISMS='4'),
     'fnet, post-norm': VARIANTS['fnet'] + flagged(LAYOUT=LAYOUTS['post-norm']),
 }
-# What runs when --mixers is not given; the others are TIM's own ablations.
+# What runs when --mixers is not given; the others are ablations of gMLP and TIM.
 COMPARED = ('attention', 'hyper_mixer', 'mlp_mixer', 'gmlp', 'tim', 'fnet, post-norm')
 VALIDATION_ROWS = 500
 
