@@ -25,6 +25,8 @@ PARAMETERS = {
     ('t5_1_1', 'base'): 109_628_544,
     ('t5_1_1', 'hyper_mixer_paper'): 11_372_416,
     ('hyper_mixer', 'hyper_mixer_paper'): 10_982_144,
+    ('linear_transformer', 'hyper_mixer_paper'): 11_372_288,
+    ('fnet', 'hyper_mixer_paper'): 9_799_424,
     ('gmlp', 'gmlp_paper_base'): 129_941_968,
     ('gmlp', 'gmlp_paper_large'): 364_929_696,
     ('amlp', 'amlp_paper_base'): 108_646_876,
@@ -39,14 +41,19 @@ def params_of(model):
 
 
 @functools.cache
-def count(name, size):
-    model = build_model(f'models/{name}.gin', f'sizes/{size}.gin', 'frames/encoder_only.gin')
+def count(name, size, **macros):
+    model = build_model(f'models/{name}.gin', f'sizes/{size}.gin', 'frames/encoder_only.gin', **macros)
     return sum(leaf.size for leaf in jax.tree.leaves(params_of(model)))
 
 
 @pytest.mark.parametrize(('name', 'size'), PARAMETERS)
 def test_number_of_parameters(name, size):
     assert count(name, size) == PARAMETERS[name, size]
+
+
+def test_an_mlp_mixer_of_250_tokens_has_the_parameters_of_the_others():
+    """HyperMixer, appendix B.2: the length at which MLP-Mixer has 11M parameters too."""
+    assert count('mixer_enc', 'hyper_mixer_paper', MAX_INPUT_LENGTH=250) == 11_339_996
 
 
 @pytest.mark.parametrize(
