@@ -1,7 +1,6 @@
 """`convert --from_t5x` and `--to_t5x`: parameters cross both ways, and mistakes are one line."""
 
 import pathlib
-import tarfile
 
 import jax
 import numpy as np
@@ -11,6 +10,7 @@ from remixer_t5x import build_model
 from remixer_t5x.cli.convert.model_params import abstract_params
 from remixer_t5x.cli.main import main
 from remixer_t5x.interop.t5x import checkpoint as t5x_checkpoint
+from tests.support import golden_archives
 
 GOLDEN = pathlib.Path(__file__).parent.parent / 'golden'
 # As tests/golden/make_t5x_checkpoints.py makes them.
@@ -34,9 +34,7 @@ seqio.PassThroughVocabulary.size = 64
 @pytest.fixture(scope='module')
 def folder(tmp_path_factory) -> pathlib.Path:
     folder = tmp_path_factory.mktemp('convert')
-    with tarfile.open(GOLDEN / 't5x_checkpoints.tar.gz') as archive:
-        members = [member for member in archive.getmembers() if member.name.startswith('t5_1_1/')]
-        archive.extractall(folder, members, filter='data')
+    golden_archives.unpack(GOLDEN / 't5x_checkpoints.tar.gz', folder, within='t5_1_1/')
     (folder / 'sizes.gin').write_text(MODEL)
     return folder
 

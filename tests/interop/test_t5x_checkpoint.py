@@ -6,7 +6,6 @@ import json
 import pathlib
 import pickle
 import shutil
-import tarfile
 
 import jax
 import jax.numpy as jnp
@@ -30,6 +29,7 @@ from remixer_t5x.sublayers.attention import CrossAttention, SelfAttention
 from remixer_t5x.sublayers.gated_mlp import GatedMLP
 from remixer_t5x.sublayers.relu_mlp import ReluMLP
 from remixer_t5x.sublayers.remixer import Remixer
+from tests.support import golden_archives
 
 GOLDEN = pathlib.Path(__file__).parent.parent / 'golden'
 KINDS = ('t5_1_1', 't5_1_1_orbax', 't5_1_0', 't5_1_1_scanned')
@@ -76,8 +76,7 @@ def random_params(model: Seq2Seq):
 @pytest.fixture(scope='module')
 def golden(tmp_path_factory) -> pathlib.Path:
     folder = tmp_path_factory.mktemp('t5x')
-    with tarfile.open(GOLDEN / 't5x_checkpoints.tar.gz') as archive:
-        archive.extractall(folder, filter='data')
+    golden_archives.unpack(GOLDEN / 't5x_checkpoints.tar.gz', folder)
     return folder
 
 
