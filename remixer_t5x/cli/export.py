@@ -44,7 +44,7 @@ def run(args: argparse.Namespace) -> None:
     from remixer_t5x.cli import infer
 
     # A function takes one text: what a template of rows has been filled into.
-    args.gin_flags = [*args.gin_flags, ('INPUT_TEMPLATE', 'None')]
+    args.gin_flags = [('INPUT_TEMPLATE', 'None'), *args.gin_flags]
     infer.load(args)
     settings, template = infer.settings_of(args)
     if template is not None:

@@ -71,9 +71,10 @@ def _begin_with_hugging_face(args: argparse.Namespace) -> None:
     process_flags.refuse(args, f'type remixer-t5x convert --from_hf={args.from_hf} --to=MODEL_DIR first')
     with arguments.libraries(args):
         from remixer_t5x.cli.convert import kept
+        from remixer_t5x.run_folder import model_dir
 
     folder = kept.of_hugging_face(args.from_hf)
-    args.gin_file = [*args.gin_file, f'{folder}/{kept.MODEL_GIN}']
+    args.gin_file = [*args.gin_file, f'{folder}/{model_dir.CONVERTED}']
     args.gin_flags = [('INITIAL_CHECKPOINT_PATH', str(folder)), *args.gin_flags]
 
 

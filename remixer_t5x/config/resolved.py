@@ -28,17 +28,19 @@ _REQUIRED = object()
 
 
 def macro(name: str, default: Any = _REQUIRED) -> Any:
-    """The value of a macro; `default` where the configuration does not read it, which without one is a ValueError.
+    """The value of a macro, or `default` if the configuration does not read the macro.
 
     Raises:
         UserError: from what the value calls.
+        ValueError: the configuration does not read the macro, and there is no default.
     """
-    if default is not _REQUIRED:
-        try:
-            gin.query_parameter(f'%{name}')
-        except ValueError:
-            return default
-    return _plan(gin.query_parameter(f'%{name}'), name.split('/'), [])()
+    try:
+        value = gin.query_parameter(f'%{name}')
+    except ValueError:
+        if default is _REQUIRED:
+            raise
+        return default
+    return _plan(value, name.split('/'), [])()
 
 
 def call(root: Callable[..., Any] | str, scope: str = '') -> Any:

@@ -15,7 +15,7 @@ CHECKPOINTS = 'checkpoints'
 TENSORBOARD = 'tensorboard'
 METRICS = 'metrics.jsonl'
 CONFIG = 'config.gin'
-# What a model of another library that was written into a MODEL_DIR has instead.
+# `convert --from_hf` writes this file in place of a run's config.gin.
 CONVERTED = 'model.gin'
 PACKAGES = ('jax', 'jaxlib', 'flax', 'optax', 'orbax-checkpoint', 'seqio', 'tensorflow', 'numpy')
 
@@ -31,13 +31,13 @@ def absolute(path: str | os.PathLike[str]) -> epath.Path:
 
 
 def around(path: str | os.PathLike[str]) -> epath.Path | None:
-    """The MODEL_DIR that `path` is, or that it is in; None where there is none."""
+    """Returns `path` if it is a MODEL_DIR, otherwise the MODEL_DIR that contains it; None if there is none."""
     given = absolute(path)
     return next((folder for folder in (given, *given.parents) if (folder / MARKER).is_file()), None)
 
 
 def saved_gin(folder: epath.Path) -> epath.Path | None:
-    """The gin file in a MODEL_DIR that says what its model is; None where there is none."""
+    """Returns the gin file that describes the model of a MODEL_DIR, or None if `folder` has no such file."""
     return next((folder / name for name in (CONFIG, CONVERTED) if (folder / name).is_file()), None)
 
 

@@ -4,15 +4,13 @@ import argparse
 import pathlib
 
 from remixer_t5x.checkpoints import saved_params
-from remixer_t5x.cli.convert import described, model_params
+from remixer_t5x.cli.convert import described
 from remixer_t5x.run_folder import model_dir
 from remixer_tasks.files import cache
 
-MODEL_GIN = model_params.MODEL_GIN
-
 
 def of_hugging_face(path: str) -> pathlib.Path:
-    """The MODEL_DIR with the parameters and the MODEL_GIN of the T5 in the folder `path`.
+    """The MODEL_DIR with the parameters and the gin file of the T5 in the folder `path`.
 
     Raises UserError if the folder has no T5.
     """

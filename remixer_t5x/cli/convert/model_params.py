@@ -12,25 +12,24 @@ from remixer_t5x.data import frames, task_vocabulary
 from remixer_t5x.devices.partition import Partitioner
 from remixer_t5x.interop import converted
 from remixer_t5x.model.interface import Model
+from remixer_t5x.run_folder import model_dir
 
 SETTING = '--checkpoint'
-# In MODEL_DIR, next to the checkpoint.
-MODEL_GIN = 'model.gin'
 
 
 def write(folder: epath.Path, params: Any, vocabulary: Any, gin_text: str, origin: str) -> None:
     """Writes the gin file and the checkpoint of step 0, and says where they are."""
-    (folder / MODEL_GIN).write_text(gin_text)
+    (folder / model_dir.CONVERTED).write_text(gin_text)
     record = converted.record(task_vocabulary.record(vocabulary), gin_text, origin)
     written = converted.write(folder, params, 0, record)
     say('read', size(params))
     say('checkpoint', str(written))
-    say('model', f'{folder / MODEL_GIN}')
+    say('model', f'{folder / model_dir.CONVERTED}')
 
 
 def read(folder: epath.Path, vocabulary: Any) -> tuple[Any, Any]:
     """The model and its parameters, read as a user's command reads them."""
-    model: Any = build_model(str(folder / MODEL_GIN))
+    model: Any = build_model(str(folder / model_dir.CONVERTED))
     record = task_vocabulary.record(vocabulary)
     return model, saved_params.restore_params(str(folder), abstract_params(model), record)
 
