@@ -33,15 +33,17 @@ def studies():
     import scaling
     import table_1
     import toy_task
+    import transfer
     import tuning
     import whole_models
-    from library import records, scaling_fit, shapes, small_task
+    from library import damaged_text, records, rows, scaling_fit, shapes, small_task
 
     yield types.SimpleNamespace(
-        ablations=ablations, encoders=encoders, length=length, low_resource=low_resource,
-        objectives=objectives, optimizers=optimizers, recipes=recipes, records=records, scaling=scaling,
+        ablations=ablations, damaged_text=damaged_text, encoders=encoders, length=length, low_resource=low_resource,
+        objectives=objectives, optimizers=optimizers, recipes=recipes, records=records, rows=rows,
+        scaling=scaling,
         scaling_fit=scaling_fit, shapes=shapes, small_task=small_task, table_1=table_1, toy_task=toy_task,
-        tuning=tuning, whole_models=whole_models,
+        transfer=transfer, tuning=tuning, whole_models=whole_models,
     )  # fmt: skip
     sys.path[:] = before[0]
     for name in set(sys.modules) - before[1]:
@@ -532,3 +534,54 @@ def test_scaling_takes_losses_of_one_run_at_every_budget(studies, tmp_path, monk
     assert [point[0] for point in results[0]['points']] == budgets and 0 < last[1] < first[1]
     scaling.main()
     assert '2 runs, 2 done before' in capsys.readouterr().out
+
+
+def test_a_model_is_trained_on_text_and_then_on_tasks_with_their_kinds(studies, tmp_path, monkeypatch, capsys):
+    """Every model builds; one goes through all of a trial, on random ids."""
+    transfer, rng = studies.transfer, np.random.default_rng(0)
+
+    def rows(count, targets):
+        tokens = rng.integers(3, 32, (count, 8 + targets))
+        return studies.rows.encoder_decoder(tokens[:, :8], tokens[:, 8:])
+
+    text = rows(9, 4), rows(6, 4)
+    monkeypatch.setattr(studies.damaged_text, 'data_of', lambda *_: text)
+    kinds = ('subj_to_obj_proper', 'subj_to_obj_proper', 'passive_to_active', 'pp_recursion')
+    tasks = {
+        transfer.COGS: transfer.Labelled(rows(9, 8), rows(5, 8), rows(4, 8), kinds),
+        'toy': transfer.Labelled(rows(9, 8), rows(5, 8)),
+    }
+    monkeypatch.setattr(transfer, 'labelled', lambda name, *_: tasks[name])
+    asked = f'{transfer.COGS}:2,toy:2'
+    trial = transfer.Trial('remixer', 0, '', asked, 2, 4, 8, 8, 8, 1, 32, 9, 1e-2, 1e-2, 2)
+    for model in transfer.MODELS:
+        assert transfer.model_of(dataclasses.replace(trial, model=model)).frame == 'encoder_decoder'
+    records = studies.records.Records(tmp_path / 'transfer.jsonl')
+    studies.records.run_missing(records, [trial], transfer.run)
+    result = records.get(dataclasses.asdict(trial))
+    assert 0 < result['held-out loss'] < 10 and {'toy', transfer.COGS, 'gen lexical', 'gen pp_recursion'} <= set(result)
+    moved = {path: far for path, far in result.items() if path.startswith('moved ')}
+    assert len(moved) == 4 and min(moved.values()) > 0, 'H and alpha of each side'
+    transfer.print_tables({'remixer': [result], 'gmlp': []}, asked)
+    assert '| pp_recursion |' in capsys.readouterr().out
+    right = np.array([100.0, 0.0, 100.0, 0.0])
+    assert transfer.by_kind(right, kinds) == {
+        'gen subj_to_obj_proper': 50, 'gen passive_to_active': 100, 'gen pp_recursion': 0,
+        'gen lexical': 75, 'gen structural': 0,
+    }  # fmt: skip
+    assert transfer.paired([{'x': 3.0}, {'x': 5.0}], [{'x': 1.0}, {'x': 1.0}], 'x') == '+3.00 ± 1.00'
+
+
+def test_transfer_leaves_out_long_targets_and_takes_a_few_of_a_kind(studies):
+    examples = [
+        {'inputs': [5] * (1 + i % 8), 'targets': [6] * (1 + i), 'type': b'ab'[i % 2 : i % 2 + 1]} for i in range(20)
+    ]
+    task = types.SimpleNamespace(
+        name='toy', get_dataset=lambda *_, **__: types.SimpleNamespace(as_numpy_iterator=lambda: iter(examples))
+    )
+    found, kinds, left_out = studies.transfer.rows_of(task, 'gen', 8, 10, of_a_kind=6)
+    # Six of each kind, of which a's targets have 1, 3, ... 11 tokens and b's 2, 4, ... 12.
+    assert (kinds, left_out) == (('a', 'b') * 5, 2)
+    assert found['decoder_target_tokens'].shape == (10, 16) and found['encoder_input_tokens'].shape == (10, 8)
+    with pytest.raises(UserError, match='give a larger --targets'):
+        studies.transfer.rows_of(task, 'gen', 8, 0)

@@ -22,7 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from flax import linen as nn
-from library import figures, training_loop
+from library import dot_panels, training_loop
 from library.epochs import batches
 from library.records import Records, run_missing, summary
 from library.rows import Rows, totals
@@ -230,31 +230,14 @@ def print_table(found: Mapping[str, list[dict[str, float]]], tasks: str, constan
 
 
 def draw(found: Mapping[str, list[dict[str, float]]], tasks: str, file: str, constant: float) -> None:
-    """Held-out loss, and the accuracy of each task from both starts: a dot for each seed, a line at the mean. A dotted
-    line is the loss of the best constant answer.
+    """Held-out loss, and the accuracy of each task from both starts; a dotted line is the loss of the best constant
+    answer.
     """
-    from remixer_t5x.reports.pictures import drawing
-
-    shown = {mixer: results for mixer, results in found.items() if results}
-    names = tasks.split(',')
-    figure = drawing.new_figure(2.2 + 2.6 * (1 + len(names)), 0.9 + 0.42 * len(shown))
-    panels = figure.subplots(1, 1 + len(names), sharey=True)
-    for axes, name in zip(panels, ['', *names], strict=True):
-        starts = ('after text', 'from random') if name else ('',)
-        for start, colour, lift in zip(starts, drawing.COLOURS, (0.14, -0.14), strict=False):
-            metric = f'{name} {start}' if name else 'held-out loss'
-            for row, results in enumerate(shown.values()):
-                values, height = [result[metric] for result in results], row - (lift if name else 0)
-                axes.plot(values, [height] * len(values), 'o', markersize=4, color=colour, alpha=0.6,
-                          label=start if row == 0 and start else None)  # fmt: skip
-                axes.plot([np.mean(values)] * 2, [height - 0.12, height + 0.12], color=colour, linewidth=2)
-        drawing.style_axes(axes, '', f'{name}, accuracy' if name else 'held-out loss of masked tokens', '')
-        axes.grid(color=drawing.GRID, linewidth=0.5)
-    panels[0].axvline(constant, color=drawing.INK, linewidth=1, linestyle=':')
-    panels[0].set_yticks(range(len(shown)), list(shown))
-    panels[0].invert_yaxis()
-    panels[-1].legend(frameon=False, fontsize=8, loc='upper left', bbox_to_anchor=(1.01, 1.02))
-    figures.save(figure, file)
+    loss = 'held-out loss of masked tokens'
+    starts = ('after text', 'from random')
+    panels: list[dot_panels.Panel] = [(loss, {'': 'held-out loss'})]
+    panels += [(f'{name}, accuracy', {start: f'{name} {start}' for start in starts}) for name in tasks.split(',')]
+    dot_panels.draw(found, panels, file, {loss: constant})
 
 
 def parse_arguments(given: list[str] | None = None) -> argparse.Namespace:

@@ -9,17 +9,17 @@ encoder and one decoder layer and the mixer on both sides.
 
 import argparse
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 import jax
 import numpy as np
 from flax import linen as nn
 from library import small_task
 from library.epochs import batches
+from library.near_zero_params import movement, watched
 
 from remixer_t5x.config import loading
 from remixer_t5x.model.seq2seq import Seq2Seq
-from remixer_t5x.optimization import optimizer, parameter_scale
+from remixer_t5x.optimization import optimizer
 
 MODELS = ('remixer', 'gmlp_mixer')
 INPUTS, TARGETS, BATCH = 24, 48, 32
@@ -35,18 +35,6 @@ def model_of(name: str, vocab_size: int, width: int) -> Seq2Seq:
     flags = [(macro, str(value)) for macro, value in sizes.items()]
     (model,) = loading.values(loading.Given([f'models/{name}.gin', 'sizes/tiny.gin'], flags), 'MODEL')
     return model
-
-
-def watched(params: Any, logical_axes: Any) -> dict[str, np.ndarray]:
-    """The parameters that may start near zero, by path, without gMLP's bias, which starts at one."""
-    chosen = jax.tree.leaves(parameter_scale.near_zero(logical_axes))
-    leaves = jax.tree_util.tree_leaves_with_path(params)
-    found = {}
-    for (path, leaf), is_chosen in zip(leaves, chosen, strict=True):
-        name = jax.tree_util.keystr(path, simple=True, separator='/').replace('run_0/layer/', '')
-        if is_chosen and not name.endswith(('bias', 'scale')):
-            found[name] = np.asarray(leaf, np.float64)
-    return found
 
 
 def train(
@@ -95,7 +83,7 @@ def main() -> None:
             start: dict[str, np.ndarray] = {}
             for step, loss, now in train(model, rows, minimum, args.steps, args.seed):
                 start = start or now
-                moved = {path: np.sqrt(np.mean((value - start[path]) ** 2)) for path, value in now.items()}
+                moved = movement(start, now)
                 shown = {path: np.sqrt(np.mean(value**2)) for path, value in start.items()} if step == 0 else moved
                 words = '  '.join(f'{path} {value:.4f}' for path, value in shown.items())
                 what = 'size at the start' if step == 0 else f'loss {loss:.4f}'

@@ -22,7 +22,7 @@ import jax
 import numpy as np
 import optax
 from flax import linen as nn
-from library import rows, training_loop
+from library import rows, sized_models, training_loop
 from library.epochs import batches
 from library.records import Records, run_missing, summary
 from library.rows import Rows
@@ -112,18 +112,9 @@ def data_of(objective: str, text: str, length: int, vocabulary: int, count: int)
 
 
 def model_of(trial: Trial) -> Any:
-    sizes = {
-        'EMBED_DIM': trial.width,
-        'MLP_DIM': 2 * trial.width,
-        'NUM_HEADS': 4,
-        'HEAD_DIM': trial.width // 4,
-        'NUM_ENCODER_LAYERS': trial.layers,
-        'NUM_DECODER_LAYERS': trial.layers,
-        'VOCAB_SIZE': trial.vocabulary,
-        'REMAT_POLICY': 'None',
-    }
-    flags = [(name, str(value)) for name, value in sizes.items()]
-    return loading.values(loading.Given(['models/t5_1_1.gin', 'sizes/tiny.gin'], flags), 'MODEL')[0]
+    lengths = {'inputs': trial.length, 'targets': trial.length}
+    given = sized_models.given('t5_1_1', trial.width, trial.layers, lengths, trial.vocabulary)
+    return loading.values(given, 'MODEL')[0]
 
 
 @functools.cache

@@ -28,10 +28,11 @@ import numpy as np
 import optax
 from flax import linen as nn
 from jax.sharding import NamedSharding, PartitionSpec
-from library import scaling_fit, training_loop
+from library import scaling_fit, sized_models, training_loop
+from library.damaged_text import data_of, target_lengths
 from library.epochs import batches
 from library.records import Records
-from library.rows import Rows, encoder_decoder, totals
+from library.rows import Rows, totals
 from library.small_task import exit_with_one_line
 
 from remixer_t5x.config import loading
@@ -39,17 +40,6 @@ from remixer_t5x.data import frames
 from remixer_t5x.errors import UserError
 
 MODELS = ('t5_1_1', 'remixer', 'hyper_mixer', 'mixer_enc', 'gmlp', 'linear_transformer')
-# Of sizes/tiny.gin and sizes/mini.gin: each dimension over the width.
-PROPORTIONS = {
-    'MLP_DIM': 2,
-    'REMIXER_DIM': 1,
-    'HYPER_MIXER_DIM': 2,
-    'HYPER_MIXER_MLP_DIM': 2.75,
-    'MIXER_DIM': 1,
-    'GMLP_DIM': 6.75,
-}
-HEADS = 4
-HELD_OUT_ROWS = 512
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,55 +61,15 @@ class Trial:
     hardware: str
 
 
-@functools.cache
-def data_of(text: str, length: int, vocabulary: int, rows: int) -> tuple[Rows, Rows]:
-    """Whole segments of damaged text to train on, and held-out ones."""
-    from remixer_tasks import local_files, pretraining, vocabularies
-
-    corpus = local_files.corpus(text, format='jsonl')
-    task = pretraining.span_corruption(corpus, vocabularies.trained(corpus, vocabulary))
-    return segments(task, 'train', length, rows), segments(task, 'validation', length, HELD_OUT_ROWS)
-
-
-def segments(task: Any, split: str, length: int, limit: int) -> Rows:
-    """Rows of exactly `length` inputs and their targets. Raises UserError where the text has none."""
-    dataset = task.get_dataset(target_lengths(length), split=split, shuffle=False, num_epochs=1)
-    found = [row for row in dataset.take(limit).as_numpy_iterator() if len(row['inputs']) == length]
-    if not found:
-        raise UserError(f'the {split} split has no segment of {length} tokens: give more text, or a smaller --length')
-    inputs, targets = (np.stack([row[name] for row in found]).astype(np.int32) for name in ('inputs', 'targets'))
-    return encoder_decoder(inputs, targets)
-
-
-def target_lengths(length: int) -> dict[str, int]:
-    """The tokens of inputs and of the targets that belong to them."""
-    from remixer_tasks.objectives import span_corruption as spans
-
-    noise = spans.Noise()
-    return {'inputs': length, 'targets': noise.lengths(spans.segment_length(length, length, noise))[1]}
-
-
 def setup_of(trial: Trial) -> tuple[Any, Any]:
     """The model, and the partitioner of the hardware.
 
     Raises UserError where the hardware file is for another platform than JAX runs on.
     """
     width, layers = size_of(trial.size)
-    lengths = target_lengths(trial.length)
-    sizes: dict[str, Any] = {
-        'EMBED_DIM': width,
-        **{name: round(width * times) for name, times in PROPORTIONS.items()},
-        'NUM_HEADS': HEADS,
-        'HEAD_DIM': width // HEADS,
-        'NUM_ENCODER_LAYERS': layers,
-        'NUM_DECODER_LAYERS': layers,
-        'MAX_INPUT_LENGTH': lengths['inputs'],
-        'MAX_TARGET_LENGTH': lengths['targets'],
-        'VOCAB_SIZE': trial.vocabulary,
-        'REMAT_POLICY': 'None',
-    }
-    files = [f'models/{trial.model}.gin', 'sizes/tiny.gin', trial.hardware]
-    given = loading.Given(files, [(name, str(value)) for name, value in sizes.items()])
+    given = sized_models.given(
+        trial.model, width, layers, target_lengths(trial.length), trial.vocabulary, files=[trial.hardware]
+    )
     model, partitioner, platform = loading.values(given, 'MODEL', 'PARTITIONER', 'PLATFORM')
     if platform != jax.default_backend():
         raise UserError(

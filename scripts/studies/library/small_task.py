@@ -132,6 +132,14 @@ def compiled(trial: Trial, vocab_size: int) -> tuple[Program, Callable]:
         total, sums = model.loss(params, rows, key if trial.dropout else None)
         return total / sums['weights']
 
+    schedule = optax.warmup_cosine_decay_schedule(0.0, 1.0, max(1, trial.steps // 10), trial.steps)
+    program = training_loop.compiled(lambda key: nn.unbox(model.init(key, shapes)), loss, schedule)
+    return program, right_tokens(model)
+
+
+def right_tokens(model: Seq2Seq) -> Callable[[Any, Rows], jax.Array]:
+    """(params, rows) -> bool [examples, targets], true where the likeliest token is the next one, and at padding."""
+
     def right(params, rows):
         targets = rows['decoder_target_tokens']
         inputs = rows['encoder_input_tokens'], rows['decoder_input_tokens'], targets
@@ -140,9 +148,7 @@ def compiled(trial: Trial, vocab_size: int) -> tuple[Program, Callable]:
         likeliest = jnp.argmax(token_logits(hidden, model.module.output_kernel(params)), axis=-1)
         return jnp.where(targets > 0, likeliest == targets, True)
 
-    schedule = optax.warmup_cosine_decay_schedule(0.0, 1.0, max(1, trial.steps // 10), trial.steps)
-    program = training_loop.compiled(lambda key: nn.unbox(model.init(key, shapes)), loss, schedule)
-    return program, jax.jit(right)
+    return jax.jit(right)
 
 
 def program_of(trial: Trial, vocab_size: int) -> tuple[Program, Callable]:
@@ -178,14 +184,19 @@ def run(trial: Trial) -> dict[str, float]:
 
 def judge(right: Callable[[Rows], jax.Array], rows: Rows) -> dict[str, float]:
     """Percentages of the rows and of the target tokens that are right."""
-    count = len(rows['encoder_input_tokens'])
-    parts = np.array_split(np.arange(count), -(-count // EVALUATED_AT_ONCE))
-    found = np.concatenate([right({name: array[part] for name, array in rows.items()}) for part in parts])
+    found = all_rows(right, rows)
     is_target = rows['decoder_target_tokens'] > 0
     return {
         'exact_match': 100 * float(np.mean(np.all(found, axis=1))),
         'token_accuracy': 100 * float(np.sum(found & is_target) / np.sum(is_target)),
     }
+
+
+def all_rows(right: Callable[[Rows], jax.Array], rows: Rows) -> np.ndarray:
+    """`right` of all rows, `EVALUATED_AT_ONCE` of them or fewer at a time."""
+    count = len(rows['encoder_input_tokens'])
+    parts = np.array_split(np.arange(count), -(-count // EVALUATED_AT_ONCE))
+    return np.concatenate([right({name: array[part] for name, array in rows.items()}) for part in parts])
 
 
 def finish(args: argparse.Namespace, trials: Sequence[Trial]) -> Records:

@@ -1,0 +1,53 @@
+"""Segments of a text, damaged by T5's span corruption, as rows to train on and rows that are held out."""
+
+import functools
+from typing import Any
+
+import numpy as np
+
+from library.rows import Rows, encoder_decoder
+from remixer_t5x.errors import UserError
+
+HELD_OUT_ROWS = 512
+
+
+@functools.cache
+def data_of(text: str, length: int, vocabulary: int, rows: int) -> tuple[Rows, Rows]:
+    """Whole segments to train on, at most `rows`, and held-out ones.
+
+    Args:
+        text: a path or glob of JSON lines with `text`.
+        length: tokens of the inputs.
+        vocabulary: ids of the pieces that are trained on the text.
+    """
+    from remixer_tasks import pretraining
+
+    corpus, pieces = corpus_of(text, vocabulary)
+    task = pretraining.span_corruption(corpus, pieces)
+    return segments(task, 'train', length, rows), segments(task, 'validation', length, HELD_OUT_ROWS)
+
+
+def corpus_of(text: str, vocabulary: int) -> tuple[Any, Any]:
+    """The text, and the vocabulary that is trained on it."""
+    from remixer_tasks import local_files, vocabularies
+
+    corpus = local_files.corpus(text, format='jsonl')
+    return corpus, vocabularies.trained(corpus, vocabulary)
+
+
+def segments(task: Any, split: str, length: int, limit: int) -> Rows:
+    """Rows of exactly `length` inputs and their targets. Raises UserError where the text has none."""
+    dataset = task.get_dataset(target_lengths(length), split=split, shuffle=False, num_epochs=1)
+    found = [row for row in dataset.take(limit).as_numpy_iterator() if len(row['inputs']) == length]
+    if not found:
+        raise UserError(f'the {split} split has no segment of {length} tokens: give more text, or a smaller --length')
+    inputs, targets = (np.stack([row[name] for row in found]).astype(np.int32) for name in ('inputs', 'targets'))
+    return encoder_decoder(inputs, targets)
+
+
+def target_lengths(length: int) -> dict[str, int]:
+    """The tokens of inputs and of the targets that belong to them."""
+    from remixer_tasks.objectives import span_corruption as spans
+
+    noise = spans.Noise()
+    return {'inputs': length, 'targets': noise.lengths(spans.segment_length(length, length, noise))[1]}
