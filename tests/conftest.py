@@ -69,10 +69,28 @@ def pytest_collection_modifyitems(config, items):
         items.sort(key=lambda item: files[item.path])
 
 
-def pytest_collection_finish():
-    """What was imported and collected stays until the end: collections of garbage do not look through it again."""
+def pytest_collection_finish(session):
+    """What was imported and collected stays until the end: collections of garbage do not look through it again.
+
+    And programs that an earlier test, or an earlier run of the tests, has compiled are read from the disk.
+    """
+    if 'jax' in sys.modules:
+        from tests.support import kept_programs
+
+        folder = _compiled_folder(session.config)
+        kept_programs.remove_old(folder)
+        kept_programs.keep(str(folder))
     gc.collect()
     gc.freeze()
+
+
+def _compiled_folder(config):
+    """A folder for compiled programs that outlives the run; one for each kind of CPU, whose instructions they use."""
+    from remixer_t5x.devices import compilation_cache
+
+    folder = config.rootpath / '.jax_cache' / compilation_cache.machine()
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
 
 
 def _processor_seconds():
@@ -181,11 +199,9 @@ def _own_garbage(request):
 
 
 @pytest.fixture(scope='session')
-def compiled(shared):
-    """A folder for compiled programs which all real processes of this test run share."""
-    folder = shared / 'compiled'
-    folder.mkdir(exist_ok=True)
-    return folder
+def compiled(pytestconfig):
+    """The folder of compiled programs, for real processes."""
+    return _compiled_folder(pytestconfig)
 
 
 @pytest.fixture(scope='session')

@@ -50,7 +50,7 @@ convert_toy.task.vocabulary = %VOCABULARY
 
 
 @pytest.fixture(scope='module')
-def place(folders, tmp_path_factory, programs):
+def place(folders, tmp_path_factory):
     """The current folder: `hf`, a recorded first T5 in shards, and `ours`, converted from it."""
     with command_folder.entered(tmp_path_factory.mktemp('convert')) as folder:
         folders.write(folder / 'hf', folders.V1_0, folders.weights_of(folders.recorded('t5_v1_0_tiny')), shards=2)

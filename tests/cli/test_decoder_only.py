@@ -37,7 +37,7 @@ TRAIN = [
 
 
 @pytest.fixture(scope='module')
-def arguments(tmp_path_factory, programs):
+def arguments(tmp_path_factory):
     folder = tmp_path_factory.mktemp('text')
     (folder / 'text.txt').write_text('\n\n'.join(f'{index} {TEXT}' for index in range(40)))
 

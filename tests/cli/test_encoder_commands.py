@@ -23,7 +23,7 @@ LABELS = "--gin.LABELS=('no', 'yes')"
 
 
 @pytest.fixture(scope='module')
-def place(tmp_path_factory, programs):
+def place(tmp_path_factory):
     """The current folder, with a masked language model in `mlm.gin` and a classifier in `classes.gin`."""
     with command_folder.entered(tmp_path_factory.mktemp('encoders')) as folder:
         lengths = {'inputs': 12, 'targets': 12}

@@ -37,7 +37,7 @@ def typed(page):
 
 
 @pytest.fixture(scope='module')
-def runs(tmp_path_factory, programs):  # noqa: F811
+def runs(tmp_path_factory):  # noqa: F811
     folder, before, environment = tmp_path_factory.mktemp('own'), os.getcwd(), dict(os.environ)
     os.chdir(folder)
     sys.path.insert(0, str(folder))

@@ -35,7 +35,7 @@ FINETUNE = [
 
 
 @pytest.fixture(scope='module')
-def place(tmp_path_factory, programs):
+def place(tmp_path_factory):
     """The current folder, with model and task in `toy.gin`."""
     with command_folder.entered(tmp_path_factory.mktemp('commands')) as folder:
         (folder / 'toy.gin').write_text(toy_tasks.config('labelled', {'inputs': 12, 'targets': 14}) + TASK)

@@ -19,9 +19,8 @@ from multiprocessing import forkserver
 from typing import Any
 
 import jax
-from jax._src import cache_key, compilation_cache, compiler, lru_cache
 
-from tests.support import paths
+from tests.support import kept_programs, paths
 
 # The module that the server imports, with all that runs and commands of tests need.
 IMPORTED_ONCE = 'tests.support.imported_once'
@@ -139,35 +138,7 @@ class _Place:
         if self.devices > 1:
             jax.config.update('jax_num_cpu_devices', self.devices)
         if self.compiled:
-            keep_compiled_programs(self.compiled)
-
-
-def keep_compiled_programs(folder: str) -> None:
-    """This process takes compiled programs from `folder` and adds its own, whole ones only."""
-    jax.config.update('jax_compilation_cache_dir', folder)
-    jax.config.update('jax_compilation_cache_max_size', -1)
-    jax.config.update('jax_persistent_cache_min_compile_time_secs', 0.0)
-    jax.config.update('jax_persistent_cache_min_entry_size_bytes', -1)
-    lru_cache.LRUCache.put = put_whole
-    compiler._cache_write = _write_from_every_process
-    # Without the fingerprint of the devices, which differs between the processes of one run: process 1 would find no
-    # program of process 0.
-    cache_key._hash_accelerator_config = cache_key._hash_devices
-
-
-def _write_from_every_process(key, seconds, name, backend, executable, host_callbacks):
-    """As JAX's own, which writes in process 0 alone: the programs of process 1 for its own devices would be lost."""
-    if not host_callbacks:
-        compilation_cache.put_executable_and_time(key, name, executable, backend, int(seconds))
-
-
-def put_whole(cache, key: str, value: bytes) -> None:
-    """As JAX's own, which writes in place: of a process that is killed then, others would read half of a program."""
-    path = pathlib.Path(str(cache.path), f'{key}-cache')
-    if not path.exists():
-        temporary = path.with_name(f'{key}.{os.getpid()}.tmp')
-        temporary.write_bytes(value)
-        temporary.rename(path)
+            kept_programs.keep(self.compiled)
 
 
 def _child(imported: str, place: _Place, function: Callable[..., int | None], arguments: tuple[Any, ...]) -> None:
