@@ -13,6 +13,7 @@ import pytest
 import seqio
 
 from remixer_t5x.cli.main import main
+from tests.support import own_modules
 from tests.support.paths import ROOT
 
 pytestmark = [
@@ -47,8 +48,7 @@ def runs(tmp_path_factory):  # noqa: F811
     yield folder
     os.chdir(before)
     sys.path.remove(str(folder))
-    for name in OWN:
-        del sys.modules[name]
+    own_modules.forget(*OWN)
     for task in ('reverse_v001', 'copy_v001'):
         seqio.TaskRegistry.remove(task)
     os.environ.clear()
