@@ -31,6 +31,7 @@ def studies():
     import optimizers
     import recipes
     import scaling
+    import spatial_weights
     import table_1
     import toy_task
     import transfer
@@ -42,7 +43,8 @@ def studies():
         ablations=ablations, damaged_text=damaged_text, encoders=encoders, length=length, low_resource=low_resource,
         objectives=objectives, optimizers=optimizers, recipes=recipes, records=records, rows=rows,
         scaling=scaling,
-        scaling_fit=scaling_fit, shapes=shapes, small_task=small_task, table_1=table_1, toy_task=toy_task,
+        scaling_fit=scaling_fit, shapes=shapes, small_task=small_task, spatial_weights=spatial_weights,
+        table_1=table_1, toy_task=toy_task,
         transfer=transfer, tuning=tuning, whole_models=whole_models,
     )  # fmt: skip
     sys.path[:] = before[0]
@@ -585,3 +587,27 @@ def test_transfer_leaves_out_long_targets_and_takes_a_few_of_a_kind(studies):
     assert found['decoder_target_tokens'].shape == (10, 16) and found['encoder_input_tokens'].shape == (10, 8)
     with pytest.raises(UserError, match='give a larger --targets'):
         studies.transfer.rows_of(task, 'gen', 8, 0)
+
+
+def test_spatial_weights_are_drawn_with_their_toeplitz_share(studies, monkeypatch, tmp_path, capsys):
+    study, rng = studies.spatial_weights, np.random.default_rng(0)
+    distances = np.arange(20) - np.arange(20)[:, None]
+    assert study.toeplitz_share(np.sin(distances)) == pytest.approx(1)
+    assert study.toeplitz_share(rng.normal(size=(200, 200))) == pytest.approx(2 / 200, rel=0.2)
+
+    def text(count):
+        tokens = rng.integers(3, 32, (count, 8)).astype(np.int32)
+        chosen = rng.random((count, 8)) < 0.3
+        targets = np.where(chosen, tokens, 0)
+        return {'encoder_input_tokens': tokens, 'encoder_target_tokens': targets, 'encoder_loss_weights': chosen * 1}
+
+    data = text(9), text(5)
+    monkeypatch.setattr(study, 'data_of', lambda *_: data)
+    out, figure = tmp_path / 'w.jsonl', tmp_path / 'w.png'
+    small = ['--text=', '--steps=2', '--batch=4', '--length=8', '--width=8', '--layers=1', '--vocabulary=32']
+    monkeypatch.setattr(sys, 'argv', ['spatial_weights.py', *small, f'--out={out}', f'--figure={figure}'])
+    study.main()
+    assert '| by pair of positions | 0 | 2 |' in capsys.readouterr().out and figure.stat().st_size > 0
+    by_mixer = {line['cell']['mixer']: line['result'] for line in map(json.loads, out.read_text().splitlines())}
+    assert by_mixer['gmlp']['share after'] == pytest.approx([1], abs=1e-3)
+    assert by_mixer['gmlp, free']['share before'][0] < 0.6

@@ -48,13 +48,14 @@ class Records:
 
 
 def run_missing(records: Records, trials: Iterable[Any], run: Callable[[Any], Mapping[str, Any]]) -> None:
-    """Runs each trial, a dataclass, that has no result yet; adds and prints its result."""
+    """Runs each trial, a dataclass, that has no result yet; adds its result, and prints what of it is no list."""
     for trial in trials:
         cell = dataclasses.asdict(trial)
         if records.get(cell) is None:
             result = run(trial)
             records.add(cell, result)
-            print(f'{trial}: {result}', flush=True)
+            shown = {name: value for name, value in result.items() if not isinstance(value, list)}
+            print(f'{trial}: {shown}', flush=True)
 
 
 def _key(cell: Cell) -> str:
