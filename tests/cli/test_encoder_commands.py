@@ -149,7 +149,9 @@ def test_other_models_than_classifiers_do_not_classify(mlm):
         remixer_t5x.load('mlm').classify('text')
 
 
-def test_the_report_says_that_pictures_are_of_encoder_decoders(mlm):
-    assert main(['report', 'mlm', '--pictures', '--out=report.html']) == 0
+def test_the_report_says_that_pictures_are_of_encoder_decoders(mlm, capsys):
+    assert main(['report', 'mlm', '--pictures', '--pictures_dir=drawn', '--out=report.html']) == 0
+    # It names no folder of pictures where it drew none.
+    assert 'drawn' not in capsys.readouterr().out and not (mlm.parent / 'drawn').exists()
     page = (mlm.parent / 'report.html').read_text()
     assert 'No pictures of what was learned: they are drawn of an encoder-decoder' in page

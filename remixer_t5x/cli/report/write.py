@@ -47,7 +47,7 @@ def write(
         # The names of folders can have bytes that are not UTF-8, which Python keeps as lone surrogates.
         file.write(html.encode('utf-8', 'replace'))
     print(f'report       {target}  ({len(html) / 1e6:.1f} MB, one file; open it in any browser)')
-    if pictures_dir:
+    if pictures_dir and any(one.pictures for one in learned):
         print(f'pictures     {pictures_dir}')
 
 
