@@ -1,4 +1,4 @@
-"""Modules that a test writes, imports and names in gin files, such as those of the guide."""
+"""Modules that a test writes, imports and names in gin files, as the guide tells users to do."""
 
 import sys
 

@@ -48,7 +48,7 @@ class Records:
 
 
 def run_missing(records: Records, trials: Iterable[Any], run: Callable[[Any], Mapping[str, Any]]) -> None:
-    """Runs each trial, a dataclass, that has no result yet; adds its result, and prints what of it is no list."""
+    """Runs each trial, a dataclass, that has no result yet; adds its result, and prints it without its lists."""
     for trial in trials:
         cell = dataclasses.asdict(trial)
         if records.get(cell) is None:
