@@ -56,18 +56,23 @@ def test_a_tasks_module_on_the_path(tmp_path):
     assert done.stdout.startswith('a_users_task, split train') and 'one two three four five' in done.stdout
 
 
+def _own_modules():
+    """What this process has imported under the names of the user's folders; the guide has a `my_tasks` too."""
+    return {name: module for name, module in sys.modules.items() if name.partition('.')[0] in ('tasks', 'my_tasks')}
+
+
 @pytest.fixture
 def in_the_users_folder(tmp_path, monkeypatch):
     """This process as one that starts in the user's folder; what it imports and sets is undone."""
-    modules, variables = dict(sys.modules), dict(os.environ)
-    for name in [name for name in modules if name.partition('.')[0] == 'tasks']:
+    modules, variables = _own_modules(), dict(os.environ)
+    for name in modules:
         del sys.modules[name]
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.chdir(tmp_path)
     yield
-    for name in [name for name in sys.modules if name.partition('.')[0] in ('tasks', 'my_tasks')]:
+    for name in _own_modules():
         del sys.modules[name]
-    sys.modules.update({name: module for name, module in modules.items() if name.partition('.')[0] == 'tasks'})
+    sys.modules.update(modules)
     os.environ.clear()
     os.environ.update(variables)
     gin.clear_config()
