@@ -37,10 +37,11 @@ def studies():
     import transfer
     import tuning
     import whole_models
-    from library import damaged_text, records, rows, scaling_fit, shapes, small_task
+    from library import comparison, damaged_text, records, rows, scaling_fit, shapes, small_task
 
     yield types.SimpleNamespace(
-        ablations=ablations, damaged_text=damaged_text, encoders=encoders, length=length, low_resource=low_resource,
+        ablations=ablations, comparison=comparison, damaged_text=damaged_text,
+        encoders=encoders, length=length, low_resource=low_resource,
         objectives=objectives, optimizers=optimizers, recipes=recipes, records=records, rows=rows,
         scaling=scaling,
         scaling_fit=scaling_fit, shapes=shapes, small_task=small_task, spatial_weights=spatial_weights,
@@ -408,15 +409,17 @@ def test_objectives_are_judged_on_each_denoiser(studies, monkeypatch, tmp_path, 
     assert '| x_span64_rate50 |' in capsys.readouterr().out
 
 
+def masked_text(rng, count):
+    """Rows of 8 random ids, of which about a third is predicted."""
+    tokens = rng.integers(3, 32, (count, 8)).astype(np.int32)
+    chosen = rng.random((count, 8)) < 0.3
+    targets = np.where(chosen, tokens, 0)
+    return {'encoder_input_tokens': tokens, 'encoder_target_tokens': targets, 'encoder_loss_weights': chosen * 1}
+
+
 def test_an_encoder_is_trained_on_text_and_then_on_labels(studies, monkeypatch, tmp_path, capsys):
     """Every mixer builds; one of them goes through all of a trial, on random ids."""
     encoders, rng = studies.encoders, np.random.default_rng(0)
-
-    def text(count):
-        tokens = rng.integers(3, 32, (count, 8)).astype(np.int32)
-        chosen = rng.random((count, 8)) < 0.3
-        targets = np.where(chosen, tokens, 0)
-        return {'encoder_input_tokens': tokens, 'encoder_target_tokens': targets, 'encoder_loss_weights': chosen * 1}
 
     class Task:
         def get_dataset(self, lengths, split, shuffle):
@@ -427,7 +430,7 @@ def test_an_encoder_is_trained_on_text_and_then_on_labels(studies, monkeypatch, 
     task = encoders.labelled(Task(), 8)
     assert task.labels == ('no', 'yes') and task.validation['labels'].tolist() == [1, 0, 1, 0, 1]
     assert task.train['encoder_input_tokens'].shape == (9, 8)
-    monkeypatch.setattr(encoders, 'data_of', lambda *_: (text(9), text(5), {'toy': task}))
+    monkeypatch.setattr(encoders, 'data_of', lambda *_: (masked_text(rng, 9), masked_text(rng, 5), {'toy': task}))
     trial = encoders.Trial('hyper_mixer', 0, '', 'toy', 2, 2, 4, 8, 8, 1, 32, 9, 1e-2, 1e-2)
     for mixer in encoders.MIXERS:
         for labels, frame in (((), 'encoder_only'), (task.labels, 'classifier')):
@@ -439,7 +442,8 @@ def test_an_encoder_is_trained_on_text_and_then_on_labels(studies, monkeypatch, 
     )
     records = studies.records.Records(tmp_path / 'encoders.jsonl')
     records.add(dataclasses.asdict(trial), result)
-    found = encoders.results_of(records, [trial, dataclasses.replace(trial, mixer='attention')])
+    trials = [trial, dataclasses.replace(trial, mixer='attention')]
+    found = studies.comparison.results_by(records, trials, 'mixer')
     encoders.print_table(found, 'toy', 1.5)
     encoders.draw(found, 'toy', str(tmp_path / 'encoders.png'), 1.5)
     even = {'encoder_target_tokens': np.array([[3, 4, 0, 5, 6]]), 'encoder_loss_weights': np.array([[1, 1, 0, 1, 1]])}
@@ -595,13 +599,7 @@ def test_spatial_weights_are_drawn_with_their_toeplitz_share(studies, monkeypatc
     assert study.toeplitz_share(np.sin(distances)) == pytest.approx(1)
     assert study.toeplitz_share(rng.normal(size=(200, 200))) == pytest.approx(2 / 200, rel=0.2)
 
-    def text(count):
-        tokens = rng.integers(3, 32, (count, 8)).astype(np.int32)
-        chosen = rng.random((count, 8)) < 0.3
-        targets = np.where(chosen, tokens, 0)
-        return {'encoder_input_tokens': tokens, 'encoder_target_tokens': targets, 'encoder_loss_weights': chosen * 1}
-
-    data = text(9), text(5)
+    data = masked_text(rng, 9), masked_text(rng, 5)
     monkeypatch.setattr(study, 'data_of', lambda *_: data)
     out, figure = tmp_path / 'w.jsonl', tmp_path / 'w.png'
     small = ['--text=', '--steps=2', '--batch=4', '--length=8', '--width=8', '--layers=1', '--vocabulary=32']

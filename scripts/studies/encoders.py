@@ -22,9 +22,9 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from flax import linen as nn
-from library import dot_panels, training_loop
+from library import comparison, dot_panels, training_loop
 from library.epochs import batches
-from library.records import Records, run_missing, summary
+from library.records import summary
 from library.rows import Rows, totals
 from library.small_task import exit_with_one_line
 from library.training_loop import Program
@@ -208,15 +208,6 @@ def constant_loss(rows: Rows) -> float:
     return entropy(np.bincount(targets[weights > 0]))
 
 
-def results_of(records: Records, trials: list[Trial]) -> dict[str, list[dict[str, float]]]:
-    """What is known of each mixer, a result for each seed."""
-    found: dict[str, list[dict[str, float]]] = {trial.mixer: [] for trial in trials}
-    for trial in trials:
-        if result := records.get(dataclasses.asdict(trial)):
-            found[trial.mixer].append(result)
-    return found
-
-
 def print_table(found: Mapping[str, list[dict[str, float]]], tasks: str, constant: float) -> None:
     metrics = metrics_of(tasks)
     print(f'the best constant answer has a held-out loss of {constant:.2f}')
@@ -256,22 +247,13 @@ def parse_arguments(given: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument('--figure', default='', help='write a PNG here')
     parser.add_argument('--show', action='store_true', help='run nothing, show what is in --out')
     args = parser.parse_args(given)
-    args.mixers = args.mixers.split(';')
-    if unknown := [name for name in args.mixers if name not in MIXERS]:
-        parser.error(f'--mixers has {unknown[0]!r}; known are {"; ".join(MIXERS)}')
+    args.mixers = comparison.check_names(parser, '--mixers', args.mixers.split(';'), MIXERS)
     return args
 
 
 def main() -> None:
     args = parse_arguments()
-    fields = [field.name for field in dataclasses.fields(Trial) if field.name not in ('mixer', 'seed')]
-    settings = {name: getattr(args, name) for name in fields}
-    trials = [Trial(mixer, seed, **settings) for mixer in args.mixers for seed in range(args.seeds)]
-    records = Records(args.out)
-    print(f'{jax.devices()[0].device_kind} x {jax.device_count()}; {settings}; results in {args.out}', flush=True)
-    # Seed by seed, so that a study that is stopped has every mixer.
-    run_missing(records, [] if args.show else sorted(trials, key=lambda trial: trial.seed), run)
-    found = results_of(records, trials)
+    found = comparison.compare(args, Trial, 'mixer', args.mixers, run)
     held_out = data_of(args.text, args.tasks, args.length, args.vocabulary, args.rows)[1]
     constant = constant_loss(held_out)
     print_table(found, args.tasks, constant)

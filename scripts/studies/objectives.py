@@ -22,9 +22,9 @@ import jax
 import numpy as np
 import optax
 from flax import linen as nn
-from library import rows, sized_models, training_loop
+from library import comparison, rows, sized_models, training_loop
 from library.epochs import batches
-from library.records import Records, run_missing, summary
+from library.records import summary
 from library.rows import Rows
 from library.small_task import exit_with_one_line
 from library.training_loop import Program
@@ -183,28 +183,13 @@ def parse_arguments(given: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument('--out', default='runs/studies/objectives.jsonl', help='results, one line each')
     parser.add_argument('--show', action='store_true', help='run nothing, show what is in --out')
     args = parser.parse_args(given)
-    args.objectives = args.objectives.split(',')
-    if unknown := [name for name in args.objectives if name not in OBJECTIVES]:
-        parser.error(f'--objectives has {unknown[0]!r}; known are {", ".join(OBJECTIVES)}')
+    args.objectives = comparison.check_names(parser, '--objectives', args.objectives.split(','), OBJECTIVES, ',')
     return args
 
 
 def main() -> None:
     args = parse_arguments()
-    fields = [field.name for field in dataclasses.fields(Trial) if field.name not in ('objective', 'seed')]
-    settings = {name: getattr(args, name) for name in fields}
-    records = Records(args.out)
-    print(f'{jax.devices()[0].device_kind} x {jax.device_count()}; {settings}; results in {args.out}', flush=True)
-    # Seed by seed, so that a study that is stopped has every objective.
-    trials = [Trial(name, seed, **settings) for seed in range(args.seeds) for name in args.objectives]
-    run_missing(records, [] if args.show else trials, run)
-    known = {trial: records.get(dataclasses.asdict(trial)) for trial in trials}
-    print_table(
-        {
-            name: [result for trial, result in known.items() if trial.objective == name and result is not None]
-            for name in args.objectives
-        }
-    )
+    print_table(comparison.compare(args, Trial, 'objective', args.objectives, run))
 
 
 if __name__ == '__main__':

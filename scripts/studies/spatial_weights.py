@@ -18,8 +18,7 @@ from typing import Any
 import encoders
 import jax
 import numpy as np
-from library import damaged_text, figures
-from library.records import Records, run_missing
+from library import comparison, damaged_text, figures
 from library.rows import Rows
 from library.small_task import exit_with_one_line
 
@@ -91,25 +90,26 @@ def run(trial: Trial) -> dict[str, Any]:
     }
 
 
-def print_table(found: list[tuple[Trial, dict[str, Any]]]) -> None:
+def print_table(found: comparison.Found, steps: int) -> None:
     print('| weights | seed | steps | held-out loss | Toeplitz share of each layer, before | after |')
     print('|---' * 6 + '|')
-    for trial, result in found:
-        shares = [', '.join(f'{one:.2f}' for one in result[f'share {when}']) for when in ('before', 'after')]
-        cells = [MIXERS[trial.mixer], str(trial.seed), f'{trial.steps:,}', f'{result["held-out loss"]:.3f}', *shares]
-        print('| ' + ' | '.join(cells) + ' |')
+    for mixer, results in found.items():
+        for seed, result in enumerate(results):
+            shares = [', '.join(f'{one:.2f}' for one in result[f'share {when}']) for when in ('before', 'after')]
+            cells = [MIXERS[mixer], str(seed), f'{steps:,}', f'{result["held-out loss"]:.3f}', *shares]
+            print('| ' + ' | '.join(cells) + ' |')
 
 
-def draw(found: list[tuple[Trial, dict[str, Any]]], file: str) -> None:
-    """The magnitude of W of each layer; a row for each trial of the first seed."""
+def draw(found: comparison.Found, file: str) -> None:
+    """The magnitude of W of each layer, of the first seed; a row for each form of the weights."""
     from remixer_t5x.reports.pictures import heat_maps
 
-    shown = [(trial, result) for trial, result in found if trial.seed == 0]
+    shown = {MIXERS[mixer]: results[0]['weights'] for mixer, results in found.items() if results}
     grid = [
-        [heat_maps.Panel(f'layer {number}', np.asarray(weights)) for number, weights in enumerate(result['weights'], 1)]
-        for _, result in shown
+        [heat_maps.Panel(f'layer {number}', np.asarray(weights)) for number, weights in enumerate(layers, 1)]
+        for layers in shown.values()
     ]
-    figures.save(heat_maps.draw(grid, [MIXERS[trial.mixer] for trial, _ in shown]), file)
+    figures.save(heat_maps.draw(grid, list(shown)), file)
 
 
 def parse_arguments(given: list[str] | None = None) -> argparse.Namespace:
@@ -126,24 +126,15 @@ def parse_arguments(given: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument('--figure', default='', help='write a PNG here')
     parser.add_argument('--show', action='store_true', help='run nothing, show what is in --out')
     args = parser.parse_args(given)
-    args.mixers = args.mixers.split(';')
-    if unknown := [name for name in args.mixers if name not in MIXERS]:
-        parser.error(f'--mixers has {unknown[0]!r}; known are {"; ".join(MIXERS)}')
+    args.mixers = comparison.check_names(parser, '--mixers', args.mixers.split(';'), MIXERS)
     return args
 
 
 def main() -> None:
     args = parse_arguments()
-    fields = [field.name for field in dataclasses.fields(Trial) if field.name not in ('mixer', 'seed')]
-    settings = {name: getattr(args, name) for name in fields}
-    print(f'{jax.devices()[0].device_kind} x {jax.device_count()}; {settings}; results in {args.out}', flush=True)
-    records = Records(args.out)
-    trials = [Trial(mixer, seed, **settings) for seed in range(args.seeds) for mixer in args.mixers]
-    run_missing(records, [] if args.show else trials, run)
-    known = [(trial, records.get(dataclasses.asdict(trial))) for trial in trials]
-    found = [(trial, result) for trial, result in known if result is not None]
-    print_table(found)
-    if args.figure and found:
+    found = comparison.compare(args, Trial, 'mixer', args.mixers, run)
+    print_table(found, args.steps)
+    if args.figure and any(found.values()):
         draw(found, args.figure)
 
 

@@ -24,10 +24,10 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from flax import linen as nn
-from library import damaged_text, dot_panels, sized_models, small_task, training_loop
+from library import comparison, damaged_text, dot_panels, sized_models, small_task, training_loop
 from library.epochs import batches
 from library.near_zero_params import movement, watched
-from library.records import Records, run_missing, summary
+from library.records import summary
 from library.rows import Rows, encoder_decoder, totals
 from library.training_loop import Program
 
@@ -181,7 +181,7 @@ def pretrained(trial: Trial) -> tuple[Any, dict[str, float]]:
     shared = dataclasses.replace(trial, seed=0, tasks='')
     targets = text['decoder_target_tokens'].shape[1]
     program = program_of(shared, targets, trial.steps, trial.learning_rate)
-    axes = nn.get_partition_spec(interface.param_shapes(model_of(shared), shapes_of(trial, targets)))
+    axes = nn.get_partition_spec(interface.param_shapes(model_of(shared), shapes_of(shared, targets)))
     carry = program.init(jax.random.key(trial.seed))
     start = watched(carry[0], axes)
     params = trained(program, carry, text, trial.steps, trial, 'text')
@@ -266,7 +266,7 @@ def print_tables(found: Mapping[str, list[dict[str, float]]], tasks: str) -> Non
         for kind in kinds:
             cells = [f'{np.mean([r[kind] for r in rs]):.1f}' if rs else '' for rs in found.values()]
             print('| ' + ' | '.join([kind.removeprefix('gen '), *cells]) + ' |')
-    print('how far H and alpha moved while the model trained on text, root mean square, mean over seeds')
+    print('how far H, alpha and W moved while the model trained on text, root mean square, mean over seeds')
     for model, results in found.items():
         for path in [key for key in (results[0] if results else {}) if key.startswith('moved ')]:
             print(f'{model}: {path.removeprefix("moved ")} {np.mean([r[path] for r in results]):.4f}')
@@ -290,9 +290,7 @@ def parse_arguments(given: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument('--figure', default='', help='write a PNG here')
     parser.add_argument('--show', action='store_true', help='run nothing, show what is in --out')
     args = parser.parse_args(given)
-    args.models = [name.strip() for name in args.models.split(';')]
-    if unknown := [name for name in args.models if name not in MODELS]:
-        parser.error(f'--models has {unknown[0]!r}; known are {"; ".join(MODELS)}')
+    args.models = comparison.check_names(parser, '--models', [name.strip() for name in args.models.split(';')], MODELS)
     try:
         steps_by_task(args.tasks)
     except ValueError:
@@ -302,18 +300,7 @@ def parse_arguments(given: list[str] | None = None) -> argparse.Namespace:
 
 def main() -> None:
     args = parse_arguments()
-    fields = [field.name for field in dataclasses.fields(Trial) if field.name not in ('model', 'seed')]
-    settings = {name: getattr(args, name) for name in fields}
-    print(f'{jax.devices()[0].device_kind} x {jax.device_count()}; {settings}; results in {args.out}', flush=True)
-    records = Records(args.out)
-    # Seed by seed, so that a study that is stopped has every model.
-    trials = [Trial(name, seed, **settings) for seed in range(args.seeds) for name in args.models]
-    run_missing(records, [] if args.show else trials, run)
-    known = {trial: records.get(dataclasses.asdict(trial)) for trial in trials}
-    found = {
-        name: [result for trial, result in known.items() if trial.model == name and result is not None]
-        for name in args.models
-    }
+    found = comparison.compare(args, Trial, 'model', args.models, run)
     print_tables(found, args.tasks)
     if args.figure:
         dot_panels.draw(found, [(metric, {'': metric}) for metric in metrics_of(args.tasks)], args.figure)

@@ -21,7 +21,7 @@ import numpy as np
 import optax
 from flax import linen as nn
 
-from library import training_loop
+from library import comparison, training_loop
 from library.epochs import batches
 from library.records import Records
 from library.rows import Rows, encoder_decoder
@@ -258,9 +258,7 @@ def check_arguments(parser: argparse.ArgumentParser, args: argparse.Namespace) -
 def names_given(parser: argparse.ArgumentParser, flag: str, text: str) -> list[str]:
     """Names of variants, separated by semicolons (some have commas in them)."""
     names = [name.strip() for name in text.split(';') if name.strip()]
-    if unknown := [name for name in names if name not in VARIANTS]:
-        parser.error(f'{flag} has {unknown[0]!r}; known are {"; ".join(VARIANTS)}')
-    return names
+    return comparison.check_names(parser, flag, names, VARIANTS)
 
 
 def trial_of(args: argparse.Namespace, variant: str, seed: int, **changed: float) -> Trial:
