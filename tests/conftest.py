@@ -13,7 +13,7 @@ import sys
 import hypothesis
 import pytest
 
-from tests.support.written_modules import WrittenModules
+from tests.support import written_modules
 
 # The first example of a property compiles, on a machine that may be busy.
 hypothesis.settings.register_profile('no deadline', deadline=None)
@@ -32,7 +32,7 @@ os.environ.pop('VENV', None)
 # TensorFlow reads these when it is imported: a request to a bucket that failed is repeated after a millisecond.
 os.environ['GCS_RETRY_CONFIG_INIT_DELAY_TIME_US'] = '1000'
 os.environ['GCS_RETRY_CONFIG_MAX_DELAY_TIME_US'] = '1000'
-sys.meta_path.append(WrittenModules())
+sys.meta_path.append(written_modules.WrittenModules())
 
 
 def pytest_addoption(parser):
@@ -196,6 +196,13 @@ def _own_garbage(request):
     yield
     if any('ResourceWarning' in mark.args[0] for mark in request.node.iter_markers('filterwarnings')):
         gc.collect()
+
+
+@pytest.fixture(scope='module', autouse=True)
+def _own_modules(shared):
+    """Modules that a test file writes, as the guide tells users to do, are unknown to the next test file."""
+    yield
+    written_modules.forget(shared)
 
 
 @pytest.fixture(scope='session')

@@ -5,6 +5,9 @@ import os
 import sys
 
 import pytest
+import seqio
+
+from tests.support import written_modules
 
 
 def test_a_module_written_in_the_tick_of_a_listing_is_found(tmp_path, monkeypatch):
@@ -16,3 +19,45 @@ def test_a_module_written_in_the_tick_of_a_listing_is_found(tmp_path, monkeypatc
     os.utime(tmp_path, ns=(listed, listed))
     assert importlib.import_module('written_in_one_tick').VALUE == 1
     del sys.modules['written_in_one_tick']
+
+
+MODULE = """
+import gin
+import seqio
+import tensorflow as tf
+
+VALUE = {value}
+
+
+@gin.configurable
+def twice(number=VALUE):
+    return 2 * number
+
+
+def examples(split, shuffle_files, seed=None):
+    return tf.data.Dataset.from_tensors({{'targets': 'a'}})
+
+
+seqio.TaskRegistry.add(
+    'written_task',
+    source=seqio.FunctionDataSource(examples, splits=['train']),
+    preprocessors=[],
+    output_features={{'targets': seqio.Feature(seqio.ByteVocabulary())}},
+)
+seqio.MixtureRegistry.add('written_mixture', ['written_task'], default_rate=1.0)
+"""
+
+
+def test_a_forgotten_module_may_be_written_anew_with_the_same_names(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / 'written_package').mkdir()
+    kept = set(sys.modules)
+    for value in (1, 22):
+        (tmp_path / 'written_package' / 'written_module.py').write_text(MODULE.format(value=value))
+        assert importlib.import_module('written_package.written_module').twice() == 2 * value
+        assert 'written_mixture' in seqio.MixtureRegistry.names()
+        others = set(seqio.TaskRegistry.names()) - {'written_task'}
+        written_modules.forget(tmp_path)
+        assert set(seqio.TaskRegistry.names()) == others and 'written_mixture' not in seqio.MixtureRegistry.names()
+        assert not {'written_package', 'written_package.written_module'} & set(sys.modules)
+        assert kept <= set(sys.modules)

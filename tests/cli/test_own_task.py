@@ -10,10 +10,8 @@ import sys
 
 import gin
 import pytest
-import seqio
 
 from remixer_t5x.cli.main import main
-from tests.support import own_modules
 from tests.support.paths import ROOT
 
 pytestmark = [
@@ -21,7 +19,6 @@ pytestmark = [
     pytest.mark.filterwarnings('ignore::ResourceWarning'),
 ]
 PAGE = ROOT / 'docs/guide/own_task.md'
-OWN = ('my_tasks', 'my_training')
 
 
 def typed(page):
@@ -48,9 +45,6 @@ def runs(tmp_path_factory):  # noqa: F811
     yield folder
     os.chdir(before)
     sys.path.remove(str(folder))
-    own_modules.forget(*OWN)
-    for task in ('reverse_v001', 'copy_v001'):
-        seqio.TaskRegistry.remove(task)
     os.environ.clear()
     os.environ.update(environment)
     gin.clear_config()

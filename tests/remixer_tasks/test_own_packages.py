@@ -9,6 +9,7 @@ import gin
 import pytest
 
 from remixer_t5x.cli.main import main
+from tests.support import written_modules
 from tests.support.paths import environment
 
 pytestmark = [
@@ -56,23 +57,18 @@ def test_a_tasks_module_on_the_path(tmp_path):
     assert done.stdout.startswith('a_users_task, split train') and 'one two three four five' in done.stdout
 
 
-def _own_modules():
-    """What this process has imported under the names of the user's folders; the guide has a `my_tasks` too."""
-    return {name: module for name, module in sys.modules.items() if name.partition('.')[0] in ('tasks', 'my_tasks')}
-
-
 @pytest.fixture
 def in_the_users_folder(tmp_path, monkeypatch):
     """This process as one that starts in the user's folder; what it imports and sets is undone."""
-    modules, variables = _own_modules(), dict(os.environ)
-    for name in modules:
-        del sys.modules[name]
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.chdir(tmp_path)
-    yield
-    for name in _own_modules():
-        del sys.modules[name]
-    sys.modules.update(modules)
+    variables = dict(os.environ)
+    with monkeypatch.context() as patch:
+        # `tasks` may be the project's own folder until here.
+        for name in [name for name in sys.modules if name.partition('.')[0] == 'tasks']:
+            patch.delitem(sys.modules, name)
+        patch.syspath_prepend(tmp_path)
+        patch.chdir(tmp_path)
+        yield
+        written_modules.forget(tmp_path)
     os.environ.clear()
     os.environ.update(variables)
     gin.clear_config()
