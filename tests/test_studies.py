@@ -409,6 +409,17 @@ def test_objectives_are_judged_on_each_denoiser(studies, monkeypatch, tmp_path, 
     assert '| x_span64_rate50 |' in capsys.readouterr().out
 
 
+def dataset_of(examples):
+    """Of examples whose values are lists of ids of any length, or bytes."""
+    import tensorflow as tf
+
+    signature = {
+        name: tf.TensorSpec((), tf.string) if isinstance(value, bytes) else tf.TensorSpec((None,), tf.int32)
+        for name, value in examples[0].items()
+    }
+    return tf.data.Dataset.from_generator(lambda: iter(examples), output_signature=signature)
+
+
 def masked_text(rng, count):
     """Rows of 8 random ids, of which about a third is predicted."""
     tokens = rng.integers(3, 32, (count, 8)).astype(np.int32)
@@ -425,7 +436,7 @@ def test_an_encoder_is_trained_on_text_and_then_on_labels(studies, monkeypatch, 
         def get_dataset(self, lengths, split, shuffle):
             count, labels = {'train': 9, 'validation': 5}[split], [b'yes', b'no']
             rows = [{'inputs': [5] * (1 + i % 8), 'targets_pretokenized': labels[i % 2]} for i in range(count)]
-            return types.SimpleNamespace(as_numpy_iterator=lambda: iter(rows))
+            return dataset_of(rows)
 
     task = encoders.labelled(Task(), 8)
     assert task.labels == ('no', 'yes') and task.validation['labels'].tolist() == [1, 0, 1, 0, 1]
@@ -582,9 +593,7 @@ def test_transfer_leaves_out_long_targets_and_takes_a_few_of_a_kind(studies):
     examples = [
         {'inputs': [5] * (1 + i % 8), 'targets': [6] * (1 + i), 'type': b'ab'[i % 2 : i % 2 + 1]} for i in range(20)
     ]
-    task = types.SimpleNamespace(
-        name='toy', get_dataset=lambda *_, **__: types.SimpleNamespace(as_numpy_iterator=lambda: iter(examples))
-    )
+    task = types.SimpleNamespace(name='toy', get_dataset=lambda *_, **__: dataset_of(examples))
     found, kinds, left_out = studies.transfer.rows_of(task, 'gen', 8, 10, of_a_kind=6)
     # Six of each kind, of which a's targets have 1, 3, ... 11 tokens and b's 2, 4, ... 12.
     assert (kinds, left_out) == (('a', 'b') * 5, 2)

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from remixer_t5x import tf_data
 from remixer_t5x.data import cached_tasks, converters, damage, pipeline, task_vocabulary
 from remixer_t5x.data.pipeline import DatasetConfig
 from remixer_t5x.data.stream import Stream, hide_accelerators, one_line, restorable, without_autograph
@@ -64,8 +65,7 @@ def _with_options(dataset: tf.data.Dataset, threads: int | None) -> tf.data.Data
         # On a CPU the train step and this pipeline compete for cores, and XLA needs them more.
         options.threading.private_threadpool_size = threads
         options.threading.max_intra_op_parallelism = 1
-        options.autotune.cpu_budget = threads
-    return dataset.with_options(options)
+    return tf_data.without_autotune(dataset.with_options(options))
 
 
 def threads_beside(backend: str) -> int | None:

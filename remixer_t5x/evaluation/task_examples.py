@@ -7,6 +7,7 @@ import difflib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from remixer_t5x import tf_data
 from remixer_t5x.data import pipeline, stream
 from remixer_t5x.data.stream import without_autograph
 from remixer_t5x.errors import UserError
@@ -95,7 +96,7 @@ def read(task: seqio.Task, split: str, lengths: Mapping[str, int], limit: int | 
         dataset = without_autograph(
             lambda: task.get_dataset(dict(lengths), split=split, shuffle=False, num_epochs=1, try_in_mem_cache=False)
         )
-        examples = list(dataset.take(-1 if limit is None else limit).as_numpy_iterator())
+        examples = list(tf_data.arrays(dataset.take(-1 if limit is None else limit)))
     except UserError:
         raise
     except (ValueError, OSError, tf.errors.OpError) as error:

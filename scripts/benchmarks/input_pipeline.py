@@ -23,6 +23,7 @@ os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
 import seqio  # noqa: E402 (TensorFlow reads the variable when it is imported)
 import tensorflow as tf  # noqa: E402
 
+from remixer_t5x import tf_data
 from remixer_t5x.data import pipeline, task_batches
 from remixer_tasks import local_files, pretraining, python_docs, vocabularies
 from remixer_tasks.corpora import token_ids  # noqa: E402
@@ -131,7 +132,7 @@ def main() -> None:
 
     text = corpus.source().get_dataset('train', shuffle=False)
     tokenised = text.map(lambda example: {'targets': vocabulary.encode_tf(example['text'])})
-    ids = [example['targets'] for example in tokenised.as_numpy_iterator()]
+    ids = [example['targets'] for example in tf_data.arrays(tokenised)]
     once = sum(map(len, ids))
     ragged = tf.RaggedTensor.from_row_lengths(tf.concat(ids, 0), [len(document) for document in ids])
     repeats = max(args.tokens // once, 1)

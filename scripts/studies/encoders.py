@@ -30,6 +30,7 @@ from library.small_task import exit_with_one_line
 from library.training_loop import Program
 from library.variants import LAYOUTS, VARIANTS, Variant, flagged
 
+from remixer_t5x import tf_data
 from remixer_t5x.config import loading
 from remixer_t5x.data import frames
 from remixer_t5x.evaluation.held_out_loss import entropy
@@ -78,7 +79,7 @@ def masked_rows(task: Any, split: str, length: int, limit: int) -> Rows:
     """Whole segments of damaged text, with the tokens to predict in their places."""
     lengths = {'inputs': length, 'targets': length}
     dataset = task.get_dataset(lengths, split=split, shuffle=False, num_epochs=1)
-    found = [row for row in dataset.take(limit).as_numpy_iterator() if len(row['inputs']) == length]
+    found = [row for row in tf_data.arrays(dataset.take(limit)) if len(row['inputs']) == length]
     inputs, targets = (np.stack([row[name] for row in found]).astype(np.int32) for name in ('inputs', 'targets'))
     weights = (targets > 0).astype(np.int32)
     return {'encoder_input_tokens': inputs, 'encoder_target_tokens': targets, 'encoder_loss_weights': weights}
@@ -98,7 +99,7 @@ def labelled(task: Any, length: int) -> Labelled:
     splits = {}
     for split in ('train', 'validation'):
         dataset = task.get_dataset({'inputs': length, 'targets': length}, split=split, shuffle=False)
-        splits[split] = list(dataset.as_numpy_iterator())
+        splits[split] = list(tf_data.arrays(dataset))
     labels = tuple(sorted({row['targets_pretokenized'].decode() for row in splits['train']}))
 
     def rows(found: list[Mapping[str, Any]]) -> Rows:

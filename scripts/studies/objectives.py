@@ -29,6 +29,7 @@ from library.rows import Rows
 from library.small_task import exit_with_one_line
 from library.training_loop import Program
 
+from remixer_t5x import tf_data
 from remixer_t5x.config import loading
 from remixer_t5x.data import frames
 from remixer_t5x.errors import UserError
@@ -61,7 +62,7 @@ def rows_of(task: Any, split: str, length: int, limit: int) -> Rows:
     Raises UserError where the text has none.
     """
     dataset = task.get_dataset({'inputs': length, 'targets': length}, split=split, shuffle=False, num_epochs=1)
-    found = list(dataset.take(limit).as_numpy_iterator())
+    found = list(tf_data.arrays(dataset.take(limit)))
     if not found:
         raise UserError(
             f'{task.name}, {split}, has no segment of {length} tokens: give more text, or a smaller --length'

@@ -31,6 +31,7 @@ from library.records import summary
 from library.rows import Rows, encoder_decoder, totals
 from library.training_loop import Program
 
+from remixer_t5x import tf_data
 from remixer_t5x.config import loading
 from remixer_t5x.data import frames
 from remixer_t5x.errors import UserError
@@ -109,7 +110,7 @@ def rows_of(task: Any, split: str, inputs: int, targets: int, of_a_kind: int = 0
     kinds: list[str] = []
     counts: collections.Counter[str] = collections.Counter()
     left_out = 0
-    for example in dataset.as_numpy_iterator():
+    for example in tf_data.arrays(dataset):
         kind = example.get('type', b'').decode()
         counts[kind] += 1
         if of_a_kind and counts[kind] > of_a_kind:

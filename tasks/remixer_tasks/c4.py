@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator
 
+from remixer_t5x import tf_data
 from remixer_t5x.lazy import seqio
 from remixer_tasks.corpora.text_corpus import TRAIN, VALIDATION
 
@@ -37,7 +38,7 @@ class TfdsCorpus:
         return TfdsSource(self.name, self.data_dir, {TRAIN: self.train, VALIDATION: self.validation}, order)
 
     def training_documents(self) -> Iterator[str]:
-        for example in self.source().get_dataset(TRAIN, shuffle=False).as_numpy_iterator():
+        for example in tf_data.arrays(self.source().get_dataset(TRAIN, shuffle=False)):
             yield example['text'].decode('utf-8', 'replace')
 
 

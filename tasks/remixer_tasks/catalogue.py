@@ -6,6 +6,7 @@ import dataclasses
 import difflib
 import itertools
 
+from remixer_t5x import tf_data
 from remixer_t5x.errors import UserError
 from remixer_t5x.lazy import seqio
 from remixer_tasks.benchmarks import cogs, generation, glue, nli, squad, super_glue
@@ -75,7 +76,7 @@ def examples(name: str, split: str = TRAIN, n: int = 5, data_dir: str | None = N
     dataset = found.to_text(found.source(data_dir).get_dataset(split, shuffle=False))
     return [
         TextExample(example['inputs'].decode(), example['targets'].decode())
-        for example in itertools.islice(dataset.as_numpy_iterator(), n)
+        for example in itertools.islice(tf_data.arrays(dataset), n)
     ]
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from remixer_t5x import tf_data
 from remixer_t5x.errors import UserError
 from remixer_t5x.lazy import tf
 from remixer_tasks import catalogue
@@ -77,15 +78,14 @@ def examples(name: str, split: str | None = None, n: int = 2, data_dir: str | No
     if split in origins and origins[split] is None:
         raise UserError(sources.missing(task.dataset, split, data_dir))
     dataset = task.source(data_dir).get_dataset(split, shuffle=False).take(n)
-    raw = list(dataset.as_numpy_iterator())
+    raw = list(tf_data.arrays(dataset))
     # One at a time: tasks make several examples of one, or leave some out.
     return split, [Shown(_plain(row), _texts(task, dataset.skip(index).take(1))) for index, row in enumerate(raw)]
 
 
 def _texts(task: TextTask, dataset: tf.data.Dataset) -> list[tuple[str, str]]:
     return [
-        (example['inputs'].decode(), example['targets'].decode())
-        for example in task.to_text(dataset).as_numpy_iterator()
+        (example['inputs'].decode(), example['targets'].decode()) for example in tf_data.arrays(task.to_text(dataset))
     ]
 
 

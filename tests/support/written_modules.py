@@ -24,7 +24,7 @@ class WrittenModules(importlib.abc.MetaPathFinder):
 
 
 def forget(folder: pathlib.Path) -> None:
-    """Forgets the modules below `folder`, and what gin and seqio know of them: another test may write them anew."""
+    """Forgets the modules below `folder`, and what gin and seqio know of them: another test may write them again."""
     names = {name for name, module in list(sys.modules.items()) if _is_below(folder, module)}
     for name in names:
         del sys.modules[name]

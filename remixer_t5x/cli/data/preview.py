@@ -42,6 +42,7 @@ def run(args: argparse.Namespace) -> None:
     """
     macros = ('MIXTURE_OR_TASK_NAME', 'TASK_FEATURE_LENGTHS', 'PACK', 'FRAME')
     mixture, lengths, pack, frame = arguments.values(args, *macros, defaults={'PACK': False})
+    from remixer_t5x import tf_data
     from remixer_t5x.data import converters, frames, pipeline, stream
 
     if isinstance(lengths, Mapping) and set(lengths) == {'targets'}:
@@ -52,7 +53,7 @@ def run(args: argparse.Namespace) -> None:
     stream.hide_accelerators()
     dataset = task.get_dataset(dict(lengths), split=args.split, shuffle=True, seed=_SEED, num_epochs=1)
     dataset = converters.convert(frame, dataset, lengths, pack, task)
-    rows = list(itertools.islice(dataset.as_numpy_iterator(), max(MEASURED_ROWS, args.num_examples)))
+    rows = list(itertools.islice(tf_data.arrays(dataset), max(MEASURED_ROWS, args.num_examples)))
     if not rows:
         raise UserError(f'{task.name} has no examples in split {args.split!r}; choose another with --split')
     vocabulary = task.output_features['targets'].vocabulary

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 from library.rows import Rows, encoder_decoder
+from remixer_t5x import tf_data
 from remixer_t5x.errors import UserError
 
 HELD_OUT_ROWS = 512
@@ -38,7 +39,7 @@ def corpus_of(text: str, vocabulary: int) -> tuple[Any, Any]:
 def segments(task: Any, split: str, length: int, limit: int) -> Rows:
     """Rows of exactly `length` inputs and their targets. Raises UserError where the text has none."""
     dataset = task.get_dataset(target_lengths(length), split=split, shuffle=False, num_epochs=1)
-    found = [row for row in dataset.take(limit).as_numpy_iterator() if len(row['inputs']) == length]
+    found = [row for row in tf_data.arrays(dataset.take(limit)) if len(row['inputs']) == length]
     if not found:
         raise UserError(f'the {split} split has no segment of {length} tokens: give more text, or a smaller --length')
     inputs, targets = (np.stack([row[name] for row in found]).astype(np.int32) for name in ('inputs', 'targets'))

@@ -27,6 +27,7 @@ from library.records import Records
 from library.rows import Rows, encoder_decoder
 from library.training_loop import Program
 from library.variants import VARIANTS
+from remixer_t5x import tf_data
 from remixer_t5x.config import loading
 from remixer_t5x.errors import UserError
 from remixer_t5x.model.losses import token_logits
@@ -65,7 +66,7 @@ def rows_of(task: Any, split: str, inputs: int, targets: int, limit: int | None 
     dataset = task.get_dataset(None, split=split, shuffle=False)
     lengths = {'inputs': inputs, 'targets': targets}
     found: dict[str, list[np.ndarray]] = {'inputs': [], 'targets': []}
-    for example in dataset.as_numpy_iterator():
+    for example in tf_data.arrays(dataset):
         if all(len(example[name]) <= length for name, length in lengths.items()):
             for name, length in lengths.items():
                 found[name].append(np.pad(example[name], (0, length - len(example[name]))))

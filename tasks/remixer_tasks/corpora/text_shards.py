@@ -8,7 +8,7 @@ import random
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from remixer_t5x import temporary
+from remixer_t5x import temporary, tf_data
 from remixer_t5x.lazy import tf
 
 # Enough for the hosts of a large pod; a corpus with fewer documents gets fewer shards.
@@ -52,7 +52,7 @@ def name(split: str, index: int) -> str:
 
 def read(paths: str | Sequence[str]) -> Iterator[bytes]:
     """The records of files, one file after another. Raises tf.errors.OpError for a file that is damaged or gone."""
-    for records in tf.data.TFRecordDataset(paths).batch(_TOGETHER).as_numpy_iterator():
+    for records in tf_data.arrays(tf.data.TFRecordDataset(paths).batch(_TOGETHER)):
         yield from records.tolist()
 
 

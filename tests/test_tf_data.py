@@ -1,0 +1,45 @@
+"""Nothing here reads a dataset whose iterator waits when it is deleted, see `remixer_t5x.tf_data`."""
+
+import re
+
+import numpy as np
+import seqio
+import tensorflow as tf
+
+from remixer_t5x import tf_data
+from remixer_t5x.data import pipeline, task_batches
+from tests.support.paths import ROOT
+
+
+def test_arrays_are_those_of_the_dataset_without_autotuning():
+    dataset = tf.data.Dataset.range(5).map(lambda number: number * number, num_parallel_calls=tf.data.AUTOTUNE)
+    assert tf_data.without_autotune(dataset).options().autotune.enabled is False
+    np.testing.assert_array_equal(list(tf_data.arrays(dataset)), [0, 1, 4, 9, 16])
+
+
+def test_batches_of_training_and_evaluation_are_read_without_autotuning(monkeypatch):
+    """Of a task of any source: what TensorFlow opens an iterator of has the option."""
+    opened = []
+    iterate = tf.data.Dataset.__iter__
+    monkeypatch.setattr(tf.data.Dataset, '__iter__', lambda dataset: opened.append(dataset) or iterate(dataset))
+    features = {name: seqio.Feature(seqio.ByteVocabulary()) for name in ('inputs', 'targets')}
+    source = seqio.FunctionDataSource(
+        lambda split, shuffle_files, seed=None: tf.data.Dataset.from_tensors({'inputs': 'a', 'targets': 'b'}).repeat(9),
+        splits=['train'],
+    )
+    task = seqio.Task('letters', source, features, preprocessors=[seqio.preprocessors.tokenize])
+    config = pipeline.DatasetConfig(task, {'inputs': 4, 'targets': 4}, batch_size=4)
+    next(task_batches.TrainBatches(config))
+    assert len(list(task_batches.EvalBatches(config))) == 3
+    assert len(opened) == 2 and not any(dataset.options().autotune.enabled is not False for dataset in opened)
+
+
+def test_no_other_module_asks_a_dataset_for_arrays():
+    """`as_numpy_iterator` is asked for in one place, which sets the option."""
+    folders = [ROOT / name for name in ('remixer_t5x', 'tasks', 'scripts')]
+    found = [
+        str(path.relative_to(ROOT))
+        for path in sorted(path for folder in folders for path in folder.rglob('*.py'))
+        if re.search(r'\bas_numpy_iterator\(', path.read_text())
+    ]
+    assert found == ['remixer_t5x/tf_data.py']
