@@ -428,6 +428,30 @@ def masked_text(rng, count):
     return {'encoder_input_tokens': tokens, 'encoder_target_tokens': targets, 'encoder_loss_weights': chosen * 1}
 
 
+@pytest.mark.parametrize('read', ['damaged_text.segments', 'encoders.masked_rows', 'objectives.rows_of'])
+def test_the_damage_of_a_text_is_the_same_in_every_process(studies, read):
+    """seqio draws other noise each time a dataset is opened without a seed."""
+    import seqio
+    import tensorflow as tf
+
+    @seqio.map_over_dataset(num_seeds=1)
+    def damaged(example, seed):
+        ids = tf.random.stateless_uniform((8,), seed, 3, 30, tf.int32)
+        return {'inputs': ids, 'targets': ids[:4]}
+
+    source = seqio.FunctionDataSource(
+        lambda split, shuffle_files, seed=None: tf.data.Dataset.range(5).map(lambda number: {'number': number}),
+        splits=['train'],
+    )
+    features = {name: seqio.Feature(seqio.PassThroughVocabulary(32), add_eos=False) for name in ('inputs', 'targets')}
+    task = seqio.Task('noise', source, features, preprocessors=[damaged])
+    module, function = read.split('.')
+    first, second = (getattr(getattr(studies, module), function)(task, 'train', 8, 5) for _ in range(2))
+    for name in first:
+        np.testing.assert_array_equal(first[name], second[name])
+    assert len(np.unique(first['encoder_input_tokens'], axis=0)) == 5
+
+
 def test_an_encoder_is_trained_on_text_and_then_on_labels(studies, monkeypatch, tmp_path, capsys):
     """Every mixer builds; one of them goes through all of a trial, on random ids."""
     encoders, rng = studies.encoders, np.random.default_rng(0)

@@ -78,7 +78,7 @@ class Trial:
 def masked_rows(task: Any, split: str, length: int, limit: int) -> Rows:
     """Whole segments of damaged text, with the tokens to predict in their places."""
     lengths = {'inputs': length, 'targets': length}
-    dataset = task.get_dataset(lengths, split=split, shuffle=False, num_epochs=1)
+    dataset = task.get_dataset(lengths, split=split, shuffle=False, seed=0, num_epochs=1)
     found = [row for row in tf_data.arrays(dataset.take(limit)) if len(row['inputs']) == length]
     inputs, targets = (np.stack([row[name] for row in found]).astype(np.int32) for name in ('inputs', 'targets'))
     weights = (targets > 0).astype(np.int32)

@@ -38,7 +38,7 @@ def corpus_of(text: str, vocabulary: int) -> tuple[Any, Any]:
 
 def segments(task: Any, split: str, length: int, limit: int) -> Rows:
     """Rows of exactly `length` inputs and their targets. Raises UserError where the text has none."""
-    dataset = task.get_dataset(target_lengths(length), split=split, shuffle=False, num_epochs=1)
+    dataset = task.get_dataset(target_lengths(length), split=split, shuffle=False, seed=0, num_epochs=1)
     found = [row for row in tf_data.arrays(dataset.take(limit)) if len(row['inputs']) == length]
     if not found:
         raise UserError(f'the {split} split has no segment of {length} tokens: give more text, or a smaller --length')
