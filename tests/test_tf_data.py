@@ -31,7 +31,7 @@ def test_batches_of_training_and_evaluation_are_read_without_autotuning(monkeypa
     config = pipeline.DatasetConfig(task, {'inputs': 4, 'targets': 4}, batch_size=4)
     next(task_batches.TrainBatches(config))
     assert len(list(task_batches.EvalBatches(config))) == 3
-    assert len(opened) == 2 and not any(dataset.options().autotune.enabled is not False for dataset in opened)
+    assert [dataset.options().autotune.enabled for dataset in opened] == [False, False]
 
 
 def test_no_other_module_asks_a_dataset_for_arrays():

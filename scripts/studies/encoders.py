@@ -22,7 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from flax import linen as nn
-from library import comparison, dot_panels, training_loop
+from library import comparison, damaged_text, dot_panels, training_loop
 from library.epochs import batches
 from library.records import summary
 from library.rows import Rows, totals
@@ -78,8 +78,7 @@ class Trial:
 def masked_rows(task: Any, split: str, length: int, limit: int) -> Rows:
     """Whole segments of damaged text, with the tokens to predict in their places."""
     lengths = {'inputs': length, 'targets': length}
-    dataset = task.get_dataset(lengths, split=split, shuffle=False, seed=0, num_epochs=1)
-    found = [row for row in tf_data.arrays(dataset.take(limit)) if len(row['inputs']) == length]
+    found = [row for row in damaged_text.examples(task, split, lengths, limit) if len(row['inputs']) == length]
     inputs, targets = (np.stack([row[name] for row in found]).astype(np.int32) for name in ('inputs', 'targets'))
     weights = (targets > 0).astype(np.int32)
     return {'encoder_input_tokens': inputs, 'encoder_target_tokens': targets, 'encoder_loss_weights': weights}

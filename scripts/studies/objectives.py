@@ -22,14 +22,13 @@ import jax
 import numpy as np
 import optax
 from flax import linen as nn
-from library import comparison, rows, sized_models, training_loop
+from library import comparison, damaged_text, rows, sized_models, training_loop
 from library.epochs import batches
 from library.records import summary
 from library.rows import Rows
 from library.small_task import exit_with_one_line
 from library.training_loop import Program
 
-from remixer_t5x import tf_data
 from remixer_t5x.config import loading
 from remixer_t5x.data import frames
 from remixer_t5x.errors import UserError
@@ -61,8 +60,7 @@ def rows_of(task: Any, split: str, length: int, limit: int) -> Rows:
 
     Raises UserError where the text has none.
     """
-    dataset = task.get_dataset({'inputs': length, 'targets': length}, split=split, shuffle=False, seed=0, num_epochs=1)
-    found = list(tf_data.arrays(dataset.take(limit)))
+    found = list(damaged_text.examples(task, split, {'inputs': length, 'targets': length}, limit))
     if not found:
         raise UserError(
             f'{task.name}, {split}, has no segment of {length} tokens: give more text, or a smaller --length'

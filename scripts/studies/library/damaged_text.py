@@ -1,6 +1,7 @@
 """Segments of a text, damaged by T5's span corruption, as rows to train on and rows that are held out."""
 
 import functools
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -36,10 +37,15 @@ def corpus_of(text: str, vocabulary: int) -> tuple[Any, Any]:
     return corpus, vocabularies.trained(corpus, vocabulary)
 
 
+def examples(task: Any, split: str, lengths: Mapping[str, int], limit: int) -> Iterator[dict[str, np.ndarray]]:
+    """The first `limit` examples, damaged in the same way in every process: seqio's noise has a seed here."""
+    dataset = task.get_dataset(lengths, split=split, shuffle=False, seed=0, num_epochs=1)
+    return tf_data.arrays(dataset.take(limit))
+
+
 def segments(task: Any, split: str, length: int, limit: int) -> Rows:
     """Rows of exactly `length` inputs and their targets. Raises UserError where the text has none."""
-    dataset = task.get_dataset(target_lengths(length), split=split, shuffle=False, seed=0, num_epochs=1)
-    found = [row for row in tf_data.arrays(dataset.take(limit)) if len(row['inputs']) == length]
+    found = [row for row in examples(task, split, target_lengths(length), limit) if len(row['inputs']) == length]
     if not found:
         raise UserError(f'the {split} split has no segment of {length} tokens: give more text, or a smaller --length')
     inputs, targets = (np.stack([row[name] for row in found]).astype(np.int32) for name in ('inputs', 'targets'))
