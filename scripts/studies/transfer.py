@@ -7,7 +7,8 @@ Each model restores spans of text, and is then finetuned on each task, with the 
 All train with a warm-up over a tenth of the steps and a cosine to 0, in float32. Inputs are cut to --inputs tokens;
 examples with longer targets are left out. A task's number is the exact match of greedy decoding on its validation
 split, which for labels is the accuracy. COGS is judged on its split `gen` too, for each of the 21 kinds of
-generalization. One seed gives parameters and the order of the examples. Results are appended to --out as they are
+generalization; there the share of the tokens that are right, each given the ones before it, is printed as well, because
+a small model gets no answer right as a whole. One seed gives parameters and the order of the examples. Results are appended to --out as they are
 known; started again, the study does what is missing.
 """
 
@@ -193,33 +194,43 @@ def pretrained(trial: Trial) -> tuple[Any, dict[str, float]]:
 
 
 def finetuned(trial: Trial, params: Any, name: str, steps: int) -> dict[str, float]:
-    """Percentages of examples that are right; of COGS, also those of `gen`."""
+    """Percentages of examples that are right; of COGS, also of the examples and of the tokens of `gen`."""
     data = labelled(name, trial.text, trial.vocabulary, trial.inputs, trial.targets, trial.of_a_kind)
     shared = dataclasses.replace(trial, seed=0, tasks='')
     program = program_of(shared, data.train['decoder_target_tokens'].shape[1], steps, trial.finetune_rate)
     carry = program.begin(jax.tree.map(jnp.copy, params))
     tuned = trained(program, carry, data.train, steps, trial, name)
     right = functools.partial(judges_of(shared)[1], tuned)
-
-    def of_rows(rows: Rows) -> np.ndarray:
-        return 100.0 * np.all(small_task.all_rows(right, rows), axis=1)
-
-    result = {name: float(np.mean(of_rows(data.validation)))}
+    result = {name: float(np.mean(right_share(small_task.all_rows(right, data.validation))))}
     if data.gen is not None:
-        result |= by_kind(of_rows(data.gen), data.kinds)
+        tokens = small_task.all_rows(right, data.gen)
+        result |= by_kind('gen', right_share(tokens), data.kinds)
+        result |= by_kind('gen tokens', token_share(tokens, data.gen), data.kinds)
     return result
 
 
-def by_kind(right: np.ndarray, kinds: tuple[str, ...]) -> dict[str, float]:
-    """The mean of each kind of generalization, and the means over the lexical and the structural kinds."""
+def right_share(tokens: np.ndarray) -> np.ndarray:
+    """100 for each row whose tokens [rows, length] are all right, 0 for the others."""
+    return 100.0 * np.all(tokens, axis=1)
+
+
+def token_share(tokens: np.ndarray, rows: Rows) -> np.ndarray:
+    """The percentage of each row's tokens that is right, without padding."""
+    counts = rows['decoder_target_tokens'] > 0
+    return 100.0 * np.sum(tokens & counts, axis=1) / np.sum(counts, axis=1)
+
+
+def by_kind(what: str, right: np.ndarray, kinds: tuple[str, ...]) -> dict[str, float]:
+    """The mean of each kind of generalization, and the means over the lexical and the structural kinds, each named
+    after `what`."""
     from remixer_tasks.benchmarks import cogs
 
     means = {kind: float(np.mean(right[np.asarray(kinds) == kind])) for kind in sorted(set(kinds))}
     groups = {'lexical': cogs.LEXICAL, 'structural': cogs.STRUCTURAL}
     found = {group: [means[kind] for kind in members if kind in means] for group, members in groups.items()}
     return {
-        **{f'gen {kind}': mean for kind, mean in means.items()},
-        **{f'gen {group}': float(np.mean(values)) for group, values in found.items() if values},
+        **{f'{what} {kind}': mean for kind, mean in means.items()},
+        **{f'{what} {group}': float(np.mean(values)) for group, values in found.items() if values},
     }
 
 
@@ -232,8 +243,8 @@ def run(trial: Trial) -> dict[str, float]:
 
 
 def metrics_of(tasks: str) -> list[str]:
-    gen = ['gen lexical', 'gen structural'] if COGS in steps_by_task(tasks) else []
-    return ['held-out loss', *steps_by_task(tasks), *gen]
+    gen = [f'{what} {group}' for what in ('gen', 'gen tokens') for group in ('lexical', 'structural')]
+    return ['held-out loss', *steps_by_task(tasks), *(gen if COGS in steps_by_task(tasks) else [])]
 
 
 def paired(ours: list[dict[str, float]], theirs: list[dict[str, float]], metric: str) -> str:
@@ -259,18 +270,26 @@ def print_tables(found: Mapping[str, list[dict[str, float]]], tasks: str) -> Non
         for model, results in found.items():
             parameters = f'{int(results[0]["parameters"]):,}' if results else ''
             print('| ' + ' | '.join([model, *(cell(results, metric) for metric in metrics), parameters]) + ' |')
-    kinds = sorted({key for results in found.values() for result in results for key in result if key[:4] == 'gen '})
-    if kinds:
-        print('exact match of each kind of generalization, mean over seeds')
-        print('| ' + ' | '.join(['', *found]) + ' |')
-        print('|---' * (len(found) + 1) + '|')
-        for kind in kinds:
-            cells = [f'{np.mean([r[kind] for r in rs]):.1f}' if rs else '' for rs in found.values()]
-            print('| ' + ' | '.join([kind.removeprefix('gen '), *cells]) + ' |')
+    print_kinds(found)
     print('how far H, alpha and W moved while the model trained on text, root mean square, mean over seeds')
     for model, results in found.items():
         for path in [key for key in (results[0] if results else {}) if key.startswith('moved ')]:
             print(f'{model}: {path.removeprefix("moved ")} {np.mean([r[path] for r in results]):.4f}')
+
+
+def print_kinds(found: Mapping[str, list[dict[str, float]]]) -> None:
+    """What is right of each kind of generalization, once in answers and once in tokens."""
+    keys = {key for results in found.values() for result in results for key in result}
+    for what, title in (('gen tokens ', 'tokens'), ('gen ', 'answers')):
+        kinds = sorted(key for key in keys if key.startswith(what))
+        keys -= set(kinds)
+        if kinds:
+            print(f'right {title} of each kind of generalization, percent, mean over seeds')
+            print('| ' + ' | '.join(['', *found]) + ' |')
+            print('|---' * (len(found) + 1) + '|')
+        for kind in kinds:
+            cells = [f'{np.mean([r[kind] for r in rs]):.1f}' if rs else '' for rs in found.values()]
+            print('| ' + ' | '.join([kind.removeprefix(what), *cells]) + ' |')
 
 
 def parse_arguments(given: list[str] | None = None) -> argparse.Namespace:
