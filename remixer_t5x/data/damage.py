@@ -26,7 +26,11 @@ def named(provider: seqio.Task | seqio.Mixture, split: str, use_cached: bool = F
 
 
 def _paths(task: seqio.Task, split: str, use_cached: bool) -> list[str]:
-    return (fingerprint.files(task, split, use_cached) or []) if split in task.splits else []
+    if split not in task.splits:
+        return []
+    # A source that keeps files of its own may list the user's instead.
+    records = getattr(task.source, 'records', None)
+    return list(records(split)) if records and not use_cached else fingerprint.files(task, split, use_cached) or []
 
 
 def _reader(task: seqio.Task, use_cached: bool) -> Callable[[str], tf.data.Dataset]:

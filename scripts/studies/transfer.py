@@ -7,9 +7,9 @@ Each model restores spans of text, and is then finetuned on each task, with the 
 All train with a warm-up over a tenth of the steps and a cosine to 0, in float32. Inputs are cut to --inputs tokens;
 examples with longer targets are left out. A task's number is the exact match of greedy decoding on its validation
 split, which for labels is the accuracy. COGS is judged on its split `gen` too, for each of the 21 kinds of
-generalization; there the share of the tokens that are right, each given the ones before it, is printed as well, because
-a small model gets no answer right as a whole. One seed gives parameters and the order of the examples. Results are appended to --out as they are
-known; started again, the study does what is missing.
+generalization; there the share of the tokens that are right, each given the right tokens before it, is printed as well,
+because a small model gets no answer right as a whole. One seed gives parameters and the order of the examples. Results
+are appended to --out as they are known; started again, the study does what is missing.
 """
 
 import argparse

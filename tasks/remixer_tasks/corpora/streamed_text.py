@@ -51,11 +51,8 @@ class StreamedCorpus:
     def __init__(
         self, name: str, identity: str, open_split: Callable[[str], Shards], validation_fraction: float | None
     ):
-        if validation_fraction is not None and not 0.0 < validation_fraction < 1.0:
-            raise UserError(
-                f'the held-out share is {validation_fraction}, allowed is above 0 and below 1: 0.01 holds out 1 % of '
-                'the documents'
-            )
+        if validation_fraction is not None:
+            text_shards.check_fraction(validation_fraction)
         self.name, self.identity = name, identity
         self._open_split, self._fraction = open_split, validation_fraction
         self._opened: dict[str, Shards] = {}

@@ -93,11 +93,8 @@ class ParsedCorpus:
     keep_ids: float | None = None
 
     def __post_init__(self):
-        if self.read_validation is None and not 0.0 < self.validation_fraction < 1.0:
-            raise UserError(
-                f'the held-out share is {self.validation_fraction}, allowed is above 0 and below 1: '
-                f'0.01 holds out 1 % of the {self.words.parts}'
-            )
+        if self.read_validation is None:
+            text_shards.check_fraction(self.validation_fraction, self.words.parts)
 
     def source(self, order: int = 0) -> seqio.DataSource:
         # Imported here, because the class derives from seqio's.
@@ -144,13 +141,8 @@ def _parse(corpus: ParsedCorpus, folder: Path, durable: bool) -> None:
     """
     if not (folder / _COUNTS).exists():
         notice = Notice(f'reading {corpus.name}')
-        try:
+        with text_shards.full_disk():
             progress = _write_shards(corpus, folder, durable, notice)
-        except tf.errors.ResourceExhaustedError as error:
-            raise UserError(
-                f'no space left in the cache {cache.root()}: free some, or set REMIXER_T5X_CACHE to a folder '
-                'on another disk'
-            ) from error
         counts, skipped = progress.counts, Malformed(corpus.strict, progress.skipped)
         unfinished = folder / f'{_COUNTS}.tmp'
         unfinished.write_text(json.dumps({**counts, 'skipped': skipped.count, 'empty': skipped.empty_count}))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import random
@@ -9,7 +10,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from remixer_t5x import temporary, tf_data
+from remixer_t5x.errors import UserError
 from remixer_t5x.lazy import tf
+from remixer_tasks.files import cache
 
 # Enough for the hosts of a large pod; a corpus with fewer documents gets fewer shards.
 SHARDS = 64
@@ -45,6 +48,18 @@ class Shards:
             writer.close()
 
 
+@contextlib.contextmanager
+def full_disk() -> Iterator[None]:
+    """Raises UserError where TensorFlow finds no space for a file."""
+    try:
+        yield
+    except tf.errors.ResourceExhaustedError as error:
+        raise UserError(
+            f'no space left in the cache {cache.root()}: free some, or set REMIXER_T5X_CACHE to a folder on another '
+            'disk'
+        ) from error
+
+
 def name(split: str, index: int) -> str:
     """Of one file of a split."""
     return f'{split}-{index:05d}-of-{SHARDS:05d}'
@@ -68,17 +83,12 @@ def join(paths: Sequence[Path], joined: Path, shuffled: bool, durable: bool) -> 
         durable: syncs `joined` to the disk before the others are removed.
     """
     if paths and not joined.exists():
-        content = b''.join(path.read_bytes() for path in paths)
-        records, at = [], 0
-        while at < len(content):
-            end = at + _FRAME_BYTES + int.from_bytes(content[at : at + 8], 'little')
-            records.append(slice(at, end))
-            at = end
+        records = _records(b''.join(path.read_bytes() for path in paths))
         if shuffled:
             random.Random(0).shuffle(records)
         unfinished = joined.with_name(f'{joined.name}.tmp')
         with open(unfinished, 'wb') as file:
-            file.writelines(content[record] for record in records)
+            file.writelines(records)
         if durable:
             temporary.sync(unfinished)
         os.replace(unfinished, joined)
@@ -86,6 +96,31 @@ def join(paths: Sequence[Path], joined: Path, shuffled: bool, durable: bool) -> 
         path.unlink()
 
 
+def shuffle(path: Path) -> None:
+    """Shuffles the records of a file, always in the same way. A process that is killed here leaves no whole file."""
+    records = _records(path.read_bytes())
+    random.Random(0).shuffle(records)
+    path.write_bytes(b''.join(records))
+
+
+def _records(content: bytes) -> list[memoryview]:
+    """The records of files that follow each other, with their lengths and checksums."""
+    records, at, view = [], 0, memoryview(content)
+    while at < len(content):
+        end = at + _FRAME_BYTES + int.from_bytes(content[at : at + 8], 'little')
+        records.append(view[at:end])
+        at = end
+    return records
+
+
 def share_of(document: bytes) -> float:
     """A number in [0, 1) that depends on the document's text alone, so that it keeps its split when others come."""
     return int.from_bytes(hashlib.sha256(document).digest()[:6], 'big') / 2**48
+
+
+def check_fraction(fraction: float, documents: str = 'documents') -> None:
+    """Raises UserError unless it can be the share of documents that is held out; `documents` is what it calls them."""
+    if not 0.0 < fraction < 1.0:
+        raise UserError(
+            f'the held-out share is {fraction}, allowed is above 0 and below 1: 0.01 holds out 1 % of the {documents}'
+        )

@@ -2,7 +2,8 @@
 
 A volume is a folder with the next records of each file, and `volume.json`, which says how far reading has come. Volumes
 follow each other in the order of the documents, and the files that are joined from them have the same bytes wherever
-one volume ends and the next begins. A folder gets the name of a volume by one rename, when all is in it.
+one volume ends and the next begins. A folder gets the name of a volume by one rename, when all is in it. Where a run
+reads the first volumes while later ones are written (`growing_text`), the volumes stay as they are.
 """
 
 from __future__ import annotations
@@ -75,20 +76,26 @@ class Volumes:
 
     Attributes:
         folder: for the volumes.
-        joined: for the files that are joined from them.
+        joined: for the files that are joined from them; None where the volumes stay. Each then has every file of both
+            splits, the training documents shuffled.
         durable: what is finished also survives that the machine stops.
         notice: shows how far it is.
         parts: what it calls documents.
     """
 
     folder: Path
-    joined: Path
+    joined: Path | None
     durable: bool
     notice: Notice
     parts: str
 
     def read(self, source: Source, split: Callable[[float], str], start: Progress, strict: bool) -> Progress:
-        """Reads the volumes that are not there yet.
+        """Reads the volumes that are not there yet; the progress after the last. See `each`."""
+        *_, last = self.each(source, split, start, strict)
+        return last
+
+    def each(self, source: Source, split: Callable[[float], str], start: Progress, strict: bool) -> Iterator[Progress]:
+        """Reads the volumes that are not there yet; the progress after those that are, and after each of the others.
 
         Args:
             source: where the documents come from.
@@ -101,8 +108,9 @@ class Volumes:
         """
         self.folder.mkdir(exist_ok=True)
         number, progress = self._finished(start)
+        yield progress
         if number == source.count:
-            return progress
+            return
         malformed = Malformed(strict, progress.skipped)
         reading = source.begin(malformed, progress.place)
         for volume in range(number, source.count):
@@ -112,11 +120,12 @@ class Volumes:
             counts, smallest = self._write(unfinished, reading, split, progress)
             progress = Progress(counts, smallest, reading.place, malformed.record_of_skipped())
             self._finish(unfinished, volume, progress)
+            yield progress
         self.notice.step(source.count, source.count, 'volumes')
-        return progress
 
     def join(self, split: str, shuffled: bool) -> None:
         """Makes the files of a split, each from its parts in the volumes, which it removes."""
+        assert self.joined is not None
         folders = sorted(path for path in self.folder.iterdir() if path.is_dir())
         for index in range(text_shards.SHARDS):
             self.notice.update(lambda: f'joining file {index + 1} of {text_shards.SHARDS}')  # noqa: B023 (called at once)
@@ -136,26 +145,42 @@ class Volumes:
         return shards.counts, smallest
 
     def _finish(self, folder: Path, number: int, progress: Progress) -> None:
+        if self.joined is None:
+            _complete(folder)
         sizes = {path.name: path.stat().st_size for path in sorted(folder.iterdir())}
         reached = dataclasses.asdict(progress)
         (folder / _DONE).write_text(json.dumps([cache.key(sizes, reached), sizes, reached]))
         if self.durable:
             for path in [*folder.iterdir(), folder]:
                 temporary.sync(path)
-        os.replace(folder, self._volume(number))
+        os.replace(folder, self.volume(number))
 
-    def _volume(self, number: int) -> Path:
+    def volume(self, number: int) -> Path:
+        """The folder of a volume, from 0."""
         return self.folder / f'{number:06d}'
 
+    def is_whole(self, number: int) -> bool:
+        """Whether a volume is there as it was written."""
+        return self._progress(self.volume(number)) is not None
+
+    def finished(self) -> int:
+        """How many volumes are there, without a gap."""
+        return self._count(Progress({}))[0]
+
     def _finished(self, start: Progress) -> tuple[int, Progress]:
-        """How many volumes are there, without a gap, and the progress after them. Removes everything else."""
-        number, progress = 0, start
-        while (found := self._progress(self._volume(number))) is not None:
-            number, progress = number + 1, found
-        finished = {self._volume(index) for index in range(number)}
+        """`_count`. Removes everything else."""
+        number, progress = self._count(start)
+        finished = {self.volume(index) for index in range(number)}
         for path in self.folder.iterdir():
             if path not in finished:
                 temporary.remove(path)
+        return number, progress
+
+    def _count(self, start: Progress) -> tuple[int, Progress]:
+        """How many volumes are there, without a gap, and the progress after them."""
+        number, progress = 0, start
+        while (found := self._progress(self.volume(number))) is not None:
+            number, progress = number + 1, found
         return number, progress
 
     def _progress(self, folder: Path) -> Progress | None:
@@ -171,7 +196,16 @@ class Volumes:
 
     def _has(self, folder: Path, name: str, size: int) -> bool:
         """Whether a file of a volume is there, or what was joined from it."""
-        return (self.joined / name).exists() or (folder / name).stat().st_size == size
+        is_joined = self.joined is not None and (self.joined / name).exists()
+        return is_joined or (folder / name).stat().st_size == size
+
+
+def _complete(folder: Path) -> None:
+    """Makes every file of a volume that stays, because its readers know no other volume."""
+    for index in range(text_shards.SHARDS):
+        for split in (TRAIN, VALIDATION):
+            (folder / text_shards.name(split, index)).touch()
+        text_shards.shuffle(folder / text_shards.name(TRAIN, index))
 
 
 def read_at_once(read: Callable[[Malformed], Iterator[str]]) -> Source:

@@ -41,7 +41,7 @@ def adding(entry: Path) -> Iterator[Path]:
 
     Raises UserError when the cache folder cannot be written or its disk is full.
     """
-    with _writing():
+    with writing():
         entry.parent.mkdir(parents=True, exist_ok=True)
         temporary.remove_abandoned(entry.parent, _KEPT, _KEPT_SECONDS)
         with temporary.entry(entry.parent, f'{entry.name}.') as path:
@@ -59,7 +59,7 @@ def continuing(entry: Path, wait: Callable[[], object]) -> Iterator[Path | None]
 
     Raises UserError when the cache folder cannot be written or its disk is full.
     """
-    with _writing():
+    with writing():
         entry.parent.mkdir(parents=True, exist_ok=True)
         path = entry.with_name(entry.name + _KEPT)
         with temporary.kept(path, wait) as is_alone:
@@ -77,7 +77,8 @@ def continuing(entry: Path, wait: Callable[[], object]) -> Iterator[Path | None]
 
 
 @contextlib.contextmanager
-def _writing() -> Iterator[None]:
+def writing() -> Iterator[None]:
+    """Raises UserError for an OSError that says that the cache folder cannot be written or its disk is full."""
     try:
         yield
     except OSError as error:
