@@ -6,6 +6,8 @@ padded row therefore keeps its outputs at one padded length only (that of TASK_F
 at the length that it was trained at.
 """
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -13,6 +15,7 @@ from flax import linen as nn
 
 from remixer_t5x.context import SequenceContext
 from remixer_t5x.errors import UserError
+from remixer_t5x.layers.compile_target import target_platform
 
 
 def fourier_real(x: jax.Array) -> jax.Array:
@@ -28,9 +31,17 @@ def fourier_real(x: jax.Array) -> jax.Array:
 
 
 def fourier_real_by_matmul(x: jax.Array) -> jax.Array:
-    """What `fourier_real` computes, as `C_L x C_D - S_L x S_D` with matrices of cosines and sines."""
-    (cos_l, sin_l), (cos_d, sin_d) = _waves(x.shape[-2]), _waves(x.shape[-1])
-    return jnp.einsum('kl,...ld->...kd', cos_l, x @ cos_d) - jnp.einsum('kl,...ld->...kd', sin_l, x @ sin_d)
+    """What `fourier_real` computes, as `C_L x C_D - S_L x S_D` with matrices of cosines and sines, float32.
+
+    The operands have the dtype of x; products are added up in float32.
+    """
+    waves = (matrix.astype(x.dtype) for size in x.shape[-2:] for matrix in _waves(size))
+    # Without this, a TPU multiplies float32 as bfloat16.
+    precision = jax.lax.Precision.HIGHEST if x.dtype == jnp.float32 else None
+    product = functools.partial(jnp.einsum, precision=precision, preferred_element_type=jnp.float32)
+    cos_l, sin_l, cos_d, sin_d = waves
+    by_cos, by_sin = (product('...ld,df->...lf', x, wave).astype(x.dtype) for wave in (cos_d, sin_d))
+    return product('kl,...lf->...kf', cos_l, by_cos) - product('kl,...lf->...kf', sin_l, by_sin)
 
 
 def _waves(size: int) -> tuple[np.ndarray, np.ndarray]:
@@ -45,7 +56,8 @@ class FNet(nn.Module):
     """Mixes the tokens of a row by a fixed transform; an encoder's token mixer for rows of one example.
 
     Padding leaves the result unchanged at one padded length only; see the module's docstring. Refuses packed rows,
-    whose examples it would mix, and decoders. Computes in float32 for any dtype of x.
+    whose examples it would mix, and decoders. Computes in float32 for any dtype of x; on a TPU, matmuls of bfloat16 x
+    have operands of that dtype and add up in float32.
     """
 
     @nn.compact
@@ -61,11 +73,15 @@ class FNet(nn.Module):
                 'FNet transforms whole rows and would mix the examples of a packed row: '
                 'give PACK = False, or ENCODER_MIXER = @attention.SelfAttention or @linear_attention.LinearAttention'
             )
-        tokens = jnp.where(ctx.is_token[..., None], x, 0).astype(jnp.float32)
+        tokens = jnp.where(ctx.is_token[..., None], x, 0)
         return _transform(tokens).astype(x.dtype)
 
 
 def _transform(x: jax.Array) -> jax.Array:
+    if target_platform() == 'tpu':
+        # The FFT of a TPU moves complex numbers through memory, the matmuls of all rows fill its matrix unit.
+        return fourier_real_by_matmul(x)
     # The FFT is several times faster on one device (measured on a CPU), but the partitioner does not split it: with
     # several devices each would gather and transform the whole batch. Matmuls stay where their rows are.
+    x = x.astype(jnp.float32)
     return fourier_real(x) if jax.device_count() == 1 else fourier_real_by_matmul(x)

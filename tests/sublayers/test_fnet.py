@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from remixer_t5x.context import SequenceContext
 from remixer_t5x.errors import UserError
+from remixer_t5x.layers.compile_target import compiling_for
 from remixer_t5x.sublayers import fnet
 
 # Made by the script next to it.
@@ -55,6 +56,23 @@ def test_several_devices_transform_by_matmuls(devices, monkeypatch):
     monkeypatch.setattr(jax, 'device_count', lambda: devices)
     jaxpr = str(jax.make_jaxpr(lambda x: fnet.FNet().apply({}, x, context([4], 4)))(jnp.ones((1, 4, 6))))
     assert ('fft' in jaxpr) == (devices == 1)
+
+
+def test_a_tpu_transforms_by_matmuls_in_the_dtype_of_x():
+    x = jax.random.normal(jax.random.key(0), (2, 64, 48))
+
+    def mixed(x):
+        return fnet.FNet().apply({}, x, context([64, 50], 64))
+
+    exact = mixed(x)
+    with compiling_for('tpu'):
+        jaxpr = str(jax.make_jaxpr(mixed)(x.astype(jnp.bfloat16)))
+        low, same = mixed(x.astype(jnp.bfloat16)).astype(jnp.float32), mixed(x)
+    assert 'fft' not in jaxpr and jaxpr.count('dot_general') == jaxpr.count('preferred_element_type=float32') == 4
+    np.testing.assert_allclose(same, exact, atol=1e-5 * np.max(np.abs(exact)))
+    # x, the waves, what is between the matmuls, and the result are rounded to 8 bits: errors of about 2 ** -9 each.
+    error = np.linalg.norm(low - exact) / np.linalg.norm(exact)
+    assert 1e-4 < error < 4 * 2**-9
 
 
 def test_what_padding_holds_does_not_matter():
