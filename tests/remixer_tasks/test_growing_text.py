@@ -180,7 +180,10 @@ def test_a_position_saved_early_is_restored_when_all_is_there(text, gate, tmp_pa
     assert draw(late, 600) == expected
 
 
-def test_hosts_share_the_documents(text, gate):
+def test_hosts_share_the_documents_and_start_with_the_first_volume(text, gate):
+    gate.let_through(1)
+    starts = [draw(reader(corpus(text), shard_info=seqio.ShardInfo(index, 4)), 3) for index in range(4)]
+    assert len(set(sum(starts, []))) == 12
     gate.let_through(COUNT)
     source = corpus(text).source()
     whole = documents(source.get_dataset('train', shuffle=False))

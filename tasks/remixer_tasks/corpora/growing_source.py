@@ -12,8 +12,8 @@ from remixer_tasks.corpora.text_shards import SHARDS
 from remixer_tasks.corpora.volumes import TRAIN, VALIDATION
 from remixer_tasks.files import cache
 
-# Files that are read in turn, and among which the next is drawn: a quarter of a volume, so that the first batch needs
-# the first volume alone.
+# Files that all streams together read in turn, and among which the next is drawn: a quarter of a volume, so that the
+# first batch needs the first volume alone.
 _TOGETHER = SHARDS // 4
 
 
@@ -61,16 +61,15 @@ class GrowingSource(seqio.DataSource):
         every epoch. `_`: what seqio's sources take and do not use."""
         files = tf.data.Dataset.from_tensor_slices(self._corpus.shards(split))
         share = shard_info or seqio.ShardInfo(0, 1)
-        files = files.shard(share.num_shards, share.index)
+        files, together = files.shard(share.num_shards, share.index), max(1, _TOGETHER // share.num_shards)
         if shuffle:
-            seed = None if seed is None else seed + self._order
-            files = files.shuffle(max(1, _TOGETHER // share.num_shards), seed=seed)
+            files = files.shuffle(together, seed=None if seed is None else seed + self._order)
 
         def as_example(record: tf.Tensor) -> dict[str, tf.Tensor]:
             return {'text': record}
 
         files = files.flat_map(self._once_there)
-        return files.interleave(tf.data.TFRecordDataset, cycle_length=_TOGETHER, block_length=_TOGETHER).map(as_example)
+        return files.interleave(tf.data.TFRecordDataset, cycle_length=together, block_length=16).map(as_example)
 
     def _once_there(self, path: tf.Tensor) -> tf.data.Dataset:
         """The path, when its file is there. Looks again and again, so that tf.data can be stopped meanwhile."""
