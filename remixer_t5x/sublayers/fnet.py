@@ -79,7 +79,8 @@ class FNet(nn.Module):
 
 def _transform(x: jax.Array) -> jax.Array:
     if target_platform() == 'tpu':
-        # The FFT of a TPU moves complex numbers through memory, the matmuls of all rows fill its matrix unit.
+        # XLA:TPU's FFT moves complex numbers through memory; matmuls of all rows fill the matrix unit. XLA:GPU's FFT
+        # moves fewer bytes than the matmuls do (docs/benchmarks.md).
         return fourier_real_by_matmul(x)
     # The FFT is several times faster on one device (measured on a CPU), but the partitioner does not split it: with
     # several devices each would gather and transform the whole batch. Matmuls stay where their rows are.
