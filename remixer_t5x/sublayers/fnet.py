@@ -35,11 +35,10 @@ def fourier_real_by_matmul(x: jax.Array) -> jax.Array:
 
     The operands have the dtype of x; products are added up in float32.
     """
-    waves = (matrix.astype(x.dtype) for size in x.shape[-2:] for matrix in _waves(size))
+    cos_l, sin_l, cos_d, sin_d = (wave.astype(x.dtype) for size in x.shape[-2:] for wave in _waves(size))
     # Without this, a TPU multiplies float32 as bfloat16.
     precision = jax.lax.Precision.HIGHEST if x.dtype == jnp.float32 else None
     product = functools.partial(jnp.einsum, precision=precision, preferred_element_type=jnp.float32)
-    cos_l, sin_l, cos_d, sin_d = waves
     by_cos, by_sin = (product('...ld,df->...lf', x, wave).astype(x.dtype) for wave in (cos_d, sin_d))
     return product('kl,...lf->...kf', cos_l, by_cos) - product('kl,...lf->...kf', sin_l, by_sin)
 

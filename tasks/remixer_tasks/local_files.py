@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 
 from remixer_t5x.errors import UserError
 from remixer_t5x.lazy import tf
-from remixer_tasks.corpora import documents
-from remixer_tasks.corpora.growing_text import GrowingCorpus, in_any_order
+from remixer_tasks.corpora import documents, text_shards
+from remixer_tasks.corpora.growing_text import GrowingCorpus
 from remixer_tasks.corpora.parsing import TextFiles
 from remixer_tasks.corpora.text_corpus import ParsedCorpus
 from remixer_tasks.files import bounded_lines, cache
@@ -48,7 +48,7 @@ def corpus(
     identity = cache.key('local files', parts, format, field, txt_documents, *limit)
     text, held_out_text = TextFiles(train, layout), TextFiles(held_out, layout) if held_out else None
     if train_while_reading and text.source().count > 1:
-        mixed, identity = TextFiles(in_any_order(train), layout), cache.key('growing', identity)
+        mixed, identity = TextFiles(text_shards.in_any_order(train), layout), cache.key('growing', identity)
         return GrowingCorpus(name, identity, mixed, held_out_text, validation_fraction, strict)
     return ParsedCorpus(
         name=name,

@@ -229,6 +229,7 @@ def test_a_reader_that_waits_can_be_stopped(text, gate, capfd):
     # The prefetching thread looks for the second volume, which does not come; this must not hang.
     del rest
     gc.collect()
+    assert not any(corpus(text).folder.glob('train/000001'))
 
 
 def test_what_is_wrong_with_a_later_volume_ends_the_run_in_one_line(text, gate, tmp_path):

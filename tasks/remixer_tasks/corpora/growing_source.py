@@ -74,19 +74,12 @@ class GrowingSource(seqio.DataSource):
     def _once_there(self, path: tf.Tensor) -> tf.data.Dataset:
         """The path, when its file is there. Looks again and again, so that tf.data can be stopped meanwhile."""
 
-        def look(path: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        def is_there(path: tf.Tensor) -> tf.Tensor:
             found = tf.numpy_function(self._is_there, [path], tf.bool, stateful=False)
             found.set_shape([])
-            return path, found
-
-        def is_there(path: tf.Tensor, found: tf.Tensor) -> tf.Tensor:
             return found
 
-        def without_answer(path: tf.Tensor, found: tf.Tensor) -> tf.Tensor:
-            return path
-
-        looks = tf.data.Dataset.from_tensors(path).repeat().map(look)
-        return looks.filter(is_there).take(1).map(without_answer)
+        return tf.data.Dataset.from_tensors(path).repeat().filter(is_there).take(1)
 
     def _is_there(self, path: bytes) -> bool:
         return self._corpus.is_there(path.decode())

@@ -13,9 +13,7 @@ import contextlib
 import dataclasses
 import fcntl
 import functools
-import json
 import os
-import random
 import sys
 import threading
 import time
@@ -25,7 +23,7 @@ from typing import Any
 
 from remixer_t5x import lazy
 from remixer_t5x.errors import UserError
-from remixer_t5x.lazy import seqio, tf
+from remixer_t5x.lazy import seqio
 from remixer_tasks.corpora import text_shards
 from remixer_tasks.corpora.parsing import TextFiles
 from remixer_tasks.corpora.text_shards import SHARDS
@@ -37,8 +35,8 @@ from remixer_tasks.files.notice import Notice, Silent
 # Between two looks for a volume.
 _LOOK_SECONDS = 0.2
 _LOCK = 'writer.lock'
-# There when the first volume is and has documents of both splits; when all volumes are, with their counts.
-_FIRST, _ALL = 'first', 'counts.json'
+# There when the first volume is and has documents of both splits.
+_FIRST = 'first'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,10 +95,7 @@ class GrowingCorpus:
         paths = self.shards(TRAIN)[:SHARDS]
         while not self.is_there(paths[0]):
             pass
-        try:
-            yield from map(bytes.decode, text_shards.read(paths))
-        except (tf.errors.OpError, UnicodeDecodeError) as error:
-            raise UserError(f'{self.name} is damaged in the cache; {cache.repair(self.folder)}') from error
+        yield from text_shards.texts(paths, self.name, self.folder)
 
     def is_there(self, path: str) -> bool:
         """Whether a file of `shards` can be read; waits a moment if not. Raises UserError if it never will be."""
@@ -120,7 +115,7 @@ class _Writing:
         self._whole: set[Path] = set()
         self._told: set[Path] = set()
         self._lock = threading.Lock()
-        self._has_ended = (corpus.folder / _ALL).exists() and corpus.volumes(TRAIN).finished() == self._count
+        self._has_ended = (corpus.folder / _FIRST).exists() and corpus.volumes(TRAIN).finished() == self._count
         if not self._has_ended:
             threading.Thread(target=self._write, name='growing corpus', daemon=True).start()
 
@@ -209,8 +204,7 @@ def _write_volumes(corpus: GrowingCorpus, around: Any) -> Iterator[tuple[int, Pr
     """
     lazy.around = around
     with cache.writing(), text_shards.full_disk(), _alone(corpus):
-        start, count = Progress({TRAIN: 0, VALIDATION: 0}), corpus.text.source().count
-        fraction = corpus.validation_fraction
+        start, fraction = Progress({TRAIN: 0, VALIDATION: 0}), corpus.validation_fraction
         if corpus.held_out_text:
             held_out = corpus.held_out_text.source()
             read = corpus.volumes(VALIDATION).read(held_out, lambda share: VALIDATION, start, corpus.strict)
@@ -219,15 +213,10 @@ def _write_volumes(corpus: GrowingCorpus, around: Any) -> Iterator[tuple[int, Pr
         def split(share: float) -> str:
             return VALIDATION if share < fraction else TRAIN
 
-        volumes, before = corpus.volumes(TRAIN), None
-        for new, progress in enumerate(volumes.each(corpus.text.source(), split, start, corpus.strict)):
-            before = volumes.finished() if before is None else before
-            done = before + new
+        for done, progress in corpus.volumes(TRAIN).each(corpus.text.source(), split, start, corpus.strict):
             if done:
                 _check(corpus, progress)
                 (corpus.folder / _FIRST).touch()
-                if done == count:
-                    (corpus.folder / _ALL).write_text(json.dumps(progress.counts))
                 yield done, progress
 
 
@@ -258,10 +247,3 @@ def _alone(corpus: GrowingCorpus) -> Iterator[None]:
                 'False, or REMIXER_T5X_CACHE to a folder on a local disk'
             ) from error
         yield
-
-
-def in_any_order(paths: Sequence[Any]) -> list[Any]:
-    """The same, shuffled, always in the same way."""
-    shuffled = list(paths)
-    random.Random(0).shuffle(shuffled)
-    return shuffled

@@ -18,7 +18,7 @@ from typing import Protocol
 
 from remixer_t5x import temporary
 from remixer_t5x.errors import UserError
-from remixer_t5x.lazy import seqio, tf
+from remixer_t5x.lazy import seqio
 from remixer_tasks.corpora import text_shards
 from remixer_tasks.corpora.parsing import TextFiles
 from remixer_tasks.corpora.text_shards import SHARDS
@@ -113,10 +113,7 @@ class ParsedCorpus:
 
     def training_documents(self) -> Iterator[str]:
         paths = self.shards(TRAIN)
-        try:
-            yield from map(bytes.decode, text_shards.read(paths))
-        except (tf.errors.OpError, UnicodeDecodeError) as error:
-            raise UserError(f'{self.name} is damaged in the cache; {cache.repair(Path(paths[0]).parent)}') from error
+        yield from text_shards.texts(paths, self.name, Path(paths[0]).parent)
 
 
 def _make(corpus: ParsedCorpus, folder: Path) -> None:

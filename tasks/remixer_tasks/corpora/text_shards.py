@@ -8,6 +8,7 @@ import os
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from remixer_t5x import temporary, tf_data
 from remixer_t5x.errors import UserError
@@ -71,6 +72,17 @@ def read(paths: str | Sequence[str]) -> Iterator[bytes]:
         yield from records.tolist()
 
 
+def texts(paths: Sequence[str], name: str, folder: Path) -> Iterator[str]:
+    """The documents of files in a folder of the cache; `name` is what messages call the corpus.
+
+    Raises UserError for a file that is damaged or gone.
+    """
+    try:
+        yield from map(bytes.decode, read(paths))
+    except (tf.errors.OpError, UnicodeDecodeError) as error:
+        raise UserError(f'{name} is damaged in the cache; {cache.repair(folder)}') from error
+
+
 def join(paths: Sequence[Path], joined: Path, shuffled: bool, durable: bool) -> None:
     """Makes one file of the records of several and removes those; only removes them if `joined` is there.
 
@@ -85,7 +97,7 @@ def join(paths: Sequence[Path], joined: Path, shuffled: bool, durable: bool) -> 
     if paths and not joined.exists():
         records = _records(b''.join(path.read_bytes() for path in paths))
         if shuffled:
-            random.Random(0).shuffle(records)
+            records = in_any_order(records)
         unfinished = joined.with_name(f'{joined.name}.tmp')
         with open(unfinished, 'wb') as file:
             file.writelines(records)
@@ -98,9 +110,14 @@ def join(paths: Sequence[Path], joined: Path, shuffled: bool, durable: bool) -> 
 
 def shuffle(path: Path) -> None:
     """Shuffles the records of a file, always in the same way. A process that is killed here leaves no whole file."""
-    records = _records(path.read_bytes())
-    random.Random(0).shuffle(records)
-    path.write_bytes(b''.join(records))
+    path.write_bytes(b''.join(in_any_order(_records(path.read_bytes()))))
+
+
+def in_any_order(items: Sequence[Any]) -> list[Any]:
+    """The same, shuffled, always in the same way."""
+    shuffled = list(items)
+    random.Random(0).shuffle(shuffled)
+    return shuffled
 
 
 def _records(content: bytes) -> list[memoryview]:

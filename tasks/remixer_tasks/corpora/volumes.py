@@ -91,11 +91,14 @@ class Volumes:
 
     def read(self, source: Source, split: Callable[[float], str], start: Progress, strict: bool) -> Progress:
         """Reads the volumes that are not there yet; the progress after the last. See `each`."""
-        *_, last = self.each(source, split, start, strict)
+        *_, (_, last) = self.each(source, split, start, strict)
         return last
 
-    def each(self, source: Source, split: Callable[[float], str], start: Progress, strict: bool) -> Iterator[Progress]:
-        """Reads the volumes that are not there yet; the progress after those that are, and after each of the others.
+    def each(
+        self, source: Source, split: Callable[[float], str], start: Progress, strict: bool
+    ) -> Iterator[tuple[int, Progress]]:
+        """Reads the volumes that are not there yet. Gives how many are there and the progress after them, at first and
+        after each that it reads.
 
         Args:
             source: where the documents come from.
@@ -108,7 +111,7 @@ class Volumes:
         """
         self.folder.mkdir(exist_ok=True)
         number, progress = self._finished(start)
-        yield progress
+        yield number, progress
         if number == source.count:
             return
         malformed = Malformed(strict, progress.skipped)
@@ -120,7 +123,7 @@ class Volumes:
             counts, smallest = self._write(unfinished, reading, split, progress)
             progress = Progress(counts, smallest, reading.place, malformed.record_of_skipped())
             self._finish(unfinished, volume, progress)
-            yield progress
+            yield volume + 1, progress
         self.notice.step(source.count, source.count, 'volumes')
 
     def join(self, split: str, shuffled: bool) -> None:
