@@ -166,6 +166,9 @@ class _Writing:
         except UserError as error:
             self._error = error
         except Exception as error:
+            if _ends.is_set():
+                # The pipe was closed while this thread was reading it.
+                return
             # A fault of ours, with the traceback of the other process.
             print(error, file=sys.stderr)
             last = (str(error).strip() or type(error).__name__).splitlines()[-1]
@@ -182,6 +185,7 @@ def _said(done: int, count: int, progress: Progress) -> str:
 _lock = threading.Lock()
 _writings: dict[Path, _Writing] = {}
 _workers: list[workers.Workers] = []
+_ends = threading.Event()
 
 
 def _writing_of(corpus: GrowingCorpus) -> _Writing:
@@ -193,6 +197,7 @@ def _writing_of(corpus: GrowingCorpus) -> _Writing:
 
 @atexit.register
 def _end() -> None:
+    _ends.set()
     for processes in _workers:
         processes.__exit__()
 
