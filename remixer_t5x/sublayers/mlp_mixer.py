@@ -24,10 +24,13 @@ from remixer_t5x.errors import UserError
 from remixer_t5x.layers import cache
 from remixer_t5x.layers.attention.formula import ATTENTION_OUTPUT
 from remixer_t5x.layers.checks import check_length, refuse_prefix
-from remixer_t5x.layers.compile_target import on_single_cpu
+from remixer_t5x.layers.compile_target import on_single_cpu, target_platform
 from remixer_t5x.layers.dense import FAN_IN_NORMAL
 from remixer_t5x.layers.dropout import dropout
 from remixer_t5x.layers.token_mlp import mix_through_hidden
+from remixer_t5x.layers.window_mlp import by_kernel, gpu, tpu
+
+_KERNELS = {'gpu': gpu, 'tpu': tpu}
 
 # Number of tokens of a row whose windows exist at one time: their hidden units are [hidden, rows, CHUNK, embed].
 CHUNK = 32
@@ -145,7 +148,12 @@ class WindowMixer(nn.Module):
                 return _mix_window(weights, jnp.moveaxis(inputs.value[:, :, None], 1, 0), None)
         scale = _unit_scale(self.dropout_rate, x.shape[0], weights, ctx)
         tokens = jnp.where(ctx.is_token[..., None], x, 0)
-        return mix_windows(weights, tokens, scale, ctx.segment_ids if ctx.packed else None)
+        ids = ctx.segment_ids if ctx.packed else None
+        kernel = _KERNELS.get(target_platform())
+        if kernel is None or by_kernel.refusal(kernel, weights.wi, tokens) is not None:
+            return mix_windows(weights, tokens, scale, ids)
+        out = jnp.broadcast_to(weights.wo, (x.shape[0], self.hidden_dim)) if scale is None else weights.wo * scale
+        return by_kernel.mix(kernel, weights.wi, weights.wi_bias, out, tokens, ids) + weights.wo_bias
 
 
 def _first_window(x: jax.Array, window: int, ctx: SequenceContext) -> jax.Array:
