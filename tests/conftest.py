@@ -27,6 +27,8 @@ os.environ.setdefault('JAX_PLATFORMS', 'cpu')
 # torch's threads wait for each other by spinning: next to other tests, two of them take 20 times as long as one. NumPy
 # reads this too.
 os.environ['OMP_NUM_THREADS'] = '1'
+# Read here, as the tests have a cache of their own (`shared`).
+USERS_CACHE = pathlib.Path(os.environ.get('REMIXER_T5X_CACHE') or '~/.cache/remixer_t5x').expanduser()
 # The scripts that tests start would install into the environment of `VENV=/path scripts/test.sh`.
 os.environ.pop('VENV', None)
 # TensorFlow reads these when it is imported: a request to a bucket that failed is repeated after a millisecond.
@@ -85,12 +87,20 @@ def pytest_collection_finish(session):
 
 
 def _compiled_folder(config):
-    """A folder for compiled programs that outlives the run; one for each kind of CPU, whose instructions they use."""
+    """A folder for compiled programs that outlives the run; one for each kind of CPU, whose instructions they use.
+
+    It is in the user's cache, because a fresh clone compiles the same programs; in the checkout where the user's cache
+    cannot be written.
+    """
     from remixer_t5x.devices import compilation_cache
 
-    folder = config.rootpath / '.jax_cache' / compilation_cache.machine()
-    folder.mkdir(parents=True, exist_ok=True)
-    return folder
+    for place in (USERS_CACHE / 'tests', config.rootpath / '.jax_cache'):
+        folder = place / compilation_cache.machine()
+        with contextlib.suppress(OSError):
+            folder.mkdir(parents=True, exist_ok=True)
+        if os.access(folder, os.W_OK):
+            return folder
+    raise OSError(f'neither {USERS_CACHE} nor {config.rootpath} can be written: set REMIXER_T5X_CACHE')
 
 
 def _processor_seconds():
