@@ -53,6 +53,8 @@ check() {
     fi
 }
 
+# Where it is set, each of about ten processes compiles our modules and the tests again: 4 s of a processor.
+unset PYTHONDONTWRITEBYTECODE
 export PYTHONPATH="$PWD:$PWD/tasks${PYTHONPATH:+:$PYTHONPATH}"
 export TF_CPP_MIN_LOG_LEVEL="${TF_CPP_MIN_LOG_LEVEL:-3}"
 if [[ -z "${REMIXER_T5X_DATA:-}" ]]; then
