@@ -37,16 +37,21 @@ class LayerNorm(nn.Module):
     epsilon: float = 1e-6
     axis: str = axes.EMBED
 
-    @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
-        def parameter(name: str, init: nn.initializers.Initializer) -> jax.Array:
-            return self.param(name, nn.with_logical_partitioning(init, (self.axis,)), x.shape[-1:], jnp.float32)
-
         x32 = x.astype(jnp.float32)
         centred = x32 - jnp.mean(x32, axis=-1, keepdims=True)
         inverse = jax.lax.rsqrt(jnp.mean(jnp.square(centred), axis=-1, keepdims=True) + self.epsilon)
-        scale, bias = parameter('scale', nn.initializers.ones), parameter('bias', nn.initializers.zeros)
+        scale, bias = self.scale_and_bias(x.shape[-1])
         return (centred * inverse * scale + bias).astype(x.dtype)
+
+    @nn.compact
+    def scale_and_bias(self, width: int) -> tuple[jax.Array, jax.Array]:
+        """The parameters, float32 [width], for a caller that normalises by itself."""
+
+        def parameter(name: str, init: nn.initializers.Initializer) -> jax.Array:
+            return self.param(name, nn.with_logical_partitioning(init, (self.axis,)), (width,), jnp.float32)
+
+        return parameter('scale', nn.initializers.ones), parameter('bias', nn.initializers.zeros)
 
 
 class GroupedRMSNorm(nn.Module):

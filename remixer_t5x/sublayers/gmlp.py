@@ -28,10 +28,13 @@ from remixer_t5x.layers.compile_target import target_platform
 from remixer_t5x.layers.dense import Dense
 from remixer_t5x.layers.diagonals import place_examples, spread_over_diagonals
 from remixer_t5x.layers.dropout import dropout
+from remixer_t5x.layers.gelu import Affine, gelu, gelu_times, standardized_gelu
 from remixer_t5x.layers.norms import LayerNorm
 
+# (name, features) -> X U, whose GELU is Z.
 Expansion = Callable[[str, int], jax.Array]
-SpatialProjection = Callable[[jax.Array], jax.Array]
+# X U -> f(Z); or with a second X U, whose GELU is Z_1, Z_1 * f(Z), which a GPU computes in one kernel.
+SpatialProjection = Callable[..., jax.Array]
 
 # Near zero, so that f starts as its bias, one; not below Adafactor's floor for the scale of a parameter.
 SPATIAL_INIT = nn.initializers.normal(stddev=1e-3)
@@ -44,14 +47,14 @@ def linear_gate(expand: Expansion, project: SpatialProjection, hidden_dim: int) 
 
 def additive_gate(expand: Expansion, project: SpatialProjection, hidden_dim: int) -> jax.Array:
     """`s(Z) = Z + f(Z)`."""
-    units = expand('wi', hidden_dim)
-    return units + project(units)
+    inputs = expand('wi', hidden_dim)
+    return gelu(inputs) + project(inputs)
 
 
 def multiplicative_gate(expand: Expansion, project: SpatialProjection, hidden_dim: int) -> jax.Array:
     """`s(Z) = Z * f(Z)`."""
-    units = expand('wi', hidden_dim)
-    return units * project(units)
+    inputs = expand('wi', hidden_dim)
+    return project(inputs, inputs)
 
 
 def split_gate(expand: Expansion, project: SpatialProjection, hidden_dim: int) -> jax.Array:
@@ -61,7 +64,7 @@ def split_gate(expand: Expansion, project: SpatialProjection, hidden_dim: int) -
     """
     if hidden_dim % 2:
         raise UserError(f'gmlp.split_gate needs an even GMLP.hidden_dim, got {hidden_dim}: give {hidden_dim + 1}')
-    return expand('wi_0', hidden_dim // 2) * project(expand('wi_1', hidden_dim // 2))
+    return project(expand('wi_1', hidden_dim // 2), expand('wi_0', hidden_dim // 2))
 
 
 class FreeSpatial(nn.Module):
@@ -128,32 +131,58 @@ class SpatialMixing(nn.Module):
     weights: Callable[..., nn.Module]
 
     @nn.compact
-    def __call__(self, units: jax.Array, ctx: SequenceContext) -> jax.Array:
-        units = LayerNorm(axis=axes.MLP, name='norm')(units)
+    def __call__(
+        self, inputs: jax.Array, gated: jax.Array | None, added: jax.Array | None, ctx: SequenceContext
+    ) -> jax.Array:
+        """`f(Z) + added`, and `gelu(gated) * (f(Z) + added)` where `gated` is not None; Z is the GELU of `inputs`."""
+        norm = LayerNorm(axis=axes.MLP, name='norm')
+        if target_platform() == 'gpu' and not ctx.decode:
+            scale, shift = norm.scale_and_bias(inputs.shape[-1])
+            weights, bias = self._weights_and_bias(inputs.shape[1], ctx)
+            weights = self._visible(weights, ctx).astype(inputs.dtype)
+            # Behind the matmul, because gradients of the norm's scale and bias are then sums of what is in memory.
+            mixed = jnp.einsum('bqk,bkf->bqf', weights, standardized_gelu(inputs, norm.epsilon))
+            totals = jnp.sum(weights.astype(jnp.float32), axis=-1, keepdims=True)
+            factor = Affine(mixed, scale, totals, shift, bias if bias.ndim == 3 else bias[None], added)
+            return factor.value() if gated is None else gelu_times(gated, factor)
+        activated = gelu(inputs)
+        units = norm(activated)
         if ctx.decode:
             units = cache.extend(self, 'cached_units', units, ctx)
-        length = units.shape[1]
+        weights, bias = self._weights_and_bias(units.shape[1], ctx)
+        mixed = self._mix(weights, units, ctx) + bias.astype(units.dtype)
+        mixed = mixed if added is None else mixed + added
+        if gated is None:
+            return mixed
+        return (activated if gated is inputs else gelu(gated)) * mixed
+
+    def _weights_and_bias(self, length: int, ctx: SequenceContext) -> tuple[jax.Array, jax.Array]:
         check_length('GMLP', self.max_length, length)
         weights = self.weights(max_length=self.max_length, name='weights')(length, ctx)
         init = nn.with_logical_partitioning(nn.initializers.ones, (axes.POSITIONS_OUT,))
         bias = self.param('bias', init, (self.max_length,), jnp.float32)
-        return self._mix(weights, units, ctx) + self._at_tokens(bias, length, ctx).astype(units.dtype)
+        return weights, self._at_tokens(bias, length, ctx)
+
+    def _visible(self, weights: jax.Array, ctx: SequenceContext) -> jax.Array:
+        """Weights of each row, [batch, length, length]: zero where a token does not see another.
+
+        A GPU would transpose the units to make one matmul of the batch. Weights for each row are smaller.
+        """
+        if ctx.prefix is not None:
+            seen = in_sequence(ctx).mask()[:, 0]
+        elif ctx.packed:
+            seen = ctx.segment_ids[:, :, None] == ctx.segment_ids[:, None, :]
+        else:
+            seen = ctx.is_token[:, None, :]
+        return jnp.where(seen, weights, 0.0)
 
     def _mix(self, weights: jax.Array, units: jax.Array, ctx: SequenceContext) -> jax.Array:
-        # A GPU would transpose the units to make one matmul of the batch. Weights for each row are smaller.
-        if ctx.step is None and ctx.prefix is not None:
-            weights = jnp.where(in_sequence(ctx).mask()[:, 0], weights, 0.0).astype(units.dtype)
-            return jnp.einsum('bqk,bkf->bqf', weights, units)
-        if ctx.step is None and (ctx.packed or target_platform() == 'gpu'):
-            same_example = ctx.segment_ids[:, :, None] == ctx.segment_ids[:, None, :]
-            seen = same_example if ctx.packed else ctx.is_token[:, None, :]
-            weights = jnp.where(seen, weights, 0.0).astype(units.dtype)
-            return jnp.einsum('bqk,bkf->bqf', weights, units)
-        if ctx.step is None:
+        if ctx.step is None and (ctx.packed or ctx.prefix is not None):
+            weights = self._visible(weights, ctx)
+        elif ctx.step is None:
             units = units * ctx.is_token[..., None].astype(units.dtype)
-        if weights.ndim == 3:
-            return jnp.einsum('bqk,bkf->bqf', weights.astype(units.dtype), units)
-        return jnp.einsum('qk,bkf->bqf', weights.astype(units.dtype), units)
+        equation = 'bqk,bkf->bqf' if weights.ndim == 3 else 'qk,bkf->bqf'
+        return jnp.einsum(equation, weights.astype(units.dtype), units)
 
     def _at_tokens(self, bias: jax.Array, length: int, ctx: SequenceContext) -> jax.Array:
         """The bias of each token's position, broadcastable to [batch, length, features]."""
@@ -184,13 +213,13 @@ class GMLP(nn.Module):
     @nn.compact
     def __call__(self, x: jax.Array, ctx: SequenceContext) -> jax.Array:
         def expand(name: str, features: int) -> jax.Array:
-            return nn.gelu(Dense(features, (axes.EMBED, axes.MLP), name=name)(x), approximate=True)
+            return Dense(features, (axes.EMBED, axes.MLP), name=name)(x)
 
-        def project(units: jax.Array) -> jax.Array:
-            mixed = SpatialMixing(self.max_length, self.spatial, name='mixing')(units, ctx)
-            if self.attention is None:
-                return mixed
-            return mixed + self.attention(features=units.shape[-1], name='attention')(x, ctx)
+        def project(inputs: jax.Array, gated: jax.Array | None = None) -> jax.Array:
+            added = None
+            if self.attention is not None:
+                added = self.attention(features=inputs.shape[-1], name='attention')(x, ctx)
+            return SpatialMixing(self.max_length, self.spatial, name='mixing')(inputs, gated, added, ctx)
 
         gated = self.gate(expand, project, self.hidden_dim)
         gated = dropout(self.dropout_rate, gated, deterministic=ctx.deterministic)

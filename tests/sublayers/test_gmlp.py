@@ -42,16 +42,58 @@ def randomised(module, ctx):
     return tree.unflatten([jax.random.normal(k, x.shape) for x, k in zip(leaves, keys, strict=True)])
 
 
-def test_a_gpu_mixes_the_same():
-    ctx = context([LENGTH, 5])
-    mixing = gmlp.SpatialMixing(LENGTH, weights=gmlp.FreeSpatial)
-    params = randomised(mixing, ctx)
-    units = jnp.asarray(np.random.default_rng(0).normal(size=(2, LENGTH, D)), jnp.float32)
-    loss = jax.value_and_grad(lambda params: jnp.sum(jnp.sin(mixing.apply({'params': params}, units, ctx))))
-    wanted = loss(params)
+PACKED = SequenceContext(
+    jnp.asarray([[1, 1, 1, 2, 2, 2, 2, 0], [1, 1, 1, 1, 1, 1, 1, 1]], jnp.int32),
+    jnp.asarray([[0, 1, 2, 0, 1, 2, 3, 0], [0, 1, 2, 3, 4, 5, 6, 7]], jnp.int32),
+    packed=True,
+)
+
+
+@pytest.mark.parametrize(
+    ('gate', 'ctx', 'attention'),
+    [
+        ('linear', context([LENGTH, 5]), None),
+        ('additive', context([LENGTH, 5], causal=True), None),
+        ('multiplicative', context([LENGTH, 5]), None),
+        ('split', context([LENGTH, 5]), tiny_attention.TinyAttention),
+        ('split', PACKED, None),
+        ('linear', PACKED.replace(causal=True), tiny_attention.TinyAttention),
+    ],
+)
+def test_a_gpu_computes_the_same(gate, ctx, attention):
+    """With gradients of all parameters and of the input; the norm's scale may be zero."""
+    block = gmlp.GMLP(F, LENGTH + SPARE, getattr(gmlp, f'{gate}_gate'), gmlp.FreeSpatial, attention)
+    params = randomised(block, ctx)
+    params['mixing']['norm']['scale'] = params['mixing']['norm']['scale'].at[0].set(0.0)
+    x, weights = jnp.asarray(np.random.default_rng(0).normal(size=(2, 2, LENGTH, D)), jnp.float32)
+
+    def loss(params, x):
+        return jnp.sum(block.apply({'params': params}, x, ctx) * jnp.where(ctx.is_token[..., None], weights, 0))
+
+    def compute():
+        # A new function each time, because JAX keeps what it traced for the other device.
+        return jax.jit(jax.value_and_grad(lambda *arguments: loss(*arguments), argnums=(0, 1)))(params, x)
+
+    wanted = compute()
+    with compiling_for('gpu', interpret=True):
+        actual = compute()
+
+    def close(actual, wanted):
+        np.testing.assert_allclose(actual, wanted, rtol=1e-4, atol=1e-5 * np.max(np.abs(wanted)))
+
+    jax.tree.map(close, actual, wanted)
+
+
+def test_a_gpu_keeps_no_unit_but_operands_of_matmuls():
+    """Of gelu(x) and its norm, a rule of differentiation keeps x and what matmuls read."""
+    block, ctx = gmlp.GMLP(F, LENGTH), context([LENGTH] * 2)
+    params = randomised(block, ctx)
+    x = jnp.ones((2, LENGTH, D))
     with compiling_for('gpu'):
-        actual = loss(params)
-    jax.tree.map(lambda a, w: np.testing.assert_allclose(a, w, rtol=1e-5, atol=1e-5), actual, wanted)
+        _, pull_back = jax.vjp(lambda params: block.apply({'params': params}, x, ctx), params)
+    kept = [leaf for leaf in jax.tree.leaves(pull_back) if getattr(leaf, 'shape', ()) == (2, LENGTH, F // 2)]
+    # Inputs of both halves, the standardised units, the mixed units and the gated ones.
+    assert len(kept) <= 5
 
 
 @pytest.mark.parametrize('kind', ['gmlp', 'amlp'])
