@@ -20,11 +20,22 @@ _SLOPE = 2 * (2 / math.pi) ** 0.5
 _CUBE = 0.044715 * _SLOPE
 
 
+def sigmoid_form(x: jax.Array) -> jax.Array:
+    """GELU with one exponential."""
+    return x * jax.nn.sigmoid(x * (_SLOPE + _CUBE * (x * x)))
+
+
+def sigmoid_form_and_slope(x: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """GELU and its derivative, with one exponential for both."""
+    share = jax.nn.sigmoid(x * (_SLOPE + _CUBE * (x * x)))
+    return x * share, share + x * share * (1 - share) * (_SLOPE + 3 * _CUBE * (x * x))
+
+
 def gelu(x: jax.Array) -> jax.Array:
     """GELU in x's dtype."""
     if target_platform() != 'gpu':
         return nn.gelu(x, approximate=True)
-    return _gelu(x.astype(jnp.float32)).astype(x.dtype)
+    return sigmoid_form(x.astype(jnp.float32)).astype(x.dtype)
 
 
 @jax.custom_vjp
@@ -33,12 +44,12 @@ def standardized_gelu(x: jax.Array, epsilon: float) -> jax.Array:
 
     The backward pass keeps x alone. XLA:GPU makes one kernel of each pass.
     """
-    return _standardized(_gelu(x.astype(jnp.float32)), epsilon)[0].astype(x.dtype)
+    return _standardized(sigmoid_form(x.astype(jnp.float32)), epsilon)[0].astype(x.dtype)
 
 
 def _standardized_gelu_backward(kept, gradient):
     x, epsilon = kept
-    units, slope = _gelu_and_slope(_again(x.astype(jnp.float32)))
+    units, slope = sigmoid_form_and_slope(_again(x.astype(jnp.float32)))
     result, inverse = _standardized(units, epsilon)
     gradient = gradient.astype(jnp.float32)
     gradient = gradient - _mean(gradient) - result * _mean(gradient * result)
@@ -79,16 +90,16 @@ class Affine(NamedTuple):
 @jax.custom_vjp
 def gelu_times(x: jax.Array, factor: Affine) -> jax.Array:
     """`gelu(x) * factor`, [batch, length, features] in x's dtype."""
-    return (_gelu(x.astype(jnp.float32)) * factor.float32()).astype(x.dtype)
+    return (sigmoid_form(x.astype(jnp.float32)) * factor.float32()).astype(x.dtype)
 
 
 def _gelu_times_backward(kept, gradient):
     x, factor = kept
     gradient, x32 = gradient.astype(jnp.float32), x.astype(jnp.float32)
-    units, slope = _gelu_and_slope(_again(x32))
+    units, slope = sigmoid_form_and_slope(_again(x32))
     of_factor = gradient * units
     # The sums over tokens are a kernel of their own, for which XLA would write `of_factor` to memory in float32.
-    for_sums = gradient * _gelu(_again(x32, factor.scale))
+    for_sums = gradient * sigmoid_form(_again(x32, factor.scale))
     return (gradient * factor.float32() * slope).astype(x.dtype), Affine(
         mixed=(of_factor * factor.scale).astype(factor.mixed.dtype),
         scale=jnp.sum(for_sums * factor.mixed.astype(jnp.float32), (0, 1)),
@@ -115,15 +126,6 @@ def _standardized(units: jax.Array, epsilon: float) -> tuple[jax.Array, jax.Arra
 
 def _mean(array: jax.Array) -> jax.Array:
     return jnp.mean(array, axis=-1, keepdims=True)
-
-
-def _gelu(x: jax.Array) -> jax.Array:
-    return x * jax.nn.sigmoid(x * (_SLOPE + _CUBE * (x * x)))
-
-
-def _gelu_and_slope(x: jax.Array) -> tuple[jax.Array, jax.Array]:
-    share = jax.nn.sigmoid(x * (_SLOPE + _CUBE * (x * x)))
-    return x * share, share + x * share * (1 - share) * (_SLOPE + 3 * _CUBE * (x * x))
 
 
 def _again(x: jax.Array, *apart: jax.Array) -> jax.Array:

@@ -6,7 +6,6 @@ errors cannot pile up. Triton's arrays are powers of two, so the features are cu
 """
 
 import functools
-import math
 from typing import Any, NamedTuple
 
 import jax
@@ -15,6 +14,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as pltriton
 
 from remixer_t5x.layers.compile_target import interprets_kernels
+from remixer_t5x.layers.gelu import sigmoid_form
 from remixer_t5x.layers.running_token_mlp.blocks import BlockGradients, Tokens
 
 _FLOAT32 = jnp.float32
@@ -22,9 +22,6 @@ _LONGEST_BLOCK = 256
 # Numbers of A in a program: 32 for each thread.
 _LARGEST_PROGRAM = 8192
 _SMALLEST_TILE = 16
-# `0.5 x (1 + tanh(u)) = x sigmoid(2 u)`, and `2 u = x (slope + cube x^2)`.
-_GELU_SLOPE = 2 * (2 / math.pi) ** 0.5
-_GELU_CUBE = 0.044715 * _GELU_SLOPE
 _PARAMS = pltriton.CompilerParams(num_warps=8, num_stages=1)
 
 
@@ -52,11 +49,7 @@ def _tile(w_in: jax.Array, value: jax.Array) -> tuple[int, int]:
 
 def _cheap(activation):
     """GELU with one exponential: CUDA's tanh is two formulas, of which it selects one. Both are exact to rounding."""
-    return _gelu if activation is jax.nn.gelu else activation
-
-
-def _gelu(x: jax.Array) -> jax.Array:
-    return x * jax.nn.sigmoid(x * (_GELU_SLOPE + _GELU_CUBE * (x * x)))
+    return sigmoid_form if activation is jax.nn.gelu else activation
 
 
 class _Operands(NamedTuple):

@@ -15,8 +15,8 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as pltriton
 
 from remixer_t5x.layers.compile_target import interprets_kernels
+from remixer_t5x.layers.gelu import sigmoid_form, sigmoid_form_and_slope
 from remixer_t5x.layers.window_mlp.by_kernel import BLOCK, Gradients, Operands
-from remixer_t5x.layers.window_mlp.gelu import gelu, gelu_and_slope
 
 _FLOAT32 = jnp.float32
 # The smallest side of a matmul in Triton, and the most features that leave registers for two tiles of float32.
@@ -185,7 +185,7 @@ def _forward_kernel(plan: _Plan, operands: Operands, before_ref, mixed_ref):
 
     def add_unit(unit, total):
         hidden = _hidden(operands, seen, _weights(operands, seen, unit), unit)
-        return total + operands.out[unit] * gelu(hidden)
+        return total + operands.out[unit] * sigmoid_form(hidden)
 
     total = jax.lax.fori_loop(0, plan.hidden, add_unit, jnp.zeros((BLOCK, plan.tile), _FLOAT32))
     mixed_ref[...] = total.astype(mixed_ref.dtype)
@@ -198,7 +198,7 @@ def _tokens_kernel(plan: _Plan, operands: Operands, before_ref, gradient_ref, *r
 
     def add_unit(unit, totals):
         before, own = weights = _weights(operands, seen, unit)
-        units, slope = gelu_and_slope(_hidden(operands, seen, weights, unit))
+        units, slope = sigmoid_form_and_slope(_hidden(operands, seen, weights, unit))
         of_hidden = operands.out[unit] * gradient * slope
         results.out[unit] = jnp.sum(units * gradient)
         results.bias[unit] = jnp.sum(of_hidden)
@@ -220,7 +220,7 @@ def _weights_kernel(plan: _Plan, rows: int, operands: Operands, gradient_ref, be
         earlier, here = (pl.ds(block * BLOCK, BLOCK) for block in (jnp.maximum(at - 1, 0), at))
         ids = None if operands.ids is None else operands.ids.at[row]
         seen = _seen(operands, ids, operands.tokens[row, earlier, features], operands.tokens[row, here, features], at)
-        _, slope = gelu_and_slope(_hidden(operands, seen, _weights(operands, seen, unit), unit))
+        _, slope = sigmoid_form_and_slope(_hidden(operands, seen, _weights(operands, seen, unit), unit))
         of_hidden = operands.out[row, unit] * gradient_ref[row, here, features].astype(_FLOAT32) * slope
         low = of_hidden.astype(seen.own.dtype)
         parts = _dot(low, seen.before, trans_b=True), _dot(low, seen.own, trans_b=True)

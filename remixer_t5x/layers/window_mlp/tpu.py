@@ -13,8 +13,8 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from remixer_t5x.layers.compile_target import interprets_kernels, target_chip
+from remixer_t5x.layers.gelu import sigmoid_form, sigmoid_form_and_slope
 from remixer_t5x.layers.window_mlp.by_kernel import BLOCK, Gradients, Operands
-from remixer_t5x.layers.window_mlp.gelu import gelu, gelu_and_slope
 
 _FLOAT32 = jnp.float32
 _LANES = 128
@@ -186,7 +186,7 @@ def _forward_kernel(plan: _Plan, blocks: _Blocks, mixed_ref, hidden_ref):
 
     def add_unit(unit, total):
         hidden = hidden_ref[pl.ds(pl.multiple_of(unit * BLOCK, BLOCK), BLOCK)] + blocks.bias[unit]
-        return total + blocks.out[row, unit] * gelu(hidden)
+        return total + blocks.out[row, unit] * sigmoid_form(hidden)
 
     total = jax.lax.fori_loop(0, plan.hidden, add_unit, jnp.zeros((BLOCK, plan.tile), _FLOAT32))
     mixed_ref[...] = total.astype(mixed_ref.dtype)
@@ -211,7 +211,7 @@ def _backward_kernel(plan: _Plan, blocks: _Blocks, gradient_ref, results: _Resul
 
     def unit_gradients(unit, _):
         rows, one = pl.ds(pl.multiple_of(unit * BLOCK, BLOCK), BLOCK), pl.ds(unit, 1)
-        units, slope = gelu_and_slope(hidden_ref[rows] + blocks.bias[unit])
+        units, slope = sigmoid_form_and_slope(hidden_ref[rows] + blocks.bias[unit])
         of_hidden = blocks.out[row, unit] * gradient * slope
         results.out[one] += jnp.sum(units * gradient, axis=0, keepdims=True)
         results.bias[one] += jnp.sum(of_hidden, axis=0, keepdims=True)
