@@ -1,13 +1,15 @@
 """Dense layers: one for all features, with a bias where it is asked for, and one for each group of features."""
 
+import itertools
 from collections.abc import Callable
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
 from remixer_t5x import axes
-from remixer_t5x.layers.compile_target import on_cpu
+from remixer_t5x.layers.compile_target import on_cpu, target_platform
 
 # The matrices of an adapter (`adapters.lora`), [in, rank] and [rank, features], next to a kernel that has one.
 LORA_IN, LORA_OUT = 'lora_in', 'lora_out'
@@ -84,12 +86,13 @@ def _matmul(x: jax.Array, kernel: jax.Array) -> jax.Array:
     return (tokens @ kernel).reshape(*x.shape[:-1], kernel.shape[-1])
 
 
-def _low_rank(module: nn.Module, x: jax.Array, matmul: Callable[[jax.Array, jax.Array], jax.Array]) -> jax.Array:
+def _low_rank(module: nn.Module, x: Any, matmul: Callable[[Any, jax.Array], Any]) -> Any:
     """What the adapter of a `Dense` or a `GroupDense` adds to its output."""
     first, second = (module.get_variable('params', name) for name in (LORA_IN, LORA_OUT))
     *groups, inward, outward = module.axes
-    first = whole_rows(first, (*groups, inward, None), x.dtype)
-    second = whole_rows(second, (*groups, axes.LORA_RANK, outward), x.dtype)
+    dtype = jax.tree.leaves(x)[0].dtype
+    first = whole_rows(first, (*groups, inward, None), dtype)
+    second = whole_rows(second, (*groups, axes.LORA_RANK, outward), dtype)
     # The order makes it cheap: the product of the two is as large as the kernel.
     return matmul(matmul(x, first), second)
 
@@ -99,23 +102,29 @@ def split_heads(x: jax.Array, num_heads: int) -> jax.Array:
     return x.reshape(*x.shape[:-1], num_heads, -1)
 
 
-def split_groups(x: jax.Array, num_groups: int) -> jax.Array:
-    """[..., groups * width] -> [groups, ..., width], the input of `GroupDense`.
+# Groups of features, as arrays [groups, ..., width]: one array of all groups, or some arrays of fewer.
+Groups: TypeAlias = tuple[jax.Array, ...]
 
-    Groups lead because every matmul is then one batched matmul without a transpose. A sublayer splits its input, joins
-    its output, and keeps everything between in this form.
+
+def split_groups(x: jax.Array, num_groups: int, num_arrays: int = 1) -> Groups:
+    """[..., groups * width] -> `num_arrays` arrays [groups / num_arrays, ..., width], the input of `GroupDense`.
+
+    A sublayer splits its input, joins its output, and keeps everything between in this form. Groups lead because every
+    matmul is then one batched matmul. On a TPU this order would be a copy of every input and output; matmuls of one
+    group each read and write its features where they are.
     """
-    return jnp.moveaxis(x.reshape(*x.shape[:-1], num_groups, -1), -2, 0)
+    parts = jnp.split(x, num_arrays, axis=-1)
+    return tuple(jnp.moveaxis(part.reshape(*x.shape[:-1], num_groups // num_arrays, -1), -2, 0) for part in parts)
 
 
-def join_groups(x: jax.Array) -> jax.Array:
-    """[groups, ..., width] -> [..., groups * width]."""
-    x = jnp.moveaxis(x, 0, -2)
-    return x.reshape(*x.shape[:-2], -1)
+def join_groups(groups: Groups) -> jax.Array:
+    """Arrays [groups, ..., width] -> [..., all groups * width]."""
+    joined = [jnp.moveaxis(array, 0, -2) for array in groups]
+    return jnp.concatenate([array.reshape(*array.shape[:-2], -1) for array in joined], axis=-1)
 
 
 class GroupDense(nn.Module):
-    """`x[j] @ kernel[j]` for each group j (GroupLinear of TIM), [groups, ..., in] -> [groups, ..., features].
+    """`x[j] @ kernel[j]` for each group j (GroupLinear of TIM), arrays [groups, ..., in] -> [groups, ..., features].
 
     Each group has a low-rank matrix of its own where the parameters have an adapter, as in `Dense`.
 
@@ -130,14 +139,28 @@ class GroupDense(nn.Module):
     kernel_init: nn.initializers.Initializer = group_fan_in_normal()
 
     @nn.compact
-    def __call__(self, x: jax.Array) -> jax.Array:
+    def __call__(self, x: Groups) -> Groups:
         init = nn.with_logical_partitioning(self.kernel_init, self.axes)
-        kernel = self.param('kernel', init, (x.shape[0], x.shape[-1], self.features), jnp.float32)
-        y = _group_matmul(x, whole_rows(kernel, self.axes, x.dtype))
-        return y + _low_rank(self, x, _group_matmul) if self.has_variable('params', LORA_IN) else y
+        shape = (sum(array.shape[0] for array in x), x[0].shape[-1], self.features)
+        kernel = self.param('kernel', init, shape, jnp.float32)
+        y = _group_matmul(x, whole_rows(kernel, self.axes, x[0].dtype))
+        if not self.has_variable('params', LORA_IN):
+            return y
+        return jax.tree.map(jnp.add, y, _low_rank(self, x, _group_matmul))
 
 
-def _group_matmul(x: jax.Array, kernel: jax.Array) -> jax.Array:
+def _group_matmul(x: Groups, kernel: jax.Array) -> Groups:
+    ends = itertools.accumulate(array.shape[0] for array in x)
+    return tuple(_batched_matmul(array, kernel[end - array.shape[0] : end]) for array, end in zip(x, ends, strict=True))
+
+
+def _batched_matmul(x: jax.Array, kernel: jax.Array) -> jax.Array:
+    if target_platform() == 'gpu':
+        # cuBLAS reads and writes groups that are side by side in memory, if tokens are one axis. Then the transposes
+        # of `split_groups` and `join_groups` copy nothing.
+        tokens = jnp.moveaxis(x, 0, -2)
+        y = jnp.einsum('tgd,gdf->tgf', tokens.reshape(-1, *tokens.shape[-2:]), kernel)
+        return jnp.moveaxis(y.reshape(*tokens.shape[:-1], -1), -2, 0)
     if not on_cpu():
         return jnp.einsum('g...d,gdf->g...f', x, kernel)
     tokens = x.reshape(x.shape[0], -1, x.shape[-1])

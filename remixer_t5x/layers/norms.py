@@ -6,6 +6,7 @@ from flax import linen as nn
 
 from remixer_t5x import axes
 from remixer_t5x.errors import UserError
+from remixer_t5x.layers.compile_target import target_platform
 
 
 class RMSNorm(nn.Module):
@@ -75,7 +76,22 @@ class GroupedRMSNorm(nn.Module):
             )
         init = nn.with_logical_partitioning(nn.initializers.ones, (axes.EMBED,))
         scale = self.param('scale', init, (width,), jnp.float32)
-        parts = x.astype(jnp.float32).reshape(*x.shape[:-1], self.num_groups, -1)
-        mean_square = jnp.mean(jnp.square(parts), axis=-1, keepdims=True)
-        normed = (parts * jax.lax.rsqrt(mean_square + self.epsilon)).reshape(x.shape)
-        return (normed * scale).astype(x.dtype)
+        x32 = x.astype(jnp.float32)
+        inverse = self._inverse_per_feature if target_platform() == 'tpu' else self._inverse_per_part
+        return (x32 * inverse(jnp.square(x32)) * scale).astype(x.dtype)
+
+    def _inverse_per_part(self, squares: jax.Array) -> jax.Array:
+        """1 / rms of the part that a feature is in."""
+        parts = squares.reshape(*squares.shape[:-1], self.num_groups, -1)
+        inverse = jax.lax.rsqrt(jnp.mean(parts, axis=-1, keepdims=True) + self.epsilon)
+        return jnp.broadcast_to(inverse, parts.shape).reshape(squares.shape)
+
+    def _inverse_per_feature(self, squares: jax.Array) -> jax.Array:
+        """The same without parts: a TPU stores 128 features together, and would copy parts of another width."""
+        width = squares.shape[-1] // self.num_groups
+        part_of_feature = jnp.arange(squares.shape[-1]) // width
+        inverse = jnp.zeros_like(squares)
+        for part in range(self.num_groups):
+            mean = jnp.sum(jnp.where(part_of_feature == part, squares, 0), axis=-1, keepdims=True) / width
+            inverse = jnp.where(part_of_feature == part, jax.lax.rsqrt(mean + self.epsilon), inverse)
+        return inverse

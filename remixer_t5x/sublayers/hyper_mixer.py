@@ -52,13 +52,13 @@ class GeneratedWeights(nn.Module):
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
         """[batch, length, embed] -> [batch, length, heads, hidden / heads]."""
-        groups = split_groups(x, self.num_heads)
+        [groups] = split_groups(x, self.num_heads)
         hidden = nn.gelu(self._project('wi', groups.shape[-1], (axes.EMBED, axes.MLP), groups), approximate=True)
         weights = self._project('wo', self.hidden_dim // self.num_heads, (axes.MLP, axes.TOKEN_MLP), hidden)
         return jnp.moveaxis(weights, 0, 2)
 
     def _project(self, name: str, features: int, names: tuple[str, str], groups: jax.Array) -> jax.Array:
-        projected = GroupDense(features, (axes.HEADS, *names), name=name)(groups)
+        projected = GroupDense(features, (axes.HEADS, *names), name=name)((groups,))[0]
         if not self.use_bias:
             return projected
         init = nn.with_logical_partitioning(nn.initializers.zeros, (axes.HEADS, names[1]))

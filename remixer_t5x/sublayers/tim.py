@@ -16,7 +16,9 @@ initialiser) and no biases; with pre-norm, c is computed from the normalised fea
 all mechanisms together, n_s times the H of algorithm 1.
 """
 
-from collections.abc import Callable
+import functools
+import itertools
+from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -27,8 +29,10 @@ from remixer_t5x.context import SequenceContext
 from remixer_t5x.errors import UserError
 from remixer_t5x.layers import cache
 from remixer_t5x.layers.attention.attend import attend_to_memory, attend_to_own
+from remixer_t5x.layers.attention.bias import split_bias
 from remixer_t5x.layers.checks import needed_memory
-from remixer_t5x.layers.dense import GroupDense, group_fan_in_normal, join_groups, split_groups
+from remixer_t5x.layers.compile_target import target_platform
+from remixer_t5x.layers.dense import GroupDense, Groups, group_fan_in_normal, join_groups, split_groups, split_heads
 from remixer_t5x.layers.dropout import dropout
 
 _INTO_HEADS = (axes.MECHANISMS, axes.EMBED, axes.JOINED_KV)
@@ -43,23 +47,42 @@ def _check_divides(num_mechanisms: int, size: int, name: str) -> None:
         )
 
 
-def _split_mechanisms(x: jax.Array, num_mechanisms: int) -> jax.Array:
-    """[batch, length, embed] -> [mechanisms, batch, length, embed / mechanisms]."""
+def _split_mechanisms(module: nn.Module, x: jax.Array, num_mechanisms: int, ctx: SequenceContext) -> Groups:
+    """[batch, length, embed] -> one array [mechanisms, batch, length, embed / mechanisms], or one of each mechanism.
+
+    Caches and pictures have the heads of all mechanisms together, which one array gives them.
+    """
     _check_divides(num_mechanisms, x.shape[-1], 'the model width EMBED_DIM')
-    return split_groups(x, num_mechanisms)
+    apart = target_platform() == 'tpu' and not ctx.decode and not module.is_mutable_collection('intermediates')
+    return split_groups(x, num_mechanisms, num_mechanisms if apart else 1)
 
 
 class Competition(nn.Module):
     """How much each mechanism may update a token: `softmax over mechanisms of GroupLinear(h, W^c)`, step 1."""
 
     @nn.compact
-    def __call__(self, mechanisms: jax.Array) -> jax.Array:
-        """[mechanisms, batch, length, width] -> [mechanisms, batch, length, 1], sums to 1 over mechanisms."""
-        logits = GroupDense(1, (axes.MECHANISMS, axes.EMBED, None), name='score')(mechanisms)
-        weights = jax.nn.softmax(logits.astype(jnp.float32), axis=0)
+    def __call__(self, mechanisms: Groups) -> Groups:
+        """Arrays [mechanisms, batch, length, width] -> [mechanisms, batch, length, 1], sums to 1 over mechanisms."""
+        scores = GroupDense(1, (axes.MECHANISMS, axes.EMBED, None), name='score')(mechanisms)
+        weights = _softmax([score.astype(jnp.float32) for array in scores for score in array])
         # Only pictures need the weights.
-        self.sow('intermediates', 'competition', weights)
-        return weights.astype(mechanisms.dtype)
+        if self.is_mutable_collection('intermediates'):
+            self.sow('intermediates', 'competition', jnp.stack(weights))
+        return _stacked_like(scores, [weight.astype(scores[0].dtype) for weight in weights])
+
+
+def _softmax(logits: Sequence[jax.Array]) -> list[jax.Array]:
+    """Softmax over the arrays, number by number."""
+    largest = jax.lax.stop_gradient(functools.reduce(jnp.maximum, logits))
+    exponentials = [jnp.exp(each - largest) for each in logits]
+    total = sum(exponentials)
+    return [each / total for each in exponentials]
+
+
+def _stacked_like(groups: Groups, mechanisms: Sequence[jax.Array]) -> Groups:
+    """Arrays of single mechanisms, in arrays of as many as those of `groups` have."""
+    rest = iter(mechanisms)
+    return tuple(jnp.stack(list(itertools.islice(rest, array.shape[0]))) for array in groups)
 
 
 class _MechanismHeads(nn.Module):
@@ -77,18 +100,19 @@ class _MechanismHeads(nn.Module):
     head_dim: int
     dropout_rate: float = 0.0
 
-    def _project(self, name: str, mechanisms: jax.Array) -> jax.Array:
-        """[mechanisms, batch, length, width] -> [batch, length, heads, kv]; a mechanism's heads are neighbours."""
+    def _project(self, name: str, mechanisms: Groups) -> list[jax.Array]:
+        """[mechanisms, batch, length, width] -> [batch, length, heads, kv], of each array; heads are by mechanism."""
         _check_divides(self.num_mechanisms, self.num_heads, 'the number of heads NUM_HEADS')
         init = group_fan_in_normal(1.0 / self.head_dim if name == 'query' else 1.0)
         width = self.num_heads * self.head_dim // self.num_mechanisms
         heads = GroupDense(width, _INTO_HEADS, kernel_init=init, name=name)(mechanisms)
-        return join_groups(heads).reshape(*mechanisms.shape[1:-1], self.num_heads, self.head_dim)
+        return [join_groups((array,)).reshape(*array.shape[1:-1], -1, self.head_dim) for array in heads]
 
-    def _leave_heads(self, mixed: jax.Array, width: int) -> jax.Array:
-        """[batch, length, heads, kv] -> [mechanisms, batch, length, width]."""
-        mechanisms = split_groups(mixed.reshape(*mixed.shape[:2], -1), self.num_mechanisms)
-        return GroupDense(width, _OUT_OF_HEADS, name='out')(mechanisms)
+    def _leave_heads(self, mixed: Sequence[jax.Array], width: int) -> Groups:
+        """Arrays [batch, length, heads, kv] -> [mechanisms, batch, length, width]."""
+        count = self.num_mechanisms // len(mixed)
+        mechanisms = [split_groups(array.reshape(*array.shape[:2], -1), count)[0] for array in mixed]
+        return GroupDense(width, _OUT_OF_HEADS, name='out')(tuple(mechanisms))
 
 
 class TimAttention(_MechanismHeads):
@@ -102,12 +126,15 @@ class TimAttention(_MechanismHeads):
 
     @nn.compact
     def __call__(self, x: jax.Array, ctx: SequenceContext) -> jax.Array:
-        mechanisms = _split_mechanisms(x, self.num_mechanisms)
-        query, key, value = (self._project(name, mechanisms) for name in ('query', 'key', 'value'))
-        mixed = attend_to_own(self, query, key, value, ctx, ctx.position_bias, self.dropout_rate)
-        update = self._leave_heads(mixed, mechanisms.shape[-1])
+        mechanisms = _split_mechanisms(self, x, self.num_mechanisms, ctx)
+        queries, keys, values = (self._project(name, mechanisms) for name in ('query', 'key', 'value'))
+        heads = zip(queries, keys, values, split_bias(ctx.position_bias, len(mechanisms)), strict=True)
+        mixed = [
+            attend_to_own(self, query, key, value, ctx, bias, self.dropout_rate) for query, key, value, bias in heads
+        ]
+        update = self._leave_heads(mixed, mechanisms[0].shape[-1])
         if self.competition is not None:
-            update = update * self.competition(name='competition')(mechanisms)
+            update = jax.tree.map(jnp.multiply, update, self.competition(name='competition')(mechanisms))
         return join_groups(update)
 
 
@@ -124,12 +151,16 @@ class TimCrossAttention(_MechanismHeads):
         shape = x.shape
         if ctx.decode:
             x = cache.beams_as_queries(x, memory.hidden.shape[0])
-        query = self._project('query', _split_mechanisms(x, self.num_mechanisms))
+        queries = self._project('query', _split_mechanisms(self, x, self.num_mechanisms, ctx))
 
-        def of_memory(name: str) -> jax.Array:
-            return self._project(name, _split_mechanisms(memory.hidden, self.num_mechanisms))
+        @functools.cache
+        def of_memory(name: str) -> list[jax.Array]:
+            return self._project(name, _split_mechanisms(self, memory.hidden, self.num_mechanisms, ctx))
 
-        mixed = attend_to_memory(self, query, of_memory, memory, ctx, self.dropout_rate)
+        def attend(at: int, query: jax.Array) -> jax.Array:
+            return attend_to_memory(self, query, lambda name: of_memory(name)[at], memory, ctx, self.dropout_rate)
+
+        mixed = [attend(at, query) for at, query in enumerate(queries)]
         return join_groups(self._leave_heads(mixed, shape[-1] // self.num_mechanisms)).reshape(shape)
 
 
@@ -148,35 +179,30 @@ class InterMechanismAttention(nn.Module):
 
     @nn.compact
     def __call__(self, x: jax.Array, ctx: SequenceContext) -> jax.Array:
-        mechanisms = _split_mechanisms(x, self.num_mechanisms)
+        mechanisms = _split_mechanisms(self, x, self.num_mechanisms, ctx)
 
-        def project(name: str, scale: float = 1.0) -> jax.Array:
-            """[mechanisms, batch, length, heads, kv]."""
+        def project(name: str, scale: float = 1.0) -> list[jax.Array]:
+            """[batch, length, heads, kv] for each mechanism."""
             width, init = self.num_heads * self.head_dim, group_fan_in_normal(scale)
-            heads = GroupDense(width, _INTO_HEADS, kernel_init=init, name=name)(mechanisms)
-            return heads.reshape(*heads.shape[:-1], self.num_heads, self.head_dim)
+            projected = GroupDense(width, _INTO_HEADS, kernel_init=init, name=name)(mechanisms)
+            return [split_heads(one, self.num_heads) for array in projected for one in array]
 
-        mixed = _mix_mechanisms(project('query', 1.0 / self.head_dim), project('key'), project('value'))
-        mixed = mixed.reshape(*mixed.shape[:-2], -1)
-        return join_groups(GroupDense(mechanisms.shape[-1], _OUT_OF_HEADS, name='out')(mixed))
+        query, key, value = project('query', 1.0 / self.head_dim), project('key'), project('value')
+        mixed = [_read_mechanisms(one, key, value) for one in query]
+        joined = _stacked_like(mechanisms, [one.reshape(*one.shape[:-2], -1) for one in mixed])
+        return join_groups(GroupDense(mechanisms[0].shape[-1], _OUT_OF_HEADS, name='out')(joined))
 
 
-def _mix_mechanisms(query: jax.Array, key: jax.Array, value: jax.Array) -> jax.Array:
-    """Attention along the first axis of [mechanisms, ..., heads, kv].
+def _read_mechanisms(query: jax.Array, key: Sequence[jax.Array], value: Sequence[jax.Array]) -> jax.Array:
+    """What one mechanism [..., heads, kv] reads from all, itself included; softmax and sums in float32.
 
     One product of arrays for each pair of mechanisms: a matmul of a few rows for every token costs more than it
     computes, and XLA:CPU crashes on the gradient of the broadcast over pairs (seen with jaxlib 0.10.2).
     """
-    return jnp.stack([_read_mechanisms(one, key, value) for one in query])
-
-
-def _read_mechanisms(query: jax.Array, key: jax.Array, value: jax.Array) -> jax.Array:
-    """What one mechanism [..., heads, kv] reads from all, itself included; softmax and sums in float32."""
     query32 = query.astype(jnp.float32)
-    logits = jnp.stack([jnp.sum(query32 * other.astype(jnp.float32), axis=-1) for other in key])
-    weights = jax.nn.softmax(logits, axis=0)[..., None]
+    weights = _softmax([jnp.sum(query32 * other.astype(jnp.float32), axis=-1, keepdims=True) for other in key])
     mixed = sum(weight * other.astype(jnp.float32) for weight, other in zip(weights, value, strict=True))
-    return mixed.astype(value.dtype)
+    return mixed.astype(value[0].dtype)
 
 
 class TimMLP(nn.Module):
@@ -195,10 +221,10 @@ class TimMLP(nn.Module):
     @nn.compact
     def __call__(self, x: jax.Array, ctx: SequenceContext) -> jax.Array:
         _check_divides(self.num_mechanisms, self.hidden_dim, 'the feed-forward width MLP_DIM')
-        mechanisms = _split_mechanisms(x, self.num_mechanisms)
+        mechanisms = _split_mechanisms(self, x, self.num_mechanisms, ctx)
         width, inward = self.hidden_dim // self.num_mechanisms, (axes.MECHANISMS, axes.EMBED, axes.MLP)
-        gate = nn.gelu(GroupDense(width, inward, name='wi_0')(mechanisms), approximate=True)
-        hidden = gate * GroupDense(width, inward, name='wi_1')(mechanisms)
-        hidden = dropout(self.dropout_rate, hidden, deterministic=ctx.deterministic)
+        gates, values = (GroupDense(width, inward, name=name)(mechanisms) for name in ('wi_0', 'wi_1'))
+        hidden = jax.tree.map(lambda gate, value: nn.gelu(gate, approximate=True) * value, gates, values)
+        hidden = tuple(dropout(self.dropout_rate, array, deterministic=ctx.deterministic) for array in hidden)
         outward = (axes.MECHANISMS, axes.MLP, axes.EMBED)
-        return join_groups(GroupDense(mechanisms.shape[-1], outward, name='wo')(hidden))
+        return join_groups(GroupDense(mechanisms[0].shape[-1], outward, name='wo')(hidden))

@@ -107,7 +107,7 @@ def test_each_group_of_a_grouped_layer_has_its_own_adapter():
         rng.standard_normal(shape, np.float32) for shape in ((2, 4, 5, 6), (2, 6, 7), (2, 6, 3), (2, 3, 7))
     )
     module = GroupDense(7, (axes.MECHANISMS, axes.EMBED, axes.MLP))
-    ours = module.apply({'params': {'kernel': kernel, 'lora_in': first, 'lora_out': second}}, x)
+    ours = module.apply({'params': {'kernel': kernel, 'lora_in': first, 'lora_out': second}}, (x,))[0]
     merged = kernel + np.einsum('gir,gro->gio', first, second)
     np.testing.assert_allclose(ours, np.einsum('g...i,gio->g...o', x, merged), rtol=1e-4, atol=1e-4)
 

@@ -11,6 +11,7 @@ from flax import linen as nn
 from remixer_t5x.architecture import layer
 from remixer_t5x.context import Memory, SequenceContext
 from remixer_t5x.errors import UserError
+from remixer_t5x.layers.compile_target import compiling_for
 from remixer_t5x.layers.norms import GroupedRMSNorm
 from remixer_t5x.sublayers import attention, gated_mlp, tim
 
@@ -168,6 +169,28 @@ def test_mechanisms_do_not_see_each_other(module, which):
     assert np.all(gradient[..., : D // 2] != 0) or (which == 'memory' and not reads_memory)
 
 
+@pytest.mark.parametrize('platform', ['gpu', 'tpu'])
+def test_accelerators_compute_the_same(platform):
+    """A TPU with an array for each mechanism; attention by its formula, as its kernels have tests of their own."""
+    attends = tim.TimAttention, tim.TimCrossAttention
+    sublayers = (
+        *(functools.partial(module, 2, HEADS, KV) for module in attends),
+        functools.partial(tim.InterMechanismAttention, 2),
+        functools.partial(tim.TimMLP, 2, F),
+    )
+    block = layer.make_layer(sublayers, norm=functools.partial(GroupedRMSNorm, 2))
+    x, ctx = features(0), with_memory(context(position_bias=relative_bias(), causal=True, attention='formula'))
+    params = jax.tree.map(lambda array: 0.3 * array, randomised(block, x, ctx))
+
+    def value_and_gradients(params, x):
+        return jax.value_and_grad(lambda *given: jnp.sum(jnp.sin(block.apply(*given, ctx))), (0, 1))(params, x)
+
+    wanted = jax.jit(value_and_gradients)({'params': params}, x)
+    with compiling_for(platform):
+        actual = jax.jit(lambda *given: value_and_gradients(*given))({'params': params}, x)
+    jax.tree.map(lambda a, w: np.testing.assert_allclose(a, w, rtol=0, atol=1e-4 * np.max(np.abs(w))), actual, wanted)
+
+
 def test_inter_mechanism_attention_mixes_mechanisms_and_not_tokens():
     module, x, ctx = tim.InterMechanismAttention(2), features(0), context()
     params = randomised(module, x, ctx)
@@ -178,11 +201,11 @@ def test_inter_mechanism_attention_mixes_mechanisms_and_not_tokens():
 
 def test_competition_weights_sum_to_one_and_are_each_tokens_own():
     module, mechanisms = tim.Competition(), jax.random.normal(jax.random.key(0), (4, 2, LENGTH, D))
-    params = randomised(module, mechanisms)
-    weights = module.apply({'params': params}, mechanisms)
+    params = randomised(module, (mechanisms,))
+    [weights] = module.apply({'params': params}, (mechanisms,))
     assert weights.shape == (4, 2, LENGTH, 1)
     np.testing.assert_allclose(jnp.sum(weights, axis=0), 1.0, rtol=1e-6)
-    changed = module.apply({'params': params}, mechanisms.at[0, 0, 0].add(1.0))
+    [changed] = module.apply({'params': params}, (mechanisms.at[0, 0, 0].add(1.0),))
     assert np.all((changed != weights)[:, 0, 0])
     np.testing.assert_array_equal(np.delete(changed, 0, axis=2), np.delete(weights, 0, axis=2))
 

@@ -8,10 +8,11 @@ FORWARD, RECOMPUTED, BACKWARD, UPDATE = 'forward', 'recomputed', 'backward', 'up
 # What XLA adds for itself, such as zeros for the arrays that a loop fills.
 UNNAMED = 'copies and fills by XLA'
 
-# What JAX and flax add to the names of modules: transformations, control flow, and methods such as `layer._update`.
+# What JAX and flax add to the names of modules: transformations, control flow, an einsum's letters, and methods such as
+# `layer._update`.
 _ADDED = re.compile(
-    r'.*[(.].*|while|body|cond|branch_\d+_fun|closed_call|checkpoint|rematted_computation|core_call|custom_[jv][jv]p_call|'
-    r'custom_vjp_call_jaxpr|pallas_call|shard_map|scan|remat\d?|'
+    r'.*[(.].*|.*->.*|while|body|cond|branch_\d+_fun|closed_call|checkpoint|rematted_computation|core_call|'
+    r'custom_[jv][jv]p_call|custom_vjp_call_jaxpr|pallas_call|shard_map|scan|remat\d?|'
 )
 
 

@@ -3,6 +3,7 @@
 from typing import TypeAlias
 
 import jax
+import jax.numpy as jnp
 from flax import struct
 
 from remixer_t5x.layers.diagonals import spread_over_diagonals
@@ -30,3 +31,10 @@ Bias: TypeAlias = 'jax.Array | DistanceBias | None'
 def full_bias(bias: Bias) -> jax.Array | None:
     """[1, heads, q, k] float32, or None."""
     return bias.spread() if isinstance(bias, DistanceBias) else bias
+
+
+def split_bias(bias: Bias, parts: int) -> list[Bias]:
+    """The bias of each of `parts` equal parts of the heads."""
+    if isinstance(bias, DistanceBias):
+        return [DistanceBias(part) for part in jnp.split(bias.by_distance, parts)]
+    return [None] * parts if bias is None else [*jnp.split(bias, parts, axis=1)]

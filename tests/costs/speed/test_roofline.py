@@ -90,6 +90,10 @@ def test_between_slices_a_device_sends_its_part(kind, sent):
             f'jit(step_fn)/transpose(jvp(f))/{LAYER}/checkpoint/rematted_computation/run_0/layer/norm/mul',
             ('encoder/run_0/layer/norm', RECOMPUTED, 'mul'),
         ),
+        (
+            f'jit(step_fn)/jvp(f)/{LAYER}/run_0/layer/tim_mlp/wi_0/tgd,gdf->tgf/dot_general',
+            ('encoder/run_0/layer/tim_mlp/wi_0', FORWARD, 'dot_general'),
+        ),
         ('jit(step_fn)/jvp()/while/body/closed_call/logits/dot_general', ('logits', FORWARD, 'dot_general')),
         ('jit(step_fn)/jvp()/while/body/closed_call/reduce_max', (module_names.LOSS, FORWARD, 'reduce_max')),
         ('jit(step_fn)/mul', (module_names.OPTIMIZER, UPDATE, 'mul')),
