@@ -1,5 +1,7 @@
 """Mixing through hidden units equals the plain sum over tokens of one's example, packed or not, with its gradients."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,10 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from remixer_t5x.layers import token_mlp
+from remixer_t5x.layers import example_blocks, token_mlp
 from remixer_t5x.layers.compile_target import compiling_for
 
 HEADS, HIDDEN, FEATURES, N, M = 2, 3, 4, 9, 7
+# Shorter than an example, so that rows have several.
+BLOCKS = [2, 64]
 few_examples = settings(max_examples=10, deadline=None, derandomize=True, database=None)
 
 
@@ -34,12 +38,15 @@ def value_and_gradients(mix, ids_out, weights):
     return jax.value_and_grad(loss, argnums=(0, 1, 2, 3))(*weights)
 
 
-@jax.jit
-def ours_packed(ids_in, ids_out, *weights):
+@functools.partial(jax.jit, static_argnums=0)
+def ours_packed(block, ids_in, ids_out, *weights):
     def mix(w_in, value, w_out, bias):
         return token_mlp.mix_through_hidden(w_in, value, w_out, ids_in, ids_out, packed=True, hidden_bias=bias)
 
-    return value_and_gradients(mix, ids_out, weights)
+    # Read while tracing, which is once for each block.
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(example_blocks, 'BLOCK', block)
+        return value_and_gradients(mix, ids_out, weights)
 
 
 @jax.jit
@@ -54,13 +61,42 @@ def rows_of(length):
     return row.map(lambda ids: np.pad(ids, (0, length - len(ids))))
 
 
+@pytest.mark.parametrize('block', BLOCKS)
 @few_examples
-@given(st.tuples(rows_of(N), rows_of(N)), st.tuples(rows_of(M), rows_of(M)), st.integers(0, 99))
-def test_packed_equals_plain_with_gradients(ids_in, ids_out, seed):
-    """Also for examples that have tokens on one side only."""
-    ids = [jnp.asarray(np.stack(rows), jnp.int32) for rows in (ids_in, ids_out)]
-    actual, wanted = (run(*ids, *arrays(seed, 2)) for run in (ours_packed, plain_packed))
+@given(st.tuples(rows_of(N), rows_of(N)), st.tuples(rows_of(M), rows_of(M)), st.booleans(), st.integers(0, 99))
+def test_packed_equals_plain_with_gradients(block, ids_in, ids_out, shuffled, seed):
+    """Also for examples that have tokens on one side only, and whose tokens are not next to each other."""
+    ids = [np.stack(rows).astype(np.int32) for rows in (ids_in, ids_out)]
+    if shuffled:
+        ids = [np.random.default_rng(seed).permuted(rows, axis=1) for rows in ids]
+    ids = [jnp.asarray(rows) for rows in ids]
+    weights = arrays(seed, 2)
+    actual, wanted = ours_packed(block, *ids, *weights), plain_packed(*ids, *weights)
     jax.tree.map(lambda a, w: np.testing.assert_allclose(a, w, rtol=1e-4, atol=1e-4), actual, wanted)
+
+
+@pytest.mark.parametrize('block', BLOCKS)
+def test_values_and_gradients_of_an_example_do_not_depend_on_others(block):
+    """What is not finite in padding or in another example stays there."""
+    ids_in, ids_out = jnp.asarray([[1] * 2 + [2] * 5 + [0] * 2]), jnp.asarray([[1] * 2 + [2] * 4 + [0]])
+    w_in, value, w_out, bias = arrays(0, 1)
+    wanted, of_weights = plain_packed(ids_in, ids_out, w_in, value, w_out, bias)
+    w_in, value = (array.at[:, 7:].set(jnp.nan) for array in (w_in, value))
+    actual, gradients = ours_packed(block, ids_in, ids_out, w_in, value, w_out.at[:, 6:].set(1e30), bias)
+    np.testing.assert_allclose(actual, wanted, rtol=1e-5)
+    jax.tree.map(lambda a, w: np.testing.assert_allclose(a, w, rtol=1e-4, atol=1e-5), gradients, of_weights)
+
+
+@pytest.mark.parametrize('examples', [1, 4, 16])
+def test_blocks_are_few(examples):
+    """Rows of examples of any lengths take at most a harmonic number of passes, and a block for each example."""
+    rng, length = np.random.default_rng(examples), 512
+    cuts = np.sort(rng.integers(0, length, (8, examples - 1)), axis=1)
+    ids = jnp.asarray([1 + np.searchsorted(row, np.arange(length), side='right') for row in cuts], jnp.int32)
+    into, _, ranks = example_blocks.cut(ids, ids)
+    longest = np.max(np.asarray(into.count), axis=0)[: int(ranks)]
+    assert ranks <= examples
+    assert np.sum(longest) <= length * np.sum(1 / np.arange(1, examples + 1))
 
 
 @pytest.mark.parametrize('packed', [False, True])

@@ -1,0 +1,93 @@
+"""Times the MLP along the tokens of packed rows, forward and backward, by the number of examples in a row.
+
+    python scripts/benchmarks/packed_token_mlp.py --examples 1 4 8 16
+
+Next to `mix_through_hidden` it times one pass over the row for each example, which it replaced. Both run in turn in one
+process; we print the fastest run of each, and the FLOPs of the matmuls that both run.
+"""
+
+import argparse
+import functools
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from remixer_t5x.layers import example_blocks, token_mlp
+
+
+def pass_for_each_example(w_in, value, w_out, ids, examples):
+    """One pass over the row for each example; autodiff recomputes each."""
+    mixed = jnp.zeros((*w_out.shape[:-1], value.shape[-1]), value.dtype)
+    mix = jax.checkpoint(
+        lambda take: token_mlp.read_hidden(w_out, token_mlp.hidden_units(w_in, value, take)), static_argnums=()
+    )
+    for example in range(1, examples + 1):
+        mixed = jnp.where((ids == example)[..., None, None], mix(ids == example), mixed)
+    return mixed
+
+
+def blocks(w_in, value, w_out, ids):
+    return token_mlp.mix_through_hidden(w_in, value, w_out, ids, ids, packed=True)
+
+
+def packed_ids(rng, batch, length, examples):
+    """Examples of random lengths, at least a quarter of the mean, that fill the row."""
+    rows = []
+    for _ in range(batch):
+        least = length // examples // 4
+        more = rng.multinomial(length - examples * least, rng.dirichlet(np.full(examples, 2.0)))
+        rows.append(np.repeat(np.arange(1, examples + 1), least + more))
+    return jnp.asarray(np.stack(rows), jnp.int32)
+
+
+def tokens_of_blocks(ids):
+    """Tokens that the blocks of one row have, over all steps of the loop."""
+    into, _, ranks = example_blocks.cut(ids, ids)
+    longest = np.max(np.asarray(into.count), axis=0)[: int(ranks)]
+    return int(np.sum(-(-longest // example_blocks.BLOCK)) * example_blocks.BLOCK)
+
+
+def fastest(runs, repeats):
+    """Seconds of the fastest run of each function, run in turn."""
+    best = [float('inf')] * len(runs)
+    for _ in range(repeats):
+        for index, run in enumerate(runs):
+            start = time.perf_counter()
+            jax.block_until_ready(run())
+            best[index] = min(best[index], time.perf_counter() - start)
+    return best
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument('--examples', type=int, nargs='+', default=[1, 4, 8, 16])
+    parser.add_argument('--rows', type=int, default=8)
+    parser.add_argument('--length', type=int, default=512)
+    parser.add_argument('--width', type=int, default=512, help='hidden units and features')
+    parser.add_argument('--repeats', type=int, default=10)
+    args = parser.parse_args()
+    rng = np.random.default_rng(0)
+    shape = (args.rows, args.length, 1, args.width)
+    arrays = [jnp.asarray(rng.normal(size=shape) / args.length**0.5, jnp.float32) for _ in range(3)]
+    print('| examples | a pass for each, s | blocks, s | a pass for each, GFLOP | blocks, GFLOP |')
+    print('|---|---|---|---|---|')
+    for examples in args.examples:
+        ids = packed_ids(rng, args.rows, args.length, examples)
+        mixes = (functools.partial(pass_for_each_example, examples=examples), blocks)
+        compiled = []
+        for mix in mixes:
+            loss = jax.grad(lambda *both, mix=mix: jnp.sum(jnp.sin(mix(*both, ids))), argnums=(0, 1, 2))  # noqa: B023
+            compiled.append(jax.jit(loss).lower(*arrays).compile())
+        results = [run(*arrays) for run in compiled]
+        for ours, wanted in zip(*results, strict=True):
+            np.testing.assert_allclose(ours, wanted, rtol=1e-3, atol=1e-4)
+        times = fastest([functools.partial(run, *arrays) for run in compiled], args.repeats)
+        matmuls = 7 * 2 * args.rows * args.width**2 / 1e9
+        work = matmuls * args.length * examples, matmuls * tokens_of_blocks(ids)
+        print(f'| {examples} | {times[0]:.3f} | {times[1]:.3f} | {work[0]:.1f} | {work[1]:.1f} |', flush=True)
+
+
+if __name__ == '__main__':
+    main()
