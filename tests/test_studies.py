@@ -37,11 +37,11 @@ def studies():
     import transfer
     import tuning
     import whole_models
-    from library import comparison, damaged_text, records, rows, scaling_fit, shapes, small_task
+    from library import comparison, damaged_text, label_answers, records, rows, scaling_fit, shapes, small_task
 
     yield types.SimpleNamespace(
         ablations=ablations, comparison=comparison, damaged_text=damaged_text,
-        encoders=encoders, length=length, low_resource=low_resource,
+        encoders=encoders, label_answers=label_answers, length=length, low_resource=low_resource,
         objectives=objectives, optimizers=optimizers, recipes=recipes, records=records, rows=rows,
         scaling=scaling,
         scaling_fit=scaling_fit, shapes=shapes, small_task=small_task, spatial_weights=spatial_weights,
@@ -183,8 +183,9 @@ def test_length_study_goes_on(studies, tmp_path, monkeypatch, capsys):
 
 
 SMALL = types.MappingProxyType(
-    {'task': 'toy', 'seed': 0, 'percentage': 100.0, 'steps': 30, 'batch': 8, 'learning_rate': 0.01, 'dropout': 0.0,
-     'width': 16, 'layers': 1, 'inputs': 6, 'targets': 5, 'validation_examples': 20}
+    {'task': 'toy', 'frame': 'encoder_decoder', 'seed': 0, 'percentage': 100.0, 'steps': 30, 'batch': 8,
+     'learning_rate': 0.01, 'dropout': 0.0, 'width': 16, 'layers': 1, 'inputs': 6, 'targets': 5,
+     'validation_examples': 20}
 )  # fmt: skip
 
 
@@ -204,26 +205,26 @@ def copying(studies, monkeypatch):
         return {'encoder_input_tokens': tokens, 'decoder_input_tokens': begun, 'decoder_target_tokens': targets}
 
     rng = np.random.default_rng(0)
-    data = rows(rng, 200), rows(rng, 40), 64
-    monkeypatch.setattr(studies.small_task, 'data_of', lambda *_: data)
-    return data
+    splits = studies.rows.Splits(rows(rng, 200), rows(rng, 40))
+    monkeypatch.setattr(studies.small_task, 'data_of', lambda *_: (splits, 64))
+    return splits
 
 
 def test_exact_match_is_that_of_greedy_decoding(studies, copying):
     small, one = studies.small_task, trial(studies)
-    train_rows, rows, vocab_size = copying
-    program, right = small.program_of(one, vocab_size)
+    train_rows, rows = copying.train, copying.validation
+    program, right = small.program_of(one, 64)
     params, state = program.init(jax.random.key(0))
     for first in range(0, 150, 25):
         chosen = np.random.default_rng(first).integers(0, 200, (25, 8))
         batch = {name: array[chosen] for name, array in train_rows.items()}
         (params, state), _ = program.train((params, state), batch, 0.02, first % 25, jax.random.key(0))
-    said = small.model_of(one, vocab_size).predict(params, rows, 5)
+    said = small.model_of(one, 64).predict(params, rows, 5)
     wanted = rows['decoder_target_tokens']
     exact = 100 * np.mean(
         [np.array_equal(a[: b.argmin() or 5], b[: b.argmin() or 5]) for a, b in zip(said, wanted, strict=True)]
     )
-    found = small.judge(lambda part: right(params, part), rows)['exact_match']
+    found = small.judge('encoder_decoder', lambda part: right(params, part), rows)['exact_match']
     assert found == exact and 0 < exact < 100, 'some of both, or the test shows nothing'
 
 
@@ -311,6 +312,57 @@ def test_studies_of_a_small_task_go_on_and_end_in_tables(studies, copying, tmp_p
     assert 'remixer, gated alpha' in table and 'not yet run' not in table
 
 
+def labelled_rows(rng, count):
+    tokens = rng.integers(2, 10, (count, 6)).astype(np.int32)
+    labels = np.any(tokens == 5, axis=1).astype(np.float32)
+    return {'encoder_input_tokens': tokens, 'labels': labels, 'label_weights': np.ones(count, np.float32)}
+
+
+def test_studies_of_a_small_task_train_encoders_alone(studies, tmp_path, monkeypatch, capsys):
+    """Every variant is a classifier; two are trained, and their results are shared by the studies."""
+    small, rng = studies.small_task, np.random.default_rng(0)
+    splits = studies.rows.Splits(labelled_rows(rng, 40), labelled_rows(rng, 20), ('no', 'yes'))
+    monkeypatch.setattr(small, 'data_of', lambda *_: (splits, 64))
+    classifier = {'frame': 'classifier', 'targets': 0, 'width': 8, 'steps': 2}
+    for name in small.VARIANTS:
+        assert small.model_of(trial(studies, name, **classifier), 64, splits.labels).frame == 'classifier'
+
+    monkeypatch.setitem(studies.ablations.TABLES, 'mixers', ['attention', 'fnet'])
+    sizes = [f'--{name}={SMALL[name]}' for name in ('batch', 'layers', 'inputs', 'validation_examples')]
+    words = ['--task=toy', '--frame=classifier', *sizes, '--width=8', '--steps=2', f'--out={tmp_path}/c.jsonl']
+    monkeypatch.setattr(sys, 'argv', ['ablations.py', *words, '--tables=mixers', '--seeds=2'])
+    studies.ablations.main()
+    shown = [line for line in capsys.readouterr().out.splitlines() if line.startswith('| fnet')]
+    found = {}
+    for line in map(json.loads, (tmp_path / 'c.jsonl').read_text().splitlines()):
+        found.setdefault(line['cell']['variant'], []).append(line['result']['accuracy'])
+    assert studies.records.paired(found['fnet'], found['attention']) in shown[0]
+    words += ['--models=attention;fnet', '--seeds=2', '--percentages=100']
+    monkeypatch.setattr(sys, 'argv', ['low_resource.py', *words])
+    studies.low_resource.main()
+    assert '4 trials, 4 done before' in capsys.readouterr().out
+    assert studies.tuning.parse_arguments(['--frame=classifier']).metric == 'accuracy'
+
+    program, right = small.program_of(trial(studies, **classifier), 64, splits.labels)
+    params = program.init(jax.random.key(0))[0]
+    sums = small.model_of(trial(studies, **classifier), 64, splits.labels).loss(params, splits.train)[1]
+    judged = small.judge('classifier', lambda rows: right(params, rows), splits.train)
+    assert judged['accuracy'] == pytest.approx(100 * float(sums['correct']) / 40) and 0 < judged['accuracy'] < 100
+
+
+def test_layouts_are_compared_with_the_same_layout(studies):
+    table = studies.ablations.TABLES['layouts']
+    assert studies.ablations.baseline(table, 'HyperMixing, length, ReZero', 'attention') == 'attention, ReZero'
+    assert studies.ablations.baseline(['attention', 'fnet, post-norm'], 'fnet, post-norm', 'attention') == 'attention'
+
+
+def test_differences_between_seeds_have_students_interval(studies):
+    paired = studies.records.paired
+    # The quantile of 95% is 2.92 for two degrees of freedom.
+    assert paired([1, 2, 6], [0, 0, 3]) == f'+2.00 ± {2.91999 / 3**0.5:.2f}'
+    assert paired([1], [3]) == '-2.00' and paired([], []) == ''
+
+
 @pytest.mark.parametrize(
     ('study', 'words'),
     [
@@ -320,12 +372,15 @@ def test_studies_of_a_small_task_go_on_and_end_in_tables(studies, copying, tmp_p
         ('ablations', ['--tables=remixer,table_9']),
         ('ablations', ['--width=30']),
         ('ablations', ['--dropout=1']),
+        ('ablations', ['--against=mamba']),
+        ('ablations', ['--frame=classifier', '--targets=3']),
+        ('tuning', ['--frame=classifier', '--metric=exact_match']),
     ],
 )
 def test_studies_of_a_small_task_refuse(studies, study, words, capsys):
     with pytest.raises(SystemExit):
         getattr(studies, study).parse_arguments(words)
-    given = words[0].partition('=')[2].replace(';', ',').split(',')[-1]
+    given = words[-1].partition('=')[2].replace(';', ',').split(',')[-1]
     assert given in capsys.readouterr().err.splitlines()[-1]
 
 
@@ -462,7 +517,7 @@ def test_an_encoder_is_trained_on_text_and_then_on_labels(studies, monkeypatch, 
             rows = [{'inputs': [5] * (1 + i % 8), 'targets_pretokenized': labels[i % 2]} for i in range(count)]
             return dataset_of(rows)
 
-    task = encoders.labelled(Task(), 8)
+    task = studies.label_answers.splits_of(Task(), 8)
     assert task.labels == ('no', 'yes') and task.validation['labels'].tolist() == [1, 0, 1, 0, 1]
     assert task.train['encoder_input_tokens'].shape == (9, 8)
     monkeypatch.setattr(encoders, 'data_of', lambda *_: (masked_text(rng, 9), masked_text(rng, 5), {'toy': task}))
@@ -615,7 +670,7 @@ def test_a_model_is_trained_on_text_and_then_on_tasks_with_their_kinds(studies, 
         'gen subj_to_obj_proper': 50, 'gen passive_to_active': 100, 'gen pp_recursion': 0,
         'gen lexical': 75, 'gen structural': 0,
     }  # fmt: skip
-    assert transfer.paired([{'x': 3.0}, {'x': 5.0}], [{'x': 1.0}, {'x': 1.0}], 'x') == '+3.00 ± 1.00'
+    assert transfer.difference([{'x': 3.0}, {}, {'x': 5.0}], [{'x': 1.0}] * 3, 'x') == '+3.00 ± 6.31'
 
 
 def test_transfer_leaves_out_long_targets_and_takes_a_few_of_a_kind(studies):

@@ -22,16 +22,14 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from flax import linen as nn
-from library import comparison, damaged_text, dot_panels, training_loop
+from library import comparison, damaged_text, dot_panels, label_answers, training_loop, variants
 from library.epochs import batches
 from library.records import summary
-from library.rows import Rows, totals
+from library.rows import Rows, Splits, totals
 from library.small_task import exit_with_one_line
 from library.training_loop import Program
 from library.variants import LAYOUTS, VARIANTS, Variant, flagged
 
-from remixer_t5x import tf_data
-from remixer_t5x.config import loading
 from remixer_t5x.data import frames
 from remixer_t5x.evaluation.held_out_loss import entropy
 
@@ -84,36 +82,8 @@ def masked_rows(task: Any, split: str, length: int, limit: int) -> Rows:
     return {'encoder_input_tokens': inputs, 'encoder_target_tokens': targets, 'encoder_loss_weights': weights}
 
 
-@dataclasses.dataclass(frozen=True)
-class Labelled:
-    """A task's examples as rows, with indices into `labels`."""
-
-    labels: tuple[str, ...]
-    train: Rows
-    validation: Rows
-
-
-def labelled(task: Any, length: int) -> Labelled:
-    """Texts cut to `length` tokens; the labels of the training split, sorted, are its labels."""
-    splits = {}
-    for split in ('train', 'validation'):
-        dataset = task.get_dataset({'inputs': length, 'targets': length}, split=split, shuffle=False)
-        splits[split] = list(tf_data.arrays(dataset))
-    labels = tuple(sorted({row['targets_pretokenized'].decode() for row in splits['train']}))
-
-    def rows(found: list[Mapping[str, Any]]) -> Rows:
-        inputs = np.stack([np.pad(row['inputs'], (0, length - len(row['inputs']))) for row in found])
-        return {
-            'encoder_input_tokens': inputs.astype(np.int32),
-            'labels': np.asarray([labels.index(row['targets_pretokenized'].decode()) for row in found], np.float32),
-            'label_weights': np.ones(len(found), np.float32),
-        }
-
-    return Labelled(labels, rows(splits['train']), rows(splits['validation']))
-
-
 @functools.cache
-def data_of(text: str, tasks: str, length: int, vocabulary: int, rows: int) -> tuple[Rows, Rows, dict[str, Labelled]]:
+def data_of(text: str, tasks: str, length: int, vocabulary: int, rows: int) -> tuple[Rows, Rows, dict[str, Splits]]:
     """Text to train on, text that is held out, and the tasks by name."""
     from remixer_tasks import catalogue, local_files, pretraining, vocabularies
 
@@ -123,28 +93,22 @@ def data_of(text: str, tasks: str, length: int, vocabulary: int, rows: int) -> t
     return (
         masked_rows(masked, 'train', length, rows),
         masked_rows(masked, 'validation', length, VALIDATION_ROWS),
-        {name: labelled(catalogue.task(name, pieces), length) for name in tasks.split(',')},
+        {name: label_answers.splits_of(catalogue.task(name, pieces), length) for name in tasks.split(',')},
     )
 
 
 def model_of(trial: Trial, labels: tuple[str, ...] = ()) -> Any:
     """An encoder that restores text, or with `labels` one that chooses among them."""
-    mixer, hidden = MIXERS[trial.mixer], 2 * trial.width
-    sizes = {
-        'EMBED_DIM': trial.width,
-        **dict.fromkeys(('MLP_DIM', 'HYPER_MIXER_DIM', 'MIXER_DIM', 'GMLP_DIM'), hidden),
-        'NUM_HEADS': 4,
-        'HEAD_DIM': trial.width // 4,
-        'NUM_ENCODER_LAYERS': trial.layers,
-        'MAX_INPUT_LENGTH': trial.length,
-        'VOCAB_SIZE': trial.vocabulary,
-        'REMAT_POLICY': 'None',
-    }
-    head = [('LABELS', str(labels))] if labels else []
-    flags = [*((name, str(value)) for name, value in sizes.items()), *mixer.flags, *head]
-    frame = 'classifier' if labels else 'encoder_only'
-    files = ['models/t5_1_1.gin', 'sizes/tiny.gin', f'frames/{frame}.gin', *mixer.files]
-    return loading.values(loading.Given(files, flags), 'MODEL')[0]
+    frame, own = ('classifier', {'LABELS': labels}) if labels else ('encoder_only', {})
+    return variants.model_of(
+        MIXERS[trial.mixer],
+        trial.width,
+        trial.layers,
+        frame_files=(f'frames/{frame}.gin',),
+        MAX_INPUT_LENGTH=trial.length,
+        VOCAB_SIZE=trial.vocabulary,
+        **own,
+    )
 
 
 @functools.cache

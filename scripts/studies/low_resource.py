@@ -82,10 +82,11 @@ def parse_arguments(given: list[str] | None = None) -> argparse.Namespace:
     small_task.add_arguments(parser, 'runs/studies/low_resource.jsonl')
     parser.add_argument('--models', default='attention;hyper_mixer;mlp_mixer', help='by semicolon')
     parser.add_argument('--percentages', default='10,25,50,100', help='by comma')
-    parser.add_argument('--metric', choices=['exact_match', 'token_accuracy'], default='exact_match')
+    small_task.add_metric(parser, 'exact_match')
     parser.add_argument('--figure', default='', help='write a PNG here')
     args = parser.parse_args(given)
     small_task.check_arguments(parser, args)
+    small_task.check_metric(parser, args)
     args.models = small_task.names_given(parser, '--models', args.models)
     try:
         args.percentages = sorted({float(text) for text in args.percentages.split(',')})

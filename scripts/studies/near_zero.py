@@ -18,6 +18,7 @@ from library.epochs import batches
 from library.near_zero_params import movement, watched
 
 from remixer_t5x.config import loading
+from remixer_t5x.data import frames
 from remixer_t5x.model.seq2seq import Seq2Seq
 from remixer_t5x.optimization import optimizer
 
@@ -75,13 +76,13 @@ def main() -> None:
     parser.add_argument('--seed', type=int, default=0)
     parser.add_argument('--minima', default=f'{T5X_MINIMUM},{optimizer.MIN_RMS_NEAR_ZERO}', help='by comma')
     args = parser.parse_args()
-    rows, _, vocab_size = small_task.data_of('cogs_v001', INPUTS, TARGETS, 1)
+    splits, vocab_size = small_task.data_of(small_task.COGS, frames.ENCODER_DECODER, INPUTS, TARGETS, 1)
     print(f'{jax.devices()[0].device_kind} x {jax.device_count()}; root mean square of the movement from the start')
     for name in MODELS:
         model = model_of(name, vocab_size, args.width)
         for minimum in (float(word) for word in args.minima.split(',')):
             start: dict[str, np.ndarray] = {}
-            for step, loss, now in train(model, rows, minimum, args.steps, args.seed):
+            for step, loss, now in train(model, splits.train, minimum, args.steps, args.seed):
                 start = start or now
                 moved = movement(start, now)
                 shown = {path: np.sqrt(np.mean(value**2)) for path, value in start.items()} if step == 0 else moved

@@ -25,10 +25,10 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from flax import linen as nn
-from library import comparison, damaged_text, dot_panels, sized_models, small_task, training_loop
+from library import comparison, damaged_text, dot_panels, sized_models, small_task, text_answers, training_loop
 from library.epochs import batches
 from library.near_zero_params import movement, watched
-from library.records import summary
+from library.records import paired, summary
 from library.rows import Rows, encoder_decoder, totals
 from library.training_loop import Program
 
@@ -166,9 +166,9 @@ def program_of(trial: Trial, targets: int, steps: int, rate: float) -> Program:
 
 @functools.cache
 def judges_of(trial: Trial) -> tuple[Callable, Callable]:
-    """judge(params, rows) -> sums, and right(params, rows), see `small_task.right_tokens`."""
+    """judge(params, rows) -> sums, and right(params, rows), see `text_answers.right_answers`."""
     model = model_of(trial)
-    return jax.jit(lambda params, rows: model.loss(params, rows)[1]), small_task.right_tokens(model)
+    return jax.jit(lambda params, rows: model.loss(params, rows)[1]), text_answers.right_answers(model)
 
 
 def trained(program: Program, carry: Any, rows: Rows, steps: int, trial: Trial, label: str) -> Any:
@@ -247,12 +247,9 @@ def metrics_of(tasks: str) -> list[str]:
     return ['held-out loss', *steps_by_task(tasks), *(gen if COGS in steps_by_task(tasks) else [])]
 
 
-def paired(ours: list[dict[str, float]], theirs: list[dict[str, float]], metric: str) -> str:
-    """Mean of the differences between results of one seed, and its standard error."""
-    differences = [one[metric] - other[metric] for one, other in zip(ours, theirs, strict=False) if metric in one]
-    if len(differences) < 2:
-        return f'{differences[0]:+.2f}' if differences else ''
-    return f'{np.mean(differences):+.2f} ± {np.std(differences, ddof=1) / len(differences) ** 0.5:.2f}'
+def difference(ours: list[dict[str, float]], theirs: list[dict[str, float]], metric: str) -> str:
+    pairs = [(one[metric], other[metric]) for one, other in zip(ours, theirs, strict=False) if metric in one]
+    return paired(*zip(*pairs, strict=True)) if pairs else ''
 
 
 def print_tables(found: Mapping[str, list[dict[str, float]]], tasks: str) -> None:
@@ -261,8 +258,8 @@ def print_tables(found: Mapping[str, list[dict[str, float]]], tasks: str) -> Non
     first, baseline = next(iter(found.items()))
     for title, cell in (
         ('mean over seeds (standard deviation) [seeds]', lambda rs, m: summary([r[m] for r in rs if m in r])),
-        (f'difference from {first} with the same seed, mean ± its standard error',
-         lambda rs, m: paired(rs, baseline, m)),
+        (f'difference from {first} with the same seed, mean ± half of its 90% interval',
+         lambda rs, m: difference(rs, baseline, m)),
     ):  # fmt: skip
         print(title)
         print('| ' + ' | '.join(['', *metrics, 'parameters']) + ' |')

@@ -86,10 +86,11 @@ def parse_arguments(given: list[str] | None = None) -> argparse.Namespace:
     small_task.add_arguments(parser, 'runs/studies/tuning.jsonl')
     parser.add_argument('--models', default='attention;hyper_mixer', help='by semicolon')
     parser.add_argument('--trials', type=int, default=20)
-    parser.add_argument('--metric', choices=['exact_match', 'token_accuracy'], default='token_accuracy')
+    small_task.add_metric(parser, 'token_accuracy')
     parser.add_argument('--figure', default='', help='write a PNG here')
     args = parser.parse_args(given)
     small_task.check_arguments(parser, args)
+    small_task.check_metric(parser, args)
     args.models = small_task.names_given(parser, '--models', args.models)
     if args.trials < 1:
         parser.error(f'--trials has {args.trials}; give 1 or more')

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from scipy import special
 
 Cell = Mapping[str, Any]
 
@@ -68,3 +69,15 @@ def summary(values: Sequence[float], digits: int = 2) -> str:
         return 'not yet run'
     spread = f' ({np.std(values, ddof=1):.{digits}f})' if len(values) > 1 else ''
     return f'{np.mean(values):.{digits}f}{spread} [{len(values)}]'
+
+
+def paired(ours: Sequence[float], theirs: Sequence[float], digits: int = 2) -> str:
+    """Mean difference between results of one seed, ± half of its 90% interval, which is Student's."""
+    differences = np.subtract(ours, theirs)
+    if not len(differences):
+        return ''
+    mean = f'{np.mean(differences):+.{digits}f}'
+    if len(differences) == 1:
+        return mean
+    error = np.std(differences, ddof=1) / len(differences) ** 0.5
+    return f'{mean} ± {special.stdtrit(len(differences) - 1, 0.95) * error:.{digits}f}'

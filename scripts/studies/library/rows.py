@@ -1,11 +1,21 @@
-"""Examples as arrays: a batch of an encoder-decoder, and sums over many rows."""
+"""Examples as arrays: a task's splits, a batch of an encoder-decoder, and sums over many rows."""
 
+import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 
 Rows = Mapping[str, np.ndarray]
+
+
+@dataclasses.dataclass(frozen=True)
+class Splits:
+    """A task's examples; `labels` are the texts that the indices of a classifier's rows mean."""
+
+    train: Rows
+    validation: Rows
+    labels: tuple[str, ...] = ()
 
 
 def encoder_decoder(inputs: np.ndarray, targets: np.ndarray) -> Rows:

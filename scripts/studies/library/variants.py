@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+from remixer_t5x.config import loading
 
 SINUSOIDAL = ('ENCODER_POSITION_EMBEDDING', '@positions.SinusoidalPositions')
 NO_BIAS = ('ENCODER_POSITION_BIAS', 'None')
@@ -71,3 +75,28 @@ VARIANTS |= {
     for norm, variant in NORMED.items()
     for layout, name in LAYOUTS.items()
 }
+
+
+def model_of(variant: Variant, width: int, layers: int, *, frame_files: Sequence[str] = (), **macros: Any) -> Any:
+    """The variant's model with 4 heads; every hidden size is twice the width, of GLU-like ones too.
+
+    Args:
+        layers: of the encoder; the decoder of an encoder-decoder has one.
+        frame_files: gin files that make another frame than an encoder-decoder.
+        macros: the lengths, VOCAB_SIZE and others.
+    """
+    hidden = ('MLP_DIM', 'HYPER_MIXER_DIM', 'MIXER_DIM', 'REMIXER_DIM', 'GMLP_DIM')
+    sizes = {
+        'EMBED_DIM': width,
+        **dict.fromkeys(hidden, 2 * width),
+        'NUM_HEADS': 4,
+        'HEAD_DIM': width // 4,
+        'NUM_ENCODER_LAYERS': layers,
+        'NUM_DECODER_LAYERS': 1,
+        'REMAT_POLICY': 'None',
+        **macros,
+    }
+    files = ['models/t5_1_1.gin', 'sizes/tiny.gin', *frame_files, *variant.files]
+    flags = [*((name, str(value)) for name, value in sizes.items()), *variant.flags]
+    (model,) = loading.values(loading.Given(files, flags), 'MODEL')
+    return model
