@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from remixer_t5x.errors import UserError
+from remixer_t5x.model import interface
 
 SCRIPTS = pathlib.Path(__file__).parents[1] / 'scripts'
 TINY = types.MappingProxyType({'length': 50, 'width': 4, 'hidden': 4, 'steps': 3, 'batch': 2, 'test_examples': 5})
@@ -524,7 +525,7 @@ def test_an_encoder_is_trained_on_text_and_then_on_labels(studies, monkeypatch, 
     trial = encoders.Trial('hyper_mixer', 0, '', 'toy', 2, 2, 4, 8, 8, 1, 32, 9, 1e-2, 1e-2)
     for mixer in encoders.MIXERS:
         for labels, frame in (((), 'encoder_only'), (task.labels, 'classifier')):
-            assert encoders.model_of(dataclasses.replace(trial, mixer=mixer), labels).frame == frame
+            assert encoders.model_of(dataclasses.replace(trial, mixer=mixer, layers=3), labels).frame == frame
     result = encoders.run(trial)
     accuracies = {result['toy after text'], result['toy from random']}
     assert 0 < result['held-out loss'] < 10 and all(
@@ -538,8 +539,26 @@ def test_an_encoder_is_trained_on_text_and_then_on_labels(studies, monkeypatch, 
     encoders.draw(found, 'toy', str(tmp_path / 'encoders.png'), 1.5)
     even = {'encoder_target_tokens': np.array([[3, 4, 0, 5, 6]]), 'encoder_loss_weights': np.array([[1, 1, 0, 1, 1]])}
     assert encoders.constant_loss(even) == pytest.approx(np.log(4))
+    assert encoders.metrics_of('') == ['held-out loss', 'masked accuracy']
     rows = capsys.readouterr().out.splitlines()
-    assert '| hyper_mixer |' in rows[4] and 'not yet run' in rows[5] and (tmp_path / 'encoders.png').stat().st_size
+    assert (
+        '| hyper_mixer |' in rows[4]
+        and 'not yet run' in rows[5]
+        and 'difference from hyper_mixer' in rows[6]
+        and (tmp_path / 'encoders.png').stat().st_size
+    )
+
+
+def test_tim_has_as_many_parameters_as_attention(studies):
+    trial = studies.encoders.Trial('attention', 0, '', '', 2, 2, 4, 32, 32, 4, 288, 9, 1e-2, 1e-2)
+
+    def parameters(mixer):
+        model = studies.encoders.model_of(dataclasses.replace(trial, mixer=mixer))
+        shapes = interface.param_shapes(model, {'encoder_input_tokens': (1, 2)})
+        return sum(leaf.size for leaf in jax.tree.leaves(shapes))
+
+    for mixer in studies.encoders.TIM_MIXERS:
+        assert parameters(mixer) == pytest.approx(parameters('attention'), rel=0.01)
 
 
 def test_each_optimizer_gets_its_best_rate_with_all_seeds_and_nothing_is_done_twice(studies, tmp_path, capsys):
@@ -670,7 +689,7 @@ def test_a_model_is_trained_on_text_and_then_on_tasks_with_their_kinds(studies, 
         'gen subj_to_obj_proper': 50, 'gen passive_to_active': 100, 'gen pp_recursion': 0,
         'gen lexical': 75, 'gen structural': 0,
     }  # fmt: skip
-    assert transfer.difference([{'x': 3.0}, {}, {'x': 5.0}], [{'x': 1.0}] * 3, 'x') == '+3.00 ± 6.31'
+    assert studies.comparison.difference([{'x': 3.0}, {}, {'x': 5.0}], [{'x': 1.0}] * 3, 'x') == '+3.00 ± 6.31'
 
 
 def test_transfer_leaves_out_long_targets_and_takes_a_few_of_a_kind(studies):

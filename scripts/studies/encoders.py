@@ -1,7 +1,7 @@
 """Encoders alone: masked language modelling on text, then labels with the same encoder and a fresh head.
 
     python scripts/studies/encoders.py --text '/data/wikinews_en/AA/wiki_0*' --figure encoders.png
-    python scripts/studies/encoders.py --text '...' --mixers 'tim;tim, no competition;tim, four mechanisms' \
+    python scripts/studies/encoders.py --text '...' --layers 4 --mixers 'attention;tim;tim, no competition' \
         --tasks glue_sst2_v002,glue_mrpc_v002,glue_cola_v002
 
 The papers of HyperMixer, gMLP and TIM compare encoders. Here each token mixer of `MIXERS` restores 15% of the tokens of
@@ -33,20 +33,35 @@ from library.variants import LAYOUTS, VARIANTS, Variant, flagged
 from remixer_t5x.data import frames
 from remixer_t5x.evaluation.held_out_loss import entropy
 
-TIM = Variant(('sublayers/tim.gin',), (('ENCODER_SUBLAYERS', '%TIM_ENCODER_SUBLAYERS'), ('LAYER_NORM', '%TIM_NORM')))
+# TIM in all layers but the first and the last, as the paper has it, and its ablations. The feed-forwards make 4 layers
+# of width 32 have as many parameters as attention; the attention between mechanisms is narrower with the model.
+ENDS = '(@encoder/layer.make_layer, 1)'
+TIM_MIDDLE = flagged(ENCODER_RUNS=f'({ENDS}, (@tim_encoder/layer.make_layer, %TIM_NUM_ENCODER_LAYERS), {ENDS})')
+
+
+def tim(feed_forward: float, *ablations: str) -> Variant:
+    """`feed_forward` over the width, and files of configs/ablations."""
+    sizes = ('TIM_EMBED_DIM', 1), ('TIM_MLP_DIM', feed_forward), ('tim.InterMechanismAttention.head_dim', 1 / 8)
+    return Variant(tuple(f'ablations/{name}.gin' for name in ablations), model='tim', proportions=sizes)
+
+
+TIM_MIXERS = {
+    'tim': tim(2.875) + TIM_MIDDLE,
+    'tim, no competition': tim(2.875, 'tim_no_competition') + TIM_MIDDLE,
+    'tim, four mechanisms': tim(3.75, 'tim_four_mechanisms') + TIM_MIDDLE,
+    'tim, all layers': tim(4.625, 'tim_all_layers'),
+}
 # FNet in its own layout: in a pre-norm layer its transform drowns the feed-forward.
 MIXERS: dict[str, Variant] = {
     **{name: VARIANTS[name] for name in ('attention', 'hyper_mixer', 'mlp_mixer', 'gmlp')},
     # gMLP's own ablations: a weight for each pair of positions, and a single-head attention in the gate.
     'gmlp, free': VARIANTS['gmlp'] + flagged(SPATIAL_WEIGHTS='@gmlp.FreeSpatial'),
     'amlp': VARIANTS['gmlp'] + flagged(GATE_ATTENTION='@tiny_attention.TinyAttention'),
-    'tim': TIM,
-    'tim, no competition': TIM + flagged(COMPETITION='None'),
-    'tim, four mechanisms': TIM + flagged(NUM_MECHANISMS='4'),
     'fnet, post-norm': VARIANTS['fnet'] + flagged(LAYOUT=LAYOUTS['post-norm']),
+    **TIM_MIXERS,
 }
-# What runs when --mixers is not given; the others are ablations of gMLP and TIM.
-COMPARED = ('attention', 'hyper_mixer', 'mlp_mixer', 'gmlp', 'tim', 'fnet, post-norm')
+# What runs when --mixers is not given; the others are ablations of gMLP, and TIM, which takes 3 layers or more.
+COMPARED = ('attention', 'hyper_mixer', 'mlp_mixer', 'gmlp', 'fnet, post-norm')
 VALIDATION_ROWS = 500
 
 
@@ -82,6 +97,11 @@ def masked_rows(task: Any, split: str, length: int, limit: int) -> Rows:
     return {'encoder_input_tokens': inputs, 'encoder_target_tokens': targets, 'encoder_loss_weights': weights}
 
 
+def names_of(tasks: str) -> list[str]:
+    """Of tasks by comma; of '' none, which trains on text alone."""
+    return [name for name in tasks.split(',') if name]
+
+
 @functools.cache
 def data_of(text: str, tasks: str, length: int, vocabulary: int, rows: int) -> tuple[Rows, Rows, dict[str, Splits]]:
     """Text to train on, text that is held out, and the tasks by name."""
@@ -93,7 +113,7 @@ def data_of(text: str, tasks: str, length: int, vocabulary: int, rows: int) -> t
     return (
         masked_rows(masked, 'train', length, rows),
         masked_rows(masked, 'validation', length, VALIDATION_ROWS),
-        {name: label_answers.splits_of(catalogue.task(name, pieces), length) for name in tasks.split(',')},
+        {name: label_answers.splits_of(catalogue.task(name, pieces), length) for name in names_of(tasks)},
     )
 
 
@@ -105,6 +125,8 @@ def model_of(trial: Trial, labels: tuple[str, ...] = ()) -> Any:
         trial.width,
         trial.layers,
         frame_files=(f'frames/{frame}.gin',),
+        TIM_NUM_HEADS=4,
+        TIM_NUM_ENCODER_LAYERS=trial.layers - 2,
         MAX_INPUT_LENGTH=trial.length,
         VOCAB_SIZE=trial.vocabulary,
         **own,
@@ -162,7 +184,7 @@ def run(trial: Trial) -> dict[str, float]:
 
 
 def metrics_of(tasks: str) -> list[str]:
-    starts = [f'{name} {start}' for name in tasks.split(',') for start in ('after text', 'from random')]
+    starts = [f'{name} {start}' for name in names_of(tasks) for start in ('after text', 'from random')]
     return ['held-out loss', 'masked accuracy', *starts]
 
 
@@ -174,14 +196,19 @@ def constant_loss(rows: Rows) -> float:
 
 def print_table(found: Mapping[str, list[dict[str, float]]], tasks: str, constant: float) -> None:
     metrics = metrics_of(tasks)
+    first, baseline = next(iter(found.items()))
     print(f'the best constant answer has a held-out loss of {constant:.2f}')
-    print('mean over seeds (standard deviation) [seeds]')
-    print('| ' + ' | '.join(['', *metrics, 'parameters']) + ' |')
-    print('|---' * (len(metrics) + 2) + '|')
-    for mixer, results in found.items():
-        cells = [summary([result[metric] for result in results]) for metric in metrics]
-        cells.append(f'{int(results[0]["parameters"]):,}' if results else '')
-        print('| ' + ' | '.join([mixer, *cells]) + ' |')
+    for title, cell in (
+        ('mean over seeds (standard deviation) [seeds]', lambda rs, m: summary([result[m] for result in rs])),
+        (f'difference from {first} with the same seed: mean ± half of its 90% interval',
+         lambda rs, m: '' if rs is baseline else comparison.difference(rs, baseline, m)),
+    ):  # fmt: skip
+        print(title)
+        print('| ' + ' | '.join(['', *metrics, 'parameters']) + ' |')
+        print('|---' * (len(metrics) + 2) + '|')
+        for mixer, results in found.items():
+            parameters = f'{int(results[0]["parameters"]):,}' if results else ''
+            print('| ' + ' | '.join([mixer, *(cell(results, metric) for metric in metrics), parameters]) + ' |')
 
 
 def draw(found: Mapping[str, list[dict[str, float]]], tasks: str, file: str, constant: float) -> None:
@@ -191,7 +218,7 @@ def draw(found: Mapping[str, list[dict[str, float]]], tasks: str, file: str, con
     loss = 'held-out loss of masked tokens'
     starts = ('after text', 'from random')
     panels: list[dot_panels.Panel] = [(loss, {'': 'held-out loss'})]
-    panels += [(f'{name}, accuracy', {start: f'{name} {start}' for start in starts}) for name in tasks.split(',')]
+    panels += [(f'{name}, accuracy', {start: f'{name} {start}' for start in starts}) for name in names_of(tasks)]
     dot_panels.draw(found, panels, file, {loss: constant})
 
 
@@ -199,7 +226,7 @@ def parse_arguments(given: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('--text', required=True, help='JSON lines with `text`: a path or glob')
     parser.add_argument('--mixers', default=';'.join(COMPARED), help=f'by semicolon, of {"; ".join(MIXERS)}')
-    parser.add_argument('--tasks', default='glue_sst2_v002,conj_nli_v001', help='tasks with labels, by comma')
+    parser.add_argument('--tasks', default='glue_sst2_v002,conj_nli_v001', help='with labels, by comma; none if empty')
     for name, default in (
         ('seeds', 3), ('steps', 1000), ('finetune_steps', 500), ('batch', 32), ('length', 64), ('width', 64),
         ('layers', 2), ('vocabulary', 2048), ('rows', 20_000),

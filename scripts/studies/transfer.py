@@ -28,7 +28,7 @@ from flax import linen as nn
 from library import comparison, damaged_text, dot_panels, sized_models, small_task, text_answers, training_loop
 from library.epochs import batches
 from library.near_zero_params import movement, watched
-from library.records import paired, summary
+from library.records import summary
 from library.rows import Rows, encoder_decoder, totals
 from library.training_loop import Program
 
@@ -247,11 +247,6 @@ def metrics_of(tasks: str) -> list[str]:
     return ['held-out loss', *steps_by_task(tasks), *(gen if COGS in steps_by_task(tasks) else [])]
 
 
-def difference(ours: list[dict[str, float]], theirs: list[dict[str, float]], metric: str) -> str:
-    pairs = [(one[metric], other[metric]) for one, other in zip(ours, theirs, strict=False) if metric in one]
-    return paired(*zip(*pairs, strict=True)) if pairs else ''
-
-
 def print_tables(found: Mapping[str, list[dict[str, float]]], tasks: str) -> None:
     """Each model's results, and how they differ from T5.1.1's with the same seed; then COGS by kind."""
     metrics = metrics_of(tasks)
@@ -259,7 +254,7 @@ def print_tables(found: Mapping[str, list[dict[str, float]]], tasks: str) -> Non
     for title, cell in (
         ('mean over seeds (standard deviation) [seeds]', lambda rs, m: summary([r[m] for r in rs if m in r])),
         (f'difference from {first} with the same seed, mean ± half of its 90% interval',
-         lambda rs, m: difference(rs, baseline, m)),
+         lambda rs, m: comparison.difference(rs, baseline, m)),
     ):  # fmt: skip
         print(title)
         print('| ' + ' | '.join(['', *metrics, 'parameters']) + ' |')

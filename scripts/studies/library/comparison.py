@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 
-from library.records import Records, run_missing
+from library.records import Records, paired, run_missing
 
 Found = dict[str, list[dict[str, Any]]]
 
@@ -44,6 +44,12 @@ def results_by(records: Records, trials: Sequence[Any], over: str) -> Found:
         if result := records.get(dataclasses.asdict(trial)):
             found[getattr(trial, over)].append(result)
     return found
+
+
+def difference(ours: Sequence[Mapping[str, Any]], theirs: Sequence[Mapping[str, Any]], metric: str) -> str:
+    """`records.paired` of the results that both have, seed by seed."""
+    pairs = [(one[metric], other[metric]) for one, other in zip(ours, theirs, strict=False) if metric in one]
+    return paired(*zip(*pairs, strict=True)) if pairs else ''
 
 
 def check_names(

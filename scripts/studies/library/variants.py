@@ -14,13 +14,19 @@ NO_BIAS = ('ENCODER_POSITION_BIAS', 'None')
 
 @dataclasses.dataclass(frozen=True)
 class Variant:
-    """What is other than in T5.1.1: gin files after the model's, and gin flags after them."""
+    """What is other than in T5.1.1: gin files after the model's, and gin flags after them.
+
+    `model` is a file of configs/models, and `proportions` are dimensions over the width.
+    """
 
     files: tuple[str, ...] = ()
     flags: tuple[tuple[str, str], ...] = ()
+    model: str = 't5_1_1'
+    proportions: tuple[tuple[str, float], ...] = ()
 
     def __add__(self, other: Variant) -> Variant:
-        return Variant(self.files + other.files, self.flags + other.flags)
+        files, flags = self.files + other.files, self.flags + other.flags
+        return Variant(files, flags, self.model, self.proportions + other.proportions)
 
 
 def flagged(**flags: str) -> Variant:
@@ -94,9 +100,10 @@ def model_of(variant: Variant, width: int, layers: int, *, frame_files: Sequence
         'NUM_ENCODER_LAYERS': layers,
         'NUM_DECODER_LAYERS': 1,
         'REMAT_POLICY': 'None',
+        **{name: round(width * times) for name, times in variant.proportions},
         **macros,
     }
-    files = ['models/t5_1_1.gin', 'sizes/tiny.gin', *frame_files, *variant.files]
+    files = [f'models/{variant.model}.gin', 'sizes/tiny.gin', *frame_files, *variant.files]
     flags = [*((name, str(value)) for name, value in sizes.items()), *variant.flags]
     (model,) = loading.values(loading.Given(files, flags), 'MODEL')
     return model
