@@ -684,6 +684,9 @@ def test_a_model_is_trained_on_text_and_then_on_tasks_with_their_kinds(studies, 
     assert len(moved) == 4 and min(moved.values()) > 0, 'H and alpha of each side'
     transfer.print_tables({'remixer': [result], 'gmlp': []}, asked)
     assert capsys.readouterr().out.count('| pp_recursion |') == 2
+    # Where the targets of all structural kinds are too long, no table or figure has them.
+    shown = transfer.metrics_of(asked, {'remixer': [{'gen lexical': 1.0, 'gen tokens lexical': 2.0}]})
+    assert shown == ['held-out loss', transfer.COGS, 'toy', 'gen lexical', 'gen tokens lexical']
     right = np.array([100.0, 0.0, 100.0, 0.0])
     assert transfer.by_kind('gen', right, kinds) == {
         'gen subj_to_obj_proper': 50, 'gen passive_to_active': 100, 'gen pp_recursion': 0,
