@@ -184,8 +184,8 @@ def test_length_study_goes_on(studies, tmp_path, monkeypatch, capsys):
 
 
 SMALL = types.MappingProxyType(
-    {'task': 'toy', 'frame': 'encoder_decoder', 'seed': 0, 'percentage': 100.0, 'steps': 30, 'batch': 8,
-     'learning_rate': 0.01, 'dropout': 0.0, 'width': 16, 'layers': 1, 'inputs': 6, 'targets': 5,
+    {'task': 'toy', 'vocabulary': '', 'frame': 'encoder_decoder', 'seed': 0, 'percentage': 100.0, 'steps': 30,
+     'batch': 8, 'learning_rate': 0.01, 'dropout': 0.0, 'width': 16, 'layers': 1, 'inputs': 6, 'targets': 5,
      'validation_examples': 20}
 )  # fmt: skip
 
@@ -250,6 +250,16 @@ def test_a_part_of_the_training_split_is_drawn_by_seed(studies, copying):
     assert [result['examples'] for result in results] == [2, 20, 200]
     again = studies.small_task.run(trial(studies, percentage=10, steps=2))
     assert again['loss'] == results[1]['loss'] != results[2]['loss']
+
+
+def test_results_of_another_vocabulary_are_other_results(studies):
+    def asked(*words):
+        args = studies.low_resource.parse_arguments([*words])
+        return studies.small_task.trial_of(args, 'attention', 0)
+
+    small, large = (asked('--task=glue_sst2_v002', f'--vocabulary={name}.model') for name in ('small', 'large'))
+    assert small != large
+    assert asked('--vocabulary=small.model') == asked(), 'COGS has words of its own'
 
 
 def test_expected_best_is_the_mean_over_all_draws(studies):

@@ -76,7 +76,7 @@ def main() -> None:
     parser.add_argument('--seed', type=int, default=0)
     parser.add_argument('--minima', default=f'{T5X_MINIMUM},{optimizer.MIN_RMS_NEAR_ZERO}', help='by comma')
     args = parser.parse_args()
-    splits, vocab_size = small_task.data_of(small_task.COGS, frames.ENCODER_DECODER, INPUTS, TARGETS, 1)
+    splits, vocab_size = small_task.data_of(small_task.COGS, '', frames.ENCODER_DECODER, INPUTS, TARGETS, 1)
     print(f'{jax.devices()[0].device_kind} x {jax.device_count()}; root mean square of the movement from the start')
     for name in MODELS:
         model = model_of(name, vocab_size, args.width)

@@ -42,10 +42,12 @@ TARGETS = 48
 class Trial:
     """All that a result depends on. `percentage` of the training split, `inputs` and `targets` in tokens.
 
-    `frame` is a key of ANSWERS; a classifier has 0 targets.
+    `frame` is a key of ANSWERS; a classifier has 0 targets. `vocabulary` is the file of a SentencePiece model; COGS has
+    words of its own, and ''.
     """
 
     task: str
+    vocabulary: str
     frame: str
     variant: str
     seed: int
@@ -62,7 +64,9 @@ class Trial:
 
 
 @functools.cache
-def data_of(name: str, frame: str, inputs: int, targets: int, validation_examples: int) -> tuple[Splits, int]:
+def data_of(
+    name: str, vocabulary_file: str, frame: str, inputs: int, targets: int, validation_examples: int
+) -> tuple[Splits, int]:
     """The task's rows, and how many ids the vocabulary has."""
     from remixer_tasks import catalogue, vocabularies
     from remixer_tasks.benchmarks import cogs
@@ -70,10 +74,12 @@ def data_of(name: str, frame: str, inputs: int, targets: int, validation_example
     if name == COGS:
         vocabulary = cogs.words()
     else:
-        path = os.environ.get('VOCABULARY_PATH', '')
-        if not os.path.exists(path):
-            raise UserError(f'the task {name} needs a SentencePiece model: set VOCABULARY_PATH to its file')
-        vocabulary = vocabularies.sentencepiece(path)
+        if not os.path.exists(vocabulary_file):
+            raise UserError(
+                f'the task {name} needs a SentencePiece model, and there is no file {vocabulary_file!r}: '
+                'give one by --vocabulary or VOCABULARY_PATH'
+            )
+        vocabulary = vocabularies.sentencepiece(vocabulary_file)
     splits = ANSWERS[frame].splits_of(catalogue.task(name, vocabulary), inputs, targets, validation_examples)
     return splits, -(-vocabulary.vocab_size // 64) * 64
 
@@ -118,7 +124,9 @@ def program_of(trial: Trial, vocab_size: int, labels: tuple[str, ...] = ()) -> t
 def run(trial: Trial) -> dict[str, float]:
     """Trains and judges once. One seed gives the part of the training split, its order, parameters and dropout."""
     start = time.perf_counter()
-    splits, vocab_size = data_of(trial.task, trial.frame, trial.inputs, trial.targets, trial.validation_examples)
+    splits, vocab_size = data_of(
+        trial.task, trial.vocabulary, trial.frame, trial.inputs, trial.targets, trial.validation_examples
+    )
     program, right = program_of(trial, vocab_size, splits.labels)
     rng = np.random.default_rng(trial.seed)
     everything = len(splits.train['encoder_input_tokens'])
@@ -181,9 +189,10 @@ def run_missing(records: Records, trials: Sequence[Trial]) -> None:
 
 def add_arguments(parser: argparse.ArgumentParser, out: str, seeds: int = 3) -> None:
     """The flags of every study of a small task."""
-    parser.add_argument(
-        '--task', default=COGS, help=f'a name of docs/tasks.md; others than {COGS} need VOCABULARY_PATH'
-    )
+    parser.add_argument('--task', default=COGS, help='a name of docs/tasks.md')
+    own = os.environ.get('VOCABULARY_PATH', '')
+    text = f'a SentencePiece model, in place of VOCABULARY_PATH; {COGS} has words of its own'
+    parser.add_argument('--vocabulary', default=own, help=text)
     parser.add_argument(
         '--frame', choices=list(ANSWERS), default=frames.ENCODER_DECODER, help='a classifier is the encoder alone'
     )
@@ -203,6 +212,8 @@ def add_arguments(parser: argparse.ArgumentParser, out: str, seeds: int = 3) -> 
 
 def check_arguments(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
     counts = ['seeds', 'steps', 'batch', 'width', 'layers', 'inputs', 'validation_examples']
+    if args.task == COGS:
+        args.vocabulary = ''
     if args.frame == frames.CLASSIFIER:
         if args.targets is not None:
             parser.error(f'a classifier answers with a label: leave out --targets, which has {args.targets}')
