@@ -243,7 +243,7 @@ def run(trial: Trial) -> dict[str, float]:
 
 
 def metrics_of(tasks: str, found: Mapping[str, list[dict[str, float]]]) -> list[str]:
-    """What the tables show. The groups of `gen` are those that have an example: all structural kinds may be too long."""
+    """What the tables show. Of `gen`, groups that have an example: all structural kinds may have too long targets."""
     known = {metric for results in found.values() for result in results for metric in result}
     gen = [f'{what} {group}' for what in ('gen', 'gen tokens') for group in ('lexical', 'structural')]
     return ['held-out loss', *steps_by_task(tasks), *(metric for metric in gen if metric in known)]
