@@ -116,6 +116,15 @@ def _gradients(kernel, operands, gradient):
 _mix.defvjp(_mix_and_keep, _gradients)
 
 
+def gradient_of_tokens(before: jax.Array, own: jax.Array, dtype: jnp.dtype) -> jax.Array:
+    """[batch, length, features]: what each block says of the tokens before it and of its own, added up.
+
+    The gradient of the block before a block belongs to the tokens there; before the first block there are none.
+    """
+    earlier = jnp.pad(before[:, BLOCK:], ((0, 0), (0, BLOCK), (0, 0)))
+    return (earlier + own).astype(dtype)
+
+
 def _specs(operands: Operands) -> tuple[Operands, Gradients]:
     """How operands and gradients are split: rows of the batch."""
     rows, _ = rows_and_heads(operands.tokens.shape[0], 1)

@@ -16,7 +16,7 @@ from jax.experimental.pallas import triton as pltriton
 
 from remixer_t5x.layers.compile_target import interprets_kernels
 from remixer_t5x.layers.gelu import sigmoid_form, sigmoid_form_and_slope
-from remixer_t5x.layers.window_mlp.by_kernel import BLOCK, Gradients, Operands
+from remixer_t5x.layers.window_mlp.by_kernel import BLOCK, Gradients, Operands, gradient_of_tokens
 
 _FLOAT32 = jnp.float32
 # The smallest side of a matmul in Triton, and the most features that leave registers for two tiles of float32.
@@ -74,10 +74,8 @@ def backward(operands: Operands, gradient: jax.Array) -> Gradients:
         )(operands, operands.tokens, gradient)
     )
     before, own = _weight_gradients(plan, operands, gradient)
-    # The gradient of the block before a block belongs to the tokens there; before the first block there are none.
-    earlier = jnp.pad(of_tokens.before[:, BLOCK:], ((0, 0), (0, BLOCK), (0, 0)))
     return Gradients(
-        (earlier + of_tokens.own).astype(operands.tokens.dtype),
+        gradient_of_tokens(of_tokens.before, of_tokens.own, operands.tokens.dtype),
         before,
         own,
         of_tokens.bias.sum(axis=(0, 1, 2))[None],

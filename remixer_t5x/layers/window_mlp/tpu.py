@@ -14,7 +14,7 @@ from jax.experimental.pallas import tpu as pltpu
 
 from remixer_t5x.layers.compile_target import interprets_kernels, target_chip
 from remixer_t5x.layers.gelu import sigmoid_form, sigmoid_form_and_slope
-from remixer_t5x.layers.window_mlp.by_kernel import BLOCK, Gradients, Operands
+from remixer_t5x.layers.window_mlp.by_kernel import BLOCK, Gradients, Operands, gradient_of_tokens
 
 _FLOAT32 = jnp.float32
 _LANES = 128
@@ -99,11 +99,9 @@ def backward(operands: Operands, gradient: jax.Array) -> Gradients:
         interpret=interprets_kernels(),
         name='window_mlp_backward',
     )(blocks, gradient)
-    # The gradient of the block before a block belongs to the tokens there; before the first block there are none.
-    earlier = jnp.pad(results.before[:, BLOCK:], ((0, 0), (0, BLOCK), (0, 0)))
     weights = results.weights.reshape(1, plan.hidden, BLOCK, 2 * BLOCK)
     return Gradients(
-        (earlier + results.own).astype(operands.tokens.dtype),
+        gradient_of_tokens(results.before, results.own, operands.tokens.dtype),
         weights[..., :BLOCK],
         weights[..., BLOCK:],
         results.bias.sum(axis=-1)[None],
