@@ -2,7 +2,7 @@
 
 import itertools
 from collections.abc import Callable
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -63,7 +63,7 @@ class Dense(nn.Module):
     def __call__(self, x: jax.Array) -> jax.Array:
         y = self._times_kernel(x)
         if self.has_variable('params', LORA_IN):
-            y = y + _low_rank(self, x, _matmul)
+            y = y + _low_rank(self, x, matmul)
         if not self.use_bias:
             return y
         init = nn.with_logical_partitioning(nn.initializers.zeros, self.axes[1:])
@@ -76,14 +76,46 @@ class Dense(nn.Module):
             (x.shape[-1], self.features),
             jnp.float32,
         )
-        return _matmul(x, whole_rows(kernel, self.axes, x.dtype))
+        return matmul(x, whole_rows(kernel, self.axes, x.dtype))
 
 
-def _matmul(x: jax.Array, kernel: jax.Array) -> jax.Array:
+def matmul(x: jax.Array, kernel: jax.Array) -> jax.Array:
+    """[..., in] -> [..., features]; see `Dense` for how."""
     if not on_cpu():
         return x @ kernel
     tokens = x.reshape(-1, x.shape[-1])
     return (tokens @ kernel).reshape(*x.shape[:-1], kernel.shape[-1])
+
+
+class Product(NamedTuple):
+    """A product that its reader may join with another one: `left @ right`, [..., depth] and [depth, features]."""
+
+    left: jax.Array
+    right: jax.Array
+
+    def value(self) -> jax.Array:
+        return matmul(self.left, self.right)
+
+
+class DenseKernel(nn.Module):
+    """The kernel of a `Dense` with the same attributes, for a caller that multiplies by it.
+
+    Where the parameters have an adapter, its product is part of the kernel.
+    """
+
+    features: int
+    axes: tuple[str | None, str | None]
+    kernel_init: nn.initializers.Initializer = FAN_IN_NORMAL
+
+    @nn.compact
+    def __call__(self, width: int, dtype: jnp.dtype) -> jax.Array:
+        """[width, features] in `dtype`."""
+        init = nn.with_logical_partitioning(self.kernel_init, self.axes)
+        kernel = self.param('kernel', init, (width, self.features), jnp.float32)
+        if self.has_variable('params', LORA_IN):
+            first, second = (self.get_variable('params', name) for name in (LORA_IN, LORA_OUT))
+            kernel = kernel + first @ second
+        return whole_rows(kernel, self.axes, dtype)
 
 
 def _low_rank(module: nn.Module, x: Any, matmul: Callable[[Any, jax.Array], Any]) -> Any:

@@ -25,10 +25,10 @@ from remixer_t5x.layers import cache
 from remixer_t5x.layers.attention.visibility import in_sequence
 from remixer_t5x.layers.checks import check_length, refuse_prefix
 from remixer_t5x.layers.compile_target import target_platform
-from remixer_t5x.layers.dense import Dense
+from remixer_t5x.layers.dense import Dense, Product
 from remixer_t5x.layers.diagonals import place_examples, spread_over_diagonals
 from remixer_t5x.layers.dropout import dropout
-from remixer_t5x.layers.gelu import Affine, gelu, gelu_times, standardized_gelu
+from remixer_t5x.layers.gelu import gelu, gelu_times, scaled_units
 from remixer_t5x.layers.norms import LayerNorm
 
 # (name, features) -> X U, whose GELU is Z.
@@ -36,6 +36,8 @@ Expansion = Callable[[str, int], jax.Array]
 # X U -> f(Z); or with a second X U, whose GELU is Z_1, Z_1 * f(Z), which a GPU computes in one kernel.
 SpatialProjection = Callable[..., jax.Array]
 
+# The depth of a matmul on a GPU is a multiple of this: 16 bytes, by which cuBLAS reads.
+_DEPTH = 8
 # Near zero, so that f starts as its bias, one; not below Adafactor's floor for the scale of a parameter.
 SPATIAL_INIT = nn.initializers.normal(stddev=1e-3)
 
@@ -132,19 +134,13 @@ class SpatialMixing(nn.Module):
 
     @nn.compact
     def __call__(
-        self, inputs: jax.Array, gated: jax.Array | None, added: jax.Array | None, ctx: SequenceContext
+        self, inputs: jax.Array, gated: jax.Array | None, added: jax.Array | Product | None, ctx: SequenceContext
     ) -> jax.Array:
         """`f(Z) + added`, and `gelu(gated) * (f(Z) + added)` where `gated` is not None; Z is the GELU of `inputs`."""
         norm = LayerNorm(axis=axes.MLP, name='norm')
         if target_platform() == 'gpu' and not ctx.decode:
-            scale, shift = norm.scale_and_bias(inputs.shape[-1])
-            weights, bias = self._weights_and_bias(inputs.shape[1], ctx)
-            weights = self._visible(weights, ctx).astype(inputs.dtype)
-            # Behind the matmul, because gradients of the norm's scale and bias are then sums of what is in memory.
-            mixed = jnp.einsum('bqk,bkf->bqf', weights, standardized_gelu(inputs, norm.epsilon))
-            totals = jnp.sum(weights.astype(jnp.float32), axis=-1, keepdims=True)
-            factor = Affine(mixed, scale, totals, shift, bias if bias.ndim == 3 else bias[None], added)
-            return factor.value() if gated is None else gelu_times(gated, factor)
+            return self._in_one_matmul(norm, inputs, gated, added, ctx)
+        added = added.value() if isinstance(added, Product) else added
         activated = gelu(inputs)
         units = norm(activated)
         if ctx.decode:
@@ -155,6 +151,42 @@ class SpatialMixing(nn.Module):
         if gated is None:
             return mixed
         return (activated if gated is inputs else gelu(gated)) * mixed
+
+    def _in_one_matmul(
+        self,
+        norm: LayerNorm,
+        inputs: jax.Array,
+        gated: jax.Array | None,
+        added: jax.Array | Product | None,
+        ctx: SequenceContext,
+    ) -> jax.Array:
+        """As `__call__`, with one matmul, because a GPU waits for what each of them reads and writes.
+
+            W (scale Z + shift) + heads V + b = [W | heads | W 1] [scale Z ; V ; shift] + b
+
+        Z is normalised, and heads V the product that is added. The gradients of W, heads, V and shift are in the two
+        matmuls of the backward pass too.
+        """
+        scale, shift = norm.scale_and_bias(inputs.shape[-1])
+        weights, bias = self._weights_and_bias(inputs.shape[1], ctx)
+        weights = self._visible(weights, ctx)
+        columns, rows = [weights, jnp.sum(weights, axis=-1, keepdims=True)], [shift[None]]
+        if isinstance(added, Product):
+            columns.append(added.left)
+            rows.append(added.right)
+        fill = -sum(part.shape[-1] for part in columns) % _DEPTH
+        columns.append(jnp.zeros((*inputs.shape[:2], fill)))
+        rows.append(jnp.zeros((fill, inputs.shape[-1])))
+        left = jnp.concatenate([part.astype(inputs.dtype) for part in columns], axis=-1)
+        below = jnp.concatenate([part.astype(inputs.dtype) for part in rows])
+        below = jnp.broadcast_to(below, (inputs.shape[0], *below.shape))
+        right = jnp.concatenate([scaled_units(inputs, scale, norm.epsilon), below], axis=1)
+        mixed = jnp.einsum('bqk,bkf->bqf', left, right)
+        bias = bias if bias.ndim == 3 else bias[None]
+        if added is not None and not isinstance(added, Product):
+            mixed = mixed + added
+        factor = mixed.astype(jnp.float32) + bias
+        return factor.astype(inputs.dtype) if gated is None else gelu_times(gated, factor)
 
     def _weights_and_bias(self, length: int, ctx: SequenceContext) -> tuple[jax.Array, jax.Array]:
         check_length('GMLP', self.max_length, length)
@@ -199,7 +231,8 @@ class GMLP(nn.Module):
         max_length: size of W and b; rows longer than this are refused.
         gate: `split_gate`, `multiplicative_gate`, `additive_gate` or `linear_gate`.
         spatial: factory of W, `ToeplitzSpatial` (the paper's language models) or `FreeSpatial`.
-        attention: factory of a module added to f, `tiny_attention.TinyAttention` for aMLP; None for gMLP.
+        attention: factory of a module whose result, an array or a `Product`, is added to f; None for gMLP,
+            `tiny_attention.TinyAttention` for aMLP.
         dropout_rate: dropout on the gated units.
     """
 

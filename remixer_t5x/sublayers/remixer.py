@@ -31,6 +31,7 @@ from remixer_t5x.layers.compile_target import target_platform
 from remixer_t5x.layers.dense import Dense
 from remixer_t5x.layers.diagonals import place_examples
 from remixer_t5x.layers.dropout import dropout
+from remixer_t5x.layers.gelu import gelu_times
 
 Projection = Callable[[jax.Array], jax.Array]
 
@@ -271,8 +272,8 @@ class Remixer(nn.Module):
 
     @nn.compact
     def __call__(self, x: jax.Array, ctx: SequenceContext) -> jax.Array:
-        gate = nn.gelu(Dense(self.hidden_dim, (axes.EMBED, axes.MLP), name='wi_0')(x), approximate=True)
-        hidden = gate * Dense(self.hidden_dim, (axes.EMBED, axes.MLP), name='wi_1')(x)
+        gate, units = (Dense(self.hidden_dim, (axes.EMBED, axes.MLP), name=name)(x) for name in ('wi_0', 'wi_1'))
+        hidden = gelu_times(gate, units)
         mixed = LearnedMixing(self.max_length, self.mixing_dropout_rate, name='mixing')(hidden, ctx)
         composed = self.composition(name='composition')(mixed, hidden)
         project = Dense(x.shape[-1], (axes.MLP, axes.EMBED), name='wo')

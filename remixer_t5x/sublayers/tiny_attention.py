@@ -6,16 +6,18 @@ No biases, as everywhere in T5.
 """
 
 import jax
+import jax.numpy as jnp
 from flax import linen as nn
 
 from remixer_t5x import axes
 from remixer_t5x.context import SequenceContext
 from remixer_t5x.layers.attention.attend import attend_to_own
-from remixer_t5x.layers.dense import Dense
+from remixer_t5x.layers.compile_target import target_platform
+from remixer_t5x.layers.dense import DenseKernel, Product, matmul
 
 
 class TinyAttention(nn.Module):
-    """[batch, length, embed] -> [batch, length, features]; give it as `GMLP.attention`.
+    """[batch, length, embed] -> a product [batch, length, features]; give it as `GMLP.attention`.
 
     Attributes:
         features: width of the output; GMLP sets it to the width of its gate.
@@ -26,11 +28,19 @@ class TinyAttention(nn.Module):
     head_dim: int = 64
 
     @nn.compact
-    def __call__(self, x: jax.Array, ctx: SequenceContext) -> jax.Array:
+    def __call__(self, x: jax.Array, ctx: SequenceContext) -> Product:
+        query, key, value = (array[:, :, None] for array in self._projections(x, ctx))
+        mixed = attend_to_own(self, query * self.head_dim**-0.5, key, value, ctx)[:, :, 0]
+        return Product(mixed, DenseKernel(self.features, (None, axes.MLP), name='out')(self.head_dim, x.dtype))
+
+    def _projections(self, x: jax.Array, ctx: SequenceContext) -> list[jax.Array]:
+        """Query, key and value, [batch, length, head_dim] each."""
         # The only head stays whole: split over devices, its logits would be sums across them.
-        query, key, value = (
-            Dense(self.head_dim, (axes.EMBED, None), name=name)(x) for name in ('query', 'key', 'value')
-        )
-        query, key, value = (array[:, :, None] for array in (query * self.head_dim**-0.5, key, value))
-        mixed = attend_to_own(self, query, key, value, ctx)[:, :, 0]
-        return Dense(self.features, (None, axes.MLP), name='out')(mixed)
+        kernels = [
+            DenseKernel(self.head_dim, (axes.EMBED, None), name=name)(x.shape[-1], x.dtype)
+            for name in ('query', 'key', 'value')
+        ]
+        if target_platform() != 'gpu' or ctx.decode:
+            return [matmul(x, kernel) for kernel in kernels]
+        # One matmul: a GPU would write a gradient of x for each of three, and x is larger than all that they compute.
+        return jnp.split(matmul(x, jnp.concatenate(kernels, axis=-1)), 3, axis=-1)
