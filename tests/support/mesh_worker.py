@@ -9,10 +9,12 @@ import json
 
 import jax
 import numpy as np
+from flax import linen as nn
 
 from remixer_t5x.architecture.encoder_decoder import EncoderDecoder
 from remixer_t5x.architecture.layer import make_layer
 from remixer_t5x.architecture.stack import Stack
+from remixer_t5x.context import SequenceContext
 from remixer_t5x.costs import step_memory
 from remixer_t5x.devices.partition import Partitioner
 from remixer_t5x.layers.attention import choice
@@ -25,6 +27,9 @@ from remixer_t5x.model.seq2seq import Seq2Seq
 from remixer_t5x.optimization import optimizer, train_state, train_step
 from remixer_t5x.sublayers.attention import CrossAttention, SelfAttention
 from remixer_t5x.sublayers.gated_mlp import GatedMLP
+from remixer_t5x.sublayers.gmlp import GMLP
+from remixer_t5x.sublayers.mlp_mixer import WindowMixer
+from remixer_t5x.sublayers.tiny_attention import TinyAttention
 
 VOCAB, EMBED, MLP, ROWS, LENGTH = 64, 32, 48, 16, 12
 
@@ -80,35 +85,65 @@ def train(make_optimizer, partitioner, microbatches=1, dropout=False, steps=3):
     return {'losses': losses, 'bytes': held, 'table': table, 'planned': planned}
 
 
-def attend(implementation, partitioner):
-    """Sums of attention's output and of its gradients, each with a direction of its own."""
-    rng = np.random.default_rng(0)
-    query, key, value, direction = rng.normal(size=(4, ROWS, LENGTH, 2, 16)).astype(np.float32)
-    by_distance = rng.normal(size=(2, 2 * LENGTH - 1)).astype(np.float32)
-    seen = Visibility(None, next(batches(1))['decoder_target_tokens'], causal=True)
+def sums(compute, arrays, partitioner):
+    """Sums of what `compute` makes of the arrays and of its gradients, each in a direction of its own."""
+    rng = np.random.default_rng(1)
 
-    def loss(query, key, value, by_distance):
-        out = choice.attention(query, key, value, seen, DistanceBias(by_distance), implementation)
-        return (out * direction).sum()
+    def loss(arrays):
+        out = compute(*arrays)
+        return (out * np.random.default_rng(2).normal(size=out.shape).astype(np.float32)).sum()
 
     with partitioner.activate():
-        total, gradients = jax.jit(jax.value_and_grad(loss, argnums=(0, 1, 2, 3)))(query, key, value, by_distance)
+        total, gradients = jax.jit(jax.value_and_grad(loss))(arrays)
     return [float(total)] + [float((rng.normal(size=g.shape) * g).sum()) for g in map(np.asarray, gradients)]
+
+
+def token_ids():
+    return next(batches(1))['decoder_target_tokens']
+
+
+def attend(implementation, partitioner):
+    rng = np.random.default_rng(0)
+    by_distance = rng.normal(size=(2, 2 * LENGTH - 1)).astype(np.float32)
+    seen = Visibility(None, token_ids(), causal=True)
+
+    def compute(query, key, value, by_distance):
+        return choice.attention(query, key, value, seen, DistanceBias(by_distance), implementation)
+
+    return sums(compute, [*rng.normal(size=(3, ROWS, LENGTH, 2, 16)).astype(np.float32), by_distance], partitioner)
 
 
 def mix_tokens(partitioner):
-    """The same sums of HyperMixer's causal mixing, with 4 hidden units in each of two heads."""
-    rng = np.random.default_rng(0)
-    w_in, w_out, value, direction = rng.normal(size=(4, ROWS, LENGTH, 2, 4)).astype(np.float32)
-    ids = next(batches(1))['decoder_target_tokens'] > 0
+    """HyperMixer's causal mixing, with 4 hidden units in each of two heads."""
+    ids = (token_ids() > 0).astype(np.int32)
 
-    def loss(w_in, value, w_out):
-        mixed = mix_through_running_hidden(w_in, value, w_out, ids.astype(np.int32), packed=False)
-        return (mixed * direction).sum()
+    def compute(w_in, value, w_out):
+        return mix_through_running_hidden(w_in, value, w_out, ids, packed=False)
 
-    with partitioner.activate():
-        total, gradients = jax.jit(jax.value_and_grad(loss, argnums=(0, 1, 2)))(w_in, value, w_out)
-    return [float(total)] + [float((rng.normal(size=g.shape) * g).sum()) for g in map(np.asarray, gradients)]
+    arrays = np.random.default_rng(0).normal(size=(3, ROWS, LENGTH, 2, 4)).astype(np.float32)
+    return sums(compute, list(arrays), partitioner)
+
+
+def sublayer(module, width):
+    """partitioner -> the same sums of a sublayer, also of its parameters."""
+
+    def of(partitioner):
+        rng = np.random.default_rng(0)
+        x = rng.normal(size=(ROWS, LENGTH, width)).astype(np.float32)
+        positions = np.tile(np.arange(LENGTH, dtype=np.int32), (ROWS, 1))
+        ctx = SequenceContext((token_ids() > 0).astype(np.int32), positions, causal=True)
+        params, tree = jax.tree.flatten(nn.unbox(module.init(jax.random.key(0), x, ctx)))
+        params = [rng.normal(size=array.shape).astype(np.float32) for array in params]
+        compute = lambda x, *params: module.apply(tree.unflatten(params), x, ctx)  # noqa: E731
+        return sums(compute, [x, *params], partitioner)
+
+    return of
+
+
+WINDOW = sublayer(WindowMixer(hidden_dim=3, window=5), 128)
+AMLP = sublayer(
+    GMLP(hidden_dim=MLP, max_length=LENGTH, attention=lambda **names: TinyAttention(head_dim=16, **names)), EMBED
+)
 
 
 def main(path):
@@ -126,8 +161,12 @@ def main(path):
     formula = {
         'attention': attend('formula', Partitioner(devices=one)),
         'running': mix_tokens(Partitioner(devices=one)),
+        'window': WINDOW(Partitioner(devices=one)),
+        'amlp': AMLP(Partitioner(devices=one)),
     }
+    mesh = Partitioner(data=2, fsdp=2, tensor=2)
     with compiling_for('tpu', interpret=True):
-        mesh = Partitioner(data=2, fsdp=2, tensor=2)
-        kernel = {'attention': attend('tpu_kernel', mesh), 'running': mix_tokens(mesh)}
-    path.write_text(json.dumps({'runs': results, 'formula': formula, 'tpu_kernel': kernel}))
+        of_tpu = {'attention': attend('tpu_kernel', mesh), 'running': mix_tokens(mesh), 'window': WINDOW(mesh)}
+    with compiling_for('gpu', interpret=True):
+        of_gpu = {'running': mix_tokens(mesh), 'window': WINDOW(mesh), 'amlp': AMLP(mesh)}
+    path.write_text(json.dumps({'runs': results, 'formula': formula, 'tpu': of_tpu, 'gpu': of_gpu}))
