@@ -55,7 +55,8 @@ def trials(bench: Bench, name: str, count: int) -> Iterator[Told | Failed]:
             yield failure
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str] | None = None, compiled: pathlib.Path | None = None) -> int:
+    """`compiled`: as in `Bench`."""
     args = _arguments(argv)
     quiet.hush()
     folder = pathlib.Path(args.folder).absolute()
@@ -65,7 +66,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     seed = random.SystemRandom().randrange(10**6) if args.seed is None else args.seed
     print(f'seed {seed}; runs and their output in {folder}')
-    bench = Bench(folder, args.command, random.Random(seed), args.train_steps)
+    bench = Bench(folder, args.command, random.Random(seed), args.train_steps, compiled)
     found: dict[str, list[Told | Failed]] = collections.defaultdict(list)
     for name in args.only or FAULTS:
         count = (LONG_KILLS // 2 if name in KILLS else LONG_OTHERS) if args.long else args.trials

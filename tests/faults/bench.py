@@ -70,8 +70,17 @@ def _without_autograph(argv: list[str]) -> int:
 class Bench:
     """The command under test, the unbroken runs it is compared with, and the folders of trials."""
 
-    def __init__(self, folder: pathlib.Path, command: list[str], chance: random.Random, train_steps: int = TRAIN_STEPS):
+    def __init__(
+        self,
+        folder: pathlib.Path,
+        command: list[str],
+        chance: random.Random,
+        train_steps: int = TRAIN_STEPS,
+        compiled: pathlib.Path | None = None,
+    ):
+        """`compiled`: a folder with compiled programs of earlier runs; None makes a new one."""
         self.folder, self.chance, self.command = folder, chance, list(command)
+        self._compiled = compiled or folder / 'compiled'
         self.own = not command
         self._numbers = itertools.count()
         if self.own:
@@ -86,7 +95,7 @@ class Bench:
         log = self.folder / f'output_{next(self._numbers)}.txt'
         argv = [*self.command, f'--gin.MODEL_DIR={run}', *more]
         command = _without_autograph if self.own else main.main
-        return Process(command, argv, log, compiled=self.folder / 'compiled', **kwargs)
+        return Process(command, argv, log, compiled=self._compiled, **kwargs)
 
     def start_two(self, run: pathlib.Path, *more: str) -> list[Process]:
         address = f'localhost:{ports.reserve()}'

@@ -4,11 +4,11 @@ from tests.faults import __main__ as faults
 from tests.support import compare_runs
 
 
-def test_broken_runs_end_as_the_unbroken_one(tmp_path, capsys, monkeypatch):
+def test_broken_runs_end_as_the_unbroken_one(tmp_path, capsys, monkeypatch, compiled):
     """A kill inside a checkpoint's write, and a fault whose whole way is through the command line."""
     monkeypatch.setenv('REMIXER_T5X_CACHE', str(tmp_path / 'cache'))
     argv = ['--folder', str(tmp_path / 'runs'), '--only', 'kill_in_write,changed', '--train_steps', '60']
-    code = faults.main(argv)
+    code = faults.main(argv, compiled)
     table = capsys.readouterr().out
     print(table)
     assert code == 0

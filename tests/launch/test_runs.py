@@ -15,6 +15,7 @@ import pytest
 
 from tests.support import compare_runs, ports
 from tests.support.clusters import rented, strictly
+from tests.support.clusters.strictly import PATIENCE
 from tests.support.warm_python import WarmPython
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -146,7 +147,7 @@ def test_several_slices_of_tpus(cluster, tmp_path, text, unbroken, wheel, instal
         try:
             strictly.until(has_checkpoint(bucket), 'a checkpoint')
             gcloud.preempt('mixer')
-            assert supervisor.wait(600) == 0
+            assert supervisor.wait(PATIENCE) == 0
         finally:
             strictly.kill_group(supervisor.pid)
             supervisor.wait()
@@ -203,7 +204,7 @@ def test_one_gpu_node(cluster, tmp_path, text, unbroken, installed, wheel):
         try:
             strictly.until(has_checkpoint(run), 'a checkpoint')
             os.kill(int((tmp_path / 'child').read_text()), 9)
-            assert node.wait(600) == 0, (tmp_path / 'said').read_text()
+            assert node.wait(PATIENCE) == 0, (tmp_path / 'said').read_text()
         finally:
             node.kill()
             node.wait()

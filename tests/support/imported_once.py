@@ -8,6 +8,7 @@ os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
 
 import tests.support.data_libraries  # noqa: F401  # isort: skip
 import matplotlib.pyplot  # noqa: F401
+import scipy.stats  # noqa: F401
 import tensorboardX  # noqa: F401
 
 from remixer_t5x.cli import main  # noqa: F401
@@ -15,6 +16,8 @@ from remixer_t5x.config import loading  # noqa: F401
 from remixer_t5x.evaluation import checkpoint_evaluation  # noqa: F401
 from remixer_t5x.inference import text_inference  # noqa: F401
 from remixer_t5x.training import loop  # noqa: F401
+from remixer_tasks import catalogue  # noqa: F401
+from remixer_tasks.benchmarks import class_metrics  # noqa: F401
 from tests.support import (  # noqa: F401
     cached_training,
     mesh_worker,

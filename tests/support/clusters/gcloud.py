@@ -158,10 +158,14 @@ def delete(words, kind: str) -> int:
 
 
 def preempt(name: str) -> None:
-    """For tests: takes the slices away, with all that runs there."""
+    """For tests: takes the slices away, with all that runs there.
+
+    Nobody reaches the hosts from then on. Otherwise a supervisor that sees the end of a command could start it again
+    just before the slices are gone, and nothing would end that one.
+    """
+    write(name, state='SUSPENDED' if about(name)['kind'] == 'queued-resources' else 'PREEMPTED')
     for group in place(name).glob('host_*/remixer_t5x_run/pid'):
         kill_group(int(group.read_text()))
-    write(name, state='SUSPENDED' if about(name)['kind'] == 'queued-resources' else 'PREEMPTED')
 
 
 def rsync(words) -> int:

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Mapping, Sequence
 
 from tests.support import paths
+from tests.support.clusters.strictly import PATIENCE
 
 SLURM = ('sbatch', 'srun', 'scontrol')
 LAUNCH = paths.SCRIPTS / 'launch'
@@ -47,7 +48,7 @@ def bash(script: str, *arguments: str, env: Mapping[str, str] | None = None, cod
         env={**os.environ, **(env or {})},
         capture_output=True,
         text=True,
-        timeout=600,
+        timeout=PATIENCE,
     )
     assert done.returncode == code, done.stdout + done.stderr
     return done.stdout, done.stderr

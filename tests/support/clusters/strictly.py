@@ -12,6 +12,8 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 
 CLUSTER = pathlib.Path(os.environ.get('CLUSTER', '.'))
+# Seconds for anything that a test waits for, also on a machine with much other work.
+PATIENCE = 1200.0
 
 
 def refuse(text: str) -> None:
@@ -80,7 +82,7 @@ def kill_group(leader: int) -> None:
         os.killpg(leader, signal.SIGKILL)
 
 
-def until(condition, what: str, seconds: float = 600.0) -> None:
+def until(condition, what: str, seconds: float = PATIENCE) -> None:
     """Waits; raises AssertionError where `condition()` does not come true."""
     end = time.monotonic() + seconds
     while not condition():
