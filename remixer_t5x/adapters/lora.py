@@ -122,9 +122,3 @@ def matrices_of(kernel: str) -> tuple[str, str]:
     """The names of the two matrices that adapt the kernel `kernel`."""
     layer = kernel.rpartition('/')[0]
     return f'{layer}/{LORA_IN}', f'{layer}/{LORA_OUT}'
-
-
-def merged(kernel: jax.Array, first: jax.Array, second: jax.Array) -> jax.Array:
-    """W + A B, [..., in, out], with leading axes of stacked layers and of groups."""
-    product = jnp.einsum('...ir,...ro->...io', first, second, precision=jax.lax.Precision.HIGHEST)
-    return kernel + product

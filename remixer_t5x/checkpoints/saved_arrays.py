@@ -20,6 +20,7 @@ from remixer_t5x import untrusted_files
 from remixer_t5x.adapters import lora
 from remixer_t5x.checkpoints import durable, manager
 from remixer_t5x.errors import UserError
+from remixer_t5x.layers import dense
 from remixer_t5x.optimization import parameter_averages
 
 # In the record: what identifies the base.
@@ -64,7 +65,7 @@ class Saved:
         matrices = {name: self._matrix(name, wanted[kernel]) for kernel, pair in merged.items() for name in pair}
         found |= self._read({**here, **matrices})
         for kernel, pair in merged.items():
-            add = jax.jit(lora.merged, out_shardings=wanted[kernel].sharding, donate_argnums=0)
+            add = jax.jit(dense.merged, out_shardings=wanted[kernel].sharding, donate_argnums=0)
             found[kernel] = add(found[kernel], *(found.pop(name) for name in pair))
         return found
 

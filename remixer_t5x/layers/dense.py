@@ -59,24 +59,31 @@ class Dense(nn.Module):
     kernel_init: nn.initializers.Initializer = FAN_IN_NORMAL
     use_bias: bool = False
 
-    @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
-        y = self._times_kernel(x)
+        kernel, bias = self._parameters(x.shape[-1])
+        y = matmul(x, whole_rows(kernel, self.axes, x.dtype))
         if self.has_variable('params', LORA_IN):
             y = y + _low_rank(self, x, matmul)
-        if not self.use_bias:
-            return y
-        init = nn.with_logical_partitioning(nn.initializers.zeros, self.axes[1:])
-        return y + self.param('bias', init, (self.features,), jnp.float32).astype(y.dtype)
+        return y if bias is None else y + bias.astype(y.dtype)
 
-    def _times_kernel(self, x: jax.Array) -> jax.Array:
-        kernel = self.param(
-            'kernel',
-            nn.with_logical_partitioning(self.kernel_init, self.axes),
-            (x.shape[-1], self.features),
-            jnp.float32,
-        )
-        return matmul(x, whole_rows(kernel, self.axes, x.dtype))
+    def kernel(self, width: int, dtype: jnp.dtype) -> jax.Array:
+        """[width, features] in `dtype`, for a caller that multiplies by it; the product of an adapter is part of it."""
+        kernel, _ = self._parameters(width)
+        if self.has_variable('params', LORA_IN):
+            kernel = merged(kernel, *(self.get_variable('params', name) for name in (LORA_IN, LORA_OUT)))
+        return whole_rows(kernel, self.axes, dtype)
+
+    @nn.compact
+    def _parameters(self, width: int) -> tuple[jax.Array, jax.Array | None]:
+        """The float32 kernel [width, features], and the bias [features] or None."""
+
+        def parameter(name: str, init: nn.initializers.Initializer, names: tuple, shape: tuple) -> jax.Array:
+            return self.param(name, nn.with_logical_partitioning(init, names), shape, jnp.float32)
+
+        kernel = parameter('kernel', self.kernel_init, self.axes, (width, self.features))
+        if not self.use_bias:
+            return kernel, None
+        return kernel, parameter('bias', nn.initializers.zeros, self.axes[1:], (self.features,))
 
 
 def matmul(x: jax.Array, kernel: jax.Array) -> jax.Array:
@@ -97,25 +104,10 @@ class Product(NamedTuple):
         return matmul(self.left, self.right)
 
 
-class DenseKernel(nn.Module):
-    """The kernel of a `Dense` with the same attributes, for a caller that multiplies by it.
-
-    Where the parameters have an adapter, its product is part of the kernel.
-    """
-
-    features: int
-    axes: tuple[str | None, str | None]
-    kernel_init: nn.initializers.Initializer = FAN_IN_NORMAL
-
-    @nn.compact
-    def __call__(self, width: int, dtype: jnp.dtype) -> jax.Array:
-        """[width, features] in `dtype`."""
-        init = nn.with_logical_partitioning(self.kernel_init, self.axes)
-        kernel = self.param('kernel', init, (width, self.features), jnp.float32)
-        if self.has_variable('params', LORA_IN):
-            first, second = (self.get_variable('params', name) for name in (LORA_IN, LORA_OUT))
-            kernel = kernel + first @ second
-        return whole_rows(kernel, self.axes, dtype)
+def merged(kernel: jax.Array, first: jax.Array, second: jax.Array) -> jax.Array:
+    """A kernel with its adapter, W + A B, [..., in, out], with leading axes of stacked layers and of groups."""
+    product = jnp.einsum('...ir,...ro->...io', first, second, precision=jax.lax.Precision.HIGHEST)
+    return kernel + product
 
 
 def _low_rank(module: nn.Module, x: Any, matmul: Callable[[Any, jax.Array], Any]) -> Any:

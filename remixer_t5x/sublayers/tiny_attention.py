@@ -13,7 +13,7 @@ from remixer_t5x import axes
 from remixer_t5x.context import SequenceContext
 from remixer_t5x.layers.attention.attend import attend_to_own
 from remixer_t5x.layers.compile_target import target_platform
-from remixer_t5x.layers.dense import DenseKernel, Product, matmul
+from remixer_t5x.layers.dense import Dense, Product, matmul
 
 
 class TinyAttention(nn.Module):
@@ -31,13 +31,13 @@ class TinyAttention(nn.Module):
     def __call__(self, x: jax.Array, ctx: SequenceContext) -> Product:
         query, key, value = (array[:, :, None] for array in self._projections(x, ctx))
         mixed = attend_to_own(self, query * self.head_dim**-0.5, key, value, ctx)[:, :, 0]
-        return Product(mixed, DenseKernel(self.features, (None, axes.MLP), name='out')(self.head_dim, x.dtype))
+        return Product(mixed, Dense(self.features, (None, axes.MLP), name='out').kernel(self.head_dim, x.dtype))
 
     def _projections(self, x: jax.Array, ctx: SequenceContext) -> list[jax.Array]:
         """Query, key and value, [batch, length, head_dim] each."""
         # The only head stays whole: split over devices, its logits would be sums across them.
         kernels = [
-            DenseKernel(self.head_dim, (axes.EMBED, None), name=name)(x.shape[-1], x.dtype)
+            Dense(self.head_dim, (axes.EMBED, None), name=name).kernel(x.shape[-1], x.dtype)
             for name in ('query', 'key', 'value')
         ]
         if target_platform() != 'gpu' or ctx.decode:

@@ -11,7 +11,7 @@ from remixer_t5x import axes, build_model
 from remixer_t5x.adapters import lora
 from remixer_t5x.config import loading
 from remixer_t5x.errors import UserError
-from remixer_t5x.layers.dense import GroupDense
+from remixer_t5x.layers.dense import Dense, GroupDense
 from remixer_t5x.model import interface
 from remixer_t5x.model.beam_search import BeamSearch
 from tests.support import saved_run
@@ -87,6 +87,20 @@ def test_every_dense_layer_of_the_stacks_can_be_adapted_and_starts_as_it_was(pla
     layer = params['encoder']['run_0']['layer']['gated_mlp']['wo']
     assert not layer['lora_out'].any() and 0.1 < layer['lora_in'].std() * 24**0.5 < 2
     assert not np.array_equal(layer['lora_in'][0], layer['lora_in'][1])
+
+
+def test_a_layer_whose_caller_multiplies_by_its_kernel_is_adapted():
+    """Those of aMLP's attention: each has an adapter, whose product is part of the kernel that the caller gets."""
+    model = lora.adapted(loading.values(loading.Given(['models/amlp.gin', 'sizes/tiny.gin']), 'MODEL')[0], '.', 3)
+    names = set(traverse_util.flatten_dict(interface.param_shapes(model, SHAPES), sep='/'))
+    layers = [f'encoder/run_0/layer/gmlp/attention/{name}' for name in ('query', 'key', 'value', 'out')]
+    assert {f'{layer}/{matrix}' for layer in layers for matrix in ('kernel', 'lora_in', 'lora_out')} <= names
+
+    rng = np.random.default_rng(0)
+    kernel, first, second = (rng.standard_normal(shape, np.float32) for shape in ((6, 7), (6, 3), (3, 7)))
+    params = {'kernel': kernel, 'lora_in': first, 'lora_out': second}
+    ours = Dense(7, (axes.EMBED, axes.MLP)).apply({'params': params}, 6, jnp.float32, method='kernel')
+    np.testing.assert_allclose(ours, kernel + first @ second, rtol=1e-5, atol=1e-5)
 
 
 def test_each_group_of_a_grouped_layer_has_its_own_adapter():

@@ -49,9 +49,17 @@ PACKED = SequenceContext(
 )
 
 
+class ArrayAttention(tiny_attention.TinyAttention):
+    """A gate attention of somebody's own, which gives an array."""
+
+    def __call__(self, x, ctx):
+        return super().__call__(x, ctx).value()
+
+
 @pytest.mark.parametrize(
     ('gate', 'ctx', 'attention'),
     [
+        ('split', context([LENGTH, 5]), ArrayAttention),
         ('linear', context([LENGTH, 5]), None),
         ('additive', context([LENGTH, 5], causal=True), None),
         ('multiplicative', context([LENGTH, 5]), None),

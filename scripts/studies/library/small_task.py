@@ -76,8 +76,8 @@ def data_of(
     else:
         if not os.path.exists(vocabulary_file):
             raise UserError(
-                f'the task {name} needs a SentencePiece model, and there is no file {vocabulary_file!r}: '
-                'give one by --vocabulary or VOCABULARY_PATH'
+                f'the task {name} needs a SentencePiece model, but there is no file {vocabulary_file!r}: '
+                'name its file with --vocabulary or VOCABULARY_PATH'
             )
         vocabulary = vocabularies.sentencepiece(vocabulary_file)
     splits = ANSWERS[frame].splits_of(catalogue.task(name, vocabulary), inputs, targets, validation_examples)
