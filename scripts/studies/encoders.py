@@ -198,17 +198,11 @@ def print_table(found: Mapping[str, list[dict[str, float]]], tasks: str, constan
     metrics = metrics_of(tasks)
     first, baseline = next(iter(found.items()))
     print(f'the best constant answer has a held-out loss of {constant:.2f}')
-    for title, cell in (
-        ('mean over seeds (standard deviation) [seeds]', lambda rs, m: summary([result[m] for result in rs])),
-        (f'difference from {first} with the same seed: mean ± half of its 90% interval',
-         lambda rs, m: '' if rs is baseline else comparison.difference(rs, baseline, m)),
-    ):  # fmt: skip
-        print(title)
-        print('| ' + ' | '.join(['', *metrics, 'parameters']) + ' |')
-        print('|---' * (len(metrics) + 2) + '|')
-        for mixer, results in found.items():
-            parameters = f'{int(results[0]["parameters"]):,}' if results else ''
-            print('| ' + ' | '.join([mixer, *(cell(results, metric) for metric in metrics), parameters]) + ' |')
+    title = 'mean over seeds (standard deviation) [seeds]'
+    comparison.print_table(title, found, metrics, lambda rs, m: summary([result[m] for result in rs]))
+    title = f'difference from {first} with the same seed: mean ± half of its 90% interval'
+    cell = lambda rs, m: '' if rs is baseline else comparison.difference(rs, baseline, m)  # noqa: E731
+    comparison.print_table(title, found, metrics, cell)
 
 
 def draw(found: Mapping[str, list[dict[str, float]]], tasks: str, file: str, constant: float) -> None:

@@ -253,17 +253,10 @@ def print_tables(found: Mapping[str, list[dict[str, float]]], tasks: str) -> Non
     """Each model's results, and how they differ from T5.1.1's with the same seed; then COGS by kind."""
     metrics = metrics_of(tasks, found)
     first, baseline = next(iter(found.items()))
-    for title, cell in (
-        ('mean over seeds (standard deviation) [seeds]', lambda rs, m: summary([r[m] for r in rs if m in r])),
-        (f'difference from {first} with the same seed, mean ± half of its 90% interval',
-         lambda rs, m: comparison.difference(rs, baseline, m)),
-    ):  # fmt: skip
-        print(title)
-        print('| ' + ' | '.join(['', *metrics, 'parameters']) + ' |')
-        print('|---' * (len(metrics) + 2) + '|')
-        for model, results in found.items():
-            parameters = f'{int(results[0]["parameters"]):,}' if results else ''
-            print('| ' + ' | '.join([model, *(cell(results, metric) for metric in metrics), parameters]) + ' |')
+    title = 'mean over seeds (standard deviation) [seeds]'
+    comparison.print_table(title, found, metrics, lambda rs, m: summary([r[m] for r in rs if m in r]))
+    title = f'difference from {first} with the same seed, mean ± half of its 90% interval'
+    comparison.print_table(title, found, metrics, lambda rs, m: comparison.difference(rs, baseline, m))
     print_kinds(found)
     print('how far H, alpha and W moved while the model trained on text, root mean square, mean over seeds')
     for model, results in found.items():

@@ -52,6 +52,18 @@ def difference(ours: Sequence[Mapping[str, Any]], theirs: Sequence[Mapping[str, 
     return paired(*zip(*pairs, strict=True)) if pairs else ''
 
 
+def print_table(
+    title: str, found: Found, metrics: Sequence[str], cell: Callable[[Sequence[Mapping[str, Any]], str], str]
+) -> None:
+    """Markdown: for each name its cells, (results, metric) -> text, and how many parameters it has."""
+    print(title)
+    print('| ' + ' | '.join(['', *metrics, 'parameters']) + ' |')
+    print('|---' * (len(metrics) + 2) + '|')
+    for name, results in found.items():
+        parameters = f'{int(results[0]["parameters"]):,}' if results else ''
+        print('| ' + ' | '.join([name, *(cell(results, metric) for metric in metrics), parameters]) + ' |')
+
+
 def check_names(
     parser: argparse.ArgumentParser, flag: str, names: list[str], known: Collection[str], between: str = ';'
 ) -> list[str]:
