@@ -12,6 +12,7 @@ The peer needs torch and transformers; where they are missing the table says so.
 """
 
 import argparse
+import functools
 import importlib.util
 import multiprocessing
 import os
@@ -19,6 +20,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
+from typing import Any
 
 # glibc hands large buffers back to the system after every call otherwise; `remixer-t5x` sets the same.
 MALLOC = {
@@ -30,7 +32,7 @@ PEER = 'Hugging Face'
 NO_EOS = -1
 
 
-def our_calls(model_name: str, args: argparse.Namespace) -> tuple[dict[int, Callable[[], None]], str]:
+def our_calls(model_name: str, args: argparse.Namespace) -> tuple[dict[int, Callable[[], Any]], str]:
     """For each number of beams (1 is greedy) a function that decodes the batch, and compile seconds as text."""
     import jax
     import numpy as np
@@ -41,12 +43,13 @@ def our_calls(model_name: str, args: argparse.Namespace) -> tuple[dict[int, Call
     from remixer_t5x.model.decoding import Greedy
 
     files = [f'models/{model_name}.gin', f'sizes/{args.size}.gin', *args.gin_file]
-    model = build_model(*files, DTYPE=args.dtype)
+    model: Any = build_model(*files, DTYPE=args.dtype)
     shapes = {'encoder_input_tokens': (1, args.inputs), 'decoder_target_tokens': (1, args.outputs)}
     params = nn.unbox(jax.jit(lambda key: model.init(key, shapes))(jax.random.key(0)))
     inputs = np.random.default_rng(0).integers(2, 32000, (args.batch, args.inputs), np.int32)
     batch = {'encoder_input_tokens': jax.device_put(inputs)}
-    calls, seconds = {}, []
+    calls: dict[int, Callable[[], Any]] = {}
+    seconds = []
     for beams in args.beams:
         decoder = Greedy() if beams == 1 else BeamSearch(beams)
 
@@ -56,11 +59,17 @@ def our_calls(model_name: str, args: argparse.Namespace) -> tuple[dict[int, Call
         start = time.perf_counter()
         compiled = jax.jit(generate).lower(params, batch).compile()
         seconds.append(f'{time.perf_counter() - start:.1f}')
-        calls[beams] = lambda compiled=compiled: jax.block_until_ready(compiled(params, batch))
+        calls[beams] = functools.partial(_finished, compiled, params, batch)
     return calls, f'compiled in {" and ".join(seconds)} s'
 
 
-def peer_calls(args: argparse.Namespace) -> tuple[dict[int, Callable[[], None]], str]:
+def _finished(compiled: Callable[..., Any], *arguments: Any) -> Any:
+    import jax
+
+    return jax.block_until_ready(compiled(*arguments))
+
+
+def peer_calls(args: argparse.Namespace) -> tuple[dict[int, Callable[[], Any]], str]:
     """The same of Hugging Face's T5 v1.1."""
     import torch
     import transformers
@@ -93,7 +102,7 @@ def peer_calls(args: argparse.Namespace) -> tuple[dict[int, Callable[[], None]],
         )
         assert tokens.shape == (args.batch, args.outputs + 1)
 
-    return {beams: lambda beams=beams: generate(beams) for beams in args.beams}, f'torch {torch.__version__}'
+    return {beams: functools.partial(generate, beams) for beams in args.beams}, f'torch {torch.__version__}'
 
 
 def main() -> None:
@@ -141,7 +150,7 @@ class Contestant:
         self._process = context.Process(target=_compete, args=(theirs, name, args), daemon=True)
         self._process.start()
 
-    def call(self, what: str | int) -> str | tuple[float, float]:
+    def call(self, what: str | int) -> Any:
         self._pipe.send(what)
         return self._pipe.recv()
 

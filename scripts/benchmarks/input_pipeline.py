@@ -28,7 +28,7 @@ from remixer_t5x.data import pipeline, task_batches
 from remixer_tasks import local_files, pretraining, python_docs, vocabularies
 from remixer_tasks.corpora import token_ids  # noqa: E402
 from remixer_tasks.corpora.text_corpus import ParsedCorpus
-from remixer_tasks.objectives import span_corruption  # noqa: E402
+from remixer_tasks.objectives import segments, span_corruption  # noqa: E402
 
 LENGTHS = {'inputs': 512, 'targets': 114}
 BATCH_SIZE = 32
@@ -56,11 +56,11 @@ def stages(documents: tf.data.Dataset, vocabulary: seqio.Vocabulary) -> dict[str
     features = {name: seqio.Feature(vocabulary, add_eos=True) for name in LENGTHS}
     with seqio.map_seed_manager(0):
         corrupted = span_corruption.span_corruption(documents, LENGTHS, features)
-    converter = seqio.EncDecFeatureConverter(pack=False)
+    converter = seqio.EncDecFeatureConverter(pack=False, apply_length_check=False)
     tokens = documents.map(lambda example: example['targets'])
     return {
         'read tokenised documents': documents,
-        'join and cut': span_corruption.cut(tokens, 568),
+        'join and cut': segments.joined(tokens, 568),
         'corrupt spans': corrupted,
         'trim, pad, shift (seqio)': converter(corrupted, task_feature_lengths=LENGTHS),
         'shuffle and batch': converter(corrupted, task_feature_lengths=LENGTHS).shuffle(1000).batch(BATCH_SIZE),
@@ -127,6 +127,7 @@ def main() -> None:
     vocabulary = vocabularies.sentencepiece(args.model) if args.model else vocabularies.trained(corpus, 4096)
     vocabulary.load_model()
     if args.streams:
+        assert isinstance(corpus, ParsedCorpus), 'files on this machine are parsed, and not streamed'
         keeping = dataclasses.replace(corpus, keep_ids=1e10)
         return run_batches(keeping, vocabulary, args.streams, args.device_tokens, args.tokens)
 

@@ -9,6 +9,7 @@ and twice attention's when causal, the window mixer as many hidden units as toke
 """
 
 import argparse
+import dataclasses
 import functools
 import math
 import time
@@ -37,7 +38,7 @@ STEPS = 50
 def mixers(embed: int, hidden: int, heads: int, length: int, window: int) -> dict[str, dict[str, functools.partial]]:
     """Side -> name -> factory, all with the dimensions of one size."""
     part = functools.partial
-    both = {
+    both: dict[str, functools.partial] = {
         'attention': part(attention.SelfAttention, heads, embed // heads),
         'linear_attention': part(linear_attention.LinearAttention, heads, embed // heads),
         'gmlp_free': part(gmlp.GMLP, hidden_dim=2 * embed, max_length=length, spatial=gmlp.FreeSpatial),
@@ -46,12 +47,12 @@ def mixers(embed: int, hidden: int, heads: int, length: int, window: int) -> dic
         'remixer': part(remixer.Remixer, hidden_dim=hidden, max_length=length),
         'tim_attention': part(tim.TimAttention, num_mechanisms=2, num_heads=heads, head_dim=embed // heads),
     }
-    encoder = {
+    encoder: dict[str, functools.partial] = {
         'hyper_mixer': part(hyper_mixer.HyperMixer, hidden_dim=hidden),
         'mlp_mixer': part(mlp_mixer.MLPMixer, hidden_dim=hidden, max_length=length),
         'fnet': part(fnet.FNet),
     }
-    decoder = {
+    decoder: dict[str, functools.partial] = {
         'hyper_mixer': part(hyper_mixer.HyperMixer, hidden_dim=hidden, num_heads=2 * heads),
         'window_mixer': part(mlp_mixer.WindowMixer, hidden_dim=window, window=window),
     }
@@ -97,7 +98,7 @@ def decode_seconds(module: nn.Module, length: int, embed: int, rounds: int) -> f
         def step(index, carry):
             cache, x = carry
             at = jnp.asarray(length - 1 - STEPS, jnp.int32) + index
-            facts = context(1, causal=True, decode=True).replace(step=at, positions=at[None, None])
+            facts = dataclasses.replace(context(1, causal=True, decode=True), step=at, positions=at[None, None])
             x, variables = module.apply({'params': params, 'cache': cache}, x, facts, mutable=['cache'])
             return variables['cache'], x / (1 + jnp.max(jnp.abs(x)))
 

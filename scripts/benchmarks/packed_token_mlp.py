@@ -34,7 +34,7 @@ def blocks(w_in, value, w_out, ids):
 
 def packed_ids(rng, batch, length, examples):
     """Examples of random lengths, at least a quarter of the mean, that fill the row."""
-    rows = []
+    rows: list[np.ndarray] = []
     for _ in range(batch):
         least = length // examples // 4
         more = rng.multinomial(length - examples * least, rng.dirichlet(np.full(examples, 2.0)))

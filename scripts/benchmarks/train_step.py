@@ -18,6 +18,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
+from typing import Any
 
 # glibc hands large buffers back to the system after every step otherwise; `remixer-t5x train` sets the same.
 MALLOC = {
@@ -30,7 +31,7 @@ MALLOC = {
 PEER = 'PyTorch T5'
 
 
-def our_step(model_name: str, args: argparse.Namespace) -> tuple[Callable[[], None], dict[str, float]]:
+def our_step(model_name: str, args: argparse.Namespace) -> tuple[Callable[[], None], dict[str, Any]]:
     """A function that takes one step, and parameters, training FLOPs and compile seconds."""
     import jax
     import numpy as np
@@ -70,7 +71,7 @@ def our_step(model_name: str, args: argparse.Namespace) -> tuple[Callable[[], No
     return step, facts
 
 
-def torch_step(args: argparse.Namespace) -> tuple[Callable[[], None], dict[str, float]]:
+def torch_step(args: argparse.Namespace) -> tuple[Callable[[], None], dict[str, Any]]:
     """Hugging Face's T5 v1.1 of the same size, with torch's Adafactor."""
     import torch
     import transformers
