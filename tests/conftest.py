@@ -13,7 +13,7 @@ import sys
 import hypothesis
 import pytest
 
-from tests.support import written_modules
+from tests.support import cheap_processes, written_modules
 
 # The first example of a property compiles, on a machine that may be busy.
 hypothesis.settings.register_profile('no deadline', deadline=None)
@@ -24,6 +24,8 @@ CHEAP = ('--xla_backend_optimization_level=0', '--xla_cpu_use_fusion_emitters=fa
 CHEAP += ('--xla_cpu_parallel_codegen_split_count=1',)
 os.environ['XLA_FLAGS'] = ' '.join([os.environ.get('XLA_FLAGS', ''), *CHEAP]).strip()
 os.environ.setdefault('JAX_PLATFORMS', 'cpu')
+# No test reads from which line of code an operation came; to write the calls that led to each takes 4% of a run's time.
+os.environ.setdefault('JAX_TRACEBACK_IN_LOCATIONS_LIMIT', '0')
 # torch's threads wait for each other by spinning: next to other tests, two of them take 20 times as long as one. NumPy
 # reads this too.
 os.environ['OMP_NUM_THREADS'] = '1'
@@ -72,9 +74,8 @@ def pytest_collection_modifyitems(config, items):
 
 
 def pytest_collection_finish(session):
-    """What was imported and collected stays until the end: collections of garbage do not look through it again.
-
-    And programs that an earlier test, or an earlier run of the tests, has compiled are read from the disk.
+    """Programs that an earlier test, or an earlier run of the tests, has compiled are read from the disk; and the
+    settings of `cheap_processes`.
     """
     if 'jax' in sys.modules:
         from tests.support import kept_programs
@@ -82,8 +83,7 @@ def pytest_collection_finish(session):
         folder = _compiled_folder(session.config)
         kept_programs.remove_old(folder)
         kept_programs.keep(str(folder))
-    gc.collect()
-    gc.freeze()
+    cheap_processes.after_imports()
 
 
 def _compiled_folder(config):

@@ -18,6 +18,7 @@ from remixer_t5x.data.task_batches import EvalBatches, TrainBatches
 from remixer_t5x.errors import UserError
 from remixer_tasks import caching, huggingface_datasets, pretraining, vocabularies
 from remixer_tasks.corpora.streamed_text import START, Reader
+from tests.support import feed_forward
 from tests.support.compare_runs import difference as difference_of_runs
 from tests.support.compare_runs import last_step
 from tests.support.fake_hub import FakeHub
@@ -321,15 +322,16 @@ def test_nothing_held_out_is_one_line(folders):
 
 
 def command(folder, data, *flags):
-    """A train command of 24 steps on a model of one layer."""
-    files = ('models/t5_1_1.gin', 'data/huggingface.gin', 'optimizers/adafactor_constant.gin', 'hardware/cpu.gin')
-    small = {'EMBED_DIM': 16, 'MLP_DIM': 32, 'NUM_HEADS': 2, 'HEAD_DIM': 8, 'NUM_ENCODER_LAYERS': 1}
+    """A train command of 24 steps on a model of one layer without attention."""
+    files = ('models/t5_1_1.gin', 'sizes/tiny.gin', 'data/huggingface.gin', 'optimizers/adafactor_constant.gin')
+    small = {'EMBED_DIM': 16, 'MLP_DIM': 32, 'NUM_ENCODER_LAYERS': 1}
     data = {'HF_DATASET': f'{data}', 'HF_STREAMING': True, 'VALIDATION_FRACTION': 0.1, 'TASK_FEATURE_LENGTHS': LENGTHS}
     run = {'BATCH_SIZE': 4, 'TRAIN_STEPS': 24, 'LOG_PERIOD': 2, 'EVAL_PERIOD': 8, 'EVAL_STEPS': 2, 'DROPOUT_RATE': 0.1}
     bytes_ = ('--gin.VOCABULARY=@vocabularies.byte()', '--gin.VOCAB_SIZE=384', '--gin.CHECKPOINT_PERIOD=5')
     macros = {**small, 'NUM_DECODER_LAYERS': 1, **data, **run, 'MODEL_DIR': f'{folder}'}
-    names = (f'--gin_file={name}' for name in (*files, 'runs/pretrain.gin'))
-    return ['train', *names, *(f'--gin.{name}={value!r}' for name, value in macros.items()), *bytes_, *flags]
+    names = (f'--gin_file={name}' for name in (*files, 'hardware/cpu.gin', 'runs/pretrain.gin'))
+    words = ['train', *names, *(f'--gin.{name}={value!r}' for name, value in macros.items()), *bytes_]
+    return [*words, *feed_forward.FLAGS, *flags]
 
 
 def test_a_killed_train_command_ends_bit_for_bit_as_an_unbroken_one(folders, compiled, tmp_path):

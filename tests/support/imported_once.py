@@ -1,7 +1,6 @@
 """Imports what real processes of tests use, for the server in `real_processes` that forks them."""
 
 import contextlib
-import gc
 import os
 
 os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
@@ -20,6 +19,7 @@ from remixer_tasks import catalogue  # noqa: F401
 from remixer_tasks.benchmarks import class_metrics  # noqa: F401
 from tests.support import (  # noqa: F401
     cached_training,
+    cheap_processes,
     mesh_worker,
     prediction_worker,
     quick_command,
@@ -31,6 +31,4 @@ from tests.support import (  # noqa: F401
 with contextlib.suppress(ImportError):
     from google.cloud import storage  # noqa: F401
 
-# The objects of all these modules stay where they are: a child that collects garbage need not copy their pages.
-gc.collect()
-gc.freeze()
+cheap_processes.after_imports()

@@ -13,15 +13,19 @@ import pytest
 
 from remixer_t5x.devices import processes as distributed
 from remixer_t5x.errors import UserError
-from tests.support import ports, several_processes
+from tests.support import feed_forward, ports, several_processes
 from tests.support.compare_runs import last_step
 from tests.support.real_processes import Process
 
 DEVICES = 4
 HEARTBEAT = 20
 # Every model at a size that compiles quickly; each reads other names. `mixed` has layers of HyperMixer and Remixer, and
-# layers of TIM.
+# layers of TIM; `feed_forward` is a T5 without attention.
 MODELS = {
+    'feed_forward': {
+        **{'EMBED_DIM': 16, 'MLP_DIM': 16, 'NUM_ENCODER_LAYERS': 1, 'NUM_DECODER_LAYERS': 1},
+        **feed_forward.SETTINGS,
+    },
     't5_1_1': {
         **{'HEAD_DIM': 8, 'NUM_HEADS': 2, 'EMBED_DIM': 16, 'MLP_DIM': 16},
         **{'NUM_ENCODER_LAYERS': 1, 'NUM_DECODER_LAYERS': 1},
@@ -70,7 +74,8 @@ def gin(settings):
 def model_flags(model='t5_1_1'):
     """Of a name in configs/models, or of a gin file."""
     name = pathlib.Path(model).stem
-    files = [model if name == 'mixed' else f'models/{name}.gin', 'sizes/tiny.gin', 'hardware/cpu.gin']
+    file = {'mixed': model, 'feed_forward': 'models/t5_1_1.gin'}.get(name, f'models/{name}.gin')
+    files = [file, 'sizes/tiny.gin', 'hardware/cpu.gin']
     return [f'--gin_file={file}' for file in files] + gin({**MODELS[name], **DATA})
 
 
@@ -277,7 +282,7 @@ def test_only_the_first_process_prints(runs):
 
 def test_sigterm_on_one_process_stops_all_at_one_step_and_a_killed_one_ends_the_others(processes):
     folder = processes.folder / 'endless'
-    endless = train(folder, TRAIN_STEPS=10**6, CHECKPOINT_PERIOD=10**6)
+    endless = train(folder, 'feed_forward', TRAIN_STEPS=10**6, CHECKPOINT_PERIOD=10**6)
     first, second = processes.start(*pair_by_flags(endless))
     first.until(lambda: last_step(folder) >= 3, 'step 3')
     second.send(signal.SIGTERM)
@@ -297,7 +302,7 @@ def test_sigterm_on_one_process_stops_all_at_one_step_and_a_killed_one_ends_the_
 
 
 def test_a_mistake_in_one_process_ends_all_with_its_line(processes):
-    command = train(processes.folder / 'mistaken')
+    command = train(processes.folder / 'mistaken', 'feed_forward')
     (code, first), (own, second) = processes.run(*pair_by_flags(command, [], ['--gin.KEEP_CHECKPOINTS=0']))
     assert (code, own) == (2, 2)
     assert 'error (process 1): KEEP_CHECKPOINTS is 0' in second
@@ -305,7 +310,7 @@ def test_a_mistake_in_one_process_ends_all_with_its_line(processes):
 
 
 def test_a_process_that_does_not_come_is_told(processes):
-    one = pair_by_flags(train(processes.folder / 'lonely'), ['--initialization_timeout=2'], [])[:1]
+    one = pair_by_flags(train(processes.folder / 'lonely', 'feed_forward'), ['--initialization_timeout=2'], [])[:1]
     ((code, output),) = processes.run(*one)
     assert code == 75
     assert output.splitlines()[-1].startswith('error (process 0): not all 2 processes met at 127.0.0.1:')

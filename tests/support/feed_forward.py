@@ -1,0 +1,12 @@
+"""Settings of a T5 whose layers are their feed-forward halves, for tests of what happens around a model.
+
+JAX traces its train step in two thirds of the time of T5's.
+"""
+
+SETTINGS = {
+    'ENCODER_SUBLAYERS': '(%ENCODER_FEED_FORWARD,)',
+    'DECODER_SUBLAYERS': '(%DECODER_FEED_FORWARD,)',
+    'ENCODER_POSITION_BIAS': None,
+    'DECODER_POSITION_BIAS': None,
+}
+FLAGS = tuple(f'--gin.{name}={value}' for name, value in SETTINGS.items())
