@@ -12,7 +12,7 @@ from collections.abc import Callable
 import tensorflow as tf
 
 from remixer_t5x.cli import main
-from tests.support import compare_runs, paths, ports, real_processes
+from tests.support import compare_runs, feed_forward, paths, ports, real_processes
 
 TRAIN_STEPS = 120
 TINY = [
@@ -22,6 +22,7 @@ TINY = [
     *('--gin.VOCABULARY=@vocabularies.byte()', '--gin.VOCAB_SIZE=384', '--gin.BATCH_SIZE=8'),
     *("--gin.TASK_FEATURE_LENGTHS={'inputs': 64, 'targets': 24}", '--gin.CHECKPOINT_PERIOD=10'),
     *('--gin.WARMUP_STEPS=20', '--gin.LOG_PERIOD=1', '--gin.EVAL_PERIOD=40', '--gin.EVAL_STEPS=2'),
+    *feed_forward.FLAGS,
 ]
 # Seconds: for one start to reach its next step, and after which a process of several counts as lost.
 PATIENCE, HEARTBEAT = 300.0, 10

@@ -86,9 +86,9 @@ _vector = functools.partial(
 _fixed = functools.partial(_remixer, composition=remixer.FixedAlpha, residual=remixer.no_residual)
 _uncomposed = functools.partial(_remixer, composition=remixer.NoComposition)
 SUBLAYERS['remixer'] = Case((_remixer,), (_remixer, _cross))
-SUBLAYERS['remixer_gated_post'] = Case((_self, _gated), (_self, _cross, _gated), layer.PostNorm)
-SUBLAYERS['remixer_vector_parallel'] = Case((_self, _vector), (_self, _cross, _vector), layer.Parallel)
-SUBLAYERS['remixer_fixed_rezero'] = Case((_self, _fixed), (_self, _cross, _fixed), layer.ReZero)
+SUBLAYERS['remixer_gated_post'] = Case((_gated,), (_cross, _gated), layer.PostNorm)
+SUBLAYERS['remixer_vector_parallel'] = Case((_vector, _relu_mlp), (_cross, _vector), layer.Parallel)
+SUBLAYERS['remixer_fixed_rezero'] = Case((_fixed,), (_cross, _fixed), layer.ReZero)
 SUBLAYERS['remixer_uncomposed_serialized'] = Case(
     (_uncomposed, _gated_mlp), (_gated_composition, _cross), layer.Serialized
 )
@@ -101,7 +101,7 @@ _gates = [
 ]
 SUBLAYERS['gmlp'] = Case((_gmlp,), (_gmlp, _cross))
 SUBLAYERS['gmlp_gates'] = Case((), (*_gates, _cross), norm=functools.partial(LayerNorm))
-SUBLAYERS['amlp_with_gated_mlp'] = Case((_amlp, _gated_mlp), (_amlp, _cross, _gated_mlp))
+SUBLAYERS['amlp'] = Case((_amlp,), (_amlp, _cross))
 
 _tim_self = functools.partial(tim.TimAttention, 2, num_heads=2, head_dim=8, dropout_rate=DROPOUT)
 _tim_cross = functools.partial(tim.TimCrossAttention, 2, num_heads=2, head_dim=8, dropout_rate=DROPOUT)
