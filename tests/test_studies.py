@@ -1,6 +1,7 @@
 """Studies: the toy task against its description, results that outlive a kill, and the formulas of figure 2."""
 
 import dataclasses
+import functools
 import itertools
 import json
 import pathlib
@@ -454,6 +455,8 @@ def test_objectives_are_judged_on_each_denoiser(studies, monkeypatch, tmp_path, 
     lines = [' '.join(f'word{(i * j) % 97}' for j in range(60)) for i in range(200)]
     text.write_text(''.join(json.dumps({'text': line}) + '\n' for line in lines))
     objectives = studies.objectives
+    # Read once, here and by the trials.
+    monkeypatch.setattr(objectives, 'data_of', functools.cache(objectives.data_of))
     trial = objectives.Trial('ul2', 0, str(text), 2e7, 2, 64, 8, 1, 384, 70, 1e-2)
     data = objectives.data_of('ul2', str(text), 64, 384, 70)
     assert set(data.held_out) == {denoiser.name for denoiser in ul2.denoisers()}

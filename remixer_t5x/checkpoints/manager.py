@@ -329,10 +329,9 @@ def _saved_tree(path: epath.Path) -> Any:
         return described.tree
 
 
-def saved_shapes(path: epath.Path, part: str = '') -> dict[str, tuple[int, ...]]:
-    """Shapes of the checkpoint's arrays by name, such as `encoder/run_0/layer/...`; `part` is a branch of its tree."""
-    tree = _saved_tree(path)
-    return _shapes(tree[part] if part else tree)
+def saved_shapes(path: epath.Path) -> dict[str, tuple[int, ...]]:
+    """Shapes of the checkpoint's arrays by name, such as `params/encoder/run_0/layer/...`."""
+    return _shapes(_saved_tree(path))
 
 
 def check_shapes(path: epath.Path, abstract: Any) -> None:

@@ -28,6 +28,8 @@ BASE = 'base'
 # One line, the path of the base, from the folder that the file is in.
 BASE_FILE = 'base.txt'
 MOST_BYTES = 10_000
+# The branch of a state that has the parameters.
+_PARAMS = 'params/'
 Arrays = dict[str, jax.Array]
 
 
@@ -43,7 +45,9 @@ class Saved:
 
     def __init__(self, step: epath.Path, record: Mapping[str, Any], base: 'Saved | None' = None):
         self.step, self.record, self._base = step, record, base
-        self.own = manager.saved_shapes(step / 'state', 'params')
+        # Asked once: Orbax opens every array for it, each of which is a request to a bucket.
+        self._state = manager.saved_shapes(step / 'state')
+        self.own = {name[len(_PARAMS) :]: shape for name, shape in self._state.items() if name.startswith(_PARAMS)}
         self.shapes: dict[str, tuple[int, ...]] = {**(base.shapes if base else {}), **self.own}
 
     def shapes_for(self, names: Any) -> dict[str, tuple[int, ...]]:
@@ -83,7 +87,7 @@ class Saved:
     def _read(self, wanted: Mapping[str, jax.ShapeDtypeStruct]) -> Arrays:
         if not wanted:
             return {}
-        saved = parameter_averages.saved_as(wanted, manager.saved_shapes(self.step / 'state'))
+        saved = parameter_averages.saved_as(wanted, self._state)
         item = traverse_util.unflatten_dict(saved, sep='/')
         with manager.user_errors(self.step, 'read'), ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as reader:
             restore_args = ocp.checkpoint_utils.construct_restore_args(item)

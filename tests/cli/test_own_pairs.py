@@ -6,7 +6,6 @@ import os
 import pathlib
 
 import gin
-import jax
 import pytest
 
 from remixer_t5x.cli.main import main
@@ -77,7 +76,6 @@ def place(tmp_path_factory):
     os.environ.clear()
     os.environ.update(environment)
     gin.clear_config()
-    jax.clear_caches()
 
 
 def test_each_file_has_metrics_predictions_and_a_best_checkpoint_of_its_own(place):

@@ -6,7 +6,6 @@ import pathlib
 import shutil
 
 import gin
-import jax
 import pytest
 
 from remixer_t5x.cli.main import main
@@ -54,7 +53,6 @@ def place(tmp_path_factory):
     os.environ.clear()
     os.environ.update(environment)
     gin.clear_config()
-    jax.clear_caches()
 
 
 def test_two_runs_become_one_file_with_pictures(place, capsys):
