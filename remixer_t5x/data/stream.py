@@ -110,9 +110,9 @@ class Stream:
         try:
             element = next(self._iterator)
         except tf.errors.OpError as error:
-            raise UserError(
-                f'{self._name} failed after {self._drawn} batches of this run: {one_line(error)}'
-            ) from error
+            self._iterator = iter(())
+            failed = f'{self._name} failed after {self._drawn} batches of this run: {one_line(error)}'
+            raise UserError(failed) from without_calls(error)
         self._drawn += 1
         return element
 
@@ -162,6 +162,14 @@ def _unsaved_operation(dataset: tf.data.Dataset) -> str | None:
     operations = {node.op for node in graph.node}
     operations.update(node.op for function in graph.library.function for node in function.node_def)
     return next((name for name in UNSAVED if name in operations), None)
+
+
+def without_calls(error: tf.errors.OpError) -> tf.errors.OpError:
+    """The error without the calls that led to it. They hold the iterator, whose threads would read on for as long as
+    somebody has the error: without end, where the source has nothing to give.
+    """
+    error.__context__ = None
+    return error.with_traceback(None)
 
 
 def one_line(error: BaseException) -> str:

@@ -19,7 +19,7 @@ import numpy as np
 from remixer_t5x import tf_data
 from remixer_t5x.data import cached_tasks, converters, damage, pipeline, task_vocabulary
 from remixer_t5x.data.pipeline import DatasetConfig
-from remixer_t5x.data.stream import Stream, hide_accelerators, one_line, restorable, without_autograph
+from remixer_t5x.data.stream import Stream, hide_accelerators, one_line, restorable, without_autograph, without_calls
 from remixer_t5x.errors import UserError
 from remixer_t5x.lazy import seqio, tf
 
@@ -186,7 +186,7 @@ class EvalBatches:
                 yield {name: _fill(value.numpy(), self._config.batch_size)[self._rows] for name, value in batch.items()}
         except tf.errors.OpError as error:
             failed = UserError(f'{self._task.name} failed in split {self._config.split!r}: {one_line(error)}')
-            raise _with_file(failed, error, self._task, self._config) from error
+            raise _with_file(failed, error, self._task, self._config) from without_calls(error)
 
 
 def _with_file(

@@ -1,6 +1,7 @@
 """Batches, their shares, and the exact position, on a task in memory."""
 
 import dataclasses
+import weakref
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from remixer_t5x.data import pipeline, task_batches, task_vocabulary
+from remixer_t5x.data.stream import Stream
 from remixer_t5x.errors import UserError
 
 LENGTHS = {'inputs': 16, 'targets': 12}
@@ -261,3 +263,13 @@ def test_positions_are_small(tiny):
     saved = len(Position(1, 1, state).to_json()['0']['state'])
     print(f'position with 1000 shuffled examples: {len(state[0]):,} bytes, {saved:,} in the checkpoint')
     assert saved < 150_000
+
+
+def test_reading_ends_with_an_error_although_somebody_has_the_error():
+    """Where a source has nothing to give, threads of an iterator would read it again and again."""
+    stream = Stream(tf.data.Dataset.range(3).map(lambda number: 1 // (1 - number)), 'numbers', saves=False)
+    iterator = weakref.ref(stream._iterator)
+    assert next(stream) == 1
+    with pytest.raises(UserError, match='numbers failed after 1 batches') as error:
+        next(stream)
+    assert iterator() is None and error.value.__cause__ is not None
