@@ -9,6 +9,7 @@ import gin
 import pytest
 
 from remixer_t5x.cli.main import main
+from tests.support import feed_forward
 
 pytestmark = [
     pytest.mark.filterwarnings('ignore::DeprecationWarning'),
@@ -29,8 +30,6 @@ VOCABULARY = @vocabularies.words()
 VOCAB_SIZE = 128
 EMBED_DIM = 8
 MLP_DIM = 8
-NUM_HEADS = 1
-HEAD_DIM = 8
 NUM_ENCODER_LAYERS = 1
 NUM_DECODER_LAYERS = 1
 TASK_FEATURE_LENGTHS = {'inputs': 6, 'targets': 3}
@@ -42,6 +41,7 @@ LOG_PERIOD = 1
 EVAL_PERIOD = 2
 CHECKPOINT_PERIOD = 2
 """
+CONFIG += ''.join(f'{name} = {value}\n' for name, value in feed_forward.SETTINGS.items())
 
 
 def write(name, numbers):
