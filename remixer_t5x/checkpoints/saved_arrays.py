@@ -28,8 +28,6 @@ BASE = 'base'
 # One line, the path of the base, from the folder that the file is in.
 BASE_FILE = 'base.txt'
 MOST_BYTES = 10_000
-# The branch of a state that has the parameters.
-_PARAMS = 'params/'
 Arrays = dict[str, jax.Array]
 
 
@@ -47,7 +45,8 @@ class Saved:
         self.step, self.record, self._base = step, record, base
         # Asked once: Orbax opens every array for it, each of which is a request to a bucket.
         self._state = manager.saved_shapes(step / 'state')
-        self.own = {name[len(_PARAMS) :]: shape for name, shape in self._state.items() if name.startswith(_PARAMS)}
+        params = parameter_averages.PARAMS
+        self.own = {name.removeprefix(params): x for name, x in self._state.items() if name.startswith(params)}
         self.shapes: dict[str, tuple[int, ...]] = {**(base.shapes if base else {}), **self.own}
 
     def shapes_for(self, names: Any) -> dict[str, tuple[int, ...]]:

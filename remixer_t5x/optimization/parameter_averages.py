@@ -19,7 +19,7 @@ from remixer_t5x.optimization.schedules import Schedule, as_schedule
 
 AVERAGE = 'average'
 # Where a saved train state has parameters, their averages, and what schedule-free computes averages from.
-_PARAMS, _AVERAGES, _ITERATES, _B1 = 'params/', f'opt_state/{AVERAGE}/', 'opt_state/z/', 'opt_state/b1'
+PARAMS, _AVERAGES, _ITERATES, _B1 = 'params/', f'opt_state/{AVERAGE}/', 'opt_state/z/', 'opt_state/b1'
 
 
 def averaged(optimizer: Any, decay: float | None) -> Optimizer:
@@ -99,7 +99,7 @@ def saved_as(params: Mapping[str, Any], names: Collection[str]) -> dict[str, Any
         if _AVERAGES + name in names:
             found[_AVERAGES + name] = leaf
             continue
-        found[_PARAMS + name] = leaf
+        found[PARAMS + name] = leaf
         if schedule_free_state and _ITERATES + name in names:
             found |= {_ITERATES + name: leaf, _B1: jax.ShapeDtypeStruct((), jnp.float32)}
     return found
@@ -109,7 +109,7 @@ def from_saved(arrays: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
     """The parameters to evaluate by name, from the arrays that `saved_as` describes."""
     params, averages, iterates = (
         {name.removeprefix(part): array for name, array in arrays.items() if name.startswith(part)}
-        for part in (_PARAMS, _AVERAGES, _ITERATES)
+        for part in (PARAMS, _AVERAGES, _ITERATES)
     )
     if iterates:
         averages = jax.jit(_between)({name: params[name] for name in iterates}, iterates, arrays[_B1])
