@@ -74,8 +74,8 @@ def gin(settings):
 def model_flags(model='t5_1_1'):
     """Of a name in configs/models, or of a gin file."""
     name = pathlib.Path(model).stem
-    file = {'mixed': model, 'feed_forward': 'models/t5_1_1.gin'}.get(name, f'models/{name}.gin')
-    files = [file, 'sizes/tiny.gin', 'hardware/cpu.gin']
+    own = {'mixed': model, 'feed_forward': 'models/t5_1_1.gin'}.get(name, f'models/{name}.gin')
+    files = [own, 'sizes/tiny.gin', 'hardware/cpu.gin']
     return [f'--gin_file={file}' for file in files] + gin({**MODELS[name], **DATA})
 
 
