@@ -2,12 +2,15 @@
 
 The thread runs ahead, so the position of the data source is not the position of the training run. Therefore
 the source is captured at fixed batch numbers, and a run's position is (captured state, batches drawn since):
-restoring loads the state and draws that many batches again. If checkpoints have the same period, that number is zero.
+restoring loads the state and draws that many batches again. If checkpoints have the same period, that number is zero
+for a thread that was quick, and the period for one that had no time yet to capture: each process has its own number.
 """
 
+import dataclasses
+import itertools
 import queue
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any, Protocol
 
 from remixer_t5x.data.position import Position
@@ -20,6 +23,7 @@ class Source(Protocol):
     def __next__(self) -> Any: ...
     def capture(self) -> dict[int, bytes]: ...
     def restore(self, states: Mapping[int, bytes]) -> None: ...
+    def skip(self, streams: Collection[int]) -> None: ...
 
 
 class Prefetcher:
@@ -45,7 +49,7 @@ class Prefetcher:
         self._queue: queue.Queue[tuple[Any, BaseException | None]] = queue.Queue(depth)
         self._stop = threading.Event()
         self._lock = threading.Lock()
-        self._captures: dict[int, Mapping[int, bytes]] = {start.captured_at: start.states}
+        self._captures: dict[int, Position] = {start.batches: start}
         self._consumed = start.batches
         self._thread = threading.Thread(target=self._produce, args=(start,), name='prefetch', daemon=True)
         self._thread.start()
@@ -54,16 +58,17 @@ class Prefetcher:
         try:
             if any(start.states.values()):
                 self._source.restore(start.states)
-            for _ in range(start.batches - start.captured_at):
-                next(self._source)
-                if self._stop.is_set():
-                    return
+            for drawn in itertools.count():
+                streams = start.behind(drawn)
+                if self._stop.is_set() or not streams:
+                    break
+                self._source.skip(streams)
             drawn = start.batches
             while not self._stop.is_set():
                 if drawn and drawn % self._period == 0:
                     states = self._source.capture()
                     with self._lock:
-                        self._captures[drawn] = states
+                        self._captures[drawn] = Position(drawn, dict.fromkeys(states, drawn), states)
                 batch = self._place(next(self._source))
                 drawn += 1
                 self._put((batch, None))
@@ -103,7 +108,7 @@ class Prefetcher:
             at = max(number for number in self._captures if number <= self._consumed)
             # Older captures are not needed any more, because the consumed count only grows.
             self._captures = {number: states for number, states in self._captures.items() if number >= at}
-            return Position(self._consumed, at, self._captures[at])
+            return dataclasses.replace(self._captures[at], batches=self._consumed)
 
     def close(self) -> None:
         """Stops the thread; waits at most ten seconds for a batch that is being drawn."""

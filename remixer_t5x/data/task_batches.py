@@ -10,7 +10,7 @@ iterator has lost the places in files that were not read since.)
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -122,9 +122,18 @@ class TrainBatches:
         return self
 
     def __next__(self) -> Batch:
+        parts = self._drawn(self._streams.values())
+        return {name: np.concatenate([_narrow(part[name].numpy()) for part in parts])[self._rows] for name in parts[0]}
+
+    def skip(self, streams: Collection[int]) -> None:
+        """Goes one batch on in each stream of `streams` that this share reads."""
+        self._drawn([self._streams[index] for index in streams if index in self._streams])
+
+    def _drawn(self, streams: Iterable[Stream]) -> list[Any]:
+        """The next element of each stream. Raises UserError as `next` does."""
         try:
             side_by_side = self._side_by_side.map if self._side_by_side else map
-            parts: list[Any] = list(side_by_side(lambda stream: next(stream, None), self._streams.values()))
+            parts: list[Any] = list(side_by_side(lambda stream: next(stream, None), streams))
         except UserError as error:
             raise _with_file(error, error.__cause__, self._task, self._config) from error.__cause__
         if None in parts:
@@ -132,7 +141,7 @@ class TrainBatches:
                 f'{self._task.name} gives no batch: split {self._config.split!r} is empty, or has fewer '
                 f'examples than BATCH_SIZE = {self._config.batch_size}'
             )
-        return {name: np.concatenate([_narrow(part[name].numpy()) for part in parts])[self._rows] for name in parts[0]}
+        return parts
 
     def capture(self) -> dict[int, bytes]:
         """The position before the next batch of each stream that this share reads."""

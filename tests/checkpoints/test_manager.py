@@ -51,7 +51,9 @@ def saved(folder):
     """Three saved steps, of which two stay."""
     checkpoints = manager.Checkpoints(folder, keep=2)
     for step in (1, 2, 3):
-        checkpoints.save(step, state_of(step), Position(step, 0, {0: b'\0state\xff', 1: b''}), {**RUN, 'window': {}})
+        checkpoints.save(
+            step, state_of(step), Position(step, {0: 0, 1: 0}, {0: b'\0state\xff', 1: b''}), {**RUN, 'window': {}}
+        )
     checkpoints.close()
     return folder
 
@@ -61,7 +63,7 @@ def test_what_was_saved_comes_back(saved):
     assert checkpoints.steps() == [2, 3] and checkpoints.latest_step() == 3
     state, position = checkpoints.restore(3, abstract(state_of(0)))
     assert_equal(state, state_of(3))
-    assert position == Position(3, 0, {0: b'\0state\xff', 1: b''})
+    assert position == Position(3, {0: 0, 1: 0}, {0: b'\0state\xff', 1: b''})
     assert checkpoints.run(3)['vocabulary'] == RUN['vocabulary']
     checkpoints.close()
 
