@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from remixer_t5x.data import pipeline, task_batches, task_vocabulary
+from remixer_t5x.data.position import Position
 from remixer_t5x.data.stream import Stream
 from remixer_t5x.errors import UserError
 
@@ -95,13 +96,20 @@ def test_another_number_of_hosts_goes_on_with_the_same_batches(task, before, aft
     config = pipeline.DatasetConfig(task, LENGTHS, batch_size=12, streams=streams)
     streams = streams or before
     old = [task_batches.TrainBatches(config, share, before, threads=1) for share in range(before)]
-    for batches in old:
-        take(batches, 3)
-    states = {index: state for batches in old for index, state in batches.capture().items()}
-    assert sorted(states) == list(range(streams))
+    captures = []
+    for _ in range(3):
+        for batches in old:
+            next(batches)
+        captures.append({index: state for batches in old for index, state in batches.capture().items()})
+    assert sorted(captures[0]) == list(range(streams))
+    # Hosts capture at times of their own: the last stream was captured after 3 batches, the others earlier.
+    captured_at = {index: 3 - (streams - 1 - index) % 3 for index in range(streams)}
+    position = Position(3, captured_at, {index: captures[at - 1][index] for index, at in captured_at.items()})
     new = [task_batches.TrainBatches(config, share, after, threads=1, streams=streams) for share in range(after)]
     for batches in new:
-        batches.restore(states)
+        batches.restore(position.states)
+        batches.skip(position.behind(0))
+        batches.skip(position.behind(1))
     for _ in range(2):
         whole = [
             {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
@@ -254,8 +262,6 @@ def test_fingerprints_tell_vocabularies_apart():
 
 def test_positions_are_small(tiny):
     """A position holds what TensorFlow keeps of each shuffled example: about 100 bytes here, compressed."""
-    from remixer_t5x.data.position import Position
-
     config = pipeline.DatasetConfig(tiny.task('tiny_size', train=3000, shuffle_buffer_size=1000), LENGTHS, 4)
     source = task_batches.TrainBatches(config, threads=1)
     next(source)
