@@ -53,7 +53,9 @@ def masked_tokens(dataset: tf.data.Dataset, lengths: Mapping[str, int], pack: bo
             f'TASK_FEATURE_LENGTHS is {dict(lengths)}; a masked language model predicts each token in its place: give '
             f'inputs and targets one length'
         )
-    return MaskedLMConverter(pack=pack)(dataset, task_feature_lengths=dict(lengths))
+    # Lengths unchecked, as in `converters`.
+    converter = MaskedLMConverter(pack=pack, apply_length_check=False)
+    return converter(dataset, task_feature_lengths=dict(lengths))
 
 
 def classified(

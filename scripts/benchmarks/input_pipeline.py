@@ -56,7 +56,7 @@ def stages(documents: tf.data.Dataset, vocabulary: seqio.Vocabulary) -> dict[str
     features = {name: seqio.Feature(vocabulary, add_eos=True) for name in LENGTHS}
     with seqio.map_seed_manager(0):
         corrupted = span_corruption.span_corruption(documents, LENGTHS, features)
-    converter = seqio.EncDecFeatureConverter(pack=False)
+    converter = seqio.EncDecFeatureConverter(pack=False, apply_length_check=False)
     tokens = documents.map(lambda example: example['targets'])
     return {
         'read tokenised documents': documents,
