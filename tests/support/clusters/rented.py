@@ -7,7 +7,7 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 
-from tests.support import paths
+from tests.support import feed_forward, paths
 from tests.support.clusters.strictly import PATIENCE
 
 SLURM = ('sbatch', 'srun', 'scontrol')
@@ -19,7 +19,8 @@ TRAIN = (
     *('train', '--gin_file=models/t5_1_1.gin', '--gin_file=sizes/tiny.gin', '--gin_file=data/own_text.gin'),
     *('--gin_file=optimizers/adafactor_constant.gin', '--gin_file=hardware/cpu.gin', '--gin_file=runs/pretrain.gin'),
     *('--gin.NUM_ENCODER_LAYERS=1', '--gin.NUM_DECODER_LAYERS=1', '--gin.EMBED_DIM=16', '--gin.MLP_DIM=16'),
-    *('--gin.NUM_HEADS=2', '--gin.HEAD_DIM=8', '--gin.VOCABULARY=@vocabularies.byte()', '--gin.VOCAB_SIZE=384'),
+    *feed_forward.FLAGS,
+    *('--gin.VOCABULARY=@vocabularies.byte()', '--gin.VOCAB_SIZE=384'),
     *('--gin.BATCH_SIZE=4', "--gin.TASK_FEATURE_LENGTHS={'inputs': 16, 'targets': 12}", '--gin.EVAL_PERIOD=None'),
     *('--gin.CHECKPOINT_PERIOD=5', '--gin.LOG_PERIOD=1', f'--gin.TRAIN_STEPS={STEPS}', '--gin.KEEP_CHECKPOINTS=None'),
 )
