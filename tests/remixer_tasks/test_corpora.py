@@ -2,7 +2,6 @@
 
 import ast
 import subprocess
-import sys
 
 import pytest
 import seqio
@@ -46,15 +45,18 @@ def test_python_documentation_is_enough_to_train_on(shared, monkeypatch):
     assert any('asyncio' in document for document in train)
 
 
-def test_importing_opens_nothing(cache_folder):
+def test_importing_opens_nothing(cache_folder, warm_python):
     """Also: a registered task knows its splits and features before any text is read."""
     code = """
+import sys
+assert 'remixer_tasks.registered' not in sys.modules
 import seqio, remixer_tasks.registered
 for name in ('c4_v310_span_corruption', 'python_docs_v001_span_corruption'):
     task = seqio.get_mixture_or_task(name)
     assert set(task.splits) == {'train', 'validation'} and set(task.output_features) == {'inputs', 'targets'}
 """
-    subprocess.run([sys.executable, '-c', code], check=True)
+    done = subprocess.run([*warm_python.command, '-c', code], stdout=subprocess.PIPE, text=True)
+    assert done.returncode == 0, done.stdout
     assert not cache_folder.exists()
 
 
