@@ -94,7 +94,7 @@ class Files:
         tree = ast.parse(text)
         if name.startswith(('remixer_t5x/', 'tasks/')):
             # Their comments and messages name files as examples; what they read is a whole string.
-            strings = {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant)}
+            strings: set[object] = {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant)}
             return {*self._imports(tree), *self._strings(strings)} - {name}
         found = {*self._imports(tree), *self._words(text)}
         if name in self.tests:

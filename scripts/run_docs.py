@@ -42,7 +42,8 @@ def script_of(path: pathlib.Path) -> str:
 
 def heredoc(page: str, name: str) -> str:
     """The text that a page writes into the file `name`."""
-    return re.search(rf"^cat > {re.escape(name)} <<'END'\n(.*?)^END$", page, re.DOTALL | re.MULTILINE)[1]
+    (text,) = re.findall(rf"^cat > {re.escape(name)} <<'END'\n(.*?)^END$", page, re.DOTALL | re.MULTILINE)
+    return text
 
 
 def missing(path: pathlib.Path) -> str | None:

@@ -101,7 +101,7 @@ def forward_seconds(module: nn.Module, length: int, embed: int, causal: bool, ar
 
 def run_cell(side: str, name: str, length: int, args: argparse.Namespace) -> dict[str, float | None]:
     module, causal = make(side, name, length, args), side == 'causal'
-    result = {'flops': forward_flops(module, length, args.embed, causal)}
+    result: dict[str, float | None] = {'flops': forward_flops(module, length, args.embed, causal)}
     result['forward'] = forward_seconds(module, length, args.embed, causal, args)
     if args.backward:
         seconds, _ = benchmark.measure(module, length, args.embed, causal, args.rounds, args.memory_gb)
@@ -173,7 +173,8 @@ def draw(results: Results, file: str, args: argparse.Namespace, note: str) -> No
         panels, ('forward', 'flops'), (1e3, 1e-6), ('ms', 'million FLOPs'), strict=True
     ):
         for number, (name, by_length) in enumerate(results.items()):
-            points = [(n, scale * result[what]) for n, result in by_length.items() if result[what]]
+            values = {n: result[what] for n, result in by_length.items()}
+            points = [(n, scale * value) for n, value in values.items() if value]
             if points:
                 style = '-' if number < len(drawing.COLOURS) else '--'
                 colour = drawing.COLOURS[number % len(drawing.COLOURS)]

@@ -9,6 +9,7 @@ encoder and one decoder layer and the mixer on both sides.
 
 import argparse
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 import jax
 import numpy as np
@@ -30,7 +31,8 @@ SHOWN = (100, 500)
 
 def model_of(name: str, vocab_size: int, width: int) -> Seq2Seq:
     hidden = dict.fromkeys(('MLP_DIM', 'REMIXER_DIM', 'GMLP_DIM'), 2 * width)
-    sizes = {'EMBED_DIM': width, **hidden, 'NUM_HEADS': 4, 'HEAD_DIM': width // 4, 'VOCAB_SIZE': vocab_size}
+    sizes: dict[str, Any] = {'EMBED_DIM': width, **hidden, 'VOCAB_SIZE': vocab_size}
+    sizes |= {'NUM_HEADS': 4, 'HEAD_DIM': width // 4}
     sizes |= {'NUM_ENCODER_LAYERS': 1, 'NUM_DECODER_LAYERS': 1, 'REMAT_POLICY': 'None'}
     sizes |= {'MAX_INPUT_LENGTH': INPUTS, 'MAX_TARGET_LENGTH': TARGETS}
     flags = [(macro, str(value)) for macro, value in sizes.items()]

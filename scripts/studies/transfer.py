@@ -150,7 +150,7 @@ def model_of(trial: Trial) -> Any:
     return loading.values(given, 'MODEL')[0]
 
 
-def shapes_of(trial: Trial, targets: int) -> dict[str, tuple[int, int]]:
+def shapes_of(trial: Trial, targets: int) -> dict[str, tuple[int, ...]]:
     return frames.batch_shapes(model_of(trial).frame, {'inputs': trial.inputs, 'targets': targets})
 
 

@@ -21,7 +21,7 @@ def draw(
 
     shown = {model: results for model, results in found.items() if results}
     figure = drawing.new_figure(2.2 + 2.6 * len(panels), 0.9 + 0.42 * len(shown))
-    all_axes = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
+    all_axes = list(figure.subplots(1, len(panels), sharey=True, squeeze=False)[0])
     for axes, (name, series) in zip(all_axes, panels, strict=True):
         lifts = (0.14, -0.14) if len(series) == 2 else (0.0,)
         for (label, metric), colour, lift in zip(series.items(), drawing.COLOURS, lifts, strict=False):
@@ -32,7 +32,7 @@ def draw(
                 axes.plot([np.mean(values)] * 2, [height - 0.12, height + 0.12], color=colour, linewidth=2)
         drawing.style_axes(axes, '', name, '')
         axes.grid(color=drawing.GRID, linewidth=0.5)
-        if name in (dotted or {}):
+        if dotted and name in dotted:
             axes.axvline(dotted[name], color=drawing.INK, linewidth=1, linestyle=':')
     all_axes[0].set_yticks(range(len(shown)), list(shown))
     all_axes[0].invert_yaxis()

@@ -124,10 +124,10 @@ def draw(found: Found, budgets: Sequence[float], file: str) -> None:
     grid = np.geomspace(min(budgets), max(budgets), 50)
     for colour, (model, by_size) in zip(drawing.COLOURS, found.losses.items(), strict=False):
         for marker, (size, runs) in zip('osD^v', by_size.items(), strict=False):
-            points = [point for run in runs for point in run.items()]
-            if points:
+            losses = [point for run in runs for point in run.items()]
+            if losses:
                 axes.plot(
-                    *zip(*points, strict=True), marker, markersize=3.5, color=colour, alpha=0.45, label=f'_{size}'
+                    *zip(*losses, strict=True), marker, markersize=3.5, color=colour, alpha=0.45, label=f'_{size}'
                 )
         points = envelope(by_size, budgets)
         if len(points) < 2:

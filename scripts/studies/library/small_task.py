@@ -251,7 +251,7 @@ def names_given(parser: argparse.ArgumentParser, flag: str, text: str) -> list[s
 
 
 def trial_of(args: argparse.Namespace, variant: str, seed: int, **changed: float) -> Trial:
-    given = {field.name: getattr(args, field.name, None) for field in dataclasses.fields(Trial)}
+    given: dict[str, Any] = {field.name: getattr(args, field.name, None) for field in dataclasses.fields(Trial)}
     return Trial(**{**given, 'percentage': 100.0, **changed, 'variant': variant, 'seed': seed})
 
 
