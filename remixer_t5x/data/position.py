@@ -18,9 +18,14 @@ class Position:
     states: Mapping[int, bytes] = dataclasses.field(default_factory=lambda: {0: b''})
 
     @classmethod
+    def captured(cls, batches: int, states: Mapping[int, bytes]) -> 'Position':
+        """The position of a source whose streams were all captured after `batches` batches."""
+        return cls(batches, dict.fromkeys(states, batches), states)
+
+    @classmethod
     def start(cls, streams: int) -> 'Position':
         """The position of a source with this many streams, before its first batch."""
-        return cls(0, dict.fromkeys(range(streams), 0), dict.fromkeys(range(streams), b''))
+        return cls.captured(0, dict.fromkeys(range(streams), b''))
 
     @property
     def is_saved(self) -> bool:
@@ -33,7 +38,7 @@ class Position:
 
     def begin_again(self) -> 'Position':
         """The same number of batches, with a source at its start."""
-        return Position(self.batches, dict.fromkeys(self.states, self.batches), dict.fromkeys(self.states, b''))
+        return self.captured(self.batches, dict.fromkeys(self.states, b''))
 
     def to_json(self) -> dict[str, dict[str, Any]]:
         """The record of each stream, by its number."""

@@ -49,7 +49,8 @@ class Prefetcher:
         self._queue: queue.Queue[tuple[Any, BaseException | None]] = queue.Queue(depth)
         self._stop = threading.Event()
         self._lock = threading.Lock()
-        self._captures: dict[int, Position] = {start.batches: start}
+        # In the order of their batches.
+        self._captures = [start]
         self._consumed = start.batches
         self._thread = threading.Thread(target=self._produce, args=(start,), name='prefetch', daemon=True)
         self._thread.start()
@@ -58,17 +59,15 @@ class Prefetcher:
         try:
             if any(start.states.values()):
                 self._source.restore(start.states)
-            for drawn in itertools.count():
-                streams = start.behind(drawn)
-                if self._stop.is_set() or not streams:
-                    break
+            again = itertools.count()
+            while (streams := start.behind(next(again))) and not self._stop.is_set():
                 self._source.skip(streams)
             drawn = start.batches
             while not self._stop.is_set():
                 if drawn and drawn % self._period == 0:
-                    states = self._source.capture()
+                    captured = Position.captured(drawn, self._source.capture())
                     with self._lock:
-                        self._captures[drawn] = Position(drawn, dict.fromkeys(states, drawn), states)
+                        self._captures.append(captured)
                 batch = self._place(next(self._source))
                 drawn += 1
                 self._put((batch, None))
@@ -105,10 +104,10 @@ class Prefetcher:
     def position(self) -> Position:
         """The position from which a new run gets the batch after the last one."""
         with self._lock:
-            at = max(number for number in self._captures if number <= self._consumed)
             # Older captures are not needed any more, because the consumed count only grows.
-            self._captures = {number: states for number, states in self._captures.items() if number >= at}
-            return dataclasses.replace(self._captures[at], batches=self._consumed)
+            while len(self._captures) > 1 and self._captures[1].batches <= self._consumed:
+                del self._captures[0]
+            return dataclasses.replace(self._captures[0], batches=self._consumed)
 
     def close(self) -> None:
         """Stops the thread; waits at most ten seconds for a batch that is being drawn."""

@@ -102,8 +102,8 @@ def test_another_number_of_hosts_goes_on_with_the_same_batches(task, before, aft
             next(batches)
         captures.append({index: state for batches in old for index, state in batches.capture().items()})
     assert sorted(captures[0]) == list(range(streams))
-    # Hosts capture at times of their own: the last stream was captured after 3 batches, the others earlier.
-    captured_at = {index: 3 - (streams - 1 - index) % 3 for index in range(streams)}
+    # Hosts capture at times of their own: stream 0 after 1 batch, stream 1 after 2, stream 2 after 3, stream 3 after 1.
+    captured_at = {index: 1 + index % 3 for index in range(streams)}
     position = Position(3, captured_at, {index: captures[at - 1][index] for index, at in captured_at.items()})
     new = [task_batches.TrainBatches(config, share, after, threads=1, streams=streams) for share in range(after)]
     for batches in new:
@@ -266,7 +266,7 @@ def test_positions_are_small(tiny):
     source = task_batches.TrainBatches(config, threads=1)
     next(source)
     state = source.capture()
-    saved = len(Position(1, dict.fromkeys(state, 1), state).to_json()['0']['state'])
+    saved = len(Position.captured(1, state).to_json()['0']['state'])
     print(f'position with 1000 shuffled examples: {len(state[0]):,} bytes, {saved:,} in the checkpoint')
     assert saved < 150_000
 
