@@ -42,8 +42,7 @@ def script_of(path: pathlib.Path) -> str:
 
 def heredoc(page: str, name: str) -> str:
     """The text that a page writes into the file `name`."""
-    (text,) = re.findall(rf"^cat > {re.escape(name)} <<'END'\n(.*?)^END$", page, re.DOTALL | re.MULTILINE)
-    return text
+    return re.findall(rf"^cat > {re.escape(name)} <<'END'\n(.*?)^END$", page, re.DOTALL | re.MULTILINE)[0]
 
 
 def missing(path: pathlib.Path) -> str | None:

@@ -173,8 +173,7 @@ def draw(results: Results, file: str, args: argparse.Namespace, note: str) -> No
         panels, ('forward', 'flops'), (1e3, 1e-6), ('ms', 'million FLOPs'), strict=True
     ):
         for number, (name, by_length) in enumerate(results.items()):
-            values = {n: result[what] for n, result in by_length.items()}
-            points = [(n, scale * value) for n, value in values.items() if value]
+            points = [(n, scale * value) for n, result in by_length.items() if (value := result[what])]
             if points:
                 style = '-' if number < len(drawing.COLOURS) else '--'
                 colour = drawing.COLOURS[number % len(drawing.COLOURS)]
