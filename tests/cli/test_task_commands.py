@@ -143,8 +143,9 @@ def test_eval_gives_the_numbers_of_the_training_run(finetuned, capsys):
 
 def test_following_evaluates_each_checkpoint_once(finetuned, capsys):
     command = ('eval', '--checkpoint=first', '--follow=0', '--gin.EVAL_BATCH_SIZE=4', '--gin.EVAL_EXAMPLES=2')
+    command += ('--output=followed',)
     assert run(*command) == 0 and run(*command) == 0
-    assert [record['step'] for record in records('first/eval/metrics.jsonl')] == [3, 4]
+    assert [record['step'] for record in records('followed/metrics.jsonl')] == [3, 4]
 
 
 def test_submission_files_and_ranked_labels(finetuned, capsys):
