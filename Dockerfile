@@ -9,14 +9,14 @@
 #
 # The versions are those of requirements.lock. /data must be writable for user 1000. SIGTERM (docker stop) saves the run;
 # give it time: docker stop --time=300.
-ARG PYTHON=3.11
+ARG PYTHON=3.13
 FROM python:${PYTHON}-slim
 
 # cpu, or an extra of setup.py.
 ARG EXTRA=cpu
 
 WORKDIR /opt/remixer_t5x
-COPY setup.py pyproject.toml MANIFEST.in README.md CHANGELOG.md LICENSE requirements.lock ./
+COPY setup.py pyproject.toml MANIFEST.in README.md CHANGELOG.md LICENSE requirements.lock requirements-py311.lock ./
 COPY remixer_t5x remixer_t5x
 COPY tasks tasks
 COPY configs configs

@@ -23,7 +23,8 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 PATH_ROOTS = ('', 'configs/', 'docs/', 'docs/guide/', 'scripts/', 'scripts/studies/', 'remixer_t5x/', 'tests/')
 MODULE_ROOTS = ('', 'tasks/', 'scripts/studies/')
 # Every test depends on these.
-EVERYTHING = {'tests/conftest.py', 'pyproject.toml', 'setup.py', 'requirements.lock', 'scripts/environment.sh'}
+EVERYTHING = {'tests/conftest.py', 'pyproject.toml', 'setup.py', 'scripts/environment.sh'}
+EVERYTHING |= {'requirements.lock', 'requirements-py311.lock'}
 EVERYTHING |= {'remixer_t5x/__init__.py'}
 # No test reads these, whatever else changes in them.
 UNREAD = {'LICENSE', 'CHANGELOG.md', 'CONTRIBUTING.md', '.gitignore', '.ci/run', 'scripts/test.sh'}

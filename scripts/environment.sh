@@ -1,41 +1,57 @@
 # Sourced by the other scripts: `say`, and `prepare_environment EXTRAS [WHEEL]`, which makes $VENV and installs the wheel,
-# or this checkout where none is given, with the versions of requirements.lock, unless that was done already.
+# or this checkout where none is given, with the versions of the lock file for its Python, unless that was done already.
 
 VENV="${VENV:-.venv}"
 
 say() { printf '\n== %s\n' "$*"; }
 
+# The newest supported Python, on PATH or among pyenv's versions. TensorFlow has no wheels for Python 3.14.
 find_python() {
-    local candidate
-    for candidate in ${PYTHON:-python3.13 python3.12 python3.11 python3}; do
-        if "$candidate" -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
+    local candidate minor
+    local candidates=()
+    for minor in 13 12 11; do
+        candidates+=("python3.$minor" "${PYENV_ROOT:-$HOME/.pyenv}"/versions/"3.$minor".*/bin/python)
+    done
+    for candidate in ${PYTHON:-"${candidates[@]}" python3}; do
+        if "$candidate" -c 'import sys, venv, ensurepip; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' \
+            2>/dev/null; then
             echo "$candidate"
             return
         fi
     done
-    echo 'error: no Python 3.11 or newer found; install one, or name it: PYTHON=/path/to/python' >&2
+    echo 'error: no Python 3.11, 3.12 or 3.13 found; install one, or set PYTHON=/path/to/python' >&2
     return 2
 }
 
+# The lock file for the Python of $VENV.
+lock_file() {
+    if "$VENV/bin/python" -c 'import sys; sys.exit(sys.version_info >= (3, 12))'; then
+        echo requirements-py311.lock
+    else
+        echo requirements.lock
+    fi
+}
+
 prepare_environment() {
-    local extras="$1" wheel="${2:-}" python stamp wanted
+    local extras="$1" wheel="${2:-}" python stamp wanted lock
     if [[ ! -x "$VENV/bin/python" ]]; then
         python="$(find_python)"
         say "making the virtual environment $VENV with $("$python" --version)"
         "$python" -m venv "$VENV"
     fi
+    lock="$(lock_file)"
     stamp="$VENV/.remixer_t5x_stamp"
     if [[ -n "$wheel" ]]; then
-        wanted="$(cat "$wheel" requirements.lock <(echo "$extras") | cksum)"
+        wanted="$(cat "$wheel" "$lock" <(echo "$extras") | cksum)"
     else
-        wanted="$(cat setup.py requirements.lock <(echo "$extras $PWD") | cksum)"
+        wanted="$(cat setup.py "$lock" <(echo "$extras $PWD") | cksum)"
     fi
     # An environment with more extras serves those who need fewer.
     if grep -qxF "$wanted" "$stamp" 2>/dev/null; then
         say "$VENV is up to date"
         return
     fi
-    say "installing remixer_t5x${extras:+[$extras]} into $VENV, versions as in requirements.lock (minutes, the first time)"
+    say "installing remixer_t5x${extras:+[$extras]} into $VENV, versions as in $lock (minutes, the first time)"
     if [[ -n "$wheel" ]]; then
         pip_install "$wheel${extras:+[$extras]}"
         # pip keeps what has the same version, although the code may be another.
@@ -49,5 +65,5 @@ prepare_environment() {
 }
 
 pip_install() {
-    "$VENV/bin/python" -m pip install --quiet --disable-pip-version-check -c requirements.lock "$@"
+    "$VENV/bin/python" -m pip install --quiet --disable-pip-version-check -c "$(lock_file)" "$@"
 }
