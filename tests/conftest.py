@@ -18,10 +18,8 @@ from tests.support import cheap_processes, written_modules
 # The first example of a property compiles, on a machine that may be busy.
 hypothesis.settings.register_profile('no deadline', deadline=None)
 hypothesis.settings.load_profile('no deadline')
-# The tests compile hundreds of tiny programs and run each a few times: optimising them takes longer than it saves. The
-# three together take less than half of the processor time to compile a sublayer's programs that the first alone takes.
-CHEAP = ('--xla_backend_optimization_level=0', '--xla_cpu_use_fusion_emitters=false')
-CHEAP += ('--xla_cpu_parallel_codegen_split_count=1',)
+# The tests compile hundreds of tiny programs and run each a few times: optimising them takes longer than it saves.
+CHEAP = ('--xla_backend_optimization_level=0', '--xla_cpu_parallel_codegen_split_count=1')
 os.environ['XLA_FLAGS'] = ' '.join([os.environ.get('XLA_FLAGS', ''), *CHEAP]).strip()
 os.environ.setdefault('JAX_PLATFORMS', 'cpu')
 # No test reads from which line of code an operation came; to write the calls that led to each takes 4% of a run's time.
