@@ -7,7 +7,6 @@ import pathlib
 import jax
 import pytest
 from flax import linen as nn
-from jax.interpreters import partial_eval
 
 from remixer_t5x import build_model
 from remixer_t5x.cli import train
@@ -17,6 +16,7 @@ from remixer_t5x.data import frames
 from remixer_t5x.errors import UserError
 from remixer_t5x.model import interface
 from remixer_t5x.model.seq2seq import Seq2Seq
+from tests.support import parameters
 
 CONFIGS = pathlib.Path(__file__).parent.parent / 'configs'
 SHAPES = {'encoder_input_tokens': (1, 512), 'decoder_target_tokens': (1, 114)}
@@ -178,10 +178,7 @@ def test_a_model_reads_all_of_its_parameters(model):
     batch = frames.abstract_batch(built.frame)
     shapes = {name: array.shape for name, array in batch.items()}
     params = nn.unbox(interface.param_shapes(built, shapes))
-    jaxpr = jax.make_jaxpr(lambda params, batch: built.loss(params, batch)[0])(params, batch).jaxpr
-    _, used = partial_eval.dce_jaxpr(jaxpr, [True])
-    paths = [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(params)]
-    assert [path for path, is_used in zip(paths, used[: len(paths)], strict=True) if not is_used] == []
+    assert parameters.unread_params(built, params, batch) == []
 
 
 MIXERS = {

@@ -46,7 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command and returns the exit code.
 
     0; 1 for a bug; 2 for a user's mistake; 130 after Ctrl-C and 143 after SIGTERM, also where the run has saved its
-    state; 75 where another process of the run was lost.
+    state; 75 if the processes of a run could not connect. JAX itself aborts a process whose peer was lost (134).
 
     Args:
         argv: arguments without the program's name; None takes them from the process.

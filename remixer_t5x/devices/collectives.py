@@ -17,7 +17,7 @@ import jax
 from remixer_t5x.devices.jax_workarounds import client
 from remixer_t5x.errors import one_line
 
-# Another process was lost or never connected. To resume, run the same command again on all machines.
+# Another process never connected, or its connection broke. To resume, run the same command again on all machines.
 LOST = 75
 _FAILED = 'remixer_t5x/failed'
 _POLL_SECONDS = 1.0
@@ -61,14 +61,18 @@ def barrier() -> None:
 
 
 class Watch:
-    """Ends this process, with one line on standard error, if another process has failed or is lost.
+    """Ends this process, with one line on standard error, if another process reports a failure.
 
-    `name` is the name of this process in these lines. `failed` reports a failure here to the other processes.
+    A process that is killed or stops answering cannot report one: JAX itself then aborts all others within the
+    heartbeat timeout (SIGABRT, exit code 134).
+
+    Args:
+        name: of this process, for these lines.
+        heartbeat_timeout: seconds, as passed to `jax.distributed.initialize`.
     """
 
     def __init__(self, name: str, heartbeat_timeout: float):
         self._name, self._timeout = name, heartbeat_timeout
-        self._leaving: int | None = None
         self._closed = threading.Event()
 
     def start(self) -> None:
@@ -82,7 +86,6 @@ class Watch:
         """Tells the other processes that this process exits with `code`, and why. Returns when they know, or after 5
         s.
         """
-        self._leaving = code
         self.close()
         record = {'process': jax.process_index(), 'code': code, 'text': text}
         # Another process was first, or the coordinator is lost.
@@ -98,15 +101,6 @@ class Watch:
         if isinstance(error, jax.errors.JaxRuntimeError) and any(name in str(error) for name in _CONNECTIONS):
             self._closed.wait(self._timeout + _POLL_SECONDS)
 
-    def lost(self, *_: Any) -> None:
-        """JAX calls this if the coordinator is lost or reports a lost process; ends this process."""
-        if self._leaving is None:
-            self._say(
-                f'error ({self._name}): another process is gone or has not answered for {self._timeout:g} s; its own '
-                'output says why; start all processes again to resume from the last checkpoint'
-            )
-        leave(LOST if self._leaving is None else self._leaving)
-
     def _look(self) -> None:
         while not self._closed.wait(_POLL_SECONDS):
             try:
@@ -115,7 +109,6 @@ class Watch:
                 continue
             if self._closed.is_set():
                 return
-            self._leaving = record['code']
             self._say(f'error ({self._name}): process {record["process"]} has failed: {record["text"]}')
             self._part()
             leave(record['code'])

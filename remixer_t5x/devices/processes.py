@@ -228,7 +228,7 @@ def together(settings: Processes, tell: Callable[[BaseException, str], int], sav
     timeout = _seconds('heartbeat_timeout', settings.heartbeat_timeout)
     watch = collectives.Watch(name, timeout)
     try:
-        _join(place, _seconds('initialization_timeout', settings.initialization_timeout), timeout, saves, watch)
+        _join(place, _seconds('initialization_timeout', settings.initialization_timeout), timeout, saves)
     except BaseException as error:
         collectives.leave(tell(error, name))
     watch.start()
@@ -244,22 +244,20 @@ def together(settings: Processes, tell: Callable[[BaseException, str], int], sav
         collectives.leave(code)
 
 
-def _join(place: Place, waiting: int, heartbeat: int, saves: bool, watch: collectives.Watch) -> None:
+def _join(place: Place, waiting: int, heartbeat: int, saves: bool) -> None:
     _check_port(place)
     jax.config.update('jax_enable_preemption_service', saves)
-    jax_workarounds.on_bad_cast(watch.lost)
     try:
-        with jax_workarounds.missed_heartbeat_callback(watch.lost):
-            jax.distributed.initialize(
-                place.address,
-                place.count,
-                place.index,
-                place.devices,
-                coordinator_bind_address=_bind_address(place.address) if place.index == 0 else None,
-                cluster_detection_method='deactivate',
-                initialization_timeout=waiting,
-                heartbeat_timeout_seconds=heartbeat,
-            )
+        jax.distributed.initialize(
+            place.address,
+            place.count,
+            place.index,
+            place.devices,
+            coordinator_bind_address=_bind_address(place.address) if place.index == 0 else None,
+            cluster_detection_method='deactivate',
+            initialization_timeout=waiting,
+            heartbeat_timeout_seconds=heartbeat,
+        )
     except RuntimeError as error:
         raise MissingProcess(
             f'not all {place.count} processes met at {place.address} within {waiting} s; start all of them with that '

@@ -15,6 +15,7 @@ import jax
 import numpy as np
 from jax import export
 
+from remixer_t5x.devices import jax_workarounds
 from remixer_t5x.export import stablehlo, texts
 from remixer_t5x.export.functions import Function
 from remixer_t5x.lazy import tf
@@ -58,7 +59,7 @@ def _of_ids(exported: export.Exported, weights: Mapping[str, Any]) -> Call:
     """
     from tensorflow.compiler.tf2xla.python import xla
 
-    module = stablehlo.for_older_readers(exported)
+    module = jax_workarounds.stablehlo_for_older_readers(exported)
     types = [tf.as_dtype(aval.dtype) for aval in exported.out_avals]
     shapes = [[size if isinstance(size, int) else None for size in aval.shape] for aval in exported.out_avals]
 

@@ -10,7 +10,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import export
-from jax.extend.mlir.dialects import stablehlo as dialect
 
 from remixer_t5x.export.functions import Function
 
@@ -26,10 +25,3 @@ def exported(
     shapes = {name: jax.ShapeDtypeStruct(array.shape, array.dtype) for name, array in weights.items()}
     inputs = [jax.ShapeDtypeStruct((rows, *shape), jnp.int32) for shape in function.inputs.values()]
     return export.export(jax.jit(function.call), platforms=tuple(platforms))(shapes, *inputs)
-
-
-def for_older_readers(program: export.Exported) -> bytes:
-    """The program in StableHLO of twelve weeks before this JAX, which then has no newer operation."""
-    version = dialect.get_version_from_compatibility_requirement(dialect.StablehloCompatibilityRequirement.WEEK_12)
-    text = dialect.deserialize_portable_artifact_str(program.mlir_module_serialized)
-    return dialect.serialize_portable_artifact_str(text, version)

@@ -4,7 +4,6 @@ import os
 
 os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
 
-import jax
 import seqio
 import tensorflow as tf
 
@@ -45,8 +44,6 @@ def work(file, commands, join):
     flags for that.
     """
     register(file)
-    # Process 0 compiles what all processes run, and the others read it.
-    jax.config.update('jax_share_binary_between_hosts', True)
     # AutoGraph takes seconds to rewrite seqio's functions, none of which needs it here.
     run = tf.autograph.experimental.do_not_convert(main.main)
     with processes.together(processes.Processes(**join), main.report_error, saves=True):
