@@ -173,7 +173,7 @@ class RemixerLM(LM):
                 places.append(place)
                 tokens.append(text[place])
                 owners.append(index)
-        arrays = {'places': np.asarray(places, np.int32), 'tokens': np.asarray(tokens, np.int32)}
+        arrays: dict[str, Any] = {'places': np.asarray(places, np.int32), 'tokens': np.asarray(tokens, np.int32)}
         judged = self._predictor(self.trained.lengths).judge(self.trained.params, rows, arrays) if rows else ()
         scores, greedy = [0.0] * len(pairs), [True] * len(pairs)
         for index, (score, is_best) in zip(owners, judged, strict=True):

@@ -36,7 +36,7 @@ def plan(lengths: Sequence[int], batch_size: int, longest: int) -> list[Rows]:
     """
     order = np.argsort(-np.asarray(lengths, np.int64), kind='stable')
     cut = [order[start : start + batch_size] for start in range(0, len(order), batch_size)]
-    sizes = [bucket(lengths[rows[0]], longest) for rows in cut]
+    sizes = [bucket(lengths[int(rows[0])], longest) for rows in cut]
     return [Rows(rows, size) for rows, size in zip(cut, _merged(sizes), strict=True)]
 
 

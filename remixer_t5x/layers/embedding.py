@@ -22,7 +22,7 @@ class Embed(nn.Module):
 
     num_embeddings: int
     features: int
-    dtype: jnp.dtype = jnp.float32
+    dtype: jax.typing.DTypeLike = jnp.float32
     one_hot: bool = False
     stddev: float = 1.0
 

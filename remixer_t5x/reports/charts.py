@@ -51,7 +51,8 @@ def thin(points: Points, most: int = MOST_POINTS) -> Points:
     """At most `most` of the points, evenly spaced, with the first and the last."""
     if len(points) <= most:
         return points
-    return [points[index] for index in np.linspace(0, len(points) - 1, most).round().astype(int)]
+    indices = np.linspace(0, len(points) - 1, most).round()
+    return [points[int(index)] for index in indices]
 
 
 def render(chart: Chart) -> dict:

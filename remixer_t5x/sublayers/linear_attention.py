@@ -71,11 +71,11 @@ def linear_attention(query: jax.Array, key: jax.Array, value: jax.Array, ctx: Se
     return out.reshape(out.shape[0], -1, *out.shape[3:])[:, :length]
 
 
-def _divide(mixed: jax.Array, total: jax.Array, dtype: jnp.dtype) -> jax.Array:
+def _divide(mixed: jax.Array, total: jax.Array, dtype: jax.typing.DTypeLike) -> jax.Array:
     return (mixed / (total + EPSILON)[..., None]).astype(dtype)
 
 
-def _sum_tokens(key: jax.Array, value: jax.Array, dtype: jnp.dtype = jnp.float32) -> Sums:
+def _sum_tokens(key: jax.Array, value: jax.Array, dtype: jax.typing.DTypeLike = jnp.float32) -> Sums:
     """Sums over the tokens of [..., tokens, heads, kv].
 
     An accelerator adds up in float32 anyway; if sums are read in a smaller `dtype`, a result in it makes their gradient

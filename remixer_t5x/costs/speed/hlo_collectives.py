@@ -4,6 +4,7 @@ Bytes are the least that each device sends: around a ring of its group, and wher
 rings within the slices first, so that each device sends its part of the result between the slices.
 """
 
+import math
 import re
 
 import numpy as np
@@ -98,7 +99,7 @@ def _of_axes(text: str) -> list[tuple[int, ...]]:
         shape += [before, used, size // (before * used)]
         inside.append(len(shape) - 2)
     grid = np.moveaxis(_device_ids(head, sizes).reshape(shape), inside, range(-len(inside), 0))
-    return [tuple(row) for row in grid.reshape(-1, np.prod([shape[axis] for axis in inside])).tolist()]
+    return [tuple(row) for row in grid.reshape(-1, math.prod(shape[axis] for axis in inside)).tolist()]
 
 
 def _device_ids(head: str, sizes: dict[str, int]) -> np.ndarray:

@@ -36,7 +36,8 @@ def chosen(layers: Sequence[LayerArray], most: int = MOST_LAYERS) -> list[LayerA
     """At most `most` of the layers, with the first and the last."""
     if len(layers) <= most:
         return list(layers)
-    return [layers[index] for index in np.linspace(0, len(layers) - 1, most).round().astype(int)]
+    indices = np.linspace(0, len(layers) - 1, most).round()
+    return [layers[int(index)] for index in indices]
 
 
 def draw_all(subject: Subject) -> list[Picture]:
