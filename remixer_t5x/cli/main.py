@@ -46,7 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command and returns the exit code.
 
     0; 1 for a bug; 2 for a user's mistake; 130 after Ctrl-C and 143 after SIGTERM, also where the run has saved its
-    state; 75 if the processes of a run could not connect. JAX itself aborts a process whose peer was lost (134).
+    state. JAX itself aborts a process of several (134) if another is lost or never connects.
 
     Args:
         argv: arguments without the program's name; None takes them from the process.
@@ -84,7 +84,7 @@ def report_error(error: BaseException, process: str = '', verbose: bool = False)
         traceback.print_exception(error)
     text = str(error) if isinstance(error, UserError) else _describe_bug(error)
     print(f'error{where}: {one_line(text)}', file=sys.stderr)
-    return getattr(error, 'exit_code', 2) if isinstance(error, UserError) else 1
+    return 2 if isinstance(error, UserError) else 1
 
 
 def _describe_bug(error: BaseException) -> str:

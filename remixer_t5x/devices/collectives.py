@@ -17,8 +17,6 @@ import jax
 from remixer_t5x.devices.jax_workarounds import client
 from remixer_t5x.errors import one_line
 
-# Another process never connected, or its connection broke. To resume, run the same command again on all machines.
-LOST = 75
 _FAILED = 'remixer_t5x/failed'
 _POLL_SECONDS = 1.0
 _FAREWELL_SECONDS = 5.0

@@ -11,6 +11,7 @@ import functools
 import ipaddress
 import os
 import socket
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -23,12 +24,6 @@ FLAGS = {'address': '--coordinator_address', 'count': '--process_count', 'index'
 VARIABLES = {'address': 'JAX_COORDINATOR_ADDRESS', 'count': 'JAX_NUM_PROCESSES', 'index': 'JAX_PROCESS_ID'}
 _BIND = 'JAX_COORDINATOR_BIND_ADDRESS'
 _BY_HAND = 'give --coordinator_address=HOST:PORT --process_count=N --process_index=I'
-
-
-class MissingProcess(UserError):
-    """Not all processes connected; running the same command again on all machines may help."""
-
-    exit_code = collectives.LOST
 
 
 @dataclasses.dataclass(frozen=True)
@@ -247,23 +242,20 @@ def together(settings: Processes, tell: Callable[[BaseException, str], int], sav
 def _join(place: Place, waiting: int, heartbeat: int, saves: bool) -> None:
     _check_port(place)
     jax.config.update('jax_enable_preemption_service', saves)
-    try:
-        jax.distributed.initialize(
-            place.address,
-            place.count,
-            place.index,
-            place.devices,
-            coordinator_bind_address=_bind_address(place.address) if place.index == 0 else None,
-            cluster_detection_method='deactivate',
-            initialization_timeout=waiting,
-            heartbeat_timeout_seconds=heartbeat,
-        )
-    except RuntimeError as error:
-        raise MissingProcess(
-            f'not all {place.count} processes met at {place.address} within {waiting} s; start all of them with that '
-            'address and count, each with its own index, and see that the port is open (--initialization_timeout '
-            'waits longer)'
-        ) from error
+    if place.index == 0:
+        # If a process does not connect, JAX aborts with a log that does not name these.
+        line = f'process 0 waits up to {waiting} s for {place.count} processes at {place.address}'
+        print(f'{line} (--initialization_timeout)', file=sys.stderr, flush=True)
+    jax.distributed.initialize(
+        place.address,
+        place.count,
+        place.index,
+        place.devices,
+        coordinator_bind_address=_bind_address(place.address) if place.index == 0 else None,
+        cluster_detection_method='deactivate',
+        initialization_timeout=waiting,
+        heartbeat_timeout_seconds=heartbeat,
+    )
 
 
 def _bind_address(address: str) -> str | None:

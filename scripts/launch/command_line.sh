@@ -2,11 +2,11 @@
 # Sourced by the launch scripts: `split_arguments "$@"` fills OPTIONS and COMMAND, `run` and `ask` obey DRY_RUN=1.
 
 DRY_RUN="${DRY_RUN:-0}"
-# Exit codes of remixer-t5x: a user's mistake, which a restart does not correct; a process that did not connect; JAX's
-# abort (SIGABRT) after another process was lost; and SIGTERM, with the state saved.
+# Exit codes of remixer-t5x: a user's mistake, which a restart does not correct; JAX's abort (SIGABRT)
+# after another process was lost or did not connect; and SIGTERM, with the state saved.
 MISTAKE=2
 # shellcheck disable=SC2034 # (read by those who source this)
-LOST=75 ABORTED=134 TERMINATED=143
+LOST=134 TERMINATED=143
 
 fail() {
     echo "error: $*" >&2

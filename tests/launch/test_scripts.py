@@ -221,7 +221,7 @@ def dry_slurm(env):
 
 
 @pytest.mark.parametrize(
-    'code, restarts, requeued', [(0, 0, 0), (2, 0, 0), (1, 0, 0), (SAVED, 9, 1), (75, 2, 1), (75, 3, 0), (134, 2, 1)]
+    'code, restarts, requeued', [(0, 0, 0), (2, 0, 0), (1, 0, 0), (SAVED, 9, 1), (134, 2, 1), (134, 3, 0)]
 )
 def test_slurm_requeues_what_was_saved(programs, code, restarts, requeued):
     programs('srun', f'exit {code}')
