@@ -12,7 +12,7 @@
 ARG PYTHON=3.13
 FROM python:${PYTHON}-slim
 
-# cpu, or an extra of setup.py.
+# cpu, or an extra of pyproject.toml.
 ARG EXTRA=cpu
 
 WORKDIR /opt/remixer_t5x

@@ -27,7 +27,7 @@ EVERYTHING = {'tests/conftest.py', 'pyproject.toml', 'setup.py', 'scripts/enviro
 EVERYTHING |= {'requirements.lock', 'requirements-py311.lock'}
 EVERYTHING |= {'remixer_t5x/__init__.py'}
 # No test reads these, whatever else changes in them.
-UNREAD = {'LICENSE', 'CHANGELOG.md', 'CONTRIBUTING.md', '.gitignore', '.ci/run', 'scripts/test.sh'}
+UNREAD = {'LICENSE', 'SECURITY.md', '.gitignore', '.ci/run', 'scripts/test.sh', '.github/pull_request_template.md'}
 
 
 def git(*words: str) -> list[str]:

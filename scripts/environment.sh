@@ -44,7 +44,7 @@ prepare_environment() {
     if [[ -n "$wheel" ]]; then
         wanted="$(cat "$wheel" "$lock" <(echo "$extras") | cksum)"
     else
-        wanted="$(cat setup.py "$lock" <(echo "$extras $PWD") | cksum)"
+        wanted="$(cat pyproject.toml setup.py "$lock" <(echo "$extras $PWD") | cksum)"
     fi
     # An environment with more extras serves those who need fewer.
     if grep -qxF "$wanted" "$stamp" 2>/dev/null; then

@@ -35,7 +35,7 @@ while (( $# )); do
 done
 
 source scripts/environment.sh
-EXTRAS='test,dev'
+EXTRAS='test,dev,docs'
 if [[ "${WITH_TORCH:-0}" == 1 ]]; then EXTRAS+=',hf'; fi
 if [[ "${WITH_FORECAST:-0}" == 1 ]]; then EXTRAS+=',forecast'; fi
 prepare_environment "$EXTRAS"

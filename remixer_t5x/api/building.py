@@ -1,13 +1,11 @@
 """A model from gin files and macros, without a run around it."""
 
-from typing import Any
-
 from remixer_t5x.config import loading
 from remixer_t5x.errors import UserError
 from remixer_t5x.model.interface import Model
 
 
-def build_model(*gin_files: str, **macros: Any) -> Model:
+def build_model(*gin_files: str, **macros: object) -> Model:
     """The model that gin files and macros describe; it has no parameters yet (`model.init` makes them).
 
     `build_model('models/remixer.gin', 'sizes/tiny.gin', VOCAB_SIZE=384)`; your own mixer needs no gin file:

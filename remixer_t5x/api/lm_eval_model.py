@@ -23,6 +23,7 @@ from remixer_t5x.api.trained_model import TrainedModel
 from remixer_t5x.data import frames
 from remixer_t5x.errors import UserError
 from remixer_t5x.evaluation import length_buckets, predictions
+from remixer_t5x.model.classifier import Classifier
 from remixer_t5x.model.decoding import Decoder, Greedy
 
 Ids = list[int]
@@ -182,6 +183,7 @@ class RemixerLM(LM):
         return list(zip(scores, greedy, strict=True))
 
     def _labels(self, pairs: Sequence[tuple[str, str]]) -> list[tuple[float, bool]]:
+        assert isinstance(self.trained.model, Classifier)
         known = self.trained.model.labels
         for _, continuation in pairs:
             if not known or continuation.strip() not in known:

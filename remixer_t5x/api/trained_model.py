@@ -1,9 +1,11 @@
 """A model with its parameters and its vocabulary: generates, scores and encodes texts, and computes losses."""
 
+from __future__ import annotations
+
 import dataclasses
 import functools
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -13,7 +15,9 @@ from remixer_t5x.devices.partition import Partitioner
 from remixer_t5x.errors import UserError
 from remixer_t5x.evaluation import classes, held_out_loss, length_buckets, predictions
 from remixer_t5x.inference.text_outputs import Texts
+from remixer_t5x.lazy import seqio
 from remixer_t5x.model import interface
+from remixer_t5x.model.classifier import Classifier
 from remixer_t5x.model.decoding import Decoder, Greedy
 from remixer_t5x.model.language_model import behind_prompts
 from remixer_t5x.optimization import train_step
@@ -76,9 +80,9 @@ class TrainedModel:
         ends_inputs: whether an input gets the end token; a prompt of a causal language model does not.
     """
 
-    model: Any
-    params: Any
-    vocabulary: Any
+    model: interface.Model
+    params: interface.Params
+    vocabulary: seqio.Vocabulary
     lengths: Mapping[str, int]
     source: str = ''
     partitioner: Partitioner = dataclasses.field(default_factory=Partitioner)
@@ -143,6 +147,7 @@ class TrainedModel:
         number, as a text and as a score.
         """
         interface.require(self.model, 'classify', 'classify')
+        assert isinstance(self.model, Classifier)
         coded = [self._codec.encode(text, index) for index, text in enumerate(_as_list(texts))]
         ids = [ids for ids, _ in coded]
         predictor = self._predictor(len(ids), self.lengths['targets'])
@@ -163,7 +168,7 @@ class TrainedModel:
         mean = hidden.sum(1) / np.maximum(mask.sum(1, keepdims=True), 1)
         return Encoded(hidden, mask, mean.astype(np.float32), np.asarray([cut for _, cut in coded], bool))
 
-    def loss(self, batch: Mapping[str, Any]) -> dict[str, float]:
+    def loss(self, batch: Mapping[str, np.ndarray | jax.Array]) -> dict[str, float]:
         """`loss` and `accuracy` per target token, `perplexity` and `tokens` of one batch of ids, without dropout.
 
         `batch` has [rows, length] int32 arrays with the names of `make_batch`. Raises UserError if it has no target.
@@ -186,7 +191,7 @@ class TrainedModel:
         return {name: np.asarray(array) for name, array in joined.items()}
 
     @functools.cached_property
-    def _eval_step(self) -> Any:
+    def _eval_step(self) -> train_step.Compiled:
         step = jax.jit(train_step.make_eval_step(self.model), out_shardings=self.partitioner.replicated)
         return train_step.Compiled(step, self.partitioner)
 

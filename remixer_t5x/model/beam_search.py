@@ -41,7 +41,9 @@ class BrevityPenalty:
         return ((5.0 + jnp.asarray(length, jnp.float32)) / 6.0) ** self.alpha
 
 
-def until_settled(live: jax.Array, ended: jax.Array, length: jax.Array, max_length: int, penalty: LengthPenalty):
+def until_settled(
+    live: jax.Array, ended: jax.Array, length: jax.Array, max_length: int, penalty: LengthPenalty
+) -> jax.Array:
     """Stops when no live beam can beat the worst ended sequence at any length; for a penalty monotone in length.
 
     T5X's rule, and Hugging Face's `early_stopping='never'`. A rule is a function of the best live sum of
@@ -51,7 +53,9 @@ def until_settled(live: jax.Array, ended: jax.Array, length: jax.Array, max_leng
     return jnp.maximum(live / penalty(max_length), live / penalty(length)) > ended
 
 
-def until_unlikely(live: jax.Array, ended: jax.Array, length: jax.Array, max_length: int, penalty: LengthPenalty):
+def until_unlikely(
+    live: jax.Array, ended: jax.Array, length: jax.Array, max_length: int, penalty: LengthPenalty
+) -> jax.Array:
     """Stops when no live beam, at its present length, beats the worst ended sequence; Hugging Face's default.
 
     This is faster than `until_settled`, but loses a beam whose score would rise with its length.
@@ -59,7 +63,9 @@ def until_unlikely(live: jax.Array, ended: jax.Array, length: jax.Array, max_len
     return live / penalty(length) > ended
 
 
-def until_enough(live: jax.Array, ended: jax.Array, length: jax.Array, max_length: int, penalty: LengthPenalty):
+def until_enough(
+    live: jax.Array, ended: jax.Array, length: jax.Array, max_length: int, penalty: LengthPenalty
+) -> jax.Array:
     """Stops when as many sequences have ended as there are beams; Hugging Face's `early_stopping=True`."""
     return jnp.isneginf(ended)
 

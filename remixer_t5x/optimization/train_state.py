@@ -3,7 +3,7 @@ shardings.
 """
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -13,6 +13,7 @@ from flax import linen as nn
 from flax import struct
 
 from remixer_t5x.devices.partition import Partitioner, unbox
+from remixer_t5x.model.interface import Model, Params
 
 
 class TrainState(struct.PyTreeNode):
@@ -26,9 +27,9 @@ class TrainState(struct.PyTreeNode):
     """
 
     step: jax.Array
-    params: Any
-    opt_state: Any
-    usual_loss: Any = None
+    params: Params
+    opt_state: optax.OptState
+    usual_loss: jax.Array | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,7 +45,7 @@ class StatePlan:
 
     tx: optax.GradientTransformation
     abstract: TrainState
-    boxed_params: Any
+    boxed_params: Params
     init: Callable[[jax.Array], TrainState]
 
     @property
@@ -60,7 +61,7 @@ class StatePlan:
         """`init` as a jitted function."""
         return jax.jit(self.init, out_shardings=self.shardings)
 
-    def init_from_params(self, params: Any) -> TrainState:
+    def init_from_params(self, params: Params) -> TrainState:
         """A state at step 0 with `params`, which must have the shardings of `abstract.params`. The state takes over
         their buffers.
         """
@@ -72,9 +73,9 @@ class StatePlan:
 
 
 def plan(
-    model: Any,
+    model: Model,
     optimizer: Callable[[Any], optax.GradientTransformation],
-    batch_shapes: Any,
+    batch_shapes: Mapping[str, tuple[int, ...]],
     partitioner: Partitioner,
 ) -> StatePlan:
     """Plans the state of `model` under `optimizer` (see `optimization.optimizer`) on the partitioner's mesh.

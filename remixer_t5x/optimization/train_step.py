@@ -4,7 +4,7 @@ Sums and weights travel together and are divided once: over microbatches the gra
 are added up, so that the update does not depend on how the batch was cut.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -15,11 +15,11 @@ from flax import linen as nn
 
 from remixer_t5x.devices.partition import Partitioner
 from remixer_t5x.errors import UserError
+from remixer_t5x.model.interface import Batch, Model, Params
 from remixer_t5x.optimization import trainable as trainables
 from remixer_t5x.optimization.schedules import Schedule
 from remixer_t5x.optimization.train_state import TrainState
 
-Batch = Mapping[str, jax.Array]
 Metrics = dict[str, jax.Array]
 # Weight of a new loss in the running mean, which covers about fifty steps.
 USUAL_LOSS_SHARE = 0.02
@@ -47,7 +47,7 @@ def _divisor(factor: float | str | None) -> float | None:
 
 
 def make_train_step(
-    model: Any,
+    model: Model,
     tx: optax.GradientTransformation,
     *,
     microbatches: int = 1,
@@ -107,7 +107,7 @@ def make_train_step(
     return step_fn
 
 
-def _gradients(model: Any, seed: int | None) -> Callable:
+def _gradients(model: Model, seed: int | None) -> Callable:
     """`((trained, frozen), batch, step, index) -> (gradients, sums)`; dropout has a key if there is a seed."""
 
     def gradients(params, batch, step, index):
@@ -130,7 +130,7 @@ def _target_tokens(sums: Metrics) -> jax.Array:
     return jnp.where(sums['weights'] > 0, sums['weights'], 1.0)
 
 
-def measure(params: Any, batch: Batch, sums: Metrics, grads: Any) -> tuple[Metrics, jax.Array]:
+def measure(params: Params, batch: Batch, sums: Metrics, grads: Params) -> tuple[Metrics, jax.Array]:
     """The metrics of a step, float32 scalars, and whether its loss and its gradient are finite.
 
     The metrics are `sums`, `grad_norm` (of the normalised gradient of what is trained, before the optimizer clips it),
@@ -173,8 +173,8 @@ def non_padding_fraction(batch: Batch) -> jax.Array | None:
 
 
 def make_eval_step(
-    model: Any, token_bytes: np.ndarray | None = None, count_targets: bool = False
-) -> Callable[[Any, Batch], Metrics]:
+    model: Model, token_bytes: np.ndarray | None = None, count_targets: bool = False
+) -> Callable[[Params, Batch], Metrics]:
     """A pure `step(params, batch) -> sums` without dropout; `sums` are the sums of `model.loss` over the batch.
 
     With `token_bytes` [ids], the bytes of text of each id, `sums` has the `bytes` of the decoder's targets in addition.
@@ -231,7 +231,7 @@ def jit_train_step(step_fn: StepFn, shardings: TrainState, partitioner: Partitio
 
 
 def jit_eval_step(
-    step_fn: Callable[[Any, Batch], Metrics], shardings: TrainState, partitioner: Partitioner
+    step_fn: Callable[[Params, Batch], Metrics], shardings: TrainState, partitioner: Partitioner
 ) -> Compiled:
     """`step_fn` compiled for the mesh: `(params, batch) -> sums`."""
     jitted = jax.jit(

@@ -1,5 +1,7 @@
 """`import remixer_t5x`: what it offers, and that it is quick."""
 
+import inspect
+import re
 import subprocess
 import sys
 
@@ -49,3 +51,31 @@ def test_static_tools_know_the_same_names():
 def test_an_unknown_name_is_an_attribute_error():
     with pytest.raises(AttributeError, match="'no_such_name'"):
         remixer_t5x.no_such_name  # noqa: B018
+
+
+# JAX has no type for a tree of arrays.
+TREES = {'params', 'opt_state', 'boxed_params', 'param_shardings', 'init', 'optimizer', 'return'}
+
+
+def public_signatures():
+    """Every function, and every method of a class, that a public name stands for, and the classes' own fields."""
+    for name in {*remixer_t5x.__all__} - {'__version__', 'testing'}:
+        value = getattr(remixer_t5x, name)
+        yield name, value
+        for method, function in vars(value).items() if inspect.isclass(value) else ():
+            function = getattr(function, 'fget', getattr(function, 'func', getattr(function, '__func__', function)))
+            is_ours = inspect.isfunction(function) and function.__module__.startswith('remixer_t5x')
+            if is_ours and (not method.startswith('_') or method == '__call__'):
+                yield f'{name}.{method}', function
+    yield from ((name, getattr(remixer_t5x.testing, name)) for name in remixer_t5x.testing.__all__)
+
+
+def test_public_signatures_have_types():
+    """py.typed promises them to users' type checkers. `Any` stands for trees of arrays only."""
+    for name, value in public_signatures():
+        hints = inspect.get_annotations(value)
+        vague = {hint for hint, kind in hints.items() if re.search(r'\bAny\b', str(kind))}
+        assert vague <= TREES, f'{name}: {sorted(vague)}'
+        if inspect.isfunction(value):
+            missing = {*inspect.signature(value).parameters, 'return'} - {'self', *hints}
+            assert not missing, f'{name}: {sorted(missing)}'

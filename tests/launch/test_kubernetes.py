@@ -3,12 +3,14 @@
 import json
 import pathlib
 import re
+import tomllib
 
 import pytest
 
 from tests.support.clusters.rented import COMMAND, LAUNCH, bash
 
 ROOT = pathlib.Path(__file__).parents[2]
+PROJECT = tomllib.loads((ROOT / 'pyproject.toml').read_text())['project']
 
 
 def jobset(text):
@@ -93,15 +95,13 @@ def test_docker_copies_files_that_exist_and_are_not_ignored():
     for name in copied:
         assert (ROOT / name).exists(), name
         assert f'!{name}' in ignore, f'{name} does not reach the builder'
-    # What setup.py reads while it builds.
-    read = re.findall(r"HERE / '([\w./]+)'", (ROOT / 'setup.py').read_text())
-    assert all(name.split('/')[0] in copied for name in read)
+    # The build reads these.
+    assert {PROJECT['readme'], *PROJECT['license-files']} <= set(copied)
 
 
 def test_docker_and_launch_scripts_name_extras_that_exist():
-    extras = re.findall(r"^        '([\w-]+)':", (ROOT / 'setup.py').read_text(), re.M)
     dockerfile = (ROOT / 'Dockerfile').read_text()
     named = re.findall(r'EXTRA=([\w-]+)', dockerfile) + ['gpu-cuda13', 'gpu', 'tpu']
-    assert set(named) - {'cpu'} <= set(extras)
+    assert set(named) - {'cpu'} <= set(PROJECT['optional-dependencies'])
     assert json.loads(re.search(r'^ENTRYPOINT (.*)$', dockerfile, re.M)[1]) == ['remixer-t5x']
     assert re.search(r'^USER (?!root)', dockerfile, re.M)

@@ -12,6 +12,7 @@ from remixer_t5x.config import loading
 from remixer_t5x.devices import compiler_options
 from remixer_t5x.errors import UserError
 from remixer_t5x.inference.text_outputs import Texts
+from remixer_t5x.model.generating import Generating
 
 INITIAL = 'INITIAL_CHECKPOINT_PATH'
 
@@ -24,10 +25,12 @@ def encode(trained: TrainedModel, text: str) -> np.ndarray:
 
 def answer(trained: TrainedModel, inputs: np.ndarray, most: int) -> np.ndarray:
     """The greedy answer of the model to the inputs, from one to `most` tokens; [length] int32."""
+    model = trained.model
+    assert isinstance(model, Generating)
     eos = 1 if trained.vocabulary.eos_id is None else int(trained.vocabulary.eos_id)
     length = min(most, trained.lengths['targets'])
     predict = jax.jit(
-        lambda params, ids: trained.model.predict(params, {'encoder_input_tokens': ids}, length, eos),
+        lambda params, ids: model.predict(params, {'encoder_input_tokens': ids}, length, eos),
         compiler_options=compiler_options.for_decoding(),
     )
     made = np.asarray(predict(trained.params, inputs[None]))[0]
