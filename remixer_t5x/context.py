@@ -70,7 +70,7 @@ class Memory:
 def describe_tokens(
     tokens: jax.Array, segment_ids: jax.Array | None = None, positions: jax.Array | None = None, **flags
 ) -> SequenceContext:
-    """Context of [batch, length] tokens in which id 0 is padding.
+    """Context of [batch, length] tokens; trailing zeros are padding.
 
     Args:
         tokens: [batch, length] int32.
@@ -82,9 +82,15 @@ def describe_tokens(
     packed = segment_ids is not None
     index = jnp.broadcast_to(jnp.arange(length, dtype=jnp.int32), (batch, length))
     if segment_ids is None:
-        segment_ids = (tokens > 0).astype(jnp.int32)
+        segment_ids = (index < token_counts(tokens)[:, None]).astype(jnp.int32)
         positions = index
     elif positions is None:
         is_start = jnp.pad(segment_ids[:, 1:] != segment_ids[:, :-1], ((0, 0), (1, 0)), constant_values=True)
         positions = index - jax.lax.cummax(jnp.where(is_start, index, 0), axis=1)
     return SequenceContext(segment_ids=segment_ids, positions=positions, packed=packed, **flags)
+
+
+def token_counts(tokens: jax.Array) -> jax.Array:
+    """The length of each row up to its last id that is not 0, [batch] int32; `tokens` are [batch, length]."""
+    places = jnp.arange(1, tokens.shape[1] + 1, dtype=jnp.int32)
+    return jnp.max(jnp.where(tokens > 0, places, 0), axis=1, initial=0)

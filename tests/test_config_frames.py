@@ -1,12 +1,13 @@
-"""Every model is also a decoder alone, by one more gin file."""
+"""Every model is also a decoder alone, by one more gin file; and no frame takes an id inside a text for padding."""
 
 import pathlib
 
 import jax
+import numpy as np
 import pytest
 from flax import linen as nn
 
-from remixer_t5x import build_model
+from remixer_t5x import axes, build_model
 from remixer_t5x.data import frames
 from remixer_t5x.errors import UserError
 from remixer_t5x.model import interface
@@ -43,3 +44,44 @@ def test_these_refuse_a_prefix_when_built(name):
     model = build_model(f'models/{name}.gin', 'sizes/tiny.gin', DECODER_ONLY, PREFIX_LM=True)
     with pytest.raises(UserError, match='PREFIX_LM = False'):
         trace_loss(model, PREFIXES)
+
+
+@pytest.mark.parametrize(
+    ('files', 'lengths', 'macros'),
+    [
+        (['models/t5_1_1.gin'], {'inputs': 9, 'targets': 7}, {}),
+        (['models/gpt2.gin'], {'targets': 8}, {}),
+        (['models/t5_1_1.gin', DECODER_ONLY], {'inputs': 5, 'targets': 4}, {'PREFIX_LM': True}),
+        (['models/bert.gin'], {'inputs': 9, 'targets': 9}, {}),
+        (['models/t5_1_1.gin', 'frames/classifier.gin'], {'inputs': 9, 'targets': 4}, {}),
+    ],
+    ids=['encoder_decoder', 'decoder_only', 'prefix', 'encoder_only', 'classifier'],
+)
+def test_renaming_ids_changes_no_loss(files, lengths, macros):
+    """A token that is renamed to id 0 stays visible: only segments, weights and trailing zeros tell what is padding."""
+    model = build_model(*files, 'sizes/tiny.gin', VOCAB_SIZE=12, EMBED_DIM=16, NUM_HEADS=2, HEAD_DIM=8, **macros)
+    renamed_ids = np.arange(12)
+    renamed_ids[[0, 7]] = 7, 0
+    batch, renamed = {}, {}
+    for name, array in frames.abstract_batch(model.frame, lengths, batch_size=3).items():
+        values = np.random.default_rng(len(batch)).integers(1, 12, array.shape).astype(array.dtype)
+        if 'tokens' in name:
+            values[:, 2:4] = 7, 3
+            renamed[name] = renamed_ids[values].astype(np.int32)
+            # The end of a row is padding, to which an encoder's inputs give id 0.
+            values[:, 4:] = renamed[name][:, 4:] = 0
+        elif name == 'labels':
+            values %= 2
+        else:
+            values[...] = 1
+            values[..., 4:] = 0 if values.ndim == 2 else 1
+        batch[name] = values
+    boxed = jax.jit(lambda key: model.init(key, {name: a.shape for name, a in batch.items()}))(jax.random.key(0))
+
+    def renamed_rows(leaf):
+        value = np.asarray(leaf.value)
+        return np.take(value, renamed_ids, leaf.names.index(axes.VOCAB)) if axes.VOCAB in leaf.names else value
+
+    boxes = jax.tree.map(renamed_rows, boxed, is_leaf=lambda leaf: isinstance(leaf, nn.LogicallyPartitioned))
+    loss = jax.jit(model.loss)
+    np.testing.assert_allclose(loss(boxes, {**batch, **renamed})[0], loss(nn.unbox(boxed), batch)[0], rtol=1e-5)

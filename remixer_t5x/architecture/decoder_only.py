@@ -23,7 +23,9 @@ from remixer_t5x.layers.embedding import Embed
 
 
 class DecoderOnly(nn.Module):
-    """[batch, length] tokens in and out; id 0 is padding, and begins a sequence.
+    """[batch, length] tokens in and out; id 0 begins a sequence.
+
+    No id is padding to the decoder: padding follows the tokens of a row, and a causal decoder never looks ahead.
 
     Attributes:
         vocab_size: number of embeddings and of output logits.
@@ -62,7 +64,7 @@ class DecoderOnly(nn.Module):
     def decode_hidden(
         self,
         decoder_input_tokens: jax.Array,
-        decoder_target_tokens: jax.Array,
+        *,
         decoder_segment_ids: jax.Array | None = None,
         decoder_positions: jax.Array | None = None,
         prefix: jax.Array | None = None,
@@ -72,14 +74,13 @@ class DecoderOnly(nn.Module):
 
         Args:
             decoder_input_tokens: [batch, length] int32, the targets one place later.
-            decoder_target_tokens: [batch, length] int32; 0 is padding.
-            decoder_segment_ids: [batch, length] where rows are packed.
+            decoder_segment_ids: [batch, length] if rows are packed; 0 is padding.
             decoder_positions: [batch, length], or None.
             prefix: [batch, length] bool, the tokens that are read in both directions; None for none.
             enable_dropout: whether to drop.
         """
         ctx = describe_tokens(
-            decoder_target_tokens,
+            jnp.ones_like(decoder_input_tokens),
             decoder_segment_ids,
             decoder_positions,
             causal=True,

@@ -27,7 +27,9 @@ def checked_dtype(name: str) -> jnp.dtype:
 
 
 class EncoderDecoder(nn.Module):
-    """[batch, length] tokens in and out; id 0 is padding.
+    """[batch, length] tokens in and out; trailing zeros of the inputs are padding.
+
+    No id is padding to the decoder: padding follows the tokens of a row, and a causal decoder never looks ahead.
 
     Attributes:
         vocab_size: number of embeddings and of output logits.
@@ -61,29 +63,21 @@ class EncoderDecoder(nn.Module):
         self,
         encoder_input_tokens: jax.Array,
         decoder_input_tokens: jax.Array,
-        decoder_target_tokens: jax.Array,
-        encoder_segment_ids: jax.Array | None = None,
-        decoder_segment_ids: jax.Array | None = None,
-        encoder_positions: jax.Array | None = None,
-        decoder_positions: jax.Array | None = None,
         *,
+        encoder_segment_ids: jax.Array | None = None,
+        encoder_positions: jax.Array | None = None,
         enable_dropout: bool = True,
-        decode: bool = False,
-        max_decode_length: int | None = None,
+        **decoder: Any,
     ) -> jax.Array:
-        """Logits of the next token, [batch, target_length, vocab], in `dtype`."""
+        """Logits of the next token, [batch, target_length, vocab], in `dtype`; `decoder` as for `decode_hidden`."""
         encoded = self.encode(encoder_input_tokens, encoder_segment_ids, encoder_positions, enable_dropout)
         return self.decode(
             encoded,
             encoder_input_tokens,
             decoder_input_tokens,
-            decoder_target_tokens,
-            encoder_segment_ids,
-            decoder_segment_ids,
-            decoder_positions,
+            encoder_segment_ids=encoder_segment_ids,
             enable_dropout=enable_dropout,
-            decode=decode,
-            max_decode_length=max_decode_length,
+            **decoder,
         )
 
     def encode(
@@ -117,7 +111,7 @@ class EncoderDecoder(nn.Module):
         encoded: jax.Array,
         encoder_input_tokens: jax.Array,
         decoder_input_tokens: jax.Array,
-        decoder_target_tokens: jax.Array,
+        *,
         encoder_segment_ids: jax.Array | None = None,
         decoder_segment_ids: jax.Array | None = None,
         decoder_positions: jax.Array | None = None,
@@ -135,10 +129,6 @@ class EncoderDecoder(nn.Module):
             raise ValueError('decoding takes one example per row: do not give segment ids with decode=True')
         memory = Memory(encoded, describe_tokens(encoder_input_tokens, encoder_segment_ids))
         flags = {'causal': True, 'decode': decode, 'deterministic': not enable_dropout, 'memory': memory}
-        if decode:
-            # While generating, only the step decides what a token may see.
-            ctx = describe_tokens(jnp.ones_like(decoder_input_tokens), **flags)
-        else:
-            ctx = describe_tokens(decoder_target_tokens, decoder_segment_ids, decoder_positions, **flags)
+        ctx = describe_tokens(jnp.ones_like(decoder_input_tokens), decoder_segment_ids, decoder_positions, **flags)
         hidden = self.decoder(self.token_embedder(decoder_input_tokens), ctx, max_decode_length)
         return hidden * self.embed_dim**-0.5 if self.scaled_output else hidden

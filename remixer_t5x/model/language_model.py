@@ -9,6 +9,7 @@ import jax.numpy as jnp
 
 from remixer_t5x.architecture.decoder_only import DecoderOnly
 from remixer_t5x.architecture.stack import layers_apart
+from remixer_t5x.context import token_counts
 from remixer_t5x.errors import UserError
 from remixer_t5x.model import decoding, losses
 from remixer_t5x.model.generating import Generating
@@ -54,10 +55,13 @@ class LanguageModel(Generating):
             batch_shapes: shapes of at least decoder_target_tokens, and of decoder_segment_ids if rows are packed. The
                 parameters do not depend on them, but a sublayer may refuse a length, packing, or a prefix.
         """
-        targets = jnp.ones(batch_shapes['decoder_target_tokens'], jnp.int32)
-        segments = targets if 'decoder_segment_ids' in batch_shapes else None
-        prefix = targets > 0 if self.prefix else None
-        return self.module.init(rng, targets, targets, segments, None, prefix, enable_dropout=False)['params']
+        tokens = jnp.ones(batch_shapes['decoder_target_tokens'], jnp.int32)
+        segments = tokens if 'decoder_segment_ids' in batch_shapes else None
+        prefix = tokens > 0 if self.prefix else None
+        variables = self.module.init(
+            rng, tokens, decoder_segment_ids=segments, prefix=prefix, enable_dropout=False
+        )
+        return variables['params']
 
     def loss(self, params: Params, batch: Batch, dropout_rng: jax.Array | None = None) -> tuple[jax.Array, losses.Sums]:
         """Loss summed over the tokens with a weight, and the sums to report; divide by sums['weights'] once.
@@ -95,7 +99,7 @@ class LanguageModel(Generating):
         params = jax.lax.optimization_barrier(decoding.kernels_in(jnp.dtype(self.module.dtype), params))
         slots = prompts.shape[1] + max_length
         # Id 0 begins a sequence, as in training.
-        tokens, count = jnp.pad(prompts, ((0, 0), (1, 0))), prompt_lengths(prompts)
+        tokens, count = jnp.pad(prompts, ((0, 0), (1, 0))), token_counts(prompts)
         is_token = jnp.arange(tokens.shape[1]) <= count[:, None]
 
         def apply(method: str, *args: Any, **cache: Any) -> tuple[jax.Array, decoding.Cache]:
@@ -117,10 +121,9 @@ class LanguageModel(Generating):
         return self.module.apply(
             {'params': params},
             batch['decoder_input_tokens'],
-            batch['decoder_target_tokens'],
-            batch.get('decoder_segment_ids'),
-            batch.get('decoder_positions'),
-            self._prefix(batch),
+            decoder_segment_ids=batch.get('decoder_segment_ids'),
+            decoder_positions=batch.get('decoder_positions'),
+            prefix=self._prefix(batch),
             enable_dropout=dropout_rng is not None,
             rngs=None if dropout_rng is None else {'dropout': dropout_rng},
             method='decode_hidden',
@@ -137,17 +140,11 @@ class LanguageModel(Generating):
         return batch['decoder_causal_attention'] > 0
 
 
-def prompt_lengths(prompts: jax.Array) -> jax.Array:
-    """[batch] int32: the tokens of each row up to its last one that is not 0."""
-    places = jnp.arange(1, prompts.shape[1] + 1, dtype=jnp.int32)
-    return jnp.max(jnp.where(prompts > 0, places, 0), axis=1, initial=0)
-
-
 def behind_prompts(prompts: jax.Array, targets: jax.Array) -> dict[str, jax.Array]:
     """A batch of prompts [batch, prompt_length], each directly followed by its targets [batch, target_length], which
     have all the weight.
     """
-    count = prompt_lengths(prompts)[:, None]
+    count = token_counts(prompts)[:, None]
     both = jnp.concatenate([prompts, targets], axis=1)
     place = jnp.arange(both.shape[1])
     # What follows the targets in `both` is beyond its end.

@@ -48,11 +48,12 @@ class Seq2Seq(Generating):
             batch_shapes: shapes of at least encoder_input_tokens and decoder_target_tokens, and of the segment ids if
                 rows are packed. The parameters do not depend on them, but a sublayer may refuse a length, or packing.
         """
-        inputs, targets, *segments = (
-            jnp.ones(batch_shapes[name], jnp.int32) if name in batch_shapes else None
-            for name in ('encoder_input_tokens', 'decoder_target_tokens', 'encoder_segment_ids', 'decoder_segment_ids')
+        inputs, targets = (
+            jnp.ones(batch_shapes[name], jnp.int32) for name in ('encoder_input_tokens', 'decoder_target_tokens')
         )
-        return self.module.init(rng, inputs, targets, targets, *segments, enable_dropout=False)['params']
+        names = [name for name in ('encoder_segment_ids', 'decoder_segment_ids') if name in batch_shapes]
+        segments = {name: jnp.ones(batch_shapes[name], jnp.int32) for name in names}
+        return self.module.init(rng, inputs, targets, **segments, enable_dropout=False)['params']
 
     def loss(self, params: Params, batch: Batch, dropout_rng: jax.Array | None = None) -> tuple[jax.Array, losses.Sums]:
         """Loss summed over the batch's target tokens, and the sums to report; divide by sums['weights'] once.
@@ -99,7 +100,6 @@ class Seq2Seq(Generating):
                 encoded,
                 inputs,
                 tokens,
-                tokens,
                 enable_dropout=False,
                 decode=True,
                 max_decode_length=max_length,
@@ -135,8 +135,7 @@ class Seq2Seq(Generating):
             encoded,
             batch['encoder_input_tokens'],
             batch['decoder_input_tokens'],
-            batch['decoder_target_tokens'],
-            *(batch.get(name) for name in _PACKED),
+            **{name: batch.get(name) for name in _PACKED},
             enable_dropout=enable_dropout,
             rngs=rngs,
             method='decode_hidden',

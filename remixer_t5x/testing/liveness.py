@@ -82,7 +82,7 @@ def _outputs(model: Model, inputs: Any, targets: Any, seed: int) -> tuple[list[K
         found = {'encoder': apply('encoder', 'encode', inputs)} if 'encoder' in stacks else {}
         if 'decoder' in stacks:
             memory = (found['encoder'][0], inputs) if found else ()
-            found['decoder'] = apply('decoder', 'decode_hidden', *memory, targets, targets)
+            found['decoder'] = apply('decoder', 'decode_hidden', *memory, targets)
         return {stack: y.astype(jnp.float32) for stack, y in found.items()}
 
     with traced_once():

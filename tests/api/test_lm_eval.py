@@ -210,7 +210,7 @@ def test_a_mixer_alone_in_a_decoder_is_scored_by_definition(causal):
 
     @jax.jit
     def log_probabilities(inputs):
-        logits = trained.model.module.apply({'params': trained.params}, inputs, inputs + 1, enable_dropout=False)
+        logits = trained.model.module.apply({'params': trained.params}, inputs, enable_dropout=False)
         return jax.nn.log_softmax(logits)
 
     def defined(context, continuation):

@@ -91,7 +91,7 @@ def test_score_is_the_sum_of_log_probabilities(trained):
     logits_of = jax.jit(functools.partial(trained.model.module.apply, {'params': trained.params}, enable_dropout=False))
     for text, target, score in zip(TEXTS, TARGETS, trained.score(TEXTS, TARGETS), strict=True):
         targets = one_row(target, PADDED)
-        logits = logits_of(one_row(text, PADDED), np.pad(targets, ((0, 0), (1, 0)))[:, :-1], targets)
+        logits = logits_of(one_row(text, PADDED), np.pad(targets, ((0, 0), (1, 0)))[:, :-1])
         each = np.take_along_axis(np.asarray(jax.nn.log_softmax(logits)), targets[..., None], -1)[..., 0]
         np.testing.assert_allclose(score, each[targets > 0].sum(), rtol=1e-4)
 
@@ -168,7 +168,7 @@ def test_a_hugging_face_folder(name, tmp_path):
     inputs, targets = arrays['inputs'], arrays['targets']
     begun = np.pad(targets, ((0, 0), (1, 0)))[:, :-1]
     apply = jax.jit(functools.partial(loaded.model.module.apply, enable_dropout=False))
-    logits = apply({'params': loaded.params}, inputs, begun, targets)
+    logits = apply({'params': loaded.params}, inputs, begun)
     real = targets > 0
     np.testing.assert_allclose(logits[real], arrays['logits'][real], atol=1e-3)
     assert len(loaded.generate(['a b', 'c'])) == 2

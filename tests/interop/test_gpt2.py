@@ -1,6 +1,7 @@
 """GPT-2's weights from Hugging Face become ours and theirs again, and compute the same; its tokenizer gives the same
 ids."""
 
+import dataclasses
 import importlib.util
 import json
 
@@ -16,6 +17,7 @@ from remixer_t5x.data import vocabulary_pieces
 from remixer_t5x.errors import UserError
 from remixer_t5x.interop.huggingface import gpt2 as hf_gpt2
 from remixer_t5x.model import interface
+from remixer_t5x.model.losses import CrossEntropy
 from remixer_tasks.vocabulary import byte_pairs
 from tests.support.paths import GOLDEN
 
@@ -78,7 +80,7 @@ def test_logits_are_the_recorded_ones(recorded, folder):
     assert shapes == {jax.tree_util.keystr(p): a.shape for p, a in jax.tree_util.tree_leaves_with_path(params)}
     tokens = swapped(recorded['tokens'])
     inputs = np.pad(tokens, ((0, 0), (1, 0)))
-    logits = jax.jit(lambda params: model.module.apply({'params': params}, inputs, inputs + 1, enable_dropout=False))
+    logits = jax.jit(lambda params: model.module.apply({'params': params}, inputs, enable_dropout=False))
     ours = np.asarray(logits(params))[..., swapped(np.arange(60))]
     theirs = recorded['logits']
     assert np.max(np.abs(ours - theirs)) / np.max(np.abs(theirs)) < 1e-5
@@ -176,10 +178,13 @@ def test_another_architecture_is_refused_in_one_line(changed, words):
     assert '\n' not in str(error.value)
 
 
-@pytest.mark.skipif(
+needs_transformers = pytest.mark.skipif(
     importlib.util.find_spec('torch') is None or importlib.util.find_spec('transformers') is None,
     reason='torch and transformers are not installed: WITH_TORCH=1 scripts/test.sh',
 )
+
+
+@needs_transformers
 def test_ids_and_logits_are_those_of_transformers(folder):
     import torch
     import transformers
@@ -197,6 +202,42 @@ def test_ids_and_logits_are_those_of_transformers(folder):
     with torch.no_grad():
         found = theirs(input_ids=torch.from_numpy(swapped(np.pad(ids, ((0, 0), (1, 0)))).astype(np.int64))).logits
     inputs = np.pad(ids, ((0, 0), (1, 0))).astype(np.int32)
-    ours = loaded.model.module.apply({'params': loaded.params}, inputs, inputs + 1, enable_dropout=False)
+    ours = loaded.model.module.apply({'params': loaded.params}, inputs, enable_dropout=False)
     ours, found = np.asarray(ours)[..., swapped(np.arange(60))], found.numpy()
     assert np.max(np.abs(ours - found)) / np.max(np.abs(found)) < 1e-5
+
+
+@needs_transformers
+def test_rows_of_several_documents_are_transformers(folder):
+    """Loss, gradients, scores and continuations with end tokens inside of rows and prompts."""
+    import torch
+    import transformers
+
+    theirs = transformers.GPT2LMHeadModel.from_pretrained(folder, use_safetensors=True, local_files_only=True).eval()
+    rows = np.random.default_rng(1).integers(0, END, (3, 14))
+    rows[:, 5] = rows[1:, 9] = rows[2, 6] = END
+    begun = torch.from_numpy(np.pad(rows, ((0, 0), (1, 0)), constant_values=END))
+    log_likely = torch.log_softmax(theirs(begun[:, :-1]).logits, dim=-1).gather(2, begun[:, 1:, None])[..., 0]
+    (-log_likely.sum()).backward()
+
+    loaded = remixer_t5x.load(str(folder))
+    tokens = swapped(rows)
+    batch = {
+        'decoder_input_tokens': np.pad(tokens, ((0, 0), (1, 0)))[:, :-1],
+        'decoder_target_tokens': tokens,
+        'decoder_loss_weights': np.ones_like(tokens),
+    }
+    model = dataclasses.replace(loaded.model, loss_function=CrossEntropy(z_loss=0.0))
+    (loss, _), gradient = jax.jit(jax.value_and_grad(model.loss, has_aux=True))(loaded.params, batch)
+    np.testing.assert_allclose(loss, -log_likely.sum().item(), rtol=1e-5)
+    wanted = theirs.transformer.wpe.weight.grad.numpy()
+    table = gradient['decoder']['position_embedding']['table']
+    np.testing.assert_allclose(table, wanted, atol=1e-4 * np.abs(wanted).max())
+    scores = jax.jit(model.score)(loaded.params, batch)
+    np.testing.assert_allclose(scores, log_likely.sum(dim=1).detach().numpy(), rtol=1e-5)
+
+    continued = theirs.generate(begun, max_new_tokens=4, do_sample=False, pad_token_id=END)[:, begun.shape[1] :].numpy()
+    wanted = np.where(np.cumsum(continued == END, axis=1) - (continued == END) > 0, -1, continued)
+    generate = jax.jit(lambda params: model.generate(params, {'prompt_tokens': tokens}, 4, eos_id=int(swapped(END))))
+    found = np.asarray(generate(loaded.params).tokens[:, 0])
+    np.testing.assert_array_equal(found, np.where(wanted < 0, 0, swapped(wanted)))

@@ -6,7 +6,6 @@ What the sublayers do with a prefix and with prompts is in the contract of tests
 import functools
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import linen as nn
@@ -54,10 +53,8 @@ def make_params(model: LanguageModel):
 
 @functools.partial(jax.jit, static_argnums=0)
 def _logits(model, params, tokens, prefix):
-    # Every place is a token, so that a generated id 0 is one, too.
-    return model.module.apply(
-        {'params': params}, tokens, jnp.ones_like(tokens), prefix=prefix if model.prefix else None, enable_dropout=False
-    )
+    prefix = prefix if model.prefix else None
+    return model.module.apply({'params': params}, tokens, prefix=prefix, enable_dropout=False)
 
 
 def log_likely(model, params, batch) -> np.ndarray:

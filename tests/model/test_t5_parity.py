@@ -103,7 +103,7 @@ def check_parity(arrays) -> None:
     @jax.jit
     def compute(params):
         encoded = model.module.apply({'params': params}, inputs, enable_dropout=False, method='encode')
-        logits = model.module.apply({'params': params}, inputs, shifted, targets, enable_dropout=False)
+        logits = model.module.apply({'params': params}, inputs, shifted, enable_dropout=False)
         return encoded, logits, model.loss(params, batch), model.score(params, batch)
 
     encoded, logits, (loss, sums), scores = jax.device_get(compute(params))

@@ -113,8 +113,8 @@ def test_the_decoder_depends_on_the_text_through_the_encoder(trained):
         table = embedding.at[INPUTS].set(x)
         own = {'params': {**params, 'token_embedder': {'embedding': table}}}
         encoded = model.module.apply(own, INPUTS[None], enable_dropout=False, method='encode')
-        rows = (np.asarray([[0, 2]], np.int32), TARGETS[None])
-        return model.module.apply(own, encoded, INPUTS[None], *rows, enable_dropout=False, method='decode_hidden')[0]
+        rows = (INPUTS[None], np.asarray([[0, 2]], np.int32))
+        return model.module.apply(own, encoded, *rows, enable_dropout=False, method='decode_hidden')[0]
 
     np.testing.assert_allclose(found, _differences(decode, embedding[INPUTS]), rtol=0.02, atol=2e-3)
 

@@ -336,11 +336,12 @@ def test_a_decoder_alone_predicts_a_packed_example_as_it_does_alone(name):
 
     @jax.jit
     def every(params):
-        def logits(tokens, inputs=None, *where):
-            inputs = np.pad(tokens, ((0, 0), (1, 0)))[:, :-1] if inputs is None else inputs
-            return module.apply({'params': params}, inputs, tokens, *where, enable_dropout=False)
+        def logits(inputs, **where):
+            return module.apply({'params': params}, inputs, enable_dropout=False, **where)
 
-        return logits(apart), logits(apart[:, :longest]), logits(row, begun, segments, positions)
+        shifted = np.pad(apart, ((0, 0), (1, 0)))[:, :-1]
+        packed = logits(begun, decoder_segment_ids=segments, decoder_positions=positions)
+        return logits(shifted), logits(shifted[:, :longest]), packed
 
     padded, short, packed = map(np.asarray, every(params))
     assert_packed_as_alone(padded, packed)

@@ -37,9 +37,10 @@ def forget(folder: pathlib.Path) -> None:
 
 
 def _begins(below, module) -> bool:
-    # Strings, because thousands of modules are asked after every test file. A folder without __init__.py is a module
-    # without a file.
-    places = [getattr(module, '__file__', None), *getattr(module, '__path__', ())]
+    # Strings, because there are thousands of modules. A folder without __init__.py is a module without a file. From the
+    # dictionary, because torch.classes invents a `__path__` that is no list.
+    attributes = getattr(module, '__dict__', {})
+    places = [attributes.get('__file__'), *(attributes.get('__path__') or ())]
     return any(str(place).startswith(below) for place in places)
 
 

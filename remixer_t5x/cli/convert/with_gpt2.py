@@ -81,7 +81,7 @@ def _logits(model: LanguageModel, params: Any, found: gpt2.Gpt2, folder: pathlib
     begun = tokens.copy()
     begun[:, 0] = 0
     module = model.module.clone(dtype='float32')
-    logits = jax.jit(lambda params: module.apply({'params': params}, begun, tokens, enable_dropout=False))
+    logits = jax.jit(lambda params: module.apply({'params': params}, begun, enable_dropout=False))
     ours = np.array(logits(params))
     ours[..., [0, found.end_id]] = ours[..., [found.end_id, 0]]
     read = {'input_ids': np.where(begun == 0, found.end_id, begun)}

@@ -50,7 +50,8 @@ def our_logits(model: Seq2Seq, params: Any, batch: dict[str, np.ndarray]) -> np.
 
     @jax.jit
     def logits(params, batch):
-        return module.apply({'params': params}, **batch, enable_dropout=False)
+        tokens = (batch['encoder_input_tokens'], batch['decoder_input_tokens'])
+        return module.apply({'params': params}, *tokens, enable_dropout=False)
 
     return np.asarray(logits(params, batch))[batch['decoder_target_tokens'] > 0]
 

@@ -1,7 +1,7 @@
 """Our encoder-decoders as models of T5X (Roberts et al. 2022), for its train, eval and infer.
 
-T5X requires that `__call__`, `encode` and `decode` of a module take its arguments, and `EncoderDecoder` does. This file
-adds the form in which T5X reads parameter axes, and the way it fills the caches for decoding. It needs T5X, which is
+This file adds the arguments that T5X gives to a module, the form in which T5X reads parameter axes, and the way it
+fills the caches for decoding. It needs T5X, which is
 not on PyPI (docs/t5x.md). Only configs/t5x/*.gin import this file.
 """
 
@@ -22,7 +22,18 @@ from remixer_t5x.architecture.stack import layers_apart
 
 
 class _WideLogits(EncoderDecoder):
-    """`EncoderDecoder` with float32 logits for any `dtype`, because T5X computes its loss in the logits' dtype."""
+    """`EncoderDecoder` with T5X's arguments, and float32 logits for any `dtype`: T5X computes its loss in their dtype.
+
+    T5X passes the decoder's targets to find its padding, which our decoder does not need.
+    """
+
+    def __call__(self, encoder_input_tokens, decoder_input_tokens, decoder_target_tokens=None, **kwargs) -> jax.Array:
+        return super().__call__(encoder_input_tokens, decoder_input_tokens, **kwargs)
+
+    def decode(
+        self, encoded, encoder_input_tokens, decoder_input_tokens, decoder_target_tokens=None, **kwargs
+    ) -> jax.Array:
+        return super().decode(encoded, encoder_input_tokens, decoder_input_tokens, **kwargs)
 
     def decode_hidden(self, *args, **kwargs) -> jax.Array:
         return super().decode_hidden(*args, **kwargs).astype(jnp.float32)
@@ -79,7 +90,6 @@ class EncoderDecoderModel(models.EncoderDecoderModel):
             {'params': params},
             encoded_inputs,
             encoder_input_tokens,
-            decoder_input_tokens,
             decoder_input_tokens,
             enable_dropout=False,
             decode=True,

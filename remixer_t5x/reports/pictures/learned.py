@@ -48,7 +48,7 @@ def observe(model: Any, params: Any, inputs: np.ndarray, targets: np.ndarray) ->
 
     @jax.jit
     def run(params):
-        rows = (jnp.asarray(row, jnp.int32)[None] for row in (inputs, begun, targets))
+        rows = (jnp.asarray(row, jnp.int32)[None] for row in (inputs, begun))
         return model.module.apply({'params': params}, *rows, enable_dropout=False, mutable=['intermediates'])[1]
 
     return jax.device_get(run(params)).get('intermediates', {})

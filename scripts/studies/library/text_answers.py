@@ -51,7 +51,7 @@ def right_answers(model: Seq2Seq) -> Callable[[Any, Rows], jax.Array]:
 
     def right(params, rows):
         targets = rows['decoder_target_tokens']
-        inputs = rows['encoder_input_tokens'], rows['decoder_input_tokens'], targets
+        inputs = rows['encoder_input_tokens'], rows['decoder_input_tokens']
         hidden = model.module.apply({'params': params}, inputs[0], enable_dropout=False, method='encode')
         hidden = model.module.apply({'params': params}, hidden, *inputs, enable_dropout=False, method='decode_hidden')
         likeliest = jnp.argmax(token_logits(hidden, model.module.output_kernel(params)), axis=-1)
