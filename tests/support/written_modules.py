@@ -38,7 +38,7 @@ def forget(folder: pathlib.Path) -> None:
 
 def _begins(below, module) -> bool:
     # Strings, because there are thousands of modules. A folder without __init__.py is a module without a file. From the
-    # dictionary, because torch.classes invents a `__path__` that is no list.
+    # dictionary, because torch.classes invents a `__path__` that is not a list.
     attributes = getattr(module, '__dict__', {})
     places = [attributes.get('__file__'), *(attributes.get('__path__') or ())]
     return any(str(place).startswith(below) for place in places)
