@@ -28,7 +28,8 @@ from flax import linen as nn
 
 from remixer_t5x import axes
 from remixer_t5x.architecture import layer, stack
-from remixer_t5x.testing.subject import KEYS, LENGTH, MEMORY, ROWS, Subject, layout_rows, uses_dropout
+from remixer_t5x.testing.quick_keys import quick_key
+from remixer_t5x.testing.subject import LENGTH, MEMORY, ROWS, Subject, layout_rows, uses_dropout
 
 # Of the largest output. Rounding, with parameters this large, is far below it, and a bug far above.
 TOLERANCE = 1e-4
@@ -238,7 +239,7 @@ def bfloat16(subject: Subject) -> None:
     x, memory, rows = subject.features(6), subject.features(7, MEMORY), [[LENGTH]] * ROWS
     wanted = subject.initial_outputs(x, subject.context(rows, memory))
     low_context = subject.context(rows, memory.astype(jnp.bfloat16))
-    low_x: Any = x.astype(jnp.bfloat16)
+    low_x = x.astype(jnp.bfloat16)
     # Each by itself, because a layer refuses another dtype.
     for factory in subject.sublayers:
         one, _ = jax.eval_shape(factory().init_with_output, jax.random.key(0), low_x, low_context)
@@ -267,7 +268,7 @@ def dropout(subject: Subject) -> None:
     in_training = dataclasses.replace(ctx, deterministic=False)
     train = jax.jit(lambda params, key: model.apply({'params': params}, x, in_training, rngs={'dropout': key}))
     with stack.traced_once():
-        trained = [np.asarray(train(subject.params, jax.random.key(seed, impl=KEYS))) for seed in (1, 1, 2)]
+        trained = [np.asarray(train(subject.params, quick_key(seed))) for seed in (1, 1, 2)]
     for holds, how in (
         (np.array_equal(trained[0], trained[1]), 'the same key gives two outputs'),
         (not np.allclose(trained[0], trained[2]), 'another key gives the same output'),

@@ -15,6 +15,7 @@ from flax import linen as nn
 
 from remixer_t5x.architecture import layer, stack
 from remixer_t5x.context import Memory, SequenceContext
+from remixer_t5x.testing.quick_keys import quick_key
 
 Segments = Sequence[Sequence[int]]
 ENCODER, DECODER = 'encoder', 'decoder'
@@ -24,8 +25,6 @@ LENGTH, MEMORY = 12, 6
 ROWS = LENGTH
 LAYERS = 2
 DROPOUT = 0.5
-# A random generator of few operations, so that initialisation compiles quickly.
-KEYS = 'unsafe_rbg'
 
 
 class Traced(NamedTuple):
@@ -92,8 +91,7 @@ class Subject:
         init = jax.jit(self.stack().init)
         # Numbers and not tracers, even if a law asks for them first within `jax.jit`: they are kept for the other laws.
         with jax.ensure_compile_time_eval(), stack.traced_once():
-            key = jax.random.key(0, impl=KEYS)
-            return init(key, self.features(0), self.context([[LENGTH]] * ROWS)).get('params', {})
+            return init(quick_key(0), self.features(0), self.context([[LENGTH]] * ROWS)).get('params', {})
 
     @functools.cached_property
     def params(self) -> Any:
