@@ -239,7 +239,7 @@ def bfloat16(subject: Subject) -> None:
     x, memory, rows = subject.features(6), subject.features(7, MEMORY), [[LENGTH]] * ROWS
     wanted = subject.initial_outputs(x, subject.context(rows, memory))
     low_context = subject.context(rows, memory.astype(jnp.bfloat16))
-    low_x = x.astype(jnp.bfloat16)
+    low_x: Any = x.astype(jnp.bfloat16)
     # Each by itself, because a layer refuses another dtype.
     for factory in subject.sublayers:
         one, _ = jax.eval_shape(factory().init_with_output, jax.random.key(0), low_x, low_context)
