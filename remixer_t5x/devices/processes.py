@@ -264,6 +264,7 @@ def _join(place: Place, waiting: int, heartbeat: int, saves: bool) -> None:
             'address and count, each with its own index, and see that the port is open (--initialization_timeout '
             'waits longer)'
         ) from error
+    collectives.connected(place.index, place.count)
 
 
 def _bind_address(address: str) -> str | None:
