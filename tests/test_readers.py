@@ -79,6 +79,8 @@ USING = {
     *('remixer_t5x/cli/infer.py', 'remixer_t5x/run_folder/trackers.py', 'remixer_t5x/training/goodput.py'),
     # tests/data/test_fingerprint.py
     'remixer_t5x/data/fingerprint.py',
+    # tests/remixer_tasks/test_tokenizer_json.py
+    'tasks/remixer_tasks/vocabulary/tokenizer_json.py',
     *('remixer_t5x/evaluation/results.py', 'remixer_t5x/inference/text_inputs.py'),
     *('remixer_t5x/inference/text_outputs.py', 'remixer_t5x/interop/huggingface/folders.py'),
     *('remixer_t5x/interop/huggingface/gpt2.py', 'tasks/remixer_tasks/vocabulary/byte_pairs.py'),

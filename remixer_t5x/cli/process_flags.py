@@ -47,7 +47,7 @@ def add(parser: argparse.ArgumentParser) -> None:
 # Settings that may differ between processes: the path of the folder that all share (`start.claim` checks that it is
 # one folder), and profiling.
 MAY_DIFFER = ('MODEL_DIR', 'PROFILE_PERIOD')
-# Variables that change what JAX compiles, and among them those of one process or of no effect on results.
+# Variables that change what JAX compiles, except for variables of a single process and of logs.
 _COMPILES = ('JAX_', 'XLA_', 'LIBTPU_')
 _OF_ONE_PROCESS = (
     *('JAX_COORDINATOR_', 'JAX_NUM_PROCESSES', 'JAX_PROCESS_ID', 'JAX_LOCAL_DEVICE_IDS', 'JAX_COMPILATION_CACHE_DIR'),

@@ -142,7 +142,7 @@ class HubDataset:
 
 
 def _in_folder(folder: Path, name: str | None, streaming: bool) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
-    """The splits of a folder, and their files. Reads only data files that lie in the folder.
+    """The splits of a folder, and their files. Reads only data files in the folder.
 
     The folder may be a stranger's: its README.md and state.json, which can name any file or address, are not read, and
     a link that leaves the folder is refused.
@@ -165,8 +165,7 @@ def _in_folder(folder: Path, name: str | None, streaming: bool) -> tuple[Mapping
         return ({split: _in_shards(rows) for split, rows in found.items()} if streaming else found), files
     patterns = datasets.data_files.get_data_patterns(str(place))
     listed = datasets.data_files.DataFilesDict.from_patterns(patterns, base_path=str(place))
-    kinds = collections.Counter(_kind(file) for paths in listed.values() for file in paths)
-    kinds.pop(None, None)
+    kinds = collections.Counter(kind for paths in listed.values() for file in paths if (kind := _kind(file)))
     if not kinds:
         raise UserError(f'{place} has no data; allowed are {", ".join(_KINDS)} files, also gzipped, or save_to_disk')
     ((kind, _),) = kinds.most_common(1)

@@ -26,15 +26,16 @@ def wordpiece(path: str) -> Any:
     from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
     content = untrusted_files.read_object(path)
-    parts = {}
+    parts: dict[str, dict[str, Any]] = {}
     for name, allowed in _COMPONENTS.items():
-        parts[name] = content.get(name) if isinstance(content.get(name), dict) else {}
+        part = content.get(name)
+        parts[name] = part if isinstance(part, dict) else {}
         # Older files do not name the type of the model.
         if parts[name].get('type', allowed if name == 'model' else None) != allowed:
             kind = str(parts[name].get('type'))
             raise UserError(f'{path}: the {name} must be {allowed}, got {kind!r:.60}; give the tokenizer of a BERT')
     model = parts['model']
-    flags = {name: _value(parts['normalizer'], name, default, path) for name, default in _FLAGS.items()}
+    flags: dict[str, Any] = {name: _value(parts['normalizer'], name, default, path) for name, default in _FLAGS.items()}
     longest, prefix = model.get('max_input_chars_per_word', 100), model.get('continuing_subword_prefix', '##')
     if type(longest) is not int or not 0 < longest <= MAX_WORD:
         raise UserError(f'{path}: max_input_chars_per_word must be 1 to {MAX_WORD}, got {longest!r:.60}; correct it')
@@ -58,7 +59,7 @@ def wordpiece(path: str) -> Any:
     cleanup = not isinstance(decoder, dict) or decoder.get('cleanup') is not False
     tokenizer.decoder = decoders.WordPiece(prefix, cleanup)
     for one in sorted(added, key=lambda token: token['id']):
-        token = {name: _value(one, name, default, path) for name, default in _TOKEN_FLAGS.items()}
+        token: dict[str, Any] = {name: _value(one, name, default, path) for name, default in _TOKEN_FLAGS.items()}
         tokenizer.add_tokens([AddedToken(one['content'], **token)])
     return tokenizer
 
