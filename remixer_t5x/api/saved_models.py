@@ -11,10 +11,10 @@ from etils import epath
 
 from remixer_t5x.api.trained_model import TrainedModel
 from remixer_t5x.checkpoints import manager, model_changes, saved_params
-from remixer_t5x.config import loading, resolved
+from remixer_t5x.config import foreign_gin, loading, resolved
 from remixer_t5x.data import frames, pipeline, task_vocabulary
 from remixer_t5x.devices.partition import Partitioner
-from remixer_t5x.errors import UserError
+from remixer_t5x.errors import UserError, one_line
 from remixer_t5x.evaluation import best
 from remixer_t5x.interop.hub import client, download, shared_folder
 from remixer_t5x.interop.huggingface import bert as hf_bert
@@ -41,7 +41,8 @@ def load(
 
     **A MODEL_DIR and a checkpoint run code**: the model is rebuilt from the gin text saved with the run (`config.gin`
     or `model.gin` in MODEL_DIR), and gin text may import and call anything. Read it before you load a folder that you
-    did not write. A Hugging Face folder does not run code. gin's configuration is replaced.
+    did not write. A Hugging Face folder does not run code, and neither does the `model.gin` of a shared folder unless
+    `trust_gin` is set. gin's configuration is replaced.
 
     Args:
         path: a MODEL_DIR (its newest checkpoint, or the best of a task if there is no other), one checkpoint in it
@@ -51,15 +52,15 @@ def load(
         lengths: maximum tokens of `inputs` and `targets` instead of the run's TASK_FEATURE_LENGTHS; one may be missing.
         partitioner: the devices; None is all of this machine's, each with all parameters.
         vocabulary: a SentencePiece model, or the tokenizer.json of a BERT, for a Hugging Face folder that has none.
-        trust_gin: runs the model.gin of a model that `hf://NAME` downloads, which the models that Hugging Face does not
-            have come with.
+        trust_gin: also loads a shared model whose model.gin names other modules than those of this package's models.
 
     Raises:
         UserError: the folder, a checkpoint, the saved gin text, a module or a vocabulary is missing, or something is
             damaged.
     """
+    advice = f'load({path!r}, trust_gin=True)'
     if path.startswith(client.SCHEME):
-        path = _downloaded(path, trust_gin)
+        path = str(download.folder_of(path))
     folder = model_dir.absolute(path)
     with object_store.reading(folder):
         if not folder.is_dir():
@@ -71,7 +72,10 @@ def load(
             folder / model_dir.CHECKPOINTS
         )
     if is_hugging_face and shared_folder.is_shared(pathlib.Path(folder)):
-        return _load_shared(pathlib.Path(folder), lengths, partitioner or Partitioner())
+        shared = shared_folder.read(pathlib.Path(folder))
+        if not trust_gin:
+            check_gin(shared, advice)
+        return _load_shared(shared, lengths, partitioner or Partitioner())
     if is_hugging_face and gpt2.is_gpt2(pathlib.Path(folder)):
         return _load_gpt2(str(folder), lengths, partitioner or Partitioner())
     if is_hugging_face:
@@ -81,14 +85,14 @@ def load(
     return _load_run(str(folder), lengths, partitioner or Partitioner())
 
 
-def _downloaded(path: str, trust_gin: bool) -> str:
-    folder = download.folder_of(path)
-    if shared_folder.is_shared(folder) and not trust_gin:
+def check_gin(shared: shared_folder.Shared, advice: str) -> None:
+    """Raises UserError, with `advice` on how to trust it, if the gin of a shared folder names other code than ours."""
+    file = shared.folder / shared_folder.GIN
+    if foreign := foreign_gin.first_foreign(shared.gin_text(), str(file)):
         raise UserError(
-            f'{path} has a model.gin, and gin runs code; read {folder / shared_folder.GIN}, and if you trust it, type '
-            f'load({path!r}, trust_gin=True)'
+            f'{file} names {one_line(foreign):.200}, which is not part of the models of this package, and gin runs '
+            f'code; read the file, and if you trust it, type {advice}'
         )
-    return str(folder)
 
 
 def _load_run(path: str, lengths: Mapping[str, int] | None, partitioner: Partitioner) -> TrainedModel:
@@ -183,8 +187,10 @@ def _lengths(found: Mapping[str, int], wanted: Mapping[str, int] | None) -> dict
     return {**dict(found), **(wanted or {})}
 
 
-def _load_shared(folder: pathlib.Path, lengths: Mapping[str, int] | None, partitioner: Partitioner) -> TrainedModel:
-    shared = shared_folder.read(folder)
+def _load_shared(
+    shared: shared_folder.Shared, lengths: Mapping[str, int] | None, partitioner: Partitioner
+) -> TrainedModel:
+    folder = shared.folder
     arrays, _, record = shared.params()
     model, vocabulary, found = _of_text(shared.gin_text())
     ours = task_vocabulary.record(vocabulary)

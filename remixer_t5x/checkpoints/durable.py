@@ -19,8 +19,7 @@ from typing import Any
 import orbax.checkpoint as ocp
 from etils import epath
 
-from remixer_t5x import temporary, untrusted_files
-from remixer_t5x.checkpoints import safe_paths
+from remixer_t5x import safe_paths, temporary, untrusted_files
 from remixer_t5x.errors import UserError
 from remixer_t5x.run_folder import object_store
 

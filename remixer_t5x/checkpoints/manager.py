@@ -21,8 +21,8 @@ import orbax.checkpoint as ocp
 from etils import epath
 from jax.experimental import multihost_utils
 
-from remixer_t5x import untrusted_files
-from remixer_t5x.checkpoints import durable, model_changes, safe_paths, untrusted
+from remixer_t5x import safe_paths, untrusted_files
+from remixer_t5x.checkpoints import durable, model_changes, untrusted
 from remixer_t5x.data import data_changes
 from remixer_t5x.data.position import Position
 from remixer_t5x.devices import collectives

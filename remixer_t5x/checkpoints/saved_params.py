@@ -10,6 +10,7 @@ from etils import epath
 from flax import traverse_util
 
 from remixer_t5x.checkpoints import durable, manager, saved_arrays
+from remixer_t5x.devices import collectives
 from remixer_t5x.devices.partition import Partitioner, unbox
 from remixer_t5x.errors import UserError
 from remixer_t5x.model import interface
@@ -81,6 +82,9 @@ def opened(path: str, setting: str = 'INITIAL_CHECKPOINT_PATH') -> saved_arrays.
     """
     step = find_step(path, setting)
     manager.verify(step)
+    if collectives.several():
+        listed = (step / durable.LIST).exists()
+        collectives.check_same({f'the checkpoint {step}': saved_arrays.fingerprint(step) if listed else 'unlisted'})
     record = saved_arrays.read_record(step)
     if saved_arrays.BASE not in record:
         return saved_arrays.Saved(step, record)

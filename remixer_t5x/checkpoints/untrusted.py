@@ -12,8 +12,7 @@ from typing import Any
 
 import tensorstore as ts
 
-from remixer_t5x import untrusted_files
-from remixer_t5x.checkpoints import safe_paths
+from remixer_t5x import safe_paths, untrusted_files
 from remixer_t5x.errors import UserError, one_line
 
 DESCRIPTIONS = ('.zarray', 'zarr.json')

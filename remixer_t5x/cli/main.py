@@ -32,6 +32,7 @@ from remixer_t5x.cli import (
 from remixer_t5x.cli.command import Command
 from remixer_t5x.cli.data import cache, get, preview, show, vocab
 from remixer_t5x.cli.data import list as data_list
+from remixer_t5x.config import user_modules
 from remixer_t5x.devices import compilation_cache
 from remixer_t5x.errors import UserError, one_line
 
@@ -53,8 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     own_process = argv is None
     if own_process:
-        # As `python -m` does, but after all libraries: no file here may take the place of one.
-        sys.path.append(os.getcwd())
+        user_modules.install(os.getcwd())
     given = list(sys.argv[1:] if argv is None else argv)
     try:
         code = _run(given, own_process)

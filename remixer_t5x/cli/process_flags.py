@@ -1,10 +1,23 @@
-"""Flags that say which process of a run this is. They are not gin macros: each process has its own, and a run's
-configuration is shared by all of them."""
+"""Flags that say which process of a run this is, and what all processes of a run have to share.
+
+The flags are not gin macros: each process has its own, while the configuration, the code and the kind of devices are
+the same for all of them, which is checked before anything that could wait for another process.
+"""
 
 import argparse
 import contextlib
 import functools
+import hashlib
+import os
+import pathlib
+import platform
+import sys
+import sysconfig
+from collections.abc import Iterator
+from typing import Any
 
+import remixer_t5x
+import remixer_tasks
 from remixer_t5x.errors import UserError
 
 # Flag, field of `devices.processes.Processes`, what its value is called, what it is.
@@ -31,12 +44,86 @@ def add(parser: argparse.ArgumentParser) -> None:
         group.add_argument(flag, metavar=metavar, help=help)
 
 
-def together(args: argparse.Namespace, saves: bool = False) -> contextlib.AbstractContextManager:
-    """Joins the processes of the run while its work is done within; `saves`: on SIGTERM the work saves first."""
-    from remixer_t5x.devices import processes
+# Settings that may differ between processes: the path of the folder that all share (`start.claim` checks that it is
+# one folder), and profiling.
+MAY_DIFFER = ('MODEL_DIR', 'PROFILE_PERIOD')
+# Variables that change what JAX compiles, except for variables of a single process and of logs.
+_COMPILES = ('JAX_', 'XLA_', 'LIBTPU_')
+_OF_ONE_PROCESS = (
+    *('JAX_COORDINATOR_', 'JAX_NUM_PROCESSES', 'JAX_PROCESS_ID', 'JAX_LOCAL_DEVICE_IDS', 'JAX_COMPILATION_CACHE_DIR'),
+    *('JAX_CUDA_VISIBLE_DEVICES', 'JAX_LOG', 'JAX_DUMP', 'JAX_TRACEBACK', 'JAX_CROSS_HOST'),
+)
+
+
+@contextlib.contextmanager
+def together(args: argparse.Namespace, saves: bool = False) -> Iterator[None]:
+    """Joins the processes of the run for the work within; `saves`: on SIGTERM the work saves first.
+
+    Call it after gin is loaded: raises UserError on all processes if their command, code, settings or devices differ.
+    """
+    from remixer_t5x.devices import collectives, processes
 
     given = processes.Processes(**_given(args))
-    return processes.together(given, functools.partial(args.report_error, verbose=args.verbose), saves)
+    with processes.together(given, functools.partial(args.report_error, verbose=args.verbose), saves):
+        if collectives.several():
+            collectives.check_same(identity(args.command))
+            # This starts JAX's devices, which waits for other processes.
+            collectives.check_same(_devices())
+        yield
+
+
+def identity(command: str) -> dict[str, Any]:
+    """What has to be the same in all processes before JAX starts its devices, in the order in which it is compared."""
+    from remixer_t5x.checkpoints import config_changes
+    from remixer_t5x.config import loading
+    from remixer_t5x.run_folder import model_dir
+
+    text = loading.config_text()
+    settings = config_changes.bindings(text)
+    return {
+        'the command': command,
+        **{f'version of {name}': version for name, version in model_dir.package_versions().items()},
+        'version of Python': platform.python_version(),
+        **{name: os.environ[name] for name in sorted(os.environ) if _is_shared(name)},
+        **{name: value for name, value in settings.items() if name not in MAY_DIFFER},
+        'imports of the gin files': [line for line in text.splitlines() if line.startswith(('import ', 'from '))],
+        **_code(),
+    }
+
+
+def _is_shared(variable: str) -> bool:
+    return variable.startswith(_COMPILES) and not variable.startswith(_OF_ONE_PROCESS)
+
+
+def _code() -> dict[str, str]:
+    """Digests of our packages and of each module that is loaded from outside of the installed packages."""
+    found = {}
+    for package in (remixer_t5x, remixer_tasks):
+        files = sorted(pathlib.Path(package.__path__[0]).rglob('*.py'))
+        found[f'the code of {package.__name__}'] = _digest(files)
+    elsewhere = tuple(
+        f'{folder}/' for folder in (sysconfig.get_paths()['stdlib'], *remixer_t5x.__path__, *remixer_tasks.__path__)
+    )
+    for name, module in sorted(sys.modules.items()):
+        file = getattr(module, '__file__', None) or ''
+        if file.endswith('.py') and '-packages/' not in file and not file.startswith(elsewhere):
+            found[f'the code of {name}'] = _digest([pathlib.Path(file)])
+    return found
+
+
+def _digest(files: list[pathlib.Path]) -> str:
+    digest = hashlib.sha256()
+    for file in files:
+        content = file.read_bytes() if file.exists() else b''
+        digest.update(f'{file.name} {len(content)}\n'.encode() + content)
+    return digest.hexdigest()[:16]
+
+
+def _devices() -> dict[str, Any]:
+    import jax
+
+    first, *_ = devices = jax.local_devices()
+    return {'the devices of a process': f'{len(devices)} {first.device_kind} ({first.client.platform_version})'}
 
 
 def _given(args: argparse.Namespace) -> dict[str, str]:

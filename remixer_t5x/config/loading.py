@@ -13,9 +13,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import gin
-from gin.config_parser import IncludeStatement
+from gin.config_parser import ImportStatement, IncludeStatement
 
-from remixer_t5x.config import checks, errors, files, resolved, scan, t5x_macros, task_names
+from remixer_t5x.config import checks, errors, files, resolved, scan, t5x_macros, task_names, user_modules
 from remixer_t5x.config.bindings import Bindings, macros_read
 from remixer_t5x.config.scan import Binding, Place, Statement
 from remixer_t5x.errors import UserError, one_line
@@ -162,6 +162,7 @@ def _with_own_imports(binding: Binding, known: Bindings) -> Binding:
 
 
 def _is_installed(package: str) -> bool:
+    user_modules.allow(package)
     try:
         return importlib.util.find_spec(package) is not None
     except ValueError:  # a module that Python made itself, such as __main__
@@ -184,6 +185,9 @@ def _read(given: Given) -> list[Statement]:
     known = Bindings(found)
     found += [_with_own_imports(flag(name, text, known.imports), known) for name, text in given.flags]
     found += _macros(given.objects, Place('the caller', 0))
+    module = Bindings(found).macros.get(task_names.MODULE)
+    for name in (*reader.user_imports, *([str(module.value)] if module else [])):
+        user_modules.allow(name)
     return task_names.resolved(found)
 
 
@@ -197,6 +201,7 @@ class _FileReader:
     def __init__(self, search_paths: Sequence[str], model: Sequence[str]):
         self._search_paths, self._model = search_paths, model
         self.model_read = False
+        self.user_imports: list[str] = []
         self._open: list[pathlib.Path] = []
 
     def read(self, name: str, asked_by: str = '', by_us: bool = False, in_model: bool = False) -> list[Statement]:
@@ -220,8 +225,10 @@ class _FileReader:
             if isinstance(statement, IncludeStatement):
                 where = f'{file} line {statement.location.line_num}: '
                 found += self.read(statement.filename, where, shipped, in_model)
-            else:
-                found.append(statement)
+                continue
+            found.append(statement)
+            if isinstance(statement, ImportStatement) and not shipped:
+                self.user_imports.append(statement.module)
         self._open.pop()
         return found
 

@@ -49,7 +49,7 @@ def _identity(task: seqio.Task, split: str, use_cached: bool) -> Identity:
     if paths is None:
         return identity
     look = len(paths) <= LOOKED_INTO
-    marks = {name: _mark(path, look) for name, path in zip(_names(paths), paths, strict=True)}
+    marks = {name: mark(path, look) for name, path in zip(_names(paths), paths, strict=True)}
     identity.update(files=len(paths), hash=_digest('\n'.join(f'{name}\t{mark}' for name, mark in marks.items())))
     if look:
         identity['each'] = marks
@@ -87,7 +87,7 @@ def _names(paths: Sequence[str]) -> list[str]:
     return ['/'.join(folders[shared:]) for folders in parts]
 
 
-def _mark(path: str, look: bool) -> str:
+def mark(path: str, look: bool = True) -> str:
     """The size and, with `look`, a hash of the content of a local file; at most the size of a remote file."""
     if path.startswith(ADDRESSES):
         return _digest(path)

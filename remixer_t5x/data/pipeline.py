@@ -138,8 +138,8 @@ class Prepared:
     record: dict[str, Any]
 
 
-def prepare(config: DatasetConfig, model_vocab_size: int, look: bool = True) -> Prepared:
-    """Prepares what the task needs: a parsed corpus, a trained vocabulary. The fingerprint is None unless `look`.
+def prepare(config: DatasetConfig, model_vocab_size: int) -> Prepared:
+    """Prepares what the task needs: a parsed corpus, a trained vocabulary.
 
     Raises UserError if text cannot be read, or if the task can give ids that the model's table does not have.
     """
@@ -151,18 +151,12 @@ def prepare(config: DatasetConfig, model_vocab_size: int, look: bool = True) -> 
 
         encoder_batches.check_labels(source, config.labels)
     record = task_vocabulary.record(vocab)
-    if look and config.use_cached:
+    if config.use_cached:
         # This also makes seqio look for the cache there.
         cached_tasks.require(source, config.cache_dir, record)
-    data = fingerprint.data_fingerprint(source, config.split, config.use_cached) if look else None
+    data = fingerprint.data_fingerprint(source, config.split, config.use_cached)
     own = dataclasses.replace(config, mixture_or_task_name=source)
     return Prepared(own, vocab, {'task': source.name, 'vocabulary': record, 'data': data})
-
-
-def check_vocabulary(config: DatasetConfig, model_vocab_size: int) -> None:
-    """Raises UserError if the task can give ids that the model's table does not have."""
-    source = provider(config)
-    task_vocabulary.check_ids(source.name, task_vocabulary.of(source), model_vocab_size)
 
 
 def abstract_batch(config: DatasetConfig) -> dict[str, jax.ShapeDtypeStruct]:

@@ -10,20 +10,33 @@ import os
 import sys
 import threading
 import time
+from collections.abc import Mapping
 from typing import Any
 
 import jax
 
 from remixer_t5x.devices.jax_workarounds import client
-from remixer_t5x.errors import one_line
+from remixer_t5x.errors import UserError, one_line
 
 _FAILED = 'remixer_t5x/failed'
 _POLL_SECONDS = 1.0
 _FAREWELL_SECONDS = 5.0
 # Words in errors of connections between processes.
 _CONNECTIONS = ('Gloo', 'NCCL', 'UNAVAILABLE', 'coordination')
-_said = 0
-_met = 0
+# The index of this process and the number of processes, known before JAX has started its devices.
+_index, _count = 0, 1
+_calls = {'broadcast': 0, 'barrier': 0, 'check_same': 0}
+
+
+def connected(index: int, count: int) -> None:
+    """Sets the index of this process and the number of processes; `processes` calls it after connecting."""
+    global _index, _count
+    _index, _count = index, count
+
+
+def several() -> bool:
+    """Whether the run has several processes. Does not start JAX's devices."""
+    return _count > 1
 
 
 def broadcast(value: Any) -> Any:
@@ -31,31 +44,68 @@ def broadcast(value: Any) -> Any:
 
     Use it for facts that each process could see differently, such as which checkpoint is the newest.
     """
-    service = client()
-    if service is None or jax.process_count() == 1:
+    if not several():
         return value
-    global _said
-    _said += 1
-    key = f'remixer_t5x/said/{_said}'
-    if jax.process_index() == 0:
-        service.key_value_set(key, json.dumps(value))
+    key = _next_key('broadcast')
+    if _index == 0:
+        client().key_value_set(key, json.dumps(value))
         return value
-    while True:
-        try:
-            return json.loads(service.blocking_key_value_get(key, 10_000))
-        except jax.errors.JaxRuntimeError as error:
-            # The first process may be slow; if it is lost, the heartbeat ends this process.
-            if 'DEADLINE_EXCEEDED' not in str(error):
-                raise
+    return _get(key)
+
+
+def check_same(values: Mapping[str, Any]) -> None:
+    """Raises UserError on every process if a value (JSON) of any process differs from the first process's.
+
+    The error names the first difference, in the order of `values`. All processes call this in the same order, before
+    they do work that assumes equal values: otherwise they would compute different numbers, or wait for each other.
+    """
+    if not several():
+        return
+    key, difference = _next_key('check_same'), ''
+    if _index:
+        client().key_value_set(f'{key}/{_index}', json.dumps(values))
+    else:
+        first = json.loads(json.dumps(values))
+        for index in range(1, _count):
+            difference = difference or _difference(first, _get(f'{key}/{index}'), f'process {index}')
+    if difference := broadcast(difference):
+        raise UserError(difference)
 
 
 def barrier() -> None:
     """Returns once every process has called it equally often."""
-    if client() is not None and jax.process_count() > 1:
-        global _met
-        _met += 1
+    if several():
         # An hour means no limit: the heartbeat ends all processes if one is lost.
-        client().wait_at_barrier(f'remixer_t5x/met/{_met}', 3_600_000)
+        client().wait_at_barrier(_next_key('barrier'), 3_600_000)
+
+
+def _next_key(call: str) -> str:
+    _calls[call] += 1
+    return f'remixer_t5x/{call}/{_calls[call]}'
+
+
+def _get(key: str) -> Any:
+    while True:
+        try:
+            return json.loads(client().blocking_key_value_get(key, 10_000))
+        except jax.errors.JaxRuntimeError as error:
+            # The other process may be slow; if it is lost, the heartbeat ends this process.
+            if 'DEADLINE_EXCEEDED' not in str(error):
+                raise
+
+
+def _difference(first: Mapping[str, Any], other: Mapping[str, Any], process: str) -> str:
+    for name in {**first, **other}:
+        values = [str(side.get(name, 'absent')) for side in (first, other)]
+        if values[0] != values[1]:
+            # Long values are shown from shortly before their first difference on.
+            start = max(0, len(os.path.commonprefix(values)) - 40)
+            here, there = (value[start : start + 120] for value in values)
+            return (
+                f'{name} must be the same in all processes of a run, got {here} in process 0 and {there} in '
+                f'{process}; start all processes with the same command, code and data'
+            )
+    return ''
 
 
 class Watch:
@@ -85,7 +135,7 @@ class Watch:
         s.
         """
         self.close()
-        record = {'process': jax.process_index(), 'code': code, 'text': text}
+        record = {'process': _index, 'code': code, 'text': text}
         # Another process was first, or the coordinator is lost.
         with contextlib.suppress(jax.errors.JaxRuntimeError):
             client().key_value_set(_FAILED, json.dumps(record))
@@ -119,7 +169,7 @@ class Watch:
             client().wait_at_barrier(_FAILED, int(1000 * _FAREWELL_SECONDS))
         except jax.errors.JaxRuntimeError:
             return
-        if jax.process_index() == 0:
+        if _index == 0:
             time.sleep(0.5)
 
     def _say(self, text: str) -> None:

@@ -256,6 +256,7 @@ def _join(place: Place, waiting: int, heartbeat: int, saves: bool) -> None:
         initialization_timeout=waiting,
         heartbeat_timeout_seconds=heartbeat,
     )
+    collectives.connected(place.index, place.count)
 
 
 def _bind_address(address: str) -> str | None:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from remixer_t5x.data import pipeline, task_vocabulary
+from remixer_t5x.devices import collectives
 from remixer_t5x.devices.partition import Partitioner
 from remixer_t5x.errors import UserError
 from remixer_t5x.evaluation import classes, task_examples, task_metrics
@@ -81,6 +82,7 @@ class TaskEvaluator:
         task_vocabulary.check_ids(tasks[0].name, self.vocabulary, model.vocab_size)
         self._predictor = Predictor(model, partitioner, settings.decoding, _eos(self.vocabulary))
         self._examples = [task_examples.read(task, self.split, lengths, settings.examples) for task in tasks]
+        collectives.check_same({f'the examples of {one.task.name}': one.digest() for one in self._examples})
         self.notes += [note for examples in self._examples for note in examples.notes]
 
     @property

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -35,6 +36,10 @@ class TaskExamples:
     @property
     def targets(self) -> list[list[int]]:
         return [example['targets'].tolist() for example in self.examples]
+
+    def digest(self) -> str:
+        """A hash of the ids of all inputs and targets."""
+        return hashlib.sha256(repr((self.inputs, self.targets)).encode()).hexdigest()[:16]
 
     def texts(self, feature: str) -> list[str]:
         """`inputs` or `targets` as the text from before tokenisation."""

@@ -1,13 +1,14 @@
 """A model run on texts: what gin builds for `remixer-t5x infer`, and the parts of the run that follow from it."""
 
 import dataclasses
+import os
 from collections.abc import Iterable
 from typing import Any
 
 import jax
 
 from remixer_t5x.checkpoints import saved_params, watch
-from remixer_t5x.data import frames, task_vocabulary
+from remixer_t5x.data import fingerprint, frames, task_vocabulary
 from remixer_t5x.devices import collectives, partition
 from remixer_t5x.errors import UserError
 from remixer_t5x.evaluation import classes, predictions
@@ -42,9 +43,12 @@ class TextInference:
             interface.require(self.model, 'encode', 'infer --embed')
         elif not classes.is_classifier(self.model):
             interface.require(self.model, 'generate', 'infer without --embed')
-        if jax.process_count() > 1 and (self.inputs.is_stdin or self.output == '-'):
+        if collectives.several() and (self.inputs.is_stdin or self.output == '-'):
             raise UserError('with several hosts, --input and --output must be files that all of them see')
         task_vocabulary.check_ids('VOCABULARY', self.vocabulary, self.model.vocab_size)
+        if collectives.several():
+            texts = fingerprint.mark(os.path.expanduser(self.inputs.path))
+            collectives.check_same({'VOCABULARY': task_vocabulary.record(self.vocabulary), 'the texts of INPUT': texts})
 
     def step_folder(self) -> str:
         """The checkpoint's folder, the same on every process; the newest one, where `checkpoint` is a MODEL_DIR."""

@@ -4,9 +4,13 @@ import dataclasses
 import json
 import pathlib
 import re
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from markupsafe import Markup
+
+from remixer_t5x.errors import one_line
 from remixer_t5x.reports import curves, overview
 from remixer_t5x.reports.records import PLACES, TRAIN, Run
 from remixer_t5x.run_folder import model_dir
@@ -56,6 +60,7 @@ class Card:
         step: of the checkpoint.
         versions: of packages, from the checkpoint.
         origin: where converted weights came from, or empty.
+        needs_trust: whether `load` needs trust_gin=True, because model.gin names modules that are not ours.
     """
 
     name: str
@@ -68,6 +73,7 @@ class Card:
     step: int
     versions: Mapping[str, str]
     origin: str = ''
+    needs_trust: bool = False
 
 
 def write(folder: pathlib.Path, card: Card, run: Run | None) -> None:
@@ -84,15 +90,17 @@ def render(card: Card, run: Run | None, curve: str = '') -> str:
     first = {name: settings[name] for name in _FIRST if name in settings}
     others = {name: value for name, value in settings.items() if name not in first}
     kind = f'{KINDS[card.frame]} with {card.parameters:,} parameters'
+    command = ['remixer-t5x', 'convert', f'--from_hf={card.address}', f'--to=runs/{card.name.rpartition("/")[2]}']
     return _template().render(
         card=card,
+        command=Markup(shlex.join(map(one_line, [*command, *(['--trust_gin'] if card.needs_trust else [])]))),
         metadata=_metadata(card),
         summary=f'{kind}, trained with remixer_t5x.',
-        code=_code(card),
+        code=Markup(_code(card)),
         training=_training(card, run),
         settings=first,
         others=others,
-        data=next((f'`{settings[name]}`' for name in _DATA if name in settings), 'data that the run does not name'),
+        data=next((Markup(f'`{settings[name]}`') for name in _DATA if name in settings), 'data that it does not name'),
         results=list(_results(run)),
         curve=curve,
         versions=', '.join(f'{name} {version}' for name, version in card.versions.items()),
@@ -111,7 +119,7 @@ def _metadata(card: Card) -> dict[str, Any]:
 def _code(card: Card) -> str:
     # A local folder has no scheme.
     name = card.address if '://' in card.address or card.address[:1] in '/.~' else f'hf://{card.address}'
-    ours = f'import remixer_t5x\n\nmodel = remixer_t5x.load({name!r}{", trust_gin=True" if _is_own(card) else ""})'
+    ours = f'import remixer_t5x\n\nmodel = remixer_t5x.load({name!r}{", trust_gin=True" if card.needs_trust else ""})'
     use = {
         'encoder_decoder': "print(model.generate('The cat <extra_id_0> on the mat.')[0].text)",
         'decoder_only': "print(model.generate('The cat')[0].text)",
@@ -159,9 +167,17 @@ def _public(value: str) -> str:
     return re.sub(r'(?<![\w/:.])(~|/)[\w.@%+~-]*(/[\w.@%+*?~-]+)+', lambda path: path[0].rpartition('/')[2], value)
 
 
-def _in_a_cell(text: str) -> str:
-    text = ' '.join(text.replace('`', "'").replace('|', '\\|').split())
-    return text if len(text) <= _LONGEST else f'{text[:_LONGEST]}...'
+def _in_a_cell(text: str) -> Markup:
+    """The text for a code span in a table."""
+    text = one_line(text.replace('`', "'").replace('|', '\\|'))
+    return Markup(text if len(text) <= _LONGEST else f'{text[:_LONGEST]}...')
+
+
+def _escaped(value: Any) -> str:
+    """The value as plain text in Markdown: on one line, without markup, HTML or links; Markup stays as it is."""
+    if isinstance(value, Markup):
+        return value
+    return re.sub(r'([\\`*\[\]<>|]|(?<=:)/(?=/))', r'\\\1', one_line(str(value)))
 
 
 def _results(run: Run | None) -> Iterator[tuple[str, int, str, float]]:
@@ -182,7 +198,8 @@ def _template() -> Any:
         trim_blocks=True,
         lstrip_blocks=True,
         keep_trailing_newline=True,
+        finalize=_escaped,
     )
     # Every JSON value is YAML.
-    environment.filters['json'] = json.dumps
+    environment.filters['json'] = lambda value: Markup(json.dumps(value))
     return environment.get_template(TEMPLATE)

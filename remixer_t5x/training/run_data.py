@@ -29,12 +29,10 @@ class RunData:
         # Done here, before the first TensorFlow op.
         stream.hide_accelerators()
         learner, model = run.learner, run.learner.model
-        # The first process looks at the files for all processes.
-        prepared = pipeline.prepare(run.dataset, model.vocab_size, look=jax.process_index() == 0)
+        prepared = pipeline.prepare(run.dataset, model.vocab_size)
         self._dataset, self.vocabulary = prepared.config, prepared.vocabulary
         self.record = {
             **prepared.record,
-            'data': collectives.broadcast(prepared.record['data']),
             'batch_size': run.dataset.batch_size,
             'pack': run.dataset.pack,
             'feature_lengths': dict(run.dataset.task_feature_lengths),
@@ -43,8 +41,17 @@ class RunData:
         }
         self._partitioner, self._held_out = learner.partitioner, run.evaluation
         self._capture_period = min(run.periods.checkpoint_period, MOST_BATCHES_DRAWN_AGAIN)
+        records = {'training': prepared.record}
         if run.evaluation is not None and run.tasks is None:
-            pipeline.check_vocabulary(run.evaluation.dataset, model.vocab_size)
+            records['evaluation'] = pipeline.prepare(run.evaluation.dataset, model.vocab_size).record
+        collectives.check_same(
+            {
+                f'the {part} for {use}': record[part]
+                for use, record in records.items()
+                for part in ('vocabulary', 'data')
+            }
+        )
+        # It compares the examples that it reads.
         self.evaluator = TaskEvaluator(run.tasks, model, learner.partitioner) if run.tasks else None
         # A train step on the CPU needs most of the cores.
         self._threads = task_batches.threads_beside(jax.default_backend())

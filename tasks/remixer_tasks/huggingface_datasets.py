@@ -7,14 +7,16 @@ the run trains (see `streamed_text.StreamedCorpus`).
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import functools
-import os
+import glob
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from remixer_t5x import safe_paths
 from remixer_t5x.errors import UserError, one_line
 from remixer_tasks.benchmarks.sources import sources
 from remixer_tasks.corpora import text_shards
@@ -27,6 +29,11 @@ from remixer_tasks.pair_templates import Template
 from remixer_tasks.text_pairs import encode_pair
 
 Row = dict[str, Any]
+# The readers of `datasets` by the endings of files; others can follow names in the data, or unpickle.
+_KINDS = {
+    **{'.parquet': 'parquet', '.jsonl': 'json', '.ndjson': 'json', '.json': 'json'},
+    **{'.csv': 'csv', '.tsv': 'csv', '.txt': 'text'},
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,7 +42,7 @@ class HubDataset:
 
     Attributes:
         path: a folder, or a name on the hub.
-        name: of one of its configurations, where it has several.
+        name: of one of its configurations on the hub, or a folder in the folder; None if there is only one.
         revision: of the hub's repository; None is its newest, which may change.
         train_split: what to train on.
         validation_split: what is held out; None holds out `validation_fraction` of the rows by their hash.
@@ -112,22 +119,18 @@ class HubDataset:
                 f"{self.path} is read with Hugging Face's datasets, which is not here: "
                 "pip install 'remixer-t5x[hf_datasets]'"
             ) from error
-        folder = os.path.expanduser(self.path)
-        files: Mapping[str, Sequence[str]] = {}
+        folder = Path(self.path).expanduser()
         try:
-            if any(os.path.exists(os.path.join(folder, name)) for name in ('dataset_dict.json', 'state.json')):
-                found = datasets.load_from_disk(folder)
-                found = {'train': found} if isinstance(found, datasets.Dataset) else found
-                if streaming:
-                    files = {name: [file['filename'] for file in rows.cache_files] for name, rows in found.items()}
-                    found = {name: _in_shards(rows) for name, rows in found.items()}
+            if folder.is_dir():
+                found, files = _in_folder(folder, self.name, streaming)
             else:
-                place = folder if os.path.isdir(folder) else self.path
-                if streaming:
-                    builder = datasets.load_dataset_builder(place, self.name, revision=self.revision)
-                    found, files = builder.as_streaming_dataset(), builder.config.data_files or {}
-                else:
-                    found = datasets.load_dataset(place, self.name, revision=self.revision)
+                builder = datasets.load_dataset_builder(self.path, self.name, revision=self.revision)
+                addresses = [address for part in (builder.config.data_files or {}).values() for address in part]
+                if outside := [address for address in addresses if not address.startswith('hf://')]:
+                    raise UserError(f'{self.path} names {outside[0]}, which is not on the Hub; give another data set')
+                found, files = _built(builder, streaming)
+        except UserError:
+            raise
         except Exception as error:
             # It raises errors of many libraries: connections, file formats, names that do not exist.
             raise UserError(
@@ -136,6 +139,57 @@ class HubDataset:
         if split not in found:
             raise UserError(f'{self.path} has no split {split!r}; its splits are {", ".join(found)}')
         return found[split], files.get(split, ())
+
+
+def _in_folder(folder: Path, name: str | None, streaming: bool) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+    """The splits of a folder, and their files. Reads only data files in the folder.
+
+    The folder may be a stranger's: its README.md and state.json, which can name any file or address, are not read, and
+    a link that leaves the folder is refused.
+    """
+    import datasets
+
+    place = folder / (name or '')
+    if not place.is_dir():
+        raise UserError(f'HF_NAME is {name!r}; allowed are the names of folders in {folder}')
+    safe_paths.check_inside(folder)
+    saved = {part.name: part for part in sorted(place.iterdir()) if (part / 'state.json').exists()}
+    if (place / 'state.json').exists():
+        saved = {'train': place}
+    if saved:
+        files = {split: [str(file) for file in _saved_files(part)] for split, part in saved.items()}
+        found = {
+            split: datasets.concatenate_datasets([datasets.Dataset.from_file(file) for file in paths])
+            for split, paths in files.items()
+        }
+        return ({split: _in_shards(rows) for split, rows in found.items()} if streaming else found), files
+    patterns = datasets.data_files.get_data_patterns(str(place))
+    listed = datasets.data_files.DataFilesDict.from_patterns(patterns, base_path=str(place))
+    kinds = collections.Counter(kind for paths in listed.values() for file in paths if (kind := _kind(file)))
+    if not kinds:
+        raise UserError(f'{place} has no data; allowed are {", ".join(_KINDS)} files, also gzipped, or save_to_disk')
+    ((kind, _),) = kinds.most_common(1)
+    chosen = {split: [glob.escape(file) for file in paths if _kind(file) == kind] for split, paths in listed.items()}
+    chosen = {split: paths for split, paths in chosen.items() if paths}
+    options = {'sep': '\t'} if kind == '.tsv' else {}
+    return _built(datasets.load_dataset_builder(_KINDS[kind], data_files=chosen, **options), streaming)
+
+
+def _saved_files(folder: Path) -> list[Path]:
+    """What `save_to_disk` wrote, without the files that `datasets` caches next to it."""
+    return sorted([*folder.glob('data-*.arrow'), *folder.glob('dataset.arrow')])
+
+
+def _kind(file: str) -> str | None:
+    return next((suffix for suffix in Path(file).suffixes if suffix in _KINDS), None)
+
+
+def _built(builder: Any, streaming: bool) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+    files = builder.config.data_files or {}
+    if streaming:
+        return builder.as_streaming_dataset(), files
+    builder.download_and_prepare()
+    return builder.as_dataset(), files
 
 
 def _in_shards(rows: Any) -> Any:

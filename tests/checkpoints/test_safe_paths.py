@@ -6,7 +6,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from remixer_t5x.checkpoints import safe_paths
+from remixer_t5x import safe_paths
 from remixer_t5x.errors import UserError
 
 

@@ -2,8 +2,12 @@
 
 import json
 import pathlib
+import re
+import shlex
+import shutil
 
 import gin
+import markdown_it
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
@@ -11,9 +15,11 @@ from safetensors.numpy import load_file
 import remixer_t5x
 from remixer_t5x import UserError
 from remixer_t5x.cli.main import main
+from remixer_t5x.cli.report import runs
 from remixer_t5x.interop import converted
 from remixer_t5x.interop.hub import download
 from remixer_t5x.interop.safetensors import export
+from remixer_t5x.reports import model_card
 from tests.support import hf_folders, saved_run
 from tests.support.fake_hub import FakeHub
 
@@ -94,8 +100,12 @@ def test_weights_of_the_hubs_own_pull_request_are_taken(hub, t5, monkeypatch):
     assert not [name for name in hub.requests if 'refs%2Fpr%2F3' in name]
     from huggingface_hub import constants
 
+    download.folder_of(f'{FLAN}@refs/pr/3')
     monkeypatch.setattr(constants, 'HF_HUB_OFFLINE', True)
-    assert download.folder_of(FLAN) == folder
+    # The cache has both, and does not know who made them.
+    with pytest.raises(UserError, match='name one that you trust'):
+        download.folder_of(FLAN)
+    assert download.folder_of(f'{FLAN}@refs/pr/4') == folder
 
 
 def test_a_model_with_pickles_alone_is_refused_in_one_line(hub, t5, tmp_path, capsys):
@@ -145,9 +155,8 @@ def test_a_mixer_that_transformers_does_not_know_is_pushed_and_loaded(hub, run, 
     assert {'README.md', 'loss.png', 'config.json', 'model.gin', 'model.safetensors'} <= set(pushed)
     # Neither what the run read nor where it was goes with it.
     assert b'anna' not in pushed['model.gin'] and b'TRAIN_STEPS' not in pushed['model.gin']
-    with pytest.raises(UserError, match='trust_gin=True'):
-        remixer_t5x.load('hf://anna/fnet')
-    loaded = remixer_t5x.load('hf://anna/fnet', trust_gin=True)
+    assert b'trust_gin' not in pushed['README.md']
+    loaded = remixer_t5x.load('hf://anna/fnet')
     local = remixer_t5x.load(str(run))
     texts = ['a text', 'another']
     assert loaded.lengths == local.lengths
@@ -191,3 +200,86 @@ def test_nobody_logged_in_is_told_before_anything_is_read(hub, run, capsys, monk
     monkeypatch.setattr(huggingface_hub, 'get_token', lambda: None)
     assert 'hf auth login' in error_of(capsys, f'--checkpoint={run}', '--push_to_hub=anna/x')
     assert not hub.requests
+
+
+HOSTILE_GIN = [
+    'import os',
+    'from os import path',
+    'from remixer_t5x.cli import main',
+    'from remixer_t5x.layers.compile_target import jax',
+    'import stranger_module',
+    "include 'stranger.gin'",
+    'from remixer_tasks import huggingface_datasets',
+    'X = @os.system()',
+    'from remixer_t5x.layers import compile_target\nX = @compile_target.jax.distributed.initialize()',
+    'from remixer_t5x.layers import dense\nX = @dense._private',
+    'from remixer_t5x.layers import dense\nX = [{"y": @dense.nn.Dense}]',
+    'from remixer_t5x.layers import dense\ndense.functools.partial.func = 1',
+    'from remixer_t5x.layers import checks\nX = @checks.Any',
+    "os.system.command = 'touch x'",
+    "gin.macro.value = 'x'",
+    'X = @missing',
+]
+
+
+def hostile_copy(shared, folder, statement):
+    shutil.copytree(shared, folder)
+    with (folder / 'model.gin').open('a') as file:
+        file.write(f'\n{statement}\n')
+    return str(folder)
+
+
+@pytest.fixture(scope='module')
+def shared(run, tmp_path_factory):
+    folder = tmp_path_factory.mktemp('shared') / 'fnet'
+    assert main(['convert', f'--checkpoint={run}', f'--to_shared={folder}']) == 0
+    return folder
+
+
+@pytest.mark.parametrize('statement', HOSTILE_GIN)
+def test_a_strangers_model_gin_that_names_other_code_needs_consent(shared, tmp_path, capsys, monkeypatch, statement):
+    """On each way to run it: nothing of it has been imported when it is refused."""
+    (tmp_path / 'stranger_module.py').write_text('raise SystemExit("it ran")')
+    monkeypatch.syspath_prepend(tmp_path)
+    folder = hostile_copy(shared, tmp_path / 'copy', statement)
+    with pytest.raises(UserError, match='trust_gin=True') as error:
+        remixer_t5x.load(folder)
+    assert '\n' not in str(error.value)
+    assert '--trust_gin' in error_of(capsys, f'--from_hf={folder}', f'--to={tmp_path}/back')
+    assert not (tmp_path / 'back').exists()
+
+
+def test_consent_is_given_once(shared, tmp_path, monkeypatch):
+    (tmp_path / 'trusted_module.py').write_text('def use(number):\n    pass\n')
+    monkeypatch.syspath_prepend(tmp_path)
+    folder = hostile_copy(shared, tmp_path / 'copy', 'import trusted_module\ntrusted_module.use.number = 1')
+    remixer_t5x.load(folder, trust_gin=True)
+    assert main(['convert', f'--from_hf={folder}', f'--to={tmp_path}/back', '--trust_gin']) == 0
+
+
+def test_values_in_a_card_are_plain_text(run, monkeypatch):
+    """Kinds of metrics.jsonl, where weights came from, and names of folders may be a stranger's."""
+    hostile = '\n# heading\n[link](https://evil.example) <img src=x onerror=y> https://evil.example `code` | cell'
+    card = model_card.Card(
+        name=f'x;touch y{hostile}',
+        address=f"x;touch y'{hostile}\n```",
+        library='transformers',
+        frame='encoder_decoder',
+        parameters=1,
+        sublayers={hostile: [hostile]},
+        vocabulary=hostile,
+        step=7,
+        versions={hostile: hostile},
+        origin=hostile,
+    )
+    found = runs.read_all([str(run)])[0]
+    latest = {hostile: found.latest()['held_out']}
+    monkeypatch.setattr(type(found), 'latest', lambda self: latest)
+    text = model_card.render(card, found).split('---\n', 2)[2]
+    assert text.count('heading') > 5
+    html = markdown_it.MarkdownIt('commonmark').enable('table').render(text)
+    outside = re.sub(r'<pre>.*?</pre>', '', html, flags=re.DOTALL)
+    assert '<h1>heading' not in html and '<img' not in html and '<a ' not in html and '<h1>x;touch y' in html, html
+    assert not re.search('https://evil', re.sub(r'```.*?\n```\n', '', text, flags=re.DOTALL)) and 'heading' in outside
+    (command,) = [line for line in text.splitlines() if line.startswith('remixer-t5x convert')]
+    assert len(shlex.split(command)) == 4

@@ -120,7 +120,7 @@ def test_another_answer_is_refused_in_one_line(rows, labels, words):
 def test_labels_that_a_task_has_must_be_given(labels):
     config = labelled(answers('yes'), labels)
     with pytest.raises(UserError, match=r'a_task has 3 labels.*--gin.LABELS=\'\("no", "not", "yes"\)\''):
-        pipeline.prepare(config, 384, look=False)
+        pipeline.prepare(config, 384)
 
 
 def test_a_classifier_takes_no_packed_rows():

@@ -232,8 +232,8 @@ def test_mistakes_are_told_in_one_line(task, tiny):
     assert 'over 3 streams; use 6' in message(lambda: dataclasses.replace(config, streams=3))
     assert 'STREAMS = 8' in message(lambda: dataclasses.replace(config, streams=True))
     assert 'SEED = 0' in message(lambda: pipeline.DatasetConfig(task, LENGTHS, 4, seed=None))
-    assert 'set VOCAB_SIZE to 384' in message(lambda: pipeline.check_vocabulary(config, 256))
-    pipeline.check_vocabulary(config, 359)
+    assert 'set VOCAB_SIZE to 384' in message(lambda: pipeline.prepare(config, 256))
+    pipeline.prepare(config, 359)
 
 
 def test_an_empty_split_is_told(tiny):

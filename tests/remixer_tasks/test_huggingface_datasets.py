@@ -1,5 +1,8 @@
 """Data sets of Hugging Face's `datasets`, saved here and read back as corpora and tasks."""
 
+import json
+import shutil
+
 import pytest
 import seqio
 
@@ -82,7 +85,7 @@ def test_text_is_pretrained_on_and_a_position_goes_on_exactly(folder):
 @pytest.mark.parametrize(
     ('settings', 'templates', 'said'),
     [
-        ({'train_split': 'test'}, ('{question}', '{label}'), "no split 'test'; its splits are train, dev"),
+        ({'train_split': 'test'}, ('{question}', '{label}'), "no split 'test'; its splits are dev, train"),
         ({}, ('{questions}', '{label}'), "no column 'questions'; the columns are 'question', 'label', 'text'"),
         ({}, ('{question}', 'labels'), "TARGETS is 'labels' and the data has no column 'labels'"),
         ({}, ('{question', '{label}'), 'write columns in braces'),
@@ -104,3 +107,62 @@ def test_a_column_that_is_none_and_a_place_that_is_none(folder, tmp_path, monkey
     (tmp_path / 'empty').mkdir()
     with pytest.raises(UserError, match='cannot be read'):
         list(huggingface_datasets.corpus(HubDataset(str(tmp_path / 'empty'))).training_documents())
+
+
+HOSTILE = {
+    'a parent folder': '../secret/private.jsonl',
+    'an absolute path': '{secret}',
+    'a scheme': 'file://{secret}',
+    'a link': None,
+    'a folder link': None,
+    'state.json': None,
+}
+
+
+@pytest.mark.parametrize('streaming', [False, True])
+@pytest.mark.parametrize('how', HOSTILE)
+def test_a_folder_reads_nothing_outside_of_itself(folder, tmp_path, how, streaming):
+    """README.md of a folder may name any file, a link may lead to any, and so may state.json of `save_to_disk`."""
+    secret, stranger = tmp_path / 'secret' / 'private.jsonl', tmp_path / 'stranger'
+    secret.parent.mkdir()
+    secret.write_text('{"text": "private"}\n' * 300)
+    stranger.mkdir()
+    if how == 'state.json':
+        shutil.copytree(folder / 'rows', secret.parent, dirs_exist_ok=True)
+        shutil.copytree(folder / 'rows', stranger, dirs_exist_ok=True)
+        state = json.loads((stranger / 'state.json').read_text())
+        for file in stranger.glob('*.arrow'):
+            file.unlink()
+        state['_data_files'] = [{'filename': f'../secret/{file["filename"]}'} for file in state['_data_files']]
+        (stranger / 'state.json').write_text(json.dumps(state))
+    elif how == 'a link':
+        (stranger / 'train.jsonl').symlink_to(secret)
+    elif how == 'a folder link':
+        (stranger / 'data').symlink_to(secret.parent)
+    else:
+        (stranger / 'train.jsonl').write_text(''.join(f'{{"text": "public {row}"}}\n' for row in range(9)))
+        name = HOSTILE[how].format(secret=secret)
+        (stranger / 'README.md').write_text(f'---\nconfigs:\n- config_name: default\n  data_files: {name}\n---\n')
+    try:
+        corpus = huggingface_datasets.corpus(HubDataset(str(stranger), validation_fraction=0.3), streaming=streaming)
+        found = {
+            row['text'].decode()
+            for split in ('train', 'validation')
+            for row in corpus.source().get_dataset(split, False).as_numpy_iterator()
+        }
+    except UserError as error:
+        assert '\n' not in str(error) and HOSTILE[how] is None
+    else:
+        assert found == {f'public {row}' for row in range(9)}
+
+
+def test_a_configuration_is_a_folder_and_other_files_are_left(tmp_path):
+    for language in ('de', 'en'):
+        (tmp_path / language).mkdir()
+        (tmp_path / language / 'train[1].csv').write_text(f'text\nwords of {language}\nother {language}\n')
+        (tmp_path / language / 'LICENSE').write_text('none')
+    (tmp_path / 'README.md').write_text('---\nconfigs:\n- config_name: default\n  data_files: fr/*\n---\n')
+    corpus = huggingface_datasets.corpus(HubDataset(str(tmp_path), 'de'))
+    assert {*corpus.training_documents()} < {'words of de', 'other de'}
+    with pytest.raises(UserError, match="HF_NAME is 'fr'"):
+        list(huggingface_datasets.corpus(HubDataset(str(tmp_path), 'fr')).training_documents())

@@ -204,7 +204,7 @@ def test_the_split_of_validation_and_names_of_splits(folders, tmp_path):
     datasets.DatasetDict(train=rows, dev=rows.select(range(7))).save_to_disk(tmp_path / 'both')
     corpus = streamed(tmp_path / 'both', validation_split='dev')
     assert documents(corpus, 'validation') == ALL[:7] and documents(corpus, 'train') == ALL
-    with pytest.raises(UserError, match="no split 'test'; its splits are train, dev"):
+    with pytest.raises(UserError, match="no split 'test'; its splits are dev, train"):
         documents(streamed(tmp_path / 'both', train_split='test'), 'train')
 
 

@@ -1,5 +1,6 @@
 """What real processes of the command line do in test_several_processes: commands on a small task of text lines."""
 
+import json
 import os
 
 os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
@@ -7,8 +8,10 @@ os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
 import seqio
 import tensorflow as tf
 
-from remixer_t5x.cli import main
-from remixer_t5x.devices import processes
+from remixer_t5x.cli import main, process_flags
+from remixer_t5x.config import loading
+from remixer_t5x.devices import collectives, processes
+from remixer_t5x.errors import UserError
 from remixer_t5x.evaluation import checkpoint_evaluation  # noqa: F401 (imported once, for all)
 from remixer_t5x.inference import text_inference  # noqa: F401
 from remixer_t5x.training import loop  # noqa: F401
@@ -48,3 +51,19 @@ def work(file, commands, join):
     run = tf.autograph.experimental.do_not_convert(main.main)
     with processes.together(processes.Processes(**join), main.report_error, saves=True):
         return max(run(argv) for argv in commands)
+
+
+def compare_identities(gin_files, flags, join):
+    """Compares what processes share with each value in turn changed on process 1, and prints a JSON line for each:
+    its name, its value, and the error (None for the comparison without a change, which comes last)."""
+    loading.load(loading.Given(gin_files, flags))
+    with processes.together(processes.Processes(**join), main.report_error):
+        identity = process_flags.identity('train')
+        for name in [*identity, None]:
+            values = {**identity, name: 'changed'} if name and join['index'] else identity
+            try:
+                collectives.check_same(values)
+                error = None
+            except UserError as raised:
+                error = str(raised)
+            print(json.dumps([name, identity.get(name), error]))

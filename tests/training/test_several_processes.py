@@ -1,5 +1,6 @@
 """Real processes on loopback: the command line over two processes of four devices each against one of one device."""
 
+import base64
 import itertools
 import json
 import os
@@ -11,9 +12,10 @@ import signal
 import numpy as np
 import pytest
 
+from remixer_t5x.cli import process_flags
 from remixer_t5x.devices import processes as distributed
 from remixer_t5x.errors import UserError
-from tests.support import feed_forward, ports, several_processes
+from tests.support import feed_forward, paths, ports, several_processes
 from tests.support.compare_runs import last_step
 from tests.support.real_processes import Process
 
@@ -102,19 +104,22 @@ class Commands:
         self._file.write_text(''.join(f'{line}\n' for line in self.lines))
         self._number = itertools.count(1)
 
-    def start(self, *given):
-        """A process for each of `given`: its number of devices, its commands, and how it joins the others."""
+    def start(self, *given, folders=(None, None)):
+        """A process for each of `given`: its number of devices, its commands, and how it joins the others. `folders`
+        are their working directories; a folder with a file `lines.txt` has the task's lines."""
         return [
             Process(
                 several_processes.work,
-                str(self._file),
+                str(folder / 'lines.txt' if folder and (folder / 'lines.txt').exists() else self._file),
                 [[str(word) for word in command] for command in commands],
                 join,
                 output=self.folder / f'output{next(self._number)}.txt',
                 devices=devices,
+                folder=folder,
+                environment=paths.environment() | ({'REMIXER_T5X_CACHE': f'{folder}/cache'} if folder else {}),
                 compiled=self._compiled,
             )
-            for devices, commands, join in given
+            for (devices, commands, join), folder in zip(given, folders, strict=False)
         ]
 
     def run(self, *given):
@@ -304,10 +309,84 @@ def test_sigterm_on_one_process_stops_all_at_one_step_and_a_killed_one_ends_the_
 
 def test_a_mistake_in_one_process_ends_all_with_its_line(processes):
     command = train(processes.folder / 'mistaken', 'feed_forward')
-    (code, first), (own, second) = processes.run(*pair_by_flags(command, [], ['--gin.KEEP_CHECKPOINTS=0']))
+    (code, first), (own, second) = processes.run(
+        *pair_by_flags(command, [], [f'--gin.MODEL_DIR={processes.folder / "elsewhere"}'])
+    )
     assert (code, own) == (2, 2)
-    assert 'error (process 1): KEEP_CHECKPOINTS is 0' in second
-    assert 'error (process 0): process 1 has failed: KEEP_CHECKPOINTS is 0' in first
+    assert 'error (process 1): MODEL_DIR' in second and 'elsewhere is another folder' in second
+    assert 'error (process 0): process 1 has failed: MODEL_DIR' in first
+
+
+def test_each_value_that_processes_share_is_compared(tmp_path):
+    """Settings, versions, environment and code."""
+    flags = [('FILES', 'x.txt'), ('MODEL_DIR', 'x')]
+    join = {'address': f'127.0.0.1:{ports.reserve()}', 'count': 2}
+    environment = {**paths.environment(), 'XLA_FLAGS': '', 'JAX_ENABLE_X64': '0'}
+    arguments = [(['experiments/own_text.gin'], flags, {**join, 'index': index}) for index in (0, 1)]
+    started = [
+        Process(several_processes.compare_identities, *each, output=tmp_path / f'{index}', environment=environment)
+        for index, each in enumerate(arguments)
+    ]
+    outputs = [[line for line in output.splitlines() if line.startswith('[')] for _, output in _well(ended(started))]
+    outputs = [[line for line in lines if not line.startswith('[Gloo]')] for lines in outputs]
+    assert outputs[0] == outputs[1]
+    compared = {name: (value, error) for name, value, error in map(json.loads, outputs[0])}
+    assert compared.pop('null', None) is None and compared.pop(None)[1] is None
+    for name, (value, error) in compared.items():
+        assert name in error and str(value)[:20] in error and 'changed' in error and '\n' not in error
+    for name in ('LEARNING_RATE', 'BATCH_SIZE', 'TRAIN_STEPS', 'EVAL_PERIOD', 'FILES', 'SEED', 'the command'):
+        assert name in compared, compared.keys()
+    for name in ('version of jax', 'XLA_FLAGS', 'the code of remixer_t5x', f'the code of {several_processes.__name__}'):
+        assert name in compared, compared.keys()
+    assert not {*process_flags.MAY_DIFFER} & compared.keys()
+
+
+OWN_TEXT = ['--gin_file=data/own_text.gin', '--gin.TXT_DOCUMENTS=line', *gin({'FILES': 'text.txt', 'VOCAB_SIZE': 384})]
+
+
+@pytest.mark.parametrize(
+    ('what', 'named'),
+    [
+        ('setting', 'LEARNING_RATE'),
+        ('command', 'the command'),
+        ('devices', 'the devices of a process'),
+        ('lines', 'the data for training'),
+        ('text', 'the vocabulary for training'),
+        ('checkpoint', 'the checkpoint'),
+        ('examples', 'the examples of lines'),
+        ('input', 'the texts of INPUT'),
+    ],
+)
+def test_processes_that_differ_are_refused(runs, processes, tmp_path, what, named):
+    """Each process has its own disk, in the shape of a working directory, and reads files by the same names."""
+    folders = [tmp_path / 'first', tmp_path / 'second']
+    for folder, run in zip(folders, ('alone', 'together'), strict=True):
+        folder.mkdir()
+        if what in ('lines', 'examples'):
+            (folder / 'lines.txt').write_text(f'the lines of {run}\n' * 20)
+        words = [base64.b32encode(f'{run}{index**5}'.encode()).decode()[index % 9 :] for index in range(300)]
+        (folder / 'text.txt').write_text('\n'.join(' '.join(words[index:]) for index in range(250)))
+        (folder / 'checkpoint').symlink_to(processes.folder / run / 't5_1_1')
+    command = train(tmp_path / 'run', 'feed_forward')
+    if what == 'text':
+        command = [word for word in command if 'MIXTURE_OR_TASK_NAME' not in word] + OWN_TEXT
+    elif what == 'checkpoint':
+        command = train(tmp_path / 'run', 't5_1_1', INITIAL_CHECKPOINT_PATH='checkpoint')
+    elif what == 'examples':
+        command = ['eval', '--checkpoint=checkpoint', *model_flags(), '--gin.EVAL_BATCH_SIZE=16']
+    elif what == 'input':
+        vocabulary = f'--gin_file={_vocabulary_gin(tmp_path)}'
+        command = ['infer', '--checkpoint=checkpoint', *model_flags(), vocabulary, '--gin.INFER_BATCH_SIZE=8']
+        command += ['--input=text.txt', '--output=answers.jsonl']
+    pair = pair_by_flags(command, [], ['--gin.LEARNING_RATE=0.5'] if what == 'setting' else [])
+    if what == 'command':
+        pair[1][1][0][0] = 'finetune'
+    if what == 'devices':
+        pair[1] = (2, *pair[1][1:])
+    for index, (code, output) in enumerate(ended(processes.start(*pair, folders=folders))):
+        (line,) = [line for line in without_gloo(output) if line.startswith('error')]
+        assert code == 2 and line.startswith(f'error (process {index}): {named}') and 'in process 0 and' in line, output
+    assert not (tmp_path / 'run').exists() or what == 'checkpoint'
 
 
 def test_a_process_that_does_not_come_is_told(processes):

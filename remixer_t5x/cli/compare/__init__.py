@@ -22,7 +22,8 @@ from remixer_t5x.cli.command import Command
 from remixer_t5x.cli.compare import building, watching
 from remixer_t5x.errors import UserError
 
-PROGRAM = (sys.executable, '-m', 'remixer_t5x.cli.main')
+# -P: without it Python would look for its own modules in the current folder first.
+PROGRAM = (sys.executable, '-P', '-m', 'remixer_t5x.cli.main')
 COMMANDS = (train.TRAIN.name, train.FINETUNE.name)
 # In the folder of the sweep: the commands that have come to their end.
 FINISHED = 'finished.jsonl'

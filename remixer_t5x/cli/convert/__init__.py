@@ -23,6 +23,7 @@ _OF_A_MODEL = {'from_t5x', 'to_hf', 'to_t5x'}
 _READ_BY = {
     'dtype': ('to_hf', 'to_safetensors'),
     'vocabulary': ('from_hf',),
+    'trust_gin': ('from_hf',),
     'own_names': ('to_t5x',),
     'private': ('push_to_hub',),
     'base': ('to_adapters',),
@@ -51,6 +52,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument('--dtype', choices=('float32', 'bfloat16'), help=dtype)
     vocabulary = 'with --from_hf: the SentencePiece model, where the folder has none'
     parser.add_argument('--vocabulary', metavar='FILE', help=vocabulary)
+    trust = "with --from_hf: accept a model.gin that names modules outside of this package's models; gin runs code"
+    parser.add_argument('--trust_gin', action='store_true', default=None, help=trust)
     own_names = "with --to_t5x: keep our names of parameters, for t5x/*.gin and any model, instead of T5X's network's"
     parser.add_argument('--own_names', action='store_true', default=None, help=own_names)
 

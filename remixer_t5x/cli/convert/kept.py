@@ -18,6 +18,6 @@ def of_hugging_face(path: str) -> pathlib.Path:
     files = sorted((file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in source.glob('*.*'))
     folder = cache.root() / 'huggingface' / cache.key(str(source), files)
     if not saved_params.steps_in(model_dir.absolute(str(folder)) / model_dir.CHECKPOINTS):
-        arguments = argparse.Namespace(from_hf=path, to=str(folder), vocabulary=None)
+        arguments = argparse.Namespace(from_hf=path, to=str(folder), vocabulary=None, trust_gin=None)
         described.CONVERSIONS['from_hf', 'to'](arguments)
     return folder

@@ -13,6 +13,7 @@ from remixer_t5x.api import saved_models
 from remixer_t5x.cli.convert import with_model
 from remixer_t5x.cli.convert.checks import check_same, say, size
 from remixer_t5x.cli.report import runs
+from remixer_t5x.config import foreign_gin
 from remixer_t5x.data import task_vocabulary
 from remixer_t5x.errors import UserError
 from remixer_t5x.interop import converted
@@ -69,6 +70,7 @@ def _write(args: argparse.Namespace, folder: pathlib.Path, name: str, address: s
         step=step,
         versions=record.get('versions', {}),
         origin=download.origin(str(record['converted_from'])) if record.get('converted_from') else '',
+        needs_trust=library == 'remixer_t5x' and bool(foreign_gin.first_foreign(gin_text, checkpoint)),
     )
     model_card.write(folder, card, _run_of(checkpoint))
     return step
@@ -105,10 +107,14 @@ def _sublayers(module: nn.Module) -> dict[str, list[str]]:
 
 
 def read(args: argparse.Namespace, folder: pathlib.Path) -> None:
-    """`--from_hf=NAME --to=MODEL_DIR` of a folder that `_write_own` wrote. Its gin text is not run."""
+    """`--from_hf=NAME --to=MODEL_DIR` of a folder that `_write_own` wrote. Its gin text is not run here, but later
+    commands load it from MODEL_DIR; so it has to be harmless or trusted.
+    """
     if args.vocabulary is not None:
         raise UserError(f'--vocabulary is for a T5; {folder} has its own: leave it out')
     shared = shared_folder.read(folder)
+    if not args.trust_gin:
+        saved_models.check_gin(shared, f'remixer-t5x convert --from_hf={args.from_hf} --to={args.to} --trust_gin')
     target = converted.claim(args.to)
     say('reading', str(folder))
     params, step, record = shared.params()
@@ -119,6 +125,6 @@ def read(args: argparse.Namespace, folder: pathlib.Path) -> None:
     written = converted.write(target, params, step, {**record, 'config': text, 'converted_from': str(folder)})
     say('read', size(params))
     say('checkpoint', str(written))
-    say('model', f'{target / model_dir.CONVERTED}: gin runs code; read it before you use it')
+    say('model', f'{target / model_dir.CONVERTED}')
     check_same(export.first_difference(params, converted.read(str(target))[0]), target)
     say('check', 'every parameter, read back, is what was read, bit by bit')

@@ -77,12 +77,13 @@ def _converted(hub: Any, name: str, main: pathlib.Path) -> str | None:
                 return f'{_PULL_REQUESTS}{one.num}'
         return None
     except Exception as error:
-        # main is CACHE/models--NAME/snapshots/COMMIT, and the cache keeps the commit of refs/pr/N in refs/refs/pr/N.
-        folder = main.parents[1] / 'refs' / _PULL_REQUESTS
-        held = [int(file.name) for file in folder.iterdir() if file.name.isdecimal()] if folder.is_dir() else []
-        if not held or not client.is_of_the_hub(error):
+        if not client.is_of_the_hub(error):
             raise
-        return f'{_PULL_REQUESTS}{max(held)}'
+        # The cache does not say who made a pull request.
+        raise UserError(
+            f'{name} has no safetensors in main, and the Hub does not say now whose pull requests have them; connect, '
+            f'or name one that you trust, as in {name}@{_PULL_REQUESTS}1'
+        ) from error
 
 
 def _without_weights(name: str) -> str:

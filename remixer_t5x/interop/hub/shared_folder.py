@@ -17,8 +17,7 @@ from typing import Any
 
 from flax import traverse_util
 
-from remixer_t5x import untrusted_files
-from remixer_t5x.checkpoints import safe_paths
+from remixer_t5x import safe_paths, untrusted_files
 from remixer_t5x.errors import UserError
 from remixer_t5x.interop.huggingface import config as hf_config
 from remixer_t5x.interop.huggingface import gpt2

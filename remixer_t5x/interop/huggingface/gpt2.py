@@ -14,8 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from remixer_t5x import untrusted_files
-from remixer_t5x.checkpoints import safe_paths
+from remixer_t5x import safe_paths, untrusted_files
 from remixer_t5x.errors import UserError
 from remixer_t5x.interop.huggingface import arrays, one_stack
 from remixer_t5x.interop.huggingface.arrays import Parameter

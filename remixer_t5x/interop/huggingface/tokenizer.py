@@ -9,8 +9,7 @@ from typing import Any
 
 from etils import epath
 
-from remixer_t5x import untrusted_files
-from remixer_t5x.checkpoints import safe_paths
+from remixer_t5x import safe_paths, untrusted_files
 from remixer_t5x.errors import UserError
 
 MODEL = 'spiece.model'

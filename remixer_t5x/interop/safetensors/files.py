@@ -9,8 +9,7 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
-from remixer_t5x import untrusted_files
-from remixer_t5x.checkpoints import safe_paths
+from remixer_t5x import safe_paths, untrusted_files
 from remixer_t5x.errors import UserError
 from remixer_t5x.interop.safetensors import header
 

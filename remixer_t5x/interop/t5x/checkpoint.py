@@ -18,7 +18,8 @@ import tensorstore as ts
 from etils import epath
 from flax import serialization, traverse_util
 
-from remixer_t5x.checkpoints import manager, safe_paths, untrusted
+from remixer_t5x import safe_paths
+from remixer_t5x.checkpoints import manager, untrusted
 from remixer_t5x.errors import UserError
 from remixer_t5x.interop.huggingface import config as hf_config
 from remixer_t5x.interop.t5x import names as t5x_names

@@ -61,7 +61,7 @@ class Workers:
         if self._closed:
             raise RuntimeError('these workers are closed')
         code = _START.format(path=sys.path)
-        process = subprocess.Popen([sys.executable, '-c', code], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        process = subprocess.Popen([sys.executable, '-P', '-c', code], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         self._all.append(process)
         return process
 

@@ -15,6 +15,7 @@ import numpy as np
 
 from remixer_t5x.errors import UserError
 from remixer_t5x.lazy import seqio, tf
+from remixer_tasks.vocabulary import tokenizer_json
 
 CLS, SEP, UNKNOWN, PAD, MASK = '[CLS]', '[SEP]', '[UNK]', '[PAD]', '[MASK]'
 
@@ -110,10 +111,14 @@ def read(path: str, lowercase: bool = True) -> Any:
         if path.endswith('.txt'):
             found = tokenizers.BertWordPieceTokenizer(path, lowercase=lowercase)._tokenizer
         else:
-            found = tokenizers.Tokenizer.from_file(path)
+            found = tokenizer_json.wordpiece(path)
+    except UserError:
+        raise
     except Exception as error:
         # The library raises Exception itself.
         raise UserError(f'{path} cannot be read as a tokenizer ({str(error).splitlines()[0]:.100})') from error
+    if found.token_to_id(UNKNOWN) is None:
+        raise UserError(f'{path} has no {UNKNOWN}, which BERT needs; give the tokenizer of a BERT')
     if found.token_to_id(PAD) != 0:
         raise UserError(f'{path} has {PAD} as id {found.token_to_id(PAD)}; allowed is 0, as in published BERTs')
     return found

@@ -1,0 +1,58 @@
+"""Lets gin import the user's own modules from the current folder, and nothing else from there.
+
+The current folder may be somebody else's, so it is not on `sys.path`: libraries try to import optional packages that
+are not installed, and would run a file of that name. Importable are the modules that the user's gin files and flags
+name, and the modules of the folder that those import in turn.
+"""
+
+import ast
+import importlib.abc
+import importlib.machinery
+import pathlib
+import sys
+from collections.abc import Iterator
+
+
+class _CurrentFolder(importlib.abc.MetaPathFinder):
+    """Finds top-level modules in `folder` by the names in `allowed`, after all other finders."""
+
+    def __init__(self, folder: str):
+        self._folder = folder
+
+    def find_spec(self, name: str, path: object = None, target: object = None) -> importlib.machinery.ModuleSpec | None:
+        if path is not None or name not in _allowed:
+            return None
+        spec = importlib.machinery.PathFinder.find_spec(name, [self._folder])
+        if spec is not None:
+            _allowed.update(_imported(spec))
+        return spec
+
+
+_allowed: set[str] = set()
+
+
+def install(folder: str) -> None:
+    """Looks in `folder` for modules that `allow` names; for a process of the command line."""
+    sys.meta_path[:] = [finder for finder in sys.meta_path if not isinstance(finder, _CurrentFolder)]
+    sys.meta_path.append(_CurrentFolder(folder))
+
+
+def allow(module: str) -> None:
+    """Allows a module that the user names, such as `my_mixers` or `my_package.tasks`."""
+    _allowed.add(module.partition('.')[0])
+
+
+def _imported(spec: importlib.machinery.ModuleSpec) -> Iterator[str]:
+    """Top-level names that the files of a module or package import anywhere in their text."""
+    folders = [pathlib.Path(folder) for folder in spec.submodule_search_locations or ()]
+    files = [file for folder in folders for file in folder.rglob('*.py')] or [pathlib.Path(spec.origin or '')]
+    for file in files:
+        try:
+            tree = ast.parse(file.read_bytes())
+        except (OSError, SyntaxError, ValueError):
+            continue  # The import itself says what is wrong.
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Import):
+                yield from (name.name.partition('.')[0] for name in node.names)
+            elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+                yield node.module.partition('.')[0]

@@ -1,0 +1,106 @@
+"""Hostile tokenizer.json files: each is refused in one line, or gives a tokenizer that encodes without harm.
+
+Each is read in a process of its own, because the library that would read them aborts the process or never returns.
+"""
+
+import copy
+import json
+import time
+
+import pytest
+
+from remixer_t5x.errors import UserError
+from tests.support.real_processes import Process
+
+tokenizers = pytest.importorskip('tokenizers', reason='tokenizers is not installed: pip install tokenizers')
+
+PIECES = ['[PAD]', '[UNK]', '[CLS]', '[SEP]', '[MASK]', 'a', 'é', 'e', 'text', '##s', 'of', 'words', '##a', '.']
+TEXTS = ['a texts of words.', 'É A text [MASK] of', 'the 東 unknown', '', ' \0\t a ', 'a' * 99, 'a' * 101, 'xyz[NEW]s']
+ADDED = {'single_word': False, 'lstrip': False, 'rstrip': False, 'normalized': False, 'special': True}
+REPLACE = {'type': 'Replace', 'pattern': {'String': 'a'}, 'content': 'a' * 10}
+# Where in the file, and what is there.
+HOSTILE = [
+    ('normalizer', {'type': 'Precompiled', 'precompiled_charsmap': 'AAAA'}),
+    ('normalizer', {'type': 'Sequence', 'normalizers': [REPLACE] * 12}),
+    ('normalizer', {'type': 'Replace', 'pattern': {'Regex': '(a|aa)+$'}, 'content': 'b'}),
+    ('normalizer.lowercase', 3),
+    ('normalizer', [1]),
+    ('pre_tokenizer', {'type': 'Split', 'pattern': {'Regex': '(a|aa)+$'}, 'behavior': 'Isolated', 'invert': False}),
+    ('pre_tokenizer', None),
+    ('post_processor', {'type': 'TemplateProcessing', 'single': [{'SpecialToken': {'id': 'x', 'type_id': 0}}]}),
+    ('padding', {'strategy': {'Fixed': 8589934592}, 'direction': 'Right', 'pad_id': 0, 'pad_token': '[PAD]'}),
+    ('truncation', {'max_length': 0, 'strategy': 'LongestFirst', 'stride': 9}),
+    ('decoder', {'type': 'Strip', 'content': 'a', 'start': 10**18, 'stop': 10**18}),
+    ('model', {'type': 'Unigram', 'vocab': [['a', 0.0]], 'unk_id': 7}),
+    ('model', None),
+    ('model.max_input_chars_per_word', 10**9),
+    ('model.max_input_chars_per_word', -1),
+    ('model.max_input_chars_per_word', True),
+    ('model.unk_token', 'missing'),
+    ('model.unk_token', None),
+    ('model.continuing_subword_prefix', ''),
+    ('model.continuing_subword_prefix', 3),
+    ('model.vocab', {**{piece: index for index, piece in enumerate(PIECES)}, 'far': 2**32 - 1}),
+    ('model.vocab', {**{piece: index for index, piece in enumerate(PIECES)}, 'twice': 3}),
+    ('model.vocab', {**{piece: index for index, piece in enumerate(PIECES)}, 'minus': -1}),
+    ('model.vocab', {**{piece: index for index, piece in enumerate(PIECES)}, '': len(PIECES)}),
+    ('model.vocab', PIECES),
+    ('model.vocab', {}),
+    ('added_tokens', [{'id': 2**63, 'content': '[NEW]', **ADDED}]),
+    ('added_tokens', [{'id': 2, 'content': '', **ADDED}]),
+    ('added_tokens', [{'id': len(PIECES) + 3, 'content': '[NEW]', **ADDED}]),
+    ('added_tokens', ['[NEW]']),
+    ('added_tokens', 3),
+    ('added_tokens', [{'id': len(PIECES), 'content': '[NEW]', **ADDED, 'lstrip': 'yes'}]),
+]
+
+
+def content(**flags):
+    """What BERT's tokenizer.json contains, with one token more."""
+    vocab = {piece: index for index, piece in enumerate(PIECES)}
+    tokenizer = tokenizers.BertWordPieceTokenizer(vocab, **flags)
+    tokenizer.add_special_tokens(['[NEW]'])
+    return json.loads(tokenizer.to_str())
+
+
+@pytest.mark.parametrize('flags', [{}, {'lowercase': False}, {'strip_accents': False}, {'clean_text': False}])
+def test_ids_and_texts_are_those_of_the_library(tmp_path, flags):
+    from remixer_tasks.vocabulary import wordpiece
+
+    path = tmp_path / 'tokenizer.json'
+    path.write_text(json.dumps(content(**flags)))
+    ours, theirs = wordpiece.read(str(path)), tokenizers.Tokenizer.from_file(str(path))
+    for text in TEXTS:
+        ids = theirs.encode(text, add_special_tokens=False).ids
+        assert ours.encode(text, add_special_tokens=False).ids == ids
+        for skip in (False, True):
+            assert ours.decode(ids, skip_special_tokens=skip) == theirs.decode(ids, skip_special_tokens=skip)
+    assert ours.get_vocab(True) == theirs.get_vocab(True)
+
+
+def read(path):
+    """Prints 'refused', or encodes the longest word that a document may have."""
+    from remixer_tasks.vocabulary import wordpiece
+
+    begun = time.monotonic()
+    try:
+        tokenizer = wordpiece.read(path)
+        for text in ('a' * 200_000, 'a text of words'):
+            tokenizer.encode(text, add_special_tokens=False)
+    except UserError as error:
+        assert len(str(error).splitlines()) == 1 and len(str(error)) < 500
+    assert time.monotonic() - begun < 20
+
+
+def test_hostile_files_do_no_harm(tmp_path):
+    started = []
+    for number, (place, value) in enumerate(HOSTILE):
+        changed = copy.deepcopy(content())
+        *parents, name = place.split('.')
+        inner = changed[parents[0]] if parents else changed
+        inner[name] = value
+        path = tmp_path / f'{number}.json'
+        path.write_text(json.dumps(changed))
+        started.append((place, value, Process(read, str(path), output=tmp_path / f'{number}.txt')))
+    bad = [(place, value, process.output()) for place, value, process in started if process.wait(60)]
+    assert not bad, bad

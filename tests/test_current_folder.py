@@ -1,0 +1,95 @@
+"""Commands run no Python file of the current folder, except for modules that the user's gin files and flags name."""
+
+import subprocess
+import sys
+
+import pytest
+
+from remixer_t5x.cli import compare
+from remixer_t5x.cli.command import KEEP_BUFFERS
+from tests.support import paths
+
+TRAP = 'open({log!r}, "a").write(f"{{__name__}}\\n")\n'
+# Runs commands in one process. Whatever module Python looks for, a file of that name is in the folder by then.
+SCRIPT = """
+import importlib, os, sys
+from remixer_t5x.cli import main
+from remixer_tasks.files import workers
+
+class SetTraps:
+    def find_spec(self, name, path=None, target=None):
+        if path is None and not (os.path.exists(name) or os.path.exists(f'{name}.py')):
+            open(f'{name}.py', 'w').write(TRAP)
+            importlib.invalidate_caches()
+
+sys.meta_path.insert(0, SetTraps())
+for command in COMMANDS:
+    sys.argv = ['remixer-t5x', *command]
+    code = main.main()
+    print('exit code', code, command, flush=True)
+    assert code == 0
+assert list(workers.in_order([(range, (3,))], 1)) == [0, 1, 2]
+"""
+TINY = ['--gin_file=models/t5_1_1.gin', '--gin_file=sizes/tiny.gin']
+OWN_TEXT = [
+    *('--gin_file=experiments/own_text.gin', '--model=t5_1_1', '--gin_file=sizes/tiny.gin'),
+    *('--gin_file=hardware/cpu.gin', '--gin.FILES=text.txt', '--gin.TXT_DOCUMENTS=line', '--gin.VOCAB_SIZE=384'),
+    *('--gin.VOCABULARY=@vocabularies.byte()', "--gin.TASK_FEATURE_LENGTHS={'inputs': 32, 'targets': 16}"),
+    *('--gin.BATCH_SIZE=2', '--gin.TRAIN_STEPS=1', '--gin.EVAL_PERIOD=None', '--gin.MODEL_DIR=run'),
+]
+USER = ['--gin_file=mixers.gin', '--gin.ENCODER_FEED_FORWARD=@my_package.mixers.Another']
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A stranger's folder: a file of the name of each module of the standard library, and what libraries try."""
+    names = {*sys.stdlib_module_names, 'libtpu', 'zstandard', 'cloudpickle', 'brotli', 'jax_cuda12_plugin'}
+    for name in names - {'antigravity'}:
+        (tmp_path / f'{name}.py').write_text(TRAP.format(log=str(tmp_path / 'log')))
+    (tmp_path / 'jax_plugins' / 'stranger').mkdir(parents=True)
+    (tmp_path / 'jax_plugins' / 'stranger' / '__init__.py').write_text(TRAP.format(log=str(tmp_path / 'log')))
+    (tmp_path / 'text.txt').write_text(''.join(f'a line of text, number {number}\n' for number in range(200)))
+    return tmp_path
+
+
+def run(folder, *commands):
+    trap = TRAP.format(log=str(folder / 'log'))
+    script = folder.parent / 'script.py'
+    script.write_text(f'TRAP, COMMANDS = {trap!r}, {commands!r}\n{SCRIPT}')
+    environment = paths.environment(REMIXER_T5X_CACHE=str(folder / 'cache'), **KEEP_BUFFERS)
+    # As for the console script, the folder of the script is on sys.path.
+    done = subprocess.run(
+        [sys.executable, '-P', str(script)], cwd=folder, env=environment, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_a_command_runs_nothing_of_a_strangers_folder(folder):
+    run(
+        folder,
+        ['info', *TINY],
+        ['data', 'list'],
+        ['train', *OWN_TEXT],
+        ['report', 'run'],
+        ['infer', '--checkpoint=run', '--input=text.txt', '--output=answers.jsonl', '--gin.INFER_BATCH_SIZE=200'],
+        ['convert', '--checkpoint=run', '--to_shared=shared'],
+    )
+    children = subprocess.run([*compare.PROGRAM, '--version'], cwd=folder, env=paths.environment(), capture_output=True)
+    assert children.returncode == 0, children.stderr
+    assert not (folder / 'log').exists(), (folder / 'log').read_text()
+    assert (folder / 'brotli.py').exists() and len(list(folder.glob('*.py'))) > len(sys.stdlib_module_names)
+
+
+def test_modules_that_gin_files_and_flags_name_are_found(folder):
+    """With what they import from the folder; libraries that do so find nothing there."""
+    (folder / 'my_mixers.py').write_text('def make():\n    pass\nfrom my_helpers import FNet as Mine\n')
+    (folder / 'my_helpers.py').write_text('from remixer_t5x.sublayers.fnet import FNet\n')
+    (folder / 'my_package').mkdir()
+    (folder / 'my_package' / 'mixers.py').write_text('from my_mixers import Mine as Another\n')
+    (folder / 'mixers.gin').write_text(
+        'from __gin__ import dynamic_registration\nimport my_mixers\nENCODER_MIXER = @my_mixers.Mine\n'
+    )
+    output = run(folder, ['info', *TINY, *USER])
+    assert output.count('f_net') >= 2
+    assert not (folder / 'log').exists(), (folder / 'log').read_text()
