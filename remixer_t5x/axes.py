@@ -19,5 +19,21 @@ POSITIONS_OUT = 'positions_out'  # rows of a learned token-mixing matrix: the po
 POSITIONS_IN = 'positions_in'  # columns of a learned token-mixing matrix: the positions read from
 TOKEN_MLP = 'token_mlp'  # hidden units of an MLP along tokens, or of a generated one
 MECHANISMS = 'mechanisms'  # groups of features that do not mix, or mix by attention alone
-LORA_RANK = 'lora_rank'  # rows of the second matrix of an adapter, which starts at zero
+LORA_RANK = 'lora_rank'  # between the two matrices of an adapter; the second, whose rows it counts, starts at zero
+OUTPUTS = 'outputs'  # what a head or a score computes: a classifier's labels, one number for a mechanism
 LAYERS = 'layers'  # equal layers of a run, stacked by scan; never sharded
+
+# None is the axis of a small matrix that nothing splits.
+_FEATURES = {EMBED, MLP, JOINED_KV, TOKEN_MLP, None}
+_STACKED = {LAYERS, HEADS, MECHANISMS}
+_TOKEN_TYPES = (None, EMBED)
+
+
+def is_hidden_matrix(names: tuple[str | None, ...]) -> bool:
+    """Whether the last two axes of a parameter map features or hidden units to others, and all axes before them stack
+    such matrices.
+
+    Embeddings, output projections, adapters, vectors, and everything along positions or distances are not.
+    """
+    stacked, ends = {*names[:-2]}, names[-2:]
+    return len(ends) == 2 and {*ends} <= _FEATURES and ends != _TOKEN_TYPES and stacked <= _STACKED

@@ -102,7 +102,7 @@ def _added(params: Params, layers: list[str], rank: int, rng: jax.Array) -> Para
         # By the name, so that adapting one layer more does not change the others.
         key = jax.random.fold_in(rng, zlib.crc32(name.encode()))
         first = jax.random.normal(key, (*stacked, wide, rank)) * wide**-0.5
-        flat[f'{name}/{LORA_IN}'] = nn.LogicallyPartitioned(first, (*over, inward, None))
+        flat[f'{name}/{LORA_IN}'] = nn.LogicallyPartitioned(first, (*over, inward, axes.LORA_RANK))
         second = jnp.zeros((*stacked, rank, features))
         flat[f'{name}/{LORA_OUT}'] = nn.LogicallyPartitioned(second, (*over, axes.LORA_RANK, outward))
     return traverse_util.unflatten_dict(flat, sep='/')

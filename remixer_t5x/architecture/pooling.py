@@ -49,4 +49,6 @@ class ClassifierHead(nn.Module):
         dense = Dense(pooled.shape[-1], (axes.EMBED, None), _INIT, use_bias=True, name='dense')
         pooled = jnp.tanh(dense(pooled))
         pooled = nn.Dropout(self.dropout_rate)(pooled, deterministic=ctx.deterministic)
-        return Dense(self.outputs, (axes.EMBED, None), _INIT, use_bias=True, name='output')(pooled.astype(jnp.float32))
+        return Dense(self.outputs, (axes.EMBED, axes.OUTPUTS), _INIT, use_bias=True, name='output')(
+            pooled.astype(jnp.float32)
+        )

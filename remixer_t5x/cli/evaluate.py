@@ -80,7 +80,7 @@ def _evaluate(settings: CheckpointEvaluation, quantize: str | None = None) -> No
                 continue
             place = settings.folder_of_results(folder)
             if quantize:
-                params, place = int8.rounded_in_place(params), f'{place}_{quantize}'
+                params, place = int8.rounded_in_place(settings.model, params), f'{place}_{quantize}'
             if place not in outlets and jax.process_index() == 0:
                 outlets[place] = results.Results(place)
             reports = evaluator.evaluate(params, folder, outlets.get(place))

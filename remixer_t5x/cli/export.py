@@ -66,7 +66,7 @@ def _export(args: argparse.Namespace, settings: TextInference, folder: pathlib.P
     step = settings.step_folder()
     _say('reading', step)
     exact = int8.flat(settings.restore(step))
-    weights = int8.quantized(exact) if args.quantize else exact
+    weights = int8.quantized(model, exact) if args.quantize else exact
     folder.mkdir(parents=True)
     contents = _contents(args, settings, made, lengths, folder, step)
     if STABLEHLO in args.formats:

@@ -39,6 +39,7 @@ DEFAULT_RULES: Rules = (
     ('layers', None),
     ('length', None),
     ('lora_rank', None),
+    ('outputs', None),
     ('mechanisms', None),
     ('positions_in', None),
     ('positions_out', None),

@@ -115,7 +115,7 @@ def _low_rank(module: nn.Module, x: Any, matmul: Callable[[Any, jax.Array], Any]
     first, second = (module.get_variable('params', name) for name in (LORA_IN, LORA_OUT))
     *groups, inward, outward = module.axes
     dtype = jax.tree.leaves(x)[0].dtype
-    first = whole_rows(first, (*groups, inward, None), dtype)
+    first = whole_rows(first, (*groups, inward, axes.LORA_RANK), dtype)
     second = whole_rows(second, (*groups, axes.LORA_RANK, outward), dtype)
     # The order makes it cheap: the product of the two is as large as the kernel.
     return matmul(matmul(x, first), second)

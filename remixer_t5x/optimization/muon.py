@@ -1,7 +1,7 @@
 """Muon: momentum whose matrices are made orthogonal (Jordan et al. 2024, github.com/KellerJordan/Muon).
 
-optax has the rule; this module says which parameters are matrices of it. A stack's layers, the heads of a generated MLP
-and groups of features are leading axes, and each of their matrices is orthogonalised by itself.
+optax has the rule; the logical axes of a parameter decide whether Muon updates it. A stack's layers, the heads of a
+generated MLP and groups of features are leading axes, and each of their matrices is orthogonalised by itself.
 """
 
 import math
@@ -17,11 +17,6 @@ from remixer_t5x import axes
 from remixer_t5x.optimization.optimizer import Optimizer, check_range, with_decay
 from remixer_t5x.optimization.schedules import Schedule
 
-# The two ends of a matrix between features or hidden units. None is the axis of a small matrix that nothing splits.
-_FEATURES = {axes.EMBED, axes.MLP, axes.JOINED_KV, axes.TOKEN_MLP, None}
-_GROUPS = {axes.LAYERS, axes.HEADS, axes.MECHANISMS}
-# [types, embed] is a table of embeddings.
-_EMBEDDING = (None, axes.EMBED)
 # The RMS of AdamW's updates, by measurement of Liu et al.
 _ADAMW_RMS = 0.2
 
@@ -36,7 +31,10 @@ def muon(
     max_grad_norm: float | None = 1.0,
     momentum_dtype: str = 'float32',
 ) -> Optimizer:
-    """Muon for matrices between features, AdamW with `b1` and `b2` for all others (`is_matrix`).
+    """Muon for hidden matrices (`axes.is_hidden_matrix`), AdamW with `b1` and `b2` for all other parameters.
+
+    A position that the inputs do not reach has no gradient, Remixer's H are logits, and an adapter's two matrices are
+    the factors of one matrix, so these are AdamW's.
 
     The momentum with decay `beta`, Nesterov's, of each matrix [in, out] is made orthogonal by `ns_steps` Newton-Schulz
     iterations, and multiplied by 0.2 sqrt(max(in, out)) (Liu et al. 2025, arXiv:2502.16982, equation 4). It then has
@@ -49,7 +47,9 @@ def muon(
     dtype = jnp.dtype(momentum_dtype)
 
     def rule(logical_axes):
-        labels = jax.tree.map(lambda spec: 'muon' if is_matrix(spec) else 'adam', logical_axes, is_leaf=_is_spec)
+        labels = jax.tree.map(
+            lambda spec: 'muon' if axes.is_hidden_matrix(tuple(spec)) else 'adam', logical_axes, is_leaf=_is_spec
+        )
 
         def dimensions(params):
             # Called with the matrices alone; the others are masked.
@@ -63,18 +63,6 @@ def muon(
         return optax.partition({'muon': orthogonal, 'adam': adam}, labels)
 
     return with_decay(rule, learning_rate, weight_decay, max_grad_norm)
-
-
-def is_matrix(spec: PartitionSpec) -> bool:
-    """Whether Muon takes a parameter of these logical axes: its last two map features or hidden units to others, and
-    all before them are layers or groups.
-
-    Embeddings, logits, vectors, and everything with an axis of positions or distances are AdamW's: a position that the
-    inputs do not reach has no gradient, and Remixer's H are logits.
-    """
-    names = tuple(spec)
-    groups, ends = names[:-2], names[-2:]
-    return len(ends) == 2 and {*ends} <= _FEATURES and ends != _EMBEDDING and {*groups} <= _GROUPS
 
 
 def _is_spec(leaf: Any) -> bool:

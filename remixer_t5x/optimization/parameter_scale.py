@@ -13,7 +13,7 @@ from jax.sharding import PartitionSpec
 from remixer_t5x import axes
 from remixer_t5x.optimization.per_layer import LAYERS_AXIS, which_are_stacked
 
-_NO_FEATURES = {axes.POSITIONS_OUT, axes.POSITIONS_IN, axes.RELPOS_BUCKETS, None}
+_NO_FEATURES = {axes.POSITIONS_OUT, axes.POSITIONS_IN, axes.RELPOS_BUCKETS, axes.OUTPUTS, None}
 
 
 def near_zero(logical_axes: Any) -> Any:
@@ -21,13 +21,13 @@ def near_zero(logical_axes: Any) -> Any:
 
     These have no axis of features, hidden units, heads or words: scalars (Remixer's alpha, ReZero's scales), matrices
     between positions (Remixer's H, gMLP's free W), one number for each distance (gMLP's Toeplitz W), and vectors whose
-    axis has no name (Remixer's vector alpha). T5 has no such parameter. The second matrix of an adapter (LoRA) starts
-    at zero too.
+    axis has no name (Remixer's vector alpha), biases of a head's outputs. T5 has no such parameter. The second matrix
+    of an adapter (LoRA) starts at zero too.
     """
 
     def may_start_near_zero(spec: PartitionSpec) -> bool:
         names = {name for name in spec if name != LAYERS_AXIS}
-        return names <= _NO_FEATURES or axes.LORA_RANK in names
+        return names <= _NO_FEATURES or axes.LORA_RANK in spec[-2:-1]
 
     return jax.tree.map(may_start_near_zero, logical_axes, is_leaf=lambda leaf: isinstance(leaf, PartitionSpec))
 

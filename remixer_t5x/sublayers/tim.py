@@ -63,7 +63,7 @@ class Competition(nn.Module):
     @nn.compact
     def __call__(self, mechanisms: Groups) -> Groups:
         """Arrays [mechanisms, batch, length, width] -> [mechanisms, batch, length, 1], sums to 1 over mechanisms."""
-        scores = GroupDense(1, (axes.MECHANISMS, axes.EMBED, None), name='score')(mechanisms)
+        scores = GroupDense(1, (axes.MECHANISMS, axes.EMBED, axes.OUTPUTS), name='score')(mechanisms)
         weights = _softmax([score.astype(jnp.float32) for array in scores for score in array])
         # Only pictures need the weights.
         if self.is_mutable_collection('intermediates'):

@@ -81,7 +81,7 @@ def test_every_dense_layer_of_the_stacks_can_be_adapted_and_starts_as_it_was(pla
     assert {lora.kernel_of(name) for name in flat if lora.is_adapter(name)} == kernels
     name = 'encoder/run_0/layer/gated_mlp/wo'
     first = flat[f'{name}/lora_in']
-    assert first.names == ('layers', 'mlp', None) and first.value.shape == (2, 24, 3)
+    assert first.names == ('layers', 'mlp', 'lora_rank') and first.value.shape == (2, 24, 3)
     assert flat[f'{name}/lora_out'].names == ('layers', 'lora_rank', 'embed')
     params = nn.unbox(jax.jit(lambda key: model.init(key, SHAPES))(jax.random.key(0)))
     layer = params['encoder']['run_0']['layer']['gated_mlp']['wo']

@@ -9,10 +9,9 @@ import pytest
 from flax import linen as nn
 from jax.sharding import PartitionSpec as P
 
-from remixer_t5x import build_model
-from remixer_t5x.model import interface
 from remixer_t5x.optimization import muon, schedules
 from tests.optimization.test_optimizer import assert_same, stacked_problem, train, wave
+from tests.support import shipped_models
 
 
 def orthogonal(matrix):
@@ -69,28 +68,21 @@ def test_stacked_layers_are_optax_on_each_layer(lengths):
     assert all(leaf == 4 for leaf in jax.tree.leaves(state) if leaf.dtype == np.int32)
 
 
-@pytest.mark.parametrize('model', ['t5_1_1', 'remixer', 'hyper_mixer', 'mixer_enc_dec', 'gmlp', 'tim'])
-def test_what_is_a_matrix(model):
-    """Kernels between features; neither embeddings, logits and norms nor anything with positions."""
-    built = build_model(f'models/{model}.gin', 'sizes/tiny.gin')
-    shapes = {'encoder_input_tokens': (1, 8), 'decoder_target_tokens': (1, 8)}
-    boxed = interface.param_shapes(built, shapes)
-    specs = jax.tree_util.tree_flatten_with_path(
-        nn.get_partition_spec(boxed), is_leaf=lambda leaf: isinstance(leaf, P)
-    )[0]
-    found = {jax.tree_util.keystr(path, simple=True, separator='/'): muon.is_matrix(spec) for path, spec in specs}
-    names = {name for name, is_matrix in found.items() if is_matrix}
-    assert names and all(name.endswith(('kernel', 'wi', 'wo')) for name in names), names
-    others = set(found) - names
-    assert {'logits/kernel', 'token_embedder/embedding'} <= others or model != 't5_1_1', others
-    for name in others:
-        assert not (name.endswith('kernel') and ('attention' in name or '/wi_0/' in name)), name
+@pytest.mark.parametrize('name', shipped_models.NAMES)
+def test_which_parameters_muon_takes(name):
+    """Every parameter of every model, by name: hidden matrices and no others; never one of an adapter's matrices."""
+    boxes = shipped_models.boxes(name)
+    optimizer = muon.muon(0.1)(nn.get_partition_spec(boxes))
+    params = nn.unbox(boxes)
+    state = jax.eval_shape(optimizer.init, params)
+    [orthogonal] = [part for part in jax.tree.leaves(state, is_leaf=_is_muon) if _is_muon(part)]
+    assert _names(orthogonal.mu) == {path for path in _names(params) if shipped_models.HIDDEN.search(path)}
 
 
-def test_the_logits_and_positions_are_not_matrices():
-    assert muon.is_matrix(P('layers', 'mechanisms', 'embed', 'mlp'))
-    for spec in (
-        P('embed', 'vocab'), P('vocab', 'embed'), P(None, 'embed'), P('positions_in', 'embed'), P('layers', 'embed'),
-        P('layers', 'positions_out', 'positions_in'), P('heads', 'relpos_buckets'), P('heads', 'mlp'), P(), P('layers'),
-    ):  # fmt: skip
-        assert not muon.is_matrix(spec), spec
+def _is_muon(part):
+    return isinstance(part, optax.contrib.MuonState)
+
+
+def _names(tree):
+    paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(tree)]
+    return {jax.tree_util.keystr(path, simple=True, separator='/') for path in paths}

@@ -1,0 +1,38 @@
+"""Every shipped model and frame at a tiny size, and the names of their hidden matrices."""
+
+import functools
+import re
+
+from remixer_t5x import build_model
+from remixer_t5x.adapters import lora
+from remixer_t5x.data import frames
+from remixer_t5x.model import interface
+from tests.support.paths import CONFIGS
+
+_SIZES = {'remixer_scaled': 'scaled_base', 't5_1_0': 't5_1_0_small'}
+_FILES = {path.stem: [f'models/{path.stem}.gin'] for path in sorted((CONFIGS / 'models').glob('*.gin'))}
+_FILES |= {
+    name: ['models/remixer.gin', f'ablations/{name}.gin']
+    for name in ('remixer_gated_composition', 'remixer_gated_alpha')
+}
+_FILES |= {'decoder_only': ['models/t5_1_1.gin', 'frames/decoder_only.gin']}
+_FILES |= {'classifier': ['models/bert.gin', 'frames/classifier.gin']}
+ADAPTED = {'t5_1_1_with_adapters': 't5_1_1', 'tim_with_adapters': 'tim'}
+NAMES = (*_FILES, *ADAPTED)
+# By the last two parts of a name: what maps features or hidden units to others.
+HIDDEN = re.compile(r'/(query|key|value|out|wi|wi_0|wi_1|wo|gate|dense)/kernel$')
+
+
+@functools.cache
+def model(name):
+    files = _FILES[ADAPTED.get(name, name)]
+    size = _SIZES.get(name, 'tiny')
+    macros = {'VOCAB_SIZE': 512, 'NUM_ENCODER_LAYERS': 2, 'NUM_DECODER_LAYERS': 2}
+    built = build_model(*files, f'sizes/{size}.gin', **macros)
+    return lora.adapted(built, '.', 8) if name in ADAPTED else built
+
+
+@functools.cache
+def boxes(name):
+    """The parameters as boxes of shapes."""
+    return interface.param_shapes(model(name), frames.smallest_shapes(model(name).frame))
