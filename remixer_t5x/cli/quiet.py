@@ -29,6 +29,7 @@ def hush() -> None:
     for name in _LOGGERS:
         logging.getLogger(name).setLevel(logging.ERROR)
     logging.getLogger(_REPORTED_ELSEWHERE).setLevel(logging.CRITICAL)
+    logging.getLogger('remixer_t5x').setLevel(logging.WARNING)
     lazy.around = _no_stderr
 
 

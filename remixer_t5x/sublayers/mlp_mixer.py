@@ -28,8 +28,9 @@ from remixer_t5x.layers.compile_target import on_single_cpu, target_platform
 from remixer_t5x.layers.dense import FAN_IN_NORMAL
 from remixer_t5x.layers.dropout import dropout
 from remixer_t5x.layers.token_mlp import mix_through_hidden
-from remixer_t5x.layers.window_mlp import by_kernel, gpu, tpu
+from remixer_t5x.layers.window_mlp import gpu, tpu
 
+# How windows are mixed on a device, unless `refusal` says that it cannot; elsewhere by `mix_windows`.
 _KERNELS = {'gpu': gpu, 'tpu': tpu}
 
 # Number of tokens of a row whose windows exist at one time: their hidden units are [hidden, rows, CHUNK, embed].
@@ -150,10 +151,10 @@ class WindowMixer(nn.Module):
         tokens = jnp.where(ctx.is_token[..., None], x, 0)
         ids = ctx.segment_ids if ctx.packed else None
         kernel = _KERNELS.get(target_platform())
-        if kernel is None or by_kernel.refusal(kernel, weights.wi, tokens) is not None:
+        if kernel is None or kernel.refusal(weights.wi, tokens) is not None:
             return mix_windows(weights, tokens, scale, ids)
         out = jnp.broadcast_to(weights.wo, (x.shape[0], self.hidden_dim)) if scale is None else weights.wo * scale
-        return by_kernel.mix(kernel, weights.wi, weights.wi_bias, out, tokens, ids) + weights.wo_bias
+        return kernel.mix(weights.wi, weights.wi_bias, out, tokens, ids) + weights.wo_bias
 
 
 def _first_window(x: jax.Array, window: int, ctx: SequenceContext) -> jax.Array:

@@ -1,12 +1,14 @@
 """Every way to compute attention equals the plain formula, forward and backward."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from remixer_t5x.errors import UserError
-from remixer_t5x.layers.attention import choice, cudnn, meeting_blocks, step, tpu_plan
+from remixer_t5x.layers.attention import choice, cudnn, step, tpu_plan
 from remixer_t5x.layers.attention import formula as module
 from remixer_t5x.layers.attention.bias import DistanceBias
 from remixer_t5x.layers.attention.visibility import Visibility
@@ -68,16 +70,19 @@ def odd_one(length):
 # 128, the second of them not full. Two heads of 64 features fill the lanes of a register, three of 16 never do.
 KERNEL_CASES = {
     'a decoder, packed, in two blocks': (200, 200, 2, 64, Visibility(packed(2, 200), packed(2, 200), True), True),
-    # Blocks of 64 on a GPU; two rows of these see other blocks than their neighbours, and one query sees no key.
-    'cross-attention, packed, in four blocks': (140, 200, 1, 16, Visibility(odd_one(140), packed(2, 200)), False),
+    # One query sees no key.
+    'cross-attention, packed': (140, 200, 1, 16, Visibility(odd_one(140), packed(2, 200)), False),
     'an encoder in one block': (24, 24, 3, 16, Visibility(None, padding(2, 24)), True),
+    'an encoder, packed, of odd length': (23, 23, 2, 16, Visibility(packed(2, 23), packed(2, 23)), True),
+    'a decoder of odd length': (23, 23, 2, 16, Visibility(None, padding(2, 23), True), True),
     'cross-attention to two blocks': (24, 200, 4, 64, Visibility(None, padding(2, 200)), False),
 }
 
 
-@pytest.mark.parametrize('platform, kernel', [('tpu', 'tpu_kernel'), ('gpu', 'gpu_kernel')])
+@pytest.mark.parametrize('platform', choice.KERNELS)
 @pytest.mark.parametrize('case', KERNEL_CASES)
-def test_a_kernel_equals_the_formula_and_its_gradients(case, platform, kernel, monkeypatch):
+def test_a_kernel_equals_the_formula_and_its_gradients(case, platform, monkeypatch):
+    """In float32, for which cuDNN's place is taken by JAX's own attention of the same arguments."""
     monkeypatch.setattr(tpu_plan, '_LONGEST_BLOCK', 128)
     queries, keys, heads, width, visibility, with_bias = KERNEL_CASES[case]
     rng = np.random.default_rng(0)
@@ -87,17 +92,34 @@ def test_a_kernel_equals_the_formula_and_its_gradients(case, platform, kernel, m
     )
     by_distance = jnp.asarray(rng.normal(size=(heads, 2 * queries - 1)), jnp.float32)
 
-    def value_and_gradients(implementation):
+    # The formula's mask is a number that is added, whose gradient passes through. A query without a key has no loss.
+    direction *= jnp.any(visibility.mask(), axis=-1)[:, 0, :, None, None]
+
+    def value_and_gradients(attention):
         def loss(query, key, value, by_distance):
-            bias = DistanceBias(by_distance) if with_bias else None
-            return jnp.sum(choice.attention(query, key, value, visibility, bias, implementation) * direction)
+            mixed = attention(query, key, value, visibility, DistanceBias(by_distance) if with_bias else None)
+            return jnp.sum(mixed * direction), mixed
 
-        return jax.jit(jax.value_and_grad(loss, argnums=(0, 1, 2, 3)))(0.3 * query, key, value, by_distance)
+        arguments = (0.3 * query, key, value, by_distance)
+        return jax.jit(jax.value_and_grad(loss, argnums=(0, 1, 2, 3), has_aux=True))(*arguments)
 
-    wanted = value_and_gradients('formula')
+    expected = value_and_gradients(functools.partial(choice.attention, implementation='formula'))
     with compiling_for(platform, interpret=True):
-        actual = value_and_gradients(kernel)
-    jax.tree.map(lambda a, w: np.testing.assert_allclose(a, w, rtol=2e-4, atol=2e-4), actual, wanted)
+        actual = value_and_gradients(choice.KERNELS[platform][1].attend)
+    jax.tree.map(lambda a, e: np.testing.assert_allclose(a, e, rtol=2e-4, atol=2e-4), actual, expected)
+
+
+def test_segments_of_packed_rows_do_not_meet():
+    """The product of two segments' features is 0 for a segment with itself and far below all logits for two."""
+    sets = cudnn._segment_sets()[:600]
+    products = jnp.einsum(
+        'qf,kf->qk',
+        sets.astype(jnp.bfloat16),
+        (cudnn._FAR * (sets - 1)).astype(jnp.bfloat16),
+        preferred_element_type=jnp.float32,
+    )
+    assert np.all(np.diagonal(products) == 0)
+    assert np.all(products[~np.eye(len(sets), dtype=bool)] <= -1e6)
 
 
 def test_a_kernel_that_cannot_compute_a_call_says_why():
@@ -109,7 +131,7 @@ def test_a_kernel_that_cannot_compute_a_call_says_why():
         with compiling_for(platform, chip=chip), pytest.raises(UserError, match=reason):
             choice.attention(x, x, x, visibility, bias, implementation)
 
-    refused('cpu', 'flash', "ATTENTION is 'flash'; type one of auto, formula, tpu_kernel, cudnn, gpu_kernel")
+    refused('cpu', 'flash', "ATTENTION is 'flash'; type one of auto, formula, tpu_kernel, cudnn")
     refused('cpu', 'tpu_kernel', 'runs on another kind of device than cpu; type --gin.ATTENTION=auto')
     refused('gpu', 'tpu_kernel', 'runs on another kind of device than gpu')
     refused('tpu', 'tpu_kernel', 'takes a bias by distance', bias)
@@ -117,22 +139,24 @@ def test_a_kernel_that_cannot_compute_a_call_says_why():
     low = heads.astype(jnp.bfloat16)
     refused('tpu', 'tpu_kernel', 'multiplies bfloat16 on a TPU v4 or newer and not on a v3', x=low, chip='v3')
     several = Visibility(jnp.ones((1, 4), jnp.int32), jnp.ones((1, 4), jnp.int32))
-    refused('gpu', 'cudnn', 'does not take packed rows', x=low, visibility=several)
-    refused('gpu', 'cudnn', 'a multiple of 8 up to 128 features, got 4', x=low[..., :4])
-    refused('gpu', 'cudnn', 'an even length for a bias, got 3 and 3', bias, x=low[:, :3])
-    assert cudnn.refusal(low, low, low, everything, bias) is None
-    refused('gpu', 'gpu_kernel', 'needs heads of 16, 32, 64 or 128 features, got 8')
-    refused('gpu', 'gpu_kernel', 'takes a bias by distance', bias, x=jnp.ones((1, 4, 1, 16)))
+    refused('gpu', 'cudnn', 'up to 112 features for packed rows, got 120', x=jnp.tile(low, 15), visibility=several)
+    refused('gpu', 'cudnn', 'up to 128 features for rows of one example, got 4', x=low[..., :4])
+    for visibility in (everything, several):
+        assert cudnn.refusal(low, low, low, visibility, bias) is None
     prefix = Visibility(None, jnp.ones((1, 4), jnp.int32), True, jnp.ones((1, 4), bool))
-    for platform, implementation in (('gpu', 'cudnn'), ('gpu', 'gpu_kernel'), ('tpu', 'tpu_kernel')):
-        refused(platform, implementation, 'does not read a prefix in both directions', x=low, visibility=prefix)
+    for platform, (name, _) in choice.KERNELS.items():
+        refused(platform, name, 'does not read a prefix in both directions', x=low, visibility=prefix)
 
 
-def test_auto_takes_the_formula_where_a_kernel_refuses():
+def test_auto_takes_the_formula_where_a_kernel_refuses_and_says_so_once(caplog):
     heads = jnp.ones((1, 4, 1, 8))
     everything = Visibility(None, jnp.ones((1, 4), jnp.int32))
-    with compiling_for('gpu'):
-        np.testing.assert_allclose(choice.attention(heads, heads, heads, everything), heads, rtol=1e-6)
+    choice._warn_of_formula.cache_clear()
+    for _ in range(2):
+        with compiling_for('gpu'):
+            np.testing.assert_allclose(choice.attention(heads, heads, heads, everything), heads, rtol=1e-6)
+    [record] = caplog.records
+    assert 'cudnn' in record.message and 'float32' in record.message
 
 
 def test_one_query_reads_a_cache_of_either_form(monkeypatch):
@@ -148,24 +172,3 @@ def test_one_query_reads_a_cache_of_either_form(monkeypatch):
         assert cached_key.ndim == cached_value.ndim == dimensions
         mixed = step.attend_step(query, cached_key, cached_value, mask, bias)
         np.testing.assert_allclose(mixed, wanted, rtol=1e-5, atol=1e-6)
-
-
-def test_a_packed_row_leaves_out_blocks_that_cannot_meet():
-    """By the definition: between the first and the last block in which some query sees some key."""
-    rng = np.random.default_rng(0)
-    query_segments = np.sort(rng.integers(0, 6, (4, 300)))
-    key_segments = np.sort(rng.integers(0, 6, (4, 300)))
-    for causal in (True, False):
-        query_segments[3, 7] = query_segments[3, 7] if causal else 9  # an example without a key
-        keys = query_segments if causal else key_segments
-        found = meeting_blocks.meetings(jnp.asarray(query_segments), jnp.asarray(keys), 64, causal)
-        same = (query_segments[:, :, None] == keys[:, None]) & (np.tri(300, dtype=bool) | (not causal))
-        same |= ~same.any(axis=2, keepdims=True) & (np.tri(300, dtype=bool) | (not causal))
-        blocks = np.pad(same, ((0, 0), (0, 20), (0, 20))).reshape(4, 5, 64, 5, 64).any(axis=(2, 4))
-        for seen, (first, end) in (
-            (blocks, np.moveaxis(found.of_queries, 2, 0)),
-            (np.swapaxes(blocks, 1, 2), np.moveaxis(found.of_keys, 2, 0)),
-        ):
-            np.testing.assert_array_equal(first, seen.argmax(axis=2))
-            np.testing.assert_array_equal(end, 5 - seen[:, :, ::-1].argmax(axis=2))
-        assert np.sum(found.of_queries[..., 1] - found.of_queries[..., 0]) < 0.75 * 4 * (15 if causal else 25)

@@ -8,7 +8,7 @@ double the products. The backward pass computes hidden units again from the toke
 """
 
 import functools
-from types import ModuleType
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -54,21 +54,21 @@ class Gradients(NamedTuple):
     out: Any
 
 
-def refusal(kernel: ModuleType, wi: jax.Array, tokens: jax.Array) -> str | None:
-    """Why the kernel cannot compute this call, or None."""
-    if wi.shape[0] > BLOCK + 1:
-        return f'takes windows of at most {BLOCK + 1} tokens'
-    return kernel.refusal(tokens)
+class Kernel(NamedTuple):
+    """The functions of a kernel: `forward(operands)` and `backward(operands, gradient)`, which returns `Gradients`."""
+
+    forward: Callable
+    backward: Callable
 
 
 def mix(
-    kernel: ModuleType, wi: jax.Array, bias: jax.Array, out: jax.Array, tokens: jax.Array, ids: jax.Array | None
+    kernel: Kernel, wi: jax.Array, bias: jax.Array, out: jax.Array, tokens: jax.Array, ids: jax.Array | None
 ) -> jax.Array:
-    """The equation above for all tokens.
+    """Computes the equation above for all tokens.
 
     Args:
-        kernel: a module with `refusal`, `forward` and `backward`, as `gpu`.
-        wi: [window, hidden]; the last row is a token's own.
+        kernel: the functions of a kernel.
+        wi: [window, hidden], a window of at most BLOCK + 1; the last row is a token's own.
         bias: [hidden].
         out: [batch, hidden].
         tokens, ids: as in `Operands`, of any length.
@@ -94,7 +94,7 @@ def _by_place(wi: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _mix(kernel: ModuleType, operands: Operands) -> jax.Array:
+def _mix(kernel: Kernel, operands: Operands) -> jax.Array:
     return _mix_and_keep(kernel, operands)[0]
 
 

@@ -1,230 +1,114 @@
-"""`by_kernel` on a GPU, in Pallas for Triton: hidden units are in registers.
+"""Computes the equation of `by_kernel` on a GPU, in operations that XLA fuses so that hidden units stay in registers.
 
-A program of the forward pass, and of the gradient of tokens, has one block of tokens and a tile of features, and takes
-the hidden units one by one. A program of the gradient of the weights has one hidden unit and takes blocks and tiles one
-by one. So no program adds to what another one writes, and a step gives the same bits each time.
+The forward pass and the gradients of `out` and `bias` are one kernel each, which computes hidden units from the tokens.
+The backward pass writes one array of their size: their gradient in the dtype of the tokens, [batch, blocks,
+block * hidden, features], which two matmuls read. Blocks are at least as long as a window reaches back, so that the
+window of a token lies in its block and the one before it.
 """
 
 import functools
-import math
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.experimental import pallas as pl
-from jax.experimental.pallas import triton as pltriton
+from jax.ad_checkpoint import checkpoint_name
 
-from remixer_t5x.layers.compile_target import interprets_kernels
-from remixer_t5x.layers.gelu import sigmoid_form, sigmoid_form_and_slope
-from remixer_t5x.layers.window_mlp.by_kernel import BLOCK, Gradients, Operands, gradient_of_tokens
+from remixer_t5x.layers.attention.formula import ATTENTION_OUTPUT
+from remixer_t5x.layers.diagonals import spread_over_diagonals
+from remixer_t5x.layers.gelu import again, sigmoid_form, sigmoid_form_and_slope
 
 _FLOAT32 = jnp.float32
-# The smallest side of a matmul in Triton, and the most features that leave registers for two tiles of float32.
-_NARROWEST, _WIDEST = 16, 64
-# Hidden units are few: with parts of the batch there are programs for all multiprocessors.
-_PARTS_OF_BATCH = 16
-_PARAMS = pltriton.CompilerParams(num_warps=4, num_stages=1)
+# The program has a product for each token of a window.
+_LONGEST_WINDOW = 64
 
 
-class _TokenGradients(NamedTuple):
-    """What the second kernel writes; those of `bias` and `out` are sums of one block and tile.
-
-    Attributes:
-        before, own: [batch, length, features] float32, gradients of the tokens before a block, and of its own.
-        bias, out: [batch, blocks, tiles, hidden] float32.
-    """
-
-    before: Any
-    own: Any
-    bias: Any
-    out: Any
+def refusal(wi: jax.Array, tokens: jax.Array) -> str | None:
+    """Returns why this cannot compute a call, or None."""
+    return f'takes windows of at most {_LONGEST_WINDOW} tokens' if wi.shape[0] > _LONGEST_WINDOW else None
 
 
-def refusal(tokens: jax.Array) -> str | None:
-    """Why the kernel cannot compute this call, or None."""
-    return f'takes a multiple of {_NARROWEST} features' if tokens.shape[-1] % _NARROWEST else None
+@jax.custom_vjp
+def mix(wi: jax.Array, bias: jax.Array, out: jax.Array, tokens: jax.Array, ids: jax.Array | None) -> jax.Array:
+    """Computes `by_kernel.mix`."""
+    return _mix_and_keep(wi, bias, out, tokens, ids)[0]
 
 
-def forward(operands: Operands) -> jax.Array:
-    """[batch, length, features] in tokens' dtype."""
-    plan = _Plan(operands)
-    return _call(
-        plan,
-        _forward_kernel,
-        [plan.specs(operands), plan.before],
-        plan.own,
-        jax.ShapeDtypeStruct(operands.tokens.shape, operands.tokens.dtype),
-        'window_mlp_forward',
-    )(operands, operands.tokens)
+def _mix_and_keep(*operands: Any) -> tuple[jax.Array, Any]:
+    wi, bias, out, tokens, ids = operands
+    units = sigmoid_form(_hidden(wi, bias, tokens, ids))
+    mixed = jnp.sum(_over_tokens(out) * units, axis=2).astype(tokens.dtype)
+    return checkpoint_name(mixed, ATTENTION_OUTPUT), operands
 
 
-def backward(operands: Operands, gradient: jax.Array) -> Gradients:
-    """Gradients of the operands, given the gradient of the result."""
-    plan = _Plan(operands)
-    whole = jax.ShapeDtypeStruct(operands.tokens.shape, _FLOAT32)
-    sums = jax.ShapeDtypeStruct((plan.batch, plan.blocks, plan.tiles, plan.hidden), _FLOAT32)
-    of_tokens = _TokenGradients(
-        *_call(
-            plan,
-            _tokens_kernel,
-            [plan.specs(operands), plan.before, plan.own],
-            tuple(_TokenGradients(plan.own, plan.own, plan.sums, plan.sums)),
-            tuple(_TokenGradients(whole, whole, sums, sums)),
-            'window_mlp_backward_tokens',
-        )(operands, operands.tokens, gradient)
-    )
-    before, own = _weight_gradients(plan, operands, gradient)
-    return Gradients(
-        gradient_of_tokens(of_tokens.before, of_tokens.own, operands.tokens.dtype),
-        before,
-        own,
-        of_tokens.bias.sum(axis=(0, 1, 2))[None],
-        of_tokens.out.sum(axis=(1, 2)),
-    )
+def _gradients(operands: Any, gradient: jax.Array) -> tuple[jax.Array | None, ...]:
+    wi, bias, out, tokens, ids = operands
+    of_result = gradient.astype(_FLOAT32)[:, :, None]
+    # XLA would write hidden units that two kernels need, if it saw that they are equal.
+    units = sigmoid_form(_hidden(again(wi.astype(_FLOAT32), 1), bias, tokens, ids))
+    of_out = jnp.sum(units * of_result, axis=(1, 3))
+    _, slope = sigmoid_form_and_slope(_hidden(again(wi.astype(_FLOAT32), 2), bias, tokens, ids))
+    of_units = (_over_tokens(out) * slope * of_result).astype(tokens.dtype)
+    of_wi, of_bias, of_tokens = _product_gradients(wi, tokens, ids, of_units)
+    return of_wi.astype(wi.dtype), of_bias.astype(bias.dtype), of_out.astype(out.dtype), of_tokens, None
 
 
-def _weight_gradients(plan: '_Plan', operands: Operands, gradient: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Of `before` and `own`, [parts, hidden, BLOCK, BLOCK] float32."""
-    parts = math.gcd(plan.batch, _PARTS_OF_BATCH)
-    spec = pl.BlockSpec((None, None, BLOCK, BLOCK), lambda unit, part: (part, unit, 0, 0))
-    shape = jax.ShapeDtypeStruct((parts, plan.hidden, BLOCK, BLOCK), _FLOAT32)
-    return pl.pallas_call(
-        functools.partial(_weights_kernel, plan, plan.batch // parts),
-        grid=(plan.hidden, parts),
-        out_specs=(spec, spec),
-        out_shape=(shape, shape),
-        compiler_params=_PARAMS,
-        interpret=interprets_kernels(),
-        name='window_mlp_backward_weights',
-    )(operands, gradient)
+mix.defvjp(_mix_and_keep, _gradients)
 
 
-def _call(plan, kernel, in_specs, out_specs, out_shape, name):
-    return pl.pallas_call(
-        functools.partial(kernel, plan),
-        grid=(plan.tiles, plan.blocks, plan.batch),
-        in_specs=in_specs,
-        out_specs=out_specs,
-        out_shape=out_shape,
-        compiler_params=_PARAMS,
-        interpret=interprets_kernels(),
-        name=name,
-    )
+def _over_tokens(out: jax.Array) -> jax.Array:
+    return out.astype(_FLOAT32)[:, None, :, None]
 
 
-class _Plan:
-    """How the work is cut into programs."""
-
-    def __init__(self, operands: Operands):
-        self.batch, length, features = operands.tokens.shape
-        self.hidden, self.blocks = operands.own.shape[0], length // BLOCK
-        self.tile = min(_WIDEST, features & -features)
-        self.tiles = features // self.tile
-        block = (None, BLOCK, self.tile)
-        self.own = pl.BlockSpec(block, lambda tile, at, row: (row, at, tile))
-        self.before = pl.BlockSpec(block, lambda tile, at, row: (row, jnp.maximum(at - 1, 0), tile))
-        self.sums = pl.BlockSpec((None, None, None, self.hidden), lambda tile, at, row: (row, at, tile, 0))
-
-    def specs(self, operands: Operands) -> Operands:
-        weights = pl.BlockSpec((self.hidden, BLOCK, BLOCK), lambda tile, at, row: (0, 0, 0))
-        bias = pl.BlockSpec((self.hidden,), lambda tile, at, row: (0,))
-        of_row = pl.BlockSpec((None, self.hidden), lambda tile, at, row: (row, 0))
-        ids = None
-        if operands.ids is not None:
-            ids = pl.BlockSpec((None, operands.ids.shape[1]), lambda tile, at, row: (row, 0))
-        return Operands(self.own, weights, weights, bias, of_row, ids)
+def _hidden(wi: jax.Array, bias: jax.Array, tokens: jax.Array, ids: jax.Array | None) -> jax.Array:
+    """[batch, length, hidden, features] float32, before the activation."""
+    window, length = wi.shape[0], tokens.shape[1]
+    reach = jnp.pad(tokens, ((0, 0), (window - 1, 0), (0, 0)))
+    ids_of_reach = None if ids is None else jnp.pad(ids, ((0, 0), (window - 1, 0)))
+    total = bias.astype(_FLOAT32)[:, None]
+    for place in range(window):
+        seen = reach[:, place : place + length]
+        if ids_of_reach is not None:
+            seen = jnp.where((ids_of_reach[:, place : place + length] == ids)[..., None], seen, 0)
+        total = total + wi[place].astype(_FLOAT32)[:, None] * seen.astype(_FLOAT32)[:, :, None]
+    return total
 
 
-class _Seen(NamedTuple):
-    """What a block of tokens sees: the block before it and itself [BLOCK, tile], and which tokens belong together."""
+def _product_gradients(
+    wi: jax.Array, tokens: jax.Array, ids: jax.Array | None, of_units: jax.Array
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Returns the gradients of wi, bias and tokens, given that of the hidden units before the activation."""
+    (window, hidden), (batch, length, _) = wi.shape, tokens.shape
+    blocks = max(1, length // window)
+    block = -(-length // blocks)
 
-    before: jax.Array
-    own: jax.Array
-    meets_before: jax.Array | None
-    meets_own: jax.Array | None
+    def split(array: jax.Array) -> jax.Array:
+        """[batch, length, ...] -> [batch, blocks, block, ...], filled up with zeros."""
+        rest = array.shape[2:]
+        padded = jnp.pad(array, ((0, 0), (0, blocks * block - length), *((0, 0),) * len(rest)))
+        return padded.reshape(batch, blocks, block, *rest)
 
+    def reach(array: jax.Array) -> jax.Array:
+        """[batch, blocks, 2 * block, ...]: the block before each block, and the block itself."""
+        here = split(array)
+        return jnp.concatenate([jnp.pad(here, ((0, 0), (1, 0), *((0, 0),) * (here.ndim - 2)))[:, :-1], here], axis=2)
 
-def _seen(operands: Operands, ids, before: jax.Array, own: jax.Array, at) -> _Seen:
-    """Of block `at`; `ids` are of its row."""
-    before = jnp.where(at > 0, before, jnp.zeros_like(before))
-    if ids is None:
-        return _Seen(before, own, None, None)
-    earlier, here = (ids[pl.ds(block * BLOCK, BLOCK)] for block in (jnp.maximum(at - 1, 0), at))
-    return _Seen(before, own, here[:, None] == earlier[None, :], here[:, None] == here[None, :])
+    def by_place(wi: jax.Array) -> jax.Array:
+        """[block, hidden, 2 * block]: for each token of a block the weights of the tokens that it can reach."""
+        latest = wi[-block:]
+        by_distance = jnp.pad(latest.T, ((0, 0), (2 * block - len(latest), 2 * block - 1)))
+        return jnp.swapaxes(spread_over_diagonals(by_distance, 2 * block)[:, block:], 0, 1)
 
-
-def _weights(operands: Operands, seen: _Seen, unit) -> tuple[jax.Array, jax.Array]:
-    """[BLOCK, BLOCK] of a hidden unit, for the block before and the block itself; zero between examples."""
-    before, own = operands.before[unit], operands.own[unit]
-    if seen.meets_own is None:
-        return before, own
-    zeros = jnp.zeros_like(own)
-    return jnp.where(seen.meets_before, before, zeros), jnp.where(seen.meets_own, own, zeros)
-
-
-def _hidden(operands: Operands, seen: _Seen, weights: tuple[jax.Array, jax.Array], unit) -> jax.Array:
-    """[BLOCK, tile] float32 of one hidden unit, before the activation."""
-    before, own = weights
-    total = _dot(before, seen.before) + _dot(own, seen.own)
-    return total + operands.bias[unit]
-
-
-def _divided(index: jax.Array, count: int) -> tuple[jax.Array, jax.Array]:
-    """Quotient and remainder; Triton has no `%` of JAX's, which takes signs into account."""
-    return jax.lax.div(index, jnp.int32(count)), jax.lax.rem(index, jnp.int32(count))
-
-
-def _dot(a: jax.Array, b: jax.Array, **transposed: bool) -> jax.Array:
-    return pltriton.dot(a, b, **transposed).astype(_FLOAT32)
-
-
-def _forward_kernel(plan: _Plan, operands: Operands, before_ref, mixed_ref):
-    seen = _seen(operands, operands.ids, before_ref[...], operands.tokens[...], pl.program_id(1))
-
-    def add_unit(unit, total):
-        hidden = _hidden(operands, seen, _weights(operands, seen, unit), unit)
-        return total + operands.out[unit] * sigmoid_form(hidden)
-
-    total = jax.lax.fori_loop(0, plan.hidden, add_unit, jnp.zeros((BLOCK, plan.tile), _FLOAT32))
-    mixed_ref[...] = total.astype(mixed_ref.dtype)
-
-
-def _tokens_kernel(plan: _Plan, operands: Operands, before_ref, gradient_ref, *results_refs):
-    results = _TokenGradients(*results_refs)
-    seen = _seen(operands, operands.ids, before_ref[...], operands.tokens[...], pl.program_id(1))
-    gradient = gradient_ref[...].astype(_FLOAT32)
-
-    def add_unit(unit, totals):
-        before, own = weights = _weights(operands, seen, unit)
-        units, slope = sigmoid_form_and_slope(_hidden(operands, seen, weights, unit))
-        of_hidden = operands.out[unit] * gradient * slope
-        results.out[unit] = jnp.sum(units * gradient)
-        results.bias[unit] = jnp.sum(of_hidden)
-        low = of_hidden.astype(own.dtype)
-        return totals[0] + _dot(before, low, trans_a=True), totals[1] + _dot(own, low, trans_a=True)
-
-    zeros = jnp.zeros((BLOCK, plan.tile), _FLOAT32)
-    results.before[...], results.own[...] = jax.lax.fori_loop(0, plan.hidden, add_unit, (zeros, zeros))
-
-
-def _weights_kernel(plan: _Plan, rows: int, operands: Operands, gradient_ref, before_ref, own_ref):
-    unit, first = pl.program_id(0), pl.program_id(1) * rows
-
-    def add_tile(index, totals):
-        place, tile = _divided(index, plan.tiles)
-        row, at = _divided(place, plan.blocks)
-        row = first + row
-        features = pl.ds(tile * plan.tile, plan.tile)
-        earlier, here = (pl.ds(block * BLOCK, BLOCK) for block in (jnp.maximum(at - 1, 0), at))
-        ids = None if operands.ids is None else operands.ids.at[row]
-        seen = _seen(operands, ids, operands.tokens[row, earlier, features], operands.tokens[row, here, features], at)
-        _, slope = sigmoid_form_and_slope(_hidden(operands, seen, _weights(operands, seen, unit), unit))
-        of_hidden = operands.out[row, unit] * gradient_ref[row, here, features].astype(_FLOAT32) * slope
-        low = of_hidden.astype(seen.own.dtype)
-        parts = _dot(low, seen.before, trans_b=True), _dot(low, seen.own, trans_b=True)
-        if seen.meets_own is not None:
-            parts = jnp.where(seen.meets_before, parts[0], 0.0), jnp.where(seen.meets_own, parts[1], 0.0)
-        return totals[0] + parts[0], totals[1] + parts[1]
-
-    zeros = jnp.zeros((BLOCK, BLOCK), _FLOAT32)
-    before_ref[...], own_ref[...] = jax.lax.fori_loop(0, rows * plan.blocks * plan.tiles, add_tile, (zeros, zeros))
+    # [batch, blocks, block, hidden, 2 * block]; XLA copies `of_units` for a product with the weights of all blocks.
+    weights = jnp.broadcast_to(by_place(wi), (batch, blocks, block, hidden, 2 * block))
+    meets = True if ids is None else (split(ids)[..., None] == reach(ids)[:, :, None])[:, :, :, None]
+    of_units = split(of_units)
+    product = functools.partial(jnp.einsum, preferred_element_type=_FLOAT32)
+    of_reach = product('bntsf,bntsr->bnrf', of_units, jnp.where(meets, weights, 0))
+    # A token of ones has the gradient of the bias.
+    seen = jnp.pad(reach(tokens), ((0, 0), (0, 0), (0, 1), (0, 0)), constant_values=1)
+    of_weights = product('bntsf,bnrf->bntsr', of_units, seen)
+    of_bias = jnp.sum(of_weights[..., -1], axis=(0, 1, 2))
+    of_weights = jnp.sum(jnp.where(meets, of_weights[..., :-1], 0), axis=(0, 1))
+    [of_wi] = jax.linear_transpose(by_place, jax.ShapeDtypeStruct(wi.shape, _FLOAT32))(of_weights)
+    [of_tokens] = jax.linear_transpose(reach, jax.ShapeDtypeStruct(tokens.shape, _FLOAT32))(of_reach)
+    return of_wi, of_bias, of_tokens.astype(tokens.dtype)

@@ -14,6 +14,7 @@ from jax.experimental.pallas import tpu as pltpu
 
 from remixer_t5x.layers.compile_target import interprets_kernels, target_chip
 from remixer_t5x.layers.gelu import sigmoid_form, sigmoid_form_and_slope
+from remixer_t5x.layers.window_mlp import by_kernel
 from remixer_t5x.layers.window_mlp.by_kernel import BLOCK, Gradients, Operands, gradient_of_tokens
 
 _FLOAT32 = jnp.float32
@@ -60,11 +61,18 @@ class _Results(NamedTuple):
     out: Any
 
 
-def refusal(tokens: jax.Array) -> str | None:
-    """Why the kernel cannot compute this call, or None."""
+def refusal(wi: jax.Array, tokens: jax.Array) -> str | None:
+    """Returns why the kernel cannot compute this call, or None."""
+    if wi.shape[0] > BLOCK + 1:
+        return f'takes windows of at most {BLOCK + 1} tokens'
     if target_chip() in _WITHOUT_BFLOAT16 and tokens.dtype == jnp.bfloat16:
         return f'multiplies bfloat16 on a TPU v4 or newer and not on a {target_chip()}'
     return None if tokens.shape[-1] % _LANES == 0 else f'takes a multiple of {_LANES} features'
+
+
+def mix(wi: jax.Array, bias: jax.Array, out: jax.Array, tokens: jax.Array, ids: jax.Array | None) -> jax.Array:
+    """Computes `by_kernel.mix` with this kernel."""
+    return by_kernel.mix(by_kernel.Kernel(forward, backward), wi, bias, out, tokens, ids)
 
 
 def forward(operands: Operands) -> jax.Array:
