@@ -23,11 +23,6 @@ LORA_RANK = 'lora_rank'  # between the two matrices of an adapter; the second, w
 OUTPUTS = 'outputs'  # what a head or a score computes: a classifier's labels, one number for a mechanism
 LAYERS = 'layers'  # equal layers of a run, stacked by scan; never sharded
 
-# None is the axis of a small matrix that nothing splits.
-_FEATURES = {EMBED, MLP, JOINED_KV, TOKEN_MLP, None}
-_STACKED = {LAYERS, HEADS, MECHANISMS}
-_TOKEN_TYPES = (None, EMBED)
-
 
 def is_hidden_matrix(names: tuple[str | None, ...]) -> bool:
     """Whether the last two axes of a parameter map features or hidden units to others, and all axes before them stack
@@ -35,5 +30,9 @@ def is_hidden_matrix(names: tuple[str | None, ...]) -> bool:
 
     Embeddings, output projections, adapters, vectors, and everything along positions or distances are not.
     """
+    # None is the axis of a small matrix that nothing splits; (None, EMBED) are embeddings of token types.
+    features = {EMBED, MLP, JOINED_KV, TOKEN_MLP, None}
     stacked, ends = {*names[:-2]}, names[-2:]
-    return len(ends) == 2 and {*ends} <= _FEATURES and ends != _TOKEN_TYPES and stacked <= _STACKED
+    if len(ends) < 2 or ends == (None, EMBED):
+        return False
+    return {*ends} <= features and stacked <= {LAYERS, HEADS, MECHANISMS}

@@ -11,7 +11,7 @@ ALSO_QUANTIZED = ('logits/kernel', 'token_embedder/embedding')
 
 
 def random_weights(name):
-    """float32 arrays by name; those of layer i are 100 ** -i as large as those of the first."""
+    """float32 arrays by name; layer i is scaled by 100 ** -i."""
     boxes = traverse_util.flatten_dict(shipped_models.boxes(name), sep='/')
     rng = np.random.default_rng(0)
     weights = {}

@@ -3,7 +3,7 @@
 The forward pass and the gradients of `out` and `bias` are one kernel each, which computes hidden units from the tokens.
 The backward pass writes one array of their size: their gradient in the dtype of the tokens, [batch, blocks,
 block * hidden, features], which two matmuls read. Blocks are at least as long as a window reaches back, so that the
-window of a token lies in its block and the one before it.
+window of a token is within its block and the previous block.
 """
 
 import functools
@@ -76,7 +76,7 @@ def _hidden(wi: jax.Array, bias: jax.Array, tokens: jax.Array, ids: jax.Array | 
 def _product_gradients(
     wi: jax.Array, tokens: jax.Array, ids: jax.Array | None, of_units: jax.Array
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Returns the gradients of wi, bias and tokens, given that of the hidden units before the activation."""
+    """Returns the gradients of wi, bias and tokens, given the gradient of the hidden units before the activation."""
     (window, hidden), (batch, length, _) = wi.shape, tokens.shape
     blocks = max(1, length // window)
     block = -(-length // blocks)
