@@ -161,6 +161,20 @@ def _pieces_of_gpt2(path):
     merges.unlink()
 
 
+def _added_tokens(path):
+    from remixer_t5x import tokenizer_files
+
+    for name in (tokenizer_files.BOTH, tokenizer_files.CONFIG, tokenizer_files.OLD):
+        with under_the_name(path, name):
+            tokenizer_files.added_tokens(path.parent)
+
+
+def _unigram(path):
+    from remixer_tasks.vocabulary import unigram_json
+
+    unigram_json.to_model(untrusted_files.read_object(path), 'folder')
+
+
 @contextlib.contextmanager
 def under_the_name(path, name):
     """The file has another name in its folder, by which a reader of the folder looks for it."""

@@ -21,6 +21,9 @@ from remixer_t5x.context import describe_tokens
 from remixer_t5x.layers.dense import Dense
 from remixer_t5x.layers.embedding import Embed
 
+# The logit of a token that is never predicted: probability 0 in float32. Infinity would make label smoothing NaN.
+_NEVER = -1e3
+
 
 class DecoderOnly(nn.Module):
     """[batch, length] tokens in and out; id 0 begins a sequence.
@@ -35,6 +38,8 @@ class DecoderOnly(nn.Module):
         embedding: factory of the token embedding.
         tied: the output projection is the transposed token embedding, without separate weights.
         scaled_output: the input of the projection is scaled by embed_dim ** -0.5, as T5 does with a tied output.
+        begin_id: the token whose embedding begins a sequence, as GPT-2's end token does; id 0 is then only padding and
+            is never predicted. 0: id 0 has its own embedding.
     """
 
     vocab_size: int
@@ -44,6 +49,7 @@ class DecoderOnly(nn.Module):
     embedding: Callable[..., nn.Module] = Embed
     tied: bool = False
     scaled_output: bool = False
+    begin_id: int = 0
 
     def setup(self) -> None:
         self.token_embedder = self.embedding(self.vocab_size, self.embed_dim, dtype=checked_dtype(self.dtype))
@@ -53,13 +59,21 @@ class DecoderOnly(nn.Module):
 
     def __call__(self, *args: Any, **kwargs: Any) -> jax.Array:
         """Logits of the next token, [batch, length, vocab], in `dtype`; same arguments as `decode_hidden`."""
-        hidden = self.decode_hidden(*args, **kwargs)
-        return self.token_embedder.attend(hidden) if self.tied else self.logits(hidden)
+        hidden = self.decode_hidden(*args, **kwargs)[..., : self.embed_dim]
+        logits = self.token_embedder.attend(hidden) if self.tied else self.logits(hidden)
+        return logits.at[..., 0].set(_NEVER) if self.begin_id else logits
 
     @nn.nowrap
     def output_kernel(self, params: Mapping[str, Any]) -> jax.Array:
-        """The kernel of the output projection, [embed, vocab], in this module's unboxed parameters."""
-        return params['token_embedder']['embedding'].T if self.tied else params['logits']['kernel']
+        """The kernel of the output projection, [embed, vocab], in this module's unboxed parameters.
+
+        With `begin_id` it has one more row, the bias of each token, for the feature that `_output_input` adds.
+        """
+        kernel = params['token_embedder']['embedding'].T if self.tied else params['logits']['kernel']
+        if not self.begin_id:
+            return kernel
+        bias = jnp.zeros_like(kernel[:1]).at[:, 0].set(_NEVER)
+        return jnp.concatenate([kernel.at[:, 0].set(0), bias])
 
     def decode_hidden(
         self,
@@ -87,7 +101,7 @@ class DecoderOnly(nn.Module):
             deterministic=not enable_dropout,
             prefix=prefix,
         )
-        return self._scaled(self.decoder(self.token_embedder(decoder_input_tokens), ctx))
+        return self._output_input(self.decoder(self._embed(decoder_input_tokens), ctx))
 
     def read_prompt(self, tokens: jax.Array, is_token: jax.Array, slots: int, both_ways: bool) -> jax.Array:
         """Allocates the caches and fills them from prompts, all tokens at once; `next_hidden` then takes the last one.
@@ -105,7 +119,7 @@ class DecoderOnly(nn.Module):
             cache_slots=slots,
             prefix=is_token if both_ways else None,
         )
-        return self._scaled(self.decoder(self.token_embedder(tokens), ctx))
+        return self._output_input(self.decoder(self._embed(tokens), ctx))
 
     def next_hidden(self, tokens: jax.Array, slots: int) -> jax.Array:
         """The input of the output projection for one token of each row, [batch, 1] -> [batch, 1, embed].
@@ -113,7 +127,14 @@ class DecoderOnly(nn.Module):
         The first call takes the last token of each prompt.
         """
         ctx = describe_tokens(jnp.ones_like(tokens), causal=True, decode=True)
-        return self._scaled(self.decoder(self.token_embedder(tokens), ctx, slots))
+        return self._output_input(self.decoder(self._embed(tokens), ctx, slots))
 
-    def _scaled(self, hidden: jax.Array) -> jax.Array:
-        return hidden * self.embed_dim**-0.5 if self.scaled_output else hidden
+    def _embed(self, tokens: jax.Array) -> jax.Array:
+        return self.token_embedder(jnp.where(tokens == 0, self.begin_id, tokens) if self.begin_id else tokens)
+
+    def _output_input(self, hidden: jax.Array) -> jax.Array:
+        hidden = hidden * self.embed_dim**-0.5 if self.scaled_output else hidden
+        if not self.begin_id:
+            return hidden
+        # A feature that is 1 everywhere carries the bias, so the loss and the decoders do not need one.
+        return jnp.concatenate([hidden, jnp.ones_like(hidden[..., :1])], axis=-1)

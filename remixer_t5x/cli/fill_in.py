@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from remixer_t5x.cli import arguments
 from remixer_t5x.cli.command import Command
 from remixer_t5x.errors import UserError
+from remixer_tasks.vocabulary import sentinels
 
 if TYPE_CHECKING:
     import numpy as np
@@ -47,8 +48,8 @@ def run(args: argparse.Namespace) -> None:
 
     dataset = pipeline.DatasetConfig(mixture, lengths, BATCH_SIZE, 'validation', False, *data)
     vocab = pipeline.vocabulary(dataset)
-    if not vocab.extra_ids:
-        raise UserError('the vocabulary has no sentinels (extra_ids is 0): use a span-corruption task')
+    if not sentinels.of(vocab)[1]:
+        raise UserError('the vocabulary has no sentinels; use a span-corruption task')
     interface.require_frame(model, frames.ENCODER_DECODER, 'fill_in')
     abstract = saved_params.abstract_params(model, pipeline.batch_shapes(dataset), partitioner)
     params = saved_params.restore_params(folder, abstract, task_vocabulary.record(vocab), setting='MODEL_DIR')
@@ -71,8 +72,7 @@ def show(console: Console, vocab: Any, inputs: np.ndarray, targets: np.ndarray, 
     """Prints one example: its beginning with numbered gaps, then each gap's true and predicted text."""
     from rich.text import Text
 
-    first_sentinel = vocab.vocab_size - 1
-    last_sentinel = vocab.vocab_size - vocab.extra_ids
+    first_sentinel, last_sentinel = sentinels.of(vocab)[0], sentinels.ordinary_ids(vocab)
     shown = inputs[:TOKENS_SHOWN]
     text, numbers = Text(), []
     for sentinel, ids in split_at_sentinels(shown, first_sentinel, last_sentinel):
@@ -95,7 +95,7 @@ def one_word_gaps(vocab: Any, targets: np.ndarray, predicted: np.ndarray) -> tup
     """How many gaps have one word as their true text, in how many of those the predicted text is one word, and in how
     many it is the same word. Words are letters, digits and _, at least two, and do not begin with a digit.
     """
-    first, last = vocab.vocab_size - 1, vocab.vocab_size - vocab.extra_ids
+    first, last = sentinels.of(vocab)[0], sentinels.ordinary_ids(vocab)
     gaps = one_word = same = 0
     for row, guesses in zip(targets, predicted, strict=True):
         guess = dict(split_at_sentinels(guesses, first, last))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import pathlib
 import re
@@ -15,8 +16,11 @@ from remixer_t5x import temporary
 from remixer_t5x.errors import UserError
 from remixer_t5x.lazy import tf
 
-# TensorFlow 2.21 cannot save a position in these. It saves a parallel interleave, but hangs when it restores it.
+# TensorFlow 2.21 cannot save a position in these. It saves a parallel interleave, but hangs when it restores it. PyFunc
+# is a tf.numpy_function and EagerPyFunc a tf.py_function; a numpy_function with stateful=False is saved.
 UNSAVED = (
+    'PyFunc',
+    'EagerPyFunc',
     'GeneratorDataset',
     'CacheDataset',
     'CacheDatasetV2',
@@ -25,6 +29,7 @@ UNSAVED = (
     'ParallelInterleaveDatasetV3',
     'ParallelInterleaveDatasetV4',
 )
+_ADVICE = 'set TMPDIR to another folder, or give SAVE_DATA_POSITION=False'
 
 
 def hide_accelerators() -> None:
@@ -96,8 +101,9 @@ class Stream:
         if unsaved:
             raise UserError(
                 f'{name} reads by a {unsaved}, whose position cannot be saved; read files instead, as '
-                'seqio.TextLineDataSource does, or give SAVE_DATA_POSITION=False: a resumed run then begins its data '
-                'again, in another order'
+                'seqio.TextLineDataSource does, call Python by '
+                'tf.numpy_function(..., stateful=False), or give SAVE_DATA_POSITION=False: a resumed run then '
+                'begins its data again, in another order'
             )
         self._name, self._saves = name, saves
         self._iterator = iter(dataset)
@@ -146,9 +152,11 @@ class Stream:
                 folder.mkdir(mode=0o700)
                 yield os.fspath(folder)
         except (OSError, tf.errors.OpError) as error:
+            is_full = isinstance(error, tf.errors.ResourceExhaustedError) or getattr(error, 'errno', 0) == errno.ENOSPC
+            advice = 'free some space there, or set TMPDIR to another folder' if is_full else _ADVICE
             raise UserError(
-                f'the position in {self._name} cannot be written to {tempfile.gettempdir()} ({one_line(error)}); free '
-                'some space there, or set TMPDIR to another folder'
+                f'the position in {self._name} cannot be written to {tempfile.gettempdir()} ({one_line(error)}); '
+                f'{advice}'
             ) from error
 
 

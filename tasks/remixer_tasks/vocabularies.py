@@ -21,16 +21,26 @@ SENTINELS = 100
 def sentencepiece(path: str = T5_MODEL, extra_ids: int = SENTINELS) -> seqio.SentencePieceVocabulary:
     """The SentencePiece model at `path` (a local file, ~ allowed, or gs://), plus `extra_ids` sentinels.
 
-    Nothing is read before the first use. The default is T5's: 32,000 pieces, 32,100 ids with the sentinels.
+    Nothing is read before the first use. The default is T5's: 32,000 pieces, 32,100 ids with the sentinels. A
+    tokenizer.json of Hugging Face's becomes a SentencePiece model in the cache.
     """
     from remixer_tasks.vocabulary.pieces import SentencePiece
 
+    if path.endswith('.json'):
+        from remixer_tasks.vocabulary import unigram_json
+
+        path = str(unigram_json.cached(os.path.expanduser(path)))
     return SentencePiece(os.path.expanduser(path), extra_ids=extra_ids)
 
 
 def byte(extra_ids: int = SENTINELS) -> seqio.ByteVocabulary:
-    """UTF-8 bytes as in ByT5 (Xue et al. 2022): 3 special ids, 256 bytes, `extra_ids` sentinels."""
-    return seqio.ByteVocabulary(extra_ids=extra_ids)
+    """UTF-8 bytes as in ByT5 (Xue et al. 2022): 3 special ids, 256 bytes, `extra_ids` sentinels.
+
+    Without `extra_ids`, the 11 bytes that no text has are the sentinels, with which ByT5 was pretrained.
+    """
+    from remixer_tasks.vocabulary.byte_vocabulary import ByteVocabulary
+
+    return ByteVocabulary(extra_ids=extra_ids)
 
 
 def words(corpus: Corpus) -> seqio.Vocabulary:
@@ -54,7 +64,10 @@ def wordpiece(path: str) -> seqio.Vocabulary:
 
 
 def byte_pairs(folder: str, end_id: int = 50256) -> seqio.Vocabulary:
-    """GPT-2's byte pairs, of the tokenizer files in `folder`; our id 0 is <|endoftext|>, their id `end_id`."""
+    """GPT-2's byte pairs, of the tokenizer files in `folder`: ids are GPT-2's plus one, because id 0 is padding.
+
+    end_id: GPT-2's id of <|endoftext|>, which ends a text.
+    """
     from remixer_tasks.vocabulary.byte_pairs import BytePairs
 
     return BytePairs(folder, end_id)

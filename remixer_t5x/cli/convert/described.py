@@ -2,7 +2,6 @@
 
 import argparse
 import pathlib
-import shutil
 from typing import Any
 
 from etils import epath
@@ -42,7 +41,7 @@ def _from_hugging_face(args: argparse.Namespace) -> None:
     say('reading', f'{source.folder}')
     params = source.params()
     if tokenizer.path is not None:
-        tokenizer = _beside(tokenizer, folder)
+        tokenizer = _copy_tokenizer(vocabulary, folder)
     text = hf_gin.model_gin(source.t5, tokenizer, f'Converted from the Hugging Face folder {source.folder.resolve()}.')
     model_params.write(folder, params, vocabulary, text, str(source.folder.resolve()))
     del params
@@ -65,13 +64,11 @@ def _vocabulary_of(tokenizer: hf_tokenizer.Tokenizer, source: huggingface.Source
     return vocabulary
 
 
-def _beside(tokenizer: hf_tokenizer.Tokenizer, folder: epath.Path) -> hf_tokenizer.Tokenizer:
-    """The same, with its model copied into `folder`, so that the Hugging Face folder may go."""
-    assert tokenizer.path is not None
+def _copy_tokenizer(vocabulary: Any, folder: epath.Path) -> hf_tokenizer.Tokenizer:
+    """Copies the SentencePiece model into `folder`, so that the Hugging Face folder may go."""
     copy = folder / hf_tokenizer.MODEL
-    with epath.Path(tokenizer.path).expanduser().open('rb') as source, copy.open('wb') as target:
-        shutil.copyfileobj(source, target)
-    return hf_tokenizer.Tokenizer(str(copy), tokenizer.extra_ids)
+    copy.write_bytes(epath.Path(vocabulary.sentencepiece_model_file).expanduser().read_bytes())
+    return hf_tokenizer.Tokenizer(str(copy), vocabulary.extra_ids)
 
 
 def _from_safetensors(args: argparse.Namespace) -> None:

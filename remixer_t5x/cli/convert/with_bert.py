@@ -9,6 +9,7 @@ from remixer_t5x.cli.convert.checks import check_same, compare_logits, say, size
 from remixer_t5x.errors import UserError
 from remixer_t5x.interop import converted
 from remixer_t5x.interop.huggingface import bert, bert_check, bert_description
+from remixer_t5x.interop.huggingface import check as hf_check
 from remixer_t5x.interop.huggingface import folders as huggingface
 from remixer_t5x.interop.safetensors import export as safetensors_export
 from remixer_t5x.interop.safetensors import files as safetensors_files
@@ -38,7 +39,7 @@ def read(args: argparse.Namespace) -> None:
     model, params = model_params.read(folder, vocabulary)
     check_same(bert.first_difference(found, tensors, params), str(folder))
     say('check', 'every weight, read back, is what was read')
-    _compare(model, params, source)
+    _compare(model, params, source, vocabulary)
 
 
 def write(args: argparse.Namespace, model: MaskedLM, vocabulary: Any) -> None:
@@ -59,9 +60,10 @@ def write(args: argparse.Namespace, model: MaskedLM, vocabulary: Any) -> None:
     params = safetensors_export.rounded(params, dtype)
     check_same(bert.first_difference(found, safetensors_files.read_folder(folder), params, runs), folder)
     say('check', 'every weight, read back, is what was written')
-    _compare(model, params, folder)
+    _compare(model, params, folder, vocabulary)
 
 
-def _compare(model: MaskedLM, params: Any, folder: pathlib.Path) -> None:
+def _compare(model: MaskedLM, params: Any, folder: pathlib.Path, vocabulary: Any) -> None:
     batch = bert_check.random_batch(model.vocab_size, model.module)
-    compare_logits(lambda: (bert_check.our_logits(model, params, batch), bert_check.their_logits(folder, batch)))
+    if compare_logits(lambda: (bert_check.our_logits(model, params, batch), bert_check.their_logits(folder, batch))):
+        say('check', hf_check.compared_ids(folder, vocabulary))

@@ -41,11 +41,12 @@ def read(args: argparse.Namespace) -> None:
     origin = str(source.folder.resolve())
     text = gpt2.model_gin(source.gpt2, str(folder), f'Converted from the Hugging Face folder {origin}.')
     vocabulary = vocabularies.byte_pairs(str(folder), source.gpt2.end_id)
-    task_vocabulary.check_ids(str(source.folder), vocabulary, source.gpt2.vocab_size)
+    task_vocabulary.check_ids(str(source.folder), vocabulary, source.gpt2.vocab_size + 1)
     model_params.write(folder, params, vocabulary, text, origin)
     model, read = model_params.read(folder, vocabulary)
     check_equal(params, read, str(folder))
-    compare_logits(lambda: _logits(model, read, source.gpt2, source.folder))
+    if compare_logits(lambda: _logits(model, read, source.gpt2, source.folder)):
+        say('check', hf_check.compared_ids(source.folder, vocabulary))
 
 
 def write(args: argparse.Namespace, model: LanguageModel, vocabulary: Any) -> None:
@@ -70,19 +71,18 @@ def write(args: argparse.Namespace, model: LanguageModel, vocabulary: Any) -> No
     params = safetensors_export.rounded(params, dtype)
     check_same(gpt2.first_difference(found, safetensors_files.read_folder(folder), params, runs), folder)
     say('check', 'every weight, read back, is what was written')
-    compare_logits(lambda: _logits(model, params, found, folder))
+    if compare_logits(lambda: _logits(model, params, found, folder)):
+        say('check', hf_check.compared_ids(folder, vocabulary))
 
 
 def _logits(model: LanguageModel, params: Any, found: gpt2.Gpt2, folder: pathlib.Path) -> tuple[Any, Any]:
     """Logits of our model and of Hugging Face's on random tokens."""
     length = min(LENGTH, found.max_length)
-    # Neither of the two ids that change places.
-    tokens = np.random.default_rng(0).integers(1, found.end_id, (ROWS, length), dtype=np.int32)
-    begun = tokens.copy()
-    begun[:, 0] = 0
+    # Hugging Face's ids, without 0, which `logits_of_transformers` masks.
+    tokens = np.random.default_rng(0).integers(1, found.vocab_size, (ROWS, length), dtype=np.int32)
+    tokens[:, 0] = found.end_id
+    begun = np.where(np.arange(length) == 0, 0, tokens + 1)
     module = model.module.clone(dtype='float32')
     logits = jax.jit(lambda params: module.apply({'params': params}, begun, enable_dropout=False))
-    ours = np.array(logits(params))
-    ours[..., [0, found.end_id]] = ours[..., [found.end_id, 0]]
-    read = {'input_ids': np.where(begun == 0, found.end_id, begun)}
-    return ours, hf_check.logits_of_transformers('AutoModelForCausalLM', folder, read)
+    theirs = hf_check.logits_of_transformers('AutoModelForCausalLM', folder, {'input_ids': tokens})
+    return np.asarray(logits(params))[..., 1:], theirs

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from remixer_t5x.cli import arguments
 from remixer_t5x.cli.command import ON_CPU, Command
 from remixer_t5x.errors import UserError
+from remixer_tasks.vocabulary import sentinels
 
 if TYPE_CHECKING:
     import numpy as np
@@ -115,9 +116,9 @@ def _print_in_place(inputs: np.ndarray, targets: np.ndarray, vocabulary: seqio.V
 def as_text(ids: list[int], vocabulary: seqio.Vocabulary) -> str:
     """The text of `ids` with sentinels as <extra_id_0>, ... (also where the vocabulary has no text for them) and
     </s> for EOS."""
-    first = vocabulary.vocab_size - vocabulary.extra_ids
+    ordinary = sentinels.ordinary_ids(vocabulary)
     parts = []
-    for is_special, group in itertools.groupby(ids, lambda token: token >= first or token == vocabulary.eos_id):
+    for is_special, group in itertools.groupby(ids, lambda token: token >= ordinary or token == vocabulary.eos_id):
         if not is_special:
             parts.append(vocabulary.decode(list(group)))
             continue

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from remixer_t5x.cli import arguments
 from remixer_t5x.cli.command import ON_CPU, Command
+from remixer_tasks.vocabulary import sentinels
 
 if TYPE_CHECKING:
     import seqio
@@ -25,14 +26,14 @@ def run(args: argparse.Namespace) -> None:
     Raises UserError, from the vocabulary, when its model cannot be read or trained.
     """
     (vocabulary,) = arguments.values(args, 'VOCABULARY')
-    size, sentinels = vocabulary.vocab_size, vocabulary.extra_ids
+    first, count = sentinels.of(vocabulary)
     lines = [
-        f'ids          {size} (VOCAB_SIZE must be at least this)',
+        f'ids          {vocabulary.vocab_size} (VOCAB_SIZE must be at least this)',
         f'padding {vocabulary.pad_id}, EOS {vocabulary.eos_id}, unknown {vocabulary.unk_id}',
-        f'sentinels    {sentinels}'
+        f'sentinels    {count}'
         + (
-            f': <extra_id_0> is {size - 1}, <extra_id_{sentinels - 1}> is {size - sentinels}'
-            if sentinels
+            f': <extra_id_0> is {first}, <extra_id_{count - 1}> is {first + 1 - count}'
+            if count
             else ', span corruption needs some'
         ),
     ]

@@ -17,8 +17,13 @@ from remixer_t5x.model.seq2seq import Seq2Seq
 ROWS, INPUT_LENGTH, TARGET_LENGTH = 2, 160, 24
 # Largest allowed difference of logits, as a share of the largest logit.
 TOLERANCE = 1e-3
-# Texts to compare tokenizers with.
-TEXTS = ('Thank you for inviting me to your party last week.', 'Ça va? Über 1,234.50 €; "quoted" (x_1 = 2).')
+# Texts to compare tokenizers with; for each added token there is one more.
+TEXTS = (
+    'Thank you for inviting me to your party last week.',
+    'Ça va? Über 1,234.50 €; "quoted" (x_1 = 2).',
+    ' Tabs\tand\u00a0\u2028lines\n\n e\u0301 ﬁ ｗｉｄｅ 你好 don\'t  ',
+)
+MOST_TOKENS = 200
 NEEDED = ('torch', 'transformers')
 
 
@@ -99,22 +104,25 @@ def compared_ids(folder: pathlib.Path, vocabulary: Any) -> str:
         # The library raises many kinds of errors for missing or unknown files.
         reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
         return f'ids are not compared: transformers cannot load a tokenizer from {folder} ({reason})'
-    difference = _other_ids(tokenizer, vocabulary)
-    if difference:
-        return f"Hugging Face's tokenizer gives DIFFERENT ids for {difference!r}; use our tokenizer with this model"
-    return f"Hugging Face's tokenizer and ours give the same ids for {len(TEXTS)} texts"
+    ids_of = getattr(vocabulary, 'huggingface_ids', vocabulary.encode)
+    texts = [*TEXTS, *_with_added_tokens(tokenizer, vocabulary)]
+    for text in texts:
+        if tokenizer(text, add_special_tokens=False).input_ids != [int(token) for token in ids_of(text)]:
+            return f"Hugging Face's tokenizer gives DIFFERENT ids for {text!r}; use our tokenizer with this model"
+    return f"Hugging Face's tokenizer and ours give the same ids for {len(texts)} texts"
 
 
-def _other_ids(tokenizer: Any, vocabulary: Any) -> str | None:
-    """A text, among TEXTS and sentinels, to which both give different ids; None if there is none."""
-    for text in TEXTS:
-        if tokenizer(text, add_special_tokens=False).input_ids != [int(token) for token in vocabulary.encode(text)]:
-            return text
-    # Not for bytes: ByT5Tokenizer counts the names of the same ids from the other end.
-    if hasattr(vocabulary, 'sentencepiece_model_file') and vocabulary.extra_ids:
-        sentinel = '<extra_id_0>'
-        return None if tokenizer.convert_tokens_to_ids(sentinel) == vocabulary.vocab_size - 1 else sentinel
-    return None
+def _with_added_tokens(tokenizer: Any, vocabulary: Any) -> list[str]:
+    """Texts with the tokens that the tokenizer has in addition to the pieces of its model.
+
+    Left out are those that stand for no text, which are pieces of text to T5's vocabulary of ours, and the sentinels of
+    ByT5: it was pretrained with the last bytes, and its tokenizer has further ids.
+    """
+    special = ('pad', 'eos', 'bos', 'unk', 'cls', 'sep', 'mask')
+    names = {getattr(tokenizer, f'{name}_token', None) for name in special}
+    if type(vocabulary).__name__ == 'ByteVocabulary' and not vocabulary.extra_ids:
+        names |= {name for name in tokenizer.get_added_vocab() if name.startswith('<extra_id_')}
+    return [f'to ({name}) {name}s' for name in tokenizer.get_added_vocab() if name not in names][:MOST_TOKENS]
 
 
 def compared(ours: np.ndarray, theirs: np.ndarray) -> str:

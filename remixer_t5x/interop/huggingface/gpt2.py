@@ -3,8 +3,8 @@
 Source: `GPT2Config` and `GPT2LMHeadModel` of transformers 4 and 5. Both sides have pre-norm layers, biases, the tanh
 form of GELU, learned positions and an output projection that is the table of embeddings.
 
-Our id 0 is padding and begins a sequence. GPT-2 has no padding and begins a text with <|endoftext|>, its end token,
-while its id 0 is an ordinary token. So these two ids change places: our id 0 is <|endoftext|>.
+Our ids are GPT-2's plus one, because id 0 is padding, which GPT-2 does not have. Our table of embeddings has a first
+row of zeros, which the model neither reads nor predicts (`DecoderOnly.begin_id`).
 """
 
 import dataclasses
@@ -28,8 +28,9 @@ MODEL_TYPE, CLASS = 'gpt2', 'GPT2LMHeadModel'
 CONFIG = 'config.json'
 PREFIX, TABLE, OUTPUT = 'transformer.', 'wte.weight', 'lm_head.weight'
 JOINED, PARTS = 'attn.c_attn.', ('query', 'key', 'value')
-# One of these is what a tokenizer is made of.
-TOKENIZER_FILES = (('vocab.json', 'merges.txt'), ('tokenizer.json',))
+# One of these is what a tokenizer is made of; transformers prefers the first. The others are optional.
+TOKENIZER_FILES = (('tokenizer.json',), ('vocab.json', 'merges.txt'))
+OPTIONAL_FILES = ('tokenizer_config.json', 'added_tokens.json')
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -194,14 +195,14 @@ def from_huggingface(gpt2: Gpt2, tensors: Tensors, folder: str) -> Params:
     if OUTPUT in plain and not np.array_equal(plain[OUTPUT], plain[TABLE]):
         raise UserError(f'{OUTPUT} in {folder} is not {TABLE}; allowed is an output that is tied to the embeddings')
     params = arrays.read(wanted, plain)
-    params['token_embedder']['embedding'] = _end_first(gpt2, params['token_embedder']['embedding'])
+    params['token_embedder']['embedding'] = np.pad(params['token_embedder']['embedding'], ((1, 0), (0, 0)))
     return params
 
 
 def to_huggingface(gpt2: Gpt2, params: Params, runs: Sequence[int] | None = None) -> dict[str, np.ndarray]:
     """Hugging Face's arrays by name."""
-    plain = arrays.write(parameters(gpt2, runs), params)
-    plain[TABLE] = _end_first(gpt2, plain[TABLE])
+    table = {'embedding': np.asarray(params['token_embedder']['embedding'])[1:]}
+    plain = arrays.write(parameters(gpt2, runs), {**params, 'token_embedder': table})
     found: dict[str, np.ndarray] = {}
     for name, array in plain.items():
         first, joined, rest = name.partition(JOINED)
@@ -222,20 +223,12 @@ def first_difference(gpt2: Gpt2, tensors: Tensors, params: Params, runs: Sequenc
     return next((name for name, array in ours.items() if not np.array_equal(array, tensors[name])), None)
 
 
-def _end_first(gpt2: Gpt2, table: np.ndarray) -> np.ndarray:
-    """The table with the rows of id 0 and of the end token exchanged."""
-    table = np.array(table)
-    table[[0, gpt2.end_id]] = table[[gpt2.end_id, 0]]
-    return table
-
-
 def tokenizer_files(folder: pathlib.Path) -> list[pathlib.Path]:
-    """The files that the tokenizer in `folder` is made of. Raises UserError if the folder has none of them."""
+    """The files of the tokenizer in `folder`. Raises UserError if the folder has no tokenizer."""
     for names in TOKENIZER_FILES:
-        found = [folder / name for name in names]
-        if all(file.is_file() for file in found):
-            return found
-    raise UserError(f'{folder} has neither vocab.json and merges.txt nor tokenizer.json; ids mean nothing without them')
+        if all((folder / name).is_file() for name in names):
+            return [folder / name for name in (*names, *OPTIONAL_FILES) if (folder / name).is_file()]
+    raise UserError(f'{folder} has neither tokenizer.json nor vocab.json and merges.txt; ids mean nothing without them')
 
 
 def model_gin(gpt2: Gpt2, tokenizer_folder: str, source: str) -> str:
@@ -247,10 +240,12 @@ def model_gin(gpt2: Gpt2, tokenizer_folder: str, source: str) -> str:
         "include 'models/gpt2.gin'",
         'from __gin__ import dynamic_registration',
         '',
+        'from remixer_t5x.architecture import decoder_only',
         'from remixer_t5x.layers import norms',
         'from remixer_tasks import vocabularies',
         '',
-        *one_stack.gin_dimensions(gpt2),
+        *one_stack.gin_dimensions(dataclasses.replace(gpt2, vocab_size=gpt2.vocab_size + 1)),
+        f'decoder_only.DecoderOnly.begin_id = {gpt2.end_id + 1}',
         f'MAX_TARGET_LENGTH = {gpt2.max_length}',
         f"TASK_FEATURE_LENGTHS = {{'targets': {gpt2.max_length}}}",
         f'gpt2/norms.LayerNorm.epsilon = {gpt2.epsilon!r}',

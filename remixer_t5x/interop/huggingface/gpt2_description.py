@@ -13,7 +13,8 @@ KIND = 'GPT-2'
 
 
 def describe(module: DecoderOnly, end_id: int) -> tuple[Gpt2, tuple[int, ...]]:
-    """The GPT-2 that `module` is, and the lengths of its runs of layers; `end_id` is Hugging Face's id of our 0.
+    """The GPT-2 that `module` is, and the lengths of its runs of layers; `end_id` is Hugging
+    Face's id of the end token.
 
     Calls factories for their attributes and does not trace anything. Raises UserError with the first part that Hugging
     Face's GPT-2 does not have.
@@ -26,6 +27,7 @@ def describe(module: DecoderOnly, end_id: int) -> tuple[Gpt2, tuple[int, ...]]:
         (found.pop('approximate'), 'GELU is exact'),
         (module.tied, 'the output has a matrix of its own'),
         (not module.scaled_output, 'the output is scaled'),
+        (module.begin_id == end_id + 1, f'decoder_only.DecoderOnly.begin_id is {module.begin_id}, not {end_id + 1}'),
     ):
         one_stack.require(holds, KIND, difference)
     positions = one_stack.part(stack.position_embedding, LearnedPositions, KIND, 'DECODER_POSITION_EMBEDDING')
@@ -33,7 +35,7 @@ def describe(module: DecoderOnly, end_id: int) -> tuple[Gpt2, tuple[int, ...]]:
     one_stack.require(last.epsilon == found['epsilon'], KIND, 'its norms have different epsilons')
     runs = tuple(count for _, count in stack.runs)
     gpt2 = Gpt2(
-        vocab_size=module.vocab_size,
+        vocab_size=module.vocab_size - 1,
         embed_dim=module.embed_dim,
         num_layers=sum(runs),
         max_length=positions.max_length,

@@ -19,6 +19,7 @@ from collections.abc import Mapping
 from remixer_t5x.errors import UserError
 from remixer_t5x.lazy import seqio, tf
 from remixer_tasks.objectives import segments
+from remixer_tasks.vocabulary import sentinels
 
 
 def check_density(density: float) -> None:
@@ -63,13 +64,14 @@ def iid_denoising(
         )
     check_density(density)
     vocabulary = output_features['targets'].vocabulary
-    if vocabulary.extra_ids < 2:
+    last, count = sentinels.of(vocabulary)
+    if count < 2:
         raise UserError('i.i.d. denoising needs sentinels: give the vocabulary extra_ids=100')
-    last, eos = vocabulary.vocab_size - 1, [vocabulary.eos_id]
+    eos = [vocabulary.eos_id]
 
     @seqio.map_over_dataset(num_seeds=1)
     def hide(tokens, seed):
-        mask = _within(noise_mask(tf.size(tokens), density, seed), vocabulary.extra_ids)
+        mask = _within(noise_mask(tf.size(tokens), density, seed), count)
         targets = runs_to_sentinels(tokens, ~mask, last)[: sequence_length['targets'] - 1]
         return {
             'inputs': tf.concat([runs_to_sentinels(tokens, mask, last), eos], 0),

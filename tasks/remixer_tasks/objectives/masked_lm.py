@@ -24,6 +24,7 @@ import numpy as np
 from remixer_t5x.errors import UserError
 from remixer_t5x.lazy import seqio, tf
 from remixer_tasks.objectives import segments
+from remixer_tasks.vocabulary import sentinels
 
 # Padding, EOS and unknown come first.
 _SPECIAL = 3
@@ -76,7 +77,7 @@ def damage(tokens: tf.Tensor, chosen: tf.Tensor, masking: Masking, vocabulary: s
     """The [n] tokens with the chosen ones masked, replaced or kept. seed: [2] integers."""
     which, ids = tf.unstack(tf.random.experimental.stateless_split(seed, 2))
     draw = tf.random.stateless_uniform(tf.shape(tokens), which)
-    ordinary = vocabulary.vocab_size - vocabulary.extra_ids
+    ordinary = sentinels.ordinary_ids(vocabulary)
     random = tf.random.stateless_uniform(tf.shape(tokens), ids, _SPECIAL, ordinary, tf.int32)
     replaced = tf.where(draw < masking.masked + masking.random, random, tokens)
     replaced = tf.where(draw < masking.masked, mask_of(vocabulary), replaced)
@@ -88,9 +89,10 @@ def mask_of(vocabulary: seqio.Vocabulary) -> int:
     own = getattr(vocabulary, 'mask_id', None)
     if own is not None:
         return int(own)
-    if vocabulary.extra_ids < 1:
+    first, count = sentinels.of(vocabulary)
+    if count < 1:
         raise UserError('masked LM needs a sentinel as its mask: give the vocabulary extra_ids=100')
-    return vocabulary.vocab_size - 1
+    return first
 
 
 def word_starts(vocabulary: seqio.Vocabulary) -> np.ndarray:
@@ -102,9 +104,9 @@ def word_starts(vocabulary: seqio.Vocabulary) -> np.ndarray:
             f'whole words need a SentencePiece vocabulary, and this is a {type(vocabulary).__name__}: '
             'set WHOLE_WORDS = False'
         )
-    pieces = (vocabulary.tokenizer.IdToPiece(index) for index in range(vocabulary.vocab_size - vocabulary.extra_ids))
-    starts = [piece.startswith(_WORD_START) for piece in pieces]
-    return np.array(starts + [True] * vocabulary.extra_ids)
+    ordinary = sentinels.ordinary_ids(vocabulary)
+    starts = [vocabulary.tokenizer.IdToPiece(index).startswith(_WORD_START) for index in range(ordinary)]
+    return np.array(starts + [True] * (vocabulary.vocab_size - ordinary))
 
 
 def masked_lm(

@@ -21,6 +21,7 @@ from collections.abc import Mapping
 from remixer_t5x.errors import UserError
 from remixer_t5x.lazy import seqio, tf
 from remixer_tasks.objectives import segments
+from remixer_tasks.vocabulary import sentinels
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,6 +80,8 @@ def segment_length(inputs_length: int, targets_length: int, noise: Noise) -> int
 
 def longest_segment(inputs_length: int, targets_length: int, noise: Noise, sentinels: int) -> int:
     """Most raw tokens whose inputs, targets and spans all fit. Raises UserError where less than two do."""
+    if sentinels < 1:
+        raise UserError('span corruption needs sentinels, and the vocabulary has none: give it extra_ids=100')
 
     def fits(length: int) -> bool:
         inputs, targets = noise.lengths(length)
@@ -128,7 +131,7 @@ def corrupt(tokens: tf.Tensor, mask: tf.Tensor, vocabulary: seqio.Vocabulary) ->
     starts = mask & ~tf.concat([[False], mask[:-1]], 0)
     before = tf.concat([starts[1:], [False]], 0)
     span = tf.cumsum(tf.cast(starts, tf.int32))
-    last = vocabulary.vocab_size - 1
+    last, _ = sentinels.of(vocabulary)
     eos = [vocabulary.eos_id]
     inputs = tf.where(starts, last + 1 - span, tokens)
     targets = tf.where(before, last - span, tokens)
@@ -139,10 +142,10 @@ def corrupt(tokens: tf.Tensor, mask: tf.Tensor, vocabulary: seqio.Vocabulary) ->
 
 
 def _check_sentinels(length: int, noise: Noise, vocabulary: seqio.Vocabulary) -> None:
-    spans = noise.counts(length)[1]
-    if spans > vocabulary.extra_ids:
+    spans, count = noise.counts(length)[1], sentinels.of(vocabulary)[1]
+    if spans > count:
         raise UserError(
-            f'segments of {length} tokens hide {spans} spans, the vocabulary has {vocabulary.extra_ids} '
+            f'segments of {length} tokens hide {spans} spans, the vocabulary has {count} '
             f'sentinels: give the vocabulary extra_ids={spans}, or use longer spans or shorter inputs'
         )
 
@@ -173,7 +176,7 @@ def span_corruption(
         length = segment_length(inputs_length, targets_length, noise)
         _check_sentinels(length, noise, vocabulary)
     else:
-        length = longest_segment(inputs_length, targets_length, noise, vocabulary.extra_ids)
+        length = longest_segment(inputs_length, targets_length, noise, sentinels.of(vocabulary)[1])
     counts = [noise.counts(size) for size in range(length + 1)]
 
     @seqio.map_over_dataset(num_seeds=1)

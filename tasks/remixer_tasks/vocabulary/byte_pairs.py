@@ -1,8 +1,7 @@
 """GPT-2's byte-level byte-pair encoding (Radford et al. 2019, section 2.2), from the files of its tokenizer.
 
-A text is cut into words, each with the space before it; the bytes of a word are joined pair by pair, the pair that was
-learned first before the others. Our id 0 is <|endoftext|>, which begins and ends a text, and its id is that of GPT-2's
-first token: the two change places.
+A text is split into words, each with the space before it; the bytes of a word are merged pair by pair, the pair that
+was learned first before the others. Every id is GPT-2's plus one, because id 0 is padding and must not be a real token.
 """
 
 from __future__ import annotations
@@ -12,25 +11,39 @@ import os
 import pathlib
 import re
 import unicodedata
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-import numpy as np
-
-from remixer_t5x import untrusted_files
+from remixer_t5x import tokenizer_files, untrusted_files
 from remixer_t5x.errors import UserError
-from remixer_t5x.lazy import seqio, tf
+from remixer_tasks.vocabulary import python_tokenizer
 
-VOCABULARY, MERGES, BOTH = 'vocab.json', 'merges.txt', 'tokenizer.json'
+VOCABULARY, MERGES, BOTH = 'vocab.json', 'merges.txt', tokenizer_files.BOTH
+# The settings of tokenizer.json that this module implements, by component.
+_MODEL: dict[str, Any] = {
+    'type': 'BPE',
+    'dropout': None,
+    'continuing_subword_prefix': (None, ''),
+    'end_of_word_suffix': (None, ''),
+}
+_MODEL |= {'byte_fallback': (None, False), 'ignore_merges': (None, False)}
+_PRE_TOKENIZER = {'type': 'ByteLevel', 'add_prefix_space': False, 'use_regex': (None, True)}
+_CONFIG = {'add_prefix_space': (None, False), 'add_bos_token': (None, False)}
 # Words by the kind of each character: letters, numbers, the space, other spaces, and the rest.
 _WORD = re.compile(r'_?L+|_?N+|_?O+|[_S]+(?![^_S])|[_S]+')
 _ENDING = re.compile(r"'(?:s|t|re|ve|m|ll|d)")
 
 
+# Unicode's White_Space without the space; str.isspace() has four control characters more.
+_WHITE_SPACE = frozenset(
+    '\t\n\v\f\r\x85\xa0\u1680\u2028\u2029\u202f\u205f\u3000' + ''.join(map(chr, range(0x2000, 0x200B)))
+)
+
+
 def _kind(character: str) -> str:
     if character == ' ':
         return '_'
-    if character.isspace():
+    if character in _WHITE_SPACE:
         return 'S'
     return {'L': 'L', 'N': 'N'}.get(unicodedata.category(character)[0], 'O')
 
@@ -57,12 +70,13 @@ def _is_pair(pair: Any) -> bool:
     return isinstance(pair, list) and len(pair) == 2 and all(isinstance(piece, str) for piece in pair)
 
 
-class BytePairs(seqio.Vocabulary):
+class BytePairs(python_tokenizer.PythonTokenizer):
     """The vocabulary in the folder of a GPT-2 tokenizer. Its files are read at first use.
 
     Attributes:
-        folder: has vocab.json and merges.txt, or tokenizer.json.
-        end_id: GPT-2's id of <|endoftext|>, which is our id 0.
+        folder: has tokenizer.json, or vocab.json and merges.txt; added tokens and settings are also read
+            from tokenizer_config.json and added_tokens.json.
+        end_id: GPT-2's id of <|endoftext|>; `eos_id` is one more.
     """
 
     def __init__(self, folder: str, end_id: int):
@@ -70,40 +84,45 @@ class BytePairs(seqio.Vocabulary):
         self.folder, self.end_id = os.path.expanduser(folder), end_id
 
     @functools.cached_property
-    def _files(self) -> tuple[dict[str, int], dict[tuple[str, ...], int]]:
-        """Pieces by text, with our ids, and the rank of each pair."""
+    def _files(self) -> tuple[dict[str, int], dict[tuple[str, ...], int], dict[str, int]]:
+        """GPT-2's id of each piece, the rank of each pair, and GPT-2's id of each added token."""
         folder = pathlib.Path(self.folder)
-        if (folder / VOCABULARY).is_file() and (folder / MERGES).is_file():
-            pieces: Any = untrusted_files.read_object(folder / VOCABULARY)
-            merges: Any = untrusted_files.read_text(folder / MERGES).split('\n')
-        elif (folder / BOTH).is_file():
-            model = untrusted_files.read_object(folder / BOTH).get('model')
-            model = model if isinstance(model, dict) else {}
-            pieces, merges = model.get('vocab'), model.get('merges')
+        if (folder / BOTH).is_file():
+            tokenizer = untrusted_files.read_object(folder / BOTH)
+            where = str(folder / BOTH)
+            tokenizer_files.check_settings(tokenizer.get('model'), _MODEL, f'{where}, model')
+            tokenizer_files.check_settings(tokenizer.get('pre_tokenizer'), _PRE_TOKENIZER, f'{where}, pre_tokenizer')
+            tokenizer_files.check_settings(tokenizer, {'normalizer': None}, where)
+            pieces: Any = tokenizer['model'].get('vocab')
+            merges: Any = tokenizer['model'].get('merges')
+        elif (folder / VOCABULARY).is_file() and (folder / MERGES).is_file():
+            pieces = untrusted_files.read_object(folder / VOCABULARY)
+            merges = untrusted_files.read_text(folder / MERGES).split('\n')
         else:
             raise UserError(f'{folder} has neither {VOCABULARY} and {MERGES} nor {BOTH}; give the folder of a GPT-2')
         if not isinstance(pieces, dict) or not isinstance(merges, list) or not pieces:
             raise UserError(f'{folder} has no byte pairs in its tokenizer; give the folder of a GPT-2')
-        ids = list(pieces.values())
-        if sorted(map(str, ids)) != sorted(map(str, range(len(ids)))) or self.end_id >= len(ids):
+        tokenizer_files.check_settings(tokenizer_files.config(folder), _CONFIG, str(folder / tokenizer_files.CONFIG))
+        added = tokenizer_files.added_tokens(folder)
+        ids = list({**pieces, **added}.values())
+        if sorted(map(str, ids)) != sorted(map(str, range(len(ids)))) or not 0 <= self.end_id < len(ids):
             raise UserError(f'the ids in {folder} are not the numbers from 0 to {len(ids) - 1}; download it again')
-        pairs = [one.split(' ') if isinstance(one, str) else one for one in merges]
+        end = next(piece for piece, index in {**pieces, **added}.items() if index == self.end_id)
+        pairs = [pair.split(' ') if isinstance(pair, str) else pair for pair in merges]
         ranked = [tuple(pair) for pair in pairs if _is_pair(pair) and pair[0] != '#version:']
-        swapped = {piece: self._swapped(index) for piece, index in pieces.items()}
-        return swapped, {pair: rank for rank, pair in enumerate(ranked)}
-
-    def _swapped(self, index: int) -> int:
-        return {0: self.end_id, self.end_id: 0}.get(index, index)
+        return pieces, {pair: rank for rank, pair in enumerate(ranked)}, {**added, end: self.end_id}
 
     @functools.cached_property
     def _pieces(self) -> list[bytes]:
-        """The bytes of each id; none of the end."""
-        of_letter = {letter: byte for byte, letter in enumerate(byte_letters())}
-        found = [b''] * len(self._files[0])
-        for piece, index in self._files[0].items():
-            if index:
-                found[index] = bytes(of_letter[letter] for letter in piece if letter in of_letter)
-        return found
+        """The bytes of each id; none for padding and the end token."""
+        byte_of_letter = {letter: byte for byte, letter in enumerate(byte_letters())}
+        pieces, _, added = self._files
+        texts = [b''] * (1 + len({**pieces, **added}))
+        for piece, index in pieces.items():
+            texts[index + 1] = bytes(byte_of_letter[letter] for letter in piece if letter in byte_of_letter)
+        for token, index in added.items():
+            texts[index + 1] = b'' if index == self.end_id else token.encode()
+        return texts
 
     @property
     def token_bytes(self) -> list[int]:
@@ -112,26 +131,39 @@ class BytePairs(seqio.Vocabulary):
 
     @property
     def bos_id(self) -> int:
-        return 0
+        return self.end_id + 1
 
     @property
     def eos_id(self) -> int:
-        return 0
+        return self.end_id + 1
 
     @property
     def unk_id(self) -> int:
-        return 0
+        return self.end_id + 1
 
     @property
     def _base_vocab_size(self) -> int:
-        return len(self._files[0])
+        return len(self._pieces)
 
     def _encode(self, s: str) -> list[int]:
-        letters, pieces = byte_letters(), self._files[0]
-        found = []
-        for word in words(s):
-            found += [pieces.get(piece, 0) for piece in self._joined(''.join(letters[byte] for byte in word.encode()))]
-        return found
+        letters, (pieces, _, added) = byte_letters(), self._files
+        ids: list[int] = []
+        for part in self._split_added(s):
+            if part in added:
+                ids.append(added[part] + 1)
+                continue
+            for word in words(part):
+                merged = self._joined(''.join(letters[byte] for byte in word.encode()))
+                ids += [pieces.get(piece, self.end_id) + 1 for piece in merged]
+        return ids
+
+    def huggingface_ids(self, text: str) -> list[int]:
+        """GPT-2's own ids."""
+        return [index - 1 for index in self.encode(text)]
+
+    @functools.cached_property
+    def _split_added(self) -> Callable[[str], list[str]]:
+        return tokenizer_files.splitter(self._files[2])
 
     @functools.lru_cache(maxsize=2**16)  # noqa: B019 (a vocabulary lives as long as its process)
     def _joined(self, word: str) -> tuple[str, ...]:
@@ -151,21 +183,6 @@ class BytePairs(seqio.Vocabulary):
 
     def _decode(self, ids: Sequence[int]) -> str:
         return b''.join(self._pieces[index] for index in ids if 0 <= index < len(self._pieces)).decode(errors='replace')
-
-    def _encode_tf(self, s: tf.Tensor) -> tf.Tensor:
-        def encode(text: Any) -> np.ndarray:
-            # Bytes in a graph, an array of one text outside of it.
-            given = np.asarray(text).item()
-            text = given.decode(errors='replace') if isinstance(given, bytes) else given
-            return np.asarray(self._encode(text), np.int32)
-
-        found = tf.numpy_function(encode, [tf.convert_to_tensor(s)], tf.int32)
-        found.set_shape([None])
-        return found
-
-    def _decode_tf(self, ids: tf.Tensor) -> tf.Tensor:
-        pieces = tf.constant(self._pieces)
-        return tf.strings.reduce_join(tf.gather(pieces, ids), axis=-1)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, BytePairs) and (self.folder, self.end_id) == (other.folder, other.end_id)

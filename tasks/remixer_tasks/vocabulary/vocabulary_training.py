@@ -17,6 +17,7 @@ from remixer_t5x.errors import UserError
 from remixer_tasks.corpora.text_corpus import Corpus
 from remixer_tasks.files import cache
 from remixer_tasks.files.notice import Notice
+from remixer_tasks.vocabulary import sentinels
 
 # 20 MB of text settle some ten thousand pieces; more only costs time and memory.
 SAMPLE_CHARACTERS = 20_000_000
@@ -63,18 +64,29 @@ def ensure_trained(corpus: Corpus, settings: Settings) -> Path:
 
 
 def check(model: bytes) -> None:
-    """Raises ValueError when the bytes are not a SentencePiece model."""
+    """Raises ValueError if the bytes are not a SentencePiece model whose id 0 is padding."""
     proto = sentencepiece_model_pb2.ModelProto()  # type: ignore[attr-defined]  # made at run time
     try:
         proto.ParseFromString(model)
     except Exception as error:
-        raise ValueError('not a SentencePiece model') from error
+        raise ValueError('this is not a SentencePiece model') from error
     if not proto.pieces:
-        raise ValueError('a SentencePiece model without pieces')
+        raise ValueError('this is not a SentencePiece model')
     try:
-        sentencepiece.SentencePieceProcessor(model_proto=model)
+        processor = sentencepiece.SentencePieceProcessor(model_proto=model)
     except RuntimeError as error:
-        raise ValueError('pieces that SentencePiece refuses') from error
+        raise ValueError('this is not a SentencePiece model') from error
+    if not processor.IsControl(0) or processor.eos_id() <= 0:
+        raise ValueError(
+            f'id 0 is {processor.IdToPiece(0)!a:.40} and eos_id is {processor.eos_id()}, and id 0 must be padding and '
+            'eos_id above it (train the model with --pad_id=0 --eos_id=1 --unk_id=2)'
+        )
+
+
+def sentinels_in(model: bytes) -> int:
+    """The number of sentinels at the end of a SentencePiece model's own pieces."""
+    proto = sentencepiece_model_pb2.ModelProto.FromString(model)  # type: ignore[attr-defined]  # made at run time
+    return sentinels.trailing([piece.piece for piece in proto.pieces[-1000:]])
 
 
 def _train(sample: list[str], settings: Settings) -> bytes:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterable, Sequence
 
-from remixer_t5x.lazy import seqio, tf
+from remixer_tasks.vocabulary import python_tokenizer
 
 PAD, EOS, UNKNOWN = 0, 1, 2
 _SPECIAL = 3
 
 
-class WordVocabulary(seqio.Vocabulary):
+class WordVocabulary(python_tokenizer.PythonTokenizer):
     """T5's ids for padding, end and unknown, then every word of `texts` by the order of characters. No sentinels.
 
     name: of the texts. texts: called once, at first use. Two vocabularies with the same name and words are equal.
@@ -56,21 +56,6 @@ class WordVocabulary(seqio.Vocabulary):
 
     def _word(self, index: int) -> str:
         return self.words[index - _SPECIAL] if _SPECIAL <= index < self._base_vocab_size else '<unk>'
-
-    def _encode_tf(self, s: tf.Tensor) -> tf.Tensor:
-        with tf.init_scope():
-            table = self._table
-        return table.lookup(tf.strings.split(s))
-
-    @functools.cached_property
-    def _table(self) -> tf.lookup.StaticHashTable:
-        ids = tf.range(_SPECIAL, self._base_vocab_size, dtype=tf.int32)
-        return tf.lookup.StaticHashTable(tf.lookup.KeyValueTensorInitializer(tf.constant(self.words), ids), UNKNOWN)
-
-    def _decode_tf(self, ids: tf.Tensor) -> tf.Tensor:
-        words = tf.constant(['', '', '<unk>', *self.words])
-        text = tf.strings.reduce_join(tf.gather(words, ids), axis=-1, separator=' ')
-        return tf.strings.strip(tf.strings.regex_replace(text, ' +', ' '))
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, WordVocabulary):

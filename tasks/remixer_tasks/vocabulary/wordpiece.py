@@ -8,19 +8,24 @@ from __future__ import annotations
 
 import functools
 import os
+import pathlib
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
+from remixer_t5x import tokenizer_files
 from remixer_t5x.errors import UserError
-from remixer_t5x.lazy import seqio, tf
-from remixer_tasks.vocabulary import tokenizer_json
+from remixer_tasks.vocabulary import python_tokenizer, tokenizer_json
 
 CLS, SEP, UNKNOWN, PAD, MASK = '[CLS]', '[SEP]', '[UNK]', '[PAD]', '[MASK]'
+# Attributes of the normalizer, and their names in tokenizer_config.json.
+SETTINGS = {
+    'lowercase': 'do_lower_case',
+    'strip_accents': 'strip_accents',
+    'handle_chinese_chars': 'tokenize_chinese_chars',
+}
 
 
-class WordPieceVocabulary(seqio.Vocabulary):
+class WordPieceVocabulary(python_tokenizer.PythonTokenizer):
     """The ids of a `tokenizer.json`. Two vocabularies with the same words are equal."""
 
     def __init__(self, path: str):
@@ -70,18 +75,14 @@ class WordPieceVocabulary(seqio.Vocabulary):
         return len(self.words)
 
     def _encode(self, s: str) -> list[int]:
-        return [self.bos_id, *self._tokenizer.encode(s, add_special_tokens=False).ids]
+        return [self.bos_id, *self.huggingface_ids(s)]
+
+    def huggingface_ids(self, text: str) -> list[int]:
+        """The ids without [CLS]. [PAD] in a text is left out, because id 0 is padding."""
+        return [token for token in self._tokenizer.encode(text, add_special_tokens=False).ids if token]
 
     def _decode(self, ids: Sequence[int]) -> str:
         return self._tokenizer.decode([int(token) for token in ids], skip_special_tokens=True)
-
-    def _encode_tf(self, s: tf.Tensor) -> tf.Tensor:
-        ids = tf.numpy_function(lambda text: np.asarray(self._encode(text.decode()), np.int32), [s], tf.int32)
-        return tf.ensure_shape(ids, [None])
-
-    def _decode_tf(self, ids: tf.Tensor) -> tf.Tensor:
-        text = tf.numpy_function(lambda given: self._decode(given.tolist()).encode(), [ids], tf.string)
-        return tf.ensure_shape(text, [])
 
     def save(self, path: str) -> None:
         """Writes the vocabulary as a `tokenizer.json`."""
@@ -94,10 +95,11 @@ class WordPieceVocabulary(seqio.Vocabulary):
         return hash(self._path)
 
 
-def read(path: str, lowercase: bool = True) -> Any:
-    """The tokenizer in a `tokenizer.json`, or in BERT's older `vocab.txt` with one piece a line.
+def read(path: str) -> Any:
+    """The tokenizer in a `tokenizer.json`, or in BERT's older `vocab.txt` with one piece a line, with the settings and
+    the added tokens that other files of its folder have.
 
-    Raises UserError if the package `tokenizers` is missing, or cannot read the file.
+    Raises UserError if the package `tokenizers` is missing, or if the files cannot be read or contradict each other.
     """
     try:
         import tokenizers
@@ -107,18 +109,39 @@ def read(path: str, lowercase: bool = True) -> Any:
         ) from error
     if not os.path.isfile(path):
         raise UserError(f'there is no file {path}; give a tokenizer.json or vocab.txt of a BERT')
+    folder = pathlib.Path(path).parent
+    config = tokenizer_files.config(folder)
     try:
         if path.endswith('.txt'):
-            found = tokenizers.BertWordPieceTokenizer(path, lowercase=lowercase)._tokenizer
+            tokenizer = tokenizers.BertWordPieceTokenizer(
+                path,
+                clean_text=True,
+                lowercase=bool(config.get('do_lower_case', True)),
+                strip_accents=config.get('strip_accents'),
+                handle_chinese_chars=bool(config.get('tokenize_chinese_chars', True)),
+            )._tokenizer
         else:
-            found = tokenizer_json.wordpiece(path)
+            tokenizer = tokenizer_json.wordpiece(path)
     except UserError:
         raise
     except Exception as error:
         # The library raises Exception itself.
         raise UserError(f'{path} cannot be read as a tokenizer ({str(error).splitlines()[0]:.100})') from error
-    if found.token_to_id(UNKNOWN) is None:
+    if tokenizer.token_to_id(UNKNOWN) is None:
         raise UserError(f'{path} has no {UNKNOWN}, which BERT needs; give the tokenizer of a BERT')
-    if found.token_to_id(PAD) != 0:
-        raise UserError(f'{path} has {PAD} as id {found.token_to_id(PAD)}; allowed is 0, as in published BERTs')
-    return found
+    if tokenizer.token_to_id(PAD) != 0:
+        raise UserError(f'{path} has {PAD} as id {tokenizer.token_to_id(PAD)}; allowed is 0, as in published BERTs')
+    for ours, theirs in SETTINGS.items():
+        value = getattr(tokenizer.normalizer, ours, None)
+        if config.get(theirs) is not None and value is not None and bool(value) != bool(config[theirs]):
+            raise UserError(
+                f'{path} has {ours} {value}, and tokenizer_config.json has {theirs} {config[theirs]}; make them equal'
+            )
+    for token, index in sorted(tokenizer_files.added_tokens(folder).items(), key=lambda item: item[1]):
+        tokenizer.add_special_tokens([tokenizers.AddedToken(token, normalized=False)])
+        if tokenizer.token_to_id(token) != index:
+            raise UserError(
+                f'{folder} gives {token!r:.60} the id {index}, and its vocabulary {tokenizer.token_to_id(token)}; '
+                'correct its files'
+            )
+    return tokenizer

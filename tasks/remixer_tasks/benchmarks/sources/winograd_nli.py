@@ -21,7 +21,7 @@ def as_schema(dataset: tf.data.Dataset) -> tf.data.Dataset:
 
     def as_text(example):
         premise, hypothesis = example['sentence1'], example['sentence2']
-        inputs, target = tf.numpy_function(_schema, [premise, hypothesis], [tf.string, tf.string])
+        inputs, target = tf.numpy_function(_schema, [premise, hypothesis], [tf.string, tf.string], stateful=False)
         kept = {name: example[name] for name in ('idx', 'label')}
         texts = {'inputs': tf.reshape(inputs, []), 'targets': tf.reshape(target, [])}
         return {**kept, **texts, 'premise': premise, 'hypothesis': hypothesis}

@@ -1,0 +1,68 @@
+"""Added tokens and settings in the files of a Hugging Face tokenizer. Only JSON is read; nothing in it is run."""
+
+from __future__ import annotations
+
+import pathlib
+import re
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from remixer_t5x import untrusted_files
+from remixer_t5x.errors import UserError
+
+BOTH, CONFIG, OLD = 'tokenizer.json', 'tokenizer_config.json', 'added_tokens.json'
+# Flags that change what text around an added token becomes.
+_FLAGS = ('single_word', 'lstrip', 'rstrip')
+
+
+def config(folder: pathlib.Path) -> Mapping[str, Any]:
+    """The content of tokenizer_config.json in `folder`; empty if there is none."""
+    return untrusted_files.read_object(folder / CONFIG) if (folder / CONFIG).is_file() else {}
+
+
+def added_tokens(folder: pathlib.Path) -> dict[str, int]:
+    """The ids of the tokens that the tokenizer in `folder` finds in a text before its model reads the rest.
+
+    Raises UserError for a token that strips the text around it or matches whole words only.
+    """
+    entries: list[Any] = []
+    by_id = config(folder).get('added_tokens_decoder')
+    for index, entry in (by_id if isinstance(by_id, dict) else {}).items():
+        entries.append({**(entry if isinstance(entry, dict) else {}), 'id': int(index) if index.isdecimal() else None})
+    if (folder / BOTH).is_file():
+        listed = untrusted_files.read_object(folder / BOTH).get('added_tokens')
+        entries += listed if isinstance(listed, list) else []
+    if (folder / OLD).is_file():
+        entries += [{'content': name, 'id': index} for name, index in untrusted_files.read_object(folder / OLD).items()]
+    tokens: dict[str, int] = {}
+    for entry in entries:
+        name, index = (entry.get('content'), entry.get('id')) if isinstance(entry, dict) else (None, None)
+        if not isinstance(name, str) or not name or not isinstance(index, int) or isinstance(index, bool):
+            raise UserError(f'{folder} has an added token without a text or an id ({entry!r:.80}); download it again')
+        if tokens.setdefault(name, index) != index:
+            raise UserError(
+                f'{folder} gives the token {name!r:.60} the ids {tokens[name]} and {index}; correct its files'
+            )
+        set_flags = [flag for flag in _FLAGS if entry.get(flag)]
+        if set_flags and not re.fullmatch(r'\[MASK\]|<mask>', name):
+            raise UserError(
+                f'{folder} has the token {name!r:.60} with {set_flags[0]}, which is not supported; set it to false'
+            )
+    return tokens
+
+
+def check_settings(settings: Any, allowed: Mapping[str, Any], where: str) -> None:
+    """Raises UserError, with the name of the setting, if one is not the allowed value (of a tuple: any of them)."""
+    settings = settings if isinstance(settings, dict) else {}
+    for name, values in allowed.items():
+        values = values if isinstance(values, tuple) else (values,)
+        if settings.get(name) not in values:
+            shown = f'{settings.get(name)!r:.60}'
+            raise UserError(f'{where} has {name} {shown}, which is not supported; {name} must be {values[-1]!r}')
+
+
+def splitter(tokens: Iterable[str]) -> Callable[[str], list[str]]:
+    """A function that splits a text at the tokens and keeps them, longer tokens first."""
+    ordered = sorted(tokens, key=len, reverse=True)
+    pattern = re.compile('(' + '|'.join(map(re.escape, ordered)) + ')') if ordered else None
+    return lambda text: [part for part in (pattern.split(text) if pattern else [text]) if part]

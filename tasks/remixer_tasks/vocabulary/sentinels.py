@@ -1,0 +1,37 @@
+"""The sentinels <extra_id_0>, <extra_id_1>, ... of a vocabulary: which ids they have, and where a text has them.
+
+T5 counts sentinels down from the last id. mT5's are the last pieces of its SentencePiece model, and ByT5's are the last
+bytes, which no UTF-8 text has.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+# 0xF5 to 0xFF.
+UNUSED_BYTES = 11
+
+
+def of(vocabulary: Any) -> tuple[int, int]:
+    """The id of <extra_id_0>, from which the others count down, and the number of sentinels."""
+    return vocabulary.vocab_size - 1, getattr(vocabulary, 'sentinels', vocabulary.extra_ids)
+
+
+def ordinary_ids(vocabulary: Any) -> int:
+    """The number of ids below the sentinels."""
+    first, count = of(vocabulary)
+    return first + 1 - count
+
+
+def pattern(count: int) -> str:
+    """A regular expression, for Python and TensorFlow, of the names of `count` sentinels."""
+    return f'<extra_id_({"|".join(map(str, range(count)))})>'
+
+
+def trailing(pieces: list[str]) -> int:
+    """How many pieces at the end of a SentencePiece model are sentinels in T5's order, <extra_id_0> last."""
+    count = 0
+    while count < len(pieces) and re.fullmatch(f'▁?<extra_id_{count}>', pieces[-1 - count]):
+        count += 1
+    return count

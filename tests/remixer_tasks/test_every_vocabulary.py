@@ -1,0 +1,226 @@
+"""Every vocabulary with every objective: batches, their exact position, and one tokenizer in training and inference."""
+
+import functools
+import io
+import json
+import pathlib
+
+import numpy as np
+import pytest
+import sentencepiece
+import seqio
+import tensorflow as tf
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sentencepiece import sentencepiece_model_pb2
+
+from remixer_t5x.data import frames, pipeline, task_batches
+from remixer_t5x.errors import UserError
+from remixer_tasks import pretraining, text_pairs, vocabularies
+from remixer_tasks.corpora.text_corpus import ParsedCorpus
+from remixer_tasks.vocabulary import byte_pairs, sentinels
+
+LINES = [f'The word {number * 7919 % 997} stands next to {number % 7}, and nothing else.' for number in range(400)]
+WORDS = ['[PAD]', '[UNK]', '[CLS]', '[SEP]', '[MASK]', 'the', 'word', 'stands', 'next', 'to', ',', 'and', 'nothing']
+WORDS += ['else', '.', *'0123456789', *(f'##{digit}' for digit in '0123456789')]
+TEXTS = st.text(max_size=30) | st.lists(
+    st.sampled_from(['<extra_id_0>', '<extra_id_9>', '(', 'the', ' ', 'x', '</s>', '\n', '\ufeff', '\x1c', 'é', "'s"])
+).map(''.join)
+
+
+def corpus():
+    return ParsedCorpus('lines', 'lines of every vocabulary', lambda malformed: iter(LINES))
+
+
+def pairs():
+    rows = [text_pairs.encode_pair(line, 'yes' if index % 2 else 'no') for index, line in enumerate(LINES)]
+    return ParsedCorpus('pairs', 'pairs of every vocabulary', lambda malformed: iter(rows))
+
+
+def write_mt5(folder) -> str:
+    """A model whose last pieces are its sentinels, as mT5's."""
+    file = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(LINES), model_writer=file, vocab_size=60, pad_id=0, eos_id=1, unk_id=2, bos_id=-1,
+        minloglevel=2,
+    )  # fmt: skip
+    proto = sentencepiece_model_pb2.ModelProto.FromString(file.getvalue())
+    for index in reversed(range(100)):
+        proto.pieces.add(piece=f'▁<extra_id_{index}>', score=0.0, type=proto.SentencePiece.USER_DEFINED)
+    (folder / 'mt5.model').write_bytes(proto.SerializeToString())
+    return str(folder / 'mt5.model')
+
+
+def write_gpt2(folder) -> str:
+    pieces = [*byte_pairs.byte_letters(), 'th', 'Ġth', 'the', '<|endoftext|>', '<|user|>']
+    (folder / 'vocab.json').write_text(json.dumps({piece: index for index, piece in enumerate(pieces)}))
+    (folder / 'merges.txt').write_text('#version: 0.2\nt h\nĠ th\nth e\n')
+    (folder / 'added_tokens.json').write_text(json.dumps({'<|user|>': pieces.index('<|user|>')}))
+    return str(folder)
+
+
+def write_bert(folder) -> str:
+    (folder / 'vocab.txt').write_text('\n'.join(WORDS))
+    return str(folder / 'vocab.txt')
+
+
+VOCABULARIES = {
+    'sentencepiece': lambda folder: vocabularies.trained(corpus(), 228, at_most=True),
+    'bytes': lambda folder: vocabularies.byte(),
+    'words': lambda folder: vocabularies.words(corpus()),
+    'wordpiece': lambda folder: vocabularies.wordpiece(write_bert(folder)),
+    'byte_pairs': lambda folder: vocabularies.byte_pairs(write_gpt2(folder), 259),
+    'mt5': lambda folder: vocabularies.sentencepiece(write_mt5(folder), extra_ids=0),
+    'byt5': lambda folder: vocabularies.byte(extra_ids=0),
+}
+WITHOUT_SENTINELS = {'words', 'wordpiece', 'byte_pairs'}
+BOTH = {'inputs': 48, 'targets': 48}
+# By name: the task, the frames that read it, the lengths, and whether it needs sentinels.
+OBJECTIVES = {
+    'span_corruption': (
+        functools.partial(pretraining.span_corruption, mean_noise_span_length=3.0), ['encoder_decoder', 'decoder_only'],
+        BOTH, True,
+    ),
+    'iid_denoising': (pretraining.iid_denoising, ['encoder_decoder'], BOTH, True),
+    'prefix_lm': (pretraining.prefix_lm, ['encoder_decoder', 'decoder_only'], BOTH, False),
+    'ul2': (pretraining.ul2, ['encoder_decoder'], {'inputs': 60, 'targets': 60}, True),
+    'causal_lm': (pretraining.causal_lm, ['decoder_only'], {'targets': 48}, False),
+    'masked_lm': (pretraining.masked_lm, ['encoder_only'], BOTH, True),
+}  # fmt: skip
+CASES = [(name, objective, frame) for name in VOCABULARIES for objective in OBJECTIVES
+         for frame in OBJECTIVES[objective][1]]  # fmt: skip
+
+
+@pytest.fixture(scope='module')
+def made(tmp_path_factory):
+    """The vocabulary of each name; skips the one whose library is not installed."""
+
+    @functools.cache
+    def make(name):
+        if name == 'wordpiece':
+            pytest.importorskip(
+                'tokenizers', reason="tokenizers is not installed: pip install 'remixer-t5x[wordpiece]'"
+            )
+        return VOCABULARIES[name](tmp_path_factory.mktemp(name))
+
+    return make
+
+
+def check_position(config) -> dict[str, np.ndarray]:
+    """A batch, after the position behind it was restored in another iterator and gave the same next batch."""
+    batches = task_batches.TrainBatches(config)
+    first, position, second = next(batches), batches.capture(), next(batches)
+    again = task_batches.TrainBatches(config)
+    again.restore(position)
+    for name, array in next(again).items():
+        np.testing.assert_array_equal(array, second[name])
+    return first
+
+
+@pytest.mark.parametrize(('name', 'objective', 'frame'), CASES)
+def test_an_objective_gives_batches_with_a_position_or_is_refused(made, name, objective, frame):
+    vocabulary, (task, _, lengths, needs_sentinels) = made(name), OBJECTIVES[objective]
+    config = pipeline.DatasetConfig(lambda: task(corpus(), vocabulary), lengths, 4, frame=frame)
+    refused = needs_sentinels and name in WITHOUT_SENTINELS and (name, objective) != ('wordpiece', 'masked_lm')
+    if refused:
+        with pytest.raises(UserError, match='sentinel'):
+            next(task_batches.TrainBatches(config))
+        return
+    batch = check_position(config)
+    side = 'encoder' if frame == frames.ENCODER_ONLY else 'decoder'
+    targets, weights = batch[f'{side}_target_tokens'], batch[f'{side}_loss_weights']
+    # A token with a weight is never padding, and padding has none.
+    np.testing.assert_array_equal(weights > 0, (targets > 0) & (weights > 0))
+    if objective == 'causal_lm':
+        assert np.all(weights[targets == vocabulary.eos_id])
+    if objective == 'prefix_lm':
+        # The end token of the inputs is not predicted, the one of the targets is.
+        assert np.sum(weights[targets == vocabulary.eos_id]) == len(targets)
+
+
+@pytest.mark.parametrize('frame', ['encoder_decoder', 'decoder_only', 'classifier'])
+@pytest.mark.parametrize('name', VOCABULARIES)
+def test_the_end_of_an_answer_has_a_weight(made, name, frame):
+    vocabulary = made(name)
+    config = pipeline.DatasetConfig(
+        lambda: text_pairs.task(pairs(), vocabulary), {'inputs': 80, 'targets': 8}, 4, frame=frame, labels=('no', 'yes')
+    )
+    batch = check_position(config)
+    if frame == 'classifier':
+        assert set(batch['labels']) <= {0.0, 1.0}
+        return
+    targets, weights = batch['decoder_target_tokens'], batch['decoder_loss_weights']
+    for row, weight in zip(targets, weights, strict=True):
+        ids = row[weight > 0].tolist()
+        assert ids in [[*vocabulary.encode(answer), vocabulary.eos_id] for answer in ('no', 'yes')]
+
+
+@pytest.mark.parametrize('name', VOCABULARIES)
+def test_training_and_inference_give_the_same_ids(made, name):
+    vocabulary = made(name)
+
+    @settings(max_examples=60)
+    @given(TEXTS)
+    def law(text):
+        ids = list(tf.data.Dataset.from_tensors(text).map(vocabulary.encode_tf).as_numpy_iterator())[0]
+        assert ids.tolist() == list(vocabulary.encode(text)) and 0 not in ids
+
+    law()
+
+
+@pytest.mark.parametrize('name', ['sentencepiece', 'bytes', 'byt5'])
+def test_a_sentinel_is_found_next_to_any_character(made, name):
+    vocabulary = made(name)
+    first, _ = sentinels.of(vocabulary)
+    for text in (
+        'the <extra_id_0> word',
+        'the(<extra_id_0>)',
+        'un<extra_id_0>able',
+        '<extra_id_0>',
+        'a,<extra_id_0>\n',
+    ):
+        assert list(vocabulary.encode(text)).count(first) == 1, text
+    assert vocabulary.encode('<extra_id_0><extra_id_3>') == [first, first - 3]
+
+
+def test_sentinels_of_a_model_cannot_be_given_twice(tmp_path):
+    with pytest.raises(UserError, match='extra_ids must be 0'):
+        vocabularies.sentencepiece(write_mt5(tmp_path), extra_ids=3).vocab_size  # noqa: B018
+
+
+@pytest.mark.parametrize('special', [{'pad_id': -1, 'unk_id': 0, 'bos_id': 1, 'eos_id': 2}, {'pad_id': 3, 'unk_id': 0}])
+def test_a_model_without_padding_at_id_0_is_refused(tmp_path, special):
+    file = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(LINES), model_writer=file, vocab_size=60, minloglevel=2, **special
+    )
+    (tmp_path / 'a.model').write_bytes(file.getvalue())
+    with pytest.raises(UserError, match='id 0 must be padding'):
+        vocabularies.sentencepiece(str(tmp_path / 'a.model')).vocab_size  # noqa: B018
+
+
+def test_a_stateful_call_of_python_is_refused_at_the_start():
+    def tokenize(dataset):
+        def one_id(text):
+            return tf.ensure_shape(tf.numpy_function(lambda text: np.ones(1, np.int32), [text], tf.int32), [1])
+
+        return dataset.map(lambda example: {name: one_id(text) for name, text in example.items()})
+
+    source = seqio.FunctionDataSource(
+        lambda split, shuffle_files, seed=None: tf.data.Dataset.from_tensors({'targets': 'a'}), ['train']
+    )
+    feature = seqio.Feature(seqio.ByteVocabulary())
+    task = seqio.Task('stateful', source, {'targets': feature}, [tokenize], shuffle_buffer_size=None)
+    config = pipeline.DatasetConfig(task, {'targets': 4}, 1, shuffle=False, frame='decoder_only')
+    with pytest.raises(UserError, match='PyFunc.*stateful=False'):
+        next(task_batches.TrainBatches(config))
+
+
+def test_a_gpt2_reads_added_tokens_and_refuses_what_it_cannot_honour(tmp_path):
+    folder = pathlib.Path(write_gpt2(tmp_path))
+    vocabulary = vocabularies.byte_pairs(str(folder), 259)
+    assert vocabulary.encode('<|user|>th<|endoftext|>') == [261, 257, 260]
+    assert vocabulary.decode([261, 257]) == '<|user|>th' and vocabulary.vocab_size == 262
+    (folder / 'tokenizer_config.json').write_text(json.dumps({'add_prefix_space': True}))
+    with pytest.raises(UserError, match='add_prefix_space'):
+        vocabularies.byte_pairs(str(folder), 259).encode('a')
