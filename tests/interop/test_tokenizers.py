@@ -1,0 +1,214 @@
+"""One tokenizer, one answer: our vocabularies give the ids of Hugging Face's tokenizers for any text."""
+
+import io
+import json
+import shutil
+
+import pytest
+import sentencepiece
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from remixer_t5x.errors import UserError
+from remixer_t5x.interop.huggingface import check as hf_check
+from remixer_t5x.interop.huggingface import gpt2
+from remixer_t5x.interop.huggingface import tokenizer as hf_tokenizer
+from remixer_tasks import vocabularies
+from tests.remixer_tasks import test_every_vocabulary as every
+
+transformers = pytest.importorskip('transformers', reason='transformers is not installed: scripts/test.sh --references')
+pytestmark = pytest.mark.filterwarnings('ignore')
+
+# Characters that normalisers, white space and added tokens are sensitive to; unassigned ones differ between versions
+# of Unicode.
+ODD = [
+    '\ufeff',
+    '\x00',
+    '\x1c',
+    '\x85',
+    '\xa0',
+    '\u2028',
+    '\u200b',
+    'e\u0301',
+    'é',
+    'ﬁ',
+    'ｗ',
+    'İ',
+    'ß',
+    '你',
+    '😀',
+    '▁',
+    "'s",
+]
+TOKENS = [
+    '<extra_id_0>',
+    '<extra_id_9>',
+    '(',
+    ')',
+    '  ',
+    '\n',
+    '\t',
+    'the',
+    'The',
+    ' th',
+    'word',
+    '7',
+    ',',
+    '.',
+    '<|user|>',
+]
+TEXTS = st.lists(st.sampled_from([*ODD, *TOKENS]) | st.characters(codec='utf-8', exclude_categories=['Cs', 'Cn', 'Co']))
+SPECIAL = {'eos_token': '</s>', 'unk_token': '<unk>', 'pad_token': '<pad>'}
+BERT = {'tokenizer_class': 'BertTokenizer'}
+
+
+def write(folder, config):
+    folder.mkdir(exist_ok=True)
+    (folder / 'tokenizer_config.json').write_text(json.dumps(config))
+    return folder
+
+
+def t5(folder):
+    file = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(every.LINES), model_writer=file, vocab_size=60, pad_id=0, eos_id=1, unk_id=2, bos_id=-1,
+        minloglevel=2,
+    )  # fmt: skip
+    names = [f'<extra_id_{index}>' for index in range(10)]
+    write(folder, {'tokenizer_class': 'T5Tokenizer', 'extra_ids': 10, 'additional_special_tokens': names, **SPECIAL})
+    (folder / 'spiece.model').write_bytes(file.getvalue())
+    return folder
+
+
+def saved_again(folder):
+    """The files that the installed version of transformers writes for the tokenizer in `folder`."""
+    target = folder.with_name(f'{folder.name}_again')
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    tokenizer.save_pretrained(target)
+    return target
+
+
+def mt5(folder):
+    write(folder, {'tokenizer_class': 'T5Tokenizer', 'extra_ids': 0, 'additional_special_tokens': None, **SPECIAL})
+    shutil.move(every.write_mt5(folder), folder / 'spiece.model')
+    return folder
+
+
+def byt5(folder, extra_ids):
+    folder.mkdir()
+    hf_tokenizer.write(vocabularies.byte(extra_ids), folder)
+    return folder
+
+
+def gpt2_folder(folder):
+    write(folder, {'tokenizer_class': 'GPT2Tokenizer', **dict.fromkeys(('bos_token', 'eos_token'), '<|endoftext|>')})
+    every.write_gpt2(folder)
+    return folder
+
+
+def bert(folder, **config):
+    pytest.importorskip('tokenizers')
+    write(folder, {**BERT, **config})
+    (folder / 'vocab.txt').write_text('\n'.join([*every.WORDS, 'The', 'e', 'é', '你', 'w', '##é', '##e']))
+    return folder
+
+
+FOLDERS = {
+    't5': t5,
+    't5_saved_again': lambda folder: saved_again(t5(folder)),
+    'mt5': mt5,
+    'byt5': lambda folder: byt5(folder, 20),
+    'byt5_as_pretrained': lambda folder: byt5(folder, 0),
+    'gpt2': gpt2_folder,
+    'gpt2_saved_again': lambda folder: saved_again(gpt2_folder(folder)),
+    'bert': bert,
+    'bert_cased': lambda folder: bert(folder, do_lower_case=False),
+    'bert_with_accents': lambda folder: bert(folder, strip_accents=False),
+    'bert_of_chinese_words': lambda folder: bert(folder, tokenize_chinese_chars=False),
+    'bert_saved_again': lambda folder: saved_again(bert(folder, do_lower_case=False)),
+}
+
+
+def vocabulary_of(name, folder):
+    if name.startswith('gpt2'):
+        gpt2.tokenizer_files(folder)
+        return vocabularies.byte_pairs(str(folder), 259)
+    if name.startswith('bert'):
+        file = next(path for path in (folder / 'tokenizer.json', folder / 'vocab.txt') if path.is_file())
+        return vocabularies.wordpiece(str(file))
+    tokenizer = hf_tokenizer.read(folder)
+    if tokenizer.path is None:
+        return vocabularies.byte(tokenizer.extra_ids)
+    return vocabularies.sentencepiece(tokenizer.path, tokenizer.extra_ids)
+
+
+@pytest.mark.parametrize('name', FOLDERS)
+def test_ids_are_those_of_transformers(tmp_path, monkeypatch, name):
+    monkeypatch.setenv('REMIXER_T5X_CACHE', str(tmp_path / 'cache'))
+    folder = FOLDERS[name](tmp_path / name)
+    theirs = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    ours = vocabulary_of(name, folder)
+    ids_of = getattr(ours, 'huggingface_ids', ours.encode)
+
+    @settings(max_examples=300)
+    @given(TEXTS.map(''.join))
+    def law(text):
+        if name == 'byt5_as_pretrained':
+            text = text.replace('<extra_id_', '')
+        if name.startswith(('t5', 'mt5')):
+            # SentencePiece, which T5 was trained with, takes it for a letter and transformers for white space.
+            text = text.replace('\x85', '')
+        assert list(ids_of(text)) == theirs(text, add_special_tokens=False).input_ids
+
+    law()
+    assert 'same ids' in hf_check.compared_ids(folder, ours)
+
+
+def add_token(folder, name, index):
+    (folder / 'added_tokens.json').write_text(json.dumps({name: index}))
+
+
+@pytest.mark.parametrize('index', [70, 3])
+def test_a_token_that_was_added_to_a_t5_is_refused(tmp_path, index):
+    folder = t5(tmp_path / 't5')
+    add_token(folder, '<ORG>', index)
+    with pytest.raises(UserError, match='<ORG>') as error:
+        hf_tokenizer.read(folder)
+    assert '\n' not in str(error.value)
+
+
+def test_sentinels_in_another_order_are_refused(tmp_path):
+    folder = t5(tmp_path / 't5')
+    (folder / 'added_tokens.json').write_text(json.dumps({f'<extra_id_{index}>': 60 + index for index in range(10)}))
+    with pytest.raises(UserError, match='<extra_id_0>.*69'):
+        hf_tokenizer.read(folder)
+
+
+def test_settings_that_contradict_each_other_are_refused(tmp_path):
+    folder = saved_again(bert(tmp_path / 'bert', do_lower_case=True))
+    config = json.loads((folder / 'tokenizer_config.json').read_text())
+    write(folder, {**config, 'do_lower_case': False})
+    if not (folder / 'tokenizer.json').is_file():
+        pytest.skip('this version of transformers writes no tokenizer.json')
+    with pytest.raises(UserError, match='do_lower_case'):
+        vocabularies.wordpiece(str(folder / 'tokenizer.json')).vocab_size  # noqa: B018
+
+
+@pytest.mark.parametrize(
+    ('place', 'value', 'words'),
+    [(('pre_tokenizer',), {'type': 'Whitespace'}, 'pre_tokenizer'),
+     (('normalizer',), {'type': 'Lowercase'}, 'normalizer'),
+     (('model', 'type'), 'BPE', 'type')],
+)  # fmt: skip
+def test_a_tokenizer_json_with_other_steps_is_refused(tmp_path, monkeypatch, place, value, words):
+    monkeypatch.setenv('REMIXER_T5X_CACHE', str(tmp_path / 'cache'))
+    file = saved_again(t5(tmp_path / 't5')) / 'tokenizer.json'
+    content = json.loads(file.read_text())
+    last = content
+    for name in place[:-1]:
+        last = last[name]
+    last[place[-1]] = value
+    file.write_text(json.dumps(content))
+    with pytest.raises(UserError, match=words) as error:
+        vocabularies.sentencepiece(str(file), 10).vocab_size  # noqa: B018
+    assert '\n' not in str(error.value)
