@@ -124,7 +124,8 @@ def _say_end(result: Result) -> None:
     kept = best.kept_in(result.folder)
     for task, found in kept.items():
         print(f'best         {task}: {found["metric"]} {found["value"]:.2f} at {found["path"]}')
-    each = {task: found['value'] for task, found in kept.items() if task != averages.AVERAGE}
+    tasks = {task: found for task, found in kept.items() if task != averages.AVERAGE}
+    each = {task: averages.rank(found['metric'], found['value']) for task, found in tasks.items()}
     if len(each) > 1:
         print(f'             average over {len(each)} tasks, each at its best step: {averages.average(each):.2f}')
     if model_dir.absolute(f'{result.folder}/{model_dir.TENSORBOARD}').exists():

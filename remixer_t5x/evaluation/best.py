@@ -5,6 +5,7 @@ evaluated, run and finetuned like a checkpoint. `run` also says which metric was
 """
 
 import contextlib
+import math
 import shutil
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -24,7 +25,7 @@ BEST = 'best'
 
 
 class BestCheckpoints:
-    """Keeps, for each task, the parameters with the highest value of one metric.
+    """Keeps, for each task, the parameters with the best value of one metric: the highest, or of an error the lowest.
 
     `metrics` names the metric of each task (see `averages.score`). `record` is the record of the run in
     its checkpoints.
@@ -34,17 +35,18 @@ class BestCheckpoints:
         self._folder, self._record, self._metrics = folder / BEST, record, metrics
 
     def keep(self, report: Report, step: int, params: Any) -> bool:
-        """Saves `params` if they are better than the kept ones. Returns whether it did, once they are on disk.
+        """Saves `params` if they are better than the kept ones. Returns whether it did, once they are on disk. A metric
+        that is NaN is never better.
 
         Raises UserError if the task does not have the metric, metrics.CannotWrite if the parameters cannot be written.
         """
         found = self.score(report)
-        if found is None:
+        if found is None or math.isnan(found[1]):
             return False
         (name, value), folder = found, self._folder / report.task
         known = collectives.broadcast(self.known(report.task))
         # A run that was killed reaches the same step again, with the same value.
-        if known and (known['metric'] == name and known['value'] >= value):
+        if known and (known['metric'] == name and averages.rank(name, known['value']) >= averages.rank(name, value)):
             return False
         record = {**self._record, BEST: {'task': report.task, 'metric': name, 'value': value, 'step': step}}
         self._save(folder, step, params, record)

@@ -113,7 +113,7 @@ class EvaluateTasks:
         for report in self._evaluator(params):
             self._report(now, params, report)
             if (found := self._best.score(report)) is not None:
-                scores[report.task] = found[1]
+                scores[report.task] = averages.rank(*found)
         if len(scores) > 1:
             metrics = {averages.AVERAGE: averages.average(scores)}
             self._report(now, params, Report(averages.AVERAGE, self._evaluator.split, metrics, (), 0.0))

@@ -46,6 +46,14 @@ def test_the_best_step_of_a_task_is_t5s(benchmark):
                 ]  # fmt: skip
 
 
+def test_errors_count_negative_and_are_left_out_of_a_mean():
+    metrics = {'pearson': 80.0, 'spearman': 60.0, 'mean_absolute_error': 3.0}
+    assert averages.score('stsb', metrics, averages.MEAN) == ('mean', 70.0)
+    assert averages.score('stsb', {'a_loss': 3.0, 'perplexity': 5.0}, averages.MEAN) == ('mean', -4.0)
+    ranks = {task: averages.rank(*score) for task, score in {'a': ('accuracy', 50.0), 'b': ('wer', 10.0)}.items()}
+    assert averages.average(ranks) == 20.0
+
+
 def test_without_a_wish_it_is_the_first_metric():
     assert averages.score('cb', {'f1': 2.0, 'accuracy': 3.0}) == ('f1', 2.0)
     assert averages.score('cb', {'f1': 2.0, 'accuracy': 3.0}, {'cb': 'accuracy'}) == ('accuracy', 3.0)

@@ -63,6 +63,31 @@ def test_the_metric_can_be_named_by_task(tmp_path):
         kept.keep(report('cb', accuracy=1.0), 1, params(1))
 
 
+@pytest.mark.parametrize('values', [[10.0, 90.0, np.nan, 50.0, 95.0], [np.nan, 10.0, np.nan, 5.0, 11.0]])
+def test_a_metric_that_is_nan_is_never_better(tmp_path, values):
+    folder = saved_params.model_dir.absolute(tmp_path)
+    kept = [best.BestCheckpoints(folder, RECORD).keep(report(quality=value), step, params(step))
+            for step, value in enumerate(values, 1)]  # fmt: skip
+    highest = [-np.inf, *np.fmax.accumulate(values)[:-1]]
+    assert kept == [bool(value > before or np.isnan(before)) and not np.isnan(value)
+                    for value, before in zip(values, highest, strict=True)]  # fmt: skip
+    assert best.kept_in(str(tmp_path))['rte']['value'] == np.nanmax(values)
+
+
+@pytest.mark.parametrize(
+    ('name', 'wanted'),
+    [('mean_absolute_error', None), ('eval_loss', None), ('perplexity', None), ('mean_absolute_error/short', None),
+     ('quality', {'rte': '-quality'})],
+)  # fmt: skip
+def test_of_an_error_the_lowest_is_best(tmp_path, name, wanted):
+    kept = best.BestCheckpoints(saved_params.model_dir.absolute(tmp_path), RECORD, wanted)
+    values = [1.69, 1.23, 1.31, 1.21]
+    assert [kept.keep(report(**{name: value}), step, params(step)) for step, value in enumerate(values, 1)] == [
+        True, True, False, True
+    ]  # fmt: skip
+    assert value_of(tmp_path / 'best' / 'rte') == 4.0
+
+
 def test_a_full_disk_is_one_line(tmp_path, monkeypatch):
     monkeypatch.setattr(best.shutil, 'disk_usage', lambda path: best.shutil._ntuple_diskusage(10, 10, 0))
     kept = best.BestCheckpoints(saved_params.model_dir.absolute(tmp_path), RECORD)

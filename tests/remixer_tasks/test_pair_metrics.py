@@ -8,7 +8,7 @@ import seqio
 
 from remixer_t5x.errors import UserError
 from remixer_tasks import local_pairs, text_pairs, vocabularies
-from remixer_tasks.benchmarks import pair_metrics
+from remixer_tasks.benchmarks import answers, pair_metrics
 
 BYTES = seqio.ByteVocabulary(extra_ids=100)
 TARGETS, FOUND = ['yes', 'no', 'no', 'no'], ['yes', 'no', 'yes', ' no']
@@ -29,6 +29,13 @@ def test_numbers_are_compared_as_numbers():
     found = metric(['1', '2', '4'], ['1.5', '2', 'x'])
     assert found['mean_absolute_error'] == pytest.approx(1.5)
     assert set(found) == {'pearson_corrcoef', 'spearman_corrcoef', 'mean_absolute_error'}
+
+
+@pytest.mark.parametrize('text', ['nan', 'NaN', 'inf', '-infinity', '1_000', '1e999', '٣', '', '0x10', '1,5'])
+def test_what_a_model_writes_is_a_number_only_in_decimal_digits(text):
+    (metric,) = pair_metrics.named(['regression'])
+    assert metric(['1', '2', '4'], ['1.5', '2', text]) == metric(['1', '2', '4'], ['1.5', '2', 'x'])
+    assert answers.number(text) == answers.INVALID and answers.number(' -1.5e1 ') == -15.0
 
 
 @pytest.mark.parametrize('names', [['acuracy'], [], 'f2'])

@@ -5,6 +5,8 @@ prediction and is_target=False. `example` is the preprocessed example as NumPy v
 """
 
 import dataclasses
+import math
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -29,12 +31,16 @@ class ClassId:
         return self.labels.index(text) if text in self.labels else INVALID
 
 
-def number(text: str, **_: Any) -> float:
-    """STS-B: the number that `text` spells, INVALID if none. `_`: the example, which does not matter."""
-    try:
-        return float(text)
-    except ValueError:
-        return float(INVALID)
+_NUMBER = re.compile(r'\s*[-+]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?\s*')
+
+
+def number(text: str, default: float = INVALID, **_: Any) -> float:
+    """STS-B: the finite number that `text` spells in decimal digits, `default` if none. `_`: the example.
+
+    float() also reads 'nan', 'infinity' and '1_000'.
+    """
+    value = float(text) if _NUMBER.fullmatch(text) else math.nan
+    return value if math.isfinite(value) else float(default)
 
 
 class MultiRC:

@@ -45,19 +45,12 @@ def majority(targets: Texts, predictions: Texts) -> Metrics:
 
 def regression(targets: Texts, predictions: Texts) -> Metrics:
     """Correlations and `mean_absolute_error` of texts that are numbers; another prediction counts as 0."""
-    wanted, found = ([_number(text) for text in texts] for texts in (targets, predictions))
+    wanted, found = ([answers.number(text, default=0.0) for text in texts] for texts in (targets, predictions))
     error = float(np.mean(np.abs(np.subtract(wanted, found))))
     correlations = (class_metrics.pearson_corrcoef, class_metrics.spearman_corrcoef)
     return {name: value for metric in correlations for name, value in metric(wanted, found).items()} | {
         'mean_absolute_error': error
     }
-
-
-def _number(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        return 0.0
 
 
 NAMED: dict[str, Metric] = {
