@@ -64,16 +64,22 @@ def classified(
     """The arrays of a classifier: each text-to-text example with the index of its answer among `labels`, or with the
     number that its answer spells where `labels` is None.
     """
-    feature = source.output_features['targets']
-    name = source.name
+    feature, name = source.output_features['targets'], source.name
+    # Texts tell labels apart that have the same ids: cut, or of unknown characters.
+    has_texts = getattr(dataset.element_spec.get('targets_pretokenized'), 'dtype', None) == tf.string
+    if labels is not None and not has_texts:
+        ids = answer_ids(feature, labels, lengths['targets'])
+        _check_distinct(labels, ids, name)
 
     def arrays(example: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
         inputs, targets = (tf.cast(example[key], tf.int32) for key in ('inputs', 'targets'))
         inputs = inputs[: lengths['inputs']]
+        text = example['targets_pretokenized'] if has_texts else feature.vocabulary.decode_tf(targets)
         if labels is None:
-            label = _number(feature.vocabulary.decode_tf(targets), name)
+            label = _number(text, name)
         else:
-            label = tf.cast(_index(targets, answer_ids(feature, labels, lengths['targets']), labels, name), tf.float32)
+            equal = tf.constant(list(labels)) == text if has_texts else _equal_rows(targets, ids)
+            label = tf.cast(_index(equal, text, labels, name), tf.float32)
         return {
             'encoder_input_tokens': tf.pad(inputs, [[0, lengths['inputs'] - tf.shape(inputs)[0]]]),
             'labels': tf.reshape(label, []),
@@ -90,12 +96,29 @@ def answer_ids(feature: seqio.Feature, answers: Sequence[str], length: int) -> l
     return [[int(token) for token in feature.vocabulary.encode(answer)][:room] + end for answer in answers]
 
 
-def _index(targets: tf.Tensor, ids: Sequence[Sequence[int]], labels: Sequence[str], name: str) -> tf.Tensor:
+def _check_distinct(labels: Sequence[str], ids: Sequence[Sequence[int]], name: str) -> None:
+    known: dict[tuple[int, ...], str] = {}
+    for label, row in zip(labels, ids, strict=True):
+        other = known.setdefault(tuple(row), label)
+        if other != label:
+            raise UserError(
+                f'LABELS must differ in their ids, and {name} has one row of ids for {other!r} and {label!r}; give '
+                'TASK_FEATURE_LENGTHS more targets, another VOCABULARY, or a task that keeps targets_pretokenized'
+            )
+
+
+def _equal_rows(targets: tf.Tensor, ids: Sequence[Sequence[int]]) -> tf.Tensor:
+    """[labels] bool: which of the rows of `ids` the targets are."""
     width = max(map(len, ids))
     table = tf.constant([[*row, *[0] * (width - len(row))] for row in ids], tf.int32)
     fitted = tf.pad(targets[:width], [[0, tf.maximum(width - tf.shape(targets)[0], 0)]])
-    equal = tf.reduce_all(table == fitted, axis=1) & (tf.shape(targets)[0] <= width)
-    message = f'UserError: an answer of {name} is not in LABELS, which are {", ".join(labels)}; give all of them'
+    return tf.reduce_all(table == fitted, axis=1) & (tf.shape(targets)[0] <= width)
+
+
+def _index(equal: tf.Tensor, text: tf.Tensor, labels: Sequence[str], name: str) -> tf.Tensor:
+    known = ', '.join(labels)
+    message = f"UserError: an answer of {name} is not in LABELS, which are {known}; give all of them, also '"
+    message = tf.strings.join([message, tf.strings.regex_replace(text, r'\s', ' '), "'"])
     with tf.control_dependencies([tf.debugging.Assert(tf.reduce_any(equal), [message])]):
         return tf.argmax(equal, output_type=tf.int32)
 

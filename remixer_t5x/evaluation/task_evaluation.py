@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from remixer_t5x.data import pipeline, task_vocabulary
+from remixer_t5x.data import encoder_batches, pipeline, task_vocabulary
 from remixer_t5x.devices import collectives
 from remixer_t5x.devices.partition import Partitioner
 from remixer_t5x.errors import UserError
@@ -81,7 +81,9 @@ class TaskEvaluator:
         self.vocabulary = _one_vocabulary(tasks)
         task_vocabulary.check_ids(tasks[0].name, self.vocabulary, model.vocab_size)
         self._predictor = Predictor(model, partitioner, settings.decoding, _eos(self.vocabulary))
-        self._examples = [task_examples.read(task, self.split, lengths, settings.examples) for task in tasks]
+        self._examples = [
+            task_examples.read(task, self.split, lengths, settings.examples, self._is_generated(task)) for task in tasks
+        ]
         collectives.check_same({f'the examples of {one.task.name}': one.digest() for one in self._examples})
         self.notes += [note for examples in self._examples for note in examples.notes]
 
@@ -106,8 +108,12 @@ class TaskEvaluator:
             rows = list(self._rows(examples, texts, found))
             yield Report(examples.task.name, examples.split, metrics, rows, time.perf_counter() - begun)
 
+    def _is_generated(self, task: seqio.Task) -> bool:
+        is_ranked = self._settings.rank_choices and encoder_batches.labels_of(task)
+        return not (classes.is_classifier(self._model) or is_ranked)
+
     def _answers(self, params: Any, examples: TaskExamples) -> list[Prediction]:
-        labels = getattr(examples.task.postprocessor, 'labels', None)
+        labels = encoder_batches.labels_of(examples.task)
         if classes.is_classifier(self._model):
             return classes.answers(self._predictor, params, examples.inputs, self._model.labels, labels)
         if not (self._settings.rank_choices and labels):

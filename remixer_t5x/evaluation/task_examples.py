@@ -21,7 +21,7 @@ Example = Mapping[str, Any]
 class TaskExamples:
     """`examples` of `split` as the task's preprocessors give them (NumPy values), in the order of the data.
 
-    `notes` tell people what was cut and which targets the vocabulary cannot write.
+    `notes` tell people what was cut and which targets no generated answer can equal.
     """
 
     task: seqio.Task
@@ -88,8 +88,11 @@ def _reason_to_leave_out(task: seqio.Task, split: str) -> str:
     return '' if task.metric_objs else f'{task.name} has no metrics'
 
 
-def read(task: seqio.Task, split: str, lengths: Mapping[str, int], limit: int | None = None) -> TaskExamples:
-    """The first `limit` examples (None takes all), cut to `lengths`.
+def read(
+    task: seqio.Task, split: str, lengths: Mapping[str, int], limit: int | None = None, generated: bool = True
+) -> TaskExamples:
+    """The first `limit` examples (None takes all), cut to `lengths`. Answers that are not `generated` are labels or
+    numbers, for which it does not matter how the vocabulary writes targets.
 
     Raises UserError if they cannot be read, if there are none, or if they use two vocabularies.
     """
@@ -108,11 +111,13 @@ def read(task: seqio.Task, split: str, lengths: Mapping[str, int], limit: int | 
         raise UserError(f'{task.name} cannot be read: {stream.one_line(error)}') from error
     if not examples:
         raise UserError(f'{task.name} has no examples in split {split!r}; give another split')
-    return TaskExamples(task, split, examples, tuple(_notes(task, split, examples, lengths)))
+    return TaskExamples(task, split, examples, tuple(_notes(task, split, examples, lengths, generated)))
 
 
-def _notes(task: seqio.Task, split: str, examples: Sequence[Example], lengths: Mapping[str, int]) -> Iterator[str]:
-    consequence = {'inputs': 'cut', 'targets': 'cannot be generated'}
+def _notes(
+    task: seqio.Task, split: str, examples: Sequence[Example], lengths: Mapping[str, int], generated: bool
+) -> Iterator[str]:
+    consequence = {'inputs': 'cut', **({'targets': 'cannot be generated'} if generated else {})}
     for feature, what in consequence.items():
         long = sum(_is_cut(task.output_features[feature], example, feature, lengths[feature]) for example in examples)
         if long:
@@ -120,18 +125,26 @@ def _notes(task: seqio.Task, split: str, examples: Sequence[Example], lengths: M
                 f'{task.name}, {split}: {long:,} of {len(examples):,} {feature} have more than {lengths[feature]} '
                 f'tokens: {what}'
             )
-    unwritten = [example for example in examples if _is_unwritten(task.output_features['targets'], example)]
-    if unwritten:
-        shown = _text(unwritten[0], 'targets', task.output_features['targets'].vocabulary)
+    if not generated:
+        return
+    vocabulary = task.output_features['targets'].vocabulary
+    changed = [(row, text, back) for row, text, back in _written_back(examples, vocabulary) if text != back]
+    if changed:
+        row, text, back = changed[0]
         yield (
-            f'{task.name}, {split}: {len(unwritten):,} of {len(examples):,} targets have characters that the '
-            f'vocabulary does not have, such as {shown!r}: no answer can equal them'
+            f'{task.name}, {split}: {len(changed):,} of {len(examples):,} targets are other texts once the vocabulary '
+            f'has written them, so no answer can equal them, such as row {row}: {text!r:.60} becomes {back!r:.60}'
         )
 
 
-def _is_unwritten(feature: seqio.Feature, example: Example) -> bool:
-    # '<unk>' itself is the target where labels are not public.
-    return feature.vocabulary.unk_id in example['targets'] and example.get('targets_pretokenized') != b'<unk>'
+def _written_back(examples: Sequence[Example], vocabulary: seqio.Vocabulary) -> Iterator[tuple[int, str, str]]:
+    """(row, from 1; the target; decode(encode(target))) of the examples whose task keeps the texts of targets."""
+    for row, example in enumerate(examples, 1):
+        text = example.get('targets_pretokenized')
+        # '<unk>' itself is the target where labels are not public.
+        if isinstance(text, bytes) and text != b'<unk>':
+            target = text.decode(errors='replace')
+            yield row, target, vocabulary.decode([int(token) for token in vocabulary.encode(target)])
 
 
 def _is_cut(feature: seqio.Feature, example: Example, name: str, length: int) -> bool:

@@ -19,13 +19,18 @@ def byte_ids(text):
 
 def source_of(rows, **options):
     """A task over rows of `inputs` and `targets`, each ids or a text."""
-    rows = [{k: [*byte_ids(v), 1] if isinstance(v, str) else v for k, v in row.items()} for row in rows]
+    texts = [key for key in rows[0] if key.endswith('_pretokenized')]
+    rows = [
+        {k: [*byte_ids(v), 1] if isinstance(v, str) and k not in texts else v for k, v in row.items()} for row in rows
+    ]
 
     def read(split, shuffle_files, seed=None):
-        kinds = {key: tf.TensorSpec([None], tf.int32) for key in rows[0]}
+        kinds = {
+            key: tf.TensorSpec([], tf.string) if key in texts else tf.TensorSpec([None], tf.int32) for key in rows[0]
+        }
         return tf.data.Dataset.from_generator(lambda: iter(rows), output_signature=kinds)
 
-    features = {key: seqio.Feature(VOCABULARY) for key in rows[0]}
+    features = {key: seqio.Feature(VOCABULARY) for key in rows[0] if key not in texts}
     source = seqio.FunctionDataSource(read, ['train'])
     return seqio.Task('a_task', source=source, preprocessors=[], output_features=features, **options)
 
@@ -97,6 +102,25 @@ def test_answers_become_the_indices_of_labels():
     assert batch['label_weights'].tolist() == [1.0, 1.0, 1.0, 0.0]
     assert batch['encoder_input_tokens'][0].tolist() == [*byte_ids('text 0'), 1, 0, 0, 0, 0, 0]
     assert batch['encoder_input_tokens'][3].tolist() == [0] * 12
+
+
+ALIKE = ('strongly agree', 'strongly disagree')
+
+
+def test_labels_are_told_apart_by_their_texts():
+    """Both are cut to the same ids."""
+    texts = [ALIKE[index % 2] for index in range(4)]
+    rows = [{**row, 'targets_pretokenized': text} for row, text in zip(answers(*texts), texts, strict=True)]
+    task = source_of(rows)
+    config = pipeline.DatasetConfig(
+        task, {'inputs': 12, 'targets': 8}, 4, shuffle=False, frame='classifier', labels=ALIKE
+    )
+    assert first(config)['labels'].tolist() == [0.0, 1.0, 0.0, 1.0]
+
+
+def test_labels_with_the_same_ids_are_refused_if_the_texts_are_gone():
+    with pytest.raises(UserError, match="'strongly agree' and 'strongly disagree'"):
+        first(labelled(answers(*ALIKE), ALIKE))
 
 
 def test_answers_become_numbers_without_labels():
