@@ -30,7 +30,6 @@ Ids = list[int]
 NAME = 'remixer_t5x'
 # Rows of a batch with --batch_size=auto.
 AUTO = 32
-MASK = '[MASK]'
 GREEDY = Greedy()
 
 
@@ -71,6 +70,8 @@ class RemixerLM(LM):
         self.frame = self.trained.model.frame
         self._size = _batch_size(batch_size, self.trained)
         self._seed = int(seed)
+        # [CLS] of a BERT, which begins each row and is not scored.
+        self._begin = [int(token) for token in self.trained.vocabulary.encode('')]
         self._predictors: dict[Any, predictions.Predictor] = {}
 
     @property
@@ -101,7 +102,8 @@ class RemixerLM(LM):
         windows: list[tuple[Ids, Ids]] = []
         owners: list[int] = []
         lengths = self._lengths()
-        longest = lengths['inputs'] - 2 if self.frame == frames.ENCODER_ONLY else lengths['targets']
+        special = len(self._begin) + len(self._end())
+        longest = lengths['inputs'] - special if self.frame == frames.ENCODER_ONLY else lengths['targets']
         for index, request in enumerate(requests):
             for window in self._windows(request.args[0], longest):
                 windows.append(window)
@@ -141,7 +143,7 @@ class RemixerLM(LM):
 
     def _judged(self, pairs: Sequence[tuple[Ids, Ids]], longest: Mapping[str, int], quiet: bool):
         """(score, is greedy) of each (context, continuation) in ids."""
-        found: list[Any] = [(0.0, True)] * len(pairs)
+        found: list[Any] = [None] * len(pairs)
         groups: dict[int, list[int]] = {}
         for index, (context, continuation) in enumerate(pairs):
             if len(continuation) > longest['targets']:
@@ -149,8 +151,7 @@ class RemixerLM(LM):
                     f'a continuation has {len(continuation)} tokens, and the model takes {longest["targets"]}; give '
                     'max_length=N in --model_args'
                 )
-            if continuation:
-                groups.setdefault(self._bucket(len(context), len(continuation)), []).append(index)
+            groups.setdefault(self._bucket(len(context), len(continuation)), []).append(index)
         for length, group in tqdm(sorted(groups.items()), disable=quiet, desc='Lengths of loglikelihood'):
             lengths = self._fitting(length)
             contexts = [pairs[index][0][-lengths['inputs'] :] for index in group]
@@ -161,17 +162,17 @@ class RemixerLM(LM):
         return found
 
     def _pseudo(self, pairs: Sequence[tuple[Ids, Ids]]) -> list[tuple[float, bool]]:
-        mask, end = self._mask(), self._end()
+        mask, begin, end = self._mask(), self._begin, self._end()
         rows, places, tokens, owners = [], [], [], []
         longest = self.trained.lengths['inputs']
         for index, (context, continuation) in enumerate(pairs):
-            text = [*context, *continuation][-(longest - len(end)) :]
+            text = [*context, *continuation][-(longest - len(begin) - len(end)) :]
             first = len(text) - len(continuation)
             if first < 0:
                 raise UserError(f'a continuation has {len(continuation)} tokens, and the model reads {longest}')
             for place in range(first, len(text)):
-                rows.append([*text[:place], mask, *text[place + 1 :], *end])
-                places.append(place)
+                rows.append([*begin, *text[:place], mask, *text[place + 1 :], *end])
+                places.append(len(begin) + place)
                 tokens.append(text[place])
                 owners.append(index)
         arrays: dict[str, Any] = {'places': np.asarray(places, np.int32), 'tokens': np.asarray(tokens, np.int32)}
@@ -200,7 +201,7 @@ class RemixerLM(LM):
             # The two are texts of their own: only white space moves.
             kept = context.rstrip()
             continuation, context = context[len(kept) :] + continuation, kept
-            return [*self._ids(context), *self._end()], self._ids(continuation)
+            return [*self._ids(context), *self._end()], self._scored(continuation)
         return self._split(context, continuation)
 
     def _split(self, context: str, continuation: str) -> tuple[Ids, Ids]:
@@ -208,9 +209,22 @@ class RemixerLM(LM):
         kept = context.rstrip()
         continuation, context = context[len(kept) :] + continuation, kept
         if self.frame == frames.DECODER_ONLY and self.trained.ends_inputs:
-            return [*self._ids(context), *self._end()] if context else [], self._ids(continuation)
+            return [*self._ids(context), *self._end()] if context else [], self._scored(continuation)
         whole, before = self._ids(context + continuation), self._ids(context) if context else []
-        return whole[: len(before)], whole[len(before) :]
+        if len(whole) > len(before):
+            return whole[: len(before)], whole[len(before) :]
+        # One piece holds the end of the context and the continuation: score the continuation's own pieces.
+        return before, self._scored(continuation)
+
+    def _scored(self, continuation: str) -> Ids:
+        """The ids of a continuation. Raises UserError if it has none, because its probability would be 1."""
+        ids = self._ids(continuation)
+        if not ids:
+            raise UserError(
+                f'a continuation is {continuation!r:.60}, which has no tokens in the vocabulary of the model; correct '
+                'doc_to_choice or target_delimiter of the task'
+            )
+        return ids
 
     def _windows(self, text: str, length: int) -> Iterator[tuple[Ids, Ids]]:
         # A decoder begins each row with id 0 by itself, so the first window has no context. A text of an
@@ -251,16 +265,15 @@ class RemixerLM(LM):
         return [*self._ids(text), *ends][-longest:]
 
     def _ids(self, text: str) -> Ids:
-        return [int(token) for token in self.trained.vocabulary.encode(text)]
+        return [int(token) for token in self.trained.vocabulary.encode(text)][len(self._begin) :]
 
     def _end(self) -> Ids:
         end = self.trained.vocabulary.eos_id
         return [] if end is None else [int(end)]
 
     def _mask(self) -> int:
-        words = getattr(self.trained.vocabulary, 'words', None)
         # As objectives/masked_lm.gin: a vocabulary without a mask gives its last id.
-        return words.index(MASK) if words else int(self.trained.vocabulary.vocab_size) - 1
+        return int(getattr(self.trained.vocabulary, 'mask_id', self.trained.vocabulary.vocab_size - 1))
 
     def _refuse_classifier(self, what: str) -> None:
         if self.frame == frames.CLASSIFIER:

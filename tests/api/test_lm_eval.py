@@ -11,7 +11,7 @@ import pytest
 
 import remixer_t5x
 from remixer_t5x import UserError
-from tests.support import hf_folders, saved_run
+from tests.support import bert_tiny, hf_folders, saved_run
 from tests.support.paths import GOLDEN
 
 pytest.importorskip('lm_eval', reason="lm_eval is not installed: pip install 'remixer-t5x[lm_eval]'")
@@ -253,6 +253,60 @@ def test_what_a_model_cannot_do_is_told_in_one_line(t5):
     decoders = [lm_eval_generation.settings(given, 8)[2] for given in (
         {'do_sample': True, 'temperature': 0.5, 'top_k': 3}, {'num_beams': 4}, {'temperature': 0.0})]  # fmt: skip
     assert decoders == [remixer_t5x.Sampling(0.5, 3), remixer_t5x.BeamSearch(beams=4), remixer_t5x.Greedy()]
+
+
+def test_a_continuation_within_a_piece_of_the_context_is_scored_by_its_own_pieces(gpt2):
+    """' the' is one piece of GPT-2; lm_eval's `hf` refuses such a pair."""
+    model = ours(gpt2)
+    encode, trained = model.trained.vocabulary.encode, model.trained
+    context, continuation = encode('a t'), encode('he')
+    assert len(encode('a the')) < len(context) + len(continuation)
+    ((score, _), (joined, _)) = model.loglikelihood(requests(('a t', 'he'), ('a', ' the')))
+    rows = np.asarray([[0, *context, *continuation]], np.int32)
+    logits = trained.model.module.apply({'params': trained.params}, rows[:, :-1], enable_dropout=False)[0]
+    likely = np.asarray(jax.nn.log_softmax(logits))
+    places = range(len(context), rows.shape[1] - 1)
+    np.testing.assert_allclose(score, sum(likely[place, rows[0, place + 1]] for place in places), rtol=1e-4)
+    assert score < 0 and joined < 0
+
+
+@pytest.mark.parametrize('context', ['a test', '', 'a '])
+def test_a_continuation_without_tokens_is_refused(t5, context):
+    """It would have probability 1 and win every choice."""
+    with pytest.raises(UserError, match='has no tokens') as error:
+        ours(t5).loglikelihood(requests((context, ' is'), (context.strip(), '\n')))
+    assert '\n' not in str(error.value)
+
+
+@needs_torch
+def test_a_masked_language_model_scores_words_and_no_special_tokens(tmp_path):
+    """Salazar et al. (2020) by transformers: an empty context, a context, and windows of a long text."""
+    import torch
+    import transformers
+
+    pytest.importorskip('tokenizers')
+    folder = bert_tiny.write(tmp_path / 'bert')
+    words = ['[PAD]', '[UNK]', '[CLS]', '[SEP]', '[MASK]', *'abcdefghij', *(f'[unused{index}]' for index in range(45))]
+    (folder / 'vocab.txt').write_text('\n'.join(words))
+    theirs = transformers.BertForMaskedLM.from_pretrained(folder, use_safetensors=True, local_files_only=True).eval()
+
+    def likely(words_before, words_after):
+        ids = [2, *(words.index(word) for word in words_before + words_after), 3]
+        total = 0.0
+        for place in range(1 + len(words_before), len(ids) - 1):
+            masked = torch.tensor([[*ids[:place], 4, *ids[place + 1 :]]])
+            with torch.no_grad():
+                total += torch.log_softmax(theirs(input_ids=masked).logits[0, place], -1)[ids[place]].item()
+        return total
+
+    model = ours(folder)
+    found = model.loglikelihood(requests(('', 'a b'), ('c d', ' e f')))
+    np.testing.assert_allclose([score for score, _ in found], [likely('', 'ab'), likely('cd', 'ef')], rtol=1e-4)
+    text = 'abcdefghij' * 3
+    # 18 words of 20 tokens; the second window begins with as much text as fits.
+    wanted = [likely('', 'abc'), likely('', text[:18]) + likely(text[12:18], text[18:])]
+    rolled = model.loglikelihood_rolling(requests(('a b c',), (' '.join(text),)))
+    np.testing.assert_allclose(rolled, wanted, rtol=1e-4)
 
 
 MASKED = """
