@@ -24,6 +24,7 @@ OPENED = {
     'remixer_t5x/cli/compare/__init__.py::_last_line': OWN,
     'remixer_t5x/cli/convert/described.py::_copy_tokenizer': CHECKED,
     'remixer_t5x/cli/main.py::main': NOT_READ,
+    'remixer_t5x/cli/streams.py::protect': NOT_READ,
     'remixer_t5x/config/files.py::is_macro': TRUSTED,
     'remixer_t5x/config/files.py::sublayer_file': TRUSTED,
     'remixer_t5x/config/loading.py::read': TRUSTED,

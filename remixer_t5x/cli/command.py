@@ -23,6 +23,8 @@ class Command:
         add_arguments: gives the parser the command's own arguments.
         run: does the work and returns the exit code (None is 0).
         examples: what to type, for `--help`.
+        prints_result: the result of the command is its standard output, so it ends if that cannot be written. Other
+            commands only inform there, and continue.
         env: environment variables to set before any library is imported.
     """
 
@@ -32,3 +34,4 @@ class Command:
     run: Callable[[argparse.Namespace], int | None]
     examples: tuple[str, ...]
     env: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    prints_result: bool = False

@@ -58,4 +58,5 @@ COMMAND = Command(
         'remixer-t5x completion bash > ~/.local/share/bash-completion/completions/remixer-t5x',
         'remixer-t5x completion zsh > ~/.zfunc/_remixer-t5x',
     ),
+    prints_result=True,
 )

@@ -9,12 +9,9 @@ def show(*parts: Any, pipe_width: int = 150) -> None:
     from rich.console import Console
 
     console = Console(file=sys.stdout, width=None if sys.stdout.isatty() else pipe_width, highlight=False)
-    # Captured and written by us: rich ends the process itself when the reader of a pipe has left.
-    with console.capture() as captured:
-        for part in parts:
-            text = isinstance(part, str)
-            console.print(part, soft_wrap=text, markup=not text)
-    sys.stdout.write(captured.get())
+    for part in parts:
+        text = isinstance(part, str)
+        console.print(part, soft_wrap=text, markup=not text)
     sys.stdout.flush()
 
 

@@ -135,4 +135,5 @@ COMMAND = Command(
     add_arguments,
     run,
     ('remixer-t5x fill_in --gin_file=experiments/quickstart.gin',),
+    prints_result=True,
 )

@@ -218,4 +218,5 @@ COMMAND = Command(
         'remixer-t5x infer --checkpoint=runs/mlm --embed --input=texts.txt --output=embeddings.npz',
     ),
     KEEP_BUFFERS,
+    prints_result=True,
 )

@@ -27,6 +27,7 @@ from remixer_t5x.cli import (
     quiet,
     report,
     score,
+    streams,
     train,
 )
 from remixer_t5x.cli.command import Command
@@ -46,25 +47,25 @@ COMMANDS = (
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command and returns the exit code.
 
-    0; 1 for a bug; 2 for a user's mistake; 130 after Ctrl-C and 143 after SIGTERM, also where the run has saved its
-    state. JAX itself aborts a process of several (134) if another is lost or never connects.
+    0; 1 for a bug; 2 for a user's mistake; 129, 130 and 143 after SIGHUP, Ctrl-C and SIGTERM, also where the run has
+    saved its state; 141 if the reader of a command's result has left (`| head`). JAX itself aborts a process of several
+    (134) if another is lost or never connects.
 
     Args:
         argv: arguments without the program's name; None takes them from the process.
     """
     own_process = argv is None
     if own_process:
+        streams.protect()
         user_modules.install(os.getcwd())
     given = list(sys.argv[1:] if argv is None else argv)
     try:
-        code = _run(given, own_process)
-        sys.stdout.flush()
+        try:
+            code = _run(given, own_process)
+        finally:
+            sys.stdout.flush()
     except (UserError, KeyboardInterrupt) as error:
         code = report_error(error, verbose='--verbose' in given)
-    except BrokenPipeError:
-        # The reader (`| head`) has left; without this Python complains again while closing stdout.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        code = 0
     except Exception as error:
         code = report_error(error, verbose='--verbose' in given)
     if own_process and startup.compiling():
@@ -80,6 +81,8 @@ def report_error(error: BaseException, process: str = '', verbose: bool = False)
     if isinstance(error, KeyboardInterrupt):
         print(f'interrupted{where}', file=sys.stderr)
         return 130
+    if isinstance(error, SystemExit):
+        return int(error.code or 0)
     if verbose:
         traceback.print_exception(error)
     text = str(error) if isinstance(error, UserError) else _describe_bug(error)
@@ -122,6 +125,8 @@ def _run(argv: Sequence[str], own_process: bool) -> int:
         startup.begin()
     else:
         quiet.hush()
+    if not command.prints_result:
+        streams.continue_without_stdout()
     return command.run(args) or 0
 
 

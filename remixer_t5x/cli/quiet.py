@@ -50,7 +50,8 @@ def imports(tensorflow: bool) -> Iterator[None]:
 @contextlib.contextmanager
 def _no_stderr() -> Iterator[None]:
     sys.stderr.flush()
-    with tempfile.TemporaryFile() as kept:
+    # In memory if possible: a command needs no folder for temporary files to say that it has none.
+    with open(os.memfd_create('stderr'), 'w+b') if hasattr(os, 'memfd_create') else tempfile.TemporaryFile() as kept:
         saved = os.dup(2)
         os.dup2(kept.fileno(), 2)
         try:
@@ -60,7 +61,8 @@ def _no_stderr() -> Iterator[None]:
         except BaseException:
             os.dup2(saved, 2)
             kept.seek(0)
-            os.write(2, kept.read())
+            with contextlib.suppress(OSError):
+                os.write(2, kept.read())
             raise
         finally:
             os.dup2(saved, 2)

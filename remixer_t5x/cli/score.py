@@ -117,4 +117,5 @@ COMMAND = Command(
         "remixer-t5x score hf://google/flan-t5-small rows.csv --inputs='is {number} even?' --targets=answer",
     ),
     KEEP_BUFFERS,
+    prints_result=True,
 )

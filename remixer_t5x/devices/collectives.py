@@ -174,7 +174,8 @@ class Watch:
 
     def _say(self, text: str) -> None:
         # The stuck thread may hold the lock of Python's own stream.
-        os.write(2, f'{one_line(text)}\n'.encode())
+        with contextlib.suppress(OSError):
+            os.write(2, f'{one_line(text)}\n'.encode())
 
 
 def leave(code: int) -> None:

@@ -1,4 +1,7 @@
-"""SIGTERM and Ctrl-C: says so at once, finishes the current step and saves; a second signal exits at once."""
+"""SIGTERM, Ctrl-C and SIGHUP: reports the signal, finishes the current step and saves; a second signal exits at once.
+
+SIGHUP comes if the terminal closes, and may come twice then, from the shell and from the kernel: the second is ignored.
+"""
 
 import contextlib
 import math
@@ -11,7 +14,11 @@ from typing import Any
 import jax
 from jax.experimental import multihost_utils
 
-SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+def handled() -> list[signal.Signals]:
+    """The signals that ask a run to save and stop; not SIGHUP if it is ignored, as under nohup."""
+    hang_up = [] if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else [signal.SIGHUP]
+    return [signal.SIGTERM, signal.SIGINT, *hang_up]
 
 
 class StopRequest:
@@ -28,8 +35,8 @@ class StopRequest:
     def __enter__(self) -> 'StopRequest':
         if threading.current_thread() is threading.main_thread():
             # With several processes JAX's own service listens for SIGTERM and tells the other processes.
-            own = SIGNALS if jax.process_count() == 1 else (signal.SIGINT,)
-            self._before = {number: signal.signal(number, self._receive) for number in own}
+            numbers = [number for number in handled() if jax.process_count() == 1 or number != signal.SIGTERM]
+            self._before = {number: signal.signal(number, self._receive) for number in numbers}
         return self
 
     def __exit__(self, *exc: object) -> None:
@@ -37,6 +44,8 @@ class StopRequest:
             signal.signal(number, handler)
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
+        if self._name is not None and number == signal.SIGHUP:
+            return
         if self._name is not None:
             _say('ends without saving')
             os._exit(128 + number)

@@ -33,9 +33,24 @@ def test_the_first_signal_is_answered_at_once(capfd, leaves, number, again):
         said = f'{number.name}: finishing step 6, then saving; {again} to quit without saving'
         assert capfd.readouterr().err.strip() == said
         assert stop.agreed(6) == number.name
+        # A closed terminal sends SIGHUP twice, which ends nothing.
+        signal.raise_signal(signal.SIGHUP)
+        assert stop.agreed(6) == number.name
         with pytest.raises(Left, match=str(128 + number)):
             signal.raise_signal(number)
         assert capfd.readouterr().err.strip() == 'ends without saving'
+
+
+def test_a_hang_up_saves_and_nohup_ignores_it(capfd, monkeypatch):
+    with preemption.StopRequest(step=4) as stop:
+        signal.raise_signal(signal.SIGHUP)
+        signal.raise_signal(signal.SIGHUP)
+        assert stop.agreed(5) == 'SIGHUP'
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    with preemption.StopRequest(step=4) as stop:
+        signal.raise_signal(signal.SIGHUP)
+        assert stop.agreed(5) is None
+    signal.signal(signal.SIGHUP, before)
 
 
 @pytest.mark.parametrize(

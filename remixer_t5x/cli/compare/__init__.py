@@ -152,6 +152,8 @@ def _listed(text: str | None, example: str) -> list[str]:
 
 def _run_one(cell: Cell) -> tuple[int, int]:
     """Exit code of the run, and the signal that asked the sweep to end (0: none); the run gets it and saves first."""
+    from remixer_t5x.training import preemption
+
     asked = 0
     cell.folder.parent.mkdir(parents=True, exist_ok=True)
     with cell.log.open('ab') as log:
@@ -167,7 +169,7 @@ def _run_one(cell: Cell) -> tuple[int, int]:
             process.send_signal(number)
 
         watched = watching.Watched(cell.folder)
-        before = {number: signal.signal(number, pass_on) for number in (signal.SIGTERM, signal.SIGINT)}
+        before = {number: signal.signal(number, pass_on) for number in preemption.handled()}
         try:
             while True:
                 with contextlib.suppress(subprocess.TimeoutExpired):

@@ -58,4 +58,5 @@ COMMAND = Command(
     run,
     ('remixer-t5x data list',),
     ON_CPU,
+    prints_result=True,
 )

@@ -139,4 +139,5 @@ COMMAND = Command(
         'remixer-t5x data --gin_file=data/python_docs.gin --gin_file=objectives/ul2.gin',
     ),
     ON_CPU,
+    prints_result=True,
 )

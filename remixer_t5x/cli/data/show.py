@@ -51,4 +51,5 @@ COMMAND = Command(
     run,
     ('remixer-t5x data show super_glue_cb_v102 --split=validation --num_examples=1',),
     ON_CPU,
+    prints_result=True,
 )

@@ -62,4 +62,5 @@ COMMAND = Command(
     run,
     ("remixer-t5x vocab --gin_file=data/python_docs.gin --text='A list of numbers.'",),
     ON_CPU,
+    prints_result=True,
 )

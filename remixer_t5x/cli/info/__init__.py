@@ -115,4 +115,5 @@ COMMAND = Command(
         'remixer-t5x info --speed --gin_file=experiments/t5_1_1_base_c4.gin --gin_file=hardware/tpu_v5e_8.gin',
     ),
     ON_CPU,
+    prints_result=True,
 )

@@ -1,0 +1,80 @@
+"""Standard input, output and error of a command: a closed, full or abandoned stream does not stop a run."""
+
+import errno
+import io
+import os
+import select
+import signal
+import sys
+from typing import Any
+
+from remixer_t5x.errors import UserError
+
+
+class _Stream(io.FileIO):
+    """A standard stream whose write errors are dropped, unless `is_result`.
+
+    With `is_result`, the first error ends the command: quietly and with the shell's status for SIGPIPE if the reader
+    has left, and as a UserError otherwise.
+    """
+
+    is_result = False
+    _has_failed = False
+
+    def write(self, data):
+        try:
+            while (count := super().write(data)) is None:
+                # Another program has made the terminal non-blocking.
+                select.select([], [self], [])
+            return count
+        except OSError as error:
+            is_first, self._has_failed = not self._has_failed, True
+            if is_first:
+                self._report(error)
+        return len(data)
+
+    def _report(self, error: OSError) -> None:
+        if self.is_result and error.errno == errno.EPIPE:
+            raise SystemExit(128 + signal.SIGPIPE)
+        if self.is_result:
+            raise UserError(f'standard output cannot be written ({error.strerror}); write to a file on another disk')
+        if self.fileno() == 1:
+            print(f'warning: standard output cannot be written ({error.strerror}); continuing', file=sys.stderr)
+
+
+def protect() -> None:
+    """Replaces the standard streams of this process. Closed ones become /dev/null, so that no other file gets their
+    descriptor.
+    """
+    for descriptor in range(3):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            # The lowest free descriptor is this one.
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
+    if sys.stdin is None:
+        sys.stdin = open(0, closefd=False)  # noqa: SIM115 (lives as long as the process)
+    # A caller that has put another stream in its place, as pytest does, keeps it.
+    if sys.stdout is sys.__stdout__:
+        sys.stdout = _text_stream(1, sys.stdout)
+    if sys.stderr is sys.__stderr__:
+        sys.stderr = _text_stream(2, sys.stderr)
+
+
+def _text_stream(descriptor: int, before: Any) -> io.TextIOWrapper:
+    raw = _Stream(descriptor, 'w', closefd=False)
+    raw.is_result = descriptor == 1
+    return io.TextIOWrapper(
+        io.BufferedWriter(raw),
+        # A letter that the locale does not have, as in the name of a file, does not stop a command either.
+        encoding='utf-8' if before is None else before.encoding,
+        errors='backslashreplace',
+        line_buffering=before is None or before.line_buffering or before.write_through,
+    )
+
+
+def continue_without_stdout() -> None:
+    """From now on, standard output only informs: the command continues if it cannot be written."""
+    raw = getattr(getattr(sys.stdout, 'buffer', None), 'raw', None)
+    if isinstance(raw, _Stream):
+        raw.is_result = False

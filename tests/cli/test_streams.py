@@ -1,0 +1,175 @@
+"""Standard output and error that are closed, full or abandoned: commands that work continue, others end at once."""
+
+import fcntl
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import termios
+import threading
+
+import pytest
+
+from remixer_t5x.cli import compare, main, streams
+from tests.support import compare_runs, feed_forward, paths
+from tests.support.real_processes import Process
+
+TINY = [
+    *('--gin.NUM_ENCODER_LAYERS=1', '--gin.NUM_DECODER_LAYERS=1', '--gin.EMBED_DIM=16', '--gin.MLP_DIM=16'),
+    *('--gin.BATCH_SIZE=4', "--gin.TASK_FEATURE_LENGTHS={'inputs': 32, 'targets': 16}", '--gin.WARMUP_STEPS=1'),
+    *('--gin.LOG_PERIOD=1', '--gin.EVAL_PERIOD=2', '--gin.CHECKPOINT_PERIOD=2', *feed_forward.FLAGS),
+]
+TRAIN = [
+    *('train', '--gin_file=models/t5_1_1.gin', '--gin_file=sizes/tiny.gin', '--gin_file=data/own_text.gin'),
+    *('--gin_file=optimizers/adamw_rms.gin', '--gin_file=hardware/cpu.gin', '--gin_file=runs/pretrain.gin', *TINY),
+    *('--gin.VOCABULARY=@vocabularies.byte()', '--gin.VOCAB_SIZE=384', '--gin.EVAL_STEPS=1', '--gin.TRAIN_STEPS=2'),
+]
+FINETUNE = [
+    *('finetune', '--gin_file=experiments/finetune_pairs.gin', '--gin.VOCABULARY=@vocabularies.words()', *TINY),
+    *('--gin.INPUTS="is {number} even?"', "--gin.TARGETS='answer'", '--gin.VOCAB_SIZE=128', '--gin.TRAIN_STEPS=2'),
+]
+# What becomes of descriptors 1 and 2.
+BROKEN = {
+    'both without a reader': ('pipe', 'pipe'),
+    'standard output without a reader': ('pipe', 'file'),
+    'standard error without a reader': ('file', 'pipe'),
+    'both on a full disk': ('/dev/full', '/dev/full'),
+    'both closed': (None, None),
+}
+
+
+def with_streams(kinds, argv):
+    """Runs a command whose standard output and error are `kinds`, as a fresh process does."""
+    for descriptor, kind in enumerate(kinds, 1):
+        if kind == 'pipe':
+            read, write = os.pipe()
+            os.dup2(write, descriptor)
+            os.close(read)
+            os.close(write)
+        elif kind is None:
+            os.close(descriptor)
+        elif kind != 'file':
+            os.dup2(os.open(kind, os.O_WRONLY), descriptor)
+    if kinds == (None, None):
+        sys.stdout = sys.stderr = sys.__stdout__ = sys.__stderr__ = None
+    streams.protect()
+    return main.main(argv)
+
+
+@pytest.fixture
+def text(tmp_path, monkeypatch):
+    monkeypatch.setenv('REMIXER_T5X_CACHE', str(tmp_path / 'cache'))
+    path = tmp_path / 'text.txt'
+    path.write_text('\n\n'.join(f'The number {i} is after {i - 1}. ' * 4 for i in range(200)))
+    return path
+
+
+@pytest.mark.parametrize('kinds', BROKEN.values(), ids=BROKEN)
+def test_train_trains_and_saves_whatever_its_streams_are(kinds, text, tmp_path, compiled):
+    """With an empty cache, so that the data are read in this process too."""
+    argv = [*TRAIN, f'--gin.FILES={text}', f'--gin.MODEL_DIR={tmp_path}/run']
+    process = Process(with_streams, kinds, argv, output=tmp_path / 'output.txt', compiled=compiled)
+    assert process.wait() == 0, process.output()
+    assert compare_runs.checkpoint_steps(tmp_path / 'run')[-1] == 2
+    # One warning, and only where somebody can read it.
+    warnings = [line for line in process.output().splitlines() if 'standard output' in line]
+    assert len(warnings) == (kinds == ('pipe', 'file')), process.output()
+    assert 'Traceback' not in process.output()
+
+
+def test_finetune_trains_and_saves_without_a_reader(tmp_path, compiled, monkeypatch):
+    monkeypatch.setenv('REMIXER_T5X_CACHE', str(tmp_path / 'cache'))
+    rows = tmp_path / 'rows.csv'
+    rows.write_text('number,answer\n' + ''.join(f'{number},{("even", "odd")[number % 2]}\n' for number in range(60)))
+    argv = [*FINETUNE, f'--gin.PAIRS={rows}', f'--gin.MODEL_DIR={tmp_path}/run']
+    process = Process(with_streams, ('pipe', 'pipe'), argv, output=tmp_path / 'output.txt', compiled=compiled)
+    assert process.wait() == 0
+    assert compare_runs.checkpoint_steps(tmp_path / 'run')[-1] == 2
+
+
+def sweep(folder):
+    compare.PROGRAM = (sys.executable, '-c', 'import sys; print(sys.argv)')
+    compare.building.build = lambda args, models, folder: ['a line']
+    compare._show_results = lambda args, cells, folder: print('a table')
+    return with_streams(('pipe', 'pipe'), ['compare', 'train', '--models=remixer,t5_1_1', f'--folder={folder}'])
+
+
+def test_compare_starts_all_its_runs_without_a_reader(tmp_path):
+    process = Process(sweep, str(tmp_path / 'runs'), output=tmp_path / 'output.txt')
+    assert process.wait() == 0
+    assert len((tmp_path / 'runs' / compare.FINISHED).read_text().splitlines()) == 2
+
+
+def on_a_terminal(argv, run):
+    """Runs a command on a terminal of its own, which closes after the third step."""
+    outer, inner = os.openpty()
+    os.setsid()
+    fcntl.ioctl(inner, termios.TIOCSCTTY, 0)
+    for descriptor in range(3):
+        os.dup2(inner, descriptor)
+    os.close(inner)
+
+    def close():
+        while compare_runs.last_step(run) < 3:
+            os.read(outer, 1000)
+        os.close(outer)
+        # The shell sends another one to its jobs.
+        os.kill(os.getpid(), signal.SIGHUP)
+
+    threading.Thread(target=close, daemon=True).start()
+    streams.protect()
+    return main.main(argv)
+
+
+def test_a_closed_terminal_saves_as_sigterm_does(text, tmp_path, compiled):
+    run = tmp_path / 'run'
+    argv = [*TRAIN, f'--gin.FILES={text}', f'--gin.MODEL_DIR={run}']
+    argv += ['--gin.TRAIN_STEPS=100000', '--gin.CHECKPOINT_PERIOD=100000', '--gin.EVAL_PERIOD=None']
+    process = Process(on_a_terminal, argv, run, output=tmp_path / 'output.txt', compiled=compiled)
+    assert process.wait() == 128 + signal.SIGHUP, process.output()
+    assert compare_runs.checkpoint_steps(run) == [compare_runs.last_step(run)]
+
+
+RESULTS = {
+    'no reader': ('| true', 128 + signal.SIGPIPE, ''),
+    'full disk': ('> /dev/full', 2, 'error: standard output cannot be written'),
+    'closed': ('>&- 2>&-', 0, ''),
+}
+
+
+@pytest.mark.parametrize(('redirection', 'code', 'error'), RESULTS.values(), ids=RESULTS)
+def test_a_command_ends_if_its_result_cannot_be_written(redirection, code, error):
+    """Real processes of the console script."""
+    info = f'{sys.executable} -m remixer_t5x.cli.main info --gin_file=models/t5_1_1.gin --gin_file=sizes/tiny.gin'
+    done = subprocess.run(
+        ['bash', '-c', f'{info} {redirection}; exit ${{PIPESTATUS[0]}}'],
+        stderr=subprocess.PIPE,
+        text=True,
+        env=paths.environment(),
+    )
+    assert done.returncode == code and done.stderr.startswith(error) and len(done.stderr.splitlines()) == bool(error)
+
+
+def test_a_mistake_is_a_mistake_without_a_reader():
+    command = f'{sys.executable} -m remixer_t5x.cli.main trian 2>&1 | true; exit ${{PIPESTATUS[0]}}'
+    assert subprocess.run(['bash', '-c', command], env=paths.environment()).returncode == 2
+
+
+def test_closed_descriptors_are_given_to_no_file(tmp_path):
+    code = (
+        'import os\nfrom remixer_t5x.cli import streams\nstreams.protect()\n'
+        f'file = open({str(tmp_path / "checkpoint")!r}, "w")\nos.write(1, b"text"); os.write(2, b"text")\n'
+        'assert file.fileno() > 2 and input is not None\nprint("more")'
+    )
+    bash = f'exec {sys.executable} -c "$0" <&- >&- 2>&-'
+    done = subprocess.run(['bash', '-c', bash, code], env=paths.environment())
+    assert done.returncode == 0 and pathlib.Path(tmp_path / 'checkpoint').read_text() == ''
+
+
+def test_a_letter_that_the_locale_lacks_is_written_as_an_escape():
+    code = 'from remixer_t5x.cli import streams\nstreams.protect()\nprint("loss · é\\udcff")'
+    done = subprocess.run(
+        [sys.executable, '-c', code], env=paths.environment(PYTHONIOENCODING='ascii'), stdout=subprocess.PIPE
+    )
+    assert done.stdout == b'loss \\xb7 \\xe9\\udcff\n'
