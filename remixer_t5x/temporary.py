@@ -83,13 +83,29 @@ def _flock(descriptor: int, wait: Callable[[], object]) -> bool:
     return True
 
 
-def sync(path: str | pathlib.Path) -> None:
-    """Has a file or a folder written to the disk, which a temporary entry needs before it gets its lasting name."""
+def commit(written: str | os.PathLike[str], final: str | os.PathLike[str]) -> None:
+    """Syncs a file, or a folder with all that is in it, to the disk and then renames it, so that a file of the name
+    `final` is whole after a power loss too. Raises OSError.
+    """
+    for below, _, names in os.walk(written, topdown=False):
+        for name in names:
+            sync(os.path.join(below, name))
+        sync(below)
+    if not os.path.isdir(written):
+        sync(written)
+    os.replace(written, final)
+    sync(os.path.dirname(os.path.abspath(final)))
+
+
+def sync(path: str | os.PathLike[str]) -> None:
+    """Syncs a file or the entries of a folder to the disk. Raises OSError for a file that cannot be written."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
+        os.fsync(descriptor)
+    except OSError:
         # Some network file systems cannot sync folders.
-        with contextlib.suppress(OSError):
-            os.fsync(descriptor)
+        if not os.path.isdir(path):
+            raise
     finally:
         os.close(descriptor)
 

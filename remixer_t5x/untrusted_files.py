@@ -5,6 +5,7 @@ bucket) is opened, because a pipe would wait for ever; at most a stated number o
 from JSON can be used without further care: numbers are finite, and text can be encoded.
 """
 
+import collections
 import contextlib
 import errno
 import io
@@ -213,8 +214,8 @@ def _refuse(name: str) -> None:
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) < len(pairs):
-        names = [name for name, _ in pairs]
-        raise NotJson(f'{next(name for name in names if names.count(name) > 1)!a:.100} is in it twice')
+        counts = collections.Counter(name for name, _ in pairs)
+        raise NotJson(f'{next(name for name in counts if counts[name] > 1)!a:.100} is in it twice')
     return found
 
 

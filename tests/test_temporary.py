@@ -1,5 +1,6 @@
 """What a killed process leaves behind is removed by the next one, and what a living process owns is not."""
 
+import ast
 import os
 import pathlib
 import signal
@@ -8,6 +9,7 @@ import sys
 
 from remixer_t5x import temporary
 from remixer_tasks.files import cache
+from tests.support import paths
 
 OWNER = """
 import pathlib, sys, time
@@ -80,3 +82,45 @@ def test_a_position_that_a_killed_process_left_is_removed(tmp_path, monkeypatch)
         assert pathlib.Path(folder).is_dir()
         assert not (tmp_path / 'position-1.remixer_t5x').exists()
     assert not list(tmp_path.iterdir())
+
+
+def test_what_is_renamed_was_synced_before(tmp_path, monkeypatch):
+    calls, replace = [], os.replace
+    monkeypatch.setattr(os, 'fsync', lambda descriptor: calls.append(os.readlink(f'/proc/self/fd/{descriptor}')))
+    monkeypatch.setattr(os, 'replace', lambda a, b: (calls.append('rename'), replace(a, b)))
+    (tmp_path / 'a/b').mkdir(parents=True)
+    (tmp_path / 'a/b/file').write_text('x')
+    temporary.commit(tmp_path / 'a', tmp_path / 'c')
+    assert calls == [*(str(tmp_path / name) for name in ('a/b/file', 'a/b', 'a')), 'rename', str(tmp_path)]
+    calls.clear()
+    temporary.commit(tmp_path / 'c/b/file', tmp_path / 'c/file')
+    assert calls == [str(tmp_path / 'c/b/file'), 'rename', str(tmp_path / 'c')]
+    assert (tmp_path / 'c/file').read_text() == 'x'
+
+
+# Files that rename otherwise, and why.
+RENAMES = {
+    'remixer_t5x/temporary.py': 'commit itself',
+    'remixer_t5x/checkpoints/durable.py': 'syncs while it computes checksums',
+    'remixer_t5x/checkpoints/manager.py': 'moves a damaged checkpoint away',
+    'remixer_t5x/run_folder/metrics.py': 'moves a damaged log away',
+    'tasks/remixer_tasks/corpora/text_shards.py': 'in a folder that is committed as a whole',
+    'tasks/remixer_tasks/corpora/volumes.py': 'in a folder that is committed as a whole',
+}
+
+
+def test_every_file_that_is_replaced_is_committed():
+    renaming = set()
+    for path in [*(paths.ROOT / 'remixer_t5x').rglob('*.py'), *(paths.ROOT / 'tasks').rglob('*.py')]:
+        for node in ast.walk(ast.parse(path.read_text())):
+            is_os = isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == 'os'
+            if (is_os and node.attr in ('replace', 'rename', 'renames')) or (
+                # `replace` of one argument is a path's, of two a text's.
+                isinstance(node, ast.Call)
+                and isinstance(node.func, ast.Attribute)
+                and node.func.attr in ('rename', 'replace')
+                and len(node.args) == 1
+                and not node.keywords
+            ):
+                renaming.add(path.relative_to(paths.ROOT).as_posix())
+    assert renaming == set(RENAMES)

@@ -9,18 +9,20 @@ MOST_SHOWN = 6
 
 def bindings(config: str) -> dict[str, str]:
     """Macro or `module.Class.argument` to its value, in an operative gin text, which indents continuation lines."""
-    found: dict[str, str] = {}
+    found: dict[str, list[str]] = {}
     name = None
     for line in config.splitlines():
         start = re.match(r'([\w./]+) = (.*)', line)
         if start:
             name, value = start.groups()
-            found[name] = value.rstrip('\\').strip()
+            found[name] = [value]
         elif name and line.startswith(' '):
-            found[name] = f'{found[name]} {line.rstrip(chr(92)).strip()}'.strip()
+            found[name].append(line)
         else:
             name = None
-    return found
+    return {
+        name: ' '.join(filter(None, (part.rstrip('\\').strip() for part in parts))) for name, parts in found.items()
+    }
 
 
 def describe_changes(old: str, new: str) -> str:

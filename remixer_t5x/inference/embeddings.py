@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from remixer_t5x import temporary
 from remixer_t5x.errors import UserError
 from remixer_t5x.inference.text_outputs import Counts, Texts
 from remixer_t5x.run_folder import metrics, model_dir
@@ -89,7 +90,7 @@ def write(
         target.parent.mkdir(parents=True, exist_ok=True)
         with unfinished.open('wb') as file:
             (_write_npz if target.suffix == NPZ else _write_parquet)(file, kept, with_tokens)
-        unfinished.rename(target)
+        temporary.commit(unfinished, target)
     return counts
 
 

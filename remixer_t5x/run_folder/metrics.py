@@ -20,6 +20,7 @@ from remixer_t5x import untrusted_files
 from remixer_t5x.errors import UserError
 from remixer_t5x.run_folder import object_store
 from remixer_t5x.run_folder.growing_object import GrowingObject
+from remixer_t5x.run_folder.object_store import replace
 
 # Sums over tokens, as the model's `loss` gives them; `weights` counts the target tokens.
 PER_TOKEN = {'loss': 'loss', 'z_loss': 'z_loss', 'correct': 'accuracy'}
@@ -201,16 +202,6 @@ def difference_from_record(found: Any) -> str | None:
 def _finite(value: float) -> float | None:
     # JSON has no NaN, and readers other than Python's refuse it.
     return float(value) if math.isfinite(value) else None
-
-
-def replace(path: epath.Path, text: str) -> None:
-    """Writes `text` as the file `path`, which has the old text or the new text whenever this process is killed."""
-    if object_store.is_remote(path):
-        path.write_text(text)
-        return
-    fresh = path.parent / (path.name + '.new')
-    fresh.write_text(text)
-    fresh.replace(path)
 
 
 @contextlib.contextmanager

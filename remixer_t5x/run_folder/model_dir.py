@@ -69,7 +69,7 @@ def claim(path: str | os.PathLike[str]) -> epath.Path:
 def write_config(folder: epath.Path, text: str) -> None:
     """Writes the operative gin to `folder`/config.gin. Raises UserError if the disk is full."""
     try:
-        (folder / CONFIG).write_text(text)
+        object_store.replace(folder / CONFIG, text)
     except object_store.errors() as error:
         raise UserError(
             f'{folder / CONFIG} cannot be written ({object_store.reason(error)}); free some space there'

@@ -15,6 +15,7 @@ from typing import Any
 
 from etils import epath
 
+from remixer_t5x import temporary
 from remixer_t5x.errors import UserError
 
 GOOGLE = 'gs://'
@@ -28,6 +29,16 @@ CRC32C = 'crc32c='
 def is_remote(path: str | os.PathLike[str]) -> bool:
     """Whether the path is a URL, and not a path on this machine or a file system it has mounted."""
     return '://' in os.fspath(path)
+
+
+def replace(path: epath.Path, text: str) -> None:
+    """Writes `text` as the file `path`, which has the old text or the new text if this process or the machine stops."""
+    if is_remote(path):
+        path.write_text(text)
+        return
+    fresh = path.parent / (path.name + '.new')
+    fresh.write_text(text)
+    temporary.commit(fresh, path)
 
 
 def check_scheme(path: str) -> None:

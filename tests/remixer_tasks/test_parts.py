@@ -4,7 +4,10 @@ import json
 import os
 import pathlib
 import signal
+import subprocess
+import sys
 
+import psutil
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -14,6 +17,7 @@ from remixer_tasks import local_files
 from remixer_tasks.corpora import documents, parsing
 from remixer_tasks.files import bounded_lines, parts, text_files, workers
 from remixer_tasks.files.malformed import Malformed, Notes
+from tests.support import paths
 
 ODD = [
     b'',
@@ -147,3 +151,28 @@ def test_a_worker_that_ends_is_an_error():
     assert '\n' not in str(error.value)
     with pytest.raises(RuntimeError, match='ZeroDivisionError'):
         list(workers.in_order([(end, ('fault',))], 1))
+
+
+def busy():
+    """What a worker does that has no result for hours; its Python never waits."""
+    yield os.getpid()
+    while True:
+        sum(range(1000))
+
+
+STARTS_A_WORKER = """
+from remixer_tasks.files import workers
+from tests.remixer_tasks import test_parts
+with workers.Workers(1) as pool:
+    results = pool.results(test_parts.busy)
+    print(next(results), flush=True)
+    next(results)
+"""
+
+
+def test_a_busy_worker_ends_with_its_killed_command():
+    command = [sys.executable, '-c', STARTS_A_WORKER]
+    with subprocess.Popen(command, env=paths.environment(), stdout=subprocess.PIPE, text=True) as process:
+        worker = psutil.Process(int(process.stdout.readline()))
+        process.kill()
+    worker.wait(60)

@@ -1,7 +1,6 @@
 """Arrays in safetensors files: a Hugging Face folder, in one file or in shards, or one file of ours; never a pickle."""
 
 import contextlib
-import os
 import pathlib
 from collections.abc import Iterator, Mapping
 
@@ -9,7 +8,7 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
-from remixer_t5x import safe_paths, untrusted_files
+from remixer_t5x import safe_paths, temporary, untrusted_files
 from remixer_t5x.errors import UserError
 from remixer_t5x.interop.safetensors import header
 
@@ -88,7 +87,7 @@ def write_file(path: pathlib.Path, arrays: Mapping[str, np.ndarray], metadata: M
         # The library writes memory in its order, so a transposed view would be scrambled.
         contiguous = {name: np.ascontiguousarray(arrays[name]) for name in sorted(arrays)}
         save_file(contiguous, unfinished, dict(metadata))
-        os.replace(unfinished, path)
+        temporary.commit(unfinished, path)
     except (OSError, SafetensorError) as error:
         # On a read-only disk, unlink fails even for a file that does not exist.
         with contextlib.suppress(OSError):

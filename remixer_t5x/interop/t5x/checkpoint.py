@@ -18,7 +18,7 @@ import tensorstore as ts
 from etils import epath
 from flax import serialization, traverse_util
 
-from remixer_t5x import safe_paths
+from remixer_t5x import safe_paths, temporary
 from remixer_t5x.checkpoints import manager, untrusted
 from remixer_t5x.errors import UserError
 from remixer_t5x.interop.huggingface import config as hf_config
@@ -104,7 +104,7 @@ def write(path: str, params: Params, step: int, model: Seq2Seq, own_names: bool 
         state = {'step': np.asarray(step, np.int32)}
         contents = {'version': _VERSION, 'optimizer': {'target': target, 'state': state}}
         (unfinished / _FILE).write_bytes(serialization.msgpack_serialize(contents))
-        unfinished.rename(folder)
+        temporary.commit(unfinished, folder)
     return str(folder)
 
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Protocol
@@ -143,7 +142,7 @@ def _parse(corpus: ParsedCorpus, folder: Path, durable: bool) -> None:
         counts, skipped = progress.counts, Malformed(corpus.strict, progress.skipped)
         unfinished = folder / f'{_COUNTS}.tmp'
         unfinished.write_text(json.dumps({**counts, 'skipped': skipped.count, 'empty': skipped.empty_count}))
-        os.replace(unfinished, folder / _COUNTS)
+        temporary.commit(unfinished, folder / _COUNTS)
         parts = corpus.words.parts
         notice.done(f'{counts[TRAIN]:,} {parts}, {counts[VALIDATION]:,} held out{skipped.summary()}')
     for path in list(folder.iterdir()):

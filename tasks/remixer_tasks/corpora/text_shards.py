@@ -101,9 +101,7 @@ def join(paths: Sequence[Path], joined: Path, shuffled: bool, durable: bool) -> 
         unfinished = joined.with_name(f'{joined.name}.tmp')
         with open(unfinished, 'wb') as file:
             file.writelines(records)
-        if durable:
-            temporary.sync(unfinished)
-        os.replace(unfinished, joined)
+        (temporary.commit if durable else os.replace)(unfinished, joined)
     for path in paths:
         path.unlink()
 

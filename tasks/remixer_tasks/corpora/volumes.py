@@ -153,10 +153,7 @@ class Volumes:
         sizes = {path.name: path.stat().st_size for path in sorted(folder.iterdir())}
         reached = dataclasses.asdict(progress)
         (folder / _DONE).write_text(json.dumps([cache.key(sizes, reached), sizes, reached]))
-        if self.durable:
-            for path in [*folder.iterdir(), folder]:
-                temporary.sync(path)
-        os.replace(folder, self.volume(number))
+        (temporary.commit if self.durable else os.replace)(folder, self.volume(number))
 
     def volume(self, number: int) -> Path:
         """The folder of a volume, from 0."""

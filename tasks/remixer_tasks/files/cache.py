@@ -67,8 +67,6 @@ def continuing(entry: Path, wait: Callable[[], object]) -> Iterator[Path | None]
                 temporary.remove_abandoned(entry.parent, _KEPT, _KEPT_SECONDS)
                 yield None if entry.exists() else path
                 if not entry.exists():
-                    for part in [*path.iterdir(), path]:
-                        temporary.sync(part)
                     _move(path, entry)
                 return
     with adding(entry) as path:
@@ -122,9 +120,9 @@ def repair(folder: Path) -> str:
     return f'delete the folder {folder}, and it is made again'
 
 
-def _move(temporary: Path, entry: Path) -> None:
+def _move(made: Path, entry: Path) -> None:
     try:
-        os.replace(temporary, entry)
+        temporary.commit(made, entry)
     except OSError:
         # A folder does not replace a non-empty folder: another run was first, with the same content.
         if not entry.is_dir():

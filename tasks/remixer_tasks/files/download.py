@@ -17,6 +17,7 @@ import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from remixer_t5x import temporary
 from remixer_t5x.errors import UserError
 from remixer_tasks import catalogue
 from remixer_tasks.benchmarks.sources import sources
@@ -247,7 +248,7 @@ def _sha256(path: Path) -> str:
 def _place(file: Path, place: Path) -> None:
     place.parent.mkdir(parents=True, exist_ok=True)
     if not place.exists():
-        os.replace(file, place)
+        temporary.commit(file, place)
     elif not place.is_file() or _sha256(place) != _sha256(file):
         raise _occupied(place)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import io
 import itertools
+import sys
 from collections.abc import Sequence
 from typing import Any, BinaryIO
 
@@ -29,31 +30,41 @@ class Part:
 
     def of(self, file: Any) -> BinaryIO:
         """The bytes of the part, as a file."""
-        first, last = (self._boundary(file, offset) for offset in (self.start, self.end))
+        first = self._boundary(file, self.start, self.end)
+        # Only the part where a line begins looks for its end: a long line would be read once by each of its parts.
+        last = None if first is None else self._boundary(file, self.end, sys.maxsize)
+        if first is None or last is None:
+            return io.BytesIO()
         file.seek(first)
-        return io.BufferedReader(_Limited(file, max(last - first, 0)), _CHUNK)
+        return io.BufferedReader(_Limited(file, last - first), _CHUNK)
 
-    def _boundary(self, file: BinaryIO, offset: int) -> int:
+    def _boundary(self, file: BinaryIO, offset: int, limit: int) -> int | None:
+        """The first place to cut at `offset` or after; None if no line that begins before `limit` leads to it."""
         if offset == 0:
             return 0
         file.seek(offset - 1)
-        _skip_line(file)
-        while self.paragraphs and not _skip_line(file):
-            pass
-        return file.tell()
+        is_blank = _skip_line(file, limit)
+        while self.paragraphs and is_blank is not None:
+            if file.tell() >= limit:
+                return None
+            if is_blank := _skip_line(file, limit):
+                break
+        return None if is_blank is None else file.tell()
 
 
-def _skip_line(file: BinaryIO) -> bool:
-    """Reads to the end of the line, in bounded memory. Returns whether the line was blank, or the file was at its end.
+def _skip_line(file: BinaryIO, limit: int) -> bool | None:
+    """Reads to the end of the line, in bounded memory. Returns whether the line was blank, or the file was at its end;
+    None if the line goes on beyond `limit`.
 
-    A blank line here has ASCII's white space alone. Any line that the reader takes for blank is a place to cut, so it
-    may take more lines for blank.
+    A blank line has only ASCII white space, and less than `_CHUNK` of it. Any line that the reader takes for blank is a
+    place to cut, so it may take more lines for blank.
     """
-    is_blank = True
-    while piece := file.readline(_CHUNK):
-        is_blank = is_blank and not piece.strip()
-        if piece.endswith(b'\n'):
-            break
+    piece = file.readline(_CHUNK)
+    is_blank = not piece.strip() and len(piece) < _CHUNK
+    while piece and not piece.endswith(b'\n'):
+        if file.tell() >= limit:
+            return None
+        piece = file.readline(_CHUNK)
     return is_blank
 
 

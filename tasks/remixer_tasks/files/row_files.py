@@ -4,6 +4,7 @@ Readers stream; they hand rows that cannot be read to `Malformed`, and raise Use
 useless.
 """
 
+import collections
 import csv
 import dataclasses
 import itertools
@@ -172,7 +173,7 @@ def _with_names(path: str, cells: Cells, layout: RowLayout, malformed: Malformed
             f'{path}: the line of column names cannot be read{malformed.summary()}; correct it, or set ENCODING, as in '
             "ENCODING = 'latin-1'"
         )
-    twice = sorted({name for name in names if names.count(name) > 1})
+    twice = sorted(name for name, count in collections.Counter(names).items() if count > 1)
     if twice:
         raise UserError(f'{path} has two columns {twice[0]!a:.60}; rename one')
     for number, row in itertools.chain(first, cells):

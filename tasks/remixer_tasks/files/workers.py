@@ -1,7 +1,7 @@
 """Python processes that do work next to this one: the Python of one process uses one core.
 
 They are started as new programs, because a copy of a process (a fork) hangs where its libraries have threads, and they
-load neither TensorFlow nor JAX. They end with this process, also if it is killed, because their pipes break.
+load neither TensorFlow nor JAX. They end within a second of this process, also if it is killed.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import queue
 import subprocess
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -25,7 +26,7 @@ from remixer_t5x.errors import UserError
 Job = tuple[Callable[..., Iterator[Any]], tuple[Any, ...]]
 # Results of one job that wait until the jobs before it are read.
 _WAITING = 16
-_START = 'import sys; sys.path[:] = {path!r}; from remixer_tasks.files import workers; workers.main()'
+_START = 'import sys; sys.path[:] = {path!r}; from remixer_tasks.files import workers; workers.main({parent})'
 
 
 def cores() -> int:
@@ -60,7 +61,7 @@ class Workers:
     def _start(self) -> subprocess.Popen[bytes]:
         if self._closed:
             raise RuntimeError('these workers are closed')
-        code = _START.format(path=sys.path)
+        code = _START.format(path=sys.path, parent=os.getpid())
         process = subprocess.Popen([sys.executable, '-P', '-c', code], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         self._all.append(process)
         return process
@@ -143,8 +144,9 @@ def _drain(place: queue.Queue[Any]) -> Iterator[Any]:
         yield result
 
 
-def main() -> None:
-    """A worker: jobs come by standard input, results go to standard output."""
+def main(parent: int) -> None:
+    """Runs a worker of the process `parent`: jobs come by standard input, results go to standard output."""
+    threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
     results = os.fdopen(os.dup(1), 'wb')
     # What a library prints must not get among the results.
     os.dup2(2, 1)
@@ -155,6 +157,13 @@ def main() -> None:
             for message in _messages(function, arguments):
                 pickle.dump(message, results, pickle.HIGHEST_PROTOCOL)
                 results.flush()
+
+
+def _end_with(parent: int) -> None:
+    # A broken pipe is noticed only at the next result, which may be hours away.
+    while os.getppid() == parent:
+        time.sleep(0.5)
+    os._exit(0)
 
 
 def _messages(function: Callable[..., Iterator[Any]], arguments: tuple[Any, ...]) -> Iterator[tuple[str, Any]]:

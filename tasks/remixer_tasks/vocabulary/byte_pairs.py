@@ -7,6 +7,8 @@ was learned first before the others. Every id is GPT-2's plus one, because id 0 
 from __future__ import annotations
 
 import functools
+import heapq
+import itertools
 import os
 import pathlib
 import re
@@ -153,7 +155,9 @@ class BytePairs(python_tokenizer.PythonTokenizer):
                 ids.append(added[part] + 1)
                 continue
             for word in words(part):
-                merged = self._joined(''.join(letters[byte] for byte in word.encode()))
+                spelled = ''.join(letters[byte] for byte in word.encode())
+                # A word of a megabyte is unlikely to repeat, and would stay in memory.
+                merged = self._joined(spelled) if len(spelled) < 100 else self._merged(spelled)
                 ids += [pieces.get(piece, self.end_id) + 1 for piece in merged]
         return ids
 
@@ -166,20 +170,31 @@ class BytePairs(python_tokenizer.PythonTokenizer):
         return tokenizer_files.splitter(self._files[2])
 
     @functools.lru_cache(maxsize=2**16)  # noqa: B019 (a vocabulary lives as long as its process)
-    def _joined(self, word: str) -> tuple[str, ...]:
+    def _joined(self, word: str) -> list[str]:
+        return self._merged(word)
+
+    def _merged(self, word: str) -> list[str]:
+        """The pieces of a word, in O(n log n): a heap has the pairs by rank and place, lists have the neighbours."""
         ranks, parts = self._files[1], list(word)
-        while len(parts) > 1:
-            pairs = list(zip(parts, parts[1:], strict=False))
-            best = min(pairs, key=lambda pair: ranks.get(pair, len(ranks)))
-            if best not in ranks:
-                break
-            joined, index = [], 0
-            while index < len(parts):
-                is_best = tuple(parts[index : index + 2]) == best
-                joined.append(''.join(best) if is_best else parts[index])
-                index += 2 if is_best else 1
-            parts = joined
-        return tuple(parts)
+        before, after = list(range(-1, len(word) - 1)), list(range(1, len(word) + 1))
+        heap = [(ranks[pair], place) for place, pair in enumerate(itertools.pairwise(parts)) if pair in ranks]
+        heapq.heapify(heap)
+        while heap:
+            rank, left = heapq.heappop(heap)
+            right = after[left]
+            # One of the two may have been joined with another piece since.
+            if not parts[left] or right == len(parts) or ranks.get((parts[left], parts[right])) != rank:
+                continue
+            parts[left], parts[right] = parts[left] + parts[right], ''
+            after[left] = after[right]
+            if after[left] < len(parts):
+                before[after[left]] = left
+            for first in (before[left], left):
+                if first >= 0 and after[first] < len(parts):
+                    pair = parts[first], parts[after[first]]
+                    if pair in ranks:
+                        heapq.heappush(heap, (ranks[pair], first))
+        return [part for part in parts if part]
 
     def _decode(self, ids: Sequence[int]) -> str:
         return b''.join(self._pieces[index] for index in ids if 0 <= index < len(self._pieces)).decode(errors='replace')
