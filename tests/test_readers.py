@@ -23,7 +23,6 @@ OPENED = {
     'remixer_t5x/checkpoints/untrusted.py::_database_descriptions': CHECKED,
     'remixer_t5x/cli/compare/__init__.py::_last_line': OWN,
     'remixer_t5x/cli/convert/described.py::_copy_tokenizer': CHECKED,
-    'remixer_t5x/cli/main.py::main': NOT_READ,
     'remixer_t5x/cli/streams.py::protect': NOT_READ,
     'remixer_t5x/config/files.py::is_macro': TRUSTED,
     'remixer_t5x/config/files.py::sublayer_file': TRUSTED,

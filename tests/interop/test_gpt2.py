@@ -194,6 +194,9 @@ needs_transformers = pytest.mark.skipif(
     importlib.util.find_spec('torch') is None or importlib.util.find_spec('transformers') is None,
     reason='torch and transformers are not installed: WITH_TORCH=1 scripts/test.sh',
 )
+
+
+@needs_transformers
 def test_logits_are_those_of_transformers(folder):
     import torch
     import transformers

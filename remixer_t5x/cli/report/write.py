@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import BinaryIO
 
+from remixer_t5x import temporary
 from remixer_t5x.api import saved_models
 from remixer_t5x.cli.report import model
 from remixer_t5x.cli.report import runs as run_folders
@@ -65,7 +66,7 @@ def _appearing(target: pathlib.Path) -> Iterator[BinaryIO]:
             raise IsADirectoryError(errno.EISDIR, 'it is not a file')
         with unfinished.open('wb') as file:
             yield file
-        unfinished.replace(target)
+        temporary.commit(unfinished, target)
     except OSError as error:
         raise UserError(f'{target} cannot be written ({error.strerror}); give another file by --out') from None
     finally:

@@ -31,7 +31,7 @@ class ClassId:
         return self.labels.index(text) if text in self.labels else INVALID
 
 
-_NUMBER = re.compile(r'\s*[-+]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?\s*')
+_NUMBER = re.compile(r'\s*[-+]?([0-9]+(?:\.[0-9]*)?|\.[0-9]+)([eE][-+]?[0-9]+)?\s*')
 
 
 def number(text: str, default: float = INVALID, **_: Any) -> float:

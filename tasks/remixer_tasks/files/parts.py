@@ -54,7 +54,7 @@ class Part:
 
 def _skip_line(file: BinaryIO, limit: int) -> bool | None:
     """Reads to the end of the line, in bounded memory. Returns whether the line was blank, or the file was at its end;
-    None if the line goes on beyond `limit`.
+    None if the line continues beyond `limit`.
 
     A blank line has only ASCII white space, and less than `_CHUNK` of it. Any line that the reader takes for blank is a
     place to cut, so it may take more lines for blank.
