@@ -134,7 +134,7 @@ def test_an_objective_gives_batches_with_a_position_or_is_refused(made, name, ob
     if objective == 'causal_lm':
         assert np.all(weights[targets == vocabulary.eos_id])
     if objective == 'prefix_lm':
-        # Only the end token of the targets is predicted, not that of the inputs.
+        # The end token of the inputs is not predicted.
         assert np.sum(weights[targets == vocabulary.eos_id]) == len(targets)
 
 
