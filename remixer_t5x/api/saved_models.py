@@ -3,7 +3,7 @@
 import contextlib
 import pathlib
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -108,22 +108,24 @@ def described(checkpoint: str) -> tuple[Any, Any, Mapping[str, int], str]:
 
     Runs the gin text that is saved with the run.
     """
+    flags = task_vocabulary.saved(run_of(checkpoint))
     with saved_gin(checkpoint) as gin_file:
-        model, vocabulary, lengths = _values(gin_file)
+        model, vocabulary, lengths = _values(gin_file, flags, only=True)
         if vocabulary is None:
+            _values(gin_file, flags)
             vocabulary = pipeline.vocabulary(resolved.call(pipeline.DatasetConfig, 'train'))
         loading.load(_given(gin_file), '%MODEL', '%TASK_FEATURE_LENGTHS', reader=gin_file, only=True)
     return model, vocabulary, lengths, loading.config_text()
 
 
-def _given(gin_file: str) -> loading.Given:
-    return loading.Given([gin_file], defaults={'VOCABULARY': None, 'TASK_FEATURE_LENGTHS': LENGTHS})
+def _given(gin_file: str, flags: Sequence[tuple[str, str]] = ()) -> loading.Given:
+    return loading.Given([gin_file], flags, defaults={'VOCABULARY': None, 'TASK_FEATURE_LENGTHS': LENGTHS})
 
 
-def _values(gin_file: str) -> list[Any]:
-    """The model, the vocabulary (None: take the task's) and the lengths by a saved gin file."""
-    given = _given(gin_file)
-    return loading.values(given, 'MODEL', *given.defaults, reader=gin_file)
+def _values(gin_file: str, flags: Sequence[tuple[str, str]] = (), only: bool = False) -> list[Any]:
+    """The model, the vocabulary (None: take the task's) and the lengths by a saved gin file; `only`: see `load`."""
+    given = _given(gin_file, flags)
+    return loading.values(given, 'MODEL', *given.defaults, reader=gin_file, only=only)
 
 
 def restore(checkpoint: str, model: Any, vocabulary: Any, partitioner: Partitioner) -> Any:
@@ -192,7 +194,7 @@ def _load_shared(
 ) -> TrainedModel:
     folder = shared.folder
     arrays, _, record = shared.params()
-    model, vocabulary, found = _of_text(shared.gin_text())
+    model, vocabulary, found = _of_text(shared.gin_text(), task_vocabulary.saved(folder))
     ours = task_vocabulary.record(vocabulary)
     if record['vocabulary'] != ours:
         raise UserError(
@@ -243,14 +245,14 @@ def _load_hugging_face(
     return TrainedModel(model, params, vocabulary, _lengths(found, lengths), path, partitioner)
 
 
-def _of_text(text: str) -> list[Any]:
+def _of_text(text: str, flags: Sequence[tuple[str, str]] = ()) -> list[Any]:
     """`_values` by gin text: of a folder of Hugging Face, our statements with the folder's numbers, each checked, so
     that no code from the folder runs; of a shared folder, its model.gin.
     """
     with tempfile.TemporaryDirectory() as folder:
         file = pathlib.Path(folder, model_dir.CONVERTED)
         file.write_text(text, encoding='utf-8')
-        return _values(str(file))
+        return _values(str(file), flags)
 
 
 def _placed(params: Any, model: Any, partitioner: Partitioner) -> Any:

@@ -123,31 +123,43 @@ def _given(args: argparse.Namespace, **own: Any) -> Any:
         os.environ['TFDS_DATA_DIR'] = args.tfds_data_dir
     search_paths = [path for given in args.gin_search_paths for path in given.split(',') if path]
     model = loading.model_files(args.model) if args.model else ()
-    if not args.gin_file:
-        args.gin_file = _of_the_run(args)
-    return loading.Given(args.gin_file, args.gin_flags, search_paths, model, **own)
+    if not hasattr(args, 'of_the_run'):
+        args.of_the_run = _of_the_run(args)
+    run_files, run_flags = args.of_the_run
+    files = [*run_files, *args.gin_file, *getattr(args, 'decoder_file', ())]
+    return loading.Given(files, [*run_flags, *args.gin_flags], search_paths, model, **own)
 
 
-def _of_the_run(args: argparse.Namespace) -> list[str]:
-    """The gin file that the run of the checkpoint saved, for a command line that names a checkpoint and no gin file.
+def _of_the_run(args: argparse.Namespace) -> tuple[list[str], list[tuple[str, str]]]:
+    """What the run of the checkpoint says, for a command line that names a checkpoint: its gin file, unless --gin_file
+    names another, and the flags for its vocabulary.
 
     gin files are not read from buckets: there the command line has to name one.
     """
+    from remixer_t5x.data import task_vocabulary
     from remixer_t5x.run_folder import model_dir
 
     # The last one counts; `eval` takes several checkpoints by comma.
     macros = (value for name, value in reversed(args.gin_flags) if name == CHECKPOINT)
-    given = getattr(args, 'checkpoint', None) or next(macros, '')
-    first = given.strip('\'"').partition(',')[0]
-    if not first or first[0] in '%@([' or '://' in first:
-        return []
+    text = getattr(args, 'checkpoint', None) or next(macros, '')
+    first = text.strip('\'"').partition(',')[0].strip()
+    if not first or first[0] in '%@([':
+        return [], []
     folder = model_dir.around(first)
+    flags = task_vocabulary.saved(folder)
+    if args.gin_file or '://' in first:
+        return [], flags
     file = None if folder is None else model_dir.saved_gin(folder)
     if file is None:
-        return []
+        with libraries(args):
+            from remixer_t5x.checkpoints import saved_params
+
+        # Raises UserError if there is no checkpoint, with the nearest one.
+        saved_params.find_step(first, '--checkpoint')
+        return [], flags
     if not getattr(args, 'process_index', None):
         print(f'no --gin_file is given: reading {file}', file=sys.stderr)
-    return [str(file)]
+    return [str(file)], flags
 
 
 def libraries(args: argparse.Namespace, tensorflow: bool = True) -> contextlib.AbstractContextManager[None]:

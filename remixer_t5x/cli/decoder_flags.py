@@ -26,10 +26,10 @@ def _number(text: str) -> str:
 
 
 def apply(args: argparse.Namespace) -> None:
-    """Adds the gin file and flags that the flags stand for. Raises UserError for two decoders."""
+    """Adds the gin file (read after all others) and the macro of the flags. Raises UserError for two decoders."""
     if args.beams is not None and args.sampling is not None:
         raise UserError('--beams and --sampling are two decoders; give one of them')
     for value, file, macro in ((args.beams, 'beam_search', 'BEAMS'), (args.sampling, 'sampling', 'TEMPERATURE')):
         if value is not None:
-            args.gin_file = [*args.gin_file, f'decoders/{file}.gin']
+            args.decoder_file = [f'decoders/{file}.gin']
             args.gin_flags = [*args.gin_flags, (macro, str(value))]

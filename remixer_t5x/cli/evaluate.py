@@ -42,6 +42,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> None:
     """Evaluates each checkpoint: prints a table, writes metrics, predictions and files for leaderboards."""
     decoder_flags.apply(args)
+    if 'VALIDATION_PAIRS' in (names := dict(args.gin_flags)) and 'PAIRS' not in names and not args.gin_file:
+        # New rows to evaluate on; the rows of the run may be gone.
+        args.gin_flags = [('PAIRS', 'None'), *args.gin_flags]
     if args.predictions is not None:
         process_flags.refuse(args, 'this is done by one process')
         predictions.score(args, BASE)

@@ -8,6 +8,7 @@ refused, a flag's value that is not a gin value is a string, and only what the c
 import contextlib
 import dataclasses
 import importlib.util
+import os
 import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -23,6 +24,11 @@ from remixer_t5x.errors import UserError, one_line
 MODELS = 'models/'
 # Values for what a model reads and data, hardware and runs own; read before everything else.
 DEFAULTS = 'defaults.gin'
+# Macros that hold paths. A Hugging Face data set is a path only if it exists here.
+_PATHS = (
+    *('MODEL_DIR', 'INITIAL_CHECKPOINT_PATH', 'CHECKPOINT_PATH', 'VOCABULARY_PATH', 'CACHE_DIR', 'DATA_DIR'),
+    *('FILES', 'VALIDATION_FILES', 'PAIRS', 'VALIDATION_PAIRS', 'EVAL_PAIRS', 'SUBMISSION_DIR', 'HF_DATASET'),
+)
 _ALMOST_PYTHON = {'true': 'True', 'false': 'False', 'none': 'None', 'null': 'None'}
 
 
@@ -110,8 +116,24 @@ def values(given: Given, *macros: str, **options: Any) -> list[Any]:
 
 
 def config_text() -> str:
-    """The configuration as gin text that reproduces the run."""
+    """The configuration as gin text that reproduces the run from any folder: paths are absolute."""
+    for name in _PATHS:
+        try:
+            value = gin.query_parameter(f'%{name}')
+        except ValueError:
+            continue
+        if name != 'HF_DATASET' or (isinstance(value, str) and os.path.exists(os.path.expanduser(value))):
+            gin.bind_parameter((name, 'gin.macro', 'value'), _absolute(value))
     return gin.config_str()
+
+
+def _absolute(value: Any) -> Any:
+    """The paths in a macro's value, absolute and with `~` expanded; URLs and everything else unchanged."""
+    if isinstance(value, str) and value and '://' not in value:
+        return os.path.abspath(os.path.expanduser(value))
+    if isinstance(value, dict):
+        return {name: _absolute(item) for name, item in value.items()}
+    return type(value)(map(_absolute, value)) if isinstance(value, list | tuple) else value
 
 
 def model_files(text: str) -> list[str]:

@@ -17,6 +17,7 @@ from flax import traverse_util
 
 from remixer_t5x.adapters import lora
 from remixer_t5x.checkpoints import durable, manager, saved_params
+from remixer_t5x.data import task_vocabulary
 from remixer_t5x.errors import UserError
 from remixer_t5x.run_folder import model_dir
 
@@ -36,6 +37,15 @@ def claim(path: str | os.PathLike[str]) -> epath.Path:
     if held:
         raise UserError(f'{given} already contains the checkpoint of step {held[-1]}; give a new or empty folder')
     return model_dir.claim(path)
+
+
+def copy_vocabulary(checkpoint: str, folder: epath.Path) -> None:
+    """Copies the vocabulary of the MODEL_DIR that `checkpoint` is in to the MODEL_DIR `folder`, if it has one."""
+    source = model_dir.around(checkpoint)
+    if source is not None and task_vocabulary.saved(source):
+        (folder / task_vocabulary.FOLDER).mkdir(exist_ok=True)
+        for file in (source / task_vocabulary.FOLDER).iterdir():
+            file.copy(folder / task_vocabulary.FOLDER / file.name, overwrite=True)
 
 
 def write(folder: epath.Path, params: Params, step: int, run: Mapping[str, Any]) -> epath.Path:

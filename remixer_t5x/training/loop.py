@@ -13,7 +13,7 @@ import jax
 from etils import epath
 
 from remixer_t5x import startup
-from remixer_t5x.data import prefetch
+from remixer_t5x.data import prefetch, task_vocabulary
 from remixer_t5x.evaluation.best import BestCheckpoints
 from remixer_t5x.run_folder import metrics, model_dir, run_lock
 from remixer_t5x.training import bad_steps, goodput, preemption, saving, start, steps
@@ -71,6 +71,8 @@ def train(
         stack.callback(log.close)
         if jax.process_index() == 0:
             model_dir.write_config(path, config_text)
+            if now.saved is None or not task_vocabulary.saved(path):
+                start.save_vocabulary(path, data.vocabulary, log.say)
         if now.step >= last or now.patience.is_over:
             why = f'TRAIN_STEPS = {last}' if now.step >= last else now.patience.said()
             log.say(f'{path} is at step {now.step} already ({why})')

@@ -9,11 +9,12 @@ import jax
 from etils import epath
 
 from remixer_t5x.checkpoints import config_changes, durable, manager
+from remixer_t5x.data import task_vocabulary
 from remixer_t5x.data.position import Position
 from remixer_t5x.devices import collectives
 from remixer_t5x.errors import UserError
 from remixer_t5x.optimization import train_state
-from remixer_t5x.run_folder import metrics, model_dir
+from remixer_t5x.run_folder import metrics, model_dir, object_store
 from remixer_t5x.training import preemption
 from remixer_t5x.training.early_stopping import Patience
 from remixer_t5x.training.initial import initial_params
@@ -93,6 +94,16 @@ def claim(path: str) -> epath.Path:
                 'machines share, on NFS or gs://'
             )
     return folder
+
+
+def save_vocabulary(path: epath.Path, vocabulary: Any, say: Callable[[str], None]) -> None:
+    """Writes the vocabulary into MODEL_DIR, so that the trained model works without the text it was made from."""
+    folder = path / task_vocabulary.FOLDER
+    try:
+        if not task_vocabulary.save(vocabulary, folder):
+            say(f'VOCABULARY is a {type(vocabulary).__name__}, which cannot be saved in MODEL_DIR; keep its files')
+    except object_store.errors() as error:
+        raise UserError(f'{folder} cannot be written: {object_store.reason(error)}') from error
 
 
 def begin(

@@ -25,7 +25,7 @@ _EXAMPLE = '*.jsonl'
 
 
 def corpus(
-    files: Files,
+    files: Files | None,
     inputs: str = 'inputs',
     targets: str = 'targets',
     validation_files: Files | None = None,
@@ -38,7 +38,8 @@ def corpus(
     columns: Sequence[str] = (),
     metrics_by: str | None = None,
 ) -> ParsedCorpus:
-    """Pairs for `text_pairs.task`, of the rows of `files`: a path or glob, or a list of them.
+    """Pairs for `text_pairs.task`, of the rows of `files`: a path or glob, or a list of them; None, to
+    evaluate on `validation_files` only.
 
     inputs, targets: a column (a field, of JSON lines), or a template with columns in braces, as in
         'premise: {premise} hypothesis: {hypothesis}'. Of TSV and CSV without a line of column names, give numbers:
@@ -53,8 +54,12 @@ def corpus(
     templates = Template(inputs, 'INPUTS'), Template(targets, 'TARGETS')
     numbered = all(name.isdecimal() for template in templates for name in template.columns)
     layout = row_files.RowLayout(format, longest, delimiter, encoding, numbered)
-    train = expand(files, 'PAIRS', layout.format_of, _EXAMPLE)
-    held_out = expand_held_out(validation_files, train, 'PAIRS', 'VALIDATION_PAIRS', layout.format_of, _EXAMPLE)
+    if files is None and validation_files:
+        train = expand(validation_files, 'VALIDATION_PAIRS', layout.format_of, _EXAMPLE)
+        held_out: list[str] | None = train
+    else:
+        train = expand(files or (), 'PAIRS', layout.format_of, _EXAMPLE)
+        held_out = expand_held_out(validation_files, train, 'PAIRS', 'VALIDATION_PAIRS', layout.format_of, _EXAMPLE)
     kept = column_names(columns, metrics_by)
     read = functools.partial(_pairs, layout=layout, templates=templates, columns=kept)
     parts = [[state(path) for path in group] for group in (train, held_out or [])]

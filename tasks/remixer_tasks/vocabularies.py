@@ -7,8 +7,15 @@ In gin: `VOCABULARY = @vocabularies.sentencepiece()`, with `vocabularies.sentenc
 
 from __future__ import annotations
 
+import atexit
 import os
+import pathlib
+import shutil
+import tempfile
 
+from etils import epath
+
+from remixer_t5x import untrusted_files
 from remixer_t5x.errors import UserError
 from remixer_t5x.lazy import seqio
 from remixer_tasks.corpora.text_corpus import Corpus
@@ -16,6 +23,8 @@ from remixer_tasks.vocabulary import vocabulary_training
 
 T5_MODEL = 'gs://t5-data/vocabs/cc_all.32000/sentencepiece.model'
 SENTINELS = 100
+# Reading adds each sentinel as a piece of the vocabulary.
+MAX_SENTINELS = 10_000
 
 
 def sentencepiece(path: str = T5_MODEL, extra_ids: int = SENTINELS) -> seqio.SentencePieceVocabulary:
@@ -26,11 +35,13 @@ def sentencepiece(path: str = T5_MODEL, extra_ids: int = SENTINELS) -> seqio.Sen
     """
     from remixer_tasks.vocabulary.pieces import SentencePiece
 
+    # seqio caches models by path, also those of another current folder.
+    path = path if '://' in path else os.path.abspath(os.path.expanduser(path))
     if path.endswith('.json'):
         from remixer_tasks.vocabulary import unigram_json
 
-        path = str(unigram_json.cached(os.path.expanduser(path)))
-    return SentencePiece(os.path.expanduser(path), extra_ids=extra_ids)
+        path = str(unigram_json.cached(path))
+    return SentencePiece(path, extra_ids=extra_ids)
 
 
 def byte(extra_ids: int = SENTINELS) -> seqio.ByteVocabulary:
@@ -96,3 +107,41 @@ def trained(
     from remixer_tasks.vocabulary.pieces import TrainedPieces
 
     return TrainedPieces(corpus, settings, extra_ids)
+
+
+def saved(folder: str) -> seqio.Vocabulary:
+    """The vocabulary that a run saved: in MODEL_DIR, or in its folder `vocabulary`. gs:// is copied to this machine.
+
+    Raises UserError if the folder has no vocabulary, or if its description is damaged.
+    """
+    place = epath.Path(folder).expanduser()
+    if not (place / 'vocabulary.json').is_file():
+        place = place / 'vocabulary'
+    if not (place / 'vocabulary.json').is_file():
+        raise UserError(f'{folder} has no vocabulary.json; give the MODEL_DIR of a run')
+    if '://' in folder:
+        local = tempfile.mkdtemp(prefix='remixer_t5x_vocabulary_')
+        atexit.register(shutil.rmtree, local, ignore_errors=True)
+        for file in place.iterdir():
+            file.copy(os.path.join(local, file.name))
+        place = epath.Path(local)
+    index = untrusted_files.read_object(pathlib.Path(place / 'vocabulary.json'), 'copy MODEL_DIR again')
+    kind = index.get('kind')
+    number = index.get({'byte_pairs': 'end_id'}.get(str(kind), 'extra_ids'), 0)
+    largest = 2**31 if kind == 'byte_pairs' else MAX_SENTINELS
+    if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number <= largest:
+        raise UserError(f'{place / "vocabulary.json"} is damaged: a number must be from 0 to {largest}, got {number!a}')
+    if kind == 'sentencepiece':
+        return sentencepiece(str(place / 'spiece.model'), number)
+    if kind == 'bytes':
+        return byte(number)
+    if kind == 'wordpiece':
+        return wordpiece(str(place / 'tokenizer.json'))
+    if kind == 'byte_pairs':
+        return byte_pairs(str(place), number)
+    if kind == 'words':
+        from remixer_tasks.vocabulary.word_vocabulary import WordVocabulary
+
+        text = untrusted_files.read_text(pathlib.Path(place / 'words.txt'), 'copy MODEL_DIR again')
+        return WordVocabulary(f'words of {place}', lambda: text.split('\n'))
+    raise UserError(f'{place / "vocabulary.json"} has the unknown kind {kind!a:.60}; update remixer_t5x')

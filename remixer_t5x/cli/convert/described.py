@@ -91,6 +91,7 @@ def _to_checkpoint(args: argparse.Namespace) -> None:
     source = str(saved_params.find_step(args.checkpoint, '--checkpoint'))
     written = converted.write(folder, params, step, {**record, 'converted_from': source})
     model_dir.write_config(folder, str(record.get('config') or ''))
+    converted.copy_vocabulary(source, folder)
     say('read', f'{size(params)}, adapters merged')
     say('checkpoint', str(written))
     check_equal(params, converted.read(str(folder))[0], str(folder))

@@ -20,6 +20,7 @@ SETTING = '--checkpoint'
 def write(folder: epath.Path, params: Any, vocabulary: Any, gin_text: str, origin: str) -> None:
     """Writes the gin file and the checkpoint of step 0, and says where they are."""
     (folder / model_dir.CONVERTED).write_text(gin_text)
+    task_vocabulary.save(vocabulary, folder / task_vocabulary.FOLDER)
     record = converted.record(task_vocabulary.record(vocabulary), gin_text, origin)
     written = converted.write(folder, params, 0, record)
     say('read', size(params))

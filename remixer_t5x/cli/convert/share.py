@@ -118,9 +118,13 @@ def read(args: argparse.Namespace, folder: pathlib.Path) -> None:
     target = converted.claim(args.to)
     say('reading', str(folder))
     params, step, record = shared.params()
-    for file in shared.tokenizer_files():
-        shutil.copyfile(file, pathlib.Path(target) / file.name)
-    text = shared.gin_text(str(target))
+    shutil.copytree(folder / task_vocabulary.FOLDER, target / task_vocabulary.FOLDER)
+    text = f"""{shared.gin_text()}
+from __gin__ import dynamic_registration
+from remixer_tasks import vocabularies
+VOCABULARY = @vocabularies.saved()
+vocabularies.saved.folder = {str(target)!r}
+"""
     (target / model_dir.CONVERTED).write_text(text)
     written = converted.write(target, params, step, {**record, 'config': text, 'converted_from': str(folder)})
     say('read', size(params))

@@ -25,6 +25,7 @@ def write(args: argparse.Namespace) -> None:
     folder = converted.claim(args.to_adapters)
     say('read', f'{size(params)}, {size(own)} of them differ from {base}')
     model_dir.write_config(folder, str(record.get('config') or ''))
+    converted.copy_vocabulary(args.checkpoint, folder)
     (folder / saved_arrays.BASE_FILE).write_text(f'{base}\n')
     record = {**record, saved_arrays.BASE: saved_arrays.fingerprint(base)}
     written = converted.write(folder, traverse_util.unflatten_dict(own, sep='/'), step, record)

@@ -19,6 +19,7 @@ from remixer_t5x.model import interface
 from remixer_t5x.model.language_model import LanguageModel
 from remixer_t5x.model.masked_lm import MaskedLM
 from remixer_t5x.model.seq2seq import Seq2Seq
+from remixer_t5x.run_folder import model_dir
 
 
 def to_hugging_face(args: argparse.Namespace, model: Any, vocabulary: Any) -> None:
@@ -61,7 +62,10 @@ def _from_t5x(args: argparse.Namespace, model: Seq2Seq, vocabulary: Any) -> None
     folder = converted.claim(args.to)
     say('reading', args.from_t5x)
     params, step = t5x_checkpoint.read(args.from_t5x, abstract_params(model))
-    record = converted.record(task_vocabulary.record(vocabulary), loading.config_text(), args.from_t5x)
+    config = loading.config_text()
+    model_dir.write_config(folder, config)
+    task_vocabulary.save(vocabulary, folder / task_vocabulary.FOLDER)
+    record = converted.record(task_vocabulary.record(vocabulary), config, args.from_t5x)
     say('read', f'{size(params)}, step {step}')
     say('checkpoint', str(converted.write(folder, params, step, record)))
     check_equal(params, converted.read(str(folder))[0], str(folder))

@@ -1,0 +1,172 @@
+"""A trained model in another folder, for another user, after its training data was deleted."""
+
+import csv
+import json
+import os
+import pathlib
+import shutil
+
+import gin
+import numpy as np
+import pytest
+
+import remixer_t5x
+from remixer_t5x.cli.main import main
+from tests.support import feed_forward
+
+pytestmark = [
+    pytest.mark.filterwarnings('ignore::DeprecationWarning'),
+    pytest.mark.filterwarnings('ignore::ResourceWarning'),
+]
+SIZES = """
+EMBED_DIM = 16
+MLP_DIM = 24
+NUM_HEADS = 2
+HEAD_DIM = 8
+NUM_ENCODER_LAYERS = 1
+NUM_DECODER_LAYERS = 1
+DTYPE = 'float32'
+BATCH_SIZE = 4
+TRAIN_STEPS = 2
+WARMUP_STEPS = 1
+LOG_PERIOD = 1
+EVAL_PERIOD = 2
+CHECKPOINT_PERIOD = 2
+"""
+PAIRS = f"""
+include 'experiments/finetune_pairs.gin'
+{SIZES}
+PAIRS = 'rows.csv'
+INPUTS = 'is {{number}} even?'
+TARGETS = 'answer'
+TASK_FEATURE_LENGTHS = {{'inputs': 24, 'targets': 8}}
+MODEL_DIR = 'run'
+EVAL_BATCH_SIZE = 8
+"""
+WORDS = PAIRS + 'VOCABULARY = @vocabularies.words()\n'
+TEXT = f"""
+include 'experiments/own_text.gin'
+include 'models/t5_1_1.gin'
+{SIZES}
+FILES = 'text/*.txt'
+VOCAB_SIZE = 300
+TASK_FEATURE_LENGTHS = {{'inputs': 24, 'targets': 16}}
+MODEL_DIR = 'run'
+"""
+LENGTHS = {'inputs': 24, 'targets': 8}
+COMMANDS = {'pairs': ('finetune', PAIRS), 'words': ('finetune', WORDS), 'text': ('train', TEXT)}
+
+
+def write_rows(name, numbers):
+    with open(name, 'w', newline='') as file:
+        writer = csv.writer(file)
+        writer.writerow(['number', 'answer'])
+        writer.writerows([n, 'odd' if n % 2 else 'even'] for n in numbers)
+
+
+def predictions(path):
+    return [json.loads(line)['prediction'] for line in pathlib.Path(path).read_text().splitlines()]
+
+
+@pytest.fixture(scope='module', params=COMMANDS)
+def journey(request, tmp_path_factory):
+    """Trains in one home folder, and continues in another one with a copy of MODEL_DIR; nothing else is left."""
+    command, config = COMMANDS[request.param]
+    before, environment = pathlib.Path.cwd(), dict(os.environ)
+    first, second = tmp_path_factory.mktemp('first'), tmp_path_factory.mktemp('second')
+    try:
+        os.chdir(first)
+        os.environ.update(HOME=str(first), REMIXER_T5X_CACHE=str(first / 'cache'))
+        (first / 'own.gin').write_text(config)
+        write_rows('rows.csv', range(60))
+        (first / 'text').mkdir()
+        words = [f'the number {n} is {"odd" if n % 2 else "even"}, not {n + 1}.\n\n' for n in range(800)]
+        (first / 'text/a.txt').write_text(''.join(words))
+        flags = feed_forward.FLAGS if request.param == 'words' else ()
+        assert main([command, '--gin_file=own.gin', *flags]) == 0
+        if command == 'finetune':
+            write_rows(second / 'new.csv', range(70, 80))
+            arguments = ['infer', '--checkpoint=run', f'--input={second}/new.csv', f'--output={second}/expected.jsonl']
+            assert main(arguments) == 0
+        shutil.copytree('run', second / 'model')
+        os.chdir(second)
+        shutil.rmtree(first)
+        os.environ.update(HOME=str(second), REMIXER_T5X_CACHE=str(second / 'cache'))
+        (second / 'lines.txt').write_text('the number 7\nis odd\n')
+        yield request.param, second
+    finally:
+        os.chdir(before)
+        os.environ.clear()
+        os.environ.update(environment)
+        gin.clear_config()
+
+
+@pytest.fixture
+def kind(journey):
+    yield journey[0]
+    assert not (journey[1] / 'cache/vocabularies').exists(), 'a vocabulary was trained again'
+
+
+def only(kind, *kinds):
+    if kind not in kinds:
+        pytest.skip(f'runs with {" and ".join(kinds)} only')
+
+
+def test_infer_and_eval_need_no_training_data(kind, journey, capsys):
+    decoders = ([], ['--beams=2'], ['--sampling'], ['--embed'])
+    source = 'lines.txt' if kind == 'text' else 'new.csv'
+    for number, flags in enumerate(decoders):
+        name = f'answers{number}.{"npz" if "--embed" in flags else "jsonl"}'
+        assert main(['infer', '--checkpoint=model', f'--input={source}', f'--output={name}', *flags]) == 0, flags
+    if kind != 'text':
+        assert predictions('answers0.jsonl') == predictions('expected.jsonl')
+        for flags in ([], ['--beams=2'], ['--sampling=0.5']):
+            rows = ['--gin.VALIDATION_PAIRS=new.csv', f'--output=eval{len(flags)}', '--gin.EVAL_EXAMPLES=4']
+            assert main(['eval', '--checkpoint=model/checkpoints/2', *rows, *flags]) == 0
+            shutil.rmtree(f'eval{len(flags)}')
+    assert 'error' not in capsys.readouterr().err
+
+
+def test_what_is_loaded_converted_and_exported_needs_no_training_data(kind, journey, capsys):
+    texts, answers = ['is 3 even?', 'the number 8'], ['odd', 'even']
+    expected = remixer_t5x.load('model').score(texts, answers)
+    capsys.readouterr()
+    assert main(['export', '--checkpoint=model', '--to=exported', '--functions=score']) == 0
+    assert main(['convert', '--checkpoint=model', '--to=merged']) == 0
+    assert main(['convert', '--checkpoint=model', '--to_shared=shared']) == 0
+    assert main(['convert', '--checkpoint=model', '--to_safetensors=file.safetensors']) == 0
+    assert main(['convert', '--from_hf=shared', '--to=back']) == 0
+    shutil.copytree('back', 'moved')
+    shutil.rmtree('back')
+    folders = ['merged', 'shared', 'moved', 'model/checkpoints/2']
+    if kind != 'words':
+        assert main(['convert', '--checkpoint=model', '--to_t5x=t5x']) == 0
+        assert main(['convert', '--checkpoint=model', '--to_hf=hf']) == 0
+        folders.append('hf')
+    for folder in folders:
+        np.testing.assert_allclose(
+            remixer_t5x.load(folder, lengths=LENGTHS).score(texts, answers), expected, rtol=1e-5, err_msg=folder
+        )
+    (journey[1] / 'pairs.jsonl').write_text(json.dumps({'inputs': texts[0], 'targets': answers[0]}) + '\n')
+    capsys.readouterr()
+    assert main(['score', 'model', 'pairs.jsonl']) == 0
+    assert json.loads(capsys.readouterr().out)['score'] == pytest.approx(float(expected[0]), rel=1e-5)
+
+
+def test_eval_names_the_missing_rows_in_one_line(kind, journey, capsys):
+    only(kind, 'pairs', 'words')
+    assert main(['eval', '--checkpoint=model']) == 2
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert 'PAIRS' in error and 'rows.csv' in error and 'does not exist' in error
+
+
+@pytest.mark.parametrize(
+    'command', [['infer', '--input=new.csv'], ['eval'], ['export', '--to=x'], ['convert', '--to_hf=x']]
+)
+@pytest.mark.parametrize('flags', [[], ['--beams=2']])
+def test_a_checkpoint_that_does_not_exist_is_named_with_the_nearest(kind, capsys, command, flags):
+    if flags and command[0] not in ('infer', 'eval'):
+        return
+    assert main([*command, '--checkpoint=modl', *flags]) == 2
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert 'modl' in error and 'model' in error.replace('modl', '') and 'defined' not in error
