@@ -18,6 +18,8 @@ SYSTEM = 'the system wrote it'
 VERIFIED = 'it is data, read in bounded memory; tests/remixer_tasks gives it damaged files'
 NOT_READ = 'nothing is read'
 OPENED = {
+    'remixer_t5x/data/task_vocabulary.py::_write_files': TRUSTED,
+    'remixer_t5x/data/task_vocabulary.py::save': OWN,
     'remixer_t5x/checkpoints/durable.py::commit': OWN,
     'remixer_t5x/checkpoints/manager.py::_all_streams': PEER,
     'remixer_t5x/checkpoints/untrusted.py::_database_descriptions': CHECKED,
@@ -69,6 +71,7 @@ OPENED = {
 }
 # Modules that read by untrusted_files, all of which `tests/test_untrusted_files.py` reaches or the file named here.
 USING = {
+    'tasks/remixer_tasks/vocabularies.py',
     *(
         'remixer_t5x/checkpoints/durable.py',
         'remixer_t5x/checkpoints/manager.py',

@@ -257,6 +257,25 @@ def _lock_of_another_run(path):
         path.with_name(run_lock.LOCK).rename(path)
 
 
+def _saved_vocabulary(path):
+    from remixer_t5x.data import task_vocabulary
+    from remixer_tasks import vocabularies
+
+    with under_the_name(path, task_vocabulary.INDEX):
+        vocabularies.saved(str(path.parent))
+
+
+def _saved_words(path):
+    from remixer_t5x.data import task_vocabulary
+    from remixer_tasks import vocabularies
+
+    index = path.with_name(task_vocabulary.INDEX)
+    index.write_text('{"kind": "words"}')
+    with under_the_name(path, task_vocabulary.WORDS):
+        vocabularies.saved(str(path.parent)).encode('a')
+    index.unlink()
+
+
 def _a_shared_model(path):
     from remixer_t5x.interop.hub import shared_folder
 

@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from remixer_t5x.data import task_vocabulary
 from remixer_t5x.errors import UserError
 from remixer_t5x.lazy import seqio, tf
 
@@ -132,15 +133,9 @@ def _number(text: tf.Tensor, name: str) -> tf.Tensor:
 
 def check_labels(source: Any, labels: Sequence[str] | None) -> None:
     """Raises UserError, with what to type, unless `labels` hold the labels of every task in `source`."""
-    known = dict.fromkeys(label for task in seqio.get_subtasks(source) for label in labels_of(task) or ())
+    known = dict.fromkeys(label for task in seqio.get_subtasks(source) for label in task_vocabulary.labels(task) or ())
     if all(label in (labels or ()) for label in known):
         return
     given = 'no LABELS are given' if labels is None else f'LABELS is {tuple(labels)}'
     wanted = f'({", ".join(json.dumps(label, ensure_ascii=False) for label in known)})'
     raise UserError(f"{source.name} has {len(known)} labels, and {given}: give --gin.LABELS='{wanted}'")
-
-
-def labels_of(task: seqio.Task) -> tuple[str, ...] | None:
-    """The answers of a task that has a fixed number of them, which its postprocessor knows; None for another task."""
-    found = getattr(task.postprocessor, 'labels', None)
-    return tuple(found) if found else None

@@ -1,4 +1,4 @@
-"""The vocabulary of a task: its record in checkpoints, its files in MODEL_DIR, and whether its ids fit the model."""
+"""The vocabulary of a task: its record in checkpoints, its files in MODEL_DIR, the check of its ids; task labels."""
 
 from __future__ import annotations
 
@@ -38,6 +38,12 @@ def of(source: seqio.Task | seqio.Mixture) -> seqio.Vocabulary:
             'the model has one table of embeddings: give both features the same vocabulary'
         )
     return targets
+
+
+def labels(task: seqio.Task) -> tuple[str, ...] | None:
+    """The answers of a task that has a fixed number of them, which its postprocessor knows; None for another task."""
+    labels = getattr(task.postprocessor, 'labels', None)
+    return tuple(labels) if labels else None
 
 
 def fingerprint(vocab: seqio.Vocabulary) -> str:

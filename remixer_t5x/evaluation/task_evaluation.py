@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from remixer_t5x.data import encoder_batches, pipeline, task_vocabulary
+from remixer_t5x.data import pipeline, task_vocabulary
 from remixer_t5x.devices import collectives
 from remixer_t5x.devices.partition import Partitioner
 from remixer_t5x.errors import UserError
@@ -109,11 +109,11 @@ class TaskEvaluator:
             yield Report(examples.task.name, examples.split, metrics, rows, time.perf_counter() - begun)
 
     def _is_generated(self, task: seqio.Task) -> bool:
-        is_ranked = self._settings.rank_choices and encoder_batches.labels_of(task)
+        is_ranked = self._settings.rank_choices and task_vocabulary.labels(task)
         return not (classes.is_classifier(self._model) or is_ranked)
 
     def _answers(self, params: Any, examples: TaskExamples) -> list[Prediction]:
-        labels = encoder_batches.labels_of(examples.task)
+        labels = task_vocabulary.labels(examples.task)
         if classes.is_classifier(self._model):
             return classes.answers(self._predictor, params, examples.inputs, self._model.labels, labels)
         if not (self._settings.rank_choices and labels):

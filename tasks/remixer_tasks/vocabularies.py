@@ -35,7 +35,7 @@ def sentencepiece(path: str = T5_MODEL, extra_ids: int = SENTINELS) -> seqio.Sen
     """
     from remixer_tasks.vocabulary.pieces import SentencePiece
 
-    # seqio caches models by path, also those of another current folder.
+    # seqio caches models by path, so a relative path would find the model of another current folder.
     path = path if '://' in path else os.path.abspath(os.path.expanduser(path))
     if path.endswith('.json'):
         from remixer_tasks.vocabulary import unigram_json

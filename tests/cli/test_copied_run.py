@@ -90,7 +90,8 @@ def journey(request, tmp_path_factory):
             assert main(arguments) == 0
         shutil.copytree('run', second / 'model')
         os.chdir(second)
-        shutil.rmtree(first)
+        # A thread of the run may still write to its cache, so the folder is renamed and not deleted.
+        os.rename(first, f'{first}.gone')
         os.environ.update(HOME=str(second), REMIXER_T5X_CACHE=str(second / 'cache'))
         (second / 'lines.txt').write_text('the number 7\nis odd\n')
         yield request.param, second
