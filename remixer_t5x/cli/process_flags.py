@@ -44,9 +44,9 @@ def add(parser: argparse.ArgumentParser) -> None:
         group.add_argument(flag, metavar=metavar, help=help)
 
 
-# Settings that may differ between processes: the path of the folder that all share (`start.claim` checks that it is
-# one folder), and profiling.
-MAY_DIFFER = ('MODEL_DIR', 'PROFILE_PERIOD')
+# Settings that may differ between processes: the paths of MODEL_DIR, which all share (`start.claim` checks that), and
+# of its vocabulary, whose ids are compared later; and profiling.
+MAY_DIFFER = ('MODEL_DIR', 'PROFILE_PERIOD', 'remixer_tasks.vocabularies.saved.folder')
 # Variables that change what JAX compiles, except for variables of a single process and of logs.
 _COMPILES = ('JAX_', 'XLA_', 'LIBTPU_')
 _OF_ONE_PROCESS = (
@@ -78,7 +78,8 @@ def identity(command: str) -> dict[str, Any]:
     from remixer_t5x.config import loading
     from remixer_t5x.run_folder import model_dir
 
-    text = loading.config_text()
+    # Processes may run in different folders.
+    text = loading.config_text(absolute_paths=False)
     settings = config_changes.bindings(text)
     return {
         'the command': command,

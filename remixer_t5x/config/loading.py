@@ -115,9 +115,9 @@ def values(given: Given, *macros: str, **options: Any) -> list[Any]:
     return [resolved.macro(name) for name in macros]
 
 
-def config_text() -> str:
-    """The configuration as gin text that reproduces the run from any folder: paths are absolute."""
-    for name in _PATHS:
+def config_text(absolute_paths: bool = True) -> str:
+    """The configuration as gin text. With absolute paths, it reproduces the run from any folder."""
+    for name in _PATHS if absolute_paths else ():
         try:
             value = gin.query_parameter(f'%{name}')
         except ValueError:

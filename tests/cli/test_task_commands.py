@@ -215,7 +215,6 @@ MISTAKES = {
         [*INFER, '--input=nowhere.txt', '--gin.DECODER=@beam_search.BeamSearch()', '--gin.BeamSearch.beams=2'],
         'nowhere.txt cannot be read',
     ),
-    'no vocabulary': ([*INFER, '--input=toy.gin', '--gin.MIXTURE_OR_TASK_NAME=toy'], "MIXTURE_OR_TASK_NAME is 'toy'"),
     'foreign output': ([*INFER, '--input=toy.gin', '--output=toy.gin'], 'is not a prediction of ours'),
     'finetune from nowhere': (
         [
