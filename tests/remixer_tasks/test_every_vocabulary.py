@@ -10,7 +10,7 @@ import pytest
 import sentencepiece
 import seqio
 import tensorflow as tf
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from sentencepiece import sentencepiece_model_pb2
 
@@ -161,6 +161,8 @@ def test_training_and_inference_give_the_same_ids(made, name):
 
     @settings(max_examples=60)
     @given(TEXTS)
+    @example('\x00')
+    @example('the\x00\x00')
     def law(text):
         ids = list(tf.data.Dataset.from_tensors(text).map(vocabulary.encode_tf).as_numpy_iterator())[0]
         assert ids.tolist() == list(vocabulary.encode(text)) and 0 not in ids

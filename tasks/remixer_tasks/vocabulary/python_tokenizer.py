@@ -15,9 +15,10 @@ def encode_tf(encode: Callable[[str], Sequence[int]], text: tf.Tensor) -> tf.Ten
     The call is declared stateless, because TensorFlow cannot save the position of a pipeline with a stateful call.
     """
 
-    def call(text: bytes | str) -> np.ndarray:
-        # Bytes in a graph, an array of one text in eager mode.
-        text = np.asarray(text).item()
+    def call(text: bytes | str | np.ndarray) -> np.ndarray:
+        # Bytes in a graph, an array of one text in eager mode. An array made of bytes would lose NULs at their end.
+        if isinstance(text, np.ndarray):
+            text = text.item()
         return np.asarray(encode(text.decode(errors='replace') if isinstance(text, bytes) else text), np.int32)
 
     ids = tf.numpy_function(call, [tf.convert_to_tensor(text)], tf.int32, stateful=False)
