@@ -82,6 +82,7 @@ workers() {
 }
 
 check 'lint (ruff)' "$VENV/bin/ruff" check .
+check 'format (ruff)' "$VENV/bin/ruff" format --check .
 check 'types (mypy)' "$VENV/bin/mypy"
 check 'import directions (import-linter)' "$VENV/bin/lint-imports" --no-cache --no-logo
 if [[ "$SELECT" == changed && -z "$CHOSEN" ]]; then

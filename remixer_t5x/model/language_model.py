@@ -58,9 +58,7 @@ class LanguageModel(Generating):
         tokens = jnp.ones(batch_shapes['decoder_target_tokens'], jnp.int32)
         segments = tokens if 'decoder_segment_ids' in batch_shapes else None
         prefix = tokens > 0 if self.prefix else None
-        variables = self.module.init(
-            rng, tokens, decoder_segment_ids=segments, prefix=prefix, enable_dropout=False
-        )
+        variables = self.module.init(rng, tokens, decoder_segment_ids=segments, prefix=prefix, enable_dropout=False)
         return variables['params']
 
     def loss(self, params: Params, batch: Batch, dropout_rng: jax.Array | None = None) -> tuple[jax.Array, losses.Sums]:

@@ -132,7 +132,7 @@ def test_targets_that_the_vocabulary_cannot_write_are_told():
     assert judge.notes == []
     judge = evaluator(task('echo_unwritten', texts=['no', 'yes', 'né', 'né'], vocabulary=vocabulary))
     (note,) = judge.notes
-    assert "1 of 4 targets" in note and "row 3: 'né' becomes" in note
+    assert '1 of 4 targets' in note and "row 3: 'né' becomes" in note
 
 
 @pytest.mark.parametrize('text', ['even ', ' even', 'even  odd', 'even\n', '½ Ｅven'])

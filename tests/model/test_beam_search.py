@@ -115,9 +115,7 @@ def test_a_model_decodes_as_exhaustive_scoring_says(toy, kind):
     is_generated = jnp.asarray([toy.padded([1] * len(sequence), 3) for sequence in sequences] * len(inputs))
     repeated = jnp.repeat(inputs, len(sequences), axis=0)
     shifted = jnp.pad(targets[:, :-1], ((0, 0), (1, 0)))
-    logits = jax.jit(functools.partial(model.module.apply, enable_dropout=False))(
-        {'params': params}, repeated, shifted
-    )
+    logits = jax.jit(functools.partial(model.module.apply, enable_dropout=False))({'params': params}, repeated, shifted)
     by_token = jnp.take_along_axis(jax.nn.log_softmax(logits), targets[..., None], axis=-1)[..., 0]
     scores = np.asarray(jnp.sum(by_token * is_generated, axis=-1)).reshape(len(inputs), -1)
     for row in range(len(inputs)):

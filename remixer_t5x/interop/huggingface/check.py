@@ -21,7 +21,7 @@ TOLERANCE = 1e-3
 TEXTS = (
     'Thank you for inviting me to your party last week.',
     'Ça va? Über 1,234.50 €; "quoted" (x_1 = 2).',
-    ' Tabs\tand\u00a0\u2028lines\n\n e\u0301 ﬁ ｗｉｄｅ 你好 don\'t  ',
+    " Tabs\tand\u00a0\u2028lines\n\n e\u0301 ﬁ ｗｉｄｅ 你好 don't  ",
 )
 MOST_TOKENS = 200
 NEEDED = ('torch', 'transformers')
