@@ -14,16 +14,16 @@ _PLACES: dict[str, tuple[str, str | None]] = {
     'load': ('api.saved_models', 'load'),
     'TrainedModel': ('api.trained_model', 'TrainedModel'),
     'make_batch': ('api.trained_model', 'make_batch'),
-    'Greedy': ('model.decoding', 'Greedy'),
-    'Sampling': ('model.sampling', 'Sampling'),
-    'BeamSearch': ('model.beam_search', 'BeamSearch'),
+    'Greedy': ('models.decoding', 'Greedy'),
+    'Sampling': ('models.sampling', 'Sampling'),
+    'BeamSearch': ('models.beam_search', 'BeamSearch'),
     'Partitioner': ('devices.partition', 'Partitioner'),
-    'adafactor': ('optimization.optimizer', 'adafactor'),
-    'adamw_rms': ('optimization.optimizer', 'adamw_rms'),
-    'TrainState': ('optimization.train_state', 'TrainState'),
-    'plan_train_state': ('optimization.train_state', 'plan'),
-    'make_train_step': ('optimization.train_step', 'make_train_step'),
-    'jit_train_step': ('optimization.train_step', 'jit_train_step'),
+    'adafactor': ('optim.optimizer', 'adafactor'),
+    'adamw_rms': ('optim.optimizer', 'adamw_rms'),
+    'TrainState': ('optim.train_state', 'TrainState'),
+    'plan_train_state': ('optim.train_state', 'plan'),
+    'make_train_step': ('optim.train_step', 'make_train_step'),
+    'jit_train_step': ('optim.train_step', 'jit_train_step'),
     'UserError': ('errors', 'UserError'),
     'testing': ('testing', None),
 }
@@ -55,12 +55,12 @@ if TYPE_CHECKING:
     from remixer_t5x.api.trained_model import make_batch as make_batch
     from remixer_t5x.devices.partition import Partitioner as Partitioner
     from remixer_t5x.errors import UserError as UserError
-    from remixer_t5x.model.beam_search import BeamSearch as BeamSearch
-    from remixer_t5x.model.decoding import Greedy as Greedy
-    from remixer_t5x.model.sampling import Sampling as Sampling
-    from remixer_t5x.optimization.optimizer import adafactor as adafactor
-    from remixer_t5x.optimization.optimizer import adamw_rms as adamw_rms
-    from remixer_t5x.optimization.train_state import TrainState as TrainState
-    from remixer_t5x.optimization.train_state import plan as plan_train_state  # noqa: F401
-    from remixer_t5x.optimization.train_step import jit_train_step as jit_train_step
-    from remixer_t5x.optimization.train_step import make_train_step as make_train_step
+    from remixer_t5x.models.beam_search import BeamSearch as BeamSearch
+    from remixer_t5x.models.decoding import Greedy as Greedy
+    from remixer_t5x.models.sampling import Sampling as Sampling
+    from remixer_t5x.optim.optimizer import adafactor as adafactor
+    from remixer_t5x.optim.optimizer import adamw_rms as adamw_rms
+    from remixer_t5x.optim.train_state import TrainState as TrainState
+    from remixer_t5x.optim.train_state import plan as plan_train_state  # noqa: F401
+    from remixer_t5x.optim.train_step import jit_train_step as jit_train_step
+    from remixer_t5x.optim.train_step import make_train_step as make_train_step

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 
-from remixer_t5x.reports import curves
+from remixer_t5x.extras.reports import curves
 
 CONFIGS = pathlib.Path(__file__).resolve().parent.parent / 'configs'
 # Models with sizes of their own, or another frame. The layers of remixer_scaled are remixer's.

@@ -64,7 +64,7 @@ case "$SELECT" in
     quick)
         # Only these files: to collect all others takes longer than to run the quick tests.
         CHOSEN="$(grep -rl '^@pytest\.mark\.quick' --include='test_*.py' tests)"
-        PYTEST+=(-m quick tests/sublayers/test_contract.py) ;;
+        PYTEST+=(-m quick tests/models/sublayers/test_contract.py) ;;
     changed)
         say 'tests that the change can affect'
         CHOSEN="$("$VENV/bin/python" scripts/changed_tests.py ${SINCE[@]+"${SINCE[@]}"})" ;;

@@ -15,7 +15,7 @@ from remixer_t5x import build_model
 from remixer_t5x.config import loading, scan
 from remixer_t5x.config.bindings import Bindings, macros_read
 from remixer_t5x.data import frames
-from remixer_t5x.model import interface
+from remixer_t5x.models import interface
 
 CONFIGS = pathlib.Path(__file__).parent.parent / 'configs'
 # sublayers/ and schedules/ belong to the models and optimizers that include them.
@@ -109,7 +109,7 @@ def configuration(files: tuple[str, ...] | list[str]) -> str:
     data = next((CONFIGS / file for file in files if file.startswith('data/')), CONFIGS / 'defaults.gin')
     found = Bindings(statements(data))
     values += [(name, 'given') for name in OWN_VALUES & macros_read(found.all) - set(found.macros)]
-    loading.load(loading.Given(files, values), 'remixer_t5x.training.settings.Run', partial=False)
+    loading.load(loading.Given(files, values), 'remixer_t5x.train.settings.Run', partial=False)
     return gin.config_str()
 
 

@@ -10,7 +10,7 @@ from flax import linen as nn
 from remixer_t5x import axes, build_model
 from remixer_t5x.data import frames
 from remixer_t5x.errors import UserError
-from remixer_t5x.model import interface
+from remixer_t5x.models import interface
 
 CONFIGS = pathlib.Path(__file__).parent.parent / 'configs'
 DECODER_ONLY = 'frames/decoder_only.gin'

@@ -14,8 +14,8 @@ from remixer_t5x.config import loading
 from remixer_t5x.costs import papers
 from remixer_t5x.data import frames
 from remixer_t5x.errors import UserError
-from remixer_t5x.model import interface
-from remixer_t5x.model.seq2seq import Seq2Seq
+from remixer_t5x.models import interface
+from remixer_t5x.models.seq2seq import Seq2Seq
 from tests.support import parameters
 
 CONFIGS = pathlib.Path(__file__).parent.parent / 'configs'

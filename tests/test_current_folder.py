@@ -84,7 +84,7 @@ def test_a_command_runs_nothing_of_a_strangers_folder(folder):
 def test_modules_that_gin_files_and_flags_name_are_found(folder):
     """With what they import from the folder; libraries that do so find nothing there."""
     (folder / 'my_mixers.py').write_text('def make():\n    pass\nfrom my_helpers import FNet as Mine\n')
-    (folder / 'my_helpers.py').write_text('from remixer_t5x.sublayers.fnet import FNet\n')
+    (folder / 'my_helpers.py').write_text('from remixer_t5x.models.sublayers.fnet import FNet\n')
     (folder / 'my_package').mkdir()
     (folder / 'my_package' / 'mixers.py').write_text('from my_mixers import Mine as Another\n')
     (folder / 'mixers.gin').write_text(

@@ -159,7 +159,7 @@ def test_the_page_about_a_new_mixer_runs(tmp_path, warm_python):
     done = run_docs.run(ROOT / 'docs/guide/new_mixer.md', tmp_path / 'page', shlex.join(warm_python.command))
     assert done.returncode == 0, done.stdout[-3000:]
     assert 'MovingAverage' in (tmp_path / 'page/runs/average/config.gin').read_text()
-    # The contract of tests/sublayers, for the mixer of the page.
+    # The contract of tests/models/sublayers, for the mixer of the page.
     assert re.search(r'^  decode +decoder +holds$', done.stdout, re.MULTILINE)
 
 

@@ -8,20 +8,20 @@ import functools, importlib, pkgutil, sys
 import jax, jax.numpy as jnp
 import remixer_t5x
 
-MODELS = ('layers', 'sublayers', 'architecture', 'model')
-for floor in (*MODELS, 'devices', 'optimization', 'costs', 'run_folder', 'checkpoints'):
+MODELS = ('models.layers', 'models.sublayers', 'models.architecture', 'models')
+for floor in (*MODELS, 'devices', 'optim', 'costs', 'run_folder', 'checkpoints'):
     package = importlib.import_module(f'remixer_t5x.{floor}')
     for found in pkgutil.iter_modules(package.__path__):
         importlib.import_module(f'{package.__name__}.{found.name}')
 
-from remixer_t5x.architecture.encoder_decoder import EncoderDecoder
-from remixer_t5x.architecture.layer import PreNorm
-from remixer_t5x.architecture.stack import Stack
-from remixer_t5x.model.seq2seq import Seq2Seq
+from remixer_t5x.models.architecture.encoder_decoder import EncoderDecoder
+from remixer_t5x.models.architecture.layer import PreNorm
+from remixer_t5x.models.architecture.stack import Stack
+from remixer_t5x.models.seq2seq import Seq2Seq
 from remixer_t5x.devices import partition
-from remixer_t5x.optimization import optimizer, train_state, train_step
-from remixer_t5x.sublayers.attention import CrossAttention
-from remixer_t5x.sublayers.remixer import Remixer
+from remixer_t5x.optim import optimizer, train_state, train_step
+from remixer_t5x.models.sublayers.attention import CrossAttention
+from remixer_t5x.models.sublayers.remixer import Remixer
 
 remixer = functools.partial(Remixer, hidden_dim=8, max_length=4)
 cross = functools.partial(CrossAttention, num_heads=1, head_dim=4)

@@ -17,8 +17,8 @@ _LIGHT = (
     'remixer_tasks.vocabularies',
     'remixer_tasks.pretraining',
     'remixer_t5x.data.pipeline',
-    'remixer_t5x.evaluation.task_evaluation',
-    'remixer_t5x.training.loop',
+    'remixer_t5x.evaluate.task_evaluation',
+    'remixer_t5x.train.loop',
 )
 _LOADED = 'print(*sorted({"tensorflow", "seqio", "keras", "pandas", "matplotlib", "pyglove"} & set(sys.modules)))\n'
 

@@ -31,8 +31,11 @@ def files(changed_tests):
 
 
 def test_quick_has_every_law_for_every_module_of_sublayers():
-    contract, marks = (load(ROOT / f'tests/sublayers/{name}.py') for name in ('test_contract', 'conftest'))
-    modules = {f'remixer_t5x.sublayers.{path.stem}' for path in (ROOT / 'remixer_t5x/sublayers').glob('[a-z]*.py')}
+    contract, marks = (load(ROOT / f'tests/models/sublayers/{name}.py') for name in ('test_contract', 'conftest'))
+    modules = {
+        f'remixer_t5x.models.sublayers.{path.stem}'
+        for path in (ROOT / 'remixer_t5x/models/sublayers').glob('[a-z]*.py')
+    }
     rows = marks.covering_rows(contract)
     factories = [factory for name, side in rows for factory in getattr(contract.SUBLAYERS[name], side)]
     assert {part.__module__ for factory in factories for part in marks.parts(factory)} == modules
@@ -47,15 +50,19 @@ def test_quick_has_a_run_that_trains_saves_resumes_and_evaluates():
 
 
 CHANGES = {
-    'remixer_t5x/layers/diagonals.py': ('layers/test_diagonals', 'sublayers/test_contract', 'test_configs'),
+    'remixer_t5x/models/layers/diagonals.py': (
+        'models/layers/test_diagonals',
+        'models/sublayers/test_contract',
+        'test_configs',
+    ),
     'remixer_t5x/cli/info/model.py': ('cli/test_info', 'test_docs'),
     'configs/sizes/tiny.gin': ('cli/test_info', 'test_configs', 'test_docs'),
-    'docs/guide/new_mixer.md': ('sublayers/test_contract', 'test_docs'),
-    'tests/support/training_runs.py': ('training/test_resume',),
-    'tests/golden/fnet.npz': ('sublayers/test_fnet',),
+    'docs/guide/new_mixer.md': ('models/sublayers/test_contract', 'test_docs'),
+    'tests/support/training_runs.py': ('train/test_resume',),
+    'tests/golden/fnet.npz': ('models/sublayers/test_fnet',),
     'scripts/launch/worker.sh': ('launch/test_scripts',),
     'scripts/studies/library/shapes.py': ('test_studies',),
-    'tests/layers/test_dense.py': ('layers/test_dense',),
+    'tests/models/layers/test_dense.py': ('models/layers/test_dense',),
 }
 
 

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from remixer_t5x.errors import UserError
-from remixer_t5x.model import interface
+from remixer_t5x.models import interface
 
 SCRIPTS = pathlib.Path(__file__).parents[1] / 'scripts'
 TINY = types.MappingProxyType({'length': 50, 'width': 4, 'hidden': 4, 'steps': 3, 'batch': 2, 'test_examples': 5})

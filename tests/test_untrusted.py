@@ -130,13 +130,13 @@ def _vocabulary(path):
 
 
 def _predictions(path):
-    from remixer_t5x.evaluation import results
+    from remixer_t5x.evaluate import results
 
     return results.read_predictions(str(path))
 
 
 def _texts(path):
-    from remixer_t5x.inference import text_inputs
+    from remixer_t5x.evaluate import text_inputs
 
     return list(text_inputs.TextInputs(str(path), format='jsonl'))
 

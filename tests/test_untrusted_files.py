@@ -42,7 +42,7 @@ def _a_resumed_run(path):
 
 
 def _metrics_of_a_report(path):
-    from remixer_t5x.reports import overview, records
+    from remixer_t5x.extras.reports import overview, records
 
     found = records.read(path)
     if found:
@@ -50,21 +50,21 @@ def _metrics_of_a_report(path):
 
 
 def _predictions(path):
-    from remixer_t5x.evaluation import results
+    from remixer_t5x.evaluate import results
 
     for row in results.read_predictions(str(path)):
         row['prediction'].encode()
 
 
 def _texts(path):
-    from remixer_t5x.inference import text_inputs
+    from remixer_t5x.evaluate import text_inputs
 
     for kind in ('txt', 'jsonl'):
         one_line_or_result(lambda: [text.encode() for text in text_inputs.TextInputs(str(path), format=kind)])  # noqa: B023
 
 
 def _an_output_to_continue(path):
-    from remixer_t5x.inference import text_outputs
+    from remixer_t5x.evaluate import text_outputs
 
     text_outputs.Output(str(path), {'checkpoint': 'a', 'decoder': 'b'})
 
@@ -112,7 +112,7 @@ def _ids_of_trackers(path):
 def _seconds_of_a_run(path):
     from etils import epath
 
-    from remixer_t5x.training import goodput
+    from remixer_t5x.train import goodput
 
     with under_the_name(path, goodput.FILE):
         goodput.read(epath.Path(path.parent))
@@ -277,7 +277,7 @@ def _saved_words(path):
 
 
 def _a_shared_model(path):
-    from remixer_t5x.interop.hub import shared_folder
+    from remixer_t5x.extras.hub import shared_folder
 
     with under_the_name(path, shared_folder.CONFIG):
         if shared_folder.is_shared(path.parent):

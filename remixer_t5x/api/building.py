@@ -2,7 +2,7 @@
 
 from remixer_t5x.config import loading
 from remixer_t5x.errors import UserError
-from remixer_t5x.model.interface import Model
+from remixer_t5x.models.interface import Model
 
 
 def build_model(*gin_files: str, **macros: object) -> Model:

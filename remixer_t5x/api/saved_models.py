@@ -15,8 +15,8 @@ from remixer_t5x.config import foreign_gin, loading, resolved
 from remixer_t5x.data import frames, pipeline, task_vocabulary
 from remixer_t5x.devices.partition import Partitioner
 from remixer_t5x.errors import UserError, one_line
-from remixer_t5x.evaluation import best
-from remixer_t5x.interop.hub import client, download, shared_folder
+from remixer_t5x.evaluate import best
+from remixer_t5x.extras.hub import client, download, shared_folder
 from remixer_t5x.interop.huggingface import bert as hf_bert
 from remixer_t5x.interop.huggingface import bert_description, gpt2
 from remixer_t5x.interop.huggingface import folders as huggingface

@@ -13,14 +13,14 @@ import numpy as np
 from remixer_t5x.data import frames
 from remixer_t5x.devices.partition import Partitioner
 from remixer_t5x.errors import UserError
-from remixer_t5x.evaluation import classes, held_out_loss, length_buckets, predictions
-from remixer_t5x.inference.text_outputs import Texts
+from remixer_t5x.evaluate import classes, held_out_loss, length_buckets, predictions
+from remixer_t5x.evaluate.text_outputs import Texts
 from remixer_t5x.lazy import seqio
-from remixer_t5x.model import interface
-from remixer_t5x.model.classifier import Classifier
-from remixer_t5x.model.decoding import Decoder, Greedy
-from remixer_t5x.model.language_model import behind_prompts
-from remixer_t5x.optimization import train_step
+from remixer_t5x.models import interface
+from remixer_t5x.models.classifier import Classifier
+from remixer_t5x.models.decoding import Decoder, Greedy
+from remixer_t5x.models.language_model import behind_prompts
+from remixer_t5x.optim import train_step
 
 Strings = str | Sequence[str]
 GREEDY = Greedy()

@@ -27,7 +27,7 @@ from remixer_t5x.data import data_changes
 from remixer_t5x.data.position import Position
 from remixer_t5x.devices import collectives
 from remixer_t5x.errors import UserError
-from remixer_t5x.optimization import finite
+from remixer_t5x.optim import finite
 from remixer_t5x.run_folder import model_dir, object_store
 
 State = Any

@@ -17,11 +17,11 @@ from flax import traverse_util
 from jax.sharding import NamedSharding, PartitionSpec
 
 from remixer_t5x import untrusted_files
-from remixer_t5x.adapters import lora
 from remixer_t5x.checkpoints import durable, manager
 from remixer_t5x.errors import UserError
-from remixer_t5x.layers import dense
-from remixer_t5x.optimization import parameter_averages
+from remixer_t5x.models import lora
+from remixer_t5x.models.layers import dense
+from remixer_t5x.optim import parameter_averages
 
 # In the record: what identifies the base.
 BASE = 'base'

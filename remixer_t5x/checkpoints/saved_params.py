@@ -13,7 +13,7 @@ from remixer_t5x.checkpoints import durable, manager, saved_arrays
 from remixer_t5x.devices import collectives
 from remixer_t5x.devices.partition import Partitioner, unbox
 from remixer_t5x.errors import UserError
-from remixer_t5x.model import interface
+from remixer_t5x.models import interface
 from remixer_t5x.run_folder import model_dir, object_store
 
 

@@ -10,11 +10,11 @@ from remixer_t5x.cli import arguments, console, decoder_flags, predictions, proc
 from remixer_t5x.cli.command import KEEP_BUFFERS, Command
 
 if TYPE_CHECKING:
-    from remixer_t5x.evaluation.checkpoint_evaluation import CheckpointEvaluation
-    from remixer_t5x.evaluation.task_evaluation import Report
+    from remixer_t5x.evaluate.checkpoint_evaluation import CheckpointEvaluation
+    from remixer_t5x.evaluate.task_evaluation import Report
 
 BASE = ('runs/eval.gin',)
-ROOT = 'remixer_t5x.evaluation.checkpoint_evaluation.CheckpointEvaluation'
+ROOT = 'remixer_t5x.evaluate.checkpoint_evaluation.CheckpointEvaluation'
 _FOLLOW_HELP = (
     'every checkpoint of a MODEL_DIR as it appears, until TRAIN_STEPS or this many seconds without one (default 3600)'
 )
@@ -61,9 +61,9 @@ def _evaluate(settings: CheckpointEvaluation, quantize: str | None = None) -> No
     import jax
 
     from remixer_t5x.errors import UserError
-    from remixer_t5x.evaluation import results
-    from remixer_t5x.evaluation.checkpoint_evaluation import Evaluator
-    from remixer_t5x.export import int8
+    from remixer_t5x.evaluate import results
+    from remixer_t5x.evaluate.checkpoint_evaluation import Evaluator
+    from remixer_t5x.extras.export import int8
     from remixer_t5x.run_folder import model_dir
     from remixer_tasks.benchmarks import submissions
 

@@ -14,8 +14,8 @@ from remixer_t5x.cli.command import ON_CPU, Command
 from remixer_t5x.errors import UserError
 
 if TYPE_CHECKING:
-    from remixer_t5x.export.functions import Function
-    from remixer_t5x.inference.text_inference import TextInference
+    from remixer_t5x.evaluate.text_inference import TextInference
+    from remixer_t5x.extras.export.functions import Function
 
 STABLEHLO, SAVED_MODEL = 'stablehlo', 'saved_model'
 # Rows of the comparison; the model pads to its lengths, so that these are enough.
@@ -55,7 +55,7 @@ def run(args: argparse.Namespace) -> None:
 
 def _export(args: argparse.Namespace, settings: TextInference, folder: pathlib.Path) -> None:
     from remixer_t5x.data import frames, task_vocabulary
-    from remixer_t5x.export import functions, int8
+    from remixer_t5x.extras.export import functions, int8
 
     model, vocabulary = settings.model, settings.vocabulary
     task_vocabulary.check_ids('VOCABULARY', vocabulary, model.vocab_size)
@@ -72,7 +72,7 @@ def _export(args: argparse.Namespace, settings: TextInference, folder: pathlib.P
     if STABLEHLO in args.formats:
         _write_stablehlo(folder, made, weights, exact, contents)
     if SAVED_MODEL in args.formats:
-        from remixer_t5x.export import saved_model
+        from remixer_t5x.extras.export import saved_model
 
         labels = contents['labels']
         ends = contents['vocabulary']['ends_inputs']
@@ -91,8 +91,8 @@ def _contents(
     step: str,
 ) -> dict[str, Any]:
     """Writes the vocabulary and the list of contents, and returns the list."""
-    from remixer_t5x.export import texts
-    from remixer_t5x.inference import text_outputs
+    from remixer_t5x.evaluate import text_outputs
+    from remixer_t5x.extras.export import texts
     from remixer_t5x.run_folder import model_dir
 
     vocabulary = texts.write(settings.vocabulary, folder, settings.codec().ends)
@@ -119,8 +119,8 @@ def _write_stablehlo(
 ) -> None:
     from safetensors.numpy import save_file
 
-    from remixer_t5x.export import run as standalone
-    from remixer_t5x.export import stablehlo
+    from remixer_t5x.extras.export import run as standalone
+    from remixer_t5x.extras.export import stablehlo
 
     save_file(dict(weights), folder / 'weights.safetensors')
     _say('wrote', f'{folder / "weights.safetensors"}, {contents["weights"]}, {_size(folder / "weights.safetensors")}')

@@ -43,7 +43,7 @@ def run(args: argparse.Namespace) -> None:
     from remixer_t5x.checkpoints import saved_params
     from remixer_t5x.data import frames, pipeline, task_batches, task_vocabulary
     from remixer_t5x.devices import compiler_options
-    from remixer_t5x.model import interface
+    from remixer_t5x.models import interface
     from remixer_t5x.run_folder import model_dir
 
     dataset = pipeline.DatasetConfig(mixture, lengths, BATCH_SIZE, 'validation', False, *data)

@@ -16,12 +16,12 @@ from remixer_t5x.errors import UserError
 if TYPE_CHECKING:
     from rich.progress import Progress
 
-    from remixer_t5x.inference import text_outputs
-    from remixer_t5x.inference.text_inference import TextInference
-    from remixer_t5x.inference.text_inputs import TextInputs
+    from remixer_t5x.evaluate import text_outputs
+    from remixer_t5x.evaluate.text_inference import TextInference
+    from remixer_t5x.evaluate.text_inputs import TextInputs
 
 BASE = ('runs/infer.gin',)
-ROOT = 'remixer_t5x.inference.text_inference.TextInference'
+ROOT = 'remixer_t5x.evaluate.text_inference.TextInference'
 # For a configuration without labelled rows of one's own, which has no template, and without a vocabulary.
 DEFAULTS = {'VOCABULARY': None, 'INPUTS': None, 'DELIMITER': None, 'ENCODING': 'utf-8'}
 # Seconds between two lines of progress where there is no terminal.
@@ -118,7 +118,7 @@ def _warn_of_template(folder: str, template: str | None) -> None:
 
 
 def _infer(settings: TextInference, template: str | None) -> None:
-    from remixer_t5x.inference import text_outputs
+    from remixer_t5x.evaluate import text_outputs
 
     settings.check()
     folder = settings.step_folder()
@@ -137,7 +137,7 @@ def _infer(settings: TextInference, template: str | None) -> None:
 
 
 def _embed(settings: TextInference, template: str | None, with_tokens: bool, pooling: str) -> None:
-    from remixer_t5x.inference import embeddings, text_outputs
+    from remixer_t5x.evaluate import embeddings, text_outputs
 
     settings.check(embed=True)
     embeddings.check_output(settings.output)
@@ -191,7 +191,7 @@ class _Reporter:
     def say_end(self, output: text_outputs.Output) -> None:
         counts = output.counts
         new, seconds = counts.written - counts.before, time.monotonic() - self._start
-        from remixer_t5x.training import progress
+        from remixer_t5x.train import progress
 
         cut = f', {counts.cut:,} of all texts cut' if counts.cut else ''
         place = '' if output.is_stdout else f', {counts.written:,} in {output.path}'

@@ -10,7 +10,7 @@ from remixer_t5x.cli import arguments
 from remixer_t5x.errors import UserError
 
 if TYPE_CHECKING:
-    from remixer_t5x.evaluation.task_examples import TaskExamples
+    from remixer_t5x.evaluate.task_examples import TaskExamples
 
 _MACROS = ('MIXTURE_OR_TASK_NAME', 'TASK_FEATURE_LENGTHS', 'EVAL_SPLIT', 'EVAL_TASKS', 'EVAL_EXAMPLES')
 
@@ -25,7 +25,7 @@ def score(args: argparse.Namespace, base: Sequence[str]) -> None:
         UserError: the file does not match the split, or a task cannot be read.
     """
     mixture, lengths, split, name, limit = arguments.values(args, *_MACROS, base=base)
-    from remixer_t5x.evaluation import results, task_examples, task_metrics
+    from remixer_t5x.evaluate import results, task_examples, task_metrics
 
     path = args.predictions
     tasks, _ = task_examples.tasks_of(mixture, split, name)

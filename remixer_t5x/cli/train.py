@@ -16,11 +16,11 @@ from remixer_t5x.cli.command import KEEP_BUFFERS, Command
 from remixer_t5x.errors import UserError
 
 if TYPE_CHECKING:
-    from remixer_t5x.training.settings import Result, Run
+    from remixer_t5x.train.settings import Result, Run
 
-ROOT = 'remixer_t5x.training.settings.Run'
+ROOT = 'remixer_t5x.train.settings.Run'
 TRAINING_TASK = 'remixer_t5x.data.pipeline.DatasetConfig.mixture_or_task_name'
-EVALUATION_TASKS = 'remixer_t5x.evaluation.task_evaluation.TaskEvaluation.mixture_or_task_name'
+EVALUATION_TASKS = 'remixer_t5x.evaluate.task_evaluation.TaskEvaluation.mixture_or_task_name'
 FILES = {'train': 'runs/pretrain.gin', 'finetune': 'runs/finetune.gin'}
 LOSS_PICTURE = 'loss.png'
 REPORT = 'report.html'
@@ -44,7 +44,7 @@ def run(args: argparse.Namespace) -> int:
     import jax
 
     from remixer_t5x.config import loading, resolved
-    from remixer_t5x.training import loop
+    from remixer_t5x.train import loop
 
     # A second Ctrl-C ends the process without a traceback, up to the last line.
     with process_flags.together(args, saves=True), contextlib.ExitStack() as signals:
@@ -103,9 +103,9 @@ def _write_report(folder: str) -> str:
 
 
 def _say_end(result: Result) -> None:
-    from remixer_t5x.evaluation import averages, best
+    from remixer_t5x.evaluate import averages, best
     from remixer_t5x.run_folder import model_dir
-    from remixer_t5x.training import goodput, progress
+    from remixer_t5x.train import goodput, progress
 
     done = f'stopped by {result.stopped} and saved at' if result.stopped else 'finished at'
     numbers = [f'{done} step {result.step}']
@@ -135,9 +135,9 @@ def _say_end(result: Result) -> None:
 
 def _draw_loss(result: Result, on_save_failure: str) -> None:
     """Draws the loss curve; the numbers that it is drawn from are in metrics.jsonl."""
-    from remixer_t5x.reports import curves
+    from remixer_t5x.extras.reports import curves
     from remixer_t5x.run_folder import model_dir
-    from remixer_t5x.training import settings
+    from remixer_t5x.train import settings
 
     if result.train.get('loss') is None:
         return

@@ -12,7 +12,7 @@ from gin.config_parser import ImportStatement, IncludeStatement
 
 from remixer_t5x.config import scan
 
-_PACKAGES = tuple(f'remixer_t5x.{name}.' for name in ('adapters', 'architecture', 'layers', 'model', 'sublayers'))
+_PACKAGES = ('remixer_t5x.models.',)
 _MODULES = ('remixer_tasks.vocabularies',)
 _GIN = '__gin__.dynamic_registration'
 

@@ -125,7 +125,7 @@ def reference(text: str) -> Reference:
 
 
 def full_name(selector: str, imports: Imports) -> str:
-    """`seq2seq.Seq2Seq` as `remixer_t5x.model.seq2seq.Seq2Seq`, by these imports."""
+    """`seq2seq.Seq2Seq` as `remixer_t5x.models.seq2seq.Seq2Seq`, by these imports."""
     first, _, rest = selector.partition('.')
     statement = imports.get(first)
     if statement is None or not (statement.is_from or statement.alias):

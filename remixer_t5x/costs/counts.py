@@ -16,8 +16,8 @@ import jax
 from remixer_t5x.costs import flops
 from remixer_t5x.costs.flops import Path
 from remixer_t5x.data import frames
-from remixer_t5x.model import interface
-from remixer_t5x.model.interface import Model
+from remixer_t5x.models import interface
+from remixer_t5x.models.interface import Model
 
 TRAINING_FORWARD_PASSES = 3
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 
 from remixer_t5x.costs.step_memory import Step, StepMemory, bytes_per_device
 from remixer_t5x.devices import mesh
-from remixer_t5x.optimization import optimizer
+from remixer_t5x.optim import optimizer
 
 # (step, recompute everything) -> memory of the step.
 Measure = Callable[[Step, bool], StepMemory]

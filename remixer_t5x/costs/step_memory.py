@@ -12,7 +12,7 @@ import numpy as np
 
 from remixer_t5x.devices import compiler_options
 from remixer_t5x.devices.partition import Partitioner
-from remixer_t5x.optimization import train_state, train_step
+from remixer_t5x.optim import train_state, train_step
 
 _OPTIONS = {
     # LLVM's optimisations do not change buffers, and take a third of the time.

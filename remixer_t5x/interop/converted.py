@@ -15,10 +15,10 @@ import orbax.checkpoint as ocp
 from etils import epath
 from flax import traverse_util
 
-from remixer_t5x.adapters import lora
 from remixer_t5x.checkpoints import durable, manager, saved_params
 from remixer_t5x.data import task_vocabulary
 from remixer_t5x.errors import UserError
+from remixer_t5x.models import lora
 from remixer_t5x.run_folder import model_dir
 
 Params = Any

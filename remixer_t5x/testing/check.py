@@ -10,8 +10,8 @@ import jax
 import numpy as np
 from flax import linen as nn
 
-from remixer_t5x.architecture import layer
 from remixer_t5x.errors import UserError, one_line
+from remixer_t5x.models.architecture import layer
 from remixer_t5x.testing import laws
 from remixer_t5x.testing.laws import BrokenLaw
 from remixer_t5x.testing.subject import DECODER, ENCODER, LENGTH, MEMORY, ROWS, Subject

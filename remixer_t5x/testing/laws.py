@@ -27,7 +27,7 @@ import numpy as np
 from flax import linen as nn
 
 from remixer_t5x import axes
-from remixer_t5x.architecture import layer, stack
+from remixer_t5x.models.architecture import layer, stack
 from remixer_t5x.testing.quick_keys import quick_key
 from remixer_t5x.testing.subject import LENGTH, MEMORY, ROWS, Subject, layout_rows, uses_dropout
 

@@ -12,10 +12,10 @@ import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
 
-from remixer_t5x.architecture.layer import Layer
-from remixer_t5x.architecture.stack import traced_once
 from remixer_t5x.context import SequenceContext
-from remixer_t5x.model.interface import Model
+from remixer_t5x.models.architecture.layer import Layer
+from remixer_t5x.models.architecture.stack import traced_once
+from remixer_t5x.models.interface import Model
 from remixer_t5x.testing.quick_keys import quick_key
 
 # What setting a kind of sublayer to zero changes at least, as a part of the output's norm. Rounding in bfloat16 changes

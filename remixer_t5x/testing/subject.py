@@ -13,8 +13,8 @@ import jax
 import numpy as np
 from flax import linen as nn
 
-from remixer_t5x.architecture import layer, stack
 from remixer_t5x.context import Memory, SequenceContext
+from remixer_t5x.models.architecture import layer, stack
 from remixer_t5x.testing.quick_keys import quick_key
 
 Segments = Sequence[Sequence[int]]

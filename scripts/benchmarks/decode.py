@@ -39,8 +39,8 @@ def our_calls(model_name: str, args: argparse.Namespace) -> tuple[dict[int, Call
     from flax import linen as nn
 
     from remixer_t5x.api.building import build_model
-    from remixer_t5x.model.beam_search import BeamSearch
-    from remixer_t5x.model.decoding import Greedy
+    from remixer_t5x.models.beam_search import BeamSearch
+    from remixer_t5x.models.decoding import Greedy
 
     files = [f'models/{model_name}.gin', f'sizes/{args.size}.gin', *args.gin_file]
     model: Any = build_model(*files, DTYPE=args.dtype)

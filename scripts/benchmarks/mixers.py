@@ -19,7 +19,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from remixer_t5x.context import SequenceContext
-from remixer_t5x.sublayers import (
+from remixer_t5x.models.sublayers import (
     attention,
     fnet,
     gmlp,

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from remixer_t5x.layers import example_blocks, token_mlp
+from remixer_t5x.models.layers import example_blocks, token_mlp
 
 
 def pass_for_each_example(w_in, value, w_out, ids, examples):

@@ -39,7 +39,7 @@ def our_step(model_name: str, args: argparse.Namespace) -> tuple[Callable[[], No
     from remixer_t5x.api.building import build_model
     from remixer_t5x.costs import counts
     from remixer_t5x.devices import partition
-    from remixer_t5x.optimization import optimizer, schedules, train_state, train_step
+    from remixer_t5x.optim import optimizer, schedules, train_state, train_step
 
     lengths = {'inputs': args.inputs, 'targets': args.targets}
     files = [f'models/{model_name}.gin', f'sizes/{args.size}.gin', *args.gin_file]

@@ -31,7 +31,7 @@ from library.training_loop import Program
 from library.variants import LAYOUTS, VARIANTS, Variant, flagged
 
 from remixer_t5x.data import frames
-from remixer_t5x.evaluation.held_out_loss import entropy
+from remixer_t5x.evaluate.held_out_loss import entropy
 
 # TIM in all layers but the first and the last, as the paper has it, and its ablations. The feed-forwards make 4 layers
 # of width 32 have as many parameters as attention; the attention between mechanisms is narrower with the model.

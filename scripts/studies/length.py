@@ -23,7 +23,7 @@ from library import figures
 from library.records import Records
 
 from remixer_t5x.costs import flops
-from remixer_t5x.reports.pictures import drawing, hyper_mixing
+from remixer_t5x.extras.reports.pictures import drawing, hyper_mixing
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / 'benchmarks'))
 import mixers as benchmark  # noqa: E402

@@ -13,7 +13,7 @@ import numpy as np
 from library import figures, small_task
 from library.records import Records, summary
 
-from remixer_t5x.reports.pictures import drawing
+from remixer_t5x.extras.reports.pictures import drawing
 
 Found = dict[str, dict[float, list[float]]]
 

@@ -3,7 +3,7 @@
     python scripts/studies/near_zero.py
 
 Adafactor multiplies a parameter's update by its size, but at least by a minimum: 1e-3 as in T5X, or `min_rms_near_zero`
-for parameters that may start near zero (optimization/parameter_scale.py). Task: COGS as in small_task.py, with one
+for parameters that may start near zero (optim/parameter_scale.py). Task: COGS as in small_task.py, with one
 encoder and one decoder layer and the mixer on both sides.
 """
 
@@ -20,8 +20,8 @@ from library.near_zero_params import movement, watched
 
 from remixer_t5x.config import loading
 from remixer_t5x.data import frames
-from remixer_t5x.model.seq2seq import Seq2Seq
-from remixer_t5x.optimization import optimizer
+from remixer_t5x.models.seq2seq import Seq2Seq
+from remixer_t5x.optim import optimizer
 
 MODELS = ('remixer', 'gmlp_mixer')
 INPUTS, TARGETS, BATCH = 24, 48, 32

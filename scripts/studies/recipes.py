@@ -18,10 +18,10 @@ import jax
 
 from remixer_t5x.config import files, loading
 from remixer_t5x.costs import flops
-from remixer_t5x.costs.speed import machines
 from remixer_t5x.costs.step_memory import Step
 from remixer_t5x.data import frames
-from remixer_t5x.optimization import train_step
+from remixer_t5x.extras.forecast import machines
+from remixer_t5x.optim import train_step
 
 FOLDER = 'experiments/papers'
 CHIP = 'h100'

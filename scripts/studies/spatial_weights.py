@@ -64,7 +64,7 @@ def data_of(text: str, length: int, vocabulary: int, rows: int) -> tuple[Rows, R
 
 def run(trial: Trial) -> dict[str, Any]:
     """The held-out loss, and for each layer the Toeplitz share before and after, and W."""
-    from remixer_t5x.reports.pictures import learned
+    from remixer_t5x.extras.reports.pictures import learned
 
     begun = time.perf_counter()
     text, held_out = data_of(trial.text, trial.length, trial.vocabulary, trial.rows)
@@ -102,7 +102,7 @@ def print_table(found: comparison.Found, steps: int) -> None:
 
 def draw(found: comparison.Found, file: str) -> None:
     """The magnitude of W of each layer, of the first seed; a row for each form of the weights."""
-    from remixer_t5x.reports.pictures import heat_maps
+    from remixer_t5x.extras.reports.pictures import heat_maps
 
     shown = {MIXERS[mixer]: results[0]['weights'] for mixer, results in found.items() if results}
     grid = [

@@ -27,7 +27,7 @@ from library.epochs import batches
 from library.records import Records, summary
 from library.training_loop import Program
 
-from remixer_t5x.reports.pictures import drawing
+from remixer_t5x.extras.reports.pictures import drawing
 
 TEST_SEED = 20_231
 # Steps in one call of the compiled program; the training error is their mean.

@@ -36,7 +36,7 @@ from remixer_t5x import tf_data
 from remixer_t5x.config import loading
 from remixer_t5x.data import frames
 from remixer_t5x.errors import UserError
-from remixer_t5x.model import interface
+from remixer_t5x.models import interface
 
 COGS = small_task.COGS
 TASKS = f'{COGS}:1500,conj_nli_v001:500,glue_sst2_v002:500,super_glue_rte_v102:500'

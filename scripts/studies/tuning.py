@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import numpy as np
 from library import figures, small_task
 
-from remixer_t5x.reports.pictures import drawing
+from remixer_t5x.extras.reports.pictures import drawing
 
 LOG10_RATE, DROPOUT = (-8.0, -1.0), (0.0, 0.5)
 

@@ -31,7 +31,7 @@ from library.small_task import exit_with_one_line
 from remixer_t5x.config import loading
 from remixer_t5x.costs import flops
 from remixer_t5x.data import frames
-from remixer_t5x.model import interface
+from remixer_t5x.models import interface
 
 MODELS = ('t5_1_1', 'remixer', 'hyper_mixer', 'mixer_enc', 'gmlp', 'amlp', 'tim', 'fnet', 'linear_transformer')
 PROGRAMS = ('encode', 'train', 'decode')
@@ -135,7 +135,7 @@ def print_tables(found: Mapping[Cell, Mapping[str, Any]], args: argparse.Namespa
 
 def draw(found: Mapping[Cell, Mapping[str, Any]], args: argparse.Namespace, peak: float, file: str) -> None:
     """Time above and memory below, a column for each program; the roofline of each model dotted in its colour."""
-    from remixer_t5x.reports.pictures import drawing
+    from remixer_t5x.extras.reports.pictures import drawing
 
     figure = drawing.new_figure(13.2, 7.0)
     panels = figure.subplots(2, len(PROGRAMS), sharex=True)

@@ -8,8 +8,8 @@ import pytest
 
 from remixer_t5x import UserError, build_model
 from remixer_t5x.config import loading
-from remixer_t5x.model import interface
-from remixer_t5x.sublayers import fnet
+from remixer_t5x.models import interface
+from remixer_t5x.models.sublayers import fnet
 
 SHAPES = {'encoder_input_tokens': (1, 8), 'decoder_target_tokens': (1, 8)}
 SMALL = {'VOCAB_SIZE': 64, 'EMBED_DIM': 16, 'NUM_HEADS': 2, 'HEAD_DIM': 8, 'MLP_DIM': 24}

@@ -13,7 +13,7 @@ import pytest
 from remixer_t5x.checkpoints import manager, model_changes, saved_params
 from remixer_t5x.data.position import Position
 from remixer_t5x.errors import UserError
-from remixer_t5x.optimization.train_state import TrainState
+from remixer_t5x.optim.train_state import TrainState
 from remixer_t5x.run_folder import model_dir
 
 RUN = {'vocabulary': 'ab12 of 384 ids', 'batch_size': 8, 'feature_lengths': {'inputs': 16, 'targets': 12}}

@@ -14,7 +14,7 @@ from remixer_t5x.cli import compare as command
 from remixer_t5x.cli.main import main
 from remixer_t5x.config import loading
 from remixer_t5x.errors import UserError
-from remixer_t5x.sublayers import attention, gated_mlp, hyper_mixer, remixer
+from remixer_t5x.models.sublayers import attention, gated_mlp, hyper_mixer, remixer
 
 SMALL = [
     *('--gin_file=models/remixer.gin', '--gin_file=sizes/tiny.gin', '--gin_file=data/own_text.gin'),

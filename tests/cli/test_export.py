@@ -13,7 +13,7 @@ import pytest
 
 import remixer_t5x
 from remixer_t5x.cli.main import main
-from remixer_t5x.export import int8
+from remixer_t5x.extras.export import int8
 from tests.support import hf_folders, saved_run
 
 pytestmark = [

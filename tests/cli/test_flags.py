@@ -9,9 +9,9 @@ import pytest
 
 from remixer_t5x.cli import arguments, completion, decoder_flags, evaluate, infer, main
 from remixer_t5x.errors import UserError
-from remixer_t5x.model.beam_search import BeamSearch
-from remixer_t5x.model.decoding import Greedy
-from remixer_t5x.model.sampling import Sampling
+from remixer_t5x.models.beam_search import BeamSearch
+from remixer_t5x.models.decoding import Greedy
+from remixer_t5x.models.sampling import Sampling
 
 
 def parsed(*argv):

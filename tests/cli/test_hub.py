@@ -16,10 +16,10 @@ import remixer_t5x
 from remixer_t5x import UserError
 from remixer_t5x.cli.main import main
 from remixer_t5x.cli.report import runs
+from remixer_t5x.extras.hub import download
+from remixer_t5x.extras.reports import model_card
 from remixer_t5x.interop import converted
-from remixer_t5x.interop.hub import download
 from remixer_t5x.interop.safetensors import export
-from remixer_t5x.reports import model_card
 from tests.support import hf_folders, saved_run
 from tests.support.fake_hub import FakeHub
 
@@ -29,7 +29,7 @@ pytestmark = [
     pytest.mark.filterwarnings('ignore::ResourceWarning'),
 ]
 FLAN = 'google/flan-t5-tiny'
-MIXER = 'from remixer_t5x.sublayers import fnet\nENCODER_MIXER = @fnet.FNet\nENCODER_POSITION_BIAS = None\n'
+MIXER = 'from remixer_t5x.models.sublayers import fnet\nENCODER_MIXER = @fnet.FNet\nENCODER_POSITION_BIAS = None\n'
 
 
 @pytest.fixture
@@ -206,16 +206,16 @@ HOSTILE_GIN = [
     'import os',
     'from os import path',
     'from remixer_t5x.cli import main',
-    'from remixer_t5x.layers.compile_target import jax',
+    'from remixer_t5x.models.layers.compile_target import jax',
     'import stranger_module',
     "include 'stranger.gin'",
     'from remixer_tasks import huggingface_datasets',
     'X = @os.system()',
-    'from remixer_t5x.layers import compile_target\nX = @compile_target.jax.distributed.initialize()',
-    'from remixer_t5x.layers import dense\nX = @dense._private',
-    'from remixer_t5x.layers import dense\nX = [{"y": @dense.nn.Dense}]',
-    'from remixer_t5x.layers import dense\ndense.functools.partial.func = 1',
-    'from remixer_t5x.layers import checks\nX = @checks.Any',
+    'from remixer_t5x.models.layers import compile_target\nX = @compile_target.jax.distributed.initialize()',
+    'from remixer_t5x.models.layers import dense\nX = @dense._private',
+    'from remixer_t5x.models.layers import dense\nX = [{"y": @dense.nn.Dense}]',
+    'from remixer_t5x.models.layers import dense\ndense.functools.partial.func = 1',
+    'from remixer_t5x.models.layers import checks\nX = @checks.Any',
     "os.system.command = 'touch x'",
     "gin.macro.value = 'x'",
     'X = @missing',

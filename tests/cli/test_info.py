@@ -94,9 +94,9 @@ def test_memory_of_a_step_and_what_to_change(info):
 
 
 def test_recomputing_everything_is_seen_by_the_model(clean_environment):
-    from remixer_t5x.architecture import stack
     from remixer_t5x.cli import main as cli
     from remixer_t5x.cli.info import memory as command
+    from remixer_t5x.models.architecture import stack
 
     files = (*MODEL, '--gin_file=optimizers/adafactor.gin', '--gin_file=hardware/cpu.gin')
     args = cli._parser().parse_args(['info', '--memory', '--verbose', *files])

@@ -52,7 +52,7 @@ MISTAKES = {
     ),
     'unknown class': (
         ['info', '--gin_file=models/t5_1_1.gin', '--gin_file=sizes/tiny.gin', '--gin.ENCODER_MIXER=@attention.Foo'],
-        "error: --gin.ENCODER_MIXER: remixer_t5x.sublayers.attention has no 'Foo'; it has CrossAttention, Self",
+        "error: --gin.ENCODER_MIXER: remixer_t5x.models.sublayers.attention has no 'Foo'; it has CrossAttention, Self",
     ),
     'unknown flag': (
         ['info', '--gin_fil=x'],
@@ -77,7 +77,7 @@ MISTAKES = {
     ),
     'no run': (
         ['train', '--gin_file=sizes/base.gin'],
-        'error: no gin file given sets up remixer_t5x.training.settings.Run; add --gin_file=runs/pretrain.gin',
+        'error: no gin file given sets up remixer_t5x.train.settings.Run; add --gin_file=runs/pretrain.gin',
     ),
     'bad depth': (
         ['info', '--gin_file=models/t5_1_1.gin', '--gin_file=sizes/tiny.gin', '--depth=x'],
@@ -145,7 +145,7 @@ def test_notes_of_jax_are_left_out(capsys, clean_environment, monkeypatch, tmp_p
 
 
 def test_modules_of_the_current_folder_are_found_after_libraries(capsys, clean_environment, monkeypatch, tmp_path):
-    (tmp_path / 'mixer_of_this_folder.py').write_text('from remixer_t5x.sublayers.fnet import FNet as Mine\n')
+    (tmp_path / 'mixer_of_this_folder.py').write_text('from remixer_t5x.models.sublayers.fnet import FNet as Mine\n')
     (tmp_path / 'flax.py').write_text('raise AssertionError("a file took the place of a library")\n')
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, 'path', [*sys.path])

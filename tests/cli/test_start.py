@@ -44,7 +44,7 @@ import sys, threading
 from remixer_t5x import startup
 from remixer_t5x.cli import main
 from remixer_t5x.errors import UserError
-from remixer_t5x.training import loop, steps
+from remixer_t5x.train import loop, steps
 
 def prepare(run):
     raise UserError(f'compiles: {startup.compiling()}, TensorFlow: {"tensorflow" in sys.modules}')

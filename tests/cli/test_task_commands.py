@@ -12,9 +12,9 @@ from remixer_t5x import build_model
 from remixer_t5x.checkpoints import saved_params
 from remixer_t5x.cli.main import main
 from remixer_t5x.devices.partition import Partitioner
-from remixer_t5x.evaluation.checkpoint_evaluation import Evaluator
-from remixer_t5x.export import int8
-from remixer_t5x.optimization import train_state
+from remixer_t5x.evaluate.checkpoint_evaluation import Evaluator
+from remixer_t5x.extras.export import int8
+from remixer_t5x.optim import train_state
 from tests.support import command_folder, toy_tasks
 
 pytestmark = [
@@ -73,7 +73,7 @@ def records(path):
 
 
 def test_eval_judges_the_model_that_a_quantised_export_has(finetuned, monkeypatch):
-    """The parameters that are judged, and where results go; `tests/export` has what rounding does."""
+    """The parameters that are judged, and where results go; `tests/extras/export` has what rounding does."""
     judged = {}
 
     def keep(self, params, folder, outlet):

@@ -18,15 +18,15 @@ T5X = json.loads((pathlib.Path(__file__).parents[1] / 'golden/t5x_macros.json').
 MODEL = ['models/t5_1_1.gin', 'sizes/tiny.gin', 'hardware/cpu.gin', 'data/python_docs.gin']
 TRAINING = [*MODEL, 'optimizers/adamw_rms.gin']
 GIVEN = {'MODEL_DIR': 'given', 'INITIAL_CHECKPOINT_PATH': 'None', 'CHECKPOINT_PATH': 'given'}
-RUN = 'remixer_t5x.training.settings.Run'
+RUN = 'remixer_t5x.train.settings.Run'
 # gin files, those that the command reads by itself, what it calls, and whether it reads only a part of them.
 COMMANDS = {
     'train': ([*TRAINING, 'runs/pretrain.gin'], [], RUN, False),
     'finetune': ([*TRAINING, 'runs/finetune.gin'], [], RUN, False),
     'eval': (
-        MODEL, ['runs/eval.gin'], 'remixer_t5x.evaluation.checkpoint_evaluation.CheckpointEvaluation', True
+        MODEL, ['runs/eval.gin'], 'remixer_t5x.evaluate.checkpoint_evaluation.CheckpointEvaluation', True
     ),
-    'infer': (MODEL, ['runs/infer.gin'], 'remixer_t5x.inference.text_inference.TextInference', True),
+    'infer': (MODEL, ['runs/infer.gin'], 'remixer_t5x.evaluate.text_inference.TextInference', True),
 }  # fmt: skip
 # Commands that read a part of a file leave unread what others read. T5X's mixtures of experts name the batch of an
 # evaluation so; `infer` takes the task's vocabulary where there is no VOCABULARY.

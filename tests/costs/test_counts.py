@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from remixer_t5x import build_model
 from remixer_t5x.costs import counts, flops
 from remixer_t5x.data import frames
-from remixer_t5x.model import interface
+from remixer_t5x.models import interface
 
 LENGTHS = {'inputs': 24, 'targets': 10}
 # The number of parameters of Hugging Face's T5ForConditionalGeneration with the configs google/t5-v1_1-*.

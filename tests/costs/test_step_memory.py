@@ -13,7 +13,7 @@ from remixer_t5x.costs.step_memory import Step, StepMemory
 from remixer_t5x.devices.hypothetical import Hardware
 from remixer_t5x.devices.partition import Partitioner
 from remixer_t5x.errors import UserError
-from remixer_t5x.optimization import optimizer
+from remixer_t5x.optim import optimizer
 
 ROWS, LENGTH, EMBED, VOCAB = 8, 16, 24, 40
 

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from remixer_t5x.data import converters, frames, pipeline, task_batches
 from remixer_t5x.errors import UserError
-from remixer_t5x.model import interface
+from remixer_t5x.models import interface
 
 FORMS = [(frame, form) for frame, forms in frames.FORMS.items() for form in forms]
 # Encoders alone have converters of our own, which test_encoder_batches.py tests.

@@ -12,7 +12,7 @@ from remixer_t5x.devices import partition
 from remixer_t5x.devices.mesh import MESH_AXES
 from remixer_t5x.devices.partition import Partitioner
 from remixer_t5x.errors import UserError
-from remixer_t5x.optimization import optimizer
+from remixer_t5x.optim import optimizer
 
 
 def boxed(shape, *names):

@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 from remixer_t5x.cli import arguments as cli_arguments
 from remixer_t5x.config import loading
 from remixer_t5x.errors import UserError
-from remixer_t5x.evaluation import results
-from remixer_t5x.inference import text_inputs
+from remixer_t5x.evaluate import results, text_inputs
 from remixer_tasks import vocabularies
 from remixer_tasks.corpora import documents
 from remixer_tasks.files import malformed, raw_rows

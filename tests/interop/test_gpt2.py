@@ -16,8 +16,8 @@ from remixer_t5x.cli.main import main
 from remixer_t5x.data import vocabulary_pieces
 from remixer_t5x.errors import UserError
 from remixer_t5x.interop.huggingface import gpt2 as hf_gpt2
-from remixer_t5x.model import interface
-from remixer_t5x.model.losses import CrossEntropy
+from remixer_t5x.models import interface
+from remixer_t5x.models.losses import CrossEntropy
 from remixer_tasks.vocabulary import byte_pairs
 from tests.support.paths import GOLDEN
 

@@ -12,9 +12,6 @@ from hypothesis import strategies as st
 from safetensors.numpy import load_file, save_file
 
 from remixer_t5x import build_model
-from remixer_t5x.architecture.encoder_decoder import EncoderDecoder
-from remixer_t5x.architecture.layer import PreNorm
-from remixer_t5x.architecture.stack import Stack
 from remixer_t5x.config import loading
 from remixer_t5x.devices.partition import unbox
 from remixer_t5x.errors import UserError
@@ -25,15 +22,18 @@ from remixer_t5x.interop.huggingface import gin_file as hf_gin
 from remixer_t5x.interop.huggingface import tokenizer as hf_tokenizer
 from remixer_t5x.interop.huggingface import weights as hf_weights
 from remixer_t5x.interop.safetensors import export as safetensors_export
-from remixer_t5x.layers.positions import RelativePositionBias
-from remixer_t5x.model import interface
-from remixer_t5x.model.beam_search import BeamSearch, PowerPenalty
-from remixer_t5x.model.seq2seq import Seq2Seq
-from remixer_t5x.sublayers.attention import CrossAttention, SelfAttention
-from remixer_t5x.sublayers.relu_mlp import ReluMLP
+from remixer_t5x.models import interface
+from remixer_t5x.models.architecture.encoder_decoder import EncoderDecoder
+from remixer_t5x.models.architecture.layer import PreNorm
+from remixer_t5x.models.architecture.stack import Stack
+from remixer_t5x.models.beam_search import BeamSearch, PowerPenalty
+from remixer_t5x.models.layers.positions import RelativePositionBias
+from remixer_t5x.models.seq2seq import Seq2Seq
+from remixer_t5x.models.sublayers.attention import CrossAttention, SelfAttention
+from remixer_t5x.models.sublayers.relu_mlp import ReluMLP
 
 NAMES = ('t5_v1_1_tiny', 't5_v1_0_tiny', 'umt5_tiny')
-MODEL = 'remixer_t5x.model.seq2seq.Seq2Seq'
+MODEL = 'remixer_t5x.models.seq2seq.Seq2Seq'
 
 
 @pytest.fixture(autouse=True)

@@ -16,18 +16,18 @@ import pytest
 from flax import linen as nn
 
 from remixer_t5x import axes, build_model
-from remixer_t5x.architecture.encoder_decoder import EncoderDecoder
-from remixer_t5x.architecture.layer import PreNorm
-from remixer_t5x.architecture.stack import Stack
 from remixer_t5x.config import scan
 from remixer_t5x.config.bindings import Bindings
 from remixer_t5x.interop.t5x import checkpoint as t5x_checkpoint
-from remixer_t5x.layers.positions import RelativePositionBias
-from remixer_t5x.model.losses import CrossEntropy
-from remixer_t5x.model.seq2seq import Seq2Seq
-from remixer_t5x.sublayers.attention import CrossAttention, SelfAttention
-from remixer_t5x.sublayers.gated_mlp import GatedMLP
-from remixer_t5x.sublayers.remixer import Remixer
+from remixer_t5x.models.architecture.encoder_decoder import EncoderDecoder
+from remixer_t5x.models.architecture.layer import PreNorm
+from remixer_t5x.models.architecture.stack import Stack
+from remixer_t5x.models.layers.positions import RelativePositionBias
+from remixer_t5x.models.losses import CrossEntropy
+from remixer_t5x.models.seq2seq import Seq2Seq
+from remixer_t5x.models.sublayers.attention import CrossAttention, SelfAttention
+from remixer_t5x.models.sublayers.gated_mlp import GatedMLP
+from remixer_t5x.models.sublayers.remixer import Remixer
 
 CONFIGS = pathlib.Path(__file__).parent.parent.parent / 'configs'
 MODELS = sorted(path.stem for path in (CONFIGS / 'models').glob('*.gin'))

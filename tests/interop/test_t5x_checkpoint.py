@@ -17,18 +17,18 @@ from flax import serialization
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from remixer_t5x.architecture.encoder_decoder import EncoderDecoder
-from remixer_t5x.architecture.layer import PostNorm, PreNorm
-from remixer_t5x.architecture.stack import Stack
 from remixer_t5x.errors import UserError
 from remixer_t5x.interop.t5x import checkpoint as t5x_checkpoint
-from remixer_t5x.layers.positions import RelativePositionBias
-from remixer_t5x.model import interface
-from remixer_t5x.model.seq2seq import Seq2Seq
-from remixer_t5x.sublayers.attention import CrossAttention, SelfAttention
-from remixer_t5x.sublayers.gated_mlp import GatedMLP
-from remixer_t5x.sublayers.relu_mlp import ReluMLP
-from remixer_t5x.sublayers.remixer import Remixer
+from remixer_t5x.models import interface
+from remixer_t5x.models.architecture.encoder_decoder import EncoderDecoder
+from remixer_t5x.models.architecture.layer import PostNorm, PreNorm
+from remixer_t5x.models.architecture.stack import Stack
+from remixer_t5x.models.layers.positions import RelativePositionBias
+from remixer_t5x.models.seq2seq import Seq2Seq
+from remixer_t5x.models.sublayers.attention import CrossAttention, SelfAttention
+from remixer_t5x.models.sublayers.gated_mlp import GatedMLP
+from remixer_t5x.models.sublayers.relu_mlp import ReluMLP
+from remixer_t5x.models.sublayers.remixer import Remixer
 from tests.support import golden_archives
 
 GOLDEN = pathlib.Path(__file__).parent.parent / 'golden'

@@ -8,7 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from remixer_t5x.errors import UserError
-from remixer_t5x.inference.text_inputs import TextInputs
+from remixer_t5x.evaluate.text_inputs import TextInputs
 from remixer_tasks import local_pairs, pair_inputs, text_pairs
 
 ROWS = [{'number': str(i), 'name': f'n{i}, "quoted"', 'answer': 'even' if i % 2 == 0 else 'odd'} for i in range(9)]

@@ -12,13 +12,13 @@ from etils import epath
 
 from remixer_t5x.cli import train as train_command
 from remixer_t5x.errors import UserError
-from remixer_t5x.evaluation import best, results
-from remixer_t5x.evaluation.task_evaluation import Report
+from remixer_t5x.evaluate import best, results
+from remixer_t5x.evaluate.task_evaluation import Report
 from remixer_t5x.interop.safetensors import export
 from remixer_t5x.run_folder import metrics, model_dir, run_lock, tensorboard
-from remixer_t5x.training import hooks, run_log, settings
-from remixer_t5x.training.early_stopping import Patience
-from remixer_t5x.training.settings import Result
+from remixer_t5x.train import hooks, run_log, settings
+from remixer_t5x.train.early_stopping import Patience
+from remixer_t5x.train.settings import Result
 from tests.support import full_disks
 
 LOSS = {'loss': 2.0}

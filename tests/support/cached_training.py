@@ -8,8 +8,8 @@ import seqio
 
 from remixer_t5x.data import pipeline
 from remixer_t5x.devices import partition
-from remixer_t5x.evaluation import held_out_loss
-from remixer_t5x.training import loop, settings
+from remixer_t5x.evaluate import held_out_loss
+from remixer_t5x.train import loop, settings
 from remixer_tasks import pretraining
 from remixer_tasks.corpora import text_corpus
 from tests.support import tiny_training

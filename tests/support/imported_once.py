@@ -12,9 +12,11 @@ import tensorboardX  # noqa: F401
 
 from remixer_t5x.cli import main  # noqa: F401
 from remixer_t5x.config import loading  # noqa: F401
-from remixer_t5x.evaluation import checkpoint_evaluation  # noqa: F401
-from remixer_t5x.inference import text_inference  # noqa: F401
-from remixer_t5x.training import loop  # noqa: F401
+from remixer_t5x.evaluate import (
+    checkpoint_evaluation,  # noqa: F401
+    text_inference,  # noqa: F401
+)
+from remixer_t5x.train import loop  # noqa: F401
 from remixer_tasks import catalogue  # noqa: F401
 from remixer_tasks.benchmarks import class_metrics  # noqa: F401
 from tests.support import (  # noqa: F401

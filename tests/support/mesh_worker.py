@@ -11,25 +11,25 @@ import jax
 import numpy as np
 from flax import linen as nn
 
-from remixer_t5x.architecture.encoder_decoder import EncoderDecoder
-from remixer_t5x.architecture.layer import make_layer
-from remixer_t5x.architecture.stack import Stack
 from remixer_t5x.context import SequenceContext
 from remixer_t5x.costs import step_memory
 from remixer_t5x.devices.partition import Partitioner
-from remixer_t5x.layers.attention import choice
-from remixer_t5x.layers.attention.bias import DistanceBias
-from remixer_t5x.layers.attention.visibility import Visibility
-from remixer_t5x.layers.compile_target import compiling_for
-from remixer_t5x.layers.positions import RelativePositionBias
-from remixer_t5x.layers.running_token_mlp.mix import mix_through_running_hidden
-from remixer_t5x.model.seq2seq import Seq2Seq
-from remixer_t5x.optimization import optimizer, train_state, train_step
-from remixer_t5x.sublayers.attention import CrossAttention, SelfAttention
-from remixer_t5x.sublayers.gated_mlp import GatedMLP
-from remixer_t5x.sublayers.gmlp import GMLP
-from remixer_t5x.sublayers.mlp_mixer import WindowMixer
-from remixer_t5x.sublayers.tiny_attention import TinyAttention
+from remixer_t5x.models.architecture.encoder_decoder import EncoderDecoder
+from remixer_t5x.models.architecture.layer import make_layer
+from remixer_t5x.models.architecture.stack import Stack
+from remixer_t5x.models.layers.attention import choice
+from remixer_t5x.models.layers.attention.bias import DistanceBias
+from remixer_t5x.models.layers.attention.visibility import Visibility
+from remixer_t5x.models.layers.compile_target import compiling_for
+from remixer_t5x.models.layers.positions import RelativePositionBias
+from remixer_t5x.models.layers.running_token_mlp.mix import mix_through_running_hidden
+from remixer_t5x.models.seq2seq import Seq2Seq
+from remixer_t5x.models.sublayers.attention import CrossAttention, SelfAttention
+from remixer_t5x.models.sublayers.gated_mlp import GatedMLP
+from remixer_t5x.models.sublayers.gmlp import GMLP
+from remixer_t5x.models.sublayers.mlp_mixer import WindowMixer
+from remixer_t5x.models.sublayers.tiny_attention import TinyAttention
+from remixer_t5x.optim import optimizer, train_state, train_step
 
 VOCAB, EMBED, MLP, ROWS, LENGTH = 64, 32, 48, 16, 12
 

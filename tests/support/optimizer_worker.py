@@ -15,7 +15,7 @@ from flax import linen as nn
 from remixer_t5x.checkpoints import manager
 from remixer_t5x.data.position import Position
 from remixer_t5x.devices.partition import Partitioner
-from remixer_t5x.optimization import muon, optimizer, parameter_averages, train_state, train_step
+from remixer_t5x.optim import muon, optimizer, parameter_averages, train_state, train_step
 
 SHAPES = {'embedding': (16, 8), 'wi': (3, 8, 16), 'wo': (3, 16, 8), 'norm': (3, 8), 'h': (3, 4, 4), 'logits': (8, 16)}
 AXES = {

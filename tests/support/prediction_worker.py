@@ -14,18 +14,18 @@ import numpy as np
 import seqio
 import tensorflow as tf
 
-from remixer_t5x.architecture.encoder_decoder import EncoderDecoder
-from remixer_t5x.architecture.layer import make_layer
-from remixer_t5x.architecture.stack import Stack
 from remixer_t5x.devices.partition import Partitioner, unbox
-from remixer_t5x.evaluation.predictions import Decoding
-from remixer_t5x.evaluation.task_evaluation import TaskEvaluation, TaskEvaluator
-from remixer_t5x.layers.positions import RelativePositionBias
-from remixer_t5x.model import interface
-from remixer_t5x.model.sampling import Sampling
-from remixer_t5x.model.seq2seq import Seq2Seq
-from remixer_t5x.sublayers.attention import CrossAttention, SelfAttention
-from remixer_t5x.sublayers.gated_mlp import GatedMLP
+from remixer_t5x.evaluate.predictions import Decoding
+from remixer_t5x.evaluate.task_evaluation import TaskEvaluation, TaskEvaluator
+from remixer_t5x.models import interface
+from remixer_t5x.models.architecture.encoder_decoder import EncoderDecoder
+from remixer_t5x.models.architecture.layer import make_layer
+from remixer_t5x.models.architecture.stack import Stack
+from remixer_t5x.models.layers.positions import RelativePositionBias
+from remixer_t5x.models.sampling import Sampling
+from remixer_t5x.models.seq2seq import Seq2Seq
+from remixer_t5x.models.sublayers.attention import CrossAttention, SelfAttention
+from remixer_t5x.models.sublayers.gated_mlp import GatedMLP
 
 VOCAB = seqio.ByteVocabulary(extra_ids=0)
 LENGTHS = {'inputs': 40, 'targets': 8}

@@ -12,9 +12,11 @@ from remixer_t5x.cli import main, process_flags
 from remixer_t5x.config import loading
 from remixer_t5x.devices import collectives, processes
 from remixer_t5x.errors import UserError
-from remixer_t5x.evaluation import checkpoint_evaluation  # noqa: F401 (imported once, for all)
-from remixer_t5x.inference import text_inference  # noqa: F401
-from remixer_t5x.training import loop  # noqa: F401
+from remixer_t5x.evaluate import (
+    checkpoint_evaluation,  # noqa: F401 (imported once, for all)
+    text_inference,  # noqa: F401
+)
+from remixer_t5x.train import loop  # noqa: F401
 
 LENGTHS = {'inputs': 16, 'targets': 12}
 VOCABULARY = seqio.ByteVocabulary(extra_ids=0)

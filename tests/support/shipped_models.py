@@ -4,9 +4,8 @@ import functools
 import re
 
 from remixer_t5x import build_model
-from remixer_t5x.adapters import lora
 from remixer_t5x.data import frames
-from remixer_t5x.model import interface
+from remixer_t5x.models import interface, lora
 from tests.support.paths import CONFIGS
 
 _SIZES = {'remixer_scaled': 'scaled_base', 't5_1_0': 't5_1_0_small'}

@@ -23,9 +23,9 @@ from flax import linen as nn
 from remixer_t5x.data import pipeline
 from remixer_t5x.devices import partition
 from remixer_t5x.errors import UserError
-from remixer_t5x.evaluation import held_out_loss
-from remixer_t5x.optimization import optimizer
-from remixer_t5x.training import loop, settings
+from remixer_t5x.evaluate import held_out_loss
+from remixer_t5x.optim import optimizer
+from remixer_t5x.train import loop, settings
 
 # Letters that one line each has, and nothing else in it.
 STRANGE = {77: 'Z', 33: 'Y'}

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from remixer_t5x.model.decoding import Generation
+from remixer_t5x.models.decoding import Generation
 
 EOS = 1
 

@@ -152,7 +152,7 @@ def _listed(text: str | None, example: str) -> list[str]:
 
 def _run_one(cell: Cell) -> tuple[int, int]:
     """Exit code of the run, and the signal that asked the sweep to end (0: none); the run gets it and saves first."""
-    from remixer_t5x.training import preemption
+    from remixer_t5x.train import preemption
 
     asked = 0
     cell.folder.parent.mkdir(parents=True, exist_ok=True)
@@ -207,7 +207,7 @@ def _last_line(log: pathlib.Path) -> str:
 def _show_results(args: argparse.Namespace, cells: Sequence[Cell], folder: pathlib.Path) -> None:
     with arguments.libraries(args):
         from remixer_t5x.cli.report import runs, write
-        from remixer_t5x.reports import records
+        from remixer_t5x.extras.reports import records
 
     folders = [str(cell.folder) for cell in cells]
     models = {str(cell.folder): cell.model for cell in cells}
@@ -219,7 +219,7 @@ def _show_results(args: argparse.Namespace, cells: Sequence[Cell], folder: pathl
 
 def table(groups) -> Any:
     """A row for each model: losses, metrics of tasks and speed, as means over seeds with standard deviations."""
-    from remixer_t5x.reports import overview
+    from remixer_t5x.extras.reports import overview
 
     tasks = overview.task_table(groups)
     headings = ['model', 'seeds', 'training loss', 'held-out loss', *(f'{kind}: {metric}' for kind, metric, _ in tasks)]
@@ -234,7 +234,7 @@ def table(groups) -> Any:
 
 
 def _cell(values: Sequence[float | None], digits: int) -> str:
-    from remixer_t5x.reports import overview
+    from remixer_t5x.extras.reports import overview
 
     present = [value for value in values if value is not None]
     return _shown(overview.cell(present) if present else None, digits)

@@ -22,7 +22,7 @@ def build(args: argparse.Namespace, models: Sequence[str], folder: pathlib.Path)
 
         from remixer_t5x.config import loading, resolved
         from remixer_t5x.data import frames
-        from remixer_t5x.model import interface
+        from remixer_t5x.models import interface
     flags = [*args.gin_flags, ('SEED', '0'), ('MODEL_DIR', str(folder))]
     for name in models:
         given = loading.Given(args.gin_file, flags, args.gin_search_paths, loading.model_files(name))

@@ -9,8 +9,8 @@ from etils import epath
 from remixer_t5x.checkpoints import saved_arrays, saved_params
 from remixer_t5x.cli.convert import model_params, share, to_adapters, with_bert, with_gpt2
 from remixer_t5x.cli.convert.checks import check_equal, check_same, compare_with_hugging_face, say, size
+from remixer_t5x.extras.hub import download, shared_folder
 from remixer_t5x.interop import converted
-from remixer_t5x.interop.hub import download, shared_folder
 from remixer_t5x.interop.huggingface import bert, gpt2
 from remixer_t5x.interop.huggingface import folders as huggingface
 from remixer_t5x.interop.huggingface import gin_file as hf_gin

@@ -11,7 +11,7 @@ from remixer_t5x.cli.convert.checks import say, size
 from remixer_t5x.data import frames, task_vocabulary
 from remixer_t5x.devices.partition import Partitioner
 from remixer_t5x.interop import converted
-from remixer_t5x.model.interface import Model
+from remixer_t5x.models.interface import Model
 from remixer_t5x.run_folder import model_dir
 
 SETTING = '--checkpoint'

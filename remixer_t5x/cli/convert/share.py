@@ -16,12 +16,12 @@ from remixer_t5x.cli.report import runs
 from remixer_t5x.config import foreign_gin
 from remixer_t5x.data import task_vocabulary
 from remixer_t5x.errors import UserError
+from remixer_t5x.extras.hub import download, shared_folder, upload
+from remixer_t5x.extras.reports import model_card
 from remixer_t5x.interop import converted
-from remixer_t5x.interop.hub import download, shared_folder, upload
 from remixer_t5x.interop.huggingface import folders as huggingface
 from remixer_t5x.interop.huggingface.config import Refusal
 from remixer_t5x.interop.safetensors import export
-from remixer_t5x.reports import model_card
 from remixer_t5x.run_folder import model_dir
 
 

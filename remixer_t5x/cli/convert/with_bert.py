@@ -13,7 +13,7 @@ from remixer_t5x.interop.huggingface import check as hf_check
 from remixer_t5x.interop.huggingface import folders as huggingface
 from remixer_t5x.interop.safetensors import export as safetensors_export
 from remixer_t5x.interop.safetensors import files as safetensors_files
-from remixer_t5x.model.masked_lm import MaskedLM
+from remixer_t5x.models.masked_lm import MaskedLM
 from remixer_tasks import vocabularies
 from remixer_tasks.vocabulary import wordpiece
 

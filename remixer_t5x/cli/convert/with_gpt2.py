@@ -19,7 +19,7 @@ from remixer_t5x.interop.huggingface import gpt2, gpt2_description
 from remixer_t5x.interop.huggingface.config import Refusal
 from remixer_t5x.interop.safetensors import export as safetensors_export
 from remixer_t5x.interop.safetensors import files as safetensors_files
-from remixer_t5x.model.language_model import LanguageModel
+from remixer_t5x.models.language_model import LanguageModel
 from remixer_tasks import vocabularies
 from remixer_tasks.vocabulary.byte_pairs import BytePairs
 

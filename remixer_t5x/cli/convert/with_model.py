@@ -15,10 +15,10 @@ from remixer_t5x.interop.huggingface import folders as huggingface
 from remixer_t5x.interop.huggingface import tokenizer as hf_tokenizer
 from remixer_t5x.interop.huggingface.config import Refusal
 from remixer_t5x.interop.safetensors import export as safetensors_export
-from remixer_t5x.model import interface
-from remixer_t5x.model.language_model import LanguageModel
-from remixer_t5x.model.masked_lm import MaskedLM
-from remixer_t5x.model.seq2seq import Seq2Seq
+from remixer_t5x.models import interface
+from remixer_t5x.models.language_model import LanguageModel
+from remixer_t5x.models.masked_lm import MaskedLM
+from remixer_t5x.models.seq2seq import Seq2Seq
 from remixer_t5x.run_folder import model_dir
 
 

@@ -7,8 +7,6 @@ import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from remixer_t5x.adapters import lora
-from remixer_t5x.architecture import stack
 from remixer_t5x.cli import arguments, console, quiet
 from remixer_t5x.cli.info.model import checked_lengths
 from remixer_t5x.costs import memory_advice, memory_table, step_memory
@@ -17,10 +15,12 @@ from remixer_t5x.data import frames
 from remixer_t5x.devices import gpu_targets, jax_workarounds, mesh
 from remixer_t5x.devices.hypothetical import GPU_SHARE, Hardware, Topology
 from remixer_t5x.errors import UserError
-from remixer_t5x.layers.compile_target import compiling_for
-from remixer_t5x.optimization import trainable
-from remixer_t5x.optimization.parameter_averages import averaged
-from remixer_t5x.optimization.train_step import NUM_REAL_TARGET_TOKENS
+from remixer_t5x.models import lora
+from remixer_t5x.models.architecture import stack
+from remixer_t5x.models.layers.compile_target import compiling_for
+from remixer_t5x.optim import trainable
+from remixer_t5x.optim.parameter_averages import averaged
+from remixer_t5x.optim.train_step import NUM_REAL_TARGET_TOKENS
 
 _CPU_NOTE = (
     'partitioning follows the described mesh; temporaries are laid out by XLA:CPU, which computes '

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from remixer_t5x.cli import console
 from remixer_t5x.costs import counts, table
 from remixer_t5x.data import frames
-from remixer_t5x.model.interface import Model
+from remixer_t5x.models.interface import Model
 
 
 def show(model: Model, feature_lengths: Mapping[str, int] | None, depth: int) -> None:

@@ -12,8 +12,8 @@ from remixer_t5x.devices import mesh
 from remixer_t5x.devices.hypothetical import Hardware
 from remixer_t5x.devices.partition import Partitioner
 from remixer_t5x.errors import UserError
-from remixer_t5x.model import interface
-from remixer_t5x.model.interface import Model
+from remixer_t5x.models import interface
+from remixer_t5x.models.interface import Model
 
 
 def show(

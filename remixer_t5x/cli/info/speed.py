@@ -8,11 +8,11 @@ from remixer_t5x.api.building import build_model
 from remixer_t5x.cli import console, quiet
 from remixer_t5x.cli.info import memory
 from remixer_t5x.costs import counts, memory_table
-from remixer_t5x.costs.speed import forecast, published_speeds, speed_advice, speed_table
-from remixer_t5x.costs.speed.forecast import Forecast
-from remixer_t5x.costs.speed.speed_advice import Advice
 from remixer_t5x.costs.step_memory import Step
 from remixer_t5x.devices.hypothetical import Hardware, Topology
+from remixer_t5x.extras.forecast import forecast, published_speeds, speed_advice, speed_table
+from remixer_t5x.extras.forecast.forecast import Forecast
+from remixer_t5x.extras.forecast.speed_advice import Advice
 
 _NOTE = (
     'The bound says what the step cannot beat, not what it will take: compare ratios of it and of the estimate, '

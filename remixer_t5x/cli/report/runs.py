@@ -9,12 +9,12 @@ from etils import epath
 
 from remixer_t5x import untrusted_files
 from remixer_t5x.errors import UserError
-from remixer_t5x.evaluation import results
-from remixer_t5x.evaluation.checkpoint_evaluation import EVAL
-from remixer_t5x.reports import records
-from remixer_t5x.reports.records import Run
+from remixer_t5x.evaluate import results
+from remixer_t5x.evaluate.checkpoint_evaluation import EVAL
+from remixer_t5x.extras.reports import records
+from remixer_t5x.extras.reports.records import Run
 from remixer_t5x.run_folder import model_dir, object_store
-from remixer_t5x.training import goodput
+from remixer_t5x.train import goodput
 
 
 def read_all(folders: Sequence[str]) -> list[Run]:

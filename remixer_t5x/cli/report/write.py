@@ -15,9 +15,9 @@ from remixer_t5x.cli.report import model
 from remixer_t5x.cli.report import runs as run_folders
 from remixer_t5x.data import frames
 from remixer_t5x.errors import UserError
-from remixer_t5x.reports import page, records
-from remixer_t5x.reports.pictures import drawing, gallery
-from remixer_t5x.reports.records import Run
+from remixer_t5x.extras.reports import page, records
+from remixer_t5x.extras.reports.pictures import drawing, gallery
+from remixer_t5x.extras.reports.records import Run
 
 TEXT = 'The small dog that the children found in the park did not bark, but it followed them home.'
 # Tokens of the model's own answer that its decoder is shown with.

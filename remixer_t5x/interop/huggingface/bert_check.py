@@ -7,7 +7,7 @@ import jax
 import numpy as np
 
 from remixer_t5x.interop.huggingface import check
-from remixer_t5x.model.masked_lm import MaskedLM
+from remixer_t5x.models.masked_lm import MaskedLM
 
 ROWS, LENGTH = 2, 64
 

@@ -2,13 +2,13 @@
 
 from typing import Any
 
-from remixer_t5x.architecture.encoder_only import BertHead, BertInput, EncoderOnly
-from remixer_t5x.architecture.layer import PostNorm
 from remixer_t5x.interop.huggingface import one_stack
 from remixer_t5x.interop.huggingface.bert import Bert
-from remixer_t5x.layers.norms import LayerNorm
-from remixer_t5x.sublayers.gelu_mlp import GeluMLP
-from remixer_t5x.sublayers.scaled_attention import ScaledAttention
+from remixer_t5x.models.architecture.encoder_only import BertHead, BertInput, EncoderOnly
+from remixer_t5x.models.architecture.layer import PostNorm
+from remixer_t5x.models.layers.norms import LayerNorm
+from remixer_t5x.models.sublayers.gelu_mlp import GeluMLP
+from remixer_t5x.models.sublayers.scaled_attention import ScaledAttention
 
 KIND = 'BERT'
 
@@ -22,8 +22,8 @@ def model_gin(bert: Bert, tokenizer: str, source: str) -> str:
         "include 'models/bert.gin'",
         'from __gin__ import dynamic_registration',
         '',
-        'from remixer_t5x.architecture import encoder_only',
-        'from remixer_t5x.layers import norms',
+        'from remixer_t5x.models.architecture import encoder_only',
+        'from remixer_t5x.models.layers import norms',
         'from remixer_tasks import vocabularies',
         '',
         *one_stack.gin_dimensions(bert),

@@ -11,7 +11,7 @@ import numpy as np
 from remixer_t5x.errors import UserError
 from remixer_t5x.interop.huggingface.config import UMT5
 from remixer_t5x.interop.huggingface.folders import read_config
-from remixer_t5x.model.seq2seq import Seq2Seq
+from remixer_t5x.models.seq2seq import Seq2Seq
 
 # Inputs are longer than the distance beyond which T5's distances share one bucket.
 ROWS, INPUT_LENGTH, TARGET_LENGTH = 2, 160, 24

@@ -5,16 +5,16 @@ from typing import Any
 
 from flax import linen as nn
 
-from remixer_t5x.architecture.encoder_decoder import EncoderDecoder
-from remixer_t5x.architecture.layer import PreNorm
-from remixer_t5x.architecture.stack import Stack
 from remixer_t5x.interop.huggingface.config import T5, Dimensions, Refusal
 from remixer_t5x.interop.huggingface.weights import Runs
-from remixer_t5x.layers.norms import RMSNorm
-from remixer_t5x.layers.positions import RelativePositionBias
-from remixer_t5x.sublayers.attention import CrossAttention, SelfAttention
-from remixer_t5x.sublayers.gated_mlp import GatedMLP
-from remixer_t5x.sublayers.relu_mlp import ReluMLP
+from remixer_t5x.models.architecture.encoder_decoder import EncoderDecoder
+from remixer_t5x.models.architecture.layer import PreNorm
+from remixer_t5x.models.architecture.stack import Stack
+from remixer_t5x.models.layers.norms import RMSNorm
+from remixer_t5x.models.layers.positions import RelativePositionBias
+from remixer_t5x.models.sublayers.attention import CrossAttention, SelfAttention
+from remixer_t5x.models.sublayers.gated_mlp import GatedMLP
+from remixer_t5x.models.sublayers.relu_mlp import ReluMLP
 
 FEED_FORWARD = (GatedMLP, ReluMLP)
 # The sublayers of a layer, in order.

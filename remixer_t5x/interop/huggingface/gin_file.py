@@ -34,15 +34,15 @@ def model_gin(t5: T5, tokenizer: Tokenizer, source: str) -> str:
 
 def _imports(t5: T5, published: bool) -> Iterator[str]:
     if (t5.tied, t5.scaled_output) != (published, published):
-        yield 'from remixer_t5x.architecture import encoder_decoder'
+        yield 'from remixer_t5x.models.architecture import encoder_decoder'
     if t5.epsilon != 1e-6:
-        yield 'from remixer_t5x.architecture import layer'
-        yield 'from remixer_t5x.architecture import stack'
-        yield 'from remixer_t5x.layers import norms'
+        yield 'from remixer_t5x.models.architecture import layer'
+        yield 'from remixer_t5x.models.architecture import stack'
+        yield 'from remixer_t5x.models.layers import norms'
     if t5.own_biases or (t5.num_buckets, t5.max_distance) != (32, 128):
-        yield 'from remixer_t5x.layers import positions'
+        yield 'from remixer_t5x.models.layers import positions'
     if t5.own_biases:
-        yield 'from remixer_t5x.sublayers import attention'
+        yield 'from remixer_t5x.models.sublayers import attention'
 
 
 def _dimensions(t5: T5) -> Iterator[str]:

@@ -1,13 +1,13 @@
 """A model of ours as a GPT-2. Most decoders that our gin files describe have none."""
 
-from remixer_t5x.architecture.decoder_only import DecoderOnly
-from remixer_t5x.architecture.layer import PreNorm
 from remixer_t5x.interop.huggingface import one_stack
 from remixer_t5x.interop.huggingface.gpt2 import Gpt2
-from remixer_t5x.layers.norms import LayerNorm
-from remixer_t5x.layers.positions import LearnedPositions
-from remixer_t5x.sublayers.gelu_mlp import GeluMLP
-from remixer_t5x.sublayers.scaled_attention import ScaledAttention
+from remixer_t5x.models.architecture.decoder_only import DecoderOnly
+from remixer_t5x.models.architecture.layer import PreNorm
+from remixer_t5x.models.layers.norms import LayerNorm
+from remixer_t5x.models.layers.positions import LearnedPositions
+from remixer_t5x.models.sublayers.gelu_mlp import GeluMLP
+from remixer_t5x.models.sublayers.scaled_attention import ScaledAttention
 
 KIND = 'GPT-2'
 

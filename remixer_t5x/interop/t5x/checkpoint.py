@@ -23,7 +23,7 @@ from remixer_t5x.checkpoints import manager, untrusted
 from remixer_t5x.errors import UserError
 from remixer_t5x.interop.huggingface import config as hf_config
 from remixer_t5x.interop.t5x import names as t5x_names
-from remixer_t5x.model.seq2seq import Seq2Seq
+from remixer_t5x.models.seq2seq import Seq2Seq
 from remixer_t5x.run_folder import model_dir
 
 Params = Any

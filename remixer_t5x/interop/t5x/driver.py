@@ -17,8 +17,8 @@ from flax import traverse_util
 from flax.linen import partitioning
 from t5x import models
 
-from remixer_t5x.architecture.encoder_decoder import EncoderDecoder
-from remixer_t5x.architecture.stack import layers_apart
+from remixer_t5x.models.architecture.encoder_decoder import EncoderDecoder
+from remixer_t5x.models.architecture.stack import layers_apart
 
 
 class _WideLogits(EncoderDecoder):

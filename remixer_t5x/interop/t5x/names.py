@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from remixer_t5x.architecture.layer import PreNorm
 from remixer_t5x.errors import UserError
-from remixer_t5x.model.seq2seq import Seq2Seq
+from remixer_t5x.models.architecture.layer import PreNorm
+from remixer_t5x.models.seq2seq import Seq2Seq
 
 Shapes = Mapping[str, tuple[int, ...]]
 

@@ -17,7 +17,7 @@ def draw(
     dotted: Mapping[str, float] | None = None,
 ) -> None:
     """Writes a PNG. `found`: results of each model; `dotted`: a line of reference in the panels of these names."""
-    from remixer_t5x.reports.pictures import drawing
+    from remixer_t5x.extras.reports.pictures import drawing
 
     shown = {model: results for model, results in found.items() if results}
     figure = drawing.new_figure(2.2 + 2.6 * len(panels), 0.9 + 0.42 * len(shown))

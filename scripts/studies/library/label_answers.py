@@ -10,7 +10,7 @@ import numpy as np
 
 from library.rows import Rows, Splits
 from remixer_t5x import tf_data
-from remixer_t5x.model.classifier import Classifier
+from remixer_t5x.models.classifier import Classifier
 
 FILES = ('frames/classifier.gin',)
 METRICS = ('accuracy',)

@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from remixer_t5x.optimization import parameter_scale
+from remixer_t5x.optim import parameter_scale
 
 
 def watched(params: Any, logical_axes: Any) -> dict[str, np.ndarray]:

@@ -13,7 +13,7 @@ import numpy as np
 
 from library import figures
 from library.records import summary
-from remixer_t5x.reports.pictures import drawing
+from remixer_t5x.extras.reports.pictures import drawing
 
 BOOTSTRAPS = 1000
 BAND = (5, 95)

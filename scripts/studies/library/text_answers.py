@@ -14,8 +14,8 @@ import numpy as np
 from library.rows import Rows, Splits, encoder_decoder
 from remixer_t5x import tf_data
 from remixer_t5x.errors import UserError
-from remixer_t5x.model.losses import token_logits
-from remixer_t5x.model.seq2seq import Seq2Seq
+from remixer_t5x.models.losses import token_logits
+from remixer_t5x.models.seq2seq import Seq2Seq
 
 FILES: tuple[str, ...] = ()
 METRICS = ('exact_match', 'token_accuracy')

@@ -4,7 +4,7 @@
 
 The convolutions have a kernel of five tokens and zeros beyond the ends. `none` has a fifth convolution in place of the
 mixer. The paper does not say whether the mixer has a residual and a norm, nor how wide it is; ours is a layer of
-`architecture/layer.py`, as everywhere in this project. Only MLP-Mixer knows positions, by its weights.
+`models/architecture/layer.py`, as everywhere in this project. Only MLP-Mixer knows positions, by its weights.
 """
 
 import functools
@@ -15,12 +15,12 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from remixer_t5x import axes
-from remixer_t5x.architecture.layer import PreNorm
 from remixer_t5x.context import SequenceContext, describe_tokens
-from remixer_t5x.layers.dense import Dense
-from remixer_t5x.sublayers.attention import SelfAttention
-from remixer_t5x.sublayers.hyper_mixer import HyperMixer
-from remixer_t5x.sublayers.mlp_mixer import MLPMixer
+from remixer_t5x.models.architecture.layer import PreNorm
+from remixer_t5x.models.layers.dense import Dense
+from remixer_t5x.models.sublayers.attention import SelfAttention
+from remixer_t5x.models.sublayers.hyper_mixer import HyperMixer
+from remixer_t5x.models.sublayers.mlp_mixer import MLPMixer
 
 KERNEL = 5
 # Heights are up to 25; the network sees and predicts them in units of this.

@@ -14,7 +14,7 @@ from flax import linen as nn
 
 from remixer_t5x.costs import flops
 from remixer_t5x.data import frames
-from remixer_t5x.model import interface
+from remixer_t5x.models import interface
 
 # Steps in one call of the compiled program, so that Python's part does not count.
 CHUNK = 25

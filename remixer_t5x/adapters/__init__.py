@@ -1,1 +1,0 @@
-"""Small trained additions to a model's parameters."""

@@ -1,0 +1,116 @@
+"""An encoder's output for texts, in a file: one vector for each text, and on request one for each token.
+
+| file | contents |
+|---|---|
+| `.npz` | `sentences` [texts, embed] float32; with tokens `tokens` [all tokens, embed], `ids` [all tokens] and `offsets` [texts + 1], so that text i has `tokens[offsets[i]:offsets[i + 1]]` |
+| `.parquet` | a row for each text: `index`, `input`, `sentence`, `cut`; with tokens `ids` and `tokens` |
+
+A text's vector is the mean over its tokens, the end token included, or the first token's features.
+"""  # noqa: E501 (a table)
+
+import itertools
+import pathlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from remixer_t5x import temporary
+from remixer_t5x.errors import UserError
+from remixer_t5x.evaluate.text_outputs import Counts, Texts
+from remixer_t5x.run_folder import metrics, model_dir
+
+NPZ, PARQUET = '.npz', '.parquet'
+MEAN, FIRST = 'mean', 'first'
+
+
+class Row(NamedTuple):
+    """One text with its ids, whether it was cut, and the features of its tokens, [tokens, embed] float32."""
+
+    number: int
+    text: str
+    ids: list[int]
+    cut: bool
+    tokens: np.ndarray
+
+    def sentence(self, pooling: str) -> np.ndarray:
+        """[embed] float32; 0 for a text without tokens."""
+        if not len(self.tokens):
+            return np.zeros(self.tokens.shape[1:], np.float32)
+        return self.tokens[0] if pooling == FIRST else self.tokens.mean(axis=0, dtype=np.float32)
+
+
+def check_output(path: str) -> None:
+    """Raises UserError unless `path` is a new file of a known kind."""
+    if pathlib.PurePath(path).suffix not in (NPZ, PARQUET):
+        raise UserError(f'--embed writes .npz or .parquet, and --output is {path!r}; give --output=embeddings.npz')
+    if model_dir.absolute(path).exists():
+        raise UserError(f'{path} exists already; give another --output, or remove it')
+
+
+def rows(
+    texts: Iterator[str], codec: Texts, encode: Callable[[list[list[int]]], Sequence[np.ndarray]], window: int
+) -> Iterator[Row]:
+    """The features of each text; `encode` gets the ids of up to `window` texts."""
+    index = 0
+    while chunk := list(itertools.islice(texts, window)):
+        coded = [codec.encode(text, index + row) for row, text in enumerate(chunk)]
+        for text, (ids, cut), tokens in zip(chunk, coded, encode([ids for ids, _ in coded]), strict=True):
+            yield Row(index, text, ids, cut, tokens)
+            index += 1
+
+
+def write(
+    path: str,
+    found: Iterator[Row],
+    with_tokens: bool,
+    pooling: str = MEAN,
+    after_row: Callable[[Counts], None] = lambda counts: None,
+) -> Counts:
+    """Writes all rows; the file appears only when it is complete. Returns how many texts there were."""
+    counts = Counts()
+    kept: list[dict[str, Any]] = []
+    for row in found:
+        kept.append(
+            {
+                'index': row.number,
+                'input': row.text,
+                'cut': row.cut,
+                'sentence': row.sentence(pooling),
+                **({'ids': row.ids, 'tokens': row.tokens} if with_tokens else {}),
+            }
+        )
+        counts.written, counts.cut = counts.written + 1, counts.cut + row.cut
+        after_row(counts)
+    if not kept:
+        raise UserError('no text was given to embed; give --input=FILE')
+    target = model_dir.absolute(path)
+    unfinished = target.parent / f'.{target.name}.unfinished'
+    with metrics.writing(target):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with unfinished.open('wb') as file:
+            (_write_npz if target.suffix == NPZ else _write_parquet)(file, kept, with_tokens)
+        temporary.commit(unfinished, target)
+    return counts
+
+
+def _write_npz(file: Any, kept: list[dict[str, Any]], with_tokens: bool) -> None:
+    arrays = {'sentences': np.stack([row['sentence'] for row in kept])}
+    if with_tokens:
+        arrays['tokens'] = np.concatenate([row['tokens'] for row in kept])
+        arrays['ids'] = np.concatenate([np.asarray(row['ids'], np.int32) for row in kept])
+        arrays['offsets'] = np.cumsum([0, *(len(row['ids']) for row in kept)])
+    np.savez(file, **arrays)
+
+
+def _write_parquet(file: Any, kept: list[dict[str, Any]], with_tokens: bool) -> None:
+    import pyarrow
+    import pyarrow.parquet
+
+    columns = {name: [row[name] for row in kept] for name in kept[0]}
+    vector = pyarrow.list_(pyarrow.float32())
+    kinds = {'sentence': vector, 'tokens': pyarrow.list_(vector), 'ids': pyarrow.list_(pyarrow.int32())}
+    if with_tokens:
+        columns['tokens'] = [list(tokens) for tokens in columns['tokens']]
+    arrays = {name: pyarrow.array(values, kinds.get(name)) for name, values in columns.items()}
+    pyarrow.parquet.write_table(pyarrow.table(arrays), file)

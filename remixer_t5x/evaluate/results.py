@@ -1,0 +1,90 @@
+"""The files of an evaluation: `metrics.jsonl`, TensorBoard files, and predictions next to targets.
+
+`metrics.jsonl` has one object per task and checkpoint: `kind` ('<split>/<task>'), `step`, `checkpoint`, the metrics,
+and `timing`. Repeating an evaluation adds another line. `predictions/<task>-<split>-<step>.jsonl` has the rows of
+`task_evaluation.Report`.
+"""
+
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from etils import epath
+
+from remixer_t5x import untrusted_files
+from remixer_t5x.errors import UserError
+from remixer_t5x.evaluate.task_evaluation import Report
+from remixer_t5x.run_folder import metrics, model_dir, tensorboard
+
+PREDICTIONS = 'predictions'
+
+
+class Results:
+    """Writes reports into one folder, and creates it if necessary. Raises UserError if it cannot."""
+
+    def __init__(self, folder: str):
+        self.folder = model_dir.absolute(folder)
+        with metrics.writing(self.folder):
+            (self.folder / PREDICTIONS).mkdir(parents=True, exist_ok=True)
+        self._tensorboard = tensorboard.TensorBoardWriter(self.folder / model_dir.TENSORBOARD, 0)
+
+    def write(self, report: Report, step: int, checkpoint: epath.Path) -> epath.Path:
+        """Adds the report and returns the file of its predictions."""
+        kind = f'{report.split}/{report.task}'
+        record = {'kind': kind, 'step': step, 'checkpoint': str(checkpoint)}
+        numbers = {name: value if math.isfinite(value) else None for name, value in report.metrics.items()}
+        predictions = self.folder / PREDICTIONS / f'{report.task}-{report.split}-{step}.jsonl'
+        # Writes predictions first, so that a listed task has them.
+        write_jsonl(predictions, report.rows)
+        with metrics.writing(self.folder), (self.folder / model_dir.METRICS).open('a') as file:
+            file.write(json.dumps({**record, **numbers, 'timing': {'seconds': report.seconds}}) + '\n')
+        self._tensorboard.write(kind, step, report.metrics, {'seconds': report.seconds})
+        return predictions
+
+    def close(self) -> None:
+        self._tensorboard.close()
+
+
+def done(folder: str, split: str, tasks: Sequence[str]) -> set[int]:
+    """Steps for which all these tasks have been evaluated into `folder`."""
+    steps: dict[str, set[int]] = {f'{split}/{task}': set() for task in tasks}
+    for record in metrics.read(model_dir.absolute(folder) / model_dir.METRICS):
+        if record['kind'] in steps:
+            steps[record['kind']].add(record['step'])
+    return set.intersection(*steps.values())
+
+
+def write_jsonl(path: epath.Path, rows: Iterable[Mapping[str, Any]]) -> None:
+    """One JSON object per line; the file appears only when it is complete."""
+    with metrics.writing(path):
+        metrics.replace(path, ''.join(json.dumps(row, ensure_ascii=False) + '\n' for row in rows))
+
+
+def read_predictions(path: str) -> list[dict[str, Any]]:
+    """The rows of a file that `write_jsonl` or `remixer-t5x infer` wrote.
+
+    Raises UserError, with the line, if it is another kind of file.
+    """
+    advice = 'give a file of predictions'
+    rows = []
+    with untrusted_files.user_errors(path, advice):
+        # The score of an impossible text is -inf, which JSON lacks.
+        for line in untrusted_files.json_lines(model_dir.absolute(path), odd_numbers=True):
+            reason = line.error or _difference_from_prediction(line.value)
+            if reason and not line.is_blank:
+                raise UserError(f'{path} line {line.number}: {reason}; {advice}')
+            rows += [] if reason else [line.value]
+    return rows
+
+
+def _difference_from_prediction(row: Any) -> str | None:
+    """Why a JSON value is not a row of predictions; None if it is one."""
+    if not isinstance(row, dict) or not isinstance(row.get('prediction'), str):
+        return "it has no text 'prediction'"
+    if not isinstance(row.get('input', ''), str):
+        return "its 'input' is not a text"
+    score = row.get('score')
+    if isinstance(score, bool) or not isinstance(score, int | float | None):
+        return "its 'score' is not a number"
+    return None

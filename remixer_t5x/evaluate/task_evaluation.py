@@ -1,0 +1,185 @@
+"""Evaluates a model by the metrics of seqio tasks: it generates (or ranks) an answer to every example of a split."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from remixer_t5x.data import pipeline, task_vocabulary
+from remixer_t5x.devices import collectives
+from remixer_t5x.devices.partition import Partitioner
+from remixer_t5x.errors import UserError
+from remixer_t5x.evaluate import classes, task_examples, task_metrics
+from remixer_t5x.evaluate.predictions import Decoding, Prediction, Predictor
+from remixer_t5x.evaluate.task_examples import TaskExamples
+from remixer_t5x.lazy import seqio
+from remixer_t5x.models import interface
+
+
+@dataclasses.dataclass(frozen=True)
+class TaskEvaluation:
+    """The tasks of an evaluation: each task of a mixture is evaluated separately.
+
+    Attributes:
+        mixture_or_task_name: a mixture or task, its name, or several names separated by commas.
+        decoding: how answers are generated.
+        tasks: names of the tasks to evaluate, separated by commas; None for all.
+        split: the split to evaluate; tasks that do not have it are left out. None is for a command that only writes
+            submissions and evaluates nothing.
+        examples: maximum number of examples of each task, None for all.
+        rank_choices: if a task has fixed answers (a postprocessor with `labels`), pick the most likely answer instead
+            of generating one.
+    """
+
+    mixture_or_task_name: pipeline.Given | Sequence[pipeline.Given]
+    decoding: Decoding
+    tasks: str | None = None
+    split: str | None = 'validation'
+    examples: int | None = None
+    rank_choices: bool = False
+
+    def __post_init__(self) -> None:
+        if self.examples is not None and (not isinstance(self.examples, int) or self.examples < 1):
+            raise UserError(f'EVAL_EXAMPLES is {self.examples!r}; it takes 1 or more examples a task, or None for all')
+
+
+@dataclasses.dataclass(frozen=True)
+class Report:
+    """A task's metrics, in the order of its authors, and the question and answer of each example.
+
+    `rows` have `index`, `input`, `target`, `prediction`, `score`, all `predictions` and `scores` if there are several,
+    and in `example` everything else that the task gives to its metrics.
+    """
+
+    task: str
+    split: str
+    metrics: task_metrics.Metrics
+    rows: Sequence[Mapping[str, Any]]
+    seconds: float
+
+
+class TaskEvaluator:
+    """Reads the examples once and evaluates any number of checkpoints of one model.
+
+    `split` is the split, and `notes` tell people what was left out and what was cut. Raises UserError for an unknown
+    task, a split that is None, missing or empty, and a vocabulary that is larger than the model's table.
+    """
+
+    def __init__(self, settings: TaskEvaluation, model: Any, partitioner: Partitioner):
+        if settings.split is None:
+            raise UserError('EVAL_SPLIT is None, so there is nothing to evaluate: give --split=validation')
+        if not classes.is_classifier(model):
+            interface.require(model, 'generate', 'evaluation by metrics')
+        self._settings, self._model = settings, model
+        self.split = settings.split
+        lengths = settings.decoding.feature_lengths
+        tasks, self.notes = task_examples.tasks_of(settings.mixture_or_task_name, self.split, settings.tasks)
+        self.vocabulary = _one_vocabulary(tasks)
+        task_vocabulary.check_ids(tasks[0].name, self.vocabulary, model.vocab_size)
+        self._predictor = Predictor(model, partitioner, settings.decoding, _eos(self.vocabulary))
+        self._examples = [
+            task_examples.read(task, self.split, lengths, settings.examples, self._is_generated(task)) for task in tasks
+        ]
+        collectives.check_same({f'the examples of {one.task.name}': one.digest() for one in self._examples})
+        self.notes += [note for examples in self._examples for note in examples.notes]
+
+    @property
+    def tasks(self) -> list[str]:
+        return [task.name for task in self.seqio_tasks]
+
+    @property
+    def seqio_tasks(self) -> list[seqio.Task]:
+        return [examples.task for examples in self._examples]
+
+    def __call__(self, params: Any) -> Iterator[Report]:
+        """One report after another, in the order of the tasks."""
+        for examples in self._examples:
+            begun = time.perf_counter()
+            found = self._answers(params, examples)
+            texts = [prediction.decoded(self.vocabulary)[0] for prediction in found]
+            outputs = task_metrics.Outputs(
+                texts, [prediction.scores[0] for prediction in found], self._target_scores(params, examples)
+            )
+            metrics = task_metrics.compute(examples, outputs)
+            rows = list(self._rows(examples, texts, found))
+            yield Report(examples.task.name, examples.split, metrics, rows, time.perf_counter() - begun)
+
+    def _is_generated(self, task: seqio.Task) -> bool:
+        is_ranked = self._settings.rank_choices and task_vocabulary.labels(task)
+        return not (classes.is_classifier(self._model) or is_ranked)
+
+    def _answers(self, params: Any, examples: TaskExamples) -> list[Prediction]:
+        labels = task_vocabulary.labels(examples.task)
+        if classes.is_classifier(self._model):
+            return classes.answers(self._predictor, params, examples.inputs, self._model.labels, labels)
+        if not (self._settings.rank_choices and labels):
+            return self._predictor.predict(params, examples.inputs)
+        feature = examples.task.output_features['targets']
+        choices = [[*feature.vocabulary.encode(label), *_end(feature)] for label in labels]
+        scores = self._predictor.rank(params, examples.inputs, choices)
+        order = np.argsort(-scores, axis=1, kind='stable')
+        return [
+            Prediction([choices[index] for index in best], [float(row[index]) for index in best])
+            for row, best in zip(scores, order, strict=True)
+        ]
+
+    def _target_scores(self, params: Any, examples: TaskExamples) -> list[float] | None:
+        if not task_metrics.needs_target_scores(examples.task):
+            return None
+        if classes.is_classifier(self._model):
+            wanted = examples.texts('targets')
+            return classes.target_scores(self._predictor, params, examples.inputs, self._model.labels, wanted)
+        return self._predictor.score(params, examples.inputs, examples.targets).tolist()
+
+    def _rows(self, examples: TaskExamples, texts: Sequence[str], found: Sequence[Prediction]) -> Iterator[dict]:
+        asked, wanted = examples.texts('inputs'), examples.texts('targets')
+        for index, (prediction, example) in enumerate(zip(found, examples.examples, strict=True)):
+            several: dict[str, Any] = {}
+            if len(prediction.scores) > 1:
+                several['predictions'] = prediction.decoded(self.vocabulary)
+                several['scores'] = prediction.scores
+            yield {
+                'index': index,
+                'input': asked[index],
+                'target': wanted[index],
+                'prediction': texts[index],
+                'score': prediction.scores[0],
+                **several,
+                'example': {name: _plain(value) for name, value in example.items() if _is_extra(name)},
+            }
+
+
+def _one_vocabulary(tasks: Sequence[seqio.Task]) -> seqio.Vocabulary:
+    first, *others = tasks
+    vocabulary = first.output_features['targets'].vocabulary
+    for task in others:
+        if task.output_features['targets'].vocabulary != vocabulary:
+            raise UserError(
+                f'{first.name} and {task.name} have different vocabularies; a model has one: evaluate them one by one'
+            )
+    return vocabulary
+
+
+def _eos(vocabulary: seqio.Vocabulary) -> int:
+    return 1 if vocabulary.eos_id is None else int(vocabulary.eos_id)
+
+
+def _end(feature: seqio.Feature) -> list[int]:
+    return [_eos(feature.vocabulary)] if feature.add_eos else []
+
+
+def _is_extra(name: str) -> bool:
+    return name.removesuffix('_pretokenized') not in pipeline.FEATURES
+
+
+def _plain(value: Any) -> Any:
+    """The value as JSON; bytes become text."""
+    if isinstance(value, bytes):
+        return value.decode(errors='replace')
+    if isinstance(value, np.ndarray):
+        return [_plain(item) for item in value.tolist()]
+    return value.item() if isinstance(value, np.generic) else value

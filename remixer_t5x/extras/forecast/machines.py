@@ -1,0 +1,80 @@
+"""What accelerators can do at most, by their makers, for a roofline (Williams et al. 2009).
+
+TPUs: the pages of docs.cloud.google.com/tpu/docs/ (v3, v4, v5e, v5p, v6e) print the peak compute and HBM bandwidth of a
+chip. Its links in one direction have half of the printed bidirectional bandwidth; for v3 and v4, whose pages do not
+print that, we divide the all-reduce bandwidth of a Pod by its chips, which gives the same for v5e and v6e. The network
+of a chip is the data center bandwidth of a Pod divided by its chips. Clocks follow from the peak and the number of
+matrix units (128 x 128 multiplications and additions a cycle each; for v6e we assume four of 256 x 256).
+
+GPUs: NVIDIA's data sheets of the SXM form, without sparsity; the network is that of DGX systems, with one adapter for
+each GPU. The gap of a microsecond between two kernels is our assumption.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+
+from remixer_t5x.errors import UserError
+from remixer_t5x.extras.forecast.hlo_flops import EXACT
+
+
+@dataclasses.dataclass(frozen=True)
+class Machine:
+    """One device as JAX sees it: a chip, of TPU v3 one of its two cores.
+
+    Attributes:
+        name: for people.
+        peaks: matrix-product FLOP/s by the type of number; a type that is not in it runs at the lowest of them.
+        bandwidth: bytes per second between HBM and the core.
+        link: bytes per second that a device sends to others of its slice or node.
+        link_name: 'ICI' or 'NVLink'.
+        network: bytes per second that a device sends to other slices or nodes; None if unknown.
+        clock: cycles per second by which the TPU compiler's estimates become seconds; None for others.
+        devices_per_chip: prices are for chips.
+        gap: seconds between two kernels; 0 for a TPU, whose kernels are one program.
+    """
+
+    name: str
+    peaks: Mapping[str, float]
+    bandwidth: float
+    link: float
+    link_name: str
+    network: float | None
+    clock: float | None = None
+    devices_per_chip: int = 1
+    gap: float = 0.0
+
+    def peak(self, number: str) -> float:
+        """FLOP/s of products in a type of number."""
+        return self.peaks.get(number, min(self.peaks.values()))
+
+
+def _tpu(name: str, peak: float, bandwidth: float, link: float, network: float | None, clock: float, cores: int = 1):
+    # By default a TPU rounds float32 operands to bfloat16; with the highest precision it multiplies six times.
+    peaks = {'bf16': peak, 'f16': peak, 'f32': peak, 's8': peak, EXACT: peak / 6}
+    return Machine(name, peaks, bandwidth, link, 'ICI', network, clock, cores)
+
+
+def _gpu(name: str, bfloat16: float, tf32: float, float32: float, bandwidth: float, link: float, network: float):
+    # By default JAX multiplies float32 in TF32 on these GPUs.
+    peaks = {'bf16': bfloat16, 'f16': bfloat16, 'f32': tf32, EXACT: float32}
+    return Machine(name, peaks, bandwidth, link, 'NVLink', network, gap=1e-6)
+
+
+MACHINES = {
+    # Half of a chip's 123 TFLOP/s, 900 GB/s and 332 GB/s.
+    'v3': _tpu('TPU v3 core', 61.5e12, 450e9, 166e9, None, 0.94e9, 2),
+    'v4': _tpu('TPU v4', 275e12, 1200e9, 268e9, None, 1.05e9),
+    'v5e': _tpu('TPU v5e', 197e12, 819e9, 200e9, 3.1e9, 1.5e9),
+    'v5p': _tpu('TPU v5p', 459e12, 2765e9, 600e9, 6.25e9, 1.75e9),
+    'v6e': _tpu('TPU v6e', 918e12, 1638e9, 400e9, None, 1.75e9),
+    'a100': _gpu('A100 80 GB SXM', 312e12, 156e12, 19.5e12, 2039e9, 300e9, 25e9),
+    'h100': _gpu('H100 80 GB SXM', 989e12, 494e12, 67e12, 3350e9, 450e9, 50e9),
+    'h200': _gpu('H200 141 GB SXM', 989e12, 494e12, 67e12, 4800e9, 450e9, 50e9),
+}
+
+
+def find(chip: str) -> Machine:
+    """The machine of a topology's chip, such as 'v5e' or 'h100'. Raises UserError if it is not known."""
+    if chip not in MACHINES:
+        raise UserError(f'the speed of {chip!r} is not known; type a TOPOLOGY of {", ".join(MACHINES)}')
+    return MACHINES[chip]

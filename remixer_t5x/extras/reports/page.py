@@ -1,0 +1,94 @@
+"""The report of runs as one HTML file. It loads no other file, and text from files is escaped."""
+
+import dataclasses
+import datetime
+import functools
+import html
+from collections.abc import Sequence
+
+from remixer_t5x.extras.reports import charts, confusion, overview, records
+from remixer_t5x.extras.reports.pictures import drawing
+from remixer_t5x.extras.reports.pictures.drawing import Picture
+from remixer_t5x.extras.reports.records import Run
+
+TEMPLATE = 'report.html.jinja'
+
+
+@dataclasses.dataclass(frozen=True)
+class Learned:
+    """Pictures of one run with their checkpoint and text, or the reason why there are none."""
+
+    run: str
+    pictures: Sequence[Picture] = ()
+    about: str = ''
+
+
+def render(runs: Sequence[Run], learned: Sequence[Learned] = (), now: datetime.datetime | None = None) -> str:
+    """The page. `learned` are the pictures, in the order of their runs."""
+    groups = records.by_seed(runs)
+    curves = {name: [charts.render(one) for one in found] for name, found in overview.charts(runs).items()}
+    tasks = overview.task_table(groups)
+    # The first metric of each evaluation is its main metric.
+    heads = list({row[0]: row for row in reversed(tasks)}.values())[::-1]
+    overviews = [overview.overview(run) for run in runs]
+    return _template().render(
+        runs=runs,
+        groups=groups,
+        overviews=overviews,
+        headline=overview.headline(overviews, heads, groups),
+        curves=curves,
+        smoothing=charts.SMOOTHING,
+        memory={key: title for key, title in overview.MEMORY.items() if any(key in one.memory for one in overviews)},
+        tasks=tasks,
+        heads=heads,
+        breakdowns=overview.breakdowns(groups),
+        confusions=confusion.confusions(runs),
+        samples=overview.samples(runs),
+        learned=learned,
+        differences=records.differences(runs),
+        made=(now or datetime.datetime.now()).strftime('%Y-%m-%d %H:%M'),
+        run_score=_run_score,
+        colours=len(drawing.COLOURS),
+    )
+
+
+@functools.cache
+def _template():
+    import jinja2
+
+    # A missing name is a bug and must not become an empty text.
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader('remixer_t5x.extras.reports', '.'),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters['duration'] = _duration
+    environment.filters['short'] = lambda value: f'{value:.4g}'
+    environment.filters['svg'] = _figure
+    return environment.get_template(TEMPLATE)
+
+
+def _run_score(run: Run, kind: str, metric: str) -> str:
+    """One metric of one run, in the evaluation that the page calls `kind`."""
+    for name, record in run.latest().items():
+        value = overview.task_metrics(record).get(metric)
+        if overview.readable(name) == kind and value is not None:
+            return f'{value:.2f}'
+    return '–'
+
+
+def _figure(picture: Picture):
+    """The figure's SVG, whose texts matplotlib has escaped, with its title for screen readers."""
+    import markupsafe
+
+    svg = drawing.inline_svg(picture)
+    return markupsafe.Markup(svg.replace('<svg ', f'<svg role="img" aria-label="{html.escape(picture.title)}" ', 1))
+
+
+def _duration(seconds: float) -> str:
+    minutes = round(seconds / 60)
+    if seconds < 90:
+        return f'{seconds:.0f} s'
+    return f'{minutes} min' if minutes < 90 else f'{minutes // 60} h {minutes % 60:02d} min'

@@ -1,0 +1,163 @@
+"""What a trained model has learned and computes, layer by layer: the numbers for the papers' pictures.
+
+Learned matrices (Remixer's H, gMLP's spatial weights) are read from the parameters. Sublayers sow arrays that depend on
+a text (attention weights, TIM's competition) into `intermediates`, a collection that exists only here.
+"""
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from remixer_t5x.models.sublayers import remixer
+
+ENCODER, DECODER = 'encoder', 'decoder'
+
+# Row-centred root mean square of H below which softmax(H) is nearly uniform: a weight of a row is then typically within
+# a tenth of its mean. H starts at 0.02.
+NEAR_ZERO = 0.1
+
+
+@dataclasses.dataclass(frozen=True)
+class LayerArray:
+    """An array of one layer. `layer` counts from 1 in its stack; `sublayer` is the name of its parameters."""
+
+    stack: str
+    layer: int
+    sublayer: str
+    array: np.ndarray
+
+    @property
+    def title(self) -> str:
+        return f'{self.stack} {self.layer}'
+
+
+def observe(model: Any, params: Any, inputs: np.ndarray, targets: np.ndarray) -> Mapping[str, Any]:
+    """What the sublayers sow while the model reads one text and writes another; dropout is off.
+
+    Args:
+        model: a `Seq2Seq`.
+        params: unboxed parameters.
+        inputs: ids of the text, [length] int32 without padding.
+        targets: ids of what the decoder writes, [length] int32 without padding.
+    """
+    begun = np.concatenate([[0], targets[:-1]]).astype(np.int32)
+
+    @jax.jit
+    def run(params):
+        rows = (jnp.asarray(row, jnp.int32)[None] for row in (inputs, begun))
+        return model.module.apply({'params': params}, *rows, enable_dropout=False, mutable=['intermediates'])[1]
+
+    return jax.device_get(run(params)).get('intermediates', {})
+
+
+def by_layer(tree: Mapping[str, Any], params: Mapping[str, Any], *names: str) -> list[LayerArray]:
+    """The arrays of `tree` whose path ends with `names`, from the encoder's first layer to the decoder's last.
+
+    `tree` has the structure of the parameters, or of `intermediates`, whose leaves are tuples of one array; every array
+    has the layers of its run as its first axis. The number of layers of each run comes from `params`.
+    """
+    found = []
+    for stack in (ENCODER, DECODER):
+        first = 1
+        for run, layers in _runs(params.get(stack, {})):
+            count = jax.tree.leaves(layers)[0].shape[0]
+            for path, stacked in _ending(tree.get(stack, {}).get(run, {}), names):
+                found += [LayerArray(stack, first + i, path, np.asarray(stacked[i], np.float32)) for i in range(count)]
+            first += count
+    return sorted(found, key=lambda one: (one.stack != ENCODER, one.layer))
+
+
+def _runs(stack: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    names = [name for name in stack if name.startswith('run_')]
+    yield from ((name, stack[name]) for name in sorted(names, key=lambda name: int(name.removeprefix('run_'))))
+
+
+def _ending(tree: Any, names: tuple[str, ...], path: tuple[str, ...] = ()) -> Iterator[tuple[str, Any]]:
+    """(name of the sublayer, array) of the leaves below a run whose path ends with `names`."""
+    if isinstance(tree, Mapping):
+        for name, child in tree.items():
+            yield from _ending(child, names, (*path, name))
+    elif path[-len(names) :] == names:
+        # Below 'layer', the first name is the sublayer's.
+        yield path[1], tree[0] if isinstance(tree, tuple) else tree
+
+
+def remixer_logits(params: Mapping[str, Any]) -> list[LayerArray]:
+    """H of every Remixer layer as its softmax reads it, each [max_length, max_length]."""
+    found = by_layer(params, params, 'mixing', 'logits')
+    return [dataclasses.replace(one, array=np.asarray(remixer.bounded(jnp.asarray(one.array)))) for one in found]
+
+
+def softmax_rows(logits: np.ndarray, length: int, causal: bool) -> np.ndarray:
+    """softmax(H) for a text of `length` tokens, [length, length] float32; rows sum to 1."""
+    shown = np.asarray(logits, np.float64)[:length, :length]
+    if causal:
+        shown = np.where(np.tri(length, dtype=bool), shown, -np.inf)
+    weights = np.exp(shown - shown.max(axis=-1, keepdims=True))
+    return (weights / weights.sum(axis=-1, keepdims=True)).astype(np.float32)
+
+
+def spread(logits: np.ndarray, length: int, causal: bool) -> float:
+    """Root mean square of H about the mean of each row, over the columns that the row sees.
+
+    softmax(H) depends only on these differences, and is uniform if they are 0. See NEAR_ZERO.
+    """
+    shown = np.asarray(logits, np.float64)[:length, :length]
+    seen = np.tri(length, dtype=bool) if causal else np.ones_like(shown, bool)
+    mean = np.where(seen, shown, 0).sum(axis=-1, keepdims=True) / seen.sum(axis=-1, keepdims=True)
+    return float(np.sqrt(np.mean((shown - mean)[seen] ** 2)))
+
+
+def near_zero(layers: list[LayerArray], lengths: Mapping[str, int]) -> list[LayerArray]:
+    """The layers that hardly mix by position: their `spread` is below NEAR_ZERO over the trained length of their
+    stack.
+    """
+    return [one for one in layers if spread(one.array, lengths[one.stack], one.stack == DECODER) < NEAR_ZERO]
+
+
+def spatial_weights(params: Mapping[str, Any], lengths: Mapping[str, int]) -> list[LayerArray]:
+    """W of every gMLP layer, [length, length] with the trained length of its stack; zero above a decoder's diagonal."""
+    found = []
+    for one in by_layer(params, params, 'mixing', 'weights', 'kernel'):
+        length, causal = lengths[one.stack], one.stack == DECODER
+        matrix = one.array[:length, :length] if one.array.ndim == 2 else _toeplitz(one.array, length, causal)
+        found.append(dataclasses.replace(one, array=np.tril(matrix) if causal else matrix))
+    return found
+
+
+def _toeplitz(values: np.ndarray, length: int, causal: bool) -> np.ndarray:
+    """W[i, j] = w[j - i]; `values` starts with the furthest token behind; a decoder's values end with distance 0."""
+    here = len(values) - 1 if causal else (len(values) - 1) // 2
+    distance = np.arange(length)[None, :] - np.arange(length)[:, None]
+    return values[np.clip(here + distance, 0, len(values) - 1)]
+
+
+def attention_maps(intermediates: Mapping[str, Any], params: Mapping[str, Any]) -> list[LayerArray]:
+    """Attention weights of every layer, [heads, queries, keys] each; the sublayer's name says which attention."""
+    found = by_layer(intermediates, params, 'attention_weights')
+    return [dataclasses.replace(one, array=one.array[0]) for one in found]
+
+
+def competition_weights(intermediates: Mapping[str, Any], params: Mapping[str, Any]) -> list[LayerArray]:
+    """TIM's competition in every TIM layer, [mechanisms, tokens] each; sums to 1 over mechanisms."""
+    found = by_layer(intermediates, params, 'competition', 'competition')
+    return [dataclasses.replace(one, array=one.array[:, 0, :, 0]) for one in found]
+
+
+def entropy(weights: np.ndarray) -> np.ndarray:
+    """Entropy in bits along the first axis; 0 log 0 is 0."""
+    logs = np.log2(weights, where=weights > 0, out=np.zeros_like(weights))
+    return -np.sum(weights * logs, axis=0)
+
+
+def correlations(layers: list[np.ndarray]) -> np.ndarray:
+    """Pearson correlation between layers, [layers, layers], of one number for each token; 0 if a layer is constant."""
+    values = np.stack([np.asarray(layer, np.float64) for layer in layers])
+    centred = values - values.mean(axis=1, keepdims=True)
+    scale = np.sqrt((centred**2).sum(axis=1))
+    products = np.outer(scale, scale)
+    return np.divide(centred @ centred.T, products, out=np.zeros_like(products), where=products > 1e-12)

@@ -1,0 +1,140 @@
+"""A decoder alone, for language models: one causal stack without cross-attention.
+
+    x = Embed(tokens)        h = Stack(x)        logits = h W, or h Embed^T where the output is tied
+
+The stack is an encoder-decoder's decoder, so every causal sublayer and every layout works here. A prefix
+language model (Raffel et al. 2019, section 3.2.1) reads the first tokens of each example in both directions. GPT-2
+(Radford et al. 2019) is this frame with learned positions, biases and a tied output.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+
+from remixer_t5x import axes
+from remixer_t5x.context import describe_tokens
+from remixer_t5x.models.architecture.encoder_decoder import checked_dtype
+from remixer_t5x.models.architecture.stack import Stack
+from remixer_t5x.models.layers.dense import Dense
+from remixer_t5x.models.layers.embedding import Embed
+
+# The logit of a token that is never predicted: probability 0 in float32. Infinity would make label smoothing NaN.
+_NEVER = -1e3
+
+
+class DecoderOnly(nn.Module):
+    """[batch, length] tokens in and out; id 0 begins a sequence.
+
+    No id is padding to the decoder: padding follows the tokens of a row, and a causal decoder never looks ahead.
+
+    Attributes:
+        vocab_size: number of embeddings and of output logits.
+        embed_dim: width of the residual stream, D.
+        decoder_stack: factory of a `Stack` whose layers do not read `ctx.memory`.
+        dtype: dtype of activations; parameters are float32.
+        embedding: factory of the token embedding.
+        tied: the output projection is the transposed token embedding, without separate weights.
+        scaled_output: the input of the projection is scaled by embed_dim ** -0.5, as T5 does with a tied output.
+        begin_id: the token whose embedding begins a sequence, as GPT-2's end token does; id 0 is then only padding and
+            is never predicted. 0: id 0 has its own embedding.
+    """
+
+    vocab_size: int
+    embed_dim: int
+    decoder_stack: Callable[..., Stack]
+    dtype: str = 'float32'
+    embedding: Callable[..., nn.Module] = Embed
+    tied: bool = False
+    scaled_output: bool = False
+    begin_id: int = 0
+
+    def setup(self) -> None:
+        self.token_embedder = self.embedding(self.vocab_size, self.embed_dim, dtype=checked_dtype(self.dtype))
+        self.decoder = self.decoder_stack()
+        if not self.tied:
+            self.logits = Dense(self.vocab_size, (axes.EMBED, axes.VOCAB))
+
+    def __call__(self, *args: Any, **kwargs: Any) -> jax.Array:
+        """Logits of the next token, [batch, length, vocab], in `dtype`; same arguments as `decode_hidden`."""
+        hidden = self.decode_hidden(*args, **kwargs)[..., : self.embed_dim]
+        logits = self.token_embedder.attend(hidden) if self.tied else self.logits(hidden)
+        return logits.at[..., 0].set(_NEVER) if self.begin_id else logits
+
+    @nn.nowrap
+    def output_kernel(self, params: Mapping[str, Any]) -> jax.Array:
+        """The kernel of the output projection, [embed, vocab], in this module's unboxed parameters.
+
+        With `begin_id` it has one more row, the bias of each token, for the feature that `_output_input` adds.
+        """
+        kernel = params['token_embedder']['embedding'].T if self.tied else params['logits']['kernel']
+        if not self.begin_id:
+            return kernel
+        bias = jnp.zeros_like(kernel[:1]).at[:, 0].set(_NEVER)
+        return jnp.concatenate([kernel.at[:, 0].set(0), bias])
+
+    def decode_hidden(
+        self,
+        decoder_input_tokens: jax.Array,
+        *,
+        decoder_segment_ids: jax.Array | None = None,
+        decoder_positions: jax.Array | None = None,
+        prefix: jax.Array | None = None,
+        enable_dropout: bool = True,
+    ) -> jax.Array:
+        """The input of the output projection, [batch, length, embed].
+
+        Args:
+            decoder_input_tokens: [batch, length] int32, the targets one place later.
+            decoder_segment_ids: [batch, length] if rows are packed; 0 is padding.
+            decoder_positions: [batch, length], or None.
+            prefix: [batch, length] bool, the tokens that are read in both directions; None for none.
+            enable_dropout: whether to drop.
+        """
+        ctx = describe_tokens(
+            jnp.ones_like(decoder_input_tokens),
+            decoder_segment_ids,
+            decoder_positions,
+            causal=True,
+            deterministic=not enable_dropout,
+            prefix=prefix,
+        )
+        return self._output_input(self.decoder(self._embed(decoder_input_tokens), ctx))
+
+    def read_prompt(self, tokens: jax.Array, is_token: jax.Array, slots: int, both_ways: bool) -> jax.Array:
+        """Allocates the caches and fills them from prompts, all tokens at once; `next_hidden` then takes the last one.
+
+        Args:
+            tokens: [batch, length] int32, the prompts behind the token that begins a sequence.
+            is_token: [batch, length] bool, False behind the end of a prompt.
+            slots: number of positions to allocate, of prompt and answer.
+            both_ways: whether the prompt is read in both directions.
+        """
+        ctx = describe_tokens(
+            is_token.astype(jnp.int32),
+            causal=True,
+            decode=True,
+            cache_slots=slots,
+            prefix=is_token if both_ways else None,
+        )
+        return self._output_input(self.decoder(self._embed(tokens), ctx))
+
+    def next_hidden(self, tokens: jax.Array, slots: int) -> jax.Array:
+        """The input of the output projection for one token of each row, [batch, 1] -> [batch, 1, embed].
+
+        The first call takes the last token of each prompt.
+        """
+        ctx = describe_tokens(jnp.ones_like(tokens), causal=True, decode=True)
+        return self._output_input(self.decoder(self._embed(tokens), ctx, slots))
+
+    def _embed(self, tokens: jax.Array) -> jax.Array:
+        return self.token_embedder(jnp.where(tokens == 0, self.begin_id, tokens) if self.begin_id else tokens)
+
+    def _output_input(self, hidden: jax.Array) -> jax.Array:
+        hidden = hidden * self.embed_dim**-0.5 if self.scaled_output else hidden
+        if not self.begin_id:
+            return hidden
+        # A feature that is 1 everywhere carries the bias, so the loss and the decoders do not need one.
+        return jnp.concatenate([hidden, jnp.ones_like(hidden[..., :1])], axis=-1)

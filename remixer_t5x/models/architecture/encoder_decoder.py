@@ -1,0 +1,134 @@
+"""Encoder-decoder of T5 (Raffel et al. 2019), with any sublayers.
+
+Both stacks share one token embedding. The output projection has its own weights, as in T5.1.1, or is the embedding
+applied to a scaled input, as in the first T5. Arguments have T5X's names.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+
+from remixer_t5x import axes
+from remixer_t5x.context import Memory, describe_tokens
+from remixer_t5x.errors import UserError
+from remixer_t5x.models.architecture.stack import Stack
+from remixer_t5x.models.layers.dense import Dense
+from remixer_t5x.models.layers.embedding import Embed
+
+
+def checked_dtype(name: str) -> jnp.dtype:
+    """The dtype to compute in. Refuses float16, because T5's activations overflow it."""
+    if str(name) not in ('float32', 'bfloat16'):
+        raise UserError(f"DTYPE is {name!r}, allowed are 'bfloat16' and 'float32': give --gin.DTYPE=bfloat16")
+    return jnp.dtype(name)
+
+
+class EncoderDecoder(nn.Module):
+    """[batch, length] tokens in and out; trailing zeros of the inputs are padding.
+
+    No id is padding to the decoder: padding follows the tokens of a row, and a causal decoder never looks ahead.
+
+    Attributes:
+        vocab_size: number of embeddings and of output logits.
+        embed_dim: width of the residual stream, D.
+        encoder_stack: factory of a `Stack`.
+        decoder_stack: factory of a `Stack` whose layers read `ctx.memory`.
+        dtype: dtype of activations; parameters are float32.
+        embedding: factory of the token embedding.
+        tied: the output projection is the transposed token embedding, without separate weights.
+        scaled_output: the input of the projection is scaled by embed_dim ** -0.5. Without it a tied projection, whose
+            rows are as large as embeddings, would start with logits of that spread.
+    """
+
+    vocab_size: int
+    embed_dim: int
+    encoder_stack: Callable[..., Stack]
+    decoder_stack: Callable[..., Stack]
+    dtype: str = 'float32'
+    embedding: Callable[..., nn.Module] = Embed
+    tied: bool = False
+    scaled_output: bool = False
+
+    def setup(self) -> None:
+        self.token_embedder = self.embedding(self.vocab_size, self.embed_dim, dtype=checked_dtype(self.dtype))
+        self.encoder = self.encoder_stack()
+        self.decoder = self.decoder_stack()
+        if not self.tied:
+            self.logits = Dense(self.vocab_size, (axes.EMBED, axes.VOCAB))
+
+    def __call__(
+        self,
+        encoder_input_tokens: jax.Array,
+        decoder_input_tokens: jax.Array,
+        *,
+        encoder_segment_ids: jax.Array | None = None,
+        encoder_positions: jax.Array | None = None,
+        enable_dropout: bool = True,
+        **decoder: Any,
+    ) -> jax.Array:
+        """Logits of the next token, [batch, target_length, vocab], in `dtype`; `decoder` as for `decode_hidden`."""
+        encoded = self.encode(encoder_input_tokens, encoder_segment_ids, encoder_positions, enable_dropout)
+        return self.decode(
+            encoded,
+            encoder_input_tokens,
+            decoder_input_tokens,
+            encoder_segment_ids=encoder_segment_ids,
+            enable_dropout=enable_dropout,
+            **decoder,
+        )
+
+    def encode(
+        self,
+        encoder_input_tokens: jax.Array,
+        encoder_segment_ids: jax.Array | None = None,
+        encoder_positions: jax.Array | None = None,
+        enable_dropout: bool = True,
+    ) -> jax.Array:
+        """Encoder output, [batch, input_length, embed]."""
+        ctx = describe_tokens(
+            encoder_input_tokens, encoder_segment_ids, encoder_positions, deterministic=not enable_dropout
+        )
+        return self.encoder(self.token_embedder(encoder_input_tokens), ctx)
+
+    def decode(self, *args, **kwargs) -> jax.Array:
+        """Logits of the next token given the encoder's output; same arguments as `decode_hidden`."""
+        hidden = self.decode_hidden(*args, **kwargs)
+        return self.token_embedder.attend(hidden) if self.tied else self.logits(hidden)
+
+    @nn.nowrap
+    def output_kernel(self, params: Mapping[str, Any]) -> jax.Array:
+        """The kernel of the output projection, [embed, vocab], in this module's unboxed parameters.
+
+        A loss applies it to the result of `decode_hidden`, so that it never needs all logits at once.
+        """
+        return params['token_embedder']['embedding'].T if self.tied else params['logits']['kernel']
+
+    def decode_hidden(
+        self,
+        encoded: jax.Array,
+        encoder_input_tokens: jax.Array,
+        decoder_input_tokens: jax.Array,
+        *,
+        encoder_segment_ids: jax.Array | None = None,
+        decoder_segment_ids: jax.Array | None = None,
+        decoder_positions: jax.Array | None = None,
+        enable_dropout: bool = True,
+        decode: bool = False,
+        max_decode_length: int | None = None,
+    ) -> jax.Array:
+        """The input of the output projection, [batch, target_length, embed].
+
+        With `decode`, a call without a cache allocates it for `decoder_input_tokens.shape[1]` positions and computes
+        everything that depends only on the encoder's output. Each later call takes one token, [batch, 1], and needs
+        `max_decode_length`, the number of positions allocated.
+        """
+        if decode and (encoder_segment_ids is not None or decoder_segment_ids is not None):
+            raise ValueError('decoding takes one example per row: do not give segment ids with decode=True')
+        memory = Memory(encoded, describe_tokens(encoder_input_tokens, encoder_segment_ids))
+        flags = {'causal': True, 'decode': decode, 'deterministic': not enable_dropout, 'memory': memory}
+        ctx = describe_tokens(jnp.ones_like(decoder_input_tokens), decoder_segment_ids, decoder_positions, **flags)
+        hidden = self.decoder(self.token_embedder(decoder_input_tokens), ctx, max_decode_length)
+        return hidden * self.embed_dim**-0.5 if self.scaled_output else hidden

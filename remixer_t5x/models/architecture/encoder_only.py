@@ -1,0 +1,156 @@
+"""An encoder alone, with a head on it: masked language models and classifiers.
+
+    x = Embed(tokens)             with an input layer: norm(Embed(tokens) + positions + token types), as in BERT
+    h = Stack(x)
+    logits = head(h) Embed^T + b  (BertHead: Devlin et al. 2019, section 3.1), or h Embed^T / sqrt(D) without a head
+
+An encoder-decoder has the same stack as its encoder, so every encoder sublayer and every layout works here. The
+division by sqrt(D) is T5's for a tied output; BertHead has embeddings of deviation 0.02 instead.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+
+from remixer_t5x import axes
+from remixer_t5x.context import SequenceContext, describe_tokens
+from remixer_t5x.models.architecture.encoder_decoder import checked_dtype
+from remixer_t5x.models.architecture.stack import Stack
+from remixer_t5x.models.layers.dense import Dense
+from remixer_t5x.models.layers.embedding import Embed
+from remixer_t5x.models.layers.norms import LayerNorm
+from remixer_t5x.models.layers.positions import LearnedPositions
+
+_INIT = nn.initializers.normal(stddev=0.02)
+
+
+class EncoderOnly(nn.Module):
+    """[batch, length] tokens in, features of each token out; id 0 is padding.
+
+    Attributes:
+        vocab_size: number of embeddings.
+        embed_dim: width of the residual stream, D.
+        encoder_stack: factory of a `Stack`.
+        dtype: dtype of activations; parameters are float32.
+        embedding: factory of the token embedding.
+        input_layer: factory of a module (x, ctx, token_types) -> x between embedding and stack, `BertInput`, or None.
+        head_layer: factory of what is on top, or None: a module x -> x with a `bias` over the vocabulary
+            (`BertHead`) for masked language models, a module (x, ctx) -> y for others.
+    """
+
+    vocab_size: int
+    embed_dim: int
+    encoder_stack: Callable[..., Stack]
+    dtype: str = 'float32'
+    embedding: Callable[..., nn.Module] = Embed
+    input_layer: Callable[..., nn.Module] | None = None
+    head_layer: Callable[..., nn.Module] | None = None
+
+    def setup(self) -> None:
+        self.token_embedder = self.embedding(self.vocab_size, self.embed_dim, dtype=checked_dtype(self.dtype))
+        self.encoder = self.encoder_stack()
+        if self.input_layer is not None:
+            self.input = self.input_layer()
+        if self.head_layer is not None:
+            self.head = self.head_layer()
+
+    def encode(
+        self,
+        encoder_input_tokens: jax.Array,
+        encoder_segment_ids: jax.Array | None = None,
+        encoder_positions: jax.Array | None = None,
+        encoder_token_types: jax.Array | None = None,
+        enable_dropout: bool = True,
+    ) -> jax.Array:
+        """The stack's output, [batch, length, embed]; `encoder_token_types` [batch, length] is for an input layer."""
+        ctx = _context(encoder_input_tokens, encoder_segment_ids, encoder_positions, enable_dropout)
+        x = self.token_embedder(encoder_input_tokens)
+        if self.input_layer is not None:
+            x = self.input(x, ctx, encoder_token_types)
+        return self.encoder(x, ctx)
+
+    def predict_tokens(self, *args: Any, **kwargs: Any) -> jax.Array:
+        """Logits of the token at each place, [batch, length, vocab], in `dtype`; same arguments as `encode`."""
+        hidden = self.output_hidden(self.encode(*args, **kwargs))
+        logits = self.token_embedder.attend(hidden)
+        return logits if self.head_layer is None else logits + self.head.bias.astype(logits.dtype)
+
+    def output_hidden(self, hidden: jax.Array) -> jax.Array:
+        """The input of the output projection, [..., embed], from the stack's output."""
+        return hidden * self.embed_dim**-0.5 if self.head_layer is None else self.head(hidden)
+
+    @nn.nowrap
+    def output_kernel(self, params: Mapping[str, Any]) -> jax.Array:
+        """The output projection, [embed, vocab], in this module's unboxed parameters."""
+        return params['token_embedder']['embedding'].T
+
+    @nn.nowrap
+    def output_bias(self, params: Mapping[str, Any]) -> jax.Array | None:
+        """The bias of the output projection, [vocab], or None."""
+        return None if self.head_layer is None else params['head']['bias']
+
+    def classify(
+        self,
+        encoder_input_tokens: jax.Array,
+        encoder_token_types: jax.Array | None = None,
+        enable_dropout: bool = True,
+    ) -> jax.Array:
+        """What a head for whole rows gives, [batch, outputs] float32; one example in each row."""
+        hidden = self.encode(encoder_input_tokens, None, None, encoder_token_types, enable_dropout)
+        return self.head(hidden, _context(encoder_input_tokens, None, None, enable_dropout))
+
+
+def _context(
+    tokens: jax.Array, segment_ids: jax.Array | None, positions: jax.Array | None, enable_dropout: bool
+) -> SequenceContext:
+    return describe_tokens(tokens, segment_ids, positions, deterministic=not enable_dropout)
+
+
+class BertInput(nn.Module):
+    """`norm(x + position + token type)`, [batch, length, embed]: BERT's embeddings (Devlin et al. 2019, figure 2).
+
+    Attributes:
+        max_length: number of learned positions; longer rows are refused.
+        token_types: number of learned token types; BERT has 2, for the first and the second sentence.
+        norm: factory of the norm.
+    """
+
+    max_length: int
+    token_types: int = 2
+    norm: Callable[..., nn.Module] = LayerNorm
+
+    @nn.compact
+    def __call__(self, x: jax.Array, ctx: SequenceContext, token_types: jax.Array | None = None) -> jax.Array:
+        """`token_types` is [batch, length] int32; None means type 0 everywhere."""
+        width = x.shape[-1]
+        x = x + LearnedPositions(self.max_length, name='positions')(width, ctx).astype(x.dtype)
+        init = nn.with_logical_partitioning(_INIT, (None, axes.EMBED))
+        table = self.param('token_types', init, (self.token_types, width), jnp.float32).astype(x.dtype)
+        x = x + (table[0] if token_types is None else jnp.take(table, token_types, axis=0))
+        return self.norm(name='norm')(x)
+
+
+class BertHead(nn.Module):
+    """`norm(gelu(x W + b))`, [..., embed]; the output projection then adds `bias`, one number for each token.
+
+    Attributes:
+        vocab_size: length of `bias`.
+        norm: factory of the norm.
+    """
+
+    vocab_size: int
+    norm: Callable[..., nn.Module] = LayerNorm
+
+    def setup(self) -> None:
+        init = nn.with_logical_partitioning(nn.initializers.zeros, (axes.VOCAB,))
+        self.bias = self.param('bias', init, (self.vocab_size,), jnp.float32)
+        self.output_norm = self.norm()
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        # The axis that leaves is not `embed` again: a mesh axis splits at most one of them.
+        dense = Dense(x.shape[-1], (axes.EMBED, None), _INIT, use_bias=True, name='dense')
+        return self.output_norm(nn.gelu(dense(x), approximate=False))

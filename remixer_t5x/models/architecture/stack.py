@@ -1,0 +1,193 @@
+"""A stack: runs of identical layers, executed by scan, then a final norm.
+
+The parameters of a run are stacked on a leading `layers` axis, so that compile time does not grow with depth.
+"""
+
+import contextlib
+import contextvars
+import dataclasses
+import operator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+
+from remixer_t5x import axes
+from remixer_t5x.context import SequenceContext
+from remixer_t5x.models.layers.attention.formula import ATTENTION_OUTPUT
+from remixer_t5x.models.layers.dropout import dropout
+from remixer_t5x.models.layers.norms import RMSNorm
+
+LayerFactory = Callable[..., nn.Module]
+Params = Any
+
+_DOTS_AND_ATTENTION = jax.checkpoint_policies.save_from_both_policies(
+    jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
+    jax.checkpoint_policies.save_only_these_names(ATTENTION_OUTPUT),
+)
+# cuDNN's attention is a primitive, whose results have no name of ours.
+_CUDNN_ATTENTION = 'dot_product_attention_fwd_wrapper'
+
+
+def full_remat(prim, *args, **params) -> bool:
+    """Remat policy: keep only each layer's input; about a third more FLOPs, the least memory."""
+    return jax.checkpoint_policies.nothing_saveable(prim, *args, **params)
+
+
+def dots_remat(prim, *args, **params) -> bool:
+    """Remat policy: keep the results of matmuls with parameters and of attention, recompute the cheap rest."""
+    return _DOTS_AND_ATTENTION(prim, *args, **params) or prim.name == _CUDNN_ATTENTION
+
+
+_TRACED_ONCE = contextvars.ContextVar('traced_once', default=False)
+
+
+@contextlib.contextmanager
+def traced_once() -> Iterator[None]:
+    """Within it a run's layer is traced once and not twice, which takes half as long, and a seed gives other random
+    numbers than outside of it: for shapes, and where any numbers will do.
+    """
+    token = _TRACED_ONCE.set(True)
+    try:
+        yield
+    finally:
+        _TRACED_ONCE.reset(token)
+
+
+class _Repeated(nn.Module):
+    """The body of a run's scan: carries x, returns no per-layer output."""
+
+    layer: LayerFactory
+
+    @nn.compact
+    def __call__(self, x: jax.Array, ctx: SequenceContext) -> tuple[jax.Array, None]:
+        x = self.layer(name='layer')(x, ctx)
+        return nn.with_logical_constraint(x, (axes.BATCH, axes.LENGTH, axes.ACTIVATION_EMBED)), None
+
+
+class _Apart(nn.Module):
+    """A run while decoding: each layer has separate parameters and caches.
+
+    Otherwise a step would copy its slice of every stacked parameter and write back all caches, also the caches of the
+    memory, which takes longer than the computation.
+    """
+
+    layer: LayerFactory
+    count: int
+
+    @nn.compact
+    def __call__(self, x: jax.Array, ctx: SequenceContext) -> jax.Array:
+        for index in range(self.count):
+            x = self.layer(name=f'layer_{index}')(x, ctx)
+        return x
+
+
+def layers_apart(params: Params) -> Params:
+    """Unstacks parameters of runs, `{'layer': stacked}`, into single layers, `{'layer_0': ..., 'layer_1': ...}`.
+
+    Decoding takes either form. A caller that runs many steps calls this once before them, so that no step slices. Other
+    parameters, at any depth, and layers that are already separate stay as they are.
+    """
+    if not isinstance(params, Mapping):
+        return params
+    if set(params) != {'layer'}:
+        return {name: layers_apart(child) for name, child in params.items()}
+    stacked = params['layer']
+    count = jax.tree.leaves(stacked)[0].shape[0]
+    return {f'layer_{index}': jax.tree.map(operator.itemgetter(index), stacked) for index in range(count)}
+
+
+def _first_step(ctx: SequenceContext) -> jax.Array:
+    """The index of the token that the call after the allocating one takes: the first, or the last of each prompt."""
+    if ctx.cache_slots is None:
+        return jnp.zeros((), jnp.int32)
+    return jnp.sum(ctx.is_token, axis=1, dtype=jnp.int32) - 1
+
+
+class Stack(nn.Module):
+    """[batch, length, embed] -> the same shape.
+
+    Attributes:
+        runs: ((layer factory, number of layers), ...) from first to last.
+        position_bias: factory of a module (length, ctx) -> [1, heads, q, k] or `DistanceBias`, or None; shared by all
+            layers, except by attention that has its own.
+        position_embedding: factory of a module (embed, ctx) -> [batch, length, embed] added to the input, or None; for
+            mixers that do not read the bias or the order of tokens.
+        final_norm: factory of a norm after the last layer, or None (for layouts that end with one or need none).
+        dropout_rate: dropout on the stack's input and output.
+        remat_policy: what the backward pass keeps of a layer: None (everything), `dots_remat` or `full_remat`.
+        attention: how attention sublayers compute, one of `layers.attention.choice.IMPLEMENTATIONS`.
+        unroll: how many layers of a run one iteration of its scan executes; more is slower to compile.
+    """
+
+    runs: Sequence[tuple[LayerFactory, int]]
+    position_bias: Callable[..., nn.Module] | None = None
+    position_embedding: Callable[..., nn.Module] | None = None
+    final_norm: Callable[..., nn.Module] | None = RMSNorm
+    dropout_rate: float = 0.0
+    remat_policy: Callable[..., bool] | None = None
+    attention: str = 'auto'
+    unroll: int = 1
+
+    @nn.compact
+    def __call__(self, x: jax.Array, ctx: SequenceContext, max_decode_length: int | None = None) -> jax.Array:
+        """Runs the layers; `max_decode_length`, the number of cache slots, is needed when one token is decoded."""
+        length = x.shape[1]
+        ctx = dataclasses.replace(ctx, attention=self.attention)
+        if ctx.decode:
+            ctx = self._at_decoding_step(x, ctx)
+            if ctx.step is not None:
+                if max_decode_length is None:
+                    raise ValueError('a decoding step needs max_decode_length, the number of positions in the cache')
+                length = max_decode_length
+        ctx = dataclasses.replace(ctx, num_keys=length)
+        if self.position_bias is not None:
+            bias = self.position_bias(name='position_bias')(length, ctx)
+            ctx = dataclasses.replace(ctx, position_bias=bias)
+        if self.position_embedding is not None:
+            x = x + self.position_embedding(name='position_embedding')(x.shape[-1], ctx).astype(x.dtype)
+        x = dropout(self.dropout_rate, x, deterministic=ctx.deterministic)
+        for index, (layer, count) in enumerate(self.runs):
+            x = self._run(f'run_{index}', layer, count, x, ctx)
+        if self.final_norm is not None:
+            x = self.final_norm(name='final_norm')(x)
+        return dropout(self.dropout_rate, x, deterministic=ctx.deterministic)
+
+    def _at_decoding_step(self, x: jax.Array, ctx: SequenceContext) -> SequenceContext:
+        """Sets step and position of the token being decoded; the allocating call, for all positions, has none."""
+        is_allocated = self.has_variable('cache', 'cache_index')
+        index = self.variable('cache', 'cache_index', _first_step, ctx)
+        if not is_allocated:
+            return ctx
+        if x.shape[1] != 1:
+            raise ValueError(f'a decoding step takes one token per sequence, got {x.shape[1]}')
+        step = index.value
+        index.value = step + 1
+        positions = step[:, None] if step.ndim else jnp.broadcast_to(step, x.shape[:2])
+        return dataclasses.replace(ctx, step=step, positions=positions)
+
+    def _run(self, name: str, layer: LayerFactory, count: int, x: jax.Array, ctx: SequenceContext) -> jax.Array:
+        if ctx.decode:
+            apart = nn.map_variables(_Apart, 'params', trans_in_fn=layers_apart)
+            return apart(layer, count, name=name)(x, ctx)
+        body: type[nn.Module] = _Repeated
+        if self.remat_policy is not None:
+            body = nn.remat(body, policy=self.remat_policy, prevent_cse=False)
+        split = {'params': True, 'dropout': True}
+        # Flax's check traces the layer twice, and the second trace draws other random numbers than the first. So it
+        # stays where numbers are drawn, because parameters and dropout of a seed must not change.
+        draws = any(self.has_rng(name) for name in split) and not _TRACED_ONCE.get()
+        run = nn.scan(
+            body,
+            variable_axes={'params': 0, 'intermediates': 0},
+            split_rngs=split,
+            check_constancy_invariants=draws,
+            in_axes=nn.broadcast,
+            length=count,
+            unroll=min(self.unroll, count),
+            metadata_params={nn.PARTITION_NAME: axes.LAYERS},
+        )
+        x, _ = run(layer, name=name)(x, ctx)
+        return x

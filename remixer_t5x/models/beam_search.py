@@ -1,0 +1,255 @@
+"""Beam search: finds the n best sequences by keeping the most likely beginnings at each step.
+
+Each step extends the live beams by every token and takes the best 2 * beams of all candidates. Among the best `beams`
+of these, the candidates that end join the sequences that ended before, of which the best remain. The best `beams`
+candidates that do not end stay live. At the last position every candidate counts as ended. The results equal those of
+Hugging Face's `generate`. In T5X all 2 * beams candidates may end, and its penalty is `BrevityPenalty`.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from remixer_t5x.errors import UserError
+from remixer_t5x.models.decoding import Cache, Decoded, Generation, top_values
+from remixer_t5x.models.layers.compile_target import on_single_cpu
+
+# Divisor of the score of a sequence of `length` tokens, including its end token; must be positive.
+LengthPenalty = Callable[[jax.Array], jax.Array]
+
+
+@dataclasses.dataclass(frozen=True)
+class PowerPenalty:
+    """`length ** alpha`, Hugging Face's: 0 compares sums of log-probabilities, 1 their means."""
+
+    alpha: float = 1.0
+
+    def __call__(self, length: jax.Array) -> jax.Array:
+        return jnp.asarray(length, jnp.float32) ** self.alpha
+
+
+@dataclasses.dataclass(frozen=True)
+class BrevityPenalty:
+    """`((5 + length) / 6) ** alpha` (Wu et al. 2016), T5X's."""
+
+    alpha: float = 0.6
+
+    def __call__(self, length: jax.Array) -> jax.Array:
+        return ((5.0 + jnp.asarray(length, jnp.float32)) / 6.0) ** self.alpha
+
+
+def until_settled(
+    live: jax.Array, ended: jax.Array, length: jax.Array, max_length: int, penalty: LengthPenalty
+) -> jax.Array:
+    """Stops when no live beam can beat the worst ended sequence at any length; for a penalty monotone in length.
+
+    T5X's rule, and Hugging Face's `early_stopping='never'`. A rule is a function of the best live sum of
+    log-probabilities [batch], the worst ended score [batch] (-inf while there are fewer than `beams`), and the length
+    so far. It is True, [batch], for sequences whose search continues.
+    """
+    return jnp.maximum(live / penalty(max_length), live / penalty(length)) > ended
+
+
+def until_unlikely(
+    live: jax.Array, ended: jax.Array, length: jax.Array, max_length: int, penalty: LengthPenalty
+) -> jax.Array:
+    """Stops when no live beam, at its present length, beats the worst ended sequence; Hugging Face's default.
+
+    This is faster than `until_settled`, but loses a beam whose score would rise with its length.
+    """
+    return live / penalty(length) > ended
+
+
+def until_enough(
+    live: jax.Array, ended: jax.Array, length: jax.Array, max_length: int, penalty: LengthPenalty
+) -> jax.Array:
+    """Stops when as many sequences have ended as there are beams; Hugging Face's `early_stopping=True`."""
+    return jnp.isneginf(ended)
+
+
+class _Beams(NamedTuple):
+    """Sequences found so far: tokens [batch, count, length], scores [batch, count], -inf for empty places."""
+
+    tokens: jax.Array
+    scores: jax.Array
+
+
+class _State(NamedTuple):
+    index: jax.Array  # of the token to generate, int32
+    live: _Beams  # scores are sums of log-probabilities, in no order
+    ended: _Beams  # scores are divided by the penalty, best first
+    is_open: jax.Array  # [batch], whether the search of a sequence continues
+    cache: Cache
+
+
+class _Candidates(NamedTuple):
+    """The best extensions of live beams, best first, each [batch, 2 * beams]."""
+
+    scores: jax.Array
+    parents: jax.Array  # index of the live beam that is extended
+    tokens: jax.Array  # by which
+
+
+@dataclasses.dataclass(frozen=True)
+class BeamSearch:
+    """`beams` sequences, best first, with their scores.
+
+    Attributes:
+        beams: number of live beams, and of sequences returned.
+        length_penalty: divisor of the score of an ended sequence, a function of its length: `PowerPenalty(alpha)`,
+            `BrevityPenalty(alpha)`.
+        stop: when the search of a sequence is over: `until_settled`, `until_unlikely` or `until_enough`.
+    """
+
+    beams: int = 4
+    length_penalty: LengthPenalty = PowerPenalty()
+    stop: Callable[..., jax.Array] = until_settled
+
+    def __post_init__(self) -> None:
+        if self.beams < 1:
+            raise UserError(f'BeamSearch.beams is {self.beams}, allowed are 1 and more: for one use @decoding.Greedy()')
+
+    def __call__(self, generation: Generation, rng: jax.Array | None = None) -> Decoded:
+        cache = generation.allocate(self.beams)
+        moves = _moves_with_beams(cache, jax.eval_shape(lambda: generation.allocate(2 * self.beams)))
+
+        def keep_going(state: _State) -> jax.Array:
+            return (state.index < generation.max_length) & jnp.any(state.is_open)
+
+        def body(state: _State) -> _State:
+            return self._step(generation, moves, state)
+
+        state = jax.lax.while_loop(keep_going, body, self._start(generation, cache))
+        tokens, scores = state.ended
+        tokens = jnp.where(jnp.isneginf(scores)[..., None], 0, tokens)
+        return Decoded(tokens, jnp.where(generation.has_input[:, None], scores, 0.0))
+
+    def _start(self, generation: Generation, cache: Cache) -> _State:
+        batch = generation.has_input.shape[0]
+        tokens = jnp.zeros((batch, self.beams, generation.max_length), jnp.int32)
+        none = jnp.full((batch, self.beams), -jnp.inf, jnp.float32)
+        # All beams start equal: only the first counts until they differ.
+        live = _Beams(tokens, none.at[:, 0].set(0.0))
+        return _State(jnp.zeros((), jnp.int32), live, _Beams(tokens, none), generation.has_input, cache)
+
+    def _step(self, generation: Generation, moves: list[bool], state: _State) -> _State:
+        index, live, ended, is_open, cache = state
+        # Before the first token this reads position 0.
+        previous = live.tokens[:, :, index - 1].reshape(-1)
+        first = 0 if generation.last is None else generation.first_tokens(self.beams)
+        logits, cache = generation.step(jnp.where(index == 0, first, previous), cache)
+        candidates = _best_extensions(live.scores, logits, 2 * self.beams)
+        tokens = _take(live.tokens, candidates.parents)
+        tokens = jax.lax.dynamic_update_slice_in_dim(tokens, candidates.tokens[..., None], index, axis=2)
+        length = index + 1
+        ends = (candidates.tokens == generation.eos_id) | (length == generation.max_length)
+
+        may_end = ends & (jnp.arange(ends.shape[1]) < self.beams) & is_open[:, None]
+        scores = jnp.where(may_end, candidates.scores / self.length_penalty(length), -jnp.inf)
+        ended = _best(self.beams, ended, _Beams(tokens, scores))
+
+        _, kept = top_values(jnp.where(ends, -jnp.inf, candidates.scores), self.beams)
+        kept, parents = _near_parents(kept, _take(candidates.parents, kept))
+        live = _Beams(_take(tokens, kept), jnp.where(_take(ends, kept), -jnp.inf, _take(candidates.scores, kept)))
+        cache = _reordered(cache, moves, parents)
+        best_live, worst_ended = jnp.max(live.scores, axis=1), ended.scores[:, -1]
+        goes_on = self.stop(best_live, worst_ended, length, generation.max_length, self.length_penalty)
+        return _State(length, live, ended, is_open & goes_on & ~jnp.isneginf(best_live), cache)
+
+
+def _take(array: jax.Array, index: jax.Array) -> jax.Array:
+    """[batch, n, ...] and [batch, m] indices -> [batch, m, ...]."""
+    return jax.vmap(lambda row, index: row.at[index].get(mode='promise_in_bounds'))(array, index)
+
+
+def _best(count: int, *groups: _Beams) -> _Beams:
+    """The best of all groups, best first. If scores are equal, the group given first wins."""
+    tokens, scores = (jnp.concatenate(parts, axis=1) for parts in zip(*groups, strict=True))
+    scores, index = top_values(scores, count)
+    return _Beams(_take(tokens, index), scores)
+
+
+def _best_extensions(scores: jax.Array, logits: jax.Array, count: int) -> _Candidates:
+    """The `count` best of all beams extended by all tokens, from scores [batch, beams] and logits [rows, vocab].
+
+    Takes the best of each beam and then the best of these, so that no unneeded score is computed.
+    """
+    batch, beams = scores.shape
+    largest, tokens = (x.reshape(batch, beams, -1) for x in top_values(logits, min(count, logits.shape[-1])))
+    log_total = jax.nn.logsumexp(logits, axis=-1).reshape(batch, beams, 1)
+    extended = scores[..., None] + (largest - log_total)
+    per_beam = extended.shape[-1]
+    extended = extended.reshape(batch, -1)
+    if extended.shape[1] < count:
+        extended = jnp.pad(extended, ((0, 0), (0, count - extended.shape[1])), constant_values=-jnp.inf)
+    best, index = top_values(extended, count)
+    index = jnp.minimum(index, beams * per_beam - 1)
+    return _Candidates(best, index // per_beam, jnp.take_along_axis(tokens.reshape(batch, -1), index, axis=1))
+
+
+def _moves_with_beams(cache: Cache, larger: Cache) -> list[bool]:
+    """Which leaves of a cache belong to beams: the leaves that grow with their number; `larger` is a cache for twice as
+    many.
+    """
+    pairs = zip(jax.tree.leaves(cache), jax.tree.leaves(larger), strict=True)
+    return [leaf.shape != other.shape for leaf, other in pairs]
+
+
+def _near_parents(kept: jax.Array, parents: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Puts beams into the places of their parents if possible, so that little of the cache has to move.
+
+    One child of each parent takes its place; other children take the places of beams without a child.
+
+    Args:
+        kept: [batch, beams], the candidates that stay live.
+        parents: [batch, beams], the place of each candidate's parent.
+
+    Returns:
+        Both in the order of the new places.
+    """
+    beams = parents.shape[1]
+    is_parent = jnp.any(parents[:, :, None] == jnp.arange(beams), axis=1)
+    has_elder = jnp.any(jnp.tril(parents[:, :, None] == parents[:, None, :], -1), axis=2)
+    free = jnp.argsort(is_parent, axis=1, stable=True)
+    place = jnp.where(has_elder, _take(free, jnp.cumsum(has_elder, axis=1) - 1), parents)
+    order = jnp.argsort(place, axis=1)
+    return _take(kept, order), _take(parents, order)
+
+
+def _reordered(cache: Cache, moves: list[bool], parents: jax.Array) -> Cache:
+    """The cache in which beam i of a sequence has the content of beam `parents[:, i]`; see `_near_parents`."""
+    leaves, tree = jax.tree.flatten(cache)
+    moving = [leaf for leaf, move in zip(leaves, moves, strict=True) if move]
+    # Elsewhere a loop of small copies is slower than one gather.
+    moved = iter(_copied(moving, parents) if on_single_cpu() else _gathered(moving, parents))
+    return tree.unflatten([next(moved) if move else leaf for leaf, move in zip(leaves, moves, strict=True)])
+
+
+def _gathered(leaves: list[jax.Array], parents: jax.Array) -> list[jax.Array]:
+    """All rows of [batch * beams, ...] leaves, each from its parent."""
+    return [_take(leaf.reshape(*parents.shape, *leaf.shape[1:]), parents).reshape(leaf.shape) for leaf in leaves]
+
+
+def _copied(leaves: list[jax.Array], parents: jax.Array) -> list[jax.Array]:
+    """Does the same by copying rows in place, except rows that are their own parents. A gather would write the cache
+    twice.
+
+    A row that is read is not written, because a parent keeps its place.
+    """
+    batch, beams = parents.shape
+    source = (parents + beams * jnp.arange(batch)[:, None]).reshape(-1)
+    is_moved = source != jnp.arange(batch * beams)
+    rows = jnp.argsort(~is_moved, stable=True)
+
+    def copy(index: jax.Array, leaves: list[jax.Array]) -> list[jax.Array]:
+        row = rows[index]
+        parent = source[row]
+        return [
+            jax.lax.dynamic_update_slice_in_dim(leaf, jax.lax.dynamic_slice_in_dim(leaf, parent, 1), row, axis=0)
+            for leaf in leaves
+        ]
+
+    return jax.lax.fori_loop(0, jnp.sum(is_moved), copy, leaves)

@@ -1,0 +1,100 @@
+"""Attention of a sublayer's heads to its own sequence or to the memory, with the caches of decoding.
+
+Masks, dropout and the choice between the two formulas are the same for all ways to make queries, keys and values. Call
+these functions within the `nn.compact` method of the sublayer, which owns the caches.
+"""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+
+from remixer_t5x.context import Memory, SequenceContext
+from remixer_t5x.models.layers import cache
+from remixer_t5x.models.layers.attention.bias import Bias, full_bias
+from remixer_t5x.models.layers.attention.choice import attention
+from remixer_t5x.models.layers.attention.formula import attention_weights
+from remixer_t5x.models.layers.attention.step import attend_step, cached, cached_memory_key
+from remixer_t5x.models.layers.attention.visibility import Visibility, in_memory, in_sequence, while_decoding
+from remixer_t5x.models.layers.dropout import drop_value_rows
+
+
+def attend_to_own(
+    module: nn.Module,
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    ctx: SequenceContext,
+    bias: Bias = None,
+    dropout_rate: float = 0.0,
+) -> jax.Array:
+    """Tokens attend to the tokens of their own sequence; while decoding, to the cached tokens and themselves.
+
+    Args:
+        module: the sublayer.
+        query: [batch, length, heads, kv]; key and value alike.
+        ctx: facts about the tokens.
+        bias: added to the logits: [1, heads, q, k] float32, a `DistanceBias`, or None.
+        dropout_rate: dropout on the attention weights, one mask for all queries.
+
+    Returns:
+        [batch, length, heads, kv] in value's dtype.
+    """
+    if not ctx.decode:
+        value = drop_value_rows(dropout_rate, value, deterministic=ctx.deterministic)
+        visibility = in_sequence(ctx)
+        _show_weights(module, query, key, visibility, bias)
+        return attention(query, key, value, visibility, bias, ctx.attention)
+    own = query, key, value
+    (key, axis), (value, _) = cached(key), cached(drop_value_rows(dropout_rate, value, deterministic=ctx.deterministic))
+    key = cache.extend(module, 'cached_key', key, ctx, axis)
+    value = cache.extend(module, 'cached_value', value, ctx, axis)
+    if ctx.step is None and ctx.cache_slots is not None:
+        return attention(*own, in_sequence(ctx), bias, ctx.attention)
+    mask = while_decoding(ctx, key.shape[axis])
+    key = key if key.ndim == 3 else jnp.swapaxes(key, 2, 3)
+    return attend_step(query, key, value, mask, full_bias(bias))
+
+
+def attend_to_memory(
+    module: nn.Module,
+    query: jax.Array,
+    project: Callable[[str], jax.Array],
+    memory: Memory,
+    ctx: SequenceContext,
+    dropout_rate: float = 0.0,
+) -> jax.Array:
+    """Tokens attend to the memory, whose keys and values the allocating call of decoding computes and keeps.
+
+    Args:
+        module: the sublayer.
+        query: [batch, length, heads, kv].
+        project: maps 'key' or 'value' to the keys or values of the memory, [batch, memory_length, heads, kv].
+        memory: the tokens that are attended to.
+        ctx: facts about the tokens that attend.
+        dropout_rate: dropout on the attention weights, one mask for all queries.
+
+    Returns:
+        [batch, length, heads, kv] in value's dtype.
+    """
+    visibility = in_memory(ctx, memory.context)
+
+    def dropped_value() -> jax.Array:
+        return drop_value_rows(dropout_rate, project('value'), deterministic=ctx.deterministic)
+
+    if not ctx.decode:
+        value, key = dropped_value(), project('key')
+        _show_weights(module, query, key, visibility, None)
+        return attention(query, key, value, visibility, None, ctx.attention)
+    key = module.variable('cache', 'memory_key', lambda: cached_memory_key(project('key'))).value
+    value = module.variable('cache', 'memory_value', lambda: cached(dropped_value())[0]).value
+    return attend_step(query, key, value, visibility.mask(), None)
+
+
+def _show_weights(module: nn.Module, query: jax.Array, key: jax.Array, visibility: Visibility, bias: Bias) -> None:
+    """Sows the weights, [batch, heads, q, k], for pictures; attention itself never keeps them."""
+    # We check here, and not only in `sow`, so that a training step does not even trace the weights.
+    if module.is_mutable_collection('intermediates'):
+        weights = attention_weights(query, key, visibility.mask(), full_bias(bias))
+        module.sow('intermediates', 'attention_weights', weights)

@@ -1,0 +1,97 @@
+"""Root-mean-square normalisation (Zhang and Sennrich 2019), as T5 uses it, and layer normalisation (Ba et al. 2016)."""
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+
+from remixer_t5x import axes
+from remixer_t5x.errors import UserError
+from remixer_t5x.models.layers.compile_target import target_platform
+
+
+class RMSNorm(nn.Module):
+    """`x / rms(x) * scale` over the last axis; no mean, no bias; statistics in float32 for any dtype of x."""
+
+    epsilon: float = 1e-6
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        scale = self.param(
+            'scale',
+            nn.with_logical_partitioning(nn.initializers.ones, (axes.EMBED,)),
+            (x.shape[-1],),
+            jnp.float32,
+        )
+        x32 = x.astype(jnp.float32)
+        mean_square = jnp.mean(jnp.square(x32), axis=-1, keepdims=True)
+        return (x32 * jax.lax.rsqrt(mean_square + self.epsilon) * scale).astype(x.dtype)
+
+
+class LayerNorm(nn.Module):
+    """`(x - mean(x)) / std(x) * scale + bias` over the last axis; statistics in float32 for any dtype of x.
+
+    Attributes:
+        epsilon: added to the variance.
+        axis: logical name of the normalised axis.
+    """
+
+    epsilon: float = 1e-6
+    axis: str = axes.EMBED
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        x32 = x.astype(jnp.float32)
+        centred = x32 - jnp.mean(x32, axis=-1, keepdims=True)
+        inverse = jax.lax.rsqrt(jnp.mean(jnp.square(centred), axis=-1, keepdims=True) + self.epsilon)
+        scale, bias = self.scale_and_bias(x.shape[-1])
+        return (centred * inverse * scale + bias).astype(x.dtype)
+
+    @nn.compact
+    def scale_and_bias(self, width: int) -> tuple[jax.Array, jax.Array]:
+        """The parameters, float32 [width], for a caller that normalises by itself."""
+
+        def parameter(name: str, init: nn.initializers.Initializer) -> jax.Array:
+            return self.param(name, nn.with_logical_partitioning(init, (self.axis,)), (width,), jnp.float32)
+
+        return parameter('scale', nn.initializers.ones), parameter('bias', nn.initializers.zeros)
+
+
+class GroupedRMSNorm(nn.Module):
+    """`RMSNorm` of each of `num_groups` equal parts of the last axis, with a scale for every feature.
+
+    Attributes:
+        num_groups: number of parts; must divide the width of the input.
+        epsilon: added to the mean square.
+    """
+
+    num_groups: int
+    epsilon: float = 1e-6
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        width = x.shape[-1]
+        if width % self.num_groups:
+            raise UserError(
+                f'GroupedRMSNorm.num_groups is {self.num_groups}, got {width} features: '
+                f'give a number of groups that divides {width}'
+            )
+        init = nn.with_logical_partitioning(nn.initializers.ones, (axes.EMBED,))
+        scale = self.param('scale', init, (width,), jnp.float32)
+        x32 = x.astype(jnp.float32)
+        inverse = self._inverse_per_feature if target_platform() == 'tpu' else self._inverse_per_part
+        return (x32 * inverse(jnp.square(x32)) * scale).astype(x.dtype)
+
+    def _inverse_per_part(self, squares: jax.Array) -> jax.Array:
+        """1 / rms of the part that a feature is in."""
+        parts = squares.reshape(*squares.shape[:-1], self.num_groups, -1)
+        inverse = jax.lax.rsqrt(jnp.mean(parts, axis=-1, keepdims=True) + self.epsilon)
+        return jnp.broadcast_to(inverse, parts.shape).reshape(squares.shape)
+
+    def _inverse_per_feature(self, squares: jax.Array) -> jax.Array:
+        """The same without parts: a TPU stores 128 features together, and would copy parts of another width."""
+        width = squares.shape[-1] // self.num_groups
+        part_of_feature = jnp.arange(squares.shape[-1]) // width
+        inverse = jnp.zeros_like(squares)
+        for part in range(self.num_groups):
+            mean = jnp.sum(jnp.where(part_of_feature == part, squares, 0), axis=-1, keepdims=True) / width
+            inverse = jnp.where(part_of_feature == part, jax.lax.rsqrt(mean + self.epsilon), inverse)
+        return inverse

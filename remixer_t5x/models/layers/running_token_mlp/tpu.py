@@ -1,0 +1,302 @@
+"""`mix` on a TPU, in Pallas: the running sum A is in registers while the tokens of a block pass.
+
+A token costs hidden x features numbers of A, and nothing else of that size exists. The numbers of one hidden unit are a
+tile [features, lanes] of a dozen registers, and each lane is another (row, head): sums over features and hidden units
+are then plain additions of registers, not sums across lanes. For this the kernel reads its operands with (row, head) as
+the last axis, which costs one transpose of each operand.
+"""
+
+import functools
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+
+from remixer_t5x.models.layers.compile_target import interprets_kernels
+from remixer_t5x.models.layers.running_token_mlp.blocks import BlockGradients, Tokens
+
+LANES = 128
+_FLOAT32 = jnp.float32
+_LONGEST_BLOCK = 128
+_LARGEST_UNITS = 16
+# The most that a kernel asks for; TPUs before v5 have 16 MiB.
+_MEMORY = 56 * 2**20
+# Of it for A before and after a block, and for the weights of hidden units.
+_MEMORY_OF_STATES, _MEMORY_OF_WEIGHTS = 4 * 2**20, 4 * 2**20
+
+
+def refusal(w_in: jax.Array, value: jax.Array) -> str | None:
+    """Why the kernel cannot compute this call, or None."""
+    return None if block_length(w_in, value) else 'takes heads of fewer features on this TPU'
+
+
+def block_length(w_in: jax.Array, value: jax.Array) -> int:
+    """Tokens of a block, a multiple of 8 or the whole row; 0 if no block fits."""
+    _, length, _, features = value.shape
+    # A of each token, an output in float32 and two inputs; all but A twice, as the next block is read meanwhile.
+    per_token = LANES * features * (4 + 2 * 4 + 4 * value.dtype.itemsize)
+    available = _memory() - _MEMORY_OF_STATES - _MEMORY_OF_WEIGHTS
+    return min(length, available // per_token // 8 * 8, _LONGEST_BLOCK)
+
+
+def _memory() -> int:
+    """Bytes of on-chip memory that a kernel may take."""
+    if jax.default_backend() != 'tpu':
+        return _MEMORY
+    return min(_MEMORY, pltpu.get_tpu_info().vmem_capacity_bytes)
+
+
+def _units(hidden: int, features: int) -> int:
+    """Hidden units of one program, a divisor of all."""
+    states = 6 * features * LANES * 4  # three arrays of one unit, each twice
+    most = min(_LARGEST_UNITS, hidden, max(1, _MEMORY_OF_STATES // states))
+    return next(count for count in range(most, 0, -1) if hidden % count == 0)
+
+
+class _Operands(NamedTuple):
+    """What both kernels read, with lanes of (row, head); `None` for what a call does not have.
+
+    Attributes:
+        w_in, w_out: [hidden, tokens, lanes].
+        value: [tokens, features, lanes].
+        keep: [tokens, lanes] float32, 0 where an example starts, otherwise 1.
+        scale: [tokens, lanes] float32, what A is multiplied by before the activation.
+        start: [hidden, features, lanes] float32, A before the block.
+    """
+
+    w_in: Any
+    value: Any
+    w_out: Any
+    keep: Any
+    scale: Any
+    start: Any
+
+
+class _Results(NamedTuple):
+    """What the backward kernel writes: gradients of the operands, and of A before the block."""
+
+    w_in: Any
+    value: Any
+    w_out: Any
+    start: Any
+
+
+class _Scratch(NamedTuple):
+    """One hidden unit in float32: weights and their gradients [tokens, lanes], and A [tokens, features, lanes]."""
+
+    w_in: Any
+    w_out: Any
+    w_in_gradient: Any = None
+    w_out_gradient: Any = None
+    sums: Any = None
+
+
+def forward(activation, tokens: Tokens, start: jax.Array | None) -> jax.Array:
+    """[batch, tokens, heads, features] in value's dtype; `start` is A before the block, or None for zeros."""
+    operands = _operands(tokens, start)
+    plan = _Plan(operands)
+    mixed = pl.pallas_call(
+        functools.partial(_forward_kernel, activation),
+        grid=plan.grid,
+        in_specs=[plan.specs(operands)],
+        out_specs=plan.by_feature,
+        out_shape=jax.ShapeDtypeStruct(operands.value.shape, _FLOAT32),
+        scratch_shapes=[_Scratch(plan.row_scratch, plan.row_scratch)],
+        cost_estimate=plan.cost(operations=12, arrays=operands),
+        compiler_params=_params(),
+        interpret=interprets_kernels(),
+        name='running_token_mlp_forward',
+    )(operands)
+    return _features_last(mixed, tokens.value)
+
+
+def backward(
+    activation, tokens: Tokens, start: jax.Array | None, later: jax.Array | None, gradient: jax.Array
+) -> BlockGradients:
+    """Gradients of a block, given the gradients of its output and of A behind it; `later` is None if `start` is."""
+    operands = _operands(tokens, start)
+    plan = _Plan(operands)
+    later = None if later is None else _state_lanes(later)
+    shapes = _Results(*operands[:3], operands.start)
+    row = plan.row_scratch
+    # The gradient of value is added up over programs, in float32.
+    dtypes = (operands.w_in.dtype, _FLOAT32, operands.w_out.dtype, _FLOAT32)
+    [results] = pl.pallas_call(
+        functools.partial(_backward_kernel, activation),
+        grid=plan.grid,
+        in_specs=[plan.specs(operands), None if later is None else plan.state, plan.by_feature],
+        out_specs=[_Results(*plan.specs(operands)[:3], None if start is None else plan.state)],
+        out_shape=[_Results(*map(_shape, shapes, dtypes))],
+        scratch_shapes=[_Scratch(row, row, row, row, pltpu.VMEM(plan.tile, _FLOAT32))],
+        cost_estimate=plan.cost(operations=30, arrays=(operands, operands)),
+        compiler_params=_params(),
+        interpret=interprets_kernels(),
+        name='running_token_mlp_backward',
+    )(operands, later, _feature_lanes(gradient))
+    batch, _, heads, _ = tokens.w_in.shape
+    return BlockGradients(
+        _hidden_last(results.w_in, tokens.w_in),
+        _features_last(results.value, tokens.value),
+        _hidden_last(results.w_out, tokens.w_out),
+        None if start is None else _state_last(results.start, batch, heads),
+    )
+
+
+def _params() -> pltpu.CompilerParams:
+    return pltpu.CompilerParams(dimension_semantics=('parallel', 'arbitrary'), vmem_limit_bytes=_memory())
+
+
+def _shape(array: jax.Array | None, dtype: Any) -> jax.ShapeDtypeStruct | None:
+    return None if array is None else jax.ShapeDtypeStruct(array.shape, dtype)
+
+
+class _Plan:
+    """How the work is cut into programs: 128 lanes and a few hidden units for each."""
+
+    def __init__(self, operands: _Operands):
+        self.hidden, length, lanes = operands.w_in.shape
+        width = min(lanes, LANES)
+        features = operands.value.shape[1]
+        units = _units(self.hidden, features)
+        self.grid = (pl.cdiv(lanes, width), self.hidden // units)
+        self.tile = (length, features, width)
+        self.row_scratch = pltpu.VMEM((length, width), _FLOAT32)
+        self.by_unit = pl.BlockSpec((units, length, width), lambda lane, unit: (unit, 0, lane))
+        self.by_feature = pl.BlockSpec(self.tile, lambda lane, unit: (0, 0, lane))
+        self.by_token = pl.BlockSpec((length, width), lambda lane, unit: (0, lane))
+        self.state = pl.BlockSpec((units, features, width), lambda lane, unit: (unit, 0, lane))
+        self.numbers = self.hidden * length * features * lanes
+
+    def specs(self, operands: _Operands) -> _Operands:
+        wanted = (self.by_unit, self.by_feature, self.by_unit, self.by_token, self.by_token, self.state)
+        return _Operands(*(None if array is None else spec for array, spec in zip(operands, wanted, strict=True)))
+
+    def cost(self, operations: int, arrays: Any) -> pl.CostEstimate:
+        moved = sum(array.size * array.dtype.itemsize for array in jax.tree.leaves(arrays))
+        return pl.CostEstimate(flops=operations * self.numbers, transcendentals=self.numbers, bytes_accessed=moved)
+
+
+def _forward_kernel(activation, operands: _Operands, mixed_ref, scratch: _Scratch):
+    first_unit = pl.program_id(1) == 0
+
+    @pl.when(first_unit)
+    def start():
+        mixed_ref[...] = jnp.zeros_like(mixed_ref)
+
+    def add_unit(unit, _):
+        _load_unit(operands, scratch, unit)
+
+        def add_token(token, hidden):
+            row = pl.ds(token, 1)
+            hidden = _add(operands, scratch, hidden, token)
+            mixed_ref[token] += scratch.w_out[row] * activation(_scaled(operands, hidden, row))
+            return hidden
+
+        jax.lax.fori_loop(0, operands.value.shape[0], add_token, _first_sum(operands, unit))
+        return 0
+
+    jax.lax.fori_loop(0, operands.w_in.shape[0], add_unit, 0)
+
+
+def _backward_kernel(activation, operands: _Operands, later_ref, gradient_ref, results: _Results, scratch: _Scratch):
+    first_unit = pl.program_id(1) == 0
+    length = operands.value.shape[0]
+
+    @pl.when(first_unit)
+    def start():
+        results.value[...] = jnp.zeros_like(results.value)
+
+    def add_unit(unit, _):
+        _load_unit(operands, scratch, unit)
+
+        def sum_token(token, hidden):
+            hidden = _add(operands, scratch, hidden, token)
+            scratch.sums[token] = hidden
+            return hidden
+
+        def token_gradients(back, later):
+            token = length - 1 - back
+            row = pl.ds(token, 1)
+            gradient = gradient_ref[token].astype(_FLOAT32)
+            units, pull_back = jax.vjp(lambda hidden: activation(_scaled(operands, hidden, row)), scratch.sums[token])
+            scratch.w_out_gradient[row] = jnp.sum(units * gradient, axis=0, keepdims=True)
+            later = later + pull_back(scratch.w_out[row] * gradient)[0]
+            scratch.w_in_gradient[row] = jnp.sum(later * operands.value[token].astype(_FLOAT32), axis=0, keepdims=True)
+            results.value[token] += scratch.w_in[row] * later
+            return later if operands.keep is None else later * operands.keep[row]
+
+        first = _first_sum(operands, unit)
+        jax.lax.fori_loop(0, length, sum_token, first)
+        later = jnp.zeros_like(first) if later_ref is None else later_ref[unit]
+        later = jax.lax.fori_loop(0, length, token_gradients, later)
+        results.w_in[unit] = scratch.w_in_gradient[...].astype(results.w_in.dtype)
+        results.w_out[unit] = scratch.w_out_gradient[...].astype(results.w_out.dtype)
+        if results.start is not None:
+            results.start[unit] = later
+        return 0
+
+    jax.lax.fori_loop(0, operands.w_in.shape[0], add_unit, 0)
+
+
+def _load_unit(operands: _Operands, scratch: _Scratch, unit) -> None:
+    """A row of float32 can be read alone, and spread over a tile while it is read."""
+    scratch.w_in[...] = operands.w_in[unit].astype(_FLOAT32)
+    scratch.w_out[...] = operands.w_out[unit].astype(_FLOAT32)
+
+
+def _first_sum(operands: _Operands, unit) -> jax.Array:
+    return jnp.zeros(operands.value.shape[1:], _FLOAT32) if operands.start is None else operands.start[unit]
+
+
+def _add(operands: _Operands, scratch: _Scratch, hidden: jax.Array, token) -> jax.Array:
+    """A after one more token."""
+    row = pl.ds(token, 1)
+    kept = hidden if operands.keep is None else hidden * operands.keep[row]
+    return kept + scratch.w_in[row] * operands.value[token].astype(_FLOAT32)
+
+
+def _scaled(operands: _Operands, hidden: jax.Array, row) -> jax.Array:
+    return hidden if operands.scale is None else hidden * operands.scale[row]
+
+
+def _operands(tokens: Tokens, start: jax.Array | None) -> _Operands:
+    heads = tokens.value.shape[2]
+    return _Operands(
+        _hidden_lanes(tokens.w_in),
+        _feature_lanes(tokens.value),
+        _hidden_lanes(tokens.w_out),
+        None if tokens.keep is None else jnp.repeat(tokens.keep.T, heads, axis=1),
+        None if tokens.scale is None else jnp.repeat(tokens.scale.T, heads, axis=1),
+        None if start is None else _state_lanes(start),
+    )
+
+
+def _hidden_lanes(array: jax.Array) -> jax.Array:
+    """[batch, tokens, heads, hidden] -> [hidden, tokens, batch * heads]."""
+    return array.transpose(3, 1, 0, 2).reshape(array.shape[3], array.shape[1], -1)
+
+
+def _hidden_last(lanes: jax.Array, like: jax.Array) -> jax.Array:
+    batch, length, heads, hidden = like.shape
+    return lanes.reshape(hidden, length, batch, heads).transpose(2, 1, 3, 0).astype(like.dtype)
+
+
+def _feature_lanes(array: jax.Array) -> jax.Array:
+    """[batch, tokens, heads, features] -> [tokens, features, batch * heads]."""
+    return array.transpose(1, 3, 0, 2).reshape(array.shape[1], array.shape[3], -1)
+
+
+def _features_last(lanes: jax.Array, like: jax.Array) -> jax.Array:
+    batch, length, heads, features = like.shape
+    return lanes.reshape(length, features, batch, heads).transpose(2, 0, 3, 1).astype(like.dtype)
+
+
+def _state_lanes(state: jax.Array) -> jax.Array:
+    """[batch, heads, hidden, features] -> [hidden, features, batch * heads]."""
+    return state.transpose(2, 3, 0, 1).reshape(*state.shape[2:], -1)
+
+
+def _state_last(lanes: jax.Array, batch: int, heads: int) -> jax.Array:
+    return lanes.reshape(*lanes.shape[:2], batch, heads).transpose(2, 3, 0, 1)

@@ -1,0 +1,69 @@
+"""Muon: momentum whose matrices are made orthogonal (Jordan et al. 2024, github.com/KellerJordan/Muon).
+
+optax has the rule; the logical axes of a parameter decide whether Muon updates it. A stack's layers, the heads of a
+generated MLP and groups of features are leading axes, and each of their matrices is orthogonalised by itself.
+"""
+
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax.sharding import PartitionSpec
+from optax.contrib import MuonDimensionNumbers, scale_by_muon
+
+from remixer_t5x import axes
+from remixer_t5x.optim.optimizer import Optimizer, check_range, with_decay
+from remixer_t5x.optim.schedules import Schedule
+
+# The RMS of AdamW's updates, by measurement of Liu et al.
+_ADAMW_RMS = 0.2
+
+
+def muon(
+    learning_rate: float | Schedule,
+    beta: float = 0.95,
+    ns_steps: int = 5,
+    b1: float = 0.9,
+    b2: float = 0.95,
+    weight_decay: float = 0.0,
+    max_grad_norm: float | None = 1.0,
+    momentum_dtype: str = 'float32',
+) -> Optimizer:
+    """Muon for hidden matrices (`axes.is_hidden_matrix`), AdamW with `b1` and `b2` for all other parameters.
+
+    A position that the inputs do not reach has no gradient, Remixer's H are logits, and an adapter's two matrices are
+    the factors of one matrix, so these are AdamW's.
+
+    The momentum with decay `beta`, Nesterov's, of each matrix [in, out] is made orthogonal by `ns_steps` Newton-Schulz
+    iterations, and multiplied by 0.2 sqrt(max(in, out)) (Liu et al. 2025, arXiv:2502.16982, equation 4). It then has
+    the RMS of AdamW's updates, so that both take one learning rate and one `weight_decay`. Clipping and decay are
+    as in `optimizer.adamw_rms`; an orthogonal update does not depend on the gradient's norm.
+    """
+    check_range('beta', beta, 0.0, 1.0)
+    check_range('b1', b1, 0.0, 1.0)
+    check_range('b2', b2, 0.0, 1.0)
+    dtype = jnp.dtype(momentum_dtype)
+
+    def rule(logical_axes):
+        labels = jax.tree.map(
+            lambda spec: 'muon' if axes.is_hidden_matrix(tuple(spec)) else 'adam', logical_axes, is_leaf=_is_spec
+        )
+
+        def dimensions(params):
+            # Called with the matrices alone; the others are masked.
+            return jax.tree.map(lambda leaf: MuonDimensionNumbers(-2, -1), params)
+
+        orthogonal = optax.chain(
+            scale_by_muon(ns_steps=ns_steps, beta=beta, mu_dtype=dtype, weight_dimension_numbers=dimensions),
+            optax.stateless_with_tree_map(lambda step, _: _ADAMW_RMS * math.sqrt(max(step.shape[-2:])) * step),
+        )
+        adam = optax.scale_by_adam(b1=b1, b2=b2, mu_dtype=dtype)
+        return optax.partition({'muon': orthogonal, 'adam': adam}, labels)
+
+    return with_decay(rule, learning_rate, weight_decay, max_grad_norm)
+
+
+def _is_spec(leaf: Any) -> bool:
+    return isinstance(leaf, PartitionSpec)

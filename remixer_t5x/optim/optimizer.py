@@ -1,0 +1,216 @@
+"""Optimizers: Adafactor as T5 uses it, AdamW scaled by parameter RMS, plain AdamW, and Lion.
+
+All are chains of optax transformations. Transformations that look at a whole parameter run under `per_layer`, so that
+a layer gets the same update whether or not scan stacks it with others. Global transformations (gradient norm) and
+elementwise ones run outside of it.
+
+`momentum_dtype` is the dtype of the running mean of gradients, the first moment: 'bfloat16' halves it. Second moments
+stay float32, because a step changes them by a share of 1 - b2 = 0.001, which bfloat16 rounds to no change.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax.sharding import PartitionSpec
+
+from remixer_t5x.errors import UserError
+from remixer_t5x.optim.parameter_scale import scale_by_parameter_rms
+from remixer_t5x.optim.per_layer import LAYERS_AXIS, per_layer
+from remixer_t5x.optim.schedules import Schedule, as_schedule
+
+# The smallest size by which the updates of H, alpha and gMLP's W are multiplied; docs/results.md shows what it changes.
+MIN_RMS_NEAR_ZERO = 0.2
+# A run warns above this learning rate if updates are multiplied by the RMS of their parameter: T5 is pretrained at 0.01
+# by Adafactor, nanoT5 at 0.02 by AdamW.
+HIGHEST_RELATIVE_RATE = 0.05
+
+
+@dataclasses.dataclass(frozen=True)
+class Optimizer:
+    """Makes the optax transformation once the parameters' logical axes are known.
+
+    Attributes:
+        learning_rate: maps this optimizer's step (the first update is step 0) to the learning rate; None if it is not
+            known.
+        make: maps a tree of PartitionSpec of logical axis names (`nn.get_partition_spec(boxed_params)`) to the
+            transformation.
+        evaluated: maps the transformation's state and the parameters to the parameters to evaluate, where these are an
+            average of the trained ones (`parameter_averages`); None evaluates the trained ones.
+        highest_rate: a learning rate above which a run warns; None does not know one.
+        trainable: a regular expression; parameters in whose names it is not found are frozen (`trainable.only`). None
+            trains all.
+    """
+
+    learning_rate: Schedule | None
+    make: Callable[[Any], optax.GradientTransformation]
+    evaluated: Callable[[Any, Any], Any] | None = None
+    highest_rate: float | None = None
+    trainable: str | None = None
+
+    def __call__(self, logical_axes: Any) -> optax.GradientTransformation:
+        return self.make(logical_axes)
+
+
+def as_optimizer(given: Any) -> Optimizer:
+    """An optax transformation becomes an optimizer without a known learning rate; it sees the layers of a run as one
+    parameter, with a leading `layers` axis. Raises UserError for anything else but an `Optimizer`.
+    """
+    if isinstance(given, Optimizer):
+        return given
+    if isinstance(given, optax.GradientTransformation):
+        return Optimizer(None, lambda logical_axes: given)
+    hint = '; add () after its name' if callable(given) else ''
+    raise UserError(
+        f'OPTIMIZER is {getattr(given, "__name__", None) or repr(given):.80}; it takes an optimizer, such as '
+        f'@optimizer.adafactor(), or an optax transformation, such as @optax.adamw(){hint}'
+    )
+
+
+def adafactor(
+    learning_rate: float | Schedule,
+    decay_rate: float = 0.8,
+    clipping_threshold: float | None = 1.0,
+    multiply_by_parameter_scale: bool = True,
+    min_dim_size_to_factor: int = 128,
+    epsilon1: float = 1e-30,
+    epsilon2: float = 1e-3,
+    min_rms_near_zero: float = MIN_RMS_NEAR_ZERO,
+) -> Optimizer:
+    """Adafactor (Shazeer and Stern 2018) with T5's settings: no momentum, an external learning rate, no
+    weight decay.
+
+    The second moments decay by `1 - (step + 1) ** -decay_rate`. `epsilon1` is added to squared gradients,
+    `epsilon2` is the smallest parameter RMS that `multiply_by_parameter_scale` multiplies with, `clipping_threshold`
+    bounds the RMS of a parameter's update before the learning rate. Argument names are T5X's.
+
+    It differs from T5X in two points. T5X factors matrices stacked by scan at any size. We factor them if a single
+    layer would be factored, from `min_dim_size_to_factor` on. And parameters that may start near zero, which T5 does
+    not have (`parameter_scale.near_zero`), have a minimum of their own, `min_rms_near_zero`.
+    """
+    check_range('decay_rate', decay_rate, 0.0, 1.0)
+    schedule = as_schedule(learning_rate)
+    block_steps = [
+        optax.scale_by_factored_rms(
+            decay_rate=decay_rate, min_dim_size_to_factor=min_dim_size_to_factor, epsilon=epsilon1
+        )
+    ]
+    if clipping_threshold is not None:
+        block_steps.append(optax.clip_by_block_rms(clipping_threshold))
+
+    def make(logical_axes):
+        steps = [per_layer(optax.chain(*block_steps), logical_axes)]
+        if multiply_by_parameter_scale:
+            steps.append(scale_by_parameter_rms(logical_axes, epsilon2, min_rms_near_zero))
+        return optax.chain(*steps, optax.scale_by_learning_rate(schedule))
+
+    return Optimizer(schedule, make, highest_rate=HIGHEST_RELATIVE_RATE if multiply_by_parameter_scale else None)
+
+
+def adamw_rms(
+    learning_rate: float | Schedule,
+    b1: float = 0.9,
+    b2: float = 0.999,
+    epsilon: float = 1e-6,
+    min_rms: float = 1e-3,
+    min_rms_near_zero: float = MIN_RMS_NEAR_ZERO,
+    weight_decay: float = 0.0,
+    max_grad_norm: float | None = 1.0,
+    momentum_dtype: str = 'float32',
+) -> Optimizer:
+    """AdamW whose update of a parameter is multiplied by max(RMS of that parameter, `min_rms`).
+
+    This is the optimizer of nanoT5 (Nawrot 2023, arXiv:2309.02373); the defaults are its recipe for T5.1.1-base.
+    Gradients are first clipped to the global norm `max_grad_norm` (None does not clip). `weight_decay` is decoupled,
+    multiplied by the learning rate only, and does not apply to vectors, scalars and relative position biases.
+    `min_rms_near_zero` takes the place of `min_rms` for parameters that may start near zero
+    (`parameter_scale.near_zero`), which T5 does not have. We add `epsilon` after the bias correction, as Adam's paper
+    does; nanoT5 adds it before.
+    """
+    check_range('b1', b1, 0.0, 1.0)
+    check_range('b2', b2, 0.0, 1.0)
+
+    def rule(logical_axes):
+        adam = optax.scale_by_adam(b1=b1, b2=b2, eps=epsilon, mu_dtype=jnp.dtype(momentum_dtype))
+        return optax.chain(adam, scale_by_parameter_rms(logical_axes, min_rms, min_rms_near_zero))
+
+    made = with_decay(rule, learning_rate, weight_decay, max_grad_norm)
+    return dataclasses.replace(made, highest_rate=HIGHEST_RELATIVE_RATE)
+
+
+def adamw(
+    learning_rate: float | Schedule,
+    b1: float = 0.9,
+    b2: float = 0.999,
+    epsilon: float = 1e-8,
+    weight_decay: float = 0.0,
+    max_grad_norm: float | None = 1.0,
+    momentum_dtype: str = 'float32',
+) -> Optimizer:
+    """AdamW (Loshchilov and Hutter 2019).
+
+    Clipping and `weight_decay` are as in `adamw_rms`, which also scales updates by the sizes of parameters.
+    """
+    check_range('b1', b1, 0.0, 1.0)
+    check_range('b2', b2, 0.0, 1.0)
+    adam = optax.scale_by_adam(b1=b1, b2=b2, eps=epsilon, mu_dtype=jnp.dtype(momentum_dtype))
+    return with_decay(lambda logical_axes: adam, learning_rate, weight_decay, max_grad_norm)
+
+
+def lion(
+    learning_rate: float | Schedule,
+    b1: float = 0.9,
+    b2: float = 0.99,
+    weight_decay: float = 0.0,
+    max_grad_norm: float | None = 1.0,
+    momentum_dtype: str = 'float32',
+) -> Optimizer:
+    """Lion (Chen et al. 2023, arXiv:2302.06675): the sign of a running mean, whose only state is another running mean.
+
+    Every number moves by the learning rate, so that its paper takes a rate 3 to 10 times below AdamW's and a
+    `weight_decay` as much above. Clipping and decay are as in `adamw_rms`.
+    """
+    check_range('b1', b1, 0.0, 1.0)
+    check_range('b2', b2, 0.0, 1.0)
+    rule = optax.scale_by_lion(b1=b1, b2=b2, mu_dtype=jnp.dtype(momentum_dtype))
+    return with_decay(lambda logical_axes: rule, learning_rate, weight_decay, max_grad_norm)
+
+
+def with_decay(
+    rule: Callable[[Any], optax.GradientTransformation],
+    learning_rate: float | Schedule,
+    weight_decay: float,
+    max_grad_norm: float | None,
+) -> Optimizer:
+    """An optimizer that clips gradients to a global norm, applies `rule(logical_axes)`, decays matrices, and multiplies
+    by the learning rate.
+    """
+    schedule = as_schedule(learning_rate)
+
+    def make(logical_axes):
+        steps = [optax.clip_by_global_norm(max_grad_norm)] if max_grad_norm is not None else []
+        steps.append(rule(logical_axes))
+        if weight_decay:
+            steps.append(optax.add_decayed_weights(weight_decay, mask=decays(logical_axes)))
+        return optax.chain(*steps, optax.scale_by_learning_rate(schedule))
+
+    return Optimizer(schedule, make)
+
+
+def decays(logical_axes: Any) -> Any:
+    """Tree of bool: whether weight decay applies. It applies to matrices (of one layer) except position biases."""
+
+    def decay(axes):
+        names = [name for name in axes if name != LAYERS_AXIS]
+        return len(names) >= 2 and 'relpos_buckets' not in names
+
+    return jax.tree.map(decay, logical_axes, is_leaf=lambda leaf: isinstance(leaf, PartitionSpec))
+
+
+def check_range(name: str, value: float, low: float, high: float) -> None:
+    """Raises UserError unless low <= value < high."""
+    if not low <= value < high:
+        raise UserError(f'optimizer: {name} = {value} must be at least {low} and below {high}')

@@ -1,0 +1,120 @@
+"""Averages of parameters over steps, which evaluations use in place of the last ones: EMA, and schedule-free's.
+
+The average is a part of the optimizer's state, so that checkpoints have it, a resumed run continues it, and a bad step
+leaves it unchanged. `saved_as` says where a checkpoint has it.
+"""
+
+import dataclasses
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from optax.contrib import schedule_free, schedule_free_eval_params
+
+from remixer_t5x.errors import UserError
+from remixer_t5x.optim.optimizer import Optimizer, as_optimizer, check_range, with_decay
+from remixer_t5x.optim.schedules import Schedule, as_schedule
+
+AVERAGE = 'average'
+# Where a saved train state has parameters, their averages, and what schedule-free computes averages from.
+PARAMS, _AVERAGES, _ITERATES, _B1 = 'params/', f'opt_state/{AVERAGE}/', 'opt_state/z/', 'opt_state/b1'
+
+
+def averaged(optimizer: Any, decay: float | None) -> Optimizer:
+    """`optimizer` that also keeps an exponential moving average of the parameters, in float32; `decay` None keeps none.
+
+    The average is not biased to the first parameters: after t steps the decay is min(decay, (1 + t) / (10 + t)), as in
+    TensorFlow's ExponentialMovingAverage.
+    """
+    optimizer = as_optimizer(optimizer)
+    if decay is None:
+        return optimizer
+    if isinstance(decay, bool) or not isinstance(decay, int | float) or not 0 < decay < 1:
+        raise UserError(
+            f'EMA_DECAY is {decay!r}; it takes a number between 0 and 1, as in 0.999, or None for no average'
+        )
+    if optimizer.evaluated is not None:
+        raise UserError('EMA_DECAY is for optimizers that keep no average, and schedule-free keeps one; leave it None')
+
+    def make(logical_axes):
+        inner = optimizer(logical_axes)
+
+        def init(params):
+            copies = jax.tree.map(jnp.copy, params)
+            return {AVERAGE: copies, 'count': jnp.zeros((), jnp.int32), 'inner': inner.init(params)}
+
+        def update(updates, state, params):
+            updates, inner_state = inner.update(updates, state['inner'], params)
+            count = state['count'] + 1
+            share = 1 - jnp.minimum(decay, (1 + count) / (10 + count))
+            average = jax.tree.map(
+                lambda old, new: old + share * (new - old), state[AVERAGE], optax.apply_updates(params, updates)
+            )
+            return updates, {AVERAGE: average, 'count': count, 'inner': inner_state}
+
+        return optax.GradientTransformation(init, update)
+
+    return dataclasses.replace(optimizer, make=make, evaluated=lambda state, params: state[AVERAGE])
+
+
+def schedule_free_adamw(
+    learning_rate: float | Schedule,
+    b1: float = 0.9,
+    b2: float = 0.999,
+    epsilon: float = 1e-8,
+    weight_decay: float = 0.0,
+    max_grad_norm: float | None = 1.0,
+) -> Optimizer:
+    """Schedule-free AdamW (Defazio et al. 2024, arXiv:2405.15682): no decay of the rate, no end that is known before.
+
+    Gradients are taken at y = (1 - b1) z + b1 x, where z are the iterates of AdamW without momentum and x is their
+    average, weighted by the squares of the largest rates until then. The train state has y and the optimizer's state z;
+    x is evaluated. `learning_rate` warms up and stays. `weight_decay` applies at y, to matrices.
+    """
+    check_range('b1', b1, 1e-3, 1.0)
+    check_range('b2', b2, 0.0, 1.0)
+    schedule = as_schedule(learning_rate)
+    rule = optax.scale_by_rms(decay=b2, eps=epsilon, eps_in_sqrt=False, bias_correction=True)
+    iterates = with_decay(lambda logical_axes: rule, schedule, weight_decay, max_grad_norm)
+
+    def make(logical_axes):
+        inner = schedule_free(iterates(logical_axes), schedule, b1=b1)
+        return optax.GradientTransformation(inner.init, inner.update)
+
+    return Optimizer(schedule, make, evaluated=schedule_free_eval_params)
+
+
+def saved_as(params: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
+    """The arrays of a saved train state that `from_saved` needs, by name, in the shapes and shardings of `params`.
+
+    Args:
+        params: parameters by name, such as `encoder/run_0/layer/...`; a frozen one has no average.
+        names: what the saved state has.
+    """
+    found = {}
+    schedule_free_state = {_B1, 'opt_state/weight_sum'} <= set(names)
+    for name, leaf in params.items():
+        if _AVERAGES + name in names:
+            found[_AVERAGES + name] = leaf
+            continue
+        found[PARAMS + name] = leaf
+        if schedule_free_state and _ITERATES + name in names:
+            found |= {_ITERATES + name: leaf, _B1: jax.ShapeDtypeStruct((), jnp.float32)}
+    return found
+
+
+def from_saved(arrays: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
+    """The parameters to evaluate by name, from the arrays that `saved_as` describes."""
+    params, averages, iterates = (
+        {name.removeprefix(part): array for name, array in arrays.items() if name.startswith(part)}
+        for part in (PARAMS, _AVERAGES, _ITERATES)
+    )
+    if iterates:
+        averages = jax.jit(_between)({name: params[name] for name in iterates}, iterates, arrays[_B1])
+    return params | averages
+
+
+def _between(params: Any, z: Any, b1: jax.Array) -> Any:
+    return jax.tree.map(lambda yi, zi: (yi - (1.0 - b1) * zi) / b1, params, z)

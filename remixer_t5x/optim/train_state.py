@@ -1,0 +1,109 @@
+"""The state of a training run (step, float32 parameters, optimizer state), planned from shapes and created with
+shardings.
+"""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from flax import linen as nn
+from flax import struct
+
+from remixer_t5x.devices.partition import Partitioner, unbox
+from remixer_t5x.models.interface import Model, Params
+
+
+class TrainState(struct.PyTreeNode):
+    """Everything that a train step changes.
+
+    Attributes:
+        step: int32 scalar, number of updates so far.
+        params: float32 parameters, unboxed.
+        opt_state: state of the optax transformation.
+        usual_loss: float32 scalar, running mean of the loss per token, which defines a spike; 0 before the first step.
+    """
+
+    step: jax.Array
+    params: Params
+    opt_state: optax.OptState
+    usual_loss: jax.Array | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class StatePlan:
+    """The description of a state before it exists on any device.
+
+    Attributes:
+        tx: the optimizer for these parameters.
+        abstract: TrainState of ShapeDtypeStruct with shardings; a checkpoint restores into it.
+        boxed_params: shapes of the parameters in boxes with their logical axes (for tables and counts).
+        init: maps a PRNG key to the state; call it under jit, as `create` does.
+    """
+
+    tx: optax.GradientTransformation
+    abstract: TrainState
+    boxed_params: Params
+    init: Callable[[jax.Array], TrainState]
+
+    @property
+    def shardings(self) -> TrainState:
+        """TrainState of NamedSharding."""
+        return jax.tree.map(lambda leaf: leaf.sharding, self.abstract)
+
+    def create(self, rng: jax.Array) -> TrainState:
+        """A new state. Every device computes only its own part, and the values do not depend on the mesh."""
+        return self.jit_init()(rng)
+
+    def jit_init(self) -> jax.stages.Wrapped:
+        """`init` as a jitted function."""
+        return jax.jit(self.init, out_shardings=self.shardings)
+
+    def init_from_params(self, params: Params) -> TrainState:
+        """A state at step 0 with `params`, which must have the shardings of `abstract.params`. The state takes over
+        their buffers.
+        """
+
+        def fresh(params):
+            return TrainState(jnp.zeros((), jnp.int32), params, self.tx.init(params), jnp.zeros(()))
+
+        return jax.jit(fresh, out_shardings=self.shardings, donate_argnums=0)(params)
+
+
+def plan(
+    model: Model,
+    optimizer: Callable[[Any], optax.GradientTransformation],
+    batch_shapes: Mapping[str, tuple[int, ...]],
+    partitioner: Partitioner,
+) -> StatePlan:
+    """Plans the state of `model` under `optimizer` (see `optimization.optimizer`) on the partitioner's mesh.
+
+    `batch_shapes` is passed to `model.init`. Shapes come from `jax.eval_shape`; no array is computed.
+    """
+    # jit keeps the trace, which takes a good part of a second, for all uses below.
+    init_params = jax.jit(lambda rng: model.init(rng, batch_shapes), inline=True)
+    boxed = jax.eval_shape(init_params, jax.random.key(0))
+    tx = optimizer(nn.get_partition_spec(boxed))
+
+    def init(rng):
+        # Not under `partitioner.activate()`, where flax would constrain parameters whose axes do not divide.
+        params = unbox(init_params(rng))
+        params = jax.tree.map(lambda leaf: leaf.astype(jnp.float32), params)
+        return TrainState(jnp.zeros((), jnp.int32), params, tx.init(params), jnp.zeros(()))
+
+    shapes = jax.eval_shape(init, jax.random.key(0))
+    param_shardings = partitioner.param_shardings(boxed)
+    shardings = TrainState(
+        partitioner.replicated,
+        param_shardings,
+        partitioner.state_shardings(tx.init, shapes.params, param_shardings),
+        partitioner.replicated,
+    )
+    abstract = jax.tree.map(
+        lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
+        shapes,
+        shardings,
+    )
+    return StatePlan(tx, abstract, boxed, init)

@@ -1,0 +1,274 @@
+"""One update of the parameters as a pure function, and one evaluation.
+
+Sums and weights travel together and are divided once: over microbatches the gradients of the loss SUM and the weights
+are added up, so that the update does not depend on how the batch was cut.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from flax import linen as nn
+
+from remixer_t5x.devices.partition import Partitioner
+from remixer_t5x.errors import UserError
+from remixer_t5x.models.interface import Batch, Model, Params
+from remixer_t5x.optim import trainable as trainables
+from remixer_t5x.optim.schedules import Schedule
+from remixer_t5x.optim.train_state import TrainState
+
+Metrics = dict[str, jax.Array]
+# Weight of a new loss in the running mean, which covers about fifty steps.
+USUAL_LOSS_SHARE = 0.02
+# T5X's name for a loss that is a mean over target tokens.
+NUM_REAL_TARGET_TOKENS = 'NUM_REAL_TARGET_TOKENS'
+# Of an evaluation: how often each id is a target.
+TARGET_COUNTS = 'target_counts'
+# What a batch of any frame has of these is filled with token ids, and with 0 as padding.
+TOKENS = ('encoder_input_tokens', 'decoder_target_tokens')
+StepFn = Callable[[TrainState, Batch], tuple[TrainState, Metrics]]
+
+
+def _divisor(factor: float | str | None) -> float | None:
+    """The number to divide the loss by; None where it is the number of target tokens."""
+    if factor == NUM_REAL_TARGET_TOKENS:
+        return None
+    if factor is None:
+        return 1.0
+    if isinstance(factor, str | bool) or not factor > 0:
+        raise UserError(
+            f'LOSS_NORMALIZING_FACTOR is {factor!r}; it takes a positive number, None for the sum of the loss, or '
+            f'{NUM_REAL_TARGET_TOKENS!r} for its mean'
+        )
+    return factor
+
+
+def make_train_step(
+    model: Model,
+    tx: optax.GradientTransformation,
+    *,
+    microbatches: int = 1,
+    loss_normalizing_factor: float | str | None = NUM_REAL_TARGET_TOKENS,
+    dropout: bool = False,
+    seed: int = 0,
+    learning_rate: Schedule | None = None,
+    spike_factor: float | None = None,
+    trainable: str | None = None,
+) -> StepFn:
+    """A pure `step(state, batch) -> (state, metrics)`; `measure` and `follow_loss` say which metrics.
+
+    After a step whose loss or gradient is not finite, and after a spike, the returned state is the given state with the
+    next step number, and the caller decides what to do.
+
+    Args:
+        model: has `loss(params, batch, dropout_rng)`, which returns a sum over target tokens and a dict of float32
+            sums, among them `weights`.
+        tx: the optimizer.
+        microbatches: number of parts of the batch, computed one after another to save activation memory.
+        loss_normalizing_factor: divisor of the loss sum, as in T5X: a number, None for the sum itself, or
+            'NUM_REAL_TARGET_TOKENS' for the number of target tokens (the sum of weights). Released T5 checkpoints were
+            trained with a constant, batch rows x target length (233472 in T5X's configs).
+        dropout: whether `model.loss` gets a key, which is folded from `seed`, the step and the microbatch.
+        seed: seed of dropout.
+        learning_rate: schedule whose value at `state.step` is reported as the metric `learning_rate`; None does not
+            report it.
+        spike_factor: a loss per token above this multiple of `state.usual_loss` is a spike; None does not look for
+            spikes.
+        trainable: `trainable` of the optimizer that made `tx`: other parameters get no gradient.
+    """
+    if microbatches < 1:
+        raise UserError(f'microbatches = {microbatches} must be at least 1')
+    divisor = _divisor(loss_normalizing_factor)
+
+    gradients = _gradients(model, seed if dropout else None)
+
+    def step_fn(state, batch):
+        trained, frozen = trainables.split(state.params, trainable)
+        grads, sums = accumulate(gradients, (trained, frozen), batch, state.step, microbatches)
+        normalizer = _target_tokens(sums) if divisor is None else divisor
+        grads = jax.tree.map(lambda grad: grad / normalizer, grads)
+        metrics, good = measure(state.params, batch, sums, grads)
+        usual_loss = state.usual_loss
+        if usual_loss is not None:
+            usual_loss, good, spike = follow_loss(usual_loss, sums, spike_factor, good)
+            metrics.update(spike)
+        updates, opt_state = tx.update(grads, state.opt_state, state.params)
+        updated = TrainState(state.step + 1, optax.apply_updates(trained, updates), opt_state, usual_loss)
+        before = state.replace(params=trained)
+        new_state = jax.tree.map(lambda new, old: jnp.where(good, new, old), updated, before)
+        new_state = new_state.replace(step=state.step + 1, params=trainables.join(new_state.params, frozen))
+        if learning_rate is not None:
+            metrics['learning_rate'] = learning_rate(state.step)
+        return new_state, metrics
+
+    return step_fn
+
+
+def _gradients(model: Model, seed: int | None) -> Callable:
+    """`((trained, frozen), batch, step, index) -> (gradients, sums)`; dropout has a key if there is a seed."""
+
+    def gradients(params, batch, step, index):
+        rng = None
+        if seed is not None:
+            rng = jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), step), index)
+        trained, frozen = params
+
+        def loss(trained):
+            return model.loss(trainables.join(trained, frozen), batch, rng)
+
+        (_, sums), grads = jax.value_and_grad(loss, has_aux=True)(trained)
+        return grads, sums
+
+    return gradients
+
+
+def _target_tokens(sums: Metrics) -> jax.Array:
+    """Their number; 1 for a batch that is only padding, whose zero gradient must not become 0 / 0."""
+    return jnp.where(sums['weights'] > 0, sums['weights'], 1.0)
+
+
+def measure(params: Params, batch: Batch, sums: Metrics, grads: Params) -> tuple[Metrics, jax.Array]:
+    """The metrics of a step, float32 scalars, and whether its loss and its gradient are finite.
+
+    The metrics are `sums`, `grad_norm` (of the normalised gradient of what is trained, before the optimizer clips it),
+    `param_norm` (before the update), `non_padding_fraction`, and `nonfinite`, 1.0 if one of the two is not finite.
+    """
+    grad_norm = optax.tree.norm(grads)
+    finite = jnp.isfinite(grad_norm) & jnp.isfinite(sums['loss'])
+    metrics = dict(
+        sums,
+        grad_norm=grad_norm,
+        param_norm=optax.tree.norm(params),
+        nonfinite=1.0 - finite.astype(jnp.float32),
+    )
+    if (non_padding := non_padding_fraction(batch)) is not None:
+        metrics['non_padding_fraction'] = non_padding
+    return metrics, finite
+
+
+def follow_loss(
+    usual_loss: jax.Array, sums: Metrics, spike_factor: float | None, good: jax.Array
+) -> tuple[jax.Array, jax.Array, Metrics]:
+    """The running mean of the loss per token with this step's, whether the step is `good` and not a spike, and with
+    `spike_factor` the metric `spike`, which is 1.0 for a spike.
+    """
+    loss, metrics = sums['loss'] / _target_tokens(sums), {}
+    if spike_factor is not None:
+        spike = good & (usual_loss > 0) & (loss > spike_factor * usual_loss)
+        metrics['spike'] = spike.astype(jnp.float32)
+        good &= ~spike
+    return jnp.where(usual_loss > 0, usual_loss + USUAL_LOSS_SHARE * (loss - usual_loss), loss), good, metrics
+
+
+def non_padding_fraction(batch: Batch) -> jax.Array | None:
+    """The share of the places for input and target tokens that have one; None for a batch of other arrays."""
+    tokens = [batch[name] for name in TOKENS if name in batch]
+    if not tokens:
+        return None
+    real = sum(jnp.sum(array != 0, dtype=jnp.float32) for array in tokens)
+    return real / sum(array.size for array in tokens)
+
+
+def make_eval_step(
+    model: Model, token_bytes: np.ndarray | None = None, count_targets: bool = False
+) -> Callable[[Params, Batch], Metrics]:
+    """A pure `step(params, batch) -> sums` without dropout; `sums` are the sums of `model.loss` over the batch.
+
+    With `token_bytes` [ids], the bytes of text of each id, `sums` has the `bytes` of the decoder's targets in addition.
+    With `count_targets` it has `target_counts` [ids], how often each id is a target.
+    """
+
+    def step_fn(params, batch):
+        sums = model.loss(params, batch, None)[1]
+        if token_bytes is not None:
+            table = jnp.asarray(token_bytes, jnp.float32)
+            targets = jnp.take(table, batch['decoder_target_tokens'], mode='clip')
+            sums = {**sums, 'bytes': jnp.sum(targets * batch['decoder_loss_weights'])}
+        if count_targets:
+            targets, weights = _targets(batch)
+            counts = jnp.zeros(model.vocab_size, jnp.float32).at[targets].add(weights.astype(jnp.float32))
+            sums = {**sums, TARGET_COUNTS: counts}
+        return sums
+
+    return step_fn
+
+
+def _targets(batch: Batch) -> tuple[jax.Array, jax.Array]:
+    """The token ids that a batch's loss is about, and their weights."""
+    side = 'decoder' if 'decoder_target_tokens' in batch else 'encoder'
+    return batch[f'{side}_target_tokens'], batch[f'{side}_loss_weights']
+
+
+class Compiled:
+    """A jitted function that is traced with the partitioner's mesh and rules in its context."""
+
+    def __init__(self, jitted: Any, partitioner: Partitioner):
+        self._jitted = jitted
+        self._partitioner = partitioner
+
+    def __call__(self, *args: Any) -> Any:
+        with self._partitioner.activate():
+            return self._jitted(*args)
+
+    def lower(self, *args: Any) -> jax.stages.Lowered:
+        """Like `jax.jit(...).lower`, for cost analysis and ahead-of-time compilation."""
+        with self._partitioner.activate():
+            return self._jitted.lower(*args)
+
+
+def jit_train_step(step_fn: StepFn, shardings: TrainState, partitioner: Partitioner) -> Compiled:
+    """`step_fn` compiled for the mesh; the given state's buffers are donated to the returned one."""
+    jitted = jax.jit(
+        step_fn,
+        donate_argnums=0,
+        in_shardings=(shardings, partitioner.batch_sharding),
+        out_shardings=(shardings, partitioner.replicated),
+    )
+    return Compiled(jitted, partitioner)
+
+
+def jit_eval_step(
+    step_fn: Callable[[Params, Batch], Metrics], shardings: TrainState, partitioner: Partitioner
+) -> Compiled:
+    """`step_fn` compiled for the mesh: `(params, batch) -> sums`."""
+    jitted = jax.jit(
+        step_fn,
+        in_shardings=(shardings.params, partitioner.batch_sharding),
+        out_shardings=partitioner.replicated,
+    )
+    return Compiled(jitted, partitioner)
+
+
+def accumulate(
+    gradients: Callable, params: Any, batch: Batch, step: jax.Array, microbatches: int
+) -> tuple[Any, Metrics]:
+    """Sums `gradients(params, microbatch, step, index) -> (grads, sums)` over the microbatches, one at a
+    time.
+
+    Microbatch i takes every row r of the batch with r % microbatches == i: neighbouring rows are on one device, so each
+    device splits its own rows and no row moves.
+    """
+    if microbatches == 1:
+        return gradients(params, batch, step, 0)
+    rows = {array.shape[0] for array in batch.values()}
+    if len(rows) != 1 or min(rows) % microbatches:
+        raise UserError(f'{microbatches} microbatches do not divide a batch of {sorted(rows)} rows; choose a divisor')
+    split = {name: _constrain(a.reshape(-1, microbatches, *a.shape[1:])) for name, a in batch.items()}
+
+    def one(total, index):
+        part = {
+            name: _constrain(jax.lax.dynamic_index_in_dim(a, index, 1, keepdims=False)) for name, a in split.items()
+        }
+        return jax.tree.map(jnp.add, total, gradients(params, part, step, index)), None
+
+    part = {name: jax.ShapeDtypeStruct((a.shape[0], *a.shape[2:]), a.dtype) for name, a in split.items()}
+    shapes = jax.eval_shape(gradients, params, part, step, 0)
+    zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
+    return jax.lax.scan(one, zeros, jnp.arange(microbatches))[0]
+
+
+def _constrain(array: jax.Array) -> jax.Array:
+    return nn.with_logical_constraint(array, ('batch',) + (None,) * (array.ndim - 1))

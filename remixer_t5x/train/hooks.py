@@ -1,0 +1,169 @@
+"""What happens between steps, each hook at its own period. A hook's `call` gets the current position of the run."""
+
+import dataclasses
+import functools
+import operator
+import pathlib
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+from etils import epath
+
+from remixer_t5x.data import task_batches
+from remixer_t5x.evaluate import averages, held_out_loss, task_metrics
+from remixer_t5x.evaluate.best import BestCheckpoints
+from remixer_t5x.evaluate.task_evaluation import Report, TaskEvaluator
+from remixer_t5x.optim.train_state import TrainState
+from remixer_t5x.run_folder import metrics, object_store
+from remixer_t5x.train.run_log import RunLog
+from remixer_t5x.train.saving import Saver
+from remixer_t5x.train.start import Current
+
+PROFILED_STEPS = 3
+# The parameters of a state that are evaluated: an average, or the last ones.
+Evaluated = Callable[[TrainState], Any]
+LAST_PARAMS: Evaluated = operator.attrgetter('params')
+
+
+@dataclasses.dataclass(frozen=True)
+class Hook:
+    """`call(now)` every `period` steps (None means never), and after the last step if `at_end`.
+
+    The time of a call counts as `spent_on` (`goodput`), and not as training. `prepare()` is called once, after the
+    first step of a process, so that its mistakes are found early without making the start longer.
+    """
+
+    period: int | None
+    call: Callable[[Current], None]
+    at_end: bool = True
+    spent_on: str | None = None
+    prepare: Callable[[], object] | None = None
+
+    def due(self, step: int, last: int) -> bool:
+        return self.period is not None and (step % self.period == 0 or (self.at_end and step == last))
+
+
+class LogWindow:
+    """Logs the means of the steps since the last log, and notices a checkpoint that could not be written."""
+
+    def __init__(self, log: RunLog, saver: Saver):
+        self._log, self._saver = log, saver
+
+    def __call__(self, now: Current) -> None:
+        numbers = metrics.means(now.window.totals())
+        now.window = metrics.Window()
+        self._log.train(now.step, numbers)
+        self._saver.check()
+
+
+class EvaluateLoss:
+    """Logs loss, perplexity and token accuracy of what `open_batches` gives: batches, by the names of their records.
+
+    Names are of a whole split, or of one task of a mixture each. The loss called `decides` is what the run's patience
+    counts. `place` puts a batch on the devices. `evaluated` gives the parameters of a state.
+    """
+
+    def __init__(
+        self,
+        open_batches: Callable[[], Mapping[str, task_batches.EvalBatches]],
+        eval_step: held_out_loss.EvalStep,
+        place: Callable[[Any], Any],
+        log: RunLog,
+        decides: str | None = None,
+        evaluated: Evaluated = LAST_PARAMS,
+    ):
+        self._decides = decides
+        # Opened once, because that often takes longer than a pass.
+        self.batches = functools.cache(open_batches)
+        self._eval_step, self._place, self._log, self._evaluated = eval_step, place, log, evaluated
+
+    def __call__(self, now: Current) -> None:
+        params = self._evaluated(now.state)
+        for name, batches in self.batches().items():
+            begun = time.perf_counter()
+            numbers = held_out_loss.evaluate(params, batches, self._eval_step, self._place, name)
+            self._log.evaluation(name, now.step, numbers, time.perf_counter() - begun)
+            if name == self._decides:
+                now.patience.observe(now.step, -numbers['loss'])
+            task = name.partition('/')[2]
+            self._log.say(
+                f'step {now.step} · {f"{task} · " if task else ""}held-out loss {numbers["loss"]:.4f}'
+                + (f' (best constant answer {numbers["constant_loss"]:.4f})' if 'constant_loss' in numbers else '')
+                + f' · perplexity {numbers["perplexity"]:.2f} · token accuracy {100 * numbers["accuracy"]:.1f}%'
+                + (f' · {numbers["bits_per_byte"]:.3f} bits a byte' if 'bits_per_byte' in numbers else '')
+            )
+
+
+class EvaluateTasks:
+    """Logs the metrics of tasks and their average, and keeps the best parameters of each task and of the average. The
+    average is what the run's patience counts. `evaluated` takes the parameters from a state.
+    """
+
+    def __init__(
+        self, evaluator: TaskEvaluator, best: BestCheckpoints, log: RunLog, evaluated: Evaluated = LAST_PARAMS
+    ):
+        self._evaluator, self._best, self._log, self._evaluated = evaluator, best, log, evaluated
+
+    def __call__(self, now: Current) -> None:
+        scores: dict[str, float] = {}
+        params = self._evaluated(now.state)
+        for report in self._evaluator(params):
+            self._report(now, params, report)
+            if (found := self._best.score(report)) is not None:
+                scores[report.task] = averages.rank(*found)
+        if len(scores) > 1:
+            metrics = {averages.AVERAGE: averages.average(scores)}
+            self._report(now, params, Report(averages.AVERAGE, self._evaluator.split, metrics, (), 0.0))
+        if scores:
+            now.patience.observe(now.step, averages.average(scores))
+
+    def _report(self, now: Current, params: Any, report: Report) -> None:
+        self._log.evaluation(f'eval/{report.task}', now.step, report.metrics, report.seconds)
+        is_best = False
+        with self._log.may_fail():
+            is_best = self._best.keep(report, now.step, params)
+        shown = task_metrics.describe(report.metrics) + (' · the best so far' if is_best else '')
+        self._log.say(f'step {now.step} · {report.task} · {shown}')
+
+
+class Profiler:
+    """Traces three steps into `folder` whenever `start` is called; look at them with TensorBoard's profiler.
+
+    JAX writes traces to a disk, so they are copied into a bucket afterwards.
+    """
+
+    def __init__(self, folder: epath.Path):
+        self._folder = folder
+        self._until: int | None = None
+        self._local: epath.Path | None = None
+
+    def start(self, now: Current) -> None:
+        if self._until is None:
+            if object_store.is_remote(self._folder):
+                self._local = epath.Path(tempfile.mkdtemp())
+            jax.profiler.start_trace(str(self._local or self._folder))
+            self._until = now.step + PROFILED_STEPS
+
+    def after_step(self, step: int, result: Any) -> None:
+        """Ends the trace once `result` of the last traced step is ready."""
+        if self._until is not None and step >= self._until:
+            jax.block_until_ready(result)
+            self.close()
+
+    def close(self) -> None:
+        if self._until is not None:
+            jax.profiler.stop_trace()
+            self._until = None
+            if self._local is not None:
+                self._upload(self._local)
+
+    def _upload(self, traced: epath.Path) -> None:
+        for file in pathlib.Path(traced).rglob('*'):
+            if file.is_file():
+                target = self._folder / file.relative_to(traced)
+                with metrics.writing(target):
+                    target.write_bytes(file.read_bytes())
+        traced.rmtree()

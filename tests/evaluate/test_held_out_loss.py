@@ -1,0 +1,94 @@
+"""Evaluation against the same numbers computed by hand, and their independence of the batch size."""
+
+import dataclasses
+import math
+
+import jax
+import numpy as np
+import pytest
+import scipy.stats
+import seqio
+from flax import linen as nn
+
+from remixer_t5x.data import pipeline, task_batches
+from remixer_t5x.errors import UserError
+from remixer_t5x.evaluate import held_out_loss
+from remixer_t5x.optim import train_step
+
+LENGTHS = {'inputs': 16, 'targets': 12}
+
+
+@pytest.fixture(scope='module')
+def setting(tiny):
+    model = tiny.TinyModel()
+    config = pipeline.DatasetConfig(tiny.task('tiny_held_out', validation=13), LENGTHS, 4, 'validation', shuffle=False)
+    params = nn.unbox(model.init(jax.random.key(0), pipeline.batch_shapes(config)))
+    return model, config, params, jax.jit(lambda p, batch: model.loss(p, batch)[1])
+
+
+def numbers(setting, batch_size, steps=None):
+    _, config, params, step = setting
+    held_out = held_out_loss.Evaluation(dataclasses.replace(config, batch_size=batch_size), steps)
+    return held_out_loss.evaluate(params, held_out.batches(), step, lambda batch: batch)
+
+
+def test_all_batch_sizes_give_the_same(setting):
+    reference = numbers(setting, 1)
+    for size in (4, 20):
+        found = numbers(setting, size)
+        assert found['tokens'] == reference['tokens'] and found['accuracy'] == reference['accuracy']
+        np.testing.assert_allclose(found['loss'], reference['loss'], rtol=1e-5)
+
+
+def test_the_numbers_are_those_of_one_big_batch(setting):
+    model, config, params, _ = setting
+    (batch,) = task_batches.EvalBatches(dataclasses.replace(config, batch_size=13))
+    loss, sums = model.loss(params, batch)
+    found = numbers(setting, 4)
+    np.testing.assert_allclose(found['loss'], float(loss / sums['weights']), rtol=1e-5)
+    assert found['perplexity'] == pytest.approx(math.exp(found['cross_ent_loss']))
+    assert found['tokens'] == int(batch['decoder_loss_weights'].sum())
+
+
+def test_the_best_constant_answer_is_the_entropy_of_the_targets(setting):
+    """By SciPy, of the targets of every batch; a distribution of one's own choice is never better."""
+    model, config, params, _ = setting
+    step = jax.jit(train_step.make_eval_step(model, count_targets=True))
+    found = held_out_loss.evaluate(params, task_batches.EvalBatches(config), step, lambda batch: batch)
+    batches = list(task_batches.EvalBatches(config))
+    targets = np.concatenate([b['decoder_target_tokens'][b['decoder_loss_weights'] > 0] for b in batches])
+    counts = np.bincount(targets, minlength=model.vocab_size)
+    assert found['constant_loss'] == pytest.approx(scipy.stats.entropy(counts), rel=1e-6)
+    other = (counts + 1) / (counts + 1).sum()
+    assert found['constant_loss'] < -np.mean(np.log(other[targets]))
+    assert 'constant_loss' not in numbers(setting, 4)
+
+
+def test_steps_limit_the_batches(setting):
+    assert numbers(setting, 4, steps=2)['tokens'] < numbers(setting, 4)['tokens']
+    with pytest.raises(UserError, match='EVAL_STEPS is -1'):
+        held_out_loss.Evaluation(setting[1], -1)
+
+
+def test_a_split_without_targets_is_told(setting, tiny):
+    config = dataclasses.replace(setting[1], mixture_or_task_name=tiny.task('tiny_no_text', validation=0))
+    with pytest.raises(UserError, match='no target token'):
+        held_out_loss.evaluate(setting[2], task_batches.EvalBatches(config), setting[3], lambda batch: batch)
+
+
+def test_a_mixture_has_a_loss_for_each_of_its_tasks(setting, tiny):
+    tasks = [tiny.task('tiny_one', validation=5), tiny.task('tiny_two', validation=8)]
+    mixture = seqio.Mixture('tiny_mixture', [(task, 1.0) for task in tasks])
+    config = dataclasses.replace(setting[1], mixture_or_task_name=mixture)
+    whole = held_out_loss.Evaluation(config)
+    parts = {part.name: part for part in whole.by_task()}
+    assert set(parts) == {'eval/tiny_one', 'eval/tiny_two'}
+    for task in tasks:
+        part = parts[f'eval/{task.name}']
+        alone = held_out_loss.Evaluation(dataclasses.replace(setting[1], mixture_or_task_name=task))
+        assert alone.by_task() == ()
+        counted = [
+            sum(int(np.asarray(batch['decoder_loss_weights']).sum()) for batch in one.batches())
+            for one in (part, alone)
+        ]
+        assert counted[0] == counted[1] > 0

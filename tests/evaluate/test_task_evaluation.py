@@ -1,0 +1,201 @@
+"""Metrics of seqio tasks: the numbers of seqio's own Evaluator, and one line for what cannot be evaluated."""
+
+import dataclasses
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import seqio
+import tensorflow as tf
+
+from remixer_t5x.devices.partition import Partitioner
+from remixer_t5x.errors import UserError
+from remixer_t5x.evaluate import task_examples, task_metrics
+from remixer_t5x.evaluate.predictions import Decoding
+from remixer_t5x.evaluate.task_evaluation import TaskEvaluation, TaskEvaluator
+from remixer_tasks import vocabularies
+from remixer_tasks.corpora.text_corpus import ParsedCorpus
+
+BYTES = seqio.ByteVocabulary(extra_ids=0)
+LENGTHS = {'inputs': 24, 'targets': 12}
+TEXTS = ['yes', 'no', 'yes', 'perhaps', 'no', 'yes, a text that is too long to fit']
+
+
+@dataclasses.dataclass(frozen=True)
+class Label:
+    labels: tuple[str, ...] = ('no', 'yes', 'perhaps')
+
+    def __call__(self, text, example=None, is_target=False):
+        assert example is not None
+        return (self.labels.index(text) if text in self.labels else -1, is_target and int(example['idx']))
+
+
+def accuracy(targets, predictions):
+    assert not any(prediction[1] for prediction in predictions)
+    return {'accuracy': np.float32(np.mean([a[0] == b[0] for a, b in zip(targets, predictions, strict=True)]))}
+
+
+def with_scores(targets, predictions, aux_values):
+    return {'sure': seqio.metrics.Scalar(float(np.sum(aux_values['scores']))), 'words': seqio.metrics.Text('no number')}
+
+
+def likelihood(targets, scores):
+    return {'likelihood': float(np.sum(scores)), 'groups': float(sum(target[1] for target in targets))}
+
+
+def task(
+    name='echo', texts=TEXTS, metrics=(accuracy, with_scores, likelihood), vocabulary=BYTES, splits=('validation',)
+):
+    def read(split, shuffle_files, seed=None):
+        targets = ['yes' if i % 2 else text for i, text in enumerate(texts)]
+        strings = {'inputs': tf.constant(texts, tf.string), 'targets': tf.constant(targets, tf.string)}
+        return tf.data.Dataset.from_tensor_slices({**strings, 'idx': np.arange(len(texts)) + 10})
+
+    feature = seqio.Feature(vocabulary, add_eos=True)
+    return seqio.Task(
+        name,
+        source=seqio.FunctionDataSource(read, splits),
+        preprocessors=[seqio.preprocessors.tokenize, seqio.preprocessors.append_eos_after_trim],
+        output_features={'inputs': feature, 'targets': feature},
+        postprocess_fn=Label(),
+        metric_fns=list(metrics),
+    )
+
+
+class Echo:
+    """Answers a row with its input, scored by minus its length; likes the choice that begins as the input does."""
+
+    vocab_size = 384
+    frame = 'encoder_decoder'
+
+    def generate(self, params, batch, max_decode_length, eos_id, decoder, rng):
+        tokens = batch['encoder_input_tokens'][:, None, :max_decode_length]
+        return tokens, -jnp.sum(tokens > 0, axis=-1).astype(jnp.float32)
+
+    def score(self, params, batch):
+        return -0.5 * jnp.sum(batch['decoder_target_tokens'] > 0, axis=-1)
+
+    def score_choices(self, params, inputs, choices):
+        same = choices[:, :, 0] == inputs[:, None, 0]
+        return jnp.where(same, -1.0, -2.0 - jnp.arange(choices.shape[1]))
+
+
+def evaluator(given, **settings):
+    decoding = Decoding(4, LENGTHS)
+    return TaskEvaluator(TaskEvaluation(given, decoding, **settings), Echo(), Partitioner())
+
+
+def test_the_numbers_are_those_of_seqios_evaluator(tmp_path):
+    one = task()
+    (report,) = evaluator(one)({})
+    seqio.TaskRegistry.add_provider(one.name, one)
+
+    def predictions(dataset):
+        rows = list(dataset.as_numpy_iterator())
+        ids = [row['encoder_input_tokens'] for _, row in rows]
+        kept = [row[: LENGTHS['targets']] for row in ids]
+        return list(enumerate(kept)), {'scores': [-float(np.sum(row > 0)) for row in kept]}
+
+    reference = seqio.Evaluator(
+        one.name, seqio.EncDecFeatureConverter(pack=False), 'validation', sequence_length=LENGTHS, num_examples=None
+    )
+    wanted, _ = reference.evaluate(
+        compute_metrics=True,
+        step=0,
+        predict_fn=lambda dataset: predictions(dataset)[0],
+        predict_with_aux_fn=predictions,
+        score_fn=lambda dataset: [
+            (i, -0.5 * float(np.sum(row['decoder_target_tokens'] > 0)))
+            for i, (_, row) in enumerate(dataset.as_numpy_iterator())
+        ],
+    )
+    found = wanted.result()[one.name]
+    numbers = {name: float(getattr(value, 'value', value)) for name, value in found.items() if name != 'words'}
+    assert report.metrics == pytest.approx(numbers) and set(report.metrics) == set(numbers)
+    assert 0 < report.metrics['accuracy'] < 1 and report.metrics['groups'] == sum(range(10, 16))
+
+
+def test_rows_have_what_was_asked_and_answered():
+    judge = evaluator(task('echo_rows'))
+    (report,) = judge({})
+    assert [row['index'] for row in report.rows] == list(range(6))
+    row = report.rows[3]
+    assert (row['input'], row['target'], row['prediction'], row['score']) == ('perhaps', 'yes', 'perhaps', -8.0)
+    assert row['example'] == {'idx': 13}
+    assert judge.notes == ['echo_rows, validation: 1 of 6 inputs have more than 24 tokens: cut']
+
+
+def test_targets_that_the_vocabulary_cannot_write_are_told():
+    lines = [f'the word {number * 7919 % 10007} stands' for number in range(2000)]
+    vocabulary = vocabularies.trained(ParsedCorpus('words', 'words', lambda malformed: iter(lines)), 380)
+    judge = evaluator(task('echo_written', texts=['no', 'yes', 'n_o', '<unk>'], vocabulary=vocabulary))
+    assert judge.notes == []
+    judge = evaluator(task('echo_unwritten', texts=['no', 'yes', 'né', 'né'], vocabulary=vocabulary))
+    (note,) = judge.notes
+    assert '1 of 4 targets' in note and "row 3: 'né' becomes" in note
+
+
+@pytest.mark.parametrize('text', ['even ', ' even', 'even  odd', 'even\n', '½ Ｅven'])
+def test_targets_that_come_back_as_other_texts_are_told(text):
+    lines = [f'even {number * 7919 % 10007} odd' for number in range(2000)]
+    vocabulary = vocabularies.trained(ParsedCorpus('words', 'even words', lambda malformed: iter(lines)), 380)
+    (note,) = evaluator(task('echo_changed', texts=['even', 'odd', text, 'even'], vocabulary=vocabulary)).notes
+    assert '1 of 4 targets' in note and f'row 3: {text!r}' in note and '\n' not in note
+    labelled = task('echo_labels', texts=['even', 'odd', text, 'even'], vocabulary=vocabulary, metrics=(accuracy,))
+    assert evaluator(labelled, rank_choices=True).notes == []
+
+
+def test_the_likeliest_label_can_be_the_answer():
+    (report,) = evaluator(task('echo_ranked', metrics=(accuracy,)), rank_choices=True)({})
+    assert [row['prediction'] for row in report.rows] == ['yes', 'no', 'yes', 'perhaps', 'no', 'yes']
+    assert report.rows[0]['predictions'] == ['yes', 'no', 'perhaps'] and report.rows[0]['scores'] == [-1.0, -2.0, -4.0]
+
+
+def test_examples_bound_each_task_and_tasks_can_be_chosen():
+    judge = evaluator([task('echo_a'), task('echo_b'), task('echo_c')], examples=2, tasks='echo_c, echo_a')
+    assert [(report.task, len(report.rows)) for report in judge({})] == [('echo_c', 2), ('echo_a', 2)]
+
+
+def test_a_mixture_leaves_out_what_cannot_be_judged():
+    mixture = seqio.Mixture(
+        'echo_mixture',
+        [(task('echo_judged'), 1), (task('echo_train', splits=('train',)), 1), (task('echo_bare', metrics=()), 1)],
+    )
+    judge = evaluator(mixture)
+    assert judge.tasks == ['echo_judged']
+    assert sorted(judge.notes)[:2] == [
+        'echo_bare has no metrics',
+        'echo_judged, validation: 1 of 6 inputs have more than 24 tokens: cut',
+    ]
+    assert "echo_train has no split 'validation', its splits are train" in judge.notes
+
+
+def vocabularies_that_differ():
+    return [task('echo_x'), task('echo_y', vocabulary=seqio.ByteVocabulary(extra_ids=5))]
+
+
+MISTAKES = {
+    'unknown task': (lambda: evaluator('echp'), "MIXTURE_OR_TASK_NAME is 'echp'"),
+    'not in the mixture': (lambda: evaluator([task('echo_d')], tasks='echo_e'), "EVAL_TASKS names 'echo_e'.*echo_d"),
+    'missing split': (
+        lambda: evaluator(task('echo_f'), split='test'),
+        "nothing of echo_f .* no split 'test'",
+    ),
+    'empty split': (lambda: evaluator(task('echo_g', texts=[])), "echo_g has no examples in split 'validation'"),
+    'no metrics': (lambda: evaluator(task('echo_h', metrics=())), 'echo_h has no metrics'),
+    'two vocabularies': (lambda: evaluator(vocabularies_that_differ()), 'echo_x and echo_y have different vocab'),
+    'no examples': (lambda: evaluator(task('echo_i'), examples=0), 'EVAL_EXAMPLES is 0'),
+}
+
+
+@pytest.mark.parametrize(('wrong', 'line'), MISTAKES.values(), ids=MISTAKES)
+def test_a_mistake_is_one_line(wrong, line):
+    with pytest.raises(UserError, match=line) as caught:
+        wrong()
+    assert '\n' not in str(caught.value)
+
+
+def test_predictions_that_do_not_match_are_refused():
+    examples = task_examples.read(task('echo_j'), 'validation', LENGTHS)
+    with pytest.raises(UserError, match='5 predictions do not match echo_j, split validation, which has 6 examples'):
+        task_metrics.compute(examples, task_metrics.Outputs(['yes'] * 5, [0.0] * 5))

@@ -1,0 +1,145 @@
+"""Texts in, JSON lines out: in order, continued after any interruption, and only where they belong."""
+
+import contextlib
+import gzip
+import json
+
+import pytest
+import seqio
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from remixer_t5x.errors import UserError
+from remixer_t5x.evaluate import text_outputs
+from remixer_t5x.evaluate.predictions import Prediction
+from remixer_t5x.evaluate.text_inputs import TextInputs
+from remixer_t5x.models.beam_search import BeamSearch
+from remixer_t5x.models.decoding import Greedy
+
+BYTES = seqio.ByteVocabulary(extra_ids=0)
+WHOSE = {'checkpoint': '/runs/x/checkpoints/10', 'decoder': 'Greedy()'}
+TEXTS = ['one', '', 'drei\u2028', 'a "quoted" text', 'ends\\', 'one', 'a text that is too long', 'x']
+
+
+def echo(inputs, first):
+    """Two answers: the ids, and the ids from the other side."""
+    return [Prediction([ids, ids[::-1]], [-float(first + row), -9.0]) for row, ids in enumerate(inputs)]
+
+
+def run(path, texts=TEXTS, whose=WHOSE, window=3, **codec):
+    output = text_outputs.Output(str(path), whose)
+    rest = iter(texts)
+    with contextlib.closing(output):
+        text_outputs.skip_done(rest, output, 'in.txt')
+        text_outputs.run(rest, output, text_outputs.Texts(BYTES, 16, **codec), echo, window)
+    return output
+
+
+def rows(path):
+    return [json.loads(line) for line in path.read_text().split('\n')[:-1]]
+
+
+def test_each_text_has_its_row_in_order(tmp_path):
+    output = run(tmp_path / 'new' / 'out.jsonl')
+    found = rows(tmp_path / 'new' / 'out.jsonl')
+    assert [row['index'] for row in found] == list(range(8)) and [row['input'] for row in found] == TEXTS
+    assert [row['prediction'] for row in found[:6]] == TEXTS[:6]
+    assert found[6]['prediction'] == 'a text that is ' and found[6]['cut'] is True and 'cut' not in found[5]
+    assert found[3]['predictions'][0] == TEXTS[3] and found[3]['scores'] == [-3.0, -9.0]
+    assert (output.counts.written, output.counts.cut, output.counts.before) == (8, 1, 0)
+    # Where all of them come from is said once.
+    assert [WHOSE.items() <= row.items() for row in found] == [True, *[False] * 7]
+    assert set(found[1]) == {'index', 'input', 'prediction', 'score', 'predictions', 'scores'}
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.data(), st.integers(1, 9))
+def test_an_output_cut_anywhere_is_continued(tmp_path, data, window):
+    whole, cut = tmp_path / 'whole.jsonl', tmp_path / 'cut.jsonl'
+    if not whole.exists():
+        run(whole)
+    content = whole.read_bytes()
+    cut.write_bytes(content[: data.draw(st.integers(0, len(content)))])
+    lines = cut.read_bytes().count(b'\n')
+    output = run(cut, window=window)
+    assert cut.read_bytes() == content
+    assert (output.counts.before, output.counts.written, output.counts.cut) == (lines, 8, 1)
+
+
+@pytest.mark.parametrize(
+    ('change', 'line'),
+    [
+        ({'texts': ['one', 'two', *TEXTS[2:]]}, 'line 2 belongs to another text than line 2 of in.txt'),
+        ({'texts': TEXTS[:5]}, 'has 8 predictions and in.txt only 5 texts'),
+        (
+            {'whose': {**WHOSE, 'checkpoint': '/y/20'}},
+            'made with checkpoint /runs/x/.*, and this run has /y',
+        ),
+        ({'whose': {**WHOSE, 'decoder': 'Sampling()'}}, 'made with decoder Greedy'),
+    ],
+)
+def test_an_output_of_something_else_is_refused(tmp_path, change, line):
+    run(tmp_path / 'out.jsonl')
+    before = (tmp_path / 'out.jsonl').read_bytes()
+    with pytest.raises(UserError, match=line):
+        run(tmp_path / 'out.jsonl', **change)
+    assert (tmp_path / 'out.jsonl').read_bytes() == before
+
+
+@pytest.mark.parametrize('content', ['hello\n', '{"index": 0}\n', '[1]\n'])
+def test_a_file_that_is_no_output_is_refused(tmp_path, content):
+    (tmp_path / 'out.jsonl').write_text(content)
+    with pytest.raises(UserError, match='line 1 is not a prediction of ours'):
+        run(tmp_path / 'out.jsonl')
+
+
+def test_long_texts_can_be_refused(tmp_path):
+    with pytest.raises(UserError, match='input 7 has 24 tokens, more than the 16'):
+        run(tmp_path / 'out.jsonl', refuse_long=True)
+    # What was done before stays.
+    assert len(rows(tmp_path / 'out.jsonl')) == 6
+
+
+def test_a_decoder_has_the_same_name_in_every_process():
+    assert text_outputs.name_of(Greedy()) == 'Greedy()'
+    assert ' at 0x' not in text_outputs.name_of(BeamSearch(beams=2)) and 'beams=2' in text_outputs.name_of(
+        BeamSearch(beams=2)
+    )
+
+
+def test_texts_from_lines_and_fields(tmp_path):
+    lines = tmp_path / 'a.txt'
+    lines.write_bytes('one\n\nthr\u2028e\re\r\nlast'.encode())
+    assert list(TextInputs(str(lines))) == ['one', '', 'thr\u2028e\re', 'last']
+    records = tmp_path / 'a.jsonl.gz'
+    with gzip.open(records, 'wt') as file:
+        file.write('{"text": "one", "body": "b"}\n\n{"body": "c", "text": ""}\n')
+    assert list(TextInputs(str(records))) == ['one', ''] and list(TextInputs(str(records), 'body')) == ['b', 'c']
+    plain = tmp_path / 'plain'
+    plain.write_text('{"text": "one"}\n')
+    assert list(TextInputs(str(plain))) == ['{"text": "one"}'] and list(TextInputs(str(plain), format='jsonl')) == [
+        'one'
+    ]
+
+
+@pytest.mark.parametrize(
+    ('name', 'content', 'line'),
+    [
+        ('a.jsonl', '{"text": "a"}\n{"text": \n', 'a.jsonl line 2: invalid JSON'),
+        ('a.jsonl', '{"text": "a"}\n\n{"body": "b"}\n', "line 3 has no text in field 'text'; its fields are body"),
+        ('a.jsonl', '[1]\n', 'its fields are none, because it is not an object'),
+        ('a.txt', b'\xff\xfe', 'is not UTF-8 text'),
+        ('missing.txt', None, 'cannot be read .No such file'),
+    ],
+)
+def test_a_bad_input_is_one_line(tmp_path, name, content, line):
+    if content is not None:
+        (tmp_path / name).write_bytes(content if isinstance(content, bytes) else content.encode())
+    with pytest.raises(UserError, match=line) as caught:
+        list(TextInputs(str(tmp_path / name)))
+    assert '\n' not in str(caught.value)
+
+
+def test_an_unknown_format_is_refused():
+    with pytest.raises(UserError, match="INPUT_FORMAT is 'xml'"):
+        TextInputs('a', format='xml')

@@ -1,0 +1,60 @@
+"""Weights as 8-bit integers: which of each model's parameters, and how far every element of every layer moves."""
+
+import numpy as np
+import pytest
+from flax import traverse_util
+
+from remixer_t5x.extras.export import int8
+from tests.support import shipped_models
+
+ALSO_QUANTIZED = ('logits/kernel', 'token_embedder/embedding')
+
+
+def random_weights(name):
+    """float32 arrays by name; layer i is scaled by 100 ** -i."""
+    boxes = traverse_util.flatten_dict(shipped_models.boxes(name), sep='/')
+    rng = np.random.default_rng(0)
+    weights = {}
+    for path, box in boxes.items():
+        weights[path] = rng.standard_normal(box.value.shape, np.float32)
+        if 'layers' in box.names:
+            layers = np.arange(box.value.shape[0]).reshape(-1, *[1] * (box.value.ndim - 1))
+            weights[path] *= np.float32(100.0) ** -layers
+    return weights
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize('name', shipped_models.NAMES)
+def test_every_parameter_of_every_model(name):
+    """Which are quantised, by name; by half a step of its channel at most, and 1.5% (RMS) of each layer."""
+    model, weights = shipped_models.model(name), random_weights(name)
+    quantized = int8.quantized(model, weights)
+    expanded = traverse_util.flatten_dict(int8.expanded(quantized), sep='/')
+    for path, array in weights.items():
+        expected = bool(shipped_models.HIDDEN.search(path)) or path in ALSO_QUANTIZED
+        assert (quantized[path].dtype == np.int8) == expected, path
+        difference = np.asarray(expanded[path]) - array
+        if not expected:
+            assert not difference.any(), path
+            continue
+        axis = -1 if path.endswith('embedding') else -2
+        step = np.abs(array).max(axis=axis, keepdims=True) / 127
+        assert quantized[f'{path}.scale'].shape == step.shape, path
+        assert (np.abs(difference) <= step * 0.501).all(), path
+        matrices = tuple(range(1, array.ndim)) if array.ndim > 2 else None
+        error = np.sqrt(np.mean(difference**2, axis=matrices) / np.mean(array**2, axis=matrices))
+        assert np.max(error) < 0.015, (path, error)
+
+
+@pytest.mark.parametrize('size', [1e-6, 1e6])
+def test_channels_of_zeros_and_outliers(size):
+    model, weights = shipped_models.model('t5_1_1'), random_weights('t5_1_1')
+    path = 'encoder/run_0/layer/gated_mlp/wo/kernel'
+    array = size * np.random.default_rng(1).standard_t(2, weights[path].shape).astype(np.float32)
+    array[0, 3], array[1, :, 5] = 0, 0
+    expanded = int8.expanded(int8.quantized(model, {**weights, path: array}))
+    found = np.asarray(traverse_util.flatten_dict(expanded, sep='/')[path])
+    assert (np.abs(found - array) <= np.abs(array).max(axis=-2, keepdims=True) / 127 * 0.501).all()
+    largest = np.abs(array).argmax(axis=-2)[:, None]
+    pairs = (np.take_along_axis(values, largest, -2) for values in (found, array))
+    np.testing.assert_allclose(*pairs, rtol=1e-6)

@@ -1,0 +1,255 @@
+"""FLOPs, bytes and collectives of compiled programs against counts by hand and XLA's own numbers.
+
+The programs in the folder `programs` are what XLA compiled for 8 chips of TPU v5e and for 8 H100 of
+`scan(x -> tanh(x @ w))` over w [6, 256, 256] in bfloat16, with 128 rows of x on each device, and the sum of its rows.
+"""
+
+import math
+import pathlib
+
+import jax
+import jax.numpy as jnp
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from remixer_t5x.extras.forecast import compiled_program, hlo_collectives, hlo_flops, hlo_program
+
+PROGRAMS = pathlib.Path(__file__).parent / 'programs'
+SIZES = st.integers(1, 9)
+LAYERS, ROWS, WIDTH = 6, 128, 256
+# A matrix product of one layer.
+PRODUCT = 2 * ROWS * WIDTH * WIDTH
+
+
+def counted(lowered) -> float:
+    """FLOPs of a program before optimisation."""
+    program = hlo_program.parse(lowered.as_text('hlo'))
+    return hlo_flops.of_computation(program[program.entry], program).total()
+
+
+@settings(max_examples=25)
+@given(b=SIZES, m=SIZES, k=SIZES, n=SIZES)
+def test_a_product_costs_a_multiply_and_an_add(b, m, k, n):
+    shapes = [jax.ShapeDtypeStruct(shape, jnp.bfloat16) for shape in ((b, m, k), (b, k, n))]
+    lowered = jax.jit(lambda x, y: jnp.einsum('bmk,bkn->bmn', x, y)).lower(*shapes)
+    assert counted(lowered) == 2 * b * m * k * n
+
+
+@settings(max_examples=40)
+@given(
+    length=st.integers(1, 12), features=SIZES, outputs=SIZES, size=st.integers(1, 5), stride=st.integers(1, 3),
+    before=st.integers(0, 6), after=st.integers(0, 6), spread=st.integers(1, 3), gap=st.integers(1, 3),
+)  # fmt: skip
+def test_a_convolution_counts_only_taps_that_meet_an_element(
+    length, features, outputs, size, stride, before, after, spread, gap
+):
+    # Programs of TPUs write matrix products with such windows.
+    def convolve(x, kernel):
+        return jax.lax.conv_general_dilated(
+            x, kernel, (stride,), [(before, after)], lhs_dilation=(spread,), rhs_dilation=(gap,),
+            dimension_numbers=('NWC', 'WIO', 'NWC'),
+        )  # fmt: skip
+
+    if (length - 1) * spread + 1 + before + after < (size - 1) * gap + 1:
+        return
+    shapes = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in ((2, length, features), (size, features, outputs))]
+    lowered = jax.jit(convolve).lower(*shapes)
+    assert counted(lowered) == lowered.cost_analysis().get('flops', 0)
+
+
+def test_a_loop_counts_its_body_once_for_each_iteration():
+    def layers(x, weights):
+        return jax.lax.scan(lambda x, w: (jnp.tanh(x @ w), x.sum()), x, weights)
+
+    def both(x, weights):
+        return jax.lax.scan(lambda x, _: (layers(x, weights)[0], None), x, None, length=3)[0]
+
+    shapes = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in ((8, 16), (5, 16, 16))]
+    compiled = jax.jit(both).lower(*shapes).compile()
+    program = compiled_program.read(compiled.as_text())
+    assert sum(kernel.times * kernel.flops.total() for kernel in program.kernels) == 3 * 5 * 2 * 8 * 16 * 16
+    # Of the stacked weights, an iteration reads its own slice.
+    sliced = [kernel for kernel in program.kernels if 'dynamic-slice' in kernel.name or 'dynamic_slice' in kernel.name]
+    assert [kernel.times for kernel in sliced] == [15] and sliced[0].bytes < 3 * 16 * 16 * 4
+
+
+def test_one_branch_of_a_conditional_counts():
+    def either(x, y):
+        return jax.lax.cond(x[0, 0] > 0, lambda: x @ y, lambda: jnp.tanh(x) @ y @ y)
+
+    shape = jax.ShapeDtypeStruct((8, 8), jnp.float32)
+    program = compiled_program.read(jax.jit(either).lower(shape, shape).compile().as_text())
+    assert sum(kernel.flops.total() for kernel in program.kernels) == 2 * 2 * 8**3
+
+
+def test_a_fourier_transform_counts_as_in_benchmarks():
+    lowered = jax.jit(jnp.fft.fft).lower(jax.ShapeDtypeStruct((3, 64), jnp.complex64))
+    assert counted(lowered) == 3 * 5 * 64 * math.log2(64)
+
+
+@pytest.mark.parametrize('name', ['scan_tpu_v5e_8', 'scan_h100_8'])
+def test_products_and_collectives_of_a_program_for_another_machine(name):
+    program = compiled_program.read((PROGRAMS / f'{name}.hlo').read_text(), devices=8)
+    assert sum(kernel.times * kernel.flops['bf16'] for kernel in program.kernels) == LAYERS * PRODUCT
+    found = {collective.kind: collective for collective in program.collectives}
+    assert set(found) == {'all-gather', 'all-reduce'}
+    assert all(collective.groups == (tuple(range(8)),) for collective in found.values())
+    # Each device sends its eighth of a layer's matrix to 7 others.
+    assert found['all-gather'].times == LAYERS and found['all-gather'].sent == 7 * WIDTH * WIDTH * 2 / 8
+    number = 2 if 'tpu' in name else 4
+    assert found['all-reduce'].sent == 2 * 7 / 8 * WIDTH * number
+
+
+def test_what_stays_on_the_chip_is_not_memory_traffic():
+    text = (PROGRAMS / 'scan_tpu_v5e_8.hlo').read_text()
+    product = {kernel.name: kernel for kernel in compiled_program.read(text).kernels}['fusion.11']
+    assert product.bytes == 0 and product.cycles == 2450
+    # The same program with everything in HBM: x, a matrix and the result.
+    product = {kernel.name: kernel for kernel in compiled_program.read(text.replace('S(1)', '')).kernels}['fusion.11']
+    assert product.bytes == 2 * (2 * ROWS * WIDTH + WIDTH * WIDTH)
+
+
+@pytest.mark.parametrize(
+    ('kind', 'expected'),
+    [
+        ('bf16[16,12,64]{2,1,0}', 16 * 12 * 64 * 2),
+        # Tiles of 8 x 128 over the two fastest dimensions.
+        ('bf16[16,12,64]{2,1,0:T(8,128)(2,1)}', 16 * 16 * 128 * 2),
+        ('f32[16,12,64]{0,2,1:T(8,128)}', 128 * 12 * 64 * 4),
+        ('f32[100]{0:T(256)}', 256 * 4),
+        ('pred[3]{0}', 3),
+        ('s4[3]{0}', 2),
+        ('token[]', 0),
+    ],
+)
+def test_an_array_takes_the_bytes_of_its_tiles(kind, expected):
+    (array,) = hlo_program.arrays(kind)
+    assert array.bytes == expected
+
+
+KERNEL = """HloModule kernel
+
+ENTRY %main (x: bf16[256,128]) -> (bf16[256,256], u8[4096]) {
+  %x = bf16[256,128]{1,0} parameter(0)
+  ROOT %call = (bf16[256,256]{1,0}, u8[4096]{0}) custom-call(%x, %x), custom_call_target="tpu_custom_call"ESTIMATE
+}
+"""
+
+
+def test_a_custom_kernel_counts_by_its_estimate_or_by_its_arrays():
+    estimate = ', backend_config={"custom_call_config":{"cost_estimate":{"flops":"700","bytes_accessed":"12345"}}}'
+    (estimated,) = compiled_program.read(KERNEL.replace('ESTIMATE', estimate)).kernels
+    assert (estimated.flops, estimated.bytes) == ({'bf16': 700}, 12345)
+    (bare,) = compiled_program.read(KERNEL.replace('ESTIMATE', '')).kernels
+    # The scratch of the library is not traffic.
+    assert (bare.flops, bare.bytes) == ({}, 2 * (2 * 256 * 128 + 256 * 256)) and bare.op == 'tpu_custom_call'
+
+
+ATTENTION = """HloModule attention
+
+ENTRY %main (q: bf16[8,114,4,64], k: bf16[8,512,4,64]) -> (bf16[8,4,114,64], u8[0]) {
+  %q = bf16[8,114,4,64]{3,2,1,0} parameter(0)
+  %k = bf16[8,512,4,64]{3,2,1,0} parameter(1)
+  ROOT %call = (bf16[8,4,114,64]{3,1,2,0}, u8[0]{0}) custom-call(%q, %k, %k), custom_call_target="TARGET", backend_config={"cudnn_fmha_backend_config": {"intermediate_tensor_shape": {"element_type": "BF16", "dimensions": ["8", "4", "114", "512"]}}}
+}
+"""  # noqa: E501
+
+
+@pytest.mark.parametrize(
+    ('target', 'products'), [('__cudnn$fmhaScaleBiasSoftmax', 2), ('__cudnn$fmhaScaleBiasSoftmaxBackward', 5)]
+)
+def test_attention_of_cudnn_counts_its_products(target, products):
+    (kernel,) = compiled_program.read(ATTENTION.replace('TARGET', target)).kernels
+    assert kernel.flops == {'bf16': products * 2 * 8 * 4 * 114 * 512 * 64} and not kernel.is_opaque
+
+
+LOOP = """HloModule loop
+
+%condition (state: (u32[], f32[8])) -> pred[] {
+  %state = (u32[], f32[8]{0}) parameter(0)
+  %bound = u32[] constant(9)
+  %counter = u32[] get-tuple-element(%state), index=0
+  ROOT %less = pred[] compare(%counter, %bound), direction=LT
+}
+
+%body (state: (u32[], f32[8])) -> (u32[], f32[8]) {
+  %state = (u32[], f32[8]{0}) parameter(0)
+  %one = u32[] constant(1)
+  %counter = u32[] get-tuple-element(%state), index=0
+  %x = f32[8]{0} get-tuple-element(%state), index=1
+  %next = u32[] add(%counter, %one)
+  %after = u32[] add(%next, %one)
+  %y = f32[8]{0} negate(%x)
+  ROOT %result = (u32[], f32[8]{0}) tuple(%after, %y)
+}
+
+ENTRY %main (x: f32[8]) -> (u32[], f32[8]) {
+  %x = f32[8]{0} parameter(0)
+  %first = u32[] constant(2)
+  %start = (u32[], f32[8]{0}) tuple(%first, %x)
+  ROOT %loop = (u32[], f32[8]{0}) while(%start), condition=%condition, body=%body
+}
+"""
+
+
+def test_a_loop_without_a_known_number_of_iterations_is_counted_by_its_counter():
+    # From 2 below 9, two at a time, as the TPU compiler leaves loops that it has unrolled.
+    program = compiled_program.read(LOOP)
+    assert {kernel.name: kernel.times for kernel in program.kernels}['y'] == 4
+
+
+COLLECTIVE = """HloModule collective
+
+ENTRY %main (x: f32[8,16]) -> f32[8,16] {
+  %x = f32[8,16]{1,0} parameter(0)
+  ROOT %sent = f32[8,16]{1,0} OP(%x), channel_id=1, replica_groups=GROUPS, use_global_device_ids=true
+}
+"""
+PAIRS = [(0, 2), (1, 3), (4, 6), (5, 7)]
+
+
+@pytest.mark.parametrize(
+    ('written', 'expected'),
+    [
+        ('{{0,2},{1,3},{4,6},{5,7}}', PAIRS),
+        ('[4,2]<=[2,2,2]T(0,2,1)', PAIRS),
+        ('[4,2]<=[8]', [(0, 1), (2, 3), (4, 5), (6, 7)]),
+        ("mesh['a'=2,'b'=2,'c'=2] {'b'}", PAIRS),
+        ("mesh['a'=2,'b'=4] {'b':(1)2}", PAIRS),
+        ("mesh['a'=2,'b'=2,'c'=2] {'a','c'}", [(0, 1, 4, 5), (2, 3, 6, 7)]),
+        ("mesh['a'=2,'b'=4], device_ids=([4,2]T(1,0)) {'b'}", [(0, 2, 4, 6), (1, 3, 5, 7)]),
+        ("mesh['a'=2,'b'=4], device_ids=(7,6,5,4,3,2,1,0) {'b'}", [(7, 6, 5, 4), (3, 2, 1, 0)]),
+        ('{}', [tuple(range(8))]),
+    ],
+)
+def test_groups_are_read_in_every_way_that_xla_writes_them(written, expected):
+    text = COLLECTIVE.replace('OP', 'all-reduce').replace('GROUPS', written)
+    (found,) = compiled_program.read(text, devices=8).collectives
+    assert list(found.groups) == expected
+
+
+@pytest.mark.parametrize(
+    ('op', 'sent'),
+    [('all-gather', 3), ('all-reduce', 1.5), ('reduce-scatter', 0.75), ('all-to-all', 0.75), ('all-reduce-start', 1.5)],
+)
+def test_each_device_sends_what_a_ring_sends(op, sent):
+    text = COLLECTIVE.replace('OP', op).replace('GROUPS', '[2,4]<=[8]')
+    (found,) = compiled_program.read(text, devices=8).collectives
+    assert found.sent == sent * 8 * 16 * 4
+
+
+def test_a_permutation_sends_its_operand():
+    text = COLLECTIVE.replace('OP', 'collective-permute')
+    text = text.replace('replica_groups=GROUPS', 'source_target_pairs={{0,1},{1,0}}')
+    (found,) = compiled_program.read(text, devices=2).collectives
+    assert found.sent == 8 * 16 * 4 and found.groups == ((0, 1), (1, 0))
+
+
+def test_a_text_that_is_not_hlo_is_refused():
+    with pytest.raises(ValueError, match='not an HLO module'):
+        compiled_program.read('hello')
+    with pytest.raises(ValueError, match='replica groups'):
+        hlo_collectives._of_iota('[2]<=?')
+    with pytest.raises(ValueError, match='replica groups'):
+        hlo_collectives._of_axes("mesh['a'=2], in an order that is new")

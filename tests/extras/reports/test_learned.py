@@ -1,0 +1,184 @@
+"""The numbers behind the pictures are those that the sublayers compute with."""
+
+import dataclasses
+import functools
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import scipy.special
+import scipy.stats
+from flax import linen as nn
+from hypothesis import given
+from hypothesis import strategies as st
+
+from remixer_t5x.context import describe_tokens
+from remixer_t5x.devices.partition import unbox
+from remixer_t5x.extras.reports.pictures import learned, mechanisms
+from remixer_t5x.extras.reports.pictures.learned import DECODER, ENCODER, LayerArray
+from remixer_t5x.models import interface
+from remixer_t5x.models.architecture.encoder_decoder import EncoderDecoder
+from remixer_t5x.models.architecture.layer import PreNorm
+from remixer_t5x.models.architecture.stack import Stack, dots_remat
+from remixer_t5x.models.layers.attention import attend
+from remixer_t5x.models.seq2seq import Seq2Seq
+from remixer_t5x.models.sublayers import attention, gmlp, remixer, tim
+
+LENGTH, WIDTH = 6, 8
+_SELF = functools.partial(attention.SelfAttention, num_heads=2, head_dim=4)
+_CROSS = functools.partial(attention.CrossAttention, num_heads=2, head_dim=4)
+_TIM = functools.partial(tim.TimAttention, num_mechanisms=2, num_heads=2, head_dim=4)
+_REMIXER = functools.partial(remixer.Remixer, hidden_dim=4, max_length=LENGTH)
+
+
+def _model():
+    """Runs of one and two layers, so that layers are counted over runs and within them."""
+    encoder = functools.partial(PreNorm, sublayers=(_SELF, _REMIXER))
+    tim_layer = functools.partial(PreNorm, sublayers=(_TIM,))
+    decoder = functools.partial(PreNorm, sublayers=(_SELF, _CROSS, _REMIXER))
+    stacks = (
+        functools.partial(Stack, runs=((encoder, 1), (tim_layer, 2), (encoder, 1)), remat_policy=dots_remat),
+        functools.partial(Stack, runs=((decoder, 2),)),
+    )
+    return Seq2Seq(EncoderDecoder(16, WIDTH, *stacks))
+
+
+def _random(params, seed=1):
+    leaves, tree = jax.tree.flatten(params)
+    rng = np.random.default_rng(seed)
+    return tree.unflatten([jnp.asarray(rng.normal(size=leaf.shape), jnp.float32) for leaf in leaves])
+
+
+@pytest.fixture(scope='module')
+def observed():
+    """A model, random parameters, ids of a text and an answer, and what was sown."""
+    model = _model()
+    shapes = {'encoder_input_tokens': (1, LENGTH), 'decoder_target_tokens': (1, 4)}
+    params = _random(unbox(interface.param_shapes(model, shapes)))
+    inputs, targets = np.asarray([3, 4, 5, 3, 7], np.int32), np.asarray([2, 9, 1], np.int32)
+    return model, params, inputs, targets, learned.observe(model, params, inputs, targets)
+
+
+def test_layers_are_counted_over_runs_and_within_them(observed):
+    _, params, *_, seen = observed
+    own = [(one.stack, one.layer, one.sublayer) for one in learned.attention_maps(seen, params)]
+    assert [one for one in own if one[0] == ENCODER] == [
+        (ENCODER, 1, 'self_attention'),
+        (ENCODER, 2, 'tim_attention'),
+        (ENCODER, 3, 'tim_attention'),
+        (ENCODER, 4, 'self_attention'),
+    ]
+    assert sorted(own[4:]) == [(DECODER, n, f'{kind}_attention') for n in (1, 2) for kind in ('cross', 'self')]
+    assert [(one.stack, one.layer) for one in learned.remixer_logits(params)] == [
+        (ENCODER, 1), (ENCODER, 4), (DECODER, 1), (DECODER, 2)
+    ]  # fmt: skip
+    assert [one.layer for one in learned.competition_weights(seen, params)] == [2, 3]
+
+
+def test_attention_maps_are_distributions_over_what_may_be_seen(observed):
+    _, params, inputs, targets, seen = observed
+    sizes = {'self_attention': len(targets), 'cross_attention': len(inputs)}
+    for one in learned.attention_maps(seen, params):
+        np.testing.assert_allclose(one.array.sum(axis=-1), 1, atol=1e-5)
+        if one.stack == DECODER:
+            assert one.array.shape == (2, len(targets), sizes[one.sublayer])
+        if one.stack == DECODER and one.sublayer == 'self_attention':
+            assert np.all(np.triu(one.array, 1) == 0)
+
+
+def test_sown_weights_times_the_values_are_the_output():
+    """One head whose values and output are the tokens themselves: its output shows its weights."""
+    module = attention.SelfAttention(num_heads=1, head_dim=LENGTH)
+    x = jnp.eye(LENGTH)[None]
+    ctx = describe_tokens(jnp.ones((1, LENGTH), jnp.int32), causal=True)
+    params = _random(unbox(module.init(jax.random.key(0), x, ctx)['params']))
+    for name in ('value', 'out'):
+        params[name]['kernel'] = jnp.eye(LENGTH)
+    bias = jax.random.normal(jax.random.key(2), (1, 1, LENGTH, LENGTH))
+    ctx = dataclasses.replace(ctx, position_bias=bias)
+    output, state = module.apply({'params': params}, x, ctx, mutable=['intermediates'])
+    np.testing.assert_allclose(state['intermediates']['attention_weights'][0][0, 0], output[0], atol=1e-5)
+
+
+@pytest.mark.parametrize('causal', [False, True])
+def test_softmax_of_h_is_what_the_layer_mixes_by(causal):
+    """Mixing one-hot tokens gives the rows of softmax(H); SciPy's softmax gives them too."""
+    module = remixer.LearnedMixing(max_length=9)
+    x = jnp.eye(LENGTH)[None]
+    ctx = describe_tokens(jnp.ones((1, LENGTH), jnp.int32), causal=causal)
+    params = _random(unbox(module.init(jax.random.key(0), x, ctx)['params']))
+    logits = np.asarray(params['logits'])
+    shown = learned.softmax_rows(logits, LENGTH, causal)
+    np.testing.assert_allclose(shown, module.apply({'params': params}, x, ctx)[0], atol=1e-6)
+    masked = np.where(np.tri(LENGTH) > 0, logits[:LENGTH, :LENGTH], -np.inf) if causal else logits[:LENGTH, :LENGTH]
+    np.testing.assert_allclose(shown, scipy.special.softmax(masked, axis=-1), atol=1e-6)
+
+
+@given(st.integers(0, 1000), st.booleans(), st.floats(-5, 5))
+def test_spread_ignores_what_softmax_ignores(seed, causal, offset):
+    rng = np.random.default_rng(seed)
+    logits = rng.normal(size=(5, 5))
+    moved = logits + offset * rng.normal(size=(5, 1))
+    moved[np.triu_indices(5, 1)] += 7 * causal
+    np.testing.assert_allclose(learned.spread(logits, 5, causal), learned.spread(moved, 5, causal), atol=1e-9)
+
+
+def test_layers_near_zero_are_named():
+    rng = np.random.default_rng(0)
+    layers = [LayerArray(ENCODER, n, 'remixer', scale * rng.normal(size=(32, 32))) for n, scale in ((1, 0.02), (2, 1))]
+    assert [one.layer for one in learned.near_zero(layers, {ENCODER: 32})] == [1]
+    uniform = np.abs(learned.softmax_rows(layers[0].array, 32, False) * 32 - 1).mean()
+    assert uniform < learned.NEAR_ZERO < np.abs(learned.softmax_rows(layers[1].array, 32, False) * 32 - 1).mean()
+
+
+@pytest.mark.parametrize('weights', [gmlp.ToeplitzSpatial, gmlp.FreeSpatial])
+@pytest.mark.parametrize('stack', [ENCODER, DECODER])
+def test_spatial_weights_are_those_of_the_layer(weights, stack):
+    module = weights(max_length=9)
+    ctx = describe_tokens(jnp.ones((1, LENGTH), jnp.int32), causal=stack == DECODER)
+    own = _random(unbox(module.init(jax.random.key(0), LENGTH, ctx)['params']))
+    tree = {'run_0': {'layer': {'gmlp': {'mixing': {'weights': jax.tree.map(lambda leaf: leaf[None], own)}}}}}
+    found = learned.spatial_weights({stack: tree}, {stack: LENGTH})
+    assert len(found) == 1
+    np.testing.assert_array_equal(found[0].array, module.apply({'params': own}, LENGTH, ctx))
+
+
+def test_competition_sums_to_one_over_mechanisms(observed):
+    _, params, inputs, _, seen = observed
+    for one in learned.competition_weights(seen, params):
+        assert one.array.shape == (2, len(inputs))
+        np.testing.assert_allclose(one.array.sum(axis=0), 1, atol=1e-6)
+
+
+@given(st.integers(1, 4), st.integers(0, 1000))
+def test_entropies_and_correlations_are_those_of_scipy_and_numpy(count, seed):
+    weights = np.random.default_rng(seed).dirichlet(np.full(count + 1, 0.3), size=7).T
+    weights[:, 0] = np.eye(count + 1)[0]
+    np.testing.assert_allclose(learned.entropy(weights), scipy.stats.entropy(weights, base=2, axis=0), atol=1e-9)
+    np.testing.assert_allclose(learned.correlations(list(weights)), np.corrcoef(weights), atol=1e-6)
+
+
+def test_ranges_are_over_layers_and_occurrences():
+    layers = [LayerArray(ENCODER, n, 'tim', np.asarray([row, 1 - np.asarray(row)])) for n, row in
+              ((1, [0.1, 0.5, 0.3]), (2, [0.2, 0.5, 0.9]))]  # fmt: skip
+    ranges = mechanisms.token_ranges(layers, ['a', 'b', 'a'])
+    assert ranges == [('a', 0.1, pytest.approx(0.375), 0.9), ('b', 0.5, 0.5, 0.5)]
+
+
+def test_what_is_sown_costs_a_training_step_nothing(observed, monkeypatch):
+    """The program of loss and gradient is the same, character by character, with and without the code that sows."""
+    model, params, *_ = observed
+    tokens = jnp.ones((2, LENGTH), jnp.int32)
+    batch = {name: tokens for name in ('encoder_input_tokens', 'decoder_input_tokens', 'decoder_target_tokens')}
+
+    def program():
+        text = str(jax.make_jaxpr(jax.grad(lambda params: model.loss(params, batch)[0]))(params))
+        return re.sub(r'0x[0-9a-f]+', '', text)
+
+    with_sowing = program()
+    monkeypatch.setattr(attend, '_show_weights', lambda *args: None)
+    monkeypatch.setattr(nn.Module, 'sow', lambda *args, **kwargs: False)
+    jax.clear_caches()
+    assert program() == with_sowing

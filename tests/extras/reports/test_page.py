@@ -1,0 +1,140 @@
+"""The page is one well-formed file that reads nothing else and runs nothing that comes from a run."""
+
+import html.parser
+import re
+
+import numpy as np
+import pytest
+
+from remixer_t5x.extras.reports import page
+from remixer_t5x.extras.reports.pictures import drawing, filters, heat_maps, mechanisms
+from remixer_t5x.extras.reports.pictures.drawing import Picture
+from remixer_t5x.extras.reports.pictures.learned import LayerArray
+from remixer_t5x.extras.reports.records import Record, Run
+
+EVIL = '</script><script>alert("x")</script><img src=http://evil.example/x onerror=alert(1)> & $\\frac$ "\''
+_VOID = {'meta', 'input', 'br', 'img', 'link', 'hr'}
+_ALONE = {'line', 'path', 'use', 'image', 'rect'}
+
+
+class _Reader(html.parser.HTMLParser):
+    """Elements in order, what is open, and the text of each script."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.elements, self.open, self.scripts, self.data = [], [], [], []
+        self.feed(text)
+        self.close()
+
+    def handle_starttag(self, tag, attributes):
+        self.elements.append((tag, dict(attributes)))
+        if tag not in _VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attributes):
+        self.elements.append((tag, dict(attributes)))
+
+    def handle_endtag(self, tag):
+        assert self.open and self.open.pop() == tag, f'</{tag}> closes what is not open'
+
+    def handle_data(self, data):
+        if self.open and self.open[-1] == 'script':
+            self.scripts.append(data)
+        self.data.append(data)
+
+
+def _figures():
+    pieces = [EVIL[:9], '$x', 'δ', '漢']
+    weights = np.eye(4)
+    grid = [[heat_maps.Panel(EVIL, weights, pieces, pieces), heat_maps.Panel('b', -weights)]]
+    tim = [LayerArray('encoder', n, 'tim', np.full((2, 4), 0.5)) for n in (1, 2)]
+    gmlp = [LayerArray('encoder', n, 'gmlp', weights) for n in range(1, 6)]
+    return [
+        Picture('r1-maps', EVIL, EVIL, heat_maps.draw(grid, [EVIL])),
+        Picture('r1-patterns', 'patterns', '', mechanisms.draw_patterns(tim, pieces)),
+        Picture('r1-certainty', 'certainty', '', mechanisms.draw_certainty(tim)),
+        Picture('r1-ranges', 'ranges', '', mechanisms.draw_ranges(mechanisms.token_ranges(tim, pieces))),
+        Picture('r1-filters', 'filters', '', filters.draw(gmlp)),
+    ]
+
+
+def _run(name, seed):
+    logged = [
+        Record('train', step, {'loss': 3.0 / step}, {'tokens_per_second': 9.0, 'host_mib': 5.0}) for step in (1, 2)
+    ]
+    logged += [
+        Record(f'eval/{EVIL}', 2, {EVIL: 5.0}, {}),
+        Record('eval/cogs', 2, {f't{n}': 50.0 for n in range(8)}, {}),
+    ]
+    row = {'index': 0, 'input': EVIL, 'target': EVIL, 'prediction': f'other {EVIL}'}
+    labels = [{**row, 'index': n, 'target': EVIL if n % 2 else 'b'} for n in range(4)]
+    predictions = {EVIL: [row], f'labels {EVIL}': labels}
+    return Run(name, f'/runs/{EVIL}', logged, f"SEED = {seed}\nX = '{EVIL}{seed}'\n", (), predictions)
+
+
+def test_a_diagonal_leaves_the_scale_to_the_rest():
+    weights = np.eye(3, 4) * 9 - 0.5
+    for beside, largest in ((False, 8.5), (True, 0.5)):
+        axes = heat_maps.draw([[heat_maps.Panel('a', weights, beside_diagonal=beside)]]).axes[0]
+        assert axes.images[0].get_clim() == (0, largest) and axes.get_title('left') == f'a · to {largest}'
+
+
+@pytest.fixture(scope='module')
+def pictures():
+    return _figures()
+
+
+@pytest.fixture(scope='module')
+def text(pictures):
+    learned = [page.Learned(EVIL, pictures, EVIL), page.Learned('none', about=f'No pictures: {EVIL}')]
+    return page.render([_run(EVIL, 1), _run('other', 2)], learned)
+
+
+def test_every_element_is_closed_and_no_id_is_used_twice(text):
+    reader = _Reader(text)
+    assert reader.open == []
+    ids = [attributes['id'] for _, attributes in reader.elements if 'id' in attributes]
+    assert len(ids) == len(set(ids))
+    used = re.findall(r'url\(#([^)]+)\)|href="#([^"]+)"', text)
+    assert {first or second for first, second in used} <= set(ids)
+
+
+def test_nothing_is_read_from_elsewhere(text):
+    for tag, attributes in _Reader(text).elements:
+        assert tag not in ('link', 'iframe', 'object', 'embed', 'base')
+        for name in ('src', 'href', 'xlink:href', 'action', 'srcset'):
+            value = attributes.get(name, '#')
+            assert value.startswith(('#', 'data:image/png;base64,')), f'{tag} {name}={value[:60]}'
+    style = re.search(r'<style>(.*?)</style>', text, re.DOTALL)[1]
+    assert '@import' not in style and 'url(' not in style
+
+
+def test_what_comes_from_files_is_text_alone(text):
+    reader = _Reader(text)
+    assert not [tag for tag, _ in reader.elements if tag == 'img']
+    assert not [name for _, attributes in reader.elements for name in attributes if name.startswith('on')]
+    # Those of the page itself: the data of each chart, and one program.
+    assert sum('alert' in script for script in reader.scripts) == sum(
+        'alert' in one for one in reader.scripts if one.lstrip()[0] == '{'
+    )
+    assert reader.data.count(EVIL) > 5
+
+
+def test_it_shows_what_there_is(text):
+    for shown in ('5 MiB', 'prefers-color-scheme: dark', 'name="viewport"', '@media print', 'was learned'):
+        assert shown in text, shown
+    # Those two differ in more than their seed, these in nothing.
+    assert '(2)</span>' not in text
+    assert '± 0.00 (2)</span>' in page.render([_run('a', 1), _run('a/b', 1)])
+
+
+def test_a_figure_takes_its_colours_from_the_page(pictures):
+    for picture in pictures:
+        svg = drawing.inline_svg(picture)
+        assert 'currentColor' in svg and drawing.INK not in svg and drawing.COLOURS[0] not in svg
+        assert re.match(r'<svg [^>]*viewBox', svg) and not re.match(r'<svg [^>]* (width|height)=', svg)
+
+
+def test_a_figure_is_saved_twice(pictures, tmp_path):
+    for path in drawing.save(pictures[0], tmp_path / 'new'):
+        assert path.read_bytes().startswith((b'\x89PNG', b'<?xml'))

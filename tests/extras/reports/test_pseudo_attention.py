@@ -1,0 +1,127 @@
+"""Pseudo-attention against finite differences, and against a Jacobian that is known."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from remixer_t5x.devices.partition import unbox
+from remixer_t5x.extras.reports.pictures import pseudo_attention
+from remixer_t5x.models.architecture.encoder_decoder import EncoderDecoder
+from remixer_t5x.models.architecture.layer import PreNorm
+from remixer_t5x.models.architecture.stack import Stack
+from remixer_t5x.models.layers.positions import RelativePositionBias
+from remixer_t5x.models.seq2seq import Seq2Seq
+from remixer_t5x.models.sublayers import attention, gated_mlp, hyper_mixer
+
+WIDTH, INPUTS, TARGETS = 4, np.asarray([3, 4, 5], np.int32), np.asarray([2, 1], np.int32)
+
+
+def _differences(function, x, step=3e-3):
+    """Norms of central differences, [outputs, inputs], of function [inputs, embed] -> [outputs, features]."""
+    x = np.asarray(x)
+    function = jax.jit(function)
+    norms = np.zeros((function(x).shape[0], x.shape[0]))
+    for place in range(x.shape[0]):
+        for feature in range(x.shape[1]):
+            move = np.zeros_like(x)
+            move[place, feature] = step
+            slope = (np.asarray(function(x + move), np.float64) - function(x - move)) / (2 * step)
+            norms[:, place] += np.sum(slope**2, axis=-1)
+    return np.sqrt(norms)
+
+
+@pytest.fixture(scope='module')
+def trained():
+    """A model of attention and HyperMixer layers with random parameters."""
+    own = functools.partial(attention.SelfAttention, num_heads=1, head_dim=4)
+    cross = functools.partial(attention.CrossAttention, num_heads=1, head_dim=4)
+    hyper = functools.partial(hyper_mixer.HyperMixer, hidden_dim=4)
+    mlp = functools.partial(gated_mlp.GatedMLP, hidden_dim=4)
+    layers = [functools.partial(PreNorm, sublayers=s) for s in ((own, mlp), (hyper, mlp), (own, cross, mlp))]
+    bias = functools.partial(RelativePositionBias, num_heads=1)
+    stacks = (
+        functools.partial(Stack, runs=((layers[0], 1), (layers[1], 2)), position_bias=bias),
+        functools.partial(Stack, runs=((layers[2], 1),), position_bias=bias),
+    )
+    model = Seq2Seq(EncoderDecoder(8, WIDTH, *stacks))
+    shapes = {'encoder_input_tokens': (1, 3), 'decoder_target_tokens': (1, 2)}
+    params = jax.eval_shape(lambda: unbox(model.init(jax.random.key(0), shapes)))
+    leaves, tree = jax.tree.flatten(params)
+    rng = np.random.default_rng(0)
+    return model, tree.unflatten([jnp.asarray(rng.normal(size=leaf.shape) * 0.7, jnp.float32) for leaf in leaves])
+
+
+def test_a_linear_mix_of_tokens_gives_its_matrix():
+    """y = A x has the Jacobian A[i, j] times the identity, of norm |A[i, j]| sqrt(width)."""
+    matrix = np.random.default_rng(0).normal(size=(5, 7)).astype(np.float32)
+    norms = pseudo_attention.JacobianNorms(lambda x: jnp.einsum('ij,bjd->bid', matrix, x))
+    np.testing.assert_allclose(norms(jnp.zeros((7, 9))), np.abs(matrix) * 3, rtol=1e-5)
+
+
+def test_wide_tokens_are_estimated_from_random_signs():
+    weights = np.random.default_rng(0).normal(size=(3, 200, 200)).astype(np.float32)
+    norms = pseudo_attention.JacobianNorms(lambda x: jnp.einsum('jde,bje->bjd', weights, x))(jnp.zeros((3, 200)))
+    np.testing.assert_allclose(np.diag(norms), np.linalg.norm(weights, axis=(1, 2)), rtol=0.1)
+    assert np.all(norms[~np.eye(3, dtype=bool)] == 0)
+
+
+def test_the_whole_encoder_agrees_with_finite_differences(trained):
+    model, params = trained
+    found = pseudo_attention.encoder(model, params, INPUTS)
+    embedding = params['token_embedder']['embedding']
+
+    def encode(x):
+        # The model itself, made to read these embeddings as its tokens'.
+        table = embedding.at[INPUTS].set(x)
+        return model.module.apply(
+            {'params': {**params, 'token_embedder': {'embedding': table}}},
+            INPUTS[None], enable_dropout=False, method='encode',
+        )[0]  # fmt: skip
+
+    np.testing.assert_allclose(found, _differences(encode, embedding[INPUTS]), rtol=0.02, atol=2e-3)
+
+
+def test_layers_one_after_the_other_are_the_encoder(trained):
+    """Each layer's own map agrees with finite differences of that layer as the last of a shorter encoder."""
+    model, params = trained
+    found = pseudo_attention.encoder_layers(model, params, INPUTS)
+    assert [one.shape for one in found] == [(3, 3)] * 3
+    stack = model.module.encoder_stack()
+    own = params['encoder']
+    embedded = params['token_embedder']['embedding'][INPUTS][None]
+    hidden = pseudo_attention._apply(
+        stack.clone(runs=stack.runs[:1], final_norm=None),
+        {name: own[name] for name in ('run_0', 'position_bias')}, embedded, INPUTS,
+    )[0]  # fmt: skip
+    first = jax.tree.map(lambda leaf: leaf[0], own['run_1']['layer'])
+    layer = stack.runs[1][0]()
+    ctx = pseudo_attention.describe_tokens(jnp.asarray(INPUTS)[None])
+    added = _differences(lambda x: layer.apply({'params': first}, x[None], ctx)[0] - x, hidden)
+    np.testing.assert_allclose(found[1], added, rtol=0.02, atol=2e-3)
+
+
+def test_the_decoder_depends_on_the_text_through_the_encoder(trained):
+    model, params = trained
+    found = pseudo_attention.decoder_to_text(model, params, INPUTS, TARGETS)
+    embedding = params['token_embedder']['embedding']
+
+    def decode(x):
+        # Ids of the text and of the targets are different, so moving one leaves the other.
+        table = embedding.at[INPUTS].set(x)
+        own = {'params': {**params, 'token_embedder': {'embedding': table}}}
+        encoded = model.module.apply(own, INPUTS[None], enable_dropout=False, method='encode')
+        rows = (INPUTS[None], np.asarray([[0, 2]], np.int32))
+        return model.module.apply(own, encoded, *rows, enable_dropout=False, method='decode_hidden')[0]
+
+    np.testing.assert_allclose(found, _differences(decode, embedding[INPUTS]), rtol=0.02, atol=2e-3)
+
+
+def test_a_layer_that_adds_nothing_depends_on_nothing(trained):
+    """The residual, whose Jacobian is the identity, is not a part of a layer's map."""
+    model, params = trained
+    still = {**params, 'encoder': jax.tree.map(jnp.zeros_like, params['encoder'])}
+    for found in pseudo_attention.encoder_layers(model, still, INPUTS):
+        np.testing.assert_array_equal(found, 0)

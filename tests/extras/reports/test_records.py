@@ -1,0 +1,180 @@
+"""Records, settings and groups of runs, and what is said about them."""
+
+import json
+import math
+import statistics
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from remixer_t5x.errors import UserError
+from remixer_t5x.extras.reports import charts, confusion, overview, records
+from remixer_t5x.extras.reports.records import Record, Run
+
+
+def _run(name, config='', train=((1, 3.0), (2, 2.0)), **evaluations):
+    logged = [Record('train', step, {'loss': loss}, {'seconds_per_step': 0.5}) for step, loss in train]
+    logged += [Record(kind.replace('__', '/'), step, numbers, {}) for kind, (step, numbers) in evaluations.items()]
+    return Run(name, f'/runs/{name}', logged, config)
+
+
+def test_runs_that_differ_in_seed_and_places_alone_are_one_group():
+    runs = [
+        _run('a_1', "SEED = 1\nX = 2\nMODEL_DIR = 'a'\n"),
+        _run('b', "SEED = 1\nX = 3\nMODEL_DIR = 'b'\n"),
+        _run('a_2', "SEED = 2\nX = 2\nMODEL_DIR = 'c'\n"),
+        _run('bare'),
+        _run('bare_too'),
+    ]
+    groups = records.by_seed(runs)
+    assert [[run.name for run in group.runs] for group in groups] == [['a_1', 'a_2'], ['b'], ['bare'], ['bare_too']]
+    assert [group.name for group in groups] == ['a × 2', 'b', 'bare', 'bare_too']
+
+
+@given(st.lists(st.floats(0, 100), min_size=1, max_size=5))
+def test_the_table_has_mean_and_sample_deviation_over_seeds(values):
+    runs = [_run(f'r{n}', f'SEED = {n}\nX = 1\n', eval__cb=(9, {'f1': value})) for n, value in enumerate(values)]
+    [(kind, metric, [cell])] = overview.task_table(records.by_seed(runs))
+    assert (kind, metric, cell.count) == ('cb, eval', 'f1', len(values))
+    assert cell.mean == pytest.approx(statistics.mean(values))
+    assert cell.deviation == (pytest.approx(statistics.stdev(values)) if len(values) > 1 else None)
+
+
+def test_the_newest_evaluation_counts_and_of_equal_steps_the_later_line():
+    lines = [Record('eval/cb', step, {'f1': value}, {}) for step, value in ((1, 10.0), (3, 30.0), (2, 20.0), (3, 31.0))]
+    assert Run('r', '/r', lines).latest()['eval/cb'].numbers == {'f1': 31.0}
+
+
+def test_many_metrics_are_a_breakdown_and_one_line_of_the_table():
+    types = {f'type_{n}': float(n) for n in range(9)}
+    runs = [_run('r', eval__cogs=(5, types), eval__cb=(5, {'accuracy': 50.0}))]
+    groups = records.by_seed(runs)
+    assert [(kind, metric) for kind, metric, _ in overview.task_table(groups)] == [
+        ('cogs, eval', 'type_0'), ('cb, eval', 'accuracy')
+    ]  # fmt: skip
+    [(kind, rows)] = overview.breakdowns(groups)
+    assert kind == 'cogs, eval' and [(name, cells[0].mean) for name, cells in rows] == list(types.items())
+
+
+def test_settings_read_statements_over_several_lines():
+    config = 'from x import y\n# a comment\nA = 1\nB = \\\n    (@m.C,\n     2)\nm.C.d = %A\n'
+    assert records.Run('a', 'a', [], config).settings() == {'A': '1', 'B': '(@m.C, 2)', 'm.C.d': '%A'}
+
+
+def test_differences_are_of_settings_and_not_of_places():
+    runs = [_run('a', "A = 1\nm.C.d = 2\nMODEL_DIR = 'a'\n"), _run('b', "A = 1\nZ = 3\nm.C.d = 4\nMODEL_DIR = 'b'\n")]
+    assert records.differences(runs) == [('Z', [None, '3']), ('m.C.d', ['2', '4'])]
+
+
+def test_the_best_constant_answer_is_next_to_the_held_out_loss():
+    run = _run('r', eval=(2, {'loss': 2.0, 'constant_loss': 5.25}))
+    one = overview.overview(run)
+    assert one.constant == 5.25
+    assert 'Held-out loss is 2. The best constant answer has 5.25;' in one.said
+    assert overview.overview(_run('r', eval=(2, {'loss': 2.0}))).constant is None
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from('abc'), st.sampled_from(['a', 'b', 'c', ' b ', 'other'])), min_size=3, max_size=20
+    )
+)
+def test_labels_by_predictions(drawn):
+    pairs = [*drawn, *zip('abc', 'aba', strict=True)]
+    rows = [{'target': target, 'prediction': made} for target, made in pairs]
+    found = confusion.confusions([Run('r', '/r', [], predictions={'t-validation': rows})])
+    (one,) = found
+    assert one.total == len(pairs) and one.has_other == any(made == 'other' for _, made in pairs)
+    assert one.accuracy == pytest.approx(100 * statistics.mean(target == made.strip() for target, made in pairs))
+    targets = [target for target, _ in pairs]
+    assert one.majority == pytest.approx(100 * max(map(targets.count, targets)) / len(pairs))
+    for label, total, cells in one.rows:
+        assert total == targets.count(label)
+        for name, (count, share, right) in zip([*one.labels, 'other'], cells, strict=False):
+            assert count == sum(a == label and b.strip() == name for a, b in pairs)
+            assert share == pytest.approx(count / total) and right == (name == label)
+
+
+@pytest.mark.parametrize(('count', 'different'), [(5, 20), (60, 20), (9, 1)])
+def test_answers_of_many_texts_are_no_labels(count, different):
+    rows = [{'target': f'answer {n % different}', 'prediction': 'answer 1'} for n in range(count)]
+    assert confusion.confusions([Run('r', '/r', [], predictions={'t-test': rows})]) == []
+
+
+def test_it_says_how_a_run_went():
+    run = _run('r', 'TRAIN_STEPS = 9\n', eval=(1, {'loss': 2.0}), eval__cb=(2, {'f1': 55.5}))
+    run = Run(
+        run.name,
+        run.folder,
+        [*run.records, Record('eval', 2, {'loss': 3.0}, {}), Record('train', 3, {'loss': None}, {})],
+        run.config,
+    )
+    said = overview.overview(run).said
+    assert 'At step 3 of 9' in said and 'fell from 3 to 2' in said
+    assert 'Held-out loss is 3, 50% above its lowest, 2 at step 1.' in said
+    assert 'cb, eval: f1 55.5.' in said and '1 logged losses were not finite' in said
+    assert overview.overview(run).seconds == 1.0
+
+
+@given(st.lists(st.floats(-10, 10), min_size=1, max_size=30), st.floats(0, 0.98))
+def test_smoothing_is_its_formula(values, weight):
+    for t, found in enumerate(charts.moving_average(values, weight)):
+        powers = [weight ** (t - k) for k in range(t + 1)]
+        wanted = sum(p * x for p, x in zip(powers, values, strict=False)) / sum(powers)
+        assert found == pytest.approx(wanted, abs=1e-9)
+
+
+def test_a_long_curve_keeps_its_ends():
+    points = [(step, float(step)) for step in range(5000)]
+    thin = charts.thin(points)
+    assert len(thin) == charts.MOST_POINTS and thin[0] == points[0] and thin[-1] == points[-1]
+
+
+def test_a_path_goes_from_corner_to_corner():
+    assert charts.path([(0, 1.0), (10, 3.0)], {'x': [0, 10], 'y': [1.0, 3.0]}) == 'M0.0 1000.0L1000.0 0.0'
+
+
+@pytest.mark.parametrize('steps', [(10, 10), (10, 7)])
+def test_the_run_that_is_ahead_is_named(steps):
+    runs = [
+        Run(name, f'/{name}', [Record('eval/c4', step, {'loss': loss}, {})], '', (), {})
+        for name, step, loss in zip('ab', steps, (2.0, 1.5), strict=True)
+    ]
+    said = overview.headline([overview.overview(run) for run in runs], [], [])
+    assert said[0] == 'Lowest held-out loss: b, 1.5; next a, 2.'
+    assert ('different steps' in ' '.join(said)) == (steps[0] != steps[1])
+
+
+def test_logarithmic_axes_have_round_ticks_however_narrow():
+    for values in ((4.4, 6.3), (0.11, 0.19), (1.0, 30.0), (1e-5, 1e3)):
+        points = [(1, values[0]), (2, values[1])]
+        ticks = charts.render(charts.Chart('loss', '', [charts.Series('a', 0, points)]))['log_ticks']
+        assert len(ticks) >= 3 and all(0 <= place <= 100 for _, place in ticks), values
+        lowest, highest = (math.log10(float(ticks[at][0])) for at in (0, -1))
+        assert (ticks[-1][1] - ticks[0][1]) / (highest - lowest) == pytest.approx(
+            100 / (math.log10(values[1] / values[0]) + 0.04), rel=0.01
+        )
+
+
+@given(st.text('ab ', max_size=20), st.text('ab ', max_size=20))
+def test_compared_parts_are_the_prediction(target, prediction):
+    parts = overview.compared(target, prediction)
+    assert ''.join(text for text, _ in parts) == prediction
+    assert any(differs for _, differs in parts) <= (target != prediction)
+
+
+@pytest.mark.parametrize(
+    'line', ['{', '[]', '{"kind": "train"}', '{"kind": 3, "step": 1}', '{"kind": "train", "step": "x"}', '3']
+)
+def test_a_line_that_is_no_record_is_named(tmp_path, line):
+    file = tmp_path / 'metrics.jsonl'
+    file.write_text(json.dumps({'kind': 'train', 'step': 1}) + f'\n{line}\n')
+    with pytest.raises(UserError, match='line 2 is not a metrics record'):
+        records.read(file)
+
+
+def test_an_unfinished_last_line_is_left_out(tmp_path):
+    file = tmp_path / 'metrics.jsonl'
+    file.write_text(json.dumps({'kind': 'train', 'step': 1, 'loss': 2}) + '\n{"kind": "tr')
+    assert records.read(file) == [Record('train', 1, {'loss': 2}, {})]

@@ -1,0 +1,332 @@
+"""The adapter for lm-evaluation-harness: its own `hf` model on the same requests, and each frame's definition."""
+
+import importlib.util
+import json
+import types
+
+import gin
+import jax
+import numpy as np
+import pytest
+
+import remixer_t5x
+from remixer_t5x import UserError
+from tests.support import bert_tiny, hf_folders, saved_run
+from tests.support.paths import GOLDEN
+
+pytest.importorskip('lm_eval', reason="lm_eval is not installed: pip install 'remixer-t5x[lm_eval]'")
+pytestmark = [
+    pytest.mark.filterwarnings('ignore'),
+]
+needs_torch = pytest.mark.skipif(
+    importlib.util.find_spec('torch') is None or importlib.util.find_spec('transformers') is None,
+    reason='torch and transformers are not installed: WITH_TORCH=1 scripts/test.sh',
+)
+# 26 pieces and ten sentinels.
+IDS = 36
+PAIRS = [('a test', ' the'), ('this is a test. ', 'a'), ('', 'test it'), ('a', ' this is the end of it')]
+TEXTS = ['this is a test', 'a']
+SETTINGS = {'until': ['e'], 'max_gen_toks': 5, 'do_sample': False, 'temperature': 0.0}
+YAML = """\
+task: {name}
+dataset_path: json
+dataset_kwargs:
+  data_files:
+    validation: {file}
+validation_split: validation
+doc_to_text: "{{{{question}}}}"
+"""
+CHOICES = """\
+output_type: multiple_choice
+doc_to_choice: "{{choices}}"
+doc_to_target: answer
+metric_list:
+  - metric: acc
+"""
+WRITES = """\
+output_type: generate_until
+doc_to_target: "{{choices[answer]}}"
+generation_kwargs: {until: ["."], max_gen_toks: 6, do_sample: false}
+metric_list:
+  - metric: exact_match
+"""
+
+
+@pytest.fixture(autouse=True)
+def _clean_gin():
+    yield
+    gin.clear_config()
+
+
+@pytest.fixture(scope='module')
+def t5(tmp_path_factory):
+    folder = tmp_path_factory.mktemp('lm_eval') / 't5'
+    config = {**hf_folders.V1_1, 'architectures': ['T5ForConditionalGeneration'], 'vocab_size': IDS}
+    weights = hf_folders.weights_of(hf_folders.recorded('t5_v1_1_tiny'))
+    # No more ids than the tokenizer has, so that both sides can spell what is generated.
+    tables = {name: weights[name][:IDS] for name in ('shared.weight', 'lm_head.weight')}
+    hf_folders.write(folder, config, {**weights, **tables})
+    pieces = {'eos_token': '</s>', 'unk_token': '<unk>', 'pad_token': '<pad>', 'extra_ids': hf_folders.SENTINELS}
+    settings = {'tokenizer_class': 'T5Tokenizer', **pieces}
+    settings['additional_special_tokens'] = [f'<extra_id_{i}>' for i in range(hf_folders.SENTINELS)]
+    (folder / 'tokenizer_config.json').write_text(json.dumps(settings))
+    return folder
+
+
+def requests(*args):
+    return [types.SimpleNamespace(args=one) for one in args]
+
+
+def ours(path, **options):
+    from remixer_t5x.extras.lm_eval.harness_model import RemixerLM
+
+    return RemixerLM(str(path), batch_size=4, **options)
+
+
+def theirs(path, **options):
+    import torch
+    from lm_eval.models.huggingface import HFLM
+    from safetensors.torch import load_file
+
+    made = HFLM(pretrained=str(path), device='cpu', dtype='float32', batch_size=2, **options)
+    # With transformers 5 it ties the two tables of every T5, whatever the configuration says.
+    tables = load_file(path / 'model.safetensors')
+    if 'lm_head.weight' in tables:
+        made.model.lm_head.weight = torch.nn.Parameter(tables['lm_head.weight'])
+    return made
+
+
+def compare(path, begin=''):
+    """Both models, after their numbers were compared; `begin` is in front of the contexts that the other one gets."""
+    pair = ours(path), theirs(path)
+    begun = [(begin + context if context else '', continuation) for context, continuation in PAIRS]
+    found, wanted = (one.loglikelihood(requests(*pairs)) for one, pairs in zip(pair, (PAIRS, begun), strict=True))
+    np.testing.assert_allclose([score for score, _ in found], [score for score, _ in wanted], rtol=1e-4)
+    assert [greedy for _, greedy in found] == [greedy for _, greedy in wanted]
+    rolled = [one.loglikelihood_rolling(requests(*((text,) for text in TEXTS))) for one in pair]
+    np.testing.assert_allclose(*rolled, rtol=1e-4)
+    return pair
+
+
+@needs_torch
+def test_numbers_of_a_t5_are_those_of_lm_evals_own_model(t5):
+    """Of generated text the ids: lm_eval's own model adds the tokens of the input to an encoder-decoder's limit."""
+    import torch
+
+    model, other = compare(t5)
+    texts = model.generate_until(requests(*((text, SETTINGS) for text in TEXTS)))
+    vocabulary = model.trained.vocabulary
+    for text, answer in zip(TEXTS, texts, strict=True):
+        ids = torch.tensor([other.tok_encode(text)])
+        assert ids.tolist() == [[*vocabulary.encode(text), 1]]
+        # Without a cache, which transformers 5.23 makes for as many layers as the encoder has.
+        made = other.model.generate(input_ids=ids, max_new_tokens=5, do_sample=False, use_cache=False)
+        made = made[0, 1:].tolist()
+        ended = made[: made.index(1)] if 1 in made else made
+        assert answer == vocabulary.decode(ended).split('e')[0]
+
+
+@needs_torch
+def test_numbers_of_a_gpt2_are_those_of_lm_evals_own_model(gpt2):
+    """Ours begins each row with the end token, as GPT-2 was trained; lm_eval's own model only an empty context."""
+    begin = '<|endoftext|>'
+    model, other = compare(gpt2, begin)
+    answers = model.generate_until(requests(*((text, SETTINGS) for text in TEXTS)))
+    assert answers == other.generate_until(requests(*((begin + text, SETTINGS) for text in TEXTS)))
+
+
+@pytest.fixture(scope='module')
+def gpt2(tmp_path_factory):
+    from safetensors.numpy import save_file
+
+    folder = tmp_path_factory.mktemp('lm_eval_gpt2')
+    config = {
+        'model_type': 'gpt2', 'architectures': ['GPT2LMHeadModel'], 'vocab_size': 60, 'n_embd': 24, 'n_layer': 3,
+        'n_head': 2, 'n_positions': 20, 'n_inner': 40, 'eos_token_id': 59, 'bos_token_id': 59,
+    }  # fmt: skip
+    (folder / 'config.json').write_text(json.dumps(config))
+    with np.load(GOLDEN / 'gpt2_tiny.npz') as arrays:
+        weights = {name.removeprefix('weights/'): arrays[name] for name in arrays if name.startswith('weights/')}
+    save_file(weights, folder / 'model.safetensors', {'format': 'pt'})
+    pieces = [*'!.abcdefghijklmnopqrstuvwxyz', 'Ġ', 'th', 'the', 'Ġthe']
+    names = [*pieces, *(f'<{index}>' for index in range(len(pieces), 59)), '<|endoftext|>']
+    (folder / 'vocab.json').write_text(json.dumps({piece: index for index, piece in enumerate(names)}))
+    (folder / 'merges.txt').write_text('#version: 0.2\nt h\nth e\nĠ the\n')
+    settings = {'tokenizer_class': 'GPT2Tokenizer', 'model_max_length': 20, 'bos_token': '<|endoftext|>'}
+    (folder / 'tokenizer_config.json').write_text(json.dumps({**settings, 'eos_token': '<|endoftext|>'}))
+    return folder
+
+
+def test_a_local_task_runs_from_the_command(t5, tmp_path, monkeypatch, capsys):
+    """YAML and JSON lines, as lm_eval's users write them; the accuracy is what `score` says."""
+    import lm_eval
+    from lm_eval.tasks import TaskManager
+
+    import remixer_t5x.extras.lm_eval as adapter
+
+    rows = [
+        {'question': 'a test', 'choices': ['the', 'is'], 'answer': 0},
+        {'question': 'this is', 'choices': ['a', 'it'], 'answer': 1},
+        {'question': 'the end', 'choices': ['this', 'at'], 'answer': 0},
+    ]
+    (tmp_path / 'rows.jsonl').write_text(''.join(json.dumps(row) + '\n' for row in rows))
+    for name, kind in (('choose', CHOICES), ('write', WRITES)):
+        (tmp_path / f'{name}.yaml').write_text(YAML.format(name=name, file=tmp_path / 'rows.jsonl') + kind)
+    monkeypatch.setenv('HF_DATASETS_CACHE', str(tmp_path / 'cache'))
+    adapter.register()
+    manager = TaskManager(include_path=str(tmp_path), include_defaults=False)
+    found = lm_eval.simple_evaluate(
+        model='remixer_t5x', model_args=f'path={t5}', tasks=['choose', 'write'], task_manager=manager, batch_size=2,
+        bootstrap_iters=0,
+    )  # fmt: skip
+    trained = remixer_t5x.load(str(t5))
+    vocabulary, right = trained.vocabulary, []
+    for row in rows:
+        batches = [remixer_t5x.make_batch([[*vocabulary.encode(row['question']), 1]], [vocabulary.encode(f' {choice}')])
+                   for choice in row['choices']]  # fmt: skip
+        scores = [float(trained.model.score(trained.params, batch)[0]) for batch in batches]
+        right.append(int(np.argmax(scores)) == row['answer'])
+    assert found['results']['choose']['acc,none'] == pytest.approx(np.mean(right))
+    assert found['results']['write']['exact_match,none'] == 0.0
+
+
+@pytest.fixture(scope='module')
+def causal(tmp_path_factory):
+    """A decoder alone with a mixer that has no attention."""
+    config = saved_run.CONFIG.replace("{'inputs': 40, 'targets': 12}", "{'targets': 24}")
+    config += """
+include 'frames/decoder_only.gin'
+include 'sublayers/linear_attention.gin'
+from remixer_t5x.models.sublayers import linear_attention
+DECODER_MIXER = @linear_attention.LinearAttention
+"""
+    return saved_run.write_run(tmp_path_factory.mktemp('causal') / 'run', config, steps=(1,))
+
+
+def test_a_mixer_alone_in_a_decoder_is_scored_by_definition(causal):
+    """Also beyond the length of one window, each token of the text exactly once."""
+    model = ours(causal)
+    trained = model.trained
+
+    @jax.jit
+    def log_probabilities(inputs):
+        logits = trained.model.module.apply({'params': trained.params}, inputs, enable_dropout=False)
+        return jax.nn.log_softmax(logits)
+
+    def defined(context, continuation):
+        ids = np.asarray([[0, *context, *continuation]], np.int32)
+        found = np.asarray(log_probabilities(np.pad(ids[:, :-1], ((0, 0), (0, 30 - ids.shape[1])))))[0]
+        places = range(len(context), len(context) + len(continuation))
+        return sum(found[place, token] for place, token in zip(places, continuation, strict=True))
+
+    encode = trained.vocabulary.encode
+    ((score, greedy),) = model.loglikelihood(requests(('one two', ' three')))
+    np.testing.assert_allclose(score, defined(encode('one two'), encode(' three')), rtol=1e-4)
+    assert not greedy
+    text = encode('a text of thirty-five tokens, or so')
+    (rolled,) = model.loglikelihood_rolling(requests(('a text of thirty-five tokens, or so',)))
+    length = 23
+    # The second window begins with all of the text that fits.
+    wanted = defined([], text[:length]) + defined(text[len(text) - length - 1 : length], text[length:])
+    np.testing.assert_allclose(rolled, wanted, rtol=1e-4)
+    (text,) = model.generate_until(requests(('one', {'until': ['\n'], 'max_gen_toks': 3})))
+    assert len(encode(text)) <= 3
+
+
+def test_the_command_line_gives_a_device_to_every_model(t5):
+    from lm_eval.config.evaluate_config import EvaluatorConfig
+
+    given = EvaluatorConfig(model='remixer_t5x', tasks=['any']).device
+    assert given is not None and ours(t5, device=given).frame == 'encoder_decoder'
+
+
+def test_what_a_model_cannot_do_is_told_in_one_line(t5):
+    from remixer_t5x.extras.lm_eval import generation
+
+    with pytest.raises(UserError, match='repetition_penalty; allowed are until'):
+        generation.settings({'until': [], 'repetition_penalty': 2.0}, 8)
+    with pytest.raises(UserError, match='JAX chooses'):
+        ours(t5, device='mps')
+    model = ours(t5, max_length=4)
+    with pytest.raises(UserError, match='a continuation has .* tokens, and the model takes 4'):
+        model.loglikelihood(requests(('a', 'this is a test and the end of it')))
+    decoders = [generation.settings(given, 8)[2] for given in (
+        {'do_sample': True, 'temperature': 0.5, 'top_k': 3}, {'num_beams': 4}, {'temperature': 0.0})]  # fmt: skip
+    assert decoders == [remixer_t5x.Sampling(0.5, 3), remixer_t5x.BeamSearch(beams=4), remixer_t5x.Greedy()]
+
+
+def test_a_continuation_within_a_piece_of_the_context_is_scored_by_its_own_pieces(gpt2):
+    """' the' is one piece of GPT-2; lm_eval's `hf` refuses such a pair."""
+    model = ours(gpt2)
+    encode, trained = model.trained.vocabulary.encode, model.trained
+    context, continuation = encode('a t'), encode('he')
+    assert len(encode('a the')) < len(context) + len(continuation)
+    ((score, _), (joined, _)) = model.loglikelihood(requests(('a t', 'he'), ('a', ' the')))
+    rows = np.asarray([[0, *context, *continuation]], np.int32)
+    logits = trained.model.module.apply({'params': trained.params}, rows[:, :-1], enable_dropout=False)[0]
+    likely = np.asarray(jax.nn.log_softmax(logits))
+    places = range(len(context), rows.shape[1] - 1)
+    np.testing.assert_allclose(score, sum(likely[place, rows[0, place + 1]] for place in places), rtol=1e-4)
+    assert score < 0 and joined < 0
+
+
+@pytest.mark.parametrize('context', ['a test', '', 'a '])
+def test_a_continuation_without_tokens_is_refused(t5, context):
+    """It would have probability 1 and win every choice."""
+    with pytest.raises(UserError, match='has no tokens') as error:
+        ours(t5).loglikelihood(requests((context, ' is'), (context.strip(), '\n')))
+    assert '\n' not in str(error.value)
+
+
+@needs_torch
+def test_a_masked_language_model_scores_words_and_no_special_tokens(tmp_path):
+    """Salazar et al. (2020) by transformers: an empty context, a context, and windows of a long text."""
+    import torch
+    import transformers
+
+    pytest.importorskip('tokenizers')
+    folder = bert_tiny.write(tmp_path / 'bert')
+    words = ['[PAD]', '[UNK]', '[CLS]', '[SEP]', '[MASK]', *'abcdefghij', *(f'[unused{index}]' for index in range(45))]
+    (folder / 'vocab.txt').write_text('\n'.join(words))
+    theirs = transformers.BertForMaskedLM.from_pretrained(folder, use_safetensors=True, local_files_only=True).eval()
+
+    def likely(words_before, words_after):
+        ids = [2, *(words.index(word) for word in words_before + words_after), 3]
+        total = 0.0
+        for place in range(1 + len(words_before), len(ids) - 1):
+            masked = torch.tensor([[*ids[:place], 4, *ids[place + 1 :]]])
+            with torch.no_grad():
+                total += torch.log_softmax(theirs(input_ids=masked).logits[0, place], -1)[ids[place]].item()
+        return total
+
+    model = ours(folder)
+    found = model.loglikelihood(requests(('', 'a b'), ('c d', ' e f')))
+    np.testing.assert_allclose([score for score, _ in found], [likely('', 'ab'), likely('cd', 'ef')], rtol=1e-4)
+    text = 'abcdefghij' * 3
+    # 18 words of 20 tokens; the second window begins with as much text as fits.
+    wanted = [likely('', 'abc'), likely('', text[:18]) + likely(text[12:18], text[18:])]
+    rolled = model.loglikelihood_rolling(requests(('a b c',), (' '.join(text),)))
+    np.testing.assert_allclose(rolled, wanted, rtol=1e-4)
+
+
+MASKED = """
+include 'frames/encoder_only.gin'
+"""
+
+
+def test_a_masked_language_model_has_pseudo_log_likelihoods(tmp_path_factory):
+    config = saved_run.CONFIG.replace("'targets': 12", "'targets': 40") + MASKED
+    folder = saved_run.write_run(tmp_path_factory.mktemp('masked') / 'run', config, steps=(1,))
+    model = ours(folder)
+    trained = model.trained
+    encode, mask = trained.vocabulary.encode, trained.vocabulary.vocab_size - 1
+    before, after = encode('ab'), encode(' cd')
+    whole = [*before, *after, 1]
+    rows = np.asarray([[*whole[:i], mask, *whole[i + 1 :]] for i in range(len(before), len(whole) - 1)], np.int32)
+    logits = jax.jit(trained.model.logits)(trained.params, {'encoder_input_tokens': rows})
+    found = np.asarray(jax.nn.log_softmax(logits))
+    wanted = sum(found[row, len(before) + row, token] for row, token in enumerate(after))
+    ((score, _),) = model.loglikelihood(requests(('ab', ' cd')))
+    np.testing.assert_allclose(score, wanted, rtol=1e-4)
+    with pytest.raises(UserError, match='generates none'):
+        model.generate_until(requests(('ab', {})))

@@ -1,0 +1,78 @@
+"""Encoders alone: the papers' numbers of parameters, and that a model uses all that it has, in both frames."""
+
+import functools
+import pathlib
+
+import jax
+import pytest
+from flax import linen as nn
+
+from remixer_t5x import build_model
+from remixer_t5x.costs import papers
+from remixer_t5x.data import frames
+from remixer_t5x.models import interface
+from tests.support import parameters
+
+CONFIGS = pathlib.Path(__file__).parents[2] / 'configs'
+# Models that are an encoder-decoder before a frame is chosen, all of which have the size `tiny`.
+MODELS = sorted(path.stem for path in (CONFIGS / 'models').glob('*.gin') if "'frames/" not in path.read_text())
+LENGTHS = {'inputs': 8, 'targets': 8}
+
+# Ours, for T5's vocabulary: `remixer-t5x info --gin_file=models/MODEL.gin --gin_file=sizes/SIZE.gin
+# --gin_file=frames/encoder_only.gin` prints them.
+PARAMETERS = {
+    ('t5_1_1', 'tiny'): 10_848_640,
+    ('t5_1_1', 'base'): 109_628_544,
+    ('t5_1_1', 'hyper_mixer_paper'): 11_372_416,
+    ('hyper_mixer', 'hyper_mixer_paper'): 10_982_144,
+    ('linear_transformer', 'hyper_mixer_paper'): 11_372_288,
+    ('fnet', 'hyper_mixer_paper'): 9_799_424,
+    ('gmlp', 'gmlp_paper_base'): 129_941_968,
+    ('gmlp', 'gmlp_paper_large'): 364_929_696,
+    ('amlp', 'amlp_paper_base'): 108_646_876,
+    ('amlp', 'amlp_paper_large'): 315_255_480,
+    ('tim', 'base'): 110_024_832,
+}
+
+
+def params_of(model):
+    shapes = frames.batch_shapes(model.frame, LENGTHS)
+    return nn.unbox(interface.param_shapes(model, shapes))
+
+
+@functools.cache
+def count(name, size, **macros):
+    model = build_model(f'models/{name}.gin', f'sizes/{size}.gin', 'frames/encoder_only.gin', **macros)
+    return sum(leaf.size for leaf in jax.tree.leaves(params_of(model)))
+
+
+@pytest.mark.parametrize(('name', 'size'), PARAMETERS)
+def test_number_of_parameters(name, size):
+    assert count(name, size) == PARAMETERS[name, size]
+
+
+def test_an_mlp_mixer_of_250_tokens_has_the_parameters_of_the_others():
+    """HyperMixer, appendix B.2: the length at which MLP-Mixer has 11M parameters too."""
+    assert count('mixer_enc', 'hyper_mixer_paper', MAX_INPUT_LENGTH=250) == 11_339_996
+
+
+@pytest.mark.parametrize(
+    'figure', [f for f in papers.FIGURES if f.part == papers.ENCODER], ids=lambda f: f'{f.model}-{f.size}'
+)
+def test_the_papers_count_the_same(figure):
+    """HyperMixer's 11M, gMLP's 130M and 365M, aMLP's 109M and 316M, which all count an encoder and its embedding."""
+    assert count(figure.model, figure.size) == pytest.approx(figure.parameters, rel=0.035)
+
+
+@pytest.mark.parametrize('frame', ['encoder_only', 'classifier'])
+@pytest.mark.parametrize('name', MODELS)
+def test_a_model_reads_all_of_its_parameters(name, frame):
+    size = 'scaled_base' if name == 'remixer_scaled' else 'tiny'
+    model = build_model(
+        f'models/{name}.gin', f'sizes/{size}.gin', f'frames/{frame}.gin', NUM_ENCODER_LAYERS=1, NUM_DECODER_LAYERS=1
+    )
+    assert model.frame == frame
+    params, batch = params_of(model), frames.abstract_batch(frame, LENGTHS)
+    assert parameters.unread_params(model, params, batch) == []
+    paths = [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(params)]
+    assert not [path for path in paths if 'cross' in path]

@@ -1,0 +1,64 @@
+"""How often a stack traces a layer, and the random numbers of a seed, which depend on it."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import linen as nn
+
+from remixer_t5x.context import SequenceContext
+from remixer_t5x.models.architecture import layer, stack
+from remixer_t5x.models.layers.dropout import dropout
+
+calls = []
+
+
+class Counted(nn.Module):
+    """A sublayer with a parameter and dropout, which notes that it is traced."""
+
+    @nn.compact
+    def __call__(self, x, ctx):
+        calls.append(x.shape)
+        kernel = self.param('kernel', nn.initializers.normal(), (x.shape[-1], x.shape[-1]))
+        return dropout(0.5, x @ kernel, deterministic=ctx.deterministic)
+
+
+STACK = stack.Stack(runs=((functools.partial(layer.make_layer, (Counted,)), 3),))
+X = np.ones((1, 2, 4), np.float32)
+
+
+def context(deterministic=True):
+    return SequenceContext(np.ones((1, 2), np.int32), np.arange(2)[None], deterministic=deterministic)
+
+
+@pytest.fixture(scope='module')
+def variables():
+    return jax.jit(STACK.init)(jax.random.key(0), X, context())
+
+
+def traces(function, *args):
+    calls.clear()
+    jax.eval_shape(function, *args)
+    return len(calls)
+
+
+def test_a_layer_is_traced_once_where_no_number_is_drawn(variables):
+    assert traces(lambda variables: STACK.apply(variables, X, context()), variables) == 1
+
+
+def test_shapes_need_one_trace(variables):
+    with stack.traced_once():
+        assert traces(lambda key: STACK.init(key, X, context()), jax.random.key(0)) == 1
+        shapes = jax.eval_shape(lambda key: STACK.init(key, X, context()), jax.random.key(0))
+    assert jax.tree.structure(shapes) == jax.tree.structure(variables)
+    assert jax.tree.leaves(jax.tree.map(jnp.shape, shapes)) == jax.tree.leaves(jax.tree.map(jnp.shape, variables))
+
+
+def test_a_seed_gives_the_numbers_that_it_gave_before(variables):
+    """Flax counts the keys that a layer draws, over all traces of it: another number of traces draws other keys."""
+    kernel = variables['params']['run_0']['layer']['counted']['kernel']
+    dropped = jax.jit(lambda key: STACK.apply(variables, X, context(False), rngs={'dropout': key}))(jax.random.key(1))
+    np.testing.assert_allclose(kernel[:, 0, 0], [-0.010857144, 0.012349445, 0.010359694], rtol=1e-6)
+    np.testing.assert_allclose(dropped[0, 0], [1.0449876, 0.9938751, 0.9626720, 0.9967308], rtol=1e-6)

@@ -1,0 +1,174 @@
+"""Every way to compute attention equals the plain formula, forward and backward."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from remixer_t5x.errors import UserError
+from remixer_t5x.models.layers.attention import choice, cudnn, step, tpu_plan
+from remixer_t5x.models.layers.attention import formula as module
+from remixer_t5x.models.layers.attention.bias import DistanceBias
+from remixer_t5x.models.layers.attention.visibility import Visibility
+from remixer_t5x.models.layers.compile_target import compiling_for
+
+B, Q, K, H, D = 3, 5, 7, 2, 4
+
+
+def plain(query, key, value, mask, bias):
+    logits = jnp.einsum('bqhd,bkhd->bhqk', query, key)
+    logits = logits if bias is None else logits + bias
+    weights = jax.nn.softmax(jnp.where(mask, logits, -jnp.inf), axis=-1)
+    return jnp.einsum('bhqk,bkhd->bqhd', weights, value)
+
+
+@pytest.mark.parametrize('by_rows', [True, False])
+@pytest.mark.parametrize('with_bias', [True, False])
+@pytest.mark.parametrize('mask_shape', [(1, 1, Q, K), (B, 1, 1, K), (B, 1, Q, K)])
+def test_equals_plain_attention_and_its_gradients(monkeypatch, by_rows, with_bias, mask_shape):
+    monkeypatch.setattr(module, 'on_single_cpu', lambda: by_rows)
+    rng = np.random.default_rng(0)
+    query, key, value = (jnp.asarray(rng.normal(size=(B, n, H, D)), jnp.float32) for n in (Q, K, K))
+    bias = jnp.asarray(rng.normal(size=(1, H, Q, K)), jnp.float32) if with_bias else None
+    mask = jnp.asarray(rng.random(mask_shape) < 0.7).at[..., 0].set(True)
+    direction = jnp.asarray(rng.normal(size=(B, Q, H, D)), jnp.float32)
+
+    def value_and_gradients(attention):
+        def loss(query, key, value, bias):
+            return jnp.sum(attention(query, key, value, mask, bias) * direction)
+
+        arguments = (query, key, value, bias)
+        return jax.jit(jax.value_and_grad(loss, argnums=(0, 1, 2, 3)))(*arguments)
+
+    actual, wanted = value_and_gradients(module.dot_product_attention), value_and_gradients(plain)
+    jax.tree.map(lambda a, w: np.testing.assert_allclose(a, w, rtol=1e-4, atol=1e-5), actual, wanted)
+
+
+def test_a_query_that_may_see_nothing_stays_finite():
+    query = key = value = jnp.ones((1, 2, 1, 4))
+    mask = jnp.zeros((1, 1, 2, 2), bool)
+    out, gradient = jax.value_and_grad(lambda q: module.dot_product_attention(q, key, value, mask, None).sum())(query)
+    assert np.isfinite(out) and np.all(np.isfinite(gradient))
+
+
+def padding(rows, length):
+    return jnp.asarray(np.arange(length) < np.linspace(length, length // 2, rows)[:, None], jnp.int32)
+
+
+def packed(rows, length):
+    return jnp.asarray(np.sort(np.random.default_rng(1).integers(1, 4, (rows, length))), jnp.int32)
+
+
+def odd_one(length):
+    """Packed rows, whose last query is of an example without a key."""
+    return packed(2, length).at[1, -1].set(9)
+
+
+# Queries, keys, heads, width of a head, visibility and whether there is a bias. Rows of 200 tokens take two blocks of
+# 128, the second of them not full. Two heads of 64 features fill the lanes of a register, three of 16 never do.
+KERNEL_CASES = {
+    'a decoder, packed, in two blocks': (200, 200, 2, 64, Visibility(packed(2, 200), packed(2, 200), True), True),
+    # One query sees no key.
+    'cross-attention, packed': (140, 200, 1, 16, Visibility(odd_one(140), packed(2, 200)), False),
+    'an encoder in one block': (24, 24, 3, 16, Visibility(None, padding(2, 24)), True),
+    'an encoder, packed, of odd length': (23, 23, 2, 16, Visibility(packed(2, 23), packed(2, 23)), True),
+    'a decoder of odd length': (23, 23, 2, 16, Visibility(None, padding(2, 23), True), True),
+    'cross-attention to two blocks': (24, 200, 4, 64, Visibility(None, padding(2, 200)), False),
+}
+
+
+@pytest.mark.parametrize('platform', choice.KERNELS)
+@pytest.mark.parametrize('case', KERNEL_CASES)
+def test_a_kernel_equals_the_formula_and_its_gradients(case, platform, monkeypatch):
+    """In float32, for which cuDNN's place is taken by JAX's own attention of the same arguments."""
+    monkeypatch.setattr(tpu_plan, '_LONGEST_BLOCK', 128)
+    queries, keys, heads, width, visibility, with_bias = KERNEL_CASES[case]
+    rng = np.random.default_rng(0)
+    lengths = (queries, keys, keys, queries)
+    query, key, value, direction = (
+        jnp.asarray(rng.normal(size=(2, length, heads, width)), jnp.float32) for length in lengths
+    )
+    by_distance = jnp.asarray(rng.normal(size=(heads, 2 * queries - 1)), jnp.float32)
+
+    # The formula's mask is a number that is added, whose gradient passes through. A query without a key has no loss.
+    direction *= jnp.any(visibility.mask(), axis=-1)[:, 0, :, None, None]
+
+    def value_and_gradients(attention):
+        def loss(query, key, value, by_distance):
+            mixed = attention(query, key, value, visibility, DistanceBias(by_distance) if with_bias else None)
+            return jnp.sum(mixed * direction), mixed
+
+        arguments = (0.3 * query, key, value, by_distance)
+        return jax.jit(jax.value_and_grad(loss, argnums=(0, 1, 2, 3), has_aux=True))(*arguments)
+
+    expected = value_and_gradients(functools.partial(choice.attention, implementation='formula'))
+    with compiling_for(platform, interpret=True):
+        actual = value_and_gradients(choice.KERNELS[platform][1].attend)
+    jax.tree.map(lambda a, e: np.testing.assert_allclose(a, e, rtol=2e-4, atol=2e-4), actual, expected)
+
+
+def test_segments_of_packed_rows_do_not_meet():
+    """The product of two segments' features is 0 for a segment with itself and far below all logits for two."""
+    sets = cudnn._segment_sets()[:600]
+    products = jnp.einsum(
+        'qf,kf->qk',
+        sets.astype(jnp.bfloat16),
+        (cudnn._FAR * (sets - 1)).astype(jnp.bfloat16),
+        preferred_element_type=jnp.float32,
+    )
+    assert np.all(np.diagonal(products) == 0)
+    assert np.all(products[~np.eye(len(sets), dtype=bool)] <= -1e6)
+
+
+def test_a_kernel_that_cannot_compute_a_call_says_why():
+    heads = jnp.ones((1, 4, 1, 8))
+    everything = Visibility(None, jnp.ones((1, 4), jnp.int32))
+    bias = jnp.zeros((1, 1, 4, 4))
+
+    def refused(platform, implementation, reason, bias=None, visibility=everything, x=heads, chip=None):
+        with compiling_for(platform, chip=chip), pytest.raises(UserError, match=reason):
+            choice.attention(x, x, x, visibility, bias, implementation)
+
+    refused('cpu', 'flash', "ATTENTION is 'flash'; type one of auto, formula, tpu_kernel, cudnn")
+    refused('cpu', 'tpu_kernel', 'runs on another kind of device than cpu; type --gin.ATTENTION=auto')
+    refused('gpu', 'tpu_kernel', 'runs on another kind of device than gpu')
+    refused('tpu', 'tpu_kernel', 'takes a bias by distance', bias)
+    refused('gpu', 'cudnn', 'computes in bfloat16 and not in float32')
+    low = heads.astype(jnp.bfloat16)
+    refused('tpu', 'tpu_kernel', 'multiplies bfloat16 on a TPU v4 or newer and not on a v3', x=low, chip='v3')
+    several = Visibility(jnp.ones((1, 4), jnp.int32), jnp.ones((1, 4), jnp.int32))
+    refused('gpu', 'cudnn', 'up to 112 features for packed rows, got 120', x=jnp.tile(low, 15), visibility=several)
+    refused('gpu', 'cudnn', 'up to 128 features for rows of one example, got 4', x=low[..., :4])
+    for visibility in (everything, several):
+        assert cudnn.refusal(low, low, low, visibility, bias) is None
+    prefix = Visibility(None, jnp.ones((1, 4), jnp.int32), True, jnp.ones((1, 4), bool))
+    for platform, (name, _) in choice.KERNELS.items():
+        refused(platform, name, 'does not read a prefix in both directions', x=low, visibility=prefix)
+
+
+def test_auto_takes_the_formula_where_a_kernel_refuses_and_says_so_once(caplog):
+    heads = jnp.ones((1, 4, 1, 8))
+    everything = Visibility(None, jnp.ones((1, 4), jnp.int32))
+    choice._warn_of_formula.cache_clear()
+    for _ in range(2):
+        with compiling_for('gpu'):
+            np.testing.assert_allclose(choice.attention(heads, heads, heads, everything), heads, rtol=1e-6)
+    [record] = caplog.records
+    assert 'cudnn' in record.message and 'float32' in record.message
+
+
+def test_one_query_reads_a_cache_of_either_form(monkeypatch):
+    """Also several: the beams of a sequence, which share its memory."""
+    rng = np.random.default_rng(0)
+    query, key, value = (jnp.asarray(rng.normal(size=(B, n, H, D)), jnp.float32) for n in (2, K, K))
+    mask = jnp.asarray(rng.random((B, 1, 2, K)) < 0.7).at[..., 0].set(True)
+    bias = jnp.asarray(rng.normal(size=(1, H, 2, K)), jnp.float32)
+    wanted = plain(query, key, value, mask, bias)
+    for platform, dimensions in (('cpu', 4), ('tpu', 3)):
+        monkeypatch.setattr(step, 'target_platform', lambda platform=platform: platform)
+        cached_key, cached_value = step.cached_memory_key(key), step.cached(value)[0]
+        assert cached_key.ndim == cached_value.ndim == dimensions
+        mixed = step.attend_step(query, cached_key, cached_value, mask, bias)
+        np.testing.assert_allclose(mixed, wanted, rtol=1e-5, atol=1e-6)

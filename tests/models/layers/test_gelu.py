@@ -1,0 +1,60 @@
+"""GELU on a GPU, alone, normalised and as a gate, equals its definition with autodiff."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from remixer_t5x.models.layers import gelu
+from remixer_t5x.models.layers.compile_target import compiling_for
+
+INPUTS = np.concatenate([np.linspace(-30, 30, 61), [-300.0, -1e-3, 0.0, 1e-3, 300.0]]).astype(np.float32)
+
+
+def test_equals_the_definition_also_far_from_zero():
+    with compiling_for('gpu'):
+        actual = jax.vmap(jax.value_and_grad(gelu.gelu))(jnp.asarray(INPUTS))
+    x = INPUTS.astype(np.float64)
+    inner = np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)
+    slope = np.sqrt(2 / np.pi) * (1 + 3 * 0.044715 * x**2)
+    value = 0.5 * x * (1 + np.tanh(inner))
+    gradient = 0.5 * (1 + np.tanh(inner)) + 0.5 * x * (1 - np.tanh(inner) ** 2) * slope
+    np.testing.assert_allclose(actual[0], value, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(actual[1], gradient, rtol=1e-5, atol=1e-6)
+
+
+def test_scaled_units_equal_autodiff():
+    x, weights = np.random.default_rng(0).normal(size=(2, 3, 5, 16)).astype(np.float32)
+    # A scale may be zero.
+    scale = np.linspace(-1, 2, 16, dtype=np.float32).round(1)
+
+    def plain(x, scale):
+        units = jax.nn.gelu(x)
+        centred = units - units.mean(-1, keepdims=True)
+        return scale * centred / jnp.sqrt((centred**2).mean(-1, keepdims=True) + 1e-6)
+
+    def value_and_gradients(mix):
+        return jax.jit(jax.value_and_grad(lambda *both: jnp.sum(weights * mix(*both)), argnums=(0, 1)))(x, scale)
+
+    actual = value_and_gradients(lambda x, scale: gelu.scaled_units(x, scale, 1e-6))
+    wanted = value_and_gradients(plain)
+    jax.tree.map(lambda a, w: np.testing.assert_allclose(a, w, rtol=1e-4, atol=1e-4), actual, wanted)
+
+
+def test_units_that_are_all_equal_become_zero():
+    x = jnp.full((2, 64), 300.0)
+    np.testing.assert_array_equal(gelu.scaled_units(x, jnp.ones(64), 1e-6), np.zeros((2, 64)))
+
+
+def test_gelu_times_equals_autodiff():
+    x, factor, weights = np.random.default_rng(1).normal(size=(3, 3, 5, 8)).astype(np.float32)
+
+    def plain(x, factor):
+        return jax.nn.gelu(x) * factor
+
+    def value_and_gradients(product):
+        return jax.jit(jax.value_and_grad(lambda *both: jnp.sum(weights * product(*both)), argnums=(0, 1)))(x, factor)
+
+    with compiling_for('gpu'):
+        actual = value_and_gradients(gelu.gelu_times)
+    wanted = value_and_gradients(plain)
+    jax.tree.map(lambda a, w: np.testing.assert_allclose(a, w, rtol=1e-4, atol=1e-5), actual, wanted)

@@ -1,0 +1,146 @@
+"""Mixing through hidden units equals the plain sum over tokens of one's example, packed or not, with its gradients."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from remixer_t5x.models.layers import example_blocks, token_mlp
+from remixer_t5x.models.layers.compile_target import compiling_for
+
+HEADS, HIDDEN, FEATURES, N, M = 2, 3, 4, 9, 7
+# Shorter than an example, so that rows have several.
+BLOCKS = [2, 64]
+few_examples = settings(max_examples=10, deadline=None, derandomize=True, database=None)
+
+
+def arrays(seed, batch):
+    rng = np.random.default_rng(seed)
+    shapes = ((batch, N, HEADS, HIDDEN), (batch, N, HEADS, FEATURES), (batch, M, HEADS, HIDDEN), (HEADS, HIDDEN))
+    return [jnp.asarray(rng.normal(size=shape), jnp.float32) for shape in shapes]
+
+
+def plain(ids_in, ids_out, w_in, value, w_out, bias):
+    """The hidden units of every token written, [batch, m, heads, hidden, features]."""
+    same = ((ids_out[:, :, None] == ids_in[:, None]) & (ids_in > 0)[:, None]).astype(jnp.float32)
+    hidden = jnp.einsum('bmn,bnhk,bnhf->bmhkf', same, w_in, value) + bias[:, :, None]
+    return jnp.einsum('bmhk,bmhkf->bmhf', w_out, jax.nn.gelu(hidden))
+
+
+def value_and_gradients(mix, ids_out, weights):
+    def loss(*weights):
+        return jnp.sum(jnp.sin(mix(*weights)) * (ids_out > 0)[..., None, None])
+
+    return jax.value_and_grad(loss, argnums=(0, 1, 2, 3))(*weights)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def ours_packed(block, ids_in, ids_out, *weights):
+    def mix(w_in, value, w_out, bias):
+        return token_mlp.mix_through_hidden(w_in, value, w_out, ids_in, ids_out, packed=True, hidden_bias=bias)
+
+    # Read while tracing, which is once for each block.
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(example_blocks, 'BLOCK', block)
+        return value_and_gradients(mix, ids_out, weights)
+
+
+@jax.jit
+def plain_packed(ids_in, ids_out, *weights):
+    return value_and_gradients(lambda *weights: plain(ids_in, ids_out, *weights), ids_out, weights)
+
+
+def rows_of(length):
+    """Ids of a row: examples 1, 2, .. of any length, then padding."""
+    counts = st.lists(st.integers(0, length), min_size=4, max_size=4)
+    row = counts.map(lambda counts: np.repeat([1, 2, 3, 4], counts)[:length])
+    return row.map(lambda ids: np.pad(ids, (0, length - len(ids))))
+
+
+@pytest.mark.parametrize('block', BLOCKS)
+@few_examples
+@given(st.tuples(rows_of(N), rows_of(N)), st.tuples(rows_of(M), rows_of(M)), st.booleans(), st.integers(0, 99))
+def test_packed_equals_plain_with_gradients(block, ids_in, ids_out, shuffled, seed):
+    """Also for examples that have tokens on one side only, and whose tokens are not next to each other."""
+    ids = [np.stack(rows).astype(np.int32) for rows in (ids_in, ids_out)]
+    if shuffled:
+        ids = [np.random.default_rng(seed).permuted(rows, axis=1) for rows in ids]
+    ids = [jnp.asarray(rows) for rows in ids]
+    weights = arrays(seed, 2)
+    actual, wanted = ours_packed(block, *ids, *weights), plain_packed(*ids, *weights)
+    jax.tree.map(lambda a, w: np.testing.assert_allclose(a, w, rtol=1e-4, atol=1e-4), actual, wanted)
+
+
+@pytest.mark.parametrize('block', BLOCKS)
+def test_values_and_gradients_of_an_example_do_not_depend_on_others(block):
+    """What is not finite in padding or in another example stays there."""
+    ids_in, ids_out = jnp.asarray([[1] * 2 + [2] * 5 + [0] * 2]), jnp.asarray([[1] * 2 + [2] * 4 + [0]])
+    w_in, value, w_out, bias = arrays(0, 1)
+    wanted, of_weights = plain_packed(ids_in, ids_out, w_in, value, w_out, bias)
+    w_in, value = (array.at[:, 7:].set(jnp.nan) for array in (w_in, value))
+    actual, gradients = ours_packed(block, ids_in, ids_out, w_in, value, w_out.at[:, 6:].set(1e30), bias)
+    np.testing.assert_allclose(actual, wanted, rtol=1e-5)
+    jax.tree.map(lambda a, w: np.testing.assert_allclose(a, w, rtol=1e-4, atol=1e-5), gradients, of_weights)
+
+
+@pytest.mark.parametrize('examples', [1, 4, 16])
+def test_blocks_are_few(examples):
+    """Rows of examples of any lengths take at most a harmonic number of passes, and a block for each example."""
+    rng, length = np.random.default_rng(examples), 512
+    cuts = np.sort(rng.integers(0, length, (8, examples - 1)), axis=1)
+    ids = jnp.asarray([1 + np.searchsorted(row, np.arange(length), side='right') for row in cuts], jnp.int32)
+    into, _, ranks = example_blocks.cut(ids, ids)
+    longest = np.max(np.asarray(into.count), axis=0)[: int(ranks)]
+    assert ranks <= examples
+    assert np.sum(longest) <= length * np.sum(1 / np.arange(1, examples + 1))
+
+
+@pytest.mark.parametrize('packed', [False, True])
+def test_padding_may_be_anything(packed):
+    ids_in, ids_out = jnp.asarray([[1] * 6 + [0] * 3]), jnp.ones((1, M), jnp.int32)
+    w_in, value, w_out, bias = arrays(0, 1)
+    wanted = plain(ids_in, ids_out, w_in, value, w_out, bias)
+    w_in, value = (array.at[:, 6:].set(jnp.nan) for array in (w_in, value))
+    mixed = token_mlp.mix_through_hidden(w_in, value, w_out, ids_in, ids_out, packed=packed, hidden_bias=bias)
+    np.testing.assert_allclose(mixed, wanted, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize('heads', [1, HEADS])
+def test_an_accelerator_mixes_the_same(heads):
+    ids_in, ids_out = jnp.asarray([[1] * 6 + [0] * 3]), jnp.ones((1, M), jnp.int32)
+    *weights, bias = arrays(0, 1)
+    weights = [*(array[:, :, :heads] for array in weights), bias[:heads]]
+
+    def mix(w_in, value, w_out, bias):
+        return token_mlp.mix_through_hidden(w_in, value, w_out, ids_in, ids_out, packed=False, hidden_bias=bias)
+
+    wanted = value_and_gradients(mix, ids_out, weights)
+    with compiling_for('accelerator'):
+        actual = value_and_gradients(mix, ids_out, weights)
+    jax.tree.map(lambda a, w: np.testing.assert_allclose(a, w, rtol=1e-4, atol=1e-5), actual, wanted)
+
+
+def test_low_precision_is_summed_in_float32():
+    """A thousand ones added up in bfloat16 would stop at 256."""
+    ones = jnp.ones((1, 1000, 1, 1), jnp.bfloat16)
+    ids = jnp.ones((1, 1000), jnp.int32)
+    for packed in (False, True):
+        mixed = token_mlp.mix_through_hidden(ones, ones, ones[:, :1], ids, ids[:, :1], packed=packed)
+        assert mixed.dtype == jnp.bfloat16 and float(mixed[0, 0, 0, 0]) == 1000
+
+
+def test_packed_rows_hold_the_hidden_units_of_one_example_at_a_time():
+    batch, length, heads, hidden, features = 2, 512, 1, 64, 64
+    ids = jnp.ones((batch, length), jnp.int32)
+
+    def loss(w_in, value, w_out):
+        return jnp.sum(token_mlp.mix_through_hidden(w_in, value, w_out, ids, ids, packed=True))
+
+    shapes = [jax.ShapeDtypeStruct((batch, length, heads, width), jnp.float32) for width in (hidden, features, hidden)]
+    compiled = jax.jit(jax.grad(loss, argnums=(0, 1, 2))).lower(*shapes).compile()
+    tokens, units = batch * length * heads * (hidden + features) * 4, batch * heads * hidden * features * 4
+    assert compiled.memory_analysis().temp_size_in_bytes < 6 * tokens + 6 * units

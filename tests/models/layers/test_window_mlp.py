@@ -1,0 +1,87 @@
+"""The kernels of the window mixer equal its formula with gradients, also with packed rows and dropout."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from remixer_t5x.context import SequenceContext
+from remixer_t5x.models.layers.compile_target import compiling_for
+from remixer_t5x.models.layers.window_mlp import gpu, tpu
+from remixer_t5x.models.sublayers import mlp_mixer
+
+KERNELS = {'gpu': gpu, 'tpu': tpu}
+WIDTH, HIDDEN = 128, 3
+
+
+def formula(wi, bias, out, tokens, ids):
+    """By `mix_windows`, which the tests of the sublayer compare with the equation."""
+    weights = mlp_mixer.TokenMLP(wi, bias, jnp.ones(HIDDEN), jnp.zeros(()))
+    return mlp_mixer.mix_windows(weights, tokens, out, ids)
+
+
+def value_and_gradients(mix, arrays, ids):
+    def loss(arrays):
+        mixed = mix(*arrays, ids)
+        return jnp.sum(jnp.sin(mixed)), mixed
+
+    return jax.jit(jax.value_and_grad(loss, has_aux=True))(arrays)
+
+
+def examples(length):
+    """Rows of one example and of several, each with padding."""
+    ends = ([length - 3], [5, 6, length // 2, length - 1], [length])
+    ids = np.zeros((len(ends), length), np.int32)
+    for row, starts in enumerate(ends):
+        for number, (first, last) in enumerate(zip([0, *starts], starts, strict=False)):
+            ids[row, first:last] = number + 1
+    return jnp.asarray(ids)
+
+
+@pytest.mark.parametrize('packed', [True, False])
+@pytest.mark.parametrize(('length', 'window'), [(75, 33), (20, 4), (20, 26)])
+@pytest.mark.parametrize('platform', KERNELS)
+def test_equals_the_formula_with_gradients(platform, length, window, packed):
+    rng = np.random.default_rng(length)
+    ids = examples(length)
+    shapes = (window, HIDDEN), (HIDDEN,), (len(ids), HIDDEN), (len(ids), length, WIDTH)
+    *weights, tokens = (jnp.asarray(rng.normal(size=shape), jnp.float32) for shape in shapes)
+    arrays = [*weights, jnp.where((ids > 0)[..., None], tokens, 0)]
+    ids = ids if packed else None
+    wanted = value_and_gradients(formula, arrays, ids)
+    with compiling_for(platform, interpret=True):
+        assert KERNELS[platform].refusal(arrays[0], arrays[-1]) is None
+        actual = value_and_gradients(KERNELS[platform].mix, arrays, ids)
+    jax.tree.map(lambda a, w: np.testing.assert_allclose(a, w, rtol=1e-4, atol=1e-3), actual, wanted)
+
+
+@pytest.mark.parametrize('platform', KERNELS)
+def test_the_sublayer_calls_the_kernel_and_drops_the_same_hidden_units(platform, monkeypatch):
+    length = 40
+    rng = np.random.default_rng(0)
+    x, mixer = jnp.asarray(rng.normal(size=(3, length, WIDTH)), jnp.float32), mlp_mixer.WindowMixer(HIDDEN, 5, 0.5)
+    positions = jnp.broadcast_to(jnp.arange(length), (3, length))
+    ctx = SequenceContext(examples(length), positions, packed=True, deterministic=False, causal=True)
+    params = mixer.init({'params': jax.random.key(0), 'dropout': jax.random.key(1)}, x, ctx)
+    apply = functools.partial(mixer.apply, params, x, ctx, rngs={'dropout': jax.random.key(2)})
+    wanted = apply()
+    monkeypatch.setattr(mlp_mixer, 'mix_windows', None)
+    with compiling_for(platform, interpret=True):
+        np.testing.assert_allclose(apply(), wanted, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ('platform', 'chip', 'window', 'width', 'words'),
+    [
+        ('gpu', 'h100', 65, 32, 'at most 64 tokens'),
+        ('tpu', 'v5e', 34, 128, 'at most 33 tokens'),
+        ('tpu', 'v5e', 33, 96, 'a multiple of 128 features'),
+        ('tpu', 'v3', 33, 128, 'on a TPU v4 or newer and not on a v3'),
+    ],
+)
+def test_what_a_kernel_cannot_compute_is_left_to_the_formula(platform, chip, window, width, words):
+    wi, tokens = jnp.zeros((window, HIDDEN)), jnp.zeros((1, 8, width), jnp.bfloat16)
+    with compiling_for(platform, chip=chip):
+        assert words in KERNELS[platform].refusal(wi, tokens)

@@ -1,0 +1,118 @@
+"""FNet equals Hugging Face's, and keeps the padding law at one padded length."""
+
+import pathlib
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from remixer_t5x.context import SequenceContext
+from remixer_t5x.errors import UserError
+from remixer_t5x.models.layers.compile_target import compiling_for
+from remixer_t5x.models.sublayers import fnet
+
+# Made by the script next to it.
+GOLDEN = np.load(pathlib.Path(__file__).parents[2] / 'golden' / 'fnet.npz')
+SIZES = sorted(name.removeprefix('x/') for name in GOLDEN if name.startswith('x/'))
+LENGTH, WIDTH = 10, 6
+
+
+def context(lengths, length=LENGTH, **flags):
+    positions = np.tile(np.arange(length, dtype=np.int32), (len(lengths), 1))
+    ids = (positions < np.asarray(lengths)[:, None]).astype(np.int32)
+    return SequenceContext(jnp.asarray(ids), jnp.asarray(positions), **flags)
+
+
+@pytest.mark.parametrize('size', SIZES)
+@pytest.mark.parametrize('transform', [fnet.fourier_real, fnet.fourier_real_by_matmul])
+def test_transforms_equal_hugging_face(transform, size):
+    wanted = GOLDEN[f'mixed/{size}']
+    np.testing.assert_allclose(transform(GOLDEN[f'x/{size}']), wanted, atol=1e-5 * np.max(np.abs(wanted)))
+
+
+def test_equals_hugging_face_live():
+    torch = pytest.importorskip('torch', reason='torch is not installed')
+    modeling_fnet = pytest.importorskip('transformers.models.fnet.modeling_fnet')
+    transformers = pytest.importorskip('transformers')
+    mix = modeling_fnet.FNetBasicFourierTransform(transformers.FNetConfig())
+    x = np.random.default_rng(1).normal(size=(2, LENGTH, WIDTH)).astype(np.float32)
+    actual = jax.jit(fnet.FNet().apply)({}, jnp.asarray(x), context([LENGTH] * 2))
+    np.testing.assert_allclose(actual, mix(torch.from_numpy(x))[0].numpy(), atol=1e-4)
+
+
+def test_both_transforms_have_the_same_gradient():
+    """The transform is symmetric: its gradient is the transform of the gradient."""
+    x, cotangent = jax.random.normal(jax.random.key(0), (2, 1, 8, 7))
+    for transform in (fnet.fourier_real, fnet.fourier_real_by_matmul):
+        gradient = jax.vjp(transform, x)[1](cotangent)[0]
+        np.testing.assert_allclose(gradient, fnet.fourier_real(cotangent), atol=1e-4)
+
+
+@pytest.mark.parametrize('devices', [1, 4])
+def test_several_devices_transform_by_matmuls(devices, monkeypatch):
+    monkeypatch.setattr(jax, 'device_count', lambda: devices)
+    jaxpr = str(jax.make_jaxpr(lambda x: fnet.FNet().apply({}, x, context([4], 4)))(jnp.ones((1, 4, 6))))
+    assert ('fft' in jaxpr) == (devices == 1)
+
+
+def test_a_tpu_transforms_by_matmuls_in_the_dtype_of_x():
+    x = jax.random.normal(jax.random.key(0), (2, 64, 48))
+
+    def mixed(x):
+        return fnet.FNet().apply({}, x, context([64, 50], 64))
+
+    exact = mixed(x)
+    with compiling_for('tpu'):
+        jaxpr = str(jax.make_jaxpr(mixed)(x.astype(jnp.bfloat16)))
+        low, same = mixed(x.astype(jnp.bfloat16)).astype(jnp.float32), mixed(x)
+    assert 'fft' not in jaxpr and jaxpr.count('dot_general') == jaxpr.count('preferred_element_type=float32') == 4
+    np.testing.assert_allclose(same, exact, atol=1e-5 * np.max(np.abs(exact)))
+    # x, the waves, what is between the matmuls, and the result are rounded to 8 bits: errors of about 2 ** -9 each.
+    error = np.linalg.norm(low - exact) / np.linalg.norm(exact)
+    assert 1e-4 < error < 4 * 2**-9
+
+
+def test_what_padding_holds_does_not_matter():
+    apply = jax.jit(fnet.FNet().apply)
+
+    @settings(max_examples=10, deadline=None, derandomize=True, database=None)
+    @given(st.lists(st.integers(1, LENGTH), min_size=2, max_size=2), st.integers(0, 99))
+    def law(lengths, seed):
+        x, noise = jax.random.normal(jax.random.key(seed), (2, 2, LENGTH, WIDTH))
+        ctx = context(lengths)
+        noisy = jnp.where(ctx.is_token[..., None], x, noise * jnp.inf)
+        np.testing.assert_array_equal(apply({}, noisy, ctx), apply({}, x, ctx))
+
+    law()
+
+
+def test_padding_law_fails_at_another_padded_length():
+    """The one exception to the law, so that nobody relies on it unawares."""
+    x = jax.random.normal(jax.random.key(0), (1, LENGTH, WIDTH))
+    padded = fnet.FNet().apply({}, x, context([4]))
+    cut = fnet.FNet().apply({}, x[:, :6], context([4], 6))
+    assert not np.allclose(padded[:, :4], cut[:, :4])
+
+
+def test_bfloat16_goes_through_float32():
+    x = jax.random.normal(jax.random.key(0), (1, LENGTH, WIDTH)).astype(jnp.bfloat16)
+    low = fnet.FNet().apply({}, x, context([LENGTH]))
+    assert low.dtype == jnp.bfloat16
+    exact = fnet.FNet().apply({}, x.astype(jnp.float32), context([LENGTH]))
+    np.testing.assert_array_equal(low, exact.astype(jnp.bfloat16))
+
+
+@pytest.mark.parametrize(
+    ('flags', 'message'),
+    [
+        ({'causal': True}, 'cannot be used in a decoder: give DECODER_MIXER = .*WindowMixer'),
+        ({'packed': True}, 'packed row: give PACK = False, or ENCODER_MIXER = .*LinearAttention'),
+    ],
+)
+def test_refuses_what_it_cannot_honour(flags, message):
+    with pytest.raises(UserError, match=message) as error:
+        jax.eval_shape(fnet.FNet().apply, {}, jnp.zeros((1, LENGTH, WIDTH)), context([LENGTH], **flags))
+    assert '\n' not in str(error.value)

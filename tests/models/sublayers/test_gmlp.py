@@ -1,0 +1,237 @@
+"""gMLP and aMLP equal the g-mlp-pytorch package's recorded outputs and, for what it lacks, the paper in NumPy."""
+
+import functools
+import math
+import pathlib
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import linen as nn
+
+from remixer_t5x.context import SequenceContext
+from remixer_t5x.errors import UserError
+from remixer_t5x.models.layers.compile_target import compiling_for
+from remixer_t5x.models.sublayers import gmlp, tiny_attention
+
+D, F, LENGTH, SPARE = 6, 10, 8, 3
+GOLDEN = pathlib.Path(__file__).parents[2] / 'golden' / 'gmlp_g_mlp_pytorch.npz'
+
+
+def gelu(x):
+    return 0.5 * x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
+
+
+def layer_norm(x, scale, bias):
+    centred = x - x.mean(-1, keepdims=True)
+    return centred / np.sqrt((centred**2).mean(-1, keepdims=True) + 1e-6) * scale + bias
+
+
+def context(lengths, length=LENGTH, **flags):
+    positions = np.tile(np.arange(length, dtype=np.int32), (len(lengths), 1))
+    ids = (positions < np.asarray(lengths)[:, None]).astype(np.int32)
+    return SequenceContext(jnp.asarray(ids), jnp.asarray(positions), **flags)
+
+
+def randomised(module, ctx):
+    x = jnp.zeros((*ctx.segment_ids.shape, D))
+    params = nn.unbox(jax.jit(module.init)(jax.random.key(0), x, ctx)['params'])
+    leaves, tree = jax.tree.flatten(params)
+    keys = jax.random.split(jax.random.key(1), len(leaves))
+    return tree.unflatten([jax.random.normal(k, x.shape) for x, k in zip(leaves, keys, strict=True)])
+
+
+PACKED = SequenceContext(
+    jnp.asarray([[1, 1, 1, 2, 2, 2, 2, 0], [1, 1, 1, 1, 1, 1, 1, 1]], jnp.int32),
+    jnp.asarray([[0, 1, 2, 0, 1, 2, 3, 0], [0, 1, 2, 3, 4, 5, 6, 7]], jnp.int32),
+    packed=True,
+)
+
+
+class ArrayAttention(tiny_attention.TinyAttention):
+    """A gate attention of somebody's own, which gives an array."""
+
+    def __call__(self, x, ctx):
+        return super().__call__(x, ctx).value()
+
+
+@pytest.mark.parametrize(
+    ('gate', 'ctx', 'attention'),
+    [
+        ('split', context([LENGTH, 5]), ArrayAttention),
+        ('linear', context([LENGTH, 5]), None),
+        ('additive', context([LENGTH, 5], causal=True), None),
+        ('multiplicative', context([LENGTH, 5]), None),
+        ('split', context([LENGTH, 5]), tiny_attention.TinyAttention),
+        ('split', PACKED, None),
+        ('linear', PACKED.replace(causal=True), tiny_attention.TinyAttention),
+    ],
+)
+def test_a_gpu_computes_the_same(gate, ctx, attention):
+    """With gradients of all parameters and of the input; the norm's scale may be zero."""
+    block = gmlp.GMLP(F, LENGTH + SPARE, getattr(gmlp, f'{gate}_gate'), gmlp.FreeSpatial, attention)
+    params = randomised(block, ctx)
+    params['mixing']['norm']['scale'] = params['mixing']['norm']['scale'].at[0].set(0.0)
+    x, weights = jnp.asarray(np.random.default_rng(0).normal(size=(2, 2, LENGTH, D)), jnp.float32)
+
+    def loss(params, x):
+        return jnp.sum(block.apply({'params': params}, x, ctx) * jnp.where(ctx.is_token[..., None], weights, 0))
+
+    def compute():
+        # A new function each time, because JAX keeps what it traced for the other device.
+        return jax.jit(jax.value_and_grad(lambda *arguments: loss(*arguments), argnums=(0, 1)))(params, x)
+
+    wanted = compute()
+    with compiling_for('gpu', interpret=True):
+        actual = compute()
+
+    def close(actual, wanted):
+        np.testing.assert_allclose(actual, wanted, rtol=1e-4, atol=1e-5 * np.max(np.abs(wanted)))
+
+    jax.tree.map(close, actual, wanted)
+
+
+def test_a_gpu_keeps_no_unit_but_operands_of_matmuls():
+    """Of gelu(x) and its norm, a rule of differentiation keeps x and what matmuls read."""
+    block, ctx = gmlp.GMLP(F, LENGTH), context([LENGTH] * 2)
+    params = randomised(block, ctx)
+    x = jnp.ones((2, LENGTH, D))
+    with compiling_for('gpu'):
+        _, pull_back = jax.vjp(lambda params: block.apply({'params': params}, x, ctx), params)
+    kept = [leaf for leaf in jax.tree.leaves(pull_back) if getattr(leaf, 'shape', ()) == (2, LENGTH, F // 2)]
+    # Inputs of both halves, the standardised units, the mixed units and the gated ones.
+    assert len(kept) <= 5
+
+
+@pytest.mark.parametrize('kind', ['gmlp', 'amlp'])
+@pytest.mark.parametrize('direction', ['bidirectional', 'causal'])
+def test_equals_g_mlp_pytorch(kind, direction):
+    with np.load(GOLDEN) as arrays:
+        x = arrays['x']
+        prefix = f'{direction}_{kind}/'
+        theirs = {name.removeprefix(prefix): array for name, array in arrays.items() if name.startswith(prefix)}
+    upper, lower = np.split(theirs['proj_in.0.weight'], 2)
+    params = {
+        'wi_0': {'kernel': upper.T},
+        'wi_1': {'kernel': lower.T},
+        'wo': {'kernel': theirs['proj_out.weight'].T},
+        'mixing': {
+            'norm': {'scale': theirs['sgu.norm.weight'], 'bias': theirs['sgu.norm.bias']},
+            'weights': {'kernel': theirs['sgu.weight'][0]},
+            'bias': theirs['sgu.bias'][0],
+        },
+    }
+    attention = None
+    if kind == 'amlp':
+        query, key, value = np.split(theirs['attn.to_qkv.weight'], 3)
+        attention = functools.partial(tiny_attention.TinyAttention, head_dim=len(query))
+        kernels = {'query': query, 'key': key, 'value': value, 'out': theirs['attn.to_out.weight']}
+        params['attention'] = {name: {'kernel': kernel.T} for name, kernel in kernels.items()}
+    block = gmlp.GMLP(2 * len(upper), x.shape[1], spatial=gmlp.FreeSpatial, attention=attention)
+    ctx = context([x.shape[1]] * len(x), x.shape[1], causal=direction == 'causal')
+    actual = jax.jit(block.apply)({'params': params}, x, ctx)
+    np.testing.assert_allclose(actual, theirs['output'], rtol=1e-5, atol=1e-5)
+
+
+GATES = {
+    'linear': lambda z, f: f(z),
+    'additive': lambda z, f: z + f(z),
+    'multiplicative': lambda z, f: z * f(z),
+    'split': lambda z, f: z[:, : F // 2] * f(z[:, F // 2 :]),
+}
+
+
+@pytest.mark.parametrize(
+    ('gate', 'spatial', 'causal'),
+    [
+        ('split', 'FreeSpatial', False),
+        ('split', 'FreeSpatial', True),
+        ('split', 'ToeplitzSpatial', False),
+        ('linear', 'ToeplitzSpatial', True),
+        ('additive', 'ToeplitzSpatial', False),
+        ('multiplicative', 'FreeSpatial', True),
+    ],
+)
+def test_equals_the_paper(gate, spatial, causal):
+    """Also where a row is shorter than max_length: the same corner of W, or the same distances, is used."""
+    max_length = LENGTH + SPARE
+    block = gmlp.GMLP(F, max_length, getattr(gmlp, f'{gate}_gate'), getattr(gmlp, spatial))
+    ctx = context([LENGTH], causal=causal)
+    params = randomised(block, ctx)
+    x = np.random.default_rng(0).normal(size=(1, LENGTH, D))
+    w = spatial_matrix(np.asarray(params['mixing']['weights']['kernel']), max_length, causal)[:LENGTH, :LENGTH]
+    norm = params['mixing']['norm']
+
+    def f(z):
+        normed = layer_norm(z, np.asarray(norm['scale']), np.asarray(norm['bias']))
+        return w @ normed + np.asarray(params['mixing']['bias'])[:LENGTH, None]
+
+    u = np.concatenate([params[name]['kernel'] for name in ('wi', 'wi_0', 'wi_1') if name in params], axis=1)
+    wanted = GATES[gate](gelu(x[0] @ u), f) @ np.asarray(params['wo']['kernel'])
+    actual = jax.jit(block.apply)({'params': params}, jnp.asarray(x, jnp.float32), ctx)[0]
+    np.testing.assert_allclose(actual, wanted, rtol=2e-5, atol=2e-5 * np.max(np.abs(wanted)))
+
+
+def spatial_matrix(kernel, max_length, causal):
+    """W [max_length, max_length] in full."""
+    if kernel.ndim == 1:
+        distance = np.arange(max_length)[None, :] - np.arange(max_length)[:, None]
+        kernel = kernel[np.minimum(distance + max_length - 1, len(kernel) - 1)]
+    return np.tril(kernel) if causal else kernel
+
+
+@pytest.mark.parametrize('causal', [False, True])
+def test_a_full_row_reaches_every_toeplitz_parameter(causal):
+    block = gmlp.GMLP(F, LENGTH)
+    ctx = context([LENGTH], causal=causal)
+    params = randomised(block, ctx)
+    x = jax.random.normal(jax.random.key(2), (1, LENGTH, D))
+    loss = jax.jit(lambda params: jnp.sum(jnp.sin(block.apply({'params': params}, x, ctx))))
+    gradients = jax.grad(loss)(params)
+    kernel = gradients['mixing']['weights']['kernel']
+    assert kernel.shape == (LENGTH if causal else 2 * LENGTH - 1,)
+    assert np.all(kernel != 0)
+
+
+def test_starts_as_a_feed_forward_sublayer():
+    """f is about one: a token's output depends on the others hardly at all, and the split gate passes Z_1."""
+    block = gmlp.GMLP(64, 128)
+    x = jax.random.normal(jax.random.key(3), (1, 128, D))
+    ctx = context([128], length=128)
+    params = nn.unbox(jax.jit(block.init)(jax.random.key(0), x, ctx)['params'])
+    wanted = gelu(np.asarray(x @ params['wi_0']['kernel'])) @ np.asarray(params['wo']['kernel'])
+    actual = np.asarray(jax.jit(block.apply)({'params': params}, x, ctx))
+    assert np.std(actual - wanted) < 0.02 * np.std(wanted)
+
+
+@pytest.mark.parametrize('spatial', ['FreeSpatial', 'ToeplitzSpatial'])
+def test_rows_of_one_example_keep_no_array_of_batch_length_length(spatial):
+    block = gmlp.GMLP(F, 64, spatial=getattr(gmlp, spatial))
+    ctx = context([64] * 7, length=64)
+    params = randomised(block, ctx)
+
+    def loss(params, x, ctx):
+        return jnp.sum(jnp.sin(block.apply({'params': params}, x, ctx)))
+
+    x = jnp.ones((7, 64, D))
+    assert '[7,64,64]' not in str(jax.make_jaxpr(jax.grad(loss))(params, x, ctx))
+    assert '[7,64,64]' in str(jax.make_jaxpr(jax.grad(loss))(params, x, ctx.replace(packed=True)))
+
+
+def test_refuses_a_row_longer_than_w():
+    block = gmlp.GMLP(F, LENGTH)
+    wanted = (
+        f'GMLP.max_length is {LENGTH}, got a sequence of {LENGTH + 1} tokens: '
+        f'give GMLP.max_length = {LENGTH + 1} or shorten TASK_FEATURE_LENGTHS'
+    )
+    with pytest.raises(UserError) as error:
+        ctx = context([LENGTH], length=LENGTH + 1)
+        jax.eval_shape(block.init, jax.random.key(0), jnp.zeros((1, LENGTH + 1, D)), ctx)
+    assert str(error.value) == wanted
+
+
+def test_split_gate_refuses_an_odd_width():
+    block = gmlp.GMLP(F + 1, LENGTH)
+    with pytest.raises(UserError, match=r'^gmlp.split_gate needs an even GMLP.hidden_dim, got 11: give 12'):
+        jax.eval_shape(block.init, jax.random.key(0), jnp.zeros((1, LENGTH, D)), context([LENGTH]))

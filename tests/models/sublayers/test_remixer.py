@@ -1,0 +1,230 @@
+"""Remixer equals the paper's equations, written in NumPy."""
+
+import functools
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import linen as nn
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from remixer_t5x.context import SequenceContext
+from remixer_t5x.errors import UserError
+from remixer_t5x.models.layers.compile_target import compiling_for
+from remixer_t5x.models.sublayers import remixer
+
+D, F, LENGTH = 6, 10, 8
+
+
+def softmax(logits):
+    weights = np.exp(logits - logits.max(-1, keepdims=True))
+    return weights / weights.sum(-1, keepdims=True)
+
+
+def gelu(x):
+    return 0.5 * x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
+
+
+def paper_block(x, w1, w2, h, w3, alpha, residual):
+    """REMIXERS section 2.1 for one unpadded example [length, D]."""
+    hidden = gelu(x @ w1) * (x @ w2)
+    mixed = softmax(h) @ hidden
+    alpha = alpha(hidden) if callable(alpha) else alpha
+    composed = alpha * (mixed * hidden) + (1 - alpha) * (hidden - mixed)
+    if residual == 'hidden':
+        return (composed + hidden) @ w3
+    return composed @ w3 + (hidden if residual == 'identity' else 0)
+
+
+def randomised(module, ctx, width=D):
+    params = nn.unbox(module.init(jax.random.key(0), jnp.zeros((*ctx.segment_ids.shape, width)), ctx)['params'])
+    leaves, tree = jax.tree.flatten(params)
+    keys = jax.random.split(jax.random.key(1), len(leaves))
+    return tree.unflatten([jax.random.normal(k, x.shape) for x, k in zip(leaves, keys, strict=True)])
+
+
+def context(lengths, length=LENGTH, **flags):
+    positions = np.tile(np.arange(length, dtype=np.int32), (len(lengths), 1))
+    ids = (positions < np.asarray(lengths)[:, None]).astype(np.int32)
+    return SequenceContext(jnp.asarray(ids), jnp.asarray(positions), **flags)
+
+
+def sigmoid(x):
+    return 1 / (1 + np.exp(-np.asarray(x, np.float64)))
+
+
+ALPHAS = {
+    'FixedAlpha': lambda params: 0.25,
+    'ScalarAlpha': lambda params: sigmoid(params['alpha']),
+    'VectorAlpha': lambda params: sigmoid(params['alpha']),
+    'GatedAlpha': lambda params: lambda hidden: sigmoid(hidden @ np.asarray(params['gating']['gate']['kernel'])),
+}
+
+
+@pytest.mark.parametrize('composition', ALPHAS)
+@pytest.mark.parametrize('residual', ['hidden', 'identity', 'no'])
+@pytest.mark.parametrize('causal', [False, True])
+def test_equals_the_paper(composition, residual, causal):
+    factory = getattr(remixer, composition)
+    if composition == 'FixedAlpha':
+        factory = functools.partial(factory, value=0.25)
+    width = F if residual == 'identity' else D
+    block = remixer.Remixer(F, LENGTH + 3, factory, getattr(remixer, f'{residual}_residual'))
+    ctx = context([LENGTH, LENGTH], causal=causal)
+    params = randomised(block, ctx, width)
+    x = np.random.default_rng(0).normal(size=(2, LENGTH, width))
+    h = np.asarray(params['mixing']['logits'], np.float64)[:LENGTH, :LENGTH]
+    if causal:
+        h = np.where(np.tri(LENGTH, dtype=bool), h, -np.inf)
+    kernels = [np.asarray(params[name]['kernel'], np.float64) for name in ('wi_0', 'wi_1', 'wo')]
+    alpha = ALPHAS[composition](params.get('composition', {}))
+    wanted = [paper_block(row, kernels[0], kernels[1], h, kernels[2], alpha, residual) for row in x]
+    actual = jax.jit(block.apply)({'params': params}, jnp.asarray(x, jnp.float32), ctx)
+    np.testing.assert_allclose(actual, wanted, rtol=2e-5, atol=2e-5 * np.max(np.abs(wanted)))
+
+
+def test_no_composition_is_mixing_alone():
+    block = remixer.Remixer(F, LENGTH, remixer.NoComposition, remixer.no_residual)
+    ctx = context([LENGTH])
+    params = randomised(block, ctx)
+    x = np.random.default_rng(1).normal(size=(1, LENGTH, D))
+    w1, w2, w3 = (np.asarray(params[name]['kernel'], np.float64) for name in ('wi_0', 'wi_1', 'wo'))
+    wanted = softmax(np.asarray(params['mixing']['logits'], np.float64)) @ (gelu(x[0] @ w1) * (x[0] @ w2)) @ w3
+    actual = block.apply({'params': params}, jnp.asarray(x, jnp.float32), ctx)[0]
+    np.testing.assert_allclose(actual, wanted, rtol=2e-5, atol=2e-5 * np.max(np.abs(wanted)))
+
+
+@pytest.mark.parametrize('gate', [remixer.DenseGate, remixer.ElementwiseGate], ids=lambda gate: gate.__name__)
+def test_gated_composition_is_between_composed_and_mixed(gate):
+    """Table 5: "gating between X_c and X_s", with a vector for each token."""
+    module = remixer.GatedComposition(gate, functools.partial(remixer.FixedAlpha, value=0.25))
+    mixed, unmixed = np.random.default_rng(3).normal(size=(2, 1, LENGTH, F))
+    variables = module.init(jax.random.key(0), jnp.asarray(mixed), jnp.asarray(unmixed))
+    keys = jax.random.split(jax.random.key(1), 1)
+    variables = jax.tree.map(lambda leaf: jax.random.normal(keys[0], leaf.shape), nn.unbox(variables))
+    weights = jax.tree.leaves(variables)[0]
+    opened = sigmoid(unmixed @ np.asarray(weights) if weights.ndim == 2 else unmixed * np.asarray(weights))
+    composed = 0.25 * mixed * unmixed + 0.75 * (unmixed - mixed)
+    wanted = opened * composed + (1 - opened) * mixed
+    actual = module.apply(variables, jnp.asarray(mixed, jnp.float32), jnp.asarray(unmixed, jnp.float32))
+    np.testing.assert_allclose(actual, wanted, rtol=1e-4, atol=1e-5)
+
+
+def test_bounded_leaves_ordinary_logits_alone_and_has_a_gradient_everywhere():
+    ordinary = np.linspace(-20, 20, 81, dtype=np.float32)
+    np.testing.assert_array_equal(remixer.bounded(ordinary), ordinary)
+    logits = jnp.linspace(-200, 200, 4001)
+    found = remixer.bounded(logits)
+    assert np.all(np.diff(found) > 0) and np.max(np.abs(found)) < 30
+    assert np.min(jax.vmap(jax.grad(remixer.bounded))(logits)) > 1e-3
+
+
+def logits_up_to_200(seed, high):
+    """H of ordinary size, and some columns up to 200 above or below it, which `high` says."""
+    rng = np.random.default_rng(seed)
+    h = rng.normal(size=(LENGTH, LENGTH))
+    return np.where(rng.random(LENGTH) < high, h + rng.uniform(-200, 200, size=(LENGTH, LENGTH)), h).astype(np.float32)
+
+
+def test_no_logit_of_a_column_that_is_not_seen_changes_a_token():
+    """Padding, and in a packed row everything but the token's own example; H up to 200, in float64 by NumPy."""
+    mixing = remixer.LearnedMixing(LENGTH)
+    mix = jax.jit(mixing.apply)
+
+    @settings(max_examples=25, deadline=None, derandomize=True, database=None)
+    @given(st.integers(0, 999), st.floats(0, 1), st.integers(1, LENGTH - 1), st.booleans(), st.booleans())
+    def law(seed, high, n, causal, packed):
+        h = logits_up_to_200(seed, high)
+        hidden = np.random.default_rng(seed).normal(size=(1, LENGTH, F)).astype(np.float32)
+        ctx = context([n], causal=causal)
+        if packed:
+            place = np.arange(LENGTH, dtype=np.int32)
+            ids, positions = np.where(place < n, 1, 2), np.where(place < n, place, place - n)
+            ctx = ctx.replace(segment_ids=jnp.asarray(ids[None], jnp.int32), positions=jnp.asarray(positions[None]))
+            ctx = ctx.replace(packed=True)
+        mixed = mix({'params': {'logits': jnp.asarray(h)}}, jnp.asarray(hidden), ctx)
+        bounded = np.asarray(remixer.bounded(h), np.float64)
+        for begin, end in [(0, n), (n, LENGTH)] if packed else [(0, n)]:
+            own = bounded[: end - begin, : end - begin]
+            own = np.where(np.tri(len(own), dtype=bool), own, -np.inf) if causal else own
+            wanted = softmax(own) @ hidden[0, begin:end]
+            np.testing.assert_allclose(mixed[0, begin:end], wanted, rtol=1e-4, atol=1e-4)
+
+    law()
+
+
+@settings(max_examples=20, deadline=None, derandomize=True, database=None)
+@given(st.lists(st.integers(1, LENGTH), min_size=3, max_size=3), st.booleans())
+def test_padded_softmax_is_the_softmax_over_real_tokens(lengths, causal):
+    """Also for H far from zero, within the bound."""
+    mixing = remixer.LearnedMixing(LENGTH)
+    ctx = context(lengths, causal=causal)
+    rng = np.random.default_rng(2)
+    h = rng.uniform(-20, 20, size=(LENGTH, LENGTH))
+    hidden = rng.normal(size=(3, LENGTH, F))
+    mixed = jax.jit(mixing.apply)(
+        {'params': {'logits': jnp.asarray(h, jnp.float32)}}, jnp.asarray(hidden, jnp.float32), ctx
+    )
+    for row, n in enumerate(lengths):
+        logits = np.where(np.tri(n, dtype=bool), h[:n, :n], -np.inf) if causal else h[:n, :n]
+        np.testing.assert_allclose(mixed[row, :n], softmax(logits) @ hidden[row, :n], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize('causal', [True, False])
+def test_a_gpu_mixes_the_same(causal):
+    mixing, ctx = remixer.LearnedMixing(LENGTH), context([LENGTH, 5], causal=causal)
+    rng = np.random.default_rng(0)
+    hidden, direction = (jnp.asarray(rng.normal(size=(2, LENGTH, F)), jnp.float32) for _ in range(2))
+    direction = direction * ctx.is_token[..., None]
+    logits = jnp.asarray(rng.normal(size=(LENGTH, LENGTH)), jnp.float32)
+
+    def loss(logits, hidden):
+        return jnp.sum(mixing.apply({'params': {'logits': logits}}, hidden, ctx) * direction)
+
+    wanted = jax.value_and_grad(loss, argnums=(0, 1))(logits, hidden)
+    with compiling_for('gpu'):
+        actual = jax.value_and_grad(loss, argnums=(0, 1))(logits, hidden)
+    jax.tree.map(lambda a, w: np.testing.assert_allclose(a, w, rtol=1e-5, atol=1e-5), actual, wanted)
+
+
+def test_mixing_keeps_no_array_of_batch_length_length():
+    block = remixer.Remixer(F, 64)
+    ctx = context([64] * 7, length=64)
+    jaxpr = jax.make_jaxpr(lambda hidden: block.init_with_output(jax.random.key(0), hidden, ctx)[0])(
+        jnp.ones((7, 64, D))
+    )
+    assert '[7,64,64]' not in str(jaxpr)
+
+
+def test_refuses_a_sequence_longer_than_h():
+    block = remixer.Remixer(F, LENGTH)
+    with pytest.raises(UserError, match=r'^Remixer.max_length is 8, got a sequence of 9 tokens: give') as error:
+        jax.eval_shape(
+            block.init, jax.random.key(0), jnp.zeros((1, LENGTH + 1, D)), context([LENGTH], length=LENGTH + 1)
+        )
+    assert '\n' not in str(error.value)
+
+
+def test_identity_residual_needs_equal_widths():
+    block = remixer.Remixer(F, LENGTH, residual=remixer.identity_residual)
+    with pytest.raises(UserError, match='model width 6, got 10: use remixer.hidden_residual'):
+        jax.eval_shape(block.init, jax.random.key(0), jnp.zeros((1, LENGTH, D)), context([LENGTH]))
+
+
+def test_mixing_dropout_is_shared_by_the_batch_and_keeps_the_mean():
+    mixing = remixer.LearnedMixing(LENGTH, dropout_rate=0.2)
+    ctx = context([LENGTH] * 2, deterministic=False)
+    hidden = jnp.broadcast_to(jax.random.normal(jax.random.key(3), (1, LENGTH, F)), (2, LENGTH, F))
+    variables = {'params': {'logits': jnp.zeros((LENGTH, LENGTH))}}
+
+    def mix(key):
+        return mixing.apply(variables, hidden, ctx, rngs={'dropout': key})
+
+    draws = jax.jit(jax.vmap(mix))(jax.random.split(jax.random.key(4), 2000))
+    np.testing.assert_array_equal(draws[:, 0], draws[:, 1])
+    wanted = mixing.apply(variables, hidden, ctx.replace(deterministic=True))
+    assert not np.allclose(draws[0], wanted)
+    np.testing.assert_allclose(draws.mean(0), wanted, atol=0.03)

@@ -1,0 +1,242 @@
+"""TIM equals algorithm 1 of the paper, written in NumPy, and its mechanisms meet only where the paper says so."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import linen as nn
+
+from remixer_t5x.context import Memory, SequenceContext
+from remixer_t5x.errors import UserError
+from remixer_t5x.models.architecture import layer
+from remixer_t5x.models.layers.compile_target import compiling_for
+from remixer_t5x.models.layers.norms import GroupedRMSNorm
+from remixer_t5x.models.sublayers import attention, gated_mlp, tim
+
+D, F, HEADS, KV, LENGTH, MEMORY = 8, 12, 4, 3, 5, 4
+BLOCKS = ('tim_attention', 'inter_mechanism_attention', 'tim_mlp')
+
+
+def softmax(logits, axis=-1):
+    weights = np.exp(logits - logits.max(axis, keepdims=True))
+    return weights / weights.sum(axis, keepdims=True)
+
+
+def gelu(x):
+    return 0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))
+
+
+def group_linear(h, kernels):
+    """[tokens, n_s * in] -> [tokens, n_s * out]: each mechanism's features times its own matrix."""
+    return np.concatenate([part @ w for part, w in zip(np.split(h, len(kernels), -1), kernels, strict=True)], -1)
+
+
+def group_norm(h, scale, num_mechanisms):
+    parts = np.split(h, num_mechanisms, -1)
+    return np.concatenate([part / np.sqrt(np.mean(part**2, -1, keepdims=True) + 1e-6) for part in parts], -1) * scale
+
+
+def multi_head(query, key, value, num_heads, bias=0.0):
+    """Attention of [tokens, heads * kv] arrays, with the paper's scale."""
+    heads = zip(*(np.split(array, num_heads, -1) for array in (query, key, value)), strict=True)
+    bias = np.broadcast_to(bias, (num_heads, len(query), len(key)))
+    return np.concatenate(
+        [softmax(q @ k.T / np.sqrt(q.shape[-1]) + b) @ v for (q, k, v), b in zip(heads, bias, strict=True)], -1
+    )
+
+
+def step_1(h, p, num_mechanisms):
+    """c, repeated over a mechanism's features."""
+    scores = group_linear(h, p['competition']['score']['kernel'])
+    return np.repeat(softmax(scores), D // num_mechanisms, -1)
+
+
+def project(h, p, kv):
+    # We fold the scale of the logits into the query's parameters; here it stands where the paper has it.
+    query, key, value = (group_linear(h, p[name]['kernel']) for name in ('query', 'key', 'value'))
+    return query * np.sqrt(kv), key, value
+
+
+def step_2(h, p, bias):
+    return group_linear(multi_head(*project(h, p, KV), HEADS, bias), p['out']['kernel'])
+
+
+def step_3(h, p, num_mechanisms):
+    # Each [n_s, tokens, heads * kv]: for one token, the mechanisms are the positions.
+    q, k, v = (np.stack(np.split(array, num_mechanisms, -1)) for array in project(h, p, 32))
+    mixed = [multi_head(q[:, t], k[:, t], v[:, t], num_heads=2).reshape(-1) for t in range(len(h))]
+    return group_linear(np.stack(mixed), p['out']['kernel'])
+
+
+def step_4(h, p):
+    hidden = gelu(group_linear(h, p['wi_0']['kernel'])) * group_linear(h, p['wi_1']['kernel'])
+    return group_linear(hidden, p['wo']['kernel'])
+
+
+def algorithm_1(x, params, num_mechanisms, competes, bias, *, pre_norm):
+    """One encoder layer for one example [tokens, D]; post-norm as the paper writes it, or pre-norm."""
+
+    def first(h, p):
+        return (step_1(h, p, num_mechanisms) if competes else 1.0) * step_2(h, p, bias)
+
+    h = x
+    steps = (first, lambda h, p: step_3(h, p, num_mechanisms), step_4)
+    for name, step in zip(BLOCKS, steps, strict=True):
+        norm = functools.partial(group_norm, scale=params[f'{name}_norm']['scale'], num_mechanisms=num_mechanisms)
+        h = h + step(norm(h), params[name]) if pre_norm else norm(h + step(h, params[name]))
+    return h
+
+
+def context(length=LENGTH, **options):
+    ids = jnp.ones((2, length), jnp.int32)
+    return SequenceContext(ids, jnp.cumsum(ids, axis=1) - 1, **options)
+
+
+def features(seed, length=LENGTH):
+    return jax.random.normal(jax.random.key(seed), (2, length, D))
+
+
+def randomised(module, *args):
+    params = nn.unbox(jax.jit(module.init)(jax.random.key(0), *args)['params'])
+    leaves, tree = jax.tree.flatten(params)
+    keys = jax.random.split(jax.random.key(1), len(leaves))
+    return tree.unflatten([jax.random.normal(k, x.shape) for x, k in zip(leaves, keys, strict=True)])
+
+
+def relative_bias(length=LENGTH):
+    return jax.random.normal(jax.random.key(7), (1, HEADS, length, length))
+
+
+@pytest.mark.parametrize('num_mechanisms', [2, 4])
+@pytest.mark.parametrize('competes', [True, False])
+@pytest.mark.parametrize('layout', [layer.PostNorm, layer.PreNorm])
+def test_encoder_layer_is_algorithm_1(num_mechanisms, competes, layout):
+    competition = tim.Competition if competes else None
+    sublayers = (
+        functools.partial(tim.TimAttention, num_mechanisms, HEADS, KV, competition=competition),
+        functools.partial(tim.InterMechanismAttention, num_mechanisms),
+        functools.partial(tim.TimMLP, num_mechanisms, F),
+    )
+    block = layer.make_layer(sublayers, layout, norm=functools.partial(GroupedRMSNorm, num_mechanisms))
+    x, ctx = features(0), context(position_bias=relative_bias())
+    params = randomised(block, x, ctx)
+    actual = jax.jit(block.apply)({'params': params}, x, ctx)
+    exact = jax.tree.map(lambda array: np.asarray(array, np.float64), params)
+    bias, rows = np.asarray(ctx.position_bias[0], np.float64), np.asarray(x, np.float64)
+    wanted = [algorithm_1(row, exact, num_mechanisms, competes, bias, pre_norm=layout is layer.PreNorm) for row in rows]
+    np.testing.assert_allclose(actual, wanted, rtol=0, atol=5e-5 * np.max(np.abs(wanted)))
+
+
+def with_memory(ctx):
+    return ctx.replace(memory=Memory(features(3, MEMORY), context(MEMORY)))
+
+
+PLAIN = [
+    (tim.TimAttention(1, HEADS, KV, competition=None), attention.SelfAttention(HEADS, KV)),
+    (tim.TimCrossAttention(1, HEADS, KV), attention.CrossAttention(HEADS, KV)),
+    (tim.TimMLP(1, F), gated_mlp.GatedMLP(F)),
+]
+
+
+@pytest.mark.parametrize(('grouped', 'plain'), PLAIN, ids=lambda module: type(module).__name__)
+def test_one_mechanism_is_the_plain_sublayer(grouped, plain):
+    x, ctx = features(0), with_memory(context(position_bias=relative_bias(), causal=True))
+    params = randomised(grouped, x, ctx)
+    wanted = plain.apply({'params': jax.tree.map(lambda kernel: kernel[0], params)}, x, ctx)
+    np.testing.assert_allclose(grouped.apply({'params': params}, x, ctx), wanted, rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.parametrize('which', ['x', 'memory'])
+@pytest.mark.parametrize(
+    'module',
+    [tim.TimAttention(2, HEADS, KV, competition=None), tim.TimCrossAttention(2, HEADS, KV), tim.TimMLP(2, F)],
+    ids=lambda module: type(module).__name__,
+)
+def test_mechanisms_do_not_see_each_other(module, which):
+    x, ctx = features(0), with_memory(context())
+    params = randomised(module, x, ctx)
+
+    def first_mechanism(x, hidden):
+        changed = ctx.replace(memory=ctx.memory.replace(hidden=hidden))
+        return jnp.sum(jnp.sin(module.apply({'params': params}, x, changed)[..., : D // 2]))
+
+    gradients = jax.grad(first_mechanism, argnums=(0, 1))(x, ctx.memory.hidden)
+    gradient = gradients[which == 'memory']
+    assert not np.any(gradient[..., D // 2 :])
+    reads_memory = isinstance(module, tim.TimCrossAttention)
+    assert np.all(gradient[..., : D // 2] != 0) or (which == 'memory' and not reads_memory)
+
+
+@pytest.mark.parametrize('platform', ['gpu', 'tpu'])
+def test_accelerators_compute_the_same(platform):
+    """A TPU with an array for each mechanism; attention by its formula, as its kernels have tests of their own."""
+    attends = tim.TimAttention, tim.TimCrossAttention
+    sublayers = (
+        *(functools.partial(module, 2, HEADS, KV) for module in attends),
+        functools.partial(tim.InterMechanismAttention, 2),
+        functools.partial(tim.TimMLP, 2, F),
+    )
+    block = layer.make_layer(sublayers, norm=functools.partial(GroupedRMSNorm, 2))
+    x, ctx = features(0), with_memory(context(position_bias=relative_bias(), causal=True, attention='formula'))
+    params = jax.tree.map(lambda array: 0.3 * array, randomised(block, x, ctx))
+
+    def value_and_gradients(params, x):
+        return jax.value_and_grad(lambda *given: jnp.sum(jnp.sin(block.apply(*given, ctx))), (0, 1))(params, x)
+
+    wanted = jax.jit(value_and_gradients)({'params': params}, x)
+    with compiling_for(platform):
+        actual = jax.jit(lambda *given: value_and_gradients(*given))({'params': params}, x)
+    jax.tree.map(lambda a, w: np.testing.assert_allclose(a, w, rtol=0, atol=1e-4 * np.max(np.abs(w))), actual, wanted)
+
+
+def test_inter_mechanism_attention_mixes_mechanisms_and_not_tokens():
+    module, x, ctx = tim.InterMechanismAttention(2), features(0), context()
+    params = randomised(module, x, ctx)
+    gradient = jax.grad(lambda x: jnp.sum(jnp.sin(module.apply({'params': params}, x, ctx)[0, 2, : D // 2])))(x)
+    assert np.all(gradient[0, 2] != 0)
+    assert not np.any(gradient.at[0, 2].set(0.0))
+
+
+def test_competition_weights_sum_to_one_and_are_each_tokens_own():
+    module, mechanisms = tim.Competition(), jax.random.normal(jax.random.key(0), (4, 2, LENGTH, D))
+    params = randomised(module, (mechanisms,))
+    [weights] = module.apply({'params': params}, (mechanisms,))
+    assert weights.shape == (4, 2, LENGTH, 1)
+    np.testing.assert_allclose(jnp.sum(weights, axis=0), 1.0, rtol=1e-6)
+    [changed] = module.apply({'params': params}, (mechanisms.at[0, 0, 0].add(1.0),))
+    assert np.all((changed != weights)[:, 0, 0])
+    np.testing.assert_array_equal(np.delete(changed, 0, axis=2), np.delete(weights, 0, axis=2))
+
+
+def test_queries_start_small_by_the_width_of_a_mechanism():
+    width, head_dim = 512, 16
+    module = tim.TimAttention(4, 4, head_dim)
+    params = nn.unbox(module.init(jax.random.key(0), jnp.zeros((2, 1, width)), context(1))['params'])
+    wanted = {'query': head_dim * width / 4, 'key': width / 4, 'value': width / 4, 'out': head_dim}
+    for name, inverse_variance in wanted.items():
+        spread = np.std(params[name]['kernel']) * np.sqrt(inverse_variance)
+        assert abs(spread - 1) < 0.1, (name, spread)
+
+
+REFUSED = {
+    'width': (tim.InterMechanismAttention(3), 'EMBED_DIM, which is 8: give a number that divides 8'),
+    'none': (tim.InterMechanismAttention(0), 'EMBED_DIM, which is 8: give a number that divides 8'),
+    'heads': (tim.TimAttention(2, 3, KV), 'NUM_HEADS, which is 3'),
+    'cross heads': (tim.TimCrossAttention(4, 6, KV), 'NUM_HEADS, which is 6'),
+    'hidden': (tim.TimMLP(4, 6), 'MLP_DIM, which is 6'),
+}
+
+
+@pytest.mark.parametrize('name', REFUSED)
+def test_what_cannot_be_split_is_refused_in_one_line(name):
+    module, message = REFUSED[name]
+    with pytest.raises(UserError, match=message) as caught:
+        module.init(jax.random.key(0), features(0), with_memory(context()))
+    assert '\n' not in str(caught.value)
+
+
+def test_cross_attention_without_an_encoder_names_what_to_use():
+    with pytest.raises(UserError, match='TimCrossAttention needs .* TimAttention here'):
+        tim.TimCrossAttention(2, HEADS, KV).init(jax.random.key(0), features(0), context())

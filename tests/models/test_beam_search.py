@@ -1,0 +1,238 @@
+"""Beam search finds what exhaustive search finds, and what Hugging Face's `generate` finds."""
+
+import dataclasses
+import functools
+import pathlib
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import linen as nn
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from remixer_t5x.errors import UserError
+from remixer_t5x.models import beam_search
+from remixer_t5x.models.architecture.encoder_decoder import EncoderDecoder
+from remixer_t5x.models.architecture.layer import PreNorm
+from remixer_t5x.models.architecture.stack import Stack
+from remixer_t5x.models.beam_search import BeamSearch, BrevityPenalty, PowerPenalty
+from remixer_t5x.models.decoding import Greedy
+from remixer_t5x.models.layers.positions import RelativePositionBias
+from remixer_t5x.models.seq2seq import Seq2Seq
+from remixer_t5x.models.sublayers.attention import CrossAttention, SelfAttention
+from remixer_t5x.models.sublayers.gated_mlp import GatedMLP
+from remixer_t5x.models.sublayers.remixer import Remixer
+
+GOLDEN = pathlib.Path(__file__).parent.parent / 'golden'
+STOPS = {
+    'never': beam_search.until_settled,
+    'False': beam_search.until_unlikely,
+    'True': beam_search.until_enough,
+}
+seeds = st.integers(0, 10**6)
+examples = settings(max_examples=20, deadline=None, derandomize=True, database=None)
+
+
+def best_sequences(log_probabilities, penalty, count, length):
+    """Tokens and scores of the `count` best of all sequences."""
+    scores = {tokens: value / float(penalty(len(tokens))) for tokens, value in log_probabilities.items()}
+    best = sorted(scores, key=scores.get, reverse=True)[:count]
+    return [list(tokens) + [0] * (length - len(tokens)) for tokens in best], [scores[tokens] for tokens in best]
+
+
+def assert_is_exhaustive(found, log_probabilities, penalty):
+    """Checks one sequence of the batch: all beams against the best of `log_probabilities`."""
+    tokens, scores = np.asarray(found.tokens), np.asarray(found.scores)
+    wanted_tokens, wanted_scores = best_sequences(log_probabilities, penalty, *tokens.shape)
+    np.testing.assert_allclose(scores, wanted_scores, rtol=1e-4, atol=1e-5)
+    far_from_next = np.abs(np.diff(wanted_scores)) > 1e-4
+    settled = np.append(far_from_next, False) & np.append(True, far_from_next)
+    np.testing.assert_array_equal(tokens[settled], np.asarray(wanted_tokens)[settled])
+
+
+def search_tables(toy, length, beams, penalty=PowerPenalty, stop=beam_search.until_settled):
+    """Compiled search (tables, alpha) -> Decoded."""
+
+    @jax.jit
+    def search(tables, alpha):
+        return BeamSearch(beams, penalty(alpha), stop)(toy.generation(tables, length))
+
+    return search
+
+
+def of_row(found, row):
+    return jax.tree.map(lambda array: array[row], found)
+
+
+@pytest.mark.parametrize('penalty', [PowerPenalty, BrevityPenalty])
+def test_with_enough_beams_it_is_exhaustive_search(toy, penalty):
+    search = search_tables(toy, 3, 16, penalty)
+
+    @examples
+    @given(seeds, st.floats(-0.5, 1.5))
+    def law(seed, alpha):
+        tables = toy.make_tables(seed, batch=2, vocab=4, length=3)
+        found = search(tables, alpha)
+        for row in range(2):
+            assert_is_exhaustive(of_row(found, row), toy.log_probabilities(tables[row], 3), penalty(alpha))
+
+    law()
+
+
+@functools.cache
+def make_model(kind: str) -> tuple[Seq2Seq, dict]:
+    feed_forward = {
+        't5': functools.partial(GatedMLP, hidden_dim=12),
+        'remixer': functools.partial(Remixer, hidden_dim=12, max_length=8),
+    }[kind]
+    attention = functools.partial(SelfAttention, num_heads=2, head_dim=4)
+    mixers = (attention,) if kind == 't5' else ()
+
+    def stack(*sublayers):
+        bias = functools.partial(RelativePositionBias, num_heads=2) if mixers else None
+        layer = functools.partial(PreNorm, sublayers=sublayers)
+        return functools.partial(Stack, runs=((layer, 2),), position_bias=bias)
+
+    cross = functools.partial(CrossAttention, num_heads=2, head_dim=4)
+    model = Seq2Seq(EncoderDecoder(4, 8, stack(*mixers, feed_forward), stack(*mixers, cross, feed_forward)))
+    shapes = {'encoder_input_tokens': (1, 5), 'decoder_target_tokens': (1, 3)}
+    params = nn.unbox(jax.jit(lambda key: model.init(key, shapes))(jax.random.key(0)))
+    # Larger steps than at the start of training, so that no beginning is far ahead of the others for good.
+    return model, jax.tree.map(lambda x: 1.5 * x, params)
+
+
+@pytest.mark.parametrize('kind', ['t5', 'remixer'])
+def test_a_model_decodes_as_exhaustive_scoring_says(toy, kind):
+    model, params = make_model(kind)
+    inputs = jnp.asarray([[3, 2, 3, 1, 2], [2, 3, 0, 0, 0], [3, 3, 2, 0, 0]])
+    penalty = PowerPenalty(0.6)
+    decode = jax.jit(lambda params, batch: model.generate(params, batch, 3, decoder=BeamSearch(16, penalty)))
+    found = decode(params, {'encoder_input_tokens': inputs})
+    sequences = toy.complete_sequences(4, 3)
+    targets = jnp.asarray([toy.padded(sequence, 3) for sequence in sequences] * len(inputs))
+    is_generated = jnp.asarray([toy.padded([1] * len(sequence), 3) for sequence in sequences] * len(inputs))
+    repeated = jnp.repeat(inputs, len(sequences), axis=0)
+    shifted = jnp.pad(targets[:, :-1], ((0, 0), (1, 0)))
+    logits = jax.jit(functools.partial(model.module.apply, enable_dropout=False))({'params': params}, repeated, shifted)
+    by_token = jnp.take_along_axis(jax.nn.log_softmax(logits), targets[..., None], axis=-1)[..., 0]
+    scores = np.asarray(jnp.sum(by_token * is_generated, axis=-1)).reshape(len(inputs), -1)
+    for row in range(len(inputs)):
+        assert_is_exhaustive(of_row(found, row), dict(zip(sequences, scores[row], strict=True)), penalty)
+
+
+def test_one_beam_that_stops_at_the_first_end_is_greedy(toy):
+    search = search_tables(toy, 4, 1, stop=beam_search.until_enough)
+    greedy = jax.jit(lambda tables: Greedy()(toy.generation(tables, 4)))
+
+    @examples
+    @given(seeds)
+    def law(seed):
+        tables = toy.make_tables(seed, batch=3, vocab=5, length=4)
+        found, wanted = search(tables, 0.0), greedy(tables)
+        np.testing.assert_array_equal(found.tokens, wanted.tokens)
+        np.testing.assert_allclose(found.scores, wanted.scores, rtol=1e-5)
+
+    law()
+
+
+def test_stopping_when_settled_changes_nothing(toy):
+    def never(live, ended, length, max_length, penalty):
+        return jnp.ones_like(live, bool)
+
+    stopping, going_on = search_tables(toy, 6, 3), search_tables(toy, 6, 3, stop=never)
+
+    @examples
+    @given(seeds, st.floats(0, 1.5))
+    def law(seed, alpha):
+        tables = toy.make_tables(seed, batch=8, vocab=3, length=6)
+        tables[:, :, toy.EOS] += 1
+        stopped, wanted = stopping(tables, alpha), going_on(tables, alpha)
+        np.testing.assert_array_equal(stopped.tokens, wanted.tokens)
+        np.testing.assert_allclose(stopped.scores, wanted.scores)
+
+    law()
+
+
+@settings(max_examples=50, deadline=None, derandomize=True, database=None)
+@given(st.lists(st.lists(st.integers(0, 4), min_size=5, max_size=5), min_size=2, max_size=2))
+def test_beams_stay_with_their_parents_and_the_cache_follows(parents):
+    parents = jnp.asarray(parents)
+    kept, placed = beam_search._near_parents(parents + 10, parents)
+    np.testing.assert_array_equal(kept, placed + 10)
+    np.testing.assert_array_equal(np.sort(placed), np.sort(parents))
+    for row in np.asarray(placed):
+        assert all(row[parent] == parent for parent in row)
+    leaves = [jnp.arange(10), jnp.arange(60.0).reshape(10, 2, 3)]
+    for copied, gathered in zip(
+        beam_search._copied(leaves, placed), beam_search._gathered(leaves, placed), strict=True
+    ):
+        np.testing.assert_array_equal(copied, gathered)
+    np.testing.assert_array_equal(gathered[:, 0, 0] // 6, (placed + jnp.asarray([[0], [5]])).reshape(-1))
+
+
+@pytest.mark.parametrize('decoder', [BeamSearch(2, PowerPenalty(0.0)), Greedy()])
+def test_it_stops_when_every_sequence_has_ended(toy, decoder):
+    tables = toy.make_tables(0, batch=2, vocab=3, length=6)
+    tables[:, :, toy.EOS] += 8
+    generation = toy.generation(tables, 6)
+    steps = []
+
+    def counted_step(tokens, cache):
+        jax.debug.callback(lambda: steps.append(1))
+        return generation.step(tokens, cache)
+
+    decoder(dataclasses.replace(generation, step=counted_step))
+    jax.effects_barrier()
+    assert 1 <= len(steps) <= 3
+
+
+@pytest.mark.parametrize('decoder', [BeamSearch(4), Greedy()])
+def test_padding_of_the_batch_is_not_decoded(toy, decoder):
+    tables = toy.make_tables(3, batch=3, vocab=4, length=3)
+    found, wanted = (decoder(toy.generation(tables, 3, is_real)) for is_real in ([True, False, True], None))
+    assert not np.any(found.tokens[1]) and not np.any(found.scores[1])
+    for row in (0, 2):
+        np.testing.assert_array_equal(found.tokens[row], wanted.tokens[row])
+        np.testing.assert_array_equal(found.scores[row], wanted.scores[row])
+
+
+def test_no_beam_is_refused():
+    with pytest.raises(UserError, match='^BeamSearch.beams is 0, allowed are 1 and more: '):
+        BeamSearch(0)
+
+
+def check_parity(t5_parity, arrays):
+    weights = {name.removeprefix('weights/'): arrays[name] for name in arrays if name.startswith('weights/')}
+    t5_parity.LAYERS['decoder'] = 2
+    model, params = t5_parity.make_model(), t5_parity.our_parameters(weights)
+    batch = {'encoder_input_tokens': jnp.asarray(arrays['inputs'])}
+    length = arrays['greedy'].shape[-1]
+    greedy = jax.jit(lambda params, batch: model.predict(params, batch, length))(params, batch)
+    np.testing.assert_array_equal(greedy, arrays['greedy'])
+    generate = {
+        early_stopping: jax.jit(
+            lambda params, batch, alpha, stop=stop: model.generate(
+                params, batch, length, decoder=BeamSearch(4, PowerPenalty(alpha), stop)
+            )
+        )
+        for early_stopping, stop in STOPS.items()
+    }
+    searches = [name.removesuffix('/tokens') for name in arrays if name.endswith('/tokens')]
+    assert len(searches) >= 5
+    for name in searches:
+        alpha, early_stopping = name.split('/')
+        found = generate[early_stopping](params, batch, float(alpha))
+        np.testing.assert_array_equal(found.tokens, arrays[f'{name}/tokens'], err_msg=name)
+        np.testing.assert_allclose(found.scores, arrays[f'{name}/scores'], rtol=1e-5, err_msg=name)
+
+
+def test_equals_recorded_hugging_face_generate(t5_parity):
+    with np.load(GOLDEN / 't5_generate.npz') as arrays:
+        check_parity(t5_parity, dict(arrays))
+
+
+@pytest.mark.parametrize('seed', [6, 7])
+def test_equals_hugging_face_generate_live(t5_parity, hugging_face, seed):
+    check_parity(t5_parity, hugging_face.make_arrays(seed))

@@ -1,0 +1,214 @@
+"""Sampling draws from the distribution it says; scores and choices are log-likelihoods under the model."""
+
+import collections
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import linen as nn
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from remixer_t5x.errors import UserError
+from remixer_t5x.models.architecture.encoder_decoder import EncoderDecoder
+from remixer_t5x.models.architecture.layer import PreNorm
+from remixer_t5x.models.architecture.stack import Stack, layers_apart
+from remixer_t5x.models.decoding import Greedy
+from remixer_t5x.models.layers.positions import RelativePositionBias
+from remixer_t5x.models.sampling import Sampling
+from remixer_t5x.models.seq2seq import Seq2Seq
+from remixer_t5x.models.sublayers.attention import CrossAttention, SelfAttention
+from remixer_t5x.models.sublayers.remixer import Remixer
+
+VOCAB = 12
+
+
+def sample_tables(toy, length, sampling):
+    return jax.jit(lambda tables, rng: sampling(toy.generation(tables, length), rng))
+
+
+def restricted(logits, temperature=1.0, top_k=None, top_p=1.0) -> np.ndarray:
+    """The distribution to draw from, token by token, in the order temperature, top-k, top-p."""
+    probabilities = np.exp(np.asarray(logits, np.float64) / temperature)
+    order = np.argsort(-probabilities)
+    kept = order[:top_k]
+    probabilities /= probabilities[kept].sum()
+    nucleus, mass = [], 0.0
+    for token in kept:
+        if mass >= top_p:
+            break
+        nucleus.append(token)
+        mass += probabilities[token]
+    wanted = np.zeros_like(probabilities)
+    wanted[nucleus] = probabilities[nucleus] / mass
+    return wanted
+
+
+@pytest.mark.parametrize(
+    'options',
+    [
+        {},
+        {'temperature': 0.5},
+        {'temperature': 2.0, 'top_k': 3},
+        {'top_p': 0.7},
+        {'temperature': 1.5, 'top_k': 5, 'top_p': 0.8},
+    ],
+)
+def test_samples_have_the_restricted_distribution(toy, options):
+    count = 20_000
+    tables = toy.make_tables(1, batch=2, vocab=6, length=1)
+    found = sample_tables(toy, 1, Sampling(num_samples=count, **options))(tables, jax.random.key(0))
+    for row in range(2):
+        wanted = restricted(tables[row, 0], **options)
+        seen = np.bincount(np.asarray(found.tokens[row, :, 0]), minlength=6)
+        assert np.all(seen[wanted == 0] == 0)
+        inside = wanted > 0
+        assert np.all(seen[inside] > 0)
+        chi_square = np.sum((seen[inside] - count * wanted[inside]) ** 2 / (count * wanted[inside]))
+        assert chi_square < 25, chi_square  # Of at most 5 degrees of freedom: one in 7,000 by chance.
+
+
+def test_later_tokens_are_drawn_given_the_earlier_ones(toy):
+    count = 20_000
+    tables = toy.make_tables(2, batch=1, vocab=3, length=2)
+    found = sample_tables(toy, 2, Sampling(num_samples=count))(tables, jax.random.key(1))
+    seen = collections.Counter(map(tuple, np.asarray(found.tokens[0]).tolist()))
+    log_probabilities = toy.log_probabilities(tables[0], 2)
+    for sequence, log_probability in log_probabilities.items():
+        wanted = np.exp(log_probability)
+        share = seen.pop(tuple(toy.padded(sequence, 2)), 0) / count
+        assert abs(share - wanted) < 5 * np.sqrt(wanted / count) + 1e-3, sequence
+    assert not seen
+
+
+@settings(max_examples=20, deadline=None, derandomize=True, database=None)
+@given(st.integers(0, 10**6), st.floats(0.05, 1.0))
+def test_one_candidate_is_greedy(toy, seed, temperature):
+    tables = toy.make_tables(seed, batch=2, vocab=4, length=3)
+    greedy = compiled_greedy(toy)(tables)
+    for found in compiled_single(toy)(tables, jax.random.key(seed)):
+        np.testing.assert_array_equal(found.tokens, greedy.tokens)
+        np.testing.assert_allclose(found.scores, greedy.scores, rtol=1e-5)
+
+
+@functools.cache
+def compiled_greedy(toy):
+    return jax.jit(lambda tables: Greedy()(toy.generation(tables, 3)))
+
+
+@functools.cache
+def compiled_single(toy):
+    both = Sampling(top_k=1), Sampling(top_p=1e-6)
+    return jax.jit(lambda tables, rng: [sampling(toy.generation(tables, 3), rng) for sampling in both])
+
+
+def test_scores_are_log_likelihoods_under_the_model(toy):
+    tables = toy.make_tables(5, batch=2, vocab=4, length=3)
+    sampling = Sampling(temperature=3.0, top_k=3, num_samples=16)
+    for found in (sample_tables(toy, 3, sampling)(tables, jax.random.key(0)), compiled_greedy(toy)(tables)):
+        for row in range(2):
+            wanted = {
+                tuple(toy.padded(sequence, 3)): score
+                for sequence, score in toy.log_probabilities(tables[row], 3).items()
+            }
+            for tokens, score in zip(found.tokens[row].tolist(), found.scores[row].tolist(), strict=True):
+                assert abs(score - wanted[tuple(tokens)]) < 1e-4
+
+
+def test_a_key_for_each_sequence_makes_samples_independent_of_the_batch(toy):
+    tables = toy.make_tables(7, batch=4, vocab=5, length=4)
+    keys = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(jax.random.key(3), jnp.arange(4))
+    sample = sample_tables(toy, 4, Sampling(num_samples=3))
+    whole = sample(tables, keys)
+    order = np.asarray([2, 0])
+    part = sample(tables[order], keys[order])
+    np.testing.assert_array_equal(part.tokens, whole.tokens[order])
+    np.testing.assert_array_equal(sample(tables, jax.random.key(3)).tokens, whole.tokens)
+    assert np.any(sample(tables, jax.random.key(4)).tokens != whole.tokens)
+    same_table = np.repeat(tables[:1], 4, axis=0)
+    rows = np.asarray(sample(same_table, jax.random.key(3)).tokens).reshape(12, 4)
+    assert len(np.unique(rows, axis=0)) > 6, 'sequences or samples share their draws'
+
+
+@pytest.mark.parametrize(
+    ('options', 'message'),
+    [
+        ({'temperature': 0.0}, r'^Sampling.temperature is 0.0, .*use @decoding.Greedy\(\)$'),
+        ({'top_k': 0}, '^Sampling.top_k is 0, allowed'),
+        ({'top_p': 0.0}, '^Sampling.top_p is 0.0, allowed'),
+        ({'top_p': 1.5}, '^Sampling.top_p is 1.5, allowed'),
+        ({'num_samples': 0}, '^Sampling.num_samples is 0, allowed'),
+    ],
+)
+def test_impossible_settings_are_refused(options, message):
+    with pytest.raises(UserError, match=message):
+        Sampling(**options)
+
+
+@pytest.mark.parametrize('rng', [None, np.zeros(2, np.uint32), np.zeros((3,), np.uint32)])
+def test_sampling_without_keys_is_refused(toy, rng):
+    tables = toy.make_tables(0, batch=2, vocab=3, length=1)
+    with pytest.raises(ValueError, match='jax.random.key'):
+        Sampling()(toy.generation(tables, 1), rng)
+
+
+@functools.cache
+def make_model() -> tuple[Seq2Seq, dict]:
+    attention = functools.partial(SelfAttention, num_heads=2, head_dim=4)
+    cross = functools.partial(CrossAttention, num_heads=2, head_dim=4)
+    remixer = functools.partial(Remixer, hidden_dim=12, max_length=8)
+
+    def stack(*sublayers):
+        bias = functools.partial(RelativePositionBias, num_heads=2)
+        layer = functools.partial(PreNorm, sublayers=sublayers)
+        return functools.partial(Stack, runs=((layer, 2), (layer, 1)), position_bias=bias)
+
+    model = Seq2Seq(EncoderDecoder(VOCAB, 8, stack(attention, remixer), stack(attention, cross, remixer)))
+    shapes = {'encoder_input_tokens': (1, 5), 'decoder_target_tokens': (1, 3)}
+    return model, nn.unbox(jax.jit(lambda key: model.init(key, shapes))(jax.random.key(0)))
+
+
+def test_choices_share_one_encoder_pass_and_score_as_rows_of_their_own():
+    model, params = make_model()
+    inputs = jnp.asarray([[3, 2, 3, 1, 0], [2, 5, 7, 9, 1]])
+    choices = jnp.asarray([[[5, 1, 0], [6, 7, 1], [0, 0, 0]], [[4, 4, 4], [1, 0, 0], [9, 1, 0]]])
+    targets = choices.reshape(6, 3)
+    batch = {
+        'encoder_input_tokens': jnp.repeat(inputs, 3, axis=0),
+        'decoder_input_tokens': jnp.pad(targets[:, :-1], ((0, 0), (1, 0))),
+        'decoder_target_tokens': targets,
+    }
+    scores = jax.jit(model.score_choices)(params, inputs, choices)
+    assert scores.shape == (2, 3) and scores[0, 2] == 0
+    np.testing.assert_allclose(scores.reshape(-1), jax.jit(model.score)(params, batch), rtol=1e-5)
+
+
+def test_samples_of_a_model_score_as_its_likelihoods_say():
+    """Rows that share the encoder's output, several runs of layers, and a score that teacher forcing confirms."""
+    model, params = make_model()
+    inputs = jnp.asarray([[3, 2, 3, 1, 0], [2, 5, 7, 9, 1]])
+    sample = jax.jit(lambda params, batch, rng: model.generate(params, batch, 3, 1, Sampling(num_samples=4), rng))
+    found = sample(params, {'encoder_input_tokens': inputs}, jax.random.key(0))
+    # A generated padding id is a token to the sampler and padding to the scorer.
+    has_padding = np.any((np.asarray(found.tokens) == 0) & ~ended_before(found.tokens), axis=-1)
+    scores = np.asarray(jax.jit(model.score_choices)(params, inputs, found.tokens))
+    assert np.sum(~has_padding) >= 4
+    np.testing.assert_allclose(np.asarray(found.scores)[~has_padding], scores[~has_padding], rtol=1e-5)
+
+
+def ended_before(tokens) -> np.ndarray:
+    """Whether an end token lies before each token."""
+    is_end = np.asarray(tokens) == 1
+    return np.cumsum(is_end, axis=-1) - is_end > 0
+
+
+def test_layers_apart_are_slices_of_runs_and_stay_apart():
+    _, params = make_model()
+    apart = layers_apart(params['decoder'])
+    assert set(apart['run_0']) == {'layer_0', 'layer_1'} and set(apart['run_1']) == {'layer_0'}
+    stacked = params['decoder']['run_0']['layer']
+    jax.tree.map(lambda a, b: np.testing.assert_array_equal(a, b[1]), apart['run_0']['layer_1'], stacked)
+    np.testing.assert_array_equal(apart['final_norm']['scale'], params['decoder']['final_norm']['scale'])
+    jax.tree.map(np.testing.assert_array_equal, layers_apart(apart), apart)

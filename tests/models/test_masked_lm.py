@@ -1,0 +1,115 @@
+"""The masked language model: its loss by the equations, which logits it computes, and its encoder."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from remixer_t5x import build_model
+from remixer_t5x.devices.partition import unbox
+from remixer_t5x.models import interface
+from remixer_t5x.models.losses import CrossEntropy
+from tests.support import bert_tiny
+
+LENGTH, VOCAB = 16, 60
+
+
+def batch(targets_of_rows, seed=0):
+    rng = np.random.default_rng(seed)
+    tokens = rng.integers(3, VOCAB, (len(targets_of_rows), LENGTH)).astype(np.int32)
+    targets = np.zeros_like(tokens)
+    for row, count in enumerate(targets_of_rows):
+        targets[row, rng.permutation(LENGTH)[:count]] = rng.integers(3, VOCAB, count)
+    return {
+        'encoder_input_tokens': tokens,
+        'encoder_target_tokens': targets,
+        'encoder_loss_weights': (targets > 0).astype(np.int32),
+    }
+
+
+@pytest.fixture(scope='module')
+def bert():
+    """BERT with random parameters."""
+    built = dataclasses.replace(bert_tiny.model(), loss_function=CrossEntropy(z_loss=0.0))
+    params = unbox(jax.jit(lambda key: built.init(key, {'encoder_input_tokens': (1, 4)}))(jax.random.key(0)))
+    rng = np.random.default_rng(0)
+    params = jax.tree.map(lambda a: np.asarray(a) + 0.2 * rng.standard_normal(a.shape, np.float32), params)
+    return built, params
+
+
+@pytest.fixture(scope='module')
+def losses(bert):
+    """`(params, batch)` -> loss with gradients, the same with logits of all tokens, and the logits: one program."""
+    model, _ = bert
+    whole = dataclasses.replace(model, predicted_share=1.0)
+
+    @jax.jit
+    def run(params, given):
+        one, every = (jax.value_and_grad(m.loss, has_aux=True)(params, given) for m in (model, whole))
+        return one, every, model.logits(params, given)
+
+    return run
+
+
+@pytest.mark.parametrize('targets', [(3, 1, 0), (4, 9, 2)], ids=['few', 'more than a quarter'])
+def test_the_loss_is_the_mean_over_the_targets(bert, losses, targets):
+    given = batch(targets)
+    ((found, sums), gradients), (_, all_gradients), logits = losses(bert[1], given)
+    logits = np.asarray(logits, np.float64)
+    log_p = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
+    wanted = given['encoder_target_tokens']
+    chosen = np.take_along_axis(log_p, wanted[..., None], -1)[..., 0]
+    assert float(found) == pytest.approx(-chosen[wanted > 0].sum(), rel=1e-5)
+    assert float(sums['weights']) == sum(targets) and float(sums['sequences']) == 3
+    assert float(sums['correct']) == (log_p.argmax(-1) == wanted)[wanted > 0].sum()
+    for one, other in zip(jax.tree.leaves(gradients), jax.tree.leaves(all_gradients), strict=True):
+        np.testing.assert_allclose(one, other, atol=2e-4)
+
+
+def test_only_the_logits_of_the_predicted_share_are_computed():
+    def largest(share):
+        model = dataclasses.replace(bert_tiny.model(), predicted_share=share)
+        params = unbox(interface.param_shapes(model, {'encoder_input_tokens': (1, 4)}))
+        jaxpr = jax.make_jaxpr(model.loss)(params, batch((3,)))
+        branches = [e for e in jaxpr.jaxpr.eqns if e.primitive.name == 'cond']
+        return [sorted({v.aval.shape[0] for v in _dots(b.jaxpr) if v.aval.shape[-1:] == (VOCAB,)})
+                for e in branches for b in e.params['branches']]  # fmt: skip
+
+    assert largest(1.0) == []
+    assert largest(0.25) == [[LENGTH], [LENGTH // 4]]
+
+
+def _dots(jaxpr):
+    """The outputs of every matrix product in a program."""
+    for eqn in jaxpr.eqns:
+        if eqn.primitive.name == 'dot_general':
+            yield eqn.outvars[0]
+        for value in eqn.params.values():
+            inner = getattr(value, 'jaxpr', value)
+            if hasattr(inner, 'eqns'):
+                yield from _dots(inner)
+
+
+def test_a_tied_output_without_a_head_starts_with_small_logits():
+    model = build_model('models/t5_1_1.gin', 'sizes/tiny.gin', 'frames/encoder_only.gin', NUM_ENCODER_LAYERS=1)
+    given = batch((2, 2))
+
+    @jax.jit
+    def spread(key):
+        params = unbox(model.init(key, {'encoder_input_tokens': (2, LENGTH)}))
+        return jnp.std(model.logits(params, given))
+
+    assert 0.5 < spread(jax.random.key(0)) < 2.0
+
+
+def test_token_types_and_padding(bert):
+    model, params = bert
+    tokens = np.pad(batch((0, 0))['encoder_input_tokens'][:, :9], ((0, 0), (0, 7)))
+    types = np.where(np.arange(LENGTH) < 5, 0, 1)[None].repeat(2, 0)
+    encode = jax.jit(model.encode)
+    plain, typed = encode(params, tokens), encode(params, tokens, types)
+    assert not np.allclose(plain[:, :9], typed[:, :9])
+    np.testing.assert_allclose(encode(params, tokens, 0 * types)[:, :9], plain[:, :9], atol=1e-6)
+    np.testing.assert_allclose(encode(params, tokens[:, :9]), plain[:, :9], atol=2e-5)

@@ -1,0 +1,178 @@
+"""The whole encoder-decoder: decoding equals teacher forcing, packing changes no loss, contexts are derived right."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import linen as nn
+
+import remixer_t5x
+from remixer_t5x.context import describe_tokens
+from remixer_t5x.errors import UserError
+from remixer_t5x.models import decoding, interface
+from remixer_t5x.models.architecture.encoder_decoder import EncoderDecoder
+from remixer_t5x.models.architecture.layer import PreNorm
+from remixer_t5x.models.architecture.stack import Stack
+from remixer_t5x.models.layers.embedding import Embed
+from remixer_t5x.models.layers.positions import RelativePositionBias
+from remixer_t5x.models.seq2seq import Seq2Seq
+from remixer_t5x.models.sublayers.attention import CrossAttention, SelfAttention
+from remixer_t5x.models.sublayers.gated_mlp import GatedMLP
+from remixer_t5x.models.sublayers.remixer import Remixer
+from tests.support.paths import CONFIGS
+
+VOCAB = 40
+FEED_FORWARD = {
+    't5': functools.partial(GatedMLP, hidden_dim=24),
+    'remixer': functools.partial(Remixer, hidden_dim=24, max_length=16),
+}
+
+
+@functools.cache
+def make_model(kind: str, dtype: str = 'float32') -> Seq2Seq:
+    attention = functools.partial(SelfAttention, num_heads=2, head_dim=8)
+    cross = functools.partial(CrossAttention, num_heads=2, head_dim=8)
+
+    def stack(*sublayers):
+        bias = functools.partial(RelativePositionBias, num_heads=2)
+        return functools.partial(
+            Stack, runs=((functools.partial(PreNorm, sublayers=sublayers), 2),), position_bias=bias
+        )
+
+    encoder, decoder = stack(attention, FEED_FORWARD[kind]), stack(attention, cross, FEED_FORWARD[kind])
+    return Seq2Seq(EncoderDecoder(VOCAB, 16, encoder, decoder, dtype))
+
+
+@functools.cache
+def make_parameters(kind: str):
+    shapes = {'encoder_input_tokens': (1, 8), 'decoder_target_tokens': (1, 8)}
+    return nn.unbox(jax.jit(lambda key: make_model(kind).init(key, shapes))(jax.random.key(0)))
+
+
+def shift(targets):
+    return jnp.pad(targets[:, :-1], ((0, 0), (1, 0)))
+
+
+def make_batch(inputs, targets):
+    inputs, targets = jnp.asarray(inputs, jnp.int32), jnp.asarray(targets, jnp.int32)
+    return {'encoder_input_tokens': inputs, 'decoder_input_tokens': shift(targets), 'decoder_target_tokens': targets}
+
+
+def teacher_forced(model, params, inputs, decoder_inputs):
+    """Logits, of one compiled program: run one by one, each operation would be a program of its own."""
+    apply = jax.jit(functools.partial(model.module.apply, enable_dropout=False))
+    return np.asarray(apply({'params': params}, inputs, decoder_inputs))
+
+
+@pytest.mark.parametrize('kind', FEED_FORWARD)
+def test_greedy_predictions_are_the_argmax_of_teacher_forcing(kind):
+    model, params = make_model(kind), make_parameters(kind)
+    inputs = jax.random.randint(jax.random.key(1), (4, 9), 1, VOCAB).at[1, 5:].set(0)
+    eos = 3
+    tokens = jax.jit(lambda params, batch: model.predict(params, batch, 12, eos))(
+        params, {'encoder_input_tokens': inputs}
+    )
+    best = np.argmax(teacher_forced(model, params, inputs, shift(tokens)), axis=-1)
+    for row, wanted in zip(np.asarray(tokens), best, strict=True):
+        ended = np.flatnonzero(row == eos)
+        count = ended[0] + 1 if len(ended) else len(row)
+        np.testing.assert_array_equal(row[:count], wanted[:count])
+        assert np.all(row[count:] == 0)
+
+
+@pytest.mark.parametrize('kind', FEED_FORWARD)
+def test_packed_rows_have_the_losses_and_counts_of_their_examples(kind):
+    model, params = make_model(kind), make_parameters(kind)
+    rng = np.random.default_rng(0)
+    inputs, targets = rng.integers(1, VOCAB, (2, 6)), rng.integers(1, VOCAB, (2, 4))
+    inputs[1, 4:], targets[1, 3:] = 0, 0
+    alone = make_batch(inputs, targets)
+
+    def pack(rows, length):
+        tokens = [row[row > 0] for row in np.asarray(rows)]
+        ids = [np.full(len(t), i + 1) for i, t in enumerate(tokens)]
+        positions = [np.arange(len(t)) for t in tokens]
+        joined = [np.concatenate(parts) for parts in (tokens, ids, positions)]
+        return [jnp.asarray(np.pad(part, (0, length - len(part))))[None].astype(jnp.int32) for part in joined]
+
+    packed = {}
+    packed['encoder_input_tokens'], packed['encoder_segment_ids'], packed['encoder_positions'] = pack(inputs, 12)
+    packed['decoder_target_tokens'], packed['decoder_segment_ids'], packed['decoder_positions'] = pack(targets, 9)
+    packed['decoder_input_tokens'] = jnp.where(
+        packed['decoder_positions'] == 0, 0, shift(packed['decoder_target_tokens'])
+    )
+    compute = jax.jit(model.loss)
+    loss, sums = compute(params, packed)
+    wanted, wanted_sums = compute(params, alone)
+    np.testing.assert_allclose(loss, wanted, rtol=1e-5)
+    for name, value in wanted_sums.items():
+        np.testing.assert_allclose(sums[name], value, rtol=1e-5, err_msg=name)
+    derived = {name: value for name, value in packed.items() if 'positions' not in name}
+    np.testing.assert_allclose(compute(params, derived)[0], loss, rtol=1e-6)
+
+
+def test_positions_are_derived_from_segments():
+    ctx = describe_tokens(jnp.ones((1, 8), jnp.int32), jnp.asarray([[1, 1, 1, 2, 2, 3, 0, 0]]))
+    np.testing.assert_array_equal(ctx.positions, [[0, 1, 2, 0, 1, 0, 0, 1]])
+    assert ctx.packed and not describe_tokens(jnp.ones((1, 8), jnp.int32)).packed
+
+
+def test_score_is_the_log_likelihood_of_each_row():
+    model, params = make_model('t5'), make_parameters('t5')
+    batch = make_batch([[5, 6, 7], [8, 9, 0]], [[4, 5, 1], [6, 1, 0]])
+    logits = teacher_forced(model, params, batch['encoder_input_tokens'], batch['decoder_input_tokens'])
+    log_probabilities = np.asarray(jax.nn.log_softmax(logits))
+    wanted = [
+        sum(log_probabilities[row, t, token] for t, token in enumerate(tokens))
+        for row, tokens in enumerate([[4, 5, 1], [6, 1]])
+    ]
+    np.testing.assert_allclose(jax.jit(model.score)(params, batch), wanted, rtol=1e-5)
+
+
+def test_bfloat16_loss_is_close_to_float32():
+    params = make_parameters('remixer')
+    batch = make_batch(np.arange(1, 25).reshape(3, 8), np.arange(1, 19).reshape(3, 6))
+    high, low = (jax.jit(make_model('remixer', dtype).loss)(params, batch)[0] for dtype in ('float32', 'bfloat16'))
+    assert low.dtype == jnp.float32
+    np.testing.assert_allclose(low, high, rtol=0.02)
+
+
+def test_float16_is_refused():
+    with pytest.raises(UserError, match="^DTYPE is 'float16', allowed are 'bfloat16' and 'float32': give"):
+        make_model('t5', 'float16').init(
+            jax.random.key(0), {'encoder_input_tokens': (1, 2), 'decoder_target_tokens': (1, 2)}
+        )
+
+
+def test_one_hot_embedding_equals_the_gather():
+    tokens = jnp.asarray([[0, 3, 7]])
+    variables = Embed(8, 5).init(jax.random.key(0), tokens)
+    np.testing.assert_allclose(Embed(8, 5, one_hot=True).apply(variables, tokens), Embed(8, 5).apply(variables, tokens))
+
+
+def test_cross_attention_in_an_encoder_is_refused():
+    ctx = describe_tokens(jnp.ones((1, 3), jnp.int32))
+    with pytest.raises(UserError, match='CrossAttention needs the output of an encoder'):
+        CrossAttention(2, 4).init(jax.random.key(0), jnp.ones((1, 3, 8)), ctx)
+
+
+MODELS = sorted(path.stem for path in (CONFIGS / 'models').glob('*.gin') if 'scaled' not in path.stem)
+
+
+@pytest.mark.parametrize('name', [name for name in MODELS if name != 'bert'])
+def test_kernels_and_token_embeddings_are_all_that_generating_casts(name):
+    """A parameter that a sublayer computes with in float32 must not be cast before the steps."""
+    model = remixer_t5x.build_model(
+        f'models/{name}.gin', 'sizes/tiny.gin', VOCAB_SIZE=64, DTYPE='bfloat16', DROPOUT_RATE=0.0,
+        NUM_ENCODER_LAYERS=1, NUM_DECODER_LAYERS=1,
+    )  # fmt: skip
+    tokens = np.arange(2, 10, dtype=np.int32)[None]
+    batch = {'encoder_input_tokens': tokens, 'decoder_input_tokens': tokens, 'decoder_target_tokens': tokens}
+    shapes = nn.unbox(interface.param_shapes(model, {k: v.shape for k, v in batch.items()}))
+    rng = np.random.default_rng(0)
+    params = jax.tree.map(lambda leaf: rng.normal(size=leaf.shape, scale=0.3).astype(leaf.dtype), shapes)
+    compute = model._hidden if model.frame == 'decoder_only' else model._decoder_hidden
+    hidden = jax.jit(lambda params: compute(params, batch, None))
+    np.testing.assert_array_equal(hidden(params), hidden(decoding.kernels_in(jnp.bfloat16, params)))

@@ -1,0 +1,81 @@
+"""EMA against NumPy, what evaluations and readers of checkpoints get, and what is refused."""
+
+import jax
+import numpy as np
+import optax
+import pytest
+from etils import epath
+
+from remixer_t5x.checkpoints import manager, saved_params
+from remixer_t5x.data.position import Position
+from remixer_t5x.devices.partition import Partitioner
+from remixer_t5x.errors import UserError
+from remixer_t5x.optim import optimizer, parameter_averages, train_state, trainable
+from tests.support.optimizer_worker import Layers
+
+DECAY = 0.5
+
+
+def states(made, steps=3):
+    """The plan, and the parameters and the state of the optimizer after each step."""
+    plan = train_state.plan(Layers(), made, None, Partitioner())
+    state = plan.create(jax.random.key(0))
+    update = jax.jit(plan.tx.update)
+    for _ in range(steps):
+        trained, frozen = trainable.split(state.params, made.trainable)
+        updates, opt_state = update(jax.tree.map(np.ones_like, trained), state.opt_state, state.params)
+        params = trainable.join(optax.apply_updates(trained, updates), frozen)
+        state = state.replace(params=params, opt_state=opt_state)
+        yield plan, state
+
+
+def test_an_average_is_its_formula_and_changes_no_update():
+    made = parameter_averages.averaged(optimizer.adamw(0.1), DECAY)
+    expected = states(made).send(None)[0].create(jax.random.key(0)).params['wi']
+    plain = states(optimizer.adamw(0.1))
+    for step, (_, state) in enumerate(states(made), 1):
+        np.testing.assert_array_equal(state.params['wi'], next(plain)[1].params['wi'])
+        decay = min(DECAY, (1 + step) / (10 + step))
+        expected = decay * expected + (1 - decay) * state.params['wi']
+        found = made.evaluated(state.opt_state, state.params)['wi']
+        np.testing.assert_allclose(found, expected, rtol=1e-5)
+
+
+def test_none_keeps_nothing():
+    given = optimizer.adamw(0.1)
+    assert parameter_averages.averaged(given, None) is given
+
+
+@pytest.mark.parametrize(
+    'made',
+    [
+        optimizer.adamw(0.1),
+        parameter_averages.averaged(optax.sgd(0.1), DECAY),
+        parameter_averages.schedule_free_adamw(0.1),
+        trainable.only(parameter_averages.averaged(optax.sgd(0.1), DECAY), 'wi'),
+        trainable.only(parameter_averages.schedule_free_adamw(0.1), 'wi'),
+    ],
+    ids=['no average', 'average', 'schedule-free', 'average of a part', 'schedule-free of a part'],
+)
+def test_readers_of_a_checkpoint_get_what_was_evaluated(made, tmp_path):
+    *_, (plan, state) = states(made)
+    checkpoints = manager.Checkpoints(epath.Path(tmp_path))
+    checkpoints.save(3, state, Position.start(1), {})
+    checkpoints.close()
+    found = saved_params.restore_params(str(tmp_path), plan.abstract.params)
+    expected = made.evaluated(state.opt_state, state.params) if made.evaluated else state.params
+    jax.tree.map(lambda one, other: np.testing.assert_allclose(one, other, rtol=1e-6), found, dict(expected))
+    # A part of the parameters, as for a model with a fresh head.
+    part = saved_params.opened(str(tmp_path)).read({'wi': plan.abstract.params['wi']})
+    np.testing.assert_allclose(part['wi'], expected['wi'], rtol=1e-6)
+
+
+@pytest.mark.parametrize('decay', [0, 1, 1.5, True, 'much'])
+def test_a_decay_outside_of_its_range_is_refused(decay):
+    with pytest.raises(UserError, match='EMA_DECAY is .*; it takes a number between 0 and 1'):
+        parameter_averages.averaged(optimizer.adamw(0.1), decay)
+
+
+def test_schedule_free_keeps_its_own_average():
+    with pytest.raises(UserError, match='schedule-free keeps one; leave it None'):
+        parameter_averages.averaged(parameter_averages.schedule_free_adamw(0.1), 0.9)

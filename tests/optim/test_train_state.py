@@ -1,0 +1,50 @@
+"""Planning and creating a state on one device (see test_meshes for eight)."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import linen as nn
+
+from remixer_t5x.devices.partition import Partitioner
+from remixer_t5x.optim import optimizer, train_state
+
+SHAPES = {'tokens': (4, 3)}
+
+
+class TwoLayers:
+    """Just enough of a model: three stacked layers, and a scale in the wrong precision."""
+
+    def init(self, rng, batch_shapes):
+        assert batch_shapes == SHAPES
+        return {
+            'kernel': nn.LogicallyPartitioned(jax.random.normal(rng, (3, 4, 6)), ('layers', 'embed', 'mlp')),
+            'scale': nn.LogicallyPartitioned(jnp.ones(4, jnp.bfloat16), ('embed',)),
+        }
+
+
+@pytest.fixture(params=[optimizer.adafactor, optimizer.adamw_rms], ids=['adafactor', 'adamw_rms'])
+def plan(request):
+    return train_state.plan(TwoLayers(), request.param(0.01), SHAPES, Partitioner())
+
+
+def test_created_state_is_as_planned(plan):
+    state = plan.create(jax.random.key(0))
+    shape = lambda leaf: (leaf.shape, leaf.dtype, leaf.sharding)  # noqa: E731
+    assert jax.tree.map(shape, state) == jax.tree.map(shape, plan.abstract)
+    assert state.step.dtype == np.int32 and state.step == 0
+    assert state.params['scale'].dtype == np.float32
+
+
+def test_parameters_are_the_models(plan):
+    state = plan.create(jax.random.key(7))
+    expected = TwoLayers().init(jax.random.key(7), SHAPES)['kernel'].value
+    np.testing.assert_allclose(state.params['kernel'], expected, rtol=1e-6)
+
+
+def test_moments_are_zero_and_belong_to_the_parameters(plan):
+    opt_state = plan.create(jax.random.key(0)).opt_state
+    moments = [leaf for leaf in jax.tree.leaves(opt_state) if leaf.shape == (3, 4, 6)]
+    assert moments and all(not leaf.any() for leaf in moments)
+    specs = {leaf.sharding.spec for leaf in moments}
+    assert specs == {plan.shardings.params['kernel'].spec}

@@ -1,0 +1,196 @@
+"""The train step on a small embedding classifier, whose gradient is known by hand."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from remixer_t5x.devices.partition import Partitioner
+from remixer_t5x.errors import UserError
+from remixer_t5x.optim import schedules, train_state, train_step
+from remixer_t5x.optim.train_state import TrainState
+
+ROWS, LENGTH, VOCAB = 8, 5, 11
+GRADIENT_DESCENT = optax.sgd(1.0)
+
+
+class Bigrams:
+    """Predicts a target token from the input token alone; `loss` follows the model's contract."""
+
+    def init(self, rng, batch_shapes):
+        return {'table': 0.1 * jax.random.normal(rng, (VOCAB, VOCAB))}
+
+    def loss(self, params, batch, dropout_rng=None):
+        logits = params['table'][batch['inputs']]
+        if dropout_rng is not None:
+            logits *= jax.random.bernoulli(dropout_rng, 0.5, logits.shape)
+        losses = optax.softmax_cross_entropy_with_integer_labels(logits, batch['targets'])
+        loss = jnp.sum(losses * batch['weights'])
+        return loss, {'loss': loss, 'weights': jnp.sum(batch['weights'])}
+
+
+def make_batch(seed=0, padded_rows=()):
+    rng = np.random.default_rng(seed)
+    batch = {
+        'inputs': rng.integers(0, VOCAB, (ROWS, LENGTH), np.int32),
+        'targets': rng.integers(0, VOCAB, (ROWS, LENGTH), np.int32),
+        # Very unequal weights: a mean of means would be far off.
+        'weights': (rng.random((ROWS, LENGTH)) < np.linspace(0.1, 1.0, ROWS)[:, None]).astype(np.float32),
+    }
+    for row in padded_rows:
+        batch['weights'][row] = 0
+    return batch
+
+
+def make_state(tx):
+    params = Bigrams().init(jax.random.key(0), None)
+    return TrainState(jnp.zeros((), jnp.int32), params, tx.init(params))
+
+
+@functools.cache
+def compiled(tx, settings):
+    return jax.jit(train_step.make_train_step(Bigrams(), tx, **dict(settings)))
+
+
+def run(batch, tx=GRADIENT_DESCENT, **settings):
+    state = make_state(tx)
+    new_state, metrics = compiled(tx, tuple(settings.items()))(state, batch)
+    return state, new_state, jax.tree.map(float, metrics)
+
+
+def gradient(state, new_state):
+    """With plain gradient descent at rate 1 the change of the parameters is the gradient."""
+    return np.asarray(state.params['table'] - new_state.params['table'])
+
+
+def reference_gradient(table, batch):
+    """Of the loss sum, written out: softmax minus one-hot, summed over equal inputs."""
+    table = np.asarray(table, np.float64)
+    out = np.zeros_like(table)
+    for i, t, w in zip(*(batch[k].ravel() for k in ('inputs', 'targets', 'weights')), strict=True):
+        probabilities = np.exp(table[i]) / np.exp(table[i]).sum()
+        out[i] += w * (probabilities - np.eye(VOCAB)[t])
+    return out
+
+
+@pytest.mark.parametrize('factor', ['NUM_REAL_TARGET_TOKENS', None, 7.5])
+def test_gradient_is_the_loss_sum_over_the_normalizer(factor):
+    batch = make_batch()
+    state, new_state, metrics = run(batch, loss_normalizing_factor=factor)
+    expected = reference_gradient(state.params['table'], batch)
+    expected /= {None: 1.0, 7.5: 7.5}.get(factor, batch['weights'].sum())
+    np.testing.assert_allclose(gradient(state, new_state), expected, atol=1e-6)
+    assert metrics['grad_norm'] == pytest.approx(np.sqrt(np.sum(expected**2)), rel=1e-5)
+    assert metrics['weights'] == batch['weights'].sum() and new_state.step == 1
+    assert metrics['param_norm'] == pytest.approx(np.linalg.norm(state.params['table']), rel=1e-5)
+
+
+@settings(max_examples=10, deadline=None)
+@given(microbatches=st.sampled_from([2, 4, 8]), seed=st.integers(0, 99), padded=st.sets(st.integers(0, 7)))
+def test_microbatches_give_the_gradient_of_the_full_batch(microbatches, seed, padded):
+    batch = make_batch(seed, padded)
+    state, full, full_metrics = run(batch)
+    _, cut, cut_metrics = run(batch, microbatches=microbatches)
+    np.testing.assert_allclose(gradient(state, cut), gradient(state, full), atol=1e-6)
+    assert cut_metrics == pytest.approx(full_metrics, rel=1e-5)
+
+
+def test_a_batch_of_padding_changes_nothing():
+    state, new_state, metrics = run(make_batch(padded_rows=range(ROWS)))
+    np.testing.assert_array_equal(new_state.params['table'], state.params['table'])
+    assert metrics['nonfinite'] == 0 and metrics['grad_norm'] == 0
+
+
+@pytest.mark.parametrize('bad', [np.nan, np.inf])
+@pytest.mark.parametrize('microbatches', [1, 2])
+def test_a_step_that_is_not_finite_leaves_the_state_and_says_so(bad, microbatches):
+    batch = make_batch()
+    batch['weights'][3, 2] = bad
+    state, new_state, metrics = run(batch, optax.adam(0.1), microbatches=microbatches)
+    assert metrics['nonfinite'] == 1.0
+    assert new_state.step == state.step + 1
+    jax.tree.map(np.testing.assert_array_equal, new_state.replace(step=state.step), state)
+
+
+def test_a_spike_leaves_the_state_and_the_usual_loss_is_a_running_mean():
+    step_fn = compiled(optax.adam(0.1), (('spike_factor', 3.0),))
+    state = make_state(optax.adam(0.1)).replace(usual_loss=jnp.zeros(()))
+    expected = None
+    for seed in range(4):
+        state, metrics = step_fn(state, make_batch(seed))
+        loss = metrics['loss'] / metrics['weights']
+        expected = loss if expected is None else expected + train_step.USUAL_LOSS_SHARE * (loss - expected)
+        assert metrics['spike'] == 0
+        np.testing.assert_allclose(state.usual_loss, expected, rtol=1e-6)
+    # The same batch under parameters that are certain of something wrong.
+    wrong = state.replace(params={'table': jnp.zeros((VOCAB, VOCAB)).at[:, 0].set(100.0)})
+    after, metrics = step_fn(wrong, make_batch(0))
+    assert metrics['spike'] == 1 and metrics['nonfinite'] == 0 and after.step == 5
+    jax.tree.map(np.testing.assert_array_equal, after.replace(step=wrong.step), wrong)
+
+
+def test_dropout_depends_on_seed_step_and_microbatch_and_on_nothing_else():
+    batch = {name: np.repeat(rows[-1:], ROWS, 0) for name, rows in make_batch(1).items()}
+
+    def loss(step=0, **settings):
+        step_fn = compiled(GRADIENT_DESCENT, tuple(settings.items()))
+        return float(step_fn(make_state(GRADIENT_DESCENT).replace(step=jnp.int32(step)), batch)[1]['loss'])
+
+    assert loss(dropout=True) == loss(dropout=True) != loss()
+    assert len({loss(step, dropout=True, seed=seed) for step in (0, 1) for seed in (0, 1)}) == 4
+    # Equal rows: with one mask for both microbatches the sum would be twice as large as one's.
+    half = {name: rows[: ROWS // 2] for name, rows in batch.items()}
+    one = compiled(GRADIENT_DESCENT, (('dropout', True),))(make_state(GRADIENT_DESCENT), half)[1]['loss']
+    assert loss(dropout=True, microbatches=2) != pytest.approx(2 * float(one), rel=1e-4)
+
+
+def test_learning_rate_is_reported_for_the_update_made():
+    schedule = schedules.cosine(1.0, 10, 20)
+    tx = optax.sgd(schedule)
+    step = jax.jit(train_step.make_train_step(Bigrams(), tx, learning_rate=schedule))
+    state, batch = make_state(tx), make_batch()
+    expected = reference_gradient(state.params['table'], batch) / batch['weights'].sum()
+    state, metrics = step(state, batch)
+    assert metrics['learning_rate'] == 0
+    new_state, metrics = step(state, batch)
+    assert float(metrics['learning_rate']) == pytest.approx(0.1)
+    np.testing.assert_allclose(gradient(state, new_state), 0.1 * expected, atol=1e-6)
+
+
+def test_eval_step_returns_the_sums():
+    state, batch = make_state(optax.sgd(1.0)), make_batch()
+    sums = train_step.make_eval_step(Bigrams())(state.params, batch)
+    loss, expected = Bigrams().loss(state.params, batch)
+    assert sums == expected and sums['loss'] == loss
+
+
+def test_compiled_step_donates_the_state_and_matches_the_plain_one():
+    partitioner, batch = Partitioner(), make_batch()
+    plan = train_state.plan(Bigrams(), lambda axes: optax.adam(0.1), None, partitioner)
+    step = train_step.make_train_step(Bigrams(), plan.tx)
+    expected, _ = step(plan.create(jax.random.key(0)), batch)
+    state = plan.create(jax.random.key(0))
+    new_state, metrics = train_step.jit_train_step(step, plan.shardings, partitioner)(
+        state, partitioner.shard_batch(batch)
+    )
+    assert state.params['table'].is_deleted() and not new_state.params['table'].is_deleted()
+    np.testing.assert_allclose(new_state.params['table'], expected.params['table'], atol=1e-6)
+    evaluate = train_step.jit_eval_step(train_step.make_eval_step(Bigrams()), plan.shardings, partitioner)
+    assert evaluate(new_state.params, partitioner.shard_batch(batch))['loss'] < metrics['loss']
+
+
+def test_wrong_settings_are_refused_in_one_line():
+    for settings_, message in (
+        ({'microbatches': 0}, 'microbatches = 0'),
+        ({'loss_normalizing_factor': 0}, 'LOSS_NORMALIZING_FACTOR is 0'),
+        ({'loss_normalizing_factor': 'SUM'}, "is 'SUM'; it takes a positive number, None for the sum"),
+    ):
+        with pytest.raises(UserError, match=message):
+            train_step.make_train_step(Bigrams(), optax.sgd(1.0), **settings_)
+    with pytest.raises(UserError, match='3 microbatches'):
+        run(make_batch(), microbatches=3)

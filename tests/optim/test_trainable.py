@@ -1,0 +1,135 @@
+"""Frozen parameters have no gradient, no state and no update; the trained ones get what they would get alone."""
+
+import jax
+import numpy as np
+import pytest
+from jax.sharding import PartitionSpec
+
+from remixer_t5x import build_model
+from remixer_t5x.data import frames
+from remixer_t5x.devices.partition import Partitioner
+from remixer_t5x.errors import UserError
+from remixer_t5x.models import interface, lora
+from remixer_t5x.optim import optimizer, train_state, train_step, trainable
+from tests.support import saved_run
+
+SHAPES = {name: (2, 6) for name in ('encoder_input_tokens', 'decoder_input_tokens', 'decoder_target_tokens')}
+NAMES = 'gated_mlp/'
+
+
+@pytest.fixture(scope='module')
+def model(tmp_path_factory):
+    path = tmp_path_factory.mktemp('models') / 'given.gin'
+    path.write_text(saved_run.CONFIG)
+    return build_model(str(path))
+
+
+def planned(model, made, names=NAMES):
+    made = trainable.only(made, names)
+    plan = train_state.plan(model, made, SHAPES, Partitioner())
+    return plan, train_step.make_train_step(model, plan.tx, trainable=made.trainable)
+
+
+def batch(seed=0):
+    rng = np.random.default_rng(seed)
+    arrays = {name: rng.integers(1, 384, shape).astype(np.int32) for name, shape in SHAPES.items()}
+    return {**arrays, 'decoder_loss_weights': np.ones(SHAPES['decoder_target_tokens'], np.int32)}
+
+
+def by_name(tree):
+    return {jax.tree_util.keystr(path): leaf for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]}
+
+
+@pytest.fixture(scope='module')
+def run(model):
+    """A planned run, its compiled step, its first state, and the state and metrics after a step."""
+    plan, step = planned(model, optimizer.adafactor(0.1))
+    step, state = jax.jit(step), plan.create(jax.random.key(0))
+    return plan, step, state, *step(state, batch())
+
+
+@pytest.mark.quick
+def test_only_what_is_trained_changes_and_has_state(run):
+    plan, _, before, after, metrics = run
+    trained = {name for name in by_name(before.params) if 'gated_mlp' in name and 'norm' not in name}
+    for name, array in by_name(jax.device_get(after.params)).items():
+        assert (name in trained) != np.array_equal(array, by_name(before.params)[name]), name
+    moments = [name for name, leaf in by_name(after.opt_state).items() if leaf.ndim]
+    assert moments and all('gated_mlp' in name for name in moments)
+    assert metrics['grad_norm'] > 0 and jax.tree.structure(after) == jax.tree.structure(plan.abstract)
+
+
+def test_a_trained_parameter_moves_as_in_a_run_that_trains_all(model, run):
+    """Stacked layers, RMS of a layer and all: the gradient of a parameter does not depend on what else is trained."""
+    plan, step = planned(model, optimizer.adafactor(0.1), None)
+    theirs, _ = jax.jit(step)(plan.create(jax.random.key(0)), batch())
+    wanted = by_name(trainable.split(jax.device_get(theirs.params), NAMES)[0])
+    for name, array in by_name(trainable.split(jax.device_get(run[3].params), NAMES)[0]).items():
+        np.testing.assert_allclose(array, wanted[name], rtol=1e-5, atol=1e-7, err_msg=name)
+
+
+def test_a_bad_step_changes_nothing(run):
+    _, step, state, _, _ = run
+    broken = state.replace(params=jax.tree.map(lambda leaf: np.full(leaf.shape, np.nan, np.float32), state.params))
+    after, metrics = step(broken, batch())
+    assert metrics['nonfinite'] == 1 and int(after.step) == 1
+    for name, leaf in by_name(after.opt_state).items():
+        np.testing.assert_array_equal(leaf, by_name(state.opt_state)[name], name)
+
+
+def test_no_gradient_of_a_frozen_parameter_is_computed(model):
+    """Neither the program's equations nor the compiler's buffers have room for one."""
+    everything, step_of_all = planned(model, optimizer.adamw_rms(0.1), None)
+    plan, step = planned(model, optimizer.adamw_rms(0.1))
+    table = plan.abstract.params['token_embedder']['embedding']
+    given = jax.tree.map(lambda array: jax.ShapeDtypeStruct(array.shape, array.dtype), batch())
+
+    def scatters(step, plan):
+        # The gradient of a lookup is the one scatter of this model's step.
+        return str(jax.make_jaxpr(step)(plan.abstract, given)).count('scatter-add')
+
+    assert scatters(step, plan) == 0 < scatters(step_of_all, everything)
+
+    def memory(step, plan):
+        program = jax.jit(step, donate_argnums=0).lower(plan.abstract, given).compile().memory_analysis()
+        return program.argument_size_in_bytes, program.temp_size_in_bytes
+
+    frozen = jax.tree.leaves(trainable.split(plan.abstract.params, NAMES)[1])
+    size = 4 * sum(leaf.size for leaf in frozen)
+    (arguments, temporaries), (all_arguments, all_temporaries) = memory(step, plan), memory(step_of_all, everything)
+    assert table.size * 4 > size / 3
+    # Two moments of AdamW and a gradient for each frozen parameter; padding of small buffers is less than 1%.
+    assert all_arguments - arguments == pytest.approx(2 * size, rel=0.01)
+    assert all_temporaries - temporaries > 0.9 * size
+
+
+@pytest.mark.parametrize('names', [NAMES, 'scale$', '.', 'encoder/run_0/layer/self_attention/query/kernel'])
+def test_split_and_join(model, names):
+    params = interface.param_shapes(model, frames.smallest_shapes(model.frame))
+    trained, frozen = trainable.split(params, names)
+    assert trainable.join(trained, frozen) == params
+    assert set(by_name(trained)).isdisjoint(by_name(frozen)) and by_name(trained)
+
+
+@pytest.mark.parametrize(
+    ('names', 'words'), [('mixr', 'is found in the name of no parameter; names are like'), ('(', 'not a regular')]
+)
+def test_a_wrong_expression_is_one_line(model, names, words):
+    with pytest.raises(UserError, match=words):
+        planned(model, optimizer.adafactor(0.1), names)
+
+
+def test_moments_of_what_is_trained_are_split_as_it_is(model):
+    """On a described mesh of eight devices, with adapters of all dense layers and a trained sublayer."""
+    adapted = lora.adapted(model, '.', 4)
+    made = trainable.only(optimizer.adamw_rms(0.1), 'lora_|gated_mlp')
+    plan = train_state.plan(adapted, made, SHAPES, Partitioner(data=2, fsdp=2, tensor=2, devices=8))
+    params = {name: leaf.sharding.spec for name, leaf in by_name(plan.abstract.params).items()}
+    moments = {name: leaf for name, leaf in by_name(plan.abstract.opt_state).items() if leaf.ndim}
+    assert len(moments) == 2 * len(by_name(trainable.split(plan.abstract.params, made.trainable)[0]))
+    for name, leaf in moments.items():
+        (own,) = [spec for path, spec in params.items() if name.endswith(path)]
+        assert leaf.sharding.spec == own, name
+    layer = "['encoder']['run_0']['layer']['gated_mlp']['wo']"
+    assert params[f"{layer}['lora_in']"] == PartitionSpec(None, 'tensor', None)
+    assert params[f"{layer}['lora_out']"] == PartitionSpec(None, None, 'fsdp')

@@ -1,0 +1,143 @@
+"""What a run takes from INITIAL_CHECKPOINT_PATH, and what begins fresh, where the models differ."""
+
+import types
+
+import jax
+import numpy as np
+import optax
+import pytest
+import seqio
+
+from remixer_t5x import build_model
+from remixer_t5x.data import frames
+from remixer_t5x.devices.partition import Partitioner
+from remixer_t5x.errors import UserError
+from remixer_t5x.interop import converted
+from remixer_t5x.optim import train_state
+from remixer_t5x.train.initial import initial_params, piece_rows, renaming
+from tests.support import hf_folders, saved_run
+
+
+@pytest.fixture(scope='module')
+def seq2seq(tmp_path_factory):
+    """The MODEL_DIR of an encoder-decoder with four layers in its encoder."""
+    config = f'{saved_run.CONFIG}NUM_ENCODER_LAYERS = 4\n'
+    return saved_run.write_run(tmp_path_factory.mktemp('runs') / 'seq2seq', config, steps=(1,))
+
+
+def load(folder, frame, fresh=None, renamed=None, vocabularies=None, own='', **macros):
+    """The parameters of a model of `frame`, and what is said of them."""
+    frame_file = '' if frame == 'encoder_decoder' else f"include 'frames/{frame}.gin'\n"
+    (folder.parent / f'{frame}.gin').write_text(f'{saved_run.CONFIG}NUM_ENCODER_LAYERS = 4\n{frame_file}{own}')
+    model = build_model(str(folder.parent / f'{frame}.gin'), **macros)
+    plan = train_state.plan(model, lambda axes: optax.sgd(1.0), frames.smallest_shapes(frame), Partitioner())
+    ours, theirs = vocabularies or (saved_run.VOCABULARY, None)
+    settings = types.SimpleNamespace(
+        initial_checkpoint_path=str(folder),
+        fresh_parameters=fresh,
+        checkpoint_map=renamed or {},
+        initial_vocabulary=theirs,
+    )
+    run = types.SimpleNamespace(learner=types.SimpleNamespace(model=model, seed=0), folder=settings)
+    return initial_params.load(run, plan, ours, plan.create)
+
+
+def places(said):
+    """By taken, fresh and left: the places that the table names, with their numbers of arrays."""
+    rows = [line.split() for line in said.splitlines()[1:]]
+    return {kind: {row[1]: int(row[2]) for row in rows if row[0] == kind} for kind in ('taken', 'fresh', 'left')}
+
+
+def test_a_classifier_takes_the_encoder_of_an_encoder_decoder(seq2seq):
+    params, said = load(seq2seq, 'classifier', LABELS=('no', 'yes'))
+    before, _, _ = converted.read(str(seq2seq))
+    assert set(params) == {'token_embedder', 'encoder', 'head'}
+    for name in ('token_embedder', 'encoder'):
+        for ours, theirs in zip(jax.tree.leaves(params[name]), jax.tree.leaves(before[name]), strict=True):
+            np.testing.assert_array_equal(ours, theirs)
+    assert said.startswith(f'parameters of {seq2seq}\n')
+    assert places(said) == {
+        'taken': {'encoder': 11, 'token_embedder': 1},
+        'fresh': {'head': 4},
+        'left': {'decoder': 16, 'logits': 1},
+    }
+
+
+def test_a_masked_language_model_asks_before_it_leaves_a_decoder_out(seq2seq):
+    with pytest.raises(UserError, match='does not fit this model'):
+        load(seq2seq, 'encoder_only')
+
+
+def test_a_name_that_no_parameter_has_is_refused(seq2seq):
+    with pytest.raises(
+        UserError, match="FRESH_PARAMETERS is 'mixr', which no parameter has in its name; names are like"
+    ):
+        load(seq2seq, 'encoder_only', 'mixr')
+
+
+RUNS = 'from remixer_t5x.models.architecture import layer\nENCODER_RUNS = ((@encoder/layer.make_layer, 1), ' \
+       '(@encoder/layer.make_layer, 2), (@encoder/layer.make_layer, 1))\n'  # fmt: skip
+CUT = {
+    'encoder/run_0/(.*)': r'encoder/run_0/\1[0:1]',
+    'encoder/run_1/layer/(gated_mlp/.*)': None,
+    'encoder/run_1/(.*)': r'encoder/run_0/\1[1:3]',
+    'encoder/run_2/(.*)': r'encoder/run_0/\1[3:4]',
+}
+
+
+def test_layers_of_a_run_go_to_runs_that_are_cut_in_another_way(seq2seq):
+    params, said = load(seq2seq, 'encoder_decoder', renamed=CUT, own=RUNS)
+    before, _, _ = converted.read(str(seq2seq))
+    kernel = before['encoder']['run_0']['layer']['self_attention']['query']['kernel']
+    for run, layers in ((0, slice(0, 1)), (1, slice(1, 3)), (2, slice(3, 4))):
+        ours = params['encoder'][f'run_{run}']['layer']['self_attention']['query']['kernel']
+        np.testing.assert_array_equal(ours, kernel[layers])
+    assert places(said)['fresh'] == {'encoder/run_1/layer/gated_mlp': 3} and not places(said)['left']
+    wi = before['encoder']['run_0']['layer']['gated_mlp']['wi_0']['kernel']
+    assert not np.array_equal(params['encoder']['run_1']['layer']['gated_mlp']['wi_0']['kernel'], wi[1:3])
+    np.testing.assert_array_equal(params['decoder']['final_norm']['scale'], before['decoder']['final_norm']['scale'])
+
+
+@pytest.mark.parametrize(
+    ('renamed', 'words'),
+    [({'encoder/run_0': None}, 'matches no parameter that no line before it has; it is compared with whole names'),
+     ({'(': None}, 'not a regular expression'), ({'logits/(.*)': r'logits/\2'}, 'does not fit its expression'),
+     ({'logits/.*': 5}, 'takes regular expressions and names'),
+     ({'logits/kernel': 'head/kernel'}, 'takes logits/kernel from head/kernel, which .* lacks'),
+     ({'logits/kernel': 'token_embedder/embedding'}, 'does not fit this model: logits/kernel has shape'),
+     ({'encoder/run_0/(.*)': r'encoder/run_0/\1[2:7]'}, r'has shape \(2, .*\) there and \(4, ')],
+    ids=['part', 'no expression', 'no group', 'no name', 'lacks', 'shape', 'layers'],
+)  # fmt: skip
+def test_a_wrong_map_is_one_line(seq2seq, renamed, words):
+    with pytest.raises(UserError, match=words):
+        load(seq2seq, 'encoder_decoder', renamed=renamed)
+
+
+def test_rows_of_an_embedding_come_from_the_rows_of_the_same_pieces(seq2seq):
+    """The run has 26 pieces of SentencePiece and 10 sentinels, the checkpoint bytes and 100 sentinels."""
+    pieces = seqio.SentencePieceVocabulary(str(hf_folders.SPIECE), extra_ids=10)
+    with pytest.raises(UserError, match='was trained with vocabulary'):
+        load(seq2seq, 'encoder_decoder', vocabularies=(pieces, None), VOCAB_SIZE=48)
+    params, said = load(seq2seq, 'encoder_decoder', vocabularies=(pieces, saved_run.VOCABULARY), VOCAB_SIZE=48)
+    before, _, _ = converted.read(str(seq2seq))
+    fresh, _ = load(seq2seq, 'encoder_decoder', fresh='e', vocabularies=(pieces, saved_run.VOCABULARY), VOCAB_SIZE=48)
+    # <pad>, </s>, <unk>, and the sentinels: <extra_id_0> is the last id of each.
+    known = {0: 0, 1: 1, 2: 2, **{pieces.vocab_size - 1 - i: 358 - i for i in range(10)}}
+    for tree, path, axis in ((before, ('token_embedder', 'embedding'), 0), (before, ('logits', 'kernel'), 1)):
+        ours, theirs, random = (np.moveaxis(np.asarray(t[path[0]][path[1]]), axis, 0) for t in (params, tree, fresh))
+        for row in range(48):
+            np.testing.assert_array_equal(ours[row], theirs[known[row]] if row in known else random[row])
+    assert said.count(f'13 of {pieces.vocab_size} pieces have a row there') == 2
+    attention = params['encoder']['run_0']['layer']['self_attention']['key']['kernel']
+    np.testing.assert_array_equal(attention, before['encoder']['run_0']['layer']['self_attention']['key']['kernel'])
+
+
+def test_pieces_of_bytes_are_those_of_sentencepiece():
+    bytes_ = saved_run.VOCABULARY
+    assert piece_rows.matches(bytes_, bytes_).tolist() == list(range(bytes_.vocab_size))
+
+
+def test_the_first_expression_that_matches_decides():
+    names = dict.fromkeys(['a/b', 'a/c', 'd'])
+    found = renaming.sources(names, {'a/b': None, 'a/(.)': r'x/\1', 'd': 'e[1:2]'})
+    assert found == {'a/b': None, 'a/c': ('x/c', None), 'd': ('e', (1, 2))}

@@ -1,0 +1,467 @@
+"""Real processes on loopback: the command line over two processes of four devices each against one of one device."""
+
+import base64
+import itertools
+import json
+import os
+import pathlib
+import re
+import shutil
+import signal
+
+import numpy as np
+import pytest
+
+from remixer_t5x.cli import process_flags
+from remixer_t5x.devices import processes as distributed
+from remixer_t5x.errors import UserError
+from tests.support import feed_forward, paths, ports, several_processes
+from tests.support.compare_runs import last_step
+from tests.support.real_processes import Process
+
+DEVICES = 4
+HEARTBEAT = 20
+# Every model at a size that compiles quickly; each reads other names. `mixed` has layers of HyperMixer and Remixer, and
+# layers of TIM; `feed_forward` is a T5 without attention.
+MODELS = {
+    'feed_forward': {
+        **{'EMBED_DIM': 16, 'MLP_DIM': 16, 'NUM_ENCODER_LAYERS': 1, 'NUM_DECODER_LAYERS': 1},
+        **feed_forward.SETTINGS,
+    },
+    't5_1_1': {
+        **{'HEAD_DIM': 8, 'NUM_HEADS': 2, 'EMBED_DIM': 16, 'MLP_DIM': 16},
+        **{'NUM_ENCODER_LAYERS': 1, 'NUM_DECODER_LAYERS': 1},
+    },
+    'mixed': {
+        **{'HEAD_DIM': 8, 'TIM_NUM_HEADS': 2, 'TIM_EMBED_DIM': 16, 'TIM_MLP_DIM': 16},
+        **{'REMIXER_DIM': 16, 'HYPER_MIXER_DIM': 16},
+    },
+}
+MIXED = """
+include 'models/tim.gin'
+include 'sublayers/remixer.gin'
+include 'sublayers/hyper_mixer.gin'
+from __gin__ import dynamic_registration
+from remixer_t5x.models.architecture import layer
+from remixer_t5x.models.sublayers import hyper_mixer
+from remixer_t5x.models.sublayers import remixer
+ENCODER_MIXER = @encoder/hyper_mixer.HyperMixer
+DECODER_MIXER = @decoder/hyper_mixer.HyperMixer
+ENCODER_FEED_FORWARD = @encoder/remixer.Remixer
+DECODER_FEED_FORWARD = @decoder/remixer.Remixer
+ENCODER_RUNS = ((@encoder/layer.make_layer, 1), (@tim_encoder/layer.make_layer, 1))
+DECODER_RUNS = ((@decoder/layer.make_layer, 1), (@tim_decoder/layer.make_layer, 1))
+"""
+# The folder in which one device continues what two processes have begun, and the other way round.
+GOES_ON = {'together': 'together to alone', 'alone': 'alone to together'}
+DATA = {
+    'MIXTURE_OR_TASK_NAME': 'lines',
+    'TASK_FEATURE_LENGTHS': {'inputs': 16, 'targets': 12},
+    'VOCAB_SIZE': 264,
+}
+TRAINING = {
+    'BATCH_SIZE': 16,
+    'TRAIN_STEPS': 2,
+    'LOG_PERIOD': 1,
+    'EVAL_PERIOD': None,
+    'CHECKPOINT_PERIOD': 1000,
+    'KEEP_CHECKPOINTS': None,
+}
+
+
+def gin(settings):
+    return [f'--gin.{name}={value}' for name, value in settings.items()]
+
+
+def model_flags(model='t5_1_1'):
+    """Of a name in configs/models, or of a gin file."""
+    name = pathlib.Path(model).stem
+    own = {'mixed': model, 'feed_forward': 'models/t5_1_1.gin'}.get(name, f'models/{name}.gin')
+    files = [own, 'sizes/tiny.gin', 'hardware/cpu.gin']
+    return [f'--gin_file={file}' for file in files] + gin({**MODELS[name], **DATA})
+
+
+def train(folder, model='t5_1_1', shuffle=True, **settings):
+    files = ['--gin_file=optimizers/adafactor_constant.gin', '--gin_file=runs/pretrain.gin']
+    changes = {**TRAINING, 'MODEL_DIR': folder, 'train/pipeline.DatasetConfig.shuffle': shuffle, **settings}
+    return ['train', *files, *model_flags(model), *gin(changes)]
+
+
+def finetune(folder, model):
+    """Without shuffling, with an evaluation at the end, and the best parameters kept."""
+    changes = {'INITIAL_CHECKPOINT_PATH': None, 'DROPOUT_RATE': 0.0, 'EVAL_BATCH_SIZE': 16, 'EVAL_EXAMPLES': 16}
+    command = train(folder, model, shuffle=False, **changes, EVAL_PERIOD=2)
+    return ['finetune', *[word.replace('runs/pretrain.gin', 'runs/finetune.gin') for word in command[1:]]]
+
+
+class Commands:
+    """Starts processes of the command line which have the task `lines`."""
+
+    def __init__(self, folder, compiled):
+        self.folder, self._compiled = folder, compiled
+        self.lines = [f'{chr(97 + i % 26) * 3} line {i}' for i in range(90)]
+        self._file = folder / 'lines.txt'
+        self._file.write_text(''.join(f'{line}\n' for line in self.lines))
+        self._number = itertools.count(1)
+
+    def start(self, *given, folders=(None, None)):
+        """A process for each of `given`: its number of devices, its commands, and how it joins the others. `folders`
+        are their working directories; a folder with a file `lines.txt` has the task's lines."""
+        return [
+            Process(
+                several_processes.work,
+                str(folder / 'lines.txt' if folder and (folder / 'lines.txt').exists() else self._file),
+                [[str(word) for word in command] for command in commands],
+                join,
+                output=self.folder / f'output{next(self._number)}.txt',
+                devices=devices,
+                folder=folder,
+                environment=paths.environment() | ({'REMIXER_T5X_CACHE': f'{folder}/cache'} if folder else {}),
+                compiled=self._compiled,
+            )
+            for (devices, commands, join), folder in zip(given, folders, strict=False)
+        ]
+
+    def run(self, *given):
+        """(exit code, output) of each."""
+        return ended(self.start(*given))
+
+
+def ended(started):
+    return [(process.wait(), process.output()) for process in started]
+
+
+def pair(*commands):
+    """Two processes that run the commands one after the other."""
+    join = {'address': f'127.0.0.1:{ports.reserve()}', 'count': 2, 'initialization_timeout': 90}
+    return [(DEVICES, commands, {**join, 'index': index}) for index in (0, 1)]
+
+
+def pair_by_flags(command, *more):
+    """Two processes that run one command; `more` are further arguments of each."""
+    flags = [
+        f'--coordinator_address=127.0.0.1:{ports.reserve()}',
+        '--process_count=2',
+        '--initialization_timeout=90',
+        f'--heartbeat_timeout={HEARTBEAT}',
+    ]
+    extra = more or ([], [])
+    return [(DEVICES, [[*command, *flags, f'--process_index={index}', *extra[index]]], {}) for index in (0, 1)]
+
+
+def alone(*commands):
+    return [(1, commands, {})]
+
+
+def losses(folder, kind='train'):
+    records = [json.loads(line) for line in (folder / 'metrics.jsonl').read_text().splitlines()]
+    return {record['step']: (record['loss'], record['grad_norm']) for record in records if record['kind'] == kind}
+
+
+def assert_close(ours, theirs):
+    assert ours.keys() == theirs.keys() and ours
+    for step in ours:
+        np.testing.assert_allclose(ours[step], theirs[step], rtol=2e-4, err_msg=f'step {step}')
+
+
+def fork(folder, copy, step):
+    """A run as it was when the checkpoint of `step` was written."""
+    shutil.copytree(folder, copy)
+    for checkpoint in (copy / 'checkpoints').iterdir():
+        if int(checkpoint.name) > step:
+            shutil.rmtree(checkpoint)
+
+
+def rows(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+@pytest.fixture(scope='module')
+def processes(tmp_path_factory, compiled):
+    return Commands(tmp_path_factory.mktemp('processes'), compiled)
+
+
+@pytest.fixture(scope='module')
+def runs(processes):
+    """The same commands over two processes and in one, and each continues what the other has begun."""
+    folder = processes.folder
+    texts = folder / 'texts.txt'
+    texts.write_text('\n'.join(processes.lines[:20]) + '\n')
+    mixed = folder / 'mixed.gin'
+    mixed.write_text(MIXED)
+    long = {'TRAIN_STEPS': 4, 'CHECKPOINT_PERIOD': 2}
+
+    def commands(name):
+        return [finetune(folder / name / 'mixed', str(mixed)), train(folder / name / 't5_1_1', **long)]
+
+    def judge(name):
+        where = f'--checkpoint={folder / "alone" / "t5_1_1"}'
+        checked = ['eval', where, *model_flags(), '--gin.EVAL_BATCH_SIZE=16', f'--output={folder / name / "eval"}']
+        answers = ['infer', where, *model_flags(), '--gin.INFER_BATCH_SIZE=8', f'--input={texts}']
+        vocabulary = ['--gin_file=' + str(_vocabulary_gin(folder)), f'--output={folder / name / "answers.jsonl"}']
+        return [checked, [*answers, *vocabulary]]
+
+    # One device next to two processes, and then each with what the other has begun.
+    first = processes.start(*pair(*commands('together')))
+    one = processes.start(*alone(*commands('alone'), *judge('alone')))
+    results = {'together': _well(ended(first)), 'alone': _well(ended(one))}
+    for name in ('together', 'alone'):
+        fork(folder / name / 't5_1_1', folder / GOES_ON[name], 2)
+    two = processes.start(*pair(train(folder / GOES_ON['alone'], **long), *judge('together')))
+    _well(processes.run(*alone(train(folder / GOES_ON['together'], **long))))
+    _well(ended(two))
+    return folder, results
+
+
+def _well(result):
+    for code, output in result:
+        assert code == 0, output[-3000:]
+    return result
+
+
+def _vocabulary_gin(folder):
+    path = folder / 'vocabulary.gin'
+    path.write_text(
+        'from __gin__ import dynamic_registration\nimport seqio\nVOCABULARY = @seqio.ByteVocabulary()\n'
+        'seqio.ByteVocabulary.extra_ids = 0\n'
+    )
+    return path
+
+
+def test_two_processes_train_as_one_device_does(runs):
+    """Not shuffled, so that a batch has the same rows whether one process reads it or two."""
+    ours, theirs = (losses(runs[0] / name / 'mixed') for name in ('together', 'alone'))
+    print(ours)
+    assert len(ours) == 2
+    assert_close(ours, theirs)
+
+
+def test_a_run_goes_on_with_another_number_of_processes(runs):
+    """T5.1.1, shuffled: from one checkpoint, two processes and one device train the same."""
+    folder = runs[0]
+    print('begun by two', losses(folder / 'together' / 't5_1_1'), losses(folder / GOES_ON['together']))
+    assert_close(losses(folder / GOES_ON['together']), losses(folder / 'together' / 't5_1_1'))
+    assert_close(losses(folder / GOES_ON['alone']), losses(folder / 'alone' / 't5_1_1'))
+    # Two parts of the data are read in another order than the whole, so this compares something.
+    assert losses(folder / 'together' / 't5_1_1')[4] != losses(folder / 'alone' / 't5_1_1')[4]
+
+
+def test_finetuning_keeps_the_same_best_parameters(runs):
+    for name in ('together', 'alone'):
+        folder = runs[0] / name / 'mixed'
+        (record,) = [row for row in rows(folder / 'metrics.jsonl') if row['kind'] == 'eval/lines']
+        kept = json.loads((folder / 'best' / 'lines' / '2' / 'run' / 'metadata').read_text())['best']
+        assert kept == {'task': 'lines', 'metric': 'exact', 'value': record['exact'], 'step': 2}
+
+
+def test_finetuning_has_the_same_held_out_loss(runs):
+    ours, theirs = (
+        [row for row in rows(runs[0] / name / 'mixed' / 'metrics.jsonl') if row['kind'].startswith('held_out')]
+        for name in ('together', 'alone')
+    )
+    counted = [[(row['kind'], row['step'], row['tokens']) for row in found] for found in (ours, theirs)]
+    assert counted[0] == counted[1] == [('held_out/lines', 2, counted[0][0][2])] and counted[0][0][2] > 0, counted
+    np.testing.assert_allclose(ours[0]['loss'], theirs[0]['loss'], rtol=2e-4)
+
+
+def test_evaluation_and_inference_do_not_depend_on_the_number_of_processes(runs):
+    folder = runs[0]
+    ours, theirs = (rows(folder / name / 'eval' / 'metrics.jsonl') for name in ('together', 'alone'))
+    assert [row['exact'] for row in ours] == [row['exact'] for row in theirs] and len(ours) == 1
+    ours, theirs = (rows(folder / name / 'answers.jsonl') for name in ('together', 'alone'))
+    assert [row['prediction'] for row in ours] == [row['prediction'] for row in theirs] and len(ours) == 20
+    np.testing.assert_allclose([row['score'] for row in ours], [row['score'] for row in theirs], rtol=1e-4)
+
+
+def without_gloo(output):
+    """The lines of an output without Gloo's own; its threads write their lines in pieces, between each other's."""
+    pieces = r'\[Gloo\] Rank |is connected to|peer ranks\.|Expected number of connected peer ranks is :'
+    return [line for line in output.splitlines() if re.sub(rf'{pieces}|\d+|\s', '', line)]
+
+
+def test_only_the_first_process_prints(runs):
+    first, second = (output for _, output in runs[1]['together'])
+    assert 'finished at step 2' in first and 'parameters' in first
+    assert not without_gloo(second)
+
+
+def test_sigterm_on_one_process_stops_all_at_one_step_and_a_killed_one_ends_the_others(processes):
+    folder = processes.folder / 'endless'
+    endless = train(folder, 'feed_forward', TRAIN_STEPS=10**6, CHECKPOINT_PERIOD=10**6)
+    first, second = processes.start(*pair_by_flags(endless))
+    first.until(lambda: last_step(folder) >= 3, 'step 3')
+    second.send(signal.SIGTERM)
+    result = ended([first, second])
+    saved = [int(path.name) for path in (folder / 'checkpoints').iterdir()]
+    assert [code for code, _ in result] == [143, 143], result
+    assert f'stopped by SIGTERM and saved at step {saved[0]}' in result[0][1] and len(saved) == 1
+
+    first, second = processes.start(*pair_by_flags(endless))
+    first.until(lambda: last_step(folder) >= saved[0] + 3, 'three steps more')
+    second.send(signal.SIGKILL)
+    # Bounded by PATIENCE: it waits for the other one for HEARTBEAT seconds, and not for ever.
+    (code, output), (killed, _) = ended([first, second])
+    # JAX aborts the process; its log says why.
+    assert (code, killed) == (-signal.SIGABRT, -9)
+    assert 'another task died' in output
+    assert [int(path.name) for path in (folder / 'checkpoints').iterdir() if path.name.isdigit()] == saved
+
+
+def test_a_mistake_in_one_process_ends_all_with_its_line(processes):
+    command = train(processes.folder / 'mistaken', 'feed_forward')
+    (code, first), (own, second) = processes.run(
+        *pair_by_flags(command, [], [f'--gin.MODEL_DIR={processes.folder / "elsewhere"}'])
+    )
+    assert (code, own) == (2, 2)
+    assert 'error (process 1): MODEL_DIR' in second and 'elsewhere is another folder' in second
+    assert 'error (process 0): process 1 has failed: MODEL_DIR' in first
+
+
+def test_each_value_that_processes_share_is_compared(tmp_path):
+    """Settings, versions, environment and code."""
+    flags = [('FILES', 'x.txt'), ('MODEL_DIR', 'x')]
+    join = {'address': f'127.0.0.1:{ports.reserve()}', 'count': 2}
+    environment = {**paths.environment(), 'XLA_FLAGS': '', 'JAX_ENABLE_X64': '0'}
+    arguments = [(['experiments/own_text.gin'], flags, {**join, 'index': index}) for index in (0, 1)]
+    started = [
+        Process(several_processes.compare_identities, *each, output=tmp_path / f'{index}', environment=environment)
+        for index, each in enumerate(arguments)
+    ]
+    outputs = [[line for line in output.splitlines() if line.startswith('[')] for _, output in _well(ended(started))]
+    outputs = [[line for line in lines if not line.startswith('[Gloo]')] for lines in outputs]
+    assert outputs[0] == outputs[1]
+    compared = {name: (value, error) for name, value, error in map(json.loads, outputs[0])}
+    assert compared.pop('null', None) is None and compared.pop(None)[1] is None
+    for name, (value, error) in compared.items():
+        assert name in error and str(value)[:20] in error and 'changed' in error and '\n' not in error
+    for name in ('LEARNING_RATE', 'BATCH_SIZE', 'TRAIN_STEPS', 'EVAL_PERIOD', 'FILES', 'SEED', 'the command'):
+        assert name in compared, compared.keys()
+    for name in ('version of jax', 'XLA_FLAGS', 'the code of remixer_t5x', f'the code of {several_processes.__name__}'):
+        assert name in compared, compared.keys()
+    assert not {*process_flags.MAY_DIFFER} & compared.keys()
+
+
+OWN_TEXT = ['--gin_file=data/own_text.gin', '--gin.TXT_DOCUMENTS=line', *gin({'FILES': 'text.txt', 'VOCAB_SIZE': 384})]
+
+
+@pytest.mark.parametrize(
+    ('what', 'named'),
+    [
+        ('setting', 'LEARNING_RATE'),
+        ('command', 'the command'),
+        ('devices', 'the devices of a process'),
+        ('lines', 'the data for training'),
+        ('text', 'the vocabulary for training'),
+        ('checkpoint', 'the checkpoint'),
+        ('examples', 'the examples of lines'),
+        ('input', 'the texts of INPUT'),
+    ],
+)
+def test_processes_that_differ_are_refused(runs, processes, tmp_path, what, named):
+    """Each process has its own disk, in the shape of a working directory, and reads files by the same names."""
+    folders = [tmp_path / 'first', tmp_path / 'second']
+    for folder, run in zip(folders, ('alone', 'together'), strict=True):
+        folder.mkdir()
+        if what in ('lines', 'examples'):
+            (folder / 'lines.txt').write_text(f'the lines of {run}\n' * 20)
+        words = [base64.b32encode(f'{run}{index**5}'.encode()).decode()[index % 9 :] for index in range(300)]
+        (folder / 'text.txt').write_text('\n'.join(' '.join(words[index:]) for index in range(250)))
+        (folder / 'checkpoint').symlink_to(processes.folder / run / 't5_1_1')
+    command = train(tmp_path / 'run', 'feed_forward')
+    if what == 'text':
+        command = [word for word in command if 'MIXTURE_OR_TASK_NAME' not in word] + OWN_TEXT
+    elif what == 'checkpoint':
+        command = train(tmp_path / 'run', 't5_1_1', INITIAL_CHECKPOINT_PATH='checkpoint')
+    elif what == 'examples':
+        command = ['eval', '--checkpoint=checkpoint', *model_flags(), '--gin.EVAL_BATCH_SIZE=16']
+    elif what == 'input':
+        vocabulary = f'--gin_file={_vocabulary_gin(tmp_path)}'
+        command = ['infer', '--checkpoint=checkpoint', *model_flags(), vocabulary, '--gin.INFER_BATCH_SIZE=8']
+        command += ['--input=text.txt', '--output=answers.jsonl']
+    pair = pair_by_flags(command, [], ['--gin.LEARNING_RATE=0.5'] if what == 'setting' else [])
+    if what == 'command':
+        pair[1][1][0][0] = 'finetune'
+    if what == 'devices':
+        pair[1] = (2, *pair[1][1:])
+    for index, (code, output) in enumerate(ended(processes.start(*pair, folders=folders))):
+        (line,) = [line for line in without_gloo(output) if line.startswith('error')]
+        assert code == 2 and line.startswith(f'error (process {index}): {named}') and 'in process 0 and' in line, output
+    assert not (tmp_path / 'run').exists() or what == 'checkpoint'
+
+
+def test_a_process_that_does_not_come_is_told(processes):
+    one = pair_by_flags(train(processes.folder / 'lonely', 'feed_forward'), ['--initialization_timeout=2'], [])[:1]
+    ((code, output),) = processes.run(*one)
+    assert code == -signal.SIGABRT
+    assert 'process 0 waits up to 2 s for 2 processes at 127.0.0.1:' in output
+
+
+SLURM = {
+    'SLURM_JOB_ID': '4096',
+    'SLURM_STEP_NODELIST': 'node[3-4]',
+    'SLURM_NTASKS': '2',
+    'SLURM_PROCID': '1',
+    'SLURM_LOCALID': '0',
+    'SLURM_STEP_TASKS_PER_NODE': '1(x2)',
+}
+MPI = {
+    'OMPI_MCA_orte_hnp_uri': '1531576320.0;tcp://10.96.0.1,10.148.0.1:34911',
+    'OMPI_COMM_WORLD_SIZE': '16',
+    'OMPI_COMM_WORLD_RANK': '9',
+    'OMPI_COMM_WORLD_LOCAL_RANK': '1',
+    'OMPI_COMM_WORLD_LOCAL_SIZE': '8',
+}
+BY_HAND = distributed.Processes('node1:8476', '2', '1')
+
+
+@pytest.mark.parametrize(
+    ('environment', 'settings', 'place'),
+    [
+        ({}, distributed.Processes(), None),
+        ({}, BY_HAND, distributed.Place('node1:8476', 2, 1)),
+        (
+            {'JAX_COORDINATOR_ADDRESS': 'node1:8476', 'JAX_NUM_PROCESSES': '3', 'JAX_PROCESS_ID': '0'},
+            distributed.Processes(index='2'),
+            distributed.Place('node1:8476', 3, 2),
+        ),
+        # One process for a machine has all its devices, one of eight its own.
+        (SLURM, distributed.Processes(), distributed.Place('node3:61440', 2, 1, None)),
+        (SLURM | {'SLURM_NTASKS': '1', 'SLURM_PROCID': '0'}, distributed.Processes(), None),
+        (SLURM, distributed.Processes(count='1'), None),
+        (SLURM, BY_HAND, distributed.Place('node1:8476', 2, 1)),
+        (MPI, distributed.Processes(), distributed.Place('10.96.0.1:62624', 16, 9, (1,))),
+        (MPI | {'CUDA_VISIBLE_DEVICES': '1'}, distributed.Processes(), distributed.Place('10.96.0.1:62624', 16, 9)),
+        # A pod that is not one of several by number.
+        ({'KUBERNETES_SERVICE_HOST': '10.0.0.1'}, distributed.Processes(), None),
+    ],
+)
+def test_where_a_process_stands(monkeypatch, environment, settings, place):
+    for name in [name for name in os.environ if name.startswith(('SLURM', 'OMPI', 'JAX_COORD', 'KUBERNETES'))]:
+        monkeypatch.delenv(name)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert distributed.find(settings) == place
+
+
+@pytest.mark.parametrize(
+    ('settings', 'words'),
+    [
+        (distributed.Processes('node1:8476'), '--process_count and --process_index'),
+        (distributed.Processes(index='1'), 'without --coordinator_address and --process_count'),
+        (distributed.Processes('node1:8476', '2', '2'), 'numbered 0 to 1'),
+        (distributed.Processes('node1', '2', '1'), '--coordinator_address=node1:8476'),
+        (distributed.Processes('node1:8476', 'two', '1'), "--process_count (or JAX_NUM_PROCESSES) is 'two'"),
+        (distributed.Processes('node1:8476', '2', '-1'), 'whole number from 0'),
+        (distributed.Processes('node1:8476', '1', '3'), 'numbered 0 to 0'),
+        (distributed.Processes('node1:8476', '2', '1', initialization_timeout='soon'), 'takes seconds'),
+    ],
+)
+def test_wrong_flags_are_told_in_one_line(settings, words):
+    with pytest.raises(UserError) as raised:
+        distributed.find(settings, {})
+    assert words in str(raised.value) and '\n' not in str(raised.value)
+
+
+def test_a_numbered_pod_without_the_package_is_told():
+    with pytest.raises(UserError, match='pip install kubernetes'):
+        distributed.find(distributed.Processes(), {'KUBERNETES_SERVICE_HOST': 'x', 'JOB_COMPLETION_INDEX': '0'})

@@ -1,0 +1,108 @@
+"""Ctrl-C and SIGTERM: one line at once, and no traceback up to the last line of the command."""
+
+import argparse
+import os
+import signal
+import types
+
+import numpy as np
+import pytest
+
+from remixer_t5x.cli import train
+from remixer_t5x.train import loop, preemption
+from remixer_t5x.train.settings import Result
+
+
+class Left(BaseException):
+    """In the place of the end of the process."""
+
+
+@pytest.fixture
+def leaves(monkeypatch):
+    def leave(code):
+        raise Left(code)
+
+    monkeypatch.setattr(os, '_exit', leave)
+
+
+@pytest.mark.parametrize(('number', 'again'), [(signal.SIGINT, 'press again'), (signal.SIGTERM, 'send it again')])
+def test_the_first_signal_is_answered_at_once(capfd, leaves, number, again):
+    with preemption.StopRequest(step=4) as stop:
+        assert stop.agreed(5) is None
+        signal.raise_signal(number)
+        said = f'{number.name}: finishing step 6, then saving; {again} to quit without saving'
+        assert capfd.readouterr().err.strip() == said
+        assert stop.agreed(6) == number.name
+        # A closed terminal sends SIGHUP twice, which ends nothing.
+        signal.raise_signal(signal.SIGHUP)
+        assert stop.agreed(6) == number.name
+        with pytest.raises(Left, match=str(128 + number)):
+            signal.raise_signal(number)
+        assert capfd.readouterr().err.strip() == 'ends without saving'
+
+
+def test_a_hang_up_saves_and_nohup_ignores_it(capfd, monkeypatch):
+    with preemption.StopRequest(step=4) as stop:
+        signal.raise_signal(signal.SIGHUP)
+        signal.raise_signal(signal.SIGHUP)
+        assert stop.agreed(5) == 'SIGHUP'
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    with preemption.StopRequest(step=4) as stop:
+        signal.raise_signal(signal.SIGHUP)
+        assert stop.agreed(5) is None
+    signal.signal(signal.SIGHUP, before)
+
+
+@pytest.mark.parametrize(
+    ('seconds', 'said'),
+    [
+        (10, '(2 MiB/s): 30 s of notice before a preemption (PREEMPTION_NOTICE) are enough to save'),
+        (20, 'are enough to save, unless another checkpoint is being written just then'),
+        (31, 'are too short to save, and a preempted run goes back to its last checkpoint; lower CHECKPOINT_PERIOD'),
+    ],
+)
+def test_a_run_says_whether_it_saves_before_a_preemption(seconds, said):
+    state = {'kernel': np.zeros((2, 2**20), np.float32), 'bias': np.zeros(2**21, np.float64)}
+    line = preemption.time_to_save(state, seconds, 30)
+    assert line.startswith(f'a checkpoint of 24.0 MiB takes {seconds}.0 s to write') and said in line
+
+
+@pytest.fixture
+def command(monkeypatch, tmp_path):
+    """`train`, whose run has just been stopped by a signal and has saved; its last lines are to be printed."""
+
+    def stopped(run, *, signals, **_):
+        stop = signals.enter_context(preemption.StopRequest())
+        signal.raise_signal(signal.SIGINT)
+        return Result(3, stop.agreed(3), {}, {}, str(tmp_path), '')
+
+    monkeypatch.setattr(train.arguments, 'load', lambda *_, **__: None)
+    monkeypatch.setattr('remixer_t5x.config.resolved.call', lambda _: types.SimpleNamespace(tasks=1, evaluation=None))
+    monkeypatch.setattr('remixer_t5x.config.loading.config_text', lambda: '')
+    monkeypatch.setattr(train, '_flops_per_step', lambda _: None)
+    monkeypatch.setattr(loop, 'train', stopped)
+    flags = dict.fromkeys(('coordinator_address', 'process_count', 'process_index'))
+    timeouts = {'initialization_timeout': 300, 'heartbeat_timeout': 100}
+    args = argparse.Namespace(command='finetune', from_hf=None, report_error=print, verbose=False, **flags, **timeouts)
+    return lambda: train.run(args)
+
+
+def test_a_second_ctrl_c_before_the_last_line_is_not_a_traceback(command, leaves, monkeypatch):
+    monkeypatch.setattr(train, '_say_end', lambda result: signal.raise_signal(signal.SIGINT))
+    with pytest.raises(Left, match='130'):
+        command()
+
+
+def test_the_end_of_a_run_without_a_finite_loss(capfd, tmp_path):
+    """metrics.jsonl has null in its place."""
+    result = Result(3, None, {'loss': None}, {'loss': None, 'perplexity': None}, str(tmp_path), 'checkpoint')
+    train._say_end(result)
+    train._draw_loss(result, 'stop')
+    assert capfd.readouterr().out.startswith('finished at step 3\n')
+
+
+def test_after_the_last_line_signals_are_the_callers_again(command, capfd):
+    before = signal.getsignal(signal.SIGINT)
+    assert command() == 130
+    assert signal.getsignal(signal.SIGINT) is before
+    assert capfd.readouterr().out.splitlines()[-1] == 'run the same command again to continue'

@@ -1,0 +1,82 @@
+"""A function that compiles while something else happens."""
+
+import threading
+import types
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from remixer_t5x import startup
+from remixer_t5x.config import loading
+from remixer_t5x.devices import compiler_options
+from remixer_t5x.devices.hypothetical import PLATFORMS
+from remixer_t5x.devices.partition import Partitioner
+from remixer_t5x.errors import UserError
+from remixer_t5x.optim.train_step import Compiled
+from remixer_t5x.train.steps import CompiledAhead
+
+SHAPE = jax.ShapeDtypeStruct((3, 4), jnp.float32)
+
+
+def _ahead(function):
+    return CompiledAhead(Compiled(jax.jit(function), Partitioner()), SHAPE)
+
+
+def test_a_call_gives_what_jit_gives_and_traces_once():
+    traced = []
+
+    def function(x):
+        traced.append(x.shape)
+        return jnp.sin(x) @ x.T
+
+    ahead = _ahead(function)
+    ahead.wait()
+    x = jax.random.normal(jax.random.key(0), SHAPE.shape)
+    found = [np.asarray(ahead(x)) for _ in range(2)]
+    assert traced == [(3, 4)]
+    np.testing.assert_array_equal(found, [jax.jit(function)(x)] * 2)
+
+
+def test_what_compiling_raises_is_raised_by_the_call():
+    def function(x):
+        raise UserError('this sublayer cannot decode; use another')
+
+    ahead = _ahead(function)
+    for _ in range(2):
+        with pytest.raises(UserError, match='cannot decode'):
+            ahead(jnp.ones(SHAPE.shape))
+
+
+@pytest.mark.parametrize('options', [{'xla_cpu_of_the_moon': True}, {'xla_cpu_enable_fast_math': 'perhaps'}])
+def test_an_option_that_xla_does_not_have_is_named(options):
+    ahead = CompiledAhead(jax.jit(jnp.sin), SHAPE, options=options)
+    with pytest.raises(UserError, match=f'XLA_OPTIONS: .*{next(iter(options))}.*; take it out of the hardware file'):
+        ahead(jnp.ones(SHAPE.shape))
+
+
+def test_options_are_for_the_platform_of_the_devices():
+    given = loading.values(loading.Given(['hardware/tpu_v5e_8.gin']), 'XLA_OPTIONS')[0]
+    on = {name: compiler_options.for_training(given, types.SimpleNamespace(platform=name)) for name in PLATFORMS}
+    assert on['cpu'] == {} and all(on['tpu'].values()) and len(on['tpu']) == 6
+    # Every XLA knows the options of GPUs, and only libtpu those of TPUs.
+    compiled = compiler_options.compiled(jax.jit(jnp.sin).lower(SHAPE), on['gpu'])
+    assert compiled is not None and on['gpu']
+    assert compiler_options.for_training(None, jax.devices()[0]) == {}
+
+
+def test_the_function_is_traced_at_once_and_compiles_in_a_thread_that_can_be_seen():
+    traced, finish = [], threading.Event()
+
+    def lower(shape):
+        traced.append(shape)
+        return types.SimpleNamespace(compile=lambda options: finish.wait() and 'the program')
+
+    ahead = CompiledAhead(types.SimpleNamespace(lower=lower), SHAPE)
+    assert not startup.compiling()
+    ahead.start()
+    assert traced == [SHAPE] and startup.compiling()
+    finish.set()
+    ahead.wait()
+    assert not startup.compiling()
