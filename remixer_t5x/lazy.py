@@ -13,10 +13,13 @@ import contextlib
 import functools
 import gc
 import importlib
+import importlib.util
 import sys
 import types
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
+
+from remixer_t5x.errors import UserError
 
 # A context for the import of a library; the command line uses it to keep log lines off the screen.
 around: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext
@@ -117,10 +120,30 @@ def _attribute(stand_in: types.ModuleType, name: str, attribute: str) -> Any:
     return getattr(importlib.import_module(name), attribute)
 
 
+def has_extra(name: str) -> bool:
+    """Whether the installation has the folder `remixer_t5x/extras/NAME`."""
+    return importlib.util.find_spec(f'remixer_t5x.extras.{name}') is not None
+
+
+def extra(name: str) -> Any:
+    """Imports `remixer_t5x.extras.NAME`, which the core never imports otherwise.
+
+    Raises UserError if the installation lacks that extra.
+    """
+    module = f'remixer_t5x.extras.{name}'
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if not f'{module}.'.startswith(f'{error.name}.'):
+            raise
+        folder = 'remixer_t5x/extras/' + name.partition('.')[0]
+        raise UserError(f'this needs {folder}, which was removed from this installation; restore the folder') from None
+
+
 if TYPE_CHECKING:
     import seqio
     import tensorflow as tf
 else:
     seqio, tf = _Library('seqio'), _Library('tensorflow')
 
-__all__ = ['seqio', 'tf']
+__all__ = ['extra', 'has_extra', 'seqio', 'tf']

@@ -23,7 +23,7 @@ OPENED = {
     'remixer_t5x/checkpoints/durable.py::commit': OWN,
     'remixer_t5x/checkpoints/manager.py::_all_streams': PEER,
     'remixer_t5x/checkpoints/untrusted.py::_database_descriptions': CHECKED,
-    'remixer_t5x/cli/compare/__init__.py::_last_line': OWN,
+    'remixer_t5x/extras/reports/compare.py::_last_line': OWN,
     'remixer_t5x/cli/convert/described.py::_copy_tokenizer': CHECKED,
     'remixer_t5x/cli/streams.py::protect': NOT_READ,
     'remixer_t5x/config/files.py::is_macro': TRUSTED,
@@ -75,11 +75,11 @@ USING = {
     *(
         'remixer_t5x/checkpoints/durable.py',
         'remixer_t5x/checkpoints/manager.py',
-        'remixer_t5x/cli/compare/__init__.py',
+        'remixer_t5x/extras/reports/compare.py',
     ),
     *('remixer_t5x/checkpoints/saved_arrays.py', 'remixer_t5x/checkpoints/untrusted.py'),
     # tests/cli/test_report.py
-    'remixer_t5x/cli/report/runs.py',
+    'remixer_t5x/extras/reports/run_folders.py',
     *('remixer_t5x/cli/infer.py', 'remixer_t5x/run_folder/trackers.py', 'remixer_t5x/train/goodput.py'),
     # tests/data/test_fingerprint.py
     'remixer_t5x/data/fingerprint.py',
@@ -88,7 +88,7 @@ USING = {
     *('remixer_t5x/evaluate/results.py', 'remixer_t5x/evaluate/text_inputs.py'),
     *('remixer_t5x/evaluate/text_outputs.py', 'remixer_t5x/interop/huggingface/folders.py'),
     *('remixer_t5x/interop/huggingface/gpt2.py', 'tasks/remixer_tasks/vocabulary/byte_pairs.py'),
-    'remixer_t5x/extras/hub/shared_folder.py',
+    'remixer_t5x/interop/shared_folder.py',
     *('remixer_t5x/tokenizer_files.py', 'tasks/remixer_tasks/vocabulary/unigram_json.py'),
     *('remixer_t5x/interop/huggingface/tokenizer.py', 'remixer_t5x/interop/safetensors/export.py'),
     *('remixer_t5x/interop/safetensors/files.py', 'remixer_t5x/interop/safetensors/header.py'),

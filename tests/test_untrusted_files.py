@@ -277,7 +277,7 @@ def _saved_words(path):
 
 
 def _a_shared_model(path):
-    from remixer_t5x.extras.hub import shared_folder
+    from remixer_t5x.interop import shared_folder
 
     with under_the_name(path, shared_folder.CONFIG):
         if shared_folder.is_shared(path.parent):

@@ -9,6 +9,7 @@ from typing import Any
 import jax
 from etils import epath
 
+from remixer_t5x import lazy
 from remixer_t5x.api.trained_model import TrainedModel
 from remixer_t5x.checkpoints import manager, model_changes, saved_params
 from remixer_t5x.config import foreign_gin, loading, resolved
@@ -16,7 +17,7 @@ from remixer_t5x.data import frames, pipeline, task_vocabulary
 from remixer_t5x.devices.partition import Partitioner
 from remixer_t5x.errors import UserError, one_line
 from remixer_t5x.evaluate import best
-from remixer_t5x.extras.hub import client, download, shared_folder
+from remixer_t5x.interop import shared_folder
 from remixer_t5x.interop.huggingface import bert as hf_bert
 from remixer_t5x.interop.huggingface import bert_description, gpt2
 from remixer_t5x.interop.huggingface import folders as huggingface
@@ -59,8 +60,8 @@ def load(
             damaged.
     """
     advice = f'load({path!r}, trust_gin=True)'
-    if path.startswith(client.SCHEME):
-        path = str(download.folder_of(path))
+    if path.startswith('hf://'):
+        path = str(lazy.extra('hub.download').folder_of(path))
     folder = model_dir.absolute(path)
     with object_store.reading(folder):
         if not folder.is_dir():

@@ -6,6 +6,7 @@ import argparse
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from remixer_t5x import lazy
 from remixer_t5x.cli import arguments, console, decoder_flags, predictions, process_flags
 from remixer_t5x.cli.command import KEEP_BUFFERS, Command
 
@@ -63,7 +64,6 @@ def _evaluate(settings: CheckpointEvaluation, quantize: str | None = None) -> No
     from remixer_t5x.errors import UserError
     from remixer_t5x.evaluate import results
     from remixer_t5x.evaluate.checkpoint_evaluation import Evaluator
-    from remixer_t5x.extras.export import int8
     from remixer_t5x.run_folder import model_dir
     from remixer_tasks.benchmarks import submissions
 
@@ -83,7 +83,10 @@ def _evaluate(settings: CheckpointEvaluation, quantize: str | None = None) -> No
                 continue
             place = settings.folder_of_results(folder)
             if quantize:
-                params, place = int8.rounded_in_place(settings.model, params), f'{place}_{quantize}'
+                params, place = (
+                    lazy.extra('export.int8').rounded_in_place(settings.model, params),
+                    f'{place}_{quantize}',
+                )
             if place not in outlets and jax.process_index() == 0:
                 outlets[place] = results.Results(place)
             reports = evaluator.evaluate(params, folder, outlets.get(place))

@@ -13,19 +13,16 @@ import tempfile
 import traceback
 from collections.abc import Mapping, Sequence
 
-from remixer_t5x import __version__, startup
+from remixer_t5x import __version__, lazy, startup
 from remixer_t5x.cli import (
     arguments,
-    compare,
     completion,
     convert,
     evaluate,
-    export,
     fill_in,
     infer,
     info,
     quiet,
-    report,
     score,
     streams,
     train,
@@ -37,10 +34,12 @@ from remixer_t5x.config import user_modules
 from remixer_t5x.devices import compilation_cache
 from remixer_t5x.errors import UserError, one_line
 
+_EXTRA_COMMANDS = ('reports.compare', 'reports.command', 'export.command')
+_EXTRAS = tuple(lazy.extra(name).COMMAND for name in _EXTRA_COMMANDS if lazy.has_extra(name.partition('.')[0]))
 COMMANDS = (
-    *(train.TRAIN, train.FINETUNE, compare.COMMAND, evaluate.COMMAND, infer.COMMAND, info.COMMAND),
+    *(train.TRAIN, train.FINETUNE, evaluate.COMMAND, infer.COMMAND, info.COMMAND),
     *(preview.COMMAND, data_list.COMMAND, get.COMMAND, show.COMMAND, cache.COMMAND, vocab.COMMAND),
-    *(score.COMMAND, fill_in.COMMAND, convert.COMMAND, export.COMMAND, report.COMMAND, completion.COMMAND),
+    *(score.COMMAND, fill_in.COMMAND, convert.COMMAND, *_EXTRAS, completion.COMMAND),
 )
 
 

@@ -11,6 +11,7 @@ import functools
 import signal
 from typing import TYPE_CHECKING
 
+from remixer_t5x import lazy
 from remixer_t5x.cli import arguments, process_flags
 from remixer_t5x.cli.command import KEEP_BUFFERS, Command
 from remixer_t5x.errors import UserError
@@ -93,12 +94,11 @@ def _flops_per_step(settings: Run) -> float:
 
 
 def _write_report(folder: str) -> str:
-    from remixer_t5x.cli.report import write
     from remixer_t5x.run_folder import object_store
 
     if object_store.is_remote(folder):
         raise UserError('MODEL_DIR is in a bucket; type remixer-t5x report')
-    write.write([folder], f'{folder}/{REPORT}')
+    lazy.extra('reports.write').write([folder], f'{folder}/{REPORT}')
     return f'{folder}/{REPORT}'
 
 
@@ -135,14 +135,14 @@ def _say_end(result: Result) -> None:
 
 def _draw_loss(result: Result, on_save_failure: str) -> None:
     """Draws the loss curve; the numbers that it is drawn from are in metrics.jsonl."""
-    from remixer_t5x.extras.reports import curves
     from remixer_t5x.run_folder import model_dir
     from remixer_t5x.train import settings
 
-    if result.train.get('loss') is None:
+    if result.train.get('loss') is None or not lazy.has_extra('reports'):
         return
     try:
-        picture = curves.plot_loss(f'{result.folder}/{model_dir.METRICS}', f'{result.folder}/{LOSS_PICTURE}')
+        metrics, picture = f'{result.folder}/{model_dir.METRICS}', f'{result.folder}/{LOSS_PICTURE}'
+        picture = lazy.extra('reports.curves').plot_loss(metrics, picture)
         print(f'loss curve   {picture}')
     except UserError as error:
         if on_save_failure != settings.GO_ON:

@@ -15,9 +15,8 @@ from safetensors.numpy import load_file
 import remixer_t5x
 from remixer_t5x import UserError
 from remixer_t5x.cli.main import main
-from remixer_t5x.cli.report import runs
-from remixer_t5x.extras.hub import download
-from remixer_t5x.extras.reports import model_card
+from remixer_t5x.extras.hub import download, model_card
+from remixer_t5x.extras.reports import run_folders as runs
 from remixer_t5x.interop import converted
 from remixer_t5x.interop.safetensors import export
 from tests.support import hf_folders, saved_run

@@ -8,10 +8,10 @@ import dataclasses
 import jax
 import pytest
 
-from remixer_t5x.cli.info import speed
 from remixer_t5x.cli.main import main
 from remixer_t5x.costs.step_memory import StepMemory
 from remixer_t5x.devices.hypothetical import has_compiler
+from remixer_t5x.extras.forecast import command as speed
 from remixer_t5x.extras.forecast import compiled_program, machines, roofline
 from remixer_t5x.extras.forecast.forecast import Forecast
 from tests.support import paths

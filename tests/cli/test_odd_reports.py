@@ -5,8 +5,8 @@ import os
 
 import pytest
 
-from remixer_t5x.cli.report import write
 from remixer_t5x.errors import UserError
+from remixer_t5x.extras.reports import write
 from remixer_t5x.run_folder import metrics, model_dir
 from tests.support import hostile_files
 

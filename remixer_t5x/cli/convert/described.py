@@ -6,11 +6,11 @@ from typing import Any
 
 from etils import epath
 
+from remixer_t5x import lazy
 from remixer_t5x.checkpoints import saved_arrays, saved_params
-from remixer_t5x.cli.convert import model_params, share, to_adapters, with_bert, with_gpt2
+from remixer_t5x.cli.convert import from_shared, model_params, to_adapters, with_bert, with_gpt2
 from remixer_t5x.cli.convert.checks import check_equal, check_same, compare_with_hugging_face, say, size
-from remixer_t5x.extras.hub import download, shared_folder
-from remixer_t5x.interop import converted
+from remixer_t5x.interop import converted, shared_folder
 from remixer_t5x.interop.huggingface import bert, gpt2
 from remixer_t5x.interop.huggingface import folders as huggingface
 from remixer_t5x.interop.huggingface import gin_file as hf_gin
@@ -21,11 +21,11 @@ from remixer_tasks import vocabularies
 
 
 def _from_hugging_face(args: argparse.Namespace) -> None:
-    given = download.folder_of(args.from_hf, say)
+    given = lazy.extra('hub.download').folder_of(args.from_hf, say)
     # Everything below reads a folder.
     args.from_hf = str(given)
     if shared_folder.is_shared(given):
-        share.read(args, given)
+        from_shared.read(args, given)
         return
     _, config = huggingface.read_config(args.from_hf)
     if config.get('model_type') == bert.MODEL_TYPE:
@@ -113,6 +113,6 @@ CONVERSIONS = {
     ('checkpoint', 'to'): _to_checkpoint,
     ('checkpoint', 'to_adapters'): to_adapters.write,
     ('checkpoint', 'to_safetensors'): _to_safetensors,
-    ('checkpoint', 'to_shared'): share.to_folder,
-    ('checkpoint', 'push_to_hub'): share.push,
+    ('checkpoint', 'to_shared'): lambda args: lazy.extra('hub.share').to_folder(args),
+    ('checkpoint', 'push_to_hub'): lambda args: lazy.extra('hub.share').push(args),
 }

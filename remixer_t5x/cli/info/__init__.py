@@ -4,6 +4,7 @@ step.
 
 import argparse
 
+from remixer_t5x import lazy
 from remixer_t5x.cli import arguments
 from remixer_t5x.cli.command import ON_CPU, Command
 from remixer_t5x.errors import UserError
@@ -52,8 +53,9 @@ def run(args: argparse.Namespace) -> None:
     """Prints the tables that are asked for."""
     _check_together(args)
     if args.speed is not None:
-        from remixer_t5x.cli.info import models, speed
+        from remixer_t5x.cli.info import models
 
+        speed = lazy.extra('forecast.command')
         if args.compare is None:
             speed.show(args)
         else:

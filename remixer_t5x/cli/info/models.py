@@ -7,11 +7,10 @@ from rich.table import Table
 from remixer_t5x.api.building import build_model
 from remixer_t5x.cli import console
 from remixer_t5x.cli.info.model import checked_lengths
-from remixer_t5x.costs import counts, papers
+from remixer_t5x.costs import counts, hyper_mixing, papers
 from remixer_t5x.costs.counts import Counts
 from remixer_t5x.costs.table import described_lengths, quantity
 from remixer_t5x.data.frames import ENCODER_DECODER
-from remixer_t5x.extras.reports.pictures import hyper_mixing
 
 # Files of models/ that are shown; the first is what the others are compared to.
 MODELS = (

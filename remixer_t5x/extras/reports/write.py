@@ -11,11 +11,9 @@ from typing import BinaryIO
 
 from remixer_t5x import temporary
 from remixer_t5x.api import saved_models
-from remixer_t5x.cli.report import model
-from remixer_t5x.cli.report import runs as run_folders
 from remixer_t5x.data import frames
 from remixer_t5x.errors import UserError
-from remixer_t5x.extras.reports import page, records
+from remixer_t5x.extras.reports import page, records, run_folders, run_model
 from remixer_t5x.extras.reports.pictures import drawing, gallery
 from remixer_t5x.extras.reports.records import Run
 
@@ -98,17 +96,17 @@ def _pictures(one: Run, text: str, number: int, say: Callable[[str], None]) -> p
     trained = saved_models.load(one.folder)
     if trained.model.frame != frames.ENCODER_DECODER:
         raise UserError(f'they are drawn of an encoder-decoder, and FRAME is {trained.model.frame!r}')
-    inputs = model.encode(trained, text)
-    targets = model.answer(trained, inputs, MOST_TARGETS)
+    inputs = run_model.encode(trained, text)
+    targets = run_model.answer(trained, inputs, MOST_TARGETS)
     lengths = {'encoder': trained.lengths['inputs'], 'decoder': trained.lengths['targets']}
     say(f'{one.name}: attention weights, then gradients of every token')
     subject = gallery.Subject(
         trained.model,
         trained.params,
-        (inputs, model.pieces(trained, inputs)),
-        (targets, model.pieces(trained, targets)),
+        (inputs, run_model.pieces(trained, inputs)),
+        (targets, run_model.pieces(trained, targets)),
         lengths,
-        model.initial_params(trained),
+        run_model.initial_params(trained),
         f'r{number}-',
     )
     about = f'The model of {trained.source} reads “{text}”; where its decoder is shown, it writes its own answer.'

@@ -40,7 +40,7 @@ def run(args: argparse.Namespace) -> None:
     if args.text is not None and not args.text.strip():
         raise UserError('--text is empty; type a sentence, as in --text="A dog barks."')
     with arguments.libraries(args):
-        from remixer_t5x.cli.report import write
+        from remixer_t5x.extras.reports import write
 
     write.write(args.folders, args.out, args.text or write.TEXT, args.pictures, args.pictures_dir)
 

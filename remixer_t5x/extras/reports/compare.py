@@ -19,8 +19,8 @@ from typing import Any
 from remixer_t5x import untrusted_files
 from remixer_t5x.cli import arguments, console, train
 from remixer_t5x.cli.command import Command
-from remixer_t5x.cli.compare import building, watching
 from remixer_t5x.errors import UserError
+from remixer_t5x.extras.reports import compare_models, compare_progress
 
 # -P: without it Python would look for its own modules in the current folder first.
 PROGRAM = (sys.executable, '-P', '-m', 'remixer_t5x.cli.main')
@@ -75,7 +75,7 @@ def run(args: argparse.Namespace) -> int:
         raise UserError(f'{folder} cannot be made ({error.strerror}); give another --folder') from None
     # Before the first of them trains for hours.
     models = list(dict.fromkeys(cell.model for cell in cells))
-    for line in building.build(args, models, cells[0].folder):
+    for line in compare_models.build(args, models, cells[0].folder):
         _say(line)
     finished = _finished(folder)
     todo = [cell for cell in cells if list(cell.command) not in finished or not cell.folder.is_dir()]
@@ -168,7 +168,7 @@ def _run_one(cell: Cell) -> tuple[int, int]:
             _say(f'{signal.Signals(number).name}: {cell.name} saves, then the sweep ends')
             process.send_signal(number)
 
-        watched = watching.Watched(cell.folder)
+        watched = compare_progress.Watched(cell.folder)
         before = {number: signal.signal(number, pass_on) for number in preemption.handled()}
         try:
             while True:
@@ -206,12 +206,11 @@ def _last_line(log: pathlib.Path) -> str:
 
 def _show_results(args: argparse.Namespace, cells: Sequence[Cell], folder: pathlib.Path) -> None:
     with arguments.libraries(args):
-        from remixer_t5x.cli.report import runs, write
-        from remixer_t5x.extras.reports import records
+        from remixer_t5x.extras.reports import records, run_folders, write
 
     folders = [str(cell.folder) for cell in cells]
     models = {str(cell.folder): cell.model for cell in cells}
-    groups = records.by_seed(runs.read_all(folders))
+    groups = records.by_seed(run_folders.read_all(folders))
     groups = [dataclasses.replace(group, name=models.get(group.runs[0].folder, group.name)) for group in groups]
     console.show(table(groups))
     write.write(folders, str(folder / REPORT))

@@ -193,7 +193,7 @@ def _template() -> Any:
     import jinja2
 
     environment = jinja2.Environment(
-        loader=jinja2.PackageLoader('remixer_t5x.extras.reports', '.'),
+        loader=jinja2.PackageLoader('remixer_t5x.extras.hub', '.'),
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,

@@ -30,12 +30,11 @@ class Watched:
 
 def progress_of(folder: pathlib.Path) -> tuple[int, str]:
     """The last logged step of a run, and a line about it: step, loss, time left. -1 if nothing can be read yet."""
-    from remixer_t5x.cli.report import runs
-    from remixer_t5x.extras.reports import overview, records
+    from remixer_t5x.extras.reports import overview, records, run_folders
     from remixer_t5x.train import progress
 
     try:
-        (run,) = runs.read_all([str(folder)])
+        (run,) = run_folders.read_all([str(folder)])
     except UserError:
         return -1, ''
     found, seconds = overview.overview(run), run.series(records.TRAIN, 'seconds_per_step')

@@ -2,7 +2,6 @@
 
 import argparse
 import pathlib
-import shutil
 import tempfile
 from typing import Any
 
@@ -12,13 +11,11 @@ from flax import linen as nn
 from remixer_t5x.api import saved_models
 from remixer_t5x.cli.convert import with_model
 from remixer_t5x.cli.convert.checks import check_same, say, size
-from remixer_t5x.cli.report import runs
 from remixer_t5x.config import foreign_gin
 from remixer_t5x.data import task_vocabulary
-from remixer_t5x.errors import UserError
-from remixer_t5x.extras.hub import download, shared_folder, upload
-from remixer_t5x.extras.reports import model_card
-from remixer_t5x.interop import converted
+from remixer_t5x.extras.hub import download, model_card, upload
+from remixer_t5x.extras.reports import run_folders
+from remixer_t5x.interop import converted, shared_folder
 from remixer_t5x.interop.huggingface import folders as huggingface
 from remixer_t5x.interop.huggingface.config import Refusal
 from remixer_t5x.interop.safetensors import export
@@ -91,7 +88,7 @@ def _run_of(checkpoint: str) -> Any:
     folder = saved_models.run_of(checkpoint)
     if not (folder / model_dir.METRICS).exists():
         return None
-    return runs.read_all([str(folder)])[0]
+    return run_folders.read_all([str(folder)])[0]
 
 
 def _sublayers(module: nn.Module) -> dict[str, list[str]]:
@@ -104,31 +101,3 @@ def _sublayers(module: nn.Module) -> dict[str, list[str]]:
             names = [type(sublayer()).__name__ for layer in layers for sublayer in layer.sublayers]
             found[side] = list(dict.fromkeys(names))
     return found
-
-
-def read(args: argparse.Namespace, folder: pathlib.Path) -> None:
-    """`--from_hf=NAME --to=MODEL_DIR` of a folder that `_write_own` wrote. Its gin text is not run here, but later
-    commands load it from MODEL_DIR; so it has to be harmless or trusted.
-    """
-    if args.vocabulary is not None:
-        raise UserError(f'--vocabulary is for a T5; {folder} has its own: leave it out')
-    shared = shared_folder.read(folder)
-    if not args.trust_gin:
-        saved_models.check_gin(shared, f'remixer-t5x convert --from_hf={args.from_hf} --to={args.to} --trust_gin')
-    target = converted.claim(args.to)
-    say('reading', str(folder))
-    params, step, record = shared.params()
-    shutil.copytree(folder / task_vocabulary.FOLDER, target / task_vocabulary.FOLDER)
-    text = f"""{shared.gin_text()}
-from __gin__ import dynamic_registration
-from remixer_tasks import vocabularies
-VOCABULARY = @vocabularies.saved()
-vocabularies.saved.folder = {str(target)!r}
-"""
-    (target / model_dir.CONVERTED).write_text(text)
-    written = converted.write(target, params, step, {**record, 'config': text, 'converted_from': str(folder)})
-    say('read', size(params))
-    say('checkpoint', str(written))
-    say('model', f'{target / model_dir.CONVERTED}')
-    check_same(export.first_difference(params, converted.read(str(target))[0]), target)
-    say('check', 'every parameter, read back, is what was read, bit by bit')
