@@ -211,7 +211,7 @@ def charts(runs: Sequence[Run]) -> dict[str, list[Chart]]:
     """The curves of the page by heading: 'curves', 'optimization', and 'speed'."""
 
     def chart(title: str, unit: str, kind: str, number: str, smooth: bool = False) -> Chart:
-        lines = [Series(run.name, index, run.series(kind, number)) for index, run in enumerate(runs)]
+        lines = [Series(index, run.series(kind, number)) for index, run in enumerate(runs)]
         return Chart(title, unit, [line for line in lines if line.points], smooth)
 
     kinds = dict.fromkeys(kind for run in runs for kind in run.kinds())

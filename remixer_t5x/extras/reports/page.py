@@ -26,7 +26,10 @@ class Learned:
 def render(runs: Sequence[Run], learned: Sequence[Learned] = (), now: datetime.datetime | None = None) -> str:
     """The page. `learned` are the pictures, in the order of their runs."""
     groups = records.by_seed(runs)
-    curves = {name: [charts.render(one) for one in found] for name, found in overview.charts(runs).items()}
+    curves = {
+        heading: [charts.draw(chart, f'{heading}-{number}') for number, chart in enumerate(found)]
+        for heading, found in overview.charts(runs).items()
+    }
     tasks = overview.task_table(groups)
     # The first metric of each evaluation is its main metric.
     heads = list({row[0]: row for row in reversed(tasks)}.values())[::-1]
