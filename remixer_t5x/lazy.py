@@ -122,7 +122,10 @@ def _attribute(stand_in: types.ModuleType, name: str, attribute: str) -> Any:
 
 def has_extra(name: str) -> bool:
     """Whether the installation has the folder `remixer_t5x/extras/NAME`."""
-    return importlib.util.find_spec(f'remixer_t5x.extras.{name}') is not None
+    try:
+        return importlib.util.find_spec(f'remixer_t5x.extras.{name}') is not None
+    except ModuleNotFoundError:
+        return False
 
 
 def extra(name: str) -> Any:

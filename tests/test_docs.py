@@ -12,12 +12,13 @@ import sys
 
 import pytest
 
-from remixer_t5x.cli import compare, convert, main
+from remixer_t5x.cli import convert, main
 from remixer_t5x.cli.convert import kept
 from remixer_t5x.cli.main import COMMANDS
 from remixer_t5x.config import resolved
 from remixer_t5x.devices import processes
 from remixer_t5x.errors import UserError
+from remixer_t5x.extras.reports import compare
 
 ROOT = pathlib.Path(__file__).parents[1]
 PAGES = sorted([ROOT / 'README.md', *(ROOT / 'docs').rglob('*.md')])

@@ -206,7 +206,7 @@ def _safetensors(path):
 
 
 def _finished_commands(path):
-    from remixer_t5x.cli import compare
+    from remixer_t5x.extras.reports import compare
 
     for command in compare._finished(path):
         assert isinstance(command, list)

@@ -72,7 +72,7 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
 def sublayer_file(module: str) -> str:
     """The shipped file that imports a module of sublayers, for other files to use; empty if no file does."""
-    pattern = re.compile(rf'^from remixer_t5x\.sublayers import {re.escape(module)}$', re.MULTILINE)
+    pattern = re.compile(rf'^from remixer_t5x\.models\.sublayers import {re.escape(module)}$', re.MULTILINE)
     paths = sorted((shipped_folder() / 'sublayers').glob('*.gin'))
     return next((f'sublayers/{path.name}' for path in paths if pattern.search(path.read_text(encoding='utf-8'))), '')
 

@@ -10,10 +10,10 @@ import time
 
 import pytest
 
-from remixer_t5x.cli import compare as command
 from remixer_t5x.cli.main import main
 from remixer_t5x.config import loading
 from remixer_t5x.errors import UserError
+from remixer_t5x.extras.reports import compare as command
 from remixer_t5x.models.sublayers import attention, gated_mlp, hyper_mixer, remixer
 
 SMALL = [
@@ -107,7 +107,7 @@ def programs(tmp_path, monkeypatch, text):
     (tmp_path / 'program.py').write_text(text)
     monkeypatch.setattr(command, 'PROGRAM', (sys.executable, str(tmp_path / 'program.py')))
     # They have no gin files.
-    monkeypatch.setattr(command.building, 'build', lambda args, models, folder: [])
+    monkeypatch.setattr(command.compare_models, 'build', lambda args, models, folder: [])
 
 
 def test_a_run_that_fails_leaves_the_others_alone_and_is_tried_again(tmp_path, monkeypatch, capsys):

@@ -11,7 +11,8 @@ import threading
 
 import pytest
 
-from remixer_t5x.cli import compare, main, streams
+from remixer_t5x.cli import main, streams
+from remixer_t5x.extras.reports import compare
 from tests.support import compare_runs, feed_forward, paths
 from tests.support.real_processes import Process
 
@@ -90,7 +91,7 @@ def test_finetune_trains_and_saves_without_a_reader(tmp_path, compiled, monkeypa
 
 def sweep(folder):
     compare.PROGRAM = (sys.executable, '-c', 'import sys; print(sys.argv)')
-    compare.building.build = lambda args, models, folder: ['a line']
+    compare.compare_models.build = lambda args, models, folder: ['a line']
     compare._show_results = lambda args, cells, folder: print('a table')
     return with_streams(('pipe', 'pipe'), ['compare', 'train', '--models=remixer,t5_1_1', f'--folder={folder}'])
 
