@@ -9,6 +9,7 @@ iterator has lost the places in files that were not read since.)
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -49,12 +50,27 @@ def _examples(
         return converters.convert(config.frame, dataset, lengths, config.pack, task, config.labels)
 
     try:
-        with restorable():
+        with restorable(), _repeating(task, epochs is None):
             return without_autograph(build)
     except UserError:
         raise
     except (ValueError, OSError, tf.errors.OpError) as error:
         raise UserError(f'{task.name} cannot be read: {one_line(error)}') from error
+
+
+@contextlib.contextmanager
+def _repeating(task: seqio.Task | seqio.Mixture, repeats: bool) -> Iterator[None]:
+    """Within it, sources that can repeat their examples do so, because they know how to give exact epochs to streams of
+    unequal length (see `text_source.TextSource`); seqio repeats each stream alone.
+    """
+    sources = [part.source for part in seqio.get_subtasks(task) if hasattr(part.source, 'repeats')]
+    for source in sources:
+        source.repeats = repeats
+    try:
+        yield
+    finally:
+        for source in sources:
+            source.repeats = False
 
 
 def _with_options(dataset: tf.data.Dataset, threads: int | None) -> tf.data.Dataset:
@@ -109,8 +125,7 @@ class TrainBatches:
         read = range(first // each, -(-(first + own) // each))
         self._rows = slice(first - read.start * each, first - read.start * each + own)
         threads = max(1, threads // len(read)) if threads else None
-        self._open = lambda index: self._opened(seqio.ShardInfo(index, streams), each, threads)
-        self._streams = {index: self._open(index) for index in read}
+        self._streams = {index: self._opened(seqio.ShardInfo(index, streams), each, threads) for index in read}
         # TensorFlow makes the batch of a stream outside of Python's lock.
         self._side_by_side = ThreadPoolExecutor(len(read), 'stream') if len(read) > 1 else None
 
@@ -149,20 +164,9 @@ class TrainBatches:
 
     def restore(self, states: Mapping[int, bytes]) -> None:
         """Goes to a position from `capture`, of a run with an equal config; empty means the start."""
-        for index in self._streams:
+        for index, stream in self._streams.items():
             if states[index]:
-                self._restore(index, states[index])
-
-    def _restore(self, index: int, state: bytes) -> None:
-        while True:
-            try:
-                return self._streams[index].restore(state)
-            except UserError as error:
-                # A source that keeps files of its own may have a remedy (see `text_source.TextSource.mend`).
-                sources = [task.source for task in seqio.get_subtasks(self._task) if hasattr(task.source, 'mend')]
-                if self._config.use_cached or not any([source.mend(str(error.__cause__)) for source in sources]):
-                    raise
-                self._streams[index] = self._open(index)
+                stream.restore(states[index])
 
 
 class EvalBatches:

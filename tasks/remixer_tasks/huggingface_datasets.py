@@ -19,16 +19,16 @@ from typing import Any
 from remixer_t5x import safe_paths
 from remixer_t5x.errors import UserError, one_line
 from remixer_tasks.benchmarks.sources import sources
-from remixer_tasks.corpora import text_shards
 from remixer_tasks.corpora.streamed_text import StreamedCorpus
-from remixer_tasks.corpora.text_corpus import ParsedCorpus
-from remixer_tasks.corpora.volumes import TRAIN
+from remixer_tasks.corpora.text_corpus import TRAIN, ParsedCorpus
 from remixer_tasks.files import cache
 from remixer_tasks.files.malformed import Malformed
 from remixer_tasks.pair_templates import Template
 from remixer_tasks.text_pairs import encode_pair
 
 Row = dict[str, Any]
+# Of a saved data set that is streamed: enough for the hosts of a large pod.
+_SHARDS = 64
 # The readers of `datasets` by the endings of files; others can follow names in the data, or unpickle.
 _KINDS = {
     **{'.parquet': 'parquet', '.jsonl': 'json', '.ndjson': 'json', '.json': 'json'},
@@ -194,7 +194,7 @@ def _built(builder: Any, streaming: bool) -> tuple[Mapping[str, Any], Mapping[st
 
 def _in_shards(rows: Any) -> Any:
     """A saved data set as a stream. It may be one file, and is cut into as many shards as parsed text is."""
-    return rows.to_iterable_dataset(num_shards=max(1, min(text_shards.SHARDS, len(rows))))
+    return rows.to_iterable_dataset(num_shards=max(1, min(_SHARDS, len(rows))))
 
 
 def _described(error: Exception) -> str:

@@ -8,11 +8,10 @@ from collections.abc import Callable, Sequence
 
 from remixer_t5x.errors import UserError
 from remixer_t5x.lazy import tf
-from remixer_tasks.corpora import documents, text_shards
-from remixer_tasks.corpora.growing_text import GrowingCorpus
-from remixer_tasks.corpora.parsing import TextFiles
+from remixer_tasks.corpora import documents, parsing
 from remixer_tasks.corpora.text_corpus import ParsedCorpus
-from remixer_tasks.files import bounded_lines, cache
+from remixer_tasks.files import cache
+from remixer_tasks.files.text_files import LONGEST
 
 Files = str | Sequence[str]
 
@@ -25,39 +24,29 @@ def corpus(
     txt_documents: str = 'paragraph',
     validation_fraction: float = 0.01,
     strict: bool = False,
-    longest: int = bounded_lines.LONGEST,
-    token_cache_gb: float = 20.0,
-    train_while_reading: bool = False,
-) -> ParsedCorpus | GrowingCorpus:
+    longest: int = LONGEST,
+) -> ParsedCorpus:
     """The documents of `files`: a path or glob, or a list of them; `~` and gs:// are understood.
 
     validation_files: held-out text; None holds out `validation_fraction` of the documents by their hash.
     format, field, txt_documents, longest: see `documents.Layout`.
     strict: a malformed or empty record is refused; otherwise it is skipped and counted.
-    token_cache_gb: most that the token ids of all corpora together may take in the cache folder; 0 keeps no new ones.
-    train_while_reading: a run starts when the first volume of text is read, see `growing_text`; text of one volume, of
-        less than 512 MiB, is read as a whole.
     Raises UserError for a glob without files, a missing file and an unknown format; the files are read at first use.
     """
     layout = documents.Layout(format, field, txt_documents, longest)
     train = expand(files, 'FILES', layout.format_of)
     held_out = expand_held_out(validation_files, train, 'FILES', 'VALIDATION_FILES', layout.format_of)
-    limit = [longest] if longest != bounded_lines.LONGEST else []
+    limit = [longest] if longest != LONGEST else []
     parts = [[state(path) for path in group] for group in (train, held_out or [])]
     name = f'{train[0]}' if len(train) == 1 else f'{len(train)} files ({train[0]}, ...)'
     identity = cache.key('local files', parts, format, field, txt_documents, *limit)
-    text, held_out_text = TextFiles(train, layout), TextFiles(held_out, layout) if held_out else None
-    if train_while_reading and text.source().count > 1:
-        mixed, identity = TextFiles(text_shards.in_any_order(train), layout), cache.key('growing', identity)
-        return GrowingCorpus(name, identity, mixed, held_out_text, validation_fraction, strict)
     return ParsedCorpus(
         name=name,
-        identity=identity,
-        read=text,
-        read_validation=held_out_text,
+        identity=cache.key(identity, parsing.JOB_BYTES, parsing.MOST_JOBS),
+        read=parsing.jobs(train, layout),
+        read_validation=parsing.jobs(held_out, layout) if held_out else None,
         validation_fraction=validation_fraction,
         strict=strict,
-        keep_ids=token_cache_gb * 1e9,
     )
 
 

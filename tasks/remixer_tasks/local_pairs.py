@@ -10,8 +10,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from remixer_t5x.errors import UserError
 from remixer_t5x.lazy import seqio
 from remixer_tasks.corpora.text_corpus import ParsedCorpus, Words
-from remixer_tasks.files import bounded_lines, cache, row_files
+from remixer_tasks.files import cache, row_files
 from remixer_tasks.files.malformed import Malformed
+from remixer_tasks.files.text_files import LONGEST
 from remixer_tasks.local_files import Files, expand, expand_held_out, state
 from remixer_tasks.pair_templates import NoColumn, Template
 from remixer_tasks.text_pairs import PairTexts, column_names, encode_pair
@@ -34,7 +35,7 @@ def corpus(
     encoding: str = 'utf-8',
     validation_fraction: float = 0.01,
     strict: bool = False,
-    longest: int = bounded_lines.LONGEST,
+    longest: int = LONGEST,
     columns: Sequence[str] = (),
     metrics_by: str | None = None,
 ) -> ParsedCorpus:

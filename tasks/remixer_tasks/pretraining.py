@@ -17,8 +17,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from remixer_t5x.lazy import seqio, tf
-from remixer_tasks.corpora import token_ids
-from remixer_tasks.corpora.text_corpus import Corpus, ParsedCorpus
+from remixer_tasks.corpora.text_corpus import Corpus
 from remixer_tasks.objectives import causal_lm as causal
 from remixer_tasks.objectives import iid_denoising as iid
 from remixer_tasks.objectives import masked_lm as masked
@@ -138,15 +137,12 @@ def _task(
 ) -> seqio.Task:
     """The task of an objective, a seqio preprocessor of documents {'targets': ids}. order: see `Corpus.source`."""
     feature = seqio.Feature(vocabulary, add_eos=eos)
-    source = corpus.source(order)
-    if isinstance(corpus, ParsedCorpus) and corpus.keep_ids is not None:
-        source.keep_ids(vocabulary, corpus.keep_ids)
     return seqio.Task(
         name,
-        source=source,
+        source=corpus.source(order),
         preprocessors=[
             text_as_targets,
-            tokenise,
+            functools.partial(seqio.preprocessors.tokenize, copy_pretokenized=False),
             seqio.CacheDatasetPlaceholder(),
             objective,
         ],
@@ -156,32 +152,10 @@ def _task(
 
 
 def text_as_targets(dataset: tf.data.Dataset, output_features: Mapping[str, seqio.Feature]) -> tf.data.Dataset:
-    """{'text', ...} to {'targets', ...}, the feature whose vocabulary tokenises it; loads or trains that vocabulary.
+    """{'text', ...} to {'targets'}, the feature whose vocabulary tokenises it; loads or trains that vocabulary.
 
     Loading it here, and not where the first graph that tokenises is traced, keeps its errors one line long.
     """
     for feature in output_features.values():
         feature.vocabulary.vocab_size  # noqa: B018 (the property loads)
-
-    def pick(example):
-        kept = {'is_ids': example['is_ids']} if 'is_ids' in example else {}
-        return {'targets': example['text'], **kept}
-
-    return dataset.map(pick)
-
-
-def tokenise(dataset: tf.data.Dataset, output_features: Mapping[str, seqio.Feature]) -> tf.data.Dataset:
-    """{'targets': text} to {'targets': ids}; with 'is_ids', some are ids already (see `text_source.keep_ids`)."""
-    if 'is_ids' not in dataset.element_spec:
-        return seqio.preprocessors.tokenize(dataset, output_features, copy_pretokenized=False)
-    vocabulary = output_features['targets'].vocabulary
-    kind = token_ids.dtype(vocabulary)
-
-    def ids(example):
-        def kept():
-            return tf.cast(tf.io.decode_raw(example['targets'], kind), tf.int32)
-
-        return {'targets': tf.cond(example['is_ids'], kept, lambda: vocabulary.encode_tf(example['targets']))}
-
-    # As many at once as seqio's tokenize, because a long document takes long.
-    return dataset.map(ids, num_parallel_calls=256)
+    return dataset.map(lambda example: {'targets': example['text']})

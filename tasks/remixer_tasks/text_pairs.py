@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from remixer_t5x.errors import UserError
 from remixer_t5x.lazy import seqio, tf
 from remixer_tasks.benchmarks import pair_metrics
-from remixer_tasks.benchmarks.text_task import SHUFFLE_BUFFER, load_vocabulary
+from remixer_tasks.benchmarks.text_task import load_vocabulary
 from remixer_tasks.corpora.text_corpus import Corpus
 
 # Stands between the two texts of a document; no text has it, as `encode_pair` checks.
@@ -97,7 +97,8 @@ def task(
         output_features={'inputs': feature, 'targets': feature},
         postprocess_fn=pair_metrics.keep_group(metrics_by) if metrics_by else None,
         metric_fns=[pair_metrics.by_group(metric) for metric in found] if metrics_by else found,
-        shuffle_buffer_size=SHUFFLE_BUFFER,
+        # A buffer here would mix epochs; the source shuffles.
+        shuffle_buffer_size=None,
     )
 
 

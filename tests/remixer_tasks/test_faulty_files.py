@@ -96,7 +96,7 @@ def test_the_default_limit_can_be_set(tmp_path):
     path = tmp_path / 'a.txt'
     path.write_bytes(b'\n\n'.join(b'%d ' % number + b'x' * number for number in range(100)))
     corpora = [local_files.corpus(str(path), longest=n) for n in (30, 80, 50_000_000)]
-    found = [list(documents.read(str(path), corpus.read.layout, Malformed(False))) for corpus in corpora]
+    found = [list(corpus.read[0](Malformed(False))) for corpus in corpora]
     assert [len(texts) for texts in found] == [27, 77, 100]
     assert len({corpus.identity for corpus in corpora}) == 3
     assert 'it takes a number of bytes' in refused(local_files.corpus, str(path), longest=0)
@@ -150,7 +150,7 @@ def test_published_rows_are_never_skipped(tmp_path, monkeypatch):
     path = tmp_path / 'a'
     path.write_bytes(b'{"a": 1}\n{"a": "\0"}\n')
     assert ':2: a NUL byte at byte 7' in refused(lambda: list(raw_rows.jsonl(str(path))))
-    monkeypatch.setattr(raw_rows.bounded_lines, 'LONGEST', 8)
+    monkeypatch.setattr(raw_rows.text_files, 'LONGEST', 8)
     assert ':2: the line has more than' in refused(lambda: list(raw_rows.lines(str(path))))
     monkeypatch.setattr(raw_rows, 'MAX_JSON_BYTES', 8)
     assert 'the file has more than 8 bytes' in refused(raw_rows.whole_json, str(path))

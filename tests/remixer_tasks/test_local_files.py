@@ -199,7 +199,7 @@ def test_unwritable_cache(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize('shards', [3, 8])
 def test_hosts_read_each_document_once(tmp_path, shards):
-    """8 hosts are more than there are shards, so seqio shards by example."""
+    """8 hosts are more than there are documents."""
     docs = [f'document {number} ' for number in range(6)]
     vocabulary = vocabularies.byte()
     corpus = local_files.corpus(write(tmp_path, 'a.txt', docs))
@@ -216,8 +216,7 @@ def test_hosts_read_each_document_once(tmp_path, shards):
 
 @pytest.mark.parametrize('pack', [False, True])
 def test_restored_again_and_again_a_corpus_is_the_same_stream(tmp_path, pack):
-    """Each start saves its position again: what it was given has to be in it, and what it has read since. Only some of
-    the corpus's 64 files are open at a time."""
+    """Each start saves its position again: what it was given has to be in it, and what it has read since."""
     documents = [f'document {number} with some words of its own' for number in range(1500)]
     corpus = local_files.corpus(write(tmp_path, 'a.txt', documents))
     task = pretraining.span_corruption(corpus, vocabularies.byte(), shuffle_buffer_size=20)

@@ -9,7 +9,6 @@ import tensorflow as tf
 
 from remixer_t5x.errors import UserError
 from remixer_tasks import catalogue, mixtures, names, vocabularies
-from remixer_tasks.benchmarks.sources import sources
 
 RTE = [{'premise': f'P {n}.', 'hypothesis': 'H.', 'label': 'entailment', 'idx': n} for n in range(40)]
 CSV = 'premise,hypothesis,label\n"A ""b"",\nc.",d,not_entailment\ne,f,entailment\n'
@@ -29,20 +28,15 @@ def texts(name, split, folder):
     return [example.inputs for example in catalogue.examples(name, split, n=100, data_dir=str(folder))]
 
 
-def test_splits_other_than_train_keep_the_order_of_the_file(tmp_path):
+def test_rows_that_are_not_shuffled_keep_the_order_of_the_file(tmp_path):
     write_rte(tmp_path)
     wanted = [f'rte hypothesis: H. premise: P {n}.' for n in range(40)]
     assert texts('super_glue_rte_v102', 'validation', tmp_path) == wanted[:7]
-    train = texts('super_glue_rte_v102', 'train', tmp_path)
-    assert train != wanted
-    assert sorted(train) == sorted(wanted)
+    assert texts('super_glue_rte_v102', 'train', tmp_path) == wanted
 
 
-@pytest.mark.parametrize('rows_per_file', [4, 1000])
-def test_hosts_read_each_example_once(tmp_path, monkeypatch, rows_per_file):
-    """Also where there are fewer files than hosts, and seqio deals examples."""
+def test_hosts_read_each_example_once(tmp_path):
     hosts = 3
-    monkeypatch.setattr(sources, 'EXAMPLES_PER_SHARD', rows_per_file)
     write_rte(tmp_path)
     task = catalogue.task('super_glue_rte_v102', vocabularies.byte(), str(tmp_path))
     found = []
@@ -150,7 +144,7 @@ BAD = {
         ('sentence1\tsentence2\tscore\na\tb\n', ':2: 2 columns instead of 3'),
     ],
     'glue/SST-2/train.tsv': [('sentence\tlabel\nfine\t2\n', ":2: unknown label '2', allowed are negative, positive")],
-    'nli_datasets/wnli/train.csv': [('premise,hypothesis,label\na,b\n', ':2: 2 columns instead of 3')],
+    'nli_datasets/wnli/train.csv': [('premise,hypothesis,label\na,b\n', ':2: 2 columns, the first line has 3')],
     'dpr_wsc/train.c.txt': [
         ('A b c.\nb\nA,c\n\n', ':1: 3 lines instead of sentence'),
         ('A b c.\nb\nA,c\nD\n\n', ":3: the antecedent 'D' is not one of two candidates 'A,c'"),

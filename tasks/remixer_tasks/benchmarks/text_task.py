@@ -12,10 +12,6 @@ from remixer_tasks.benchmarks.prompts import Preprocessor
 from remixer_tasks.benchmarks.sources.dataset import Dataset
 from remixer_tasks.benchmarks.sources.sources import LabelledSource
 
-# Stored examples are in random order already, so the buffer need only part neighbours; TensorFlow saves it, some
-# kilobytes an example, in every position.
-SHUFFLE_BUFFER = 256
-
 
 @dataclasses.dataclass(frozen=True)
 class TextTask:
@@ -52,7 +48,8 @@ class TextTask:
             output_features={'inputs': feature, 'targets': feature},
             postprocess_fn=self.postprocess,
             metric_fns=list(self.metrics),
-            shuffle_buffer_size=SHUFFLE_BUFFER,
+            # A buffer here would mix epochs; the source shuffles.
+            shuffle_buffer_size=None,
         )
 
 

@@ -9,13 +9,12 @@ from collections.abc import Iterator
 from typing import Any
 
 from remixer_t5x.errors import UserError
-from remixer_tasks.files import bounded_lines, row_files
+from remixer_tasks.files import row_files
 from remixer_tasks.files.malformed import Malformed
-from remixer_tasks.files.parts import Part
-from remixer_tasks.files.text_files import lines
+from remixer_tasks.files.text_files import LONGEST, Part, lines
 
 FORMATS = ('txt', 'jsonl', 'tsv', 'parquet')
-# A passage is several paragraphs, which `parsing.TextFiles` joins; here they are read one by one.
+# A passage is several paragraphs, which `parsing` joins; here they are read one by one.
 TXT_DOCUMENTS = ('passage', 'paragraph', 'line', 'file')
 PARAGRAPHS = ('passage', 'paragraph')
 # Numbers of lines (or rows) from 1, and texts.
@@ -42,7 +41,7 @@ class Layout:
     format: str | None = None
     field: str | int = 'text'
     txt_documents: str = 'paragraph'
-    longest: int = bounded_lines.LONGEST
+    longest: int = LONGEST
 
     def __post_init__(self):
         if self.format not in (None, *FORMATS):
@@ -65,6 +64,7 @@ def read(path: str, layout: Layout, malformed: Malformed, part: Part | None = No
 
     part: read this part alone, of a txt file or JSON lines; that a whole txt file has no text is not noted then.
     """
+    malformed.lines_before = lambda: 0
     if part is not None:
         numbered = (_read_txt if layout.format_of(path) == 'txt' else _read_jsonl)(path, layout, malformed, part)
     else:

@@ -2,7 +2,7 @@
 
 A *place* in it is a short JSON text: the epoch, how many shards of this epoch are finished, and the state of the shard
 that is being read. `Reader.after` gives the document that follows a place, and the place after it. The pipeline carries
-the place along as a tensor (see `streamed_source`), so that tf.data saves it together with the documents that are being
+the place along as a tensor (see `text_source`), so that tf.data saves it together with the documents that are being
 joined, corrupted and shuffled at that moment, and a restored pipeline continues with the next document.
 """
 
@@ -16,8 +16,7 @@ from typing import Any, Protocol
 
 from remixer_t5x.errors import UserError
 from remixer_t5x.lazy import seqio
-from remixer_tasks.corpora import text_shards
-from remixer_tasks.corpora.volumes import TRAIN, VALIDATION
+from remixer_tasks.corpora.text_corpus import TRAIN, VALIDATION, check_fraction, share_of
 
 START = b''
 
@@ -52,7 +51,7 @@ class StreamedCorpus:
         self, name: str, identity: str, open_split: Callable[[str], Shards], validation_fraction: float | None
     ):
         if validation_fraction is not None:
-            text_shards.check_fraction(validation_fraction)
+            check_fraction(validation_fraction)
         self.name, self.identity = name, identity
         self._open_split, self._fraction = open_split, validation_fraction
         self._opened: dict[str, Shards] = {}
@@ -60,7 +59,7 @@ class StreamedCorpus:
 
     def source(self, order: int = 0) -> seqio.DataSource:
         # Imported here, because the class derives from seqio's.
-        from remixer_tasks.corpora.streamed_source import StreamedSource
+        from remixer_tasks.corpora.text_source import StreamedSource
 
         return StreamedSource(self, order)
 
@@ -81,7 +80,7 @@ class StreamedCorpus:
 
     def is_held_out(self, document: bytes) -> bool:
         """Whether a document of the training shards is for validation."""
-        return self._fraction is not None and text_shards.share_of(document) < self._fraction
+        return self._fraction is not None and share_of(document) < self._fraction
 
     def held_out(self) -> Iterator[bytes]:
         """The documents of 'validation', in the order of the shards. Raises UserError if there are none."""

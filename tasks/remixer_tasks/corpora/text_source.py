@@ -1,110 +1,122 @@
-"""Reads the shards of a parsed corpus. Importing this module loads seqio."""
+"""seqio's sources of documents, for parsed and for streamed corpora. Importing this module loads seqio."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
+
+from remixer_t5x.errors import UserError
 from remixer_t5x.lazy import seqio, tf
-from remixer_tasks.corpora import token_ids
-from remixer_tasks.corpora.token_ids import KeptIds
-from remixer_tasks.files import cache
+from remixer_tasks.corpora.streamed_text import START, Reader, StreamedCorpus
+from remixer_tasks.corpora.text_corpus import TRAIN, VALIDATION, ParsedCorpus
 
 
-class TextSource(seqio.FileDataSource):
-    """seqio source of a `text_corpus.ParsedCorpus` whose position can be saved and restored.
+class TextSource(seqio.DataSource):
+    """The documents of a `ParsedCorpus`, with a position that can be saved.
 
-    seqio's own reader interleaves files in parallel, and in TensorFlow 2.21 an iterator over that hangs after its
-    checkpoint is restored. The number of examples stays unsaid: seqio would cache a small corpus in memory, with an op
-    whose position cannot be saved.
+    The number of examples stays unsaid: seqio would cache a small corpus in memory, with an op whose position cannot be
+    saved.
+
+    Attributes:
+        repeats: whether a shuffled dataset has no end, so that all shares of it have exact epochs together; see
+            `arrow_files.Documents.dataset`.
     """
 
-    def __init__(self, name: str, shards: Callable[[str], list[str]], splits: Sequence[str], order: int = 0):
-        """`shards(split)` gives the paths of a split's TFRecords; `name` is what messages call the corpus; `order`
-        is added to every seed."""
-        self._order = order
-        self._ids: Callable[[Path], KeptIds | None] = lambda folder: None
-        self._shards = shards
-        super().__init__(tf.data.TFRecordDataset, dict.fromkeys(splits, name))
+    repeats = False
+
+    def __init__(self, corpus: ParsedCorpus, order: int = 0):
+        """`order` is added to every seed."""
+        self._corpus, self._order = corpus, order
+        super().__init__((TRAIN, VALIDATION), performs_internal_shuffling=True)
+
+    @property
+    def supports_arbitrary_sharding(self) -> bool:
+        return True
 
     def list_shards(self, split: str) -> list[str]:
-        return self._shards(split)
+        return self._corpus.files(split)
 
-    def repair(self, path: str) -> str:
-        """What to do about a damaged file of the source."""
-        return cache.repair(Path(path).parent)
-
-    def keep_ids(self, vocabulary: seqio.Vocabulary, limit: float) -> None:
-        """From now on gives {'text', 'is_ids'}: text, or ids of `vocabulary` as bytes; see `token_ids`."""
-
-        def ids(folder: Path) -> KeptIds | None:
-            return KeptIds(folder, vocabulary, limit) if token_ids.worth_keeping(vocabulary) else None
-
-        self._ids = ids
-
-    def read_text_alone(self) -> bool:
-        """Gives text again, as before `keep_ids`. Returns whether that is a change."""
-        before = self._ids
-        self._ids = lambda folder: None
-        return before(Path()) is not None
-
-    def mend(self, error: str) -> bool:
-        """Looks for a remedy after a position could not be restored; returns whether another try is worth it.
-
-        A file of ids that is gone is made again. A run that began before ids were kept has read text alone.
-        """
-        ids = self._ids(Path(self.list_shards('train')[0]).parent)
-        return (ids is not None and ids.make_again(error)) or self.read_text_alone()
+    def records(self, split: str) -> list[str]:
+        """Files that TensorFlow reads, and reports as damaged without their names: none."""
+        return []
 
     def get_dataset(
         self,
-        split: str = 'train',
+        split: str = TRAIN,
         shuffle: bool = True,
         seed: int | None = None,
         shard_info: seqio.ShardInfo | None = None,
         **_: Any,
     ) -> tf.data.Dataset:
-        """{'text': UTF-8 scalar}, see also `keep_ids`; `shuffle` reorders the shards in every epoch. `_`: what seqio's
-        sources take and do not use."""
-        paths = self.list_shards(split)
-        files = tf.data.Dataset.from_tensor_slices(paths)
-        if shard_info:
-            files = files.shard(shard_info.num_shards, shard_info.index)
+        """{'text': UTF-8 scalar}. `_`: what seqio's sources take and do not use."""
         if shuffle:
-            files = files.shuffle(len(paths), seed=None if seed is None else seed + self._order)
-
-        ids = self._ids(Path(paths[0]).parent)
-        if ids is not None:
-            ids.start(paths)
-            # A scan, because TensorFlow looks ahead in a map, and a file may be gone by the time that it is its turn.
-            files = files.scan(False, _ids_or_text(ids.folder))
-            return files.interleave(_records(ids.folder), cycle_length=16, block_length=16)
-
-        def as_example(record):
-            return {'text': record}
-
-        return files.interleave(tf.data.TFRecordDataset, cycle_length=16, block_length=16).map(as_example)
+            seed = (np.random.default_rng().integers(2**31).item() if seed is None else seed) + self._order
+        documents = self._corpus.documents(split)
+        dataset = documents.dataset(seed if shuffle else None, shard_info, repeat=shuffle and self.repeats)
+        return dataset.map(lambda text: {'text': text})
 
 
-def _ids_or_text(folder: Path) -> Callable[[tf.Tensor, tf.Tensor], tuple[tf.Tensor, tf.Tensor]]:
-    """Of a path of documents, the path of their ids if it is there; for `scan`, whose state is not used."""
-    # What has a meaning in a pattern has none after a backslash.
-    pattern = re.sub(r'([][*?{}\\])', r'\\\1', f'{folder}/')
+class StreamedSource(seqio.DataSource):
+    """The documents of a `StreamedCorpus`, whose training split has a position that can be saved."""
 
-    def choose(state: tf.Tensor, path: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        found = tf.io.matching_files(tf.strings.join([pattern, tf.strings.split(path, '/')[-1]]))
-        return state, tf.concat([found, [path]], 0)[0]
+    def __init__(self, corpus: StreamedCorpus, order: int = 0):
+        """`order` gives another order of the shards for the same seed."""
+        self._corpus, self._order = corpus, order
+        super().__init__((TRAIN, VALIDATION))
 
-    return choose
+    @property
+    def supports_arbitrary_sharding(self) -> bool:
+        # seqio would otherwise let every host read everything where there are more hosts than shards.
+        return True
 
+    def list_shards(self, split: str) -> list[str]:
+        return list(self._corpus.shards(split).files)
 
-def _records(folder: Path) -> Callable[[tf.Tensor], tf.data.Dataset]:
-    start = f'{folder}/'
+    def get_dataset(
+        self,
+        split: str = TRAIN,
+        shuffle: bool = True,
+        seed: int | None = None,
+        shard_info: seqio.ShardInfo | None = None,
+        **_: Any,
+    ) -> tf.data.Dataset:
+        """{'text': UTF-8 scalar}. Training documents come without end if `shuffle`, each epoch with its shards in
+        another order, and otherwise once. `_`: what seqio's sources take and do not use."""
+        share = shard_info or seqio.ShardInfo(0, 1)
+        if split == TRAIN:
+            return self._training(share, f'{seed} {self._order}' if shuffle else None)
+        example = {'text': tf.TensorSpec((), tf.string)}
+        held_out = tf.data.Dataset.from_generator(self._held_out, output_signature=example)
+        return held_out.shard(share.num_shards, share.index)
 
-    def records(path: tf.Tensor) -> tf.data.Dataset:
-        is_ids = tf.strings.substr(path, 0, len(start.encode())) == start
-        return tf.data.TFRecordDataset(path).map(lambda record: {'text': record, 'is_ids': is_ids})
+    def _held_out(self) -> Iterator[dict[str, bytes]]:
+        return ({'text': document} for document in self._corpus.held_out())
 
-    return records
+    def _training(self, share: seqio.ShardInfo, seed: str | None) -> tf.data.Dataset:
+        count = self._corpus.shards(TRAIN).count
+        if count < share.num_shards:
+            fewer = max(number for number in range(1, count + 1) if share.num_shards % number == 0)
+            raise UserError(
+                f'{self._corpus.name} has {count} shard{"s" if count > 1 else ""}, and the run reads it as '
+                f'{share.num_shards} streams, one for each host: give STREAMS = {fewer}, so that several hosts read '
+                'the same stream and keep their rows, or write the data as more files'
+            )
+        reader = Reader(self._corpus, range(share.index, count, share.num_shards), seed)
+
+        def following(place: tf.Tensor, _: tf.Tensor) -> tuple[tf.Tensor, tuple[tf.Tensor, tf.Tensor]]:
+            kinds = [tf.string, tf.string, tf.bool]
+            # Not stateful: what follows a place depends on the place alone, so tf.data may save a position here.
+            after, text, is_end = tf.numpy_function(reader.after, [place], kinds, stateful=False)
+            for tensor in (after, text, is_end):
+                tensor.set_shape([])
+            return after, (text, is_end)
+
+        def goes_on(text: tf.Tensor, is_end: tf.Tensor) -> tf.Tensor:
+            return ~is_end
+
+        def without_end(text: tf.Tensor, is_end: tf.Tensor) -> dict[str, tf.Tensor]:
+            return {'text': text}
+
+        return tf.data.Dataset.counter().scan(START, following).take_while(goes_on).map(without_end)

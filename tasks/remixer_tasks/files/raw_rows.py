@@ -4,13 +4,12 @@ A reader yields (number, row) with `number` the line that the row starts on, fro
 UserError with file and line: metrics of a labelled data set without some rows compare with nobody's.
 """
 
-import csv
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
 from remixer_t5x import untrusted_files
 from remixer_t5x.errors import UserError
-from remixer_tasks.files import bounded_lines, row_files, text_files
+from remixer_tasks.files import row_files, text_files
 from remixer_tasks.files.malformed import Malformed
 
 # A whole file that is one JSON text; the largest published one has 42 MB.
@@ -40,7 +39,7 @@ _REFUSED = _Refused(strict=True)
 
 def jsonl(path: str) -> Rows:
     """JSON objects, one per line; blank lines are skipped."""
-    return row_files.json_rows(path, bounded_lines.LONGEST, _REFUSED)
+    return row_files.json_rows(path, text_files.LONGEST, _REFUSED)
 
 
 def tsv(path: str, columns: Sequence[str] | None = None, skip_short: bool = False) -> Rows:
@@ -60,23 +59,7 @@ def tsv(path: str, columns: Sequence[str] | None = None, skip_short: bool = Fals
 
 def comma_separated(path: str) -> Rows:
     """CSV with a header line and quotes, in which a cell may contain line ends."""
-    numbered = _Lines(path)
-    reader = csv.reader(numbered)
-    columns = None
-    while True:
-        start = numbered.number + 1
-        try:
-            cells = next(reader)
-        except StopIteration:
-            return
-        except csv.Error as error:
-            raise bad(path, start, f'invalid CSV ({error})') from error
-        if columns is None:
-            columns = cells
-        elif len(cells) == len(columns):
-            yield start, dict(zip(columns, cells, strict=True))
-        elif cells:
-            raise bad(path, start, f'{len(cells)} columns instead of {len(columns)}')
+    return row_files.read(path, row_files.RowLayout('csv'), _REFUSED)
 
 
 def whole_json(path: str) -> Any:
@@ -93,19 +76,4 @@ def whole_json(path: str) -> Any:
 
 def lines(path: str) -> Iterator[tuple[int, str]]:
     """(number, line without its end); a byte order mark is dropped."""
-    return text_files.lines(path, bounded_lines.LONGEST, _REFUSED)
-
-
-class _Lines:
-    """Lines for the csv module, which knows when it has taken one too many of them: `number` is the last one taken."""
-
-    def __init__(self, path: str):
-        self._lines = lines(path)
-        self.number = 0
-
-    def __iter__(self) -> '_Lines':
-        return self
-
-    def __next__(self) -> str:
-        self.number, line = next(self._lines)
-        return line + '\n'
+    return text_files.lines(path, text_files.LONGEST, _REFUSED)

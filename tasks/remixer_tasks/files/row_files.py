@@ -13,9 +13,9 @@ from typing import Any
 
 from remixer_t5x import untrusted_files
 from remixer_t5x.errors import UserError
-from remixer_tasks.files import bounded_lines, text_files
+from remixer_tasks.files import text_files
 from remixer_tasks.files.malformed import Malformed
-from remixer_tasks.files.parts import Part
+from remixer_tasks.files.text_files import Part
 
 FORMATS = ('jsonl', 'tsv', 'csv', 'parquet')
 Row = dict[str, Any]
@@ -37,7 +37,7 @@ class RowLayout:
     """
 
     format: str | None = None
-    longest: int = bounded_lines.LONGEST
+    longest: int = text_files.LONGEST
     delimiter: str | None = None
     encoding: str = 'utf-8'
     numbered: bool = False

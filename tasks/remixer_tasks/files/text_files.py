@@ -1,28 +1,82 @@
-"""Files from anybody as bytes and as lines of text: plain or gzipped, local or gs://, in bounded memory."""
+"""Reads lines of text files in bounded memory: plain or gzipped, local or in a bucket, a whole file or a part of it."""
 
 from __future__ import annotations
 
 import codecs
 import contextlib
+import dataclasses
 import gzip
 import io
+import sys
 import zlib
 from collections.abc import Iterable, Iterator
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from remixer_t5x import untrusted_files
 from remixer_t5x.errors import UserError
 from remixer_t5x.lazy import tf
-from remixer_tasks.files import bounded_lines
 from remixer_tasks.files.malformed import Malformed
-from remixer_tasks.files.parts import Part
+
+# Bytes of a line or document. Longer than any book, and short enough to be parsed with a few of them in memory.
+LONGEST = 50_000_000
+_CHUNK = 1 << 20
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """The lines of a local file whose first byte is in [start, end).
+
+    paragraphs: both bounds are moved on to the end of the next blank line, so that no paragraph is cut.
+
+    Finding the bounds of all parts reads the file at most twice, however long its lines are: only a part in which a
+    line begins looks for its end.
+    """
+
+    start: int
+    end: int
+    paragraphs: bool = False
+
+    def find(self, file: Any) -> tuple[int, int]:
+        """The offset and the number of bytes of its lines."""
+        first = self._boundary(file, self.start, self.end)
+        last = None if first is None else self._boundary(file, self.end, sys.maxsize)
+        return (0, 0) if first is None or last is None else (first, last - first)
+
+    def _boundary(self, file: Any, offset: int, limit: int) -> int | None:
+        """The first place to cut at `offset` or after; None if no line that begins before `limit` leads to it."""
+        if offset == 0:
+            return 0
+        file.seek(offset - 1)
+        is_blank = _skip_line(file, limit)
+        while self.paragraphs and is_blank is not None:
+            if file.tell() >= limit:
+                return None
+            if is_blank := _skip_line(file, limit):
+                break
+        return None if is_blank is None else file.tell()
+
+
+def _skip_line(file: Any, limit: int) -> bool | None:
+    """Reads to the end of the line. Returns whether the line was blank, or the file was at its end; None if the line
+    continues beyond `limit`.
+
+    A blank line has only ASCII white space, and less than `_CHUNK` of it. Any line that the reader takes for blank is a
+    place to cut, so it may take more lines for blank.
+    """
+    piece = file.readline(_CHUNK)
+    is_blank = not piece.strip() and len(piece) < _CHUNK
+    while piece and not piece.endswith(b'\n'):
+        if file.tell() >= limit:
+            return None
+        piece = file.readline(_CHUNK)
+    return is_blank
 
 
 @contextlib.contextmanager
 def opened(path: str, advice: str = Malformed.file_advice) -> Iterator[BinaryIO | gzip.GzipFile]:
     """The file's bytes, unzipped if its name ends in .gz; an error while it is read is a UserError with `advice`."""
     try:
-        with bounded_lines.remote(path) if '://' in path else untrusted_files.opened(path) as file:
+        with io.BufferedReader(_Remote(path), _CHUNK) if '://' in path else untrusted_files.opened(path) as file:
             if path.endswith('.gz'):
                 with gzip.GzipFile(fileobj=file) as unzipped:
                     yield unzipped
@@ -37,32 +91,116 @@ def opened(path: str, advice: str = Malformed.file_advice) -> Iterator[BinaryIO 
         raise UserError(f'{path}: {reason}; {advice}') from error
 
 
+class _Remote(io.RawIOBase):
+    """A file in a bucket; TensorFlow's own object lacks `readline(size)`, which `io.BufferedReader` adds."""
+
+    def __init__(self, path: str):
+        self._file = tf.io.gfile.GFile(path, 'rb')
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        data = self._file.read(len(buffer))
+        buffer[: len(data)] = data
+        return len(data)
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        self._file.seek(offset, whence)
+        return self._file.tell()
+
+    def tell(self) -> int:
+        return self._file.tell()
+
+    def close(self) -> None:
+        if not self.closed:
+            self._file.close()
+        super().close()
+
+
 def lines(
     path: str, longest: int, malformed: Malformed, encoding: str = 'utf-8', part: Part | None = None
 ) -> Iterator[tuple[int, str]]:
-    """(number from 1, line without its end), without the lines that are too long, have a NUL, or are not UTF-8.
+    """(number, line without its end), without the lines that are too long, contain a NUL, or are not UTF-8.
 
-    A file that begins as an archive or another kind of file does is one malformed line. The lines of a `part` (None is
-    all of the file) are numbered from its own first line. Raises UserError for a file that is not text in `encoding`,
-    unless that is UTF-8.
+    A file that begins as an archive or another kind of file does is one malformed line. Numbers count from 1 at the
+    start of the file or `part`; `malformed` gets numbers in the file. Raises UserError for a file that is not text in
+    `encoding`, unless that is UTF-8.
     """
     with opened(path, malformed.file_advice) as file:
         if codecs.lookup(encoding).name != 'utf-8':
             yield from _other_lines(path, file, longest, malformed, encoding)
             return
-        is_start = part is None or part.start == 0
-        for number, chunk in bounded_lines.chunks(part.of(file) if part else file, longest):
-            if number == 1 and is_start and (kind := _kind(chunk or b'')):
+        start, size = part.find(file) if part else (0, sys.maxsize)
+        if part:
+            file.seek(start)
+            malformed.lines_before = lambda: _count_lines(path, start)
+        for number, chunk in _chunks(file, longest, size):
+            is_start = number == 1 and start == 0
+            if is_start and (kind := _kind(chunk or b'')):
                 malformed.record(path, 1, kind)
                 return
             if chunk is None:
                 malformed.record(path, number, f'the line has more than {longest:,} bytes')
             else:
-                yield from _lines_of(path, number, chunk, malformed, is_start and number == 1)
+                yield from _lines_of(path, number, chunk, malformed, is_start)
+
+
+def _count_lines(path: str, end: int) -> int:
+    """The number of lines that end before byte `end`."""
+    with opened(path) as file:
+        return sum(file.read(min(_CHUNK, end - at)).count(b'\n') for at in range(0, end, _CHUNK))
+
+
+def _chunks(file: Any, longest: int, size: int) -> Iterator[tuple[int, bytes | None]]:
+    """(number of its first line, whole lines) of the next `size` bytes; None in place of a line of more than `longest`.
+
+    Many lines at once, because a few operations on each line would take most of the time of reading text.
+    """
+    if longest < _CHUNK:
+        yield from _numbered(file, longest, b'\n', size)
+        return
+    number = 1
+    while size > 0 and (data := file.read(min(_CHUNK, size))):
+        cut = data.rfind(b'\n') + 1
+        rest = data[cut:]
+        if rest:
+            rest += file.readline(longest + 1 - len(rest))
+        is_whole = len(rest) <= longest or rest.endswith(b'\n')
+        if is_whole:
+            yield number, data[:cut] + rest
+        elif cut:
+            yield number, data[:cut]
+        number += data.count(b'\n') + bool(rest)
+        size -= cut + len(rest)
+        if not is_whole:
+            while rest and not rest.endswith(b'\n'):
+                rest = file.readline(_CHUNK)
+                size -= len(rest)
+            yield number - 1, None
+
+
+def _numbered(file: Any, longest: int, end: Any, size: int = sys.maxsize) -> Iterator[tuple[int, Any]]:
+    """(number from 1, line with its `end`) of the next `size` bytes or characters; None in place of a line of more than
+    `longest`.
+    """
+    number = 0
+    while size > 0 and (line := file.readline(longest + 1)):
+        number, size = number + 1, size - len(line)
+        if len(line) <= longest or line.endswith(end):
+            yield number, line
+            continue
+        while line and not line.endswith(end):
+            line = file.readline(_CHUNK)
+            size -= len(line)
+        yield number, None
 
 
 def _lines_of(path: str, first: int, chunk: bytes, malformed: Malformed, is_start: bool) -> Iterable[tuple[int, str]]:
-    """The lines of a chunk, all at once where all of them are text."""
+    """The lines of a chunk, all at once if all of them are text."""
     try:
         text = chunk.decode('utf-8-sig' if is_start else 'utf-8')
     except UnicodeDecodeError:
@@ -89,7 +227,7 @@ def _other_lines(
 ) -> Iterator[tuple[int, str]]:
     with io.TextIOWrapper(file, encoding=encoding, newline='\n') as text:  # type: ignore[type-var]
         try:
-            for number, line in bounded_lines.numbered(text, longest, '\n'):
+            for number, line in _numbered(text, longest, '\n'):
                 if line is None or '\0' in line:
                     reason = f'the line has more than {longest:,} characters' if line is None else 'a NUL character'
                     malformed.record(path, number, reason)

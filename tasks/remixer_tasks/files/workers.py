@@ -1,12 +1,11 @@
-"""Python processes that do work next to this one: the Python of one process uses one core.
+"""Runs a function in other Python processes, because the Python of one process uses one core.
 
-They are started as new programs, because a copy of a process (a fork) hangs where its libraries have threads, and they
-load neither TensorFlow nor JAX. They end within a second of this process, also if it is killed.
+They are started as new programs: a fork of a process with threads may hang, and `multiprocessing` would run the user's
+main module again. They load neither TensorFlow nor JAX, and end within a second of this process, even if it is killed.
 """
 
 from __future__ import annotations
 
-import collections
 import contextlib
 import os
 import pickle
@@ -22,10 +21,6 @@ from typing import Any
 
 from remixer_t5x.errors import UserError
 
-# A function of a module and its arguments. It gives results one by one, and all of it can be pickled.
-Job = tuple[Callable[..., Iterator[Any]], tuple[Any, ...]]
-# Results of one job that wait until the jobs before it are read.
-_WAITING = 16
 _START = 'import sys; sys.path[:] = {path!r}; from remixer_tasks.files import workers; workers.main({parent})'
 
 
@@ -34,114 +29,51 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, 'sched_getaffinity') else os.cpu_count() or 1
 
 
-class Workers:
-    """`count` processes, each started when it is needed. Use it as a context manager, in any number of threads."""
+def in_order(function: Callable[..., Any], jobs: Sequence[tuple[Any, ...]], count: int) -> Iterator[Any]:
+    """The results of `function(*job)` in the order of the jobs, computed by `count` processes.
 
-    def __init__(self, count: int):
-        self._idle: queue.LifoQueue[subprocess.Popen[bytes] | None] = queue.LifoQueue()
-        self._all: list[subprocess.Popen[bytes]] = []
-        self._closed = False
-        for _ in range(count):
-            self._idle.put(None)
+    Function, arguments and results are pickled. Raises UserError where the function does, or if its process is killed,
+    and RuntimeError for any other error.
+    """
+    code = _START.format(path=sys.path, parent=os.getpid())
+    processes = [
+        subprocess.Popen([sys.executable, '-P', '-c', code], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        for _ in range(min(count, len(jobs)))
+    ]
+    idle: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    for process in processes:
+        idle.put(process)
 
-    def results(self, function: Callable[..., Iterator[Any]], *arguments: Any) -> Iterator[Any]:
-        """What `function` gives in one of the processes; waits for a process.
-
-        Raises UserError where the function does, or its process was killed; RuntimeError for another fault.
-        """
-        process = self._idle.get() or self._start()
+    def call(job: tuple[Any, ...]) -> Any:
+        process = idle.get()
         try:
-            yield from _results(process, function, arguments)
-        except BaseException:
-            process.kill()
-            self._idle.put(None)
-            raise
-        self._idle.put(process)
-
-    def _start(self) -> subprocess.Popen[bytes]:
-        if self._closed:
-            raise RuntimeError('these workers are closed')
-        code = _START.format(path=sys.path, parent=os.getpid())
-        process = subprocess.Popen([sys.executable, '-P', '-c', code], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-        self._all.append(process)
-        return process
-
-    def __enter__(self) -> Workers:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._closed = True
-        for process in self._all:
-            process.kill()
-        for process in self._all:
-            process.wait()
-            for pipe in (process.stdin, process.stdout):
-                with contextlib.suppress(OSError):
-                    pipe.close()  # type: ignore[union-attr]
-
-
-def _results(process: Any, function: Callable[..., Iterator[Any]], arguments: tuple[Any, ...]) -> Iterator[Any]:
-    try:
-        pickle.dump((function, arguments), process.stdin)
-        process.stdin.flush()
-        while True:
-            kind, value = pickle.load(process.stdout)
-            if kind == 'result':
-                yield value
-            elif kind == 'end':
-                return
-            elif kind == 'user error':
-                raise UserError(value)
-            else:
-                raise RuntimeError(f'a worker failed:\n{value}')
-    except (EOFError, BrokenPipeError, pickle.UnpicklingError) as error:
-        raise UserError(
-            f'a process that reads data ended with exit code {process.wait()}; if the machine ran out of memory, give '
-            'it more, or fewer cores'
-        ) from error
-
-
-def in_order(jobs: Sequence[Job], count: int) -> Iterator[Any]:
-    """The results of all jobs, job by job, while `count` processes work on the next jobs. Raises as `results` does."""
-    stop = threading.Event()
-    waiting: collections.deque[queue.Queue[Any]] = collections.deque()
-    with Workers(count) as workers, ThreadPoolExecutor(count) as threads:
-        try:
-            for job in jobs:
-                waiting.append(queue.Queue(_WAITING))
-                threads.submit(_fill, workers, job, waiting[-1], stop)
-                if len(waiting) > count:
-                    yield from _drain(waiting.popleft())
-            while waiting:
-                yield from _drain(waiting.popleft())
+            pickle.dump((function, job), process.stdin)
+            process.stdin.flush()
+            error, result = pickle.load(process.stdout)
+        except (EOFError, BrokenPipeError, pickle.UnpicklingError) as broken:
+            raise UserError(
+                f'a process that reads data ended with exit code {process.wait()}; if the machine ran out of memory, '
+                'give it more, or fewer cores'
+            ) from broken
         finally:
-            stop.set()
-
-
-def _fill(workers: Workers, job: Job, place: queue.Queue[Any], stop: threading.Event) -> None:
-    def put(item: Any) -> None:
-        while not stop.is_set():
-            with contextlib.suppress(queue.Full):
-                return place.put(item, timeout=0.1)
-
-    try:
-        for result in workers.results(job[0], *job[1]):
-            put((result, None))
-            if stop.is_set():
-                return
-        put((None, StopIteration()))
-    except BaseException as error:
-        put((None, error))
-
-
-def _drain(place: queue.Queue[Any]) -> Iterator[Any]:
-    while True:
-        result, error = place.get()
-        if isinstance(error, StopIteration):
-            return
+            idle.put(process)
         if error is not None:
-            raise error
-        yield result
+            raise error(result)
+        return result
+
+    with ThreadPoolExecutor(max(len(processes), 1)) as threads:
+        try:
+            yield from threads.map(call, jobs)
+        finally:
+            for process in processes:
+                # A job that runs ends with its process, so that no thread waits for it.
+                process.kill()
+                process.wait()
+            threads.shutdown(cancel_futures=True)
+            for process in processes:
+                for pipe in (process.stdin, process.stdout):
+                    with contextlib.suppress(OSError):
+                        pipe.close()  # type: ignore[union-attr]
 
 
 def main(parent: int) -> None:
@@ -150,13 +82,11 @@ def main(parent: int) -> None:
     results = os.fdopen(os.dup(1), 'wb')
     # What a library prints must not get among the results.
     os.dup2(2, 1)
-    jobs = sys.stdin.buffer
     with contextlib.suppress(EOFError, BrokenPipeError, KeyboardInterrupt):
         while True:
-            function, arguments = pickle.load(jobs)
-            for message in _messages(function, arguments):
-                pickle.dump(message, results, pickle.HIGHEST_PROTOCOL)
-                results.flush()
+            function, arguments = pickle.load(sys.stdin.buffer)
+            pickle.dump(_result(function, arguments), results)
+            results.flush()
 
 
 def _end_with(parent: int) -> None:
@@ -166,12 +96,10 @@ def _end_with(parent: int) -> None:
     os._exit(0)
 
 
-def _messages(function: Callable[..., Iterator[Any]], arguments: tuple[Any, ...]) -> Iterator[tuple[str, Any]]:
+def _result(function: Callable[..., Any], arguments: tuple[Any, ...]) -> tuple[type[Exception] | None, Any]:
     try:
-        for value in function(*arguments):
-            yield 'result', value
-        yield 'end', None
+        return None, function(*arguments)
     except UserError as error:
-        yield 'user error', str(error)
+        return UserError, str(error)
     except Exception:
-        yield 'fault', traceback.format_exc()
+        return RuntimeError, f'a worker failed:\n{traceback.format_exc()}'

@@ -3,34 +3,33 @@
 With `data_dir` set, that folder is searched (TFDS's layout first); without it TFDS_DATA_DIR or ~/tensorflow_datasets,
 then REMIXER_T5X_DATA, then the `data` folder of the cache, which downloads go to.
 
-Published files are parsed once into TFRecords in the cache, so that errors in them appear before a model is
-trained on half of them, and positions in them can be saved. Both kinds are read in one thread, see
-`text_corpus.TextSource`.
+Published files are parsed once into the cache, so that errors in them appear before a model is trained on half of them.
+Their rows are read by index, see `arrow_files.Documents.dataset`; those of TFDS in one thread, because tf.data cannot
+restore the position of several.
 """
 
 from __future__ import annotations
 
-import json
 import os
-import random
 import re
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import tensorflow_datasets as tfds
 
 from remixer_t5x.errors import UserError
 from remixer_t5x.lazy import seqio, tf
 from remixer_tasks.benchmarks.sources.dataset import INTEGER, REAL, TEXT, TEXTS, TRAIN, Dataset, Example, Layout
+from remixer_tasks.corpora import arrow_files
 from remixer_tasks.files import cache
 from remixer_tasks.files.notice import Notice
 
-# Training examples are dealt to files, so that their order can change and hosts share the work. Few examples need few
-# files: the shuffle buffer reads a small split many times over, and opens each file again every time.
-TRAIN_SHARDS = 16
-EXAMPLES_PER_SHARD = 1000
+# Examples of TFDS among which the next is drawn. TensorFlow saves them, some kilobytes each, in every position.
+SHUFFLE_BUFFER = 256
+_ROWS = 'rows.arrow'
 _DTYPES = {TEXT: tf.string, TEXTS: tf.string, INTEGER: tf.int64, REAL: tf.float32}
 
 
@@ -74,17 +73,19 @@ class LabelledSource(seqio.DataSource):
     """seqio source of a Dataset, without touching any file before the first question about one.
 
     Reports no number of examples to seqio, which would then cache small data sets in memory with an op that has no
-    symbolic checkpoint; `count` does.
+    symbolic checkpoint; `count` does. repeats: as of `text_source.TextSource`, for published files.
     """
+
+    repeats = False
 
     def __init__(self, dataset: Dataset, splits: tuple[str, ...], data_dir: str | None = None):
         self._dataset = dataset
         self._data_dir = data_dir
-        super().__init__(splits)
+        super().__init__(splits, performs_internal_shuffling=True)
 
     @property
     def supports_arbitrary_sharding(self) -> bool:
-        return False
+        return True
 
     def origin(self, split: str) -> str | None:
         """The TFDS folder or the file that the split is read from, None where there is neither."""
@@ -99,19 +100,21 @@ class LabelledSource(seqio.DataSource):
         folder = self._tfds_folder(split)
         if folder:
             return tfds.builder_from_directory(folder).info.splits[self._tfds_split(split)].num_examples
-        return json.loads((self._parsed(split) / 'count.json').read_text())
+        return len(self._rows(split))
 
     def list_shards(self, split: str) -> list[str]:
         folder = self._tfds_folder(split)
         if folder:
             return [os.fspath(path) for path in self._tfds_info(folder, split).filepaths]
-        return sorted(str(path) for path in self._parsed(split).glob('*-of-*'))
+        return [str(self._parsed(split) / _ROWS)]
+
+    def records(self, split: str) -> list[str]:
+        """Files that TensorFlow reads, and reports as damaged without their names."""
+        return self.list_shards(split) if self._tfds_folder(split) else []
 
     def repair(self, path: str) -> str:
-        """What to do about a damaged file of the source."""
-        folder = Path(path).parent
-        is_ours = cache.root() in folder.parents
-        return cache.repair(folder) if is_ours else f'prepare the TFDS data set in {folder} again'
+        """What to do about a damaged file of `records`."""
+        return f'prepare the TFDS data set in {Path(path).parent} again'
 
     def get_dataset(
         self,
@@ -121,36 +124,39 @@ class LabelledSource(seqio.DataSource):
         shard_info: seqio.ShardInfo | None = None,
         **_: Any,
     ) -> tf.data.Dataset:
-        """Flat examples; `shuffle` orders the shards. `_`: what seqio's sources take and do not use.
+        """Flat examples. `_`: what seqio's sources take and do not use.
 
         Raises UserError for a split that is missing, empty or malformed.
         """
+        if shuffle and seed is None:
+            seed = np.random.default_rng().integers(2**31).item()
         folder = self._tfds_folder(split)
         if folder:
             return self._from_tfds(folder, split, shuffle, seed, shard_info)
-        paths = self.list_shards(split)
-        files = tf.data.Dataset.from_tensor_slices(paths)
-        if shard_info:
-            files = files.shard(shard_info.num_shards, shard_info.index)
-        if shuffle:
-            files = files.shuffle(len(paths), seed=seed)
-        return files.interleave(tf.data.TFRecordDataset, cycle_length=16, block_length=16).map(self._parse)
+        rows = self._rows(split).dataset(seed if shuffle else None, shard_info, repeat=shuffle and self.repeats)
+        return rows.map(self._parse)
 
     def _from_tfds(self, folder, split, shuffle, seed, shard_info) -> tf.data.Dataset:
-        self._tfds_info(folder, split)
+        share = shard_info or seqio.ShardInfo(0, 1)
+        shares_files = len(self._tfds_info(folder, split).filepaths) >= share.num_shards
         config = tfds.ReadConfig(
             shuffle_seed=seed,
             interleave_cycle_length=16,
             num_parallel_calls_for_decode=1,
             num_parallel_calls_for_interleave_files=None,
             try_autocache=False,
-            input_context=shard_info and tf.distribute.InputContext(shard_info.num_shards, shard_info.index),
+            input_context=tf.distribute.InputContext(share.num_shards, share.index) if shares_files else None,
         )
         builder = tfds.builder_from_directory(folder)
         with warnings.catch_warnings():
             # TFDS asks for a deterministic order, which an interleave in one thread has anyway.
             warnings.filterwarnings('ignore', 'The `deterministic` argument has no effect')
             examples = builder.as_dataset(split=self._tfds_split(split), shuffle_files=shuffle, read_config=config)
+        if not shares_files:
+            examples = examples.shard(share.num_shards, share.index)
+        if shuffle:
+            # Before examples are repeated, so that each comes once in every epoch.
+            examples = examples.shuffle(SHUFFLE_BUFFER, seed=seed)
         return examples.map(self._flatten)
 
     def _tfds_folder(self, split: str) -> str | None:
@@ -185,13 +191,13 @@ class LabelledSource(seqio.DataSource):
         return tf.io.parse_single_example(record, spec)
 
     def _parsed(self, split: str) -> Path:
-        """The cached TFRecords of the split, made first if need be."""
+        """The folder of the split's rows in the cache, made first if need be."""
         self._tfds_folder(split)
         raw = find_raw(self._dataset, split, self._data_dir)
         if raw is None:
             raise UserError(missing(self._dataset, split, self._data_dir))
         layout, paths = raw
-        name = cache.key('rows 1', self._dataset.name, split, sorted(self._dataset.features), [state(p) for p in paths])
+        name = cache.key('rows 2', self._dataset.name, split, sorted(self._dataset.features), [state(p) for p in paths])
         folder = cache.root() / 'rows' / name
         if not folder.exists():
             with cache.adding(folder) as temporary:
@@ -201,20 +207,16 @@ class LabelledSource(seqio.DataSource):
         cache.check(folder)
         return folder
 
+    def _rows(self, split: str) -> arrow_files.Documents:
+        folder = self._parsed(split)
+        return arrow_files.Documents([folder / _ROWS], repair=cache.repair(folder))
+
     def _write(self, split: str, examples: Iterator[Example], folder: Path, paths: list[str]) -> None:
         notice = Notice(f'reading {self._dataset.name}, split {split}')
         records = [self._serialize(example) for example in examples]
         if not records:
             raise UserError(f'{", ".join(paths)} has no examples: download the file again, or choose another split')
-        if split == TRAIN:
-            random.Random(0).shuffle(records)
-        # Other splits keep the order of their file.
-        shards = min(TRAIN_SHARDS, -(-len(records) // EXAMPLES_PER_SHARD)) if split == TRAIN else 1
-        for index in range(shards):
-            with tf.io.TFRecordWriter(str(folder / f'{split}-{index:05d}-of-{shards:05d}')) as writer:
-                for record in records[index::shards]:
-                    writer.write(record)
-        (folder / 'count.json').write_text(json.dumps(len(records)))
+        arrow_files.write(folder / _ROWS, records, lambda: '')
         notice.done(f'{len(records):,} examples')
 
     def _serialize(self, example: Example) -> bytes:
