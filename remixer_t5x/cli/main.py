@@ -13,7 +13,7 @@ import tempfile
 import traceback
 from collections.abc import Mapping, Sequence
 
-from remixer_t5x import __version__, startup
+from remixer_t5x import __version__, lazy, startup
 from remixer_t5x.cli import (
     arguments,
     compare,
@@ -121,6 +121,7 @@ def _run(argv: Sequence[str], own_process: bool) -> int:
     args.report_error = report_error
     compilation_cache.enable()
     _set_environment(command.env, may_restart=own_process)
+    lazy.verbose = args.verbose
     if args.verbose:
         startup.begin()
     else:

@@ -115,7 +115,9 @@ def _lowered(step: Step) -> jax.stages.Lowered:
         dropout=step.dropout,
         trainable=getattr(step.optimizer, 'trainable', None),
     )
-    return train_step.jit_train_step(function, plan.shardings, step.partitioner).lower(plan.abstract, _batch(step))
+    return train_step.jit_train_step(function, plan.shardings, step.partitioner, donate=True).lower(
+        plan.abstract, _batch(step)
+    )
 
 
 def of_compiled(step: Step, program: jax.stages.Compiled) -> StepMemory:

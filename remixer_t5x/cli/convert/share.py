@@ -9,7 +9,7 @@ from typing import Any
 import jax
 from flax import linen as nn
 
-from remixer_t5x.api import saved_models
+from remixer_t5x.api import saved_models, trained_model
 from remixer_t5x.cli.convert import with_model
 from remixer_t5x.cli.convert.checks import check_same, say, size
 from remixer_t5x.cli.report import runs
@@ -46,7 +46,8 @@ def push(args: argparse.Namespace) -> None:
 def _write(args: argparse.Namespace, folder: pathlib.Path, name: str, address: str) -> int:
     """Writes weights, configuration, vocabulary and card. Returns the step of the checkpoint."""
     checkpoint = saved_models.find(args.checkpoint)
-    model, vocabulary, _, gin_text = saved_models.described(checkpoint)
+    model, vocabulary, lengths = saved_models.described(checkpoint)
+    gin_text = trained_model.gin_text(model, lengths)
     task_vocabulary.check_ids('VOCABULARY', vocabulary, model.vocab_size)
     say('reading', checkpoint)
     library = 'transformers'
@@ -119,12 +120,7 @@ def read(args: argparse.Namespace, folder: pathlib.Path) -> None:
     say('reading', str(folder))
     params, step, record = shared.params()
     shutil.copytree(folder / task_vocabulary.FOLDER, target / task_vocabulary.FOLDER)
-    text = f"""{shared.gin_text()}
-from __gin__ import dynamic_registration
-from remixer_tasks import vocabularies
-VOCABULARY = @vocabularies.saved()
-vocabularies.saved.folder = {str(target)!r}
-"""
+    text = f'{shared.gin_text()}\n{task_vocabulary.gin_text(target)}'
     (target / model_dir.CONVERTED).write_text(text)
     written = converted.write(target, params, step, {**record, 'config': text, 'converted_from': str(folder)})
     say('read', size(params))
