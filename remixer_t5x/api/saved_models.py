@@ -59,7 +59,8 @@ def load(
         lengths: maximum tokens of `inputs` and `targets` instead of the run's TASK_FEATURE_LENGTHS; one may be missing.
         partitioner: the devices; None is all of this machine's, each with all parameters.
         vocabulary: a SentencePiece model, or the tokenizer.json of a BERT, for a Hugging Face folder that has none.
-        trust_gin: also loads a shared model whose model.gin names other modules than those of this package's models.
+        trust_gin: also loads a shared model whose model.gin names other modules than those of this package's models,
+            and imports those that the folder has in `code`.
         dtype: of activations and parameters, such as 'bfloat16', which halves the memory; None is the DTYPE of the run,
             with float32 parameters.
 
@@ -226,7 +227,8 @@ def _load_shared(
 ) -> TrainedModel:
     folder = shared.folder
     arrays, _, record = shared.params()
-    model, vocabulary, found = _of_text(shared.gin_text(), task_vocabulary.saved(folder))
+    with shared.importable_code():
+        model, vocabulary, found = _of_text(shared.gin_text(), task_vocabulary.saved(folder))
     ours = task_vocabulary.record(vocabulary)
     if record['vocabulary'] != ours:
         raise UserError(
