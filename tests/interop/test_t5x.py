@@ -14,13 +14,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import linen as nn
+from gin import config_parser
 
 from remixer_t5x import axes, build_model
 from remixer_t5x.architecture.encoder_decoder import EncoderDecoder
 from remixer_t5x.architecture.layer import PreNorm
 from remixer_t5x.architecture.stack import Stack
-from remixer_t5x.config import scan
-from remixer_t5x.config.bindings import Bindings
+from remixer_t5x.config import loading
 from remixer_t5x.interop.t5x import checkpoint as t5x_checkpoint
 from remixer_t5x.layers.positions import RelativePositionBias
 from remixer_t5x.model.losses import CrossEntropy
@@ -44,7 +44,9 @@ VOCAB, INPUTS, TARGETS = 48, 9, 7
 
 def bindings(file: str) -> dict:
     text = (CONFIGS / 't5x' / file).read_text()
-    return {binding.key: binding.value for binding in Bindings(scan.scan(text, file)).all}
+    statements = config_parser.ConfigParser(text, loading.Names())
+    found = [one for one in statements if isinstance(one, config_parser.BindingStatement)]
+    return {f'{one.selector}.{one.arg_name}'.rstrip('.'): one.value for one in found}
 
 
 @pytest.fixture(scope='module')
