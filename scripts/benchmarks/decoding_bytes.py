@@ -20,7 +20,8 @@ from jax.sharding import SingleDeviceSharding
 import remixer_t5x
 from remixer_t5x.cli.info.memory import tracing_for
 from remixer_t5x.costs.speed import compiled_program, machines, roofline
-from remixer_t5x.devices.hypothetical import Hardware, Topology
+from remixer_t5x.devices.hardware_table import Topology
+from remixer_t5x.devices.hypothetical import Hardware
 from remixer_t5x.model.seq2seq import Seq2Seq
 
 GB = 1e9

@@ -12,7 +12,8 @@ from remixer_t5x.costs.speed import forecast, published_speeds, speed_advice, sp
 from remixer_t5x.costs.speed.forecast import Forecast
 from remixer_t5x.costs.speed.speed_advice import Advice
 from remixer_t5x.costs.step_memory import Step
-from remixer_t5x.devices.hypothetical import Hardware, Topology
+from remixer_t5x.devices.hardware_table import Topology
+from remixer_t5x.devices.hypothetical import Hardware
 
 _NOTE = (
     'The bound says what the step cannot beat, not what it will take: compare ratios of it and of the estimate, '
