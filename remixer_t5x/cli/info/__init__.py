@@ -3,6 +3,7 @@ step.
 """
 
 import argparse
+import os
 
 from remixer_t5x.cli import arguments
 from remixer_t5x.cli.command import ON_CPU, Command
@@ -28,6 +29,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help='how fast a training step can be on the machine of a hardware file, what limits it and what to change; '
         'a number: how many of the changes to compile too (0)',
     )  # fmt: skip
+    kinds.add_argument(
+        '--self_check', action='store_true',
+        help="compare the device's kernels with their formulas (on a CPU: a TPU's and a GPU's, interpreted), and on an "
+        "accelerator a step's time with its forecast",
+    )  # fmt: skip
     parser.add_argument(
         '--compare', nargs='?', const='', metavar='SIZES',
         help='all models at these sizes, by comma (default tiny,small,base), and the figures of the papers; '
@@ -51,6 +57,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> None:
     """Prints the tables that are asked for."""
     _check_together(args)
+    if args.self_check:
+        from remixer_t5x.cli.info import self_check
+
+        self_check.show(args)
+        return
+    os.environ.update({**ON_CPU, **os.environ})
     if args.speed is not None:
         from remixer_t5x.cli.info import models, speed
 
@@ -113,7 +125,7 @@ COMMAND = Command(
         '--gin_file=hardware/tpu_v3_32.gin',
         'remixer-t5x info --memory --gin_file=experiments/t5_1_1_base_c4.gin --gin_file=hardware/h100_8.gin',
         'remixer-t5x info --speed --gin_file=experiments/t5_1_1_base_c4.gin --gin_file=hardware/tpu_v5e_8.gin',
+        'remixer-t5x info --self_check',
     ),
-    ON_CPU,
     prints_result=True,
 )
