@@ -1,4 +1,4 @@
-"""`mix` by a kernel that holds A on the chip while the tokens of a block pass.
+"""`mix` block by block: A is on the chip while the tokens of a block pass, in a kernel or in unrolled operations.
 
 Between blocks A is in the device's memory: A before each block is a sum of matmuls, which the backward pass computes
 again. Rows as short as a block, such as T5's targets, never have A in memory at all.
@@ -21,7 +21,7 @@ Activation = Callable[[jax.Array], jax.Array]
 
 
 class Tokens(NamedTuple):
-    """What a kernel reads of the tokens of a block; `None` for what a call does not have.
+    """What is read of the tokens of a block; `None` for what a call does not have.
 
     Attributes:
         w_in, w_out: [batch, tokens, heads, hidden].
@@ -47,7 +47,7 @@ class BlockGradients(NamedTuple):
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
-def mix_by_kernel(
+def mix_by_blocks(
     kernel: ModuleType,
     activation: Activation,
     w_in: jax.Array,
@@ -59,7 +59,7 @@ def mix_by_kernel(
     """`mix.mix_through_running_hidden` of arguments that are zero at padding.
 
     Args:
-        kernel: a module with `forward`, `backward` and `block_length`, as `tpu`.
+        kernel: a module with `forward`, `backward` and `block_length`: `tpu` or `unrolled`.
         activation: elementwise function of the hidden units.
         w_in, value, w_out, keep, scale: as in `Tokens`, of whole rows.
 
@@ -82,7 +82,7 @@ def _gradients(kernel, activation, tokens, gradient):
     return *run(tokens, gradient), None, None
 
 
-mix_by_kernel.defvjp(_mix_and_keep, _gradients)
+mix_by_blocks.defvjp(_mix_and_keep, _gradients)
 
 
 def _specs(tokens: Tokens) -> Tokens:

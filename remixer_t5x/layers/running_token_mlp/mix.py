@@ -6,9 +6,8 @@ backward pass, which is length x width numbers, and compute the rest again from 
 
 * Token by token, for a CPU, where a row's A stays in cache: the backward pass takes A_t back to A_{t-1} by subtracting
   what token t added, and restarts the sum where an example or a block ends, so that rounding errors cannot pile up.
-* By a kernel that holds A on the chip, on a TPU and on a GPU (`blocks`).
-* Chunk by chunk, on an accelerator where the kernel cannot compute the call: the sums of a few tokens are one masked
-  matmul, and autodiff does the rest.
+* Block by block, on an accelerator (`blocks`): by a TPU's kernel that holds A on the chip, or in unrolled operations
+  that XLA fuses.
 """
 
 import functools
@@ -21,15 +20,12 @@ from jax.ad_checkpoint import checkpoint_name
 from remixer_t5x.layers import each_device, self_check
 from remixer_t5x.layers.attention.formula import ATTENTION_OUTPUT
 from remixer_t5x.layers.compile_target import on_cpu, target_platform
-from remixer_t5x.layers.running_token_mlp import gpu, tpu
-from remixer_t5x.layers.running_token_mlp.blocks import mix_by_kernel
+from remixer_t5x.layers.running_token_mlp import tpu, unrolled
+from remixer_t5x.layers.running_token_mlp.blocks import mix_by_blocks
 
 Activation = Callable[[jax.Array], jax.Array]
 
-_KERNELS = {'tpu': tpu, 'gpu': gpu}
-
-# Number of tokens in a chunk: the matmul costs 2 * CHUNK operations for each number of A, the activation about 20.
-CHUNK = 16
+_BLOCKWISE = {'tpu': tpu, 'unrolled': unrolled}
 
 
 def mix_through_running_hidden(
@@ -58,21 +54,22 @@ def mix_through_running_hidden(
     """
     is_token = (ids > 0)[..., None, None]
     operands = jnp.where(is_token, w_in, 0), jnp.where(is_token, value, 0), w_out, ids, hidden_scale
-    platform = target_platform()
-    if kernel := _KERNELS.get(platform):
-        refusal = kernel.refusal(w_in, value)
+    if on_cpu():
+        return _by_tokens(packed, activation, *operands)
+    if target_platform() == 'tpu':
+        refusal = tpu.refusal(w_in, value)
         if refusal is None:
-            refusal = self_check.failure(_check(platform, packed, activation, w_in, value, hidden_scale))
+            refusal = self_check.failure(_check(packed, activation, w_in, value, hidden_scale))
         if refusal is None:
-            return _by_kernel(platform, packed, activation, *operands)
-        self_check.warn_of_formula('the running token MLP', f'the {platform} kernel', refusal)
-    return _by_formula(packed, activation, *operands)
+            return _by_blocks('tpu', packed, activation, *operands)
+        self_check.warn_of_formula('the running token MLP', 'the TPU kernel', refusal)
+    return _by_blocks('unrolled', packed, activation, *operands)
 
 
 def _check(
-    platform: str, packed: bool, activation: Activation, w_in: jax.Array, value: jax.Array, scale: jax.Array | None
+    packed: bool, activation: Activation, w_in: jax.Array, value: jax.Array, scale: jax.Array | None
 ) -> self_check.Check:
-    """The check of a kernel for one device's part of the heads."""
+    """The check of the TPU's kernel for one device's part of the heads."""
     (batch, length, heads, hidden), features, rows = w_in.shape, value.shape[-1], self_check.ROWS
     heads = each_device.heads_of_device(batch, heads)
     of_hidden = jax.ShapeDtypeStruct((rows, length, heads, hidden), w_in.dtype)
@@ -81,10 +78,10 @@ def _check(
     of_scale = None if scale is None else jax.ShapeDtypeStruct((rows, length), scale.dtype)
     call = f'{length} tokens, {heads} heads of {hidden} units and {features} features{", packed" * packed}'
     return self_check.Check(
-        f'running_token_mlp_{platform}',
+        'running_token_mlp_tpu',
         call,
-        functools.partial(_by_kernel, platform, packed, activation),
-        functools.partial(_by_formula, packed, activation),
+        functools.partial(_by_blocks, 'tpu', packed, activation),
+        functools.partial(_by_blocks, 'unrolled', packed, activation),
         (of_hidden, of_value, of_hidden, ids, of_scale),
         packed,
     )
@@ -97,29 +94,25 @@ def _neighbours(packed: bool, ids: jax.Array) -> tuple[jax.Array, jax.Array]:
     return examples, jnp.roll(examples, 1, axis=1).at[:, 0].set(examples[:, 0])
 
 
-def _by_kernel(platform, packed, activation, w_in, value, w_out, ids, scale):
+def _by_blocks(way, packed, activation, w_in, value, w_out, ids, scale):
     examples, before = _neighbours(packed, ids)
     keep = (examples == before).astype(jnp.float32) if packed else None
-    return mix_by_kernel(_KERNELS[platform], activation, w_in, value, w_out, keep, scale)
+    return mix_by_blocks(_BLOCKWISE[way], activation, w_in, value, w_out, keep, scale)
 
 
-def _by_formula(packed, activation, w_in, value, w_out, ids, scale):
+def _by_tokens(packed, activation, w_in, value, w_out, ids, scale):
     batch, length, _, hidden = w_in.shape
-    examples, before = _neighbours(packed, ids)
-    scale = jnp.ones((batch, length), jnp.float32) if scale is None else jax.lax.stop_gradient(scale)
-    by_token = on_cpu()  # with one small step for each token, an accelerator would mostly wait
+    scale = jnp.ones((batch, length), jnp.float32) if scale is None else scale
     blocks = -(-length // hidden)
-    block = -(-length // blocks) if by_token else -(-length // (blocks * CHUNK)) * CHUNK
+    block = -(-length // blocks)
 
     def split(array: jax.Array) -> jax.Array:
         """[batch, length, ...] -> [blocks, block, batch, ...], filled up with zeros."""
-        rest = ((0, 0),) * (array.ndim - 2)
-        padded = jnp.pad(array, ((0, 0), (0, -length % block), *rest))
+        padded = jnp.pad(array, ((0, 0), (0, -length % block), *((0, 0),) * (array.ndim - 2)))
         return jnp.moveaxis(padded, 1, 0).reshape(-1, block, batch, *array.shape[2:])
 
-    arguments = [split(array) for array in (w_in, value, w_out, examples, before, scale)]
-    mix = functools.partial(_by_tokens, activation, packed) if by_token else functools.partial(_by_chunks, activation)
-    mixed = mix(*arguments)
+    arguments = [split(array) for array in (w_in, value, w_out, *_neighbours(packed, ids), scale)]
+    mixed = _mix_tokens(activation, packed, *arguments)
     return jnp.moveaxis(mixed.reshape(-1, *mixed.shape[2:])[:length], 0, 1).astype(value.dtype)
 
 
@@ -144,12 +137,12 @@ def _no_sum(w_in: jax.Array, value: jax.Array) -> jax.Array:
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
-def _by_tokens(activation, packed, w_in, value, w_out, ids, before, scale):
+def _mix_tokens(activation, packed, w_in, value, w_out, ids, before, scale):
     """All arguments [blocks, block, batch, ...]; `before` is the example of the token before."""
-    return _by_tokens_and_keep(activation, packed, w_in, value, w_out, ids, before, scale)[0]
+    return _mix_tokens_and_keep(activation, packed, w_in, value, w_out, ids, before, scale)[0]
 
 
-def _by_tokens_and_keep(activation, packed, *arguments):
+def _mix_tokens_and_keep(activation, packed, *arguments):
     def token(hidden, token):
         w_in, value, w_out, ids, before, scale = token
         if packed:
@@ -167,7 +160,7 @@ def _by_tokens_and_keep(activation, packed, *arguments):
     return mixed, (starts, *arguments)
 
 
-def _by_tokens_backward(activation, packed, kept, gradient):
+def _mix_tokens_backward(activation, packed, kept, gradient):
     def block(later, tokens):
         start, *tokens, gradient = tokens
         return _block_backward(activation, packed, start, tokens, gradient, later)
@@ -177,7 +170,7 @@ def _by_tokens_backward(activation, packed, kept, gradient):
     return *gradients, None, None, None
 
 
-_by_tokens.defvjp(_by_tokens_and_keep, _by_tokens_backward)
+_mix_tokens.defvjp(_mix_tokens_and_keep, _mix_tokens_backward)
 
 
 def _block_backward(activation, packed, start, tokens, gradient, later):
@@ -218,25 +211,3 @@ def _block_backward(activation, packed, start, tokens, gradient, later):
     tokens = (index, w_in, value, w_out, ids, before, scale, gradient, tuple(following))
     (_, later), gradients = jax.lax.scan(token, (sum_up_to(index[-1]), later), tokens, reverse=True)
     return later, [array.astype(dtype) for array, dtype in zip(gradients, dtypes, strict=True)]
-
-
-def _by_chunks(activation, *arguments):
-    """All arguments [blocks, block, batch, ...]; `before` is the example of the token before."""
-
-    @jax.checkpoint
-    def chunk(hidden, tokens):
-        w_in, value, w_out, ids, before, scale = tokens
-        own = (ids[:, None] == ids) & jnp.tri(CHUNK, dtype=bool)[..., None]  # [t, j, batch]
-        weights = jnp.where(own[..., None, None], w_in, 0)
-        hidden = hidden[:, None] * jnp.moveaxis(ids == before[0], 0, 1)[..., None, None, None].astype(jnp.float32)
-        hidden += jnp.einsum('tjbhk,jbhf->bthkf', weights, value, preferred_element_type=jnp.float32)
-        units = activation(hidden * jnp.moveaxis(scale, 0, 1)[..., None, None, None]).astype(w_out.dtype)
-        return hidden[:, -1], jnp.einsum('tbhk,bthkf->tbhf', w_out, units)
-
-    @jax.checkpoint
-    def block(hidden, chunks):
-        return jax.lax.scan(chunk, hidden, chunks)
-
-    split = [array.reshape(array.shape[0], -1, CHUNK, *array.shape[2:]) for array in arguments]
-    _, mixed = jax.lax.scan(block, _no_sum(arguments[0], arguments[1]), split)
-    return checkpoint_name(mixed.reshape(*arguments[0].shape[:2], *mixed.shape[3:]), ATTENTION_OUTPUT)
