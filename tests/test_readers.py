@@ -22,7 +22,7 @@ OPENED = {
     'remixer_t5x/data/task_vocabulary.py::save': OWN,
     'remixer_t5x/checkpoints/durable.py::commit': OWN,
     'remixer_t5x/checkpoints/manager.py::_all_streams': PEER,
-    'remixer_t5x/checkpoints/untrusted.py::_database_descriptions': CHECKED,
+    'remixer_t5x/checkpoints/untrusted.py::_descriptions': CHECKED,
     'remixer_t5x/cli/compare/__init__.py::_last_line': OWN,
     'remixer_t5x/cli/convert/described.py::_copy_tokenizer': CHECKED,
     'remixer_t5x/cli/streams.py::protect': NOT_READ,
@@ -77,7 +77,7 @@ USING = {
         'remixer_t5x/checkpoints/manager.py',
         'remixer_t5x/cli/compare/__init__.py',
     ),
-    *('remixer_t5x/checkpoints/saved_arrays.py', 'remixer_t5x/checkpoints/untrusted.py'),
+    *('remixer_t5x/checkpoints/saved_params.py', 'remixer_t5x/checkpoints/untrusted.py'),
     # tests/cli/test_report.py
     'remixer_t5x/cli/report/runs.py',
     *('remixer_t5x/cli/infer.py', 'remixer_t5x/run_folder/trackers.py', 'remixer_t5x/training/goodput.py'),
