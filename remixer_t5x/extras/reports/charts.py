@@ -1,4 +1,4 @@
-"""Curves of several runs as figures for a page; noisy numbers are smoothed by an exponential moving average."""
+"""Plots metrics of several runs; noisy metrics are smoothed by an exponential moving average."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -11,14 +11,14 @@ from remixer_t5x.extras.reports.pictures.drawing import Picture
 Points = Sequence[tuple[int, float]]
 
 SMOOTHING = 0.6
-# More points than this are more than pixels, and would make a page with many runs large.
+# A plot has no pixels for more points, and a page with many runs would become large.
 MOST_POINTS = 400
 _FEW_POINTS = 20
 
 
 @dataclasses.dataclass(frozen=True)
 class Series:
-    """One line; `number` is the number of its run, which sets its colour."""
+    """The curve of one run; `number` is the index of the run and selects its colour."""
 
     number: int
     points: Points
@@ -26,7 +26,7 @@ class Series:
 
 @dataclasses.dataclass(frozen=True)
 class Chart:
-    """A title, the unit of the numbers, and the lines. `smooth` marks noisy numbers, which are drawn smoothed."""
+    """One plot: title, unit and lines. `smooth` draws the moving average of noisy values."""
 
     title: str
     unit: str
@@ -35,7 +35,7 @@ class Chart:
 
 
 def moving_average(values: Sequence[float], weight: float) -> list[float]:
-    """TensorBoard's moving average, `sum_k weight^(t-k) x_k / sum_k weight^(t-k)` for each t."""
+    """Computes TensorBoard's moving average, `sum_k weight^(t-k) x_k / sum_k weight^(t-k)`, for each step t."""
     averages, total, count = [], 0.0, 0.0
     for value in values:
         total, count = weight * total + value, weight * count + 1.0
@@ -44,7 +44,7 @@ def moving_average(values: Sequence[float], weight: float) -> list[float]:
 
 
 def thin(points: Points, most: int = MOST_POINTS) -> Points:
-    """At most `most` of the points, evenly spaced, with the first and the last."""
+    """Returns at most `most` evenly spaced points, including the first and the last."""
     if len(points) <= most:
         return points
     indices = np.linspace(0, len(points) - 1, most).round()
@@ -52,7 +52,7 @@ def thin(points: Points, most: int = MOST_POINTS) -> Points:
 
 
 def draw(chart: Chart, name: str) -> Picture:
-    """Draws a chart; `name` is unique in the page. The raw numbers of a smoothed line are drawn thin behind it."""
+    """Draws a chart. `name` must be unique in the page. Smoothed curves also show the raw values as a thin line."""
     figure = drawing.new_figure(4.6, 2.3)
     axes = figure.add_subplot()
     drawing.style_axes(axes)
@@ -60,7 +60,7 @@ def draw(chart: Chart, name: str) -> Picture:
     axes.locator_params(nbins=6)
     axes.ticklabel_format(axis='both', style='sci', scilimits=(-4, 6), useOffset=False)
     for line in chart.lines:
-        steps, values = zip(*thin(line.points), strict=True)
+        steps, values = map(list, zip(*thin(line.points), strict=True))
         colour = drawing.COLOURS[line.number % len(drawing.COLOURS)]
         dashes = '--' if line.number >= len(drawing.COLOURS) else '-'
         if chart.smooth:

@@ -1,4 +1,4 @@
-"""The page is one well-formed file that reads nothing else and has no script."""
+"""The report is a self-contained, well-formed HTML file without scripts."""
 
 import html.parser
 import re
