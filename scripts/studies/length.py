@@ -22,7 +22,8 @@ from flax import linen as nn
 from library import figures
 from library.records import Records
 
-from remixer_t5x.costs import flops, hyper_mixing
+from remixer_t5x.cli.info import hyper_mixing
+from remixer_t5x.costs import flops
 from remixer_t5x.extras.reports.pictures import drawing
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / 'benchmarks'))

@@ -6,8 +6,9 @@ from rich.table import Table
 
 from remixer_t5x.api.building import build_model
 from remixer_t5x.cli import console
+from remixer_t5x.cli.info import hyper_mixing
 from remixer_t5x.cli.info.model import checked_lengths
-from remixer_t5x.costs import counts, hyper_mixing, papers
+from remixer_t5x.costs import counts, papers
 from remixer_t5x.costs.counts import Counts
 from remixer_t5x.costs.table import described_lengths, quantity
 from remixer_t5x.data.frames import ENCODER_DECODER
