@@ -60,7 +60,7 @@ def load(
             damaged.
     """
     advice = f'load({path!r}, trust_gin=True)'
-    if path.startswith('hf://'):
+    if path.startswith(shared_folder.HUB_SCHEME):
         path = str(lazy.extra('hub.download').folder_of(path))
     folder = model_dir.absolute(path)
     with object_store.reading(folder):

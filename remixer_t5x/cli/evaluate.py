@@ -83,10 +83,8 @@ def _evaluate(settings: CheckpointEvaluation, quantize: str | None = None) -> No
                 continue
             place = settings.folder_of_results(folder)
             if quantize:
-                params, place = (
-                    lazy.extra('export.int8').rounded_in_place(settings.model, params),
-                    f'{place}_{quantize}',
-                )
+                params = lazy.extra('export.int8').rounded_in_place(settings.model, params)
+                place = f'{place}_{quantize}'
             if place not in outlets and jax.process_index() == 0:
                 outlets[place] = results.Results(place)
             reports = evaluator.evaluate(params, folder, outlets.get(place))

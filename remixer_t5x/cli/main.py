@@ -34,12 +34,17 @@ from remixer_t5x.config import user_modules
 from remixer_t5x.devices import compilation_cache
 from remixer_t5x.errors import UserError, one_line
 
-_EXTRA_COMMANDS = ('reports.compare', 'reports.command', 'export.command')
-_EXTRAS = tuple(lazy.extra(name).COMMAND for name in _EXTRA_COMMANDS if lazy.has_extra(name.partition('.')[0]))
+
+def _extra(extra: str, module: str) -> tuple[Command, ...]:
+    """The command of an extra, if the installation has it."""
+    return (lazy.extra(f'{extra}.{module}').COMMAND,) if lazy.has_extra(extra) else ()
+
+
 COMMANDS = (
-    *(train.TRAIN, train.FINETUNE, evaluate.COMMAND, infer.COMMAND, info.COMMAND),
+    *(train.TRAIN, train.FINETUNE, *_extra('reports', 'compare'), evaluate.COMMAND, infer.COMMAND, info.COMMAND),
     *(preview.COMMAND, data_list.COMMAND, get.COMMAND, show.COMMAND, cache.COMMAND, vocab.COMMAND),
-    *(score.COMMAND, fill_in.COMMAND, convert.COMMAND, *_EXTRAS, completion.COMMAND),
+    *(score.COMMAND, fill_in.COMMAND, convert.COMMAND, *_extra('export', 'command'), *_extra('reports', 'command')),
+    completion.COMMAND,
 )
 
 

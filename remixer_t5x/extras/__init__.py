@@ -1,1 +1,1 @@
-"""Features around the core, each in one folder that can be deleted: no module of the core imports them."""
+"""Optional features. Each folder can be deleted: the core loads them by name (`lazy.extra`)."""

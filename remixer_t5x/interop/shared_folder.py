@@ -23,6 +23,8 @@ from remixer_t5x.interop.safetensors import export
 from remixer_t5x.interop.safetensors import files as safetensors_files
 
 MODEL_TYPE = 'remixer_t5x'
+# Prefix of a model's name on the Hugging Face Hub.
+HUB_SCHEME = 'hf://'
 CONFIG, GIN = 'config.json', 'model.gin'
 _ADVICE = 'download it again'
 

@@ -6,18 +6,18 @@ from collections.abc import Iterator
 from typing import Any
 
 from remixer_t5x.errors import UserError, one_line
+from remixer_t5x.interop import shared_folder
 
 # Namespace and name, as in google/flan-t5-small; old models such as gpt2 have no namespace. Then a branch, tag, commit
 # or refs/pr/N.
 _NAME = re.compile(r'(?P<name>\w[\w.-]*(/\w[\w.-]*)?)(@(?P<revision>[\w./-]+))?')
-SCHEME = 'hf://'
 # Of huggingface_hub 1 and 2, and of what it asks the Hub with.
 _MODULES = {'huggingface_hub', 'httpx', 'httpx2', 'requests'}
 
 
 def parse(text: str) -> tuple[str, str | None] | None:
     """(name, revision) of `NAME` or `NAME@REVISION`; None where `text` cannot be the name of a model on the Hub."""
-    found = _NAME.fullmatch(text.removeprefix(SCHEME))
+    found = _NAME.fullmatch(text.removeprefix(shared_folder.HUB_SCHEME))
     return (found['name'], found['revision']) if found else None
 
 

@@ -16,7 +16,7 @@ def encode_tf(encode: Callable[[str], Sequence[int]], text: tf.Tensor) -> tf.Ten
     """
 
     def call(text: bytes | str | np.ndarray) -> np.ndarray:
-        # Bytes in a graph, an array of one text in eager mode. An array made of bytes would lose NULs at their end.
+        # Bytes in graph mode, a 0-d array in eager mode. np.asarray(bytes) would strip trailing NULs.
         if isinstance(text, np.ndarray):
             text = text.item()
         return np.asarray(encode(text.decode(errors='replace') if isinstance(text, bytes) else text), np.int32)
