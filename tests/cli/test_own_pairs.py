@@ -23,7 +23,7 @@ PAIRS = 'rows.csv'
 INPUTS = 'is {number} even?'
 TARGETS = 'answer'
 EVAL_PAIRS = {'small': 'small.csv', 'large': 'large.csv'}
-METRICS = ['accuracy', 'majority']
+METRICS = ['accuracy', 'best_constant_answer']
 METRICS_BY = 'type'
 COLUMNS = ['number']
 VOCABULARY = @vocabularies.words()
@@ -83,8 +83,9 @@ def test_each_file_has_metrics_predictions_and_a_best_checkpoint_of_its_own(plac
     found = {r['kind']: r for r in records('run/metrics.jsonl') if r['kind'].startswith('eval/')}
     assert set(found) - {'eval/average'} == {f'eval/{name}' for name in names}
     large = found['eval/own_pairs_large']
-    assert {'accuracy', 'majority', 'majority/big', 'majority/little'} <= set(large)
-    assert large['majority'] == pytest.approx(100 * 8 / 12) and 'majority/big' not in found['eval/own_pairs_small']
+    constant = 'best_constant_answer'
+    assert {'accuracy', constant, f'{constant}/big', f'{constant}/little'} <= set(large)
+    assert large[constant] == pytest.approx(100 * 8 / 12) and f'{constant}/big' not in found['eval/own_pairs_small']
     assert {path.name for path in (place / 'run/best').iterdir()} - {'average'} == names
     predictions = {path.name: records(path) for path in (place / 'run/eval/predictions').iterdir()}
     assert set(predictions) == {f'{name}-validation-2.jsonl' for name in names}

@@ -16,11 +16,18 @@ TARGETS, FOUND = ['yes', 'no', 'no', 'no'], ['yes', 'no', 'yes', ' no']
 
 def test_metrics_have_names():
     values = {}
-    for metric in pair_metrics.named('accuracy, exact_match, majority, squad, macro_f1'):
+    for metric in pair_metrics.named('accuracy, exact_match, best_constant_answer, squad, macro_f1'):
         values |= metric(TARGETS, FOUND)
     # 'yes' is named twice and once right; ' no' is another text than 'no'.
     assert values == pytest.approx(
-        {'accuracy': 50, 'exact_match': 75, 'majority': 75, 'em': 75, 'f1': 75, 'macro_f1': 100 * (2 / 3 + 2 / 4) / 2}
+        {
+            'accuracy': 50,
+            'exact_match': 75,
+            'best_constant_answer': 75,
+            'em': 75,
+            'f1': 75,
+            'macro_f1': 100 * (2 / 3 + 2 / 4) / 2,
+        }
     )
 
 

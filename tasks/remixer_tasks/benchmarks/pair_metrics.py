@@ -37,10 +37,10 @@ def squad(targets: Texts, predictions: Texts) -> Metrics:
     return answer_metrics.squad([[target] for target in targets], predictions)
 
 
-def majority(targets: Texts, predictions: Texts) -> Metrics:
+def best_constant_answer(targets: Texts, predictions: Texts) -> Metrics:
     """The accuracy of the most frequent target as every answer, to compare with."""
     del predictions
-    return {'majority': 100 * max(collections.Counter(targets).values()) / len(targets)}
+    return {'best_constant_answer': 100 * max(collections.Counter(targets).values()) / len(targets)}
 
 
 def regression(targets: Texts, predictions: Texts) -> Metrics:
@@ -57,7 +57,7 @@ NAMED: dict[str, Metric] = {
     'accuracy': class_metrics.accuracy,
     'exact_match': exact_match,
     'macro_f1': macro_f1,
-    'majority': majority,
+    'best_constant_answer': best_constant_answer,
     'squad': squad,
     'rouge': generation_metrics.rouge,
     'bleu': generation_metrics.bleu,
