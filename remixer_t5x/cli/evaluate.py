@@ -62,7 +62,7 @@ def _evaluate(settings: CheckpointEvaluation, quantize: str | None = None) -> No
     import jax
 
     from remixer_t5x.errors import UserError
-    from remixer_t5x.evaluate import results
+    from remixer_t5x.evaluate import results, task_evaluation
     from remixer_t5x.evaluate.checkpoint_evaluation import Evaluator
     from remixer_t5x.run_folder import model_dir
     from remixer_tasks.benchmarks import submissions
@@ -90,6 +90,9 @@ def _evaluate(settings: CheckpointEvaluation, quantize: str | None = None) -> No
             reports = evaluator.evaluate(params, folder, outlets.get(place))
             if reports:
                 _say(_table(reports, f'step {folder.name}, {reports[0].split}'))
+            for report in reports:
+                for line in task_evaluation.shown_answers(report, settings.tasks.shown):
+                    _say(line)
             for report in evaluator.predict_submissions(params, folder, outlets.get(place)):
                 if jax.process_index() == 0:
                     _say(submissions.write(settings.submission_dir or '', report.task, report.rows))

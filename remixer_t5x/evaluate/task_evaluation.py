@@ -19,6 +19,9 @@ from remixer_t5x.evaluate.task_examples import TaskExamples
 from remixer_t5x.lazy import seqio
 from remixer_t5x.models import interface
 
+# Of each text that is printed.
+SHOWN_CHARACTERS = 200
+
 
 @dataclasses.dataclass(frozen=True)
 class TaskEvaluation:
@@ -31,6 +34,7 @@ class TaskEvaluation:
         split: the split to evaluate; tasks that do not have it are left out. None is for a command that only writes
             submissions and evaluates nothing.
         examples: maximum number of examples of each task, None for all.
+        shown: number of examples of each task to print with their answers at each evaluation.
         rank_choices: if a task has fixed answers (a postprocessor with `labels`), pick the most likely answer instead
             of generating one.
     """
@@ -41,10 +45,13 @@ class TaskEvaluation:
     split: str | None = 'validation'
     examples: int | None = None
     rank_choices: bool = False
+    shown: int = 0
 
     def __post_init__(self) -> None:
         if self.examples is not None and (not isinstance(self.examples, int) or self.examples < 1):
             raise UserError(f'EVAL_EXAMPLES is {self.examples!r}; it takes 1 or more examples a task, or None for all')
+        if isinstance(self.shown, bool) or not isinstance(self.shown, int) or self.shown < 0:
+            raise UserError(f'SHOWN_ANSWERS must be a number of examples, 0 or more, got {self.shown!r}')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -151,6 +158,15 @@ class TaskEvaluator:
                 **several,
                 'example': {name: _plain(value) for name, value in example.items() if _is_extra(name)},
             }
+
+
+def shown_answers(report: Report, count: int) -> Iterator[str]:
+    """Lines with input, answer and target of the first `count` examples; each text is cut to `SHOWN_CHARACTERS`."""
+    if rows := report.rows[:count]:
+        yield f'{report.task}, {len(rows)} of {len(report.rows):,} examples of {report.split}:'
+    for row in rows:
+        for label, name in {'input': 'input', 'answer': 'prediction', 'target': 'target'}.items():
+            yield f'  {label:7}' + (' '.join(row[name].split())[:SHOWN_CHARACTERS] or '(empty)')
 
 
 def _one_vocabulary(tasks: Sequence[seqio.Task]) -> seqio.Vocabulary:

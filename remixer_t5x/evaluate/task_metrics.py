@@ -72,6 +72,13 @@ def _number(value: Any) -> float | None:
 
 
 def describe(metrics: Mapping[str, float], most: int = 3) -> str:
-    """accuracy 55.20, f1 48.11"""
-    shown = [f'{name} {value:.2f}' for name, value in list(metrics.items())[:most]]
-    return ', '.join(shown) + (f' and {len(metrics) - most} more' if len(metrics) > most else '')
+    """accuracy 55.20, f1 48.11; the values of groups follow their metric: accuracy 55.20 (easy 60.40, hard 50.00)"""
+    groups: dict[str, dict[str, float]] = {}
+    for name, value in metrics.items():
+        metric, _, group = name.partition('/')
+        if metric in metrics and group:
+            groups[metric][group] = value
+        else:
+            groups[name] = {}
+    shown = [f'{name} {metrics[name]:.2f}' + (f' ({describe(of)})' if of else '') for name, of in groups.items()]
+    return ', '.join(shown[:most]) + (f' and {len(shown) - most} more' if len(shown) > most else '')

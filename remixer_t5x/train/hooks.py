@@ -13,7 +13,7 @@ import jax
 from etils import epath
 
 from remixer_t5x.data import task_batches
-from remixer_t5x.evaluate import averages, held_out_loss, task_metrics
+from remixer_t5x.evaluate import averages, held_out_loss, task_evaluation, task_metrics
 from remixer_t5x.evaluate.best import BestCheckpoints
 from remixer_t5x.evaluate.task_evaluation import Report, TaskEvaluator
 from remixer_t5x.optim.train_state import TrainState
@@ -30,7 +30,8 @@ LAST_PARAMS: Evaluated = operator.attrgetter('params')
 
 @dataclasses.dataclass(frozen=True)
 class Hook:
-    """`call(now)` every `period` steps (None means never), and after the last step if `at_end`.
+    """`call(now)` every `period` steps (None means never), after the last step if `at_end`, and before the first step
+    of a new run if `at_start`.
 
     The time of a call counts as `spent_on` (`goodput`), and not as training. `prepare()` is called once, after the
     first step of a process, so that its mistakes are found early without making the start longer.
@@ -39,6 +40,7 @@ class Hook:
     period: int | None
     call: Callable[[Current], None]
     at_end: bool = True
+    at_start: bool = False
     spent_on: str | None = None
     prepare: Callable[[], object] | None = None
 
@@ -99,13 +101,20 @@ class EvaluateLoss:
 
 class EvaluateTasks:
     """Logs the metrics of tasks and their average, and keeps the best parameters of each task and of the average. The
-    average is what the run's patience counts. `evaluated` takes the parameters from a state.
+    average is what the run's patience counts. `evaluated` takes the parameters from a state. Prints the answers to the
+    first `shown` examples of each task.
     """
 
     def __init__(
-        self, evaluator: TaskEvaluator, best: BestCheckpoints, log: RunLog, evaluated: Evaluated = LAST_PARAMS
+        self,
+        evaluator: TaskEvaluator,
+        best: BestCheckpoints,
+        log: RunLog,
+        evaluated: Evaluated = LAST_PARAMS,
+        shown: int = 0,
     ):
         self._evaluator, self._best, self._log, self._evaluated = evaluator, best, log, evaluated
+        self._shown = shown
 
     def __call__(self, now: Current) -> None:
         scores: dict[str, float] = {}
@@ -122,6 +131,8 @@ class EvaluateTasks:
 
     def _report(self, now: Current, params: Any, report: Report) -> None:
         self._log.evaluation(f'eval/{report.task}', now.step, report.metrics, report.seconds)
+        for line in task_evaluation.shown_answers(report, self._shown):
+            self._log.say(line)
         is_best = False
         with self._log.may_fail():
             is_best = self._best.keep(report, now.step, params)

@@ -67,7 +67,7 @@ def train(
             )
         startup.done('state')
         first = now.step
-        log = RunLog(run, path, first, flops_per_step, show_progress, timeline, config_text)
+        log = RunLog(run, path, first, flops_per_step, show_progress, timeline, config_text, is_new=now.saved is None)
         stack.callback(log.close)
         if jax.process_index() == 0:
             model_dir.write_config(path, config_text)
@@ -126,6 +126,10 @@ class Loop:
         Saves the last state in all cases.
         """
         stopped, first = None, now.step + 1
+        if now.saved is None:
+            for hook in self._hooks:
+                if hook.at_start:
+                    self._call(hook, now)
         with self._during(goodput.CHECKPOINT):
             self._saver.first(now)
         while now.step < last and not stopped and not now.patience.is_over:
@@ -197,14 +201,16 @@ class Loop:
 def _evaluations(
     run: Run, programs: steps.Programs, data: RunData, best: BestCheckpoints, log: RunLog
 ) -> Iterator[Hook]:
-    period, evaluator, evaluated = run.periods.eval_period, data.evaluator, programs.evaluated()
+    evaluator, evaluated = data.evaluator, programs.evaluated()
+    period, at_start = run.periods.eval_period, run.periods.eval_at_start
     if run.evaluation is not None and period is not None:
         decides = run.evaluation.name if evaluator is None else None
         eval_step, place = programs.evaluation(data.vocabulary), run.learner.partitioner.shard_batch
         call = EvaluateLoss(data.held_out, eval_step, place, log, decides, evaluated)
-        yield Hook(period, call, spent_on=goodput.EVALUATION, prepare=call.batches)
-    if evaluator is not None:
-        yield Hook(period, EvaluateTasks(evaluator, best, log, evaluated), spent_on=goodput.EVALUATION)
+        yield Hook(period, call, at_start=at_start, spent_on=goodput.EVALUATION, prepare=call.batches)
+    if run.tasks is not None and evaluator is not None:
+        call_tasks = EvaluateTasks(evaluator, best, log, evaluated, run.tasks.shown)
+        yield Hook(period, call_tasks, at_start=at_start, spent_on=goodput.EVALUATION)
 
 
 def _result(

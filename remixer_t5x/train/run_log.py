@@ -26,7 +26,7 @@ class RunLog:
 
     `clock` measures the speed of steps. `flops_per_step` counts the arithmetic of one step over the whole batch; it is
     called for devices whose peak is known, and None does not show utilisation. Drops lines of earlier processes about
-    steps after `step`, because this run takes those steps again.
+    steps after `step`, because this run takes those steps again; `is_new`, for a run without a checkpoint, drops all.
 
     `timeline` is where the time of this process goes; `config_text` is what trackers learn of the run's settings.
     """
@@ -40,6 +40,7 @@ class RunLog:
         show: bool,
         timeline: Timeline | None = None,
         config_text: str = '',
+        is_new: bool = False,
     ):
         self._run, self._path, self.timeline = run, path, timeline or Timeline()
         self._first = jax.process_index() == 0
@@ -51,7 +52,7 @@ class RunLog:
         flops = flops_per_step() if flops_per_step and peak else None
         devices = run.learner.partitioner.mesh.size
         self._work = progress.Work(tokens, flops, peak and peak * devices, devices)
-        self._open(step)
+        self._open(step, is_new)
         # Opened at the start, because a run that is finished already tracks nothing.
         self._tracked = TrackedRun(path, step, config_changes.bindings(config_text))
         self._tracking = Tracking((), self._tracked, self.say)
@@ -61,11 +62,11 @@ class RunLog:
         self._open(step)
         self._tracking.rewind(step)
 
-    def _open(self, step: int) -> None:
+    def _open(self, step: int, is_new: bool = False) -> None:
         with self.may_fail():
             self.flush(closing=True)
         if self._first:
-            lines = self._lines = metrics.JsonlWriter(self._path / model_dir.METRICS, step)
+            lines = self._lines = metrics.JsonlWriter(self._path / model_dir.METRICS, -1 if is_new else step)
             if lines.rejected:
                 number, reason = lines.rejected[0]
                 self.say(

@@ -61,6 +61,7 @@ class Folder:
 class Periods:
     """Periods in steps; None means never. Logs, evaluations and checkpoints also happen after the last step.
 
+    `eval_at_start` also evaluates the initial parameters, before the first step of a new run.
     `stop_after_evaluations` ends the run early: after this many evaluations in a row without a better one, which is a
     higher average of the tasks' metrics, or without tasks a lower held-out loss.
     """
@@ -71,10 +72,15 @@ class Periods:
     checkpoint_period: int = 1000
     profile_period: int | None = None
     stop_after_evaluations: int | None = None
+    eval_at_start: bool = False
 
     def __post_init__(self) -> None:
+        if not isinstance(self.eval_at_start, bool):
+            raise UserError(f'EVAL_AT_START must be True or False, got {self.eval_at_start!r}')
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
+            if field.name == 'eval_at_start':
+                continue
             optional = field.name in ('eval_period', 'profile_period', 'stop_after_evaluations')
             if optional and value is None:
                 continue
@@ -160,6 +166,8 @@ class Run:
             raise UserError(f'EVAL_PERIOD is {period} and no evaluation is set up; give EVAL_PERIOD = None')
         if self.periods.stop_after_evaluations is not None and period is None:
             raise UserError('STOP_AFTER_EVALUATIONS needs evaluations; give EVAL_PERIOD a number of steps')
+        if self.periods.eval_at_start and period is None:
+            raise UserError('EVAL_AT_START needs evaluations; give EVAL_PERIOD a number of steps')
 
 
 @dataclasses.dataclass(frozen=True)

@@ -12,7 +12,7 @@ from remixer_t5x.devices.partition import Partitioner
 from remixer_t5x.errors import UserError
 from remixer_t5x.evaluate import task_examples, task_metrics
 from remixer_t5x.evaluate.predictions import Decoding
-from remixer_t5x.evaluate.task_evaluation import TaskEvaluation, TaskEvaluator
+from remixer_t5x.evaluate.task_evaluation import Report, TaskEvaluation, TaskEvaluator, shown_answers
 from remixer_tasks import vocabularies
 from remixer_tasks.corpora.text_corpus import ParsedCorpus
 
@@ -123,6 +123,26 @@ def test_rows_have_what_was_asked_and_answered():
     assert (row['input'], row['target'], row['prediction'], row['score']) == ('perhaps', 'yes', 'perhaps', -8.0)
     assert row['example'] == {'idx': 13}
     assert judge.notes == ['echo_rows, validation: 1 of 6 inputs have more than 24 tokens: cut']
+
+
+def test_shown_answers_have_input_answer_and_target_on_one_line_each():
+    rows = [{'input': 'a\nb', 'prediction': '', 'target': 'x' * 999}, {'input': 'c', 'prediction': 'd', 'target': 'e'}]
+    report = Report('echo', 'validation', {}, rows, 0.0)
+    head, *texts = shown_answers(report, 1)
+    assert all(fact in head for fact in ('echo', '1 of 2', 'validation'))
+    labels, values = zip(*(line.split(maxsplit=1) for line in texts), strict=True)
+    assert labels == ('input', 'answer', 'target')
+    assert values[0] == 'a b' and values[1] and set(values[2]) == {'x'} and len(values[2]) < 999
+    assert len(list(shown_answers(report, 5))) == 7 and not list(shown_answers(report, 0))
+    with pytest.raises(UserError, match='SHOWN_ANSWERS .* 0 or more, got -1'):
+        evaluator(task(), shown=-1)
+
+
+def test_groups_are_described_next_to_their_metric():
+    metrics = {'em': 50.0, 'em/easy': 75.0, 'em/hard': 25.0, 'f1': 2.0, 'f1/easy': 1.0, 'f1/hard': 3.0, 'odd/name': 4.0}
+    described = 'em 50.00 (easy 75.00, hard 25.00), f1 2.00 (easy 1.00, hard 3.00), odd/name 4.00'
+    assert task_metrics.describe(metrics) == described
+    assert task_metrics.describe(dict.fromkeys('abcde', 1.0)) == 'a 1.00, b 1.00, c 1.00 and 2 more'
 
 
 def test_targets_that_the_vocabulary_cannot_write_are_told():

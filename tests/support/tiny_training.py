@@ -171,6 +171,7 @@ def run(
     stop_after_evaluations=None,
     generator=False,
     save_position=True,
+    eval_at_start=False,
     quiet=True,
 ):
     """One process of a run; returns `settings.Result`. `recovery`: arguments of settings.Recovery."""
@@ -186,7 +187,12 @@ def run(
     config = pipeline.DatasetConfig(tiny, LENGTHS, batch_size, seed=seed, save_position=save_position)
     held_out = dataclasses.replace(config, split='validation', shuffle=False)
     periods = settings.Periods(
-        train_steps, log_period, eval_period, checkpoint_period, stop_after_evaluations=stop_after_evaluations
+        train_steps,
+        log_period,
+        eval_period,
+        checkpoint_period,
+        stop_after_evaluations=stop_after_evaluations,
+        eval_at_start=eval_at_start,
     )
     folder = settings.Folder(model_dir, keep, initial)
     everything = settings.Run(

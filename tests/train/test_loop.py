@@ -111,6 +111,18 @@ def test_hooks_are_prepared_after_the_first_step_and_not_at_their_period():
     assert events == ['first', 'prepare', 'second', 'third', 'call']
 
 
+@pytest.mark.parametrize(('saved', 'calls'), [(None, 1), (0, 0)])
+def test_hooks_are_called_at_the_start_of_a_new_run_alone(saved, calls):
+    """A run that goes back to its first checkpoint has a checkpoint of step 0."""
+    events = []
+    hook = hooks.Hook(None, lambda now: events.append(now.step), at_start=True)
+    others = {name: mock.MagicMock() for name in ('guard', 'saver', 'profiler', 'log')}
+    now = mock.MagicMock(step=0, saved=saved, patience=Patience())
+    stop = mock.MagicMock(agreed=lambda step: None)
+    loop.Loop(lambda state, batch: (state, {}), iter(['only']), [hook], **others).run(now, 1, stop)
+    assert events == [0] * calls
+
+
 def test_bad_data_in_the_middle_of_a_run_is_one_line(training, tmp_path):
     code, output = training.run(model_dir=str(tmp_path / 'run'), train_steps=60, poison='line 30 ab')
     assert code == 2 and 'notes.jsonl line 7 is not JSON' in error_of(output)
@@ -147,6 +159,11 @@ def test_periods():
     with pytest.raises(UserError, match="TRAIN_STEPS is '10'"):
         settings.Periods('10')
     assert settings.Periods(10, eval_period=None).eval_period is None
+    with pytest.raises(UserError, match='EVAL_AT_START must be True or False, got 1'):
+        settings.Periods(10, eval_at_start=1)
+    at_start = settings.Periods(10, eval_period=None, eval_at_start=True)
+    with pytest.raises(UserError, match='EVAL_AT_START needs evaluations'):
+        settings.Run(None, None, None, at_start, None)
     with pytest.raises(UserError, match='EVAL_PERIOD = None'):
         settings.Run(None, None, None, settings.Periods(10), None)
 

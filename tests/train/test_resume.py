@@ -10,9 +10,16 @@ import time
 
 import pytest
 
-from tests.support.compare_runs import checkpoint_steps, difference, last_step
+from tests.support.compare_runs import checkpoint_steps, difference, last_step, logged
 
-RUN = {'train_steps': 80, 'log_period': 7, 'eval_period': 25, 'checkpoint_period': 10, 'dropout_rate': 0.1}
+RUN = {
+    'train_steps': 80,
+    'log_period': 7,
+    'eval_period': 25,
+    'checkpoint_period': 10,
+    'dropout_rate': 0.1,
+    'eval_at_start': True,
+}
 
 
 def start_and_signal(training, number, moment, folder):
@@ -52,7 +59,10 @@ def test_killed_at_random_moments_and_restarted_is_bit_equal(training, unbroken,
 
         return moment
 
-    moments = [('while a checkpoint is written', writing)]
+    moments = [
+        ('after the evaluation at the start', lambda: bool(logged(folder))),
+        ('while a checkpoint is written', writing),
+    ]
     for low in (15, 40):
         step, delay = chosen.randrange(low, low + 20), chosen.random() * 0.02
         moments.append((f'{1000 * delay:.1f} ms after step {step} was logged', after_step(step, delay)))
