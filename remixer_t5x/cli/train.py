@@ -1,4 +1,4 @@
-"""`remixer-t5x train` pretrains, `finetune` trains on tasks and judges by metrics; the same command again resumes.
+"""`remixer-t5x train` and `finetune`, which needs tasks to evaluate; the same command again resumes.
 
 gin builds a `settings.Run` (configs/runs/pretrain.gin and finetune.gin).
 """
@@ -59,8 +59,7 @@ def run(args: argparse.Namespace) -> int:
         )
         if jax.process_index() == 0:
             _say_end(result)
-            if settings.tasks is None:
-                _draw_loss(result, settings.recovery.on_save_failure)
+            _draw_loss(result, settings.recovery.on_save_failure)
             if result.stopped:
                 print('run the same command again to continue')
     # A run that a signal stopped is not finished: whatever supervises it sees that in the exit code.
@@ -80,8 +79,6 @@ def _begin_with_hugging_face(args: argparse.Namespace) -> None:
 
 
 def _check_command(command: str, settings: Run) -> None:
-    if command == 'train' and settings.tasks is not None:
-        raise UserError(f'the gin files set up finetuning, as {FILES["finetune"]} does; type remixer-t5x finetune')
     if command == 'finetune' and settings.tasks is None:
         raise UserError(f'the gin files set up pretraining, as {FILES["train"]} does; type remixer-t5x train')
 
@@ -152,7 +149,7 @@ def _draw_loss(result: Result, on_save_failure: str) -> None:
 
 TRAIN = Command(
     'train',
-    'pretrain a model; the same command again resumes',
+    'train a model; the same command again resumes',
     add_arguments,
     run,
     (
