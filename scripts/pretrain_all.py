@@ -1,8 +1,8 @@
-"""Pretrains every encoder-decoder that we ship, at size tiny, on the text of the quickstart, and plots all losses.
+"""Pretrains every encoder-decoder that we ship, at size tiny, on Python's documentation, and plots all losses.
 
     python scripts/pretrain_all.py --steps 100 --out runs/all
 
-The same data in the same order, one seed, the quickstart's optimizer. Running it again resumes what was interrupted.
+The same data in the same order, one seed, one optimizer. Running it again resumes what was interrupted.
 """
 
 import argparse

@@ -1,31 +1,29 @@
 #!/usr/bin/env bash
-# From a fresh clone to a trained model: makes a virtual environment, installs, trains a small Remixer on the
-# documentation inside Python, and shows what it learned. No data is downloaded. Run it again to resume, or to look again.
+# From a fresh clone to a trained model: makes a virtual environment, installs, trains a small Remixer to translate English
+# sentences into logical forms, and shows its answers before and after. No data is downloaded. Run it again to resume.
 #
-#   scripts/quickstart.sh                  in .venv, into runs/quickstart
-#   VENV=/path scripts/quickstart.sh       in another virtual environment, made if it is not there
-#   MODEL_DIR=/path scripts/quickstart.sh  into another folder
+#   scripts/quickstart.sh                   in .venv, into runs/quickstart
+#   scripts/quickstart.sh --model=t5_1_1    another model, into runs/quickstart_t5_1_1; other flags are passed on too
+#   VENV=/path scripts/quickstart.sh        in another virtual environment, made if it is not there
+#   MODEL_DIR=/path scripts/quickstart.sh   into another folder
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
 source scripts/environment.sh
 prepare_environment ''
-MODEL_DIR="${MODEL_DIR:-runs/quickstart}"
-RUN=(--gin_file=experiments/quickstart.gin "--gin.MODEL_DIR=$MODEL_DIR")
+if [[ " $* " =~ \ --model[=\ ]([^\ ]+) ]]; then
+    suffix="_${BASH_REMATCH[1]//\//_}"
+fi
+MODEL_DIR="${MODEL_DIR:-runs/quickstart${suffix:-}}"
 
-say "training: a small Remixer, span corruption, on this computer"
-"$VENV/bin/remixer-t5x" train "${RUN[@]}"
+say "training on this computer: English sentences to logical forms, into $MODEL_DIR"
+"$VENV/bin/remixer-t5x" train --gin_file=experiments/quickstart.gin "--gin.MODEL_DIR=$MODEL_DIR" "$@"
 
-say 'held-out text with gaps, and what the model puts into them'
-"$VENV/bin/remixer-t5x" fill_in "${RUN[@]}"
-
-say 'done'
+say 'try next'
 cat <<END
-loss curve   $MODEL_DIR/loss.png
-TensorBoard  $VENV/bin/pip install tensorboard && $VENV/bin/tensorboard --logdir $MODEL_DIR/tensorboard
-checkpoint   $MODEL_DIR/checkpoints
-
-Try next, on text of your own (here: this repository's documents):
+The same with T5.1.1:
+  scripts/quickstart.sh --model=t5_1_1
+Text of your own (here: this repository's documents):
   $VENV/bin/remixer-t5x train --gin_file=experiments/own_text.gin --gin.FILES='docs/*.md' --gin.TEXT_FORMAT=txt \\
     --gin.VOCAB_SIZE=600 --gin.TRAIN_STEPS=50 --gin.MODEL_DIR=runs/mine
 END

@@ -115,7 +115,7 @@ def _stand_ins(folder, words):
             )
         if path.endswith('/config.gin'):
             (folder / path).parent.mkdir(parents=True, exist_ok=True)
-            (folder / path).write_text("include 'experiments/quickstart.gin'\n")
+            (folder / path).write_text("include 'experiments/python_docs.gin'\n")
 
 
 @pytest.mark.parametrize('page', PAGES, ids=lambda page: page.name)
@@ -177,3 +177,25 @@ def test_the_notebook_runs_from_start_to_end(tmp_path, warm_python):
     done = run_docs.run(notebook, tmp_path / 'page', shlex.join(warm_python.command))
     assert done.returncode == 0, done.stdout[-3000:]
     assert (tmp_path / 'page/runs/notebook.html').exists()
+
+
+def _format(line):
+    """A printed line without its numbers, answer, and whether it is the best so far."""
+    if line.startswith('  answer '):
+        return 'answer'
+    return re.sub(r'\d[\d.,]*(e-\d+)?', '0', line.removesuffix(' · the best so far'))
+
+
+@pytest.mark.filterwarnings('ignore::DeprecationWarning', 'ignore::ResourceWarning')
+def test_the_readme_shows_what_the_quickstart_prints(tmp_path, monkeypatch, capsys):
+    """A smaller model in two steps prints the same inputs and targets, and other numbers and answers."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv('REMIXER_T5X_CACHE', str(tmp_path / 'cache'))
+    smaller = {'EMBED_DIM': 8, 'MLP_DIM': 8, 'NUM_ENCODER_LAYERS': 1, 'NUM_DECODER_LAYERS': 1}
+    shorter = {'TRAIN_STEPS_RELATIVE': 2, 'LOG_PERIOD': 1, 'EVAL_EXAMPLES': 5, 'EVAL_STEPS': 1, 'EVAL_BATCH_SIZE': 8}
+    flags = [f'--gin.{name}={value}' for name, value in (smaller | shorter).items()]
+    assert main.main(['train', '--gin_file=experiments/quickstart.gin', *flags]) == 0
+    printed = {_format(line) for line in capsys.readouterr().out.splitlines()}
+    (block,) = [block for block in run_docs.blocks((ROOT / 'README.md').read_text(), 'text') if '  answer ' in block]
+    shown = [_format(line) for line in block.splitlines() if line != '...']
+    assert len(shown) > 15 and set(shown) <= printed

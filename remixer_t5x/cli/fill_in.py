@@ -134,6 +134,6 @@ COMMAND = Command(
     'corrupted examples, and what a trained model puts into the gaps',
     add_arguments,
     run,
-    ('remixer-t5x fill_in --gin_file=experiments/quickstart.gin',),
+    ('remixer-t5x fill_in --gin_file=experiments/python_docs.gin',),
     prints_result=True,
 )

@@ -154,7 +154,7 @@ TRAIN = Command(
     run,
     (
         'remixer-t5x train --gin_file=experiments/quickstart.gin',
-        'remixer-t5x train --gin_file=experiments/quickstart.gin --gin.MODEL_DIR=/tmp/run --gin.TRAIN_STEPS=1000',
+        'remixer-t5x train --gin_file=experiments/python_docs.gin --gin.MODEL_DIR=/tmp/run --gin.TRAIN_STEPS=2000',
     ),
     KEEP_BUFFERS,
 )

@@ -33,7 +33,7 @@ split_arguments() {
 }
 
 need_command() {
-    (( ${#COMMAND[@]} )) || fail "no command given; end with -- and what to run, as in: -- train --gin_file=experiments/quickstart.gin"
+    (( ${#COMMAND[@]} )) || fail "no command given; end with -- and what to run, as in: -- train --gin_file=experiments/python_docs.gin"
 }
 
 # Words as bash would read them again, to be pasted.

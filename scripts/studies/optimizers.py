@@ -4,7 +4,7 @@
 
 Each optimizer is tried with seed 0 at its own learning rate times 1/3, 1 and 3, and further while the highest or the
 lowest rate is the best; the best rate gets all seeds.
-The recipe is experiments/quickstart.gin, with a warmup of a tenth of the steps and the schedule of each optimizer's
+The recipe is experiments/python_docs.gin, with a warmup of a tenth of the steps and the schedule of each optimizer's
 file. Every run is a command `remixer-t5x train` with a folder of its own, so a run that was stopped resumes. Results
 are appended to FOLDER/optimizers.jsonl as they are known; started again, the study does what is missing.
 """
@@ -115,7 +115,7 @@ def print_table(found: dict[str, tuple[float, list[float]]]) -> None:
 def parse_arguments(given: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('--folder', type=pathlib.Path, default=pathlib.Path('runs/optimizers'))
-    parser.add_argument('--recipe', default='experiments/quickstart.gin', help='a gin file with everything else')
+    parser.add_argument('--recipe', default='experiments/python_docs.gin', help='a gin file with everything else')
     parser.add_argument('--optimizers', default=','.join(RATES), help='by comma')
     parser.add_argument('--steps', type=int, default=200)
     parser.add_argument('--seeds', type=int, default=3)

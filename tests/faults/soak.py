@@ -23,7 +23,7 @@ import numpy as np
 import psutil
 
 RUN = [
-    *('train', '--gin_file=experiments/quickstart.gin'),
+    *('train', '--gin_file=experiments/python_docs.gin'),
     *('--gin.NUM_ENCODER_LAYERS=1', '--gin.NUM_DECODER_LAYERS=1', '--gin.EMBED_DIM=64', '--gin.REMIXER_DIM=64'),
     *('--gin.TRAIN_STEPS=100000000', '--gin.WARMUP_STEPS=1000', '--gin.LOG_PERIOD=20'),
     *('--gin.EVAL_PERIOD=200', '--gin.CHECKPOINT_PERIOD=50'),

@@ -203,7 +203,7 @@ def test_worker_outlives_the_connection_and_saves_when_stopped(programs, tmp_pat
     bash('worker.sh', 'stop', env=env)
     assert bash('worker.sh', 'status', env=env)[0] == f'exited {SAVED}\n'
     log = bash('worker.sh', 'follow', env=env)[0].splitlines()
-    assert log[0].endswith('remixer-t5x train --gin_file=experiments/quickstart.gin --gin.FILES=a b $x')
+    assert log[0].endswith('remixer-t5x train --gin_file=experiments/python_docs.gin --gin.FILES=a b $x')
     assert log[-1] == 'saved'
 
 

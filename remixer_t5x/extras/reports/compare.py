@@ -256,7 +256,7 @@ COMMAND = Command(
     add_arguments,
     run,
     (
-        'remixer-t5x compare train --gin_file=experiments/quickstart.gin --models=t5_1_1,remixer,hyper_mixer '
+        'remixer-t5x compare train --gin_file=experiments/python_docs.gin --models=t5_1_1,remixer,hyper_mixer '
         '--seeds=0,1,2 --folder=runs/compared',
     ),
 )

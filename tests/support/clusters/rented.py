@@ -12,7 +12,7 @@ from tests.support.clusters.strictly import PATIENCE
 
 SLURM = ('sbatch', 'srun', 'scontrol')
 LAUNCH = paths.SCRIPTS / 'launch'
-COMMAND = ['--', 'train', '--gin_file=experiments/quickstart.gin', '--gin.FILES=a b $x']
+COMMAND = ['--', 'train', '--gin_file=experiments/python_docs.gin', '--gin.FILES=a b $x']
 STEPS = 20
 TEXT = '\n\n'.join(f'Paragraph {i}: the sum of {i} and {i} is {2 * i}, as everybody knows.' for i in range(400))
 TRAIN = (

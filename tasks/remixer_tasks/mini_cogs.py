@@ -1,0 +1,320 @@
+"""Mini COGS: generated English sentences and their logical forms, in the style of COGS (Kim and Linzen 2020).
+
+The sentence 'Emma said that the cake was eaten by a fox .' has the logical form
+`say ( agent Emma , ccomp eat ( agent fox , theme * cake ) )`; `*` marks a definite noun. The task `mini_cogs` has
+20,000 training and 500 held-out pairs. The task `mini_cogs_generalization` evaluates 100 sentences of each of three
+types that training never shows:
+
+- `new passive`: the subject of a passive is a noun that training shows only as the subject of active verbs;
+- `new agent`: the agent is a noun that training shows only as a direct object;
+- `deeper`: two clauses or two prepositional phrases inside each other; training nests one.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING
+
+from remixer_tasks import text_pairs, vocabularies
+from remixer_tasks.corpora.text_corpus import ParsedCorpus
+from remixer_tasks.files import cache
+from remixer_tasks.files.malformed import Malformed
+
+if TYPE_CHECKING:
+    from remixer_t5x.lazy import seqio
+
+TRAINING_PAIRS, HELD_OUT_PAIRS, PAIRS_PER_TYPE = 20_000, 500, 100
+NEW_PASSIVE, NEW_AGENT, DEEPER = 'new passive', 'new agent', 'deeper'
+
+
+def _words(text: str) -> tuple[str, ...]:
+    return tuple(text.split())
+
+
+NAMES = _words('Emma Liam Olivia Noah Ava Lucas Mia Leo Zoe Max Ella Sam Ruth Tom Nora Paul Alice Oscar Grace Hugo')
+ANIMATE = _words(
+    'girl boy child teacher doctor baker queen king sailor poet farmer painter judge nurse singer tailor '
+    'fox dog cat bear horse duck mouse goat'
+)
+THINGS = _words(
+    'cake vase book lamp ball box cup drum coin rose letter ring kite hat key clock pen mirror flute basket'
+)
+PLACES = {
+    'in': _words('house garden room boat car tent'),
+    'on': _words('table bed stage chair boat bench'),
+    'beside': _words('house tree table lake bed fence'),
+}
+# Training shows these nouns in one role only.
+ONLY_AGENTS = _words('hedgehog pilot dancer lawyer')
+ONLY_OBJECTS = _words('guest penguin wizard tiger')
+
+# Verb forms: lemma -> (past, participle).
+TRANSITIVE = {
+    'see': ('saw', 'seen'),
+    'find': ('found', 'found'),
+    'draw': ('drew', 'drawn'),
+    'hold': ('held', 'held'),
+    'help': ('helped', 'helped'),
+    'touch': ('touched', 'touched'),
+    'clean': ('cleaned', 'cleaned'),
+    'like': ('liked', 'liked'),
+    'hide': ('hid', 'hidden'),
+    'lift': ('lifted', 'lifted'),
+    'watch': ('watched', 'watched'),
+    'carry': ('carried', 'carried'),
+    'paint': ('painted', 'painted'),
+    'forget': ('forgot', 'forgotten'),
+    'choose': ('chose', 'chosen'),
+}
+DATIVE = {
+    'give': ('gave', 'given'),
+    'send': ('sent', 'sent'),
+    'show': ('showed', 'shown'),
+    'sell': ('sold', 'sold'),
+    'lend': ('lent', 'lent'),
+    'bring': ('brought', 'brought'),
+    'throw': ('threw', 'thrown'),
+}
+# The subject acts (`sleep`), or undergoes a change (`break`).
+UNERGATIVE = {
+    'sleep': 'slept',
+    'laugh': 'laughed',
+    'run': 'ran',
+    'dance': 'danced',
+    'sing': 'sang',
+    'wait': 'waited',
+    'cry': 'cried',
+}
+UNACCUSATIVE = {'break': 'broke', 'fall': 'fell', 'burn': 'burned', 'float': 'floated', 'vanish': 'vanished'}
+CLAUSAL = {
+    'say': 'said',
+    'think': 'thought',
+    'know': 'knew',
+    'hope': 'hoped',
+    'believe': 'believed',
+    'dream': 'dreamed',
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Pair:
+    """A sentence and its logical form, both as words separated by spaces; `kind` is a type of generalization or ''."""
+
+    sentence: str
+    form: str
+    kind: str = ''
+
+
+@dataclasses.dataclass(frozen=True)
+class Phrase:
+    """Words and logical form of a noun phrase or clause."""
+
+    words: str
+    form: str
+
+
+def noun(name: str, definite: bool = True) -> Phrase:
+    """A name ('Emma'), or a noun with its article."""
+    if name[0].isupper():
+        return Phrase(name, name)
+    return Phrase(f'the {name}', f'* {name}') if definite else Phrase(f'a {name}', name)
+
+
+def modified(head: Phrase, preposition: str, place: Phrase) -> Phrase:
+    """'the cake on the table'"""
+    return Phrase(f'{head.words} {preposition} {place.words}', f'{head.form} ( {preposition} {place.form} )')
+
+
+def active(verb: str, agent: Phrase, theme: Phrase) -> Phrase:
+    return Phrase(f'{agent.words} {TRANSITIVE[verb][0]} {theme.words}', _form(verb, agent=agent, theme=theme))
+
+
+def passive(verb: str, theme: Phrase, agent: Phrase | None = None) -> Phrase:
+    words = f'{theme.words} was {TRANSITIVE[verb][1]}'
+    if agent is None:
+        return Phrase(words, _form(verb, theme=theme))
+    return Phrase(f'{words} by {agent.words}', _form(verb, agent=agent, theme=theme))
+
+
+def double_object(verb: str, agent: Phrase, recipient: Phrase, theme: Phrase) -> Phrase:
+    """'Emma gave the boy a cake'"""
+    words = f'{agent.words} {DATIVE[verb][0]} {recipient.words} {theme.words}'
+    return Phrase(words, _form(verb, agent=agent, theme=theme, recipient=recipient))
+
+
+def dative(verb: str, agent: Phrase, theme: Phrase, recipient: Phrase) -> Phrase:
+    """'Emma gave a cake to the boy'"""
+    words = f'{agent.words} {DATIVE[verb][0]} {theme.words} to {recipient.words}'
+    return Phrase(words, _form(verb, agent=agent, theme=theme, recipient=recipient))
+
+
+def passive_dative(verb: str, theme: Phrase, recipient: Phrase) -> Phrase:
+    """'a cake was given to the boy'"""
+    words = f'{theme.words} was {DATIVE[verb][1]} to {recipient.words}'
+    return Phrase(words, _form(verb, theme=theme, recipient=recipient))
+
+
+def intransitive(verb: str, subject: Phrase) -> Phrase:
+    if verb in UNERGATIVE:
+        return Phrase(f'{subject.words} {UNERGATIVE[verb]}', _form(verb, agent=subject))
+    return Phrase(f'{subject.words} {UNACCUSATIVE[verb]}', _form(verb, theme=subject))
+
+
+def clausal(verb: str, agent: Phrase, clause: Phrase) -> Phrase:
+    """'Emma said that ...'"""
+    return Phrase(f'{agent.words} {CLAUSAL[verb]} that {clause.words}', _form(verb, agent=agent, ccomp=clause))
+
+
+def pair(clause: Phrase, kind: str = '') -> Pair:
+    """The clause as a sentence."""
+    return Pair(f'{clause.words[0].upper()}{clause.words[1:]} .', clause.form, kind)
+
+
+def _form(verb: str, **roles: Phrase) -> str:
+    return f'{verb} ( ' + ' , '.join(f'{role} {phrase.form}' for role, phrase in roles.items()) + ' )'
+
+
+class _Sampler:
+    """Draws phrases and sentences from a seeded generator."""
+
+    def __init__(self, seed: int):
+        self._random = random.Random(seed)
+
+    def choice(self, options: Iterable[str]) -> str:
+        return self._random.choice(tuple(options))
+
+    def noun(self, *options: str) -> Phrase:
+        return noun(self.choice(options), definite=self._random.random() < 0.5)
+
+    def agent(self) -> Phrase:
+        return self.noun(*NAMES, *ANIMATE, *ONLY_AGENTS)
+
+    def theme(self) -> Phrase:
+        return self.noun(*NAMES, *ANIMATE, *THINGS)
+
+    def person(self) -> Phrase:
+        return self.noun(*NAMES, *ANIMATE)
+
+    def object(self) -> Phrase:
+        """A direct object, in a third of cases with a prepositional phrase."""
+        head = self.noun(*NAMES, *ANIMATE, *THINGS, *ONLY_OBJECTS * 4)
+        return self.placed(head) if head.form not in NAMES and self._random.random() < 1 / 3 else head
+
+    def placed(self, head: Phrase, depth: int = 1) -> Phrase:
+        """The head with `depth` prepositional phrases inside each other."""
+        if depth == 0:
+            return head
+        preposition = self.choice(PLACES)
+        return modified(head, preposition, self.placed(self.noun(*PLACES[preposition]), depth - 1))
+
+    def clause(self) -> Phrase:
+        """A clause without a clause in it."""
+        verb, given = self.choice(TRANSITIVE), self.choice(DATIVE)
+        return self._random.choice(
+            [
+                lambda: active(verb, self.agent(), self.object()),
+                lambda: active(verb, self.agent(), self.object()),
+                lambda: passive(verb, self.theme(), self.person()),
+                lambda: passive(verb, self.theme()),
+                lambda: double_object(given, self.agent(), self.person(), self.noun(*THINGS)),
+                lambda: dative(given, self.agent(), self.noun(*THINGS), self.person()),
+                lambda: passive_dative(given, self.noun(*THINGS), self.person()),
+                lambda: intransitive(self.choice(UNERGATIVE), self.agent()),
+                lambda: intransitive(self.choice(UNACCUSATIVE), self.theme()),
+            ]
+        )()
+
+    def sentence(self) -> Pair:
+        """A training sentence: a third of them have a clause in a clause."""
+        clause = self.clause()
+        if self._random.random() < 1 / 3:
+            clause = clausal(self.choice(CLAUSAL), self.agent(), clause)
+        return pair(clause)
+
+    def new_passive(self) -> Pair:
+        verb, theme = self.choice(TRANSITIVE), self.noun(*ONLY_AGENTS)
+        return pair(passive(verb, theme, self.person() if self._random.random() < 0.5 else None), NEW_PASSIVE)
+
+    def new_agent(self) -> Pair:
+        return pair(active(self.choice(TRANSITIVE), self.noun(*ONLY_OBJECTS), self.theme()), NEW_AGENT)
+
+    def deeper(self) -> Pair:
+        verb = self.choice(TRANSITIVE)
+        if self._random.random() < 0.5:
+            return pair(active(verb, self.agent(), self.placed(self.noun(*THINGS), depth=2)), DEEPER)
+        clause = active(verb, self.agent(), self.theme())
+        for _ in range(2):
+            clause = clausal(self.choice(CLAUSAL), self.agent(), clause)
+        return pair(clause, DEEPER)
+
+
+def training_pairs(seed: int = 0) -> list[Pair]:
+    """Training sentences, all different."""
+    return _different(_Sampler(seed).sentence, TRAINING_PAIRS, frozenset())
+
+
+def held_out_pairs(seed: int = 0) -> list[Pair]:
+    """Sentences like those of training; neither a sentence nor a logical form is in the training pairs."""
+    return _different(_Sampler(seed + 1).sentence, HELD_OUT_PAIRS, _texts(training_pairs(seed)))
+
+
+def generalization_pairs(seed: int = 0) -> list[Pair]:
+    """Sentences of the three types in turn."""
+    sampler = _Sampler(seed + 2)
+    draws = (sampler.new_passive, sampler.new_agent, sampler.deeper)
+    types = [_different(draw, PAIRS_PER_TYPE, frozenset()) for draw in draws]
+    return [pair for group in zip(*types, strict=True) for pair in group]
+
+
+def _different(draw: Callable[[], Pair], count: int, excluded: frozenset[str]) -> list[Pair]:
+    pairs: dict[str, Pair] = {}
+    while len(pairs) < count:
+        drawn = draw()
+        if drawn.sentence not in excluded and drawn.form not in excluded:
+            pairs[drawn.sentence] = drawn
+    return list(pairs.values())
+
+
+def _texts(pairs: list[Pair]) -> frozenset[str]:
+    return frozenset(text for each in pairs for text in (each.sentence, each.form))
+
+
+def corpus(generalization: bool = False, seed: int = 0) -> ParsedCorpus:
+    """The training pairs, with the held-out pairs or those of the three types as the split `validation`."""
+    held_out = generalization_pairs if generalization else held_out_pairs
+    return ParsedCorpus(
+        name='mini COGS' + (' (generalization)' if generalization else ''),
+        identity=cache.key('mini cogs 1', generalization, seed),
+        read=lambda malformed: _documents(training_pairs(seed), malformed),
+        read_validation=lambda malformed: _documents(held_out(seed), malformed),
+    )
+
+
+def _documents(pairs: list[Pair], malformed: Malformed) -> Iterator[str]:
+    del malformed  # Generated text has no malformed records.
+    for each in pairs:
+        yield text_pairs.encode_pair(each.sentence, each.form, columns=(each.kind,))
+
+
+def words(seed: int = 0) -> seqio.Vocabulary:
+    """The words of the training pairs."""
+    return vocabularies.words(text_pairs.PairTexts(corpus(seed=seed)))
+
+
+def task(vocabulary: seqio.Vocabulary, seed: int = 0) -> seqio.Task:
+    """The task `mini_cogs`."""
+    return text_pairs.task(corpus(seed=seed), vocabulary, 'mini_cogs', ('exact_match', 'best_constant_answer'))
+
+
+def evaluated(vocabulary: seqio.Vocabulary, seed: int = 0) -> list[seqio.Task]:
+    """`task`, and `mini_cogs_generalization`, whose metrics are also computed for each type."""
+    generalization = text_pairs.task(
+        corpus(generalization=True, seed=seed),
+        vocabulary,
+        'mini_cogs_generalization',
+        ('exact_match', 'best_constant_answer'),
+        metrics_by='type',
+    )
+    return [task(vocabulary, seed), generalization]

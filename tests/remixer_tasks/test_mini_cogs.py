@@ -1,0 +1,144 @@
+"""The sentences of mini COGS: logical forms by hand, disjoint splits, and types that training lacks."""
+
+import hashlib
+import re
+
+import pytest
+
+from remixer_tasks import mini_cogs
+from remixer_tasks.mini_cogs import DEEPER, NEW_AGENT, NEW_PASSIVE, noun
+
+# Sentences and logical forms, written by hand.
+BY_HAND = [
+    (
+        mini_cogs.active('see', noun('girl'), noun('cake', definite=False)),
+        'The girl saw a cake .',
+        'see ( agent * girl , theme cake )',
+    ),
+    (
+        mini_cogs.active('hide', noun('Emma'), mini_cogs.modified(noun('cake'), 'on', noun('table', definite=False))),
+        'Emma hid the cake on a table .',
+        'hide ( agent Emma , theme * cake ( on table ) )',
+    ),
+    (mini_cogs.passive('draw', noun('fox', definite=False)), 'A fox was drawn .', 'draw ( theme fox )'),
+    (
+        mini_cogs.passive('draw', noun('fox'), noun('Emma')),
+        'The fox was drawn by Emma .',
+        'draw ( agent Emma , theme * fox )',
+    ),
+    (
+        mini_cogs.double_object('give', noun('Emma'), noun('boy'), noun('cake', definite=False)),
+        'Emma gave the boy a cake .',
+        'give ( agent Emma , theme cake , recipient * boy )',
+    ),
+    (
+        mini_cogs.dative('give', noun('Emma'), noun('cake', definite=False), noun('boy')),
+        'Emma gave a cake to the boy .',
+        'give ( agent Emma , theme cake , recipient * boy )',
+    ),
+    (
+        mini_cogs.passive_dative('send', noun('letter'), noun('Noah')),
+        'The letter was sent to Noah .',
+        'send ( theme * letter , recipient Noah )',
+    ),
+    (mini_cogs.intransitive('sleep', noun('dog')), 'The dog slept .', 'sleep ( agent * dog )'),
+    (mini_cogs.intransitive('break', noun('vase')), 'The vase broke .', 'break ( theme * vase )'),
+    (
+        mini_cogs.clausal('say', noun('Emma'), mini_cogs.passive('find', noun('fox'), noun('boy', definite=False))),
+        'Emma said that the fox was found by a boy .',
+        'say ( agent Emma , ccomp find ( agent boy , theme * fox ) )',
+    ),
+]
+
+
+@pytest.mark.parametrize(('clause', 'sentence', 'form'), BY_HAND, ids=[row[1] for row in BY_HAND])
+def test_sentences_and_logical_forms_by_hand(clause, sentence, form):
+    assert mini_cogs.pair(clause) == mini_cogs.Pair(sentence, form)
+
+
+@pytest.fixture(scope='module')
+def splits():
+    return mini_cogs.training_pairs(), mini_cogs.held_out_pairs(), mini_cogs.generalization_pairs()
+
+
+def test_no_sentence_is_in_two_splits(splits):
+    training, held_out, generalization = ({pair.sentence for pair in split} for split in splits)
+    assert [len(split) for split in splits] == [len(training), len(held_out), len(generalization)] == [20_000, 500, 300]
+    assert not training & held_out and not training & generalization and not held_out & generalization
+    assert not {pair.form for pair in splits[0]} & {pair.form for pair in splits[1]}
+
+
+def test_generated_words_are_known_and_fit_the_configured_lengths(splits):
+    words = [{word for pair in split for word in f'{pair.sentence} {pair.form}'.split()} for split in splits]
+    # Padding, the end token and the unknown word have ids too.
+    assert words[1] | words[2] <= words[0] and len(words[0]) + 3 <= 224
+    pairs = [pair for split in splits for pair in split]
+    assert max(len(pair.sentence.split()) for pair in pairs) < 24 and max(len(pair.form.split()) for pair in pairs) < 28
+
+
+def roles(form):
+    """(noun, its role) in a logical form, read from the text alone."""
+    return [(name, role) for role, name in re.findall(r'\b(agent|theme|recipient|in|on|beside) (?:\* )?(\w+)', form)]
+
+
+def depths(form):
+    """The largest numbers of clauses and of prepositional phrases around a word."""
+    open_, deepest = [], {'clause': 0, 'place': 0}
+    words = form.split()
+    for index, word in enumerate(words):
+        if word == '(':
+            open_.append('place' if words[index + 1] in ('in', 'on', 'beside') else 'clause')
+            deepest = {kind: max(most, open_.count(kind)) for kind, most in deepest.items()}
+        elif word == ')':
+            open_.pop()
+    return deepest
+
+
+def test_types_of_generalization_are_not_in_training(splits):
+    training, _, generalization = splits
+    seen = {role for pair in training for role in roles(pair.form)}
+    counts = dict.fromkeys((NEW_PASSIVE, NEW_AGENT, DEEPER), 0)
+    trained = [depths(pair.form) for pair in training]
+    assert max(depth['clause'] for depth in trained) == 2 and max(depth['place'] for depth in trained) == 1
+    for pair in generalization:
+        counts[pair.kind] += 1
+        new, depth = set(roles(pair.form)) - seen, depths(pair.form)
+        if pair.kind == NEW_PASSIVE:
+            subject = pair.sentence.split()[1]
+            assert pair.sentence.split()[2] == 'was' and new == {(subject, 'theme')} and (subject, 'agent') in seen
+        elif pair.kind == NEW_AGENT:
+            subject = pair.sentence.split()[1]
+            assert new == {(subject, 'agent')} and (subject, 'theme') in seen
+        else:
+            assert not new and (depth['clause'] == 3 or depth['place'] == 2)
+        assert pair.kind == DEEPER or depth == {'clause': 1, 'place': 0}
+    assert set(counts.values()) == {100}
+
+
+def test_nouns_of_one_role_are_in_one_position_of_training(splits):
+    sentences = [pair.sentence for pair in splits[0]]
+    for name in mini_cogs.ONLY_AGENTS:
+        assert sum(name in sentence.split() for sentence in sentences) > 100
+        assert not any(re.search(rf'\b{name} was|by (the|a) {name}', sentence) for sentence in sentences)
+    for name in mini_cogs.ONLY_OBJECTS:
+        uses = [sentence for sentence in sentences if name in sentence.split()]
+        # A verb stands before the noun, and neither 'by' nor 'to'.
+        pasts = '|'.join(past for past, _ in mini_cogs.TRANSITIVE.values())
+        assert len(uses) > 100 and all(re.search(rf'\b({pasts}) (the|a) {name}\b', sentence) for sentence in uses)
+
+
+def test_pairs_depend_on_the_seed_alone(splits):
+    text = '\n'.join(f'{pair.sentence}\t{pair.form}' for split in splits for pair in split)
+    assert hashlib.sha256(text.encode()).hexdigest()[:16] == 'c951cc1811a8d384'
+    assert mini_cogs.training_pairs(1) != splits[0]
+
+
+def test_tasks_have_the_pairs(splits, tmp_path, monkeypatch):
+    monkeypatch.setenv('REMIXER_T5X_CACHE', str(tmp_path))
+    held_out, generalization = mini_cogs.evaluated(mini_cogs.words())
+    for task, pairs in ((held_out, splits[1]), (generalization, splits[2])):
+        rows = task.get_dataset({'inputs': 24, 'targets': 28}, split='validation', shuffle=False)
+        texts = [(row['inputs_pretokenized'], row['targets_pretokenized']) for row in rows.as_numpy_iterator()]
+        # Shards change the order.
+        assert sorted(texts) == sorted((pair.sentence.encode(), pair.form.encode()) for pair in pairs)
+        assert all(row['targets'][-1] == 1 and 2 not in row['targets'] for row in rows.take(20).as_numpy_iterator())
