@@ -1,6 +1,7 @@
 """What `pip install` of the built wheel and of the sdist puts into an empty environment."""
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -38,6 +39,11 @@ def archives(tmp_path_factory):
     run(sys.executable, '-c', build, cwd=copy)
     [sdist], [wheel] = (copy / 'dist').glob('*.tar.gz'), (copy / 'dist').glob('*.whl')
     return {'sdist': sdist, 'wheel': wheel}
+
+
+def test_names_of_extras_are_normalized():
+    """setuptools writes them so (PEP 685), and pip before 23.3 leaves out an extra that is typed with an underscore."""
+    assert [name for name in PROJECT['optional-dependencies'] if not re.fullmatch('[a-z0-9-]+', name)] == []
 
 
 @pytest.mark.parametrize('kind', ['wheel', 'sdist'])
