@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from flax import linen as nn
 
-from remixer_t5x import axes, build_model
+from remixer_t5x import UserError, axes, build_model
 from remixer_t5x.config import scan
 from remixer_t5x.config.bindings import Bindings
 from remixer_t5x.interop.t5x import checkpoint as t5x_checkpoint
@@ -31,6 +31,7 @@ from remixer_t5x.models.sublayers.remixer import Remixer
 
 CONFIGS = pathlib.Path(__file__).parent.parent.parent / 'configs'
 MODELS = sorted(path.stem for path in (CONFIGS / 'models').glob('*.gin'))
+OTHER_TYPES = ('bert', 'gpt2')
 # T5X's code warns of what newer versions of its libraries deprecate.
 NEEDS_T5X = [
     pytest.mark.skipif(importlib.util.find_spec('t5x') is None, reason='T5X cannot be imported (docs/t5x.md)'),
@@ -125,8 +126,14 @@ def driver_model(module: EncoderDecoder, **settings):
 class TestUnderT5X:
     pytestmark = NEEDS_T5X
 
-    @pytest.mark.parametrize('model', MODELS)
-    def test_optimizer_and_partitioner_take_every_model(self, model):
+    @pytest.mark.parametrize('model', OTHER_TYPES)
+    def test_only_encoder_decoders_are_accepted(self, model):
+        module = build_model(f'models/{model}.gin').module
+        with pytest.raises(UserError, match=f'encoder-decoder.*{type(module).__name__}.*remixer-t5x train'):
+            driver_model(module)
+
+    @pytest.mark.parametrize('model', [model for model in MODELS if model not in OTHER_TYPES])
+    def test_optimizer_and_partitioner_take_every_encoder_decoder(self, model):
         from t5x import partitioning, train_state
 
         size = {'remixer_scaled': 'scaled_base', 't5_1_0': 't5_1_0_small'}.get(model, 'tiny')

@@ -17,6 +17,7 @@ from flax import traverse_util
 from flax.linen import partitioning
 from t5x import models
 
+from remixer_t5x.errors import UserError
 from remixer_t5x.models.architecture.encoder_decoder import EncoderDecoder
 from remixer_t5x.models.architecture.stack import layers_apart
 
@@ -48,6 +49,9 @@ class EncoderDecoderModel(models.EncoderDecoderModel):
     """
 
     def __init__(self, module: EncoderDecoder, **settings: Any):
+        if not isinstance(module, EncoderDecoder):
+            kind = type(module).__name__
+            raise UserError(f't5x/*.gin require an encoder-decoder, got {kind}; train it with `remixer-t5x train`')
         fields = {field.name: getattr(module, field.name) for field in dataclasses.fields(module) if field.init}
         super().__init__(module=_WideLogits(**(fields | {'parent': None, 'name': None})), **settings)
 
