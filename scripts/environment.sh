@@ -9,7 +9,7 @@ say() { printf '\n== %s\n' "$*"; }
 find_python() {
     local candidate minor
     local candidates=()
-    for minor in 13 12 11; do
+    for minor in ${PYTHON_MINORS:-13 12 11}; do
         candidates+=("python3.$minor" "${PYENV_ROOT:-$HOME/.pyenv}"/versions/"3.$minor".*/bin/python)
     done
     for candidate in ${PYTHON:-"${candidates[@]}" python3}; do

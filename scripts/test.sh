@@ -9,14 +9,15 @@
 #   scripts/test.sh tests/cli -k gin  everything, with these arguments for pytest
 #   scripts/test.sh --random-order-seed 7   files, and the tests of each file, in a random order
 #   VENV=/path scripts/test.sh        in another virtual environment, made if it is not there
-#   WITH_TORCH=1 scripts/test.sh      installs torch and transformers too (gigabytes), for the parity tests
-#   WITH_FORECAST=1 scripts/test.sh   installs libtpu too (213 MB), for the test of info --speed
+#   scripts/test.sh --references      everything, with all reference libraries (gigabytes), in .venv-references with
+#                                     Python 3.11; the tests of T5X run if it is on PYTHONPATH (docs/t5x.md)
 #   REMIXER_T5X_DATA=/path ...        a folder with real data, for the tests that read it
 #   TEST_WORKERS=4 ...                pytest processes; unless said one more than cores, each with 4 GB of memory
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
 SELECT=all
+REFERENCES=''
 CHOSEN=''
 SINCE=()
 PYTEST=()
@@ -24,6 +25,7 @@ while (( $# )); do
     case "$1" in
         --quick) SELECT=quick ;;
         --changed) SELECT=changed ;;
+        --references) REFERENCES=1 ;;
         --since)
             if (( $# < 2 )); then echo 'error: --since needs a revision: --since HEAD~1' >&2; exit 2; fi
             SELECT=changed SINCE=(--since "$2")
@@ -34,11 +36,23 @@ while (( $# )); do
     shift
 done
 
-source scripts/environment.sh
 EXTRAS='test,dev,docs'
-if [[ "${WITH_TORCH:-0}" == 1 ]]; then EXTRAS+=',hf'; fi
-if [[ "${WITH_FORECAST:-0}" == 1 ]]; then EXTRAS+=',forecast'; fi
+if [[ -n "$REFERENCES" ]]; then
+    EXTRAS+=',forecast,generation,hf,lm-eval,wordpiece'
+    VENV="${VENV:-.venv-references}"
+    # The lock file for Python 3.11 pins torch.
+    PYTHON_MINORS='11'
+fi
+source scripts/environment.sh
 prepare_environment "$EXTRAS"
+if [[ -n "$REFERENCES" ]]; then
+    # Without the lock file: Beam requires older releases. lm_eval's own models import accelerate, T5X the other four.
+    say 'installing Apache Beam, t5 and what T5X imports'
+    "$VENV/bin/python" -m pip install --quiet --disable-pip-version-check \
+        'remixer-t5x[beam]' accelerate fiddle grain tensorboard cached_property
+    # t5 requires nightly builds of seqio and TensorFlow Datasets, which would replace the releases.
+    "$VENV/bin/python" -m pip install --quiet --disable-pip-version-check --no-deps t5==0.9.4
+fi
 
 FAILED=()
 check() {

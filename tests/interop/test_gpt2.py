@@ -192,7 +192,7 @@ def test_another_architecture_is_refused_in_one_line(changed, words):
 
 needs_transformers = pytest.mark.skipif(
     importlib.util.find_spec('torch') is None or importlib.util.find_spec('transformers') is None,
-    reason='torch and transformers are not installed: WITH_TORCH=1 scripts/test.sh',
+    reason='torch and transformers are not installed: scripts/test.sh --references',
 )
 
 
