@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import shutil
 import types
 
 import gin
@@ -14,13 +15,13 @@ from remixer_t5x import UserError
 from tests.support import bert_tiny, hf_folders, saved_run
 from tests.support.paths import GOLDEN
 
-pytest.importorskip('lm_eval', reason="lm_eval is not installed: pip install 'remixer-t5x[lm_eval]'")
+pytest.importorskip('lm_eval', reason="lm_eval is not installed: pip install 'remixer-t5x[lm-eval]'")
 pytestmark = [
     pytest.mark.filterwarnings('ignore'),
 ]
 needs_torch = pytest.mark.skipif(
     importlib.util.find_spec('torch') is None or importlib.util.find_spec('transformers') is None,
-    reason='torch and transformers are not installed: WITH_TORCH=1 scripts/test.sh',
+    reason='torch and transformers are not installed: scripts/test.sh --references',
 )
 # 26 pieces and ten sentinels.
 IDS = 36
@@ -124,6 +125,34 @@ def test_numbers_of_a_t5_are_those_of_lm_evals_own_model(t5):
         made = made[0, 1:].tolist()
         ended = made[: made.index(1)] if 1 in made else made
         assert answer == vocabulary.decode(ended).split('e')[0]
+
+
+@needs_torch
+def test_beams_are_those_of_transformers(t5, tmp_path):
+    """With an end token that is as likely as a letter, `early_stopping` changes some answers."""
+    import torch
+    from safetensors.numpy import load_file, save_file
+
+    folder = tmp_path / 't5'
+    shutil.copytree(t5, folder)
+    weights = load_file(folder / 'model.safetensors')
+    weights['lm_head.weight'][1] = weights['lm_head.weight'][11]
+    save_file(weights, folder / 'model.safetensors', {'format': 'pt'})
+    model, other = ours(folder), theirs(folder)
+    decode = model.trained.vocabulary.decode
+    texts = ['this is a test', 'a', 'the end', 'is it', 'a test of it', 'this', 'it is the end', 'at']
+    answers = []
+    for settings in ({}, {'early_stopping': 'never'}, {'early_stopping': True, 'length_penalty': 0.0}):
+        settings = {**settings, 'num_beams': 2, 'do_sample': False}
+        expected = []
+        for text in texts:
+            ids = torch.tensor([other.tok_encode(text)])
+            ids = other.model.generate(input_ids=ids, max_new_tokens=8, use_cache=False, **settings)[0, 1:].tolist()
+            expected.append(decode(ids[: ids.index(1)] if 1 in ids else ids))
+        found = model.generate_until(requests(*((text, {**settings, 'max_gen_toks': 8}) for text in texts)))
+        assert found == expected
+        answers.append(found)
+    assert answers[0] != answers[1] and answers[0] != answers[2]
 
 
 @needs_torch
@@ -241,18 +270,21 @@ def test_the_command_line_gives_a_device_to_every_model(t5):
 
 
 def test_what_a_model_cannot_do_is_told_in_one_line(t5):
-    from remixer_t5x.extras.lm_eval import generation
+    from remixer_t5x.api import lm_eval_generation
 
     with pytest.raises(UserError, match='repetition_penalty; allowed are until'):
-        generation.settings({'until': [], 'repetition_penalty': 2.0}, 8)
+        lm_eval_generation.settings({'until': [], 'repetition_penalty': 2.0}, 8)
     with pytest.raises(UserError, match='JAX chooses'):
         ours(t5, device='mps')
     model = ours(t5, max_length=4)
     with pytest.raises(UserError, match='a continuation has .* tokens, and the model takes 4'):
         model.loglikelihood(requests(('a', 'this is a test and the end of it')))
-    decoders = [generation.settings(given, 8)[2] for given in (
-        {'do_sample': True, 'temperature': 0.5, 'top_k': 3}, {'num_beams': 4}, {'temperature': 0.0})]  # fmt: skip
-    assert decoders == [remixer_t5x.Sampling(0.5, 3), remixer_t5x.BeamSearch(beams=4), remixer_t5x.Greedy()]
+    decoders = [lm_eval_generation.settings(given, 8)[2] for given in (
+        {'do_sample': True, 'temperature': 0.5, 'top_k': 3}, {'temperature': 0.0})]  # fmt: skip
+    assert decoders == [remixer_t5x.Sampling(0.5, 3), remixer_t5x.Greedy()]
+    for given in ({'early_stopping': 'soon'}, {'do_sample': True, 'temperature': 0.5, 'num_beams': 4}):
+        with pytest.raises(UserError, match='allowed'):
+            lm_eval_generation.settings({**given, 'num_beams': 2}, 8)
 
 
 def test_a_continuation_within_a_piece_of_the_context_is_scored_by_its_own_pieces(gpt2):
