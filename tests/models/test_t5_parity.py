@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import linen as nn
 
 from remixer_t5x.models.architecture.encoder_decoder import EncoderDecoder
 from remixer_t5x.models.architecture.layer import PreNorm
@@ -128,3 +129,25 @@ def test_equals_hugging_face_live(seed):
     maker = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(maker)
     check_parity(maker.make_arrays(seed))
+
+
+def test_initial_deviations_are_those_of_t5x():
+    """T5X's examples/t5/layers.py: queries are divided by sqrt(head_dim), because their products with keys are not."""
+    shapes = {'encoder_input_tokens': (1, 8), 'decoder_target_tokens': (1, 8)}
+    params = nn.unbox(jax.jit(lambda key: make_model().init(key, shapes))(jax.random.key(0)))
+    buckets = 32
+    special = {
+        'token_embedder/embedding': 1.0,
+        'position_bias/embedding': ((HEADS + buckets) / 2) ** -0.5,
+        'query/kernel': (EMBED * HEAD_DIM) ** -0.5,
+        'out/kernel': (HEADS * HEAD_DIM) ** -0.5,
+        'wo/kernel': MLP**-0.5,
+    }
+    for path, value in jax.tree_util.tree_leaves_with_path(params):
+        name = '/'.join(key.key for key in path)
+        if name.endswith('scale'):
+            np.testing.assert_array_equal(value, 1.0)
+            continue
+        expected = special.get('/'.join(name.split('/')[-2:]), EMBED**-0.5)
+        # Five standard errors of a normal's standard deviation.
+        np.testing.assert_allclose(np.std(value), expected, rtol=5 * (2 * value.size) ** -0.5, err_msg=name)

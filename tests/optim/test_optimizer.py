@@ -193,6 +193,18 @@ def test_adamw_rms_equals_its_formula():
         np.testing.assert_allclose(ours['w'], expected, rtol=1e-5)
 
 
+@pytest.mark.parametrize('make', [optimizer.adamw, optimizer.adamw_rms])
+def test_first_moments_in_bfloat16_change_little(make):
+    params, axes = stacked_problem((3, 2))
+    exact, _ = train(make(1e-3)(axes), params, axes)
+    rounded, state = train(make(1e-3, momentum_dtype='bfloat16')(axes), params, axes)
+    moments = [leaf.dtype for leaf in jax.tree.leaves(state) if jnp.issubdtype(leaf.dtype, jnp.floating)]
+    assert moments.count(jnp.bfloat16) == moments.count(jnp.float32) == len(params)
+    for name, start in params.items():
+        moved = np.linalg.norm(exact[name] - start)
+        assert np.linalg.norm(exact[name] - rounded[name]) < 0.02 * moved, name
+
+
 @pytest.mark.parametrize('name', ['adafactor', 'adamw_rms'])
 def test_what_may_start_near_zero_has_a_minimum_size_of_its_own(name):
     """In the first step both optimizers move every number by rate x size."""

@@ -155,6 +155,12 @@ def test_the_seven_denoisers_of_ul2():
     assert [(d.name, d.rate) for d in ul2.denoisers(rows)] == [('r_span3_rate15', 1.0), ('s_rate25', 2.0)]
 
 
+@pytest.mark.parametrize(('inputs', 'hidden', 'count'), [(512, 90, 1), (544, 96, 2), (1024, 180, 3)])
+def test_the_spans_of_the_x_denoiser_that_hides_little(inputs, hidden, count):
+    noise = spans.Noise(0.15, 64)
+    assert noise.counts(spans.longest_segment(inputs, 512, noise, 100)) == (hidden, count)
+
+
 @pytest.mark.parametrize(
     'rows', ['x', [], [('r', 3, 0.15)], [('s', 3, 0.25, 1)], [('q', 3, 0.15, 1)], [('r', 3, 0.15, 0)],
              [('r', 3, 0.15, 1)] * 2],
