@@ -16,7 +16,7 @@ import stat
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-from remixer_t5x.errors import UserError, one_line
+from remixer_t5x.errors import UserError, one_line, reason
 
 Path = str | os.PathLike[str]
 # Bytes of a file that is read as a whole; the largest published configurations and indices have a few megabytes.
@@ -95,11 +95,6 @@ def user_errors(path: Path, advice: str = _AGAIN) -> Iterator[None]:
         yield
     except (OSError, NotJson) as error:
         raise UserError(f'{one_line(os.fspath(path))} cannot be read: {reason(error)}; {advice}') from error
-
-
-def reason(error: BaseException) -> str:
-    """Why a file could not be read, short and on one line."""
-    return one_line(str(getattr(error, 'strerror', None) or error))[:200]
 
 
 class Line(NamedTuple):

@@ -20,7 +20,7 @@ import orbax.checkpoint as ocp
 from etils import epath
 
 from remixer_t5x import safe_paths, temporary, untrusted_files
-from remixer_t5x.errors import UserError
+from remixer_t5x.errors import UserError, reason
 from remixer_t5x.run_folder import object_store
 
 LIST = 'files.json'
@@ -153,8 +153,8 @@ def _read_list(folder: epath.Path) -> dict[str, tuple[int, str]]:
             raise untrusted_files.NotJson('it is not a list of files')
     except (OSError, untrusted_files.NotJson) as error:
         is_missing = isinstance(error, FileNotFoundError)
-        reason = 'is missing' if is_missing else f'cannot be read ({untrusted_files.reason(error)})'
-        raise Damaged(f'the checkpoint at {folder} is damaged: {LIST} {reason}') from error
+        problem = 'is missing' if is_missing else f'cannot be read ({reason(error)})'
+        raise Damaged(f'the checkpoint at {folder} is damaged: {LIST} {problem}') from error
     return listed
 
 

@@ -218,8 +218,8 @@ class Checkpoints:
         except Exception as error:
             which = 'a checkpoint' if step is None else f'the checkpoint of step {step} (or the previous checkpoint)'
             raise SaveFailed(
-                f'{which} could not be written to {self._folder}: {_cause(error)}; check the space and rights '
-                f'there and run the same command again ({self._newest_message()})'
+                f'{which} could not be written to {self._folder}: {_cause(error)}; correct this '
+                f'and run the same command again ({self._newest_message()})'
             ) from error
 
 

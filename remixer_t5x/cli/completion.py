@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from remixer_t5x.cli.command import Command
-from remixer_t5x.errors import UserError
+from remixer_t5x.errors import UserError, reason
 
 Complete = Mapping[str, Any]
 SHELLS = ('bash', 'zsh', 'tcsh')
@@ -22,8 +22,11 @@ def run(args: argparse.Namespace) -> None:
     """Prints the script. Raises UserError where shtab is not installed."""
     try:
         import shtab
-    except ImportError:
-        raise UserError("completion needs shtab; type pip install 'remixer-t5x[completion]'") from None
+    except ImportError as error:
+        raise UserError(
+            f'completion needs shtab, which cannot be imported ({reason(error)}); '
+            "type pip install 'remixer-t5x[completion]'"
+        ) from error
     from remixer_t5x.cli.main import COMMANDS
 
     print(shtab.complete(_nested(COMMANDS, shtab.FILE, shtab.DIR), args.shell))

@@ -61,19 +61,17 @@ def claim(path: str | os.PathLike[str]) -> epath.Path:
         (folder / MARKER).write_text(json.dumps({'format': 'remixer_t5x', 'version': 1}) + '\n')
     except object_store.errors() as error:
         raise UserError(
-            f'MODEL_DIR {folder} cannot be written ({object_store.reason(error)}); give a folder that you may write to'
+            f'MODEL_DIR {folder} cannot be written ({object_store.reason(error)}); give another folder'
         ) from error
     return folder
 
 
 def write_config(folder: epath.Path, text: str) -> None:
-    """Writes the operative gin to `folder`/config.gin. Raises UserError if the disk is full."""
+    """Writes the operative gin to `folder`/config.gin. Raises UserError if it cannot be written."""
     try:
         object_store.replace(folder / CONFIG, text)
     except object_store.errors() as error:
-        raise UserError(
-            f'{folder / CONFIG} cannot be written ({object_store.reason(error)}); free some space there'
-        ) from error
+        raise UserError(f'{folder / CONFIG} cannot be written: {object_store.reason(error)}') from error
 
 
 def package_versions() -> dict[str, str]:

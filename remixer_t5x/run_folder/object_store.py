@@ -56,11 +56,11 @@ def check_writable(folder: epath.Path) -> None:
         return
     try:
         bucket = _bucket(folder)
-    except ImportError:
+    except ImportError as error:
         raise UserError(
-            f'{folder} is in a bucket, which needs another package; type pip install "remixer-t5x[gcs]", or pip '
-            'install google-cloud-storage'
-        ) from None
+            f'{folder} is in a bucket, which needs google-cloud-storage ({reason(error)}); '
+            "type pip install 'remixer-t5x[gcs]'"
+        ) from error
     except Exception as error:
         raise UserError(f'{_bucket_name(folder)} cannot be used: {reason(error)}') from error
     if getattr(bucket, 'hierarchical_namespace_enabled', False) and not _has('google.cloud.storage_control_v2'):

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from remixer_t5x import safe_paths
-from remixer_t5x.errors import UserError, one_line
+from remixer_t5x.errors import UserError, reason
 from remixer_tasks.benchmarks.sources import sources
 from remixer_tasks.corpora import text_shards
 from remixer_tasks.corpora.streamed_text import StreamedCorpus
@@ -116,8 +116,8 @@ class HubDataset:
             import datasets
         except ImportError as error:
             raise UserError(
-                f"{self.path} is read with Hugging Face's datasets, which is not here: "
-                "pip install 'remixer-t5x[hf_datasets]'"
+                f"{self.path} is read with Hugging Face's datasets, which cannot be imported ({reason(error)}): "
+                "pip install 'remixer-t5x[hf-datasets]'"
             ) from error
         folder = Path(self.path).expanduser()
         try:
@@ -133,9 +133,8 @@ class HubDataset:
             raise
         except Exception as error:
             # It raises errors of many libraries: connections, file formats, names that do not exist.
-            raise UserError(
-                f'HF_DATASET {self.path} cannot be read ({_described(error)}); give a folder or a name'
-            ) from error
+            advice = '; give a folder or a name' if isinstance(error, FileNotFoundError) else ''
+            raise UserError(f'HF_DATASET {self.path} cannot be read ({reason(error)}){advice}') from error
         if split not in found:
             raise UserError(f'{self.path} has no split {split!r}; its splits are {", ".join(found)}')
         return found[split], files.get(split, ())
@@ -195,10 +194,6 @@ def _built(builder: Any, streaming: bool) -> tuple[Mapping[str, Any], Mapping[st
 def _in_shards(rows: Any) -> Any:
     """A saved data set as a stream. It may be one file, and is cut into as many shards as parsed text is."""
     return rows.to_iterable_dataset(num_shards=max(1, min(text_shards.SHARDS, len(rows))))
-
-
-def _described(error: Exception) -> str:
-    return one_line(f'{type(error).__name__}: {error}')[:200]
 
 
 class _Texts:
@@ -270,8 +265,7 @@ class _Shards:
             raise
         except Exception as error:
             raise UserError(
-                f'{self.texts.where}, shard {shard} cannot be read after row {number} ({_described(error)}); type the '
-                'command again if a connection failed'
+                f'{self.texts.where}, shard {shard} cannot be read after row {number} ({reason(error)})'
             ) from error
 
 

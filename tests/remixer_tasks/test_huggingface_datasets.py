@@ -10,6 +10,7 @@ from remixer_t5x.data.pipeline import DatasetConfig
 from remixer_t5x.data.task_batches import TrainBatches
 from remixer_t5x.errors import UserError
 from remixer_tasks import huggingface_datasets, pretraining, text_pairs
+from remixer_tasks.files.malformed import Malformed
 
 datasets = pytest.importorskip('datasets', reason="Hugging Face's datasets is not here: pip install datasets")
 from remixer_tasks.huggingface_datasets import HubDataset  # noqa: E402 (after the skip)
@@ -49,6 +50,17 @@ def texts(task, split):
 def pair_task(path, **settings):
     corpus = huggingface_datasets.pairs(HubDataset(str(path), **settings), 'question: {question}', 'label')
     return text_pairs.task(corpus, BYTES)
+
+
+def test_a_schema_error_is_shown_with_its_cause(tmp_path):
+    """datasets wraps it in an error that says only that generating the data set failed."""
+    rows = [{'text': 'a', 'meta': {'x': 1}}, {'text': 'b', 'meta': {'y': 's'}, 'extra': 3}]
+    for index, row in enumerate(rows):
+        (tmp_path / f'train-{index}.jsonl').write_text(json.dumps(row) + '\n')
+    corpus = huggingface_datasets.corpus(HubDataset(str(tmp_path)))
+    with pytest.raises(UserError, match='extra') as error:
+        list(corpus.read(Malformed(strict=False)))
+    assert 'give a folder' not in str(error.value) and '\n' not in str(error.value)
 
 
 def test_rows_become_pairs_with_the_names_of_labels(folder, capsys):

@@ -297,7 +297,7 @@ def test_mistakes_are_one_line(folders, tmp_path, monkeypatch):
     with pytest.raises(UserError, match='is streamed .HF_STREAMING=True. and cannot be cached: leave HF_STREAMING out'):
         caching.cache(pretraining.span_corruption(streamed(path), BYTES), str(tmp_path / 'cached'), 'note')
     monkeypatch.setitem(sys.modules, 'datasets', None)
-    fails(streamed(path), r"which is not here: pip install 'remixer-t5x\[hf_datasets\]'")
+    fails(streamed(path), r"datasets.*: pip install 'remixer-t5x\[hf-datasets\]'")
 
 
 def test_a_shard_that_cannot_be_read_to_its_end_is_named(folders, tmp_path):

@@ -5,8 +5,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from remixer_t5x.errors import UserError, one_line
-from remixer_t5x.interop import shared_folder
+from remixer_t5x.errors import UserError, reason
 
 # Namespace and name, as in google/flan-t5-small; old models such as gpt2 have no namespace. Then a branch, tag, commit
 # or refs/pr/N.
@@ -25,8 +24,11 @@ def library(what: str) -> Any:
     """huggingface_hub. Raises UserError, which says that `what` needs it, where it is not installed."""
     try:
         import huggingface_hub
-    except ImportError:
-        raise UserError(f"{what} needs huggingface_hub; type pip install 'remixer-t5x[hub]'") from None
+    except ImportError as error:
+        raise UserError(
+            f'{what} needs huggingface_hub, which cannot be imported ({reason(error)}); '
+            "type pip install 'remixer-t5x[hub]'"
+        ) from error
     return huggingface_hub
 
 
@@ -64,4 +66,4 @@ def _reason(error: Exception, what: str) -> str:
         return f'cannot be {what}: {why}, and the cache has no whole copy; connect, or give a folder'
     if getattr(getattr(error, 'response', None), 'status_code', None) in (401, 403):
         return f'cannot be {what}: the Hub does not let you; type hf auth login, with a token that may'
-    return f'cannot be {what}: {one_line(str(error))[:200]}; try again later'
+    return f'cannot be {what}: {reason(error)}'

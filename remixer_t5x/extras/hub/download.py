@@ -8,7 +8,7 @@ import pathlib
 from collections.abc import Callable
 from typing import Any
 
-from remixer_t5x.errors import UserError
+from remixer_t5x.errors import UserError, reason
 from remixer_t5x.extras.hub import client
 
 WEIGHTS = ('model.safetensors', 'model.safetensors.index.json', 'model-*.safetensors')
@@ -81,8 +81,8 @@ def _converted(hub: Any, name: str, main: pathlib.Path) -> str | None:
             raise
         # The cache does not say who made a pull request.
         raise UserError(
-            f'{name} has no safetensors in main, and the Hub does not say now whose pull requests have them; connect, '
-            f'or name one that you trust, as in {name}@{_PULL_REQUESTS}1'
+            f'{name} has no safetensors in main, and the Hub does not list the pull requests that may have them '
+            f'({reason(error)}); name one that you trust, as in {name}@{_PULL_REQUESTS}1'
         ) from error
 
 

@@ -13,7 +13,7 @@ from typing import Any
 from etils import epath
 
 from remixer_t5x import safe_paths, tokenizer_files, untrusted_files
-from remixer_t5x.errors import UserError
+from remixer_t5x.errors import UserError, reason
 
 MODEL, BOTH, CONFIG = 'spiece.model', tokenizer_files.BOTH, tokenizer_files.CONFIG
 BYTES_TOKENIZER = 'ByT5Tokenizer'
@@ -132,7 +132,7 @@ def _pieces(path: pathlib.Path) -> list[str]:
     try:
         processor = sentencepiece.SentencePieceProcessor(model_proto=path.read_bytes())
     except (RuntimeError, OSError) as error:
-        raise UserError(f'{path} is not a SentencePiece model; download it again') from error
+        raise UserError(f'{path} cannot be read as a SentencePiece model: {reason(error)}') from error
     return [processor.IdToPiece(index) for index in range(processor.GetPieceSize())]
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from remixer_t5x import temporary, tf_data
-from remixer_t5x.errors import UserError
+from remixer_t5x.errors import UserError, reason
 from remixer_t5x.lazy import tf
 from remixer_tasks.files import cache
 
@@ -80,7 +80,7 @@ def texts(paths: Sequence[str], name: str, folder: Path) -> Iterator[str]:
     try:
         yield from map(bytes.decode, read(paths))
     except (tf.errors.OpError, UnicodeDecodeError) as error:
-        raise UserError(f'{name} is damaged in the cache; {cache.repair(folder)}') from error
+        raise UserError(f'{name} cannot be read from the cache ({reason(error)}); {cache.repair(folder)}') from error
 
 
 def join(paths: Sequence[Path], joined: Path, shuffled: bool, durable: bool) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from remixer_t5x import temporary, untrusted_files
-from remixer_t5x.errors import UserError
+from remixer_t5x.errors import UserError, reason
 
 # Names and sizes of an entry's files.
 SEAL = 'files.json'
@@ -111,8 +111,7 @@ def check(folder: Path) -> None:
         raise
     except (OSError, ValueError, AttributeError) as error:
         # Names of files may be anything here, also too long for the disk.
-        reason = getattr(error, 'strerror', None) or 'it is damaged'
-        raise UserError(f'{folder / SEAL} cannot be read ({reason}); {repair(folder)}') from error
+        raise UserError(f'{folder / SEAL} cannot be read ({reason(error)}); {repair(folder)}') from error
 
 
 def repair(folder: Path) -> str:

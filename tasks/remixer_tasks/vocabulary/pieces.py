@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import re
 
-from remixer_t5x.errors import UserError
+from remixer_t5x.errors import UserError, reason
 from remixer_t5x.lazy import seqio, tf
 from remixer_tasks.corpora.text_corpus import Corpus
 from remixer_tasks.vocabulary import sentinels, vocabulary_training
@@ -75,8 +75,7 @@ def _read_model(path: str) -> bytes:
         with tf.io.gfile.GFile(path, 'rb') as file:
             model = file.read()
     except (tf.errors.OpError, OSError) as error:
-        reason = 'there is no such file' if isinstance(error, tf.errors.NotFoundError) else 'it cannot be read'
-        raise UserError(f'vocabulary {path}: {reason}; {hint}') from error
+        raise UserError(f'vocabulary {path}: {reason(error)}; {hint}') from error
     try:
         vocabulary_training.check(model)
     except ValueError as error:

@@ -13,7 +13,7 @@ from pathlib import Path
 import sentencepiece
 from sentencepiece import sentencepiece_model_pb2
 
-from remixer_t5x.errors import UserError
+from remixer_t5x.errors import UserError, reason
 from remixer_tasks.corpora.text_corpus import Corpus
 from remixer_tasks.files import cache
 from remixer_tasks.files.notice import Notice
@@ -69,13 +69,13 @@ def check(model: bytes) -> None:
     try:
         proto.ParseFromString(model)
     except Exception as error:
-        raise ValueError('this is not a SentencePiece model') from error
+        raise ValueError(f'this is not a SentencePiece model ({reason(error)})') from error
     if not proto.pieces:
         raise ValueError('this is not a SentencePiece model')
     try:
         processor = sentencepiece.SentencePieceProcessor(model_proto=model)
     except RuntimeError as error:
-        raise ValueError('this is not a SentencePiece model') from error
+        raise ValueError(f'this is not a SentencePiece model ({reason(error)})') from error
     if not processor.IsControl(0) or processor.eos_id() <= 0:
         raise ValueError(
             f'id 0 is {processor.IdToPiece(0)!a:.40} and eos_id is {processor.eos_id()}, and id 0 must be padding and '

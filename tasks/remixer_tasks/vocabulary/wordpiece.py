@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from remixer_t5x import tokenizer_files
-from remixer_t5x.errors import UserError
+from remixer_t5x.errors import UserError, reason
 from remixer_tasks.vocabulary import python_tokenizer, tokenizer_json
 
 CLS, SEP, UNKNOWN, PAD, MASK = '[CLS]', '[SEP]', '[UNK]', '[PAD]', '[MASK]'
@@ -105,7 +105,8 @@ def read(path: str) -> Any:
         import tokenizers
     except ImportError as error:
         raise UserError(
-            f"{path} is WordPiece, which the package tokenizers reads; pip install 'remixer-t5x[wordpiece]'"
+            f'{path} is read with the package tokenizers, which cannot be imported ({reason(error)}); '
+            "type pip install 'remixer-t5x[wordpiece]'"
         ) from error
     if not os.path.isfile(path):
         raise UserError(f'there is no file {path}; give a tokenizer.json or vocab.txt of a BERT')
@@ -126,7 +127,7 @@ def read(path: str) -> Any:
         raise
     except Exception as error:
         # The library raises Exception itself.
-        raise UserError(f'{path} cannot be read as a tokenizer ({str(error).splitlines()[0]:.100})') from error
+        raise UserError(f'{path} cannot be read as a tokenizer ({reason(error)})') from error
     if tokenizer.token_to_id(UNKNOWN) is None:
         raise UserError(f'{path} has no {UNKNOWN}, which BERT needs; give the tokenizer of a BERT')
     if tokenizer.token_to_id(PAD) != 0:
