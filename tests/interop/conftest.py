@@ -5,6 +5,8 @@ import pathlib
 
 import pytest
 
+from tests.support import references
+
 HERE = pathlib.Path(__file__).parent
 
 
@@ -18,7 +20,5 @@ def _load(path: pathlib.Path):
 @pytest.fixture(scope='session')
 def v1_0_maker():
     """`make_t5_v1_0_tiny.py`, or a skip where what it needs is missing."""
-    for package in ('torch', 'transformers'):
-        if importlib.util.find_spec(package) is None:
-            pytest.skip(f'{package} is not installed; the recorded outputs were compared instead')
+    references.need('torch', 'transformers')
     return _load(HERE.parent / 'golden' / 'make_t5_v1_0_tiny.py')

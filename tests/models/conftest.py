@@ -5,6 +5,8 @@ import pathlib
 
 import pytest
 
+from tests.support import references
+
 TESTS = pathlib.Path(__file__).parents[1]
 
 
@@ -31,7 +33,5 @@ def t5_parity():
 @pytest.fixture(scope='session')
 def hugging_face():
     """`make_t5_generate.py`, or a skip where what it needs is missing."""
-    for package in ('torch', 'transformers'):
-        if importlib.util.find_spec(package) is None:
-            pytest.skip(f'{package} is not installed; the recorded outputs were compared instead')
+    references.need('torch', 'transformers')
     return _load(TESTS / 'golden' / 'make_t5_generate.py')

@@ -18,6 +18,7 @@ from remixer_t5x.models.losses import CrossEntropy
 from remixer_t5x.models.seq2seq import Seq2Seq
 from remixer_t5x.models.sublayers.attention import CrossAttention, SelfAttention
 from remixer_t5x.models.sublayers.gated_mlp import GatedMLP
+from tests.support import references
 
 GOLDEN = pathlib.Path(__file__).parent.parent / 'golden'
 HEADS, HEAD_DIM, MLP, EMBED, VOCAB = 4, 8, 48, 32, 96
@@ -122,9 +123,7 @@ def test_equals_recorded_hugging_face_outputs_on_a_padded_batch():
 
 @pytest.mark.parametrize('seed', [1, 2])
 def test_equals_hugging_face_live(seed):
-    for package in ('torch', 'transformers'):
-        if importlib.util.find_spec(package) is None:
-            pytest.skip(f'{package} is not installed; the recorded outputs were compared instead')
+    references.need('torch', 'transformers')
     spec = importlib.util.spec_from_file_location('make_t5_v1_1_tiny', GOLDEN / 'make_t5_v1_1_tiny.py')
     maker = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(maker)

@@ -1,6 +1,5 @@
 """CNN/DailyMail and WMT as T5 words them; ROUGE and BLEU as T5 computes them."""
 
-import importlib.util
 import sys
 
 import pytest
@@ -9,15 +8,10 @@ import tensorflow as tf
 from remixer_t5x.errors import UserError
 from remixer_tasks import catalogue
 from remixer_tasks.benchmarks import generation_metrics
+from tests.support import references
 
 TARGETS = ['The cat sat . It was on the mat .', 'A dog barked .', 'Rain fell all day .']
 FOUND = ['The cat sat on a mat . It slept .', 'A dog barked .', 'It rained .']
-
-
-def needs(*libraries):
-    missing = [name for name in libraries if importlib.util.find_spec(name) is None]
-    if missing:
-        pytest.skip(f'{", ".join(missing)} is not installed: pip install rouge-score sacrebleu t5==0.9.4')
 
 
 @pytest.mark.parametrize(
@@ -36,7 +30,7 @@ def test_rows_are_worded_as_by_t5(name, row, inputs, targets):
 
 
 def test_bleu_is_t5s():
-    needs('sacrebleu', 't5')
+    references.need('sacrebleu', 't5')
     from t5.evaluation import metrics
 
     assert generation_metrics.bleu(TARGETS, FOUND) == pytest.approx(metrics.bleu(TARGETS, FOUND))
@@ -46,7 +40,7 @@ def test_bleu_is_t5s():
 
 
 def test_rouge_is_the_middle_of_t5s():
-    needs('rouge_score', 't5')
+    references.need('rouge_score', 't5')
     from t5.evaluation import metrics
 
     found, theirs = generation_metrics.rouge(TARGETS, FOUND), metrics.rouge(TARGETS, FOUND)

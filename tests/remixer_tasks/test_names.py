@@ -1,6 +1,5 @@
 """Tasks and mixtures have T5's names; golden/make_t5_names.py made the list."""
 
-import importlib.util
 import json
 import pathlib
 import re
@@ -12,6 +11,7 @@ import seqio
 
 from remixer_t5x.errors import UserError
 from remixer_tasks import names, vocabularies
+from tests.support import references
 
 T5 = json.loads((pathlib.Path(__file__).parent / 'golden' / 't5_names.json').read_text())
 BYTES = vocabularies.byte()
@@ -66,10 +66,10 @@ def test_what_seqio_knows_comes_first(monkeypatch):
 
 
 def test_t5s_own_tasks_can_be_imported_too():
-    if importlib.util.find_spec('t5') is None:
-        pytest.skip('t5 is not installed: pip install t5==0.9.4')
+    references.need('t5')
     code = """
 from remixer_tasks import names, vocabularies
+from tests.support import references
 ours = names.find('glue_rte_v002', vocabularies.byte())
 import t5.data.mixtures, seqio
 import remixer_tasks.registered

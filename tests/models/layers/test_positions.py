@@ -1,12 +1,11 @@
 """Relative position buckets against Hugging Face's recorded and live values."""
 
-import importlib.util
-
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from remixer_t5x.models.layers import positions
+from tests.support import references
 
 # Buckets of distances 0, 1, 7, 8, 15, 16, 31, 32, 64, 127, 128, 500 as transformers 5.23.0's T5Attention computes them.
 DISTANCES = [0, 1, 7, 8, 15, 16, 31, 32, 64, 127, 128, 500]
@@ -23,9 +22,7 @@ def test_recorded_buckets(bidirectional):
 
 @pytest.mark.parametrize('bidirectional', [True, False])
 def test_buckets_equal_hugging_face_live(bidirectional):
-    for package in ('torch', 'transformers'):
-        if importlib.util.find_spec(package) is None:
-            pytest.skip(f'{package} is not installed; recorded buckets were compared instead')
+    references.need('torch', 'transformers')
     import torch
     from transformers.models.t5.modeling_t5 import T5Attention
 

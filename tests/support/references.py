@@ -1,0 +1,12 @@
+"""Libraries whose numbers are compared with ours."""
+
+import importlib.util
+
+import pytest
+
+
+def need(*packages: str) -> None:
+    """Skips the test if one of the packages is not installed."""
+    for package in packages:
+        if importlib.util.find_spec(package) is None:
+            pytest.skip(f'{package} is not installed: scripts/test.sh --references')
