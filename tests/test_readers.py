@@ -29,6 +29,8 @@ OPENED = {
     'remixer_t5x/config/files.py::is_macro': TRUSTED,
     'remixer_t5x/config/files.py::sublayer_file': TRUSTED,
     'remixer_t5x/config/loading.py::read': TRUSTED,
+    'remixer_t5x/config/macro_table.py::_all_rows': TRUSTED,
+    'remixer_t5x/config/macro_table.py::_source': TRUSTED,
     'remixer_t5x/config/user_modules.py::_imported': TRUSTED,
     'remixer_t5x/config/checks.py::_scan_shipped': TRUSTED,
     'remixer_t5x/extras/forecast/hlo_flops.py::estimate': OWN,

@@ -42,6 +42,13 @@ def test_a_training_configuration_can_be_inspected_as_it_is(info, monkeypatch):
     gin.clear_config()
 
 
+def test_settings_lists_macros_that_contain_a_word(info, capsys):
+    out = info('--settings', 'lora')
+    assert 'LORA_RANK' in out and 'runs/_common.gin' in out and 'BATCH_SIZE' not in out
+    assert main(['info', '--settings=no_such_word']) == 2
+    assert 'no_such_word' in capsys.readouterr().err
+
+
 def test_all_models_are_compared_and_the_papers_figures_stand_beside_ours(info):
     out = info('--compare', 'tiny', '--models=t5_1_1,gmlp')
     rows = [line.split() for line in out.splitlines() if line.strip()]

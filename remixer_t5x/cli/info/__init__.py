@@ -29,6 +29,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help='how fast a training step can be on the machine of a hardware file, what limits it and what to change; '
         'a number: how many of the changes to compile too (0)',
     )  # fmt: skip
+    kinds.add_argument(
+        '--settings', nargs='?', const='', metavar='WORD',
+        help='all gin macros with default, file, reader and meaning; a WORD shows those that contain it',
+    )  # fmt: skip
     parser.add_argument(
         '--compare', nargs='?', const='', metavar='SIZES',
         help='all models at these sizes, by comma (default tiny,small,base), and the figures of the papers; '
@@ -60,6 +64,10 @@ def run(args: argparse.Namespace) -> None:
             speed.show(args)
         else:
             speed.compare(args, args.models or models.MODELS, arguments.names(args.compare or 'small'))
+    elif args.settings is not None:
+        from remixer_t5x.cli.info import settings
+
+        settings.show(args.settings)
     elif args.compare is not None:
         (lengths,) = arguments.values(args, *LENGTHS, defaults=LENGTHS)
         from remixer_t5x.cli.info import models
@@ -111,6 +119,7 @@ COMMAND = Command(
     (
         'remixer-t5x info --gin_file=models/remixer.gin --gin_file=sizes/base.gin',
         'remixer-t5x info --compare small',
+        'remixer-t5x info --settings learning_rate',
         'remixer-t5x info --sharding --gin_file=models/remixer.gin --gin_file=sizes/base.gin '
         '--gin_file=hardware/tpu_v3_32.gin',
         'remixer-t5x info --memory --gin_file=experiments/t5_1_1_base_c4.gin --gin_file=hardware/h100_8.gin',

@@ -1,0 +1,47 @@
+"""The table of macros against the text of the shipped gin files."""
+
+import re
+
+from remixer_t5x.config import macro_table
+from tests.support.paths import ROOT
+
+TABLE = {row.name: row for row in macro_table.rows()}
+GIN = {str(path.relative_to(ROOT / 'configs')): path.read_text() for path in (ROOT / 'configs').rglob('*.gin')}
+
+
+def test_the_table_has_every_macro_of_the_gin_files():
+    statements = '\n'.join(re.sub(r'(#.*)|(".*?")|(\'.*?\')', '', text) for text in GIN.values())
+    named = {
+        *re.findall(r'^([A-Z][A-Z_0-9]+) =', statements, re.MULTILINE),
+        *re.findall(r'%([A-Z][A-Z_0-9]+)', statements),
+    }
+    assert len(named) > 100 and {*TABLE} == named
+
+
+def test_every_macro_has_a_meaning_and_a_file_that_sets_its_default():
+    assert [name for name, row in TABLE.items() if not row.meaning] == []
+    for name, row in TABLE.items():
+        assert all(re.search(rf'^{name} =', GIN[file], re.MULTILINE) for file in row.files), name
+        if row.default.replace('.', '').isdecimal():
+            (text,) = re.findall(rf'^{name} = (.*)', GIN[row.files[0]], re.MULTILINE)
+            assert float(text) == float(row.default)
+
+
+def test_default_file_and_reader_are_those_of_the_gin_files():
+    row = TABLE['BATCH_SIZE']
+    assert (row.default, row.files[0], row.owner) == (
+        '128',
+        'runs/_common.gin',
+        'data.pipeline.DatasetConfig.batch_size',
+    )
+    # An experiment chooses a MODEL_DIR, which is not a default.
+    assert TABLE['MODEL_DIR'].default == 'required' and TABLE['EVAL_PAIRS'].default == 'None'
+    assert TABLE['ENCODER_MIXER'].default == '@attention.SelfAttention'
+    # No comment in a gin file: the docstring of SelfAttention.
+    assert 'heads' in TABLE['NUM_HEADS'].meaning
+
+
+def test_a_word_selects_rows_by_name_reader_or_meaning():
+    assert {'LORA', 'LORA_RANK'} <= {row.name for row in macro_table.rows('lora')} < {*TABLE}
+    assert 'BATCH_SIZE' in {row.name for row in macro_table.rows('datasetconfig')}
+    assert macro_table.rows('no such word') == []
