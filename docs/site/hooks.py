@@ -1,0 +1,190 @@
+"""What the documentation site has besides the pages of docs/: a home page, navigation and a generated reference.
+
+mkdocs calls the functions `on_*` while it builds the site (mkdocs.yml, `hooks`).
+"""
+
+import argparse
+import html
+import os
+import pathlib
+import pkgutil
+import re
+from collections import defaultdict
+from collections.abc import Iterator
+
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
+
+import remixer_t5x
+from remixer_t5x import sublayers
+from remixer_t5x.cli import arguments, main
+from remixer_t5x.cli.command import Command
+from remixer_t5x.config import macro_table
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+DOCS = ROOT / 'docs'
+HOME = 'index.md'
+# The text of a link, and what it links to in this repository.
+LINK = re.compile(r'\[([^\]]*)\]\((?!\w+:|#)([^)#\s]+)')
+
+
+def on_config(config: MkDocsConfig) -> MkDocsConfig:
+    """Sets the navigation to the sections and links of docs/README.md, and the anchors of headings to GitHub's."""
+    sections = re.split(r'^## ', (DOCS / 'README.md').read_text(), flags=re.MULTILINE)[1:]
+    config.nav = [{'Home': HOME}]
+    for section in sections:
+        pages = [page for _, page in LINK.findall(section) if page.endswith('.md')]
+        config.nav.append({section.splitlines()[0]: pages})
+    config.nav.append({'Generated reference': list(REFERENCE)})
+    config.mdx_configs['toc']['slugify'] = lambda text, separator: github_anchor(text)
+    return config
+
+
+def github_anchor(title: str) -> str:
+    """The anchor that GitHub makes of a heading."""
+    return re.sub(r'[^\w -]', '', title.lower()).replace(' ', '-')
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Adds the generated pages."""
+    files.append(File.generated(config, HOME, content=(ROOT / 'README.md').read_text()))
+    files.append(File.generated(config, 'assets/site.css', content=(DOCS / 'site/site.css').read_text()))
+    for path, text in REFERENCE.items():
+        files.append(File.generated(config, path, content=text()))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Makes what works on GitHub work on the site: links to files outside docs/, and lists without an empty line above.
+
+    A link whose text is a path gets the title of the page as its text.
+    """
+    path = page.file.src_uri
+    source = ROOT / 'README.md' if path == HOME else DOCS / path
+    markdown = LINK.sub(lambda link: _site_link(link[1], link[2], source, path, str(config.repo_url)), markdown)
+    blocks = re.split(r'(^ *```.*?^ *```$)', markdown, flags=re.DOTALL | re.MULTILINE)
+    for i in range(0, len(blocks), 2):
+        text = '\n' * (i > 0) + blocks[i]
+        blocks[i] = re.sub(r'^(?!- |\||\d+\. |\s)(.+)\n(?=- |\d+\. |\|)', r'\1\n\n', text, flags=re.MULTILINE)
+    return ''.join(blocks)
+
+
+def _site_link(text: str, link: str, source: pathlib.Path, page: str, repository: str) -> str:
+    target = pathlib.Path(os.path.normpath(source.parent / link))
+    if target == DOCS / 'README.md':
+        target = DOCS / HOME
+    elif not target.is_relative_to(DOCS) or target.is_dir() or target.suffix == '.ipynb':
+        return f'[{text}]({repository}/blob/main/{target.relative_to(ROOT)}'
+    elif re.fullmatch(r'[\w/.]+\.md', text) and target.exists():
+        text = target.read_text().partition('\n')[0].removeprefix('# ')
+    return f'[{text}]({os.path.relpath(target, (DOCS / page).parent)}'
+
+
+def _commands() -> str:
+    usage = (
+        '`remixer-t5x COMMAND [flags]`. `--verbose` (every command) shows the log lines of libraries and tracebacks.'
+    )
+    parts = ['# Commands', usage, f'```text\n{arguments.GIN_HELP}```']
+    for command in main.COMMANDS:
+        parts += [f'## {command.name}', f'{command.help[0].upper()}{command.help[1:]}.']
+        parts += ['```bash\n' + '\n'.join(command.examples) + '\n```', *_flags(command)]
+    return '\n\n'.join(parts)
+
+
+class _Recorder(argparse.ArgumentParser):
+    """Collects the arguments of a command, those of groups too."""
+
+    def __init__(self):
+        super().__init__(add_help=False)
+        self.actions: list[argparse.Action] = []
+        self.add_argument_group = lambda *args, **options: self  # argparse makes two groups of its own before this
+
+    def add_argument(self, *args, **options):
+        self.actions.append(super().add_argument(*args, **options))
+        return self.actions[-1]
+
+    def add_mutually_exclusive_group(self, **options):
+        return self
+
+
+def _flags(command: Command) -> Iterator[str]:
+    recorder = _Recorder()
+    command.add_arguments(recorder)
+    if recorder.actions:
+        rows = ['| argument | meaning |', '|---|---|']
+        for action in recorder.actions:
+            value = action.metavar or (','.join(map(str, action.choices)) if action.choices else action.dest.upper())
+            flag = '`, `'.join(action.option_strings) or str(value)
+            if action.option_strings and action.nargs != 0:
+                flag += f'[={value}]' if action.nargs == '?' else f'={value}'
+            help_text = (action.help or '').replace('%%', '%')
+            rows.append(f'| `{flag}`{{ .name }} | {_cell(help_text)} |')
+        yield _stacked(rows)
+
+
+def _macros() -> str:
+    sections: dict[str, list[str]] = defaultdict(list)
+    for row in macro_table.rows():
+        folder = row.files[0].partition('/')[0] if row.files else 'No default'
+        name = f'`{row.name}`{{ .name #{row.name} }}<br>{_code(row.default)}'
+        place = '<br>'.join([*filter(None, [_cell(row.where)]), _code(row.owner)])
+        sections[folder].append(f'| {name} | {_cell(row.meaning)} | {place} |')
+    parts = [
+        '# gin macros',
+        'Every macro of the shipped gin files, by the folder of `configs/` that sets its default. Set one with '
+        '`--gin.NAME=VALUE`. `remixer-t5x info --settings [WORD]` prints the same table.',
+    ]
+    for folder, rows in sorted(sections.items()):
+        head = ['| macro and default | meaning | set by, read by |', '|---|---|---|']
+        parts += [f'## {folder}', _stacked([*head, *rows])]
+    return '\n\n'.join(parts)
+
+
+def _stacked(rows: list[str]) -> str:
+    """A table whose cells are below each other on a narrow screen."""
+    return '\n'.join(['<div class="stacked" markdown>\n', *rows, '\n</div>'])
+
+
+def _code(text: str) -> str:
+    """Code that a browser may break after dots and underscores; a phrase stays text."""
+    if text in ('required', 'depends on the file', 'command line'):
+        return text
+    breakable = re.sub(r'([._])', r'\1<wbr>', _cell(text)).replace('_', '&#95;')
+    return f'<code>{breakable}</code>'
+
+
+def _cell(text: str) -> str:
+    return html.escape(text, quote=False).replace('|', r'\|').replace('*', r'\*')
+
+
+def _python() -> str:
+    parts = ['# Python API', 'What `import remixer_t5x` offers; [the guide](../guide/python.md) has examples.']
+    for name in remixer_t5x.__all__:
+        if not name.startswith('__'):
+            value = getattr(remixer_t5x, name)
+            path = value.__name__ if name == 'testing' else f'{value.__module__}.{value.__qualname__}'
+            parts.append(_docstring(path, f'remixer_t5x.{name}'))
+    return '\n\n'.join(parts)
+
+
+def _sublayers() -> str:
+    parts = [
+        '# Sublayers',
+        'What gin files and `build_model` name; [architectures](../architectures.md) compares them.',
+    ]
+    for module in sorted(found.name for found in pkgutil.iter_modules(sublayers.__path__)):
+        parts.append(_docstring(f'remixer_t5x.models.sublayers.{module}', module))
+    return '\n\n'.join(parts)
+
+
+def _docstring(path: str, heading: str) -> str:
+    return f'::: {path}\n    options: {{heading: {heading}, toc_label: {heading}}}'
+
+
+REFERENCE = {
+    'reference/commands.md': _commands,
+    'reference/macros.md': _macros,
+    'reference/python.md': _python,
+    'reference/sublayers.md': _sublayers,
+}
