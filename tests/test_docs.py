@@ -148,7 +148,7 @@ def test_every_command_of_the_command_line_is_in_the_documentation():
 
 def test_macros_that_the_documentation_names_are_known():
     """In the table for those who come from T5X: what is in the column `here` is set by a shipped gin file."""
-    page = (ROOT / 'docs/guide/from_t5x.md').read_text()
+    page = (ROOT / 'docs/t5x.md').read_text()
     rows = [row.split('|') for row in page.splitlines() if row.startswith('| ') and not row.startswith('|---')][1:]
     own = {name for row in rows for name in re.findall(r'\b[A-Z][A-Z_]{3,}\b', row[2])}
     gin = '\n'.join(path.read_text() for path in (ROOT / 'configs').rglob('*.gin'))

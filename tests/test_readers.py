@@ -12,7 +12,7 @@ import pytest
 ROOT = pathlib.Path(__file__).parents[1]
 OWN = 'this process has just written it'
 PEER = 'another process of this run sent it'
-TRUSTED = 'trusted, says docs/untrusted.md'
+TRUSTED = 'trusted, says docs/faults.md'
 CHECKED = 'safe_paths or untrusted has looked at it, and tests/interop and tests/checkpoints give it damaged files'
 SYSTEM = 'the system wrote it'
 VERIFIED = 'it is data, read in bounded memory; tests/remixer_tasks gives it damaged files'
