@@ -1,6 +1,8 @@
 """What the documentation tells to type: commands whose configuration loads, links that lead somewhere, pages that
 run."""
 
+import argparse
+import ast
 import contextlib
 import dataclasses
 import importlib.util
@@ -8,14 +10,16 @@ import json
 import pathlib
 import re
 import shlex
+import subprocess
 import sys
+import tomllib
 
 import pytest
 
 from remixer_t5x.cli import convert, main
 from remixer_t5x.cli.convert import kept
 from remixer_t5x.cli.main import COMMANDS
-from remixer_t5x.config import resolved
+from remixer_t5x.config import macro_table, resolved, scan
 from remixer_t5x.devices import processes
 from remixer_t5x.errors import UserError
 from remixer_t5x.extras.reports import compare
@@ -48,6 +52,118 @@ def commands(page):
         words = words[: next((i for i, word in enumerate(words) if word in ('||', '|', '>')), None)]
         if not any('...' in word or '$' in word for word in words):
             yield words
+
+
+def fenced(page, languages='bash|text|console|'):
+    """The text of fenced blocks, which may be indented in a list, with continued lines joined."""
+    found = re.findall(rf'^( *)```(?:{languages})\n(.*?)^\1```$', page.read_text(), re.DOTALL | re.MULTILINE)
+    return [re.sub(rf'^{indent}', '', text, flags=re.MULTILINE).replace('\\\n', ' ') for indent, text in found]
+
+
+def python_sources(page):
+    """Python that a page shows, writes into a file, or passes to `python -` or `python -c`."""
+    for text in fenced(page, 'python'):
+        # gin is highlighted as Python.
+        if 'dynamic_registration' in text:
+            scan.scan(text, page.name)
+        else:
+            yield text
+    for text in fenced(page):
+        yield from re.findall(r"^(?:cat > \S+\.py|python -) <<'END'\n(.*?)^END$", text, re.DOTALL | re.MULTILINE)
+        yield from (
+            first or second for first, second in re.findall(r"python -c (?:'(.*?)'|\"(.*?)\")", text, re.DOTALL)
+        )
+
+
+SOURCES = [(page, source) for page in (*PAGES, ROOT / 'CONTRIBUTING.md') for source in python_sources(page)]
+# Modules whose attributes are looked up; others may be missing here, or are written by the page.
+LOOKED_UP = ('remixer_t5x', 'remixer_tasks', 'jax', 'numpy', 'flax', 'optax')
+
+
+@pytest.mark.parametrize(('page', 'source'), SOURCES, ids=[f'{page.name}-{i}' for i, (page, _) in enumerate(SOURCES)])
+def test_python_code_names_what_exists(page, source):
+    tree = ast.parse(source)
+    imported = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.module.partition('.')[0] in LOOKED_UP:
+            module = importlib.import_module(node.module)
+            imported |= {alias.asname or alias.name: _attribute(module, alias.name) for alias in node.names}
+        for alias in node.names if isinstance(node, ast.Import) else ():
+            package = alias.name.partition('.')[0]
+            if package in LOOKED_UP:
+                module = importlib.import_module(alias.name)
+                imported |= {alias.asname: module} if alias.asname else {package: sys.modules[package]}
+    for node in ast.walk(tree):
+        chain, inner = [], node
+        while isinstance(inner, ast.Attribute):
+            chain.append(inner.attr)
+            inner = inner.value
+        if chain and isinstance(inner, ast.Name) and inner.id in imported:
+            value = imported[inner.id]
+            for name in reversed(chain):
+                value = _attribute(value, name)
+
+
+def _attribute(value, name):
+    """An attribute, or a submodule that is not yet imported."""
+    if not hasattr(value, name) and hasattr(value, '__path__'):
+        return importlib.import_module(f'{value.__name__}.{name}')
+    return getattr(value, name)
+
+
+def test_an_attribute_that_does_not_exist_is_found():
+    with pytest.raises(AttributeError, match='shipped_folder'):
+        test_python_code_names_what_exists(None, 'from remixer_t5x.config import scan; print(scan.shipped_folder())')
+
+
+@pytest.mark.parametrize('page', [*PAGES, ROOT / 'CONTRIBUTING.md'], ids=lambda page: page.name)
+def test_shell_code_names_scripts_flags_and_packages_that_exist(page):
+    """The lines that `test_every_command_is_one_whose_configuration_loads` leaves out."""
+    for text in fenced(page, 'bash'):
+        subprocess.run(['bash', '-n'], input=text.replace('...', ''), text=True, check=True)
+    extras = {*tomllib.loads((ROOT / 'pyproject.toml').read_text())['project']['optional-dependencies']}
+    for text in fenced(page):
+        written = re.findall(r"^cat > (\S+) <<'END'", text, re.MULTILINE)
+        text = re.sub(r"<<'END'\n.*?^END$", '', text, flags=re.DOTALL | re.MULTILINE)
+        for names in re.findall(r'^pip install .*\[([\w,-]+)\]', text, re.MULTILINE):
+            assert {*names.split(',')} <= extras
+        for line in text.splitlines():
+            line, _, command = line.partition(' -- ')
+            if script := re.search(r'(?<!\S)scripts/\S+|(?<=-m )tests\.\S+', line):
+                _check_script(line, script[0].replace('.', '/') if 'tests.' in script[0] else script[0])
+            if starts_train := re.match(r'remixer-t5x (.*)', line) or re.match(r'python -m t5x\.\w+ (.*)', line):
+                _check_flags(starts_train[1].split(' # ')[0], written, 'remixer-t5x' in line)
+            if command:
+                _check_flags(command, written, True)
+
+
+def _check_script(line, path):
+    """Flags are looked for in the text of all files next to the script."""
+    script = next(found for found in (ROOT / path, ROOT / f'{path}.py', ROOT / path / '__main__.py') if found.exists())
+    texts = ' '.join(file.read_text() for file in script.parent.rglob('*') if file.suffix in ('.py', '.sh', '.sbatch'))
+    if script.suffix != '.sbatch':
+        for flag in re.findall(r' (--[\w-]+)', line.split(' # ')[0]):
+            assert flag in texts or flag[2:] in texts, f'{path} has no {flag}'
+
+
+def _check_flags(line, written, ours):
+    """gin files, macros and flags of a command line, which may have `...` and variables in it."""
+    words = shlex.split(line, comments=True)
+    words = words[: next((i for i, word in enumerate(words) if word in ('||', '|', '>')), None)]
+    macros = {row.name for row in macro_table.rows()} | {'MIXTURE_OR_TASK_MODULE', 'TRAIN_STEP'}
+    command = max((c for c in COMMANDS if f'{line} '.startswith(f'{c.name} ')), key=lambda c: len(c.name), default=None)
+    parser = argparse.ArgumentParser()
+    if command:
+        command.add_arguments(parser)
+    known = {*re.findall(r'--\w+', parser.format_help()), '--verbose'}
+    for word in words:
+        flag, _, value = word.partition('=')
+        if flag == '--gin_file' and re.fullmatch(r'[a-z_]+/[a-z0-9_]+\.gin', value) and value not in written:
+            assert (ROOT / 'configs' / value).exists() or value.endswith(('/model.gin', '/config.gin')), word
+        if re.fullmatch(r'--gin\.[A-Z_0-9]+', flag):
+            assert flag.removeprefix('--gin.') in macros, word
+        elif flag.startswith('--') and not flag.startswith('--gin.') and ours and command:
+            assert flag in known, word
 
 
 class Loaded(Exception):
