@@ -196,6 +196,8 @@ def test_every_command_is_one_whose_configuration_loads(page, words, tmp_path, m
     names = ('data list', 'data get', 'data show', 'report', 'score', 'completion')
     plain = dict.fromkeys(names, call)
     plain['compare'] = lambda args: call(compare.plan(args))
+    if '--settings' in words:
+        plain['info'] = call
     if not any('.gin' in word for word in words):
         plain['convert'] = lambda args: call(convert.direction(args))
         if any(word.startswith('--checkpoint') for word in words):
