@@ -1,7 +1,7 @@
 """Types the commands of the guide as they are written: every ```bash block, and the cells of the notebook, page by
 page, each in an empty folder. A page with `<!-- needs: MODULE -->` is left out where there is no such module.
 
-    python scripts/run_docs.py                                all pages of docs/guide
+    python scripts/run_docs.py                                all pages of docs/guide, and docs/interop.md
     python scripts/run_docs.py docs/guide/new_mixer.md        one page
     python scripts/run_docs.py --keep=/tmp/pages              keeps the folders
 
@@ -81,7 +81,10 @@ def run(page: pathlib.Path, folder: pathlib.Path, python: str = sys.executable) 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
-        'pages', nargs='*', type=pathlib.Path, default=sorted([*GUIDE.glob('*.md'), *GUIDE.glob('*.ipynb')])
+        'pages',
+        nargs='*',
+        type=pathlib.Path,
+        default=[*sorted([*GUIDE.glob('*.md'), *GUIDE.glob('*.ipynb')]), GUIDE.parent / 'interop.md'],
     )
     parser.add_argument('--keep', type=pathlib.Path, help='make the folders here, and leave them')
     args = parser.parse_args()
