@@ -1,5 +1,6 @@
 # shellcheck shell=bash
-# Sourced by the launch scripts: `split_arguments "$@"` fills OPTIONS and COMMAND, `run` and `ask` obey DRY_RUN=1.
+# Sourced by the launch scripts with their arguments, and answers --help. `split_arguments "$@"` sets OPTIONS and COMMAND;
+# `run` and `ask` obey DRY_RUN=1.
 
 DRY_RUN="${DRY_RUN:-0}"
 # Exit codes of remixer-t5x: a user's mistake, which a restart does not correct; JAX's abort (SIGABRT)
@@ -12,6 +13,22 @@ fail() {
     echo "error: $*" >&2
     exit "$MISTAKE"
 }
+
+# A path as it was given, relative to where the script was called from.
+given_path() {
+    if [[ "$1" == /* ]]; then echo "$1"; else echo "$OLDPWD/$1"; fi
+}
+
+# --help before `--` prints the comment at the top of the script.
+for word in "$@"; do
+    case "$word" in
+        --) break ;;
+        --help | -h)
+            sed -n '2,${/^#\( \|$\)/!q; s/^# \{0,1\}//; p}' "$(given_path "$0")"
+            exit
+            ;;
+    esac
+done
 
 # What stands before `--` goes into OPTIONS, what follows is the command line of remixer-t5x and goes into COMMAND.
 split_arguments() {
@@ -99,9 +116,4 @@ copy_files() {
     # The shell is to expand nothing in this program.
     # shellcheck disable=SC2016
     run bash -c 'git ls-files -z --cached --others --exclude-standard --deduplicate | tar --create --null --ignore-failed-read --files-from=- | tar --extract --directory="$1"' bash "$1"
-}
-
-# A path as it was given, which starts where the script was called from.
-given_path() {
-    if [[ "$1" == /* ]]; then echo "$1"; else echo "$OLDPWD/$1"; fi
 }

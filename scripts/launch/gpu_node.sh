@@ -25,7 +25,7 @@ for option in "${OPTIONS[@]}"; do
         --extra=*) extra="${option#*=}" ;;
         --wheel=*) wheel="$(given_path "${option#*=}")" ;;
         --restarts=*) restarts="${option#*=}" ;;
-        *) fail "$option is not an option; type --gpus=N, --extra=NAME, --wheel=FILE, --restarts=N or --dry_run" ;;
+        *) fail "$option is not an option; type --gpus=N, --extra=NAME, --wheel=FILE, --restarts=N, --dry_run or --help" ;;
     esac
 done
 [[ "$extra" == gpu || "$extra" == gpu-cuda13 ]] || fail "--extra=$extra; type --extra=gpu or --extra=gpu-cuda13"

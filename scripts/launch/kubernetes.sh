@@ -16,8 +16,11 @@
 #   --tpu=TYPE      TPU slices instead of GPUs: the label cloud.google.com/gke-tpu-accelerator of the nodes
 #   --topology=AxB  of a slice, as in 4x4 or 2x2x4; --chips=N of each node (default 4); --slices=N (default 1)
 #   --spot          on GKE's Spot nodes, which leave a pod 15 seconds to save
-#   --image=IMAGE   made with the Dockerfile (default remixer-t5x:gpu, or remixer-t5x:tpu)
-#   --claim=NAME    PersistentVolumeClaim for /data, ReadWriteMany (default remixer-t5x-data)
+#   --image=IMAGE   in a registry, built from the Dockerfile
+#   --claim=NAME    PersistentVolumeClaim for /data, ReadWriteMany; its group 1000 can write (default remixer-t5x-data; none
+#                   if MODEL_DIR is in gs://, where /data is a folder of the pod)
+#   --service_account=NAME   of the pods (default `default`); it needs access to a gs:// MODEL_DIR, on GKE by Workload
+#                   Identity Federation
 #   --from=FOLDER --to=FOLDER   what `fetch` copies
 #   --dry_run       print the JobSet and the command; DRY_RUN=1 does the same
 #
@@ -27,7 +30,7 @@ set -euo pipefail
 cd "$(dirname "$0")/../.."
 source scripts/launch/command_line.sh
 
-name=remixer-t5x nodes=2 gpus=8 tpu='' topology='' chips=4 slices=1 spot='' image='' claim=remixer-t5x-data from='' to=''
+name=remixer-t5x nodes=2 gpus=8 tpu='' topology='' chips=4 slices=1 spot='' image='' claim='' account=default from='' to=''
 action=apply
 if [[ "${1:-}" =~ ^[a-z]+$ ]]; then
     action="$1"
@@ -46,9 +49,10 @@ for option in "${OPTIONS[@]}"; do
         --spot) spot=1 ;;
         --image=*) image="${option#*=}" ;;
         --claim=*) claim="${option#*=}" ;;
+        --service_account=*) account="${option#*=}" ;;
         --from=*) from="${option#*=}" ;;
         --to=*) to="$(given_path "${option#*=}")" ;;
-        *) fail "$option is not an option of kubernetes.sh; the first lines of the script list them" ;;
+        *) fail "$option is not an option of kubernetes.sh; type --help for a list" ;;
     esac
 done
 number() {
@@ -66,13 +70,13 @@ if [[ -n "$tpu" ]]; then
 elif (( slices > 1 )); then
     fail "--slices=$slices is for TPU slices; type --nodes=$slices for GPU nodes"
 fi
-image="${image:-remixer-t5x:$([[ -n "$tpu" ]] && echo tpu || echo gpu)}"
+[[ "${COMMAND[*]}" == *MODEL_DIR=gs://* ]] || claim="${claim:-remixer-t5x-data}"
 
 # JSON is YAML, and Python's standard library writes it. The shell is to expand nothing in these programs.
 # shellcheck disable=SC2016
 fill='
 import json, re, sys
-name, nodes, gpus, tpu, topology, chips, slices, spot, image, claim, *command = sys.argv[1:]
+name, nodes, gpus, tpu, topology, chips, slices, spot, image, claim, account, *command = sys.argv[1:]
 # Kubernetes reads $$ as $.
 command = [word.replace("$", "$$") for word in command]
 selector = {"cloud.google.com/gke-spot": "true"} if spot else {}
@@ -84,30 +88,23 @@ else:
     annotations = {}
     flags = {"coordinator_address": "COORDINATOR", "process_count": "PROCESS_COUNT", "process_index": "PROCESS_INDEX"}
     command += [f"--{flag}=$({variable})" for flag, variable in flags.items()]
+data = {"persistentVolumeClaim": {"claimName": claim}} if claim else {"emptyDir": {}}
+shared_memory = {"name": "shared-memory", "emptyDir": {"medium": "Memory"}}
 values = {"name": name, "nodes": nodes, "count": json.dumps(nodes), "slices": slices, "image": json.dumps(image),
           "annotations": json.dumps(annotations), "selector": json.dumps(selector), "grace": "15" if spot else "300",
           "limits": "{google.com/tpu: " + chips + "}" if tpu else "{nvidia.com/gpu: " + gpus + "}",
           "args": json.dumps(command), "coordinator": f"{name}-train-0-0.{name}:8476",
-          "claim": "{claimName: " + claim + "}"}
+          "account": account, "volumes": json.dumps([{"name": "data", **data}, shared_memory])}
 for line in open("scripts/launch/kubernetes_jobset.yaml"):
     print(re.sub(r"^( *[\w./]+: ).* # \[(\w+)\]$", lambda found: found[1] + values[found[2]], line.rstrip("\n")))
-'
-# A pod that has the claim and does nothing.
-# shellcheck disable=SC2016
-idle='
-import json, sys
-name, image, claim = sys.argv[1:]
-container = {"name": name, "image": image, "command": ["sleep", "infinity"],
-             "volumeMounts": [{"name": "data", "mountPath": "/data"}]}
-volume = {"name": "data", "persistentVolumeClaim": {"claimName": claim}}
-print(json.dumps({"spec": {"containers": [container], "volumes": [volume]}}))
 '
 
 apply() {
     local jobset
     need_command
+    [[ -n "$image" ]] || fail 'which image? type --image=REGISTRY/remixer-t5x:gpu, after docker build and docker push'
     jobset="$(python3 -c "$fill" "$name" "$nodes" "$gpus" "$tpu" "$topology" "$chips" "$slices" "$spot" "$image" "$claim" \
-        "${COMMAND[@]}")"
+        "$account" "${COMMAND[@]}")"
     if [[ "$DRY_RUN" == 1 ]]; then
         echo "$jobset"
         echo '+ kubectl apply --filename=- # (the JobSet above)' >&2
@@ -123,8 +120,14 @@ fetch() {
         run gcloud storage rsync --recursive "$from" "$to"
         return
     fi
-    local pod="$name-fetch"
-    run kubectl run "$pod" --image="$image" --restart=Never --overrides="$(python3 -c "$idle" "$pod" "$image" "$claim")"
+    # A pod that mounts the claim and sleeps, as the user of the image's runs. `kubectl cp` needs tar in it.
+    local pod="$name-fetch" overrides='{"apiVersion": "v1", "spec": {"securityContext": {"runAsUser": 1000, "fsGroup": 1000},
+        "containers": [{"name": "POD", "image": "IMAGE", "command": ["sleep", "86400"],
+            "volumeMounts": [{"name": "data", "mountPath": "/data"}]}],
+        "volumes": [{"name": "data", "persistentVolumeClaim": {"claimName": "CLAIM"}}]}}'
+    image="${image:-docker.io/library/busybox:stable}"
+    overrides="${overrides/POD/$pod}" overrides="${overrides/IMAGE/$image}" overrides="${overrides/CLAIM/$claim}"
+    run kubectl run "$pod" --image="$image" --restart=Never --overrides="$overrides"
     run kubectl wait --for=condition=Ready --timeout=600s "pod/$pod"
     run kubectl cp "$pod:$from" "$to"
     run kubectl delete pod "$pod" --wait=false

@@ -20,7 +20,7 @@
 #
 #   --name=NAME --zone=ZONE --type=TYPE   which slice, as in v4-32 or v5litepod-16; --type is read when it is made
 #   --slices=N          so many slices of that type in one run (multi-slice), as one queued resource NAME
-#   --version=VERSION   software of the TPU VM (default tpu-ubuntu2204-base; v5e: v2-alpha-tpuv5-lite)
+#   --version=VERSION   software of the TPU VM (default: Google's for JAX on that type)
 #   --project=PROJECT   default: gcloud's
 #   --queued            asks for a queued resource NAME, which waits for capacity; without it `create` fails or succeeds
 #   --spot              cheaper, can be taken away at any time
@@ -41,7 +41,7 @@ PLACE=remixer_t5x
 POLL_SECONDS="${POLL_SECONDS:-30}"
 action="${1:-}"
 shift || true
-name='' zone='' type='' version=tpu-ubuntu2204-base project='' queued='' spot='' worker=0 failures=3
+name='' zone='' type='' version='' project='' queued='' spot='' worker=0 failures=3
 slices=1 wheel='' from='' to=''
 environment=()
 
@@ -63,7 +63,7 @@ read_options() {
             --env=*=*) environment+=("${option#*=}") ;;
             --worker=*) worker="${option#*=}" ;;
             --failures=*) failures="${option#*=}" ;;
-            *) fail "$option is not an option of tpu_vm.sh; the first lines of the script list them" ;;
+            *) fail "$option is not an option of tpu_vm.sh; type --help for a list" ;;
         esac
     done
     [[ -n "$name" && -n "$zone" ]] || fail "which slice? type --name=NAME --zone=ZONE"
@@ -106,6 +106,14 @@ on() {
 
 create() {
     [[ -n "$type" ]] || fail "what to make? type --type=TYPE, as in --type=v4-32"
+    # From https://cloud.google.com/tpu/docs/runtimes.
+    [[ -n "$version" ]] || case "$type" in
+        v[234]-[0-9]*) version=tpu-ubuntu2204-base ;;
+        v5litepod-*) version=v2-alpha-tpuv5-lite ;;
+        v5p-*) version=v2-alpha-tpuv5 ;;
+        v6e-*) version=v2-alpha-tpuv6e ;;
+        *) fail "--type=$type is not v2 to v4, v5litepod, v5p or v6e; type its software, --version=VERSION" ;;
+    esac
     local current options=("${where[@]}" --accelerator-type="$type")
     current="$(state '')"
     case "$current" in
@@ -260,7 +268,7 @@ supervise() {
 
 case "$action" in
     supervise | create | install | start | logs | status | stop | fetch | delete) ;;
-    *) fail "tpu_vm.sh got '$action'; type supervise, create, install, start, logs, status, stop, fetch or delete" ;;
+    *) fail "tpu_vm.sh got '$action'; type supervise, create, install, start, logs, status, stop, fetch, delete or --help" ;;
 esac
 split_arguments "$@"
 read_options

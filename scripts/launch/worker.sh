@@ -10,6 +10,7 @@
 #   worker.sh stop                    SIGTERM: the run saves its state and ends; after $STOP_SECONDS (300) it is killed
 set -euo pipefail
 cd "$(dirname "$0")/../.."
+source scripts/launch/command_line.sh
 
 RUN_DIR="${RUN_DIR:-$HOME/remixer_t5x_run}"
 PYTHON_TO_GET=3.12
@@ -51,7 +52,6 @@ start() {
 # What `start` leaves running: the command, whose end it notes. `stop` and a system that shuts down signal the whole group.
 attend() {
     local code=0 child notice
-    source scripts/launch/command_line.sh
     rm -f "$RUN_DIR/signalled"
     trap 'touch "$RUN_DIR/signalled"' TERM
     "${REMIXER_T5X:-${VENV:-.venv}/bin/remixer-t5x}" "$@" &
@@ -107,8 +107,5 @@ shift || true
 [[ "${1:-}" == '--' ]] && shift
 case "$action" in
     install | start | attend | follow | status | stop) "$action" "$@" ;;
-    *)
-        echo "error: worker.sh got '$action'; type install, start, follow, status or stop" >&2
-        exit 2
-        ;;
+    *) fail "worker.sh got '$action'; type install, start, follow, status, stop or --help" ;;
 esac

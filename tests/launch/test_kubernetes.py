@@ -9,6 +9,7 @@ import pytest
 
 from tests.support.clusters.rented import COMMAND, LAUNCH, bash
 
+IMAGE = '--image=registry.example/remixer-t5x:tpu'
 ROOT = pathlib.Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / 'pyproject.toml').read_text())['project']
 
@@ -49,11 +50,11 @@ def test_jobset_is_valid_and_every_pod_finds_the_coordinator(filled_in):
 
 
 def test_jobset_of_tpu_slices_on_spot_nodes_of_gke():
-    options = ['--tpu=tpu-v5-lite-podslice', '--topology=4x4', '--slices=2', '--spot']
+    options = ['--tpu=tpu-v5-lite-podslice', '--topology=4x4', '--slices=2', '--spot', IMAGE]
     found, job, pod = jobset(bash('kubernetes.sh', *options, '--dry_run', *COMMAND)[0])
     spec, (container,) = job['template']['spec'], pod['containers']
     assert (job['replicas'], spec['completions'], spec['parallelism']) == (2, 4, 4)
-    assert container['resources']['limits'] == {'google.com/tpu': 4} and container['image'] == 'remixer-t5x:tpu'
+    assert container['resources']['limits'] == {'google.com/tpu': 4}
     assert pod['nodeSelector'] == {
         'cloud.google.com/gke-spot': 'true',
         'cloud.google.com/gke-tpu-accelerator': 'tpu-v5-lite-podslice',
@@ -65,12 +66,35 @@ def test_jobset_of_tpu_slices_on_spot_nodes_of_gke():
     assert container['args'][-1] == '--gin.FILES=a b $$x'
 
 
+@pytest.mark.parametrize('folder, claims', [('/data/run', ['disk']), ('gs://bucket/run', [])])
+def test_pods_can_write_their_model_dir(folder, claims):
+    """By the stand-in's rules: an image from a registry, a claim only if MODEL_DIR is there, and for its user."""
+    from tests.support.clusters import kubectl
+
+    claim = [f'--claim={name}' for name in claims]
+    text, _ = bash(
+        'kubernetes.sh', IMAGE, *claim, '--service_account=trainer', '--dry_run', *COMMAND, f'--gin.MODEL_DIR={folder}'
+    )
+    found, _, pod = jobset(text)
+    kubectl.check(found, 'JobSet')
+    assert pod['serviceAccountName'] == 'trainer'
+    volumes = {volume['name']: volume for volume in pod['volumes']}
+    assert {mount['name'] for mount in pod['containers'][0]['volumeMounts']} == volumes.keys()
+    assert [
+        volume['persistentVolumeClaim']['claimName'] for volume in pod['volumes'] if 'emptyDir' not in volume
+    ] == claims
+
+
 @pytest.mark.parametrize(
     'options, said',
     [
         (['--tpu=x'], '--tpu=x needs the topology of a slice; type --topology=4x4'),
         (['--tpu=x', '--topology=2x3'], '--topology=2x3 is not a number of nodes of --chips=4'),
         (['--slices=2'], '--slices=2 is for TPU slices; type --nodes=2 for GPU nodes'),
+        (
+            ['--tpu=x', '--topology=4x4'],
+            'which image? type --image=REGISTRY/remixer-t5x:gpu, after docker build and docker push',
+        ),
         (['--nodes=none'], '--nodes=none; type a number from 1'),
     ],
 )

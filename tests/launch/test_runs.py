@@ -161,7 +161,8 @@ def test_several_slices_of_tpus(cluster, tmp_path, text, unbroken, wheel, instal
 def test_kubernetes(cluster, tmp_path, text, unbroken):
     pytest.importorskip('yaml', reason='PyYAML reads the JobSet: pip install pyyaml')
     run, options = tmp_path / 'claims' / 'disk' / 'run', ['--claim=disk', '--name=mixer']
-    rented.bash('kubernetes.sh', *options, '--nodes=2', '--gpus=1', *train('/data/run', text), env=cluster)
+    image = '--image=registry.example/remixer-t5x:gpu'
+    rented.bash('kubernetes.sh', *options, image, '--nodes=2', '--gpus=1', *train('/data/run', text), env=cluster)
     strictly.until(has_checkpoint(run), 'a checkpoint')
     for pod in (tmp_path / 'pods').read_text().split():
         strictly.kill_group(int(pod))

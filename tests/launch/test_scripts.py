@@ -74,6 +74,48 @@ def test_shellcheck():
     assert done.returncode == 0, done.stdout
 
 
+@pytest.mark.parametrize('name', ['tpu_vm.sh', 'kubernetes.sh', 'gpu_node.sh', 'slurm.sbatch', 'worker.sh'])
+def test_help_lists_every_option_and_action(name):
+    out, error = bash(name, '--help')
+    code = (LAUNCH / name).read_text()
+    known = {*re.findall(r'^ +(--\w+)(?:=\*)*\) ', code, re.M), *re.findall(r'^(\w+)\(\) \{', code, re.M)}
+    helpers = {
+        'read_options',
+        'state',
+        'request_state',
+        'on',
+        'create_queued',
+        'ends',
+        'settled_ends',
+        'number',
+        'running',
+    }
+    assert not error and {*known} - {*helpers, 'attend', 'pass_on_preemption'} <= {*re.findall(r'--\w+|\w+', out)}
+
+
+@pytest.mark.parametrize(
+    'kind, version',
+    [
+        ('v4-32', 'tpu-ubuntu2204-base'),
+        ('v5litepod-16', 'v2-alpha-tpuv5-lite'),
+        ('v5p-8', 'v2-alpha-tpuv5'),
+        ('v6e-8', 'v2-alpha-tpuv6e'),
+    ],
+)
+def test_each_type_of_tpu_gets_its_software(kind, version):
+    made = next(
+        call for call in dry('tpu_vm.sh', 'create', '--name=m', '--zone=z', f'--type={kind}') if 'create' in call
+    )
+    assert f'--version={version}' in made
+
+
+def test_an_unknown_type_of_tpu_needs_its_software():
+    place = ['create', '--name=m', '--zone=z', '--type=v9-8']
+    error = bash('tpu_vm.sh', *place, '--dry_run', code=2)[1]
+    assert error.count('\n') == 1 and '--version=' in error
+    assert '--version=new' in next(call for call in dry('tpu_vm.sh', *place, '--version=new') if 'create' in call)
+
+
 @pytest.mark.parametrize('name', ['tpu_vm.sh', 'kubernetes.sh', 'gpu_node.sh', 'slurm.sbatch'])
 def test_without_a_command_one_line_says_how_to_give_one(name):
     options = ['create'] if name == 'tpu_vm.sh' else []

@@ -23,6 +23,11 @@ SCP = {**WHERE, 'worker': HOSTS, 'scp-flag': '.+', 'ssh-key-file': '.+'}
 TYPE = {'accelerator-type': r'v\d+[a-z]*-\d+'}
 NETWORK = {'network': '.+', 'subnetwork': '.+', 'labels': '.+', 'metadata': '.+', 'service-account': '.+'}
 LIST = {**WHERE, 'filter': f'name~/{NAME}\\$', 'limit': r'\d+'}
+# https://cloud.google.com/tpu/docs/runtimes, for JAX.
+RUNTIMES = {
+    **dict.fromkeys(('v2', 'v3', 'v4'), 'tpu-ubuntu2204-base'),
+    **{'v5litepod': 'v2-alpha-tpuv5-lite', 'v5p': 'v2-alpha-tpuv5', 'v6e': 'v2-alpha-tpuv6e'},
+}
 STATES = ('WAITING_FOR_RESOURCES', 'PROVISIONING', 'ACTIVE')
 
 
@@ -41,7 +46,9 @@ def write(name: str, **changes) -> None:
     (place(name) / 'about.json').write_text(json.dumps(found))
 
 
-def make(name: str, kind: str, slices: int, **more) -> None:
+def make(name: str, kind: str, slices: int, accelerator: str, runtime: str, **more) -> None:
+    if RUNTIMES[accelerator.partition('-')[0]] != runtime:
+        refuse(f'{runtime} is not the software of {accelerator}')
     if about(name):
         refuse(f'{name} exists already')
     workers = 2 if slices == 1 else 1
@@ -133,7 +140,7 @@ def create(words, kind: str) -> int:
             words, values, ('spot', 'preemptible', 'reserved', 'async'), ('accelerator-type', 'version', 'zone')
         )
         [name] = positionals(positional, 1)
-        make(name, kind, 1, state='READY')
+        make(name, kind, 1, found['accelerator-type'], found['version'], state='READY')
         return 0
     values = {**WHERE, **TYPE, **NETWORK, 'runtime-version': '[a-z0-9-]+', 'node-id': NAME, 'node-count': r'[1-9]\d*'}
     required = ('accelerator-type', 'runtime-version', 'zone')
@@ -141,7 +148,8 @@ def create(words, kind: str) -> int:
     [name] = positionals(positional, 1)
     if ('node-id' in found) == ('node-count' in found):
         refuse('one of --node-id and --node-count is needed')
-    make(name, kind, int(found.get('node-count', 1)), state=STATES[0])
+    slices = int(found.get('node-count', 1))
+    make(name, kind, slices, found['accelerator-type'], found['runtime-version'], state=STATES[0])
     return 0
 
 

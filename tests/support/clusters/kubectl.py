@@ -32,7 +32,9 @@ FIELDS = {
     'Job.podFailurePolicy.rules': 'action onExitCodes onPodConditions',
     'Job.podFailurePolicy.rules.onExitCodes': 'containerName operator values',
     'Job.template': 'metadata spec',
-    'Pod': 'restartPolicy terminationGracePeriodSeconds nodeSelector containers volumes tolerations hostNetwork',
+    'Pod': 'restartPolicy terminationGracePeriodSeconds nodeSelector containers volumes tolerations hostNetwork '
+    'serviceAccountName securityContext',
+    'Pod.securityContext': 'fsGroup fsGroupChangePolicy runAsUser runAsGroup runAsNonRoot',
     'Pod.containers': 'name image command args env ports resources volumeMounts imagePullPolicy securityContext',
     'Pod.containers.env': 'name value valueFrom',
     'Pod.containers.env.valueFrom': 'fieldRef',
@@ -59,6 +61,22 @@ def check(value, kind: str) -> None:
             if name not in FIELDS[kind].split():
                 refuse(f'strict decoding error: unknown field {kind}.{name}')
             check(inner, f'{kind}.{name}')
+        if kind == 'Pod':
+            check_pod(value)
+
+
+def check_pod(pod: dict) -> None:
+    """Refuses an image that no node can pull, and a volume that the image's user, 1000, cannot write."""
+    for container in pod['containers']:
+        registry, slash, _ = container['image'].partition('/')
+        if not slash or not re.search('[.:]', registry):
+            refuse(f'ErrImagePull: {container["image"]} has no registry')
+        in_bucket = any('MODEL_DIR=gs://' in word for word in container.get('args', ()))
+        claims = [volume for volume in pod['volumes'] if 'persistentVolumeClaim' in volume]
+        if claims and in_bucket:
+            refuse('the pods wait for a claim that they do not need')
+        if claims and pod.get('securityContext', {}).get('fsGroup') != 1000:
+            refuse('/data: permission denied for user 1000')
 
 
 def apply(words: list[str]) -> int:
@@ -164,7 +182,10 @@ def run(words: list[str]) -> int:
     values = {'image': '.+', 'restart': 'Never|Always|OnFailure', 'overrides': r'\{.+\}', 'namespace': NAME}
     positional, found = options(words, values, ('rm', 'stdin', 'quiet'), ('image', 'restart', 'overrides'))
     [name] = positionals(positional, 1)
-    pod = json.loads(found['overrides'])['spec']
+    overrides = json.loads(found['overrides'])
+    if overrides.get('apiVersion') != 'v1':
+        refuse('--overrides needs a valid apiVersion')
+    pod = overrides['spec']
     check(pod, 'Pod')
     (CLUSTER / f'{name}.pod').write_text(str(claim(pod)))
     return 0

@@ -19,7 +19,7 @@ SBATCH = {
     **{'job-name': r'\w+', 'time': r'(\d+-)?\d+:\d+:\d+', 'signal': r'(B:)?[A-Z]+@\d+', 'open-mode': 'append|truncate'},
     **{'output': '.+', 'partition': r'\w+', 'account': r'\w+'},
 }
-SRUN = {'kill-on-bad-exit': '[01]', 'wait': r'\d+', 'gpu-bind': 'none|closest|single:.+|map:.+|mask:.+'}
+SRUN = {'cpus-per-task': NUMBER, 'kill-on-bad-exit': '[01]', 'wait': r'\d+', 'gpu-bind': 'none|closest|single:.+'}
 
 
 def sbatch(words: list[str]) -> int:
@@ -42,6 +42,7 @@ def sbatch(words: list[str]) -> int:
         SLURM_SUBMIT_DIR=os.getcwd(),
         SLURM_NTASKS=str(tasks),
         SLURM_NTASKS_PER_NODE=found.get('ntasks-per-node', '1'),
+        SLURM_CPUS_PER_TASK=found['cpus-per-task'],
         JAX_COORDINATOR_PORT=os.environ['PORT'],
     )
     print(f'Submitted batch job {JOB}')
@@ -68,7 +69,10 @@ def controller(command: list[str]) -> int:
 
 def srun(words: list[str]) -> int:
     end = next(index for index, word in enumerate(words) if not word.startswith('-'))
-    options(words[:end], SRUN, ('label', 'exclusive'))
+    _, found = options(words[:end], SRUN, ('label', 'exclusive'))
+    # Since Slurm 22.05 srun does not inherit the number from sbatch; without it a task has one processor.
+    if found.get('cpus-per-task') != os.environ['SLURM_CPUS_PER_TASK']:
+        refuse('the tasks do not get the processors of the job')
     count, per_node = int(os.environ['SLURM_NTASKS']), int(os.environ['SLURM_NTASKS_PER_NODE'])
     started = [
         subprocess.Popen(
