@@ -5,8 +5,7 @@ import sys
 
 import pytest
 
-from remixer_t5x.cli.command import KEEP_BUFFERS
-from remixer_t5x.extras.reports import compare
+from remixer_t5x.cli import compare
 from tests.support import paths
 
 TRAP = 'open({log!r}, "a").write(f"{{__name__}}\\n")\n'
@@ -56,7 +55,7 @@ def run(folder, *commands):
     trap = TRAP.format(log=str(folder / 'log'))
     script = folder.parent / 'script.py'
     script.write_text(f'TRAP, COMMANDS = {trap!r}, {commands!r}\n{SCRIPT}')
-    environment = paths.environment(REMIXER_T5X_CACHE=str(folder / 'cache'), **KEEP_BUFFERS)
+    environment = paths.environment(REMIXER_T5X_CACHE=str(folder / 'cache'))
     # As for the console script, the folder of the script is on sys.path.
     done = subprocess.run(
         [sys.executable, '-P', str(script)], cwd=folder, env=environment, capture_output=True, text=True

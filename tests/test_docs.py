@@ -209,7 +209,6 @@ def test_every_command_is_one_whose_configuration_loads(page, words, tmp_path, m
     monkeypatch.setattr(resolved, 'macro', call)
     monkeypatch.setattr(processes, 'together', lambda *args, **kwargs: contextlib.nullcontext())
     monkeypatch.setattr(main.quiet, 'hush', lambda: None)
-    monkeypatch.setattr(main, '_set_environment', lambda env, may_restart: None)
     if words == ['--version'] or '--help' in words:
         with pytest.raises(SystemExit):
             main._run(words, own_process=False)

@@ -1,16 +1,14 @@
 """What `main` knows of a command before any library is imported."""
 
 import argparse
+import contextlib
+import ctypes
 import dataclasses
 from collections.abc import Callable, Mapping
 
 ON_CPU = {'JAX_PLATFORMS': 'cpu'}
-# glibc returns large buffers to the system after every step and pays their page faults again; keeping them is faster.
-KEEP_BUFFERS = {
-    'MALLOC_MMAP_THRESHOLD_': '4294967296',
-    'MALLOC_TRIM_THRESHOLD_': '17179869184',
-    'MALLOC_TOP_PAD_': '268435456',
-}
+# Options of mallopt(3).
+M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_MAX = -1, -2, -4
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,6 +24,7 @@ class Command:
         prints_result: the result of the command is its standard output, so it ends if that cannot be written. Other
             commands only inform there, and continue.
         env: environment variables to set before any library is imported.
+        keeps_buffers: whether to call `keep_buffers`.
     """
 
     name: str
@@ -35,3 +34,12 @@ class Command:
     examples: tuple[str, ...]
     env: Mapping[str, str] = dataclasses.field(default_factory=dict)
     prints_result: bool = False
+    keeps_buffers: bool = False
+
+
+def keep_buffers() -> None:
+    """Stops glibc from returning large buffers to the system after every step, whose page faults cost time again."""
+    # Other C libraries have no mallopt.
+    with contextlib.suppress(AttributeError):
+        for option, value in ((M_MMAP_MAX, 0), (M_TRIM_THRESHOLD, -1), (M_TOP_PAD, 256 << 20)):
+            ctypes.CDLL(None).mallopt(option, value)

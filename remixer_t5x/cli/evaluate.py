@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from remixer_t5x import lazy
 from remixer_t5x.cli import arguments, console, decoder_flags, predictions, process_flags
-from remixer_t5x.cli.command import KEEP_BUFFERS, Command
+from remixer_t5x.cli.command import Command
 
 if TYPE_CHECKING:
     from remixer_t5x.evaluate.checkpoint_evaluation import CheckpointEvaluation
@@ -134,5 +134,6 @@ COMMAND = Command(
         'remixer-t5x eval --gin_file=data/cogs.gin --predictions=cogs_test.jsonl --split=test',
     ),
     # TensorFlow would believe for five seconds that an object of a bucket exists; --follow sees checkpoints go.
-    {**KEEP_BUFFERS, 'GCS_STAT_CACHE_MAX_AGE': '0'},
+    {'GCS_STAT_CACHE_MAX_AGE': '0'},
+    keeps_buffers=True,
 )

@@ -10,7 +10,7 @@ import time
 from typing import TYPE_CHECKING
 
 from remixer_t5x.cli import arguments, decoder_flags, process_flags
-from remixer_t5x.cli.command import KEEP_BUFFERS, Command
+from remixer_t5x.cli.command import Command
 from remixer_t5x.errors import UserError
 
 if TYPE_CHECKING:
@@ -217,6 +217,6 @@ COMMAND = Command(
         '--output=forms.jsonl',
         'remixer-t5x infer --checkpoint=runs/mlm --embed --input=texts.txt --output=embeddings.npz',
     ),
-    KEEP_BUFFERS,
+    keeps_buffers=True,
     prints_result=True,
 )

@@ -11,7 +11,7 @@ import re
 import sys
 import tempfile
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from remixer_t5x import __version__, lazy, startup
 from remixer_t5x.cli import (
@@ -27,7 +27,7 @@ from remixer_t5x.cli import (
     streams,
     train,
 )
-from remixer_t5x.cli.command import Command
+from remixer_t5x.cli.command import Command, keep_buffers
 from remixer_t5x.cli.data import cache, get, preview, show, vocab
 from remixer_t5x.cli.data import list as data_list
 from remixer_t5x.config import user_modules
@@ -124,7 +124,9 @@ def _run(argv: Sequence[str], own_process: bool) -> int:
     args.gin_flags = [*gin_flags, *getattr(args, 'macros', ())]
     args.report_error = report_error
     compilation_cache.enable()
-    _set_environment(command.env, may_restart=own_process)
+    os.environ.update({name: value for name, value in command.env.items() if name not in os.environ})
+    if command.keeps_buffers and own_process:
+        keep_buffers()
     if args.verbose:
         startup.begin()
     else:
@@ -206,16 +208,6 @@ def _add_command(commands, command: Command) -> None:
 
 def _lines(examples) -> str:
     return ''.join(f'  {example}\n' for example in examples)
-
-
-def _set_environment(env: Mapping[str, str], may_restart: bool) -> None:
-    """Sets what libraries read on import. glibc's malloc reads its settings before Python starts, so where one of them
-    is missing this process starts again in its place (same id, same arguments), if it is the command's own."""
-    missing = {name: value for name, value in env.items() if name not in os.environ}
-    os.environ.update(missing)
-    needs_restart = any(name.startswith('MALLOC_') for name in missing)
-    if needs_restart and may_restart and sys.platform == 'linux' and len(sys.orig_argv) > 1:
-        os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
 
 
 if __name__ == '__main__':

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from remixer_t5x.cli import arguments
-from remixer_t5x.cli.command import KEEP_BUFFERS, Command
+from remixer_t5x.cli.command import Command
 from remixer_t5x.errors import UserError
 
 # Pairs of one batch, and batches that are sorted by length together.
@@ -116,6 +116,6 @@ COMMAND = Command(
         'remixer-t5x score runs/mine pairs.jsonl --inputs=question --targets=answer --output=scores.jsonl',
         "remixer-t5x score hf://google/flan-t5-small rows.csv --inputs='is {number} even?' --targets=answer",
     ),
-    KEEP_BUFFERS,
+    keeps_buffers=True,
     prints_result=True,
 )

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from remixer_t5x import lazy
 from remixer_t5x.cli import arguments, process_flags
-from remixer_t5x.cli.command import KEEP_BUFFERS, Command
+from remixer_t5x.cli.command import Command
 from remixer_t5x.errors import UserError
 
 if TYPE_CHECKING:
@@ -156,7 +156,7 @@ TRAIN = Command(
         'remixer-t5x train --gin_file=experiments/quickstart.gin',
         'remixer-t5x train --gin_file=experiments/python_docs.gin --gin.MODEL_DIR=/tmp/run --gin.TRAIN_STEPS=2000',
     ),
-    KEEP_BUFFERS,
+    keeps_buffers=True,
 )
 FINETUNE = Command(
     'finetune',
@@ -169,5 +169,5 @@ FINETUNE = Command(
         'remixer-t5x finetune --gin_file=task.gin --from_hf=downloads/flan-t5-small --gin.LORA="query|value" '
         '--gin.MODEL_DIR=runs/adapted',
     ),
-    KEEP_BUFFERS,
+    keeps_buffers=True,
 )

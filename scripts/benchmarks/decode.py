@@ -17,17 +17,12 @@ import importlib.util
 import multiprocessing
 import os
 import statistics
-import sys
 import time
 from collections.abc import Callable
 from typing import Any
 
-# glibc hands large buffers back to the system after every call otherwise; `remixer-t5x` sets the same.
-MALLOC = {
-    'MALLOC_MMAP_THRESHOLD_': str(4 << 30),
-    'MALLOC_TRIM_THRESHOLD_': str(16 << 30),
-    'MALLOC_TOP_PAD_': str(256 << 20),
-}
+from remixer_t5x.cli import command
+
 PEER = 'Hugging Face'
 NO_EOS = -1
 
@@ -118,8 +113,6 @@ def main() -> None:
     parser.add_argument('--peer', default='huggingface', choices=['huggingface', 'none'])
     parser.add_argument('--gin_file', action='append', default=[], help='more gin files, after model and size')
     args = parser.parse_args()
-    if any(name not in os.environ for name in MALLOC) and sys.platform == 'linux':
-        os.execve(sys.executable, [sys.executable, *sys.argv], {**os.environ, **MALLOC})
 
     names = args.models.split(',')
     missing = [package for package in ('torch', 'transformers') if importlib.util.find_spec(package) is None]
@@ -160,6 +153,7 @@ class Contestant:
 
 
 def _compete(pipe, name: str, args: argparse.Namespace) -> None:
+    command.keep_buffers()
     pipe.recv()
     calls, facts = peer_calls(args) if name == PEER else our_calls(name, args)
     for call in calls.values():

@@ -9,7 +9,6 @@ to its T5.1.1 can be set side by side. Models take turns in processes of their o
 """
 
 import argparse
-import os
 import pathlib
 import sys
 
@@ -61,8 +60,6 @@ def main() -> None:
     parser.add_argument('--rounds', type=int, default=3)
     parser.add_argument('--tiny', action='store_true', help='all at size tiny, to try it')
     args = parser.parse_args()
-    if any(name not in os.environ for name in benchmark.MALLOC) and sys.platform == 'linux':
-        os.execve(sys.executable, [sys.executable, *sys.argv], {**os.environ, **benchmark.MALLOC})
     contestants = {}
     for model, size in PAPER:
         own = argparse.Namespace(**vars(args), size='tiny' if args.tiny else size, gin_file=[])
