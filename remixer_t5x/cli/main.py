@@ -10,6 +10,7 @@ import os
 import re
 import sys
 import tempfile
+import threading
 import traceback
 from collections.abc import Sequence
 
@@ -46,6 +47,9 @@ COMMANDS = (
     *(score.COMMAND, fill_in.COMMAND, convert.COMMAND, *_extra('export', 'command'), *_extra('reports', 'command')),
     completion.COMMAND,
 )
+
+# As many as a small training run has on two cores.
+THREADS = 40
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -89,6 +93,8 @@ def report_error(error: BaseException, process: str = '', verbose: bool = False)
         return int(error.code or 0)
     if verbose:
         traceback.print_exception(error)
+    if isinstance(error, MemoryError):
+        error = UserError('this process gets no more memory; use a smaller model or batch, or raise ulimit -v')
     text = str(error) if isinstance(error, UserError) else _describe_bug(error)
     print(f'error{where}: {one_line(text)}', file=sys.stderr)
     return 2 if isinstance(error, UserError) else 1
@@ -123,6 +129,7 @@ def _run(argv: Sequence[str], own_process: bool) -> int:
         raise UserError(f'--gin.{gin_flags[0][0]} is given, and {name} reads no gin files; see {name} --help')
     args.gin_flags = [*gin_flags, *getattr(args, 'macros', ())]
     args.report_error = report_error
+    _check_threads()
     compilation_cache.enable()
     os.environ.update({name: value for name, value in command.env.items() if name not in os.environ})
     if command.keeps_buffers and own_process:
@@ -208,6 +215,23 @@ def _add_command(commands, command: Command) -> None:
 
 def _lines(examples) -> str:
     return ''.join(f'  {example}\n' for example in examples)
+
+
+def _check_threads() -> None:
+    """Raises UserError if threads cannot be started: XLA and TensorFlow would abort the process."""
+    end = threading.Event()
+    threads: list[threading.Thread] = []
+    try:
+        while len(threads) < THREADS:
+            threads.append(threading.Thread(target=end.wait))
+            threads[-1].start()
+    except RuntimeError as error:
+        raise UserError(
+            f'the system allows {len(threads) - 1} more threads, and a command needs {THREADS}; raise ulimit -u '
+            "and -v, or the container's limit of processes"
+        ) from error
+    finally:
+        end.set()
 
 
 if __name__ == '__main__':

@@ -199,5 +199,20 @@ def test_buffers_are_kept_and_not_paid_for_again():
     assert kept < 100 < 10_000 < returned
 
 
+def test_a_system_without_threads_is_one_line(capsys, clean_environment, monkeypatch):
+    def refuse(self):
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(cli.threading.Thread, 'start', refuse)
+    assert cli.main(['data', 'list']) == 2
+    error = capsys.readouterr().err
+    assert error.count('\n') == 1 and 'allows 0 more threads' in error and 'ulimit -u' in error
+
+
+def test_a_system_without_memory_is_one_line(capsys):
+    assert cli.report_error(MemoryError()) == 2
+    assert capsys.readouterr().err.count('\n') == 1
+
+
 def python(argv):
     return subprocess.run([sys.executable, *argv], capture_output=True, text=True)
