@@ -98,7 +98,8 @@ def expand(files: Files, macro: str, check: Callable[[str], object], example: st
 def _matches(expanded: str, pattern: str, macro: str, example: str) -> list[str]:
     is_remote = '://' in expanded
     try:
-        if not glob.has_magic(expanded):
+        # A file whose name has the characters of a pattern is itself.
+        if not glob.has_magic(expanded) or (not is_remote and os.path.exists(expanded)):
             if not tf.io.gfile.exists(expanded):
                 raise UserError(f'{macro} has {pattern}, which does not exist; correct the path')
             found = [expanded]

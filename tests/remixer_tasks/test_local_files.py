@@ -90,6 +90,12 @@ def test_globs_lists_and_home(tmp_path, monkeypatch):
     assert found == sorted(f'{name} {number}' for name in ('a.txt', 'b.txt', 'c.jsonl') for number in range(3))
 
 
+@pytest.mark.parametrize('name', ['a b%d[1]*?.txt', 'new\nline.txt', '%s{x}$HOME.txt', 'réel 模型.txt'])
+def test_a_file_is_read_by_its_own_name(tmp_path, name):
+    write(tmp_path, name, ['one', 'two'])
+    assert both(local_files.corpus(str(tmp_path / name))) == ['one', 'two']
+
+
 def test_held_out_by_hash_is_stable_when_text_is_added(tmp_path):
     docs = [f'document {number}' for number in range(2000)]
     few = local_files.corpus(write(tmp_path, 'few.txt', docs[:1000]), validation_fraction=0.05)

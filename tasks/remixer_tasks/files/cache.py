@@ -80,7 +80,8 @@ def writing() -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.ENOTDIR):
+        full = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+        if error.errno in (*full, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR):
             raise UserError(
                 f'cannot write to the cache {root()} ({os.strerror(error.errno)}): set '
                 'REMIXER_T5X_CACHE to a folder with space that you may write to'
