@@ -111,20 +111,14 @@ def is_step(name: str) -> bool:
 def commit(written: pathlib.Path, final: pathlib.Path) -> None:
     """Lists and syncs everything in `written`, then renames it to `final`."""
     files = {}
-    for path in _files(written):
+    for path in sorted(filter(pathlib.Path.is_file, written.rglob('*'))):
         with path.open('rb') as file:
             digest = hashlib.file_digest(file, 'sha256').hexdigest()
-            os.fsync(file.fileno())
-            files[path.relative_to(written).as_posix()] = [os.fstat(file.fileno()).st_size, digest]
-    with (written / LIST).open('w') as file:
-        json.dump(files, file)
-        file.flush()
-        os.fsync(file.fileno())
-    for below, _, _ in os.walk(written, topdown=False):
-        temporary.sync(below)
-    os.rename(written, final)
-    # The folders above, up to MODEL_DIR's own entry, may be new too.
-    for folder in list(final.parents)[:3]:
+        files[path.relative_to(written).as_posix()] = [path.stat().st_size, digest]
+    (written / LIST).write_text(json.dumps(files))
+    temporary.commit(written, final)
+    # These folders, up to MODEL_DIR's own entry, may be new too.
+    for folder in list(final.parents)[1:3]:
         temporary.sync(folder)
 
 
@@ -149,20 +143,14 @@ def check(folder: epath.Path) -> None:
 def _read_list(folder: epath.Path) -> dict[str, tuple[int, str]]:
     try:
         listed = untrusted_files.parse(untrusted_files.read_bytes(folder / LIST))
-        if not (isinstance(listed, dict) and all(map(_is_size_and_digest, listed.values()))):
+        entries = listed.values() if isinstance(listed, dict) else [None]
+        if not all(isinstance(entry, list) and [*map(type, entry)] == [int, str] for entry in entries):
             raise untrusted_files.NotJson('it is not a list of files')
     except (OSError, untrusted_files.NotJson) as error:
         is_missing = isinstance(error, FileNotFoundError)
         problem = 'is missing' if is_missing else f'cannot be read ({reason(error)})'
         raise Damaged(f'the checkpoint at {folder} is damaged: {LIST} {problem}') from error
     return listed
-
-
-def _is_size_and_digest(entry: object) -> bool:
-    if not (isinstance(entry, list) and len(entry) == 2):
-        return False
-    size, digest = entry
-    return isinstance(size, int) and not isinstance(size, bool) and isinstance(digest, str)
 
 
 def _difference_in_bucket(found: Mapping[str, Any], name: str, size: int, digest: str) -> str | None:
@@ -193,7 +181,3 @@ def _difference(folder: pathlib.Path, name: str, size: int, digest: str) -> str 
     except OSError as error:
         return f'cannot be read ({error.strerror or error})'
     return None
-
-
-def _files(folder: pathlib.Path) -> list[pathlib.Path]:
-    return sorted(path for path in folder.rglob('*') if path.is_file())

@@ -8,11 +8,9 @@ next start removes what an interrupted write left behind.
 
 import contextlib
 import json
-import logging
 import shutil
-import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -50,56 +48,27 @@ class SaveFailed(UserError):
     """A checkpoint could not be written."""
 
 
-class _TracebackFilter(logging.Filter):
-    """Drops Orbax's tracebacks of failed writes if only errors are shown: each failure is also raised as one line."""
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        quiet = logging.getLogger('absl').getEffectiveLevel() >= logging.ERROR
-        return not (quiet and 'orbax' in record.pathname)
-
-
-def _quiet_failed_writes() -> None:
-    """Drops what the libraries print about a failed write, which is also raised as one line. Runs once per process."""
-    logger, shown = logging.getLogger('absl'), sys.unraisablehook
-    if any(isinstance(known, _TracebackFilter) for known in logger.filters):
-        return
-    logger.addFilter(_TracebackFilter())
-
-    def hook(unraisable: Any) -> None:
-        # After one array has failed, TensorStore's threads report the other arrays to an event loop that is already
-        # closed.
-        if str(unraisable.exc_value) != 'Event loop is closed':
-            shown(unraisable)
-
-    sys.unraisablehook = hook
-
-
 class Checkpoints:
     """The checkpoints under one MODEL_DIR; keeps the newest `keep` (None keeps all)."""
 
     def __init__(self, folder: epath.Path, keep: int | None = 3):
         if keep is not None and keep < 1:
             raise UserError(f'KEEP_CHECKPOINTS is {keep}; give 1 or more, or None to keep all')
-        self._folder = folder / model_dir.CHECKPOINTS
-        _quiet_failed_writes()
+        self.folder = folder / model_dir.CHECKPOINTS
         # Of the last write, in the first process: from the call of `save` until the checkpoint is complete.
         self.write_seconds: float | None = None
         self._begun = 0.0
-        self._options = durable.options(self._folder, keep, background=True, committed=self._committed)
+        self._options = durable.options(self.folder, keep, background=True, committed=self._committed)
         self._open()
 
     def _open(self) -> None:
-        with user_errors(self._folder, 'opened'):
+        with user_errors(self.folder, 'opened'):
             self._manager = ocp.CheckpointManager(
-                self._folder, options=self._options, item_names=('state', 'data', 'run')
+                self.folder, options=self._options, item_names=('state', 'data', 'run')
             )
 
     def _committed(self) -> None:
         self.write_seconds = time.monotonic() - self._begun
-
-    @property
-    def folder(self) -> epath.Path:
-        return self._folder
 
     def steps(self) -> list[int]:
         """Steps of complete checkpoints, oldest first. Waits for a pending write, which does not count until it
@@ -108,7 +77,7 @@ class Checkpoints:
         with contextlib.suppress(Exception):
             self._manager.wait_until_finished()
         # The manager forgets the previous checkpoint as soon as a write starts, even if that write then fails.
-        return sorted(ocp.utils.checkpoint_steps(self._folder))
+        return sorted(ocp.utils.checkpoint_steps(self.folder))
 
     def latest_step(self) -> int | None:
         """The newest complete checkpoint; None when there is none."""
@@ -119,12 +88,12 @@ class Checkpoints:
         """Moves an unusable checkpoint to MODEL_DIR/damaged and returns its new folder. One process calls this, and all
         call `reopen`.
         """
-        place = self._folder.parent / 'damaged' / str(step)
-        with user_errors(self._folder / str(step), 'moved away'):
+        place = self.folder.parent / 'damaged' / str(step)
+        with user_errors(self.folder / str(step), 'moved away'):
             place.parent.mkdir(exist_ok=True)
             if place.exists():
                 place.rmtree()
-            (self._folder / str(step)).rename(place)
+            (self.folder / str(step)).rename(place)
         return place
 
     def reopen(self) -> None:
@@ -138,7 +107,12 @@ class Checkpoints:
 
         Raises SaveFailed if this or the previous write failed; complete checkpoints stay as they are.
         """
-        self._check_space(state)
+        try:
+            check_space(self.folder, state, 'a checkpoint takes')
+        except UserError as error:
+            # The pending write may still fit, and a run could then resume from it.
+            self.steps()
+            raise SaveFailed(f'{error} ({self._newest_message()})') from None
         items = ocp.args.Composite(
             state=ocp.args.StandardSave(state),
             data=ocp.args.JsonSave({'positions': _all_streams(position)}),
@@ -153,20 +127,21 @@ class Checkpoints:
 
         Raises UserError if the checkpoint does not fit or cannot be read, durable.Damaged if a number is not finite.
         """
-        check_shapes(self._folder / str(step) / 'state', abstract_state)
-        with user_errors(self._folder / str(step), 'read'):
+        folder = self.folder / str(step)
+        check_fit(folder, saved_shapes(folder / 'state'), _shapes(abstract_state))
+        with user_errors(folder, 'read'):
             items = self._manager.restore(
                 step,
                 args=ocp.args.Composite(state=ocp.args.StandardRestore(abstract_state), data=ocp.args.JsonRestore()),
             )
             position = Position.from_json(items['data']['positions'])
-        check_finite(self._folder / str(step), items['state'])
+        check_finite(folder, items['state'])
         return items['state'], position
 
     def run(self, step: int) -> dict[str, Any]:
         """The `run` that was given to `save`. This is cheap: it does not read arrays."""
-        with user_errors(self._folder / str(step), 'read'):
-            return untrusted_files.read_object(self._folder / str(step) / 'run' / 'metadata', UNREADABLE)
+        with user_errors(self.folder / str(step), 'read'):
+            return untrusted_files.read_object(self.folder / str(step) / 'run' / 'metadata', UNREADABLE)
 
     def check_for_errors(self) -> None:
         """Raises SaveFailed if a write in the background has failed; does not wait."""
@@ -184,27 +159,10 @@ class Checkpoints:
         with self._save_errors(None):
             self._manager.close()
 
-    def _check_space(self, state: State) -> None:
-        # Checked before each write: a write that fills the disk would also break the log and other programs that write
-        # there.
-        if object_store.is_remote(self._folder):
-            return
-        needed = sum(leaf.nbytes for leaf in jax.tree.leaves(state)) // jax.process_count()
-        free = shutil.disk_usage(self._folder).free
-        if free < needed:
-            with contextlib.suppress(Exception):
-                # The pending write may still fit, and a run could then resume from it.
-                self._manager.wait_until_finished()
-            raise SaveFailed(
-                f'the disk of {self._folder} has {free / 2**20:.1f} MiB left and a checkpoint takes '
-                f'{needed / 2**20:.1f} MiB; free some space and run the same command again '
-                f'({self._newest_message()})'
-            )
-
     def _newest_message(self) -> str:
         with contextlib.suppress(Exception):
             # In a bucket, the folder of the write that failed has its name already.
-            steps = ocp.utils.checkpoint_steps(self._folder)
+            steps = ocp.utils.checkpoint_steps(self.folder)
             if steps:
                 return f'the checkpoint of step {max(steps)} is kept'
         return 'there is no checkpoint yet'
@@ -218,9 +176,46 @@ class Checkpoints:
         except Exception as error:
             which = 'a checkpoint' if step is None else f'the checkpoint of step {step} (or the previous checkpoint)'
             raise SaveFailed(
-                f'{which} could not be written to {self._folder}: {_cause(error)}; correct this '
-                f'and run the same command again ({self._newest_message()})'
+                f'{which} could not be written to {self.folder}: {_cause(error)}; check the space and rights '
+                f'there and run the same command again ({self._newest_message()})'
             ) from error
+
+
+def check_space(folder: epath.Path, arrays: Any, what: str) -> None:
+    """Raises UserError, with `what` takes the space, if the disk has no room for this process's part of `arrays`.
+
+    A write that fills the disk would also break the log, and other programs that write there.
+    """
+    if object_store.is_remote(folder):
+        return
+    needed = sum(leaf.nbytes for leaf in jax.tree.leaves(arrays)) // jax.process_count()
+    free = shutil.disk_usage(folder).free
+    if free < needed:
+        raise UserError(
+            f'the disk of {folder} has {free / 2**20:.1f} MiB left and {what} {needed / 2**20:.1f} MiB; free some '
+            'space and run the same command again'
+        )
+
+
+def write_params(
+    folder: epath.Path, step: int, params: Any, run: Mapping[str, Any], replaced: Sequence[int] = ()
+) -> None:
+    """Writes a checkpoint of parameters and the record `run` alone, and then removes the steps `replaced`.
+
+    Returns once it is on disk. Raises UserError if it cannot be written.
+    """
+    items = ocp.args.Composite(state=ocp.args.StandardSave({'params': params}), run=ocp.args.JsonSave(dict(run)))
+    options = durable.options(folder)
+    with (
+        user_errors(folder / str(step), 'written'),
+        ocp.CheckpointManager(folder, options=options, item_names=('state', 'run')) as writer,
+    ):
+        if step in writer.all_steps():
+            writer.delete(step)
+        writer.save(step, args=items, force=True)
+        # Removed only now, so that there is always one checkpoint.
+        for other in replaced:
+            writer.delete(other)
 
 
 def _cause(error: BaseException) -> str:
@@ -286,6 +281,7 @@ def verify(folder: epath.Path, listed: bool = False) -> None:
     `listed` requires a list of files. The first process reads the files for all processes.
     """
     damage = None
+    model_dir.check_name(folder)
     if jax.process_index() == 0:
         safe_paths.check_inside(folder)
         try:
@@ -309,14 +305,11 @@ def check_finite(folder: epath.Path, tree: Any) -> None:
 
 def _shapes(tree: Any) -> dict[str, tuple[int, ...]]:
     leaves = jax.tree_util.tree_flatten_with_path(tree)[0]
-    return {'/'.join(_key(k) for k in path): tuple(leaf.shape) for path, leaf in leaves}
+    return {jax.tree_util.keystr(path, simple=True, separator='/'): tuple(leaf.shape) for path, leaf in leaves}
 
 
-def _key(entry: Any) -> str:
-    return str(next(getattr(entry, name) for name in ('key', 'name', 'idx') if hasattr(entry, name)))
-
-
-def _saved_tree(path: epath.Path) -> Any:
+def saved_shapes(path: epath.Path) -> dict[str, tuple[int, ...]]:
+    """Shapes of the checkpoint's arrays by name, such as `params/encoder/run_0/layer/...`."""
     with user_errors(path, 'read'):
         found = ocp.StandardCheckpointer().metadata(path)
         described = getattr(found, 'item_metadata', found)
@@ -326,17 +319,7 @@ def _saved_tree(path: epath.Path) -> Any:
                 f'the checkpoint at {path.parent} cannot be read: _METADATA, _sharding or manifest.ocdbt in its folder '
                 f'{path.name} is missing or damaged; {UNREADABLE}'
             )
-        return described.tree
-
-
-def saved_shapes(path: epath.Path) -> dict[str, tuple[int, ...]]:
-    """Shapes of the checkpoint's arrays by name, such as `params/encoder/run_0/layer/...`."""
-    return _shapes(_saved_tree(path))
-
-
-def check_shapes(path: epath.Path, abstract: Any) -> None:
-    """Raises UserError with what differs between the arrays of the checkpoint's item `path` and of the state."""
-    check_fit(path.parent, saved_shapes(path), _shapes(abstract))
+        return _shapes(described.tree)
 
 
 def check_fit(checkpoint: epath.Path, saved: model_changes.Shapes, given: model_changes.Shapes) -> None:

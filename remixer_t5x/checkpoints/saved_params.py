@@ -1,6 +1,14 @@
-"""Finds a checkpoint of another run and reads its parameters, into a model that may be on another mesh."""
+"""Finds a checkpoint of another run and reads its parameters, into a model that may be on another mesh.
+
+The adapters of a checkpoint of a run with adapters (`adapters.lora`) are next to the kernels; a model without adapters
+gets the sums. A checkpoint that `convert --to_adapters` wrote has only the parameters that differ from another
+checkpoint, its base: its record has the base's fingerprint under BASE, and the file BASE_FILE in its MODEL_DIR has the
+base's path.
+"""
 
 import difflib
+import hashlib
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -8,13 +16,111 @@ import jax.numpy as jnp
 import orbax.checkpoint as ocp
 from etils import epath
 from flax import traverse_util
+from jax.sharding import NamedSharding, PartitionSpec
 
-from remixer_t5x.checkpoints import durable, manager, saved_arrays
+from remixer_t5x import untrusted_files
+from remixer_t5x.checkpoints import durable, manager
 from remixer_t5x.devices import collectives
 from remixer_t5x.devices.partition import Partitioner, unbox
 from remixer_t5x.errors import UserError
-from remixer_t5x.models import interface
+from remixer_t5x.models import interface, lora
+from remixer_t5x.models.layers import dense
+from remixer_t5x.optim import parameter_averages
 from remixer_t5x.run_folder import model_dir, object_store
+
+# In the record: what identifies the base.
+BASE = 'base'
+# One line, the path of the base, from the folder that the file is in.
+BASE_FILE = 'base.txt'
+MOST_BYTES = 10_000
+Arrays = dict[str, jax.Array]
+
+
+class Saved:
+    """The arrays of a checkpoint and of its base by name, such as `encoder/run_0/layer/...`; averages in place of the
+    last values, where the optimizer kept them (`parameter_averages`).
+
+    Attributes:
+        step: the folder of the checkpoint.
+        record: the record of the run in it.
+        shapes: shapes of all arrays; an array of the checkpoint has precedence over the base's.
+    """
+
+    def __init__(self, step: epath.Path, record: Mapping[str, Any], base: 'Saved | None' = None):
+        self.step, self.record, self._base = step, record, base
+        # Asked once: Orbax opens every array for it, each of which is a request to a bucket.
+        self._state = manager.saved_shapes(step / 'state')
+        params = parameter_averages.PARAMS
+        self.own = {name.removeprefix(params): x for name, x in self._state.items() if name.startswith(params)}
+        self.shapes: dict[str, tuple[int, ...]] = {**(base.shapes if base else {}), **self.own}
+
+    def shapes_for(self, names: Any) -> dict[str, tuple[int, ...]]:
+        """`shapes` for a model that has the parameters `names`: without the adapters that are merged for it."""
+        return {
+            name: shape
+            for name, shape in self.shapes.items()
+            if name in names or not lora.is_adapter(name) or lora.kernel_of(name) not in names
+        }
+
+    def read(self, wanted: Mapping[str, jax.ShapeDtypeStruct]) -> Arrays:
+        """The arrays of these names, all of which `shapes` has, in these shapes and shardings.
+
+        Raises UserError if they cannot be read, durable.Damaged if a number is not finite.
+        """
+        here = {name: leaf for name, leaf in wanted.items() if name in self.own}
+        found = self._base.read({n: leaf for n, leaf in wanted.items() if n not in here}) if self._base else {}
+        merged = {name: lora.matrices_of(name) for name in wanted if self._is_merged(name, wanted)}
+        matrices = {name: self._matrix(name, wanted[kernel]) for kernel, pair in merged.items() for name in pair}
+        found |= self._read({**here, **matrices})
+        for kernel, pair in merged.items():
+            add = jax.jit(dense.merged, out_shardings=wanted[kernel].sharding, donate_argnums=0)
+            found[kernel] = add(found[kernel], *(found.pop(name) for name in pair))
+        return found
+
+    def _is_merged(self, kernel: str, wanted: Mapping[str, Any]) -> bool:
+        matrices = lora.matrices_of(kernel)
+        return lora.kernel_of(kernel) == kernel and matrices[0] in self.own and not {*matrices} & wanted.keys()
+
+    def _matrix(self, name: str, kernel: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+        """A matrix of an adapter, on every device of its kernel: it is small."""
+        sharding = kernel.sharding
+        if isinstance(sharding, NamedSharding):
+            sharding = NamedSharding(sharding.mesh, PartitionSpec())
+        return jax.ShapeDtypeStruct(self.own[name], jnp.float32, sharding=sharding)
+
+    def _read(self, wanted: Mapping[str, jax.ShapeDtypeStruct]) -> Arrays:
+        if not wanted:
+            return {}
+        saved = parameter_averages.saved_as(wanted, self._state)
+        item = traverse_util.unflatten_dict(saved, sep='/')
+        with manager.user_errors(self.step, 'read'), ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as reader:
+            restore_args = ocp.checkpoint_utils.construct_restore_args(item)
+            args = ocp.args.PyTreeRestore(item=item, restore_args=restore_args, partial_restore=True)
+            found = traverse_util.flatten_dict(reader.restore(self.step / 'state', args=args), sep='/')
+            params = parameter_averages.from_saved(found)
+        manager.check_finite(self.step, params)
+        return params
+
+
+def read_record(step: epath.Path) -> dict[str, Any]:
+    """The record of the run in the checkpoint at `step`; does not read arrays."""
+    with manager.user_errors(step, 'read'):
+        return untrusted_files.read_object(step / 'run' / 'metadata', manager.UNREADABLE)
+
+
+def fingerprint(step: epath.Path) -> str:
+    """What identifies the checkpoint at `step` wherever it is: the hash of the list of its files' hashes."""
+    with manager.user_errors(step, 'read'):
+        return hashlib.sha256(untrusted_files.read_bytes(step / durable.LIST)).hexdigest()
+
+
+def base_path(step: epath.Path) -> epath.Path:
+    """Where the base of the adapters in `step` is. Raises UserError if BASE_FILE does not say it."""
+    file, advice = step.parent.parent / BASE_FILE, 'write the path of the base of these adapters into it'
+    text = untrusted_files.read_text(file, advice, limit=MOST_BYTES).strip()
+    if not text or not text.isprintable():
+        raise UserError(f'{file} has not one line; {advice}')
+    return epath.Path(text) if '://' in text or text.startswith('/') else file.parent / text
 
 
 def abstract_params(model: Any, batch_shapes: Any, partitioner: Partitioner) -> Any:
@@ -75,7 +181,7 @@ def _nearest_checkpoint(given: epath.Path) -> str:
     return 'give the MODEL_DIR of a run that saved one, or one of the folders in its `checkpoints`'
 
 
-def opened(path: str, setting: str = 'INITIAL_CHECKPOINT_PATH') -> saved_arrays.Saved:
+def opened(path: str, setting: str = 'INITIAL_CHECKPOINT_PATH') -> Saved:
     """The parameters of another run's checkpoint by name; `path` as in `find_step`. Reads no array.
 
     Raises UserError if `path` has no checkpoint, if it is damaged, or if the base of its adapters is not where it was.
@@ -84,28 +190,23 @@ def opened(path: str, setting: str = 'INITIAL_CHECKPOINT_PATH') -> saved_arrays.
     manager.verify(step)
     if collectives.several():
         listed = (step / durable.LIST).exists()
-        collectives.check_same({f'the checkpoint {step}': saved_arrays.fingerprint(step) if listed else 'unlisted'})
-    record = saved_arrays.read_record(step)
-    if saved_arrays.BASE not in record:
-        return saved_arrays.Saved(step, record)
-    place = saved_arrays.base_path(step)
-    base = find_step(str(place), f'the base of the adapters in {step.parent.parent}, by its {saved_arrays.BASE_FILE},')
-    if saved_arrays.fingerprint(base) != record[saved_arrays.BASE]:
+        collectives.check_same({f'the checkpoint {step}': fingerprint(step) if listed else 'unlisted'})
+    record = read_record(step)
+    if BASE not in record:
+        return Saved(step, record)
+    place = base_path(step)
+    base = find_step(str(place), f'the base of the adapters in {step.parent.parent}, by its {BASE_FILE},')
+    if fingerprint(base) != record[BASE]:
         raise UserError(
             f'{base} is not the checkpoint that {step} adds to; write the path of that one into '
-            f'{step.parent.parent / saved_arrays.BASE_FILE}'
+            f'{step.parent.parent / BASE_FILE}'
         )
     manager.verify(base)
     # One level: `convert --to_adapters` compares whole parameters.
-    return saved_arrays.Saved(step, record, saved_arrays.Saved(base, saved_arrays.read_record(base)))
+    return Saved(step, record, Saved(base, read_record(base)))
 
 
-def read_record(step: epath.Path) -> dict[str, Any]:
-    """The record of the run in the checkpoint at `step`; does not read arrays."""
-    return saved_arrays.read_record(step)
-
-
-def check_vocabulary(saved: saved_arrays.Saved, vocabulary: str, setting: str = 'INITIAL_CHECKPOINT_PATH') -> None:
+def check_vocabulary(saved: Saved, vocabulary: str, setting: str = 'INITIAL_CHECKPOINT_PATH') -> None:
     """Raises UserError if the checkpoint was trained with another vocabulary than that with the record `vocabulary`."""
     if saved.record.get('vocabulary') != vocabulary:
         raise UserError(

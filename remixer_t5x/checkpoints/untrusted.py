@@ -2,13 +2,12 @@
 
 TensorStore ends the whole process, without an error that we could catch, if a description asks for more memory than
 there is, also when it only opens the array; a few bytes of JSON can ask for any amount. Descriptions are zarr's
-`.zarray` or `zarr.json`, in separate files or in the OCDBT database that Orbax writes.
+`.zarray` or `zarr.json`, in separate files or in the OCDBT database that Orbax writes and TensorStore lists.
 """
 
 import math
 import os
 from collections.abc import Iterator
-from typing import Any
 
 import tensorstore as ts
 
@@ -28,6 +27,7 @@ _ZARR_2 = {f'{order}{kind}{size}': size for order in '<>|' for kind in 'fiu' for
 _ZARR_3 = {f'{kind}{8 * size}': size for kind in ('float', 'int', 'uint') for size in (1, 2, 4, 8)}
 ITEM_BYTES = {**_ZARR_2, **_ZARR_3, 'bool': 1, 'bfloat16': 2, 'float8_e4m3fn': 1, 'float8_e5m2': 1, 'int4': 1}
 MAX_DESCRIPTION_BYTES = 1_000_000
+_ADVICE = 'copy the checkpoint again, or use another'
 
 
 def check(folder: str | os.PathLike[str]) -> None:
@@ -44,69 +44,48 @@ def check_descriptions(folder: str | os.PathLike[str]) -> None:
     root = os.fspath(folder)
     if '://' in root:
         return
-    total = sum(_check(root, name, text) for name, text in _descriptions(root))
-    held = sum(_bytes(os.path.join(place, name)) for place, _, names in os.walk(root) for name in names)
+    total = held = 0
+    for place, _, files in os.walk(root):
+        # A link to a file that does not exist has no size; the code that reads it reports it.
+        paths = (os.path.join(place, name) for name in files)
+        held += sum(os.path.getsize(path) for path in paths if os.path.exists(path))
+        for name, text in _descriptions(place, files):
+            try:
+                total += _array_bytes(text)
+            except (ValueError, KeyError, TypeError) as error:
+                path = one_line(os.path.relpath(os.path.join(place, name), root))
+                raise UserError(
+                    f'{path} in {root} does not describe an array of numbers '
+                    f'({one_line(f"{type(error).__name__}: {error}"):.100}); {_ADVICE}'
+                ) from error
     if total > SMALL_STATE + MAX_RATIO * held:
         raise UserError(
             f'the arrays in {root} have {total / 2**30:,.1f} GiB by their descriptions, and the files '
-            f'{held / 2**30:,.3f} GiB; copy the checkpoint again, or use another'
+            f'{held / 2**30:,.3f} GiB; {_ADVICE}'
         )
 
 
-def _bytes(path: str) -> int:
+def _descriptions(place: str, files: list[str]) -> Iterator[tuple[str, bytes]]:
+    """The names and contents of the descriptions in one folder."""
     try:
-        return os.path.getsize(path)
-    except OSError:
-        # A link to a file that does not exist; the code that reads it says so.
-        return 0
-
-
-def _descriptions(root: str) -> Iterator[tuple[str, bytes]]:
-    for place, _, files in os.walk(root):
-        for name in files:
-            path = os.path.join(place, name)
-            if name in DESCRIPTIONS:
-                yield os.path.relpath(path, root), _read(path)
+        for name in {*files}.intersection(DESCRIPTIONS):
+            yield name, untrusted_files.read_bytes(os.path.join(place, name), MAX_DESCRIPTION_BYTES)
         # Each process writes into its own folder, and the database above refers to it.
         if _DATABASE in files and not os.path.basename(place).startswith('ocdbt.process_'):
-            yield from _database_descriptions(place, root)
-
-
-def _read(path: str) -> bytes:
-    try:
-        return untrusted_files.read_bytes(path, MAX_DESCRIPTION_BYTES)
-    except OSError as error:
-        raise _bad(os.path.dirname(path), os.path.basename(path), f'cannot be read ({error.strerror})') from error
-
-
-def _database_descriptions(place: str, root: str) -> Iterator[tuple[str, bytes]]:
-    try:
-        base = {'driver': 'file', 'path': place.rstrip('/') + '/'}
-        store = ts.KvStore.open({'driver': 'ocdbt', 'base': base}).result()
-        for key in store.list().result():
-            if key.rpartition(b'/')[2].decode('utf-8', 'replace') in DESCRIPTIONS:
-                yield os.path.join(os.path.relpath(place, root), key.decode('utf-8', 'replace')), store[key]
+            base = {'driver': 'file', 'path': place.rstrip('/') + '/'}
+            store = ts.KvStore.open({'driver': 'ocdbt', 'base': base}).result()
+            for key in store.list().result():
+                if (name := key.decode('utf-8', 'replace')).rpartition('/')[2] in DESCRIPTIONS:
+                    yield name, store[key]
     except (ValueError, KeyError, OSError, RuntimeError) as error:
-        reason = next(iter(str(error).splitlines()), type(error).__name__)
-        raise UserError(f'{place} is damaged: {reason[:200]}; copy the checkpoint again, or use another') from error
+        raise UserError(f'{place} is damaged: {untrusted_files.reason(error)}; {_ADVICE}') from error
 
 
-def _check(root: str, name: str, text: bytes) -> int:
-    """The bytes of the array. Raises UserError if it is impossible."""
-    try:
-        if len(text) > MAX_DESCRIPTION_BYTES:
-            raise ValueError(f'it has more than {MAX_DESCRIPTION_BYTES:,} bytes')
-        shape, chunk, item = _sizes(untrusted_files.parse(text))
-    except (ValueError, KeyError, TypeError) as error:
-        reason = one_line(f'{type(error).__name__}: {error}')
-        raise _bad(root, name, f'does not describe an array of numbers ({reason[:100]})') from error
-    if math.prod(chunk) * item > max(SMALL_CHUNK, 4 * math.prod(shape) * item):
-        raise _bad(root, name, f'has chunks of {str(chunk):.100} for an array of {str(shape):.100}')
-    return math.prod(shape) * item
-
-
-def _sizes(described: dict[str, Any]) -> tuple[list[int], list[int], int]:
-    """Shape, shape of a chunk, and bytes of an element."""
+def _array_bytes(text: bytes) -> int:
+    """The bytes of the described array. Raises ValueError, KeyError or TypeError if it is impossible."""
+    if len(text) > MAX_DESCRIPTION_BYTES:
+        raise ValueError(f'it has more than {MAX_DESCRIPTION_BYTES:,} bytes')
+    described = untrusted_files.parse(text)
     if 'chunks' in described:
         shape, chunk, dtype = described['shape'], described['chunks'], described['dtype']
     else:
@@ -117,13 +96,11 @@ def _sizes(described: dict[str, Any]) -> tuple[list[int], list[int], int]:
     for name, sizes in (('shape', shape), ('chunks', chunk)):
         if not isinstance(sizes, list) or len(sizes) > MAX_DIMENSIONS or not all(map(_is_size, sizes)):
             raise ValueError(f'{name} is {ascii(sizes)[:60]}')
-    return shape, chunk, ITEM_BYTES[dtype]
+    array, largest = (math.prod(sizes) * ITEM_BYTES[dtype] for sizes in (shape, chunk))
+    if largest > max(SMALL_CHUNK, 4 * array):
+        raise ValueError(f'its chunks of {str(chunk):.40} do not fit {str(shape):.40}')
+    return array
 
 
 def _is_size(number: object) -> bool:
     return isinstance(number, int) and not isinstance(number, bool) and 0 <= number < 2**62
-
-
-def _bad(root: str, name: str, what: str) -> UserError:
-    shown = name if name.isprintable() else ascii(name)
-    return UserError(f'{shown} in {root} {what}; copy the checkpoint again, or use another')

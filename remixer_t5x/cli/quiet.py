@@ -15,9 +15,9 @@ from remixer_t5x.errors import UserError
 
 # Read by the C++ side of TensorFlow, gRPC and XLA when they are loaded.
 _ENVIRONMENT = {'TF_CPP_MIN_LOG_LEVEL': '3', 'GRPC_VERBOSITY': 'ERROR', 'GLOG_minloglevel': '3'}
-# asyncio reports what Orbax's writers raise, which the checkpoint manager reports too.
-_REPORTED_ELSEWHERE = 'asyncio'
-_LOGGERS = ('absl', 'jax', 'orbax', 'tensorflow', 'datasets', 'matplotlib')
+# asyncio and Orbax (through absl) log tracebacks of failed writes, which the checkpoint manager reports in one line.
+_REPORTED_ELSEWHERE = ('absl', 'asyncio')
+_LOGGERS = ('jax', 'orbax', 'tensorflow', 'datasets', 'matplotlib')
 
 
 def hush() -> None:
@@ -28,7 +28,10 @@ def hush() -> None:
     logging.basicConfig(level=logging.ERROR, format='%(name)s: %(message)s')
     for name in _LOGGERS:
         logging.getLogger(name).setLevel(logging.ERROR)
-    logging.getLogger(_REPORTED_ELSEWHERE).setLevel(logging.CRITICAL)
+    for name in _REPORTED_ELSEWHERE:
+        logging.getLogger(name).setLevel(logging.CRITICAL)
+    # Such as what TensorStore's threads report of a failed write to an event loop that is already closed.
+    sys.unraisablehook = lambda unraisable: None
     logging.getLogger('remixer_t5x').setLevel(logging.WARNING)
     lazy.around = _no_stderr
 

@@ -6,20 +6,17 @@ evaluated, run and finetuned like a checkpoint. `run` also says which metric was
 
 import contextlib
 import math
-import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
-import jax
-import orbax.checkpoint as ocp
 from etils import epath
 
-from remixer_t5x.checkpoints import durable, manager, saved_params
+from remixer_t5x.checkpoints import manager, saved_params
 from remixer_t5x.devices import collectives
 from remixer_t5x.errors import UserError
 from remixer_t5x.evaluate import averages
 from remixer_t5x.evaluate.task_evaluation import Report
-from remixer_t5x.run_folder import metrics, model_dir, object_store
+from remixer_t5x.run_folder import metrics, model_dir
 
 BEST = 'best'
 
@@ -63,40 +60,11 @@ class BestCheckpoints:
 
     def _save(self, folder: epath.Path, step: int, params: Any, record: Mapping[str, Any]) -> None:
         others = collectives.broadcast([other for other in saved_params.steps_in(folder) if other != step])
-        options = durable.options(folder)
-        with _cannot_write(), manager.user_errors(folder / str(step), 'written'):
-            _check_space(folder, params)
-            with ocp.CheckpointManager(folder, options=options, item_names=('state', 'run')) as writer:
-                items = ocp.args.Composite(
-                    state=ocp.args.StandardSave({'params': params}), run=ocp.args.JsonSave(dict(record))
-                )
-                if step in writer.all_steps():
-                    writer.delete(step)
-                writer.save(step, args=items, force=True)
-                # Removed only now, so that there is always one checkpoint.
-                for other in others:
-                    writer.delete(other)
-
-
-@contextlib.contextmanager
-def _cannot_write() -> Iterator[None]:
-    try:
-        yield
-    except UserError as error:
-        raise metrics.CannotWrite(str(error)) from error
-
-
-def _check_space(folder: epath.Path, params: Any) -> None:
-    if object_store.is_remote(folder):
-        return
-    folder.mkdir(parents=True, exist_ok=True)
-    needed = sum(leaf.nbytes for leaf in jax.tree.leaves(params)) // jax.process_count()
-    free = shutil.disk_usage(folder).free
-    if free < needed:
-        raise UserError(
-            f'the disk of {folder} has {free / 2**20:.1f} MiB left and the best parameters take '
-            f'{needed / 2**20:.1f} MiB; free some space and run the same command again'
-        )
+        try:
+            manager.check_space(self._folder.parent, params, 'the best parameters take')
+            manager.write_params(folder, step, params, record, others)
+        except UserError as error:
+            raise metrics.CannotWrite(str(error)) from error
 
 
 def kept_in(folder: str) -> dict[str, Mapping[str, Any]]:

@@ -11,7 +11,6 @@ from typing import Any
 
 import jax
 import numpy as np
-import orbax.checkpoint as ocp
 from etils import epath
 from flax import traverse_util
 
@@ -59,13 +58,7 @@ def write(folder: epath.Path, params: Params, step: int, run: Mapping[str, Any])
         run: from `record`.
     """
     place = folder / model_dir.CHECKPOINTS
-    options = durable.options(place)
-    with manager.user_errors(place / str(step), 'written'):
-        with ocp.CheckpointManager(place, options=options, item_names=('state', 'run')) as writer:
-            items = ocp.args.Composite(
-                state=ocp.args.StandardSave({'params': params}), run=ocp.args.JsonSave(dict(run))
-            )
-            writer.save(step, args=items, force=True)
+    manager.write_params(place, step, params, run)
     return place / str(step)
 
 

@@ -144,7 +144,8 @@ class JsonlWriter:
             except OSError:
                 if before is not None:
                     # Half a line would spoil the line that follows it.
-                    _cut(self._path, before)
+                    with contextlib.suppress(OSError):
+                        os.truncate(self._path, before)
                 raise
         self._waiting = []
 
@@ -214,8 +215,3 @@ def writing(path: epath.Path) -> Iterator[None]:
         raise CannotWrite(
             f'{path} cannot be written ({object_store.reason(error)}); {advice} the same command again'
         ) from error
-
-
-def _cut(path: epath.Path, size: int) -> None:
-    with contextlib.suppress(OSError):
-        os.truncate(path, size)

@@ -3,6 +3,7 @@
 import importlib.metadata
 import json
 import os
+import re
 from typing import Any
 
 from etils import epath
@@ -26,8 +27,20 @@ def absolute(path: str | os.PathLike[str]) -> epath.Path:
     Raises UserError for other URLs.
     """
     text = os.fspath(path)
-    object_store.check_scheme(text)
-    return epath.Path(text if object_store.is_remote(text) else os.path.abspath(os.path.expanduser(text)))
+    if not object_store.is_remote(text):
+        return epath.Path(os.path.abspath(os.path.expanduser(text)))
+    if not text.startswith(object_store.GOOGLE):
+        scheme = text.partition('://')[0]
+        raise UserError(
+            f'{text} is in {scheme}://, which is not supported; give gs://bucket/folder, or a folder of this machine'
+        )
+    return epath.Path(text)
+
+
+def check_name(folder: epath.Path) -> None:
+    """Raises UserError for a name that Orbax reads as a pattern: it saves a checkpoint there and cannot restore it."""
+    if re.search(r'[*?[]', os.fspath(folder)):
+        raise UserError(f'{folder} has *, ? or [ in its name, which Orbax reads as a pattern; rename it')
 
 
 def around(path: str | os.PathLike[str]) -> epath.Path | None:
@@ -48,6 +61,7 @@ def claim(path: str | os.PathLike[str]) -> epath.Path:
     if not os.fspath(path):
         raise UserError('MODEL_DIR is empty; give a folder for this run, as in --gin.MODEL_DIR=runs/first')
     folder = absolute(path)
+    check_name(folder)
     object_store.check_writable(folder)
     try:
         if folder.exists() and not folder.is_dir():

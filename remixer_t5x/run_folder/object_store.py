@@ -41,15 +41,6 @@ def replace(path: epath.Path, text: str) -> None:
     temporary.commit(fresh, path)
 
 
-def check_scheme(path: str) -> None:
-    """Raises UserError for a URL that is not of Google Cloud Storage."""
-    if is_remote(path) and not path.startswith(GOOGLE):
-        scheme = path.partition('://')[0]
-        raise UserError(
-            f'{path} is in {scheme}://, which is not supported; give gs://bucket/folder, or a folder of this machine'
-        )
-
-
 def check_writable(folder: epath.Path) -> None:
     """Raises UserError if a run cannot keep its checkpoints in this bucket. A local folder is not looked at."""
     if not is_remote(folder):
@@ -63,7 +54,8 @@ def check_writable(folder: epath.Path) -> None:
         ) from error
     except Exception as error:
         raise UserError(f'{_bucket_name(folder)} cannot be used: {reason(error)}') from error
-    if getattr(bucket, 'hierarchical_namespace_enabled', False) and not _has('google.cloud.storage_control_v2'):
+    has_control = importlib.util.find_spec('google.cloud.storage_control_v2') is not None
+    if getattr(bucket, 'hierarchical_namespace_enabled', False) and not has_control:
         raise UserError(
             f'{_bucket_name(folder)} has a hierarchical namespace, which Orbax handles with another package; type '
             'pip install google-cloud-storage-control, or give a bucket without it'
@@ -153,10 +145,3 @@ def _bucket(folder: epath.Path) -> Any:
 
 def _bucket_name(folder: epath.Path) -> str:
     return GOOGLE + os.fspath(folder).removeprefix(GOOGLE).partition('/')[0]
-
-
-def _has(module: str) -> bool:
-    try:
-        return importlib.util.find_spec(module) is not None
-    except ModuleNotFoundError:
-        return False

@@ -188,6 +188,16 @@ def test_model_dir(tmp_path, monkeypatch):
     assert [p.name for p in foreign.iterdir()] == ['thesis.tex']
 
 
+@pytest.mark.parametrize('name', ['a*b', 'what?', 'run[1]'])
+def test_a_name_that_orbax_reads_as_a_pattern_is_refused(saved, tmp_path, name):
+    """Orbax writes a checkpoint there and does not find it again."""
+    place = tmp_path / name
+    assert 'as a pattern' in message(lambda: model_dir.claim(place))
+    assert not place.exists()
+    shutil.copytree(saved, place)
+    assert 'as a pattern' in message(lambda: saved_params.opened(str(place)))
+
+
 def test_a_read_only_folder_is_told(tmp_path, monkeypatch):
     """By an error of the file system, since these tests may run as a user who may write anywhere."""
 

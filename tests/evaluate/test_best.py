@@ -1,5 +1,7 @@
 """The best parameters of a task: kept once, replaced by better ones only, readable as a checkpoint."""
 
+import shutil
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -89,7 +91,8 @@ def test_of_an_error_the_lowest_is_best(tmp_path, name, wanted):
 
 
 def test_a_full_disk_is_one_line(tmp_path, monkeypatch):
-    monkeypatch.setattr(best.shutil, 'disk_usage', lambda path: best.shutil._ntuple_diskusage(10, 10, 0))
+    usage = shutil.disk_usage(tmp_path)._replace(free=0)
+    monkeypatch.setattr(shutil, 'disk_usage', lambda path: usage)
     kept = best.BestCheckpoints(saved_params.model_dir.absolute(tmp_path), RECORD)
     with pytest.raises(UserError, match='MiB left and the best parameters take'):
         kept.keep(report(accuracy=np.float64(1.0)), 1, params(1))

@@ -5,10 +5,8 @@
 
 import dataclasses
 import json
-import logging
 import os
 import sys
-import warnings
 from typing import Any
 
 os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
@@ -20,6 +18,7 @@ import seqio
 import tensorflow as tf
 from flax import linen as nn
 
+from remixer_t5x.cli import quiet as cli_quiet
 from remixer_t5x.data import pipeline
 from remixer_t5x.devices import partition
 from remixer_t5x.errors import UserError
@@ -208,9 +207,7 @@ def run(
 
 def main(settings: dict[str, Any]) -> int:
     """Runs with the arguments of `run`, prints the result as JSON, and returns the exit code of the command line."""
-    logging.getLogger('absl').setLevel(logging.ERROR)
-    logging.getLogger('asyncio').setLevel(logging.CRITICAL)
-    warnings.simplefilter('ignore')
+    cli_quiet.hush()
     try:
         # AutoGraph takes seconds to rewrite seqio's functions, none of which needs it here.
         result = tf.autograph.experimental.do_not_convert(run)(**settings)

@@ -6,9 +6,8 @@ from typing import Any
 
 from etils import epath
 
-from remixer_t5x import lazy
-from remixer_t5x.checkpoints import saved_arrays, saved_params
-from remixer_t5x.cli.convert import from_shared, model_params, to_adapters, with_bert, with_gpt2
+from remixer_t5x.checkpoints import saved_params
+from remixer_t5x.cli.convert import model_params, share, to_adapters, with_bert, with_gpt2
 from remixer_t5x.cli.convert.checks import check_equal, check_same, compare_with_hugging_face, say, size
 from remixer_t5x.interop import converted, shared_folder
 from remixer_t5x.interop.huggingface import bert, gpt2
@@ -87,7 +86,7 @@ def _from_safetensors(args: argparse.Namespace) -> None:
 def _to_checkpoint(args: argparse.Namespace) -> None:
     params, record, step = converted.read(args.checkpoint, '--checkpoint')
     folder = converted.claim(args.to)
-    record = {name: value for name, value in record.items() if name != saved_arrays.BASE}
+    record = {name: value for name, value in record.items() if name != saved_params.BASE}
     source = str(saved_params.find_step(args.checkpoint, '--checkpoint'))
     written = converted.write(folder, params, step, {**record, 'converted_from': source})
     model_dir.write_config(folder, str(record.get('config') or ''))

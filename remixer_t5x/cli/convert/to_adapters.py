@@ -5,7 +5,7 @@ import argparse
 import numpy as np
 from flax import traverse_util
 
-from remixer_t5x.checkpoints import config_changes, saved_arrays, saved_params
+from remixer_t5x.checkpoints import config_changes, saved_params
 from remixer_t5x.cli.convert.checks import check_equal, say, size
 from remixer_t5x.errors import UserError
 from remixer_t5x.interop import converted
@@ -26,11 +26,11 @@ def write(args: argparse.Namespace) -> None:
     say('read', f'{size(params)}, {size(own)} of them differ from {base}')
     model_dir.write_config(folder, str(record.get('config') or ''))
     converted.copy_vocabulary(args.checkpoint, folder)
-    (folder / saved_arrays.BASE_FILE).write_text(f'{base}\n')
-    record = {**record, saved_arrays.BASE: saved_arrays.fingerprint(base)}
+    (folder / saved_params.BASE_FILE).write_text(f'{base}\n')
+    record = {**record, saved_params.BASE: saved_params.fingerprint(base)}
     written = converted.write(folder, traverse_util.unflatten_dict(own, sep='/'), step, record)
     say('checkpoint', str(written))
-    say('base', f'{base}, in {folder / saved_arrays.BASE_FILE}; write its new path there if you move it')
+    say('base', f'{base}, in {folder / saved_params.BASE_FILE}; write its new path there if you move it')
     check_equal(converted.read(args.checkpoint)[0], converted.read(str(folder))[0], str(folder))
 
 

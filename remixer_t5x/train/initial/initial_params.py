@@ -8,7 +8,7 @@ from flax import linen as nn
 from flax import traverse_util
 
 from remixer_t5x.checkpoints import manager, saved_params
-from remixer_t5x.checkpoints.saved_arrays import Saved
+from remixer_t5x.checkpoints.saved_params import Saved
 from remixer_t5x.data import task_vocabulary
 from remixer_t5x.errors import UserError
 from remixer_t5x.models import lora
