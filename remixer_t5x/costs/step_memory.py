@@ -101,10 +101,11 @@ def compiled(step: Step) -> jax.stages.Compiled:
     """
     device = step.partitioner.mesh.devices.flat[0]
     own = compiler_options.for_training(step.xla_options, device)
-    return compiler_options.compiled(_lowered(step), {**_OPTIONS.get(device.platform, {}), **own})
+    return compiler_options.compiled(lowered(step), {**_OPTIONS.get(device.platform, {}), **own})
 
 
-def _lowered(step: Step) -> jax.stages.Lowered:
+def lowered(step: Step) -> jax.stages.Lowered:
+    """The traced step. Raises UserError if the batch does not divide over the mesh."""
     step.partitioner.check_batch_size(step.rows, step.microbatches)
     plan = step.plan()
     function = train_step.make_train_step(
@@ -115,7 +116,9 @@ def _lowered(step: Step) -> jax.stages.Lowered:
         dropout=step.dropout,
         trainable=getattr(step.optimizer, 'trainable', None),
     )
-    return train_step.jit_train_step(function, plan.shardings, step.partitioner).lower(plan.abstract, _batch(step))
+    return train_step.jit_train_step(function, plan.shardings, step.partitioner).lower(
+        plan.abstract, abstract_batch(step)
+    )
 
 
 def of_compiled(step: Step, program: jax.stages.Compiled) -> StepMemory:
@@ -136,7 +139,8 @@ def is_out_of_memory(error: Exception) -> bool:
     return 'RESOURCE_EXHAUSTED' in str(error)
 
 
-def _batch(step: Step) -> dict[str, jax.ShapeDtypeStruct]:
+def abstract_batch(step: Step) -> dict[str, jax.ShapeDtypeStruct]:
+    """The arrays of a global batch, with their shardings."""
     sharding = step.partitioner.batch_sharding
     return {
         name: jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=sharding) for name, array in step.batch.items()
@@ -149,7 +153,7 @@ def _given(step: Step) -> dict[str, int]:
     return dict(
         parameters=bytes_per_device(abstract.params),
         optimizer_state=bytes_per_device((abstract.step, abstract.opt_state, abstract.usual_loss)),
-        batch=bytes_per_device(_batch(step)),
+        batch=bytes_per_device(abstract_batch(step)),
     )
 
 

@@ -12,6 +12,7 @@ from flax import linen as nn
 
 from remixer_t5x.errors import UserError
 from remixer_t5x.models.architecture import stack
+from remixer_t5x.models.layers import self_check
 
 Params = Any
 Batch = Mapping[str, jax.Array]
@@ -44,7 +45,8 @@ class Model(Protocol):
 
 def param_shapes(model: Model, batch_shapes: Mapping[str, tuple[int, ...]]) -> Params:
     """What `model.init` returns, with a `jax.ShapeDtypeStruct` for each array. No array is computed."""
-    with stack.traced_once():
+    # Shapes do not depend on kernels, so none is checked for the lengths of this call.
+    with stack.traced_once(), self_check.recording():
         return jax.eval_shape(lambda key: model.init(key, batch_shapes), jax.random.key(0))
 
 

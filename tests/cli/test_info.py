@@ -136,3 +136,32 @@ def test_mistakes_are_one_line(arguments, advice, capsys, clean_environment):
     assert main(['info', *arguments]) == 2
     error = capsys.readouterr().err
     assert advice in error and error.count('\n') == 1
+
+
+def test_the_kernels_of_both_accelerators_are_compared_with_their_formulas_on_a_cpu(info):
+    sizes = ('--gin.NUM_HEADS=1', "--gin.TASK_FEATURE_LENGTHS={'inputs': 16, 'targets': 8}", "--gin.DTYPE='bfloat16'")
+    out = info('--self_check', *MODEL, *sizes, '--gin.PACK=True')
+    rows = [line for line in out.splitlines() if 'tokens, 1 heads of 64' in line]
+    assert [sum(f'{kernel} ' in row for row in rows) for kernel in ('tpu_kernel', 'cudnn')] == [3, 3]
+    assert all(row.split()[-1] == 'passed' and 'packed' in row for row in rows)
+    assert 'jax ' in out and 'cpu' in out
+    with pytest.raises(SystemExit, match='2'):
+        info('--self_check', '--memory')
+
+
+def test_a_step_is_timed(clean_environment):
+    """On any device; `info --self_check` does it on accelerators whose speed is known."""
+    import argparse
+
+    from remixer_t5x.cli.info import memory, self_check
+    from remixer_t5x.extras.forecast import machines
+
+    files = ['models/t5_1_1.gin', 'sizes/tiny.gin', 'optimizers/adafactor.gin', 'hardware/cpu.gin']
+    sizes = {'BATCH_SIZE': '2', 'TASK_FEATURE_LENGTHS': "{'inputs': 8, 'targets': 4}", 'PACK': 'True'}
+    args = argparse.Namespace(
+        command='info', gin_file=files, gin_flags=list(sizes.items()), gin_search_paths=[], model=None,
+        tfds_data_dir=None, devices=1, device_memory=None, compiler=None, verbose=True,
+    )  # fmt: skip
+    step, _ = memory.read(args)
+    assert 0 < self_check.seconds_of_step(step) < 60
+    assert machines.chip_of('NVIDIA H100 80GB HBM3') == 'h100' and machines.chip_of('TPU v5 lite') == 'v5e'

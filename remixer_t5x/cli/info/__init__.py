@@ -3,6 +3,7 @@ step.
 """
 
 import argparse
+import os
 
 from remixer_t5x import lazy
 from remixer_t5x.cli import arguments
@@ -30,8 +31,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         'a number: how many of the changes to compile too (0)',
     )  # fmt: skip
     kinds.add_argument(
-        '--settings', nargs='?', const='', metavar='WORD',
-        help='all gin macros with default, file, reader and meaning; a WORD shows those that contain it',
+        '--self_check', action='store_true',
+        help="compare the device's kernels with their formulas (on a CPU: a TPU's and a GPU's, interpreted), and on an "
+        "accelerator a step's time with its forecast",
     )  # fmt: skip
     parser.add_argument(
         '--compare', nargs='?', const='', metavar='SIZES',
@@ -56,6 +58,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> None:
     """Prints the tables that are asked for."""
     _check_together(args)
+    if args.self_check:
+        from remixer_t5x.cli.info import self_check
+
+        self_check.show(args)
+        return
+    os.environ.update({**ON_CPU, **os.environ})
     if args.speed is not None:
         from remixer_t5x.cli.info import models
 
@@ -124,7 +132,7 @@ COMMAND = Command(
         '--gin_file=hardware/tpu_v3_32.gin',
         'remixer-t5x info --memory --gin_file=experiments/t5_1_1_base_c4.gin --gin_file=hardware/h100_8.gin',
         'remixer-t5x info --speed --gin_file=experiments/t5_1_1_base_c4.gin --gin_file=hardware/tpu_v5e_8.gin',
+        'remixer-t5x info --self_check',
     ),
-    ON_CPU,
     prints_result=True,
 )

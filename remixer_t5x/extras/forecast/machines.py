@@ -72,9 +72,20 @@ MACHINES = {
     'h200': _gpu('H200 141 GB SXM', 989e12, 494e12, 67e12, 4800e9, 450e9, 50e9),
 }
 
+# How `device_kind` of a JAX device begins; a longer beginning comes first.
+_KINDS = {
+    **{'TPU v3': 'v3', 'TPU v4': 'v4', 'TPU v5 lite': 'v5e', 'TPU v5': 'v5p', 'TPU v6 lite': 'v6e'},
+    **{'NVIDIA A100': 'a100', 'NVIDIA H100': 'h100', 'NVIDIA H200': 'h200'},
+}
+
 
 def find(chip: str) -> Machine:
     """The machine of a topology's chip, such as 'v5e' or 'h100'. Raises UserError if it is not known."""
     if chip not in MACHINES:
         raise UserError(f'the speed of {chip!r} is not known; type a TOPOLOGY of {", ".join(MACHINES)}')
     return MACHINES[chip]
+
+
+def chip_of(device_kind: str) -> str | None:
+    """The topology's name of the chip that JAX calls `device_kind`; None if its speed is not known."""
+    return next((chip for kind, chip in _KINDS.items() if device_kind.startswith(kind)), None)

@@ -27,15 +27,16 @@ def work_table(found: Forecast) -> Table:
     return table
 
 
-def time_table(found: Forecast, price: float | None) -> Table:
+def time_table(found: Forecast, price: float | None, measured: float | None = None) -> Table:
     """The time of a step by several measures, and what follows for training.
 
     Args:
         price: dollars for a chip and hour; None leaves out the cost.
+        measured: seconds of a step that ran.
     """
     dollars = ['$ per M tokens'] if price is not None else []
     table = _table('step time', 'ms', 'MFU', 'sequences/s', 'tokens/s', *dollars, words=1)
-    for name, seconds in _times(found):
+    for name, seconds in [*([('measured', measured)] if measured else []), *_times(found)]:
         cost = [f'{found.dollars_per_million_tokens(seconds, price):.3g}'] if price is not None else []
         table.add_row(
             name,

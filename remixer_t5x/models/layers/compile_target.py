@@ -41,6 +41,11 @@ def target_platform() -> str:
     return _TARGET.get().platform or jax.default_backend()
 
 
+def is_described() -> bool:
+    """Whether the program is for a device that this process may not have."""
+    return _TARGET.get().platform is not None
+
+
 def target_chip() -> str:
     """Such as 'v3' or 'v5e' for a TPU; empty where it is unknown."""
     target = _TARGET.get()

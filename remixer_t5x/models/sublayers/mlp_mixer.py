@@ -21,7 +21,7 @@ from jax.ad_checkpoint import checkpoint_name
 from remixer_t5x import axes
 from remixer_t5x.context import SequenceContext
 from remixer_t5x.errors import UserError
-from remixer_t5x.models.layers import cache
+from remixer_t5x.models.layers import cache, self_check
 from remixer_t5x.models.layers.attention.formula import ATTENTION_OUTPUT
 from remixer_t5x.models.layers.checks import check_length, refuse_prefix
 from remixer_t5x.models.layers.compile_target import on_single_cpu, target_platform
@@ -150,11 +150,38 @@ class WindowMixer(nn.Module):
         scale = _unit_scale(self.dropout_rate, x.shape[0], weights, ctx)
         tokens = jnp.where(ctx.is_token[..., None], x, 0)
         ids = ctx.segment_ids if ctx.packed else None
-        kernel = _KERNELS.get(target_platform())
-        if kernel is None or kernel.refusal(weights.wi, tokens) is not None:
-            return mix_windows(weights, tokens, scale, ids)
-        out = jnp.broadcast_to(weights.wo, (x.shape[0], self.hidden_dim)) if scale is None else weights.wo * scale
-        return kernel.mix(weights.wi, weights.wi_bias, out, tokens, ids) + weights.wo_bias
+        platform = target_platform()
+        if kernel := _KERNELS.get(platform):
+            refusal = kernel.refusal(weights.wi, tokens)
+            if refusal is None and platform == 'tpu':
+                refusal = self_check.failure(_check(weights, tokens, ids))
+            if refusal is None:
+                out = jnp.broadcast_to(weights.wo, (len(x), self.hidden_dim)) if scale is None else weights.wo * scale
+                return kernel.mix(weights.wi, weights.wi_bias, out, tokens, ids) + weights.wo_bias
+            self_check.warn_of_formula('the window mixer', f'the {platform} kernel', refusal)
+        return mix_windows(weights, tokens, scale, ids)
+
+
+def _check(weights: TokenMLP, tokens: jax.Array, ids: jax.Array | None) -> self_check.Check:
+    """The check of the TPU's kernel; on a GPU XLA compiles the formula."""
+    (window, hidden), (_, length, features), rows = weights.wi.shape, tokens.shape, self_check.ROWS
+    shapes = (window, hidden), (hidden,), (rows, hidden), (rows, length, features)
+    operands = [jax.ShapeDtypeStruct(shape, tokens.dtype) for shape in shapes]
+    of_ids = None if ids is None else jax.ShapeDtypeStruct((rows, length), jnp.int32)
+    call = f'{length} tokens, window {window}, {hidden} units, {features} features'
+    return self_check.Check(
+        'window_mlp_tpu',
+        call if ids is None else f'{call}, packed',
+        tpu.mix,
+        _formula,
+        (*operands, of_ids),
+        packed=ids is not None,
+    )
+
+
+def _formula(wi: jax.Array, bias: jax.Array, out: jax.Array, tokens: jax.Array, ids: jax.Array | None) -> jax.Array:
+    ones, zero = jnp.ones(wi.shape[1], wi.dtype), jnp.zeros((), wi.dtype)
+    return mix_windows(TokenMLP(wi, bias, ones, zero), tokens, out, ids)
 
 
 def _first_window(x: jax.Array, window: int, ctx: SequenceContext) -> jax.Array:

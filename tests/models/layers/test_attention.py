@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from remixer_t5x.errors import UserError
+from remixer_t5x.models.layers import self_check
 from remixer_t5x.models.layers.attention import choice, cudnn, step, tpu_plan
 from remixer_t5x.models.layers.attention import formula as module
 from remixer_t5x.models.layers.attention.bias import DistanceBias
@@ -151,7 +152,7 @@ def test_a_kernel_that_cannot_compute_a_call_says_why():
 def test_auto_takes_the_formula_where_a_kernel_refuses_and_says_so_once(caplog):
     heads = jnp.ones((1, 4, 1, 8))
     everything = Visibility(None, jnp.ones((1, 4), jnp.int32))
-    choice._warn_of_formula.cache_clear()
+    self_check.warn_of_formula.cache_clear()
     for _ in range(2):
         with compiling_for('gpu'):
             np.testing.assert_allclose(choice.attention(heads, heads, heads, everything), heads, rtol=1e-6)

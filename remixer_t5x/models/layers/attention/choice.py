@@ -6,14 +6,16 @@ tpu_kernel  the Pallas kernel of `tpu.py`
 cudnn       NVIDIA's fused attention (`cudnn.py`)
 """
 
-import functools
-import logging
+from types import ModuleType
+from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from remixer_t5x.errors import UserError
+from remixer_t5x.models.layers import each_device, self_check
 from remixer_t5x.models.layers.attention import cudnn, tpu
-from remixer_t5x.models.layers.attention.bias import Bias, full_bias
+from remixer_t5x.models.layers.attention.bias import Bias, DistanceBias, full_bias
 from remixer_t5x.models.layers.attention.formula import dot_product_attention
 from remixer_t5x.models.layers.attention.visibility import Visibility
 from remixer_t5x.models.layers.compile_target import target_platform
@@ -55,17 +57,39 @@ def attention(
         if visibility.key_prefix is None:
             refusal = kernel.refusal(query, key, value, visibility, bias)
         if refusal is None:
+            refusal = self_check.failure(_check(name, kernel, query, key, visibility, bias))
+        if refusal is None:
             return kernel.attend(query, key, value, visibility, bias)
         if implementation == 'auto':
-            _warn_of_formula(name, refusal)
+            self_check.warn_of_formula('attention', name, refusal)
     else:
         refusal = f'runs on another kind of device than {platform}'
     if implementation not in ('auto', 'formula'):
         raise UserError(f'ATTENTION is {implementation!r}, which {refusal}; type --gin.ATTENTION=auto')
+    return _formula(query, key, value, visibility, bias)
+
+
+def _check(
+    name: str, kernel: ModuleType, query: jax.Array, key: jax.Array, visibility: Visibility, bias: Bias
+) -> self_check.Check:
+    """The check of a kernel for one device's part of the heads."""
+    (batch, queries, heads, width), keys, rows = query.shape, key.shape[1], self_check.ROWS
+    heads = each_device.heads_of_device(batch, heads)
+    shape = jax.ShapeDtypeStruct
+    of_query, of_key = (shape((rows, length, heads, width), query.dtype) for length in (queries, keys))
+    packed = visibility.query_segments is not None
+    segments = [shape((rows, length), jnp.int32) for length in (queries, keys)]
+    of_bias: Any = None
+    if isinstance(bias, DistanceBias):
+        of_bias = DistanceBias(shape((heads, bias.by_distance.shape[1]), bias.by_distance.dtype))
+    elif bias is not None:
+        of_bias = shape((1, heads, queries, keys), bias.dtype)
+    flags = ('causal', visibility.causal), ('packed', packed), ('with bias', bias is not None)
+    words = [f'{queries} x {keys} tokens', f'{heads} heads of {width}', *(flag for flag, is_on in flags if is_on)]
+    seen = Visibility(segments[0] if packed else None, segments[1], visibility.causal)
+    operands = of_query, of_key, of_key, seen, of_bias
+    return self_check.Check(name, ', '.join(words), kernel.attend, _formula, operands, packed)
+
+
+def _formula(query: jax.Array, key: jax.Array, value: jax.Array, visibility: Visibility, bias: Bias) -> jax.Array:
     return dot_product_attention(query, key, value, visibility.mask(), full_bias(bias))
-
-
-@functools.cache
-def _warn_of_formula(kernel: str, refusal: str) -> None:
-    """Logs one line for each reason."""
-    logging.getLogger('remixer_t5x').warning('attention is computed by its formula: %s %s', kernel, refusal)

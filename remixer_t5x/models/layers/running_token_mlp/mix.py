@@ -18,6 +18,7 @@ import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
+from remixer_t5x.models.layers import each_device, self_check
 from remixer_t5x.models.layers.attention.formula import ATTENTION_OUTPUT
 from remixer_t5x.models.layers.compile_target import on_cpu, target_platform
 from remixer_t5x.models.layers.running_token_mlp import gpu, tpu
@@ -55,17 +56,57 @@ def mix_through_running_hidden(
     Returns:
         [batch, length, heads, features] in value's dtype; A is float32.
     """
-    batch, length, _, hidden = w_in.shape
     is_token = (ids > 0)[..., None, None]
-    w_in, value = jnp.where(is_token, w_in, 0), jnp.where(is_token, value, 0)
+    operands = jnp.where(is_token, w_in, 0), jnp.where(is_token, value, 0), w_out, ids, hidden_scale
+    platform = target_platform()
+    if kernel := _KERNELS.get(platform):
+        refusal = kernel.refusal(w_in, value)
+        if refusal is None:
+            refusal = self_check.failure(_check(platform, packed, activation, w_in, value, hidden_scale))
+        if refusal is None:
+            return _by_kernel(platform, packed, activation, *operands)
+        self_check.warn_of_formula('the running token MLP', f'the {platform} kernel', refusal)
+    return _by_formula(packed, activation, *operands)
+
+
+def _check(
+    platform: str, packed: bool, activation: Activation, w_in: jax.Array, value: jax.Array, scale: jax.Array | None
+) -> self_check.Check:
+    """The check of a kernel for one device's part of the heads."""
+    (batch, length, heads, hidden), features, rows = w_in.shape, value.shape[-1], self_check.ROWS
+    heads = each_device.heads_of_device(batch, heads)
+    of_hidden = jax.ShapeDtypeStruct((rows, length, heads, hidden), w_in.dtype)
+    of_value = jax.ShapeDtypeStruct((rows, length, heads, features), value.dtype)
+    ids = jax.ShapeDtypeStruct((rows, length), jnp.int32)
+    of_scale = None if scale is None else jax.ShapeDtypeStruct((rows, length), scale.dtype)
+    call = f'{length} tokens, {heads} heads of {hidden} units and {features} features{", packed" * packed}'
+    return self_check.Check(
+        f'running_token_mlp_{platform}',
+        call,
+        functools.partial(_by_kernel, platform, packed, activation),
+        functools.partial(_by_formula, packed, activation),
+        (of_hidden, of_value, of_hidden, ids, of_scale),
+        packed,
+    )
+
+
+def _neighbours(packed: bool, ids: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """The example of each token, and that of the token before it."""
     examples = ids if packed else jnp.zeros_like(ids)
     # With one example in a row, A continues past its end, so the id before the first token may have any value.
-    before = jnp.roll(examples, 1, axis=1).at[:, 0].set(examples[:, 0])
-    kernel = _KERNELS.get(target_platform())
-    if kernel is not None and kernel.refusal(w_in, value) is None:
-        keep = (examples == before).astype(jnp.float32) if packed else None
-        return mix_by_kernel(kernel, activation, w_in, value, w_out, keep, hidden_scale)
-    scale = jnp.ones((batch, length), jnp.float32) if hidden_scale is None else hidden_scale
+    return examples, jnp.roll(examples, 1, axis=1).at[:, 0].set(examples[:, 0])
+
+
+def _by_kernel(platform, packed, activation, w_in, value, w_out, ids, scale):
+    examples, before = _neighbours(packed, ids)
+    keep = (examples == before).astype(jnp.float32) if packed else None
+    return mix_by_kernel(_KERNELS[platform], activation, w_in, value, w_out, keep, scale)
+
+
+def _by_formula(packed, activation, w_in, value, w_out, ids, scale):
+    batch, length, _, hidden = w_in.shape
+    examples, before = _neighbours(packed, ids)
+    scale = jnp.ones((batch, length), jnp.float32) if scale is None else jax.lax.stop_gradient(scale)
     by_token = on_cpu()  # with one small step for each token, an accelerator would mostly wait
     blocks = -(-length // hidden)
     block = -(-length // blocks) if by_token else -(-length // (blocks * CHUNK)) * CHUNK

@@ -1,0 +1,70 @@
+"""Kernels that are wrong on purpose, for tests of the self-check; a child process imports them by name."""
+
+import os
+import signal
+import time
+
+import jax
+
+from remixer_t5x.models.layers import self_check
+from remixer_t5x.models.layers.attention.formula import dot_product_attention
+
+
+class Kernel:
+    """A kernel of attention, as the modules in `choice.KERNELS`, with this function in place of the computation."""
+
+    def __init__(self, attend):
+        self.attend = attend
+
+    @staticmethod
+    def refusal(*_):
+        return None
+
+
+def right(query, key, value, visibility, bias):
+    return dot_product_attention(query, key, value, visibility.mask(), bias)
+
+
+def ignores_padding(query, key, value, visibility, bias):
+    return dot_product_attention(query, key, value, visibility.mask() | True, bias)
+
+
+@jax.custom_vjp
+def _doubled(x):
+    return x
+
+
+_doubled.defvjp(lambda x: (x, None), lambda _, gradient: (2 * gradient,))
+
+
+def wrong_gradient(query, key, value, visibility, bias):
+    return right(query, _doubled(key), value, visibility, bias)
+
+
+def not_a_number(query, key, value, visibility, bias):
+    return right(query, key, value, visibility, bias) * float('nan')
+
+
+def raises(*_):
+    raise ValueError('Mosaic failed to compile')
+
+
+def kills_its_process(*_):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def hangs(*_):
+    time.sleep(600)
+
+
+def check(attend):
+    """The check of one of these kernels."""
+    shape = jax.ShapeDtypeStruct((2, 8, 1, 4), 'float32')
+    visibility = self_check_visibility()
+    return self_check.Check('test', '8 tokens', attend, right, (shape, shape, shape, visibility, None), False)
+
+
+def self_check_visibility():
+    from remixer_t5x.models.layers.attention.visibility import Visibility
+
+    return Visibility(None, jax.ShapeDtypeStruct((2, 8), 'int32'))
