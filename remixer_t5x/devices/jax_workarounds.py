@@ -6,7 +6,6 @@ jax 0.10.2 and jax 0.12.0 have all of them.
 import contextlib
 from collections.abc import Iterator, Sequence
 from typing import Any
-from unittest import mock
 
 from jax import export
 
@@ -35,14 +34,18 @@ def cluster_types() -> Sequence[Any]:
 
 @contextlib.contextmanager
 def cudnn_of_described_gpu(version: int) -> Iterator[None]:
-    """Within, JAX takes cuDNN's version for `version` (90800 is 9.8), so that its attention compiles without cuDNN.
+    """Replaces JAX's query of the installed cuDNN by `version` (90800 is 9.8), to compile attention without cuDNN.
 
     Unnecessary once JAX asks the topology that it compiles for, and not the libraries of this process.
     """
-    from jax._src.cudnn import fused_attention_stablehlo
+    from jax._src.cudnn import fused_attention_stablehlo as attention
 
-    with mock.patch.object(fused_attention_stablehlo, 'check_cudnn_version', lambda: version):
+    installed = attention.check_cudnn_version
+    attention.check_cudnn_version = lambda: version
+    try:
         yield
+    finally:
+        attention.check_cudnn_version = installed
 
 
 def stablehlo_for_older_readers(program: export.Exported) -> bytes:
