@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from remixer_t5x.cli import compare
+from remixer_t5x.extras.reports import compare
 from tests.support import paths
 
 TRAP = 'open({log!r}, "a").write(f"{{__name__}}\\n")\n'

@@ -153,8 +153,8 @@ def test_a_step_is_timed(clean_environment):
     """On any device; `info --self_check` does it on accelerators whose speed is known."""
     import argparse
 
-    from remixer_t5x.cli.info import memory, self_check
-    from remixer_t5x.extras.forecast import machines
+    from remixer_t5x.cli.info import memory
+    from remixer_t5x.extras.forecast import command, machines
 
     files = ['models/t5_1_1.gin', 'sizes/tiny.gin', 'optimizers/adafactor.gin', 'hardware/cpu.gin']
     sizes = {'BATCH_SIZE': '2', 'TASK_FEATURE_LENGTHS': "{'inputs': 8, 'targets': 4}", 'PACK': 'True'}
@@ -163,5 +163,5 @@ def test_a_step_is_timed(clean_environment):
         tfds_data_dir=None, devices=1, device_memory=None, compiler=None, verbose=True,
     )  # fmt: skip
     step, _ = memory.read(args)
-    assert 0 < self_check.seconds_of_step(step) < 60
+    assert 0 < command.seconds_of_step(step) < 60
     assert machines.chip_of('NVIDIA H100 80GB HBM3') == 'h100' and machines.chip_of('TPU v5 lite') == 'v5e'

@@ -6,8 +6,9 @@ from typing import Any
 
 from etils import epath
 
+from remixer_t5x import lazy
 from remixer_t5x.checkpoints import saved_params
-from remixer_t5x.cli.convert import model_params, share, to_adapters, with_bert, with_gpt2
+from remixer_t5x.cli.convert import from_shared, model_params, to_adapters, with_bert, with_gpt2
 from remixer_t5x.cli.convert.checks import check_equal, check_same, compare_with_hugging_face, say, size
 from remixer_t5x.interop import converted, shared_folder
 from remixer_t5x.interop.huggingface import bert, gpt2

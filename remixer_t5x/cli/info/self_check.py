@@ -3,24 +3,17 @@
 import argparse
 import contextlib
 import platform as python_platform
-import statistics
-import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jax
-import numpy as np
 from flax import linen as nn
 
+from remixer_t5x import lazy
 from remixer_t5x.api.building import build_model
 from remixer_t5x.cli import arguments, console
-from remixer_t5x.cli.info import memory
 from remixer_t5x.cli.info.model import checked_lengths
-from remixer_t5x.costs import step_memory
-from remixer_t5x.costs.step_memory import Step
 from remixer_t5x.data import frames
-from remixer_t5x.devices import compiler_options
-from remixer_t5x.extras.forecast import forecast, machines, speed_table
 from remixer_t5x.models import interface
 from remixer_t5x.models.interface import Model
 from remixer_t5x.models.layers import self_check
@@ -29,7 +22,6 @@ from remixer_t5x.run_folder import model_dir
 
 # Models that have all kernels between them, at lengths of one block and of several.
 _MODELS = ('t5_1_1', 'hyper_mixer', 'mixer_enc_dec')
-_STEPS = 10
 
 
 def show(args: argparse.Namespace) -> None:
@@ -56,11 +48,8 @@ def show(args: argparse.Namespace) -> None:
                     seen.add(key)
                     _add_row(table, check, interpreted)
     console.show(table if seen else 'no kernel is used: this model, its dtype or ATTENTION takes the formulas')
-    chip = machines.chip_of(device.device_kind)
-    if args.gin_file and chip:
-        step, _ = memory.read(args)
-        found = forecast.forecast(step, chip, [getattr(each, 'slice_index', 0) or 0 for each in jax.devices()])
-        console.show(speed_table.time_table(found, args.price, seconds_of_step(step)))
+    if args.gin_file and device.platform != 'cpu' and lazy.has_extra('forecast'):
+        lazy.extra('forecast.command').show_measured(args)
 
 
 def _models(args: argparse.Namespace) -> Iterator[tuple[Model, Mapping[str, int], bool]]:
@@ -94,22 +83,3 @@ def _add_row(table: Any, check: self_check.Check, interpreted: str | None) -> No
     result = verdict.error or ('failed' if verdict.failure(check) else 'passed')
     run_as = f"{interpreted}'s, interpreted" if interpreted else 'compiled'
     table.add_row(check.kernel, run_as, check.dtype, check.call, difference, f'{check.tolerance:.0e}', result)
-
-
-def seconds_of_step(step: Step) -> float:
-    """The median time of a train step on this process's devices, after two steps that are not counted."""
-    device = step.partitioner.mesh.devices.flat[0]
-    options = compiler_options.for_training(step.xla_options, device)
-    program = compiler_options.compiled(step_memory.lowered(step), options)
-    # An array of ones is one example of a row, each token with a weight.
-    batch = {
-        name: jax.device_put(np.ones(array.shape, array.dtype), array.sharding)
-        for name, array in step_memory.abstract_batch(step).items()
-    }
-    state, seconds = step.plan().create(jax.random.key(0)), []
-    for _ in range(_STEPS + 2):
-        begun = time.perf_counter()
-        state, metrics = program(state, batch)
-        jax.block_until_ready(metrics)
-        seconds.append(time.perf_counter() - begun)
-    return statistics.median(seconds[2:])

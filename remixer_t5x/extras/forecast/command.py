@@ -2,18 +2,26 @@
 
 import argparse
 import copy
+import statistics
+import time
 from collections.abc import Sequence
+
+import jax
+import numpy as np
 
 from remixer_t5x.api.building import build_model
 from remixer_t5x.cli import console, quiet
 from remixer_t5x.cli.info import memory
-from remixer_t5x.costs import counts, memory_table
+from remixer_t5x.costs import counts, memory_table, step_memory
 from remixer_t5x.costs.step_memory import Step
+from remixer_t5x.devices import compiler_options
 from remixer_t5x.devices.hypothetical import Hardware, Topology
-from remixer_t5x.extras.forecast import forecast, published_speeds, speed_advice, speed_table
+from remixer_t5x.extras.forecast import forecast, machines, published_speeds, speed_advice, speed_table
 from remixer_t5x.extras.forecast.forecast import Forecast
 from remixer_t5x.extras.forecast.speed_advice import Advice
 
+# Measured steps, after two that are not counted.
+_STEPS = 10
 _NOTE = (
     'The bound says what the step cannot beat, not what it will take: compare ratios of it and of the estimate, '
     'not milliseconds.'
@@ -59,6 +67,20 @@ def compare(args: argparse.Namespace, models: Sequence[str], sizes: Sequence[str
             forecasts.append((model, size, _forecast(step, hardware)))
             _say(f'  compiled {model} {size} ({len(forecasts)} of {len(models) * len(sizes)})')
     _say(speed_table.comparison_table(forecasts), _NOTE)
+
+
+def show_measured(args: argparse.Namespace) -> None:
+    """Prints the median time of a train step on this process's devices next to its forecast.
+
+    Prints nothing on a device without published peaks.
+    """
+    devices = jax.devices()
+    chip = machines.chip_of(devices[0].device_kind)
+    if not chip:
+        return
+    step, _ = memory.read(args)
+    found = forecast.forecast(step, chip, [getattr(device, 'slice_index', 0) or 0 for device in devices])
+    _say(speed_table.time_table(found, args.price, seconds_of_step(step)))
 
 
 def _with_model(args: argparse.Namespace, model: str, size: str) -> argparse.Namespace:
@@ -133,6 +155,25 @@ def _described(step: Step, hardware: Hardware) -> str:
 
 def _compiler(hardware: Hardware) -> str:
     return f'XLA:{hardware.own_compiler().upper()}'
+
+
+def seconds_of_step(step: Step) -> float:
+    """The median time of a train step on this process's devices, after two steps that are not counted."""
+    device = step.partitioner.mesh.devices.flat[0]
+    options = compiler_options.for_training(step.xla_options, device)
+    program = compiler_options.compiled(step_memory.lowered(step), options)
+    # An array of ones is one example of a row, each token with a weight.
+    batch = {
+        name: jax.device_put(np.ones(array.shape, array.dtype), array.sharding)
+        for name, array in step_memory.abstract_batch(step).items()
+    }
+    state, seconds = step.plan().create(jax.random.key(0)), []
+    for _ in range(_STEPS + 2):
+        begun = time.perf_counter()
+        state, metrics = program(state, batch)
+        jax.block_until_ready(metrics)
+        seconds.append(time.perf_counter() - begun)
+    return statistics.median(seconds[2:])
 
 
 def _say(*parts: object) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from remixer_t5x.errors import UserError, reason
+from remixer_t5x.interop import shared_folder
 
 # Namespace and name, as in google/flan-t5-small; old models such as gpt2 have no namespace. Then a branch, tag, commit
 # or refs/pr/N.
