@@ -1,81 +1,123 @@
-"""When the TPU's kernel computes a call, and how its arrays lie."""
+"""Attention on a TPU as a differentiable function of sharded arrays: when the kernel computes a call, and how.
+
+XLA's partitioner cannot look into a kernel, so each device runs it on its own rows of the batch and its own heads.
+"""
 
 import functools
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
 from jax.experimental.pallas import tpu as pltpu
+from jax.sharding import PartitionSpec
 
-from remixer_t5x.models.layers.attention import by_kernel, tpu_bias, tpu_kernel, tpu_plan
+from remixer_t5x.models.layers.attention import tpu_bias, tpu_kernel, tpu_plan
 from remixer_t5x.models.layers.attention.bias import Bias, DistanceBias
+from remixer_t5x.models.layers.attention.formula import ATTENTION_OUTPUT
 from remixer_t5x.models.layers.attention.visibility import Visibility
 from remixer_t5x.models.layers.compile_target import target_chip
+from remixer_t5x.models.layers.each_device import on_each_device, rows_and_heads
 
 # Of these the compiler of kernels knows no product of bfloat16.
 _WITHOUT_BFLOAT16 = ('v2', 'v3')
 
 
 def refusal(query: jax.Array, key: jax.Array, value: jax.Array, visibility: Visibility, bias: Bias) -> str | None:
-    """Why the kernel cannot compute this call, or None."""
+    """Returns why the kernel cannot compute this call, or None."""
     if isinstance(bias, jax.Array):
         return 'takes a bias by distance and not one for each query and key'
     if target_chip() in _WITHOUT_BFLOAT16 and query.dtype == jnp.bfloat16:
         return f'multiplies bfloat16 on a TPU v4 or newer and not on a {target_chip()}'
     if jax.default_backend() == 'tpu':
         _, length, heads, head_dim = query.shape
-        plan = tpu_plan.make_plan(length, key.shape[1], heads, head_dim, visibility.causal)
-        needed, available = plan.memory, pltpu.get_tpu_info().vmem_capacity_bytes
+        needed = tpu_plan.make_plan(length, key.shape[1], heads, head_dim, visibility.causal).memory
+        available = pltpu.get_tpu_info().vmem_capacity_bytes
         if needed > available:
             return (
-                f'takes {needed / 2**20:.0f} MiB of on-chip memory for rows of {query.shape[1]} tokens, '
+                f'takes {needed / 2**20:.0f} MiB of on-chip memory for rows of {length} tokens, '
                 f'and this TPU has {available / 2**20:.0f}'
             )
     return None
 
 
 def attend(query: jax.Array, key: jax.Array, value: jax.Array, visibility: Visibility, bias: Bias) -> jax.Array:
-    """`choice.attention` of a call for which `refusal` is None."""
+    """Computes `choice.attention` of a call for which `refusal` is None."""
     by_distance = bias.by_distance if isinstance(bias, DistanceBias) else None
-    heads, head_dim = query.shape[2:]
-    call = by_kernel.Call(_forward, _backward, heads, head_dim, visibility.causal)
     joined = (array.reshape(*array.shape[:2], -1) for array in (query, key, value))
-    mixed = by_kernel.attend(call, *joined, visibility.query_segments, visibility.key_segments, by_distance)
-    return mixed.reshape(query.shape)
+    segments = visibility.query_segments, visibility.key_segments
+    return _attend(query.shape[-1], visibility.causal, *joined, *segments, by_distance).reshape(query.shape)
 
 
-def _plan(call: by_kernel.Call, query: jax.Array, key: jax.Array) -> tpu_plan.Plan:
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def _attend(head_dim: int, causal: bool, *arrays: Any) -> jax.Array:
+    """softmax(query key^T + bias) value, shaped like the queries, in value's dtype.
+
+    Args:
+        head_dim: width of a head.
+        causal: a query sees no key after it.
+        arrays: query, key and value, [batch, length, heads * kv]; the segments of queries, [batch, queries] or None,
+            and of keys, [batch, keys]; the bias, [heads, distances] or None.
+    """
+    return _attend_and_keep(head_dim, causal, *arrays)[0]
+
+
+def _attend_and_keep(head_dim: int, causal: bool, *arrays: Any) -> tuple[jax.Array, Any]:
+    *specs, of_log_total = _specs(head_dim, arrays)
+
+    def forward(*arrays: Any) -> tuple[jax.Array, jax.Array]:
+        plan = _plan(head_dim, causal, *arrays[:2])
+        mixed, log_total = tpu_kernel.forward(plan, _operands(plan, *arrays))
+        return mixed, log_total.reshape(mixed.shape[0], plan.heads, -1)
+
+    results = on_each_device(forward, (*specs,), (specs[0], of_log_total))(*arrays)
+    mixed, log_total = (checkpoint_name(array, ATTENTION_OUTPUT) for array in results)
+    return mixed, (arrays, mixed, log_total)
+
+
+def _gradients(head_dim: int, causal: bool, kept: Any, gradient: jax.Array) -> tuple[jax.Array | None, ...]:
+    arrays, mixed, log_total = kept
+    *specs, of_log_total = _specs(head_dim, arrays)
+
+    def backward(*inputs: Any) -> tuple[jax.Array | None, ...]:
+        *arrays, mixed, log_total, gradient = inputs
+        plan = _plan(head_dim, causal, *arrays[:2])
+        log_total = log_total.reshape(mixed.shape[0], -1, plan.group, plan.queries)
+        *gradients, of_bias = tpu_kernel.backward(plan, _operands(plan, *arrays), mixed, log_total, gradient)
+        if of_bias is not None:
+            of_bias = jax.linear_transpose(functools.partial(_bias_blocks, plan), arrays[-1])(of_bias)[0][None]
+        return *gradients, of_bias
+
+    of_query, of_key, *_, of_bias = specs
+    of_bias = None if of_bias is None else PartitionSpec(of_query[0], *of_bias)
+    given = (*specs, of_query, of_log_total, of_query)
+    run = on_each_device(backward, given, (of_query, of_key, of_key, of_bias))
+    *gradients, bias_gradient = run(*arrays, mixed, log_total, gradient)
+    # One gradient of the bias from each part of the batch.
+    return *gradients, None, None, None if bias_gradient is None else bias_gradient.sum(axis=0)
+
+
+_attend.defvjp(_attend_and_keep, _gradients)
+
+
+def _specs(head_dim: int, arrays: tuple[Any, ...]) -> tuple[Any, ...]:
+    """How the arrays and the log-sum-exp of the logits, [batch, heads, queries], are split: by rows and heads."""
+    rows, heads = rows_and_heads(arrays[0].shape[0], arrays[0].shape[-1] // head_dim)
+    by_head, by_row = PartitionSpec(rows, None, heads), PartitionSpec(rows, None)
+    specs = (by_head, by_head, by_head, by_row, by_row, PartitionSpec(heads, None))
+    used = (None if array is None else spec for array, spec in zip(arrays, specs, strict=True))
+    return *used, PartitionSpec(rows, heads, None)
+
+
+def _plan(head_dim: int, causal: bool, query: jax.Array, key: jax.Array) -> tpu_plan.Plan:
     """The plan of a device's part of the heads."""
-    _, length, width = query.shape
-    return tpu_plan.make_plan(length, key.shape[1], width // call.head_dim, call.head_dim, call.causal)
-
-
-def _forward(call: by_kernel.Call, *arrays: Any) -> tuple[jax.Array, jax.Array]:
-    plan = _plan(call, *arrays[:2])
-    mixed, log_total = tpu_kernel.forward(plan, _operands(plan, *arrays))
-    return mixed, log_total.reshape(mixed.shape[0], plan.heads, -1)
-
-
-def _backward(call: by_kernel.Call, *arrays: Any) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array | None]:
-    *given, mixed, log_total, gradient = arrays
-    plan = _plan(call, *given[:2])
-    log_total = log_total.reshape(mixed.shape[0], -1, plan.group, plan.queries)
-    *gradients, of_bias = tpu_kernel.backward(plan, _operands(plan, *given), mixed, log_total, gradient)
-    if of_bias is not None:
-        spread = functools.partial(_bias_blocks, plan)
-        of_bias = jax.linear_transpose(spread, given[-1])(of_bias)[0][None]
-    return *gradients, of_bias
+    return tpu_plan.make_plan(query.shape[1], key.shape[1], query.shape[2] // head_dim, head_dim, causal)
 
 
 def _operands(plan, query, key, value, query_segments, key_segments, by_distance) -> tpu_plan.Operands:
-    return tpu_plan.Operands(
-        query,
-        key,
-        value,
-        None if query_segments is None else query_segments[:, None, :],
-        key_segments[:, :, None],
-        None if by_distance is None else _bias_blocks(plan, by_distance),
-    )
+    segments = None if query_segments is None else query_segments[:, None, :]
+    bias = None if by_distance is None else _bias_blocks(plan, by_distance)
+    return tpu_plan.Operands(query, key, value, segments, key_segments[:, :, None], bias)
 
 
 def _bias_blocks(plan: tpu_plan.Plan, by_distance: jax.Array) -> jax.Array:

@@ -1,4 +1,4 @@
-"""Computes the equation of `by_kernel` on a GPU, in operations that XLA fuses so that hidden units stay in registers.
+"""Computes the equation of `tpu` on a GPU, in operations that XLA fuses so that hidden units stay in registers.
 
 The forward pass and the gradients of `out` and `bias` are one kernel each, which computes hidden units from the tokens.
 The backward pass writes one array of their size: their gradient in the dtype of the tokens, [batch, blocks,
@@ -29,7 +29,7 @@ def refusal(wi: jax.Array, tokens: jax.Array) -> str | None:
 
 @jax.custom_vjp
 def mix(wi: jax.Array, bias: jax.Array, out: jax.Array, tokens: jax.Array, ids: jax.Array | None) -> jax.Array:
-    """Computes `by_kernel.mix`."""
+    """Computes `tpu.mix`."""
     return _mix_and_keep(wi, bias, out, tokens, ids)[0]
 
 

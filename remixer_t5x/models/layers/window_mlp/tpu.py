@@ -1,7 +1,11 @@
-"""`by_kernel` on a TPU, in Pallas: the hidden units of a block of tokens are in on-chip memory.
+"""The MLP along windows of tokens (`mlp_mixer.WindowMixer`) on a TPU, in Pallas: hidden units stay in on-chip memory.
 
-All hidden units of a block and a tile of features come from one product, [hidden * BLOCK, 2 * BLOCK] weights times the
-block before and the block itself. Programs run one after another, so that gradients of weights add up on the chip.
+    y_t[d] = sum_s out[s] gelu(sum_j wi[j, s] x[t - w + 1 + j, d] + bias[s])
+
+A block of tokens reads itself and the block before it, so that its windows are never written: all hidden units of a
+block and a tile of features are one product, [hidden * BLOCK, 2 * BLOCK] weights times both blocks. The weights have
+wi[:, s] along their diagonals; the zeros in them double the products. The backward pass computes hidden units again.
+Programs run one after another, so that gradients of weights are summed on the chip.
 """
 
 import functools
@@ -9,20 +13,44 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
+from jax.sharding import PartitionSpec
 
+from remixer_t5x.models.layers.attention.formula import ATTENTION_OUTPUT
 from remixer_t5x.models.layers.compile_target import interprets_kernels, target_chip
+from remixer_t5x.models.layers.diagonals import spread_over_diagonals
+from remixer_t5x.models.layers.each_device import on_each_device, rows_and_heads
 from remixer_t5x.models.layers.gelu import sigmoid_form, sigmoid_form_and_slope
-from remixer_t5x.models.layers.window_mlp import by_kernel
-from remixer_t5x.models.layers.window_mlp.by_kernel import BLOCK, Gradients, Operands, gradient_of_tokens
 
 _FLOAT32 = jnp.float32
 _LANES = 128
+# Tokens of a block, and the most by which a window reaches back.
+BLOCK = 32
 # Of these the compiler of kernels knows no product of bfloat16.
 _WITHOUT_BFLOAT16 = ('v2', 'v3')
 # Bytes of the hidden units of a program in float32; the backward pass has them a second time.
 _LARGEST_UNITS = 2 * 2**20
+
+
+class _Operands(NamedTuple):
+    """What the kernels differentiate, and the examples of packed rows.
+
+    Attributes:
+        tokens: [batch, length, features], zero at padding; the length is a multiple of BLOCK.
+        weights: [hidden * BLOCK, 2 * BLOCK] in tokens' dtype: for each hidden unit and token of a block, the weights of
+            the tokens of the block before it and of the block itself.
+        bias: [hidden] float32.
+        out: [batch, hidden] float32.
+        ids: [batch, length] int32, the example of each token in packed rows; None where a row is one example.
+    """
+
+    tokens: Any
+    weights: Any
+    bias: Any
+    out: Any
+    ids: Any
 
 
 class _Blocks(NamedTuple):
@@ -30,10 +58,8 @@ class _Blocks(NamedTuple):
 
     Attributes:
         before, own: [BLOCK, tile] tokens.
-        weights: [hidden * BLOCK, 2 * BLOCK] in tokens' dtype, `before` and `own` of `Operands`.
+        weights, bias, out: as in `_Operands`; the last two are in scalar memory.
         meets: [BLOCK, 2 * BLOCK] in tokens' dtype, 1 where two tokens are of one example; None for ones.
-        bias: [hidden] float32, in scalar memory.
-        out: [batch, hidden] float32, in scalar memory.
     """
 
     before: Any
@@ -71,12 +97,56 @@ def refusal(wi: jax.Array, tokens: jax.Array) -> str | None:
 
 
 def mix(wi: jax.Array, bias: jax.Array, out: jax.Array, tokens: jax.Array, ids: jax.Array | None) -> jax.Array:
-    """Computes `by_kernel.mix` with this kernel."""
-    return by_kernel.mix(by_kernel.Kernel(forward, backward), wi, bias, out, tokens, ids)
+    """Computes the equation above for all tokens.
+
+    Args:
+        wi: [window, hidden], a window of at most BLOCK + 1; the last row is a token's own.
+        bias: [hidden].
+        out: [batch, hidden].
+        tokens, ids: as in `_Operands`, of any length.
+
+    Returns:
+        [batch, length, features] in tokens' dtype; hidden units are float32.
+    """
+    (window, hidden), length = wi.shape, tokens.shape[1]
+    fill = ((0, 0), (0, -length % BLOCK))
+    by_distance = jnp.pad(wi.astype(tokens.dtype).T, ((0, 0), (2 * BLOCK - window, 2 * BLOCK - 1)))
+    weights = spread_over_diagonals(by_distance, 2 * BLOCK)[:, BLOCK:].reshape(hidden * BLOCK, 2 * BLOCK)
+    tokens = jnp.pad(tokens, (*fill, (0, 0)))
+    ids = None if ids is None else jnp.pad(ids, fill)
+    return _mix(_Operands(tokens, weights, bias.astype(_FLOAT32), out.astype(_FLOAT32), ids))[:, :length]
 
 
-def forward(operands: Operands) -> jax.Array:
-    """[batch, length, features] in tokens' dtype."""
+@jax.custom_vjp
+def _mix(operands: _Operands) -> jax.Array:
+    return _mix_and_keep(operands)[0]
+
+
+def _mix_and_keep(operands: _Operands) -> tuple[jax.Array, _Operands]:
+    by_row, specs = _specs(operands)
+    return checkpoint_name(on_each_device(_forward, (specs,), by_row)(operands), ATTENTION_OUTPUT), operands
+
+
+def _gradients(operands: _Operands, gradient: jax.Array) -> tuple[_Operands]:
+    by_row, specs = _specs(operands)
+    # One gradient of weights and bias from each device.
+    run = on_each_device(_backward, (specs, by_row), (by_row, by_row, by_row, by_row))
+    tokens, weights, bias, out = run(operands, gradient)
+    weights, bias = jnp.sum(weights, axis=0).astype(operands.weights.dtype), jnp.sum(bias, axis=0)
+    return (_Operands(tokens, weights, bias, out, None),)
+
+
+_mix.defvjp(_mix_and_keep, _gradients)
+
+
+def _specs(operands: _Operands) -> tuple[PartitionSpec, _Operands]:
+    """How rows and operands are split over devices."""
+    rows, _ = rows_and_heads(operands.tokens.shape[0], 1)
+    by_row, whole = PartitionSpec(rows), PartitionSpec()
+    return by_row, _Operands(by_row, whole, whole, by_row, None if operands.ids is None else by_row)
+
+
+def _forward(operands: _Operands) -> jax.Array:
     plan, blocks = _Plan(operands), _blocks(operands)
     return pl.pallas_call(
         functools.partial(_forward_kernel, plan),
@@ -91,8 +161,8 @@ def forward(operands: Operands) -> jax.Array:
     )(blocks)
 
 
-def backward(operands: Operands, gradient: jax.Array) -> Gradients:
-    """Gradients of the operands, given the gradient of the result."""
+def _backward(operands: _Operands, gradient: jax.Array) -> tuple[jax.Array, ...]:
+    """Gradients of the operands, given the gradient of the result; of weights and bias with a leading axis of 1."""
     plan, blocks = _Plan(operands), _blocks(operands)
     shapes = (operands.tokens.shape, operands.tokens.shape, blocks.weights.shape)
     sums = (plan.hidden, plan.tile)
@@ -107,21 +177,16 @@ def backward(operands: Operands, gradient: jax.Array) -> Gradients:
         interpret=interprets_kernels(),
         name='window_mlp_backward',
     )(blocks, gradient)
-    weights = results.weights.reshape(1, plan.hidden, BLOCK, 2 * BLOCK)
-    return Gradients(
-        gradient_of_tokens(results.before, results.own, operands.tokens.dtype),
-        weights[..., :BLOCK],
-        weights[..., BLOCK:],
-        results.bias.sum(axis=-1)[None],
-        results.out.sum(axis=-1),
-    )
+    # What a block says of the block before it belongs to the tokens there; before the first block there are none.
+    earlier = jnp.pad(results.before[:, BLOCK:], ((0, 0), (0, BLOCK), (0, 0)))
+    of_tokens = (earlier + results.own).astype(operands.tokens.dtype)
+    return of_tokens, results.weights[None], results.bias.sum(axis=-1)[None], results.out.sum(axis=-1)
 
 
-def _blocks(operands: Operands) -> _Blocks:
-    weights = jnp.concatenate([operands.before, operands.own], axis=-1)
-    tokens = operands.tokens
-    meets = None if operands.ids is None else _meets(operands.ids).astype(tokens.dtype)
-    return _Blocks(tokens, tokens, weights.reshape(-1, 2 * BLOCK), meets, operands.bias, operands.out)
+def _blocks(operands: _Operands) -> _Blocks:
+    tokens, weights, bias, out, ids = operands
+    meets = None if ids is None else _meets(ids).astype(tokens.dtype)
+    return _Blocks(tokens, tokens, weights, meets, bias, out)
 
 
 def _meets(ids: jax.Array) -> jax.Array:
@@ -135,9 +200,9 @@ def _meets(ids: jax.Array) -> jax.Array:
 class _Plan:
     """How the work is cut into programs."""
 
-    def __init__(self, operands: Operands):
+    def __init__(self, operands: _Operands):
         self.batch, self.length, self.features = operands.tokens.shape
-        self.hidden = operands.own.shape[0]
+        self.hidden = operands.bias.shape[0]
         most = _LARGEST_UNITS // (4 * self.hidden * BLOCK)
         self.tile = next(
             (tile for tile in (512, 256) if self.features % tile == 0 and tile <= most), min(_LANES, self.features)
