@@ -14,8 +14,8 @@ import jax
 import jax.numpy as jnp
 
 from remixer_t5x.errors import UserError
+from remixer_t5x.kernels.compile_target import on_single_cpu
 from remixer_t5x.models.decoding import Cache, Decoded, Generation, top_values
-from remixer_t5x.models.layers.compile_target import on_single_cpu
 
 # Divisor of the score of a sequence of `length` tokens, including its end token; must be positive.
 LengthPenalty = Callable[[jax.Array], jax.Array]

@@ -13,9 +13,9 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from remixer_t5x.errors import UserError
+from remixer_t5x.kernels import self_check
 from remixer_t5x.models import losses
 from remixer_t5x.models.architecture import stack
-from remixer_t5x.models.layers import self_check
 
 Params = Any
 Batch = Mapping[str, jax.Array]

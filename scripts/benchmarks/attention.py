@@ -12,7 +12,7 @@ import time
 import jax
 import jax.numpy as jnp
 
-from remixer_t5x.models.layers.attention import formula as module
+from remixer_t5x.kernels.attention import formula as module
 
 
 def plain(query, key, value, mask, bias):

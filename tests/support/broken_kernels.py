@@ -6,8 +6,8 @@ import time
 
 import jax
 
-from remixer_t5x.models.layers import self_check
-from remixer_t5x.models.layers.attention.formula import dot_product_attention
+from remixer_t5x.kernels import self_check
+from remixer_t5x.kernels.attention.formula import dot_product_attention
 
 
 class Kernel:
@@ -65,6 +65,6 @@ def check(attend):
 
 
 def self_check_visibility():
-    from remixer_t5x.models.layers.attention.visibility import Visibility
+    from remixer_t5x.kernels.attention.inputs import Visibility
 
     return Visibility(None, jax.ShapeDtypeStruct((2, 8), 'int32'))

@@ -14,15 +14,14 @@ from flax import linen as nn
 from remixer_t5x.context import SequenceContext
 from remixer_t5x.costs import step_memory
 from remixer_t5x.devices.partition import Partitioner
+from remixer_t5x.kernels.attention import choice
+from remixer_t5x.kernels.attention.inputs import DistanceBias, Visibility
+from remixer_t5x.kernels.compile_target import compiling_for
+from remixer_t5x.kernels.running_token_mlp.mix import mix_through_running_hidden
 from remixer_t5x.models.architecture.encoder_decoder import EncoderDecoder
 from remixer_t5x.models.architecture.layer import make_layer
 from remixer_t5x.models.architecture.stack import Stack
-from remixer_t5x.models.layers.attention import choice
-from remixer_t5x.models.layers.attention.bias import DistanceBias
-from remixer_t5x.models.layers.attention.visibility import Visibility
-from remixer_t5x.models.layers.compile_target import compiling_for
 from remixer_t5x.models.layers.positions import RelativePositionBias
-from remixer_t5x.models.layers.running_token_mlp.mix import mix_through_running_hidden
 from remixer_t5x.models.seq2seq import Seq2Seq
 from remixer_t5x.models.sublayers.attention import CrossAttention, SelfAttention
 from remixer_t5x.models.sublayers.gated_mlp import GatedMLP

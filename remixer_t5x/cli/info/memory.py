@@ -15,9 +15,9 @@ from remixer_t5x.data import frames
 from remixer_t5x.devices import gpu_targets, jax_workarounds, mesh
 from remixer_t5x.devices.hypothetical import GPU_SHARE, Hardware, Topology
 from remixer_t5x.errors import UserError
+from remixer_t5x.kernels.compile_target import compiling_for
 from remixer_t5x.models import lora
 from remixer_t5x.models.architecture import stack
-from remixer_t5x.models.layers.compile_target import compiling_for
 from remixer_t5x.optim import trainable
 from remixer_t5x.optim.parameter_averages import averaged
 from remixer_t5x.optim.train_step import NUM_REAL_TARGET_TOKENS

@@ -14,10 +14,10 @@ from remixer_t5x.api.building import build_model
 from remixer_t5x.cli import arguments, console
 from remixer_t5x.cli.info.model import checked_lengths
 from remixer_t5x.data import frames
+from remixer_t5x.kernels import self_check
+from remixer_t5x.kernels.compile_target import compiling_for
 from remixer_t5x.models import interface
 from remixer_t5x.models.interface import Model
-from remixer_t5x.models.layers import self_check
-from remixer_t5x.models.layers.compile_target import compiling_for
 from remixer_t5x.run_folder import model_dir
 
 # Models that have all kernels between them, at lengths of one block and of several.

@@ -8,7 +8,7 @@ from remixer_t5x.costs.step_memory import Step, StepMemory
 from remixer_t5x.errors import UserError
 from remixer_t5x.extras.forecast import compiled_program, machines, roofline
 from remixer_t5x.extras.forecast.roofline import Bound
-from remixer_t5x.models.layers.compile_target import compiling_for
+from remixer_t5x.kernels.compile_target import compiling_for
 
 
 @dataclasses.dataclass(frozen=True)

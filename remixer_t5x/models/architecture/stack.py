@@ -16,7 +16,7 @@ from flax import linen as nn
 
 from remixer_t5x import axes
 from remixer_t5x.context import SequenceContext
-from remixer_t5x.models.layers.attention.formula import ATTENTION_OUTPUT
+from remixer_t5x.kernels.attention.formula import ATTENTION_OUTPUT
 from remixer_t5x.models.layers.dropout import dropout
 from remixer_t5x.models.layers.norms import RMSNorm
 
@@ -118,7 +118,7 @@ class Stack(nn.Module):
         final_norm: factory of a norm after the last layer, or None (for layouts that end with one or need none).
         dropout_rate: dropout on the stack's input and output.
         remat_policy: what the backward pass keeps of a layer: None (everything), `dots_remat` or `full_remat`.
-        attention: how attention sublayers compute, one of `layers.attention.choice.IMPLEMENTATIONS`.
+        attention: how attention sublayers compute, one of `kernels.attention.choice.IMPLEMENTATIONS`.
         unroll: how many layers of a run one iteration of its scan executes; more is slower to compile.
     """
 

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from remixer_t5x import axes
-from remixer_t5x.models.layers.compile_target import on_cpu, target_platform
+from remixer_t5x.kernels.compile_target import on_cpu, target_platform
 
 # The matrices of an adapter (`adapters.lora`), [in, rank] and [rank, features], next to a kernel that has one.
 LORA_IN, LORA_OUT = 'lora_in', 'lora_out'

@@ -6,7 +6,7 @@ from flax import linen as nn
 
 from remixer_t5x import axes
 from remixer_t5x.errors import UserError
-from remixer_t5x.models.layers.compile_target import target_platform
+from remixer_t5x.kernels.compile_target import target_platform
 
 
 class RMSNorm(nn.Module):

@@ -6,9 +6,9 @@ from flax import linen as nn
 
 from remixer_t5x import axes
 from remixer_t5x.context import SequenceContext
-from remixer_t5x.models.layers.attention.bias import DistanceBias
+from remixer_t5x.kernels.attention.inputs import DistanceBias
+from remixer_t5x.kernels.compile_target import target_platform
 from remixer_t5x.models.layers.checks import check_length
-from remixer_t5x.models.layers.compile_target import target_platform
 
 
 def relative_position_bucket(

@@ -12,9 +12,9 @@ import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
+from remixer_t5x.kernels.attention.formula import ATTENTION_OUTPUT
+from remixer_t5x.kernels.compile_target import on_cpu
 from remixer_t5x.models.layers import example_blocks
-from remixer_t5x.models.layers.attention.formula import ATTENTION_OUTPUT
-from remixer_t5x.models.layers.compile_target import on_cpu
 
 Activation = Callable[[jax.Array], jax.Array]
 

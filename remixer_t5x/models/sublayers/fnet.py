@@ -15,7 +15,7 @@ from flax import linen as nn
 
 from remixer_t5x.context import SequenceContext
 from remixer_t5x.errors import UserError
-from remixer_t5x.models.layers.compile_target import target_platform
+from remixer_t5x.kernels.compile_target import target_platform
 
 
 def fourier_real(x: jax.Array) -> jax.Array:

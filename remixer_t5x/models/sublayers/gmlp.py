@@ -21,14 +21,14 @@ from flax import linen as nn
 from remixer_t5x import axes
 from remixer_t5x.context import SequenceContext
 from remixer_t5x.errors import UserError
+from remixer_t5x.kernels.compile_target import target_platform
+from remixer_t5x.kernels.diagonals import place_examples, spread_over_diagonals
+from remixer_t5x.kernels.gelu import gelu, gelu_times, scaled_units
 from remixer_t5x.models.layers import cache
-from remixer_t5x.models.layers.attention.visibility import in_sequence
+from remixer_t5x.models.layers.attend import in_sequence
 from remixer_t5x.models.layers.checks import check_length, refuse_prefix
-from remixer_t5x.models.layers.compile_target import target_platform
 from remixer_t5x.models.layers.dense import Dense, Product
-from remixer_t5x.models.layers.diagonals import place_examples, spread_over_diagonals
 from remixer_t5x.models.layers.dropout import dropout
-from remixer_t5x.models.layers.gelu import gelu, gelu_times, scaled_units
 from remixer_t5x.models.layers.norms import LayerNorm
 
 # (name, features) -> X U, whose GELU is Z.

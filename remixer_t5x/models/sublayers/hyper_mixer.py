@@ -25,13 +25,13 @@ from flax import linen as nn
 from remixer_t5x import axes
 from remixer_t5x.context import Memory, SequenceContext
 from remixer_t5x.errors import UserError
+from remixer_t5x.kernels.running_token_mlp import mix
 from remixer_t5x.models.layers import cache, token_mlp
 from remixer_t5x.models.layers.checks import needed_memory
 from remixer_t5x.models.layers.dense import GroupDense, split_groups
 from remixer_t5x.models.layers.dropout import dropout
 from remixer_t5x.models.layers.norms import LayerNorm
 from remixer_t5x.models.layers.positions import example_lengths
-from remixer_t5x.models.layers.running_token_mlp import mix
 
 ModuleFactory = Callable[..., nn.Module]
 

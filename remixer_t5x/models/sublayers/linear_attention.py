@@ -19,9 +19,9 @@ from flax import linen as nn
 
 from remixer_t5x import axes
 from remixer_t5x.context import Memory, SequenceContext
+from remixer_t5x.kernels.compile_target import on_cpu
 from remixer_t5x.models.layers import cache
 from remixer_t5x.models.layers.checks import needed_memory
-from remixer_t5x.models.layers.compile_target import on_cpu
 from remixer_t5x.models.layers.dense import Dense, split_heads
 from remixer_t5x.models.layers.dropout import drop_value_rows
 from remixer_t5x.models.layers.token_mlp import mix_through_hidden

@@ -10,40 +10,19 @@ packing changes nothing; tokens that are padding, before the first one or of ano
 tanh form. The layout adds the norm before the mixing and its residual.
 """
 
-import functools
-from typing import NamedTuple
-
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
-from jax.ad_checkpoint import checkpoint_name
 
 from remixer_t5x import axes
 from remixer_t5x.context import SequenceContext
 from remixer_t5x.errors import UserError
-from remixer_t5x.models.layers import cache, self_check
-from remixer_t5x.models.layers.attention.formula import ATTENTION_OUTPUT
+from remixer_t5x.kernels.window_mlp.mix import TokenMLP, mix_window, mix_windows
+from remixer_t5x.models.layers import cache
 from remixer_t5x.models.layers.checks import check_length, refuse_prefix
-from remixer_t5x.models.layers.compile_target import on_single_cpu, target_platform
 from remixer_t5x.models.layers.dense import FAN_IN_NORMAL
 from remixer_t5x.models.layers.dropout import dropout
 from remixer_t5x.models.layers.token_mlp import mix_through_hidden
-from remixer_t5x.models.layers.window_mlp import gpu, tpu
-
-# How windows are mixed on a device, unless `refusal` says that it cannot; elsewhere by `mix_windows`.
-_KERNELS = {'gpu': gpu, 'tpu': tpu}
-
-# Number of tokens of a row whose windows exist at one time: their hidden units are [hidden, rows, CHUNK, embed].
-CHUNK = 32
-
-
-class TokenMLP(NamedTuple):
-    """Weights of an MLP along tokens, in the dtype of the tokens."""
-
-    wi: jax.Array  # [tokens read, hidden]
-    wi_bias: jax.Array  # [hidden]
-    wo: jax.Array  # [hidden, tokens written], or [hidden] for one
-    wo_bias: jax.Array  # [tokens written], or []
 
 
 def _token_mlp(
@@ -146,42 +125,10 @@ class WindowMixer(nn.Module):
             inputs = self.variable('cache', 'cached_inputs', _first_window, x, self.window, ctx)
             if ctx.step is not None:
                 inputs.value = jnp.concatenate([inputs.value[:, 1:], x.astype(inputs.value.dtype)], axis=1)
-                return _mix_window(weights, jnp.moveaxis(inputs.value[:, :, None], 1, 0), None)
+                return mix_window(weights, jnp.moveaxis(inputs.value[:, :, None], 1, 0), None)
         scale = _unit_scale(self.dropout_rate, x.shape[0], weights, ctx)
         tokens = jnp.where(ctx.is_token[..., None], x, 0)
-        ids = ctx.segment_ids if ctx.packed else None
-        platform = target_platform()
-        if kernel := _KERNELS.get(platform):
-            refusal = kernel.refusal(weights.wi, tokens)
-            if refusal is None and platform == 'tpu':
-                refusal = self_check.failure(_check(weights, tokens, ids))
-            if refusal is None:
-                out = jnp.broadcast_to(weights.wo, (len(x), self.hidden_dim)) if scale is None else weights.wo * scale
-                return kernel.mix(weights.wi, weights.wi_bias, out, tokens, ids) + weights.wo_bias
-            self_check.warn_of_formula('the window mixer', f'the {platform} kernel', refusal)
-        return mix_windows(weights, tokens, scale, ids)
-
-
-def _check(weights: TokenMLP, tokens: jax.Array, ids: jax.Array | None) -> self_check.Check:
-    """The check of the TPU's kernel; on a GPU XLA compiles the formula."""
-    (window, hidden), (_, length, features), rows = weights.wi.shape, tokens.shape, self_check.ROWS
-    shapes = (window, hidden), (hidden,), (rows, hidden), (rows, length, features)
-    operands = [jax.ShapeDtypeStruct(shape, tokens.dtype) for shape in shapes]
-    of_ids = None if ids is None else jax.ShapeDtypeStruct((rows, length), jnp.int32)
-    call = f'{length} tokens, window {window}, {hidden} units, {features} features'
-    return self_check.Check(
-        'window_mlp_tpu',
-        call if ids is None else f'{call}, packed',
-        tpu.mix,
-        _formula,
-        (*operands, of_ids),
-        packed=ids is not None,
-    )
-
-
-def _formula(wi: jax.Array, bias: jax.Array, out: jax.Array, tokens: jax.Array, ids: jax.Array | None) -> jax.Array:
-    ones, zero = jnp.ones(wi.shape[1], wi.dtype), jnp.zeros((), wi.dtype)
-    return mix_windows(TokenMLP(wi, bias, ones, zero), tokens, out, ids)
+        return mix_windows(weights, tokens, scale, ctx.segment_ids if ctx.packed else None)
 
 
 def _first_window(x: jax.Array, window: int, ctx: SequenceContext) -> jax.Array:
@@ -191,87 +138,3 @@ def _first_window(x: jax.Array, window: int, ctx: SequenceContext) -> jax.Array:
     before = jnp.pad(jnp.where(cache.is_before_last(ctx)[..., None], x, 0), ((0, 0), (window, 0), (0, 0)))
     first = jnp.sum(ctx.is_token, axis=1) - 1
     return jax.vmap(lambda row, start: jax.lax.dynamic_slice_in_dim(row, start, window))(before, first)
-
-
-@jax.custom_vjp
-def mix_windows(weights: TokenMLP, tokens: jax.Array, scale: jax.Array | None, ids: jax.Array | None) -> jax.Array:
-    """The windows of all tokens, chunk by chunk; the backward pass keeps the tokens only and computes the rest again.
-
-    It has a separate gradient rule, because a remat policy that keeps matmuls would keep the hidden units of every
-    chunk.
-
-    Args:
-        weights: weights of the MLP along a window.
-        tokens: [batch, length, embed], zero at padding.
-        scale: [batch, hidden] factors of the hidden units, or None.
-        ids: [batch, length] int32, the example of each token in packed rows; None where a row is one example.
-
-    Returns:
-        [batch, length, embed].
-    """
-    return _mix_chunks(weights, tokens, scale, ids)
-
-
-def _mix_and_keep(weights, tokens, scale, ids):
-    mixed = checkpoint_name(_mix_chunks(weights, tokens, scale, ids), ATTENTION_OUTPUT)
-    return mixed, (weights, tokens, scale, ids)
-
-
-def _gradients(kept, gradient):
-    *differentiable, ids = kept
-    _, pull_back = jax.vjp(functools.partial(_mix_chunks, ids=ids), *differentiable)
-    return *pull_back(gradient), None
-
-
-mix_windows.defvjp(_mix_and_keep, _gradients)
-
-
-def _mix_chunks(weights, tokens, scale, ids):
-    # The hidden units of one row's chunk stay in cache, which halves the time.
-    if not on_single_cpu():
-        return _mix_rows_by_chunk(weights, tokens, scale, ids)
-
-    def mix_row(row):
-        alone = jax.tree.map(lambda array: array[None], row)
-        return _mix_rows_by_chunk(weights, *alone)[0]
-
-    return jax.lax.map(mix_row, (tokens, scale, ids))
-
-
-def _mix_rows_by_chunk(weights, tokens, scale, ids):
-    batch, length, embed = tokens.shape
-    window = weights.wi.shape[0]
-
-    def split(array: jax.Array) -> jax.Array:
-        """[batch, length, ...] -> [chunks, batch, CHUNK, ...], filled up with zeros."""
-        rest = array.shape[2:]
-        array = jnp.pad(array, ((0, 0), (0, -length % CHUNK)) + ((0, 0),) * len(rest))
-        return jnp.moveaxis(array.reshape(batch, -1, CHUNK, *rest), 1, 0)
-
-    def windows(reach: jax.Array) -> jax.Array:
-        """[batch, window - 1 + CHUNK, ...] -> [window, batch, CHUNK, ...]."""
-        return jnp.stack([reach[:, first : first + CHUNK] for first in range(window)])
-
-    @jax.checkpoint
-    def mix_chunk(before, chunk):
-        reach = jax.tree.map(lambda *parts: jnp.concatenate(parts, axis=1), before, chunk)
-        seen = windows(reach[0])
-        if ids is not None:
-            seen = jnp.where((windows(reach[1]) == chunk[1])[..., None], seen, 0)
-        return jax.tree.map(lambda array: array[:, CHUNK:], reach), _mix_window(weights, seen, scale)
-
-    chunks = jax.tree.map(split, (tokens, ids))
-    before = jax.tree.map(lambda array: jnp.zeros((batch, window - 1, *array.shape[3:]), array.dtype), chunks)
-    _, mixed = jax.lax.scan(mix_chunk, before, chunks)
-    return jnp.moveaxis(mixed, 0, 1).reshape(batch, -1, embed)[:, :length]
-
-
-def _mix_window(weights: TokenMLP, seen: jax.Array, scale: jax.Array | None) -> jax.Array:
-    """[window, batch, tokens, embed] -> [batch, tokens, embed]."""
-    window, *shape = seen.shape
-    # Everything but the window is one axis of a single matmul.
-    hidden = weights.wi.T @ seen.reshape(window, -1) + weights.wi_bias[:, None]
-    hidden = nn.gelu(hidden, approximate=True)
-    if scale is not None:
-        hidden = hidden.reshape(-1, *shape) * scale.T[:, :, None, None]
-    return (weights.wo @ hidden.reshape(hidden.shape[0], -1)).reshape(shape) + weights.wo_bias

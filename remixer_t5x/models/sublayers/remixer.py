@@ -24,14 +24,14 @@ from flax import linen as nn
 from remixer_t5x import axes
 from remixer_t5x.context import SequenceContext
 from remixer_t5x.errors import UserError
+from remixer_t5x.kernels.compile_target import target_platform
+from remixer_t5x.kernels.diagonals import place_examples
+from remixer_t5x.kernels.gelu import gelu_times
 from remixer_t5x.models.layers import cache
-from remixer_t5x.models.layers.attention.visibility import in_sequence
+from remixer_t5x.models.layers.attend import in_sequence
 from remixer_t5x.models.layers.checks import check_length
-from remixer_t5x.models.layers.compile_target import target_platform
 from remixer_t5x.models.layers.dense import Dense
-from remixer_t5x.models.layers.diagonals import place_examples
 from remixer_t5x.models.layers.dropout import dropout
-from remixer_t5x.models.layers.gelu import gelu_times
 
 Projection = Callable[[jax.Array], jax.Array]
 

@@ -12,7 +12,7 @@ from flax import linen as nn
 
 from remixer_t5x import axes
 from remixer_t5x.context import SequenceContext
-from remixer_t5x.models.layers.attention.attend import attend_to_own
+from remixer_t5x.models.layers.attend import attend_to_own
 from remixer_t5x.models.layers.dense import Dense, split_heads
 
 INIT = nn.initializers.normal(stddev=0.02)

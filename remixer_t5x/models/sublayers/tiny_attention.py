@@ -11,8 +11,8 @@ from flax import linen as nn
 
 from remixer_t5x import axes
 from remixer_t5x.context import SequenceContext
-from remixer_t5x.models.layers.attention.attend import attend_to_own
-from remixer_t5x.models.layers.compile_target import target_platform
+from remixer_t5x.kernels.compile_target import target_platform
+from remixer_t5x.models.layers.attend import attend_to_own
 from remixer_t5x.models.layers.dense import Dense, Product, matmul
 
 

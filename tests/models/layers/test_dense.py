@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from remixer_t5x import axes
 from remixer_t5x.errors import UserError
-from remixer_t5x.models.layers.compile_target import compiling_for
+from remixer_t5x.kernels.compile_target import compiling_for
 from remixer_t5x.models.layers.dense import Dense, GroupDense, join_groups, split_groups
 from remixer_t5x.models.layers.norms import GroupedRMSNorm, RMSNorm
 

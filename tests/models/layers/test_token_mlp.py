@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from remixer_t5x.kernels.compile_target import compiling_for
 from remixer_t5x.models.layers import example_blocks, token_mlp
-from remixer_t5x.models.layers.compile_target import compiling_for
 
 HEADS, HIDDEN, FEATURES, N, M = 2, 3, 4, 9, 7
 # Shorter than an example, so that rows have several.

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from remixer_t5x.errors import UserError
+from remixer_t5x.kernels.attention import step as attention_step
 from remixer_t5x.models.architecture import decoder_only, encoder_only, layer, stack
-from remixer_t5x.models.layers.attention import step as attention_step
 from remixer_t5x.models.layers.norms import GroupedRMSNorm, LayerNorm
 from remixer_t5x.models.layers.positions import LearnedPositions, RelativePositionBias
 from remixer_t5x.models.sublayers import (

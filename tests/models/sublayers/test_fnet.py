@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from remixer_t5x.context import SequenceContext
 from remixer_t5x.errors import UserError
-from remixer_t5x.models.layers.compile_target import compiling_for
+from remixer_t5x.kernels.compile_target import compiling_for
 from remixer_t5x.models.sublayers import fnet
 
 # Made by the script next to it.

@@ -12,7 +12,7 @@ from flax import linen as nn
 
 from remixer_t5x.context import SequenceContext
 from remixer_t5x.errors import UserError
-from remixer_t5x.models.layers.compile_target import compiling_for
+from remixer_t5x.kernels.compile_target import compiling_for
 from remixer_t5x.models.sublayers import gmlp, tiny_attention
 
 D, F, LENGTH, SPARE = 6, 10, 8, 3

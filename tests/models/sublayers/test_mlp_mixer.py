@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from remixer_t5x.context import SequenceContext
 from remixer_t5x.errors import UserError
+from remixer_t5x.kernels.window_mlp import mix
 from remixer_t5x.models.architecture import stack
 from remixer_t5x.models.sublayers import mlp_mixer
 
@@ -77,7 +78,7 @@ def window_reference(params, x, ids):
 @pytest.mark.parametrize('window', [1, 3, 40])
 def test_window_form_equals_the_equation(window):
     """For windows within a chunk of tokens and beyond one, alone in a row and packed."""
-    length = 2 * mlp_mixer.CHUNK + 3
+    length = 2 * mix.CHUNK + 3
     mixer = mlp_mixer.WindowMixer(4, window)
     x = np.random.default_rng(0).normal(size=(1, length, WIDTH))
     params = randomised(mixer, jnp.zeros(x.shape), context(np.ones((1, length))))
@@ -102,7 +103,7 @@ def test_window_form_equals_the_equation(window):
 def test_gradient_of_the_window_form_is_that_of_the_equation(devices, monkeypatch):
     """Against autodiff of one gather of all windows; with rows one after another, and together for several devices."""
     monkeypatch.setattr(jax, 'device_count', lambda: devices)
-    length, window = mlp_mixer.CHUNK + 3, 5
+    length, window = mix.CHUNK + 3, 5
     mixer = mlp_mixer.WindowMixer(4, window)
     x = jax.random.normal(jax.random.key(2), (2, length, WIDTH))
     ids = jnp.asarray([[1] * 7 + [2] * (length - 7), [1] * (length - 2) + [0] * 2])

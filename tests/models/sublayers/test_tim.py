@@ -10,8 +10,8 @@ from flax import linen as nn
 
 from remixer_t5x.context import Memory, SequenceContext
 from remixer_t5x.errors import UserError
+from remixer_t5x.kernels.compile_target import compiling_for
 from remixer_t5x.models.architecture import layer
-from remixer_t5x.models.layers.compile_target import compiling_for
 from remixer_t5x.models.layers.norms import GroupedRMSNorm
 from remixer_t5x.models.sublayers import attention, gated_mlp, tim
 

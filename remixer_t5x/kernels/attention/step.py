@@ -17,9 +17,8 @@ Sublayers keep their caches in one of these forms, and pay for the transpose onc
 import jax
 import jax.numpy as jnp
 
-from remixer_t5x.models.layers.attention.formula import MASKED
-from remixer_t5x.models.layers.compile_target import target_platform
-from remixer_t5x.models.layers.each_device import rows_and_heads
+from remixer_t5x.kernels.attention.formula import MASKED
+from remixer_t5x.kernels.compile_target import rows_and_heads, target_platform
 
 
 def cached(x: jax.Array) -> tuple[jax.Array, int]:

@@ -14,8 +14,8 @@ import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import PartitionSpec
 
-from remixer_t5x.models.layers.attention.formula import ATTENTION_OUTPUT
-from remixer_t5x.models.layers.each_device import on_each_device, rows_and_heads
+from remixer_t5x.kernels.attention.formula import ATTENTION_OUTPUT
+from remixer_t5x.kernels.compile_target import on_each_device, rows_and_heads
 
 Activation = Callable[[jax.Array], jax.Array]
 

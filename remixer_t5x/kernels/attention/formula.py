@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
-from remixer_t5x.models.layers.compile_target import on_single_cpu
+from remixer_t5x.kernels.compile_target import on_single_cpu
 
 # A remat policy keeps the arrays of this name, which the backward pass would otherwise compute a second time.
 ATTENTION_OUTPUT = 'attention_output'

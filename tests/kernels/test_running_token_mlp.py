@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from remixer_t5x.models.layers.compile_target import compiling_for
-from remixer_t5x.models.layers.running_token_mlp import gpu, tpu
-from remixer_t5x.models.layers.running_token_mlp import mix as module
+from remixer_t5x.kernels.compile_target import compiling_for
+from remixer_t5x.kernels.running_token_mlp import mix as module
+from remixer_t5x.kernels.running_token_mlp import tpu, triton
 
 HEADS, HIDDEN, FEATURES, LENGTH = 2, 4, 3, 13
 few_examples = settings(max_examples=10, deadline=None, derandomize=True, database=None)
@@ -30,8 +30,8 @@ def small_blocks(monkeypatch):
     """Several blocks, and in them several chunks."""
     monkeypatch.setattr(module, 'CHUNK', 2)
     monkeypatch.setattr(tpu, '_LONGEST_BLOCK', 8)
-    monkeypatch.setattr(gpu, '_LONGEST_BLOCK', 5)
-    monkeypatch.setattr(gpu, '_SMALLEST_TILE', 1)
+    monkeypatch.setattr(triton, '_LONGEST_BLOCK', 5)
+    monkeypatch.setattr(triton, '_SMALLEST_TILE', 1)
 
 
 def plain(w_in, value, w_out, ids, scale):
@@ -92,7 +92,7 @@ def test_equals_the_plain_sum_with_gradients(way, packed):
 @every_way
 def test_gradients_stay_exact_where_the_sum_grows_large(way, monkeypatch):
     """Many tokens: taking back what was added must not pile up rounding errors."""
-    monkeypatch.setattr(gpu, '_SMALLEST_TILE', 1)
+    monkeypatch.setattr(triton, '_SMALLEST_TILE', 1)
     length, hidden = 1500, 8
     rng = np.random.default_rng(0)
     w_in, value, w_out = (

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from remixer_t5x.errors import UserError
-from remixer_t5x.models.layers import self_check
-from remixer_t5x.models.layers.attention import choice
-from remixer_t5x.models.layers.attention.visibility import Visibility
+from remixer_t5x.kernels import self_check
+from remixer_t5x.kernels.attention import choice
+from remixer_t5x.kernels.attention.inputs import Visibility
 from tests.support import broken_kernels
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -98,7 +98,7 @@ def test_where_no_child_can_have_the_device_a_crash_is_known_to_the_next_start(k
     program = f"""
 import jax
 jax.default_backend = lambda: 'tpu'
-from remixer_t5x.models.layers import self_check
+from remixer_t5x.kernels import self_check
 from tests.support import broken_kernels
 check = broken_kernels.check(broken_kernels.{kernel})
 print(self_check.run(check).failure(check))
@@ -116,7 +116,7 @@ print(self_check.run(check).failure(check))
 
 
 def test_programs_for_described_devices_are_not_checked(monkeypatch):
-    from remixer_t5x.models.layers.compile_target import compiling_for
+    from remixer_t5x.kernels.compile_target import compiling_for
 
     monkeypatch.setattr(self_check, 'run', None)
     with compiling_for('tpu'):

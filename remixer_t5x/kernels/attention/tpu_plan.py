@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from remixer_t5x.models.layers.attention import tpu_bias
+from remixer_t5x.kernels.attention import tpu_bias
 
 LANES = 128
 # [512, 512] float32 logits are 1 MiB; a few of them fit next to the operands into the 16 MiB of a TPU v3 or v4.

@@ -13,12 +13,11 @@ import jax
 import jax.numpy as jnp
 
 from remixer_t5x.errors import UserError
-from remixer_t5x.models.layers import each_device, self_check
-from remixer_t5x.models.layers.attention import cudnn, tpu
-from remixer_t5x.models.layers.attention.bias import Bias, DistanceBias, full_bias
-from remixer_t5x.models.layers.attention.formula import dot_product_attention
-from remixer_t5x.models.layers.attention.visibility import Visibility
-from remixer_t5x.models.layers.compile_target import target_platform
+from remixer_t5x.kernels import compile_target, self_check
+from remixer_t5x.kernels.attention import cudnn, tpu
+from remixer_t5x.kernels.attention.formula import dot_product_attention
+from remixer_t5x.kernels.attention.inputs import Bias, DistanceBias, Visibility, full_bias
+from remixer_t5x.kernels.compile_target import target_platform
 
 # The kernel of a platform by its name in ATTENTION: a module with `refusal` and `attend`.
 KERNELS = {'tpu': ('tpu_kernel', tpu), 'gpu': ('cudnn', cudnn)}
@@ -74,7 +73,7 @@ def _check(
 ) -> self_check.Check:
     """The check of a kernel for one device's part of the heads."""
     (batch, queries, heads, width), keys, rows = query.shape, key.shape[1], self_check.ROWS
-    heads = each_device.heads_of_device(batch, heads)
+    heads = compile_target.heads_of_device(batch, heads)
     shape = jax.ShapeDtypeStruct
     of_query, of_key = (shape((rows, length, heads, width), query.dtype) for length in (queries, keys))
     packed = visibility.query_segments is not None

@@ -11,12 +11,11 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from remixer_t5x.context import Memory, SequenceContext
+from remixer_t5x.kernels.attention.choice import attention
+from remixer_t5x.kernels.attention.formula import attention_weights
+from remixer_t5x.kernels.attention.inputs import Bias, Visibility, full_bias
+from remixer_t5x.kernels.attention.step import attend_step, cached, cached_memory_key
 from remixer_t5x.models.layers import cache
-from remixer_t5x.models.layers.attention.bias import Bias, full_bias
-from remixer_t5x.models.layers.attention.choice import attention
-from remixer_t5x.models.layers.attention.formula import attention_weights
-from remixer_t5x.models.layers.attention.step import attend_step, cached, cached_memory_key
-from remixer_t5x.models.layers.attention.visibility import Visibility, in_memory, in_sequence, while_decoding
 from remixer_t5x.models.layers.dropout import drop_value_rows
 
 
@@ -98,3 +97,20 @@ def _show_weights(module: nn.Module, query: jax.Array, key: jax.Array, visibilit
     if module.is_mutable_collection('intermediates'):
         weights = attention_weights(query, key, visibility.mask(), full_bias(bias))
         module.sow('intermediates', 'attention_weights', weights)
+
+
+def in_sequence(ctx: SequenceContext) -> Visibility:
+    """Which tokens of its own sequence a token sees."""
+    return Visibility(ctx.segment_ids if ctx.packed else None, ctx.segment_ids, ctx.causal, ctx.prefix)
+
+
+def in_memory(ctx: SequenceContext, memory_ctx: SequenceContext) -> Visibility:
+    """Which tokens of the encoder a token of the decoder sees."""
+    return Visibility(ctx.segment_ids if ctx.packed else None, memory_ctx.segment_ids)
+
+
+def while_decoding(ctx: SequenceContext, num_keys: int) -> jax.Array:
+    """bool, broadcastable to [batch, 1, queries, keys]: the cached tokens that a decoding call sees."""
+    if ctx.step is None:
+        return in_sequence(ctx).mask()
+    return jnp.atleast_2d(cache.visible(num_keys, ctx))[:, None, None]

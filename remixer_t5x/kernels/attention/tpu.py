@@ -12,12 +12,10 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.experimental.pallas import tpu as pltpu
 from jax.sharding import PartitionSpec
 
-from remixer_t5x.models.layers.attention import tpu_bias, tpu_kernel, tpu_plan
-from remixer_t5x.models.layers.attention.bias import Bias, DistanceBias
-from remixer_t5x.models.layers.attention.formula import ATTENTION_OUTPUT
-from remixer_t5x.models.layers.attention.visibility import Visibility
-from remixer_t5x.models.layers.compile_target import target_chip
-from remixer_t5x.models.layers.each_device import on_each_device, rows_and_heads
+from remixer_t5x.kernels.attention import tpu_bias, tpu_kernel, tpu_plan
+from remixer_t5x.kernels.attention.formula import ATTENTION_OUTPUT
+from remixer_t5x.kernels.attention.inputs import Bias, DistanceBias, Visibility
+from remixer_t5x.kernels.compile_target import on_each_device, rows_and_heads, target_chip
 
 # Of these the compiler of kernels knows no product of bfloat16.
 _WITHOUT_BFLOAT16 = ('v2', 'v3')

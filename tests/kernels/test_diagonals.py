@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from remixer_t5x.models.layers import diagonals
+from remixer_t5x.kernels import diagonals
 
 
 @pytest.mark.parametrize('length', [1, 2, 5, 9])

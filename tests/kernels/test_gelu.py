@@ -4,8 +4,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from remixer_t5x.models.layers import gelu
-from remixer_t5x.models.layers.compile_target import compiling_for
+from remixer_t5x.kernels import gelu
+from remixer_t5x.kernels.compile_target import compiling_for
 
 INPUTS = np.concatenate([np.linspace(-30, 30, 61), [-300.0, -1e-3, 0.0, 1e-3, 300.0]]).astype(np.float32)
 

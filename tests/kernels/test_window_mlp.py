@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from remixer_t5x.context import SequenceContext
-from remixer_t5x.models.layers.compile_target import compiling_for
-from remixer_t5x.models.layers.window_mlp import gpu, tpu
+from remixer_t5x.kernels.compile_target import compiling_for
+from remixer_t5x.kernels.window_mlp import gpu, mix, tpu
 from remixer_t5x.models.sublayers import mlp_mixer
 
 KERNELS = {'gpu': gpu, 'tpu': tpu}
@@ -18,8 +18,8 @@ WIDTH, HIDDEN = 128, 3
 
 def formula(wi, bias, out, tokens, ids):
     """By `mix_windows`, which the tests of the sublayer compare with the equation."""
-    weights = mlp_mixer.TokenMLP(wi, bias, jnp.ones(HIDDEN), jnp.zeros(()))
-    return mlp_mixer.mix_windows(weights, tokens, out, ids)
+    weights = mix.TokenMLP(wi, bias, jnp.ones(HIDDEN), jnp.zeros(()))
+    return mix.mix_windows(weights, tokens, out, ids)
 
 
 def value_and_gradients(mix, arrays, ids):
@@ -67,7 +67,7 @@ def test_the_sublayer_calls_the_kernel_and_drops_the_same_hidden_units(platform,
     params = mixer.init({'params': jax.random.key(0), 'dropout': jax.random.key(1)}, x, ctx)
     apply = functools.partial(mixer.apply, params, x, ctx, rngs={'dropout': jax.random.key(2)})
     wanted = apply()
-    monkeypatch.setattr(mlp_mixer, 'mix_windows', None)
+    monkeypatch.setattr(mix, '_mix_by_formula', None)
     with compiling_for(platform, interpret=True):
         np.testing.assert_allclose(apply(), wanted, rtol=1e-4, atol=1e-4)
 

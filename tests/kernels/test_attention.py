@@ -8,12 +8,11 @@ import numpy as np
 import pytest
 
 from remixer_t5x.errors import UserError
-from remixer_t5x.models.layers import self_check
-from remixer_t5x.models.layers.attention import choice, cudnn, step, tpu_plan
-from remixer_t5x.models.layers.attention import formula as module
-from remixer_t5x.models.layers.attention.bias import DistanceBias
-from remixer_t5x.models.layers.attention.visibility import Visibility
-from remixer_t5x.models.layers.compile_target import compiling_for
+from remixer_t5x.kernels import self_check
+from remixer_t5x.kernels.attention import choice, cudnn, step, tpu_plan
+from remixer_t5x.kernels.attention import formula as module
+from remixer_t5x.kernels.attention.inputs import DistanceBias, Visibility
+from remixer_t5x.kernels.compile_target import compiling_for
 
 B, Q, K, H, D = 3, 5, 7, 2, 4
 

@@ -18,11 +18,10 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 from jax.sharding import PartitionSpec
 
-from remixer_t5x.models.layers.attention.formula import ATTENTION_OUTPUT
-from remixer_t5x.models.layers.compile_target import interprets_kernels, target_chip
-from remixer_t5x.models.layers.diagonals import spread_over_diagonals
-from remixer_t5x.models.layers.each_device import on_each_device, rows_and_heads
-from remixer_t5x.models.layers.gelu import sigmoid_form, sigmoid_form_and_slope
+from remixer_t5x.kernels.attention.formula import ATTENTION_OUTPUT
+from remixer_t5x.kernels.compile_target import interprets_kernels, on_each_device, rows_and_heads, target_chip
+from remixer_t5x.kernels.diagonals import spread_over_diagonals
+from remixer_t5x.kernels.gelu import sigmoid_form, sigmoid_form_and_slope
 
 _FLOAT32 = jnp.float32
 _LANES = 128

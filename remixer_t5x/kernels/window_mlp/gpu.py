@@ -13,9 +13,9 @@ import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
-from remixer_t5x.models.layers.attention.formula import ATTENTION_OUTPUT
-from remixer_t5x.models.layers.diagonals import spread_over_diagonals
-from remixer_t5x.models.layers.gelu import again, sigmoid_form, sigmoid_form_and_slope
+from remixer_t5x.kernels.attention.formula import ATTENTION_OUTPUT
+from remixer_t5x.kernels.diagonals import spread_over_diagonals
+from remixer_t5x.kernels.gelu import again, sigmoid_form, sigmoid_form_and_slope
 
 _FLOAT32 = jnp.float32
 # The program has a product for each token of a window.

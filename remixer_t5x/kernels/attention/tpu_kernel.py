@@ -16,10 +16,10 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from remixer_t5x.models.layers.attention import tpu_bias, tpu_plan
-from remixer_t5x.models.layers.attention.formula import MASKED
-from remixer_t5x.models.layers.attention.tpu_plan import Operands, Plan
-from remixer_t5x.models.layers.compile_target import interprets_kernels
+from remixer_t5x.kernels.attention import tpu_bias, tpu_plan
+from remixer_t5x.kernels.attention.formula import MASKED
+from remixer_t5x.kernels.attention.tpu_plan import Operands, Plan
+from remixer_t5x.kernels.compile_target import interprets_kernels
 
 _FLOAT32 = jnp.float32
 

@@ -18,15 +18,15 @@ import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
-from remixer_t5x.models.layers import each_device, self_check
-from remixer_t5x.models.layers.attention.formula import ATTENTION_OUTPUT
-from remixer_t5x.models.layers.compile_target import on_cpu, target_platform
-from remixer_t5x.models.layers.running_token_mlp import gpu, tpu
-from remixer_t5x.models.layers.running_token_mlp.blocks import mix_by_kernel
+from remixer_t5x.kernels import compile_target, self_check
+from remixer_t5x.kernels.attention.formula import ATTENTION_OUTPUT
+from remixer_t5x.kernels.compile_target import on_cpu, target_platform
+from remixer_t5x.kernels.running_token_mlp import tpu, triton
+from remixer_t5x.kernels.running_token_mlp.blocks import mix_by_kernel
 
 Activation = Callable[[jax.Array], jax.Array]
 
-_KERNELS = {'tpu': tpu, 'gpu': gpu}
+_KERNELS = {'tpu': tpu, 'gpu': triton}
 
 # Number of tokens in a chunk: the matmul costs 2 * CHUNK operations for each number of A, the activation about 20.
 CHUNK = 16
@@ -74,7 +74,7 @@ def _check(
 ) -> self_check.Check:
     """The check of a kernel for one device's part of the heads."""
     (batch, length, heads, hidden), features, rows = w_in.shape, value.shape[-1], self_check.ROWS
-    heads = each_device.heads_of_device(batch, heads)
+    heads = compile_target.heads_of_device(batch, heads)
     of_hidden = jax.ShapeDtypeStruct((rows, length, heads, hidden), w_in.dtype)
     of_value = jax.ShapeDtypeStruct((rows, length, heads, features), value.dtype)
     ids = jax.ShapeDtypeStruct((rows, length), jnp.int32)

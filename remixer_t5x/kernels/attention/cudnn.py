@@ -17,9 +17,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from remixer_t5x.models.layers.attention.bias import Bias, full_bias
-from remixer_t5x.models.layers.attention.visibility import Visibility
-from remixer_t5x.models.layers.compile_target import interprets_kernels
+from remixer_t5x.kernels.attention.inputs import Bias, Visibility, full_bias
+from remixer_t5x.kernels.compile_target import interprets_kernels
 
 _WIDEST_HEAD = 128
 _SEGMENT_FEATURES = 16

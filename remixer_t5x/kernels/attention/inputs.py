@@ -1,11 +1,46 @@
-"""Which tokens a token may attend to: as segments, from which a kernel decides for itself, or as a mask."""
+"""The inputs of attention besides queries, keys and values: the position bias, and which keys a query sees.
+
+A kernel spreads a bias by distance over the logits itself, and derives the mask from the segments.
+"""
+
+from typing import TypeAlias
 
 import jax
 import jax.numpy as jnp
 from flax import struct
 
-from remixer_t5x.context import SequenceContext
-from remixer_t5x.models.layers import cache
+from remixer_t5x.kernels.diagonals import spread_over_diagonals
+
+
+@struct.dataclass
+class DistanceBias:
+    """`bias[0, head, q, k] = by_distance[head, k - q + length - 1]`.
+
+    Attributes:
+        by_distance: [heads, 2 * length - 1] float32, for `key - query` from -(length - 1) to length - 1.
+    """
+
+    by_distance: jax.Array
+
+    def spread(self) -> jax.Array:
+        """[1, heads, length, length] float32."""
+        return spread_over_diagonals(self.by_distance, (self.by_distance.shape[1] + 1) // 2)[None]
+
+
+# What sublayers pass on: a bias for each query and key, one for each distance, or none.
+Bias: TypeAlias = 'jax.Array | DistanceBias | None'
+
+
+def full_bias(bias: Bias) -> jax.Array | None:
+    """[1, heads, q, k] float32, or None."""
+    return bias.spread() if isinstance(bias, DistanceBias) else bias
+
+
+def split_bias(bias: Bias, parts: int) -> list[Bias]:
+    """The bias of each of `parts` equal parts of the heads."""
+    if isinstance(bias, DistanceBias):
+        return [DistanceBias(part) for part in jnp.split(bias.by_distance, parts)]
+    return [None] * parts if bias is None else [*jnp.split(bias, parts, axis=1)]
 
 
 @struct.dataclass
@@ -35,20 +70,3 @@ class Visibility:
             return allowed
         before = jnp.tri(self.key_segments.shape[1], dtype=bool)
         return allowed & (before if self.key_prefix is None else before | self.key_prefix[:, None, None, :])
-
-
-def in_sequence(ctx: SequenceContext) -> Visibility:
-    """Which tokens of its own sequence a token sees."""
-    return Visibility(ctx.segment_ids if ctx.packed else None, ctx.segment_ids, ctx.causal, ctx.prefix)
-
-
-def in_memory(ctx: SequenceContext, memory_ctx: SequenceContext) -> Visibility:
-    """Which tokens of the encoder a token of the decoder sees."""
-    return Visibility(ctx.segment_ids if ctx.packed else None, memory_ctx.segment_ids)
-
-
-def while_decoding(ctx: SequenceContext, num_keys: int) -> jax.Array:
-    """bool, broadcastable to [batch, 1, queries, keys]: the cached tokens that a decoding call sees."""
-    if ctx.step is None:
-        return in_sequence(ctx).mask()
-    return jnp.atleast_2d(cache.visible(num_keys, ctx))[:, None, None]

@@ -13,9 +13,9 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as pltriton
 
-from remixer_t5x.models.layers.compile_target import interprets_kernels
-from remixer_t5x.models.layers.gelu import sigmoid_form
-from remixer_t5x.models.layers.running_token_mlp.blocks import BlockGradients, Tokens
+from remixer_t5x.kernels.compile_target import interprets_kernels
+from remixer_t5x.kernels.gelu import sigmoid_form
+from remixer_t5x.kernels.running_token_mlp.blocks import BlockGradients, Tokens
 
 _FLOAT32 = jnp.float32
 _LONGEST_BLOCK = 256

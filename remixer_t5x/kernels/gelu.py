@@ -13,8 +13,8 @@ import jax.numpy as jnp
 from flax import linen as nn
 from jax.ad_checkpoint import checkpoint_name
 
-from remixer_t5x.models.layers.attention.formula import ATTENTION_OUTPUT
-from remixer_t5x.models.layers.compile_target import target_platform
+from remixer_t5x.kernels.attention.formula import ATTENTION_OUTPUT
+from remixer_t5x.kernels.compile_target import target_platform
 
 # 2 u = x (_SLOPE + _CUBE x^2)
 _SLOPE = 2 * (2 / math.pi) ** 0.5

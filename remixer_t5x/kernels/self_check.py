@@ -31,12 +31,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax.experimental import multihost_utils
 
-from remixer_t5x.models.layers import compile_target
+from remixer_t5x.kernels import compile_target
 
 FOLDER = 'kernel_checks'
 ROWS, _EXAMPLES = 2, 3  # of the random operands, and in a packed row
 _LONGEST = 300  # seconds after which a check counts as hung
-_CHILD = [sys.executable, '-c', 'from remixer_t5x.models.layers import self_check; self_check.main_of_child()']
+_CHILD = [sys.executable, '-c', 'from remixer_t5x.kernels import self_check; self_check.main_of_child()']
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,11 +1,20 @@
-"""What kind of device a program is traced for: kernels exist for some, and loops over rows pay on one."""
+"""The kind of device that a program is traced for, and how a kernel runs on several devices.
+
+Kernels exist for some devices, and loops over rows pay off on one. XLA's partitioner cannot look into a kernel, so each
+device runs it on its own part of the arrays.
+"""
 
 import contextlib
 import contextvars
-from collections.abc import Iterator
-from typing import NamedTuple
+import math
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
 
 import jax
+from flax import linen as nn
+from jax.sharding import PartitionSpec
+
+from remixer_t5x import axes
 
 
 class _Target(NamedTuple):
@@ -71,3 +80,36 @@ def on_single_cpu() -> bool:
     sharded, and a loop over its rows would gather every one; an accelerator is left waiting by small steps.
     """
     return on_cpu() and jax.device_count() == 1
+
+
+def rows_and_heads(batch: int, heads: int) -> tuple[Any, Any]:
+    """The mesh axes that split rows of the batch and heads, each None where they do not divide the size."""
+    mesh = jax.sharding.get_abstract_mesh()
+    rules = nn.get_logical_axis_rules()
+    names = nn.logical_to_mesh_axes((axes.BATCH, axes.HEADS)) if rules else PartitionSpec(None, None)
+    return _dividing(mesh, names[0], batch), _dividing(mesh, names[1], heads)
+
+
+def heads_of_device(batch: int, heads: int) -> int:
+    """The number of heads for which each device runs a kernel."""
+    mesh_axes = rows_and_heads(batch, heads)[1]
+    return heads // _parts(jax.sharding.get_abstract_mesh(), mesh_axes)
+
+
+def _dividing(mesh, mesh_axes, size: int):
+    """The mesh axes if they split `size` evenly; otherwise None, which replicates."""
+    parts = _parts(mesh, mesh_axes)
+    return mesh_axes if parts > 1 and size % parts == 0 else None
+
+
+def _parts(mesh, mesh_axes) -> int:
+    names = (mesh_axes,) if isinstance(mesh_axes, str) else mesh_axes or ()
+    return math.prod(mesh.shape.get(name, 1) for name in names)
+
+
+def on_each_device(run: Callable, in_specs: Any, out_specs: Any) -> Callable:
+    """`run`, called on each device with its part of the arguments."""
+    mesh = jax.sharding.get_abstract_mesh()
+    if mesh.empty or mesh.size == 1:
+        return run
+    return jax.shard_map(run, in_specs=in_specs, out_specs=out_specs, check_vma=False)
