@@ -17,10 +17,10 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
 import remixer_t5x
-from remixer_t5x import sublayers
 from remixer_t5x.cli import arguments, main
 from remixer_t5x.cli.command import Command
 from remixer_t5x.config import macro_table
+from remixer_t5x.models import sublayers
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 DOCS = ROOT / 'docs'

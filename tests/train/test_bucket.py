@@ -157,7 +157,7 @@ def test_one_line_says_what_is_missing(training, here, monkeypatch, tmp_path):
     here.heal()
     with monkeypatch.context() as patch:
         patch.setitem(sys.modules, 'google.cloud.storage', None)
-        assert 'type pip install "remixer-t5x[gcs]"' in message()
+        assert "type pip install 'remixer-t5x[gcs]'" in message()
     with monkeypatch.context() as patch:
         patch.delenv('STORAGE_EMULATOR_HOST')
         patch.delenv('GOOGLE_APPLICATION_CREDENTIALS', raising=False)

@@ -77,7 +77,10 @@ def command(monkeypatch, tmp_path):
         return Result(3, stop.agreed(3), {}, {}, str(tmp_path), '')
 
     monkeypatch.setattr(train.arguments, 'load', lambda *_, **__: None)
-    monkeypatch.setattr('remixer_t5x.config.resolved.call', lambda _: types.SimpleNamespace(tasks=1, evaluation=None))
+    parts = {'learner': types.SimpleNamespace(model=None), 'recovery': types.SimpleNamespace(on_save_failure='stop')}
+    settings = types.SimpleNamespace(tasks=1, evaluation=None, **parts)
+    monkeypatch.setattr('remixer_t5x.config.resolved.call', lambda _: settings)
+    monkeypatch.setattr('remixer_t5x.testing.check.check_users_sublayers', lambda _: [])
     monkeypatch.setattr('remixer_t5x.config.loading.config_text', lambda: '')
     monkeypatch.setattr(train, '_flops_per_step', lambda _: None)
     monkeypatch.setattr(loop, 'train', stopped)
