@@ -27,5 +27,5 @@ def build_model(*gin_files: str, **macros: object) -> Model:
     references = {name: value for name, value in macros.items() if isinstance(value, str) and value[:1] in ('@', '%')}
     objects = {name: value for name, value in macros.items() if name not in references}
     given = loading.Given([str(file) for file in gin_files], list(references.items()), objects=objects)
-    (model,) = loading.values(given, 'MODEL', reader='build_model')
+    (model,) = loading.values(given, 'MODEL')
     return model

@@ -115,7 +115,7 @@ def described(checkpoint: str) -> tuple[Any, Any, Mapping[str, int], str]:
         if vocabulary is None:
             _values(gin_file, flags)
             vocabulary = pipeline.vocabulary(resolved.call(pipeline.DatasetConfig, 'train'))
-        loading.load(_given(gin_file), '%MODEL', '%TASK_FEATURE_LENGTHS', reader=gin_file, only=True)
+        loading.load(_given(gin_file), '%MODEL', '%TASK_FEATURE_LENGTHS', only=True)
     return model, vocabulary, lengths, loading.config_text()
 
 
@@ -126,7 +126,7 @@ def _given(gin_file: str, flags: Sequence[tuple[str, str]] = ()) -> loading.Give
 def _values(gin_file: str, flags: Sequence[tuple[str, str]] = (), only: bool = False) -> list[Any]:
     """The model, the vocabulary (None: take the task's) and the lengths by a saved gin file; `only`: see `load`."""
     given = _given(gin_file, flags)
-    return loading.values(given, 'MODEL', *given.defaults, reader=gin_file, only=only)
+    return loading.values(given, 'MODEL', *given.defaults, only=only)
 
 
 def restore(checkpoint: str, model: Any, vocabulary: Any, partitioner: Partitioner) -> Any:

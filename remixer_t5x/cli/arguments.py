@@ -112,7 +112,7 @@ def values(
 
     given = _given(args, base=base, defaults=defaults or {}, objects=objects or {})
     importing = libraries(args, tensorflow=args.command != 'info')
-    return loading.values(given, *macros, reader=f'remixer-t5x {args.command}', importing=importing)
+    return loading.values(given, *macros, importing=importing)
 
 
 def _given(args: argparse.Namespace, **own: Any) -> Any:

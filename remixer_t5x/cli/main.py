@@ -27,11 +27,11 @@ from remixer_t5x.cli import (
     score,
     streams,
     train,
+    user_modules,
 )
 from remixer_t5x.cli.command import Command, keep_buffers
 from remixer_t5x.cli.data import cache, get, preview, show, vocab
 from remixer_t5x.cli.data import list as data_list
-from remixer_t5x.config import user_modules
 from remixer_t5x.devices import compilation_cache
 from remixer_t5x.errors import UserError, one_line
 
@@ -157,16 +157,16 @@ def _join_words(argv: list[str]) -> list[str]:
 
 def _unknown_flag(args: argparse.Namespace, given: list[str]) -> str:
     """What to say of arguments that the command does not take, and what to type instead of the first."""
-    from remixer_t5x.config import files, t5x_macros
+    from remixer_t5x.config import files
 
     message = f'unrecognized arguments: {" ".join(given)}'
     parser = getattr(args, 'own_parser', None) or _parser()
     flag, _, value = given[0].partition('=')
     name = flag.removeprefix('--')
     near = difflib.get_close_matches(flag, re.findall(r'--\w+', parser.format_usage()), n=1)
-    if hint := t5x_macros.flag_here(name):
-        message += hint
-    elif hasattr(args, 'gin_file') and value and files.is_macro(name.upper()):
+    if name in files.T5X['flags']:
+        message += f'; that is a flag of T5X, and here it is {files.T5X["flags"][name]}'
+    elif hasattr(args, 'gin_file') and value and files.readers(name.upper()):
         message += f'; the setting is --gin.{name.upper()}={value}'
     elif near:
         message += f'; did you mean {near[0]}'

@@ -12,6 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from remixer_t5x import ranges
 from remixer_t5x.models import losses
 from remixer_t5x.models.architecture.encoder_only import EncoderOnly
 
@@ -33,7 +34,7 @@ class MaskedLM:
 
     module: EncoderOnly
     loss_function: losses.CrossEntropy = losses.CrossEntropy()
-    predicted_share: float = 0.25
+    predicted_share: ranges.PositiveShare = 0.25
 
     @property
     def frame(self) -> str:

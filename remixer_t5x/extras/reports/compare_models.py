@@ -27,7 +27,7 @@ def build(args: argparse.Namespace, models: Sequence[str], folder: pathlib.Path)
     for name in models:
         given = loading.Given(args.gin_file, flags, args.gin_search_paths, loading.model_files(name))
         try:
-            loading.load(given, train.ROOT, partial=False, suggest=[train.FILES[args.compared]])
+            loading.load(given, train.ROOT, partial=False)
             model, lengths = resolved.macro('MODEL'), resolved.macro('TASK_FEATURE_LENGTHS')
             shapes = frames.batch_shapes(model.frame, lengths)
             params = interface.param_shapes(model, shapes)

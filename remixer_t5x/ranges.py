@@ -1,0 +1,116 @@
+"""Types and ranges of settings: one annotation states what an argument takes, wherever its value comes from.
+
+`dropout_rate: ranges.Rate = 0.0` is checked when gin gives the argument its value, and by `check_fields` where a
+dataclass calls it.
+"""
+
+import collections.abc
+import dataclasses
+import inspect
+import math
+import types
+import typing
+from collections.abc import Callable
+from typing import Annotated, Any
+
+from remixer_t5x.errors import UserError
+
+
+@dataclasses.dataclass(frozen=True)
+class Range:
+    """The numbers that a setting takes, and how an error names them."""
+
+    words: str
+    contains: Callable[[float], bool]
+
+
+Count = Annotated[int, Range('a whole number of at least 1', lambda n: n >= 1)]
+Whole = Annotated[int, Range('a whole number of at least 0', lambda n: n >= 0)]
+Rate = Annotated[float, Range('a number from 0 to below 1', lambda n: 0 <= n < 1)]
+Share = Annotated[float, Range('a number from 0 to 1', lambda n: 0 <= n <= 1)]
+OpenShare = Annotated[float, Range('a number above 0 and below 1', lambda n: 0 < n < 1)]
+PositiveShare = Annotated[float, Range('a number above 0 and at most 1', lambda n: 0 < n <= 1)]
+Positive = Annotated[float, Range('a number above 0', lambda n: n > 0)]
+NonNegative = Annotated[float, Range('a number of at least 0', lambda n: n >= 0)]
+AboveOne = Annotated[float, Range('a number above 1', lambda n: n > 1)]
+
+_WORDS: dict[Any, str] = {
+    int: 'a whole number',
+    float: 'a number',
+    bool: 'True or False',
+    str: 'a text',
+    types.NoneType: 'None',
+}
+_WORDS |= {collections.abc.Mapping: "a dictionary, as in {'a': 1}", dict: "a dictionary, as in {'a': 1}"}
+_WORDS |= {collections.abc.Sequence: 'a list', list: 'a list', tuple: 'a list in parentheses'}
+_SCALARS = (bool, int, float, str, types.NoneType)
+
+
+def check_argument(function: Callable[..., Any], argument: str, value: Any, setting: str) -> None:
+    """Raises UserError if `value`, given as `setting`, is outside of the type or range of an argument.
+
+    Only numbers, texts, truth values and None are checked, against annotations that can be resolved.
+    """
+    check(setting, value, annotation(function, argument))
+
+
+def check_fields(instance: Any, **names: str) -> None:
+    """Checks all fields of a dataclass; a setting is called as its field in capital letters, or as `names` say."""
+    for field in dataclasses.fields(instance):
+        kind = annotation(type(instance), field.name)
+        check(names.get(field.name, field.name.upper()), getattr(instance, field.name), kind)
+
+
+def check(setting: str, value: Any, kind: Any) -> None:
+    """Raises UserError if a number, text, truth value or None is not of the annotated kind, such as `Count | None`."""
+    if not isinstance(value, _SCALARS) or kind is inspect.Parameter.empty:
+        return
+    kinds = [base(one) for one in alternatives(kind)]
+    if any(base in (Any, object) or isinstance(base, typing.TypeVar | str | typing.ForwardRef) for base, _ in kinds):
+        return
+    if any(base is typing.Literal for base, _ in kinds) or any(_is(value, base, bounds) for base, bounds in kinds):
+        return
+    words = [bounds.words if bounds else _WORDS.get(base, '') for base, bounds in kinds]
+    if not any(words):
+        raise UserError(f'{setting} must be a reference, as in @module.Class, got {value!r}; {_advice(setting, value)}')
+    allowed = ' or '.join(word or 'a reference' for word in words)
+    raise UserError(f'{setting} must be {allowed}, got {value!r}; type --gin.{setting}=VALUE')
+
+
+def _advice(setting: str, value: Any) -> str:
+    return f'type --gin.{setting}=@...' if isinstance(value, str) else f'leave {setting} out'
+
+
+def _is(value: Any, base: Any, bounds: Range | None) -> bool:
+    if type(value) is not base and not (base is float and type(value) is int):
+        return False
+    return bounds is None or (math.isfinite(value) and bounds.contains(value))
+
+
+def alternatives(kind: Any) -> list[Any]:
+    is_union = typing.get_origin(kind) in (typing.Union, types.UnionType)
+    return [part for one in typing.get_args(kind) for part in alternatives(one)] if is_union else [kind]
+
+
+def base(kind: Any) -> tuple[Any, Range | None]:
+    if typing.get_origin(kind) is Annotated:
+        base, *notes = typing.get_args(kind)
+        return base, next((note for note in notes if isinstance(note, Range)), None)
+    return (types.NoneType if kind is None else typing.get_origin(kind) or kind), None
+
+
+def annotation(function: Callable[..., Any], argument: str) -> Any:
+    """The annotation of an argument; `Parameter.empty` if there is none, or if it names what is not imported."""
+    try:
+        parameter = _signature(function).parameters[argument]
+    except (ValueError, KeyError, TypeError, NameError, AttributeError):
+        return inspect.Parameter.empty
+    kind = parameter.annotation
+    return kind if parameter.default is not None or kind is parameter.empty else kind | None
+
+
+def _signature(function: Callable[..., Any]) -> inspect.Signature:
+    try:
+        return inspect.signature(function, eval_str=True)
+    except NameError:
+        return inspect.signature(function)
