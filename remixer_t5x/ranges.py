@@ -8,6 +8,7 @@ import collections.abc
 import dataclasses
 import inspect
 import math
+import sys
 import types
 import typing
 from collections.abc import Callable
@@ -100,17 +101,15 @@ def base(kind: Any) -> tuple[Any, Range | None]:
 
 
 def annotation(function: Callable[..., Any], argument: str) -> Any:
-    """The annotation of an argument; `Parameter.empty` if there is none, or if it names what is not imported."""
+    """The annotation of an argument; `Parameter.empty` if it has none, or a text that names anything else than types here.
+
+    A module may take TensorFlow lazily, and its name in an annotation would load it.
+    """
     try:
-        parameter = _signature(function).parameters[argument]
-    except (ValueError, KeyError, TypeError, NameError, AttributeError):
+        parameter = inspect.signature(function).parameters[argument]
+        kind = parameter.annotation
+        if isinstance(kind, str):
+            kind = eval(kind, {'ranges': sys.modules[__name__], **vars(collections.abc), 'Any': Any})
+    except (ValueError, KeyError, TypeError, NameError, AttributeError, SyntaxError):
         return inspect.Parameter.empty
-    kind = parameter.annotation
     return kind if parameter.default is not None or kind is parameter.empty else kind | None
-
-
-def _signature(function: Callable[..., Any]) -> inspect.Signature:
-    try:
-        return inspect.signature(function, eval_str=True)
-    except NameError:
-        return inspect.signature(function)

@@ -128,6 +128,11 @@ def config_text(absolute_paths: bool = True) -> str:
         value = resolved.raw(name)
         if name != 'HF_DATASET' or (isinstance(value, str) and os.path.exists(os.path.expanduser(value))):
             _bind({name: _absolute(value)} if value is not resolved.UNDEFINED else {})
+    # Numbers, so that rows of other lengths do not change the shapes of the checkpoint's arrays.
+    lengths = [
+        name for name in ('MAX_INPUT_LENGTH', 'MAX_TARGET_LENGTH') if resolved.raw(name) is not resolved.UNDEFINED
+    ]
+    _bind({name: resolved.macro(name) for name in lengths})
     return gin.config_str()
 
 

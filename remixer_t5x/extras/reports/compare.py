@@ -13,7 +13,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from remixer_t5x import untrusted_files
@@ -75,8 +75,12 @@ def run(args: argparse.Namespace) -> int:
         raise UserError(f'{folder} cannot be made ({error.strerror}); give another --folder') from None
     # Before the first of them trains for hours.
     models = list(dict.fromkeys(cell.model for cell in cells))
-    for line in compare_models.build(args, models, cells[0].folder):
-        _say(line)
+    costs = {}
+    for name, parameters, flops in building.build(args, models, cells[0].folder):
+        costs[name] = parameters, flops
+        _say(f'{name}: {parameters:,} parameters')
+    if warning := building.unequal(costs):
+        _say(f'warning: {warning}')
     finished = _finished(folder)
     todo = [cell for cell in cells if list(cell.command) not in finished or not cell.folder.is_dir()]
     _say(f'{len(cells)} runs, {len(cells) - len(todo)} finished before; in {folder}')
@@ -97,7 +101,7 @@ def run(args: argparse.Namespace) -> int:
             failed.append(cell)
             _say(f'{cell.name}: FAILED with {code}: {_last_line(cell.log)}')
     if done := [cell for cell in cells if cell not in failed]:
-        _show_results(args, done, folder)
+        _show_results(args, done, folder, costs)
     return int(bool(failed))
 
 
@@ -204,7 +208,9 @@ def _last_line(log: pathlib.Path) -> str:
     return (errors or lines or ['it said nothing'])[-1]
 
 
-def _show_results(args: argparse.Namespace, cells: Sequence[Cell], folder: pathlib.Path) -> None:
+def _show_results(
+    args: argparse.Namespace, cells: Sequence[Cell], folder: pathlib.Path, costs: Mapping[str, tuple[int, float]]
+) -> None:
     with arguments.libraries(args):
         from remixer_t5x.extras.reports import records, run_folders, write
 
@@ -212,23 +218,36 @@ def _show_results(args: argparse.Namespace, cells: Sequence[Cell], folder: pathl
     models = {str(cell.folder): cell.model for cell in cells}
     groups = records.by_seed(run_folders.read_all(folders))
     groups = [dataclasses.replace(group, name=models.get(group.runs[0].folder, group.name)) for group in groups]
-    console.show(table(groups))
+    console.show(table(groups, costs))
     write.write(folders, str(folder / REPORT))
 
 
-def table(groups) -> Any:
-    """A row for each model: losses, metrics of tasks and speed, as means over seeds with standard deviations."""
+def table(groups, costs: Mapping[str, tuple[int, float]]) -> Any:
+    """A row for each model: parameters, FLOPs of an example, losses, metrics of tasks and speed.
+
+    Losses, metrics and speed are means over seeds with standard deviations.
+    """
+    from remixer_t5x.costs.table import quantity
     from remixer_t5x.extras.reports import overview
 
     tasks = overview.task_table(groups)
-    headings = ['model', 'seeds', 'training loss', 'held-out loss', *(f'{kind}: {metric}' for kind, metric, _ in tasks)]
+    headings = [
+        'model',
+        'parameters',
+        'FLOPs',
+        'seeds',
+        'train loss',
+        'held-out loss',
+        *(f'{kind}: {metric}' for kind, metric, _ in tasks),
+    ]
     found = console.table(*headings, 'tokens/s', words=('model',))
     for index, group in enumerate(groups):
         runs = [overview.overview(one) for one in group.runs]
         losses = [_cell([one.train_loss for one in runs], 4), _cell([one.held_out for one in runs], 4)]
         metrics = [_shown(cells[index], 2) for _, _, cells in tasks]
         speed = _cell([one.tokens_per_second for one in runs], 0)
-        found.add_row(group.name, str(len(runs)), *losses, *metrics, speed)
+        cost = (f'{costs[group.name][0]:,}', quantity(costs[group.name][1])) if group.name in costs else ('-', '-')
+        found.add_row(group.name, *cost, str(len(runs)), *losses, *metrics, speed)
     return found
 
 

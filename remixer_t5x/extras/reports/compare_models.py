@@ -4,36 +4,42 @@ import argparse
 import contextlib
 import os
 import pathlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from remixer_t5x.cli import arguments, train
 from remixer_t5x.errors import UserError
 
 
-def build(args: argparse.Namespace, models: Sequence[str], folder: pathlib.Path) -> Iterator[str]:
-    """Reads the configuration of each model as its run will, and makes the shapes of its parameters;
-    gives a line about each.
+def build(args: argparse.Namespace, models: Sequence[str], folder: pathlib.Path) -> Iterator[tuple[str, int, float]]:
+    """Reads the configuration of each model as its run will, and counts it.
+
+    Yields the name of each model, its parameters, and the FLOPs of its forward pass for one example.
 
     Raises UserError, with the model's name, for the first mistake.
     """
     # The runs keep the accelerator to themselves: this process computes shapes alone, and they get its environment.
     with arguments.libraries(args), _on_cpu():
-        import jax
-
         from remixer_t5x.config import loading, resolved
-        from remixer_t5x.data import frames
-        from remixer_t5x.models import interface
+        from remixer_t5x.costs import counts
     flags = [*args.gin_flags, ('SEED', '0'), ('MODEL_DIR', str(folder))]
     for name in models:
         given = loading.Given(args.gin_file, flags, args.gin_search_paths, loading.model_files(name))
         try:
             loading.load(given, train.ROOT, partial=False)
             model, lengths = resolved.macro('MODEL'), resolved.macro('TASK_FEATURE_LENGTHS')
-            shapes = frames.batch_shapes(model.frame, lengths)
-            params = interface.param_shapes(model, shapes)
+            counted = counts.count(model, lengths)
         except UserError as error:
             raise UserError(f'{name}: {error}') from error
-        yield f'{name}: {sum(leaf.size for leaf in jax.tree.leaves(params)):,} parameters'
+        yield name, counted.total_parameters, counted.total_forward_flops
+
+
+def unequal(costs: Mapping[str, tuple[int, float]]) -> str:
+    """A warning if the numbers of parameters differ by more than 5%; empty otherwise."""
+    if len(costs) < 2:
+        return ''
+    least, most = (of(costs, key=lambda name: costs[name][0]) for of in (min, max))
+    ratio = costs[most][0] / costs[least][0] - 1
+    return f'{most} has {ratio:.0%} more parameters than {least}; the sizes are not matched' if ratio > 0.05 else ''
 
 
 @contextlib.contextmanager
