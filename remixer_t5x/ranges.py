@@ -8,6 +8,7 @@ import collections.abc
 import dataclasses
 import inspect
 import math
+import re
 import sys
 import types
 import typing
@@ -100,8 +101,18 @@ def base(kind: Any) -> tuple[Any, Range | None]:
     return (types.NoneType if kind is None else typing.get_origin(kind) or kind), None
 
 
+def whole_number(text: object, least: int = 0, most: int = 2**31 - 1) -> int | None:
+    """The whole number that a text or number is, if it is in the range; None otherwise.
+
+    `str.isdigit` accepts '²', which `int` refuses, as it does thousands of digits; C++ takes 32 bits.
+    """
+    if not re.fullmatch('[+-]?[0-9]{1,18}', str(text).strip()) or not least <= int(str(text)) <= most:
+        return None
+    return int(str(text))
+
+
 def annotation(function: Callable[..., Any], argument: str) -> Any:
-    """The annotation of an argument; `Parameter.empty` if it has none, or a text that names anything else than types here.
+    """The annotation of an argument; `Parameter.empty` if it has none, or is a text with names of other modules.
 
     A module may take TensorFlow lazily, and its name in an annotation would load it.
     """

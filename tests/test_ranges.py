@@ -85,6 +85,15 @@ def test_a_model_is_not_made_of_another_kind(flag, allowed):
         loading.values(loading.Given(['models/t5_1_1.gin', 'sizes/tiny.gin'], [flag]), 'MODEL')
 
 
+@pytest.mark.parametrize(
+    ('text', 'number'),
+    [('8', 8), (' 8', 8), ('-1', None), ('\u00b2', None), ('\u0663', None), ('9' * 5000, None), ('99999999999', None),
+     ('1_000', None), ('abc', None), ('', None), ('1.5', None), (3, 3), (str(2**31 - 1), 2**31 - 1)],
+)  # fmt: skip
+def test_a_whole_number_is_ascii_and_has_32_bits(text, number):
+    assert ranges.whole_number(text) == number
+
+
 def numeric_macros() -> dict[str, str]:
     """Macros that a shipped file sets to a number, or reads for a number, and a file that reads each."""
     found = {}

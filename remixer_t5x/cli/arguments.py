@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from remixer_t5x import startup
+from remixer_t5x import ranges, startup
 from remixer_t5x.cli import quiet
 from remixer_t5x.errors import UserError
 
@@ -171,9 +171,10 @@ def whole_number(minimum: int) -> Callable[[str], int]:
     """A type for `add_argument`: whole numbers from `minimum`."""
 
     def convert(text: str) -> int:
-        if not text.lstrip('-').isdecimal() or int(text) < minimum:
+        number = ranges.whole_number(text, minimum)
+        if number is None:
             raise argparse.ArgumentTypeError(f'{text!r} is not a whole number from {minimum}')
-        return int(text)
+        return number
 
     return convert
 

@@ -33,7 +33,7 @@ class Sampling:
     num_samples: ranges.Count = 1
 
     def __post_init__(self) -> None:
-        ranges.check_fields(self)
+        ranges.check_fields(self, num_samples='SAMPLES')
 
     def __call__(self, generation: Generation, rng: jax.Array | None = None) -> Decoded:
         """Draws `num_samples` rows of each sequence.

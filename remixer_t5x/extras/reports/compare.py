@@ -16,7 +16,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from remixer_t5x import untrusted_files
+from remixer_t5x import ranges, untrusted_files
 from remixer_t5x.cli import arguments, console, train
 from remixer_t5x.cli.command import Command
 from remixer_t5x.errors import UserError
@@ -115,7 +115,7 @@ def plan(args: argparse.Namespace) -> list[Cell]:
     models = _listed(args.models, '--models=t5_1_1,remixer')
     _check_models(models, args.gin_search_paths)
     seeds = _listed(args.seeds, '--seeds=0,1,2')
-    if wrong := [seed for seed in seeds if not seed.isdecimal()]:
+    if wrong := [seed for seed in seeds if ranges.whole_number(seed) is None]:
         raise UserError(f'--seeds has {wrong[0]!r}; give whole numbers, as in --seeds=0,1,2')
     if not args.folder:
         raise UserError('compare needs a folder for its runs; type --folder=runs/compared')
