@@ -18,13 +18,13 @@ from remixer_t5x.data import frames
 from remixer_t5x.models import interface
 
 CONFIGS = pathlib.Path(__file__).parent.parent / 'configs'
-# sublayers/ and schedules/ belong to the models and optimizers that include them.
+# sublayers/ belong to the models that include them.
 # Each command reads its own other file of runs/ first, by itself.
 AXES = {
     'models': ('models', 'sublayers'),
     'sizes': ('sizes',),
     'data': ('data',),
-    'optimizers': ('optimizers', 'schedules'),
+    'optimizers': ('optimizers',),
     'hardware': ('hardware',),
     'runs': ('runs/pretrain.gin', 'runs/finetune.gin'),
 }
@@ -34,7 +34,6 @@ OVERRIDE = {
     'ablations': 'before it',
     'experiments': 'include',
     'frames': 'before it',
-    'decoders': 'before it',
     'objectives': 'before it',
 }
 OWN_VALUES = {'FILES', 'PAIRS', 'HF_DATASET', 'INPUTS', 'TARGETS', 'TASK', 'TASKS'}
@@ -74,7 +73,7 @@ def test_every_setting_has_one_axis(axes):
 
 def test_every_folder_is_an_axis_or_says_that_it_overrides():
     folders = {path.name for path in CONFIGS.iterdir() if path.is_dir()}
-    assert folders == {*AXES, *OVERRIDE, 'sublayers', 'schedules', 't5x'}
+    assert folders == {*AXES, *OVERRIDE, 'sublayers', 't5x'}
     for folder, words in OVERRIDE.items():
         assert all(words in path.read_text() for path in (CONFIGS / folder).glob('*.gin'))
 

@@ -170,10 +170,10 @@ def test_no_value_of_a_number_is_a_bug(macro):
         ]
         try:
             loading.load(loading.Given(given, flags, defaults=small), train.ROOT)
-            loading.values(loading.Given(given, flags, defaults=small), macro)
-            loading.load(loading.Given(given, flags, defaults=small), train.ROOT)
+            resolved.macro(macro, None)
             run = resolved.call(train.ROOT, deferred=(train.TRAINING_TASK, train.EVALUATION_TASKS))
-            interface.param_shapes(run.learner.model, frames.batch_shapes(run.learner.model.frame, SHAPES))
+            if file.startswith(('models/', 'sublayers/', 'sizes/')):
+                interface.param_shapes(run.learner.model, frames.batch_shapes(run.learner.model.frame, SHAPES))
         except UserError as error:
             assert '\n' not in str(error) and 'bug' not in str(error)
 

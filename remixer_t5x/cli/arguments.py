@@ -126,8 +126,7 @@ def _given(args: argparse.Namespace, **own: Any) -> Any:
     if not hasattr(args, 'of_the_run'):
         args.of_the_run = _of_the_run(args)
     run_files, run_flags = args.of_the_run
-    files = [*run_files, *args.gin_file, *getattr(args, 'decoder_file', ())]
-    return loading.Given(files, [*run_flags, *args.gin_flags], search_paths, model, **own)
+    return loading.Given([*run_files, *args.gin_file], [*run_flags, *args.gin_flags], search_paths, model, **own)
 
 
 def _of_the_run(args: argparse.Namespace) -> tuple[list[str], list[tuple[str, str]]]:

@@ -272,13 +272,16 @@ def _references(macro: str) -> dict[str, str]:
     for file, text in files.shipped().items():
         if file.startswith('t5x/'):
             continue
+        if re.search(rf"^{macro} = '", text.text, re.M):
+            return {}
         for scope, module, call in re.findall(rf'^{macro} = @((?:\w+/)*)(\w+)\.\w+(.*)', text.text, re.M):
             lines[pathlib.PurePath(file).stem] = f'--gin_file={file}'
             module_name = '.'.join(text.imports[module].split()[1::2]) if module in text.imports else __name__
             needs = f'--gin_file=sublayers/{module}.gin ' if f'sublayers/{module}.gin' in files.shipped() else ''
             for name, one in vars(importlib.import_module(module_name)).items():
                 if getattr(one, '__module__', '') == module_name and name[0] != '_':
-                    lines.setdefault(name, f'{needs}{FLAG}{macro}=@{scope}{module}.{name}{call}')
+                    quote = "'" if call else ''
+                    lines.setdefault(name, f'{needs}{FLAG}{macro}={quote}@{scope}{module}.{name}{call}{quote}')
     return lines
 
 

@@ -19,6 +19,8 @@ from remixer_t5x import ranges
 from remixer_t5x.errors import UserError
 
 UNDEFINED = object()
+# A finetuning run says where its parameters come from, also if they come from nowhere.
+_ALWAYS_GIVEN = ('INITIAL_CHECKPOINT_PATH',)
 _PLAIN = (bool, int, float, str, type(None), dict, list, tuple)
 
 
@@ -50,7 +52,7 @@ class Walk:
         """What a macro is set to, possibly a reference."""
         value = raw(name)
         if value is UNDEFINED:
-            if not isinstance(default, _PLAIN):
+            if name in _ALWAYS_GIVEN or not isinstance(default, _PLAIN):
                 raise Undefined(name)
             value = self.defaults.setdefault(name, default)
         self.bindings[name, 'gin.macro', 'value'] = value

@@ -93,10 +93,10 @@ def test_a_sweep_ends_in_a_table_and_a_report_and_is_done_once(tmp_path, capsys,
     told = capsys.readouterr()
     assert '2 runs, 0 finished before' in told.err
     rows = [line.split() for line in told.out.splitlines() if line.strip().startswith(('t5_1_1 ', 'remixer '))]
-    assert [row[0] for row in rows] == ['t5_1_1', 'remixer'] and all(row[1] == '1' for row in rows)
+    assert [row[0] for row in rows] == ['t5_1_1', 'remixer'] and all(row[4] == '1' for row in rows)
     losses = [json.loads(line) for line in (tmp_path / 'runs/remixer/seed_0/metrics.jsonl').read_text().splitlines()]
     held_out = [record['loss'] for record in losses if record['kind'] != 'train'][-1]
-    assert rows[1][3] == f'{held_out:.4f}'
+    assert rows[1][6] == f'{held_out:.4f}'
     assert (tmp_path / 'runs/report.html').read_text().startswith('<!DOCTYPE html>')
     assert compare(*arguments) == 0
     assert '2 runs, 2 finished before' in capsys.readouterr().err

@@ -90,8 +90,8 @@ def test_the_line_for_a_sublayer_can_be_typed(value, line):
     ('LAYOUT', 'Parallel'): '--gin.LAYOUT=@layer.Parallel',
     ('ENCODER_LAYOUT', 'pre'): '--gin.ENCODER_LAYOUT=@layer.PreNorm',
     ('MODEL', 't5_1_1'): '--gin_file=models/t5_1_1.gin',
-    ('VOCABULARY', 'bytes'): '--gin.VOCABULARY=@vocabularies.byte()',
-    ('SCHEDULE', 'cosine'): '--gin_file=schedules/cosine.gin',
+    ('VOCABULARY', 'bytes'): "--gin.VOCABULARY='@vocabularies.byte()'",
+    ('SCHEDULE', 'cosine'): "--gin.SCHEDULE='@schedules.cosine()'",
 }.items())  # fmt: skip
 def test_a_text_for_a_reference_is_answered_with_the_line(flag, line):
     given = ['models/t5_1_1.gin', 'sizes/tiny.gin', 'data/c4.gin', 'optimizers/adamw.gin']
