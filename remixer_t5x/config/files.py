@@ -7,6 +7,8 @@ import re
 import tomllib
 from collections.abc import Iterator, Sequence
 
+from gin import config_parser
+
 from remixer_t5x.errors import UserError, nearest
 
 MODELS = 'models/'
@@ -64,6 +66,28 @@ class Text:
         return {each[1] if each[0] == 'import' and 'as' not in each else each[-1]: line for line, each in words}
 
 
+class Reference(str):
+    """A reference or a macro in a value, as gin text; its repr has no quotes, so the repr of a value is gin text."""
+
+    def __repr__(self) -> str:
+        return str(self)
+
+
+class References(config_parser.ParserDelegate):
+    """Lists the references and macros in values, without looking up or importing what they name."""
+
+    def __init__(self) -> None:
+        self.names: list[str] = []
+
+    def configurable_reference(self, scoped_configurable_name: str, evaluate: bool) -> Reference:
+        self.names.append(f'@{scoped_configurable_name}')
+        return Reference(f'@{scoped_configurable_name}{"()" if evaluate else ""}')
+
+    def macro(self, macro_name: str) -> Reference:
+        self.names.append(f'%{macro_name}')
+        return Reference(f'%{macro_name}')
+
+
 def shipped_folder() -> pathlib.Path:
     """The shipped configs: next to the modules in a wheel, one level up in a checkout."""
     inside = _PACKAGE / 'configs'
@@ -114,7 +138,7 @@ def find(name: str, search_paths: Sequence[str] = (), asked_by: str = '', prefer
         return found
     advice = nearest(bare, shipped()) or f'; they are in {shipped_folder()}'
     if re.search(r't5x/(examples|configs)/', name):
-        advice = "; T5X's own gin files build T5X's classes: docs/from_t5x.md has their names here"
+        advice = "; T5X's own gin files build T5X's classes: docs/t5x.md has their names here"
     raise UserError(f'{asked_by}gin file {name!r} not found here or among the shipped configs{advice}')
 
 

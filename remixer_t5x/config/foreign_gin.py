@@ -1,43 +1,40 @@
-"""Whether gin text only describes a model of ours. gin runs code, so other text of a stranger needs the user's consent.
+"""Checks that gin text from a stranger only describes a model of this package. gin runs code, so other text needs the
+user's consent.
 
-Allowed are literals, macros, and functions and classes that are defined in the modules below, by their own names; they
-build models and read vocabularies.
+Allowed are literals, macros, and the classes and functions that the modules below define; they build models and read
+vocabularies.
 """
 
 import importlib
 import importlib.util
+import re
 import tokenize
 
 from gin import config_parser
 
+from remixer_t5x.config import files
 from remixer_t5x.errors import UserError, one_line
 
 _PACKAGES = ('remixer_t5x.models.',)
 _MODULES = ('remixer_tasks.vocabularies',)
 _GIN = '__gin__.dynamic_registration'
-
-
-class _References(config_parser.ParserDelegate):
-    """Collects the classes and functions that values refer to, without looking them up."""
-
-    def __init__(self) -> None:
-        self.names: list[str] = []
-
-    def configurable_reference(self, scoped_configurable_name: str, evaluate: bool) -> None:
-        self.names.append(scoped_configurable_name.rpartition('/')[2])
-
-    def macro(self, macro_name: str) -> None:
-        """Macros are allowed."""
+# Names a module to import.
+_IMPORTING_MACRO = 'MIXTURE_OR_TASK_MODULE'
 
 
 def first_foreign(text: str, file: str) -> str:
-    """The first import, include, function or class in `text` that is not allowed; empty if there is none.
+    """Returns the first import, include, macro, function or class in `text` that is not allowed, or an empty string.
 
     Imports no module except for the allowed ones. Raises UserError, with the name `file`, if the text is not gin.
     """
-    references, imports = _References(), {}
+    references, imports, statement_lines = files.References(), {}, set()
+    lines = text.split('\n')
+    # Readers disagree on where lines end at other control characters, so a comment of one is a statement of another.
+    if unprintable := next((line for line in lines if not line.replace('\t', ' ').isprintable()), None):
+        raise UserError(f'{file} has control characters: {one_line(unprintable):.80}; copy the file again')
     try:
         for statement in config_parser.ConfigParser(text, references):
+            statement_lines.add(statement.location.line_num)
             if isinstance(statement, config_parser.IncludeStatement):
                 return f'include {statement.filename!r}'
             if isinstance(statement, config_parser.ImportStatement):
@@ -45,15 +42,19 @@ def first_foreign(text: str, file: str) -> str:
                     return statement.format()
                 imports[statement.bound_name()] = statement
                 continue
+            names = [name[1:].rpartition('/')[2] for name in references.names if name[0] == '@']
             if isinstance(statement, config_parser.BlockDeclaration) or statement.arg_name:
-                references.names.append(statement.selector)
-            for name in references.names:
-                if not _is_allowed(name, imports):
-                    return name
+                names.append(statement.selector)
+            elif statement.selector == _IMPORTING_MACRO:
+                return _IMPORTING_MACRO
+            if foreign := next((name for name in names if not _is_allowed(name, imports)), ''):
+                return foreign
             references.names.clear()
-    except (SyntaxError, ValueError, tokenize.TokenError) as error:
+    except (SyntaxError, ValueError, RecursionError, tokenize.TokenError) as error:
         raise UserError(f'{file} is not gin: {one_line(str(error))}; copy the file again') from None
-    return ''
+    # A line inside of a text that `files.Reader`, which reads line by line, would take for an import or include.
+    hidden = (line for number, line in enumerate(lines, 1) if number not in statement_lines)
+    return next((line for line in hidden if re.match(r'(from|import|include)\b', line)), '')
 
 
 def _is_allowed(name: str, imports: dict[str, config_parser.ImportStatement]) -> bool:

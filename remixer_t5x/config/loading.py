@@ -176,7 +176,7 @@ def _read(given: Given) -> list[Text]:
         modules = [line.split()[1] for line in text.imports.values()]
         modules += re.findall(rf"^{MODULE}\s*=\s*['\"]([\w.]+)", text.text, re.M)
         if any(module.partition('.')[0] == 't5x' for module in modules):
-            raise UserError(f"{text.name} is for T5X's own scripts (docs/t5x.md); docs/from_t5x.md has the names here")
+            raise UserError(f"{text.name} is for T5X's own scripts (docs/t5x.md); docs/t5x.md has the names here")
         files.of_user.update(module.partition('.')[0] for module in modules if not text.shipped)
     return texts
 
@@ -193,22 +193,12 @@ def flag(name: str, value: str) -> Text:
     if (right := _ALMOST_PYTHON.get(bare.lower(), bare)) != bare:
         raise UserError(f'{place}={value} is no gin value; type {place}={right}, or {place}="\'{value}\'" for the text')
     try:
-        (_,) = config_parser.ConfigParser(f'{name} = {bare}\n', Names())
+        (_,) = config_parser.ConfigParser(f'{name} = {bare}\n', files.References())
     except (SyntaxError, ValueError, tokenize.TokenError):
         if bare[0] in '\'"[({@%' and not re.match(r'\{\w+\}', bare):
             raise UserError(f'{place}={one_line(value)} is no gin value; close its quotes and brackets') from None
         return Text(place, f'{name} = {value!r}\n')
     return Text(place, f'{name} = {bare}\n')
-
-
-class Names(config_parser.ParserDelegate):
-    """Reads a value without looking up what it names."""
-
-    def configurable_reference(self, scoped_configurable_name: str, evaluate: bool) -> str:
-        return scoped_configurable_name
-
-    def macro(self, macro_name: str) -> str:
-        return macro_name
 
 
 def _of_user(texts: Sequence[Text], kind: str) -> list[tuple[str, str]]:
@@ -299,7 +289,8 @@ def _name_tasks() -> None:
             lines += [f'{call}.{name.lower()} = %{name}' for name in given]
     if resolved.raw(TASK) is not resolved.UNDEFINED and 'VOCABULARY' not in given:
         lines += ['VOCABULARY = @names.vocabulary_of()', f'names.vocabulary_of.task = %{TASK}']
-    module = resolved.macro(MODULE, None)
+    module = resolved.raw(MODULE)
+    module = None if module is resolved.UNDEFINED else module
     if module is not None and not (isinstance(module, str) and re.fullmatch(r'\w+(\.\w+)*', module)):
         raise UserError(f'{MODULE} must be the name of a module, as in my_package.tasks, got {module!r}')
     imports = [f'import {module}'] if module else []
