@@ -46,10 +46,11 @@ class TaskEvaluation:
     split: str | None = 'validation'
     examples: ranges.Count | None = None
     rank_choices: bool = False
-    shown: int = 0
+    shown: ranges.Whole = 0
 
     def __post_init__(self) -> None:
         ranges.check('EVAL_EXAMPLES', self.examples, ranges.Count | None)
+        ranges.check('SHOWN_ANSWERS', self.shown, ranges.Whole)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -61,8 +61,7 @@ def claim(path: str | os.PathLike[str]) -> epath.Path:
     if not os.fspath(path):
         raise UserError('MODEL_DIR is empty; give a folder for this run, as in --gin.MODEL_DIR=runs/first')
     folder = absolute(path)
-    if '**' in str(folder):
-        raise UserError(f'MODEL_DIR {folder} has ** in it, which Orbax takes for a pattern; give a folder without it')
+    check_name(folder)
     object_store.check_writable(folder)
     try:
         if folder.exists() and not folder.is_dir():

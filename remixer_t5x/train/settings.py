@@ -73,6 +73,7 @@ class Periods:
     checkpoint_period: ranges.Count = 1000
     profile_period: ranges.Count | None = None
     stop_after_evaluations: ranges.Count | None = None
+    eval_at_start: bool = False
 
     def __post_init__(self) -> None:
         ranges.check_fields(self)

@@ -108,7 +108,7 @@ def test_a_missing_file_names_the_nearest_shipped_one(house):
 def test_a_gin_file_of_t5x_is_recognised(house):
     (house / 'theirs.gin').write_text('from __gin__ import dynamic_registration\nfrom t5x import utils\n')
     for file in ('theirs.gin', 't5x/pretrain.gin', 't5x/examples/t5/t5_1_1/base.gin', 't5x/configs/runs/pretrain.gin'):
-        with pytest.raises(UserError, match='docs/from_t5x.md'):
+        with pytest.raises(UserError, match='docs/t5x.md'):
             loading.load(Given([file]))
 
 

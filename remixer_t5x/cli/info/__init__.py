@@ -134,6 +134,7 @@ COMMAND = Command(
         '--gin.TOPOLOGY=h100:8',
         'remixer-t5x info --speed --gin_file=experiments/t5_1_1_base_c4.gin --gin_file=hardware/tpu.gin '
         '--gin.TOPOLOGY=v5e:2x4',
+        'remixer-t5x info --self_check',
     ),
     prints_result=True,
 )

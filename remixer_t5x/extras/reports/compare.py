@@ -76,10 +76,10 @@ def run(args: argparse.Namespace) -> int:
     # Before the first of them trains for hours.
     models = list(dict.fromkeys(cell.model for cell in cells))
     costs = {}
-    for name, parameters, flops in building.build(args, models, cells[0].folder):
+    for name, parameters, flops in compare_models.build(args, models, cells[0].folder):
         costs[name] = parameters, flops
         _say(f'{name}: {parameters:,} parameters')
-    if warning := building.unequal(costs):
+    if warning := compare_models.unequal(costs):
         _say(f'warning: {warning}')
     finished = _finished(folder)
     todo = [cell for cell in cells if list(cell.command) not in finished or not cell.folder.is_dir()]
