@@ -6,10 +6,11 @@ dataclass calls it.
 
 import collections.abc
 import dataclasses
+import functools
 import inspect
 import math
+import operator
 import re
-import sys
 import types
 import typing
 from collections.abc import Callable
@@ -45,6 +46,8 @@ _WORDS: dict[Any, str] = {
 }
 _WORDS |= {collections.abc.Mapping: "a dictionary, as in {'a': 1}", dict: "a dictionary, as in {'a': 1}"}
 _WORDS |= {collections.abc.Sequence: 'a list', list: 'a list', tuple: 'a list in parentheses'}
+_NAMED: dict[str, Any] = {'None': None, 'Any': Any} | {kind.__name__: kind for kind in _WORDS}
+_NAMED |= {name: kind for name, kind in vars().items() if isinstance(kind, type(Count))}
 _SCALARS = (bool, int, float, str, types.NoneType)
 
 
@@ -112,15 +115,17 @@ def whole_number(text: object, least: int = 0, most: int = 2**31 - 1) -> int | N
 
 
 def annotation(function: Callable[..., Any], argument: str) -> Any:
-    """The annotation of an argument; `Parameter.empty` if it has none, or is a text with names of other modules.
+    """Returns the annotation of an argument, `Parameter.empty` if it has none.
 
-    A module may take TensorFlow lazily, and its name in an annotation would load it.
+    An annotation that is a text (`from __future__ import annotations`) is read if it has only types of this module,
+    built-in types and containers: other names may be of TensorFlow, and evaluating them would load it.
     """
     try:
         parameter = inspect.signature(function).parameters[argument]
         kind = parameter.annotation
         if isinstance(kind, str):
-            kind = eval(kind, {'ranges': sys.modules[__name__], **vars(collections.abc), 'Any': Any})
-    except (ValueError, KeyError, TypeError, NameError, AttributeError, SyntaxError):
+            names = [name.removeprefix('ranges.').partition('[')[0] for name in kind.split(' | ')]
+            kind = functools.reduce(operator.or_, [_NAMED[name] for name in names])
+    except (ValueError, KeyError, TypeError):
         return inspect.Parameter.empty
     return kind if parameter.default is not None or kind is parameter.empty else kind | None

@@ -20,7 +20,7 @@ from gin import config_parser
 from remixer_t5x.cli import convert, main
 from remixer_t5x.cli.convert import kept
 from remixer_t5x.cli.main import COMMANDS
-from remixer_t5x.config import files, macro_table, resolved
+from remixer_t5x.config import loading, macro_table, resolved
 from remixer_t5x.devices import processes
 from remixer_t5x.errors import UserError
 from remixer_t5x.extras.reports import compare
@@ -66,7 +66,7 @@ def python_sources(page):
     for text in fenced(page, 'python'):
         # gin is highlighted as Python.
         if 'dynamic_registration' in text:
-            list(config_parser.ConfigParser(text, files.References()))
+            list(config_parser.ConfigParser(text, loading.References()))
         else:
             yield text
     for text in fenced(page):

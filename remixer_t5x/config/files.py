@@ -7,8 +7,6 @@ import re
 import tomllib
 from collections.abc import Iterator, Sequence
 
-from gin import config_parser
-
 from remixer_t5x.errors import UserError, nearest
 
 MODELS = 'models/'
@@ -64,28 +62,6 @@ class Text:
         lines = [line.partition('#')[0].strip() for line in self.text.splitlines() if _IMPORT.match(line)]
         words = [(line, re.split(r'[\s.]+', line)) for line in lines if '__gin__' not in line]
         return {each[1] if each[0] == 'import' and 'as' not in each else each[-1]: line for line, each in words}
-
-
-class Reference(str):
-    """A reference or a macro in a value, as gin text; its repr has no quotes, so the repr of a value is gin text."""
-
-    def __repr__(self) -> str:
-        return str(self)
-
-
-class References(config_parser.ParserDelegate):
-    """Lists the references and macros in values, without looking up or importing what they name."""
-
-    def __init__(self) -> None:
-        self.names: list[str] = []
-
-    def configurable_reference(self, scoped_configurable_name: str, evaluate: bool) -> Reference:
-        self.names.append(f'@{scoped_configurable_name}')
-        return Reference(f'@{scoped_configurable_name}{"()" if evaluate else ""}')
-
-    def macro(self, macro_name: str) -> Reference:
-        self.names.append(f'%{macro_name}')
-        return Reference(f'%{macro_name}')
 
 
 def shipped_folder() -> pathlib.Path:

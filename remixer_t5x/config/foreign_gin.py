@@ -12,7 +12,7 @@ import tokenize
 
 from gin import config_parser
 
-from remixer_t5x.config import files
+from remixer_t5x.config import loading
 from remixer_t5x.errors import UserError, one_line
 
 _PACKAGES = ('remixer_t5x.models.',)
@@ -27,7 +27,7 @@ def first_foreign(text: str, file: str) -> str:
 
     Imports no module except for the allowed ones. Raises UserError, with the name `file`, if the text is not gin.
     """
-    references, imports, statement_lines = files.References(), {}, set()
+    references, imports, statement_lines = loading.References(), {}, set()
     lines = text.split('\n')
     # Readers disagree on where lines end at other control characters, so a comment of one is a statement of another.
     if unprintable := next((line for line in lines if not line.replace('\t', ' ').isprintable()), None):

@@ -193,12 +193,34 @@ def flag(name: str, value: str) -> Text:
     if (right := _ALMOST_PYTHON.get(bare.lower(), bare)) != bare:
         raise UserError(f'{place}={value} is no gin value; type {place}={right}, or {place}="\'{value}\'" for the text')
     try:
-        (_,) = config_parser.ConfigParser(f'{name} = {bare}\n', files.References())
+        (_,) = config_parser.ConfigParser(f'{name} = {bare}\n', References())
     except (SyntaxError, ValueError, tokenize.TokenError):
         if bare[0] in '\'"[({@%' and not re.match(r'\{\w+\}', bare):
             raise UserError(f'{place}={one_line(value)} is no gin value; close its quotes and brackets') from None
         return Text(place, f'{name} = {value!r}\n')
     return Text(place, f'{name} = {bare}\n')
+
+
+class Reference(str):
+    """A reference or a macro in a value, as gin text; its repr has no quotes, so the repr of a value is gin text."""
+
+    def __repr__(self) -> str:
+        return str(self)
+
+
+class References(config_parser.ParserDelegate):
+    """Lists the references and macros in values, without looking up or importing what they name."""
+
+    def __init__(self) -> None:
+        self.names: list[str] = []
+
+    def configurable_reference(self, scoped_configurable_name: str, evaluate: bool) -> Reference:
+        self.names.append(f'@{scoped_configurable_name}')
+        return Reference(f'@{scoped_configurable_name}{"()" if evaluate else ""}')
+
+    def macro(self, macro_name: str) -> Reference:
+        self.names.append(f'%{macro_name}')
+        return Reference(f'%{macro_name}')
 
 
 def _of_user(texts: Sequence[Text], kind: str) -> list[tuple[str, str]]:

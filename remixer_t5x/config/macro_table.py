@@ -13,7 +13,7 @@ from collections import defaultdict
 
 from gin import config_parser
 
-from remixer_t5x.config import files
+from remixer_t5x.config import files, loading
 
 # A macro's default is its value in the first of these folders (or files) that sets it, and there in a file of _BASES.
 _FOLDERS = (
@@ -75,7 +75,7 @@ def _all_rows() -> tuple[Macro, ...]:
         name, text = str(path.relative_to(folder)), path.read_text(encoding='utf-8')
         lines = files.Text(name, text).imports
         imports = {module: '.'.join(line.split()[1::2]) for module, line in lines.items()}
-        references = files.References()
+        references = loading.References()
         for statement in config_parser.ConfigParser(text, references):
             if not isinstance(statement, config_parser.BindingStatement):
                 continue

@@ -112,7 +112,7 @@ def programs(tmp_path, monkeypatch, text):
 
 def test_a_run_that_fails_leaves_the_others_alone_and_is_tried_again(tmp_path, monkeypatch, capsys):
     programs(tmp_path, monkeypatch, 'import sys; print("boom"); sys.exit("remixer" in str(sys.argv) and 7)')
-    monkeypatch.setattr(command, '_show_results', lambda args, cells, folder: None)
+    monkeypatch.setattr(command, '_show_results', lambda *args: None)
     arguments = ['--models=remixer,t5_1_1', f'--folder={tmp_path}/runs']
     assert main(['compare', 'train', *arguments]) == 1
     assert 'remixer, seed 0: FAILED with 7: boom' in capsys.readouterr().err
@@ -138,7 +138,7 @@ def test_the_step_loss_and_time_left_of_the_run_are_shown(tmp_path, monkeypatch,
     """The program ends once the line was said."""
     programs(tmp_path, monkeypatch, LOGGING)
     monkeypatch.setattr(command, '_PERIOD', 0.01)
-    monkeypatch.setattr(command, '_show_results', lambda args, cells, folder: None)
+    monkeypatch.setattr(command, '_show_results', lambda *args: None)
     said = []
 
     def say(line):

@@ -27,7 +27,6 @@ def read(args: argparse.Namespace, folder: pathlib.Path) -> None:
     params, step, record = shared.params()
     shutil.copytree(folder / task_vocabulary.FOLDER, target / task_vocabulary.FOLDER)
     text = f"""{shared.gin_text()}
-from __gin__ import dynamic_registration
 from remixer_tasks import vocabularies
 VOCABULARY = @vocabularies.saved()
 vocabularies.saved.folder = {str(target)!r}
