@@ -57,7 +57,8 @@ def settings_of(path: pathlib.Path) -> set[str]:
 
 
 def included(path: pathlib.Path) -> list[pathlib.Path]:
-    return [CONFIGS / file for file in re.findall(r"^include '(.*)'", path.read_text(), re.M)]
+    paths = [CONFIGS / file for file in re.findall(r"^include '(.*)'", path.read_text(), re.M)]
+    return [*paths, *(inner for path in paths for inner in included(path))]
 
 
 @pytest.mark.parametrize('axes', [AXES, UNDER_T5X], ids=['ours', 'T5X'])
@@ -82,6 +83,8 @@ def test_defaults_are_of_macros_that_other_axes_own():
     defaults = settings_of(CONFIGS / 'defaults.gin')
     # The models are of this frame, which a file of frames/ replaces; an objective decides on prefixes.
     defaults -= {'%FRAME', '%PREFIX_LM'}
+    # A file of sizes/ sets these if they differ.
+    defaults -= {'%HEAD_DIM', '%UNGATED_MLP_DIM', '%AMLP_NUM_ENCODER_LAYERS', '%AMLP_NUM_DECODER_LAYERS'}
     owners = {'VOCAB_SIZE': 'data', 'DTYPE': 'hardware', 'XLA_OPTIONS': 'hardware', 'DROPOUT_RATE': 'runs'}
     for macro, axis in owners.items():
         defaults.remove(f'%{macro}')

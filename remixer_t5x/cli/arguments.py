@@ -23,7 +23,7 @@ CHECKPOINT = 'CHECKPOINT_PATH'
 CHECKPOINT_HELP = 'a checkpoint, or a MODEL_DIR (its newest)'
 RUN_HELP = f'{CHECKPOINT_HELP}; without --gin_file the config.gin of that run is read'
 _MODEL_HELP = (
-    'NAME of models/NAME.gin, in place of the model file that a gin file includes; +ablations/NAME adds a file to it'
+    'NAME of models/NAME.gin, in place of the model file that a gin file includes; +NAME=VALUE changes a setting of it'
 )
 
 

@@ -119,9 +119,9 @@ def find(name: str, search_paths: Sequence[str] = (), asked_by: str = '', prefer
 
 
 class Reader:
-    """Reads gin files with what they include; `model` are files to read in place of those of models/."""
+    """Reads gin files with what they include; `model` are files and texts to read in place of those of models/."""
 
-    def __init__(self, search_paths: Sequence[str], model: Sequence[str]):
+    def __init__(self, search_paths: Sequence[str], model: Sequence[str | Text]):
         self._search_paths, self._model, self._open = search_paths, model, list[pathlib.Path]()
         self.model_read = False
 
@@ -135,7 +135,7 @@ class Reader:
             # If several files of models/ are named, the model takes the place of the first.
             replacement, self.model_read = () if self.model_read else self._model, True
             for other in replacement:
-                yield from self.read(other, '--model: ', in_model=True)
+                yield from [other] if isinstance(other, Text) else self.read(other, '--model: ', in_model=True)
             return
         if path in self._open:
             raise UserError(f'{asked_by}{file} includes itself; remove one of the include lines')

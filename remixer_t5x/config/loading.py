@@ -51,7 +51,8 @@ class Given:
         flags: names of macros or settings, and their values as text.
         objects: Python values of macros.
         search_paths: more folders with gin files.
-        model: files to read instead of the first file of models/ that `files` name or include, and of all others.
+        model: files, and settings as NAME=VALUE, to read instead of the first file of models/ that `files` name or
+            include, and of all others.
     """
 
     files: Sequence[str] = ()
@@ -151,19 +152,21 @@ def _bind(macros: Mapping[str, Any]) -> None:
 
 
 def model_files(text: str) -> list[str]:
-    """`--model=remixer+ablations/remixer_no_composition` as gin files; a name without a folder is one of models/.
+    """`--model=remixer+ablations/feature_mixing_only+TIED=False` as gin files and settings.
 
-    Raises UserError if a name is empty.
+    A name without a folder is a file of models/. Raises UserError if a name is empty.
     """
     names = [name.strip().removesuffix('.gin') for name in text.split('+')]
     if not all(names):
-        raise UserError(f'--model={text} has an empty name; type --model=t5_1_1, or --model=remixer+ablations/NAME')
-    return [f'{name}.gin' if '/' in name else f'{MODELS}{name}.gin' for name in names]
+        raise UserError(f'--model={text} has an empty name; type --model=t5_1_1, or --model=remixer+NAME=VALUE')
+    files = {name: f'{name}.gin' if '/' in name else f'{MODELS}{name}.gin' for name in names}
+    return [name if '=' in name else files[name] for name in names]
 
 
 def _read(given: Given) -> list[Text]:
     """All texts in gin's order. Modules that the user's texts import may be in the current folder."""
-    reader = files.Reader(given.search_paths, given.model)
+    model = [flag(name, value) if value else name for name, _, value in (item.partition('=') for item in given.model)]
+    reader = files.Reader(given.search_paths, model)
     texts = [text for file in (DEFAULTS, *given.base) for text in reader.read(file, by_us=True)]
     texts += [text for file in given.files for text in reader.read(file)]
     if given.model and not reader.model_read:

@@ -56,7 +56,7 @@ class Cell:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     arguments.add_gin(parser, model=False)
     parser.add_argument('compared', metavar='COMMAND', help='train or finetune')
-    parser.add_argument('--models', metavar='NAMES', help='files of models/, by comma; remixer+ablations/NAME adds one')
+    parser.add_argument('--models', metavar='NAMES', help='files of models/, by comma; remixer+NAME=VALUE changes one')
     parser.add_argument('--seeds', metavar='NUMBERS', default='0', help='by comma (default 0)')
     parser.add_argument('--folder', metavar='DIR', help='gets a MODEL_DIR for each run, and report.html')
 
@@ -140,7 +140,7 @@ def _check_models(models: Sequence[str], search_paths: Sequence[str]) -> None:
 
     folders = arguments.names(','.join(search_paths))
     for model in models:
-        for file in loading.model_files(model):
+        for file in (name for name in loading.model_files(model) if '=' not in name):
             files.find(file, folders, asked_by=f'--models has {model}: ')
 
 
