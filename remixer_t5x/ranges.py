@@ -77,13 +77,11 @@ def check(setting: str, value: Any, kind: Any) -> None:
         return
     words = [bounds.words if bounds else _WORDS.get(base, '') for base, bounds in kinds]
     if not any(words):
-        raise UserError(f'{setting} must be a reference, as in @module.Class, got {value!r}; {_advice(setting, value)}')
+        advice = f'type --gin.{setting}=@...' if isinstance(value, str) else f'leave {setting} out'
+        raise UserError(f'{setting} must be a reference, as in @module.Class, got {value!r}; {advice}')
     allowed = ' or '.join(word or 'a reference' for word in words)
-    raise UserError(f'{setting} must be {allowed}, got {value!r}; type --gin.{setting}=VALUE')
-
-
-def _advice(setting: str, value: Any) -> str:
-    return f'type --gin.{setting}=@...' if isinstance(value, str) else f'leave {setting} out'
+    advice = f'; type --gin.{setting}=VALUE' if re.fullmatch(r'[\w.]+', setting) else ''
+    raise UserError(f'{setting} must be {allowed}, got {value!r}{advice}')
 
 
 def _is(value: Any, base: Any, bounds: Range | None) -> bool:

@@ -1,6 +1,7 @@
 """Finds and reads gin files: in the current folder, the search paths, and among the shipped configs."""
 
 import dataclasses
+import difflib
 import functools
 import pathlib
 import re
@@ -87,18 +88,22 @@ def shipped() -> dict[str, Text]:
 
 def readers(macro: str) -> list[str]:
     """Shipped files that read a macro."""
-    return [name for name, text in shipped().items() if macro in text.macros_read]
+    return [name for name, text in shipped().items() if macro in text.macros_read and name != 'defaults.gin']
 
 
 def add_one_that_sets(setting: str) -> str:
-    """`; add --gin_file=X (or Y, Z)` of shipped files that set a macro, or a class; empty if there are none."""
+    """`; add --gin_file=X, or another file of FOLDER` that sets a macro or a class; empty if no shipped file does."""
     names = [
         n for n, text in shipped().items() if setting in text.macros_set or re.search(rf'^{setting}\.', text.text, re.M)
     ]
     # An experiment is a whole run; adding one to another answers no question.
     parts = [name for name in names if not name.startswith(('experiments/', 't5x/', 'defaults'))]
-    first, *others = sorted(parts, key=lambda name: (name.removesuffix('.gin') not in _PREFERRED, name)) or ['']
-    return f'; add --gin_file={first}' + (f' (or {", ".join(others[:4])})' if others else '') if first else ''
+    if not parts:
+        return ''
+    first = min(parts, key=lambda name: (name.removesuffix('.gin') not in _PREFERRED, name))
+    folder = first.partition('/')[0]
+    others = sum(name.startswith(f'{folder}/') for name in parts) > 1
+    return f'; add --gin_file={first}' + (f', or another file of {folder}/' if others else '')
 
 
 def find(name: str, search_paths: Sequence[str] = (), asked_by: str = '', prefer_shipped: bool = False) -> pathlib.Path:
@@ -112,7 +117,10 @@ def find(name: str, search_paths: Sequence[str] = (), asked_by: str = '', prefer
     candidates.insert(0 if prefer_shipped else len(candidates), shipped_folder() / bare)
     if found := next((path for path in candidates if path.is_file()), None):
         return found
-    advice = nearest(bare, shipped()) or f'; they are in {shipped_folder()}'
+    folder, _, rest = bare.rpartition('/')
+    folders = {name.rpartition('/')[0] for name in shipped()}
+    (near,) = difflib.get_close_matches(folder, folders, n=1) or [folder]
+    advice = nearest(f'{near}/{rest}'.lstrip('/'), shipped()) or f'; they are in {shipped_folder()}'
     if re.search(r't5x/(examples|configs)/', name):
         advice = "; T5X's own gin files build T5X's classes: docs/t5x.md has their names here"
     raise UserError(f'{asked_by}gin file {name!r} not found here or among the shipped configs{advice}')

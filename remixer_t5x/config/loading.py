@@ -179,7 +179,7 @@ def _read(given: Given) -> list[Text]:
         modules = [line.split()[1] for line in text.imports.values()]
         modules += re.findall(rf"^{MODULE}\s*=\s*['\"]([\w.]+)", text.text, re.M)
         if any(module.partition('.')[0] == 't5x' for module in modules):
-            raise UserError(f"{text.name} is for T5X's own scripts (docs/t5x.md); docs/t5x.md has the names here")
+            raise UserError(f"{text.name} is for T5X's own scripts; docs/t5x.md has their commands, and the names here")
         files.of_user.update(module.partition('.')[0] for module in modules if not text.shipped)
     return texts
 
