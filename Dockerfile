@@ -5,7 +5,7 @@
 #   docker build --tag remixer-t5x:tpu --build-arg EXTRA=tpu .
 #
 #   docker run --gpus=all --shm-size=16g --volume="$PWD/runs:/data" remixer-t5x:gpu \
-#       train --gin_file=experiments/python_docs.gin --gin_file=hardware/single_gpu.gin --gin.MODEL_DIR=/data/python_docs
+#       train --gin_file=experiments/quickstart.gin --gin_file=hardware/gpu.gin --gin.MODEL_DIR=/data/quickstart
 #
 # The versions are those of requirements.lock. /data must be writable for user 1000. SIGTERM (docker stop) saves the run;
 # give it time: docker stop --time=300.

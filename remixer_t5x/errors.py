@@ -1,5 +1,8 @@
 """The one exception for a user's mistake; the command line prints it as one line, without a traceback."""
 
+import difflib
+from collections.abc import Iterable
+
 
 class UserError(ValueError):
     """Says on one line what was given, what is allowed, and what to type instead."""
@@ -20,3 +23,19 @@ def one_line(text: str) -> str:
     """`text` without line ends and without control characters, with which a file's content could control a terminal."""
     line = ' '.join(text.split())
     return ''.join(character if character.isprintable() else '\N{REPLACEMENT CHARACTER}' for character in line)
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """`; did you mean X?`, or nothing when no known name is close. Case never separates two names.
+
+    A name that is the beginning of a few known names means one of them: `models/t5.gin` is not a misspelt `models/tim`.
+    """
+    # Of names that differ in case alone, the last one is that with the most letters of the same case.
+    known = sorted({*known} - {name}, key=lambda candidate: (sum(map(str.__eq__, candidate, name)), candidate))
+    by_lower = {candidate.lower(): candidate for candidate in known}
+    begun = name.lower().removesuffix('.gin')
+    longer = sorted(by_lower[candidate] for candidate in by_lower if candidate.startswith(begun))
+    if len(begun.rpartition('/')[2]) > 1 and 1 <= len(longer) <= 3:
+        return f'; did you mean {" or ".join(longer)}?'
+    close = difflib.get_close_matches(name.lower(), by_lower, n=1, cutoff=0.6)
+    return f'; did you mean {by_lower[close[0]]}?' if close else ''

@@ -2,29 +2,29 @@
 
 import collections
 import pathlib
+import re
 
 import gin
 import jax
 import pytest
 from flax import linen as nn
-from gin.config_parser import IncludeStatement
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from remixer_t5x import build_model
-from remixer_t5x.config import loading, scan
-from remixer_t5x.config.bindings import Bindings, macros_read
+from remixer_t5x.config import files as gin_files
+from remixer_t5x.config import loading
 from remixer_t5x.data import frames
 from remixer_t5x.models import interface
 
 CONFIGS = pathlib.Path(__file__).parent.parent / 'configs'
-# sublayers/ and schedules/ belong to the models and optimizers that include them.
+# sublayers/ belong to the models that include them.
 # Each command reads its own other file of runs/ first, by itself.
 AXES = {
     'models': ('models', 'sublayers'),
     'sizes': ('sizes',),
     'data': ('data',),
-    'optimizers': ('optimizers', 'schedules'),
+    'optimizers': ('optimizers',),
     'hardware': ('hardware',),
     'runs': ('runs/pretrain.gin', 'runs/finetune.gin'),
 }
@@ -34,7 +34,6 @@ OVERRIDE = {
     'ablations': 'before it',
     'experiments': 'include',
     'frames': 'before it',
-    'decoders': 'before it',
     'objectives': 'before it',
 }
 OWN_VALUES = {'FILES', 'PAIRS', 'HF_DATASET', 'INPUTS', 'TARGETS', 'TASK', 'TASKS'}
@@ -48,13 +47,18 @@ def files_of(places: tuple[str, ...]) -> list[pathlib.Path]:
     ]
 
 
-def statements(path: pathlib.Path) -> list[scan.Statement]:
-    return scan.scan(path.read_text(), path.name)
-
-
 def settings_of(path: pathlib.Path) -> set[str]:
     """Macros, and arguments by the full name of what they belong to, that a file sets itself."""
-    return {f'{binding.target} {binding.arg}' for binding in Bindings(statements(path)).all}
+    text = gin_files.Text(path.name, path.read_text())
+    found = {f'%{name}' for name in text.macros_set}
+    for scope, first, rest in re.findall(r'^((?:\w+/)*)(\w+)(\.[\w.]+)\s*=', text.text, re.M):
+        found.add(scope + '.'.join(text.imports[first].split()[1::2]) + rest)
+    return found
+
+
+def included(path: pathlib.Path) -> list[pathlib.Path]:
+    paths = [CONFIGS / file for file in re.findall(r"^include '(.*)'", path.read_text(), re.M)]
+    return [*paths, *(inner for path in paths for inner in included(path))]
 
 
 @pytest.mark.parametrize('axes', [AXES, UNDER_T5X], ids=['ours', 'T5X'])
@@ -70,7 +74,7 @@ def test_every_setting_has_one_axis(axes):
 
 def test_every_folder_is_an_axis_or_says_that_it_overrides():
     folders = {path.name for path in CONFIGS.iterdir() if path.is_dir()}
-    assert folders == {*AXES, *OVERRIDE, 'sublayers', 'schedules', 't5x'}
+    assert folders == {*AXES, *OVERRIDE, 'sublayers', 't5x'}
     for folder, words in OVERRIDE.items():
         assert all(words in path.read_text() for path in (CONFIGS / folder).glob('*.gin'))
 
@@ -78,14 +82,15 @@ def test_every_folder_is_an_axis_or_says_that_it_overrides():
 def test_defaults_are_of_macros_that_other_axes_own():
     defaults = settings_of(CONFIGS / 'defaults.gin')
     # The models are of this frame, which a file of frames/ replaces; an objective decides on prefixes.
-    defaults -= {'%FRAME ', '%PREFIX_LM '}
+    defaults -= {'%FRAME', '%PREFIX_LM'}
+    # A file of sizes/ sets these if they differ.
+    defaults -= {'%HEAD_DIM', '%UNGATED_MLP_DIM', '%AMLP_NUM_ENCODER_LAYERS', '%AMLP_NUM_DECODER_LAYERS'}
     owners = {'VOCAB_SIZE': 'data', 'DTYPE': 'hardware', 'XLA_OPTIONS': 'hardware', 'DROPOUT_RATE': 'runs'}
     for macro, axis in owners.items():
-        defaults.remove(f'%{macro} ')
+        defaults.remove(f'%{macro}')
         for path in files_of(AXES[axis]):
-            included = [found.filename for found in statements(path) if isinstance(found, IncludeStatement)]
-            parts = [path, *(CONFIGS / file for file in included)]
-            assert any(f'%{macro} ' in settings_of(part) for part in parts), path
+            parts = [path, *included(path)]
+            assert any(f'%{macro}' in settings_of(part) for part in parts), path
     assert not defaults
 
 
@@ -107,8 +112,8 @@ A_RUN = st.tuples(
 def configuration(files: tuple[str, ...] | list[str]) -> str:
     values = [(name, 'given') for name in ('MODEL_DIR', 'INITIAL_CHECKPOINT_PATH')]
     data = next((CONFIGS / file for file in files if file.startswith('data/')), CONFIGS / 'defaults.gin')
-    found = Bindings(statements(data))
-    values += [(name, 'given') for name in OWN_VALUES & macros_read(found.all) - set(found.macros)]
+    text = gin_files.Text(data.name, data.read_text())
+    values += [(name, 'given') for name in OWN_VALUES & set(text.macros_read) - set(text.macros_set)]
     loading.load(loading.Given(files, values), 'remixer_t5x.train.settings.Run', partial=False)
     return gin.config_str()
 

@@ -15,11 +15,12 @@ import sys
 import tomllib
 
 import pytest
+from gin import config_parser
 
 from remixer_t5x.cli import convert, main
 from remixer_t5x.cli.convert import kept
 from remixer_t5x.cli.main import COMMANDS
-from remixer_t5x.config import macro_table, resolved, scan
+from remixer_t5x.config import loading, macro_table, resolved
 from remixer_t5x.devices import processes
 from remixer_t5x.errors import UserError
 from remixer_t5x.extras.reports import compare
@@ -65,7 +66,7 @@ def python_sources(page):
     for text in fenced(page, 'python'):
         # gin is highlighted as Python.
         if 'dynamic_registration' in text:
-            scan.scan(text, page.name)
+            list(config_parser.ConfigParser(text, loading.References()))
         else:
             yield text
     for text in fenced(page):
@@ -113,7 +114,7 @@ def _attribute(value, name):
 
 def test_an_attribute_that_does_not_exist_is_found():
     with pytest.raises(AttributeError, match='shipped_folder'):
-        test_python_code_names_what_exists(None, 'from remixer_t5x.config import scan; print(scan.shipped_folder())')
+        test_python_code_names_what_exists(None, 'from remixer_t5x.config import loading; loading.shipped_folder()')
 
 
 @pytest.mark.parametrize('page', [*PAGES, ROOT / 'CONTRIBUTING.md'], ids=lambda page: page.name)
@@ -189,7 +190,7 @@ def test_every_command_is_one_whose_configuration_loads(page, words, tmp_path, m
     _stand_ins(tmp_path, words)
     monkeypatch.setattr(kept, 'of_hugging_face', lambda path: tmp_path / 'kept')
 
-    def call(root):
+    def call(root, *args, **options):
         raise Loaded
 
     # The commands that read no gin files have nothing to load but their arguments.

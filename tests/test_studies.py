@@ -640,7 +640,7 @@ def test_scaling_takes_losses_of_one_run_at_every_budget(studies, tmp_path, monk
     for model in scaling.MODELS:
         assert scaling.setup_of(dataclasses.replace(trial, model=model))[0].frame == 'encoder_decoder'
     with pytest.raises(UserError, match='h100.gin is for gpu'):
-        scaling.setup_of(dataclasses.replace(trial, hardware='hardware/h100.gin'))
+        scaling.setup_of(dataclasses.replace(trial, hardware='hardware/gpu.gin'))
     of_a_step = scaling.compiled(trial)[3]
     assert scaling.steps_of(dataclasses.replace(trial, budgets=(of_a_step, 3 * of_a_step, 9e20)), of_a_step) == {
         3 * of_a_step: 3

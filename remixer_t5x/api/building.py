@@ -30,7 +30,7 @@ def build_model(*gin_files: str, **macros: object) -> Model:
     references = {name: value for name, value in macros.items() if isinstance(value, str) and value[:1] in ('@', '%')}
     objects = {name: value for name, value in macros.items() if name not in references}
     given = loading.Given([str(file) for file in gin_files], list(references.items()), objects=objects)
-    (model,) = loading.values(given, 'MODEL', reader='build_model', only=True)
+    (model,) = loading.values(given, 'MODEL', only=True)
     if not isinstance(model, Model):
         return model
     return dataclasses.replace(model, config=_config_text(given))
@@ -47,7 +47,7 @@ def _config_text(given: loading.Given) -> str:
             return ''
     # gin has no text for classes and functions: it writes None, which the statements below override.
     literals = {name: None if '@' in written[name] else value for name, value in given.objects.items()}
-    loading.load(dataclasses.replace(given, objects=literals), '%MODEL', reader='build_model', only=True)
+    loading.load(dataclasses.replace(given, objects=literals), '%MODEL', only=True)
     lines = [f'import {module}' for module in sorted(modules)]
     lines += [f'{name} = {text}' for name, text in written.items() if literals[name] is None]
     return loading.config_text() + ''.join(f'{line}\n' for line in lines)

@@ -153,7 +153,7 @@ def _with_config(model: Any, gin_file: str) -> Any:
     """The model with the gin text that describes it alone."""
     if not isinstance(model, Model):
         return model
-    loading.load(_given(gin_file), '%MODEL', reader=gin_file, only=True)
+    loading.load(_given(gin_file), '%MODEL', only=True)
     return dataclasses.replace(model, config=loading.config_text())
 
 
@@ -164,7 +164,7 @@ def _given(gin_file: str, flags: Sequence[tuple[str, str]] = ()) -> loading.Give
 def _values(gin_file: str, flags: Sequence[tuple[str, str]] = (), only: bool = False) -> list[Any]:
     """The model, the vocabulary (None: take the task's) and the lengths by a saved gin file; `only`: see `load`."""
     given = _given(gin_file, flags)
-    return loading.values(given, 'MODEL', *given.defaults, reader=gin_file, only=only)
+    return loading.values(given, 'MODEL', *given.defaults, only=only)
 
 
 def restore(checkpoint: str, model: Any, vocabulary: Any, partitioner: Partitioner) -> Any:

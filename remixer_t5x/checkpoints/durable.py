@@ -59,7 +59,7 @@ class ListedFolder(ocp.path.atomicity.CommitFileTemporaryPath):
     async def finalize(self) -> None:
         final: epath.Path = self.get_final()
         # An item (`state`, `data`, `run`) belongs to the list of its step.
-        if final.name.isdigit():
+        if is_step(final.name):
             found = object_store.contents(final) or {}
             (final / LIST).write_text(json.dumps({name: found[name] for name in found if name not in _AFTER_LIST}))
         await super().finalize()

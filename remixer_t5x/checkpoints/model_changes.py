@@ -27,7 +27,9 @@ def describe(saved: Shapes, given: Shapes) -> str:
     # An array that both have is more informative than one that one of them lacks, and a parameter than its moments.
     name = min(differing, key=lambda name: (not (name in saved and name in given), not name.startswith('params/')))
     more = f' (and {len(differing) - 1} more differ)' if len(differing) > 1 else ''
-    return f'{name} has shape {saved.get(name, "(absent)")} there and {given.get(name, "(absent)")} here{more}'
+    by_length = any(mixer in name for mixer in ('remixer', 'gmlp', 'mlp_mixer')) and name in saved and name in given
+    advice = '; rows are as long as there with --gin.MAX_INPUT_LENGTH and --gin.MAX_TARGET_LENGTH' if by_length else ''
+    return f'{name} has shape {saved.get(name, "(absent)")} there and {given.get(name, "(absent)")} here{more}{advice}'
 
 
 def _sublayers(shapes: Shapes) -> dict[str, set[str]]:

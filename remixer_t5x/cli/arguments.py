@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from remixer_t5x import startup
+from remixer_t5x import ranges, startup
 from remixer_t5x.cli import quiet
 from remixer_t5x.errors import UserError
 
@@ -23,7 +23,7 @@ CHECKPOINT = 'CHECKPOINT_PATH'
 CHECKPOINT_HELP = 'a checkpoint, or a MODEL_DIR (its newest)'
 RUN_HELP = f'{CHECKPOINT_HELP}; without --gin_file the config.gin of that run is read'
 _MODEL_HELP = (
-    'NAME of models/NAME.gin, in place of the model file that a gin file includes; +ablations/NAME adds a file to it'
+    'NAME of models/NAME.gin, in place of the model file that a gin file includes; +NAME=VALUE changes a setting of it'
 )
 
 
@@ -112,7 +112,7 @@ def values(
 
     given = _given(args, base=base, defaults=defaults or {}, objects=objects or {})
     importing = libraries(args, tensorflow=args.command != 'info')
-    return loading.values(given, *macros, reader=f'remixer-t5x {args.command}', importing=importing)
+    return loading.values(given, *macros, importing=importing)
 
 
 def _given(args: argparse.Namespace, **own: Any) -> Any:
@@ -126,8 +126,7 @@ def _given(args: argparse.Namespace, **own: Any) -> Any:
     if not hasattr(args, 'of_the_run'):
         args.of_the_run = _of_the_run(args)
     run_files, run_flags = args.of_the_run
-    files = [*run_files, *args.gin_file, *getattr(args, 'decoder_file', ())]
-    return loading.Given(files, [*run_flags, *args.gin_flags], search_paths, model, **own)
+    return loading.Given([*run_files, *args.gin_file], [*run_flags, *args.gin_flags], search_paths, model, **own)
 
 
 def _of_the_run(args: argparse.Namespace) -> tuple[list[str], list[tuple[str, str]]]:
@@ -171,9 +170,10 @@ def whole_number(minimum: int) -> Callable[[str], int]:
     """A type for `add_argument`: whole numbers from `minimum`."""
 
     def convert(text: str) -> int:
-        if not text.lstrip('-').isdecimal() or int(text) < minimum:
+        number = ranges.whole_number(text, minimum)
+        if number is None:
             raise argparse.ArgumentTypeError(f'{text!r} is not a whole number from {minimum}')
-        return int(text)
+        return number
 
     return convert
 

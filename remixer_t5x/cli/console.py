@@ -11,6 +11,10 @@ def show(*parts: Any, pipe_width: int = 150) -> None:
     console = Console(file=sys.stdout, width=None if sys.stdout.isatty() else pipe_width, highlight=False)
     for part in parts:
         text = isinstance(part, str)
+        if not text:
+            # A number that is cut is no number: the terminal wraps a wide table.
+            widest = console.measure(part, options=console.options.update(width=10_000)).maximum
+            console.width = max(console.width, widest)
         console.print(part, soft_wrap=text, markup=not text)
     sys.stdout.flush()
 

@@ -1,4 +1,4 @@
-"""Flags of `infer` and `eval` that choose a file of decoders/ and its main setting."""
+"""Flags of `infer` and `eval` that choose a decoder and its main setting (configs/runs/_decoders.gin)."""
 
 import argparse
 
@@ -9,9 +9,9 @@ from remixer_t5x.errors import UserError
 def add(parser: argparse.ArgumentParser, batch_size: str) -> None:
     """Adds the flags; `batch_size` is the macro that --batch_size sets."""
     group = parser.add_argument_group('decoding')
-    beams = 'beam search with N beams (decoders/beam_search.gin)'
+    beams = 'beam search with N beams'
     group.add_argument('--beams', metavar='N', type=arguments.whole_number(2), help=beams)
-    sampling = 'draw answers at random, at this temperature (decoders/sampling.gin; default 1.0)'
+    sampling = 'draw answers at random, at this temperature (default 1.0)'
     group.add_argument('--sampling', metavar='TEMPERATURE', nargs='?', const='1.0', type=_number, help=sampling)
     arguments.add_macro(group, '--batch_size', batch_size, 'texts of one batch over all devices', metavar='N')
 
@@ -26,10 +26,10 @@ def _number(text: str) -> str:
 
 
 def apply(args: argparse.Namespace) -> None:
-    """Adds the gin file (read after all others) and the macro of the flags. Raises UserError for two decoders."""
+    """Adds the macros of the flags. Raises UserError for two decoders."""
     if args.beams is not None and args.sampling is not None:
         raise UserError('--beams and --sampling are two decoders; give one of them')
-    for value, file, macro in ((args.beams, 'beam_search', 'BEAMS'), (args.sampling, 'sampling', 'TEMPERATURE')):
-        if value is not None:
-            args.decoder_file = [f'decoders/{file}.gin']
-            args.gin_flags = [*args.gin_flags, (macro, str(value))]
+    if args.beams is not None:
+        args.gin_flags = [*args.gin_flags, ('DECODER', '@beam_search.BeamSearch()'), ('BEAMS', str(args.beams))]
+    if args.sampling is not None:
+        args.gin_flags = [*args.gin_flags, ('DECODER', '@sampling.Sampling()'), ('TEMPERATURE', args.sampling)]

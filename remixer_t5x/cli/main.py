@@ -33,7 +33,7 @@ from remixer_t5x.cli.data import cache, get, preview, show, vocab
 from remixer_t5x.cli.data import list as data_list
 from remixer_t5x.config import user_modules
 from remixer_t5x.devices import compilation_cache
-from remixer_t5x.errors import UserError, one_line
+from remixer_t5x.errors import UserError, nearest, one_line
 
 
 def _extra(extra: str, module: str) -> tuple[Command, ...]:
@@ -117,6 +117,9 @@ def _describe_bug(error: BaseException) -> str:
 def _run(argv: Sequence[str], own_process: bool) -> int:
     rest, gin_flags = arguments.split_gin_flags(argv)
     parser = _parser()
+    words = {command.name.partition(' ')[0] for command in COMMANDS}
+    if rest and rest[0][0:1] not in ('-', '') and rest[0] not in words:
+        raise UserError(f'{rest[0]!a} is not a command{nearest(rest[0], words)}; see {parser.prog} --help')
     args, unknown = parser.parse_known_args(_join_words(rest))
     if unknown:
         raise UserError(_unknown_flag(args, unknown))
@@ -158,16 +161,16 @@ def _join_words(argv: list[str]) -> list[str]:
 
 def _unknown_flag(args: argparse.Namespace, given: list[str]) -> str:
     """What to say of arguments that the command does not take, and what to type instead of the first."""
-    from remixer_t5x.config import files, t5x_macros
+    from remixer_t5x.config import files
 
     message = f'unrecognized arguments: {" ".join(given)}'
     parser = getattr(args, 'own_parser', None) or _parser()
     flag, _, value = given[0].partition('=')
     name = flag.removeprefix('--')
     near = difflib.get_close_matches(flag, re.findall(r'--\w+', parser.format_usage()), n=1)
-    if hint := t5x_macros.flag_here(name):
-        message += hint
-    elif hasattr(args, 'gin_file') and value and files.is_macro(name.upper()):
+    if name in files.T5X['flags']:
+        message += f'; that is a flag of T5X, and here it is {files.T5X["flags"][name]}'
+    elif hasattr(args, 'gin_file') and value and files.readers(name.upper()):
         message += f'; the setting is --gin.{name.upper()}={value}'
     elif near:
         message += f'; did you mean {near[0]}'
@@ -212,6 +215,8 @@ def _add_command(commands, command: Command) -> None:
     command.add_arguments(parser)
     parser.set_defaults(own_parser=parser)
     parser.add_argument('--verbose', action='store_true', help='show log lines of libraries, and tracebacks')
+    # Every script of T5X has it.
+    parser.add_argument('--alsologtostderr', dest='verbose', action='store_true', help=argparse.SUPPRESS)
 
 
 def _lines(examples) -> str:

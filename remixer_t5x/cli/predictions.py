@@ -24,7 +24,8 @@ def score(args: argparse.Namespace, base: Sequence[str]) -> None:
     Raises:
         UserError: the file does not match the split, or a task cannot be read.
     """
-    mixture, lengths, split, name, limit = arguments.values(args, *_MACROS, base=base)
+    defaults = {'EVAL_TASKS': None, 'EVAL_EXAMPLES': None}
+    mixture, lengths, split, name, limit = arguments.values(args, *_MACROS, base=base, defaults=defaults)
     from remixer_t5x.evaluate import results, task_examples, task_metrics
 
     path = args.predictions

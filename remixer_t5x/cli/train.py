@@ -42,18 +42,18 @@ def run(args: argparse.Namespace) -> int:
     """Trains, and says at the end where the results are; the exit code."""
     if args.from_hf is not None:
         _begin_with_hugging_face(args)
-    arguments.load(args, ROOT, partial=False, suggest=[FILES[args.command]], tensorflow=False)
+    arguments.load(args, ROOT, partial=False, tensorflow=False)
     import jax
 
     from remixer_t5x.config import loading, resolved
     from remixer_t5x.testing.check import check_users_sublayers
     from remixer_t5x.train import loop
 
+    _check_steps(resolved.raw('TRAIN_STEPS'), resolved.raw('INITIAL_CHECKPOINT_PATH'), args.command)
     # A second Ctrl-C ends the process without a traceback, up to the last line.
     with process_flags.together(args, saves=True), contextlib.ExitStack() as signals:
         # The step compiles before a task is made, which loads TensorFlow.
-        with resolved.deferred(TRAINING_TASK), resolved.deferred(EVALUATION_TASKS):
-            settings: Run = resolved.call(ROOT)
+        settings: Run = resolved.call(ROOT, deferred=(TRAINING_TASK, EVALUATION_TASKS))
         _check_command(args.command, settings)
         lines = check_users_sublayers(settings.learner.model)
         if jax.process_index() == 0:
@@ -82,6 +82,15 @@ def _begin_with_hugging_face(args: argparse.Namespace) -> None:
     folder = kept.of_hugging_face(args.from_hf)
     args.gin_file = [*args.gin_file, f'{folder}/{model_dir.CONVERTED}']
     args.gin_flags = [('INITIAL_CHECKPOINT_PATH', str(folder)), *args.gin_flags]
+
+
+def _check_steps(steps: object, start: object, command: str) -> None:
+    """Refuses TRAIN_STEPS in finetuning from a checkpoint, whose steps T5X counts and a run here does not."""
+    if command == 'finetune' and isinstance(steps, int) and isinstance(start, str):
+        raise UserError(
+            f'TRAIN_STEPS is {steps} and INITIAL_CHECKPOINT_PATH is given; in T5X TRAIN_STEPS includes the steps of '
+            'that checkpoint, and a run here counts its own; type --gin.TRAIN_STEPS_RELATIVE=10000 for this run'
+        )
 
 
 def _check_command(command: str, settings: Run) -> None:

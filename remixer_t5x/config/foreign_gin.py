@@ -1,52 +1,79 @@
-"""Whether gin text only describes a model of ours. gin runs code, so other text of a stranger needs the user's consent.
+"""Checks that gin text from a stranger only describes a model of this package. gin runs code, so other text needs the
+user's consent.
 
-Allowed are literals, macros, and functions and classes that are defined in the modules below, by their own names; they
-build models and read vocabularies.
+Allowed are literals, macros, and the classes and functions that the modules below define; they build models and read
+vocabularies.
 """
 
 import importlib
 import importlib.util
-from collections.abc import Iterator
+import re
+import tokenize
 
-from gin.config_parser import ImportStatement, IncludeStatement
+from gin import config_parser
 
-from remixer_t5x.config import scan
+from remixer_t5x.config import loading
+from remixer_t5x.errors import UserError, one_line
 
 _PACKAGES = ('remixer_t5x.models.',)
 _MODULES = ('remixer_tasks.vocabularies',)
 _GIN = '__gin__.dynamic_registration'
+# Names a module to import.
+_IMPORTING_MACRO = 'MIXTURE_OR_TASK_MODULE'
 
 
 def first_foreign(text: str, file: str) -> str:
-    """The first import, include, function or class in `text` that is not allowed; empty if there is none.
+    """Returns the first import, include, macro, function or class in `text` that is not allowed, or an empty string.
 
     Imports no module except for the allowed ones. Raises UserError, with the name `file`, if the text is not gin.
     """
-    for statement in scan.scan(text, file):
-        if isinstance(statement, IncludeStatement):
-            return f'include {statement.filename!r}'
-        if isinstance(statement, ImportStatement):
-            if statement.module != _GIN and not _is_ours(statement.module):
-                return statement.format()
-            continue
-        for target in _targets(statement):
-            module, _, name = target.rpartition('.')
-            if not _is_ours(module) or not _defines(module, name):
-                return target
-    return ''
+    references, imports, statement_lines = loading.References(), {}, set()
+    lines = text.split('\n')
+    # Readers disagree on where lines end at other control characters, so a comment of one is a statement of another.
+    if unprintable := next((line for line in lines if not line.replace('\t', ' ').isprintable()), None):
+        raise UserError(f'{file} has control characters: {one_line(unprintable):.80}; copy the file again')
+    try:
+        for statement in config_parser.ConfigParser(text, references):
+            statement_lines.add(statement.location.line_num)
+            if isinstance(statement, config_parser.IncludeStatement):
+                return f'include {statement.filename!r}'
+            if isinstance(statement, config_parser.ImportStatement):
+                if statement.module != _GIN and not _is_ours(statement.module):
+                    return statement.format()
+                imports[statement.bound_name()] = statement
+                continue
+            names = [name[1:].rpartition('/')[2] for name in references.names if name[0] == '@']
+            if isinstance(statement, config_parser.BlockDeclaration) or statement.arg_name:
+                names.append(statement.selector)
+            elif statement.selector == _IMPORTING_MACRO:
+                return _IMPORTING_MACRO
+            if foreign := next((name for name in names if not _is_allowed(name, imports)), ''):
+                return foreign
+            references.names.clear()
+    except (SyntaxError, ValueError, RecursionError, tokenize.TokenError) as error:
+        raise UserError(f'{file} is not gin: {one_line(str(error))}; copy the file again') from None
+    # A line inside of a text that `files.Reader`, which reads line by line, would take for an import or include.
+    hidden = (line for number, line in enumerate(lines, 1) if number not in statement_lines)
+    return next((line for line in hidden if re.match(r'(from|import|include)\b', line)), '')
 
 
-def imported_packages(text: str, file: str) -> list[str]:
+def imported_packages(text: str) -> list[str]:
     """Top-level names of the modules that `text` imports and that are not part of this package, each once."""
-    statements = [one for one in scan.scan(text, file) if isinstance(one, ImportStatement) and one.module != _GIN]
-    names = dict.fromkeys(statement.module.partition('.')[0] for statement in statements)
-    return [name for name in names if name not in ('remixer_t5x', 'remixer_tasks')]
+    statements = config_parser.ConfigParser(text, loading.References())
+    imports = [one.module for one in statements if isinstance(one, config_parser.ImportStatement)]
+    packages = dict.fromkeys(module.partition('.')[0] for module in imports if module != _GIN)
+    return [name for name in packages if name not in ('remixer_t5x', 'remixer_tasks')]
 
 
-def _targets(binding: scan.Binding) -> Iterator[str]:
-    if not binding.is_macro:
-        yield binding.target
-    yield from (reference.target for reference in binding.references() if reference.kind == '@')
+def _is_allowed(name: str, imports: dict[str, config_parser.ImportStatement]) -> bool:
+    first, _, rest = name.partition('.')
+    if first in imports and (imports[first].is_from or imports[first].alias):
+        name = f'{imports[first].module}.{rest}'
+    module, _, attribute = name.rpartition('.')
+    if not _is_ours(module) or attribute.startswith('_'):
+        return False
+    defined_in = getattr(getattr(importlib.import_module(module), attribute, None), '__module__', '') or ''
+    return defined_in in _MODULES or f'{defined_in}.'.startswith(_PACKAGES)
 
 
 def _is_ours(module: str) -> bool:
@@ -54,9 +81,3 @@ def _is_ours(module: str) -> bool:
         return f'{module}.'.startswith(_PACKAGES) and importlib.util.find_spec(module) is not None or module in _MODULES
     except (ImportError, ValueError):
         return False  # An attribute of one of the modules.
-
-
-def _defines(module: str, name: str) -> bool:
-    value = getattr(importlib.import_module(module), name, None)
-    defined_in = getattr(value, '__module__', '') or ''
-    return not name.startswith('_') and (defined_in in _MODULES or f'{defined_in}.'.startswith(_PACKAGES))

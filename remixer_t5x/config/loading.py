@@ -1,35 +1,43 @@
 """From gin files and `--gin.` flags to Python values; whatever gin can complain about becomes one line (UserError).
 
-gin semantics: gin-config 0.5 with `from __gin__ import dynamic_registration`. Three things differ from plain gin, each
-because a user's mistake would otherwise pass silently or end in a page of traceback: a macro that nothing reads is
-refused, a flag's value that is not a gin value is a string, and only what the caller reads has to be defined.
+gin parses and evaluates. Four things are added, because a user's mistake would otherwise pass silently or end in a page
+of traceback: a macro that nothing reads is refused, a flag's value that is not a gin value is a text, a macro that is
+not set has the default of the argument that takes it, and only what the caller reads has to be set.
 """
 
 import contextlib
 import dataclasses
+import difflib
 import importlib.util
+import inspect
+import io
 import os
 import pathlib
-from collections.abc import Mapping, Sequence
+import re
+import sys
+import tokenize
+import traceback
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import gin
-from gin.config_parser import ImportStatement, IncludeStatement
+from gin import config_parser
 
-from remixer_t5x.config import checks, errors, files, resolved, scan, t5x_macros, task_names, user_modules
-from remixer_t5x.config.bindings import Bindings, macros_read
-from remixer_t5x.config.scan import Binding, Place, Statement
-from remixer_t5x.errors import UserError, one_line
+from remixer_t5x.config import files, resolved
+from remixer_t5x.config.files import FLAG, MODELS, T5X, Text
+from remixer_t5x.errors import UserError, nearest, one_line
 
-MODELS = 'models/'
 # Values for what a model reads and data, hardware and runs own; read before everything else.
 DEFAULTS = 'defaults.gin'
+TASK, MODULE = 'MIXTURE_OR_TASK_NAME', 'MIXTURE_OR_TASK_MODULE'
 # Macros that hold paths. A Hugging Face data set is a path only if it exists here.
 _PATHS = (
     *('MODEL_DIR', 'INITIAL_CHECKPOINT_PATH', 'CHECKPOINT_PATH', 'VOCABULARY_PATH', 'CACHE_DIR', 'DATA_DIR'),
     *('FILES', 'VALIDATION_FILES', 'PAIRS', 'VALIDATION_PAIRS', 'EVAL_PAIRS', 'SUBMISSION_DIR', 'HF_DATASET'),
 )
 _ALMOST_PYTHON = {'true': 'True', 'false': 'False', 'none': 'None', 'null': 'None'}
+_IMPORT_ADVICE = '; is the name spelt right, the package installed, or its folder in PYTHONPATH?'
+_DYNAMIC = 'from __gin__ import dynamic_registration'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,7 +51,8 @@ class Given:
         flags: names of macros or settings, and their values as text.
         objects: Python values of macros.
         search_paths: more folders with gin files.
-        model: files to read instead of the first file of models/ that `files` name or include, and of all others.
+        model: files, and settings as NAME=VALUE, to read instead of the first file of models/ that `files` name or
+            include, and of all others.
     """
 
     files: Sequence[str] = ()
@@ -58,58 +67,57 @@ class Given:
 def load(
     given: Given,
     *wanted: str,
-    partial: bool = True,
-    reader: str = 'the caller',
-    suggest: Sequence[str] = (),
     importing: contextlib.AbstractContextManager | None = None,
+    partial: bool = True,
     only: bool = False,
 ) -> None:
     """Replaces gin's configuration by `given`.
 
     Args:
         given: files, flags and values.
-        wanted: what the caller reads, and which therefore must be defined: `%MODEL` for a macro, or the full name of a
-            class or function to call; none means everything.
-        partial: the caller reads only a part of a configuration that was written for training; macros known to the
-            shipped configs may then stay unread, and what the caller does not reach may stay undefined.
-        reader: who reads macros, for errors.
-        suggest: shipped files to name where no file sets up what is called; by default all that do.
-        importing: entered once the text has passed the checks that need no library, while gin imports what it names.
-        only: leaves out all that `wanted` does not read, imports too, so that `config_text` describes `wanted` alone.
+        wanted: what the caller reads, and which therefore must be set: `%MODEL` for a macro, or the full name of a
+            class or function to call.
+        importing: entered while gin imports what the text names, after the checks that need no library.
+        partial: the caller reads only a part of a configuration that was written for training; macros that a shipped
+            file reads may then stay unread. Otherwise `config_text` leaves out what `wanted` does not read.
+        only: `config_text` describes `wanted` alone, without other imports.
 
     Raises:
         UserError: anything wrong with files, flags, names or values, on one line.
     """
-    statements = _read(given)
-    references = [scan.reference(name) for name in wanted]
-    caller = Binding('caller', 'reads', references, Place(reader, 0, shipped=True), 'caller') if references else None
-    bindings = Bindings([*statements, *([caller] if caller else [])])
-    if not partial:
-        t5x_macros.check_steps(bindings)
-    checks.check(bindings, caller, partial or bool(given.model), suggest)
+    texts, partial = _read(given), partial or bool(given.model)
+    known = {*given.defaults, *given.objects, *(name[1:] for name in wanted if name[0] == '%'), MODULE, 'gin.REQUIRED'}
+    _check_macros(texts, known, partial)
     gin.clear_config()
     with importing or contextlib.nullcontext():
-        for statement in _kept(statements, bindings, caller if only else None):
-            _apply(statement, bindings)
-
-
-def _kept(statements: Sequence[Statement], bindings: Bindings, caller: Binding | None) -> list[Statement]:
-    """The statements for gin: those that `caller` reads, or all without the macros that nothing reads, so that gin's
-    configuration as text is the configuration of the run.
-    """
-    if caller:
-        reached = {(one.place, one.scope, one.key) for one in bindings.reachable([caller.target])}
-        return [one for one in statements if isinstance(one, Binding) and (one.place, one.scope, one.key) in reached]
-    callers = {binding.target for binding in bindings.final if not binding.is_macro}
-    read = macros_read(bindings.reachable(callers))
-    return [one for one in statements if not isinstance(one, Binding) or not one.is_macro or one.selector in read]
+        _bind(given.defaults)
+        for number, text in enumerate(texts):
+            _parse(text, texts[:number])
+        _bind(given.objects)
+        _name_tasks()
+    walk = _walk(texts, wanted)
+    for name, place in _of_user(texts, 'macros_set'):
+        if (
+            not partial
+            and place.startswith(FLAG)
+            and (name, 'gin.macro', 'value') not in walk.bindings
+            and name != MODULE
+        ):
+            raise _unread(name, place, ())
+    if only or not partial:
+        lines = gin.config_str().splitlines()
+        imports = [line for line in lines if line.startswith(('from ', 'import ')) and line != _DYNAMIC and not only]
+        gin.clear_config()
+        gin.parse_config([_DYNAMIC, *imports])
+        for key, value in walk.bindings.items():
+            gin.bind_parameter(key, value)
+    _bind(walk.defaults)
 
 
 def values(given: Given, *macros: str, **options: Any) -> list[Any]:
     """The values of macros, which later configurations do not change; `options` of `load`.
 
-    Raises:
-        UserError: anything wrong with files, flags, names or values, on one line.
+    Raises UserError for anything wrong with files, flags, names or values, on one line.
     """
     load(given, *(f'%{name}' for name in macros), **options)
     return [resolved.macro(name) for name in macros]
@@ -118,12 +126,14 @@ def values(given: Given, *macros: str, **options: Any) -> list[Any]:
 def config_text(absolute_paths: bool = True) -> str:
     """The configuration as gin text. With absolute paths, it reproduces the run from any folder."""
     for name in _PATHS if absolute_paths else ():
-        try:
-            value = gin.query_parameter(f'%{name}')
-        except ValueError:
-            continue
+        value = resolved.raw(name)
         if name != 'HF_DATASET' or (isinstance(value, str) and os.path.exists(os.path.expanduser(value))):
-            gin.bind_parameter((name, 'gin.macro', 'value'), _absolute(value))
+            _bind({name: _absolute(value)} if value is not resolved.UNDEFINED else {})
+    # Numbers, so that rows of other lengths do not change the shapes of the checkpoint's arrays.
+    lengths = [
+        name for name in ('MAX_INPUT_LENGTH', 'MAX_TARGET_LENGTH') if resolved.raw(name) is not resolved.UNDEFINED
+    ]
+    _bind({name: resolved.macro(name) for name in lengths})
     return gin.config_str()
 
 
@@ -136,147 +146,278 @@ def _absolute(value: Any) -> Any:
     return type(value)(map(_absolute, value)) if isinstance(value, list | tuple) else value
 
 
+def _bind(macros: Mapping[str, Any]) -> None:
+    for name, value in macros.items():
+        gin.bind_parameter((name, 'gin.macro', 'value'), value)
+
+
 def model_files(text: str, search_paths: Sequence[str] = ()) -> list[str]:
-    """`--model=remixer+ablations/remixer_no_composition` or `--model=mine.gin` as gin files.
+    """`--model=remixer+ablations/feature_mixing_only+TIED=False` or `--model=mine.gin` as gin files and settings.
 
     A name without a folder is one of models/, or a file of the user's in the current folder or in `search_paths`: if
     both exist, `mine.gin` is the user's file and `mine` that of models/. Raises UserError if a name is empty.
     """
     names = [name.strip() for name in text.split('+')]
     if not all(name.removesuffix('.gin') for name in names):
-        raise UserError(f'--model={text} has an empty name; type --model=t5_1_1, or --model=remixer+ablations/NAME')
-    return [_model_file(name, search_paths) for name in names]
+        raise UserError(f'--model={text} has an empty name; type --model=t5_1_1, or --model=remixer+NAME=VALUE')
+    return [name if '=' in name else _model_file(name, search_paths) for name in names]
 
 
 def _model_file(name: str, search_paths: Sequence[str]) -> str:
     file = f'{name.removesuffix(".gin")}.gin'
     is_users = any(pathlib.Path(folder).expanduser().joinpath(file).is_file() for folder in ('', *search_paths))
-    prefers_users = name.endswith('.gin') or not (files.shipped_folder() / MODELS / file).is_file()
+    prefers_users = name.endswith('.gin') or f'{MODELS}{file}' not in files.shipped()
     return file if '/' in file or (is_users and prefers_users) else f'{MODELS}{file}'
 
 
-def flag(name: str, text: str, imports: scan.Imports) -> Binding:
-    """The statement that `--gin.NAME=text` makes: `/tmp/x` becomes `'/tmp/x'`, `128` stays.
-
-    Raises:
-        UserError: `text` is empty, or begins like a gin value (quote, bracket, @, %) and is not one.
-    """
-    place = Place(f'{scan.COMMAND_LINE}{name}', 0)
-    if not text.strip():
-        raise UserError(f'{place}= has no value; type {place}=VALUE (for an empty text {place}="\'\'")')
-    right = _ALMOST_PYTHON.get(text.strip().lower(), text.strip())
-    if right != text.strip():
-        raise UserError(
-            f'{place}={text} is not a gin value; type {place}={right}, or {place}="\'{text}\'" for the text'
-        )
-    try:
-        (statement,) = scan.scan(f'{name} = {text}\n', str(place), imports=imports)
-    except ValueError:  # not one statement, which UserError is too
-        if text.lstrip()[0] in '\'"[({@%':
-            raise UserError(
-                f'{place}={one_line(text)} begins like a gin value but is not one; check quotes and brackets'
-            ) from None
-        (statement,) = scan.scan(f'{name} = {text!r}\n', str(place), imports=imports)
-    return dataclasses.replace(statement, place=place)
-
-
-def _with_own_imports(binding: Binding, known: Bindings) -> Binding:
-    """Lets a flag name what no file imports by its full name, such as `optax.adamw`."""
-    names = [reference.selector for reference in binding.references() if reference.kind == '@']
-    imports = dict(binding.imports)
-    for name in names if binding.is_macro else [*names, binding.selector]:
-        module, package = name.rpartition('.')[0], name.partition('.')[0]
-        if module and package not in imports and not known.has(name) and _is_installed(package):
-            imports[package] = scan.import_of(module, binding.place)
-    return dataclasses.replace(binding, imports=imports)
-
-
-def _is_installed(package: str) -> bool:
-    user_modules.allow(package)
-    try:
-        return importlib.util.find_spec(package) is not None
-    except ValueError:  # a module that Python made itself, such as __main__
-        return False
-
-
-def _read(given: Given) -> list[Statement]:
-    """All statements, in order."""
-    reader = _FileReader(given.search_paths, given.model)
-    found = _macros(given.defaults, Place('defaults', 0, shipped=True))
-    for file in (DEFAULTS, *given.base):
-        found += reader.read(file, by_us=True)
-    for file in given.files:
-        found += reader.read(file)
+def _read(given: Given) -> list[Text]:
+    """All texts in gin's order. Modules that the user's texts import may be in the current folder."""
+    model = [flag(name, value) if value else name for name, _, value in (item.partition('=') for item in given.model)]
+    reader = files.Reader(given.search_paths, model)
+    texts = [text for file in (DEFAULTS, *given.base) for text in reader.read(file, by_us=True)]
+    texts += [text for file in given.files for text in reader.read(file)]
     if given.model and not reader.model_read:
         raise UserError(
             f'--model replaces a file of {MODELS}, and no gin file given names or includes one; '
             f'type --gin_file={given.model[0]}'
         )
-    known = Bindings(found)
-    found += [_with_own_imports(flag(name, text, known.imports), known) for name, text in given.flags]
-    found += _macros(given.objects, Place('the caller', 0))
-    module = Bindings(found).macros.get(task_names.MODULE)
-    for name in (*reader.user_imports, *([str(module.value)] if module else [])):
-        user_modules.allow(name)
-    return task_names.resolved(found)
+    texts += [flag(name, text) for name, text in given.flags]
+    for text in texts:
+        modules = [line.split()[1] for line in text.imports.values()]
+        modules += re.findall(rf"^{MODULE}\s*=\s*['\"]([\w.]+)", text.text, re.M)
+        if any(module.partition('.')[0] == 't5x' for module in modules):
+            raise UserError(f"{text.name} is for T5X's own scripts; docs/t5x.md has their commands, and the names here")
+        files.of_user.update(module.partition('.')[0] for module in modules if not text.shipped)
+    return texts
 
 
-def _macros(values: Mapping[str, Any], place: Place) -> list[Statement]:
-    return [Binding(name, '', value, place, f'%{name}') for name, value in values.items()]
+def flag(name: str, value: str) -> Text:
+    """The statement that `--gin.NAME=value` makes: `/tmp/x` becomes `'/tmp/x'`, `128` stays.
 
-
-class _FileReader:
-    """Reads gin files with what they include; `model` are files to read in place of those of models/."""
-
-    def __init__(self, search_paths: Sequence[str], model: Sequence[str]):
-        self._search_paths, self._model = search_paths, model
-        self.model_read = False
-        self.user_imports: list[str] = []
-        self._open: list[pathlib.Path] = []
-
-    def read(self, name: str, asked_by: str = '', by_us: bool = False, in_model: bool = False) -> list[Statement]:
-        """The statements of a file; `asked_by` names the include statement in errors, `by_us` is of `files.find`."""
-        path = files.find(name, self._search_paths, asked_by, by_us)
-        file, shipped = files.display_name(path)
-        if self._model and shipped and file.startswith(MODELS) and not in_model:
-            # Where several files of models/ are named, the model takes the place of the first.
-            replacement = () if self.model_read else self._model
-            self.model_read = True
-            return [statement for file in replacement for statement in self.read(file, '--model: ', in_model=True)]
-        if path.resolve() in self._open:
-            raise UserError(f'{asked_by}{file} includes itself; remove one of the include lines')
-        try:
-            text = path.read_text(encoding='utf-8')
-        except (OSError, UnicodeDecodeError) as error:
-            raise UserError(f'{asked_by}gin file {file} cannot be read: {error}') from None
-        found: list[Statement] = []
-        self._open.append(path.resolve())
-        for statement in scan.scan(text, file, shipped):
-            if isinstance(statement, IncludeStatement):
-                where = f'{file} line {statement.location.line_num}: '
-                found += self.read(statement.filename, where, shipped, in_model)
-                continue
-            found.append(statement)
-            if isinstance(statement, ImportStatement) and not shipped:
-                self.user_imports.append(statement.module)
-        self._open.pop()
-        return found
-
-
-def _apply(statement: Statement, bindings: Bindings) -> None:
-    """Hands a statement to gin, and says in one line what gin complains about."""
-    if isinstance(statement, Binding):
-        text, place, imports = statement.gin_text(), statement.place, statement.imports
-    else:
-        text, place, imports = statement.format(), Place(statement.location.filename, statement.location.line_num), {}
+    Raises:
+        UserError: `value` is empty, or begins like a gin value (quote, bracket, @, %) and is not one.
+    """
+    place, bare = f'{FLAG}{name}', value.strip()
+    if not bare:
+        raise UserError(f'{place}= has no value; type {place}=VALUE (for an empty text {place}="\'\'")')
+    if (right := _ALMOST_PYTHON.get(bare.lower(), bare)) != bare:
+        raise UserError(f'{place}={value} is no gin value; type {place}={right}, or {place}="\'{value}\'" for the text')
     try:
-        if isinstance(statement, Binding) and statement.is_macro and not any(statement.references()):
-            # Also a Python object, which has no text.
-            gin.bind_parameter((statement.selector, 'gin.macro', 'value'), statement.value)
-        else:
-            gin.parse_config(text)
+        (_,) = config_parser.ConfigParser(f'{name} = {bare}\n', References())
+    except (SyntaxError, ValueError, tokenize.TokenError):
+        if bare[0] in '\'"[({@%' and not re.match(r'\{\w+\}', bare):
+            raise UserError(f'{place}={one_line(value)} is no gin value; close its quotes and brackets') from None
+        return Text(place, f'{name} = {value!r}\n')
+    return Text(place, f'{name} = {bare}\n')
+
+
+class Reference(str):
+    """A reference or a macro in a value, as gin text; its repr has no quotes, so the repr of a value is gin text."""
+
+    def __repr__(self) -> str:
+        return str(self)
+
+
+class References(config_parser.ParserDelegate):
+    """Lists the references and macros in values, without looking up or importing what they name."""
+
+    def __init__(self) -> None:
+        self.names: list[str] = []
+
+    def configurable_reference(self, scoped_configurable_name: str, evaluate: bool) -> Reference:
+        self.names.append(f'@{scoped_configurable_name}')
+        return Reference(f'@{scoped_configurable_name}{"()" if evaluate else ""}')
+
+    def macro(self, macro_name: str) -> Reference:
+        self.names.append(f'%{macro_name}')
+        return Reference(f'%{macro_name}')
+
+
+def _of_user(texts: Sequence[Text], kind: str) -> list[tuple[str, str]]:
+    """Macros that the user's files and flags set or read, with places."""
+    return [item for text in texts if not text.shipped for item in getattr(text, kind).items()]
+
+
+def _check_macros(texts: Sequence[Text], known: set[str], partial: bool) -> None:
+    """Refuses macros of the user that no text reads or sets; from the text alone, before libraries load."""
+    read = known.union(*(text.macros_read for text in texts))
+    are_set = known.union(*(text.macros_set for text in texts))
+    for name, place in _of_user(texts, 'macros_set'):
+        of_t5x = name in T5X['macros'] and place.startswith(FLAG)
+        if name not in read and (of_t5x or not (partial and files.readers(name))):
+            raise _unread(name, place, read)
+    ours = {name for text in texts if text.shipped for name in text.macros_read}
+    for name, place in _of_user(texts, 'macros_read'):
+        if name not in are_set and not (files.readers(name) if partial else name in ours):
+            advice = nearest(name, are_set) or f'; give {FLAG}{name}=...'
+            raise UserError(f'{place}: %{name} is not set{advice}')
+
+
+def _unread(name: str, place: str, known: Collection[str]) -> UserError:
+    advice = T5X['macros'].get(name, '')
+    if not advice and (readers := files.readers(name)):
+        advice = f'it is for {", ".join(readers[:3])}'
+    said = f'; {advice}' if advice else nearest(name, known) or '; remove it'
+    return UserError(f'{_with_name(place, name)} is set, but nothing reads it{said}')
+
+
+def _with_name(place: str, name: str) -> str:
+    return place if place.startswith(FLAG) else f'{place}: {name}'
+
+
+def _walk(texts: Sequence[Text], wanted: Sequence[str]) -> resolved.Walk:
+    """Follows what the caller reads. Raises UserError for what is not set, and for values of the wrong kind."""
+    walk = resolved.Walk()
+    for name, place in _of_user(texts, 'macros_set'):
+        if isinstance(value := resolved.raw(name), str) and (lines := _references(name)) and name != TASK:
+            typed = max(lines, key=lambda line: difflib.SequenceMatcher(None, value.lower(), line.lower()).ratio())
+            raise UserError(f'{_with_name(place, name)} must be a reference, got {value!r}; type {lines[typed]}')
+    try:
+        for name in wanted:
+            if name[0] == '%':
+                walk.maker(walk.macro(name[1:]))
+            elif not resolved.arguments_of(resolved.named(name), [], walk):
+                short = '.'.join(name.split('.')[-2:])
+                raise UserError(f'no gin file given sets up {name}{files.add_one_that_sets(short)}')
+    except resolved.Undefined as error:
+        name = str(error)
+        place = next((text.macros_read[name] + ': ' for text in reversed(texts) if name in text.macros_read), '')
+        raise UserError(
+            f'{place}%{name} is not set{files.add_one_that_sets(name) or f"; give {FLAG}{name}=..."}'
+        ) from None
+    return walk
+
+
+def _references(macro: str) -> dict[str, str]:
+    """What to type by the names of files, classes and functions, if shipped files give a macro a reference."""
+    lines = {}
+    for file, text in files.shipped().items():
+        if file.startswith('t5x/'):
+            continue
+        if re.search(rf"^{macro} = '", text.text, re.M):
+            return {}
+        for scope, module, call in re.findall(rf'^{macro} = @((?:\w+/)*)(\w+)\.\w+(.*)', text.text, re.M):
+            lines[pathlib.PurePath(file).stem] = f'--gin_file={file}'
+            module_name = '.'.join(text.imports[module].split()[1::2]) if module in text.imports else __name__
+            needs = f'--gin_file=sublayers/{module}.gin ' if f'sublayers/{module}.gin' in files.shipped() else ''
+            for name, one in vars(importlib.import_module(module_name)).items():
+                if getattr(one, '__module__', '') == module_name and name[0] != '_':
+                    quote = "'" if call else ''
+                    lines.setdefault(name, f'{needs}{FLAG}{macro}={quote}@{scope}{module}.{name}{call}{quote}')
+    return lines
+
+
+def _name_tasks() -> None:
+    """Makes a task that is given by its name a call of `remixer_tasks.names`, as if a gin file had said so."""
+    lines = []
+    given = [name for name in ('VOCABULARY', 'DATA_DIR') if resolved.raw(name) is not resolved.UNDEFINED]
+    for macro in (TASK, f'EVAL_{TASK}'):
+        names = resolved.raw(macro)
+        several = macro != TASK and (isinstance(names, list | tuple) or isinstance(names, str) and ',' in names)
+        if several or isinstance(names, str):
+            call, argument = ('names.providers', 'names') if several else ('names.provider', 'name')
+            call = f'{macro.lower()}/{call}'
+            lines += [f'{macro} = @{call}()', f'{call}.{argument} = {names!r}']
+            lines += [f'{call}.{name.lower()} = %{name}' for name in given]
+    if resolved.raw(TASK) is not resolved.UNDEFINED and 'VOCABULARY' not in given:
+        lines += ['VOCABULARY = @names.vocabulary_of()', f'names.vocabulary_of.task = %{TASK}']
+    module = resolved.raw(MODULE)
+    module = None if module is resolved.UNDEFINED else module
+    if module is not None and not (isinstance(module, str) and re.fullmatch(r'\w+(\.\w+)*', module)):
+        raise UserError(f'{MODULE} must be the name of a module, as in my_package.tasks, got {module!r}')
+    imports = [f'import {module}'] if module else []
+    if lines or imports:
+        _parse(Text(f'{FLAG}{MODULE}', '\n'.join([_DYNAMIC, *imports, 'from remixer_tasks import names', *lines])), ())
+
+
+def _parse(text: Text, before: Sequence[Text]) -> None:
+    """Hands a text to gin, and says on one line what gin complains about.
+
+    A text without dynamic registration may name what files before it import, and a flag whatever can be imported.
+    """
+    header: list[str] = []
+    try:
+        try:
+            _parse_stream(text.text, text.name)
+        except ValueError as error:
+            header = [] if _DYNAMIC in text.text else _imports(text, before)
+            if not header or not _raised_in_gin(error):
+                raise
+            _parse_stream('\n'.join([_DYNAMIC, *header, text.text]), text.name)
     except Exception as error:
-        known = errors.translate(error, place, errors.Known(bindings, imports))
-        if known is None:
-            raise
-        raise known from None
+        if not isinstance(error, ModuleNotFoundError) and not _raised_in_gin(error):
+            raise  # A bug in a module that the text imports.
+        raise _one_line(error, text, before, 1 + len(header) if header else 0) from None
+
+
+def _parse_stream(text: str, name: str) -> None:
+    stream = io.StringIO(text)
+    stream.name = name  # gin's errors show it
+    gin.parse_config(stream)
+
+
+def _imports(text: Text, before: Sequence[Text]) -> list[str]:
+    """Statements for what a text names and does not import."""
+    known = {name: line for other in reversed(before) for name, line in other.imports.items()}
+    lines = []
+    for module in re.findall(r'(?:@|^)(?:\w+/)*([\w.]+)\.\w+(?:\.\w+\s*=)?', text.text, re.M):
+        first = module.partition('.')[0]
+        if first not in known and text.is_flag:
+            files.of_user.add(first)
+            known |= {first: f'import {module}'} if importlib.util.find_spec(first) else {}
+        lines += [known[first]] if first in known else []
+    return list(dict.fromkeys(lines))
+
+
+def _raised_in_gin(error: Exception) -> bool:
+    *_, (frame, _) = traceback.walk_tb(error.__traceback__)
+    return frame.f_globals.get('__name__', '').partition('.')[0] in ('gin', 'tokenize')
+
+
+def _one_line(error: Exception, text: Text, before: Sequence[Text], header: int) -> UserError:
+    """What gin says of a text, as `file line N: problem; advice`."""
+    lines, advice = text.text.splitlines(), ''
+    if isinstance(error, tokenize.TokenError):
+        # gin notices at the end of the file; the statement began at the last line that is not indented.
+        number = max((number for number, line in enumerate(lines, 1) if line[:1].isalpha()), default=1)
+        problem, advice = 'a bracket or quote opened here is never closed', '; close it'
+    elif isinstance(error, SyntaxError):
+        number, problem = error.lineno or 1, str(error.msg).splitlines()[-1].strip()
+        advice = '; write NAME = value or module.name.setting = value, and texts in quotes'
+    else:
+        problem, *rest = str(error).strip('"').rstrip('.').splitlines()
+        found = re.search(r'line (\d+)', ' '.join(rest))
+        number = int(found[1]) - header if found else 1
+        is_import = isinstance(error, ModuleNotFoundError)
+        advice = _IMPORT_ADVICE if is_import else _advice(''.join(lines[number - 1 : number]), text, before)
+    return UserError(f'{text.name if text.is_flag else f"{text.name} line {number}"}: {one_line(problem)}{advice}')
+
+
+def _advice(line: str, text: Text, before: Sequence[Text]) -> str:
+    """The nearest setting, class or function for the first name in a statement that does not exist."""
+    imports = {name: line for other in [*reversed(before), text] for name, line in other.imports.items()}
+    names = [name.split('.') for name in re.findall(r'[A-Za-z_][\w.]*\.\w+', line)]
+    for name in ('.'.join(parts[:end]) for parts in names for end in range(2, len(parts) + 1)):
+        parent, _, last = name.rpartition('.')
+        if setting := T5X['settings'].get('.'.join(name.split('.')[-2:])):
+            return f'; that is a setting of T5X, and here it is {setting}'
+        if f'sublayers/{parent}.gin' in files.shipped() and parent not in imports:
+            return f'; add --gin_file=sublayers/{parent}.gin'
+        if (members := _members(parent, imports)) and last not in members:
+            return nearest(last, members) or f'; it has {", ".join(members)}'
+    words = {word for other in before for word in re.findall(r'[A-Za-z_]\w*', other.text) if not word.isupper()}
+    unknown = [word for word in re.findall(r'[A-Za-z_]\w*', line) if word not in words]
+    return nearest(unknown[0], words) if unknown else ''
+
+
+def _members(name: str, imports: Mapping[str, str]) -> list[str]:
+    """The settings of a class or function, or the public classes and functions of a module."""
+    try:
+        function = gin.get_configurable(name)
+        # gin's stand-in for a class hides the signature of the class behind (*args, **kwargs).
+        parameters = inspect.signature(function.__init__ if inspect.isclass(function) else function).parameters
+        return [each for each in parameters if each not in ('self', 'parent', 'name')]
+    except (ValueError, TypeError):
+        module = sys.modules.get('.'.join(imports.get(name, f'import {name}').split()[1::2]))
+    own = vars(module) if module else {}
+    return sorted(n for n, one in own.items() if callable(one) and getattr(one, '__module__', '') == own['__name__'])

@@ -1,7 +1,6 @@
-"""The table of all gin macros: default, the file that sets it, the argument that reads it, and its meaning.
+"""Lists all gin macros: default, the file that sets it, the argument that reads it, and its meaning.
 
-It is read from the shipped gin files and from the docstrings of the code that they configure, without importing that
-code.
+The table is read from the shipped gin files and from the source of the code that they configure, without importing it.
 """
 
 import ast
@@ -12,7 +11,9 @@ import pathlib
 import re
 from collections import defaultdict
 
-from remixer_t5x.config import files, scan
+from gin import config_parser
+
+from remixer_t5x.config import files, loading
 
 # A macro's default is its value in the first of these folders (or files) that sets it, and there in a file of _BASES.
 _FOLDERS = (
@@ -33,8 +34,9 @@ class Macro:
 
     Attributes:
         name: as in `--gin.NAME=value`.
-        default: gin text of the value; 'required' without one, 'depends on the file' if the files disagree.
-        files: the shipped files that set it, the file with the default first.
+        default: gin text of the value in the files, or else of the owner's default; 'required' if there is none,
+            'depends on the file' if the files disagree.
+        files: the shipped files that set it, the file with the default first; empty if the default is the owner's.
         owners: the arguments, classes or macros that read it, by their full names.
         meaning: one line from the comment in the gin file, or from the docstring of the owner.
     """
@@ -71,16 +73,22 @@ def _all_rows() -> tuple[Macro, ...]:
     folder = files.shipped_folder()
     for path in sorted(folder.rglob('*.gin'), key=lambda path: (_rank(str(path.relative_to(folder))), path)):
         name, text = str(path.relative_to(folder)), path.read_text(encoding='utf-8')
-        for statement in scan.scan(text, name, shipped=True):
-            if not isinstance(statement, scan.Binding):
+        lines = files.Text(name, text).imports
+        imports = {module: '.'.join(line.split()[1::2]) for module, line in lines.items()}
+        references = loading.References()
+        for statement in config_parser.ConfigParser(text, references):
+            if not isinstance(statement, config_parser.BindingStatement):
                 continue
-            comment = _comment_above(text.splitlines(), statement.place.line)
-            if statement.is_macro:
-                values[statement.selector].setdefault(name, (_gin_text(statement.value), comment))
-            for reference in statement.references():
-                if reference.kind == '%':
-                    owner = f'%{statement.selector}' if statement.is_macro else f'{statement.target}.{statement.arg}'
-                    owners[reference.name].setdefault(owner, (name, comment))
+            comment = _comment_above(text.splitlines(), statement.location.line_num)
+            macro = f'{statement.scope}/{statement.selector}'.lstrip('/')
+            if not statement.arg_name:
+                values[macro].setdefault(name, (_gin_text(statement.value), comment))
+            module, _, rest = f'{statement.selector}.{statement.arg_name}'.partition('.')
+            owner = f'{imports.get(module, module)}.{rest}' if statement.arg_name else f'%{macro}'
+            for reference in references.names:
+                if reference[0] == '%':
+                    owners[reference[1:]].setdefault(owner, (name, comment))
+            references.names.clear()
     rows = {name: _row(name, values[name], owners[name]) for name in sorted({*values, *owners})}
     return tuple(
         row if row.meaning else dataclasses.replace(row, meaning=_meaning_of_readers(row, rows))
@@ -93,9 +101,11 @@ def _row(name: str, values: dict[str, tuple[str, str]], owners: dict[str, tuple[
     home = [file for file in home if _rank(file) == _rank(home[0])]
     home = [file for file in _BASES if file in home] or home
     defaults = list(dict.fromkeys(values[file][0] for file in home))
+    arguments = [_argument(owner) for owner in owners if owner[0] != '%']
+    defaults = defaults or list(dict.fromkeys(default for default, _ in arguments if default))[:1]
     default = defaults[0] if len(defaults) == 1 else 'depends on the file' if defaults else 'required'
     comments = [values[file][1] for file in (*home, *values) if not file.startswith(_NO_MEANINGS)]
-    meanings = [*comments, *map(_argument_meaning, owners), *(comment for _, comment in owners.values())]
+    meanings = [*comments, *(meaning for _, meaning in arguments), *(comment for _, comment in owners.values())]
     meaning = _first_sentence(next(filter(None, meanings), ''))
     files = dict.fromkeys([*home, *(file for file in values if not file.startswith(_RECIPES))])
     return Macro(name, default, tuple(files), tuple(owners), meaning)
@@ -133,15 +143,28 @@ def _first_sentence(text: str) -> str:
     return sentence[:1].upper() + sentence[1:]
 
 
-def _argument_meaning(owner: str) -> str:
-    """What the docstring of the owner's class or function says of the argument; empty for a macro."""
-    *place, argument = owner.lstrip('%').split('.')
+def _argument(owner: str) -> tuple[str, str]:
+    """The default of an argument, as gin text, and what the docstring of its class or function says of it."""
+    *place, argument = owner.split('.')
     for cut in range(len(place) - 1, 0, -1):
         source = _source('.'.join(place[:cut]))
         for node in source.body if source else ():
             if isinstance(node, ast.ClassDef | ast.FunctionDef) and node.name == place[cut]:
-                return _documented_argument(ast.get_docstring(node) or '', argument)
-    return ''
+                return _default(node, argument), _documented_argument(ast.get_docstring(node) or '', argument)
+    return '', ''
+
+
+def _default(node: ast.ClassDef | ast.FunctionDef, argument: str) -> str:
+    values: dict[str, ast.expr | None] = {}
+    if isinstance(node, ast.ClassDef):
+        fields = [field for field in node.body if isinstance(field, ast.AnnAssign)]
+        values = {field.target.id: field.value for field in fields if isinstance(field.target, ast.Name)}
+    else:
+        positional = node.args.args
+        values = dict(zip([each.arg for each in positional[::-1]], node.args.defaults[::-1], strict=False))
+        values |= dict(zip([each.arg for each in node.args.kwonlyargs], node.args.kw_defaults, strict=True))
+    value = values.get(argument)
+    return '' if value is None else ast.unparse(value)
 
 
 def _documented_argument(docstring: str, argument: str) -> str:

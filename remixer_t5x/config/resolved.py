@@ -2,183 +2,185 @@
 
 gin evaluates a factory's arguments when the factory is called, and a model calls its factories while it is traced. A
 model that gin made would therefore change when a second configuration is loaded. Here every reference becomes a
-`functools.partial` of the original function or class with its arguments in it. Scopes are gin's: what is called within
-`@scope/name` has the settings of the scope.
+`functools.partial` of the original function or class with its arguments in it. Scopes are gin's, except that a factory
+has the scope that its reference names and no other, wherever it is called.
 """
 
-import contextlib
 import functools
 import importlib
 import inspect
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Collection, Sequence
+from typing import Any, NamedTuple
 
 import gin
 from gin.config import ConfigurableReference
 
-from remixer_t5x.config import kinds
+from remixer_t5x import ranges
 from remixer_t5x.errors import UserError
 
-# Makes a value as the configuration was when it was planned.
-Plan = Callable[[], Any]
-_DEFERRED: set[str] = set()
-
-# No default is given.
-_REQUIRED = object()
+UNDEFINED = object()
+# A finetuning run says where its parameters come from, also if they come from nowhere.
+_ALWAYS_GIVEN = ('INITIAL_CHECKPOINT_PATH',)
+_PLAIN = (bool, int, float, str, type(None), dict, list, tuple)
 
 
-def macro(name: str, default: Any = _REQUIRED) -> Any:
-    """The value of a macro, or `default` if the configuration does not read the macro.
+class Undefined(UserError):
+    """A macro that is read and not set."""
 
-    Raises:
-        UserError: from what the value calls.
-        ValueError: the configuration does not read the macro, and there is no default.
+
+class Maker(NamedTuple):
+    """Makes a value; `fresh`: each call makes another object."""
+
+    make: Callable[[], Any]
+    fresh: bool = False
+
+
+class Walk:
+    """Follows the references in values, checks what they bind, and collects what they read.
+
+    Attributes:
+        bindings: values by (scope, selector, argument); macros are (name, 'gin.macro', 'value').
+        defaults: of macros that are not set: the default of the first argument that takes them.
     """
+
+    def __init__(self, deferred: Collection[str] = ()):
+        self._deferred = deferred
+        self.bindings: dict[tuple[str, str, str], Any] = {}
+        self.defaults: dict[str, Any] = {}
+
+    def macro(self, name: str, default: Any = UNDEFINED) -> Any:
+        """What a macro is set to, possibly a reference."""
+        value = raw(name)
+        if value is UNDEFINED:
+            if name in _ALWAYS_GIVEN or not isinstance(default, _PLAIN):
+                raise Undefined(name)
+            value = self.defaults.setdefault(name, default)
+        self.bindings[name, 'gin.macro', 'value'] = value
+        return value
+
+    def maker(self, value: Any, scope: Sequence[str] = ()) -> Maker:
+        """How to make a value, as the configuration is now."""
+        if isinstance(value, dict):
+            items = [(self.maker(key, scope), self.maker(item, scope)) for key, item in value.items()]
+            fresh = any(part.fresh for item in items for part in item)
+            return Maker(lambda: {key.make(): item.make() for key, item in items}, fresh)
+        if isinstance(value, list | tuple):
+            parts = [self.maker(part, scope) for part in value]
+            return Maker(lambda: type(value)(part.make() for part in parts), any(part.fresh for part in parts))
+        if not isinstance(value, ConfigurableReference):
+            return Maker(lambda: value)
+        if _is_macro(value):
+            return self.maker(self.macro('/'.join(value.scopes)), value.scopes)
+        if value.configurable.selector == 'gin.constant':
+            return Maker(value.scoped_configurable_fn)
+        function, scope = value.configurable.wrapped, value.scopes or (scope if value.evaluate else [])
+        arguments = self.arguments(function, value.configurable.selector, scope)
+        if value.evaluate:
+            return Maker(lambda: _call(function, arguments, scope), fresh=True)
+        return Maker(lambda: _factory(function, arguments))
+
+    def arguments(self, function: Callable[..., Any], selector: str, scope: Sequence[str]) -> dict[str, Maker]:
+        """Makers of the arguments that are bound in a scope. Raises UserError for a value that an argument refuses."""
+        bound: dict[str, Any] = {}
+        for prefix in ('/'.join(scope[:depth]) for depth in range(len(scope) + 1)):
+            found = gin.get_bindings(f'{prefix}/{selector}'.lstrip('/'), resolve_references=False, inherit_scopes=False)
+            self.bindings |= {(prefix, selector, name): value for name, value in found.items()}
+            bound |= found
+        makers, parameters = {}, _parameters(function)
+        for name, value in bound.items():
+            full = f'{function.__module__}.{function.__qualname__}.{name}'
+            setting, inner = full.removeprefix('remixer_t5x.'), scope
+            while _is_macro(value):
+                setting, inner = '/'.join(value.scopes), value.scopes
+                value = self.macro(setting, parameters[name].default if name in parameters else UNDEFINED)
+            if not isinstance(value, ConfigurableReference):
+                ranges.check_argument(function, name, value, setting)
+            maker = self.maker(value, inner)
+            makers[name] = Maker(functools.partial(functools.cache, maker.make)) if full in self._deferred else maker
+        return makers
+
+
+def raw(name: str) -> Any:
+    """What a macro is set to, possibly a reference, or UNDEFINED."""
     try:
-        value = gin.query_parameter(f'%{name}')
+        return gin.query_parameter(f'%{name}')
     except ValueError:
-        if default is _REQUIRED:
-            raise
+        return UNDEFINED
+
+
+def macro(name: str, default: Any = UNDEFINED) -> Any:
+    """The value of a macro, or `default` if it is not set. Raises UserError from what the value calls."""
+    if default is not UNDEFINED and raw(name) is UNDEFINED:
         return default
-    return _plan(value, name.split('/'), [])()
+    walk = Walk()
+    return walk.maker(walk.macro(name)).make()
 
 
-def call(root: Callable[..., Any] | str, scope: str = '') -> Any:
+def call(root: Callable[..., Any] | str, scope: str = '', deferred: Collection[str] = ()) -> Any:
     """Calls a function or class, given as an object or by its full name, with the arguments that gin binds to it.
+
+    Calls within get a function in place of the value of a `deferred` setting such as 'module.Class.argument'; its first
+    call makes the value. For values that take seconds to make.
 
     Raises:
         UserError: what a user did wrong, on one line; also when no gin file binds anything to `root`.
     """
-    function = _named(root) if isinstance(root, str) else root
-    scopes = scope.split('/') if scope else []
-    try:
-        with gin.config_scope(scopes):
-            bindings = gin.get_bindings(function, resolve_references=False)
-    except ValueError:
-        bindings = {}
-    if not bindings:
+    function, scopes = (named(root) if isinstance(root, str) else root), scope.split('/') if scope else []
+    if not (arguments := arguments_of(function, scopes, Walk(deferred))):
         raise UserError(f'no gin file given sets up {function.__module__}.{function.__name__}')
-    return _call(function, _plans(function, bindings, scopes), scopes)
+    return _call(function, arguments, scopes)
 
 
-@contextlib.contextmanager
-def deferred(setting: str) -> Iterator[None]:
-    """Within, calls get a function in place of the value of a setting such as 'module.Class.argument'; its first call
-    makes the value, as the configuration is now. For values that take seconds to make.
-    """
-    _DEFERRED.add(setting)
+def arguments_of(function: Callable[..., Any], scope: Sequence[str], walk: Walk) -> dict[str, Maker]:
+    """Makers of the arguments that gin binds to a function or class; empty if gin does not know it."""
+    selector = f'{function.__module__}.{function.__name__}'
     try:
-        yield
-    finally:
-        _DEFERRED.remove(setting)
+        gin.get_bindings(selector, resolve_references=False)
+    except ValueError:
+        return {}
+    return walk.arguments(function, selector, scope)
 
 
-def _named(root: str) -> Any:
-    module, _, name = root.rpartition('.')
-    return getattr(importlib.import_module(module), name)
+def named(name: str) -> Any:
+    """A function or class by its full name."""
+    module, _, attribute = name.rpartition('.')
+    return getattr(importlib.import_module(module), attribute)
 
 
-def _plan(value: Any, scope: list[str], factory_scope: list[str]) -> Plan:
-    """How to make `value`. Where a reference names no scope, a call takes `scope`, and a factory takes `factory_scope`
-    if it is called while that scope lasts.
-    """
-    if isinstance(value, ConfigurableReference):
-        if value.evaluate or value.scopes or not factory_scope:
-            return _plan_reference(value, value.scopes or (scope if value.evaluate else []), factory_scope)
-        later, within = _plan_reference(value, [], []), _plan_reference(value, factory_scope, [])
-        return lambda: _by_scope(value.configurable.wrapped, later(), within(), factory_scope)
-    if isinstance(value, dict):
-        items = [(_plan(key, scope, factory_scope), _plan(item, scope, factory_scope)) for key, item in value.items()]
-        return lambda: {key(): item() for key, item in items}
-    if isinstance(value, list | tuple):
-        plans = [_plan(child, scope, factory_scope) for child in value]
-        return lambda: type(value)(plan() for plan in plans)
-    return lambda: value
+def _call(function: Callable[..., Any], arguments: dict[str, Maker], scope: Sequence[str]) -> Any:
+    missing = [
+        name for name, one in _parameters(function).items() if one.default is one.empty and name not in arguments
+    ]
+    if missing:
+        name, each = function.__name__, ', '.join(map(repr, missing))
+        raise UserError(
+            f'{name} needs a value for {each}; bind it in a gin file, or type --gin.{name}.{missing[0]}=VALUE'
+        )
+    # gin.singleton reads the scope.
+    with gin.config_scope(list(scope)):
+        return function(**{name: maker.make() for name, maker in arguments.items()})
 
 
-def _plans(function: Callable[..., Any], bindings: Mapping[str, Any], scope: list[str]) -> dict[str, Plan]:
-    """How to make the arguments of a function or class that is called within `scope`."""
-    # A function may call its factories while the scope lasts, an object calls them later.
-    factory_scope = [] if inspect.isclass(function) else scope
-    for name, value in bindings.items():
-        _check_kind(function, name, value)
-    plans = {name: _plan(value, scope, factory_scope) for name, value in bindings.items()}
-    for name in plans:
-        if f'{function.__module__}.{function.__qualname__}.{name}' in _DEFERRED:
-            plans[name] = functools.partial(functools.cache, plans[name])
-    return plans
-
-
-def _check_kind(function: Callable[..., Any], name: str, value: Any) -> None:
-    setting = f'{function.__module__}.{function.__qualname__}.{name}'.removeprefix('remixer_t5x.')
-    while isinstance(value, ConfigurableReference) and value.configurable.selector == 'gin.macro':
-        setting = '/'.join(value.scopes)
-        value = gin.query_parameter(f'%{setting}')
-    kinds.check(function, name, value, setting)
-
-
-def _plan_reference(reference: ConfigurableReference, scope: list[str], factory_scope: list[str]) -> Plan:
-    function, selector = reference.configurable.wrapped, reference.configurable.selector
-    bindings = gin.get_bindings('/'.join([*scope, selector]), resolve_references=False)
-    if selector == 'gin.macro':
-        return _plan(bindings['value'], scope, factory_scope)
-    plans = _plans(function, bindings, scope)
-    if reference.evaluate:
-        return lambda: _call(function, plans, scope)
-    return lambda: _factory(function, plans, scope, _evaluates(list(bindings.values())))
-
-
-def _factory(function: Callable[..., Any], plans: Mapping[str, Plan], scope: list[str], evaluates: bool) -> Any:
-    made = {} if evaluates else _made(plans)
-    if not evaluates and (not scope or inspect.isclass(function)):
+def _factory(function: Callable[..., Any], arguments: dict[str, Maker]) -> Callable[..., Any]:
+    if not any(maker.fresh for maker in arguments.values()):
+        made = {name: maker.make() for name, maker in arguments.items()}
         return functools.partial(function, **made) if made else function
 
     @functools.wraps(function, updated=())
     def factory(*args: Any, **given: Any) -> Any:
-        with gin.config_scope(scope):
-            # An argument that is a call is made again for each call of the function.
-            return function(*args, **{**(_made(plans) if evaluates else made), **given})
+        # An argument that is a call is made again for each call of the function: no two layers share a module.
+        return function(*args, **{**{name: maker.make() for name, maker in arguments.items()}, **given})
 
     return factory
 
 
-def _by_scope(
-    function: Callable[..., Any], later: Callable[..., Any], within: Callable[..., Any], scope: list[str]
-) -> Callable[..., Any]:
-    @functools.wraps(function, updated=())
-    def factory(*args: Any, **given: Any) -> Any:
-        return (within if gin.current_scope() == scope else later)(*args, **given)
-
-    return factory
+def _is_macro(value: Any) -> bool:
+    return isinstance(value, ConfigurableReference) and value.configurable.selector == 'gin.macro'
 
 
-def _evaluates(value: Any) -> bool:
-    if isinstance(value, ConfigurableReference):
-        is_macro = value.configurable.selector == 'gin.macro'
-        return _evaluates(gin.query_parameter(f'%{"/".join(value.scopes)}')) if is_macro else value.evaluate
-    children = [*value, *value.values()] if isinstance(value, dict) else value
-    return isinstance(value, dict | list | tuple) and any(map(_evaluates, children))
-
-
-def _made(plans: Mapping[str, Plan]) -> dict[str, Any]:
-    return {name: plan() for name, plan in plans.items()}
-
-
-def _call(function: Callable[..., Any], plans: Mapping[str, Plan], scope: list[str]) -> Any:
-    if missing := [name for name in _required(function) if name not in plans]:
-        name, wanted = function.__name__, ', '.join(map(repr, missing))
-        raise UserError(
-            f'{name} needs a value for {wanted}; bind it in a gin file, or type --gin.{name}.{missing[0]}=VALUE'
-        )
-    # Builtins of gin, and functions that call gin's configurables themselves, read the scope.
-    with gin.config_scope(scope):
-        return function(**_made(plans))
-
-
-def _required(function: Callable[..., Any]) -> list[str]:
+def _parameters(function: Callable[..., Any]) -> dict[str, inspect.Parameter]:
     try:
-        parameters = inspect.signature(function).parameters.values()
+        parameters = inspect.signature(function).parameters
     except ValueError:  # some functions that are written in C
-        return []
-    named = [one for one in parameters if one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)]
-    return [one.name for one in named if one.default is one.empty or one.default is gin.REQUIRED]
+        return {}
+    return {name: one for name, one in parameters.items() if one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)}

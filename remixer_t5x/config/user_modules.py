@@ -12,34 +12,28 @@ import pathlib
 import sys
 from collections.abc import Iterator
 
+from remixer_t5x.config import files
+
 
 class _CurrentFolder(importlib.abc.MetaPathFinder):
-    """Finds top-level modules in `folder` by the names in `allowed`, after all other finders."""
+    """Finds top-level modules in `folder` by the names in `files.of_user`, after all other finders."""
 
     def __init__(self, folder: str):
         self._folder = folder
 
     def find_spec(self, name: str, path: object = None, target: object = None) -> importlib.machinery.ModuleSpec | None:
-        if path is not None or name not in _allowed:
+        if path is not None or name not in files.of_user:
             return None
         spec = importlib.machinery.PathFinder.find_spec(name, [self._folder])
         if spec is not None:
-            _allowed.update(imported(spec))
+            files.of_user.update(imported(spec))
         return spec
 
 
-_allowed: set[str] = set()
-
-
 def install(folder: str) -> None:
-    """Looks in `folder` for modules that `allow` names; for a process of the command line."""
+    """Looks for the user's modules in `folder`; for a process of the command line."""
     sys.meta_path[:] = [finder for finder in sys.meta_path if not isinstance(finder, _CurrentFolder)]
     sys.meta_path.append(_CurrentFolder(folder))
-
-
-def allow(module: str) -> None:
-    """Allows a module that the user names, such as `my_mixers` or `my_package.tasks`."""
-    _allowed.add(module.partition('.')[0])
 
 
 def imported(spec: importlib.machinery.ModuleSpec) -> Iterator[str]:

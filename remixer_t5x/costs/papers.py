@@ -31,7 +31,7 @@ class Figure:
 FIGURES = (
     Figure('t5_1_1', 'base', 248e6, WHOLE, 'REMIXERS, table 1'),
     # The table calls this row T5.1.1, whose large size has 783M; the first T5's large has 738M.
-    Figure('t5_1_0', 't5_1_0_large', 738e6, WHOLE, 'REMIXERS, table 4 (there T5.1.1)'),
+    Figure('t5_1_0', 'large', 738e6, WHOLE, 'REMIXERS, table 4 (there T5.1.1)'),
     Figure('remixer_scaled', 'scaled_base', 224e6, WHOLE, 'REMIXERS, table 1'),
     Figure('remixer', 'base', 324e6, WHOLE, 'REMIXERS, table 1 (302M in table 4)'),
     Figure('mixer_enc', 'base', 212e6, WHOLE, 'REMIXERS, table 4'),
@@ -40,6 +40,6 @@ FIGURES = (
     Figure('hyper_mixer', 'hyper_mixer_paper', 11e6, ENCODER, 'HyperMixer, appendix B.2'),
     Figure('gmlp', 'gmlp_paper_base', 130e6, ENCODER, 'gMLP, table 5', 158.0e9),
     Figure('gmlp', 'gmlp_paper_large', 365e6, ENCODER, 'gMLP, table 5', 430.1e9),
-    Figure('amlp', 'amlp_paper_base', 109e6, ENCODER, 'gMLP, table 5', 128.9e9),
-    Figure('amlp', 'amlp_paper_large', 316e6, ENCODER, 'gMLP, table 5', 370.3e9),
+    Figure('amlp', 'gmlp_paper_base', 109e6, ENCODER, 'gMLP, table 5', 128.9e9),
+    Figure('amlp', 'gmlp_paper_large', 316e6, ENCODER, 'gMLP, table 5', 370.3e9),
 )

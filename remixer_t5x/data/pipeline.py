@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 
 import jax
 
+from remixer_t5x import ranges
 from remixer_t5x.data import cached_tasks, fingerprint, frames, task_vocabulary
 from remixer_t5x.errors import UserError
 from remixer_t5x.lazy import seqio
@@ -37,38 +38,27 @@ class DatasetConfig:
 
     mixture_or_task_name: Given
     task_feature_lengths: Mapping[str, int]
-    batch_size: int
+    batch_size: ranges.Count
     split: str = 'train'
     shuffle: bool = True
-    seed: int = 0
+    seed: ranges.Whole = 0
     pack: bool = False
     use_cached: bool = False
     cache_dir: str | None = None
     frame: str = frames.ENCODER_DECODER
     labels: Sequence[str] | None = None
-    streams: int | None = None
+    streams: ranges.Count | None = None
     save_position: bool = True
 
     def __post_init__(self) -> None:
+        ranges.check_fields(self)
         form = frames.form(self.frame, self.task_feature_lengths)
         if self.pack:
             frames.packed_arrays(self.frame, form)
-        if not _is_positive(self.batch_size):
-            raise UserError(
-                f'BATCH_SIZE is {self.batch_size!r}; it takes a positive whole number, as in BATCH_SIZE = 128'
-            )
         if self.streams is not None:
-            if not _is_positive(self.streams):
-                raise UserError(f'STREAMS is {self.streams!r}; it takes a positive whole number, as in STREAMS = 8')
             check_divides(self.batch_size, self.streams, 'streams')
-        if isinstance(self.seed, bool) or not isinstance(self.seed, int):
-            raise UserError(f'the dataset seed is {self.seed!r}; exact resume needs a whole number, as in SEED = 0')
         if self.cache_dir and not self.use_cached:
             raise UserError(f'CACHE_DIR is {self.cache_dir} and is not used; set USE_CACHED_TASKS = True as well')
-
-
-def _is_positive(number: object) -> bool:
-    return isinstance(number, int) and not isinstance(number, bool) and number > 0
 
 
 def provider(config: DatasetConfig) -> seqio.Task | seqio.Mixture:

@@ -110,8 +110,7 @@ def _write_files(vocab: Any, folder: pathlib.Path) -> dict[str, Any] | None:
 
 def gin_text(folder: epath.PathLike) -> str:
     """The gin statements that read the vocabulary that `save` wrote in the MODEL_DIR `folder`."""
-    return f"""from __gin__ import dynamic_registration
-from remixer_tasks import vocabularies
+    return f"""from remixer_tasks import vocabularies
 VOCABULARY = @vocabularies.saved()
 vocabularies.saved.folder = {str(folder)!r}
 """

@@ -8,14 +8,13 @@ import contextlib
 import dataclasses
 import importlib.util
 import os
-import re
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import jax
 from jax.experimental import topologies
 
 from remixer_t5x.devices import gpu_targets
+from remixer_t5x.devices.hardware_table import Topology
 from remixer_t5x.errors import UserError
 
 PLATFORMS = ('cpu', 'gpu', 'tpu')
@@ -39,43 +38,9 @@ _TPU_ENV = {
 }
 
 
-class Topology(NamedTuple):
-    """How devices are connected.
-
-    Attributes:
-        slices: TPU slices, or nodes of GPUs, which a network connects.
-        chip: 'v5e', 'h100', ...
-        shape: a slice in libtpu's form ('4x4'); the number of GPUs of a node.
-    """
-
-    slices: int
-    chip: str
-    shape: str
-
-    @property
-    def is_gpu(self) -> bool:
-        return self.chip in gpu_targets.TARGETS
-
-    @staticmethod
-    def parse(text: str) -> 'Topology':
-        """The topology of a text such as 'v5e:4x4', '2*v5e:4x4', 'h100:8' or '2*h100:8'.
-
-        Raises:
-            UserError: the text has another form, or names a GPU that is not known.
-        """
-        found = re.fullmatch(r'(?:(\d+)\*)?(\w+):(\d+(?:x\d+)*)', text)
-        if not found:
-            raise UserError(f'TOPOLOGY is {text!r}; type one such as v5e:4x4, 2*v5e:4x4, h100:8 or 2*h100:8')
-        topology = Topology(int(found[1] or 1), found[2].lower(), found[3])
-        if not topology.is_gpu and not topology.chip.startswith('v'):
-            known = ', '.join(gpu_targets.TARGETS)
-            raise UserError(f'TOPOLOGY {text!r} names an unknown chip; allowed are {known} and TPUs such as v5e')
-        return topology
-
-
 @dataclasses.dataclass(frozen=True)
 class Hardware:
-    """Devices, as described by a file in configs/hardware.
+    """Devices, as described by a file in configs/hardware and a topology.
 
     Attributes:
         platform: 'cpu', 'gpu' or 'tpu'.

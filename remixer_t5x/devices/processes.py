@@ -17,6 +17,7 @@ from typing import Any
 
 import jax
 
+from remixer_t5x import ranges
 from remixer_t5x.devices import collectives, jax_workarounds
 from remixer_t5x.errors import UserError
 
@@ -95,30 +96,25 @@ def _given(known: dict[str, Any]) -> str:
 def _number(name: str, value: int | str | None, least: int) -> int | None:
     if value is None:
         return None
-    try:
-        number = int(value)
-    except ValueError:
-        number = least - 1
-    if number < least:
+    number = ranges.whole_number(value, least)
+    if number is None:
         raise UserError(
-            f'{FLAGS[name]} (or {VARIABLES[name]}) is {value!r}; it takes a whole number from {least}; {_BY_HAND}'
+            f'{FLAGS[name]} (or {VARIABLES[name]}) must be a whole number from {least} to {2**31 - 1}, got {value!r}; '
+            f'{_BY_HAND}'
         )
     return number
 
 
 def _seconds(name: str, value: int | str) -> int:
-    try:
-        number = int(value)
-    except ValueError:
-        number = 0
-    if number < 1:
+    number = ranges.whole_number(value, 1)
+    if number is None:
         raise UserError(f'--{name} is {value!r}; it takes seconds, as in --{name}=60')
     return number
 
 
 def _address(text: Any) -> str:
     host, colon, port = str(text).rpartition(':')
-    if not (host and colon and port.isdigit() and 0 < int(port) < 65536):
+    if not (host and colon and ranges.whole_number(port, 1, 65535)):
         raise UserError(
             f'{FLAGS["address"]} is {text!r}; it takes the host of process 0 and a free port there, '
             f'as in {FLAGS["address"]}=node1:8476'
@@ -185,10 +181,19 @@ def _passes_over(kind: str, environment: Any) -> bool:
 def _processes_here(environment: Any) -> int | None:
     """The number of processes of this run on this machine, according to Slurm and Open MPI."""
     if 'OMPI_COMM_WORLD_LOCAL_SIZE' in environment:
-        return int(environment['OMPI_COMM_WORLD_LOCAL_SIZE'])
+        return _of_cluster('OMPI_COMM_WORLD_LOCAL_SIZE', environment['OMPI_COMM_WORLD_LOCAL_SIZE'])
     # '4', '4(x2)' or '4,3': the number on each machine. If numbers differ, some machine has several.
     text = environment.get('SLURM_STEP_TASKS_PER_NODE') or environment.get('SLURM_TASKS_PER_NODE')
-    return max(int(part.partition('(')[0]) for part in text.split(',')) if text else None
+    if not text:
+        return None
+    return max(_of_cluster('SLURM_TASKS_PER_NODE', part.partition('(')[0]) for part in text.split(','))
+
+
+def _of_cluster(name: str, text: str) -> int:
+    number = ranges.whole_number(text, 1)
+    if number is None:
+        raise UserError(f'{name} must be a whole number of at least 1, got {text!r}; unset it, or {_BY_HAND}')
+    return number
 
 
 def _asked(question: Callable[[], Any], kind: str) -> Any:

@@ -7,6 +7,7 @@ from typing import Any
 import jax
 from etils import epath
 
+from remixer_t5x import ranges
 from remixer_t5x.checkpoints import saved_params, watch
 from remixer_t5x.data import frames, task_vocabulary
 from remixer_t5x.devices import collectives, partition
@@ -29,12 +30,11 @@ class Checkpoints:
     """
 
     path: str
-    follow: float | None = None
-    until: int | None = None
+    follow: ranges.NonNegative | None = None
+    until: ranges.Count | None = None
 
     def __post_init__(self) -> None:
-        if self.follow is not None and (not isinstance(self.follow, int | float) or self.follow < 0):
-            raise UserError(f'FOLLOW is {self.follow!r}; it takes seconds without a new checkpoint, or None')
+        ranges.check_fields(self)
 
     def check(self) -> None:
         """Raises UserError if there is no such checkpoint, before examples are read."""

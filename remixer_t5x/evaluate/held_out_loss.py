@@ -14,6 +14,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from remixer_t5x import ranges
 from remixer_t5x.data import pipeline, task_batches
 from remixer_t5x.errors import UserError
 from remixer_t5x.optim.train_step import TARGET_COUNTS
@@ -29,12 +30,11 @@ class Evaluation:
     """
 
     dataset: pipeline.DatasetConfig
-    steps: int | None = None
+    steps: ranges.Whole | None = None
     name: str = 'eval'
 
     def __post_init__(self) -> None:
-        if self.steps is not None and self.steps < 0:
-            raise UserError(f'EVAL_STEPS is {self.steps}; it takes a number of batches, or None for the whole split')
+        ranges.check_fields(self, steps='EVAL_STEPS')
 
     def batches(self, share: tuple[int, int] = (0, 1), threads: int | None = None) -> task_batches.EvalBatches:
         """The rows of `share` = (index, count); iterate over it once for every evaluation."""

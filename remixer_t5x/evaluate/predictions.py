@@ -14,10 +14,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from remixer_t5x import ranges
 from remixer_t5x.data import frames
 from remixer_t5x.devices import compiler_options
 from remixer_t5x.devices.partition import Partitioner
-from remixer_t5x.errors import UserError
 from remixer_t5x.evaluate import length_buckets
 from remixer_t5x.models.decoding import Decoder, Greedy
 from remixer_t5x.optim.train_step import Compiled
@@ -35,14 +35,13 @@ class Decoding:
     token; `seed` is for decoders that sample.
     """
 
-    batch_size: int
+    batch_size: ranges.Count
     feature_lengths: Mapping[str, int]
     decoder: Decoder = Greedy()
-    seed: int = 0
+    seed: ranges.Whole = 0
 
     def __post_init__(self) -> None:
-        if isinstance(self.batch_size, bool) or not isinstance(self.batch_size, int) or self.batch_size < 1:
-            raise UserError(f'EVAL_BATCH_SIZE is {self.batch_size!r}; give a number of examples, 1 or more')
+        ranges.check_fields(self, batch_size='EVAL_BATCH_SIZE')
 
 
 class Prediction(NamedTuple):

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from remixer_t5x import ranges
 from remixer_t5x.data import pipeline, task_vocabulary
 from remixer_t5x.devices import collectives
 from remixer_t5x.devices.partition import Partitioner
@@ -43,15 +44,13 @@ class TaskEvaluation:
     decoding: Decoding
     tasks: str | None = None
     split: str | None = 'validation'
-    examples: int | None = None
+    examples: ranges.Count | None = None
     rank_choices: bool = False
-    shown: int = 0
+    shown: ranges.Whole = 0
 
     def __post_init__(self) -> None:
-        if self.examples is not None and (not isinstance(self.examples, int) or self.examples < 1):
-            raise UserError(f'EVAL_EXAMPLES is {self.examples!r}; it takes 1 or more examples a task, or None for all')
-        if isinstance(self.shown, bool) or not isinstance(self.shown, int) or self.shown < 0:
-            raise UserError(f'SHOWN_ANSWERS must be a number of examples, 0 or more, got {self.shown!r}')
+        ranges.check('EVAL_EXAMPLES', self.examples, ranges.Count | None)
+        ranges.check('SHOWN_ANSWERS', self.shown, ranges.Whole)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from remixer_t5x.errors import UserError
+from remixer_t5x import ranges
 from remixer_t5x.kernels.compile_target import on_single_cpu
 from remixer_t5x.models.decoding import Cache, Decoded, Generation, top_values
 
@@ -104,13 +104,12 @@ class BeamSearch:
         stop: when the search of a sequence is over: `until_settled`, `until_unlikely` or `until_enough`.
     """
 
-    beams: int = 4
+    beams: ranges.Count = 4
     length_penalty: LengthPenalty = PowerPenalty()
     stop: Callable[..., jax.Array] = until_settled
 
     def __post_init__(self) -> None:
-        if self.beams < 1:
-            raise UserError(f'BeamSearch.beams is {self.beams}, allowed are 1 and more: for one use @decoding.Greedy()')
+        ranges.check_fields(self)
 
     def __call__(self, generation: Generation, rng: jax.Array | None = None) -> Decoded:
         cache = generation.allocate(self.beams)

@@ -21,7 +21,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 from flax import traverse_util
 
-from remixer_t5x import axes
+from remixer_t5x import axes, ranges
 from remixer_t5x.errors import UserError
 from remixer_t5x.models.layers.dense import LORA_IN, LORA_OUT, Dense, GroupDense
 
@@ -36,10 +36,10 @@ class Lora:
     """
 
     modules: str
-    rank: int
+    rank: ranges.Count
 
 
-def adapted(model: Any, modules: str | None = None, rank: int = 8) -> Any:
+def adapted(model: Any, modules: str | None = None, rank: ranges.Count = 8) -> Any:
     """`model` with adapters; without `modules` the model itself.
 
     The result is of a subclass of the model's class, with the adapters' matrices among the parameters that `init`

@@ -13,7 +13,7 @@ import math
 import jax
 import jax.numpy as jnp
 
-from remixer_t5x import axes
+from remixer_t5x import axes, ranges
 from remixer_t5x.models.layers.dense import whole_rows
 
 Sums = dict[str, jax.Array]
@@ -30,8 +30,8 @@ class CrossEntropy:
         chunk_length: number of targets per row whose logits exist at one time.
     """
 
-    z_loss: float = 1e-4
-    label_smoothing: float = 0.0
+    z_loss: ranges.NonNegative = 1e-4
+    label_smoothing: ranges.Rate = 0.0
     chunk_length: int = 64
 
     def __call__(

@@ -6,6 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from remixer_t5x import ranges
 from remixer_t5x.models import losses
 from remixer_t5x.models.architecture.encoder_only import EncoderOnly
 from remixer_t5x.models.interface import Batch, Model, Params, Sums, count_sequences, present, targets_of
@@ -31,7 +32,7 @@ class MaskedLM(Model):
 
     module: EncoderOnly
     loss_function: losses.CrossEntropy = losses.CrossEntropy()
-    predicted_share: float = 0.25
+    predicted_share: ranges.PositiveShare = 0.25
 
     frame = 'encoder_only'
 

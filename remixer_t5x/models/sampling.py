@@ -9,7 +9,7 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from remixer_t5x.errors import UserError
+from remixer_t5x import ranges
 from remixer_t5x.models.decoding import Decoded, Generation, generate_rows, top_values
 
 
@@ -27,25 +27,13 @@ class Sampling:
         num_samples: number of samples per sequence.
     """
 
-    temperature: float = 1.0
-    top_k: int | None = None
-    top_p: float = 1.0
-    num_samples: int = 1
+    temperature: ranges.Positive = 1.0
+    top_k: ranges.Count | None = None
+    top_p: ranges.PositiveShare = 1.0
+    num_samples: ranges.Count = 1
 
     def __post_init__(self) -> None:
-        if not self.temperature > 0:
-            raise UserError(
-                f'Sampling.temperature is {self.temperature}, allowed is any number above 0: '
-                'for the most likely token at each step use @decoding.Greedy()'
-            )
-        if self.top_k is not None and self.top_k < 1:
-            raise UserError(f'Sampling.top_k is {self.top_k}, allowed are 1 and more: give None for all tokens')
-        if not 0 < self.top_p <= 1:
-            raise UserError(f'Sampling.top_p is {self.top_p}, allowed is above 0 up to 1: give 1.0 for all tokens')
-        if self.num_samples < 1:
-            raise UserError(
-                f'Sampling.num_samples is {self.num_samples}, allowed are 1 and more: give 1 for one sample'
-            )
+        ranges.check_fields(self, num_samples='SAMPLES')
 
     def __call__(self, generation: Generation, rng: jax.Array | None = None) -> Decoded:
         """Draws `num_samples` rows of each sequence.

@@ -13,7 +13,7 @@ import optax
 from jax.sharding import PartitionSpec
 from optax.contrib import MuonDimensionNumbers, scale_by_muon
 
-from remixer_t5x import axes
+from remixer_t5x import axes, ranges
 from remixer_t5x.optim.optimizer import Optimizer, check_range, with_decay
 from remixer_t5x.optim.schedules import Schedule
 
@@ -22,12 +22,12 @@ _ADAMW_RMS = 0.2
 
 
 def muon(
-    learning_rate: float | Schedule,
+    learning_rate: ranges.Positive | Schedule,
     beta: float = 0.95,
     ns_steps: int = 5,
     b1: float = 0.9,
     b2: float = 0.95,
-    weight_decay: float = 0.0,
+    weight_decay: ranges.NonNegative = 0.0,
     max_grad_norm: float | None = 1.0,
     momentum_dtype: str = 'float32',
 ) -> Optimizer:

@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import PartitionSpec
 
+from remixer_t5x import ranges
 from remixer_t5x.errors import UserError
 from remixer_t5x.optim.parameter_scale import scale_by_parameter_rms
 from remixer_t5x.optim.per_layer import LAYERS_AXIS, per_layer
@@ -71,7 +72,7 @@ def as_optimizer(given: Any) -> Optimizer:
 
 
 def adafactor(
-    learning_rate: float | Schedule,
+    learning_rate: ranges.Positive | Schedule,
     decay_rate: float = 0.8,
     clipping_threshold: float | None = 1.0,
     multiply_by_parameter_scale: bool = True,
@@ -111,13 +112,13 @@ def adafactor(
 
 
 def adamw_rms(
-    learning_rate: float | Schedule,
+    learning_rate: ranges.Positive | Schedule,
     b1: float = 0.9,
     b2: float = 0.999,
-    epsilon: float = 1e-6,
+    epsilon: ranges.Positive = 1e-6,
     min_rms: float = 1e-3,
     min_rms_near_zero: float = MIN_RMS_NEAR_ZERO,
-    weight_decay: float = 0.0,
+    weight_decay: ranges.NonNegative = 0.0,
     max_grad_norm: float | None = 1.0,
     momentum_dtype: str = 'float32',
 ) -> Optimizer:
@@ -142,11 +143,11 @@ def adamw_rms(
 
 
 def adamw(
-    learning_rate: float | Schedule,
+    learning_rate: ranges.Positive | Schedule,
     b1: float = 0.9,
     b2: float = 0.999,
-    epsilon: float = 1e-8,
-    weight_decay: float = 0.0,
+    epsilon: ranges.Positive = 1e-8,
+    weight_decay: ranges.NonNegative = 0.0,
     max_grad_norm: float | None = 1.0,
     momentum_dtype: str = 'float32',
 ) -> Optimizer:
@@ -161,10 +162,10 @@ def adamw(
 
 
 def lion(
-    learning_rate: float | Schedule,
+    learning_rate: ranges.Positive | Schedule,
     b1: float = 0.9,
     b2: float = 0.99,
-    weight_decay: float = 0.0,
+    weight_decay: ranges.NonNegative = 0.0,
     max_grad_norm: float | None = 1.0,
     momentum_dtype: str = 'float32',
 ) -> Optimizer:
@@ -181,8 +182,8 @@ def lion(
 
 def with_decay(
     rule: Callable[[Any], optax.GradientTransformation],
-    learning_rate: float | Schedule,
-    weight_decay: float,
+    learning_rate: ranges.Positive | Schedule,
+    weight_decay: ranges.NonNegative,
     max_grad_norm: float | None,
 ) -> Optimizer:
     """An optimizer that clips gradients to a global norm, applies `rule(logical_axes)`, decays matrices, and multiplies

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import optax
 from optax.contrib import schedule_free, schedule_free_eval_params
 
+from remixer_t5x import ranges
 from remixer_t5x.errors import UserError
 from remixer_t5x.optim.optimizer import Optimizer, as_optimizer, check_range, with_decay
 from remixer_t5x.optim.schedules import Schedule, as_schedule
@@ -60,11 +61,11 @@ def averaged(optimizer: Any, decay: float | None) -> Optimizer:
 
 
 def schedule_free_adamw(
-    learning_rate: float | Schedule,
+    learning_rate: ranges.Positive | Schedule,
     b1: float = 0.9,
     b2: float = 0.999,
-    epsilon: float = 1e-8,
-    weight_decay: float = 0.0,
+    epsilon: ranges.Positive = 1e-8,
+    weight_decay: ranges.NonNegative = 0.0,
     max_grad_norm: float | None = 1.0,
 ) -> Optimizer:
     """Schedule-free AdamW (Defazio et al. 2024, arXiv:2405.15682): no decay of the rate, no end that is known before.

@@ -11,12 +11,13 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from remixer_t5x import ranges
 from remixer_t5x.errors import UserError
 
 Schedule = Callable[[jax.typing.ArrayLike], jax.Array]
 
 
-def constant(value: float, warmup_steps: int = 0) -> Schedule:
+def constant(value: ranges.Positive, warmup_steps: ranges.Whole = 0) -> Schedule:
     """`value` at every step, after a line from 0 over `warmup_steps`."""
     _check('warmup_steps', warmup_steps, 0)
     if not warmup_steps:
@@ -24,7 +25,9 @@ def constant(value: float, warmup_steps: int = 0) -> Schedule:
     return _float32(optax.warmup_constant_schedule(0.0, value, warmup_steps))
 
 
-def rsqrt(peak: float = 0.01, constant_steps: int = 10_000, warmup_steps: int = 0) -> Schedule:
+def rsqrt(
+    peak: ranges.Positive = 0.01, constant_steps: ranges.Whole = 10_000, warmup_steps: ranges.Whole = 0
+) -> Schedule:
     """T5's inverse square root (Raffel et al. 2019, section 3.1.2): `peak` for the first `constant_steps`, then
     `peak * sqrt(constant_steps / step)`.
 
@@ -47,7 +50,11 @@ WARMUP_SHARE = 0.05
 
 
 def cosine(
-    peak: float, warmup_steps: int | None, total_steps: int, final: float = 0.0, warmup_start: float = 0.0
+    peak: ranges.Positive,
+    warmup_steps: ranges.Whole | None,
+    total_steps: ranges.Count,
+    final: ranges.NonNegative = 0.0,
+    warmup_start: ranges.NonNegative = 0.0,
 ) -> Schedule:
     """A line from `warmup_start` to `peak` over `warmup_steps`, then half a cosine down to `final` at
     `total_steps`.
@@ -61,7 +68,13 @@ def cosine(
     return _float32(optax.warmup_cosine_decay_schedule(warmup_start, peak, warmup_steps, total_steps, final))
 
 
-def linear(peak: float, warmup_steps: int, total_steps: int, final: float = 0.0, warmup_start: float = 0.0) -> Schedule:
+def linear(
+    peak: ranges.Positive,
+    warmup_steps: ranges.Whole,
+    total_steps: ranges.Count,
+    final: ranges.NonNegative = 0.0,
+    warmup_start: ranges.NonNegative = 0.0,
+) -> Schedule:
     """As `cosine`, with a line down to `final` in place of half a cosine."""
     _check_decay(warmup_steps, total_steps)
     ramp = optax.linear_schedule(warmup_start, peak, warmup_steps)
@@ -70,12 +83,12 @@ def linear(peak: float, warmup_steps: int, total_steps: int, final: float = 0.0,
 
 
 def wsd(
-    peak: float,
-    warmup_steps: int,
-    total_steps: int,
-    decay_share: float = 0.2,
-    final: float = 0.0,
-    warmup_start: float = 0.0,
+    peak: ranges.Positive,
+    warmup_steps: ranges.Whole,
+    total_steps: ranges.Count,
+    decay_share: ranges.Share = 0.2,
+    final: ranges.NonNegative = 0.0,
+    warmup_start: ranges.NonNegative = 0.0,
 ) -> Schedule:
     """Warmup, stable, decay: a line from `warmup_start` to `peak` over `warmup_steps`, `peak`, and a fall to `final` in
     the last `decay_share` of `total_steps`, by 1 - sqrt (Haegele et al. 2024, arXiv:2405.18392, section 3).
@@ -98,7 +111,7 @@ def wsd(
     return _float32(rate)
 
 
-def as_schedule(learning_rate: float | Schedule) -> Schedule:
+def as_schedule(learning_rate: ranges.Positive | Schedule) -> Schedule:
     """A number becomes a constant schedule. Raises UserError for anything else that is not a function."""
     if callable(learning_rate):
         return learning_rate

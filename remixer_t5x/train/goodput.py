@@ -1,4 +1,4 @@
-"""Where the time of a process went: steps, waiting for data, compilation, restoring, evaluation, checkpoints, the rest.
+"""Where the time of a process went: steps, waiting for data, compilation, the initial state, evaluation, and so on.
 
 Each moment belongs to one of these, so they add up to the time since `Timeline` was made.
 """
@@ -13,17 +13,17 @@ from etils import epath
 from remixer_t5x import untrusted_files
 from remixer_t5x.run_folder import metrics, object_store
 
-STEPS, DATA, COMPILE, RESTORE = 'steps', 'data', 'compile', 'restore'
-EVALUATION, CHECKPOINT, IDLE = 'evaluation', 'checkpoint', 'idle'
+STEPS, DATA, COMPILE, STATE = 'steps', 'waiting for data', 'compiling', 'making or restoring the state'
+EVALUATION, CHECKPOINT, OTHER = 'evaluation', 'checkpoints', 'imports and opening files'
 # In MODEL_DIR: a line for each process of the run that came to its end.
 FILE = 'goodput.jsonl'
 
 
 class Timeline:
-    """Begins in IDLE, which is also all that is not one of the others: imports, opening files, closing them."""
+    """Begins in OTHER, which is also all that is not one of the others: imports, opening files, closing them."""
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter):
-        self._clock, self._name, self._since = clock, IDLE, clock()
+        self._clock, self._name, self._since = clock, OTHER, clock()
         self._seconds: dict[str, float] = {}
 
     @contextlib.contextmanager
@@ -48,7 +48,7 @@ class Timeline:
 
 
 def describe(seconds: Mapping[str, float]) -> str:
-    """'steps 93.1% · compile 4.0% · idle 2.9%', without what took less than a thousandth."""
+    """'steps 93.1% · compiling 4.0% · imports and opening files 2.9%', without what took less than a thousandth."""
     total = sum(seconds.values()) or 1.0
     return ' · '.join(f'{name} {100 * part / total:.1f}%' for name, part in seconds.items() if part >= total / 1000)
 

@@ -63,7 +63,7 @@ def train(
         if jax.process_index() == 0:
             stack.enter_context(run_lock.held(path))
         checkpoints = stack.enter_context(saving.opened(path, run.folder.keep_checkpoints))
-        with timeline.during(goodput.RESTORE):
+        with timeline.during(goodput.STATE):
             create = functools.partial(programs.initial_state, jax.random.key(learner.seed))
             now, message, notes = start.begin(run, programs.plan, checkpoints, record, data.vocabulary, create)
         startup.done('state')
@@ -79,7 +79,9 @@ def train(
                 start.save_vocabulary(path, data.vocabulary, log.say)
         if now.step >= last or now.patience.is_over:
             why = f'TRAIN_STEPS = {last}' if now.step >= last else now.patience.said()
-            log.say(f'{path} is at step {now.step} already ({why})')
+            log.say(f'{path} is at step {now.step} already ({why}); nothing was trained')
+            for note in notes:
+                log.say(note)
             return _result(held_out, path, now.step, None)
         notes = (*notes, *(data.evaluator.notes if data.evaluator else ()))
         log.start(learner, run.trackers, programs.plan, notes, message)
@@ -143,7 +145,7 @@ class Loop:
                 with self._during(goodput.STEPS):
                     self._advance(now, first, last)
             except bad_steps.Rewind as reason:
-                with self._during(goodput.RESTORE):
+                with self._during(goodput.STATE):
                     self._saver.go_back(now, reason)
             stopped = stop.agreed(now.step)
         self._profiler.close()

@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from remixer_t5x import ranges
 from remixer_t5x.data import pipeline
 from remixer_t5x.devices import compiler_options, partition
 from remixer_t5x.errors import UserError
@@ -27,10 +28,10 @@ class Learner:
     model: Any
     optimizer: Optimizer
     partitioner: partition.Partitioner
-    microbatches: int = 1
-    loss_normalizing_factor: float | str | None = NUM_REAL_TARGET_TOKENS
-    dropout_rate: float = 0.0
-    seed: int = 0
+    microbatches: ranges.Count = 1
+    loss_normalizing_factor: ranges.Positive | str | None = NUM_REAL_TARGET_TOKENS
+    dropout_rate: ranges.Rate = 0.0
+    seed: ranges.Whole = 0
     xla_options: compiler_options.ByPlatform | None = None
 
     def __post_init__(self) -> None:
@@ -49,7 +50,7 @@ class Folder:
     """
 
     model_dir: str
-    keep_checkpoints: int | None = 3
+    keep_checkpoints: ranges.Count | None = 3
     initial_checkpoint_path: str | None = None
     best_metrics: averages.BestMetrics = None
     fresh_parameters: str | None = None
@@ -66,30 +67,16 @@ class Periods:
     higher average of the tasks' metrics, or without tasks a lower held-out loss.
     """
 
-    train_steps: int
-    log_period: int = 100
-    eval_period: int | None = 1000
-    checkpoint_period: int = 1000
-    profile_period: int | None = None
-    stop_after_evaluations: int | None = None
+    train_steps: ranges.Count
+    log_period: ranges.Count = 100
+    eval_period: ranges.Count | None = 1000
+    checkpoint_period: ranges.Count = 1000
+    profile_period: ranges.Count | None = None
+    stop_after_evaluations: ranges.Count | None = None
     eval_at_start: bool = False
 
     def __post_init__(self) -> None:
-        if not isinstance(self.eval_at_start, bool):
-            raise UserError(f'EVAL_AT_START must be True or False, got {self.eval_at_start!r}')
-        for field in dataclasses.fields(self):
-            value = getattr(self, field.name)
-            if field.name == 'eval_at_start':
-                continue
-            optional = field.name in ('eval_period', 'profile_period', 'stop_after_evaluations')
-            if optional and value is None:
-                continue
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                unit = 'evaluations' if field.name == 'stop_after_evaluations' else 'steps'
-                raise UserError(
-                    f'{field.name.upper()} is {value!r}; it takes a number of {unit}, 1 or more'
-                    + (', or None for never' if optional else '')
-                )
+        ranges.check_fields(self)
 
 
 STOP, SKIP, REWIND, GO_ON = 'stop', 'skip', 'rewind', 'go_on'
@@ -118,22 +105,17 @@ class Recovery:
     """
 
     on_bad_step: str = STOP
-    spike_factor: float | None = None
+    spike_factor: ranges.AboveOne | None = None
     on_save_failure: str = STOP
     restore: str = NEWEST
-    preemption_notice: float = 30
+    preemption_notice: ranges.NonNegative = 30
 
     def __post_init__(self) -> None:
         for field, (macro, allowed) in _CHOICES.items():
             if getattr(self, field) not in allowed:
                 options = ' or '.join(repr(choice) for choice in allowed)
                 raise UserError(f'{macro} is {getattr(self, field)!r}; it takes {options}')
-        notice = self.preemption_notice
-        if isinstance(notice, bool) or not isinstance(notice, int | float) or notice < 0:
-            raise UserError(f'PREEMPTION_NOTICE is {notice!r}; it takes seconds, as in 30 (GCE) or 120 (slurm.sbatch)')
-        factor = self.spike_factor
-        if factor is not None and not (isinstance(factor, int | float) and factor > 1):
-            raise UserError(f'SPIKE_FACTOR is {factor!r}; it takes a number above 1, as in 2.0, or None for never')
+        ranges.check_fields(self)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -9,7 +9,7 @@
 #   --restarts=N    start again after a crash, at most N times (default 3); the run goes on from its checkpoint
 #   --dry_run       print the commands; DRY_RUN=1 does the same
 #
-# hardware/single_gpu.gin or hardware/gpus.gin is added unless the command names a hardware file. SIGTERM is passed on:
+# hardware/gpu.gin is added unless the command names a hardware file. SIGTERM is passed on:
 # the run saves its state and ends with 143, as remixer-t5x does. Exit code: that of the last start.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
@@ -38,9 +38,7 @@ gpus="${gpus:-$found}"
 (( gpus <= found )) || fail "--gpus=$gpus, and nvidia-smi lists $found; type --gpus=$found"
 
 if [[ " ${COMMAND[*]}" != *hardware/* ]]; then
-    hardware=hardware/gpus.gin
-    (( gpus > 1 )) || hardware=hardware/single_gpu.gin
-    COMMAND+=("--gin_file=$hardware")
+    COMMAND+=(--gin_file=hardware/gpu.gin)
 fi
 CUDA_VISIBLE_DEVICES="$(seq -s, 0 $((gpus - 1)))"
 export CUDA_VISIBLE_DEVICES

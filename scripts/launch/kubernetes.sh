@@ -3,9 +3,9 @@
 # and applies it. Needs `kubectl`, which knows the cluster.
 #
 #   scripts/launch/kubernetes.sh --nodes=2 --image=registry/remixer-t5x:gpu -- \
-#       train --gin_file=experiments/t5_1_1_base_c4.gin --gin_file=hardware/gpus.gin --gin.MODEL_DIR=/data/run
+#       train --gin_file=experiments/t5_1_1_base_c4.gin --gin_file=hardware/gpu.gin --gin.MODEL_DIR=/data/run
 #   scripts/launch/kubernetes.sh --tpu=tpu-v5-lite-podslice --topology=4x4 --slices=2 --spot --image=registry/remixer-t5x:tpu \
-#       -- train --gin_file=experiments/t5_1_1_base_c4.gin --gin_file=hardware/tpu_v5e_2x16.gin --gin.MODEL_DIR=gs://bucket/run
+#       -- train --gin_file=experiments/t5_1_1_base_c4.gin --gin_file=hardware/tpu.gin --gin.TOPOLOGY='2*v5e:4x4' --gin.MODEL_DIR=gs://bucket/run
 #   scripts/launch/kubernetes.sh fetch --from=/data/run --to=runs/mine
 #
 # Actions: apply (where none is named); fetch copies a folder of the claim here, through a pod of its own, or a gs:// folder.

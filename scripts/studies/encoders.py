@@ -39,17 +39,17 @@ ENDS = '(@encoder/layer.make_layer, 1)'
 TIM_MIDDLE = flagged(ENCODER_RUNS=f'({ENDS}, (@tim_encoder/layer.make_layer, %TIM_NUM_ENCODER_LAYERS), {ENDS})')
 
 
-def tim(feed_forward: float, *ablations: str) -> Variant:
-    """`feed_forward` over the width, and files of configs/ablations."""
+def tim(feed_forward: float, *files: str) -> Variant:
+    """`feed_forward` over the width."""
     sizes = ('TIM_EMBED_DIM', 1), ('TIM_MLP_DIM', feed_forward), ('tim.InterMechanismAttention.head_dim', 1 / 8)
-    return Variant(tuple(f'ablations/{name}.gin' for name in ablations), model='tim', proportions=sizes)
+    return Variant(files, model='tim', proportions=sizes)
 
 
 TIM_MIXERS = {
     'tim': tim(2.875) + TIM_MIDDLE,
-    'tim, no competition': tim(2.875, 'tim_no_competition') + TIM_MIDDLE,
-    'tim, four mechanisms': tim(3.75, 'tim_four_mechanisms') + TIM_MIDDLE,
-    'tim, all layers': tim(4.625, 'tim_all_layers'),
+    'tim, no competition': tim(2.875) + TIM_MIDDLE + flagged(COMPETITION='None'),
+    'tim, four mechanisms': tim(3.75) + TIM_MIDDLE + flagged(NUM_MECHANISMS='4'),
+    'tim, all layers': tim(4.625, 'ablations/tim_all_layers.gin'),
 }
 # FNet in its own layout: in a pre-norm layer its transform drowns the feed-forward.
 MIXERS: dict[str, Variant] = {

@@ -1,7 +1,7 @@
 """Loss against FLOPs: six token mixers at several sizes on T5's span corruption.
 
     python scripts/studies/scaling.py --text '/data/wikinews_en/AA/*' --figure scaling.png
-    python scripts/studies/scaling.py --text '/data/wikinews_en/AA/*' --hardware hardware/h100.gin \\
+    python scripts/studies/scaling.py --text '/data/wikinews_en/AA/*' --hardware hardware/gpu.gin \\
         --sizes 128x2,256x4,512x8,768x12 --budgets 1e15,1e16,1e17 --max_steps 20000 --batch 128 --length 512 \\
         --rows 400000
 

@@ -1,7 +1,7 @@
 """Time and memory of whole models by the length of their inputs, next to what the machine could do at best.
 
     python scripts/studies/whole_models.py --lengths 128,512,2048 --figure whole_models.png
-    python scripts/studies/whole_models.py --lengths 128,512,2048,8192,16384 --memory_gb 60 --hardware hardware/h100.gin
+    python scripts/studies/whole_models.py --lengths 128,512,2048,8192,16384 --memory_gb 60 --hardware hardware/gpu.gin
 
 Three programs of each model, on one example in the dtype of --hardware: `encode` is the encoder on inputs of a length;
 `train` is the loss and its gradients, with a quarter of that length as targets; `decode` generates --outputs tokens

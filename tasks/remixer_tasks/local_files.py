@@ -6,6 +6,7 @@ import glob
 import os
 from collections.abc import Callable, Sequence
 
+from remixer_t5x import ranges
 from remixer_t5x.errors import UserError
 from remixer_t5x.lazy import tf
 from remixer_tasks.corpora import documents, text_shards
@@ -25,8 +26,8 @@ def corpus(
     txt_documents: str = 'paragraph',
     validation_fraction: float = 0.01,
     strict: bool = False,
-    longest: int = bounded_lines.LONGEST,
-    token_cache_gb: float = 20.0,
+    longest: ranges.Count = bounded_lines.LONGEST,
+    token_cache_gb: ranges.NonNegative = 20.0,
     train_while_reading: bool = False,
 ) -> ParsedCorpus | GrowingCorpus:
     """The documents of `files`: a path or glob, or a list of them; `~` and gs:// are understood.

@@ -7,6 +7,7 @@ import functools
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
+from remixer_t5x import ranges
 from remixer_t5x.errors import UserError
 from remixer_t5x.lazy import seqio
 from remixer_tasks.corpora.text_corpus import ParsedCorpus, Words
@@ -34,7 +35,7 @@ def corpus(
     encoding: str = 'utf-8',
     validation_fraction: float = 0.01,
     strict: bool = False,
-    longest: int = bounded_lines.LONGEST,
+    longest: ranges.Count = bounded_lines.LONGEST,
     columns: Sequence[str] = (),
     metrics_by: str | None = None,
 ) -> ParsedCorpus:

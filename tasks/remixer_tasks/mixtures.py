@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
+from remixer_t5x import ranges
 from remixer_t5x.errors import UserError
 from remixer_t5x.lazy import seqio, tf
 from remixer_tasks import catalogue
@@ -109,8 +110,8 @@ def entailment(
 
 def multi_task(
     unsupervised: seqio.Task,
-    unsupervised_rate: float = 1e6,
-    maximum: float = 2**19,
+    unsupervised_rate: ranges.Positive = 1e6,
+    maximum: ranges.Positive = 2**19,
     vocabulary: seqio.Vocabulary | None = None,
     data_dir: str | None = None,
     without: Sequence[str] = (),
@@ -129,9 +130,9 @@ def multi_task(
 
 def proportional(
     tasks: Sequence[seqio.Task],
-    maximum: float | None = None,
+    maximum: ranges.Positive | None = None,
     rates: Mapping[str, float] | None = None,
-    temperature: float = 1.0,
+    temperature: ranges.Positive = 1.0,
     name: str = 'mixture',
 ) -> seqio.Mixture:
     """Any tasks, at the number of examples that each has to train on: seqio's `mixing_rate_num_examples`.

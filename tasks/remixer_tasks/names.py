@@ -12,6 +12,7 @@ import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
+from remixer_t5x import ranges
 from remixer_t5x.errors import UserError
 from remixer_t5x.lazy import seqio
 from remixer_tasks import c4, catalogue, mixtures, pretraining, python_docs, vocabularies
@@ -160,8 +161,8 @@ def mixture(
     vocabulary: seqio.Vocabulary | None = None,
     data_dir: str | None = None,
     rates: Mapping[str, float] | None = None,
-    maximum: float | None = None,
-    temperature: float = 1.0,
+    maximum: ranges.Positive | None = None,
+    temperature: ranges.Positive = 1.0,
     name: str = 'mixture',
 ) -> seqio.Mixture:
     """Tasks, or `provider` of their names, mixed as by `mixtures.proportional`; of a mixture all of its tasks."""

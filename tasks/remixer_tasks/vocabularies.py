@@ -15,7 +15,7 @@ import tempfile
 
 from etils import epath
 
-from remixer_t5x import untrusted_files
+from remixer_t5x import ranges, untrusted_files
 from remixer_t5x.errors import UserError
 from remixer_t5x.lazy import seqio
 from remixer_tasks.corpora.text_corpus import Corpus
@@ -86,7 +86,7 @@ def byte_pairs(folder: str, end_id: int = 50256) -> seqio.Vocabulary:
 
 def trained(
     corpus: Corpus,
-    vocab_size: int,
+    vocab_size: ranges.Count,
     extra_ids: int = SENTINELS,
     character_coverage: float = 0.9995,
     at_most: bool = False,

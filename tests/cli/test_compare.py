@@ -14,7 +14,7 @@ from remixer_t5x.cli.main import main
 from remixer_t5x.config import loading
 from remixer_t5x.errors import UserError
 from remixer_t5x.extras.reports import compare as command
-from remixer_t5x.models.sublayers import attention, gated_mlp, hyper_mixer, remixer
+from remixer_t5x.models.sublayers import attention, fnet, gated_mlp, hyper_mixer, remixer
 
 SMALL = [
     *('--gin_file=models/remixer.gin', '--gin_file=sizes/tiny.gin', '--gin_file=data/own_text.gin'),
@@ -41,6 +41,7 @@ def encoder_of(model):
         ('remixer', [attention.SelfAttention, remixer.Remixer]),
         ('hyper_mixer', [hyper_mixer.HyperMixer, gated_mlp.GatedMLP]),
         ('hyper_mixer+ablations/token_mixing_only', [hyper_mixer.HyperMixer]),
+        ('t5_1_1+sublayers/fnet+ENCODER_MIXER=@fnet.FNet', [fnet.FNet, gated_mlp.GatedMLP]),
     ],
 )
 def test_a_model_takes_the_place_of_the_one_that_an_experiment_includes(model, sublayers):
@@ -118,10 +119,10 @@ def test_a_sweep_ends_in_a_table_and_a_report_and_is_done_once(tmp_path, capsys,
     told = capsys.readouterr()
     assert '2 runs, 0 finished before' in told.err
     rows = [line.split() for line in told.out.splitlines() if line.strip().startswith(('t5_1_1 ', 'mine '))]
-    assert [row[0] for row in rows] == ['t5_1_1', 'mine'] and all(row[1] == '1' for row in rows)
+    assert [row[0] for row in rows] == ['t5_1_1', 'mine'] and all(row[4] == '1' for row in rows)
     losses = [json.loads(line) for line in (tmp_path / 'runs/mine/seed_0/metrics.jsonl').read_text().splitlines()]
     held_out = [record['loss'] for record in losses if record['kind'] != 'train'][-1]
-    assert rows[1][3] == f'{held_out:.4f}'
+    assert rows[1][6] == f'{held_out:.4f}'
     assert (tmp_path / 'runs/report.html').read_text().startswith('<!DOCTYPE html>')
     assert compare(*arguments) == 0
     assert '2 runs, 2 finished before' in capsys.readouterr().err
@@ -137,7 +138,7 @@ def programs(tmp_path, monkeypatch, text):
 
 def test_a_run_that_fails_leaves_the_others_alone_and_is_tried_again(tmp_path, monkeypatch, capsys):
     programs(tmp_path, monkeypatch, 'import sys; print("boom"); sys.exit("remixer" in str(sys.argv) and 7)')
-    monkeypatch.setattr(command, '_show_results', lambda args, cells, folder: None)
+    monkeypatch.setattr(command, '_show_results', lambda *args: None)
     arguments = ['--models=remixer,t5_1_1', f'--folder={tmp_path}/runs']
     assert main(['compare', 'train', *arguments]) == 1
     assert 'remixer, seed 0: FAILED with 7: boom' in capsys.readouterr().err
@@ -163,7 +164,7 @@ def test_the_step_loss_and_time_left_of_the_run_are_shown(tmp_path, monkeypatch,
     """The program ends once the line was said."""
     programs(tmp_path, monkeypatch, LOGGING)
     monkeypatch.setattr(command, '_PERIOD', 0.01)
-    monkeypatch.setattr(command, '_show_results', lambda args, cells, folder: None)
+    monkeypatch.setattr(command, '_show_results', lambda *args: None)
     said = []
 
     def say(line):

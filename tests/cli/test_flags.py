@@ -15,8 +15,9 @@ from remixer_t5x.models.sampling import Sampling
 
 
 def parsed(*argv):
-    args = main._parser().parse_args([*argv, '--verbose'])
-    args.gin_flags = list(args.macros)
+    rest, flags = arguments.split_gin_flags(argv)
+    args = main._parser().parse_args([*rest, '--verbose'])
+    args.gin_flags = [*flags, *args.macros]
     return args
 
 
@@ -25,8 +26,8 @@ def parsed(*argv):
     ('flags', 'decoder'),
     [((), Greedy()), (('--beams=3',), BeamSearch(beams=3)), (('--sampling',), Sampling()),
      (('--sampling=0.5',), Sampling(temperature=0.5)),
-     (('--gin_file=decoders/beam_search.gin',), BeamSearch(beams=4)),
-     (('--gin_file=decoders/greedy.gin',), Greedy())],
+     (('--gin.DECODER=@beam_search.BeamSearch()',), BeamSearch(beams=4)),
+     (('--gin.DECODER=@sampling.Sampling()', '--gin.TOP_K=3'), Sampling(top_k=3))],
 )  # fmt: skip
 def test_flags_choose_the_decoder_and_the_batch_size(command, flags, decoder):
     args = parsed(command.COMMAND.name, *flags, '--batch_size=7')

@@ -220,6 +220,8 @@ HOSTILE_GIN = [
     "os.system.command = 'touch x'",
     "gin.macro.value = 'x'",
     'X = @missing',
+    "MIXTURE_OR_TASK_MODULE = 'stranger_module'",
+    'X = """\nimport stranger_module\n"""',
 ]
 
 

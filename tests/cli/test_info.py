@@ -44,7 +44,7 @@ def test_a_training_configuration_can_be_inspected_as_it_is(info, monkeypatch):
 
 def test_settings_lists_macros_that_contain_a_word(info, capsys):
     out = info('--settings', 'lora')
-    assert 'LORA_RANK' in out and 'runs/_common.gin' in out and 'BATCH_SIZE' not in out
+    assert 'LORA_RANK' in out and 'models.lora.adapted' in out and 'BATCH_SIZE' not in out
     assert main(['info', '--settings=no_such_word']) == 2
     assert 'no_such_word' in capsys.readouterr().err
 
@@ -63,7 +63,9 @@ MODEL = ('--gin_file=models/t5_1_1.gin', '--gin_file=sizes/tiny.gin')
 
 
 def test_shardings_of_a_described_slice_are_printed_without_its_devices(info):
-    out = info('--sharding', *MODEL, '--gin_file=hardware/tpu_v3_32.gin', '--mesh=data=-1,fsdp=4,tensor=8')
+    out = info(
+        '--sharding', *MODEL, '--gin_file=hardware/tpu.gin', '--gin.TOPOLOGY=v3:4x4', '--mesh=data=-1,fsdp=4,tensor=8'
+    )
     rows = {line.split()[0]: line for line in out.splitlines() if line.strip()}
     assert out.startswith('32 devices, data=1, fsdp=4, tensor=8')
     assert rows['token_embedder/embedding'].endswith(' 1/32  ') and 'tensor, fsdp' in rows['token_embedder/embedding']
@@ -72,7 +74,7 @@ def test_shardings_of_a_described_slice_are_printed_without_its_devices(info):
 
 
 def test_some_parameters_are_shown_by_name(info):
-    out = info('--sharding=*/wi_0/*', *MODEL, '--gin_file=hardware/gpus.gin', '--devices=8')
+    out = info('--sharding=*/wi_0/*', *MODEL, '--gin_file=hardware/gpu.gin', '--devices=8')
     assert out.count('wi_0') == 2 and 'embedding' not in out
 
 
@@ -123,11 +125,17 @@ def test_recomputing_everything_is_seen_by_the_model(clean_environment):
         (['--compare', '--memory'], 'leave --sharding or --memory out'),
         (['--speed', *MODEL, '--gin_file=optimizers/adafactor.gin', '--gin_file=hardware/cpu.gin'], 'TOPOLOGY=v5e:2x4'),
         (['--sharding', '--memory'], 'not allowed with argument'),
-        (['--sharding', *MODEL, '--gin_file=hardware/h100_8.gin', '--mesh=fsdp=3'], 'does not fit 8 device'),
-        (['--sharding', *MODEL, '--gin_file=hardware/h100_8.gin', '--mesh=model=8'], 'not a mesh axis'),
-        (['--sharding', *MODEL, '--gin_file=hardware/gpus.gin'], '--devices=32'),
+        (
+            ['--sharding', *MODEL, '--gin_file=hardware/gpu.gin', '--gin.TOPOLOGY=h100:8', '--mesh=fsdp=3'],
+            'does not fit 8 device',
+        ),
+        (
+            ['--sharding', *MODEL, '--gin_file=hardware/gpu.gin', '--gin.TOPOLOGY=h100:8', '--mesh=model=8'],
+            'not a mesh axis',
+        ),
+        (['--sharding', *MODEL, '--gin_file=hardware/gpu.gin'], '--devices=32'),
         (['--sharding', *MODEL], 'hardware/'),
-        (['--sharding=zzz', *MODEL, '--gin_file=hardware/h100.gin'], 'no parameter fits'),
+        (['--sharding=zzz', *MODEL, '--gin_file=hardware/gpu.gin', '--gin.TOPOLOGY=h100:1'], 'no parameter fits'),
         (['--memory=x', *MODEL, '--gin_file=optimizers/adafactor.gin', '--gin_file=hardware/cpu.gin'], 'not a whole'),
         (['--memory', *MODEL, '--gin_file=hardware/cpu.gin'], 'optimizers/'),
     ],

@@ -91,7 +91,12 @@ def compiled(monkeypatch):
 
 
 def test_models_are_compared_in_one_table(compiled, capsys, clean_environment):
-    files = ['--gin_file=optimizers/adafactor.gin', '--gin_file=hardware/h100.gin', '--gin.BATCH_SIZE=4']
+    files = [
+        '--gin_file=optimizers/adafactor.gin',
+        '--gin_file=hardware/gpu.gin',
+        '--gin.TOPOLOGY=h100:1',
+        '--gin.BATCH_SIZE=4',
+    ]
     assert main(['info', '--speed', '--compare=tiny,small', '--models=t5_1_1,gmlp', *files]) == 0
     rows = [line.split() for line in capsys.readouterr().out.splitlines()]
     table = {tuple(row[:2]): row for row in rows if len(row) > 8 and row[0] in ('t5_1_1', 'gmlp')}
@@ -104,7 +109,13 @@ def test_models_are_compared_in_one_table(compiled, capsys, clean_environment):
 
 
 def test_advised_changes_are_compiled_on_request(compiled, capsys, clean_environment):
-    files = [*MODEL[:3], '--gin_file=hardware/h100.gin', '--gin.MICROBATCHES=4', '--gin.BATCH_SIZE=8']
+    files = [
+        *MODEL[:3],
+        '--gin_file=hardware/gpu.gin',
+        '--gin.TOPOLOGY=h100:1',
+        '--gin.MICROBATCHES=4',
+        '--gin.BATCH_SIZE=8',
+    ]
     assert main(['info', '--speed=1', *files]) == 0
     out = capsys.readouterr().out
     assert '--gin.MICROBATCHES=2' in out and '1.00 times the tokens per second by the bound; 1.00 GiB' in out

@@ -228,7 +228,7 @@ MISTAKES = {
     ),
     'finetune without saying from what': (
         ['finetune', '--gin_file=runs/finetune.gin', '--gin.MODEL_DIR=new'],
-        'INITIAL_CHECKPOINT_PATH is not defined',
+        'INITIAL_CHECKPOINT_PATH is not set',
     ),
     'other sizes in finetune': (
         [

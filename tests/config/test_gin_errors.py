@@ -9,158 +9,107 @@ from remixer_t5x.errors import UserError
 
 IMPORTS = 'from __gin__ import dynamic_registration\nimport toy_house\n'
 
-# What the user writes into `user.gin` (after the two import lines) or as a flag, and the line that answers.
+# What the user writes into `user.gin` (after the two import lines) or as a flag, and what the answer contains.
 IN_A_FILE = {
-    'misspelt parameter': (
-        'toy_house.Engine.pwoer = 3',
-        "user.gin line 3: toy_house.Engine has no setting 'pwoer'; did you mean power?",
-    ),
-    'unlike any parameter': (
-        'toy_house.Engine.xyz = 3',
-        "user.gin line 3: toy_house.Engine has no setting 'xyz'; it has power, dtype",
-    ),
-    'misspelt configurable': (
-        'toy_house.Engin.power = 3',
-        "user.gin line 3: toy_house has no 'Engin'; did you mean Engine?",
-    ),
-    'misspelt reference': (
-        'ENGINE = @toy_house.Turbin()',
-        "user.gin line 3: toy_house has no 'Turbin'; did you mean Turbine?",
-    ),
-    'module not imported': (
-        'toy_hose.Engine.power = 3',
-        "user.gin line 3: 'toy_hose' is not imported; did you mean toy_house?",
-    ),
-    'unimportable module': (
-        'import no_such_thing',
-        "user.gin line 3: cannot import 'no_such_thing'; is the name spelt right, the package installed, "
-        'or its folder in PYTHONPATH?',
-    ),
-    'misspelt module': (
-        'from remixer_t5x import eror',
-        "user.gin line 3: cannot import 'remixer_t5x.eror'; did you mean remixer_t5x.errors?",
-    ),
-    'misspelt macro': (
-        'POWERR = 3',
-        'user.gin line 3: POWERR is set, but nothing reads it; did you mean POWER?',
-    ),
-    'macro like no other': (
-        'XYZXYZ = 3',
-        'user.gin line 3: XYZXYZ is set, but nothing reads it; remove it',
-    ),
-    'misspelt macro reference': (
-        'toy_house.Engine.power = %PWOER',
-        'user.gin line 3: %PWOER is not defined; did you mean POWER?',
-    ),
-    'macro never defined': (
-        'toy_house.run.colour = %MODEL_DIR',
-        'user.gin line 3: %MODEL_DIR is not defined; give --gin.MODEL_DIR=...',
-    ),
-    'required macro': (
-        'POWER = %gin.REQUIRED',
-        'user.gin line 3: POWER must be given; give --gin.POWER=...',
-    ),
-    'required setting': (
-        'toy_house.run.colour = %gin.REQUIRED',
-        'user.gin line 3: toy_house.run.colour must be given; give --gin.toy_house.run.colour=...',
-    ),
-    'float16': (
-        "toy_house.Engine.dtype = 'float16'",
-        "user.gin line 3: dtype is 'float16'; type 'bfloat16' or 'float32'",
-    ),
-    'syntax': (
-        'POWER 3',
-        "user.gin line 3: cannot read `POWER 3`: Couldn't parse statement, expected ':' or '='; "
-        'write NAME = value or module.name.setting = value',
-    ),
-    'bare text': (
-        'toy_house.run.colour = red',
-        "user.gin line 3: red is not a gin value; text needs quotes, as in 'red'",
-    ),
-    'open bracket': (
-        'POWER = (3,\n',
-        'user.gin line 3: a bracket or quote opened here is never closed; close it',
-    ),
-    'missing include': (
-        "include 'runs/infr.gin'",
-        "user.gin line 3: gin file 'runs/infr.gin' not found here or among the shipped configs; "
-        'did you mean runs/infer.gin?',
-    ),
-    'include of itself': (
-        "include 'user.gin'",
-        'user.gin line 3: user.gin includes itself; remove one of the include lines',
+    'misspelt parameter': ('toy_house.Engine.pwoer = 3', 'pwoer', 'did you mean power?'),
+    'unlike any parameter': ('toy_house.Engine.xyz = 3', 'xyz', 'it has power, dtype'),
+    'misspelt configurable': ('toy_house.Engin.power = 3', 'Engin', 'did you mean Engine?'),
+    'misspelt reference': ('ENGINE = @toy_house.Turbin()', 'Turbin', 'did you mean Turbine?'),
+    'module not imported': ('toy_hose.Engine.power = 3', 'toy_hose', 'did you mean toy_house?'),
+    'unimportable module': ('import no_such_thing', 'no_such_thing', 'installed'),
+    'misspelt module': ('from remixer_t5x import eror', 'remixer_t5x.eror', 'installed'),
+    'misspelt macro': ('POWERR = 3', 'POWERR', 'did you mean POWER?'),
+    'macro like no other': ('XYZXYZ = 3', 'XYZXYZ', 'remove it'),
+    'misspelt macro reference': ('toy_house.Engine.power = %PWOER', '%PWOER', 'did you mean POWER?'),
+    'macro never set': ('toy_house.run.colour = %MODEL_DIR', '%MODEL_DIR', 'give --gin.MODEL_DIR=...'),
+    'syntax': ('POWER 3', "'='", 'NAME = value'),
+    'bare text': ('toy_house.run.colour = red', "'red'", 'quotes'),
+    'open bracket': ('POWER = (3,\n', 'bracket', 'close it'),
+    'open quote': ("POWER = '3\n", 'quote', 'close it'),
+    'missing include': ("include 'runs/infr.gin'", "'runs/infr.gin'", 'did you mean runs/infer.gin?'),
+    'include of itself': ("include 'user.gin'", 'user.gin', 'remove'),
+    'text for a reference': (
+        "VOCABULARY = 'bytes'\ntoy_house.run.colour = %VOCABULARY",
+        "'bytes'",
+        '@vocabularies.byte',
     ),
 }
 
 AS_A_FLAG = {
-    'misspelt macro': (('POWR', '3'), '--gin.POWR is set, but nothing reads it; did you mean POWER?'),
-    'macro of a part not in use': (
-        ('INPUT_FIELD', '3'),
-        '--gin.INPUT_FIELD is set, but nothing reads it; it is for runs/infer.gin',
-    ),
-    'misspelt setting': (
-        ('Engine.powr', '3'),
-        "--gin.Engine.powr: Engine has no setting 'powr'; did you mean power?",
-    ),
-    'misspelt configurable': (
-        ('Engin.power', '3'),
-        "--gin.Engin.power: nothing called 'Engin' is used by the gin files given; did you mean Engine?",
-    ),
-    'module that does not exist': (
-        ('ENGINE', '@toy_hangar.Plane()'),
-        "--gin.ENGINE: nothing called 'toy_hangar.Plane' is used by the gin files given; "
-        "'toy_hangar' cannot be imported; is the name spelt right, the package installed, or its folder in PYTHONPATH?",
-    ),
-    'name that an importable module lacks': (
-        ('ENGINE', '@fractions.Fractoin()'),
-        "--gin.ENGINE: fractions has no 'Fractoin'; did you mean Fraction?",
-    ),
+    'misspelt macro': (('POWR', '3'), 'POWR', 'did you mean POWER?'),
+    'macro of a part not in use': (('INPUT_FIELD', '3'), 'INPUT_FIELD', 'it is for runs/infer.gin'),
+    'misspelt setting': (('Engine.powr', '3'), 'powr', 'did you mean power?'),
+    'misspelt configurable': (('Engin.power', '3'), 'Engin', 'did you mean Engine?'),
+    'module that does not exist': (('ENGINE', '@toy_hangar.Plane()'), 'toy_hangar.Plane', ''),
+    'name that an importable module lacks': (('ENGINE', '@fractions.Fractoin()'), 'Fractoin', 'did you mean Fraction?'),
     'sublayer of a file that is not read': (
         ('ENGINE', '@fnet.Fourier'),
-        "--gin.ENGINE: nothing called 'fnet.Fourier' is used by the gin files given; add --gin_file=sublayers/fnet.gin",
+        'fnet.Fourier',
+        '--gin_file=sublayers/fnet.gin',
     ),
-    'undefined macro': (('POWER', '%PWR'), '--gin.POWER: %PWR is not defined; did you mean POWER?'),
-    'float16': (
-        ('Engine.dtype', 'float16'),
-        "--gin.Engine.dtype: dtype is 'float16'; type 'bfloat16' or 'float32'",
-    ),
-    'open bracket': (
-        ('POWER', '[3'),
-        '--gin.POWER=[3 begins like a gin value but is not one; check quotes and brackets',
-    ),
-    'lower-case truth': (
-        ('run.colour', 'true'),
-        '--gin.run.colour=true is not a gin value; type --gin.run.colour=True, '
-        'or --gin.run.colour="\'true\'" for the text',
-    ),
-    'nothing': (
-        ('POWER', ''),
-        '--gin.POWER= has no value; type --gin.POWER=VALUE (for an empty text --gin.POWER="\'\'")',
-    ),
+    'macro that is not set': (('POWER', '%PWR'), '%PWR', 'did you mean POWER?'),
+    'open bracket': (('POWER', '[3'), '[3', 'brackets'),
+    'lower-case truth': (('run.colour', 'true'), 'true', '--gin.run.colour=True'),
+    'nothing': (('POWER', ''), 'no value', '--gin.POWER=VALUE'),
 }
 
 
-@pytest.mark.parametrize('text, line', IN_A_FILE.values(), ids=IN_A_FILE)
-def test_a_mistake_in_a_file(house, text, line):
+@pytest.mark.parametrize(('text', 'wrong', 'advice'), IN_A_FILE.values(), ids=IN_A_FILE)
+def test_a_mistake_in_a_file(house, text, wrong, advice):
     (house / 'user.gin').write_text(f'{IMPORTS}{text}\n')
-    with pytest.raises(UserError) as caught:
+    with pytest.raises(UserError, match='^user.gin line 3: ') as caught:
         loading.load(Given(['car.gin', 'user.gin']), 'toy_house.run', partial=False)
-    assert str(caught.value) == line
+    line = str(caught.value)
+    assert wrong in line and advice in line and '\n' not in line
 
 
-@pytest.mark.parametrize('flag, line', AS_A_FLAG.values(), ids=AS_A_FLAG)
-def test_a_mistake_in_a_flag(house, flag, line):
-    with pytest.raises(UserError) as caught:
+@pytest.mark.parametrize(('flag', 'wrong', 'advice'), AS_A_FLAG.values(), ids=AS_A_FLAG)
+def test_a_mistake_in_a_flag(house, flag, wrong, advice):
+    with pytest.raises(UserError, match=f'^--gin.{flag[0]}') as caught:
         loading.load(Given(['car.gin'], [flag]), 'toy_house.run', partial=False)
-    assert str(caught.value) == line
+    line = str(caught.value)
+    assert wrong in line and advice in line and '\n' not in line
+
+
+@pytest.mark.parametrize(('value', 'line'), {
+    'HyperMixer': '--gin_file=sublayers/hyper_mixer.gin --gin.ENCODER_MIXER=@encoder/hyper_mixer.HyperMixer',
+    'self_attention': '--gin.ENCODER_MIXER=@attention.SelfAttention',
+}.items())  # fmt: skip
+def test_the_line_for_a_sublayer_can_be_typed(value, line):
+    files = ['models/t5_1_1.gin', 'sizes/tiny.gin']
+    with pytest.raises(UserError) as caught:
+        loading.values(Given(files, [('ENCODER_MIXER', value)]), 'MODEL')
+    typed = str(caught.value).partition('type ')[2]
+    assert typed == line
+    file, _, flag = typed.rpartition(' ')
+    more = [file.removeprefix('--gin_file=')] if file else []
+    loading.values(Given([*files, *more], [('ENCODER_MIXER', flag.partition('=')[2])]), 'MODEL')
+
+
+@pytest.mark.parametrize(('flag', 'line'), {
+    ('LAYOUT', 'Parallel'): '--gin.LAYOUT=@layer.Parallel',
+    ('ENCODER_LAYOUT', 'pre'): '--gin.ENCODER_LAYOUT=@layer.PreNorm',
+    ('MODEL', 't5_1_1'): '--gin_file=models/t5_1_1.gin',
+    ('VOCABULARY', 'bytes'): "--gin.VOCABULARY='@vocabularies.byte()'",
+    ('SCHEDULE', 'cosine'): "--gin.SCHEDULE='@schedules.cosine()'",
+}.items())  # fmt: skip
+def test_a_text_for_a_reference_is_answered_with_the_line(flag, line):
+    given = ['models/t5_1_1.gin', 'sizes/tiny.gin', 'data/c4.gin', 'optimizers/adamw.gin']
+    with pytest.raises(UserError) as caught:
+        loading.load(Given(given, [flag]))
+    assert str(caught.value).endswith(f'type {line}')
 
 
 def test_a_missing_file_names_the_nearest_shipped_one(house):
-    with pytest.raises(UserError) as caught:
+    with pytest.raises(UserError, match='configs/runs/infr.gin.*did you mean runs/infer.gin'):
         loading.load(Given(['configs/runs/infr.gin']))
-    assert str(caught.value) == (
-        "gin file 'configs/runs/infr.gin' not found here or among the shipped configs; did you mean runs/infer.gin?"
-    )
+
+
+def test_a_gin_file_of_t5x_is_recognised(house):
+    (house / 'theirs.gin').write_text('from __gin__ import dynamic_registration\nfrom t5x import utils\n')
+    for file in ('theirs.gin', 't5x/pretrain.gin', 't5x/examples/t5/t5_1_1/base.gin', 't5x/configs/runs/pretrain.gin'):
+        with pytest.raises(UserError, match='docs/t5x.md'):
+            loading.load(Given([file]))
 
 
 def test_the_line_is_right_below_an_include(house):
@@ -177,7 +126,7 @@ def test_a_function_that_no_file_sets_up(house):
     gin.clear_config()
     with pytest.raises(UserError) as caught:
         resolved.call(toy_house.crash)
-    assert str(caught.value) == 'no gin file given sets up toy_house.crash'
+    assert 'toy_house.crash' in str(caught.value)
 
 
 def test_a_user_error_in_a_call_stays_one_line(house):
@@ -186,8 +135,7 @@ def test_a_user_error_in_a_call_stays_one_line(house):
 
 def test_a_required_argument_left_out(house):
     text = 'toy_house.run.engine = @toy_house.Engine()'
-    said = "Engine needs a value for 'power'; bind it in a gin file, or type --gin.Engine.power=VALUE"
-    assert call_error('run', text) == said
+    assert '--gin.Engine.power=VALUE' in call_error('run', text)
 
 
 def test_a_bug_keeps_its_own_type(house):
@@ -214,20 +162,18 @@ def call_error(function, text):
     return str(caught.value)
 
 
-def test_a_name_that_another_file_imports_is_told_how_to_import(tmp_path, monkeypatch):
+def test_a_name_that_another_file_imports_needs_no_import(tmp_path, monkeypatch):
     # Modules of this test's own: once any file of a process has used a name, gin knows it everywhere.
     (tmp_path / 'depot').mkdir()
     (tmp_path / 'depot' / '__init__.py').write_text('')
-    (tmp_path / 'depot' / 'wagons.py').write_text('def open(load=1): ...\ndef closed(load=1): ...\n')
+    (tmp_path / 'depot' / 'wagons.py').write_text('def open(load=1): return load\ndef closed(load=2): return load\n')
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.chdir(tmp_path)
     (tmp_path / 'theirs.gin').write_text(
         'from __gin__ import dynamic_registration\nfrom depot import wagons\nwagons.open.load = %WAGON\n'
     )
     (tmp_path / 'mine.gin').write_text("include 'theirs.gin'\nWAGON = @wagons.closed()\n")
-    with pytest.raises(UserError) as error:
+    assert loading.values(Given(['mine.gin']), 'WAGON') == [2]
+    (tmp_path / 'mine.gin').write_text("include 'theirs.gin'\n\nWAGON = @wagons.clothed()\n")
+    with pytest.raises(UserError, match='mine.gin line 3: .*clothed.*did you mean closed?'):
         loading.load(Given(['mine.gin']))
-    assert str(error.value) == (
-        "mine.gin line 2: 'wagons.closed' is not imported in this file; add the lines "
-        '`from __gin__ import dynamic_registration` and `from depot import wagons` to it'
-    )

@@ -74,19 +74,9 @@ MOTORS = {
     'a scope': ['toy_garage.Garage.make = @fast/toy_garage.Motor'],
     'a macro': ['toy_garage.Garage.make = %MOTOR', 'MOTOR = @toy_garage.Motor'],
     'a call': ['toy_garage.Garage.make = @toy_garage.Motor', 'toy_garage.Garage.spare = @toy_garage.Motor()'],
-    'a factory that a function calls': [
-        'toy_garage.Garage.make = @toy_garage.Motor',
-        'toy_garage.open.built = @fast/toy_garage.build()',
-        'toy_garage.build.make = %MOTOR',
-        'MOTOR = @toy_garage.Motor',
-    ],
     'a factory that a function returns': [
         'toy_garage.Garage.make = @fast/toy_garage.wrap',
         'toy_garage.wrap.make = @toy_garage.Motor',
-    ],
-    'a factory of a factory': [
-        'toy_garage.Garage.make = @fast/toy_garage.build',
-        'toy_garage.build.make = @toy_garage.Motor',
     ],
     'a call in a macro': [
         'toy_garage.Garage.make = @toy_garage.Motor',
@@ -140,8 +130,7 @@ def test_a_deferred_value_is_made_once_when_it_is_asked_for(garage):
 
     lines = ['toy_garage.Garage.make = @toy_garage.number', 'toy_garage.open.built = @toy_garage.number()']
     garage('@toy_garage.Garage()', *lines)
-    with resolved.deferred('toy_garage.open.built'):
-        _, made_by_open, built = resolved.call('toy_garage.open')
+    _, made_by_open, built = resolved.call('toy_garage.open', deferred=['toy_garage.open.built'])
     assert toy_garage.number() == made_by_open + 1
     assert built() == built() == made_by_open + 2
 

@@ -224,14 +224,16 @@ def test_mistakes_are_told_in_one_line(task, tiny):
     config = pipeline.DatasetConfig(task, LENGTHS, 4)
     assert 'train, validation' in message(lambda: task_batches.TrainBatches(dataclasses.replace(config, split='tset')))
     assert "{'inputs': 512, 'targets': 114}" in message(lambda: pipeline.DatasetConfig(task, {'inputs': 16}, 4))
-    assert 'BATCH_SIZE is 0' in message(lambda: pipeline.DatasetConfig(task, LENGTHS, 0))
+    assert 'BATCH_SIZE must be a whole number of at least 1, got 0' in message(
+        lambda: pipeline.DatasetConfig(task, LENGTHS, 0)
+    )
     assert 'use 6' in message(lambda: task_batches.TrainBatches(config, 0, 3))
     assert 'set STREAMS = 2' in message(
         lambda: task_batches.TrainBatches(dataclasses.replace(config, streams=4), streams=2)
     )
     assert 'over 3 streams; use 6' in message(lambda: dataclasses.replace(config, streams=3))
-    assert 'STREAMS = 8' in message(lambda: dataclasses.replace(config, streams=True))
-    assert 'SEED = 0' in message(lambda: pipeline.DatasetConfig(task, LENGTHS, 4, seed=None))
+    assert 'STREAMS must be a whole number of at least 1' in message(lambda: dataclasses.replace(config, streams=True))
+    assert 'SEED must be a whole number' in message(lambda: pipeline.DatasetConfig(task, LENGTHS, 4, seed=None))
     assert 'set VOCAB_SIZE to 384' in message(lambda: pipeline.prepare(config, 256))
     pipeline.prepare(config, 359)
 

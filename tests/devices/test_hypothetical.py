@@ -2,9 +2,11 @@
 
 import pytest
 
-from remixer_t5x.devices import gpu_targets, hypothetical
-from remixer_t5x.devices.hypothetical import Hardware, Topology
+from remixer_t5x.devices import gpu_targets, hardware_table, hypothetical
+from remixer_t5x.devices.hardware_table import Topology
+from remixer_t5x.devices.hypothetical import Hardware
 from remixer_t5x.errors import UserError
+from remixer_t5x.extras.forecast import machines
 
 
 @pytest.fixture
@@ -29,6 +31,32 @@ def installed(monkeypatch):
 )
 def test_a_topology_is_slices_of_a_chip(text, expected, is_gpu):
     assert Topology.parse(text) == expected and Topology.parse(text).is_gpu == is_gpu
+
+
+@pytest.mark.parametrize(
+    ('topology', 'devices', 'memory', 'mesh'),
+    [
+        (None, None, None, 'fsdp=-1'),
+        ('h100:1', 1, 80, 'data=1'),
+        ('h200:8', 8, 140, 'fsdp=-1'),
+        ('2*h100:8', 16, 80, 'data=2,fsdp=-1'),
+        # A v3 chip has two devices.
+        ('v3:4x4', 32, 16, 'data=-1,fsdp=2'),
+        ('v4:2x2x4', 16, 32, 'data=-1,fsdp=4'),
+        ('2*v5e:4x4', 32, 16, 'data=2,fsdp=-1'),
+        ('v5p:2x2x1', 4, 95, 'fsdp=-1'),
+    ],
+)
+def test_a_topology_picks_a_row_of_the_table(topology, devices, memory, mesh):
+    found = hardware_table.devices(topology), hardware_table.memory(topology), hardware_table.mesh(topology)
+    assert found == (devices, memory, mesh)
+    options = hardware_table.xla_options(topology)
+    assert (options is not None and len(options) == 2) == (devices != 1)
+
+
+def test_the_chips_of_the_tables_are_the_same():
+    assert set(hardware_table.GPUS) == set(gpu_targets.TARGETS)
+    assert set(hardware_table.MEMORY) == set(machines.MACHINES)
 
 
 @pytest.mark.parametrize(

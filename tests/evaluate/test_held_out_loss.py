@@ -66,7 +66,7 @@ def test_the_best_constant_answer_is_the_entropy_of_the_targets(setting):
 
 def test_steps_limit_the_batches(setting):
     assert numbers(setting, 4, steps=2)['tokens'] < numbers(setting, 4)['tokens']
-    with pytest.raises(UserError, match='EVAL_STEPS is -1'):
+    with pytest.raises(UserError, match='EVAL_STEPS must be a whole number of at least 0 or None, got -1'):
         held_out_loss.Evaluation(setting[1], -1)
 
 

@@ -77,7 +77,7 @@ def test_likelihoods_are_asked_for_shifted_targets(predictor):
 
 
 def test_a_batch_size_that_is_none_or_does_not_divide(monkeypatch):
-    with pytest.raises(UserError, match='EVAL_BATCH_SIZE is 0'):
+    with pytest.raises(UserError, match='EVAL_BATCH_SIZE must be a whole number of at least 1, got 0'):
         predictions.Decoding(0, {'inputs': 4, 'targets': 4})
     partitioner = Partitioner()
     monkeypatch.setattr(Partitioner, 'batch_shards', 3)

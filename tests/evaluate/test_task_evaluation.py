@@ -204,7 +204,10 @@ MISTAKES = {
     'empty split': (lambda: evaluator(task('echo_g', texts=[])), "echo_g has no examples in split 'validation'"),
     'no metrics': (lambda: evaluator(task('echo_h', metrics=())), 'echo_h has no metrics'),
     'two vocabularies': (lambda: evaluator(vocabularies_that_differ()), 'echo_x and echo_y have different vocab'),
-    'no examples': (lambda: evaluator(task('echo_i'), examples=0), 'EVAL_EXAMPLES is 0'),
+    'no examples': (
+        lambda: evaluator(task('echo_i'), examples=0),
+        'EVAL_EXAMPLES must be a whole number of at least 1',
+    ),
 }
 
 

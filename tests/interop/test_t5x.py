@@ -14,10 +14,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import linen as nn
+from gin import config_parser
 
 from remixer_t5x import UserError, axes, build_model
-from remixer_t5x.config import scan
-from remixer_t5x.config.bindings import Bindings
+from remixer_t5x.config import loading
 from remixer_t5x.interop.t5x import checkpoint as t5x_checkpoint
 from remixer_t5x.models.architecture.encoder_decoder import EncoderDecoder
 from remixer_t5x.models.architecture.layer import PreNorm
@@ -45,7 +45,9 @@ VOCAB, INPUTS, TARGETS = 48, 9, 7
 
 def bindings(file: str) -> dict:
     text = (CONFIGS / 't5x' / file).read_text()
-    return {binding.key: binding.value for binding in Bindings(scan.scan(text, file)).all}
+    statements = config_parser.ConfigParser(text, loading.References())
+    found = [one for one in statements if isinstance(one, config_parser.BindingStatement)]
+    return {f'{one.selector}.{one.arg_name}'.rstrip('.'): one.value for one in found}
 
 
 @pytest.fixture(scope='module')

@@ -291,12 +291,12 @@ def test_slurm_shell_outlives_the_signal_of_a_preemption(programs):
     assert programs.calls()[-1] == 'scontrol requeue 7'
 
 
-@pytest.mark.parametrize('gpus, hardware', [(1, 'single_gpu'), (8, 'gpus')])
-def test_gpu_node_dry_run(gpus, hardware):
+@pytest.mark.parametrize('gpus', [1, 8])
+def test_gpu_node_dry_run(gpus):
     install, started, _ = dry('gpu_node.sh', f'--gpus={gpus}')
     assert install == ['env', 'VENV=.venv', 'scripts/launch/worker.sh', 'install', 'gpu']
     assert started[:2] == ['env', 'CUDA_VISIBLE_DEVICES=' + ','.join(map(str, range(gpus)))]
-    assert started[3:] == [*COMMAND[1:], f'--gin_file=hardware/{hardware}.gin']
+    assert started[3:] == [*COMMAND[1:], '--gin_file=hardware/gpu.gin']
 
 
 def test_gpu_node_refuses_more_gpus_than_there_are(programs):

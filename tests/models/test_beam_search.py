@@ -199,7 +199,7 @@ def test_padding_of_the_batch_is_not_decoded(toy, decoder):
 
 
 def test_no_beam_is_refused():
-    with pytest.raises(UserError, match='^BeamSearch.beams is 0, allowed are 1 and more: '):
+    with pytest.raises(UserError, match='^BEAMS must be a whole number of at least 1, got 0'):
         BeamSearch(0)
 
 

@@ -135,11 +135,11 @@ def test_a_key_for_each_sequence_makes_samples_independent_of_the_batch(toy):
 @pytest.mark.parametrize(
     ('options', 'message'),
     [
-        ({'temperature': 0.0}, r'^Sampling.temperature is 0.0, .*use @decoding.Greedy\(\)$'),
-        ({'top_k': 0}, '^Sampling.top_k is 0, allowed'),
-        ({'top_p': 0.0}, '^Sampling.top_p is 0.0, allowed'),
-        ({'top_p': 1.5}, '^Sampling.top_p is 1.5, allowed'),
-        ({'num_samples': 0}, '^Sampling.num_samples is 0, allowed'),
+        ({'temperature': 0.0}, '^TEMPERATURE must be a number above 0, got 0.0'),
+        ({'top_k': 0}, '^TOP_K must be a whole number of at least 1 or None, got 0'),
+        ({'top_p': 0.0}, '^TOP_P must be a number above 0 and at most 1, got 0.0'),
+        ({'top_p': 1.5}, '^TOP_P must be .*, got 1.5'),
+        ({'num_samples': 0}, '^SAMPLES must be a whole number of at least 1, got 0'),
     ],
 )
 def test_impossible_settings_are_refused(options, message):

@@ -10,10 +10,11 @@ from tests.support.paths import CONFIGS
 
 _SIZES = {'remixer_scaled': 'scaled_base', 't5_1_0': 't5_1_0_small'}
 _FILES = {path.stem: [f'models/{path.stem}.gin'] for path in sorted((CONFIGS / 'models').glob('*.gin'))}
-_FILES |= {
-    name: ['models/remixer.gin', f'ablations/{name}.gin']
-    for name in ('remixer_gated_composition', 'remixer_gated_alpha')
+_COMPOSITIONS = {
+    'remixer_gated_composition': '@remixer.GatedComposition',
+    'remixer_gated_alpha': '@remixer.GatedAlpha',
 }
+_FILES |= dict.fromkeys(_COMPOSITIONS, ['models/remixer.gin'])
 _FILES |= {'decoder_only': ['models/t5_1_1.gin', 'frames/decoder_only.gin']}
 _FILES |= {'classifier': ['models/bert.gin', 'frames/classifier.gin']}
 ADAPTED = {'t5_1_1_with_adapters': 't5_1_1', 'tim_with_adapters': 'tim'}
@@ -27,6 +28,7 @@ def model(name):
     files = _FILES[ADAPTED.get(name, name)]
     size = _SIZES.get(name, 'tiny')
     macros = {'VOCAB_SIZE': 512, 'NUM_ENCODER_LAYERS': 2, 'NUM_DECODER_LAYERS': 2}
+    macros |= {'COMPOSITION': _COMPOSITIONS[name]} if name in _COMPOSITIONS else {}
     built = build_model(*files, f'sizes/{size}.gin', **macros)
     return lora.adapted(built, '.', 8) if name in ADAPTED else built
 

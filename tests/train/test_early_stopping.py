@@ -44,7 +44,7 @@ def test_it_ends_after_so_many_without_a_better_one(values, most, cuts):
 
 @pytest.mark.parametrize('value', [0, -1, True, '3'])
 def test_a_number_of_evaluations_is_given(value):
-    with pytest.raises(UserError, match='STOP_AFTER_EVALUATIONS is .*; it takes a number of evaluations, 1 or more'):
+    with pytest.raises(UserError, match='STOP_AFTER_EVALUATIONS must be a whole number of at least 1 or None, got '):
         Periods(10, stop_after_evaluations=value)
 
 

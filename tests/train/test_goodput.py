@@ -18,7 +18,7 @@ BLOCKS = st.recursive(
 
 @given(st.lists(BLOCKS, max_size=4))
 def test_each_moment_belongs_to_the_innermost_block(blocks):
-    now, expected = [0.0], {goodput.IDLE: 0.0}
+    now, expected = [0.0], {goodput.OTHER: 0.0}
     timeline = goodput.Timeline(lambda: now[0])
 
     def run(block):
@@ -33,7 +33,7 @@ def test_each_moment_belongs_to_the_innermost_block(blocks):
     for block in blocks:
         run(block)
     now[0] += 1.0
-    expected[goodput.IDLE] += 1.0
+    expected[goodput.OTHER] += 1.0
     found = timeline.seconds()
     assert found == pytest.approx(expected) and sum(found.values()) == pytest.approx(now[0])
 
@@ -45,7 +45,7 @@ def test_an_error_ends_a_block():
         now[0] = 2.0
         raise ValueError
     now[0] = 3.0
-    assert timeline.seconds() == {goodput.STEPS: 2.0, goodput.IDLE: 1.0}
+    assert timeline.seconds() == {goodput.STEPS: 2.0, goodput.OTHER: 1.0}
 
 
 def test_processes_of_a_run_add_up_and_foreign_lines_are_left_out(tmp_path):

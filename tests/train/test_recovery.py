@@ -149,8 +149,8 @@ def test_settings_that_changed_are_told():
         ({'on_bad_step': 'ignore'}, "ON_BAD_STEP is 'ignore'; it takes 'stop' or 'skip' or 'rewind'"),
         ({'restore': 3}, "RESTORE is 3; it takes 'newest' or 'previous'"),
         ({'on_save_failure': None}, 'ON_SAVE_FAILURE is None'),
-        ({'spike_factor': 1}, 'SPIKE_FACTOR is 1; it takes a number above 1'),
-        ({'spike_factor': 'big'}, "SPIKE_FACTOR is 'big'"),
+        ({'spike_factor': 1}, 'SPIKE_FACTOR must be a number above 1 or None, got 1'),
+        ({'spike_factor': 'big'}, "SPIKE_FACTOR must be a number above 1 or None, got 'big'"),
     ],
 )
 def test_settings_are_checked(given, told):

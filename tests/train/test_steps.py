@@ -57,7 +57,7 @@ def test_an_option_that_xla_does_not_have_is_named(options):
 
 
 def test_options_are_for_the_platform_of_the_devices():
-    given = loading.values(loading.Given(['hardware/tpu_v5e_8.gin']), 'XLA_OPTIONS')[0]
+    given = loading.values(loading.Given(['hardware/tpu.gin'], [('TOPOLOGY', 'v5e:2x4')]), 'XLA_OPTIONS')[0]
     on = {name: compiler_options.for_training(given, types.SimpleNamespace(platform=name)) for name in PLATFORMS}
     assert on['cpu'] == {} and all(on['tpu'].values()) and len(on['tpu']) == 6
     # Every XLA knows the options of GPUs, and only libtpu those of TPUs.

@@ -133,9 +133,11 @@ COMMAND = Command(
         'remixer-t5x info --compare small',
         'remixer-t5x info --settings learning_rate',
         'remixer-t5x info --sharding --gin_file=models/remixer.gin --gin_file=sizes/base.gin '
-        '--gin_file=hardware/tpu_v3_32.gin',
-        'remixer-t5x info --memory --gin_file=experiments/t5_1_1_base_c4.gin --gin_file=hardware/h100_8.gin',
-        'remixer-t5x info --speed --gin_file=experiments/t5_1_1_base_c4.gin --gin_file=hardware/tpu_v5e_8.gin',
+        '--gin_file=hardware/tpu.gin --gin.TOPOLOGY=v3:4x4',
+        'remixer-t5x info --memory --gin_file=experiments/t5_1_1_base_c4.gin --gin_file=hardware/gpu.gin '
+        '--gin.TOPOLOGY=h100:8',
+        'remixer-t5x info --speed --gin_file=experiments/t5_1_1_base_c4.gin --gin_file=hardware/tpu.gin '
+        '--gin.TOPOLOGY=v5e:2x4',
         'remixer-t5x info --self_check',
     ),
     prints_result=True,

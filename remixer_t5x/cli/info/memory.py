@@ -13,7 +13,8 @@ from remixer_t5x.costs import memory_advice, memory_table, step_memory
 from remixer_t5x.costs.step_memory import Step, StepMemory
 from remixer_t5x.data import frames
 from remixer_t5x.devices import gpu_targets, jax_workarounds, mesh
-from remixer_t5x.devices.hypothetical import GPU_SHARE, Hardware, Topology
+from remixer_t5x.devices.hardware_table import Topology
+from remixer_t5x.devices.hypothetical import GPU_SHARE, Hardware
 from remixer_t5x.errors import UserError
 from remixer_t5x.kernels.compile_target import compiling_for
 from remixer_t5x.models import lora

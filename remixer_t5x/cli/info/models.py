@@ -32,9 +32,7 @@ def show(sizes: Sequence[str], models: Sequence[str], feature_lengths: Mapping[s
         UserError: there is no such size or model, or a length is missing.
     """
     lengths = checked_lengths(ENCODER_DECODER, feature_lengths)
-    table = console.table(
-        *('model', 'size', 'parameters', 'to the first', 'forward FLOPs', 'to the first'), words=('model', 'size')
-    )
+    table = console.table(*('model', 'size', 'parameters', 'ratio', 'forward FLOPs', 'ratio'), words=('model', 'size'))
     for size in sizes:
         baseline = None
         for model in models:
@@ -50,7 +48,7 @@ def show(sizes: Sequence[str], models: Sequence[str], feature_lengths: Mapping[s
                 end_section=model == models[-1],
             )
     line = 'matrix products and Fourier transforms, a multiply and an add being two'
-    line = f'one example of {described_lengths(lengths)}; {line}'
+    line = f'ratios to {models[0]}; one example of {described_lengths(lengths)}; {line}'
     console.show(table, line, _papers_table(lengths), _appendix_d(512, 256, 512))
 
 

@@ -15,7 +15,8 @@ from remixer_t5x.cli.info import memory
 from remixer_t5x.costs import counts, memory_table, step_memory
 from remixer_t5x.costs.step_memory import Step
 from remixer_t5x.devices import compiler_options
-from remixer_t5x.devices.hypothetical import Hardware, Topology
+from remixer_t5x.devices.hardware_table import Topology
+from remixer_t5x.devices.hypothetical import Hardware
 from remixer_t5x.extras.forecast import forecast, machines, published_speeds, speed_advice, speed_table
 from remixer_t5x.extras.forecast.forecast import Forecast
 from remixer_t5x.extras.forecast.speed_advice import Advice

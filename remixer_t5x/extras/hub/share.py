@@ -62,7 +62,7 @@ def _write(args: argparse.Namespace, folder: pathlib.Path, name: str, address: s
     if library == 'remixer_t5x':
         _write_own(folder, model, vocabulary, gin_text, (params, step, record))
         if foreign_gin.first_foreign(gin_text, checkpoint):
-            packages = foreign_gin.imported_packages(gin_text, checkpoint)
+            packages = foreign_gin.imported_packages(gin_text)
             missing = shared_folder.copy_code(folder, packages)
             for name in missing:
                 say('warning', f'{name}, which model.gin imports, is not in {folder}; the card asks to install it')

@@ -14,10 +14,10 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from remixer_t5x import untrusted_files
+from remixer_t5x import ranges, untrusted_files
 from remixer_t5x.cli import arguments, console, train
 from remixer_t5x.cli.command import Command
 from remixer_t5x.errors import UserError
@@ -59,7 +59,7 @@ class Cell:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     arguments.add_gin(parser, model=False)
     parser.add_argument('compared', metavar='COMMAND', help='train or finetune')
-    models = 'files of models/, or your own such as mine.gin, by comma; remixer+ablations/NAME adds one'
+    models = 'files of models/, or your own such as mine.gin, by comma; remixer+NAME=VALUE changes one'
     parser.add_argument('--models', metavar='NAMES', help=models)
     parser.add_argument('--seeds', metavar='NUMBERS', default='0', help='by comma (default 0)')
     parser.add_argument('--folder', metavar='DIR', help='gets a MODEL_DIR for each run, and report.html')
@@ -77,7 +77,11 @@ def run(args: argparse.Namespace) -> int:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f'{folder} cannot be made ({error.strerror}); give another --folder') from None
-    _build_models(args, cells)
+    costs = _costs(args, cells)
+    for name, (parameters, _) in costs.items():
+        _say(f'{name}: {parameters:,} parameters')
+    if warning := _unequal(costs):
+        _say(f'warning: {warning}')
     finished = _finished(folder)
     todo = [cell for cell in cells if list(cell.command) not in finished or not cell.folder.is_dir()]
     _say(f'{len(cells)} runs, {len(cells) - len(todo)} finished before; in {folder}')
@@ -99,7 +103,7 @@ def run(args: argparse.Namespace) -> int:
             failed.append(cell)
             _say(f'{cell.name}: FAILED with {code}: {_last_line(cell.log)}')
     if done := [cell for cell in cells if cell not in failed]:
-        _show_results(args, done, folder)
+        _show_results(args, done, folder, costs)
     return int(bool(failed))
 
 
@@ -120,9 +124,10 @@ def plan(args: argparse.Namespace) -> list[Cell]:
     # Before another model is trained.
     for model in given:
         for file in loading.model_files(model, search_paths):
-            files.find(file, search_paths, asked_by=f'--models has {model}: ')
+            if '=' not in file:
+                files.find(file, search_paths, asked_by=f'--models has {model}: ')
     seeds = _listed(args.seeds, '--seeds=0,1,2')
-    if wrong := [seed for seed in seeds if not seed.isdecimal()]:
+    if wrong := [seed for seed in seeds if ranges.whole_number(seed) is None]:
         raise UserError(f'--seeds has {wrong[0]!r}; give whole numbers, as in --seeds=0,1,2')
     if not args.folder:
         raise UserError('compare needs a folder for its runs; type --folder=runs/compared')
@@ -146,30 +151,37 @@ def _label(model: str) -> str:
     return '+'.join(name.strip().removeprefix('./').removesuffix('.gin') for name in model.split('+'))
 
 
-def _build_models(args: argparse.Namespace, cells: Sequence[Cell]) -> None:
-    """Reads the configuration of each model as its run will, and computes the shapes of its parameters, so that a
-    mistake in the last one stops the sweep before the first one trains for hours.
+def _costs(args: argparse.Namespace, cells: Sequence[Cell]) -> dict[str, tuple[int, float]]:
+    """Parameters of each model, and FLOPs of its forward pass for one example.
 
-    Raises UserError, with the model's name, for the first mistake.
+    Reads the configuration of each model as its run will, so that a mistake in the last one stops the sweep before the
+    first one trains for hours. Raises UserError, with the model's name, for the first mistake.
     """
     # The runs keep the accelerator to themselves: this process computes shapes alone, and they get its environment.
     with arguments.libraries(args), _on_cpu():
-        import jax
-
         from remixer_t5x.config import loading, resolved
-        from remixer_t5x.data import frames
-        from remixer_t5x.models import interface
+        from remixer_t5x.costs import counts
     search_paths = arguments.names(','.join(args.gin_search_paths))
     flags = [*args.gin_flags, ('SEED', '0'), ('MODEL_DIR', str(cells[0].folder))]
+    costs = {}
     for name, files in {cell.model: cell.files for cell in cells}.items():
         given = loading.Given(args.gin_file, flags, search_paths, loading.model_files(files, search_paths))
         try:
-            loading.load(given, train.ROOT, partial=False, suggest=[train.FILES[args.compared]])
-            model, lengths = resolved.macro('MODEL'), resolved.macro('TASK_FEATURE_LENGTHS')
-            params = interface.param_shapes(model, frames.batch_shapes(model.frame, lengths))
+            loading.load(given, train.ROOT, partial=False)
+            counted = counts.count(resolved.macro('MODEL'), resolved.macro('TASK_FEATURE_LENGTHS'))
         except UserError as error:
             raise UserError(f'{name}: {error}') from error
-        _say(f'{name}: {sum(leaf.size for leaf in jax.tree.leaves(params)):,} parameters')
+        costs[name] = counted.total_parameters, counted.total_forward_flops
+    return costs
+
+
+def _unequal(costs: Mapping[str, tuple[int, float]]) -> str:
+    """A warning if the numbers of parameters differ by more than 5%; empty otherwise."""
+    if len(costs) < 2:
+        return ''
+    fewest, most = (choose(costs, key=lambda name: costs[name][0]) for choose in (min, max))
+    ratio = costs[most][0] / costs[fewest][0] - 1
+    return f'{most} has {ratio:.0%} more parameters than {fewest}; the sizes are not matched' if ratio > 0.05 else ''
 
 
 @contextlib.contextmanager
@@ -281,7 +293,9 @@ def _last_line(log: pathlib.Path) -> str:
     return (errors or lines or ['it said nothing'])[-1]
 
 
-def _show_results(args: argparse.Namespace, cells: Sequence[Cell], folder: pathlib.Path) -> None:
+def _show_results(
+    args: argparse.Namespace, cells: Sequence[Cell], folder: pathlib.Path, costs: Mapping[str, tuple[int, float]]
+) -> None:
     with arguments.libraries(args):
         from remixer_t5x.extras.reports import records, run_folders, write
 
@@ -289,23 +303,36 @@ def _show_results(args: argparse.Namespace, cells: Sequence[Cell], folder: pathl
     models = {str(cell.folder): cell.model for cell in cells}
     groups = records.by_seed(run_folders.read_all(folders))
     groups = [dataclasses.replace(group, name=models.get(group.runs[0].folder, group.name)) for group in groups]
-    console.show(table(groups))
+    console.show(table(groups, costs))
     write.write(folders, str(folder / REPORT))
 
 
-def table(groups) -> Any:
-    """A row for each model: losses, metrics of tasks and speed, as means over seeds with standard deviations."""
+def table(groups, costs: Mapping[str, tuple[int, float]]) -> Any:
+    """A row for each model: parameters, FLOPs of an example, losses, metrics of tasks and speed.
+
+    Losses, metrics and speed are means over seeds with standard deviations.
+    """
+    from remixer_t5x.costs.table import quantity
     from remixer_t5x.extras.reports import overview
 
     tasks = overview.task_table(groups)
-    headings = ['model', 'seeds', 'training loss', 'held-out loss', *(f'{kind}: {metric}' for kind, metric, _ in tasks)]
+    headings = [
+        'model',
+        'parameters',
+        'FLOPs',
+        'seeds',
+        'train loss',
+        'held-out loss',
+        *(f'{kind}: {metric}' for kind, metric, _ in tasks),
+    ]
     found = console.table(*headings, 'tokens/s', words=('model',))
     for index, group in enumerate(groups):
         runs = [overview.overview(one) for one in group.runs]
         losses = [_cell([one.train_loss for one in runs], 4), _cell([one.held_out for one in runs], 4)]
         metrics = [_shown(cells[index], 2) for _, _, cells in tasks]
         speed = _cell([one.tokens_per_second for one in runs], 0)
-        found.add_row(group.name, str(len(runs)), *losses, *metrics, speed)
+        cost = (f'{costs[group.name][0]:,}', quantity(costs[group.name][1])) if group.name in costs else ('-', '-')
+        found.add_row(group.name, *cost, str(len(runs)), *losses, *metrics, speed)
     return found
 
 

@@ -9,6 +9,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from remixer_t5x import ranges
 from remixer_t5x.extras.reports.charts import Chart, Series
 from remixer_t5x.extras.reports.records import TRAIN, Group, Record, Run
 
@@ -52,7 +53,7 @@ def overview(run: Run) -> Overview:
     wanted = settings.get('TRAIN_STEPS', '')
     # Finetuning names its steps TRAIN_STEPS_RELATIVE.
     wanted = settings.get(wanted[1:], '') if wanted.startswith('%') else wanted
-    steps = int(wanted) if wanted.isdigit() else None
+    steps = ranges.whole_number(wanted)
     constant = _constant(run)
     return Overview(
         run.name, run.folder, step, steps, losses[-1][1] if losses else None, held_out[-1][1] if held_out else None,
@@ -79,7 +80,8 @@ def headline(
         if len(means) > 1:
             (mean, name), (next_mean, next_name) = means[:2]
             word = 'Highest' if mean > next_mean else 'Equal'
-            said.append(f'{word} {metric} of {kind}: {name}, {mean:.2f}; next {next_name}, {next_mean:.2f}.')
+            first, second = (f'{value:.2f}{unit(metric)}' for value in (mean, next_mean))
+            said.append(f'{word} {metric} of {kind}: {name}, {first}; next {next_name}, {second}.')
     return said
 
 
@@ -126,7 +128,7 @@ def _said(run: Run, step: int, steps: int | None) -> str:
         metrics = task_metrics(record)
         if metrics:
             name, value = next(iter(metrics.items()))
-            parts.append(f'{readable(kind)}: {name} {_round(value)}.')
+            parts.append(f'{readable(kind)}: {name} {_round(value)}{unit(name)}.')
     lost = sum(record.numbers.get('loss', 0.0) is None for record in run.records)
     if lost:
         parts.append(f'{lost} logged losses were not finite.')
@@ -148,6 +150,11 @@ def task_metrics(record: Record) -> dict[str, float]:
     if 'loss' in record.numbers:
         return {}
     return {name: value for name, value in record.numbers.items() if value is not None}
+
+
+def unit(metric: str) -> str:
+    """'%' for metrics that are shares in hundredths, such as accuracy; empty for others."""
+    return '%' if metric.rpartition('_')[2] in ('accuracy', 'match', 'majority', 'f1', 'em') else ''
 
 
 @dataclasses.dataclass(frozen=True)
@@ -183,7 +190,12 @@ def _metrics_of(latest: Sequence[Sequence[Mapping[str, Record]]]) -> list[tuple[
     found: dict[str, dict[str, None]] = {}
     for kind, record in (item for group in latest for run in group for item in run.items()):
         found.setdefault(kind, {}).update(dict.fromkeys(task_metrics(record)))
-    return [(kind, list(names)) for kind, names in found.items()]
+    # The split that training evaluates has two names if `eval` evaluates it once more: its numbers are shown once.
+    unique: dict[tuple[object, ...], str] = {}
+    for kind in found:
+        numbers = [run[kind].numbers if kind in run else None for group in latest for run in group]
+        unique.setdefault((kind.partition('/')[2] or kind, repr(numbers)), kind)
+    return [(kind, list(names)) for kind, names in found.items() if kind in unique.values()]
 
 
 def _cells(latest: Sequence[Sequence[Mapping[str, Record]]], kind: str, name: str) -> list[Cell | None]:

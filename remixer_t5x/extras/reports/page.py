@@ -68,6 +68,7 @@ def _template():
         lstrip_blocks=True,
     )
     environment.filters['duration'] = _duration
+    environment.filters['unit'] = overview.unit
     environment.filters['short'] = lambda value: f'{value:.4g}'
     environment.filters['svg'] = _figure
     return environment.get_template(TEMPLATE)
@@ -78,7 +79,7 @@ def _run_score(run: Run, kind: str, metric: str) -> str:
     for name, record in run.latest().items():
         value = overview.task_metrics(record).get(metric)
         if overview.readable(name) == kind and value is not None:
-            return f'{value:.2f}'
+            return f'{value:.2f}{overview.unit(metric)}'
     return '–'
 
 

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from remixer_t5x import axes
+from remixer_t5x import axes, ranges
 from remixer_t5x.context import describe_tokens
 from remixer_t5x.models.architecture.encoder_decoder import checked_dtype
 from remixer_t5x.models.architecture.stack import Stack
@@ -42,8 +42,8 @@ class DecoderOnly(nn.Module):
             is never predicted. 0: id 0 has its own embedding.
     """
 
-    vocab_size: int
-    embed_dim: int
+    vocab_size: ranges.Count
+    embed_dim: ranges.Count
     decoder_stack: Callable[..., Stack]
     dtype: str = 'float32'
     embedding: Callable[..., nn.Module] = Embed

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from remixer_t5x import axes
+from remixer_t5x import axes, ranges
 from remixer_t5x.context import Memory, describe_tokens
 from remixer_t5x.errors import UserError
 from remixer_t5x.models.architecture.stack import Stack
@@ -43,8 +43,8 @@ class EncoderDecoder(nn.Module):
             rows are as large as embeddings, would start with logits of that spread.
     """
 
-    vocab_size: int
-    embed_dim: int
+    vocab_size: ranges.Count
+    embed_dim: ranges.Count
     encoder_stack: Callable[..., Stack]
     decoder_stack: Callable[..., Stack]
     dtype: str = 'float32'

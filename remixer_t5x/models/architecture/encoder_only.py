@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from remixer_t5x import axes
+from remixer_t5x import axes, ranges
 from remixer_t5x.context import SequenceContext, describe_tokens
 from remixer_t5x.models.architecture.encoder_decoder import checked_dtype
 from remixer_t5x.models.architecture.stack import Stack
@@ -41,8 +41,8 @@ class EncoderOnly(nn.Module):
             (`BertHead`) for masked language models, a module (x, ctx) -> y for others.
     """
 
-    vocab_size: int
-    embed_dim: int
+    vocab_size: ranges.Count
+    embed_dim: ranges.Count
     encoder_stack: Callable[..., Stack]
     dtype: str = 'float32'
     embedding: Callable[..., nn.Module] = Embed
@@ -118,7 +118,7 @@ class BertInput(nn.Module):
         norm: factory of the norm.
     """
 
-    max_length: int
+    max_length: ranges.Count
     token_types: int = 2
     norm: Callable[..., nn.Module] = LayerNorm
 
@@ -141,7 +141,7 @@ class BertHead(nn.Module):
         norm: factory of the norm.
     """
 
-    vocab_size: int
+    vocab_size: ranges.Count
     norm: Callable[..., nn.Module] = LayerNorm
 
     def setup(self) -> None:

@@ -18,6 +18,7 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
+from remixer_t5x import ranges
 from remixer_t5x.context import SequenceContext
 from remixer_t5x.errors import UserError
 from remixer_t5x.models.layers.dropout import dropout
@@ -91,7 +92,7 @@ class Layer(nn.Module):
     """
 
     sublayers: Sequence[SublayerFactory]
-    dropout_rate: float = 0.0
+    dropout_rate: ranges.Rate = 0.0
 
     def _named(self) -> Iterator[tuple[str, nn.Module]]:
         for name, factory in zip(_parameter_names(self.sublayers), self.sublayers, strict=True):
@@ -164,7 +165,7 @@ class Serialized(NormedLayer):
 def make_layer(
     sublayers: Sequence[SublayerFactory | None],
     layout: Callable[..., Layer] = PreNorm,
-    dropout_rate: float = 0.0,
+    dropout_rate: ranges.Rate = 0.0,
     norm: Callable[..., nn.Module] | None = None,
     name: str | None = None,
 ) -> Layer:

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from remixer_t5x import axes
+from remixer_t5x import axes, ranges
 from remixer_t5x.context import SequenceContext
 from remixer_t5x.models.layers.dense import Dense
 
@@ -39,9 +39,9 @@ class ClassifierHead(nn.Module):
         dropout_rate: dropout on the pooled features, before the last projection.
     """
 
-    outputs: int
+    outputs: ranges.Count
     pooling: Pooling = mean_of_tokens
-    dropout_rate: float = 0.0
+    dropout_rate: ranges.Rate = 0.0
 
     @nn.compact
     def __call__(self, hidden: jax.Array, ctx: SequenceContext) -> jax.Array:

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from remixer_t5x import axes
+from remixer_t5x import axes, ranges
 from remixer_t5x.context import SequenceContext
 from remixer_t5x.kernels.attention.formula import ATTENTION_OUTPUT
 from remixer_t5x.models.layers.dropout import dropout
@@ -126,10 +126,15 @@ class Stack(nn.Module):
     position_bias: Callable[..., nn.Module] | None = None
     position_embedding: Callable[..., nn.Module] | None = None
     final_norm: Callable[..., nn.Module] | None = RMSNorm
-    dropout_rate: float = 0.0
+    dropout_rate: ranges.Rate = 0.0
     remat_policy: Callable[..., bool] | None = None
     attention: str = 'auto'
     unroll: int = 1
+
+    def __post_init__(self) -> None:
+        for _, count in self.runs:
+            ranges.check('the number of layers (NUM_ENCODER_LAYERS, NUM_DECODER_LAYERS)', count, ranges.Count)
+        super().__post_init__()
 
     @nn.compact
     def __call__(self, x: jax.Array, ctx: SequenceContext, max_decode_length: int | None = None) -> jax.Array:

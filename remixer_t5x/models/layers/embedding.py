@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from remixer_t5x import axes
+from remixer_t5x import axes, ranges
 
 
 class Embed(nn.Module):
@@ -24,7 +24,7 @@ class Embed(nn.Module):
     features: int
     dtype: jax.typing.DTypeLike = jnp.float32
     one_hot: bool = False
-    stddev: float = 1.0
+    stddev: ranges.Positive = 1.0
 
     def setup(self) -> None:
         self.embedding = self.param(

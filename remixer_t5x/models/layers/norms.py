@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from remixer_t5x import axes
+from remixer_t5x import axes, ranges
 from remixer_t5x.errors import UserError
 from remixer_t5x.kernels.compile_target import target_platform
 
@@ -12,7 +12,7 @@ from remixer_t5x.kernels.compile_target import target_platform
 class RMSNorm(nn.Module):
     """`x / rms(x) * scale` over the last axis; no mean, no bias; statistics in float32 for any dtype of x."""
 
-    epsilon: float = 1e-6
+    epsilon: ranges.Positive = 1e-6
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
@@ -35,7 +35,7 @@ class LayerNorm(nn.Module):
         axis: logical name of the normalised axis.
     """
 
-    epsilon: float = 1e-6
+    epsilon: ranges.Positive = 1e-6
     axis: str = axes.EMBED
 
     def __call__(self, x: jax.Array) -> jax.Array:
@@ -63,8 +63,8 @@ class GroupedRMSNorm(nn.Module):
         epsilon: added to the mean square.
     """
 
-    num_groups: int
-    epsilon: float = 1e-6
+    num_groups: ranges.Count
+    epsilon: ranges.Positive = 1e-6
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:

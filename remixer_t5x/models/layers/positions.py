@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from remixer_t5x import axes
+from remixer_t5x import axes, ranges
 from remixer_t5x.context import SequenceContext
 from remixer_t5x.kernels.attention.inputs import DistanceBias
 from remixer_t5x.kernels.compile_target import target_platform
@@ -42,7 +42,7 @@ class RelativePositionBias(nn.Module):
     attention masks every pair of tokens from different examples.
     """
 
-    num_heads: int
+    num_heads: ranges.Count
     num_buckets: int = 32
     max_distance: int = 128
 
@@ -108,7 +108,7 @@ class LearnedPositions(nn.Module):
         max_length: number of positions; rows longer than this are refused.
     """
 
-    max_length: int
+    max_length: ranges.Count
 
     @nn.compact
     def __call__(self, width: int, ctx: SequenceContext) -> jax.Array:

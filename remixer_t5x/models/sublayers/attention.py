@@ -8,7 +8,7 @@ from collections.abc import Callable
 import jax
 from flax import linen as nn
 
-from remixer_t5x import axes
+from remixer_t5x import axes, ranges
 from remixer_t5x.context import SequenceContext
 from remixer_t5x.models.layers import cache
 from remixer_t5x.models.layers.attend import attend_to_memory, attend_to_own
@@ -31,9 +31,9 @@ class SelfAttention(nn.Module):
             umT5 (Chung et al. 2023); None for the bias that all layers of the stack share, as in T5.
     """
 
-    num_heads: int
-    head_dim: int
-    dropout_rate: float = 0.0
+    num_heads: ranges.Count
+    head_dim: ranges.Count
+    dropout_rate: ranges.Rate = 0.0
     position_bias: Callable[..., nn.Module] | None = None
 
     @nn.compact
@@ -63,9 +63,9 @@ class CrossAttention(nn.Module):
         dropout_rate: dropout on the attention weights, one mask for all queries.
     """
 
-    num_heads: int
-    head_dim: int
-    dropout_rate: float = 0.0
+    num_heads: ranges.Count
+    head_dim: ranges.Count
+    dropout_rate: ranges.Rate = 0.0
 
     @nn.compact
     def __call__(self, x: jax.Array, ctx: SequenceContext) -> jax.Array:

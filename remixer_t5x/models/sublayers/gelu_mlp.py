@@ -6,7 +6,7 @@ BERT (Devlin et al. 2019) has the exact GELU, GPT-2 (Radford et al. 2019) the ta
 import jax
 from flax import linen as nn
 
-from remixer_t5x import axes
+from remixer_t5x import axes, ranges
 from remixer_t5x.context import SequenceContext
 from remixer_t5x.models.layers.dense import Dense
 
@@ -21,7 +21,7 @@ class GeluMLP(nn.Module):
         approximate: the tanh form of GELU, as in GPT-2; False is the exact one, as in BERT.
     """
 
-    hidden_dim: int
+    hidden_dim: ranges.Count
     approximate: bool = False
 
     @nn.compact

@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from remixer_t5x import axes
+from remixer_t5x import axes, ranges
 from remixer_t5x.context import SequenceContext
 from remixer_t5x.errors import UserError
 from remixer_t5x.kernels.compile_target import target_platform
@@ -42,24 +42,24 @@ _DEPTH = 8
 SPATIAL_INIT = nn.initializers.normal(stddev=1e-3)
 
 
-def linear_gate(expand: Expansion, project: SpatialProjection, hidden_dim: int) -> jax.Array:
+def linear_gate(expand: Expansion, project: SpatialProjection, hidden_dim: ranges.Count) -> jax.Array:
     """`s(Z) = f(Z)`."""
     return project(expand('wi', hidden_dim))
 
 
-def additive_gate(expand: Expansion, project: SpatialProjection, hidden_dim: int) -> jax.Array:
+def additive_gate(expand: Expansion, project: SpatialProjection, hidden_dim: ranges.Count) -> jax.Array:
     """`s(Z) = Z + f(Z)`."""
     inputs = expand('wi', hidden_dim)
     return gelu(inputs) + project(inputs)
 
 
-def multiplicative_gate(expand: Expansion, project: SpatialProjection, hidden_dim: int) -> jax.Array:
+def multiplicative_gate(expand: Expansion, project: SpatialProjection, hidden_dim: ranges.Count) -> jax.Array:
     """`s(Z) = Z * f(Z)`."""
     inputs = expand('wi', hidden_dim)
     return project(inputs, inputs)
 
 
-def split_gate(expand: Expansion, project: SpatialProjection, hidden_dim: int) -> jax.Array:
+def split_gate(expand: Expansion, project: SpatialProjection, hidden_dim: ranges.Count) -> jax.Array:
     """`s(Z) = Z_1 * f(Z_2)`, Z = Z_1 | Z_2: the paper's spatial gating unit.
 
     U is two matrices, because halves of one matrix would be on different devices if F is sharded.
@@ -72,7 +72,7 @@ def split_gate(expand: Expansion, project: SpatialProjection, hidden_dim: int) -
 class FreeSpatial(nn.Module):
     """W as a free [max_length, max_length] matrix."""
 
-    max_length: int
+    max_length: ranges.Count
 
     @nn.compact
     def __call__(self, length: int, ctx: SequenceContext) -> jax.Array:
@@ -99,7 +99,7 @@ class ToeplitzSpatial(nn.Module):
     There are 2 * max_length - 1 parameters, or max_length in a decoder, where no token is ahead.
     """
 
-    max_length: int
+    max_length: ranges.Count
 
     @nn.compact
     def __call__(self, length: int, ctx: SequenceContext) -> jax.Array:
@@ -129,7 +129,7 @@ class SpatialMixing(nn.Module):
         weights: factory of a module (length, ctx) -> W, `FreeSpatial` or `ToeplitzSpatial`.
     """
 
-    max_length: int
+    max_length: ranges.Count
     weights: Callable[..., nn.Module]
 
     @nn.compact
@@ -236,12 +236,12 @@ class GMLP(nn.Module):
         dropout_rate: dropout on the gated units.
     """
 
-    hidden_dim: int
-    max_length: int
+    hidden_dim: ranges.Count
+    max_length: ranges.Count
     gate: Callable[..., jax.Array] = split_gate
     spatial: Callable[..., nn.Module] = ToeplitzSpatial
     attention: Callable[..., nn.Module] | None = None
-    dropout_rate: float = 0.0
+    dropout_rate: ranges.Rate = 0.0
 
     @nn.compact
     def __call__(self, x: jax.Array, ctx: SequenceContext) -> jax.Array:

@@ -22,7 +22,7 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from remixer_t5x import axes
+from remixer_t5x import axes, ranges
 from remixer_t5x.context import Memory, SequenceContext
 from remixer_t5x.errors import UserError
 from remixer_t5x.kernels.running_token_mlp import mix
@@ -45,8 +45,8 @@ class GeneratedWeights(nn.Module):
         use_bias: whether both layers of the MLP have a bias.
     """
 
-    hidden_dim: int
-    num_heads: int
+    hidden_dim: ranges.Count
+    num_heads: ranges.Count
     use_bias: bool = False
 
     @nn.compact
@@ -74,8 +74,8 @@ class SharedWeightVector(nn.Module):
         num_heads: number of heads.
     """
 
-    hidden_dim: int
-    num_heads: int
+    hidden_dim: ranges.Count
+    num_heads: ranges.Count
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
@@ -98,13 +98,13 @@ class _TokenMixer(nn.Module):
         dropout_rate: dropout on the hidden units of the generated MLP, one mask for all tokens and features.
     """
 
-    hidden_dim: int
-    num_heads: int = 1
+    hidden_dim: ranges.Count
+    num_heads: ranges.Count = 1
     weights: ModuleFactory = GeneratedWeights
     token_information: ModuleFactory | None = None
     norm: ModuleFactory | None = LayerNorm
     length_scale: bool = False
-    dropout_rate: float = 0.0
+    dropout_rate: ranges.Rate = 0.0
 
     def _split(self, x: jax.Array) -> jax.Array:
         """[batch, length, embed] -> [batch, length, heads, embed / heads]."""

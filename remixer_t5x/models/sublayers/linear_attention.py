@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from remixer_t5x import axes
+from remixer_t5x import axes, ranges
 from remixer_t5x.context import Memory, SequenceContext
 from remixer_t5x.kernels.compile_target import on_cpu
 from remixer_t5x.models.layers import cache
@@ -157,9 +157,9 @@ class LinearAttention(nn.Module):
         dropout_rate: dropout on the values, whole rows of a head.
     """
 
-    num_heads: int
-    head_dim: int
-    dropout_rate: float = 0.0
+    num_heads: ranges.Count
+    head_dim: ranges.Count
+    dropout_rate: ranges.Rate = 0.0
 
     @nn.compact
     def __call__(self, x: jax.Array, ctx: SequenceContext) -> jax.Array:
@@ -211,9 +211,9 @@ class LinearCrossAttention(nn.Module):
         dropout_rate: dropout on the values, whole rows of a head.
     """
 
-    num_heads: int
-    head_dim: int
-    dropout_rate: float = 0.0
+    num_heads: ranges.Count
+    head_dim: ranges.Count
+    dropout_rate: ranges.Rate = 0.0
 
     @nn.compact
     def __call__(self, x: jax.Array, ctx: SequenceContext) -> jax.Array:

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from remixer_t5x import axes
+from remixer_t5x import axes, ranges
 from remixer_t5x.context import SequenceContext
 from remixer_t5x.errors import UserError
 from remixer_t5x.kernels.window_mlp.mix import TokenMLP, mix_window, mix_windows
@@ -61,9 +61,9 @@ class MLPMixer(nn.Module):
         dropout_rate: dropout on the hidden units, one mask for all features of a row.
     """
 
-    hidden_dim: int
-    max_length: int
-    dropout_rate: float = 0.0
+    hidden_dim: ranges.Count
+    max_length: ranges.Count
+    dropout_rate: ranges.Rate = 0.0
 
     @nn.compact
     def __call__(self, x: jax.Array, ctx: SequenceContext) -> jax.Array:
@@ -113,9 +113,9 @@ class WindowMixer(nn.Module):
         dropout_rate: dropout on the hidden units, one mask for all tokens and features of a row.
     """
 
-    hidden_dim: int
-    window: int
-    dropout_rate: float = 0.0
+    hidden_dim: ranges.Count
+    window: ranges.Count
+    dropout_rate: ranges.Rate = 0.0
 
     @nn.compact
     def __call__(self, x: jax.Array, ctx: SequenceContext) -> jax.Array:

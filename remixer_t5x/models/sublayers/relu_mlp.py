@@ -6,7 +6,7 @@ It is the Transformer's feed-forward (Vaswani et al. 2017, equation 2) without b
 import jax
 from flax import linen as nn
 
-from remixer_t5x import axes
+from remixer_t5x import axes, ranges
 from remixer_t5x.context import SequenceContext
 from remixer_t5x.models.layers.dense import Dense
 from remixer_t5x.models.layers.dropout import dropout
@@ -20,8 +20,8 @@ class ReluMLP(nn.Module):
         dropout_rate: dropout on the hidden units.
     """
 
-    hidden_dim: int
-    dropout_rate: float = 0.0
+    hidden_dim: ranges.Count
+    dropout_rate: ranges.Rate = 0.0
 
     @nn.compact
     def __call__(self, x: jax.Array, ctx: SequenceContext) -> jax.Array:

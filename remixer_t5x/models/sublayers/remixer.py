@@ -21,7 +21,7 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from remixer_t5x import axes
+from remixer_t5x import axes, ranges
 from remixer_t5x.context import SequenceContext
 from remixer_t5x.errors import UserError
 from remixer_t5x.kernels.compile_target import target_platform
@@ -61,7 +61,7 @@ def compose(alpha: jax.Array | float, mixed: jax.Array, unmixed: jax.Array) -> j
 class FixedAlpha(nn.Module):
     """Composition with alpha as a hyperparameter in [0, 1]."""
 
-    value: float = 0.5
+    value: ranges.Positive = 0.5
 
     @nn.compact
     def __call__(self, mixed: jax.Array, unmixed: jax.Array) -> jax.Array:
@@ -172,8 +172,8 @@ class LearnedMixing(nn.Module):
         dropout_rate: dropout on softmax(H), one mask for the whole batch (for each row, where rows are packed).
     """
 
-    max_length: int
-    dropout_rate: float = 0.0
+    max_length: ranges.Count
+    dropout_rate: ranges.Rate = 0.0
 
     @nn.compact
     def __call__(self, hidden: jax.Array, ctx: SequenceContext) -> jax.Array:
@@ -263,12 +263,12 @@ class Remixer(nn.Module):
         mixing_dropout_rate: dropout on the mixing weights softmax(H), 0.0 to 0.2 in the paper.
     """
 
-    hidden_dim: int
-    max_length: int
+    hidden_dim: ranges.Count
+    max_length: ranges.Count
     composition: Callable[..., nn.Module] = ScalarAlpha
     residual: Callable[..., jax.Array] = hidden_residual
-    dropout_rate: float = 0.0
-    mixing_dropout_rate: float = 0.0
+    dropout_rate: ranges.Rate = 0.0
+    mixing_dropout_rate: ranges.Rate = 0.0
 
     @nn.compact
     def __call__(self, x: jax.Array, ctx: SequenceContext) -> jax.Array:

@@ -10,7 +10,7 @@ add positions to the embeddings.
 import jax
 from flax import linen as nn
 
-from remixer_t5x import axes
+from remixer_t5x import axes, ranges
 from remixer_t5x.context import SequenceContext
 from remixer_t5x.models.layers.attend import attend_to_own
 from remixer_t5x.models.layers.dense import Dense, split_heads
@@ -27,9 +27,9 @@ class ScaledAttention(nn.Module):
         dropout_rate: dropout on the attention weights, one mask for all queries.
     """
 
-    num_heads: int
-    head_dim: int
-    dropout_rate: float = 0.0
+    num_heads: ranges.Count
+    head_dim: ranges.Count
+    dropout_rate: ranges.Rate = 0.0
 
     @nn.compact
     def __call__(self, x: jax.Array, ctx: SequenceContext) -> jax.Array:

@@ -24,7 +24,7 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from remixer_t5x import axes
+from remixer_t5x import axes, ranges
 from remixer_t5x.context import SequenceContext
 from remixer_t5x.errors import UserError
 from remixer_t5x.kernels.attention.inputs import split_bias
@@ -102,10 +102,10 @@ class _MechanismHeads(nn.Module):
         dropout_rate: dropout on the attention weights, one mask for all queries.
     """
 
-    num_mechanisms: int
-    num_heads: int
-    head_dim: int
-    dropout_rate: float = 0.0
+    num_mechanisms: ranges.Count
+    num_heads: ranges.Count
+    head_dim: ranges.Count
+    dropout_rate: ranges.Rate = 0.0
 
     def _project(self, name: str, mechanisms: Groups) -> list[jax.Array]:
         """[mechanisms, batch, length, width] -> [batch, length, heads, kv], of each array; heads are by mechanism."""
@@ -180,9 +180,9 @@ class InterMechanismAttention(nn.Module):
         head_dim: width of a head's queries, keys and values.
     """
 
-    num_mechanisms: int
-    num_heads: int = 2
-    head_dim: int = 32
+    num_mechanisms: ranges.Count
+    num_heads: ranges.Count = 2
+    head_dim: ranges.Count = 32
 
     @nn.compact
     def __call__(self, x: jax.Array, ctx: SequenceContext) -> jax.Array:
@@ -221,9 +221,9 @@ class TimMLP(nn.Module):
         dropout_rate: dropout on the hidden units.
     """
 
-    num_mechanisms: int
-    hidden_dim: int
-    dropout_rate: float = 0.0
+    num_mechanisms: ranges.Count
+    hidden_dim: ranges.Count
+    dropout_rate: ranges.Rate = 0.0
 
     @nn.compact
     def __call__(self, x: jax.Array, ctx: SequenceContext) -> jax.Array:

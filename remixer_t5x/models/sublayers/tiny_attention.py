@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from remixer_t5x import axes
+from remixer_t5x import axes, ranges
 from remixer_t5x.context import SequenceContext
 from remixer_t5x.kernels.compile_target import target_platform
 from remixer_t5x.models.layers.attend import attend_to_own
@@ -25,7 +25,7 @@ class TinyAttention(nn.Module):
     """
 
     features: int
-    head_dim: int = 64
+    head_dim: ranges.Count = 64
 
     @nn.compact
     def __call__(self, x: jax.Array, ctx: SequenceContext) -> Product:

@@ -52,7 +52,7 @@ VARIANTS: dict[str, Variant] = {
     # Attention with Remixer in place of the feed-forward, as in REMIXERS, and its table 5.
     'remixer': REMIXER,
     'remixer, no composition': REMIXER + flagged(COMPOSITION='@remixer.NoComposition'),
-    # Two readings of row (2): configs/ablations/remixer_gated_*.gin.
+    # Two readings of row (2): a gate that is alpha, and a gate between the composed and the mixed representations.
     'remixer, gated alpha': REMIXER + flagged(COMPOSITION='@remixer.GatedAlpha'),
     'remixer, gated composition': REMIXER + flagged(COMPOSITION='@remixer.GatedComposition'),
     # HyperMixer, table 5.

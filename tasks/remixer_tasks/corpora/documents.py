@@ -8,6 +8,7 @@ import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
+from remixer_t5x import ranges
 from remixer_t5x.errors import UserError
 from remixer_tasks.files import bounded_lines, row_files
 from remixer_tasks.files.malformed import Malformed
@@ -134,7 +135,7 @@ def _read_jsonl(path: str, layout: Layout, malformed: Malformed, part: Part | No
 
 def _read_tsv(path: str, layout: Layout, malformed: Malformed) -> Documents:
     field: Any = layout.field
-    column = int(field) if str(field).isdigit() else None
+    column = ranges.whole_number(field)
     for number, line in lines(path, layout.longest, malformed):
         cells = line.split('\t')
         if column is None:

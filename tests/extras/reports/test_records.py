@@ -2,6 +2,7 @@
 
 import json
 import statistics
+import types
 
 import pytest
 from hypothesis import given
@@ -112,7 +113,7 @@ def test_it_says_how_a_run_went():
     said = overview.overview(run).said
     assert 'At step 3 of 9' in said and 'fell from 3 to 2' in said
     assert 'Held-out loss is 3, 50% above its lowest, 2 at step 1.' in said
-    assert 'cb, eval: f1 55.5.' in said and '1 logged losses were not finite' in said
+    assert 'cb, eval: f1 55.5%.' in said and '1 logged losses were not finite' in said
     assert overview.overview(run).seconds == 1.0
 
 
@@ -172,3 +173,12 @@ def test_an_unfinished_last_line_is_left_out(tmp_path):
     file = tmp_path / 'metrics.jsonl'
     file.write_text(json.dumps({'kind': 'train', 'step': 1, 'loss': 2}) + '\n{"kind": "tr')
     assert records.read(file) == [Record('train', 1, {'loss': 2}, {})]
+
+
+def test_numbers_of_one_task_are_shown_once_and_shares_have_a_unit():
+    numbers = {'accuracy': 70.99, 'mean_absolute_error': 0.5}
+    kinds = ('eval/own_pairs', 'validation/own_pairs', 'validation/other')
+    run = types.SimpleNamespace(latest=lambda: {kind: Record(kind, 5, numbers, {}) for kind in kinds})
+    rows = [(kind, metric) for kind, metric, _ in overview.task_table([types.SimpleNamespace(runs=[run])])]
+    assert [kind for kind, metric in rows if metric == 'accuracy'] == ['own_pairs, eval', 'other, validation']
+    assert overview.unit('accuracy') == overview.unit('macro_f1') == '%' and overview.unit('mean_absolute_error') == ''

@@ -29,8 +29,8 @@ PARAMETERS = {
     ('fnet', 'hyper_mixer_paper'): 9_799_424,
     ('gmlp', 'gmlp_paper_base'): 129_941_968,
     ('gmlp', 'gmlp_paper_large'): 364_929_696,
-    ('amlp', 'amlp_paper_base'): 108_646_876,
-    ('amlp', 'amlp_paper_large'): 315_255_480,
+    ('amlp', 'gmlp_paper_base'): 108_646_876,
+    ('amlp', 'gmlp_paper_large'): 315_255_480,
     ('tim', 'base'): 110_024_832,
 }
 

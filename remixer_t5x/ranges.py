@@ -1,0 +1,129 @@
+"""Types and ranges of settings: one annotation states what an argument takes, wherever its value comes from.
+
+`dropout_rate: ranges.Rate = 0.0` is checked when gin gives the argument its value, and by `check_fields` where a
+dataclass calls it.
+"""
+
+import collections.abc
+import dataclasses
+import functools
+import inspect
+import math
+import operator
+import re
+import types
+import typing
+from collections.abc import Callable
+from typing import Annotated, Any
+
+from remixer_t5x.errors import UserError
+
+
+@dataclasses.dataclass(frozen=True)
+class Range:
+    """The numbers that a setting takes, and how an error names them."""
+
+    words: str
+    contains: Callable[[float], bool]
+
+
+Count = Annotated[int, Range('a whole number of at least 1', lambda n: n >= 1)]
+Whole = Annotated[int, Range('a whole number of at least 0', lambda n: n >= 0)]
+Rate = Annotated[float, Range('a number from 0 to below 1', lambda n: 0 <= n < 1)]
+Share = Annotated[float, Range('a number from 0 to 1', lambda n: 0 <= n <= 1)]
+OpenShare = Annotated[float, Range('a number above 0 and below 1', lambda n: 0 < n < 1)]
+PositiveShare = Annotated[float, Range('a number above 0 and at most 1', lambda n: 0 < n <= 1)]
+Positive = Annotated[float, Range('a number above 0', lambda n: n > 0)]
+NonNegative = Annotated[float, Range('a number of at least 0', lambda n: n >= 0)]
+AboveOne = Annotated[float, Range('a number above 1', lambda n: n > 1)]
+
+_WORDS: dict[Any, str] = {
+    int: 'a whole number',
+    float: 'a number',
+    bool: 'True or False',
+    str: 'a text',
+    types.NoneType: 'None',
+}
+_WORDS |= {collections.abc.Mapping: "a dictionary, as in {'a': 1}", dict: "a dictionary, as in {'a': 1}"}
+_WORDS |= {collections.abc.Sequence: 'a list', list: 'a list', tuple: 'a list in parentheses'}
+_NAMED: dict[str, Any] = {'None': None, 'Any': Any} | {kind.__name__: kind for kind in _WORDS}
+_NAMED |= {name: kind for name, kind in vars().items() if isinstance(kind, type(Count))}
+_SCALARS = (bool, int, float, str, types.NoneType)
+
+
+def check_argument(function: Callable[..., Any], argument: str, value: Any, setting: str) -> None:
+    """Raises UserError if `value`, given as `setting`, is outside of the type or range of an argument.
+
+    Only numbers, texts, truth values and None are checked, against annotations that can be resolved.
+    """
+    check(setting, value, annotation(function, argument))
+
+
+def check_fields(instance: Any, **names: str) -> None:
+    """Checks all fields of a dataclass; a setting is called as its field in capital letters, or as `names` say."""
+    for field in dataclasses.fields(instance):
+        kind = annotation(type(instance), field.name)
+        check(names.get(field.name, field.name.upper()), getattr(instance, field.name), kind)
+
+
+def check(setting: str, value: Any, kind: Any) -> None:
+    """Raises UserError if a number, text, truth value or None is not of the annotated kind, such as `Count | None`."""
+    if not isinstance(value, _SCALARS) or kind is inspect.Parameter.empty:
+        return
+    kinds = [base(one) for one in alternatives(kind)]
+    if any(base in (Any, object) or isinstance(base, typing.TypeVar | str | typing.ForwardRef) for base, _ in kinds):
+        return
+    if any(base is typing.Literal for base, _ in kinds) or any(_is(value, base, bounds) for base, bounds in kinds):
+        return
+    words = [bounds.words if bounds else _WORDS.get(base, '') for base, bounds in kinds]
+    if not any(words):
+        advice = f'type --gin.{setting}=@...' if isinstance(value, str) else f'leave {setting} out'
+        raise UserError(f'{setting} must be a reference, as in @module.Class, got {value!r}; {advice}')
+    allowed = ' or '.join(word or 'a reference' for word in words)
+    advice = f'; type --gin.{setting}=VALUE' if re.fullmatch(r'[\w.]+', setting) else ''
+    raise UserError(f'{setting} must be {allowed}, got {value!r}{advice}')
+
+
+def _is(value: Any, base: Any, bounds: Range | None) -> bool:
+    if type(value) is not base and not (base is float and type(value) is int):
+        return False
+    return bounds is None or (math.isfinite(value) and bounds.contains(value))
+
+
+def alternatives(kind: Any) -> list[Any]:
+    is_union = typing.get_origin(kind) in (typing.Union, types.UnionType)
+    return [part for one in typing.get_args(kind) for part in alternatives(one)] if is_union else [kind]
+
+
+def base(kind: Any) -> tuple[Any, Range | None]:
+    if typing.get_origin(kind) is Annotated:
+        base, *notes = typing.get_args(kind)
+        return base, next((note for note in notes if isinstance(note, Range)), None)
+    return (types.NoneType if kind is None else typing.get_origin(kind) or kind), None
+
+
+def whole_number(text: object, least: int = 0, most: int = 2**31 - 1) -> int | None:
+    """The whole number that a text or number is, if it is in the range; None otherwise.
+
+    `str.isdigit` accepts '²', which `int` refuses, as it does thousands of digits; C++ takes 32 bits.
+    """
+    if not re.fullmatch('[+-]?[0-9]{1,18}', str(text).strip()) or not least <= int(str(text)) <= most:
+        return None
+    return int(str(text))
+
+
+def annotation(function: Callable[..., Any], argument: str) -> Any:
+    """Returns the annotation of an argument, `Parameter.empty` if it has none.
+
+    An annotation that is a text (`from __future__ import annotations`) is read if it has only types of this module,
+    built-in types and containers: other names may be of TensorFlow, and evaluating them would load it.
+    """
+    try:
+        parameter = inspect.signature(function).parameters[argument]
+        kind = parameter.annotation
+        if isinstance(kind, str):
+            names = [name.removeprefix('ranges.').partition('[')[0] for name in kind.split(' | ')]
+            kind = functools.reduce(operator.or_, [_NAMED[name] for name in names])
+    except (ValueError, KeyError, TypeError):
+        return inspect.Parameter.empty
+    return kind if parameter.default is not None or kind is parameter.empty else kind | None

@@ -1,0 +1,183 @@
+"""Values of another kind than an argument takes, or outside of its range: one line, before anything is called."""
+
+import ast
+import dataclasses
+import re
+from collections.abc import Callable
+
+import pytest
+
+from remixer_t5x import ranges
+from remixer_t5x.cli import train
+from remixer_t5x.config import files, loading, resolved
+from remixer_t5x.data import frames
+from remixer_t5x.errors import UserError
+from remixer_t5x.models import interface
+
+
+@dataclasses.dataclass
+class Sizes:
+    width: int
+    rate: float = 0.5
+    name: str | None = None
+    fast: bool = False
+    depth: int = None  # type: ignore[assignment]
+    other: list | int = 3
+    heads: ranges.Count = 1
+    dropout: ranges.Rate | None = 0.0
+    make: Callable[[], int] = int
+
+
+@pytest.mark.parametrize(
+    ('argument', 'value', 'allowed'),
+    [
+        ('width', 'big', 'a whole number'),
+        ('width', 3.5, 'a whole number'),
+        ('width', 64.0, 'a whole number'),
+        ('width', True, 'a whole number'),
+        ('width', None, 'a whole number'),
+        ('rate', 'fast', 'a number'),
+        ('name', 3, 'a text or None'),
+        ('fast', 1, 'True or False'),
+        ('depth', 'x', 'a whole number or None'),
+        ('other', 'x', 'a whole number'),
+        ('heads', 0, 'at least 1'),
+        ('heads', 1.5, 'a whole number'),
+        ('dropout', 1, 'from 0 to below 1 or None'),
+        ('dropout', -0.1, 'from 0'),
+        ('dropout', float('nan'), 'from 0'),
+        ('make', 'int', 'a reference'),
+    ],
+)
+def test_another_kind_is_refused(argument, value, allowed):
+    with pytest.raises(UserError) as error:
+        ranges.check_argument(Sizes, argument, value, 'MACRO')
+    assert (
+        str(error.value).startswith('MACRO must be ')
+        and allowed in str(error.value)
+        and repr(value) in str(error.value)
+    )
+    if argument != 'width':
+        with pytest.raises(UserError, match=argument.upper()):
+            ranges.check_fields(dataclasses.replace(Sizes(1), **{argument: value}))
+
+
+@pytest.mark.parametrize(
+    ('argument', 'value'),
+    [('width', 3), ('rate', 1), ('rate', 1.5), ('name', None), ('name', 'a'), ('fast', True), ('depth', None),
+     ('width', [3]), ('width', Sizes), ('absent', 'x'), ('dropout', None), ('dropout', 0), ('heads', 1), ('make', int)],
+)  # fmt: skip
+def test_what_fits_or_cannot_be_known_is_taken(argument, value):
+    ranges.check_argument(Sizes, argument, value, 'MACRO')
+
+
+@pytest.mark.parametrize(
+    ('flag', 'allowed'),
+    [
+        (('EMBED_DIM', 'big'), 'EMBED_DIM must be a whole number'),
+        (('NUM_HEADS', '3.5'), 'NUM_HEADS must be a whole number'),
+        (('NUM_HEADS', '0'), 'NUM_HEADS must be a whole number of at least 1'),
+        (('stack.Stack.dropout_rate', 'a'), 'stack.Stack.dropout_rate must be a number'),
+    ],
+)
+def test_a_model_is_not_made_of_another_kind(flag, allowed):
+    with pytest.raises(UserError, match=allowed):
+        loading.values(loading.Given(['models/t5_1_1.gin', 'sizes/tiny.gin'], [flag]), 'MODEL')
+
+
+@pytest.mark.parametrize(
+    ('text', 'number'),
+    [('8', 8), (' 8', 8), ('-1', None), ('\u00b2', None), ('\u0663', None), ('9' * 5000, None), ('99999999999', None),
+     ('1_000', None), ('abc', None), ('', None), ('1.5', None), (3, 3), (str(2**31 - 1), 2**31 - 1)],
+)  # fmt: skip
+def test_a_whole_number_is_ascii_and_has_32_bits(text, number):
+    assert ranges.whole_number(text) == number
+
+
+def numeric_macros() -> dict[str, str]:
+    """Macros that a shipped file sets to a number, or reads for a number, and a file that reads each."""
+    found = {}
+    for name, text in files.shipped().items():
+        if name.startswith(('t5x/', 'experiments/')):
+            continue
+        for macro, value in re.findall(r'^([A-Z_0-9]+) = (.*)', text.text, re.M):
+            if isinstance(_literal(value), int | float) and not isinstance(_literal(value), bool):
+                found[macro] = [*files.readers(macro), name][0]
+        for first, rest, argument, macro in re.findall(
+            r'^(?:\w+/)*(\w+)\.(\w+)\.(\w+) = %([A-Z_0-9]+)$', text.text, re.M
+        ):
+            if line := text.imports.get(first):
+                kind = ranges.annotation(resolved.named('.'.join([*line.split()[1::2], rest])), argument)
+                if any(base in (int, float) for base, _ in map(ranges.base, ranges.alternatives(kind))):
+                    found[macro] = name
+    return found
+
+
+def _literal(text: str) -> object:
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        return None
+
+
+MACROS = numeric_macros()
+SMALL = {
+    'EMBED_DIM': 16,
+    'NUM_HEADS': 2,
+    'HEAD_DIM': 8,
+    'MLP_DIM': 16,
+    'NUM_ENCODER_LAYERS': 1,
+    'NUM_DECODER_LAYERS': 1,
+}
+SHAPES = {'inputs': 4, 'targets': 4}
+
+
+def test_the_walk_finds_the_settings():
+    assert len(MACROS) > 70
+    assert {
+        'DROPOUT_RATE',
+        'Z_LOSS',
+        'LEARNING_RATE',
+        'LABEL_SMOOTHING',
+        'MICROBATCHES',
+        'NUM_HEADS',
+        'MLP_DIM',
+    } <= MACROS.keys()
+    assert {
+        'EMBED_DIM',
+        'NUM_ENCODER_LAYERS',
+        'WINDOW',
+        'TOP_P',
+        'EVAL_PERIOD',
+        'EMA_DECAY',
+        'VOCAB_SIZE',
+    } <= MACROS.keys()
+
+
+@pytest.mark.parametrize('macro', sorted(MACROS))
+def test_no_value_of_a_number_is_a_bug(macro):
+    """A value is used, or refused on one line that names the setting."""
+    file = MACROS[macro]
+    first = file if file.startswith('models/') else 'models/gmlp.gin' if 'gmlp' in file else 'models/t5_1_1.gin'
+    parts = ['data/python_docs.gin', 'optimizers/adamw.gin', 'hardware/cpu.gin']
+    base = ['runs/infer.gin', 'runs/eval.gin'] if macro.startswith(('INFER', 'DECODER_SEED', 'FOLLOW')) else []
+    given = [*base, first, 'sizes/tiny.gin', *parts, 'runs/finetune.gin', *([file] if file != first else [])]
+    small = {name: value for name, value in SMALL.items() if not first.endswith(('tim.gin', 'gmlp.gin'))}
+    for value in ('0', '-1', '1.5', 'None', 'fast'):
+        flags = [(macro, value), ('MODEL_DIR', 'x'), ('INITIAL_CHECKPOINT_PATH', 'x'), ('CHECKPOINT_PATH', 'x')]
+        flags += [
+            (name, 'x') for name in ('FILES', 'PAIRS', 'HF_DATASET', 'INPUTS', 'TARGETS') if name in _needs(given)
+        ]
+        try:
+            loading.load(loading.Given(given, flags, defaults=small), train.ROOT)
+            resolved.macro(macro, None)
+            run = resolved.call(train.ROOT, deferred=(train.TRAINING_TASK, train.EVALUATION_TASKS))
+            if file.startswith(('models/', 'sublayers/', 'sizes/')):
+                interface.param_shapes(run.learner.model, frames.batch_shapes(run.learner.model.frame, SHAPES))
+        except UserError as error:
+            assert '\n' not in str(error) and 'bug' not in str(error)
+
+
+def _needs(given: list[str]) -> set[str]:
+    texts = [text for file in given for text in files.Reader((), ()).read(file)]
+    return {name for text in texts for name in text.macros_read} - {name for text in texts for name in text.macros_set}
