@@ -1,4 +1,4 @@
-"""The laws of a sublayer, for sublayers of one's own: `check_sublayer(MyMixer)`."""
+"""Contract tests for a custom sublayer: `check_sublayer(MyMixer)`."""
 
 from remixer_t5x.testing.check import Report as Report
 from remixer_t5x.testing.check import check_sublayer as check_sublayer

@@ -1,4 +1,4 @@
-"""`check_sublayer`: every law of `laws` on one sublayer, as a table and one line for what is broken."""
+"""Checks every law of `laws` on one sublayer: a table of the results, and one line about the first broken law."""
 
 import dataclasses
 import functools
@@ -39,7 +39,7 @@ OF_DECODERS = ('causality', 'prefix', 'decode', 'prompt', 'beams')
 
 
 class Row(NamedTuple):
-    """What came of a law: `holds`, `BROKEN`, `refused` (the sublayer raised UserError) or `left out`, and why."""
+    """The result of a law: `holds`, `BROKEN`, `refused` (the sublayer raised UserError) or `left out`, and why."""
 
     law: str
     side: str
@@ -72,38 +72,37 @@ def check_sublayer(
     embed_dim: int = 16,
     show: bool = True,
 ) -> Report:
-    """Puts a sublayer under the laws that hold for every shipped one (`remixer_t5x.testing.laws` lists them).
+    """Checks that a sublayer obeys the laws that hold for every shipped one (listed in `remixer_t5x.testing.laws`).
 
-    `check_sublayer(MyMixer)` or `check_sublayer(MyMixer(width=3))`; a `functools.partial` of a class will do too. It
-    makes two layers of the sublayer, in an encoder and in a decoder, for rows of 12 tokens of `embed_dim` features, and
-    compiles about ten small programs on each side. A sublayer may refuse what it cannot do by raising `UserError` when
-    it is traced; the table says so.
+    Builds two layers of the sublayer, in an encoder and in a decoder, for rows of 12 tokens with `embed_dim` features,
+    and compiles about ten small programs for each side. A sublayer may raise `UserError` at tracing time for features
+    that it does not support; the table shows these laws as refused.
 
     Args:
-        sublayer: a Flax module `(x, ctx) -> y` that is not bound, its class, or another factory that takes `name`.
-        sides: where it is used, of 'encoder' and 'decoder'.
-        without: names of laws that are not meant for it, as `('padding', 'packing')` for a mixer of whole rows.
-        companions: factories of sublayers after it in each layer, where it does not work alone.
-        layout: of the layers.
-        norm: factory of their norm; None is the layout's own.
+        sublayer: an unbound Flax module `(x, ctx) -> y`, its class, or another factory that takes `name`.
+        sides: the sides to check, 'encoder', 'decoder' or both.
+        without: names of laws to skip, such as `('padding', 'packing')` for a mixer of whole rows.
+        companions: factories of the sublayers that follow it in each layer, if it does not work alone.
+        layout: the layout of the layers.
+        norm: factory of their norm; None uses the layout's default.
         position_bias: factory of the stack's position bias, for a sublayer that reads `ctx.position_bias`.
-        embed_dim: features of a token; a multiple of what the sublayer's heads need.
-        show: whether the table is printed.
+        embed_dim: features of a token, such as a multiple of the sublayer's number of heads.
+        show: whether to print the table.
 
     Returns:
         The table's rows.
 
     Raises:
-        BrokenLaw: an AssertionError of one line, for the first broken law: which, on which side, and how.
-        UserError: a name in `sides` or `without` is not known, or the sublayer refuses every side.
+        BrokenLaw: an AssertionError with one line about the first broken law.
+        UserError: a name in `sides` or `without` is unknown, or the sublayer refuses every side.
     """
     _check_names('sides', sides, (ENCODER, DECODER))
     _check_names('without', without, LAWS)
     factory = _factory(sublayer)
     rows: list[Row] = []
     for side in sides:
-        made = Subject((factory, *companions), side, layout, norm, position_bias, embed=embed_dim)
-        rows += _check_side(made, without)
+        subject = Subject((factory, *companions), side, layout, norm, position_bias, embed=embed_dim)
+        rows += _check_side(subject, without)
     report = Report(_name(factory), tuple(rows))
     if show:
         sys.stdout.write(f'{report}\n')
@@ -117,8 +116,7 @@ def check_sublayer(
 
 
 def check_users_sublayers(model: interface.Model) -> list[str]:
-    """Checks the sublayers of a model that are not part of this package, in seconds: no token of a decoder may read a
-    later one, and padding should change nothing.
+    """Checks in seconds that a model's custom sublayers read no later tokens in a decoder, and no padding.
 
     Returns a line about each sublayer. Raises UserError if a decoder reads later tokens.
     """
@@ -138,7 +136,7 @@ def _is_users(factory: Any) -> bool:
 
 
 def _causality_and_padding(name: str, subject: Subject) -> str:
-    """What is known of a user's sublayer. Raises UserError if it reads later tokens in a decoder."""
+    """Describes what a custom sublayer reads. Raises UserError if it reads later tokens in a decoder."""
     advice = f'remixer_t5x.testing.check_sublayer({name})'
     later: Any = []
     try:
@@ -212,7 +210,6 @@ def _name(factory: Any) -> str:
     return getattr(factory, '__name__', type(factory).__name__)
 
 
-def _check_names(option: str, given: Sequence[str], known: Any) -> None:
-    unknown = [name for name in given if name not in known]
-    if unknown or isinstance(given, str):
-        raise UserError(f'{option} is {given!r}; it takes a tuple of names, of {", ".join(known)}')
+def _check_names(option: str, names: Sequence[str], known: Any) -> None:
+    if isinstance(names, str) or not set(names) <= set(known):
+        raise UserError(f'{option} must be a tuple of names out of {", ".join(known)}, got {names!r}')

@@ -1,7 +1,7 @@
-"""What the laws look at: two layers of given sublayers in an encoder or a decoder, with few compiled programs.
+"""Two layers of the checked sublayers in an encoder or a decoder, with few compiled programs.
 
-A program is compiled once and serves every law that can be read from it. `trace` gives outputs and gradients at once,
-for one shape: its rows hold all examples of a law, and its cotangents pick what the law asks for.
+Each program is compiled once and serves several laws. `trace` returns outputs and gradients at once, for one shape: its
+rows hold all examples of a law, and its cotangents select the gradients that the law needs.
 """
 
 import dataclasses
@@ -32,7 +32,7 @@ def fast_key(seed: int) -> jax.Array:
 
 
 class Traced(NamedTuple):
-    """Outputs [rows, length, embed], and the gradients of their product with the cotangents."""
+    """Outputs [rows, length, embed], and the gradients of their inner product with the cotangents."""
 
     outputs: Any
     params: Any
@@ -46,10 +46,10 @@ class Subject:
     Attributes:
         sublayers: factories of modules `(x, ctx) -> y`.
         side: 'encoder' or 'decoder'.
-        layout: of a layer.
-        norm: factory of its norm; None is the layout's own.
+        layout: the layout of a layer.
+        norm: factory of its norm; None uses the layout's default.
         position_bias: factory of the stack's position bias, for attention; None for other mixers.
-        reach: how many tokens, itself included, an output of the decoder must depend on; None asks nothing.
+        reach: number of tokens, itself included, that an output of the decoder must depend on; None is not checked.
         embed: width of the residual stream.
     """
 
@@ -71,14 +71,14 @@ class Subject:
         runs = ((make_layer, LAYERS),)
         return stack.Stack(runs=runs, position_bias=self.position_bias, dropout_rate=dropout, **options)
 
-    # Arrays are NumPy's outside of compiled functions: JAX would compile a program for each slice and shape.
+    # NumPy outside of compiled functions, because JAX would compile a program for each slice and shape.
     def features(self, seed: int, length: int = LENGTH, rows: int = ROWS) -> np.ndarray:
         return np.random.default_rng(seed).standard_normal((rows, length, self.embed), np.float32)
 
     def context(
         self, segments: Segments, memory: Any = None, memory_segments: Segments | None = None, **flags: Any
     ) -> SequenceContext:
-        """Context of rows given as lists of example lengths, e.g. [[3, 4], [5]]; several examples mean packing."""
+        """The context of rows of packed examples, given by their lengths, e.g. [[3, 4], [5]]."""
         packed = any(len(row) > 1 for row in segments)
         ids, positions = layout_rows(segments, flags.pop('length', LENGTH))
         ctx = SequenceContext(ids, positions, causal=self.is_decoder, packed=packed, **flags)
@@ -93,30 +93,30 @@ class Subject:
     def boxed_params(self) -> Any:
         """Initial parameters in boxes with their logical axes."""
         init = jax.jit(self.stack().init)
-        # Numbers and not tracers, even if a law asks for them first within `jax.jit`: they are kept for the other laws.
+        # Arrays and not tracers, even if a law calls this first within `jax.jit`, because other laws use them too.
         with jax.ensure_compile_time_eval(), stack.traced_once():
             return init(fast_key(0), self.features(0), self.context([[LENGTH]] * ROWS)).get('params', {})
 
     @functools.cached_property
     def params(self) -> Any:
-        """Random parameters away from their initial values, so that nothing is zero or one by default."""
+        """Initial parameters with noise, so that none is zero or one by default."""
         rng = np.random.default_rng(1)
         initial = jax.device_get(nn.unbox(self.boxed_params))
         return jax.tree.map(lambda x: x + 0.3 * rng.standard_normal(x.shape, np.float32), initial)
 
     @functools.cached_property
     def forward(self) -> Callable[..., jax.Array]:
-        """`(params, x, ctx) -> outputs`, compiled for each shape, dtype and set of flags."""
+        """The compiled function `(params, x, ctx) -> outputs`."""
         model = self.stack()
         return jax.jit(lambda params, x, ctx: model.apply({'params': params}, x, ctx))
 
     def trace(self, x: np.ndarray, ctx: SequenceContext, cotangents: np.ndarray | None = None) -> Traced:
-        """Outputs at [ROWS, LENGTH], and gradients where `cotangents`, of the outputs' shape, are given."""
+        """Outputs at [ROWS, LENGTH], and their gradients with respect to `cotangents` of the same shape."""
         cotangents = np.zeros_like(x) if cotangents is None else cotangents
         return jax.device_get(self._traced()(self.params, x, ctx, cotangents))
 
     def outputs(self, params: Any, x: np.ndarray, ctx: SequenceContext) -> np.ndarray:
-        """Outputs with other parameters, by the program of `trace`."""
+        """Outputs with other parameters, computed by the program of `trace`."""
         return np.asarray(self._traced()(params, x, ctx, np.zeros_like(x)).outputs)
 
     def gradients(self, **options: Any) -> Any:

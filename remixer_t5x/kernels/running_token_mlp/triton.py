@@ -1,8 +1,12 @@
 """`mix` on a GPU, in Pallas for Triton: A is in registers while the tokens of a block pass.
 
 A program has one row, one head and a few of its hidden units, with all features of the head. It adds the tokens one by
-one; the backward kernel takes them off again, and starts a new sum where an example or a block ends, so that rounding
-errors cannot pile up. Triton's arrays are powers of two, so the features are cut into tiles of one.
+one; the backward kernel subtracts them again, and starts a new sum where an example or a block ends, so that rounding
+errors cannot accumulate. Triton's arrays are powers of two, so the features are cut into tiles of one.
+
+Pallas's Triton backend is deprecated in JAX 0.12, and this is our only use of it. The file is obsolete once XLA fuses
+several reductions of one large array without writing the array, or once Pallas's Mosaic GPU backend is stable. Without
+it, the chunks of `mix.py` compute the call, which write A of every token to memory.
 """
 
 import functools
