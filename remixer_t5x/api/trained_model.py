@@ -120,15 +120,15 @@ class TrainedModel:
             raise UserError(f'max_length is {max_length}; it takes 1 token or more')
         coded = [self._codec.encode(text, index) for index, text in enumerate(_as_list(texts))]
         predictor = self._predictor(len(coded), length, decoder, seed)
-        made = predictor.predict(self.params, [ids for ids, _ in coded]) if coded else []
-        if made and answers is not None and not 1 <= answers <= len(made[0].ids):
+        decoded = predictor.predict(self.params, [ids for ids, _ in coded]) if coded else []
+        if decoded and answers is not None and not 1 <= answers <= len(decoded[0].ids):
             raise UserError(
-                f'answers must be from 1 to {len(made[0].ids)}, as many as the decoder gives, got {answers}; type '
+                f'answers must be from 1 to {len(decoded[0].ids)}, as many as the decoder gives, got {answers}; type '
                 'decoder=BeamSearch(beams=N) or decoder=Sampling(num_samples=N)'
             )
         return [
-            Answer([self.vocabulary.decode(ids) for ids in one.ids[:answers]], one.scores[:answers], cut)
-            for one, (_, cut) in zip(made, coded, strict=True)
+            Answer([self.vocabulary.decode(ids) for ids in row.ids[:answers]], row.scores[:answers], cut)
+            for row, (_, cut) in zip(decoded, coded, strict=True)
         ]
 
     def score(self, inputs: Strings, targets: Strings) -> np.ndarray:
@@ -139,27 +139,24 @@ class TrainedModel:
                 cut.
         """
         interface.require(self.model, 'score', 'score')
-        given, wanted = _as_list(inputs), _as_list(targets)
-        if len(given) != len(wanted):
-            raise UserError(f'score got {len(given)} inputs and {len(wanted)} targets; give a target for each input')
-        if not given:
+        ids, target_ids = self._encode_pairs(inputs, targets)
+        if not ids:
             return np.zeros(0, np.float32)
-        ids = [self._whole(text, index, 'inputs') for index, text in enumerate(given)]
-        target_ids = [self._whole(text, index, 'targets') for index, text in enumerate(wanted)]
         length = length_buckets.bucket(max(map(len, target_ids)), self.lengths['targets'])
         return self._predictor(len(ids), length).score(self.params, ids, target_ids)
 
     def classify(self, texts: Strings) -> list[Answer]:
-        """A classifier's labels for each text, most likely first, with their log-likelihoods; of a regression the
-        number, as a text and as a score.
+        """A classifier's labels for each text, most likely first, with their log-likelihoods.
+
+        A regression returns the number, as a text and as a score.
         """
         interface.require(self.model, 'classify', 'classify')
         assert isinstance(self.model, Classifier)
         coded = [self._codec.encode(text, index) for index, text in enumerate(_as_list(texts))]
         ids = [ids for ids, _ in coded]
         predictor = self._predictor(len(ids), self.lengths['targets'])
-        found = classes.answers(predictor, self.params, ids, self.model.labels, None) if ids else []
-        return [Answer(list(one.texts or ()), one.scores, cut) for one, (_, cut) in zip(found, coded, strict=True)]
+        rows = classes.answers(predictor, self.params, ids, self.model.labels, None) if ids else []
+        return [Answer(list(row.texts or ()), row.scores, cut) for row, (_, cut) in zip(rows, coded, strict=True)]
 
     def encode(self, texts: Strings) -> Encoded:
         """The encoder's output for each text, and its mean over the text. A text that is too long is cut."""
@@ -169,8 +166,8 @@ class TrainedModel:
         width = self.model.module.embed_dim
         hidden = np.zeros((len(rows), max(map(len, rows), default=0), width), np.float32)
         mask = np.zeros(hidden.shape[:2], bool)
-        found = self._predictor(len(rows), self.lengths['targets']).encode(self.params, rows) if rows else []
-        for row, states in enumerate(found):
+        encoded = self._predictor(len(rows), self.lengths['targets']).encode(self.params, rows) if rows else []
+        for row, states in enumerate(encoded):
             hidden[row, : len(states)], mask[row, : len(states)] = states, True
         mean = hidden.sum(1) / np.maximum(mask.sum(1, keepdims=True), 1)
         return Encoded(hidden, mask, mean.astype(np.float32), np.asarray([cut for _, cut in coded], bool))
@@ -186,14 +183,7 @@ class TrainedModel:
 
     def make_batch(self, inputs: Strings, targets: Strings) -> dict[str, np.ndarray]:
         """Texts as a batch for `loss` and a train step, each row one example. Raises the same errors as `score`."""
-        given, wanted = _as_list(inputs), _as_list(targets)
-        if len(given) != len(wanted):
-            raise UserError(
-                f'make_batch got {len(given)} inputs and {len(wanted)} targets; give a target for each input'
-            )
-        ids = [self._whole(text, index, 'inputs') for index, text in enumerate(given)]
-        target_ids = [self._whole(text, index, 'targets') for index, text in enumerate(wanted)]
-        batch = make_batch(ids, target_ids, self.lengths)
+        batch = make_batch(*self._encode_pairs(inputs, targets), self.lengths)
         if self.model.frame != frames.DECODER_ONLY:
             return batch
         joined = behind_prompts(batch['encoder_input_tokens'], batch['decoder_target_tokens'])
@@ -230,15 +220,24 @@ class TrainedModel:
     def _codec(self) -> Texts:
         return Texts(self.vocabulary, self.lengths['inputs'], ends=self.ends_inputs)
 
-    def _whole(self, text: str, index: int, side: str) -> list[int]:
-        ends = self.ends_inputs or side == 'targets'
-        ids, cut = Texts(self.vocabulary, self.lengths[side], ends=ends).encode(text, index)
-        if cut:
-            raise UserError(
-                f'text {index} of {side} has more than {self.lengths[side]} tokens; '
-                f"shorten it, or load the model with lengths={{'{side}': N}}"
-            )
-        return ids
+    def _encode_pairs(self, inputs: Strings, targets: Strings) -> tuple[list[list[int]], list[list[int]]]:
+        """The ids of inputs and targets. Raises UserError if their numbers differ, or if a text is too long."""
+        input_texts, target_texts = _as_list(inputs), _as_list(targets)
+        _check_pairs(input_texts, target_texts)
+        return self._encode_whole(input_texts, 'inputs'), self._encode_whole(target_texts, 'targets')
+
+    def _encode_whole(self, texts: Sequence[str], side: str) -> list[list[int]]:
+        codec = Texts(self.vocabulary, self.lengths[side], ends=self.ends_inputs or side == 'targets')
+        rows = []
+        for index, text in enumerate(texts):
+            ids, cut = codec.encode(text, index)
+            if cut:
+                raise UserError(
+                    f'text {index} of {side} has more than {self.lengths[side]} tokens; '
+                    f"shorten it, or load the model with lengths={{'{side}': N}}"
+                )
+            rows.append(ids)
+        return rows
 
     def _predictor(
         self, count: int, target_length: int, decoder: Decoder = GREEDY, seed: int = 0
@@ -284,20 +283,26 @@ def make_batch(
     Raises:
         UserError: there are more inputs than targets or the reverse, or a list is longer than its length.
     """
-    if len(inputs) != len(targets):
-        raise UserError(f'make_batch got {len(inputs)} inputs and {len(targets)} targets; give a target for each input')
+    _check_pairs(inputs, targets)
     longest = {'inputs': max(map(len, inputs), default=0), 'targets': max(map(len, targets), default=0)}
-    for side, wanted in (lengths or longest).items():
-        if longest[side] > wanted:
-            raise UserError(f'make_batch got {longest[side]} tokens in {side} and the length {wanted}; cut them first')
+    for side, length in (lengths or longest).items():
+        if longest[side] > length:
+            raise UserError(f'{side} must have at most {length} tokens, got {longest[side]}; cut them first')
     lengths = lengths or longest
     encoder = {'encoder_input_tokens': predictions.padded(inputs, lengths['inputs'])}
     return {**encoder, **predictions.decoder_arrays(targets, lengths['targets'])}
 
 
+def _check_pairs(inputs: Sequence[object], targets: Sequence[object]) -> None:
+    if len(inputs) != len(targets):
+        raise UserError(f'there must be a target for each input, got {len(inputs)} inputs and {len(targets)} targets')
+
+
 def _as_list(texts: Strings) -> list[str]:
-    found = [texts] if isinstance(texts, str) else list(texts)
-    for text in found:
+    items = [texts] if isinstance(texts, str) else list(texts)
+    for text in items:
         if not isinstance(text, str):
-            raise UserError(f'a text is {type(text).__name__} {text!r:.40}; give a str, or a list of str')
-    return found
+            raise UserError(
+                f'a text must be a str, got {type(text).__name__} {text!r:.40}; type a str or a list of str'
+            )
+    return items

@@ -61,8 +61,8 @@ def _scaled_units_and_kept(x, scale, epsilon):
     return (scale * ((units - mean) * inverse)).astype(x.dtype), (x, scale, mean, inverse)
 
 
-def _scaled_units_backward(kept, gradient):
-    x, scale, mean, inverse = kept
+def _scaled_units_backward(residuals, gradient):
+    x, scale, mean, inverse = residuals
     gradient = gradient.astype(jnp.float32)
 
     def normalised(form):
@@ -92,15 +92,15 @@ def _gelu_times(x: jax.Array, factor: jax.Array) -> jax.Array:
     return (sigmoid_form(x.astype(jnp.float32)) * factor.astype(jnp.float32)).astype(x.dtype)
 
 
-def _gelu_times_backward(kept, gradient):
-    x, factor = kept
+def _gelu_times_backward(residuals, gradient):
+    x, factor = residuals
     gradient = gradient.astype(jnp.float32)
     units, slope = sigmoid_form_and_slope(again(x.astype(jnp.float32), 1))
     of_x = gradient * factor.astype(jnp.float32) * slope
     return of_x.astype(x.dtype), (gradient * units).astype(factor.dtype)
 
 
-_gelu_times.defvjp(lambda *given: (_gelu_times(*given), given), _gelu_times_backward)
+_gelu_times.defvjp(lambda *operands: (_gelu_times(*operands), operands), _gelu_times_backward)
 
 
 def _mean(array: jax.Array) -> jax.Array:

@@ -182,8 +182,8 @@ def _results(function: Callable[..., jax.Array], operands: Any, direction: Any) 
     places = [place for place, leaf in enumerate(leaves) if _is_float(leaf)]
 
     def of_floats(*floats: jax.Array) -> jax.Array:
-        given = dict(zip(places, floats, strict=True))
-        return function(*tree.unflatten([given.get(place, leaf) for place, leaf in enumerate(leaves)]))
+        replaced = dict(zip(places, floats, strict=True))
+        return function(*tree.unflatten([replaced.get(place, leaf) for place, leaf in enumerate(leaves)]))
 
     @jax.jit
     def compute(*floats: jax.Array) -> list[jax.Array]:

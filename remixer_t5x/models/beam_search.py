@@ -150,9 +150,9 @@ class BeamSearch:
         scores = jnp.where(may_end, candidates.scores / self.length_penalty(length), -jnp.inf)
         ended = _best(self.beams, ended, _Beams(tokens, scores))
 
-        _, kept = top_values(jnp.where(ends, -jnp.inf, candidates.scores), self.beams)
-        kept, parents = _near_parents(kept, _take(candidates.parents, kept))
-        live = _Beams(_take(tokens, kept), jnp.where(_take(ends, kept), -jnp.inf, _take(candidates.scores, kept)))
+        _, chosen = top_values(jnp.where(ends, -jnp.inf, candidates.scores), self.beams)
+        chosen, parents = _near_parents(chosen, _take(candidates.parents, chosen))
+        live = _Beams(_take(tokens, chosen), jnp.where(_take(ends, chosen), -jnp.inf, _take(candidates.scores, chosen)))
         cache = _reordered(cache, moves, parents)
         best_live, worst_ended = jnp.max(live.scores, axis=1), ended.scores[:, -1]
         goes_on = self.stop(best_live, worst_ended, length, generation.max_length, self.length_penalty)
@@ -197,13 +197,13 @@ def _moves_with_beams(cache: Cache, larger: Cache) -> list[bool]:
     return [leaf.shape != other.shape for leaf, other in pairs]
 
 
-def _near_parents(kept: jax.Array, parents: jax.Array) -> tuple[jax.Array, jax.Array]:
+def _near_parents(chosen: jax.Array, parents: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Puts beams into the places of their parents if possible, so that little of the cache has to move.
 
     One child of each parent takes its place; other children take the places of beams without a child.
 
     Args:
-        kept: [batch, beams], the candidates that stay live.
+        chosen: [batch, beams], the candidates that stay live.
         parents: [batch, beams], the place of each candidate's parent.
 
     Returns:
@@ -215,7 +215,7 @@ def _near_parents(kept: jax.Array, parents: jax.Array) -> tuple[jax.Array, jax.A
     free = jnp.argsort(is_parent, axis=1, stable=True)
     place = jnp.where(has_elder, _take(free, jnp.cumsum(has_elder, axis=1) - 1), parents)
     order = jnp.argsort(place, axis=1)
-    return _take(kept, order), _take(parents, order)
+    return _take(chosen, order), _take(parents, order)
 
 
 def _reordered(cache: Cache, moves: list[bool], parents: jax.Array) -> Cache:

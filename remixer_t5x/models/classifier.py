@@ -1,4 +1,4 @@
-"""Classifier: loss and predictions of an encoder with a head for whole texts: a label, or a number."""
+"""The classifier: loss and predictions of an encoder with a head that returns a label or a number for each text."""
 
 import dataclasses
 from typing import Any
@@ -20,7 +20,7 @@ class Classifier(Model):
 
     Attributes:
         module: the encoder, whose head returns a number for each label, or one number for a regression.
-        labels: the texts of the labels, in the order of their indices; None is a regression.
+        labels: the texts of the labels, in the order of their indices; None for a regression.
         label_smoothing: probability spread over the labels that are not the target.
     """
 
@@ -43,10 +43,10 @@ class Classifier(Model):
             each, correct = jnp.square(outputs[:, 0] - labels), jnp.zeros_like(weights)
         else:
             log_probabilities = jax.nn.log_softmax(outputs)
-            wanted = jax.nn.one_hot(labels.astype(jnp.int32), len(self.labels))
-            correct = jnp.sum(wanted * log_probabilities, axis=-1) >= jnp.max(log_probabilities, axis=-1)
-            wanted = wanted * (1.0 - self.label_smoothing) + self.label_smoothing / len(self.labels)
-            each = -jnp.sum(wanted * log_probabilities, axis=-1)
+            target = jax.nn.one_hot(labels.astype(jnp.int32), len(self.labels))
+            correct = jnp.sum(target * log_probabilities, axis=-1) >= jnp.max(log_probabilities, axis=-1)
+            target = target * (1.0 - self.label_smoothing) + self.label_smoothing / len(self.labels)
+            each = -jnp.sum(target * log_probabilities, axis=-1)
         loss, count = jnp.sum(each * weights), jnp.sum(weights)
         sums = {'loss': loss, 'z_loss': jnp.zeros((), jnp.float32), 'correct': jnp.sum(correct * weights)}
         return loss, {**sums, 'weights': count, 'sequences': count}
@@ -65,7 +65,7 @@ class Classifier(Model):
 
 
 def outputs(labels: tuple[str, ...] | None) -> int:
-    """How many numbers a head gives for these labels; one for a regression."""
+    """The number of outputs of a head for these labels; 1 for a regression."""
     check_labels(labels)
     return 1 if labels is None else len(labels)
 

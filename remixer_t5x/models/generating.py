@@ -1,4 +1,4 @@
-"""The methods that both models with a decoder share: loss, scores, generated text."""
+"""Loss, scores and generated text of the models with a decoder."""
 
 import dataclasses
 from typing import ClassVar
@@ -20,19 +20,19 @@ class Generating(Model):
     Attributes:
         module: has the decoder.
         loss_function: of the target tokens.
-        given: the name, in a batch, of the [batch, length] int32 array that generated text continues.
+        input_array: the name, in a batch, of the [batch, length] int32 array that the generated text follows.
     """
 
     loss_function: losses.CrossEntropy = losses.CrossEntropy()
 
-    given: ClassVar[str]
+    input_array: ClassVar[str]
 
     def _hidden(self, params: Params, batch: Batch, rng: jax.Array | None = None) -> jax.Array:
         """The input of the output projection, [batch, length, embed], with dropout if there is a key."""
         raise NotImplementedError
 
-    def _generation(self, params: Params, given: jax.Array, max_length: int, eos_id: int = 1) -> decoding.Generation:
-        """Reads what is given and prepares the steps of a decoder."""
+    def _generation(self, params: Params, inputs: jax.Array, max_length: int, eos_id: int = 1) -> decoding.Generation:
+        """Encodes the inputs and prepares the steps of a decoder."""
         raise NotImplementedError
 
     def loss(self, params: Params, batch: Batch, dropout_rng: jax.Array | None = None) -> tuple[jax.Array, Sums]:
@@ -46,7 +46,7 @@ class Generating(Model):
         return self.judge(params, batch)[0]
 
     def judge(self, params: Params, batch: Batch) -> tuple[jax.Array, jax.Array]:
-        """`score`, and whether greedy decoding gives the target tokens of each row, [batch] bool."""
+        """`score`, and whether greedy decoding returns the target tokens of each row, [batch] bool."""
         hidden, (targets, weights) = self._hidden(params, batch), targets_of(batch, 'decoder')
         kernel = self.module.output_kernel(params)
         return losses.judge_rows(hidden, kernel, targets, weights, self.loss_function.chunk_length)
@@ -83,20 +83,20 @@ class Generating(Model):
         decoder: decoding.Decoder = _GREEDY,
         rng: jax.Array | None = None,
     ) -> decoding.Decoded:
-        """Predictions for the array `given`: tokens [batch, n, max_decode_length] and scores [batch, n].
+        """Predictions for `input_array`: tokens [batch, n, max_decode_length] and scores [batch, n].
 
         Args:
             params: unboxed parameters.
-            batch: has `given`, one example per row, 0 behind its end; tokens and scores of a row of only padding are 0.
+            batch: has `input_array`, one example per row, padded with 0; a row of padding has tokens and scores of 0.
             max_decode_length: maximum number of tokens to generate, including the end token.
             eos_id: the token that ends a sequence; tokens after it are 0.
-            decoder: `decoding.Greedy()`, `sampling.Sampling(...)` or `beam_search.BeamSearch(...)`; it sets n.
+            decoder: `decoding.Greedy()`, `sampling.Sampling(...)` or `beam_search.BeamSearch(...)`, which sets n.
             rng: one key or [batch] keys, for decoders that sample.
         """
-        return decoder(self._generation(params, batch[self.given], max_decode_length, eos_id), rng)
+        return decoder(self._generation(params, batch[self.input_array], max_decode_length, eos_id), rng)
 
     def _decoding_params(self, params: Params) -> Params:
-        """The parameters as the steps of a decoder read them: layers apart, kernels in the dtype of activations."""
+        """The parameters for the steps of a decoder: layers unstacked, kernels in the dtype of activations."""
         params = {**params, 'decoder': layers_apart(params['decoder'])}
         # A GPU would otherwise read float32 kernels and cast them at every step.
         return jax.lax.optimization_barrier(decoding.kernels_in(jnp.dtype(self.module.dtype), params))

@@ -1,4 +1,4 @@
-"""LanguageModel: the loss, scores and continuations of a decoder alone as functions of its parameters."""
+"""The decoder-only language model: loss, scores and continuations as functions of its parameters."""
 
 import dataclasses
 from typing import Any
@@ -16,7 +16,7 @@ from remixer_t5x.models.interface import Batch, Params, present
 
 @dataclasses.dataclass(frozen=True)
 class LanguageModel(Generating):
-    """A decoder alone.
+    """A decoder-only language model.
 
     A batch has the arrays of seqio's LMFeatureConverter, [batch, length] int32: decoder_input_tokens,
     decoder_target_tokens, decoder_loss_weights, and for packed rows decoder_segment_ids and decoder_positions; or those
@@ -36,7 +36,7 @@ class LanguageModel(Generating):
     prefix: bool = False
 
     frame = 'decoder_only'
-    given = 'prompt_tokens'
+    input_array = 'prompt_tokens'
 
     def judge(self, params: Params, batch: Batch) -> tuple[jax.Array, jax.Array]:
         if 'prompt_tokens' in batch:
@@ -90,9 +90,7 @@ class LanguageModel(Generating):
 
 
 def behind_prompts(prompts: jax.Array, targets: jax.Array) -> dict[str, jax.Array]:
-    """A batch of prompts [batch, prompt_length], each directly followed by its targets [batch, target_length], which
-    have all the weight.
-    """
+    """Joins prompts [batch, prompt_length] and targets [batch, target_length]; only targets have a loss weight."""
     count = token_counts(prompts)[:, None]
     both = jnp.concatenate([prompts, targets], axis=1)
     place = jnp.arange(both.shape[1])

@@ -89,8 +89,8 @@ def _chunk_logits_gradient(
     probabilities = jnp.exp(logits - log_z[..., None])
     scale = 1.0 + 2.0 * config.z_loss * log_z
     confidence, rest = _smoothed(config.label_smoothing, logits.shape[-1])
-    wanted = jnp.where(_is_target(targets, logits.shape[-1]), confidence, rest)
-    return (probabilities * scale[..., None] - wanted) * weights[..., None]
+    target = jnp.where(_is_target(targets, logits.shape[-1]), confidence, rest)
+    return (probabilities * scale[..., None] - target) * weights[..., None]
 
 
 def _to_chunks(config: CrossEntropy, *arrays: jax.Array) -> list[jax.Array]:

@@ -1,4 +1,4 @@
-"""MaskedLM: loss, features and predictions of an encoder that restores masked tokens (Devlin et al. 2019)."""
+"""The masked language model: loss, features and predictions of an encoder (Devlin et al. 2019)."""
 
 import dataclasses
 from typing import Any
@@ -47,7 +47,7 @@ class MaskedLM(Model):
         if few >= targets.shape[1]:
             loss, sums = loss_of(hidden, targets, weights)
         else:
-            # Of each row, the tokens to predict come first.
+            # The tokens to predict come first in each row.
             order = jnp.argsort(weights <= 0, axis=1, stable=True)[:, :few]
 
             def of_few() -> tuple[jax.Array, Sums]:

@@ -1,4 +1,4 @@
-"""Seq2Seq: the loss, scores and predictions of an encoder-decoder as functions of its parameters."""
+"""The encoder-decoder: loss, scores and predictions as functions of its parameters."""
 
 import dataclasses
 from typing import Any
@@ -24,7 +24,7 @@ class Seq2Seq(Generating):
     module: EncoderDecoder
 
     frame = 'encoder_decoder'
-    given = 'encoder_input_tokens'
+    input_array = 'encoder_input_tokens'
 
     def encode(self, params: Params, inputs: jax.Array) -> jax.Array:
         """The encoder's output for `inputs` [batch, length], one example per row: [batch, length, embed]."""

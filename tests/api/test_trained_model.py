@@ -154,9 +154,9 @@ def test_pairs_that_are_not_pairs(trained):
     for method in (trained.score, trained.make_batch):
         with pytest.raises(UserError, match='2 inputs and 1 targets'):
             method(['a', 'b'], ['c'])
-    with pytest.raises(UserError, match='a text is int 3; give a str'):
+    with pytest.raises(UserError, match='must be a str, got int 3'):
         trained.generate([3])
-    with pytest.raises(UserError, match='4 tokens in inputs and the length 3'):
+    with pytest.raises(UserError, match='inputs must have at most 3 tokens, got 4'):
         remixer_t5x.make_batch([[1, 2, 3, 4]], [[1]], {'inputs': 3, 'targets': 3})
 
 

@@ -55,8 +55,8 @@ def _attend_and_keep(query, key, value, mask, bias):
     return mixed, (query, key, value, mask, bias, mixed, log_total)
 
 
-def _gradients(kept, gradient):
-    query, key, value, mask, bias, mixed, log_total = kept
+def _gradients(residuals, gradient):
+    query, key, value, mask, bias, mixed, log_total = residuals
     shared = None if bias is None else bias[0]
     rows = (query, key, value, mask, mixed, log_total, gradient)
     if on_single_cpu():

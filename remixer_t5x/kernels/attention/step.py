@@ -66,12 +66,12 @@ def _attend_heads_first(query: jax.Array, key: jax.Array, value: jax.Array, offs
 
 def _attend_side_by_side(query: jax.Array, key: jax.Array, value: jax.Array, offset: jax.Array) -> jax.Array:
     batch, length, heads, width = query.shape
-    own = jnp.eye(heads, dtype=query.dtype)[:, :, None]  # [heads, heads of the cache, 1]
-    apart = (query[:, :, :, None] * own).reshape(batch, length * heads, heads * width)
+    is_own_head = jnp.eye(heads, dtype=query.dtype)[:, :, None]  # [heads, heads of the cache, 1]
+    apart = (query[:, :, :, None] * is_own_head).reshape(batch, length * heads, heads * width)
     logits = jnp.einsum('bqc,bkc->bqk', apart, key, preferred_element_type=jnp.float32)
     logits = logits.reshape(batch, length, heads, -1)
     weights = jax.nn.softmax(logits + jnp.swapaxes(offset, 1, 2), axis=-1)
     weights = weights.reshape(batch, length * heads, -1).astype(value.dtype)
     mixed = jnp.einsum('bqk,bkc->bqc', weights, value, preferred_element_type=jnp.float32)
     mixed = mixed.reshape(batch, length, heads, heads, width)
-    return jnp.sum(mixed * own.astype(mixed.dtype), axis=3).astype(value.dtype)
+    return jnp.sum(mixed * is_own_head.astype(mixed.dtype), axis=3).astype(value.dtype)

@@ -73,8 +73,8 @@ def _attend_and_keep(head_dim: int, causal: bool, *arrays: Any) -> tuple[jax.Arr
     return mixed, (arrays, mixed, log_total)
 
 
-def _gradients(head_dim: int, causal: bool, kept: Any, gradient: jax.Array) -> tuple[jax.Array | None, ...]:
-    arrays, mixed, log_total = kept
+def _gradients(head_dim: int, causal: bool, residuals: Any, gradient: jax.Array) -> tuple[jax.Array | None, ...]:
+    arrays, mixed, log_total = residuals
     *specs, of_log_total = _specs(head_dim, arrays)
 
     def backward(*inputs: Any) -> tuple[jax.Array | None, ...]:
@@ -88,8 +88,8 @@ def _gradients(head_dim: int, causal: bool, kept: Any, gradient: jax.Array) -> t
 
     of_query, of_key, *_, of_bias = specs
     of_bias = None if of_bias is None else PartitionSpec(of_query[0], *of_bias)
-    given = (*specs, of_query, of_log_total, of_query)
-    run = on_each_device(backward, given, (of_query, of_key, of_key, of_bias))
+    in_specs = (*specs, of_query, of_log_total, of_query)
+    run = on_each_device(backward, in_specs, (of_query, of_key, of_key, of_bias))
     *gradients, bias_gradient = run(*arrays, mixed, log_total, gradient)
     # One gradient of the bias from each part of the batch.
     return *gradients, None, None, None if bias_gradient is None else bias_gradient.sum(axis=0)

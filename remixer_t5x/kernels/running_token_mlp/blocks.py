@@ -1,4 +1,4 @@
-"""`mix` by a kernel that holds A on the chip while the tokens of a block pass.
+"""`mix` using a kernel that keeps A on the chip while it processes the tokens of a block.
 
 Between blocks A is in the device's memory: A before each block is a sum of matmuls, which the backward pass computes
 again. Rows as short as a block, such as T5's targets, never have A in memory at all.
@@ -88,8 +88,8 @@ mix_by_kernel.defvjp(_mix_and_keep, _gradients)
 def _specs(tokens: Tokens) -> Tokens:
     rows, heads = rows_and_heads(tokens.value.shape[0], tokens.value.shape[2])
     by_head, by_row = PartitionSpec(rows, None, heads, None), PartitionSpec(rows, None)
-    wanted = (by_head, by_head, by_head, by_row, by_row)
-    return Tokens(*(None if array is None else spec for array, spec in zip(tokens, wanted, strict=True)))
+    specs = (by_head, by_head, by_head, by_row, by_row)
+    return Tokens(*(None if array is None else spec for array, spec in zip(tokens, specs, strict=True)))
 
 
 def _forward(kernel: ModuleType, activation: Activation, tokens: Tokens) -> jax.Array:
@@ -132,8 +132,8 @@ def _add_block(start: jax.Array, tokens: Tokens) -> jax.Array:
     if tokens.keep is not None:
         keep = tokens.keep
         from_start = jnp.cumprod(keep[:, ::-1], axis=1)[:, ::-1]  # 1 if no example starts at this token or later
-        own = jnp.concatenate([from_start[:, 1:], jnp.ones_like(keep[:, :1])], axis=1)
-        w_in = w_in * own[..., None, None].astype(w_in.dtype)
+        is_added = jnp.concatenate([from_start[:, 1:], jnp.ones_like(keep[:, :1])], axis=1)
+        w_in = w_in * is_added[..., None, None].astype(w_in.dtype)
         start = start * from_start[:, 0, None, None, None]
     return start + jnp.einsum(
         'bthk,bthf->bhkf', w_in, tokens.value, preferred_element_type=jnp.float32, precision=jax.lax.Precision.HIGHEST

@@ -167,13 +167,13 @@ def _by_tokens_and_keep(activation, packed, *arguments):
     return mixed, (starts, *arguments)
 
 
-def _by_tokens_backward(activation, packed, kept, gradient):
+def _by_tokens_backward(activation, packed, residuals, gradient):
     def block(later, tokens):
         start, *tokens, gradient = tokens
         return _block_backward(activation, packed, start, tokens, gradient, later)
 
-    later = jnp.zeros_like(kept[0][0])
-    _, gradients = jax.lax.scan(block, later, (*kept, gradient), reverse=True)
+    later = jnp.zeros_like(residuals[0][0])
+    _, gradients = jax.lax.scan(block, later, (*residuals, gradient), reverse=True)
     return *gradients, None, None, None
 
 
@@ -192,8 +192,8 @@ def _block_backward(activation, packed, start, tokens, gradient, later):
 
     def sum_up_to(at):
         """A at token `at`, from the start of its example or of the block, whichever is later."""
-        own = (ids == ids[at]) & (index <= at)[:, None]
-        total = jnp.einsum('tbhk,tbhf->bhkf', jnp.where(own[..., None, None], w_in, 0), value)
+        is_added = (ids == ids[at]) & (index <= at)[:, None]
+        total = jnp.einsum('tbhk,tbhf->bhkf', jnp.where(is_added[..., None, None], w_in, 0), value)
         return total + start * _per_row((ids[at] == before[0]).astype(jnp.float32))
 
     def token(carry, token):
@@ -226,8 +226,8 @@ def _by_chunks(activation, *arguments):
     @jax.checkpoint
     def chunk(hidden, tokens):
         w_in, value, w_out, ids, before, scale = tokens
-        own = (ids[:, None] == ids) & jnp.tri(CHUNK, dtype=bool)[..., None]  # [t, j, batch]
-        weights = jnp.where(own[..., None, None], w_in, 0)
+        is_added = (ids[:, None] == ids) & jnp.tri(CHUNK, dtype=bool)[..., None]  # [t, j, batch]
+        weights = jnp.where(is_added[..., None, None], w_in, 0)
         hidden = hidden[:, None] * jnp.moveaxis(ids == before[0], 0, 1)[..., None, None, None].astype(jnp.float32)
         hidden += jnp.einsum('tjbhk,jbhf->bthkf', weights, value, preferred_element_type=jnp.float32)
         units = activation(hidden * jnp.moveaxis(scale, 0, 1)[..., None, None, None]).astype(w_out.dtype)

@@ -170,8 +170,8 @@ class _Plan:
         self.numbers = self.hidden * length * features * lanes
 
     def specs(self, operands: _Operands) -> _Operands:
-        wanted = (self.by_unit, self.by_feature, self.by_unit, self.by_token, self.by_token, self.state)
-        return _Operands(*(None if array is None else spec for array, spec in zip(operands, wanted, strict=True)))
+        specs = (self.by_unit, self.by_feature, self.by_unit, self.by_token, self.by_token, self.state)
+        return _Operands(*(None if array is None else spec for array, spec in zip(operands, specs, strict=True)))
 
     def cost(self, operations: int, arrays: Any) -> pl.CostEstimate:
         moved = sum(array.size * array.dtype.itemsize for array in jax.tree.leaves(arrays))
@@ -253,8 +253,8 @@ def _first_sum(operands: _Operands, unit) -> jax.Array:
 def _add(operands: _Operands, scratch: _Scratch, hidden: jax.Array, token) -> jax.Array:
     """A after one more token."""
     row = pl.ds(token, 1)
-    kept = hidden if operands.keep is None else hidden * operands.keep[row]
-    return kept + scratch.w_in[row] * operands.value[token].astype(_FLOAT32)
+    hidden_before = hidden if operands.keep is None else hidden * operands.keep[row]
+    return hidden_before + scratch.w_in[row] * operands.value[token].astype(_FLOAT32)
 
 
 def _scaled(operands: _Operands, hidden: jax.Array, row) -> jax.Array:

@@ -99,8 +99,8 @@ def _mix_and_keep(weights, tokens, scale, ids):
     return mixed, (weights, tokens, scale, ids)
 
 
-def _gradients(kept, gradient):
-    *differentiable, ids = kept
+def _gradients(residuals, gradient):
+    *differentiable, ids = residuals
     _, pull_back = jax.vjp(functools.partial(_mix_chunks, ids=ids), *differentiable)
     return *pull_back(gradient), None
 
