@@ -15,8 +15,8 @@ import numpy as np
 from remixer_t5x.data import frames, task_vocabulary
 from remixer_t5x.devices.partition import Partitioner
 from remixer_t5x.errors import UserError
-from remixer_t5x.evaluate import classes, held_out_loss, length_buckets, predictions
-from remixer_t5x.evaluate.text_outputs import Texts
+from remixer_t5x.evaluate import held_out_loss, predictions
+from remixer_t5x.evaluate.text_inference import Texts
 from remixer_t5x.interop import converted
 from remixer_t5x.lazy import seqio
 from remixer_t5x.models import interface
@@ -142,7 +142,7 @@ class TrainedModel:
         ids, target_ids = self._encode_pairs(inputs, targets)
         if not ids:
             return np.zeros(0, np.float32)
-        length = length_buckets.bucket(max(map(len, target_ids)), self.lengths['targets'])
+        length = predictions.bucket(max(map(len, target_ids)), self.lengths['targets'])
         return self._predictor(len(ids), length).score(self.params, ids, target_ids)
 
     def classify(self, texts: Strings) -> list[Answer]:
@@ -155,7 +155,7 @@ class TrainedModel:
         coded = [self._codec.encode(text, index) for index, text in enumerate(_as_list(texts))]
         ids = [ids for ids, _ in coded]
         predictor = self._predictor(len(ids), self.lengths['targets'])
-        rows = classes.answers(predictor, self.params, ids, self.model.labels, None) if ids else []
+        rows = predictions.class_predictions(predictor, self.params, ids, self.model.labels, None) if ids else []
         return [Answer(list(row.texts or ()), row.scores, cut) for row, (_, cut) in zip(rows, coded, strict=True)]
 
     def encode(self, texts: Strings) -> Encoded:
