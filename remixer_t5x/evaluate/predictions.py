@@ -18,11 +18,7 @@ from remixer_t5x import ranges
 from remixer_t5x.data import frames
 from remixer_t5x.devices import compiler_options
 from remixer_t5x.devices.partition import Partitioner
-<<<<<<< HEAD
-from remixer_t5x.evaluate import length_buckets
-=======
 from remixer_t5x.errors import UserError
->>>>>>> 09585ce (x)
 from remixer_t5x.models.decoding import Decoder, Greedy
 from remixer_t5x.optim.train_step import Compiled
 
@@ -48,12 +44,7 @@ class Decoding:
     seed: ranges.Whole = 0
 
     def __post_init__(self) -> None:
-<<<<<<< HEAD
         ranges.check_fields(self, batch_size='EVAL_BATCH_SIZE')
-=======
-        if isinstance(self.batch_size, bool) or not isinstance(self.batch_size, int) or self.batch_size < 1:
-            raise UserError(f'EVAL_BATCH_SIZE must be a positive number of examples, got {self.batch_size!r}')
->>>>>>> 09585ce (x)
 
 
 class Prediction(NamedTuple):
