@@ -98,7 +98,7 @@ class Clock:
 class Timeline:
     """Measures what a process spends its time on: steps, waiting for data, compilation, evaluation, and so on.
 
-    Each moment belongs to one name, so they add up to the time since the constructor. OTHER is everything else: imports,
+    Each moment belongs to one name, so they add up to the time since the constructor. OTHER is the rest, as imports,
     opening and closing files.
     """
 
@@ -128,7 +128,7 @@ class Timeline:
 
 
 def describe_times(seconds: Mapping[str, float]) -> str:
-    """Formats shares of at least a thousandth, as in `steps 93.1% · compile 4.0% · idle 2.9%`."""
+    """Formats shares of at least a thousandth, as in `steps 93.1% · compiling 4.0% · checkpoints 2.9%`."""
     total = sum(seconds.values()) or 1.0
     return ' · '.join(f'{name} {100 * part / total:.1f}%' for name, part in seconds.items() if part >= total / 1000)
 
