@@ -112,5 +112,20 @@ def saved(model_dir: epath.PathLike | None) -> list[tuple[str, str]]:
     """The gin flags that read the vocabulary in MODEL_DIR, and no text; none if MODEL_DIR has no vocabulary."""
     if model_dir is None or not (epath.Path(model_dir) / FOLDER / INDEX).is_file():
         return []
-    function = 'remixer_tasks.vocabularies.saved'
-    return [('VOCABULARY', f'@{function}()'), (f'{function}.folder', repr(str(epath.Path(model_dir) / FOLDER)))]
+    return gin_flags('saved', folder=str(epath.Path(model_dir) / FOLDER))
+
+
+def gin_flags(function: str, **arguments: Any) -> list[tuple[str, str]]:
+    """The gin flags that set VOCABULARY to the result of a function of `remixer_tasks.vocabularies`."""
+    path = f'remixer_tasks.vocabularies.{function}'
+    return [('VOCABULARY', f'@{path}()'), *((f'{path}.{name}', repr(value)) for name, value in arguments.items())]
+
+
+def gin_statements(model_dir: epath.PathLike) -> str:
+    """The gin text that reads the vocabulary in MODEL_DIR."""
+    return f"""from __gin__ import dynamic_registration
+from remixer_tasks import vocabularies
+
+VOCABULARY = @vocabularies.saved()
+vocabularies.saved.folder = {str(model_dir)!r}
+"""

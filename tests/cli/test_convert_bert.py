@@ -75,7 +75,10 @@ def test_another_encoder_is_not_a_bert(folder, tmp_path, capsys):
     swap = ['--gin_file=sublayers/fnet.gin', '--gin.ENCODER_MIXER=@fnet.FNet']
     code = main(['convert', gin_file, *swap, f'--checkpoint={tmp_path / "ours"}', f'--to_hf={tmp_path / "theirs"}'])
     error = capsys.readouterr().err
-    assert code == 2 and "Hugging Face's BERT does not have this model: a layer has the sublayer FNet" in error
+    assert (
+        code == 2
+        and "Hugging Face's BERT does not have this model: a layer of the encoder has the sublayer FNet" in error
+    )
 
 
 def test_a_missing_library_or_vocabulary_is_one_line(folder, tmp_path, capsys, monkeypatch):

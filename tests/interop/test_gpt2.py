@@ -15,7 +15,9 @@ import remixer_t5x
 from remixer_t5x.cli.main import main
 from remixer_t5x.data import vocabulary_pieces
 from remixer_t5x.errors import UserError
-from remixer_t5x.interop.huggingface import gpt2 as hf_gpt2
+from remixer_t5x.interop.huggingface import folders
+from remixer_t5x.interop.huggingface.family import Config
+from remixer_t5x.interop.huggingface.gpt2 import Gpt2
 from remixer_t5x.models import interface
 from remixer_t5x.models.losses import CrossEntropy
 from remixer_tasks.vocabulary import byte_pairs
@@ -70,7 +72,7 @@ def test_logits_are_the_recorded_ones(recorded, folder):
         NUM_DECODER_LAYERS=3, MAX_TARGET_LENGTH=20,
     )  # fmt: skip
     model = dataclasses.replace(model, module=model.module.clone(begin_id=END + 1))
-    params = hf_gpt2.read(str(folder)).params()
+    params = folders.read(str(folder)).params()
     wanted = interface.param_shapes(model, {'decoder_target_tokens': (1, 2)})
     shapes = {jax.tree_util.keystr(p[:-1]): a.shape for p, a in jax.tree_util.tree_leaves_with_path(wanted)}
     assert shapes == {jax.tree_util.keystr(p): a.shape for p, a in jax.tree_util.tree_leaves_with_path(params)}
@@ -103,7 +105,7 @@ def test_the_loss_is_the_cross_entropy_of_recorded_logits(recorded, folder):
 
 def test_a_folder_is_converted_and_loaded(folder, tmp_path, capsys):
     assert not main(['convert', f'--from_hf={folder}', f'--to={tmp_path}/ours'])
-    assert 'bit by bit' in capsys.readouterr().out
+    assert 'every weight, read back, is what was read' in capsys.readouterr().out
     texts = [remixer_t5x.load(str(place)).generate('the cat', max_length=4)[0] for place in (folder, tmp_path / 'ours')]
     assert texts[0].texts == texts[1].texts and np.isfinite(texts[0].scores[0])
 
@@ -125,29 +127,29 @@ def test_the_way_back_gives_the_same_bits_and_tokenizer(folder, ours, recorded, 
     for name, array in weights.items():
         np.testing.assert_array_equal(written[name], array, err_msg=name)
     config = json.loads((tmp_path / 'theirs/config.json').read_text())
-    assert hf_gpt2.from_config(config, 'theirs') == hf_gpt2.from_config(CONFIG, 'a folder')
+    assert Gpt2.from_config(Config(config, 'theirs'), {}) == Gpt2.from_config(Config(CONFIG, 'a folder'), {})
     for file in ('vocab.json', 'merges.txt'):
         assert (tmp_path / 'theirs' / file).read_text() == (folder / file).read_text()
 
 
 @pytest.mark.parametrize('runs', [(1, 2), (2, 1)])
 def test_layers_in_several_runs_are_written_in_their_order(folder, runs):
-    source = hf_gpt2.read(str(folder))
+    source = folders.read(str(folder))
     params = source.params()
-    whole = hf_gpt2.to_huggingface(source.gpt2, params)
+    whole = source.family.write(params, source.family.one_run())
     stacked, start = params['decoder'].pop('run_0'), 0
     for index, count in enumerate(runs):
         part = slice(start, start + count)
         params['decoder'][f'run_{index}'] = jax.tree.map(lambda leaf, part=part: leaf[part], stacked)
         start += count
-    apart = hf_gpt2.to_huggingface(source.gpt2, params, runs)
+    apart = source.family.write(params, {'decoder': runs})
     assert set(apart) == set(whole) and all(np.array_equal(apart[name], whole[name]) for name in whole)
 
 
 @pytest.mark.parametrize(
     ('flags', 'words'),
     [(['--gin_file=sublayers/fnet.gin', '--gin.DECODER_MIXER=@fnet.FNet'],
-      "GPT-2 does not have this model: a layer has the sublayer FNet"),
+      "GPT-2 does not have this model: a layer of the decoder has the sublayer FNet"),
      (['--gin.gpt2/gelu_mlp.GeluMLP.approximate=False'], 'GELU is exact'),
      (['--gin.TIED_OUTPUT=False'], 'the output has a matrix of its own'),
      (['--gin.VOCABULARY=@vocabularies.byte()', '--gin.VOCAB_SIZE=384'], 'VOCABULARY is a ByteVocabulary')],
@@ -181,12 +183,12 @@ def test_words_are_gpt2s():
     ('changed', 'words'),
     [({'activation_function': 'relu'}, 'activation_function'),
      ({'tie_word_embeddings': False}, 'tie_word_embeddings'),
-     ({'n_head': 7}, 'does not divide'),
+     ({'n_head': 7}, 'n_head 7; it must divide'),
      ({'eos_token_id': 60}, 'eos_token_id 60')],
 )  # fmt: skip
 def test_another_architecture_is_refused_in_one_line(changed, words):
     with pytest.raises(UserError, match=words) as error:
-        hf_gpt2.from_config({**CONFIG, **changed}, 'a folder')
+        Gpt2.from_config(Config({**CONFIG, **changed}, 'a folder'), {})
     assert '\n' not in str(error.value)
 
 

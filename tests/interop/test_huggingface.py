@@ -15,12 +15,10 @@ from remixer_t5x import build_model
 from remixer_t5x.config import loading
 from remixer_t5x.devices.partition import unbox
 from remixer_t5x.errors import UserError
-from remixer_t5x.interop.huggingface import config as hf_config
-from remixer_t5x.interop.huggingface import description as hf_description
 from remixer_t5x.interop.huggingface import folders as huggingface
-from remixer_t5x.interop.huggingface import gin_file as hf_gin
-from remixer_t5x.interop.huggingface import tokenizer as hf_tokenizer
-from remixer_t5x.interop.huggingface import weights as hf_weights
+from remixer_t5x.interop.huggingface import t5_tokenizer, table
+from remixer_t5x.interop.huggingface.family import Config, Tokenizer
+from remixer_t5x.interop.huggingface.t5 import T5
 from remixer_t5x.interop.safetensors import export as safetensors_export
 from remixer_t5x.models import interface
 from remixer_t5x.models.architecture.encoder_decoder import EncoderDecoder
@@ -31,7 +29,9 @@ from remixer_t5x.models.layers.positions import RelativePositionBias
 from remixer_t5x.models.seq2seq import Seq2Seq
 from remixer_t5x.models.sublayers.attention import CrossAttention, SelfAttention
 from remixer_t5x.models.sublayers.relu_mlp import ReluMLP
+from remixer_tasks import vocabularies
 
+VOCABULARY = vocabularies.byte(0)
 NAMES = ('t5_v1_1_tiny', 't5_v1_0_tiny', 'umt5_tiny')
 MODEL = 'remixer_t5x.models.seq2seq.Seq2Seq'
 
@@ -45,7 +45,7 @@ def _clean_gin():
 def model_of(folder, source) -> Seq2Seq:
     """The model of the gin file that goes with `source`, as a user's command makes it."""
     path = folder / 'model.gin'
-    path.write_text(hf_gin.model_gin(source.t5, hf_tokenizer.Tokenizer(None, 100), 'A test.'))
+    path.write_text(source.family.gin_text('A test.'))
     return build_model(str(path))
 
 
@@ -101,7 +101,7 @@ def test_a_model_with_a_bias_in_each_layer_equals_recorded_outputs(folders, tmp_
     source = huggingface.read(str(folder_of(folders, tmp_path / 'hf', arrays, 'umt5_tiny')))
     model, params = model_of(tmp_path, source), source.params()
     assert params['decoder']['run_0']['layer']['self_attention']['position_bias']['embedding'].shape == (2, 2, 32)
-    assert hf_description.describe(model.module) == (source.t5, {'encoder': (3,), 'decoder': (2,)})
+    assert huggingface.describe(model, VOCABULARY) == (source.family, {'encoder': (3,), 'decoder': (2,)})
     assert_same_logits(model, params, arrays)
     length = arrays['greedy'].shape[1]
     greedy = jax.jit(lambda params, batch: model.predict(params, batch, length))
@@ -186,10 +186,10 @@ def test_a_round_trip_gives_the_file_back(folders, tmp_path, name):
     arrays = folders.recorded(name)
     weights, config = folders.weights_of(arrays), folders.CONFIGS[name]
     source = huggingface.read(str(folders.write(tmp_path / 'hf', config, weights, shards=3)))
-    huggingface.write(str(tmp_path / 'back'), source.t5, source.params(), hf_weights.one_run(source.t5))
+    huggingface.write(str(tmp_path / 'back'), source.family, source.params(), source.family.one_run())
     assert_same_file(tmp_path / 'back', weights)
     again = huggingface.read(str(tmp_path / 'back'))
-    assert again.t5 == source.t5 and again.eos_id == 1
+    assert again.family == source.family and again.family.eos_id == 1
     written = json.loads((tmp_path / 'back' / 'config.json').read_text())
     assert {**config, 'tie_word_embeddings': written['tie_word_embeddings']}.items() <= written.items()
     generation = json.loads((tmp_path / 'back' / 'generation_config.json').read_text())
@@ -204,30 +204,37 @@ SMALL = st.integers(1, 3)
     st.tuples(*[SMALL] * 7), *[st.booleans()] * 4, st.lists(SMALL, min_size=1, max_size=3),
     st.integers(0, 1000),
 )  # fmt: skip
-def test_any_architecture_goes_there_and_back(sizes, gated, tied, scaled, own_biases, runs, seed):
-    dimensions = hf_config.Dimensions(*sizes[:5], sum(runs), sizes[6])
-    t5 = hf_config.T5(dimensions, gated, tied, scaled, num_buckets=4, own_biases=own_biases)
+def test_any_architecture_goes_there_and_back(sizes, gated, tied, scaled, layer_biases, runs, seed):
+    names = ('vocab_size', 'embed_dim', 'mlp_dim', 'num_heads', 'head_dim')
+    t5 = T5(
+        **dict(zip(names, sizes, strict=False)), num_encoder_layers=sum(runs), num_decoder_layers=sizes[6], gated=gated,
+        tied=tied, scaled_output=scaled, num_buckets=4, layer_biases=layer_biases,
+    )  # fmt: skip
     layers = {'encoder': tuple(runs), 'decoder': (sizes[6],)}
     rng = np.random.default_rng(seed)
     theirs = {
-        name: rng.standard_normal(parameter.shape, np.float32)
-        for parameter in hf_weights.parameters(t5, layers)
-        for name in parameter.names
+        name: rng.standard_normal(row.shape, np.float32)
+        for row in t5.rows()
+        for _, names in row.places(layers)
+        for name in names
     }
     tensors = _InMemory(theirs)
-    params = hf_weights.from_huggingface(t5, tensors, 'memory')
-    back = hf_weights.to_huggingface(t5, params, hf_weights.one_run(t5))
+    params = t5.read(tensors, 'memory')
+    back = table.write(t5.rows(), t5.one_run(), params)
     assert set(back) == set(theirs) and all(np.array_equal(back[name], theirs[name]) for name in theirs)
     # The same layers in several runs are the same names.
     parted = {**params, 'encoder': _parted(params['encoder'], runs)}
-    back = hf_weights.to_huggingface(t5, parted, layers)
+    back = table.write(t5.rows(), layers, parted)
     assert set(back) == set(theirs) and all(np.array_equal(back[name], theirs[name]) for name in theirs)
-    assert hf_config.from_config(hf_config.to_config(t5), not tied, 'memory') == t5
+    assert T5.from_config(Config(t5.to_config(), 'memory'), tensors) == t5
 
 
 class _InMemory(dict):
     def shape(self, name):
         return self[name].shape
+
+    def renamed(self, names):
+        return _InMemory({new: self[name] for new, name in names.items()})
 
 
 def _parted(stack, runs):
@@ -292,20 +299,20 @@ def test_mixtures_compute_the_same_there_here_and_there_again(name, v1_0_maker, 
     source, back = huggingface.read(str(tmp_path / 'hf')), tmp_path / 'back'
     params = source.params()
     assert_same_logits(model_of(tmp_path, source), params, arrays)
-    huggingface.write(str(back), source.t5, params, hf_weights.one_run(source.t5))
+    huggingface.write(str(back), source.family, params, source.family.one_run())
     found = outputs(transformers.T5ForConditionalGeneration.from_pretrained(back).eval(), arrays)
     np.testing.assert_array_equal(found['logits'], arrays['logits'])
-    assert huggingface.read(str(back)).t5 == source.t5
+    assert huggingface.read(str(back)).family == source.family
     # Version 4 would make an output at random where a table that is not scaled is alone.
     assert ('lm_head.weight' in load_file(back / 'model.safetensors')) == (
-        not (source.t5.tied and source.t5.scaled_output)
+        not (source.family.tied and source.family.scaled_output)
     )
     if name != 'relu_untied_scaled':
         # As version 4 said it, in one field.
         config = {**_config(tmp_path / 'hf'), 'tie_word_embeddings': changes['tie_word_embeddings']}
         del config['scale_decoder_outputs']
         (tmp_path / 'hf' / 'config.json').write_text(json.dumps(config))
-        assert huggingface.read(str(tmp_path / 'hf')).t5 == source.t5
+        assert huggingface.read(str(tmp_path / 'hf')).family == source.family
 
 
 def _config(folder):
@@ -330,10 +337,10 @@ def test_our_model_loads_in_transformers(v1_0_maker, tmp_path):
     flags = [('ENCODER_RUNS', '((@encoder/layer.make_layer, 1), (@encoder/layer.make_layer, 2))')]
     flags += [(name, str(value)) for name, value in SIZES.items()]
     model = shipped('models/t5_1_1.gin', flags=flags)
-    t5, runs = hf_description.describe(model.module)
+    t5, runs = huggingface.describe(model, VOCABULARY)
     assert runs == {'encoder': (1, 2), 'decoder': (2,)} and t5.gated and not t5.tied and not t5.scaled_output
     params = _random(model)
-    huggingface.write(str(tmp_path / 'hf'), t5, params, runs, 'bfloat16', eos_id=1)
+    huggingface.write(str(tmp_path / 'hf'), t5, params, runs, 'bfloat16')
     rng = np.random.default_rng(0)
     arrays = {'inputs': rng.integers(2, 48, (2, 9)), 'targets': rng.integers(2, 48, (2, 7))}
     theirs = transformers.T5ForConditionalGeneration.from_pretrained(tmp_path / 'hf').float().eval()
@@ -377,10 +384,10 @@ def _random(model, seed=0):
 def test_what_hugging_face_does_not_have_is_refused_by_name(files, flags, named):
     model = shipped(*files, flags=flags)
     if named is None:
-        assert hf_description.describe(model.module)
+        assert huggingface.describe(model, VOCABULARY)
         return
     with pytest.raises(UserError, match=named) as refused:
-        hf_description.describe(model.module)
+        huggingface.describe(model, VOCABULARY)
     assert '--to_safetensors' in str(refused.value) and '\n' not in str(refused.value)
 
 
@@ -392,7 +399,7 @@ def test_what_hugging_face_does_not_have_is_refused_by_name(files, flags, named)
         ({'pad_token_id': 3}, 'pad_token_id 3'),
         ({'decoder_start_token_id': 2}, 'decoder_start_token_id 2'),
         ({'eos_token_id': [1, 2]}, 'eos_token_id'),
-        ({'is_encoder_decoder': False}, 'only an encoder'),
+        ({'is_encoder_decoder': False}, 'is_encoder_decoder False'),
         ({'d_model': None}, 'd_model None'),
         ({'d_model': 16}, r'shared.weight in .* shape \(96, 32\), and \(96, 16\) by config.json'),
         ({'num_layers': 3}, 'lacks the weight encoder.block.2'),
@@ -456,13 +463,13 @@ def test_weights_that_t5_files_have_besides_are_passed_over(folders, tmp_path):
     folder = folders.write(tmp_path / 'hf', folders.V1_0, {**weights, **more, unread: np.ones((32, 2), np.float32)})
     plain = folders.write(tmp_path / 'plain', folders.V1_0, weights)
     sources = huggingface.read(str(folder)), huggingface.read(str(plain))
-    assert sources[0].t5 == sources[1].t5
+    assert sources[0].family == sources[1].family
     assert safetensors_export.first_difference(sources[0].params(), sources[1].params()) is None
     # Some files have the table under the name of a stack only.
     renamed = {('encoder.embed_tokens.weight' if n == 'shared.weight' else n): a for n, a in weights.items()}
     source = huggingface.read(str(folders.write(tmp_path / 'renamed', folders.V1_0, renamed)))
     assert safetensors_export.first_difference(source.params(), sources[1].params()) is None
-    assert huggingface.first_difference(source, source.params()) is None
+    assert source.first_difference(source.params()) is None
 
 
 def test_half_precision_files_are_read_without_loss(folders, tmp_path):
@@ -479,19 +486,22 @@ def test_tokenizers_say_their_sentinels(folders, tmp_path):
     weights = folders.weights_of(folders.recorded('t5_v1_0_tiny'))
     folder = folders.write(tmp_path / 'hf', folders.V1_0, weights)
     tokenizer = folder / 'tokenizer_config.json'
-    assert hf_tokenizer.read(folder) == hf_tokenizer.Tokenizer(str(folder / 'spiece.model'), 10)
+    model = str(folder / 'spiece.model')
+    expected = Tokenizer('sentencepiece', {'path': model, 'extra_ids': 10}, model)
+    assert t5_tokenizer.read(folder) == expected
     tokenizer.write_text(json.dumps({'additional_special_tokens': [f'<extra_id_{i}>' for i in range(7)]}))
-    assert hf_tokenizer.read(folder).extra_ids == 7
+    assert t5_tokenizer.read(folder).arguments['extra_ids'] == 7
     tokenizer.write_text(json.dumps({'extra_ids': 0}))
-    assert hf_tokenizer.read(folder).extra_ids == 0
-    assert hf_tokenizer.read(folder, '/other.model').path == '/other.model'
+    assert t5_tokenizer.read(folder).arguments['extra_ids'] == 0
+    assert t5_tokenizer.read(folder, '/other.model').arguments['path'] == '/other.model'
     tokenizer.write_text(json.dumps({'tokenizer_class': 'ByT5Tokenizer', 'extra_ids': 125}))
-    assert hf_tokenizer.read(folder) == hf_tokenizer.Tokenizer(None, 0), 'ByT5 was pretrained with the last bytes'
+    # ByT5 was pretrained with the last bytes.
+    assert t5_tokenizer.read(folder).function == 'byte' and t5_tokenizer.read(folder).arguments == {'extra_ids': 0}
     tokenizer.unlink()
-    assert hf_tokenizer.read(folder).extra_ids == 100
+    assert t5_tokenizer.read(folder).arguments['extra_ids'] == 100
     (folder / 'spiece.model').unlink()
     with pytest.raises(UserError, match='--vocabulary'):
-        hf_tokenizer.read(folder)
+        t5_tokenizer.read(folder)
 
 
 def test_any_model_goes_through_plain_safetensors(tmp_path):

@@ -13,7 +13,7 @@ from safetensors.numpy import save, save_file
 
 from remixer_t5x.errors import UserError
 from remixer_t5x.interop.huggingface import folders as huggingface
-from remixer_t5x.interop.huggingface import tokenizer as hf_tokenizer
+from remixer_t5x.interop.huggingface import t5_tokenizer
 from remixer_t5x.interop.safetensors import export as safetensors_export
 from remixer_t5x.interop.safetensors import files as safetensors_files
 
@@ -220,7 +220,7 @@ def test_any_json_file_is_one_line(hf, tmp_path_factory, content):
     """config.json and tokenizer_config.json."""
     (hf / 'config.json').write_bytes(content)
     (hf / 'tokenizer_config.json').write_bytes(content)
-    for read in (lambda: huggingface.read(str(hf)), lambda: hf_tokenizer.read(hf)):
+    for read in (lambda: huggingface.read(str(hf)), lambda: t5_tokenizer.read(hf)):
         try:
             read()
         except UserError as error:

@@ -21,7 +21,7 @@ from flax import serialization, traverse_util
 from remixer_t5x import safe_paths, temporary
 from remixer_t5x.checkpoints import manager, untrusted
 from remixer_t5x.errors import UserError
-from remixer_t5x.interop.huggingface import config as hf_config
+from remixer_t5x.interop.huggingface.family import MAX_LAYERS
 from remixer_t5x.interop.t5x import names as t5x_names
 from remixer_t5x.models.seq2seq import Seq2Seq
 from remixer_t5x.run_folder import model_dir
@@ -246,7 +246,7 @@ def _check_sizes(
         found = (len(shapes), *shapes[0]) if source.apart else shapes[0]
         elements = sum(map(math.prod, shapes))
         copies = shapes[0][source.axis] if source.shared and source.axis is not None and shapes[0] else 1
-        if elements != math.prod(wanted[name]) * copies or copies > hf_config.MAX_LAYERS:
+        if elements != math.prod(wanted[name]) * copies or copies > MAX_LAYERS:
             raise _other_shape(folder, name, found, wanted[name])
 
 
