@@ -13,7 +13,7 @@ from remixer_t5x.cli.convert import huggingface
 from remixer_t5x.cli.convert.conversion import check_no_difference, describe_size, say
 from remixer_t5x.config import foreign_gin
 from remixer_t5x.data import task_vocabulary
-from remixer_t5x.extras.hub import download, model_card, upload
+from remixer_t5x.extras.hub import client, download, model_card
 from remixer_t5x.extras.reports import run_folders
 from remixer_t5x.interop import converted, shared_folder
 from remixer_t5x.interop.huggingface import folders
@@ -31,12 +31,11 @@ def to_folder(args: argparse.Namespace) -> None:
 
 def push(args: argparse.Namespace) -> None:
     """`--checkpoint=PATH --push_to_hub=NAME`."""
-    name = upload.check_name(args.push_to_hub)
-    upload.check_login(name)
+    name = client.check_upload(args.push_to_hub)
     with tempfile.TemporaryDirectory() as temporary:
         folder = pathlib.Path(temporary, 'model')
         step = _write(args, folder, name, name)
-        address = upload.push(folder, name, bool(args.private), f'Upload the checkpoint of step {step}')
+        address = client.upload(folder, name, bool(args.private), f'Upload the checkpoint of step {step}')
     say('pushed', address)
 
 
