@@ -59,7 +59,9 @@ TOKENS = [
     '.',
     '<|user|>',
 ]
-TEXTS = st.lists(st.sampled_from([*ODD, *TOKENS]) | st.characters(codec='utf-8', exclude_categories=['Cs', 'Cn', 'Co']))
+# transformers normalises clusters of a letter and its marks, and drops marks that SentencePiece keeps, as in 'é\u1a65'.
+CATEGORIES = ['Cs', 'Cn', 'Co', 'Mn', 'Mc', 'Me']
+TEXTS = st.lists(st.sampled_from([*ODD, *TOKENS]) | st.characters(codec='utf-8', exclude_categories=CATEGORIES))
 SPECIAL = {'eos_token': '</s>', 'unk_token': '<unk>', 'pad_token': '<pad>'}
 BERT = {'tokenizer_class': 'BertTokenizer'}
 
@@ -167,24 +169,20 @@ def test_ids_are_those_of_transformers(tmp_path, monkeypatch, name):
     assert 'same ids' in hf_check.compare_ids(folder, ours)
 
 
-def add_token(folder, name, index):
-    (folder / 'added_tokens.json').write_text(json.dumps({name: index}))
-
-
-@pytest.mark.parametrize('index', [70, 3])
-def test_a_token_that_was_added_to_a_t5_is_refused(tmp_path, index):
+@pytest.mark.parametrize(
+    ('added', 'words'),
+    [
+        ({'<ORG>': 70}, '<ORG>'),
+        ({'<ORG>': 3}, '<ORG>'),
+        ({f'<extra_id_{index}>': 60 + index for index in range(10)}, '<extra_id_0>.*69'),
+    ],
+)
+def test_added_tokens_and_reordered_sentinels_of_a_t5_are_refused(tmp_path, added, words):
     folder = t5(tmp_path / 't5')
-    add_token(folder, '<ORG>', index)
-    with pytest.raises(UserError, match='<ORG>') as error:
+    (folder / 'added_tokens.json').write_text(json.dumps(added))
+    with pytest.raises(UserError, match=words) as error:
         t5_tokenizer.read(folder)
     assert '\n' not in str(error.value)
-
-
-def test_sentinels_in_another_order_are_refused(tmp_path):
-    folder = t5(tmp_path / 't5')
-    (folder / 'added_tokens.json').write_text(json.dumps({f'<extra_id_{index}>': 60 + index for index in range(10)}))
-    with pytest.raises(UserError, match='<extra_id_0>.*69'):
-        t5_tokenizer.read(folder)
 
 
 def test_settings_that_contradict_each_other_are_refused(tmp_path):
