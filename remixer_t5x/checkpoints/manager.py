@@ -139,7 +139,7 @@ class Checkpoints:
         return items['state'], position
 
     def run(self, step: int) -> dict[str, Any]:
-        """The `run` that was given to `save`. This is cheap: it does not read arrays."""
+        """The record `run` of a checkpoint. Does not read arrays."""
         with user_errors(self.folder / str(step), 'read'):
             return untrusted_files.read_object(self.folder / str(step) / 'run' / 'metadata', UNREADABLE)
 
@@ -254,21 +254,21 @@ def _all_streams(position: Position) -> list[dict[str, Any]]:
     return [records[str(index)] for index in range(len(records))]
 
 
-def check_compatible(saved: Mapping[str, Any], given: Mapping[str, Any]) -> None:
-    """Raises UserError if the run described by `given` cannot resume from the run described by `saved`."""
-    old, new = saved.get('vocabulary'), given.get('vocabulary')
+def check_compatible(saved: Mapping[str, Any], current: Mapping[str, Any]) -> None:
+    """Raises UserError if a run with the record `current` cannot resume from a checkpoint with the record `saved`."""
+    old, new = saved.get('vocabulary'), current.get('vocabulary')
     if old != new:
         raise UserError(
             f'the checkpoint was trained with vocabulary {old} and this run has {new}; give the same '
             'vocabulary, or another MODEL_DIR'
         )
     for key, shown in FIXED.items():
-        if saved.get(key) != given.get(key):
+        if saved.get(key) != current.get(key):
             raise UserError(
                 f'the checkpoint was trained with {shown} = {saved.get(key)!r} and this run has '
-                f'{given.get(key)!r}; give the same value, or {_PARAMETERS_ALONE}'
+                f'{current.get(key)!r}; give the same value, or {_PARAMETERS_ALONE}'
             )
-    changed = data_changes.difference(saved.get('data') or {}, given.get('data') or {})
+    changed = data_changes.difference(saved.get('data') or {}, current.get('data') or {})
     if changed:
         raise UserError(
             f'the data has changed since the checkpoint: {changed}; bring back what it was, or {_PARAMETERS_ALONE}'
@@ -311,20 +311,20 @@ def _shapes(tree: Any) -> dict[str, tuple[int, ...]]:
 def saved_shapes(path: epath.Path) -> dict[str, tuple[int, ...]]:
     """Shapes of the checkpoint's arrays by name, such as `params/encoder/run_0/layer/...`."""
     with user_errors(path, 'read'):
-        found = ocp.StandardCheckpointer().metadata(path)
-        described = getattr(found, 'item_metadata', found)
-        if described is None:
+        metadata = ocp.StandardCheckpointer().metadata(path)
+        metadata = getattr(metadata, 'item_metadata', metadata)
+        if metadata is None:
             # Orbax has logged why, with a traceback.
             raise UserError(
                 f'the checkpoint at {path.parent} cannot be read: _METADATA, _sharding or manifest.ocdbt in its folder '
                 f'{path.name} is missing or damaged; {UNREADABLE}'
             )
-        return _shapes(described.tree)
+        return _shapes(metadata.tree)
 
 
-def check_fit(checkpoint: epath.Path, saved: model_changes.Shapes, given: model_changes.Shapes) -> None:
-    """Raises UserError with what differs between the arrays of a checkpoint and of the model, by their shapes."""
-    if changes := model_changes.describe(saved, given):
+def check_fit(checkpoint: epath.Path, saved: model_changes.Shapes, current: model_changes.Shapes) -> None:
+    """Raises UserError, with the difference, if the arrays of a checkpoint and of the model differ in shape."""
+    if changes := model_changes.describe(saved, current):
         raise UserError(
             f'the checkpoint at {checkpoint} does not fit this model: {changes}; '
             'give the same model and sizes, or another checkpoint'
