@@ -18,7 +18,7 @@ import pytest
 from gin import config_parser
 
 from remixer_t5x.cli import convert, main
-from remixer_t5x.cli.convert import kept
+from remixer_t5x.cli.convert import huggingface
 from remixer_t5x.cli.main import COMMANDS
 from remixer_t5x.config import loading, macro_table, resolved
 from remixer_t5x.devices import processes
@@ -188,7 +188,7 @@ def test_every_command_is_one_whose_configuration_loads(page, words, tmp_path, m
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(run_docs.heredoc(page.read_text(), name))
     _stand_ins(tmp_path, words)
-    monkeypatch.setattr(kept, 'of_hugging_face', lambda path: tmp_path / 'kept')
+    monkeypatch.setattr(huggingface, 'cached_model_dir', lambda path: tmp_path / 'kept')
 
     def call(root, *args, **options):
         raise Loaded

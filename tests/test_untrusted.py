@@ -6,6 +6,7 @@ import pickle
 
 import pytest
 
+from remixer_t5x.data import task_vocabulary
 from remixer_t5x.errors import UserError
 
 ROOT = pathlib.Path(__file__).parents[1]
@@ -177,7 +178,7 @@ def test_a_pickle_is_not_run(tmp_path, kind):
 # `report --pictures`, which say so, a run's own.
 LOADERS = {
     *('remixer_t5x/cli/arguments.py', 'remixer_t5x/cli/info/models.py', 'remixer_t5x/cli/info/self_check.py'),
-    'remixer_t5x/cli/convert/model_params.py',
+    'remixer_t5x/cli/convert/huggingface.py',
     *('remixer_t5x/extras/reports/run_model.py', 'remixer_t5x/api/building.py', 'remixer_t5x/api/saved_models.py'),
     *('remixer_t5x/extras/reports/compare.py', 'remixer_t5x/extras/forecast/command.py'),
 }
@@ -199,13 +200,13 @@ def test_gin_is_loaded_from_where_the_user_said_alone(name):
 
 def test_nothing_in_a_hugging_face_folder_gets_into_gin():
     """The text of a converted model has our statements, with numbers that were checked, and nothing else."""
-    from remixer_t5x.interop.huggingface import config as hf_config
-    from remixer_t5x.interop.huggingface import gin_file as hf_gin
-    from remixer_t5x.interop.huggingface import tokenizer as hf_tokenizer
+    from remixer_t5x.interop.huggingface.bert import Bert
 
-    t5 = hf_config.T5(hf_config.Dimensions(96, 32, 48, 4, 8, 2, 2), True, False, False)
+    sizes = dict.fromkeys(('vocab_size', 'embed_dim', 'mlp_dim', 'num_heads', 'head_dim', 'num_layers'), 4)
     hostile = "x'\nimport os\rX = @os.system()\u2028Y = 1\x85include 'evil.gin'\x0b"
-    text = hf_gin.model_gin(t5, hf_tokenizer.Tokenizer(hostile, 1), f'Converted from {hostile}')
-    plain = hf_gin.model_gin(t5, hf_tokenizer.Tokenizer('x', 1), 'Converted from x')
-    names = [[line.split('=')[0].split('#')[0] for line in given.splitlines()] for given in (text, plain)]
+    names = []
+    for name in (hostile, 'x'):
+        text = Bert(**sizes, max_length=8).gin_text(f'Converted from {name}') + task_vocabulary.gin_statements(name)
+        text += '\n'.join(' = '.join(flag) for flag in task_vocabulary.gin_flags('wordpiece', path=name))
+        names.append([line.split('=')[0].split('#')[0] for line in text.splitlines()])
     assert names[0] == names[1]

@@ -129,24 +129,25 @@ def _configuration_of_a_run(path):
     marker.unlink()
 
 
-def _config_of_hugging_face(path):
-    from remixer_t5x.interop.huggingface import config as hf_config
+def read_config_json(model_type, path):
+    from remixer_t5x.interop.huggingface import folders
+    from remixer_t5x.interop.huggingface.family import Config
+    from remixer_t5x.interop.safetensors.files import Tensors
 
-    hf_config.from_config(untrusted_files.read_object(path), False, 'folder')
+    (family,) = [family for family in folders.FAMILIES if model_type in family.model_types]
+    family.from_config(Config({'model_type': model_type, **untrusted_files.read_object(path)}, 'folder'), Tensors({}))
+
+
+def _config_of_hugging_face(path):
+    read_config_json('t5', path)
 
 
 def _config_of_bert(path):
-    from remixer_t5x.interop.huggingface import bert
-
-    bert.from_config({'model_type': 'bert', **untrusted_files.read_object(path)}, 'folder')
+    read_config_json('bert', path)
 
 
 def _config_of_gpt2(path):
-    from remixer_t5x.interop.huggingface import gpt2
-
-    with under_the_name(path, gpt2.CONFIG):
-        gpt2.is_gpt2(path.parent)
-        gpt2.from_config({'model_type': 'gpt2', **untrusted_files.read_object(path.with_name(gpt2.CONFIG))}, 'folder')
+    read_config_json('gpt2', path)
 
 
 def _pieces_of_gpt2(path):
@@ -186,10 +187,10 @@ def under_the_name(path, name):
 
 
 def _tokenizer_of_hugging_face(path):
-    from remixer_t5x.interop.huggingface import tokenizer
+    from remixer_t5x.interop.huggingface import t5_tokenizer
 
-    with under_the_name(path, tokenizer.CONFIG):
-        tokenizer.read(path.parent)
+    with under_the_name(path, t5_tokenizer.CONFIG):
+        t5_tokenizer.read(path.parent)
 
 
 def _index_of_shards(path):

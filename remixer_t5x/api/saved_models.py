@@ -22,12 +22,7 @@ from remixer_t5x.devices.partition import Partitioner
 from remixer_t5x.errors import UserError, one_line
 from remixer_t5x.evaluate import best
 from remixer_t5x.interop import shared_folder
-from remixer_t5x.interop.huggingface import bert as hf_bert
-from remixer_t5x.interop.huggingface import bert_description, gpt2
-from remixer_t5x.interop.huggingface import folders as huggingface
-from remixer_t5x.interop.huggingface import gin_file as hf_gin
-from remixer_t5x.interop.huggingface import tokenizer as hf_tokenizer
-from remixer_t5x.interop.safetensors import files as safetensors_files
+from remixer_t5x.interop.huggingface import folders
 from remixer_t5x.models.architecture.encoder_decoder import checked_dtype
 from remixer_t5x.models.interface import Model
 from remixer_t5x.run_folder import model_dir, object_store
@@ -104,7 +99,7 @@ def _load(
                 f'{folder} is not a folder; give a MODEL_DIR, a checkpoint, or a Hugging Face T5 folder, or hf://NAME '
                 'for a model on the Hub'
             )
-        is_hugging_face = (folder / huggingface.CONFIG).is_file() and not saved_params.steps_in(
+        is_hugging_face = (folder / folders.CONFIG).is_file() and not saved_params.steps_in(
             folder / model_dir.CHECKPOINTS
         )
     if is_hugging_face and shared_folder.is_shared(pathlib.Path(folder)):
@@ -112,8 +107,6 @@ def _load(
         if not trust_gin:
             check_gin(shared, advice)
         return _load_shared(shared, lengths, partitioner, trust_gin)
-    if is_hugging_face and gpt2.is_gpt2(pathlib.Path(folder)):
-        return _load_gpt2(str(folder), lengths, partitioner)
     if is_hugging_face:
         return _load_hugging_face(str(folder), lengths, partitioner, vocabulary)
     if vocabulary is not None:
@@ -245,40 +238,17 @@ def _load_shared(
     return TrainedModel(model, params, vocabulary, given, str(folder), partitioner, ends_inputs=ends)
 
 
-def _load_gpt2(path: str, lengths: Mapping[str, int] | None, partitioner: Partitioner) -> TrainedModel:
-    source = gpt2.read(path)
-    gpt2.tokenizer_files(source.folder)
-    model, vocabulary, found = _of_text(gpt2.model_gin(source.gpt2, path, f'Made from {path}.'))
-    task_vocabulary.check_ids(path, vocabulary, model.vocab_size)
-    params = _placed(source.params(), model, partitioner)
-    given = _lengths(frames.text_lengths(found), lengths)
-    return TrainedModel(model, params, vocabulary, given, path, partitioner, ends_inputs=False)
-
-
-def _load_bert(
-    path: str, lengths: Mapping[str, int] | None, partitioner: Partitioner, vocabulary_path: str | None
-) -> TrainedModel:
-    folder, config = huggingface.read_config(path)
-    sizes = hf_bert.from_config(config, path)
-    tokenizer = hf_bert.tokenizer_file(folder, vocabulary_path)
-    params = hf_bert.from_huggingface(sizes, safetensors_files.read_folder(folder), path)
-    model, vocabulary, _ = _of_text(bert_description.model_gin(sizes, tokenizer, f'Made from {path}.'))
-    task_vocabulary.check_ids(tokenizer, vocabulary, model.vocab_size)
-    given = _lengths(dict.fromkeys(LENGTHS, sizes.max_length), lengths)
-    return TrainedModel(model, _placed(params, model, partitioner), vocabulary, given, path, partitioner)
-
-
 def _load_hugging_face(
     path: str, lengths: Mapping[str, int] | None, partitioner: Partitioner, vocabulary_path: str | None
 ) -> TrainedModel:
-    if huggingface.read_config(path)[1].get('model_type') == hf_bert.MODEL_TYPE:
-        return _load_bert(path, lengths, partitioner, vocabulary_path)
-    source = huggingface.read(path)
-    tokenizer = hf_tokenizer.read(source.folder, vocabulary_path)
-    model, vocabulary, found = _of_text(hf_gin.model_gin(source.t5, tokenizer, f'Made from {path}.'))
-    huggingface.check_vocabulary(source, vocabulary, tokenizer.path or 'the vocabulary of bytes')
+    source = folders.read(path)
+    tokenizer = source.family.tokenizer(source.folder, vocabulary_path)
+    flags = task_vocabulary.gin_flags(tokenizer.function, **tokenizer.arguments)
+    model, vocabulary, found = _of_text(source.family.gin_text(f'Made from {path}.'), flags)
+    source.family.check_vocabulary(vocabulary, tokenizer.name, path)
     params = _placed(source.params(), model, partitioner)
-    return TrainedModel(model, params, vocabulary, _lengths(found, lengths), path, partitioner)
+    given, ends = _lengths(source.family.lengths or frames.text_lengths(found), lengths), 'inputs' in found
+    return TrainedModel(model, params, vocabulary, given, path, partitioner, ends_inputs=ends)
 
 
 def _of_text(text: str, flags: Sequence[tuple[str, str]] = ()) -> list[Any]:

@@ -204,7 +204,7 @@ class TrainedModel:
         if not task_vocabulary.save(self.vocabulary, target / task_vocabulary.FOLDER):
             kind = type(self.vocabulary).__name__
             raise UserError(f'vocabulary must be one that remixer_tasks.vocabularies makes, got {kind}')
-        text = f'{text}\n{task_vocabulary.gin_text(target)}'
+        text = f'{text}\n{task_vocabulary.gin_statements(target)}'
         (target / model_dir.CONVERTED).write_text(text)
         params = jax.tree.map(lambda array: np.asarray(array, np.float32), self.params)
         record = converted.record(task_vocabulary.record(self.vocabulary), text, self.source)

@@ -60,8 +60,9 @@ class ListedFolder(ocp.path.atomicity.CommitFileTemporaryPath):
         final: epath.Path = self.get_final()
         # An item (`state`, `data`, `run`) belongs to the list of its step.
         if is_step(final.name):
-            found = object_store.contents(final) or {}
-            (final / LIST).write_text(json.dumps({name: found[name] for name in found if name not in _AFTER_LIST}))
+            contents = object_store.contents(final) or {}
+            listed = {name: entry for name, entry in contents.items() if name not in _AFTER_LIST}
+            (final / LIST).write_text(json.dumps(listed))
         await super().finalize()
 
 
@@ -153,10 +154,10 @@ def _read_list(folder: epath.Path) -> dict[str, tuple[int, str]]:
     return listed
 
 
-def _difference_in_bucket(found: Mapping[str, Any], name: str, size: int, digest: str) -> str | None:
-    if name not in found:
+def _difference_in_bucket(contents: Mapping[str, Any], name: str, size: int, digest: str) -> str | None:
+    if name not in contents:
         return 'is missing'
-    size_now, digest_now = found[name]
+    size_now, digest_now = contents[name]
     if size_now != size:
         return f'has {size_now:,} bytes instead of {size:,}'
     # The list of a checkpoint that was copied from a disk has checksums of another kind.
@@ -168,9 +169,9 @@ def _difference(folder: pathlib.Path, name: str, size: int, digest: str) -> str 
     path = safe_paths.inside(folder, name, str(folder / LIST))
     try:
         with untrusted_files.opened(path) as file:
-            found = os.fstat(file.fileno()).st_size
-            if found != size:
-                return f'has {found:,} bytes instead of {size:,}'
+            size_now = os.fstat(file.fileno()).st_size
+            if size_now != size:
+                return f'has {size_now:,} bytes instead of {size:,}'
             # The list of a checkpoint that was copied from a bucket has checksums of another kind.
             if digest.startswith(object_store.CRC32C):
                 return None

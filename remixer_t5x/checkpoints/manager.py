@@ -137,7 +137,7 @@ class Checkpoints:
         return items['state'], position
 
     def run(self, step: int) -> dict[str, Any]:
-        """The `run` that was given to `save`. This is cheap: it does not read arrays."""
+        """The record `run` of a checkpoint. Does not read arrays."""
         with saved_params.user_errors(self.folder / str(step), 'read'):
             return untrusted_files.read_object(self.folder / str(step) / 'run' / 'metadata', saved_params.UNREADABLE)
 
@@ -230,21 +230,21 @@ def _all_streams(position: Position) -> list[dict[str, Any]]:
     return [records[str(index)] for index in range(len(records))]
 
 
-def check_compatible(saved: Mapping[str, Any], given: Mapping[str, Any]) -> None:
-    """Raises UserError if the run described by `given` cannot resume from the run described by `saved`."""
-    old, new = saved.get('vocabulary'), given.get('vocabulary')
+def check_compatible(saved: Mapping[str, Any], current: Mapping[str, Any]) -> None:
+    """Raises UserError if a run with the record `current` cannot resume from a checkpoint with the record `saved`."""
+    old, new = saved.get('vocabulary'), current.get('vocabulary')
     if old != new:
         raise UserError(
             f'the checkpoint was trained with vocabulary {old} and this run has {new}; give the same '
             'vocabulary, or another MODEL_DIR'
         )
     for key, shown in FIXED.items():
-        if saved.get(key) != given.get(key):
+        if saved.get(key) != current.get(key):
             raise UserError(
                 f'the checkpoint was trained with {shown} = {saved.get(key)!r} and this run has '
-                f'{given.get(key)!r}; give the same value, or {_PARAMETERS_ALONE}'
+                f'{current.get(key)!r}; give the same value, or {_PARAMETERS_ALONE}'
             )
-    changed = fingerprint.difference(saved.get('data') or {}, given.get('data') or {})
+    changed = fingerprint.difference(saved.get('data') or {}, current.get('data') or {})
     if changed:
         raise UserError(
             f'the data has changed since the checkpoint: {changed}; bring back what it was, or {_PARAMETERS_ALONE}'

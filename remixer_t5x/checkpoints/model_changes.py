@@ -1,4 +1,4 @@
-"""How the arrays of a checkpoint differ from the arrays of the model that a configuration builds, in one line."""
+"""Describes in one line how a checkpoint differs from the model that a configuration builds, by shapes of arrays."""
 
 import re
 from collections.abc import Mapping
@@ -8,37 +8,39 @@ _SUBLAYER = re.compile(r'(?:^|/)(encoder|decoder)/run_\d+/layer/(\w+)/')
 _SIDES = ('encoder', 'decoder')
 
 
-def describe(saved: Shapes, given: Shapes) -> str:
-    """The sublayers that only one of both has, otherwise the first array whose shape differs; empty if all are equal.
+def describe(saved: Shapes, current: Shapes) -> str:
+    """Names the sublayers that only one of both has, or the first array whose shape differs; empty if all are equal.
 
     Args:
         saved: shapes of the arrays in the checkpoint, by names such as `params/encoder/run_0/layer/...`.
-        given: shapes of the model, or of the state of a run.
+        current: shapes of the model, or of the state of a run.
     """
-    differing = [name for name in sorted({*saved, *given}) if saved.get(name) != given.get(name)]
+    differing = [name for name in sorted({*saved, *current}) if saved.get(name) != current.get(name)]
     if not differing:
         return ''
-    there, here = _sublayers(saved), _sublayers(given)
+    there, here = _sublayers(saved), _sublayers(current)
     if others := [side for side in _SIDES if there[side] != here[side]]:
         changes = {side: _change(there[side], here[side]) for side in others}
         if len(set(changes.values())) == 1:
             return f'its {" and ".join(others)} {"have" if others[1:] else "has"} {changes[others[0]]}'
         return ', '.join(f'its {side} has {change}' for side, change in changes.items())
     # An array that both have is more informative than one that one of them lacks, and a parameter than its moments.
-    name = min(differing, key=lambda name: (not (name in saved and name in given), not name.startswith('params/')))
+    name = min(differing, key=lambda name: (not (name in saved and name in current), not name.startswith('params/')))
     more = f' (and {len(differing) - 1} more differ)' if len(differing) > 1 else ''
-    by_length = any(mixer in name for mixer in ('remixer', 'gmlp', 'mlp_mixer')) and name in saved and name in given
+    by_length = any(mixer in name for mixer in ('remixer', 'gmlp', 'mlp_mixer')) and name in saved and name in current
     advice = '; rows are as long as there with --gin.MAX_INPUT_LENGTH and --gin.MAX_TARGET_LENGTH' if by_length else ''
-    return f'{name} has shape {saved.get(name, "(absent)")} there and {given.get(name, "(absent)")} here{more}{advice}'
+    return (
+        f'{name} has shape {saved.get(name, "(absent)")} there and {current.get(name, "(absent)")} here{more}{advice}'
+    )
 
 
 def _sublayers(shapes: Shapes) -> dict[str, set[str]]:
-    """By 'encoder' and 'decoder', the names of their layers' modules, such as `self_attention`, without norms."""
-    found: dict[str, set[str]] = {side: set() for side in _SIDES}
+    """The names of the modules in the layers of each stack, such as `self_attention`, without norms."""
+    names: dict[str, set[str]] = {side: set() for side in _SIDES}
     for match in filter(None, map(_SUBLAYER.search, shapes)):
         if not match[2].endswith('norm'):
-            found[match[1]].add(match[2])
-    return found
+            names[match[1]].add(match[2])
+    return names
 
 
 def _change(there: set[str], here: set[str]) -> str:

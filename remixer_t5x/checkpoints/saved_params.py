@@ -34,7 +34,7 @@ from remixer_t5x.run_folder import model_dir, object_store
 BASE = 'base'
 # One line, the path of the base, from the folder that the file is in.
 BASE_FILE = 'base.txt'
-MOST_BYTES = 10_000
+MAX_BASE_FILE_BYTES = 10_000
 UNREADABLE = 'copy the checkpoint again, or use another'
 Arrays = dict[str, jax.Array]
 
@@ -54,8 +54,8 @@ class Saved:
         # Asked once: Orbax opens every array for it, each of which is a request to a bucket.
         self._state = saved_shapes(step / 'state')
         params = parameter_averages.PARAMS
-        self.own = {name.removeprefix(params): x for name, x in self._state.items() if name.startswith(params)}
-        self.shapes: dict[str, tuple[int, ...]] = {**(base.shapes if base else {}), **self.own}
+        self.saved_shapes = {name.removeprefix(params): x for name, x in self._state.items() if name.startswith(params)}
+        self.shapes: dict[str, tuple[int, ...]] = {**(base.shapes if base else {}), **self.saved_shapes}
 
     def shapes_for(self, names: Any) -> dict[str, tuple[int, ...]]:
         """`shapes` for a model that has the parameters `names`: without the adapters that are merged for it."""
@@ -65,42 +65,42 @@ class Saved:
             if name in names or not lora.is_adapter(name) or lora.kernel_of(name) not in names
         }
 
-    def read(self, wanted: Mapping[str, jax.ShapeDtypeStruct]) -> Arrays:
-        """The arrays of these names, all of which `shapes` has, in these shapes and shardings.
+    def read(self, abstract: Mapping[str, jax.ShapeDtypeStruct]) -> Arrays:
+        """Reads the arrays of these names, all of which `shapes` has, in these shapes and shardings.
 
         Raises UserError if they cannot be read, durable.Damaged if a number is not finite.
         """
-        here = {name: leaf for name, leaf in wanted.items() if name in self.own}
-        found = self._base.read({n: leaf for n, leaf in wanted.items() if n not in here}) if self._base else {}
-        merged = {name: lora.matrices_of(name) for name in wanted if self._is_merged(name, wanted)}
-        matrices = {name: self._matrix(name, wanted[kernel]) for kernel, pair in merged.items() for name in pair}
-        found |= self._read({**here, **matrices})
+        here = {name: leaf for name, leaf in abstract.items() if name in self.saved_shapes}
+        in_base = {name: leaf for name, leaf in abstract.items() if name not in here}
+        arrays = self._base.read(in_base) if self._base else {}
+        merged = {name: lora.matrices_of(name) for name in abstract if self._is_merged(name, abstract)}
+        matrices = {name: self._matrix(name, abstract[kernel]) for kernel, pair in merged.items() for name in pair}
+        arrays |= self._read({**here, **matrices})
         for kernel, pair in merged.items():
-            add = jax.jit(dense.merged, out_shardings=wanted[kernel].sharding, donate_argnums=0)
-            found[kernel] = add(found[kernel], *(found.pop(name) for name in pair))
-        return found
+            add = jax.jit(dense.merged, out_shardings=abstract[kernel].sharding, donate_argnums=0)
+            arrays[kernel] = add(arrays[kernel], *(arrays.pop(name) for name in pair))
+        return arrays
 
-    def _is_merged(self, kernel: str, wanted: Mapping[str, Any]) -> bool:
+    def _is_merged(self, kernel: str, names: Mapping[str, Any]) -> bool:
         matrices = lora.matrices_of(kernel)
-        return lora.kernel_of(kernel) == kernel and matrices[0] in self.own and not {*matrices} & wanted.keys()
+        return lora.kernel_of(kernel) == kernel and matrices[0] in self.saved_shapes and not {*matrices} & names.keys()
 
     def _matrix(self, name: str, kernel: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
         """A matrix of an adapter, on every device of its kernel: it is small."""
         sharding = kernel.sharding
         if isinstance(sharding, NamedSharding):
             sharding = NamedSharding(sharding.mesh, PartitionSpec())
-        return jax.ShapeDtypeStruct(self.own[name], jnp.float32, sharding=sharding)
+        return jax.ShapeDtypeStruct(self.saved_shapes[name], jnp.float32, sharding=sharding)
 
-    def _read(self, wanted: Mapping[str, jax.ShapeDtypeStruct]) -> Arrays:
-        if not wanted:
+    def _read(self, abstract: Mapping[str, jax.ShapeDtypeStruct]) -> Arrays:
+        if not abstract:
             return {}
-        saved = parameter_averages.saved_as(wanted, self._state)
-        item = traverse_util.unflatten_dict(saved, sep='/')
+        item = traverse_util.unflatten_dict(parameter_averages.saved_as(abstract, self._state), sep='/')
         with user_errors(self.step, 'read'), ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as reader:
             restore_args = ocp.checkpoint_utils.construct_restore_args(item)
             args = ocp.args.PyTreeRestore(item=item, restore_args=restore_args, partial_restore=True)
-            found = traverse_util.flatten_dict(reader.restore(self.step / 'state', args=args), sep='/')
-            params = parameter_averages.from_saved(found)
+            arrays = traverse_util.flatten_dict(reader.restore(self.step / 'state', args=args), sep='/')
+            params = parameter_averages.from_saved(arrays)
         check_finite(self.step, params)
         return params
 
@@ -198,7 +198,7 @@ def fingerprint(step: epath.Path) -> str:
 def base_path(step: epath.Path) -> epath.Path:
     """Where the base of the adapters in `step` is. Raises UserError if BASE_FILE does not say it."""
     file, advice = step.parent.parent / BASE_FILE, 'write the path of the base of these adapters into it'
-    text = untrusted_files.read_text(file, advice, limit=MOST_BYTES).strip()
+    text = untrusted_files.read_text(file, advice, limit=MAX_BASE_FILE_BYTES).strip()
     if not text or not text.isprintable():
         raise UserError(f'{file} has not one line; {advice}')
     return epath.Path(text) if '://' in text or text.startswith('/') else file.parent / text
@@ -215,18 +215,18 @@ def abstract_params(model: Any, batch_shapes: Any, partitioner: Partitioner) -> 
 
 
 def find_step(path: str, setting: str = 'INITIAL_CHECKPOINT_PATH') -> epath.Path:
-    """The folder of one checkpoint, from a MODEL_DIR or its `checkpoints` (then the newest step), or from one step's
-    folder. Errors call the path `setting`.
+    """The folder of one checkpoint, from a MODEL_DIR or its `checkpoints` (the newest step), or from one step's folder.
+
+    Errors call the path `setting`.
     """
-    given = model_dir.absolute(path)
-    with object_store.reading(given):
-        for folder in (given, given / model_dir.CHECKPOINTS):
+    start = model_dir.absolute(path)
+    with object_store.reading(start):
+        for folder in (start, start / model_dir.CHECKPOINTS):
             if is_complete(folder):
                 return folder
-            steps = steps_in(folder)
-            if steps:
+            if steps := steps_in(folder):
                 return folder / str(steps[-1])
-    raise UserError(f'{setting} {given} does not contain a checkpoint; {_nearest_checkpoint(given)}')
+    raise UserError(f'{setting} {start} does not contain a checkpoint; {_nearest_checkpoint(start)}')
 
 
 def steps_in(folder: epath.Path) -> list[int]:
@@ -245,19 +245,18 @@ def is_complete(step: epath.Path) -> bool:
     return (step / 'state').exists() and ocp.utils.is_checkpoint_finalized(step)
 
 
-def _nearest_checkpoint(given: epath.Path) -> str:
-    """What to type instead of `given`: a checkpoint with a similar name, or one in the folder above."""
-    neighbours = steps_in(given.parent)
-    if neighbours and durable.is_step(given.name):
-        nearest = min(neighbours, key=lambda step: abs(step - int(given.name)))
-        return f'the nearest that exists is {given.parent / str(nearest)}'
-    others = [child for child in given.parent.iterdir() if child.is_dir()] if given.parent.is_dir() else []
-    holding = {child.name: child for child in others if steps_in(child) or steps_in(child / model_dir.CHECKPOINTS)}
-    close = difflib.get_close_matches(given.name, holding, n=1, cutoff=0.0)
-    if close:
-        return f'the nearest that does is {holding[close[0]]}'
-    above = given.parent
-    if above != given and (neighbours or steps_in(above / model_dir.CHECKPOINTS)):
+def _nearest_checkpoint(path: epath.Path) -> str:
+    """Advice for a `path` without a checkpoint: one with a similar name, or one in the folder above."""
+    above = path.parent
+    steps = steps_in(above)
+    if steps and durable.is_step(path.name):
+        nearest = min(steps, key=lambda step: abs(step - int(path.name)))
+        return f'the nearest that exists is {above / str(nearest)}'
+    siblings = [child for child in above.iterdir() if child.is_dir()] if above.is_dir() else []
+    runs = {child.name: child for child in siblings if steps_in(child) or steps_in(child / model_dir.CHECKPOINTS)}
+    if close := difflib.get_close_matches(path.name, runs, n=1, cutoff=0.0):
+        return f'the nearest that does is {runs[close[0]]}'
+    if above != path and (steps or steps_in(above / model_dir.CHECKPOINTS)):
         return f'the nearest that does is {above}'
     return 'give the MODEL_DIR of a run that saved one, or one of the folders in its `checkpoints`'
 
@@ -275,8 +274,7 @@ def opened(path: str, setting: str = 'INITIAL_CHECKPOINT_PATH') -> Saved:
     record = read_record(step)
     if BASE not in record:
         return Saved(step, record)
-    place = base_path(step)
-    base = find_step(str(place), f'the base of the adapters in {step.parent.parent}, by its {BASE_FILE},')
+    base = find_step(str(base_path(step)), f'the base of the adapters in {step.parent.parent}, by its {BASE_FILE},')
     if fingerprint(base) != record[BASE]:
         raise UserError(
             f'{base} is not the checkpoint that {step} adds to; write the path of that one into '
@@ -311,6 +309,6 @@ def restore_params(
     saved = opened(path, setting)
     if vocabulary is not None:
         check_vocabulary(saved, vocabulary, setting)
-    wanted = traverse_util.flatten_dict(abstract_params, sep='/')
-    check_fit(saved.step, saved.shapes_for(wanted), {name: leaf.shape for name, leaf in wanted.items()})
-    return traverse_util.unflatten_dict(saved.read(wanted), sep='/')
+    abstract = traverse_util.flatten_dict(abstract_params, sep='/')
+    check_fit(saved.step, saved.shapes_for(abstract), {name: leaf.shape for name, leaf in abstract.items()})
+    return traverse_util.unflatten_dict(saved.read(abstract), sep='/')

@@ -1,7 +1,7 @@
-"""Checks what a checkpoint folder from somebody else describes, before a library reads it.
+"""Checks the arrays that an untrusted checkpoint describes, before a library reads it.
 
-TensorStore ends the whole process, without an error that we could catch, if a description asks for more memory than
-there is, also when it only opens the array; a few bytes of JSON can ask for any amount. Descriptions are zarr's
+TensorStore aborts the process, without an error that could be caught, if a description needs more memory than there is,
+even if it only opens the array; a few bytes of JSON can describe any amount. Descriptions are zarr's
 `.zarray` or `zarr.json`, in separate files or in the OCDBT database that Orbax writes and TensorStore lists.
 """
 
@@ -31,7 +31,7 @@ _ADVICE = 'copy the checkpoint again, or use another'
 
 
 def check(folder: str | os.PathLike[str]) -> None:
-    """Raises UserError if an entry below `folder` leads out of it, or describes an impossible array.
+    """Raises UserError if an entry of `folder` leads out of it, or describes an impossible array.
 
     Reads names and descriptions, but not arrays. Buckets are not checked: everybody who can write there is trusted.
     """
@@ -44,24 +44,24 @@ def check_descriptions(folder: str | os.PathLike[str]) -> None:
     root = os.fspath(folder)
     if '://' in root:
         return
-    total = held = 0
+    described = stored = 0
     for place, _, files in os.walk(root):
         # A link to a file that does not exist has no size; the code that reads it reports it.
         paths = (os.path.join(place, name) for name in files)
-        held += sum(os.path.getsize(path) for path in paths if os.path.exists(path))
+        stored += sum(os.path.getsize(path) for path in paths if os.path.exists(path))
         for name, text in _descriptions(place, files):
             try:
-                total += _array_bytes(text)
+                described += _array_bytes(text)
             except (ValueError, KeyError, TypeError) as error:
                 path = one_line(os.path.relpath(os.path.join(place, name), root))
                 raise UserError(
                     f'{path} in {root} does not describe an array of numbers '
                     f'({one_line(f"{type(error).__name__}: {error}"):.100}); {_ADVICE}'
                 ) from error
-    if total > SMALL_STATE + MAX_RATIO * held:
+    if described > SMALL_STATE + MAX_RATIO * stored:
         raise UserError(
-            f'the arrays in {root} have {total / 2**30:,.1f} GiB by their descriptions, and the files '
-            f'{held / 2**30:,.3f} GiB; {_ADVICE}'
+            f'the arrays in {root} have {described / 2**30:,.1f} GiB by their descriptions, and the files '
+            f'{stored / 2**30:,.3f} GiB; {_ADVICE}'
         )
 
 

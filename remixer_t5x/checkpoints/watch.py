@@ -1,4 +1,4 @@
-"""Which checkpoints to evaluate: named checkpoints, or every checkpoint of a folder as it appears."""
+"""Finds the checkpoints to evaluate: named ones, or each checkpoint of a run as it appears."""
 
 import time
 from collections.abc import Collection, Iterator
@@ -18,14 +18,14 @@ def find_all(paths: str) -> list[epath.Path]:
 
     Raises UserError if a path is not a checkpoint, or if two have the same step, because their results would be mixed.
     """
-    found = [saved_params.find_step(path.strip(), SETTING) for path in paths.split(',') if path.strip()]
-    if not found:
+    checkpoints = [saved_params.find_step(path.strip(), SETTING) for path in paths.split(',') if path.strip()]
+    if not checkpoints:
         raise UserError(f'{SETTING} is empty; give a MODEL_DIR or a checkpoint, or several separated by commas')
-    steps = [folder.name for folder in found]
+    steps = [folder.name for folder in checkpoints]
     for step in steps:
         if steps.count(step) > 1:
             raise UserError(f'{SETTING} names two checkpoints of step {step}; evaluate them by two commands')
-    return found
+    return checkpoints
 
 
 def follow(
@@ -38,11 +38,11 @@ def follow(
     """
     if ',' in path:
         raise UserError(f'{SETTING} is {path}; following takes one MODEL_DIR, without commas')
-    given = model_dir.absolute(path)
+    run = model_dir.absolute(path)
     seen: set[int] = set()
     quiet_since = time.monotonic()
     while True:
-        folder = given if saved_params.steps_in(given) else given / model_dir.CHECKPOINTS
+        folder = run if saved_params.steps_in(run) else run / model_dir.CHECKPOINTS
         fresh = next((step for step in saved_params.steps_in(folder) if step not in seen), None)
         if fresh is not None:
             seen.add(fresh)

@@ -76,10 +76,10 @@ def _begin_with_hugging_face(args: argparse.Namespace) -> None:
     """Adds the gin file and the checkpoint of the Hugging Face folder; flags still override both."""
     process_flags.refuse(args, f'type remixer-t5x convert --from_hf={args.from_hf} --to=MODEL_DIR first')
     with arguments.libraries(args):
-        from remixer_t5x.cli.convert import kept
+        from remixer_t5x.cli.convert import huggingface
         from remixer_t5x.run_folder import model_dir
 
-    folder = kept.of_hugging_face(args.from_hf)
+    folder = huggingface.cached_model_dir(args.from_hf)
     args.gin_file = [*args.gin_file, f'{folder}/{model_dir.CONVERTED}']
     args.gin_flags = [('INITIAL_CHECKPOINT_PATH', str(folder)), *args.gin_flags]
 

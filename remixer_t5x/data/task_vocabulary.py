@@ -118,8 +118,8 @@ def _write_files(vocab: Any, folder: pathlib.Path) -> dict[str, Any] | None:
     return None
 
 
-def gin_text(folder: epath.PathLike) -> str:
-    """The gin statements that read the vocabulary that `save` wrote in the MODEL_DIR `folder`."""
+def gin_statements(folder: epath.PathLike) -> str:
+    """Returns the gin text that loads the vocabulary that `save` wrote in the MODEL_DIR `folder`."""
     return f"""from remixer_tasks import vocabularies
 VOCABULARY = @vocabularies.saved()
 vocabularies.saved.folder = {str(folder)!r}
@@ -130,8 +130,13 @@ def saved(model_dir: epath.PathLike | None) -> list[tuple[str, str]]:
     """Returns the gin flags that load the vocabulary of MODEL_DIR; none if MODEL_DIR has no vocabulary."""
     if model_dir is None or not (epath.Path(model_dir) / FOLDER / INDEX).is_file():
         return []
-    function = 'remixer_tasks.vocabularies.saved'
-    return [('VOCABULARY', f'@{function}()'), (f'{function}.folder', repr(str(epath.Path(model_dir) / FOLDER)))]
+    return gin_flags('saved', folder=str(epath.Path(model_dir) / FOLDER))
+
+
+def gin_flags(function: str, **arguments: Any) -> list[tuple[str, str]]:
+    """Returns the gin flags that set VOCABULARY to the result of a function of `remixer_tasks.vocabularies`."""
+    path = f'remixer_tasks.vocabularies.{function}'
+    return [('VOCABULARY', f'@{path}()'), *((f'{path}.{name}', repr(value)) for name, value in arguments.items())]
 
 
 def token_bytes(vocabulary: Any) -> np.ndarray:

@@ -1,7 +1,7 @@
-"""Our side of a conversion: writes a MODEL_DIR with one checkpoint, and reads the parameters of any checkpoint.
+"""Writes a MODEL_DIR with one converted checkpoint, and reads the parameters of any checkpoint.
 
-The checkpoint has the items `state` (only parameters) and `run`, so that `train`, `finetune`, `eval` and `infer` read
-it like the checkpoint of a run.
+A converted checkpoint has the items `state` (only parameters) and `run`, so that `train`, `finetune`, `eval` and
+`infer` read it like the checkpoint of a run.
 """
 
 import math
@@ -24,22 +24,21 @@ Params = Any
 
 
 def record(vocabulary: str, config: str, source: str) -> dict[str, Any]:
-    """The record in a converted checkpoint: vocabulary, gin text, source, versions."""
+    """The record of a converted checkpoint: vocabulary, gin text, source, versions."""
     versions = model_dir.package_versions()
     return {'vocabulary': vocabulary, 'config': config, 'converted_from': source, 'versions': versions}
 
 
 def claim(path: str | os.PathLike[str]) -> epath.Path:
-    """A MODEL_DIR for one checkpoint. Raises UserError if it already contains checkpoints, or is not ours."""
-    given = model_dir.absolute(path)
-    held = saved_params.steps_in(given / model_dir.CHECKPOINTS)
-    if held:
-        raise UserError(f'{given} already contains the checkpoint of step {held[-1]}; give a new or empty folder')
+    """Creates a MODEL_DIR for one checkpoint. Raises UserError if it already contains checkpoints, or is not ours."""
+    folder = model_dir.absolute(path)
+    if steps := saved_params.steps_in(folder / model_dir.CHECKPOINTS):
+        raise UserError(f'{folder} already contains the checkpoint of step {steps[-1]}; give a new or empty folder')
     return model_dir.claim(path)
 
 
 def copy_vocabulary(checkpoint: str, folder: epath.Path) -> None:
-    """Copies the vocabulary of the MODEL_DIR that `checkpoint` is in to the MODEL_DIR `folder`, if it has one."""
+    """Copies the vocabulary of the MODEL_DIR that contains `checkpoint`, if it has one, to the MODEL_DIR `folder`."""
     source = model_dir.around(checkpoint)
     if source is not None and task_vocabulary.saved(source):
         (folder / task_vocabulary.FOLDER).mkdir(exist_ok=True)
@@ -48,8 +47,7 @@ def copy_vocabulary(checkpoint: str, folder: epath.Path) -> None:
 
 
 def write(folder: epath.Path, params: Params, step: int, run: Mapping[str, Any]) -> epath.Path:
-    """Writes the checkpoint of `step` into the MODEL_DIR `folder`. Returns the folder of the checkpoint once it is on
-    disk.
+    """Writes the checkpoint of `step` into the MODEL_DIR `folder`. Returns its folder once it is on disk.
 
     Args:
         folder: from `claim`.
@@ -57,13 +55,13 @@ def write(folder: epath.Path, params: Params, step: int, run: Mapping[str, Any])
         step: number of the checkpoint, 0 if unknown.
         run: from `record`.
     """
-    place = folder / model_dir.CHECKPOINTS
-    manager.write_params(place, step, params, run)
-    return place / str(step)
+    checkpoints = folder / model_dir.CHECKPOINTS
+    manager.write_params(checkpoints, step, params, run)
+    return checkpoints / str(step)
 
 
 def read(path: str, setting: str = 'CHECKPOINT_PATH', merge: bool = True) -> tuple[Params, dict[str, Any], int]:
-    """The parameters of any model's checkpoint (numpy), its record, and its step.
+    """Reads the parameters of any model's checkpoint (numpy), its record, and its step.
 
     Args:
         path: a checkpoint, or a MODEL_DIR (its newest).
@@ -81,7 +79,7 @@ def read(path: str, setting: str = 'CHECKPOINT_PATH', merge: bool = True) -> tup
 
 
 def _check_memory(folder: epath.Path, shapes: Mapping[str, tuple[int, ...]]) -> None:
-    """Raises UserError if the arrays are larger than this machine's memory: reading them would end the process."""
+    """Raises UserError if the arrays need more memory than this machine has: reading them would end the process."""
     needed = sum(math.prod(shape) * np.dtype(np.float32).itemsize for shape in shapes.values())
     memory = os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE')
     if needed > memory:

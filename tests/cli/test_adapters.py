@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import remixer_t5x
-from remixer_t5x.cli.convert import kept
+from remixer_t5x.cli.convert import huggingface
 from remixer_t5x.cli.main import main
 from tests.support import compare_runs, hf_folders
 
@@ -126,7 +126,7 @@ def test_adapters_move_with_their_base_and_refuse_another(adapted, place, capsys
 
 
 def test_what_cannot_be_done_is_one_line(place, capsys):
-    base = kept.of_hugging_face('t5')
+    base = huggingface.cached_model_dir('t5')
     assert main(['convert', f'--checkpoint={base}', '--to_adapters=none', f'--base={base}']) == 2
     assert 'so there is nothing to write' in capsys.readouterr().err
     assert main(['convert', f'--checkpoint={base}', '--to_adapters=none']) == 2

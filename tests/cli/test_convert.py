@@ -135,9 +135,9 @@ def test_safetensors_there_and_back(place, capsys):
 @pytest.mark.parametrize(
     ('argv', 'named'),
     [
-        ((), 'one source'),
-        (('--from_hf=hf',), '--from_hf goes with --to'),
-        (('--from_hf=hf', '--to_hf=x'), '--from_hf goes with --to, and --to_hf is given'),
+        ((), 'one of the arguments --from_hf --from_safetensors --from_t5x --checkpoint is required'),
+        (('--from_hf=hf',), 'one of the arguments --to'),
+        (('--from_hf=hf', '--to_hf=x'), '--from_hf takes --to as its target, got --to_hf'),
         (('--from_hf=hf', '--to=ours'), 'already contains the checkpoint of step 0'),
         (('--from_hf=hf', '--to=x', '--dtype=bfloat16'), '--dtype'),
         (('--from_hf=google/t5', '--to=x'), 'HF_HUB_OFFLINE is set'),

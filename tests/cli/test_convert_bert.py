@@ -68,16 +68,6 @@ def test_texts_begin_with_cls_and_end_with_sep(folder, tmp_path):
     assert vocabulary == vocabularies.wordpiece(str(folder / 'vocab.txt')) and vocabulary.vocab_size == len(PIECES)
 
 
-@needs_tokenizers
-def test_another_encoder_is_not_a_bert(folder, tmp_path, capsys):
-    assert main(['convert', f'--from_hf={folder}', f'--to={tmp_path / "ours"}']) == 0
-    gin_file = f'--gin_file={tmp_path / "ours/model.gin"}'
-    swap = ['--gin_file=sublayers/fnet.gin', '--gin.ENCODER_MIXER=@fnet.FNet']
-    code = main(['convert', gin_file, *swap, f'--checkpoint={tmp_path / "ours"}', f'--to_hf={tmp_path / "theirs"}'])
-    error = capsys.readouterr().err
-    assert code == 2 and "Hugging Face's BERT does not have this model: a layer has the sublayer FNet" in error
-
-
 def test_a_missing_library_or_vocabulary_is_one_line(folder, tmp_path, capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, 'tokenizers', None)
     assert main(['convert', f'--from_hf={folder}', f'--to={tmp_path / "ours"}']) == 2

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from remixer_t5x import build_model
-from remixer_t5x.cli.convert.model_params import abstract_params
+from remixer_t5x.cli.convert.conversion import abstract_params
 from remixer_t5x.cli.main import main
 from remixer_t5x.interop.t5x import checkpoint as t5x_checkpoint
 from tests.support import golden_archives

@@ -11,8 +11,10 @@ from hypothesis import strategies as st
 
 from remixer_t5x.errors import UserError
 from remixer_t5x.interop.huggingface import check as hf_check
-from remixer_t5x.interop.huggingface import gpt2
-from remixer_t5x.interop.huggingface import tokenizer as hf_tokenizer
+from remixer_t5x.interop.huggingface import t5_tokenizer
+from remixer_t5x.interop.huggingface.bert import Bert
+from remixer_t5x.interop.huggingface.gpt2 import Gpt2
+from remixer_t5x.interop.huggingface.t5 import T5
 from remixer_tasks import vocabularies
 from tests.remixer_tasks import test_every_vocabulary as every
 
@@ -57,7 +59,9 @@ TOKENS = [
     '.',
     '<|user|>',
 ]
-TEXTS = st.lists(st.sampled_from([*ODD, *TOKENS]) | st.characters(codec='utf-8', exclude_categories=['Cs', 'Cn', 'Co']))
+# transformers normalises clusters of a letter and its marks, and drops marks that SentencePiece keeps, as in 'é\u1a65'.
+CATEGORIES = ['Cs', 'Cn', 'Co', 'Mn', 'Mc', 'Me']
+TEXTS = st.lists(st.sampled_from([*ODD, *TOKENS]) | st.characters(codec='utf-8', exclude_categories=CATEGORIES))
 SPECIAL = {'eos_token': '</s>', 'unk_token': '<unk>', 'pad_token': '<pad>'}
 BERT = {'tokenizer_class': 'BertTokenizer'}
 
@@ -96,7 +100,7 @@ def mt5(folder):
 
 def byt5(folder, extra_ids):
     folder.mkdir()
-    hf_tokenizer.write(vocabularies.byte(extra_ids), folder)
+    t5_tokenizer.write(vocabularies.byte(extra_ids), folder)
     return folder
 
 
@@ -129,17 +133,18 @@ FOLDERS = {
 }
 
 
+SIZES = dict.fromkeys(('vocab_size', 'embed_dim', 'mlp_dim', 'num_heads', 'head_dim'), 1)
+FAMILIES = {
+    'gpt2': Gpt2(**SIZES, num_layers=1, max_length=1, end_id=259),
+    'bert': Bert(**SIZES, num_layers=1, max_length=1),
+    't5': T5(**SIZES, num_encoder_layers=1, num_decoder_layers=1, gated=True, tied=True, scaled_output=True),
+}
+
+
 def vocabulary_of(name, folder):
-    if name.startswith('gpt2'):
-        gpt2.tokenizer_files(folder)
-        return vocabularies.byte_pairs(str(folder), 259)
-    if name.startswith('bert'):
-        file = next(path for path in (folder / 'tokenizer.json', folder / 'vocab.txt') if path.is_file())
-        return vocabularies.wordpiece(str(file))
-    tokenizer = hf_tokenizer.read(folder)
-    if tokenizer.path is None:
-        return vocabularies.byte(tokenizer.extra_ids)
-    return vocabularies.sentencepiece(tokenizer.path, tokenizer.extra_ids)
+    family = FAMILIES.get(name.partition('_')[0], FAMILIES['t5'])
+    tokenizer = family.tokenizer(folder, None)
+    return getattr(vocabularies, tokenizer.function)(**tokenizer.arguments)
 
 
 @pytest.mark.parametrize('name', FOLDERS)
@@ -161,27 +166,23 @@ def test_ids_are_those_of_transformers(tmp_path, monkeypatch, name):
         assert list(ids_of(text)) == theirs(text, add_special_tokens=False).input_ids
 
     law()
-    assert 'same ids' in hf_check.compared_ids(folder, ours)
+    assert 'same ids' in hf_check.compare_ids(folder, ours)
 
 
-def add_token(folder, name, index):
-    (folder / 'added_tokens.json').write_text(json.dumps({name: index}))
-
-
-@pytest.mark.parametrize('index', [70, 3])
-def test_a_token_that_was_added_to_a_t5_is_refused(tmp_path, index):
+@pytest.mark.parametrize(
+    ('added', 'words'),
+    [
+        ({'<ORG>': 70}, '<ORG>'),
+        ({'<ORG>': 3}, '<ORG>'),
+        ({f'<extra_id_{index}>': 60 + index for index in range(10)}, '<extra_id_0>.*69'),
+    ],
+)
+def test_added_tokens_and_reordered_sentinels_of_a_t5_are_refused(tmp_path, added, words):
     folder = t5(tmp_path / 't5')
-    add_token(folder, '<ORG>', index)
-    with pytest.raises(UserError, match='<ORG>') as error:
-        hf_tokenizer.read(folder)
+    (folder / 'added_tokens.json').write_text(json.dumps(added))
+    with pytest.raises(UserError, match=words) as error:
+        t5_tokenizer.read(folder)
     assert '\n' not in str(error.value)
-
-
-def test_sentinels_in_another_order_are_refused(tmp_path):
-    folder = t5(tmp_path / 't5')
-    (folder / 'added_tokens.json').write_text(json.dumps({f'<extra_id_{index}>': 60 + index for index in range(10)}))
-    with pytest.raises(UserError, match='<extra_id_0>.*69'):
-        hf_tokenizer.read(folder)
 
 
 def test_settings_that_contradict_each_other_are_refused(tmp_path):

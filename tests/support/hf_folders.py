@@ -7,6 +7,7 @@ import numpy as np
 import seqio
 from safetensors.numpy import save_file
 
+from tests.support import bert_tiny
 from tests.support.paths import GOLDEN
 
 # 26 pieces; it comes with seqio.
@@ -26,7 +27,13 @@ UMT5 = {
     **COMMON, 'model_type': 'umt5', 'vocab_size': 80, 'd_model': 24, 'd_ff': 40, 'num_layers': 3,
     'num_decoder_layers': 2, 'num_heads': 2, 'feed_forward_proj': 'gated-gelu', 'tie_word_embeddings': False,
 }  # fmt: skip
-CONFIGS = {'t5_v1_1_tiny': V1_1, 't5_v1_0_tiny': V1_0, 'umt5_tiny': UMT5}
+GPT2 = {
+    'model_type': 'gpt2', 'vocab_size': 60, 'n_embd': 24, 'n_layer': 3, 'n_head': 2, 'n_positions': 20, 'n_inner': 40,
+    'eos_token_id': 59,
+}  # fmt: skip
+CONFIGS = {
+    't5_v1_1_tiny': V1_1, 't5_v1_0_tiny': V1_0, 'umt5_tiny': UMT5, 'bert_tiny': bert_tiny.CONFIG, 'gpt2_tiny': GPT2,
+}  # fmt: skip
 
 
 def recorded(name):

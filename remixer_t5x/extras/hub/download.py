@@ -1,10 +1,11 @@
 """Downloads the files of a model on the Hub that we read: configuration, safetensors and tokenizer; never a pickle.
 
-They stay in Hugging Face's cache (HF_HOME), which is all that is read where HF_HUB_OFFLINE is set or the Hub does not
+They stay in Hugging Face's cache (HF_HOME), which is all that is read if HF_HUB_OFFLINE is set or the Hub does not
 answer.
 """
 
 import pathlib
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -18,50 +19,52 @@ _OTHERS = (
 )
 # The account by which the Hub itself converts weights that are only pickles. Anybody may open a pull request.
 CONVERTER = 'SFconvertbot'
-_PULL_REQUESTS = 'refs/pr/'
-# In the cache, the folder of NAME/MODEL is models--NAME--MODEL.
-_KEPT = 'models--'
 
 
-def folder_of(given: str, say: Callable[[str, str], None] = lambda what, text: None) -> pathlib.Path:
-    """The folder `given`, or the folder in the cache of the model on the Hub that it names.
+def folder_of(path: str, say: Callable[[str, str], None] = lambda label, text: None) -> pathlib.Path:
+    """The folder `path`, or the folder in the cache of the model on the Hub that it names.
 
     Args:
-        given: a folder, or `NAME`, `NAME@REVISION` or `hf://NAME` of the Hub. A folder that exists comes first.
+        path: a folder, or `NAME`, `NAME@REVISION` or `hf://NAME` of the Hub. A folder that exists comes first.
         say: called with what is downloaded, as ('hub', ...).
 
     Raises:
         UserError: neither a folder nor a model that can be downloaded, or a model without safetensors.
     """
-    folder = pathlib.Path(given).expanduser()
+    folder = pathlib.Path(path).expanduser()
     if folder.is_dir():
         return folder
-    parsed = client.parse(given)
+    parsed = client.parse_name(path)
     if parsed is None or folder.exists():
-        raise UserError(f'{given} is not a folder; give a folder, or the name of a model on the Hub, as in NAME/MODEL')
+        raise UserError(f'{path} is not a folder; give a folder, or the name of a model on the Hub, as in NAME/MODEL')
     name, revision = parsed
-    hub = client.library(f'{given} is not a folder, and a model of the Hub')
+    hub = client.library(f'{path} is not a folder, and a model of the Hub')
     with client.user_errors(name, 'downloaded'):
-        found = _snapshot(hub, name, revision)
-        if not _has_weights(found) and revision is None:
-            revision = _converted(hub, name, found)
-            found = found if revision is None else _snapshot(hub, name, revision)
-    if not _has_weights(found):
-        raise UserError(_without_weights(name))
-    say('hub', f'{name}{f", {revision}" if revision else ""}, revision {found.name}')
-    return found
+        snapshot = _download(hub, name, revision)
+        if not _has_weights(snapshot) and revision is None and (revision := _converted_revision(hub, name)):
+            snapshot = _download(hub, name, revision)
+    if not _has_weights(snapshot):
+        raise UserError(
+            f'{name} has no safetensors on the Hub, in main or by {CONVERTER}; a pickle can run code when it is read: '
+            'if you trust it, python -c "import transformers as t; '
+            f"t.AutoModelForSeq2SeqLM.from_pretrained({name!r}).save_pretrained('DIR')\" writes a folder with "
+            'safetensors'
+        )
+    say('hub', f'{name}{f", {revision}" if revision else ""}, revision {snapshot.name}')
+    return snapshot
 
 
 def origin(folder: str) -> str:
     """The name and commit of a model whose folder is in Hugging Face's cache; otherwise the folder's own name."""
-    path = pathlib.PurePath(folder)
-    kept = path.parts[-3] if len(path.parts) > 2 and path.parts[-2] == 'snapshots' else ''
-    if not kept.startswith(_KEPT):
-        return path.name
-    return f'{kept.removeprefix(_KEPT).replace("--", "/")} of the Hugging Face Hub, commit {path.name}'
+    match = re.search(r'/models--([^/]+)/snapshots/([^/]+)/?$', folder)
+    return (
+        f'{match[1].replace("--", "/")} of the Hugging Face Hub, commit {match[2]}'
+        if match
+        else pathlib.PurePath(folder).name
+    )
 
 
-def _snapshot(hub: Any, name: str, revision: str | None) -> pathlib.Path:
+def _download(hub: Any, name: str, revision: str | None) -> pathlib.Path:
     return pathlib.Path(hub.snapshot_download(name, revision=revision, allow_patterns=[*WEIGHTS, *_OTHERS]))
 
 
@@ -69,26 +72,19 @@ def _has_weights(folder: pathlib.Path) -> bool:
     return any(next(folder.glob(pattern), None) for pattern in WEIGHTS)
 
 
-def _converted(hub: Any, name: str, main: pathlib.Path) -> str | None:
+def _converted_revision(hub: Any, name: str) -> str | None:
     """The pull request by which the Hub's own account adds safetensors, if there is one: refs/pr/N."""
     try:
-        for one in hub.HfApi().get_repo_discussions(name, author=CONVERTER, discussion_type='pull_request'):
-            if one.author == CONVERTER and one.is_pull_request and one.status in ('open', 'draft'):
-                return f'{_PULL_REQUESTS}{one.num}'
+        requests = hub.HfApi().get_repo_discussions(name, author=CONVERTER, discussion_type='pull_request')
+        for request in requests:
+            if request.author == CONVERTER and request.is_pull_request and request.status in ('open', 'draft'):
+                return f'refs/pr/{request.num}'
         return None
     except Exception as error:
-        if not client.is_of_the_hub(error):
+        if not client.is_hub_error(error):
             raise
-        # The cache does not say who made a pull request.
+        # The cache does not say who opened a pull request.
         raise UserError(
             f'{name} has no safetensors in main, and the Hub does not list the pull requests that may have them '
-            f'({reason(error)}); name one that you trust, as in {name}@{_PULL_REQUESTS}1'
+            f'({reason(error)}); name one that you trust, as in {name}@refs/pr/1'
         ) from error
-
-
-def _without_weights(name: str) -> str:
-    return (
-        f'{name} has no safetensors on the Hub, in main or by {CONVERTER}; a pickle can run code when it is read: if '
-        f'you trust it, python -c "import transformers as t; t.AutoModelForSeq2SeqLM.from_pretrained({name!r})'
-        ".save_pretrained('DIR')\" writes a folder with safetensors"
-    )

@@ -6,7 +6,7 @@ import pathlib
 import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from markupsafe import Markup
 
@@ -16,25 +16,35 @@ from remixer_t5x.extras.reports.records import PLACES, TRAIN, Run
 from remixer_t5x.run_folder import model_dir
 
 FILE, CURVE, TEMPLATE = 'README.md', 'loss.png', 'model_card.md.jinja'
-# What the Hub calls the task of a frame.
-PIPELINES = {
-    'encoder_decoder': 'text2text-generation',
-    'decoder_only': 'text-generation',
-    'encoder_only': 'fill-mask',
-    'classifier': 'text-classification',
-}
+
+
+class Kind(NamedTuple):
+    """What a card says about the models of one frame: the Hub's name of the task, a description, transformers' class,
+    and code that uses `model`.
+    """
+
+    pipeline: str
+    description: str
+    auto_class: str
+    code: str
+
+
 KINDS = {
-    'encoder_decoder': 'An encoder-decoder',
-    'decoder_only': 'A decoder alone',
-    'encoder_only': 'A masked language model',
-    'classifier': 'A classifier',
-}
-# transformers' class for a frame.
-CLASSES = {
-    'encoder_decoder': 'AutoModelForSeq2SeqLM',
-    'decoder_only': 'AutoModelForCausalLM',
-    'encoder_only': 'AutoModelForMaskedLM',
-}
+    'encoder_decoder': Kind(
+        'text2text-generation', 'An encoder-decoder', 'AutoModelForSeq2SeqLM',
+        "print(model.generate('The cat <extra_id_0> on the mat.')[0].text)",
+    ),
+    'decoder_only': Kind(
+        'text-generation', 'A decoder alone', 'AutoModelForCausalLM', "print(model.generate('The cat')[0].text)"
+    ),
+    'encoder_only': Kind(
+        'fill-mask', 'A masked language model', 'AutoModelForMaskedLM',
+        "print(model.encode(['The cat is on the mat.']).mean.shape)",
+    ),
+    'classifier': Kind(
+        'text-classification', 'A classifier', '', "print(model.classify('The cat is on the mat.')[0].texts)"
+    ),
+}  # fmt: skip
 # Shown first; all other macros follow.
 _FIRST = (
     *('MIXTURE_OR_TASK_NAME', 'TASK', 'FILES', 'TASK_FEATURE_LENGTHS', 'PACK', 'TRAIN_STEPS', 'BATCH_SIZE'),
@@ -42,7 +52,7 @@ _FIRST = (
     *('INITIAL_CHECKPOINT_PATH',),
 )
 _DATA = ('MIXTURE_OR_TASK_NAME', 'TASK', 'FILES', 'HF_DATASET')
-_LONGEST = 120
+_MAX_CELL = 120
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,20 +100,21 @@ def write(folder: pathlib.Path, card: Card, run: Run | None) -> None:
 
 def render(card: Card, run: Run | None, curve: str = '') -> str:
     """The text of README.md; `curve` is the name of a picture next to it, or empty."""
-    settings = _settings(run)
+    settings, kind = _settings(run), KINDS[card.frame]
     first = {name: settings[name] for name in _FIRST if name in settings}
-    others = {name: value for name, value in settings.items() if name not in first}
-    kind = f'{KINDS[card.frame]} with {card.parameters:,} parameters'
     command = ['remixer-t5x', 'convert', f'--from_hf={card.address}', f'--to=runs/{card.name.rpartition("/")[2]}']
+    command += ['--trust_gin'] if card.needs_trust else []
+    sublayers = sorted({name.lower() for names in card.sublayers.values() for name in names})
+    metadata = {'library_name': card.library, 'pipeline_tag': kind.pipeline, 'tags': ['remixer_t5x', *sublayers]}
     return _template().render(
         card=card,
-        command=Markup(shlex.join(map(one_line, [*command, *(['--trust_gin'] if card.needs_trust else [])]))),
-        metadata=_metadata(card),
-        summary=f'{kind}, trained with remixer_t5x.',
-        code=Markup(_code(card)),
+        command=Markup(shlex.join(map(one_line, command))),
+        metadata=metadata,
+        summary=f'{kind.description} with {card.parameters:,} parameters, trained with remixer_t5x.',
+        code=Markup(_code(card, kind)),
         training=_training(card, run),
         settings=first,
-        others=others,
+        others={name: value for name, value in settings.items() if name not in first},
         data=next((Markup(f'`{settings[name]}`') for name in _DATA if name in settings), 'data that it does not name'),
         results=list(_results(run)),
         curve=curve,
@@ -111,73 +122,53 @@ def render(card: Card, run: Run | None, curve: str = '') -> str:
     )
 
 
-def _metadata(card: Card) -> dict[str, Any]:
-    sublayers = sorted({name for names in card.sublayers.values() for name in names})
-    return {
-        'library_name': card.library,
-        'pipeline_tag': PIPELINES[card.frame],
-        'tags': ['remixer_t5x', *(name.lower() for name in sublayers)],
-    }
-
-
-def _code(card: Card) -> str:
+def _code(card: Card, kind: Kind) -> str:
     # A local folder has no scheme.
     name = card.address if '://' in card.address or card.address[:1] in '/.~' else f'hf://{card.address}'
-    ours = f'import remixer_t5x\n\nmodel = remixer_t5x.load({name!r}{", trust_gin=True" if card.needs_trust else ""})'
-    use = {
-        'encoder_decoder': "print(model.generate('The cat <extra_id_0> on the mat.')[0].text)",
-        'decoder_only': "print(model.generate('The cat')[0].text)",
-        'encoder_only': "print(model.encode(['The cat is on the mat.']).mean.shape)",
-        'classifier': "print(model.classify('The cat is on the mat.')[0].texts)",
-    }[card.frame]
-    if _is_own(card):
-        return f'{ours}\n{use}'
-    theirs = (
-        f'import transformers\n\nmodel = transformers.{CLASSES[card.frame]}.from_pretrained({card.address!r})\n'
-        f'tokenizer = transformers.AutoTokenizer.from_pretrained({card.address!r})'
+    arguments = f'{name!r}{", trust_gin=True" if card.needs_trust else ""}'
+    ours = f'import remixer_t5x\n\nmodel = remixer_t5x.load({arguments})\n{kind.code}'
+    if card.library == 'remixer_t5x':
+        return ours
+    return (
+        f'import transformers\n\nmodel = transformers.{kind.auto_class}.from_pretrained({card.address!r})\n'
+        f'tokenizer = transformers.AutoTokenizer.from_pretrained({card.address!r})\n\n# or\n{ours}'
     )
-    # `load` takes a BERT only once it is converted.
-    return theirs if card.frame == 'encoder_only' else f'{theirs}\n\n# or\n{ours}\n{use}'
-
-
-def _is_own(card: Card) -> bool:
-    return card.library == 'remixer_t5x'
 
 
 def _training(card: Card, run: Run | None) -> str:
-    said = [f'This is the checkpoint of step {card.step:,}.']
+    sentences = [f'This is the checkpoint of step {card.step:,}.']
     if card.origin:
-        said.append(f'Its weights were converted from {card.origin}.')
+        sentences.append(f'Its weights were converted from {card.origin}.')
     if run is not None:
-        found = overview.overview(run)
-        said.append(found.said)
-        if found.tokens_per_second:
-            said.append(f'Training read {found.tokens_per_second:,.0f} tokens per second (median).')
-    return ' '.join(said)
+        summary = overview.overview(run)
+        sentences.append(summary.said)
+        if summary.tokens_per_second:
+            sentences.append(f'Training read {summary.tokens_per_second:,.0f} tokens per second (median).')
+    return ' '.join(sentences)
 
 
 def _settings(run: Run | None) -> dict[str, str]:
     """The run's macros, without the folders of the machine that it ran on."""
-    found = run.settings() if run is not None else {}
+    settings = run.settings() if run is not None else {}
     return {
-        name: _in_a_cell(_public(value))
-        for name, value in sorted(found.items())
+        name: _table_cell(_remove_folders(value))
+        for name, value in sorted(settings.items())
         if re.fullmatch('[A-Z][A-Z0-9_]*', name) and name not in PLACES and value not in ('None', 'True', 'False')
     }
 
 
-def _public(value: str) -> str:
+def _remove_folders(value: str) -> str:
     """The text with only the last part of each absolute path, which may name a person or a project."""
     return re.sub(r'(?<![\w/:.])(~|/)[\w.@%+~-]*(/[\w.@%+*?~-]+)+', lambda path: path[0].rpartition('/')[2], value)
 
 
-def _in_a_cell(text: str) -> Markup:
+def _table_cell(text: str) -> Markup:
     """The text for a code span in a table."""
     text = one_line(text.replace('`', "'").replace('|', '\\|'))
-    return Markup(text if len(text) <= _LONGEST else f'{text[:_LONGEST]}...')
+    return Markup(text if len(text) <= _MAX_CELL else f'{text[:_MAX_CELL]}...')
 
 
-def _escaped(value: Any) -> str:
+def _escape(value: Any) -> str:
     """The value as plain text in Markdown: on one line, without markup, HTML or links; Markup stays as it is."""
     if isinstance(value, Markup):
         return value
@@ -186,10 +177,9 @@ def _escaped(value: Any) -> str:
 
 def _results(run: Run | None) -> Iterator[tuple[str, int, str, float]]:
     for kind, record in (run.latest() if run is not None else {}).items():
-        shown = overview.task_metrics(record) or {
-            name: value for name, value in record.numbers.items() if name in overview.OF_LOSS and value is not None
-        }
-        for name, value in shown.items():
+        numbers = {name: record.numbers.get(name) for name in overview.OF_LOSS}
+        losses = {name: value for name, value in numbers.items() if value is not None}
+        for name, value in (overview.task_metrics(record) or losses).items():
             yield overview.readable(kind), record.step, name, value
 
 
@@ -202,7 +192,7 @@ def _template() -> Any:
         trim_blocks=True,
         lstrip_blocks=True,
         keep_trailing_newline=True,
-        finalize=_escaped,
+        finalize=_escape,
     )
     # Every JSON value is YAML.
     environment.filters['json'] = lambda value: Markup(json.dumps(value))

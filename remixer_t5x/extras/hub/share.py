@@ -10,15 +10,15 @@ import jax
 from flax import linen as nn
 
 from remixer_t5x.api import saved_models, trained_model
-from remixer_t5x.cli.convert import with_model
-from remixer_t5x.cli.convert.checks import check_same, say, size
+from remixer_t5x.cli.convert import huggingface
+from remixer_t5x.cli.convert.conversion import check_no_difference, describe_size, say
 from remixer_t5x.config import foreign_gin
 from remixer_t5x.data import task_vocabulary
-from remixer_t5x.extras.hub import download, model_card, upload
+from remixer_t5x.extras.hub import client, download, model_card
 from remixer_t5x.extras.reports import run_folders
 from remixer_t5x.interop import converted, shared_folder
-from remixer_t5x.interop.huggingface import folders as huggingface
-from remixer_t5x.interop.huggingface.config import Refusal
+from remixer_t5x.interop.huggingface import folders
+from remixer_t5x.interop.huggingface.description import Refusal
 from remixer_t5x.interop.safetensors import export
 from remixer_t5x.models import interface
 from remixer_t5x.run_folder import model_dir
@@ -26,19 +26,18 @@ from remixer_t5x.run_folder import model_dir
 
 def to_folder(args: argparse.Namespace) -> None:
     """`--checkpoint=PATH --to_shared=DIR`."""
-    folder = huggingface.check_free(args.to_shared)
+    folder = folders.check_free(args.to_shared)
     _write(args, folder, folder.name, str(folder))
     say('wrote', f'{folder}, with its card: {folder / model_card.FILE}')
 
 
 def push(args: argparse.Namespace) -> None:
     """`--checkpoint=PATH --push_to_hub=NAME`."""
-    name = upload.check_name(args.push_to_hub)
-    upload.check_login(name)
+    name = client.check_upload(args.push_to_hub)
     with tempfile.TemporaryDirectory() as temporary:
         folder = pathlib.Path(temporary, 'model')
         step = _write(args, folder, name, name)
-        address = upload.push(folder, name, bool(args.private), f'Upload the checkpoint of step {step}')
+        address = client.upload(folder, name, bool(args.private), f'Upload the checkpoint of step {step}')
     say('pushed', address)
 
 
@@ -52,7 +51,7 @@ def _write(args: argparse.Namespace, folder: pathlib.Path, name: str, address: s
     library = 'transformers'
     try:
         target = {**vars(args), 'checkpoint': checkpoint, 'to_hf': str(folder)}
-        with_model.to_hugging_face(argparse.Namespace(**target), model, vocabulary)
+        huggingface.from_model(argparse.Namespace(**target), model, vocabulary)
     except Refusal as reason:
         say('format', f'ours, since {str(reason).partition("; ")[0]}')
         library = 'remixer_t5x'
@@ -93,8 +92,8 @@ def _write_own(folder: pathlib.Path, model: Any, vocabulary: Any, gin_text: str,
     folder.mkdir(parents=True, exist_ok=True)
     ours = {**record, 'vocabulary': task_vocabulary.record(vocabulary)}
     shared_folder.write(folder, model, vocabulary, gin_text, params, step, ours)
-    say('wrote', size(params))
-    check_same(export.first_difference(params, shared_folder.read(folder).params()[0]), folder)
+    say('wrote', describe_size(params))
+    check_no_difference(export.first_difference(params, shared_folder.read(folder).params()[0]), folder)
     say('check', 'every parameter, read back, is what was written, bit by bit')
 
 

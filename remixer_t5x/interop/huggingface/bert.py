@@ -1,198 +1,166 @@
-"""Hugging Face's BERT: its config.json and its weights, to and from those of models/bert.gin.
+"""Hugging Face's BERT, which is models/bert.gin.
 
 Source: `BertConfig` and `BertForMaskedLM` of transformers 4 and 5. Both sides have post-norm layers, biases, the exact
-GELU and an output projection that is the table of embeddings. Not read, because no masked language model uses them: the
-pooler and the head of next-sentence prediction, which published BERTs have in addition.
+GELU and an output projection that is the table of embeddings. The pooler and the head of next-sentence prediction,
+which published BERTs have in addition, are not read.
 """
 
 import dataclasses
 import pathlib
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any, Self
 
 import numpy as np
 
 from remixer_t5x.errors import UserError
-from remixer_t5x.interop.huggingface import arrays
-from remixer_t5x.interop.huggingface.arrays import Parameter
-from remixer_t5x.interop.huggingface.config import number, small
-from remixer_t5x.interop.huggingface.one_stack import OneStack, check_allowed
+from remixer_t5x.interop.huggingface.description import Description, run_lengths
+from remixer_t5x.interop.huggingface.family import Family, Tokenizer
+from remixer_t5x.interop.huggingface.table import Params, Row, Runs, dense, layer_norm
 from remixer_t5x.interop.safetensors.files import Tensors
+from remixer_t5x.models.architecture.encoder_only import BertHead, BertInput
+from remixer_t5x.models.architecture.layer import PostNorm
+from remixer_t5x.models.layers.norms import LayerNorm
+from remixer_t5x.models.masked_lm import MaskedLM
+from remixer_t5x.models.sublayers.gelu_mlp import GeluMLP
+from remixer_t5x.models.sublayers.scaled_attention import ScaledAttention
 
-Params = Any
-MODEL_TYPE = 'bert'
-CLASS = 'BertForMaskedLM'
 # In the order in which they are looked for.
 TOKENIZERS = ('tokenizer.json', 'vocab.txt')
-TABLE = 'bert.embeddings.word_embeddings.weight'
-# The output projection, which is the table of embeddings and a bias under other names, and what is not read.
-COPIES = {'cls.predictions.decoder.weight': TABLE, 'cls.predictions.decoder.bias': 'cls.predictions.bias'}
-UNREAD = (
-    'bert.pooler.dense.weight',
-    'bert.pooler.dense.bias',
-    'cls.seq_relationship.weight',
-    'cls.seq_relationship.bias',
-    'bert.embeddings.position_ids',
-)
+TABLE, HEAD = 'bert.embeddings.word_embeddings.weight', 'cls.predictions'
 # Published BERTs have TensorFlow's names of a norm's parameters.
-OLD_NAMES = {'LayerNorm.weight': 'LayerNorm.gamma', 'LayerNorm.bias': 'LayerNorm.beta'}
+OLD_NAMES = {'LayerNorm.gamma': 'LayerNorm.weight', 'LayerNorm.beta': 'LayerNorm.bias'}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Bert(OneStack):
-    """The sizes of a BERT.
+class Bert(Family):
+    """An encoder alone.
 
     Attributes:
+        num_layers: number of layers.
+        max_length: learned positions.
         token_types: learned token types.
     """
 
-    token_types: int = 2
-    epsilon: float = 1e-12
-
-
-def from_config(config: Mapping[str, Any], folder: str) -> Bert:
-    """The BERT that `config`, the content of config.json in `folder`, describes.
-
-    Raises:
-        UserError: it is not a BERT, or has a part that models/bert.gin does not have.
-    """
-    where = f'{folder}/config.json'
+    kind = 'BERT'
+    model_types = ('bert',)
+    hf_class = 'BertForMaskedLM'
+    auto_class = 'AutoModelForMaskedLM'
+    model_class = MaskedLM
+    model_file = 'models/bert.gin'
+    gin_modules = ('architecture.encoder_only', 'layers.norms')
+    sizes = {
+        'vocab_size': 'vocab_size',
+        'hidden_size': 'embed_dim',
+        'intermediate_size': 'mlp_dim',
+        'num_attention_heads': 'num_heads',
+        'num_hidden_layers': 'num_layers',
+        'max_position_embeddings': 'max_length',
+        'type_vocab_size': 'token_types',
+        'layer_norm_eps': 'epsilon',
+    }
     allowed = {
-        'model_type': (MODEL_TYPE,),
         'hidden_act': ('gelu',),
         'position_embedding_type': ('absolute',),
         'tie_word_embeddings': (True,),
         'is_decoder': (False,),
         'pad_token_id': (0,),
     }
-    check_allowed(config, allowed, where, 'BERTs')
-    bert = Bert(
-        vocab_size=number(config, 'vocab_size', where),
-        embed_dim=number(config, 'hidden_size', where),
-        mlp_dim=number(config, 'intermediate_size', where),
-        num_heads=number(config, 'num_attention_heads', where),
-        num_layers=number(config, 'num_hidden_layers', where),
-        max_length=number(config, 'max_position_embeddings', where),
-        token_types=number(config, 'type_vocab_size', where, 2),
-        epsilon=small(config, 'layer_norm_eps', where, 1e-12),
-    )
-    bert.check_heads(where, 'hidden_size', 'num_attention_heads')
-    return bert
+    constants = {'hidden_dropout_prob': 0.1, 'attention_probs_dropout_prob': 0.1, 'initializer_range': 0.02}
+    copies = {f'{HEAD}.decoder.weight': TABLE, f'{HEAD}.decoder.bias': f'{HEAD}.bias'}
+    ignored = r'bert\.pooler\..*|cls\.seq_relationship\..*|bert\.embeddings\.position_ids'
 
+    num_layers: int
+    max_length: int
+    token_types: int = 2
+    epsilon: float = 1e-12
 
-def tokenizer_file(folder: pathlib.Path, given: str | None = None) -> str:
-    """The file of the tokenizer: `given`, or the one in `folder`. Raises UserError if the folder has none."""
-    if given is not None:
-        return given
-    for name in TOKENIZERS:
-        if (folder / name).is_file():
-            return str(folder / name)
-    raise UserError(f'{folder} has no {" and no ".join(TOKENIZERS)}; give --vocabulary=/path/to/{TOKENIZERS[0]}')
+    @property
+    def layers(self) -> dict[str, int]:
+        return {'encoder': self.num_layers}
 
+    @property
+    def lengths(self) -> dict[str, int]:
+        return {'inputs': self.max_length, 'targets': self.max_length}
 
-def to_config(bert: Bert) -> dict[str, Any]:
-    """The content of a config.json that transformers reads as `bert`."""
-    return {
-        'architectures': [CLASS],
-        'model_type': MODEL_TYPE,
-        'vocab_size': bert.vocab_size,
-        'hidden_size': bert.embed_dim,
-        'intermediate_size': bert.mlp_dim,
-        'num_attention_heads': bert.num_heads,
-        'num_hidden_layers': bert.num_layers,
-        'max_position_embeddings': bert.max_length,
-        'type_vocab_size': bert.token_types,
-        'layer_norm_eps': bert.epsilon,
-        'hidden_act': 'gelu',
-        'hidden_dropout_prob': 0.1,
-        'attention_probs_dropout_prob': 0.1,
-        'initializer_range': 0.02,
-        'pad_token_id': 0,
-        'tie_word_embeddings': True,
-    }
+    def rows(self) -> Iterator[Row]:
+        dim, hidden = self.embed_dim, self.mlp_dim
+        yield Row('token_embedder/embedding', TABLE, (self.vocab_size, dim))
+        yield Row('input/positions/table', 'bert.embeddings.position_embeddings.weight', (self.max_length, dim))
+        yield Row('input/token_types', 'bert.embeddings.token_type_embeddings.weight', (self.token_types, dim))
+        yield from layer_norm('input/norm', 'bert.embeddings.LayerNorm', dim)
+        ours, theirs = 'encoder/run/layer', 'bert.encoder.layer.{}'
+        for part in ('query', 'key', 'value'):
+            yield from dense(f'{ours}/scaled_attention/{part}', f'{theirs}.attention.self.{part}', dim, dim)
+        yield from dense(f'{ours}/scaled_attention/out', f'{theirs}.attention.output.dense', dim, dim)
+        yield from layer_norm(f'{ours}/scaled_attention_norm', f'{theirs}.attention.output.LayerNorm', dim)
+        yield from dense(f'{ours}/gelu_mlp/wi', f'{theirs}.intermediate.dense', dim, hidden)
+        yield from dense(f'{ours}/gelu_mlp/wo', f'{theirs}.output.dense', hidden, dim)
+        yield from layer_norm(f'{ours}/gelu_mlp_norm', f'{theirs}.output.LayerNorm', dim)
+        yield Row('head/bias', f'{HEAD}.bias', (self.vocab_size,))
+        yield from dense('head/dense', f'{HEAD}.transform.dense', dim, dim)
+        yield from layer_norm('head/output_norm', f'{HEAD}.transform.LayerNorm', dim)
 
+    @staticmethod
+    def canonical_names(tensors: Tensors) -> dict[str, str]:
+        pattern = re.compile('|'.join(map(re.escape, OLD_NAMES)) + '$')
+        return {pattern.sub(lambda match: OLD_NAMES[match[0]], name): name for name in tensors}
 
-def parameters(bert: Bert, runs: Sequence[int] | None = None) -> Iterator[Parameter]:
-    """Every parameter of `bert`, whose layers are grouped in `runs` (None: one run)."""
-    width = bert.embed_dim
-    yield Parameter(('token_embedder', 'embedding'), (TABLE,), False, (bert.vocab_size, width))
-    inputs: tuple[tuple[tuple[str, ...], str, tuple[int, ...]], ...] = (
-        (('positions', 'table'), 'position_embeddings.weight', (bert.max_length, width)),
-        (('token_types',), 'token_type_embeddings.weight', (bert.token_types, width)),
-        (('norm', 'scale'), 'LayerNorm.weight', (width,)),
-        (('norm', 'bias'), 'LayerNorm.bias', (width,)),
-    )
-    for path, name, shape in inputs:
-        yield Parameter(('input', *path), (f'bert.embeddings.{name}',), False, shape)
-    first = 0
-    for index, count in enumerate(runs or (bert.num_layers,)):
-        blocks = [f'bert.encoder.layer.{layer}' for layer in range(first, first + count)]
-        for path, name, shape in _layer_parameters(bert):
-            names = tuple(f'{block}.{name}' for block in blocks)
-            yield Parameter(('encoder', f'run_{index}', 'layer', *path), names, True, shape, len(shape) == 2)
-        first += count
-    head = 'cls.predictions'
-    yield Parameter(('head', 'bias'), (f'{head}.bias',), False, (bert.vocab_size,))
-    yield Parameter(('head', 'dense', 'kernel'), (f'{head}.transform.dense.weight',), False, (width, width), True)
-    yield Parameter(('head', 'dense', 'bias'), (f'{head}.transform.dense.bias',), False, (width,))
-    for ours, theirs in (('scale', 'weight'), ('bias', 'bias')):
-        yield Parameter(('head', 'output_norm', ours), (f'{head}.transform.LayerNorm.{theirs}',), False, (width,))
+    @classmethod
+    def describe(cls, model: Any, vocabulary: Any) -> tuple[Self, Runs]:
+        module, description = model.module, Description(cls.kind)
+        stack = module.encoder_stack()
+        list(description.stack('encoder', stack, PostNorm, LayerNorm, (ScaledAttention, GeluMLP)))
+        sizes, runs = description.sizes, run_lengths(encoder=stack)
+        for holds, difference in (
+            (sizes['num_heads'] * sizes['head_dim'] == module.embed_dim, 'its heads do not share the width'),
+            (not sizes.pop('approximate'), 'GELU is approximate'),
+            (stack.position_bias is None, 'it has a position bias'),
+            (stack.position_embedding is None, 'the stack adds positions'),
+            (stack.final_norm is None, 'the stack has a final norm'),
+        ):
+            description.require(holds, difference)
+        entry = description.part(module.input_layer, BertInput, 'INPUT_LAYER')
+        description.part(module.head_layer, BertHead, 'TOKEN_HEAD')
+        return cls(
+            vocab_size=module.vocab_size,
+            embed_dim=module.embed_dim,
+            mlp_dim=sizes.pop('hidden_dim'),
+            num_layers=sum(runs['encoder']),
+            max_length=entry.max_length,
+            token_types=entry.token_types,
+            **sizes,
+        ), runs
 
+    def settings(self) -> dict[str, Any]:
+        return {
+            'MAX_INPUT_LENGTH': self.max_length,
+            'encoder_only.BertInput.token_types': self.token_types,
+            'bert/norms.LayerNorm.epsilon': self.epsilon,
+        }
 
-def _layer_parameters(bert: Bert) -> Iterator[tuple[tuple[str, ...], str, tuple[int, ...]]]:
-    """(path in a layer, Hugging Face's name in a layer, Hugging Face's shape) of each parameter of a layer."""
-    width, hidden = bert.embed_dim, bert.mlp_dim
-    attention, mlp = 'scaled_attention', 'gelu_mlp'
-    for path, name, shape in (
-        ((attention, 'query'), 'attention.self.query', (width, width)),
-        ((attention, 'key'), 'attention.self.key', (width, width)),
-        ((attention, 'value'), 'attention.self.value', (width, width)),
-        ((attention, 'out'), 'attention.output.dense', (width, width)),
-        ((mlp, 'wi'), 'intermediate.dense', (hidden, width)),
-        ((mlp, 'wo'), 'output.dense', (width, hidden)),
-    ):
-        yield (*path, 'kernel'), f'{name}.weight', shape
-        yield (*path, 'bias'), f'{name}.bias', shape[:1]
-    for ours, theirs in ((f'{attention}_norm', 'attention.output.LayerNorm'), (f'{mlp}_norm', 'output.LayerNorm')):
-        yield (ours, 'scale'), f'{theirs}.weight', (width,)
-        yield (ours, 'bias'), f'{theirs}.bias', (width,)
+    def tokenizer(self, folder: pathlib.Path, file: str | None) -> Tokenizer:
+        files = [file] if file else [str(folder / name) for name in TOKENIZERS if (folder / name).is_file()]
+        if not files:
+            raise UserError(
+                f'{folder} has no {" and no ".join(TOKENIZERS)}; give --vocabulary=/path/to/{TOKENIZERS[0]}'
+            )
+        return Tokenizer('wordpiece', {'path': files[0]}, files[0])
 
+    def write_tokenizer(self, vocabulary: Any, folder: pathlib.Path) -> str:
+        if not hasattr(vocabulary, 'save'):
+            return f'none: BERT has no {type(vocabulary).__name__}'
+        vocabulary.save(str(folder / TOKENIZERS[0]))
+        return TOKENIZERS[0]
 
-def renamed(tensors: Tensors) -> dict[str, str]:
-    """The names of the file that differ from ours, by ours."""
-    found = {}
-    for old in tensors:
-        for new_end, old_end in OLD_NAMES.items():
-            if old.endswith(old_end):
-                found[old.removesuffix(old_end) + new_end] = old
-    return found
+    def random_inputs(self, rng: np.random.Generator) -> dict[str, np.ndarray]:
+        length = min(64, self.max_length)
+        tokens = rng.integers(1, self.vocab_size, (2, length), dtype=np.int32)
+        tokens[-1, length // 2 :] = 0
+        types = np.zeros_like(tokens)
+        types[:, length // 3 :] = min(1, self.token_types - 1)
+        return {'input_ids': tokens, 'token_type_ids': types}
 
-
-def from_huggingface(bert: Bert, tensors: Tensors, folder: str) -> Params:
-    """Our parameters, float32, of the weights in `folder`, all layers in one run.
-
-    Raises UserError with the name of a weight that is missing, has another shape than `bert` says, or would be left
-    out.
-    """
-    wanted, other_names = list(parameters(bert)), renamed(tensors)
-    arrays.check(wanted, tensors, folder, CLASS, {*COPIES, *UNREAD}, other_names)
-    for copy, name in COPIES.items():
-        if copy in tensors and not np.array_equal(tensors[copy], tensors[name]):
-            raise UserError(f'{copy} in {folder} is not {name}; allowed is an output that is tied to the embeddings')
-    return arrays.read(wanted, tensors, other_names)
-
-
-def to_huggingface(bert: Bert, params: Params, runs: Sequence[int] | None = None) -> dict[str, np.ndarray]:
-    """Hugging Face's arrays by name, as views of `params` if possible."""
-    return arrays.write(parameters(bert, runs), params)
-
-
-def first_difference(bert: Bert, tensors: Tensors, params: Params, runs: Sequence[int] | None = None) -> str | None:
-    """Hugging Face's name of a weight that differs in `params`, whose layers are grouped in `runs`; None if all weights
-    are equal.
-    """
-    other_names = renamed(tensors)
-    for name, array in to_huggingface(bert, params, runs).items():
-        if not np.array_equal(array, tensors[other_names.get(name, name)]):
-            return name
-    return None
+    def our_logits(self, model: MaskedLM, params: Params, inputs: Mapping[str, np.ndarray]) -> Any:
+        names = ('encoder_input_tokens', 'encoder_token_types')
+        return model.logits(params, dict(zip(names, inputs.values(), strict=True)))

@@ -49,32 +49,28 @@ def write(path: str, params: Params, step: int, record: Mapping[str, Any], dtype
 
 
 def read(path: str) -> tuple[Params, int, dict[str, Any]]:
-    """The parameters (numpy float32), the step and the record in the file `path`, which `write` wrote."""
+    """Reads the parameters (numpy float32), the step and the record in the file `path`, which `write` wrote."""
     tensors, metadata = safetensors_files.read_file(path)
     if metadata.get('format') != FORMAT:
         raise UserError(
             f'{path} was not written by --to_safetensors (its metadata has format {metadata.get("format")!a:.60}); a '
             'Hugging Face folder is read by --from_hf'
         )
-    within = next((name for name in tensors if _parents(name) & tensors.keys()), None)
-    if within is not None:
-        raise UserError(f'{path} has {ascii(within)[:80]} and another array by the name of its folder; copy it again')
+    nested = next((name for name in tensors if _parents(name) & tensors.keys()), None)
+    if nested is not None:
+        raise UserError(f'{path} has {ascii(nested)[:80]} and another array by the name of its folder; copy it again')
     try:
-        step, versions = _step(metadata['step']), untrusted_files.parse(metadata['versions'])
+        if not re.fullmatch('[0-9]{1,18}', metadata['step']):
+            raise ValueError(f'step {metadata["step"]!a:.60}')
+        step, versions = int(metadata['step']), untrusted_files.parse(metadata['versions'])
     except (KeyError, ValueError) as error:
         reason = one_line(f'{type(error).__name__}: {error}')
         raise UserError(
-            f'{path} claims that --to_safetensors wrote it, but has another content ({reason}); copy it again'
+            f'{path} says that --to_safetensors wrote it, but its metadata is damaged ({reason}); copy it again'
         ) from error
     record = {name: metadata.get(name, '') for name in ('config', 'vocabulary')}
     params = traverse_util.unflatten_dict(dict(tensors), sep='/')
     return params, step, {**record, 'versions': versions}
-
-
-def _step(text: str) -> int:
-    if not re.fullmatch('[0-9]{1,18}', text):
-        raise ValueError(f'step {text!a:.60}')
-    return int(text)
 
 
 def _parents(name: str) -> set[str]:
@@ -84,13 +80,11 @@ def _parents(name: str) -> set[str]:
 
 def rounded(params: Params, dtype: str) -> Params:
     """The float32 `params` rounded to `dtype`."""
-    if dtype == 'float32':
-        return params
     return jax.tree.map(lambda array: np.asarray(array).astype(np.dtype(dtype)).astype(np.float32), params)
 
 
 def first_difference(before: Params, after: Params) -> str | None:
-    """The path of an array that is not equal bit for bit, or is in only one tree; None if there is none."""
+    """The path of an array that differs in a bit, or is in only one tree; None if there is none."""
     left, right = (traverse_util.flatten_dict(tree, sep='/') for tree in (before, after))
     for name in sorted({*left, *right}):
         pair = [np.asarray(tree[name]) for tree in (left, right) if name in tree]

@@ -1,6 +1,11 @@
-"""Arrays in safetensors files: a Hugging Face folder, in one file or in shards, or one file of ours; never a pickle."""
+"""Arrays in safetensors files: a Hugging Face folder, in one file or in shards, or one file of ours; never a pickle.
+
+A file is 8 bytes with the header's length N (little endian), N bytes of JSON, and the arrays' bytes. The library
+refuses a header that does not describe exactly the bytes after it; of two equal names it takes the last one.
+"""
 
 import contextlib
+import math
 import pathlib
 from collections.abc import Iterator, Mapping
 
@@ -10,56 +15,67 @@ from safetensors.numpy import save_file
 
 from remixer_t5x import safe_paths, temporary, untrusted_files
 from remixer_t5x.errors import UserError
-from remixer_t5x.interop.safetensors import header
 
 WHOLE = 'model.safetensors'
 INDEX = 'model.safetensors.index.json'
 # Dtypes that become float32 without loss; others are quantised.
 FLOATS = ('F32', 'BF16', 'F16')
+# NumPy has at most 64 dimensions.
+MAX_DIMENSIONS = 32
+# Elements, counting a size of 0 as 1: NumPy refuses shapes whose bytes do not fit into a signed 64-bit number.
+MAX_SIZE = 2**59
 
 
 class Tensors(Mapping[str, np.ndarray]):
-    """Float32 arrays by name, each read on demand."""
+    """Float32 arrays by name, each read on demand.
 
-    def __init__(self, files: Mapping[str, pathlib.Path]):
-        self._files = files
-        self._open: dict[pathlib.Path, safe_open] = {}
+    places: file of each array, and its name there.
+    """
+
+    def __init__(self, places: Mapping[str, tuple[pathlib.Path, str]]):
+        self._places = places
+        self._readers: dict[pathlib.Path, safe_open] = {}
 
     def __getitem__(self, name: str) -> np.ndarray:
         self.shape(name)
-        return np.asarray(self._reader(name).get_tensor(name), np.float32)
+        file, name_there = self._places[name]
+        return np.asarray(self._reader(file).get_tensor(name_there), np.float32)
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._files)
+        return iter(self._places)
 
     def __len__(self) -> int:
-        return len(self._files)
+        return len(self._places)
 
     def shape(self, name: str) -> tuple[int, ...]:
         """The shape of an array, without reading it. Raises UserError if the array is quantised, and so is not a
         parameter.
         """
-        part = self._reader(name).get_slice(name)
+        file, name_there = self._places[name]
+        part = self._reader(file).get_slice(name_there)
         if part.get_dtype() not in FLOATS:
             raise UserError(
-                f'{name} in {self._files[name]} is stored as {part.get_dtype()}; allowed are {", ".join(FLOATS)}: '
+                f'{name} in {file} is stored as {part.get_dtype()}; allowed are {", ".join(FLOATS)}: '
                 'give the model as it was before it was quantised'
             )
         return tuple(part.get_shape())
 
-    def _reader(self, name: str) -> safe_open:
-        path = self._files[name]
-        if path not in self._open:
-            self._open[path] = _opened(path)
-        return self._open[path]
+    def renamed(self, names: Mapping[str, str]) -> 'Tensors':
+        """The arrays by other names; `names` is a mapping from the new names to those here."""
+        return Tensors({new: self._places[name] for new, name in names.items()})
+
+    def _reader(self, file: pathlib.Path) -> safe_open:
+        if file not in self._readers:
+            self._readers[file] = _open(file)
+        return self._readers[file]
 
 
 def read_folder(folder: pathlib.Path) -> Tensors:
     """The weights in a Hugging Face folder. Raises UserError if they are not in safetensors."""
     if (folder / INDEX).is_file():
-        return Tensors(_shards(folder))
+        return _read_shards(folder)
     if (folder / WHOLE).is_file():
-        return Tensors(_names(folder / WHOLE))
+        return _read_tensors(folder / WHOLE)
     pickled = next(iter(sorted([*folder.glob('*.bin'), *folder.glob('*.pt')])), None)
     if pickled:
         raise UserError(
@@ -67,7 +83,7 @@ def read_folder(folder: pathlib.Path) -> Tensors:
             f'it: python -c "import transformers as t; t.T5ForConditionalGeneration.from_pretrained({str(folder)!r})'
             f'.save_pretrained({str(folder)!r})" writes {WHOLE}'
         )
-    raise UserError(f'{folder} has no {WHOLE} and no {INDEX}; give a folder of a Hugging Face T5')
+    raise UserError(f'{folder} has no {WHOLE} and no {INDEX}; give the folder of a Hugging Face model')
 
 
 def read_file(path: str) -> tuple[Tensors, dict[str, str]]:
@@ -75,8 +91,7 @@ def read_file(path: str) -> tuple[Tensors, dict[str, str]]:
     file = pathlib.Path(path).expanduser()
     if not file.is_file():
         raise UserError(f'{file} is not a file; give a file that --to_safetensors wrote')
-    reader = _opened(file)
-    return Tensors(dict.fromkeys(reader.keys(), file)), dict(reader.metadata() or {})
+    return _read_tensors(file), dict(_open(file).metadata() or {})
 
 
 def write_file(path: pathlib.Path, arrays: Mapping[str, np.ndarray], metadata: Mapping[str, str]) -> None:
@@ -95,30 +110,57 @@ def write_file(path: pathlib.Path, arrays: Mapping[str, np.ndarray], metadata: M
         raise UserError(f'{path} cannot be written: {error}; check the space and rights there') from error
 
 
-def _opened(path: pathlib.Path) -> safe_open:
+def _open(path: pathlib.Path) -> safe_open:
     try:
         reader = safe_open(path, framework='numpy')
     except (OSError, SafetensorError) as error:
-        raise header.bad(path, str(error).removeprefix('Error while deserializing header: ')) from error
-    header.check(path)
+        raise _unreadable(path, str(error).removeprefix('Error while deserializing header: ')) from error
+    _check_header(path)
     return reader
 
 
-def _names(path: pathlib.Path) -> dict[str, pathlib.Path]:
-    return dict.fromkeys(_opened(path).keys(), path)
+def _read_tensors(path: pathlib.Path) -> Tensors:
+    names = _open(path).keys()
+    return Tensors({name: (path, name) for name in names})
 
 
-def _shards(folder: pathlib.Path) -> dict[str, pathlib.Path]:
+def _read_shards(folder: pathlib.Path) -> Tensors:
     by_name = untrusted_files.read_object(folder / INDEX).get('weight_map')
     if not isinstance(by_name, dict):
         raise UserError(f'{folder / INDEX} has no weight_map from names to files; download it again')
     files = {name: safe_paths.inside(folder, file, str(folder / INDEX)) for name, file in by_name.items()}
-    present: dict[pathlib.Path, set[str]] = {}
+    names: dict[pathlib.Path, set[str]] = {}
     for name, file in files.items():
-        if file not in present:
-            if not file.is_file():
-                raise UserError(f'{folder} lacks the shard {file.name} that {INDEX} names; download the folder again')
-            present[file] = set(_names(file))
-        if name not in present[file]:
+        if not file.is_file():
+            raise UserError(f'{folder} lacks the shard {file.name} that {INDEX} names; download the folder again')
+        if file not in names:
+            names[file] = {*_open(file).keys()}
+        if name not in names[file]:
             raise UserError(f'{file} lacks {name}, which {INDEX} says it has; download the folder again')
-    return files
+    return Tensors({name: (file, name) for name, file in files.items()})
+
+
+def _check_header(path: pathlib.Path) -> None:
+    """Raises UserError for what the library does not check: equal names, and shapes that NumPy cannot express."""
+    with untrusted_files.opened(path) as file:
+        header = file.read(int.from_bytes(file.read(8), 'little'))
+    try:
+        arrays = untrusted_files.parse_unique(header)
+    except untrusted_files.NotJson as error:
+        raise _unreadable(path, str(error)) from error
+    for name, array in arrays.items():
+        if name == '__metadata__':
+            continue
+        shape = array['shape']
+        if len(shape) > MAX_DIMENSIONS:
+            raise _unreadable(path, f'{name!r} has {len(shape)} dimensions, allowed are {MAX_DIMENSIONS}')
+        # The library multiplies the sizes, and lets an array of [0, 2**62] pass.
+        if math.prod(max(size, 1) for size in shape) > MAX_SIZE:
+            raise _unreadable(path, f'{name!r} has shape {shape}, and an array that NumPy cannot express')
+
+
+def _unreadable(path: pathlib.Path, reason: str) -> UserError:
+    """The error for a file that is damaged or not safetensors; `reason` may quote the file."""
+    shown = ascii(reason)[1:-1]
+    shown = shown if len(shown) <= 200 else f'{shown[:200]}...'
+    return UserError(f'{path} cannot be read as safetensors: {shown}; copy or download it again')

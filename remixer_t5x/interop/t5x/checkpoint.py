@@ -21,7 +21,7 @@ from flax import serialization, traverse_util
 from remixer_t5x import safe_paths, temporary
 from remixer_t5x.checkpoints import saved_params, untrusted
 from remixer_t5x.errors import UserError
-from remixer_t5x.interop.huggingface import config as hf_config
+from remixer_t5x.interop.huggingface.family import MAX_LAYERS
 from remixer_t5x.interop.t5x import names as t5x_names
 from remixer_t5x.models.seq2seq import Seq2Seq
 from remixer_t5x.run_folder import model_dir
@@ -59,16 +59,18 @@ def read(path: str, abstract: Params) -> tuple[Params, int]:
     """
     folder = _find(path)
     untrusted.check(folder)
+    expected = {name: tuple(leaf.shape) for name, leaf in _flatten(abstract).items()}
     with saved_params.user_errors(folder, 'read'):
         saved = _open_orbax(folder / _STATE) if (folder / _STATE).is_dir() else _open_msgpack(folder)
-    wanted = {name: tuple(leaf.shape) for name, leaf in _flat(abstract).items()}
-    is_ours = any('/run_0/' in name for name in saved.shapes)
-    sources = t5x_names.own_sources(wanted) if is_ours else t5x_names.network_sources(wanted, saved.shapes)
-    _check_names(folder, sources, saved.shapes)
-    _check_sizes(folder, wanted, sources, saved.shapes)
-    with saved_params.user_errors(folder, 'read'):
-        arrays = {name: source.gather(saved.read(source.names), wanted[name]) for name, source in sources.items()}
-    _check_shapes(folder, wanted, arrays)
+        is_ours = any('/run_0/' in name for name in saved.shapes)
+        sources = t5x_names.own_sources(expected) if is_ours else t5x_names.network_sources(expected, saved.shapes)
+        _check_names(folder, sources, saved.shapes)
+        arrays = {}
+        for name, source in sources.items():
+            _check_size(folder, name, expected[name], source, saved.shapes)
+            arrays[name] = source.gather(saved.read(source.names), expected[name])
+            if arrays[name].shape != expected[name]:
+                raise _shape_error(folder, name, arrays[name].shape, expected[name])
     return traverse_util.unflatten_dict(arrays, sep='/'), saved.step
 
 
@@ -88,7 +90,7 @@ def write(path: str, params: Params, step: int, model: Seq2Seq, own_names: bool 
     Raises:
         UserError: the folder exists or cannot be written, or T5X's network cannot express the model.
     """
-    flat = {name: np.asarray(leaf) for name, leaf in _flat(params).items()}
+    flat = {name: np.asarray(leaf) for name, leaf in _flatten(params).items()}
     arrays = flat if own_names else t5x_names.to_network(flat, model)
     folder = model_dir.absolute(path) / f'checkpoint_{step}'
     if folder.exists():
@@ -108,11 +110,8 @@ def write(path: str, params: Params, step: int, model: Seq2Seq, own_names: bool 
     return str(folder)
 
 
-def _flat(tree: Params) -> dict[str, Any]:
+def _flatten(tree: Params) -> dict[str, Any]:
     return traverse_util.flatten_dict(tree, sep='/')
-
-
-# Finding and opening a checkpoint.
 
 
 def _find(path: str) -> epath.Path:
@@ -121,16 +120,16 @@ def _find(path: str) -> epath.Path:
         raise UserError(
             f'{path} is not a folder of this machine; copy it here first (gcloud storage cp -r), and give that'
         )
-    given = model_dir.absolute(path)
-    if _is_checkpoint(given):
-        return given
-    children = list(given.iterdir()) if given.is_dir() else []
+    folder = model_dir.absolute(path)
+    if _is_checkpoint(folder):
+        return folder
+    children = folder.iterdir() if folder.is_dir() else ()
     steps = {int(name[1]): child for child in children if (name := _STEP_FOLDER.fullmatch(child.name))}
     complete = [step for step in sorted(steps) if _is_checkpoint(steps[step])]
     if complete:
         return steps[complete[-1]]
     raise UserError(
-        f'{given} does not contain a T5X checkpoint; give a folder checkpoint_<step>, or the MODEL_DIR of a T5X run'
+        f'{folder} does not contain a T5X checkpoint; give a folder checkpoint_<step>, or the MODEL_DIR of a T5X run'
     )
 
 
@@ -150,14 +149,15 @@ def _open_msgpack(folder: epath.Path) -> _Saved:
     leaves = traverse_util.flatten_dict(contents['optimizer'], is_leaf=lambda _, node: _is_spec(node), sep='/')
     parameters = {name.removeprefix('target/'): leaf for name, leaf in leaves.items() if name.startswith('target/')}
 
-    def fetch(names: Sequence[str]) -> dict[str, Array]:
-        return {name: _read_leaf(folder, parameters[name]) for name in names}
-
     shapes = {
         name: tuple(leaf['metadata']['shape']) if isinstance(leaf, dict) else leaf.shape
         for name, leaf in parameters.items()
     }
-    return _Saved(shapes, fetch, int(_read_leaf(folder, leaves['state/step'])))
+
+    def read_arrays(names: Sequence[str]) -> dict[str, Array]:
+        return {name: _read_leaf(folder, parameters[name]) for name in names}
+
+    return _Saved(shapes, read_arrays, int(_read_leaf(folder, leaves['state/step'])))
 
 
 def _is_spec(node: Any) -> bool:
@@ -194,70 +194,48 @@ def _write_array(folder: epath.Path, name: str, value: Array) -> dict[str, Any]:
 
 def _open_orbax(folder: epath.Path) -> _Saved:
     with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as reader:
-        found = reader.metadata(folder)
-        tree = getattr(found, 'item_metadata', found).tree
-    shapes = {name: tuple(leaf.shape) for name, leaf in _flat(tree['target']).items()}
+        metadata = reader.metadata(folder)
+        tree = getattr(metadata, 'item_metadata', metadata).tree
+    shapes = {name: tuple(leaf.shape) for name, leaf in _flatten(tree['target']).items()}
 
-    def restore(item: dict[str, Any]) -> dict[str, Any]:
-        args = ocp.checkpoint_utils.construct_restore_args(item)
+    def restore(flat: dict[str, Array]) -> dict[str, Array]:
+        item = traverse_util.unflatten_dict(flat, sep='/')
+        restore_args = ocp.checkpoint_utils.construct_restore_args(item)
+        args = ocp.args.PyTreeRestore(item=item, restore_args=restore_args, partial_restore=True)
         with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as reader:
-            restored = reader.restore(
-                folder, args=ocp.args.PyTreeRestore(item=item, restore_args=args, partial_restore=True)
-            )
-        return _flat(restored)
+            return _flatten(reader.restore(folder, args=args))
 
-    def fetch(names: Sequence[str]) -> dict[str, Array]:
-        item = {'target': {tuple(name.split('/')): np.zeros(shapes[name], np.float32) for name in names}}
-        restored = restore({'target': traverse_util.unflatten_dict(item['target'])})
-        return {name: restored[f'target/{name}'] for name in names}
+    def read_arrays(names: Sequence[str]) -> dict[str, Array]:
+        arrays = restore({f'target/{name}': np.zeros(shapes[name], np.float32) for name in names})
+        return {name: arrays[f'target/{name}'] for name in names}
 
-    step = restore({'state': {'step': np.zeros((), np.int32)}})['state/step']
-    return _Saved(shapes, fetch, int(step))
+    return _Saved(shapes, read_arrays, int(restore({'state/step': np.zeros((), np.int32)})['state/step']))
 
 
-# Checks that a checkpoint fits the model.
-
-
-def _check_names(
-    folder: epath.Path,
-    sources: Mapping[str, t5x_names.Source],
-    saved: t5x_names.Shapes,
-) -> None:
+def _check_names(folder: epath.Path, sources: Mapping[str, t5x_names.Source], saved: t5x_names.Shapes) -> None:
     """Raises UserError unless the checkpoint has exactly the parameters of the model."""
     needed = {name for source in sources.values() for name in source.names}
-    absent, left = sorted(needed - saved.keys()), sorted(saved.keys() - needed)
-    if absent or left:
-        parts = [f'it has no {absent[0]} ({len(absent)} such)'] if absent else []
-        parts += [f'the model has no {left[0]} ({len(left)} such)'] if left else []
+    missing, extra = sorted(needed - saved.keys()), sorted(saved.keys() - needed)
+    if missing or extra:
+        parts = [f'it has no {missing[0]} ({len(missing)} such)'] if missing else []
+        parts += [f'the model has no {extra[0]} ({len(extra)} such)'] if extra else []
         raise UserError(
             f'{folder} does not fit this model: {", ".join(parts)}; give the model and size that was trained'
         )
 
 
-def _check_sizes(
-    folder: epath.Path,
-    wanted: t5x_names.Shapes,
-    sources: Mapping[str, t5x_names.Source],
-    saved: t5x_names.Shapes,
+def _check_size(
+    folder: epath.Path, name: str, shape: tuple[int, ...], source: t5x_names.Source, saved: t5x_names.Shapes
 ) -> None:
-    """Runs before arrays are read, because a few bytes can describe an array of zeros of any size."""
-    for name, source in sources.items():
-        shapes = [saved[part] for part in source.names]
-        found = (len(shapes), *shapes[0]) if source.apart else shapes[0]
-        elements = sum(map(math.prod, shapes))
-        copies = shapes[0][source.axis] if source.shared and source.axis is not None and shapes[0] else 1
-        if elements != math.prod(wanted[name]) * copies or copies > hf_config.MAX_LAYERS:
-            raise _other_shape(folder, name, found, wanted[name])
+    """Runs before an array is read, because a few bytes can describe an array of zeros of any size."""
+    shapes = [saved[part] for part in source.names]
+    copies = shapes[0][source.axis] if source.shared and source.axis is not None and shapes[0] else 1
+    if sum(map(math.prod, shapes)) != math.prod(shape) * copies or copies > MAX_LAYERS:
+        raise _shape_error(folder, name, (len(shapes), *shapes[0]) if source.apart else shapes[0], shape)
 
 
-def _other_shape(folder: epath.Path, name: str, found: tuple[int, ...], wanted: tuple[int, ...]) -> UserError:
+def _shape_error(folder: epath.Path, name: str, shape: tuple[int, ...], expected: tuple[int, ...]) -> UserError:
     return UserError(
-        f'{folder} does not fit this model: {name} has shape {found} there and {wanted} here; '
+        f'{folder} does not fit this model: {name} has shape {shape} there and {expected} here; '
         'give the model and size that was trained'
     )
-
-
-def _check_shapes(folder: epath.Path, wanted: t5x_names.Shapes, arrays: Mapping[str, Array]) -> None:
-    for name, shape in wanted.items():
-        if arrays[name].shape != shape:
-            raise _other_shape(folder, name, arrays[name].shape, shape)

@@ -1,8 +1,7 @@
 """Our encoder-decoders as models of T5X (Roberts et al. 2022), for its train, eval and infer.
 
-This file adds the arguments that T5X gives to a module, the form in which T5X reads parameter axes, and the way it
-fills the caches for decoding. It needs T5X, which is
-not on PyPI (docs/t5x.md). Only configs/t5x/*.gin import this file.
+This file adapts the arguments of modules, the format of parameter axes, and the allocation of decoding caches to T5X.
+It needs T5X, which is not on PyPI (docs/t5x.md). Only configs/t5x/*.gin import this file.
 """
 
 import dataclasses

@@ -81,18 +81,18 @@ class Source(NamedTuple):
         return np.ascontiguousarray(value.reshape(shape) if joins else value)
 
 
-def own_sources(wanted: Shapes) -> dict[str, Source]:
+def own_sources(shapes: Shapes) -> dict[str, Source]:
     """The sources in a checkpoint of our own module, trained under T5X."""
-    return {name: Source([name]) for name in wanted}
+    return {name: Source([name]) for name in shapes}
 
 
-def network_sources(wanted: Shapes, saved: Shapes) -> dict[str, Source]:
+def network_sources(shapes: Shapes, saved: Shapes) -> dict[str, Source]:
     """The sources of our parameters in a checkpoint of T5X's network whose arrays are `saved`.
 
     Raises UserError for a parameter that T5X's network does not have.
     """
     scanned = any(name.startswith('encoder/encoder/') for name in saved)
-    axis = _scan_axis(wanted, saved) if scanned else None
+    axis = _scan_axis(shapes, saved) if scanned else None
 
     def source(name: str) -> Source:
         whole = _OUTSIDE_LAYERS.get(name)
@@ -100,13 +100,13 @@ def network_sources(wanted: Shapes, saved: Shapes) -> dict[str, Source]:
             stack, rest = _in_a_layer(name, 'it is read into models/t5_1_1.gin or models/t5_1_0.gin')
             if scanned:
                 return Source([f'{stack}/{stack}/{rest}'], axis=axis)
-            return Source([f'{stack}/layers_{index}/{rest}' for index in range(wanted[name][0])], apart=True)
+            return Source([f'{stack}/layers_{index}/{rest}' for index in range(shapes[name][0])], apart=True)
         stack, _, rest = whole.partition('/')
         if whole not in saved and f'{stack}/{stack}/{rest}' in saved:
             return Source([f'{stack}/{stack}/{rest}'], axis=axis, shared=True)
         return Source([whole])
 
-    return {name: source(name) for name in wanted}
+    return {name: source(name) for name in shapes}
 
 
 def to_network(flat: Mapping[str, np.ndarray], model: Seq2Seq) -> dict[str, np.ndarray]:
@@ -131,15 +131,15 @@ def to_network(flat: Mapping[str, np.ndarray], model: Seq2Seq) -> dict[str, np.n
 
 def _in_a_layer(name: str, advice: str) -> tuple[str, str]:
     """The stack of our stacked parameter `name`, and T5X's name within a layer."""
-    found = _IN_A_RUN.fullmatch(name)
-    if found is None or found[2] not in _SUBLAYERS[found[1]]:
+    match = _IN_A_RUN.fullmatch(name)
+    if match is None or match[2] not in _SUBLAYERS[match[1]]:
         raise UserError(f"T5X's network has nothing like {name}; {advice}")
-    return found[1], f'{_SUBLAYERS[found[1]][found[2]]}/{found[3]}'
+    return match[1], f'{_SUBLAYERS[match[1]][match[2]]}/{match[3]}'
 
 
-def _scan_axis(wanted: Shapes, saved: Shapes) -> int:
+def _scan_axis(shapes: Shapes, saved: Shapes) -> int:
     """The layers axis of the scanned norms, whose other axis is the features: 1, unless only 0 fits."""
-    layers = {name.split('/')[0]: shape[0] for name, shape in wanted.items() if _IN_A_RUN.fullmatch(name)}
+    layers = {name.split('/')[0]: shape[0] for name, shape in shapes.items() if _IN_A_RUN.fullmatch(name)}
     norms = [
         (name.split('/')[0], shape) for name, shape in saved.items() if len(shape) == 2 and name.endswith('/scale')
     ]

@@ -3,7 +3,6 @@
 transformers 5 writes a T5's SentencePiece model as tokenizer.json alone.
 """
 
-import dataclasses
 import json
 import pathlib
 import re
@@ -14,6 +13,7 @@ from etils import epath
 
 from remixer_t5x import safe_paths, tokenizer_files, untrusted_files
 from remixer_t5x.errors import UserError, reason
+from remixer_t5x.interop.huggingface.family import Tokenizer
 
 MODEL, BOTH, CONFIG = 'spiece.model', tokenizer_files.BOTH, tokenizer_files.CONFIG
 BYTES_TOKENIZER = 'ByT5Tokenizer'
@@ -26,39 +26,30 @@ _SENTINEL = re.compile(r'<extra_id_(\d+)>')
 _SPECIAL = ('<pad>', '</s>', '<unk>', '<s>')
 
 
-@dataclasses.dataclass(frozen=True)
-class Tokenizer:
-    """A vocabulary: the SentencePiece model, or tokenizer.json, at `path`, or bytes if it is None, and `extra_ids`
-    sentinels.
-    """
-
-    path: str | None
-    extra_ids: int
-
-
-def read(folder: pathlib.Path, vocabulary: str | None = None) -> Tokenizer:
+def read(folder: pathlib.Path, file: str | None = None) -> Tokenizer:
     """The vocabulary of the tokenizer in `folder`.
 
     Args:
-        folder: a folder of Hugging Face's.
-        vocabulary: a SentencePiece model to use instead of the folder's.
+        folder: Hugging Face's folder.
+        file: a SentencePiece model to use instead of the folder's.
 
     Raises:
-        UserError: the folder has no vocabulary that we can read, and `vocabulary` is None.
+        UserError: the folder has no vocabulary that we can read, and `file` is None.
     """
     safe_paths.check_inside(folder)
     config = tokenizer_files.config(folder)
-    if config.get('tokenizer_class') == BYTES_TOKENIZER and vocabulary is None:
-        return Tokenizer(None, _byte_sentinels(config, folder))
-    found = next((folder / name for name in (MODEL, BOTH) if (folder / name).is_file()), None)
-    path = vocabulary or (None if found is None else str(found))
-    if path is None:
+    if config.get('tokenizer_class') == BYTES_TOKENIZER and file is None:
+        return Tokenizer('byte', {'extra_ids': _count_byte_sentinels(config, folder)}, 'the vocabulary of bytes')
+    model = next((folder / name for name in (MODEL, BOTH) if (folder / name).is_file()), None)
+    if file is None and model is None:
         raise UserError(
             f'{folder} has neither {MODEL} nor {BOTH}, and ids mean nothing without one; give '
             f'--vocabulary=/path/to/{MODEL} '
             '(T5, T5 v1.1 and FLAN-T5 share one: gs://t5-data/vocabs/cc_all.32000/sentencepiece.model)'
         )
-    return Tokenizer(path, _piece_sentinels(config, folder, None if vocabulary else found))
+    path = file or str(model)
+    extra_ids = _count_piece_sentinels(config, folder, None if file else model)
+    return Tokenizer('sentencepiece', {'path': path, 'extra_ids': extra_ids}, path)
 
 
 def write(vocabulary: Any, folder: pathlib.Path) -> str:
@@ -87,30 +78,30 @@ def _write(folder: pathlib.Path, config: Mapping[str, Any]) -> None:
     (folder / CONFIG).write_text(json.dumps(config, indent=2) + '\n', encoding='utf-8')
 
 
-def _byte_sentinels(config: Mapping[str, Any], folder: pathlib.Path) -> int:
+def _count_byte_sentinels(config: Mapping[str, Any], folder: pathlib.Path) -> int:
     """The sentinels of a ByT5: 0 if the tokenizer counts them up from the first id behind the bytes, as it does unless
     told otherwise. A ByT5 was pretrained with the last bytes instead, which `vocabularies.byte` uses without extra ids.
     """
     names = config.get('extra_special_tokens') or config.get('additional_special_tokens') or []
     tokens = {name: index for index, name in enumerate(name for name in names if _SENTINEL.fullmatch(str(name)))}
     tokens |= {name: i - 259 for name, i in tokenizer_files.added_tokens(folder).items() if _SENTINEL.fullmatch(name)}
-    _check_added(set(names) - set(tokens), folder)
+    _check_added_tokens(set(names) - set(tokens), folder)
     if not tokens or tokens == {f'<extra_id_{index}>': index for index in range(len(tokens))}:
         return 0
-    return _counted_down(tokens, 0, folder)
+    return _count_descending(tokens, 0, folder)
 
 
-def _piece_sentinels(config: Mapping[str, Any], folder: pathlib.Path, path: pathlib.Path | None) -> int:
+def _count_piece_sentinels(config: Mapping[str, Any], folder: pathlib.Path, path: pathlib.Path | None) -> int:
     """The sentinels behind the pieces of the model at `path`; None for a model that is not in `folder`."""
     pieces = [] if path is None else _pieces(path)
     added = {name: index for name, index in tokenizer_files.added_tokens(folder).items() if name not in _SPECIAL}
     sentinels = {name: index for name, index in added.items() if _SENTINEL.fullmatch(name)}
     if path is not None:
-        _check_added(set(added) - set(sentinels) - set(pieces), folder)
+        _check_added_tokens(set(added) - set(sentinels) - set(pieces), folder)
         if any(_SENTINEL.fullmatch(piece.lstrip('▁')) for piece in pieces):
             return 0
         if sentinels:
-            return _counted_down(sentinels, len(pieces), folder)
+            return _count_descending(sentinels, len(pieces), folder)
     count = config.get('extra_ids')
     if count is None:
         return len(set(_SENTINEL.findall(json.dumps(config)))) or DEFAULT_SENTINELS
@@ -136,7 +127,7 @@ def _pieces(path: pathlib.Path) -> list[str]:
     return [processor.IdToPiece(index) for index in range(processor.GetPieceSize())]
 
 
-def _check_added(names: Iterable[str], folder: pathlib.Path) -> None:
+def _check_added_tokens(names: Iterable[str], folder: pathlib.Path) -> None:
     other = sorted(name for name in names if name not in _SPECIAL)
     if other:
         raise UserError(
@@ -145,7 +136,7 @@ def _check_added(names: Iterable[str], folder: pathlib.Path) -> None:
         )
 
 
-def _counted_down(sentinels: Mapping[str, int], first: int, folder: pathlib.Path) -> int:
+def _count_descending(sentinels: Mapping[str, int], first: int, folder: pathlib.Path) -> int:
     """The number of sentinels. Raises UserError unless <extra_id_0> is the last id and the others count down to
     `first`.
     """

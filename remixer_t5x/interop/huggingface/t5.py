@@ -1,0 +1,271 @@
+"""Hugging Face's T5, T5 v1.1, mT5, ByT5 and umT5.
+
+Source: `T5Config`, `MT5Config` and `UMT5Config` of transformers 4 and 5. The versions differ in two facts. Up to 4,
+`tie_word_embeddings` decided both whether the output is the embedding table and whether the decoder's output is scaled
+by d_model ** -0.5. Version 5 writes the scale as `scale_decoder_outputs`, ties the output if `lm_head.weight` is absent
+from the file, and never scales an mT5. It scales every umT5, whatever config.json says; we do what the file says, as
+version 4 does.
+"""
+
+import dataclasses
+import pathlib
+from collections.abc import Iterator, Mapping
+from typing import Any, Self
+
+import numpy as np
+
+from remixer_t5x.errors import UserError
+from remixer_t5x.interop.huggingface import t5_tokenizer
+from remixer_t5x.interop.huggingface.description import Description, run_lengths
+from remixer_t5x.interop.huggingface.family import Config, Family, Tokenizer
+from remixer_t5x.interop.huggingface.table import Params, Row, Runs, kernel
+from remixer_t5x.interop.safetensors.files import Tensors
+from remixer_t5x.models.architecture.layer import PreNorm
+from remixer_t5x.models.layers.norms import RMSNorm
+from remixer_t5x.models.layers.positions import RelativePositionBias
+from remixer_t5x.models.seq2seq import Seq2Seq
+from remixer_t5x.models.sublayers.attention import CrossAttention, SelfAttention
+from remixer_t5x.models.sublayers.gated_mlp import GatedMLP
+from remixer_t5x.models.sublayers.relu_mlp import ReluMLP
+
+UMT5 = 'umt5'
+TABLE, OUTPUT = 'shared.weight', 'lm_head.weight'
+TABLE_COPIES = ('encoder.embed_tokens.weight', 'decoder.embed_tokens.weight')
+# By `T5.gated`: Hugging Face's name of the feed-forward; the shipped model, whose `tied` and `scaled_output` are equal.
+FEED_FORWARD = {True: 'gated-gelu', False: 'relu'}
+MODEL_FILES = {True: ('models/t5_1_1.gin', False), False: ('models/t5_1_0.gin', True)}
+SUBLAYERS: Mapping[str, tuple[Any, ...]] = {
+    'encoder': (SelfAttention, (GatedMLP, ReluMLP)),
+    'decoder': (SelfAttention, CrossAttention, (GatedMLP, ReluMLP)),
+}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class T5(Family):
+    """An encoder-decoder.
+
+    Attributes:
+        num_encoder_layers: layers of the encoder.
+        num_decoder_layers: layers of the decoder.
+        gated: the feed-forward is T5.1.1's (gated, GELU) and not the first T5's (ReLU).
+        tied: the output projection is the embedding table.
+        scaled_output: the decoder's output is scaled by embed_dim ** -0.5.
+        num_buckets: number of buckets of relative positions.
+        max_distance: beyond it all distances share a bucket.
+        layer_biases: each layer has its own position bias, as in umT5, instead of one for the stack.
+        eos_id: id that ends a sequence.
+    """
+
+    kind = 'T5'
+    model_types = ('t5', 'mt5', UMT5)
+    hf_class = 'T5ForConditionalGeneration'
+    auto_class = 'AutoModelForSeq2SeqLM'
+    model_class = Seq2Seq
+    gin_modules = (
+        *('architecture.encoder_decoder', 'architecture.layer', 'architecture.stack'),
+        *('layers.norms', 'layers.positions', 'sublayers.attention'),
+    )
+    sizes = {
+        'vocab_size': 'vocab_size',
+        'd_model': 'embed_dim',
+        'd_ff': 'mlp_dim',
+        'd_kv': 'head_dim',
+        'num_heads': 'num_heads',
+        'num_layers': 'num_encoder_layers',
+        'num_decoder_layers': 'num_decoder_layers',
+        'relative_attention_num_buckets': 'num_buckets',
+        'relative_attention_max_distance': 'max_distance',
+        'layer_norm_epsilon': 'epsilon',
+    }
+    # The ids of published T5s. Those that are 0 are also 0 in our models.
+    allowed = {
+        'is_encoder_decoder': (True,),
+        'feed_forward_proj': (FEED_FORWARD[False], FEED_FORWARD[True]),
+        'decoder_start_token_id': (0, None),
+        'pad_token_id': (0, None),
+    }
+    # T5's dropout for finetuning; only training under Hugging Face reads it.
+    constants = {'dropout_rate': 0.1, 'initializer_factor': 1.0, 'use_cache': True}
+    copies = dict.fromkeys((*TABLE_COPIES, OUTPUT), TABLE)
+    # The converter of the first T5 wrote this bias.
+    ignored = r'decoder\.block\.0\.layer\.1\.EncDecAttention\.relative_attention_bias\.weight'
+
+    num_encoder_layers: int
+    num_decoder_layers: int
+    gated: bool
+    tied: bool
+    scaled_output: bool
+    num_buckets: int = 32
+    max_distance: int = 128
+    epsilon: float = 1e-6
+    layer_biases: bool = False
+    eos_id: int = 1
+
+    @classmethod
+    def from_config(cls, config: Config, tensors: Tensors) -> Self:
+        values, tensors = config.values, tensors.renamed(cls.canonical_names(tensors))
+        sizes = cls.read_sizes(config, num_decoder_layers=config.number('num_layers'))
+        if not isinstance(values.get('eos_token_id'), int | None):
+            raise config.error('eos_token_id', 'it must be one id, as in the vocabulary')
+        layer_biases = values['model_type'] == UMT5
+        tied = OUTPUT not in tensors or TABLE in tensors and np.array_equal(tensors[OUTPUT], tensors[TABLE])
+        scaled = values['model_type'] != 'mt5' and values.get('tie_word_embeddings') is not False
+        # Version 5 writes tie_word_embeddings for every umT5, and keeps an lm_head.weight that differs.
+        if not tied and scaled and 'scale_decoder_outputs' not in values and not layer_biases:
+            raise UserError(
+                f'{config.file} ties the output to the embedding (tie_word_embeddings), and the weights have an '
+                f'{OUTPUT} too; set tie_word_embeddings to false if the model uses it, or remove it from the weights'
+            )
+        return cls(
+            gated=values.get('feed_forward_proj') == FEED_FORWARD[True],
+            tied=tied,
+            scaled_output=bool(values.get('scale_decoder_outputs', scaled)),
+            layer_biases=layer_biases,
+            eos_id=values.get('eos_token_id') or 1,
+            **sizes,
+        )
+
+    def to_config(self) -> dict[str, Any]:
+        config = {
+            **super().to_config(),
+            'feed_forward_proj': FEED_FORWARD[self.gated],
+            'tie_word_embeddings': self.scaled_output,
+            'eos_token_id': self.eos_id,
+        }
+        if self.layer_biases:
+            config |= {'architectures': ['UMT5ForConditionalGeneration'], 'model_type': UMT5}
+        elif self.scaled_output and not self.tied:
+            # Only transformers 5 supports this combination, and it reads this key.
+            config['scale_decoder_outputs'] = True
+        return config
+
+    def generation_config(self) -> dict[str, Any]:
+        return {'decoder_start_token_id': 0, 'eos_token_id': self.eos_id, 'pad_token_id': 0}
+
+    @property
+    def layers(self) -> dict[str, int]:
+        return {'encoder': self.num_encoder_layers, 'decoder': self.num_decoder_layers}
+
+    def rows(self) -> Iterator[Row]:
+        dim, hidden, joined = self.embed_dim, self.mlp_dim, self.num_heads * self.head_dim
+        buckets, feed_forward = (self.num_buckets, self.num_heads), 'gated_mlp' if self.gated else 'relu_mlp'
+        yield Row('token_embedder/embedding', TABLE, (self.vocab_size, dim))
+        if not self.tied:
+            yield Row('logits/kernel', OUTPUT, (self.vocab_size, dim), transposed=True)
+        for side in self.layers:
+            ours, theirs = f'{side}/run/layer', f'{side}.block.{{}}.layer'
+            bias = 'layer.0.SelfAttention.relative_attention_bias.weight'
+            if self.layer_biases:
+                path = f'{ours}/self_attention/position_bias/embedding'
+                yield Row(path, f'{side}.block.{{}}.{bias}', buckets, transposed=True)
+            else:
+                yield Row(f'{side}/position_bias/embedding', f'{side}.block.0.{bias}', buckets, transposed=True)
+            attentions = {'self_attention': 'SelfAttention', 'cross_attention': 'EncDecAttention'}
+            for place, name in enumerate(list(attentions)[: 1 if side == 'encoder' else 2]):
+                for part in ('query', 'key', 'value'):
+                    yield kernel(f'{ours}/{name}/{part}', f'{theirs}.{place}.{attentions[name]}.{part[0]}', dim, joined)
+                yield kernel(f'{ours}/{name}/out', f'{theirs}.{place}.{attentions[name]}.o', joined, dim)
+                yield Row(f'{ours}/{name}_norm/scale', f'{theirs}.{place}.layer_norm.weight', (dim,))
+            last = f'{theirs}.{1 if side == "encoder" else 2}'
+            for part in ('wi_0', 'wi_1') if self.gated else ('wi',):
+                yield kernel(f'{ours}/{feed_forward}/{part}', f'{last}.DenseReluDense.{part}', dim, hidden)
+            yield kernel(f'{ours}/{feed_forward}/wo', f'{last}.DenseReluDense.wo', hidden, dim)
+            yield Row(f'{ours}/{feed_forward}_norm/scale', f'{last}.layer_norm.weight', (dim,))
+            yield Row(f'{side}/final_norm/scale', f'{side}.final_layer_norm.weight', (dim,))
+
+    @staticmethod
+    def canonical_names(tensors: Tensors) -> dict[str, str]:
+        names = {name: name for name in tensors}
+        # Some files have the table under the name of a stack only.
+        for copy in TABLE_COPIES:
+            if TABLE not in names and copy in names:
+                names[TABLE] = copy
+        return names
+
+    def write(self, params: Params, runs: Runs) -> dict[str, np.ndarray]:
+        arrays = super().write(params, runs)
+        if self.tied and not self.scaled_output:
+            # transformers 4 cannot tie without the scale, and version 5 sees that both are equal.
+            arrays[OUTPUT] = arrays[TABLE]
+        return arrays
+
+    @classmethod
+    def describe(cls, model: Any, vocabulary: Any) -> tuple[Self, Runs]:
+        module, description = model.module, Description(cls.kind)
+        stacks = {'encoder': module.encoder_stack(), 'decoder': module.decoder_stack()}
+        # The parts that people swap come first, because they say most.
+        biases = []
+        for side, stack in stacks.items():
+            for sublayer in description.stack(side, stack, PreNorm, RMSNorm, SUBLAYERS[side]):
+                if isinstance(sublayer, SelfAttention):
+                    description.size('layer_biases', sublayer.position_bias is not None, f'the {side}')
+                    biases += [(sublayer.position_bias, f'the position bias of a layer of the {side}')]
+                elif not isinstance(sublayer, CrossAttention):
+                    description.size('feed_forward', type(sublayer), f'the {side}')
+        sizes = description.sizes
+        if not sizes['layer_biases']:
+            biases = [(stack.position_bias, f'the position bias of the {side}') for side, stack in stacks.items()]
+        for side, stack in stacks.items():
+            description.require(stack.position_embedding is None, f'the {side} adds a position embedding')
+            doubled = sizes['layer_biases'] and stack.position_bias is not None
+            description.require(not doubled, f'the {side} and its layers have position biases')
+            description.norm(stack.final_norm, RMSNorm, f'the final norm of the {side}')
+        for factory, where in biases:
+            bias = description.part(factory, RelativePositionBias, where)
+            for name in ('num_heads', 'num_buckets', 'max_distance'):
+                description.size(name, getattr(bias, name), where)
+        runs = run_lengths(**stacks)
+        gated = issubclass(sizes.pop('feed_forward'), GatedMLP)
+        return cls(
+            vocab_size=module.vocab_size,
+            embed_dim=module.embed_dim,
+            mlp_dim=sizes.pop('hidden_dim'),
+            num_encoder_layers=sum(runs['encoder']),
+            num_decoder_layers=sum(runs['decoder']),
+            gated=gated,
+            tied=module.tied,
+            scaled_output=module.scaled_output,
+            eos_id=int(vocabulary.eos_id),
+            **sizes,
+        ), runs
+
+    @property
+    def model_file(self) -> str:
+        return MODEL_FILES[self.gated][0]
+
+    def settings(self) -> dict[str, Any]:
+        settings: dict[str, Any] = {}
+        published = MODEL_FILES[self.gated][1]
+        if (self.tied, self.scaled_output) != (published, published):
+            settings['encoder_decoder.EncoderDecoder.tied'] = self.tied
+            settings['encoder_decoder.EncoderDecoder.scaled_output'] = self.scaled_output
+        if self.epsilon != 1e-6:
+            settings |= dict.fromkeys(('layer.make_layer.norm', 'stack.Stack.final_norm'), '@norms.RMSNorm')
+            settings['norms.RMSNorm.epsilon'] = self.epsilon
+        if self.layer_biases:
+            settings |= dict.fromkeys(('ENCODER_POSITION_BIAS', 'DECODER_POSITION_BIAS'))
+            settings['attention.SelfAttention.position_bias'] = '@positions.RelativePositionBias'
+        if (self.num_buckets, self.max_distance) != (32, 128):
+            settings['positions.RelativePositionBias.num_buckets'] = self.num_buckets
+            settings['positions.RelativePositionBias.max_distance'] = self.max_distance
+        return settings
+
+    def tokenizer(self, folder: pathlib.Path, file: str | None) -> Tokenizer:
+        return t5_tokenizer.read(folder, file)
+
+    def write_tokenizer(self, vocabulary: Any, folder: pathlib.Path) -> str:
+        return t5_tokenizer.write(vocabulary, folder)
+
+    def random_inputs(self, rng: np.random.Generator) -> dict[str, np.ndarray]:
+        # Longer than the distance beyond which distances share one bucket.
+        inputs = rng.integers(2, self.vocab_size, (2, 160), dtype=np.int32)
+        inputs[-1, 80:] = 0
+        targets = rng.integers(2, self.vocab_size, (2, 24), dtype=np.int32)
+        return {'input_ids': inputs, 'decoder_input_ids': np.pad(targets[:, :-1], ((0, 0), (1, 0)))}
+
+    def our_logits(self, model: Seq2Seq, params: Params, inputs: Mapping[str, np.ndarray]) -> Any:
+        return model.module.clone(dtype='float32').apply({'params': params}, *inputs.values(), enable_dropout=False)
+
+    def reference_settings(self) -> dict[str, Any]:
+        # Version 5 scales every umT5.
+        return {'tie_word_embeddings': self.scaled_output} if self.layer_biases else {}

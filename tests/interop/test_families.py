@@ -1,0 +1,293 @@
+"""Every model family of Hugging Face: weights become ours and theirs again, bit by bit, and compute the same."""
+
+import json
+import types
+
+import gin
+import jax
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.numpy import load_file
+
+from remixer_t5x import build_model
+from remixer_t5x.config import loading
+from remixer_t5x.errors import UserError
+from remixer_t5x.interop.huggingface import folders as huggingface
+from remixer_t5x.interop.huggingface import table
+from remixer_t5x.interop.huggingface.family import Config
+from remixer_t5x.interop.huggingface.t5 import T5
+from remixer_t5x.interop.safetensors import export
+from remixer_t5x.interop.safetensors.files import Tensors
+from remixer_t5x.models import interface
+from tests.support import hf_folders
+
+# `end_id` is that of the recorded GPT-2.
+VOCABULARY = types.SimpleNamespace(eos_id=1, end_id=59)
+
+
+@pytest.fixture(autouse=True)
+def _clean_gin():
+    yield
+    gin.clear_config()
+
+
+class Tiny:
+    """A recorded tiny model: its folder in three files, our parameters, and our model by its gin text."""
+
+    def __init__(self, name, path):
+        self.name, self.arrays = name, hf_folders.recorded(name)
+        self.config, self.weights = hf_folders.CONFIGS[name], hf_folders.weights_of(self.arrays)
+        self.source = huggingface.read(str(hf_folders.write(path / name, self.config, self.weights, shards=3)))
+        self.family, self.params = self.source.family, self.source.params()
+        (path / 'model.gin').write_text(self.family.gin_text('A test.'))
+        self.model = build_model(str(path / 'model.gin'))
+
+    def inputs(self):
+        """transformers' arguments, and where its logits were recorded."""
+        arrays = self.arrays
+        if self.name == 'gpt2_tiny':
+            tokens = np.pad(arrays['tokens'], ((0, 0), (1, 0)), constant_values=VOCABULARY.end_id)
+            return {'input_ids': tokens}, tokens >= 0
+        if self.name == 'bert_tiny':
+            return {'input_ids': arrays['inputs'], 'token_type_ids': arrays['token_types']}, arrays['inputs'] > 0
+        shifted = np.pad(arrays['targets'][:, :-1], ((0, 0), (1, 0)))
+        return {'input_ids': arrays['inputs'], 'decoder_input_ids': shifted}, arrays['targets'] > 0
+
+
+@pytest.fixture(scope='module', params=hf_folders.CONFIGS)
+def tiny(request, tmp_path_factory):
+    return Tiny(request.param, tmp_path_factory.mktemp('tiny'))
+
+
+def test_logits_are_the_recorded_ones(tiny):
+    inputs, is_recorded = tiny.inputs()
+    ours = jax.jit(lambda params: tiny.family.our_logits(tiny.model, params, inputs))(tiny.params)
+    theirs = tiny.arrays['logits'][is_recorded]
+    assert np.max(np.abs(np.asarray(ours)[is_recorded] - theirs)) < 1e-5 * np.max(np.abs(theirs))
+
+
+def test_our_model_has_these_parameters_and_is_described_as_the_family(tiny):
+    shapes = {'encoder_input_tokens': (1, 4), 'decoder_target_tokens': (1, 4)}
+    ours = interface.param_shapes(tiny.model, shapes)
+    names = {jax.tree_util.keystr(p[:-1]): leaf.shape for p, leaf in jax.tree_util.tree_leaves_with_path(ours)}
+    read = {jax.tree_util.keystr(p): leaf.shape for p, leaf in jax.tree_util.tree_leaves_with_path(tiny.params)}
+    assert read == names and {leaf.dtype.name for leaf in jax.tree.leaves(tiny.params)} == {'float32'}
+    assert huggingface.describe(tiny.model, VOCABULARY) == (tiny.family, tiny.family.one_run())
+
+
+def test_a_folder_is_written_back_bit_by_bit(tiny, tmp_path):
+    back = huggingface.write(str(tmp_path / 'back'), tiny.family, tiny.params, tiny.family.one_run())
+    written = load_file(back / 'model.safetensors')
+    assert set(written) == set(tiny.weights)
+    for name, array in tiny.weights.items():
+        assert written[name].dtype == np.float32 and np.array_equal(written[name], array), name
+    assert huggingface.read(str(back)).family == tiny.family
+    config = json.loads((back / 'config.json').read_text())
+    assert {**tiny.config, 'tie_word_embeddings': config['tie_word_embeddings']}.items() <= config.items()
+    if isinstance(tiny.family, T5):
+        generation = json.loads((back / 'generation_config.json').read_text())
+        assert generation == {'decoder_start_token_id': 0, 'eos_token_id': 1, 'pad_token_id': 0}
+
+
+def split_runs(params, lengths):
+    """The same layers in runs of these lengths, by stack."""
+    params = dict(params)
+    for side, counts in lengths.items():
+        stack = dict(params[side])
+        layers, ends = stack.pop('run_0'), np.cumsum(counts)
+        for index, (end, count) in enumerate(zip(ends, counts, strict=True)):
+            stack[f'run_{index}'] = jax.tree.map(lambda x, end=end, count=count: x[end - count : end], layers)
+        params[side] = stack
+    return params
+
+
+def test_layers_in_several_runs_are_written_in_their_order(tiny):
+    runs = {side: (1, count - 1) for side, count in tiny.family.layers.items()}
+    apart = tiny.family.write(split_runs(tiny.params, runs), runs)
+    assert set(apart) == set(tiny.weights)
+    assert all(np.array_equal(apart[name], array) for name, array in tiny.weights.items())
+    assert tiny.source.first_difference(split_runs(tiny.params, runs), runs) is None
+
+
+def test_half_precision_files_are_read_without_loss(tiny, tmp_path):
+    for dtype in ('bfloat16', 'float16'):
+        low = {name: array.astype(np.dtype(dtype)) for name, array in tiny.weights.items()}
+        source = huggingface.read(str(hf_folders.write(tmp_path / dtype, tiny.config, low)))
+        assert export.first_difference(source.params(), export.rounded(tiny.params, dtype)) is None
+
+
+class InMemory(dict):
+    def shape(self, name):
+        return self[name].shape
+
+    def renamed(self, names):
+        return InMemory({new: self[name] for new, name in names.items()})
+
+
+SMALL = st.integers(1, 3)
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    st.tuples(*[SMALL] * 6), *[st.booleans()] * 4, st.lists(SMALL, min_size=1, max_size=3), st.integers(0, 1000)
+)  # fmt: skip
+def test_any_t5_is_read_and_written_back(sizes, gated, tied, scaled, layer_biases, encoder_runs, seed):
+    names = ('vocab_size', 'embed_dim', 'mlp_dim', 'num_heads', 'head_dim', 'num_decoder_layers')
+    t5 = T5(
+        **dict(zip(names, sizes, strict=True)), num_encoder_layers=sum(encoder_runs), gated=gated, tied=tied,
+        scaled_output=scaled, num_buckets=4, layer_biases=layer_biases,
+    )  # fmt: skip
+    rng, runs = np.random.default_rng(seed), {'encoder': tuple(encoder_runs), 'decoder': (sizes[-1],)}
+    rows = [(row, name) for row in t5.rows() for _, names in row.places(runs) for name in names]
+    theirs = InMemory({name: rng.standard_normal(row.shape, np.float32) for row, name in rows})
+    params = t5.read(theirs, 'memory')
+    for lengths, tree in ((t5.one_run(), params), (runs, split_runs(params, runs))):
+        back = table.write(t5.rows(), lengths, tree)
+        assert set(back) == set(theirs) and all(np.array_equal(back[name], theirs[name]) for name in theirs)
+    assert T5.from_config(Config(t5.to_config(), 'memory'), theirs) == t5
+
+
+def shipped(*files, flags=()):
+    return loading.values(loading.Given([*files, 'sizes/tiny.gin'], flags), 'MODEL')[0]
+
+
+BIASES = ('attention.SelfAttention.position_bias', '@positions.RelativePositionBias')
+FNET = [('ENCODER_MIXER', '@fnet.FNet'), ('ENCODER_POSITION_BIAS', 'None')]
+
+
+@pytest.mark.parametrize(
+    ('files', 'flags', 'words'),
+    [
+        (['remixer'], [], 'sublayer Remixer'),
+        (['fnet'], [], 'sublayer FNet'),
+        (['hyper_mixer'], [], 'sublayer HyperMixer'),
+        (['tim'], [], 'sublayer TimAttention'),
+        (['t5_1_1'], [('LAYOUT', '@layer.PostNorm')], 'layout of the encoder is PostNorm'),
+        (['t5_1_1'], [('DECODER_POSITION_BIAS', 'None')], 'position bias of the decoder is None'),
+        (['t5_1_1'], [('DECODER_SUBLAYERS', '(%DECODER_MIXER, %DECODER_FEED_FORWARD)')], 'SelfAttention'),
+        (['t5_1_1'], [BIASES], 'encoder and its layers have position'),
+        (['t5_1_1'], [('positions.RelativePositionBias.num_heads', '8')], 'num_heads is 8'),
+        (['t5_1_0'], [('DECODER_FEED_FORWARD', '@gated_mlp.GatedMLP')], 'feed_forward is GatedMLP'),
+        (['bert', '../sublayers/fnet'], FNET, 'BERT does not have this model: a layer of the encoder has the sublayer'),
+        (['gpt2'], [('gpt2/gelu_mlp.GeluMLP.approximate', 'False')], 'GPT-2 does not have this model: GELU is exact'),
+        (['gpt2'], [('TIED_OUTPUT', 'False')], 'the output has a matrix of its own'),
+        (['gpt2'], [], 'begin_id'),
+    ],
+)
+def test_a_model_that_hugging_face_lacks_is_refused_by_its_difference(files, flags, words):
+    model = shipped(*(f'models/{file}.gin'.replace('models/../', '') for file in files), flags=flags)
+    with pytest.raises(UserError, match=words) as refused:
+        huggingface.describe(model, VOCABULARY)
+    assert '--to_safetensors' in str(refused.value) and '\n' not in str(refused.value)
+    with pytest.raises(UserError, match="FRAME is 'classifier'"):
+        huggingface.describe(types.SimpleNamespace(frame='classifier'), VOCABULARY)
+
+
+@pytest.mark.parametrize(
+    ('name', 'changes', 'words'),
+    [
+        ('t5_v1_1_tiny', {'model_type': 'longt5'}, "model_type 'longt5'"),
+        ('t5_v1_1_tiny', {'feed_forward_proj': 'gated-silu'}, "feed_forward_proj 'gated-silu'"),
+        ('t5_v1_1_tiny', {'pad_token_id': 3}, 'pad_token_id 3'),
+        ('t5_v1_1_tiny', {'decoder_start_token_id': 2}, 'decoder_start_token_id 2'),
+        ('t5_v1_1_tiny', {'eos_token_id': [1, 2]}, 'eos_token_id'),
+        ('t5_v1_1_tiny', {'is_encoder_decoder': False}, 'is_encoder_decoder False; it must be True'),
+        ('t5_v1_1_tiny', {'d_model': None}, 'd_model None'),
+        ('t5_v1_1_tiny', {'d_model': 16}, r'shared.weight in .* shape \(96, 32\), and \(96, 16\) by config.json'),
+        ('t5_v1_1_tiny', {'num_layers': 3}, 'lacks the weight encoder.block.2'),
+        ('t5_v1_1_tiny', {'num_decoder_layers': 1}, 'has the weight decoder.block.1'),
+        ('t5_v1_1_tiny', {'tie_word_embeddings': True}, 'lm_head.weight too'),
+        ('bert_tiny', {'hidden_act': 'relu'}, "hidden_act 'relu'; it must be 'gelu'"),
+        ('bert_tiny', {'position_embedding_type': 'relative_key'}, 'position_embedding_type'),
+        ('bert_tiny', {'num_attention_heads': 5}, 'num_attention_heads 5; it must divide'),
+        ('bert_tiny', {'hidden_size': 26}, 'has shape'),
+        ('gpt2_tiny', {'activation_function': 'relu'}, 'activation_function'),
+        ('gpt2_tiny', {'tie_word_embeddings': False}, 'tie_word_embeddings'),
+        ('gpt2_tiny', {'n_layer': 5000}, 'n_layer 5000'),
+        ('gpt2_tiny', {'eos_token_id': 60}, 'eos_token_id 60'),
+    ],
+)
+def test_a_config_that_is_none_of_ours_is_refused_in_one_line(tmp_path, name, changes, words):
+    weights = hf_folders.weights_of(hf_folders.recorded(name))
+    folder = hf_folders.write(tmp_path / 'hf', {**hf_folders.CONFIGS[name], **changes}, weights)
+    with pytest.raises(UserError, match=words) as error:
+        huggingface.read(str(folder)).params()
+    assert '\n' not in str(error.value)
+
+
+ONES = np.ones(60, np.float32)
+
+
+@pytest.mark.parametrize(
+    ('name', 'changes', 'words'),
+    [
+        ('t5_v1_1_tiny', {'encoder.embed_tokens.weight': np.zeros((96, 32), np.float32)}, 'is not shared.weight'),
+        ('t5_v1_1_tiny', {'encoder.final_layer_norm.weight': np.ones(32, np.int8)}, 'stored as I8'),
+        ('t5_v1_1_tiny', {'encoder.block.0.layer.0.adapter.weight': ONES}, 'block.0.layer.0.adapter'),
+        ('t5_v1_0_tiny', {'shared.weight': None}, 'lacks the weight shared.weight; give a whole T5For'),
+        ('bert_tiny', {'cls.predictions.bias': None}, 'lacks the weight cls.predictions.bias; give a whole BertFor'),
+        ('bert_tiny', {'bert.more.weight': ONES}, 'which a BertForMaskedLM of its config.json does not'),
+        ('bert_tiny', {'cls.predictions.decoder.bias': ONES}, 'is not cls.predictions.bias'),
+        ('gpt2_tiny', {'lm_head.weight': np.zeros((60, 24), np.float32)}, 'is not transformer.wte.weight'),
+    ],
+)
+def test_weights_that_cannot_be_used_are_refused_in_one_line(tmp_path, name, changes, words):
+    weights = {**hf_folders.weights_of(hf_folders.recorded(name)), **changes}
+    weights = {weight: array for weight, array in weights.items() if array is not None}
+    with pytest.raises(UserError, match=words) as error:
+        huggingface.read(str(hf_folders.write(tmp_path / 'hf', hf_folders.CONFIGS[name], weights))).params()
+    assert '\n' not in str(error.value)
+
+
+def published(name, weights):
+    """The weights by the names, and with the further arrays, of published files."""
+    if name == 'bert_tiny':
+        old = {'LayerNorm.weight': 'LayerNorm.gamma', 'LayerNorm.bias': 'LayerNorm.beta'}
+        renamed = {next((n.replace(a, b) for a, b in old.items() if n.endswith(a)), n): x for n, x in weights.items()}
+        table = weights['bert.embeddings.word_embeddings.weight']
+        return {**renamed, 'bert.pooler.dense.weight': np.zeros((24, 24)), 'cls.predictions.decoder.weight': table}
+    if name == 'gpt2_tiny':
+        plain = {weight.removeprefix('transformer.'): array for weight, array in weights.items()}
+        return {**plain, 'h.0.attn.bias': ONES, 'h.2.attn.masked_bias': ONES, 'lm_head.weight': plain['wte.weight']}
+    table = weights['shared.weight']
+    tables = dict.fromkeys(('decoder.embed_tokens.weight', 'encoder.embed_tokens.weight', 'lm_head.weight'), table)
+    unread = {'decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight': ONES}
+    # The table has the name of a stack only.
+    return {**{n: array for n, array in weights.items() if n != 'shared.weight'}, **tables, **unread}
+
+
+@pytest.mark.parametrize('name', ['t5_v1_0_tiny', 'bert_tiny', 'gpt2_tiny'])
+def test_names_and_arrays_of_published_files_are_read(tmp_path, name):
+    weights = hf_folders.weights_of(hf_folders.recorded(name))
+    config = hf_folders.CONFIGS[name]
+    paths = [hf_folders.write(tmp_path / 'plain', config, weights)]
+    paths += [hf_folders.write(tmp_path / 'published', config, published(name, weights))]
+    plain, other = (huggingface.read(str(path)) for path in paths)
+    assert other.family == plain.family
+    assert export.first_difference(other.params(), plain.params()) is None
+    assert other.first_difference(plain.params()) is None
+
+
+def test_folders_without_readable_weights_are_refused(tmp_path):
+    weights = hf_folders.weights_of(hf_folders.recorded('t5_v1_1_tiny'))
+
+    def check(words, folder):
+        with pytest.raises(UserError, match=words):
+            huggingface.read(str(folder)).params()
+
+    folder = hf_folders.write(tmp_path / 'shards', hf_folders.V1_1, weights, shards=2)
+    (folder / 'model-00002-of-00002.safetensors').unlink()
+    check('lacks the shard model-00002-of-00002', folder)
+    folder = hf_folders.write(tmp_path / 'truncated', hf_folders.V1_1, weights)
+    (folder / 'model.safetensors').write_bytes((folder / 'model.safetensors').read_bytes()[:5000])
+    check('cannot be read as safetensors', folder)
+    (folder / 'model.safetensors').rename(folder / 'pytorch_model.bin')
+    check('pytorch_model.bin, a pickle.*save_pretrained', folder)
+    (folder / 'pytorch_model.bin').unlink()
+    check('has no model.safetensors', folder)
+    (folder / 'config.json').write_text('{')
+    check('config.json cannot be read', folder)
+    with pytest.raises(UserError, match='lacks the weight'):
+        T5.from_config(Config(hf_folders.V1_1, 'x'), Tensors({})).read(Tensors({}), 'x')
