@@ -51,7 +51,7 @@ def test_quick_has_a_run_that_trains_saves_resumes_and_evaluates():
 
 CHANGES = {
     'remixer_t5x/kernels/diagonals.py': (
-        'models/layers/test_diagonals',
+        'kernels/test_diagonals',
         'models/sublayers/test_contract',
         'test_configs',
     ),

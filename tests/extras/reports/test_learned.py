@@ -18,11 +18,11 @@ from remixer_t5x.context import describe_tokens
 from remixer_t5x.devices.partition import unbox
 from remixer_t5x.extras.reports.pictures import learned, mechanisms
 from remixer_t5x.extras.reports.pictures.learned import DECODER, ENCODER, LayerArray
-from remixer_t5x.kernels.attention import attend
 from remixer_t5x.models import interface
 from remixer_t5x.models.architecture.encoder_decoder import EncoderDecoder
 from remixer_t5x.models.architecture.layer import PreNorm
 from remixer_t5x.models.architecture.stack import Stack, dots_remat
+from remixer_t5x.models.layers import attend
 from remixer_t5x.models.seq2seq import Seq2Seq
 from remixer_t5x.models.sublayers import attention, gmlp, remixer, tim
 
