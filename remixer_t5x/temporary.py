@@ -54,8 +54,12 @@ def kept(path: pathlib.Path, wait: Callable[[], object]) -> Iterator[bool]:
             os.utime(lock)
         yield is_locked
         remove(path)
-        lock.unlink(missing_ok=True)
     finally:
+        with contextlib.suppress(OSError):
+            # An empty folder has nothing to continue with.
+            path.rmdir()
+        if not path.exists():
+            lock.unlink(missing_ok=True)
         os.close(descriptor)
 
 

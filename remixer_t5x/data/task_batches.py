@@ -109,8 +109,7 @@ class TrainBatches:
         read = range(first // each, -(-(first + own) // each))
         self._rows = slice(first - read.start * each, first - read.start * each + own)
         threads = max(1, threads // len(read)) if threads else None
-        self._open = lambda index: self._opened(seqio.ShardInfo(index, streams), each, threads)
-        self._streams = {index: self._open(index) for index in read}
+        self._streams = {index: self._opened(seqio.ShardInfo(index, streams), each, threads) for index in read}
         # TensorFlow makes the batch of a stream outside of Python's lock.
         self._side_by_side = ThreadPoolExecutor(len(read), 'stream') if len(read) > 1 else None
 
@@ -149,20 +148,9 @@ class TrainBatches:
 
     def restore(self, states: Mapping[int, bytes]) -> None:
         """Goes to a position from `capture`, of a run with an equal config; empty means the start."""
-        for index in self._streams:
+        for index, stream in self._streams.items():
             if states[index]:
-                self._restore(index, states[index])
-
-    def _restore(self, index: int, state: bytes) -> None:
-        while True:
-            try:
-                return self._streams[index].restore(state)
-            except UserError as error:
-                # A source that keeps files of its own may have a remedy (see `text_source.TextSource.mend`).
-                sources = [task.source for task in seqio.get_subtasks(self._task) if hasattr(task.source, 'mend')]
-                if self._config.use_cached or not any([source.mend(str(error.__cause__)) for source in sources]):
-                    raise
-                self._streams[index] = self._open(index)
+                stream.restore(states[index])
 
 
 class EvalBatches:

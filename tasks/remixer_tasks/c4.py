@@ -33,7 +33,7 @@ class TfdsCorpus:
 
     def source(self, order: int = 0) -> seqio.DataSource:
         # Imported here, because the class derives from seqio's.
-        from remixer_tasks.corpora.tfds_source import TfdsSource
+        from remixer_tasks.corpora.sources import TfdsSource
 
         return TfdsSource(self.name, self.data_dir, {TRAIN: self.train, VALIDATION: self.validation}, order)
 

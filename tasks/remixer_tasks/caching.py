@@ -109,14 +109,14 @@ def write(task: seqio.Task, directory: str, note: str, shards: int = 64, beam_op
         UserError: the task has no place for a cache or is streamed, Beam is not installed or does not know the options,
             the data cannot be read, the folder holds something else, or the pipeline failed.
     """
-    from remixer_tasks.corpora import streamed_source
+    from remixer_tasks.corpora import sources
 
     if not task.supports_caching:
         raise UserError(
             f'{task.name} cannot be cached: put seqio.CacheDatasetPlaceholder() among its preprocessors, before the '
             'first one that needs lengths or a seed'
         )
-    if isinstance(task.source, streamed_source.StreamedSource):
+    if isinstance(task.source, sources.StreamedSource):
         raise UserError(f'{task.name} is streamed (HF_STREAMING=True) and cannot be cached: leave HF_STREAMING out')
     pipeline = _pipeline(beam_options)
     path = folder(task, directory)

@@ -12,8 +12,8 @@ from typing import Any
 from remixer_t5x.errors import UserError
 from remixer_t5x.lazy import seqio, tf
 from remixer_tasks import catalogue
-from remixer_tasks.benchmarks.sources.dataset import TRAIN
-from remixer_tasks.benchmarks.sources.sources import LabelledSource
+from remixer_tasks.benchmarks.dataset import TRAIN
+from remixer_tasks.benchmarks.sources import LabelledSource
 
 # T5's counts; the rows of ReCoRD after duplication, of WSC without the false pairs.
 SUPER_GLUE = {

@@ -103,6 +103,7 @@ def test_a_file_that_goes_away_in_the_middle_is_named(records):
 def test_our_own_cache_is_told_to_be_deleted(tmp_path, monkeypatch):
     """A file that is cut off is noticed before the first step, one of the same size when it is read."""
     from remixer_tasks import local_files
+    from remixer_tasks.corpora import text_corpus
 
     monkeypatch.setenv('REMIXER_T5X_CACHE', str(tmp_path / 'cache'))
     (tmp_path / 'a.txt').write_text('\n\n'.join(f'document {number}' for number in range(200)))
@@ -113,12 +114,22 @@ def test_our_own_cache_is_told_to_be_deleted(tmp_path, monkeypatch):
 
     read_all(config('whole'))
     (folder,) = (tmp_path / 'cache' / 'corpora').iterdir()
-    shard = pathlib.Path(folder, 'train-00003-of-00064')
+    shard = pathlib.Path(folder, 'documents-00000.arrow')
     sound = shard.read_bytes()
     repair = f'delete the folder {folder}, and it is made again'
-    flip(shard)
-    assert told(lambda: read_all(config('flipped'))).endswith(repair)
-    shard.write_bytes(sound[:-20])
+
+    def replace(content):
+        # Datasets that are open keep the old file.
+        shard.unlink()
+        shard.write_bytes(content)
+        text_corpus._open.cache_clear()
+
+    replace(sound.replace(b'document 77', b'dokument 77'))
+    assert told(lambda: read_all(config('flipped'))).endswith(f'{shard} is damaged; {repair}')
+    replace(bytes(100) + sound[100:-100] + bytes(100))
+    message = told(lambda: read_all(config('head')))
+    assert f'{shard} is damaged (' in message and message.endswith(repair)
+    replace(sound[:-20])
     assert told(lambda: read_all(config('cut'))) == f'{shard} was cut off or changed; {repair}'
     shard.unlink()
     assert told(lambda: read_all(config('missing'))) == f'{shard} is gone; {repair}'

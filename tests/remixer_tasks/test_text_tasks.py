@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from remixer_t5x.data import stream
 from remixer_t5x.errors import UserError
 from remixer_tasks import catalogue, mixtures, names, pretraining, python_docs, vocabularies
-from remixer_tasks.benchmarks import answer_metrics, class_metrics, cogs, squad
-from remixer_tasks.vocabulary.word_vocabulary import WordVocabulary
+from remixer_tasks.benchmarks import class_metrics, cogs, squad, text_metrics
+from remixer_tasks.vocabulary.python_vocabularies import WordVocabulary
 
 
 def write(folder, name, text):
@@ -23,7 +23,8 @@ def write(folder, name, text):
 
 
 def pairs(name, split, folder):
-    return [(e.inputs, e.targets) for e in catalogue.examples(name, split, 10, str(folder))]
+    _, examples = catalogue.examples(name, split, 10, str(folder))
+    return [pair for example in examples for pair in example.texts]
 
 
 def test_snli_leaves_out_pairs_without_agreement(tmp_path):
@@ -73,7 +74,7 @@ def test_squad_2_asks_for_unanswerable(tmp_path):
 
 
 def test_squad_2_scores_by_hand():
-    metric = answer_metrics.squad_2('unanswerable')
+    metric = text_metrics.squad_2('unanswerable')
     targets = [['Ada', 'Ada won'], ['unanswerable'], ['the end'], ['unanswerable']]
     found = metric(targets, ['Ada won it', 'Unanswerable.', 'unanswerable', 'Ada'])
     assert found == pytest.approx(

@@ -40,13 +40,3 @@ class Notice:
     def _print(self, text: str, last: bool) -> None:
         start = '\r\x1b[2K' if self._terminal else ''
         print(start + text, end='\n' if last else '', file=sys.stderr, flush=True)
-
-
-class Silent(Notice):
-    """Prints nothing."""
-
-    def __init__(self) -> None:
-        super().__init__('')
-
-    def _print(self, text: str, last: bool) -> None:
-        pass

@@ -18,7 +18,7 @@ from typing import Any
 
 from remixer_t5x import tokenizer_files, untrusted_files
 from remixer_t5x.errors import UserError
-from remixer_tasks.vocabulary import python_tokenizer
+from remixer_tasks.vocabulary import python_vocabularies
 
 VOCABULARY, MERGES, BOTH = 'vocab.json', 'merges.txt', tokenizer_files.BOTH
 # The settings of tokenizer.json that this module implements, by component.
@@ -72,7 +72,7 @@ def _is_pair(pair: Any) -> bool:
     return isinstance(pair, list) and len(pair) == 2 and all(isinstance(piece, str) for piece in pair)
 
 
-class BytePairs(python_tokenizer.PythonTokenizer):
+class BytePairs(python_vocabularies.PythonTokenizer):
     """The vocabulary in the folder of a GPT-2 tokenizer. Its files are read at first use.
 
     Attributes:

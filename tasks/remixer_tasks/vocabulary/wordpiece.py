@@ -14,7 +14,7 @@ from typing import Any
 
 from remixer_t5x import tokenizer_files
 from remixer_t5x.errors import UserError, reason
-from remixer_tasks.vocabulary import python_tokenizer, tokenizer_json
+from remixer_tasks.vocabulary import python_vocabularies, tokenizer_json
 
 CLS, SEP, UNKNOWN, PAD, MASK = '[CLS]', '[SEP]', '[UNK]', '[PAD]', '[MASK]'
 # Attributes of the normalizer, and their names in tokenizer_config.json.
@@ -25,7 +25,7 @@ SETTINGS = {
 }
 
 
-class WordPieceVocabulary(python_tokenizer.PythonTokenizer):
+class WordPieceVocabulary(python_vocabularies.PythonTokenizer):
     """The ids of a `tokenizer.json`. Two vocabularies with the same words are equal."""
 
     def __init__(self, path: str):
