@@ -147,7 +147,7 @@ def test_strict_refuses_the_first_malformed_line(tmp_path, cache_folder, line, s
     with pytest.raises(UserError, match=said) as error:
         both(local_files.corpus(str(tmp_path / 'a.jsonl'), strict=True))
     assert '\n' not in str(error.value)
-    assert list(cache_folder.glob('corpora/*')) == [], 'nothing half done is left'
+    assert list(cache_folder.glob('corpora/*')) == [], 'nothing unfinished is left'
 
 
 @pytest.mark.parametrize(

@@ -244,7 +244,7 @@ def test_a_killed_process_leaves_whole_parts(text, tmp_path, small_jobs, monkeyp
     process = real_processes.Process(parse_until_the_fifth_part, text, tmp_path / 'killed', output=tmp_path / 'log')
     process.until(lambda: 'half read' in process.output())
     assert process.kill() == -signal.SIGKILL
-    (folder,) = (tmp_path / 'killed' / 'corpora').glob('*.unfinished')
+    (folder,) = (tmp_path / 'killed' / 'corpora').iterdir()
     before = {path: path.stat().st_mtime_ns for path in folder.glob('*.arrow')}
     assert len(before) >= 5
     # Nobody has to wait for the killed process, and what it finished is not written again.
@@ -253,7 +253,7 @@ def test_a_killed_process_leaves_whole_parts(text, tmp_path, small_jobs, monkeyp
     assert both(corpus) == expected
     after = [corpus.folder() / path.name for path in before]
     assert [path.stat().st_mtime_ns for path in after] == list(before.values())
-    assert not list(corpus.folder().glob('*.unfinished*'))
+    assert not list(corpus.folder().glob('*.unfinished'))
 
 
 @pytest.mark.parametrize('damage', ['', 'ARROW1', None, 'cut'])
@@ -289,49 +289,22 @@ def test_a_full_disk_is_one_line(text, monkeypatch):
     assert '\n' not in str(error.value)
 
 
-def test_where_there_are_no_locks_nothing_is_kept(text, tmp_path, small_jobs, monkeypatch):
-    def refuse(*_):
-        raise OSError('no locks available')
-
-    monkeypatch.setattr(workers, 'in_order', in_this_process)
-    expected = both(corpus_of(text))
-    monkeypatch.setenv('REMIXER_T5X_CACHE', str(tmp_path / 'other'))
-    monkeypatch.setattr(temporary.fcntl, 'flock', refuse)
-    with pytest.MonkeyPatch.context() as patch, contextlib.suppress(Killed):
-        kill_after(patch, 20)
-        corpus_of(text).files('train')
-    assert os.listdir(cache.root() / 'corpora') == []
-    assert both(corpus_of(text)) == expected
-    assert len(os.listdir(cache.root() / 'corpora')) == 1
-
-
-def test_a_second_process_waits_for_the_first_and_takes_what_it_made(tmp_path):
-    waits, found = threading.Event(), []
+def test_a_second_process_waits_for_the_first(tmp_path, capsys):
+    """Here another thread, with its own lock."""
+    found = []
 
     def second():
-        with cache.continuing(tmp_path / 'entry', waits.set) as path:
-            found.append(path)
+        with cache.filling(tmp_path / 'entry', 'some text') as is_unsealed:
+            found.append(is_unsealed)
 
-    with cache.continuing(tmp_path / 'entry', pytest.fail) as path:
-        (path / 'content').write_text('content')
+    with cache.filling(tmp_path / 'entry', 'some text') as is_unsealed:
         thread = threading.Thread(target=second)
         thread.start()
-        assert waits.wait(real_processes.PATIENCE)
+        while 'waiting for another process that parses some text' not in capsys.readouterr().err:
+            time.sleep(0.01)
+        cache.seal(tmp_path / 'entry')
     thread.join()
-    assert found == [None] and os.listdir(tmp_path) == ['entry'] and os.listdir(tmp_path / 'entry') == ['content']
-
-
-def test_what_nobody_continues_for_a_week_is_removed(tmp_path):
-    for name in ('old', 'mine', 'new'):
-        with contextlib.suppress(Killed), cache.continuing(tmp_path / name, pytest.fail) as path:
-            (path / 'content').write_text('content')
-            raise Killed
-    for name, days in (('old', 8), ('mine', 8), ('new', 6)):
-        ago = time.time() - days * 24 * 3600
-        os.utime(tmp_path / f'{name}.unfinished.lock', (ago, ago))
-    with cache.continuing(tmp_path / 'mine', pytest.fail) as path:
-        assert (path / 'content').read_text() == 'content'
-    assert set(os.listdir(tmp_path)) == {'mine', 'new.unfinished', 'new.unfinished.lock'}
+    assert is_unsealed and found == [False]
 
 
 def test_documents_are_mapped_and_not_loaded(tmp_path):

@@ -178,7 +178,10 @@ def test_bad_rows_are_told_with_file_and_line(tmp_path, cache_folder, file, text
             lambda folder: catalogue.examples('cogs_v001', 'dev', 1, folder),
             "no split 'dev'; its splits are train, valid",
         ),
-        (lambda folder: mixtures.glue(vocabularies.byte(), folder, ['glue']), 'WITHOUT names glue, which'),
+        (
+            lambda folder: mixtures.glue(vocabularies.byte(), folder, ['glue']),
+            'WITHOUT must name tasks of .* got glue',
+        ),
         (lambda folder: names.mixture([], vocabularies.byte()), 'TASKS is empty'),
         (
             lambda folder: names.mixture(['cogs_v001', 'conj_nli_v001'], vocabularies.byte(), folder).get_dataset(

@@ -214,10 +214,10 @@ def test_rates_are_those_of_seqio(tmp_path, maximum, temperature):
     [
         (
             {'rates': {'super_glue_rte_v102': 1}},
-            'RATES names super_glue_rte_v102, which TASKS has not; it has super',
+            'RATES must name tasks of TASKS, which has super.* got super_glue_rte_v102',
         ),
-        ({'rates': {'super_glue_cb_v102': -1}}, 'RATES gives super_glue_cb_v102 -1; it takes a number from 0'),
-        ({'temperature': 0}, 'MIXING_TEMPERATURE is 0; it takes a number above 0'),
+        ({'rates': {'super_glue_cb_v102': -1}}, 'the rate of super_glue_cb_v102 in RATES must be .* got -1'),
+        ({'temperature': 0}, 'MIXING_TEMPERATURE must be a number above 0.* got 0'),
     ],
 )
 def test_rates_that_are_none_are_refused(given, said):
@@ -240,7 +240,7 @@ def test_a_maximum_rate_is_a_number_of_examples(tmp_path, maximum):
         lambda: names.mixture(['super_glue_cb_v102'], vocabularies.byte(), str(tmp_path), maximum=maximum),
         lambda: mixtures.multi_task(text, maximum=maximum, data_dir=str(tmp_path)),
     ):
-        with pytest.raises(UserError, match='MAXIMUM_RATE is .*; it takes a number of examples above 0'):
+        with pytest.raises(UserError, match='MAXIMUM_RATE must be a number of examples above 0'):
             mixture()
 
 

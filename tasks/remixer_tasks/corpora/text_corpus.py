@@ -105,11 +105,10 @@ class ParsedCorpus:
         """The folder of its files in the cache, parsed first if necessary. Raises UserError for unusable text."""
         name = cache.key('corpus 2', self.identity, self.validation_fraction, self.strict)
         folder = cache.root() / 'corpora' / name
-        if not folder.exists():
-            wait = f'waiting for another process that parses {self.name}'
-            with cache.continuing(folder, lambda: Notice(wait)) as unfinished:
-                if unfinished is not None:
-                    _parse(self, unfinished)
+        if not (folder / cache.SEAL).exists():
+            with cache.filling(folder, self.name) as is_unsealed:
+                if is_unsealed:
+                    _parse(self, folder)
         cache.check(folder)
         return folder
 
@@ -177,10 +176,12 @@ def _parse(corpus: ParsedCorpus, folder: Path) -> None:
             raise UserError(
                 f'{corpus.name} has no {split} {corpus.words.parts}{malformed.summary()}: {corpus.words.find}'
             )
-        np.save(folder / f'{split}.npy', numbers)
+        np.save(folder / 'rows.tmp.npy', numbers)
+        temporary.commit(folder / 'rows.tmp.npy', folder / f'{split}.npy')
     counts = {split: len(numbers) for split, numbers in rows.items()}
-    (folder / 'counts.json').write_text(json.dumps(counts | malformed.counts()))
+    cache.commit_text(folder / 'counts.json', json.dumps(counts | malformed.counts()))
     for path in folder.glob('*.unfinished'):
+        # Of a killed command.
         path.unlink(missing_ok=True)
     parts = corpus.words.parts
     notice.done(f'{counts[TRAIN]:,} {parts}, {counts[VALIDATION]:,} held out{malformed.summary()}')
@@ -217,7 +218,7 @@ def _write(read: Read, path: Path, strict: bool, progress: Callable[[int], Any] 
             yield document.encode()
             progress(number)
 
-    # A worker of a killed command may write for another moment.
+    # Not the name that another process may use.
     unfinished = path.with_suffix(f'.{os.getpid()}.unfinished')
     try:
         with cache.writing():
