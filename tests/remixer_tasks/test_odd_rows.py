@@ -166,9 +166,9 @@ def test_a_file_of_another_kind_gets_the_hint_that_helps(tmp_path, name, content
         ({'encoding': 'rot13'}, 'ENCODING must be an encoding of text.* got .rot13.'),
         ({'encoding': 'klingon'}, 'ENCODING'),
         ({'encoding': 7}, 'ENCODING'),
-        ({'inputs': ''}, 'INPUTS is .*; give a column'),
-        ({'inputs': '{}'}, 'INPUTS is .*; write columns in braces'),
-        ({'inputs': 'a}b'}, 'INPUTS is .*; write columns in braces'),
+        ({'inputs': ''}, 'INPUTS must be a column'),
+        ({'inputs': '{}'}, 'INPUTS must have columns in braces'),
+        ({'inputs': 'a}b'}, 'INPUTS must have columns in braces'),
     ],
 )
 def test_a_wrong_setting_is_one_line(tmp_path, settings, said):

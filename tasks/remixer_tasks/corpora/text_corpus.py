@@ -115,7 +115,7 @@ class ParsedCorpus:
     def files(self, split: str) -> list[str]:
         """Paths of the Arrow files, and last the path of the row numbers of a split."""
         folder = self.folder()
-        return [str(path) for path in (*sorted(folder.glob('*.arrow')), folder / f'{split}.npy')]
+        return [str(path) for path in (*sorted(folder.glob('*.arrow')), *folder.glob(f'{split}-*.npy'))]
 
     def documents(self, split: str) -> Any:
         """The `arrow_files.Documents` of a split."""
@@ -158,26 +158,29 @@ def _parse(corpus: ParsedCorpus, folder: Path) -> None:
     from remixer_tasks.corpora import arrow_files
 
     notice, malformed = Notice(f'reading {corpus.name}'), Malformed(corpus.strict)
-    train = _read(corpus, corpus.read, 'documents', folder, malformed, notice)
+    paths = _read(corpus, corpus.read, 'documents', folder, malformed, notice)
+    shares = arrow_files.Documents(paths).shares()
     if corpus.read_validation is None:
-        shares = arrow_files.Documents(train).shares()
         is_held_out = shares < corpus.validation_fraction
         if not is_held_out.any() and len(shares) > 1:
             # There are too few documents for this share.
             is_held_out = shares == shares.min()
         _check_held_out(int(is_held_out.sum()), len(shares), corpus)
     else:
-        held_out = _read(corpus, corpus.read_validation, 'held_out', folder, malformed, notice)
-        lengths = [len(arrow_files.Documents(paths)) for paths in (train, held_out)]
-        is_held_out = np.repeat([False, True], lengths)
+        paths = _read(corpus, corpus.read_validation, 'held_out', folder, malformed, notice)
+        held_out = arrow_files.Documents(paths).shares()
+        is_held_out = np.repeat([False, True], [len(shares), len(held_out)])
+        shares = np.concatenate([shares, held_out])
     rows = {TRAIN: np.flatnonzero(~is_held_out), VALIDATION: np.flatnonzero(is_held_out)}
+    # In the name, so that a resumed run notices other text, although it does not read it.
+    digest = hashlib.sha256(shares.tobytes()).hexdigest()[:16]
     for split, numbers in rows.items():
         if not len(numbers):
             raise UserError(
                 f'{corpus.name} has no {split} {corpus.words.parts}{malformed.summary()}: {corpus.words.find}'
             )
         np.save(folder / 'rows.tmp.npy', numbers)
-        temporary.commit(folder / 'rows.tmp.npy', folder / f'{split}.npy')
+        temporary.commit(folder / 'rows.tmp.npy', folder / f'{split}-{digest}.npy')
     counts = {split: len(numbers) for split, numbers in rows.items()}
     cache.commit_text(folder / 'counts.json', json.dumps(counts | malformed.counts()))
     for path in folder.glob('*.unfinished'):

@@ -18,7 +18,7 @@ import urllib.parse
 import urllib.request
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 from remixer_t5x import temporary
@@ -124,9 +124,16 @@ def _fetch_one(dataset: Dataset, download: Download, folder: Path, source: str |
     with _temporary_folder(folder) as temporary:
         file = temporary / _file_name(download)
         if source is None:
+            origin = download.url
             _download(download, file, name)
         else:
-            _copy(dataset, download, Path(str(source)).expanduser(), file)
+            origin = str(_find_copy(dataset, download, Path(source).expanduser()))
+            shutil.copyfile(origin, file)
+        if (actual := _sha256(file)) != download.sha256:
+            raise UserError(
+                f'{origin} must have SHA-256 {download.sha256}, got {actual}: it is damaged or another version; get it '
+                f'from {download.url} again'
+            )
         target = folder / download.folder
         if not download.unzip:
             _place(file, target / file.name)
@@ -174,64 +181,27 @@ def _download(download: Download, file: Path, name: str) -> None:
         raise UserError(f'{download.url} cannot be reached ({reason}); {offline}') from error
     with response:
         length = int(response.headers.get('Content-Length') or 0)
-        read = _connection_reader(response.read, download.url)
-        _write(read, length, file, f'downloading {_file_name(download)}')
+        _write(response, length, file, download.url)
     if length and file.stat().st_size != length:
         raise UserError(
             f'{download.url}: the connection ended after {_size(file.stat().st_size)} of {_size(length)}; '
             'type the command again'
         )
-    actual = _sha256(file)
-    if actual != download.sha256:
-        raise UserError(
-            f'{download.url} must have SHA-256 {download.sha256}, got {actual}: it was damaged in transit, or is '
-            'another version; type the command again'
-        )
 
 
-def _connection_reader(read: Callable[[int], bytes], url: str) -> Callable[[int], bytes]:
-    """`read`, but connection errors become UserErrors; errors of the disk are OSErrors too."""
-
-    def reading(size: int) -> bytes:
-        try:
-            return read(size)
-        except (OSError, http.client.HTTPException) as error:
-            raise UserError(f'{url}: the connection broke ({error}); type the command again') from error
-
-    return reading
-
-
-def _copy(dataset: Dataset, download: Download, source: Path, file: Path) -> None:
-    """Copies the file from `source` or its folder. Raises UserError if it is missing or not the published file."""
-    if not source.is_dir():
-        raise UserError(f'--from {source} is not a folder; give the folder with {file.name}')
-    places = [source / download.folder / file.name, source / file.name]
-    files = [place for place in places if place.is_file()]
-    if not files:
-        advice = f'get it from {download.url}'
-        if any(sources.find_raw(dataset, split, str(source)) for split in dataset.splits):
-            advice += f', or use the unpacked files that are there with REMIXER_T5X_DATA={source}'
-        raise UserError(f'--from {source}: {file.name} is not there; {advice}')
-    try:
-        sums = [_sha256(place) for place in files]
-    except OSError as error:
-        raise UserError(f'--from {source}: {error.filename} cannot be read ({error.strerror})') from error
-    if download.sha256 not in sums:
-        raise UserError(
-            f'--from {source}: {files[0]} must have SHA-256 {download.sha256}, got {sums[0]}; '
-            f'get it from {download.url}'
-        )
-    with open(files[sums.index(download.sha256)], 'rb') as stream:
-        _write(stream.read, files[0].stat().st_size, file, f'copying {file.name}')
-
-
-def _write(read: Callable[[int], bytes], length: int, file: Path, what: str) -> None:
-    notice = Notice(what)
+def _write(response: http.client.HTTPResponse, length: int, file: Path, url: str) -> None:
+    notice = Notice(f'downloading {file.name}')
     total = f' of {_size(length)}' if length else ''
     result = 'stopped'
     try:
         with open(file, 'wb') as out:
-            while chunk := read(_CHUNK):
+            while True:
+                try:
+                    chunk = response.read(_CHUNK)
+                except (OSError, http.client.HTTPException) as error:
+                    raise UserError(f'{url}: the connection broke ({error}); type the command again') from error
+                if not chunk:
+                    break
                 out.write(chunk)
                 if out.tell() > _LARGEST:
                     raise UserError(f'{file.name} has more than {_size(_LARGEST)}, so it is not the published file')
@@ -239,6 +209,22 @@ def _write(read: Callable[[int], bytes], length: int, file: Path, what: str) -> 
             result = _size(out.tell())
     finally:
         notice.done(result)
+
+
+def _find_copy(dataset: Dataset, download: Download, source: Path) -> Path:
+    """The file in `source` or its folder of the data set. Raises UserError if it is missing."""
+    name = _file_name(download)
+    if not source.is_dir():
+        raise UserError(f'--from {source} is not a folder; give the folder with {name}')
+    for place in (source / download.folder / name, source / name):
+        if place.is_file():
+            if not os.access(place, os.R_OK):
+                raise UserError(f'--from {source}: {place} cannot be read; check the rights there')
+            return place
+    advice = f'get it from {download.url}'
+    if any(sources.find_raw(dataset, split, str(source)) for split in dataset.splits):
+        advice += f', or use the unpacked files that are there with REMIXER_T5X_DATA={source}'
+    raise UserError(f'--from {source}: {name} is not there; {advice}')
 
 
 def _size(count: int) -> str:

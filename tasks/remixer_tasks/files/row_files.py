@@ -55,7 +55,8 @@ class RowLayout:
         try:
             ''.encode(self.encoding)
         except (LookupError, TypeError, ValueError) as error:
-            raise UserError(f"ENCODING must be an encoding of text, as 'latin-1', got {self.encoding!r}") from error
+            text = f"ENCODING must be an encoding of text, as 'latin-1', got {self.encoding!r} ({error})"
+            raise UserError(text) from error
 
     def format_of(self, path: str) -> str:
         """The format of this file. Raises UserError if neither setting nor extension names it."""
