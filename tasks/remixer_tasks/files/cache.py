@@ -72,12 +72,13 @@ def filling(folder: Path, name: str) -> Iterator[bool]:
             lock.acquire()
         except NotImplementedError as error:
             raise UserError(f'{root()} has no file locks ({error}): set REMIXER_T5X_CACHE to a local folder') from error
-        with lock:
-            try:
-                yield not (folder / SEAL).exists()
-            except UserError:
-                temporary.remove(folder)
-                raise
+        try:
+            yield not (folder / SEAL).exists()
+        except UserError:
+            temporary.remove(folder)
+            raise
+        finally:
+            lock.release()
 
 
 @contextlib.contextmanager
