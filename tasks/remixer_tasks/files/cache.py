@@ -22,7 +22,7 @@ from remixer_tasks.files.notice import Notice
 
 # Names and sizes of an entry's files.
 SEAL = 'files.json'
-_LOCK = 'lock'
+_LOCK, _UNFINISHED = 'lock', '.tmp'
 
 
 def root() -> Path:
@@ -98,13 +98,15 @@ def writing() -> Iterator[None]:
 
 def seal(folder: Path) -> None:
     """Writes the names and sizes of the files of `folder` to it, for `check`."""
-    sizes = {path.name: path.stat().st_size for path in sorted(folder.iterdir()) if path.name not in (SEAL, _LOCK)}
+    # A killed run may have left the unfinished file of `commit_text`.
+    files = [path for path in sorted(folder.iterdir()) if path.name not in (SEAL, _LOCK) and path.suffix != _UNFINISHED]
+    sizes = {path.name: path.stat().st_size for path in files}
     commit_text(folder / SEAL, json.dumps(sizes))
 
 
 def commit_text(path: Path, text: str) -> None:
     """Writes a file that is complete even after a power loss, or missing."""
-    unfinished = path.with_suffix('.tmp')
+    unfinished = path.with_suffix(_UNFINISHED)
     unfinished.write_text(text)
     temporary.commit(unfinished, path)
 
