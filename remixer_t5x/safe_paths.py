@@ -1,7 +1,7 @@
-"""Folders and names that came from somebody else must not point out of the folder that the user named.
+"""Checks that untrusted folders and names do not lead out of the folder that the user named.
 
-The folder itself may be a link, because the user chose it. `check_inside` looks only at names and kinds of entries and
-does not open files, so a checkpoint of thousands of files takes milliseconds. Buckets have no links.
+The folder itself may be a link, because the user chose it. `check_inside` reads only names and kinds of entries and
+opens no files, so a checkpoint of thousands of files takes milliseconds. Buckets have no links.
 """
 
 import os

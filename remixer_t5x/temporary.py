@@ -9,9 +9,8 @@ import fcntl
 import os
 import pathlib
 import shutil
-import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 _LOCK = '.lock'
 
@@ -26,7 +25,7 @@ def entry(folder: pathlib.Path, prefix: str, suffix: str = '.tmp') -> Iterator[p
     remove_abandoned(folder, suffix)
     path = folder / f'{prefix}{uuid.uuid4().hex}{suffix}'
     lock = path.with_name(path.name + _LOCK)
-    descriptor, _ = _locked(lock)
+    descriptor = _locked(lock)
     try:
         yield path
     finally:
@@ -35,52 +34,18 @@ def entry(folder: pathlib.Path, prefix: str, suffix: str = '.tmp') -> Iterator[p
         os.close(descriptor)
 
 
-@contextlib.contextmanager
-def kept(path: pathlib.Path, wait: Callable[[], object]) -> Iterator[bool]:
-    """A folder that stays if this process is killed or the block raises, so that a later process can continue with it.
-
-    One process at a time is in the block. Yields whether it is alone there: False where the file system has no locks,
-    and then the folder is not made. Raises OSError if the folder cannot be made.
-
-    Args:
-        path: the folder; a block that ends well has moved it, or it is removed.
-        wait: called before this process waits for another.
-    """
-    lock = path.with_name(path.name + _LOCK)
-    descriptor, is_locked = _locked(lock, wait)
-    try:
-        if is_locked:
-            path.mkdir(exist_ok=True)
-            os.utime(lock)
-        yield is_locked
-        remove(path)
-        lock.unlink(missing_ok=True)
-    finally:
-        os.close(descriptor)
-
-
-def _locked(lock: pathlib.Path, wait: Callable[[], object] = lambda: None) -> tuple[int, bool]:
-    """A descriptor of the file, and whether it could be locked."""
+def _locked(lock: pathlib.Path) -> int:
+    """A descriptor of the file, which is locked unless the file system has no locks."""
     while True:
         descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-        is_locked = _flock(descriptor, wait)
+        # Without locks, nothing is removed later.
+        with contextlib.suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
         # Another process may have taken the file for an abandoned one before it was locked.
         with contextlib.suppress(FileNotFoundError):
             if os.stat(lock).st_ino == os.fstat(descriptor).st_ino:
-                return descriptor, is_locked
+                return descriptor
         os.close(descriptor)
-
-
-def _flock(descriptor: int, wait: Callable[[], object]) -> bool:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        wait()
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-    except OSError:
-        # Where there are no locks, nothing is removed later.
-        return False
-    return True
 
 
 def commit(written: str | os.PathLike[str], final: str | os.PathLike[str]) -> None:
@@ -118,15 +83,14 @@ def remove(path: pathlib.Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def remove_abandoned(folder: pathlib.Path, suffix: str, age: float = 0.0) -> None:
-    """Removes entries under names with `suffix` that no process has, and none has had for `age` seconds."""
+def remove_abandoned(folder: pathlib.Path, suffix: str) -> None:
+    """Removes the entries with `suffix` of processes that have ended."""
     for lock in folder.glob(f'*{suffix}{_LOCK}'):
         # Another process may be faster, or own the file.
         with contextlib.suppress(OSError):
             descriptor = os.open(lock, os.O_RDWR | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
             try:
-                found = os.fstat(descriptor)
-                if found.st_uid != os.getuid() or (age and time.time() - found.st_mtime < age):
+                if os.fstat(descriptor).st_uid != os.getuid():
                     continue
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 remove(lock.with_name(lock.name.removesuffix(_LOCK)))

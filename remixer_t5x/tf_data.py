@@ -1,8 +1,7 @@
-"""Reading tf.data without autotuning.
+"""Reads tf.data without autotuning.
 
-An iterator that autotunes may wait when it is deleted, for as long as it has been read and at most a minute: the thread
-that tunes is woken to end, asks whether it is cancelled before the answer is yes (TensorFlow 2.21), and sleeps again.
-Without autotuning, `AUTOTUNE` is as many parallel calls as there are threads, at most 16.
+Deleting an iterator that autotunes may block for up to a minute: its tuning thread wakes, checks for cancellation too
+early (TensorFlow 2.21), and sleeps again. Without autotuning, `AUTOTUNE` is one parallel call per thread, at most 16.
 """
 
 from __future__ import annotations

@@ -1,27 +1,29 @@
 """Reads bytes, text, JSON and JSON lines from files that this process did not just write.
 
-Any file can be a pipe, a device, sparse, enormous, cut off or full of nonsense. Only a regular file (or an object in a
-bucket) is opened, because a pipe would wait for ever; at most a stated number of bytes is held; and what is returned
-from JSON can be used without further care: numbers are finite, and text can be encoded.
+Any file can be a pipe, a device, sparse, enormous, truncated or garbage. Only a regular file (or an object in a bucket)
+is opened, because a pipe would block; at most a given number of bytes is read; and values from JSON are safe to use:
+numbers are finite, and text can be encoded.
 """
 
 import collections
 import contextlib
 import errno
+import functools
 import io
 import json
+import math
 import os
 import re
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from remixer_t5x.errors import UserError, one_line, reason
 
 Path = str | os.PathLike[str]
-# Bytes of a file that is read as a whole; the largest published configurations and indices have a few megabytes.
+# Bytes of a whole file; the largest published configurations and indices have a few megabytes.
 MAX_BYTES = 100_000_000
-# Bytes of one line of JSON lines: a prediction with its input, or a longer text than any model reads.
+# Bytes of one line of JSON lines, which is a prediction with its input.
 LONGEST_LINE = 50_000_000
 # Every whole number of this many digits has a finite float; reading longer ones takes quadratic time.
 _MAX_DIGITS = 300
@@ -82,15 +84,15 @@ def read_text(path: Path, advice: str = _AGAIN, limit: int = MAX_BYTES) -> str:
 def read_object(path: Path, advice: str = _AGAIN, limit: int = MAX_BYTES) -> dict[str, Any]:
     """The JSON object in the file. Raises UserError, ending in `advice`, for any other file."""
     with user_errors(path, advice):
-        found = parse(read_bytes(path, limit))
-        if not isinstance(found, dict):
+        value = parse(read_bytes(path, limit))
+        if not isinstance(value, dict):
             raise NotJson('it does not contain a JSON object')
-        return found
+        return value
 
 
 @contextlib.contextmanager
 def user_errors(path: Path, advice: str = _AGAIN) -> Iterator[None]:
-    """Turns what the functions here raise about `path` into a UserError that ends in `advice`."""
+    """Converts the errors of this module about `path` to a UserError that ends in `advice`."""
     try:
         yield
     except (OSError, NotJson) as error:
@@ -125,7 +127,7 @@ def json_lines(path: Path, longest: int = LONGEST_LINE, odd_numbers: bool = Fals
             number += 1
             size, ended = len(line), line.endswith(b'\n')
             if size > longest and not ended:
-                # What follows may be endless, and nothing of ours has such a line.
+                # The rest may be endless, and no file of ours has such a line.
                 yield Line(number, size, None, f'it has more than {longest:,} bytes', ended=True)
                 return
             try:
@@ -146,25 +148,51 @@ def parse(text: str | bytes, odd_numbers: bool = False) -> Any:
     Raises:
         NotJson: the text is something else, is nested too deeply, or has a whole number of more than 300 digits.
     """
-    return _parsed(text, (_LENIENT if odd_numbers else _STRICT).decode)
+    return _parse(text, odd_numbers, unique=False)
 
 
 def parse_unique(text: str | bytes) -> Any:
-    """As `parse`; an object that has the same name twice is not JSON either."""
-    return _parsed(text, _UNIQUE.decode)
+    """As `parse`, and an object that has the same name twice is not JSON."""
+    return _parse(text, odd_numbers=False, unique=True)
 
 
-def _parsed(text: str | bytes, decode: Callable[[str], Any]) -> Any:
+def _parse(text: str | bytes, odd_numbers: bool, unique: bool) -> Any:
     try:
         text = _decoded(text) if isinstance(text, bytes) else text
-        found = decode(text)
-        return _encodable(found) if _LONE_SURROGATE.search(text) else found
+        value = _decoder(odd_numbers, unique).decode(text)
+        return _encodable(value) if _LONE_SURROGATE.search(text) else value
     except NotJson:
         raise
     except RecursionError:
         raise NotJson('it is nested too deeply') from None
     except ValueError as error:
         raise NotJson(f'invalid JSON ({one_line(str(error))[:150]})') from None
+
+
+@functools.cache
+def _decoder(odd_numbers: bool, unique: bool) -> json.JSONDecoder:
+    def whole(digits: str) -> int:
+        if len(digits) > _MAX_DIGITS:
+            raise NotJson(f'it has a number of {len(digits):,} digits')
+        return int(digits)
+
+    def finite(text: str) -> float | None:
+        """Of a number, or of NaN or Infinity."""
+        if math.isfinite(value := float(text)):
+            return value
+        if odd_numbers:
+            return None
+        kind = 'which is too large' if text[-1].isdigit() else 'which is not JSON'
+        raise NotJson(f'it has the number {text[:30]}, {kind}')
+
+    def distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        for name, count in collections.Counter(name for name, _ in pairs).items():
+            if count > 1:
+                raise NotJson(f'{name!a:.100} is in it twice')
+        return dict(pairs)
+
+    hook = distinct if unique else None
+    return json.JSONDecoder(parse_int=whole, parse_float=finite, parse_constant=finite, object_pairs_hook=hook)
 
 
 def _decoded(content: bytes) -> str:
@@ -182,38 +210,3 @@ def _encodable(value: Any) -> Any:
     if isinstance(value, dict):
         return {_encodable(name): _encodable(item) for name, item in value.items()}
     return value
-
-
-def _whole(digits: str) -> int:
-    if len(digits) > _MAX_DIGITS:
-        raise NotJson(f'it has a number of {len(digits):,} digits')
-    return int(digits)
-
-
-def _finite(text: str) -> float:
-    value = float(text)
-    if value in (float('inf'), float('-inf')):
-        raise NotJson(f'it has the number {text[:30]}, which is too large')
-    return value
-
-
-def _finite_or_none(text: str) -> float | None:
-    value = float(text)
-    return None if value in (float('inf'), float('-inf')) else value
-
-
-def _refuse(name: str) -> None:
-    raise NotJson(f'it has {name}, which is not JSON')
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        counts = collections.Counter(name for name, _ in pairs)
-        raise NotJson(f'{next(name for name in counts if counts[name] > 1)!a:.100} is in it twice')
-    return found
-
-
-_STRICT = json.JSONDecoder(parse_int=_whole, parse_float=_finite, parse_constant=_refuse)
-_LENIENT = json.JSONDecoder(parse_int=_whole, parse_float=_finite_or_none, parse_constant=lambda name: None)
-_UNIQUE = json.JSONDecoder(parse_int=_whole, parse_float=_finite, parse_constant=_refuse, object_pairs_hook=_unique)

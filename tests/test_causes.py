@@ -22,7 +22,7 @@ KNOWN = {
     'remixer_t5x/extras/forecast/forecast.py': 'Exception',
     'tasks/remixer_tasks/files/text_files.py': 'ValueError',
     'tasks/remixer_tasks/objectives/ul2.py': 'ValueError',
-    'tasks/remixer_tasks/vocabulary/unigram_json.py': 'ValueError',
+    'tasks/remixer_tasks/vocabulary/tokenizer_json.py': 'ValueError',
 }
 
 

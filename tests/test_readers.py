@@ -57,20 +57,18 @@ OPENED = {
     'remixer_t5x/temporary.py::remove_abandoned': NOT_READ,
     'remixer_t5x/temporary.py::sync': NOT_READ,
     'remixer_t5x/train/hooks.py::_upload': OWN,
-    'tasks/remixer_tasks/benchmarks/sources/sources.py::count': TRUSTED,
     'tasks/remixer_tasks/caching.py::_json': TRUSTED,
     'tasks/remixer_tasks/caching.py::completed': TRUSTED,
+    'tasks/remixer_tasks/corpora/text_corpus.py::_open': VERIFIED,
     'tasks/remixer_tasks/corpora/streamed_text.py::_read': 'a text of the position, which tf.data has restored',
-    'tasks/remixer_tasks/files/archives.py::_extract': VERIFIED,
-    'tasks/remixer_tasks/files/archives.py::unpack': VERIFIED,
-    'tasks/remixer_tasks/files/bounded_lines.py::__init__': VERIFIED,
+    'tasks/remixer_tasks/files/download.py::_extract': VERIFIED,
+    'tasks/remixer_tasks/files/download.py::unpack': VERIFIED,
+    'tasks/remixer_tasks/files/text_files.py::__init__': VERIFIED,
     'tasks/remixer_tasks/files/download.py::_copy': VERIFIED,
     'tasks/remixer_tasks/files/download.py::_sha256': VERIFIED,
     'tasks/remixer_tasks/files/text_files.py::opened': 'what untrusted_files has opened',
     'tasks/remixer_tasks/python_docs.py::read': 'a package that is installed here',
-    'tasks/remixer_tasks/vocabulary/pieces.py::_read_model': VERIFIED,
-    'tasks/remixer_tasks/corpora/text_shards.py::join': VERIFIED,
-    'tasks/remixer_tasks/corpora/text_shards.py::shuffle': 'a file that this process has just written',
+    'tasks/remixer_tasks/vocabulary/sentencepiece_vocabulary.py::_read_model': VERIFIED,
 }
 # Modules that read by untrusted_files, all of which `tests/test_untrusted_files.py` reaches or the file named here.
 USING = {
@@ -92,14 +90,14 @@ USING = {
     *('remixer_t5x/evaluate/text_inference.py', 'remixer_t5x/interop/huggingface/folders.py'),
     'tasks/remixer_tasks/vocabulary/byte_pairs.py',
     'remixer_t5x/interop/shared_folder.py',
-    *('remixer_t5x/tokenizer_files.py', 'tasks/remixer_tasks/vocabulary/unigram_json.py'),
+    'remixer_t5x/tokenizer_files.py',
     *('remixer_t5x/interop/huggingface/t5_tokenizer.py', 'remixer_t5x/interop/safetensors/export.py'),
     'remixer_t5x/interop/safetensors/files.py',
     *('remixer_t5x/extras/reports/records.py', 'remixer_t5x/run_folder/metrics.py'),
-    *('tasks/remixer_tasks/files/cache.py', 'tasks/remixer_tasks/files/raw_rows.py'),
+    *('tasks/remixer_tasks/files/cache.py', 'tasks/remixer_tasks/benchmarks/raw_rows.py'),
     *('tasks/remixer_tasks/files/row_files.py', 'tasks/remixer_tasks/files/text_files.py'),
-    # tests/remixer_tasks/test_volumes.py
-    'tasks/remixer_tasks/corpora/volumes.py',
+    # tests/remixer_tasks/test_parsed_text.py
+    'tasks/remixer_tasks/corpora/text_corpus.py',
 }
 
 

@@ -103,8 +103,6 @@ RENAMES = {
     'remixer_t5x/temporary.py': 'commit itself',
     'remixer_t5x/checkpoints/manager.py': 'moves a damaged checkpoint away',
     'remixer_t5x/run_folder/metrics.py': 'moves a damaged log away',
-    'tasks/remixer_tasks/corpora/text_shards.py': 'in a folder that is committed as a whole',
-    'tasks/remixer_tasks/corpora/volumes.py': 'in a folder that is committed as a whole',
 }
 
 

@@ -116,7 +116,7 @@ def _documents(extension):
 
 def _rows(reader):
     def read(path):
-        from remixer_tasks.files import raw_rows
+        from remixer_tasks.benchmarks import raw_rows
 
         found = getattr(raw_rows, reader)(str(path))
         return list(found) if reader != 'whole_json' else found

@@ -171,9 +171,9 @@ def _added_tokens(path):
 
 
 def _unigram(path):
-    from remixer_tasks.vocabulary import unigram_json
+    from remixer_tasks.vocabulary import tokenizer_json
 
-    unigram_json.to_model(untrusted_files.read_object(path), 'folder')
+    tokenizer_json.unigram_model(untrusted_files.read_object(path), 'folder')
 
 
 @contextlib.contextmanager
@@ -221,15 +221,15 @@ def _seal_of_the_cache(path):
 
 
 def _published_json(path):
-    from remixer_tasks.files import raw_rows
+    from remixer_tasks.benchmarks import raw_rows
 
     raw_rows.whole_json(str(path))
 
 
 def _published_rows(path):
-    from remixer_tasks.files import raw_rows
+    from remixer_tasks.benchmarks import raw_rows
 
-    for _, row in raw_rows.jsonl(str(path)):
+    for row in raw_rows.jsonl(str(path)):
         str(row).encode()
 
 

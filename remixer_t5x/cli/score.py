@@ -57,7 +57,7 @@ def run(args: argparse.Namespace) -> None:
 def _pairs(args: argparse.Namespace) -> Iterator[tuple[str, str]]:
     from remixer_tasks.files import row_files
     from remixer_tasks.files.malformed import Malformed
-    from remixer_tasks.pair_templates import Template
+    from remixer_tasks.text_pairs import Template
 
     templates = Template(args.inputs, '--inputs'), Template(args.targets, '--targets')
     numbered = all(name.isdecimal() for template in templates for name in template.columns)

@@ -125,7 +125,6 @@ class TrainBatches:
             dataset = _with_options(examples.batch(stream_rows, drop_remainder=True), threads)
             return Stream(dataset, self._task.name, config.save_position)
 
-        self._open = open_stream
         self._streams = {index: open_stream(index) for index in indices}
         # TensorFlow computes a stream's batch without holding Python's lock.
         self._executor = ThreadPoolExecutor(len(indices), 'stream') if len(indices) > 1 else None
@@ -161,20 +160,9 @@ class TrainBatches:
 
     def restore(self, states: Mapping[int, bytes]) -> None:
         """Sets a position from `capture` of a run with an equal config; empty means the start."""
-        for index in self._streams:
+        for index, stream in self._streams.items():
             if states[index]:
-                self._restore(index, states[index])
-
-    def _restore(self, index: int, state: bytes) -> None:
-        while True:
-            try:
-                return self._streams[index].restore(state)
-            except UserError as error:
-                # A source that keeps files of its own may repair them (see `text_source.TextSource.mend`).
-                sources = [task.source for task in seqio.get_subtasks(self._task) if hasattr(task.source, 'mend')]
-                if self._config.use_cached or not any([source.mend(str(error.__cause__)) for source in sources]):
-                    raise
-                self._streams[index] = self._open(index)
+                stream.restore(states[index])
 
 
 class EvalBatches:

@@ -9,12 +9,10 @@ the same token vectors without any noise, and joining and cutting documents toke
 
     python scripts/benchmarks/input_pipeline.py --streams 1 2 --device_tokens 6_300_000
 
-times the batches of a run instead, with as many streams, from text and from kept token ids, and says how long a device
-of that speed would wait for them.
+times the batches of a run instead, with as many streams, and says how long a device of that speed would wait for them.
 """
 
 import argparse
-import dataclasses
 import os
 import time
 
@@ -26,7 +24,6 @@ import tensorflow as tf  # noqa: E402
 from remixer_t5x import tf_data
 from remixer_t5x.data import pipeline, task_batches
 from remixer_tasks import local_files, pretraining, python_docs, vocabularies
-from remixer_tasks.corpora import token_ids  # noqa: E402
 from remixer_tasks.corpora.text_corpus import ParsedCorpus
 from remixer_tasks.objectives import segments, span_corruption  # noqa: E402
 
@@ -82,18 +79,9 @@ def peers(documents: tf.data.Dataset) -> dict[str, tf.data.Dataset]:
 def run_batches(corpus: ParsedCorpus, vocabulary: seqio.Vocabulary, counts: list[int], needed: int, most: int) -> None:
     """Prints what a run's own batches cost, by the number of streams; `most`: tokens to draw each time."""
     print(f'{"batches of a run":<34}{"tokens/s per core":>18}{"tokens/s wall":>15}{"device waits":>14}')
-    # A number of streams that leaves each a few files is what one would choose.
-    for kept in (False, True):
-        task = pretraining.span_corruption(corpus, vocabulary)
-        if not kept:
-            task.source.read_text_alone()
-        else:
-            for split in task.splits:
-                task.source.get_dataset(split)
-            token_ids.finish()
-        for streams in counts:
-            what = f'from {"kept ids" if kept else "text"}, {streams} stream{"s" * (streams > 1)}'
-            run_line(what, *time_batches(task, streams, most), needed)
+    task = pretraining.span_corruption(corpus, vocabulary)
+    for streams in counts:
+        run_line(f'{streams} stream{"s" * (streams > 1)}', *time_batches(task, streams, most), needed)
 
 
 def time_batches(task: seqio.Task, streams: int, most: int) -> tuple[float, float]:
@@ -127,9 +115,7 @@ def main() -> None:
     vocabulary = vocabularies.sentencepiece(args.model) if args.model else vocabularies.trained(corpus, 4096)
     vocabulary.load_model()
     if args.streams:
-        assert isinstance(corpus, ParsedCorpus), 'files on this machine are parsed, and not streamed'
-        keeping = dataclasses.replace(corpus, keep_ids=1e10)
-        return run_batches(keeping, vocabulary, args.streams, args.device_tokens, args.tokens)
+        return run_batches(corpus, vocabulary, args.streams, args.device_tokens, args.tokens)
 
     text = corpus.source().get_dataset('train', shuffle=False)
     tokenised = text.map(lambda example: {'targets': vocabulary.encode_tf(example['text'])})

@@ -1,7 +1,7 @@
-"""C4 (Raffel et al. 2020), or any TensorFlow Dataset with a text, as a corpus.
+"""C4 (Raffel et al. 2020), or any TensorFlow Dataset with a feature 'text', as a corpus.
 
-The dataset must lie prepared under TFDS_DATA_DIR (or seqio's override, or ~/tensorflow_datasets): preparing C4 takes
-a cluster, so it is never started from here.
+The data set must be prepared under TFDS_DATA_DIR (or seqio's override, or ~/tensorflow_datasets): preparing C4 takes a
+cluster, so no function here starts it.
 """
 
 from __future__ import annotations
@@ -16,10 +16,13 @@ from remixer_tasks.corpora.text_corpus import TRAIN, VALIDATION
 
 @dataclasses.dataclass(frozen=True)
 class TfdsCorpus:
-    """A prepared TensorFlow Dataset with a feature 'text' and the given splits (TFDS slices are fine).
+    """A prepared TensorFlow Dataset with a feature 'text'.
 
-    name: dataset, config and version, as in 'c4/en:3.1.0'.
-    data_dir: where it lies; None leaves that to TFDS_DATA_DIR.
+    Attributes:
+        name: data set, config and version, as in 'c4/en:3.1.0'.
+        data_dir: its folder; None is TFDS_DATA_DIR.
+        train: split or TFDS slice to train on.
+        validation: split or TFDS slice to evaluate on.
     """
 
     name: str
@@ -33,7 +36,7 @@ class TfdsCorpus:
 
     def source(self, order: int = 0) -> seqio.DataSource:
         # Imported here, because the class derives from seqio's.
-        from remixer_tasks.corpora.tfds_source import TfdsSource
+        from remixer_tasks.corpora.sources import TfdsSource
 
         return TfdsSource(self.name, self.data_dir, {TRAIN: self.train, VALIDATION: self.validation}, order)
 
@@ -48,5 +51,5 @@ def corpus(
     train: str = 'train',
     validation: str = 'validation',
 ) -> TfdsCorpus:
-    """C4, or another TFDS dataset whose examples have a 'text'; see `TfdsCorpus`. Opens nothing."""
+    """C4, or another TFDS data set with a feature 'text'; see `TfdsCorpus`. Opens no file."""
     return TfdsCorpus(name, data_dir, train, validation)

@@ -1,12 +1,11 @@
-"""Writes a task's examples once, as they are before lengths and seeds matter, for seqio to read as a cached task.
+"""Writes a task's tokenized examples once, for seqio to read as a cached task.
 
-The pipeline is put together from seqio's own Apache Beam transforms (`seqio.beam_utils`), so the files are those of
+The pipeline consists of seqio's Apache Beam transforms (`seqio.beam_utils`), so the files are those of
 `seqio_cache_tasks`: `<directory>/<task>/` with TFRecord shards, `info.<split>.json` and `stats.<split>.json`, and last
-of all COMPLETED, without which no reader looks at the rest. Beam puts the examples into a random order, which the files
-then keep.
+COMPLETED, without which no reader uses the others. Beam shuffles the examples.
 
-What seqio's script lacks: a task need not be in a registry (workers get the task itself), what a killed job left behind
-is removed first, and COMPLETED says what the cache was made with.
+Unlike seqio's script: a task need not be registered (workers receive the task itself), the files of a killed job are
+removed first, and COMPLETED contains a note about the vocabulary.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ LOCAL_RUNNER = 'FnApiRunner'
 
 @dataclasses.dataclass(frozen=True)
 class CachedSplit:
-    """What the cache has of one split: `tokens` of each feature, without padding and EOS, and `size` in bytes."""
+    """A cached split: `tokens` of each feature, without padding and EOS, and `size` in bytes."""
 
     split: str
     examples: int
@@ -46,12 +45,12 @@ class CachedSplit:
 
 
 def folder(task: seqio.Task, directory: str) -> str:
-    """Where seqio looks for the task below `directory`."""
+    """The folder of the task in `directory`, as seqio names it."""
     return os.path.join(directory, seqio.get_task_dir_from_name(task.name))
 
 
 def cache(task: seqio.Task, directory: str, note: str, shards: int = 64, beam_options: str | None = None) -> list[str]:
-    """Caches the task below `directory` unless that is done, and returns lines that say what is there.
+    """Caches the task in `directory` unless it is there; returns lines that describe the cache.
 
     Args:
         note, shards, beam_options: see `write`.
@@ -71,7 +70,7 @@ def cache(task: seqio.Task, directory: str, note: str, shards: int = 64, beam_op
 
 
 def completed(path: str) -> str | None:
-    """What the folder's COMPLETED says; None where the cache is not complete."""
+    """The note in the folder's COMPLETED; None if the cache is not complete."""
     name = os.path.join(path, COMPLETED)
     if not tf.io.gfile.exists(name):
         return None
@@ -98,32 +97,34 @@ def _json(path: str) -> dict[str, Any]:
 
 
 def write(task: seqio.Task, directory: str, note: str, shards: int = 64, beam_options: str | None = None) -> None:
-    """Caches every split of the task below `directory`, a path that the workers understand (gs:// is fine).
+    """Caches every split of the task in `directory`, a path that the workers can write (gs:// too).
 
     Args:
         note: one line for COMPLETED.
-        shards: files of each split; a source of more files gives as many.
-        beam_options: Beam's pipeline options as one text; None runs in this process.
+        shards: files of each split; at least the number of the source's files.
+        beam_options: Beam's pipeline options as a command line; None runs in this process.
 
     Raises:
         UserError: the task has no place for a cache or is streamed, Beam is not installed or does not know the options,
             the data cannot be read, the folder holds something else, or the pipeline failed.
     """
-    from remixer_tasks.corpora import streamed_source
+    from remixer_tasks.corpora import sources
 
     if not task.supports_caching:
         raise UserError(
             f'{task.name} cannot be cached: put seqio.CacheDatasetPlaceholder() among its preprocessors, before the '
             'first one that needs lengths or a seed'
         )
-    if isinstance(task.source, streamed_source.StreamedSource):
+    if isinstance(task.source, sources.StreamedSource):
         raise UserError(f'{task.name} is streamed (HF_STREAMING=True) and cannot be cached: leave HF_STREAMING out')
     pipeline = _pipeline(beam_options)
     path = folder(task, directory)
     _remove_leftovers(path)
-    # Sources that parse their files do so here, and not within the pipeline.
-    files = sum(len(task.source.list_shards(split)) for split in sorted(task.splits))
-    with _registered(task), _progress(f'caching {task.name}', files) as progress:
+    # Sources parse their files here, and not in the workers.
+    for split in task.splits:
+        task.source.list_shards(split)
+    notice = Notice(f'caching {task.name}')
+    with _registered(task):
         outputs = [
             output for split in sorted(task.splits) for output in _cache_split(pipeline, task, split, path, shards)
         ]
@@ -134,15 +135,15 @@ def write(task: seqio.Task, directory: str, note: str, shards: int = 64, beam_op
             raise UserError(f'caching {task.name} failed: {_reason(error)}') from error
         if not tf.io.gfile.exists(os.path.join(path, COMPLETED)):
             raise UserError(f'caching {task.name} failed: the pipeline ended without {path}/{COMPLETED}; see its log')
-        progress.done(f'{sum(part.examples for part in summary(task, directory)):,} examples')
+        notice.done(f'{sum(part.examples for part in summary(task, directory)):,} examples')
 
 
 def _cache_split(pipeline: Any, task: seqio.Task, split: str, path: str, shards: int) -> list[Any]:
-    """Adds one split to the pipeline; returns what its writers give once their files are there."""
+    """Adds a split to the pipeline; returns the outputs of its writers."""
     import apache_beam as beam
     from seqio import beam_utils
 
-    source = beam_utils.PreprocessTask(task, split, setup_fn=functools.partial(_begin_file, task))
+    source = beam_utils.PreprocessTask(task, split, setup_fn=functools.partial(_register, task))
     shards = max(len(source.shards), shards)
     examples = pipeline | f'{split}_read' >> source | f'{split}_shuffle' >> beam.Reshuffle()
     records = beam_utils.WriteExampleTfRecord(seqio.get_cached_tfrecord_prefix(path, split), shards)
@@ -156,7 +157,7 @@ def _cache_split(pipeline: Any, task: seqio.Task, split: str, path: str, shards:
 
 
 def _complete(outputs: list[Any], path: str, note: str) -> None:
-    """COMPLETED, which is written when all of `outputs` are."""
+    """Writes COMPLETED after all of `outputs`."""
     import apache_beam as beam
 
     nothing = outputs | beam.Flatten() | beam.Filter(lambda _: False)
@@ -164,8 +165,8 @@ def _complete(outputs: list[Any], path: str, note: str) -> None:
     _ = nothing | 'complete' >> beam.io.WriteToText(name, num_shards=1, shard_name_template='', header=note)
 
 
-def _pipeline(given: str | None) -> Any:
-    """An empty pipeline with these options. Raises UserError where Beam is missing or refuses them."""
+def _pipeline(beam_options: str | None) -> Any:
+    """An empty pipeline. Raises UserError if Beam is missing or refuses the options."""
     try:
         import apache_beam as beam
         from apache_beam.options.pipeline_options import PipelineOptions
@@ -174,12 +175,12 @@ def _pipeline(given: str | None) -> Any:
             f"data cache needs Apache Beam, which cannot be imported ({error}): pip install 'remixer-t5x[beam]'"
         ) from error
     try:
-        flags = shlex.split(given or '')
+        flags = shlex.split(beam_options or '')
         options = PipelineOptions([f'--runner={LOCAL_RUNNER}', *flags])
         known, every = options.get_all_options(), options.get_all_options(retain_unknown_options=True)
         pipeline = beam.Pipeline(options=options)
     except (ValueError, ImportError, SystemExit) as error:
-        raise UserError(f'BEAM_OPTIONS is {given!r}, which Beam refuses: {_reason(error)}') from error
+        raise UserError(f'BEAM_OPTIONS is {beam_options!r}, which Beam refuses: {_reason(error)}') from error
     unknown = sorted(set(every) - set(known))
     if unknown and known['runner'] == LOCAL_RUNNER:
         # Other runners may have options that only their servers know.
@@ -191,19 +192,19 @@ def _pipeline(given: str | None) -> Any:
 
 
 def _remove_leftovers(path: str) -> None:
-    """Empties the folder of a cache that was never completed. Raises UserError where it holds anything else."""
+    """Removes the folder of an incomplete cache. Raises UserError if it contains other files."""
     if not tf.io.gfile.exists(path):
         return
     names = [name.rstrip('/') for name in tf.io.gfile.listdir(path)]
     foreign = sorted(name for name in names if not re.search(r'\.tfrecord|^(info|stats)\.\w+\.json|^beam-temp-', name))
     if foreign:
-        raise UserError(f'{path} holds {foreign[0]}, which is not a part of a cache: choose another CACHE_DIR')
+        raise UserError(f'{path} contains {foreign[0]}, which is not part of a cache: choose another CACHE_DIR')
     tf.io.gfile.rmtree(path)
 
 
 @contextlib.contextmanager
 def _registered(task: seqio.Task) -> Iterator[None]:
-    """Within it seqio's registry has exactly this task under its name, as `seqio.beam_utils` asks there."""
+    """Registers exactly this task under its name, because `seqio.beam_utils` looks it up there."""
     registry = seqio.TaskRegistry
     before = registry.get(task.name) if task.name in registry.names() else None
     registry.remove(task.name)
@@ -216,40 +217,14 @@ def _registered(task: seqio.Task) -> Iterator[None]:
             registry.add_provider(task.name, before)
 
 
-class _Progress:
-    """Counts the source's files that were begun, as far as that happens in this process."""
-
-    def __init__(self, what: str, files: int):
-        self._notice, self._files, self._begun = Notice(what), files, 0
-        self.done = self._notice.done
-
-    def begin_file(self) -> None:
-        self._begun += 1
-        self._notice.update(lambda: f'reading file {self._begun} of {self._files}')
-
-
-_running: list[_Progress] = []
-
-
-@contextlib.contextmanager
-def _progress(what: str, files: int) -> Iterator[_Progress]:
-    _running.append(_Progress(what, files))
-    try:
-        yield _running[-1]
-    finally:
-        _running.pop()
-
-
-def _begin_file(task: seqio.Task) -> None:
-    """What a worker does before it reads a file: it may be a process that never heard of the task."""
+def _register(task: seqio.Task) -> None:
+    """Registers the task in a worker, which may be another process."""
     if task.name not in seqio.TaskRegistry.names():
         seqio.TaskRegistry.add_provider(task.name, task)
-    for progress in _running:
-        progress.begin_file()
 
 
 def _reason(error: BaseException) -> str:
-    """The line of an error that says most; Beam puts the tracebacks of workers into the message."""
+    """The most specific line of an error; Beam's messages contain the tracebacks of workers."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     errors = [line for line in lines if re.match(r'[\w.]*(Error|Exception): ', line)]
     line = next((line for line in errors if 'UserError: ' in line), (errors or lines or [type(error).__name__])[-1])

@@ -1,85 +1,151 @@
-"""Every text-to-text task by its name, and what is known about its data: splits, files here, downloads, examples."""
+"""All text-to-text tasks by name, and the state of their data: files here, numbers of examples, examples as text."""
 
 from __future__ import annotations
 
 import dataclasses
 import difflib
-import itertools
+import functools
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
 
 from remixer_t5x import tf_data
 from remixer_t5x.errors import UserError
-from remixer_t5x.lazy import seqio
-from remixer_tasks.benchmarks import cogs, generation, glue, nli, squad, super_glue
-from remixer_tasks.benchmarks.sources import wsc
-from remixer_tasks.benchmarks.sources.dataset import TRAIN, Dataset
-from remixer_tasks.benchmarks.sources.sources import raw_folders
+from remixer_t5x.lazy import seqio, tf
+from remixer_tasks.benchmarks import cogs, generation, glue, nli, sources, squad, super_glue, winograd
+from remixer_tasks.benchmarks.dataset import Dataset
 from remixer_tasks.benchmarks.text_task import TextTask
 
-TASKS: dict[str, TextTask] = {
-    task.name: task
-    for task in (
-        *super_glue.TASKS,
-        wsc.TRAINING,
-        wsc.EVALUATION,
-        wsc.DPR,
-        *glue.TASKS,
-        *nli.TASKS,
-        *squad.TASKS,
-        *cogs.TASKS,
-        *generation.TASKS,
-        *super_glue.FEW_SHOT,
-        wsc.FEW_SHOT_TRAINING,
-        wsc.FEW_SHOT_EVALUATION,
-    )
-}
+_SUITES = (super_glue, winograd, glue, nli, squad, cogs, generation)
+_ALL = (*(task for suite in _SUITES for task in suite.TASKS), *super_glue.FEW_SHOT, *winograd.FEW_SHOT)
+TASKS: dict[str, TextTask] = {task.name: task for task in _ALL}
 DATASETS: dict[str, Dataset] = {task.dataset.name: task.dataset for task in TASKS.values()}
-
-
-@dataclasses.dataclass(frozen=True)
-class TextExample:
-    """What a model sees and should say, before tokens."""
-
-    inputs: str
-    targets: str
+# Published files up to this size are read to count their examples, which takes some hundredths of a second.
+_MAX_COUNTED_BYTES = 1_000_000
 
 
 def task(name: str, vocabulary: seqio.Vocabulary, data_dir: str | None = None) -> seqio.Task:
-    """The task `name`, reading from where `sources` finds its data; opens nothing.
+    """The task `name`, which reads the data that `sources` finds; opens no file.
 
-    Raises UserError for an unknown name, with the nearest known ones.
+    Raises UserError for an unknown name, with the nearest known names.
     """
     return find(name).build(vocabulary, data_dir)
 
 
 def find(name: str) -> TextTask:
-    """The task's description. Raises UserError for an unknown name, with the nearest known ones."""
+    """The task's description. Raises UserError for an unknown name, with the nearest known names."""
     if name not in TASKS:
         near = difflib.get_close_matches(str(name), TASKS, n=3, cutoff=0.4) or list(TASKS)[:3]
-        raise UserError(
-            f'{name!r} is not the name of a task; the nearest names are {", ".join(near)}: set TASK to one of them'
-        )
+        raise UserError(f'TASK must be the name of a task, got {name!r}; the nearest names are {", ".join(near)}')
     return TASKS[name]
 
 
 def available(name: str, data_dir: str | None = None) -> dict[str, str | None]:
-    """For each split of the task the file or TFDS folder that it is read from, None where there is neither."""
+    """For each split of the task, the files or the TFDS folder that it is read from, or None."""
     source = find(name).source(data_dir)
     return {split: source.origin(split) for split in source.splits}
 
 
-def examples(name: str, split: str = TRAIN, n: int = 5, data_dir: str | None = None) -> list[TextExample]:
-    """The first `n` examples of a split as text, in the order of the data.
+def download_folder(data_dir: str | None = None) -> str:
+    """The folder for downloads, which `sources` searches last."""
+    return str(sources.raw_folders(data_dir)[-1])
 
-    Raises UserError for an unknown task or split, and for data that is missing or cannot be read.
+
+@dataclasses.dataclass(frozen=True)
+class SplitStatus:
+    """A split of a task.
+
+    Attributes:
+        origin: the TFDS folder or the files, or None.
+        amount: '250', the number of examples before preprocessing, or '12 MB' if counting takes long.
     """
-    found = find(name)
-    dataset = found.to_text(found.source(data_dir).get_dataset(split, shuffle=False))
+
+    name: str
+    origin: str | None
+    amount: str
+
+
+@dataclasses.dataclass(frozen=True)
+class TaskStatus:
+    """A task and its splits. has_download: whether `download.get` can fetch its data."""
+
+    name: str
+    splits: Sequence[SplitStatus]
+    has_download: bool
+
+
+def status(data_dir: str | None = None) -> list[TaskStatus]:
+    """Every labelled task, in the order of the catalogue."""
+    amount = functools.cache(lambda dataset, split: _amount(DATASETS[dataset], split, data_dir))
     return [
-        TextExample(example['inputs'].decode(), example['targets'].decode())
-        for example in itertools.islice(tf_data.arrays(dataset), n)
+        TaskStatus(
+            task.name,
+            [
+                SplitStatus(split, origin, amount(task.dataset.name, split) if origin else '')
+                for split, origin in available(task.name, data_dir).items()
+            ],
+            bool(task.dataset.downloads),
+        )
+        for task in TASKS.values()
     ]
 
 
-def download_folder(data_dir: str | None = None) -> str:
-    """The folder that downloads belong in: their `folder` below it is where `sources` looks last."""
-    return str(raw_folders(data_dir)[-1])
+def _amount(dataset: Dataset, split: str, data_dir: str | None) -> str:
+    """Empty for data that cannot be read, which must not end a list of all tasks; `examples` reports the reason."""
+    try:
+        if sources.find_tfds(dataset, data_dir):
+            return f'{sources.LabelledSource(dataset, tuple(dataset.splits), data_dir).count(split):,}'
+        raw = sources.find_raw(dataset, split, data_dir)
+        if raw is None:
+            return ''
+        layout, paths = raw
+        size = sum(os.path.getsize(path) for path in paths)
+        return f'{size / 1e6:.0f} MB' if size > _MAX_COUNTED_BYTES else f'{sum(1 for _ in layout.read(*paths)):,}'
+    except (UserError, OSError, KeyError, ValueError):
+        return ''
+
+
+@dataclasses.dataclass(frozen=True)
+class ShownExample:
+    """An example of the data set, and the (inputs, targets) that a task makes of it: none, one or several."""
+
+    raw: dict[str, Any]
+    texts: Sequence[tuple[str, str]]
+
+
+def examples(
+    name: str, split: str | None = None, n: int = 2, data_dir: str | None = None
+) -> tuple[str, list[ShownExample]]:
+    """The name of the split (None is the first that has data), and its first `n` examples in the order of the data.
+
+    Raises UserError for an unknown task or split, and for data that is missing or cannot be read.
+    """
+    task = find(name)
+    origins = available(name, data_dir)
+    split = split or next((split for split, origin in origins.items() if origin), next(iter(origins)))
+    if split in origins and origins[split] is None:
+        raise UserError(sources.missing(task.dataset, split, data_dir))
+    dataset = task.source(data_dir).get_dataset(split, shuffle=False).take(n)
+    rows = list(tf_data.arrays(dataset))
+    # One at a time, because tasks make several examples of one row, or none.
+    return split, [
+        ShownExample(
+            {column: _decode(np.asarray(value).tolist()) for column, value in row.items()},
+            _texts(task, dataset.skip(index).take(1)),
+        )
+        for index, row in enumerate(rows)
+    ]
+
+
+def _texts(task: TextTask, dataset: tf.data.Dataset) -> list[tuple[str, str]]:
+    return [
+        (example['inputs'].decode(), example['targets'].decode()) for example in tf_data.arrays(task.to_text(dataset))
+    ]
+
+
+def _decode(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_decode(item) for item in value]
+    return value.decode() if isinstance(value, bytes) else value

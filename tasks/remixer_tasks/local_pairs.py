@@ -1,4 +1,4 @@
-"""A user's own labelled rows as pairs of texts, described in gin or flags alone (PAIRS, INPUTS, TARGETS, ...)."""
+"""A user's own labelled rows as pairs of texts, configured with gin or flags (PAIRS, INPUTS, TARGETS, ...)."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from remixer_t5x import ranges
 from remixer_t5x.errors import UserError
 from remixer_t5x.lazy import seqio
 from remixer_tasks.corpora.text_corpus import ParsedCorpus, Words
-from remixer_tasks.files import bounded_lines, cache, row_files
+from remixer_tasks.files import cache, row_files
 from remixer_tasks.files.malformed import Malformed
-from remixer_tasks.local_files import Files, expand, expand_held_out, state
-from remixer_tasks.pair_templates import NoColumn, Template
-from remixer_tasks.text_pairs import PairTexts, column_names, encode_pair
+from remixer_tasks.files.text_files import LONGEST
+from remixer_tasks.local_files import Files, expand, expand_held_out, name_of, state
+from remixer_tasks.text_pairs import NoColumn, PairTexts, Template, column_names, encode_pair
 
 ROWS = Words(
     'row',
@@ -35,22 +35,28 @@ def corpus(
     encoding: str = 'utf-8',
     validation_fraction: float = 0.01,
     strict: bool = False,
-    longest: ranges.Count = bounded_lines.LONGEST,
+    longest: ranges.Count = LONGEST,
     columns: Sequence[str] = (),
     metrics_by: str | None = None,
 ) -> ParsedCorpus:
-    """Pairs for `text_pairs.task`, of the rows of `files`: a path or glob, or a list of them; None, to
-    evaluate on `validation_files` only.
+    """Pairs for `text_pairs.task` from the rows of files, which are read at first use.
 
-    inputs, targets: a column (a field, of JSON lines), or a template with columns in braces, as in
-        'premise: {premise} hypothesis: {hypothesis}'. Of TSV and CSV without a line of column names, give numbers:
-        '{0}' is the first column.
-    validation_files: held-out rows; None holds out `validation_fraction` of the rows by their hash.
-    format, delimiter, encoding, longest: see `row_files.RowLayout`; a text has at most `longest` characters too.
-    strict: a row that cannot be read or lacks a value is refused; otherwise it is skipped and counted. JSON's null and
-        NaN, and Parquet's, are not values; the cells of TSV and CSV are texts, also `null`.
-    columns, metrics_by: further columns to keep with each pair, as for `text_pairs.task`; a row without one has ''.
-    Raises UserError for a glob without files, a missing file and an unknown format; the files are read at first use.
+    Args:
+        files: a path or glob, or a list of them; None, to evaluate on `validation_files` only.
+        inputs: a column (a field of JSON lines), or a template with columns in braces, as in
+            'premise: {premise} hypothesis: {hypothesis}'. For TSV and CSV without a line of column names, use numbers:
+            '{0}' is the first column.
+        targets: like `inputs`.
+        validation_files: held-out rows; None holds out `validation_fraction` of the rows by their hash.
+        format: see `row_files.RowLayout`, like `delimiter` and `encoding`.
+        strict: raises UserError for a row that cannot be read or lacks a value, which is otherwise skipped and counted.
+            JSON's null and NaN, and Parquet's, are not values; the cells of TSV and CSV are texts, also `null`.
+        longest: bytes of a line, and characters of a text.
+        columns: further columns of each pair, as in `text_pairs.task`; a row without one has ''.
+        metrics_by: like `columns`.
+
+    Raises:
+        UserError: a glob without files, a missing file or an unknown format.
     """
     templates = Template(inputs, 'INPUTS'), Template(targets, 'TARGETS')
     numbered = all(name.isdecimal() for template in templates for name in template.columns)
@@ -61,14 +67,13 @@ def corpus(
     else:
         train = expand(files or (), 'PAIRS', layout.format_of, _EXAMPLE)
         held_out = expand_held_out(validation_files, train, 'PAIRS', 'VALIDATION_PAIRS', layout.format_of, _EXAMPLE)
-    kept = column_names(columns, metrics_by)
-    read = functools.partial(_pairs, layout=layout, templates=templates, columns=kept)
-    parts = [[state(path) for path in group] for group in (train, held_out or [])]
+    further = column_names(columns, metrics_by)
+    read = functools.partial(_pairs, layout=layout, templates=templates, columns=further)
+    states = [[state(path) for path in group] for group in (train, held_out or [])]
+    settings = (format, inputs, targets, longest, delimiter, encoding)
     return ParsedCorpus(
-        name=f'{train[0]}' if len(train) == 1 else f'{len(train)} files ({train[0]}, ...)',
-        identity=cache.key(
-            'local pairs 2', parts, format, inputs, targets, longest, delimiter, encoding, *([kept] if kept else [])
-        ),
+        name=name_of(train),
+        identity=cache.key('local pairs 2', states, *settings, *([further] if further else [])),
         read=functools.partial(read, train),
         read_validation=functools.partial(read, held_out) if held_out else None,
         validation_fraction=validation_fraction,
@@ -82,10 +87,10 @@ def _pairs(
     malformed: Malformed,
     layout: row_files.RowLayout,
     templates: tuple[Template, Template],
-    columns: Sequence[str] = (),
+    columns: Sequence[str],
 ) -> Iterator[str]:
     for path in paths:
-        # The names of the first row, for columns that no row has had so far.
+        # The columns of the first row, and of any row.
         names: list[str] = []
         seen: set[str] = set()
         for number, row in row_files.read(path, layout, malformed):
@@ -110,7 +115,7 @@ def _pairs(
 
 
 def texts(pairs: ParsedCorpus) -> PairTexts:
-    """The pairs' own inputs and targets, to train a vocabulary on."""
+    """The inputs and targets of the pairs, to train a vocabulary on."""
     return PairTexts(pairs)
 
 
@@ -120,24 +125,32 @@ def evaluated(
     read: Callable[..., ParsedCorpus],
     make: Callable[..., seqio.Task],
 ) -> seqio.Task | list[seqio.Task]:
-    """`task`, and a task for each of several sets of files, as {'dev': 'dev.tsv', 'hard': 'hard/*.tsv'}: NAME_dev, ...
+    """`task`, and a task NAME_dev for each of several sets of files, as in {'dev': 'dev.tsv', 'hard': 'hard/*.tsv'}.
 
-    read, make: `corpus` and `text_pairs.task` with the settings of the training task. Each further task has all rows of
-    its files in the split `validation`; nothing is opened. Without files it is `task` alone.
+    Each further task has all rows of its files in the split `validation`; no file is opened. Without files returns
+    `task` alone.
+
+    Args:
+        task: the training task.
+        files: sets of files by name.
+        read: `corpus` with the settings of the training task.
+        make: `text_pairs.task` with the settings of the training task.
     """
     if not files:
         return task
     if not isinstance(files, Mapping):
-        raise UserError(f"EVAL_PAIRS is {files!r}; give each file a name, as in EVAL_PAIRS = {{'hard': 'hard.jsonl'}}")
+        raise UserError(f"EVAL_PAIRS must name each file, got {files!r}; type EVAL_PAIRS = {{'hard': 'hard.jsonl'}}")
     unusable = [name for name in files if not re.fullmatch(r'[\w-]+', str(name))]
     if unusable:
         raise UserError(
-            f'EVAL_PAIRS names {unusable[0]!r}; names of files are in metrics and folders: use letters, digits, _ and -'
+            f'names in EVAL_PAIRS must have letters, digits, _ and - only, got {unusable[0]!r}; metrics and folders '
+            'have these names'
         )
     tasks = [task]
     for name, paths in files.items():
         rows = read(files=paths, validation_files=None)
-        identity = cache.key('all held out', rows.identity)
-        held_out = dataclasses.replace(rows, identity=identity, read_validation=rows.read)
+        held_out = dataclasses.replace(
+            rows, identity=cache.key('all held out', rows.identity), read_validation=rows.read
+        )
         tasks.append(make(corpus=held_out, name=f'{task.name}_{name}'))
     return tasks

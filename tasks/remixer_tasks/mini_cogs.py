@@ -50,52 +50,32 @@ PLACES = {
 ONLY_AGENTS = _words('hedgehog pilot dancer lawyer')
 ONLY_OBJECTS = _words('guest penguin wizard tiger')
 
-# Verb forms: lemma -> (past, participle).
-TRANSITIVE = {
-    'see': ('saw', 'seen'),
-    'find': ('found', 'found'),
-    'draw': ('drew', 'drawn'),
-    'hold': ('held', 'held'),
-    'help': ('helped', 'helped'),
-    'touch': ('touched', 'touched'),
-    'clean': ('cleaned', 'cleaned'),
-    'like': ('liked', 'liked'),
-    'hide': ('hid', 'hidden'),
-    'lift': ('lifted', 'lifted'),
-    'watch': ('watched', 'watched'),
-    'carry': ('carried', 'carried'),
-    'paint': ('painted', 'painted'),
-    'forget': ('forgot', 'forgotten'),
-    'choose': ('chose', 'chosen'),
-}
-DATIVE = {
-    'give': ('gave', 'given'),
-    'send': ('sent', 'sent'),
-    'show': ('showed', 'shown'),
-    'sell': ('sold', 'sold'),
-    'lend': ('lent', 'lent'),
-    'bring': ('brought', 'brought'),
-    'throw': ('threw', 'thrown'),
-}
+
+def _verbs(text: str) -> dict[str, tuple[str, ...]]:
+    """Lemma to past and participle."""
+    forms = [tuple(verb.split()) for verb in text.split(',')]
+    return {verb[0]: verb[1:] for verb in forms}
+
+
+def _pasts(text: str) -> dict[str, str]:
+    """Lemma to past."""
+    return {lemma: past for lemma, (past,) in _verbs(text).items()}
+
+
+TRANSITIVE = _verbs(
+    'see saw seen, find found found, draw drew drawn, hold held held, help helped helped, '
+    'touch touched touched, clean cleaned cleaned, like liked liked, hide hid hidden, lift lifted lifted, '
+    'watch watched watched, carry carried carried, paint painted painted, forget forgot forgotten, '
+    'choose chose chosen'
+)
+DATIVE = _verbs(
+    'give gave given, send sent sent, show showed shown, sell sold sold, lend lent lent, '
+    'bring brought brought, throw threw thrown'
+)
 # The subject acts (`sleep`), or undergoes a change (`break`).
-UNERGATIVE = {
-    'sleep': 'slept',
-    'laugh': 'laughed',
-    'run': 'ran',
-    'dance': 'danced',
-    'sing': 'sang',
-    'wait': 'waited',
-    'cry': 'cried',
-}
-UNACCUSATIVE = {'break': 'broke', 'fall': 'fell', 'burn': 'burned', 'float': 'floated', 'vanish': 'vanished'}
-CLAUSAL = {
-    'say': 'said',
-    'think': 'thought',
-    'know': 'knew',
-    'hope': 'hoped',
-    'believe': 'believed',
-    'dream': 'dreamed',
-}
+UNERGATIVE = _pasts('sleep slept, laugh laughed, run ran, dance danced, sing sang, wait waited, cry cried')
+UNACCUSATIVE = _pasts('break broke, fall fell, burn burned, float floated, vanish vanished')
+CLAUSAL = _pasts('say said, think thought, know knew, hope hoped, believe believed, dream dreamed')
 
 
 @dataclasses.dataclass(frozen=True)

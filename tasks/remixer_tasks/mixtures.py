@@ -1,7 +1,8 @@
 """Mixtures of tasks: GLUE and SuperGLUE at T5's rates, five entailment tasks, and multi-task (MT) pretraining.
 
-A rate is a number of training examples, as T5 counts them, so that all examples are seen equally often; 0 is a task
-that is evaluated only. In gin: `MIXTURE_OR_TASK_NAME = @mixtures.super_glue()`.
+A rate is a number of training examples, as T5 counts them, so that all examples are equally frequent; a task with rate
+0 is only evaluated. In all functions, `data_dir` is the folder of the data (see `sources`), and `without` the names of
+tasks to leave out. In gin: `MIXTURE_OR_TASK_NAME = @mixtures.super_glue()`.
 """
 
 from __future__ import annotations
@@ -13,8 +14,8 @@ from remixer_t5x import ranges
 from remixer_t5x.errors import UserError
 from remixer_t5x.lazy import seqio, tf
 from remixer_tasks import catalogue
-from remixer_tasks.benchmarks.sources.dataset import TRAIN
-from remixer_tasks.benchmarks.sources.sources import LabelledSource
+from remixer_tasks.benchmarks.dataset import TRAIN
+from remixer_tasks.benchmarks.sources import LabelledSource
 
 # T5's counts; the rows of ReCoRD after duplication, of WSC without the false pairs.
 SUPER_GLUE = {
@@ -61,7 +62,7 @@ SQUAD = {'squad_v010_allanswers': 87_599}
 
 
 class LabelledMixture(seqio.Mixture):
-    """A mixture that says in one line which of its tasks have no data here, before any of them is opened."""
+    """A mixture that raises UserError with the tasks that have no data, before any task is opened."""
 
     def get_dataset(self, *args: Any, **kwargs: Any) -> tf.data.Dataset:
         split = kwargs.get('split', args[1] if len(args) > 1 else TRAIN)
@@ -84,7 +85,7 @@ def glue(
     without: Sequence[str] = (),
     name: str = 'glue_v002_proportional',
 ) -> seqio.Mixture:
-    """GLUE without WNLI. data_dir: see `sources`. without: names of tasks to leave out."""
+    """GLUE without WNLI."""
     return _mixture(name, GLUE, vocabulary, data_dir, without)
 
 
@@ -94,7 +95,7 @@ def super_glue(
     without: Sequence[str] = (),
     name: str = 'super_glue_v102_proportional',
 ) -> seqio.Mixture:
-    """SuperGLUE with DPR, and its diagnostics. data_dir: see `sources`. without: names of tasks to leave out."""
+    """SuperGLUE with DPR, and its diagnostics."""
     return _mixture(name, SUPER_GLUE, vocabulary, data_dir, without)
 
 
@@ -104,7 +105,7 @@ def entailment(
     without: Sequence[str] = (),
     name: str = 'entailment_v001_proportional',
 ) -> seqio.Mixture:
-    """The five entailment tasks. data_dir: see `sources`. without: names of tasks to leave out."""
+    """The five entailment tasks."""
     return _mixture(name, ENTAILMENT, vocabulary, data_dir, without)
 
 
@@ -119,8 +120,8 @@ def multi_task(
 ) -> seqio.Mixture:
     """MT pretraining, T5's en_mix: GLUE, SuperGLUE and SQuAD, each at most at rate `maximum`, and span corruption.
 
-    unsupervised: the task of span corruption, at `unsupervised_rate` (T5 Base trained at 2,620,000 in the end).
-    vocabulary: of the other tasks, None for that of `unsupervised`. data_dir, without: as elsewhere here.
+    unsupervised: the task of span corruption, at `unsupervised_rate` (2,620,000 for T5 Base in the end).
+    vocabulary: of the other tasks; None is that of `unsupervised`.
     """
     vocabulary = vocabulary or unsupervised.output_features['targets'].vocabulary
     _check_maximum(maximum)
@@ -135,35 +136,34 @@ def proportional(
     temperature: ranges.Positive = 1.0,
     name: str = 'mixture',
 ) -> seqio.Mixture:
-    """Any tasks, at the number of examples that each has to train on: seqio's `mixing_rate_num_examples`.
+    """Mixes any tasks in proportion to their training examples, as seqio's `mixing_rate_num_examples`.
 
     Args:
         tasks: to mix; a task without a training split has rate 0.
-        maximum: what each number of examples counts at most.
-        rates: of tasks by their names, instead of their numbers of examples; as they are.
-        temperature: above 1 it brings the rates of small tasks closer to those of large ones, by
-            rate ** (1 / temperature).
+        maximum: of each number of examples.
+        rates: of tasks by name, instead of their numbers of examples.
+        temperature: rates become rate ** (1 / temperature), which is more uniform if it is above 1.
         name: of the mixture.
 
     Raises:
-        UserError: no task, a setting that is not a number above 0, a rate for a task that is not there, and, when a
-            dataset is made, tasks without files.
+        UserError: no task, a setting that is not a number above 0, a rate for an unknown task, and, when a dataset is
+            made, tasks without files.
     """
     if not tasks:
         raise UserError("TASKS is empty: give names of tasks, as in TASKS = ['super_glue_rte_v102', 'conj_nli_v001']")
     rates, by_name = dict(rates or {}), {task.name: task for task in tasks}
     if unknown := sorted(set(rates) - set(by_name)):
-        raise UserError(f'RATES names {", ".join(unknown)}, which TASKS has not; it has {", ".join(by_name)}')
+        raise UserError(f'RATES must name tasks of TASKS, which has {", ".join(by_name)}; got {", ".join(unknown)}')
     features = {name: ' and '.join(task.output_features) for name, task in by_name.items()}
     if len(set(features.values())) > 1:
-        each = ', '.join(f'{name} has {own}' for name, own in features.items())
-        raise UserError(f'the tasks of a mixture have the same features, and {each}; mix tasks that have the same')
+        each = ', '.join(f'{name} has {names}' for name, names in features.items())
+        raise UserError(f'the tasks of a mixture must have the same features, got {each}')
     _check_positive('MIXING_TEMPERATURE', temperature, 'a number above 0, as in 2.0')
     if maximum is not None:
         _check_maximum(maximum)
     for task, rate in rates.items():
         if isinstance(rate, bool) or not isinstance(rate, int | float) or rate < 0:
-            raise UserError(f'RATES gives {task} {rate!r}; it takes a number from 0, as in 0.5')
+            raise UserError(f'the rate of {task} in RATES must be a number of at least 0, got {rate!r}')
 
     def rate_of(task: seqio.Task) -> float:
         if task.name in rates:
@@ -194,9 +194,9 @@ def _check_maximum(maximum: float) -> None:
     _check_positive('MAXIMUM_RATE', maximum, 'a number of examples above 0, as in 524288')
 
 
-def _check_positive(macro: str, value: float, takes: str) -> None:
+def _check_positive(macro: str, value: float, constraint: str) -> None:
     if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
-        raise UserError(f'{macro} is {value!r}; it takes {takes}')
+        raise UserError(f'{macro} must be {constraint}, got {value!r}')
 
 
 def _mixture(
@@ -209,10 +209,9 @@ def _mixture(
 ) -> seqio.Mixture:
     unknown = sorted(set(without) - set(rates))
     if unknown:
-        raise UserError(f'WITHOUT names {", ".join(unknown)}, which {name} has not; it has {", ".join(rates)}')
-    kept = [
-        (catalogue.task(task, vocabulary, data_dir), float(rate)) for task, rate in rates.items() if task not in without
-    ]
-    if not sum(rate for _, rate in [*kept, *more]):
-        raise UserError(f'WITHOUT leaves {name} nothing to train on: leave less out')
-    return LabelledMixture(name, [*more, *kept])
+        raise UserError(f'WITHOUT must name tasks of {name}, which has {", ".join(rates)}; got {", ".join(unknown)}')
+    chosen = {task: float(rate) for task, rate in rates.items() if task not in without}
+    tasks = [*more, *((catalogue.task(task, vocabulary, data_dir), rate) for task, rate in chosen.items())]
+    if not sum(rate for _, rate in tasks):
+        raise UserError(f'WITHOUT must leave a task of {name} to train on, got {", ".join(without)}')
+    return LabelledMixture(name, tasks)

@@ -1,8 +1,8 @@
-"""Tasks and mixtures by their names, T5's where T5 has them, made when a name is asked for.
+"""Tasks and mixtures by name, T5's if T5 has them, built on demand.
 
-Nothing here enters seqio's registry, so `import t5.data.mixtures` works as well, and what is registered there is
-taken first. `remixer_tasks.registered` adds all of them to the registry. gin: `MIXTURE_OR_TASK_NAME = 'en_mix'`, which
-every command hands to `provider`.
+This module does not add to seqio's registry, so `import t5.data.mixtures` works too, and registered names take
+precedence. `remixer_tasks.registered` adds all names to the registry. In gin: `MIXTURE_OR_TASK_NAME = 'en_mix'`, which
+every command passes to `provider`.
 """
 
 from __future__ import annotations
@@ -35,21 +35,21 @@ _WSC = ('dpr_v001_simple', 'super_glue_wsc_v102_simple_train', 'super_glue_wsc_v
 
 def _text(objective: Callable[..., Provider], tfds: str, name: str | None = None, data: str = '') -> Maker:
     """An objective on the text of a TFDS data set."""
-    own = {'name': name} if name else {'data': data}
-    return lambda vocabulary, data_dir: objective(c4.corpus(tfds, data_dir), vocabulary, **own)
+    names = {'name': name} if name else {'data': data}
+    return lambda vocabulary, data_dir: objective(c4.corpus(tfds, data_dir), vocabulary, **names)
 
 
 def _labelled(name: str) -> Maker:
     return lambda vocabulary, data_dir: catalogue.task(name, vocabulary, data_dir)
 
 
-def _count_of_one(task: seqio.Task) -> float:
-    """Like `mixtures.count`, with half a rate for RTE, which GLUE and SuperGLUE both have."""
+def _count_halving_rte(task: seqio.Task) -> float:
+    """`mixtures.count`, halved for RTE, which is in GLUE and SuperGLUE."""
     return mixtures.count(task) * (0.5 if 'glue' in task.name and 'rte' in task.name else 1.0)
 
 
 def _mixture(name: str, tasks: Sequence[str], rate: Any, unsupervised: Any = None) -> Maker:
-    """A mixture at `rate`; with `unsupervised`, a rate, also of C4."""
+    """A mixture of the tasks at `rate`, and of C4 at the rate `unsupervised`."""
 
     def make(vocabulary: seqio.Vocabulary, data_dir: str | None) -> seqio.Mixture:
         rates = [(catalogue.task(task, vocabulary, data_dir), rate) for task in tasks]
@@ -61,17 +61,17 @@ def _mixture(name: str, tasks: Sequence[str], rate: Any, unsupervised: Any = Non
 
 
 def _leave_one_out() -> dict[str, Maker]:
-    """T5's mixtures without one task; RTE has its whole rate where one of the two suites is missing."""
-    found: dict[str, Maker] = {}
+    """T5's mixtures without one task; RTE has its whole rate if one of the two suites is left out."""
+    makers: dict[str, Maker] = {}
     for left_out in ('glue_v002_proportional', 'super_glue_v102_proportional', 'cnn_dailymail_v002', _SQUAD, *_WMT):
         gone: tuple[str, ...] = (left_out,)
-        rate: Callable[[seqio.Task], float] = _count_of_one
+        rate: Callable[[seqio.Task], float] = _count_halving_rte
         if left_out.endswith('proportional'):
             gone, rate = (_GLUE if left_out.startswith('glue') else _SUPER_GLUE), mixtures.count
         name = f'leave_one_out_{left_out}'
-        # C4 counts as what it has, as T5's `rate_num_examples` says.
-        found[name] = _mixture(name, [task for task in _SUPERVISED if task not in gone], rate, C4_COUNT)
-    return found
+        # C4's rate is its number of examples, as in T5's `rate_num_examples`.
+        makers[name] = _mixture(name, [task for task in _SUPERVISED if task not in gone], rate, C4_COUNT)
+    return makers
 
 
 # Examples of C4's training split, version 2.2.0 as TFDS counts them (English, cleaned).
@@ -82,7 +82,7 @@ MAKERS: dict[str, Maker] = {
     'c4_v220_iid_denoising': _text(pretraining.iid_denoising, _C4, data='c4_v220'),
     'c4_v220_prefix_lm': _text(pretraining.prefix_lm, _C4, data='c4_v220'),
     'c4_v220_full_lm': _text(pretraining.causal_lm, _C4, 'c4_v220_full_lm'),
-    # T5 leaves the objective of these to gin; its papers' files set span corruption.
+    # T5 sets the objective of these in gin; its papers' files set span corruption.
     **{
         name: _text(pretraining.span_corruption, tfds, name)
         for name, tfds in {
@@ -102,8 +102,8 @@ MAKERS: dict[str, Maker] = {
     'wsc_dpr_simple_proportional': _mixture('wsc_dpr_simple_proportional', _WSC, mixtures.count),
     'en_mix': _mixture('en_mix', [*_GLUE, *_SUPER_GLUE, _SQUAD], mixtures.count, UNSUPERVISED_RATE),
     'all_equal': _mixture('all_equal', _SUPERVISED, 1.0, 1.0),
-    'all_proportional': _mixture('all_proportional', _SUPERVISED, _count_of_one, C4_COUNT),
-    'all_mix': _mixture('all_mix', _SUPERVISED, _count_of_one, UNSUPERVISED_RATE),
+    'all_proportional': _mixture('all_proportional', _SUPERVISED, _count_halving_rte, C4_COUNT),
+    'all_mix': _mixture('all_mix', _SUPERVISED, _count_halving_rte, UNSUPERVISED_RATE),
     'large_supervised_equal': _mixture('large_supervised_equal', _LARGE, 1.0),
     'large_supervised_proportional': _mixture('large_supervised_proportional', _LARGE, mixtures.count),
     'large_translation_equal': _mixture('large_translation_equal', _LARGE[:2], 1.0),
@@ -113,7 +113,7 @@ MAKERS: dict[str, Maker] = {
 
 @functools.cache
 def _python_docs() -> seqio.Task:
-    """Its vocabulary belongs to its text."""
+    """The task whose vocabulary is trained on its text."""
     corpus = python_docs.corpus()
     return pretraining.span_corruption(
         corpus, vocabularies.trained(corpus, PYTHON_DOCS_VOCAB_SIZE), data='python_docs_v001'
@@ -124,17 +124,17 @@ MAKERS['python_docs_v001_span_corruption'] = lambda vocabulary, data_dir: _pytho
 
 
 def find(name: str, vocabulary: seqio.Vocabulary | None = None, data_dir: str | None = None) -> Provider:
-    """The task or mixture of that name; opens nothing.
+    """The task or mixture with this name; opens no file.
 
-    vocabulary: None takes T5's. data_dir: see `catalogue.task`. Raises UserError for an unknown name, with the nearest
-    known ones.
+    vocabulary: None is T5's. data_dir: see `catalogue.task`. Raises UserError for an unknown name, with the nearest
+    known names.
     """
     if name not in MAKERS:
         known = sorted({*MAKERS, *seqio.TaskRegistry.names(), *seqio.MixtureRegistry.names()})
         near = difflib.get_close_matches(name, known, n=3, cutoff=0.4) or known[:5]
         raise UserError(
             f'MIXTURE_OR_TASK_NAME is {name!r}, which is not a known task or mixture; the nearest known names are '
-            f'{", ".join(near)}; a gin file that imports a module registers the tasks of your own'
+            f'{", ".join(near)}; to register your own tasks, import their module in a gin file'
         )
     return MAKERS[name](vocabulary or vocabularies.sentencepiece(), data_dir)
 
@@ -142,7 +142,7 @@ def find(name: str, vocabulary: seqio.Vocabulary | None = None, data_dir: str | 
 def provider(
     name: str, vocabulary: seqio.Vocabulary | None = None, data_dir: str | None = None
 ) -> str | seqio.Task | seqio.Mixture:
-    """`name` where seqio's registry has it, else `find(name)`."""
+    """`name` if seqio's registry has it, and `find(name)` otherwise."""
     if name in seqio.TaskRegistry.names() or name in seqio.MixtureRegistry.names():
         return name
     return find(name, vocabulary, data_dir)
@@ -165,14 +165,16 @@ def mixture(
     temperature: ranges.Positive = 1.0,
     name: str = 'mixture',
 ) -> seqio.Mixture:
-    """Tasks, or `provider` of their names, mixed as by `mixtures.proportional`; of a mixture all of its tasks."""
-    made = [provider(one, vocabulary, data_dir) if isinstance(one, str) else one for one in dict.fromkeys(tasks)]
-    found = [seqio.get_mixture_or_task(one) if isinstance(one, str) else one for one in made]
-    each = {task.name: task for one in found for task in seqio.get_subtasks(one)}
-    return mixtures.proportional(list(each.values()), maximum, rates, temperature, name)
+    """`mixtures.proportional` of tasks or their names; a mixture stands for all of its tasks."""
+    providers = [
+        provider(task, vocabulary, data_dir) if isinstance(task, str) else task for task in dict.fromkeys(tasks)
+    ]
+    resolved = [seqio.get_mixture_or_task(each) if isinstance(each, str) else each for each in providers]
+    by_name = {task.name: task for each in resolved for task in seqio.get_subtasks(each)}
+    return mixtures.proportional(list(by_name.values()), maximum, rates, temperature, name)
 
 
 def vocabulary_of(task: str | seqio.Task | seqio.Mixture) -> seqio.Vocabulary:
     """The vocabulary of the targets of a task or mixture, or of its name in seqio's registry."""
-    found = seqio.get_mixture_or_task(task) if isinstance(task, str) else task
-    return found.output_features['targets'].vocabulary
+    resolved = seqio.get_mixture_or_task(task) if isinstance(task, str) else task
+    return resolved.output_features['targets'].vocabulary

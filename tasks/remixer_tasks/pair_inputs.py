@@ -1,4 +1,4 @@
-"""The rows of a user's files as the inputs that a model was finetuned on: the same columns in the same template."""
+"""The rows of a user's file as inputs for inference, in the template that the model was finetuned on."""
 
 from __future__ import annotations
 
@@ -11,29 +11,29 @@ from typing import Any
 from remixer_t5x.errors import UserError
 from remixer_tasks.files import row_files
 from remixer_tasks.files.malformed import Malformed
-from remixer_tasks.pair_templates import Template, UnusableRow
+from remixer_tasks.text_pairs import Template, UnusableRow
 
-AS_THEY_ARE = 'or, for texts that are filled in already, --gin.INPUT_TEMPLATE=None'
+_AS_TEXT = 'or, for texts that are filled in already, --gin.INPUT_TEMPLATE=None'
 
 
 def texts(lines: Any, template: str | None, delimiter: str | None = None, encoding: str = 'utf-8') -> Any:
-    """`lines` (a `text_inputs.TextInputs`), or, with the template INPUTS of `local_pairs.corpus`, the rows of its file.
+    """`lines` (a `text_inputs.TextInputs`), or the rows of its file in the template INPUTS of `local_pairs.corpus`.
 
-    A template that is a single column adds nothing to a text, so lines of a file or of standard input are its texts as
-    they are. Any other template needs rows; raises UserError for lines.
+    A template that is a single column adds nothing to a text, so lines of a file or of standard input are texts. Any
+    other template needs rows; raises UserError for lines.
     """
     if template is None:
         return lines
-    made, format = Template(template, 'INPUTS'), _format(lines)
+    row_template, format = Template(template, 'INPUTS'), _format(lines)
     if format is not None:
-        numbered = all(name.isdecimal() for name in made.columns)
+        numbered = all(name.isdecimal() for name in row_template.columns)
         layout = row_files.RowLayout(format, delimiter=delimiter, encoding=encoding, numbered=numbered)
-        return RowTexts(lines, made, layout)
+        return RowTexts(lines, row_template, layout)
     if set(template) & set('{}') and not re.fullmatch(r'\{[^{}]+\}', template):
-        columns = ' and '.join(dict.fromkeys(made.columns)) or 'any'
+        columns = ' and '.join(dict.fromkeys(row_template.columns)) or 'any'
         raise UserError(
             f'INPUTS is {template!r}, and {lines.shown} has lines of text; give rows with the column {columns}, as in '
-            f'--input=rows.csv (CSV, TSV, JSON lines, Parquet), {AS_THEY_ARE}'
+            f'--input=rows.csv (CSV, TSV, JSON lines, Parquet), {_AS_TEXT}'
         )
     return lines
 
@@ -59,14 +59,15 @@ class RowTexts:
     lines: Any
     template: Template
     layout: row_files.RowLayout
+    is_stdin = False
 
     def __post_init__(self) -> None:
         if self.lines.is_stdin:
             raise UserError('rows cannot be read from standard input; give a file, as in --input=rows.jsonl')
         if self.lines.field != 'text':
             raise UserError(
-                f'--field is {self.lines.field!r} and INPUTS is {self.template.text!r}, which names the columns; leave '
-                f'--field out, {AS_THEY_ARE}'
+                f'--field is {self.lines.field!r} and INPUTS is {self.template.text!r}, which names the columns; '
+                f'remove --field, {_AS_TEXT}'
             )
 
     @property
@@ -77,31 +78,23 @@ class RowTexts:
     def shown(self) -> str:
         return self.lines.shown
 
-    @property
-    def is_stdin(self) -> bool:
-        return False
-
     def __iter__(self) -> Iterator[str]:
-        path = os.path.expanduser(self.lines.path)
-        for number, row in row_files.read(path, self.layout, _Every()):
+        for number, row in row_files.read(os.path.expanduser(self.lines.path), self.layout, _Strict(strict=True)):
             try:
                 yield self.template.fill(row)
             except UnusableRow as error:
                 if not set(self.template.columns) <= set(row):
                     raise self.template.no_column(row) from error
-                raise UserError(f'{self.shown} line {number}: {error}; correct the row or leave it out') from error
+                raise UserError(f'{self.shown} line {number}: {error}; correct or remove the row') from error
 
 
-class _Every(Malformed):
-    """Refuses the first row that cannot be read."""
+class _Strict(Malformed):
+    """Raises UserError for the first row that cannot be read."""
 
     file_advice = 'correct --input or the file'
 
-    def __init__(self) -> None:
-        super().__init__(strict=True)
-
     def record(self, path: str, line: int, reason: str) -> None:
-        raise UserError(f'{path} line {line}: {reason}; correct the row or leave it out')
+        raise UserError(f'{path} line {line}: {reason}; correct or remove the row')
 
     def empty(self, path: str, line: int) -> None:
         self.record(path, line, 'the text is empty')

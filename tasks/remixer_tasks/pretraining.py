@@ -1,13 +1,13 @@
 """Pretraining tasks: text from a corpus, ids from a vocabulary, and one of the objectives in `objectives/`.
 
-A task is named after its data and its objective, `own_text_prefix_lm`, which is in metrics, caches and files; `name` is
-for a task that T5 calls otherwise.
-`shuffle_buffer_size` counts examples. Stored text is in random order already, so the buffer need only part the
-neighbours of one document; it is kept small because TensorFlow saves it in every position (2 kB an example) and fills
-it in quadratic time where an epoch has few examples.
+A task is named after its data and its objective, as in `own_text_prefix_lm`; metrics, caches and files have this name.
+`name` replaces it for tasks that T5 names otherwise.
 
-Nothing here opens or trains anything before the first dataset. Rates out of range raise UserError at once; lengths and
-vocabulary are checked when a dataset is made. Features are int32 ids.
+`shuffle_buffer_size` counts examples. Documents are in random order already, so the buffer only separates the segments
+of one document. It is small because TensorFlow saves it in every position (2 kB per example).
+
+No file is opened and no vocabulary is trained before the first dataset. Rates out of range raise UserError at once;
+lengths and vocabulary are checked when a dataset is made. Features are int32 ids.
 """
 
 from __future__ import annotations
@@ -17,14 +17,13 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from remixer_t5x.lazy import seqio, tf
-from remixer_tasks.corpora import token_ids
-from remixer_tasks.corpora.text_corpus import Corpus, ParsedCorpus
-from remixer_tasks.objectives import causal_lm as causal
+from remixer_tasks.corpora.text_corpus import Corpus
 from remixer_tasks.objectives import iid_denoising as iid
+from remixer_tasks.objectives import language_modeling
 from remixer_tasks.objectives import masked_lm as masked
-from remixer_tasks.objectives import prefix_lm as prefixes
 from remixer_tasks.objectives import span_corruption as spans
 from remixer_tasks.objectives import ul2 as ul2_denoisers
+from remixer_tasks.vocabularies import load_vocabulary
 
 SHUFFLE_BUFFER = 128
 BOTH = ('inputs', 'targets')
@@ -53,8 +52,8 @@ def prefix_lm(
     join_documents: bool = False,
     shuffle_buffer_size: int = SHUFFLE_BUFFER,
 ) -> seqio.Task:
-    """A text's start as inputs and its rest as targets, with EOS; see `objectives/prefix_lm.py`."""
-    objective = functools.partial(prefixes.prefix_lm, prefix=prefixes.Prefix(density, join_documents))
+    """A text's start as inputs and its rest as targets, with EOS; see `objectives/language_modeling.py`."""
+    objective = functools.partial(language_modeling.prefix_lm, prefix=language_modeling.Prefix(density, join_documents))
     return _task(f'{data}_prefix_lm', corpus, vocabulary, objective, shuffle_buffer_size)
 
 
@@ -65,8 +64,10 @@ def causal_lm(
     shuffle_buffer_size: int = SHUFFLE_BUFFER,
     name: str | None = None,
 ) -> seqio.Task:
-    """Documents with EOS, joined and cut, as targets; there are no inputs. See `objectives/causal_lm.py`."""
-    return _task(name or f'{data}_causal_lm', corpus, vocabulary, causal.causal_lm, shuffle_buffer_size, ('targets',))
+    """Documents with EOS, joined and cut, as targets; there are no inputs. See `language_modeling.py`."""
+    return _task(
+        name or f'{data}_causal_lm', corpus, vocabulary, language_modeling.causal_lm, shuffle_buffer_size, ('targets',)
+    )
 
 
 def masked_lm(
@@ -117,8 +118,8 @@ def ul2(
     for order, denoiser in enumerate(chosen):
         name, prompt = f'{data}_ul2_{denoiser.name}', prompts[denoiser.kind]
         objective: Callable[..., tf.data.Dataset] = (
-            functools.partial(prefixes.prefix_lm, prefix=denoiser.how, prompt=prompt)
-            if isinstance(denoiser.how, prefixes.Prefix)
+            functools.partial(language_modeling.prefix_lm, prefix=denoiser.how, prompt=prompt)
+            if isinstance(denoiser.how, language_modeling.Prefix)
             else functools.partial(spans.span_corruption, noise=denoiser.how, prompt=prompt)
         )
         task = _task(name, corpus, vocabulary, objective, shuffle_buffer_size, order=order)
@@ -138,15 +139,12 @@ def _task(
 ) -> seqio.Task:
     """The task of an objective, a seqio preprocessor of documents {'targets': ids}. order: see `Corpus.source`."""
     feature = seqio.Feature(vocabulary, add_eos=eos)
-    source = corpus.source(order)
-    if isinstance(corpus, ParsedCorpus) and corpus.keep_ids is not None:
-        source.keep_ids(vocabulary, corpus.keep_ids)
     return seqio.Task(
         name,
-        source=source,
+        source=corpus.source(order),
         preprocessors=[
             text_as_targets,
-            tokenise,
+            functools.partial(seqio.preprocessors.tokenize, copy_pretokenized=False),
             seqio.CacheDatasetPlaceholder(),
             objective,
         ],
@@ -156,32 +154,5 @@ def _task(
 
 
 def text_as_targets(dataset: tf.data.Dataset, output_features: Mapping[str, seqio.Feature]) -> tf.data.Dataset:
-    """{'text', ...} to {'targets', ...}, the feature whose vocabulary tokenises it; loads or trains that vocabulary.
-
-    Loading it here, and not where the first graph that tokenises is traced, keeps its errors one line long.
-    """
-    for feature in output_features.values():
-        feature.vocabulary.vocab_size  # noqa: B018 (the property loads)
-
-    def pick(example):
-        kept = {'is_ids': example['is_ids']} if 'is_ids' in example else {}
-        return {'targets': example['text'], **kept}
-
-    return dataset.map(pick)
-
-
-def tokenise(dataset: tf.data.Dataset, output_features: Mapping[str, seqio.Feature]) -> tf.data.Dataset:
-    """{'targets': text} to {'targets': ids}; with 'is_ids', some are ids already (see `text_source.keep_ids`)."""
-    if 'is_ids' not in dataset.element_spec:
-        return seqio.preprocessors.tokenize(dataset, output_features, copy_pretokenized=False)
-    vocabulary = output_features['targets'].vocabulary
-    kind = token_ids.dtype(vocabulary)
-
-    def ids(example):
-        def kept():
-            return tf.cast(tf.io.decode_raw(example['targets'], kind), tf.int32)
-
-        return {'targets': tf.cond(example['is_ids'], kept, lambda: vocabulary.encode_tf(example['targets']))}
-
-    # As many at once as seqio's tokenize, because a long document takes long.
-    return dataset.map(ids, num_parallel_calls=256)
+    """{'text', ...} to {'targets'}, the feature whose vocabulary tokenises it; loads or trains that vocabulary."""
+    return load_vocabulary(dataset, output_features).map(lambda example: {'targets': example['text']})

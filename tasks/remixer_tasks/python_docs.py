@@ -1,7 +1,7 @@
-"""The text that every Python installation has: pydoc's topics and the docstrings of the standard library.
+"""The documentation in every Python installation as a corpus: pydoc's topics and the standard library's docstrings.
 
-About 2 MB of English about Python, enough to watch a small model learn without downloading anything. The sources
-are parsed, never imported; documents come in a fixed order (topics, then modules by path).
+About 2 MB of English about Python, enough to train a small model without a download. The sources are parsed, never
+imported.
 """
 
 import ast
@@ -15,25 +15,16 @@ from remixer_tasks.corpora.text_corpus import ParsedCorpus
 from remixer_tasks.files import cache
 from remixer_tasks.files.malformed import Malformed
 
-# Tests and tools have few docstrings and much noise; the encodings' are one sentence a hundred times.
-_LEFT_OUT = {
-    'site-packages',
-    'dist-packages',
-    '__pycache__',
-    'test',
-    'tests',
-    'idlelib',
-    'lib2to3',
-    'turtledemo',
-    'ensurepip',
-    'encodings',
-    'pydoc_data',
+# Tests and tools have few docstrings; the encodings' are one sentence a hundred times.
+_SKIPPED = {
+    *('site-packages', 'dist-packages', '__pycache__', 'test', 'tests', 'idlelib', 'lib2to3', 'turtledemo'),
+    *('ensurepip', 'encodings', 'pydoc_data'),
 }
 _DEFINITIONS = (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 
 def corpus(validation_fraction: float = 0.05) -> ParsedCorpus:
-    """The documentation inside this Python; `validation_fraction` of its documents is held out by their hash."""
+    """The documentation of this Python; `validation_fraction` of its documents is held out by their hash."""
     return ParsedCorpus(
         name=f'the documentation of Python {sys.version.split()[0]}',
         identity=cache.key('python docs 1', sys.version, sysconfig.get_path('stdlib')),
@@ -68,18 +59,18 @@ def topics() -> Iterator[str]:
 
 def docstrings(tree: ast.Module, name: str) -> Iterator[str]:
     """Documents of the module called `name`: its docstring, then one for each top-level definition."""
-    own = ast.get_docstring(tree)
-    if own:
-        yield f'{name}\n\n{own}'
+    docstring = ast.get_docstring(tree)
+    if docstring:
+        yield f'{name}\n\n{docstring}'
     for node in tree.body:
         if isinstance(node, _DEFINITIONS):
-            text = '\n\n'.join(_described(node, name))
+            text = '\n\n'.join(_describe(node, name))
             if text:
                 yield text
 
 
-def _described(node: ast.AST, prefix: str) -> Iterator[str]:
-    """Signature and docstring of a definition, then of those in a class's body."""
+def _describe(node: ast.AST, prefix: str) -> Iterator[str]:
+    """The signatures and docstrings of a definition and of the definitions in a class's body."""
     assert isinstance(node, _DEFINITIONS)
     name = f'{prefix}.{node.name}'
     docstring = ast.get_docstring(node)
@@ -89,12 +80,12 @@ def _described(node: ast.AST, prefix: str) -> Iterator[str]:
     if isinstance(node, ast.ClassDef):
         for member in node.body:
             if isinstance(member, _DEFINITIONS):
-                yield from _described(member, name)
+                yield from _describe(member, name)
 
 
 def _modules(root: Path) -> Iterator[Path]:
     for folder, folders, files in os.walk(root):
-        folders[:] = sorted(set(folders) - _LEFT_OUT)
+        folders[:] = sorted(set(folders) - _SKIPPED)
         for file in sorted(files):
             if file.endswith('.py'):
                 yield Path(folder) / file

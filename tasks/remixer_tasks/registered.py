@@ -1,7 +1,7 @@
-"""Adds every name of `names` to seqio's registry, for T5X and for mixtures of one's own; importing it opens nothing.
+"""Adds every name of `names` to seqio's registry, for T5X and for custom mixtures. Importing it opens no file.
 
-A name that is registered already is left alone. `import t5.data.mixtures`, where it is wanted too, comes first: t5
-refuses names that it finds registered. Commands of remixer-t5x know the names without this module.
+Registered names are not replaced. Import `t5.data.mixtures` before this module, because t5 refuses names that are
+registered. The commands of remixer-t5x know the names without this module.
 """
 
 from __future__ import annotations
@@ -11,6 +11,6 @@ from remixer_tasks import names
 
 for _name in names.MAKERS:
     if _name not in seqio.TaskRegistry.names() and _name not in seqio.MixtureRegistry.names():
-        _found = names.find(_name)
-        _registry = seqio.MixtureRegistry if isinstance(_found, seqio.Mixture) else seqio.TaskRegistry
-        _registry.add_provider(_name, _found)
+        _provider = names.find(_name)
+        _registry = seqio.MixtureRegistry if isinstance(_provider, seqio.Mixture) else seqio.TaskRegistry
+        _registry.add_provider(_name, _provider)

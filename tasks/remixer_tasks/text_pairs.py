@@ -1,28 +1,111 @@
-"""Pairs of input and target texts of one's own as a seqio task: any data whose rows give two texts.
+"""Pairs of input and target texts of a user's rows as a seqio task, and the templates that make texts of columns.
 
-A pair is one document of a corpus (`text_corpus.ParsedCorpus`), so it is parsed once, held out by hash, and read with
-an exact position, as text for pretraining is.
+A pair is one document of a corpus (`text_corpus.ParsedCorpus`): it is parsed once, held out by hash, and read with an
+exact position, like text for pretraining.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Iterator, Sequence
+import math
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 from remixer_t5x.errors import UserError
 from remixer_t5x.lazy import seqio, tf
 from remixer_tasks.benchmarks import pair_metrics
-from remixer_tasks.benchmarks.text_task import SHUFFLE_BUFFER, load_vocabulary
 from remixer_tasks.corpora.text_corpus import Corpus
+from remixer_tasks.vocabularies import load_vocabulary
 
-# Stands between the two texts of a document; no text has it, as `encode_pair` checks.
+# Separates the texts of a document; `encode_pair` refuses texts that contain it.
 SEPARATOR = '\x1f'
+_PARTS = re.compile(r'(\{\{|\}\}|\{[^{}]*\})')
+
+
+class UnusableRow(ValueError):
+    """A row without a value that a template needs, or with one that is not a text or a number."""
+
+
+class NoColumn(UnusableRow):
+    """A row without a column that a template needs."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Template:
+    """A text made of the columns of a row: the value `text` of the setting `macro`.
+
+    It is the name of a column, or a text with names of columns in braces; `{{` and `}}` are braces of the text. A name
+    may have any characters. Python's format strings are not used: they would reach attributes of values
+    (`{a.__class__}`) and write texts of gigabytes (`{a:>1000000000}`). Raises UserError for unbalanced braces.
+    """
+
+    text: str
+    macro: str
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.text, str) or not self.text:
+            raise UserError(
+                f"{self.macro} must be a column or a template such as 'answer: {{label}}', got {self.text!r}"
+            )
+        between = _PARTS.split(self.text)[::2]
+        if re.search('[{}]', ''.join(between)) or '' in self.columns:
+            raise UserError(f"{self.macro} must have columns in braces, as in 'answer: {{label}}', got {self.text!r}")
+
+    def _parts(self) -> Iterable[tuple[bool, str]]:
+        """(whether the part is a column, the name of the column or the text)."""
+        if not set(self.text) & set('{}'):
+            yield True, self.text
+            return
+        for part in _PARTS.split(self.text):
+            if part in ('{{', '}}'):
+                yield False, part[0]
+            else:
+                is_column = part.startswith('{') and part.endswith('}') and len(part) > 1
+                yield is_column, part[1:-1] if is_column else part
+
+    @property
+    def columns(self) -> list[str]:
+        """The names of the columns, in order."""
+        return [part for is_column, part in self._parts() if is_column]
+
+    def fill(self, row: Mapping[str, Any]) -> str:
+        """The text for a row. Raises UnusableRow, or NoColumn if a column is missing."""
+        return ''.join(_text(row, part) if is_column else part for is_column, part in self._parts())
+
+    def no_column(self, names: Iterable[str]) -> UserError:
+        """The error for data in which no row has the column."""
+        known = [*names]
+        absent = next(name for name in self.columns if name not in known)
+        shown = ', '.join(ascii(name)[:60] for name in known[:20]) + (', ...' if len(known) > 20 else '')
+        hint = ''
+        if len(known) == 1 and (separator := re.search('[;\t|,]', known[0])):
+            hint = f'; if {separator[0]!r} separates the columns, set DELIMITER = {separator[0]!r}'
+        return UserError(
+            f'{self.macro} is {self.text!r} and the data has no column {absent!r}; the columns are {shown}{hint}'
+        )
+
+
+def _text(row: Mapping[str, Any], name: str) -> str:
+    if name not in row:
+        raise NoColumn(f'the row has no column {name}')
+    value = row[name]
+    if isinstance(value, bytes):
+        try:
+            return value.decode()
+        except UnicodeDecodeError:
+            raise UnusableRow(f'column {name} has bytes that are not UTF-8') from None
+    if value is None or (isinstance(value, float) and not math.isfinite(value)):
+        raise UnusableRow(f'column {name} is empty')
+    if not isinstance(value, str) and isinstance(value, Mapping | Iterable):
+        raise UnusableRow(f'column {name} has several values, and not a text')
+    return str(value)
 
 
 def encode_pair(inputs: str, targets: str, longest: int | None = None, columns: Sequence[str] = ()) -> str:
-    """The document of a pair, and of values of further columns, whose separators become spaces. Raises ValueError for a
-    text that is empty, holds the separator, or has more than `longest` characters.
+    """The document of a pair and the values of further columns, whose separators become spaces. Raises ValueError for a
+    text that is empty, contains the separator, or has more than `longest` characters.
     """
     for name, text in (('inputs', inputs), ('targets', targets)):
         if longest is not None and len(text) > longest:
@@ -30,25 +113,25 @@ def encode_pair(inputs: str, targets: str, longest: int | None = None, columns: 
         if not text.strip():
             raise ValueError(f'the {name} are empty')
         if SEPARATOR in text:
-            raise ValueError(f'the {name} hold the character U+001F')
+            raise ValueError(f'the {name} contain the character U+001F')
     return SEPARATOR.join([inputs, targets, *(value.replace(SEPARATOR, ' ') for value in columns)])
 
 
 def column_names(columns: Sequence[str], metrics_by: str | None) -> tuple[str, ...]:
-    """The columns that travel with a pair, in their order. Raises UserError for a name that the pair has already."""
+    """The further columns of a pair, in order. Raises UserError for the names inputs and targets."""
     names = tuple(dict.fromkeys([*columns, *([metrics_by] if metrics_by else [])]))
     taken = [name for name in names if name.removesuffix('_pretokenized') in ('inputs', 'targets')]
     if isinstance(columns, str) or taken:
         raise UserError(
-            f'COLUMNS is {columns!r} and METRICS_BY {metrics_by!r}; they take names of columns other than inputs and '
-            "targets, as in COLUMNS = ['type']"
+            f'COLUMNS and METRICS_BY must name columns other than inputs and targets, got {columns!r} and '
+            f"{metrics_by!r}; type COLUMNS = ['type']"
         )
     return names
 
 
 @dataclasses.dataclass(frozen=True)
 class PairTexts:
-    """The texts of a corpus of pairs, for `vocabularies.trained`: inputs and targets, each a document."""
+    """The texts of a corpus of pairs as single documents, for `vocabularies.trained`."""
 
     corpus: Corpus
 
@@ -76,13 +159,16 @@ def task(
     columns: Sequence[str] = (),
     metrics_by: str | None = None,
 ) -> seqio.Task:
-    """Splits train and validation, features inputs and targets with EOS.
+    """A task with splits train and validation, and features inputs and targets with EOS.
 
-    metrics: names of `pair_metrics.NAMED`. columns: further columns of the rows, as `local_pairs.corpus` has them,
-    which predictions show. metrics_by: one whose values each metric is also computed for.
-    Opens and trains nothing before its first dataset. Raises UserError for unknown metrics.
+    No file is opened and no vocabulary is trained before its first dataset. Raises UserError for unknown metrics.
+
+    Args:
+        metrics: names of `pair_metrics.NAMED`.
+        columns: further columns of the rows, as in `local_pairs.corpus`, which predictions show.
+        metrics_by: a column; each metric is also computed for each of its values.
     """
-    found, names = pair_metrics.named(metrics), column_names(columns, metrics_by)
+    metric_fns, names = pair_metrics.named(metrics), column_names(columns, metrics_by)
     feature = seqio.Feature(vocabulary, add_eos=True)
     return seqio.Task(
         name,
@@ -96,12 +182,15 @@ def task(
         ],
         output_features={'inputs': feature, 'targets': feature},
         postprocess_fn=pair_metrics.keep_group(metrics_by) if metrics_by else None,
-        metric_fns=[pair_metrics.by_group(metric) for metric in found] if metrics_by else found,
-        shuffle_buffer_size=SHUFFLE_BUFFER,
+        metric_fns=[pair_metrics.by_group(metric) for metric in metric_fns] if metrics_by else metric_fns,
+        # A buffer here would mix epochs; the source shuffles.
+        shuffle_buffer_size=None,
     )
 
 
 def decode_pair(dataset: tf.data.Dataset, columns: Sequence[str] = ()) -> tf.data.Dataset:
+    """Documents of `encode_pair` to inputs, targets and further columns."""
+
     def split(example):
         parts = tf.strings.split(example['text'], SEPARATOR)
         further = {name: parts[index] for index, name in enumerate(columns, 2)}

@@ -1,7 +1,7 @@
-"""Vocabularies for seqio tasks: a SentencePiece model, bytes, words, pieces trained on the corpus, or BERT's.
+"""Vocabularies for seqio tasks: a SentencePiece model, bytes, words, pieces trained on a corpus, BERT's or GPT-2's.
 
-All but BERT's reserve T5's ids (0 padding, 1 EOS, 2 unknown), and all but BERT's and words end with `extra_ids`
-sentinels, <extra_id_0> last. Making one loads seqio.
+All but BERT's and GPT-2's reserve T5's ids (0 padding, 1 EOS, 2 unknown). SentencePiece and byte vocabularies end with
+`extra_ids` sentinels, <extra_id_0> last. Files are read at first use.
 In gin: `VOCABULARY = @vocabularies.sentencepiece()`, with `vocabularies.sentencepiece.path = '...'`.
 """
 
@@ -12,62 +12,57 @@ import os
 import pathlib
 import shutil
 import tempfile
+from collections.abc import Mapping
 
 from etils import epath
 
 from remixer_t5x import ranges, untrusted_files
 from remixer_t5x.errors import UserError
-from remixer_t5x.lazy import seqio
+from remixer_t5x.lazy import seqio, tf
 from remixer_tasks.corpora.text_corpus import Corpus
-from remixer_tasks.vocabulary import vocabulary_training
 
 T5_MODEL = 'gs://t5-data/vocabs/cc_all.32000/sentencepiece.model'
 SENTINELS = 100
-# Reading adds each sentinel as a piece of the vocabulary.
+# A larger number in a saved vocabulary is damage.
 MAX_SENTINELS = 10_000
 
 
 def sentencepiece(path: str = T5_MODEL, extra_ids: int = SENTINELS) -> seqio.SentencePieceVocabulary:
-    """The SentencePiece model at `path` (a local file, ~ allowed, or gs://), plus `extra_ids` sentinels.
+    """The SentencePiece model at `path` (a local file, with ~, or gs://), and `extra_ids` sentinels.
 
-    Nothing is read before the first use. The default is T5's: 32,000 pieces, 32,100 ids with the sentinels. A
-    tokenizer.json of Hugging Face's becomes a SentencePiece model in the cache.
+    The default is T5's: 32,000 pieces, 32,100 ids with the sentinels. Hugging Face's tokenizer.json of a T5 becomes a
+    SentencePiece model in the cache.
     """
-    from remixer_tasks.vocabulary.pieces import SentencePiece
+    from remixer_tasks.vocabulary import sentencepiece_vocabulary, tokenizer_json
 
-    # seqio caches models by path, so a relative path would find the model of another current folder.
+    # seqio caches models by path, and a relative path depends on the current folder.
     path = path if '://' in path else os.path.abspath(os.path.expanduser(path))
     if path.endswith('.json'):
-        from remixer_tasks.vocabulary import unigram_json
-
-        path = str(unigram_json.cached(path))
-    return SentencePiece(path, extra_ids=extra_ids)
+        path = str(tokenizer_json.cached_unigram(path))
+    return sentencepiece_vocabulary.SentencePiece(path, extra_ids=extra_ids)
 
 
 def byte(extra_ids: int = SENTINELS) -> seqio.ByteVocabulary:
     """UTF-8 bytes as in ByT5 (Xue et al. 2022): 3 special ids, 256 bytes, `extra_ids` sentinels.
 
-    Without `extra_ids`, the 11 bytes that no text has are the sentinels, with which ByT5 was pretrained.
+    Without `extra_ids`, the 11 bytes that no UTF-8 text has are the sentinels, as in ByT5's pretraining.
     """
-    from remixer_tasks.vocabulary.byte_vocabulary import ByteVocabulary
+    from remixer_tasks.vocabulary import python_vocabularies
 
-    return ByteVocabulary(extra_ids=extra_ids)
+    return python_vocabularies.ByteVocabulary(extra_ids=extra_ids)
 
 
 def words(corpus: Corpus) -> seqio.Vocabulary:
-    """The words between spaces of the training part of `corpus`, for small languages; another word is unknown.
+    """The words between spaces of the training part of `corpus`, for small languages, without sentinels."""
+    from remixer_tasks.vocabulary import python_vocabularies
 
-    T5's ids for padding, EOS and unknown, no sentinels. The corpus is read at first use.
-    """
-    from remixer_tasks.vocabulary.word_vocabulary import WordVocabulary
-
-    return WordVocabulary(f'words of {corpus.identity}', corpus.training_documents)
+    return python_vocabularies.WordVocabulary(f'words of {corpus.identity}', corpus.training_documents)
 
 
 def wordpiece(path: str) -> seqio.Vocabulary:
-    """BERT's pieces, of a `tokenizer.json` or `vocab.txt` at `path`; needs the package tokenizers, at first use.
+    """BERT's pieces, from a `tokenizer.json` or `vocab.txt` at `path`, with BERT's ids; needs the package tokenizers.
 
-    Each text begins with `[CLS]`, and `[SEP]` is the end token. Ids are BERT's: there are no sentinels.
+    Each text begins with `[CLS]`, and `[SEP]` is the end token. There are no sentinels.
     """
     from remixer_tasks.vocabulary.wordpiece import WordPieceVocabulary
 
@@ -75,7 +70,7 @@ def wordpiece(path: str) -> seqio.Vocabulary:
 
 
 def byte_pairs(folder: str, end_id: int = 50256) -> seqio.Vocabulary:
-    """GPT-2's byte pairs, of the tokenizer files in `folder`: ids are GPT-2's plus one, because id 0 is padding.
+    """GPT-2's byte pairs, from the tokenizer files in `folder`. Ids are GPT-2's plus one, because id 0 is padding.
 
     end_id: GPT-2's id of <|endoftext|>, which ends a text.
     """
@@ -91,22 +86,25 @@ def trained(
     character_coverage: float = 0.9995,
     at_most: bool = False,
 ) -> seqio.SentencePieceVocabulary:
-    """Pieces trained on `corpus` at first use and cached, exactly `vocab_size` ids with the sentinels.
+    """SentencePiece pieces trained on `corpus` and cached, exactly `vocab_size` ids with the sentinels.
 
-    character_coverage: share of the text's characters that get a piece; the rest become the unknown id.
-    at_most: takes fewer pieces where the text allows no more, as small languages do.
-    Raises UserError when `vocab_size` leaves no room for pieces, at first use when the text is too small for it.
+    Args:
+        character_coverage: share of the text's characters that get a piece; the rest become the unknown id.
+        at_most: uses fewer pieces if the text does not allow more, as in small languages.
+
+    Raises:
+        UserError: `vocab_size` is too small for pieces, or, at first use, too large for the text.
     """
+    from remixer_tasks.vocabulary import sentencepiece_vocabulary
+
     smallest = extra_ids + 128
     if vocab_size < smallest:
         raise UserError(
-            f'VOCAB_SIZE is {vocab_size}, a trained vocabulary with {extra_ids} sentinels needs at least '
-            f'{smallest}: give {smallest} or more, or VOCABULARY = @vocabularies.byte()'
+            f'VOCAB_SIZE must be at least {smallest} for a trained vocabulary with {extra_ids} sentinels, got '
+            f'{vocab_size}; type {smallest} or more, or VOCABULARY = @vocabularies.byte()'
         )
-    settings = vocabulary_training.Settings(vocab_size - extra_ids, character_coverage, at_most)
-    from remixer_tasks.vocabulary.pieces import TrainedPieces
-
-    return TrainedPieces(corpus, settings, extra_ids)
+    settings = sentencepiece_vocabulary.Settings(vocab_size - extra_ids, character_coverage, at_most)
+    return sentencepiece_vocabulary.TrainedPieces(corpus, settings, extra_ids)
 
 
 def saved(folder: str) -> seqio.Vocabulary:
@@ -140,8 +138,15 @@ def saved(folder: str) -> seqio.Vocabulary:
     if kind == 'byte_pairs':
         return byte_pairs(str(place), number)
     if kind == 'words':
-        from remixer_tasks.vocabulary.word_vocabulary import WordVocabulary
+        from remixer_tasks.vocabulary import python_vocabularies
 
         text = untrusted_files.read_text(pathlib.Path(place / 'words.txt'), 'copy MODEL_DIR again')
-        return WordVocabulary(f'words of {place}', lambda: text.split('\n'))
+        return python_vocabularies.WordVocabulary(f'words of {place}', lambda: text.split('\n'))
     raise UserError(f'{place / "vocabulary.json"} has the unknown kind {kind!a:.60}; update remixer_t5x')
+
+
+def load_vocabulary(dataset: tf.data.Dataset, output_features: Mapping[str, seqio.Feature]) -> tf.data.Dataset:
+    """Loads or trains the vocabulary before a graph is traced, so that its errors have one line."""
+    for feature in output_features.values():
+        feature.vocabulary.vocab_size  # noqa: B018 (the property loads)
+    return dataset

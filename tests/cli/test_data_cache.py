@@ -293,7 +293,7 @@ def test_a_folder_of_something_else_is_left_alone(typed, tmp_path):
     thesis.parent.mkdir(parents=True)
     thesis.write_text('years of work')
     code, _, error = typed()
-    assert code == 2 and 'holds thesis.tex' in error and thesis.exists()
+    assert code == 2 and 'contains thesis.tex' in error and thesis.exists()
 
 
 @WITH_BEAM

@@ -83,7 +83,7 @@ MISTAKES = {
     'flag of another': (['list', '--split=train'], 'unrecognized arguments: --split=train'),
     'name to show': (
         ['show', 'super_glue_cb'],
-        "'super_glue_cb' is not the name of a task; the nearest names are super_glue_cb_v102",
+        "TASK must be the name of a task, got 'super_glue_cb'; the nearest names are super_glue_cb_v102",
     ),
     'name to get': (['get', 'snly'], "'snly' is not the name of a task or data set; the nearest names are snli"),
     'split': (

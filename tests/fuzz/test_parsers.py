@@ -17,9 +17,10 @@ from remixer_t5x.config import loading
 from remixer_t5x.errors import UserError
 from remixer_t5x.evaluate import results, text_inputs
 from remixer_tasks import vocabularies
+from remixer_tasks.benchmarks import raw_rows
 from remixer_tasks.corpora import documents
-from remixer_tasks.files import malformed, raw_rows
-from remixer_tasks.vocabulary import word_vocabulary
+from remixer_tasks.files import malformed
+from remixer_tasks.vocabulary import python_vocabularies
 
 FUZZ = settings(max_examples=120, deadline=None)
 # Bytes that mean something to one of the parsers, and any others.
@@ -130,7 +131,7 @@ def test_vocabularies(tmp_path_factory, content):
 @FUZZ
 @given(st.lists(st.text(max_size=12), max_size=4), st.text(max_size=12))
 def test_vocabularies_of_words(texts, other):
-    vocabulary = word_vocabulary.WordVocabulary('fuzz', lambda: texts)
+    vocabulary = python_vocabularies.WordVocabulary('fuzz', lambda: texts)
     for text in texts:
         assert vocabulary.decode(vocabulary.encode(text)) == ' '.join(text.split())
     assert all(0 <= token < vocabulary.vocab_size for token in vocabulary.encode(other))

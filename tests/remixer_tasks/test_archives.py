@@ -9,7 +9,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from remixer_t5x.errors import UserError
-from remixer_tasks.files import archives
+from remixer_tasks.files import download
 
 
 def zipped(*members, compression=zipfile.ZIP_DEFLATED):
@@ -57,7 +57,7 @@ BAD = {
 def unpacked(folder, content):
     archive = folder / 'toy.zip'
     archive.write_bytes(content)
-    archives.unpack(archive, folder / 'in' / 'side')
+    download.unpack(archive, folder / 'in' / 'side')
 
 
 @pytest.mark.parametrize('kind', BAD)
@@ -89,7 +89,7 @@ def test_a_size_that_lies_writes_no_more_than_was_declared(tmp_path):
 
 @pytest.mark.parametrize(('limit', 'value'), [('MAX_FILES', 1), ('MAX_BYTES', 400)])
 def test_limits(tmp_path, monkeypatch, limit, value):
-    monkeypatch.setattr(archives, limit, value)
+    monkeypatch.setattr(download, limit, value)
     with pytest.raises(UserError, match='it is not unpacked'):
         unpacked(tmp_path, GOOD)
 

@@ -8,8 +8,8 @@ import pytest
 
 from remixer_t5x.errors import UserError
 from remixer_tasks import local_files
+from remixer_tasks.benchmarks import raw_rows
 from remixer_tasks.corpora import documents
-from remixer_tasks.files import raw_rows
 from remixer_tasks.files.malformed import Malformed
 
 
@@ -96,10 +96,10 @@ def test_the_default_limit_can_be_set(tmp_path):
     path = tmp_path / 'a.txt'
     path.write_bytes(b'\n\n'.join(b'%d ' % number + b'x' * number for number in range(100)))
     corpora = [local_files.corpus(str(path), longest=n) for n in (30, 80, 50_000_000)]
-    found = [list(documents.read(str(path), corpus.read.layout, Malformed(False))) for corpus in corpora]
+    found = [list(corpus.read[0](Malformed(False))) for corpus in corpora]
     assert [len(texts) for texts in found] == [27, 77, 100]
     assert len({corpus.identity for corpus in corpora}) == 3
-    assert 'it takes a number of bytes' in refused(local_files.corpus, str(path), longest=0)
+    assert 'LONGEST_DOCUMENT must be a number of bytes' in refused(local_files.corpus, str(path), longest=0)
 
 
 @pytest.mark.parametrize('length', [0, 5, 11, 200, -9, -1])
@@ -133,24 +133,14 @@ def test_a_file_that_goes_away_is_named(tmp_path, monkeypatch):
     path.unlink()
     assert f'{path}: No such file or directory' in refused(lambda: list(corpus.training_documents()))
     monkeypatch.setattr(local_files, '_matches', lambda *_: [str(path)])
-    assert 'was there a moment ago' in refused(local_files.corpus, str(path))
-
-
-def test_one_document_is_told_what_to_do(tmp_path):
-    path = tmp_path / 'a.txt'
-    path.write_text('only one')
-    said = refused(lambda: list(local_files.corpus(str(path)).training_documents()))
-    assert 'is a single document' in said and 'VALIDATION_FILES' in said
-    (tmp_path / 'b.txt').write_text('held out')
-    both = local_files.corpus(str(path), validation_files=str(tmp_path / 'b.txt'))
-    assert list(both.training_documents()) == ['only one']
+    assert 'cannot be read any more' in refused(local_files.corpus, str(path))
 
 
 def test_published_rows_are_never_skipped(tmp_path, monkeypatch):
     path = tmp_path / 'a'
     path.write_bytes(b'{"a": 1}\n{"a": "\0"}\n')
     assert ':2: a NUL byte at byte 7' in refused(lambda: list(raw_rows.jsonl(str(path))))
-    monkeypatch.setattr(raw_rows.bounded_lines, 'LONGEST', 8)
+    monkeypatch.setattr(raw_rows.text_files, 'LONGEST', 8)
     assert ':2: the line has more than' in refused(lambda: list(raw_rows.lines(str(path))))
     monkeypatch.setattr(raw_rows, 'MAX_JSON_BYTES', 8)
     assert 'the file has more than 8 bytes' in refused(raw_rows.whole_json, str(path))

@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from remixer_t5x.errors import UserError
 from remixer_tasks import catalogue
-from remixer_tasks.benchmarks import generation_metrics
+from remixer_tasks.benchmarks import text_metrics
 from tests.support import references
 
 TARGETS = ['The cat sat . It was on the mat .', 'A dog barked .', 'Rain fell all day .']
@@ -33,17 +33,17 @@ def test_bleu_is_t5s():
     references.need('sacrebleu', 't5')
     from t5.evaluation import metrics
 
-    assert generation_metrics.bleu(TARGETS, FOUND) == pytest.approx(metrics.bleu(TARGETS, FOUND))
+    assert text_metrics.bleu(TARGETS, FOUND) == pytest.approx(metrics.bleu(TARGETS, FOUND))
     several = [[text, 'A cat sat .'] for text in TARGETS]
     by_reference = [list(each) for each in zip(*several, strict=True)]
-    assert generation_metrics.bleu(several, FOUND) == pytest.approx(metrics.bleu(by_reference, FOUND))
+    assert text_metrics.bleu(several, FOUND) == pytest.approx(metrics.bleu(by_reference, FOUND))
 
 
 def test_rouge_is_the_middle_of_t5s():
     references.need('rouge_score', 't5')
     from t5.evaluation import metrics
 
-    found, theirs = generation_metrics.rouge(TARGETS, FOUND), metrics.rouge(TARGETS, FOUND)
+    found, theirs = text_metrics.rouge(TARGETS, FOUND), metrics.rouge(TARGETS, FOUND)
     assert set(found) == set(theirs)
     # T5 draws a bootstrap of three examples; its middle is the mean but for chance.
     assert found == pytest.approx(theirs, abs=2.0)
@@ -53,11 +53,11 @@ def test_rouge_is_the_middle_of_t5s():
 def test_a_missing_library_is_one_line(metric, library, monkeypatch):
     monkeypatch.setitem(sys.modules, library, None)
     with pytest.raises(UserError, match=f'the metric needs {library}.*: pip install'):
-        getattr(generation_metrics, metric)(['a'], ['a'])
+        getattr(text_metrics, metric)(['a'], ['a'])
 
 
 @pytest.mark.parametrize('metric', ['bleu', 'rouge'])
 def test_nothing_is_judged_without_examples(metric):
-    assert getattr(generation_metrics, metric)([], []) == {}
+    assert getattr(text_metrics, metric)([], []) == {}
     with pytest.raises(ValueError, match='do not match'):
-        getattr(generation_metrics, metric)(['a'], [])
+        getattr(text_metrics, metric)(['a'], [])

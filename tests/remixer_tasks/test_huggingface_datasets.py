@@ -100,7 +100,7 @@ def test_text_is_pretrained_on_and_a_position_goes_on_exactly(folder):
         ({'train_split': 'test'}, ('{question}', '{label}'), "no split 'test'; its splits are dev, train"),
         ({}, ('{questions}', '{label}'), "no column 'questions'; the columns are 'question', 'label', 'text'"),
         ({}, ('{question}', 'labels'), "TARGETS is 'labels' and the data has no column 'labels'"),
-        ({}, ('{question', '{label}'), 'write columns in braces'),
+        ({}, ('{question', '{label}'), 'must have columns in braces'),
         ({'strict': True}, ('{question}', '{label}'), 'column question is empty'),
     ],
 )
@@ -176,5 +176,5 @@ def test_a_configuration_is_a_folder_and_other_files_are_left(tmp_path):
     (tmp_path / 'README.md').write_text('---\nconfigs:\n- config_name: default\n  data_files: fr/*\n---\n')
     corpus = huggingface_datasets.corpus(HubDataset(str(tmp_path), 'de'))
     assert {*corpus.training_documents()} < {'words of de', 'other de'}
-    with pytest.raises(UserError, match="HF_NAME is 'fr'"):
+    with pytest.raises(UserError, match="HF_NAME must be .* got 'fr'"):
         list(huggingface_datasets.corpus(HubDataset(str(tmp_path), 'fr')).training_documents())

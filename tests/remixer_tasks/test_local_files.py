@@ -7,12 +7,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-import seqio
 
 from remixer_t5x.data import pipeline, task_batches
 from remixer_t5x.errors import UserError
 from remixer_tasks import local_files, pretraining, vocabularies
-from remixer_tasks.corpora import parsing
+from remixer_tasks.corpora import documents
 
 DOCUMENTS = [f'Document {number} says:\n"tabs or spaces", naïvely — 你好 {"x" * number}.' for number in range(40)]
 ONE_LINE = [document.replace('\n', ' ') for document in DOCUMENTS]
@@ -71,7 +70,7 @@ def test_a_passage_is_paragraphs_that_follow_each_other(tmp_path):
     found = both(local_files.corpus(str(tmp_path / '[abc].*'), txt_documents='passage', validation_fraction=0.2))
     rows, passages = [one for one in found if 'row' in one or 'another' in one], [one for one in found if ':' in one]
     assert sorted(rows) == ['a row', 'another']
-    least = sum((tmp_path / name).stat().st_size for name in ('a.txt', 'b.txt', 'c.jsonl')) // parsing.PASSAGES
+    least = sum((tmp_path / name).stat().st_size for name in ('a.txt', 'b.txt', 'c.jsonl')) // documents.PASSAGES
     sizes = [sum(map(len, passage.split('\n\n'))) for passage in passages]
     # The rest of a file is a passage too.
     assert sum(size < least for size in sizes) <= 2 and max(sizes) < least + 50 and len(sizes) > 80
@@ -97,6 +96,11 @@ def test_a_file_is_read_by_its_own_name(tmp_path, name):
 
 
 def test_held_out_by_hash_is_stable_when_text_is_added(tmp_path):
+    """At least one document is held out; VALIDATION_FILES hold out other files."""
+    corpus = local_files.corpus(write(tmp_path, 'a.txt', ['one', 'two', 'three']), validation_fraction=1e-9)
+    assert len(texts(corpus, 'validation')) == 1 and both(corpus) == ['one', 'three', 'two']
+    corpus = local_files.corpus(write(tmp_path, 'a.txt'), write(tmp_path, 'b.txt', ['held out']))
+    assert texts(corpus, 'validation') == ['held out'] and sorted(texts(corpus, 'train')) == sorted(DOCUMENTS)
     docs = [f'document {number}' for number in range(2000)]
     few = local_files.corpus(write(tmp_path, 'few.txt', docs[:1000]), validation_fraction=0.05)
     all_ = local_files.corpus(write(tmp_path, 'all.txt', docs), validation_fraction=0.05)
@@ -104,18 +108,6 @@ def test_held_out_by_hash_is_stable_when_text_is_added(tmp_path):
     assert 25 <= len(held_out) <= 80
     assert held_out == set(texts(all_, 'validation')) & set(docs[:1000])
     assert not held_out & set(texts(few, 'train'))
-
-
-def test_something_is_held_out_of_few_documents(tmp_path):
-    corpus = local_files.corpus(write(tmp_path, 'a.txt', ['one', 'two', 'three']), validation_fraction=1e-9)
-    assert len(texts(corpus, 'validation')) == 1
-    assert both(corpus) == ['one', 'three', 'two']
-
-
-def test_validation_files_are_the_held_out_part(tmp_path):
-    corpus = local_files.corpus(write(tmp_path, 'a.txt'), write(tmp_path, 'b.txt', ['held out']))
-    assert texts(corpus, 'validation') == ['held out']
-    assert sorted(texts(corpus, 'train')) == sorted(DOCUMENTS)
 
 
 def test_a_changed_file_is_read_again(tmp_path):
@@ -155,7 +147,7 @@ def test_strict_refuses_the_first_malformed_line(tmp_path, cache_folder, line, s
     with pytest.raises(UserError, match=said) as error:
         both(local_files.corpus(str(tmp_path / 'a.jsonl'), strict=True))
     assert '\n' not in str(error.value)
-    assert list(cache_folder.glob('corpora/*')) == [], 'nothing half done is left'
+    assert list(cache_folder.glob('corpora/*')) == [], 'nothing unfinished is left'
 
 
 @pytest.mark.parametrize(
@@ -167,14 +159,14 @@ def test_strict_refuses_the_first_malformed_line(tmp_path, cache_folder, line, s
         ({'files': '.'}, 'FILES: . is a folder'),
         ({'files': 'a.txt', 'validation_files': 'nothing.txt'}, 'VALIDATION_FILES has nothing.txt, which'),
         ({'files': '*.txt', 'validation_files': 'a.txt'}, 'is in FILES and in VALIDATION_FILES'),
-        ({'files': 'a.dat'}, 'the extension does not tell the format'),
-        ({'files': 'noextension'}, 'the extension does not tell the format'),
-        ({'files': 'a.txt', 'format': 'xml'}, "TEXT_FORMAT is 'xml', allowed are txt, jsonl"),
-        ({'files': 'a.txt', 'txt_documents': 'page'}, "TXT_DOCUMENTS is 'page'"),
-        ({'files': 'a.txt', 'validation_fraction': 1.0}, 'held-out share is 1.0'),
-        ({'files': 'a.jsonl', 'field': 'body'}, "no field 'body', it has 'id', 'text': set TEXT_FIELD"),
-        ({'files': 'a.tsv', 'field': 'body'}, "no column 'body', it has 'id', 'text': set TEXT_FIELD"),
-        ({'files': 'a.parquet', 'field': 'body'}, "no column 'body', it has 'id', 'text': set TEXT_FIELD"),
+        ({'files': 'a.dat'}, 'unknown extension; set TEXT_FORMAT'),
+        ({'files': 'noextension'}, 'unknown extension; set TEXT_FORMAT'),
+        ({'files': 'a.txt', 'format': 'xml'}, "TEXT_FORMAT must be txt, jsonl.* got 'xml'"),
+        ({'files': 'a.txt', 'txt_documents': 'page'}, "TXT_DOCUMENTS must be .* got 'page'"),
+        ({'files': 'a.txt', 'validation_fraction': 1.0}, 'below 1, got 1.0'),
+        ({'files': 'a.jsonl', 'field': 'body'}, "no field 'body', it has 'id', 'text'; set TEXT_FIELD"),
+        ({'files': 'a.tsv', 'field': 'body'}, "no column 'body', it has 'id', 'text'; set TEXT_FIELD"),
+        ({'files': 'a.parquet', 'field': 'body'}, "no column 'body', it has 'id', 'text'; set TEXT_FIELD"),
         ({'files': 'a.txt', 'format': 'parquet'}, 'not a readable Parquet file'),
         ({'files': 'damaged.txt.gz'}, 'damaged gzip file'),
         ({'files': 'single.txt'}, 'is a single document'),
@@ -203,27 +195,9 @@ def test_unwritable_cache(tmp_path, monkeypatch):
         both(local_files.corpus(write(tmp_path, 'a.txt')))
 
 
-@pytest.mark.parametrize('shards', [3, 8])
-def test_hosts_read_each_document_once(tmp_path, shards):
-    """8 hosts are more than there are shards, so seqio shards by example."""
-    docs = [f'document {number} ' for number in range(6)]
-    vocabulary = vocabularies.byte()
-    corpus = local_files.corpus(write(tmp_path, 'a.txt', docs))
-    task = pretraining.span_corruption(corpus, vocabulary)
-    lengths = {'inputs': 64, 'targets': 64}
-    tokens = 0
-    for index in range(shards):
-        for example in task.get_dataset(
-            lengths, 'train', shuffle=False, seed=0, shard_info=seqio.ShardInfo(index, shards)
-        ).as_numpy_iterator():
-            tokens += sum(np.count_nonzero((ids >= 3) & (ids < 259)) for ids in example.values())
-    assert tokens == sum(len(text) for text in texts(corpus, 'train'))
-
-
 @pytest.mark.parametrize('pack', [False, True])
 def test_restored_again_and_again_a_corpus_is_the_same_stream(tmp_path, pack):
-    """Each start saves its position again: what it was given has to be in it, and what it has read since. Only some of
-    the corpus's 64 files are open at a time."""
+    """Each start saves its position again: what it was given has to be in it, and what it has read since."""
     documents = [f'document {number} with some words of its own' for number in range(1500)]
     corpus = local_files.corpus(write(tmp_path, 'a.txt', documents))
     task = pretraining.span_corruption(corpus, vocabularies.byte(), shuffle_buffer_size=20)

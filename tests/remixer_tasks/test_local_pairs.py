@@ -105,7 +105,7 @@ def test_rows_that_cannot_be_read_are_counted_or_refused(tmp_path, capsys):
             ('question', 'label'),
             "INPUTS is 'question' and the data has no column 'question'; the columns are 'q'",
         ),
-        ('a.jsonl', '{"q": "a", "l": "b"}', ('{q', 'l'), 'write columns in braces, as in'),
+        ('a.jsonl', '{"q": "a", "l": "b"}', ('{q', 'l'), 'must have columns in braces, as in'),
         ('a.csv.gz', 'no gzip', TEMPLATES, 'damaged gzip file'),
         ('a.parquet', 'no parquet', TEMPLATES, 'not a readable Parquet file'),
     ],

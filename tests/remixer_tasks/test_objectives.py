@@ -11,7 +11,7 @@ import tensorflow as tf
 from remixer_t5x.data import pipeline, task_batches
 from remixer_t5x.errors import UserError
 from remixer_tasks import local_files, pretraining, vocabularies
-from remixer_tasks.objectives import causal_lm, iid_denoising, masked_lm, prefix_lm, segments, ul2
+from remixer_tasks.objectives import iid_denoising, language_modeling, masked_lm, segments, ul2
 from remixer_tasks.objectives import span_corruption as spans
 
 T5 = json.loads((pathlib.Path(__file__).parent / 'golden' / 't5_objectives.json').read_text())
@@ -41,14 +41,16 @@ def examples(preprocessor, documents, lengths, seed=0, **options):
 def test_prefixes_are_cut_where_t5_cuts_them(density):
     cases = [case for case in T5['prefix_lm'] if case['density'] == density]
     for case in cases:
-        start, rest = prefix_lm.split(tf.constant(tokens_of(case['size'])), prefix_lm.Prefix(density), case['seed'])
+        start, rest = language_modeling.split(
+            tf.constant(tokens_of(case['size'])), language_modeling.Prefix(density), case['seed']
+        )
         assert (start.numpy().tolist(), rest.numpy().tolist()) == (case['inputs'], case['targets'])
     assert len(cases) == 12
 
 
 def test_segments_of_a_prefix_lm_are_those_of_t5():
     documents = [tokens_of(size).tolist() for size in (200, 1, 17, 64)]
-    found = examples(prefix_lm.prefix_lm, documents, {'inputs': 32, 'targets': 32})
+    found = examples(language_modeling.prefix_lm, documents, {'inputs': 32, 'targets': 32})
     # Each of ours has two EOS.
     assert [len(e['inputs']) + len(e['targets']) - 2 for e in found] == T5['prefix_segments']
     whole = [np.concatenate([e['inputs'][:-1], e['targets'][:-1]]) for e in found]
@@ -95,7 +97,7 @@ def test_segments_of_every_denoiser_are_as_long_as_those_of_t5(inputs):
 
 def test_causal_text_is_that_of_t5():
     documents = [tokens_of(size).tolist() for size in (200, 1, 17, 64)]
-    found = examples(causal_lm.causal_lm, [[], *documents], {'targets': 24})
+    found = examples(language_modeling.causal_lm, [[], *documents], {'targets': 24})
     assert [{'targets': example['targets'].tolist()} for example in found] == T5['full_lm']
 
 
@@ -228,40 +230,12 @@ def test_segments_shrink_where_sentinels_are_few():
     assert bytes((example['inputs'][:3] - 3).astype(np.uint8)) == b'[X]'
 
 
-@pytest.mark.parametrize('objective', ['prefix_lm', 'masked_lm', 'iid_denoising', 'causal_lm'])
-def test_position_survives_a_checkpoint(objective, tmp_path):
-    functions = {
-        'prefix_lm': prefix_lm.prefix_lm,
-        'masked_lm': masked_lm.masked_lm,
-        'iid_denoising': iid_denoising.iid_denoising,
-        'causal_lm': causal_lm.causal_lm,
-    }
-
-    def made():
-        options = tf.data.Options()
-        options.experimental_symbolic_checkpoint = False
-        documents = [tokens_of(size).tolist() for size in range(5, 95)]
-        with seqio.map_seed_manager(0):
-            stream = functions[objective](dataset(documents).repeat(), {'inputs': 32, 'targets': 32}, FEATURES)
-        return stream.shuffle(10, seed=1).padded_batch(2).prefetch(2).with_options(options)
-
-    iterator = iter(made())
-    for _ in range(3):
-        next(iterator)
-    path = tf.train.Checkpoint(iterator=iterator).save(str(tmp_path / 'position'))
-    expected = [next(iterator)['targets'].numpy() for _ in range(20)]
-    restored = iter(made())
-    tf.train.Checkpoint(iterator=restored).restore(path).assert_consumed()
-    for batch in expected:
-        np.testing.assert_array_equal(next(restored)['targets'].numpy(), batch)
-
-
 @pytest.mark.parametrize(
     ('preprocessor', 'lengths', 'said'),
     [
-        (prefix_lm.prefix_lm, {'inputs': 2, 'targets': 9}, "T5 uses {'inputs': 512, 'targets': 512}"),
-        (prefix_lm.prefix_lm, None, "set TASK_FEATURE_LENGTHS = {'inputs': 512, 'targets': 512}"),
-        (causal_lm.causal_lm, None, "set TASK_FEATURE_LENGTHS = {'targets': 512}"),
+        (language_modeling.prefix_lm, {'inputs': 2, 'targets': 9}, "T5 uses {'inputs': 512, 'targets': 512}"),
+        (language_modeling.prefix_lm, None, "set TASK_FEATURE_LENGTHS = {'inputs': 512, 'targets': 512}"),
+        (language_modeling.causal_lm, None, "set TASK_FEATURE_LENGTHS = {'targets': 512}"),
         (masked_lm.masked_lm, {'inputs': 16, 'targets': 8}, 'masked LM predicts in place'),
         (iid_denoising.iid_denoising, {'inputs': 2, 'targets': 8}, "{'inputs': 512, 'targets': 256}"),
     ],
@@ -273,17 +247,17 @@ def test_lengths_that_an_objective_cannot_use(preprocessor, lengths, said):
 
 
 def test_a_short_target_shortens_the_segments_of_a_prefix_lm():
-    prefix = prefix_lm.Prefix(0.25)
+    prefix = language_modeling.Prefix(0.25)
     for targets in (4, 10, 100):
-        length = prefix_lm.segment_length(512, targets, prefix)
-        assert length - prefix_lm.min_prefix(length, prefix) + 1 <= targets
-        assert length + 1 - prefix_lm.min_prefix(length + 1, prefix) + 1 > targets or length == 511
+        length = language_modeling.segment_length(512, targets, prefix)
+        assert length - language_modeling.min_prefix(length, prefix) + 1 <= targets
+        assert length + 1 - language_modeling.min_prefix(length + 1, prefix) + 1 > targets or length == 511
 
 
 @pytest.mark.parametrize(
     'made',
     [
-        lambda: prefix_lm.Prefix(0.6),
+        lambda: language_modeling.Prefix(0.6),
         lambda: masked_lm.Masking(0.0),
         lambda: masked_lm.Masking(masked=0.9, random=0.2),
         lambda: iid_denoising.check_density(1.0),

@@ -86,7 +86,7 @@ def test_other_delimiters_and_encodings(tmp_path):
     latin = 'é\ta\nà\toui'.encode('latin-1')
     assert pairs(tmp_path, 'a.tsv', latin, inputs='é', encoding='latin-1')[0] == [('à', 'oui')]
     assert pairs(tmp_path, 'a.jsonl', GOOD.encode('utf-16'), encoding='utf-16')[0] == [('b', 'c')]
-    with pytest.raises(UserError, match='is not text in ENCODING'):
+    with pytest.raises(UserError, match='ENCODING must be that of'):
         pairs(tmp_path, 'a.tsv', latin, encoding='ascii')
 
 
@@ -161,14 +161,14 @@ def test_a_file_of_another_kind_gets_the_hint_that_helps(tmp_path, name, content
 @pytest.mark.parametrize(
     ('settings', 'said'),
     [
-        ({'delimiter': ';;'}, 'DELIMITER is .* takes one character'),
+        ({'delimiter': ';;'}, 'DELIMITER must be one character'),
         ({'delimiter': '"'}, 'DELIMITER'),
-        ({'encoding': 'rot13'}, 'ENCODING is .rot13.; it takes an encoding of text'),
+        ({'encoding': 'rot13'}, 'ENCODING must be an encoding of text.* got .rot13.'),
         ({'encoding': 'klingon'}, 'ENCODING'),
         ({'encoding': 7}, 'ENCODING'),
-        ({'inputs': ''}, 'INPUTS is .*; give a column'),
-        ({'inputs': '{}'}, 'INPUTS is .*; write columns in braces'),
-        ({'inputs': 'a}b'}, 'INPUTS is .*; write columns in braces'),
+        ({'inputs': ''}, 'INPUTS must be a column'),
+        ({'inputs': '{}'}, 'INPUTS must have columns in braces'),
+        ({'inputs': 'a}b'}, 'INPUTS must have columns in braces'),
     ],
 )
 def test_a_wrong_setting_is_one_line(tmp_path, settings, said):

@@ -64,10 +64,10 @@ def test_rows_without_a_template_are_refused_not_read_as_lines(tmp_path):
         ({'path': 'a.txt'}, r"INPUTS is 'is .number.*has lines of text; give rows with the column number and name"),
         ({'path': '-'}, r'standard input has lines of text; .* --gin.INPUT_TEMPLATE=None'),
         ({'path': '-', 'format': 'jsonl'}, r'rows cannot be read from standard input'),
-        ({'path': 'a.csv', 'field': 'name'}, r"--field is 'name' and INPUTS is .*; leave --field out"),
+        ({'path': 'a.csv', 'field': 'name'}, r"--field is 'name' and INPUTS is .*; remove --field"),
         ({'path': 'short.jsonl'}, r"has no column 'name'; the columns are 'number'"),
-        ({'path': 'null.jsonl'}, r'null.jsonl line 2: column name is empty; correct the row'),
-        ({'path': 'bad.jsonl'}, r'bad.jsonl line 2: invalid JSON .*; correct the row'),
+        ({'path': 'null.jsonl'}, r'null.jsonl line 2: column name is empty; correct or remove the row'),
+        ({'path': 'bad.jsonl'}, r'bad.jsonl line 2: invalid JSON .*; correct or remove the row'),
     ],
 )
 def test_mistakes_are_one_line(tmp_path, monkeypatch, options, said):

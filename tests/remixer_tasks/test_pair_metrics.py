@@ -47,7 +47,7 @@ def test_what_a_model_writes_is_a_number_only_in_decimal_digits(text):
 
 @pytest.mark.parametrize('names', [['acuracy'], [], 'f2'])
 def test_unknown_metrics(names):
-    with pytest.raises(UserError, match='it takes some of accuracy, exact_match'):
+    with pytest.raises(UserError, match='METRICS must be some of accuracy, exact_match'):
         pair_metrics.named(names)
 
 
@@ -89,7 +89,7 @@ def test_without_columns_the_rows_are_read_as_before(tmp_path):
 @pytest.mark.parametrize(
     ('options', 'said'),
     [({'columns': ['kind']}, "names 'kind', and .* has the columns q, a, type, id"),
-     ({'metrics_by': 'targets'}, 'names of columns other than inputs')],
+     ({'metrics_by': 'targets'}, 'must name columns other than inputs')],
 )  # fmt: skip
 def test_columns_that_are_not_there(tmp_path, options, said):
     with pytest.raises(UserError, match=said):
@@ -129,7 +129,7 @@ def test_words_of_the_rows_are_a_vocabulary(tmp_path):
 
 @pytest.mark.parametrize(
     ('files', 'said'),
-    [('hard.jsonl', "EVAL_PAIRS is 'hard.jsonl'; give each file a name"), ({'../x': 'a'}, "names '../x'; names of")],
+    [('hard.jsonl', "EVAL_PAIRS must name each file, got 'ha"), ({'../x': 'a'}, "must have letters.* got '../x'")],
 )
 def test_files_to_evaluate_on_have_names_for_folders(files, said):
     with pytest.raises(UserError, match=said):

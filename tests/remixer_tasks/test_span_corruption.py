@@ -144,26 +144,6 @@ def test_every_epoch_hides_other_tokens():
         assert not np.array_equal(first['inputs'], second['inputs'])
 
 
-@pytest.mark.parametrize('taken', [0, 3, 11])
-def test_position_survives_a_checkpoint(taken, tmp_path):
-    def made():
-        options = tf.data.Options()
-        options.experimental_symbolic_checkpoint = False
-        with seqio.map_seed_manager(0):
-            stream = spans.span_corruption(dataset(documents([900] * 30)).repeat(), LENGTHS, FEATURES)
-        return stream.shuffle(10, seed=1).batch(2).prefetch(2).with_options(options)
-
-    iterator = iter(made())
-    for _ in range(taken):
-        next(iterator)
-    path = tf.train.Checkpoint(iterator=iterator).save(str(tmp_path / 'position'))
-    expected = [next(iterator)['inputs'].numpy() for _ in range(30)]
-    restored = iter(made())
-    tf.train.Checkpoint(iterator=restored).restore(path).assert_consumed()
-    for batch in expected:
-        np.testing.assert_array_equal(next(restored)['inputs'].numpy(), batch)
-
-
 @pytest.mark.parametrize(
     ('lengths', 'said'),
     [

@@ -8,7 +8,7 @@ import pytest
 import tensorflow_datasets as tfds
 
 from remixer_tasks import catalogue
-from remixer_tasks.benchmarks.sources import sources
+from remixer_tasks.benchmarks import sources
 
 GOLDEN = pathlib.Path(__file__).parent / 'golden'
 T5 = json.loads((GOLDEN / 't5_tasks.json').read_text())

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from remixer_t5x.data import stream
 from remixer_t5x.errors import UserError
 from remixer_tasks import catalogue, mixtures, names, pretraining, python_docs, vocabularies
-from remixer_tasks.benchmarks import answer_metrics, class_metrics, cogs, squad
-from remixer_tasks.vocabulary.word_vocabulary import WordVocabulary
+from remixer_tasks.benchmarks import class_metrics, cogs, squad, text_metrics
+from remixer_tasks.vocabulary.python_vocabularies import WordVocabulary
 
 
 def write(folder, name, text):
@@ -23,57 +23,57 @@ def write(folder, name, text):
 
 
 def pairs(name, split, folder):
-    return [(e.inputs, e.targets) for e in catalogue.examples(name, split, 10, str(folder))]
+    _, examples = catalogue.examples(name, split, 10, str(folder))
+    return [pair for example in examples for pair in example.texts]
 
 
-def test_snli_leaves_out_pairs_without_agreement(tmp_path):
-    rows = [{'sentence1': 'P', 'sentence2': 'H', 'gold_label': label} for label in ('neutral', '-')]
-    write(tmp_path, 'snli_1.0/snli_1.0_dev.jsonl', '\n'.join(map(json.dumps, rows)))
-    assert pairs('snli_v001', 'validation', tmp_path) == [('snli hypothesis: H premise: P', 'neutral')]
+def json_lines(*rows):
+    return ''.join(json.dumps(row) + '\n' for row in rows)
 
 
-def test_anli_in_both_layouts(tmp_path):
-    write(tmp_path, 'anli_dev/ANLI_analysis_r2_dev.csv', 'eid,context,statement,gold_label\n1,"C, d",H,c\n')
-    wanted = ('anli hypothesis: H premise: C, d', 'contradiction')
-    assert pairs('anli_r2_v001', 'validation', tmp_path) == [wanted]
-    write(
-        tmp_path,
-        'anli_v0.1/R2/test.jsonl',
-        json.dumps({'uid': '1', 'context': 'C, d', 'hypothesis': 'H', 'label': 'c'}),
-    )
-    assert pairs('anli_r2_v001', 'test', tmp_path) == [wanted]
+def question(number, *answers):
+    texts = [{'text': text, 'answer_start': 0} for text in answers]
+    return {'id': str(number), 'question': 'Who?', 'is_impossible': not answers, 'answers': texts}
 
 
-def test_conj_nli_with_and_without_labels(tmp_path):
-    write(tmp_path, 'conjnli/conj_dev.tsv', '\ufeffPremise\tHypothesis\tLabel\nP "q\tH\tneutral\n')
-    write(tmp_path, 'conjnli/conj_test.tsv', 'Premise\tHypothesis\nP\tH\n')
-    assert pairs('conj_nli_v001', 'validation', tmp_path) == [('conj_nli hypothesis: H premise: P "q', 'neutral')]
-    assert pairs('conj_nli_v001', 'test', tmp_path) == [('conj_nli hypothesis: H premise: P', '<unk>')]
+SNLI = [{'sentence1': 'P', 'sentence2': 'H', 'gold_label': label} for label in ('neutral', '-')]
+ABDUCTIVE = {'obs1': 'A', 'obs2': 'B', 'hyp1': 'C', 'hyp2': 'D'}
+ABDUCTIVE_PAIR = ('abductive_nli obs1: A obs2: B hyp1: C hyp2: D', 'hyp2')
+ANLI_PAIR = ('anli hypothesis: H premise: C, d', 'contradiction')
+SQUAD = {'data': [{'paragraphs': [{'context': 'Ada won.', 'qas': [question(0, 'Ada', 'Ada won'), question(1)]}]}]}
+SQUAD_TEXT = 'question: Who ? context: Ada won . '
+# Task, split, files, and the pairs: SNLI leaves out pairs without agreement, ANLI and Abductive NLI have two layouts.
+TASKS_OF_OURS = [
+    ('snli_v001', 'validation', {'snli_1.0/snli_1.0_dev.jsonl': json_lines(*SNLI)},
+     [('snli hypothesis: H premise: P', 'neutral')]),
+    ('anli_r2_v001', 'validation',
+     {'anli_dev/ANLI_analysis_r2_dev.csv': 'eid,context,statement,gold_label\n1,"C, d",H,c\n'}, [ANLI_PAIR]),
+    ('anli_r2_v001', 'test',
+     {'anli_v0.1/R2/test.jsonl': json_lines({'uid': '1', 'context': 'C, d', 'hypothesis': 'H', 'label': 'c'})},
+     [ANLI_PAIR]),
+    ('conj_nli_v001', 'validation', {'conjnli/conj_dev.tsv': '\ufeffPremise\tHypothesis\tLabel\nP "q\tH\tneutral\n'},
+     [('conj_nli hypothesis: H premise: P "q', 'neutral')]),
+    ('conj_nli_v001', 'test', {'conjnli/conj_test.tsv': 'Premise\tHypothesis\nP\tH\n'},
+     [('conj_nli hypothesis: H premise: P', '<unk>')]),
+    ('abductive_nli_v001', 'validation',
+     {'chaosnli_alphanli/chaosNLI_alphanli.jsonl': json_lines({'example': ABDUCTIVE, 'old_label': 2})},
+     [ABDUCTIVE_PAIR]),
+    ('abductive_nli_v001', 'train',
+     {'abductive_nli/train.jsonl': json_lines(ABDUCTIVE), 'abductive_nli/train-labels.lst': '2\n'}, [ABDUCTIVE_PAIR]),
+    ('squad2_v001_allanswers', 'validation', {'squad/dev-v2.0.json': json.dumps(SQUAD)},
+     [(SQUAD_TEXT, 'Ada'), (SQUAD_TEXT, squad.UNANSWERABLE)]),
+]  # fmt: skip
 
 
-def test_abductive_nli_in_both_layouts(tmp_path):
-    row = {'obs1': 'A', 'obs2': 'B', 'hyp1': 'C', 'hyp2': 'D'}
-    wanted = ('abductive_nli obs1: A obs2: B hyp1: C hyp2: D', 'hyp2')
-    write(tmp_path, 'chaosnli_alphanli/chaosNLI_alphanli.jsonl', json.dumps({'example': row, 'old_label': 2}))
-    assert pairs('abductive_nli_v001', 'validation', tmp_path) == [wanted]
-    write(tmp_path, 'abductive_nli/train.jsonl', json.dumps(row))
-    write(tmp_path, 'abductive_nli/train-labels.lst', '2\n')
-    assert pairs('abductive_nli_v001', 'train', tmp_path) == [wanted]
-
-
-def test_squad_2_asks_for_unanswerable(tmp_path):
-    def question(number, *answers):
-        found = [{'text': text, 'answer_start': 0} for text in answers]
-        return {'id': str(number), 'question': 'Who?', 'is_impossible': not answers, 'answers': found}
-
-    paragraph = {'context': 'Ada won.', 'qas': [question(0, 'Ada', 'Ada won'), question(1)]}
-    write(tmp_path, 'squad/dev-v2.0.json', json.dumps({'data': [{'title': 'T', 'paragraphs': [paragraph]}]}))
-    wanted = 'question: Who ? context: Ada won . '
-    assert pairs('squad2_v001_allanswers', 'validation', tmp_path) == [(wanted, 'Ada'), (wanted, squad.UNANSWERABLE)]
+@pytest.mark.parametrize(('name', 'split', 'files', 'expected'), TASKS_OF_OURS)
+def test_the_wording_of_tasks_that_t5_does_not_have(tmp_path, name, split, files, expected):
+    for file, text in files.items():
+        write(tmp_path, file, text)
+    assert pairs(name, split, tmp_path) == expected
 
 
 def test_squad_2_scores_by_hand():
-    metric = answer_metrics.squad_2('unanswerable')
+    metric = text_metrics.squad_2('unanswerable')
     targets = [['Ada', 'Ada won'], ['unanswerable'], ['the end'], ['unanswerable']]
     found = metric(targets, ['Ada won it', 'Unanswerable.', 'unanswerable', 'Ada'])
     assert found == pytest.approx(
@@ -106,6 +106,9 @@ def test_cogs_from_rows_to_metrics(tmp_path):
     vocabulary = cogs.words(str(tmp_path), positions=9)
     assert {'8', 'Ada', 'sit'} <= set(vocabulary.words)
     assert '9' not in vocabulary.words
+    assert sorted(cogs.corpus(str(tmp_path)).training_documents()) == sorted(
+        text for row in COGS_ROWS for text in row[:2]
+    )
     task = catalogue.task('cogs_v001', vocabulary, str(tmp_path))
     examples = list(task.get_dataset({'inputs': 8, 'targets': 32}, 'gen', shuffle=False).as_numpy_iterator())
     assert [vocabulary.decode(e['targets'].tolist()) for e in examples] == [row[1] for row in COGS_ROWS]
@@ -127,13 +130,6 @@ def test_cogs_from_rows_to_metrics(tmp_path):
     )
 
 
-def test_cogs_pieces_are_trained_on_its_training_split(tmp_path):
-    write_cogs(tmp_path)
-    corpus = cogs.corpus(str(tmp_path))
-    assert sorted(corpus.training_documents()) == sorted(text for row in COGS_ROWS for text in row[:2])
-    assert 'gen' not in corpus.identity
-
-
 @given(
     st.lists(
         st.lists(st.sampled_from(['the', 'cat', 'Sat', ',', 'sät', 'x_1', '.']), max_size=6), min_size=1, max_size=5
@@ -149,14 +145,9 @@ def test_word_vocabulary_keeps_known_words(rows):
         assert min(ids, default=3) >= 3
         assert max(ids, default=3) < max(vocabulary.vocab_size, 4)
     assert vocabulary.encode('unheard of') == [2, 2]
-
-
-def test_word_vocabulary_decodes_batches():
-    vocabulary = WordVocabulary('test', lambda: ['b a', 'c'])
-    assert vocabulary == WordVocabulary('test', lambda: ['a', 'b c'])
-    assert vocabulary != WordVocabulary('test', lambda: ['a', 'b d'])
-    found = vocabulary.decode_tf(np.array([[4, 3, 2, 1, 5], [5, 1, 0, 0, 0]], np.int32)).numpy().tolist()
-    assert found == [b'b a <unk>', b'c']
+    assert vocabulary == WordVocabulary('test', lambda: texts[::-1])
+    assert vocabulary != WordVocabulary('test', lambda: [*texts, 'new'])
+    assert vocabulary.decode_tf(np.array([[2, 1], [1, 0]], np.int32)).numpy().tolist() == [b'<unk>', b'']
 
 
 def test_mixtures_have_the_rates_of_t5_and_leave_out_what_they_are_told(tmp_path):
@@ -168,24 +159,11 @@ def test_mixtures_have_the_rates_of_t5_and_leave_out_what_they_are_told(tmp_path
     assert rates['super_glue_wsc_v102_simple_train'] == 259
     assert set(mixtures.GLUE) == {task.name for task in mixtures.glue(vocabulary, str(tmp_path)).tasks}
     assert len(mixtures.entailment(vocabulary, str(tmp_path)).tasks) == 9
-
-
-def test_multi_task_mixture_has_suites_questions_and_span_corruption(tmp_path):
-    text = pretraining.span_corruption(python_docs.corpus(), vocabularies.byte(), data='text')
+    text = pretraining.span_corruption(python_docs.corpus(), vocabulary, data='text')
     mixture = mixtures.multi_task(text, unsupervised_rate=5e5, maximum=1e5, data_dir=str(tmp_path))
     rates = {task.name: mixture.get_rate(task) for task in mixture.tasks}
-    assert rates['text_span_corruption'] == 5e5
-    assert rates['glue_qqp_v002'] == 1e5
-    assert rates['squad_v010_allanswers'] == 87_599
+    assert (rates['text_span_corruption'], rates['glue_qqp_v002'], rates['squad_v010_allanswers']) == (5e5, 1e5, 87_599)
     assert len(rates) == len(mixtures.GLUE) + len(mixtures.SUPER_GLUE) + 2
-
-
-def test_rates_of_any_tasks_count_their_rows(tmp_path):
-    write_cogs(tmp_path)
-    mixture = names.mixture(['cogs_v001', 'super_glue_cb_v102'], vocabularies.byte(), str(tmp_path))
-    assert {task.name: mixture.get_rate(task) for task in mixture.tasks} == {'cogs_v001': 4, 'super_glue_cb_v102': 250}
-    capped = names.mixture(['super_glue_cb_v102'], vocabularies.byte(), str(tmp_path), maximum=100)
-    assert capped.get_rate(capped.tasks[0]) == 100
 
 
 @pytest.mark.parametrize('maximum', [None, 300])
@@ -206,6 +184,12 @@ def test_rates_are_those_of_seqio(tmp_path, maximum, temperature):
     found = {task.name: mixture.get_rate(task) for task in mixture.tasks}
     assert found['counted'] == seqio.mixing_rate_num_examples(Counted(), maximum=maximum, temperature=temperature)
     assert found['super_glue_cb_v102'] == 7.5
+    write_cogs(tmp_path)
+    mixture = names.mixture(['cogs_v001', 'super_glue_cb_v102'], vocabularies.byte(), str(tmp_path), maximum=100)
+    assert {task.name: mixture.get_rate(task) for task in mixture.tasks} == {'cogs_v001': 4, 'super_glue_cb_v102': 100}
+    unknown = seqio.Task('unknown', seqio.FunctionDataSource(lambda split, shuffle_files: None, ['train']), {}, [])
+    with pytest.raises(UserError, match="unknown does not say how many examples it has; give RATES = {'unknown'"):
+        names.mixture([unknown]).get_rate(unknown)
 
 
 @pytest.mark.parametrize(
@@ -213,23 +197,15 @@ def test_rates_are_those_of_seqio(tmp_path, maximum, temperature):
     [
         (
             {'rates': {'super_glue_rte_v102': 1}},
-            'RATES names super_glue_rte_v102, which TASKS has not; it has super',
+            'RATES must name tasks of TASKS, which has super.* got super_glue_rte_v102',
         ),
-        ({'rates': {'super_glue_cb_v102': -1}}, 'RATES gives super_glue_cb_v102 -1; it takes a number from 0'),
-        ({'temperature': 0}, 'MIXING_TEMPERATURE is 0; it takes a number above 0'),
+        ({'rates': {'super_glue_cb_v102': -1}}, 'the rate of super_glue_cb_v102 in RATES must be .* got -1'),
+        ({'temperature': 0}, 'MIXING_TEMPERATURE must be a number above 0.* got 0'),
     ],
 )
 def test_rates_that_are_none_are_refused(given, said):
     with pytest.raises(UserError, match=said):
         names.mixture(['super_glue_cb_v102'], vocabularies.byte(), **given)
-
-
-def test_a_task_of_unknown_size_needs_a_rate():
-    source = seqio.FunctionDataSource(lambda split, shuffle_files: None, ['train'])
-    task = seqio.Task('unknown', source, {'targets': seqio.Feature(vocabularies.byte())}, [])
-    mixture = names.mixture([task])
-    with pytest.raises(UserError, match="unknown does not say how many examples it has; give RATES = {'unknown'"):
-        mixture.get_rate(task)
 
 
 @pytest.mark.parametrize('maximum', [0, -5, 'x', float('nan'), True])
@@ -239,7 +215,7 @@ def test_a_maximum_rate_is_a_number_of_examples(tmp_path, maximum):
         lambda: names.mixture(['super_glue_cb_v102'], vocabularies.byte(), str(tmp_path), maximum=maximum),
         lambda: mixtures.multi_task(text, maximum=maximum, data_dir=str(tmp_path)),
     ):
-        with pytest.raises(UserError, match='MAXIMUM_RATE is .*; it takes a number of examples above 0'):
+        with pytest.raises(UserError, match='MAXIMUM_RATE must be a number of examples above 0'):
             mixture()
 
 

@@ -10,7 +10,7 @@ from remixer_t5x.cli import arguments, console
 from remixer_t5x.cli.command import ON_CPU, Command
 
 if TYPE_CHECKING:
-    from remixer_tasks.inspection import Listed
+    from remixer_tasks.catalogue import TaskStatus
 
 # Long enough for any path: a line of a file is not wrapped.
 _PIPE_WIDTH = 1000
@@ -28,8 +28,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> None:
     """Prints a row for each task."""
     with arguments.libraries(args):
-        from remixer_tasks import catalogue, inspection
-    tasks = inspection.tasks(args.data_dir)
+        from remixer_tasks import catalogue
+    tasks = catalogue.status(args.data_dir)
     table = console.table()
     for heading in ('task', 'here', 'not here', 'where'):
         table.add_column(heading, overflow='fold', no_wrap=heading == 'task')
@@ -42,13 +42,13 @@ def run(args: argparse.Namespace) -> None:
     console.show(table, summary, _UNLISTED, pipe_width=_PIPE_WIDTH)
 
 
-def _where(task: Listed) -> str:
+def _where(task: TaskStatus) -> str:
     """The folder of its files, or what to do about missing ones."""
     paths = [path for split in task.splits if split.origin for path in split.origin.split(', ')]
     if paths:
         folders = {path if os.path.isdir(path) else os.path.dirname(path) for path in paths}
         return ', '.join(sorted(folders))
-    return f'remixer-t5x data get {task.name}' if task.downloads else f'no download: data get {task.name} says more'
+    return f'remixer-t5x data get {task.name}' if task.has_download else f'no download: data get {task.name} says more'
 
 
 COMMAND = Command(

@@ -11,7 +11,7 @@ from remixer_t5x.cli.command import ON_CPU, Command
 from remixer_t5x.cli.data.list import DATA_DIR_HELP
 
 if TYPE_CHECKING:
-    from remixer_tasks.inspection import Shown
+    from remixer_tasks.catalogue import ShownExample
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -29,14 +29,14 @@ def run(args: argparse.Namespace) -> None:
         UserError: an unknown name or split, or missing data.
     """
     with arguments.libraries(args):
-        from remixer_tasks import inspection
-    split, shown = inspection.examples(args.name, args.split, args.num_examples, args.data_dir)
+        from remixer_tasks import catalogue
+    split, shown = catalogue.examples(args.name, args.split, args.num_examples, args.data_dir)
     print(f'{args.name}, split {split}')
     for number, example in enumerate(shown, 1):
         print('', f'example {number}', *_lines(example), sep='\n')
 
 
-def _lines(example: Shown) -> list[str]:
+def _lines(example: ShownExample) -> list[str]:
     width = max(len(field) for field in (*example.raw, 'targets'))
     lines = [f'  {field:<{width}}  {json.dumps(value, ensure_ascii=False)}' for field, value in example.raw.items()]
     for inputs, targets in example.texts:

@@ -1,7 +1,7 @@
-"""From a model's text to what a metric compares, as T5 does it: seqio postprocess functions.
+"""seqio postprocess functions, as T5 has them: map texts to the values that metrics compare.
 
-Each is called as f(text, example=..., is_target=...): with the target's text and is_target=True once, and with every
-prediction and is_target=False. `example` is the preprocessed example as NumPy values (texts are bytes).
+Each is called as f(text, example=..., is_target=...), for the target with is_target=True, and for every prediction.
+`example` is the preprocessed example as NumPy values (texts are bytes).
 """
 
 import dataclasses
@@ -27,7 +27,7 @@ class ClassId:
     labels: tuple[str, ...]
 
     def __call__(self, text: str, **_: Any) -> int:
-        """`_`: the example, which does not matter."""
+        """`_`: the example, which has no effect."""
         return self.labels.index(text) if text in self.labels else INVALID
 
 
@@ -49,10 +49,8 @@ class MultiRC:
     labels = ('False', 'True')
 
     def __call__(self, text: str, example: Example | None = None, is_target: bool = False) -> dict[str, Any]:
-        found = {'value': ClassId(self.labels)(text)}
-        if is_target and example is not None:
-            found['group'] = int(example['idx/question'])
-        return found
+        answer = {'value': ClassId(self.labels)(text)}
+        return {**answer, 'group': int(example['idx/question'])} if is_target and example is not None else answer
 
 
 def record(text: str, example: Example | None = None, is_target: bool = False) -> dict[str, Any]:

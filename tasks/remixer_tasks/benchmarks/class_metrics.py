@@ -1,7 +1,7 @@
 """Metrics of classification and regression, in percent: seqio metric functions (targets, predictions) -> {name: value}.
 
-Targets and predictions are class ids (or numbers); INVALID, what no label spells, is always wrong. A split whose
-labels are not public has INVALID as every target, and no metric.
+Targets and predictions are class ids (or numbers); INVALID, a text that is not a label, is always wrong. If the labels
+of a split are not public, every target is INVALID and there is no metric.
 """
 
 import functools
@@ -17,13 +17,18 @@ Metrics = dict[str, float]
 Metric = Callable[[Sequence[Any], Sequence[Any]], Metrics]
 
 
+def check_lengths(targets: Sequence[Any], predictions: Sequence[Any]) -> None:
+    """Raises ValueError for lists of unequal length."""
+    if len(targets) != len(predictions):
+        raise ValueError(f'{len(targets)} targets and {len(predictions)} predictions do not match')
+
+
 def labelled(metric: Metric) -> Metric:
-    """`metric`, or nothing where no target has a label. Raises ValueError for lists of unequal length."""
+    """`metric`, which becomes empty if no target has a label."""
 
     @functools.wraps(metric)
     def of_labelled(targets: Sequence[Any], predictions: Sequence[Any]) -> Metrics:
-        if len(targets) != len(predictions):
-            raise ValueError(f'{len(targets)} targets and {len(predictions)} predictions do not match')
+        check_lengths(targets, predictions)
         if all(target == INVALID for target in targets):
             return {}
         return metric(targets, predictions)
@@ -73,13 +78,13 @@ def matthews_corrcoef(targets: Sequence[int], predictions: Sequence[int]) -> Met
 
 @labelled
 def pearson_corrcoef(targets: Sequence[float], predictions: Sequence[float]) -> Metrics:
-    """Pearson's correlation, 0 where one side is constant."""
+    """Pearson's correlation, 0 if one side is constant."""
     return {'pearson_corrcoef': 100 * _correlation(scipy.stats.pearsonr, targets, predictions)}
 
 
 @labelled
 def spearman_corrcoef(targets: Sequence[float], predictions: Sequence[float]) -> Metrics:
-    """Pearson's correlation of ranks, equal values sharing their mean rank; 0 where one side is constant."""
+    """Pearson's correlation of ranks, in which equal values share their mean rank; 0 if one side is constant."""
     return {'spearman_corrcoef': 100 * _correlation(scipy.stats.spearmanr, targets, predictions)}
 
 
@@ -90,7 +95,7 @@ def _f1_of_class(target: np.ndarray, predicted: np.ndarray, label: int) -> float
 
 
 def _correlation(function: Callable[..., Any], targets: Sequence[float], predictions: Sequence[float]) -> float:
-    # scipy warns and returns nan where one side is constant.
+    # SciPy warns and returns NaN if one side is constant.
     if not np.ptp(targets) or not np.ptp(predictions):
         return 0.0
     return float(function(np.asarray(targets, float), np.asarray(predictions, float)).statistic)

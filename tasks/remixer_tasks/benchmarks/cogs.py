@@ -8,21 +8,21 @@ from __future__ import annotations
 
 import collections
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
 from remixer_t5x.errors import UserError
 from remixer_t5x.lazy import tf
-from remixer_tasks.benchmarks.class_metrics import Metrics
-from remixer_tasks.benchmarks.sources import sources
-from remixer_tasks.benchmarks.sources.dataset import TEST, TEXT, TRAIN, VALIDATION, Dataset, Download, Example, Layout
+from remixer_tasks.benchmarks import raw_rows, sources
+from remixer_tasks.benchmarks.class_metrics import Metrics, check_lengths
+from remixer_tasks.benchmarks.dataset import TEST, TRAIN, VALIDATION, Dataset, Download, one_layout, texts
 from remixer_tasks.benchmarks.text_task import TextTask
 from remixer_tasks.corpora.text_corpus import ParsedCorpus
-from remixer_tasks.files import cache, raw_rows
+from remixer_tasks.files import cache
 from remixer_tasks.files.malformed import Malformed
-from remixer_tasks.vocabulary.word_vocabulary import WordVocabulary
+from remixer_tasks.vocabulary.python_vocabularies import WordVocabulary
 
 GEN = 'gen'
 IN_DISTRIBUTION = 'in_distribution'
@@ -57,15 +57,11 @@ _FILES = {
 }
 
 
-def _read(path: str) -> Iterator[Example]:
-    for _, row in raw_rows.tsv(path, _COLUMNS):
-        yield dict(row)
-
-
+_read = functools.partial(raw_rows.tsv, columns=_COLUMNS)
 DATA = Dataset(
     name='cogs',
-    features=dict.fromkeys(_COLUMNS, TEXT),
-    splits={split: [Layout((f'cogs/{file}.tsv',), _read)] for split, (file, _) in _FILES.items()},
+    features=texts(*_COLUMNS),
+    splits=one_layout({split: f'cogs/{file}.tsv' for split, (file, _) in _FILES.items()}, _read),
     terms='MIT: https://github.com/najoungkim/COGS',
     downloads=tuple(Download(_URL.format(file), sha256, 'cogs') for file, sha256 in _FILES.values()),
 )
@@ -76,7 +72,7 @@ def _as_text(dataset: tf.data.Dataset) -> tf.data.Dataset:
 
 
 def _form(text: str, example: dict[str, Any] | None = None, is_target: bool = False) -> Any:
-    """A logical form with single spaces; targets are (form, type)."""
+    """Normalizes the spaces of a logical form; targets become (form, type)."""
     form = ' '.join(text.split())
     return (form, example['type'].decode()) if is_target and example is not None else form
 
@@ -85,26 +81,21 @@ def exact_match(targets: Sequence[tuple[str, str]], predictions: Sequence[str]) 
     """`exact_match` of all, of each type of generalization, and the means over the types: `lexical`, `structural`,
     `generalization`; `in_distribution` of those that are neither.
     """
-    if len(targets) != len(predictions):
-        raise ValueError(f'{len(targets)} targets and {len(predictions)} predictions do not match')
+    check_lengths(targets, predictions)
     right = collections.defaultdict(list)
     for (form, kind), prediction in zip(targets, predictions, strict=True):
         right[kind].append(form == prediction)
-    groups = {'lexical': LEXICAL, 'structural': STRUCTURAL, 'generalization': LEXICAL + STRUCTURAL}
-    every = [value for values in right.values() for value in values]
-    found = {'exact_match': _percent(every)}
-    usual = [value for kind, values in right.items() if kind not in groups['generalization'] for value in values]
-    if usual:
-        found[IN_DISTRIBUTION] = _percent(usual)
-    for group, kinds in groups.items():
-        rows = [value for kind in kinds for value in right.get(kind, [])]
-        if rows:
-            found[group] = _percent(rows)
-    return found | {kind: _percent(right[kind]) for kind in groups['generalization'] if kind in right}
-
-
-def _percent(right: Sequence[bool]) -> float:
-    return 100 * float(np.mean(right))
+    generalization = LEXICAL + STRUCTURAL
+    groups: dict[str, Collection[str]] = {
+        'exact_match': right.keys(),
+        IN_DISTRIBUTION: right.keys() - set(generalization),
+        'lexical': LEXICAL,
+        'structural': STRUCTURAL,
+        'generalization': generalization,
+        **{kind: (kind,) for kind in generalization},
+    }
+    values = {group: [value for kind in kinds for value in right.get(kind, [])] for group, kinds in groups.items()}
+    return {group: 100 * float(np.mean(matches)) for group, matches in values.items() if matches}
 
 
 TASKS = (TextTask('cogs_v001', DATA, _as_text, _form, (exact_match,)),)
@@ -146,7 +137,7 @@ def _texts(path: str, malformed: Malformed) -> Iterator[str]:
 
 
 def _path(split: str, data_dir: str | None) -> str:
-    found = sources.find_raw(DATA, split, data_dir)
-    if found is None:
+    raw = sources.find_raw(DATA, split, data_dir)
+    if raw is None:
         raise UserError(sources.missing(DATA, split, data_dir))
-    return found[1][0]
+    return raw[1][0]

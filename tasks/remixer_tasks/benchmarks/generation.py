@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 from remixer_t5x.lazy import tf
-from remixer_tasks.benchmarks import generation_metrics
-from remixer_tasks.benchmarks.prompts import Preprocessor
-from remixer_tasks.benchmarks.sources.dataset import TEST, TEXT, TRAIN, VALIDATION, Dataset, Layout
+from remixer_tasks.benchmarks import text_metrics
+from remixer_tasks.benchmarks.dataset import TEST, TEXT, TRAIN, VALIDATION, Dataset, Layout, texts
 from remixer_tasks.benchmarks.text_task import TextTask
 
-_LANGUAGES = {'en': 'English', 'de': 'German', 'fr': 'French', 'ro': 'Romanian'}
-
-
-def _from_tfds(splits: tuple[str, ...]) -> dict[str, list[Layout]]:
-    """Splits that no published file has."""
-    return {split: [] for split in splits}
+_LANGUAGES = {'de': 'German', 'fr': 'French', 'ro': 'Romanian'}
+_SPLITS = (TRAIN, VALIDATION, TEST)
 
 
 def _summarize(dataset: tf.data.Dataset) -> tf.data.Dataset:
@@ -24,37 +19,41 @@ def _summarize(dataset: tf.data.Dataset) -> tf.data.Dataset:
     return dataset.map(as_text)
 
 
-def _translate(source: str, target: str) -> Preprocessor:
-    prompt = f'translate {_LANGUAGES[source]} to {_LANGUAGES[target]}: '
-
-    def as_text(example):
-        return {'inputs': tf.strings.join([prompt, example[source]]), 'targets': example[target]}
-
-    return lambda dataset: dataset.map(as_text)
+def _from_tfds(splits: tuple[str, ...]) -> dict[str, list[Layout]]:
+    """Splits without published files."""
+    return {split: [] for split in splits}
 
 
-def _translation(name: str, builder: str, other: str, splits: tuple[str, ...] = (TRAIN, VALIDATION, TEST)) -> TextTask:
-    """A task from English into `other`, of TFDS's `builder` with the pair other-en."""
-    tfds = f'{builder}/{other}-en:1.0.0'
+def _translation(name: str, builder: str, language: str, splits: tuple[str, ...] = _SPLITS) -> TextTask:
+    """A task from English into `language`, of TFDS's `builder`."""
+    tfds = f'{builder}/{language}-en:1.0.0'
     terms = 'see https://www.statmt.org/wmt19/translation-task.html and the pages of the other years'
-    dataset = Dataset(tfds.partition(':')[0], {'en': TEXT, other: TEXT}, _from_tfds(splits), tfds, terms=terms)
-    return TextTask(name, dataset, _translate('en', other), metrics=(generation_metrics.bleu,))
+
+    def translate(dataset: tf.data.Dataset) -> tf.data.Dataset:
+        prompt = f'translate English to {_LANGUAGES[language]}: '
+
+        def as_text(example):
+            return {'inputs': tf.strings.join([prompt, example['en']]), 'targets': example[language]}
+
+        return dataset.map(as_text)
+
+    data = Dataset(tfds.partition(':')[0], {'en': TEXT, language: TEXT}, _from_tfds(splits), tfds, terms=terms)
+    return TextTask(name, data, translate, metrics=(text_metrics.bleu,))
 
 
-CNN_DAILYMAIL = TextTask(
-    'cnn_dailymail_v002',
-    Dataset(
-        'cnn_dailymail',
-        {'article': TEXT, 'highlights': TEXT},
-        _from_tfds((TRAIN, VALIDATION, TEST)),
-        'cnn_dailymail:3.4.0',
-        terms='see https://github.com/abisee/cnn-dailymail',
-    ),
-    _summarize,
-    metrics=(generation_metrics.rouge,),
-)
 TASKS = (
-    CNN_DAILYMAIL,
+    TextTask(
+        'cnn_dailymail_v002',
+        Dataset(
+            'cnn_dailymail',
+            texts('article', 'highlights'),
+            _from_tfds(_SPLITS),
+            'cnn_dailymail:3.4.0',
+            terms='see https://github.com/abisee/cnn-dailymail',
+        ),
+        _summarize,
+        metrics=(text_metrics.rouge,),
+    ),
     _translation('wmt14_ende_v003', 'wmt14_translate', 'de'),
     _translation('wmt14_enfr_v003', 'wmt14_translate', 'fr'),
     _translation('wmt16_enro_v003', 'wmt16_translate', 'ro'),

@@ -1,55 +1,239 @@
-"""GLUE's tasks, named and worded as T5 has them.
+"""GLUE (Wang et al. 2018), named and worded as T5 has it, from the published TSV files or TFDS's `glue`.
 
-The diagnostic AX is answered as MNLI. T5 reports nothing on it; where its labels are given, ours report the
+Other layouts are read too: CoLA as its authors publish it, AX with its labels, and the CSV files of
+github.com/felipessalvatore/NLI_datasets. `idx` is the number of the row.
+
+The diagnostic AX is answered as MNLI. T5 reports nothing on it; if its labels are present, ours reports the
 leaderboard's metric. WNLI is there twice: as a classification, and as T5 evaluates it, by the noun that WSC's models
-name.
+predict.
 """
 
-from remixer_tasks.benchmarks import answers, class_metrics, prompts
-from remixer_tasks.benchmarks.sources import glue_files, winograd_nli
-from remixer_tasks.benchmarks.sources.dataset import TEST, VALIDATION
+import functools
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+
+from remixer_t5x.errors import UserError
+from remixer_tasks.benchmarks import answers, class_metrics, prompts, raw_rows, winograd
+from remixer_tasks.benchmarks.dataset import (
+    INTEGER,
+    REAL,
+    TEST,
+    TRAIN,
+    UNLABELLED,
+    VALIDATION,
+    Dataset,
+    Download,
+    Example,
+    Layout,
+    Reader,
+    one_layout,
+    texts,
+)
+from remixer_tasks.benchmarks.raw_rows import RowReader
 from remixer_tasks.benchmarks.text_task import TextTask
 
-_F1_AND_ACCURACY = (class_metrics.f1, class_metrics.accuracy)
+MNLI = ('entailment', 'neutral', 'contradiction')
+_ENTAILMENT = ('entailment', 'not_entailment')
+LABELS = {
+    'cola': ('unacceptable', 'acceptable'),
+    'sst2': ('negative', 'positive'),
+    'mrpc': ('not_equivalent', 'equivalent'),
+    'qqp': ('not_duplicate', 'duplicate'),
+    'mnli': MNLI,
+    'mnli_matched': MNLI,
+    'mnli_mismatched': MNLI,
+    'qnli': _ENTAILMENT,
+    'rte': _ENTAILMENT,
+    'wnli': ('not_entailment', 'entailment'),
+    'ax': MNLI,
+}
+# The texts of each data set; the order is T5's wording.
+_TEXTS = {
+    'cola': ('sentence',),
+    'sst2': ('sentence',),
+    'mrpc': ('sentence1', 'sentence2'),
+    'qqp': ('question1', 'question2'),
+    'stsb': ('sentence1', 'sentence2'),
+    'mnli': ('hypothesis', 'premise'),
+    'mnli_matched': ('hypothesis', 'premise'),
+    'mnli_mismatched': ('hypothesis', 'premise'),
+    'qnli': ('question', 'sentence'),
+    'rte': ('sentence1', 'sentence2'),
+    'wnli': ('sentence1', 'sentence2'),
+    'ax': ('hypothesis', 'premise'),
+}
+# The archive of each data set under _URL, and its SHA-256 as TFDS publishes it.
+_URL = 'https://dl.fbaipublicfiles.com/glue/data/{}.zip'
+_ARCHIVES = {
+    'cola': ('CoLA', 'f212fcd832b8f7b435fb991f101abf89f96b933ab400603bf198960dfc32cbff'),
+    'sst2': ('SST-2', 'd67e16fb55739c1b32cdce9877596db1c127dc322d93c082281f64057c16deaa'),
+    'qqp': ('QQP', '40e7c862c04eb26ee04b67fd900e76c45c6ba8e6d8fab4f8f1f8072a1a3fbae0'),
+    'stsb': ('STS-B', 'e60a6393de5a8b5b9bac5020a1554b54e3691f9d600b775bd131e613ac179c85'),
+    'mnli': ('MNLI', 'e7c1d896d26ed6caf700110645df426cc2d8ebf02a5ab743d5a5c68ac1c83633'),
+    'qnli': ('QNLIv2', 'e634e78627a29adaecd4f955359b22bf5e70f2cbd93b493f2d624138a0c0e5f5'),
+    'rte': ('RTE', '6bf86de103ecd335f3441bd43574d23fef87ecc695977a63b82d5efb206556ee'),
+    'wnli': ('WNLI', 'ae0e8e4d16f4d46d4a0a566ec7ecceccfd3fbfaa4a7a4b4e02848c0f2561ac46'),
+}
+_MATCHED = 9815  # Rows of MNLI's matched validation set, which come first if both are in one file.
 
 
-def _task(name: str, features: tuple[str, ...], metrics=(class_metrics.accuracy,), worded_as: str | None = None):
-    """features: in the order of their names, as T5 has them."""
-    wording = worded_as or name
-    names = glue_files.LABELS[wording]
-    return TextTask(
-        f'glue_{name}_v002',
-        glue_files.DATASETS[name],
-        prompts.classification(wording, features, names),
-        answers.ClassId(names),
-        metrics,
+def _reader(
+    name: str, columns: Mapping[str, str] | None = None, label: str = 'label', read: RowReader = raw_rows.tsv
+) -> Reader:
+    """A reader of examples of the data set `name`. columns: text to column; None is the same names."""
+    return functools.partial(_read_table, columns or {text: text for text in _TEXTS[name]}, label, LABELS[name], read)
+
+
+def _read_table(
+    columns: Mapping[str, str], label: str, names: Sequence[str], read: RowReader, *paths: str
+) -> Iterator[Example]:
+    for index, row in enumerate(itertools.chain.from_iterable(map(read, paths))):
+        yield {
+            **{text: row.text(column) for text, column in columns.items()},
+            'idx': index,
+            'label': row.label(names, label),
+        }
+
+
+def _read_similarity(path: str) -> Iterator[Example]:
+    for index, row in enumerate(raw_rows.tsv(path)):
+        try:
+            score = float(row.get('score', UNLABELLED))
+        except ValueError as error:
+            raise row.error(f'the score {row["score"]!r} is not a number') from error
+        yield {**row.texts(_TEXTS['stsb']), 'idx': index, 'label': score}
+
+
+def section(first: int, last: int | None, read: Reader, path: str) -> Iterator[Example]:
+    """Examples `first` to before `last` of a file, numbered from 0."""
+    examples = enumerate(itertools.islice(read(path), first, last))
+    start = next(examples, None)
+    if start is None:
+        raise UserError(f'{path} has no row {first + 1}, where this split begins: download the file again')
+    return ({**example, 'idx': index} for index, example in itertools.chain([start], examples))
+
+
+def _csv(name: str, columns: Mapping[str, str]) -> Reader:
+    return _reader(name, columns, read=raw_rows.comma_separated)
+
+
+def _files(folder: str, read: Reader) -> dict[str, list[Layout]]:
+    names = {TRAIN: 'train', VALIDATION: 'dev', TEST: 'test'}
+    return one_layout({split: f'glue/{folder}/{name}.tsv' for split, name in names.items()}, read)
+
+
+def _cola() -> dict[str, list[Layout]]:
+    columns = ('source', 'label', 'mark', 'sentence')
+    read = _reader('cola', read=functools.partial(raw_rows.tsv, columns=columns))
+    layouts = _files('CoLA', read)
+    layouts[TEST] = [Layout(('glue/CoLA/test.tsv',), _reader('cola'))]
+    layouts[TRAIN].append(Layout(('glue/CoLA/in_domain_train.tsv',), read))
+    layouts[VALIDATION].append(Layout(('glue/CoLA/in_domain_dev.tsv', 'glue/CoLA/out_of_domain_dev.tsv'), read))
+    return layouts
+
+
+def _pair_of_sentences(name: str) -> dict[str, list[Layout]]:
+    """RTE and WNLI."""
+    layouts = _files(name.upper(), _reader(name))
+    read = _csv(name, {'sentence1': 'premise', 'sentence2': 'hypothesis'})
+    layouts[TRAIN].append(Layout((f'nli_datasets/{name}/train.csv',), read))
+    layouts[VALIDATION].append(Layout((f'nli_datasets/{name}/dev.csv',), read))
+    return layouts
+
+
+def _wnli() -> dict[str, list[Layout]]:
+    layouts = _pair_of_sentences('wnli')
+    layouts[TEST].append(Layout(('dpr_wsc/wnli-test.tsv',), _reader('wnli')))
+    return layouts
+
+
+def _mnli() -> dict[str, list[Layout]]:
+    """The training file, and both validation and test files by their names in TFDS."""
+    read = _reader('mnli', {'premise': 'sentence1', 'hypothesis': 'sentence2'}, 'gold_label')
+    both = _csv('mnli', {'premise': 'premise', 'hypothesis': 'hypothesis'})
+    rows = {'matched': (0, _MATCHED), 'mismatched': (_MATCHED, None)}
+    layouts = {TRAIN: [Layout(('glue/MNLI/train.tsv',), read)]}
+    for kind, bounds in rows.items():
+        layouts[f'validation_{kind}'] = [
+            Layout((f'glue/MNLI/dev_{kind}.tsv',), read),
+            Layout(('nli_datasets/mnli/dev.csv',), functools.partial(section, *bounds, both)),
+        ]
+    return layouts | {f'test_{kind}': [Layout((f'glue/MNLI/test_{kind}.tsv',), read)] for kind in rows}
+
+
+def _part_of_mnli(kind: str) -> dict[str, list[Layout]]:
+    return {VALIDATION: _mnli()[f'validation_{kind}'], TEST: _mnli()[f'test_{kind}']}
+
+
+def _ax() -> dict[str, list[Layout]]:
+    with_labels = _reader('ax', {'premise': 'Premise', 'hypothesis': 'Hypothesis'}, 'Label')
+    plain = _reader('ax', {'premise': 'sentence1', 'hypothesis': 'sentence2'})
+    return {TEST: [Layout(('glue/AX/diagnostic-full.tsv',), with_labels), Layout(('glue/AX/AX.tsv',), plain)]}
+
+
+_SPLITS = {
+    'cola': _cola(),
+    'sst2': _files('SST-2', _reader('sst2')),
+    'mrpc': _files('MRPC', _reader('mrpc', {'sentence1': '#1 String', 'sentence2': '#2 String'}, 'Quality')),
+    # Published with some rows that lack cells.
+    'qqp': _files('QQP', _reader('qqp', None, 'is_duplicate', functools.partial(raw_rows.tsv, skip_short=True))),
+    'stsb': _files('STS-B', _read_similarity),
+    'mnli': _mnli(),
+    'mnli_matched': _part_of_mnli('matched'),
+    'mnli_mismatched': _part_of_mnli('mismatched'),
+    'qnli': _files('QNLI', _reader('qnli')),
+    'rte': _pair_of_sentences('rte'),
+    'wnli': _wnli(),
+    'ax': _ax(),
+}
+
+
+def _dataset(name: str) -> Dataset:
+    archive = _ARCHIVES.get(name.partition('_')[0])
+    return Dataset(
+        name=f'glue/{name}',
+        features=texts(*_TEXTS[name], idx=INTEGER, label=REAL if name == 'stsb' else INTEGER),
+        splits=_SPLITS[name],
+        tfds=f'glue/{name}:1.0.0',
+        terms='for research, terms of each task: https://gluebenchmark.com',
+        downloads=(Download(_URL.format(archive[0]), archive[1], 'glue', unzip=True),) if archive else (),
     )
 
 
-_MNLI = ('hypothesis', 'premise')
+def _task(name: str, *metrics: class_metrics.Metric) -> TextTask:
+    wording = 'mnli' if LABELS[name] is MNLI else name
+    return TextTask(
+        f'glue_{name}_v002',
+        _dataset(name),
+        prompts.classification(wording, _TEXTS[name], LABELS[name]),
+        answers.ClassId(LABELS[name]),
+        metrics or (class_metrics.accuracy,),
+    )
+
+
 TASKS = (
-    _task('cola', ('sentence',), (class_metrics.matthews_corrcoef,)),
-    _task('sst2', ('sentence',)),
-    _task('mrpc', ('sentence1', 'sentence2'), _F1_AND_ACCURACY),
-    _task('qqp', ('question1', 'question2'), _F1_AND_ACCURACY),
+    _task('cola', class_metrics.matthews_corrcoef),
+    _task('sst2'),
+    _task('mrpc', class_metrics.f1, class_metrics.accuracy),
+    _task('qqp', class_metrics.f1, class_metrics.accuracy),
     TextTask(
         'glue_stsb_v002',
-        glue_files.DATASETS['stsb'],
+        _dataset('stsb'),
         prompts.similarity,
         answers.number,
         (class_metrics.pearson_corrcoef, class_metrics.spearman_corrcoef),
     ),
-    _task('mnli', _MNLI),
-    _task('mnli_matched', _MNLI, worded_as='mnli'),
-    _task('mnli_mismatched', _MNLI, worded_as='mnli'),
-    _task('qnli', ('question', 'sentence')),
-    _task('rte', ('sentence1', 'sentence2')),
-    _task('wnli', ('sentence1', 'sentence2')),
-    _task('ax', _MNLI, (class_metrics.matthews_corrcoef,), worded_as='mnli'),
+    _task('mnli'),
+    _task('mnli_matched'),
+    _task('mnli_mismatched'),
+    _task('qnli'),
+    _task('rte'),
+    _task('wnli'),
+    _task('ax', class_metrics.matthews_corrcoef),
     TextTask(
         'glue_wnli_v002_simple_eval',
-        glue_files.DATASETS['wnli'],
-        winograd_nli.as_schema,
+        _dataset('wnli'),
+        winograd.as_schema,
         answers.refers,
         (class_metrics.accuracy,),
         splits=(VALIDATION, TEST),

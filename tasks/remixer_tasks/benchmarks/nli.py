@@ -3,41 +3,188 @@
 T5 has no such tasks; the names and wording are ours. Pairs of SNLI without an agreed label are left out.
 """
 
-from remixer_tasks.benchmarks import answers, class_metrics, prompts
-from remixer_tasks.benchmarks.sources import nli_files
-from remixer_tasks.benchmarks.sources.dataset import UNLABELLED
-from remixer_tasks.benchmarks.sources.nli_files import CHOICES, THREE
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Iterator, Mapping, Sequence
+
+from remixer_t5x.lazy import tf
+from remixer_tasks.benchmarks import answers, class_metrics, prompts, raw_rows
+from remixer_tasks.benchmarks.dataset import (
+    INTEGER,
+    TEST,
+    TRAIN,
+    UNLABELLED,
+    VALIDATION,
+    Dataset,
+    Download,
+    Example,
+    Layout,
+    one_layout,
+    texts,
+)
+from remixer_tasks.benchmarks.raw_rows import Row, RowReader
 from remixer_tasks.benchmarks.text_task import TextTask
 
-_ACCURACY = (class_metrics.accuracy,)
+_LABELS = ('entailment', 'neutral', 'contradiction')
+_LETTERS = {'e': 'entailment', 'n': 'neutral', 'c': 'contradiction', '-': None}
+_CHOICES = ('hyp1', 'hyp2')
+_HYPOTHESES = ('obs1', 'obs2', 'hyp1', 'hyp2')
+_FILES = {TRAIN: 'train', VALIDATION: 'dev', TEST: 'test'}
 
 
-def _pair(name: str, dataset, worded_as: str, columns: dict[str, str]) -> TextTask:
-    to_text = prompts.classification(worded_as, columns, THREE)
-    return TextTask(name, dataset, to_text, answers.ClassId(THREE), _ACCURACY)
+def _read_pairs(
+    read: RowReader, columns: Sequence[str], path: str, names: Sequence[str] = ('premise', 'hypothesis')
+) -> Iterator[Example]:
+    """columns: of the two texts and the label; e, n and c are spelt out, '-' means unlabelled. names: of the texts."""
+    first, second, label = columns
+    for row in read(path):
+        if isinstance(value := row.get(label), str):
+            row[label] = _LETTERS.get(value, value)
+        yield {names[0]: row.text(first), names[1]: row.text(second), 'label': row.label(_LABELS, label)}
 
 
-def _agreed(preprocess):
-    return lambda dataset: preprocess(dataset.filter(lambda example: example['label'] != UNLABELLED))
+_read_adversarial = functools.partial(_read_pairs, names=('context', 'hypothesis'))
+
+
+def _read_abductive(path: str, labels_path: str | None = None) -> Iterator[Example]:
+    """The texts, one example per line, and in the second file, line by line, the number of the right hypothesis."""
+    labels = raw_rows.lines(labels_path) if labels_path else None
+    for row in raw_rows.jsonl(path):
+        label = None
+        if labels is not None:
+            _, label = next(labels, (0, None))
+            if label is None:
+                reason = f'no label for line {row.number} of {os.path.basename(path)}'
+                raise raw_rows.bad(str(labels_path), row.number, reason)
+        yield _abductive_example(row, label, str(labels_path or path))
+    if labels is not None and (rest := next(labels, None)):
+        raise raw_rows.bad(str(labels_path), rest[0], f'a label without a line in {os.path.basename(path)}')
+
+
+def _read_opinions(path: str) -> Iterator[Example]:
+    """ChaosNLI's file of the validation set, with the label that the set was published with."""
+    for row in raw_rows.jsonl(path):
+        yield _abductive_example(row.object('example'), str(row.get('old_label')), path)
+
+
+def _abductive_example(row: Row, label: str | None, path: str) -> Example:
+    if label not in (None, '1', '2'):
+        raise raw_rows.bad(path, row.number, f'unknown label {label!r}, allowed are 1, 2')
+    return {**row.texts(_HYPOTHESES), 'label': UNLABELLED if label is None else int(label) - 1}
+
+
+def _snli(file: str) -> list[Layout]:
+    published = functools.partial(_read_pairs, raw_rows.jsonl, ('sentence1', 'sentence2', 'gold_label'))
+    plain = functools.partial(_read_pairs, raw_rows.comma_separated, ('premise', 'hypothesis', 'label'))
+    return [
+        Layout((f'snli_1.0/snli_1.0_{file}.jsonl',), published),
+        Layout((f'nli_datasets/snli/{file}.csv',), plain),
+    ]
+
+
+_SNLI = Dataset(
+    name='snli',
+    features=texts('premise', 'hypothesis', label=INTEGER),
+    splits={split: _snli(file) for split, file in _FILES.items()},
+    tfds='snli:1.1.0',
+    terms='CC BY-SA 4.0: https://nlp.stanford.edu/projects/snli',
+    downloads=(
+        Download(
+            'https://nlp.stanford.edu/projects/snli/snli_1.0.zip',
+            'afb3d70a5af5d8de0d9d81e2637e0fb8c22d1235c2749d83125ca43dab0dbd3e',
+            '',
+            unzip=True,
+        ),
+    ),
+)
+
+
+def _anli(number: int) -> Dataset:
+    """One round. ANLI_analysis is the authors' annotation of the validation set, which has all of its pairs."""
+    read = functools.partial(_read_adversarial, raw_rows.jsonl, ('context', 'hypothesis', 'label'))
+    annotated = functools.partial(_read_adversarial, raw_rows.comma_separated, ('context', 'statement', 'gold_label'))
+    splits = one_layout({split: f'anli_v0.1/R{number}/{file}.jsonl' for split, file in _FILES.items()}, read)
+    splits[VALIDATION].append(Layout((f'anli_dev/ANLI_analysis_r{number}_dev.csv',), annotated))
+    return Dataset(
+        name=f'anli/r{number}',
+        features=texts('context', 'hypothesis', label=INTEGER),
+        splits=splits,
+        tfds=f'anli/r{number}:0.1.0',
+        terms='CC BY-NC 4.0: https://github.com/facebookresearch/anli',
+        downloads=(
+            Download(
+                'https://dl.fbaipublicfiles.com/anli/anli_v0.1.zip',
+                '16ac929a7e90ecf9093deaec89cc81fe86a379265a5320a150028efe50c5cde8',
+                '',
+                unzip=True,
+            ),
+        ),
+    )
+
+
+_CONJUNCTIVE_URL = (
+    'https://raw.githubusercontent.com/swarnaHub/ConjNLI/10e0515c0d1777651b5084d9cca4664ead8162a4/data/NLI/{}'
+)
+_CONJUNCTIVE_FILES = {
+    TRAIN: ('adversarial_train_15k.tsv', '00133a82516686b321cf8e0077935a975e7d924f04dda5b7c655e5886996de33'),
+    VALIDATION: ('conj_dev.tsv', '6dc560fa1d6c0b7377c499db0b9d400761da1e54fece0d64f3f60f4e392b7545'),
+    TEST: ('conj_test.tsv', '38040d28fa3c06c437ee38c4c86d79cb79f9d823ce6243197fba189b7af7f8b6'),
+}
+_CONJUNCTIVE = Dataset(
+    name='conjnli',
+    features=texts('premise', 'hypothesis', label=INTEGER),
+    splits=one_layout(
+        {split: f'conjnli/{file}' for split, (file, _) in _CONJUNCTIVE_FILES.items()},
+        functools.partial(_read_pairs, raw_rows.tsv, ('Premise', 'Hypothesis', 'Label')),
+    ),
+    terms='MIT: https://github.com/swarnaHub/ConjNLI',
+    downloads=tuple(
+        Download(_CONJUNCTIVE_URL.format(file), sha256, 'conjnli') for file, sha256 in _CONJUNCTIVE_FILES.values()
+    ),
+)
+
+
+def _abductive(file: str) -> Layout:
+    return Layout((f'abductive_nli/{file}.jsonl', f'abductive_nli/{file}-labels.lst'), _read_abductive)
+
+
+# No download: the checksum of the published archive (storage.googleapis.com/ai2-mosaic, anli.zip) is not known to us.
+_ABDUCTIVE = Dataset(
+    name='abductive_nli',
+    features=texts(*_HYPOTHESES, label=INTEGER),
+    splits={
+        TRAIN: [_abductive('train')],
+        VALIDATION: [_abductive('dev'), Layout(('chaosnli_alphanli/chaosNLI_alphanli.jsonl',), _read_opinions)],
+        TEST: [_abductive('test'), Layout(('abductive_nli/test.jsonl',), _read_abductive)],
+    },
+    terms='http://abductivecommonsense.xyz',
+)
+
+
+def _task(name: str, dataset: Dataset, to_text: prompts.Preprocessor, labels: Sequence[str] = _LABELS) -> TextTask:
+    return TextTask(name, dataset, to_text, answers.ClassId(tuple(labels)), (class_metrics.accuracy,))
+
+
+def _pairs(wording: str, columns: Mapping[str, str]) -> prompts.Preprocessor:
+    return prompts.classification(wording, columns, _LABELS)
+
+
+def _labelled_pairs(dataset: tf.data.Dataset) -> tf.data.Dataset:
+    return _pairs('snli', _COLUMNS)(dataset.filter(lambda example: example['label'] != UNLABELLED))
 
 
 _COLUMNS = {'hypothesis': 'hypothesis', 'premise': 'premise'}
-_SNLI = TextTask(
-    'snli_v001',
-    nli_files.SNLI,
-    _agreed(prompts.classification('snli', _COLUMNS, THREE)),
-    answers.ClassId(THREE),
-    _ACCURACY,
+_CONTEXT = {'hypothesis': 'hypothesis', 'premise': 'context'}
+TASKS = (
+    _task('snli_v001', _SNLI, _labelled_pairs),
+    *(_task(f'anli_r{number}_v001', _anli(number), _pairs('anli', _CONTEXT)) for number in (1, 2, 3)),
+    _task('conj_nli_v001', _CONJUNCTIVE, _pairs('conj_nli', _COLUMNS)),
+    _task(
+        'abductive_nli_v001',
+        _ABDUCTIVE,
+        prompts.classification('abductive_nli', _HYPOTHESES, _CHOICES),
+        _CHOICES,
+    ),
 )
-_ANLI = tuple(
-    _pair(f'anli_r{number}_v001', nli_files.ANLI[number], 'anli', {'hypothesis': 'hypothesis', 'premise': 'context'})
-    for number in (1, 2, 3)
-)
-_ABDUCTIVE = TextTask(
-    'abductive_nli_v001',
-    nli_files.ABDUCTIVE,
-    prompts.classification('abductive_nli', ('obs1', 'obs2', 'hyp1', 'hyp2'), CHOICES),
-    answers.ClassId(CHOICES),
-    _ACCURACY,
-)
-TASKS = (_SNLI, *_ANLI, _pair('conj_nli_v001', nli_files.CONJUNCTIVE, 'conj_nli', _COLUMNS), _ABDUCTIVE)

@@ -1,4 +1,4 @@
-"""Metrics of texts by their names, for labelled rows of one's own, and any of them for each value of a column."""
+"""Metrics of texts by name, for a user's labelled rows, and each of them per value of a column."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from remixer_t5x.errors import UserError
-from remixer_tasks.benchmarks import answer_metrics, answers, class_metrics, generation_metrics
+from remixer_tasks.benchmarks import answers, class_metrics, text_metrics
 from remixer_tasks.benchmarks.class_metrics import Metric, Metrics
 
 Texts = Sequence[str]
@@ -26,30 +26,29 @@ def macro_f1(targets: Texts, predictions: Texts) -> Metrics:
     """The mean over the targets' labels of the F1 of each."""
     labels = sorted(set(targets))
     ids = {label: index for index, label in enumerate(labels)}
-    found = class_metrics.mean_f1(len(labels))(
-        [ids[label] for label in targets], [ids.get(label, answers.INVALID) for label in predictions]
-    )
-    return {'macro_f1': next(iter(found.values()))}
+    predicted = [ids.get(label, answers.INVALID) for label in predictions]
+    (mean,) = class_metrics.mean_f1(len(labels))([ids[label] for label in targets], predicted).values()
+    return {'macro_f1': mean}
 
 
 def squad(targets: Texts, predictions: Texts) -> Metrics:
     """SQuAD's `em` and `f1` of words, without case, punctuation and articles."""
-    return answer_metrics.squad([[target] for target in targets], predictions)
+    return text_metrics.squad([[target] for target in targets], predictions)
 
 
 def best_constant_answer(targets: Texts, predictions: Texts) -> Metrics:
-    """The accuracy of the most frequent target as every answer, to compare with."""
+    """A baseline: the accuracy of the most frequent target as every answer."""
     del predictions
     return {'best_constant_answer': 100 * max(collections.Counter(targets).values()) / len(targets)}
 
 
 def regression(targets: Texts, predictions: Texts) -> Metrics:
     """Correlations and `mean_absolute_error` of texts that are numbers; another prediction counts as 0."""
-    wanted, found = ([answers.number(text, default=0.0) for text in texts] for texts in (targets, predictions))
-    error = float(np.mean(np.abs(np.subtract(wanted, found))))
-    correlations = (class_metrics.pearson_corrcoef, class_metrics.spearman_corrcoef)
-    return {name: value for metric in correlations for name, value in metric(wanted, found).items()} | {
-        'mean_absolute_error': error
+    numbers, predicted = ([answers.number(text, default=0.0) for text in texts] for texts in (targets, predictions))
+    return {
+        **class_metrics.pearson_corrcoef(numbers, predicted),
+        **class_metrics.spearman_corrcoef(numbers, predicted),
+        'mean_absolute_error': float(np.mean(np.abs(np.subtract(numbers, predicted)))),
     }
 
 
@@ -59,24 +58,24 @@ NAMED: dict[str, Metric] = {
     'macro_f1': macro_f1,
     'best_constant_answer': best_constant_answer,
     'squad': squad,
-    'rouge': generation_metrics.rouge,
-    'bleu': generation_metrics.bleu,
+    'rouge': text_metrics.rouge,
+    'bleu': text_metrics.bleu,
     'regression': regression,
 }
 
 
 def named(names: Sequence[str] | str) -> list[Metric]:
-    """The metrics of these names. Raises UserError for an unknown one, or none."""
+    """The metrics of these names. Raises UserError for an unknown name or an empty list."""
     names = [name.strip() for name in names.split(',')] if isinstance(names, str) else list(names)
     unknown = [name for name in names if name not in NAMED]
     if unknown or not names:
-        raise UserError(f"METRICS is {names}; it takes some of {', '.join(NAMED)}, as in METRICS = ['accuracy']")
+        raise UserError(f"METRICS must be some of {', '.join(NAMED)}, got {names}; type METRICS = ['accuracy']")
     return [NAMED[name] for name in names]
 
 
 @dataclasses.dataclass(frozen=True)
 class Grouped:
-    """What a metric by a column compares: a text, and the value of the column in its row."""
+    """A target text and the value of the METRICS_BY column in its row."""
 
     text: str
     group: str
@@ -94,14 +93,14 @@ def keep_group(column: str) -> Callable[..., Any]:
 
 
 def by_group(metric: Metric) -> Metric:
-    """The metric of all examples, and as NAME/VALUE of those with each value of the column."""
+    """The metric of all examples, and NAME/VALUE, the metric of the examples with each value of the column."""
 
     def grouped(targets: Sequence[Grouped], predictions: Texts) -> Metrics:
         rows: dict[str, tuple[list[str], list[str]]] = {}
         for target, prediction in zip(targets, predictions, strict=True):
-            wanted, found = rows.setdefault(target.group, ([], []))
-            wanted.append(target.text)
-            found.append(prediction)
+            texts, predicted = rows.setdefault(target.group, ([], []))
+            texts.append(target.text)
+            predicted.append(prediction)
         values = metric([target.text for target in targets], predictions)
         for group in sorted(rows):
             values |= {f'{name}/{group}': value for name, value in metric(*rows[group]).items()}

@@ -1,6 +1,6 @@
-"""Examples as text, T5's way (Raffel et al. 2020, appendix D): seqio preprocessors that give `inputs` and `targets`.
+"""T5's wording of examples (Raffel et al. 2020, appendix D): seqio preprocessors that make `inputs` and `targets`.
 
-What a metric needs besides goes along: features named `idx` or `idx/...`, `answers`, `label`.
+Features for metrics are passed on: `idx` or `idx/...`, `answers`, `label`.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TypeAlias
 
 from remixer_t5x.lazy import tf
-from remixer_tasks.benchmarks.sources.dataset import UNLABELLED
+from remixer_tasks.benchmarks.dataset import UNLABELLED
 
 Preprocessor: TypeAlias = 'Callable[[tf.data.Dataset], tf.data.Dataset]'
 NO_LABEL = '<unk>'
@@ -20,8 +20,8 @@ def classification(
 ) -> Preprocessor:
     """'NAME feature: text feature: text ...', and the label's name as target.
 
-    features: in their order; a mapping gives for the name in the text that in the data.
-    markup: the HTML of MultiRC's passages is taken out: <br> becomes a space, <b> and </b> nothing.
+    features: in their order; a mapping is from the name in the text to the name in the data.
+    markup: removes the HTML of MultiRC's passages: <br> becomes a space.
     """
 
     columns = features if isinstance(features, Mapping) else {feature: feature for feature in features}
@@ -56,7 +56,7 @@ def similarity(dataset: tf.data.Dataset) -> tf.data.Dataset:
 
 
 def record(dataset: tf.data.Dataset) -> tf.data.Dataset:
-    """ReCoRD: one example for every right answer of a query, or one without target where the answers are not public.
+    """ReCoRD: one example for every right answer of a query, or one without a target if the answers are not public.
 
     The highlights of the passage become sentences.
     """
@@ -66,12 +66,8 @@ def record(dataset: tf.data.Dataset) -> tf.data.Dataset:
         passage = tf.strings.regex_replace(passage, r'\n@highlight\n', '. ')
         entities = tf.strings.reduce_join(example['entities'], separator=', ')
         parts = ['record query:', example['query'], 'entities:', entities, 'passage:', passage]
-        shared = {
-            **_index(example),
-            'inputs': tf.strings.join(parts, separator=' '),
-            'answers': example['answers'],
-        }
         answers = example['answers']
+        shared = {**_index(example), 'inputs': tf.strings.join(parts, separator=' '), 'answers': answers}
         targets = tf.cond(tf.size(answers) > 0, lambda: answers, lambda: tf.constant([NO_LABEL]))
         each = tf.data.Dataset.from_tensor_slices(targets)
         return each.map(lambda target: {**shared, 'targets': target})
@@ -82,7 +78,7 @@ def record(dataset: tf.data.Dataset) -> tf.data.Dataset:
 def question_answering(unanswerable: str | None = None) -> Preprocessor:
     """SQuAD: 'question: ... context: ...' with spaces around punctuation; the first right answer is the target.
 
-    unanswerable: the target, and the only right answer, of questions that have none; None where all have one.
+    unanswerable: the target, and the only right answer, of questions that have none; None if all have one.
     """
 
     def as_text(example):

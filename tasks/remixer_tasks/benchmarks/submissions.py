@@ -1,7 +1,7 @@
-"""Predictions as the files that the leaderboards of GLUE and SuperGLUE take, one per task, in the order of `idx`.
+"""Writes predictions as files for the leaderboards of GLUE and SuperGLUE, one per task, in the order of `idx`.
 
-File names and labels are the leaderboards'. A prediction that is not a label gets the first label, since every row must
-have one; a line says how many did.
+File names and labels are the leaderboards'. A prediction that is not a label is written as the first label, since every
+row must have one, and counted.
 """
 
 import dataclasses
@@ -11,9 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from remixer_t5x.errors import UserError
-from remixer_tasks.benchmarks import answers
-from remixer_tasks.benchmarks.sources import glue_files
-from remixer_tasks.benchmarks.sources.super_glue_files import BOOLEAN, CHOICES, COMMITMENT, ENTAILMENT
+from remixer_tasks.benchmarks import answers, glue
+from remixer_tasks.benchmarks.super_glue import BOOLEAN, CHOICES, COMMITMENT, ENTAILMENT
 
 # What `remixer-t5x eval` wrote of an example: 'prediction', 'target' and, under 'example', 'idx' and its like.
 Row = Mapping[str, Any]
@@ -21,7 +20,7 @@ Row = Mapping[str, Any]
 
 @dataclasses.dataclass(frozen=True)
 class Labels:
-    """`of(row)` is the text to write for a prediction, None where that is not a label; `first` is then written."""
+    """`of(row)` is the text to write for a prediction, or None if it is not a label; then `first` is written."""
 
     of: Callable[[Row], Any]
     first: Any
@@ -37,12 +36,12 @@ class File:
 
 
 def write(folder: str, task: str, rows: Sequence[Row]) -> str:
-    """Writes the file of `task` into `folder` and says where, and how many predictions were not a label.
+    """Writes the file of `task` into `folder`; returns a line with its path and the number of invalid predictions.
 
-    Raises UserError for a task without a leaderboard, for rows without their number, and where it cannot be written.
+    Raises UserError for a task without a leaderboard, for rows without their number, and if it cannot be written.
     """
     if not knows(task):
-        raise UserError(f'{task} has no leaderboard; those that have are {", ".join(_FILES)}')
+        raise UserError(f'{task} has no leaderboard; tasks with one are {", ".join(_FILES)}')
     file = _FILES[task]
     labels = [file.labels.of(row) for row in rows]
     invalid = sum(label is None for label in labels)
@@ -54,8 +53,8 @@ def write(folder: str, task: str, rows: Sequence[Row]) -> str:
             out.write('\n'.join(file.arrange(pairs)) + '\n')
     except OSError as error:
         raise UserError(f'{path} cannot be written ({error.strerror}); give another SUBMISSION_DIR') from error
-    said = f'submission   {path}: {len(rows):,} predictions'
-    return said + (f', {invalid:,} of them no label and written as {file.labels.first}' if invalid else '')
+    line = f'submission   {path}: {len(rows):,} predictions'
+    return line + (f', {invalid:,} of them no label and written as {file.labels.first}' if invalid else '')
 
 
 def knows(task: str) -> bool:
@@ -73,8 +72,8 @@ def _refers(written: Sequence[Any]) -> Labels:
     """Whether the noun that was generated is the candidate; see `answers.refers`."""
 
     def label(row: Row) -> Any:
-        found = answers.refers(row['prediction'], example={'targets_pretokenized': row['target']})
-        return None if found == answers.INVALID else written[found]
+        referent = answers.refers(row['prediction'], example={'targets_pretokenized': row['target']})
+        return None if referent == answers.INVALID else written[referent]
 
     return Labels(label, written[0])
 
@@ -82,7 +81,7 @@ def _refers(written: Sequence[Any]) -> Labels:
 def _score(row: Row) -> str | None:
     """STS-B's number between 0 and 5."""
     number = answers.number(row['prediction'])
-    return None if number == answers.INVALID or number != number else f'{min(max(number, 0.0), 5.0):.3f}'
+    return None if number == answers.INVALID else f'{min(max(number, 0.0), 5.0):.3f}'
 
 
 def _index(row: Row, name: str = 'idx') -> int:
@@ -110,8 +109,8 @@ def _multirc(pairs: Sequence[tuple[Row, Any]]) -> list[str]:
         paragraph, question, answer = (_index(row, part) for part in parts)
         paragraphs.setdefault(paragraph, {}).setdefault(question, []).append({'idx': answer, 'label': label})
     return [
-        json.dumps({'idx': paragraph, 'passage': {'questions': [{'idx': q, 'answers': a} for q, a in found.items()]}})
-        for paragraph, found in paragraphs.items()
+        json.dumps({'idx': paragraph, 'passage': {'questions': [{'idx': q, 'answers': a} for q, a in answers.items()]}})
+        for paragraph, answers in paragraphs.items()
     ]
 
 
@@ -136,7 +135,7 @@ _FILES = {
     'super_glue_axb_v102': File('AX-b.jsonl', _named(ENTAILMENT), _jsonl),
     'super_glue_axg_v102': File('AX-g.jsonl', _named(ENTAILMENT), _jsonl),
     **{
-        f'glue_{task}_v002': File(f'{name}.tsv', _named(glue_files.LABELS[task], written), _tsv)
+        f'glue_{task}_v002': File(f'{name}.tsv', _named(glue.LABELS[task], written), _tsv)
         for task, name, written in (
             ('cola', 'CoLA', (0, 1)),
             ('sst2', 'SST-2', (0, 1)),
@@ -149,7 +148,7 @@ _FILES = {
         )
     },
     'glue_stsb_v002': File('STS-B.tsv', Labels(_score, '0.000'), _tsv),
-    'glue_mnli_matched_v002': File('MNLI-m.tsv', _named(glue_files.MNLI), _tsv),
-    'glue_mnli_mismatched_v002': File('MNLI-mm.tsv', _named(glue_files.MNLI), _tsv),
+    'glue_mnli_matched_v002': File('MNLI-m.tsv', _named(glue.MNLI), _tsv),
+    'glue_mnli_mismatched_v002': File('MNLI-mm.tsv', _named(glue.MNLI), _tsv),
     'glue_wnli_v002_simple_eval': File('WNLI.tsv', _refers((0, 1)), _tsv),
 }

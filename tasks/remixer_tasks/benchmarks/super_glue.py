@@ -1,59 +1,235 @@
-"""SuperGLUE's tasks, named and worded as T5 has them; WSC is in `wsc`.
+"""SuperGLUE (Wang et al. 2019), named and worded as T5 has it, from the published JSON lines or TFDS; WSC is in
+`winograd`.
 
-The diagnostics AX-b and AX-g are answered as RTE. T5 reports nothing on them; where their labels are given, ours report
-what the leaderboard does, but for AX-g's gender parity.
+The diagnostics AX-b and AX-g are answered as RTE. T5 reports nothing on them; if their labels are present, ours reports
+what the leaderboard does, except AX-g's gender parity.
+
+FewGLUE (Schick and Schuetze 2021) has the same format: 32 examples of each task to train on and 32 to validate with,
+drawn from SuperGLUE's training sets.
 """
 
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from remixer_tasks.benchmarks import answer_metrics, answers, class_metrics, prompts
-from remixer_tasks.benchmarks.sources import super_glue_files
-from remixer_tasks.benchmarks.sources.dataset import Dataset
-from remixer_tasks.benchmarks.sources.super_glue_files import BOOLEAN, CHOICES, COMMITMENT, ENTAILMENT
+from remixer_tasks.benchmarks import answers, class_metrics, prompts, raw_rows, text_metrics
+from remixer_tasks.benchmarks.dataset import (
+    INTEGER,
+    TEST,
+    TEXT,
+    TEXTS,
+    TRAIN,
+    VALIDATION,
+    Dataset,
+    Download,
+    Example,
+    Reader,
+    one_layout,
+    texts,
+)
 from remixer_tasks.benchmarks.text_task import TextTask
+
+BOOLEAN = ('False', 'True')
+ENTAILMENT = ('entailment', 'not_entailment')
+COMMITMENT = ('entailment', 'contradiction', 'neutral')
+CHOICES = ('choice1', 'choice2')
+_URL = 'https://dl.fbaipublicfiles.com/glue/superglue/data/v2/{}.zip'
+# Of the archives under _URL, as TFDS publishes them.
+_SHA256 = {
+    'AX-b': '43b45c55a273575c58a33cd68f10a971f83daa3aa223bfbc4077b92fbdf960b3',
+    'AX-g': '2d4e00d3a7d23d2c3787ee4c1382cc81a72cb05a76fc9d78d142949247ed61b9',
+    'BoolQ': '853fbe7922f70c59629f06a39e8d9ca440c3d740e760fd3b87a5ddf3dcba2436',
+    'CB': '8d641383298d54554066ba1c93f56ae7410af75df621b90c63028806bbbbb535',
+    'COPA': '405906cddac74bc1e1ce8220f1107d1025b66a25ef10149d91b10bb30651125f',
+    'MultiRC': 'b3cd440856e72eb166b2edcd37b798455f1ebd51f2c3de64c0c2a4e1971d2737',
+    'RTE': '6310aab3f000424c9d0318a1ff20692e07c7f4aa15e8f17a5972ea0a35c398b9',
+    'ReCoRD': '30c7b651ab21b8bf8fab986495cd1084333010e040548f861b839eec0044ac18',
+    'WSC': '2ed6dfa94556b4a128ff0441efe365b2e883124e7e6aa00fb8d3a6cb1fd520a9',
+    'WiC': 'ee7e67f4ae9eafbf533780faa198e62167f3cda54256cdf261877be3c0e90900',
+}
+_TFDS_CONFIGS = {'AX-b': 'axb', 'AX-g': 'axg', 'WSC': 'wsc.fixed'}
+# Tasks with one line per example: the texts, in T5's order, and the labels.
+_CLASSIFICATION = {
+    'BoolQ': (('passage', 'question'), BOOLEAN),
+    'CB': (('hypothesis', 'premise'), COMMITMENT),
+    'COPA': (('choice1', 'choice2', 'premise', 'question'), CHOICES),
+    'RTE': (('hypothesis', 'premise'), ENTAILMENT),
+    'WiC': (('sentence1', 'sentence2', 'word'), BOOLEAN),
+    'AX-b': (('sentence1', 'sentence2'), ENTAILMENT),
+    'AX-g': (('hypothesis', 'premise'), ENTAILMENT),
+}
+
+
+def _read_rows(columns: Sequence[str], names: Sequence[str], path: str) -> Iterator[Example]:
+    for row in raw_rows.jsonl(path):
+        yield {**row.texts(columns), 'idx': row.integer('idx'), 'label': row.label(names)}
+
+
+def _read_multirc(path: str) -> Iterator[Example]:
+    """One example for each answer of each question of a paragraph."""
+    for row in raw_rows.jsonl(path):
+        passage = row.object('passage')
+        for question in passage.objects('questions'):
+            for answer in question.objects('answers'):
+                yield {
+                    'paragraph': passage.text('text'),
+                    'question': question.text('question'),
+                    'answer': answer.text('text'),
+                    'idx/paragraph': row.integer('idx'),
+                    'idx/question': question.integer('idx'),
+                    'idx/answer': answer.integer('idx'),
+                    'label': answer.label(BOOLEAN),
+                }
+
+
+def _read_record(path: str) -> Iterator[Example]:
+    """One example per query; entities and right answers are sorted sets, as in TFDS."""
+    for row in raw_rows.jsonl(path):
+        passage = row.object('passage')
+        text = passage.text('text')
+        spans = [(entity.integer('start'), entity.integer('end')) for entity in passage.objects('entities')]
+        for query in row.objects('qas'):
+            right = query.objects('answers') if 'answers' in query else []
+            yield {
+                'passage': text,
+                'query': query.text('query'),
+                'entities': sorted({text[start : end + 1] for start, end in spans}),
+                'answers': sorted({answer.text('text') for answer in right}),
+                'idx/passage': row.integer('idx'),
+                'idx/query': query.integer('idx'),
+            }
+
+
+def _read_wsc(path: str) -> Iterator[Example]:
+    """The spans as in TFDS's `wsc.fixed`: case, line ends and final full stops are those of the text."""
+    for row in raw_rows.jsonl(path):
+        text, target = row.text('text'), row.object('target')
+        example: Example = {'text': text, 'idx': row.integer('idx'), 'label': row.label(BOOLEAN)}
+        for span in ('span1', 'span2'):
+            index = target.integer(f'{span}_index')
+            example[f'{span}_index'] = index
+            if not 0 <= index < len(text.split()):
+                raise row.error(f'{span}_index is {index}, the text has {len(text.split())} words')
+            example[f'{span}_text'] = _as_in_text(target.text(f'{span}_text'), index, text)
+        _check_pronoun(example, row)
+        yield example
+
+
+# Two published texts whose pronoun is not the word that the index points at.
+PRONOUN_ELSEWHERE = (
+    'The boy continued to whip the pony , and eventually the pony threw him over. John laughed out quite loud. '
+    '"Good for him," he said. ',
+    'When they had eventually calmed down a bit , and had gotten home, Mr. Farley put the magic pebble in an iron safe '
+    '. Some day they might want to use it , but really for now, what more could they wish for?',
+)
+# Their names are not adjacent in the text, so there is nothing to repair.
+_SCATTERED = ('Kamenev and Zinoviev', 'Kamenev, Zinoviev, and Stalin')
+
+
+def _check_pronoun(example: Example, row: raw_rows.Row) -> None:
+    """Raises UserError for a pronoun that T5 refuses: the first word, or another word than the one in the text."""
+    index, text, words = example['span2_index'], example['text'], example['text'].split(' ')
+    if index == 0:
+        raise row.error('span2_index is 0; the pronoun may not be the first word')
+    word = words[index] if index < len(words) else ''
+    if word != example['span2_text'] and text not in PRONOUN_ELSEWHERE:
+        raise row.error(f'span2_text is {example["span2_text"]!a:.60}, word {index} is {word!a:.60}')
+
+
+def _as_in_text(span: str, index: int, text: str) -> str:
+    if not span or span in text or span in _SCATTERED:
+        return span
+    first = span[0].lower() if text.split()[index][0].islower() else span[0].upper()
+    return (first + span[1:]).rstrip('.').replace('\n', ' ')
+
+
+_READERS: dict[str, tuple[Mapping[str, str], Reader]] = {
+    **{
+        folder: (texts(*columns, idx=INTEGER, label=INTEGER), functools.partial(_read_rows, columns, names))
+        for folder, (columns, names) in _CLASSIFICATION.items()
+    },
+    'MultiRC': (
+        texts('paragraph', 'question', 'answer', label=INTEGER)
+        | dict.fromkeys(('idx/paragraph', 'idx/question', 'idx/answer'), INTEGER),
+        _read_multirc,
+    ),
+    'ReCoRD': (
+        texts('passage', 'query', entities=TEXTS, answers=TEXTS) | dict.fromkeys(('idx/passage', 'idx/query'), INTEGER),
+        _read_record,
+    ),
+    'WSC': (
+        dict.fromkeys(('text', 'span1_text', 'span2_text'), TEXT)
+        | dict.fromkeys(('span1_index', 'span2_index', 'idx', 'label'), INTEGER),
+        _read_wsc,
+    ),
+}
+
+
+def dataset(folder: str) -> Dataset:
+    """The SuperGLUE data set that is published under `folder`: 'BoolQ', ..., 'AX-b', 'AX-g'."""
+    features, read = _READERS[folder]
+    if folder.startswith('AX'):
+        files = {TEST: f'{folder}.jsonl'}
+    else:
+        files = {TRAIN: 'train.jsonl', VALIDATION: 'val.jsonl', TEST: 'test.jsonl'}
+    return Dataset(
+        name=f'super_glue/{folder}',
+        features=features,
+        splits=one_layout({split: f'super_glue/{folder}/{name}' for split, name in files.items()}, read),
+        tfds=f'super_glue/{_TFDS_CONFIGS.get(folder, folder.lower())}:1.0.2',
+        terms='for research, terms of each task: https://super.gluebenchmark.com',
+        downloads=(Download(_URL.format(folder), _SHA256[folder], 'super_glue', unzip=True),),
+    )
+
+
+def few_shot(folder: str) -> Dataset:
+    """FewGLUE's 32 training examples of the task, and the 32 others that are used to validate."""
+    features, read = _READERS[folder]
+    files = {TRAIN: f'fewglue/{folder}/train.jsonl', VALIDATION: f'fewglue/{folder}/dev32.jsonl'}
+    return Dataset(
+        name=f'fewglue/{folder}',
+        features=features,
+        splits=one_layout(files, read),
+        terms='for research, terms of each task: https://github.com/timoschick/fewglue',
+    )
 
 
 def _tasks(data: Callable[[str], Dataset], name: str) -> tuple[TextTask, ...]:
-    """The seven tasks; `name` is what they are called, with a place for SuperGLUE's name of the task."""
+    """The seven tasks; `name` has a place for SuperGLUE's name of the task."""
 
-    def labelled(folder, features, names, *metrics):
+    def classification(folder: str, *metrics: class_metrics.Metric) -> TextTask:
         task = folder.lower()
-        to_text = prompts.classification(task, features, names)
-        judged_by = metrics or (class_metrics.accuracy,)
-        return TextTask(name.format(task), data(folder), to_text, answers.ClassId(names), judged_by)
+        columns, names = _CLASSIFICATION[folder]
+        to_text = prompts.classification(task, columns, names)
+        metrics = metrics or (class_metrics.accuracy,)
+        return TextTask(name.format(task), data(folder), to_text, answers.ClassId(names), metrics)
 
     return (
-        labelled('BoolQ', ('passage', 'question'), BOOLEAN),
-        labelled('CB', ('hypothesis', 'premise'), COMMITMENT, class_metrics.mean_f1(3), class_metrics.accuracy),
-        labelled('COPA', ('choice1', 'choice2', 'premise', 'question'), CHOICES),
+        classification('BoolQ'),
+        classification('CB', class_metrics.mean_f1(3), class_metrics.accuracy),
+        classification('COPA'),
         TextTask(
             name.format('multirc'),
             data('MultiRC'),
             prompts.classification('multirc', ('question', 'answer', 'paragraph'), BOOLEAN, markup=True),
             answers.MultiRC(),
-            (answer_metrics.multirc_f1, answer_metrics.multirc_exact_match),
+            (text_metrics.multirc_f1, text_metrics.multirc_exact_match),
         ),
-        TextTask(name.format('record'), data('ReCoRD'), prompts.record, answers.record, (answer_metrics.record,)),
-        labelled('RTE', ('hypothesis', 'premise'), ENTAILMENT),
-        labelled('WiC', ('sentence1', 'sentence2', 'word'), BOOLEAN),
+        TextTask(name.format('record'), data('ReCoRD'), prompts.record, answers.record, (text_metrics.record,)),
+        classification('RTE'),
+        classification('WiC'),
     )
 
 
+def _diagnostic(name: str, folder: str, columns: Mapping[str, str], metric: class_metrics.Metric) -> TextTask:
+    to_text = prompts.classification('rte', columns, ENTAILMENT)
+    return TextTask(name, dataset(folder), to_text, answers.ClassId(ENTAILMENT), (metric,))
+
+
+_AXB = {'hypothesis': 'sentence2', 'premise': 'sentence1'}
+_AXG = {'hypothesis': 'hypothesis', 'premise': 'premise'}
 TASKS = (
-    *_tasks(super_glue_files.dataset, 'super_glue_{}_v102'),
-    TextTask(
-        'super_glue_axb_v102',
-        super_glue_files.dataset('AX-b'),
-        prompts.classification('rte', {'hypothesis': 'sentence2', 'premise': 'sentence1'}, ENTAILMENT),
-        answers.ClassId(ENTAILMENT),
-        (class_metrics.matthews_corrcoef,),
-    ),
-    TextTask(
-        'super_glue_axg_v102',
-        super_glue_files.dataset('AX-g'),
-        prompts.classification('rte', ('hypothesis', 'premise'), ENTAILMENT),
-        answers.ClassId(ENTAILMENT),
-        (class_metrics.accuracy,),
-    ),
+    *_tasks(dataset, 'super_glue_{}_v102'),
+    _diagnostic('super_glue_axb_v102', 'AX-b', _AXB, class_metrics.matthews_corrcoef),
+    _diagnostic('super_glue_axg_v102', 'AX-g', _AXG, class_metrics.accuracy),
 )
-FEW_SHOT = _tasks(super_glue_files.few_shot, 'fewglue_{}_v001')
+FEW_SHOT = _tasks(few_shot, 'fewglue_{}_v001')

@@ -1,28 +1,28 @@
-"""A text-to-text task as data: a data set, its prompt, and how predictions are judged; made into a seqio task."""
+"""A text-to-text task as data (a data set, its prompt, its metrics), from which a seqio task is built."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from remixer_t5x.lazy import seqio, tf
+from remixer_t5x.lazy import seqio
 from remixer_tasks.benchmarks.class_metrics import Metric
+from remixer_tasks.benchmarks.dataset import Dataset
 from remixer_tasks.benchmarks.prompts import Preprocessor
-from remixer_tasks.benchmarks.sources.dataset import Dataset
-from remixer_tasks.benchmarks.sources.sources import LabelledSource
-
-# Stored examples are in random order already, so the buffer need only part neighbours; TensorFlow saves it, some
-# kilobytes an example, in every position.
-SHUFFLE_BUFFER = 256
+from remixer_tasks.benchmarks.sources import LabelledSource
+from remixer_tasks.vocabularies import load_vocabulary
 
 
 @dataclasses.dataclass(frozen=True)
 class TextTask:
-    """name: T5's where T5 has the task. to_text: examples of `dataset` to inputs and targets.
+    """A text-to-text task.
 
-    postprocess: predicted and target text to what `metrics` compare (see `answers`), None leaves them texts.
-    splits: the splits of the data set that the task has, None for all of them.
+    Attributes:
+        name: T5's if T5 has the task.
+        to_text: maps examples of `dataset` to inputs and targets.
+        postprocess: maps predicted and target texts to what `metrics` compare (see `answers`); None keeps the texts.
+        splits: the splits of the data set to use; None is all of them.
     """
 
     name: str
@@ -33,11 +33,11 @@ class TextTask:
     splits: tuple[str, ...] | None = None
 
     def source(self, data_dir: str | None = None) -> LabelledSource:
-        """Where its examples come from; opens nothing."""
+        """The source of its examples; opens no file."""
         return LabelledSource(self.dataset, self.splits or tuple(self.dataset.splits), data_dir)
 
     def build(self, vocabulary: seqio.Vocabulary, data_dir: str | None = None) -> seqio.Task:
-        """The seqio task, features inputs and targets with EOS; opens nothing before its first dataset."""
+        """The seqio task, features inputs and targets with EOS; opens no file before its first dataset."""
         feature = seqio.Feature(vocabulary, add_eos=True)
         return seqio.Task(
             self.name,
@@ -52,12 +52,6 @@ class TextTask:
             output_features={'inputs': feature, 'targets': feature},
             postprocess_fn=self.postprocess,
             metric_fns=list(self.metrics),
-            shuffle_buffer_size=SHUFFLE_BUFFER,
+            # A buffer here would mix epochs; the source shuffles.
+            shuffle_buffer_size=None,
         )
-
-
-def load_vocabulary(dataset: tf.data.Dataset, output_features: Mapping[str, seqio.Feature]) -> tf.data.Dataset:
-    """Loads or trains the vocabulary before a graph is traced, which keeps its errors one line long."""
-    for feature in output_features.values():
-        feature.vocabulary.vocab_size  # noqa: B018 (the property loads)
-    return dataset

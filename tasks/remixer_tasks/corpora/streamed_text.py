@@ -1,9 +1,9 @@
-"""A corpus that is read while a run trains, and never copied.
+"""A corpus that is read while a run trains, without a copy.
 
-A *place* in it is a short JSON text: the epoch, how many shards of this epoch are finished, and the state of the shard
-that is being read. `Reader.after` gives the document that follows a place, and the place after it. The pipeline carries
-the place along as a tensor (see `streamed_source`), so that tf.data saves it together with the documents that are being
-joined, corrupted and shuffled at that moment, and a restored pipeline continues with the next document.
+A *place* in it is a short JSON text: the epoch, the number of finished shards of the epoch, and the state of the shard
+that is being read. `Reader.after` returns the document after a place, and the place after that. The pipeline carries
+the place as a tensor (see `sources.StreamedSource`), so that tf.data saves it together with the documents that are
+being joined, corrupted and shuffled at that moment, and a restored pipeline continues with the next document.
 """
 
 from __future__ import annotations
@@ -16,8 +16,7 @@ from typing import Any, Protocol
 
 from remixer_t5x.errors import UserError
 from remixer_t5x.lazy import seqio
-from remixer_tasks.corpora import text_shards
-from remixer_tasks.corpora.volumes import TRAIN, VALIDATION
+from remixer_tasks.corpora.text_corpus import TRAIN, VALIDATION, check_fraction, share_of
 
 START = b''
 
@@ -27,40 +26,42 @@ class Shards(Protocol):
 
     @property
     def count(self) -> int:
-        """How many shards there are."""
+        """The number of shards."""
 
     @property
     def files(self) -> Sequence[str]:
-        """Paths or addresses of what is read, so that a resumed run notices other data."""
+        """Paths or URLs of the data, so that a resumed run notices other data."""
 
     def read(self, shard: int, state: Any) -> Iterator[tuple[str, Any]]:
-        """The documents of a shard after `state` (None: from its beginning), each with the state after it, which
-        consists of JSON values. Raises UserError if the shard cannot be read."""
+        """The documents of a shard after `state` (None: all), each with the state after it, which consists of JSON
+        values. Raises UserError if the shard cannot be read."""
 
 
 class StreamedCorpus:
     """Documents of `open_split(split)`, for tasks; see `text_corpus.Corpus`.
 
     validation_fraction: share of the training documents that is held out by the hash of their text, the same documents
-    as `text_corpus.ParsedCorpus` holds out; None if 'validation' is a split of its own.
+    that `text_corpus.ParsedCorpus` holds out; None if 'validation' is a separate split.
 
-    What is held out is kept in memory as far as an evaluation has read it, because each evaluation reads it again, and
-    finding it by hash takes reading all documents before it.
+    Held-out documents are kept in memory as far as an evaluation has read them, because each evaluation reads them
+    again, and finding them by hash takes reading all documents before them.
     """
 
     def __init__(
         self, name: str, identity: str, open_split: Callable[[str], Shards], validation_fraction: float | None
     ):
         if validation_fraction is not None:
-            text_shards.check_fraction(validation_fraction)
+            check_fraction(validation_fraction)
         self.name, self.identity = name, identity
         self._open_split, self._fraction = open_split, validation_fraction
         self._opened: dict[str, Shards] = {}
-        self._held_out = _Remembered(self._find_held_out())
+        self._lock = threading.Lock()
+        self._held_out: list[bytes] = []
+        self._more_held_out = self._find_held_out()
 
     def source(self, order: int = 0) -> seqio.DataSource:
         # Imported here, because the class derives from seqio's.
-        from remixer_tasks.corpora.streamed_source import StreamedSource
+        from remixer_tasks.corpora.sources import StreamedSource
 
         return StreamedSource(self, order)
 
@@ -72,7 +73,7 @@ class StreamedCorpus:
         )
 
     def shards(self, split: str) -> Shards:
-        """The shards of 'train', or those in which the documents of 'validation' are. Raises UserError if they cannot
+        """The shards of 'train', or those that contain the documents of 'validation'. Raises UserError if they cannot
         be opened."""
         opened = TRAIN if self._fraction is not None else split
         if opened not in self._opened:
@@ -80,22 +81,31 @@ class StreamedCorpus:
         return self._opened[opened]
 
     def is_held_out(self, document: bytes) -> bool:
-        """Whether a document of the training shards is for validation."""
-        return self._fraction is not None and text_shards.share_of(document) < self._fraction
+        """Whether a document of the training shards is held out."""
+        return self._fraction is not None and share_of(document) < self._fraction
 
     def held_out(self) -> Iterator[bytes]:
         """The documents of 'validation', in the order of the shards. Raises UserError if there are none."""
-        return iter(self._held_out)
+        number = 0
+        while True:
+            with self._lock:
+                if number == len(self._held_out):
+                    document = next(self._more_held_out, None)
+                    if document is None:
+                        return
+                    self._held_out.append(document)
+            yield self._held_out[number]
+            number += 1
 
     def _find_held_out(self) -> Iterator[bytes]:
-        shards, found = self.shards(VALIDATION), False
+        shards, is_empty = self.shards(VALIDATION), True
         for shard in range(shards.count):
             for text, _ in shards.read(shard, None):
                 document = text.encode()
                 if self._fraction is None or self.is_held_out(document):
-                    found = True
+                    is_empty = False
                     yield document
-        if not found:
+        if is_empty:
             raise UserError(
                 f'{self.name} has no validation documents: give a larger VALIDATION_FRACTION, HF_VALIDATION_SPLIT, or '
                 'EVAL_PERIOD = None'
@@ -103,32 +113,33 @@ class StreamedCorpus:
 
 
 class Reader:
-    """Documents of some shards from any place; several iterators may use it, from several threads.
+    """Reads the documents of some shards from any place; several iterators may use it, from several threads.
 
     Args:
         corpus: whose training documents are read.
         shards: their numbers.
-        seed: the shards of each epoch come in an order of its own, without end; None reads them once, as they are.
+        seed: of the order of the shards, which is another one in each epoch, without end; None reads them once, in
+            order.
     """
 
     def __init__(self, corpus: StreamedCorpus, shards: Sequence[int], seed: str | None):
         self._corpus, self._shards, self._seed = corpus, shards, seed
         self._lock = threading.Lock()
-        self._at: bytes | None = None
-        self._following: Iterator[tuple[bytes, bytes]] = iter(())
+        self._place: bytes | None = None
+        self._documents: Iterator[tuple[bytes, bytes]] = iter(())
 
     def after(self, place: bytes) -> tuple[bytes, bytes, bool]:
-        """The place after the document that follows `place`, that document, and False; or True at the end.
+        """The place after the next document after `place`, the document, and whether the end was reached instead.
 
         Raises UserError if a shard cannot be read, or if an epoch has no document.
         """
         with self._lock:
-            if place != self._at:
-                self._following = self._read(place)
-            # Whatever raises an error below must be opened again.
-            self._at = None
-            after, document = next(self._following, (place, None))
-            self._at = after
+            if place != self._place:
+                self._documents = self._read(place)
+            # If the next line raises, the shards must be opened again.
+            self._place = None
+            after, document = next(self._documents, (place, None))
+            self._place = after
         return after, document or b'', document is None
 
     def _read(self, place: bytes) -> Iterator[tuple[bytes, bytes]]:
@@ -155,25 +166,5 @@ class Reader:
     def _order(self, epoch: int) -> Sequence[int]:
         if self._seed is None:
             return self._shards
-        # Hashes, because NumPy's generators may give other numbers in another version.
+        # Hashes, because NumPy's generators may differ between versions.
         return sorted(self._shards, key=lambda shard: hashlib.sha256(f'{self._seed} {epoch} {shard}'.encode()).digest())
-
-
-class _Remembered:
-    """An iterable whose items are taken from `items` once, and as far as somebody has asked; for several threads."""
-
-    def __init__(self, items: Iterator[bytes]):
-        self._items, self._known = items, list[bytes]()
-        self._lock = threading.Lock()
-
-    def __iter__(self) -> Iterator[bytes]:
-        number = 0
-        while True:
-            with self._lock:
-                if number == len(self._known):
-                    item = next(self._items, None)
-                    if item is None:
-                        return
-                    self._known.append(item)
-            yield self._known[number]
-            number += 1

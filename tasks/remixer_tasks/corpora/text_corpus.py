@@ -1,34 +1,34 @@
 """A corpus is documents with a held-out part: where a task's text comes from and a vocabulary is trained on.
 
-`ParsedCorpus` reads its documents once into TFRecord shards in the cache (one record is one document's UTF-8 bytes)
-and serves them from there. That costs the text's size on disk and buys what reading the files again each time
-cannot give: errors counted before training starts, documents shuffled over the whole corpus, shards for any number
-of hosts, and positions that tf.data can save exactly. Every host reads the files for itself; the result is equal.
-Large files are read in volumes (`volumes`), so that a killed process loses one of them.
+`ParsedCorpus` parses its documents once into Arrow files in the cache and reads them from there. That costs the text's
+size on disk, and gives errors that are counted before training starts, a shuffle over the whole corpus, equal shards
+for any number of hosts, and a position that is a number.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import functools
+import hashlib
 import json
-from collections.abc import Callable, Iterator, Mapping
+import os
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
-from remixer_t5x import temporary
-from remixer_t5x.errors import UserError
+import numpy as np
+
+from remixer_t5x import temporary, tf_data, untrusted_files
+from remixer_t5x.errors import UserError, reason
 from remixer_t5x.lazy import seqio
-from remixer_tasks.corpora import text_shards
-from remixer_tasks.corpora.parsing import TextFiles
-from remixer_tasks.corpora.text_shards import SHARDS
-from remixer_tasks.corpora.volumes import TRAIN, VALIDATION, Progress, Source, Volumes, read_at_once
-from remixer_tasks.files import cache
+from remixer_tasks.files import cache, workers
 from remixer_tasks.files.malformed import Malformed
 from remixer_tasks.files.notice import Notice
 
-# A function that gives documents and hands what it cannot read to `Malformed`, or files.
-Read = Callable[[Malformed], Iterator[str]] | TextFiles
-_COUNTS = 'counts.json'
+TRAIN, VALIDATION = 'train', 'validation'
+# A function that yields documents and passes records that it cannot read to `Malformed`.
+Read = Callable[[Malformed], Iterator[str]]
 
 
 class Corpus(Protocol):
@@ -36,28 +36,28 @@ class Corpus(Protocol):
 
     @property
     def name(self) -> str:
-        """What messages call it."""
+        """The name in messages."""
 
     @property
     def identity(self) -> str:
-        """Differs whenever the text could differ."""
+        """A key that changes if the text may have changed."""
 
     def source(self, order: int = 0) -> seqio.DataSource:
-        """Splits 'train' and 'validation' of examples {'text': UTF-8 scalar}; opens nothing. Where the examples are
-        shuffled, each `order` is another one for the same seed."""
+        """Splits 'train' and 'validation' of examples {'text': UTF-8 scalar}; opens no file. `order` changes the order
+        of shuffled examples for the same seed."""
 
     def training_documents(self) -> Iterator[str]:
-        """Documents of the training split."""
+        """Documents of the training split, in random order."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Words:
-    """What messages call a document of a corpus, and what they advise.
+    """The words for a document of a corpus in messages, and the advice.
 
     Attributes:
-        part: a document.
-        hold_out: what to type if none can be held out.
-        find: what to type if there are none.
+        part: the noun for a document.
+        hold_out: what to type if no document can be held out.
+        find: what to type if there is no document.
     """
 
     part: str = 'document'
@@ -73,132 +73,173 @@ class Words:
 
 @dataclasses.dataclass(frozen=True)
 class ParsedCorpus:
-    """Documents made by a Python function, kept as TFRecords in the cache.
+    """Documents that Python functions yield, stored in the cache.
 
-    read: the documents, called with what collects malformed records.
-    read_validation: the held-out documents, or None to hold out a share of the others by their hash.
-    validation_fraction: that share; at least one document is held out.
-    words: what messages call a document.
-    keep_ids: None tokenises documents in every epoch; a number keeps their ids, up to as many bytes (see `token_ids`).
+    Attributes:
+        read: a function that yields all documents, or functions that each yield the next documents. Several functions
+            are called in as many processes as there are cores, and a killed command repeats only those that ran.
+        read_validation: the same for held-out documents; None holds out a share of the others by their hash.
+        validation_fraction: that share; at least one document is held out.
+        words: the words for a document in messages.
     """
 
     name: str
     identity: str
-    read: Read = dataclasses.field(compare=False)
-    read_validation: Read | None = dataclasses.field(default=None, compare=False)
+    read: Read | Sequence[Read] = dataclasses.field(compare=False)
+    read_validation: Read | Sequence[Read] | None = dataclasses.field(default=None, compare=False)
     validation_fraction: float = 0.01
     strict: bool = False
     words: Words = Words()
-    keep_ids: float | None = None
 
     def __post_init__(self):
         if self.read_validation is None:
-            text_shards.check_fraction(self.validation_fraction, self.words.parts)
+            check_fraction(self.validation_fraction, self.words.parts)
 
     def source(self, order: int = 0) -> seqio.DataSource:
         # Imported here, because the class derives from seqio's.
-        from remixer_tasks.corpora.text_source import TextSource
+        from remixer_tasks.corpora.sources import TextSource
 
-        return TextSource(self.name, self.shards, (TRAIN, VALIDATION), order)
+        return TextSource(self, order)
 
-    def shards(self, split: str) -> list[str]:
-        """Paths of the split's shards, made first if need be. Raises UserError for what is wrong with the text."""
-        name = cache.key('corpus 1', self.identity, self.validation_fraction, self.strict, SHARDS)
+    def folder(self) -> Path:
+        """The folder of its files in the cache, parsed first if necessary. Raises UserError for unusable text."""
+        name = cache.key('corpus 2', self.identity, self.validation_fraction, self.strict)
         folder = cache.root() / 'corpora' / name
-        if not folder.exists():
-            _make(self, folder)
+        if not (folder / cache.SEAL).exists():
+            with cache.filling(folder, self.name) as is_unsealed:
+                if is_unsealed:
+                    _parse(self, folder)
         cache.check(folder)
-        return sorted(str(path) for path in folder.glob(f'{split}-*'))
+        return folder
+
+    def files(self, split: str) -> list[str]:
+        """Paths of the Arrow files, and last the path of the row numbers of a split."""
+        folder = self.folder()
+        return [str(path) for path in (*sorted(folder.glob('*.arrow')), *folder.glob(f'{split}-*.npy'))]
+
+    def documents(self, split: str) -> Any:
+        """The `arrow_files.Documents` of a split."""
+        return _open(tuple(self.files(split)))
 
     def training_documents(self) -> Iterator[str]:
-        paths = self.shards(TRAIN)
-        yield from text_shards.texts(paths, self.name, Path(paths[0]).parent)
+        for document in tf_data.arrays(self.documents(TRAIN).dataset(seed=0)):
+            yield document.decode()
 
 
-def _make(corpus: ParsedCorpus, folder: Path) -> None:
-    if _source(corpus.read).count == 1:
-        with cache.adding(folder) as unfinished:
-            unfinished.mkdir()
-            _parse(corpus, unfinished, durable=False)
-        return
+@functools.cache
+def _open(files: tuple[str, ...]) -> Any:
+    """Opens `ParsedCorpus.files`, once for all tasks and streams, because every file stays open."""
+    from remixer_tasks.corpora import arrow_files
 
-    def wait() -> None:
-        Notice(f'waiting for another process, which reads {corpus.name}')
-
-    with cache.continuing(folder, wait) as continued:
-        if continued is not None:
-            _parse(corpus, continued, durable=True)
-
-
-def _parse(corpus: ParsedCorpus, folder: Path, durable: bool) -> None:
-    """Writes the shards of both splits, and counts.json next to them, or what is missing of these.
-
-    durable: what is finished is there for the next process, also after the machine stopped.
-    """
-    if not (folder / _COUNTS).exists():
-        notice = Notice(f'reading {corpus.name}')
-        with text_shards.full_disk():
-            progress = _write_shards(corpus, folder, durable, notice)
-        counts, skipped = progress.counts, Malformed(corpus.strict, progress.skipped)
-        unfinished = folder / f'{_COUNTS}.tmp'
-        unfinished.write_text(json.dumps({**counts, 'skipped': skipped.count, 'empty': skipped.empty_count}))
-        temporary.commit(unfinished, folder / _COUNTS)
-        parts = corpus.words.parts
-        notice.done(f'{counts[TRAIN]:,} {parts}, {counts[VALIDATION]:,} held out{skipped.summary()}')
-    for path in list(folder.iterdir()):
-        if path.is_dir():
-            temporary.remove(path)
-    cache.seal(folder)
+    *paths, rows = map(Path, files)
+    repair = cache.repair(rows.parent)
+    try:
+        numbers = np.load(rows, mmap_mode='r', allow_pickle=False)
+    except (OSError, ValueError) as error:
+        raise UserError(f'{rows} is damaged ({reason(error)}); {repair}') from error
+    return arrow_files.Documents(paths, numbers, repair)
 
 
-def _write_shards(corpus: ParsedCorpus, folder: Path, durable: bool, notice: Notice) -> Progress:
-    def read(name: str, text: Read, split: Callable[[float], str], start: Progress) -> tuple[Volumes, Progress]:
-        source = _source(text)
-        volumes = Volumes(folder / f'{name} {source.key}', folder, durable, notice, corpus.words.parts)
-        return volumes, volumes.read(source, split, start, corpus.strict)
-
-    start = Progress({TRAIN: 0, VALIDATION: 0})
-    if corpus.read_validation is None:
-        fraction = corpus.validation_fraction
-        volumes, progress = read('dealt', corpus.read, lambda share: VALIDATION if share < fraction else TRAIN, start)
-        if not progress.counts[VALIDATION] and progress.counts[TRAIN] > 1:
-            # Too few documents for the share: deal again, now that the smallest hash is known.
-            least = progress.smallest
-            volumes, progress = read('again', corpus.read, lambda share: VALIDATION if share <= least else TRAIN, start)
-        _check_dealt(progress.counts, corpus)
-        all_volumes = [volumes]
-    else:
-        volumes, progress = read('train', corpus.read, lambda share: TRAIN, start)
-        start = dataclasses.replace(progress, place={})
-        held_out, progress = read('held out', corpus.read_validation, lambda share: VALIDATION, start)
-        all_volumes = [volumes, held_out]
-    _check_both(progress, corpus)
-    for volumes in all_volumes:
-        volumes.join(TRAIN, shuffled=True)
-        volumes.join(VALIDATION, shuffled=False)
-    return progress
+def share_of(document: bytes) -> float:
+    """A number in [0, 1) that is a hash of the document, which stays in its split when others are added."""
+    return int.from_bytes(hashlib.sha256(document).digest()[:6], 'big') / 2**48
 
 
-def _check_both(progress: Progress, corpus: ParsedCorpus) -> None:
-    """Raises UserError if a split has no documents."""
-    for split, count in progress.counts.items():
-        if not count:
-            skipped = Malformed(corpus.strict, progress.skipped).summary()
-            raise UserError(f'{corpus.name} has no {split} {corpus.words.parts}{skipped}: {corpus.words.find}')
-
-
-def _check_dealt(counts: Mapping[str, int], corpus: ParsedCorpus) -> None:
-    """Raises UserError if all documents are held out, or the only document is not."""
-    held_out, parts = counts[VALIDATION], corpus.words.parts
-    if sum(counts.values()) == 1:
-        single = f'{corpus.name} is a single {corpus.words.part}'
-        raise UserError(f'{single}, so none can be held out: {corpus.words.hold_out}')
-    if held_out and not counts[TRAIN]:
+def check_fraction(fraction: float, documents: str = 'documents') -> None:
+    """Raises UserError unless `fraction` of the `documents` can be held out."""
+    if not 0.0 < fraction < 1.0:
         raise UserError(
-            f'all {held_out:,} {parts} of {corpus.name} are held out, because equal {parts} are held out together: '
-            f'{corpus.words.hold_out}'
+            f'the share of held-out {documents} must be above 0 and below 1, got {fraction}; type 0.01 for 1 %'
         )
 
 
-def _source(read: Read) -> Source:
-    return read.source() if isinstance(read, TextFiles) else read_at_once(read)
+def _parse(corpus: ParsedCorpus, folder: Path) -> None:
+    """Writes the documents that are missing, the row numbers of both splits, and counts.json."""
+    from remixer_tasks.corpora import arrow_files
+
+    notice, malformed = Notice(f'reading {corpus.name}'), Malformed(corpus.strict)
+    paths = _read(corpus, corpus.read, 'documents', folder, malformed, notice)
+    shares = arrow_files.Documents(paths).shares()
+    if corpus.read_validation is None:
+        is_held_out = shares < corpus.validation_fraction
+        if not is_held_out.any() and len(shares) > 1:
+            # There are too few documents for this share.
+            is_held_out = shares == shares.min()
+        _check_held_out(int(is_held_out.sum()), len(shares), corpus)
+    else:
+        paths = _read(corpus, corpus.read_validation, 'held_out', folder, malformed, notice)
+        held_out = arrow_files.Documents(paths).shares()
+        is_held_out = np.repeat([False, True], [len(shares), len(held_out)])
+        shares = np.concatenate([shares, held_out])
+    rows = {TRAIN: np.flatnonzero(~is_held_out), VALIDATION: np.flatnonzero(is_held_out)}
+    # In the name, so that a resumed run notices other text, although it does not read it.
+    digest = hashlib.sha256(shares.tobytes()).hexdigest()[:16]
+    for split, numbers in rows.items():
+        if not len(numbers):
+            raise UserError(
+                f'{corpus.name} has no {split} {corpus.words.parts}{malformed.summary()}: {corpus.words.find}'
+            )
+        np.save(folder / 'rows.tmp.npy', numbers)
+        temporary.commit(folder / 'rows.tmp.npy', folder / f'{split}-{digest}.npy')
+    counts = {split: len(numbers) for split, numbers in rows.items()}
+    cache.commit_text(folder / 'counts.json', json.dumps(counts | malformed.counts()))
+    for path in folder.glob('*.unfinished'):
+        # Of a killed command.
+        path.unlink(missing_ok=True)
+    parts = corpus.words.parts
+    notice.done(f'{counts[TRAIN]:,} {parts}, {counts[VALIDATION]:,} held out{malformed.summary()}')
+    cache.seal(folder)
+
+
+def _read(
+    corpus: ParsedCorpus, read: Read | Sequence[Read], name: str, folder: Path, malformed: Malformed, notice: Notice
+) -> list[Path]:
+    """Writes each function's documents to a file; the paths of the files."""
+    functions = [read] if callable(read) else read
+    paths = [folder / f'{name}-{number:05d}.arrow' for number in range(len(functions))]
+    jobs = [(function, path, corpus.strict) for function, path in zip(functions, paths, strict=True)]
+    if len(jobs) == 1:
+        results = iter([_write(*jobs[0], lambda count: notice.update(lambda: f'{count:,} {corpus.words.parts}'))])
+    else:
+        results = workers.in_order(_write, jobs, workers.cores())
+    for number, skipped in enumerate(results, 1):
+        malformed.add(skipped)
+        notice.step(number, len(jobs), 'parts')
+    return paths
+
+
+def _write(read: Read, path: Path, strict: bool, progress: Callable[[int], Any] = lambda count: None) -> dict[str, Any]:
+    """Writes a function's documents unless the file exists; returns its `Malformed.skipped`. May run in a worker."""
+    from remixer_tasks.corpora import arrow_files
+
+    with contextlib.suppress(OSError, ValueError):
+        return untrusted_files.parse(arrow_files.read_notes(path))
+    malformed = Malformed(strict)
+
+    def documents() -> Iterator[bytes]:
+        for number, document in enumerate(read(malformed), 1):
+            yield document.encode()
+            progress(number)
+
+    # Not the name that another process may use.
+    unfinished = path.with_suffix(f'.{os.getpid()}.unfinished')
+    try:
+        with cache.writing():
+            arrow_files.write(unfinished, documents(), lambda: json.dumps(malformed.skipped()))
+            temporary.commit(unfinished, path)
+    finally:
+        unfinished.unlink(missing_ok=True)
+    return malformed.skipped()
+
+
+def _check_held_out(held_out: int, count: int, corpus: ParsedCorpus) -> None:
+    """Raises UserError if all documents are held out, or the only document is not."""
+    parts = corpus.words.parts
+    if count == 1:
+        raise UserError(
+            f'{corpus.name} is a single {corpus.words.part} and none can be held out: {corpus.words.hold_out}'
+        )
+    if held_out == count > 0:
+        raise UserError(
+            f'all {held_out:,} {parts} of {corpus.name} are held out, because they are equal: {corpus.words.hold_out}'
+        )

@@ -1,8 +1,8 @@
-"""Where derived files are kept (parsed corpora, trained vocabularies), and how they get there in one piece.
+"""The cache folder of derived files: parsed corpora, trained vocabularies, downloads.
 
-An entry's name is a hash of everything its content depends on, so an entry is never changed, only added: a run that is
-killed half way leaves a temporary name that no reader looks at and the next run removes, and two runs that make the
-same entry at the same time end with one of the two, which are equal.
+An entry's name is a hash of everything its content depends on, so an entry is never changed, only added. A killed run
+leaves a temporary name that the next run removes, or a folder without a seal that the next run completes. If two runs
+make the same entry at the same time, both have the same content.
 """
 
 import contextlib
@@ -10,18 +10,19 @@ import errno
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import filelock
+
 from remixer_t5x import temporary, untrusted_files
 from remixer_t5x.errors import UserError, reason
+from remixer_tasks.files.notice import Notice
 
 # Names and sizes of an entry's files.
 SEAL = 'files.json'
-# Ends the names of folders that a later process continues, for a week.
-_KEPT = '.unfinished'
-_KEPT_SECONDS = 7 * 24 * 3600.0
+_LOCK, _UNFINISHED = 'lock', '.tmp'
 
 
 def root() -> Path:
@@ -37,46 +38,52 @@ def key(*parts: Any) -> str:
 
 @contextlib.contextmanager
 def adding(entry: Path) -> Iterator[Path]:
-    """Yields a temporary path; what was made there (a file or a folder) becomes `entry` when the block ends well.
+    """Yields a temporary path, whose file or folder is renamed to `entry` at the end of the block.
 
-    Raises UserError when the cache folder cannot be written or its disk is full.
+    Raises UserError if the cache folder cannot be written or its disk is full.
     """
     with writing():
         entry.parent.mkdir(parents=True, exist_ok=True)
-        temporary.remove_abandoned(entry.parent, _KEPT, _KEPT_SECONDS)
         with temporary.entry(entry.parent, f'{entry.name}.') as path:
             yield path
-            _move(path, entry)
+            try:
+                temporary.commit(path, entry)
+            except OSError:
+                # A folder does not replace a folder that another run has made.
+                if not entry.is_dir():
+                    raise
 
 
 @contextlib.contextmanager
-def continuing(entry: Path, wait: Callable[[], object]) -> Iterator[Path | None]:
-    """As `adding`, for a folder whose content is kept if the block does not end well: the next process continues it.
+def filling(folder: Path, name: str) -> Iterator[bool]:
+    """Locks a folder to which files are added one by one, until `seal`. Yields whether it is not sealed yet.
 
-    One process at a time has the folder; `wait` is called before this one waits for another. Yields None if `entry` is
-    there after that. What nobody has continued for a week is removed. Where the cache folder has no locks, the content
-    is not kept.
-
-    Raises UserError when the cache folder cannot be written or its disk is full.
+    Other processes wait for the lock, with a message that has the `name` of the entry. The files of a killed process
+    stay for the next one; after a UserError the folder is removed. Raises UserError if the cache folder cannot be
+    written or locked, or its disk is full.
     """
     with writing():
-        entry.parent.mkdir(parents=True, exist_ok=True)
-        path = entry.with_name(entry.name + _KEPT)
-        with temporary.kept(path, wait) as is_alone:
-            if is_alone:
-                temporary.remove_abandoned(entry.parent, _KEPT, _KEPT_SECONDS)
-                yield None if entry.exists() else path
-                if not entry.exists():
-                    _move(path, entry)
-                return
-    with adding(entry) as path:
-        path.mkdir()
-        yield path
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = filelock.FileLock(folder / _LOCK)
+        try:
+            lock.acquire(blocking=False)
+        except filelock.Timeout:
+            Notice(f'waiting for another process that parses {name}')
+            lock.acquire()
+        except NotImplementedError as error:
+            raise UserError(f'{root()} has no file locks ({error}): set REMIXER_T5X_CACHE to a local folder') from error
+        try:
+            yield not (folder / SEAL).exists()
+        except UserError:
+            temporary.remove(folder)
+            raise
+        finally:
+            lock.release()
 
 
 @contextlib.contextmanager
 def writing() -> Iterator[None]:
-    """Raises UserError for an OSError that says that the cache folder cannot be written or its disk is full."""
+    """Raises UserError for an OSError because the cache folder cannot be written or its disk is full."""
     try:
         yield
     except OSError as error:
@@ -90,40 +97,36 @@ def writing() -> Iterator[None]:
 
 
 def seal(folder: Path) -> None:
-    """Notes the files of `folder` and their sizes in it, for `check`."""
-    sizes = {path.name: path.stat().st_size for path in sorted(folder.iterdir()) if path.name != SEAL}
-    (folder / SEAL).write_text(json.dumps(sizes))
+    """Writes the names and sizes of the files of `folder` to it, for `check`."""
+    # A killed run may have left the unfinished file of `commit_text`.
+    files = [path for path in sorted(folder.iterdir()) if path.name not in (SEAL, _LOCK) and path.suffix != _UNFINISHED]
+    sizes = {path.name: path.stat().st_size for path in files}
+    commit_text(folder / SEAL, json.dumps(sizes))
+
+
+def commit_text(path: Path, text: str) -> None:
+    """Writes a file that is complete even after a power loss, or missing."""
+    unfinished = path.with_suffix(_UNFINISHED)
+    unfinished.write_text(text)
+    temporary.commit(unfinished, path)
 
 
 def check(folder: Path) -> None:
-    """Raises UserError where a file that was there when `folder` was sealed is gone, or has another size.
-
-    One that was made before there were seals is taken as it is.
-    """
+    """Raises UserError if a file of the seal of `folder` is missing or has another size."""
     try:
         sizes = untrusted_files.parse(untrusted_files.read_bytes(folder / SEAL))
         for name, size in sizes.items():
             if (folder / name).stat().st_size != size:
                 raise UserError(f'{folder / name} was cut off or changed; {repair(folder)}')
     except FileNotFoundError as error:
-        if not str(error.filename).endswith(SEAL):
-            raise UserError(f'{error.filename} is gone; {repair(folder)}') from error
+        raise UserError(f'{error.filename} is gone; {repair(folder)}') from error
     except UserError:
         raise
     except (OSError, ValueError, AttributeError) as error:
-        # Names of files may be anything here, also too long for the disk.
+        # A damaged seal may have names that are too long for the disk.
         raise UserError(f'{folder / SEAL} cannot be read ({reason(error)}); {repair(folder)}') from error
 
 
 def repair(folder: Path) -> str:
     """What to do about a damaged entry."""
     return f'delete the folder {folder}, and it is made again'
-
-
-def _move(made: Path, entry: Path) -> None:
-    try:
-        temporary.commit(made, entry)
-    except OSError:
-        # A folder does not replace a non-empty folder: another run was first, with the same content.
-        if not entry.is_dir():
-            raise

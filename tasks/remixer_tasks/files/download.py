@@ -1,63 +1,69 @@
-"""Getting published files: from their address or from a folder, checked by SHA-256, put where `sources` looks last.
+"""Fetches published files, from their URL or a folder, into the folder that `sources` searches last.
 
-A file appears at its place in one piece and only with the right checksum, and one that is there is never replaced.
-Archives are unpacked after their checksum was found right, by `archives`.
+A file is moved into place after its SHA-256 was verified, and never replaces another. A zip archive is extracted after
+its checksum was verified, and safely: no path traversal, bounded output.
 """
 
 import contextlib
 import difflib
 import hashlib
 import http.client
+import lzma
 import os
 import shutil
+import stat
 import tempfile
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Callable, Iterator
+import zipfile
+import zlib
+from collections.abc import Iterator
 from pathlib import Path
 
 from remixer_t5x import temporary
 from remixer_t5x.errors import UserError
 from remixer_tasks import catalogue
-from remixer_tasks.benchmarks.sources import sources
-from remixer_tasks.benchmarks.sources.dataset import Dataset, Download
-from remixer_tasks.files import archives
+from remixer_tasks.benchmarks import sources
+from remixer_tasks.benchmarks.dataset import Dataset, Download
 from remixer_tasks.files.notice import Notice
 
 _CHUNK = 1 << 20
-# Of silence, in connecting and in between.
+# Without a byte from the server.
 _TIMEOUT_SECONDS = 30
-_MB = 1e6
-# Of one file, where the server does not say its size: the largest in the table has 0.4 GB.
+# Bytes of one file; the largest in the table has 0.4 GB.
 _LARGEST = 20 * 10**9
+# Texts are published at 3 to 10 times the size of their archive; deflate reaches 1,032 times for zeros.
+MAX_RATIO = 200
+MAX_BYTES = 50 * 10**9
+MAX_FILES = 100_000
 
 
 def get(name: str, source: str | None = None, data_dir: str | None = None) -> list[str]:
-    """Puts the files of a task or data set below `catalogue.download_folder(data_dir)`.
+    """Fetches the files of a task or data set into `catalogue.download_folder(data_dir)`.
 
     Args:
         name: a task, as in 'cogs_v001', or a data set, as in 'super_glue/CB'.
-        source: a folder that holds the published files, None downloads them.
+        source: a folder that contains the published files; None downloads them.
 
     Returns:
-        Lines to show: what was done, its terms, and where each split is.
+        Lines to show: what was done, the terms, and where each split is.
 
     Raises:
-        UserError: an unknown name; a data set without known files; a file that cannot be had or written, or that is
-            not the published one.
+        UserError: an unknown name; a data set without known files; a file that cannot be fetched or written, or that is
+            not the published file.
     """
     dataset = find(name)
     folder = Path(catalogue.download_folder(data_dir))
     if source is None and all(_origins(dataset, data_dir).values()):
-        lines = _said(dataset, _origins(dataset, data_dir))
+        lines = _describe(dataset, _origins(dataset, data_dir))
         return [f'{dataset.name} is here already, nothing was downloaded', *lines, *_unchecked(dataset, data_dir)]
     if not dataset.downloads:
         raise UserError(_by_hand(dataset, folder))
-    new = sum(_get_one(dataset, download, folder, source, name) for download in dataset.downloads)
+    new = sum(_fetch_one(dataset, download, folder, source, name) for download in dataset.downloads)
     done = f'is now in {folder}, SHA-256 as published' if new else f'is in {folder} already, nothing was copied'
     got = _origins(dataset, str(folder))
-    lines = [f'{dataset.name} {done}', *_said(dataset, got)]
+    lines = [f'{dataset.name} {done}', *_describe(dataset, got)]
     first = _origins(dataset, data_dir)
     elsewhere = [str(first[split]) for split in first if first[split] != got[split]]
     if elsewhere:
@@ -66,7 +72,7 @@ def get(name: str, source: str | None = None, data_dir: str | None = None) -> li
 
 
 def find(name: str) -> Dataset:
-    """The data set of that name, or of the task of that name. Raises UserError with the nearest known names."""
+    """The data set with this name, or of the task with this name. Raises UserError with the nearest known names."""
     named = {**catalogue.DATASETS, **{task.name: task.dataset for task in catalogue.TASKS.values()}}
     if name not in named:
         near = difflib.get_close_matches(str(name), named, n=3, cutoff=0.4)
@@ -80,18 +86,18 @@ def _origins(dataset: Dataset, data_dir: str | None) -> dict[str, str | None]:
     return {split: source.origin(split) for split in source.splits}
 
 
-def _said(dataset: Dataset, origins: dict[str, str | None]) -> list[str]:
+def _describe(dataset: Dataset, origins: dict[str, str | None]) -> list[str]:
     width = max(len(word) for word in (*origins, 'terms')) + 2
     lines = [f'{split:<{width}}{origin or "not among the files of this data set"}' for split, origin in origins.items()]
     return [*lines, f'{"terms":<{width}}{dataset.terms}']
 
 
 def _unchecked(dataset: Dataset, data_dir: str | None) -> list[str]:
-    """A line for each file that was found here and is not, or not known to be, the published one."""
+    """A line for each file here that differs from the published file, or whose SHA-256 is unknown."""
     checksums = {_file_name(download): download.sha256 for download in dataset.downloads if not download.unzip}
-    found = [sources.find_raw(dataset, split, data_dir) for split in dataset.splits]
+    raws = [sources.find_raw(dataset, split, data_dir) for split in dataset.splits]
     lines = []
-    for path in sorted({path for raw in found if raw for path in raw[1]}):
+    for path in sorted({path for raw in raws if raw for path in raw[1]}):
         published = checksums.get(os.path.basename(path))
         if published is None:
             lines.append(f'unchecked  {path}: no SHA-256 of this file is known here')
@@ -111,22 +117,29 @@ def _by_hand(dataset: Dataset, folder: Path) -> str:
     )
 
 
-def _get_one(dataset: Dataset, download: Download, folder: Path, source: str | None, name: str) -> bool:
-    """Whether anything was new."""
+def _fetch_one(dataset: Dataset, download: Download, folder: Path, source: str | None, name: str) -> bool:
+    """Fetches one file unless it is here; whether it was fetched."""
     if _is_there(dataset, download, folder):
         return False
-    with _below(folder) as temporary:
+    with _temporary_folder(folder) as temporary:
         file = temporary / _file_name(download)
         if source is None:
-            _fetch(download, file, name)
+            origin = download.url
+            _download(download, file, name)
         else:
-            _copy(dataset, download, Path(str(source)).expanduser(), file)
+            origin = str(_find_copy(dataset, download, Path(source).expanduser()))
+            shutil.copyfile(origin, file)
+        if (actual := _sha256(file)) != download.sha256:
+            raise UserError(
+                f'{origin} must have SHA-256 {download.sha256}, got {actual}: it is damaged or another version; get it '
+                f'from {download.url} again'
+            )
         target = folder / download.folder
         if not download.unzip:
             _place(file, target / file.name)
             return True
         unpacked = temporary / 'unpacked'
-        archives.unpack(file, unpacked)
+        unpack(file, unpacked)
         for path in sorted(path for path in unpacked.rglob('*') if path.is_file()):
             _place(path, target / path.relative_to(unpacked))
     return True
@@ -137,9 +150,9 @@ def _file_name(download: Download) -> str:
 
 
 def _is_there(dataset: Dataset, download: Download, folder: Path) -> bool:
-    """Raises UserError where another file has the place."""
+    """Whether the file is here. Raises UserError for another file in its place."""
     if download.unzip:
-        return all(sources.find_raw(dataset, split, str(folder)) for split, found in dataset.splits.items() if found)
+        return all(sources.find_raw(dataset, split, str(folder)) for split, files in dataset.splits.items() if files)
     place = folder / download.folder / _file_name(download)
     if not place.is_file():
         return False
@@ -152,7 +165,7 @@ def _occupied(place: Path) -> UserError:
     return UserError(f'{place} is there, but is not the published file; move it away and type the command again')
 
 
-def _fetch(download: Download, file: Path, name: str) -> None:
+def _download(download: Download, file: Path, name: str) -> None:
     request = urllib.request.Request(download.url, headers={'User-Agent': 'remixer-t5x'})
     offline = (
         f'with a copy of the file in a folder DIR, type remixer-t5x data get {name} --from DIR '
@@ -164,69 +177,31 @@ def _fetch(download: Download, file: Path, name: str) -> None:
         raise UserError(f'{download.url}: the server says {error.code} {error.reason}; {offline}') from error
     except (OSError, http.client.HTTPException) as error:
         reason = getattr(error, 'reason', None) or error
-        # An OSError's text begins with its number, which tells a user nothing.
         reason = getattr(reason, 'strerror', None) or reason
         raise UserError(f'{download.url} cannot be reached ({reason}); {offline}') from error
     with response:
         length = int(response.headers.get('Content-Length') or 0)
-        read = _reporting_loss(response.read, download.url)
-        _write(read, length, file, f'downloading {_file_name(download)}')
+        _write(response, length, file, download.url)
     if length and file.stat().st_size != length:
         raise UserError(
             f'{download.url}: the connection ended after {_size(file.stat().st_size)} of {_size(length)}; '
             'type the command again'
         )
-    actual = _sha256(file)
-    if actual != download.sha256:
-        raise UserError(
-            f'{download.url} has SHA-256 {actual} instead of {download.sha256}: it was damaged on its way, or is '
-            'another version; type the command again'
-        )
 
 
-def _reporting_loss(read: Callable[[int], bytes], url: str) -> Callable[[int], bytes]:
-    """Errors of the connection must not look like errors of the disk, which are OSErrors too."""
-
-    def reading(size: int) -> bytes:
-        try:
-            return read(size)
-        except (OSError, http.client.HTTPException) as error:
-            raise UserError(f'{url}: the connection broke ({error}); type the command again') from error
-
-    return reading
-
-
-def _copy(dataset: Dataset, download: Download, source: Path, file: Path) -> None:
-    """From `source`, or its folder of the same name. Raises UserError where it is not, or is another file."""
-    if not source.is_dir():
-        raise UserError(f'--from {source} is not a folder; give the folder with {file.name}')
-    places = [source / download.folder / file.name, source / file.name]
-    found = [place for place in places if place.is_file()]
-    if not found:
-        advice = f'get it from {download.url}'
-        if any(sources.find_raw(dataset, split, str(source)) for split in dataset.splits):
-            advice += f', or use the unpacked files that are there with REMIXER_T5X_DATA={source}'
-        raise UserError(f'--from {source}: {file.name} is not there; {advice}')
-    try:
-        sums = [_sha256(place) for place in found]
-    except OSError as error:
-        raise UserError(f'--from {source}: {error.filename} cannot be read ({error.strerror})') from error
-    if download.sha256 not in sums:
-        raise UserError(
-            f'--from {source}: {found[0]} has SHA-256 {sums[0]} instead of {download.sha256}; '
-            f'it is damaged or another version, get it from {download.url}'
-        )
-    with open(found[sums.index(download.sha256)], 'rb') as stream:
-        _write(stream.read, found[0].stat().st_size, file, f'copying {file.name}')
-
-
-def _write(read: Callable[[int], bytes], length: int, file: Path, what: str) -> None:
-    notice = Notice(what)
+def _write(response: http.client.HTTPResponse, length: int, file: Path, url: str) -> None:
+    notice = Notice(f'downloading {file.name}')
     total = f' of {_size(length)}' if length else ''
     result = 'stopped'
     try:
         with open(file, 'wb') as out:
-            while chunk := read(_CHUNK):
+            while True:
+                try:
+                    chunk = response.read(_CHUNK)
+                except (OSError, http.client.HTTPException) as error:
+                    raise UserError(f'{url}: the connection broke ({error}); type the command again') from error
+                if not chunk:
+                    break
                 out.write(chunk)
                 if out.tell() > _LARGEST:
                     raise UserError(f'{file.name} has more than {_size(_LARGEST)}, so it is not the published file')
@@ -236,8 +211,24 @@ def _write(read: Callable[[int], bytes], length: int, file: Path, what: str) -> 
         notice.done(result)
 
 
+def _find_copy(dataset: Dataset, download: Download, source: Path) -> Path:
+    """The file in `source` or its folder of the data set. Raises UserError if it is missing."""
+    name = _file_name(download)
+    if not source.is_dir():
+        raise UserError(f'--from {source} is not a folder; give the folder with {name}')
+    for place in (source / download.folder / name, source / name):
+        if place.is_file():
+            if not os.access(place, os.R_OK):
+                raise UserError(f'--from {source}: {place} cannot be read; check the rights there')
+            return place
+    advice = f'get it from {download.url}'
+    if any(sources.find_raw(dataset, split, str(source)) for split in dataset.splits):
+        advice += f', or use the unpacked files that are there with REMIXER_T5X_DATA={source}'
+    raise UserError(f'--from {source}: {name} is not there; {advice}')
+
+
 def _size(count: int) -> str:
-    return f'{count / _MB:.1f} MB'
+    return f'{count / 1e6:.1f} MB'
 
 
 def _sha256(path: Path) -> str:
@@ -254,8 +245,8 @@ def _place(file: Path, place: Path) -> None:
 
 
 @contextlib.contextmanager
-def _below(folder: Path) -> Iterator[Path]:
-    """A temporary folder on the disk of `folder`; what is wrong with that disk becomes a UserError."""
+def _temporary_folder(folder: Path) -> Iterator[Path]:
+    """A temporary folder in `folder`. Raises UserError if the disk cannot be written."""
     temporary = None
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -263,9 +254,72 @@ def _below(folder: Path) -> Iterator[Path]:
         yield temporary
     except OSError as error:
         raise UserError(
-            f'cannot write to {folder} ({error.strerror or error}): set REMIXER_T5X_CACHE, or DATA_DIR where it is '
-            'given, to a folder with space that you may write to'
+            f'cannot write to {folder} ({error.strerror or error}): set REMIXER_T5X_CACHE, or DATA_DIR if it '
+            'is set, to a folder with space that you may write to'
         ) from error
     finally:
         if temporary:
             shutil.rmtree(temporary, ignore_errors=True)
+
+
+_UNREADABLE = (
+    *(zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, NotImplementedError, RuntimeError, ValueError),
+    *(FileExistsError, NotADirectoryError),
+)
+
+
+def unpack(archive: Path, folder: Path) -> None:
+    """Extracts the zip `archive` into `folder`, without the operating system's hidden files.
+
+    Raises UserError, having written nothing outside of `folder`, for an archive that is damaged or encrypted, has a
+    path outside of the folder, a link or a device, or expands far beyond the size of text.
+    """
+    try:
+        with zipfile.ZipFile(archive) as opened:
+            members = opened.infolist()
+            for member in members:
+                _check_name(archive, member)
+            _check_sizes(archive, members)
+            for member in members:
+                if not (member.is_dir() or _is_hidden(member.filename)):
+                    _extract(opened, member, folder / member.filename)
+    except UserError:
+        raise
+    except _UNREADABLE as error:
+        raise UserError(f'{archive.name} cannot be unpacked ({ascii(str(error))[:150]}); get it again') from error
+
+
+def _is_hidden(name: str) -> bool:
+    parts = name.split('/')
+    return parts[0] == '__MACOSX' or parts[-1].startswith('.') or not parts[-1].isprintable()
+
+
+def _check_name(archive: Path, member: zipfile.ZipInfo) -> None:
+    name = member.filename
+    parts = name.replace('\\', '/').split('/')
+    if not name or not parts[0] or '..' in parts or ':' in parts[0]:
+        raise UserError(f'{archive.name} has a file {ascii(name)[:100]}, outside of its folder; it is not unpacked')
+    # The upper half has the mode of the file, if the archive was made on Unix.
+    kind = stat.S_IFMT(member.external_attr >> 16)
+    if kind not in (0, stat.S_IFREG, stat.S_IFDIR):
+        raise UserError(f'{archive.name} has a link or device {ascii(name)[:100]}; it is not unpacked')
+
+
+def _check_sizes(archive: Path, members: list[zipfile.ZipInfo]) -> None:
+    """Checks the declared sizes, which `_extract` enforces."""
+    total, packed = sum(member.file_size for member in members), os.path.getsize(archive)
+    if len(members) > MAX_FILES:
+        raise UserError(f'{archive.name} has {len(members):,} files, allowed are {MAX_FILES:,}; it is not unpacked')
+    if total > MAX_BYTES or total > max(MAX_RATIO * packed, _CHUNK):
+        raise UserError(f'{archive.name} unpacks from {packed:,} to {total:,} bytes; it is not unpacked')
+
+
+def _extract(opened: zipfile.ZipFile, member: zipfile.ZipInfo, place: Path) -> None:
+    place.parent.mkdir(parents=True, exist_ok=True)
+    left = member.file_size
+    with opened.open(member) as packed, open(place, 'xb') as out:
+        while chunk := packed.read(_CHUNK):
+            left -= len(chunk)
+            if left < 0:
+                raise zipfile.BadZipFile(f'{member.filename} is larger than declared')
+            out.write(chunk)

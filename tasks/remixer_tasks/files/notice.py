@@ -1,4 +1,4 @@
-"""One line on the screen for work that is done once and takes a while."""
+"""Progress lines on standard error."""
 
 import sys
 import time
@@ -8,7 +8,7 @@ _REDRAW_SECONDS = 0.5
 
 
 class Notice:
-    """Reports progress on stderr: redrawn on a terminal, and two plain lines (start, end) in a log."""
+    """Reports the progress of one piece of work: a line that a terminal redraws, or plain lines in a log."""
 
     def __init__(self, what: str):
         self._what = what
@@ -24,7 +24,7 @@ class Notice:
             self._print(f'{self._what}: {self._steps}{progress()} ...', last=False)
 
     def step(self, number: int, total: int, things: str) -> None:
-        """Says 'parsed 3 of 7 volumes' from now on, unless it is one only; a log gets a line at every tenth."""
+        """Adds 'parsed 3 of 7 parts' to the line, unless the total is 1; a log gets a line for every tenth."""
         if total == 1:
             return
         text = f'parsed {number} of {total} {things}'
@@ -34,19 +34,9 @@ class Notice:
         self._steps, self._tenths = f'{text}, ', tenths
 
     def done(self, result: str) -> None:
-        """Ends the line with what came out and the seconds it took."""
+        """Ends the line with the result and the elapsed seconds."""
         self._print(f'{self._what}: {result} ({time.monotonic() - self._start:.1f} s)', last=True)
 
     def _print(self, text: str, last: bool) -> None:
         start = '\r\x1b[2K' if self._terminal else ''
         print(start + text, end='\n' if last else '', file=sys.stderr, flush=True)
-
-
-class Silent(Notice):
-    """Prints nothing."""
-
-    def __init__(self) -> None:
-        super().__init__('')
-
-    def _print(self, text: str, last: bool) -> None:
-        pass

@@ -1,6 +1,6 @@
-"""Rows out of a user's files: JSON lines, TSV, CSV and Parquet, plain or gzipped, local or gs://.
+"""Rows of a user's files: JSON lines, TSV, CSV and Parquet, plain or gzipped, local or gs://.
 
-Readers stream; they hand rows that cannot be read to `Malformed`, and raise UserError for what makes a whole file
+Readers stream; they pass rows that cannot be read to `Malformed`, and raise UserError for what makes a whole file
 useless.
 """
 
@@ -13,9 +13,9 @@ from typing import Any
 
 from remixer_t5x import untrusted_files
 from remixer_t5x.errors import UserError
-from remixer_tasks.files import bounded_lines, text_files
+from remixer_tasks.files import text_files
 from remixer_tasks.files.malformed import Malformed
-from remixer_tasks.files.parts import Part
+from remixer_tasks.files.text_files import Part
 
 FORMATS = ('jsonl', 'tsv', 'csv', 'parquet')
 Row = dict[str, Any]
@@ -29,15 +29,17 @@ EXTENSIONS = {'json': 'jsonl', 'ndjson': 'jsonl', **{name: name for name in FORM
 class RowLayout:
     """The layout of rows in files.
 
-    format: one of FORMATS, or None to go by each file's extension. TSV and CSV begin with a line of column names.
-    longest: bytes of a line; a longer one is malformed, and never held in memory as a whole.
-    delimiter: between the columns of TSV and CSV; None is a tab or a comma.
-    encoding: of JSON lines, TSV and CSV.
-    numbered: columns of TSV and CSV are called 0, 1, 2, ..., and the first line is a row, unless it has these names.
+    Attributes:
+        format: one of FORMATS, or None to use each file's extension. TSV and CSV begin with a line of column names.
+        longest: bytes of a line; a longer one is malformed, and never held in memory as a whole.
+        delimiter: between the columns of TSV and CSV; None is a tab or a comma.
+        encoding: of JSON lines, TSV and CSV.
+        numbered: columns of TSV and CSV are called 0, 1, 2, ..., and the first line is a row, unless it has these
+            names.
     """
 
     format: str | None = None
-    longest: int = bounded_lines.LONGEST
+    longest: int = text_files.LONGEST
     delimiter: str | None = None
     encoding: str = 'utf-8'
     numbered: bool = False
@@ -45,27 +47,30 @@ class RowLayout:
     def __post_init__(self):
         if self.format not in (None, *FORMATS):
             raise UserError(
-                f'PAIRS_FORMAT is {self.format!r}, allowed are {", ".join(FORMATS)}: or None to go by the extension of '
-                'each file'
+                f'PAIRS_FORMAT must be {", ".join(FORMATS)} or None, got {self.format!r}; None uses the extensions'
             )
         text = self.delimiter
         if text is not None and not (isinstance(text, str) and len(text) == 1 and text not in '"\r\n\0'):
-            raise UserError(f"DELIMITER is {text!r}; it takes one character, as in DELIMITER = ';', or None")
-        text_files.check_encoding(self.encoding)
+            raise UserError(f"DELIMITER must be one character or None, got {text!r}; type DELIMITER = ';'")
+        try:
+            ''.encode(self.encoding)
+        except (LookupError, TypeError, ValueError) as error:
+            text = f"ENCODING must be an encoding of text, as 'latin-1', got {self.encoding!r} ({error})"
+            raise UserError(text) from error
 
     def format_of(self, path: str) -> str:
-        """The format of this file. Raises UserError when neither setting nor extension says it."""
+        """The format of this file. Raises UserError if neither setting nor extension names it."""
         return self.format or by_extension(path, EXTENSIONS, 'PAIRS_FORMAT')
 
 
 def by_extension(path: str, formats: Mapping[str, str], setting: str) -> str:
-    """The format of a file by its name (.gz or not). Raises UserError, naming `setting`, where it tells none."""
+    """The format of a file by its name, with or without .gz. Raises UserError, with `setting`, for any other."""
     name = path.lower().removesuffix('.gz').rsplit('/', 1)[-1]
-    found = formats.get(name.rpartition('.')[2] if '.' in name else '')
-    if found is None:
+    extension = name.rpartition('.')[2] if '.' in name else ''
+    if extension not in formats:
         allowed = ', '.join(dict.fromkeys(formats.values()))
-        raise UserError(f'{path}: the extension does not tell the format, set {setting} to one of {allowed}')
-    return found
+        raise UserError(f'{path}: unknown extension; set {setting} to one of {allowed}')
+    return formats[extension]
 
 
 def read(path: str, layout: RowLayout, malformed: Malformed) -> Rows:
@@ -122,7 +127,7 @@ def _tsv_rows(path: str, layout: RowLayout, malformed: Malformed) -> Rows:
 
 
 def _csv_rows(path: str, layout: RowLayout, malformed: Malformed) -> Rows:
-    """As RFC 4180 has it: a quoted cell may hold commas, quotes and line ends."""
+    """RFC 4180: a quoted cell may contain commas, quotes and line ends."""
     before = csv.field_size_limit(min(layout.longest, 2**31 - 1))
     try:
         yield from _with_names(path, _csv_cells(path, layout, malformed), layout, malformed)
@@ -139,7 +144,7 @@ def _csv_cells(path: str, layout: RowLayout, malformed: Malformed) -> Cells:
             last = number
             yield f'{line}\n'
 
-    # Not strict, the module would read an unclosed quote to the end of the file, as one cell.
+    # If not strict, the module reads an unclosed quote to the end of the file, as one cell.
     reader = csv.reader(with_ends(), delimiter=layout.delimiter or ',', strict=True)
     while True:
         before = last
@@ -162,7 +167,7 @@ def _csv_cells(path: str, layout: RowLayout, malformed: Malformed) -> Cells:
 
 
 def _with_names(path: str, cells: Cells, layout: RowLayout, malformed: Malformed) -> Rows:
-    """The rows below the line of column names, or, of numbered columns, all rows."""
+    """The rows below the line of column names; all rows if columns are numbered."""
     skipped = malformed.count
     number, names = next(cells, (0, []))
     first = []
@@ -173,9 +178,9 @@ def _with_names(path: str, cells: Cells, layout: RowLayout, malformed: Malformed
             f'{path}: the line of column names cannot be read{malformed.summary()}; correct it, or set ENCODING, as in '
             "ENCODING = 'latin-1'"
         )
-    twice = sorted(name for name, count in collections.Counter(names).items() if count > 1)
-    if twice:
-        raise UserError(f'{path} has two columns {twice[0]!a:.60}; rename one')
+    duplicates = sorted(name for name, count in collections.Counter(names).items() if count > 1)
+    if duplicates:
+        raise UserError(f'{path} has two columns {duplicates[0]!a:.60}; rename one')
     for number, row in itertools.chain(first, cells):
         if len(row) == len(names):
             yield number, dict(zip(names, row, strict=True))
@@ -188,9 +193,9 @@ def _with_names(path: str, cells: Cells, layout: RowLayout, malformed: Malformed
 def parquet_rows(
     path: str, setting: str, choose: Callable[[list[str]], Sequence[str] | None] = lambda names: None
 ) -> Rows:
-    """The rows of a Parquet file, with the columns that `choose` takes of those there (None: all).
+    """The rows of a Parquet file, with the columns that `choose` selects by their names (None: all).
 
-    Raises UserError, naming `setting`, where the file is not Parquet, and what `choose` raises.
+    Raises UserError, with `setting`, if the file is not Parquet, and what `choose` raises.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq

@@ -7,7 +7,7 @@ sentinel, and the targets are the hidden runs, each after its sentinel:
     inputs   Thank <X> for inviting <Y> your party last <Z> </s>
     targets  <X'> you <Y'> me to <Z'> week </s>
 
-Departures: documents are joined across the whole stream (t5 joins groups of 128). Where a segment has more runs than
+Departures: documents are joined across the whole stream (t5 joins groups of 128). If a segment has more runs than
 the vocabulary has sentinels, the later ones stay visible; t5 would use ordinary pieces as sentinels. Otherwise the same
 segment and seed give t5's example, bit for bit.
 """
@@ -23,9 +23,9 @@ from remixer_tasks.vocabulary import sentinels
 
 
 def check_density(density: float) -> None:
-    """Raises UserError for a share of hidden tokens outside of 0 to 1."""
+    """Raises UserError unless the share of hidden tokens is between 0 and 1."""
     if not 0.0 < density < 1.0:
-        raise UserError(f'noise density is {density}, allowed is above 0 and below 1: T5 uses 0.15')
+        raise UserError(f'noise density must be above 0 and below 1, got {density}; T5 uses 0.15')
 
 
 def noise_mask(length: tf.Tensor, density: float, seed: tf.Tensor) -> tf.Tensor:
@@ -55,8 +55,8 @@ def iid_denoising(
 ) -> tf.data.Dataset:
     """seqio preprocessor: {'targets': [n] int32 token ids of a document} to {'inputs', 'targets'} with EOS.
 
-    Targets have a random length; what exceeds the feature's length is cut, as in t5. Raises UserError when the feature
-    lengths are missing or too short, and for a vocabulary with less than two sentinels.
+    Targets have a random length; what exceeds the feature's length is cut, as in t5. Raises UserError if the feature
+    lengths are missing or too short, and for a vocabulary with fewer than two sentinels.
     """
     if sequence_length is None or sequence_length['inputs'] < 3:
         raise UserError(
@@ -78,7 +78,4 @@ def iid_denoising(
             'targets': tf.concat([targets, eos], 0),
         }
 
-    def tokens_of(example):
-        return example['targets']
-
-    return hide(segments.joined(dataset.map(tokens_of), sequence_length['inputs'] - 1))
+    return hide(segments.joined(segments.tokens(dataset), sequence_length['inputs'] - 1))

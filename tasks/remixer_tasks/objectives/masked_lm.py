@@ -6,8 +6,8 @@
 
 Of a segment of n tokens, round(15% of n), at least one, are to be predicted: 80% of them become the mask, 10% a random
 token, 10% stay. Targets are 0 (padding) everywhere else, so that a loss over tokens that are not padding is the loss of
-the paper. The mask is the vocabulary's own (`mask_id`: BERT's [MASK]), and of T5's vocabularies, which have none, the
-last id, <extra_id_0>. Pieces that stand for no text, such as [CLS], are not predicted.
+the paper. The mask is the vocabulary's `mask_id` (BERT's [MASK]); T5's vocabularies have none and use the last id,
+<extra_id_0>. Pieces without text, such as [CLS], are not predicted.
 
 With `whole_words` all pieces of a word are chosen together (BERT's later option): words in random order, until the next
 one would exceed the number; BERT's code skips that word and tries others. Departures: segments are joined across
@@ -33,11 +33,13 @@ _WORD_START = '▁'
 
 @dataclasses.dataclass(frozen=True)
 class Masking:
-    """How much is predicted, and what becomes of it.
+    """How much is predicted, and what replaces it.
 
-    rate: share of a segment's tokens that is predicted, above 0 and below 1.
-    masked, random: shares of these that become the mask or a random token; the rest stays.
-    whole_words: predicts all pieces of a word, or none.
+    Attributes:
+        rate: share of a segment's tokens that is predicted, above 0 and below 1.
+        masked: share of these that become the mask.
+        random: share of these that become a random token; the rest stays.
+        whole_words: predicts all pieces of a word, or none.
     """
 
     rate: float = 0.15
@@ -47,15 +49,15 @@ class Masking:
 
     def __post_init__(self):
         if not 0.0 < self.rate < 1.0:
-            raise UserError(f'the rate of masked LM is {self.rate}, allowed is above 0 and below 1: BERT uses 0.15')
+            raise UserError(f'the rate of masked LM must be above 0 and below 1, got {self.rate}; BERT uses 0.15')
         if not (self.masked >= 0 and self.random >= 0 and self.masked + self.random <= 1):
             raise UserError(
-                f'masked LM makes {self.masked} masks and {self.random} random tokens, which are shares that add up to '
-                '1 at most: BERT uses 0.8 and 0.1'
+                'the shares of masks and random tokens of masked LM must add up to at most 1, got '
+                f'{self.masked} and {self.random}; BERT uses 0.8 and 0.1'
             )
 
     def count(self, length: int) -> int:
-        """Predicted tokens of a segment of `length` tokens; with whole words the most."""
+        """The number of predicted tokens of a segment of `length` tokens; the maximum with whole words."""
         return min(max(round(length * self.rate), 1), length)
 
 
@@ -86,9 +88,8 @@ def damage(tokens: tf.Tensor, chosen: tf.Tensor, masking: Masking, vocabulary: s
 
 def mask_of(vocabulary: seqio.Vocabulary) -> int:
     """The id of the mask. Raises UserError for a vocabulary that has none."""
-    own = getattr(vocabulary, 'mask_id', None)
-    if own is not None:
-        return int(own)
+    if hasattr(vocabulary, 'mask_id'):
+        return int(vocabulary.mask_id)
     first, count = sentinels.of(vocabulary)
     if count < 1:
         raise UserError('masked LM needs a sentinel as its mask: give the vocabulary extra_ids=100')
@@ -118,9 +119,18 @@ def masked_lm(
     """seqio preprocessor: {'targets': [n] int32 token ids of a document} to {'inputs', 'targets'}, both [length].
 
     Inputs end with EOS; targets are the original ids where they are to be predicted, and 0 elsewhere. Raises UserError
-    when the feature lengths are missing or differ, and for a vocabulary without a sentinel.
+    if the feature lengths are missing or differ, and for a vocabulary without a sentinel.
     """
-    length = _length(sequence_length)
+    if (
+        sequence_length is None
+        or sequence_length['inputs'] != sequence_length['targets']
+        or sequence_length['inputs'] < 2
+    ):
+        raise UserError(
+            'masked LM predicts in place: inputs and targets of TASK_FEATURE_LENGTHS must have the same length, got '
+            f"{dict(sequence_length) if sequence_length else None}; set {{'inputs': 512, 'targets': 512}}"
+        )
+    length = sequence_length['inputs']
     vocabulary = output_features['targets'].vocabulary
     mask_of(vocabulary)
     special = tf.constant(getattr(vocabulary, 'special_ids', ()), tf.int32)
@@ -141,16 +151,4 @@ def masked_lm(
             'targets': tf.concat([tf.where(chosen, tokens, 0), [0]], 0),
         }
 
-    def tokens_of(example):
-        return example['targets']
-
-    return mask(segments.joined(dataset.map(tokens_of), length - 1))
-
-
-def _length(lengths: Mapping[str, int] | None) -> int:
-    if lengths is None or lengths['inputs'] != lengths['targets'] or lengths['inputs'] < 2:
-        raise UserError(
-            f'TASK_FEATURE_LENGTHS is {dict(lengths) if lengths else None}; masked LM predicts in place, so inputs and '
-            "targets have the same length: set {'inputs': 512, 'targets': 512}"
-        )
-    return lengths['inputs']
+    return mask(segments.joined(segments.tokens(dataset), length - 1))

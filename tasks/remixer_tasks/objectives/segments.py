@@ -1,34 +1,36 @@
 """Cuts the token ids of documents into segments, joined across documents or one document at a time.
 
-Every transformation supports tf.data's checkpoints (`Dataset.rebatch` and `Dataset.cache` would not), so the position
-in the stream can be part of a training checkpoint.
+Every transformation supports tf.data's checkpoints (`Dataset.rebatch` and `Dataset.cache` do not), so that the position
+in the stream can be saved in a training checkpoint.
 """
 
 from __future__ import annotations
 
 from remixer_t5x.lazy import tf
 
-# Joining costs one graph call per group of documents, which matters where a document is a single line.
+# Joining costs one graph call per group of documents, which matters if a document is a single line.
 DOCUMENTS_PER_GROUP = 32
+
+
+def tokens(dataset: tf.data.Dataset) -> tf.data.Dataset:
+    """{'targets': [n] ids} to [n] ids."""
+    return dataset.map(lambda example: example['targets'])
 
 
 def joined(documents: tf.data.Dataset, length: int) -> tf.data.Dataset:
     """Joins token vectors ([n] int32, n >= 0) across the whole stream and cuts it into vectors of `length`.
 
-    Nothing is lost or reordered; the rest at the end of the stream is one shorter vector.
+    No token is lost or reordered; the remainder of the stream is one shorter vector.
     """
 
-    def join(group):
-        return group.flat_values, False
-
-    groups = documents.ragged_batch(DOCUMENTS_PER_GROUP).map(join)
+    groups = documents.ragged_batch(DOCUMENTS_PER_GROUP).map(lambda group: (group.flat_values, False))
     end = tf.data.Dataset.from_tensors((tf.zeros([0], tf.int32), True))
 
     def step(carry, element):
         tokens, is_end = element
         stream = tf.concat([carry, tokens], 0)
         size = tf.size(stream)
-        # At the end the rest is a segment of its own; an empty rest is dropped.
+        # The remainder is a segment, unless it is empty.
         piece = tf.where(is_end, tf.maximum(size, 1), length)
         whole = size // piece * piece
         return stream[whole:], tf.reshape(stream[:whole], [size // piece, piece])
@@ -38,8 +40,8 @@ def joined(documents: tf.data.Dataset, length: int) -> tf.data.Dataset:
 
 
 def separate(documents: tf.data.Dataset, length: int) -> tf.data.Dataset:
-    """Cuts each document ([n] int32, n >= 0) into vectors of `length`, the last of a document possibly shorter, in
-    order; an empty document gives none.
+    """Cuts each document ([n] int32, n >= 0) into vectors of `length`, of which the last may be shorter; an empty
+    document has none.
     """
 
     def pieces(tokens):

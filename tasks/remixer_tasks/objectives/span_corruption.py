@@ -8,9 +8,9 @@ span; the targets are the hidden spans, each after its sentinel:
     inputs   Thank you <X> me to your party <Y> week </s>
     targets  <X> for inviting <Y> last </s>
 
-Departures: documents are joined across the whole stream, so that only its very end becomes a shorter example (T5 makes
-a shorter example of the remainder of every group of documents, and of a document of more than 65,536 tokens takes one
-part of that length); targets that would have to be trimmed are an error.
+Departures: documents are joined across the whole stream, so that only its end becomes a shorter example (T5 makes a
+shorter example of the remainder of every group of documents, and uses one part of a document of more than 65,536
+tokens); targets that would have to be trimmed are an error.
 """
 
 from __future__ import annotations
@@ -28,8 +28,9 @@ from remixer_tasks.vocabulary import sentinels
 class Noise:
     """How much is hidden.
 
-    density: share of a segment's tokens that is hidden, between 0 and 1.
-    mean_span: mean length of a hidden span in tokens, at least 1.
+    Attributes:
+        density: share of a segment's tokens that is hidden, between 0 and 1.
+        mean_span: mean length of a hidden span in tokens, at least 1.
     """
 
     density: float = 0.15
@@ -37,9 +38,9 @@ class Noise:
 
     def __post_init__(self):
         if not 0.0 < self.density < 1.0:
-            raise UserError(f'noise density is {self.density}, allowed is above 0 and below 1: T5 uses 0.15')
+            raise UserError(f'noise density must be above 0 and below 1, got {self.density}; T5 uses 0.15')
         if not self.mean_span >= 1.0:
-            raise UserError(f'mean noise span is {self.mean_span} tokens, allowed is 1 or more: T5 uses 3.0')
+            raise UserError(f'mean noise span must be at least 1 token, got {self.mean_span}; T5 uses 3.0')
 
     def counts(self, length: int) -> tuple[int, int]:
         """(hidden tokens, hidden spans) of a segment of `length` tokens; a single token is never hidden."""
@@ -56,12 +57,12 @@ class Noise:
 
 
 def segment_length(inputs_length: int, targets_length: int, noise: Noise) -> int:
-    """Most raw tokens whose inputs, with EOS, fit `inputs_length`: 568 for T5's 512, and then 114 targets.
+    """The largest number of raw tokens whose inputs, with EOS, fit `inputs_length`: 568 for T5's 512, with 114 targets.
 
-    Raises UserError when the targets of such a segment do not fit `targets_length`.
+    Raises UserError if the targets of such a segment do not fit `targets_length`.
     """
     length = 1
-    # The inputs never get shorter when a token is added, so the first step too far ends the search.
+    # The inputs never get shorter if a token is added.
     while noise.lengths(length + 1)[0] <= inputs_length:
         length += 1
     needed = noise.lengths(length)[1]
@@ -79,7 +80,7 @@ def segment_length(inputs_length: int, targets_length: int, noise: Noise) -> int
 
 
 def longest_segment(inputs_length: int, targets_length: int, noise: Noise, sentinels: int) -> int:
-    """Most raw tokens whose inputs, targets and spans all fit. Raises UserError where less than two do."""
+    """The largest number of raw tokens whose inputs, targets and spans fit. Raises UserError if less than two do."""
     if sentinels < 1:
         raise UserError('span corruption needs sentinels, and the vocabulary has none: give it extra_ids=100')
 
@@ -114,19 +115,19 @@ def noise_mask(length: tf.Tensor, hidden: tf.Tensor, spans: tf.Tensor, seed: tf.
 
     Needs 1 <= spans <= min(hidden, length - hidden). seed: [2] integers.
     """
-    kept = length - hidden
+    visible = length - hidden
     scores = tf.random.stateless_uniform([length - 2], seed)
-    kept_lengths = _random_parts(kept, spans, scores[: kept - 1])
-    hidden_lengths = _random_parts(hidden, spans, scores[kept - 1 :])
-    lengths = tf.reshape(tf.stack([kept_lengths, hidden_lengths], 1), [-1])
+    visible_lengths = _random_parts(visible, spans, scores[: visible - 1])
+    hidden_lengths = _random_parts(hidden, spans, scores[visible - 1 :])
+    lengths = tf.reshape(tf.stack([visible_lengths, hidden_lengths], 1), [-1])
     return tf.repeat(tf.range(2 * spans) % 2 == 1, lengths)
 
 
 def corrupt(tokens: tf.Tensor, mask: tf.Tensor, vocabulary: seqio.Vocabulary) -> dict[str, tf.Tensor]:
     """{'inputs', 'targets'} of a [n] segment and its [n] noise mask, int32 with EOS.
 
-    Sentinels count down from the vocabulary's last id. mask[0] is False, so a span's sentinel can take the place
-    of the kept token before it when the targets are picked out.
+    Sentinels count down from the vocabulary's last id. mask[0] is False, so a span's sentinel can replace the
+    visible token before it in the targets.
     """
     starts = mask & ~tf.concat([[False], mask[:-1]], 0)
     before = tf.concat([starts[1:], [False]], 0)
@@ -141,15 +142,6 @@ def corrupt(tokens: tf.Tensor, mask: tf.Tensor, vocabulary: seqio.Vocabulary) ->
     }
 
 
-def _check_sentinels(length: int, noise: Noise, vocabulary: seqio.Vocabulary) -> None:
-    spans, count = noise.counts(length)[1], sentinels.of(vocabulary)[1]
-    if spans > count:
-        raise UserError(
-            f'segments of {length} tokens hide {spans} spans, the vocabulary has {count} '
-            f'sentinels: give the vocabulary extra_ids={spans}, or use longer spans or shorter inputs'
-        )
-
-
 def span_corruption(
     dataset: tf.data.Dataset,
     sequence_length: Mapping[str, int] | None,
@@ -159,11 +151,10 @@ def span_corruption(
 ) -> tf.data.Dataset:
     """seqio preprocessor: {'targets': [n] int32 token ids of a document} to {'inputs', 'targets'} with EOS.
 
-    Every example has exactly the lengths of `noise.lengths(segment_length(...))`, but for the last of a finite
-    dataset. Which spans are hidden depends on seqio's map seed and the example's place in the stream alone.
-    `prompt` is a text in front of the inputs, as in UL2; segments are then as long as everything allows
-    (`longest_segment`), since several denoisers share the lengths. Otherwise it raises UserError when the feature
-    lengths or the vocabulary cannot hold what the noise makes.
+    Every example has exactly the lengths of `noise.lengths(segment_length(...))`, except the last of a finite dataset.
+    The hidden spans depend only on seqio's map seed and the example's place in the stream. `prompt` is a text before
+    the inputs, as in UL2; segments are then as long as possible (`longest_segment`), because several denoisers share
+    the lengths. Without a prompt, raises UserError if the noise does not fit the feature lengths or the vocabulary.
     """
     if sequence_length is None:
         raise UserError(
@@ -174,7 +165,12 @@ def span_corruption(
     inputs_length, targets_length = sequence_length['inputs'] - len(front), sequence_length['targets']
     if prompt is None:
         length = segment_length(inputs_length, targets_length, noise)
-        _check_sentinels(length, noise, vocabulary)
+        spans, count = noise.counts(length)[1], sentinels.of(vocabulary)[1]
+        if spans > count:
+            raise UserError(
+                f'segments of {length} tokens hide {spans} spans, the vocabulary has {count} '
+                f'sentinels: give the vocabulary extra_ids={spans}, or use longer spans or shorter inputs'
+            )
     else:
         length = longest_segment(inputs_length, targets_length, noise, sentinels.of(vocabulary)[1])
     counts = [noise.counts(size) for size in range(length + 1)]
@@ -184,10 +180,7 @@ def span_corruption(
         size = tf.size(tokens)
         hidden, spans = tf.unstack(tf.constant(counts)[size])
         mask = tf.cond(spans > 0, lambda: noise_mask(size, hidden, spans, seed), lambda: tf.zeros([size], tf.bool))
-        found = corrupt(tokens, mask, vocabulary)
-        return {**found, 'inputs': tf.concat([front, found['inputs']], 0)} if front else found
+        example = corrupt(tokens, mask, vocabulary)
+        return {**example, 'inputs': tf.concat([front, example['inputs']], 0)} if front else example
 
-    def tokens_of(example):
-        return example['targets']
-
-    return hide(segments.joined(dataset.map(tokens_of), length))
+    return hide(segments.joined(segments.tokens(dataset), length))

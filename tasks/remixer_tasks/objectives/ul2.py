@@ -4,13 +4,13 @@ R, regular:  span corruption as in T5, spans of 3 or 8 tokens on average, 15% of
 X, extreme:  long spans (64) or a high rate (50%), or both.
 S, sequential: a prefix LM whose targets are 25% of a segment on average.
 
-A prompt in front of the inputs says which it is. The paper writes [R], [X], [S]; the texts that UL2's checkpoints were
-trained with are [NLU], [NLG], [S2S]. All seven take part equally often. UL2R (Tay et al. 2022, arXiv:2210.11399,
+A prompt before the inputs names the denoiser. The paper writes [R], [X], [S]; UL2's checkpoints were trained with
+[NLU], [NLG], [S2S]. All seven are equally frequent. UL2R (Tay et al. 2022, arXiv:2210.11399,
 section 3) continues from another checkpoint with half S, a quarter R, a quarter X.
 
 As in t5's masks, the number of spans is fixed by their mean length (the paper draws lengths around the mean). Segments
-are as long as inputs, targets and the vocabulary's sentinels allow; the paper's code takes pieces as sentinels where
-there are too few.
+are as long as inputs, targets and the vocabulary's sentinels allow; the paper's code uses pieces as sentinels if there
+are too few.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import dataclasses
 from typing import Any
 
 from remixer_t5x.errors import UserError
-from remixer_tasks.objectives.prefix_lm import Prefix
+from remixer_tasks.objectives.language_modeling import Prefix
 from remixer_tasks.objectives.span_corruption import Noise
 
 REGULAR, EXTREME, SEQUENTIAL = 'r', 'x', 's'
@@ -28,9 +28,12 @@ PROMPTS = {REGULAR: '[NLU]', EXTREME: '[NLG]', SEQUENTIAL: '[S2S]'}
 
 @dataclasses.dataclass(frozen=True)
 class Denoiser:
-    """One of the mixture.
+    """One denoiser of the mixture.
 
-    kind: 'r', 'x' or 's'. how: its noise, or for 's' its prefix. rate: how often it takes part, relative to the others.
+    Attributes:
+        kind: 'r', 'x' or 's'.
+        how: its noise, or for 's' its prefix.
+        rate: relative to the other denoisers.
     """
 
     kind: str
@@ -39,7 +42,7 @@ class Denoiser:
 
     @property
     def name(self) -> str:
-        """Such as r_span3_rate15; part of a task's name, so of metrics and files."""
+        """A name such as r_span3_rate15, which is part of the names of tasks, metrics and files."""
         density = f'rate{100 * self.how.density:g}'.replace('.', '_')
         span = '' if isinstance(self.how, Prefix) else f'span{self.how.mean_span:g}_'.replace('.', '_')
         return f'{self.kind}_{span}{density}'
@@ -73,15 +76,14 @@ def denoisers(rows: Any = None) -> tuple[Denoiser, ...]:
         return UL2R
     hint = "it takes 'ul2', 'ul2r', or rows such as ('r', 3, 0.15, 1.0) and ('s', None, 0.25, 1.0)"
     try:
-        made = tuple(_denoiser(*row) for row in rows)
+        chosen = tuple(_denoiser(*row) for row in rows)
     except (TypeError, ValueError) as error:
         if isinstance(error, UserError):
             raise
         raise UserError(f'DENOISERS is {rows!r}; {hint}') from error
-    names = [denoiser.name for denoiser in made]
-    if not made or len(set(names)) < len(names):
-        raise UserError(f'DENOISERS has {"a denoiser twice" if made else "no denoiser"}; {hint}')
-    return made
+    if not chosen or len({denoiser.name for denoiser in chosen}) < len(chosen):
+        raise UserError(f'DENOISERS has {"a denoiser twice" if chosen else "no denoiser"}; {hint}')
+    return chosen
 
 
 def _denoiser(kind: str, span: float | None, share: float, rate: float) -> Denoiser:

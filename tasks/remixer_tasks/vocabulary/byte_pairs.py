@@ -1,7 +1,7 @@
 """GPT-2's byte-level byte-pair encoding (Radford et al. 2019, section 2.2), from the files of its tokenizer.
 
-A text is split into words, each with the space before it; the bytes of a word are merged pair by pair, the pair that
-was learned first before the others. Every id is GPT-2's plus one, because id 0 is padding and must not be a real token.
+A text is split into words, each with the space before it; the bytes of a word are merged pair by pair, in the order in
+which the pairs were learned. Every id is GPT-2's plus one, because id 0 is padding and must not be a token.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 
 from remixer_t5x import tokenizer_files, untrusted_files
 from remixer_t5x.errors import UserError
-from remixer_tasks.vocabulary import python_tokenizer
+from remixer_tasks.vocabulary import python_vocabularies
 
 VOCABULARY, MERGES, BOTH = 'vocab.json', 'merges.txt', tokenizer_files.BOTH
 # The settings of tokenizer.json that this module implements, by component.
@@ -36,7 +36,7 @@ _WORD = re.compile(r'_?L+|_?N+|_?O+|[_S]+(?![^_S])|[_S]+')
 _ENDING = re.compile(r"'(?:s|t|re|ve|m|ll|d)")
 
 
-# Unicode's White_Space without the space; str.isspace() has four control characters more.
+# Unicode's White_Space without the space; str.isspace() has four more control characters.
 _WHITE_SPACE = frozenset(
     '\t\n\v\f\r\x85\xa0\u1680\u2028\u2029\u202f\u205f\u3000' + ''.join(map(chr, range(0x2000, 0x200B)))
 )
@@ -51,18 +51,18 @@ def _kind(character: str) -> str:
 
 
 def words(text: str) -> Iterator[str]:
-    """GPT-2's words, which joined give the text."""
+    """Splits a text into GPT-2's words."""
     kinds, place = ''.join(map(_kind, text)), 0
     while place < len(text):
-        found = _ENDING.match(text, place) or _WORD.match(kinds, place)
-        assert found is not None
-        yield text[place : found.end()]
-        place = found.end()
+        word = _ENDING.match(text, place) or _WORD.match(kinds, place)
+        assert word is not None
+        yield text[place : word.end()]
+        place = word.end()
 
 
 @functools.cache
 def byte_letters() -> tuple[str, ...]:
-    """The letter that the tokenizer's files have for each byte: itself where it can be printed."""
+    """The letter for each byte in the tokenizer's files: the byte's own character if it is printable."""
     printed = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = iter(range(256, 512))
     return tuple(chr(byte) if byte in printed else chr(next(others)) for byte in range(256))
@@ -72,12 +72,12 @@ def _is_pair(pair: Any) -> bool:
     return isinstance(pair, list) and len(pair) == 2 and all(isinstance(piece, str) for piece in pair)
 
 
-class BytePairs(python_tokenizer.PythonTokenizer):
+class BytePairs(python_vocabularies.PythonTokenizer):
     """The vocabulary in the folder of a GPT-2 tokenizer. Its files are read at first use.
 
     Attributes:
-        folder: has tokenizer.json, or vocab.json and merges.txt; added tokens and settings are also read
-            from tokenizer_config.json and added_tokens.json.
+        folder: contains tokenizer.json, or vocab.json and merges.txt; added tokens and settings are also read from
+            tokenizer_config.json and added_tokens.json.
         end_id: GPT-2's id of <|endoftext|>; `eos_id` is one more.
     """
 
@@ -156,8 +156,8 @@ class BytePairs(python_tokenizer.PythonTokenizer):
                 continue
             for word in words(part):
                 spelled = ''.join(letters[byte] for byte in word.encode())
-                # A word of a megabyte is unlikely to repeat, and would stay in memory.
-                merged = self._joined(spelled) if len(spelled) < 100 else self._merged(spelled)
+                # Long words are unlikely to repeat, and would stay in memory.
+                merged = self._cached_merge(spelled) if len(spelled) < 100 else self._merge(spelled)
                 ids += [pieces.get(piece, self.end_id) + 1 for piece in merged]
         return ids
 
@@ -170,10 +170,10 @@ class BytePairs(python_tokenizer.PythonTokenizer):
         return tokenizer_files.splitter(self._files[2])
 
     @functools.lru_cache(maxsize=2**16)  # noqa: B019 (a vocabulary lives as long as its process)
-    def _joined(self, word: str) -> list[str]:
-        return self._merged(word)
+    def _cached_merge(self, word: str) -> list[str]:
+        return self._merge(word)
 
-    def _merged(self, word: str) -> list[str]:
+    def _merge(self, word: str) -> list[str]:
         """The pieces of a word, in O(n log n): a heap has the pairs by rank and place, lists have the neighbours."""
         ranks, parts = self._files[1], list(word)
         before, after = list(range(-1, len(word) - 1)), list(range(1, len(word) + 1))
@@ -182,7 +182,7 @@ class BytePairs(python_tokenizer.PythonTokenizer):
         while heap:
             rank, left = heapq.heappop(heap)
             right = after[left]
-            # One of the two may have been joined with another piece since.
+            # One of the two may have been merged with another piece since.
             if not parts[left] or right == len(parts) or ranks.get((parts[left], parts[right])) != rank:
                 continue
             parts[left], parts[right] = parts[left] + parts[right], ''
@@ -210,5 +210,5 @@ class BytePairs(python_tokenizer.PythonTokenizer):
 
     @property
     def words(self) -> list[str]:
-        """What ids mean, for the record of a checkpoint."""
+        """The pieces by id, for the record of a checkpoint."""
         return [piece.hex() for piece in self._pieces]

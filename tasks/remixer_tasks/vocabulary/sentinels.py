@@ -1,4 +1,4 @@
-"""The sentinels <extra_id_0>, <extra_id_1>, ... of a vocabulary: which ids they have, and where a text has them.
+"""The ids and the texts of a vocabulary's sentinels <extra_id_0>, <extra_id_1>, ...
 
 T5 counts sentinels down from the last id. mT5's are the last pieces of its SentencePiece model, and ByT5's are the last
 bytes, which no UTF-8 text has.
@@ -30,7 +30,7 @@ def pattern(count: int) -> str:
 
 
 def trailing(pieces: list[str]) -> int:
-    """How many pieces at the end of a SentencePiece model are sentinels in T5's order, <extra_id_0> last."""
+    """The number of sentinels at the end of a SentencePiece model's pieces, in T5's order, <extra_id_0> last."""
     count = 0
     while count < len(pieces) and re.fullmatch(f'▁?<extra_id_{count}>', pieces[-1 - count]):
         count += 1

@@ -1,6 +1,6 @@
-"""BERT's vocabulary: WordPiece as the library `tokenizers` reads it, for encoders that came from Hugging Face.
+"""BERT's WordPiece vocabulary, with the library `tokenizers`, for encoders from Hugging Face.
 
-Ids are the file's. Each text begins with `[CLS]`, as BERT was trained, and `[SEP]` is the end token, which tasks
+Ids are the file's. Each text begins with `[CLS]`, as in BERT's training, and `[SEP]` is the end token, which tasks
 append.
 """
 
@@ -14,7 +14,7 @@ from typing import Any
 
 from remixer_t5x import tokenizer_files
 from remixer_t5x.errors import UserError, reason
-from remixer_tasks.vocabulary import python_tokenizer, tokenizer_json
+from remixer_tasks.vocabulary import python_vocabularies, tokenizer_json
 
 CLS, SEP, UNKNOWN, PAD, MASK = '[CLS]', '[SEP]', '[UNK]', '[PAD]', '[MASK]'
 # Attributes of the normalizer, and their names in tokenizer_config.json.
@@ -25,7 +25,7 @@ SETTINGS = {
 }
 
 
-class WordPieceVocabulary(python_tokenizer.PythonTokenizer):
+class WordPieceVocabulary(python_vocabularies.PythonTokenizer):
     """The ids of a `tokenizer.json`. Two vocabularies with the same words are equal."""
 
     def __init__(self, path: str):
@@ -39,14 +39,14 @@ class WordPieceVocabulary(python_tokenizer.PythonTokenizer):
     @functools.cached_property
     def words(self) -> tuple[str, ...]:
         """Pieces by id."""
-        found = self._tokenizer.get_vocab(with_added_tokens=True)
-        return tuple(sorted(found, key=found.__getitem__))
+        ids = self._tokenizer.get_vocab(with_added_tokens=True)
+        return tuple(sorted(ids, key=ids.__getitem__))
 
     def _id(self, piece: str) -> int:
-        found = self._tokenizer.token_to_id(piece)
-        if found is None:
+        index = self._tokenizer.token_to_id(piece)
+        if index is None:
             raise UserError(f'{self._path} has no {piece}, which BERT needs; give the tokenizer of a BERT')
-        return int(found)
+        return int(index)
 
     @property
     def bos_id(self) -> int:
@@ -58,12 +58,12 @@ class WordPieceVocabulary(python_tokenizer.PythonTokenizer):
 
     @property
     def mask_id(self) -> int:
-        """The piece that masked language modelling puts in place of others."""
+        """The piece that replaces others in masked language modelling."""
         return self._id(MASK)
 
     @property
     def special_ids(self) -> tuple[int, ...]:
-        """Pieces that stand for no text."""
+        """Pieces without text."""
         return tuple(self._id(piece) for piece in (PAD, CLS, SEP, MASK))
 
     @property
@@ -96,8 +96,8 @@ class WordPieceVocabulary(python_tokenizer.PythonTokenizer):
 
 
 def read(path: str) -> Any:
-    """The tokenizer in a `tokenizer.json`, or in BERT's older `vocab.txt` with one piece a line, with the settings and
-    the added tokens that other files of its folder have.
+    """The tokenizer of a `tokenizer.json`, or of BERT's older `vocab.txt`, with the settings and the
+    added tokens in other files of its folder.
 
     Raises UserError if the package `tokenizers` is missing, or if the files cannot be read or contradict each other.
     """

@@ -1,41 +1,40 @@
-"""Where the examples of a labelled data set come from: TFDS where it is prepared, the published files otherwise.
+"""Reads the examples of a labelled data set: from TFDS if it is prepared, and otherwise from the published files.
 
-With `data_dir` set, that folder is searched (TFDS's layout first); without it TFDS_DATA_DIR or ~/tensorflow_datasets,
-then REMIXER_T5X_DATA, then the `data` folder of the cache, which downloads go to.
+With `data_dir`, that folder is searched (TFDS's layout first); without it TFDS_DATA_DIR or ~/tensorflow_datasets, then
+REMIXER_T5X_DATA, then the `data` folder of the cache, which downloads go to.
 
-Published files are parsed once into TFRecords in the cache, so that errors in them appear before a model is
-trained on half of them, and positions in them can be saved. Both kinds are read in one thread, see
-`text_corpus.TextSource`.
+Published files are parsed once into the cache, so that errors are reported before training starts, and are read by
+index (`arrow_files.Documents.dataset`). TFDS's files are read in one thread, because tf.data cannot restore the
+position of several.
 """
 
 from __future__ import annotations
 
-import json
 import os
-import random
 import re
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import tensorflow_datasets as tfds
 
 from remixer_t5x.errors import UserError
 from remixer_t5x.lazy import seqio, tf
-from remixer_tasks.benchmarks.sources.dataset import INTEGER, REAL, TEXT, TEXTS, TRAIN, Dataset, Example, Layout
+from remixer_tasks.benchmarks.dataset import INTEGER, REAL, TEXT, TEXTS, TRAIN, Dataset, Example, Layout
+from remixer_tasks.corpora import arrow_files
 from remixer_tasks.files import cache
 from remixer_tasks.files.notice import Notice
 
-# Training examples are dealt to files, so that their order can change and hosts share the work. Few examples need few
-# files: the shuffle buffer reads a small split many times over, and opens each file again every time.
-TRAIN_SHARDS = 16
-EXAMPLES_PER_SHARD = 1000
+# Examples in the shuffle buffer of TFDS. TensorFlow saves them, some kilobytes each, in every position.
+SHUFFLE_BUFFER = 256
+_ROWS = 'rows.arrow'
 _DTYPES = {TEXT: tf.string, TEXTS: tf.string, INTEGER: tf.int64, REAL: tf.float32}
 
 
 def raw_folders(data_dir: str | None = None) -> list[Path]:
-    """The folders in which published files are looked for, first to last."""
+    """The folders to search for published files, in order."""
     if data_dir:
         return [Path(data_dir).expanduser()]
     named = os.environ.get('REMIXER_T5X_DATA')
@@ -43,7 +42,7 @@ def raw_folders(data_dir: str | None = None) -> list[Path]:
 
 
 def find_raw(dataset: Dataset, split: str, data_dir: str | None = None) -> tuple[Layout, list[str]] | None:
-    """The first layout of the split whose files are all there, and their paths."""
+    """The first layout of the split whose files all exist, and their paths."""
     for folder in raw_folders(data_dir):
         for layout in dataset.splits[split]:
             paths = [folder / path for path in layout.paths]
@@ -53,17 +52,17 @@ def find_raw(dataset: Dataset, split: str, data_dir: str | None = None) -> tuple
 
 
 def find_tfds(dataset: Dataset, data_dir: str | None = None) -> str | None:
-    """The folder of the prepared TFDS data set: the version of `dataset.tfds`, else the newest there."""
+    """The folder of the prepared TFDS data set: the version of `dataset.tfds`, or else the newest there."""
     if dataset.tfds is None:
         return None
     root = data_dir or os.environ.get('TFDS_DATA_DIR') or '~/tensorflow_datasets'
     name, _, version = dataset.tfds.partition(':')
     folder = os.path.join(os.path.expanduser(root), name)
     try:
-        found = tf.io.gfile.listdir(folder) if tf.io.gfile.isdir(folder) else []
+        entries = tf.io.gfile.listdir(folder) if tf.io.gfile.isdir(folder) else []
     except tf.errors.OpError:
         return None
-    versions = [entry for entry in (path.rstrip('/') for path in found) if re.fullmatch(r'\d+\.\d+\.\d+', entry)]
+    versions = [entry for entry in (path.rstrip('/') for path in entries) if re.fullmatch(r'\d+\.\d+\.\d+', entry)]
     if not versions:
         return None
     newest = max(versions, key=lambda entry: tuple(map(int, entry.split('.'))))
@@ -71,23 +70,22 @@ def find_tfds(dataset: Dataset, data_dir: str | None = None) -> str | None:
 
 
 class LabelledSource(seqio.DataSource):
-    """seqio source of a Dataset, without touching any file before the first question about one.
+    """seqio source of a Dataset. Opens no file before the first question about one.
 
-    Reports no number of examples to seqio, which would then cache small data sets in memory with an op that has no
-    symbolic checkpoint; `count` does.
+    Reports no number of examples to seqio, which would then cache small data sets in memory with an operation whose
+    position cannot be saved; `count` does.
     """
 
     def __init__(self, dataset: Dataset, splits: tuple[str, ...], data_dir: str | None = None):
-        self._dataset = dataset
-        self._data_dir = data_dir
-        super().__init__(splits)
+        self._dataset, self._data_dir = dataset, data_dir
+        super().__init__(splits, performs_internal_shuffling=True)
 
     @property
     def supports_arbitrary_sharding(self) -> bool:
-        return False
+        return True
 
     def origin(self, split: str) -> str | None:
-        """The TFDS folder or the file that the split is read from, None where there is neither."""
+        """The TFDS folder or the files that the split is read from, or None."""
         folder = self._tfds_folder(split)
         if folder:
             return folder
@@ -95,23 +93,23 @@ class LabelledSource(seqio.DataSource):
         return ', '.join(raw[1]) if raw else None
 
     def count(self, split: str) -> int:
-        """The number of examples before preprocessing. Raises UserError where there are none."""
+        """The number of examples before preprocessing. Raises UserError if there are none."""
         folder = self._tfds_folder(split)
-        if folder:
-            return tfds.builder_from_directory(folder).info.splits[self._tfds_split(split)].num_examples
-        return json.loads((self._parsed(split) / 'count.json').read_text())
+        return self._tfds_info(folder, split).num_examples if folder else len(self._rows(split))
 
     def list_shards(self, split: str) -> list[str]:
         folder = self._tfds_folder(split)
         if folder:
             return [os.fspath(path) for path in self._tfds_info(folder, split).filepaths]
-        return sorted(str(path) for path in self._parsed(split).glob('*-of-*'))
+        return [str(self._parsed(split) / _ROWS)]
+
+    def records(self, split: str) -> list[str]:
+        """The TFRecord files, whose names TensorFlow does not report if they are damaged."""
+        return self.list_shards(split) if self._tfds_folder(split) else []
 
     def repair(self, path: str) -> str:
-        """What to do about a damaged file of the source."""
-        folder = Path(path).parent
-        is_ours = cache.root() in folder.parents
-        return cache.repair(folder) if is_ours else f'prepare the TFDS data set in {folder} again'
+        """What to do about a damaged file of `records`."""
+        return f'prepare the TFDS data set in {Path(path).parent} again'
 
     def get_dataset(
         self,
@@ -121,36 +119,39 @@ class LabelledSource(seqio.DataSource):
         shard_info: seqio.ShardInfo | None = None,
         **_: Any,
     ) -> tf.data.Dataset:
-        """Flat examples; `shuffle` orders the shards. `_`: what seqio's sources take and do not use.
+        """Flat examples. `_`: further arguments of seqio's sources, which have no effect.
 
         Raises UserError for a split that is missing, empty or malformed.
         """
+        if shuffle and seed is None:
+            seed = np.random.default_rng().integers(2**31).item()
         folder = self._tfds_folder(split)
         if folder:
-            return self._from_tfds(folder, split, shuffle, seed, shard_info)
-        paths = self.list_shards(split)
-        files = tf.data.Dataset.from_tensor_slices(paths)
-        if shard_info:
-            files = files.shard(shard_info.num_shards, shard_info.index)
-        if shuffle:
-            files = files.shuffle(len(paths), seed=seed)
-        return files.interleave(tf.data.TFRecordDataset, cycle_length=16, block_length=16).map(self._parse)
+            return self._from_tfds(folder, split, shuffle, seed, shard_info or seqio.ShardInfo(0, 1))
+        return self._rows(split).dataset(seed if shuffle else None, shard_info).map(self._parse)
 
-    def _from_tfds(self, folder, split, shuffle, seed, shard_info) -> tf.data.Dataset:
-        self._tfds_info(folder, split)
+    def _from_tfds(
+        self, folder: str, split: str, shuffle: bool, seed: int | None, shard: seqio.ShardInfo
+    ) -> tf.data.Dataset:
+        has_enough_files = len(self._tfds_info(folder, split).filepaths) >= shard.num_shards
         config = tfds.ReadConfig(
             shuffle_seed=seed,
             interleave_cycle_length=16,
             num_parallel_calls_for_decode=1,
             num_parallel_calls_for_interleave_files=None,
             try_autocache=False,
-            input_context=shard_info and tf.distribute.InputContext(shard_info.num_shards, shard_info.index),
+            input_context=tf.distribute.InputContext(shard.num_shards, shard.index) if has_enough_files else None,
         )
         builder = tfds.builder_from_directory(folder)
         with warnings.catch_warnings():
             # TFDS asks for a deterministic order, which an interleave in one thread has anyway.
             warnings.filterwarnings('ignore', 'The `deterministic` argument has no effect')
-            examples = builder.as_dataset(split=self._tfds_split(split), shuffle_files=shuffle, read_config=config)
+            examples = builder.as_dataset(split=split, shuffle_files=shuffle, read_config=config)
+        if not has_enough_files:
+            examples = examples.shard(shard.num_shards, shard.index)
+        if shuffle:
+            # Before examples are repeated, so that each occurs once in every epoch.
+            examples = examples.shuffle(SHUFFLE_BUFFER, seed=seed)
         return examples.map(self._flatten)
 
     def _tfds_folder(self, split: str) -> str | None:
@@ -158,15 +159,11 @@ class LabelledSource(seqio.DataSource):
             raise UserError(f'{self._dataset.name} has no split {split!r}; its splits are {", ".join(self.splits)}')
         return find_tfds(self._dataset, self._data_dir)
 
-    def _tfds_split(self, split: str) -> str:
-        return self._dataset.tfds_splits.get(split, split)
-
     def _tfds_info(self, folder: str, split: str) -> tfds.core.SplitInfo:
         splits = tfds.builder_from_directory(folder).info.splits
-        name = self._tfds_split(split)
-        if name not in splits or not splits[name].num_examples:
-            raise UserError(f'{folder} has no examples of split {name!r}: prepare the TFDS data set again')
-        return splits[name]
+        if split not in splits or not splits[split].num_examples:
+            raise UserError(f'{folder} has no examples of split {split!r}: prepare the TFDS data set again')
+        return splits[split]
 
     def _flatten(self, example: Example) -> Example:
         flat = {}
@@ -185,13 +182,12 @@ class LabelledSource(seqio.DataSource):
         return tf.io.parse_single_example(record, spec)
 
     def _parsed(self, split: str) -> Path:
-        """The cached TFRecords of the split, made first if need be."""
-        self._tfds_folder(split)
+        """The folder of the split's rows in the cache, parsed first if necessary."""
         raw = find_raw(self._dataset, split, self._data_dir)
         if raw is None:
             raise UserError(missing(self._dataset, split, self._data_dir))
         layout, paths = raw
-        name = cache.key('rows 1', self._dataset.name, split, sorted(self._dataset.features), [state(p) for p in paths])
+        name = cache.key('rows 2', self._dataset.name, split, sorted(self._dataset.features), [state(p) for p in paths])
         folder = cache.root() / 'rows' / name
         if not folder.exists():
             with cache.adding(folder) as temporary:
@@ -201,20 +197,16 @@ class LabelledSource(seqio.DataSource):
         cache.check(folder)
         return folder
 
+    def _rows(self, split: str) -> arrow_files.Documents:
+        folder = self._parsed(split)
+        return arrow_files.Documents([folder / _ROWS], repair=cache.repair(folder))
+
     def _write(self, split: str, examples: Iterator[Example], folder: Path, paths: list[str]) -> None:
         notice = Notice(f'reading {self._dataset.name}, split {split}')
         records = [self._serialize(example) for example in examples]
         if not records:
             raise UserError(f'{", ".join(paths)} has no examples: download the file again, or choose another split')
-        if split == TRAIN:
-            random.Random(0).shuffle(records)
-        # Other splits keep the order of their file.
-        shards = min(TRAIN_SHARDS, -(-len(records) // EXAMPLES_PER_SHARD)) if split == TRAIN else 1
-        for index in range(shards):
-            with tf.io.TFRecordWriter(str(folder / f'{split}-{index:05d}-of-{shards:05d}')) as writer:
-                for record in records[index::shards]:
-                    writer.write(record)
-        (folder / 'count.json').write_text(json.dumps(len(records)))
+        arrow_files.write(folder / _ROWS, records, lambda: '')
         notice.done(f'{len(records):,} examples')
 
     def _serialize(self, example: Example) -> bytes:
@@ -232,7 +224,7 @@ def _feature(kind: str, value: Any) -> tf.train.Feature:
 
 
 def state(path: str) -> list[str | int]:
-    """What changes when the file's content does."""
+    """Path, size and time of the last change, which identify the file's content."""
     try:
         stat = os.stat(path)
     except OSError as error:
@@ -241,13 +233,13 @@ def state(path: str) -> list[str | int]:
 
 
 def missing(dataset: Dataset, split: str, data_dir: str | None) -> str:
-    """One line: which files were looked for, and where."""
-    layouts = dataset.splits[split]
-    looked = ' and '.join(str(folder) for folder in raw_folders(data_dir))
-    wanted = ' or '.join(' + '.join(layout.paths) for layout in layouts)
-    parts = [f'{wanted} in {looked}'] if layouts else []
+    """An error message with the files that were looked for, and the folders."""
+    places = []
+    if layouts := dataset.splits[split]:
+        files = ' or '.join(' + '.join(layout.paths) for layout in layouts)
+        places.append(f'{files} in {" and ".join(map(str, raw_folders(data_dir)))}')
     if dataset.tfds:
-        parts.append(f'TFDS data set {dataset.tfds} in {data_dir or "TFDS_DATA_DIR"}')
+        places.append(f'TFDS data set {dataset.tfds} in {data_dir or "TFDS_DATA_DIR"}')
     get = f', or type remixer-t5x data get {dataset.name}' if dataset.downloads else ''
-    looked = f'{dataset.name} has no {split} files here (looked for {", and ".join(parts)})'
-    return f'{looked}: set DATA_DIR to their folder{get}'
+    looked_for = f'{dataset.name} has no {split} files here (looked for {", and ".join(places)})'
+    return f'{looked_for}: set DATA_DIR to their folder{get}'

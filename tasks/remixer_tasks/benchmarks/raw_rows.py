@@ -1,0 +1,148 @@
+"""Rows of the files that data sets are published as: JSON lines, TSV, CSV and SQuAD's JSON.
+
+A record that cannot be read raises UserError with file and line: metrics of a labelled data set without some rows
+cannot be compared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NoReturn
+
+from remixer_t5x import untrusted_files
+from remixer_t5x.errors import UserError
+from remixer_tasks.benchmarks.dataset import UNLABELLED
+from remixer_tasks.files import row_files, text_files
+from remixer_tasks.files.malformed import Malformed
+
+# A whole file that is one JSON text; the largest published one has 42 MB.
+MAX_JSON_BYTES = 10**9
+_MAX_REASON = 300
+
+
+def bad(path: str, number: int, reason: str) -> UserError:
+    """The error for an unusable row that starts on line `number`."""
+    shown = reason if len(reason) <= _MAX_REASON else f'{reason[:_MAX_REASON]}...'
+    return UserError(f'{path}:{number}: {" ".join(shown.split())}; correct the line, or download the file again')
+
+
+class Row(dict[str, Any]):
+    """A row, or a JSON object within a row.
+
+    Attributes:
+        path: of its file.
+        number: of the line on which the row starts, from 1.
+        place: of the object within the row, for errors, as in 'questions 0 answers 3: '.
+    """
+
+    def __init__(self, values: Mapping[str, Any], path: str, number: int, place: str = ''):
+        super().__init__(values)
+        self.path, self.number, self.place = path, number, place
+
+    def error(self, reason: str) -> UserError:
+        return bad(self.path, self.number, f'{self.place}{reason}')
+
+    def text(self, column: str) -> str:
+        """The text in a column. Raises UserError if it is missing or not a text."""
+        if not isinstance(self.get(column), str):
+            raise self.error(f'the field {column!r} is missing or not a text')
+        return self[column]
+
+    def texts(self, columns: Iterable[str]) -> dict[str, Any]:
+        """`text` of each column."""
+        return {column: self.text(column) for column in columns}
+
+    def integer(self, column: str) -> int:
+        """The whole number in a column. Raises UserError if it is missing or not a number."""
+        try:
+            return int(self[column])
+        except (KeyError, TypeError, ValueError) as error:
+            raise self.error(f'the field {column!r} is missing or not a whole number') from error
+
+    def label(self, names: Sequence[str], column: str = 'label') -> int:
+        """The class id of a label: a name, a JSON boolean (for False and True), or the id itself as number or digits.
+
+        UNLABELLED if there is no such column. Raises UserError for any other label.
+        """
+        value = self.get(column)
+        if value is None:
+            return UNLABELLED
+        text = str(value)
+        if text in names:
+            return names.index(text)
+        if not isinstance(value, bool) and text in map(str, range(len(names))):
+            return int(text)
+        raise self.error(f'unknown label {text!r}, allowed are {", ".join(names)}')
+
+    def object(self, column: str) -> Row:
+        """The JSON object in a column. Raises UserError if there is none."""
+        if not isinstance(self.get(column), dict):
+            raise self.error(f'the field {column!r} is missing or not a JSON object')
+        return Row(self[column], self.path, self.number, self.place)
+
+    def objects(self, column: str) -> list[Row]:
+        """The JSON objects of the list in a column. Raises UserError if there is no such list."""
+        values = self.get(column)
+        if not isinstance(values, list) or not all(isinstance(value, dict) for value in values):
+            raise self.error(f'the field {column!r} is missing or not a list of JSON objects')
+        start = self.place.replace(':', '')
+        return [Row(value, self.path, self.number, f'{start}{column} {index}: ') for index, value in enumerate(values)]
+
+
+Rows = Iterator[Row]
+RowReader = Callable[..., Rows]
+
+
+class _Strict(Malformed):
+    """Raises UserError for every malformed record: the published files have none."""
+
+    file_advice = 'set DATA_DIR to the folder that contains the published files'
+
+    def record(self, path: str, line: int, reason: str) -> NoReturn:
+        raise bad(path, line, reason)
+
+
+_STRICT = _Strict(strict=True)
+
+
+def jsonl(path: str) -> Rows:
+    """JSON objects, one per line; blank lines are skipped."""
+    return (Row(row, path, number) for number, row in row_files.json_rows(path, text_files.LONGEST, _STRICT))
+
+
+def tsv(path: str, columns: Sequence[str] | None = None, skip_short: bool = False) -> Rows:
+    """Cells between tabs, in which quotes are ordinary characters.
+
+    columns: their names; None reads them from the first line.
+    skip_short: skips rows with missing cells, as TFDS does, for files that are published with such rows.
+    """
+    for number, line in lines(path):
+        cells = line.split('\t')
+        if columns is None:
+            columns = cells
+        elif len(cells) >= len(columns):
+            yield Row(dict(zip(columns, cells, strict=False)), path, number)
+        elif not skip_short and line:
+            raise bad(path, number, f'{len(cells)} columns instead of {len(columns)}')
+
+
+def comma_separated(path: str) -> Rows:
+    """CSV with a header line and quotes, in which a cell may contain line ends."""
+    return (Row(row, path, number) for number, row in row_files.read(path, row_files.RowLayout('csv'), _STRICT))
+
+
+def whole_json(path: str) -> Any:
+    """The value in a file that is one JSON text."""
+    with text_files.opened(path, _Strict.file_advice) as file:
+        content = file.read(MAX_JSON_BYTES + 1)
+    if len(content) > MAX_JSON_BYTES:
+        raise bad(path, 1, f'the file has more than {MAX_JSON_BYTES:,} bytes')
+    try:
+        return untrusted_files.parse(content)
+    except untrusted_files.NotJson as error:
+        raise bad(path, 1, str(error)) from error
+
+
+def lines(path: str) -> Iterator[tuple[int, str]]:
+    """(number, line without its end), without a byte order mark."""
+    return text_files.lines(path, text_files.LONGEST, _STRICT)

@@ -1,0 +1,208 @@
+"""Winograd schemas as T5 reads them: the pronoun between stars in the text, and its noun as the target.
+
+SuperGLUE's WSC is trained on its true pairs and on DPR (Rahman and Ng 2012), and evaluated by whether the predicted
+noun is the candidate of the pair. GLUE's WNLI is evaluated in the same way: which pronoun of the premise does the
+hypothesis replace, and by what? That is the pronoun whose neighbours on both sides also occur in the hypothesis; the
+words between them there are the candidate. T5's authors checked the result by hand on the published sentences.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+
+from remixer_t5x.lazy import tf
+from remixer_tasks.benchmarks import answers, class_metrics, raw_rows, super_glue
+from remixer_tasks.benchmarks.dataset import (
+    INTEGER,
+    TEST,
+    TEXTS,
+    TRAIN,
+    VALIDATION,
+    Dataset,
+    Download,
+    Example,
+    one_layout,
+    texts,
+)
+from remixer_tasks.benchmarks.text_task import TextTask
+
+# The replacements in the texts whose pronoun is not the word that the index points at.
+_CORRECTIONS = dict(
+    zip(super_glue.PRONOUN_ELSEWHERE, (('him," he said. ', 'X ," he said.'), (' it ', ' X ')), strict=True)
+)
+_PRONOUNS = frozenset(['he', 'she', 'they', 'it', 'her', 'his', 'their', 'them', 'him'])
+_ARTICLES = ('a', 'an', 'the')
+_MARKS = '.,?!'
+
+
+def _pairs(dataset: tf.data.Dataset) -> tf.data.Dataset:
+    """SuperGLUE's WSC: the candidate is the target; `label` says whether the pronoun refers to it."""
+
+    def as_text(example):
+        inputs = tf.strings.join(['wsc:', _starred(example)], separator=' ')
+        return {'idx': example['idx'], 'label': example['label'], 'inputs': inputs, 'targets': example['span1_text']}
+
+    return dataset.map(as_text)
+
+
+def _true_pairs(dataset: tf.data.Dataset) -> tf.data.Dataset:
+    return _pairs(dataset.filter(lambda example: example['label'] == 1))
+
+
+def _starred(example: Example) -> tf.Tensor:
+    """The text with the pronoun between stars. T5 first replaces it by an X, and then puts stars around every X."""
+    text, index = example['text'], example['span2_index']
+    words = tf.strings.split(text, sep=' ')
+    before, after = (tf.strings.reduce_join(part, separator=' ') for part in (words[:index], words[index + 1 :]))
+    # T5 leaves a space after a pronoun at the end too.
+    blanked = tf.strings.join([before, 'X', after], separator=' ')
+    for original, (wrong, right) in _CORRECTIONS.items():
+        blanked = tf.where(text == original, original.replace(wrong, right), blanked)
+    return tf.strings.regex_replace(blanked, ' X ', tf.strings.join([' *', example['span2_text'], '* ']))
+
+
+def _resolution(dataset: tf.data.Dataset) -> tf.data.Dataset:
+    """DPR: the pronoun to resolve is its first occurrence in the sentence."""
+
+    def as_text(example):
+        pronoun = tf.strings.join([' (', example['pronoun'], r')( |\.|,)'])
+        starred = tf.strings.regex_replace(example['sentence'], pronoun, r' *\1*\2', replace_global=False)
+        inputs = tf.strings.join(['wsc:', starred], separator=' ')
+        return {'inputs': inputs, 'targets': example['candidates'][example['label']]}
+
+    return dataset.map(as_text)
+
+
+def _read_dpr(path: str) -> Iterator[Example]:
+    """Five lines per example: sentence, pronoun, candidates, the right candidate, and a blank line."""
+    block: list[str] = []
+    number = 0
+    for number, line in raw_rows.lines(path):
+        if line.strip():
+            block.append(line.strip())
+        elif block:
+            yield _dpr_example(block, path, number - len(block))
+            block = []
+    if block:
+        yield _dpr_example(block, path, number - len(block) + 1)
+
+
+def _dpr_example(block: list[str], path: str, number: int) -> Example:
+    if len(block) != 4:
+        raise raw_rows.bad(path, number, f'{len(block)} lines instead of sentence, pronoun, candidates, antecedent')
+    candidates = [candidate.strip() for candidate in block[2].split(',')]
+    if len(candidates) != 2 or block[3] not in candidates:
+        raise raw_rows.bad(path, number + 2, f'the antecedent {block[3]!r} is not one of two candidates {block[2]!r}')
+    label = candidates.index(block[3])
+    return {'sentence': block[0], 'pronoun': block[1], 'candidates': candidates, 'label': label}
+
+
+_DPR_URL = 'https://s3.amazonaws.com/datasets.huggingface.co/definite_pronoun_resolution/{}.c.txt'
+_DPR_SHA256 = {
+    'train': 'c310158d0cbac1a556e3284e6c167f4478271d8d50b0b9d15dfe428c905a0867',
+    'test': 'cf1cf025e1d59a5b363e6dcfbd5a13aae8a9830831ac16fd7f865aca7a1559d8',
+}
+_DPR = Dataset(
+    name='dpr_wsc',
+    features=texts('sentence', 'pronoun', candidates=TEXTS, label=INTEGER),
+    splits=one_layout({TRAIN: 'dpr_wsc/train.c.txt', TEST: 'dpr_wsc/test.c.txt'}, _read_dpr),
+    tfds='definite_pronoun_resolution:1.1.0',
+    terms='for research: https://www.hlt.utdallas.edu/~vince/data/emnlp12/',
+    downloads=tuple(Download(_DPR_URL.format(name), sha256, 'dpr_wsc') for name, sha256 in _DPR_SHA256.items()),
+)
+
+
+def _wsc(name: str, data: Dataset, splits: tuple[str, ...]) -> tuple[TextTask, TextTask]:
+    """Training on true pairs, and the evaluation."""
+    accuracy = (class_metrics.accuracy,)
+    return (
+        TextTask(f'{name}_simple_train', data, _true_pairs, splits=(TRAIN,)),
+        TextTask(f'{name}_simple_eval', data, _pairs, answers.refers, accuracy, splits=splits),
+    )
+
+
+TASKS = (
+    *_wsc('super_glue_wsc_v102', super_glue.dataset('WSC'), (VALIDATION, TEST)),
+    TextTask('dpr_v001_simple', _DPR, _resolution, metrics=(class_metrics.accuracy,)),
+)
+FEW_SHOT = _wsc('fewglue_wsc_v001', super_glue.few_shot('WSC'), (VALIDATION,))
+
+
+def as_schema(dataset: tf.data.Dataset) -> tf.data.Dataset:
+    """WNLI's rows to inputs with the pronoun between stars, and the candidate as target, whether or not it is right."""
+
+    def as_text(example):
+        premise, hypothesis = example['sentence1'], example['sentence2']
+        inputs, target = tf.numpy_function(_schema, [premise, hypothesis], [tf.string, tf.string], stateful=False)
+        schema = {'inputs': tf.reshape(inputs, []), 'targets': tf.reshape(target, [])}
+        metadata = {'idx': example['idx'], 'label': example['label'], 'premise': premise, 'hypothesis': hypothesis}
+        return {**schema, **metadata}
+
+    return dataset.map(as_text)
+
+
+def _schema(premise: bytes, hypothesis: bytes) -> tuple[bytes, bytes]:
+    text, other = premise.decode(), hypothesis.decode()
+    words, other_words = _words(text), _words(other)
+    pronouns = [index for index, word in enumerate(words) if word in _PRONOUNS]
+    if not pronouns:
+        raise ValueError(f'WNLI: there is no pronoun in {text!r}')
+    matches = [(*_match(words[:index], words[index + 1 :], other_words), index) for index in pronouns]
+    _, candidate, index = max(matches, key=lambda match: match[0])
+    return f'wsc: {_star(text, index)}'.encode(), _as_written(_from_last_article(candidate), other).encode()
+
+
+def _words(text: str) -> list[str]:
+    """Lower-case words, each without one mark at its end."""
+    words = (word[:-1] if word.endswith(tuple(_MARKS)) else word for word in text.strip().lower().split(' '))
+    return [word for word in words if word]
+
+
+def _match(before: list[str], after: list[str], other: list[str]) -> tuple[int, str]:
+    """The number of words next to the pronoun that are in the other sentence too, and the words between them there."""
+    left = _prefix_in(other[::-1], before[::-1])
+    right = _prefix_in(other, after)
+    if not left + right:
+        return 0, ''
+    left_words, right_words = before[len(before) - left :], after[:right]
+    # The candidate may be in the middle, at the start or at the end of the sentence.
+    patterns = ([*left_words, '(.+)', *right_words], ['^(.+)', *right_words], [*left_words, '(.+)$'])
+    for pattern in patterns:
+        match = re.search(' '.join(pattern), ' '.join(other))
+        if match:
+            return left + right, match[1]
+    return left + right, ''
+
+
+def _prefix_in(sentence: Sequence[str], words: Sequence[str]) -> int:
+    """The length of the longest beginning of `words` that `sentence` contains as text."""
+    text = ' '.join(sentence)
+    size = 0
+    while size < len(words) and ' '.join(words[: size + 1]) in text:
+        size += 1
+    return size
+
+
+def _star(text: str, index: int) -> str:
+    words = text.split(' ')
+    word = words[index]
+    words[index] = f'*{word[:-1]}* {word[-1]}' if word[-1] in _MARKS else f'*{word}*'
+    return ' '.join(words)
+
+
+def _from_last_article(candidate: str) -> str:
+    """Without the beginning of the sentence that a match may include."""
+    words = candidate.split(' ')
+    starts = [words.index(article) for article in _ARTICLES if article in words]
+    return ' '.join(words[max(starts, default=0) :])
+
+
+def _as_written(candidate: str, sentence: str) -> str:
+    """The candidate with the sentence's case and marks, without a mark at its end, never possessive."""
+    pattern = ' '.join(f'{re.escape(word)}[{re.escape(_MARKS)}]?' for word in candidate.split(' '))
+    match = re.search(pattern, sentence, re.IGNORECASE)
+    if not match:
+        raise ValueError(f'WNLI: there is no {candidate!r} in {sentence!r}')
+    written = match[0][:-1] if match[0].endswith(tuple(_MARKS)) else match[0]
+    return written.removesuffix("'") if written.endswith("'") else written.removesuffix("'s")

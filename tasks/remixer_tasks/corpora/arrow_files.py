@@ -1,0 +1,128 @@
+"""Arrow files of documents: written once, memory-mapped, and read by index in a seeded random order.
+
+A file has two columns: the text, and its share (see `text_corpus.share_of`), which decides whether the document is held
+out and serves as its checksum. TensorFlow is imported by `dataset` alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from remixer_t5x.errors import UserError, reason
+from remixer_t5x.lazy import seqio, tf
+from remixer_tasks.corpora.text_corpus import share_of
+
+_SCHEMA = pa.schema([('text', pa.large_binary()), ('share', pa.float64())])
+_NOTES = b'notes'
+# Bytes of text in a record batch.
+_BATCH_BYTES = 4 << 20
+# Documents per call of Python from tf.data: a call takes longer than the lookup of a document.
+_LOOKUP_BATCH = 64
+
+
+def write(path: Path, documents: Iterable[bytes], notes: Callable[[], str]) -> None:
+    """Writes the documents to a new file; `notes()` is called after the last document and stored with them."""
+    with pa.OSFile(str(path), 'wb') as file, pa.ipc.new_file(file, _SCHEMA) as writer:
+        texts: list[bytes] = []
+        size = 0
+        for text in documents:
+            texts.append(text)
+            size += len(text)
+            if size >= _BATCH_BYTES:
+                writer.write_batch(_batch(texts))
+                texts, size = [], 0
+        writer.write_batch(_batch(texts), {_NOTES: notes().encode()})
+
+
+def _batch(texts: Sequence[bytes]) -> pa.RecordBatch:
+    return pa.record_batch([pa.array(texts, pa.large_binary()), pa.array(map(share_of, texts), pa.float64())], _SCHEMA)
+
+
+def read_notes(path: Path) -> str:
+    """The notes that `write` stored with the documents. Raises OSError or ValueError for a damaged file."""
+    with pa.memory_map(str(path)) as file:
+        reader = pa.ipc.open_file(file)
+        _, notes = reader.get_batch_with_custom_metadata(reader.num_record_batches - 1)
+    return notes[_NOTES].decode()
+
+
+class Documents:
+    """The documents of several files, by index.
+
+    Args:
+        paths: files that `write` made.
+        rows: the documents to include, as indices into all files together; None is all of them.
+        repair: what to do about a damaged file, for messages.
+    """
+
+    def __init__(self, paths: Sequence[Path], rows: np.ndarray | None = None, repair: str = 'write it again'):
+        self._batches: list[tuple[Any, Any, Path]] = []
+        for path in paths:
+            try:
+                reader = pa.ipc.open_file(pa.memory_map(str(path)))
+                batches = [reader.get_batch(number) for number in range(reader.num_record_batches)]
+            except (pa.ArrowException, OSError) as error:
+                raise UserError(f'{path} is damaged ({reason(error)}); {repair}') from error
+            self._batches += [(batch.column(0), batch.column(1), path) for batch in batches]
+        self._starts: np.ndarray = np.cumsum([0, *(len(shares) for _, shares, _ in self._batches)])
+        self._rows = rows
+        self._repair = repair
+
+    def __len__(self) -> int:
+        return int(self._starts[-1]) if self._rows is None else len(self._rows)
+
+    def shares(self) -> np.ndarray:
+        """The share of every document of the files."""
+        return np.concatenate([np.zeros(0), *(column.to_numpy() for _, column, _ in self._batches)])
+
+    def at(self, indices: np.ndarray) -> np.ndarray:
+        """The documents at these indices, as an array of bytes. Raises UserError for a damaged document."""
+        rows = indices if self._rows is None else self._rows[indices]
+        batches = np.searchsorted(self._starts, rows, side='right') - 1
+        documents: Any = np.empty(len(rows), object)
+        for number, (batch, row) in enumerate(zip(batches.tolist(), rows.tolist(), strict=True)):
+            texts, shares, path = self._batches[batch]
+            offset = row - int(self._starts[batch])
+            documents[number] = texts[offset].as_py()
+            if share_of(documents[number]) != shares[offset].as_py():
+                raise UserError(f'{path} is damaged; {self._repair}')
+        return documents
+
+    def dataset(self, seed: int | None, shard: seqio.ShardInfo | None = None) -> tf.data.Dataset:
+        """One epoch of the documents of a shard as scalars; each iteration is another epoch with its own order.
+
+        The saved position is the number of documents read and the state of a random number generator: the document at
+        place i is a function of i, the seed and the epoch. The shards of an epoch together have every document once,
+        in the same order for any number of shards.
+
+        Args:
+            seed: of the order; None is the order of the files.
+            shard: takes every `num_shards`-th place.
+        """
+        first, step = (shard.index, shard.num_shards) if shard else (0, 1)
+        count = len(self)
+        if not count:
+            return tf.data.Dataset.from_tensor_slices(tf.zeros([0], tf.string))
+        indices = tf.data.Dataset.range(first, count, step)
+        if seed is not None:
+            epochs = tf.data.Dataset.random(seed, rerandomize_each_iteration=True).take(1)
+
+            def shuffled(epoch: tf.Tensor) -> tf.data.Dataset:
+                # The permutation is computed index by index, so that no epoch is held in memory.
+                keys, last = tf.stack([tf.constant(seed, tf.int64), epoch]), tf.constant(count - 1, tf.int64)
+                places = tf.data.Dataset.range(first, count, step)
+                return places.map(lambda place: tf.random.experimental.index_shuffle(place, keys, last))
+
+            indices = epochs.flat_map(shuffled)
+
+        def look_up(indices: tf.Tensor) -> tf.data.Dataset:
+            texts = tf.numpy_function(self.at, [indices], tf.string, stateful=False)
+            return tf.data.Dataset.from_tensor_slices(tf.ensure_shape(texts, [None]))
+
+        # A saved position has the indices of these documents, and not their texts.
+        return indices.batch(_LOOKUP_BATCH).flat_map(look_up)

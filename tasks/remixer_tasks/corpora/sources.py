@@ -1,0 +1,161 @@
+"""seqio's sources of documents: parsed, streamed and TFDS corpora. Importing this module loads seqio.
+
+No source reports its number of examples: seqio would cache a small corpus in memory, with an operation whose position
+cannot be saved.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import warnings
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import tensorflow_datasets as tfds
+
+from remixer_t5x.errors import UserError
+from remixer_t5x.lazy import seqio, tf
+from remixer_tasks.corpora.streamed_text import START, Reader, StreamedCorpus
+from remixer_tasks.corpora.text_corpus import TRAIN, VALIDATION, ParsedCorpus
+
+
+class TextSource(seqio.DataSource):
+    """The documents of a `ParsedCorpus`, with a position that can be saved."""
+
+    def __init__(self, corpus: ParsedCorpus, order: int = 0):
+        """`order` is added to every seed."""
+        self._corpus, self._order = corpus, order
+        super().__init__((TRAIN, VALIDATION), performs_internal_shuffling=True)
+
+    @property
+    def supports_arbitrary_sharding(self) -> bool:
+        return True
+
+    def list_shards(self, split: str) -> list[str]:
+        return self._corpus.files(split)
+
+    def records(self, split: str) -> list[str]:
+        """The TFRecord files, whose names TensorFlow does not report if they are damaged: none."""
+        return []
+
+    def get_dataset(
+        self,
+        split: str = TRAIN,
+        shuffle: bool = True,
+        seed: int | None = None,
+        shard_info: seqio.ShardInfo | None = None,
+        **_: Any,
+    ) -> tf.data.Dataset:
+        """One epoch of {'text': UTF-8 scalar}. `_`: further arguments of seqio's sources, which have no effect."""
+        if shuffle:
+            seed = (np.random.default_rng().integers(2**31).item() if seed is None else seed) + self._order
+        dataset = self._corpus.documents(split).dataset(seed if shuffle else None, shard_info)
+        return dataset.map(lambda text: {'text': text})
+
+
+class StreamedSource(seqio.DataSource):
+    """The documents of a `StreamedCorpus`, whose training split has a position that can be saved."""
+
+    def __init__(self, corpus: StreamedCorpus, order: int = 0):
+        """`order` changes the order of the shards for the same seed."""
+        self._corpus, self._order = corpus, order
+        super().__init__((TRAIN, VALIDATION))
+
+    @property
+    def supports_arbitrary_sharding(self) -> bool:
+        # Otherwise seqio lets every host read everything if there are more hosts than shards.
+        return True
+
+    def list_shards(self, split: str) -> list[str]:
+        return list(self._corpus.shards(split).files)
+
+    def get_dataset(
+        self,
+        split: str = TRAIN,
+        shuffle: bool = True,
+        seed: int | None = None,
+        shard_info: seqio.ShardInfo | None = None,
+        **_: Any,
+    ) -> tf.data.Dataset:
+        """{'text': UTF-8 scalar}. With `shuffle`, the training documents repeat without end, and each epoch has another
+        order of the shards. `_`: further arguments of seqio's sources, which have no effect."""
+        shard = shard_info or seqio.ShardInfo(0, 1)
+        if split == TRAIN:
+            return self._training(shard, f'{seed} {self._order}' if shuffle else None)
+        example = {'text': tf.TensorSpec((), tf.string)}
+        held_out = tf.data.Dataset.from_generator(self._held_out, output_signature=example)
+        return held_out.shard(shard.num_shards, shard.index)
+
+    def _held_out(self) -> Iterator[dict[str, bytes]]:
+        return ({'text': document} for document in self._corpus.held_out())
+
+    def _training(self, shard: seqio.ShardInfo, seed: str | None) -> tf.data.Dataset:
+        count = self._corpus.shards(TRAIN).count
+        if count < shard.num_shards:
+            fewer = max(number for number in range(1, count + 1) if shard.num_shards % number == 0)
+            raise UserError(
+                f'STREAMS must be at most the {count} shard{"s" if count > 1 else ""} of {self._corpus.name}, got '
+                f'{shard.num_shards} (one for each host by default); type STREAMS = {fewer}, so that several hosts '
+                'share a stream, or write the data as more files'
+            )
+        reader = Reader(self._corpus, range(shard.index, count, shard.num_shards), seed)
+
+        def read_next(place: tf.Tensor, _: tf.Tensor) -> tuple[tf.Tensor, tuple[tf.Tensor, tf.Tensor]]:
+            kinds = [tf.string, tf.string, tf.bool]
+            # Not stateful: the next document depends on the place alone, so tf.data may save a position here.
+            after, text, is_end = tf.numpy_function(reader.after, [place], kinds, stateful=False)
+            for tensor in (after, text, is_end):
+                tensor.set_shape([])
+            return after, (text, is_end)
+
+        documents = tf.data.Dataset.counter().scan(START, read_next).take_while(lambda text, is_end: ~is_end)
+        return documents.map(lambda text, is_end: {'text': text})
+
+
+class TfdsSource(seqio.TfdsDataSource):
+    """seqio's TFDS source, which never prepares a data set and raises UserError if it cannot be read."""
+
+    def __init__(self, name: str, data_dir: str | None, splits: Mapping[str, str], order: int = 0):
+        """`order` is added to every seed."""
+        self._order = order
+        self._name = name
+        super().__init__(name, tfds_data_dir=data_dir, read_only=True, splits=splits)
+        self._tfds_dataset = _SequentialLoader(name, data_dir, splits, read_only=True)
+
+    def num_input_examples(self, split: str) -> None:
+        return None
+
+    def list_shards(self, split: str) -> list[str]:
+        try:
+            return super().list_shards(split)
+        except Exception as error:
+            raise self._unreadable(error) from error
+
+    def get_dataset(self, *args: Any, **kwargs: Any) -> tf.data.Dataset:
+        if kwargs.get('seed') is not None:
+            kwargs['seed'] += self._order
+        try:
+            with warnings.catch_warnings():
+                # TFDS asks for a deterministic order, which an interleave in one thread has anyway.
+                warnings.filterwarnings('ignore', 'The `deterministic` argument has no effect')
+                return super().get_dataset(*args, **kwargs)
+        except Exception as error:
+            raise self._unreadable(error) from error
+
+    def _unreadable(self, error: Exception) -> UserError:
+        folder = self.tfds_dataset.data_dir or os.environ.get('TFDS_DATA_DIR') or '~/tensorflow_datasets'
+        reason = ' '.join(str(error).split())[:120]
+        return UserError(
+            f'TFDS data set {self._name} cannot be read from {folder} ({reason}): set TFDS_DATA_DIR to the folder that '
+            'contains it, or another c4.corpus.name'
+        )
+
+
+class _SequentialLoader(seqio.LazyTfdsLoader):
+    """Interleaves files in one thread, because tf.data cannot restore the position of several."""
+
+    @property
+    def read_config(self) -> tfds.ReadConfig:
+        return dataclasses.replace(super().read_config, num_parallel_calls_for_interleave_files=None)

@@ -1,0 +1,377 @@
+"""Text that several processes parse into the cache: the same documents for any number of processes and kills, and
+malformed lines that are named by their place in the file.
+"""
+
+import contextlib
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import numpy as np
+import psutil
+import pyarrow as pa
+import pytest
+import seqio
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from remixer_t5x import temporary, tf_data
+from remixer_t5x.data import stream
+from remixer_t5x.errors import UserError
+from remixer_tasks import local_files
+from remixer_tasks.corpora import arrow_files, documents
+from remixer_tasks.files import cache, text_files, workers
+from remixer_tasks.files.malformed import Malformed
+from tests.support import paths, real_processes
+
+ODD = [
+    b'',
+    b' ',
+    b'\xe3\x80\x80',
+    b'a\0b',
+    b'\xff',
+    b'\r',
+    b'crlf\r',
+    b'\xef\xbb\xbfx',
+    b'{"text": "t"}',
+    b'{"text": ""}',
+]
+LINES = st.lists(st.sampled_from([*ODD, b'word', b'x' * 40, b'z' * 90]), max_size=40)
+
+
+class AllMalformed(Malformed):
+    """Notes the line of every malformed record."""
+
+    def __init__(self):
+        super().__init__(strict=False)
+        self.lines = []
+
+    def record(self, path, line, reason):
+        super().record(path, line, reason)
+        self.lines.append(self.lines_before() + line)
+
+
+def read_plainly(content, longest):
+    """(number, text) of the good lines and the numbers of the bad, one line at a time."""
+    good, bad = [], []
+    for number, line in enumerate(content.removesuffix(b'\n').split(b'\n') if content else [], 1):
+        try:
+            if b'\0' in line or len(line) > longest:
+                raise ValueError
+            good.append((number, line.decode('utf-8-sig' if number == 1 else 'utf-8').rstrip('\r')))
+        except ValueError:
+            bad.append(number)
+    return good, bad
+
+
+@settings(max_examples=60, deadline=None)
+@given(LINES, st.booleans(), st.sampled_from([20, 64, 1000]))
+def test_lines_read_in_chunks_are_those_read_one_by_one(tmp_path_factory, lines, ends, longest):
+    content = b'\n'.join(lines) + b'\n' * ends
+    path = tmp_path_factory.mktemp('lines') / 'a.txt'
+    path.write_bytes(content)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(text_files, '_CHUNK', 64)
+        malformed = AllMalformed()
+        found = list(text_files.lines(str(path), longest, malformed))
+    assert (found, malformed.lines) == read_plainly(content, longest)
+
+
+@settings(max_examples=60, deadline=None)
+@given(LINES, st.booleans(), st.sampled_from(['txt line', 'txt paragraph', 'jsonl']), st.integers(8, 90))
+def test_parts_together_are_the_file(tmp_path_factory, lines, ends, kind, size):
+    path = tmp_path_factory.mktemp('parts') / 'a'
+    content = b'{"text": "first"}\n' + b'\n'.join(lines) + b'\n' * ends
+    path.write_bytes(content)
+    form, _, cut_by = kind.partition(' ')
+    layout = documents.Layout(form, txt_documents=cut_by or 'paragraph', longest=70)
+    whole = AllMalformed()
+    expected = list(documents.read(str(path), layout, whole))
+    found, bad = [], []
+    state = len(content), 0
+    pieces = list(documents.divide(str(path), layout, state, size))
+    for piece in pieces:
+        malformed = AllMalformed()
+        found += documents.read(str(path), layout, malformed, piece.part)
+        bad += malformed.lines
+    assert (found, bad) == (expected, whole.lines)
+    assert len(pieces) == (-(-len(content) // size) if len(content) > size else 1)
+
+
+DOCUMENTS = [f'the word {number * 7919 % 10007} is next to\n{number}' for number in range(240)]
+
+
+@pytest.fixture(scope='module')
+def text(tmp_path_factory):
+    """A folder of files; two lines cannot be read, one has no text, and one file has none."""
+    folder = tmp_path_factory.mktemp('text')
+    (folder / 'a.txt').write_text('\n\n'.join(DOCUMENTS[:120]))
+    (folder / 'b.txt').write_text('\n\n\n')
+    rows = [json.dumps({'text': document}) for document in DOCUMENTS[120:180]]
+    rows[10:10] = ['{"text": "cut', '{"text": " "}']
+    rows[50:50] = ['7']
+    (folder / 'c.jsonl').write_text('\n'.join(rows))
+    (folder / 'd.txt').write_text('\n\n'.join(DOCUMENTS[180:]))
+    return folder
+
+
+@pytest.fixture
+def small_jobs(monkeypatch):
+    """Files of a few lines are read as large files are, by two processes."""
+    monkeypatch.setattr(documents, 'JOB_BYTES', 700)
+    monkeypatch.setattr(workers, 'cores', lambda: 2)
+    # Nothing here survives the machine, and syncing takes most of the time.
+    monkeypatch.setattr(temporary, 'sync', lambda path: None)
+
+
+def corpus_of(text, **settings):
+    return local_files.corpus(
+        str(text / '*.*'), **{'txt_documents': 'paragraph', 'validation_fraction': 0.1} | settings
+    )
+
+
+def texts(corpus, split):
+    found = corpus.documents(split)
+    return [document.decode() for document in found.at(np.arange(len(found)))]
+
+
+def both(corpus):
+    return texts(corpus, 'train'), texts(corpus, 'validation')
+
+
+def in_this_process(function, jobs, count):
+    """`workers.in_order` without other processes."""
+    return (function(*job) for job in jobs)
+
+
+def test_processes_give_the_documents_of_one_in_the_same_order(text, tmp_path, small_jobs, monkeypatch, capsys):
+    corpus = corpus_of(text)
+    assert len(corpus.read) > 10
+    train, held_out = both(corpus)
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert '2 malformed skipped' in said and ', 2 empty skipped' in said
+    assert 'c.jsonl:11: invalid JSON' in said and 'c.jsonl:51: the line is not a JSON object' in said
+    assert sorted(train + held_out) == sorted(DOCUMENTS) and 8 < len(held_out) < 50
+    order = {document: number for number, document in enumerate(DOCUMENTS)}
+    assert train == sorted(train, key=order.__getitem__)
+    monkeypatch.setenv('REMIXER_T5X_CACHE', str(tmp_path / 'other'))
+    monkeypatch.setattr(workers, 'in_order', in_this_process)
+    assert both(corpus_of(text)) == (train, held_out)
+    assert capsys.readouterr().err.splitlines()[-1].rpartition(' (')[0] == said.rpartition(' (')[0]
+
+
+@pytest.mark.parametrize(
+    ('settings', 'said'),
+    [({'strict': True}, r'c.jsonl:51: the line is not a JSON object'), ({'field': 'body'}, "has no field 'body'")],
+)
+def test_a_mistake_in_a_part_is_one_line(tmp_path, small_jobs, settings, said):
+    rows = [json.dumps({'text': document}) for document in DOCUMENTS]
+    rows[50:50] = ['7']
+    (tmp_path / 'c.jsonl').write_text('\n'.join(rows))
+    with pytest.raises(UserError, match=said) as error:
+        corpus_of(tmp_path, **settings).files('train')
+    assert '\n' not in str(error.value)
+
+
+class Killed(BaseException):
+    """Ends a parse as a kill does, as far as its files are concerned."""
+
+
+def kill_after(patch, count):
+    """The parse ends before the next of `count` changes to its folder."""
+    left = [count]
+
+    def counted(change):
+        def act(*given, **named):
+            left[0] -= 1
+            if left[0] < 0:
+                raise Killed
+            return change(*given, **named)
+
+        return act
+
+    patch.setattr(arrow_files, '_batch', counted(arrow_files._batch))
+    patch.setattr(os, 'replace', counted(os.replace))
+    patch.setattr(np, 'save', counted(np.save))
+    patch.setattr(cache, 'seal', counted(cache.seal))
+
+
+@pytest.mark.parametrize('held_out', ['of a share that holds nothing out', 'in files'])
+def test_a_kill_at_any_place(tmp_path, small_jobs, monkeypatch, held_out):
+    text = tmp_path / 'text'
+    text.mkdir()
+    (text / 'a.txt').write_text('\n\n'.join(f'document {number} ' * 20 for number in range(8)))
+    (tmp_path / 'other.txt').write_text('\n\n'.join(f'other {number} ' * 20 for number in range(6)))
+    how = {'validation_files': str(tmp_path / 'other.txt')} if held_out == 'in files' else {'validation_fraction': 1e-9}
+    monkeypatch.setattr(workers, 'in_order', in_this_process)
+    expected = both(corpus_of(text, **how))
+    for kill_at in range(100):
+        monkeypatch.setenv('REMIXER_T5X_CACHE', str(tmp_path / f'killed {kill_at}'))
+        with pytest.MonkeyPatch.context() as patch:
+            kill_after(patch, kill_at)
+            with contextlib.suppress(Killed):
+                corpus_of(text, **how).files('train')
+                break
+        assert both(corpus_of(text, **how)) == expected
+        assert len(os.listdir(cache.root() / 'corpora')) == 1
+    assert 8 < kill_at < 99
+
+
+def parse_until_the_fifth_part(text, folder):
+    """The process that is killed."""
+    os.environ['REMIXER_T5X_CACHE'] = str(folder)
+    documents.JOB_BYTES, workers.cores = 700, lambda: 2
+    add, parts = Malformed.add, []
+
+    def stop(malformed, noted):
+        add(malformed, noted)
+        parts.append(noted)
+        if len(parts) == 5:
+            print('half read', flush=True)
+            signal.pause()
+
+    Malformed.add = stop
+    corpus_of(text).files('train')
+
+
+def test_a_killed_process_leaves_whole_parts(text, tmp_path, small_jobs, monkeypatch):
+    expected = both(corpus_of(text))
+    process = real_processes.Process(parse_until_the_fifth_part, text, tmp_path / 'killed', output=tmp_path / 'log')
+    process.until(lambda: 'half read' in process.output())
+    assert process.kill() == -signal.SIGKILL
+    (folder,) = (tmp_path / 'killed' / 'corpora').iterdir()
+    before = {path: path.stat().st_mtime_ns for path in folder.glob('*.arrow')}
+    assert len(before) >= 5
+    # Nobody has to wait for the killed process, and what it finished is not written again.
+    monkeypatch.setenv('REMIXER_T5X_CACHE', str(tmp_path / 'killed'))
+    corpus = corpus_of(text)
+    assert both(corpus) == expected
+    after = [corpus.folder() / path.name for path in before]
+    assert [path.stat().st_mtime_ns for path in after] == list(before.values())
+    assert not list(corpus.folder().glob('*.unfinished'))
+
+
+@pytest.mark.parametrize('damage', ['', 'ARROW1', None, 'cut'])
+def test_a_damaged_part_is_read_again(text, tmp_path, small_jobs, monkeypatch, damage):
+    monkeypatch.setattr(workers, 'in_order', in_this_process)
+    expected = both(corpus_of(text))
+    monkeypatch.setenv('REMIXER_T5X_CACHE', str(tmp_path / 'again'))
+    with pytest.MonkeyPatch.context() as patch, contextlib.suppress(Killed):
+        kill_after(patch, 20)
+        corpus_of(text).files('train')
+    path = next((tmp_path / 'again').glob('corpora/*/documents-00003.arrow'))
+    if damage is None:
+        path.unlink()
+    else:
+        path.write_bytes(path.read_bytes()[:-30] if damage == 'cut' else damage.encode())
+    assert both(corpus_of(text)) == expected
+
+
+def test_a_file_that_changes_meanwhile_is_refused(tmp_path, small_jobs, monkeypatch):
+    (tmp_path / 'a.txt').write_text('\n\n'.join(DOCUMENTS))
+    corpus = corpus_of(tmp_path)
+    (tmp_path / 'a.txt').write_text('other\n\ntext')
+    with pytest.raises(UserError, match=r'a.txt changed while it was read; type the command again') as error:
+        corpus.files('train')
+    assert '\n' not in str(error.value)
+
+
+def test_a_full_disk_is_one_line(text, monkeypatch):
+    write = arrow_files.write
+    monkeypatch.setattr(arrow_files, 'write', lambda path, *given: write(pathlib.Path('/dev/full'), *given))
+    with pytest.raises(UserError, match='set REMIXER_T5X_CACHE to a folder with space') as error:
+        corpus_of(text).files('train')
+    assert '\n' not in str(error.value)
+
+
+def test_a_second_process_waits_for_the_first(tmp_path, capsys):
+    """Here another thread, with its own lock."""
+    found = []
+
+    def second():
+        with cache.filling(tmp_path / 'entry', 'some text') as is_unsealed:
+            found.append(is_unsealed)
+
+    with cache.filling(tmp_path / 'entry', 'some text') as is_unsealed:
+        thread = threading.Thread(target=second)
+        thread.start()
+        while 'waiting for another process that parses some text' not in capsys.readouterr().err:
+            time.sleep(0.01)
+        cache.seal(tmp_path / 'entry')
+    thread.join()
+    assert is_unsealed and found == [False]
+
+
+def test_documents_are_mapped_and_not_loaded(tmp_path):
+    path = tmp_path / 'a.arrow'
+    arrow_files.write(path, (b'%07d' % number * 1000 for number in range(5000)), lambda: '')
+    before = pa.total_allocated_bytes()
+    found = arrow_files.Documents([path])
+    assert found.at(np.array([4999, 0, 2500])).tolist() == [b'%07d' % number * 1000 for number in (4999, 0, 2500)]
+    assert path.stat().st_size > 35_000_000 and pa.total_allocated_bytes() - before < 1_000_000
+
+
+def test_a_position_is_a_number_and_not_documents(tmp_path):
+    path = tmp_path / 'a.arrow'
+    arrow_files.write(path, (b'%07d' % number * 1000 for number in range(300)), lambda: '')
+
+    def read():
+        dataset = arrow_files.Documents([path]).dataset(7, seqio.ShardInfo(1, 2)).repeat()
+        return stream.Stream(tf_data.without_autotune(dataset), 'text')
+
+    unbroken = read()
+    for _ in range(1000):
+        next(unbroken)
+    state, again = unbroken.capture(), read()
+    again.restore(state)
+    assert len(state) < 5000
+    assert [next(again).numpy() for _ in range(200)] == [next(unbroken).numpy() for _ in range(200)]
+
+
+def end(how):
+    """What a worker does."""
+    if how == 'killed':
+        os.kill(os.getpid(), signal.SIGKILL)
+    if how == 'fault':
+        raise ZeroDivisionError
+    return how
+
+
+def test_a_worker_that_ends_is_an_error():
+    assert list(workers.in_order(end, [('fine',), ('well',)] * 3, 2)) == ['fine', 'well'] * 3
+    with pytest.raises(UserError, match='was killed; if the machine ran out of memory') as error:
+        list(workers.in_order(end, [('fine',), ('killed',)], 2))
+    assert '\n' not in str(error.value)
+    with pytest.raises(RuntimeError, match='ZeroDivisionError'):
+        list(workers.in_order(end, [('fault',)], 1))
+
+
+def write_pid_and_work(path):
+    """What a worker does that has no result for hours; its Python never waits."""
+    pathlib.Path(path).write_text(f'{os.getpid()}\n')
+    while True:
+        sum(range(1000))
+
+
+STARTS_A_WORKER = """
+import sys
+from remixer_tasks.files import workers
+from tests.remixer_tasks import test_parsed_text
+list(workers.in_order(test_parsed_text.write_pid_and_work, [(sys.argv[1],)], 1))
+"""
+
+
+def test_a_busy_worker_ends_with_its_killed_command(tmp_path):
+    command = [sys.executable, '-c', STARTS_A_WORKER, str(tmp_path / 'pid')]
+    with subprocess.Popen(command, env=paths.environment()) as process:
+        while not (tmp_path / 'pid').exists() or not (tmp_path / 'pid').read_text().endswith('\n'):
+            assert process.poll() is None
+            time.sleep(0.1)
+        worker = psutil.Process(int((tmp_path / 'pid').read_text()))
+        process.kill()
+    worker.wait(60)
