@@ -1,5 +1,6 @@
 """FNet equals Hugging Face's, and keeps the padding law at one padded length."""
 
+import functools
 import pathlib
 
 import jax
@@ -9,10 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from remixer_t5x.context import SequenceContext
-from remixer_t5x.errors import UserError
 from remixer_t5x.kernels.compile_target import compiling_for
 from remixer_t5x.models.sublayers import fnet
+from tests.support.sublayer_inputs import context_of_lengths
 
 # Made by the script next to it.
 GOLDEN = np.load(pathlib.Path(__file__).parents[2] / 'golden' / 'fnet.npz')
@@ -20,10 +20,7 @@ SIZES = sorted(name.removeprefix('x/') for name in GOLDEN if name.startswith('x/
 LENGTH, WIDTH = 10, 6
 
 
-def context(lengths, length=LENGTH, **flags):
-    positions = np.tile(np.arange(length, dtype=np.int32), (len(lengths), 1))
-    ids = (positions < np.asarray(lengths)[:, None]).astype(np.int32)
-    return SequenceContext(jnp.asarray(ids), jnp.asarray(positions), **flags)
+context = functools.partial(context_of_lengths, length=LENGTH)
 
 
 @pytest.mark.parametrize('size', SIZES)
@@ -54,7 +51,7 @@ def test_both_transforms_have_the_same_gradient():
 @pytest.mark.parametrize('devices', [1, 4])
 def test_several_devices_transform_by_matmuls(devices, monkeypatch):
     monkeypatch.setattr(jax, 'device_count', lambda: devices)
-    jaxpr = str(jax.make_jaxpr(lambda x: fnet.FNet().apply({}, x, context([4], 4)))(jnp.ones((1, 4, 6))))
+    jaxpr = str(jax.make_jaxpr(lambda x: fnet.FNet().apply({}, x, context([4], length=4)))(jnp.ones((1, 4, 6))))
     assert ('fft' in jaxpr) == (devices == 1)
 
 
@@ -62,7 +59,7 @@ def test_a_tpu_transforms_by_matmuls_in_the_dtype_of_x():
     x = jax.random.normal(jax.random.key(0), (2, 64, 48))
 
     def mixed(x):
-        return fnet.FNet().apply({}, x, context([64, 50], 64))
+        return fnet.FNet().apply({}, x, context([64, 50], length=64))
 
     exact = mixed(x)
     with compiling_for('tpu'):
@@ -93,7 +90,7 @@ def test_padding_law_fails_at_another_padded_length():
     """The one exception to the law, so that nobody relies on it unawares."""
     x = jax.random.normal(jax.random.key(0), (1, LENGTH, WIDTH))
     padded = fnet.FNet().apply({}, x, context([4]))
-    cut = fnet.FNet().apply({}, x[:, :6], context([4], 6))
+    cut = fnet.FNet().apply({}, x[:, :6], context([4], length=6))
     assert not np.allclose(padded[:, :4], cut[:, :4])
 
 
@@ -103,16 +100,3 @@ def test_bfloat16_goes_through_float32():
     assert low.dtype == jnp.bfloat16
     exact = fnet.FNet().apply({}, x.astype(jnp.float32), context([LENGTH]))
     np.testing.assert_array_equal(low, exact.astype(jnp.bfloat16))
-
-
-@pytest.mark.parametrize(
-    ('flags', 'message'),
-    [
-        ({'causal': True}, 'cannot be used in a decoder: give DECODER_MIXER = .*WindowMixer'),
-        ({'packed': True}, 'packed row: give PACK = False, or ENCODER_MIXER = .*LinearAttention'),
-    ],
-)
-def test_refuses_what_it_cannot_honour(flags, message):
-    with pytest.raises(UserError, match=message) as error:
-        jax.eval_shape(fnet.FNet().apply, {}, jnp.zeros((1, LENGTH, WIDTH)), context([LENGTH], **flags))
-    assert '\n' not in str(error.value)

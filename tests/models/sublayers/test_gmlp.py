@@ -10,13 +10,15 @@ import numpy as np
 import pytest
 from flax import linen as nn
 
-from remixer_t5x.context import SequenceContext
-from remixer_t5x.errors import UserError
 from remixer_t5x.kernels.compile_target import compiling_for
 from remixer_t5x.models.sublayers import gmlp, tiny_attention
+from tests.support.sublayer_inputs import context_of_ids, context_of_lengths, random_params
 
 D, F, LENGTH, SPARE = 6, 10, 8, 3
 GOLDEN = pathlib.Path(__file__).parents[2] / 'golden' / 'gmlp_g_mlp_pytorch.npz'
+
+
+context = functools.partial(context_of_lengths, length=LENGTH)
 
 
 def gelu(x):
@@ -28,29 +30,11 @@ def layer_norm(x, scale, bias):
     return centred / np.sqrt((centred**2).mean(-1, keepdims=True) + 1e-6) * scale + bias
 
 
-def context(lengths, length=LENGTH, **flags):
-    positions = np.tile(np.arange(length, dtype=np.int32), (len(lengths), 1))
-    ids = (positions < np.asarray(lengths)[:, None]).astype(np.int32)
-    return SequenceContext(jnp.asarray(ids), jnp.asarray(positions), **flags)
-
-
-def randomised(module, ctx):
-    x = jnp.zeros((*ctx.segment_ids.shape, D))
-    params = nn.unbox(jax.jit(module.init)(jax.random.key(0), x, ctx)['params'])
-    leaves, tree = jax.tree.flatten(params)
-    keys = jax.random.split(jax.random.key(1), len(leaves))
-    return tree.unflatten([jax.random.normal(k, x.shape) for x, k in zip(leaves, keys, strict=True)])
-
-
-PACKED = SequenceContext(
-    jnp.asarray([[1, 1, 1, 2, 2, 2, 2, 0], [1, 1, 1, 1, 1, 1, 1, 1]], jnp.int32),
-    jnp.asarray([[0, 1, 2, 0, 1, 2, 3, 0], [0, 1, 2, 3, 4, 5, 6, 7]], jnp.int32),
-    packed=True,
-)
+PACKED = context_of_ids([[1, 1, 1, 2, 2, 2, 2, 0], [1] * 8], packed=True)
 
 
 class ArrayAttention(tiny_attention.TinyAttention):
-    """A gate attention of somebody's own, which gives an array."""
+    """A custom gate attention, which returns an array."""
 
     def __call__(self, x, ctx):
         return super().__call__(x, ctx).value()
@@ -71,7 +55,7 @@ class ArrayAttention(tiny_attention.TinyAttention):
 def test_a_gpu_computes_the_same(gate, ctx, attention):
     """With gradients of all parameters and of the input; the norm's scale may be zero."""
     block = gmlp.GMLP(F, LENGTH + SPARE, getattr(gmlp, f'{gate}_gate'), gmlp.FreeSpatial, attention)
-    params = randomised(block, ctx)
+    params = random_params(block, jnp.zeros((*ctx.segment_ids.shape, D)), ctx)
     params['mixing']['norm']['scale'] = params['mixing']['norm']['scale'].at[0].set(0.0)
     x, weights = jnp.asarray(np.random.default_rng(0).normal(size=(2, 2, LENGTH, D)), jnp.float32)
 
@@ -95,7 +79,7 @@ def test_a_gpu_computes_the_same(gate, ctx, attention):
 def test_a_gpu_keeps_no_unit_but_operands_of_matmuls():
     """Of gelu(x) and its norm, a rule of differentiation keeps x and what matmuls read."""
     block, ctx = gmlp.GMLP(F, LENGTH), context([LENGTH] * 2)
-    params = randomised(block, ctx)
+    params = random_params(block, jnp.zeros((*ctx.segment_ids.shape, D)), ctx)
     x = jnp.ones((2, LENGTH, D))
     with compiling_for('gpu'):
         _, pull_back = jax.vjp(lambda params: block.apply({'params': params}, x, ctx), params)
@@ -129,7 +113,7 @@ def test_equals_g_mlp_pytorch(kind, direction):
         kernels = {'query': query, 'key': key, 'value': value, 'out': theirs['attn.to_out.weight']}
         params['attention'] = {name: {'kernel': kernel.T} for name, kernel in kernels.items()}
     block = gmlp.GMLP(2 * len(upper), x.shape[1], spatial=gmlp.FreeSpatial, attention=attention)
-    ctx = context([x.shape[1]] * len(x), x.shape[1], causal=direction == 'causal')
+    ctx = context([x.shape[1]] * len(x), length=x.shape[1], causal=direction == 'causal')
     actual = jax.jit(block.apply)({'params': params}, x, ctx)
     np.testing.assert_allclose(actual, theirs['output'], rtol=1e-5, atol=1e-5)
 
@@ -158,7 +142,7 @@ def test_equals_the_paper(gate, spatial, causal):
     max_length = LENGTH + SPARE
     block = gmlp.GMLP(F, max_length, getattr(gmlp, f'{gate}_gate'), getattr(gmlp, spatial))
     ctx = context([LENGTH], causal=causal)
-    params = randomised(block, ctx)
+    params = random_params(block, jnp.zeros((*ctx.segment_ids.shape, D)), ctx)
     x = np.random.default_rng(0).normal(size=(1, LENGTH, D))
     w = spatial_matrix(np.asarray(params['mixing']['weights']['kernel']), max_length, causal)[:LENGTH, :LENGTH]
     norm = params['mixing']['norm']
@@ -185,7 +169,7 @@ def spatial_matrix(kernel, max_length, causal):
 def test_a_full_row_reaches_every_toeplitz_parameter(causal):
     block = gmlp.GMLP(F, LENGTH)
     ctx = context([LENGTH], causal=causal)
-    params = randomised(block, ctx)
+    params = random_params(block, jnp.zeros((*ctx.segment_ids.shape, D)), ctx)
     x = jax.random.normal(jax.random.key(2), (1, LENGTH, D))
     loss = jax.jit(lambda params: jnp.sum(jnp.sin(block.apply({'params': params}, x, ctx))))
     gradients = jax.grad(loss)(params)
@@ -209,7 +193,7 @@ def test_starts_as_a_feed_forward_sublayer():
 def test_rows_of_one_example_keep_no_array_of_batch_length_length(spatial):
     block = gmlp.GMLP(F, 64, spatial=getattr(gmlp, spatial))
     ctx = context([64] * 7, length=64)
-    params = randomised(block, ctx)
+    params = random_params(block, jnp.zeros((*ctx.segment_ids.shape, D)), ctx)
 
     def loss(params, x, ctx):
         return jnp.sum(jnp.sin(block.apply({'params': params}, x, ctx)))
@@ -217,21 +201,3 @@ def test_rows_of_one_example_keep_no_array_of_batch_length_length(spatial):
     x = jnp.ones((7, 64, D))
     assert '[7,64,64]' not in str(jax.make_jaxpr(jax.grad(loss))(params, x, ctx))
     assert '[7,64,64]' in str(jax.make_jaxpr(jax.grad(loss))(params, x, ctx.replace(packed=True)))
-
-
-def test_refuses_a_row_longer_than_w():
-    block = gmlp.GMLP(F, LENGTH)
-    wanted = (
-        f'GMLP.max_length is {LENGTH}, got a sequence of {LENGTH + 1} tokens: '
-        f'give GMLP.max_length = {LENGTH + 1} or shorten TASK_FEATURE_LENGTHS'
-    )
-    with pytest.raises(UserError) as error:
-        ctx = context([LENGTH], length=LENGTH + 1)
-        jax.eval_shape(block.init, jax.random.key(0), jnp.zeros((1, LENGTH + 1, D)), ctx)
-    assert str(error.value) == wanted
-
-
-def test_split_gate_refuses_an_odd_width():
-    block = gmlp.GMLP(F + 1, LENGTH)
-    with pytest.raises(UserError, match=r'^gmlp.split_gate needs an even GMLP.hidden_dim, got 11: give 12'):
-        jax.eval_shape(block.init, jax.random.key(0), jnp.zeros((1, LENGTH, D)), context([LENGTH]))

@@ -10,21 +10,16 @@ import numpy as np
 import pytest
 from flax import linen as nn
 
-from remixer_t5x.context import Memory, SequenceContext
-from remixer_t5x.errors import UserError
+from remixer_t5x.context import Memory
 from remixer_t5x.models.layers.norms import LayerNorm
-from remixer_t5x.models.layers.positions import LearnedPositions, SinusoidalPositions
+from remixer_t5x.models.layers.positions import SinusoidalPositions
 from remixer_t5x.models.sublayers import hyper_mixer
+from tests.support.sublayer_inputs import context_of_ids, random_params
 
 GOLDEN = pathlib.Path(__file__).parents[2] / 'golden' / 'hyper_mixer.npz'
 D, HIDDEN, LENGTH = 8, 12, 10
 # PyTorch's epsilon.
 TORCH_NORM = functools.partial(LayerNorm, epsilon=1e-5)
-
-
-def context(is_token, **flags) -> SequenceContext:
-    ids = jnp.asarray(is_token, jnp.int32)
-    return SequenceContext(ids, jnp.broadcast_to(jnp.arange(ids.shape[1]), ids.shape), **flags)
 
 
 def golden(case):
@@ -55,10 +50,10 @@ def test_equals_the_authors_code(case):
         'weights': functools.partial(hyper_mixer.GeneratedWeights, use_bias='wi_bias' in params['w_in']),
         'norm': TORCH_NORM if 'norm' in params else None,
     }
-    ctx = context(arrays['is_query'])
+    ctx = context_of_ids(arrays['is_query'])
     if case == 'cross':
         mixer = hyper_mixer.HyperMixerCross(heads * per_head, heads, **options)
-        ctx = ctx.replace(memory=Memory(jnp.asarray(arrays['keys']), context(arrays['is_key'])))
+        ctx = ctx.replace(memory=Memory(jnp.asarray(arrays['keys']), context_of_ids(arrays['is_key'])))
     else:
         mixer = hyper_mixer.HyperMixer(heads * per_head, heads, tied=False, **options)
     actual = mixer.apply({'params': params}, jnp.asarray(arrays['queries']), ctx)
@@ -92,13 +87,6 @@ def paper_mixer(x, positions, params, length_scale, causal):
     return np.concatenate(mixed, axis=1)
 
 
-def randomised(module, *arguments):
-    params = nn.unbox(module.init(jax.random.key(0), *arguments)['params'])
-    leaves, tree = jax.tree.flatten(params)
-    keys = jax.random.split(jax.random.key(1), len(leaves))
-    return tree.unflatten([0.5 * jax.random.normal(k, x.shape) for x, k in zip(leaves, keys, strict=True)])
-
-
 @pytest.mark.parametrize('causal', [False, True])
 @pytest.mark.parametrize('tied', [False, True])
 @pytest.mark.parametrize(('heads', 'length_scale'), [(1, True), (2, False)])
@@ -107,9 +95,9 @@ def test_equals_the_paper(causal, tied, heads, length_scale):
         HIDDEN, heads, tied=tied, norm=None, length_scale=length_scale, token_information=SinusoidalPositions
     )
     lengths = [LENGTH, 6]
-    ctx = context(np.arange(LENGTH) < np.array(lengths)[:, None], causal=causal)
+    ctx = context_of_ids(np.arange(LENGTH) < np.array(lengths)[:, None], causal=causal)
     x = np.random.default_rng(0).normal(size=(2, LENGTH, D)).astype(np.float32)
-    params = randomised(mixer, jnp.asarray(x), ctx)
+    params = random_params(mixer, jnp.asarray(x), ctx, scale=0.5)
     actual = jax.jit(mixer.apply)({'params': params}, jnp.asarray(x), ctx)
     angles = np.arange(LENGTH)[:, None] / 10_000 ** (2 * np.arange(D // 2) / D)
     positions = np.concatenate([np.sin(angles), np.cos(angles)], axis=1)
@@ -119,32 +107,32 @@ def test_equals_the_paper(causal, tied, heads, length_scale):
 
 
 def test_tied_weights_are_one_hypernetwork():
-    ctx = context(np.ones((1, LENGTH)))
+    ctx = context_of_ids(np.ones((1, LENGTH)))
     x = jnp.ones((1, LENGTH, D))
-    names = {tied: set(randomised(hyper_mixer.HyperMixer(HIDDEN, tied=tied), x, ctx)) for tied in (True, False)}
+    names = {tied: set(random_params(hyper_mixer.HyperMixer(HIDDEN, tied=tied), x, ctx)) for tied in (True, False)}
     assert names == {True: {'w_in', 'norm'}, False: {'w_in', 'w_out', 'norm'}}
 
 
 def test_shared_weight_vector_gives_every_token_the_same():
     """Without positions and dynamic weights all tokens of an example read the same hidden units alike."""
     mixer = hyper_mixer.HyperMixer(HIDDEN, 2, weights=hyper_mixer.SharedWeightVector, tied=False)
-    ctx = context(np.ones((1, LENGTH)))
+    ctx = context_of_ids(np.ones((1, LENGTH)))
     x = jax.random.normal(jax.random.key(2), (1, LENGTH, D))
-    params = randomised(mixer, x, ctx)
+    params = random_params(mixer, x, ctx, scale=0.5)
     assert params['w_in']['vector'].shape == (2, HIDDEN // 2)
     y = mixer.apply({'params': params}, x, ctx)
     np.testing.assert_allclose(y[0], np.broadcast_to(y[0, :1], y[0].shape), rtol=1e-6)
     generated = hyper_mixer.HyperMixer(HIDDEN, 2, tied=False)
-    y = generated.apply({'params': randomised(generated, x, ctx)}, x, ctx)
+    y = generated.apply({'params': random_params(generated, x, ctx, scale=0.5)}, x, ctx)
     assert np.ptp(y[0], axis=0).min() > 1e-3
 
 
 def test_dropout_drops_whole_hidden_units():
     """With every unit but one dropped, each head's output is one unit's weights times its features: rank 1."""
     mixer = hyper_mixer.HyperMixer(16, norm=None, dropout_rate=0.9)
-    ctx = context(np.ones((1, LENGTH)), deterministic=False)
+    ctx = context_of_ids(np.ones((1, LENGTH)), deterministic=False)
     x = jax.random.normal(jax.random.key(3), (1, LENGTH, D))
-    params = randomised(mixer, x, ctx.replace(deterministic=True))
+    params = random_params(mixer, x, ctx.replace(deterministic=True), scale=0.5)
 
     def rank(ctx, **rngs):
         y = mixer.apply({'params': params}, x, ctx, rngs=rngs)
@@ -156,7 +144,7 @@ def test_dropout_drops_whole_hidden_units():
 
 def operations(length, width=64, hidden=128, **options):
     mixer = hyper_mixer.HyperMixer(hidden, **options)
-    ctx = context(np.ones((1, length)))
+    ctx = context_of_ids(np.ones((1, length)))
     x = jax.ShapeDtypeStruct((1, length, width), jnp.float32)
     params = nn.unbox(jax.eval_shape(mixer.init, jax.random.key(0), x, ctx)['params'])
     compiled = jax.jit(lambda params, x: mixer.apply({'params': params}, x, ctx)).lower(params, x).compile()
@@ -177,24 +165,3 @@ def test_cost_is_that_of_appendix_d(length):
 def test_cost_is_linear_in_length():
     growth = (operations(2048) - operations(1024)) / (operations(1024) - operations(512))
     assert growth == pytest.approx(2, rel=0.01)
-
-
-@pytest.mark.parametrize(
-    ('module', 'message'),
-    [
-        (
-            hyper_mixer.HyperMixer(HIDDEN, 3),
-            r'^HyperMixer.num_heads is 3, which does not divide the model width 8: use',
-        ),
-        (hyper_mixer.HyperMixer(9, 2), r'^HyperMixer.num_heads is 2, which does not divide hidden_dim 9: use'),
-        (
-            hyper_mixer.HyperMixer(HIDDEN, token_information=functools.partial(LearnedPositions, LENGTH - 1)),
-            r'^LearnedPositions.max_length is 9, got a sequence of 10 tokens: give LearnedPositions.max_length = 10 or',
-        ),
-        (hyper_mixer.HyperMixerCross(HIDDEN), r'^HyperMixerCross needs the output of an encoder: use it in DECODER'),
-    ],
-)
-def test_refusals_are_one_line(module, message):
-    with pytest.raises(UserError, match=message) as error:
-        jax.eval_shape(module.init, jax.random.key(0), jnp.zeros((1, LENGTH, D)), context([[1] * LENGTH]))
-    assert '\n' not in str(error.value)

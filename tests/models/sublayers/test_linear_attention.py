@@ -11,24 +11,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from remixer_t5x.context import Memory, SequenceContext
-from remixer_t5x.errors import UserError
 from remixer_t5x.models.sublayers import linear_attention
+from tests.support.sublayer_inputs import context_of_ids
 
 # Made by the script next to it.
 GOLDEN = np.load(pathlib.Path(__file__).parents[2] / 'golden' / 'linear_attention.npz')
 HEADS, HEAD_DIM, LENGTH = 3, 5, 21
 
 
-def context(ids, **flags):
-    ids = np.asarray(ids, np.int32)
-    starts = np.diff(ids, axis=1, prepend=-1) != 0
-    index = np.arange(ids.shape[1])
-    places = index - np.maximum.accumulate(np.where(starts, index, 0), axis=1)
-    return SequenceContext(jnp.asarray(ids), jnp.asarray(places, jnp.int32), **flags)
-
-
 def golden_context(**flags):
-    return context(np.arange(LENGTH) < GOLDEN['lengths'][:, None], **flags)
+    return context_of_ids(np.arange(LENGTH) < GOLDEN['lengths'][:, None], **flags)
 
 
 def golden_weights():
@@ -52,7 +44,7 @@ def test_equals_the_authors_package(form, chunk, monkeypatch):
 @pytest.mark.parametrize('packed', [False, True])
 def test_cross_form_equals_the_authors_package(packed):
     memory = Memory(jnp.asarray(GOLDEN['x']), golden_context(packed=packed))
-    ctx = context(np.ones((3, 4)), causal=True, packed=packed, memory=memory)
+    ctx = context_of_ids(np.ones((3, 4)), causal=True, packed=packed, memory=memory)
     layer = linear_attention.LinearCrossAttention(HEADS, HEAD_DIM)
     actual = jax.jit(layer.apply)({'params': golden_weights()}, jnp.asarray(GOLDEN['queries']), ctx)
     np.testing.assert_allclose(actual, GOLDEN['cross'], rtol=1e-5, atol=1e-5)
@@ -88,7 +80,7 @@ def test_chunks_of_packed_rows_equal_the_quadratic_formula(chunk, causal, monkey
         weights = weights * allowed[:, None]
         wanted = np.einsum('bhqk,bkhd->bqhd', weights, value)
         wanted /= np.maximum(np.swapaxes(weights.sum(-1), 1, 2), 1e-9)[..., None]
-        actual = attend(*arrays, context(ids, causal=causal, packed=True))
+        actual = attend(*arrays, context_of_ids(ids, causal=causal, packed=True))
         np.testing.assert_allclose(actual[ids > 0], wanted[ids > 0], rtol=2e-5)
         assert np.all(np.isfinite(actual))
 
@@ -106,7 +98,7 @@ def test_gradients_of_the_packed_cross_form_are_those_of_its_examples():
         return jnp.sum(jnp.sin(layer.apply({'params': params}, x, ctx)) * (ctx.segment_ids > 0)[..., None])
 
     ids, memory_ids = np.array([[1, 1, 2, 2, 2, 0]]), np.array([[1, 1, 1, 1, 2, 2, 0]])
-    ctx = context(ids, memory=Memory(memory, context(memory_ids)))
+    ctx = context_of_ids(ids, memory=Memory(memory, context_of_ids(memory_ids)))
     params = nn.unbox(layer.init(jax.random.key(0), x, ctx)['params'])
     gradient = jax.jit(jax.grad(loss, argnums=(0, 1, 2)), static_argnums=5)
     packed = gradient(params, x, memory, ids, memory_ids, True)
@@ -121,7 +113,7 @@ def test_memory_grows_as_length(flags):
 
     def temporary_bytes(length):
         x = jnp.ones((1, length, 32))
-        ctx = context(np.ones((1, length)), **flags)
+        ctx = context_of_ids(np.ones((1, length)), **flags)
         params = nn.unbox(layer.init(jax.random.key(0), x, ctx)['params'])
 
         def loss(params, x, ctx):
@@ -136,7 +128,7 @@ def test_decoding_state_does_not_depend_on_length():
     layer = linear_attention.LinearAttention(HEADS, HEAD_DIM)
 
     def shapes(length):
-        ctx = context(np.ones((2, length)), causal=True, decode=True)
+        ctx = context_of_ids(np.ones((2, length)), causal=True, decode=True)
         variables = jax.eval_shape(layer.init, jax.random.key(0), jnp.ones((2, length, 4)), ctx)
         return jax.tree.map(lambda array: array.shape, variables['cache'])
 
@@ -149,10 +141,3 @@ def test_features_stay_positive_and_have_a_slope():
     assert np.all(np.asarray(linear_attention.feature_map(x)) > 0)
     slopes = jax.vmap(jax.grad(linear_attention.feature_map))(x)
     assert np.all(np.isfinite(slopes)) and np.all(np.asarray(slopes) > 0)
-
-
-def test_cross_form_needs_an_encoder():
-    layer = linear_attention.LinearCrossAttention(HEADS, HEAD_DIM)
-    with pytest.raises(UserError, match='use it in DECODER_SUBLAYERS, or LinearAttention here') as error:
-        jax.eval_shape(layer.init, jax.random.key(0), jnp.zeros((1, 3, 4)), context(np.ones((1, 3))))
-    assert '\n' not in str(error.value)

@@ -11,11 +11,10 @@ from flax import linen as nn
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from remixer_t5x.context import SequenceContext
-from remixer_t5x.errors import UserError
 from remixer_t5x.kernels.window_mlp import mix
 from remixer_t5x.models.architecture import stack
 from remixer_t5x.models.sublayers import mlp_mixer
+from tests.support.sublayer_inputs import context_of_ids, random_params
 
 # Made by the script next to it.
 GOLDEN = np.load(pathlib.Path(__file__).parents[2] / 'golden' / 'mlp_mixer.npz')
@@ -23,28 +22,14 @@ LENGTH, HIDDEN = GOLDEN['wi'].shape
 WIDTH = 5
 
 
-def context(ids, positions=None, **flags):
-    ids = jnp.asarray(ids, jnp.int32)
-    if positions is None:
-        positions = jnp.broadcast_to(jnp.arange(ids.shape[1]), ids.shape)
-    return SequenceContext(ids, jnp.asarray(positions, jnp.int32), **flags)
-
-
 def gelu(x):
     return 0.5 * x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
-
-
-def randomised(module, x, ctx):
-    params = nn.unbox(module.init(jax.random.key(0), x, ctx)['params'])
-    leaves, tree = jax.tree.flatten(params)
-    keys = jax.random.split(jax.random.key(1), len(leaves))
-    return tree.unflatten([jax.random.normal(k, leaf.shape) for k, leaf in zip(keys, leaves, strict=True)])
 
 
 def test_mixer_equals_a_pytorch_package():
     mixer = mlp_mixer.MLPMixer(HIDDEN, LENGTH)
     params = {name: jnp.asarray(GOLDEN[name]) for name in ('wi', 'wi_bias', 'wo', 'wo_bias')}
-    ctx = context(np.ones(GOLDEN['x'].shape[:2]))
+    ctx = context_of_ids(np.ones(GOLDEN['x'].shape[:2]))
     for packed in (False, True):
         actual = jax.jit(mixer.apply)({'params': params}, GOLDEN['x'], ctx.replace(packed=packed))
         np.testing.assert_allclose(actual, GOLDEN['mixed'], rtol=1e-4, atol=1e-4)
@@ -57,7 +42,7 @@ def test_padding_is_zero_for_the_package():
     x = np.where(np.arange(LENGTH)[:, None] < 4, GOLDEN['x'][:1], 0)
     hidden = gelu(np.einsum('ls,bld->bsd', GOLDEN['wi'], x) + GOLDEN['wi_bias'][:, None])
     wanted = np.einsum('sl,bsd->bld', GOLDEN['wo'], hidden) + GOLDEN['wo_bias'][:, None]
-    actual = mixer.apply({'params': params}, GOLDEN['x'][:1, :6], context([[1, 1, 1, 1, 0, 0]]))
+    actual = mixer.apply({'params': params}, GOLDEN['x'][:1, :6], context_of_ids([[1, 1, 1, 1, 0, 0]]))
     np.testing.assert_allclose(actual[:, :4], wanted[:, :4], rtol=1e-4, atol=1e-4)
 
 
@@ -81,7 +66,7 @@ def test_window_form_equals_the_equation(window):
     length = 2 * mix.CHUNK + 3
     mixer = mlp_mixer.WindowMixer(4, window)
     x = np.random.default_rng(0).normal(size=(1, length, WIDTH))
-    params = randomised(mixer, jnp.zeros(x.shape), context(np.ones((1, length))))
+    params = random_params(mixer, jnp.zeros(x.shape), context_of_ids(np.ones((1, length))))
     apply = jax.jit(lambda params, x, ctx: mixer.apply({'params': params}, x, ctx))
 
     @settings(max_examples=5, deadline=None, derandomize=True, database=None)
@@ -91,7 +76,7 @@ def test_window_form_equals_the_equation(window):
         for index, end in enumerate(sorted(ends, reverse=True)):
             ids[0, :end] = len(ends) - index
         for packed in {True, len(ends) > 1}:
-            actual = apply(params, jnp.asarray(x, jnp.float32), context(ids, packed=packed))[0]
+            actual = apply(params, jnp.asarray(x, jnp.float32), context_of_ids(ids, packed=packed))[0]
             wanted = window_reference(params, x[0], ids[0])
             real = ids[0] > 0
             np.testing.assert_allclose(actual[real], wanted[real], rtol=1e-4, atol=1e-4)
@@ -107,8 +92,8 @@ def test_gradient_of_the_window_form_is_that_of_the_equation(devices, monkeypatc
     mixer = mlp_mixer.WindowMixer(4, window)
     x = jax.random.normal(jax.random.key(2), (2, length, WIDTH))
     ids = jnp.asarray([[1] * 7 + [2] * (length - 7), [1] * (length - 2) + [0] * 2])
-    ctx = context(ids, packed=True)
-    params = randomised(mixer, x, ctx)
+    ctx = context_of_ids(ids, packed=True)
+    params = random_params(mixer, x, ctx)
 
     def direct(params, x):
         place = jnp.arange(length)[:, None] - jnp.arange(window)[::-1]
@@ -133,8 +118,8 @@ def test_window_form_never_keeps_all_hidden_units(policy):
     batch, length, width, hidden = 2, 512, 64, 32
     mixer = mlp_mixer.WindowMixer(hidden, 8)
     mix = nn.remat(mlp_mixer.WindowMixer, policy=policy)(hidden, 8) if policy else mixer
-    x, ctx = jnp.ones((batch, length, width)), context(np.ones((batch, length)), causal=True)
-    params = randomised(mixer, x, ctx)
+    x, ctx = jnp.ones((batch, length, width)), context_of_ids(np.ones((batch, length)), causal=True)
+    params = random_params(mixer, x, ctx)
     gradient = jax.jit(jax.grad(lambda params, x: jnp.sum(mix.apply({'params': params}, x, ctx))))
     temporary = gradient.lower(params, x).compile().memory_analysis().temp_size_in_bytes
     assert temporary < 0.7 * batch * length * hidden * width * 4
@@ -144,7 +129,7 @@ def test_window_form_keeps_one_window_while_decoding():
     mixer = mlp_mixer.WindowMixer(4, 6)
 
     def shapes(length):
-        ctx = context(np.ones((2, length)), causal=True, decode=True)
+        ctx = context_of_ids(np.ones((2, length)), causal=True, decode=True)
         variables = jax.eval_shape(mixer.init, jax.random.key(0), jnp.ones((2, length, WIDTH)), ctx)
         return jax.tree.map(lambda array: array.shape, variables['cache'])
 
@@ -157,8 +142,8 @@ def test_dropout_drops_hidden_units_of_a_row_and_keeps_the_mean(kind, packed):
     rate, draws = 0.5, 1500
     mixer = mlp_mixer.MLPMixer(8, 4, rate) if kind == 'mixer' else mlp_mixer.WindowMixer(8, 3, rate)
     x = jnp.broadcast_to(jax.random.normal(jax.random.key(0), (1, 4, WIDTH)), (2, 4, WIDTH))
-    ctx = context(np.ones((2, 4)), packed=packed)
-    params = randomised(mixer, x, ctx)
+    ctx = context_of_ids(np.ones((2, 4)), packed=packed)
+    params = random_params(mixer, x, ctx)
     wanted = mixer.apply({'params': params}, x, ctx)
 
     def train(key):
@@ -168,18 +153,3 @@ def test_dropout_drops_hidden_units_of_a_row_and_keeps_the_mean(kind, packed):
     assert not np.allclose(drawn[0, 0], drawn[0, 1])
     spread = np.std(drawn, axis=0) / math.sqrt(draws)
     assert np.all(np.abs(np.mean(drawn, axis=0) - wanted) < 5 * spread + 1e-3)
-
-
-@pytest.mark.parametrize(
-    ('length', 'flags', 'message'),
-    [
-        (4, {'causal': True}, r'cannot be used in a decoder: give DECODER_MIXER = @mlp_mixer.WindowMixer'),
-        (9, {}, r'^MLPMixer.max_length is 8, got a sequence of 9 tokens: give MLPMixer.max_length = 9 or shorten'),
-    ],
-)
-def test_mixer_refuses_what_it_cannot_honour(length, flags, message):
-    mixer = mlp_mixer.MLPMixer(4, 8)
-    with pytest.raises(UserError, match=message) as error:
-        ctx = context(np.ones((1, length)), **flags)
-        jax.eval_shape(mixer.init, jax.random.key(0), jnp.zeros((1, length, WIDTH)), ctx)
-    assert '\n' not in str(error.value)

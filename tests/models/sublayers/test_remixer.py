@@ -11,12 +11,14 @@ from flax import linen as nn
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from remixer_t5x.context import SequenceContext
-from remixer_t5x.errors import UserError
 from remixer_t5x.kernels.compile_target import compiling_for
 from remixer_t5x.models.sublayers import remixer
+from tests.support.sublayer_inputs import context_of_lengths, random_params
 
 D, F, LENGTH = 6, 10, 8
+
+
+context = functools.partial(context_of_lengths, length=LENGTH)
 
 
 def softmax(logits):
@@ -37,19 +39,6 @@ def paper_block(x, w1, w2, h, w3, alpha, residual):
     if residual == 'hidden':
         return (composed + hidden) @ w3
     return composed @ w3 + (hidden if residual == 'identity' else 0)
-
-
-def randomised(module, ctx, width=D):
-    params = nn.unbox(module.init(jax.random.key(0), jnp.zeros((*ctx.segment_ids.shape, width)), ctx)['params'])
-    leaves, tree = jax.tree.flatten(params)
-    keys = jax.random.split(jax.random.key(1), len(leaves))
-    return tree.unflatten([jax.random.normal(k, x.shape) for x, k in zip(leaves, keys, strict=True)])
-
-
-def context(lengths, length=LENGTH, **flags):
-    positions = np.tile(np.arange(length, dtype=np.int32), (len(lengths), 1))
-    ids = (positions < np.asarray(lengths)[:, None]).astype(np.int32)
-    return SequenceContext(jnp.asarray(ids), jnp.asarray(positions), **flags)
 
 
 def sigmoid(x):
@@ -74,7 +63,7 @@ def test_equals_the_paper(composition, residual, causal):
     width = F if residual == 'identity' else D
     block = remixer.Remixer(F, LENGTH + 3, factory, getattr(remixer, f'{residual}_residual'))
     ctx = context([LENGTH, LENGTH], causal=causal)
-    params = randomised(block, ctx, width)
+    params = random_params(block, jnp.zeros((*ctx.segment_ids.shape, width)), ctx)
     x = np.random.default_rng(0).normal(size=(2, LENGTH, width))
     h = np.asarray(params['mixing']['logits'], np.float64)[:LENGTH, :LENGTH]
     if causal:
@@ -89,7 +78,7 @@ def test_equals_the_paper(composition, residual, causal):
 def test_no_composition_is_mixing_alone():
     block = remixer.Remixer(F, LENGTH, remixer.NoComposition, remixer.no_residual)
     ctx = context([LENGTH])
-    params = randomised(block, ctx)
+    params = random_params(block, jnp.zeros((*ctx.segment_ids.shape, D)), ctx)
     x = np.random.default_rng(1).normal(size=(1, LENGTH, D))
     w1, w2, w3 = (np.asarray(params[name]['kernel'], np.float64) for name in ('wi_0', 'wi_1', 'wo'))
     wanted = softmax(np.asarray(params['mixing']['logits'], np.float64)) @ (gelu(x[0] @ w1) * (x[0] @ w2)) @ w3
@@ -197,21 +186,6 @@ def test_mixing_keeps_no_array_of_batch_length_length():
         jnp.ones((7, 64, D))
     )
     assert '[7,64,64]' not in str(jaxpr)
-
-
-def test_refuses_a_sequence_longer_than_h():
-    block = remixer.Remixer(F, LENGTH)
-    with pytest.raises(UserError, match=r'^Remixer.max_length is 8, got a sequence of 9 tokens: give') as error:
-        jax.eval_shape(
-            block.init, jax.random.key(0), jnp.zeros((1, LENGTH + 1, D)), context([LENGTH], length=LENGTH + 1)
-        )
-    assert '\n' not in str(error.value)
-
-
-def test_identity_residual_needs_equal_widths():
-    block = remixer.Remixer(F, LENGTH, residual=remixer.identity_residual)
-    with pytest.raises(UserError, match='model width 6, got 10: use remixer.hidden_residual'):
-        jax.eval_shape(block.init, jax.random.key(0), jnp.zeros((1, LENGTH, D)), context([LENGTH]))
 
 
 def test_mixing_dropout_is_shared_by_the_batch_and_keeps_the_mean():

@@ -9,11 +9,11 @@ import pytest
 from flax import linen as nn
 
 from remixer_t5x.context import Memory, SequenceContext
-from remixer_t5x.errors import UserError
 from remixer_t5x.kernels.compile_target import compiling_for
 from remixer_t5x.models.architecture import layer
 from remixer_t5x.models.layers.norms import GroupedRMSNorm
 from remixer_t5x.models.sublayers import attention, gated_mlp, tim
+from tests.support.sublayer_inputs import random_params
 
 D, F, HEADS, KV, LENGTH, MEMORY = 8, 12, 4, 3, 5, 4
 BLOCKS = ('tim_attention', 'inter_mechanism_attention', 'tim_mlp')
@@ -98,13 +98,6 @@ def features(seed, length=LENGTH):
     return jax.random.normal(jax.random.key(seed), (2, length, D))
 
 
-def randomised(module, *args):
-    params = nn.unbox(jax.jit(module.init)(jax.random.key(0), *args)['params'])
-    leaves, tree = jax.tree.flatten(params)
-    keys = jax.random.split(jax.random.key(1), len(leaves))
-    return tree.unflatten([jax.random.normal(k, x.shape) for x, k in zip(leaves, keys, strict=True)])
-
-
 def relative_bias(length=LENGTH):
     return jax.random.normal(jax.random.key(7), (1, HEADS, length, length))
 
@@ -121,7 +114,7 @@ def test_encoder_layer_is_algorithm_1(num_mechanisms, competes, layout):
     )
     block = layer.make_layer(sublayers, layout, norm=functools.partial(GroupedRMSNorm, num_mechanisms))
     x, ctx = features(0), context(position_bias=relative_bias())
-    params = randomised(block, x, ctx)
+    params = random_params(block, x, ctx)
     actual = jax.jit(block.apply)({'params': params}, x, ctx)
     exact = jax.tree.map(lambda array: np.asarray(array, np.float64), params)
     bias, rows = np.asarray(ctx.position_bias[0], np.float64), np.asarray(x, np.float64)
@@ -143,7 +136,7 @@ PLAIN = [
 @pytest.mark.parametrize(('grouped', 'plain'), PLAIN, ids=lambda module: type(module).__name__)
 def test_one_mechanism_is_the_plain_sublayer(grouped, plain):
     x, ctx = features(0), with_memory(context(position_bias=relative_bias(), causal=True))
-    params = randomised(grouped, x, ctx)
+    params = random_params(grouped, x, ctx)
     wanted = plain.apply({'params': jax.tree.map(lambda kernel: kernel[0], params)}, x, ctx)
     np.testing.assert_allclose(grouped.apply({'params': params}, x, ctx), wanted, rtol=1e-5, atol=1e-4)
 
@@ -156,7 +149,7 @@ def test_one_mechanism_is_the_plain_sublayer(grouped, plain):
 )
 def test_mechanisms_do_not_see_each_other(module, which):
     x, ctx = features(0), with_memory(context())
-    params = randomised(module, x, ctx)
+    params = random_params(module, x, ctx)
 
     def first_mechanism(x, hidden):
         changed = ctx.replace(memory=ctx.memory.replace(hidden=hidden))
@@ -180,7 +173,7 @@ def test_accelerators_compute_the_same(platform):
     )
     block = layer.make_layer(sublayers, norm=functools.partial(GroupedRMSNorm, 2))
     x, ctx = features(0), with_memory(context(position_bias=relative_bias(), causal=True, attention='formula'))
-    params = jax.tree.map(lambda array: 0.3 * array, randomised(block, x, ctx))
+    params = jax.tree.map(lambda array: 0.3 * array, random_params(block, x, ctx))
 
     def value_and_gradients(params, x):
         return jax.value_and_grad(lambda *given: jnp.sum(jnp.sin(block.apply(*given, ctx))), (0, 1))(params, x)
@@ -193,7 +186,7 @@ def test_accelerators_compute_the_same(platform):
 
 def test_inter_mechanism_attention_mixes_mechanisms_and_not_tokens():
     module, x, ctx = tim.InterMechanismAttention(2), features(0), context()
-    params = randomised(module, x, ctx)
+    params = random_params(module, x, ctx)
     gradient = jax.grad(lambda x: jnp.sum(jnp.sin(module.apply({'params': params}, x, ctx)[0, 2, : D // 2])))(x)
     assert np.all(gradient[0, 2] != 0)
     assert not np.any(gradient.at[0, 2].set(0.0))
@@ -201,7 +194,7 @@ def test_inter_mechanism_attention_mixes_mechanisms_and_not_tokens():
 
 def test_competition_weights_sum_to_one_and_are_each_tokens_own():
     module, mechanisms = tim.Competition(), jax.random.normal(jax.random.key(0), (4, 2, LENGTH, D))
-    params = randomised(module, (mechanisms,))
+    params = random_params(module, (mechanisms,))
     [weights] = module.apply({'params': params}, (mechanisms,))
     assert weights.shape == (4, 2, LENGTH, 1)
     np.testing.assert_allclose(jnp.sum(weights, axis=0), 1.0, rtol=1e-6)
@@ -218,25 +211,3 @@ def test_queries_start_small_by_the_width_of_a_mechanism():
     for name, inverse_variance in wanted.items():
         spread = np.std(params[name]['kernel']) * np.sqrt(inverse_variance)
         assert abs(spread - 1) < 0.1, (name, spread)
-
-
-REFUSED = {
-    'width': (tim.InterMechanismAttention(3), 'EMBED_DIM, which is 8: give a number that divides 8'),
-    'none': (tim.InterMechanismAttention(0), 'EMBED_DIM, which is 8: give a number that divides 8'),
-    'heads': (tim.TimAttention(2, 3, KV), 'NUM_HEADS, which is 3'),
-    'cross heads': (tim.TimCrossAttention(4, 6, KV), 'NUM_HEADS, which is 6'),
-    'hidden': (tim.TimMLP(4, 6), 'MLP_DIM, which is 6'),
-}
-
-
-@pytest.mark.parametrize('name', REFUSED)
-def test_what_cannot_be_split_is_refused_in_one_line(name):
-    module, message = REFUSED[name]
-    with pytest.raises(UserError, match=message) as caught:
-        module.init(jax.random.key(0), features(0), with_memory(context()))
-    assert '\n' not in str(caught.value)
-
-
-def test_cross_attention_without_an_encoder_names_what_to_use():
-    with pytest.raises(UserError, match='TimCrossAttention needs .* TimAttention here'):
-        tim.TimCrossAttention(2, HEADS, KV).init(jax.random.key(0), features(0), context())
