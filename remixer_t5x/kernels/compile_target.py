@@ -29,14 +29,14 @@ _TARGET: contextvars.ContextVar[_Target] = contextvars.ContextVar('compile_targe
 
 @contextlib.contextmanager
 def compiling_for(platform: str, interpret: bool = False, chip: str | None = None) -> Iterator[None]:
-    """What is traced within is for `platform`, though this process may only have CPUs to compile it with.
+    """Traces for `platform`, although this process may only have CPUs.
 
     Args:
-        platform: 'tpu' or 'gpu' for a program that the device's own compiler will see; 'accelerator' for one that
-            XLA:CPU compiles in its place, which cannot contain kernels.
-        interpret: kernels are translated to operations that every device has, so that a program with the kernels of
-            one platform runs on another, slowly.
-        chip: such as 'v3', where it is known; some kernels need a newer one.
+        platform: 'tpu' or 'gpu' for a program that the device's compiler will compile; 'accelerator' for a program
+            that XLA:CPU compiles instead, which cannot contain kernels.
+        interpret: translates kernels to operations that every device has, so that a program with the kernels of one
+            platform runs slowly on another.
+        chip: such as 'v3', if known; some kernels need a newer chip.
     """
     token = _TARGET.set(_Target(platform, interpret, chip))
     try:
@@ -46,7 +46,7 @@ def compiling_for(platform: str, interpret: bool = False, chip: str | None = Non
 
 
 def target_platform() -> str:
-    """'cpu', 'tpu', 'gpu', or another platform of JAX."""
+    """Returns 'cpu', 'tpu', 'gpu', or another platform of JAX."""
     return _TARGET.get().platform or jax.default_backend()
 
 
@@ -56,7 +56,7 @@ def is_described() -> bool:
 
 
 def target_chip() -> str:
-    """Such as 'v3' or 'v5e' for a TPU; empty where it is unknown."""
+    """Returns the TPU chip, such as 'v3' or 'v5e'; empty if unknown."""
     target = _TARGET.get()
     if target.chip or target.platform or jax.default_backend() != 'tpu':
         return target.chip or ''
@@ -64,26 +64,26 @@ def target_chip() -> str:
 
 
 def interprets_kernels() -> bool:
-    """Whether kernels become operations of whatever device runs them."""
+    """Whether kernels are translated to operations that every device has."""
     return _TARGET.get().interpret
 
 
 def on_cpu() -> bool:
-    """Whether everything runs on CPU devices."""
+    """Whether the program runs on CPUs."""
     return target_platform() == 'cpu'
 
 
 def on_single_cpu() -> bool:
-    """Whether everything runs on one CPU device.
+    """Whether the program runs on one CPU device, where loops over the rows of a batch pay off.
 
-    There what one row needs stays in cache, and rows can be copied in place. With several devices the batch may be
-    sharded, and a loop over its rows would gather every one; an accelerator is left waiting by small steps.
+    The data of one row stays in cache, and rows can be copied in place. With several devices the batch may be sharded,
+    and a loop would gather every row; an accelerator would mostly wait between small steps.
     """
     return on_cpu() and jax.device_count() == 1
 
 
 def rows_and_heads(batch: int, heads: int) -> tuple[Any, Any]:
-    """The mesh axes that split rows of the batch and heads, each None where they do not divide the size."""
+    """The mesh axes that shard the batch and the heads, each None if they do not divide the size."""
     mesh = jax.sharding.get_abstract_mesh()
     rules = nn.get_logical_axis_rules()
     names = nn.logical_to_mesh_axes((axes.BATCH, axes.HEADS)) if rules else PartitionSpec(None, None)
@@ -91,13 +91,13 @@ def rows_and_heads(batch: int, heads: int) -> tuple[Any, Any]:
 
 
 def heads_of_device(batch: int, heads: int) -> int:
-    """The number of heads for which each device runs a kernel."""
+    """The number of heads that each device computes."""
     mesh_axes = rows_and_heads(batch, heads)[1]
     return heads // _parts(jax.sharding.get_abstract_mesh(), mesh_axes)
 
 
 def _dividing(mesh, mesh_axes, size: int):
-    """The mesh axes if they split `size` evenly; otherwise None, which replicates."""
+    """The mesh axes if they divide `size`; otherwise None, which replicates."""
     parts = _parts(mesh, mesh_axes)
     return mesh_axes if parts > 1 and size % parts == 0 else None
 
@@ -108,7 +108,7 @@ def _parts(mesh, mesh_axes) -> int:
 
 
 def on_each_device(run: Callable, in_specs: Any, out_specs: Any) -> Callable:
-    """`run`, called on each device with its part of the arguments."""
+    """Returns `run`, called on each device with its shard of the arguments."""
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.empty or mesh.size == 1:
         return run

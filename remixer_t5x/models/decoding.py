@@ -1,8 +1,8 @@
-"""Decoding with a cache, one token of every row per step: the parts that decoders share, and greedy decoding.
+"""Decoding with a cache, one token of every row per step: the code that decoders share, and greedy decoding.
 
-A decoder is a frozen dataclass `(generation, rng) -> Decoded`, so that gin swaps it by class: `Greedy` here,
-`sampling.Sampling`, `beam_search.BeamSearch`. Rows of one sequence (samples, beams) are next to each other and share
-its encoder output and everything computed from it.
+A decoder is a frozen dataclass `(generation, rng) -> Decoded`, so that gin selects it by class: `Greedy`,
+`sampling.Sampling` or `beam_search.BeamSearch`. Rows of one sequence (samples, beams) are adjacent and share its
+encoder output and everything computed from it.
 """
 
 import dataclasses
@@ -30,15 +30,15 @@ class Decoded(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Generation:
-    """The functions of a model and a batch that a decoder may use.
+    """A model and a batch, as functions for a decoder.
 
     Attributes:
         allocate: number of rows per sequence -> an empty cache for `max_length` tokens of each row.
         step: (tokens [rows], cache) -> (logits of the next token [rows, vocab] float32, cache).
-        has_input: [batch] bool, False for a sequence that only pads the batch, for which nothing is generated.
+        has_input: [batch] bool, False for a sequence that only pads the batch; its tokens are 0.
         max_length: maximum number of tokens to generate, including the end token.
         eos_id: the token that ends a sequence.
-        last: [batch] int32, the token that the first step takes, the last of each prompt; None is the padding id, with
+        last: [batch] int32, the input of the first step, the last token of each prompt; None is the padding id, with
             which T5 starts a sequence.
     """
 
@@ -50,7 +50,7 @@ class Generation:
     last: jax.Array | None = None
 
     def first_tokens(self, rows_per_sequence: int) -> jax.Array:
-        """What the first step takes, [rows] int32."""
+        """The input tokens of the first step, [rows] int32."""
         if self.last is None:
             return jnp.zeros((self.has_input.shape[0] * rows_per_sequence,), jnp.int32)
         return jnp.repeat(self.last, rows_per_sequence)
@@ -109,9 +109,9 @@ def generate_rows(
 
 
 def top_values(values: jax.Array, count: int) -> tuple[jax.Array, jax.Array]:
-    """The `count` largest along the last axis, largest first, and their indices, as `jax.lax.top_k`.
+    """The `count` largest along the last axis, largest first, and their indices, like `jax.lax.top_k`.
 
-    In a program that is exported for any number of rows it sorts, because TensorFlow cannot run JAX's operation there.
+    Sorts in a program that is exported for any number of rows, because TensorFlow cannot run JAX's operation there.
     """
     if all(isinstance(size, int) for size in values.shape):
         return jax.lax.top_k(values, count)
@@ -147,7 +147,7 @@ def score_choices(generation: Generation, choices: jax.Array) -> jax.Array:
 
 
 def kernels_in(dtype: jnp.dtype, params: Any) -> Any:
-    """The parameters with what a matmul or a lookup casts to `dtype` already cast: kernels and token embeddings."""
+    """Casts the parameters that a matmul or a lookup would cast to `dtype`: kernels and token embeddings."""
 
     def cast(path: tuple[Any, ...], leaf: jax.Array) -> jax.Array:
         names = [entry.key for entry in path]

@@ -27,7 +27,7 @@ class DistanceBias:
         return spread_over_diagonals(self.by_distance, (self.by_distance.shape[1] + 1) // 2)[None]
 
 
-# What sublayers pass on: a bias for each query and key, one for each distance, or none.
+# A bias for each query and key, one for each distance, or none.
 Bias: TypeAlias = 'jax.Array | DistanceBias | None'
 
 
@@ -45,14 +45,14 @@ def split_bias(bias: Bias, parts: int) -> list[Bias]:
 
 @struct.dataclass
 class Visibility:
-    """Which keys each query of a row sees, without a [query, key] array.
+    """The keys that each query of a row can see, without a [query, key] array.
 
     Attributes:
-        query_segments: [batch, queries] int32, the example that a query belongs to; None where a row is one example, of
-            which each query sees all tokens.
+        query_segments: [batch, queries] int32, the example that a query belongs to; None if each row is one example,
+            whose tokens are visible to every query.
         key_segments: [batch, keys] int32, the example that a key belongs to; 0 is padding.
-        causal: a query sees no key behind its own place in the row.
-        key_prefix: [batch, keys] bool, the keys that queries of their example see from any place; None for no such key.
+        causal: a query sees no key after its own position in the row.
+        key_prefix: [batch, keys] bool, keys that every query of their example sees; None if there are none.
     """
 
     query_segments: jax.Array | None
@@ -61,7 +61,7 @@ class Visibility:
     key_prefix: jax.Array | None = None
 
     def mask(self) -> jax.Array:
-        """bool, broadcastable to [batch, 1, queries, keys]; True where a query sees a key."""
+        """The mask, bool, broadcastable to [batch, 1, queries, keys]; True if a query sees a key."""
         if self.query_segments is None:
             allowed = (self.key_segments > 0)[:, None, None, :]
         else:

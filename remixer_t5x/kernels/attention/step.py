@@ -1,7 +1,7 @@
-"""softmax(query key^T + bias) value for a few queries against a long cache: one decoding step.
+"""softmax(query key^T + bias) value for one decoding step: a few queries against a long cache.
 
-A step reads the cache once and computes next to nothing, so that its time is that of reading. Which form of the cache
-is read fastest depends on the device:
+A step reads the cache once and computes very little, so reading determines its time. The layout of the cache that is
+read fastest depends on the device:
 
 heads first   [batch, heads, length, kv], on a CPU and a GPU. XLA:CPU reads it at the speed of memory, as each head's
               matmul then finds its operands in one piece (2.5 times as fast as `dot_product_attention`, 6 times as the
@@ -11,7 +11,7 @@ side by side  [batch, length, heads * kv], on a TPU, which stores 128 features t
               heads are one matmul, with a query for each head that is zero for the features of the other heads. That
               takes `heads` times the products, in still less time than reading takes.
 
-Sublayers keep their caches in one of these forms, and pay for the transpose once, when a position is written.
+Sublayers store their caches in one of these layouts, and transpose each position once, when it is written.
 """
 
 import jax
@@ -22,7 +22,7 @@ from remixer_t5x.kernels.compile_target import rows_and_heads, target_platform
 
 
 def cached(x: jax.Array) -> tuple[jax.Array, int]:
-    """Keys or values [batch, length, heads, kv] in the form of a cache, and the axis of their positions."""
+    """Keys or values [batch, length, heads, kv] in the layout of the cache, and the axis of their positions."""
     batch, _, heads, _ = x.shape
     # Devices that share the heads would have to exchange the logits of all heads.
     if target_platform() == 'tpu' and rows_and_heads(batch, heads)[1] is None:
@@ -31,7 +31,7 @@ def cached(x: jax.Array) -> tuple[jax.Array, int]:
 
 
 def cached_memory_key(x: jax.Array) -> jax.Array:
-    """Keys [batch, length, heads, kv] to which no position will be added; heads first, a head is [kv, length]."""
+    """Keys [batch, length, heads, kv] of the memory in the layout of the cache; heads first, a head is [kv, length]."""
     key, _ = cached(x)
     return key if key.ndim == 3 else jnp.swapaxes(key, 2, 3)
 

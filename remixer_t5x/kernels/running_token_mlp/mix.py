@@ -1,14 +1,14 @@
 """A causal MLP along the tokens of an example: `y_t = w_out[t] . f(c_t A_t)`, `A_t = sum_{j <= t} w_in[j] (x) v[j]`.
 
-The running sum A [heads, hidden, features] is all that a token needs from the tokens before it. The A of every token
-would be length x hidden x features numbers. We keep A only at the start of every block of about `hidden` tokens for the
-backward pass, which is length x width numbers, and compute the rest again from there, in one of these ways:
+The running sum A [heads, hidden, features] is all that a token needs from the tokens before it. Storing A for every
+token would take length x hidden x features numbers. For the backward pass, A is stored only at the start of every block
+of about `hidden` tokens, which takes length x width numbers, and recomputed from there, in one of these ways:
 
-* Token by token, for a CPU, where a row's A stays in cache: the backward pass takes A_t back to A_{t-1} by subtracting
-  what token t added, and restarts the sum where an example or a block ends, so that rounding errors cannot pile up.
-* By a kernel that holds A on the chip, on a TPU and on a GPU (`blocks`).
-* Chunk by chunk, on an accelerator where the kernel cannot compute the call: the sums of a few tokens are one masked
-  matmul, and autodiff does the rest.
+* Token by token on a CPU, where a row's A stays in cache: the backward pass restores A_{t-1} from A_t by subtracting
+  what token t added, and restarts the sum where an example or a block ends, so that rounding errors do not accumulate.
+* With a kernel that keeps A on the chip, on a TPU and on a GPU (`blocks`).
+* Chunk by chunk on an accelerator whose kernel cannot compute the call: the sums of a few tokens are one masked matmul,
+  and autodiff computes the gradients.
 """
 
 import functools
@@ -42,7 +42,7 @@ def mix_through_running_hidden(
     hidden_scale: jax.Array | None = None,
     activation: Activation = jax.nn.gelu,
 ) -> jax.Array:
-    """Tokens mix through hidden units that see them and what comes before them in their example.
+    """Mixes each token with the tokens before it in its example, through hidden units.
 
     Args:
         w_in: [batch, length, heads, hidden] weights of the tokens as they are read; weights at padding do not matter.
@@ -50,7 +50,7 @@ def mix_through_running_hidden(
         w_out: [batch, length, heads, hidden] weights of the tokens as they are written.
         ids: [batch, length] int32, 1.. names the example of a token, 0 is padding.
         packed: False means at most one example in a row.
-        hidden_scale: [batch, length] float32, c_t; None is 1. It gets no gradient.
+        hidden_scale: [batch, length] float32, c_t, without a gradient; None is 1.
         activation: elementwise function of the hidden units, by default GELU in its tanh form.
 
     Returns:

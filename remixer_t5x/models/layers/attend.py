@@ -1,7 +1,7 @@
-"""Attention of a sublayer's heads to its own sequence or to the memory, with the caches of decoding.
+"""Attention of a sublayer's heads to its own sequence or to the memory, with caches for decoding.
 
-Masks, dropout and the choice between the two formulas are the same for all ways to make queries, keys and values. Call
-these functions within the `nn.compact` method of the sublayer, which owns the caches.
+Sublayers that project queries, keys and values in different ways share masks, dropout and caches. Call these functions
+within the `nn.compact` method of the sublayer, which owns the caches.
 """
 
 from collections.abc import Callable
@@ -28,14 +28,14 @@ def attend_to_own(
     bias: Bias = None,
     dropout_rate: float = 0.0,
 ) -> jax.Array:
-    """Tokens attend to the tokens of their own sequence; while decoding, to the cached tokens and themselves.
+    """Computes attention to the tokens of the same sequence; while decoding, to the cached tokens.
 
     Args:
         module: the sublayer.
         query: [batch, length, heads, kv]; key and value alike.
         ctx: facts about the tokens.
         bias: added to the logits: [1, heads, q, k] float32, a `DistanceBias`, or None.
-        dropout_rate: dropout on the attention weights, one mask for all queries.
+        dropout_rate: dropout on the attention weights, with one mask for all queries.
 
     Returns:
         [batch, length, heads, kv] in value's dtype.
@@ -45,12 +45,12 @@ def attend_to_own(
         visibility = in_sequence(ctx)
         _show_weights(module, query, key, visibility, bias)
         return attention(query, key, value, visibility, bias, ctx.attention)
-    own = query, key, value
+    uncached = query, key, value
     (key, axis), (value, _) = cached(key), cached(drop_value_rows(dropout_rate, value, deterministic=ctx.deterministic))
     key = cache.extend(module, 'cached_key', key, ctx, axis)
     value = cache.extend(module, 'cached_value', value, ctx, axis)
     if ctx.step is None and ctx.cache_slots is not None:
-        return attention(*own, in_sequence(ctx), bias, ctx.attention)
+        return attention(*uncached, in_sequence(ctx), bias, ctx.attention)
     mask = while_decoding(ctx, key.shape[axis])
     key = key if key.ndim == 3 else jnp.swapaxes(key, 2, 3)
     return attend_step(query, key, value, mask, full_bias(bias))
@@ -64,7 +64,7 @@ def attend_to_memory(
     ctx: SequenceContext,
     dropout_rate: float = 0.0,
 ) -> jax.Array:
-    """Tokens attend to the memory, whose keys and values the allocating call of decoding computes and keeps.
+    """Computes attention to the memory; the allocating call of decoding computes and caches its keys and values.
 
     Args:
         module: the sublayer.
@@ -100,17 +100,17 @@ def _show_weights(module: nn.Module, query: jax.Array, key: jax.Array, visibilit
 
 
 def in_sequence(ctx: SequenceContext) -> Visibility:
-    """Which tokens of its own sequence a token sees."""
+    """The visible tokens of the same sequence."""
     return Visibility(ctx.segment_ids if ctx.packed else None, ctx.segment_ids, ctx.causal, ctx.prefix)
 
 
 def in_memory(ctx: SequenceContext, memory_ctx: SequenceContext) -> Visibility:
-    """Which tokens of the encoder a token of the decoder sees."""
+    """The tokens of the encoder that are visible to the decoder."""
     return Visibility(ctx.segment_ids if ctx.packed else None, memory_ctx.segment_ids)
 
 
 def while_decoding(ctx: SequenceContext, num_keys: int) -> jax.Array:
-    """bool, broadcastable to [batch, 1, queries, keys]: the cached tokens that a decoding call sees."""
+    """The mask of the cached tokens, bool, broadcastable to [batch, 1, queries, keys]."""
     if ctx.step is None:
         return in_sequence(ctx).mask()
     return jnp.atleast_2d(cache.visible(num_keys, ctx))[:, None, None]

@@ -1,8 +1,8 @@
-"""Decoding caches: buffers in the `cache` collection, batch leading, one slot per position.
+"""Decoding caches: buffers in the `cache` collection, batch first, with one slot per position.
 
-The first call with `ctx.decode` sees values for all positions and allocates; later calls see the token at `ctx.step`.
-After a prompt, whose tokens the first call sees (`ctx.cache_slots`), the second call takes the prompt's last token of
-each row once more. So buffers hold all tokens of the prompt, and running sums all but the last (`is_before_last`).
+The first call with `ctx.decode` gets values for all positions and allocates; later calls get the token at `ctx.step`.
+If the first call gets the tokens of a prompt (`ctx.cache_slots`), the second call processes each row's last token once
+more. So buffers hold all tokens of the prompt, and running sums all except the last (`is_before_last`).
 """
 
 import jax
@@ -45,12 +45,14 @@ def _allocated(value: jax.Array, slots: int | None, axis: int) -> jax.Array:
 
 
 def at_prompt_end(values: jax.Array, ctx: SequenceContext) -> jax.Array:
-    """What a cache of one token's values starts with: [batch, 1, ...] of the token before the last one of each prompt,
-    zeros where a row has no such token or no prompt.
+    """The initial cache of one token's values: those of the token before the last one of each prompt, or zeros.
 
     Args:
         values: [batch, length, ...] of the allocating call.
         ctx: facts about its tokens.
+
+    Returns:
+        [batch, 1, ...]
     """
     if ctx.cache_slots is None:
         return jnp.zeros_like(values[:, :1])
@@ -60,21 +62,19 @@ def at_prompt_end(values: jax.Array, ctx: SequenceContext) -> jax.Array:
 
 
 def is_before_last(ctx: SequenceContext) -> jax.Array:
-    """[batch, length] bool: the tokens of each row but its last one; one example in a row."""
+    """[batch, length] bool: all tokens of each row except the last; rows have one example."""
     count = jnp.sum(ctx.is_token, axis=1, keepdims=True)
     return jnp.arange(ctx.segment_ids.shape[1]) < count - 1
 
 
 def visible(max_length: int, ctx: SequenceContext) -> jax.Array:
-    """[max_length] bool: the positions that the token at `ctx.step` may see, itself included; [batch, max_length] where
-    every row has a step.
-    """
+    """The positions visible at `ctx.step`, bool [max_length], or [batch, max_length] if every row has its own step."""
     step = decoding_step(ctx)
     return jnp.arange(max_length) <= (step[:, None] if step.ndim else step)
 
 
 def decoding_step(ctx: SequenceContext) -> jax.Array:
-    """`ctx.step` in a call that takes one token of each row."""
+    """Returns `ctx.step`, which is set in a call with one token of each row."""
     assert ctx.step is not None
     return ctx.step
 
@@ -82,7 +82,7 @@ def decoding_step(ctx: SequenceContext) -> jax.Array:
 def beams_as_queries(x: jax.Array, memory_rows: int) -> jax.Array:
     """[memory_rows * beams, length, embed] of a decoding call -> [memory_rows, beams * length, embed].
 
-    Beams of one sequence are next to each other and share its memory. A sublayer that reads the memory, and in which
-    queries do not see each other, treats the beams as queries of one row, so the memory is not repeated for each beam.
+    Beams of one sequence are adjacent and share its memory. A sublayer that reads the memory, and whose queries do not
+    see each other, treats the beams as queries of one row, so that the memory is not repeated for each beam.
     """
     return x.reshape(memory_rows, -1, x.shape[-1])

@@ -1,4 +1,4 @@
-"""Checks that several sublayers share, with the same error messages."""
+"""Checks that several sublayers share, so that their messages agree."""
 
 from remixer_t5x.context import Memory, SequenceContext
 from remixer_t5x.errors import UserError
@@ -14,7 +14,7 @@ def check_length(owner: str, max_length: int, length: int) -> None:
 
 
 def refuse_prefix(ctx: SequenceContext, owner: str) -> None:
-    """Raises UserError if there are tokens that are to be read in both directions, which the class `owner` cannot."""
+    """Raises UserError if there is a prefix, which the class `owner` cannot read in both directions."""
     if ctx.prefix is not None:
         raise UserError(
             f'{owner} cannot read a prefix in both directions: give PREFIX_LM = False, which reads it from left to '
@@ -23,7 +23,7 @@ def refuse_prefix(ctx: SequenceContext, owner: str) -> None:
 
 
 def needed_memory(ctx: SequenceContext, owner: str, instead: str) -> Memory:
-    """`ctx.memory`. Raises UserError if there is none, with what to use instead of the class `owner`."""
+    """Returns `ctx.memory`. Raises UserError without an encoder, naming what to use instead of the class `owner`."""
     if ctx.memory is None:
         raise UserError(f'{owner} needs the output of an encoder: use it in DECODER_SUBLAYERS, or {instead} here')
     return ctx.memory

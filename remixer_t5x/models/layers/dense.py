@@ -1,4 +1,4 @@
-"""Dense layers: one for all features, with a bias where it is asked for, and one for each group of features."""
+"""Dense layers: one for all features, with an optional bias, and one for groups of features."""
 
 import itertools
 from collections.abc import Callable
@@ -11,7 +11,7 @@ from flax import linen as nn
 from remixer_t5x import axes
 from remixer_t5x.kernels.compile_target import on_cpu, target_platform
 
-# The matrices of an adapter (`adapters.lora`), [in, rank] and [rank, features], next to a kernel that has one.
+# The matrices of an adapter (`models.lora`), [in, rank] and [rank, features], next to a kernel that has one.
 LORA_IN, LORA_OUT = 'lora_in', 'lora_out'
 # Normal with variance 1 / fan_in, as Hugging Face initialises T5. T5X truncates the normal of the
 # feed-forward's and the logits' kernels, at the same variance.

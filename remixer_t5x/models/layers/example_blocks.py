@@ -1,4 +1,4 @@
-"""Packed rows cut into blocks of tokens of one example, for work that every example needs a pass for.
+"""Cuts packed rows into blocks of tokens of one example, for computations that need a pass for each example.
 
 The tokens of a row are sorted by example, the longest example first. Step k of a loop then takes the k-th longest
 example of every row, in as many blocks as the longest of these needs. The k-th longest of a row of n tokens has at most
@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-# A shorter block wastes less where examples are short, and takes more steps where they are long.
+# A shorter block wastes less on short examples, and needs more steps for long ones.
 BLOCK = 64
 
 
@@ -77,8 +77,8 @@ class Side:
             take = (place >= first[:, None]) & (place < (first + count)[:, None])
 
             def write(array, values):
-                own = jnp.where(_expand(take, values), values.astype(array.dtype), array[:, :length])
-                return array.at[:, :length].set(own)
+                updated = jnp.where(_expand(take, values), values.astype(array.dtype), array[:, :length])
+                return array.at[:, :length].set(updated)
 
             return body(lambda array: array[:, :length], write, take, carry)
 
@@ -91,7 +91,7 @@ class Side:
 
 
 def cut(ids_in: jax.Array, ids_out: jax.Array) -> tuple[Side, Side, jax.Array]:
-    """How the tokens that are read and those that are written are sorted, and the number of ranks.
+    """Sorts the tokens that are read and those that are written; also returns the number of ranks.
 
     Args:
         ids_in, ids_out: [batch, n] and [batch, m] int32; 1..k names the example of a token, 0 is padding. Tokens of an

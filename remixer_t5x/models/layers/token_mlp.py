@@ -77,13 +77,13 @@ def read_hidden(w_out: jax.Array, units: jax.Array) -> jax.Array:
 
 def sum_of_products(w_in: jax.Array, value: jax.Array, take: jax.Array) -> jax.Array:
     """`sum_j w_in[j] (x) v[j]` over the tokens where `take` is True, float32 [batch, heads, hidden, features]."""
-    # Both are masked, as what is not finite at padding would survive a zero weight.
+    # Both are masked, because values at padding that are not finite would survive a zero weight.
     w_in, value = (jnp.where(take[..., None, None], array, 0) for array in (w_in, value))
     if on_cpu():
         total = jnp.einsum('bnhk,bnhf->bhkf', w_in, value, preferred_element_type=jnp.float32)
         return checkpoint_name(total, ATTENTION_OUTPUT)
-    # An accelerator adds up in float32 anyway. With a result in the dtype of the operands the gradients are matmuls of
-    # that dtype too. The result has no name, as it takes longer to keep than to compute again.
+    # An accelerator accumulates in float32 anyway. With a result in the dtype of the operands, the gradients are also
+    # matmuls in that dtype. The result has no checkpoint name, because saving it takes longer than recomputing it.
     if _has_one_head(w_in):
         total = jnp.einsum('bnk,bnf->bkf', w_in[:, :, 0], value[:, :, 0])[:, None]
     else:
@@ -102,14 +102,14 @@ def _mix_example(activation, w_in, value, w_out, hidden_bias, take):
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _mix_examples(activation, w_in, value, w_out, hidden_bias, ids_in, ids_out):
-    """Example by example, so that only one example's hidden units exist at a time."""
+    """Computes one example after another, so that only one example's hidden units exist at a time."""
     weights = w_in, value, w_out, hidden_bias
 
     def mix_one():
-        own = _mix_example(activation, *weights, ids_in == 1)
-        return jnp.where((ids_out == 1)[..., None, None], own, 0)
+        mixed = _mix_example(activation, *weights, ids_in == 1)
+        return jnp.where((ids_out == 1)[..., None, None], mixed, 0)
 
-    # Where no row has two examples, sorting would take a third longer.
+    # If no row has two examples, sorting would take a third longer.
     cut = functools.partial(example_blocks.cut, ids_in, ids_out)
     return jax.lax.cond(jnp.max(ids_out) > 1, lambda: _mix_ranks(activation, *cut(), *weights), mix_one)
 
@@ -169,9 +169,9 @@ def _gradients_of_ranks(activation, blocks, weights, gradient):
 
         def read_block(read, write, take, carry):
             of_w_out, of_units = carry
-            own_w_out, own = (jnp.where(take[..., None, None], read(array), 0) for array in sorted_out)
-            _, pull_back = jax.vjp(read_hidden, own_w_out, units)
-            of_block, more = pull_back(own)
+            block_w_out, of_mixed = (jnp.where(take[..., None, None], read(array), 0) for array in sorted_out)
+            _, pull_back = jax.vjp(read_hidden, block_w_out, units)
+            of_block, more = pull_back(of_mixed)
             return write(of_w_out, of_block), of_units + more
 
         of_w_out, of_units = out.loop(rank, read_block, (of_w_out, jnp.zeros_like(units)))
