@@ -25,7 +25,7 @@ from remixer_t5x.data import data_changes
 from remixer_t5x.data.position import Position
 from remixer_t5x.devices import collectives
 from remixer_t5x.errors import UserError
-from remixer_t5x.optim import finite
+from remixer_t5x.optim import train_state
 from remixer_t5x.run_folder import model_dir, object_store
 
 State = Any
@@ -298,7 +298,7 @@ def verify(folder: epath.Path, listed: bool = False) -> None:
 
 def check_finite(folder: epath.Path, tree: Any) -> None:
     """Raises durable.Damaged with the name of an array that contains NaN or infinity."""
-    name = finite.first_nonfinite(tree)
+    name = train_state.first_nonfinite(tree)
     if name:
         raise durable.Damaged(f'the checkpoint at {folder} contains numbers that are not finite, first in {name}')
 

@@ -11,7 +11,7 @@ import jax
 
 from remixer_t5x.checkpoints.manager import Checkpoints
 from remixer_t5x.errors import UserError
-from remixer_t5x.optim import finite
+from remixer_t5x.optim import train_state
 from remixer_t5x.train.settings import REWIND, SKIP, STOP
 
 # After more bad steps in a row than this, the run cannot recover.
@@ -56,7 +56,7 @@ class BadSteps:
     def params(self, number: int, params: Any) -> None:
         """Acts if a parameter is not finite, which a finite gradient can still make; it cannot be skipped."""
         self.now()
-        if not bool(finite.all_finite(params)):
+        if not bool(train_state.all_finite(params)):
             text = 'a parameter is not finite'
             if self._policy == REWIND:
                 raise Rewind(f'{text} at step {number}')
