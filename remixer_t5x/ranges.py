@@ -27,6 +27,8 @@ class Range:
     contains: Callable[[float], bool]
 
 
+Function = typing.TypeVar('Function', bound=Callable[..., Any])
+
 Count = Annotated[int, Range('a whole number of at least 1', lambda n: n >= 1)]
 Whole = Annotated[int, Range('a whole number of at least 0', lambda n: n >= 0)]
 Rate = Annotated[float, Range('a number from 0 to below 1', lambda n: 0 <= n < 1)]
@@ -59,6 +61,18 @@ def check_argument(function: Callable[..., Any], argument: str, value: Any, sett
     check(setting, value, annotation(function, argument))
 
 
+def checked(function: Function) -> Function:
+    """Decorates a function so that calls with an argument outside of its type or range raise UserError."""
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        for name, value in inspect.signature(function).bind_partial(*args, **kwargs).arguments.items():
+            check_argument(function, name, value, name)
+        return function(*args, **kwargs)
+
+    return typing.cast(Function, call)
+
+
 def check_fields(instance: Any, **names: str) -> None:
     """Checks all fields of a dataclass; a setting is called as its field in capital letters, or as `names` say."""
     for field in dataclasses.fields(instance):
@@ -80,7 +94,8 @@ def check(setting: str, value: Any, kind: Any) -> None:
         advice = f'type --gin.{setting}=@...' if isinstance(value, str) else f'leave {setting} out'
         raise UserError(f'{setting} must be a reference, as in @module.Class, got {value!r}; {advice}')
     allowed = ' or '.join(word or 'a reference' for word in words)
-    advice = f'; type --gin.{setting}=VALUE' if re.fullmatch(r'[\w.]+', setting) else ''
+    is_macro_or_argument = re.fullmatch(r'[A-Z_]+|(\w+\.)+\w+', setting)
+    advice = f'; type --gin.{setting}=VALUE' if is_macro_or_argument else ''
     raise UserError(f'{setting} must be {allowed}, got {value!r}{advice}')
 
 

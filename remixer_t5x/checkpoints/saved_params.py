@@ -27,7 +27,7 @@ from remixer_t5x.devices.partition import Partitioner, unbox
 from remixer_t5x.errors import UserError
 from remixer_t5x.models import interface, lora
 from remixer_t5x.models.layers import dense
-from remixer_t5x.optim import finite, parameter_averages
+from remixer_t5x.optim import parameter_averages, train_state
 from remixer_t5x.run_folder import model_dir, object_store
 
 # In the record: what identifies the base.
@@ -150,7 +150,7 @@ def verify(folder: epath.Path, listed: bool = False) -> None:
 
 def check_finite(folder: epath.Path, tree: Any) -> None:
     """Raises durable.Damaged with the name of an array that contains NaN or infinity."""
-    name = finite.first_nonfinite(tree)
+    name = train_state.first_nonfinite(tree)
     if name:
         raise durable.Damaged(f'the checkpoint at {folder} contains numbers that are not finite, first in {name}')
 

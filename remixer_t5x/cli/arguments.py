@@ -54,6 +54,32 @@ def add_macro(
     )  # fmt: skip
 
 
+def add_decoder(parser: argparse.ArgumentParser, batch_size: str) -> Any:
+    """Adds flags that choose a decoder and its main setting (configs/runs/_decoders.gin).
+
+    Args:
+        parser: of `infer` or `eval`.
+        batch_size: the macro that --batch_size sets.
+
+    Returns:
+        A group for other flags that exclude a decoder.
+    """
+    add_macro(parser, '--batch_size', batch_size, 'texts of one batch over all devices', metavar='N')
+    group = parser.add_mutually_exclusive_group()
+    group.add_argument('--beams', metavar='N', type=whole_number(2), help='beam search with N beams')
+    sampling = 'draw answers at random, at this temperature (default 1.0)'
+    group.add_argument('--sampling', metavar='TEMPERATURE', nargs='?', const='1.0', help=sampling)
+    return group
+
+
+def apply_decoder(args: argparse.Namespace) -> None:
+    """Adds the macros of the flags of `add_decoder`."""
+    if args.beams is not None:
+        args.gin_flags = [*args.gin_flags, ('DECODER', '@beam_search.BeamSearch()'), ('BEAMS', str(args.beams))]
+    if args.sampling is not None:
+        args.gin_flags = [*args.gin_flags, ('DECODER', '@sampling.Sampling()'), ('TEMPERATURE', args.sampling)]
+
+
 def split_gin_flags(argv: Sequence[str]) -> tuple[list[str], list[tuple[str, str]]]:
     """Takes `--gin.NAME=value` and `--gin.NAME value` out of `argv`.
 

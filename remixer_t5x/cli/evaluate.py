@@ -1,21 +1,24 @@
-"""`remixer-t5x eval`: judges checkpoints by the metrics of tasks; gin builds the evaluation (configs/runs/eval.gin)."""
+"""`remixer-t5x eval`: evaluates checkpoints or predictions by tasks' metrics (configs/runs/eval.gin)."""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from remixer_t5x import lazy
-from remixer_t5x.cli import arguments, console, decoder_flags, predictions, process_flags
+from remixer_t5x.cli import arguments, console, process_flags
 from remixer_t5x.cli.command import Command
+from remixer_t5x.errors import UserError
 
 if TYPE_CHECKING:
     from remixer_t5x.evaluate.checkpoint_evaluation import CheckpointEvaluation
     from remixer_t5x.evaluate.task_evaluation import Report
+    from remixer_t5x.evaluate.task_examples import TaskExamples
 
 BASE = ('runs/eval.gin',)
 ROOT = 'remixer_t5x.evaluate.checkpoint_evaluation.CheckpointEvaluation'
+_TASK_MACROS = ('MIXTURE_OR_TASK_NAME', 'TASK_FEATURE_LENGTHS', 'EVAL_SPLIT', 'EVAL_TASKS', 'EVAL_EXAMPLES')
 _FOLLOW_HELP = (
     'every checkpoint of a MODEL_DIR as it appears, until TRAIN_STEPS or this many seconds without one (default 3600)'
 )
@@ -28,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     tasks = 'names of some tasks of the mixture, by comma (default: all)'
     arguments.add_macro(parser, '--task', 'EVAL_TASKS', tasks, metavar='NAME')
     arguments.add_macro(parser, '--split', 'EVAL_SPLIT', "which split (default 'validation')", metavar='NAME')
-    decoder_flags.add(parser, 'EVAL_BATCH_SIZE')
+    arguments.add_decoder(parser, 'EVAL_BATCH_SIZE')
     output = "folder for metrics and predictions (default 'eval' in MODEL_DIR)"
     arguments.add_macro(parser, '--output', 'EVAL_OUTPUT_DIR', output, metavar='DIR')
     arguments.add_macro(parser, '--follow', 'FOLLOW', _FOLLOW_HELP, alone='3600', metavar='SECONDS')
@@ -42,13 +45,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Evaluates each checkpoint: prints a table, writes metrics, predictions and files for leaderboards."""
-    decoder_flags.apply(args)
+    arguments.apply_decoder(args)
     if 'VALIDATION_PAIRS' in (names := dict(args.gin_flags)) and 'PAIRS' not in names and not args.gin_file:
         # New rows to evaluate on; the rows of the run may be gone.
         args.gin_flags = [('PAIRS', 'None'), *args.gin_flags]
     if args.predictions is not None:
         process_flags.refuse(args, 'this is done by one process')
-        predictions.score(args, BASE)
+        _score_predictions(args)
         return
     arguments.load(args, ROOT, base=BASE)
     from remixer_t5x.config import resolved
@@ -57,11 +60,49 @@ def run(args: argparse.Namespace) -> None:
         _evaluate(resolved.call(ROOT), args.quantize)
 
 
+def _score_predictions(args: argparse.Namespace) -> None:
+    """Prints the task's metrics of a file of predictions, without a model.
+
+    `args.predictions` names JSON lines with a text `prediction`, one for each example of the split and in its order, as
+    `remixer-t5x eval` and `infer` write them; where a line has `input` too, it must be the example's.
+
+    Raises:
+        UserError: the file does not match the split, or a task cannot be read.
+    """
+    defaults = {'EVAL_TASKS': None, 'EVAL_EXAMPLES': None}
+    mixture, lengths, split, name, limit = arguments.values(args, *_TASK_MACROS, base=BASE, defaults=defaults)
+    from remixer_t5x.evaluate import results, task_examples, task_metrics
+
+    path = args.predictions
+    tasks, _ = task_examples.find_tasks(mixture, split, name)
+    if len(tasks) > 1:
+        names = ', '.join(task.name for task in tasks)
+        raise UserError(f'{path} can be of one task, and these are {names}; give one with --task')
+    if task_metrics.needs_target_scores(tasks[0]):
+        raise UserError(f'{tasks[0].name} is judged by likelihoods, which the file lacks; give a checkpoint')
+    examples = task_examples.read(tasks[0], split, lengths, limit)
+    rows = results.read_predictions(path)
+    _check_inputs(examples, rows, path)
+    scores = [row.get('score') or 0.0 for row in rows]
+    metrics = task_metrics.compute(examples, task_metrics.Outputs([row['prediction'] for row in rows], scores))
+    print(f'{tasks[0].name}, {split}, {len(rows):,} predictions of {path}')
+    for metric, value in metrics.items():
+        print(f'  {metric:<24} {value:.2f}')
+
+
+def _check_inputs(examples: TaskExamples, rows: Sequence[Mapping[str, Any]], path: str) -> None:
+    for number, (row, text) in enumerate(zip(rows, examples.texts('inputs'), strict=False), 1):
+        if row.get('input', text) != text:
+            raise UserError(
+                f'{path} line {number} does not match {examples.task.name}, split {examples.split}: '
+                f'its input is {row["input"][:40]!r}, and the input of the example is {text[:40]!r}'
+            )
+
+
 def _evaluate(settings: CheckpointEvaluation, quantize: str | None = None) -> None:
     """`quantize` names the integers that weights are rounded to; results then have a folder of their own."""
     import jax
 
-    from remixer_t5x.errors import UserError
     from remixer_t5x.evaluate import results, task_evaluation
     from remixer_t5x.evaluate.checkpoint_evaluation import Evaluator
     from remixer_t5x.run_folder import model_dir

@@ -9,7 +9,7 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
-from remixer_t5x.cli import arguments, decoder_flags, process_flags
+from remixer_t5x.cli import arguments, process_flags
 from remixer_t5x.cli.command import Command
 from remixer_t5x.errors import UserError
 
@@ -36,10 +36,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     arguments.add_macro(parser, '--field', 'INPUT_FIELD', "the field of JSON lines (default 'text')", metavar='NAME')
     output = 'a file, continued where it ends (default: standard output)'
     arguments.add_macro(parser, '--output', 'OUTPUT', output, metavar='FILE')
-    decoder_flags.add(parser, 'INFER_BATCH_SIZE')
+    decoder = arguments.add_decoder(parser, 'INFER_BATCH_SIZE')
     arguments.add_macro(parser, '--mesh', 'MESH', arguments.MESH_HELP, metavar='AXES')
     embed = "write the encoder's output to --output, a .npz or .parquet file: one vector a text, or also one a token"
-    parser.add_argument('--embed', choices=('sentences', 'tokens'), nargs='?', const='sentences', help=embed)
+    decoder.add_argument('--embed', choices=('sentences', 'tokens'), nargs='?', const='sentences', help=embed)
     pooling = 'with --embed: a text is the mean over its tokens (default), or its first token'
     parser.add_argument('--pooling', choices=('mean', 'first'), help=pooling)
     process_flags.add(parser)
@@ -51,11 +51,9 @@ def run(args: argparse.Namespace) -> None:
     """
     if args.pooling is not None and args.embed is None:
         raise UserError('--pooling is read with --embed only; leave it out')
-    if args.embed is not None and (args.beams is not None or args.sampling is not None):
-        raise UserError('--beams and --sampling are for answers, and --embed writes features; leave them out')
     if args.embed is not None:
         process_flags.refuse(args, 'embeddings are written by one process')
-    decoder_flags.apply(args)
+    arguments.apply_decoder(args)
     load(args)
     with process_flags.together(args):
         settings, template = settings_of(args)

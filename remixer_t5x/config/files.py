@@ -20,7 +20,7 @@ _QUOTED = re.compile(r"""'[^'\n]*'|"[^"\n]*"|\#.*""")
 _PREFERRED = ('models/t5_1_1', 'sizes/tiny', 'data/own_text', 'optimizers/adamw_rms', 'hardware/cpu', 'runs/pretrain')
 # Modules that the user's gin files and flags import, which may be in the current folder.
 of_user: set[str] = set()
-# What to write here for T5X's macros, settings and flags.
+# Counterparts of T5X's macros, settings and flags.
 T5X: dict[str, dict[str, str]] = tomllib.loads((_PACKAGE / 'config/t5x_names.toml').read_text(encoding='utf-8'))
 
 
@@ -66,16 +66,16 @@ class Text:
 
 
 def shipped_folder() -> pathlib.Path:
-    """The shipped configs: next to the modules in a wheel, one level up in a checkout."""
+    """Returns the folder of the shipped configs: in the package in a wheel, one level up in a checkout."""
     inside = _PACKAGE / 'configs'
     return inside if inside.is_dir() else _PACKAGE.parent / 'configs'
 
 
 @functools.cache
 def shipped() -> dict[str, Text]:
-    """The shipped gin files by the names that a user types: `models/t5_1_1.gin`.
+    """Returns the shipped gin files by the names that a user types, such as `models/t5_1_1.gin`.
 
-    A file whose name begins with `_` is a part: its text is added to the files that include it.
+    The text of a file whose name begins with `_` is added to the files that include it.
     """
     folder = shipped_folder()
     texts = {str(path.relative_to(folder)): path.read_text(encoding='utf-8') for path in sorted(folder.rglob('*.gin'))}
@@ -87,12 +87,12 @@ def shipped() -> dict[str, Text]:
 
 
 def readers(macro: str) -> list[str]:
-    """Shipped files that read a macro."""
+    """Returns the shipped files that read a macro."""
     return [name for name, text in shipped().items() if macro in text.macros_read and name != 'defaults.gin']
 
 
 def add_one_that_sets(setting: str) -> str:
-    """`; add --gin_file=X, or another file of FOLDER` that sets a macro or a class; empty if no shipped file does."""
+    """Advises `; add --gin_file=X, or another file of FOLDER/` that sets a macro or a class; empty if none does."""
     names = [
         n for n, text in shipped().items() if setting in text.macros_set or re.search(rf'^{setting}\.', text.text, re.M)
     ]
@@ -107,16 +107,16 @@ def add_one_that_sets(setting: str) -> str:
 
 
 def find(name: str, search_paths: Sequence[str] = (), asked_by: str = '', prefer_shipped: bool = False) -> pathlib.Path:
-    """The gin file called `name`: in the current folder, the search paths, then the shipped configs.
+    """Finds a gin file in the current folder, the search paths, and the shipped configs, in this order.
 
-    `prefer_shipped` is for commands and shipped files, which mean the shipped file: nothing in the current folder may
-    take its place, since gin runs code. Raises UserError, with the nearest shipped files, if it is nowhere.
+    Commands and shipped files set `prefer_shipped`: no file in the current folder may take the place of a shipped one,
+    because gin runs code. Raises UserError, with the nearest shipped file, if there is none.
     """
     bare = name.removeprefix('configs/')
     candidates = [pathlib.Path(name).expanduser(), *(pathlib.Path(path).expanduser() / name for path in search_paths)]
     candidates.insert(0 if prefer_shipped else len(candidates), shipped_folder() / bare)
-    if found := next((path for path in candidates if path.is_file()), None):
-        return found
+    if path := next(filter(pathlib.Path.is_file, candidates), None):
+        return path
     folder, _, rest = bare.rpartition('/')
     folders = {name.rpartition('/')[0] for name in shipped()}
     (near,) = difflib.get_close_matches(folder, folders, n=1) or [folder]
@@ -134,7 +134,7 @@ class Reader:
         self.model_read = False
 
     def read(self, name: str, asked_by: str = '', by_us: bool = False, in_model: bool = False) -> Iterator[Text]:
-        """The texts of a file in gin's order; `asked_by` names the include statement in errors."""
+        """Yields the texts of a file in gin's order; `asked_by` names the include statement in errors."""
         path = find(name, self._search_paths, asked_by, by_us).resolve()
         folder = shipped_folder().resolve()
         shipped = path.is_relative_to(folder)

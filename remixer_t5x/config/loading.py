@@ -1,8 +1,8 @@
-"""From gin files and `--gin.` flags to Python values; whatever gin can complain about becomes one line (UserError).
+"""Loads gin files and `--gin.` flags; every error of gin becomes one line (UserError).
 
-gin parses and evaluates. Four things are added, because a user's mistake would otherwise pass silently or end in a page
-of traceback: a macro that nothing reads is refused, a flag's value that is not a gin value is a text, a macro that is
-not set has the default of the argument that takes it, and only what the caller reads has to be set.
+gin parses and evaluates. This module adds four rules, because a user's mistake would otherwise pass silently or end in
+a page of traceback: a macro that nothing reads is an error, the value of a flag that is not a gin value is a string, a
+macro that is not set has the default of the argument that takes it, and only what the caller reads has to be set.
 """
 
 import contextlib
@@ -42,7 +42,7 @@ _DYNAMIC = 'from __gin__ import dynamic_registration'
 
 @dataclasses.dataclass(frozen=True)
 class Given:
-    """What a configuration is made of, in the order in which it is read: a later statement overrides an earlier one.
+    """The sources of a configuration in the order in which they are read: a later statement overrides an earlier one.
 
     Attributes:
         defaults: Python values of macros.
@@ -66,7 +66,7 @@ class Given:
 
 def load(
     given: Given,
-    *wanted: str,
+    *roots: str,
     importing: contextlib.AbstractContextManager | None = None,
     partial: bool = True,
     only: bool = False,
@@ -75,18 +75,18 @@ def load(
 
     Args:
         given: files, flags and values.
-        wanted: what the caller reads, and which therefore must be set: `%MODEL` for a macro, or the full name of a
-            class or function to call.
-        importing: entered while gin imports what the text names, after the checks that need no library.
-        partial: the caller reads only a part of a configuration that was written for training; macros that a shipped
-            file reads may then stay unread. Otherwise `config_text` leaves out what `wanted` does not read.
-        only: `config_text` describes `wanted` alone, without other imports.
+        roots: what the caller reads, which must be set: `%MODEL` for a macro, or the full name of a class or function
+            to call.
+        importing: entered while gin imports modules, after the checks that need no library.
+        partial: the caller reads a part of a configuration that was written for training; macros that a shipped file
+            reads may stay unread. Otherwise `config_text` leaves out what `roots` do not read.
+        only: `config_text` contains what `roots` read, without other imports.
 
     Raises:
         UserError: anything wrong with files, flags, names or values, on one line.
     """
     texts, partial = _read(given), partial or bool(given.model)
-    known = {*given.defaults, *given.objects, *(name[1:] for name in wanted if name[0] == '%'), MODULE, 'gin.REQUIRED'}
+    known = {*given.defaults, *given.objects, *(name[1:] for name in roots if name[0] == '%'), MODULE, 'gin.REQUIRED'}
     _check_macros(texts, known, partial)
     gin.clear_config()
     with importing or contextlib.nullcontext():
@@ -95,7 +95,7 @@ def load(
             _parse(text, texts[:number])
         _bind(given.objects)
         _name_tasks()
-    walk = _walk(texts, wanted)
+    walk = _walk(texts, roots)
     for name, place in _of_user(texts, 'macros_set'):
         if (
             not partial
@@ -115,21 +115,21 @@ def load(
 
 
 def values(given: Given, *macros: str, **options: Any) -> list[Any]:
-    """The values of macros, which later configurations do not change; `options` of `load`.
+    """Returns the values of macros, which later configurations do not change; takes the options of `load`.
 
-    Raises UserError for anything wrong with files, flags, names or values, on one line.
+    Raises UserError, with one line, if files, flags, names or values are wrong.
     """
     load(given, *(f'%{name}' for name in macros), **options)
     return [resolved.macro(name) for name in macros]
 
 
 def config_text(absolute_paths: bool = True) -> str:
-    """The configuration as gin text. With absolute paths, it reproduces the run from any folder."""
+    """Returns the configuration as gin text. With absolute paths, it reproduces the run from any folder."""
     for name in _PATHS if absolute_paths else ():
         value = resolved.raw(name)
         if name != 'HF_DATASET' or (isinstance(value, str) and os.path.exists(os.path.expanduser(value))):
             _bind({name: _absolute(value)} if value is not resolved.UNDEFINED else {})
-    # Numbers, so that rows of other lengths do not change the shapes of the checkpoint's arrays.
+    # As numbers, so that rows of other lengths do not change the shapes of the checkpoint's arrays.
     lengths = [
         name for name in ('MAX_INPUT_LENGTH', 'MAX_TARGET_LENGTH') if resolved.raw(name) is not resolved.UNDEFINED
     ]
@@ -138,7 +138,7 @@ def config_text(absolute_paths: bool = True) -> str:
 
 
 def _absolute(value: Any) -> Any:
-    """The paths in a macro's value, absolute and with `~` expanded; URLs and everything else unchanged."""
+    """Makes the paths in a macro's value absolute and expands `~`; URLs and other values are unchanged."""
     if isinstance(value, str) and value and '://' not in value:
         return os.path.abspath(os.path.expanduser(value))
     if isinstance(value, dict):
@@ -171,7 +171,7 @@ def _model_file(name: str, search_paths: Sequence[str]) -> str:
 
 
 def _read(given: Given) -> list[Text]:
-    """All texts in gin's order. Modules that the user's texts import may be in the current folder."""
+    """Reads all texts in gin's order. Modules that the user's texts import may be in the current folder."""
     model = [flag(name, value) if value else name for name, _, value in (item.partition('=') for item in given.model)]
     reader = files.Reader(given.search_paths, model)
     texts = [text for file in (DEFAULTS, *given.base) for text in reader.read(file, by_us=True)]
@@ -192,10 +192,9 @@ def _read(given: Given) -> list[Text]:
 
 
 def flag(name: str, value: str) -> Text:
-    """The statement that `--gin.NAME=value` makes: `/tmp/x` becomes `'/tmp/x'`, `128` stays.
+    """Returns the statement of `--gin.NAME=value`: `/tmp/x` becomes `'/tmp/x'`, `128` stays.
 
-    Raises:
-        UserError: `value` is empty, or begins like a gin value (quote, bracket, @, %) and is not one.
+    Raises UserError if `value` is empty, or begins like a gin value (quote, bracket, @, %) and is not one.
     """
     place, bare = f'{FLAG}{name}', value.strip()
     if not bare:
@@ -234,12 +233,12 @@ class References(config_parser.ParserDelegate):
 
 
 def _of_user(texts: Sequence[Text], kind: str) -> list[tuple[str, str]]:
-    """Macros that the user's files and flags set or read, with places."""
+    """Returns the macros that the user's files and flags set or read, with places."""
     return [item for text in texts if not text.shipped for item in getattr(text, kind).items()]
 
 
 def _check_macros(texts: Sequence[Text], known: set[str], partial: bool) -> None:
-    """Refuses macros of the user that no text reads or sets; from the text alone, before libraries load."""
+    """Raises UserError for the user's macros that no text reads or sets; from the text alone, before libraries load."""
     read = known.union(*(text.macros_read for text in texts))
     are_set = known.union(*(text.macros_set for text in texts))
     for name, place in _of_user(texts, 'macros_set'):
@@ -257,23 +256,23 @@ def _unread(name: str, place: str, known: Collection[str]) -> UserError:
     advice = T5X['macros'].get(name, '')
     if not advice and (readers := files.readers(name)):
         advice = f'it is for {", ".join(readers[:3])}'
-    said = f'; {advice}' if advice else nearest(name, known) or '; remove it'
-    return UserError(f'{_with_name(place, name)} is set, but nothing reads it{said}')
+    advice = f'; {advice}' if advice else nearest(name, known) or '; remove it'
+    return UserError(f'{_with_name(place, name)} is set, but nothing reads it{advice}')
 
 
 def _with_name(place: str, name: str) -> str:
     return place if place.startswith(FLAG) else f'{place}: {name}'
 
 
-def _walk(texts: Sequence[Text], wanted: Sequence[str]) -> resolved.Walk:
-    """Follows what the caller reads. Raises UserError for what is not set, and for values of the wrong kind."""
+def _walk(texts: Sequence[Text], roots: Sequence[str]) -> resolved.Walk:
+    """Follows what the caller reads. Raises UserError for macros that are not set and for values of the wrong type."""
     walk = resolved.Walk()
     for name, place in _of_user(texts, 'macros_set'):
         if isinstance(value := resolved.raw(name), str) and (lines := _references(name)) and name != TASK:
             typed = max(lines, key=lambda line: difflib.SequenceMatcher(None, value.lower(), line.lower()).ratio())
             raise UserError(f'{_with_name(place, name)} must be a reference, got {value!r}; type {lines[typed]}')
     try:
-        for name in wanted:
+        for name in roots:
             if name[0] == '%':
                 walk.maker(walk.macro(name[1:]))
             elif not resolved.arguments_of(resolved.named(name), [], walk):
@@ -289,7 +288,7 @@ def _walk(texts: Sequence[Text], wanted: Sequence[str]) -> resolved.Walk:
 
 
 def _references(macro: str) -> dict[str, str]:
-    """What to type by the names of files, classes and functions, if shipped files give a macro a reference."""
+    """Maps names of files, classes and functions to what to type, if shipped files set a macro to a reference."""
     lines = {}
     for file, text in files.shipped().items():
         if file.startswith('t5x/'):
@@ -300,17 +299,17 @@ def _references(macro: str) -> dict[str, str]:
             lines[pathlib.PurePath(file).stem] = f'--gin_file={file}'
             module_name = '.'.join(text.imports[module].split()[1::2]) if module in text.imports else __name__
             needs = f'--gin_file=sublayers/{module}.gin ' if f'sublayers/{module}.gin' in files.shipped() else ''
-            for name, one in vars(importlib.import_module(module_name)).items():
-                if getattr(one, '__module__', '') == module_name and name[0] != '_':
+            for name, member in vars(importlib.import_module(module_name)).items():
+                if getattr(member, '__module__', '') == module_name and name[0] != '_':
                     quote = "'" if call else ''
                     lines.setdefault(name, f'{needs}{FLAG}{macro}={quote}@{scope}{module}.{name}{call}{quote}')
     return lines
 
 
 def _name_tasks() -> None:
-    """Makes a task that is given by its name a call of `remixer_tasks.names`, as if a gin file had said so."""
+    """Replaces the name of a task by a call of `remixer_tasks.names`, and imports MIXTURE_OR_TASK_MODULE."""
     lines = []
-    given = [name for name in ('VOCABULARY', 'DATA_DIR') if resolved.raw(name) is not resolved.UNDEFINED]
+    options = [name for name in ('VOCABULARY', 'DATA_DIR') if resolved.raw(name) is not resolved.UNDEFINED]
     for macro in (TASK, f'EVAL_{TASK}'):
         names = resolved.raw(macro)
         several = macro != TASK and (isinstance(names, list | tuple) or isinstance(names, str) and ',' in names)
@@ -318,8 +317,8 @@ def _name_tasks() -> None:
             call, argument = ('names.providers', 'names') if several else ('names.provider', 'name')
             call = f'{macro.lower()}/{call}'
             lines += [f'{macro} = @{call}()', f'{call}.{argument} = {names!r}']
-            lines += [f'{call}.{name.lower()} = %{name}' for name in given]
-    if resolved.raw(TASK) is not resolved.UNDEFINED and 'VOCABULARY' not in given:
+            lines += [f'{call}.{name.lower()} = %{name}' for name in options]
+    if resolved.raw(TASK) is not resolved.UNDEFINED and 'VOCABULARY' not in options:
         lines += ['VOCABULARY = @names.vocabulary_of()', f'names.vocabulary_of.task = %{TASK}']
     module = resolved.raw(MODULE)
     module = None if module is resolved.UNDEFINED else module
@@ -331,9 +330,9 @@ def _name_tasks() -> None:
 
 
 def _parse(text: Text, before: Sequence[Text]) -> None:
-    """Hands a text to gin, and says on one line what gin complains about.
+    """Parses a text with gin; an error of gin becomes a UserError of one line.
 
-    A text without dynamic registration may name what files before it import, and a flag whatever can be imported.
+    A text without dynamic registration may name what files before it import, and a flag any module.
     """
     header: list[str] = []
     try:
@@ -357,7 +356,7 @@ def _parse_stream(text: str, name: str) -> None:
 
 
 def _imports(text: Text, before: Sequence[Text]) -> list[str]:
-    """Statements for what a text names and does not import."""
+    """Returns import statements for the modules that a text names and does not import."""
     known = {name: line for other in reversed(before) for name, line in other.imports.items()}
     lines = []
     for module in re.findall(r'(?:@|^)(?:\w+/)*([\w.]+)\.\w+(?:\.\w+\s*=)?', text.text, re.M):
@@ -375,7 +374,7 @@ def _raised_in_gin(error: Exception) -> bool:
 
 
 def _one_line(error: Exception, text: Text, before: Sequence[Text], header: int) -> UserError:
-    """What gin says of a text, as `file line N: problem; advice`."""
+    """Returns gin's error about a text as `file line N: problem; advice`."""
     lines, advice = text.text.splitlines(), ''
     if isinstance(error, tokenize.TokenError):
         # gin notices at the end of the file; the statement began at the last line that is not indented.
@@ -386,15 +385,15 @@ def _one_line(error: Exception, text: Text, before: Sequence[Text], header: int)
         advice = '; write NAME = value or module.name.setting = value, and texts in quotes'
     else:
         problem, *rest = str(error).strip('"').rstrip('.').splitlines()
-        found = re.search(r'line (\d+)', ' '.join(rest))
-        number = int(found[1]) - header if found else 1
+        match = re.search(r'line (\d+)', ' '.join(rest))
+        number = int(match[1]) - header if match else 1
         is_import = isinstance(error, ModuleNotFoundError)
         advice = _IMPORT_ADVICE if is_import else _advice(''.join(lines[number - 1 : number]), text, before)
     return UserError(f'{text.name if text.is_flag else f"{text.name} line {number}"}: {one_line(problem)}{advice}')
 
 
 def _advice(line: str, text: Text, before: Sequence[Text]) -> str:
-    """The nearest setting, class or function for the first name in a statement that does not exist."""
+    """Suggests a setting, class or function for the first name in a statement that does not exist."""
     imports = {name: line for other in [*reversed(before), text] for name, line in other.imports.items()}
     names = [name.split('.') for name in re.findall(r'[A-Za-z_][\w.]*\.\w+', line)]
     for name in ('.'.join(parts[:end]) for parts in names for end in range(2, len(parts) + 1)):
@@ -411,7 +410,7 @@ def _advice(line: str, text: Text, before: Sequence[Text]) -> str:
 
 
 def _members(name: str, imports: Mapping[str, str]) -> list[str]:
-    """The settings of a class or function, or the public classes and functions of a module."""
+    """Lists the settings of a class or function, or the public classes and functions of a module."""
     try:
         function = gin.get_configurable(name)
         # gin's stand-in for a class hides the signature of the class behind (*args, **kwargs).
@@ -419,5 +418,9 @@ def _members(name: str, imports: Mapping[str, str]) -> list[str]:
         return [each for each in parameters if each not in ('self', 'parent', 'name')]
     except (ValueError, TypeError):
         module = sys.modules.get('.'.join(imports.get(name, f'import {name}').split()[1::2]))
-    own = vars(module) if module else {}
-    return sorted(n for n, one in own.items() if callable(one) and getattr(one, '__module__', '') == own['__name__'])
+    members = vars(module) if module else {}
+    return sorted(
+        name
+        for name, member in members.items()
+        if callable(member) and getattr(member, '__module__', '') == members['__name__']
+    )

@@ -1,9 +1,9 @@
-"""Values of gin's configuration as plain Python: after this, another configuration changes them no more.
+"""Evaluates gin's configuration to plain Python values that a later configuration does not change.
 
-gin evaluates a factory's arguments when the factory is called, and a model calls its factories while it is traced. A
-model that gin made would therefore change when a second configuration is loaded. Here every reference becomes a
-`functools.partial` of the original function or class with its arguments in it. Scopes are gin's, except that a factory
-has the scope that its reference names and no other, wherever it is called.
+gin evaluates the arguments of a factory when the factory is called, and a model calls its factories while it is traced.
+A model that gin made would therefore change when a second configuration is loaded. Here every reference becomes a
+`functools.partial` of the original function or class with its arguments. Scopes are gin's, except that a factory has
+the scope of its reference and no other, wherever it is called.
 """
 
 import functools
@@ -19,8 +19,8 @@ from remixer_t5x import ranges
 from remixer_t5x.errors import UserError
 
 UNDEFINED = object()
-# A finetuning run says where its parameters come from, also if they come from nowhere.
-_ALWAYS_GIVEN = ('INITIAL_CHECKPOINT_PATH',)
+# A finetuning run must set it, to None for random parameters.
+_REQUIRED = ('INITIAL_CHECKPOINT_PATH',)
 _PLAIN = (bool, int, float, str, type(None), dict, list, tuple)
 
 
@@ -29,18 +29,18 @@ class Undefined(UserError):
 
 
 class Maker(NamedTuple):
-    """Makes a value; `fresh`: each call makes another object."""
+    """Makes a value; with `fresh`, each call makes a new object."""
 
     make: Callable[[], Any]
     fresh: bool = False
 
 
 class Walk:
-    """Follows the references in values, checks what they bind, and collects what they read.
+    """Follows the references in values, checks their arguments, and collects the bindings that they read.
 
     Attributes:
         bindings: values by (scope, selector, argument); macros are (name, 'gin.macro', 'value').
-        defaults: of macros that are not set: the default of the first argument that takes them.
+        defaults: values of macros that are not set: the default of the first argument that takes them.
     """
 
     def __init__(self, deferred: Collection[str] = ()):
@@ -49,17 +49,17 @@ class Walk:
         self.defaults: dict[str, Any] = {}
 
     def macro(self, name: str, default: Any = UNDEFINED) -> Any:
-        """What a macro is set to, possibly a reference."""
+        """Returns the value of a macro, possibly a reference."""
         value = raw(name)
         if value is UNDEFINED:
-            if name in _ALWAYS_GIVEN or not isinstance(default, _PLAIN):
+            if name in _REQUIRED or not isinstance(default, _PLAIN):
                 raise Undefined(name)
             value = self.defaults.setdefault(name, default)
         self.bindings[name, 'gin.macro', 'value'] = value
         return value
 
     def maker(self, value: Any, scope: Sequence[str] = ()) -> Maker:
-        """How to make a value, as the configuration is now."""
+        """Returns a maker of a value under the current configuration."""
         if isinstance(value, dict):
             items = [(self.maker(key, scope), self.maker(item, scope)) for key, item in value.items()]
             fresh = any(part.fresh for item in items for part in item)
@@ -80,12 +80,13 @@ class Walk:
         return Maker(lambda: _factory(function, arguments))
 
     def arguments(self, function: Callable[..., Any], selector: str, scope: Sequence[str]) -> dict[str, Maker]:
-        """Makers of the arguments that are bound in a scope. Raises UserError for a value that an argument refuses."""
+        """Returns makers of the arguments that are bound in a scope. Raises UserError for values of the wrong type."""
         bound: dict[str, Any] = {}
         for prefix in ('/'.join(scope[:depth]) for depth in range(len(scope) + 1)):
-            found = gin.get_bindings(f'{prefix}/{selector}'.lstrip('/'), resolve_references=False, inherit_scopes=False)
-            self.bindings |= {(prefix, selector, name): value for name, value in found.items()}
-            bound |= found
+            scoped = f'{prefix}/{selector}'.lstrip('/')
+            in_scope = gin.get_bindings(scoped, resolve_references=False, inherit_scopes=False)
+            self.bindings |= {(prefix, selector, name): value for name, value in in_scope.items()}
+            bound |= in_scope
         makers, parameters = {}, _parameters(function)
         for name, value in bound.items():
             full = f'{function.__module__}.{function.__qualname__}.{name}'
@@ -101,7 +102,7 @@ class Walk:
 
 
 def raw(name: str) -> Any:
-    """What a macro is set to, possibly a reference, or UNDEFINED."""
+    """Returns the value of a macro, possibly a reference, or UNDEFINED."""
     try:
         return gin.query_parameter(f'%{name}')
     except ValueError:
@@ -109,7 +110,7 @@ def raw(name: str) -> Any:
 
 
 def macro(name: str, default: Any = UNDEFINED) -> Any:
-    """The value of a macro, or `default` if it is not set. Raises UserError from what the value calls."""
+    """Returns the evaluated value of a macro, or `default` if it is not set."""
     if default is not UNDEFINED and raw(name) is UNDEFINED:
         return default
     walk = Walk()
@@ -119,11 +120,11 @@ def macro(name: str, default: Any = UNDEFINED) -> Any:
 def call(root: Callable[..., Any] | str, scope: str = '', deferred: Collection[str] = ()) -> Any:
     """Calls a function or class, given as an object or by its full name, with the arguments that gin binds to it.
 
-    Calls within get a function in place of the value of a `deferred` setting such as 'module.Class.argument'; its first
-    call makes the value. For values that take seconds to make.
+    For the settings in `deferred`, such as 'module.Class.argument', which take seconds to make, calls get a function in
+    place of the value; its first call makes the value.
 
     Raises:
-        UserError: what a user did wrong, on one line; also when no gin file binds anything to `root`.
+        UserError: a setting is wrong, or no gin file binds anything to `root`.
     """
     function, scopes = (named(root) if isinstance(root, str) else root), scope.split('/') if scope else []
     if not (arguments := arguments_of(function, scopes, Walk(deferred))):
@@ -132,7 +133,7 @@ def call(root: Callable[..., Any] | str, scope: str = '', deferred: Collection[s
 
 
 def arguments_of(function: Callable[..., Any], scope: Sequence[str], walk: Walk) -> dict[str, Maker]:
-    """Makers of the arguments that gin binds to a function or class; empty if gin does not know it."""
+    """Returns makers of the arguments that gin binds to a function or class; empty if gin does not know it."""
     selector = f'{function.__module__}.{function.__name__}'
     try:
         gin.get_bindings(selector, resolve_references=False)
@@ -142,20 +143,17 @@ def arguments_of(function: Callable[..., Any], scope: Sequence[str], walk: Walk)
 
 
 def named(name: str) -> Any:
-    """A function or class by its full name."""
+    """Returns a function or class by its full name."""
     module, _, attribute = name.rpartition('.')
     return getattr(importlib.import_module(module), attribute)
 
 
 def _call(function: Callable[..., Any], arguments: dict[str, Maker], scope: Sequence[str]) -> Any:
-    missing = [
-        name for name, one in _parameters(function).items() if one.default is one.empty and name not in arguments
-    ]
+    parameters = _parameters(function).values()
+    missing = [each.name for each in parameters if each.default is each.empty and each.name not in arguments]
     if missing:
-        name, each = function.__name__, ', '.join(map(repr, missing))
-        raise UserError(
-            f'{name} needs a value for {each}; bind it in a gin file, or type --gin.{name}.{missing[0]}=VALUE'
-        )
+        name = function.__name__
+        raise UserError(f'{name} needs a value for {", ".join(missing)}; type --gin.{name}.{missing[0]}=VALUE')
     # gin.singleton reads the scope.
     with gin.config_scope(list(scope)):
         return function(**{name: maker.make() for name, maker in arguments.items()})
@@ -163,13 +161,13 @@ def _call(function: Callable[..., Any], arguments: dict[str, Maker], scope: Sequ
 
 def _factory(function: Callable[..., Any], arguments: dict[str, Maker]) -> Callable[..., Any]:
     if not any(maker.fresh for maker in arguments.values()):
-        made = {name: maker.make() for name, maker in arguments.items()}
-        return functools.partial(function, **made) if made else function
+        values = {name: maker.make() for name, maker in arguments.items()}
+        return functools.partial(function, **values) if values else function
 
     @functools.wraps(function, updated=())
-    def factory(*args: Any, **given: Any) -> Any:
+    def factory(*args: Any, **kwargs: Any) -> Any:
         # An argument that is a call is made again for each call of the function: no two layers share a module.
-        return function(*args, **{**{name: maker.make() for name, maker in arguments.items()}, **given})
+        return function(*args, **({name: maker.make() for name, maker in arguments.items()} | kwargs))
 
     return factory
 
@@ -183,4 +181,4 @@ def _parameters(function: Callable[..., Any]) -> dict[str, inspect.Parameter]:
         parameters = inspect.signature(function).parameters
     except ValueError:  # some functions that are written in C
         return {}
-    return {name: one for name, one in parameters.items() if one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)}
+    return {name: each for name, each in parameters.items() if each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)}

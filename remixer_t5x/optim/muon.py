@@ -14,21 +14,22 @@ from jax.sharding import PartitionSpec
 from optax.contrib import MuonDimensionNumbers, scale_by_muon
 
 from remixer_t5x import axes, ranges
-from remixer_t5x.optim.optimizer import Optimizer, check_range, with_decay
+from remixer_t5x.optim.optimizer import Optimizer, with_decay
 from remixer_t5x.optim.schedules import Schedule
 
 # The RMS of AdamW's updates, by measurement of Liu et al.
 _ADAMW_RMS = 0.2
 
 
+@ranges.checked
 def muon(
     learning_rate: ranges.Positive | Schedule,
-    beta: float = 0.95,
-    ns_steps: int = 5,
-    b1: float = 0.9,
-    b2: float = 0.95,
+    beta: ranges.Rate = 0.95,
+    ns_steps: ranges.Count = 5,
+    b1: ranges.Rate = 0.9,
+    b2: ranges.Rate = 0.95,
     weight_decay: ranges.NonNegative = 0.0,
-    max_grad_norm: float | None = 1.0,
+    max_grad_norm: ranges.Positive | None = 1.0,
     momentum_dtype: str = 'float32',
 ) -> Optimizer:
     """Muon for hidden matrices (`axes.is_hidden_matrix`), AdamW with `b1` and `b2` for all other parameters.
@@ -41,9 +42,6 @@ def muon(
     the RMS of AdamW's updates, so that both take one learning rate and one `weight_decay`. Clipping and decay are
     as in `optimizer.adamw_rms`; an orthogonal update does not depend on the gradient's norm.
     """
-    check_range('beta', beta, 0.0, 1.0)
-    check_range('b1', b1, 0.0, 1.0)
-    check_range('b2', b2, 0.0, 1.0)
     dtype = jnp.dtype(momentum_dtype)
 
     def rule(logical_axes):

@@ -19,8 +19,7 @@ from jax.sharding import PartitionSpec
 
 from remixer_t5x import ranges
 from remixer_t5x.errors import UserError
-from remixer_t5x.optim.parameter_scale import scale_by_parameter_rms
-from remixer_t5x.optim.per_layer import LAYERS_AXIS, per_layer
+from remixer_t5x.optim.per_layer import LAYERS_AXIS, per_layer, scale_by_parameter_rms
 from remixer_t5x.optim.schedules import Schedule, as_schedule
 
 # The smallest size by which the updates of H, alpha and gMLP's W are multiplied; docs/results.md shows what it changes.
@@ -71,10 +70,11 @@ def as_optimizer(given: Any) -> Optimizer:
     )
 
 
+@ranges.checked
 def adafactor(
     learning_rate: ranges.Positive | Schedule,
-    decay_rate: float = 0.8,
-    clipping_threshold: float | None = 1.0,
+    decay_rate: ranges.Rate = 0.8,
+    clipping_threshold: ranges.Positive | None = 1.0,
     multiply_by_parameter_scale: bool = True,
     min_dim_size_to_factor: int = 128,
     epsilon1: float = 1e-30,
@@ -90,9 +90,8 @@ def adafactor(
 
     It differs from T5X in two points. T5X factors matrices stacked by scan at any size. We factor them if a single
     layer would be factored, from `min_dim_size_to_factor` on. And parameters that may start near zero, which T5 does
-    not have (`parameter_scale.near_zero`), have a minimum of their own, `min_rms_near_zero`.
+    not have (`per_layer.near_zero`), have a minimum of their own, `min_rms_near_zero`.
     """
-    check_range('decay_rate', decay_rate, 0.0, 1.0)
     schedule = as_schedule(learning_rate)
     block_steps = [
         optax.scale_by_factored_rms(
@@ -111,15 +110,16 @@ def adafactor(
     return Optimizer(schedule, make, highest_rate=HIGHEST_RELATIVE_RATE if multiply_by_parameter_scale else None)
 
 
+@ranges.checked
 def adamw_rms(
     learning_rate: ranges.Positive | Schedule,
-    b1: float = 0.9,
-    b2: float = 0.999,
+    b1: ranges.Rate = 0.9,
+    b2: ranges.Rate = 0.999,
     epsilon: ranges.Positive = 1e-6,
     min_rms: float = 1e-3,
     min_rms_near_zero: float = MIN_RMS_NEAR_ZERO,
     weight_decay: ranges.NonNegative = 0.0,
-    max_grad_norm: float | None = 1.0,
+    max_grad_norm: ranges.Positive | None = 1.0,
     momentum_dtype: str = 'float32',
 ) -> Optimizer:
     """AdamW whose update of a parameter is multiplied by max(RMS of that parameter, `min_rms`).
@@ -128,11 +128,9 @@ def adamw_rms(
     Gradients are first clipped to the global norm `max_grad_norm` (None does not clip). `weight_decay` is decoupled,
     multiplied by the learning rate only, and does not apply to vectors, scalars and relative position biases.
     `min_rms_near_zero` takes the place of `min_rms` for parameters that may start near zero
-    (`parameter_scale.near_zero`), which T5 does not have. We add `epsilon` after the bias correction, as Adam's paper
+    (`per_layer.near_zero`), which T5 does not have. We add `epsilon` after the bias correction, as Adam's paper
     does; nanoT5 adds it before.
     """
-    check_range('b1', b1, 0.0, 1.0)
-    check_range('b2', b2, 0.0, 1.0)
 
     def rule(logical_axes):
         adam = optax.scale_by_adam(b1=b1, b2=b2, eps=epsilon, mu_dtype=jnp.dtype(momentum_dtype))
@@ -142,31 +140,31 @@ def adamw_rms(
     return dataclasses.replace(made, highest_rate=HIGHEST_RELATIVE_RATE)
 
 
+@ranges.checked
 def adamw(
     learning_rate: ranges.Positive | Schedule,
-    b1: float = 0.9,
-    b2: float = 0.999,
+    b1: ranges.Rate = 0.9,
+    b2: ranges.Rate = 0.999,
     epsilon: ranges.Positive = 1e-8,
     weight_decay: ranges.NonNegative = 0.0,
-    max_grad_norm: float | None = 1.0,
+    max_grad_norm: ranges.Positive | None = 1.0,
     momentum_dtype: str = 'float32',
 ) -> Optimizer:
     """AdamW (Loshchilov and Hutter 2019).
 
     Clipping and `weight_decay` are as in `adamw_rms`, which also scales updates by the sizes of parameters.
     """
-    check_range('b1', b1, 0.0, 1.0)
-    check_range('b2', b2, 0.0, 1.0)
     adam = optax.scale_by_adam(b1=b1, b2=b2, eps=epsilon, mu_dtype=jnp.dtype(momentum_dtype))
     return with_decay(lambda logical_axes: adam, learning_rate, weight_decay, max_grad_norm)
 
 
+@ranges.checked
 def lion(
     learning_rate: ranges.Positive | Schedule,
-    b1: float = 0.9,
-    b2: float = 0.99,
+    b1: ranges.Rate = 0.9,
+    b2: ranges.Rate = 0.99,
     weight_decay: ranges.NonNegative = 0.0,
-    max_grad_norm: float | None = 1.0,
+    max_grad_norm: ranges.Positive | None = 1.0,
     momentum_dtype: str = 'float32',
 ) -> Optimizer:
     """Lion (Chen et al. 2023, arXiv:2302.06675): the sign of a running mean, whose only state is another running mean.
@@ -174,8 +172,6 @@ def lion(
     Every number moves by the learning rate, so that its paper takes a rate 3 to 10 times below AdamW's and a
     `weight_decay` as much above. Clipping and decay are as in `adamw_rms`.
     """
-    check_range('b1', b1, 0.0, 1.0)
-    check_range('b2', b2, 0.0, 1.0)
     rule = optax.scale_by_lion(b1=b1, b2=b2, mu_dtype=jnp.dtype(momentum_dtype))
     return with_decay(lambda logical_axes: rule, learning_rate, weight_decay, max_grad_norm)
 
@@ -184,7 +180,7 @@ def with_decay(
     rule: Callable[[Any], optax.GradientTransformation],
     learning_rate: ranges.Positive | Schedule,
     weight_decay: ranges.NonNegative,
-    max_grad_norm: float | None,
+    max_grad_norm: ranges.Positive | None,
 ) -> Optimizer:
     """An optimizer that clips gradients to a global norm, applies `rule(logical_axes)`, decays matrices, and multiplies
     by the learning rate.
@@ -209,9 +205,3 @@ def decays(logical_axes: Any) -> Any:
         return len(names) >= 2 and 'relpos_buckets' not in names
 
     return jax.tree.map(decay, logical_axes, is_leaf=lambda leaf: isinstance(leaf, PartitionSpec))
-
-
-def check_range(name: str, value: float, low: float, high: float) -> None:
-    """Raises UserError unless low <= value < high."""
-    if not low <= value < high:
-        raise UserError(f'optimizer: {name} = {value} must be at least {low} and below {high}')

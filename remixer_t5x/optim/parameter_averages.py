@@ -15,7 +15,7 @@ from optax.contrib import schedule_free, schedule_free_eval_params
 
 from remixer_t5x import ranges
 from remixer_t5x.errors import UserError
-from remixer_t5x.optim.optimizer import Optimizer, as_optimizer, check_range, with_decay
+from remixer_t5x.optim.optimizer import Optimizer, as_optimizer, with_decay
 from remixer_t5x.optim.schedules import Schedule, as_schedule
 
 AVERAGE = 'average'
@@ -60,13 +60,14 @@ def averaged(optimizer: Any, decay: float | None) -> Optimizer:
     return dataclasses.replace(optimizer, make=make, evaluated=lambda state, params: state[AVERAGE])
 
 
+@ranges.checked
 def schedule_free_adamw(
     learning_rate: ranges.Positive | Schedule,
-    b1: float = 0.9,
-    b2: float = 0.999,
+    b1: ranges.OpenShare = 0.9,
+    b2: ranges.Rate = 0.999,
     epsilon: ranges.Positive = 1e-8,
     weight_decay: ranges.NonNegative = 0.0,
-    max_grad_norm: float | None = 1.0,
+    max_grad_norm: ranges.Positive | None = 1.0,
 ) -> Optimizer:
     """Schedule-free AdamW (Defazio et al. 2024, arXiv:2405.15682): no decay of the rate, no end that is known before.
 
@@ -74,8 +75,6 @@ def schedule_free_adamw(
     average, weighted by the squares of the largest rates until then. The train state has y and the optimizer's state z;
     x is evaluated. `learning_rate` warms up and stays. `weight_decay` applies at y, to matrices.
     """
-    check_range('b1', b1, 1e-3, 1.0)
-    check_range('b2', b2, 0.0, 1.0)
     schedule = as_schedule(learning_rate)
     rule = optax.scale_by_rms(decay=b2, eps=epsilon, eps_in_sqrt=False, bias_correction=True)
     iterates = with_decay(lambda logical_axes: rule, schedule, weight_decay, max_grad_norm)

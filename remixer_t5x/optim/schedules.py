@@ -17,16 +17,17 @@ from remixer_t5x.errors import UserError
 Schedule = Callable[[jax.typing.ArrayLike], jax.Array]
 
 
+@ranges.checked
 def constant(value: ranges.Positive, warmup_steps: ranges.Whole = 0) -> Schedule:
     """`value` at every step, after a line from 0 over `warmup_steps`."""
-    _check('warmup_steps', warmup_steps, 0)
     if not warmup_steps:
         return _float32(optax.constant_schedule(value))
     return _float32(optax.warmup_constant_schedule(0.0, value, warmup_steps))
 
 
+@ranges.checked
 def rsqrt(
-    peak: ranges.Positive = 0.01, constant_steps: ranges.Whole = 10_000, warmup_steps: ranges.Whole = 0
+    peak: ranges.Positive = 0.01, constant_steps: ranges.Count = 10_000, warmup_steps: ranges.Whole = 0
 ) -> Schedule:
     """T5's inverse square root (Raffel et al. 2019, section 3.1.2): `peak` for the first `constant_steps`, then
     `peak * sqrt(constant_steps / step)`.
@@ -34,8 +35,6 @@ def rsqrt(
     The defaults are T5's `1 / sqrt(max(step, 10,000))`. The first `warmup_steps` raise the rate from 0 in a line, as
     T5X's `linear_warmup` does; T5 has none.
     """
-    _check('constant_steps', constant_steps, 1)
-    _check('warmup_steps', warmup_steps, 0)
     base = peak * math.sqrt(constant_steps)
 
     def rate(step: jax.typing.ArrayLike) -> jax.Array:
@@ -49,6 +48,7 @@ def rsqrt(
 WARMUP_SHARE = 0.05
 
 
+@ranges.checked
 def cosine(
     peak: ranges.Positive,
     warmup_steps: ranges.Whole | None,
@@ -68,6 +68,7 @@ def cosine(
     return _float32(optax.warmup_cosine_decay_schedule(warmup_start, peak, warmup_steps, total_steps, final))
 
 
+@ranges.checked
 def linear(
     peak: ranges.Positive,
     warmup_steps: ranges.Whole,
@@ -82,6 +83,7 @@ def linear(
     return _float32(optax.join_schedules([ramp, fall], [warmup_steps]) if warmup_steps else fall)
 
 
+@ranges.checked
 def wsd(
     peak: ranges.Positive,
     warmup_steps: ranges.Whole,
@@ -111,28 +113,17 @@ def wsd(
     return _float32(rate)
 
 
+@ranges.checked
 def as_schedule(learning_rate: ranges.Positive | Schedule) -> Schedule:
-    """A number becomes a constant schedule. Raises UserError for anything else that is not a function."""
-    if callable(learning_rate):
-        return learning_rate
-    if isinstance(learning_rate, bool) or not isinstance(learning_rate, int | float):
-        raise UserError(
-            f'learning rate {learning_rate!r}: give a number such as 0.001, or a schedule such as @schedules.rsqrt()'
-        )
-    return constant(learning_rate)
+    """Returns a schedule: a number becomes a constant one."""
+    return learning_rate if callable(learning_rate) else constant(learning_rate)
 
 
 def _float32(schedule: Schedule) -> Schedule:
     return lambda step: jnp.asarray(schedule(step), jnp.float32)
 
 
-def _check(name: str, value: int, least: int) -> None:
-    if value < least:
-        raise UserError(f'schedule: {name} = {value} must be at least {least}')
-
-
 def _check_decay(warmup_steps: int, total_steps: int) -> None:
-    _check('warmup_steps', warmup_steps, 0)
     if total_steps <= warmup_steps:
         raise UserError(
             f'schedule: total_steps = {total_steps} leaves no step after warmup_steps = {warmup_steps}; '

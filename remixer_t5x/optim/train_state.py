@@ -119,3 +119,20 @@ def plan(
         shardings,
     )
     return StatePlan(tx, abstract, boxed, init)
+
+
+@jax.jit
+def all_finite(tree: Any) -> jax.Array:
+    """Returns whether no floating array of `tree` has NaN or infinity, as a scalar bool array."""
+    floating = [leaf for leaf in jax.tree.leaves(tree) if jnp.issubdtype(leaf.dtype, jnp.inexact)]
+    return jnp.all(jnp.asarray([jnp.all(jnp.isfinite(leaf)) for leaf in floating], bool))
+
+
+def first_nonfinite(tree: Any) -> str | None:
+    """Returns the name of the first array with NaN or infinity, or None."""
+    if bool(all_finite(tree)):
+        return None
+    for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]:
+        if not bool(all_finite(leaf)):
+            return jax.tree_util.keystr(path, simple=True, separator='/')
+    return None

@@ -12,7 +12,7 @@ from remixer_t5x.checkpoints.manager import Checkpoints, SaveFailed
 from remixer_t5x.data.prefetch import Prefetcher
 from remixer_t5x.devices import collectives
 from remixer_t5x.errors import UserError
-from remixer_t5x.optim import finite
+from remixer_t5x.optim import train_state
 from remixer_t5x.optim.train_state import TrainState
 from remixer_t5x.run_folder import metrics
 from remixer_t5x.train import preemption, settings
@@ -66,7 +66,7 @@ class BadSteps:
     def params(self, number: int, params: Any) -> None:
         """Handles parameters that are not finite, which a finite gradient can cause and no skipped step repairs."""
         self.now()
-        if not bool(finite.all_finite(params)):
+        if not bool(train_state.all_finite(params)):
             text = 'a parameter is not finite'
             if self._policy == REWIND:
                 raise Rewind(f'{text} at step {number}')

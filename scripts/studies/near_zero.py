@@ -3,7 +3,7 @@
     python scripts/studies/near_zero.py
 
 Adafactor multiplies a parameter's update by its size, but at least by a minimum: 1e-3 as in T5X, or `min_rms_near_zero`
-for parameters that may start near zero (optim/parameter_scale.py). Task: COGS as in small_task.py, with one
+for parameters that may start near zero (optim/per_layer.py). Task: COGS as in small_task.py, with one
 encoder and one decoder layer and the mixer on both sides.
 """
 

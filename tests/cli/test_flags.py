@@ -7,7 +7,7 @@ import sys
 import gin
 import pytest
 
-from remixer_t5x.cli import arguments, completion, decoder_flags, evaluate, infer, main
+from remixer_t5x.cli import arguments, completion, evaluate, infer, main
 from remixer_t5x.errors import UserError
 from remixer_t5x.models.beam_search import BeamSearch
 from remixer_t5x.models.decoding import Greedy
@@ -31,18 +31,21 @@ def parsed(*argv):
 )  # fmt: skip
 def test_flags_choose_the_decoder_and_the_batch_size(command, flags, decoder):
     args = parsed(command.COMMAND.name, *flags, '--batch_size=7')
-    decoder_flags.apply(args)
+    arguments.apply_decoder(args)
     macro = {'infer': 'INFER_BATCH_SIZE', 'eval': 'EVAL_BATCH_SIZE'}[command.COMMAND.name]
     assert arguments.values(args, 'DECODER', macro, base=command.BASE) == [decoder, 7]
     gin.clear_config()
 
 
 def test_two_decoders_are_refused():
-    with pytest.raises(UserError, match='give one of them'):
-        decoder_flags.apply(parsed('infer', '--beams=2', '--sampling'))
-    for flag in ('--beams=1', '--sampling=hot', '--sampling=0'):
-        with pytest.raises(UserError, match=flag.partition('=')[2]):
-            parsed('infer', flag)
+    for flags in (['--beams=2', '--sampling'], ['--beams=2', '--embed'], ['--beams=1']):
+        with pytest.raises(UserError, match='--beams'):
+            parsed('infer', *flags)
+    for temperature in ('hot', '0'):
+        args = parsed('infer', f'--sampling={temperature}')
+        arguments.apply_decoder(args)
+        with pytest.raises(UserError, match=f'TEMPERATURE must be .*{temperature}'):
+            arguments.values(args, 'DECODER', base=infer.BASE)
 
 
 def test_no_value_is_called_by_its_flag():

@@ -1,7 +1,6 @@
 """gin files and flags become calls: lookup, precedence, includes, text values, and only what is reached counts."""
 
 import fractions
-import pathlib
 
 import gin
 import pytest
@@ -174,11 +173,3 @@ NO_WORDS = ('true', 'false', 'none', 'null')
 @given(st.from_regex(r'/?[a-zA-Z_][\w./-]*', fullmatch=True).filter(lambda text: text.lower() not in NO_WORDS))
 def test_paths_need_no_quotes(path):
     assert value_of('MODEL_DIR', path) == path
-
-
-def test_every_shipped_file_says_what_it_requires():
-    folder = files.shipped_folder()
-    assert files.shipped()
-    for name in files.shipped():
-        text = pathlib.Path(folder / name).read_text()
-        assert text.startswith('#'), f'{name}: begin with a comment that says what it requires and provides'

@@ -98,7 +98,7 @@ def test_rates_are_float32_scalars_under_jit(schedule):
 
 def test_a_number_is_a_constant_schedule_and_nothing_else_passes():
     assert float(schedules.as_schedule(0.25)(7)) == 0.25
-    with pytest.raises(UserError, match='@schedules.rsqrt'):
+    with pytest.raises(UserError, match='learning_rate must be'):
         schedules.as_schedule('0.1')
 
 

@@ -6,12 +6,12 @@ from typing import Any
 import jax
 import numpy as np
 
-from remixer_t5x.optim import parameter_scale
+from remixer_t5x.optim import per_layer
 
 
 def watched(params: Any, logical_axes: Any) -> dict[str, np.ndarray]:
     """The parameters that may start near zero, by path, without gMLP's bias, which starts at one."""
-    chosen = jax.tree.leaves(parameter_scale.near_zero(logical_axes))
+    chosen = jax.tree.leaves(per_layer.near_zero(logical_axes))
     leaves = jax.tree_util.tree_leaves_with_path(params)
     found = {}
     for (path, leaf), is_chosen in zip(leaves, chosen, strict=True):
