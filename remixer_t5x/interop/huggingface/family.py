@@ -1,4 +1,4 @@
-"""A model family of Hugging Face's: sizes, the table of parameters, gin settings, and inputs to compare both sides with.
+"""A model family of Hugging Face: sizes, the table of parameters, gin settings, and inputs to compare logits with.
 
 A family is a file of this folder with a subclass of `Family`, which `folders.FAMILIES` lists. The laws of
 tests/interop/test_families.py hold for it once `tests/support/hf_folders.py` has a recorded tiny model.
