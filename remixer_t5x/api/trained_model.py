@@ -1,4 +1,4 @@
-"""A model with its parameters and its vocabulary: generates, scores and encodes texts, and computes losses."""
+"""TrainedModel: a model with parameters and vocabulary, to generate, score, classify and encode texts."""
 
 from __future__ import annotations
 
@@ -67,11 +67,11 @@ class Encoded(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class TrainedModel:
-    """A trained model, as returned by `load`. Every method takes a list of texts, or one text as a list of one.
+    """A trained model, as returned by `load`. Methods take a list of texts, or one text, which is a list of one.
 
-    Texts are put into batches by length. A result depends only on its text: other texts and the batch size do not
-    change it, except for rounding (and except for FNet, whose output depends on the padded length). Each new shape of a
-    batch is compiled once. An empty list gives an empty result.
+    Texts are batched by length. A result depends only on its text: other texts and the batch size do not change it,
+    except for rounding (and except for FNet, whose output depends on the padded length). Each new batch shape is
+    compiled once. An empty list returns an empty result.
 
     Attributes:
         model: a model, whose methods are pure functions of `params`.
@@ -81,7 +81,7 @@ class TrainedModel:
         source: the folder of the parameters.
         partitioner: the devices of the parameters.
         batch_size: maximum texts of one batch.
-        ends_inputs: whether an input gets the end token; a prompt of a causal language model does not.
+        ends_inputs: whether to append the end token to inputs; prompts of causal language models have none.
     """
 
     model: interface.Model
@@ -102,22 +102,22 @@ class TrainedModel:
         answers: int | None = None,
         seed: int = 0,
     ) -> list[Answer]:
-        """The model's answers to each text.
+        """Generates answers to each text.
 
         Args:
-            texts: the inputs. A text that is too long is cut, and its answer says so.
-            max_length: maximum tokens of an answer, including the end token; None is the length of `targets`.
+            texts: the inputs. A text that is too long is truncated, and `Answer.cut` is True.
+            max_length: maximum tokens of an answer, including the end token; None for the length of `targets`.
             decoder: `Greedy()`, `Sampling(...)` or `BeamSearch(...)`.
             answers: number of answers to keep for each text; None keeps all answers of the decoder.
-            seed: seed of a decoder that samples. The text's place in the list is folded into it.
+            seed: seed of a decoder that samples; the text's index in the list is folded in.
 
         Raises:
-            UserError: `answers` is more than the decoder gives, or a length is not positive.
+            UserError: `answers` exceeds the decoder's number of answers, or a length is not positive.
         """
         interface.require(self.model, 'generate', 'generate')
         length = self.lengths['targets'] if max_length is None else max_length
         if length < 1:
-            raise UserError(f'max_length is {max_length}; it takes 1 token or more')
+            raise UserError(f'max_length must be 1 or more, got {max_length}')
         coded = [self._codec.encode(text, index) for index, text in enumerate(_as_list(texts))]
         predictor = self._predictor(len(coded), length, decoder, seed)
         decoded = predictor.predict(self.params, [ids for ids, _ in coded]) if coded else []
@@ -135,8 +135,7 @@ class TrainedModel:
         """log p(target | input), summed over the tokens of the target and its end token: [texts] float32.
 
         Raises:
-            UserError: there are more inputs than targets or the reverse, or a text is too long and would have to be
-                cut.
+            UserError: the numbers of inputs and targets differ, or a text is too long.
         """
         interface.require(self.model, 'score', 'score')
         ids, target_ids = self._encode_pairs(inputs, targets)
@@ -159,7 +158,7 @@ class TrainedModel:
         return [Answer(list(row.texts or ()), row.scores, cut) for row, (_, cut) in zip(rows, coded, strict=True)]
 
     def encode(self, texts: Strings) -> Encoded:
-        """The encoder's output for each text, and its mean over the text. A text that is too long is cut."""
+        """The encoder's output for each text, and its mean over the text. A text that is too long is truncated."""
         interface.require(self.model, 'encode', 'encode')
         coded = [self._codec.encode(text, index) for index, text in enumerate(_as_list(texts))]
         rows = [ids for ids, _ in coded]
@@ -196,8 +195,8 @@ class TrainedModel:
         Parameters are saved in float32, under the number `step`.
 
         Raises:
-            UserError: `folder` has a checkpoint already or cannot be written, the model's gin text is not known, or the
-                vocabulary is a class of the user's.
+            UserError: `folder` already has a checkpoint or cannot be written, the model's gin text is unknown, or the
+                vocabulary is a custom class.
         """
         text = gin_text(self.model, self.lengths if self.ends_inputs else {'targets': sum(self.lengths.values())})
         target = converted.claim(folder)
@@ -274,14 +273,14 @@ def make_batch(
 
     Args:
         inputs: ids of each input.
-        targets: ids of each target, the same number of lists; the decoder reads them one token later.
-        lengths: lengths of `inputs` and `targets`; None takes the longest of each.
+        targets: ids of each target, which the decoder reads shifted by one token.
+        lengths: lengths of `inputs` and `targets`; None for the longest of each.
 
     Returns:
         [rows, length] int32 arrays under seqio's names, 0 at padding.
 
     Raises:
-        UserError: there are more inputs than targets or the reverse, or a list is longer than its length.
+        UserError: the numbers of inputs and targets differ, or a list is longer than its length.
     """
     _check_pairs(inputs, targets)
     longest = {'inputs': max(map(len, inputs), default=0), 'targets': max(map(len, targets), default=0)}
