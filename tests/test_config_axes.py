@@ -83,12 +83,10 @@ def test_defaults_are_of_macros_that_other_axes_own():
     defaults = settings_of(CONFIGS / 'defaults.gin')
     # The models are of this frame, which a file of frames/ replaces; an objective decides on prefixes.
     defaults -= {'%FRAME', '%PREFIX_LM'}
-    # A file of sizes/ sets these if they differ.
-    defaults -= {'%HEAD_DIM', '%UNGATED_MLP_DIM', '%AMLP_NUM_ENCODER_LAYERS', '%AMLP_NUM_DECODER_LAYERS'}
     owners = {'VOCAB_SIZE': 'data', 'DTYPE': 'hardware', 'XLA_OPTIONS': 'hardware', 'DROPOUT_RATE': 'runs'}
     for macro, axis in owners.items():
         defaults.remove(f'%{macro}')
-        for path in files_of(AXES[axis]):
+        for path in (path for path in files_of(AXES[axis]) if path.name[0] != '_'):
             parts = [path, *included(path)]
             assert any(f'%{macro}' in settings_of(part) for part in parts), path
     assert not defaults
@@ -123,6 +121,19 @@ def configuration(files: tuple[str, ...] | list[str]) -> str:
 def test_any_order_of_the_axes_gives_the_same_configuration(files, data):
     shuffled = data.draw(st.permutations(files))
     assert configuration(shuffled) == configuration(files)
+
+
+A_FILE_OF_EACH = ('models/amlp.gin', 'sizes/tiny.gin', 'data/c4.gin', 'optimizers/lion.gin', 'hardware/cpu.gin')
+
+
+@pytest.mark.parametrize('file', ['sizes/base.gin', 'sizes/small.gin', 'optimizers/adamw.gin', 'optimizers/muon.gin',
+                                  'optimizers/adafactor.gin', 'hardware/gpu.gin', 'hardware/cpu.gin'])  # fmt: skip
+def test_nothing_of_the_files_before_stays_in_an_axis(file):
+    axis = file.partition('/')[0]
+    others = [f'{axis}/{path.name}' for path in sorted((CONFIGS / axis).glob('[!_]*.gin'))]
+    rest = [other for other in A_FILE_OF_EACH if not other.startswith(axis)]
+    alone, after_others = ([*rest, 'runs/pretrain.gin', *files] for files in ([file], [*others, file]))
+    assert configuration(after_others) == configuration(alone)
 
 
 def test_a_model_after_an_experiment_keeps_its_vocabulary_hardware_and_dropout():

@@ -136,7 +136,7 @@ def test_shown_answers_have_input_answer_and_target_on_one_line_each():
     assert labels == ('input', 'answer', 'target')
     assert values[0] == 'a b' and values[1] and set(values[2]) == {'x'} and len(values[2]) < 999
     assert len(list(shown_answers(report, 5))) == 7 and not list(shown_answers(report, 0))
-    with pytest.raises(UserError, match='SHOWN_ANSWERS .* 0 or more, got -1'):
+    with pytest.raises(UserError, match='SHOWN_ANSWERS must be .* got -1'):
         evaluator(task(), shown=-1)
 
 
