@@ -102,9 +102,9 @@ def packing(subject: Subject) -> None:
         ctx = subject.context(counts, alone_memory, [[row[example]] for row in memory_pairs])
         alone = subject.trace(alone_x, ctx).outputs
         for row, (count,) in enumerate(counts):
-            own = packed[row, starts[row] : starts[row] + count]
+            tokens = packed[row, starts[row] : starts[row] + count]
             what = f'example {example + 1} of a row with {pairs[row]} tokens'
-            require_equal(own, alone[row, :count], subject, 'packing', what, 'its output alone')
+            require_equal(tokens, alone[row, :count], subject, 'packing', what, 'its output alone')
     if subject.is_decoder:
         reads = subject.influence([5, 4])[:5, 5:9]
         forbid(reads, subject, 'packing', 'token {} of one example reads token {} of another in its row')
@@ -126,8 +126,8 @@ def causality(subject: Subject, segments: tuple[int, ...] = (LENGTH,)) -> None:
     may_read = both & (ids == ids.T) & np.tri(LENGTH, dtype=bool)
     how = f'token {{}} reads token {{}} of a row with {list(segments)} tokens'
     forbid((influence != 0.0) & ~may_read & both, subject, 'causality', how)
-    own = both & np.eye(LENGTH, dtype=bool)
-    forbid((influence == 0.0) & own, subject, 'causality', 'token {} does not reach its own output')
+    itself = both & np.eye(LENGTH, dtype=bool)
+    forbid((influence == 0.0) & itself, subject, 'causality', 'token {} does not reach its own output')
     if subject.reach is not None:
         within_reach = may_read & ~np.tri(LENGTH, k=-subject.reach, dtype=bool)
         how = f'token {{}} and token {{}}: reach is not {subject.reach}'
@@ -320,7 +320,7 @@ def layouts(subject: Subject) -> None:
     ctx, x = subject.context([[LENGTH]] * ROWS), subject.features(15)
     for layout in LAYOUTS:
         norm = None if layout is layer.ReZero else subject.norm
-        made = layer.make_layer(subject.sublayers, layout, norm=norm)
-        out, _ = jax.eval_shape(made.init_with_output, jax.random.key(0), x, ctx)
+        module = layer.make_layer(subject.sublayers, layout, norm=norm)
+        out, _ = jax.eval_shape(module.init_with_output, jax.random.key(0), x, ctx)
         how = f'in {layout.__name__} {x.shape} float32 becomes {out.shape} {out.dtype}'
         require(out.shape == x.shape and out.dtype == jnp.float32, subject, 'layouts', how)

@@ -1,7 +1,7 @@
-"""The liveness law of a model: at initialisation every kind of sublayer moves the output of its stack.
+"""Checks that every kind of sublayer changes the output of its stack at initialisation.
 
-A sublayer whose updates are small next to the residual stream, or next to another sublayer's, has hardly a gradient and
-hardly an effect, and in bfloat16 the addition rounds its updates away. No test of shapes, gradients or losses shows it.
+If the updates of a sublayer are small compared with the residual stream, it has almost no gradient and no effect, and
+in bfloat16 the addition rounds its updates to zero. Tests of shapes, gradients or losses do not detect this.
 """
 
 from collections.abc import Sequence
@@ -18,20 +18,20 @@ from remixer_t5x.models.architecture.stack import traced_once
 from remixer_t5x.models.interface import Model
 from remixer_t5x.testing.subject import fast_key
 
-# What setting a kind of sublayer to zero changes at least, as a part of the output's norm. Rounding in bfloat16 changes
-# a stack's output by 0.01.
+# The smallest allowed change of the output, relative to its norm, if a kind of sublayer is set to zero. Rounding in
+# bfloat16 changes a stack's output by 0.01.
 MINIMUM = 0.05
 
 Kind = tuple[str, str]
 
 
 def movements(model: Model, inputs: np.ndarray, targets: np.ndarray, seed: int = 0) -> dict[Kind, float]:
-    """How much each kind of sublayer moves its stack's output: `norm(y - y without it) / norm(y)` over the tokens.
+    """Computes the effect of each kind of sublayer on its stack's output y: `norm(y - y without it) / norm(y)`.
 
-    "Without it" sets its output to zero in every layer of the stack; the decoder reads the whole encoder's output.
+    "Without it" sets its output to zero in every layer of the stack; the decoder reads the unchanged encoder output.
 
     Args:
-        model: an encoder-decoder, or an encoder or a decoder alone, which is initialised at random.
+        model: an encoder-decoder, encoder-only or decoder-only model, which is initialised at random.
         inputs: the encoder's ids [batch, length] int32 with 0 for padding.
         targets: the decoder's ids [batch, length] int32 with 0 for padding.
         seed: of the parameters.
@@ -39,8 +39,7 @@ def movements(model: Model, inputs: np.ndarray, targets: np.ndarray, seed: int =
     Returns:
         {('encoder' or 'decoder', name of the sublayer's parameters): movement}.
     """
-    kinds, found = _outputs(model, inputs, targets, seed)
-    outputs = {stack: np.asarray(y, np.float64) for stack, y in found.items()}
+    kinds, outputs = _outputs(model, inputs, targets, seed)
     moved = {}
     for index, (stack, name) in enumerate(kinds, 1):
         is_token = (inputs if stack == 'encoder' else targets) > 0
@@ -50,14 +49,12 @@ def movements(model: Model, inputs: np.ndarray, targets: np.ndarray, seed: int =
 
 
 def too_still(moved: dict[Kind, float], minimum: float = MINIMUM) -> Sequence[Kind]:
-    """The kinds whose movement is below the minimum or not a number."""
+    """Returns the kinds whose movement is below the minimum or not a number."""
     return [kind for kind, movement in moved.items() if not movement >= minimum]
 
 
 def _outputs(model: Model, inputs: Any, targets: Any, seed: int) -> tuple[list[Kind], dict[str, Any]]:
-    """The kinds; and the outputs of the encoder and the decoder, [1 + kinds, batch, length, embed]: whole, then without
-    each kind.
-    """
+    """Returns the kinds, and each stack's outputs, [1 + kinds, batch, length, embed]: whole, then without each kind."""
     kinds: list[Kind] = []
 
     def multiplied(stack: str, keep: jax.Array) -> Any:
@@ -79,19 +76,19 @@ def _outputs(model: Model, inputs: Any, targets: Any, seed: int) -> tuple[list[K
 
             return jax.vmap(without)(jnp.concatenate([jnp.ones((1, len(kinds))), 1 - jnp.eye(len(kinds))]))
 
-        found = {'encoder': apply('encoder', 'encode', inputs)} if 'encoder' in stacks else {}
+        outputs = {'encoder': apply('encoder', 'encode', inputs)} if 'encoder' in stacks else {}
         if 'decoder' in stacks:
-            memory = (found['encoder'][0], inputs) if found else ()
-            found['decoder'] = apply('decoder', 'decode_hidden', *memory, targets)
-        return {stack: y.astype(jnp.float32) for stack, y in found.items()}
+            memory = (outputs['encoder'][0], inputs) if outputs else ()
+            outputs['decoder'] = apply('decoder', 'decode_hidden', *memory, targets)
+        return {stack: y.astype(jnp.float32) for stack, y in outputs.items()}
 
     with traced_once():
-        found = jax.device_get(run(fast_key(seed)))
-    return kinds, found
+        outputs = jax.device_get(run(fast_key(seed)))
+    return kinds, {stack: np.asarray(y, np.float64) for stack, y in outputs.items()}
 
 
 def _init(model: Model, kinds: list[Kind], key: jax.Array, inputs: Any, targets: Any) -> Any:
-    """The parameters; appends the kinds, in the order in which they are called."""
+    """Returns the parameters, and appends the kinds in the order in which they are called."""
 
     def note(call: Any, args: Any, kwargs: Any, context: Any) -> Any:
         kind = _kind(args, context)
@@ -104,7 +101,7 @@ def _init(model: Model, kinds: list[Kind], key: jax.Array, inputs: Any, targets:
 
 
 def _kind(args: Any, context: Any) -> Kind | None:
-    """The stack and name of the sublayer that is called; None where something else is, as the norm of a layer."""
+    """The stack and the name of the sublayer that is called; None for other modules, such as norms."""
     called = context.module
     is_sublayer = isinstance(called.parent, Layer) and len(args) == 2 and isinstance(args[1], SequenceContext)
     return (called.path[0], called.name) if is_sublayer and context.method_name == '__call__' else None

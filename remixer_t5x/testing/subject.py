@@ -161,5 +161,5 @@ def layout_rows(segments: Segments, length: int) -> tuple[np.ndarray, np.ndarray
 
 def uses_dropout(sublayers: Sequence[Callable[..., nn.Module]]) -> bool:
     """Whether a sublayer has a dropout rate above 0."""
-    made = [factory() for factory in sublayers]
-    return any(value for module in made for name, value in vars(module).items() if name.endswith('dropout_rate'))
+    modules = [factory() for factory in sublayers]
+    return any(value for module in modules for name, value in vars(module).items() if name.endswith('dropout_rate'))

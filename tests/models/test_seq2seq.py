@@ -152,12 +152,6 @@ def test_one_hot_embedding_equals_the_gather():
     np.testing.assert_allclose(Embed(8, 5, one_hot=True).apply(variables, tokens), Embed(8, 5).apply(variables, tokens))
 
 
-def test_cross_attention_in_an_encoder_is_refused():
-    ctx = describe_tokens(jnp.ones((1, 3), jnp.int32))
-    with pytest.raises(UserError, match='CrossAttention needs the output of an encoder'):
-        CrossAttention(2, 4).init(jax.random.key(0), jnp.ones((1, 3, 8)), ctx)
-
-
 MODELS = sorted(path.stem for path in (CONFIGS / 'models').glob('*.gin') if 'scaled' not in path.stem)
 
 

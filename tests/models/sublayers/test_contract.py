@@ -286,6 +286,8 @@ def test_remat_recomputes():
 
 
 EXAMPLES = (5, 4)
+# The laws above hold for every sublayer; one with a position bias, one by positions and one with a running sum will do.
+in_a_frame = pytest.mark.parametrize('name', ['t5', 'remixer', 'hyper_mixer'])
 
 
 def ids_alone_and_packed() -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
@@ -306,7 +308,7 @@ def assert_packed_as_alone(apart, packed):
     assert laws.difference(packed[0, : len(wanted)], wanted) < laws.TOLERANCE
 
 
-@pytest.mark.parametrize('name', [name for name in ENCODERS if not SUBLAYERS[name].whole_rows])
+@in_a_frame
 def test_an_encoder_alone_predicts_a_packed_example_as_it_does_alone(name):
     """Padding and packing again, from ids to logits: that the frame passes on where an example begins and ends."""
     of = subject(name, 'encoder')
@@ -324,7 +326,7 @@ def test_an_encoder_alone_predicts_a_packed_example_as_it_does_alone(name):
     assert_packed_as_alone(*map(np.asarray, both(params)))
 
 
-@every_decoder
+@in_a_frame
 def test_a_decoder_alone_predicts_a_packed_example_as_it_does_alone(name):
     """The same for decoders without an encoder, and with more padding behind the tokens."""
     of = alone(name)
