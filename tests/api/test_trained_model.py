@@ -167,7 +167,7 @@ def test_a_loaded_model_does_not_change_when_another_is_loaded(run, tmp_path):
     assert first.encode('one').hidden.shape == (1, 4, 16)
 
 
-@pytest.mark.parametrize('name', hf_folders.CONFIGS)
+@pytest.mark.parametrize('name', hf_folders.T5_CONFIGS)
 def test_a_hugging_face_folder(name, tmp_path):
     arrays = hf_folders.recorded(name)
     folder = hf_folders.write(tmp_path / 'hf', hf_folders.CONFIGS[name], hf_folders.weights_of(arrays))
