@@ -35,6 +35,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="compare the device's kernels with their formulas (on a CPU: a TPU's and a GPU's, interpreted), and on an "
         "accelerator a step's time with its forecast",
     )  # fmt: skip
+    kinds.add_argument(
+        '--settings', nargs='?', const='', metavar='WORD',
+        help='all gin macros with default, file, reader and meaning; a WORD shows those that contain it',
+    )  # fmt: skip
     parser.add_argument(
         '--compare', nargs='?', const='', metavar='SIZES',
         help='all models at these sizes, by comma (default tiny,small,base), and the figures of the papers; '
