@@ -66,7 +66,7 @@ def traced(name: str) -> Cost:
     dataclasses.replace(partitioner, devices=devices).check_batch_size(batch_size)
     one = dataclasses.replace(partitioner, devices=jax.devices()[:1])
     step = Step(model, optimizer, one, frames.abstract_batch(model.frame, lengths, batch_size))
-    plan = step.plan()
+    plan = step.plan
     function = train_step.make_train_step(model, plan.tx, dropout=dropout > 0)
     with one.activate():
         of_a_step = flops.total(function, plan.abstract, step.batch)

@@ -56,7 +56,6 @@ def test_all_models_are_compared_and_the_papers_figures_stand_beside_ours(info):
     assert ['gmlp', 'tiny', '22,834,172', '1.004'] in [row[:4] for row in rows]
     # 130M in the paper's table 5; 129.9M by our count of encoder and embedding.
     assert ['gmlp', 'gmlp_paper_base', '130', 'M', '130', 'M', '1.000'] in [row[:7] for row in rows]
-    assert '472,121,344 operations by the formula of its appendix D' in out
 
 
 MODEL = ('--gin_file=models/t5_1_1.gin', '--gin_file=sizes/tiny.gin')
@@ -163,5 +162,5 @@ def test_a_step_is_timed(clean_environment):
         tfds_data_dir=None, devices=1, device_memory=None, compiler=None, verbose=True,
     )  # fmt: skip
     step, _ = memory.read(args)
-    assert 0 < command.seconds_of_step(step) < 60
+    assert 0 < command.measure_step(step) < 60
     assert machines.chip_of('NVIDIA H100 80GB HBM3') == 'h100' and machines.chip_of('TPU v5 lite') == 'v5e'

@@ -9,9 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from remixer_t5x import build_model
+from remixer_t5x.context import describe_tokens
 from remixer_t5x.costs import counts, flops
 from remixer_t5x.data import frames
 from remixer_t5x.models import interface
+from remixer_t5x.models.sublayers.hyper_mixer import HyperMixer
 
 LENGTHS = {'inputs': 24, 'targets': 10}
 # The number of parameters of Hugging Face's T5ForConditionalGeneration with the configs google/t5-v1_1-*.
@@ -74,6 +76,17 @@ def test_xla_counts_the_same_up_to_element_wise_work():
     forward = jax.jit(lambda p, b: model.loss(p, b)[0])
     xla = forward.lower(params, batch).compile().cost_analysis()['flops']
     assert 0.93 < flops.total(model.loss, params, batch) / xla <= 1.0
+
+
+def test_a_hyper_mixing_layer_has_the_operations_of_its_appendix_d():
+    length, embed, hidden = 512, 256, 512
+    layer, x = HyperMixer(hidden, norm=None), jax.ShapeDtypeStruct((1, length, embed), jnp.float32)
+    ctx = describe_tokens(jnp.ones((1, length), jnp.int32))
+    variables = jax.eval_shape(lambda key: layer.init(key, jnp.zeros(x.shape), ctx), jax.random.key(0))
+    compiled = jax.jit(lambda variables, x: layer.apply(variables, x, ctx)).lower(variables, x).compile()
+    # `d (4 N d' + 9 d') + N (2 d^2 + 2 d' d + 9 d)`: tied, one head, nine operations for a GELU.
+    paper = embed * (4 * length * hidden + 9 * hidden) + length * (2 * embed**2 + 2 * hidden * embed + 9 * embed)
+    assert compiled.cost_analysis()['flops'] == pytest.approx(paper, rel=0.01)
 
 
 @settings(max_examples=15, deadline=None)

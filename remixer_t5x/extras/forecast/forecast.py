@@ -1,4 +1,4 @@
-"""The forecast of a training step: its bound on a machine, its memory, and what follows for training."""
+"""Forecasts a training step: its time at best on a machine, its memory, and what limits it."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -36,7 +36,7 @@ class Forecast:
         return self.model_flops / (seconds * self.devices * self.bound.machine.peak('bf16'))
 
     def dollars_per_million_tokens(self, seconds: float, price: float) -> float:
-        """What a million tokens cost at `price` dollars for a chip and hour."""
+        """The cost of a million tokens at `price` dollars for a chip and hour."""
         chips = self.devices / self.bound.machine.devices_per_chip
         return price * chips * seconds / 3600 / self.tokens * 1e6
 
@@ -53,7 +53,7 @@ def forecast(step: Step, chip: str, slices: Sequence[int]) -> Forecast:
     """
     machine = machines.find(chip)
     try:
-        compiled = step_memory.compiled(step)
+        compiled = step_memory.compile_step(step)
     except Exception as error:
         if not step_memory.is_out_of_memory(error):
             raise
@@ -64,12 +64,12 @@ def forecast(step: Step, chip: str, slices: Sequence[int]) -> Forecast:
     program = compiled_program.read(compiled.as_text(), len(slices))
     # Kernels hide their products, so the FLOPs of the equations are counted without them.
     with compiling_for('accelerator'):
-        counted = counts.count_row(step.model, step.batch)
+        row_counts = counts.count_row(step.model, step.batch)
     return Forecast(
         step=step,
         bound=roofline.bound(program, machine, slices),
-        memory=step_memory.of_compiled(step, compiled),
-        model_flops=step.rows * counted.training_flops,
-        tokens=step.rows * counted.tokens,
+        memory=step_memory.read_memory(step, compiled),
+        model_flops=step.rows * row_counts.training_flops,
+        tokens=step.rows * row_counts.tokens,
         devices=len(slices),
     )

@@ -1,41 +1,41 @@
-"""What limits a training step, and changes that could make it faster, each with its reason from the numbers."""
+"""Names what limits a training step, and changes that could make it faster, each with its reason from the numbers."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Iterator
 
-from remixer_t5x.costs.memory_table import gibibytes
+from remixer_t5x.costs.step_memory import gibibytes
 from remixer_t5x.extras.forecast import roofline
 from remixer_t5x.extras.forecast.forecast import Forecast
-from remixer_t5x.extras.forecast.module_names import RECOMPUTED, UPDATE
+from remixer_t5x.extras.forecast.roofline import RECOMPUTED, UPDATE
 
-# A part of the step below this share is not worth a change.
+# Changes that could save less than this share of the step are not advised.
 _WORTHWHILE = 0.03
-# A program with more collective-permutes than this has cut its matrix products into pieces (windowed einsums).
-_PIECES = 100
+# A program with more collective-permutes has its matrix products split into pieces (windowed einsums).
+_MANY_PERMUTES = 100
 
 
 @dataclasses.dataclass(frozen=True)
 class Advice:
-    """One change: the macro and value to set, and why."""
+    """A change: the macro and value to set, and the reason."""
 
     macro: str
     value: str
     reason: str
 
     @property
-    def typed(self) -> str:
+    def flag(self) -> str:
         """What the user types."""
         return f'--mesh={self.value}' if self.macro == 'MESH' else f'--gin.{self.macro}={self.value}'
 
 
-def limits(found: Forecast) -> list[str]:
-    """What limits the step, as sentences, the most important first."""
-    bound = found.bound
+def describe_limits(forecast: Forecast) -> list[str]:
+    """Sentences that name what limits the step, starting with the most important."""
+    bound = forecast.bound
     parts = [
         ('compute', 'in kernels that fill the matrix units', bound.compute_seconds),
-        ('HBM', 'in kernels that wait for memory', bound.kernel_seconds - bound.compute_seconds),
-        ('interconnect', 'of collectives, which may run behind the kernels', bound.exchange_seconds),
-        (f'gaps between {bound.kernels:,} kernels', '(a guess, not in the bound)', bound.gap_seconds),
+        ('HBM', 'in kernels that wait for memory', bound.seconds - bound.compute_seconds),
+        ('interconnect', 'of collectives, which may overlap with the kernels', bound.exchange_seconds),
+        (f'gaps between {bound.count:,} kernels', '(a guess, not in the bound)', bound.gap_seconds),
     ]
     return [
         f'{name}: {milliseconds(seconds)} {what} ({seconds / bound.serial_seconds:.0%})'
@@ -44,114 +44,81 @@ def limits(found: Forecast) -> list[str]:
     ]
 
 
-def uncounted(found: Forecast) -> list[str]:
-    """What the numbers leave out: kernels that state no FLOPs, and kernels that the TPU compiler does not estimate."""
-    lines = []
-    names = sorted({name for operation in found.bound.operations for name in operation.opaque})
+def describe_uncounted(forecast: Forecast) -> list[str]:
+    """Sentences about kernels that report no FLOPs, and kernels that the TPU compiler does not estimate."""
+    lines, bound = [], forecast.bound
+    names = sorted({kernel.op for kernel in bound.kernels if kernel.is_opaque})
     if names:
-        lines.append(f'{", ".join(names)} state no FLOPs: only their operands and results are in the bound')
-    missing = found.bound.unestimated()
-    if found.bound.estimated_seconds and sum(missing.values()) > 0:
-        listed = ', '.join(f'{kind} {milliseconds(spent)}' for kind, spent in list(missing.items())[:4])
-        lines.append(
-            f'without an estimate of the compiler, by the bound: {milliseconds(sum(missing.values()))} ({listed})'
-        )
+        lines.append(f'{", ".join(names)} report no FLOPs: only their operands and results are in the bound')
+    missing = bound.unestimated_seconds()
+    if bound.estimated_seconds and missing.total() > 0:
+        listed = ', '.join(f'{op} {milliseconds(seconds)}' for op, seconds in missing.most_common(4))
+        lines.append(f"without the compiler's estimate, by the bound: {milliseconds(missing.total())} ({listed})")
     return lines
 
 
-def advice(found: Forecast, available: int | None) -> list[Advice]:
-    """Changes to try, first what costs nothing.
+def advise(forecast: Forecast, available: int | None) -> Iterator[Advice]:
+    """Yields changes to try, starting with those that cost nothing.
 
     Args:
         available: bytes of a device; None if unknown, and then memory is not checked.
     """
-    rules: tuple[Callable[[Forecast, int | None], Advice | None], ...] = (
-        *(_bfloat16, _plain_data_parallelism, _split_parameters, _fewer_microbatches, _less_remat, _larger_batch),
-    )
-    return [change for rule in rules if (change := rule(found, available))]
+    bound, memory, step = forecast.bound, forecast.memory, forecast.step
+    float32 = (bound.flops['f32'] + bound.flops['f32 exact']) / max(bound.flops.total(), 1)
+    if float32 >= 0.5:
+        reason = f'{float32:.0%} of the FLOPs multiply float32, and activations take twice the bytes'
+        yield Advice('DTYPE', 'bfloat16', reason)
+    yield from _advise_mesh(forecast, available)
+    if available is not None and memory.total + memory.temporaries > available:
+        return
+    # What follows may take as much memory for activations again.
+    if step.microbatches % 2 == 0:
+        reason = f'the weights are read and gradients added {step.microbatches} times a step'
+        yield Advice('MICROBATCHES', str(step.microbatches // 2), reason)
+    recomputing = bound.phase_seconds(RECOMPUTED)
+    share, repeated = recomputing / bound.serial_seconds, bound.flops.total() * forecast.devices / forecast.model_flops
+    if max(share, repeated - 1) >= _WORTHWHILE:
+        reason = f'recomputing takes {milliseconds(recomputing)} ({share:.0%}), and the step has {repeated:.2f} times'
+        yield Advice('REMAT_POLICY', 'None', f'{reason} the model FLOPs')
+    constant = bound.phase_seconds(UPDATE) + bound.gap_seconds
+    share = constant / (bound.serial_seconds + bound.gap_seconds)
+    if share >= _WORTHWHILE:
+        reason = f'the optimizer and gaps take {milliseconds(constant)} ({share:.0%}), whatever the batch'
+        yield Advice('BATCH_SIZE', str(2 * step.rows), reason)
 
 
-def _bfloat16(found: Forecast, available: int | None) -> Advice | None:
-    wide = found.bound.share_of_numbers('f32', 'f32 exact')
-    if wide < 0.5:
-        return None
-    return Advice(
-        'DTYPE', 'bfloat16', f'{wide:.0%} of the FLOPs multiply float32, and activations take twice the bytes'
-    )
-
-
-def _plain_data_parallelism(found: Forecast, available: int | None) -> Advice | None:
-    data, fsdp, tensor = found.step.partitioner.mesh.shape.values()
-    parts = fsdp * tensor
-    memory = found.memory
+def _advise_mesh(forecast: Forecast, available: int | None) -> Iterator[Advice]:
+    """Yields plain data parallelism for a mesh that splits parameters, or split parameters for one that does not."""
+    bound, memory = forecast.bound, forecast.memory
+    data, fsdp, tensor = forecast.step.partitioner.mesh.shape.values()
+    parts, update = fsdp * tensor, bound.phase_seconds(UPDATE)
     # Gradients are temporaries that are split like the parameters.
-    needed = memory.total + (parts - 1) * (2 * memory.parameters + memory.optimizer_state)
-    if parts == 1 or not _fits(needed, available):
-        return None
-    permutes = sum(each.times for each in found.bound.exchanges if each.kind == 'collective-permute')
-    sent = sum(each.sent for each in found.bound.exchanges)
-    # An all-reduce of the gradients remains.
-    reduced = 2 * (1 - 1 / found.devices) * memory.parameters * parts
-    if permutes > _PIECES:
-        reason = f'{permutes:,} collective-permutes cut the matrix products into small pieces'
-    elif sent > 1.2 * reduced and _saved_unsplit(found, reduced / sent) > _WORTHWHILE * found.bound.serial_seconds:
-        reason = f'each device sends {sent / 1e6:,.0f} MB, and {reduced / 1e6:,.0f} MB if parameters are not split'
-    else:
-        return None
-    room = f' of {gibibytes(available)}' if available else ''
-    return Advice('MESH', 'data=-1', f'{reason}; unsplit, a step would take {gibibytes(needed)}{room}')
-
-
-def _saved_unsplit(found: Forecast, remaining: float) -> float:
-    """Seconds of the bytes that are not sent, half of which run behind kernels, less those of updating everything."""
-    _, fsdp, tensor = found.step.partitioner.mesh.shape.values()
-    update = (fsdp * tensor - 1) * found.bound.seconds_of_phase(UPDATE)
-    return (1 - remaining) * found.bound.exchange_seconds / 2 - update
-
-
-def _split_parameters(found: Forecast, available: int | None) -> Advice | None:
-    data, fsdp, tensor = found.step.partitioner.mesh.shape.values()
-    links = {each.link for each in found.bound.exchanges}
-    if data == 1 or fsdp * tensor > 1 or roofline.NETWORK in links:
-        return None
-    update = found.bound.seconds_of_phase(UPDATE)
-    # Parameters are then gathered for both passes, which sends about twice the bytes; half of it runs behind kernels.
-    saved = update * (1 - 1 / data) - found.bound.exchange_seconds / 2
-    if saved < _WORTHWHILE * found.bound.serial_seconds:
-        return None
-    freed = (1 - 1 / data) * (2 * found.memory.parameters + found.memory.optimizer_state)
-    reason = f'each device updates all parameters, {milliseconds(update)}; split, each updates 1/{data} of them'
-    return Advice('MESH', 'fsdp=-1', f'{reason}, and a step takes {gibibytes(int(freed))} less')
-
-
-def _fewer_microbatches(found: Forecast, available: int | None) -> Advice | None:
-    count = found.step.microbatches
-    if count % 2 or not _fits(found.memory.total + found.memory.temporaries, available):
-        return None
-    return Advice('MICROBATCHES', str(count // 2), f'the weights are read and gradients added {count} times a step')
-
-
-def _less_remat(found: Forecast, available: int | None) -> Advice | None:
-    seconds = found.bound.seconds_of_phase(RECOMPUTED)
-    repeated = found.bound.flops * found.devices / found.model_flops
-    share = seconds / found.bound.serial_seconds
-    if max(share, repeated - 1) < _WORTHWHILE or not _fits(found.memory.total + found.memory.temporaries, available):
-        return None
-    spent = f'recomputing takes {milliseconds(seconds)} ({share:.0%})'
-    return Advice('REMAT_POLICY', 'None', f'{spent}, and the step has {repeated:.2f} times the model FLOPs')
-
-
-def _larger_batch(found: Forecast, available: int | None) -> Advice | None:
-    fixed = found.bound.seconds_of_phase(UPDATE) + found.bound.gap_seconds
-    share = fixed / (found.bound.serial_seconds + found.bound.gap_seconds)
-    if share < _WORTHWHILE or not _fits(found.memory.total + found.memory.temporaries, available):
-        return None
-    reason = f'the optimizer and gaps take {milliseconds(fixed)} ({share:.0%}) whatever the batch'
-    return Advice('BATCH_SIZE', str(2 * found.step.rows), reason)
-
-
-def _fits(needed: int, available: int | None) -> bool:
-    return available is None or needed <= available
+    state = 2 * memory.parameters + memory.optimizer_state
+    if parts > 1:
+        needed = memory.total + (parts - 1) * state
+        if available is not None and needed > available:
+            return
+        permutes = sum(exchange.times for exchange in bound.exchanges if exchange.kind == 'collective-permute')
+        # An all-reduce of the gradients remains.
+        reduced = 2 * (1 - 1 / forecast.devices) * memory.parameters * parts
+        # Half of the collectives overlap with kernels, and each device updates all parameters.
+        saved = (1 - reduced / (bound.bytes_sent or 1)) * bound.exchange_seconds / 2 - (parts - 1) * update
+        if permutes > _MANY_PERMUTES:
+            reason = f'{permutes:,} collective-permutes split the matrix products into small pieces'
+        elif bound.bytes_sent > 1.2 * reduced and saved > _WORTHWHILE * bound.serial_seconds:
+            sent = f'{bound.bytes_sent / 1e6:,.0f} MB'
+            reason = f'each device sends {sent}, and {reduced / 1e6:,.0f} MB if parameters are not split'
+        else:
+            return
+        limit = f' of {gibibytes(available)}' if available else ''
+        yield Advice('MESH', 'data=-1', f'{reason}; unsplit, a step would take {gibibytes(needed)}{limit}')
+    elif data > 1 and not any(exchange.link == roofline.NETWORK for exchange in bound.exchanges):
+        # Gathering parameters for both passes sends about twice the bytes, half of which overlap with kernels.
+        saved = update * (1 - 1 / data) - bound.exchange_seconds / 2
+        if saved >= _WORTHWHILE * bound.serial_seconds:
+            reason = f'each device updates all parameters, {milliseconds(update)}; split, each updates 1/{data} of them'
+            freed = gibibytes(int((1 - 1 / data) * state))
+            yield Advice('MESH', 'fsdp=-1', f'{reason}, and a step takes {freed} less')
 
 
 def milliseconds(seconds: float) -> str:
