@@ -146,7 +146,7 @@ def _training(card: Card, run: Run | None) -> str:
         said.append(f'Its weights were converted from {card.origin}.')
     if run is not None:
         found = overview.overview(run)
-        said.append(found.said)
+        said.append(found.summary)
         if found.tokens_per_second:
             said.append(f'Training read {found.tokens_per_second:,.0f} tokens per second (median).')
     return ' '.join(said)

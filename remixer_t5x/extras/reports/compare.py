@@ -218,9 +218,9 @@ def _show_results(args: argparse.Namespace, cells: Sequence[Cell], folder: pathl
 
 def table(groups) -> Any:
     """A row for each model: losses, metrics of tasks and speed, as means over seeds with standard deviations."""
-    from remixer_t5x.extras.reports import overview
+    from remixer_t5x.extras.reports import overview, tables
 
-    tasks = overview.task_table(groups)
+    tasks = tables.task_table(groups)
     headings = ['model', 'seeds', 'training loss', 'held-out loss', *(f'{kind}: {metric}' for kind, metric, _ in tasks)]
     found = console.table(*headings, 'tokens/s', words=('model',))
     for index, group in enumerate(groups):
@@ -233,10 +233,10 @@ def table(groups) -> Any:
 
 
 def _cell(values: Sequence[float | None], digits: int) -> str:
-    from remixer_t5x.extras.reports import overview
+    from remixer_t5x.extras.reports import tables
 
     present = [value for value in values if value is not None]
-    return _shown(overview.cell(present) if present else None, digits)
+    return _shown(tables.cell(present) if present else None, digits)
 
 
 def _shown(cell, digits: int) -> str:

@@ -21,7 +21,7 @@ HELD_OUT = [{'kind': 'validation', 'step': 50, 'loss': 0.2}, {'kind': 'validatio
 
 def test_losses_are_read_by_kind_and_an_unfinished_line_is_left_out(tmp_path):
     path = write(tmp_path, [*RECORDS, *HELD_OUT, {'kind': 'train', 'step': 100, 'loss': None}], tail='{"kind": "tr')
-    found = curves.read_losses(path)
+    found = curves.read_series(path, 'loss')
     assert found['train'][:2] == [(1, 5.0), (2, 2.5)] and len(found['train']) == 99
     assert found['validation'] == [(50, 0.2), (99, 0.1)]
 
@@ -53,8 +53,8 @@ def test_the_picture_shows_both_curves(tmp_path):
     'text, line',
     [
         ('', 'has no training loss; plot a run that has logged at least one step'),
-        ('{"kind": "train"}\n', 'line 1 is not a metrics record: it has no `step` that a run can reach; give'),
-        ('loss\n', 'line 1 is not a metrics record: invalid JSON (Expecting value: line 1 column 1 (char 0)); give'),
+        ('{"kind": "train"}\n', 'line 1 is not a metrics record: it has no `step` that a run can reach; name'),
+        ('loss\n', 'line 1 is not a metrics record: invalid JSON (Expecting value: line 1 column 1 (char 0)); name'),
     ],
 )
 def test_a_file_that_is_no_metrics_file(tmp_path, text, line):
