@@ -72,7 +72,7 @@ def compare(*arguments):
         (['--folder=f'], '--models has no value; type --models=t5_1_1,remixer'),
         (['--models=t5_1_1'], 'type --folder=runs/compared'),
         (['--models=t5_1_1,t5_1_1', '--folder=f'], 'names one twice'),
-        (['--models=t5_1_1', '--seeds=0,x', '--folder=f'], "--seeds has 'x'"),
+        (['--models=t5_1_1', '--seeds=0,x', '--folder=f'], "--seeds must be whole numbers, got 'x'"),
         (['--models=t5_1_1', '--folder=f', '--gin.SEED=1'], '--gin.SEED is set for each run; type --seeds=0,1,2'),
         (['--models=t5_1_1', '--folder=f', '--gin.MODEL_DIR=m'], 'type --folder=DIR instead'),
     ],
@@ -107,7 +107,7 @@ def programs(tmp_path, monkeypatch, text):
     (tmp_path / 'program.py').write_text(text)
     monkeypatch.setattr(command, 'PROGRAM', (sys.executable, str(tmp_path / 'program.py')))
     # They have no gin files.
-    monkeypatch.setattr(command.compare_models, 'build', lambda args, models, folder: [])
+    monkeypatch.setattr(command, '_build_models', lambda args, cells: None)
 
 
 def test_a_run_that_fails_leaves_the_others_alone_and_is_tried_again(tmp_path, monkeypatch, capsys):

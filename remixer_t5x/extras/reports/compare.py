@@ -1,38 +1,40 @@
-"""`remixer-t5x compare`: one recipe for a list of models and seeds, run by run, and at the end a table and a report.
+"""`remixer-t5x compare`: trains one recipe with several models and seeds, and ends in a table and a report.
 
-Each run is a process of the command line, typed as a user would type it: whatever stops one leaves the others alone,
-and it resumes by itself. Started again, the sweep goes over what is finished and does the rest.
+Each run is a separate process of the command line, so that a failure leaves the others alone, and each run resumes by
+itself. The same command again skips finished runs.
 """
 
 import argparse
 import contextlib
 import dataclasses
 import json
+import os
 import pathlib
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from remixer_t5x import untrusted_files
 from remixer_t5x.cli import arguments, console, train
 from remixer_t5x.cli.command import Command
 from remixer_t5x.errors import UserError
-from remixer_t5x.extras.reports import compare_models, compare_progress
 
 # -P: without it Python would look for its own modules in the current folder first.
 PROGRAM = (sys.executable, '-P', '-m', 'remixer_t5x.cli.main')
 COMMANDS = (train.TRAIN.name, train.FINETUNE.name)
-# In the folder of the sweep: the commands that have come to their end.
+# In the folder of the sweep: the commands that have finished.
 FINISHED = 'finished.jsonl'
 REPORT = 'report.html'
 _USER_MISTAKE = 2
-# Seconds between two looks at a run.
-_PERIOD = 5.0
+# Seconds between two checks of a run.
+_POLL_PERIOD = 5.0
+# Seconds between two lines of progress in a log that is not a terminal.
+_LOG_PERIOD = 60.0
 # Macros that the sweep sets for each run, and what to type instead.
-_OURS = {'MODEL_DIR': '--folder=DIR', 'SEED': '--seeds=0,1,2'}
+_SWEEP_MACROS = {'MODEL_DIR': '--folder=DIR', 'SEED': '--seeds=0,1,2'}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,7 +64,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Runs what is missing, then prints the table and writes the report; the exit code.
+    """Runs what is missing, then prints the table and writes the report; returns the exit code.
 
     Raises:
         UserError: a mistake in the command, or one that a run reports.
@@ -72,47 +74,51 @@ def run(args: argparse.Namespace) -> int:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise UserError(f'{folder} cannot be made ({error.strerror}); give another --folder') from None
-    # Before the first of them trains for hours.
-    models = list(dict.fromkeys(cell.model for cell in cells))
-    for line in compare_models.build(args, models, cells[0].folder):
-        _say(line)
+        raise UserError(f'{folder} cannot be created ({error.strerror}); type another --folder') from None
+    _build_models(args, cells)
     finished = _finished(folder)
     todo = [cell for cell in cells if list(cell.command) not in finished or not cell.folder.is_dir()]
-    _say(f'{len(cells)} runs, {len(cells) - len(todo)} finished before; in {folder}')
+    _print(f'{len(cells)} runs, {len(cells) - len(todo)} finished before; in {folder}')
     failed = []
     for number, cell in enumerate(todo, 1):
-        _say(f'{number} of {len(todo)}: {cell.name}; {cell.log}')
+        _print(f'{number} of {len(todo)}: {cell.name}; {cell.log}')
         start = time.monotonic()
-        code, asked = _run_one(cell)
+        code, stop_signal = _run_cell(cell)
         if code == 0:
-            _keep(folder, cell)
-            _say(f'{cell.name}: finished in {time.monotonic() - start:,.0f} s')
-        if asked:
-            _say('stopped; run the same command again to continue')
-            return 128 + asked
+            with (folder / FINISHED).open('a') as file:
+                file.write(json.dumps(list(cell.command)) + '\n')
+            _print(f'{cell.name}: finished in {time.monotonic() - start:,.0f} s')
+        if stop_signal:
+            _print('stopped; run the same command again to continue')
+            return 128 + stop_signal
         if code == _USER_MISTAKE:
             raise UserError(f'{cell.name}: {_last_line(cell.log).removeprefix("error: ")}')
         if code:
             failed.append(cell)
-            _say(f'{cell.name}: FAILED with {code}: {_last_line(cell.log)}')
-    if done := [cell for cell in cells if cell not in failed]:
-        _show_results(args, done, folder)
+            _print(f'{cell.name}: FAILED with {code}: {_last_line(cell.log)}')
+    if succeeded := [cell for cell in cells if cell not in failed]:
+        _show_results(args, succeeded, folder)
     return int(bool(failed))
 
 
 def plan(args: argparse.Namespace) -> list[Cell]:
-    """All runs, seed by seed, so that a sweep that is stopped has as many of one model as of the other."""
+    """All runs, seed by seed, so that a stopped sweep has equally many runs of each model."""
+    from remixer_t5x.config import files, loading
+
     if args.compared not in COMMANDS:
         raise UserError(f'compare {args.compared} is not a command; type compare train or compare finetune')
     for name, _ in args.gin_flags:
-        if name in _OURS:
-            raise UserError(f'--gin.{name} is set for each run; type {_OURS[name]} instead')
+        if name in _SWEEP_MACROS:
+            raise UserError(f'--gin.{name} is set for each run; type {_SWEEP_MACROS[name]} instead')
     models = _listed(args.models, '--models=t5_1_1,remixer')
-    _check_models(models, args.gin_search_paths)
+    search_paths = arguments.names(','.join(args.gin_search_paths))
+    # Before another model is trained.
+    for model in models:
+        for file in loading.model_files(model):
+            files.find(file, search_paths, asked_by=f'--models has {model}: ')
     seeds = _listed(args.seeds, '--seeds=0,1,2')
     if wrong := [seed for seed in seeds if not seed.isdecimal()]:
-        raise UserError(f'--seeds has {wrong[0]!r}; give whole numbers, as in --seeds=0,1,2')
+        raise UserError(f'--seeds must be whole numbers, got {wrong[0]!r}; type --seeds=0,1,2')
     if not args.folder:
         raise UserError('compare needs a folder for its runs; type --folder=runs/compared')
     folder = pathlib.Path(args.folder).expanduser().absolute()
@@ -124,20 +130,49 @@ def plan(args: argparse.Namespace) -> list[Cell]:
     cells = []
     for seed in map(int, seeds):
         for model in models:
-            place = folder / model.replace('/', '_') / f'seed_{seed}'
-            own = (f'--model={model}', f'--gin.SEED={seed}', f'--gin.MODEL_DIR={place}')
-            cells.append(Cell(model, seed, place, (args.compared, *recipe, *own)))
+            run_folder = folder / model.replace('/', '_') / f'seed_{seed}'
+            flags = (f'--model={model}', f'--gin.SEED={seed}', f'--gin.MODEL_DIR={run_folder}')
+            cells.append(Cell(model, seed, run_folder, (args.compared, *recipe, *flags)))
     return cells
 
 
-def _check_models(models: Sequence[str], search_paths: Sequence[str]) -> None:
-    """Raises UserError if a model's file does not exist, before another model is trained."""
-    from remixer_t5x.config import files, loading
+def _build_models(args: argparse.Namespace, cells: Sequence[Cell]) -> None:
+    """Reads the configuration of each model as its run will, and computes the shapes of its parameters, so that a
+    mistake in the last one stops the sweep before the first one trains for hours.
 
-    folders = arguments.names(','.join(search_paths))
-    for model in models:
-        for file in loading.model_files(model):
-            files.find(file, folders, asked_by=f'--models has {model}: ')
+    Raises UserError, with the model's name, for the first mistake.
+    """
+    # The runs keep the accelerator to themselves: this process computes shapes alone, and they get its environment.
+    with arguments.libraries(args), _on_cpu():
+        import jax
+
+        from remixer_t5x.config import loading, resolved
+        from remixer_t5x.data import frames
+        from remixer_t5x.models import interface
+    flags = [*args.gin_flags, ('SEED', '0'), ('MODEL_DIR', str(cells[0].folder))]
+    for name in dict.fromkeys(cell.model for cell in cells):
+        given = loading.Given(args.gin_file, flags, args.gin_search_paths, loading.model_files(name))
+        try:
+            loading.load(given, train.ROOT, partial=False, suggest=[train.FILES[args.compared]])
+            model, lengths = resolved.macro('MODEL'), resolved.macro('TASK_FEATURE_LENGTHS')
+            params = interface.param_shapes(model, frames.batch_shapes(model.frame, lengths))
+        except UserError as error:
+            raise UserError(f'{name}: {error}') from error
+        _print(f'{name}: {sum(leaf.size for leaf in jax.tree.leaves(params)):,} parameters')
+
+
+@contextlib.contextmanager
+def _on_cpu() -> Iterator[None]:
+    """JAX, if it is imported within, uses the CPU; the environment is as before afterwards."""
+    before = os.environ.get('JAX_PLATFORMS')
+    os.environ['JAX_PLATFORMS'] = 'cpu'
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ['JAX_PLATFORMS']
+        else:
+            os.environ['JAX_PLATFORMS'] = before
 
 
 def _listed(text: str | None, example: str) -> list[str]:
@@ -146,62 +181,93 @@ def _listed(text: str | None, example: str) -> list[str]:
     if not items:
         raise UserError(f'{example.partition("=")[0]} has no value; type {example}')
     if len(set(items)) < len(items):
-        raise UserError(f'{example.partition("=")[0]}={text} names one twice; give each once')
+        raise UserError(f'{example.partition("=")[0]}={text} names one twice; name each once')
     return items
 
 
-def _run_one(cell: Cell) -> tuple[int, int]:
-    """Exit code of the run, and the signal that asked the sweep to end (0: none); the run gets it and saves first."""
+def _run_cell(cell: Cell) -> tuple[int, int]:
+    """Runs one cell; returns its exit code, and the signal that stops the sweep (0: none), upon which the run saves."""
     from remixer_t5x.train import preemption
 
-    asked = 0
+    stop_signal = 0
     cell.folder.parent.mkdir(parents=True, exist_ok=True)
     with cell.log.open('ab') as log:
-        # A group of its own: Ctrl-C reaches the run once, from us.
+        # A new process group, so that the run gets one SIGINT, forwarded by us.
         process = subprocess.Popen(
             [*PROGRAM, *cell.command], stdout=log, stderr=subprocess.STDOUT, start_new_session=True
         )
 
         def pass_on(number: int, _: object) -> None:
-            nonlocal asked
-            asked = number
-            _say(f'{signal.Signals(number).name}: {cell.name} saves, then the sweep ends')
+            nonlocal stop_signal
+            stop_signal = number
+            _print(f'{signal.Signals(number).name}: {cell.name} saves, then the sweep ends')
             process.send_signal(number)
 
-        watched = compare_progress.Watched(cell.folder)
-        before = {number: signal.signal(number, pass_on) for number in preemption.handled()}
+        monitor = _ProgressMonitor(cell.folder)
+        handlers = {number: signal.signal(number, pass_on) for number in preemption.handled()}
         try:
             while True:
                 with contextlib.suppress(subprocess.TimeoutExpired):
-                    return process.wait(_PERIOD), asked
-                if line := watched.look():
-                    _say(f'{cell.name}: {line}')
+                    return process.wait(_POLL_PERIOD), stop_signal
+                if line := monitor.new_line():
+                    _print(f'{cell.name}: {line}')
         finally:
-            for number, handler in before.items():
+            for number, handler in handlers.items():
                 signal.signal(number, handler)
 
 
+class _ProgressMonitor:
+    """Reports the progress of a run in `folder`."""
+
+    def __init__(self, folder: pathlib.Path):
+        self._folder, self._step, self._due = folder, -1, 0.0
+
+    def new_line(self) -> str:
+        """A line if the run has logged another step, otherwise nothing; without a terminal at most one a minute."""
+        if time.monotonic() < self._due:
+            return ''
+        step, line = _progress(self._folder)
+        if step <= self._step:
+            return ''
+        self._step = step
+        self._due = time.monotonic() + (0 if sys.stderr.isatty() else _LOG_PERIOD)
+        return line
+
+
+def _progress(folder: pathlib.Path) -> tuple[int, str]:
+    """The last logged step of a run, and a line about it: step, loss, time left. -1 if nothing can be read yet."""
+    from remixer_t5x.extras.reports import overview, records, run_folders
+    from remixer_t5x.train import progress
+
+    try:
+        (run,) = run_folders.read_all([str(folder)])
+    except UserError:
+        return -1, ''
+    numbers, seconds = overview.overview(run), run.series(records.TRAIN, 'seconds_per_step')
+    parts = [f'step {numbers.step:,}' + (f' of {numbers.steps:,}' if numbers.steps else '')]
+    if numbers.train_loss is not None:
+        parts.append(f'loss {numbers.train_loss:.4f}')
+    if numbers.steps and seconds:
+        parts.append(f'{progress.duration((numbers.steps - numbers.step) * seconds[-1][1])} left')
+    return numbers.step, ', '.join(parts)
+
+
 def _finished(folder: pathlib.Path) -> list[list[str]]:
-    """Commands that have ended well here; a line that was cut off counts as none."""
+    """Commands that have succeeded here; an incomplete line is skipped."""
     path = folder / FINISHED
-    found = []
+    commands = []
     with untrusted_files.user_errors(path, 'remove it, and every run starts again from its last checkpoint'):
         for line in untrusted_files.json_lines(path) if path.exists() else ():
             if isinstance(line.value, list):
-                found.append(line.value)
-    return found
-
-
-def _keep(folder: pathlib.Path, cell: Cell) -> None:
-    with (folder / FINISHED).open('a') as file:
-        file.write(json.dumps(list(cell.command)) + '\n')
+                commands.append(line.value)
+    return commands
 
 
 def _last_line(log: pathlib.Path) -> str:
-    """What a run said last; of a user's mistake that is its one line."""
+    """The last error in a run's log, or its last line; for a user's mistake that is its one line."""
     lines = log.read_text(errors='replace').strip().splitlines()
     errors = [line for line in lines if line.startswith('error')]
-    return (errors or lines or ['it said nothing'])[-1]
+    return (errors or lines or ['no output'])[-1]
 
 
 def _show_results(args: argparse.Namespace, cells: Sequence[Cell], folder: pathlib.Path) -> None:
@@ -216,37 +282,34 @@ def _show_results(args: argparse.Namespace, cells: Sequence[Cell], folder: pathl
     write.write(folders, str(folder / REPORT))
 
 
-def table(groups) -> Any:
+def table(groups: Sequence[Any]) -> Any:
     """A row for each model: losses, metrics of tasks and speed, as means over seeds with standard deviations."""
     from remixer_t5x.extras.reports import overview, tables
 
+    def mean(values: Sequence[float | None], digits: int) -> str:
+        present = [value for value in values if value is not None]
+        return _format_cell(tables.cell(present) if present else None, digits)
+
     tasks = tables.task_table(groups)
     headings = ['model', 'seeds', 'training loss', 'held-out loss', *(f'{kind}: {metric}' for kind, metric, _ in tasks)]
-    found = console.table(*headings, 'tokens/s', words=('model',))
+    result = console.table(*headings, 'tokens/s', words=('model',))
     for index, group in enumerate(groups):
-        runs = [overview.overview(one) for one in group.runs]
-        losses = [_cell([one.train_loss for one in runs], 4), _cell([one.held_out for one in runs], 4)]
-        metrics = [_shown(cells[index], 2) for _, _, cells in tasks]
-        speed = _cell([one.tokens_per_second for one in runs], 0)
-        found.add_row(group.name, str(len(runs)), *losses, *metrics, speed)
-    return found
+        runs = [overview.overview(run) for run in group.runs]
+        losses = [mean([run.train_loss for run in runs], 4), mean([run.held_out for run in runs], 4)]
+        metrics = [_format_cell(cells[index], 2) for _, _, cells in tasks]
+        speed = mean([run.tokens_per_second for run in runs], 0)
+        result.add_row(group.name, str(len(runs)), *losses, *metrics, speed)
+    return result
 
 
-def _cell(values: Sequence[float | None], digits: int) -> str:
-    from remixer_t5x.extras.reports import tables
-
-    present = [value for value in values if value is not None]
-    return _shown(tables.cell(present) if present else None, digits)
-
-
-def _shown(cell, digits: int) -> str:
+def _format_cell(cell: Any, digits: int) -> str:
     if cell is None:
         return '-'
     deviation = '' if cell.deviation is None else f' ± {cell.deviation:,.{digits}f}'
     return f'{cell.mean:,.{digits}f}{deviation}'
 
 
-def _say(line: str) -> None:
+def _print(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
