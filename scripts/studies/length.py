@@ -4,7 +4,7 @@
 
 The mixers and their dimensions are those of scripts/benchmarks/mixers.py (width d = 256, hidden size d' = 512 as in
 appendix B.3), batch 1, float32, forward as in figure 2; --backward adds the time of gradients, as that benchmark takes
-it. FLOPs are those of `costs/flops.py`: matrix products and Fourier transforms. Beside them stand the formulas of
+it. FLOPs are those of `costs/counts.py`: matrix products and Fourier transforms. Beside them stand the formulas of
 appendix D. Results are appended to --out as they are known; started again, it does what is
 missing. --show runs nothing.
 """
@@ -22,7 +22,7 @@ from flax import linen as nn
 from library import figures
 from library.records import Records
 
-from remixer_t5x.costs import flops
+from remixer_t5x.costs import counts
 from remixer_t5x.extras.reports.pictures import drawing
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / 'benchmarks'))
@@ -77,7 +77,7 @@ def forward_flops(module: nn.Module, length: int, embed: int, causal: bool) -> f
     ctx = benchmark.context(length, causal)
     x = jax.ShapeDtypeStruct((1, length, embed), jnp.float32)
     variables = parameters(module, length, embed, causal)
-    return flops.total(lambda variables, x: module.apply(variables, x, ctx), variables, x)
+    return counts.total_flops(lambda variables, x: module.apply(variables, x, ctx), variables, x)
 
 
 def forward_seconds(module: nn.Module, length: int, embed: int, causal: bool, args: argparse.Namespace) -> float | None:

@@ -15,9 +15,8 @@ from remixer_t5x.cli.info import memory
 from remixer_t5x.costs import step_memory
 from remixer_t5x.costs.step_memory import Step
 from remixer_t5x.devices.hypothetical import Hardware, Topology
-from remixer_t5x.extras.forecast import forecast, machines, speed_advice, speed_table
-from remixer_t5x.extras.forecast.forecast import Forecast
-from remixer_t5x.extras.forecast.speed_advice import Advice
+from remixer_t5x.extras.forecast import forecast, machines, speed_table
+from remixer_t5x.extras.forecast.forecast import Advice, Forecast
 
 # Measured steps, after two warm-up steps.
 _MEASURED_STEPS = 10
@@ -38,12 +37,12 @@ def show(args: argparse.Namespace) -> None:
     _print(_describe(step, hardware))
     current = _forecast(step, hardware)
     tables = speed_table.work_table(current), speed_table.time_table(current, args.price)
-    _print(*tables, *speed_advice.describe_uncounted(current))
+    _print(*tables, *forecast.describe_uncounted(current))
     _print('most expensive operations:', speed_table.operations_table(current))
     if current.bound.exchanges:
         _print(speed_table.exchanges_table(current))
-    _print('what limits the step:', *(f'  {line}' for line in speed_advice.describe_limits(current)))
-    changes = list(speed_advice.advise(current, hardware.memory_bytes))
+    _print('what limits the step:', *(f'  {line}' for line in forecast.describe_limits(current)))
+    changes = list(forecast.advise(current, hardware.memory_bytes))
     _print('what to change:' if changes else 'no known change of mesh, batch, remat or dtype would help')
     _print(*(f'  {change.flag:<32} {change.reason}' for change in changes))
     _compile_changes(args, current, changes[: args.speed])

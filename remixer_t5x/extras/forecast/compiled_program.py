@@ -7,7 +7,7 @@ import dataclasses
 import math
 from collections.abc import Iterator, Mapping
 
-from remixer_t5x.extras.forecast import hlo, hlo_collectives, hlo_costs
+from remixer_t5x.extras.forecast import hlo, hlo_costs
 from remixer_t5x.extras.forecast.hlo import Computation, Instruction, Program
 from remixer_t5x.extras.forecast.hlo_costs import Flops
 
@@ -73,7 +73,7 @@ class Collective:
     @property
     def sent(self) -> float:
         """Bytes that each device sends in one run, if its group is in one slice."""
-        return hlo_collectives.bytes_sent(self.kind, self.operand_bytes, self.members)
+        return hlo_costs.bytes_sent(self.kind, self.operand_bytes, self.members)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -117,7 +117,7 @@ def _walk(program: Program, name: str, times: int, devices: int, loop: str = '')
         elif instruction.op in ('call', 'async-start'):
             called = instruction.called('to_apply') or instruction.called()
             yield from _walk(program, called, times, devices, loop)
-        elif hlo_collectives.collective_kind(instruction):
+        elif hlo_costs.collective_kind(instruction):
             yield _collective(instruction, computation, times, devices)
         else:
             yield from _fused_collectives(instruction, program, times, devices)
@@ -161,15 +161,15 @@ def _find_op_name(instruction: Instruction, computation: Computation, program: P
 
 def _collective(instruction: Instruction, computation: Computation, times: int, devices: int) -> Collective:
     operand_bytes = sum(array.bytes for array in computation.operand_arrays(instruction))
-    groups = hlo_collectives.device_groups(instruction, devices)
-    return Collective(hlo_collectives.collective_kind(instruction), times, operand_bytes, groups)
+    groups = hlo_costs.device_groups(instruction, devices)
+    return Collective(hlo_costs.collective_kind(instruction), times, operand_bytes, groups)
 
 
 def _fused_collectives(instruction: Instruction, program: Program, times: int, devices: int) -> Iterator[Collective]:
     """Yields the collectives that the TPU compiler has put into a fusion."""
     fused = program[instruction.called()] if instruction.op == 'fusion' else Computation()
     for inner in fused:
-        if hlo_collectives.collective_kind(inner):
+        if hlo_costs.collective_kind(inner):
             yield _collective(inner, fused, times, devices)
         yield from _fused_collectives(inner, program, times, devices)
 

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from remixer_t5x.extras.forecast import hlo_collectives
+from remixer_t5x.extras.forecast import hlo_costs
 from remixer_t5x.extras.forecast.compiled_program import Collective, CompiledProgram, Kernel
 from remixer_t5x.extras.forecast.hlo_costs import Flops
 from remixer_t5x.extras.forecast.machines import Machine
@@ -213,7 +213,7 @@ def _exchanges(collectives: Iterable[Collective], machine: Machine, slices: Sequ
         crossed = max(len({slices[device] for device in group}) for group in collective.groups)
         key = kind, machine.link_name if crossed == 1 else NETWORK, members
         times[key] += collective.times
-        size = hlo_collectives.bytes_sent(kind, collective.operand_bytes, members, crossed)
+        size = hlo_costs.bytes_sent(kind, collective.operand_bytes, members, crossed)
         sent[key] += collective.times * size
     rates = {machine.link_name: machine.link, NETWORK: machine.network}
     exchanges = []

@@ -22,9 +22,12 @@ from remixer_t5x.api import saved_models
 from remixer_t5x.data import frames
 from remixer_t5x.errors import UserError
 from remixer_t5x.evaluate import length_buckets, predictions
-from remixer_t5x.extras.lm_eval import NAME, generation
+from remixer_t5x.extras.lm_eval import NAME
+from remixer_t5x.models import beam_search
+from remixer_t5x.models.beam_search import BeamSearch, PowerPenalty
 from remixer_t5x.models.classifier import Classifier
 from remixer_t5x.models.decoding import Decoder, Greedy
+from remixer_t5x.models.sampling import Sampling
 
 Ids = list[int]
 Judgement = tuple[float, bool]
@@ -33,6 +36,11 @@ AUTO = 32
 GREEDY = Greedy()
 # lm_eval's default when --device is not given.
 DEFAULT_DEVICE = 'cuda:0'
+# lm_eval's names for the maximum length of an answer; the first is its preferred one.
+_LENGTHS = ('max_gen_toks', 'max_new_tokens', 'max_tokens', 'max_completion_tokens')
+_OTHERS = ('do_sample', 'temperature', 'top_k', 'top_p', 'num_beams', 'early_stopping', 'length_penalty')
+# transformers' `early_stopping`, whose default is False.
+_STOPS = {False: beam_search.until_unlikely, True: beam_search.until_enough, 'never': beam_search.until_settled}
 
 
 class RemixerLM(LM):
@@ -138,7 +146,7 @@ class RemixerLM(LM):
         return answers
 
     def _generate(self, contexts: Sequence[str], kwargs: Mapping[str, Any]) -> list[str]:
-        until, length, decoder = generation.parse_settings(kwargs, self.trained.lengths['targets'])
+        until, length, decoder = parse_generation_kwargs(kwargs, self.trained.lengths['targets'])
         lengths = self._fit_lengths(length)
         end = self._end if self.trained.ends_inputs else []
         inputs = [[*self._ids(context), *end][-lengths['inputs'] :] for context in contexts]
@@ -272,3 +280,33 @@ class RemixerLM(LM):
             trained, end = self.trained, (self._end or [1])[0]
             self._predictors[key] = predictions.Predictor(trained.model, trained.partitioner, settings, end)
         return self._predictors[key]
+
+
+def parse_generation_kwargs(kwargs: Mapping[str, Any], default_length: int) -> tuple[list[str], int, Decoder]:
+    """The texts at which an answer ends, its maximum tokens, and the decoder, from lm_eval's `gen_kwargs`.
+
+    Beams have the defaults of transformers' `generate`, which lm_eval's `hf` uses. Raises UserError for a setting that
+    no decoder has.
+    """
+    settings = {name: value for name, value in kwargs.items() if value is not None}
+    unknown = settings.keys() - {'until', *_LENGTHS, *_OTHERS}
+    if unknown:
+        allowed = ', '.join(('until', _LENGTHS[0], *_OTHERS))
+        raise UserError(f'generation_kwargs must be some of {allowed}, got {", ".join(sorted(unknown))}')
+    until = settings.get('until', [])
+    length = next((int(settings[name]) for name in _LENGTHS if name in settings), default_length)
+    beams, temperature = int(settings.get('num_beams') or 1), float(settings.get('temperature') or 0.0)
+    early_stopping = settings.get('early_stopping', False)
+    if early_stopping not in _STOPS:
+        raise UserError(f"early_stopping of generation_kwargs must be False, True or 'never', got {early_stopping!r}")
+    decoder: Decoder = Greedy()
+    if settings.get('do_sample') and temperature > 0:
+        if beams > 1:
+            raise UserError(
+                f'generation_kwargs must have do_sample or num_beams, got do_sample and num_beams = {beams}'
+            )
+        decoder = Sampling(temperature, settings.get('top_k') or None, float(settings.get('top_p') or 1.0))
+    elif beams > 1:
+        penalty = PowerPenalty(float(settings.get('length_penalty', 1.0)))
+        decoder = BeamSearch(beams, penalty, _STOPS[early_stopping])
+    return [until] if isinstance(until, str) else list(until), length, decoder

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from remixer_t5x.extras.forecast import compiled_program, hlo, hlo_collectives, hlo_costs
+from remixer_t5x.extras.forecast import compiled_program, hlo, hlo_costs
 
 PROGRAMS = pathlib.Path(__file__).parent / 'programs'
 SIZES = st.integers(1, 9)
@@ -250,6 +250,6 @@ def test_a_text_that_is_not_hlo_is_refused():
     with pytest.raises(ValueError, match='not an HLO module'):
         compiled_program.read('hello')
     with pytest.raises(ValueError, match='replica groups'):
-        hlo_collectives._iota_groups('[2]<=?')
+        hlo_costs._iota_groups('[2]<=?')
     with pytest.raises(ValueError, match='replica groups'):
-        hlo_collectives._mesh_groups("mesh['a'=2], in an order that is new")
+        hlo_costs._mesh_groups("mesh['a'=2], in an order that is new")

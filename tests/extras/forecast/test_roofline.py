@@ -9,7 +9,8 @@ import pytest
 from remixer_t5x.costs.step_memory import Step, StepMemory
 from remixer_t5x.devices.partition import Partitioner
 from remixer_t5x.errors import UserError
-from remixer_t5x.extras.forecast import roofline, speed_advice, speed_table
+from remixer_t5x.extras.forecast import forecast as forecasts
+from remixer_t5x.extras.forecast import roofline, speed_table
 from remixer_t5x.extras.forecast.compiled_program import Collective, CompiledProgram, Kernel
 from remixer_t5x.extras.forecast.forecast import Forecast
 from remixer_t5x.extras.forecast.hlo_costs import EXACT, Flops
@@ -116,7 +117,7 @@ MESHES = {'data': Partitioner(devices=1), 'four': Partitioner(devices=4), 'fsdp'
 
 
 def list_advice(forecast, available):
-    return list(speed_advice.advise(forecast, available))
+    return list(forecasts.advise(forecast, available))
 
 
 def forecast(*runs, mesh='data', microbatches=1, temporaries=GIB, state=GIB, model_flops=1000.0):
@@ -191,19 +192,19 @@ def test_a_step_that_is_all_products_needs_no_change():
 
 def test_limits_are_named_the_most_important_first():
     found = forecast(WORK, kernel(size=30, is_opaque=True), GATHER, mesh='fsdp')
-    assert [line.partition(':')[0] for line in speed_advice.describe_limits(found)] == [
+    assert [line.partition(':')[0] for line in forecasts.describe_limits(found)] == [
         'compute',
         'HBM',
         'interconnect',
     ]
-    assert [line.rpartition('(')[2] for line in speed_advice.describe_limits(found)] == ['67%)', '20%)', '13%)']
+    assert [line.rpartition('(')[2] for line in forecasts.describe_limits(found)] == ['67%)', '20%)', '13%)']
 
 
 def test_what_the_numbers_leave_out_is_said():
     silent = dataclasses.replace(kernel(size=30, is_opaque=True), op='tpu_custom_call')
     line = 'tpu_custom_call report no FLOPs: only their operands and results are in the bound'
-    assert speed_advice.describe_uncounted(forecast(WORK, silent)) == [line]
-    _, missing = speed_advice.describe_uncounted(forecast(kernel(flops={'bf16': 1000}, cycles=1), silent))
+    assert forecasts.describe_uncounted(forecast(WORK, silent)) == [line]
+    _, missing = forecasts.describe_uncounted(forecast(kernel(flops={'bf16': 1000}, cycles=1), silent))
     assert missing.endswith('by the bound: 3,000 ms (tpu_custom_call 3,000 ms)')
 
 
