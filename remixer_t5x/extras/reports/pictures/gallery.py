@@ -70,14 +70,14 @@ def _draw_remixer(text: TrainedText, sown: Mapping[str, Any]) -> Iterator[Pictur
         rows: dict[str, list[Panel]] = {}
         # A row is drawn only if every shown layer has it.
         if all(layer.layer in means for layer in shown):
-            rows['self-attention, mean'] = [Panel(one.title, means[one.layer], pieces, pieces) for one in shown]
+            rows['self-attention, mean'] = [Panel(layer.title, means[layer.layer], pieces, pieces) for layer in shown]
         for name, matrices in (
-            ('softmax(H) before', [before[one.layer] for one in shown] if before else []),
+            ('softmax(H) before', [before[layer.layer] for layer in shown] if before else []),
             ('softmax(H)', shown),
         ):
             if matrices:
-                weights = [learned.softmax_rows(one.array, len(ids), stack == DECODER) for one in matrices]
-                rows[name] = [Panel(one.title, w, pieces, pieces) for one, w in zip(matrices, weights, strict=True)]
+                weights = [learned.softmax_rows(layer.array, len(ids), stack == DECODER) for layer in matrices]
+                rows[name] = [Panel(layer.title, w, pieces, pieces) for layer, w in zip(matrices, weights, strict=True)]
         note = _near_zero_note(layers, text.lengths)
         if before:
             note += f' Before this training {_near_zero_note(list(before.values()), text.lengths)}'
@@ -148,7 +148,7 @@ def _draw_attention(text: TrainedText, sown: Mapping[str, Any]) -> Iterator[Pict
         ('attention-cross', 'Cross-attention', _in_stack(cross, DECODER), written, read),
     ):
         if layers:
-            panels = [Panel(one.title, one.array.mean(axis=0), rows, columns) for one in evenly_spaced(layers)]
+            panels = [Panel(layer.title, layer.array.mean(axis=0), rows, columns) for layer in evenly_spaced(layers)]
             note = 'Mean over heads; rows are tokens that read, columns tokens that are read.'
             yield Picture(name, title, note, figures.draw_matrices([panels]))
 
