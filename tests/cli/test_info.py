@@ -138,7 +138,7 @@ def test_mistakes_are_one_line(arguments, advice, capsys, clean_environment):
     assert advice in error and error.count('\n') == 1
 
 
-def test_the_kernels_of_both_accelerators_are_compared_with_their_formulas_on_a_cpu(info):
+def test_kernels_of_both_accelerators_are_compared_on_a_cpu(info):
     sizes = ('--gin.NUM_HEADS=1', "--gin.TASK_FEATURE_LENGTHS={'inputs': 16, 'targets': 8}", "--gin.DTYPE='bfloat16'")
     out = info('--self_check', *MODEL, *sizes, '--gin.PACK=True')
     rows = [line for line in out.splitlines() if 'tokens, 1 heads of 64' in line]

@@ -287,7 +287,7 @@ def test_what_a_model_cannot_do_is_told_in_one_line(t5):
             harness_model.parse_generation_kwargs({**given, 'num_beams': 2}, 8)
 
 
-def test_a_continuation_within_a_piece_of_the_context_is_scored_by_its_own_pieces(gpt2):
+def test_a_continuation_within_a_piece_is_scored_by_its_own_pieces(gpt2):
     """' the' is one piece of GPT-2; lm_eval's `hf` refuses such a pair."""
     model = ours(gpt2)
     encode, trained = model.trained.vocabulary.encode, model.trained

@@ -5,11 +5,18 @@ import sys
 from remixer_t5x.errors import UserError
 from remixer_t5x.extras.lm_eval import register
 
-try:
-    register()
-    from lm_eval.__main__ import cli_evaluate
 
-    cli_evaluate()
-except UserError as error:
-    print(f'error: {error}', file=sys.stderr)
-    sys.exit(2)
+def main() -> int:
+    try:
+        register()
+        from lm_eval.__main__ import cli_evaluate
+
+        cli_evaluate()
+    except UserError as error:
+        print(f'error: {error}', file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == '__main__':
+    sys.exit(main())

@@ -193,7 +193,7 @@ ENTRY %main (x: f32[8]) -> (u32[], f32[8]) {
 """
 
 
-def test_a_loop_without_a_known_number_of_iterations_is_counted_by_its_counter():
+def test_a_loop_without_a_known_trip_count_is_counted_by_its_counter():
     # From 2 below 9, two at a time, as the TPU compiler leaves loops that it has unrolled.
     program = compiled_program.read(LOOP)
     assert {kernel.name: kernel.times for kernel in program.kernels}['y'] == 4
