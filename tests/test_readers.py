@@ -23,7 +23,7 @@ OPENED = {
     'remixer_t5x/checkpoints/durable.py::commit': OWN,
     'remixer_t5x/checkpoints/manager.py::_all_streams': PEER,
     'remixer_t5x/checkpoints/untrusted.py::_descriptions': CHECKED,
-    'remixer_t5x/cli/compare/__init__.py::_last_line': OWN,
+    'remixer_t5x/extras/reports/compare.py::_last_line': OWN,
     'remixer_t5x/cli/convert/described.py::_copy_tokenizer': CHECKED,
     'remixer_t5x/cli/streams.py::protect': NOT_READ,
     'remixer_t5x/config/files.py::is_macro': TRUSTED,
