@@ -1,4 +1,4 @@
-"""How a family of Hugging Face models is described, and how the names of its arrays map to ours."""
+"""How a family of Hugging Face models is described, and how the names of its arrays map to ours.
 
 A family is a file of this folder with a subclass of `Family`, which `folders.FAMILIES` lists. The laws of
 tests/interop/test_families.py hold for it once `tests/support/hf_folders.py` has a recorded tiny model.
