@@ -452,7 +452,7 @@ def test_where_a_process_stands(monkeypatch, environment, settings, place):
         (distributed.Processes('node1', '2', '1'), '--coordinator_address=node1:8476'),
         (
             distributed.Processes('node1:8476', 'two', '1'),
-            "(or JAX_NUM_PROCESSES) must be a whole number from 1, got 'two'",
+            "(or JAX_NUM_PROCESSES) must be a whole number from 1 to 2147483647, got 'two'",
         ),
         (distributed.Processes('node1:8476', '2', '-1'), 'whole number from 0'),
         (distributed.Processes('node1:8476', '1', '3'), 'numbered 0 to 0'),
