@@ -43,7 +43,7 @@ def train(model: str, folder: pathlib.Path, args: argparse.Namespace) -> float:
 
 def last_losses(metrics_file: pathlib.Path) -> tuple[float, float]:
     """Mean training loss of the last ten steps, and the last held-out loss."""
-    losses = curves.read_losses(metrics_file)
+    losses = curves.read_series(metrics_file, 'loss')
     recent = [loss for _, loss in losses.pop('train')[-10:]]
     return sum(recent) / len(recent), list(losses.values())[0][-1][1]
 

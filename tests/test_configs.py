@@ -10,8 +10,8 @@ from flax import linen as nn
 
 from remixer_t5x import build_model
 from remixer_t5x.cli import train
+from remixer_t5x.cli.info import models as papers
 from remixer_t5x.config import loading
-from remixer_t5x.costs import papers
 from remixer_t5x.data import frames
 from remixer_t5x.errors import UserError
 from remixer_t5x.models import interface

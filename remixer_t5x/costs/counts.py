@@ -1,25 +1,31 @@
-"""Parameters and FLOPs of a model, module by module, from shapes alone: no device, no memory, no compilation.
+"""Counts parameters and FLOPs of a model, module by module, from shapes alone: no device, no memory, no compilation.
 
-Conventions: FLOPs count the matrix products of one forward pass for one example (see `costs.flops`); a training step
-costs three forward passes, one forward and two for the gradients of inputs and weights (Kaplan et al. 2020), without
-recomputation under remat.
+FLOPs are those of one forward pass for one example; a training step costs three forward passes, one forward and two for
+the gradients of inputs and weights (Kaplan et al. 2020), without recomputation under remat.
+
+They include the operations that matter for time on an accelerator: matrix products and convolutions (a multiply and an
+add are two operations) and Fourier transforms (5 n log2 n for complex ones, half of it for real ones, the usual
+benchmark convention). Element-wise work is left out. A scan counts its body times its length, a `cond` its most
+expensive branch, a `while` loop one iteration, because its length is not known before it runs.
 """
 
+import collections
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import flax.linen as nn
 import jax
 
-from remixer_t5x.costs import flops
-from remixer_t5x.costs.flops import Path
 from remixer_t5x.data import frames
 from remixer_t5x.models import interface
 from remixer_t5x.models.interface import Model
 
+Path = tuple[str, ...]
 TRAINING_FORWARD_PASSES = 3
+# Marks a module in the name stack of operations traced inside it. Names of modules and functions cannot contain it.
+_MARK = '@module:'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,18 +76,124 @@ def count_row(model: Model, batch: Mapping[str, jax.ShapeDtypeStruct]) -> Counts
     shapes = {name: array.shape for name, array in row.items()}
     params = nn.unbox(interface.param_shapes(model, shapes))
     return Counts(
-        parameters=parameter_counts(params),
-        forward_flops=flops.per_module(model.loss, params, row),
+        parameters=count_parameters(params),
+        forward_flops=flops_per_module(model.loss, params, row),
         tokens=sum(frames.token_lengths(shapes)),
     )
 
 
-def parameter_counts(params: Any) -> dict[Path, int]:
+def count_parameters(params: Any) -> dict[Path, int]:
     """The number of scalars of every array of an unboxed parameter tree (arrays or shapes), by path."""
-    leaves = jax.tree_util.tree_leaves_with_path(params)
-    return {_names(path): math.prod(leaf.shape) for path, leaf in leaves}
+    sizes = {}
+    for path, leaf in jax.tree_util.tree_leaves_with_path(params):
+        names = tuple(str(getattr(key, 'key', getattr(key, 'name', key))) for key in path)
+        sizes[names[1:] if names[:1] == ('params',) else names] = math.prod(leaf.shape)
+    return sizes
 
 
-def _names(path: tuple[Any, ...]) -> Path:
-    names = tuple(str(getattr(key, 'key', getattr(key, 'name', key))) for key in path)
-    return names[1:] if names[:1] == ('params',) else names
+def flops_per_module(function: Callable[..., Any], *abstract_args: Any) -> dict[Path, float]:
+    """FLOPs of one call of `function`, by the path of the innermost flax module, in order of first use.
+
+    Modules without such operations are included with 0; `()` is everything outside of modules.
+
+    Args:
+        abstract_args: arrays or `jax.ShapeDtypeStruct`s, as for `jax.eval_shape`.
+    """
+    totals: dict[Path, float] = collections.defaultdict(float)
+
+    def mark_module(call: Callable[..., Any], args: tuple, kwargs: Mapping[str, Any], context: Any) -> Any:
+        totals[context.module.path] += 0.0
+        with jax.named_scope(_MARK + '.'.join(context.module.path)):
+            return call(*args, **kwargs)
+
+    with nn.intercept_methods(mark_module):
+        jaxpr = jax.make_jaxpr(function)(*abstract_args)
+    _walk(jaxpr.jaxpr, 1.0, (), totals)
+    return dict(totals)
+
+
+def total_flops(function: Callable[..., Any], *abstract_args: Any) -> float:
+    """FLOPs of one call of `function`."""
+    return sum(flops_per_module(function, *abstract_args).values())
+
+
+def _walk(jaxpr: Any, times: float, outer: Path, totals: dict[Path, float]) -> None:
+    """Adds the FLOPs of `jaxpr`, run `times` times inside module `outer`, to `totals`."""
+    for eqn in jaxpr.eqns:
+        where = _module_of(eqn, outer)
+        name = eqn.primitive.name
+        if name in _COSTS:
+            totals[where] += times * _COSTS[name](eqn)
+        elif name == 'cond':
+            _walk_most_expensive(eqn.params['branches'], times, where, totals)
+        else:
+            for inner in _inner_jaxprs(eqn):
+                _walk(inner, times * _repeats(eqn), where, totals)
+
+
+def _module_of(eqn: Any, outer: Path) -> Path:
+    """Name stacks restart inside scan, remat and jit, so the caller's module applies until the next mark."""
+    for scope in reversed(eqn.source_info.name_stack.stack):
+        if scope.name.startswith(_MARK):
+            return tuple(part for part in scope.name[len(_MARK) :].split('.') if part)
+    return outer
+
+
+def _walk_most_expensive(branches: Any, times: float, where: Path, totals: dict[Path, float]) -> None:
+    counts = []
+    for branch in branches:
+        count: dict[Path, float] = collections.defaultdict(float)
+        _walk(branch.jaxpr, times, where, count)
+        counts.append(count)
+    for path, flops in max(counts, key=lambda count: sum(count.values())).items():
+        totals[path] += flops
+
+
+def _inner_jaxprs(eqn: Any) -> Iterator[Any]:
+    for value in eqn.params.values():
+        for item in value if isinstance(value, list | tuple) else (value,):
+            item = getattr(item, 'jaxpr', item)
+            if hasattr(item, 'eqns'):
+                yield item
+
+
+def _repeats(eqn: Any) -> int:
+    if eqn.primitive.name == 'scan':
+        return eqn.params['length']
+    if eqn.primitive.name == 'pallas_call':
+        return math.prod(eqn.params['grid_mapping'].grid)
+    return 1
+
+
+def _dot_general(eqn: Any) -> float:
+    (contracting, _), _ = eqn.params['dimension_numbers']
+    shape = eqn.invars[0].aval.shape
+    return 2.0 * math.prod(eqn.outvars[0].aval.shape) * math.prod(shape[axis] for axis in contracting)
+
+
+def _ragged_dot(eqn: Any) -> float:
+    rows, depth = eqn.invars[0].aval.shape[-2:]
+    return 2.0 * rows * depth * eqn.invars[1].aval.shape[-1]
+
+
+def _convolution(eqn: Any) -> float:
+    kernel, numbers = eqn.invars[1].aval.shape, eqn.params['dimension_numbers']
+    taps = math.prod(kernel) / kernel[numbers.rhs_spec[0]]
+    return 2.0 * math.prod(eqn.outvars[0].aval.shape) * taps / eqn.params['batch_group_count']
+
+
+def _fft(eqn: Any) -> float:
+    kind = jax.lax.FftType(eqn.params['fft_type']).name
+    # A real transform keeps only half of the spectrum, so the full length is the length of its real side.
+    whole = eqn.outvars[0].aval if 'IRFFT' in kind else eqn.invars[0].aval
+    per_point = (2.5 if 'RFFT' in kind else 5.0) * math.log2(max(math.prod(eqn.params['fft_lengths']), 2))
+    return per_point * math.prod(whole.shape)
+
+
+_COSTS: dict[str, Callable[[Any], float]] = {
+    'dot_general': _dot_general,
+    'ragged_dot': _ragged_dot,
+    'ragged_dot_general': _ragged_dot,
+    'conv_general_dilated': _convolution,
+    'fft': _fft,
+}

@@ -1,4 +1,4 @@
-"""Messages between the processes of a run, outside of computations: which process failed, and what the first decided.
+"""Messages between the processes of a run, outside of computations: failures, and decisions of the first process.
 
 Messages go through the key-value store of JAX's coordination service and do not use devices, so they also reach a
 process that waits in a collective operation for a process that will never come.
@@ -21,7 +21,7 @@ from remixer_t5x.errors import UserError, one_line
 _FAILED = 'remixer_t5x/failed'
 _POLL_SECONDS = 1.0
 _FAREWELL_SECONDS = 5.0
-# Words in errors of connections between processes.
+# Words in the errors of connections between processes.
 _CONNECTIONS = ('Gloo', 'NCCL', 'UNAVAILABLE', 'coordination')
 # The index of this process and the number of processes, known before JAX has started its devices.
 _index, _count = 0, 1
@@ -125,21 +125,19 @@ class Watch:
 
     def start(self) -> None:
         """Call this once the process is connected."""
-        threading.Thread(target=self._look, name='peers', daemon=True).start()
+        threading.Thread(target=self._poll, name='peers', daemon=True).start()
 
     def close(self) -> None:
         self._closed.set()
 
     def failed(self, code: int, text: str) -> None:
-        """Tells the other processes that this process exits with `code`, and why. Returns when they know, or after 5
-        s.
-        """
+        """Tells the other processes that this process exits with `code`, and why. Waits at most 5 s for them."""
         self.close()
         record = {'process': _index, 'code': code, 'text': text}
         # Another process was first, or the coordinator is lost.
         with contextlib.suppress(jax.errors.JaxRuntimeError):
             client().key_value_set(_FAILED, json.dumps(record))
-        self._part()
+        self._exit_barrier()
 
     def wait_for_reason(self, error: BaseException) -> None:
         """If `error` comes from a connection between processes, waits for the line that says which process failed.
@@ -149,7 +147,7 @@ class Watch:
         if isinstance(error, jax.errors.JaxRuntimeError) and any(name in str(error) for name in _CONNECTIONS):
             self._closed.wait(self._timeout + _POLL_SECONDS)
 
-    def _look(self) -> None:
+    def _poll(self) -> None:
         while not self._closed.wait(_POLL_SECONDS):
             try:
                 record = json.loads(client().key_value_try_get(_FAILED))
@@ -157,11 +155,14 @@ class Watch:
                 continue
             if self._closed.is_set():
                 return
-            self._say(f'error ({self._name}): process {record["process"]} has failed: {record["text"]}')
-            self._part()
+            line = one_line(f'error ({self._name}): process {record["process"]} has failed: {record["text"]}')
+            # The stuck thread may hold the lock of Python's own stream.
+            with contextlib.suppress(OSError):
+                os.write(2, f'{line}\n'.encode())
+            self._exit_barrier()
             leave(record['code'])
 
-    def _part(self) -> None:
+    def _exit_barrier(self) -> None:
         """A barrier before processes exit. The first process exits last, because it holds the messages for the
         others.
         """
@@ -172,17 +173,10 @@ class Watch:
         if _index == 0:
             time.sleep(0.5)
 
-    def _say(self, text: str) -> None:
-        # The stuck thread may hold the lock of Python's own stream.
-        with contextlib.suppress(OSError):
-            os.write(2, f'{one_line(text)}\n'.encode())
-
 
 def leave(code: int) -> None:
     """Exits at once: a normal exit would wait for the other processes at a barrier."""
     for stream in (sys.stdout, sys.stderr):
-        try:
+        with contextlib.suppress(OSError, ValueError, RuntimeError):
             stream.flush()
-        except (OSError, ValueError, RuntimeError):
-            continue
     os._exit(code)

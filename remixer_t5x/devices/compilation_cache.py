@@ -1,4 +1,4 @@
-"""Compiled programs kept on disk from one command to the next, by JAX's persistent compilation cache.
+"""Configures JAX's persistent compilation cache, so that a command reuses the programs of earlier commands.
 
 JAX names an entry by a hash of the program, the compiler's options, its version, and the devices. The code in an entry
 for a CPU uses that CPU's instructions, so the entries of each kind of machine have a separate folder, and different
@@ -13,11 +13,11 @@ from collections.abc import MutableMapping
 from pathlib import Path
 
 FOLDER = 'compiled'
-# JAX removes the least recently read entries. A train step takes 1 to 50 MB.
+# JAX removes the least recently read entries beyond this size. A train step takes 1 to 50 MB.
 MOST_BYTES = 2 * 2**30
-# A program that compiles faster is compiled again, which costs no more than reading it.
+# Programs that compile faster are not cached, because reading them takes as long.
 LEAST_SECONDS = 0.2
-# JAX's word for a cache without a limit, whose entries have no time of use.
+# JAX's value for a cache without a limit, whose entries have no time of use.
 UNLIMITED = '-1'
 
 
@@ -51,7 +51,7 @@ def _remove_unfinished(folder: Path) -> None:
     """
     import filelock
 
-    # Where another process holds the lock, the next command looks.
+    # If another process holds the lock, the next command removes them.
     with contextlib.suppress(OSError, filelock.Timeout), filelock.FileLock(folder / '.lockfile', timeout=0):
         for entry in folder.glob('*-cache'):
             if not entry.with_name(f'{entry.name.removesuffix("-cache")}-atime').exists():

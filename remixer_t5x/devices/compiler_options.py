@@ -1,8 +1,8 @@
-"""Options of XLA for single programs, where its defaults are made for others.
+"""XLA options of single programs, for which XLA's defaults do not suit.
 
-They go to the compiler with the program, and not into XLA_FLAGS or LIBTPU_INIT_ARGS: an option that a version of XLA
-does not have is an error of that program, where a wrong variable ends the process while JAX starts; and a program that
-is compiled for a described machine has them too.
+They are passed to the compiler with the program, and not in XLA_FLAGS or LIBTPU_INIT_ARGS: an option that a version of
+XLA does not have is an error of that program, while a wrong variable ends the process when JAX starts; and they also
+apply to a program that is compiled for a described machine.
 """
 
 from collections.abc import Mapping
@@ -30,7 +30,7 @@ def for_training(options: ByPlatform | None, device: jax.Device) -> dict[str, An
 
 
 def compiled(lowered: jax.stages.Lowered, options: Mapping[str, Any]) -> jax.stages.Compiled:
-    """The program.
+    """Compiles a program with options.
 
     Raises:
         UserError: XLA does not have one of the options, or the option does not take its value.

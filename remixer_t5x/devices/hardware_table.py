@@ -69,14 +69,14 @@ class Topology(NamedTuple):
         Raises:
             UserError: the text has another form, or names a GPU that is not known.
         """
-        found = re.fullmatch(r'(?:(\d+)\*)?(\w+):(\d+(?:x\d+)*)', text)
-        if not found:
-            raise UserError(f'TOPOLOGY is {text!r}; type one such as v5e:4x4, 2*v5e:4x4, h100:8 or 2*h100:8')
-        topology = Topology(int(found[1] or 1), found[2].lower(), found[3])
-        if not topology.is_gpu and not topology.chip.startswith('v'):
-            known = ', '.join(GPUS)
-            raise UserError(f'TOPOLOGY {text!r} names an unknown chip; allowed are {known} and TPUs such as v5e')
-        return topology
+        match = re.fullmatch(r'(?:(\d+)\*)?(\w+):(\d+(?:x\d+)*)', text)
+        chip = match[2].lower() if match else ''
+        if not match or not (chip in GPUS or chip.startswith('v')):
+            raise UserError(
+                f'TOPOLOGY must be chips ({", ".join(GPUS)}, or a TPU such as v5e) and their arrangement, '
+                f'got {text!r}; type one such as v5e:4x4, 2*v5e:4x4, h100:8 or 2*h100:8'
+            )
+        return Topology(int(match[1] or 1), chip, match[3])
 
 
 def devices(topology: str | None = None) -> int | None:

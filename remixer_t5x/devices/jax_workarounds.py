@@ -24,8 +24,8 @@ def client() -> Any:
 def cluster_types() -> Sequence[Any]:
     """The kinds of cluster that JAX can find (`ClusterEnv` classes), in the order in which JAX asks them.
 
-    Unnecessary once `jax.distributed.initialize` starts a single process without an error and lets a process have all
-    devices of its machine.
+    Unnecessary once `jax.distributed.initialize` starts a single process without an error and can assign all devices of
+    a machine to one process.
     """
     from jax._src import clusters
 

@@ -1,10 +1,8 @@
-"""Which device holds which part of which array: a mesh of `data` x `fsdp` x `tensor` and rules from logical
-axis names.
+"""Shards arrays over a mesh of `data` x `fsdp` x `tensor`, by rules from logical axis names to mesh axes.
 
-`data` replicates parameters and splits rows of the batch; `fsdp` splits rows of the batch and the parameters
-too (each is gathered where it is used); `tensor` splits the hidden axes of a layer. The rules have the
-semantics of `flax.linen.logical_axis_rules`: pairs (logical name, mesh axes), earlier pairs win, a mesh axis
-is used once per array.
+`data` replicates parameters and splits rows of the batch; `fsdp` splits rows of the batch and the parameters too (each
+is gathered before its use); `tensor` splits the hidden axes of a layer. The rules have the semantics of
+`flax.linen.logical_axis_rules`: pairs (logical name, mesh axes), earlier pairs win, a mesh axis is used once per array.
 """
 
 import contextlib
@@ -48,8 +46,7 @@ DEFAULT_RULES: Rules = (
 
 
 class ShardingRow(NamedTuple):
-    """One parameter in `Partitioner.sharding_table`; `note` says why an axis stayed replicated, or is
-    empty."""
+    """One parameter in `Partitioner.sharding_table`; `note` is the reason why an axis is replicated, or empty."""
 
     name: str
     shape: tuple[int, ...]
@@ -87,18 +84,18 @@ class Partitioner:
     slices: int | None = None
 
     def __post_init__(self):
-        apart = (self.data, self.fsdp, self.tensor)
-        if self.sizes is not None and apart != (-1, 1, 1):
+        sizes = (self.data, self.fsdp, self.tensor)
+        if self.sizes is not None and sizes != (-1, 1, 1):
             raise UserError(
-                f'the mesh is given twice, as MESH = {self.sizes!r} and as Partitioner.data, fsdp, tensor = '
-                f'{", ".join(map(str, apart))}; give one, e.g. --mesh={meshes.spelt_sizes(apart)}'
+                f'the mesh is set twice, by MESH = {self.sizes!r} and by Partitioner.data, fsdp, tensor = '
+                f'{", ".join(map(str, sizes))}; set one of them: --mesh={meshes.format_sizes(sizes)}'
             )
         for name, mesh_axes in self.all_rules:
             for axis in _as_tuple(mesh_axes):
                 if axis not in MESH_AXES:
                     raise UserError(
-                        f'partition rule ({name!r}, {mesh_axes!r}) names the mesh axis {axis!r}; '
-                        f'write one of {", ".join(MESH_AXES)}, or None'
+                        f'the mesh axis of a partition rule must be one of {", ".join(MESH_AXES)}, or None, '
+                        f'got ({name!r}, {mesh_axes!r})'
                     )
 
     @property
@@ -129,8 +126,6 @@ class Partitioner:
         """
         with jax.set_mesh(self.mesh), nn.logical_axis_rules(self.all_rules):
             yield self.mesh
-
-    # Batches.
 
     @property
     def batch_axes(self) -> tuple[str, ...]:
@@ -164,7 +159,7 @@ class Partitioner:
             )
 
     def data_shard(self) -> tuple[int, int]:
-        """(index, count): the share of every global batch that this process reads and gives to `shard_batch`.
+        """(index, count): the share of every global batch that this process reads and passes to `shard_batch`.
 
         Processes that differ only along `tensor` hold the same rows, so `count` can be less than the number
         of processes.
@@ -179,8 +174,6 @@ class Partitioner:
         """Global arrays from this process's rows, `[batch / data_shard()[1], ...]` of each array."""
         sharding = self.batch_sharding
         return {name: jax.make_array_from_process_local_data(sharding, rows) for name, rows in host_batch.items()}
-
-    # Parameters and optimizer state.
 
     def param_shardings(self, boxed_params: Any) -> Any:
         """Tree of NamedSharding for the unboxed parameters.
@@ -197,7 +190,16 @@ class Partitioner:
         sharding. JAX's typing of shardings decides for other leaves of `init`: factored moments keep the sharding of
         their remaining axes, counters are replicated.
         """
-        typed = self._typed_state(init, params, param_shardings)
+        explicit = meshes.abstract(tuple(self.mesh.shape.values()), AxisType.Explicit)
+        explicit_params = jax.tree.map(
+            lambda leaf, sharding: jax.ShapeDtypeStruct(
+                leaf.shape, leaf.dtype, sharding=NamedSharding(explicit, sharding.spec)
+            ),
+            params,
+            param_shardings,
+        )
+        with jax.sharding.use_abstract_mesh(explicit):
+            typed = jax.eval_shape(init, explicit_params)
         leaves = jax.tree_util.tree_flatten_with_path(params)[0]
         known = {
             path: (leaf.shape, sharding)
@@ -214,19 +216,6 @@ class Partitioner:
 
         return jax.tree_util.tree_map_with_path(sharding_of, typed)
 
-    def _typed_state(self, init: Callable[[Any], Any], params: Any, param_shardings: Any) -> Any:
-        """The shapes of `init(params)` with shardings, which JAX works out on a mesh of explicit axes."""
-        explicit = meshes.abstract(tuple(self.mesh.shape.values()), AxisType.Explicit)
-        typed = jax.tree.map(
-            lambda leaf, sharding: jax.ShapeDtypeStruct(
-                leaf.shape, leaf.dtype, sharding=NamedSharding(explicit, sharding.spec)
-            ),
-            params,
-            param_shardings,
-        )
-        with jax.sharding.use_abstract_mesh(explicit):
-            return jax.eval_shape(init, typed)
-
     def sharding_table(self, boxed_params: Any) -> list[ShardingRow]:
         """One row per parameter: name, shape, logical axes, mesh axes, bytes on each device, and a note."""
         rows = []
@@ -242,9 +231,9 @@ class Partitioner:
     def _spec(self, leaf: Any) -> tuple[PartitionSpec, str]:
         """Mesh axes of a boxed parameter, and a note about axes that stay replicated."""
         names, shape = _names(leaf), unbox(leaf).shape
-        wanted = nn.logical_to_mesh_axes(names, self.all_rules)
+        mesh_axes = nn.logical_to_mesh_axes(names, self.all_rules)
         spec, notes = [], []
-        for name, size, axes in zip(names, shape, wanted, strict=True):
+        for name, size, axes in zip(names, shape, mesh_axes, strict=True):
             parts = math.prod(self.mesh.shape[axis] for axis in _as_tuple(axes))
             if size % parts:
                 notes.append(f'{name}={size} does not divide by {parts}: replicated')
@@ -261,17 +250,17 @@ def process_share(processes: np.ndarray, process: int) -> tuple[int, int]:
     `processes` [batch shards, devices that hold that shard]: the process of each device. Shares are numbered by their
     first row, like the rows of a global array.
     """
-    held: dict[int, list[int]] = {}
+    shards_of: dict[int, list[int]] = {}
     for shard, owners in enumerate(processes.tolist()):
         for owner in set(owners):
-            held.setdefault(owner, []).append(shard)
-    shares = sorted({tuple(shards) for shards in held.values()})
+            shards_of.setdefault(owner, []).append(shard)
+    shares = sorted({tuple(shards) for shards in shards_of.values()})
     if sum(map(len, shares)) != len(processes):
         raise UserError(
-            f'mesh: {len(held)} processes hold overlapping parts of the batch; '
+            f'mesh: {len(shards_of)} processes hold overlapping parts of the batch; '
             'choose tensor in --mesh as a divisor or a multiple of the devices per process'
         )
-    return shares.index(tuple(held[process])), len(shares)
+    return shares.index(tuple(shards_of[process])), len(shares)
 
 
 def is_boxed(leaf: Any) -> bool:

@@ -7,7 +7,6 @@ and Kubernetes. A single process does not connect.
 
 import contextlib
 import dataclasses
-import functools
 import ipaddress
 import os
 import socket
@@ -24,12 +23,12 @@ from remixer_t5x.errors import UserError
 FLAGS = {'address': '--coordinator_address', 'count': '--process_count', 'index': '--process_index'}
 VARIABLES = {'address': 'JAX_COORDINATOR_ADDRESS', 'count': 'JAX_NUM_PROCESSES', 'index': 'JAX_PROCESS_ID'}
 _BIND = 'JAX_COORDINATOR_BIND_ADDRESS'
-_BY_HAND = 'give --coordinator_address=HOST:PORT --process_count=N --process_index=I'
+_BY_HAND = 'type --coordinator_address=HOST:PORT --process_count=N --process_index=I'
 
 
 @dataclasses.dataclass(frozen=True)
 class Processes:
-    """The flags about the processes of a run; None if not given.
+    """The flags about the processes of a run; None if not set.
 
     Attributes:
         address: HOST:PORT of process 0, which listens there.
@@ -61,150 +60,109 @@ def find(settings: Processes, environment: Any = os.environ) -> Place | None:
 
     Raises UserError if flags are wrong or incomplete, or if the cluster does not answer.
     """
-    given = {name: getattr(settings, name) for name in FLAGS}
-    known = {name: value if value is not None else environment.get(VARIABLES[name]) for name, value in given.items()}
-    count = _number('count', known['count'], 1)
-    index = _number('index', known['index'], 0)
-    if count == 1 and index in (None, 0):
+    flags = {name: getattr(settings, name) for name in FLAGS}
+    values = {name: environment.get(VARIABLES[name]) if flag is None else flag for name, flag in flags.items()}
+    count, index = (
+        None
+        if values[name] is None
+        else _integer(f'{FLAGS[name]} (or {VARIABLES[name]})', values[name], minimum, _BY_HAND)
+        for name, minimum in (('count', 1), ('index', 0))
+    )
+    if count == 1 and not index:
         return None
-    cluster = None
-    if None in known.values():
-        cluster = _Cluster.find(environment)
-        if cluster is None and any(value is not None for value in known.values()):
-            missing = ' and '.join(FLAGS[name] for name, value in known.items() if value is None)
-            raise UserError(f'{_given(known)} is given without {missing}; {_BY_HAND}')
-    if cluster is not None:
-        count = cluster.count() if count is None else count
-        if count == 1:
+    timeout = _integer('--initialization_timeout', settings.initialization_timeout, 1, 'type seconds, such as 300')
+    address, devices = values['address'], None
+    if None in values.values():
+        cluster = _find_cluster(environment)
+        if cluster is None:
+            if any(value is not None for value in values.values()):
+                present = ' and '.join(f'{FLAGS[name]}={value}' for name, value in values.items() if value is not None)
+                missing = ' and '.join(FLAGS[name] for name, value in values.items() if value is None)
+                raise UserError(f'{present} is set without {missing}; {_BY_HAND}')
             return None
-        index = cluster.index() if index is None else index
-    if count is None or index is None:
-        return None
+        with _cluster_errors(cluster):
+            count = int(cluster.get_process_count()) if count is None else count
+            if count == 1:
+                return None
+            index = int(cluster.get_process_id()) if index is None else index
+            port = environment.get('JAX_COORDINATOR_PORT')
+            address = address or cluster.get_coordinator_address(timeout_secs=timeout, override_coordinator_port=port)
+        devices = _local_devices(cluster, environment)
+    assert count is not None and index is not None
     if index >= count:
         raise UserError(
             f'{FLAGS["index"]} is {index} of {FLAGS["count"]} {count}; processes are numbered 0 to {count - 1}'
         )
-    timeout = _seconds('initialization_timeout', settings.initialization_timeout)
-    address = cluster.address(timeout) if cluster is not None and known['address'] is None else known['address']
-    return Place(_address(address), count, index, cluster.devices() if cluster is not None else None)
-
-
-def _given(known: dict[str, Any]) -> str:
-    return ' and '.join(f'{FLAGS[name]}={value}' for name, value in known.items() if value is not None)
-
-
-def _number(name: str, value: int | str | None, least: int) -> int | None:
-    if value is None:
-        return None
-    number = ranges.whole_number(value, least)
-    if number is None:
+    host, _, port = str(address).rpartition(':')
+    if not (host and ranges.whole_number(port, 1, 65535)):
         raise UserError(
-            f'{FLAGS[name]} (or {VARIABLES[name]}) must be a whole number from {least} to {2**31 - 1}, got {value!r}; '
-            f'{_BY_HAND}'
+            f'{FLAGS["address"]} must be the host of process 0 and a free port there, got {address!r}; '
+            f'type {FLAGS["address"]}=node1:8476'
         )
-    return number
+    return Place(str(address), count, index, devices)
 
 
-def _seconds(name: str, value: int | str) -> int:
-    number = ranges.whole_number(value, 1)
+def _integer(name: str, value: int | str, minimum: int, advice: str) -> int:
+    number = ranges.whole_number(value, minimum)
     if number is None:
-        raise UserError(f'--{name} is {value!r}; it takes seconds, as in --{name}=60')
+        raise UserError(f'{name} must be a whole number from {minimum} to {2**31 - 1}, got {value!r}; {advice}')
     return number
 
 
-def _address(text: Any) -> str:
-    host, colon, port = str(text).rpartition(':')
-    if not (host and colon and ranges.whole_number(port, 1, 65535)):
+def _find_cluster(environment: Any) -> Any:
+    """JAX's class for the cluster that started this process; None without a cluster.
+
+    `jax.distributed.initialize` would search by itself, but it cannot handle a single process.
+    """
+    for cluster in jax_workarounds.cluster_types():
+        if 'Tpu' in cluster.__name__ and environment.get('JAX_PLATFORMS') == 'cpu':
+            continue
+        # Pods of another kind (a notebook, a job of one pod) have no number, and run alone.
+        if cluster.__name__ == 'K8sCluster' and 'JOB_COMPLETION_INDEX' not in environment:
+            continue
+        with _cluster_errors(cluster):
+            if cluster.is_env_present():
+                return cluster
+    if 'KUBERNETES_SERVICE_HOST' in environment and 'JOB_COMPLETION_INDEX' in environment:
         raise UserError(
-            f'{FLAGS["address"]} is {text!r}; it takes the host of process 0 and a free port there, '
-            f'as in {FLAGS["address"]}=node1:8476'
+            'this is a pod of an indexed Kubernetes job, and the package kubernetes that finds the others is not '
+            f'installed; pip install kubernetes, or {_BY_HAND} (--process_count=1 for a single pod)'
         )
-    return text
+    return None
 
 
-class _Cluster:
-    """What JAX knows about the cluster that started this process."""
-
-    def __init__(self, kind: Any, environment: Any):
-        self._kind, self._environment = kind, environment
-
-    @classmethod
-    def find(cls, environment: Any) -> '_Cluster | None':
-        # JAX asks its own list in `initialize`, which cannot handle a single process.
-        for kind in jax_workarounds.cluster_types():
-            if _passes_over(kind.__name__, environment):
-                continue
-            if _asked(kind.is_env_present, kind.__name__):
-                return cls(kind, environment)
-        if 'KUBERNETES_SERVICE_HOST' in environment and 'JOB_COMPLETION_INDEX' in environment:
-            raise UserError(
-                'this is a pod of an indexed Kubernetes job, and the package kubernetes that finds the others is not '
-                f'installed; pip install kubernetes, or {_BY_HAND} (--process_count=1 for a single pod)'
-            )
-        return None
-
-    def count(self) -> int:
-        return int(_asked(self._kind.get_process_count, self._kind.__name__))
-
-    def index(self) -> int:
-        return int(_asked(self._kind.get_process_id, self._kind.__name__))
-
-    def address(self, timeout: int) -> str:
-        port = self._environment.get('JAX_COORDINATOR_PORT')
-        ask = functools.partial(
-            self._kind.get_coordinator_address, timeout_secs=timeout, override_coordinator_port=port
-        )
-        return _asked(ask, self._kind.__name__)
-
-    def devices(self) -> tuple[int, ...] | None:
-        """One device for each of several processes of a machine; all devices for the only process there.
-
-        JAX itself takes a single device in both cases, which would leave seven of eight GPUs idle.
-        """
-        local = self._kind.get_local_process_id()
-        beside = _processes_here(self._environment)
-        if local is None or 'JAX_LOCAL_DEVICE_IDS' in self._environment or beside == 1:
-            return None
-        visible = self._environment.get('CUDA_VISIBLE_DEVICES')
-        if visible is not None and beside is not None and len(visible.split(',')) < beside:
-            return None  # The scheduler has bound this process to its own device.
-        return (int(local),)
-
-
-def _passes_over(kind: str, environment: Any) -> bool:
-    if 'Tpu' in kind:
-        return environment.get('JAX_PLATFORMS') == 'cpu'
-    # Pods of another kind (a notebook, a job of one pod) have no number, and run alone.
-    return kind == 'K8sCluster' and 'JOB_COMPLETION_INDEX' not in environment
-
-
-def _processes_here(environment: Any) -> int | None:
-    """The number of processes of this run on this machine, according to Slurm and Open MPI."""
-    if 'OMPI_COMM_WORLD_LOCAL_SIZE' in environment:
-        return _of_cluster('OMPI_COMM_WORLD_LOCAL_SIZE', environment['OMPI_COMM_WORLD_LOCAL_SIZE'])
-    # '4', '4(x2)' or '4,3': the number on each machine. If numbers differ, some machine has several.
-    text = environment.get('SLURM_STEP_TASKS_PER_NODE') or environment.get('SLURM_TASKS_PER_NODE')
-    if not text:
-        return None
-    return max(_of_cluster('SLURM_TASKS_PER_NODE', part.partition('(')[0]) for part in text.split(','))
-
-
-def _of_cluster(name: str, text: str) -> int:
-    number = ranges.whole_number(text, 1)
-    if number is None:
-        raise UserError(f'{name} must be a whole number of at least 1, got {text!r}; unset it, or {_BY_HAND}')
-    return number
-
-
-def _asked(question: Callable[[], Any], kind: str) -> Any:
+@contextlib.contextmanager
+def _cluster_errors(cluster: Any) -> Iterator[None]:
+    """Raises UserError if the cluster does not answer."""
     try:
-        return question()
+        yield
     except Exception as error:
         text = ' '.join(str(error).split())
         raise UserError(
-            f'{kind} does not say which processes belong together ({text[:200]}); {_BY_HAND}, or --process_count=1 '
-            'for a single process'
+            f'{cluster.__name__} does not tell which processes belong together ({text[:200]}); {_BY_HAND}, or '
+            '--process_count=1 for a single process'
         ) from error
+
+
+def _local_devices(cluster: Any, environment: Any) -> tuple[int, ...] | None:
+    """One device for each of several processes of a machine; all devices for the only process there.
+
+    JAX itself takes a single device in both cases, which would leave seven of eight GPUs idle.
+    """
+    local = cluster.get_local_process_id()
+    # '4', '4(x2)' or '4,3': the number on each machine. If numbers differ, some machine has several.
+    variables = ('OMPI_COMM_WORLD_LOCAL_SIZE', 'SLURM_STEP_TASKS_PER_NODE', 'SLURM_TASKS_PER_NODE')
+    name = next((name for name in variables if environment.get(name)), None)
+    on_machine = 0
+    if name is not None:
+        counts = [text.partition('(')[0] for text in environment[name].split(',')]
+        on_machine = max(_integer(name, count, 1, f'unset it, or {_BY_HAND}') for count in counts)
+    if local is None or 'JAX_LOCAL_DEVICE_IDS' in environment or on_machine == 1:
+        return None
+    visible = environment.get('CUDA_VISIBLE_DEVICES')
+    # The scheduler may have bound this process to its own device.
+    is_bound = visible is not None and len(visible.split(',')) < on_machine
+    return None if is_bound else (int(local),)
 
 
 @contextlib.contextmanager
@@ -225,10 +183,10 @@ def together(settings: Processes, tell: Callable[[BaseException, str], int], sav
         yield
         return
     name = f'process {place.index}'
-    timeout = _seconds('heartbeat_timeout', settings.heartbeat_timeout)
+    timeout = _integer('--heartbeat_timeout', settings.heartbeat_timeout, 1, 'type seconds, such as 100')
     watch = collectives.Watch(name, timeout)
     try:
-        _join(place, _seconds('initialization_timeout', settings.initialization_timeout), timeout, saves)
+        _connect(place, int(settings.initialization_timeout), timeout, saves)
     except BaseException as error:
         collectives.leave(tell(error, name))
     watch.start()
@@ -244,62 +202,64 @@ def together(settings: Processes, tell: Callable[[BaseException, str], int], sav
         collectives.leave(code)
 
 
-def _join(place: Place, waiting: int, heartbeat: int, saves: bool) -> None:
-    _check_port(place)
-    jax.config.update('jax_enable_preemption_service', saves)
+def _connect(place: Place, timeout: int, heartbeat: int, saves: bool) -> None:
+    bind_address = None
     if place.index == 0:
+        bind_address = _bind_address(place.address)
+        _check_port(place.address, bind_address)
         # If a process does not connect, JAX aborts with a log that does not name these.
-        line = f'process 0 waits up to {waiting} s for {place.count} processes at {place.address}'
+        line = f'process 0 waits up to {timeout} s for {place.count} processes at {place.address}'
         print(f'{line} (--initialization_timeout)', file=sys.stderr, flush=True)
+    jax.config.update('jax_enable_preemption_service', saves)
     jax.distributed.initialize(
         place.address,
         place.count,
         place.index,
         place.devices,
-        coordinator_bind_address=_bind_address(place.address) if place.index == 0 else None,
+        coordinator_bind_address=bind_address,
         cluster_detection_method='deactivate',
-        initialization_timeout=waiting,
+        initialization_timeout=timeout,
         heartbeat_timeout_seconds=heartbeat,
     )
     collectives.connected(place.index, place.count)
 
 
 def _bind_address(address: str) -> str | None:
-    """Where the coordinator listens: only at `address`, if that is one of this machine's, because JAX asks nobody who
-    connects for a password. None is JAX's default: all addresses, or JAX_COORDINATOR_BIND_ADDRESS.
+    """The address at which the coordinator listens: only `address`, if it belongs to this machine, because JAX asks
+    nobody who connects for a password. None is JAX's default: all addresses, or JAX_COORDINATOR_BIND_ADDRESS.
     """
     host, _, port = address.rpartition(':')
     host = '127.0.0.1' if host == 'localhost' else host.strip('[]')
     if _BIND in os.environ:
         return None
     try:
-        found = {str(info[4][0]) for info in socket.getaddrinfo(host, int(port), type=socket.SOCK_STREAM)}
-        if len(found) != 1:
+        addresses = {str(info[4][0]) for info in socket.getaddrinfo(host, int(port), type=socket.SOCK_STREAM)}
+        if len(addresses) != 1:
             return None
-        [one] = found
-        if ipaddress.ip_address(one).is_loopback and one != host:
+        [ip] = addresses
+        if ipaddress.ip_address(ip).is_loopback and ip != host:
             # The name of a machine often means a loopback address on that machine, and another on the others.
             return None
-        # Any free port will do: this asks whether the address is one of this machine's.
-        socket.create_server((one, 0), family=_family(one)).close()
+        # Any free port: this asks whether the address belongs to this machine.
+        socket.create_server((ip, 0), family=_family(ip)).close()
     except (OSError, ValueError):
         return None
-    return f'[{one}]:{port}' if ':' in one else f'{one}:{port}'
+    return f'[{ip}]:{port}' if ':' in ip else f'{ip}:{port}'
 
 
 def _family(host: str) -> socket.AddressFamily:
     return socket.AF_INET6 if ':' in host else socket.AF_INET
 
 
-def _check_port(place: Place) -> None:
-    """Checks the port, because JAX 0.10 crashes if it is taken."""
-    port = int(place.address.rpartition(':')[2])
-    if place.index == 0 and _BIND not in os.environ:
-        host = (_bind_address(place.address) or '').rpartition(':')[0].strip('[]')
-        try:
-            socket.create_server((host, port), family=_family(host)).close()
-        except OSError as error:
-            raise UserError(
-                f'port {port} of {place.address} cannot be opened ({error.strerror or error}); give another port '
-                f'in {FLAGS["address"]}, to all processes'
-            ) from error
+def _check_port(address: str, bind_address: str | None) -> None:
+    """Raises UserError if the coordinator cannot listen there, because JAX 0.10 crashes if the port is taken."""
+    port, host = int(address.rpartition(':')[2]), (bind_address or '').rpartition(':')[0].strip('[]')
+    if _BIND in os.environ:
+        return
+    try:
+        socket.create_server((host, port), family=_family(host)).close()
+    except OSError as error:
+        raise UserError(
+            f'port {port} of {address} cannot be opened ({error.strerror or error}); type another port in '
+            f'{FLAGS["address"]}, for all processes'
+        ) from error

@@ -62,7 +62,7 @@ def report(model: Seq2Seq, hardware: Hardware, machine: machines.Machine, rows: 
     program = compiled_program.read(compiled.as_text())
     step = [kernel for kernel in program.kernels if _is_of_step(kernel.op_name)]
     moved = sum(kernel.times * kernel.bytes for kernel in step)
-    seconds = sum(kernel.times * max(roofline.seconds(kernel, machine)) for kernel in step)
+    seconds = sum(kernel.times * max(roofline.kernel_seconds(kernel, machine)) for kernel in step)
     weights, caches = needed(model, params, inputs, args.targets)
     estimate = ''
     if machine.clock:

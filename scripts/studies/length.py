@@ -4,7 +4,7 @@
 
 The mixers and their dimensions are those of scripts/benchmarks/mixers.py (width d = 256, hidden size d' = 512 as in
 appendix B.3), batch 1, float32, forward as in figure 2; --backward adds the time of gradients, as that benchmark takes
-it. FLOPs are those of `costs/flops.py`: matrix products and Fourier transforms. Beside them stand the formulas of
+it. FLOPs are those of `costs/counts.py`: matrix products and Fourier transforms. Beside them stand the formulas of
 appendix D. Results are appended to --out as they are known; started again, it does what is
 missing. --show runs nothing.
 """
@@ -22,8 +22,7 @@ from flax import linen as nn
 from library import figures
 from library.records import Records
 
-from remixer_t5x.cli.info import hyper_mixing
-from remixer_t5x.costs import flops
+from remixer_t5x.costs import counts
 from remixer_t5x.extras.reports.pictures import drawing
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / 'benchmarks'))
@@ -31,6 +30,11 @@ import mixers as benchmark  # noqa: E402
 
 SIDES = ('bidirectional', 'causal')
 CLOCKS = {'wall': time.perf_counter, 'cpu': time.process_time}
+
+
+def hyper_mixing_operations(length: int, embed: int, hidden: int) -> int:
+    """`d (4 N d' + 9 d') + N (2 d^2 + 2 d' d + 9 d)`: tied, one head, one example, nine operations for a GELU."""
+    return embed * (4 * length * hidden + 9 * hidden) + length * (2 * embed**2 + 2 * hidden * embed + 9 * embed)
 
 
 def attention_operations(length: int, embed: int, heads: int) -> int:
@@ -47,7 +51,7 @@ def attention_operations_per_token(length: int, embed: int, heads: int) -> int:
 def formulas(length: int, args: argparse.Namespace) -> dict[str, int]:
     """Operations by appendix D, for dimensions as the mixers have them."""
     return {
-        'appendix D: HyperMixing': hyper_mixing.paper_operations(length, args.embed, args.hidden),
+        'appendix D: HyperMixing': hyper_mixing_operations(length, args.embed, args.hidden),
         'appendix D: attention': attention_operations(length, args.embed, args.heads),
         'the same, every token': attention_operations_per_token(length, args.embed, args.heads),
     }
@@ -73,7 +77,7 @@ def forward_flops(module: nn.Module, length: int, embed: int, causal: bool) -> f
     ctx = benchmark.context(length, causal)
     x = jax.ShapeDtypeStruct((1, length, embed), jnp.float32)
     variables = parameters(module, length, embed, causal)
-    return flops.total(lambda variables, x: module.apply(variables, x, ctx), variables, x)
+    return counts.total_flops(lambda variables, x: module.apply(variables, x, ctx), variables, x)
 
 
 def forward_seconds(module: nn.Module, length: int, embed: int, causal: bool, args: argparse.Namespace) -> float | None:

@@ -3,7 +3,7 @@
     python scripts/studies/recipes.py
 
 Each recipe's state and training step are traced for one device; nothing is compiled or run. FLOPs are those of
-`costs/flops.py`: matrix products and Fourier transforms of the traced step, forward and backward, times the number of
+`costs/counts.py`: matrix products and Fourier transforms of the traced step, forward and backward, times the number of
 steps. Hours are of one H100 at --utilization of its bfloat16 peak. State: parameters, optimizer, step. `remixer-t5x
 info --memory` has activations too; it compiles the step.
 """
@@ -17,7 +17,7 @@ import re
 import jax
 
 from remixer_t5x.config import files, loading
-from remixer_t5x.costs import flops
+from remixer_t5x.costs import counts
 from remixer_t5x.costs.step_memory import Step
 from remixer_t5x.data import frames
 from remixer_t5x.extras.forecast import machines
@@ -66,10 +66,10 @@ def traced(name: str) -> Cost:
     dataclasses.replace(partitioner, devices=devices).check_batch_size(batch_size)
     one = dataclasses.replace(partitioner, devices=jax.devices()[:1])
     step = Step(model, optimizer, one, frames.abstract_batch(model.frame, lengths, batch_size))
-    plan = step.plan()
+    plan = step.plan
     function = train_step.make_train_step(model, plan.tx, dropout=dropout > 0)
     with one.activate():
-        of_a_step = flops.total(function, plan.abstract, step.batch)
+        of_a_step = counts.total_flops(function, plan.abstract, step.batch)
     leaves = jax.tree.leaves(plan.abstract)
     size = sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in leaves)
     parameters = sum(leaf.size for leaf in jax.tree.leaves(plan.abstract.params))

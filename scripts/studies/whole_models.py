@@ -29,7 +29,7 @@ from library.records import Records
 from library.small_task import exit_with_one_line
 
 from remixer_t5x.config import loading
-from remixer_t5x.costs import flops
+from remixer_t5x.costs import counts
 from remixer_t5x.data import frames
 from remixer_t5x.models import interface
 
@@ -95,7 +95,7 @@ def measured(cell: Cell) -> dict[str, float | None]:
     params = nn.unbox(interface.param_shapes(model, frames.batch_shapes(model.frame, lengths_of(cell))))
     compiled = jax.jit(function).lower(params, batch).compile()
     planned = compiled.memory_analysis().temp_size_in_bytes
-    result = {'bytes': planned, 'flops': flops.total(function, params, batch), 'seconds': None}
+    result = {'bytes': planned, 'flops': counts.total_flops(function, params, batch), 'seconds': None}
     if planned <= cell.memory_gb * 2**30:
         rng = np.random.default_rng(0)
         # Random numbers instead of the model's own: a program that makes those takes longer to compile than this.

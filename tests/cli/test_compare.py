@@ -96,7 +96,7 @@ def compare(*arguments):
         (['--models=t5_1_1'], 'type --folder=runs/compared'),
         (['--models=t5_1_1,t5_1_1', '--folder=f'], 'names one twice'),
         (['--models=t5_1_1,./t5_1_1.gin', '--folder=f'], 'names one twice'),
-        (['--models=t5_1_1', '--seeds=0,x', '--folder=f'], "--seeds has 'x'"),
+        (['--models=t5_1_1', '--seeds=0,x', '--folder=f'], "--seeds must be whole numbers, got 'x'"),
         (['--models=t5_1_1', '--folder=f', '--gin.SEED=1'], '--gin.SEED is set for each run; type --seeds=0,1,2'),
         (['--models=t5_1_1', '--folder=f', '--gin.MODEL_DIR=m'], 'type --folder=DIR instead'),
     ],
@@ -133,7 +133,7 @@ def programs(tmp_path, monkeypatch, text):
     (tmp_path / 'program.py').write_text(text)
     monkeypatch.setattr(command, 'PROGRAM', (sys.executable, str(tmp_path / 'program.py')))
     # They have no gin files.
-    monkeypatch.setattr(command, '_build_models', lambda args, cells: None)
+    monkeypatch.setattr(command, '_model_costs', lambda args, cells: {})
 
 
 def test_a_run_that_fails_leaves_the_others_alone_and_is_tried_again(tmp_path, monkeypatch, capsys):
@@ -163,7 +163,7 @@ while not (folder.parent / 'seen').exists():
 def test_the_step_loss_and_time_left_of_the_run_are_shown(tmp_path, monkeypatch, capsys):
     """The program ends once the line was said."""
     programs(tmp_path, monkeypatch, LOGGING)
-    monkeypatch.setattr(command, '_PERIOD', 0.01)
+    monkeypatch.setattr(command, '_POLL_PERIOD', 0.01)
     monkeypatch.setattr(command, '_show_results', lambda *args: None)
     said = []
 
@@ -172,7 +172,7 @@ def test_the_step_loss_and_time_left_of_the_run_are_shown(tmp_path, monkeypatch,
         if 'step 3 of 8' in line:
             (tmp_path / 'runs/remixer/seen').write_text('')
 
-    monkeypatch.setattr(command, '_say', say)
+    monkeypatch.setattr(command, '_print', say)
     assert main(['compare', 'train', '--models=remixer', f'--folder={tmp_path}/runs']) == 0
     assert 'remixer, seed 0: step 3 of 8, loss 2.0000, 2m30s left' in said
 

@@ -138,9 +138,9 @@ def test_integers_are_a_quarter_and_nearly_the_same(place, capsys):
 
 @pytest.mark.parametrize(
     ('flags', 'words'),
-    [(['--functions=rank'], "--functions names 'rank'; it takes generate, score, encode"),
+    [(['--functions=rank'], "--functions must be some of generate, score, encode, got 'rank'"),
      (['--functions=classify'], 'needs a model that gives a text a label'),
-     (['--formats=onnx'], '--formats names onnx; it takes stablehlo and saved_model')],
+     (['--formats=onnx'], '--formats must be stablehlo, saved_model or both, got onnx')],
 )  # fmt: skip
 def test_what_cannot_be_exported_is_one_line(place, capsys, flags, words):
     assert export('bytes', 'refused', *flags) == 2

@@ -56,7 +56,6 @@ def test_all_models_are_compared_and_the_papers_figures_stand_beside_ours(info):
     assert ['gmlp', 'tiny', '22,834,172', '1.004'] in [row[:4] for row in rows]
     # 130M in the paper's table 5; 129.9M by our count of encoder and embedding.
     assert ['gmlp', 'gmlp_paper_base', '130', 'M', '130', 'M', '1.000'] in [row[:7] for row in rows]
-    assert '472,121,344 operations by the formula of its appendix D' in out
 
 
 MODEL = ('--gin_file=models/t5_1_1.gin', '--gin_file=sizes/tiny.gin')
@@ -125,6 +124,7 @@ def test_recomputing_everything_is_seen_by_the_model(clean_environment):
         (['--compare', '--memory'], 'leave --sharding or --memory out'),
         (['--speed', *MODEL, '--gin_file=optimizers/adafactor.gin', '--gin_file=hardware/cpu.gin'], 'TOPOLOGY=v5e:2x4'),
         (['--sharding', '--memory'], 'not allowed with argument'),
+        (['--self_check', '--memory'], 'not allowed with argument'),
         (
             ['--sharding', *MODEL, '--gin_file=hardware/gpu.gin', '--gin.TOPOLOGY=h100:8', '--mesh=fsdp=3'],
             'does not fit 8 device',
@@ -135,7 +135,10 @@ def test_recomputing_everything_is_seen_by_the_model(clean_environment):
         ),
         (['--sharding', *MODEL, '--gin_file=hardware/gpu.gin'], '--devices=32'),
         (['--sharding', *MODEL], 'hardware/'),
-        (['--sharding=zzz', *MODEL, '--gin_file=hardware/gpu.gin', '--gin.TOPOLOGY=h100:1'], 'no parameter fits'),
+        (
+            ['--sharding=zzz', *MODEL, '--gin_file=hardware/gpu.gin', '--gin.TOPOLOGY=h100:1'],
+            '--sharding must match',
+        ),
         (['--memory=x', *MODEL, '--gin_file=optimizers/adafactor.gin', '--gin_file=hardware/cpu.gin'], 'not a whole'),
         (['--memory', *MODEL, '--gin_file=hardware/cpu.gin'], 'optimizers/'),
     ],
@@ -146,14 +149,13 @@ def test_mistakes_are_one_line(arguments, advice, capsys, clean_environment):
     assert advice in error and error.count('\n') == 1
 
 
-def test_the_kernels_of_both_accelerators_are_compared_with_their_formulas_on_a_cpu(info):
+def test_kernels_of_both_accelerators_are_compared_on_a_cpu(info):
     sizes = ('--gin.NUM_HEADS=1', "--gin.TASK_FEATURE_LENGTHS={'inputs': 16, 'targets': 8}", "--gin.DTYPE='bfloat16'")
     out = info('--self_check', *MODEL, *sizes, '--gin.PACK=True')
     rows = [line for line in out.splitlines() if 'tokens, 1 heads of 64' in line]
     assert [sum(f'{kernel} ' in row for row in rows) for kernel in ('tpu_kernel', 'cudnn')] == [3, 3]
     assert all(row.split()[-1] == 'passed' and 'packed' in row for row in rows)
     assert 'jax ' in out and 'cpu' in out
-    assert main(['info', '--self_check', '--memory']) == 2
 
 
 def test_a_step_is_timed(clean_environment):
@@ -170,5 +172,5 @@ def test_a_step_is_timed(clean_environment):
         tfds_data_dir=None, devices=1, device_memory=None, compiler=None, verbose=True,
     )  # fmt: skip
     step, _ = memory.read(args)
-    assert 0 < command.seconds_of_step(step) < 60
+    assert 0 < command.measure_step(step) < 60
     assert machines.chip_of('NVIDIA H100 80GB HBM3') == 'h100' and machines.chip_of('TPU v5 lite') == 'v5e'

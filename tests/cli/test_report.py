@@ -75,9 +75,8 @@ def test_without_the_vocabulary_there_is_everything_else(place, capsys):
     config = place / 'moved' / 'config.gin'
     config.write_text(config.read_text().replace('import vocabularies', 'import vocabularies_of_mine'))
     assert main(['report', 'moved', '--pictures', '--out=moved.html']) == 0
-    said = 'no pictures of what was learned: '
-    assert [line for line in capsys.readouterr().err.splitlines() if said in line] != []
-    assert 'No pictures of what was learned: ' in (place / 'moved.html').read_text()
+    reason = 'No pictures of what was learned: '
+    assert reason in capsys.readouterr().err and reason in (place / 'moved.html').read_text()
 
 
 def _broken(place, name, file, text):
@@ -89,17 +88,17 @@ def _broken(place, name, file, text):
 @pytest.mark.parametrize(
     ('argv', 'line'),
     [
-        (['none'], 'none is not a folder; give the MODEL_DIR of a run'),
+        (['none'], 'none is not a folder; type the MODEL_DIR of a run'),
         (
             ['first/checkpoints'],
-            'first/checkpoints is not a run (it has no remixer_t5x_run.json); give the MODEL_DIR of a run',
+            'first/checkpoints is not a run (it has no remixer_t5x_run.json); type the MODEL_DIR of a run',
         ),
-        (['empty'], 'empty has no metrics yet; wait for the first log (LOG_PERIOD steps), or give another run'),
+        (['empty'], 'empty has no metrics yet; wait for the first log (LOG_PERIOD steps), or type another run'),
         (['torn'], 'torn/metrics.jsonl line 1 is not a metrics record: invalid JSON (Expecting value'),
-        (['first', './first'], 'first is given twice; give each run once'),
-        (['first', '--pictures=maybe'], "--pictures: 'maybe' is not True or False"),
-        (['first', '--text=x'], 'add --pictures, which runs the config.gin of each run'),
-        (['first', '--out=text.txt/x.html'], 'give another file by --out'),
+        (['first', './first'], 'first is named twice; name each run once'),
+        (['first', '--pictures=maybe'], "ignored explicit argument 'maybe'"),
+        (['first', '--text=x'], '--text needs --pictures, which runs the config.gin of each run'),
+        (['first', '--out=text.txt/x.html'], 'type another file in --out'),
         ([], 'the following arguments are required: MODEL_DIR; see remixer-t5x report --help'),
     ],
 )

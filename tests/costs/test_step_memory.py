@@ -1,4 +1,4 @@
-"""Bytes of a compiled step against counts by hand, and the search for changes with a compiler made of arithmetic."""
+"""Bytes of a compiled step against counts by hand, and the search for changes with arithmetic as the compiler."""
 
 import dataclasses
 import functools
@@ -10,7 +10,6 @@ from flax import linen as nn
 
 from remixer_t5x.costs import memory_advice, step_memory
 from remixer_t5x.costs.step_memory import Step, StepMemory
-from remixer_t5x.devices.hypothetical import Hardware
 from remixer_t5x.devices.partition import Partitioner
 from remixer_t5x.errors import UserError
 from remixer_t5x.optim import optimizer
@@ -45,121 +44,93 @@ def measured():
     return functools.cache(lambda rows, microbatches: step_memory.measure(step(rows, microbatches=microbatches)))
 
 
-def test_what_a_step_is_given_is_counted_from_shapes(measured):
-    found = measured(ROWS, 1)
-    assert found.parameters == VOCAB * EMBED * 4
+def test_inputs_of_a_step_are_counted_from_shapes(measured):
+    memory = measured(ROWS, 1)
+    assert memory.parameters == VOCAB * EMBED * 4
     # Two moments, the counters of the step, of Adam and of its schedule, and the usual loss.
-    assert 2 * found.parameters < found.optimizer_state <= 2 * found.parameters + 16
-    assert found.batch == ROWS * LENGTH * 4
+    assert 2 * memory.parameters < memory.optimizer_state <= 2 * memory.parameters + 16
+    assert memory.batch == ROWS * LENGTH * 4
     # The compiler counts the same, so that nothing is left for layouts.
-    assert found.padding == 0
+    assert memory.padding == 0
 
 
-def test_temporaries_hold_what_the_backward_pass_needs(measured):
-    kept = Words.copies * LENGTH * EMBED * 4
-    found = {rows: measured(rows, 1).temporaries for rows in (ROWS, 8 * ROWS)}
-    assert found[8 * ROWS] - found[ROWS] >= 7 * ROWS * kept
-    assert found[8 * ROWS] >= 8 * ROWS * kept + measured(ROWS, 1).parameters
+def test_temporaries_include_what_the_backward_pass_needs(measured):
+    row = Words.copies * LENGTH * EMBED * 4
+    few, many = measured(ROWS, 1).temporaries, measured(8 * ROWS, 1).temporaries
+    assert many - few >= 7 * ROWS * row
+    assert many >= 8 * ROWS * row + measured(ROWS, 1).parameters
 
 
-def test_microbatches_save_activations(measured):
+def test_microbatches_save_activations_only(measured):
     whole, parts = measured(8 * ROWS, 1), measured(8 * ROWS, 8)
     assert parts.temporaries < 0.5 * whole.temporaries
-    assert (parts.parameters, parts.optimizer_state, parts.batch) == (
-        whole.parameters,
-        whole.optimizer_state,
-        whole.batch,
-    )
+    names = ('parameters', 'optimizer_state', 'batch')
+    assert all(getattr(parts, name) == getattr(whole, name) for name in names)
+    assert whole.total == sum(dataclasses.astuple(whole)[:-1])
 
 
-def test_the_total_is_the_sum_of_the_parts(measured):
-    *parts, total = dataclasses.astuple(measured(ROWS, 1))
-    assert total == sum(parts)
-
-
-def test_a_batch_that_does_not_divide_is_one_line():
+def test_a_batch_that_does_not_divide_is_a_user_error():
     with pytest.raises(UserError, match='BATCH_SIZE'):
         step_memory.measure(step(5, microbatches=2))
 
 
 @pytest.mark.parametrize(
-    ('said', 'total'),
+    ('message', 'total'),
     [('Used 20.5G of 15.48G hbm. Exceeded', int(20.5 * 2**30)), ('RESOURCE_EXHAUSTED: no number', 60)],
 )
-def test_a_compiler_that_gives_up_says_what_it_needed(said, total):
-    found = step_memory._out_of_memory({'parameters': 30, 'optimizer_state': 20, 'batch': 10}, said)
-    assert found.total == total and found.temporaries == total - 60
+def test_a_compiler_out_of_memory_reports_what_it_needed(message, total):
+    memory = step_memory._parse_out_of_memory({'parameters': 30, 'optimizer_state': 20, 'batch': 10}, message)
+    assert memory.total == total and memory.temporaries == total - 60
 
 
-def arithmetic(step: Step, full_remat: bool) -> StepMemory:
+RECOMPUTING = Words()
+
+
+def arithmetic(step: Step) -> StepMemory:
     """A device's memory by the rules that the changes are made for."""
     data, fsdp, _ = step.partitioner.mesh.shape.values()
     parameters = 4 * VOCAB * EMBED // fsdp
     moments = 1 if 'adafactor' in step.optimizer.make.__qualname__ else 2 * parameters
-    activations = step.rows * 100 // (data * fsdp * step.microbatches) // (4 if full_remat else 1)
+    remat = 4 if step.model is RECOMPUTING else 1
+    activations = step.rows * 100 // (data * fsdp * step.microbatches) // remat
     parts = (parameters, moments, 0, 0, parameters + activations, 0, 0)
     return StepMemory(*parts, sum(parts))
 
 
-def search(start, available, limit=20):
-    found = arithmetic(start, False)
-    return list(memory_advice.search(start, found, available, arithmetic, limit))
+def search(start, available, limit=20, measure=arithmetic):
+    """(what to type, total bytes, whether it saves memory) of each trial."""
+    trials = memory_advice.search(start, arithmetic(start), available, RECOMPUTING, measure, limit)
+    return [(f'{trial.flag}={trial.value}', trial.memory.total, trial.saves_memory) for trial in trials]
 
 
-def test_activations_are_saved_first_where_the_state_fits():
-    start = step(64, Partitioner(devices=4))
-    assert arithmetic(start, False).total == 4 * 3840 + 1600
-    assert [o.change.typed for o in search(start, 15_800)] == ['--gin.MICROBATCHES=2', '--gin.MICROBATCHES=4']
-    typed = [o.change.typed for o in search(start, 15_420)]
-    assert typed == [*(f'--gin.MICROBATCHES={n}' for n in (2, 4, 8)), '--gin.REMAT_POLICY=@stack.full_remat']
+@pytest.fixture
+def start():
+    return step(64, Partitioner(devices=4))
 
 
-def test_changes_end_with_the_first_that_fits_and_build_on_each_other():
-    start = step(64, Partitioner(devices=4))
-    results = search(start, 15_420)
-    assert all(o.kept for o in results) and [o.memory.total for o in results] == [16_160, 15_760, 15_560, 15_410]
+def test_changes_save_activations_first_and_build_on_each_other(start):
+    assert arithmetic(start).total == 4 * 3840 + 1600
+    assert search(start, 15_420) == [
+        ('--gin.MICROBATCHES=2', 16_160, True),
+        ('--gin.MICROBATCHES=4', 15_760, True),
+        ('--gin.MICROBATCHES=8', 15_560, True),
+        ('--gin.REMAT_POLICY=@stack.full_remat', 15_410, True),
+    ]
+    # The search ends with the first change that fits.
+    assert len(search(start, 15_800)) == 2
 
 
-def test_parameters_are_split_first_where_the_state_does_not_fit():
-    typed = [o.change.typed for o in search(step(64, Partitioner(devices=4)), 1000)]
-    assert typed[:3] == [
+def test_parameters_are_split_first_if_the_state_does_not_fit(start):
+    assert [typed for typed, _, _ in search(start, 1000)][:3] == [
         '--mesh=data=2,fsdp=2,tensor=1',
         '--mesh=data=1,fsdp=4,tensor=1',
         '--gin_file=optimizers/adafactor.gin',
     ]
-
-
-def test_nothing_is_compiled_beyond_the_limit_and_no_gain_is_not_kept():
-    start = step(64, Partitioner(devices=4))
     assert len(search(start, 1, limit=3)) == 3
-    # Without activations, microbatches save nothing: tried once, and not built upon.
-    same = lambda step, remat: dataclasses.replace(arithmetic(step, remat), total=16_960)  # noqa: E731
-    results = list(memory_advice.search(start, arithmetic(start, False), 15_800, same, 20))
-    assert not any(o.kept for o in results) and len({o.change.typed for o in results}) == len(results)
 
 
-@pytest.mark.parametrize(
-    ('settings', 'advice'),
-    [
-        ({'platform': 'npu'}, 'cpu, gpu, tpu'),
-        ({'devices': 0}, '--devices=8'),
-        ({'devices': '8 GPUs'}, '--devices=8'),
-        ({'memory': '16GB'}, '--device_memory=16'),
-        ({'compiler': 'npu'}, "'cpu', 'gpu' or 'tpu'"),
-    ],
-)
-def test_wrong_hardware_is_one_line(settings, advice):
-    with pytest.raises(UserError, match=advice) as error:
-        Hardware(**settings)
-    assert '\n' not in str(error.value)
-
-
-def test_hardware_without_a_number_of_devices_asks_for_one():
-    with pytest.raises(UserError, match='--devices=32'):
-        Hardware('gpu').count()
-
-
-def test_more_virtual_devices_than_the_process_began_with_are_refused():
-    jax.devices()
-    with pytest.raises(UserError, match='a new process'):
-        Hardware('gpu', devices=len(jax.devices()) + 1).compile_devices()
+def test_a_change_that_saves_no_memory_is_tried_once(start):
+    total = arithmetic(start).total
+    trials = search(start, 15_800, measure=lambda step: dataclasses.replace(arithmetic(step), total=total))
+    assert not any(saves_memory for _, _, saves_memory in trials)
+    assert len({typed for typed, _, _ in trials}) == len(trials)

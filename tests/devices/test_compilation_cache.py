@@ -62,7 +62,7 @@ def _run(program, cache):
     return subprocess.run([sys.executable, '-c', program], env=environment, capture_output=True, text=True)
 
 
-def test_jax_reads_programs_of_other_processes_and_replaces_those_that_were_killed_while_writing(tmp_path):
+def test_jax_reads_programs_of_other_processes_and_replaces_torn_ones(tmp_path):
     killed = _run(_KILLED_WHILE_WRITING + _PROGRAM, tmp_path)
     (torn,) = tmp_path.glob('compiled/*/*-cache')
     assert (killed.returncode, torn.stat().st_size) == (-signal.SIGXFSZ, _TORN_BYTES)

@@ -63,7 +63,7 @@ def test_sizes_are_read_from_text(text, sizes):
         ('tensors=2', 'type --mesh=tensor=2'),
         ('fsdp', '--mesh=fsdp=2'),
         ('fsdp=two', '--mesh=fsdp=2'),
-        ('fsdp=2,fsdp=4', 'give it once'),
+        ('fsdp=2,fsdp=4', 'must have one size'),
         ('', '--mesh=data=2,fsdp=4'),
         (8, '--mesh=data=2,fsdp=4'),
     ],
@@ -78,9 +78,9 @@ def test_wrong_sizes_are_one_line_with_what_to_type(text, advice):
 @given(inner=st.tuples(*[st.sampled_from([1, 2, 3])] * 3), slices=st.sampled_from([2, 3, 4]), over_fsdp=st.booleans())
 def test_only_data_and_then_fsdp_cross_slices(inner, slices, over_fsdp):
     shape = (inner[0], inner[1] * slices, inner[2]) if over_fsdp else (inner[0] * slices, *inner[1:])
-    told = devices(math.prod(shape), slices)
-    found = mesh.hybrid(shape, told, *mesh.slices_of(told))
-    assert found.shape == shape and {device.id for device in found.flat} == set(range(len(told)))
+    reported = devices(math.prod(shape), slices)
+    found = mesh.hybrid(shape, reported, *mesh.slices_of(reported))
+    assert found.shape == shape and {device.id for device in found.flat} == set(range(len(reported)))
     index = np.vectorize(lambda device: device.slice_index)(found)
     assert (index == index[:, :, :1]).all()
     if shape[0] % slices == 0:
@@ -89,9 +89,9 @@ def test_only_data_and_then_fsdp_cross_slices(inner, slices, over_fsdp):
 
 
 def test_processes_stand_for_slices_where_devices_do_not_tell():
-    told = [dataclasses.replace(device, slice_index=None) for device in devices(8, processes=2)]
-    assert mesh.slices_of(told) == ('slice_index', 1)
-    found = mesh.hybrid((2, 4, 1), told, *mesh.slices_of(told, 2))
+    reported = [dataclasses.replace(device, slice_index=None) for device in devices(8, processes=2)]
+    assert mesh.slices_of(reported) == ('slice_index', 1)
+    found = mesh.hybrid((2, 4, 1), reported, *mesh.slices_of(reported, 2))
     assert [[device.process_index for device in row] for row in found[:, :, 0]] == [[0] * 4, [1] * 4]
 
 

@@ -121,7 +121,7 @@ def test_a_described_mesh_needs_no_devices():
 
 def test_sizes_are_given_in_one_way():
     assert Partitioner(sizes='fsdp=-1').axis_sizes == (1, -1, 1)
-    with pytest.raises(UserError, match='given twice'):
+    with pytest.raises(UserError, match='set twice'):
         Partitioner(fsdp=2, sizes='fsdp=2')
 
 

@@ -270,24 +270,24 @@ def test_the_command_line_gives_a_device_to_every_model(t5):
 
 
 def test_what_a_model_cannot_do_is_told_in_one_line(t5):
-    from remixer_t5x.extras.lm_eval import generation
+    from remixer_t5x.extras.lm_eval import harness_model
 
-    with pytest.raises(UserError, match='repetition_penalty; allowed are until'):
-        generation.settings({'until': [], 'repetition_penalty': 2.0}, 8)
+    with pytest.raises(UserError, match='until, .*repetition_penalty'):
+        harness_model.parse_generation_kwargs({'until': [], 'repetition_penalty': 2.0}, 8)
     with pytest.raises(UserError, match='JAX chooses'):
         ours(t5, device='mps')
     model = ours(t5, max_length=4)
     with pytest.raises(UserError, match='a continuation has .* tokens, and the model takes 4'):
         model.loglikelihood(requests(('a', 'this is a test and the end of it')))
-    decoders = [generation.settings(given, 8)[2] for given in (
+    decoders = [harness_model.parse_generation_kwargs(given, 8)[2] for given in (
         {'do_sample': True, 'temperature': 0.5, 'top_k': 3}, {'temperature': 0.0})]  # fmt: skip
     assert decoders == [remixer_t5x.Sampling(0.5, 3), remixer_t5x.Greedy()]
     for given in ({'early_stopping': 'soon'}, {'do_sample': True, 'temperature': 0.5, 'num_beams': 4}):
-        with pytest.raises(UserError, match='allowed'):
-            generation.settings({**given, 'num_beams': 2}, 8)
+        with pytest.raises(UserError, match='generation_kwargs'):
+            harness_model.parse_generation_kwargs({**given, 'num_beams': 2}, 8)
 
 
-def test_a_continuation_within_a_piece_of_the_context_is_scored_by_its_own_pieces(gpt2):
+def test_a_continuation_within_a_piece_is_scored_by_its_own_pieces(gpt2):
     """' the' is one piece of GPT-2; lm_eval's `hf` refuses such a pair."""
     model = ours(gpt2)
     encode, trained = model.trained.vocabulary.encode, model.trained

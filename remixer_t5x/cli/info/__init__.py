@@ -1,6 +1,4 @@
-"""`remixer-t5x info`: what a model costs, without its device: parameters and FLOPs, shardings, memory and speed of a
-step.
-"""
+"""`remixer-t5x info`: a model's parameters, FLOPs and shardings, and a step's memory and speed, without the device."""
 
 import argparse
 import os
@@ -10,7 +8,7 @@ from remixer_t5x.cli import arguments
 from remixer_t5x.cli.command import ON_CPU, Command
 from remixer_t5x.errors import UserError
 
-# None: what the model's frame usually has.
+# None: the usual lengths of the model's frame.
 LENGTHS = {'TASK_FEATURE_LENGTHS': None}
 
 
@@ -19,15 +17,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     kinds = parser.add_mutually_exclusive_group()
     kinds.add_argument(
         '--sharding', nargs='?', const='*', metavar='NAMES',
-        help="where each parameter is on the mesh of a hardware file; a value such as 'encoder/*' shows some",
+        help="how each parameter is sharded over the mesh of a hardware file; 'encoder/*' shows parameters by name",
     )  # fmt: skip
     kinds.add_argument(
         '--memory', nargs='?', const=8, type=arguments.whole_number(0), metavar='CHANGES',
-        help="what a training step takes of a device's memory; a number: changes to try where that is too much (8)",
+        help='memory of a training step on a device; a number: changes to try if it does not fit (8)',
     )  # fmt: skip
     kinds.add_argument(
         '--speed', nargs='?', const=0, type=arguments.whole_number(0), metavar='CHANGES',
-        help='how fast a training step can be on the machine of a hardware file, what limits it and what to change; '
+        help='minimum time of a training step on the machine of a hardware file, what limits it and what to change; '
         'a number: how many of the changes to compile too (0)',
     )  # fmt: skip
     kinds.add_argument(
@@ -60,8 +58,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    """Prints the tables that are asked for."""
-    _check_together(args)
+    """Prints the table that the flags select."""
+    _check_flags(args)
     if args.self_check:
         from remixer_t5x.cli.info import self_check
 
@@ -77,9 +75,7 @@ def run(args: argparse.Namespace) -> None:
         else:
             speed.compare(args, args.models or models.MODELS, arguments.names(args.compare or 'small'))
     elif args.settings is not None:
-        from remixer_t5x.cli.info import settings
-
-        settings.show(args.settings)
+        _show_settings(args.settings)
     elif args.compare is not None:
         (lengths,) = arguments.values(args, *LENGTHS, defaults=LENGTHS)
         from remixer_t5x.cli.info import models
@@ -98,29 +94,46 @@ def run(args: argparse.Namespace) -> None:
         memory.show(*memory.read(args), memory.recomputing(args), args.memory)
     else:
         model, lengths = arguments.values(args, 'MODEL', *LENGTHS, defaults=LENGTHS)
-        from remixer_t5x.cli.info import model as one_model
+        from remixer_t5x.cli.info import model as model_table
 
-        one_model.show(model, lengths, args.depth)
+        model_table.show(model, lengths, args.depth)
 
 
-def _check_together(args: argparse.Namespace) -> None:
+def _show_settings(word: str) -> None:
+    """Prints the macros that contain `word`."""
+    from remixer_t5x.cli import console
+    from remixer_t5x.config import macro_table
+
+    rows = macro_table.rows(word)
+    if not rows:
+        raise UserError(f'no macro contains {word!r} in its name, reader or meaning; type info --settings for all')
+    table = console.table()
+    for heading in ('macro', 'default', 'set by', 'read by', 'meaning'):
+        table.add_column(heading, overflow='fold', no_wrap=heading == 'macro')
+    for row in rows:
+        # Brackets in a cell would be styles of rich.
+        cells = (row.name, row.default, row.where, row.owner, row.meaning)
+        table.add_row(*(cell.replace('[', r'\[') for cell in cells))
+    console.show(table, f'{len(rows)} macros; set one with --gin.NAME=VALUE', pipe_width=200)
+
+
+def _check_flags(args: argparse.Namespace) -> None:
     """Raises UserError for a flag that needs another flag."""
     if args.compare is not None and (args.sharding is not None or args.memory is not None):
         raise UserError('--compare compares models, or with --speed their speed; leave --sharding or --memory out')
     mesh = any(name == 'MESH' for name, _ in args.gin_flags)
-    needs = {
-        'compare': {'--models': args.models},
-        'sharding, memory, speed': {'--mesh': mesh or None, '--devices': args.devices},
-        'memory, speed': {'--device_memory': args.device_memory},
-        'memory': {'--compiler': args.compiler},
-        'speed': {'--price': args.price},
+    readers = {
+        '--models': (args.models, ['compare']),
+        '--mesh': (mesh or None, ['sharding', 'memory', 'speed']),
+        '--devices': (args.devices, ['sharding', 'memory', 'speed']),
+        '--device_memory': (args.device_memory, ['memory', 'speed']),
+        '--compiler': (args.compiler, ['memory']),
+        '--price': (args.price, ['speed']),
     }
-    for kinds, flags in needs.items():
-        allowed = kinds.split(', ')
-        for flag, value in flags.items():
-            if value is not None and all(getattr(args, kind) is None for kind in allowed):
-                readers = ' or '.join(f'--{kind}' for kind in allowed)
-                raise UserError(f'{flag} is read with {readers} only; add it, or leave {flag} out')
+    for flag, (value, kinds) in readers.items():
+        if value is not None and all(getattr(args, kind) is None for kind in kinds):
+            needed = ' or '.join(f'--{kind}' for kind in kinds)
+            raise UserError(f'{flag} is read with {needed} only; add it, or leave {flag} out')
 
 
 COMMAND = Command(

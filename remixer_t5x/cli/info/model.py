@@ -1,29 +1,126 @@
-"""`remixer-t5x info`: parameters and FLOPs of a model, module by module."""
+"""`remixer-t5x info`: parameters and FLOPs of a model, one row for each module, with shares of the whole."""
 
-from collections.abc import Mapping
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+
+from rich.table import Table
 
 from remixer_t5x.cli import console
-from remixer_t5x.costs import counts, table
+from remixer_t5x.costs import counts
+from remixer_t5x.costs.counts import TRAINING_FORWARD_PASSES, Counts
 from remixer_t5x.data import frames
 from remixer_t5x.models.interface import Model
 
+_FLOAT32_BYTES = 4
+
 
 def show(model: Model, feature_lengths: Mapping[str, int] | None, depth: int) -> None:
-    """Prints the table of a model, `depth` levels of modules deep.
+    """Prints the table of a model, `depth` levels of modules deep, and the totals with their conventions.
 
     Raises:
         UserError: a feature length is missing, or is not for the model's frame.
     """
     lengths = checked_lengths(model.frame, feature_lengths)
-    counted = counts.count(model, lengths)
-    console.show(table.cost_table(counted, depth), *table.summary(counted, lengths), pipe_width=110)
+    count = counts.count(model, lengths)
+    parameters, training = count.total_parameters, count.training_flops
+    console.show(
+        cost_table(count, depth),
+        f'{parameters:,} parameters ({parameters / 1e6:,.1f}M), '
+        f'{parameters * _FLOAT32_BYTES / 2**20:,.1f} MiB in float32',
+        f'one example: {describe_lengths(lengths)}; forward pass {quantity(count.total_forward_flops)}FLOPs, '
+        'matrix products only, an add and a multiply count as two',
+        f'training step per example: {quantity(training)}FLOPs ({TRAINING_FORWARD_PASSES} x forward), '
+        f'{quantity(training / count.tokens)}FLOPs per token',
+        pipe_width=110,
+    )
 
 
 def checked_lengths(frame: str, feature_lengths: Mapping[str, int] | None) -> Mapping[str, int]:
-    """The lengths, those that the frame usually has where they are None. Raises UserError for features that the frame
-    does not take.
-    """
+    """The lengths, or the frame's usual ones for None. Raises UserError for features that the frame does not take."""
     if feature_lengths is None:
         return frames.formats(frame)[0].example
     frames.batch_format(frame, feature_lengths)
     return feature_lengths
+
+
+@dataclasses.dataclass
+class Node:
+    """A module, with the costs of everything in it."""
+
+    name: str
+    parameters: int = 0
+    flops: float = 0.0
+    children: dict[str, Node] = dataclasses.field(default_factory=dict)
+
+
+def module_tree(count: Counts) -> Node:
+    """Modules in order of first use. A module that is the only one in its parent shares the parent's row."""
+    root = Node('')
+    for path, flops in count.forward_flops.items():
+        for node in _path_nodes(root, path):
+            node.flops += flops
+    for path, parameters in count.parameters.items():
+        for node in _path_nodes(root, path[:-1]):
+            node.parameters += parameters
+    root.children = {name: _merge_only_children(child) for name, child in root.children.items()}
+    return root
+
+
+def _path_nodes(root: Node, path: tuple[str, ...]) -> Iterator[Node]:
+    node = root
+    yield node
+    for name in path:
+        node = node.children.setdefault(name, Node(name))
+        yield node
+
+
+def _merge_only_children(node: Node) -> Node:
+    children = [_merge_only_children(child) for child in node.children.values()]
+    node.children = {child.name: child for child in children}
+    if len(children) == 1 and (node.parameters, node.flops) == (children[0].parameters, children[0].flops):
+        return dataclasses.replace(children[0], name=f'{node.name}/{children[0].name}')
+    return node
+
+
+def cost_table(count: Counts, depth: int) -> Table:
+    """Rows indented by depth; a row includes everything below it.
+
+    Args:
+        depth: how many levels of modules to show, at least 1.
+    """
+    root = module_tree(count)
+    table = console.table('module', 'parameters', '%', 'forward FLOPs', '%', words=('module',))
+
+    def add_rows(node: Node, level: int) -> None:
+        shares = [
+            f'{100 * part / whole:.1f}' if whole else '-'
+            for part, whole in ((node.parameters, root.parameters), (node.flops, root.flops))
+        ]
+        table.add_row('  ' * level + node.name, f'{node.parameters:,}', shares[0], quantity(node.flops), shares[1])
+        for child in node.children.values() if level + 1 < depth else ():
+            add_rows(child, level + 1)
+
+    for node in root.children.values():
+        add_rows(node, 0)
+    if outside := count.forward_flops.get(()):
+        add_rows(Node('loss (outside modules)', 0, outside), 0)
+    table.add_section()
+    add_rows(Node('total', root.parameters, root.flops), 0)
+    return table
+
+
+def describe_lengths(feature_lengths: Mapping[str, int]) -> str:
+    """`512 input and 114 target tokens`."""
+    parts = (f'{length} {name.removesuffix("s")}' for name, length in sorted(feature_lengths.items()))
+    return ' and '.join(parts) + ' tokens'
+
+
+def quantity(number: float) -> str:
+    """`1.23 G`: three digits and a decimal prefix, for FLOPs."""
+    for prefix in ('', 'k', 'M', 'G', 'T', 'P'):
+        if number < 999.5:
+            return f'{number:.3g} {prefix}'
+        number /= 1000
+    return f'{number:.3g} E'

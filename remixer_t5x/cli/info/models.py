@@ -1,22 +1,62 @@
-"""`remixer-t5x info --compare`: all shipped models side by side, and the papers' figures next to ours."""
+"""`remixer-t5x info --compare`: compares all shipped models, and the papers' figures with ours."""
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 
 from rich.table import Table
 
 from remixer_t5x.api.building import build_model
 from remixer_t5x.cli import console
-from remixer_t5x.cli.info import hyper_mixing
-from remixer_t5x.cli.info.model import checked_lengths
-from remixer_t5x.costs import counts, papers
+from remixer_t5x.cli.info.model import checked_lengths, describe_lengths, quantity
+from remixer_t5x.costs import counts
 from remixer_t5x.costs.counts import Counts
-from remixer_t5x.costs.table import described_lengths, quantity
 from remixer_t5x.data.frames import ENCODER_DECODER
 
-# Files of models/ that are shown; the first is what the others are compared to.
+# Files of models/ that are shown; the first is what the others are compared with.
 MODELS = (
     *('t5_1_1', 'remixer', 'mixer_enc', 'mixer_enc_dec', 'hyper_mixer', 'linear_transformer', 'fnet'),
     *('gmlp', 'gmlp_mixer', 'amlp', 'tim'),
+)
+# What a paper counted: the whole encoder-decoder, or an encoder with its input embedding (BERT-like and classifiers).
+WHOLE, ENCODER = 'whole model', 'encoder and embedding'
+
+
+@dataclasses.dataclass(frozen=True)
+class Figure:
+    """A number of parameters that a paper prints.
+
+    Attributes:
+        model: gin file in models/ that describes the model.
+        size: gin file in sizes/.
+        parameters: as printed.
+        part: what was counted, `WHOLE` or `ENCODER`.
+        source: paper and table.
+        flops: FLOPs of a forward pass for 512 tokens as printed, a multiply and an add counted as two; None if not
+            printed.
+    """
+
+    model: str
+    size: str
+    parameters: float
+    part: str
+    source: str
+    flops: float | None = None
+
+
+FIGURES = (
+    Figure('t5_1_1', 'base', 248e6, WHOLE, 'REMIXERS, table 1'),
+    # The table calls this row T5.1.1, whose large size has 783M; the first T5's large has 738M.
+    Figure('t5_1_0', 'large', 738e6, WHOLE, 'REMIXERS, table 4 (there T5.1.1)'),
+    Figure('remixer_scaled', 'scaled_base', 224e6, WHOLE, 'REMIXERS, table 1'),
+    Figure('remixer', 'base', 324e6, WHOLE, 'REMIXERS, table 1 (302M in table 4)'),
+    Figure('mixer_enc', 'base', 212e6, WHOLE, 'REMIXERS, table 4'),
+    Figure('mixer_enc_dec', 'base', 212e6, WHOLE, 'REMIXERS, table 4'),
+    Figure('t5_1_1', 'hyper_mixer_paper', 11e6, ENCODER, 'HyperMixer, appendix B.2'),
+    Figure('hyper_mixer', 'hyper_mixer_paper', 11e6, ENCODER, 'HyperMixer, appendix B.2'),
+    Figure('gmlp', 'gmlp_paper_base', 130e6, ENCODER, 'gMLP, table 5', 158.0e9),
+    Figure('gmlp', 'gmlp_paper_large', 365e6, ENCODER, 'gMLP, table 5', 430.1e9),
+    Figure('amlp', 'gmlp_paper_base', 109e6, ENCODER, 'gMLP, table 5', 128.9e9),
+    Figure('amlp', 'gmlp_paper_large', 316e6, ENCODER, 'gMLP, table 5', 370.3e9),
 )
 
 
@@ -25,82 +65,50 @@ def show(sizes: Sequence[str], models: Sequence[str], feature_lengths: Mapping[s
 
     Args:
         sizes: names of files in sizes/.
-        models: names of files in models/; the first is what the others are compared to.
+        models: names of files in models/; the first is what the others are compared with.
         feature_lengths: `inputs` and `targets` in tokens.
 
     Raises:
         UserError: there is no such size or model, or a length is missing.
     """
     lengths = checked_lengths(ENCODER_DECODER, feature_lengths)
-    table = console.table(*('model', 'size', 'parameters', 'ratio', 'forward FLOPs', 'ratio'), words=('model', 'size'))
+    words = ('model', 'size')
+    table = console.table(*words, 'parameters', 'ratio', 'forward FLOPs', 'ratio', words=words)
     for size in sizes:
-        baseline = None
-        for model in models:
-            counted = _count(model, size, lengths)
-            baseline = baseline or counted
-            table.add_row(
-                model,
-                size,
-                f'{counted.total_parameters:,}',
-                _ratio(counted.total_parameters, baseline.total_parameters),
-                quantity(counted.total_forward_flops),
-                _ratio(counted.total_forward_flops, baseline.total_forward_flops),
-                end_section=model == models[-1],
-            )
-    line = 'matrix products and Fourier transforms, a multiply and an add being two'
-    line = f'ratios to {models[0]}; one example of {described_lengths(lengths)}; {line}'
-    console.show(table, line, _papers_table(lengths), _appendix_d(512, 256, 512))
+        rows = {model: _count(model, size, lengths) for model in models}
+        first = rows[models[0]]
+        for model, count in rows.items():
+            parameters, flops = count.total_parameters, count.total_forward_flops
+            parameters_ratio = f'{parameters / first.total_parameters:.3f}'
+            flops_ratio = f'{flops / first.total_forward_flops:.3f}'
+            table.add_row(model, size, f'{parameters:,}', parameters_ratio, quantity(flops), flops_ratio)
+        table.add_section()
+    counted = 'matrix products and Fourier transforms; a multiply and an add count as two'
+    note = f'ratios to {models[0]}; one example of {describe_lengths(lengths)}; {counted}'
+    console.show(table, note, _papers_table(lengths))
 
 
 def _papers_table(feature_lengths: Mapping[str, int]) -> Table:
-    table = console.table(
-        *('model', 'size', 'paper', 'ours', 'ratio', 'of', 'source'), words=('model', 'size', 'of', 'source')
-    )
-    for figure in papers.FIGURES:
-        counted = _count(figure.model, figure.size, {**feature_lengths, 'inputs': 512})
-        ours, flops = _part(counted, figure.part)
-        table.add_row(
-            figure.model,
-            figure.size,
-            quantity(figure.parameters),
-            quantity(ours),
-            f'{ours / figure.parameters:.3f}',
-            figure.part,
-            figure.source,
-        )
+    words = ('model', 'size', 'of', 'source')
+    table = console.table('model', 'size', 'paper', 'ours', 'ratio', 'of', 'source', words=words)
+    for figure in FIGURES:
+        parameters, flops = _part(_count(figure.model, figure.size, {**feature_lengths, 'inputs': 512}), figure.part)
+        pairs: list[tuple[float, float, str]] = [(figure.parameters, parameters, figure.part)]
         if figure.flops:
-            cells = (
-                quantity(figure.flops),
-                quantity(flops),
-                f'{flops / figure.flops:.3f}',
-                'forward FLOPs, 512 tokens',
-            )
-            table.add_row(figure.model, figure.size, *cells, figure.source)
+            pairs.append((figure.flops, flops, 'forward FLOPs, 512 tokens'))
+        for paper, ours, of in pairs:
+            numbers = quantity(paper), quantity(ours), f'{ours / paper:.3f}'
+            table.add_row(figure.model, figure.size, *numbers, of, figure.source)
     return table
 
 
-def _appendix_d(length: int, embed: int, hidden: int) -> str:
-    paper = hyper_mixing.paper_operations(length, embed, hidden)
-    ours = hyper_mixing.xla_operations(length, embed, hidden)
-    sizes = f"{length} tokens, d {embed}, d' {hidden}"
-    return (
-        f'one tied HyperMixing layer, {sizes}: {paper:,} operations by the formula of its appendix D, '
-        f'{ours:,.0f} as XLA counts ours ({ours / paper:.3f})'
-    )
-
-
-def _part(counted: Counts, part: str) -> tuple[int, float]:
+def _part(count: Counts, part: str) -> tuple[int, float]:
     """Parameters and forward FLOPs of what a paper counted."""
-    if part == papers.WHOLE:
-        return counted.total_parameters, counted.total_forward_flops
-    inside = ('encoder', 'token_embedder')
-    parameters = sum(count for path, count in counted.parameters.items() if path[0] in inside)
-    return parameters, sum(flops for path, flops in counted.forward_flops.items() if path[:1] == ('encoder',))
+    if part == WHOLE:
+        return count.total_parameters, count.total_forward_flops
+    parameters = sum(n for path, n in count.parameters.items() if path[0] in ('encoder', 'token_embedder'))
+    return parameters, sum(flops for path, flops in count.forward_flops.items() if path[:1] == ('encoder',))
 
 
 def _count(model: str, size: str, feature_lengths: Mapping[str, int]) -> Counts:
     return counts.count(build_model(f'models/{model}.gin', f'sizes/{size}.gin'), feature_lengths)
-
-
-def _ratio(ours: float, baseline: float) -> str:
-    return f'{ours / baseline:.3f}'

@@ -1,4 +1,4 @@
-"""`remixer-t5x info --self_check`: kernels against their formulas, and a step's time against its forecast."""
+"""`remixer-t5x info --self_check`: compares kernels with their formulas, and a step's time with its forecast."""
 
 import argparse
 import contextlib
@@ -20,12 +20,12 @@ from remixer_t5x.models import interface
 from remixer_t5x.models.interface import Model
 from remixer_t5x.run_folder import model_dir
 
-# Models that have all kernels between them, at lengths of one block and of several.
+# Models that together use all kernels, at lengths of one block and of several.
 _MODELS = ('t5_1_1', 'hyper_mixer', 'mixer_enc_dec')
 
 
 def show(args: argparse.Namespace) -> None:
-    """Prints the result of each check; of the model in the gin files, or of models that have all kernels.
+    """Prints the result of each check, for the model in the gin files or for models that use all kernels.
 
     Raises:
         UserError: a gin file or a macro is wrong.
@@ -40,20 +40,20 @@ def show(args: argparse.Namespace) -> None:
         *('kernel', 'run as', 'dtype', 'call', 'difference', 'allowed', 'result'),
         words=('kernel', 'run as', 'dtype', 'call', 'result'),
     )
-    seen: set[str] = set()
+    checked: set[str] = set()
     for interpreted in (None,) if device.platform in ('tpu', 'gpu') else ('tpu', 'gpu'):
         for model, lengths, pack in _models(args):
             for key, check in _checks(model, lengths, pack, interpreted).items():
-                if key not in seen:
-                    seen.add(key)
+                if key not in checked:
+                    checked.add(key)
                     _add_row(table, check, interpreted)
-    console.show(table if seen else 'no kernel is used: this model, its dtype or ATTENTION takes the formulas')
+    console.show(table if checked else 'no kernel is used: this model, its dtype or ATTENTION selects the formulas')
     if args.gin_file and device.platform != 'cpu' and lazy.has_extra('forecast'):
         lazy.extra('forecast.command').show_measured(args)
 
 
 def _models(args: argparse.Namespace) -> Iterator[tuple[Model, Mapping[str, int], bool]]:
-    """Models, lengths of their features, and whether their rows are packed."""
+    """Yields models, lengths of their features, and whether their rows are packed."""
     if args.gin_file:
         defaults = {'TASK_FEATURE_LENGTHS': None, 'PACK': False}
         model, lengths, pack = arguments.values(args, 'MODEL', *defaults, defaults=defaults)

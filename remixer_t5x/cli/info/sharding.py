@@ -1,19 +1,24 @@
-"""`remixer-t5x info --sharding`: which device of a described mesh holds which part of which parameter."""
+"""`remixer-t5x info --sharding`: how each parameter is sharded over the mesh of a described machine."""
 
 import dataclasses
 import fnmatch
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich.table import Table
 
 from remixer_t5x.cli import console
 from remixer_t5x.cli.info.model import checked_lengths
-from remixer_t5x.costs import sharding_table
 from remixer_t5x.data import frames
 from remixer_t5x.devices import mesh
 from remixer_t5x.devices.hypothetical import Hardware
-from remixer_t5x.devices.partition import Partitioner
+from remixer_t5x.devices.partition import Partitioner, ShardingRow
 from remixer_t5x.errors import UserError
 from remixer_t5x.models import interface
 from remixer_t5x.models.interface import Model
+
+_FLOAT32_BYTES = 4
 
 
 def show(
@@ -30,17 +35,60 @@ def show(
         partitioner: mesh sizes and rules, from a hardware file.
         hardware: how many devices there are.
         feature_lengths: `inputs` and `targets` in tokens.
-        pattern: shows the parameters whose names fit, such as 'encoder/*'.
+        pattern: shows the parameters whose names match, such as 'encoder/*'.
 
     Raises:
-        UserError: the mesh does not fit the number of devices, or no parameter fits the pattern.
+        UserError: the mesh does not fit the number of devices, or no parameter matches the pattern.
     """
     described = dataclasses.replace(partitioner, devices=hardware.count())
     shapes = frames.batch_shapes(model.frame, checked_lengths(model.frame, feature_lengths))
-    boxed = interface.param_shapes(model, shapes)
-    rows = described.sharding_table(boxed)
+    rows = described.sharding_table(interface.param_shapes(model, shapes))
     shown = [row for row in rows if fnmatch.fnmatch(row.name, pattern)]
     if not shown:
-        raise UserError(f"no parameter fits {pattern!r}; type a part of a name and stars, such as '{rows[0].name}'")
-    head = f'{described.mesh.size} devices, {mesh.spelt(described.mesh.shape)}'
-    console.show(head, sharding_table.sharding_table(shown), *sharding_table.summary(rows), pipe_width=160)
+        raise UserError(
+            f"--sharding must match a parameter's name, got {pattern!r}; type a part of a name and stars, "
+            f"such as '{rows[0].name}'"
+        )
+    local, total = sum(row.bytes_per_device for row in rows), sum(map(_total_bytes, rows))
+    split = sum(_total_bytes(row) for row in rows if row.bytes_per_device < _total_bytes(row))
+    console.show(
+        f'{described.mesh.size} devices, {mesh.format_shape(described.mesh.shape)}',
+        sharding_table(shown),
+        f'parameters in float32: {local / 2**20:,.1f} MiB on each device of {total / 2**20:,.1f} MiB in all; '
+        f'{100 * split / total:.1f}% of them are split',
+        pipe_width=160,
+    )
+
+
+def sharding_table(rows: Sequence[ShardingRow]) -> Table:
+    """One row for each parameter, with its note below, and the total."""
+    words = ('parameter', 'shape', 'logical axes', 'mesh axes')
+    table = console.table(*words, 'bytes per device', 'of', words=words)
+    for row in rows:
+        axes = [', '.join(map(_axis, names)) for names in (row.logical_axes, row.mesh_axes)]
+        size = f'{row.bytes_per_device:,}', _share(row.bytes_per_device, _total_bytes(row))
+        table.add_row(row.name, ' x '.join(map(str, row.shape)), *axes, *size)
+        if row.note:
+            table.add_row(f'  {row.note}')
+    table.add_section()
+    local = sum(row.bytes_per_device for row in rows)
+    table.add_row('total', '', '', '', f'{local:,}', _share(local, sum(map(_total_bytes, rows))))
+    return table
+
+
+def _total_bytes(row: ShardingRow) -> int:
+    return math.prod(row.shape) * _FLOAT32_BYTES
+
+
+def _axis(axis: Any) -> str:
+    """A dash for an axis that has no name or is not split; `data+fsdp` for an axis that several mesh axes split."""
+    if axis is None:
+        return '-'
+    return axis if isinstance(axis, str) else '+'.join(axis)
+
+
+def _share(part: int, whole: int) -> str:
+    """`1/8`, or a percentage if the share is not one over a whole number."""
+    if whole % part == 0:
+        return f'1/{whole // part}' if whole != part else 'all'
+    return f'{100 * part / whole:.1f}%'

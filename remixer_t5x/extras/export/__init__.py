@@ -1,1 +1,1 @@
-"""Trained models as files that programs without this package can run."""
+"""Exports trained models as files that programs without this package can run."""

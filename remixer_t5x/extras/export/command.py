@@ -1,4 +1,4 @@
-"""`remixer-t5x export`: a trained model as files that programs without this package can run."""
+"""`remixer-t5x export`: writes a trained model as files that programs without this package can run."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import argparse
 import json
 import pathlib
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from remixer_t5x.cli import arguments
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from remixer_t5x.extras.export.functions import Function
 
 STABLEHLO, SAVED_MODEL = 'stablehlo', 'saved_model'
-# Rows of the comparison; the model pads to its lengths, so that these are enough.
-COMPARED = 2
+# Kinds of vocabularies; programs of a vocabulary of the last kind read and return ids.
+SENTENCEPIECE, BYTES, IDS = 'sentencepiece', 'bytes', 'ids'
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -34,127 +34,121 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    """Writes the folder, and compares what is in it with the model."""
-    unknown = sorted(set(args.formats) - {STABLEHLO, SAVED_MODEL})
-    if unknown or not args.formats:
-        raise UserError(f'--formats names {", ".join(unknown) or "nothing"}; it takes {STABLEHLO} and {SAVED_MODEL}')
+    """Writes the folder, and compares its programs with the model."""
+    if not args.formats or not set(args.formats) <= {STABLEHLO, SAVED_MODEL}:
+        raise UserError(f'--formats must be {STABLEHLO}, {SAVED_MODEL} or both, got {",".join(args.formats)}')
     folder = pathlib.Path(args.to).expanduser()
     if folder.exists():
-        raise UserError(f'{folder} exists already; give a new folder with --to')
+        raise UserError(f'--to must be a new folder, got {folder}, which exists')
     from remixer_t5x.cli import infer
 
-    # A function takes one text: what a template of rows has been filled into.
+    # A function takes one text: the result of a template of rows.
     args.gin_flags = [('INPUT_TEMPLATE', 'None'), *args.gin_flags]
     infer.load(args)
     settings, template = infer.settings_of(args)
     if template is not None:
-        _say('inputs', f'texts as the template {template!r} makes them')
+        _print('inputs', f'texts in the form of the template {template!r}')
     with arguments.libraries(args):
         _export(args, settings, folder)
 
 
 def _export(args: argparse.Namespace, settings: TextInference, folder: pathlib.Path) -> None:
     from remixer_t5x.data import frames, task_vocabulary
+    from remixer_t5x.evaluate import text_inference
     from remixer_t5x.extras.export import functions, int8
+    from remixer_t5x.run_folder import model_dir
 
-    model, vocabulary = settings.model, settings.vocabulary
+    model, vocabulary, decoder = settings.model, settings.vocabulary, settings.decoding.decoder
     task_vocabulary.check_ids('VOCABULARY', vocabulary, model.vocab_size)
     lengths = frames.text_lengths(settings.decoding.feature_lengths)
-    names = args.functions or functions.possible(model)
-    eos_id = 1 if vocabulary.eos_id is None else int(vocabulary.eos_id)
-    made = functions.make(model, names, lengths, settings.decoding.decoder, eos_id)
+    eos_id = None if vocabulary.eos_id is None else int(vocabulary.eos_id)
+    names = args.functions or functions.supported_names(model)
+    programs = functions.make_functions(model, names, lengths, decoder, 1 if eos_id is None else eos_id)
     step = settings.step_folder()
-    _say('reading', step)
+    _print('reading', step)
     exact = int8.flat(settings.restore(step))
     weights = int8.quantized(model, exact) if args.quantize else exact
     folder.mkdir(parents=True)
-    contents = _contents(args, settings, made, lengths, folder, step)
-    if STABLEHLO in args.formats:
-        _write_stablehlo(folder, made, weights, exact, contents)
-    if SAVED_MODEL in args.formats:
-        from remixer_t5x.extras.export import saved_model
-
-        labels = contents['labels']
-        ends = contents['vocabulary']['ends_inputs']
-        written = saved_model.write(folder / SAVED_MODEL, made, weights, vocabulary, lengths, ends, labels)
-        _say(
-            'wrote', f'{folder / SAVED_MODEL}, with the signatures {", ".join(written)}; {_size(folder / SAVED_MODEL)}'
-        )
-
-
-def _contents(
-    args: argparse.Namespace,
-    settings: TextInference,
-    made: list[Function],
-    lengths: Mapping[str, int],
-    folder: pathlib.Path,
-    step: str,
-) -> dict[str, Any]:
-    """Writes the vocabulary and the list of contents, and returns the list."""
-    from remixer_t5x.evaluate import text_inference
-    from remixer_t5x.extras.export import texts
-    from remixer_t5x.run_folder import model_dir
-
-    vocabulary = texts.write(settings.vocabulary, folder, settings.codec().ends)
-    if vocabulary['kind'] == texts.IDS:
-        name = type(settings.vocabulary).__name__
-        _say('vocabulary', f'none: {name} cannot be written, so the functions take and give ids')
+    kind = _write_vocabulary(vocabulary, folder)
     contents = {
         'format': 1,
-        'functions': {f.name: {name: ['rows', *shape] for name, shape in f.inputs.items()} for f in made},
+        'functions': {f.name: {name: ['rows', *shape] for name, shape in f.inputs.items()} for f in programs},
         'lengths': dict(lengths),
-        'vocabulary': vocabulary,
-        'decoder': text_inference.decoder_name(settings.decoding.decoder),
-        'labels': list(getattr(settings.model, 'labels', None) or ()),
+        'vocabulary': {
+            **{'kind': kind, 'ids': int(vocabulary.vocab_size), 'eos_id': eos_id},
+            'ends_inputs': settings.codec().ends,
+        },
+        'decoder': text_inference.decoder_name(decoder),
+        'labels': list(getattr(model, 'labels', None) or ()),
         'weights': args.quantize or 'float32',
         'checkpoint': step,
         'versions': model_dir.package_versions(),
     }
     (folder / 'contents.json').write_text(json.dumps(contents, indent=2) + '\n')
-    return contents
+    if STABLEHLO in args.formats:
+        _write_stablehlo(folder, programs, weights, exact)
+    if SAVED_MODEL in args.formats:
+        from remixer_t5x.extras.export import saved_model
+
+        signatures = saved_model.write(folder / SAVED_MODEL, programs, weights, vocabulary, contents)
+        _print_file(folder / SAVED_MODEL, f'signatures {", ".join(signatures)}')
+
+
+def _write_vocabulary(vocabulary: Any, folder: pathlib.Path) -> str:
+    """Writes the file that decoding needs, for programs that have only SentencePiece, or only Python; returns the kind
+    of vocabulary.
+    """
+    if isinstance(getattr(vocabulary, 'sp_model', None), bytes):
+        # With the sentinels as pieces, as this package reads it.
+        (folder / 'vocabulary.model').write_bytes(vocabulary.sp_model)
+        return SENTENCEPIECE
+    name = type(vocabulary).__name__
+    if name == 'ByteVocabulary':
+        return BYTES
+    _print('vocabulary', f'none: {name} cannot be written, so the functions read and return ids')
+    return IDS
 
 
 def _write_stablehlo(
-    folder: pathlib.Path, made: list[Function], weights: Mapping[str, Any], exact: Mapping[str, Any], contents: Any
+    folder: pathlib.Path, programs: Sequence[Function], weights: Mapping[str, Any], exact: Mapping[str, Any]
 ) -> None:
     from safetensors.numpy import save_file
 
     from remixer_t5x.extras.export import run as standalone
-    from remixer_t5x.extras.export import stablehlo
 
     save_file(dict(weights), folder / 'weights.safetensors')
-    _say('wrote', f'{folder / "weights.safetensors"}, {contents["weights"]}, {_size(folder / "weights.safetensors")}')
+    _print_file(folder / 'weights.safetensors')
     shutil.copyfile(standalone.__file__, folder / 'run.py')
-    for function in made:
-        file = folder / f'{function.name}.stablehlo'
-        program = stablehlo.exported(function, weights).serialize()
+    for function in programs:
+        file, program = folder / f'{function.name}.stablehlo', function.exported(weights).serialize()
         file.write_bytes(program)
-        _say('wrote', f'{file}, {_size(file)}; {_compared(program, function, weights, exact)}')
+        _print_file(file, _compare(program, function, weights, exact))
 
 
-def _compared(program: bytearray, function: Function, weights: Mapping[str, Any], exact: Mapping[str, Any]) -> str:
-    """How far the program's outputs are from the model's with its own weights, on random ids."""
+def _compare(program: bytearray, function: Function, weights: Mapping[str, Any], exact: Mapping[str, Any]) -> str:
+    """Compares the program's outputs with the original model's, on two rows of random ids."""
     import jax
     import numpy as np
     from jax import export
 
     rng = np.random.default_rng(0)
-    inputs = [rng.integers(3, 100, (COMPARED, *shape)).astype(np.int32) for shape in function.inputs.values()]
-    theirs = export.deserialize(program).call(weights, *inputs)
-    ours = jax.jit(function.call)(exact, *inputs)
-    name = 'hidden' if 'hidden' in ours else 'scores'
-    difference = float(np.abs(np.asarray(theirs[name]) - np.asarray(ours[name])).max())
-    largest = float(np.abs(np.asarray(ours[name])).max())
+    inputs = [rng.integers(3, 100, (2, *shape)).astype(np.int32) for shape in function.inputs.values()]
+    exported = export.deserialize(program).call(weights, *inputs)
+    original = jax.jit(function.call)(exact, *inputs)
+    name = 'hidden' if 'hidden' in original else 'scores'
+    difference = float(np.abs(np.asarray(exported[name]) - np.asarray(original[name])).max())
+    largest = float(np.abs(np.asarray(original[name])).max())
     return f'on random ids its {name} differ by at most {difference:.2g} from the model, of values up to {largest:.3g}'
 
 
-def _size(path: pathlib.Path) -> str:
+def _print_file(path: pathlib.Path, note: str = '') -> None:
     files = [path] if path.is_file() else [file for file in path.rglob('*') if file.is_file()]
-    return f'{sum(file.stat().st_size for file in files) / 2**20:,.1f} MiB'
+    size = sum(file.stat().st_size for file in files) / 2**20
+    _print('wrote', f'{path}, {size:,.1f} MiB{"; " if note else ""}{note}')
 
 
-def _say(what: str, text: str) -> None:
-    print(f'{what:<12} {text}', flush=True)
+def _print(label: str, text: str) -> None:
+    print(f'{label:<12} {text}', flush=True)
 
 
 COMMAND = Command(

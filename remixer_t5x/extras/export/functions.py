@@ -1,4 +1,8 @@
-"""What an exported model computes: functions of weights and token ids, with any number of rows."""
+"""The functions that an exported model computes, of weights and token ids with any number of rows, as StableHLO.
+
+A StableHLO program (`jax.export`) runs on CPUs, GPUs and TPUs. It excludes the weights, which all functions of a model
+share. Every JAX of the next six months or more can read it (JAX's compatibility guarantee), without this package.
+"""
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
@@ -6,15 +10,19 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+from jax import export
 
 from remixer_t5x.data import frames
 from remixer_t5x.errors import UserError
 from remixer_t5x.extras.export import int8
+from remixer_t5x.extras.export.int8 import Weights
 from remixer_t5x.models import interface
 from remixer_t5x.models.decoding import Decoder
 
 # In the order in which they are written.
 NAMES = ('generate', 'score', 'encode', 'classify')
+PLATFORMS = ('cpu', 'cuda', 'tpu')
 Outputs = dict[str, jax.Array]
 
 
@@ -24,22 +32,31 @@ class Function:
 
     Attributes:
         name: one of NAMES.
-        call: weights are arrays by name, as `int8.quantized` returns them or as they are; inputs are int32 arrays in
+        call: weights are arrays by name, as `int8.quantized` returns them or unquantised; inputs are int32 arrays in
             the order of `inputs`; outputs are arrays by name.
-        inputs: the name of each input and its shape behind the rows.
+        inputs: the name of each input and its shape without the rows.
     """
 
     name: str
     call: Callable[..., Outputs]
     inputs: Mapping[str, tuple[int, ...]]
 
+    def exported(self, weights: Mapping[str, np.ndarray]) -> export.Exported:
+        """The program for weights of these shapes."""
+        (rows,) = export.symbolic_shape('rows')
+        shapes = {name: jax.ShapeDtypeStruct(array.shape, array.dtype) for name, array in weights.items()}
+        inputs = [jax.ShapeDtypeStruct((rows, *shape), jnp.int32) for shape in self.inputs.values()]
+        return export.export(jax.jit(self.call), platforms=PLATFORMS)(shapes, *inputs)
 
-def possible(model: Any) -> list[str]:
+
+def supported_names(model: Any) -> list[str]:
     """The functions that the model has."""
     return [name for name in NAMES if callable(getattr(model, name, None))]
 
 
-def make(model: Any, names: Sequence[str], lengths: Mapping[str, int], decoder: Decoder, eos_id: int) -> list[Function]:
+def make_functions(
+    model: Any, names: Sequence[str], lengths: Mapping[str, int], decoder: Decoder, eos_id: int
+) -> list[Function]:
     """The functions of these names.
 
     Args:
@@ -53,53 +70,40 @@ def make(model: Any, names: Sequence[str], lengths: Mapping[str, int], decoder: 
     """
     for name in names:
         if name not in NAMES:
-            raise UserError(f'--functions names {name!r}; it takes {", ".join(possible(model))}')
+            raise UserError(f'--functions must be some of {", ".join(supported_names(model))}, got {name!r}')
         interface.require(model, name, f'export --functions={name}')
-    makers = {'generate': _generate, 'score': _score, 'encode': _encode, 'classify': _classify}
-    inputs, targets = {'inputs': (lengths['inputs'],)}, {'targets': (lengths['targets'],)}
-    made = []
-    for name in names:
-        call = makers[name](model, lengths, decoder, eos_id)
-        given = {**inputs, **(targets if name == 'score' else {}), **({'seed': ()} if name == 'generate' else {})}
-        made.append(Function(name, call, given))
-    return made
+    array = frames.input_array(model.frame)
 
-
-def _generate(model: Any, lengths: Mapping[str, int], decoder: Decoder, eos_id: int) -> Callable[..., Outputs]:
-    place, length = frames.input_array(model.frame), lengths['targets']
-
-    def call(weights: int8.Weights, inputs: jax.Array, seed: jax.Array) -> Outputs:
+    def generate(weights: Weights, inputs: jax.Array, seed: jax.Array) -> Outputs:
         # One seed for each row, so that an answer does not depend on the other rows.
         keys = jax.vmap(jax.random.key)(seed)
-        found = model.generate(int8.expanded(weights), {place: inputs}, length, eos_id, decoder, keys)
-        return {'tokens': found.tokens, 'scores': found.scores}
+        params = int8.expanded(weights)
+        answers = model.generate(params, {array: inputs}, lengths['targets'], eos_id, decoder, keys)
+        return {'tokens': answers.tokens, 'scores': answers.scores}
 
-    return call
-
-
-def _score(model: Any, *_: Any) -> Callable[..., Outputs]:
-    place = frames.input_array(model.frame)
-
-    def call(weights: int8.Weights, inputs: jax.Array, targets: jax.Array) -> Outputs:
-        decoder = {
+    def score(weights: Weights, inputs: jax.Array, targets: jax.Array) -> Outputs:
+        batch = {
+            array: inputs,
             'decoder_input_tokens': jnp.pad(targets, ((0, 0), (1, 0)))[:, :-1],
             'decoder_target_tokens': targets,
             'decoder_loss_weights': (targets > 0).astype(jnp.int32),
         }
-        return {'scores': model.score(int8.expanded(weights), {place: inputs, **decoder})}
+        return {'scores': model.score(int8.expanded(weights), batch)}
 
-    return call
-
-
-def _encode(model: Any, *_: Any) -> Callable[..., Outputs]:
-    def call(weights: int8.Weights, inputs: jax.Array) -> Outputs:
+    def encode(weights: Weights, inputs: jax.Array) -> Outputs:
         hidden = model.encode(int8.expanded(weights), inputs).astype(jnp.float32)
         mask = (inputs > 0).astype(jnp.float32)[..., None]
         mean = jnp.sum(hidden * mask, 1) / jnp.maximum(jnp.sum(mask, 1), 1)
         return {'hidden': hidden * mask, 'mean': mean}
 
-    return call
+    def classify(weights: Weights, inputs: jax.Array) -> Outputs:
+        return {'scores': model.classify(int8.expanded(weights), inputs)}
 
-
-def _classify(model: Any, *_: Any) -> Callable[..., Outputs]:
-    return lambda weights, inputs: {'scores': model.classify(int8.expanded(weights), inputs)}
+    inputs: dict[str, tuple[int, ...]] = {'inputs': (lengths['inputs'],)}
+    functions = {
+        'generate': Function('generate', generate, {**inputs, 'seed': ()}),
+        'score': Function('score', score, {**inputs, 'targets': (lengths['targets'],)}),
+        'encode': Function('encode', encode, inputs),
+        'classify': Function('classify', classify, inputs),
+    }
+    return [functions[name] for name in names]

@@ -1,11 +1,11 @@
-"""Weights as 8-bit integers: symmetric, one scale for each output channel, activations as they were.
+"""Quantizes weights to 8-bit integers: symmetric, one scale for each output channel; activations stay unquantised.
 
     W[..., i, o] ~ q[..., i, o] s[..., o]      s = max over i of |W[..., i, o]| / 127
 
-Hidden matrices, the token embedding and the output projection are quantised, which is nearly all of a model: kernels by
-column of each layer and group, embeddings by row, so that a rare word does not share a scale with frequent ones. No
-scale is shared by layers. Norms, biases, heads and weights along positions or distances stay float32. A program expands
-the weights when it is called: what is stored, and kept in memory between calls, is a quarter.
+Hidden matrices, the token embedding and the output projection are quantised, which is nearly all of a model. Kernels
+have a scale for each column of each layer and group, embeddings for each row, so that a rare word does not share a
+scale with frequent ones. Norms, biases, heads and weights along positions or distances stay float32. A program expands
+the weights when it is called, so storage, and memory between calls, shrink to a quarter.
 """
 
 from collections.abc import Mapping
@@ -24,36 +24,38 @@ from remixer_t5x.models import interface
 Params = Any
 Weights = Mapping[str, Any]
 LARGEST = 127
-# Behind the name of a quantised array, for its scales.
+# Suffix of a quantised array's name, for its scales.
 SCALE = '.scale'
-# Smaller arrays are not worth a second one.
+# Smaller arrays stay float32.
 _SMALLEST = 1024
 
 
 def flat(params: Params) -> dict[str, np.ndarray]:
-    """The parameters by name, as they are."""
+    """The parameters by name, unquantised."""
     arrays = traverse_util.flatten_dict(params, sep='/')
     return {name: np.asarray(array, np.float32) for name, array in arrays.items()}
 
 
 def quantized(model: interface.Model, weights: Weights) -> dict[str, np.ndarray]:
-    """int8 arrays with their float32 scales, and the float32 arrays that are not quantised; `weights` are all of the
-    model's.
+    """int8 arrays with their float32 scales, and the float32 arrays that are not quantised.
+
+    Args:
+        weights: all of the model's, from `flat`.
     """
     boxes = interface.param_shapes(model, frames.smallest_shapes(model.frame))
     logical_axes = traverse_util.flatten_dict(nn.get_partition_spec(boxes), sep='/')
-    found: dict[str, np.ndarray] = {}
+    arrays: dict[str, np.ndarray] = {}
     for name, array in weights.items():
         axis = _scaled_axis(tuple(logical_axes[name]))
         if axis is None or array.size < _SMALLEST:
-            found[name] = array
+            arrays[name] = array
             continue
         scale = np.abs(array).max(axis=axis, keepdims=True) / LARGEST
-        # A channel of zeros has any scale.
+        # The scale of a channel of zeros does not matter.
         scale = np.where(scale > 0, scale, 1).astype(np.float32)
-        found[name] = np.clip(np.rint(array / scale), -LARGEST, LARGEST).astype(np.int8)
-        found[name + SCALE] = scale
-    return found
+        arrays[name] = np.clip(np.rint(array / scale), -LARGEST, LARGEST).astype(np.int8)
+        arrays[name + SCALE] = scale
+    return arrays
 
 
 def _scaled_axis(names: tuple[str | None, ...]) -> int | None:
@@ -79,6 +81,6 @@ def rounded(model: interface.Model, params: Params) -> Params:
 
 
 def rounded_in_place(model: interface.Model, params: Params) -> Params:
-    """The same for arrays on devices: the numbers that a quantised model computes with, where they were."""
-    new = rounded(model, jax.device_get(params))
-    return jax.tree.map(lambda new, old: jax.device_put(new, old.sharding), new, params)
+    """`rounded` for arrays on devices, with the same shardings."""
+    values = rounded(model, jax.device_get(params))
+    return jax.tree.map(lambda value, array: jax.device_put(value, array.sharding), values, params)

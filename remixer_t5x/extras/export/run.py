@@ -3,9 +3,9 @@
     python run.py generate < texts.txt        an answer for each line
     python run.py score < pairs.tsv           log p(target | input) for each line, input and target with a tab between
     python run.py encode < texts.txt          one vector for each line, as JSON
-    python run.py classify < texts.txt        the likeliest label for each line
+    python run.py classify < texts.txt        the most likely label for each line
 
-It needs jax, numpy and safetensors, and sentencepiece where the model has such a vocabulary. From Python:
+It needs jax, numpy and safetensors, and sentencepiece for a model with a SentencePiece vocabulary. From Python:
 `Model('folder').generate(['a text'])`.
 """
 
@@ -33,10 +33,10 @@ class Model:
     def generate(self, texts, seed=0):
         """The answers to each text, best first, as [(answer, score), ...]; `seed` is for models that sample."""
         seeds = np.arange(seed, seed + len(texts), dtype=np.int32)
-        found = self._run('generate', self._padded(texts, 'inputs'), seeds)
+        outputs = self._run('generate', self._padded(texts, 'inputs'), seeds)
         return [
             [(self.decode(ids), float(score)) for ids, score in zip(tokens, scores, strict=True)]
-            for tokens, scores in zip(found['tokens'], found['scores'], strict=True)
+            for tokens, scores in zip(outputs['tokens'], outputs['scores'], strict=True)
         ]
 
     def score(self, inputs, targets):
@@ -48,7 +48,7 @@ class Model:
         return self._run('encode', self._padded(texts, 'inputs'))['mean']
 
     def classify(self, texts):
-        """The likeliest label of each text; of a regression its number."""
+        """The most likely label of each text; for a regression its number."""
         scores, labels = self._run('classify', self._padded(texts, 'inputs'))['scores'], self.contents['labels']
         return [labels[int(np.argmax(row))] if labels else float(row[0]) for row in scores]
 
@@ -93,7 +93,7 @@ class Model:
         return rows
 
     def _run(self, name, *inputs):
-        """In batches of one size, because each size is compiled."""
+        """Runs a function in batches of few sizes, because each size is compiled."""
         call, parts = self._function(name).call, []
         for first in range(0, len(inputs[0]), BATCH):
             rows = [array[first : first + BATCH] for array in inputs]
@@ -111,14 +111,14 @@ def main():
     lines = [line.rstrip('\n') for line in sys.stdin]
     if name == 'score':
         inputs, targets = zip(*(line.split('\t', 1) for line in lines), strict=True)
-        found = [f'{score:.6f}' for score in model.score(inputs, targets)]
+        lines = [f'{score:.6f}' for score in model.score(inputs, targets)]
     elif name == 'generate':
-        found = [answers[0][0] for answers in model.generate(lines)]
+        lines = [answers[0][0] for answers in model.generate(lines)]
     elif name == 'encode':
-        found = [json.dumps([round(float(x), 6) for x in row]) for row in model.encode(lines)]
+        lines = [json.dumps([round(float(x), 6) for x in row]) for row in model.encode(lines)]
     else:
-        found = model.classify(lines)
-    print('\n'.join(map(str, found)))
+        lines = model.classify(lines)
+    print('\n'.join(map(str, lines)))
 
 
 if __name__ == '__main__':

@@ -1,24 +1,26 @@
-"""What a compiled program runs on each device: its kernels and collectives, in a loop once for each iteration.
+"""Lists what a compiled program runs on each device: its kernels and collectives, in a loop once for each iteration.
 
 XLA's own `cost_analysis()` counts the body of a loop once, so it misses most of a model whose layers are scanned.
 """
 
 import dataclasses
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Mapping
 
-from remixer_t5x.extras.forecast import hlo_bytes, hlo_collectives, hlo_flops, hlo_loops, hlo_program
-from remixer_t5x.extras.forecast.hlo_flops import Flops
-from remixer_t5x.extras.forecast.hlo_program import Computation, Instruction, Program
+from remixer_t5x.extras.forecast import hlo, hlo_costs
+from remixer_t5x.extras.forecast.hlo import Computation, Instruction, Program
+from remixer_t5x.extras.forecast.hlo_costs import Flops
 
-# These run nothing, or are counted where they start.
+# Operations that run nothing, or are counted where they start.
 _FREE = {
     *('parameter', 'constant', 'get-tuple-element', 'tuple', 'bitcast', 'after-all', 'opt-barrier', 'add-dependency'),
     *('optimization-barrier', 'partition-id', 'replica-id', 'iota', 'domain'),
 }
 # Custom calls that mark a value and run nothing.
 _MARKS = {'Sharding', 'AllocateBuffer', 'AssumeGatherIndicesInBound', 'ConcatBitcast'}
-
-# How many readers of a result are asked where they were traced.
+# Operations that pass a value on.
+_ALIASES = ('copy', 'bitcast', 'convert')
+# How many readers of a result are searched for the place where they were traced.
 _READERS = 8
 
 
@@ -28,12 +30,12 @@ class Kernel:
 
     Attributes:
         name: its name in the HLO.
-        op: 'fusion', 'dot', ...; of a custom call, what it runs.
+        op: 'fusion', 'dot', ...; of a custom call, the kernel that it runs.
         op_name: where JAX traced it.
         times: how often the program runs it.
         flops: of one run, by the type of number.
         bytes: between HBM and the core, of one run.
-        cycles: the TPU compiler's estimate for one run; None where it has none.
+        cycles: the TPU compiler's estimate for one run; None without an estimate.
         is_opaque: a custom kernel without an estimate of its FLOPs, of which only operands and results count.
     """
 
@@ -53,16 +55,14 @@ class Collective:
 
     Attributes:
         kind: 'all-gather', 'all-reduce', ...
-        op_name: where JAX traced it.
         times: how often the program runs it.
-        given: bytes of a device's operands in one run.
+        operand_bytes: bytes of a device's operands in one run.
         groups: devices that exchange data, by their position in the program's assignment.
     """
 
     kind: str
-    op_name: str
     times: int
-    given: float
+    operand_bytes: float
     groups: tuple[tuple[int, ...], ...]
 
     @property
@@ -73,7 +73,7 @@ class Collective:
     @property
     def sent(self) -> float:
         """Bytes that each device sends in one run, if its group is in one slice."""
-        return hlo_collectives.bytes_sent(self.kind, self.given, self.members)
+        return hlo_costs.bytes_sent(self.kind, self.operand_bytes, self.members)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,7 +85,7 @@ class CompiledProgram:
 
 
 def read(text: str, devices: int = 1) -> CompiledProgram:
-    """What the program of an optimised HLO text runs.
+    """Reads what the program of an optimised HLO text runs.
 
     Args:
         text: `compiled.as_text()`.
@@ -94,89 +94,126 @@ def read(text: str, devices: int = 1) -> CompiledProgram:
     Raises:
         ValueError: the text is not an HLO module.
     """
-    program = hlo_program.parse(text)
-    found = list(_runs(program, program.entry, 1, devices))
+    program = hlo.parse(text)
+    runs = list(_walk(program, program.entry, 1, devices))
     return CompiledProgram(
-        kernels=tuple(run for run in found if isinstance(run, Kernel)),
-        collectives=tuple(run for run in found if isinstance(run, Collective)),
+        kernels=tuple(run for run in runs if isinstance(run, Kernel)),
+        collectives=tuple(run for run in runs if isinstance(run, Collective)),
     )
 
 
-def _runs(program: Program, name: str, times: int, devices: int, loop: str = '') -> Iterator[Kernel | Collective]:
-    """What computation `name`, in a loop that JAX traced at `loop`, runs when it is run `times` times."""
+def _walk(program: Program, name: str, times: int, devices: int, loop: str = '') -> Iterator[Kernel | Collective]:
+    """Yields what computation `name`, in a loop that JAX traced at `loop`, runs if it is run `times` times."""
     computation = program[name]
     for instruction in computation:
         if instruction.op in _FREE or instruction.op.endswith(('-done', '-update')) or instruction.target in _MARKS:
             continue
         if instruction.op == 'while':
-            repeated = times * hlo_loops.iterations(instruction, computation, program)
-            inner = instruction.op_name or loop
-            yield from _runs(program, instruction.called('body'), repeated, devices, inner)
+            repeats = times * count_iterations(instruction, computation, program)
+            yield from _walk(program, instruction.called('body'), repeats, devices, instruction.op_name or loop)
         elif instruction.op == 'conditional':
-            branches = (list(_runs(program, branch, times, devices, loop)) for branch in instruction.branches())
-            yield from max(branches, key=_size, default=[])
+            branches = (list(_walk(program, branch, times, devices, loop)) for branch in instruction.branches())
+            yield from max(branches, key=_total_work)
         elif instruction.op in ('call', 'async-start'):
-            called = instruction.called('to_apply') or instruction.called('calls')
-            yield from _runs(program, called, times, devices, loop)
-        elif hlo_collectives.kind(instruction):
+            called = instruction.called('to_apply') or instruction.called()
+            yield from _walk(program, called, times, devices, loop)
+        elif hlo_costs.collective_kind(instruction):
             yield _collective(instruction, computation, times, devices)
         else:
             yield from _fused_collectives(instruction, program, times, devices)
             yield _kernel(instruction, computation, program, times, loop)
 
 
-def _size(runs: list[Kernel | Collective]) -> float:
-    """A measure of work by which the dearest branch of a conditional is chosen."""
+def _total_work(runs: list[Kernel | Collective]) -> float:
+    """A measure of work that selects the most expensive branch of a conditional."""
     return sum(run.times * (run.bytes + run.flops.total() if isinstance(run, Kernel) else run.sent) for run in runs)
 
 
 def _kernel(instruction: Instruction, computation: Computation, program: Program, times: int, loop: str) -> Kernel:
     cycles = instruction.attribute(r'"estimated_cycles": ?"(\d+)"')
-    flops = hlo_flops.of_instruction(instruction, computation, program)
+    flops = hlo_costs.count_flops(instruction, computation, program)
     return Kernel(
         name=instruction.name,
         op=instruction.target or instruction.op,
-        op_name=_op_name(instruction, computation, program) or loop,
+        op_name=_find_op_name(instruction, computation, program) or loop,
         times=times,
         flops=flops,
-        bytes=hlo_bytes.of_instruction(instruction, computation, program),
+        bytes=hlo_costs.count_bytes(instruction, computation, program),
         cycles=int(cycles) if cycles else None,
         is_opaque=bool(instruction.target) and not flops,
     )
 
 
-def _op_name(instruction: Instruction, computation: Computation, program: Program) -> str:
+def _find_op_name(instruction: Instruction, computation: Computation, program: Program) -> str:
     """Where JAX traced it. What XLA added, such as a copy, belongs to what reads its result."""
-    waiting = [instruction]
-    for reader in waiting:
-        named = reader.op_name or _op_name_within(reader, program)
-        if named or len(waiting) > _READERS:
-            return named
-        waiting += [user for user, _ in computation.users.get(reader.name, ()) if user.op != 'tuple']
+    readers = [instruction]
+    for reader in readers:
+        op_name = reader.op_name
+        if reader.op == 'fusion' and not op_name:
+            # The last instruction of the fusion that has a name.
+            names = [inner.op_name for inner in program[reader.called()] if inner.op != 'parameter']
+            op_name = next(filter(None, reversed(names)), '')
+        if op_name or len(readers) > _READERS:
+            return op_name
+        readers += [user for user, _ in computation.users.get(reader.name, ()) if user.op != 'tuple']
     return ''
 
 
-def _op_name_within(instruction: Instruction, program: Program) -> str:
-    """The place of the last instruction of a fusion that has one."""
-    if instruction.op != 'fusion':
-        return ''
-    named = [each.op_name for each in program[instruction.called('calls')] if each.op_name and each.op != 'parameter']
-    return named[-1] if named else ''
-
-
 def _collective(instruction: Instruction, computation: Computation, times: int, devices: int) -> Collective:
-    groups = tuple(hlo_collectives.groups(instruction, devices))
-    given = hlo_collectives.bytes_given(instruction, computation)
-    return Collective(hlo_collectives.kind(instruction), instruction.op_name, times, given, groups)
+    operand_bytes = sum(array.bytes for array in computation.operand_arrays(instruction))
+    groups = hlo_costs.device_groups(instruction, devices)
+    return Collective(hlo_costs.collective_kind(instruction), times, operand_bytes, groups)
 
 
 def _fused_collectives(instruction: Instruction, program: Program, times: int, devices: int) -> Iterator[Collective]:
-    """The TPU compiler puts some collectives into fusions."""
-    if instruction.op != 'fusion':
-        return
-    fused = program[instruction.called('calls')]
-    for each in fused:
-        if hlo_collectives.kind(each):
-            yield _collective(each, fused, times, devices)
-        elif each.op == 'fusion':
-            yield from _fused_collectives(each, program, times, devices)
+    """Yields the collectives that the TPU compiler has put into a fusion."""
+    fused = program[instruction.called()] if instruction.op == 'fusion' else Computation()
+    for inner in fused:
+        if hlo_costs.collective_kind(inner):
+            yield _collective(inner, fused, times, devices)
+        yield from _fused_collectives(inner, program, times, devices)
+
+
+def count_iterations(loop: Instruction, outside: Computation, program: Program) -> int:
+    """How often a `while` runs its body; 1 if its counter is not understood.
+
+    XLA writes the number into most loops. For a loop that the TPU compiler has changed (unrolled, pipelined), the
+    number follows from the counter: its first value, its increment, and the bound that the condition compares it with.
+
+    Args:
+        outside: the computation that contains the loop.
+    """
+    known = loop.attribute(r'"known_trip_count": ?\{"n": ?"(\d+)"')
+    if known:
+        return int(known)
+    condition, body = program[loop.called('condition')], program[loop.called('body')]
+    compare, state = condition.root, outside.operands(loop)[0]
+    if compare.op != 'compare' or 'direction=LT' not in compare.attributes:
+        return 1
+    elements = outside.operands(state) if state.op == 'tuple' else []
+    first = {index: _evaluate(element, outside, {}) for index, element in enumerate(elements)}
+    counter, bound = condition.operands(compare)
+    last = _evaluate(bound, condition, first)
+    while counter.op in _ALIASES:
+        (counter,) = condition.operands(counter)
+    if counter.op != 'get-tuple-element' or last is None:
+        return 1
+    index = _element_index(counter)
+    step = _evaluate(body.operands(body.root)[index], body, {index: 0}) or 1
+    return max(1, math.ceil((last - (first.get(index) or 0)) / step))
+
+
+def _evaluate(instruction: Instruction, computation: Computation, state: Mapping[int, int | None]) -> int | None:
+    """The value of an integer instruction, given elements of the loop's state; None if it is unknown."""
+    if instruction.op == 'constant':
+        return int(instruction.arguments) if instruction.arguments.lstrip('-').isdecimal() else None
+    if instruction.op == 'get-tuple-element':
+        return state.get(_element_index(instruction))
+    if instruction.op not in (*_ALIASES, 'add'):
+        return None
+    values = [_evaluate(operand, computation, state) for operand in computation.operands(instruction)]
+    return None if None in values else sum(value for value in values if value is not None)
+
+
+def _element_index(instruction: Instruction) -> int:
+    return int(instruction.attribute(r'index=(\d+)'))

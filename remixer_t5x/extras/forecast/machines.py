@@ -1,4 +1,4 @@
-"""What accelerators can do at most, by their makers, for a roofline (Williams et al. 2009).
+"""Peak rates of accelerators, as their makers publish them, for a roofline (Williams et al. 2009).
 
 TPUs: the pages of docs.cloud.google.com/tpu/docs/ (v3, v4, v5e, v5p, v6e) print the peak compute and HBM bandwidth of a
 chip. Its links in one direction have half of the printed bidirectional bandwidth; for v3 and v4, whose pages do not
@@ -14,7 +14,7 @@ import dataclasses
 from collections.abc import Mapping
 
 from remixer_t5x.errors import UserError
-from remixer_t5x.extras.forecast.hlo_flops import EXACT
+from remixer_t5x.extras.forecast.hlo_costs import EXACT
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,12 +23,12 @@ class Machine:
 
     Attributes:
         name: for people.
-        peaks: matrix-product FLOP/s by the type of number; a type that is not in it runs at the lowest of them.
+        peaks: matrix-product FLOP/s by the type of number; other types run at the lowest of them.
         bandwidth: bytes per second between HBM and the core.
         link: bytes per second that a device sends to others of its slice or node.
         link_name: 'ICI' or 'NVLink'.
         network: bytes per second that a device sends to other slices or nodes; None if unknown.
-        clock: cycles per second by which the TPU compiler's estimates become seconds; None for others.
+        clock: cycles per second of a TPU, which convert its compiler's estimates to seconds; None for GPUs.
         devices_per_chip: prices are for chips.
         gap: seconds between two kernels; 0 for a TPU, whose kernels are one program.
     """
@@ -44,7 +44,7 @@ class Machine:
     gap: float = 0.0
 
     def peak(self, number: str) -> float:
-        """FLOP/s of products in a type of number."""
+        """FLOP/s of matrix products in a type of number."""
         return self.peaks.get(number, min(self.peaks.values()))
 
 
@@ -72,7 +72,7 @@ MACHINES = {
     'h200': _gpu('H200 141 GB SXM', 989e12, 494e12, 67e12, 4800e9, 450e9, 50e9),
 }
 
-# How `device_kind` of a JAX device begins; a longer beginning comes first.
+# Prefixes of a JAX device's `device_kind`; a longer prefix comes first.
 _KINDS = {
     **{'TPU v3': 'v3', 'TPU v4': 'v4', 'TPU v5 lite': 'v5e', 'TPU v5': 'v5p', 'TPU v6 lite': 'v6e'},
     **{'NVIDIA A100': 'a100', 'NVIDIA H100': 'h100', 'NVIDIA H200': 'h200'},
@@ -80,12 +80,12 @@ _KINDS = {
 
 
 def find(chip: str) -> Machine:
-    """The machine of a topology's chip, such as 'v5e' or 'h100'. Raises UserError if it is not known."""
+    """The machine of a topology's chip, such as 'v5e' or 'h100'. Raises UserError if its speed is unknown."""
     if chip not in MACHINES:
-        raise UserError(f'the speed of {chip!r} is not known; type a TOPOLOGY of {", ".join(MACHINES)}')
+        raise UserError(f'the speed of {chip!r} is unknown; type a TOPOLOGY of {", ".join(MACHINES)}')
     return MACHINES[chip]
 
 
 def chip_of(device_kind: str) -> str | None:
-    """The topology's name of the chip that JAX calls `device_kind`; None if its speed is not known."""
+    """The topology's name of the chip that JAX calls `device_kind`; None if its speed is unknown."""
     return next((chip for kind, chip in _KINDS.items() if device_kind.startswith(kind)), None)

@@ -140,10 +140,10 @@ def _training(card: Card, run: Run | None) -> str:
     if card.origin:
         sentences.append(f'Its weights were converted from {card.origin}.')
     if run is not None:
-        summary = overview.overview(run)
-        sentences.append(summary.said)
-        if summary.tokens_per_second:
-            sentences.append(f'Training read {summary.tokens_per_second:,.0f} tokens per second (median).')
+        numbers = overview.overview(run)
+        sentences.append(numbers.summary)
+        if numbers.tokens_per_second:
+            sentences.append(f'Training read {numbers.tokens_per_second:,.0f} tokens per second (median).')
     return ' '.join(sentences)
 
 

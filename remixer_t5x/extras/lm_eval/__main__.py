@@ -1,4 +1,4 @@
-"""Runs lm_eval's own command with our model registered."""
+"""Runs lm_eval's own command with the model `remixer_t5x` registered."""
 
 import sys
 

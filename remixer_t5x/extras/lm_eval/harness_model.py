@@ -1,6 +1,6 @@
-"""lm-evaluation-harness (0.4.13) with any of our models: `lm_eval.api.model.LM` on top of `TrainedModel`.
+"""lm-evaluation-harness (0.4.13) with any model: `lm_eval.api.model.LM` on top of `TrainedModel`.
 
-What a request means for each frame:
+How each type of model reads a request:
 
     encoder-decoder    the context is the encoder's input, the continuation the decoder's, as with lm_eval's `hf`
     decoder alone      the context is a prompt, the continuation follows it; an empty context is id 0
@@ -18,24 +18,30 @@ from lm_eval import utils
 from lm_eval.api.model import LM
 from tqdm import tqdm
 
+from remixer_t5x import ranges
 from remixer_t5x.api import saved_models
-from remixer_t5x.api.trained_model import TrainedModel
 from remixer_t5x.data import frames
 from remixer_t5x.errors import UserError
 from remixer_t5x.evaluate import predictions
-from remixer_t5x.extras.lm_eval import generation
+from remixer_t5x.extras.lm_eval import NAME
+from remixer_t5x.models import beam_search
+from remixer_t5x.models.beam_search import BeamSearch, PowerPenalty
 from remixer_t5x.models.classifier import Classifier
 from remixer_t5x.models.decoding import Decoder, Greedy
+from remixer_t5x.models.sampling import Sampling
 
 Ids = list[int]
-NAME = 'remixer_t5x'
+Judgement = tuple[float, bool]
 # Rows of a batch with --batch_size=auto.
 AUTO = 32
 GREEDY = Greedy()
-
-
-# What lm_eval's command line gives to every model where nobody says --device.
+# lm_eval's default when --device is not given.
 DEFAULT_DEVICE = 'cuda:0'
+# lm_eval's names for the maximum length of an answer; the first is its preferred one.
+_LENGTHS = ('max_gen_toks', 'max_new_tokens', 'max_tokens', 'max_completion_tokens')
+_OTHERS = ('do_sample', 'temperature', 'top_k', 'top_p', 'num_beams', 'early_stopping', 'length_penalty')
+# transformers' `early_stopping`, whose default is False.
+_STOPS = {False: beam_search.until_unlikely, True: beam_search.until_enough, 'never': beam_search.until_settled}
 
 
 class RemixerLM(LM):
@@ -44,11 +50,11 @@ class RemixerLM(LM):
     Args:
         path: what `remixer_t5x.load` takes: a MODEL_DIR, a checkpoint, a Hugging Face folder, hf://NAME.
         batch_size: texts of one batch; 'auto' is 32.
-        max_length: the most tokens of a context, and of a continuation; None is the model's lengths.
+        max_length: maximum tokens of a context, and of a continuation; None is the model's lengths.
         trust_gin: as for `load`.
         seed: of answers that are sampled.
-        max_batch_size: not used; lm_eval gives it to every model.
-        device: not used, since JAX chooses (JAX_PLATFORMS); None, or what lm_eval's command line gives by default.
+        max_batch_size: not used; lm_eval passes it to every model.
+        device: not used, because JAX chooses (JAX_PLATFORMS); None, or the default of lm_eval's command line.
     """
 
     def __init__(
@@ -63,234 +69,245 @@ class RemixerLM(LM):
     ) -> None:
         super().__init__()
         if device not in (None, DEFAULT_DEVICE):
+            raise UserError(f'--device must not be set, got {device}; JAX chooses the device: set JAX_PLATFORMS')
+        size = AUTO if str(batch_size).startswith('auto') else ranges.whole_number(batch_size)
+        if size is None:
             raise UserError(
-                f'--device {device} is given, and JAX chooses the device; leave it out, or set JAX_PLATFORMS'
+                f'--batch_size must be a number of texts or auto, got {batch_size}; type --batch_size={AUTO}'
             )
         lengths = None if max_length is None else {'inputs': int(max_length), 'targets': int(max_length)}
         self.trained = saved_models.load(str(path), lengths=lengths, trust_gin=trust_gin)
         self.frame = self.trained.model.frame
-        self._size = _batch_size(batch_size, self.trained)
-        self._seed = int(seed)
-        # [CLS] of a BERT, which begins each row and is not scored.
-        self._begin = [int(token) for token in self.trained.vocabulary.encode('')]
+        shards = self.trained.partitioner.batch_shards
+        self._size, self._seed = -(-max(size, 1) // shards) * shards, int(seed)
+        vocabulary = self.trained.vocabulary
+        # [CLS] of a BERT, which starts each row and is not scored.
+        self._begin = [int(token) for token in vocabulary.encode('')]
+        self._end = [] if vocabulary.eos_id is None else [int(vocabulary.eos_id)]
+        # As in objectives/masked_lm.gin: the last id of a vocabulary without a mask.
+        self._mask = int(getattr(vocabulary, 'mask_id', vocabulary.vocab_size - 1))
         self._predictors: dict[Any, predictions.Predictor] = {}
 
     @property
     def tokenizer_name(self) -> str:
-        """The name by which lm_eval tells caches of requests apart."""
+        """The name by which lm_eval distinguishes caches of requests."""
         return f'{NAME}_{self.trained.source}'
 
-    def loglikelihood(self, requests: list[Any], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
-        """(log p(continuation | context), whether greedy decoding gives the continuation) of each request."""
+    def loglikelihood(self, requests: list[Any], disable_tqdm: bool = False) -> list[Judgement]:
+        """(log p(continuation | context), whether greedy decoding returns the continuation) of each request."""
         pairs = [request.args for request in requests]
         if self.frame == frames.CLASSIFIER:
-            found = self._labels(pairs)
+            judgements = self._judge_labels(pairs)
         elif self.frame == frames.ENCODER_ONLY:
-            found = self._pseudo([self._split(*pair) for pair in pairs])
+            judgements = self._judge_masked([self._split_text(*pair) for pair in pairs])
         else:
-            found = self._judged([self._encoded(*pair) for pair in pairs], self._lengths(), disable_tqdm)
-        for request, answer in zip(requests, found, strict=True):
-            self.cache_hook.add_partial('loglikelihood', request.args, answer)
-        return found
+            judgements = self._judge([self._encode_pair(*pair) for pair in pairs], self._max_lengths(), disable_tqdm)
+        for request, judgement in zip(requests, judgements, strict=True):
+            self.cache_hook.add_partial('loglikelihood', request.args, judgement)
+        return judgements
 
     def loglikelihood_rolling(self, requests: list[Any], disable_tqdm: bool = False) -> list[float]:
         """log p of each whole text, in windows of the model's length, each token once, as lm_eval's `hf`.
 
-        A window begins with as much of the text before it as fits, which an encoder-decoder reads in the encoder. For a
+        A window starts with as much of the preceding text as fits, which an encoder-decoder reads in the encoder. For a
         masked language model it is the text's pseudo-log-likelihood.
         """
         if self.frame == frames.CLASSIFIER:
             raise UserError(
-                'a task asks for loglikelihood_rolling, and a classifier knows its labels alone; leave the task out'
+                'a task needs loglikelihood_rolling, and a classifier only scores its labels; omit the task'
             )
-        windows: list[tuple[Ids, Ids]] = []
-        owners: list[int] = []
-        lengths = self._lengths()
-        special = len(self._begin) + len(self._end())
-        longest = lengths['inputs'] - special if self.frame == frames.ENCODER_ONLY else lengths['targets']
-        for index, request in enumerate(requests):
-            for window in self._windows(request.args[0], longest):
-                windows.append(window)
-                owners.append(index)
+        lengths = self._max_lengths()
+        longest = lengths['targets']
         if self.frame == frames.ENCODER_ONLY:
-            parts = self._pseudo(windows)
+            longest = lengths['inputs'] - len(self._begin) - len(self._end)
+        windows = [list(self._windows(request.args[0], longest)) for request in requests]
+        pairs = [pair for text in windows for pair in text]
+        if self.frame == frames.ENCODER_ONLY:
+            scores = iter(self._judge_masked(pairs))
         else:
-            parts = self._judged(windows, lengths, disable_tqdm)
-        totals = np.zeros(len(requests))
-        for index, (score, _) in zip(owners, parts, strict=True):
-            totals[index] += score
+            scores = iter(self._judge(pairs, lengths, disable_tqdm))
+        totals = [float(sum(next(scores)[0] for _ in text)) for text in windows]
         for request, total in zip(requests, totals, strict=True):
-            self.cache_hook.add_partial('loglikelihood_rolling', request.args, float(total))
-        return [float(total) for total in totals]
+            self.cache_hook.add_partial('loglikelihood_rolling', request.args, total)
+        return totals
 
     def generate_until(self, requests: list[Any], disable_tqdm: bool = False) -> list[str]:
         """The answer to each context, up to the first of the texts in `until`."""
         if self.frame in (frames.ENCODER_ONLY, frames.CLASSIFIER):
-            raise UserError(f'a task asks for generated text, and FRAME = {self.frame!r} generates none; leave it out')
+            raise UserError(f'a task needs generated text, and FRAME = {self.frame!r} generates none; omit the task')
         groups: dict[str, list[int]] = {}
         for index, request in enumerate(requests):
             groups.setdefault(repr(sorted(request.args[1].items())), []).append(index)
-        found = [''] * len(requests)
+        answers = [''] * len(requests)
         for group in tqdm(groups.values(), disable=disable_tqdm, desc='Settings of generate_until'):
-            texts = self._generated([requests[index].args[0] for index in group], requests[group[0]].args[1])
+            texts = self._generate([requests[index].args[0] for index in group], requests[group[0]].args[1])
             for index, text in zip(group, texts, strict=True):
-                found[index] = text
+                answers[index] = text
                 self.cache_hook.add_partial('generate_until', requests[index].args, text)
-        return found
+        return answers
 
-    def _generated(self, contexts: Sequence[str], given: Mapping[str, Any]) -> list[str]:
-        until, length, decoder = generation.settings(given, self.trained.lengths['targets'])
-        lengths = self._fitting(length)
-        inputs = [self._context(context, lengths['inputs']) for context in contexts]
-        made = self._predictor(lengths, decoder).predict(self.trained.params, inputs)
-        return [generation.before(until, self.trained.vocabulary.decode(one.ids[0])) for one in made]
+    def _generate(self, contexts: Sequence[str], kwargs: Mapping[str, Any]) -> list[str]:
+        until, length, decoder = parse_generation_kwargs(kwargs, self.trained.lengths['targets'])
+        lengths = self._fit_lengths(length)
+        end = self._end if self.trained.ends_inputs else []
+        inputs = [[*self._ids(context), *end][-lengths['inputs'] :] for context in contexts]
+        answers = self._predictor(lengths, decoder).predict(self.trained.params, inputs)
+        texts = [self.trained.vocabulary.decode(answer.ids[0]) for answer in answers]
+        for stop in filter(None, until):
+            texts = [text.split(stop)[0] for text in texts]
+        return texts
 
-    def _judged(self, pairs: Sequence[tuple[Ids, Ids]], longest: Mapping[str, int], quiet: bool):
-        """(score, is greedy) of each (context, continuation) in ids."""
-        found: list[Any] = [None] * len(pairs)
+    def _judge(
+        self, pairs: Sequence[tuple[Ids, Ids]], longest: Mapping[str, int], disable_tqdm: bool
+    ) -> list[Judgement]:
+        """Judges (context, continuation) pairs of ids with a decoder, in batches of similar length."""
+        judgements: list[Judgement] = [(0.0, False)] * len(pairs)
         groups: dict[int, list[int]] = {}
         for index, (context, continuation) in enumerate(pairs):
             if len(continuation) > longest['targets']:
                 raise UserError(
-                    f'a continuation has {len(continuation)} tokens, and the model takes {longest["targets"]}; give '
+                    f'a continuation has {len(continuation)} tokens, and the model takes {longest["targets"]}; set '
                     'max_length=N in --model_args'
                 )
-            groups.setdefault(self._bucket(len(context), len(continuation)), []).append(index)
-        for length, group in tqdm(sorted(groups.items()), disable=quiet, desc='Lengths of loglikelihood'):
-            lengths = self._fitting(length)
+            room = longest['targets']
+            if self.frame == frames.DECODER_ONLY:
+                room = max(len(continuation), room + 1 - max(len(context), 1))
+            groups.setdefault(predictions.bucket(len(continuation), room), []).append(index)
+        for length, group in tqdm(sorted(groups.items()), disable=disable_tqdm, desc='Lengths of loglikelihood'):
+            lengths = self._fit_lengths(length)
             contexts = [pairs[index][0][-lengths['inputs'] :] for index in group]
             arrays = predictions.decoder_arrays([pairs[index][1] for index in group], length)
-            judged = self._predictor(lengths).judge(self.trained.params, contexts, arrays)
-            for index, (score, is_greedy) in zip(group, judged, strict=True):
-                found[index] = float(score), bool(is_greedy)
-        return found
+            results = self._predictor(lengths).judge(self.trained.params, contexts, arrays)
+            for index, (score, is_greedy) in zip(group, results, strict=True):
+                judgements[index] = float(score), bool(is_greedy)
+        return judgements
 
-    def _pseudo(self, pairs: Sequence[tuple[Ids, Ids]]) -> list[tuple[float, bool]]:
-        # As objectives/masked_lm.gin: a vocabulary without a mask gives its last id.
-        mask = int(getattr(self.trained.vocabulary, 'mask_id', self.trained.vocabulary.vocab_size - 1))
-        begin, end = self._begin, self._end()
+    def _judge_masked(self, pairs: Sequence[tuple[Ids, Ids]]) -> list[Judgement]:
+        """Judges pairs with a masked language model, one row for each token of a continuation."""
         rows, places, tokens, owners = [], [], [], []
-        longest = self.trained.lengths['inputs']
+        longest = self.trained.lengths['inputs'] - len(self._begin) - len(self._end)
         for index, (context, continuation) in enumerate(pairs):
-            text = [*context, *continuation][-(longest - len(begin) - len(end)) :]
-            first = len(text) - len(continuation)
-            if first < 0:
+            if len(continuation) > longest:
                 raise UserError(f'a continuation has {len(continuation)} tokens, and the model reads {longest}')
-            for place in range(first, len(text)):
-                rows.append([*begin, *text[:place], mask, *text[place + 1 :], *end])
-                places.append(len(begin) + place)
+            text = [*context, *continuation][-longest:]
+            for place in range(len(text) - len(continuation), len(text)):
+                rows.append([*self._begin, *text[:place], self._mask, *text[place + 1 :], *self._end])
+                places.append(len(self._begin) + place)
                 tokens.append(text[place])
                 owners.append(index)
         arrays: dict[str, Any] = {'places': np.asarray(places, np.int32), 'tokens': np.asarray(tokens, np.int32)}
-        judged = self._predictor(self.trained.lengths).judge(self.trained.params, rows, arrays) if rows else ()
+        results = self._predictor(self.trained.lengths).judge(self.trained.params, rows, arrays) if rows else ()
         scores, greedy = [0.0] * len(pairs), [True] * len(pairs)
-        for index, (score, is_best) in zip(owners, judged, strict=True):
+        for index, (score, is_greedy) in zip(owners, results, strict=True):
             scores[index] += float(score)
-            greedy[index] &= bool(is_best)
+            greedy[index] &= bool(is_greedy)
         return list(zip(scores, greedy, strict=True))
 
-    def _labels(self, pairs: Sequence[tuple[str, str]]) -> list[tuple[float, bool]]:
+    def _judge_labels(self, pairs: Sequence[tuple[str, str]]) -> list[Judgement]:
         assert isinstance(self.trained.model, Classifier)
-        known = self.trained.model.labels
+        labels = self.trained.model.labels or ()
         for _, continuation in pairs:
-            if not known or continuation.strip() not in known:
-                allowed = ', '.join(known or ()) or 'none: it gives a number'
-                raise UserError(f'a continuation is {continuation!r}, and the labels of the model are {allowed}')
+            if continuation.strip() not in labels:
+                allowed = ', '.join(labels) or 'none: it predicts a number'
+                raise UserError(f'a continuation must be a label of the model ({allowed}), got {continuation!r}')
         answers = self.trained.classify([context for context, _ in pairs])
         return [
             (answer.scores[answer.texts.index(label.strip())], answer.text == label.strip())
             for answer, (_, label) in zip(answers, pairs, strict=True)
         ]
 
-    def _encoded(self, context: str, continuation: str) -> tuple[Ids, Ids]:
+    def _encode_pair(self, context: str, continuation: str) -> tuple[Ids, Ids]:
         if self.frame == frames.ENCODER_DECODER:
-            # The two are texts of their own: only white space moves.
-            kept = context.rstrip()
-            continuation, context = context[len(kept) :] + continuation, kept
-            return [*self._ids(context), *self._end()], self._scored(continuation)
-        return self._split(context, continuation)
+            # They are encoded separately: only white space moves to the continuation.
+            stripped = context.rstrip()
+            return [*self._ids(stripped), *self._end], self._continuation_ids(context[len(stripped) :] + continuation)
+        return self._split_text(context, continuation)
 
-    def _split(self, context: str, continuation: str) -> tuple[Ids, Ids]:
-        """One text, cut behind the context; a prefix language model's prompt has an end token."""
-        kept = context.rstrip()
-        continuation, context = context[len(kept) :] + continuation, kept
+    def _split_text(self, context: str, continuation: str) -> tuple[Ids, Ids]:
+        """One text, split after the context; a prefix language model's prompt has an end token."""
+        stripped = context.rstrip()
+        continuation, context = context[len(stripped) :] + continuation, stripped
         if self.frame == frames.DECODER_ONLY and self.trained.ends_inputs:
-            return [*self._ids(context), *self._end()] if context else [], self._scored(continuation)
-        whole, before = self._ids(context + continuation), self._ids(context) if context else []
-        if len(whole) > len(before):
-            return whole[: len(before)], whole[len(before) :]
+            return [*self._ids(context), *self._end] if context else [], self._continuation_ids(continuation)
+        text, prefix = self._ids(context + continuation), self._ids(context) if context else []
+        if len(text) > len(prefix):
+            return text[: len(prefix)], text[len(prefix) :]
         # One piece holds the end of the context and the continuation: score the continuation's own pieces.
-        return before, self._scored(continuation)
+        return prefix, self._continuation_ids(continuation)
 
-    def _scored(self, continuation: str) -> Ids:
+    def _continuation_ids(self, continuation: str) -> Ids:
         """The ids of a continuation. Raises UserError if it has none, because its probability would be 1."""
         ids = self._ids(continuation)
         if not ids:
             raise UserError(
-                f'a continuation is {continuation!r:.60}, which has no tokens in the vocabulary of the model; correct '
+                f'a continuation has no tokens in the vocabulary of the model, got {continuation!r:.60}; correct '
                 'doc_to_choice or target_delimiter of the task'
             )
         return ids
 
-    def _windows(self, text: str, length: int) -> Iterator[tuple[Ids, Ids]]:
-        # A decoder begins each row with id 0 by itself, so the first window has no context. A text of an
-        # encoder-decoder has its end token, as lm_eval's `hf` has it there.
-        start = self._end() if self.frame == frames.ENCODER_DECODER else []
-        ids = [*self._ids(text), *start]
-        for window in utils.get_rolling_token_windows(ids, -1, length, 1):
-            context, continuation = utils.make_disjoint_window(window)
-            yield start if context == [-1] else context, continuation
-
-    def _lengths(self) -> dict[str, int]:
-        """The most tokens of a context, and of a continuation, which may leave a decoder's context one token."""
-        given = self.trained.lengths
-        if self.frame != frames.DECODER_ONLY:
-            return dict(given)
-        row = given['inputs'] + given['targets']
-        return {'inputs': row, 'targets': row - 1}
-
-    def _bucket(self, context: int, continuation: int) -> int:
-        """The length to which a continuation is padded: one of few, and in a decoder alone what the context leaves."""
-        longest = self._lengths()['targets']
-        if self.frame == frames.DECODER_ONLY:
-            longest = max(continuation, longest + 1 - max(context, 1))
-        return predictions.bucket(continuation, longest)
-
-    def _fitting(self, length: int) -> dict[str, int]:
-        """Lengths for answers of `length` tokens: a decoder alone gives all the rest of its row to the prompt."""
-        given = self.trained.lengths
-        if self.frame != frames.DECODER_ONLY:
-            return {'inputs': given['inputs'], 'targets': length}
-        row = given['inputs'] + given['targets']
-        if length >= row:
-            raise UserError(f'a task asks for {length} tokens, and a row of the model has {row}; give max_gen_toks')
-        return {'inputs': row - length, 'targets': length}
-
-    def _context(self, text: str, longest: int) -> Ids:
-        ends = self._end() if self.trained.ends_inputs else []
-        return [*self._ids(text), *ends][-longest:]
-
     def _ids(self, text: str) -> Ids:
         return [int(token) for token in self.trained.vocabulary.encode(text)][len(self._begin) :]
 
-    def _end(self) -> Ids:
-        end = self.trained.vocabulary.eos_id
-        return [] if end is None else [int(end)]
+    def _windows(self, text: str, length: int) -> Iterator[tuple[Ids, Ids]]:
+        # A decoder starts each row with id 0 by itself, so the first window has no context. A text of an
+        # encoder-decoder has an end token, as with lm_eval's `hf`.
+        end = self._end if self.frame == frames.ENCODER_DECODER else []
+        for window in utils.get_rolling_token_windows([*self._ids(text), *end], -1, length, 1):
+            context, continuation = utils.make_disjoint_window(window)
+            yield end if context == [-1] else context, continuation
+
+    def _max_lengths(self) -> dict[str, int]:
+        """The maximum tokens of a context, and of a continuation, which leaves a decoder's context one token."""
+        lengths = self.trained.lengths
+        if self.frame != frames.DECODER_ONLY:
+            return dict(lengths)
+        row = lengths['inputs'] + lengths['targets']
+        return {'inputs': row, 'targets': row - 1}
+
+    def _fit_lengths(self, length: int) -> dict[str, int]:
+        """Lengths for answers of `length` tokens; the prompt of a decoder alone gets the rest of its row."""
+        lengths = self.trained.lengths
+        if self.frame != frames.DECODER_ONLY:
+            return {'inputs': lengths['inputs'], 'targets': length}
+        row = lengths['inputs'] + lengths['targets']
+        if length >= row:
+            raise UserError(f'max_gen_toks must be less than the {row} tokens of a row of the model, got {length}')
+        return {'inputs': row - length, 'targets': length}
 
     def _predictor(self, lengths: Mapping[str, int], decoder: Decoder = GREEDY) -> predictions.Predictor:
         key = (tuple(sorted(lengths.items())), decoder)
         if key not in self._predictors:
             settings = predictions.Decoding(self._size, dict(lengths), decoder, self._seed)
-            trained = self.trained
-            end = (self._end() or [1])[0]
+            trained, end = self.trained, (self._end or [1])[0]
             self._predictors[key] = predictions.Predictor(trained.model, trained.partitioner, settings, end)
         return self._predictors[key]
 
 
-def _batch_size(given: int | str, trained: TrainedModel) -> int:
-    text = str(given)
-    if not text.isdecimal() and not text.startswith('auto'):
-        raise UserError(f'--batch_size {text} is not a number of texts; give one, or auto for {AUTO}')
-    size = int(text) if text.isdecimal() else AUTO
-    shards = trained.partitioner.batch_shards
-    return -(-max(size, 1) // shards) * shards
+def parse_generation_kwargs(kwargs: Mapping[str, Any], default_length: int) -> tuple[list[str], int, Decoder]:
+    """The texts at which an answer ends, its maximum tokens, and the decoder, from lm_eval's `gen_kwargs`.
+
+    Beams have the defaults of transformers' `generate`, which lm_eval's `hf` uses. Raises UserError for a setting that
+    no decoder has.
+    """
+    settings = {name: value for name, value in kwargs.items() if value is not None}
+    unknown = settings.keys() - {'until', *_LENGTHS, *_OTHERS}
+    if unknown:
+        allowed = ', '.join(('until', _LENGTHS[0], *_OTHERS))
+        raise UserError(f'generation_kwargs must be some of {allowed}, got {", ".join(sorted(unknown))}')
+    until = settings.get('until', [])
+    length = next((int(settings[name]) for name in _LENGTHS if name in settings), default_length)
+    beams, temperature = int(settings.get('num_beams') or 1), float(settings.get('temperature') or 0.0)
+    early_stopping = settings.get('early_stopping', False)
+    if early_stopping not in _STOPS:
+        raise UserError(f"early_stopping of generation_kwargs must be False, True or 'never', got {early_stopping!r}")
+    decoder: Decoder = Greedy()
+    if settings.get('do_sample') and temperature > 0:
+        if beams > 1:
+            raise UserError(
+                f'generation_kwargs must have do_sample or num_beams, got do_sample and num_beams = {beams}'
+            )
+        decoder = Sampling(temperature, settings.get('top_k') or None, float(settings.get('top_p') or 1.0))
+    elif beams > 1:
+        penalty = PowerPenalty(float(settings.get('length_penalty', 1.0)))
+        decoder = BeamSearch(beams, penalty, _STOPS[early_stopping])
+    return [until] if isinstance(until, str) else list(until), length, decoder

@@ -1,4 +1,4 @@
-"""`remixer-t5x report`: one HTML file about runs."""
+"""`remixer-t5x report`: writes one HTML file about runs."""
 
 import argparse
 
@@ -13,8 +13,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         '--out', metavar='FILE', default='report.html', help="the file to write (default 'report.html')"
     )
     parser.add_argument(
-        '--pictures', metavar='True', nargs='?', const=True, default=False, type=_truth,
-        help='draw what models learned; runs the config.gin of each run, which takes a minute or so for each',
+        '--pictures', action='store_true',
+        help='draw what models learned; runs the config.gin of each run, which takes about a minute for each',
     )  # fmt: skip
     parser.add_argument(
         '--text', metavar='WORDS', help='what the model reads for the pictures (default: a short sentence)'
@@ -22,23 +22,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument('--pictures_dir', metavar='DIR', help='also write each picture as PNG and SVG into this folder')
 
 
-def _truth(text: str) -> bool:
-    if text not in ('True', 'False'):
-        raise argparse.ArgumentTypeError(f'{text!r} is not True or False')
-    return text == 'True'
-
-
 def run(args: argparse.Namespace) -> None:
-    """Writes the report and says where it is.
+    """Writes the report and prints its path.
 
     Raises:
         UserError: a folder that is not a run, a run without metrics, a file that cannot be read or written.
     """
     if not args.pictures and (args.text is not None or args.pictures_dir is not None):
-        given = '--pictures_dir' if args.text is None else '--text'
-        raise UserError(f'{given} is of the pictures; add --pictures, which runs the config.gin of each run')
+        flag = '--pictures_dir' if args.text is None else '--text'
+        raise UserError(f'{flag} needs --pictures, which runs the config.gin of each run; add it')
     if args.text is not None and not args.text.strip():
-        raise UserError('--text is empty; type a sentence, as in --text="A dog barks."')
+        raise UserError('--text must not be empty; type a sentence, as in --text="A dog barks."')
     with arguments.libraries(args):
         from remixer_t5x.extras.reports import write
 

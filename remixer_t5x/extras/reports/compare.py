@@ -1,7 +1,7 @@
-"""`remixer-t5x compare`: one recipe for a list of models and seeds, run by run, and at the end a table and a report.
+"""`remixer-t5x compare`: trains one recipe with several models and seeds, and ends in a table and a report.
 
-Each run is a process of the command line, typed as a user would type it: whatever stops one leaves the others alone,
-and it resumes by itself. Started again, the sweep goes over what is finished and does the rest.
+Each run is a separate process of the command line, so that a failure leaves the others alone, and each run resumes by
+itself. The same command again skips finished runs.
 """
 
 import argparse
@@ -25,16 +25,16 @@ from remixer_t5x.errors import UserError
 # -P: without it Python would look for its own modules in the current folder first.
 PROGRAM = (sys.executable, '-P', '-m', 'remixer_t5x.cli.main')
 COMMANDS = (train.TRAIN.name, train.FINETUNE.name)
-# In the folder of the sweep: the commands that have come to their end.
+# In the folder of the sweep: the commands that have finished.
 FINISHED = 'finished.jsonl'
 REPORT = 'report.html'
 _USER_MISTAKE = 2
-# Seconds between two looks at a run.
-_PERIOD = 5.0
+# Seconds between two checks of a run.
+_POLL_PERIOD = 5.0
 # Seconds between two lines of progress in a log that is not a terminal.
 _LOG_PERIOD = 60.0
 # Macros that the sweep sets for each run, and what to type instead.
-_OURS = {'MODEL_DIR': '--folder=DIR', 'SEED': '--seeds=0,1,2'}
+_SWEEP_MACROS = {'MODEL_DIR': '--folder=DIR', 'SEED': '--seeds=0,1,2'}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,7 +66,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Runs what is missing, then prints the table and writes the report; the exit code.
+    """Runs what is missing, then prints the table and writes the report; returns the exit code.
 
     Raises:
         UserError: a mistake in the command, or one that a run reports.
@@ -76,59 +76,59 @@ def run(args: argparse.Namespace) -> int:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise UserError(f'{folder} cannot be made ({error.strerror}); give another --folder') from None
-    costs = _costs(args, cells)
+        raise UserError(f'{folder} cannot be created ({error.strerror}); type another --folder') from None
+    costs = _model_costs(args, cells)
     for name, (parameters, _) in costs.items():
-        _say(f'{name}: {parameters:,} parameters')
-    if warning := _unequal(costs):
-        _say(f'warning: {warning}')
+        _print(f'{name}: {parameters:,} parameters')
+    if warning := _unequal_sizes(costs):
+        _print(f'warning: {warning}')
     finished = _finished(folder)
     todo = [cell for cell in cells if list(cell.command) not in finished or not cell.folder.is_dir()]
-    _say(f'{len(cells)} runs, {len(cells) - len(todo)} finished before; in {folder}')
+    _print(f'{len(cells)} runs, {len(cells) - len(todo)} finished before; in {folder}')
     failed = []
     for number, cell in enumerate(todo, 1):
-        _say(f'{number} of {len(todo)}: {cell.name}; {cell.log}')
+        _print(f'{number} of {len(todo)}: {cell.name}; {cell.log}')
         start = time.monotonic()
-        code, asked = _run_one(cell)
+        code, stop_signal = _run_cell(cell)
         if code == 0:
             with (folder / FINISHED).open('a') as file:
                 file.write(json.dumps(list(cell.command)) + '\n')
-            _say(f'{cell.name}: finished in {time.monotonic() - start:,.0f} s')
-        if asked:
-            _say('stopped; run the same command again to continue')
-            return 128 + asked
+            _print(f'{cell.name}: finished in {time.monotonic() - start:,.0f} s')
+        if stop_signal:
+            _print('stopped; run the same command again to continue')
+            return 128 + stop_signal
         if code == _USER_MISTAKE:
             raise UserError(f'{cell.name}: {_last_line(cell.log).removeprefix("error: ")}')
         if code:
             failed.append(cell)
-            _say(f'{cell.name}: FAILED with {code}: {_last_line(cell.log)}')
-    if done := [cell for cell in cells if cell not in failed]:
-        _show_results(args, done, folder, costs)
+            _print(f'{cell.name}: FAILED with {code}: {_last_line(cell.log)}')
+    if succeeded := [cell for cell in cells if cell not in failed]:
+        _show_results(args, succeeded, folder, costs)
     return int(bool(failed))
 
 
 def plan(args: argparse.Namespace) -> list[Cell]:
-    """All runs, seed by seed, so that a sweep that is stopped has as many of one model as of the other."""
+    """All runs, seed by seed, so that a stopped sweep has equally many runs of each model."""
     from remixer_t5x.config import files, loading
 
     if args.compared not in COMMANDS:
         raise UserError(f'compare {args.compared} is not a command; type compare train or compare finetune')
     for name, _ in args.gin_flags:
-        if name in _OURS:
-            raise UserError(f'--gin.{name} is set for each run; type {_OURS[name]} instead')
-    given = _listed(args.models, '--models=t5_1_1,remixer')
-    models = {_label(model): model for model in given}
-    if len(models) < len(given):
-        raise UserError(f'--models={args.models} names one twice; give each once')
+        if name in _SWEEP_MACROS:
+            raise UserError(f'--gin.{name} is set for each run; type {_SWEEP_MACROS[name]} instead')
+    names = _listed(args.models, '--models=t5_1_1,remixer')
+    models = {_label(name): name for name in names}
+    if len(models) < len(names):
+        raise UserError(f'--models={args.models} names one twice; name each once')
     search_paths = arguments.names(','.join(args.gin_search_paths))
     # Before another model is trained.
-    for model in given:
-        for file in loading.model_files(model, search_paths):
+    for name in names:
+        for file in loading.model_files(name, search_paths):
             if '=' not in file:
-                files.find(file, search_paths, asked_by=f'--models has {model}: ')
+                files.find(file, search_paths, asked_by=f'--models has {name}: ')
     seeds = _listed(args.seeds, '--seeds=0,1,2')
     if wrong := [seed for seed in seeds if ranges.whole_number(seed) is None]:
-        raise UserError(f'--seeds has {wrong[0]!r}; give whole numbers, as in --seeds=0,1,2')
+        raise UserError(f'--seeds must be whole numbers, got {wrong[0]!r}; type --seeds=0,1,2')
     if not args.folder:
         raise UserError('compare needs a folder for its runs; type --folder=runs/compared')
     folder = pathlib.Path(args.folder).expanduser().absolute()
@@ -140,9 +140,9 @@ def plan(args: argparse.Namespace) -> list[Cell]:
     cells = []
     for seed in map(int, seeds):
         for label, model in models.items():
-            place = folder / label.replace('/', '_') / f'seed_{seed}'
-            own = (f'--model={model}', f'--gin.SEED={seed}', f'--gin.MODEL_DIR={place}')
-            cells.append(Cell(label, seed, place, (args.compared, *recipe, *own), model))
+            run_folder = folder / label.replace('/', '_') / f'seed_{seed}'
+            flags = (f'--model={model}', f'--gin.SEED={seed}', f'--gin.MODEL_DIR={run_folder}')
+            cells.append(Cell(label, seed, run_folder, (args.compared, *recipe, *flags), model))
     return cells
 
 
@@ -151,7 +151,7 @@ def _label(model: str) -> str:
     return '+'.join(name.strip().removeprefix('./').removesuffix('.gin') for name in model.split('+'))
 
 
-def _costs(args: argparse.Namespace, cells: Sequence[Cell]) -> dict[str, tuple[int, float]]:
+def _model_costs(args: argparse.Namespace, cells: Sequence[Cell]) -> dict[str, tuple[int, float]]:
     """Parameters of each model, and FLOPs of its forward pass for one example.
 
     Reads the configuration of each model as its run will, so that a mistake in the last one stops the sweep before the
@@ -168,20 +168,22 @@ def _costs(args: argparse.Namespace, cells: Sequence[Cell]) -> dict[str, tuple[i
         given = loading.Given(args.gin_file, flags, search_paths, loading.model_files(files, search_paths))
         try:
             loading.load(given, train.ROOT, partial=False)
-            counted = counts.count(resolved.macro('MODEL'), resolved.macro('TASK_FEATURE_LENGTHS'))
+            count = counts.count(resolved.macro('MODEL'), resolved.macro('TASK_FEATURE_LENGTHS'))
         except UserError as error:
             raise UserError(f'{name}: {error}') from error
-        costs[name] = counted.total_parameters, counted.total_forward_flops
+        costs[name] = count.total_parameters, count.total_forward_flops
     return costs
 
 
-def _unequal(costs: Mapping[str, tuple[int, float]]) -> str:
+def _unequal_sizes(costs: Mapping[str, tuple[int, float]]) -> str:
     """A warning if the numbers of parameters differ by more than 5%; empty otherwise."""
     if len(costs) < 2:
         return ''
-    fewest, most = (choose(costs, key=lambda name: costs[name][0]) for choose in (min, max))
-    ratio = costs[most][0] / costs[fewest][0] - 1
-    return f'{most} has {ratio:.0%} more parameters than {fewest}; the sizes are not matched' if ratio > 0.05 else ''
+    smallest, largest = (choose(costs, key=lambda name: costs[name][0]) for choose in (min, max))
+    excess = costs[largest][0] / costs[smallest][0] - 1
+    if excess <= 0.05:
+        return ''
+    return f'{largest} has {excess:.0%} more parameters than {smallest}; the sizes are not matched'
 
 
 @contextlib.contextmanager
@@ -204,48 +206,48 @@ def _listed(text: str | None, example: str) -> list[str]:
     if not items:
         raise UserError(f'{example.partition("=")[0]} has no value; type {example}')
     if len(set(items)) < len(items):
-        raise UserError(f'{example.partition("=")[0]}={text} names one twice; give each once')
+        raise UserError(f'{example.partition("=")[0]}={text} names one twice; name each once')
     return items
 
 
-def _run_one(cell: Cell) -> tuple[int, int]:
-    """Exit code of the run, and the signal that asked the sweep to end (0: none); the run gets it and saves first."""
+def _run_cell(cell: Cell) -> tuple[int, int]:
+    """Runs one cell; returns its exit code, and the signal that stops the sweep (0: none), upon which the run saves."""
     from remixer_t5x.train import preemption
 
-    asked = 0
+    stop_signal = 0
     cell.folder.parent.mkdir(parents=True, exist_ok=True)
     with cell.log.open('ab') as log:
-        # A group of its own: Ctrl-C reaches the run once, from us.
+        # A new process group, so that the run gets one SIGINT, forwarded by us.
         process = subprocess.Popen(
             [*PROGRAM, *cell.command], stdout=log, stderr=subprocess.STDOUT, start_new_session=True
         )
 
         def pass_on(number: int, _: object) -> None:
-            nonlocal asked
-            asked = number
-            _say(f'{signal.Signals(number).name}: {cell.name} saves, then the sweep ends')
+            nonlocal stop_signal
+            stop_signal = number
+            _print(f'{signal.Signals(number).name}: {cell.name} saves, then the sweep ends')
             process.send_signal(number)
 
-        watched = _Watched(cell.folder)
-        before = {number: signal.signal(number, pass_on) for number in preemption.stop_signals()}
+        monitor = _ProgressMonitor(cell.folder)
+        handlers = {number: signal.signal(number, pass_on) for number in preemption.stop_signals()}
         try:
             while True:
                 with contextlib.suppress(subprocess.TimeoutExpired):
-                    return process.wait(_PERIOD), asked
-                if line := watched.look():
-                    _say(f'{cell.name}: {line}')
+                    return process.wait(_POLL_PERIOD), stop_signal
+                if line := monitor.new_line():
+                    _print(f'{cell.name}: {line}')
         finally:
-            for number, handler in before.items():
+            for number, handler in handlers.items():
                 signal.signal(number, handler)
 
 
-class _Watched:
-    """A run in `folder` that may be in progress."""
+class _ProgressMonitor:
+    """Reports the progress of a run in `folder`."""
 
     def __init__(self, folder: pathlib.Path):
         self._folder, self._step, self._due = folder, -1, 0.0
 
-    def look(self) -> str:
+    def new_line(self) -> str:
         """A line if the run has logged another step, otherwise nothing; without a terminal at most one a minute."""
         if time.monotonic() < self._due:
             return ''
@@ -266,31 +268,31 @@ def _progress(folder: pathlib.Path) -> tuple[int, str]:
         (run,) = run_folders.read_all([str(folder)])
     except UserError:
         return -1, ''
-    found, seconds = overview.overview(run), run.series(records.TRAIN, 'seconds_per_step')
-    parts = [f'step {found.step:,}' + (f' of {found.steps:,}' if found.steps else '')]
-    if found.train_loss is not None:
-        parts.append(f'loss {found.train_loss:.4f}')
-    if found.steps and seconds:
-        parts.append(f'{progress.duration((found.steps - found.step) * seconds[-1][1])} left')
-    return found.step, ', '.join(parts)
+    numbers, seconds = overview.overview(run), run.series(records.TRAIN, 'seconds_per_step')
+    parts = [f'step {numbers.step:,}' + (f' of {numbers.steps:,}' if numbers.steps else '')]
+    if numbers.train_loss is not None:
+        parts.append(f'loss {numbers.train_loss:.4f}')
+    if numbers.steps and seconds:
+        parts.append(f'{progress.duration((numbers.steps - numbers.step) * seconds[-1][1])} left')
+    return numbers.step, ', '.join(parts)
 
 
 def _finished(folder: pathlib.Path) -> list[list[str]]:
-    """Commands that have ended well here; a line that was cut off counts as none."""
+    """Commands that have succeeded here; an incomplete line is skipped."""
     path = folder / FINISHED
-    found = []
+    commands = []
     with untrusted_files.user_errors(path, 'remove it, and every run starts again from its last checkpoint'):
         for line in untrusted_files.json_lines(path) if path.exists() else ():
             if isinstance(line.value, list):
-                found.append(line.value)
-    return found
+                commands.append(line.value)
+    return commands
 
 
 def _last_line(log: pathlib.Path) -> str:
-    """What a run said last; of a user's mistake that is its one line."""
+    """The last error in a run's log, or its last line; for a user's mistake that is its one line."""
     lines = log.read_text(errors='replace').strip().splitlines()
     errors = [line for line in lines if line.startswith('error')]
-    return (errors or lines or ['it said nothing'])[-1]
+    return (errors or lines or ['no output'])[-1]
 
 
 def _show_results(
@@ -307,50 +309,40 @@ def _show_results(
     write.write(folders, str(folder / REPORT))
 
 
-def table(groups, costs: Mapping[str, tuple[int, float]]) -> Any:
+def table(groups: Sequence[Any], costs: Mapping[str, tuple[int, float]]) -> Any:
     """A row for each model: parameters, FLOPs of an example, losses, metrics of tasks and speed.
 
     Losses, metrics and speed are means over seeds with standard deviations.
     """
-    from remixer_t5x.costs.table import quantity
-    from remixer_t5x.extras.reports import overview
+    from remixer_t5x.cli.info.model import quantity
+    from remixer_t5x.extras.reports import overview, tables
 
-    tasks = overview.task_table(groups)
-    headings = [
-        'model',
-        'parameters',
-        'FLOPs',
-        'seeds',
-        'train loss',
-        'held-out loss',
-        *(f'{kind}: {metric}' for kind, metric, _ in tasks),
-    ]
-    found = console.table(*headings, 'tokens/s', words=('model',))
+    def mean(values: Sequence[float | None], digits: int) -> str:
+        present = [value for value in values if value is not None]
+        return _format_cell(tables.cell(present) if present else None, digits)
+
+    tasks = tables.task_table(groups)
+    headings = ['model', 'parameters', 'FLOPs', 'seeds', 'train loss', 'held-out loss']
+    headings += [f'{kind}: {metric}' for kind, metric, _ in tasks]
+    result = console.table(*headings, 'tokens/s', words=('model',))
     for index, group in enumerate(groups):
-        runs = [overview.overview(one) for one in group.runs]
-        losses = [_cell([one.train_loss for one in runs], 4), _cell([one.held_out for one in runs], 4)]
-        metrics = [_shown(cells[index], 2) for _, _, cells in tasks]
-        speed = _cell([one.tokens_per_second for one in runs], 0)
+        runs = [overview.overview(run) for run in group.runs]
         cost = (f'{costs[group.name][0]:,}', quantity(costs[group.name][1])) if group.name in costs else ('-', '-')
-        found.add_row(group.name, *cost, str(len(runs)), *losses, *metrics, speed)
-    return found
+        losses = [mean([run.train_loss for run in runs], 4), mean([run.held_out for run in runs], 4)]
+        metrics = [_format_cell(cells[index], 2) for _, _, cells in tasks]
+        speed = mean([run.tokens_per_second for run in runs], 0)
+        result.add_row(group.name, *cost, str(len(runs)), *losses, *metrics, speed)
+    return result
 
 
-def _cell(values: Sequence[float | None], digits: int) -> str:
-    from remixer_t5x.extras.reports import overview
-
-    present = [value for value in values if value is not None]
-    return _shown(overview.cell(present) if present else None, digits)
-
-
-def _shown(cell, digits: int) -> str:
+def _format_cell(cell: Any, digits: int) -> str:
     if cell is None:
         return '-'
     deviation = '' if cell.deviation is None else f' ± {cell.deviation:,.{digits}f}'
     return f'{cell.mean:,.{digits}f}{deviation}'
 
 
-def _say(line: str) -> None:
+def _print(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 

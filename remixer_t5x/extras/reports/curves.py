@@ -1,19 +1,82 @@
-"""The loss curve of a run as a PNG, from its `metrics.jsonl`."""
+"""Draws curves: the loss of a run or of several runs as a PNG, and the charts of a report."""
 
+import dataclasses
 import io
 import os
 import pathlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 from etils import epath
 
 from remixer_t5x.errors import UserError
 from remixer_t5x.extras.reports import records
+from remixer_t5x.extras.reports.pictures import drawing
+from remixer_t5x.extras.reports.pictures.drawing import Picture
 from remixer_t5x.run_folder import object_store
 
-_INK, _TRAIN, _HELD_OUT = '#333333', '#8fb3d9', '#c0392b'
-Points = list[tuple[int, float]]
+Points = Sequence[tuple[int, float]]
+SMOOTHING = 0.6
+# A plot has no pixels for more points, and a page with many runs would become large.
+MOST_POINTS = 400
+_FEW_POINTS = 20
+_TRAIN, _HELD_OUT = '#8fb3d9', '#c0392b'
+
+
+@dataclasses.dataclass(frozen=True)
+class Series:
+    """The curve of one run; `number` is the index of the run and selects its colour."""
+
+    number: int
+    points: Points
+
+
+@dataclasses.dataclass(frozen=True)
+class Chart:
+    """One plot: title, unit and lines. `smooth` draws the moving average of noisy values."""
+
+    title: str
+    unit: str
+    lines: Sequence[Series]
+    smooth: bool = False
+
+
+def moving_average(values: Sequence[float], weight: float) -> list[float]:
+    """Computes TensorBoard's moving average, `sum_k weight^(t-k) x_k / sum_k weight^(t-k)`, for each step t."""
+    averages, total, count = [], 0.0, 0.0
+    for value in values:
+        total, count = weight * total + value, weight * count + 1.0
+        averages.append(total / count)
+    return averages
+
+
+def thin(points: Points, most: int = MOST_POINTS) -> Points:
+    """Returns at most `most` evenly spaced points, including the first and the last."""
+    if len(points) <= most:
+        return points
+    indices = np.linspace(0, len(points) - 1, most).round()
+    return [points[int(index)] for index in indices]
+
+
+def draw(chart: Chart, name: str) -> Picture:
+    """Draws a chart. `name` must be unique in the page. Smoothed curves also show the raw values as a thin line."""
+    figure = drawing.new_figure(4.6, 2.3)
+    axes = figure.add_subplot()
+    drawing.style_axes(axes)
+    axes.grid(axis='y', color=drawing.GRID, linewidth=0.5)
+    axes.locator_params(nbins=6)
+    axes.ticklabel_format(axis='both', style='sci', scilimits=(-4, 6), useOffset=False)
+    for line in chart.lines:
+        steps, values = map(list, zip(*thin(line.points), strict=True))
+        colour = drawing.COLOURS[line.number % len(drawing.COLOURS)]
+        dashes = '--' if line.number >= len(drawing.COLOURS) else '-'
+        if chart.smooth:
+            axes.plot(steps, values, color=colour, linewidth=0.6, alpha=0.45)
+            values = moving_average(values, SMOOTHING)
+        few = not chart.smooth and len(steps) <= _FEW_POINTS
+        axes.plot(steps, values, dashes, color=colour, linewidth=1.4, marker='o' if few else None, markersize=3)
+    return Picture(name, chart.title, chart.unit, figure)
 
 
 def plot_loss(metrics_file: str | os.PathLike, png_file: str | os.PathLike, title: str = 'Loss') -> epath.Path:
@@ -25,33 +88,32 @@ def plot_loss(metrics_file: str | os.PathLike, png_file: str | os.PathLike, titl
     Raises:
         UserError: the file is missing, holds a malformed line, or has no training loss in it.
     """
-    curves = read_losses(metrics_file)
-    train = curves.pop('train', [])
-    if not train:
-        raise UserError(f'{metrics_file} has no training loss; plot a run that has logged at least one step')
-    # Uses the canvas instead of pyplot, which has global state and may look for a display.
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(8, 4.5), dpi=150, layout='constrained')
-    FigureCanvasAgg(figure)
+    curves = read_series(metrics_file, 'loss')
+    train = _training_loss(curves, metrics_file)
+    held_out = {kind: points for kind, points in curves.items() if kind != records.TRAIN}
+    figure = drawing.new_figure(8, 4.5)
     axes = figure.add_subplot()
-    axes.plot(*_columns(train), color=_TRAIN, linewidth=1.6, marker='.' if len(train) < 60 else None, label='training')
-    for index, (kind, points) in enumerate(curves.items()):
-        label = 'held out' if len(curves) == 1 else f'held out: {kind}'
-        _draw_held_out(axes, points, label, _HELD_OUT if index == 0 else f'C{index}')
-    constant = _constant_loss(metrics_file)
-    if constant is not None:
-        axes.axhline(constant, color=_INK, linewidth=1.2, linestyle=':', label='best constant answer')
-    _style_axes(axes, title)
+    axes.plot(*zip(*train, strict=True), color=_TRAIN, marker='.' if len(train) < 60 else None, label='training')
+    for index, (kind, points) in enumerate(held_out.items()):
+        label = 'held out' if len(held_out) == 1 else f'held out: {kind}'
+        colour = _HELD_OUT if index == 0 else f'C{index}'
+        axes.plot(*zip(*points, strict=True), color=colour, linewidth=2, marker='o', markersize=4, label=label)
+        axes.annotate(
+            f'{points[-1][1]:.3f}', points[-1], xytext=(0, 8), textcoords='offset points', ha='right', color=colour
+        )
+    # The newest loss of the best constant answer, of the first evaluation that has one.
+    for points in list(read_series(metrics_file, 'constant_loss').values())[:1]:
+        axes.axhline(points[-1][1], color=drawing.INK, linewidth=1.2, linestyle=':', label='best constant answer')
+    _label_axes(axes, title)
+    axes.legend(frameon=False, labelcolor=drawing.INK)
     target, png = epath.Path(png_file), io.BytesIO()
-    figure.savefig(png, format='png')
+    figure.savefig(png, format='png', dpi=150, facecolor='white')
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_bytes(png.getvalue())
     except object_store.errors() as error:
         raise UserError(
-            f'{target} cannot be written ({object_store.reason(error)}); give a path in a folder that you can write to'
+            f'{target} cannot be written ({object_store.reason(error)}); type a path in a folder that you can write to'
         ) from None
     return target
 
@@ -65,82 +127,49 @@ def plot_runs(metrics_files: Mapping[str, str | os.PathLike], png_file: str | os
     Raises:
         UserError: a file is missing, holds a malformed line, or has no training loss in it.
     """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(10, 6), dpi=150, layout='constrained')
-    FigureCanvasAgg(figure)
+    figure = drawing.new_figure(10, 6)
     axes = figure.add_subplot()
     ends = []
     for index, (label, file) in enumerate(metrics_files.items()):
-        train = read_losses(file).get('train', [])
-        if not train:
-            raise UserError(f'{file} has no training loss; plot a run that has logged at least one step')
-        steps, losses = _columns(train)
-        smooth = [sum(losses[max(0, i - 9) : i + 1]) / len(losses[max(0, i - 9) : i + 1]) for i in range(len(losses))]
+        steps, losses = zip(*_training_loss(read_series(file, 'loss'), file), strict=True)
+        smooth = [float(np.mean(losses[max(0, last - 9) : last + 1])) for last in range(len(losses))]
         axes.plot(steps, smooth, color=f'C{index % 10}', linestyle='-' if index < 10 else '--', linewidth=1.6)
         ends.append((smooth[-1], label, f'C{index % 10}', steps[-1]))
-    _label_ends(axes, ends)
-    _style_axes(axes, title)
+    # Names next to the last points, in the order of the losses; a name moves up if it would cover another.
+    low, high = axes.get_ylim()
+    height = low
+    for loss, label, colour, step in sorted(ends):
+        height = max(loss, height + (high - low) / 28)
+        axes.annotate(f'{loss:.3f} {label}', (step, height), xytext=(6, 0), textcoords='offset points', va='center',
+                      color=colour, fontsize=8, annotation_clip=False)  # fmt: skip
+    _label_axes(axes, title)
     target = pathlib.Path(png_file)
     target.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(target)
+    figure.savefig(target, dpi=150, facecolor='white')
     return target
 
 
-def _label_ends(axes: Any, ends: list[tuple[float, str, str, int]]) -> None:
-    """Writes names next to the last points, in the order of the losses, and moves a name up if it would cover
-    another.
-    """
-    low, high = axes.get_ylim()
-    place = low
-    for loss, label, color, step in sorted(ends):
-        place = max(loss, place + (high - low) / 28)
-        axes.annotate(f'{loss:.3f} {label}', (step, place), xytext=(6, 0), textcoords='offset points', va='center',
-                      color=color, fontsize=8, annotation_clip=False)  # fmt: skip
+def _training_loss(curves: Mapping[str, Points], file: str | os.PathLike) -> Points:
+    if records.TRAIN not in curves:
+        raise UserError(f'{file} has no training loss; plot a run that has logged at least one step')
+    return curves[records.TRAIN]
 
 
-def _draw_held_out(axes: Any, points: Points, label: str, color: str) -> None:
-    axes.plot(*_columns(points), color=color, linewidth=2, marker='o', markersize=4, label=label)
-    axes.annotate(
-        f'{points[-1][1]:.3f}', points[-1], xytext=(0, 8), textcoords='offset points', ha='right', color=color
-    )
+def _label_axes(axes: Any, title: str) -> None:
+    drawing.style_axes(axes, title, 'step', 'cross-entropy per target token [nats]')
+    axes.title.set_fontsize(13)
+    axes.grid(axis='y', color=drawing.GRID, linewidth=0.8)
 
 
-def _columns(points: Points) -> tuple[list[int], list[float]]:
-    return [step for step, _ in points], [loss for _, loss in points]
-
-
-def _style_axes(axes: Any, title: str) -> None:
-    axes.set_title(title, loc='left', color=_INK, fontsize=13)
-    axes.set_xlabel('step', color=_INK)
-    axes.set_ylabel('cross-entropy per target token [nats]', color=_INK)
-    axes.grid(axis='y', color='#dddddd', linewidth=0.8)
-    axes.spines[['top', 'right']].set_visible(False)
-    axes.tick_params(colors=_INK)
-    if axes.get_legend_handles_labels()[0]:
-        axes.legend(frameon=False, labelcolor=_INK)
-
-
-def read_losses(metrics_file: str | os.PathLike) -> dict[str, Points]:
-    """(step, loss) pairs by kind, in the order of the file, without losses that were not finite (null).
+def read_series(metrics_file: str | os.PathLike, number: str) -> dict[str, list[tuple[int, float]]]:
+    """(step, value) pairs of a number by kind, in the order of the file, without values that were not finite (null).
 
     Raises:
         UserError: the file cannot be read, or one of its lines is not a metrics record.
     """
-    curves: dict[str, Points] = {}
+    series: dict[str, list[tuple[int, float]]] = {}
     for record in records.read(metrics_file):
-        loss = record.numbers.get('loss')
-        if loss is not None:
-            curves.setdefault(record.kind, []).append((record.step, loss))
-    return curves
-
-
-def _constant_loss(metrics_file: str | os.PathLike) -> float | None:
-    """The newest loss of the best constant answer, of the first evaluation that has one."""
-    found: dict[str, float] = {}
-    for record in records.read(metrics_file):
-        value = record.numbers.get('constant_loss')
+        value = record.numbers.get(number)
         if value is not None:
-            found[record.kind] = value
-    return next(iter(found.values()), None)
+            series.setdefault(record.kind, []).append((record.step, value))
+    return series

@@ -1,4 +1,4 @@
-"""The report of runs as one HTML file. It loads no other file, and text from files is escaped."""
+"""Renders the report of runs as one HTML file. It loads no other file, and text from files is escaped."""
 
 import dataclasses
 import datetime
@@ -6,12 +6,13 @@ import functools
 import html
 from collections.abc import Sequence
 
-from remixer_t5x.extras.reports import charts, confusion, overview, records
+import jinja2
+import markupsafe
+
+from remixer_t5x.extras.reports import curves, overview, records, tables
 from remixer_t5x.extras.reports.pictures import drawing
 from remixer_t5x.extras.reports.pictures.drawing import Picture
 from remixer_t5x.extras.reports.records import Run
-
-TEMPLATE = 'report.html.jinja'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,52 +27,47 @@ class Learned:
 def render(runs: Sequence[Run], learned: Sequence[Learned] = (), now: datetime.datetime | None = None) -> str:
     """The page. `learned` are the pictures, in the order of their runs."""
     groups = records.by_seed(runs)
-    curves = {
-        heading: [charts.draw(chart, f'{heading}-{number}') for number, chart in enumerate(found)]
-        for heading, found in overview.charts(runs).items()
-    }
-    tasks = overview.task_table(groups)
-    # The first metric of each evaluation is its main metric.
-    heads = list({row[0]: row for row in reversed(tasks)}.values())[::-1]
     overviews = [overview.overview(run) for run in runs]
+    rows = tables.task_table(groups)
+    # The first metric of each evaluation is its main metric.
+    main_rows = list({row[0]: row for row in reversed(rows)}.values())[::-1]
     return _template().render(
         runs=runs,
         groups=groups,
         overviews=overviews,
-        headline=overview.headline(overviews, heads, groups),
-        curves=curves,
-        smoothing=charts.SMOOTHING,
+        headline=tables.headline(overviews, main_rows, groups),
+        curves={
+            heading: [curves.draw(chart, f'{heading}-{number}') for number, chart in enumerate(charts)]
+            for heading, charts in overview.charts(runs).items()
+        },
+        smoothing=curves.SMOOTHING,
         memory={key: title for key, title in overview.MEMORY.items() if any(key in one.memory for one in overviews)},
-        tasks=tasks,
-        heads=heads,
-        breakdowns=overview.breakdowns(groups),
-        confusions=confusion.confusions(runs),
-        samples=overview.samples(runs),
+        tasks=rows,
+        main_rows=main_rows,
+        breakdowns=tables.breakdowns(groups),
+        confusions=tables.confusions(runs),
+        samples=tables.samples(runs),
         learned=learned,
         differences=records.differences(runs),
-        made=(now or datetime.datetime.now()).strftime('%Y-%m-%d %H:%M'),
+        created=(now or datetime.datetime.now()).strftime('%Y-%m-%d %H:%M'),
         run_score=_run_score,
         colours=len(drawing.COLOURS),
     )
 
 
 @functools.cache
-def _template():
-    import jinja2
-
-    # A missing name is a bug and must not become an empty text.
+def _template() -> jinja2.Template:
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader('remixer_t5x.extras.reports', '.'),
         autoescape=True,
+        # A missing name is a bug and must not become an empty text.
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters['duration'] = _duration
-    environment.filters['unit'] = overview.unit
-    environment.filters['short'] = lambda value: f'{value:.4g}'
-    environment.filters['svg'] = _figure
-    return environment.get_template(TEMPLATE)
+    short = '{:.4g}'.format
+    environment.filters.update(duration=_duration, short=short, svg=_figure, unit=overview.unit)
+    return environment.get_template('report.html.jinja')
 
 
 def _run_score(run: Run, kind: str, metric: str) -> str:
@@ -83,10 +79,8 @@ def _run_score(run: Run, kind: str, metric: str) -> str:
     return '–'
 
 
-def _figure(picture: Picture):
+def _figure(picture: Picture) -> markupsafe.Markup:
     """The figure's SVG, whose texts matplotlib has escaped, with its title for screen readers."""
-    import markupsafe
-
     svg = drawing.inline_svg(picture)
     return markupsafe.Markup(svg.replace('<svg ', f'<svg role="img" aria-label="{html.escape(picture.title)}" ', 1))
 

@@ -1,4 +1,4 @@
-"""The results of a run as plain data: its metrics, its settings, and its predictions."""
+"""Reads metrics, and holds the results of a run as plain data: its metrics, settings and predictions."""
 
 import dataclasses
 import os
@@ -34,7 +34,7 @@ class Run:
 
     `records` come from training, `evaluations` from `remixer-t5x eval`; `config` is the operative gin; `predictions`
     are the rows of each file, of the newest step only, by '<task>-<split>'. `spent` has the seconds of its processes by
-    what they went to, the most first.
+    activity, the longest first.
     """
 
     name: str
@@ -47,12 +47,12 @@ class Run:
 
     def series(self, kind: str, number: str) -> list[tuple[int, float]]:
         """(step, value) of one number or timing, in the order of steps, without values that are not finite."""
-        found = {}
+        values = {}
         for record in self.records:
             value = record.numbers.get(number, record.timing.get(number))
             if record.kind == kind and value is not None:
-                found[record.step] = value
-        return sorted(found.items())
+                values[record.step] = value
+        return sorted(values.items())
 
     def kinds(self) -> list[str]:
         """The evaluations during training, in the order of their first lines."""
@@ -60,11 +60,11 @@ class Run:
 
     def latest(self) -> dict[str, Record]:
         """The newest record of each evaluation, during training and afterwards; the later line if steps are equal."""
-        found: dict[str, Record] = {}
+        newest: dict[str, Record] = {}
         for record in (*self.records, *self.evaluations):
-            if record.kind != TRAIN and (record.kind not in found or record.step >= found[record.kind].step):
-                found[record.kind] = record
-        return found
+            if record.kind != TRAIN and (record.kind not in newest or record.step >= newest[record.kind].step):
+                newest[record.kind] = record
+        return newest
 
     def settings(self) -> dict[str, str]:
         """The settings of the configuration: macro or `module.Class.argument` to its value as gin text."""
@@ -77,7 +77,7 @@ def read(metrics_file: str | os.PathLike[str]) -> list[Record]:
     Raises:
         UserError: the file cannot be read, or one of its lines is not a metrics record.
     """
-    advice = 'give the metrics.jsonl of a run'
+    advice = 'name the metrics.jsonl of a run'
     records = []
     with untrusted_files.user_errors(metrics_file, advice):
         for line in untrusted_files.json_lines(metrics_file):
@@ -91,10 +91,12 @@ def read(metrics_file: str | os.PathLike[str]) -> list[Record]:
     return records
 
 
-def _record(found: dict[str, Any]) -> Record:
-    numbers = {name: value for name, value in found.items() if name != 'step' and (value is None or _is_number(value))}
-    timing = {name: value for name, value in found.get('timing', {}).items() if value is None or _is_number(value)}
-    return Record(found['kind'], found['step'], numbers, timing)
+def _record(line: dict[str, Any]) -> Record:
+    numbers, timing = (
+        {name: value for name, value in values.items() if value is None or _is_number(value)}
+        for values in (line, line.get('timing', {}))
+    )
+    return Record(line['kind'], numbers.pop('step'), numbers, timing)
 
 
 def _is_number(value: Any) -> bool:
@@ -105,16 +107,16 @@ def _is_number(value: Any) -> bool:
 def differences(runs: Sequence[Run]) -> list[tuple[str, list[str | None]]]:
     """(setting, its value in each run) for settings in which the runs differ, macros first; None means not set.
 
-    A setting that only passes a macro on has the same text everywhere, so a changed macro is one line.
+    A setting whose value is a macro has the same text everywhere, so a changed macro is one line.
     """
-    each = [run.settings() for run in runs]
-    names = dict.fromkeys(name for settings in each for name in settings)
+    settings_of_runs = [run.settings() for run in runs]
+    names = dict.fromkeys(name for settings in settings_of_runs for name in settings)
     differing = []
     for name in names:
-        values = [settings.get(name) for settings in each]
+        values = [settings.get(name) for settings in settings_of_runs]
         if name not in PLACES and len(set(values)) > 1:
             differing.append((name, values))
-    return sorted(differing, key=lambda one: (not one[0].isupper(), one[0]))
+    return sorted(differing, key=lambda pair: (not pair[0].isupper(), pair[0]))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -131,10 +133,10 @@ def by_seed(runs: Sequence[Run]) -> list[Group]:
     for run in runs:
         settings = {name: value for name, value in run.settings().items() if name not in (*PLACES, SEED)}
         groups.setdefault(tuple(sorted(settings.items())) or run.folder, []).append(run)
-    return [Group(_name(members), members) for members in groups.values()]
+    return [Group(_group_name(members), members) for members in groups.values()]
 
 
-def _name(runs: Sequence[Run]) -> str:
+def _group_name(runs: Sequence[Run]) -> str:
     if len(runs) == 1:
         return runs[0].name
     common = os.path.commonprefix([run.name for run in runs]).rstrip('_-./ ') or runs[0].name

@@ -1,4 +1,4 @@
-"""Reads runs, draws pictures of what their models learned, and writes the page."""
+"""Writes the report: reads runs, draws pictures of what their models learned, and renders the page."""
 
 import contextlib
 import dataclasses
@@ -6,26 +6,35 @@ import errno
 import pathlib
 import re
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from typing import BinaryIO
+from collections.abc import Iterator, Sequence
+from typing import Any, BinaryIO
+
+import jax
+import numpy as np
 
 from remixer_t5x import temporary
 from remixer_t5x.api import saved_models
+from remixer_t5x.api.trained_model import TrainedModel
+from remixer_t5x.cli.data import vocab
+from remixer_t5x.config import loading
 from remixer_t5x.data import frames
+from remixer_t5x.devices import compiler_options
 from remixer_t5x.errors import UserError
-from remixer_t5x.extras.reports import page, records, run_folders, run_model
+from remixer_t5x.evaluate.text_inference import Texts
+from remixer_t5x.extras.reports import page, records, run_folders
 from remixer_t5x.extras.reports.pictures import drawing, gallery
 from remixer_t5x.extras.reports.records import Run
 
 TEXT = 'The small dog that the children found in the park did not bark, but it followed them home.'
-# Tokens of the model's own answer that its decoder is shown with.
+# Maximum tokens of the model's own answer, which the decoder's pictures show.
 MOST_TARGETS = 24
+_INITIAL = 'INITIAL_CHECKPOINT_PATH'
 
 
 def write(
     folders: Sequence[str], out: str, text: str = TEXT, pictures: bool = False, pictures_dir: str | None = None
 ) -> None:
-    """Writes the report about MODEL_DIRs and says where it is.
+    """Writes the report about MODEL_DIRs and prints its path.
 
     Args:
         folders: MODEL_DIRs.
@@ -39,24 +48,20 @@ def write(
     """
     target = pathlib.Path(out).expanduser()
     # Opened before a minute's work, and not after it.
-    with _appearing(target) as file:
+    with _open_output(target) as file:
         runs = run_folders.read_all(folders)
-        learned = _learn(runs, text, pictures_dir, _say) if pictures else []
+        learned = _draw_learned(runs, text, pictures_dir) if pictures else []
         html = page.render(runs, learned)
-        # The names of folders can have bytes that are not UTF-8, which Python keeps as lone surrogates.
+        # The names of folders can have bytes that are not UTF-8, which Python represents as lone surrogates.
         file.write(html.encode('utf-8', 'replace'))
     print(f'report       {target}  ({len(html) / 1e6:.1f} MB, one file; open it in any browser)')
     if pictures_dir and any(one.pictures for one in learned):
         print(f'pictures     {pictures_dir}')
 
 
-def _say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
-
-
 @contextlib.contextmanager
-def _appearing(target: pathlib.Path) -> Iterator[BinaryIO]:
-    """A file that becomes `target` when the block ends well; until then, what was there stays as it is."""
+def _open_output(target: pathlib.Path) -> Iterator[BinaryIO]:
+    """A file that replaces `target` when the block ends without an error."""
     unfinished = target.with_name(f'{target.name}.unfinished')
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -66,48 +71,77 @@ def _appearing(target: pathlib.Path) -> Iterator[BinaryIO]:
             yield file
         temporary.commit(unfinished, target)
     except OSError as error:
-        raise UserError(f'{target} cannot be written ({error.strerror}); give another file by --out') from None
+        raise UserError(f'{target} cannot be written ({error.strerror}); type another file in --out') from None
     finally:
         with contextlib.suppress(OSError):
             unfinished.unlink(missing_ok=True)
 
 
-def _learn(runs: Sequence[Run], text: str, folder: str | None, say: Callable[[str], None]) -> list[page.Learned]:
-    """Pictures of the first run of each group of seeds; of a run whose model cannot be made, the reason."""
-    found = []
+def _draw_learned(runs: Sequence[Run], text: str, folder: str | None) -> list[page.Learned]:
+    """Pictures of the first run of each group of seeds; of a run whose model cannot be built, the reason."""
+    learned = []
     for number, group in enumerate(records.by_seed(runs), 1):
-        one = group.runs[0]
-        say(f'{one.name}: its model, for the pictures')
+        run = group.runs[0]
+        _print(f'{run.name}: its model, for the pictures')
         try:
-            made = _pictures(one, text, number, say)
+            learned.append(_draw_run(run, text, number))
         except UserError as error:
-            reason = ' '.join(str(error).split())
-            say(f'{one.name}: no pictures of what was learned: {reason}')
-            found.append(page.Learned(one.name, about=f'No pictures of what was learned: {reason}'))
-            continue
-        found.append(made)
-        for picture in made.pictures if folder else ():
-            stem = re.sub(r'[^\w.-]+', '_', f'{one.name}-{picture.name.partition("-")[2]}')
+            reason = f'No pictures of what was learned: {" ".join(str(error).split())}'
+            _print(f'{run.name}: {reason}')
+            learned.append(page.Learned(run.name, about=reason))
+        for picture in learned[-1].pictures if folder else ():
+            stem = re.sub(r'[^\w.-]+', '_', f'{run.name}-{picture.name.partition("-")[2]}')
             drawing.save(dataclasses.replace(picture, name=stem), folder or '')
-    return found
+    return learned
 
 
-def _pictures(one: Run, text: str, number: int, say: Callable[[str], None]) -> page.Learned:
-    trained = saved_models.load(one.folder)
+def _draw_run(run: Run, text: str, number: int) -> page.Learned:
+    trained = saved_models.load(run.folder)
     if trained.model.frame != frames.ENCODER_DECODER:
-        raise UserError(f'they are drawn of an encoder-decoder, and FRAME is {trained.model.frame!r}')
-    inputs = run_model.encode(trained, text)
-    targets = run_model.answer(trained, inputs, MOST_TARGETS)
-    lengths = {'encoder': trained.lengths['inputs'], 'decoder': trained.lengths['targets']}
-    say(f'{one.name}: attention weights, then gradients of every token')
-    subject = gallery.Subject(
+        raise UserError(f'they are drawn for an encoder-decoder, and FRAME is {trained.model.frame!r}')
+    # Truncated to the longest input, with the end token.
+    inputs: np.ndarray = np.asarray(Texts(trained.vocabulary, trained.lengths['inputs']).encode(text, 0)[0], np.int32)
+    targets = _answer(trained, inputs)
+    _print(f'{run.name}: attention weights, then gradients of every token')
+    pieces = [[vocab.piece(trained.vocabulary, int(token)) for token in ids] for ids in (inputs, targets)]
+    trained_text = gallery.TrainedText(
         trained.model,
         trained.params,
-        (inputs, run_model.pieces(trained, inputs)),
-        (targets, run_model.pieces(trained, targets)),
-        lengths,
-        run_model.initial_params(trained),
+        (inputs, pieces[0]),
+        (targets, pieces[1]),
+        {'encoder': trained.lengths['inputs'], 'decoder': trained.lengths['targets']},
+        _initial_params(trained),
         f'r{number}-',
     )
-    about = f'The model of {trained.source} reads “{text}”; where its decoder is shown, it writes its own answer.'
-    return page.Learned(one.name, gallery.draw_all(subject), about)
+    about = f'The model of {trained.source} reads “{text}”; its decoder is shown with the model’s own answer.'
+    return page.Learned(run.name, gallery.draw_all(trained_text), about)
+
+
+def _answer(trained: TrainedModel, inputs: np.ndarray) -> np.ndarray:
+    """The greedy answer of the model to the inputs, from one to MOST_TARGETS tokens; [length] int32."""
+    model: Any = trained.model
+    eos = 1 if trained.vocabulary.eos_id is None else int(trained.vocabulary.eos_id)
+    length = min(MOST_TARGETS, trained.lengths['targets'])
+    predict = jax.jit(
+        lambda params, ids: model.predict(params, {'encoder_input_tokens': ids}, length, eos),
+        compiler_options=compiler_options.for_decoding(),
+    )
+    tokens = np.asarray(predict(trained.params, inputs[None]))[0]
+    used = np.flatnonzero(tokens)
+    return tokens[: used[-1] + 1] if len(used) else np.asarray([eos], np.int32)
+
+
+def _initial_params(trained: TrainedModel) -> Any:
+    """The parameters that the run started with; None for random parameters, or if their checkpoint is gone."""
+    with saved_models.saved_gin(trained.source) as gin_file:
+        (initial,) = loading.values(loading.Given([gin_file], defaults={_INITIAL: None}), _INITIAL)
+    if not initial:
+        return None
+    try:
+        return saved_models.restore(initial, trained.model, trained.vocabulary, trained.partitioner)
+    except UserError:
+        return None
+
+
+def _print(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)

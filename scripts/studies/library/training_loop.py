@@ -12,7 +12,7 @@ import numpy as np
 import optax
 from flax import linen as nn
 
-from remixer_t5x.costs import flops
+from remixer_t5x.costs import counts
 from remixer_t5x.data import frames
 from remixer_t5x.models import interface
 
@@ -86,7 +86,7 @@ def step_flops(model: Any, batch: int, lengths: Mapping[str, int]) -> float:
     rows = frames.abstract_batch(model.frame, lengths, batch)
     shapes = {name: array.shape for name, array in rows.items()}
     params = nn.unbox(interface.param_shapes(model, shapes))
-    return flops.total(lambda params, rows: jax.grad(lambda p: model.loss(p, rows)[0])(params), params, rows)
+    return counts.total_flops(lambda params, rows: jax.grad(lambda p: model.loss(p, rows)[0])(params), params, rows)
 
 
 def run(

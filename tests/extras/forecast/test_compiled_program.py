@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from remixer_t5x.extras.forecast import compiled_program, hlo_collectives, hlo_flops, hlo_program
+from remixer_t5x.extras.forecast import compiled_program, hlo, hlo_costs
 
 PROGRAMS = pathlib.Path(__file__).parent / 'programs'
 SIZES = st.integers(1, 9)
@@ -24,8 +24,8 @@ PRODUCT = 2 * ROWS * WIDTH * WIDTH
 
 def counted(lowered) -> float:
     """FLOPs of a program before optimisation."""
-    program = hlo_program.parse(lowered.as_text('hlo'))
-    return hlo_flops.of_computation(program[program.entry], program).total()
+    program = hlo.parse(lowered.as_text('hlo'))
+    return hlo_costs.computation_flops(program[program.entry], program).total()
 
 
 @settings(max_examples=25)
@@ -124,7 +124,7 @@ def test_what_stays_on_the_chip_is_not_memory_traffic():
     ],
 )
 def test_an_array_takes_the_bytes_of_its_tiles(kind, expected):
-    (array,) = hlo_program.arrays(kind)
+    (array,) = hlo.parse_arrays(kind)
     assert array.bytes == expected
 
 
@@ -193,7 +193,7 @@ ENTRY %main (x: f32[8]) -> (u32[], f32[8]) {
 """
 
 
-def test_a_loop_without_a_known_number_of_iterations_is_counted_by_its_counter():
+def test_a_loop_without_a_known_trip_count_is_counted_by_its_counter():
     # From 2 below 9, two at a time, as the TPU compiler leaves loops that it has unrolled.
     program = compiled_program.read(LOOP)
     assert {kernel.name: kernel.times for kernel in program.kernels}['y'] == 4
@@ -250,6 +250,6 @@ def test_a_text_that_is_not_hlo_is_refused():
     with pytest.raises(ValueError, match='not an HLO module'):
         compiled_program.read('hello')
     with pytest.raises(ValueError, match='replica groups'):
-        hlo_collectives._of_iota('[2]<=?')
+        hlo_costs._iota_groups('[2]<=?')
     with pytest.raises(ValueError, match='replica groups'):
-        hlo_collectives._of_axes("mesh['a'=2], in an order that is new")
+        hlo_costs._mesh_groups("mesh['a'=2], in an order that is new")

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from remixer_t5x.context import describe_tokens
 from remixer_t5x.devices.partition import unbox
-from remixer_t5x.extras.reports.pictures import learned, mechanisms
+from remixer_t5x.extras.reports.pictures import figures, learned
 from remixer_t5x.extras.reports.pictures.learned import DECODER, ENCODER, LayerArray
 from remixer_t5x.models import interface
 from remixer_t5x.models.architecture.encoder_decoder import EncoderDecoder
@@ -163,7 +163,7 @@ def test_entropies_and_correlations_are_those_of_scipy_and_numpy(count, seed):
 def test_ranges_are_over_layers_and_occurrences():
     layers = [LayerArray(ENCODER, n, 'tim', np.asarray([row, 1 - np.asarray(row)])) for n, row in
               ((1, [0.1, 0.5, 0.3]), (2, [0.2, 0.5, 0.9]))]  # fmt: skip
-    ranges = mechanisms.token_ranges(layers, ['a', 'b', 'a'])
+    ranges = figures.token_ranges(layers, ['a', 'b', 'a'])
     assert ranges == [('a', 0.1, pytest.approx(0.375), 0.9), ('b', 0.5, 0.5, 0.5)]
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from remixer_t5x.extras.reports import page
-from remixer_t5x.extras.reports.pictures import drawing, filters, heat_maps, mechanisms
+from remixer_t5x.extras.reports.pictures import drawing, figures
 from remixer_t5x.extras.reports.pictures.drawing import Picture
 from remixer_t5x.extras.reports.pictures.learned import LayerArray
 from remixer_t5x.extras.reports.records import Record, Run
@@ -44,15 +44,15 @@ class _Reader(html.parser.HTMLParser):
 def _figures():
     pieces = [EVIL[:9], '$x', 'δ', '漢']
     weights = np.eye(4)
-    grid = [[heat_maps.Panel(EVIL, weights, pieces, pieces), heat_maps.Panel('b', -weights)]]
+    grid = [[figures.Panel(EVIL, weights, pieces, pieces), figures.Panel('b', -weights)]]
     tim = [LayerArray('encoder', n, 'tim', np.full((2, 4), 0.5)) for n in (1, 2)]
     gmlp = [LayerArray('encoder', n, 'gmlp', weights) for n in range(1, 6)]
     return [
-        Picture('r1-maps', EVIL, EVIL, heat_maps.draw(grid, [EVIL])),
-        Picture('r1-patterns', 'patterns', '', mechanisms.draw_patterns(tim, pieces)),
-        Picture('r1-certainty', 'certainty', '', mechanisms.draw_certainty(tim)),
-        Picture('r1-ranges', 'ranges', '', mechanisms.draw_ranges(mechanisms.token_ranges(tim, pieces))),
-        Picture('r1-filters', 'filters', '', filters.draw(gmlp)),
+        Picture('r1-maps', EVIL, EVIL, figures.draw_matrices(grid, [EVIL])),
+        Picture('r1-patterns', 'patterns', '', figures.draw_competition(tim, pieces)),
+        Picture('r1-certainty', 'certainty', '', figures.draw_certainty(tim)),
+        Picture('r1-ranges', 'ranges', '', figures.draw_ranges(figures.token_ranges(tim, pieces))),
+        Picture('r1-filters', 'filters', '', figures.draw_filters(gmlp)),
     ]
 
 
@@ -72,8 +72,8 @@ def _run(name, seed):
 
 def test_a_diagonal_leaves_the_scale_to_the_rest():
     weights = np.eye(3, 4) * 9 - 0.5
-    for beside, largest in ((False, 8.5), (True, 0.5)):
-        axes = heat_maps.draw([[heat_maps.Panel('a', weights, beside_diagonal=beside)]]).axes[0]
+    for off_diagonal, largest in ((False, 8.5), (True, 0.5)):
+        axes = figures.draw_matrices([[figures.Panel('a', weights, off_diagonal=off_diagonal)]]).axes[0]
         assert axes.images[0].get_clim() == (0, largest) and axes.get_title('left') == f'a · to {largest}'
 
 

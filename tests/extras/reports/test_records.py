@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from remixer_t5x.errors import UserError
-from remixer_t5x.extras.reports import charts, confusion, overview, records
+from remixer_t5x.extras.reports import curves, overview, records, tables
 from remixer_t5x.extras.reports.records import Record, Run
 
 
@@ -35,7 +35,7 @@ def test_runs_that_differ_in_seed_and_places_alone_are_one_group():
 @given(st.lists(st.floats(0, 100), min_size=1, max_size=5))
 def test_the_table_has_mean_and_sample_deviation_over_seeds(values):
     runs = [_run(f'r{n}', f'SEED = {n}\nX = 1\n', eval__cb=(9, {'f1': value})) for n, value in enumerate(values)]
-    [(kind, metric, [cell])] = overview.task_table(records.by_seed(runs))
+    [(kind, metric, [cell])] = tables.task_table(records.by_seed(runs))
     assert (kind, metric, cell.count) == ('cb, eval', 'f1', len(values))
     assert cell.mean == pytest.approx(statistics.mean(values))
     assert cell.deviation == (pytest.approx(statistics.stdev(values)) if len(values) > 1 else None)
@@ -50,11 +50,11 @@ def test_many_metrics_are_a_breakdown_and_one_line_of_the_table():
     types = {f'type_{n}': float(n) for n in range(9)}
     runs = [_run('r', eval__cogs=(5, types), eval__cb=(5, {'accuracy': 50.0}))]
     groups = records.by_seed(runs)
-    assert [(kind, metric) for kind, metric, _ in overview.task_table(groups)] == [
+    assert [(kind, metric) for kind, metric, _ in tables.task_table(groups)] == [
         ('cogs, eval', 'type_0'), ('cb, eval', 'accuracy')
     ]  # fmt: skip
-    [(kind, rows)] = overview.breakdowns(groups)
-    assert kind == 'cogs, eval' and [(name, cells[0].mean) for name, cells in rows] == list(types.items())
+    [(kind, rows)] = tables.breakdowns(groups)
+    assert kind == 'cogs, eval' and [(name, cells[0].mean) for _, name, cells in rows] == list(types.items())
 
 
 def test_settings_read_statements_over_several_lines():
@@ -71,7 +71,7 @@ def test_the_best_constant_answer_is_next_to_the_held_out_loss():
     run = _run('r', eval=(2, {'loss': 2.0, 'constant_loss': 5.25}))
     one = overview.overview(run)
     assert one.constant == 5.25
-    assert 'Held-out loss is 2. The best constant answer has 5.25;' in one.said
+    assert 'Held-out loss is 2. The best constant answer has 5.25;' in one.summary
     assert overview.overview(_run('r', eval=(2, {'loss': 2.0}))).constant is None
 
 
@@ -83,23 +83,22 @@ def test_the_best_constant_answer_is_next_to_the_held_out_loss():
 def test_labels_by_predictions(drawn):
     pairs = [*drawn, *zip('abc', 'aba', strict=True)]
     rows = [{'target': target, 'prediction': made} for target, made in pairs]
-    found = confusion.confusions([Run('r', '/r', [], predictions={'t-validation': rows})])
+    found = tables.confusions([Run('r', '/r', [], predictions={'t-validation': rows})])
     (one,) = found
-    assert one.total == len(pairs) and one.has_other == any(made == 'other' for _, made in pairs)
+    assert sum(one.totals) == len(pairs) and one.has_other == any(made == 'other' for _, made in pairs)
     assert one.accuracy == pytest.approx(100 * statistics.mean(target == made.strip() for target, made in pairs))
     targets = [target for target, _ in pairs]
     assert one.majority == pytest.approx(100 * max(map(targets.count, targets)) / len(pairs))
-    for label, total, cells in one.rows:
+    for label, total, row in zip(one.labels, one.totals, one.counts, strict=True):
         assert total == targets.count(label)
-        for name, (count, share, right) in zip([*one.labels, 'other'], cells, strict=False):
+        for name, count in zip([*one.labels, 'other'], row, strict=False):
             assert count == sum(a == label and b.strip() == name for a, b in pairs)
-            assert share == pytest.approx(count / total) and right == (name == label)
 
 
 @pytest.mark.parametrize(('count', 'different'), [(5, 20), (60, 20), (9, 1)])
 def test_answers_of_many_texts_are_no_labels(count, different):
     rows = [{'target': f'answer {n % different}', 'prediction': 'answer 1'} for n in range(count)]
-    assert confusion.confusions([Run('r', '/r', [], predictions={'t-test': rows})]) == []
+    assert tables.confusions([Run('r', '/r', [], predictions={'t-test': rows})]) == []
 
 
 def test_it_says_how_a_run_went():
@@ -110,7 +109,7 @@ def test_it_says_how_a_run_went():
         [*run.records, Record('eval', 2, {'loss': 3.0}, {}), Record('train', 3, {'loss': None}, {})],
         run.config,
     )
-    said = overview.overview(run).said
+    said = overview.overview(run).summary
     assert 'At step 3 of 9' in said and 'fell from 3 to 2' in said
     assert 'Held-out loss is 3, 50% above its lowest, 2 at step 1.' in said
     assert 'cb, eval: f1 55.5%.' in said and '1 logged losses were not finite' in said
@@ -119,7 +118,7 @@ def test_it_says_how_a_run_went():
 
 @given(st.lists(st.floats(-10, 10), min_size=1, max_size=30), st.floats(0, 0.98))
 def test_smoothing_is_its_formula(values, weight):
-    for t, found in enumerate(charts.moving_average(values, weight)):
+    for t, found in enumerate(curves.moving_average(values, weight)):
         powers = [weight ** (t - k) for k in range(t + 1)]
         wanted = sum(p * x for p, x in zip(powers, values, strict=False)) / sum(powers)
         assert found == pytest.approx(wanted, abs=1e-9)
@@ -127,18 +126,18 @@ def test_smoothing_is_its_formula(values, weight):
 
 def test_a_long_curve_keeps_its_ends():
     points = [(step, float(step)) for step in range(5000)]
-    thin = charts.thin(points)
-    assert len(thin) == charts.MOST_POINTS and thin[0] == points[0] and thin[-1] == points[-1]
+    thin = curves.thin(points)
+    assert len(thin) == curves.MOST_POINTS and thin[0] == points[0] and thin[-1] == points[-1]
 
 
 def test_a_chart_draws_the_points_of_each_line():
-    chart = charts.Chart('loss', '', [charts.Series(0, [(1, 4.0), (2, 2.0)]), charts.Series(7, [(1, 3.0)])])
-    lines = charts.draw(chart, 'a').figure.axes[0].get_lines()
+    chart = curves.Chart('loss', '', [curves.Series(0, [(1, 4.0), (2, 2.0)]), curves.Series(7, [(1, 3.0)])])
+    lines = curves.draw(chart, 'a').figure.axes[0].get_lines()
     assert [line.get_xydata().tolist() for line in lines] == [[[1, 4], [2, 2]], [[1, 3]]]
     assert lines[0].get_linestyle() == '-' and lines[1].get_linestyle() == '--'
-    smooth = charts.draw(charts.Chart('loss', '', [charts.Series(0, [(1, 4.0), (2, 2.0)])], smooth=True), 'b')
+    smooth = curves.draw(curves.Chart('loss', '', [curves.Series(0, [(1, 4.0), (2, 2.0)])], smooth=True), 'b')
     raw, smoothed = smooth.figure.axes[0].get_lines()
-    assert raw.get_ydata()[1] == 2 and smoothed.get_ydata()[1] == charts.moving_average([4.0, 2.0], charts.SMOOTHING)[1]
+    assert raw.get_ydata()[1] == 2 and smoothed.get_ydata()[1] == curves.moving_average([4.0, 2.0], curves.SMOOTHING)[1]
 
 
 @pytest.mark.parametrize('steps', [(10, 10), (10, 7)])
@@ -147,14 +146,14 @@ def test_the_run_that_is_ahead_is_named(steps):
         Run(name, f'/{name}', [Record('eval/c4', step, {'loss': loss}, {})], '', (), {})
         for name, step, loss in zip('ab', steps, (2.0, 1.5), strict=True)
     ]
-    said = overview.headline([overview.overview(run) for run in runs], [], [])
+    said = tables.headline([overview.overview(run) for run in runs], [], [])
     assert said[0] == 'Lowest held-out loss: b, 1.5; next a, 2.'
     assert ('different steps' in ' '.join(said)) == (steps[0] != steps[1])
 
 
 @given(st.text('ab ', max_size=20), st.text('ab ', max_size=20))
 def test_compared_parts_are_the_prediction(target, prediction):
-    parts = overview.compared(target, prediction)
+    parts = tables.compare_words(target, prediction)
     assert ''.join(text for text, _ in parts) == prediction
     assert any(differs for _, differs in parts) <= (target != prediction)
 
@@ -179,6 +178,6 @@ def test_numbers_of_one_task_are_shown_once_and_shares_have_a_unit():
     numbers = {'accuracy': 70.99, 'mean_absolute_error': 0.5}
     kinds = ('eval/own_pairs', 'validation/own_pairs', 'validation/other')
     run = types.SimpleNamespace(latest=lambda: {kind: Record(kind, 5, numbers, {}) for kind in kinds})
-    rows = [(kind, metric) for kind, metric, _ in overview.task_table([types.SimpleNamespace(runs=[run])])]
+    rows = [(kind, metric) for kind, metric, _ in tables.task_table([types.SimpleNamespace(runs=[run])])]
     assert [kind for kind, metric in rows if metric == 'accuracy'] == ['own_pairs, eval', 'other, validation']
     assert overview.unit('accuracy') == overview.unit('macro_f1') == '%' and overview.unit('mean_absolute_error') == ''

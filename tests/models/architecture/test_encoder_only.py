@@ -8,7 +8,7 @@ import pytest
 from flax import linen as nn
 
 from remixer_t5x import build_model
-from remixer_t5x.costs import papers
+from remixer_t5x.cli.info import models as papers
 from remixer_t5x.data import frames
 from remixer_t5x.models import interface
 from tests.support import parameters

@@ -1,7 +1,7 @@
-"""What all figures share: colours that colour-blind readers can distinguish, and output to files and to a page.
+"""Shared by all figures: colours that colour-blind readers can distinguish, and output to files and to a page.
 
 Figures have no background, and one colour for text and axes. In a page this colour and the colours of lines become CSS
-variables, so that the same figure is legible in light and in dark. In a separate file the background is white.
+variables, so that the same figure is legible in light and in dark mode. In a separate file the background is white.
 """
 
 from __future__ import annotations
@@ -13,8 +13,10 @@ import os
 import pathlib
 import re
 import warnings
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
 
 from remixer_t5x.errors import UserError
 
@@ -31,7 +33,7 @@ HEAT = '#1f78c8'
 
 @dataclasses.dataclass(frozen=True)
 class Picture:
-    """A figure with its texts: `name` of its files, and a `note` that says in plain words what it shows."""
+    """A figure with its texts: `name` of its files, and a `note` that explains it."""
 
     name: str
     title: str
@@ -61,12 +63,12 @@ def style_axes(axes: Axes, title: str = '', x: str = '', y: str = '') -> None:
     axes.spines[['left', 'bottom']].set_color(GRID)
 
 
-def heat_colours() -> Any:
-    """A map of [0, 1] to HEAT, from transparent to opaque."""
+def draw_heat_map(axes: Axes, values: np.ndarray, largest: float, aspect: Literal['equal', 'auto'] = 'equal') -> None:
+    """Draws a matrix in HEAT, from transparent at 0 to opaque at `largest`."""
     from matplotlib.colors import LinearSegmentedColormap, to_rgb
 
-    red, green, blue = to_rgb(HEAT)
-    return LinearSegmentedColormap.from_list('heat', [(red, green, blue, 0.0), (red, green, blue, 1.0)])
+    colours = LinearSegmentedColormap.from_list('heat', [(*to_rgb(HEAT), 0.0), (*to_rgb(HEAT), 1.0)])
+    axes.imshow(values, cmap=colours, vmin=0, vmax=largest, interpolation='nearest', aspect=aspect)
 
 
 def piece_label(piece: str) -> str:
@@ -75,7 +77,7 @@ def piece_label(piece: str) -> str:
 
 
 def token_ticks(axes: Axes, x: list[str] | None = None, y: list[str] | None = None) -> None:
-    """Labels ticks with pieces of text as they are: a `$` does not start a formula."""
+    """Labels ticks with pieces of text, unchanged: a `$` does not start a formula."""
     for axis, labels in ((axes.xaxis, x), (axes.yaxis, y)):
         if labels is not None:
             axis.set_ticks(range(len(labels)))
@@ -86,15 +88,13 @@ def token_ticks(axes: Axes, x: list[str] | None = None, y: list[str] | None = No
 
 
 def inline_svg(picture: Picture) -> str:
-    """The figure as an `<svg>` element for a page, with unique ids, text as text, and colours from the page's
-    variables.
-    """
+    """The figure as an `<svg>` element, with unique ids, text as text, and colours from the page's variables."""
     text = _svg(picture.figure, salt=picture.name)
     text = text[text.index('<svg') :]
     text = re.sub(r'<metadata>.*?</metadata>', '', text, flags=re.DOTALL)
     for pattern in (r'( id=")', r'(url\(#)', r'(href="#)'):
         text = re.sub(pattern, rf'\g<1>{picture.name}-', text)
-    text = _remove_repeated_ids(text)
+    text = re.sub(r' id="([^"]*)"', _keep_first(), text)
     text = text.replace(INK, 'currentColor').replace(GRID, 'var(--line)')
     for index, colour in enumerate(COLOURS):
         text = text.replace(colour, f'var(--c{index})')
@@ -104,18 +104,18 @@ def inline_svg(picture: Picture) -> str:
     return re.sub(r' (width|height)="[^"]*"', '', start) + '>' + end
 
 
-def _remove_repeated_ids(svg: str) -> str:
-    """Removes repeated images and markers. They have equal ids, a page needs each id once, and the first serves all
-    references.
+def _keep_first() -> Callable[[re.Match[str]], str]:
+    """A replacement that removes repeated ids. Repeated images and markers have equal ids, a page needs each id once,
+    and the first serves all references.
     """
     seen: set[str] = set()
 
-    def keep(found: re.Match[str]) -> str:
-        repeated = found[1] in seen
-        seen.add(found[1])
-        return '' if repeated else found[0]
+    def replace(match: re.Match[str]) -> str:
+        is_repeated = match[1] in seen
+        seen.add(match[1])
+        return '' if is_repeated else match[0]
 
-    return re.sub(r' id="([^"]*)"', keep, svg)
+    return replace
 
 
 def _svg(figure: Figure, salt: str, **options: Any) -> str:

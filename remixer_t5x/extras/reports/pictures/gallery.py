@@ -1,26 +1,26 @@
-"""All pictures of one trained model and one text."""
+"""Draws all pictures of one trained model and one text."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from remixer_t5x.extras.reports.pictures import filters, heat_maps, learned, mechanisms, pseudo_attention
+from remixer_t5x.extras.reports.pictures import figures, learned, pseudo_attention
 from remixer_t5x.extras.reports.pictures.drawing import Picture
-from remixer_t5x.extras.reports.pictures.heat_maps import Panel
+from remixer_t5x.extras.reports.pictures.figures import Panel
 from remixer_t5x.extras.reports.pictures.learned import DECODER, ENCODER, LayerArray
 
-# Number of layers side by side: the first, the last, and evenly spaced ones between.
+# Maximum number of layers side by side: the first, the last, and evenly spaced ones between.
 MOST_LAYERS = 4
 
 
 @dataclasses.dataclass(frozen=True)
-class Subject:
+class TrainedText:
     """The model and the text of the pictures.
 
     `inputs` and `targets` are ids with their pieces of text; `lengths` are the trained lengths of `encoder` and
-    `decoder`; `before` are the parameters that training started with, or None; `name` is the prefix of picture names.
+    `decoder`; `initial` are the parameters that training started with, or None; `name` is the prefix of picture names.
     """
 
     model: Any
@@ -28,162 +28,145 @@ class Subject:
     inputs: tuple[np.ndarray, Sequence[str]]
     targets: tuple[np.ndarray, Sequence[str]]
     lengths: Mapping[str, int]
-    before: Any = None
+    initial: Any = None
     name: str = ''
 
+    @property
+    def stacks(self) -> list[tuple[str, np.ndarray, Sequence[str]]]:
+        """Each stack with the ids and pieces that it reads."""
+        return [(ENCODER, *self.inputs), (DECODER, *self.targets)]
 
-def chosen(layers: Sequence[LayerArray], most: int = MOST_LAYERS) -> list[LayerArray]:
-    """At most `most` of the layers, with the first and the last."""
-    if len(layers) <= most:
-        return list(layers)
-    indices = np.linspace(0, len(layers) - 1, most).round()
+
+def draw_all(text: TrainedText) -> list[Picture]:
+    """The pictures, in the order in which to show them."""
+    sown = learned.observe(text.model, text.params, text.inputs[0], text.targets[0])
+    kinds = (_draw_remixer(text, sown), _draw_tim(text, sown), _draw_gmlp(text), _draw_attention(text, sown))
+    pictures = [picture for kind in (*kinds, _draw_pseudo_attention(text)) for picture in kind]
+    return [dataclasses.replace(picture, name=f'{text.name}{picture.name}') for picture in pictures]
+
+
+def evenly_spaced(layers: Sequence[LayerArray], most: int = MOST_LAYERS) -> list[LayerArray]:
+    """At most `most` of the layers, including the first and the last."""
+    indices = np.linspace(0, len(layers) - 1, min(most, len(layers))).round()
     return [layers[int(index)] for index in indices]
 
 
-def draw_all(subject: Subject) -> list[Picture]:
-    """The pictures, in the order in which to show them."""
-    seen = learned.observe(subject.model, subject.params, subject.inputs[0], subject.targets[0])
-    pictures = [*_remixer(subject, seen), *_tim(subject, seen), *_gmlp(subject), *_attention(subject, seen)]
-    pictures += _pseudo(subject)
-    return [dataclasses.replace(picture, name=f'{subject.name}{picture.name}') for picture in pictures]
+def _in_stack(layers: Iterable[LayerArray], stack: str, sublayer: str = '') -> list[LayerArray]:
+    return [layer for layer in layers if layer.stack == stack and sublayer in layer.sublayer]
 
 
-def _select(layers: Sequence[LayerArray], stack: str, sublayer: str = '') -> list[LayerArray]:
-    return [one for one in layers if one.stack == stack and sublayer in one.sublayer]
-
-
-def _remixer(subject: Subject, seen: Mapping[str, Any]) -> list[Picture]:
-    """softmax(H) under the mean self-attention, and above softmax(H) before finetuning."""
-    logits = learned.remixer_logits(subject.params)
-    before = {} if subject.before is None else _by_place(learned.remixer_logits(subject.before))
-    attention = learned.attention_maps(seen, subject.params)
-    pictures = []
-    for stack, (ids, pieces) in ((ENCODER, subject.inputs), (DECODER, subject.targets)):
-        own, causal = _select(logits, stack), stack == DECODER
-        if not own:
+def _draw_remixer(text: TrainedText, sown: Mapping[str, Any]) -> Iterator[Picture]:
+    """softmax(H) under the mean self-attention, and above it softmax(H) before finetuning."""
+    logits = learned.remixer_logits(text.params)
+    initial = [] if text.initial is None else learned.remixer_logits(text.initial)
+    attention = [layer for layer in learned.attention_maps(sown, text.params) if 'self_attention' in layer.sublayer]
+    for stack, ids, pieces in text.stacks:
+        layers = _in_stack(logits, stack)
+        if not layers:
             continue
-        shown = chosen(own)
-
-        def mixing(one: LayerArray, ids=ids, pieces=pieces, causal=causal) -> Panel:
-            return Panel(one.title, learned.softmax_rows(one.array, len(ids), causal), pieces, pieces)
-
-        means = _by_place(
-            dataclasses.replace(a, array=a.array.mean(axis=0)) for a in _select(attention, stack, 'self_attention')
-        )
-        # A row is drawn only if every chosen layer has it.
-        rows = {
-            'self-attention, mean': [
-                Panel(one.title, means[one.stack, one.layer].array, pieces, pieces) for one in shown
-            ]
-            if all((one.stack, one.layer) in means for one in shown)
-            else [],
-            'softmax(H) before': [mixing(before[one.stack, one.layer]) for one in shown] if before else [],
-            'softmax(H)': [mixing(one) for one in shown],
-        }
-        rows = {name: panels for name, panels in rows.items() if panels}
-        note = _near_zero_note(own, subject.lengths)
+        shown = evenly_spaced(layers)
+        means = {layer.layer: layer.array.mean(axis=0) for layer in _in_stack(attention, stack)}
+        before = {layer.layer: layer for layer in _in_stack(initial, stack)}
+        rows: dict[str, list[Panel]] = {}
+        # A row is drawn only if every shown layer has it.
+        if all(layer.layer in means for layer in shown):
+            rows['self-attention, mean'] = [Panel(layer.title, means[layer.layer], pieces, pieces) for layer in shown]
+        for name, matrices in (
+            ('softmax(H) before', [before[layer.layer] for layer in shown] if before else []),
+            ('softmax(H)', shown),
+        ):
+            if matrices:
+                weights = [learned.softmax_rows(layer.array, len(ids), stack == DECODER) for layer in matrices]
+                rows[name] = [Panel(layer.title, w, pieces, pieces) for layer, w in zip(matrices, weights, strict=True)]
+        note = _near_zero_note(layers, text.lengths)
         if before:
-            note += f' Before this training {_near_zero_note(_select(list(before.values()), stack), subject.lengths)}'
-        figure = heat_maps.draw(list(rows.values()), list(rows))
-        pictures.append(Picture(f'remixer-{stack}', f'What H learned, {stack}', note, figure))
-    return pictures
-
-
-def _by_place(layers) -> dict[tuple[str, int], LayerArray]:
-    return {(one.stack, one.layer): one for one in layers}
+            note += f' Before this training {_near_zero_note(list(before.values()), text.lengths)}'
+        figure = figures.draw_matrices(list(rows.values()), list(rows))
+        yield Picture(f'remixer-{stack}', f'What H learned, {stack}', note, figure)
 
 
 def _near_zero_note(layers: Sequence[LayerArray], lengths: Mapping[str, int]) -> str:
     spreads = ', '.join(
-        f'{one.title}: {learned.spread(one.array, lengths[one.stack], one.stack == DECODER):.3f}' for one in layers
+        f'{layer.title}: {learned.spread(layer.array, lengths[layer.stack], layer.stack == DECODER):.3f}'
+        for layer in layers
     )
-    quiet = [one.title for one in learned.near_zero(list(layers), lengths)]
+    quiet = [layer.title for layer in learned.near_zero(list(layers), lengths)]
     count = f'H is near zero in {len(quiet)} of {len(layers)} layers' + (f' ({", ".join(quiet)})' if quiet else '')
     return f'{count}: root mean square about the mean of each row below {learned.NEAR_ZERO} ({spreads}).'
 
 
-def _tim(subject: Subject, seen: Mapping[str, Any]) -> list[Picture]:
-    layers = learned.competition_weights(seen, subject.params)
-    pictures = []
-    for stack, (_, pieces) in ((ENCODER, subject.inputs), (DECODER, subject.targets)):
-        own = _select(layers, stack)
-        if not own:
+def _draw_tim(text: TrainedText, sown: Mapping[str, Any]) -> Iterator[Picture]:
+    competition = learned.competition_weights(sown, text.params)
+    for stack, _, pieces in text.stacks:
+        layers = _in_stack(competition, stack)
+        if not layers:
             continue
-        bits = ', '.join(f'{one.title}: {learned.entropy(one.array).mean():.2f}' for one in own)
-        pictures += [
-            Picture(
-                f'tim-competition-{stack}',
-                f'Competition of mechanisms, {stack}',
-                'The colour shows the weight of each mechanism for each token; weights sum to 1 over mechanisms.',
-                mechanisms.draw_patterns(own, pieces),
-            ),
-            Picture(
-                f'tim-certainty-{stack}',
-                f'How certain the competition is, {stack}',
-                f'Mean entropy in bits, {bits}; {np.log2(len(own[0].array)):.2f} means no preference.',
-                mechanisms.draw_certainty(own),
-            ),
-            Picture(
-                f'tim-tokens-{stack}',
-                f'Weights of single tokens, {stack}',
-                'Least, mean and most over layers and occurrences; a wide bar depends on context or layer.',
-                mechanisms.draw_ranges(mechanisms.token_ranges(own, pieces)),
-            ),
-        ]
-    return pictures
+        bits = ', '.join(f'{layer.title}: {learned.entropy(layer.array).mean():.2f}' for layer in layers)
+        yield Picture(
+            f'tim-competition-{stack}',
+            f'Competition of mechanisms, {stack}',
+            'The colour shows the weight of each mechanism for each token; weights sum to 1 over mechanisms.',
+            figures.draw_competition(layers, pieces),
+        )
+        yield Picture(
+            f'tim-certainty-{stack}',
+            f'How certain the competition is, {stack}',
+            f'Mean entropy in bits, {bits}; {np.log2(len(layers[0].array)):.2f} means no preference.',
+            figures.draw_certainty(layers),
+        )
+        yield Picture(
+            f'tim-tokens-{stack}',
+            f'Weights of single tokens, {stack}',
+            'Least, mean and most over layers and occurrences; a wide bar depends on context or layer.',
+            figures.draw_ranges(figures.token_ranges(layers, pieces)),
+        )
 
 
-def _gmlp(subject: Subject) -> list[Picture]:
-    layers = learned.spatial_weights(subject.params, subject.lengths)
-    pictures = []
+def _draw_gmlp(text: TrainedText) -> Iterator[Picture]:
     for stack in (ENCODER, DECODER):
-        own = _select(layers, stack)
-        if not own:
+        layers = _in_stack(learned.spatial_weights(text.params, text.lengths), stack)
+        if not layers:
             continue
-        leans = ', '.join(f'{one.title}: {filters.asymmetry(filters.middle_row(one)):+.2f}' for one in own)
-        direction = '' if stack == DECODER else f' Share ahead minus share behind: {leans}.'
+        asymmetries = ((layer.title, figures.asymmetry(figures.middle_row(layer))) for layer in layers)
+        listed = ', '.join(f'{title}: {value:+.2f}' for title, value in asymmetries)
+        direction = '' if stack == DECODER else f' Share ahead minus share behind: {listed}.'
         note = f'W of the token in the middle, over the distance to it.{direction}'
-        pictures.append(Picture(f'gmlp-filters-{stack}', f'Spatial filters, {stack}', note, filters.draw(own)))
-        panels = [Panel(one.title, one.array) for one in chosen(own)]
+        yield Picture(f'gmlp-filters-{stack}', f'Spatial filters, {stack}', note, figures.draw_filters(layers))
+        panels = [Panel(layer.title, layer.array) for layer in evenly_spaced(layers)]
         note = 'Magnitude of W at the trained length: rows are tokens written, columns tokens read.'
-        pictures.append(Picture(f'gmlp-weights-{stack}', f'Spatial weights, {stack}', note, heat_maps.draw([panels])))
-    return pictures
+        yield Picture(f'gmlp-weights-{stack}', f'Spatial weights, {stack}', note, figures.draw_matrices([panels]))
 
 
-def _attention(subject: Subject, seen: Mapping[str, Any]) -> list[Picture]:
-    layers = learned.attention_maps(seen, subject.params)
-    text, written = subject.inputs[1], subject.targets[1]
-    kinds = (
-        ('attention-encoder', 'Self-attention, encoder', ENCODER, '', text, text),
-        ('attention-decoder', 'Self-attention, decoder', DECODER, 'attention', written, written),
-        ('attention-cross', 'Cross-attention', DECODER, 'cross', written, text),
-    )
-    pictures = []
-    for name, title, stack, word, rows, columns in kinds:
-        own = [one for one in _select(layers, stack, word) if ('cross' in one.sublayer) == (word == 'cross')]
-        if own:
-            panels = [Panel(one.title, one.array.mean(axis=0), rows, columns) for one in chosen(own)]
+def _draw_attention(text: TrainedText, sown: Mapping[str, Any]) -> Iterator[Picture]:
+    maps = learned.attention_maps(sown, text.params)
+    cross = [layer for layer in maps if 'cross' in layer.sublayer]
+    inner = [layer for layer in maps if 'cross' not in layer.sublayer]
+    read, written = text.inputs[1], text.targets[1]
+    for name, title, layers, rows, columns in (
+        ('attention-encoder', 'Self-attention, encoder', _in_stack(inner, ENCODER), read, read),
+        ('attention-decoder', 'Self-attention, decoder', _in_stack(inner, DECODER, 'attention'), written, written),
+        ('attention-cross', 'Cross-attention', _in_stack(cross, DECODER), written, read),
+    ):
+        if layers:
+            panels = [Panel(layer.title, layer.array.mean(axis=0), rows, columns) for layer in evenly_spaced(layers)]
             note = 'Mean over heads; rows are tokens that read, columns tokens that are read.'
-            pictures.append(Picture(name, title, note, heat_maps.draw([panels])))
-    return pictures
+            yield Picture(name, title, note, figures.draw_matrices([panels]))
 
 
-def _pseudo(subject: Subject) -> list[Picture]:
-    model, params = subject.model, subject.params
-    (ids, text), (target_ids, written) = subject.inputs, subject.targets
-    found = pseudo_attention.encoder_layers(model, params, ids)
-    layers = chosen([LayerArray(ENCODER, number, '', array) for number, array in enumerate(found, 1)])
-    panels = [Panel(one.title, one.array, text, text, beside_diagonal=True) for one in layers]
-    whole = pseudo_attention.encoder(model, params, ids)
-    panels.append(Panel('whole encoder', whole, text, text, beside_diagonal=True))
-    cross = Panel('', pseudo_attention.decoder_to_text(model, params, ids, target_ids), written, text)
+def _draw_pseudo_attention(text: TrainedText) -> Iterator[Picture]:
+    (ids, pieces), (target_ids, target_pieces) = text.inputs, text.targets
+    arrays = pseudo_attention.encoder_layers(text.model, text.params, ids)
+    layers = evenly_spaced([LayerArray(ENCODER, number, '', array) for number, array in enumerate(arrays, 1)])
+    whole = pseudo_attention.encoder(text.model, text.params, ids)
+    maps = [*((layer.title, layer.array) for layer in layers), ('whole encoder', whole)]
+    panels = [Panel(title, array, pieces, pieces, off_diagonal=True) for title, array in maps]
+    cross = pseudo_attention.decoder_to_text(text.model, text.params, ids, target_ids)
     note = 'Norm of the gradient of each output token (rows) with respect to each input token (columns)'
-    return [
-        Picture(
-            'pseudo-attention-encoder',
-            'Pseudo-attention, encoder',
-            f'{note}; for a layer, of what it adds to its input. The scale is the largest value of different tokens.',
-            heat_maps.draw([panels]),
-        ),
-        Picture('pseudo-attention-decoder', 'Pseudo-attention, decoder to text', f'{note}.', heat_maps.draw([[cross]])),
-    ]
+    yield Picture(
+        'pseudo-attention-encoder',
+        'Pseudo-attention, encoder',
+        f'{note}; for a layer, of what it adds to its input. The scale is the largest value of different tokens.',
+        figures.draw_matrices([panels]),
+    )
+    figure = figures.draw_matrices([[Panel('', cross, target_pieces, pieces)]])
+    yield Picture('pseudo-attention-decoder', 'Pseudo-attention, decoder to text', f'{note}.', figure)

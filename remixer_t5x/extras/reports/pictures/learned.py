@@ -1,4 +1,4 @@
-"""What a trained model has learned and computes, layer by layer: the numbers for the papers' pictures.
+"""Extracts what a trained model has learned and computes, layer by layer: the numbers of the papers' pictures.
 
 Learned matrices (Remixer's H, gMLP's spatial weights) are read from the parameters. Sublayers sow arrays that depend on
 a text (attention weights, TIM's competition) into `intermediates`, a collection that exists only here.
@@ -36,19 +36,19 @@ class LayerArray:
 
 
 def observe(model: Any, params: Any, inputs: np.ndarray, targets: np.ndarray) -> Mapping[str, Any]:
-    """What the sublayers sow while the model reads one text and writes another; dropout is off.
+    """The arrays that sublayers sow while the model reads one text and writes another; dropout is off.
 
     Args:
         model: a `Seq2Seq`.
         params: unboxed parameters.
         inputs: ids of the text, [length] int32 without padding.
-        targets: ids of what the decoder writes, [length] int32 without padding.
+        targets: ids that the decoder writes, [length] int32 without padding.
     """
-    begun = np.concatenate([[0], targets[:-1]]).astype(np.int32)
+    decoder_inputs = np.concatenate([[0], targets[:-1]]).astype(np.int32)
 
     @jax.jit
     def run(params):
-        rows = (jnp.asarray(row, jnp.int32)[None] for row in (inputs, begun))
+        rows = (jnp.asarray(row, jnp.int32)[None] for row in (inputs, decoder_inputs))
         return model.module.apply({'params': params}, *rows, enable_dropout=False, mutable=['intermediates'])[1]
 
     return jax.device_get(run(params)).get('intermediates', {})
@@ -60,27 +60,26 @@ def by_layer(tree: Mapping[str, Any], params: Mapping[str, Any], *names: str) ->
     `tree` has the structure of the parameters, or of `intermediates`, whose leaves are tuples of one array; every array
     has the layers of its run as its first axis. The number of layers of each run comes from `params`.
     """
-    found = []
+    arrays = []
     for stack in (ENCODER, DECODER):
         first = 1
-        for run, layers in _runs(params.get(stack, {})):
-            count = jax.tree.leaves(layers)[0].shape[0]
-            for path, stacked in _ending(tree.get(stack, {}).get(run, {}), names):
-                found += [LayerArray(stack, first + i, path, np.asarray(stacked[i], np.float32)) for i in range(count)]
+        runs = [name for name in params.get(stack, {}) if name.startswith('run_')]
+        for run in sorted(runs, key=lambda name: int(name.removeprefix('run_'))):
+            count = jax.tree.leaves(params[stack][run])[0].shape[0]
+            for sublayer, stacked in _leaves_named(tree.get(stack, {}).get(run, {}), names):
+                arrays += [
+                    LayerArray(stack, first + index, sublayer, np.asarray(stacked[index], np.float32))
+                    for index in range(count)
+                ]
             first += count
-    return sorted(found, key=lambda one: (one.stack != ENCODER, one.layer))
+    return sorted(arrays, key=lambda layer: (layer.stack != ENCODER, layer.layer))
 
 
-def _runs(stack: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    names = [name for name in stack if name.startswith('run_')]
-    yield from ((name, stack[name]) for name in sorted(names, key=lambda name: int(name.removeprefix('run_'))))
-
-
-def _ending(tree: Any, names: tuple[str, ...], path: tuple[str, ...] = ()) -> Iterator[tuple[str, Any]]:
+def _leaves_named(tree: Any, names: tuple[str, ...], path: tuple[str, ...] = ()) -> Iterator[tuple[str, Any]]:
     """(name of the sublayer, array) of the leaves below a run whose path ends with `names`."""
     if isinstance(tree, Mapping):
         for name, child in tree.items():
-            yield from _ending(child, names, (*path, name))
+            yield from _leaves_named(child, names, (*path, name))
     elif path[-len(names) :] == names:
         # Below 'layer', the first name is the sublayer's.
         yield path[1], tree[0] if isinstance(tree, tuple) else tree
@@ -88,8 +87,8 @@ def _ending(tree: Any, names: tuple[str, ...], path: tuple[str, ...] = ()) -> It
 
 def remixer_logits(params: Mapping[str, Any]) -> list[LayerArray]:
     """H of every Remixer layer as its softmax reads it, each [max_length, max_length]."""
-    found = by_layer(params, params, 'mixing', 'logits')
-    return [dataclasses.replace(one, array=np.asarray(remixer.bounded(jnp.asarray(one.array)))) for one in found]
+    layers = by_layer(params, params, 'mixing', 'logits')
+    return [dataclasses.replace(layer, array=np.asarray(remixer.bounded(jnp.asarray(layer.array)))) for layer in layers]
 
 
 def softmax_rows(logits: np.ndarray, length: int, causal: bool) -> np.ndarray:
@@ -113,20 +112,18 @@ def spread(logits: np.ndarray, length: int, causal: bool) -> float:
 
 
 def near_zero(layers: list[LayerArray], lengths: Mapping[str, int]) -> list[LayerArray]:
-    """The layers that hardly mix by position: their `spread` is below NEAR_ZERO over the trained length of their
-    stack.
-    """
+    """The layers that hardly mix by position: `spread` is below NEAR_ZERO over the trained length of their stack."""
     return [one for one in layers if spread(one.array, lengths[one.stack], one.stack == DECODER) < NEAR_ZERO]
 
 
 def spatial_weights(params: Mapping[str, Any], lengths: Mapping[str, int]) -> list[LayerArray]:
     """W of every gMLP layer, [length, length] with the trained length of its stack; zero above a decoder's diagonal."""
-    found = []
-    for one in by_layer(params, params, 'mixing', 'weights', 'kernel'):
-        length, causal = lengths[one.stack], one.stack == DECODER
-        matrix = one.array[:length, :length] if one.array.ndim == 2 else _toeplitz(one.array, length, causal)
-        found.append(dataclasses.replace(one, array=np.tril(matrix) if causal else matrix))
-    return found
+    layers = []
+    for layer in by_layer(params, params, 'mixing', 'weights', 'kernel'):
+        length, causal = lengths[layer.stack], layer.stack == DECODER
+        matrix = layer.array[:length, :length] if layer.array.ndim == 2 else _toeplitz(layer.array, length, causal)
+        layers.append(dataclasses.replace(layer, array=np.tril(matrix) if causal else matrix))
+    return layers
 
 
 def _toeplitz(values: np.ndarray, length: int, causal: bool) -> np.ndarray:
@@ -137,15 +134,15 @@ def _toeplitz(values: np.ndarray, length: int, causal: bool) -> np.ndarray:
 
 
 def attention_maps(intermediates: Mapping[str, Any], params: Mapping[str, Any]) -> list[LayerArray]:
-    """Attention weights of every layer, [heads, queries, keys] each; the sublayer's name says which attention."""
-    found = by_layer(intermediates, params, 'attention_weights')
-    return [dataclasses.replace(one, array=one.array[0]) for one in found]
+    """Attention weights of every layer, [heads, queries, keys] each; the sublayer's name is the kind of attention."""
+    layers = by_layer(intermediates, params, 'attention_weights')
+    return [dataclasses.replace(layer, array=layer.array[0]) for layer in layers]
 
 
 def competition_weights(intermediates: Mapping[str, Any], params: Mapping[str, Any]) -> list[LayerArray]:
     """TIM's competition in every TIM layer, [mechanisms, tokens] each; sums to 1 over mechanisms."""
-    found = by_layer(intermediates, params, 'competition', 'competition')
-    return [dataclasses.replace(one, array=one.array[:, 0, :, 0]) for one in found]
+    layers = by_layer(intermediates, params, 'competition', 'competition')
+    return [dataclasses.replace(layer, array=layer.array[:, 0, :, 0]) for layer in layers]
 
 
 def entropy(weights: np.ndarray) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""Pseudo-attention: how strongly each output token depends on each input token, for any mixer.
+"""Computes pseudo-attention: how strongly each output token depends on each input token, for any mixer.
 
 Entry (i, j) is the norm of the Jacobian of output token i with respect to input token j, as in HyperMixer (figures 5
 and 6 and their appendix), after Simonyan et al. 2014. It is comparable to an attention matrix.
@@ -39,19 +39,17 @@ class JacobianNorms:
     def __call__(self, x: jax.Array, *others: Any) -> np.ndarray:
         """[outputs, inputs] float32, for x [inputs, embed]."""
         _, outputs, features = jax.eval_shape(self._function, x[None], *others).shape
-        found = np.zeros((outputs, x.shape[0]), np.float64)
+        squares = np.zeros((outputs, x.shape[0]), np.float64)
         for positions, vectors in _batches(outputs, _directions(features, self._seed)):
             cotangents = (positions[:, None] == np.arange(outputs))[:, :, None] * vectors[:, None]
-            np.add.at(found, positions, np.asarray(self._squares(x, others, cotangents), np.float64))
-        return np.sqrt(found).astype(np.float32)
+            np.add.at(squares, positions, np.asarray(self._squares(x, others, cotangents), np.float64))
+        return np.sqrt(squares).astype(np.float32)
 
     def _squared(self, x: jax.Array, others: tuple[Any, ...], cotangents: jax.Array) -> jax.Array:
-        """Squared norms of the gradient at each input, [rows, inputs], for each row's cotangents [outputs,
-        features].
-        """
+        """Squared norms of the gradient at each input, [rows, inputs], for cotangents [rows, outputs, features]."""
         repeated = jnp.broadcast_to(x, (cotangents.shape[0], *x.shape))
-        made, back = jax.vjp(lambda rows: self._function(rows, *others), repeated)
-        return jnp.sum(jnp.square(back(cotangents.astype(made.dtype))[0].astype(jnp.float32)), axis=-1)
+        outputs, backward = jax.vjp(lambda rows: self._function(rows, *others), repeated)
+        return jnp.sum(jnp.square(backward(cotangents.astype(outputs.dtype))[0].astype(jnp.float32)), axis=-1)
 
 
 def _directions(features: int, seed: int) -> np.ndarray:
@@ -77,44 +75,46 @@ def encoder_layers(model: Any, params: Mapping[str, Any], inputs: np.ndarray) ->
 
     The residual is left out, because its Jacobian is the identity in every layer.
     """
-    stack, own = model.module.encoder_stack(), params['encoder']
-    shared = {name: child for name, child in own.items() if not name.startswith(('run_', 'final_norm'))}
+    stack, stack_params = model.module.encoder_stack(), params['encoder']
+    shared = {name: child for name, child in stack_params.items() if not name.startswith(('run_', 'final_norm'))}
     hidden = _apply(stack.clone(runs=(), final_norm=None), shared, _embedded(model, params, inputs)[None], inputs)[0]
     maps = []
     for index, (factory, count) in enumerate(stack.runs):
         # One layer as a stack of one run, so that the stack prepares its inputs as in the model.
-        alone = stack.clone(runs=((factory, 1),), final_norm=None, position_embedding=None, remat_policy=None)
+        single = stack.clone(runs=((factory, 1),), final_norm=None, position_embedding=None, remat_policy=None)
 
-        def layer(x: jax.Array, one: Any, alone: Any = alone) -> jax.Array:
-            return _apply(alone, {**shared, 'run_0': one}, x, inputs)
+        def layer(x: jax.Array, layer_params: Any, single: Any = single) -> jax.Array:
+            return _apply(single, {**shared, 'run_0': layer_params}, x, inputs)
 
-        norms = JacobianNorms(lambda x, one, layer=layer: layer(x, one) - x)
+        norms = JacobianNorms(lambda x, layer_params, layer=layer: layer(x, layer_params) - x)
         for number in range(count):
-            one = jax.tree.map(lambda leaf, n=number: leaf[n : n + 1], own[f'run_{index}'])
-            maps.append(norms(hidden, one))
-            hidden = jax.jit(layer)(hidden[None], one)[0]
+            layer_params = jax.tree.map(lambda leaf, n=number: leaf[n : n + 1], stack_params[f'run_{index}'])
+            maps.append(norms(hidden, layer_params))
+            hidden = jax.jit(layer)(hidden[None], layer_params)[0]
     return maps
 
 
 def encoder(model: Any, params: Mapping[str, Any], inputs: np.ndarray) -> np.ndarray:
     """Pseudo-attention of the whole encoder: its outputs with respect to the embeddings of the text."""
     stack = model.module.encoder_stack()
-    norms = JacobianNorms(lambda x, own: _apply(stack, own, x, inputs))
+    norms = JacobianNorms(lambda x, stack_params: _apply(stack, stack_params, x, inputs))
     return norms(_embedded(model, params, inputs), params['encoder'])
 
 
 def decoder_to_text(model: Any, params: Mapping[str, Any], inputs: np.ndarray, targets: np.ndarray) -> np.ndarray:
     """How the decoder's output at each token of `targets` depends on each embedding of the text, through all layers."""
     encoder_stack, decoder_stack = model.module.encoder_stack(), model.module.decoder_stack()
-    begun = _embedded(model, params, np.concatenate([[0], targets[:-1]]).astype(np.int32))
+    decoder_inputs = _embedded(model, params, np.concatenate([[0], targets[:-1]]).astype(np.int32))
 
-    def function(x: jax.Array, params: Any, begun: jax.Array) -> jax.Array:
+    def function(x: jax.Array, params: Any, decoder_inputs: jax.Array) -> jax.Array:
         rows = x.shape[0]
         memory = Memory(_apply(encoder_stack, params[0], x, inputs), describe_tokens(_rows(inputs, rows)))
         ctx = describe_tokens(_rows(targets, rows), causal=True, memory=memory)
-        return decoder_stack.apply({'params': params[1]}, jnp.broadcast_to(begun, (rows, *begun.shape)), ctx)
+        rows_of_inputs = jnp.broadcast_to(decoder_inputs, (rows, *decoder_inputs.shape))
+        return decoder_stack.apply({'params': params[1]}, rows_of_inputs, ctx)
 
-    return JacobianNorms(function)(_embedded(model, params, inputs), (params['encoder'], params['decoder']), begun)
+    stack_params = params['encoder'], params['decoder']
+    return JacobianNorms(function)(_embedded(model, params, inputs), stack_params, decoder_inputs)
 
 
 def _apply(stack: Any, params: Mapping[str, Any], x: jax.Array, tokens: np.ndarray) -> jax.Array:

@@ -1,6 +1,6 @@
-"""Reads the text of an optimised HLO module (`compiled.as_text()`) into instructions.
+"""Parses the text of an optimised HLO module (`compiled.as_text()`) into instructions.
 
-Only what a cost model needs is kept: shapes, operands and attributes.
+It keeps what a cost model needs: shapes, operands and attributes.
 """
 
 import dataclasses
@@ -11,11 +11,12 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 _ARRAY = re.compile(r'([a-z][a-z0-9]*)\[([^\]]*)\](?:\{([^}]*)\})?')
-_COMPUTATION = re.compile(r'^(ENTRY )?%?([\w.\-]+) (?:\(.*)?\{$')
-_INSTRUCTION = re.compile(r'^\s+(ROOT )?%?([\w.\-]+) = (.*)$')
+_COMPUTATION = re.compile(r'(ENTRY )?%?([\w.\-]+) (?:\(.*)?\{')
+# ROOT %name = type op(arguments), attributes
+_INSTRUCTION = re.compile(r'\s+(ROOT )?%?([\w.\-]+) = (.*?) ([a-z][\w\-]*)\(([^)]*)\)(.*)')
 _COMMENT = re.compile(r'/\*index=\d+\*/')
 _NAME = re.compile(r'%?([\w.\-]+)')
-# What is between their parentheses is a value.
+# Operations whose parentheses enclose a value instead of operands.
 _LITERAL = ('constant', 'parameter', 'iota')
 
 
@@ -25,7 +26,7 @@ class Array(NamedTuple):
     Attributes:
         dtype: XLA's name, such as 'bf16'.
         shape: its dimensions.
-        bytes: what it occupies, with the padding of a TPU's tiles.
+        bytes: its size, including the padding of a TPU's tiles.
         memory_space: 0 is the main memory (HBM); 1 is a TPU's on-chip memory (VMEM).
     """
 
@@ -61,12 +62,12 @@ class Instruction:
 
     @property
     def op_name(self) -> str:
-        """Where JAX traced it: function transformations, flax modules and the primitive, by '/'."""
+        """Where JAX traced it: function transformations, flax modules and the primitive, separated by '/'."""
         return self.attribute(r'op_name="([^"]*)"')
 
     @property
     def target(self) -> str:
-        """Which kernel a custom call runs."""
+        """The kernel that a custom call runs."""
         return self.attribute(r'custom_call_target="([^"]*)"')
 
     @property
@@ -75,58 +76,57 @@ class Instruction:
 
     def attribute(self, pattern: str) -> str:
         """The first group of `pattern` in the attributes; '' without a match."""
-        found = re.search(pattern, self.attributes)
-        return found[1] if found else ''
+        match = re.search(pattern, self.attributes)
+        return match[1] if match else ''
 
-    def called(self, role: str) -> str:
+    def called(self, role: str = 'calls') -> str:
         """The computation that it calls as 'calls', 'to_apply', 'body' or 'condition'; '' if it calls none."""
         return self.attribute(rf'\b{role}=%?([\w.\-]+)')
 
     def branches(self) -> list[str]:
         """The computations of a conditional."""
-        listed = self.attribute(r'branch_computations=\{([^}]*)\}')
-        named = [self.called('true_computation'), self.called('false_computation')]
-        return _NAME.findall(listed) or [name for name in named if name]
+        listed = _NAME.findall(self.attribute(r'branch_computations=\{([^}]*)\}'))
+        return listed or [self.called('true_computation'), self.called('false_computation')]
 
 
 class Computation:
     """Instructions by name, in the order of the schedule."""
 
-    def __init__(self, instructions: Mapping[str, Instruction]):
-        self.instructions = instructions
+    def __init__(self) -> None:
+        self.instructions: dict[str, Instruction] = {}
 
     def __iter__(self):
         return iter(self.instructions.values())
 
-    @property
+    @functools.cached_property
     def root(self) -> Instruction:
         return next(instruction for instruction in self if instruction.is_root)
 
     @functools.cached_property
     def parameters(self) -> dict[int, str]:
         """Names of the parameters by their number."""
-        return {int(each.arguments): each.name for each in self if each.op == 'parameter'}
+        return {int(instruction.arguments): instruction.name for instruction in self if instruction.op == 'parameter'}
 
     @functools.cached_property
     def users(self) -> dict[str, list[tuple[Instruction, int]]]:
         """By name of an instruction, the instructions that read it, with the position of the operand."""
-        found: dict[str, list[tuple[Instruction, int]]] = {}
+        users: dict[str, list[tuple[Instruction, int]]] = {}
         for user in self:
             for position, name in enumerate(user.operands):
-                found.setdefault(name, []).append((user, position))
-        return found
+                users.setdefault(name, []).append((user, position))
+        return users
 
     def operands(self, instruction: Instruction) -> list[Instruction]:
         return [self.instructions[name] for name in instruction.operands if name in self.instructions]
 
     def operand_arrays(self, instruction: Instruction) -> list[Array]:
-        """The arrays of all operands; a tuple gives all its arrays."""
+        """The arrays of all operands, including those of tuples."""
         return [array for operand in self.operands(instruction) for array in operand.results]
 
 
 @dataclasses.dataclass(frozen=True)
 class Program:
-    """Computations by name, and the name of the first to run."""
+    """Computations by name, and the name of the computation that runs first."""
 
     computations: Mapping[str, Computation]
     entry: str
@@ -136,82 +136,43 @@ class Program:
 
 
 def parse(text: str) -> Program:
-    """The program of an HLO text.
+    """Parses an HLO text.
 
     Raises:
         ValueError: the text has no entry computation.
     """
     computations: dict[str, Computation] = {}
-    entry, current = '', dict[str, Instruction]()
-    inside = False
+    entry, current = '', Computation()
     for line in text.splitlines():
-        if not inside:
-            head = _COMPUTATION.match(line.rstrip())
-            if head:
-                inside, current = True, {}
-                computations[head[2]] = Computation(current)
-                entry = head[2] if head[1] else entry
-        elif line.startswith('}'):
-            inside = False
-        else:
-            instruction = _instruction(line)
-            if instruction:
-                current[instruction.name] = instruction
+        if head := _COMPUTATION.fullmatch(line.rstrip()):
+            current = computations[head[2]] = Computation()
+            entry = head[2] if head[1] else entry
+        elif match := _INSTRUCTION.match(_COMMENT.sub('', line)):
+            root, name, kind, op, arguments, attributes = match.groups()
+            operands = () if op in _LITERAL else tuple(_NAME.findall(arguments))
+            current.instructions[name] = Instruction(
+                name, op, parse_arrays(kind), operands, arguments, attributes, bool(root)
+            )
     if not entry:
         raise ValueError('the text is not an HLO module: it has no entry computation')
     return Program(computations, entry)
 
 
-def _instruction(line: str) -> Instruction | None:
-    found = _INSTRUCTION.match(_COMMENT.sub('', line))
-    if not found:
-        return None
-    kind, rest = _split_result(found[3])
-    op, _, rest = rest.partition('(')
-    end = _closing(rest, 1)
-    op, arguments = op.strip(), rest[:end]
-    return Instruction(
-        name=found[2],
-        op=op,
-        results=tuple(arrays(kind)),
-        operands=() if op in _LITERAL else tuple(_NAME.findall(arguments)),
-        arguments=arguments,
-        attributes=rest[end + 1 :],
-        is_root=bool(found[1]),
-    )
-
-
-def _split_result(text: str) -> tuple[str, str]:
-    """The type of the result, which may be a nested tuple, and the rest of the line."""
-    if text.startswith('('):
-        end = _closing(text[1:], 1) + 2
-        return text[:end], text[end:]
-    kind, _, rest = text.partition(' ')
-    return kind, rest
-
-
-def _closing(text: str, depth: int) -> int:
-    """The position of the parenthesis that closes the `depth` open ones."""
-    for position, character in enumerate(text):
-        depth += (character == '(') - (character == ')')
-        if depth == 0:
-            return position
-    return len(text)
-
-
-def arrays(kind: str) -> list[Array]:
+def parse_arrays(kind: str) -> tuple[Array, ...]:
     """The arrays of a type such as `(bf16[8,128]{1,0:T(8,128)(2,1)S(1)}, u32[])`."""
-    return [_array(*match.groups()) for match in _ARRAY.finditer(kind)]
+    return tuple(_array(*match.groups()) for match in _ARRAY.finditer(kind))
 
 
 def _array(dtype: str, dimensions: str, layout: str | None) -> Array:
     shape = tuple(int(size.lstrip('<=')) for size in dimensions.split(',') if size)
+    number = re.search(r'\d+', dtype)
+    bits = 8 if dtype == 'pred' else int(number[0]) if number else 0
     space = re.search(r'S\((\d+)\)', layout or '')
-    elements = math.prod(_padded(shape, layout or ''))
-    return Array(dtype, shape, math.ceil(elements * bits(dtype) / 8), int(space[1]) if space else 0)
+    elements = math.prod(_tiled_shape(shape, layout or ''))
+    return Array(dtype, shape, math.ceil(elements * bits / 8), int(space[1]) if space else 0)
 
 
-def _padded(shape: tuple[int, ...], layout: str) -> list[int]:
+def _tiled_shape(shape: tuple[int, ...], layout: str) -> list[int]:
     """`shape` rounded up to whole tiles; `2,1,0:T(8,128)` tiles the two fastest dimensions, the last number first."""
     order, _, tiling = layout.partition(':')
     tile = re.match(r'T\(([\d,]+)\)', tiling)
@@ -221,9 +182,3 @@ def _padded(shape: tuple[int, ...], layout: str) -> list[int]:
         for axis, size in zip(fastest, reversed([int(n) for n in tile[1].split(',')]), strict=False):
             sizes[axis] = -(-sizes[axis] // size) * size
     return sizes
-
-
-def bits(dtype: str) -> int:
-    """Bits of an element: 16 of 'bf16', 8 of 'f8e4m3fn' and of 'pred'; 0 of 'token'."""
-    number = re.search(r'\d+', dtype)
-    return 8 if dtype == 'pred' else int(number[0]) if number else 0

@@ -1,0 +1,289 @@
+"""Costs of an HLO instruction: FLOPs, bytes between the main memory (HBM) and the core, bytes sent to other devices.
+
+FLOPs are those of matrix products, convolutions and Fourier transforms; a multiply and an add count as two.
+Element-wise work is left out, because memory traffic hides it. TPU programs write matrix products as convolutions,
+whose windows select the positions that are multiplied, so only taps that meet an element count.
+
+A fusion reads each operand once and writes its results once; intermediate values stay in the core. An operand that is
+only sliced or gathered from counts as its slices, and a result that is updated in place as its update.
+
+Bytes sent are the minimum that each device sends in a collective: around a ring of its group, and if the group spans
+several slices, around rings within the slices first, so that each device sends its part of the result between them.
+"""
+
+import collections
+import json
+import math
+import re
+
+import numpy as np
+
+from remixer_t5x.extras.forecast.hlo import Computation, Instruction, Program
+
+# By the type of number in which the products are computed: a dtype of XLA, or EXACT.
+Flops = collections.Counter
+# Products of float32 that must not be rounded to fewer bits.
+EXACT = 'f32 exact'
+# Operations that read a part of their first operand that is as large as their result.
+_SLICING = ('dynamic-slice', 'slice', 'gather')
+# The context of an asynchronous copy, which is not data.
+_CONTEXT = ('u32', 'token')
+
+# Bytes that each of n devices sends, in units of the bytes of its operands.
+_SENT = {
+    'all-gather': lambda n: n - 1,
+    'all-reduce': lambda n: 2 * (n - 1) / n,
+    'reduce-scatter': lambda n: (n - 1) / n,
+    'all-to-all': lambda n: (n - 1) / n,
+    'ragged-all-to-all': lambda n: (n - 1) / n,
+    'collective-broadcast': lambda n: 1,
+    'collective-permute': lambda n: 1,
+}
+# Collectives of which each device of a slice exchanges only its part with other slices.
+_DIVIDED = ('all-reduce', 'reduce-scatter')
+_MESH = r'mesh\[[^\]]*\](?:, device_ids=\(.*?\))? ?\{[^}]*\}'
+_DEVICE_IDS = re.compile(r'device_ids=\((?:\[([\d,]+)\](?:T\(([\d,]+)\))?|([\d, ]+))\)')
+_AXIS = re.compile(r"'([^']+)'(?::\((\d+)\)(\d+))?")
+
+
+def count_flops(instruction: Instruction, computation: Computation, program: Program) -> Flops:
+    """FLOPs of one run, with everything that a fusion computes."""
+    if instruction.op in ('fusion', 'call'):
+        return computation_flops(program[instruction.called() or instruction.called('to_apply')], program)
+    if instruction.op == 'dot':
+        contracting = instruction.attribute(r'lhs_contracting_dims=\{([\d,]*)\}')
+        count: float = _product_flops(instruction, computation, _integers(contracting))
+    elif instruction.op == 'convolution':
+        count = _convolution_flops(instruction, computation)
+    elif instruction.op == 'fft':
+        count = _fft_flops(instruction, computation)
+    elif instruction.op == 'custom-call':
+        count = _custom_call_flops(instruction, computation)
+    else:
+        count = 0
+    return Flops({_number_type(instruction, computation): count}) if count else Flops()
+
+
+def computation_flops(computation: Computation, program: Program) -> Flops:
+    """FLOPs of one run of a fused computation."""
+    total: Flops = Flops()
+    for instruction in computation:
+        total.update(count_flops(instruction, computation, program))
+    return total
+
+
+def _number_type(instruction: Instruction, computation: Computation) -> str:
+    """The wider type of both operands; EXACT for float32 with a higher precision than the default."""
+    widest = max(computation.operand_arrays(instruction)[:2], key=lambda array: array.bytes / math.prod(array.shape))
+    precise = re.search(r'operand_precision"?[=:][\[{][^\]}]*high', instruction.attributes, re.IGNORECASE)
+    return EXACT if widest.dtype == 'f32' and precise else widest.dtype
+
+
+def _product_flops(instruction: Instruction, computation: Computation, contracting: list[int]) -> int:
+    left = computation.operand_arrays(instruction)[0].shape
+    return 2 * math.prod(instruction.results[0].shape) * math.prod(left[axis] for axis in contracting)
+
+
+def _convolution_flops(instruction: Instruction, computation: Computation) -> int:
+    left, right = computation.operand_arrays(instruction)[:2]
+    out = instruction.results[0]
+    # `dim_labels=b0f_0io->b0f`: the axes of the operands and the result; digits are spatial dimensions.
+    left_axes, right_axes, out_axes = re.split('_|->', instruction.attribute(r'dim_labels=(\w+->\w+)'))
+    groups = int(instruction.attribute(r'batch_group_count=(\d+)') or 1)
+    # XLA has already divided the kernel's input features by the number of feature groups.
+    features = right.shape[right_axes.index('i')] * out.shape[out_axes.index('f')]
+    taps = 1
+    for dimension, axis in enumerate(sorted(set(left_axes) - set('bf'))):
+        length, outputs = left.shape[left_axes.index(axis)], out.shape[out_axes.index(axis)]
+        taps *= _count_taps(instruction, dimension, length, outputs)
+    return 2 * taps * features * left.shape[left_axes.index('b')] // groups
+
+
+def _count_taps(instruction: Instruction, dimension: int, length: int, outputs: int) -> int:
+    """The number of pairs of an output and a tap of the window that meet an element, and neither padding nor a gap."""
+    # `window={size=8x1 pad=0_0x7_7}` has two dimensions.
+    settings = dict(word.split('=') for word in instruction.attribute(r'window=\{([^}]*)\}').split())
+    window = {name: _integers(values.split('x')[dimension])[0] for name, values in settings.items()}
+    dilation = window.get('lhs_dilate', 1)
+    taps: np.ndarray = np.arange(window.get('size', 1)) * window.get('rhs_dilate', 1) - window.get('pad', 0)
+    position = np.arange(outputs)[:, None] * window.get('stride', 1) + taps
+    inside = (position >= 0) & (position <= (length - 1) * dilation)
+    return int((inside & (position % dilation == 0)).sum())
+
+
+def _fft_flops(instruction: Instruction, computation: Computation) -> float:
+    """5 n log2 n for each complex transform, half of it for a real transform, as benchmarks count."""
+    kind = instruction.attribute(r'fft_type=(\w+)')
+    whole = instruction.results[0] if kind == 'IRFFT' else computation.operand_arrays(instruction)[0]
+    points = math.prod(_integers(instruction.attribute(r'fft_length=\{([\d,]*)\}')))
+    return (2.5 if 'RFFT' in kind else 5.0) * math.log2(max(points, 2)) * math.prod(whole.shape)
+
+
+def _custom_call_flops(instruction: Instruction, computation: Computation) -> float:
+    """cuBLAS and cuDNN by their dimensions; other kernels by their own estimate, if they have one."""
+    if 'cudnn$fmha' in instruction.target:
+        logits = instruction.attribute(r'"intermediate_tensor_shape": ?\{.*?"dimensions": ?\[([^\]]*)\]')
+        # Attention has two products, and its gradient five, one of which recomputes the logits.
+        products = 5 if instruction.target.endswith('Backward') else 2
+        head_dim = computation.operand_arrays(instruction)[0].shape[-1]
+        return products * 2 * math.prod(_integers(logits)) * head_dim
+    contracting = instruction.attribute(r'"lhs_contracting_dimensions": ?\[([^\]]*)\]')
+    if contracting and 'cublas' in instruction.target:
+        return _product_flops(instruction, computation, _integers(contracting))
+    return _cost_estimate(instruction).get('flops', 0)
+
+
+def _cost_estimate(instruction: Instruction) -> dict[str, float]:
+    """`pl.CostEstimate` of a Pallas kernel: 'flops', 'transcendentals', 'bytes_accessed'; empty without one."""
+    estimate = json.loads(instruction.attribute(r'"cost_estimate": ?(\{[^}]*\})') or '{}')
+    return {name: float(value) for name, value in estimate.items()}
+
+
+def _integers(text: str) -> list[int]:
+    return [int(number) for number in re.findall(r'-?\d+', text)]
+
+
+def count_bytes(instruction: Instruction, computation: Computation, program: Program) -> float:
+    """Bytes between HBM and the core in one run."""
+    operands = sum(array.hbm_bytes for array in computation.operand_arrays(instruction))
+    if instruction.op == 'fusion':
+        return _fusion_bytes(instruction, computation, program)
+    if instruction.op.endswith('-start'):
+        # A copy between the two memories touches HBM once, a copy within HBM twice.
+        copied = [array for array in instruction.results if array.dtype not in _CONTEXT and array.shape]
+        touches = 2 if len({array.memory_space for array in copied}) == 1 else 1
+        return touches * min((array.bytes for array in copied), default=0)
+    if instruction.op == 'dynamic-update-slice':
+        return 2 * computation.operands(instruction)[1].result_bytes
+    if instruction.op in _SLICING:
+        return 2 * instruction.result_bytes
+    if instruction.op == 'custom-call':
+        return _custom_call_bytes(instruction, operands)
+    return operands + instruction.result_bytes
+
+
+def _custom_call_bytes(instruction: Instruction, operands: int) -> float:
+    """The kernel's own estimate; without one its operands and results, without the scratch memory of libraries."""
+    scratch = sum(array.hbm_bytes for array in instruction.results if array.dtype in ('u8', 's8'))
+    results = instruction.result_bytes - (scratch if len(instruction.results) > 1 else 0)
+    return _cost_estimate(instruction).get('bytes_accessed') or operands + results
+
+
+def _fusion_bytes(instruction: Instruction, computation: Computation, program: Program) -> float:
+    fused = program[instruction.called()]
+    total = 0
+    for position, operand in enumerate(computation.operands(instruction)):
+        size = operand.result_bytes
+        read, is_returned = _bytes_read(fused, position, size, program) if size else (0, False)
+        total += size if is_returned else min(size, read)
+    for array, size in zip(instruction.results, _bytes_written(fused.root, fused, program), strict=False):
+        total += min(array.hbm_bytes, size)
+    return total
+
+
+def _bytes_read(fused: Computation, position: int, size: int, program: Program) -> tuple[int, bool]:
+    """Bytes that a fused computation reads of its parameter, and whether it also returns the parameter unchanged."""
+    total, is_returned, aliases = 0, False, [fused.parameters[position]]
+    for name in aliases:
+        is_returned |= name == fused.root.name
+        for user, place in fused.users.get(name, ()):
+            if place == 0 and user.op in _SLICING:
+                total += user.results[0].bytes
+            elif user.op == 'bitcast':
+                aliases.append(user.name)
+            elif user.op == 'fusion':
+                inner, passes_on = _bytes_read(program[user.called()], place, size, program)
+                total += inner
+                aliases += [user.name] if passes_on else []
+            elif user.op != 'tuple' and not (user.op == 'dynamic-update-slice' and place == 0):
+                return size, False
+    return total, is_returned
+
+
+def _bytes_written(result: Instruction, fused: Computation, program: Program) -> list[int]:
+    """Bytes that a fused computation writes for each array of `result`."""
+    if result.op == 'bitcast':
+        return _bytes_written(fused.operands(result)[0], fused, program)
+    if result.op == 'tuple':
+        return [size for leaf in fused.operands(result) for size in _bytes_written(leaf, fused, program)]
+    if result.op == 'dynamic-update-slice':
+        return [fused.operands(result)[1].results[0].bytes]
+    if result.op == 'fusion':
+        inner = program[result.called()]
+        return _bytes_written(inner.root, inner, program)
+    return [array.bytes for array in result.results]
+
+
+def collective_kind(instruction: Instruction) -> str:
+    """'all-gather' for `all-gather` and `all-gather-start`; '' for what is not a collective, or ends one."""
+    name = instruction.op.removesuffix('-start')
+    return name if name in _SENT else ''
+
+
+def bytes_sent(kind: str, operand_bytes: float, members: int, slices: int = 1) -> float:
+    """Bytes that one device sends over the slowest link of its group.
+
+    Args:
+        members: devices of the group.
+        slices: over how many slices they are spread evenly; with several, the bytes are those between slices.
+    """
+    if slices == 1:
+        return _SENT[kind](members) * operand_bytes
+    return _SENT[kind](slices) * operand_bytes * (slices / members if kind in _DIVIDED else 1.0)
+
+
+def device_groups(instruction: Instruction, devices: int) -> tuple[tuple[int, ...], ...]:
+    """The groups of devices, by their position in the program's assignment, that exchange data with each other.
+
+    Args:
+        devices: how many devices run the program.
+
+    Raises:
+        ValueError: the format of the groups is unknown.
+    """
+    text = instruction.attribute(r'source_target_pairs=\{(\{.*?\})\}')
+    text = text or instruction.attribute(rf'replica_groups=({_MESH}|\{{\{{.*?\}}\}}|\S+)')
+    if text.startswith('mesh'):
+        groups = _mesh_groups(text)
+    elif '<=' in text:
+        groups = _iota_groups(text)
+    else:
+        groups = [[int(number) for number in group.split(',')] for group in re.findall(r'\{([\d, ]+)\}', text)]
+    return tuple(map(tuple, groups)) or (tuple(range(devices)),)
+
+
+def _iota_groups(text: str) -> list[list[int]]:
+    """`[4,2]<=[2,4]T(1,0)`: 0 to 7 as an array [2, 4], transposed and reshaped to 4 groups of 2."""
+    match = re.match(r'\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?', text)
+    if not match:
+        raise ValueError(f'unknown format of replica groups: {text}')
+    shape, reshaped, order = map(_split_integers, match.groups())
+    ids: np.ndarray = np.arange(np.prod(reshaped)).reshape(reshaped).transpose(order)
+    return ids.reshape(shape).tolist()
+
+
+def _mesh_groups(text: str) -> list[list[int]]:
+    """`mesh['a'=2,'b'=4] {'b'}`: the devices along the named axes of a mesh; `'b':(2)2` is a part of an axis.
+
+    The devices of the mesh are in order, unless it says `device_ids=([4,2]T(1,0))`: 0 to 7 as an array, transposed.
+    """
+    head, brace, named = text.partition('{')
+    if not brace:
+        raise ValueError(f'unknown format of replica groups: {text}')
+    sizes = {name: int(size) for name, size in re.findall(r"'([^']+)'=(\d+)", head)}
+    parts = {name: (int(before or 1), int(size or sizes[name])) for name, before, size in _AXIS.findall(named)}
+    shape, grouped = [], []
+    for name, size in sizes.items():
+        before, used = parts.get(name, (1, 1))
+        shape += [before, used, size // (before * used)]
+        grouped.append(len(shape) - 2)
+    ids: np.ndarray = np.arange(math.prod(sizes.values()))
+    if match := _DEVICE_IDS.search(head):
+        reshaped, order, listed = map(_split_integers, match.groups())
+        ids = np.asarray(listed) if reshaped is None else ids.reshape(reshaped).transpose(order)
+    grid = np.moveaxis(ids.reshape(shape), grouped, range(-len(grouped), 0))
+    return grid.reshape(-1, math.prod(shape[axis] for axis in grouped)).tolist()
+
+
+def _split_integers(text: str | None) -> list[int] | None:
+    return None if text is None else [int(number) for number in text.split(',')]

@@ -1,0 +1,70 @@
+"""The tables of `info`, from numbers given here."""
+
+import pytest
+
+from remixer_t5x.cli.info import memory, model, sharding
+from remixer_t5x.costs.counts import Counts
+from remixer_t5x.costs.step_memory import StepMemory
+from remixer_t5x.devices.partition import ShardingRow
+
+COUNTS = Counts(
+    parameters={('b', 'only', 'kernel'): 6, ('a', 'x', 'kernel'): 1, ('a', 'y', 'kernel'): 2, ('a', 'scale'): 4},
+    forward_flops={(): 5.0, ('a', 'x'): 10.0, ('a', 'y'): 20.0, ('b', 'only'): 65.0},
+    tokens=10,
+)
+GIB = 2**30
+MEMORY = StepMemory(GIB, 2 * GIB, 1000, 0, 3 * GIB, 24, 0, 6 * GIB + 1024)
+SHARDINGS = [
+    ShardingRow('mlp/wi', (4, 6), ('embed', 'mlp'), (('data', 'fsdp'), None), 24, ''),
+    ShardingRow('bias', (5,), ('heads',), (None,), 20, 'heads=5 does not divide by 4: replicated'),
+]
+
+
+def rows(table):
+    """The cells of a table without empty ones, row by row."""
+    columns = (list(column.cells) for column in table.columns)
+    return [[cell.strip() for cell in row if cell] for row in zip(*columns, strict=True)]
+
+
+def test_a_row_of_modules_includes_everything_below_it():
+    assert rows(model.cost_table(COUNTS, 2)) == [
+        ['a', '7', '53.8', '30', '30.0'],
+        ['x', '1', '7.7', '10', '10.0'],
+        ['y', '2', '15.4', '20', '20.0'],
+        # An only child shares its parent's row.
+        ['b/only', '6', '46.2', '65', '65.0'],
+        ['loss (outside modules)', '0', '0.0', '5', '5.0'],
+        ['total', '13', '100.0', '100', '100.0'],
+    ]
+    assert model.cost_table(COUNTS, 1).row_count == 4
+
+
+@pytest.mark.parametrize(
+    'number, text', [(0, '0 '), (999, '999 '), (999.6, '1 k'), (1.234e12, '1.23 T'), (2.5e18, '2.5 E')]
+)
+def test_quantities_have_three_digits(number, text):
+    assert model.quantity(number) == text
+
+
+def test_shares_of_memory_need_the_memory_of_the_device():
+    table = rows(memory.memory_table(MEMORY, 8 * GIB))
+    assert ['optimizer state', '2,147,483,648', '2,048.0', '25.0'] in table
+    assert table[-1] == ['total', '6,442,451,968', '6,144.0', '75.0']
+    assert rows(memory.memory_table(MEMORY, None))[-1] == ['total', '6,442,451,968', '6,144.0']
+
+
+@pytest.mark.parametrize(
+    ('available', 'start'),
+    [(8 * GIB, 'fits: 2.00 GiB'), (4 * GIB, 'does not fit: 6.00 GiB'), (None, 'the hardware file')],
+)
+def test_the_verdict_names_the_missing_or_remaining_memory(available, start):
+    assert memory.verdict(MEMORY, available).startswith(start)
+
+
+def test_a_parameter_is_shown_with_its_axes_share_and_note():
+    assert rows(sharding.sharding_table(SHARDINGS)) == [
+        ['mlp/wi', '4 x 6', 'embed, mlp', 'data+fsdp, -', '24', '1/4'],
+        ['bias', '5', 'heads', '-', '20', 'all'],
+        ['heads=5 does not divide by 4: replicated'],
+        ['total', '44', '37.9%'],
+    ]
