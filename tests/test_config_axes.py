@@ -110,8 +110,11 @@ A_RUN = st.tuples(
 def configuration(files: tuple[str, ...] | list[str]) -> str:
     values = [(name, 'given') for name in ('MODEL_DIR', 'INITIAL_CHECKPOINT_PATH')]
     data = next((CONFIGS / file for file in files if file.startswith('data/')), CONFIGS / 'defaults.gin')
-    text = gin_files.Text(data.name, data.read_text())
-    values += [(name, 'given') for name in OWN_VALUES & set(text.macros_read) - set(text.macros_set)]
+    texts = list(gin_files.Reader((), ()).read(str(data)))
+    macros_read, macros_set = (
+        set().union(*(getattr(text, kind) for text in texts)) for kind in ('macros_read', 'macros_set')
+    )
+    values += [(name, 'given') for name in OWN_VALUES & macros_read - macros_set]
     loading.load(loading.Given(files, values), 'remixer_t5x.train.settings.Run', partial=False)
     return gin.config_str()
 

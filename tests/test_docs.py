@@ -309,7 +309,7 @@ def test_the_readme_shows_what_the_quickstart_prints(tmp_path, monkeypatch, caps
     """A smaller model in two steps prints the same inputs and targets, and other numbers and answers."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv('REMIXER_T5X_CACHE', str(tmp_path / 'cache'))
-    smaller = {'EMBED_DIM': 8, 'MLP_DIM': 8, 'NUM_ENCODER_LAYERS': 1, 'NUM_DECODER_LAYERS': 1}
+    smaller = {'EMBED_DIM': 8, 'NUM_ENCODER_LAYERS': 1, 'NUM_DECODER_LAYERS': 1}
     shorter = {'TRAIN_STEPS_RELATIVE': 2, 'LOG_PERIOD': 1, 'EVAL_EXAMPLES': 5, 'EVAL_STEPS': 1, 'EVAL_BATCH_SIZE': 8}
     flags = [f'--gin.{name}={value}' for name, value in (smaller | shorter).items()]
     assert main.main(['train', '--gin_file=experiments/quickstart.gin', *flags]) == 0

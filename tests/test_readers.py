@@ -64,7 +64,6 @@ OPENED = {
     'tasks/remixer_tasks/files/download.py::_extract': VERIFIED,
     'tasks/remixer_tasks/files/download.py::unpack': VERIFIED,
     'tasks/remixer_tasks/files/text_files.py::__init__': VERIFIED,
-    'tasks/remixer_tasks/files/download.py::_copy': VERIFIED,
     'tasks/remixer_tasks/files/download.py::_sha256': VERIFIED,
     'tasks/remixer_tasks/files/text_files.py::opened': 'what untrusted_files has opened',
     'tasks/remixer_tasks/python_docs.py::read': 'a package that is installed here',

@@ -639,7 +639,7 @@ def test_scaling_takes_losses_of_one_run_at_every_budget(studies, tmp_path, monk
     (trial,) = scaling.trials_of(scaling.parse_arguments([*small, '--seeds=1']))
     for model in scaling.MODELS:
         assert scaling.setup_of(dataclasses.replace(trial, model=model))[0].frame == 'encoder_decoder'
-    with pytest.raises(UserError, match='h100.gin is for gpu'):
+    with pytest.raises(UserError, match='gpu.gin is for gpu'):
         scaling.setup_of(dataclasses.replace(trial, hardware='hardware/gpu.gin'))
     of_a_step = scaling.compiled(trial)[3]
     assert scaling.steps_of(dataclasses.replace(trial, budgets=(of_a_step, 3 * of_a_step, 9e20)), of_a_step) == {

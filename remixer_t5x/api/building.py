@@ -38,30 +38,22 @@ def build_model(*gin_files: str, **macros: object) -> Model:
 
 def _config_text(given: loading.Given) -> str:
     """The gin text of MODEL; empty if a value has no name that another program could import."""
-    written: dict[str, str] = {}
-    modules: set[str] = set()
-    for name, value in given.objects.items():
-        try:
-            written[name] = _gin_text(value, modules)
-        except ValueError:
-            return ''
-    # gin has no text for classes and functions: it writes None, which the statements below override.
-    literals = {name: None if '@' in written[name] else value for name, value in given.objects.items()}
-    loading.load(dataclasses.replace(given, objects=literals), '%MODEL', only=True)
-    lines = [f'import {module}' for module in sorted(modules)]
-    lines += [f'{name} = {text}' for name, text in written.items() if literals[name] is None]
-    return loading.config_text() + ''.join(f'{line}\n' for line in lines)
+    try:
+        written = {name: _gin_text(value) for name, value in given.objects.items()}
+    except ValueError:
+        return ''
+    loading.load(dataclasses.replace(given, flags=[*given.flags, *written.items()], objects={}), '%MODEL', only=True)
+    return loading.config_text()
 
 
-def _gin_text(value: Any, modules: set[str]) -> str:
-    """`value` as gin text; adds the modules to import. Raises ValueError for what gin cannot name."""
+def _gin_text(value: Any) -> str:
+    """Returns `value` as gin text. Raises ValueError for what gin cannot name."""
     if value is None or isinstance(value, str | int | float):
         return repr(value)
     if isinstance(value, tuple | list):
-        items = ''.join(f'{_gin_text(item, modules)}, ' for item in value)
+        items = ''.join(f'{_gin_text(item)}, ' for item in value)
         return f'({items})' if isinstance(value, tuple) else f'[{items}]'
     module, name = getattr(value, '__module__', '__main__'), getattr(value, '__name__', '')
     if module == '__main__' or not name or getattr(value, '__qualname__', '') != name:
         raise ValueError(name)
-    modules.add(module)
     return f'@{module}.{name}'

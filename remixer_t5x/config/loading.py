@@ -85,9 +85,11 @@ def load(
     Raises:
         UserError: anything wrong with files, flags, names or values, on one line.
     """
-    texts, partial = _read(given), partial or bool(given.model)
-    known = {*given.defaults, *given.objects, *(name[1:] for name in roots if name[0] == '%'), MODULE, 'gin.REQUIRED'}
-    _check_macros(texts, known, partial)
+    texts = _read(given)
+    # Settings of the model that --model replaces may stay unread.
+    may_be_unread = partial or bool(given.model)
+    known = {*given.defaults, *(name[1:] for name in roots if name[0] == '%'), MODULE, 'gin.REQUIRED'}
+    _check_macros(texts, known, given.objects, may_be_unread)
     gin.clear_config()
     with importing or contextlib.nullcontext():
         _bind(given.defaults)
@@ -98,7 +100,7 @@ def load(
     walk = _walk(texts, roots)
     for name, place in _of_user(texts, 'macros_set'):
         if (
-            not partial
+            not may_be_unread
             and place.startswith(FLAG)
             and (name, 'gin.macro', 'value') not in walk.bindings
             and name != MODULE
@@ -237,11 +239,11 @@ def _of_user(texts: Sequence[Text], kind: str) -> list[tuple[str, str]]:
     return [item for text in texts if not text.shipped for item in getattr(text, kind).items()]
 
 
-def _check_macros(texts: Sequence[Text], known: set[str], partial: bool) -> None:
+def _check_macros(texts: Sequence[Text], known: set[str], objects: Collection[str], partial: bool) -> None:
     """Raises UserError for the user's macros that no text reads or sets; from the text alone, before libraries load."""
     read = known.union(*(text.macros_read for text in texts))
-    are_set = known.union(*(text.macros_set for text in texts))
-    for name, place in _of_user(texts, 'macros_set'):
+    are_set = known.union(objects, *(text.macros_set for text in texts))
+    for name, place in [*_of_user(texts, 'macros_set'), *((name, 'the caller') for name in objects)]:
         of_t5x = name in T5X['macros'] and place.startswith(FLAG)
         if name not in read and (of_t5x or not (partial and files.readers(name))):
             raise _unread(name, place, read)

@@ -234,7 +234,7 @@ def test_finetuning_leaves_the_loaded_parameters_alone_and_the_result_is_saved(t
         tuned.save(tmp_path / 'moved')
 
 
-@pytest.mark.parametrize('name', hf_folders.CONFIGS)
+@pytest.mark.parametrize('name', hf_folders.T5_CONFIGS)
 def test_a_hugging_face_model_is_saved_as_ours(name, tmp_path):
     arrays = hf_folders.recorded(name)
     folder = hf_folders.write(tmp_path / 'hf', hf_folders.CONFIGS[name], hf_folders.weights_of(arrays))

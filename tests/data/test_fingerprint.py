@@ -201,6 +201,7 @@ def test_a_file_that_is_removed_while_it_is_read_is_named(records):
 def test_the_folder_of_a_damaged_parsed_corpus_is_named(tmp_path, monkeypatch):
     """A truncated file is noticed before the first step, one of the same size when it is read."""
     from remixer_tasks import local_files
+    from remixer_tasks.corpora import text_corpus
 
     monkeypatch.setenv('REMIXER_T5X_CACHE', str(tmp_path / 'cache'))
     (tmp_path / 'a.txt').write_text('\n\n'.join(f'document {number}' for number in range(200)))
@@ -211,11 +212,18 @@ def test_the_folder_of_a_damaged_parsed_corpus_is_named(tmp_path, monkeypatch):
 
     read_corpus()
     (folder,) = (tmp_path / 'cache' / 'corpora').iterdir()
-    shard = folder / 'train-00003-of-00064'
+    shard = folder / 'documents-00000.arrow'
     sound = shard.read_bytes()
-    for damaged in (sound[:-6] + bytes([sound[-6] ^ 1]) + sound[-5:], sound[:-20]):
-        shard.write_bytes(damaged)
-        with pytest.raises(UserError, match=f'delete the folder {folder}'):
+
+    def replace(content):
+        # Data sets that are open keep the old file.
+        shard.unlink()
+        shard.write_bytes(content)
+        text_corpus._open.cache_clear()
+
+    for damaged in (sound.replace(b'document 77', b'dokument 77'), bytes(100) + sound[100:-100] + bytes(100), sound[:-20]):
+        replace(damaged)
+        with pytest.raises(UserError, match=f'{shard} (is damaged|was cut off).*delete the folder {folder}'):
             read_corpus()
-    shard.write_bytes(sound)
+    replace(sound)
     read_corpus()

@@ -177,8 +177,8 @@ def test_values_of_gin_flags(text):
     found = parses_or_one_line(lambda: loading.flag('X', text).text)
     if found is not None and found != f'X = {text!r}\n':
         # Text without quotes is the same value in gin.
-        (statement,) = config_parser.ConfigParser(found, loading.Names())
-        (again,) = config_parser.ConfigParser(loading.flag('X', repr(statement.value)).text, loading.Names())
+        (statement,) = config_parser.ConfigParser(found, loading.References())
+        (again,) = config_parser.ConfigParser(loading.flag('X', repr(statement.value)).text, loading.References())
         assert again.value == statement.value
 
 

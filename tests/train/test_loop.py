@@ -43,7 +43,7 @@ def test_a_run_learns_and_leaves_everything_in_its_folder(training, tmp_path):
     result = json.loads(output.splitlines()[-1])
     assert result['step'] == 30 and result['stopped'] is None and result['train'] == train[-1]
     assert 0 < train[-1]['non_padding_fraction'] < 1 and train[-1]['timing']['data_wait_seconds'] >= 0
-    spent = json.loads((folder / 'progress.jsonl').read_text())
+    spent = json.loads((folder / 'goodput.jsonl').read_text())
     assert (spent['first'], spent['last']) == (0, 30) and spent['seconds'] == pytest.approx(result['spent'], abs=1e-3)
     assert set(spent['seconds']) == {
         *(progress.STEPS, progress.DATA, progress.COMPILE, progress.STATE, progress.EVALUATION, progress.CHECKPOINT),

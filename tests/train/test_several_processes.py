@@ -319,7 +319,7 @@ def test_a_mistake_in_one_process_ends_all_with_its_line(processes):
 
 def test_each_value_that_processes_share_is_compared(tmp_path):
     """Settings, versions, environment and code."""
-    flags = [('FILES', 'x.txt'), ('MODEL_DIR', 'x')]
+    flags = [('FILES', 'x.txt'), ('MODEL_DIR', 'x'), ('SEED', '1')]
     join = {'address': f'127.0.0.1:{ports.reserve()}', 'count': 2}
     environment = {**paths.environment(), 'XLA_FLAGS': '', 'JAX_ENABLE_X64': '0'}
     arguments = [(['experiments/own_text.gin'], flags, {**join, 'index': index}) for index in (0, 1)]

@@ -248,6 +248,7 @@ class Family(abc.ABC):
             '# Requires: nothing; give it after the data file, whose VOCABULARY it replaces.',
             '# Provides: MODEL, VOCAB_SIZE, VOCABULARY, and the dimensions.',
             f"include '{self.model_file}'",
+            "include 'sizes/_common.gin'",
             'from __gin__ import dynamic_registration',
             *imports,
             '',
