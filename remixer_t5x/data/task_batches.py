@@ -9,6 +9,7 @@ offsets in files that were not read since.)
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -59,12 +60,28 @@ def _examples(
         return converters.convert(config.frame, dataset, lengths, config.pack, task, config.labels)
 
     try:
-        with restorable():
+        with restorable(), _repeating(task, epochs is None):
             return without_autograph(build)
     except UserError:
         raise
     except (ValueError, OSError, tf.errors.OpError) as error:
         raise UserError(f'{task.name} cannot be read: {one_line(error)}') from error
+
+
+@contextlib.contextmanager
+def _repeating(task: seqio.Task | seqio.Mixture, repeats: bool) -> Iterator[None]:
+    """A context in which sources with an attribute `repeats` repeat their examples, if `repeats`.
+
+    Their position is then exact, and epochs are, for streams of unequal length; seqio repeats each stream alone.
+    """
+    sources = [part.source for part in seqio.get_subtasks(task) if hasattr(part.source, 'repeats')]
+    for source in sources:
+        source.repeats = repeats
+    try:
+        yield
+    finally:
+        for source in sources:
+            source.repeats = False
 
 
 def _with_options(dataset: tf.data.Dataset, threads: int | None) -> tf.data.Dataset:

@@ -80,3 +80,21 @@ def test_seqio_alone_gives_an_epoch_and_repeats_it_in_another_order(tmp_path, ma
         shards = [rows(shard_info=seqio.ShardInfo(index, count)) for index in range(count)]
         assert sorted(sum(shards, [])) == sorted(rows())
         assert [len(shard) for shard in shards] == [-(-(40 - index) // count) for index in range(count)]
+
+
+@pytest.mark.parametrize('make', [pairs, labelled])
+def test_a_position_in_any_epoch_continues_with_the_same_rows(tmp_path, make):
+    """13 rows in batches of 3: each position is in another place of its epoch."""
+    task = make(tmp_path, 13)
+
+    def batches():
+        return TrainBatches(DatasetConfig(task, LENGTHS, batch_size=3))
+
+    unbroken, states, rows = batches(), [], []
+    for _ in range(30):
+        states.append(unbroken.capture())
+        rows += drawn(unbroken, 1)
+    for number in range(0, 30, 4):
+        resumed = batches()
+        resumed.restore(states[number])
+        assert drawn(resumed, 30 - number) == rows[number:]

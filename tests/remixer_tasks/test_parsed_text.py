@@ -321,7 +321,7 @@ def test_a_position_is_a_number_and_not_documents(tmp_path):
     arrow_files.write(path, (b'%07d' % number * 1000 for number in range(300)), lambda: '')
 
     def read():
-        dataset = arrow_files.Documents([path]).dataset(7, seqio.ShardInfo(1, 2)).repeat()
+        dataset = arrow_files.Documents([path]).dataset(7, seqio.ShardInfo(1, 2), repeat=True)
         return stream.Stream(tf_data.without_autotune(dataset), 'text')
 
     unbroken = read()

@@ -74,7 +74,12 @@ class LabelledSource(seqio.DataSource):
 
     Reports no number of examples to seqio, which would then cache small data sets in memory with an operation whose
     position cannot be saved; `count` does.
+
+    Attributes:
+        repeats: as in `corpora.sources.TextSource`, for published files.
     """
+
+    repeats = False
 
     def __init__(self, dataset: Dataset, splits: tuple[str, ...], data_dir: str | None = None):
         self._dataset, self._data_dir = dataset, data_dir
@@ -128,7 +133,8 @@ class LabelledSource(seqio.DataSource):
         folder = self._tfds_folder(split)
         if folder:
             return self._from_tfds(folder, split, shuffle, seed, shard_info or seqio.ShardInfo(0, 1))
-        return self._rows(split).dataset(seed if shuffle else None, shard_info).map(self._parse)
+        rows = self._rows(split).dataset(seed if shuffle else None, shard_info, shuffle and self.repeats)
+        return rows.map(self._parse)
 
     def _from_tfds(
         self, folder: str, split: str, shuffle: bool, seed: int | None, shard: seqio.ShardInfo

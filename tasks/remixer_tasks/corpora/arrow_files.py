@@ -93,32 +93,40 @@ class Documents:
                 raise UserError(f'{path} is damaged; {self._repair}')
         return documents
 
-    def dataset(self, seed: int | None, shard: seqio.ShardInfo | None = None) -> tf.data.Dataset:
-        """One epoch of the documents of a shard as scalars; each iteration is another epoch with its own order.
+    def dataset(self, seed: int | None, shard: seqio.ShardInfo | None = None, repeat: bool = False) -> tf.data.Dataset:
+        """The documents of a shard as scalars.
 
-        The saved position is the number of documents read and the state of a random number generator: the document at
-        place i is a function of i, the seed and the epoch. The shards of an epoch together have every document once,
-        in the same order for any number of shards.
+        The document at a place is a function of the seed and the place: `place % len` in a permutation for the seed and
+        the epoch, `place // len`. So the shards of an epoch together have every document once, in the same order for
+        any number of shards. With `repeat`, the saved position is a place; without it, only the first epoch of a
+        shuffled dataset can be restored, because TensorFlow 2.21 does not save the number of iterations.
 
         Args:
             seed: of the order; None is the order of the files.
             shard: takes every `num_shards`-th place.
+            repeat: without end, in another order in each epoch. Otherwise each iteration is one epoch.
         """
         first, step = (shard.index, shard.num_shards) if shard else (0, 1)
         count = len(self)
         if not count:
             return tf.data.Dataset.from_tensor_slices(tf.zeros([0], tf.string))
-        indices = tf.data.Dataset.range(first, count, step)
-        if seed is not None:
-            epochs = tf.data.Dataset.random(seed, rerandomize_each_iteration=True).take(1)
 
-            def shuffled(epoch: tf.Tensor) -> tf.data.Dataset:
-                # The permutation is computed index by index, so that no epoch is held in memory.
-                keys, last = tf.stack([tf.constant(seed, tf.int64), epoch]), tf.constant(count - 1, tf.int64)
-                places = tf.data.Dataset.range(first, count, step)
-                return places.map(lambda place: tf.random.experimental.index_shuffle(place, keys, last))
+        def one_epoch(epoch: tf.Tensor | int) -> tf.data.Dataset:
+            return tf.data.Dataset.range(first, count, step).map(lambda place: place + epoch * count)
 
-            indices = epochs.flat_map(shuffled)
+        def shuffled(place: tf.Tensor) -> tf.Tensor:
+            # The permutation is computed index by index, so that no epoch is held in memory.
+            keys = tf.stack([tf.constant(seed, tf.int64), place // count])
+            return tf.random.experimental.index_shuffle(place % count, keys, tf.constant(count - 1, tf.int64))
+
+        if seed is None:
+            indices = tf.data.Dataset.range(first, count, step)
+            indices = indices.repeat() if repeat else indices
+        elif repeat:
+            indices = tf.data.Dataset.counter(first, step).map(shuffled)
+        else:
+            epoch = tf.data.Dataset.random(seed, rerandomize_each_iteration=True).take(1)
+            indices = epoch.flat_map(lambda epoch: one_epoch(epoch % 2**20)).map(shuffled)
 
         def look_up(indices: tf.Tensor) -> tf.data.Dataset:
             texts = tf.numpy_function(self.at, [indices], tf.string, stateful=False)

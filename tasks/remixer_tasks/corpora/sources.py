@@ -22,7 +22,13 @@ from remixer_tasks.corpora.text_corpus import TRAIN, VALIDATION, ParsedCorpus
 
 
 class TextSource(seqio.DataSource):
-    """The documents of a `ParsedCorpus`, with a position that can be saved."""
+    """The documents of a `ParsedCorpus`, with a position that can be saved.
+
+    Attributes:
+        repeats: whether a shuffled dataset has no end, see `arrow_files.Documents.dataset`. Set by `task_batches`.
+    """
+
+    repeats = False
 
     def __init__(self, corpus: ParsedCorpus, order: int = 0):
         """`order` is added to every seed."""
@@ -48,10 +54,10 @@ class TextSource(seqio.DataSource):
         shard_info: seqio.ShardInfo | None = None,
         **_: Any,
     ) -> tf.data.Dataset:
-        """One epoch of {'text': UTF-8 scalar}. `_`: further arguments of seqio's sources, which have no effect."""
+        """One epoch of {'text': UTF-8 scalar}, or all if `repeats`. `_`: arguments of other sources, without effect."""
         if shuffle:
             seed = (np.random.default_rng().integers(2**31).item() if seed is None else seed) + self._order
-        dataset = self._corpus.documents(split).dataset(seed if shuffle else None, shard_info)
+        dataset = self._corpus.documents(split).dataset(seed if shuffle else None, shard_info, shuffle and self.repeats)
         return dataset.map(lambda text: {'text': text})
 
 
