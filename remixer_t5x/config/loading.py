@@ -85,9 +85,11 @@ def load(
     Raises:
         UserError: anything wrong with files, flags, names or values, on one line.
     """
-    texts, partial = _read(given), partial or bool(given.model)
+    texts = _read(given)
+    # Settings of a model that --model replaces are not read either.
+    may_be_unread = partial or bool(given.model)
     known = {*given.defaults, *given.objects, *(name[1:] for name in roots if name[0] == '%'), MODULE, 'gin.REQUIRED'}
-    _check_macros(texts, known, partial)
+    _check_macros(texts, known, may_be_unread)
     gin.clear_config()
     with importing or contextlib.nullcontext():
         _bind(given.defaults)
@@ -97,12 +99,8 @@ def load(
         _name_tasks()
     walk = _walk(texts, roots)
     for name, place in _of_user(texts, 'macros_set'):
-        if (
-            not partial
-            and place.startswith(FLAG)
-            and (name, 'gin.macro', 'value') not in walk.bindings
-            and name != MODULE
-        ):
+        is_read = (name, 'gin.macro', 'value') in walk.bindings or name == MODULE
+        if not may_be_unread and place.startswith(FLAG) and not is_read:
             raise _unread(name, place, ())
     if only or not partial:
         lines = gin.config_str().splitlines()
@@ -236,7 +234,7 @@ def _check_macros(texts: Sequence[Text], known: set[str], partial: bool) -> None
     are_set = known.union(*(text.macros_set for text in texts))
     for name, place in _of_user(texts, 'macros_set'):
         of_t5x = name in T5X['macros'] and place.startswith(FLAG)
-        if name not in read and (of_t5x or not (partial and files.readers(name))):
+        if name not in read and (of_t5x or not (partial and files.is_known(name))):
             raise _unread(name, place, read)
     ours = {name for text in texts if text.shipped for name in text.macros_read}
     for name, place in _of_user(texts, 'macros_read'):
