@@ -144,7 +144,7 @@ def test_the_report_has_labels_by_predictions_next_to_the_majority(place):
     ('flag', 'said'),
     [
         ("--gin.EVAL_PAIRS={'a/b': 'small.csv'}", "EVAL_PAIRS names 'a/b'"),
-        ('--gin.EVAL_PAIRS=small.csv', "EVAL_PAIRS is 'small.csv'"),
+        ('--gin.EVAL_PAIRS=small.csv', "EVAL_PAIRS must be a dictionary, as in {'a': 1} or None, got 'small.csv'"),
         ("--gin.EVAL_PAIRS={'small': 'nowhere.csv'}", 'which does not exist'),
         ('--gin.METRICS_BY=typ', "names 'typ', and"),
     ],
