@@ -91,6 +91,11 @@ def readers(macro: str) -> list[str]:
     return [name for name, text in shipped().items() if macro in text.macros_read and name != 'defaults.gin']
 
 
+def is_known(macro: str) -> bool:
+    """Returns whether a shipped file reads or sets a macro."""
+    return any(macro in text.macros_read or macro in text.macros_set for text in shipped().values())
+
+
 def add_one_that_sets(setting: str) -> str:
     """Advises `; add --gin_file=X, or another file of FOLDER/` that sets a macro or a class; empty if none does."""
     names = [

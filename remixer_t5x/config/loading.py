@@ -99,12 +99,8 @@ def load(
         _name_tasks()
     walk = _walk(texts, roots)
     for name, place in _of_user(texts, 'macros_set'):
-        if (
-            not may_be_unread
-            and place.startswith(FLAG)
-            and (name, 'gin.macro', 'value') not in walk.bindings
-            and name != MODULE
-        ):
+        is_read = (name, 'gin.macro', 'value') in walk.bindings or name == MODULE
+        if not may_be_unread and place.startswith(FLAG) and not is_read:
             raise _unread(name, place, ())
     if only or not partial:
         lines = gin.config_str().splitlines()
@@ -245,7 +241,7 @@ def _check_macros(texts: Sequence[Text], known: set[str], objects: Collection[st
     are_set = known.union(objects, *(text.macros_set for text in texts))
     for name, place in [*_of_user(texts, 'macros_set'), *((name, 'the caller') for name in objects)]:
         of_t5x = name in T5X['macros'] and place.startswith(FLAG)
-        if name not in read and (of_t5x or not (partial and files.readers(name))):
+        if name not in read and (of_t5x or not (partial and files.is_known(name))):
             raise _unread(name, place, read)
     ours = {name for text in texts if text.shipped for name in text.macros_read}
     for name, place in _of_user(texts, 'macros_read'):

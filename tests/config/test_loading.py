@@ -140,6 +140,22 @@ def test_the_operative_config_is_whole_before_anything_is_called(house):
     assert 'Engine.power = %POWER' in loading.config_text()
 
 
+@pytest.mark.parametrize('model', [(), ('models/hyper_mixer.gin',)], ids=['its model', '--model'])
+def test_the_configuration_of_a_run_has_only_what_it_reads_and_loads_again(tmp_path, model):
+    run = Given(['experiments/python_docs.gin'], [('MODEL_DIR', str(tmp_path))], model=model)
+    loading.load(run, 'remixer_t5x.train.settings.Run', partial=False)
+    text = loading.config_text()
+    assert 'MESH =' in text and 'DEVICE_MEMORY' not in text and ('REMIXER_DIM' in text) == (not model)
+    (tmp_path / 'config.gin').write_text(text)
+    (loaded,) = loading.values(Given([str(tmp_path / 'config.gin')]), 'MODEL')
+    assert loaded.vocab_size == 2048
+
+
+def test_a_partial_command_leaves_a_setting_of_another_command_unread(tmp_path):
+    (tmp_path / 'mine.gin').write_text("include 'hardware/gpu.gin'\nDEVICE_MEMORY = 40\n")
+    assert loading.values(Given([str(tmp_path / 'mine.gin')]), 'MESH') == ['fsdp=-1']
+
+
 def test_loading_forgets_the_configuration_before(house):
     run('car.gin', flags=[('toy_house.run.colour', 'blue')])
     assert run('car.gin')[1] == 'red'
