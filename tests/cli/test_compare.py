@@ -137,7 +137,7 @@ while not (folder.parent / 'seen').exists():
 def test_the_step_loss_and_time_left_of_the_run_are_shown(tmp_path, monkeypatch, capsys):
     """The program ends once the line was said."""
     programs(tmp_path, monkeypatch, LOGGING)
-    monkeypatch.setattr(command, '_PERIOD', 0.01)
+    monkeypatch.setattr(command, '_POLL_PERIOD', 0.01)
     monkeypatch.setattr(command, '_show_results', lambda args, cells, folder: None)
     said = []
 
@@ -146,7 +146,7 @@ def test_the_step_loss_and_time_left_of_the_run_are_shown(tmp_path, monkeypatch,
         if 'step 3 of 8' in line:
             (tmp_path / 'runs/remixer/seen').write_text('')
 
-    monkeypatch.setattr(command, '_say', say)
+    monkeypatch.setattr(command, '_print', say)
     assert main(['compare', 'train', '--models=remixer', f'--folder={tmp_path}/runs']) == 0
     assert 'remixer, seed 0: step 3 of 8, loss 2.0000, 2m30s left' in said
 
