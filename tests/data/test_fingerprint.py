@@ -221,7 +221,11 @@ def test_the_folder_of_a_damaged_parsed_corpus_is_named(tmp_path, monkeypatch):
         shard.write_bytes(content)
         text_corpus._open.cache_clear()
 
-    for damaged in (sound.replace(b'document 77', b'dokument 77'), bytes(100) + sound[100:-100] + bytes(100), sound[:-20]):
+    for damaged in (
+        sound.replace(b'document 77', b'dokument 77'),
+        bytes(100) + sound[100:-100] + bytes(100),
+        sound[:-20],
+    ):
         replace(damaged)
         with pytest.raises(UserError, match=f'{shard} (is damaged|was cut off).*delete the folder {folder}'):
             read_corpus()
