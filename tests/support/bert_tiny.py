@@ -41,6 +41,6 @@ def write(folder, config=CONFIG, **changed):
 def model(*files, **macros):
     """Our model of its sizes."""
     return build_model(
-        'models/bert.gin', 'sizes/_common.gin', *files, EMBED_DIM=24, MLP_DIM=40, NUM_HEADS=2, HEAD_DIM=12, NUM_ENCODER_LAYERS=3,
-        NUM_DECODER_LAYERS=3, VOCAB_SIZE=60, MAX_INPUT_LENGTH=20, **macros,
+        'models/bert.gin', 'sizes/_common.gin', *files, EMBED_DIM=24, MLP_DIM=40, NUM_HEADS=2, HEAD_DIM=12,
+        NUM_ENCODER_LAYERS=3, NUM_DECODER_LAYERS=3, VOCAB_SIZE=60, MAX_INPUT_LENGTH=20, **macros,
     )  # fmt: skip
