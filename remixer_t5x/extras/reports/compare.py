@@ -299,13 +299,13 @@ def _show_results(
     args: argparse.Namespace, cells: Sequence[Cell], folder: pathlib.Path, costs: Mapping[str, tuple[int, float]]
 ) -> None:
     with arguments.libraries(args):
-        from remixer_t5x.extras.reports import records, run_folders, write
+        from remixer_t5x.extras.reports import records, run_folders, tables, write
 
     folders = [str(cell.folder) for cell in cells]
     models = {str(cell.folder): cell.model for cell in cells}
     groups = records.by_seed(run_folders.read_all(folders))
     groups = [dataclasses.replace(group, name=models.get(group.runs[0].folder, group.name)) for group in groups]
-    console.show(table(groups, costs))
+    console.show(table(groups, costs), *tables.headline(groups, tables.main_rows(tables.task_table(groups))))
     write.write(folders, str(folder / REPORT))
 
 

@@ -29,13 +29,12 @@ def render(runs: Sequence[Run], learned: Sequence[Learned] = (), now: datetime.d
     groups = records.by_seed(runs)
     overviews = [overview.overview(run) for run in runs]
     rows = tables.task_table(groups)
-    # The first metric of each evaluation is its main metric.
-    main_rows = list({row[0]: row for row in reversed(rows)}.values())[::-1]
+    main_rows = tables.main_rows(rows)
     return _template().render(
         runs=runs,
         groups=groups,
         overviews=overviews,
-        headline=tables.headline(overviews, main_rows, groups),
+        headline=tables.headline(groups, main_rows),
         curves={
             heading: [curves.draw(chart, f'{heading}-{number}') for number, chart in enumerate(charts)]
             for heading, charts in overview.charts(runs).items()

@@ -127,6 +127,12 @@ class Group:
     runs: Sequence[Run]
 
 
+def seed(run: Run) -> int:
+    """The seed of a run; 0, the default, if its settings have none."""
+    text = run.settings().get(SEED, '0')
+    return int(text) if text.isdecimal() else 0
+
+
 def by_seed(runs: Sequence[Run]) -> list[Group]:
     """The runs in groups of equal settings, ignoring seed and folders. A run without settings is a separate group."""
     groups: dict[Any, list[Run]] = {}

@@ -10,8 +10,10 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from remixer_t5x.extras.reports.overview import MOST_METRICS, Overview, readable, task_metrics, unit
-from remixer_t5x.extras.reports.records import Group, Record, Run
+from remixer_t5x.evaluate.best import rank
+from remixer_t5x.extras.reports.differences import compare_models, conclusion
+from remixer_t5x.extras.reports.overview import MOST_METRICS, overview, readable, task_metrics
+from remixer_t5x.extras.reports.records import Group, Run, seed
 
 _SHOWN_PREDICTIONS = 10
 _LONGEST_TEXT = 600
@@ -22,11 +24,20 @@ _LONGEST_LABEL = 40
 
 @dataclasses.dataclass(frozen=True)
 class Cell:
-    """The mean over the runs of a group, its standard deviation (None for one run), and the number of runs."""
+    """One metric of a group of runs.
+
+    Attributes:
+        mean: mean over the runs.
+        deviation: standard deviation (n - 1); None for one run.
+        count: number of runs.
+        by_seed: the value of each seed.
+        best: whether the group is shown to be better than every other one.
+    """
 
     mean: float
     deviation: float | None
     count: int
+    by_seed: Mapping[int, float] = dataclasses.field(default_factory=dict)
     best: bool = False
 
 
@@ -40,7 +51,7 @@ def cell(values: Sequence[float]) -> Cell:
 
 
 def task_table(groups: Sequence[Group]) -> list[Row]:
-    """The newest values of each metric; the highest mean of a row is marked.
+    """The newest values of each metric; a group that is shown to be better than all others is marked.
 
     Of an evaluation with many metrics the first; `breakdowns` has all of them.
     """
@@ -76,36 +87,48 @@ def _metric_names(groups: Sequence[Group]) -> list[tuple[str, list[str]]]:
 def _row(groups: Sequence[Group], kind: str, name: str) -> Row:
     cells: list[Cell | None] = []
     for group in groups:
-        records: list[Record] = [latest[kind] for run in group.runs if kind in (latest := run.latest())]
-        values = [value for record in records if (value := task_metrics(record).get(name)) is not None]
-        cells.append(cell(values) if values else None)
-    means = [cell.mean for cell in cells if cell]
-    if len(means) > 1:
-        cells = [dataclasses.replace(cell, best=cell.mean == max(means)) if cell else None for cell in cells]
-    return readable(kind), name, cells
+        by_seed = {
+            seed(run): value
+            for run in group.runs
+            if kind in (latest := run.latest()) and (value := task_metrics(latest[kind]).get(name)) is not None
+        }
+        cells.append(dataclasses.replace(cell(list(by_seed.values())), by_seed=by_seed) if by_seed else None)
+    present = {str(place): cell.by_seed for place, cell in enumerate(cells) if cell}
+    wins = collections.Counter(pair.model for pair in compare_models(present, rank(name, 1.0) > 0) if pair.is_shown)
+    return (
+        readable(kind),
+        name,
+        [
+            dataclasses.replace(cell, best=0 < wins[str(place)] == len(present) - 1) if cell else None
+            for place, cell in enumerate(cells)
+        ],
+    )
 
 
-def headline(overviews: Sequence[Overview], rows: Sequence[Row], groups: Sequence[Group]) -> list[str]:
-    """Sentences that name the best of several runs, by the held-out loss and by the first metric of each evaluation.
+def main_rows(rows: Sequence[Row]) -> list[Row]:
+    """The first row of each evaluation, which has its main metric."""
+    return list({row[0]: row for row in reversed(rows)}.values())[::-1]
 
-    `rows` are those of `task_table` with the first metric of each evaluation.
-    """
-    sentences = []
-    losses = sorted((one.held_out, one.name) for one in overviews if one.held_out is not None)
-    if len(losses) > 1:
-        (loss, name), (next_loss, next_name) = losses[:2]
-        sentences.append(f'Lowest held-out loss: {name}, {loss:.4g}; next {next_name}, {next_loss:.4g}.')
-        if len({one.step for one in overviews if one.held_out is not None}) > 1:
-            sentences.append('The runs are at different steps.')
+
+def headline(groups: Sequence[Group], rows: Sequence[Row]) -> list[str]:
+    """Sentences on which groups differ in the held-out loss and in the main metric of each evaluation (`rows`)."""
+    overviews = {group.name: [(seed(run), overview(run)) for run in group.runs] for group in groups}
+    losses: dict[str, Mapping[int, float]] = {
+        name: {run_seed: one.held_out for run_seed, one in runs if one.held_out is not None}
+        for name, runs in overviews.items()
+    }
+    measures = [('held-out loss', losses, False)]
     for kind, metric, cells in rows:
-        pairs = zip(cells, groups, strict=True)
-        means = sorted(((cell.mean, group.name) for cell, group in pairs if cell), reverse=True)
-        if len(means) > 1:
-            (mean, name), (next_mean, next_name) = means[:2]
-            word = 'Highest' if mean > next_mean else 'Equal'
-            first, second = (f'{value:.2f}{unit(metric)}' for value in (mean, next_mean))
-            sentences.append(f'{word} {metric} of {kind}: {name}, {first}; next {next_name}, {second}.')
-    return sentences
+        values = {group.name: cell.by_seed for group, cell in zip(groups, cells, strict=True) if cell}
+        measures.append((f'{metric} of {kind}', values, rank(metric, 1.0) > 0))
+    sentences = []
+    for measure, models, higher_is_better in measures:
+        models = {name: by_seed for name, by_seed in models.items() if by_seed}
+        if len(models) > 1:
+            sentences.append(conclusion(measure, models, higher_is_better))
+    if sentences and len({one.step for runs in overviews.values() for _, one in runs}) > 1:
+        sentences.append('The runs are at different steps.')
+    return [sentence for sentence in sentences if sentence]
 
 
 @dataclasses.dataclass(frozen=True)

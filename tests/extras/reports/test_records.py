@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from remixer_t5x.errors import UserError
 from remixer_t5x.extras.reports import curves, overview, records, tables
-from remixer_t5x.extras.reports.records import Record, Run
+from remixer_t5x.extras.reports.records import Group, Record, Run
 
 
 def _run(name, config='', train=((1, 3.0), (2, 2.0)), **evaluations):
@@ -141,14 +141,27 @@ def test_a_chart_draws_the_points_of_each_line():
 
 
 @pytest.mark.parametrize('steps', [(10, 10), (10, 7)])
-def test_the_run_that_is_ahead_is_named(steps):
+def test_one_run_of_each_model_shows_no_difference(steps):
     runs = [
         Run(name, f'/{name}', [Record('eval/c4', step, {'loss': loss}, {})], '', (), {})
         for name, step, loss in zip('ab', steps, (2.0, 1.5), strict=True)
     ]
-    said = tables.headline([overview.overview(run) for run in runs], [], [])
-    assert said[0] == 'Lowest held-out loss: b, 1.5; next a, 2.'
-    assert ('different steps' in ' '.join(said)) == (steps[0] != steps[1])
+    sentences = tables.headline([Group(run.name, [run]) for run in runs], [])
+    assert all(text in sentences[0] for text in ('held-out loss', 'a 2', 'b 1.5', 'one seed'))
+    assert ('different steps' in ' '.join(sentences)) == (steps[0] != steps[1])
+
+
+def test_a_group_is_marked_best_only_if_its_difference_is_shown():
+    def group(name, values):
+        records = [[Record('eval/toy', 10, {'accuracy': value}, {})] for value in values]
+        return Group(name, [Run(f'{name}{k}', f'/{name}{k}', r, f'SEED = {k}\n') for k, r in enumerate(records)])
+
+    apart, close = [group('a', [1.0, 1.1]), group('b', [9.0, 9.1])], [group('a', [1.0, 9.0]), group('b', [2.0, 7.0])]
+    for groups, best in ((apart, [False, True]), (close, [False, False])):
+        ((_, _, cells),) = rows = tables.task_table(groups)
+        assert [cell.best for cell in cells] == best
+        (sentence,) = tables.headline(groups, rows)
+        assert ('b is better than a by 8' in sentence) == best[1] and ('no difference shown' in sentence) != best[1]
 
 
 @given(st.text('ab ', max_size=20), st.text('ab ', max_size=20))
