@@ -92,7 +92,7 @@ def test_decoders_seeds_and_numbers_of_answers(trained):
     for wrong in (0, 2):
         with pytest.raises(UserError, match='BeamSearch'):
             trained.generate('one', answers=wrong)
-    with pytest.raises(UserError, match='1 token or more'):
+    with pytest.raises(UserError, match='max_length must be 1 or more'):
         trained.generate('one', max_length=0)
 
 
