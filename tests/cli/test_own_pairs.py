@@ -143,7 +143,7 @@ def test_the_report_has_labels_by_predictions_next_to_the_majority(place):
 @pytest.mark.parametrize(
     ('flag', 'said'),
     [
-        ("--gin.EVAL_PAIRS={'a/b': 'small.csv'}", "EVAL_PAIRS names 'a/b'"),
+        ("--gin.EVAL_PAIRS={'a/b': 'small.csv'}", 'names in EVAL_PAIRS must have letters'),
         ('--gin.EVAL_PAIRS=small.csv', "EVAL_PAIRS must be a dictionary, as in {'a': 1} or None, got 'small.csv'"),
         ("--gin.EVAL_PAIRS={'small': 'nowhere.csv'}", 'which does not exist'),
         ('--gin.METRICS_BY=typ', "names 'typ', and"),

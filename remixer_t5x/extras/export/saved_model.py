@@ -44,7 +44,7 @@ def write(
         codec = _Codec(vocabulary, module.tokenizer)
     signatures: dict[str, Any] = {}
     for function in functions:
-        call = _ids_call(function, module.weights)
+        call = _ids_call(function.exported(weights), module.weights)
         specs = [tf.TensorSpec([None, *shape], tf.int32, name=name) for name, shape in function.inputs.items()]
         signatures[f'{function.name}_ids'] = tf.function(call, input_signature=specs, autograph=False)
         if codec is not None:
@@ -56,14 +56,13 @@ def write(
     return sorted(signatures)
 
 
-def _ids_call(function: Function, weights: Mapping[str, Any]) -> Call:
+def _ids_call(exported: jax.export.Exported, weights: Mapping[str, Any]) -> Call:
     """The program as one operation of TensorFlow, XlaCallModule, for ids.
 
     jax2tf does not serve: it writes StableHLO for readers of a month ago, and a release of TensorFlow is older.
     """
     from tensorflow.compiler.tf2xla.python import xla
 
-    exported = function.exported(weights)
     module = jax_workarounds.stablehlo_for_older_readers(exported)
     types = [tf.as_dtype(aval.dtype) for aval in exported.out_avals]
     shapes = [[size if isinstance(size, int) else None for size in aval.shape] for aval in exported.out_avals]
