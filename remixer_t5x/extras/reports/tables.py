@@ -87,12 +87,13 @@ def _metric_names(groups: Sequence[Group]) -> list[tuple[str, list[str]]]:
 def _row(groups: Sequence[Group], kind: str, name: str) -> Row:
     cells: list[Cell | None] = []
     for group in groups:
-        by_seed = {
-            seed(run): value
+        values = [
+            (seed(run), value)
             for run in group.runs
             if kind in (latest := run.latest()) and (value := task_metrics(latest[kind]).get(name)) is not None
-        }
-        cells.append(dataclasses.replace(cell(list(by_seed.values())), by_seed=by_seed) if by_seed else None)
+        ]
+        mean = cell([value for _, value in values]) if values else None
+        cells.append(dataclasses.replace(mean, by_seed=dict(values)) if mean else None)
     present = {str(place): cell.by_seed for place, cell in enumerate(cells) if cell}
     wins = collections.Counter(pair.model for pair in compare_models(present, rank(name, 1.0) > 0) if pair.is_shown)
     return (

@@ -190,7 +190,7 @@ def test_an_unfinished_last_line_is_left_out(tmp_path):
 def test_numbers_of_one_task_are_shown_once_and_shares_have_a_unit():
     numbers = {'accuracy': 70.99, 'mean_absolute_error': 0.5}
     kinds = ('eval/own_pairs', 'validation/own_pairs', 'validation/other')
-    run = types.SimpleNamespace(latest=lambda: {kind: Record(kind, 5, numbers, {}) for kind in kinds})
+    run = types.SimpleNamespace(settings=dict, latest=lambda: {kind: Record(kind, 5, numbers, {}) for kind in kinds})
     rows = [(kind, metric) for kind, metric, _ in tables.task_table([types.SimpleNamespace(runs=[run])])]
     assert [kind for kind, metric in rows if metric == 'accuracy'] == ['own_pairs, eval', 'other, validation']
     assert overview.unit('accuracy') == overview.unit('macro_f1') == '%' and overview.unit('mean_absolute_error') == ''
