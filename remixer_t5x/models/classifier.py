@@ -1,30 +1,25 @@
-"""Classifier: loss and predictions of an encoder with a head for whole texts: a label, or a number.
-
-A batch has `encoder_input_tokens` [batch, length] int32, `labels` [batch] float32 (the index of the label, or the
-number itself) and `label_weights` [batch] float32, 0 for a row that does not count.
-"""
+"""Classifier: loss and predictions of an encoder with a head for whole texts: a label, or a number."""
 
 import dataclasses
-from collections.abc import Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from remixer_t5x.errors import UserError
-from remixer_t5x.models import losses
 from remixer_t5x.models.architecture.encoder_only import EncoderOnly
-
-Params = Any
-Batch = Mapping[str, jax.Array]
+from remixer_t5x.models.interface import Batch, Model, Params, Sums, present
 
 
 @dataclasses.dataclass(frozen=True)
-class Classifier:
-    """A module and its loss. It has no parameters, so that every method is a pure function of them.
+class Classifier(Model):
+    """An encoder with a head for whole rows.
+
+    A batch has `encoder_input_tokens` [batch, length] int32, `labels` [batch] float32 (the index of the label, or the
+    number itself) and `label_weights` [batch] float32, 0 for a row that does not count.
 
     Attributes:
-        module: the encoder, whose head gives a number for each label, or one number for a regression.
+        module: the encoder, whose head returns a number for each label, or one number for a regression.
         labels: the texts of the labels, in the order of their indices; None is a regression.
         label_smoothing: probability spread over the labels that are not the target.
     """
@@ -33,35 +28,16 @@ class Classifier:
     labels: tuple[str, ...] | None = None
     label_smoothing: float = 0.0
 
-    # Parameters at the top of the tree that a masked language model lacks.
+    frame = 'classifier'
+    # A masked language model has no such head.
     fresh_parameters = ('head',)
 
     def __post_init__(self) -> None:
         check_labels(self.labels)
 
-    @property
-    def frame(self) -> str:
-        return 'classifier'
-
-    @property
-    def vocab_size(self) -> int:
-        return self.module.vocab_size
-
-    def init(self, rng: jax.Array, batch_shapes: Mapping[str, tuple[int, ...]]) -> Params:
-        """Random parameters, float32, each boxed with its logical axes; `batch_shapes` has encoder_input_tokens."""
-        tokens = jnp.ones(batch_shapes['encoder_input_tokens'], jnp.int32)
-        return self.module.init(rng, tokens, enable_dropout=False, method='classify')['params']
-
-    def loss(self, params: Params, batch: Batch, dropout_rng: jax.Array | None = None) -> tuple[jax.Array, losses.Sums]:
-        """Loss summed over rows: cross-entropy, or the squared error of a regression. Divide by sums['weights'] once.
-
-        Args:
-            params: unboxed parameters.
-            batch: see the module.
-            dropout_rng: a key; None switches dropout off.
-        """
-        rngs = None if dropout_rng is None else {'dropout': dropout_rng}
-        outputs = self._outputs(params, batch['encoder_input_tokens'], dropout_rng is not None, rngs)
+    def loss(self, params: Params, batch: Batch, dropout_rng: jax.Array | None = None) -> tuple[jax.Array, Sums]:
+        """See `Model.loss`; the sum is over rows, of the cross-entropy, or of the squared error of a regression."""
+        outputs = self._apply('classify', params, batch['encoder_input_tokens'], rng=dropout_rng)
         labels, weights = batch['labels'], batch['label_weights'].astype(jnp.float32)
         if self.labels is None:
             each, correct = jnp.square(outputs[:, 0] - labels), jnp.zeros_like(weights)
@@ -71,30 +47,21 @@ class Classifier:
             correct = jnp.sum(wanted * log_probabilities, axis=-1) >= jnp.max(log_probabilities, axis=-1)
             wanted = wanted * (1.0 - self.label_smoothing) + self.label_smoothing / len(self.labels)
             each = -jnp.sum(wanted * log_probabilities, axis=-1)
-        loss = jnp.sum(each * weights)
-        zero = jnp.zeros((), jnp.float32)
-        count = jnp.sum(weights)
-        return loss, {
-            'loss': loss,
-            'z_loss': zero,
-            'weights': count,
-            'correct': jnp.sum(correct * weights),
-            'sequences': count,
-        }
+        loss, count = jnp.sum(each * weights), jnp.sum(weights)
+        sums = {'loss': loss, 'z_loss': jnp.zeros((), jnp.float32), 'correct': jnp.sum(correct * weights)}
+        return loss, {**sums, 'weights': count, 'sequences': count}
 
     def encode(self, params: Params, inputs: jax.Array) -> jax.Array:
-        """The stack's output for `inputs` [batch, length], one example a row: [batch, length, embed]."""
-        return self.module.apply({'params': params}, inputs, enable_dropout=False, method='encode')
+        """The stack's output for `inputs` [batch, length], one example per row: [batch, length, embed]."""
+        return self._apply('encode', params, inputs)
 
     def classify(self, params: Params, inputs: jax.Array) -> jax.Array:
         """log p(label) of each label, [batch, labels] float32; for a regression the number, [batch, 1]."""
-        outputs = self._outputs(params, inputs, False, None)
+        outputs = self._apply('classify', params, inputs)
         return outputs if self.labels is None else jax.nn.log_softmax(outputs)
 
-    def _outputs(self, params: Params, tokens: jax.Array, enable_dropout: bool, rngs: Any) -> jax.Array:
-        return self.module.apply(
-            {'params': params}, tokens, enable_dropout=enable_dropout, rngs=rngs, method='classify'
-        )
+    def _initialised(self, batch: Batch) -> tuple[str, dict[str, Any]]:
+        return 'classify', present(batch, 'encoder_input_tokens')
 
 
 def outputs(labels: tuple[str, ...] | None) -> int:

@@ -1,30 +1,55 @@
-"""What every model that generates text does with the steps of its decoder."""
+"""The methods that both models with a decoder share: loss, scores, generated text."""
 
-from collections.abc import Mapping
-from typing import Any, ClassVar
+import dataclasses
+from typing import ClassVar
 
 import jax
+import jax.numpy as jnp
 
-from remixer_t5x.models import decoding
-
-Params = Any
-Batch = Mapping[str, jax.Array]
+from remixer_t5x.models import decoding, losses
+from remixer_t5x.models.architecture.stack import layers_apart
+from remixer_t5x.models.interface import Batch, Model, Params, Sums, count_sequences, targets_of
 
 _GREEDY = decoding.Greedy()
 
 
-class Generating:
-    """A model that continues inputs: an encoder's, or a prompt. It has no parameters.
+@dataclasses.dataclass(frozen=True)
+class Generating(Model):
+    """A model that predicts the next token of `decoder_target_tokens`.
 
     Attributes:
-        given: the name, in a batch, of the array that it continues, [batch, length] int32.
+        module: has the decoder.
+        loss_function: of the target tokens.
+        given: the name, in a batch, of the [batch, length] int32 array that generated text continues.
     """
 
+    loss_function: losses.CrossEntropy = losses.CrossEntropy()
+
     given: ClassVar[str]
+
+    def _hidden(self, params: Params, batch: Batch, rng: jax.Array | None = None) -> jax.Array:
+        """The input of the output projection, [batch, length, embed], with dropout if there is a key."""
+        raise NotImplementedError
 
     def _generation(self, params: Params, given: jax.Array, max_length: int, eos_id: int = 1) -> decoding.Generation:
         """Reads what is given and prepares the steps of a decoder."""
         raise NotImplementedError
+
+    def loss(self, params: Params, batch: Batch, dropout_rng: jax.Array | None = None) -> tuple[jax.Array, Sums]:
+        """See `Model.loss`; the sum is over the target tokens with a weight."""
+        hidden = self._hidden(params, batch, dropout_rng)
+        loss, sums = self.loss_function(hidden, self.module.output_kernel(params), *targets_of(batch, 'decoder'))
+        return loss, {**sums, 'sequences': count_sequences(batch, 'decoder_target_tokens')}
+
+    def score(self, params: Params, batch: Batch) -> jax.Array:
+        """The log-likelihood of each row's target tokens, [batch] float32, without z-loss and label smoothing."""
+        return self.judge(params, batch)[0]
+
+    def judge(self, params: Params, batch: Batch) -> tuple[jax.Array, jax.Array]:
+        """`score`, and whether greedy decoding gives the target tokens of each row, [batch] bool."""
+        hidden, (targets, weights) = self._hidden(params, batch), targets_of(batch, 'decoder')
+        kernel = self.module.output_kernel(params)
+        return losses.judge_rows(hidden, kernel, targets, weights, self.loss_function.chunk_length)
 
     def score_choices(self, params: Params, inputs: jax.Array, choices: jax.Array) -> jax.Array:
         """log p(choice | inputs) of each choice, [batch, choices] float32; the inputs are read once for all of them.
@@ -69,3 +94,13 @@ class Generating:
             rng: one key or [batch] keys, for decoders that sample.
         """
         return decoder(self._generation(params, batch[self.given], max_decode_length, eos_id), rng)
+
+    def _decoding_params(self, params: Params) -> Params:
+        """The parameters as the steps of a decoder read them: layers apart, kernels in the dtype of activations."""
+        params = {**params, 'decoder': layers_apart(params['decoder'])}
+        # A GPU would otherwise read float32 kernels and cast them at every step.
+        return jax.lax.optimization_barrier(decoding.kernels_in(jnp.dtype(self.module.dtype), params))
+
+    def _next_logits(self, params: Params, hidden: jax.Array) -> jax.Array:
+        """Logits of the next token, [rows, vocab] float32, from the decoder's output for one token of each row."""
+        return losses.token_logits(hidden[:, 0], self.module.output_kernel(params))

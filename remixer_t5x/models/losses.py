@@ -9,7 +9,6 @@ nothing is computed twice: three matmuls a chunk, as without chunks.
 import dataclasses
 import functools
 import math
-from collections.abc import Mapping
 
 import jax
 import jax.numpy as jnp
@@ -203,11 +202,3 @@ def judge_rows(
     """
     scores, is_best = judge_targets(hidden, kernel, targets, chunk_length)
     return jnp.sum(scores * weights, axis=-1), jnp.all(is_best | (weights == 0), axis=-1)
-
-
-def count_sequences(batch: Mapping[str, jax.Array]) -> jax.Array:
-    """Number of examples, packed or not, that have a target of the decoder."""
-    segments = batch.get('decoder_segment_ids')
-    if segments is None:
-        return jnp.sum(jnp.any(batch['decoder_target_tokens'] > 0, axis=-1).astype(jnp.float32))
-    return jnp.sum(jnp.max(segments, axis=-1).astype(jnp.float32))

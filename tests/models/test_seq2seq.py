@@ -173,6 +173,6 @@ def test_kernels_and_token_embeddings_are_all_that_generating_casts(name):
     shapes = nn.unbox(interface.param_shapes(model, {k: v.shape for k, v in batch.items()}))
     rng = np.random.default_rng(0)
     params = jax.tree.map(lambda leaf: rng.normal(size=leaf.shape, scale=0.3).astype(leaf.dtype), shapes)
-    compute = model._hidden if model.frame == 'decoder_only' else model._decoder_hidden
+    compute = model._hidden
     hidden = jax.jit(lambda params: compute(params, batch, None))
     np.testing.assert_array_equal(hidden(params), hidden(decoding.kernels_in(jnp.bfloat16, params)))
