@@ -178,7 +178,7 @@ def test_a_pickle_is_not_run(tmp_path, kind):
 LOADERS = {
     *('remixer_t5x/cli/arguments.py', 'remixer_t5x/cli/info/models.py', 'remixer_t5x/cli/convert/model_params.py'),
     *('remixer_t5x/extras/reports/run_model.py', 'remixer_t5x/api/building.py', 'remixer_t5x/api/saved_models.py'),
-    *('remixer_t5x/extras/reports/compare_models.py', 'remixer_t5x/extras/forecast/command.py'),
+    *('remixer_t5x/extras/reports/compare.py', 'remixer_t5x/extras/forecast/command.py'),
 }
 LOADS = ('loading.load(', 'loading.values(', 'build_model(', 'gin.parse_config')
 

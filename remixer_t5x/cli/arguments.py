@@ -122,7 +122,7 @@ def _given(args: argparse.Namespace, **own: Any) -> Any:
         # Every library that reads TFDS looks there.
         os.environ['TFDS_DATA_DIR'] = args.tfds_data_dir
     search_paths = [path for given in args.gin_search_paths for path in given.split(',') if path]
-    model = loading.model_files(args.model) if args.model else ()
+    model = loading.model_files(args.model, search_paths) if args.model else ()
     if not hasattr(args, 'of_the_run'):
         args.of_the_run = _of_the_run(args)
     run_files, run_flags = args.of_the_run

@@ -136,15 +136,23 @@ def _absolute(value: Any) -> Any:
     return type(value)(map(_absolute, value)) if isinstance(value, list | tuple) else value
 
 
-def model_files(text: str) -> list[str]:
-    """`--model=remixer+ablations/remixer_no_composition` as gin files; a name without a folder is one of models/.
+def model_files(text: str, search_paths: Sequence[str] = ()) -> list[str]:
+    """`--model=remixer+ablations/remixer_no_composition` or `--model=mine.gin` as gin files.
 
-    Raises UserError where there is no name.
+    A name without a folder is one of models/, or a file of the user's in the current folder or in `search_paths`: if
+    both exist, `mine.gin` is the user's file and `mine` that of models/. Raises UserError if a name is empty.
     """
-    names = [name.strip().removesuffix('.gin') for name in text.split('+')]
-    if not all(names):
+    names = [name.strip() for name in text.split('+')]
+    if not all(name.removesuffix('.gin') for name in names):
         raise UserError(f'--model={text} has an empty name; type --model=t5_1_1, or --model=remixer+ablations/NAME')
-    return [f'{name}.gin' if '/' in name else f'{MODELS}{name}.gin' for name in names]
+    return [_model_file(name, search_paths) for name in names]
+
+
+def _model_file(name: str, search_paths: Sequence[str]) -> str:
+    file = f'{name.removesuffix(".gin")}.gin'
+    is_users = any(pathlib.Path(folder).expanduser().joinpath(file).is_file() for folder in ('', *search_paths))
+    prefers_users = name.endswith('.gin') or not (files.shipped_folder() / MODELS / file).is_file()
+    return file if '/' in file or (is_users and prefers_users) else f'{MODELS}{file}'
 
 
 def flag(name: str, text: str, imports: scan.Imports) -> Binding:

@@ -61,6 +61,28 @@ def test_a_model_where_none_is_named_and_one_that_is_none():
         loading.load(loading.Given(['models/t5_1_1.gin'], model=['models/remixr.gin']))
 
 
+@pytest.mark.parametrize(
+    ('name', 'files'),
+    [
+        ('mine.gin', ['mine.gin']),
+        ('./mine.gin', ['./mine.gin']),
+        ('mine', ['mine.gin']),
+        ('remixer+mine.gin', ['models/remixer.gin', 'mine.gin']),
+        ('there.gin', ['there.gin']),
+        ('remixer', ['models/remixer.gin']),
+        ('remixer.gin', ['remixer.gin']),
+        ('tim.gin', ['models/tim.gin']),
+        ('nowhere.gin', ['models/nowhere.gin']),
+    ],
+)
+def test_a_model_is_a_shipped_file_or_one_of_the_user(name, files, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / 'paths').mkdir()
+    for file in ('mine.gin', 'paths/there.gin', 'remixer.gin'):
+        (tmp_path / file).write_text('')
+    assert loading.model_files(name, ['paths']) == files
+
+
 def compare(*arguments):
     return main(['compare', 'train', *SMALL, *arguments])
 
@@ -72,6 +94,7 @@ def compare(*arguments):
         (['--folder=f'], '--models has no value; type --models=t5_1_1,remixer'),
         (['--models=t5_1_1'], 'type --folder=runs/compared'),
         (['--models=t5_1_1,t5_1_1', '--folder=f'], 'names one twice'),
+        (['--models=t5_1_1,./t5_1_1.gin', '--folder=f'], 'names one twice'),
         (['--models=t5_1_1', '--seeds=0,x', '--folder=f'], "--seeds has 'x'"),
         (['--models=t5_1_1', '--folder=f', '--gin.SEED=1'], '--gin.SEED is set for each run; type --seeds=0,1,2'),
         (['--models=t5_1_1', '--folder=f', '--gin.MODEL_DIR=m'], 'type --folder=DIR instead'),
@@ -87,14 +110,16 @@ def test_mistakes_are_one_line(arguments, said, capsys, tmp_path, monkeypatch):
 
 def test_a_sweep_ends_in_a_table_and_a_report_and_is_done_once(tmp_path, capsys, monkeypatch, warm_python):
     monkeypatch.setattr(command, 'PROGRAM', (*warm_python.command, '-m', 'remixer_t5x.cli.main'))
+    monkeypatch.chdir(tmp_path)
     (tmp_path / 'text.txt').write_text('\n\n'.join(f'The number {i} is after {i - 1}. ' * 4 for i in range(200)))
-    arguments = [f'--gin.FILES={tmp_path}/text.txt', '--models=t5_1_1,remixer', f'--folder={tmp_path}/runs']
+    (tmp_path / 'mine.gin').write_text("include 'models/remixer.gin'\n")
+    arguments = [f'--gin.FILES={tmp_path}/text.txt', '--models=t5_1_1,mine.gin', f'--folder={tmp_path}/runs']
     assert compare(*arguments) == 0
     told = capsys.readouterr()
     assert '2 runs, 0 finished before' in told.err
-    rows = [line.split() for line in told.out.splitlines() if line.strip().startswith(('t5_1_1 ', 'remixer '))]
-    assert [row[0] for row in rows] == ['t5_1_1', 'remixer'] and all(row[1] == '1' for row in rows)
-    losses = [json.loads(line) for line in (tmp_path / 'runs/remixer/seed_0/metrics.jsonl').read_text().splitlines()]
+    rows = [line.split() for line in told.out.splitlines() if line.strip().startswith(('t5_1_1 ', 'mine '))]
+    assert [row[0] for row in rows] == ['t5_1_1', 'mine'] and all(row[1] == '1' for row in rows)
+    losses = [json.loads(line) for line in (tmp_path / 'runs/mine/seed_0/metrics.jsonl').read_text().splitlines()]
     held_out = [record['loss'] for record in losses if record['kind'] != 'train'][-1]
     assert rows[1][3] == f'{held_out:.4f}'
     assert (tmp_path / 'runs/report.html').read_text().startswith('<!DOCTYPE html>')
@@ -107,7 +132,7 @@ def programs(tmp_path, monkeypatch, text):
     (tmp_path / 'program.py').write_text(text)
     monkeypatch.setattr(command, 'PROGRAM', (sys.executable, str(tmp_path / 'program.py')))
     # They have no gin files.
-    monkeypatch.setattr(command.compare_models, 'build', lambda args, models, folder: [])
+    monkeypatch.setattr(command, '_build_models', lambda args, cells: None)
 
 
 def test_a_run_that_fails_leaves_the_others_alone_and_is_tried_again(tmp_path, monkeypatch, capsys):

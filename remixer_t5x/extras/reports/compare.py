@@ -8,19 +8,19 @@ import argparse
 import contextlib
 import dataclasses
 import json
+import os
 import pathlib
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from remixer_t5x import untrusted_files
 from remixer_t5x.cli import arguments, console, train
 from remixer_t5x.cli.command import Command
 from remixer_t5x.errors import UserError
-from remixer_t5x.extras.reports import compare_models, compare_progress
 
 # -P: without it Python would look for its own modules in the current folder first.
 PROGRAM = (sys.executable, '-P', '-m', 'remixer_t5x.cli.main')
@@ -31,18 +31,21 @@ REPORT = 'report.html'
 _USER_MISTAKE = 2
 # Seconds between two looks at a run.
 _PERIOD = 5.0
+# Seconds between two lines of progress in a log that is not a terminal.
+_LOG_PERIOD = 60.0
 # Macros that the sweep sets for each run, and what to type instead.
 _OURS = {'MODEL_DIR': '--folder=DIR', 'SEED': '--seeds=0,1,2'}
 
 
 @dataclasses.dataclass(frozen=True)
 class Cell:
-    """One run of the sweep."""
+    """One run of the sweep; `files` is its `--model`."""
 
     model: str
     seed: int
     folder: pathlib.Path
     command: tuple[str, ...]
+    files: str = ''
 
     @property
     def name(self) -> str:
@@ -56,7 +59,8 @@ class Cell:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     arguments.add_gin(parser, model=False)
     parser.add_argument('compared', metavar='COMMAND', help='train or finetune')
-    parser.add_argument('--models', metavar='NAMES', help='files of models/, by comma; remixer+ablations/NAME adds one')
+    models = 'files of models/, or your own such as mine.gin, by comma; remixer+ablations/NAME adds one'
+    parser.add_argument('--models', metavar='NAMES', help=models)
     parser.add_argument('--seeds', metavar='NUMBERS', default='0', help='by comma (default 0)')
     parser.add_argument('--folder', metavar='DIR', help='gets a MODEL_DIR for each run, and report.html')
 
@@ -73,10 +77,7 @@ def run(args: argparse.Namespace) -> int:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f'{folder} cannot be made ({error.strerror}); give another --folder') from None
-    # Before the first of them trains for hours.
-    models = list(dict.fromkeys(cell.model for cell in cells))
-    for line in compare_models.build(args, models, cells[0].folder):
-        _say(line)
+    _build_models(args, cells)
     finished = _finished(folder)
     todo = [cell for cell in cells if list(cell.command) not in finished or not cell.folder.is_dir()]
     _say(f'{len(cells)} runs, {len(cells) - len(todo)} finished before; in {folder}')
@@ -86,7 +87,8 @@ def run(args: argparse.Namespace) -> int:
         start = time.monotonic()
         code, asked = _run_one(cell)
         if code == 0:
-            _keep(folder, cell)
+            with (folder / FINISHED).open('a') as file:
+                file.write(json.dumps(list(cell.command)) + '\n')
             _say(f'{cell.name}: finished in {time.monotonic() - start:,.0f} s')
         if asked:
             _say('stopped; run the same command again to continue')
@@ -103,13 +105,22 @@ def run(args: argparse.Namespace) -> int:
 
 def plan(args: argparse.Namespace) -> list[Cell]:
     """All runs, seed by seed, so that a sweep that is stopped has as many of one model as of the other."""
+    from remixer_t5x.config import files, loading
+
     if args.compared not in COMMANDS:
         raise UserError(f'compare {args.compared} is not a command; type compare train or compare finetune')
     for name, _ in args.gin_flags:
         if name in _OURS:
             raise UserError(f'--gin.{name} is set for each run; type {_OURS[name]} instead')
-    models = _listed(args.models, '--models=t5_1_1,remixer')
-    _check_models(models, args.gin_search_paths)
+    given = _listed(args.models, '--models=t5_1_1,remixer')
+    models = {_label(model): model for model in given}
+    if len(models) < len(given):
+        raise UserError(f'--models={args.models} names one twice; give each once')
+    search_paths = arguments.names(','.join(args.gin_search_paths))
+    # Before another model is trained.
+    for model in given:
+        for file in loading.model_files(model, search_paths):
+            files.find(file, search_paths, asked_by=f'--models has {model}: ')
     seeds = _listed(args.seeds, '--seeds=0,1,2')
     if wrong := [seed for seed in seeds if not seed.isdecimal()]:
         raise UserError(f'--seeds has {wrong[0]!r}; give whole numbers, as in --seeds=0,1,2')
@@ -123,21 +134,56 @@ def plan(args: argparse.Namespace) -> list[Cell]:
     ]
     cells = []
     for seed in map(int, seeds):
-        for model in models:
-            place = folder / model.replace('/', '_') / f'seed_{seed}'
+        for label, model in models.items():
+            place = folder / label.replace('/', '_') / f'seed_{seed}'
             own = (f'--model={model}', f'--gin.SEED={seed}', f'--gin.MODEL_DIR={place}')
-            cells.append(Cell(model, seed, place, (args.compared, *recipe, *own)))
+            cells.append(Cell(label, seed, place, (args.compared, *recipe, *own), model))
     return cells
 
 
-def _check_models(models: Sequence[str], search_paths: Sequence[str]) -> None:
-    """Raises UserError if a model's file does not exist, before another model is trained."""
-    from remixer_t5x.config import files, loading
+def _label(model: str) -> str:
+    """`./mine.gin+ablations/x` as `mine+ablations/x`, for folders and tables."""
+    return '+'.join(name.strip().removeprefix('./').removesuffix('.gin') for name in model.split('+'))
 
-    folders = arguments.names(','.join(search_paths))
-    for model in models:
-        for file in loading.model_files(model):
-            files.find(file, folders, asked_by=f'--models has {model}: ')
+
+def _build_models(args: argparse.Namespace, cells: Sequence[Cell]) -> None:
+    """Reads the configuration of each model as its run will, and computes the shapes of its parameters, so that a
+    mistake in the last one stops the sweep before the first one trains for hours.
+
+    Raises UserError, with the model's name, for the first mistake.
+    """
+    # The runs keep the accelerator to themselves: this process computes shapes alone, and they get its environment.
+    with arguments.libraries(args), _on_cpu():
+        import jax
+
+        from remixer_t5x.config import loading, resolved
+        from remixer_t5x.data import frames
+        from remixer_t5x.models import interface
+    search_paths = arguments.names(','.join(args.gin_search_paths))
+    flags = [*args.gin_flags, ('SEED', '0'), ('MODEL_DIR', str(cells[0].folder))]
+    for name, files in {cell.model: cell.files for cell in cells}.items():
+        given = loading.Given(args.gin_file, flags, search_paths, loading.model_files(files, search_paths))
+        try:
+            loading.load(given, train.ROOT, partial=False, suggest=[train.FILES[args.compared]])
+            model, lengths = resolved.macro('MODEL'), resolved.macro('TASK_FEATURE_LENGTHS')
+            params = interface.param_shapes(model, frames.batch_shapes(model.frame, lengths))
+        except UserError as error:
+            raise UserError(f'{name}: {error}') from error
+        _say(f'{name}: {sum(leaf.size for leaf in jax.tree.leaves(params)):,} parameters')
+
+
+@contextlib.contextmanager
+def _on_cpu() -> Iterator[None]:
+    """JAX, if it is imported within, uses the CPU; the environment is as before afterwards."""
+    before = os.environ.get('JAX_PLATFORMS')
+    os.environ['JAX_PLATFORMS'] = 'cpu'
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ['JAX_PLATFORMS']
+        else:
+            os.environ['JAX_PLATFORMS'] = before
 
 
 def _listed(text: str | None, example: str) -> list[str]:
@@ -168,7 +214,7 @@ def _run_one(cell: Cell) -> tuple[int, int]:
             _say(f'{signal.Signals(number).name}: {cell.name} saves, then the sweep ends')
             process.send_signal(number)
 
-        watched = compare_progress.Watched(cell.folder)
+        watched = _Watched(cell.folder)
         before = {number: signal.signal(number, pass_on) for number in preemption.handled()}
         try:
             while True:
@@ -181,6 +227,42 @@ def _run_one(cell: Cell) -> tuple[int, int]:
                 signal.signal(number, handler)
 
 
+class _Watched:
+    """A run in `folder` that may be in progress."""
+
+    def __init__(self, folder: pathlib.Path):
+        self._folder, self._step, self._due = folder, -1, 0.0
+
+    def look(self) -> str:
+        """A line if the run has logged another step, otherwise nothing; without a terminal at most one a minute."""
+        if time.monotonic() < self._due:
+            return ''
+        step, line = _progress(self._folder)
+        if step <= self._step:
+            return ''
+        self._step = step
+        self._due = time.monotonic() + (0 if sys.stderr.isatty() else _LOG_PERIOD)
+        return line
+
+
+def _progress(folder: pathlib.Path) -> tuple[int, str]:
+    """The last logged step of a run, and a line about it: step, loss, time left. -1 if nothing can be read yet."""
+    from remixer_t5x.extras.reports import overview, records, run_folders
+    from remixer_t5x.train import progress
+
+    try:
+        (run,) = run_folders.read_all([str(folder)])
+    except UserError:
+        return -1, ''
+    found, seconds = overview.overview(run), run.series(records.TRAIN, 'seconds_per_step')
+    parts = [f'step {found.step:,}' + (f' of {found.steps:,}' if found.steps else '')]
+    if found.train_loss is not None:
+        parts.append(f'loss {found.train_loss:.4f}')
+    if found.steps and seconds:
+        parts.append(f'{progress.duration((found.steps - found.step) * seconds[-1][1])} left')
+    return found.step, ', '.join(parts)
+
+
 def _finished(folder: pathlib.Path) -> list[list[str]]:
     """Commands that have ended well here; a line that was cut off counts as none."""
     path = folder / FINISHED
@@ -190,11 +272,6 @@ def _finished(folder: pathlib.Path) -> list[list[str]]:
             if isinstance(line.value, list):
                 found.append(line.value)
     return found
-
-
-def _keep(folder: pathlib.Path, cell: Cell) -> None:
-    with (folder / FINISHED).open('a') as file:
-        file.write(json.dumps(list(cell.command)) + '\n')
 
 
 def _last_line(log: pathlib.Path) -> str:
