@@ -14,15 +14,20 @@ import functools
 import gc
 import importlib
 import importlib.util
+import os
 import sys
+import tempfile
 import types
-from collections.abc import Callable
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from remixer_t5x.errors import UserError
 
-# A context for the import of a library; the command line uses it to keep log lines off the screen.
-around: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext
+# Whether what TensorFlow and other libraries write to file descriptor 2 while they are imported is shown; it is always
+# shown if the import fails.
+verbose = False
+# Read by the C++ side of TensorFlow, gRPC and XLA when they are loaded.
+_ENVIRONMENT = {'TF_CPP_MIN_LOG_LEVEL': '3', 'GRPC_VERBOSITY': 'ERROR', 'GLOG_minloglevel': '3'}
 # TensorFlow tries to import Keras by the first name, and Keras uses the others for pictures and tables.
 _NOT_NEEDED = ('keras.src.optimizers', 'matplotlib', 'pandas')
 # What seqio imports and rarely uses: layers that TensorFlow Text derives from Keras's, and hyperparameter search.
@@ -45,7 +50,7 @@ class _Library:
 def _load(name: str) -> Any:
     _tensorflow()
     if name not in sys.modules:
-        with around(), _uncollected(), _later(_RARELY_USED):
+        with without_stderr(), _uncollected(), _later(_RARELY_USED):
             importlib.import_module(name)
     return sys.modules[name]
 
@@ -53,9 +58,11 @@ def _load(name: str) -> Any:
 @functools.cache
 def _tensorflow() -> Any:
     """TensorFlow without accelerators, also where another library has imported it already."""
-    with around(), _uncollected(), _without(_NOT_NEEDED):
+    if not verbose:
+        set_environment()
+    with without_stderr(), _uncollected(), _without(_NOT_NEEDED):
         tensorflow = importlib.import_module('tensorflow')
-    _hide_accelerators(tensorflow)
+        _hide_accelerators(tensorflow)
     return tensorflow
 
 
@@ -65,6 +72,38 @@ def _hide_accelerators(tensorflow: Any) -> None:
         # Another module has already let TensorFlow use them: it is too late, but not a reason to fail.
         with contextlib.suppress(RuntimeError):
             tensorflow.config.set_visible_devices([], kind)
+
+
+def set_environment() -> None:
+    """Sets the log levels of libraries written in C++, which read them once."""
+    for name, value in _ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
+
+
+@contextlib.contextmanager
+def without_stderr() -> Iterator[None]:
+    """Holds back what is written to file descriptor 2, and shows it only if the block fails, or with `verbose`."""
+    if verbose:
+        yield
+        return
+    sys.stderr.flush()
+    # In memory if possible: a command needs no folder for temporary files to say that it has none.
+    with open(os.memfd_create('stderr'), 'w+b') if hasattr(os, 'memfd_create') else tempfile.TemporaryFile() as kept:
+        saved = os.dup(2)
+        os.dup2(kept.fileno(), 2)
+        try:
+            yield
+        except UserError:
+            raise
+        except BaseException:
+            os.dup2(saved, 2)
+            kept.seek(0)
+            with contextlib.suppress(OSError):
+                os.write(2, kept.read())
+            raise
+        finally:
+            os.dup2(saved, 2)
+            os.close(saved)
 
 
 @contextlib.contextmanager

@@ -1,5 +1,8 @@
 """A model from gin files and macros, without a run around it."""
 
+import dataclasses
+from typing import Any
+
 from remixer_t5x.config import loading
 from remixer_t5x.errors import UserError
 from remixer_t5x.models.interface import Model
@@ -27,5 +30,38 @@ def build_model(*gin_files: str, **macros: object) -> Model:
     references = {name: value for name, value in macros.items() if isinstance(value, str) and value[:1] in ('@', '%')}
     objects = {name: value for name, value in macros.items() if name not in references}
     given = loading.Given([str(file) for file in gin_files], list(references.items()), objects=objects)
-    (model,) = loading.values(given, 'MODEL', reader='build_model')
-    return model
+    (model,) = loading.values(given, 'MODEL', reader='build_model', only=True)
+    if not isinstance(model, Model):
+        return model
+    return dataclasses.replace(model, config=_config_text(given))
+
+
+def _config_text(given: loading.Given) -> str:
+    """The gin text of MODEL; empty if a value has no name that another program could import."""
+    written: dict[str, str] = {}
+    modules: set[str] = set()
+    for name, value in given.objects.items():
+        try:
+            written[name] = _gin_text(value, modules)
+        except ValueError:
+            return ''
+    # gin has no text for classes and functions: it writes None, which the statements below override.
+    literals = {name: None if '@' in written[name] else value for name, value in given.objects.items()}
+    loading.load(dataclasses.replace(given, objects=literals), '%MODEL', reader='build_model', only=True)
+    lines = [f'import {module}' for module in sorted(modules)]
+    lines += [f'{name} = {text}' for name, text in written.items() if literals[name] is None]
+    return loading.config_text() + ''.join(f'{line}\n' for line in lines)
+
+
+def _gin_text(value: Any, modules: set[str]) -> str:
+    """`value` as gin text; adds the modules to import. Raises ValueError for what gin cannot name."""
+    if value is None or isinstance(value, str | int | float):
+        return repr(value)
+    if isinstance(value, tuple | list):
+        items = ''.join(f'{_gin_text(item, modules)}, ' for item in value)
+        return f'({items})' if isinstance(value, tuple) else f'[{items}]'
+    module, name = getattr(value, '__module__', '__main__'), getattr(value, '__name__', '')
+    if module == '__main__' or not name or getattr(value, '__qualname__', '') != name:
+        raise ValueError(name)
+    modules.add(module)
+    return f'@{module}.{name}'

@@ -1,12 +1,16 @@
 """A trained model from a MODEL_DIR, one of its checkpoints, a T5, BERT or GPT-2 of Hugging Face, or the Hub."""
 
 import contextlib
+import dataclasses
+import logging
+import os
 import pathlib
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from etils import epath
 
 from remixer_t5x import lazy
@@ -24,6 +28,8 @@ from remixer_t5x.interop.huggingface import folders as huggingface
 from remixer_t5x.interop.huggingface import gin_file as hf_gin
 from remixer_t5x.interop.huggingface import tokenizer as hf_tokenizer
 from remixer_t5x.interop.safetensors import files as safetensors_files
+from remixer_t5x.models.architecture.encoder_decoder import checked_dtype
+from remixer_t5x.models.interface import Model
 from remixer_t5x.run_folder import model_dir, object_store
 
 # Lengths if neither the run nor the caller sets them, as for a Hugging Face folder.
@@ -32,11 +38,12 @@ WHAT = 'the path given to load'
 
 
 def load(
-    path: str,
+    path: str | os.PathLike[str],
     lengths: Mapping[str, int] | None = None,
     partitioner: Partitioner | None = None,
     vocabulary: str | None = None,
     trust_gin: bool = False,
+    dtype: str | None = None,
 ) -> TrainedModel:
     """A trained model with its parameters and vocabulary.
 
@@ -54,11 +61,38 @@ def load(
         partitioner: the devices; None is all of this machine's, each with all parameters.
         vocabulary: a SentencePiece model, or the tokenizer.json of a BERT, for a Hugging Face folder that has none.
         trust_gin: also loads a shared model whose model.gin names other modules than those of this package's models.
+        dtype: of activations and parameters, such as 'bfloat16', which halves the memory; None is the DTYPE of the run,
+            with float32 parameters.
 
     Raises:
         UserError: the folder, a checkpoint, the saved gin text, a module or a vocabulary is missing, or something is
             damaged.
     """
+    low = None if dtype is None else checked_dtype(dtype)
+    with _without_warnings_of_absl():
+        trained = _load(os.fspath(path), lengths, partitioner or Partitioner(), vocabulary, trust_gin)
+    if low is None:
+        return trained
+    model = dataclasses.replace(trained.model, module=trained.model.module.clone(dtype=low.name))
+    params = jax.tree.map(lambda array: jnp.asarray(array, low), trained.params)
+    return dataclasses.replace(trained, model=model, params=params)
+
+
+@contextlib.contextmanager
+def _without_warnings_of_absl() -> Iterator[None]:
+    """Orbax warns about checkpoints without metadata of its own, which converted weights are."""
+    logger = logging.getLogger('absl')
+    before = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
+
+
+def _load(
+    path: str, lengths: Mapping[str, int] | None, partitioner: Partitioner, vocabulary: str | None, trust_gin: bool
+) -> TrainedModel:
     advice = f'load({path!r}, trust_gin=True)'
     if path.startswith(shared_folder.HUB_SCHEME):
         path = str(lazy.extra('hub.download').folder_of(path))
@@ -76,14 +110,18 @@ def load(
         shared = shared_folder.read(pathlib.Path(folder))
         if not trust_gin:
             check_gin(shared, advice)
-        return _load_shared(shared, lengths, partitioner or Partitioner())
+        return _load_shared(shared, lengths, partitioner)
     if is_hugging_face and gpt2.is_gpt2(pathlib.Path(folder)):
-        return _load_gpt2(str(folder), lengths, partitioner or Partitioner())
+        return _load_gpt2(str(folder), lengths, partitioner)
     if is_hugging_face:
-        return _load_hugging_face(str(folder), lengths, partitioner or Partitioner(), vocabulary)
+        return _load_hugging_face(str(folder), lengths, partitioner, vocabulary)
     if vocabulary is not None:
         raise UserError(f'vocabulary= is for a Hugging Face folder; {folder} has its own: leave it out')
-    return _load_run(str(folder), lengths, partitioner or Partitioner())
+    checkpoint = find(str(folder))
+    model, vocab, found = described(checkpoint)
+    params = restore(checkpoint, model, vocab, partitioner)
+    given, ends = _lengths(frames.text_lengths(found), lengths), 'inputs' in found
+    return TrainedModel(model, params, vocab, given, checkpoint, partitioner, ends_inputs=ends)
 
 
 def check_gin(shared: shared_folder.Shared, advice: str) -> None:
@@ -96,16 +134,8 @@ def check_gin(shared: shared_folder.Shared, advice: str) -> None:
         )
 
 
-def _load_run(path: str, lengths: Mapping[str, int] | None, partitioner: Partitioner) -> TrainedModel:
-    checkpoint = find(path)
-    model, vocabulary, found, _ = described(checkpoint)
-    params = restore(checkpoint, model, vocabulary, partitioner)
-    given, ends = _lengths(frames.text_lengths(found), lengths), 'inputs' in found
-    return TrainedModel(model, params, vocabulary, given, checkpoint, partitioner, ends_inputs=ends)
-
-
-def described(checkpoint: str) -> tuple[Any, Any, Mapping[str, int], str]:
-    """The model and the vocabulary of a checkpoint, TASK_FEATURE_LENGTHS, and the gin text of model and lengths alone.
+def described(checkpoint: str) -> tuple[Any, Any, Mapping[str, int]]:
+    """The model and the vocabulary of a checkpoint, and TASK_FEATURE_LENGTHS.
 
     Runs the gin text that is saved with the run.
     """
@@ -115,8 +145,15 @@ def described(checkpoint: str) -> tuple[Any, Any, Mapping[str, int], str]:
         if vocabulary is None:
             _values(gin_file, flags)
             vocabulary = pipeline.vocabulary(resolved.call(pipeline.DatasetConfig, 'train'))
-        loading.load(_given(gin_file), '%MODEL', '%TASK_FEATURE_LENGTHS', reader=gin_file, only=True)
-    return model, vocabulary, lengths, loading.config_text()
+        return _with_config(model, gin_file), vocabulary, lengths
+
+
+def _with_config(model: Any, gin_file: str) -> Any:
+    """The model with the gin text that describes it alone."""
+    if not isinstance(model, Model):
+        return model
+    loading.load(_given(gin_file), '%MODEL', reader=gin_file, only=True)
+    return dataclasses.replace(model, config=loading.config_text())
 
 
 def _given(gin_file: str, flags: Sequence[tuple[str, str]] = ()) -> loading.Given:
@@ -154,7 +191,11 @@ def find(path: str) -> str:
 @contextlib.contextmanager
 def saved_gin(checkpoint: str) -> Iterator[str]:
     """The gin file of the MODEL_DIR that `checkpoint` is in, on a disk: gin files are not read from buckets."""
-    file = _saved_gin(checkpoint)
+    run = run_of(checkpoint)
+    file = model_dir.saved_gin(run)
+    if file is None:
+        names = f'{model_dir.CONFIG} nor {model_dir.CONVERTED}'
+        raise UserError(f'{run} has neither {names}, which say what the model is')
     if not object_store.is_remote(file):
         yield str(file)
         return
@@ -172,15 +213,6 @@ def run_of(checkpoint: str) -> epath.Path:
             f'{checkpoint} is not in a MODEL_DIR, whose {model_dir.CONFIG} says what the model is; copy it whole'
         )
     return folder
-
-
-def _saved_gin(checkpoint: str) -> epath.Path:
-    folder = run_of(checkpoint)
-    file = model_dir.saved_gin(folder)
-    if file is None:
-        names = f'{model_dir.CONFIG} nor {model_dir.CONVERTED}'
-        raise UserError(f'{folder} has neither {names}, which say what the model is')
-    return file
 
 
 def _lengths(found: Mapping[str, int], wanted: Mapping[str, int] | None) -> dict[str, int]:
@@ -253,7 +285,8 @@ def _of_text(text: str, flags: Sequence[tuple[str, str]] = ()) -> list[Any]:
     with tempfile.TemporaryDirectory() as folder:
         file = pathlib.Path(folder, model_dir.CONVERTED)
         file.write_text(text, encoding='utf-8')
-        return _values(str(file), flags)
+        model, *others = _values(str(file), flags)
+        return [_with_config(model, str(file)), *others]
 
 
 def _placed(params: Any, model: Any, partitioner: Partitioner) -> Any:

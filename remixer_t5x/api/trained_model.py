@@ -4,23 +4,27 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import os
+import re
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import jax
 import numpy as np
 
-from remixer_t5x.data import frames
+from remixer_t5x.data import frames, task_vocabulary
 from remixer_t5x.devices.partition import Partitioner
 from remixer_t5x.errors import UserError
 from remixer_t5x.evaluate import classes, held_out_loss, length_buckets, predictions
 from remixer_t5x.evaluate.text_outputs import Texts
+from remixer_t5x.interop import converted
 from remixer_t5x.lazy import seqio
 from remixer_t5x.models import interface
 from remixer_t5x.models.classifier import Classifier
 from remixer_t5x.models.decoding import Decoder, Greedy
 from remixer_t5x.models.language_model import behind_prompts
 from remixer_t5x.optim import train_step
+from remixer_t5x.run_folder import model_dir
 
 Strings = str | Sequence[str]
 GREEDY = Greedy()
@@ -71,7 +75,7 @@ class TrainedModel:
 
     Attributes:
         model: a model, whose methods are pure functions of `params`.
-        params: float32 parameters.
+        params: parameters, float32 unless `load` was given a dtype.
         vocabulary: a seqio vocabulary: `encode(text)`, `decode(ids)`.
         lengths: maximum tokens of `inputs` and `targets`, including the end token.
         source: the folder of the parameters.
@@ -117,8 +121,11 @@ class TrainedModel:
         coded = [self._codec.encode(text, index) for index, text in enumerate(_as_list(texts))]
         predictor = self._predictor(len(coded), length, decoder, seed)
         made = predictor.predict(self.params, [ids for ids, _ in coded]) if coded else []
-        if made:
-            _check_answers(answers, len(made[0].ids))
+        if made and answers is not None and not 1 <= answers <= len(made[0].ids):
+            raise UserError(
+                f'answers must be from 1 to {len(made[0].ids)}, as many as the decoder gives, got {answers}; type '
+                'decoder=BeamSearch(beams=N) or decoder=Sampling(num_samples=N)'
+            )
         return [
             Answer([self.vocabulary.decode(ids) for ids in one.ids[:answers]], one.scores[:answers], cut)
             for one, (_, cut) in zip(made, coded, strict=True)
@@ -173,7 +180,9 @@ class TrainedModel:
 
         `batch` has [rows, length] int32 arrays with the names of `make_batch`. Raises UserError if it has no target.
         """
-        return held_out_loss.evaluate(self.params, [batch], self._eval_step, self.partitioner.shard_batch, 'given')
+        missing = -len(next(iter(batch.values()))) % self.partitioner.batch_shards
+        rows = {name: np.pad(array, [(0, missing)] + [(0, 0)] * (array.ndim - 1)) for name, array in batch.items()}
+        return held_out_loss.evaluate(self.params, [rows], self._eval_step, self.partitioner.shard_batch, 'given')
 
     def make_batch(self, inputs: Strings, targets: Strings) -> dict[str, np.ndarray]:
         """Texts as a batch for `loss` and a train step, each row one example. Raises the same errors as `score`."""
@@ -189,6 +198,28 @@ class TrainedModel:
             return batch
         joined = behind_prompts(batch['encoder_input_tokens'], batch['decoder_target_tokens'])
         return {name: np.asarray(array) for name, array in joined.items()}
+
+    def save(self, folder: str | os.PathLike[str], step: int = 0) -> str:
+        """Writes parameters, vocabulary and description into a new or empty MODEL_DIR, and returns its path.
+
+        `load(folder)` and commands with `--checkpoint=folder` read it; INITIAL_CHECKPOINT_PATH starts a run from it.
+        Parameters are saved in float32, under the number `step`.
+
+        Raises:
+            UserError: `folder` has a checkpoint already or cannot be written, the model's gin text is not known, or the
+                vocabulary is a class of the user's.
+        """
+        text = gin_text(self.model, self.lengths if self.ends_inputs else {'targets': sum(self.lengths.values())})
+        target = converted.claim(folder)
+        if not task_vocabulary.save(self.vocabulary, target / task_vocabulary.FOLDER):
+            kind = type(self.vocabulary).__name__
+            raise UserError(f'vocabulary must be one that remixer_tasks.vocabularies makes, got {kind}')
+        text = f'{text}\n{task_vocabulary.gin_text(target)}'
+        (target / model_dir.CONVERTED).write_text(text)
+        params = jax.tree.map(lambda array: np.asarray(array, np.float32), self.params)
+        record = converted.record(task_vocabulary.record(self.vocabulary), text, self.source)
+        converted.write(target, params, step, record)
+        return str(target)
 
     @functools.cached_property
     def _eval_step(self) -> train_step.Compiled:
@@ -225,6 +256,18 @@ class TrainedModel:
         return self._predictors[key]
 
 
+def gin_text(model: interface.Model, lengths: Mapping[str, int]) -> str:
+    """The gin statements of MODEL and TASK_FEATURE_LENGTHS. Raises UserError if it is not known how MODEL was made."""
+    if not model.config:
+        raise UserError(
+            'model must come from load, or from build_model with values that are numbers, texts, or classes and '
+            'functions at the top of an importable module; move the class to a file and import it'
+        )
+    # A model that depends on the lengths has them in its own text.
+    known = re.search(r'^TASK_FEATURE_LENGTHS = ', model.config, re.MULTILINE)
+    return model.config if known else f'{model.config}\nTASK_FEATURE_LENGTHS = {dict(lengths)}\n'
+
+
 def make_batch(
     inputs: Sequence[Sequence[int]], targets: Sequence[Sequence[int]], lengths: Mapping[str, int] | None = None
 ) -> dict[str, np.ndarray]:
@@ -258,11 +301,3 @@ def _as_list(texts: Strings) -> list[str]:
         if not isinstance(text, str):
             raise UserError(f'a text is {type(text).__name__} {text!r:.40}; give a str, or a list of str')
     return found
-
-
-def _check_answers(wanted: int | None, given: int) -> None:
-    if wanted is not None and not 1 <= wanted <= given:
-        raise UserError(
-            f'answers is {wanted} and the decoder gives {given}; type decoder=BeamSearch(beams=N) or '
-            'decoder=Sampling(num_samples=N)'
-        )

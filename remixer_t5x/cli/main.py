@@ -134,6 +134,7 @@ def _run(argv: Sequence[str], own_process: bool) -> int:
     os.environ.update({name: value for name, value in command.env.items() if name not in os.environ})
     if command.keeps_buffers and own_process:
         keep_buffers()
+    lazy.verbose = args.verbose
     if args.verbose:
         startup.begin()
     else:

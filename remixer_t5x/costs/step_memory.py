@@ -116,7 +116,7 @@ def lowered(step: Step) -> jax.stages.Lowered:
         dropout=step.dropout,
         trainable=getattr(step.optimizer, 'trainable', None),
     )
-    return train_step.jit_train_step(function, plan.shardings, step.partitioner).lower(
+    return train_step.jit_train_step(function, plan.shardings, step.partitioner, donate=True).lower(
         plan.abstract, abstract_batch(step)
     )
 

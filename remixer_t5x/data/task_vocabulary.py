@@ -108,6 +108,15 @@ def _write_files(vocab: Any, folder: pathlib.Path) -> dict[str, Any] | None:
     return None
 
 
+def gin_text(folder: epath.PathLike) -> str:
+    """The gin statements that read the vocabulary that `save` wrote in the MODEL_DIR `folder`."""
+    return f"""from __gin__ import dynamic_registration
+from remixer_tasks import vocabularies
+VOCABULARY = @vocabularies.saved()
+vocabularies.saved.folder = {str(folder)!r}
+"""
+
+
 def saved(model_dir: epath.PathLike | None) -> list[tuple[str, str]]:
     """The gin flags that read the vocabulary in MODEL_DIR, and no text; none if MODEL_DIR has no vocabulary."""
     if model_dir is None or not (epath.Path(model_dir) / FOLDER / INDEX).is_file():

@@ -61,31 +61,43 @@ class StatePlan:
         """`init` as a jitted function."""
         return jax.jit(self.init, out_shardings=self.shardings)
 
-    def init_from_params(self, params: Params) -> TrainState:
-        """A state at step 0 with `params`, which must have the shardings of `abstract.params`. The state takes over
-        their buffers.
+    def init_from_params(self, params: Params, donate: bool = False) -> TrainState:
+        """A state at step 0 with a copy of `params` in float32.
+
+        Args:
+            params: unboxed parameters of the planned model.
+            donate: whether the state takes over their buffers, so that `params` cannot be used afterwards. They must
+                then have the shardings of `abstract.params`.
         """
 
         def fresh(params):
+            # Without `copy` the state would share buffers with `params`.
+            params = jax.tree.map(lambda leaf: jnp.copy(leaf).astype(jnp.float32), params)
             return TrainState(jnp.zeros((), jnp.int32), params, self.tx.init(params), jnp.zeros(()))
 
-        return jax.jit(fresh, out_shardings=self.shardings, donate_argnums=0)(params)
+        return jax.jit(fresh, out_shardings=self.shardings, donate_argnums=0 if donate else ())(params)
 
 
 def plan(
     model: Model,
-    optimizer: Callable[[Any], optax.GradientTransformation],
+    optimizer: optax.GradientTransformation | Callable[[Any], optax.GradientTransformation],
     batch_shapes: Mapping[str, tuple[int, ...]],
     partitioner: Partitioner,
 ) -> StatePlan:
-    """Plans the state of `model` under `optimizer` (see `optimization.optimizer`) on the partitioner's mesh.
+    """Plans the state of `model` on the partitioner's mesh. Shapes come from `jax.eval_shape`; no array is computed.
 
-    `batch_shapes` is passed to `model.init`. Shapes come from `jax.eval_shape`; no array is computed.
+    Args:
+        model: the model to train.
+        optimizer: an optax transformation, or one of `optimization.optimizer`, which makes a transformation from the
+            parameters' logical axes.
+        batch_shapes: passed to `model.init`.
+        partitioner: the devices.
     """
     # jit keeps the trace, which takes a good part of a second, for all uses below.
     init_params = jax.jit(lambda rng: model.init(rng, batch_shapes), inline=True)
     boxed = jax.eval_shape(init_params, jax.random.key(0))
-    tx = optimizer(nn.get_partition_spec(boxed))
+    is_optax = isinstance(optimizer, optax.GradientTransformation)
+    tx: Any = optimizer if is_optax else optimizer(nn.get_partition_spec(boxed))
 
     def init(rng):
         # Not under `partitioner.activate()`, where flax would constrain parameters whose axes do not divide.

@@ -219,11 +219,15 @@ class Compiled:
             return self._jitted.lower(*args)
 
 
-def jit_train_step(step_fn: StepFn, shardings: TrainState, partitioner: Partitioner) -> Compiled:
-    """`step_fn` compiled for the mesh; the given state's buffers are donated to the returned one."""
+def jit_train_step(step_fn: StepFn, shardings: TrainState, partitioner: Partitioner, donate: bool = False) -> Compiled:
+    """`step_fn` compiled for the mesh.
+
+    With `donate` the returned state takes over the buffers of the given state, which saves the memory of a second state
+    and leaves the given one, and every array that shares a buffer with it, deleted.
+    """
     jitted = jax.jit(
         step_fn,
-        donate_argnums=0,
+        donate_argnums=0 if donate else (),
         in_shardings=(shardings, partitioner.batch_sharding),
         out_shardings=(shardings, partitioner.replicated),
     )

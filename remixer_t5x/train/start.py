@@ -132,7 +132,7 @@ def begin(
         state, message = create(jax.random.key(run.learner.seed)), 'starting at step 0'
     else:
         params, words = initial_params.load(run, plan, vocabulary, create)
-        state, message = plan.init_from_params(params), 'starting at step 0'
+        state, message = plan.init_from_params(params, donate=True), 'starting at step 0'
         notes.append(words)
     # A resumed run keeps its number of streams.
     position = Position.start(run.dataset.streams or run.learner.partitioner.data_shard()[1])

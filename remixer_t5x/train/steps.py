@@ -95,7 +95,7 @@ class Programs:
         abstract = {
             name: jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=sharding) for name, array in batch.items()
         }
-        jitted = train_step.jit_train_step(step, self.plan.shardings, learner.partitioner)
+        jitted = train_step.jit_train_step(step, self.plan.shardings, learner.partitioner, donate=True)
         self.train = CompiledAhead(jitted, self.plan.abstract, abstract, options=self.options)
         self.initial_state = CompiledAhead(self.plan.jit_init(), jax.random.key(learner.seed))
         self.train.start()

@@ -49,7 +49,9 @@ def our_step(model_name: str, args: argparse.Namespace) -> tuple[Callable[[], No
     state = plan.create(jax.random.key(0))
     arrays = {name: rng.integers(1, model.vocab_size, shape, np.int32) for name, shape in batch.items()}
     data = partitioner.shard_batch(arrays)
-    jitted = train_step.jit_train_step(train_step.make_train_step(model, plan.tx), plan.shardings, partitioner)
+    jitted = train_step.jit_train_step(
+        train_step.make_train_step(model, plan.tx), plan.shardings, partitioner, donate=True
+    )
     lowered = jitted.lower(state, data)
     start = time.perf_counter()
     lowered.compile()

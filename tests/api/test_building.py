@@ -1,12 +1,16 @@
 """Models from gin files and macros: plain values that later configurations do not change."""
 
 import functools
+import importlib
 
 import gin
 import jax
+import numpy as np
 import pytest
+import seqio
+from flax import linen as nn
 
-from remixer_t5x import UserError, build_model
+from remixer_t5x import TrainedModel, UserError, build_model, load
 from remixer_t5x.config import loading
 from remixer_t5x.models import interface
 from remixer_t5x.models.sublayers import fnet
@@ -71,3 +75,38 @@ def test_a_mistake_is_one_line(files, macros, message):
     with pytest.raises(UserError, match=message) as error:
         build_model(*files, **macros)
     assert '\n' not in str(error.value)
+
+
+OWN = """from remixer_t5x.models.sublayers.fnet import FNet
+
+
+class Own(FNet):
+    pass
+"""
+
+
+def saved(model, folder):
+    params = nn.unbox(model.init(jax.random.key(0), SHAPES))
+    trained = TrainedModel(model, params, seqio.ByteVocabulary(extra_ids=0), {'inputs': 20, 'targets': 9})
+    return trained, trained.save(folder)
+
+
+def test_a_built_model_is_saved_with_its_own_mixer(tmp_path, monkeypatch):
+    (tmp_path / 'saved_mixers.py').write_text(OWN)
+    monkeypatch.syspath_prepend(tmp_path)
+    mixer = importlib.import_module('saved_mixers').Own
+    files = ('models/t5_1_1.gin', 'sizes/tiny.gin')
+    own = {'ENCODER_SUBLAYERS': (mixer,), 'ENCODER_POSITION_BIAS': None}
+    trained, folder = saved(build_model(*files, **own, **{**SMALL, 'VOCAB_SIZE': 259}), tmp_path / 'saved')
+    again = load(folder)
+    assert again.lengths == trained.lengths
+    assert 'own_norm' in again.params['encoder']['run_0']['layer']
+    np.testing.assert_array_equal(again.score(['a'], ['b']), trained.score(['a'], ['b']))
+
+
+def test_a_mixer_without_an_importable_name_cannot_be_saved(tmp_path):
+    mixer = functools.partial(fnet.FNet)
+    model = build_model('models/t5_1_1.gin', 'sizes/tiny.gin', ENCODER_MIXER=mixer, **{**SMALL, 'VOCAB_SIZE': 259})
+    with pytest.raises(UserError, match='top of an importable module'):
+        saved(model, tmp_path / 'saved')
+    assert not (tmp_path / 'saved').exists()

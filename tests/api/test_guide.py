@@ -7,10 +7,11 @@ import runpy
 import gin
 import pytest
 
+import remixer_t5x
 from tests.support.saved_run import write_run
 
 PAGE = (pathlib.Path(__file__).parents[2] / 'docs/guide/python.md').read_text()
-LOADING, TRAINING = re.findall(r'^```python\n(.*?)^```$', PAGE, re.DOTALL | re.MULTILINE)
+LOADING, FINETUNING, TRAINING = re.findall(r'^```python\n(.*?)^```$', PAGE, re.DOTALL | re.MULTILINE)
 
 
 @pytest.fixture(autouse=True)
@@ -34,6 +35,16 @@ def test_loading(folder, capsys):
     # Random parameters write random bytes, line ends among them.
     printed = capsys.readouterr().out
     assert '\n[-' in printed and '(2, 19, 16) [10 19] (2, 16)' in printed and "'perplexity'" in printed
+
+
+def test_finetuning_and_saving(folder, capsys):
+    (folder / 'runs').mkdir()
+    write_run(folder / 'runs' / 'first', steps=(1,))
+    names = run(FINETUNING)
+    before, after = map(float, re.findall(r'\d+\.\d+', capsys.readouterr().out))
+    assert after < before
+    again = remixer_t5x.load('runs/tuned')
+    assert again.loss(names['batch']) == names['tuned'].loss(names['batch'])
 
 
 def test_a_training_loop_of_ones_own_learns_and_is_short():

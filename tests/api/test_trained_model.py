@@ -1,14 +1,23 @@
 """`load` for each kind of folder, and what a loaded model computes from texts."""
 
+import dataclasses
 import functools
+import os
+import pathlib
 import shutil
+import subprocess
+import sys
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
+from flax import linen as nn
 
 import remixer_t5x
 from remixer_t5x import UserError
+from remixer_t5x.data import frames
 from tests.support import hf_folders
 from tests.support.saved_run import CONFIG, VOCABULARY, write_run
 
@@ -190,3 +199,100 @@ def test_folders_without_a_model(run, tmp_path):
     assert 'neither config.gin nor model.gin' in refusal(bare)
     (bare / 'remixer_t5x_run.json').unlink()
     assert 'is not in a MODEL_DIR' in refusal(bare)
+
+
+def train_steps(trained, state_of, count=3):
+    """The state after `count` steps from `state_of(plan)`, on one batch."""
+    batch = trained.make_batch(TEXTS, TARGETS)
+    shapes = {name: array.shape for name, array in batch.items()}
+    plan = remixer_t5x.plan_train_state(trained.model, optax.adamw(0.01), shapes, trained.partitioner)
+    step = remixer_t5x.make_train_step(trained.model, plan.tx)
+    step = remixer_t5x.jit_train_step(step, plan.shardings, trained.partitioner)
+    state, losses = state_of(plan), []
+    for _ in range(count):
+        state, metrics = step(state, trained.partitioner.shard_batch(batch))
+        losses.append(float(metrics['loss']))
+    assert losses[-1] < losses[0]
+    return state
+
+
+def test_finetuning_leaves_the_loaded_parameters_alone_and_the_result_is_saved(trained, tmp_path):
+    before, kernel = trained.score(TEXTS, TARGETS), np.asarray(trained.params['logits']['kernel'])
+    # The parameters in a state that was made in another way share their buffers with the loaded ones.
+    train_steps(trained, lambda plan: plan.create(jax.random.key(0)).replace(params=trained.params))
+    state = train_steps(trained, lambda plan: plan.init_from_params(trained.params))
+    np.testing.assert_array_equal(trained.score(TEXTS, TARGETS), before)
+    np.testing.assert_array_equal(trained.params['logits']['kernel'], kernel)
+    tuned = dataclasses.replace(trained, params=state.params)
+    # Nothing in the folder refers to the place where it was written.
+    again = remixer_t5x.load(shutil.move(tuned.save(tmp_path / 'tuned', step=3), tmp_path / 'moved'))
+    assert again.source == str(tmp_path / 'moved/checkpoints/3') and again.lengths == trained.lengths
+    np.testing.assert_array_equal(again.score(TEXTS, TARGETS), tuned.score(TEXTS, TARGETS))
+    assert not np.array_equal(again.score(TEXTS, TARGETS), before)
+    assert again.generate(TEXTS) == tuned.generate(TEXTS)
+    with pytest.raises(UserError, match='already contains the checkpoint of step 3'):
+        tuned.save(tmp_path / 'moved')
+
+
+@pytest.mark.parametrize('name', hf_folders.CONFIGS)
+def test_a_hugging_face_model_is_saved_as_ours(name, tmp_path):
+    arrays = hf_folders.recorded(name)
+    folder = hf_folders.write(tmp_path / 'hf', hf_folders.CONFIGS[name], hf_folders.weights_of(arrays))
+    loaded = remixer_t5x.load(str(folder), lengths={'inputs': 16, 'targets': 8})
+    again = remixer_t5x.load(loaded.save(tmp_path / 'ours'))
+    assert again.lengths == loaded.lengths
+    for one, other in zip(jax.tree.leaves(loaded.params), jax.tree.leaves(again.params), strict=True):
+        np.testing.assert_array_equal(one, other)
+    np.testing.assert_array_equal(again.score(['a b'], ['c']), loaded.score(['a b'], ['c']))
+
+
+def test_a_vocabulary_of_the_users_own_class_cannot_be_saved(trained, tmp_path):
+    class Own(type(VOCABULARY)):
+        pass
+
+    with pytest.raises(UserError, match='vocabulary must be .* got Own'):
+        dataclasses.replace(trained, vocabulary=Own(100)).save(tmp_path / 'saved')
+
+
+def test_bfloat16_halves_the_parameters_and_changes_little(run, trained):
+    low = remixer_t5x.load(str(run), dtype='bfloat16')
+    assert {leaf.dtype for leaf in jax.tree.leaves(low.params)} == {jnp.dtype('bfloat16')}
+    # bfloat16 has 8 bits; a target has up to 10 tokens of about 6 nats each.
+    np.testing.assert_allclose(low.score(TEXTS, TARGETS), trained.score(TEXTS, TARGETS), rtol=0.02)
+    assert len(low.generate(TEXTS)) == len(TEXTS)
+    with pytest.raises(UserError, match='float16'):
+        remixer_t5x.load(str(run), dtype='float16')
+
+
+MODELS = sorted(path.stem for path in (pathlib.Path(__file__).parents[2] / 'configs/models').glob('*.gin'))
+
+
+@pytest.mark.parametrize('name', MODELS)
+def test_every_model_computes_with_bfloat16_parameters(name):
+    model = remixer_t5x.build_model(f'models/{name}.gin', 'sizes/tiny.gin', VOCAB_SIZE=384, DTYPE='bfloat16')
+    batch = frames.abstract_batch(model.frame, dict.fromkeys(frames.forms(model.frame)[0].features, 16))
+    shapes = {name: array.shape for name, array in batch.items()}
+    params = nn.unbox(jax.eval_shape(lambda: model.init(jax.random.key(0), shapes)))
+    low = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, jnp.bfloat16), params)
+    assert jax.eval_shape(model.loss, low, batch)[0].dtype == jnp.float32
+    if hasattr(model, 'predict'):
+        inputs = {frames.input_array(model.frame): jax.ShapeDtypeStruct((1, 16), jnp.int32)}
+        assert jax.eval_shape(lambda *given: model.predict(*given, 4), low, inputs).shape == (1, 4)
+
+
+ONE_EXAMPLE = """
+import jax, remixer_t5x, sys
+trained = remixer_t5x.load(sys.argv[1])
+print(jax.device_count(), trained.loss(trained.make_batch(['one'], ['1']))['loss'])
+"""
+
+
+def test_one_example_on_eight_devices_and_nothing_on_the_screen(run, trained):
+    environment = {name: value for name, value in os.environ.items() if name != 'TF_CPP_MIN_LOG_LEVEL'}
+    environment['XLA_FLAGS'] = '--xla_force_host_platform_device_count=8'
+    program = [sys.executable, '-c', ONE_EXAMPLE, str(run)]
+    done = subprocess.run(program, capture_output=True, text=True, env=environment)
+    assert (done.returncode, done.stderr) == (0, '')
+    devices, loss = done.stdout.split()
+    assert int(devices) == 8
+    np.testing.assert_allclose(float(loss), trained.loss(trained.make_batch(['one'], ['1']))['loss'], rtol=1e-5)

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from remixer_t5x.cli import quiet
+from remixer_t5x import lazy
 from remixer_t5x.errors import UserError
 
 
@@ -25,7 +25,7 @@ def test_loading_tensorflow_prints_nothing():
 
 def test_a_mistake_stays_one_line(capfd):
     with pytest.raises(UserError):
-        with quiet._no_stderr():
+        with lazy.without_stderr():
             os.write(2, b'chatter')
             raise UserError('the line')
     assert capfd.readouterr().err == ''
@@ -33,7 +33,7 @@ def test_a_mistake_stays_one_line(capfd):
 
 def test_what_was_held_back_is_shown_when_it_fails(capfd):
     with pytest.raises(ImportError):
-        with quiet._no_stderr():
+        with lazy.without_stderr():
             os.write(2, b'the reason')
             raise ImportError
     assert capfd.readouterr().err == 'the reason'

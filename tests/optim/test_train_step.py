@@ -169,16 +169,16 @@ def test_eval_step_returns_the_sums():
     assert sums == expected and sums['loss'] == loss
 
 
-def test_compiled_step_donates_the_state_and_matches_the_plain_one():
+@pytest.mark.parametrize('donate', [False, True])
+def test_compiled_step_matches_the_plain_one_and_donates_the_state_if_asked(donate):
     partitioner, batch = Partitioner(), make_batch()
-    plan = train_state.plan(Bigrams(), lambda axes: optax.adam(0.1), None, partitioner)
+    plan = train_state.plan(Bigrams(), optax.adam(0.1), None, partitioner)
     step = train_step.make_train_step(Bigrams(), plan.tx)
     expected, _ = step(plan.create(jax.random.key(0)), batch)
     state = plan.create(jax.random.key(0))
-    new_state, metrics = train_step.jit_train_step(step, plan.shardings, partitioner)(
-        state, partitioner.shard_batch(batch)
-    )
-    assert state.params['table'].is_deleted() and not new_state.params['table'].is_deleted()
+    compiled = train_step.jit_train_step(step, plan.shardings, partitioner, donate)
+    new_state, metrics = compiled(state, partitioner.shard_batch(batch))
+    assert state.params['table'].is_deleted() == donate and not new_state.params['table'].is_deleted()
     np.testing.assert_allclose(new_state.params['table'], expected.params['table'], atol=1e-6)
     evaluate = train_step.jit_eval_step(train_step.make_eval_step(Bigrams()), plan.shardings, partitioner)
     assert evaluate(new_state.params, partitioner.shard_batch(batch))['loss'] < metrics['loss']

@@ -72,7 +72,7 @@ def train(make_optimizer, partitioner, microbatches=1, dropout=False, steps=3):
     plan = train_state.plan(model(), make_optimizer, shapes, partitioner)
     state = plan.create(jax.random.key(0))
     step = train_step.make_train_step(model(), plan.tx, microbatches=microbatches, dropout=dropout)
-    step = train_step.jit_train_step(step, plan.shardings, partitioner)
+    step = train_step.jit_train_step(step, plan.shardings, partitioner, donate=True)
     losses = []
     for batch in batches(steps):
         state, metrics = step(state, partitioner.shard_batch(batch))

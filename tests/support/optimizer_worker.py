@@ -77,7 +77,9 @@ def all_optimizers(axes):
 
 def start(partitioner):
     plan = train_state.plan(OneForEach(), all_optimizers, None, partitioner)
-    step = train_step.jit_train_step(train_step.make_train_step(OneForEach(), plan.tx), plan.shardings, partitioner)
+    step = train_step.jit_train_step(
+        train_step.make_train_step(OneForEach(), plan.tx), plan.shardings, partitioner, donate=True
+    )
 
     def take(state, number, scale=0.3):
         return step(state, partitioner.shard_batch({'scale': np.full(8, scale + number / 100, np.float32)}))

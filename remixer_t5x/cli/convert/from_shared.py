@@ -26,12 +26,7 @@ def read(args: argparse.Namespace, folder: pathlib.Path) -> None:
     say('reading', str(folder))
     params, step, record = shared.params()
     shutil.copytree(folder / task_vocabulary.FOLDER, target / task_vocabulary.FOLDER)
-    text = f"""{shared.gin_text()}
-from __gin__ import dynamic_registration
-from remixer_tasks import vocabularies
-VOCABULARY = @vocabularies.saved()
-vocabularies.saved.folder = {str(target)!r}
-"""
+    text = f'{shared.gin_text()}\n{task_vocabulary.gin_text(target)}'
     (target / model_dir.CONVERTED).write_text(text)
     written = converted.write(target, params, step, {**record, 'config': text, 'converted_from': str(folder)})
     say('read', size(params))

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 from flax import linen as nn
 
-from remixer_t5x.api import saved_models
+from remixer_t5x.api import saved_models, trained_model
 from remixer_t5x.cli.convert import with_model
 from remixer_t5x.cli.convert.checks import check_same, say, size
 from remixer_t5x.config import foreign_gin
@@ -43,7 +43,8 @@ def push(args: argparse.Namespace) -> None:
 def _write(args: argparse.Namespace, folder: pathlib.Path, name: str, address: str) -> int:
     """Writes weights, configuration, vocabulary and card. Returns the step of the checkpoint."""
     checkpoint = saved_models.find(args.checkpoint)
-    model, vocabulary, _, gin_text = saved_models.described(checkpoint)
+    model, vocabulary, lengths = saved_models.described(checkpoint)
+    gin_text = trained_model.gin_text(model, lengths)
     task_vocabulary.check_ids('VOCABULARY', vocabulary, model.vocab_size)
     say('reading', checkpoint)
     library = 'transformers'

@@ -10,7 +10,7 @@ What a request means for each frame:
 A context that is too long loses its beginning, as with lm_eval's `hf`.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -67,7 +67,7 @@ class RemixerLM(LM):
                 f'--device {device} is given, and JAX chooses the device; leave it out, or set JAX_PLATFORMS'
             )
         lengths = None if max_length is None else {'inputs': int(max_length), 'targets': int(max_length)}
-        self.trained = _loaded(str(path), lengths, trust_gin)
+        self.trained = saved_models.load(str(path), lengths=lengths, trust_gin=trust_gin)
         self.frame = self.trained.model.frame
         self._size = _batch_size(batch_size, self.trained)
         self._seed = int(seed)
@@ -99,7 +99,10 @@ class RemixerLM(LM):
         A window begins with as much of the text before it as fits, which an encoder-decoder reads in the encoder. For a
         masked language model it is the text's pseudo-log-likelihood.
         """
-        self._refuse_classifier('loglikelihood_rolling')
+        if self.frame == frames.CLASSIFIER:
+            raise UserError(
+                'a task asks for loglikelihood_rolling, and a classifier knows its labels alone; leave the task out'
+            )
         windows: list[tuple[Ids, Ids]] = []
         owners: list[int] = []
         lengths = self._lengths()
@@ -163,7 +166,9 @@ class RemixerLM(LM):
         return found
 
     def _pseudo(self, pairs: Sequence[tuple[Ids, Ids]]) -> list[tuple[float, bool]]:
-        mask, begin, end = self._mask(), self._begin, self._end()
+        # As objectives/masked_lm.gin: a vocabulary without a mask gives its last id.
+        mask = int(getattr(self.trained.vocabulary, 'mask_id', self.trained.vocabulary.vocab_size - 1))
+        begin, end = self._begin, self._end()
         rows, places, tokens, owners = [], [], [], []
         longest = self.trained.lengths['inputs']
         for index, (context, continuation) in enumerate(pairs):
@@ -272,14 +277,6 @@ class RemixerLM(LM):
         end = self.trained.vocabulary.eos_id
         return [] if end is None else [int(end)]
 
-    def _mask(self) -> int:
-        # As objectives/masked_lm.gin: a vocabulary without a mask gives its last id.
-        return int(getattr(self.trained.vocabulary, 'mask_id', self.trained.vocabulary.vocab_size - 1))
-
-    def _refuse_classifier(self, what: str) -> None:
-        if self.frame == frames.CLASSIFIER:
-            raise UserError(f'a task asks for {what}, and a classifier knows its labels alone; leave the task out')
-
     def _predictor(self, lengths: Mapping[str, int], decoder: Decoder = GREEDY) -> predictions.Predictor:
         key = (tuple(sorted(lengths.items())), decoder)
         if key not in self._predictors:
@@ -288,11 +285,6 @@ class RemixerLM(LM):
             end = (self._end() or [1])[0]
             self._predictors[key] = predictions.Predictor(trained.model, trained.partitioner, settings, end)
         return self._predictors[key]
-
-
-def _loaded(path: str, lengths: Mapping[str, int] | None, trust_gin: bool) -> TrainedModel:
-    load: Callable[..., TrainedModel] = saved_models.load
-    return load(path, lengths=lengths, trust_gin=trust_gin)
 
 
 def _batch_size(given: int | str, trained: TrainedModel) -> int:

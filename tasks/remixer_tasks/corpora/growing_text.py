@@ -19,7 +19,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 from remixer_t5x import lazy
 from remixer_t5x.errors import UserError
@@ -158,7 +157,7 @@ class _Writing:
         try:
             with workers.Workers(1) as processes:
                 _workers.append(processes)
-                for done, progress in processes.results(_write_volumes, self._corpus, lazy.around):
+                for done, progress in processes.results(_write_volumes, self._corpus, lazy.verbose):
                     if done == self._count or not has_begun:
                         notice.done(_said(done, self._count, progress))
                     has_begun = True
@@ -202,12 +201,12 @@ def _end() -> None:
         processes.__exit__()
 
 
-def _write_volumes(corpus: GrowingCorpus, around: Any) -> Iterator[tuple[int, Progress]]:
+def _write_volumes(corpus: GrowingCorpus, verbose: bool) -> Iterator[tuple[int, Progress]]:
     """In a process of its own: the number of volumes and the progress, at first and after each that it writes.
 
-    around: the `lazy.around` of the run, which may keep the log lines of libraries off the screen.
+    verbose: the `lazy.verbose` of the run.
     """
-    lazy.around = around
+    lazy.verbose = verbose
     with cache.writing(), text_shards.full_disk(), _alone(corpus):
         start, fraction = Progress({TRAIN: 0, VALIDATION: 0}), corpus.validation_fraction
         if corpus.held_out_text:
