@@ -9,6 +9,7 @@ import argparse
 import contextlib
 import functools
 import signal
+import sys
 from typing import TYPE_CHECKING
 
 from remixer_t5x import lazy
@@ -45,6 +46,7 @@ def run(args: argparse.Namespace) -> int:
     import jax
 
     from remixer_t5x.config import loading, resolved
+    from remixer_t5x.testing.check import check_users_sublayers
     from remixer_t5x.train import loop
 
     # A second Ctrl-C ends the process without a traceback, up to the last line.
@@ -53,6 +55,10 @@ def run(args: argparse.Namespace) -> int:
         with resolved.deferred(TRAINING_TASK), resolved.deferred(EVALUATION_TASKS):
             settings: Run = resolved.call(ROOT)
         _check_command(args.command, settings)
+        lines = check_users_sublayers(settings.learner.model)
+        if jax.process_index() == 0:
+            for line in lines:
+                print(f'checked      {line}', file=sys.stderr)
         flops = functools.partial(_flops_per_step, settings)
         result = loop.train(
             settings, config_text=loading.config_text(), flops_per_step=flops, signals=signals, report=_write_report

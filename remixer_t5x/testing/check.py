@@ -11,6 +11,7 @@ import numpy as np
 from flax import linen as nn
 
 from remixer_t5x.errors import UserError, one_line
+from remixer_t5x.models import interface
 from remixer_t5x.models.architecture import layer
 from remixer_t5x.testing import laws
 from remixer_t5x.testing.laws import BrokenLaw
@@ -113,6 +114,49 @@ def check_sublayer(
     if not any(row.result == HOLDS for row in rows):
         raise UserError(f'{report.name} was not checked: {rows[0].why}')
     return report
+
+
+def check_users_sublayers(model: interface.Model) -> list[str]:
+    """Checks the sublayers of a model that are not part of this package, in seconds: no token of a decoder may read a
+    later one, and padding should change nothing.
+
+    Returns a line about each sublayer. Raises UserError if a decoder reads later tokens.
+    """
+    lines = []
+    for side, factories in interface.sublayers(model).items():
+        bias = getattr(model.module, f'{side}_stack')().position_bias
+        for name, factory in {_name(factory): factory for factory in factories if _is_users(factory)}.items():
+            subject = Subject((factory,), side, position_bias=bias, embed=model.module.embed_dim)
+            lines.append(f'{name} in the {side}: {_causality_and_padding(name, subject)}')
+    return lines
+
+
+def _is_users(factory: Any) -> bool:
+    while isinstance(factory, functools.partial):
+        factory = factory.func
+    return not factory.__module__.startswith('remixer_t5x.')
+
+
+def _causality_and_padding(name: str, subject: Subject) -> str:
+    """What is known of a user's sublayer. Raises UserError if it reads later tokens in a decoder."""
+    advice = f'remixer_t5x.testing.check_sublayer({name})'
+    later: Any = []
+    try:
+        if subject.is_decoder:
+            later = np.argwhere(np.triu(subject.influence((LENGTH,)), 1))
+        if not len(later):
+            laws.padding(subject)
+    except BrokenLaw as error:
+        return f'warning: {error}; read ctx.is_token, and test it with {advice}'
+    except Exception as error:
+        # A fault that stops the model stops the run too, with its own message.
+        return f'could not be checked ({one_line(str(error)):.100}); test it with {advice}'
+    if len(later):
+        raise UserError(
+            f'{name} must not read later tokens in a decoder, got token {later[0][0]} reading token {later[0][1]}; '
+            f'read ctx.causal, and test it with {advice}'
+        )
+    return 'no token reads a later one or padding' if subject.is_decoder else 'no token reads padding'
 
 
 def _check_side(subject: Subject, without: Sequence[str]) -> list[Row]:

@@ -1,0 +1,86 @@
+"""A run with a sublayer of the user's checks causality and padding once, before it trains."""
+
+import functools
+
+import jax.numpy as jnp
+import pytest
+from flax import linen as nn
+
+from remixer_t5x import UserError, axes, build_model
+from remixer_t5x.cli.main import main
+from remixer_t5x.models.layers.dense import Dense
+from remixer_t5x.testing.check import check_users_sublayers
+
+SMALL = {'VOCAB_SIZE': 64, 'EMBED_DIM': 16, 'NUM_HEADS': 2, 'HEAD_DIM': 8, 'MLP_DIM': 24}
+ALONE = {'ENCODER_POSITION_BIAS': None, 'DECODER_POSITION_BIAS': None}
+
+
+class Mean(nn.Module):
+    """The mean of a row, or of its tokens only, or of earlier tokens only."""
+
+    tokens_only: bool = True
+    earlier_only: bool = False
+
+    @nn.compact
+    def __call__(self, x, ctx):
+        kept = jnp.where(ctx.is_token[..., None], x, 0) if self.tokens_only else x
+        sums = jnp.cumsum(kept, axis=1) if self.earlier_only else jnp.sum(kept, axis=1, keepdims=True)
+        return Dense(x.shape[-1], (axes.EMBED, axes.MLP), name='out')(jnp.broadcast_to(sums, x.shape))
+
+
+class Fails(nn.Module):
+    @nn.compact
+    def __call__(self, x, ctx):
+        raise ValueError('only for rows of 512 tokens')
+
+
+def model(*files, **macros):
+    return build_model('models/t5_1_1.gin', 'sizes/tiny.gin', *files, **SMALL, **macros)
+
+
+earlier = functools.partial(Mean, earlier_only=True)
+whole_rows = functools.partial(Mean, tokens_only=False)
+
+
+def test_shipped_sublayers_are_not_checked():
+    assert check_users_sublayers(model()) == []
+
+
+def test_a_decoder_that_sees_the_future_is_refused():
+    with pytest.raises(UserError, match=r'Mean must not read later tokens in a decoder, got token 0 reading token \d'):
+        check_users_sublayers(model(DECODER_MIXER=Mean, **ALONE))
+    with pytest.raises(UserError, match='later tokens'):
+        check_users_sublayers(model('frames/decoder_only.gin', DECODER_MIXER=Mean, **ALONE))
+
+
+def test_what_holds_and_what_reads_padding_are_told():
+    encoder, decoder = check_users_sublayers(model(ENCODER_MIXER=whole_rows, DECODER_MIXER=earlier, **ALONE))
+    assert encoder.startswith('Mean in the encoder: warning') and 'padding' in encoder
+    assert decoder.startswith('Mean in the decoder: no token reads')
+
+
+def test_a_sublayer_that_cannot_be_checked_does_not_stop_the_run():
+    (line,) = check_users_sublayers(model(ENCODER_MIXER=Fails, **ALONE))
+    assert 'could not be checked (only for rows of 512 tokens)' in line
+
+
+def test_a_run_is_refused_before_it_reads_data(tmp_path, monkeypatch, capsys):
+    (tmp_path / 'leaky_mixers.py').write_text(
+        'import jax.numpy as jnp\nfrom flax import linen as nn\n\n\n'
+        'class Leaky(nn.Module):\n    @nn.compact\n    def __call__(self, x, ctx):\n'
+        '        return jnp.roll(x, -1, axis=1)\n'
+    )
+    (tmp_path / 'leaky.gin').write_text(
+        "from __gin__ import dynamic_registration\nimport leaky_mixers\ninclude 'models/t5_1_1.gin'\n"
+        'DECODER_MIXER = @leaky_mixers.Leaky\n'
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / 'text.txt').write_text('some text')
+    files = ('leaky.gin', 'sizes/tiny.gin', 'data/own_text.gin', 'optimizers/adamw_rms.gin', 'hardware/cpu.gin')
+    gin = [f'--gin_file={file}' for file in (*files, 'runs/pretrain.gin')]
+    flags = ('FILES=text.txt', 'MODEL_DIR=run', 'VOCAB_SIZE=384', 'EMBED_DIM=16')
+    assert main(['train', *gin, *(f'--gin.{flag}' for flag in flags)]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert 'Leaky must not read later tokens in a decoder, got token 0 reading token 1' in line
+    assert not (tmp_path / 'run').exists()
