@@ -60,7 +60,8 @@ def load(
         lengths: maximum tokens of `inputs` and `targets` instead of the run's TASK_FEATURE_LENGTHS; one may be missing.
         partitioner: the devices; None is all of this machine's, each with all parameters.
         vocabulary: a SentencePiece model, or the tokenizer.json of a BERT, for a Hugging Face folder that has none.
-        trust_gin: also loads a shared model whose model.gin names other modules than those of this package's models.
+        trust_gin: also loads a shared model whose model.gin names other modules than those of this package's models,
+            and imports those that the folder has in `code`.
         dtype: of activations and parameters, such as 'bfloat16', which halves the memory; None is the DTYPE of the run,
             with float32 parameters.
 
@@ -110,7 +111,7 @@ def _load(
         shared = shared_folder.read(pathlib.Path(folder))
         if not trust_gin:
             check_gin(shared, advice)
-        return _load_shared(shared, lengths, partitioner)
+        return _load_shared(shared, lengths, partitioner, trust_gin)
     if is_hugging_face and gpt2.is_gpt2(pathlib.Path(folder)):
         return _load_gpt2(str(folder), lengths, partitioner)
     if is_hugging_face:
@@ -223,11 +224,13 @@ def _lengths(found: Mapping[str, int], wanted: Mapping[str, int] | None) -> dict
 
 
 def _load_shared(
-    shared: shared_folder.Shared, lengths: Mapping[str, int] | None, partitioner: Partitioner
+    shared: shared_folder.Shared, lengths: Mapping[str, int] | None, partitioner: Partitioner, trust_gin: bool
 ) -> TrainedModel:
     folder = shared.folder
     arrays, _, record = shared.params()
-    model, vocabulary, found = _of_text(shared.gin_text(), task_vocabulary.saved(folder))
+    # Untrusted code would otherwise be imported if a file had the name of a module that is not loaded yet.
+    with shared.importable_code() if trust_gin else contextlib.nullcontext():
+        model, vocabulary, found = _of_text(shared.gin_text(), task_vocabulary.saved(folder))
     ours = task_vocabulary.record(vocabulary)
     if record['vocabulary'] != ours:
         raise UserError(

@@ -36,6 +36,13 @@ def first_foreign(text: str, file: str) -> str:
     return ''
 
 
+def imported_packages(text: str, file: str) -> list[str]:
+    """Top-level names of the modules that `text` imports and that are not part of this package, each once."""
+    statements = [one for one in scan.scan(text, file) if isinstance(one, ImportStatement) and one.module != _GIN]
+    names = dict.fromkeys(statement.module.partition('.')[0] for statement in statements)
+    return [name for name in names if name not in ('remixer_t5x', 'remixer_tasks')]
+
+
 def _targets(binding: scan.Binding) -> Iterator[str]:
     if not binding.is_macro:
         yield binding.target

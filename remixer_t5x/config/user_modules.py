@@ -24,7 +24,7 @@ class _CurrentFolder(importlib.abc.MetaPathFinder):
             return None
         spec = importlib.machinery.PathFinder.find_spec(name, [self._folder])
         if spec is not None:
-            _allowed.update(_imported(spec))
+            _allowed.update(imported(spec))
         return spec
 
 
@@ -42,7 +42,7 @@ def allow(module: str) -> None:
     _allowed.add(module.partition('.')[0])
 
 
-def _imported(spec: importlib.machinery.ModuleSpec) -> Iterator[str]:
+def imported(spec: importlib.machinery.ModuleSpec) -> Iterator[str]:
     """Top-level names that the files of a module or package import anywhere in their text."""
     folders = [pathlib.Path(folder) for folder in spec.submodule_search_locations or ()]
     files = [file for folder in folders for file in folder.rglob('*.py')] or [pathlib.Path(spec.origin or '')]

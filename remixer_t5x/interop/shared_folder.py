@@ -4,19 +4,25 @@
     model.gin           MODEL and TASK_FEATURE_LENGTHS: the statements of the run's configuration that they read
     config.json         model_type 'remixer_t5x' and the frame
     vocabulary/         the vocabulary, as MODEL_DIR has it
+    code/               the user's own modules that model.gin imports
 
 model.gin is a program, as every gin file. It does not name the vocabulary, whose path changes with the folder's.
 """
 
+import contextlib
 import dataclasses
+import importlib.util
 import json
 import pathlib
-from collections.abc import Mapping
+import shutil
+import sys
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from flax import traverse_util
 
 from remixer_t5x import safe_paths, untrusted_files
+from remixer_t5x.config import user_modules
 from remixer_t5x.data import task_vocabulary
 from remixer_t5x.errors import UserError
 from remixer_t5x.interop.safetensors import export
@@ -25,7 +31,7 @@ from remixer_t5x.interop.safetensors import files as safetensors_files
 MODEL_TYPE = 'remixer_t5x'
 # Prefix of a model's name on the Hugging Face Hub.
 HUB_SCHEME = 'hf://'
-CONFIG, GIN = 'config.json', 'model.gin'
+CONFIG, GIN, CODE = 'config.json', 'model.gin', 'code'
 _ADVICE = 'download it again'
 
 
@@ -38,6 +44,21 @@ class Shared:
     def params(self) -> tuple[Any, int, dict[str, Any]]:
         """The parameters (numpy float32), the step and the record of the checkpoint."""
         return export.read(str(self.folder / safetensors_files.WHOLE))
+
+    @contextlib.contextmanager
+    def importable_code(self) -> Iterator[None]:
+        """Lets gin import the modules in `code`. Raises UserError if another module of the same name is loaded."""
+        code = self.folder / CODE
+        for path in code.glob('*'):
+            file = path / '__init__.py' if path.is_dir() else path
+            loaded = getattr(sys.modules.get(path.stem), '__file__', None)
+            if loaded and pathlib.Path(loaded).read_bytes() != file.read_bytes():
+                raise UserError(f'{path.stem} is loaded from {loaded}, and {file} differs; load it in another process')
+        sys.path.insert(0, str(code))
+        try:
+            yield
+        finally:
+            sys.path.remove(str(code))
 
     def gin_text(self) -> str:
         """The text of model.gin, without the vocabulary."""
@@ -64,6 +85,35 @@ def read(folder: pathlib.Path) -> Shared:
         if not (folder / name).is_file():
             raise UserError(f'{folder} has no {name}; {_ADVICE}')
     return Shared(folder)
+
+
+def copy_code(folder: pathlib.Path, packages: Sequence[str]) -> list[str]:
+    """Copies the user's own modules and packages, and those next to them that they import, to `folder`/code.
+
+    Returns the names of the packages that are installed or not found, and therefore not copied.
+    """
+    missing, names = [], list(packages)
+    for name in names:
+        spec = importlib.util.find_spec(name)
+        source = pathlib.Path((spec and spec.origin) or '')
+        if not source.is_file() or {'site-packages', 'dist-packages'} & set(source.parts):
+            missing.append(name)
+            continue
+        target = folder / CODE / name
+        if spec and spec.submodule_search_locations:
+            shutil.copytree(source.parent, target, ignore=shutil.ignore_patterns('__pycache__'))
+            place = source.parent.parent
+        else:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(source, target.with_suffix('.py'))
+            place = source.parent
+        imported = user_modules.imported(spec) if spec else ()
+        names += [
+            other
+            for other in imported
+            if other not in names and ((place / other).is_dir() or (place / f'{other}.py').is_file())
+        ]
+    return missing
 
 
 def write(

@@ -5,6 +5,8 @@ import pathlib
 import re
 import shlex
 import shutil
+import subprocess
+import sys
 
 import gin
 import markdown_it
@@ -254,6 +256,64 @@ def test_consent_is_given_once(shared, tmp_path, monkeypatch):
     folder = hostile_copy(shared, tmp_path / 'copy', 'import trusted_module\ntrusted_module.use.number = 1')
     remixer_t5x.load(folder, trust_gin=True)
     assert main(['convert', f'--from_hf={folder}', f'--to={tmp_path}/back', '--trust_gin']) == 0
+
+
+def own_mixer(folder, monkeypatch, text):
+    """A MODEL_DIR whose encoder has a mixer of the user's, in a module of the folder `src`."""
+    (folder / 'src').mkdir()
+    for name, lines in text.items():
+        (folder / 'src' / name).write_text(lines)
+    monkeypatch.syspath_prepend(folder / 'src')
+    config = f'{saved_run.CONFIG}import own_mixers\nENCODER_MIXER = @own_mixers.Own\nENCODER_POSITION_BIAS = None\n'
+    return saved_run.write_run(folder / 'mine', config, steps=(1,))
+
+
+OWN = 'import own_helpers\nfrom remixer_t5x.models.sublayers.fnet import FNet\n\n\nclass Own(FNet):\n    pass\n'
+LOAD = "import remixer_t5x, sys\nprint(remixer_t5x.load(sys.argv[1], trust_gin=True).score(['a'], ['b'])[0])"
+
+
+def test_a_mixer_of_the_users_is_shared_with_its_modules(tmp_path, monkeypatch, capsys):
+    model = own_mixer(tmp_path, monkeypatch, {'own_mixers.py': OWN, 'own_helpers.py': ''})
+    wanted = remixer_t5x.load(str(model)).score(['a'], ['b'])[0]
+    assert main(['convert', f'--checkpoint={model}', f'--to_shared={tmp_path}/shared']) == 0
+    assert sorted(path.name for path in (tmp_path / 'shared/code').iterdir()) == ['own_helpers.py', 'own_mixers.py']
+    card = (tmp_path / 'shared/README.md').read_text()
+    assert card.index('own_mixers') < card.index('|')
+    # Somebody else, who has the folder alone.
+    program = [sys.executable, '-c', LOAD, str(tmp_path / 'shared')]
+    done = subprocess.run(program, cwd=tmp_path / 'shared', capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    np.testing.assert_allclose(float(done.stdout), wanted, rtol=1e-5)
+    with pytest.raises(UserError, match='trust_gin=True'):
+        remixer_t5x.load(str(tmp_path / 'shared'))
+    # The process has loaded the module of this name from another place.
+    (tmp_path / 'shared/code/own_mixers.py').write_text('')
+    with pytest.raises(UserError, match='own_mixers is loaded from'):
+        remixer_t5x.load(str(tmp_path / 'shared'), trust_gin=True)
+
+
+def test_code_of_a_folder_that_is_not_trusted_is_never_imported(shared, tmp_path):
+    folder = shutil.copytree(shared, tmp_path / 'shared')
+    (folder / 'code').mkdir()
+    for name in ('tensorflow', 'seqio', 'remixer_tasks', 'sentencepiece'):
+        (folder / 'code' / f'{name}.py').write_text("raise SystemExit('imported')")
+    program = [sys.executable, '-c', LOAD.replace(', trust_gin=True', ''), str(folder)]
+    done = subprocess.run(program, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_package_that_is_installed_is_named_at_the_top_of_the_card(tmp_path, monkeypatch, capsys):
+    (tmp_path / 'src/site-packages').mkdir(parents=True)
+    monkeypatch.syspath_prepend(tmp_path / 'src/site-packages')
+    (tmp_path / 'src/site-packages/installed_mixers.py').write_text(OWN.partition('\n')[2])
+    text = MIXER.replace('from remixer_t5x.models.sublayers import fnet', 'import installed_mixers')
+    text = text.replace('fnet.FNet', 'installed_mixers.Own')
+    model = saved_run.write_run(tmp_path / 'mine', saved_run.CONFIG + text, steps=(1,))
+    assert main(['convert', f'--checkpoint={model}', f'--to_shared={tmp_path}/shared']) == 0
+    assert not (tmp_path / 'shared/code').exists()
+    card = (tmp_path / 'shared/README.md').read_text()
+    assert card.index('installed_mixers') < card.index('|')
+    assert 'installed_mixers' in capsys.readouterr().out
 
 
 def test_values_in_a_card_are_plain_text(run, monkeypatch):

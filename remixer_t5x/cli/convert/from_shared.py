@@ -26,6 +26,9 @@ def read(args: argparse.Namespace, folder: pathlib.Path) -> None:
     say('reading', str(folder))
     params, step, record = shared.params()
     shutil.copytree(folder / task_vocabulary.FOLDER, target / task_vocabulary.FOLDER)
+    if args.trust_gin and (folder / shared_folder.CODE).is_dir():
+        shutil.copytree(folder / shared_folder.CODE, target / shared_folder.CODE)
+        say('code', f'{target / shared_folder.CODE}, which commands find with PYTHONPATH={target / shared_folder.CODE}')
     text = f'{shared.gin_text()}\n{task_vocabulary.gin_text(target)}'
     (target / model_dir.CONVERTED).write_text(text)
     written = converted.write(target, params, step, {**record, 'config': text, 'converted_from': str(folder)})

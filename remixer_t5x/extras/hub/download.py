@@ -14,7 +14,7 @@ from remixer_t5x.extras.hub import client
 WEIGHTS = ('model.safetensors', 'model.safetensors.index.json', 'model-*.safetensors')
 _OTHERS = (
     *('config.json', 'generation_config.json', 'tokenizer_config.json', 'tokenizer.json', 'special_tokens_map.json'),
-    *('spiece.model', 'vocab.txt', 'vocab.json', 'merges.txt', 'model.gin', 'vocabulary/*'),
+    *('spiece.model', 'vocab.txt', 'vocab.json', 'merges.txt', 'model.gin', 'vocabulary/*', 'code/*.py'),
 )
 # The account by which the Hub itself converts weights that are only pickles. Anybody may open a pull request.
 CONVERTER = 'SFconvertbot'

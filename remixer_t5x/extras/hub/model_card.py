@@ -61,6 +61,8 @@ class Card:
         versions: of packages, from the checkpoint.
         origin: where converted weights came from, or empty.
         needs_trust: whether `load` needs trust_gin=True, because model.gin names modules that are not ours.
+        code: names of the modules that the folder has in `code`.
+        missing: names of the packages that model.gin imports and the folder lacks.
     """
 
     name: str
@@ -74,6 +76,8 @@ class Card:
     versions: Mapping[str, str]
     origin: str = ''
     needs_trust: bool = False
+    code: Sequence[str] = ()
+    missing: Sequence[str] = ()
 
 
 def write(folder: pathlib.Path, card: Card, run: Run | None) -> None:

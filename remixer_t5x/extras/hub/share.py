@@ -3,6 +3,7 @@
 import argparse
 import pathlib
 import tempfile
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -19,6 +20,7 @@ from remixer_t5x.interop import converted, shared_folder
 from remixer_t5x.interop.huggingface import folders as huggingface
 from remixer_t5x.interop.huggingface.config import Refusal
 from remixer_t5x.interop.safetensors import export
+from remixer_t5x.models import interface
 from remixer_t5x.run_folder import model_dir
 
 
@@ -55,22 +57,34 @@ def _write(args: argparse.Namespace, folder: pathlib.Path, name: str, address: s
         say('format', f'ours, since {str(reason).partition("; ")[0]}')
         library = 'remixer_t5x'
     params, record, step = converted.read(checkpoint)
+    packages: list[str] = []
+    missing: list[str] = []
     if library == 'remixer_t5x':
         _write_own(folder, model, vocabulary, gin_text, (params, step, record))
+        if foreign_gin.first_foreign(gin_text, checkpoint):
+            packages = foreign_gin.imported_packages(gin_text, checkpoint)
+            missing = shared_folder.copy_code(folder, packages)
+            for name in missing:
+                say('warning', f'{name}, which model.gin imports, is not in {folder}; the card asks to install it')
     card = model_card.Card(
         name=name,
         address=address,
         library=library,
         frame=model.frame,
         parameters=sum(leaf.size for leaf in jax.tree.leaves(params)),
-        sublayers=_sublayers(model.module),
+        sublayers={side: _names(factories) for side, factories in interface.sublayers(model).items()},
         vocabulary=f'{type(vocabulary).__name__}, {vocabulary.vocab_size:,} ids',
         step=step,
         versions=record.get('versions', {}),
         origin=download.origin(str(record['converted_from'])) if record.get('converted_from') else '',
-        needs_trust=library == 'remixer_t5x' and bool(foreign_gin.first_foreign(gin_text, checkpoint)),
+        needs_trust=bool(packages),
+        code=sorted(set(packages) - set(missing)),
+        missing=missing,
     )
-    model_card.write(folder, card, _run_of(checkpoint))
+    run = saved_models.run_of(checkpoint)
+    # A converted model has no metrics.
+    found = run_folders.read_all([str(run)])[0] if (run / model_dir.METRICS).exists() else None
+    model_card.write(folder, card, found)
     return step
 
 
@@ -84,21 +98,5 @@ def _write_own(folder: pathlib.Path, model: Any, vocabulary: Any, gin_text: str,
     say('check', 'every parameter, read back, is what was written, bit by bit')
 
 
-def _run_of(checkpoint: str) -> Any:
-    """What the run of the checkpoint recorded; None for a converted model."""
-    folder = saved_models.run_of(checkpoint)
-    if not (folder / model_dir.METRICS).exists():
-        return None
-    return run_folders.read_all([str(folder)])[0]
-
-
-def _sublayers(module: nn.Module) -> dict[str, list[str]]:
-    """By stack, the names of the sublayers of its layers, each once, in order."""
-    stacks = {side: getattr(module, f'{side}_stack', None) for side in ('encoder', 'decoder')}
-    found = {}
-    for side, make in stacks.items():
-        if make is not None:
-            layers = [factory() for factory, _ in make().runs]
-            names = [type(sublayer()).__name__ for layer in layers for sublayer in layer.sublayers]
-            found[side] = list(dict.fromkeys(names))
-    return found
+def _names(factories: Sequence[Callable[..., nn.Module]]) -> list[str]:
+    return list(dict.fromkeys(type(factory()).__name__ for factory in factories))
