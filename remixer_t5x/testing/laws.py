@@ -28,8 +28,7 @@ from flax import linen as nn
 
 from remixer_t5x import axes
 from remixer_t5x.models.architecture import layer, stack
-from remixer_t5x.testing.quick_keys import quick_key
-from remixer_t5x.testing.subject import LENGTH, MEMORY, ROWS, Subject, layout_rows, uses_dropout
+from remixer_t5x.testing.subject import LENGTH, MEMORY, ROWS, Subject, fast_key, layout_rows, uses_dropout
 
 # Of the largest output. Rounding, with parameters this large, is far below it, and a bug far above.
 TOLERANCE = 1e-4
@@ -235,22 +234,26 @@ def beams(subject: Subject) -> None:
 
 
 def bfloat16(subject: Subject) -> None:
-    """With initial parameters: larger ones make attention so sharp that rounding changes which token it picks."""
+    """With initial parameters: larger ones make attention so sharp that rounding changes which token it picks.
+
+    A few tokens may be far off, because a norm magnifies rounding if a token's features are almost equal before it.
+    Over three draws, the shipped sublayers are at most 6% off in the norm of all tokens, and 2% in the median token.
+    """
     x, memory, rows = subject.features(6), subject.features(7, MEMORY), [[LENGTH]] * ROWS
-    wanted = subject.initial_outputs(x, subject.context(rows, memory))
-    low_context = subject.context(rows, memory.astype(jnp.bfloat16))
+    params = jax.device_get(nn.unbox(subject.boxed_params))
+    expected = subject.outputs(params, x, subject.context(rows, memory))
     low_x: Any = x.astype(jnp.bfloat16)
+    low_context = subject.context(rows, memory.astype(jnp.bfloat16))
     # Each by itself, because a layer refuses another dtype.
     for factory in subject.sublayers:
         one, _ = jax.eval_shape(factory().init_with_output, jax.random.key(0), low_x, low_context)
         how = f'bfloat16 in gives {one.dtype} out; compute in x.dtype'
         require(one.dtype == jnp.bfloat16, subject, 'bfloat16', how)
-    low = subject.forward(nn.unbox(subject.boxed_params), low_x, low_context)
-    low = np.asarray(low, np.float32)
-    apart, mean = difference(low, wanted), float(np.mean(np.abs(low - wanted)) / np.max(np.abs(wanted)))
-    how = f'it is {apart:.1%} off float32 ({mean:.1%} in the mean); keep long sums and large numbers in float32'
-    # Where the compiler rounds after every operation, single numbers move further than the mean shows.
-    require(apart < 0.1 and mean < 0.01, subject, 'bfloat16', how)
+    low = np.asarray(subject.forward(params, low_x, low_context), np.float32)
+    error, size = np.linalg.norm(low - expected, axis=-1), np.linalg.norm(expected, axis=-1)
+    whole, half = np.linalg.norm(error) / np.linalg.norm(size), np.median(error) / np.sqrt(np.mean(size**2))
+    how = f'it is {whole:.1%} off float32 ({half:.1%} in the median token); keep long sums and large numbers in float32'
+    require(whole < 0.1 and half < 0.03, subject, 'bfloat16', how)
 
 
 def dropout(subject: Subject) -> None:
@@ -268,7 +271,7 @@ def dropout(subject: Subject) -> None:
     in_training = dataclasses.replace(ctx, deterministic=False)
     train = jax.jit(lambda params, key: model.apply({'params': params}, x, in_training, rngs={'dropout': key}))
     with stack.traced_once():
-        trained = [np.asarray(train(subject.params, quick_key(seed))) for seed in (1, 1, 2)]
+        trained = [np.asarray(train(subject.params, fast_key(seed))) for seed in (1, 1, 2)]
     for holds, how in (
         (np.array_equal(trained[0], trained[1]), 'the same key gives two outputs'),
         (not np.allclose(trained[0], trained[2]), 'another key gives the same output'),

@@ -16,7 +16,7 @@ from remixer_t5x.context import SequenceContext
 from remixer_t5x.models.architecture.layer import Layer
 from remixer_t5x.models.architecture.stack import traced_once
 from remixer_t5x.models.interface import Model
-from remixer_t5x.testing.quick_keys import quick_key
+from remixer_t5x.testing.subject import fast_key
 
 # What setting a kind of sublayer to zero changes at least, as a part of the output's norm. Rounding in bfloat16 changes
 # a stack's output by 0.01.
@@ -86,7 +86,7 @@ def _outputs(model: Model, inputs: Any, targets: Any, seed: int) -> tuple[list[K
         return {stack: y.astype(jnp.float32) for stack, y in found.items()}
 
     with traced_once():
-        found = jax.device_get(run(quick_key(seed)))
+        found = jax.device_get(run(fast_key(seed)))
     return kinds, found
 
 
