@@ -5,6 +5,7 @@ previous step. The state, the position of the data and the train step decide all
 """
 
 import contextlib
+import functools
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -16,7 +17,7 @@ from remixer_t5x import startup
 from remixer_t5x.data import prefetch, task_vocabulary
 from remixer_t5x.evaluate.best import BestCheckpoints
 from remixer_t5x.run_folder import metrics, model_dir, run_lock
-from remixer_t5x.train import bad_steps, goodput, preemption, saving, start, steps
+from remixer_t5x.train import bad_steps, goodput, preemption, progress, saving, settings, start, steps
 from remixer_t5x.train.goodput import Timeline
 from remixer_t5x.train.hooks import EvaluateLoss, EvaluateTasks, Hook, LogWindow, Profiler
 from remixer_t5x.train.run_data import RunData
@@ -48,10 +49,11 @@ def train(
     Raises:
         UserError: the user made a mistake, the disk is full, or the loss is not finite.
     """
-    last, timeline = run.periods.train_steps, Timeline()
+    last, timeline, learner, dataset = run.periods.train_steps, Timeline(), run.learner, run.dataset
+    held_out = run.evaluation.name if run.evaluation else ''
     startup.done('configuration')
     start.check(run)
-    programs = steps.Programs(run)
+    programs = steps.Programs(learner, dataset, run.recovery.spike_factor, start.is_new(run.folder))
     startup.done('model')
     data = RunData(run)
     record = {**data.record, 'config': config_text, 'versions': model_dir.package_versions()}
@@ -62,12 +64,14 @@ def train(
             stack.enter_context(run_lock.held(path))
         checkpoints = stack.enter_context(saving.opened(path, run.folder.keep_checkpoints))
         with timeline.during(goodput.RESTORE):
-            now, message, notes = start.begin(
-                run, programs.plan, checkpoints, record, data.vocabulary, programs.initial_state
-            )
+            create = functools.partial(programs.initial_state, jax.random.key(learner.seed))
+            now, message, notes = start.begin(run, programs.plan, checkpoints, record, data.vocabulary, create)
         startup.done('state')
         first = now.step
-        log = RunLog(run, path, first, flops_per_step, show_progress, timeline, config_text, is_new=now.saved is None)
+        tokens = dataset.batch_size * sum(dataset.task_feature_lengths.values())
+        work = progress.Work.of_step(tokens, learner.partitioner.mesh.size, flops_per_step)
+        goes_on = run.recovery.on_save_failure == settings.GO_ON
+        log = RunLog(path, first, last, work, goes_on, show_progress, timeline, config_text, is_new=now.saved is None)
         stack.callback(log.close)
         if jax.process_index() == 0:
             model_dir.write_config(path, config_text)
@@ -76,20 +80,22 @@ def train(
         if now.step >= last or now.patience.is_over:
             why = f'TRAIN_STEPS = {last}' if now.step >= last else now.patience.said()
             log.say(f'{path} is at step {now.step} already ({why})')
-            return _result(run, path, now.step, None)
-        log.start(programs.plan, (*notes, *(data.evaluator.notes if data.evaluator else ())), message)
+            return _result(held_out, path, now.step, None)
+        notes = (*notes, *(data.evaluator.notes if data.evaluator else ()))
+        log.start(learner, run.trackers, programs.plan, notes, message)
         if startup.measures():
             log.say(f'options of XLA for the step: {programs.options or "none"}')
 
         stop = (signals or stack).enter_context(preemption.StopRequest(now.step))
         batches = stack.enter_context(data.batches(now.position))
         guard = bad_steps.BadSteps(run.recovery.on_bad_step, checkpoints)
-        saver = saving.Saver(run, checkpoints, batches, guard, record, programs.plan.abstract, log)
+        saver = saving.Saver(run.recovery, last, checkpoints, batches, guard, record, programs.plan.abstract, log)
         profiler = Profiler(path / 'profile')
+        best = BestCheckpoints(path, record, run.folder.best_metrics)
         # The checkpoint comes after the records that it covers, so that a resumed run does not write them again.
         hooks = [
             Hook(run.periods.log_period, LogWindow(log, saver)),
-            *_evaluations(run, programs, data, BestCheckpoints(path, record, run.folder.best_metrics), log),
+            *_evaluations(run.periods, held_out, run.tasks.shown if run.tasks else 0, programs, data, best, log),
             Hook(run.periods.checkpoint_period, saver, spent_on=goodput.CHECKPOINT),
             Hook(run.periods.profile_period, profiler.start, at_end=False),
         ]
@@ -101,7 +107,7 @@ def train(
         except Exception as error:
             error.add_note(f'the newest checkpoint is of step {now.saved}' if now.saved else 'there is no checkpoint')
             raise
-    return _result(run, path, now.step, stopped, spent)
+    return _result(held_out, path, now.step, stopped, spent)
 
 
 class Loop:
@@ -199,24 +205,33 @@ class Loop:
 
 
 def _evaluations(
-    run: Run, programs: steps.Programs, data: RunData, best: BestCheckpoints, log: RunLog
+    periods: settings.Periods,
+    held_out: str,
+    shown: int,
+    programs: steps.Programs,
+    data: RunData,
+    best: BestCheckpoints,
+    log: RunLog,
 ) -> Iterator[Hook]:
+    """The held-out loss, whose records are called `held_out` (empty: there is none), and the tasks' metrics.
+
+    `shown` is the number of answers that are printed.
+    """
     evaluator, evaluated = data.evaluator, programs.evaluated()
-    period, at_start = run.periods.eval_period, run.periods.eval_at_start
-    if run.evaluation is not None and period is not None:
-        decides = run.evaluation.name if evaluator is None else None
-        eval_step, place = programs.evaluation(data.vocabulary), run.learner.partitioner.shard_batch
+    period, at_start = periods.eval_period, periods.eval_at_start
+    if held_out and period is not None:
+        decides = held_out if evaluator is None else None
+        eval_step, place = programs.evaluation(data.vocabulary), data.place
         call = EvaluateLoss(data.held_out, eval_step, place, log, decides, evaluated)
         yield Hook(period, call, at_start=at_start, spent_on=goodput.EVALUATION, prepare=call.batches)
-    if run.tasks is not None and evaluator is not None:
-        call_tasks = EvaluateTasks(evaluator, best, log, evaluated, run.tasks.shown)
+    if evaluator is not None:
+        call_tasks = EvaluateTasks(evaluator, best, log, evaluated, shown)
         yield Hook(period, call_tasks, at_start=at_start, spent_on=goodput.EVALUATION)
 
 
 def _result(
-    run: Run, path: epath.Path, step: int, stopped: str | None, spent: Mapping[str, float] | None = None
+    held_out: str, path: epath.Path, step: int, stopped: str | None, spent: Mapping[str, float] | None = None
 ) -> Result:
-    name = run.evaluation.name if run.evaluation else ''
     last = {record['kind']: record for record in metrics.read(path / model_dir.METRICS)}
     where = str(path / model_dir.CHECKPOINTS / str(step))
-    return Result(step, stopped, last.get('train', {}), last.get(name, {}), str(path), where, spent or {})
+    return Result(step, stopped, last.get('train', {}), last.get(held_out, {}), str(path), where, spent or {})

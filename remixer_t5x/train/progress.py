@@ -2,7 +2,7 @@
 
 import dataclasses
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import jax
 import psutil
@@ -45,6 +45,14 @@ class Work:
     flops: float | None = None
     peak: float | None = None
     devices: int = 1
+
+    @classmethod
+    def of_step(cls, tokens: float, devices: int, flops: Callable[[], float] | None) -> 'Work':
+        """The work of a step. `flops` counts the arithmetic over the whole batch; it is called if the devices' peak is
+        known, and None does not show utilisation.
+        """
+        peak = peak_flops(jax.devices()[0].device_kind)
+        return cls(tokens, flops() if flops and peak else None, peak and peak * devices, devices)
 
 
 class Clock:

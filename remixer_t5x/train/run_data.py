@@ -1,6 +1,9 @@
 """The data of a run: prepared once, before anything is saved, and then handed to what reads it."""
 
+from collections.abc import Mapping
+
 import jax
+import numpy as np
 
 from remixer_t5x.data import pipeline, stream, task_batches
 from remixer_t5x.data.position import Position
@@ -56,12 +59,16 @@ class RunData:
         # A train step on the CPU needs most of the cores.
         self._threads = task_batches.threads_beside(jax.default_backend())
 
+    def place(self, batch: Mapping[str, np.ndarray]) -> dict[str, jax.Array]:
+        """A batch of this process's rows on the devices."""
+        return self._partitioner.shard_batch(batch)
+
     def batches(self, start: Position) -> Prefetcher:
         """The batches to train on, on the devices, from `start` on; a context manager."""
         dataset = pipeline.resumed(self._dataset, start.batches)
         share = self._partitioner.data_shard()
         source = task_batches.TrainBatches(dataset, *share, self._threads, len(start.states))
-        return Prefetcher(source, self._partitioner.shard_batch, start, capture_period=self._capture_period)
+        return Prefetcher(source, self.place, start, capture_period=self._capture_period)
 
     def held_out(self) -> dict[str, task_batches.EvalBatches]:
         """The batches for the held-out loss by the names of their records: of the whole split, and of each task."""

@@ -2,7 +2,7 @@
 
 import contextlib
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -14,44 +14,48 @@ from remixer_t5x.evaluate import best
 from remixer_t5x.optim import trainable
 from remixer_t5x.optim.train_state import StatePlan
 from remixer_t5x.run_folder import metrics, model_dir
-from remixer_t5x.run_folder.trackers import TrackedRun
+from remixer_t5x.run_folder.trackers import TrackedRun, Tracker
 from remixer_t5x.run_folder.tracking import Tracking
-from remixer_t5x.train import goodput, learning_rate, progress, settings
+from remixer_t5x.train import goodput, learning_rate, progress
 from remixer_t5x.train.goodput import Timeline
-from remixer_t5x.train.settings import Run
+from remixer_t5x.train.settings import Learner
 
 
 class RunLog:
     """Files and the screen of the first process; the other processes write and print nothing.
 
-    `clock` measures the speed of steps. `flops_per_step` counts the arithmetic of one step over the whole batch; it is
-    called for devices whose peak is known, and None does not show utilisation. Drops lines of earlier processes about
-    steps after `step`, because this run takes those steps again; `is_new`, for a run without a checkpoint, drops all.
+    Drops lines of earlier processes about steps after `step`, because this run takes those steps again.
 
-    `timeline` is where the time of this process goes; `config_text` is what trackers learn of the run's settings.
+    Args:
+        path: MODEL_DIR.
+        step: the step that the run starts from.
+        last_step: the step that it trains to.
+        work: what one step costs; `clock` measures the speed of steps with it.
+        goes_on: whether the run continues if a file cannot be written.
+        show: whether to print.
+        timeline: where the time of this process goes.
+        config_text: what trackers learn of the run's settings.
+        is_new: the run has no checkpoint; drops all lines of earlier processes.
     """
 
     def __init__(
         self,
-        run: Run,
         path: epath.Path,
         step: int,
-        flops_per_step: Callable[[], float] | None,
+        last_step: int,
+        work: progress.Work,
+        goes_on: bool,
         show: bool,
         timeline: Timeline | None = None,
         config_text: str = '',
         is_new: bool = False,
     ):
-        self._run, self._path, self.timeline = run, path, timeline or Timeline()
+        self._path, self._last_step, self._work, self._goes_on = path, last_step, work, goes_on
+        self.timeline = timeline or Timeline()
         self._first = jax.process_index() == 0
         self._warned: set[str] = set()
-        self._line = progress.ProgressLine(run.periods.train_steps, step, quiet=not (show and self._first))
+        self._line = progress.ProgressLine(last_step, step, quiet=not (show and self._first))
         self._lines: metrics.JsonlWriter | None = None
-        tokens = run.dataset.batch_size * sum(run.dataset.task_feature_lengths.values())
-        peak = progress.peak_flops(jax.devices()[0].device_kind)
-        flops = flops_per_step() if flops_per_step and peak else None
-        devices = run.learner.partitioner.mesh.size
-        self._work = progress.Work(tokens, flops, peak and peak * devices, devices)
         self._open(step, is_new)
         # Opened at the start, because a run that is finished already tracks nothing.
         self._tracked = TrackedRun(path, step, config_changes.bindings(config_text))
@@ -75,20 +79,27 @@ class RunLog:
                 )
         self.clock = progress.Clock(self._work, step)
 
-    def start(self, plan: StatePlan, notes: tuple[str, ...], message: str) -> None:
+    def start(
+        self,
+        learner: Learner,
+        trackers: Sequence[Tracker],
+        plan: StatePlan,
+        notes: tuple[str, ...],
+        message: str,
+    ) -> None:
         """Opens trackers, and prints what is trained, where, and from which step."""
         if self._first:
-            self._tracking = Tracking(self._run.trackers, self._tracked, self.say)
-        parameters, trained = _size(plan.abstract.params), self._run.learner.optimizer.trainable
-        mesh = ' x '.join(f'{name} {size}' for name, size in self._run.learner.partitioner.mesh.shape.items())
+            self._tracking = Tracking(trackers, self._tracked, self.say)
+        parameters, trained = _size(plan.abstract.params), learner.optimizer.trainable
+        mesh = ' x '.join(f'{name} {size}' for name, size in learner.partitioner.mesh.shape.items())
         self.say(f'{parameters:,} parameters · {jax.devices()[0].device_kind} · mesh {mesh}')
         if trained is not None:
             own, state = _size(trainable.split(plan.abstract.params, trained)[0]), plan.abstract.opt_state
             memory = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state)) / 2**20
             self.say(f'{own:,} of them are trained ({100 * own / parameters:.2f}%) · optimizer state {memory:,.2f} MiB')
-        for note in (*learning_rate.notes(self._run.learner.optimizer, self._run.periods.train_steps), *notes):
+        for note in (*learning_rate.notes(learner.optimizer, self._last_step), *notes):
             self.say(note)
-        self.say(f'{self._path}: {message} of {self._run.periods.train_steps}; the first step compiles')
+        self.say(f'{self._path}: {message} of {self._last_step}; the first step compiles')
 
     def say(self, text: str) -> None:
         self._line.say(text)
@@ -144,7 +155,7 @@ class RunLog:
         except metrics.CannotWrite as error:
             is_new = str(error) not in self._warned
             self._warned.add(str(error))
-            if self._run.recovery.on_save_failure != settings.GO_ON:
+            if not self._goes_on:
                 raise
             if is_new:
                 self.say(f'warning: {error}; training continues (ON_SAVE_FAILURE)')

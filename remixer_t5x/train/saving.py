@@ -27,12 +27,13 @@ class Saver:
     """Saves the state, the position of `batches` and the unfinished window; `go_back` restores the newest of them.
 
     `record` describes the run, `abstract` its state. Raises UserError if a write fails, unless
-    `run.recovery.on_save_failure` continues and another checkpoint will follow.
+    `recovery.on_save_failure` continues and another checkpoint will follow, before step `last_step`.
     """
 
     def __init__(
         self,
-        run: settings.Run,
+        recovery: settings.Recovery,
+        last_step: int,
         checkpoints: Checkpoints,
         batches: Prefetcher,
         guard: bad_steps.BadSteps,
@@ -40,7 +41,8 @@ class Saver:
         abstract: TrainState,
         log: RunLog,
     ):
-        self._run, self._checkpoints, self._batches, self._guard = run, checkpoints, batches, guard
+        self._recovery, self._last_step = recovery, last_step
+        self._checkpoints, self._batches, self._guard = checkpoints, batches, guard
         self._record, self._abstract, self._log = record, abstract, log
         self._has_said_time = False
 
@@ -56,7 +58,7 @@ class Saver:
             'patience': now.patience.record(),
             'write_seconds': self._checkpoints.write_seconds,
         }
-        with self._may_fail(not is_last and now.step < self._run.periods.train_steps):
+        with self._may_fail(not is_last and now.step < self._last_step):
             self._flush_log()
             self._checkpoints.save(now.step, now.state, self._batches.position(), record)
             now.saved = now.step
@@ -70,7 +72,7 @@ class Saver:
 
     def first(self, now: Current) -> None:
         """Saves the state that the run starts from if a rewind could need it."""
-        if self._run.recovery.on_bad_step == settings.REWIND and now.saved is None:
+        if self._recovery.on_bad_step == settings.REWIND and now.saved is None:
             self(now)
 
     def last(self, now: Current) -> None:
@@ -90,7 +92,7 @@ class Saver:
         seconds = self._checkpoints.write_seconds
         if seconds is not None and not self._has_said_time:
             self._has_said_time = True
-            self._log.say(preemption.time_to_save(self._abstract, seconds, self._run.recovery.preemption_notice))
+            self._log.say(preemption.time_to_save(self._abstract, seconds, self._recovery.preemption_notice))
 
     def go_back(self, now: Current, reason: bad_steps.Rewind) -> None:
         """Returns to the state and the log of the last checkpoint; batches continue after the bad batch."""
@@ -115,7 +117,7 @@ class Saver:
         try:
             yield
         except SaveFailed as error:
-            if not may or self._run.recovery.on_save_failure != settings.GO_ON:
+            if not may or self._recovery.on_save_failure != settings.GO_ON:
                 raise
             self._log.say(f'warning: {error}; training continues (ON_SAVE_FAILURE)')
             self._checkpoints.reopen()

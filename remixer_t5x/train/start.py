@@ -18,7 +18,7 @@ from remixer_t5x.run_folder import metrics, model_dir, object_store
 from remixer_t5x.train import preemption
 from remixer_t5x.train.early_stopping import Patience
 from remixer_t5x.train.initial import initial_params
-from remixer_t5x.train.settings import PREVIOUS, Run
+from remixer_t5x.train.settings import PREVIOUS, Folder, Run
 
 NO_POSITION = (
     'warning: the position in the data is not saved (SAVE_DATA_POSITION=False): a resumed run begins the data again, '
@@ -67,10 +67,10 @@ def check(run: Run) -> None:
         learner.partitioner.check_batch_size(run.tasks.decoding.batch_size)
 
 
-def is_new(run: Run) -> bool:
+def is_new(folder: Folder) -> bool:
     """Whether a look into MODEL_DIR that takes no time says that the run starts with random parameters."""
-    checkpoints = model_dir.absolute(run.folder.model_dir) / model_dir.CHECKPOINTS
-    return not run.folder.initial_checkpoint_path and '://' not in str(checkpoints) and not checkpoints.exists()
+    checkpoints = model_dir.absolute(folder.model_dir) / model_dir.CHECKPOINTS
+    return not folder.initial_checkpoint_path and '://' not in str(checkpoints) and not checkpoints.exists()
 
 
 def claim(path: str) -> epath.Path:
@@ -112,10 +112,10 @@ def begin(
     checkpoints: manager.Checkpoints,
     record: Mapping[str, Any],
     vocabulary: Any,
-    create: Callable[[jax.Array], train_state.TrainState],
+    create: Callable[[], train_state.TrainState],
 ) -> tuple[Current, str, tuple[str, ...]]:
     """The newest checkpoint's state if there is one, otherwise a new state (with the parameters of
-    INITIAL_CHECKPOINT_PATH). `vocabulary` is the run's, and `create` makes a state from a key.
+    INITIAL_CHECKPOINT_PATH). `vocabulary` is the run's, and `create` makes a random state.
 
     Returns the current state of the run, a message about it, and notes for the user. Raises UserError for a damaged
     checkpoint, unless `run.recovery` asks for the previous checkpoint.
@@ -126,12 +126,13 @@ def begin(
             now, found = _restore(run, checkpoints, latest, plan, record)
             return now, f'resuming at step {latest}', (*notes, *found)
         except durable.Damaged as error:
-            notes.append(_set_aside(run, checkpoints, latest, error))
+            notes.append(_set_aside(run.recovery.restore, checkpoints, latest, error))
     path = run.folder.initial_checkpoint_path
     if not path:
-        state, message = create(jax.random.key(run.learner.seed)), 'starting at step 0'
+        state, message = create(), 'starting at step 0'
     else:
-        params, words = initial_params.load(run, plan, vocabulary, create)
+        fresh = getattr(run.learner.model, 'fresh_parameters', ())
+        params, words = initial_params.load(run.folder, plan, vocabulary, create, fresh)
         state, message = plan.init_from_params(params, donate=True), 'starting at step 0'
         notes.append(words)
     # A resumed run keeps its number of streams.
@@ -163,9 +164,9 @@ def _restore(
     return Current(state, step, metrics.Window(saved['window']), step, position, patience), notes
 
 
-def _set_aside(run: Run, checkpoints: manager.Checkpoints, step: int, error: durable.Damaged) -> str:
+def _set_aside(restore: str, checkpoints: manager.Checkpoints, step: int, error: durable.Damaged) -> str:
     """Moves the checkpoint away if the previous one is asked for, and returns a note; otherwise raises what to do."""
-    if run.recovery.restore != PREVIOUS:
+    if restore != PREVIOUS:
         others = [other for other in checkpoints.steps() if other != step]
         advice = (
             f'type --restore previous to continue from step {others[-1]}'

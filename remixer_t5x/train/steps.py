@@ -11,8 +11,7 @@ from remixer_t5x.data import frames, pipeline, vocabulary_pieces
 from remixer_t5x.devices import compiler_options
 from remixer_t5x.optim import train_state, train_step
 from remixer_t5x.optim.train_state import TrainState
-from remixer_t5x.train import start
-from remixer_t5x.train.settings import Run
+from remixer_t5x.train.settings import Learner
 
 
 class Jitted(Protocol):
@@ -70,12 +69,12 @@ class Programs:
 
     Attributes:
         train: `(state, batch) -> (state, metrics)`, for the batches of the run's data.
-        initial_state: `(key) -> state`.
+        initial_state: `(key) -> state`; it compiles ahead if `is_new`, a run with random parameters.
         options: options of XLA for the train step, by the hardware file and the devices that are there.
     """
 
-    def __init__(self, run: Run):
-        learner, batch = run.learner, pipeline.abstract_batch(run.dataset)
+    def __init__(self, learner: Learner, dataset: pipeline.DatasetConfig, spike_factor: float | None, is_new: bool):
+        batch = pipeline.abstract_batch(dataset)
         shapes = {name: array.shape for name, array in batch.items()}
         self._learner = learner
         self.plan = train_state.plan(learner.model, learner.optimizer, shapes, learner.partitioner)
@@ -88,7 +87,7 @@ class Programs:
             dropout=learner.dropout_rate > 0,
             seed=learner.seed,
             learning_rate=learner.optimizer.learning_rate,
-            spike_factor=run.recovery.spike_factor,
+            spike_factor=spike_factor,
             trainable=learner.optimizer.trainable,
         )
         sharding = learner.partitioner.batch_sharding
@@ -99,7 +98,7 @@ class Programs:
         self.train = CompiledAhead(jitted, self.plan.abstract, abstract, options=self.options)
         self.initial_state = CompiledAhead(self.plan.jit_init(), jax.random.key(learner.seed))
         self.train.start()
-        if start.is_new(run):
+        if is_new:
             self.initial_state.start()
 
     def evaluation(self, vocabulary: Any) -> train_step.Compiled:

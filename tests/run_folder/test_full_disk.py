@@ -16,7 +16,7 @@ from remixer_t5x.evaluate import best, results
 from remixer_t5x.evaluate.task_evaluation import Report
 from remixer_t5x.interop.safetensors import export
 from remixer_t5x.run_folder import metrics, model_dir, run_lock, tensorboard
-from remixer_t5x.train import hooks, run_log, settings
+from remixer_t5x.train import hooks, progress, run_log, settings
 from remixer_t5x.train.early_stopping import Patience
 from remixer_t5x.train.settings import Result
 from tests.support import full_disks
@@ -117,12 +117,8 @@ def log(folder):
     opened = []
 
     def opening(on_save_failure):
-        learner = types.SimpleNamespace(partitioner=types.SimpleNamespace(mesh=types.SimpleNamespace(size=1)))
-        dataset = types.SimpleNamespace(batch_size=1, task_feature_lengths={'inputs': 1})
-        recovery = settings.Recovery(on_save_failure=on_save_failure)
-        periods = settings.Periods(train_steps=10)
-        run = types.SimpleNamespace(learner=learner, dataset=dataset, periods=periods, recovery=recovery, trackers=())
-        opened.append(run_log.RunLog(run, epath.Path(folder), 1, None, show=True))
+        goes_on = on_save_failure == settings.GO_ON
+        opened.append(run_log.RunLog(epath.Path(folder), 1, 10, progress.Work(1), goes_on, show=True))
         return opened[0]
 
     yield opening

@@ -38,8 +38,7 @@ def load(folder, frame, fresh=None, renamed=None, vocabularies=None, own='', **m
         checkpoint_map=renamed or {},
         initial_vocabulary=theirs,
     )
-    run = types.SimpleNamespace(learner=types.SimpleNamespace(model=model, seed=0), folder=settings)
-    return initial_params.load(run, plan, ours, plan.create)
+    return initial_params.load(settings, plan, ours, lambda: plan.create(jax.random.key(0)), model.fresh_parameters)
 
 
 def places(said):

@@ -1,6 +1,6 @@
 """The parameters that a run begins with: those of INITIAL_CHECKPOINT_PATH, and fresh ones where the models differ."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -14,17 +14,18 @@ from remixer_t5x.errors import UserError
 from remixer_t5x.models import lora
 from remixer_t5x.optim import train_state
 from remixer_t5x.train.initial import piece_rows, renaming, taken_table
-from remixer_t5x.train.settings import Run
+from remixer_t5x.train.settings import Folder
 
 Wanted = Mapping[str, jax.ShapeDtypeStruct]
 Sources = dict[str, renaming.Source | None]
 
 
 def load(
-    run: Run,
+    folder: Folder,
     plan: train_state.StatePlan,
     vocabulary: Any,
-    create: Callable[[jax.Array], train_state.TrainState],
+    create: Callable[[], train_state.TrainState],
+    may_be_fresh: Sequence[str] = (),
 ) -> tuple[Any, str]:
     """The parameters, and a table of what they are.
 
@@ -33,34 +34,34 @@ def load(
     classifier's head). With INITIAL_VOCABULARY rows of the embedding come from the rows of the same pieces.
 
     Args:
-        run: its settings.
+        folder: the checkpoint and how its parameters are called.
         plan: the state to fill.
         vocabulary: the run's.
-        create: a state from a key.
+        create: makes a random state.
+        may_be_fresh: `Model.fresh_parameters`.
 
     Raises UserError if other parameters differ, or if a setting names none.
     """
-    folder = run.folder
     saved = saved_params.opened(str(folder.initial_checkpoint_path))
     wanted = traverse_util.flatten_dict(plan.abstract.params, sep='/')
-    rows = _rows(run, plan, saved, vocabulary)
+    rows = _rows(folder, plan, saved, vocabulary)
     shapes = saved.shapes_for(wanted)
     sources = renaming.sources(wanted, folder.checkpoint_map or {}, folder.fresh_parameters)
-    _begin_fresh(sources, wanted, shapes, getattr(run.learner.model, 'fresh_parameters', ()))
+    _begin_fresh(sources, wanted, shapes, may_be_fresh)
     _check(sources, wanted, shapes, saved, rows.keys())
     fresh = {name for name in wanted if sources[name] is None}
     created: Mapping[str, jax.Array] = {}
     if fresh or rows:
-        created = traverse_util.flatten_dict(create(jax.random.key(run.learner.seed)).params, sep='/')
+        created = traverse_util.flatten_dict(create().params, sep='/')
     taken = _read(sources, wanted, saved, rows, created)
     params = {name: taken[name] if name in taken else created[name] for name in wanted}
-    words = _words(run, sources, wanted, shapes, {name: found for name, (_, found) in rows.items()})
+    words = _words(folder, sources, wanted, shapes, {name: found for name, (_, found) in rows.items()})
     return traverse_util.unflatten_dict(params, sep='/'), words
 
 
-def _rows(run: Run, plan: train_state.StatePlan, saved: Saved, vocabulary: Any) -> dict[str, tuple[int, Any]]:
+def _rows(folder: Folder, plan: train_state.StatePlan, saved: Saved, vocabulary: Any) -> dict[str, tuple[int, Any]]:
     """For each parameter with a row for each id: its axis of ids and `piece_rows.matches`. None with one vocabulary."""
-    other = run.folder.initial_vocabulary
+    other = folder.initial_vocabulary
     if other is None:
         saved_params.check_vocabulary(saved, task_vocabulary.record(vocabulary))
         return {}
@@ -71,7 +72,7 @@ def _rows(run: Run, plan: train_state.StatePlan, saved: Saved, vocabulary: Any) 
     return {name: (axis, found) for name, axis in axes.items() if axis is not None}
 
 
-def _begin_fresh(sources: Sources, wanted: Wanted, saved: Mapping[str, Any], heads: tuple[str, ...]) -> None:
+def _begin_fresh(sources: Sources, wanted: Wanted, saved: Mapping[str, Any], heads: Sequence[str]) -> None:
     """Marks as fresh what may be fresh without being named: adapters, and a head that does not fit."""
     own = [name for name in wanted if name.split('/')[0] in heads]
     unfit = any((source := sources[name]) and saved.get(source.name) != wanted[name].shape for name in own)
@@ -136,11 +137,11 @@ def _read(sources: Sources, wanted: Wanted, saved: Saved, rows: Mapping[str, Any
     return found
 
 
-def _words(run: Run, sources: Sources, wanted: Wanted, saved: Mapping[str, Any], rows: Mapping[str, Any]) -> str:
+def _words(folder: Folder, sources: Sources, wanted: Wanted, saved: Mapping[str, Any], rows: Mapping[str, Any]) -> str:
     taken = {name: leaf.shape for name, leaf in wanted.items() if sources[name] is not None}
     fresh = {name: leaf.shape for name, leaf in wanted.items() if name not in taken}
     left = {name: shape for name, shape in saved.items() if name not in _names(sources)}
-    said = [f'parameters of {run.folder.initial_checkpoint_path}']
+    said = [f'parameters of {folder.initial_checkpoint_path}']
     if fresh or left or rows or any(source and source.name != name for name, source in sources.items()):
         said += taken_table.lines(taken, fresh, left)
     for name, found in rows.items():
