@@ -64,9 +64,9 @@ def _texts(path):
 
 
 def _an_output_to_continue(path):
-    from remixer_t5x.evaluate import text_outputs
+    from remixer_t5x.evaluate import text_inference
 
-    text_outputs.Output(str(path), {'checkpoint': 'a', 'decoder': 'b'})
+    text_inference.Output(str(path), {'checkpoint': 'a', 'decoder': 'b'})
 
 
 def _list_of_a_checkpoint(path):
@@ -245,16 +245,16 @@ def _own_rows(path):
 
 
 def _lock_of_another_run(path):
-    from remixer_t5x.run_folder import run_lock
+    from remixer_t5x.run_folder import model_dir
 
-    path.rename(path.with_name(run_lock.LOCK))
+    path.rename(path.with_name(model_dir.LOCK))
     try:
         from etils import epath
 
-        with run_lock.held(epath.Path(path.parent)):
+        with model_dir.locked(epath.Path(path.parent)):
             pass
     finally:
-        path.with_name(run_lock.LOCK).rename(path)
+        path.with_name(model_dir.LOCK).rename(path)
 
 
 def _saved_vocabulary(path):

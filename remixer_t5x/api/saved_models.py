@@ -183,7 +183,7 @@ def find(path: str) -> str:
     try:
         return str(saved_params.find_step(path, WHAT))
     except UserError:
-        kept = best.kept_in(path)
+        kept = best.best_checkpoints(path)
         if not kept:
             raise
         return str(next(iter(kept.values()))['path'])

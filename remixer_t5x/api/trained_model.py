@@ -15,8 +15,8 @@ import numpy as np
 from remixer_t5x.data import frames, task_vocabulary
 from remixer_t5x.devices.partition import Partitioner
 from remixer_t5x.errors import UserError
-from remixer_t5x.evaluate import classes, held_out_loss, length_buckets, predictions
-from remixer_t5x.evaluate.text_outputs import Texts
+from remixer_t5x.evaluate import held_out_loss, predictions
+from remixer_t5x.evaluate.text_inference import Texts
 from remixer_t5x.interop import converted
 from remixer_t5x.lazy import seqio
 from remixer_t5x.models import interface
@@ -146,7 +146,7 @@ class TrainedModel:
             return np.zeros(0, np.float32)
         ids = [self._whole(text, index, 'inputs') for index, text in enumerate(given)]
         target_ids = [self._whole(text, index, 'targets') for index, text in enumerate(wanted)]
-        length = length_buckets.bucket(max(map(len, target_ids)), self.lengths['targets'])
+        length = predictions.bucket(max(map(len, target_ids)), self.lengths['targets'])
         return self._predictor(len(ids), length).score(self.params, ids, target_ids)
 
     def classify(self, texts: Strings) -> list[Answer]:
@@ -158,7 +158,7 @@ class TrainedModel:
         coded = [self._codec.encode(text, index) for index, text in enumerate(_as_list(texts))]
         ids = [ids for ids, _ in coded]
         predictor = self._predictor(len(ids), self.lengths['targets'])
-        found = classes.answers(predictor, self.params, ids, self.model.labels, None) if ids else []
+        found = predictions.class_predictions(predictor, self.params, ids, self.model.labels, None) if ids else []
         return [Answer(list(one.texts or ()), one.scores, cut) for one, (_, cut) in zip(found, coded, strict=True)]
 
     def encode(self, texts: Strings) -> Encoded:

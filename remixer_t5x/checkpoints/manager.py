@@ -21,8 +21,8 @@ from jax.experimental import multihost_utils
 
 from remixer_t5x import safe_paths, untrusted_files
 from remixer_t5x.checkpoints import durable, model_changes, untrusted
-from remixer_t5x.data import data_changes
-from remixer_t5x.data.position import Position
+from remixer_t5x.data import fingerprint
+from remixer_t5x.data.prefetch import Position
 from remixer_t5x.devices import collectives
 from remixer_t5x.errors import UserError
 from remixer_t5x.optim import finite
@@ -268,7 +268,7 @@ def check_compatible(saved: Mapping[str, Any], given: Mapping[str, Any]) -> None
                 f'the checkpoint was trained with {shown} = {saved.get(key)!r} and this run has '
                 f'{given.get(key)!r}; give the same value, or {_PARAMETERS_ALONE}'
             )
-    changed = data_changes.difference(saved.get('data') or {}, given.get('data') or {})
+    changed = fingerprint.difference(saved.get('data') or {}, given.get('data') or {})
     if changed:
         raise UserError(
             f'the data has changed since the checkpoint: {changed}; bring back what it was, or {_PARAMETERS_ALONE}'

@@ -16,7 +16,7 @@ from remixer_t5x.errors import UserError
 if TYPE_CHECKING:
     from rich.progress import Progress
 
-    from remixer_t5x.evaluate import text_outputs
+    from remixer_t5x.evaluate import text_inference
     from remixer_t5x.evaluate.text_inference import TextInference
     from remixer_t5x.evaluate.text_inputs import TextInputs
 
@@ -82,7 +82,7 @@ def settings_of(args: argparse.Namespace) -> tuple[TextInference, str | None]:
     if settings.vocabulary is None:
         # This loads another configuration.
         (mixture,) = arguments.values(args, 'MIXTURE_OR_TASK_NAME', base=BASE)
-        settings = dataclasses.replace(settings, vocabulary=task_vocabulary.of(pipeline.named(mixture)))
+        settings = dataclasses.replace(settings, vocabulary=task_vocabulary.of(pipeline.get_task(mixture)))
     return settings, template
 
 
@@ -118,7 +118,7 @@ def _warn_of_template(folder: str, template: str | None) -> None:
 
 
 def _infer(settings: TextInference, template: str | None) -> None:
-    from remixer_t5x.evaluate import text_outputs
+    from remixer_t5x.evaluate import text_inference
 
     settings.check()
     folder = settings.step_folder()
@@ -126,27 +126,27 @@ def _infer(settings: TextInference, template: str | None) -> None:
     out = settings.open_output(folder)
     inputs, decoding = settings.inputs, settings.decoding
     texts = iter(inputs)
-    text_outputs.skip_done(texts, out, inputs.shown)
-    predict = text_outputs.predict_with(settings.predictor(), settings.restore(folder), settings.model)
+    text_inference.skip_done(texts, out, inputs.shown)
+    predict = text_inference.predict_with(settings.predictor(), settings.restore(folder), settings.model)
     codec = settings.codec()
     # A person who types texts wants an answer to each.
-    window = 1 if inputs.is_stdin and sys.stdin.isatty() else decoding.batch_size * text_outputs.WINDOW_BATCHES
+    window = 1 if inputs.is_stdin and sys.stdin.isatty() else decoding.batch_size * text_inference.WINDOW_BATCHES
     with contextlib.closing(out), _Reporter(inputs, out.counts) as reporter:
-        text_outputs.run(texts, out, codec, predict, window, reporter.update)
+        text_inference.run(texts, out, codec, predict, window, reporter.update)
     reporter.say_end(out)
 
 
 def _embed(settings: TextInference, template: str | None, with_tokens: bool, pooling: str) -> None:
-    from remixer_t5x.evaluate import embeddings, text_outputs
+    from remixer_t5x.evaluate import embeddings, text_inference
 
     settings.check(embed=True)
     embeddings.check_output(settings.output)
     folder = settings.step_folder()
     _warn_of_template(folder, template)
     params, predictor = settings.restore(folder), settings.predictor()
-    codec = text_outputs.Texts(settings.vocabulary, settings.decoding.feature_lengths['inputs'], settings.refuse_long)
-    window = settings.decoding.batch_size * text_outputs.WINDOW_BATCHES
-    with _Reporter(settings.inputs, text_outputs.Counts()) as reporter:
+    codec = text_inference.Texts(settings.vocabulary, settings.decoding.feature_lengths['inputs'], settings.refuse_long)
+    window = settings.decoding.batch_size * text_inference.WINDOW_BATCHES
+    with _Reporter(settings.inputs, text_inference.Counts()) as reporter:
         rows = embeddings.rows(iter(settings.inputs), codec, lambda ids: predictor.encode(params, ids), window)
         counts = embeddings.write(settings.output, rows, with_tokens, pooling, reporter.update)
     cut = f', {counts.cut:,} cut' if counts.cut else ''
@@ -156,7 +156,7 @@ def _embed(settings: TextInference, template: str | None, with_tokens: bool, poo
 class _Reporter:
     """Progress on standard error: a bar on a terminal, else a line now and then; a closing line in both cases."""
 
-    def __init__(self, inputs: TextInputs, counts: text_outputs.Counts):
+    def __init__(self, inputs: TextInputs, counts: text_inference.Counts):
         self._inputs, self._start, self._said = inputs, time.monotonic(), time.monotonic()
         import jax
         from rich.console import Console
@@ -181,14 +181,14 @@ class _Reporter:
         if self._bar is not None:
             self._bar.stop()
 
-    def update(self, counts: text_outputs.Counts) -> None:
+    def update(self, counts: text_inference.Counts) -> None:
         if self._bar is not None:
             self._bar.update(self._task, completed=counts.written, description=self._text(counts))
         elif time.monotonic() - self._said >= SAY_EVERY:
             self._said = time.monotonic()
             self._say(self._text(counts))
 
-    def say_end(self, output: text_outputs.Output) -> None:
+    def say_end(self, output: text_inference.Output) -> None:
         counts = output.counts
         new, seconds = counts.written - counts.before, time.monotonic() - self._start
         from remixer_t5x.train import progress
@@ -197,7 +197,7 @@ class _Reporter:
         place = '' if output.is_stdout else f', {counts.written:,} in {output.path}'
         self._say(f'{new:,} predictions in {progress.duration(seconds)}{place}{cut}')
 
-    def _text(self, counts: text_outputs.Counts) -> str:
+    def _text(self, counts: text_inference.Counts) -> str:
         of = '' if self._total is None else f' of {self._total:,}'
         rate = (counts.written - counts.before) / max(time.monotonic() - self._start, 1e-9)
         return f'{counts.written:,}{of} predictions · {rate:.1f} a second'

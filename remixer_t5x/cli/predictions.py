@@ -28,7 +28,7 @@ def score(args: argparse.Namespace, base: Sequence[str]) -> None:
     from remixer_t5x.evaluate import results, task_examples, task_metrics
 
     path = args.predictions
-    tasks, _ = task_examples.tasks_of(mixture, split, name)
+    tasks, _ = task_examples.find_tasks(mixture, split, name)
     if len(tasks) > 1:
         names = ', '.join(task.name for task in tasks)
         raise UserError(f'{path} can be of one task, and these are {names}; give one with --task')

@@ -106,7 +106,7 @@ def _write_report(folder: str) -> str:
 
 
 def _say_end(result: Result) -> None:
-    from remixer_t5x.evaluate import averages, best
+    from remixer_t5x.evaluate import best
     from remixer_t5x.run_folder import model_dir
     from remixer_t5x.train import goodput, progress
 
@@ -124,13 +124,13 @@ def _say_end(result: Result) -> None:
     if result.spent:
         print(f'time         {progress.duration(sum(result.spent.values()))}: {goodput.describe(result.spent)}')
     print(f'checkpoint   {result.checkpoint}')
-    kept = best.kept_in(result.folder)
+    kept = best.best_checkpoints(result.folder)
     for task, found in kept.items():
         print(f'best         {task}: {found["metric"]} {found["value"]:.2f} at {found["path"]}')
-    tasks = {task: found for task, found in kept.items() if task != averages.AVERAGE}
-    each = {task: averages.rank(found['metric'], found['value']) for task, found in tasks.items()}
+    tasks = {task: found for task, found in kept.items() if task != best.AVERAGE}
+    each = {task: best.rank(found['metric'], found['value']) for task, found in tasks.items()}
     if len(each) > 1:
-        print(f'             average over {len(each)} tasks, each at its best step: {averages.average(each):.2f}')
+        print(f'             average over {len(each)} tasks, each at its best step: {best.average(each):.2f}')
     if model_dir.absolute(f'{result.folder}/{model_dir.TENSORBOARD}').exists():
         print(f'TensorBoard  {result.folder}/{model_dir.TENSORBOARD}  (tensorboard --logdir {result.folder})')
     print(f'metrics      {result.folder}/{model_dir.METRICS}')

@@ -1,73 +1,72 @@
-"""A fingerprint of the data of a task or mixture. Checkpoints store it, so that a resumed run notices other data.
+"""Fingerprints the data of a task or mixture, so that a resumed run notices other data; names the file that differs.
 
-It depends on the names of files below the folder they share, their sizes and their ends, so a folder may be moved or
-copied. It does not notice a change in the middle of a large file that keeps its size, because a run cannot read all its
-data at every start.
+A fingerprint depends on the names of files below the folder they share, their sizes and their ends, so a folder may be
+moved or copied. It does not notice a change in the middle of a large file that keeps its size, because a run cannot
+read all its data at every start.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Sequence
+import sys
+from collections.abc import Mapping
+from typing import Any
 
 from remixer_t5x import untrusted_files
-from remixer_t5x.data.data_changes import Identity
 from remixer_t5x.errors import UserError
 from remixer_t5x.lazy import seqio, tf
 
-# Beyond this many files of a task only names and sizes count, and a difference is reported without the name of a file.
-LOOKED_INTO = 64
+# The record of one task: 'source' (the class), 'files' (their number, None without files), 'hash' of all files, and, up
+# to MAX_HASHED_FILES files, 'each': a hash by name.
+Record = dict[str, Any]
+
+# With more files than this, only names and sizes count, and no file is named in a difference.
+MAX_HASHED_FILES = 64
 # A file of up to this many bytes is read completely; of a larger file, only the first and last END_BYTES are read.
 WHOLE_BYTES = 1 << 20
 END_BYTES = 1 << 16
-# TensorFlow does not read these. The address of a file on the Hugging Face Hub has its commit.
+# TensorFlow does not read these. The address of a file on the Hugging Face Hub includes its commit.
 ADDRESSES = ('hf://', 'http://', 'https://')
 
 
-def data_fingerprint(provider: seqio.Task | seqio.Mixture, split: str, use_cached: bool = False) -> dict[str, Identity]:
-    """The record of what each task of `provider` reads for `split`: JSON values by the task's name.
+def data_fingerprint(provider: seqio.Task | seqio.Mixture, split: str, use_cached: bool = False) -> dict[str, Record]:
+    """Fingerprints what each task of `provider` reads for `split`; returns JSON values by the task's name.
 
     Args:
         provider: a task, or a mixture; tasks without the split are skipped.
-        use_cached: the task reads seqio's cached files instead of the source.
-
-    Returns:
-        For each task 'source' (the class), 'files' (their number, None if it does not read files), 'hash' of all files,
-        and, up to LOOKED_INTO files, 'each': a hash by name. It does not depend on the folder of the files.
+        use_cached: whether the task reads seqio's cached files instead of its source.
 
     Raises:
-        UserError: a file that the task should read is missing or cannot be read.
+        UserError: a file is missing or cannot be read.
     """
     tasks = sorted(seqio.get_subtasks(provider), key=lambda task: task.name)
-    return {task.name: _identity(task, split, use_cached) for task in tasks if split in task.splits}
+    return {task.name: _task_record(task, split, use_cached) for task in tasks if split in task.splits}
 
 
-def _identity(task: seqio.Task, split: str, use_cached: bool) -> Identity:
-    paths = files(task, split, use_cached)
-    identity: Identity = {'source': 'cache' if use_cached else type(task.source).__name__, 'files': None}
+def _task_record(task: seqio.Task, split: str, use_cached: bool) -> Record:
+    paths = _files(task, split, use_cached)
+    record: Record = {'source': 'cache' if use_cached else type(task.source).__name__, 'files': None}
     if paths is None:
-        return identity
-    look = len(paths) <= LOOKED_INTO
-    marks = {name: mark(path, look) for name, path in zip(_names(paths), paths, strict=True)}
-    identity.update(files=len(paths), hash=_digest('\n'.join(f'{name}\t{mark}' for name, mark in marks.items())))
-    if look:
-        identity['each'] = marks
-    return identity
+        return record
+    # Names relative to the deepest folder that contains all files.
+    parts = [path.split('/') for path in paths]
+    shared = len(os.path.commonprefix([folders[:-1] for folders in parts])) if parts else 0
+    names = ['/'.join(folders[shared:]) for folders in parts]
+    reads_content = len(paths) <= MAX_HASHED_FILES
+    marks = {name: mark(path, reads_content) for name, path in zip(names, paths, strict=True)}
+    record.update(files=len(paths), hash=_digest('\n'.join(f'{name}\t{mark}' for name, mark in marks.items())))
+    if reads_content:
+        record['each'] = marks
+    return record
 
 
-def files(task: seqio.Task, split: str, use_cached: bool = False) -> list[str] | None:
-    """Paths of the files of the task, in reading order; None for a source whose shards are not files."""
-    return _cached_files(task, split) if use_cached else _source_files(task, split)
-
-
-def _cached_files(task: seqio.Task, split: str) -> list[str]:
-    if task.cache_dir is None:
-        raise UserError(f'{task.name} has no complete cache; make it with `remixer-t5x data cache`')
-    return sorted(tf.io.gfile.glob(f'{seqio.get_cached_tfrecord_prefix(task.cache_dir, split)}-*'))
-
-
-def _source_files(task: seqio.Task, split: str) -> list[str] | None:
+def _files(task: seqio.Task, split: str, use_cached: bool) -> list[str] | None:
+    """Lists the files of the task in reading order; None for a source whose shards are not files."""
+    if use_cached:
+        if task.cache_dir is None:
+            raise UserError(f'{task.name} has no complete cache; create it with `remixer-t5x data cache`')
+        return sorted(tf.io.gfile.glob(f'{seqio.get_cached_tfrecord_prefix(task.cache_dir, split)}-*'))
     if isinstance(task.source, seqio.FunctionDataSource):
         return None
     try:
@@ -76,41 +75,28 @@ def _source_files(task: seqio.Task, split: str) -> list[str] | None:
         raise
     except (ValueError, OSError, tf.errors.OpError) as error:
         raise UserError(f'{task.name} cannot be read: {next(iter(str(error).splitlines()), error)}') from error
-    is_of_files = isinstance(task.source, seqio.FileDataSource) or any('/' in shard for shard in shards)
-    return shards if is_of_files else None
+    has_files = isinstance(task.source, seqio.FileDataSource) or any('/' in shard for shard in shards)
+    return shards if has_files else None
 
 
-def _names(paths: Sequence[str]) -> list[str]:
-    """The paths relative to the deepest folder that contains them all."""
-    parts = [path.split('/') for path in paths]
-    shared = len(os.path.commonprefix([folders[:-1] for folders in parts])) if parts else 0
-    return ['/'.join(folders[shared:]) for folders in parts]
-
-
-def mark(path: str, look: bool = True) -> str:
-    """The size and, with `look`, a hash of the content of a local file; at most the size of a remote file."""
+def mark(path: str, reads_content: bool = True) -> str:
+    """Returns the size and, with `reads_content`, a hash of a local file; at most the size of a remote file."""
     if path.startswith(ADDRESSES):
         return _digest(path)
-    if '://' in path:
-        # Each call is a request to a server.
-        return str(_remote_size(path)) if look else ''
     try:
+        if '://' in path:
+            # Each call is a request to a server.
+            return str(tf.io.gfile.stat(path).length) if reads_content else ''
         size = os.stat(path).st_size
-        return f'{size} {_content(path, size)}' if look else str(size)
-    except OSError as error:
+        return f'{size} {_content_digest(path, size)}' if reads_content else str(size)
+    except (OSError, tf.errors.OpError) as error:
+        reason = getattr(error, 'strerror', None) or next(iter(str(error).splitlines()), '')
         raise UserError(
-            f'{path}: {error.strerror}; put the file back, or give another folder if the data has moved'
+            f'{path} cannot be read ({reason}); put the file back, or give another folder if the data has moved'
         ) from error
 
 
-def _remote_size(path: str) -> int:
-    try:
-        return tf.io.gfile.stat(path).length
-    except tf.errors.OpError as error:
-        raise UserError(f'{path} cannot be read: {next(iter(error.message.splitlines()), "")}') from error
-
-
-def _content(path: str, size: int) -> str:
+def _content_digest(path: str, size: int) -> str:
     with untrusted_files.opened(path) as file:
         if size <= WHOLE_BYTES:
             return _digest(file.read())
@@ -121,3 +107,71 @@ def _content(path: str, size: int) -> str:
 
 def _digest(text: str | bytes) -> str:
     return hashlib.sha256(text.encode() if isinstance(text, str) else text).hexdigest()[:16]
+
+
+def difference(old: Mapping[str, Record], new: Mapping[str, Record]) -> str | None:
+    """Describes the first difference of two results of `data_fingerprint` in half a line; None if they are equal."""
+    for name in sorted({*old, *new}):
+        if name not in new:
+            return f'task {name} was read before and is not now'
+        if name not in old:
+            return f'task {name} is read now and was not before'
+        if old[name] != new[name]:
+            return f'task {name} {_record_difference(old[name], new[name])}'
+    return None
+
+
+def _record_difference(old: Record, new: Record) -> str:
+    if old.get('source') != new.get('source'):
+        return f'was read by {old.get("source")} and is now by {new.get("source")}'
+    if old.get('files') != new.get('files'):
+        return f'had {_file_count(old)} and now has {_file_count(new)}'
+    before, now = old.get('each') or {}, new.get('each') or {}
+    removed, added = sorted(before.keys() - now.keys()), sorted(now.keys() - before.keys())
+    changed = sorted(name for name in before.keys() & now.keys() if before[name] != now[name])
+    names = removed or changed
+    more = f' (and {len(names) - 1} more)' if len(names) > 1 else ''
+    if removed and added:
+        return f'has the file {added[0]} in place of {removed[0]}{more}'
+    if changed:
+        return f'has other content in the file {changed[0]}{more}'
+    if before and before == now:
+        return 'reads its files in another order'
+    return f'has other files: {_file_count(new)} again, and other names, sizes or order'
+
+
+def _file_count(record: Record) -> str:
+    count = record.get('files')
+    return 'no files' if count is None else f'{count:,} file{"" if count == 1 else "s"}'
+
+
+def find_damaged_file(provider: seqio.Task | seqio.Mixture, split: str, use_cached: bool = False) -> str:
+    """Names the first file that cannot be read to its end, and what to do about it, in half a line.
+
+    TensorFlow names the byte of the damage but not the file. This reads through all files of the split, in the order of
+    their names, and prints that on standard error.
+    """
+    for task in seqio.get_subtasks(provider):
+        if split not in task.splits:
+            continue
+        # A source that keeps files of its own may list the user's files instead.
+        records = None if use_cached else getattr(task.source, 'records', None)
+        paths = list(records(split)) if records else _files(task, split, use_cached) or []
+        read_file = getattr(task.source, '_read_file_fn', None)
+        reader = tf.data.TFRecordDataset if use_cached or read_file is None else read_file
+        if paths:
+            print(f'looking for the damaged one of {len(paths):,} files of {task.name} ...', file=sys.stderr)
+        for path in paths:
+            try:
+                reader(path).reduce(0, lambda count, *_: count + 1)
+            except tf.errors.OpError as error:
+                reason = next(iter(error.message.splitlines()), type(error).__name__).split('}} ')[-1][:150]
+                return f'the damaged file is {path} ({reason}): {_repair_advice(task, path, use_cached)}'
+    return 'read one by one, every file is sound: the disk or the connection to it may have failed for a moment'
+
+
+def _repair_advice(task: seqio.Task, path: str, use_cached: bool) -> str:
+    if use_cached:
+        return f'delete {os.path.dirname(path)} and create it again with `remixer-t5x data cache`'
+    repair = getattr(task.source, 'repair', None)
+    return repair(path) if repair else 'put a sound copy in its place'

@@ -1,24 +1,82 @@
-"""Draws and places the next batches in a background thread while the device works on the current one.
+"""Prefetches batches in a background thread, and knows the exact position of the last batch that the run received.
 
-The thread runs ahead, so the position of the data source is not the position of the training run. Therefore
-the source is captured at fixed batch numbers, and a run's position is (captured state, batches drawn since):
-restoring loads the state and draws that many batches again. If checkpoints have the same period, that number is zero
-for a thread that was quick, and the period for one that had no time yet to capture: each process has its own number.
+The thread runs ahead, so the position of the data source is not the position of the training run. Therefore the source
+is captured at fixed batch numbers, and a run's position is (captured state, batches drawn since): restoring loads the
+state and draws that many batches again. If checkpoints have the same period, the thread usually captured at the
+checkpoint's batch and none are drawn again; a thread that had no time to capture draws one period again, so each
+process has its own number.
+
+Does not load TensorFlow, because checkpoints store positions.
 """
 
+import base64
 import dataclasses
 import itertools
 import queue
 import threading
-from collections.abc import Callable, Collection, Iterator, Mapping
+import zlib
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
-from remixer_t5x.data.position import Position
 from remixer_t5x.errors import UserError
 
 
+@dataclasses.dataclass(frozen=True)
+class Position:
+    """How far a run has read its data.
+
+    `batches` were consumed; `states` has the state of each stream, by its number, after `captured_at` of them (empty
+    bytes mean the start). The processes of a run may have captured their streams at different batches.
+    """
+
+    batches: int = 0
+    captured_at: Mapping[int, int] = dataclasses.field(default_factory=lambda: {0: 0})
+    states: Mapping[int, bytes] = dataclasses.field(default_factory=lambda: {0: b''})
+
+    @classmethod
+    def captured(cls, batches: int, states: Mapping[int, bytes]) -> 'Position':
+        """Returns the position of a source whose streams were all captured after `batches` batches."""
+        return cls(batches, dict.fromkeys(states, batches), states)
+
+    @classmethod
+    def start(cls, streams: int) -> 'Position':
+        """Returns the position before the first batch of a source with this many streams."""
+        return cls.captured(0, dict.fromkeys(range(streams), b''))
+
+    @property
+    def is_saved(self) -> bool:
+        """Whether a source can be restored to it: False if the run drew batches without saving states."""
+        return all(self.states[index] or not at for index, at in self.captured_at.items())
+
+    def behind(self, drawn: int) -> list[int]:
+        """Lists the streams that are more than `drawn` batches ahead of their captured states."""
+        return [index for index, at in self.captured_at.items() if self.batches - at > drawn]
+
+    def begin_again(self) -> 'Position':
+        """Returns the same number of batches with a source at its start."""
+        return self.captured(self.batches, dict.fromkeys(self.states, b''))
+
+    def to_json(self) -> dict[str, dict[str, Any]]:
+        """Returns a JSON record of each stream, by its number."""
+        return {
+            str(index): {
+                'batches': self.batches,
+                'captured_at': self.captured_at[index],
+                'state': base64.b64encode(zlib.compress(state, 1)).decode('ascii'),
+            }
+            for index, state in self.states.items()
+        }
+
+    @classmethod
+    def from_json(cls, records: Sequence[dict[str, Any]]) -> 'Position':
+        """Returns the position from the records of all streams, in order."""
+        states = {index: zlib.decompress(base64.b64decode(record['state'])) for index, record in enumerate(records)}
+        captured_at = {index: record['captured_at'] for index, record in enumerate(records)}
+        return cls(records[0]['batches'], captured_at, states)
+
+
 class Source(Protocol):
-    """Batches without end, with a position (see `data.TrainBatches`): a state for each of its streams, by number."""
+    """An endless source of batches, with a state of each of its streams (see `task_batches.TrainBatches`)."""
 
     def __next__(self) -> Any: ...
     def capture(self) -> dict[int, bytes]: ...
@@ -27,7 +85,7 @@ class Source(Protocol):
 
 
 class Prefetcher:
-    """Iterates over placed batches; `position()` is exact for the last batch. Use it as a context manager.
+    """Iterates over batches on the devices; a context manager, whose end stops the thread.
 
     `place` turns a host batch into device arrays. At most `depth` batches wait. If the thread raises an exception, the
     `next` of its batch raises it.
@@ -59,8 +117,10 @@ class Prefetcher:
         try:
             if any(start.states.values()):
                 self._source.restore(start.states)
-            again = itertools.count()
-            while (streams := start.behind(next(again))) and not self._stop.is_set():
+            for skipped in itertools.count():
+                streams = start.behind(skipped)
+                if not streams or self._stop.is_set():
+                    break
                 self._source.skip(streams)
             drawn = start.batches
             while not self._stop.is_set():
@@ -72,7 +132,7 @@ class Prefetcher:
                 drawn += 1
                 self._put((batch, None))
         except BaseException as error:
-            # The consumer must always hear of an error: if the thread just ended, the consumer would hang.
+            # The consumer would hang if the thread ended without passing its error on.
             self._put((None, error))
 
     def _put(self, item: tuple[Any, BaseException | None]) -> None:
@@ -92,8 +152,8 @@ class Prefetcher:
             batch, error = self._queue.get(timeout=self._timeout)
         except queue.Empty:
             raise UserError(
-                f'the dataset gave no batch within {self._timeout:.0f} s; see with `remixer-t5x data` '
-                'whether its preprocessors drop every example'
+                f'the dataset returned no batch within {self._timeout:.0f} s; check with `remixer-t5x data` whether '
+                'its preprocessors drop every example'
             ) from None
         if error is not None:
             self.close()
@@ -102,15 +162,15 @@ class Prefetcher:
         return batch
 
     def position(self) -> Position:
-        """The position from which a new run gets the batch after the last one."""
+        """Returns the exact position after the last batch, from which a new run continues."""
         with self._lock:
-            # Older captures are not needed any more, because the consumed count only grows.
+            # Drops older captures, because the consumed count only grows.
             while len(self._captures) > 1 and self._captures[1].batches <= self._consumed:
                 del self._captures[0]
             return dataclasses.replace(self._captures[0], batches=self._consumed)
 
     def close(self) -> None:
-        """Stops the thread; waits at most ten seconds for a batch that is being drawn."""
+        """Stops the thread; waits at most ten seconds for the batch that it is drawing."""
         self._stop.set()
         self._thread.join(timeout=10.0)
 

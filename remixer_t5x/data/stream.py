@@ -10,14 +10,13 @@ import re
 import tempfile
 from collections.abc import Callable, Iterator
 from typing import Any
-from unittest import mock
 
 from remixer_t5x import temporary
 from remixer_t5x.errors import UserError
 from remixer_t5x.lazy import tf
 
-# TensorFlow 2.21 cannot save a position in these. It saves a parallel interleave, but hangs when it restores it. PyFunc
-# is a tf.numpy_function and EagerPyFunc a tf.py_function; a numpy_function with stateful=False is saved.
+# TensorFlow 2.21 cannot save the position of these operations. It saves a parallel interleave, but hangs when it
+# restores it. PyFunc is a tf.numpy_function and EagerPyFunc a tf.py_function; it saves stateless numpy_functions.
 UNSAVED = (
     'PyFunc',
     'EagerPyFunc',
@@ -29,11 +28,10 @@ UNSAVED = (
     'ParallelInterleaveDatasetV3',
     'ParallelInterleaveDatasetV4',
 )
-_ADVICE = 'set TMPDIR to another folder, or give SAVE_DATA_POSITION=False'
 
 
 def hide_accelerators() -> None:
-    """Keeps TensorFlow on the CPU. Otherwise its first op would take all memory of the GPUs, which JAX needs."""
+    """Keeps TensorFlow on the CPU, because its first operation would reserve all GPU memory, which JAX needs."""
     for kind in ('GPU', 'TPU'):
         try:
             tf.config.set_visible_devices([], kind)
@@ -45,25 +43,28 @@ def hide_accelerators() -> None:
 
 @contextlib.contextmanager
 def restorable() -> Iterator[None]:
-    """A context in which datasets are made of operations whose position TensorFlow 2.21 restores exactly, in the same
-    order.
+    """Replaces two methods of tf.data whose position TensorFlow 2.21 does not restore exactly; the order stays.
 
-    `interleave` reads files in turn, in one thread, for any requested parallelism: seqio's sources of files, its cached
+    `interleave` reads files in turn, in one thread, for any requested parallelism: seqio's file sources, its cached
     tasks and TFDS request a parallel interleave, which hangs when it is restored. `shard` looks at every element,
     because TensorFlow's way of skipping elements is not counted at the end of an interleave block.
     """
-    interleave = tf.data.Dataset.interleave
+    dataset_class: Any = tf.data.Dataset
+    interleave, shard = dataset_class.interleave, dataset_class.shard
 
-    def in_turn(dataset: Any, *args: Any, num_parallel_calls: Any = None, deterministic: Any = None, **kwargs: Any):
+    def sequential(dataset: Any, *args: Any, num_parallel_calls: Any = None, deterministic: Any = None, **kwargs: Any):
         return interleave(dataset, *args, **kwargs)
 
-    with mock.patch.multiple(tf.data.Dataset, interleave=in_turn, shard=_shard):
+    dataset_class.interleave, dataset_class.shard = sequential, _shard
+    try:
         yield
+    finally:
+        dataset_class.interleave, dataset_class.shard = interleave, shard
 
 
 def _shard(dataset: tf.data.Dataset, num_shards: int, index: int, name: str | None = None) -> tf.data.Dataset:
     @tf.autograph.experimental.do_not_convert
-    def is_ours(number: tf.Tensor, element: Any) -> tf.Tensor:
+    def is_in_shard(number: tf.Tensor, element: Any) -> tf.Tensor:
         return tf.equal(number % num_shards, index)
 
     @tf.autograph.experimental.do_not_convert
@@ -72,15 +73,15 @@ def _shard(dataset: tf.data.Dataset, num_shards: int, index: int, name: str | No
 
     if num_shards == 1:
         return dataset
-    return dataset.enumerate().filter(is_ours).map(without_number, name=name)
+    return dataset.enumerate().filter(is_in_shard).map(without_number, name=name)
 
 
 def without_autograph(build: Callable[[], tf.data.Dataset]) -> tf.data.Dataset:
-    """`build()`, without AutoGraph if none of its functions needs it.
+    """Calls `build`, without AutoGraph if none of its functions needs it.
 
-    AutoGraph rewrites each function of a pipeline, which takes most of the time that opening a task takes, and it only
-    matters for Python's `if`, `for` and the like on tensors. Without it these raise an error, so a pipeline that can be
-    built has the same operations; one that cannot is built again with AutoGraph.
+    AutoGraph rewrites each function of a pipeline, which is most of the time that opening a task takes, and matters
+    only for Python's `if`, `for` and the like on tensors. Without it these raise an error, so a pipeline that can be
+    built has the same operations; otherwise it is built again with AutoGraph.
     """
     try:
         return tf.autograph.experimental.do_not_convert(build)()
@@ -91,19 +92,19 @@ def without_autograph(build: Callable[[], tf.data.Dataset]) -> tf.data.Dataset:
 
 
 class Stream:
-    """An iterator over `dataset` with a position; errors call it `name`. Without `saves`, the position is always empty.
+    """Iterates over `dataset` with a position that can be saved; `name` is for errors.
 
-    Raises UserError if the pipeline has an operation without a position, at once and not at the first checkpoint.
+    Without `saves`, the position is always empty. With it, the constructor raises UserError if the pipeline has an
+    operation without a position.
     """
 
     def __init__(self, dataset: tf.data.Dataset, name: str, saves: bool = True):
         unsaved = _unsaved_operation(dataset) if saves else None
         if unsaved:
             raise UserError(
-                f'{name} reads by a {unsaved}, whose position cannot be saved; read files instead, as '
-                'seqio.TextLineDataSource does, call Python by '
-                'tf.numpy_function(..., stateful=False), or give SAVE_DATA_POSITION=False: a resumed run then '
-                'begins its data again, in another order'
+                f'{name} uses a {unsaved}, whose position cannot be saved; read files instead, as '
+                'seqio.TextLineDataSource does, call Python with tf.numpy_function(..., stateful=False), or give '
+                'SAVE_DATA_POSITION=False: a resumed run then begins its data again, in another order'
             )
         self._name, self._saves = name, saves
         self._iterator = iter(dataset)
@@ -117,16 +118,17 @@ class Stream:
             element = next(self._iterator)
         except tf.errors.OpError as error:
             self._iterator = iter(())
-            failed = f'{self._name} failed after {self._drawn} batches of this run: {one_line(error)}'
-            raise UserError(failed) from without_calls(error)
+            raise UserError(
+                f'{self._name} failed after {self._drawn} batches of this run: {one_line(error)}'
+            ) from without_traceback(error)
         self._drawn += 1
         return element
 
     def capture(self) -> bytes:
-        """The position before the next element. Raises UserError if its temporary file cannot be written."""
+        """Returns the position before the next element. Raises UserError if its temporary file cannot be written."""
         if not self._saves:
             return b''
-        with self._temporary_folder() as folder:
+        with _temporary_folder(self._name) as folder:
             prefix = tf.train.Checkpoint(self._iterator).write(os.path.join(folder, 'position'))
             parts = [pathlib.Path(prefix + end).read_bytes() for end in ('.index', '.data-00000-of-00001')]
         return len(parts[0]).to_bytes(8, 'little') + parts[0] + parts[1]
@@ -134,7 +136,7 @@ class Stream:
     def restore(self, state: bytes) -> None:
         """Goes to a position from `capture` of an equal pipeline. Raises UserError if the pipeline differs."""
         split = 8 + int.from_bytes(state[:8], 'little')
-        with self._temporary_folder() as folder:
+        with _temporary_folder(self._name) as folder:
             pathlib.Path(folder, 'position.index').write_bytes(state[8:split])
             pathlib.Path(folder, 'position.data-00000-of-00001').write_bytes(state[split:])
             try:
@@ -145,24 +147,26 @@ class Stream:
                     'new MODEL_DIR with INITIAL_CHECKPOINT_PATH set to the old one'
                 ) from error
 
-    @contextlib.contextmanager
-    def _temporary_folder(self) -> Iterator[str]:
-        try:
-            with temporary.entry(pathlib.Path(tempfile.gettempdir()), 'position-', '.remixer_t5x') as folder:
-                folder.mkdir(mode=0o700)
-                yield os.fspath(folder)
-        except (OSError, tf.errors.OpError) as error:
-            is_full = isinstance(error, tf.errors.ResourceExhaustedError) or getattr(error, 'errno', 0) == errno.ENOSPC
-            advice = 'free some space there, or set TMPDIR to another folder' if is_full else _ADVICE
-            raise UserError(
-                f'the position in {self._name} cannot be written to {tempfile.gettempdir()} ({one_line(error)}); '
-                f'{advice}'
-            ) from error
+
+@contextlib.contextmanager
+def _temporary_folder(name: str) -> Iterator[str]:
+    try:
+        with temporary.entry(pathlib.Path(tempfile.gettempdir()), 'position-', '.remixer_t5x') as folder:
+            folder.mkdir(mode=0o700)
+            yield os.fspath(folder)
+    except (OSError, tf.errors.OpError) as error:
+        is_full = isinstance(error, tf.errors.ResourceExhaustedError) or getattr(error, 'errno', 0) == errno.ENOSPC
+        advice = 'free some space there, or ' if is_full else ''
+        raise UserError(
+            f'the position in {name} cannot be written to {tempfile.gettempdir()} ({one_line(error)}); {advice}set '
+            'TMPDIR to another folder, or give SAVE_DATA_POSITION=False'
+        ) from error
 
 
 def _unsaved_operation(dataset: tf.data.Dataset) -> str | None:
-    """Looks at the graph, because an iterator reports this only after it has read, and hangs at its end if it failed to
-    save.
+    """Finds an operation of UNSAVED in the pipeline's graph.
+
+    An iterator would report it only after it has read, and hangs at its end if it failed to save.
     """
     # 1 is IGNORE: state outside of the pipeline (a generator, a table) does not matter here.
     text = tf.raw_ops.DatasetToGraphV2(input_dataset=tf.data.experimental.to_variant(dataset), external_state_policy=1)
@@ -172,19 +176,19 @@ def _unsaved_operation(dataset: tf.data.Dataset) -> str | None:
     return next((name for name in UNSAVED if name in operations), None)
 
 
-def without_calls(error: tf.errors.OpError) -> tf.errors.OpError:
-    """The error without the calls that led to it. They hold the iterator, whose threads would read on for as long as
-    somebody has the error: without end, where the source has nothing to give.
+def without_traceback(error: tf.errors.OpError) -> tf.errors.OpError:
+    """Returns the error without its traceback and context.
+
+    Their frames hold the iterator, whose threads would keep reading for as long as the error exists.
     """
     error.__context__ = None
     return error.with_traceback(None)
 
 
 def one_line(error: BaseException) -> str:
-    """The first line that a user can act on. Errors from inside tf.data carry a trace of the graph after it."""
+    """Returns the first line that a user can act on; errors from inside tf.data add a trace of the graph."""
     text = str(error)
-    own = re.search(r'UserError: ([^\n]+)', text)
-    if own:
-        return own.group(1).strip()
+    if user_error := re.search(r'UserError: ([^\n]+)', text):
+        return user_error.group(1).strip()
     first = next((line for line in text.splitlines() if line.strip()), type(error).__name__)
     return re.sub(r'^\{\{function_node [^}]*\}\}\s*', '', first).strip()

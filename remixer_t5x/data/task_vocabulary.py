@@ -1,14 +1,21 @@
-"""The vocabulary of a task: its record in checkpoints, its files in MODEL_DIR, the check of its ids; task labels."""
+"""The vocabulary of a task: its record in checkpoints, its files in MODEL_DIR, the check of its ids, its pieces.
+
+Losses per token of two vocabularies cannot be compared, but bits per byte can (`token_bytes`). Ids without text have 0
+bytes: padding, the end token, sentinels and an unknown piece. The space before a word counts, also the space that
+SentencePiece puts before the first word of a text.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import pathlib
+import re
 import shutil
 import tempfile
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from etils import epath
 
 from remixer_t5x.errors import UserError
@@ -17,18 +24,21 @@ if TYPE_CHECKING:
     from remixer_t5x.lazy import seqio
 
 # Folder of a MODEL_DIR with the files of its vocabulary. `vocabularies.saved` reads it, so that a trained model works
-# without the text that its vocabulary was made from.
+# without the text that its vocabulary was trained on.
 FOLDER = 'vocabulary'
 INDEX, PIECES, WORDS, TOKENIZER = 'vocabulary.json', 'spiece.model', 'words.txt', 'tokenizer.json'
 _BYTE_PAIR_FILES = (
     *('vocab.json', 'merges.txt', TOKENIZER),
     *('tokenizer_config.json', 'special_tokens_map.json', 'added_tokens.json'),
 )
+# SentencePiece's notation of a space and of a byte.
+SPACE, BYTE = '\u2581', re.compile(r'<0x[0-9A-F]{2}>')
 
 
 def of(source: seqio.Task | seqio.Mixture) -> seqio.Vocabulary:
-    """The vocabulary of the targets. Raises UserError if inputs use another vocabulary, because the model has one
-    table.
+    """Returns the vocabulary of the targets.
+
+    Raises UserError if inputs use another vocabulary, because the model has one table.
     """
     features = source.output_features
     targets = features['targets'].vocabulary
@@ -41,27 +51,27 @@ def of(source: seqio.Task | seqio.Mixture) -> seqio.Vocabulary:
 
 
 def labels(task: seqio.Task) -> tuple[str, ...] | None:
-    """The answers of a task that has a fixed number of them, which its postprocessor knows; None for another task."""
+    """Returns the labels of a task whose postprocessor lists them; None for another task."""
     labels = getattr(task.postprocessor, 'labels', None)
     return tuple(labels) if labels else None
 
 
 def fingerprint(vocab: seqio.Vocabulary) -> str:
-    """16 hex digits that change if ids mean other text."""
+    """Returns 16 hex digits that change if ids stand for other text."""
     model = getattr(vocab, 'sp_model', None)
-    # A vocabulary of words has no model file; its words define what ids mean.
+    # A word vocabulary has no model file; its words define the ids.
     name = '\n'.join((type(vocab).__name__, *getattr(vocab, 'words', ())))
     text = model if isinstance(model, bytes) else name.encode()
     return hashlib.sha256(text + f'|{vocab.vocab_size}|{vocab.extra_ids}'.encode()).hexdigest()[:16]
 
 
 def record(vocab: seqio.Vocabulary) -> str:
-    """The record of the vocabulary in a checkpoint; a checkpoint with another record does not fit."""
+    """Returns the record of the vocabulary in a checkpoint; a checkpoint with another record does not fit."""
     return f'{fingerprint(vocab)} of {vocab.vocab_size} ids'
 
 
 def check_ids(name: str, vocab: seqio.Vocabulary, model_vocab_size: int) -> None:
-    """Raises UserError if `vocab`, the vocabulary of `name`, has ids that the model's table does not have."""
+    """Raises UserError if `vocab`, the vocabulary of `name`, has ids beyond the model's table."""
     size = vocab.vocab_size
     if size > model_vocab_size:
         raise UserError(
@@ -87,7 +97,7 @@ def save(vocab: seqio.Vocabulary, folder: epath.PathLike) -> bool:
 
 
 def _write_files(vocab: Any, folder: pathlib.Path) -> dict[str, Any] | None:
-    """Writes the files and returns what `vocabularies.saved` needs besides them."""
+    """Writes the files and returns the settings that `vocabularies.saved` needs besides them."""
     if hasattr(vocab, 'save'):
         vocab.save(str(folder / TOKENIZER))
         return {'kind': 'wordpiece'}
@@ -118,8 +128,52 @@ vocabularies.saved.folder = {str(folder)!r}
 
 
 def saved(model_dir: epath.PathLike | None) -> list[tuple[str, str]]:
-    """The gin flags that read the vocabulary in MODEL_DIR, and no text; none if MODEL_DIR has no vocabulary."""
+    """Returns the gin flags that load the vocabulary of MODEL_DIR; none if MODEL_DIR has no vocabulary."""
     if model_dir is None or not (epath.Path(model_dir) / FOLDER / INDEX).is_file():
         return []
     function = 'remixer_tasks.vocabularies.saved'
     return [('VOCABULARY', f'@{function}()'), (f'{function}.folder', repr(str(epath.Path(model_dir) / FOLDER)))]
+
+
+def token_bytes(vocabulary: Any) -> np.ndarray:
+    """Returns the number of bytes of each id's text, [ids] int32."""
+    known_bytes = getattr(vocabulary, 'token_bytes', None)
+    if known_bytes is not None:
+        return np.asarray(known_bytes, np.int32)
+    counts: np.ndarray = np.zeros(vocabulary.vocab_size, np.int32)
+    model: Any = getattr(vocabulary, 'tokenizer', None)
+    for index in range(vocabulary.vocab_size - vocabulary.extra_ids):
+        if not hasattr(model, 'IdToPiece'):
+            counts[index] = _decoded_bytes(vocabulary, index)
+        elif not (model.IsControl(index) or model.IsUnknown(index)):
+            piece = model.IdToPiece(index)
+            counts[index] = 1 if BYTE.fullmatch(piece) else len(piece.replace(SPACE, ' ').encode())
+    return counts
+
+
+def _decoded_bytes(vocabulary: Any, index: int) -> int:
+    """Counts the bytes of an id in a vocabulary of bytes or words; words have a space between them."""
+    if index in (0, vocabulary.eos_id, vocabulary.unk_id):
+        return 0
+    if type(vocabulary).__name__ == 'ByteVocabulary':
+        return 1
+    return len(vocabulary.decode([index]).encode()) + 1
+
+
+def pieces(vocabulary: Any) -> list[str]:
+    """Returns the piece of each id in SentencePiece's notation (a space is U+2581); sentinels are `<extra_id_0>`, ...
+
+    Raises UserError for a vocabulary that has neither SentencePiece's pieces nor bytes.
+    """
+    count, extra = vocabulary.vocab_size, vocabulary.extra_ids
+    model: Any = getattr(vocabulary, 'tokenizer', None)
+    if hasattr(model, 'IdToPiece'):
+        names = [model.IdToPiece(index) for index in range(count - extra)]
+    elif type(vocabulary).__name__ == 'ByteVocabulary':
+        names = ['<pad>', '</s>', '<unk>', *(f'<0x{byte:02X}>' for byte in range(256))]
+    else:
+        raise UserError(
+            f'{type(vocabulary).__name__} has no pieces to compare; rows are matched by piece only for SentencePiece '
+            'vocabularies and bytes'
+        )
+    return [*names, *(f'<extra_id_{extra - 1 - index}>' for index in range(extra))]

@@ -1,12 +1,16 @@
-"""The best parameters of each task, kept apart from the checkpoints that rotate.
+"""The best parameters of each task, kept apart from the checkpoints that rotate, and the score that decides.
 
 `MODEL_DIR/best/<task>/<step>` has the items `state` (only parameters) and `run` of a checkpoint, so it can be
-evaluated, run and finetuned like a checkpoint. `run` also says which metric was best, and its value.
+evaluated, run and finetuned like a checkpoint. `run` also records which metric was best, and its value.
+
+Scores are T5's (its `eval_utils`): a task with several metrics counts with their mean, a mixture with the mean of its
+tasks, each task once; the matched and the mismatched examples of MNLI are one task.
 """
 
 import contextlib
 import math
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from etils import epath
@@ -14,76 +18,121 @@ from etils import epath
 from remixer_t5x.checkpoints import manager, saved_params
 from remixer_t5x.devices import collectives
 from remixer_t5x.errors import UserError
-from remixer_t5x.evaluate import averages
 from remixer_t5x.evaluate.task_evaluation import Report
-from remixer_t5x.run_folder import metrics, model_dir
+from remixer_t5x.run_folder import model_dir, object_store
 
 BEST = 'best'
+# BEST_METRICS = 'mean' scores each task by the mean of its metrics.
+MEAN = 'mean'
+# Name of the average over the tasks of a mixture in records and folders.
+AVERAGE = 'average'
+BestMetrics = Mapping[str, str] | str | None
+# Metrics whose lower values are better, by the last words of their names.
+_LOWER = re.compile(r'-.*|([^/]*_)?(error|loss|perplexity|distance|error_rate|wer|cer|ter)(/.*)?')
+
+
+def rank(name: str, value: float) -> float:
+    """Negates an error, a loss, or a metric that BEST_METRICS names `-NAME`, so that higher is better."""
+    return -value if _LOWER.fullmatch(name) else value
+
+
+def score(task: str, metrics: Mapping[str, float], best_metrics: BestMetrics = None) -> tuple[str, float] | None:
+    """Returns the metric that decides which checkpoint is best for the task, and its value; None without metrics.
+
+    `best_metrics` has the name of a metric by task, `-NAME` if a lower value is better, `MEAN` for all tasks, or None
+    for each task's first metric. `MEAN` excludes metrics whose lower values are better, unless there are no others.
+    Raises UserError if the task does not have the metric.
+    """
+    if task == AVERAGE:
+        return next(iter(metrics.items()), None)
+    if isinstance(best_metrics, str) and best_metrics != MEAN:
+        raise UserError(
+            f"BEST_METRICS must be '{MEAN}', or a metric by task, as in {{'cogs_v001': 'exact_match'}}, got "
+            f'{best_metrics!r}'
+        )
+    if best_metrics == MEAN:
+        higher = [value for name, value in metrics.items() if not _LOWER.fullmatch(name)]
+        values = higher or [-value for value in metrics.values()]
+        return (MEAN, mean(values)) if values else None
+    name = best_metrics.get(task) if isinstance(best_metrics, Mapping) else None
+    if name is not None and name.removeprefix('-') not in metrics:
+        raise UserError(f'BEST_METRICS names {name!r} for {task}, which has {", ".join(metrics) or "none"}')
+    name = name or next(iter(metrics), None)
+    return None if name is None else (name, metrics[name.removeprefix('-')])
+
+
+def average(scores: Mapping[str, float]) -> float:
+    """Returns the mean of the tasks' scores (see `rank`)."""
+    parts: dict[str, list[float]] = {}
+    for task, value in scores.items():
+        parts.setdefault(re.sub(r'_(mis)?matched(?=_|$)', '', task), []).append(value)
+    return mean(mean(values) for values in parts.values())
+
+
+def mean(values: Iterable[float]) -> float:
+    values = list(values)
+    return sum(values) / len(values)
 
 
 class BestCheckpoints:
-    """Keeps, for each task, the parameters with the best value of one metric: the highest, or of an error the lowest.
+    """Keeps, for each task, the parameters with the best value of one metric: the highest, or the lowest error.
 
-    `metrics` names the metric of each task (see `averages.score`). `record` is the record of the run in
-    its checkpoints.
+    `metrics` names the metric of each task (see `score`). `record` is the record of the run in its checkpoints.
     """
 
-    def __init__(self, folder: epath.Path, record: Mapping[str, Any], metrics: averages.BestMetrics = None):
+    def __init__(self, folder: epath.Path, record: Mapping[str, Any], metrics: BestMetrics = None):
         self._folder, self._record, self._metrics = folder / BEST, record, metrics
 
     def keep(self, report: Report, step: int, params: Any) -> bool:
-        """Saves `params` if they are better than the kept ones. Returns whether it did, once they are on disk. A metric
-        that is NaN is never better.
+        """Saves `params` if they are better than those saved before. Returns whether it did, once they are on disk.
 
-        Raises UserError if the task does not have the metric, metrics.CannotWrite if the parameters cannot be written.
+        A metric that is NaN is never better. Raises UserError if the task does not have the metric, and CannotWrite if
+        the parameters cannot be written.
         """
-        found = self.score(report)
-        if found is None or math.isnan(found[1]):
+        metric = self.score(report)
+        if metric is None or math.isnan(metric[1]):
             return False
-        (name, value), folder = found, self._folder / report.task
+        (name, value), folder = metric, self._folder / report.task
         known = collectives.broadcast(self.known(report.task))
-        # A run that was killed reaches the same step again, with the same value.
-        if known and (known['metric'] == name and averages.rank(name, known['value']) >= averages.rank(name, value)):
+        # A killed and resumed run reaches the same step again, with the same value.
+        if known and (known['metric'] == name and rank(name, known['value']) >= rank(name, value)):
             return False
         record = {**self._record, BEST: {'task': report.task, 'metric': name, 'value': value, 'step': step}}
-        self._save(folder, step, params, record)
-        return True
-
-    def score(self, report: Report) -> tuple[str, float] | None:
-        """The metric that decides, and its value; see `averages.score`."""
-        return averages.score(report.task, report.metrics, self._metrics)
-
-    def known(self, task: str) -> Mapping[str, Any] | None:
-        """`metric`, `value` and `step` of the parameters kept for `task`."""
-        steps = saved_params.steps_in(self._folder / task)
-        return read_best(self._folder / task / str(steps[-1])) if steps else None
-
-    def _save(self, folder: epath.Path, step: int, params: Any, record: Mapping[str, Any]) -> None:
         others = collectives.broadcast([other for other in saved_params.steps_in(folder) if other != step])
         try:
             manager.check_space(self._folder.parent, params, 'the best parameters take')
             manager.write_params(folder, step, params, record, others)
         except UserError as error:
-            raise metrics.CannotWrite(str(error)) from error
+            raise object_store.CannotWrite(str(error)) from error
+        return True
+
+    def score(self, report: Report) -> tuple[str, float] | None:
+        """Returns the metric that decides, and its value; see `score`."""
+        return score(report.task, report.metrics, self._metrics)
+
+    def known(self, task: str) -> Mapping[str, Any] | None:
+        """Returns `metric`, `value` and `step` of the parameters saved for `task`."""
+        steps = saved_params.steps_in(self._folder / task)
+        return read_best(self._folder / task / str(steps[-1])) if steps else None
 
 
-def kept_in(folder: str) -> dict[str, Mapping[str, Any]]:
-    """The best checkpoints in MODEL_DIR, by task: `metric`, `value`, `step`, and `path`."""
-    found: dict[str, Mapping[str, Any]] = {}
+def best_checkpoints(folder: str) -> dict[str, Mapping[str, Any]]:
+    """Lists the best checkpoints in MODEL_DIR by task: `metric`, `value`, `step`, and `path`."""
+    checkpoints: dict[str, Mapping[str, Any]] = {}
     best = model_dir.absolute(folder) / BEST
     for task in sorted(best.iterdir()) if best.is_dir() else []:
         steps = saved_params.steps_in(task)
         with contextlib.suppress(UserError):
             if steps:
                 path = task / str(steps[-1])
-                found[task.name] = {**read_best(path), 'path': str(path)}
-    return found
+                checkpoints[task.name] = {**read_best(path), 'path': str(path)}
+    return checkpoints
 
 
 def read_best(step: epath.Path) -> dict[str, Any]:
-    """`metric`, `value` and `step` in the record of the checkpoint at `step`. Raises UserError if it lacks them."""
-    found = saved_params.read_record(step).get(BEST)
+    """Reads `metric`, `value` and `step` of the checkpoint at `step`. Raises UserError if its record lacks them."""
+    record = saved_params.read_record(step).get(BEST)
     kinds = {'metric': str, 'value': int | float, 'step': int}
-    if not isinstance(found, dict) or not all(isinstance(found.get(name), kind) for name, kind in kinds.items()):
-        raise UserError(f'{step} does not say which metric was best there; move it away, and the next best is kept')
-    return found
+    if not isinstance(record, dict) or not all(isinstance(record.get(name), kind) for name, kind in kinds.items()):
+        raise UserError(f'{step} does not record which metric was best; move it away, and the next best is saved')
+    return record

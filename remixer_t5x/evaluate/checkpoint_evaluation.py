@@ -1,4 +1,4 @@
-"""Judges checkpoints by the metrics of tasks, and predicts test sets for leaderboards; reads each example once."""
+"""Evaluates checkpoints with the metrics of tasks, and predicts test sets for leaderboards; reads each example once."""
 
 import dataclasses
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -15,7 +15,7 @@ from remixer_t5x.evaluate import best, results, task_examples
 from remixer_t5x.evaluate.task_evaluation import Report, TaskEvaluation, TaskEvaluator
 from remixer_t5x.run_folder import model_dir
 
-# The folder of an evaluation in the MODEL_DIR of the run.
+# Folder of an evaluation in the MODEL_DIR of the run.
 EVAL = 'eval'
 
 
@@ -34,7 +34,7 @@ class Checkpoints:
 
     def __post_init__(self) -> None:
         if self.follow is not None and (not isinstance(self.follow, int | float) or self.follow < 0):
-            raise UserError(f'FOLLOW is {self.follow!r}; it takes seconds without a new checkpoint, or None')
+            raise UserError(f'FOLLOW must be seconds without a new checkpoint, or None, got {self.follow!r}')
 
     def check(self) -> None:
         """Raises UserError if there is no such checkpoint, before examples are read."""
@@ -42,24 +42,29 @@ class Checkpoints:
             watch.find_all(self.path)
 
     def find(self, done: Collection[int]) -> Iterator[epath.Path]:
-        """Their folders, the same on every process; when following, without the steps in `done`."""
+        """Yields their folders, the same on every process; when following, without the steps in `done`."""
         if self.follow is None:
-            found = iter(watch.find_all(self.path))
+            folders = iter(watch.find_all(self.path))
         else:
-            found = iter(watch.follow(self.path, self.follow, self.until, done))
-        # The first process decides: each for itself would see checkpoints appear at other moments.
-        own = found if jax.process_index() == 0 else iter(())
-        while folder := collectives.broadcast(str(next(own, ''))):
+            folders = iter(watch.follow(self.path, self.follow, self.until, done))
+        # The first process decides, because processes see a new checkpoint at different times.
+        folders = folders if jax.process_index() == 0 else iter(())
+        while folder := collectives.broadcast(str(next(folders, ''))):
             yield epath.Path(folder)
 
 
 @dataclasses.dataclass(frozen=True)
 class CheckpointEvaluation:
-    """One evaluation of a model's checkpoints.
+    """An evaluation of a model's checkpoints.
 
-    `tasks`: what they are judged on; a split of None leaves that out, for submission files alone. `output_dir`: where
-    results go, None for the folder `eval` of each run. `submission_dir`: where files for leaderboards go, of the split
-    `submission_split`; None makes none.
+    Attributes:
+        model: the model.
+        partitioner: places its parameters.
+        checkpoints: the checkpoints.
+        tasks: the tasks whose metrics are computed; a split of None only writes submission files.
+        output_dir: folder of the results, None for the folder `eval` of each run.
+        submission_dir: folder of the files for leaderboards, None for no files.
+        submission_split: the split of these files.
     """
 
     model: Any
@@ -75,16 +80,16 @@ class CheckpointEvaluation:
 
 
 class Evaluator:
-    """A model with the examples it is judged on, read once for all checkpoints.
+    """A model and the examples of its evaluation, which are read once for all checkpoints.
 
     Attributes:
-        judge: for the metrics of tasks, None where no split is given.
-        submitted: for leaderboards, None where no files are asked for.
-        notes: what people should know about the examples.
+        judge: computes the metrics of tasks, None without a split.
+        submitted: predicts for leaderboards, None without a folder for submissions.
+        notes: what was skipped and truncated.
     """
 
     def __init__(self, settings: CheckpointEvaluation, has_leaderboard: Callable[[str], bool]):
-        """Reads the examples. Raises UserError where there is nothing to do, or no leaderboard for the tasks."""
+        """Reads the examples. Raises UserError if there is nothing to do, or no leaderboard for the tasks."""
         tasks, model, partitioner = settings.tasks, settings.model, settings.partitioner
         self._settings = settings
         self.judge = TaskEvaluator(tasks, model, partitioner) if tasks.split is not None else None
@@ -99,19 +104,19 @@ class Evaluator:
         self._abstract = saved_params.abstract_params(model, shapes, partitioner)
 
     def _submitted(self, has_leaderboard: Callable[[str], bool]) -> TaskEvaluator:
-        """The tasks of the mixture that have a leaderboard, all examples of their split."""
+        """Returns the evaluator of the tasks with a leaderboard, for all examples of their split."""
         settings, tasks = self._settings, self._settings.tasks
         split = settings.submission_split
-        found, _ = task_examples.tasks_of(tasks.mixture_or_task_name, split, tasks.tasks)
-        known = [task for task in found if has_leaderboard(task.name)]
+        tasks_with_split, _ = task_examples.find_tasks(tasks.mixture_or_task_name, split, tasks.tasks)
+        known = [task for task in tasks_with_split if has_leaderboard(task.name)]
         if not known:
-            names = ', '.join(task.name for task in found)
+            names = ', '.join(task.name for task in tasks_with_split)
             raise UserError(f'{names} cannot be submitted: there is no leaderboard; give tasks of GLUE or SuperGLUE')
         whole = dataclasses.replace(tasks, mixture_or_task_name=known, tasks=None, split=split, examples=None)
         return TaskEvaluator(whole, settings.model, settings.partitioner)
 
     def done(self) -> set[int]:
-        """Steps that an earlier command, following the same folder, has evaluated."""
+        """Returns the steps that an earlier command that followed the same folder has evaluated."""
         checkpoints = self._settings.checkpoints
         if checkpoints.follow is None or self.judge is None:
             return set()
@@ -119,24 +124,24 @@ class Evaluator:
         return results.done(place, self.judge.split, self.judge.tasks)
 
     def restore(self, folder: epath.Path) -> Any:
-        """The parameters; None where, while following, the training run has removed them meanwhile."""
+        """Restores the parameters; None if the training run removed them while this command follows it."""
         may_go = self._settings.checkpoints.follow is not None
         if may_go and collectives.broadcast(_is_removed(folder)):
             return None
         try:
             return saved_params.restore_params(str(folder), self._abstract, self._vocabulary, watch.SETTING)
         except UserError:
-            # Several processes would not all have come to the same point of reading.
+            # Several processes would not all have reached the same point of reading.
             if may_go and jax.process_count() == 1 and _is_removed(folder):
                 return None
             raise
 
     def evaluate(self, params: Any, folder: epath.Path, outlet: results.Results | None) -> Sequence[Report]:
-        """Judges the parameters of `folder` by tasks' metrics; writes them to `outlet`, if any."""
+        """Computes the metrics of the parameters of `folder` and writes them to `outlet`, if any."""
         return self._reports(self.judge, params, folder, outlet)
 
     def predict_submissions(self, params: Any, folder: epath.Path, outlet: results.Results | None) -> Sequence[Report]:
-        """Predicts what leaderboards judge; writes the predictions to `outlet`, if any."""
+        """Predicts the submissions to leaderboards and writes them to `outlet`, if any."""
         return self._reports(self.submitted, params, folder, outlet)
 
     def _reports(
@@ -155,7 +160,7 @@ def _is_removed(folder: epath.Path) -> bool:
 
 
 def _run_folder(folder: epath.Path) -> epath.Path:
-    """MODEL_DIR of the checkpoint in `folder`: above `checkpoints`, or above `best/<task>`."""
+    """Returns the MODEL_DIR of the checkpoint in `folder`: above `checkpoints`, or above `best/<task>`."""
     parent = folder.parent
     if parent.name == model_dir.CHECKPOINTS:
         return parent.parent

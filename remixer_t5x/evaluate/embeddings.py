@@ -1,4 +1,4 @@
-"""An encoder's output for texts, in a file: one vector for each text, and on request one for each token.
+"""Writes an encoder's output for texts to a file: one vector for each text, and on request one for each token.
 
 | file | contents |
 |---|---|
@@ -17,15 +17,15 @@ import numpy as np
 
 from remixer_t5x import temporary
 from remixer_t5x.errors import UserError
-from remixer_t5x.evaluate.text_outputs import Counts, Texts
-from remixer_t5x.run_folder import metrics, model_dir
+from remixer_t5x.evaluate.text_inference import Counts, Texts
+from remixer_t5x.run_folder import model_dir, object_store
 
 NPZ, PARQUET = '.npz', '.parquet'
 MEAN, FIRST = 'mean', 'first'
 
 
 class Row(NamedTuple):
-    """One text with its ids, whether it was cut, and the features of its tokens, [tokens, embed] float32."""
+    """One text with its ids, whether it was truncated, and the features of its tokens, [tokens, embed] float32."""
 
     number: int
     text: str
@@ -34,16 +34,18 @@ class Row(NamedTuple):
     tokens: np.ndarray
 
     def sentence(self, pooling: str) -> np.ndarray:
-        """[embed] float32; 0 for a text without tokens."""
+        """Returns the features of the text, [embed] float32; 0 for a text without tokens."""
         if not len(self.tokens):
             return np.zeros(self.tokens.shape[1:], np.float32)
         return self.tokens[0] if pooling == FIRST else self.tokens.mean(axis=0, dtype=np.float32)
 
 
 def check_output(path: str) -> None:
-    """Raises UserError unless `path` is a new file of a known kind."""
+    """Raises UserError unless `path` is a new file of a known format."""
     if pathlib.PurePath(path).suffix not in (NPZ, PARQUET):
-        raise UserError(f'--embed writes .npz or .parquet, and --output is {path!r}; give --output=embeddings.npz')
+        raise UserError(
+            f'--output of --embed must end with .npz or .parquet, got {path!r}; give --output=embeddings.npz'
+        )
     if model_dir.absolute(path).exists():
         raise UserError(f'{path} exists already; give another --output, or remove it')
 
@@ -51,7 +53,7 @@ def check_output(path: str) -> None:
 def rows(
     texts: Iterator[str], codec: Texts, encode: Callable[[list[list[int]]], Sequence[np.ndarray]], window: int
 ) -> Iterator[Row]:
-    """The features of each text; `encode` gets the ids of up to `window` texts."""
+    """Encodes each text; `encode` receives the ids of up to `window` texts."""
     index = 0
     while chunk := list(itertools.islice(texts, window)):
         coded = [codec.encode(text, index + row) for row, text in enumerate(chunk)]
@@ -62,16 +64,16 @@ def rows(
 
 def write(
     path: str,
-    found: Iterator[Row],
+    rows: Iterator[Row],
     with_tokens: bool,
     pooling: str = MEAN,
     after_row: Callable[[Counts], None] = lambda counts: None,
 ) -> Counts:
-    """Writes all rows; the file appears only when it is complete. Returns how many texts there were."""
+    """Writes all rows and returns the number of texts; the file appears only when it is complete."""
     counts = Counts()
-    kept: list[dict[str, Any]] = []
-    for row in found:
-        kept.append(
+    records: list[dict[str, Any]] = []
+    for row in rows:
+        records.append(
             {
                 'index': row.number,
                 'input': row.text,
@@ -82,35 +84,35 @@ def write(
         )
         counts.written, counts.cut = counts.written + 1, counts.cut + row.cut
         after_row(counts)
-    if not kept:
-        raise UserError('no text was given to embed; give --input=FILE')
+    if not records:
+        raise UserError('there is no text to embed; give --input=FILE')
     target = model_dir.absolute(path)
     unfinished = target.parent / f'.{target.name}.unfinished'
-    with metrics.writing(target):
+    with object_store.writing(target):
         target.parent.mkdir(parents=True, exist_ok=True)
         with unfinished.open('wb') as file:
-            (_write_npz if target.suffix == NPZ else _write_parquet)(file, kept, with_tokens)
+            (_write_npz if target.suffix == NPZ else _write_parquet)(file, records, with_tokens)
         temporary.commit(unfinished, target)
     return counts
 
 
-def _write_npz(file: Any, kept: list[dict[str, Any]], with_tokens: bool) -> None:
-    arrays = {'sentences': np.stack([row['sentence'] for row in kept])}
+def _write_npz(file: Any, rows: list[dict[str, Any]], with_tokens: bool) -> None:
+    arrays = {'sentences': np.stack([row['sentence'] for row in rows])}
     if with_tokens:
-        arrays['tokens'] = np.concatenate([row['tokens'] for row in kept])
-        arrays['ids'] = np.concatenate([np.asarray(row['ids'], np.int32) for row in kept])
-        arrays['offsets'] = np.cumsum([0, *(len(row['ids']) for row in kept)])
+        arrays['tokens'] = np.concatenate([row['tokens'] for row in rows])
+        arrays['ids'] = np.concatenate([np.asarray(row['ids'], np.int32) for row in rows])
+        arrays['offsets'] = np.cumsum([0, *(len(row['ids']) for row in rows)])
     np.savez(file, **arrays)
 
 
-def _write_parquet(file: Any, kept: list[dict[str, Any]], with_tokens: bool) -> None:
+def _write_parquet(file: Any, rows: list[dict[str, Any]], with_tokens: bool) -> None:
     import pyarrow
     import pyarrow.parquet
 
-    columns = {name: [row[name] for row in kept] for name in kept[0]}
+    columns = {name: [row[name] for row in rows] for name in rows[0]}
     vector = pyarrow.list_(pyarrow.float32())
-    kinds = {'sentence': vector, 'tokens': pyarrow.list_(vector), 'ids': pyarrow.list_(pyarrow.int32())}
+    types = {'sentence': vector, 'tokens': pyarrow.list_(vector), 'ids': pyarrow.list_(pyarrow.int32())}
     if with_tokens:
         columns['tokens'] = [list(tokens) for tokens in columns['tokens']]
-    arrays = {name: pyarrow.array(values, kinds.get(name)) for name, values in columns.items()}
+    arrays = {name: pyarrow.array(values, types.get(name)) for name, values in columns.items()}
     pyarrow.parquet.write_table(pyarrow.table(arrays), file)

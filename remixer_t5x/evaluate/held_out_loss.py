@@ -1,8 +1,8 @@
-"""Held-out loss, perplexity and token accuracy: sums over one pass, divided once.
+"""Computes held-out loss, perplexity and token accuracy: sums over one pass, divided once.
 
-Next to the loss there is the loss of the best constant answer: the one distribution over the vocabulary that fits the
-targets best, whatever the input. It is the entropy of their frequencies. What a model is below it, it has learned from
-its inputs; a model that only knows which tokens are frequent is not below it.
+`constant_loss` is the loss of the best constant prediction: the one distribution over the vocabulary that fits the
+targets best, whatever the input. It is the entropy of their frequencies. A model with a lower loss has learned from its
+inputs; a model that only learned which tokens are frequent does not have a lower loss.
 """
 
 import dataclasses
@@ -24,9 +24,7 @@ EvalStep = Callable[[Any, Any], Mapping[str, jax.Array]]
 
 @dataclasses.dataclass(frozen=True)
 class Evaluation:
-    """Evaluates on at most `steps` batches of `dataset` (None takes all, 0 evaluates nothing). `name` is the `kind` of
-    its records.
-    """
+    """Evaluates at most `steps` batches of `dataset`: None for all, 0 for none. `name` is the `kind` of its records."""
 
     dataset: pipeline.DatasetConfig
     steps: int | None = None
@@ -34,57 +32,59 @@ class Evaluation:
 
     def __post_init__(self) -> None:
         if self.steps is not None and self.steps < 0:
-            raise UserError(f'EVAL_STEPS is {self.steps}; it takes a number of batches, or None for the whole split')
+            raise UserError(f'EVAL_STEPS must be a number of batches, or None for the whole split, got {self.steps}')
 
     def batches(self, share: tuple[int, int] = (0, 1), threads: int | None = None) -> task_batches.EvalBatches:
-        """The rows of `share` = (index, count); iterate over it once for every evaluation."""
+        """Opens the rows of `share` = (index, count), to iterate over once for every evaluation."""
         return task_batches.EvalBatches(self.dataset, *share, self.steps, threads)
 
     def by_task(self) -> tuple['Evaluation', ...]:
-        """The same for each task of a mixture that has the split, named NAME/TASK; none for a single task."""
+        """Returns an evaluation NAME/TASK for each task of a mixture that has the split; none for a single task."""
         tasks = [task for task in pipeline.tasks(self.dataset) if self.dataset.split in task.splits]
         return self.of_tasks(tasks) if len(tasks) > 1 else ()
 
     def of_tasks(self, tasks: Sequence[Any]) -> tuple['Evaluation', ...]:
-        """The same for each of these seqio tasks instead, named NAME/TASK."""
+        """Returns an evaluation NAME/TASK for each of these seqio tasks."""
         datasets = [(task.name, dataclasses.replace(self.dataset, mixture_or_task_name=task)) for task in tasks]
-        return tuple(dataclasses.replace(self, dataset=one, name=f'{self.name}/{name}') for name, one in datasets)
+        return tuple(
+            dataclasses.replace(self, dataset=dataset, name=f'{self.name}/{name}') for name, dataset in datasets
+        )
 
 
 def evaluate(
     params: Any, batches: Iterable[Any], eval_step: EvalStep, place: Callable[[Any], Any], name: str = 'eval'
 ) -> dict[str, float]:
-    """`loss`, `cross_ent_loss` (without z-loss) and its `perplexity`, `accuracy`, `tokens` of `params`; if the sums
-    have `bytes`, the bytes of the targets' text, also `bits_per_byte`, and if they have counts of the targets,
-    `constant_loss`, in nats per token like `cross_ent_loss`. `eval_step(params, batch)` returns sums; `place` puts a
-    batch on the devices.
+    """Returns `loss`, `cross_ent_loss` (without z-loss), its `perplexity`, `accuracy` and `tokens` of `params`.
 
-    Raises UserError if there is no target token at all.
+    Also returns `bits_per_byte` if the sums have `bytes`, the bytes of the targets' text, and `constant_loss`, in nats
+    per token like `cross_ent_loss`, if they have counts of the targets. `eval_step(params, batch)` returns sums;
+    `place` puts a batch on the devices. Raises UserError if there is no target token.
     """
     totals: dict[str, float] = {}
     counts: np.ndarray = np.zeros(1)
     batches = iter(batches)
     while chunk := list(itertools.islice(batches, 16)):
-        # Starts some steps before it fetches their sums, so that the device does not wait for the host.
+        # Starts several steps before it fetches their sums, so that the device does not wait for the host.
         pending = [eval_step(params, place(batch)) for batch in chunk]
-        for found_sums in jax.device_get(pending):
-            sums = dict(found_sums)
-            counts = counts + np.asarray(sums.pop(TARGET_COUNTS, 0.0), np.float64)
+        for sums in jax.device_get(pending):
             for key, value in sums.items():
-                totals[key] = totals.get(key, 0.0) + float(value)
+                if key == TARGET_COUNTS:
+                    counts = counts + np.asarray(value, np.float64)
+                else:
+                    totals[key] = totals.get(key, 0.0) + float(value)
     if not totals.get('weights'):
         raise UserError(f'the {name} split has no target token; give a split with text, or EVAL_PERIOD = None')
     totals.setdefault(metrics.STEPS, 1.0)
     text_bytes = totals.pop('bytes', 0.0)
-    found = metrics.means(totals)
+    averages = metrics.means(totals)
     if text_bytes:
-        found['bits_per_byte'] = (totals['loss'] - totals.get('z_loss', 0.0)) / math.log(2) / text_bytes
+        averages['bits_per_byte'] = (totals['loss'] - totals.get('z_loss', 0.0)) / math.log(2) / text_bytes
     if counts.any():
-        found['constant_loss'] = entropy(counts)
-    return {**found, 'perplexity': metrics.perplexity(found['cross_ent_loss'])}
+        averages['constant_loss'] = entropy(counts)
+    return {**averages, 'perplexity': metrics.perplexity(averages['cross_ent_loss'])}
 
 
 def entropy(counts: np.ndarray) -> float:
-    """Entropy in nats of the frequencies that these counts give."""
+    """Returns the entropy, in nats, of the distribution with these counts."""
     shares = counts[counts > 0] / counts.sum()
     return float(-np.sum(shares * np.log(shares)))

@@ -1,8 +1,8 @@
-"""Runs a model over any number of examples: generates texts, and scores given texts.
+"""Runs a model over any number of examples: generates, scores, ranks, encodes and classifies texts.
 
-Examples are put into batches of similar length. Empty rows fill the last batch, and their results are dropped. A result
-depends only on its example, so batch size, mesh and number of hosts do not change it; keys of decoders that sample are
-folded from the example's number.
+Batches have examples of similar length in few shapes, because each shape is compiled once and padding costs time. Empty
+rows fill the last batch, and their results are dropped. A result depends only on its example, so batch size, mesh and
+number of hosts do not change it; the keys of decoders that sample are folded from the example's index.
 """
 
 import collections
@@ -18,13 +18,15 @@ from remixer_t5x.data import frames
 from remixer_t5x.devices import compiler_options
 from remixer_t5x.devices.partition import Partitioner
 from remixer_t5x.errors import UserError
-from remixer_t5x.evaluate import length_buckets
 from remixer_t5x.models.decoding import Decoder, Greedy
 from remixer_t5x.optim.train_step import Compiled
 
 Ids = Sequence[int]
-# Number of batches started before the results of the first are fetched, so that device and host work at the same time.
-UNDER_WAY = 2
+# Number of batches started before the results of the first are fetched, so that device and host work in parallel.
+MAX_PENDING = 2
+SHORTEST = 32
+# A shape is compiled only for this many batches, because compiling takes about as long as running them.
+FEWEST_BATCHES = 4
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,12 +44,13 @@ class Decoding:
 
     def __post_init__(self) -> None:
         if isinstance(self.batch_size, bool) or not isinstance(self.batch_size, int) or self.batch_size < 1:
-            raise UserError(f'EVAL_BATCH_SIZE is {self.batch_size!r}; give a number of examples, 1 or more')
+            raise UserError(f'EVAL_BATCH_SIZE must be a positive number of examples, got {self.batch_size!r}')
 
 
 class Prediction(NamedTuple):
-    """Generated ids up to and including the end token, best first or in the order sampled, and the score of each; a
-    classifier's answers are texts, which have no ids.
+    """The answers to one example, the best first or in the order sampled, and the score of each.
+
+    `ids` end with the end token. A classifier's answers are `texts`, which have no ids.
     """
 
     ids: list[list[int]]
@@ -55,13 +58,12 @@ class Prediction(NamedTuple):
     texts: list[str] | None = None
 
     def decoded(self, vocabulary: Any) -> list[str]:
-        """The answers as texts."""
+        """Returns the answers as texts."""
         return [vocabulary.decode(ids) for ids in self.ids] if self.texts is None else self.texts
 
 
 class Predictor:
-    """`predict`, `score`, `rank`, `encode` and `classify` of one model on one mesh, as far as the model has them; each
-    is compiled once per shape and kept.
+    """Runs the inference functions that the model has on one mesh; each is compiled once per shape.
 
     `eos_id` ends a generated sequence. Raises UserError if the batch size does not divide over the mesh.
     """
@@ -77,110 +79,107 @@ class Predictor:
             keys = jax.vmap(jax.random.fold_in, (None, 0))(jax.random.key(settings.seed), batch['number'])
             return model.generate(params, batch, length, eos_id=eos_id, decoder=settings.decoder, rng=keys)
 
-        self._generate = self._compiled(generate, compiler_options.for_decoding())
-        self._score = self._compiled(lambda params, batch: model.score(params, batch))
-        self._judge = self._compiled(lambda params, batch: jnp.stack(model.judge(params, batch), axis=-1))
-        self._encode = self._compiled(lambda params, batch: model.encode(params, batch['encoder_input_tokens']))
-        self._classify = self._compiled(lambda params, batch: model.classify(params, batch['encoder_input_tokens']))
+        self._generate = self._jit(generate, compiler_options.for_decoding())
+        self._score = self._jit(lambda params, batch: model.score(params, batch))
+        self._judge = self._jit(lambda params, batch: jnp.stack(model.judge(params, batch), axis=-1))
+        self._encode = self._jit(lambda params, batch: model.encode(params, batch['encoder_input_tokens']))
+        self._classify = self._jit(lambda params, batch: model.classify(params, batch['encoder_input_tokens']))
         self._outputs = len(getattr(model, 'labels', None) or ' ')
-        self._rank = self._compiled(
-            lambda params, batch: model.score_choices(params, batch[self._input], batch['choices'])
-        )
+        self._rank = self._jit(lambda params, batch: model.score_choices(params, batch[self._input], batch['choices']))
 
-    def _compiled(self, function: Callable[[Any, Any], Any], options: dict[str, Any] | None = None) -> Compiled:
+    def _jit(self, function: Callable[[Any, Any], Any], options: dict[str, Any] | None = None) -> Compiled:
         # Replicated, so that every host can read all results.
         jitted = jax.jit(function, out_shardings=self._partitioner.replicated, compiler_options=options)
         return Compiled(jitted, self._partitioner)
 
     def predict(self, params: Any, inputs: Sequence[Ids], first: int = 0) -> list[Prediction]:
-        """The predictions for each of `inputs`, which are numbered from `first`."""
-        found: list[Any] = [None] * len(inputs)
+        """Generates answers to each of `inputs`, whose indices begin at `first`."""
+        predictions: list[Any] = [None] * len(inputs)
         for rows, decoded in self._run(self._generate, params, inputs, {}, first):
             tokens, scores = (np.asarray(part) for part in decoded)
             for row, example in enumerate(rows):
                 ids = [_without_padding(sequence) for sequence in tokens[row]]
-                found[example] = Prediction(ids, [float(score) for score in scores[row]])
-        return found
+                predictions[example] = Prediction(ids, [float(score) for score in scores[row]])
+        return predictions
 
     def score(self, params: Any, inputs: Sequence[Ids], targets: Sequence[Ids]) -> np.ndarray:
-        """log p(targets | inputs) of each example, [examples] float32."""
+        """Returns log p(targets | inputs) of each example, [examples] float32."""
         arrays = decoder_arrays(targets, frames.text_lengths(self._settings.feature_lengths)['targets'])
-        return self._gathered(self._score, params, inputs, arrays, ())
+        return self._gather(self._score, params, inputs, arrays, ())
 
     def judge(self, params: Any, inputs: Sequence[Ids], arrays: Mapping[str, np.ndarray]) -> np.ndarray:
-        """What the model's `judge` gives for each example, [examples, 2] float32; `arrays` [examples, ...] are what it
-        reads in addition to `inputs`, such as `decoder_arrays`.
+        """Returns the output of the model's `judge` for each example, [examples, 2] float32.
+
+        `arrays` [examples, ...] are what it reads in addition to `inputs`, such as `decoder_arrays`.
         """
-        return self._gathered(self._judge, params, inputs, arrays, (2,))
+        return self._gather(self._judge, params, inputs, arrays, (2,))
 
     def encode(self, params: Any, inputs: Sequence[Ids]) -> list[np.ndarray]:
-        """The encoder's output at the tokens of each of `inputs`, [its length, embed] float32."""
-        found: list[Any] = [None] * len(inputs)
+        """Returns the encoder's output at the tokens of each of `inputs`, [its length, embed] float32."""
+        features: list[Any] = [None] * len(inputs)
         for rows, values in self._run(self._encode, params, inputs, {}):
             hidden = np.asarray(values, np.float32)
             for row, example in enumerate(rows):
-                found[example] = hidden[row, : len(inputs[example])]
-        return found
+                features[example] = hidden[row, : len(inputs[example])]
+        return features
 
     def classify(self, params: Any, inputs: Sequence[Ids]) -> np.ndarray:
-        """What a classifier gives for each of `inputs`: log p(label) of each label, or one number, [examples, outputs]
-        float32.
-        """
-        return self._gathered(self._classify, params, inputs, {}, (self._outputs,))
+        """Returns log p(label) of each label, or one number, for each of `inputs`, [examples, outputs] float32."""
+        return self._gather(self._classify, params, inputs, {}, (self._outputs,))
 
     def rank(self, params: Any, inputs: Sequence[Ids], choices: Sequence[Ids]) -> np.ndarray:
-        """log p(choice | inputs) of every choice for each example, [examples, choices] float32."""
-        wide = padded(choices, max(map(len, choices)))
-        arrays = {'choices': np.broadcast_to(wide, (len(inputs), *wide.shape))}
-        return self._gathered(self._rank, params, inputs, arrays, (len(choices),))
+        """Returns log p(choice | inputs) of every choice for each example, [examples, choices] float32."""
+        ids = padded(choices, max(map(len, choices)))
+        arrays = {'choices': np.broadcast_to(ids, (len(inputs), *ids.shape))}
+        return self._gather(self._rank, params, inputs, arrays, (len(choices),))
 
-    def _gathered(self, function, params, inputs, arrays, shape: tuple[int, ...]) -> np.ndarray:
-        found: np.ndarray = np.zeros((len(inputs), *shape), np.float32)
+    def _gather(self, function, params, inputs, arrays, shape: tuple[int, ...]) -> np.ndarray:
+        results: np.ndarray = np.zeros((len(inputs), *shape), np.float32)
         for rows, values in self._run(function, params, inputs, arrays):
-            found[rows] = np.asarray(values)[: len(rows)]
-        return found
+            results[rows] = np.asarray(values)[: len(rows)]
+        return results
 
     def _run(
         self, function: Compiled, params: Any, inputs: Sequence[Ids], arrays: Mapping[str, np.ndarray], first: int = 0
     ) -> Iterator[tuple[np.ndarray, Any]]:
-        """(examples, results of their batch) until all of `inputs`, with their rows of `arrays`, are done."""
+        """Yields (examples, results of their batch) for all of `inputs` with their rows of `arrays`."""
         lengths = [len(ids) for ids in inputs]
         pending: collections.deque = collections.deque()
-        for rows in length_buckets.plan(lengths, self._settings.batch_size, self._longest):
+        for rows in plan_batches(lengths, self._settings.batch_size, self._longest):
             batch = {
                 self._input: padded([inputs[row] for row in rows.examples], rows.length),
                 'number': (rows.examples + first).astype(np.int32),
                 **{name: array[rows.examples] for name, array in arrays.items()},
             }
             pending.append((rows.examples, function(params, self._place(batch))))
-            if len(pending) > UNDER_WAY:
+            if len(pending) > MAX_PENDING:
                 yield pending.popleft()
         yield from pending
 
     def _place(self, batch: Mapping[str, np.ndarray]) -> dict[str, jax.Array]:
-        """The batch on the devices, filled up with empty rows. Every host has all rows and passes its own part."""
+        """Puts the batch on the devices, with empty rows at its end. Every host has all rows and passes its share."""
         size = self._settings.batch_size
         index, count = self._partitioner.data_shard()
-        own = slice(index * (size // count), (index + 1) * (size // count))
+        share = slice(index * (size // count), (index + 1) * (size // count))
         filled = {
-            name: np.pad(array, [(0, size - len(array))] + [(0, 0)] * (array.ndim - 1))[own]
+            name: np.pad(array, [(0, size - len(array))] + [(0, 0)] * (array.ndim - 1))[share]
             for name, array in batch.items()
         }
         return self._partitioner.shard_batch(filled)
 
 
 def decoder_arrays(targets: Sequence[Ids], length: int) -> dict[str, np.ndarray]:
-    """The decoder's arrays of a batch, [rows, length] int32 each: it reads the targets one token later."""
-    wide = padded(targets, length)
+    """Returns the decoder's arrays of a batch, [rows, length] int32 each; its inputs are the targets shifted by one."""
+    ids = padded(targets, length)
     return {
-        'decoder_input_tokens': np.pad(wide, ((0, 0), (1, 0)))[:, :-1],
-        'decoder_target_tokens': wide,
-        'decoder_loss_weights': (wide > 0).astype(np.int32),
+        'decoder_input_tokens': np.pad(ids, ((0, 0), (1, 0)))[:, :-1],
+        'decoder_target_tokens': ids,
+        'decoder_loss_weights': (ids > 0).astype(np.int32),
     }
 
 
 def padded(rows: Sequence[Ids], length: int) -> np.ndarray:
-    """Rows of ids as [rows, length] int32, with 0 after the end of each."""
+    """Pads rows of ids with 0 to [rows, length] int32."""
     filled: np.ndarray = np.zeros((len(rows), length), np.int32)
     for row, ids in enumerate(rows):
         filled[row, : len(ids)] = ids
@@ -188,6 +187,102 @@ def padded(rows: Sequence[Ids], length: int) -> np.ndarray:
 
 
 def _without_padding(tokens: np.ndarray) -> list[int]:
-    """The ids up to the last token that is not padding; a model may generate id 0 before its end token."""
+    """Returns the ids up to the last one that is not padding; a model may generate id 0 before its end token."""
     used = np.flatnonzero(tokens)
     return tokens[: used[-1] + 1].tolist() if len(used) else []
+
+
+@dataclasses.dataclass(frozen=True)
+class BatchRows:
+    """The indices of a batch's examples, and the length that each is padded to."""
+
+    examples: np.ndarray
+    length: int
+
+
+def bucket(length: int, longest: int) -> int:
+    """Returns the next power of two, at least SHORTEST and at most `longest`."""
+    size = min(SHORTEST, longest)
+    while size < min(length, longest):
+        size *= 2
+    return min(size, longest)
+
+
+def plan_batches(lengths: Sequence[int], batch_size: int, longest: int) -> list[BatchRows]:
+    """Groups the examples into batches, the longest first, so that a lack of memory shows at the start.
+
+    Args:
+        lengths: number of tokens of each example, at most `longest`.
+        batch_size: rows of a batch; the last batch may have fewer examples.
+        longest: the largest shape.
+    """
+    order = np.argsort(-np.asarray(lengths, np.int64), kind='stable')
+    batches = [order[start : start + batch_size] for start in range(0, len(order), batch_size)]
+    sizes = [bucket(lengths[int(rows[0])], longest) for rows in batches]
+    return [BatchRows(rows, size) for rows, size in zip(batches, _merge_rare_sizes(sizes), strict=True)]
+
+
+def _merge_rare_sizes(sizes: Sequence[int]) -> list[int]:
+    """Raises each size that few batches have to the next larger size; `sizes` of batches are descending."""
+    larger: dict[int, int] = {}
+    counts = {size: sizes.count(size) for size in sorted(set(sizes))}
+    distinct = list(counts)
+    for size, above in zip(distinct, distinct[1:], strict=False):
+        if counts[size] < FEWEST_BATCHES:
+            larger[size] = above
+            counts[above] += counts[size]
+    raised = []
+    for size in sizes:
+        while size in larger:
+            size = larger[size]
+        raised.append(size)
+    return raised
+
+
+def is_classifier(model: Any) -> bool:
+    """Returns whether the model predicts labels or numbers instead of text."""
+    return callable(getattr(model, 'classify', None))
+
+
+def class_predictions(
+    predictor: Predictor,
+    params: Any,
+    inputs: Sequence[Ids],
+    labels: Sequence[str] | None,
+    task_labels: Sequence[str] | None,
+) -> list[Prediction]:
+    """Predicts each text's labels, most likely first, with their log-likelihoods, or a regression's number as text.
+
+    Args:
+        predictor: of the classifier.
+        params: its parameters.
+        inputs: ids of each text.
+        labels: the classifier's labels, None for a regression.
+        task_labels: the labels of a task, all of which the classifier must have; None for all.
+    """
+    outputs = predictor.classify(params, inputs)
+    if labels is None:
+        return [Prediction([], [float(value)], [f'{value:.6g}']) for value in outputs[:, 0]]
+    chosen = _label_indices(labels, labels if task_labels is None else task_labels)
+    names, scores = [labels[index] for index in chosen], outputs[:, chosen]
+    order = np.argsort(-scores, axis=1, kind='stable')
+    return [
+        Prediction([], [float(row[index]) for index in best], [names[index] for index in best])
+        for row, best in zip(scores, order, strict=True)
+    ]
+
+
+def target_scores(
+    predictor: Predictor, params: Any, inputs: Sequence[Ids], labels: Sequence[str] | None, targets: Sequence[str]
+) -> list[float]:
+    """Returns log p(target) of each text. Raises UserError for a regression, or a target that is not a label."""
+    if labels is None:
+        raise UserError('a regression has no likelihoods; give LABELS, or evaluate other tasks')
+    return predictor.classify(params, inputs)[np.arange(len(inputs)), _label_indices(labels, targets)].tolist()
+
+
+def _label_indices(labels: Sequence[str], names: Sequence[str]) -> list[int]:
+    for name in names:
+        if name not in labels:
+            raise UserError(f'LABELS must include the target {name!r:.60} of the task, got {tuple(labels)}')
+    return [labels.index(name) for name in names]

@@ -1,4 +1,4 @@
-"""The files of an evaluation: `metrics.jsonl`, TensorBoard files, and predictions next to targets.
+"""Writes the files of an evaluation: `metrics.jsonl`, TensorBoard files, and predictions next to targets.
 
 `metrics.jsonl` has one object per task and checkpoint: `kind` ('<split>/<task>'), `step`, `checkpoint`, the metrics,
 and `timing`. Repeating an evaluation adds another line. `predictions/<task>-<split>-<step>.jsonl` has the rows of
@@ -15,29 +15,32 @@ from etils import epath
 from remixer_t5x import untrusted_files
 from remixer_t5x.errors import UserError
 from remixer_t5x.evaluate.task_evaluation import Report
-from remixer_t5x.run_folder import metrics, model_dir, tensorboard
+from remixer_t5x.run_folder import metrics, model_dir, object_store
 
 PREDICTIONS = 'predictions'
 
 
 class Results:
-    """Writes reports into one folder, and creates it if necessary. Raises UserError if it cannot."""
+    """Writes reports into one folder, which it creates if necessary. Raises UserError if it cannot."""
 
     def __init__(self, folder: str):
         self.folder = model_dir.absolute(folder)
-        with metrics.writing(self.folder):
+        with object_store.writing(self.folder):
             (self.folder / PREDICTIONS).mkdir(parents=True, exist_ok=True)
+        # Importing tensorboardX takes half a second.
+        from remixer_t5x.run_folder import tensorboard
+
         self._tensorboard = tensorboard.TensorBoardWriter(self.folder / model_dir.TENSORBOARD, 0)
 
     def write(self, report: Report, step: int, checkpoint: epath.Path) -> epath.Path:
-        """Adds the report and returns the file of its predictions."""
+        """Writes the report and returns the file of its predictions."""
         kind = f'{report.split}/{report.task}'
         record = {'kind': kind, 'step': step, 'checkpoint': str(checkpoint)}
         numbers = {name: value if math.isfinite(value) else None for name, value in report.metrics.items()}
         predictions = self.folder / PREDICTIONS / f'{report.task}-{report.split}-{step}.jsonl'
         # Writes predictions first, so that a listed task has them.
         write_jsonl(predictions, report.rows)
-        with metrics.writing(self.folder), (self.folder / model_dir.METRICS).open('a') as file:
+        with object_store.writing(self.folder), (self.folder / model_dir.METRICS).open('a') as file:
             file.write(json.dumps({**record, **numbers, 'timing': {'seconds': report.seconds}}) + '\n')
         self._tensorboard.write(kind, step, report.metrics, {'seconds': report.seconds})
         return predictions
@@ -47,7 +50,7 @@ class Results:
 
 
 def done(folder: str, split: str, tasks: Sequence[str]) -> set[int]:
-    """Steps for which all these tasks have been evaluated into `folder`."""
+    """Returns the steps for which all these tasks have been evaluated into `folder`."""
     steps: dict[str, set[int]] = {f'{split}/{task}': set() for task in tasks}
     for record in metrics.read(model_dir.absolute(folder) / model_dir.METRICS):
         if record['kind'] in steps:
@@ -56,15 +59,15 @@ def done(folder: str, split: str, tasks: Sequence[str]) -> set[int]:
 
 
 def write_jsonl(path: epath.Path, rows: Iterable[Mapping[str, Any]]) -> None:
-    """One JSON object per line; the file appears only when it is complete."""
-    with metrics.writing(path):
-        metrics.replace(path, ''.join(json.dumps(row, ensure_ascii=False) + '\n' for row in rows))
+    """Writes one JSON object per line; the file appears only when it is complete."""
+    with object_store.writing(path):
+        object_store.replace(path, ''.join(json.dumps(row, ensure_ascii=False) + '\n' for row in rows))
 
 
 def read_predictions(path: str) -> list[dict[str, Any]]:
-    """The rows of a file that `write_jsonl` or `remixer-t5x infer` wrote.
+    """Reads the rows of a file that `write_jsonl` or `remixer-t5x infer` wrote.
 
-    Raises UserError, with the line, if it is another kind of file.
+    Raises UserError, with the line, if the file has something else.
     """
     advice = 'give a file of predictions'
     rows = []
@@ -79,7 +82,7 @@ def read_predictions(path: str) -> list[dict[str, Any]]:
 
 
 def _difference_from_prediction(row: Any) -> str | None:
-    """Why a JSON value is not a row of predictions; None if it is one."""
+    """Describes why a JSON value is not a row of predictions; None if it is one."""
     if not isinstance(row, dict) or not isinstance(row.get('prediction'), str):
         return "it has no text 'prediction'"
     if not isinstance(row.get('input', ''), str):

@@ -1,4 +1,4 @@
-"""Evaluates a model by the metrics of seqio tasks: it generates (or ranks) an answer to every example of a split."""
+"""Evaluates a model with the metrics of seqio tasks: generates, ranks or classifies every example of a split."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from remixer_t5x.data import pipeline, task_vocabulary
 from remixer_t5x.devices import collectives
 from remixer_t5x.devices.partition import Partitioner
 from remixer_t5x.errors import UserError
-from remixer_t5x.evaluate import classes, task_examples, task_metrics
+from remixer_t5x.evaluate import predictions, task_examples, task_metrics
 from remixer_t5x.evaluate.predictions import Decoding, Prediction, Predictor
 from remixer_t5x.evaluate.task_examples import TaskExamples
 from remixer_t5x.lazy import seqio
 from remixer_t5x.models import interface
 
-# Of each text that is printed.
+# Characters of each text that is printed.
 SHOWN_CHARACTERS = 200
 
 
@@ -31,15 +31,13 @@ class TaskEvaluation:
         mixture_or_task_name: a mixture or task, its name, or several names separated by commas.
         decoding: how answers are generated.
         tasks: names of the tasks to evaluate, separated by commas; None for all.
-        split: the split to evaluate; tasks that do not have it are left out. None is for a command that only writes
-            submissions and evaluates nothing.
+        split: the split to evaluate; tasks without it are skipped. None is for a command that only writes submissions.
         examples: maximum number of examples of each task, None for all.
         shown: number of examples of each task to print with their answers at each evaluation.
-        rank_choices: if a task has fixed answers (a postprocessor with `labels`), pick the most likely answer instead
-            of generating one.
+        rank_choices: picks the most likely label of a task whose postprocessor has `labels`, instead of generating.
     """
 
-    mixture_or_task_name: pipeline.Given | Sequence[pipeline.Given]
+    mixture_or_task_name: pipeline.TaskOrName | Sequence[pipeline.TaskOrName]
     decoding: Decoding
     tasks: str | None = None
     split: str | None = 'validation'
@@ -49,17 +47,19 @@ class TaskEvaluation:
 
     def __post_init__(self) -> None:
         if self.examples is not None and (not isinstance(self.examples, int) or self.examples < 1):
-            raise UserError(f'EVAL_EXAMPLES is {self.examples!r}; it takes 1 or more examples a task, or None for all')
+            raise UserError(
+                f'EVAL_EXAMPLES must be a positive number of examples a task, or None for all, got {self.examples!r}'
+            )
         if isinstance(self.shown, bool) or not isinstance(self.shown, int) or self.shown < 0:
             raise UserError(f'SHOWN_ANSWERS must be a number of examples, 0 or more, got {self.shown!r}')
 
 
 @dataclasses.dataclass(frozen=True)
 class Report:
-    """A task's metrics, in the order of its authors, and the question and answer of each example.
+    """A task's metrics, in the order that the task defines, and the input and prediction of each example.
 
     `rows` have `index`, `input`, `target`, `prediction`, `score`, all `predictions` and `scores` if there are several,
-    and in `example` everything else that the task gives to its metrics.
+    and in `example` everything else that the task passes to its metrics.
     """
 
     task: str
@@ -72,26 +72,26 @@ class Report:
 class TaskEvaluator:
     """Reads the examples once and evaluates any number of checkpoints of one model.
 
-    `split` is the split, and `notes` tell people what was left out and what was cut. Raises UserError for an unknown
+    `notes` list the tasks that were skipped and what was truncated. Raises UserError for an unknown
     task, a split that is None, missing or empty, and a vocabulary that is larger than the model's table.
     """
 
     def __init__(self, settings: TaskEvaluation, model: Any, partitioner: Partitioner):
         if settings.split is None:
-            raise UserError('EVAL_SPLIT is None, so there is nothing to evaluate: give --split=validation')
-        if not classes.is_classifier(model):
+            raise UserError('EVAL_SPLIT must be a split, got None; give --split=validation')
+        if not predictions.is_classifier(model):
             interface.require(model, 'generate', 'evaluation by metrics')
         self._settings, self._model = settings, model
         self.split = settings.split
         lengths = settings.decoding.feature_lengths
-        tasks, self.notes = task_examples.tasks_of(settings.mixture_or_task_name, self.split, settings.tasks)
+        tasks, self.notes = task_examples.find_tasks(settings.mixture_or_task_name, self.split, settings.tasks)
         self.vocabulary = _one_vocabulary(tasks)
         task_vocabulary.check_ids(tasks[0].name, self.vocabulary, model.vocab_size)
         self._predictor = Predictor(model, partitioner, settings.decoding, _eos(self.vocabulary))
         self._examples = [
             task_examples.read(task, self.split, lengths, settings.examples, self._is_generated(task)) for task in tasks
         ]
-        collectives.check_same({f'the examples of {one.task.name}': one.digest() for one in self._examples})
+        collectives.check_same({f'the examples of {each.task.name}': each.digest() for each in self._examples})
         self.notes += [note for examples in self._examples for note in examples.notes]
 
     @property
@@ -103,26 +103,26 @@ class TaskEvaluator:
         return [examples.task for examples in self._examples]
 
     def __call__(self, params: Any) -> Iterator[Report]:
-        """One report after another, in the order of the tasks."""
+        """Yields a report for each task, in the order of the tasks."""
         for examples in self._examples:
             begun = time.perf_counter()
-            found = self._answers(params, examples)
-            texts = [prediction.decoded(self.vocabulary)[0] for prediction in found]
+            answers = self._predict(params, examples)
+            texts = [answer.decoded(self.vocabulary)[0] for answer in answers]
             outputs = task_metrics.Outputs(
-                texts, [prediction.scores[0] for prediction in found], self._target_scores(params, examples)
+                texts, [answer.scores[0] for answer in answers], self._target_scores(params, examples)
             )
             metrics = task_metrics.compute(examples, outputs)
-            rows = list(self._rows(examples, texts, found))
+            rows = list(self._rows(examples, texts, answers))
             yield Report(examples.task.name, examples.split, metrics, rows, time.perf_counter() - begun)
 
     def _is_generated(self, task: seqio.Task) -> bool:
         is_ranked = self._settings.rank_choices and task_vocabulary.labels(task)
-        return not (classes.is_classifier(self._model) or is_ranked)
+        return not (predictions.is_classifier(self._model) or is_ranked)
 
-    def _answers(self, params: Any, examples: TaskExamples) -> list[Prediction]:
+    def _predict(self, params: Any, examples: TaskExamples) -> list[Prediction]:
         labels = task_vocabulary.labels(examples.task)
-        if classes.is_classifier(self._model):
-            return classes.answers(self._predictor, params, examples.inputs, self._model.labels, labels)
+        if predictions.is_classifier(self._model):
+            return predictions.class_predictions(self._predictor, params, examples.inputs, self._model.labels, labels)
         if not (self._settings.rank_choices and labels):
             return self._predictor.predict(params, examples.inputs)
         feature = examples.task.output_features['targets']
@@ -137,31 +137,35 @@ class TaskEvaluator:
     def _target_scores(self, params: Any, examples: TaskExamples) -> list[float] | None:
         if not task_metrics.needs_target_scores(examples.task):
             return None
-        if classes.is_classifier(self._model):
-            wanted = examples.texts('targets')
-            return classes.target_scores(self._predictor, params, examples.inputs, self._model.labels, wanted)
+        if predictions.is_classifier(self._model):
+            targets = examples.texts('targets')
+            return predictions.target_scores(self._predictor, params, examples.inputs, self._model.labels, targets)
         return self._predictor.score(params, examples.inputs, examples.targets).tolist()
 
-    def _rows(self, examples: TaskExamples, texts: Sequence[str], found: Sequence[Prediction]) -> Iterator[dict]:
-        asked, wanted = examples.texts('inputs'), examples.texts('targets')
-        for index, (prediction, example) in enumerate(zip(found, examples.examples, strict=True)):
+    def _rows(self, examples: TaskExamples, texts: Sequence[str], answers: Sequence[Prediction]) -> Iterator[dict]:
+        inputs, targets = examples.texts('inputs'), examples.texts('targets')
+        for index, (prediction, example) in enumerate(zip(answers, examples.examples, strict=True)):
             several: dict[str, Any] = {}
             if len(prediction.scores) > 1:
                 several['predictions'] = prediction.decoded(self.vocabulary)
                 several['scores'] = prediction.scores
             yield {
                 'index': index,
-                'input': asked[index],
-                'target': wanted[index],
+                'input': inputs[index],
+                'target': targets[index],
                 'prediction': texts[index],
                 'score': prediction.scores[0],
                 **several,
-                'example': {name: _plain(value) for name, value in example.items() if _is_extra(name)},
+                'example': {
+                    name: _as_json(value)
+                    for name, value in example.items()
+                    if name.removesuffix('_pretokenized') not in pipeline.FEATURES
+                },
             }
 
 
 def shown_answers(report: Report, count: int) -> Iterator[str]:
-    """Lines with input, answer and target of the first `count` examples; each text is cut to `SHOWN_CHARACTERS`."""
+    """Yields lines with input, answer and target of the first `count` examples, each cut to `SHOWN_CHARACTERS`."""
     if rows := report.rows[:count]:
         yield f'{report.task}, {len(rows)} of {len(report.rows):,} examples of {report.split}:'
     for row in rows:
@@ -174,9 +178,7 @@ def _one_vocabulary(tasks: Sequence[seqio.Task]) -> seqio.Vocabulary:
     vocabulary = first.output_features['targets'].vocabulary
     for task in others:
         if task.output_features['targets'].vocabulary != vocabulary:
-            raise UserError(
-                f'{first.name} and {task.name} have different vocabularies; a model has one: evaluate them one by one'
-            )
+            raise UserError(f'{first.name} and {task.name} have different vocabularies; evaluate them one by one')
     return vocabulary
 
 
@@ -188,14 +190,10 @@ def _end(feature: seqio.Feature) -> list[int]:
     return [_eos(feature.vocabulary)] if feature.add_eos else []
 
 
-def _is_extra(name: str) -> bool:
-    return name.removesuffix('_pretokenized') not in pipeline.FEATURES
-
-
-def _plain(value: Any) -> Any:
-    """The value as JSON; bytes become text."""
+def _as_json(value: Any) -> Any:
+    """Converts a value to JSON; bytes become text."""
     if isinstance(value, bytes):
         return value.decode(errors='replace')
     if isinstance(value, np.ndarray):
-        return [_plain(item) for item in value.tolist()]
+        return [_as_json(item) for item in value.tolist()]
     return value.item() if isinstance(value, np.generic) else value

@@ -1,4 +1,4 @@
-"""The examples of a seqio task's split in memory, as ids and as texts, for evaluation by the task's metrics."""
+"""Reads the examples of a seqio task's split into memory, as ids and as texts, for the task's metrics."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ Example = Mapping[str, Any]
 
 @dataclasses.dataclass(frozen=True)
 class TaskExamples:
-    """`examples` of `split` as the task's preprocessors give them (NumPy values), in the order of the data.
+    """The NumPy `examples` of `split` after the task's preprocessors, in the order of the data.
 
-    `notes` tell people what was cut and which targets no generated answer can equal.
+    `notes` say what was truncated and which targets no generated answer can equal.
     """
 
     task: seqio.Task
@@ -38,51 +38,51 @@ class TaskExamples:
         return [example['targets'].tolist() for example in self.examples]
 
     def digest(self) -> str:
-        """A hash of the ids of all inputs and targets."""
+        """Hashes the ids of all inputs and targets."""
         return hashlib.sha256(repr((self.inputs, self.targets)).encode()).hexdigest()[:16]
 
     def texts(self, feature: str) -> list[str]:
-        """`inputs` or `targets` as the text from before tokenisation."""
+        """Returns `inputs` or `targets` as the texts before tokenization."""
         vocabulary = self.task.output_features[feature].vocabulary
         return [_text(example, feature, vocabulary) for example in self.examples]
 
 
-def tasks_of(
-    given: pipeline.Given | Sequence[pipeline.Given], split: str, only: str | None = None
+def find_tasks(
+    names: pipeline.TaskOrName | Sequence[pipeline.TaskOrName], split: str, only: str | None = None
 ) -> tuple[list[seqio.Task], list[str]]:
-    """The given tasks that have the split and metrics, and a note on each task that does not.
+    """Returns the tasks that have the split and metrics, and a note on each task that does not.
 
-    A text may name several tasks or mixtures, separated by commas; `only`, too, names some of their tasks. Raises
-    UserError for an unknown name, and if no task is left.
+    A text may name several tasks or mixtures, separated by commas; `only` selects some of their tasks by name. Raises
+    UserError for an unknown name, and if no task remains.
     """
-    given = pipeline.made(given) if callable(given) else given
-    wanted = given.split(',') if isinstance(given, str) else given
-    wanted = wanted if isinstance(wanted, list | tuple) else [wanted]
-    providers = [pipeline.named(one.strip() if isinstance(one, str) else one) for one in wanted]
-    tasks = list({task.name: task for one in providers for task in seqio.get_subtasks(one)}.values())
+    names = names() if callable(names) else names
+    if isinstance(names, str):
+        names = [name.strip() for name in names.split(',')]
+    providers = [pipeline.get_task(name) for name in (names if isinstance(names, list | tuple) else [names])]
+    tasks = list({task.name: task for provider in providers for task in seqio.get_subtasks(provider)}.values())
     if only is not None:
-        tasks = _chosen(tasks, only)
-    notes = {task.name: reason for task in tasks if (reason := _reason_to_leave_out(task, split))}
-    left = [task for task in tasks if task.name not in notes]
-    if not left:
-        name = ', '.join(one.name for one in providers)
+        tasks = _select_tasks(tasks, only)
+    notes = {task.name: reason for task in tasks if (reason := _reason_to_skip(task, split))}
+    usable = [task for task in tasks if task.name not in notes]
+    if not usable:
+        name = ', '.join(provider.name for provider in providers)
         raise UserError(f'nothing of {name} can be evaluated: {"; ".join(notes.values())}; give another split or task')
-    return left, list(notes.values())
+    return usable, list(notes.values())
 
 
-def _chosen(tasks: Sequence[seqio.Task], names: str) -> list[seqio.Task]:
+def _select_tasks(tasks: Sequence[seqio.Task], names: str) -> list[seqio.Task]:
     known = {task.name: task for task in tasks}
-    wanted = [name.strip() for name in names.split(',') if name.strip()]
-    for name in wanted:
+    selected = [name.strip() for name in names.split(',') if name.strip()]
+    for name in selected:
         if name not in known:
             near = difflib.get_close_matches(name, known, n=3, cutoff=0.4) or known
             raise UserError(
                 f'EVAL_TASKS names {name!r}, which is not in the mixture; the nearest are {", ".join(near)}'
             )
-    return [known[name] for name in wanted]
+    return [known[name] for name in selected]
 
 
-def _reason_to_leave_out(task: seqio.Task, split: str) -> str:
+def _reason_to_skip(task: seqio.Task, split: str) -> str:
     if split not in task.splits:
         return f'{task.name} has no split {split!r}, its splits are {", ".join(sorted(task.splits))}'
     return '' if task.metric_objs else f'{task.name} has no metrics'
@@ -91,10 +91,10 @@ def _reason_to_leave_out(task: seqio.Task, split: str) -> str:
 def read(
     task: seqio.Task, split: str, lengths: Mapping[str, int], limit: int | None = None, generated: bool = True
 ) -> TaskExamples:
-    """The first `limit` examples (None takes all), cut to `lengths`. Answers that are not `generated` are labels or
-    numbers, for which it does not matter how the vocabulary writes targets.
+    """Reads the first `limit` examples (None for all), truncated to `lengths`.
 
-    Raises UserError if they cannot be read, if there are none, or if they use two vocabularies.
+    Answers that are not `generated` are labels or numbers, so their targets need not survive the vocabulary. Raises
+    UserError if the examples cannot be read, if there are none, or if they use two vocabularies.
     """
     stream.hide_accelerators()
     features = task.output_features
@@ -117,38 +117,40 @@ def read(
 def _notes(
     task: seqio.Task, split: str, examples: Sequence[Example], lengths: Mapping[str, int], generated: bool
 ) -> Iterator[str]:
-    consequence = {'inputs': 'cut', **({'targets': 'cannot be generated'} if generated else {})}
-    for feature, what in consequence.items():
-        long = sum(_is_cut(task.output_features[feature], example, feature, lengths[feature]) for example in examples)
+    consequences = {'inputs': 'truncated', **({'targets': 'cannot be generated'} if generated else {})}
+    for feature, consequence in consequences.items():
+        long = sum(
+            _is_truncated(task.output_features[feature], example, feature, lengths[feature]) for example in examples
+        )
         if long:
             yield (
                 f'{task.name}, {split}: {long:,} of {len(examples):,} {feature} have more than {lengths[feature]} '
-                f'tokens: {what}'
+                f'tokens: {consequence}'
             )
     if not generated:
         return
     vocabulary = task.output_features['targets'].vocabulary
-    changed = [(row, text, back) for row, text, back in _written_back(examples, vocabulary) if text != back]
+    changed = [(row, text, decoded) for row, text, decoded in _round_trips(examples, vocabulary) if text != decoded]
     if changed:
-        row, text, back = changed[0]
+        row, text, decoded = changed[0]
         yield (
-            f'{task.name}, {split}: {len(changed):,} of {len(examples):,} targets are other texts once the vocabulary '
-            f'has written them, so no answer can equal them, such as row {row}: {text!r:.60} becomes {back!r:.60}'
+            f'{task.name}, {split}: the vocabulary changes {len(changed):,} of {len(examples):,} targets, so no answer '
+            f'can equal them, such as row {row}: {text!r:.60} becomes {decoded!r:.60}'
         )
 
 
-def _written_back(examples: Sequence[Example], vocabulary: seqio.Vocabulary) -> Iterator[tuple[int, str, str]]:
-    """(row, from 1; the target; decode(encode(target))) of the examples whose task keeps the texts of targets."""
+def _round_trips(examples: Sequence[Example], vocabulary: seqio.Vocabulary) -> Iterator[tuple[int, str, str]]:
+    """Yields (row, from 1; target; decode(encode(target))) for examples with the texts of their targets."""
     for row, example in enumerate(examples, 1):
         text = example.get('targets_pretokenized')
-        # '<unk>' itself is the target where labels are not public.
+        # '<unk>' is the target of test sets whose labels are not public.
         if isinstance(text, bytes) and text != b'<unk>':
             target = text.decode(errors='replace')
             yield row, target, vocabulary.decode([int(token) for token in vocabulary.encode(target)])
 
 
-def _is_cut(feature: seqio.Feature, example: Example, name: str, length: int) -> bool:
-    """Only an example of full length can have been cut, so only few texts are tokenised again."""
+def _is_truncated(feature: seqio.Feature, example: Example, name: str, length: int) -> bool:
+    """Tokenizes the text again only if the example has full length, because only then it can be truncated."""
     text = example.get(f'{name}_pretokenized')
     if len(example[name]) < length or not isinstance(text, bytes):
         return False

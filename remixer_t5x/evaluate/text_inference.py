@@ -1,28 +1,233 @@
-"""A model run on texts: what gin builds for `remixer-t5x infer`, and the parts of the run that follow from it."""
+"""Runs a model on texts, window by window, and writes results in their order; continues an interrupted output.
+
+The output has one JSON object per text: `index`, `input`, `prediction`, `score`, all `predictions` and `scores` if the
+decoder returns several, and `cut` if the text was too long. The first line also has the `checkpoint` and `decoder` of
+all predictions. Lines are written whole, so an interrupted output is a prefix of the complete output, except perhaps
+for an unfinished last line.
+"""
 
 import dataclasses
+import hashlib
+import itertools
+import json
 import os
-from collections.abc import Iterable
-from typing import Any
+import re
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, TextIO
 
 import jax
 
+from remixer_t5x import untrusted_files
 from remixer_t5x.checkpoints import saved_params, watch
 from remixer_t5x.data import fingerprint, frames, task_vocabulary
 from remixer_t5x.devices import collectives, partition
 from remixer_t5x.errors import UserError
-from remixer_t5x.evaluate import classes, predictions, text_outputs
+from remixer_t5x.evaluate import predictions
 from remixer_t5x.evaluate.text_inputs import TextInputs
 from remixer_t5x.models import interface
+from remixer_t5x.run_folder import model_dir, object_store
+
+# Texts are sorted by length within a window of this many batches.
+WINDOW_BATCHES = 16
+
+
+@dataclasses.dataclass(frozen=True)
+class Texts:
+    """Encodes and decodes texts with a vocabulary.
+
+    Attributes:
+        vocabulary: a seqio vocabulary.
+        longest: maximum number of tokens of an input, including its end token.
+        refuse_long: raises UserError for a longer text instead of truncating it.
+        ends: adds the end token, which a prompt that is to be continued does not have.
+    """
+
+    vocabulary: Any
+    longest: int
+    refuse_long: bool = False
+    ends: bool = True
+
+    def encode(self, text: str, index: int) -> tuple[list[int], bool]:
+        """Returns the ids of the text and whether it was truncated; `index`, from 0, is for the error."""
+        ids = [int(token) for token in self.vocabulary.encode(text)]
+        end = [] if self.vocabulary.eos_id is None or not self.ends else [int(self.vocabulary.eos_id)]
+        room = self.longest - len(end)
+        if len(ids) > room and self.refuse_long:
+            raise UserError(
+                f'input {index + 1} has {len(ids) + len(end):,} tokens, more than the {self.longest} of '
+                "TASK_FEATURE_LENGTHS['inputs']; give REFUSE_LONG = False to cut it, or a larger length"
+            )
+        return ids[:room] + end, len(ids) > room
+
+
+@dataclasses.dataclass
+class Counts:
+    """Numbers of written and truncated texts, also of the runs that this one continues, which wrote `before` texts."""
+
+    written: int = 0
+    cut: int = 0
+    before: int = 0
+
+
+class Output:
+    """The file of predictions, or standard output.
+
+    `origin` has the `checkpoint` and `decoder` of the predictions. Raises UserError if the file has predictions of
+    another origin, or cannot be read or written.
+    """
+
+    def __init__(self, path: str, origin: dict[str, str]):
+        self.path, self._origin = path, origin
+        self.hashes: list[str] = []
+        self.counts = Counts()
+        self._file: TextIO | None = None
+        if not self.is_stdout:
+            self.path = os.path.abspath(os.path.expanduser(path))
+            self._read()
+
+    @property
+    def is_stdout(self) -> bool:
+        return self.path == '-'
+
+    def _read(self) -> None:
+        """Reads the output of an interrupted run. An unfinished last line is removed when writing starts."""
+        self._complete_bytes = 0
+        if not os.path.exists(self.path):
+            return
+        advice = 'give another --output, or remove it'
+        with untrusted_files.user_errors(self.path, advice):
+            # The score of an impossible text is -inf, which JSON lacks.
+            for line in untrusted_files.json_lines(self.path, odd_numbers=True):
+                if not line.ended:
+                    break
+                if line.error or not isinstance(line.value, dict):
+                    raise UserError(f'{self.path} line {line.number} is not a prediction; {advice}')
+                self._check(line.value, line.number - 1)
+                self._complete_bytes += line.size
+        self.counts.before = self.counts.written
+
+    def _check(self, row: dict[str, Any], number: int) -> None:
+        try:
+            origin = {name: row[name] for name in self._origin} if number == 0 else self._origin
+            index, digest = row['index'], hash_of(row['input'])
+        except (KeyError, AttributeError) as error:
+            raise UserError(
+                f'{self.path} line {number + 1} is not a prediction; give another --output, or remove it'
+            ) from error
+        for name, value in self._origin.items():
+            if origin[name] != value:
+                raise UserError(
+                    f'{self.path} was written with {name} {origin[name]}, and this run has {value}; give another '
+                    '--output'
+                )
+        if index != number:
+            raise UserError(f'{self.path} line {number + 1} is prediction {index}, not {number}; remove the file')
+        self.hashes.append(digest)
+        self.counts.written += 1
+        self.counts.cut += bool(row.get('cut'))
+
+    def write(self, rows: Iterable[dict[str, Any]]) -> None:
+        """Appends the rows and flushes, so that they survive an interruption."""
+        text = ''
+        for row in rows:
+            origin = {} if self.counts.written else self._origin
+            text += json.dumps({**row, **origin}, ensure_ascii=False) + '\n'
+            self.counts.written += 1
+            self.counts.cut += bool(row.get('cut'))
+        with object_store.writing(model_dir.absolute(self.path)):
+            file = self._open()
+            file.write(text)
+            file.flush()
+
+    def _open(self) -> TextIO:
+        if self.is_stdout:
+            return sys.stdout
+        if self._file is None:
+            os.makedirs(os.path.dirname(self.path), exist_ok=True)
+            self._file = open(self.path, 'a', encoding='utf-8', newline='\n')  # noqa: SIM115 (closed by `close`)
+            self._file.truncate(self._complete_bytes)
+        return self._file
+
+    def close(self) -> None:
+        """Closes the file; the counts remain available."""
+        if self._file is not None:
+            self._file.close()
+
+
+def hash_of(text: str) -> str:
+    """Hashes a text to 16 hex digits."""
+    return hashlib.sha256(text.encode('utf-8', 'surrogatepass')).hexdigest()[:16]
+
+
+def decoder_name(decoder: Any) -> str:
+    """Returns the decoder and its settings as text, the same in every process."""
+    return re.sub(r'<function (\S+) at 0x[0-9a-f]+>', r'\1', repr(decoder))
+
+
+def skip_done(texts: Iterator[str], output: Output, source: str) -> None:
+    """Skips the texts that the output already has. Raises UserError, with the name `source`, if the texts differ."""
+    for index, digest in enumerate(output.hashes):
+        text = next(texts, None)
+        if text is None:
+            raise UserError(
+                f'{output.path} has {len(output.hashes):,} predictions and {source} only {index:,} texts; '
+                'give the same input, or another --output'
+            )
+        if hash_of(text) != digest:
+            raise UserError(
+                f'{output.path} line {index + 1} belongs to another text than line {index + 1} of {source}; '
+                'give the same input, or another --output'
+            )
+
+
+def run(
+    texts: Iterator[str],
+    output: Output,
+    codec: Texts,
+    predict: Callable[[list[list[int]], int], Any],
+    window: int,
+    after_window: Callable[[Counts], None] = lambda counts: None,
+) -> None:
+    """Writes predictions for all of `texts`, which follow the texts that `output` already has.
+
+    Args:
+        texts: the remaining texts.
+        output: where predictions are written.
+        codec: encodes and decodes texts.
+        predict: (ids of each text, index of the first) -> `predictions.Prediction` of each.
+        window: number of texts at a time.
+        after_window: called with the counts after each window.
+    """
+    while chunk := list(itertools.islice(texts, window)):
+        first = output.counts.written
+        encoded = [codec.encode(text, first + row) for row, text in enumerate(chunk)]
+        answers = predict([ids for ids, _ in encoded], first)
+        rows = []
+        for row, (text, (_, cut), prediction) in enumerate(zip(chunk, encoded, answers, strict=True)):
+            decoded = prediction.decoded(codec.vocabulary)
+            record = {'index': first + row, 'input': text, 'prediction': decoded[0], 'score': prediction.scores[0]}
+            if len(decoded) > 1:
+                record |= {'predictions': decoded, 'scores': prediction.scores}
+            rows.append(record | ({'cut': True} if cut else {}))
+        output.write(rows)
+        after_window(output.counts)
+
+
+def predict_with(predictor: predictions.Predictor, params: Any, model: Any) -> Callable[[list[list[int]], int], Any]:
+    """Returns the `predict` argument of `run`: generated answers, or a classifier's labels, the best first."""
+    if predictions.is_classifier(model):
+        return lambda inputs, first: predictions.class_predictions(predictor, params, inputs, model.labels, None)
+    return lambda inputs, first: predictor.predict(params, inputs, first)
 
 
 @dataclasses.dataclass(frozen=True)
 class TextInference:
-    """Which model reads which texts.
+    """A model and the texts that it reads; gin builds it for `remixer-t5x infer`.
 
     `vocabulary` is the seqio vocabulary the model was trained with, `checkpoint` one checkpoint or a MODEL_DIR (its
     newest), `output` a file or '-' for standard output. `refuse_long` stops at a text that is longer than `decoding`
-    allows, instead of cutting it.
+    allows, instead of truncating it.
     """
 
     model: Any
@@ -35,54 +240,57 @@ class TextInference:
     refuse_long: bool = False
 
     def check(self, embed: bool = False) -> None:
-        """Raises UserError for standard streams with several processes, a vocabulary too large for the model, and a
-        model that gives no answers, or, with `embed`, encodes nothing.
+        """Raises UserError for standard streams with several processes, and for an unsuitable vocabulary or model.
+
+        With `embed`, the model must have `encode`, otherwise `generate` or `classify`.
         """
         if embed:
             interface.require(self.model, 'encode', 'infer --embed')
-        elif not classes.is_classifier(self.model):
+        elif not predictions.is_classifier(self.model):
             interface.require(self.model, 'generate', 'infer without --embed')
         if collectives.several() and (self.inputs.is_stdin or self.output == '-'):
             raise UserError('with several hosts, --input and --output must be files that all of them see')
         task_vocabulary.check_ids('VOCABULARY', self.vocabulary, self.model.vocab_size)
         if collectives.several():
-            texts = fingerprint.mark(os.path.expanduser(self.inputs.path))
-            collectives.check_same({'VOCABULARY': task_vocabulary.record(self.vocabulary), 'the texts of INPUT': texts})
+            texts_mark = fingerprint.mark(os.path.expanduser(self.inputs.path))
+            collectives.check_same(
+                {'VOCABULARY': task_vocabulary.record(self.vocabulary), 'the texts of INPUT': texts_mark}
+            )
 
     def step_folder(self) -> str:
-        """The checkpoint's folder, the same on every process; the newest one, where `checkpoint` is a MODEL_DIR."""
+        """Returns the folder of the checkpoint, or of the newest in a MODEL_DIR, the same on every process."""
         return collectives.broadcast(str(saved_params.find_step(self.checkpoint, watch.SETTING)))
 
-    def open_output(self, folder: str) -> text_outputs.Output:
-        """The output of this process, at the end of what is there already; only the first process writes."""
-        name = text_outputs.name_of(self.decoding.decoder)
-        output = text_outputs.Output(self.output, {'checkpoint': folder, 'decoder': name})
-        # All have read the output before the first one writes more of it.
+    def open_output(self, folder: str) -> Output:
+        """Opens the output after the predictions that it already has; only the first process writes."""
+        name = decoder_name(self.decoding.decoder)
+        output = Output(self.output, {'checkpoint': folder, 'decoder': name})
+        # All processes must have read the output before the first one writes to it.
         collectives.barrier()
         return _Silent(output) if jax.process_index() else output
 
     def restore(self, folder: str) -> Any:
-        """The parameters in `folder`."""
+        """Restores the parameters in `folder`."""
         lengths, size = self.decoding.feature_lengths, self.decoding.batch_size
         shapes = frames.batch_shapes(self.model.frame, lengths, size)
         abstract = saved_params.abstract_params(self.model, shapes, self.partitioner)
         return saved_params.restore_params(folder, abstract, task_vocabulary.record(self.vocabulary), watch.SETTING)
 
-    def codec(self) -> text_outputs.Texts:
-        """Texts to ids and back. A model of tasks without inputs continues its prompts, which then have no end."""
+    def codec(self) -> Texts:
+        """Returns the encoder of texts. A model of tasks without inputs continues prompts, which have no end token."""
         lengths = self.decoding.feature_lengths
         longest = frames.text_lengths(lengths)['inputs']
-        return text_outputs.Texts(self.vocabulary, longest, self.refuse_long, 'inputs' in lengths)
+        return Texts(self.vocabulary, longest, self.refuse_long, 'inputs' in lengths)
 
     def predictor(self) -> predictions.Predictor:
         eos_id = 1 if self.vocabulary.eos_id is None else int(self.vocabulary.eos_id)
         return predictions.Predictor(self.model, self.partitioner, self.decoding, eos_id)
 
 
-class _Silent(text_outputs.Output):
-    """The output of the other processes: they compute with the first one and write nothing."""
+class _Silent(Output):
+    """The output of the other processes, which compute with the first one and write nothing."""
 
-    def __init__(self, output: text_outputs.Output):
+    def __init__(self, output: Output):
         self.path, self.hashes, self.counts = output.path, output.hashes, output.counts
 
     def write(self, rows: Iterable[dict[str, Any]]) -> None:

@@ -1,4 +1,4 @@
-"""Texts to run a model on: lines of a file or of standard input, or one field of JSON lines."""
+"""Reads texts to run a model on: lines of a file or of standard input, or one field of JSON lines."""
 
 import contextlib
 import dataclasses
@@ -16,7 +16,7 @@ from remixer_t5x.errors import UserError
 TXT, JSONL = 'txt', 'jsonl'
 # Formats of rows with columns.
 ROWS = ('csv', 'tsv', 'parquet')
-# Maximum number of characters of a line. A longer line is not a text for a model, and might not fit into memory.
+# Maximum number of characters of a line; a longer line might not fit into memory.
 LONGEST = 50_000_000
 _FORMATS = {'.txt': TXT, '.jsonl': JSONL, '.ndjson': JSONL, '.json': JSONL}
 
@@ -43,7 +43,7 @@ class TextInputs:
     def __post_init__(self) -> None:
         if self.format not in (None, TXT, JSONL, *ROWS):
             known = ', '.join(map(repr, (TXT, JSONL, *ROWS)))
-            raise UserError(f'INPUT_FORMAT is {self.format!r}; it takes {known} or None')
+            raise UserError(f'INPUT_FORMAT must be {known} or None, got {self.format!r}')
 
     @property
     def is_stdin(self) -> bool:
@@ -58,7 +58,7 @@ class TextInputs:
         extension = os.path.splitext(name)[1]
         if (self.format or extension.removeprefix('.').lower()) in ROWS:
             raise UserError(
-                f'{self.shown} has rows, and no template says what of them is a text; give INPUTS as in finetuning, as '
+                f'{self.shown} has rows, which need a template; give INPUTS as in finetuning, as '
                 "in --gin.INPUTS='question: {question}', or --gin.INPUT_FORMAT=txt to read its lines"
             )
         is_jsonl = (self.format or _FORMATS.get(extension, TXT)) == JSONL
@@ -67,7 +67,7 @@ class TextInputs:
             if not is_jsonl:
                 yield line
             elif line.strip():
-                yield self._of_json(line, number)
+                yield self._json_field(line, number)
 
     def _lines(self) -> Iterator[str]:
         try:
@@ -83,7 +83,7 @@ class TextInputs:
         except UnicodeDecodeError as error:
             raise UserError(f'{self.shown} is not UTF-8 text ({error.reason}); convert it') from error
         except (OSError, EOFError, zlib.error) as error:
-            # The last two, and some of the first, mean a damaged gzip file.
+            # A damaged gzip file raises any of these.
             reason = getattr(error, 'strerror', None) or error
             raise UserError(
                 f'{self.shown} cannot be read ({reason}); give --input=FILE, or --input=- for a pipe'
@@ -91,20 +91,19 @@ class TextInputs:
 
     @contextlib.contextmanager
     def _open(self) -> Iterator[TextIO]:
-        # Only \n ends a line: a text may contain U+2028 or a lone \r.
+        # Only \n ends a line: a text may contain U+2028 or \r.
         if self.is_stdin:
-            # Duplicated, so that closing it does not close standard input.
+            # Closing the duplicate does not close standard input.
             with open(os.dup(sys.stdin.fileno()), encoding='utf-8', newline='\n') as text:
                 yield text
             return
         path = os.path.expanduser(self.path)
         with untrusted_files.opened(path) as file:
             with gzip.GzipFile(fileobj=file) if path.endswith('.gz') else contextlib.nullcontext(file) as content:
-                # The wrapper reads binary files of any kind.
                 with io.TextIOWrapper(content, encoding='utf-8', newline='\n') as text:  # type: ignore[type-var]
                     yield text
 
-    def _of_json(self, line: str, number: int) -> str:
+    def _json_field(self, line: str, number: int) -> str:
         try:
             row = untrusted_files.parse(line, odd_numbers=True)
         except untrusted_files.NotJson as error:
@@ -119,6 +118,6 @@ class TextInputs:
 
 
 def _names(row: dict[str, object]) -> str:
-    """The first fields of an untrusted row, on one line."""
+    """Lists the first fields of an untrusted row on one line."""
     shown = [name if name.isprintable() and len(name) < 60 else ascii(name)[:60] for name in list(row)[:10]]
     return ', '.join(shown) + (', ...' if len(row) > 10 else '')

@@ -1,28 +1,32 @@
-"""MODEL_DIR: the folder of one run, with a marker that distinguishes it from other folders."""
+"""MODEL_DIR: the folder of one run, with a marker that distinguishes it from other folders, and its lock."""
 
+import contextlib
+import fcntl
 import importlib.metadata
 import json
 import os
 import re
-from typing import Any
+import socket
+from collections.abc import Iterator
 
 from etils import epath
 
-from remixer_t5x.errors import UserError
+from remixer_t5x.errors import UserError, one_line
 from remixer_t5x.run_folder import object_store
 
 MARKER = 'remixer_t5x_run.json'
+LOCK = 'run.lock'
 CHECKPOINTS = 'checkpoints'
 TENSORBOARD = 'tensorboard'
 METRICS = 'metrics.jsonl'
 CONFIG = 'config.gin'
-# `convert --from_hf` writes this file in place of a run's config.gin.
+# `convert --from_hf` writes this file instead of a run's config.gin.
 CONVERTED = 'model.gin'
 PACKAGES = ('jax', 'jaxlib', 'flax', 'optax', 'orbax-checkpoint', 'seqio', 'tensorflow', 'numpy')
 
 
 def absolute(path: str | os.PathLike[str]) -> epath.Path:
-    """The path for the checkpoint library: absolute, with `~` expanded. `gs://` stays as it is.
+    """Returns the absolute path with `~` expanded; `gs://` stays as it is.
 
     Raises UserError for other URLs.
     """
@@ -45,8 +49,8 @@ def check_name(folder: epath.Path) -> None:
 
 def around(path: str | os.PathLike[str]) -> epath.Path | None:
     """Returns `path` if it is a MODEL_DIR, otherwise the MODEL_DIR that contains it; None if there is none."""
-    given = absolute(path)
-    return next((folder for folder in (given, *given.parents) if (folder / MARKER).is_file()), None)
+    start = absolute(path)
+    return next((folder for folder in (start, *start.parents) if (folder / MARKER).is_file()), None)
 
 
 def saved_gin(folder: epath.Path) -> epath.Path | None:
@@ -55,8 +59,9 @@ def saved_gin(folder: epath.Path) -> epath.Path | None:
 
 
 def claim(path: str | os.PathLike[str]) -> epath.Path:
-    """Creates or opens MODEL_DIR. Raises UserError for a file, a folder of something else, or a folder that cannot be
-    written.
+    """Creates or opens MODEL_DIR.
+
+    Raises UserError for a file, a folder that is not a run's, or a folder that cannot be written.
     """
     if not os.fspath(path):
         raise UserError('MODEL_DIR is empty; give a folder for this run, as in --gin.MODEL_DIR=runs/first')
@@ -71,7 +76,7 @@ def claim(path: str | os.PathLike[str]) -> epath.Path:
                 f'MODEL_DIR {folder} has files of something else (it has no {MARKER}); give a new or empty folder'
             )
         folder.mkdir(parents=True, exist_ok=True)
-        # Rewriting the marker each time checks here that the folder can be written.
+        # Rewriting the marker each time checks that the folder can be written.
         (folder / MARKER).write_text(json.dumps({'format': 'remixer_t5x', 'version': 1}) + '\n')
     except object_store.errors() as error:
         raise UserError(
@@ -89,11 +94,47 @@ def write_config(folder: epath.Path, text: str) -> None:
 
 
 def package_versions() -> dict[str, str]:
-    """Versions of the packages that affect what a run computes."""
-    found: dict[str, Any] = {}
+    """Returns the versions of the installed packages that affect what a run computes."""
+    versions = {}
     for name in PACKAGES:
-        try:
-            found[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return found
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            versions[name] = importlib.metadata.version(name)
+    return versions
+
+
+@contextlib.contextmanager
+def locked(folder: epath.Path) -> Iterator[None]:
+    """Holds the lock of `folder`, a kernel lock on a file in it, which a killed process cannot leave behind.
+
+    On NFS the lock works across machines. Object stores have no locks; there this does nothing. Raises UserError with
+    the process that holds the lock if another run does.
+    """
+    if object_store.is_remote(folder):
+        yield
+        return
+    with contextlib.ExitStack() as stack:
+        with object_store.writing(folder / LOCK):
+            # Without O_NONBLOCK, opening a pipe would wait for another process.
+            flags = os.O_RDWR | os.O_CREAT | os.O_NONBLOCK | os.O_CLOEXEC
+            descriptor = os.open(folder / LOCK, flags, 0o666)
+            stack.callback(os.close, descriptor)
+            has_lock = False
+            # Some file systems have no locks.
+            with contextlib.suppress(OSError):
+                try:
+                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    holder = one_line(os.pread(descriptor, 200, 0).decode('utf-8', 'replace')) or 'another process'
+                    raise UserError(
+                        f'MODEL_DIR {folder} is in use by {holder}; wait for it or stop it, or give this run another '
+                        'MODEL_DIR'
+                    ) from None
+                has_lock = True
+            if has_lock:
+                os.ftruncate(descriptor, 0)
+                os.pwrite(descriptor, f'process {os.getpid()} on {socket.gethostname()}'.encode(), 0)
+        yield
+        if has_lock:
+            # Closing the file releases the lock. The disk may have become read-only, so removing the name may fail.
+            with contextlib.suppress(OSError):
+                os.ftruncate(descriptor, 0)

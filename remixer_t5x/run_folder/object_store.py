@@ -1,15 +1,19 @@
-"""Folders in a bucket, `gs://bucket/folder`: what they need, what is in them, and why they fail, in one line.
+"""Files of a run, on a disk or in a bucket (`gs://bucket/folder`): how they are written, read, and why that fails.
 
 Three libraries reach a bucket. etils' paths read and write small files through TensorFlow, TensorStore reads and writes
 arrays, and Orbax lists and deletes checkpoints through google-cloud-storage. An object appears as a whole or not at
-all. It cannot be appended to, renamed in one step, or locked.
+all. It cannot be appended to, renamed atomically, or locked. So a file that grows is kept in memory and uploaded as a
+whole from time to time, because a store accepts about one write of an object a second (`GrowingObject`).
 """
 
 import contextlib
 import importlib
 import importlib.util
+import math
 import os
 import sys
+import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -22,17 +26,23 @@ GOOGLE = 'gs://'
 LIBRARY = 'google.cloud.storage'
 # Seconds in which a bucket must answer before a run starts.
 PATIENCE = 30.0
-# The beginning of a checksum that a store computed; a checksum of ours is a SHA-256 and has no such beginning.
+# Seconds between two uploads of an object that grows.
+UPLOAD_SECONDS = 10.0
+# The prefix of a checksum that a store computed; our own checksums are SHA-256 without a prefix.
 CRC32C = 'crc32c='
 
 
+class CannotWrite(UserError):
+    """A file of a run cannot be written: the disk is full, read-only or broken."""
+
+
 def is_remote(path: str | os.PathLike[str]) -> bool:
-    """Whether the path is a URL, and not a path on this machine or a file system it has mounted."""
+    """Returns whether the path is a URL, and not a path on this machine or a mounted file system."""
     return '://' in os.fspath(path)
 
 
 def replace(path: epath.Path, text: str) -> None:
-    """Writes `text` as the file `path`, which has the old text or the new text if this process or the machine stops."""
+    """Writes `text` to the file `path` atomically: it has the old text or the new text, also after a power loss."""
     if is_remote(path):
         path.write_text(text)
         return
@@ -42,7 +52,7 @@ def replace(path: epath.Path, text: str) -> None:
 
 
 def check_writable(folder: epath.Path) -> None:
-    """Raises UserError if a run cannot keep its checkpoints in this bucket. A local folder is not looked at."""
+    """Raises UserError if a run cannot keep its checkpoints in this bucket. Does not look at local folders."""
     if not is_remote(folder):
         return
     try:
@@ -63,40 +73,50 @@ def check_writable(folder: epath.Path) -> None:
 
 
 def contents(folder: epath.Path) -> dict[str, list[int | str]] | None:
-    """The objects below `folder`: name relative to it -> [bytes, CRC32C and the checksum that the store computed].
+    """Lists the objects below `folder`: relative name -> [bytes, CRC32C and the checksum that the store computed].
 
-    None if this machine cannot ask for checksums: google-cloud-storage or credentials are missing. Raises UserError if
-    the bucket cannot be read.
+    Returns None if google-cloud-storage or credentials are missing on this machine. Raises UserError if the bucket
+    cannot be read.
     """
-    from_bucket = os.fspath(folder).removeprefix(GOOGLE).partition('/')[2].rstrip('/') + '/'
+    prefix = os.fspath(folder).removeprefix(GOOGLE).partition('/')[2].rstrip('/') + '/'
     try:
-        blobs = list(_client().list_blobs(_bucket_name(folder).removeprefix(GOOGLE), prefix=from_bucket))
+        blobs = list(_client().list_blobs(_bucket_name(folder).removeprefix(GOOGLE), prefix=prefix))
     except Exception as error:
         if isinstance(error, ImportError) or type(error).__name__ == 'DefaultCredentialsError':
             return None
         raise UserError(f'{os.fspath(folder)} cannot be read: {reason(error)}') from error
     # Names that end with a slash mark folders.
-    found = (blob for blob in blobs if not blob.name.endswith('/'))
-    return {blob.name.removeprefix(from_bucket): [int(blob.size), f'{CRC32C}{blob.crc32c}'] for blob in found}
+    objects = (blob for blob in blobs if not blob.name.endswith('/'))
+    return {blob.name.removeprefix(prefix): [int(blob.size), f'{CRC32C}{blob.crc32c}'] for blob in objects}
 
 
 def errors() -> tuple[type[BaseException], ...]:
-    """What a read or a write can raise, for `except`. TensorFlow is loaded if one of its errors has been raised."""
+    """Returns what a read or a write can raise, for `except`, without loading TensorFlow."""
     tensorflow = sys.modules.get('tensorflow')
     return (OSError,) if tensorflow is None else (OSError, tensorflow.errors.OpError)
 
 
 @contextlib.contextmanager
 def reading(path: str | os.PathLike[str]) -> Iterator[None]:
-    """Turns an error of the store into a UserError that says why `path` cannot be read."""
+    """Converts an error of the disk or the store into a UserError that says why `path` cannot be read."""
     try:
         yield
     except errors() as error:
         raise UserError(f'{os.fspath(path)} cannot be read: {reason(error)}') from error
 
 
+@contextlib.contextmanager
+def writing(path: epath.Path) -> Iterator[None]:
+    """Converts an error of the disk or the store into a CannotWrite that says why `path` cannot be written."""
+    try:
+        yield
+    except errors() as error:
+        advice = 'run' if is_remote(path) else 'free some space or check the rights of its folder, and run'
+        raise CannotWrite(f'{path} cannot be written ({reason(error)}); {advice} the same command again') from error
+
+
 def reason(error: BaseException) -> str:
-    """Why the store failed, on one line, and what to do about it where that is known."""
+    """Describes why the store failed in one line, with the remedy if it is known."""
     text = getattr(error, 'message', None) or getattr(error, 'strerror', None) or str(error)
     text = ' '.join(str(text).split('\n\t')[0].split()) or type(error).__name__
     name = type(error).__name__
@@ -145,3 +165,44 @@ def _bucket(folder: epath.Path) -> Any:
 
 def _bucket_name(folder: epath.Path) -> str:
     return GOOGLE + os.fspath(folder).removeprefix(GOOGLE).partition('/')[0]
+
+
+class GrowingObject:
+    """The object `path` with `data` and what is added to it, in memory until it is uploaded.
+
+    `add` uploads nothing, `upload_if_due` uploads from time to time, and `flush` uploads what is missing or raises one
+    of `errors()`.
+    """
+
+    def __init__(self, path: epath.Path, data: bytes = b''):
+        self._path, self._data = path, bytearray(data)
+        self._uploaded = -1
+        self._last = -math.inf
+        self._lock = threading.Lock()
+
+    def __len__(self) -> int:
+        return len(self._data)
+
+    def add(self, data: bytes) -> None:
+        with self._lock:
+            self._data += data
+
+    def upload_if_due(self) -> None:
+        if time.monotonic() - self._last >= UPLOAD_SECONDS:
+            self.try_flush()
+
+    def try_flush(self) -> bool:
+        """Uploads and returns whether that succeeded; the next call tries again."""
+        try:
+            self.flush()
+        except errors():
+            self._last = time.monotonic()
+            return False
+        return True
+
+    def flush(self) -> None:
+        with self._lock:
+            if self._uploaded < len(self._data):
+                self._path.write_bytes(bytes(self._data))
+                self._uploaded = len(self._data)
+                self._last = time.monotonic()

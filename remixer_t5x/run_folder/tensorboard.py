@@ -1,4 +1,4 @@
-"""TensorBoard's event files, written through tensorboardX."""
+"""TensorBoard's event files, written through tensorboardX, whose import takes half a second."""
 
 import contextlib
 import math
@@ -9,37 +9,37 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from etils import epath
+from tensorboardX import record_writer, summary
+from tensorboardX.proto import event_pb2
 
-from remixer_t5x.run_folder import metrics
-from remixer_t5x.run_folder.growing_object import register
+from remixer_t5x.run_folder import object_store
 
-# Seconds between two times that the file is brought up to date.
+# Seconds between two flushes of an event file.
 FLUSH_SECONDS = 30
+# In a bucket, an event file of this size is complete, and another begins.
+PART_BYTES = 1 << 20
 
 
 class TensorBoardWriter:
-    """TensorBoard event files in `folder`; tags are `kind/name`.
+    """Writes TensorBoard event files in `folder`; tags are `kind/name`.
 
-    Writes in the caller's thread: tensorboardX's own thread ends when the disk is full, and the queue to it then blocks
-    the caller for ever. After a write that failed, which may have left half an event, a new file begins.
+    Writes in the caller's thread, because tensorboardX's thread ends when the disk is full, and its queue then blocks
+    the caller forever. After a failed write, which may have left half an event, a new file begins.
     """
 
     def __init__(self, folder: epath.Path, restored_step: int):
-        register()
+        # tensorboardX's own writer for gs:// uploads a file of any length again and again.
+        record_writer.register_writer_factory('gs', _EventFileFactory())
         self._folder, self._files = folder, 0
         self._open()
         self.rewind(restored_step)
 
     def _open(self) -> None:
-        # Imported here, because models and most tests do not need it.
-        from tensorboardX import record_writer
-        from tensorboardX.proto import event_pb2
-
-        self._event, self._flushed, self._broken = event_pb2.Event, time.monotonic(), True
-        with metrics.writing(self._folder):
+        self._flushed, self._broken = time.monotonic(), True
+        with object_store.writing(self._folder):
             record_writer.directory_check(str(self._folder))
-            # TensorBoard reads files with `tfevents` in their names, in their order.
-            # The number tells files of one second apart.
+            # TensorBoard reads files with `tfevents` in their names, in their order. The number distinguishes files of
+            # the same second.
             name = f'events.out.tfevents.{int(time.time())}.{socket.gethostname()}.{self._files}'
             self._file = record_writer.RecordWriter(os.path.join(str(self._folder), name))
         self._files += 1
@@ -47,18 +47,14 @@ class TensorBoardWriter:
         self._add(file_version='brain.Event:2')
 
     def rewind(self, step: int) -> None:
-        """Hides what was logged after `step`, because the run takes those steps again."""
+        """Hides the values after `step`, because the run takes these steps again."""
         if step:
-            from tensorboardX.proto import event_pb2
-
             session_log = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
             self._add(step=step + 1, session_log=session_log)
 
     def write(self, kind: str, step: int, numbers: Mapping[str, float], timing: Mapping[str, float]) -> None:
-        from tensorboardX import summary
-
         for name, value in {**numbers, **timing}.items():
-            # Other values could not be drawn.
+            # TensorBoard cannot draw other values.
             if math.isfinite(value):
                 self._add(step=step, summary=summary.scalar(f'{kind}/{name}', value))
         if time.monotonic() - self._flushed > FLUSH_SECONDS:
@@ -72,18 +68,51 @@ class TensorBoardWriter:
                 self._file.close()
             self._open()
         with self._writing():
-            self._file.write(self._event(wall_time=time.time(), **event).SerializeToString())
+            self._file.write(event_pb2.Event(wall_time=time.time(), **event).SerializeToString())
 
     @contextlib.contextmanager
     def _writing(self) -> Iterator[None]:
         self._broken = True
-        with metrics.writing(self._folder):
+        with object_store.writing(self._folder):
             yield
         self._broken = False
 
     def add_files(self, name: str, kind: str, path: epath.Path) -> None:
-        """Nothing: TensorBoard shows numbers."""
+        """Does nothing: TensorBoard shows numbers."""
 
     def close(self) -> None:
-        with metrics.writing(self._folder):
+        with object_store.writing(self._folder):
             self._file.close()
+
+
+class _EventFiles:
+    """tensorboardX's event file in a bucket: a sequence of objects, `path`, `path.1`, `path.2`.
+
+    metrics.jsonl has the same numbers, so a failed upload does not end a run; the next one repeats it.
+    """
+
+    def __init__(self, path: str):
+        self._path, self._part = path, 0
+        self._object = object_store.GrowingObject(epath.Path(path))
+
+    def write(self, data: bytes) -> None:
+        self._object.add(data)
+
+    def flush(self) -> None:
+        """Uploads; called between two events, so that no event is split."""
+        if self._object.try_flush() and len(self._object) >= PART_BYTES:
+            self._part += 1
+            self._object = object_store.GrowingObject(epath.Path(f'{self._path}.{self._part}'))
+
+    def close(self) -> None:
+        self._object.flush()
+
+
+class _EventFileFactory:
+    """tensorboardX's factory of writers for gs://."""
+
+    def open(self, path: str) -> _EventFiles:
+        return _EventFiles(path)
+
+    def directory_check(self, path: str) -> None:
+        """Does nothing: a bucket has no folders."""

@@ -1,7 +1,7 @@
-"""Where a run shows its numbers while it trains: TensorBoard, Weights & Biases, and whatever has these methods.
+"""Trackers, which show a run's metrics while it trains: TensorBoard, Weights & Biases, or a class with their methods.
 
-`tracking` calls trackers, each in a thread of its own, so that none stops or delays a run. A run's records, which
-commands and resumed runs read, are `metrics.jsonl` and no tracker's.
+`tracking` calls each tracker in a thread of its own, so that none stops or delays a run. Commands and resumed runs read
+`metrics.jsonl`, and nothing that a tracker wrote.
 """
 
 import dataclasses
@@ -19,7 +19,7 @@ from etils import epath
 
 from remixer_t5x import untrusted_files
 from remixer_t5x.errors import UserError
-from remixer_t5x.run_folder import metrics, model_dir, object_store, tensorboard
+from remixer_t5x.run_folder import model_dir, object_store
 
 # In MODEL_DIR: the run's id at each tracker that has ids.
 IDS = 'trackers.json'
@@ -27,7 +27,7 @@ IDS = 'trackers.json'
 
 @dataclasses.dataclass(frozen=True)
 class TrackedRun:
-    """What a tracker learns of a run: MODEL_DIR, the step that this process starts from, and settings by name."""
+    """A run as trackers see it: MODEL_DIR, the step that this process starts from, and settings by name."""
 
     folder: epath.Path
     step: int
@@ -35,50 +35,53 @@ class TrackedRun:
 
 
 class Session(Protocol):
-    """An open tracker. Each method may raise and may take its time."""
+    """An open tracker. Each method may raise and may be slow."""
 
     def write(self, kind: str, step: int, numbers: Mapping[str, float], timing: Mapping[str, float]) -> None:
-        """Numbers of `kind` ('train', or an evaluation's name) after `step` updates."""
+        """Writes metrics of `kind` ('train', or an evaluation's name) after `step` updates."""
 
     def rewind(self, step: int) -> None:
-        """The run goes back to `step` and writes the numbers after it again."""
+        """Called when the run goes back to `step`; it writes the metrics after it again."""
 
     def add_files(self, name: str, kind: str, path: epath.Path) -> None:
-        """A file or a folder to keep with the run; `kind` is 'config', 'report' or 'model'."""
+        """Stores a file or a folder with the run; `kind` is 'config', 'report' or 'model'."""
 
     def close(self) -> None: ...
 
 
 class Tracker(Protocol):
-    """What TRACKERS lists."""
+    """An element of TRACKERS."""
 
     @property
     def takes_files(self) -> bool:
-        """Whether `add_files` does anything, so that a report is worth writing."""
+        """Returns whether `add_files` stores files, so that a report is worth writing."""
 
     def open(self, run: TrackedRun) -> Session: ...
 
 
 @dataclasses.dataclass(frozen=True)
 class TensorBoard:
-    """Event files in MODEL_DIR/tensorboard."""
+    """Writes event files to MODEL_DIR/tensorboard."""
 
     @property
     def takes_files(self) -> bool:
         return False
 
     def open(self, run: TrackedRun) -> Session:
+        # Importing tensorboardX takes half a second.
+        from remixer_t5x.run_folder import tensorboard
+
         return tensorboard.TensorBoardWriter(run.folder / model_dir.TENSORBOARD, run.step)
 
 
 @dataclasses.dataclass(frozen=True)
 class WandB:
-    """Weights & Biases. Environment variables of its own (WANDB_MODE, WANDB_API_KEY, WANDB_BASE_URL) apply.
+    """Weights & Biases. Its environment variables (WANDB_MODE, WANDB_API_KEY, WANDB_BASE_URL) apply.
 
     Attributes:
-        project, entity, group, tags: as `wandb.init` has them.
-        name: None takes the last part of MODEL_DIR.
-        mode: 'online', 'offline' (files in MODEL_DIR/wandb, for `wandb sync`) or 'disabled'; None takes WANDB_MODE.
+        project, entity, group, tags: arguments of `wandb.init`.
+        name: None for the last part of MODEL_DIR.
+        mode: 'online', 'offline' (files in MODEL_DIR/wandb, for `wandb sync`) or 'disabled'; None for WANDB_MODE.
         best_checkpoint: whether the best checkpoint of each task is uploaded at the end of a run.
     """
 
@@ -92,10 +95,10 @@ class WandB:
 
     def __post_init__(self) -> None:
         if self.mode not in (None, 'online', 'offline', 'disabled'):
-            raise UserError(f"WandB.mode is {self.mode!r}; it takes 'online', 'offline', 'disabled' or None")
-        found = importlib.util.find_spec('wandb')
-        # Without an origin it is a folder, such as `wandb/`, which W&B itself leaves in the folder where a run began.
-        if found is None or found.origin is None:
+            raise UserError(f"WandB.mode must be 'online', 'offline', 'disabled' or None, got {self.mode!r}")
+        spec = importlib.util.find_spec('wandb')
+        # Without an origin it is a folder, such as the `wandb/` that W&B leaves in the folder where a run began.
+        if spec is None or spec.origin is None:
             raise UserError(
                 "TRACKERS names @trackers.WandB(), and wandb is not installed: pip install 'remixer-t5x[wandb]'"
             )
@@ -109,28 +112,27 @@ class WandB:
 
 
 class _WandBSession:
-    """One `wandb` run. Steps are a number like the others, because W&B's own steps cannot go back."""
+    """One `wandb` run. The step is a metric, because W&B's own steps cannot go back."""
 
     def __init__(self, tracker: WandB, run: TrackedRun):
         import wandb
 
         self._wandb, self._tracker = wandb, tracker
         mode = tracker.mode or os.environ.get('WANDB_MODE', 'online')
-        # It would otherwise ask for a key, on the terminal of a run that trains.
+        # W&B would otherwise ask for a key on the terminal of the run.
         if mode == 'online' and not wandb.login(prompt=False, verify=False):
-            raise UserError('W&B has no key of yours; type `wandb login`, or set WANDB_MODE=offline')
-        here = tempfile.mkdtemp() if object_store.is_remote(run.folder) else str(run.folder)
+            raise UserError('W&B has no API key; type `wandb login`, or set WANDB_MODE=offline')
+        folder = tempfile.mkdtemp() if object_store.is_remote(run.folder) else str(run.folder)
         self._run = wandb.init(
             project=tracker.project,
             entity=tracker.entity,
             group=tracker.group,
             tags=list(tracker.tags),
             name=tracker.name or run.folder.name,
-            # One of the names that WandB checks.
             mode=cast(Any, tracker.mode),
             id=run_id(run.folder, 'wandb'),
             resume='allow',
-            dir=here,
+            dir=folder,
             config=dict(run.settings),
             settings=wandb.Settings(console='off', silent=True, reinit='create_new'),
         )
@@ -142,13 +144,13 @@ class _WandBSession:
         self._run.log({'step': step, **named})
 
     def rewind(self, step: int) -> None:
-        """Nothing: the same steps are logged again, and W&B shows both."""
+        """Does nothing: the steps are logged again, and W&B shows both."""
 
     def add_files(self, name: str, kind: str, path: epath.Path) -> None:
         if kind == 'model' and not self._tracker.best_checkpoint:
             return
-        allowed = re.sub(r'[^\w.-]', '-', name)
-        artifact = self._wandb.Artifact(f'{self._run.id}-{allowed}', kind)
+        allowed_name = re.sub(r'[^\w.-]', '-', name)
+        artifact = self._wandb.Artifact(f'{self._run.id}-{allowed_name}', kind)
         if object_store.is_remote(path):
             artifact.add_reference(str(path), checksum=False)
         elif path.is_dir():
@@ -164,18 +166,18 @@ class _WandBSession:
 
 
 def run_id(folder: epath.Path, tracker: str) -> str:
-    """The id of the run in `folder` at a tracker, which is made up at the first call.
+    """Returns the id of the run in `folder` at a tracker; the first call creates it.
 
-    Raises UserError if the file that keeps it is damaged or cannot be written.
+    Raises UserError if the file that stores it is damaged or cannot be written.
     """
     path = folder / IDS
     advice = 'move it away, and the run gets a new id'
     with object_store.reading(path):
-        found = untrusted_files.read_object(path, advice) if path.exists() else {}
-    if not re.fullmatch(r'[\w-]{1,64}', str(found.get(tracker, 'new'))):
+        ids = untrusted_files.read_object(path, advice) if path.exists() else {}
+    if not re.fullmatch(r'[\w-]{1,64}', str(ids.get(tracker, 'new'))):
         raise UserError(f'{path} is damaged; {advice}')
-    if tracker not in found:
-        found[tracker] = secrets.token_hex(4)
-        with metrics.writing(path):
-            metrics.replace(path, json.dumps(found) + '\n')
-    return str(found[tracker])
+    if tracker not in ids:
+        ids[tracker] = secrets.token_hex(4)
+        with object_store.writing(path):
+            object_store.replace(path, json.dumps(ids) + '\n')
+    return str(ids[tracker])

@@ -1,4 +1,4 @@
-"""Calls trackers in threads of their own: one that raises, hangs or is slow costs a warning and its own numbers."""
+"""Calls each tracker in a thread of its own: one that raises, hangs or is slow only warns and loses its own metrics."""
 
 import contextlib
 import os
@@ -10,31 +10,31 @@ from etils import epath
 
 from remixer_t5x.run_folder.trackers import Session, TrackedRun, Tracker
 
-# Calls that wait for a slow tracker; more are dropped.
+# Maximum number of calls that wait for a slow tracker; more are dropped.
 MOST_WAITING = 1000
-# How long the end of a run waits for each tracker, such as for uploads. The environment may say otherwise.
+# Seconds that the end of a run waits for each tracker, for example for uploads.
 SECONDS = float(os.environ.get('REMIXER_T5X_TRACKER_SECONDS', '120'))
-Act = Callable[[Session], None]
+Call = Callable[[Session], None]
 
 
 class Tracking:
-    """Trackers of one run. No method raises or waits, except that `close` waits for a while."""
+    """Forwards a run's metrics to its trackers. No method raises or waits, except that `close` waits for a while."""
 
-    def __init__(self, trackers: Sequence[Tracker], run: TrackedRun, say: Callable[[str], None]):
-        self._threads = [_Thread(tracker, run, say) for tracker in trackers]
+    def __init__(self, trackers: Sequence[Tracker], run: TrackedRun, warn: Callable[[str], None]):
+        self._threads = [_Thread(tracker, run, warn) for tracker in trackers]
         self.takes_files = any(tracker.takes_files for tracker in trackers)
 
     def write(self, kind: str, step: int, numbers: Mapping[str, float], timing: Mapping[str, float]) -> None:
         numbers, timing = dict(numbers), dict(timing)
-        self._each(lambda session: session.write(kind, step, numbers, timing))
+        self._call_all(lambda session: session.write(kind, step, numbers, timing))
 
     def rewind(self, step: int) -> None:
-        """The run goes back to `step`."""
-        self._each(lambda session: session.rewind(step))
+        """Reports that the run goes back to `step`."""
+        self._call_all(lambda session: session.rewind(step))
 
     def add_files(self, name: str, kind: str, path: epath.Path) -> None:
-        """A file or folder to keep with the run."""
-        self._each(lambda session: session.add_files(name, kind, path))
+        """Stores a file or folder with the run."""
+        self._call_all(lambda session: session.add_files(name, kind, path))
 
     def close(self, seconds: float | None = None) -> None:
         """Ends all trackers, and waits up to `seconds` for each."""
@@ -43,26 +43,26 @@ class Tracking:
         for thread in self._threads:
             thread.wait(SECONDS if seconds is None else seconds)
 
-    def _each(self, act: Act) -> None:
+    def _call_all(self, call: Call) -> None:
         for thread in self._threads:
-            thread.put(act)
+            thread.put(call)
 
 
 class _Thread:
-    """The thread of one tracker, and what waits for it. It is a daemon: Python may exit while a tracker hangs."""
+    """The thread of one tracker and its queue of calls. A daemon, so that Python exits while a tracker hangs."""
 
-    def __init__(self, tracker: Tracker, run: TrackedRun, say: Callable[[str], None]):
-        self._tracker, self._tracked, self._say = tracker, run, say
+    def __init__(self, tracker: Tracker, run: TrackedRun, warn: Callable[[str], None]):
+        self._tracker, self._run, self._warn_user = tracker, run, warn
         self._name = type(tracker).__name__
-        self._waiting: queue.Queue[Act | None] = queue.Queue(MOST_WAITING)
+        self._waiting: queue.Queue[Call | None] = queue.Queue(MOST_WAITING)
         self._warned = threading.Lock()
         self._thread = threading.Thread(target=self._serve, name=f'tracker {self._name}', daemon=True)
         self._thread.start()
 
-    def put(self, act: Act) -> None:
+    def put(self, call: Call) -> None:
         if self._thread.is_alive():
             try:
-                self._waiting.put_nowait(act)
+                self._waiting.put_nowait(call)
             except queue.Full:
                 self._warn(f'is {MOST_WAITING} records behind, and gets no more until it catches up')
 
@@ -80,23 +80,23 @@ class _Thread:
 
     def _serve(self) -> None:
         try:
-            session = self._tracker.open(self._tracked)
+            session = self._tracker.open(self._run)
         except BaseException as error:
             return self._warn(f'cannot start ({_reason(error)})')
-        while (act := self._waiting.get()) is not None:
-            self._call(act, session)
+        while (call := self._waiting.get()) is not None:
+            self._call(call, session)
         self._call(lambda session: session.close(), session)
 
-    def _call(self, act: Act, session: Session) -> None:
+    def _call(self, call: Call, session: Session) -> None:
         try:
-            act(session)
+            call(session)
         except BaseException as error:
             self._warn(f'failed ({_reason(error)})')
 
     def _warn(self, what: str) -> None:
-        """The first trouble of a tracker in one line; later ones say nothing new."""
+        """Prints the first failure of a tracker in one line; later ones are not printed."""
         if self._warned.acquire(blocking=False):
-            self._say(f'warning: the tracker {self._name} {what}; training continues')
+            self._warn_user(f'warning: the tracker {self._name} {what}; training continues')
 
 
 def _reason(error: BaseException) -> str:

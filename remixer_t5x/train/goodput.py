@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from etils import epath
 
 from remixer_t5x import untrusted_files
-from remixer_t5x.run_folder import metrics, object_store
+from remixer_t5x.run_folder import object_store
 
 STEPS, DATA, COMPILE, RESTORE = 'steps', 'data', 'compile', 'restore'
 EVALUATION, CHECKPOINT, IDLE = 'evaluation', 'checkpoint', 'idle'
@@ -54,12 +54,12 @@ def describe(seconds: Mapping[str, float]) -> str:
 
 
 def add(folder: epath.Path, first: int, last: int, seconds: Mapping[str, float]) -> None:
-    """Adds the line of a process that went from step `first` to step `last`. Raises metrics.CannotWrite."""
+    """Adds the line of a process that went from step `first` to step `last`. Raises object_store.CannotWrite."""
     path = folder / FILE
     line = json.dumps({'first': first, 'last': last, 'seconds': {name: round(s, 3) for name, s in seconds.items()}})
-    with metrics.writing(path):
+    with object_store.writing(path):
         known = untrusted_files.read_text(path, 'move it away') if path.exists() else ''
-        metrics.replace(path, f'{known}{line}\n')
+        object_store.replace(path, f'{known}{line}\n')
 
 
 def read(folder: epath.Path) -> dict[str, float]:

@@ -13,7 +13,7 @@ import jax
 from etils import epath
 
 from remixer_t5x.data import task_batches
-from remixer_t5x.evaluate import averages, held_out_loss, task_evaluation, task_metrics
+from remixer_t5x.evaluate import best, held_out_loss, task_evaluation, task_metrics
 from remixer_t5x.evaluate.best import BestCheckpoints
 from remixer_t5x.evaluate.task_evaluation import Report, TaskEvaluator
 from remixer_t5x.optim.train_state import TrainState
@@ -122,12 +122,12 @@ class EvaluateTasks:
         for report in self._evaluator(params):
             self._report(now, params, report)
             if (found := self._best.score(report)) is not None:
-                scores[report.task] = averages.rank(*found)
+                scores[report.task] = best.rank(*found)
         if len(scores) > 1:
-            metrics = {averages.AVERAGE: averages.average(scores)}
-            self._report(now, params, Report(averages.AVERAGE, self._evaluator.split, metrics, (), 0.0))
+            metrics = {best.AVERAGE: best.average(scores)}
+            self._report(now, params, Report(best.AVERAGE, self._evaluator.split, metrics, (), 0.0))
         if scores:
-            now.patience.observe(now.step, averages.average(scores))
+            now.patience.observe(now.step, best.average(scores))
 
     def _report(self, now: Current, params: Any, report: Report) -> None:
         self._log.evaluation(f'eval/{report.task}', now.step, report.metrics, report.seconds)
@@ -175,6 +175,6 @@ class Profiler:
         for file in pathlib.Path(traced).rglob('*'):
             if file.is_file():
                 target = self._folder / file.relative_to(traced)
-                with metrics.writing(target):
+                with object_store.writing(target):
                     target.write_bytes(file.read_bytes())
         traced.rmtree()

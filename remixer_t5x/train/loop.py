@@ -16,7 +16,7 @@ from etils import epath
 from remixer_t5x import startup
 from remixer_t5x.data import prefetch, task_vocabulary
 from remixer_t5x.evaluate.best import BestCheckpoints
-from remixer_t5x.run_folder import metrics, model_dir, run_lock
+from remixer_t5x.run_folder import metrics, model_dir
 from remixer_t5x.train import bad_steps, goodput, preemption, progress, saving, settings, start, steps
 from remixer_t5x.train.goodput import Timeline
 from remixer_t5x.train.hooks import EvaluateLoss, EvaluateTasks, Hook, LogWindow, Profiler
@@ -61,7 +61,7 @@ def train(
     path = start.claim(run.folder.model_dir)
     with contextlib.ExitStack() as stack:
         if jax.process_index() == 0:
-            stack.enter_context(run_lock.held(path))
+            stack.enter_context(model_dir.locked(path))
         checkpoints = stack.enter_context(saving.opened(path, run.folder.keep_checkpoints))
         with timeline.during(goodput.RESTORE):
             create = functools.partial(programs.initial_state, jax.random.key(learner.seed))

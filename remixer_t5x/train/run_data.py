@@ -6,8 +6,7 @@ import jax
 import numpy as np
 
 from remixer_t5x.data import pipeline, stream, task_batches
-from remixer_t5x.data.position import Position
-from remixer_t5x.data.prefetch import Prefetcher
+from remixer_t5x.data.prefetch import Position, Prefetcher
 from remixer_t5x.devices import collectives
 from remixer_t5x.evaluate.task_evaluation import TaskEvaluator
 from remixer_t5x.train.settings import Run

@@ -13,7 +13,7 @@ from remixer_t5x.checkpoints import config_changes
 from remixer_t5x.evaluate import best
 from remixer_t5x.optim import trainable
 from remixer_t5x.optim.train_state import StatePlan
-from remixer_t5x.run_folder import metrics, model_dir
+from remixer_t5x.run_folder import metrics, model_dir, object_store
 from remixer_t5x.run_folder.trackers import TrackedRun, Tracker
 from remixer_t5x.run_folder.tracking import Tracking
 from remixer_t5x.train import goodput, learning_rate, progress
@@ -128,7 +128,7 @@ class RunLog:
         if not self._tracking.takes_files:
             return
         self._tracking.add_files(model_dir.CONFIG, 'config', self._path / model_dir.CONFIG)
-        for task, found in best.kept_in(str(self._path)).items():
+        for task, found in best.best_checkpoints(str(self._path)).items():
             self._tracking.add_files(f'best-{task}', 'model', epath.Path(found['path']))
         if report is not None:
             try:
@@ -143,7 +143,7 @@ class RunLog:
         if self._first:
             try:
                 goodput.add(self._path, first, last, seconds)
-            except metrics.CannotWrite as error:
+            except object_store.CannotWrite as error:
                 self.say(f'warning: {error}')
         return seconds
 
@@ -152,7 +152,7 @@ class RunLog:
         """Warns once of each file that cannot be written and continues, if the user asks for that."""
         try:
             yield
-        except metrics.CannotWrite as error:
+        except object_store.CannotWrite as error:
             is_new = str(error) not in self._warned
             self._warned.add(str(error))
             if not self._goes_on:
@@ -169,7 +169,7 @@ class RunLog:
         self._line.close()
         try:
             self.flush(closing=True)
-        except metrics.CannotWrite as error:
+        except object_store.CannotWrite as error:
             # Not raised: what has ended the run is more useful.
             if str(error) not in self._warned:
                 print(f'warning: {error}', file=sys.stderr)

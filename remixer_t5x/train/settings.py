@@ -7,7 +7,6 @@ from typing import Any
 from remixer_t5x.data import pipeline
 from remixer_t5x.devices import compiler_options, partition
 from remixer_t5x.errors import UserError
-from remixer_t5x.evaluate import averages
 from remixer_t5x.evaluate.held_out_loss import Evaluation
 from remixer_t5x.evaluate.task_evaluation import TaskEvaluation
 from remixer_t5x.optim.optimizer import Optimizer, as_optimizer
@@ -45,13 +44,13 @@ class Folder:
     It is read only while `model_dir` has no checkpoint. Parameters whose names have `fresh_parameters` in them do not
     come from there, `checkpoint_map` says how others are called there, and `initial_vocabulary` which vocabulary it
     has, where it is another one (`initial_params`). `best_metrics` names the metric whose best checkpoint is kept (see
-    `averages.score`).
+    `evaluate.best.score`).
     """
 
     model_dir: str
     keep_checkpoints: int | None = 3
     initial_checkpoint_path: str | None = None
-    best_metrics: averages.BestMetrics = None
+    best_metrics: Mapping[str, str] | str | None = None
     fresh_parameters: str | None = None
     checkpoint_map: Mapping[str, str | None] = dataclasses.field(default_factory=dict)
     initial_vocabulary: Any = None

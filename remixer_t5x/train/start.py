@@ -10,7 +10,7 @@ from etils import epath
 
 from remixer_t5x.checkpoints import config_changes, durable, manager
 from remixer_t5x.data import task_vocabulary
-from remixer_t5x.data.position import Position
+from remixer_t5x.data.prefetch import Position
 from remixer_t5x.devices import collectives
 from remixer_t5x.errors import UserError
 from remixer_t5x.optim import train_state

@@ -270,7 +270,7 @@ MODELS = sorted(path.stem for path in (pathlib.Path(__file__).parents[2] / 'conf
 @pytest.mark.parametrize('name', MODELS)
 def test_every_model_computes_with_bfloat16_parameters(name):
     model = remixer_t5x.build_model(f'models/{name}.gin', 'sizes/tiny.gin', VOCAB_SIZE=384, DTYPE='bfloat16')
-    batch = frames.abstract_batch(model.frame, dict.fromkeys(frames.forms(model.frame)[0].features, 16))
+    batch = frames.abstract_batch(model.frame, dict.fromkeys(frames.formats(model.frame)[0].features, 16))
     shapes = {name: array.shape for name, array in batch.items()}
     params = nn.unbox(jax.eval_shape(lambda: model.init(jax.random.key(0), shapes)))
     low = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, jnp.bfloat16), params)

@@ -12,9 +12,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from remixer_t5x.checkpoints import durable, manager
-from remixer_t5x.data.position import Position
+from remixer_t5x.data.prefetch import Position
 from remixer_t5x.errors import UserError
-from remixer_t5x.run_folder import model_dir, run_lock
+from remixer_t5x.run_folder import model_dir
 
 pytestmark = pytest.mark.filterwarnings('ignore::DeprecationWarning')
 STATE = {'w': jnp.arange(512.0), 'step': jnp.int32(4)}
@@ -122,11 +122,11 @@ def test_a_failed_write_in_the_background_is_told_and_keeps_the_one_before(tmp_p
 
 def test_one_folder_takes_one_run(tmp_path):
     folder = model_dir.claim(tmp_path / 'run')
-    with run_lock.held(folder):
+    with model_dir.locked(folder):
         with pytest.raises(UserError, match=f'in use by process {os.getpid()} on '):
-            with run_lock.held(folder):
+            with model_dir.locked(folder):
                 pass
-    with run_lock.held(folder):
+    with model_dir.locked(folder):
         pass
 
 

@@ -11,7 +11,7 @@ import optax
 import pytest
 
 from remixer_t5x.checkpoints import manager, model_changes, saved_params
-from remixer_t5x.data.position import Position
+from remixer_t5x.data.prefetch import Position
 from remixer_t5x.errors import UserError
 from remixer_t5x.optim.train_state import TrainState
 from remixer_t5x.run_folder import model_dir

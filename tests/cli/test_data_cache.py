@@ -17,7 +17,7 @@ import seqio
 import tensorflow as tf
 
 from remixer_t5x.cli import main
-from remixer_t5x.data import cached_tasks, pipeline, task_batches, task_vocabulary
+from remixer_t5x.data import pipeline, task_batches, task_vocabulary
 from remixer_t5x.errors import UserError
 from remixer_tasks import caching
 from tests.support import compare_runs
@@ -88,7 +88,7 @@ def write(folder, name, completed=True, shards=3, vocabulary=None):
         (path / f'info.{split}.json').write_text(json.dumps(info))
         (path / f'stats.{split}.json').write_text(json.dumps(stats))
     if completed:
-        (path / 'COMPLETED').write_text(cached_tasks.note(record(vocabulary)) + '\n')
+        (path / 'COMPLETED').write_text(pipeline.cache_note(record(vocabulary)) + '\n')
     return str(folder)
 
 
@@ -165,14 +165,14 @@ def test_what_is_not_there_or_half_written_or_of_another_vocabulary_is_refused(t
     assert 'of 259 ids' in refusal(documents_task(extra_ids=0), whole)
     # What seqio's own script wrote says nothing about the vocabulary.
     pathlib.Path(whole, 'cached_documents', 'COMPLETED').write_text('')
-    cached_tasks.require(documents_task(extra_ids=0), whole, record(seqio.ByteVocabulary(0)))
+    pipeline.require_cache(documents_task(extra_ids=0), whole, record(seqio.ByteVocabulary(0)))
 
 
 def test_the_given_folder_is_the_one_that_is_read(tmp_path):
     first, second = (write(tmp_path / name, 'cached_documents') for name in ('first', 'second'))
     for folder in (first, second, first):
         task = documents_task()
-        cached_tasks.require(task, folder, record())
+        pipeline.require_cache(task, folder, record())
         assert task.cache_dir == f'{folder}/cached_documents'
 
 
@@ -262,8 +262,8 @@ def test_data_cache_writes_what_training_reads(typed, tmp_path):
 
     corpus = local_files.corpus(f'{tmp_path}/train.txt', f'{tmp_path}/validation.txt')
     task = pretraining.span_corruption(corpus, vocabularies.byte(), 'own_text')
-    cached_tasks.require(task, f'{tmp_path}/cache', record(vocabularies.byte()))
-    assert caching.completed(task.cache_dir) == cached_tasks.note(record(vocabularies.byte()))
+    pipeline.require_cache(task, f'{tmp_path}/cache', record(vocabularies.byte()))
+    assert caching.completed(task.cache_dir) == pipeline.cache_note(record(vocabularies.byte()))
     for split in DOCUMENTS:
         read = task.preprocess_precache(task.source.get_dataset(split, shuffle=False))
         cached = task._get_cached_source(split).get_dataset(split, shuffle=False)

@@ -129,4 +129,4 @@ def test_a_decoder_alone_is_finetuned_and_judged_on_pairs(tmp_path, capsys):
 def test_a_frame_without_its_file_is_refused_in_one_line(arguments, tmp_path, capsys):
     given = arguments('t5_1_1', 'causal_lm', {'targets': 24}, *TRAIN, '--gin.FRAME=encoder_decoder')
     assert main(['train', *given, f'--gin.MODEL_DIR={tmp_path}/run', '--gin.TRAIN_STEPS=2']) != 0
-    assert "TASK_FEATURE_LENGTHS is {'targets': 24}" in capsys.readouterr().err
+    assert "got {'targets': 24}" in capsys.readouterr().err

@@ -114,7 +114,7 @@ def test_embeddings_in_both_kinds_of_files(mlm):
 @pytest.mark.parametrize(
     ('argv', 'words'),
     [(['infer', '--output=x.jsonl'], 'infer without --embed needs a model that generates text'),
-     (['infer', '--embed', '--output=x.txt'], '--embed writes .npz or .parquet'),
+     (['infer', '--embed', '--output=x.txt'], '--output must end with .npz or .parquet'),
      (['infer', '--pooling=first'], '--pooling is read with --embed only'),
      (['convert', '--to_hf=x'], "BERT does not have this model: a layer has the sublayer SelfAttention")],
     ids=['no answers', 'no such file', 'no embeddings', 'no BERT'],

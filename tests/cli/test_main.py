@@ -83,7 +83,7 @@ MISTAKES = {
     ),
     'bad lengths': (
         ['info', '--gin_file=models/t5_1_1.gin', '--gin_file=sizes/tiny.gin', '--gin.TASK_FEATURE_LENGTHS=3'],
-        "error: TASK_FEATURE_LENGTHS is 3; it takes positive lengths for inputs and targets, as in {'inputs': 512",
+        "error: TASK_FEATURE_LENGTHS must be positive lengths for inputs and targets, as in {'inputs': 512",
     ),
 }
 

@@ -215,7 +215,7 @@ MISTAKES = {
         [*INFER, '--input=nowhere.txt', '--gin.DECODER=@beam_search.BeamSearch()', '--gin.BeamSearch.beams=2'],
         'nowhere.txt cannot be read',
     ),
-    'foreign output': ([*INFER, '--input=toy.gin', '--output=toy.gin'], 'is not a prediction of ours'),
+    'foreign output': ([*INFER, '--input=toy.gin', '--output=toy.gin'], 'is not a prediction'),
     'finetune from nowhere': (
         [
             'finetune',

@@ -1,4 +1,4 @@
-"""What is kept of the data, and what is reported where it has changed."""
+"""The record of a run's data, the difference that is reported, and the file that is named if one is damaged."""
 
 import json
 import os
@@ -10,8 +10,8 @@ import pytest
 import seqio
 import tensorflow as tf
 
-from remixer_t5x.data import data_changes
 from remixer_t5x.data import fingerprint as fingerprints
+from remixer_t5x.data import pipeline, task_batches
 from remixer_t5x.errors import UserError
 
 
@@ -39,105 +39,183 @@ def folder(tmp_path):
 
 def test_a_moved_and_touched_copy_is_the_same_data(folder, tmp_path):
     before = fingerprint(folder)
-    other = tmp_path / 'some' / 'where' / 'else'
-    shutil.copytree(folder, other)
+    other = shutil.copytree(folder, tmp_path / 'some' / 'where' / 'else')
     for path in other.rglob('*.txt'):
         os.utime(path, (1, 1))
     assert fingerprint(other) == before == json.loads(json.dumps(before))
-    assert data_changes.difference(before, fingerprint(other)) is None
+    assert fingerprints.difference(before, fingerprint(other)) is None
     assert before['lines']['files'] == 6 and list(before['lines']['each'])[:2] == ['a/0.txt', 'a/1.txt']
 
 
 @pytest.mark.parametrize(
-    ('change', 'told'),
-    [
-        (lambda folder: (folder / 'b' / '1.txt').write_text('b 2\n' * 9), 'has other content in the file b/1.txt'),
-        (lambda folder: (folder / 'b' / '1.txt').write_text('longer\n' * 99), 'has other content in the file b/1.txt'),
-        (lambda folder: (folder / 'b' / '1.txt').unlink(), 'had 6 files and now has 5 files'),
-        (lambda folder: (folder / 'b' / '1.txt').rename(folder / 'b' / '7.txt'), 'has the file b/7.txt in place of'),
-    ],
-)
-def test_what_changed_is_named(folder, tmp_path, change, told):
-    # A copy is changed, because seqio lists a pattern's files once.
+    ('change', 'words'),
+    [(lambda path: path.write_text('b 2\n' * 9), 'has other content in the file b/1.txt'),
+     (lambda path: path.write_text('longer\n' * 99), 'has other content in the file b/1.txt'),
+     (pathlib.Path.unlink, 'had 6 files and now has 5 files'),
+     (lambda path: path.rename(path.with_name('7.txt')), 'has the file b/7.txt in place of')],
+)  # fmt: skip
+def test_what_changed_is_named(folder, tmp_path, change, words):
+    # Changes a copy, because seqio lists a pattern's files once.
     copy = shutil.copytree(folder, tmp_path / 'copy')
-    change(copy)
-    difference = data_changes.difference(fingerprint(folder), fingerprint(copy))
-    assert difference.startswith(f'task lines {told}') and '\n' not in difference
+    change(copy / 'b' / '1.txt')
+    difference = fingerprints.difference(fingerprint(folder), fingerprint(copy))
+    assert difference.startswith(f'task lines {words}') and '\n' not in difference
 
 
-@pytest.mark.parametrize('place', ['first', 'last'])
-def test_the_ends_of_a_large_file_count(tmp_path, place):
+@pytest.mark.parametrize('position', [5, fingerprints.WHOLE_BYTES])
+def test_the_ends_of_a_large_file_count(tmp_path, position):
     (tmp_path / 'a').mkdir()
     large = tmp_path / 'a' / 'large.txt'
     large.write_bytes(b'x' * (fingerprints.WHOLE_BYTES + 10))
     before = fingerprint(tmp_path)
     with open(large, 'r+b') as file:
-        file.seek(5 if place == 'first' else fingerprints.WHOLE_BYTES)
+        file.seek(position)
         file.write(b'y')
-    assert 'other content in the file large.txt' in data_changes.difference(before, fingerprint(tmp_path))
+    assert 'other content in the file large.txt' in fingerprints.difference(before, fingerprint(tmp_path))
 
 
-def test_tasks_of_a_mixture_are_named_and_sources_without_files_are_known_by_class(folder, monkeypatch):
+def test_tasks_of_a_mixture_are_named_and_other_sources_known_by_class(folder, monkeypatch):
     def read(split, shuffle_files, seed=None):
         return tf.data.Dataset.from_tensors({'targets': 'x'})
 
-    made = task('made', seqio.FunctionDataSource(read, ['train', 'validation']))
+    generated = task('generated', seqio.FunctionDataSource(read, ['train', 'validation']))
     lines = lines_task(folder)
     with monkeypatch.context() as patch:
-        patch.setattr(fingerprints.seqio, 'get_subtasks', lambda provider: [made, lines])
+        patch.setattr(fingerprints.seqio, 'get_subtasks', lambda provider: [generated, lines])
         both = fingerprints.data_fingerprint(None, 'train')
-        assert both['made'] == {'source': 'FunctionDataSource', 'files': None}
-        assert fingerprints.data_fingerprint(None, 'validation').keys() == {'made'}
-    one = fingerprint(folder)
-    assert data_changes.difference(both, one) == 'task made was read before and is not now'
-    assert data_changes.difference(one, both) == 'task made is read now and was not before'
+        assert both['generated'] == {'source': 'FunctionDataSource', 'files': None}
+        assert fingerprints.data_fingerprint(None, 'validation').keys() == {'generated'}
+    alone = fingerprint(folder)
+    assert fingerprints.difference(both, alone) == 'task generated was read before and is not now'
+    assert fingerprints.difference(alone, both) == 'task generated is read now and was not before'
     other = {'lines': {'source': 'FunctionDataSource', 'files': None}}
-    assert 'was read by TextLineDataSource and is now by FunctionDataSource' in data_changes.difference(one, other)
+    assert 'was read by TextLineDataSource and is now by FunctionDataSource' in fingerprints.difference(alone, other)
 
 
-def test_a_real_mixture(folder):
-    lines = lines_task(folder, 'identity_of_lines')
-    seqio.TaskRegistry.add_provider(lines.name, lines)
-    try:
-        mixture = seqio.Mixture('identity_mixture', [lines.name], default_rate=1.0)
-        assert fingerprints.data_fingerprint(mixture, 'train').keys() == {lines.name}
-    finally:
-        seqio.TaskRegistry.remove(lines.name)
-
-
-def test_thousands_of_files_are_named_by_their_sizes(tmp_path, monkeypatch):
+def test_thousands_of_files_are_identified_by_their_sizes(tmp_path, monkeypatch):
     """None of them is opened, and the record stays short."""
     (tmp_path / 'a').mkdir()
     for number in range(3000):
         (tmp_path / 'a' / f'{number:04d}.txt').write_bytes(b'x' * (number % 7))
     lines = lines_task(tmp_path)
     with monkeypatch.context() as patch:
-        patch.delattr(fingerprints, '_content')
+        patch.delattr(fingerprints, '_content_digest')
         before = fingerprints.data_fingerprint(lines, 'train')
     assert len(json.dumps(before)) < 200
     (tmp_path / 'a' / '2000.txt').write_bytes(b'x' * 100)
-    assert 'has other files: 3,000 files again' in data_changes.difference(before, fingerprint(tmp_path))
+    assert 'has other files: 3,000 files again' in fingerprints.difference(before, fingerprint(tmp_path))
 
 
-def test_a_file_that_went_away_is_one_line(folder):
+def test_a_missing_file_is_named_in_one_line(folder):
     class Listed(seqio.FileDataSource):
         def list_shards(self, split):
             return [str(folder / 'a' / '0.txt'), str(folder / 'a' / 'gone.txt')]
 
-    listed = task('listed', Listed(tf.data.TextLineDataset, {'train': ''}))
-    with pytest.raises(UserError, match=r'gone.txt: No such file or directory; put the file back') as raised:
-        fingerprints.data_fingerprint(listed, 'train')
+    with pytest.raises(UserError, match=r'gone.txt .*No such file or directory') as raised:
+        fingerprints.data_fingerprint(task('listed', Listed(tf.data.TextLineDataset, {'train': ''})), 'train')
     assert '\n' not in str(raised.value)
 
 
 def test_cached_files_are_those_of_the_cache(folder, tmp_path):
     lines = lines_task(folder)
-    cache = pathlib.Path(tmp_path / 'cached')
+    cache = tmp_path / 'cached'
     cache.mkdir()
     (cache / 'COMPLETED').touch()
     lines._cache_dir = str(cache)
     for number in range(2):
         np.array([number]).tofile(f'{seqio.get_cached_tfrecord_prefix(str(cache), "train")}-{number:05d}-of-00002')
-    found = fingerprints.data_fingerprint(lines, 'train', use_cached=True)['lines']
-    assert found['source'] == 'cache' and found['files'] == 2
-    assert found != fingerprint(folder)['lines']
+    record = fingerprints.data_fingerprint(lines, 'train', use_cached=True)['lines']
+    assert record['source'] == 'cache' and record['files'] == 2 and record != fingerprint(folder)['lines']
+
+
+LENGTHS = {'inputs': 8, 'targets': 8}
+
+
+@pytest.fixture
+def records(tmp_path):
+    for shard in range(3):
+        with tf.io.TFRecordWriter(str(tmp_path / f'data-{shard:05d}-of-00003')) as writer:
+            for number in range(50):
+                writer.write(f'{shard} {number:05d}'.encode())
+    return tmp_path
+
+
+def copy_text(row):
+    text = row['text'] if isinstance(row, dict) else row
+    return {'inputs': text, 'targets': text}
+
+
+def records_task(folder, name, read=tf.data.TFRecordDataset, source=None):
+    return seqio.Task(
+        name,
+        source=source or seqio.FileDataSource(read, {'train': str(folder / 'data-*')}),
+        output_features={key: seqio.Feature(seqio.ByteVocabulary()) for key in LENGTHS},
+        preprocessors=[
+            lambda dataset: dataset.map(copy_text),
+            seqio.preprocessors.tokenize,
+            seqio.preprocessors.append_eos_after_trim,
+        ],
+    )
+
+
+def read_all(config):
+    batches = task_batches.TrainBatches(config, threads=1)
+    for _ in range(30):
+        next(batches)
+
+
+@pytest.mark.parametrize(
+    'damage', [lambda data: data[:-7], lambda data: data[:-6] + b'?' + data[-5:]], ids=['cut', 'bit']
+)
+def test_a_damaged_file_is_named_in_training_and_evaluation(records, damage, capsys):
+    path = records / 'data-00001-of-00003'
+    path.write_bytes(damage(path.read_bytes()))
+    config = pipeline.DatasetConfig(records_task(records, f'damaged_{records.name}'), LENGTHS, 10, shuffle=False)
+    for call in (lambda: read_all(config), lambda: list(task_batches.EvalBatches(config))):
+        with pytest.raises(UserError) as error:
+            call()
+        assert f'the damaged file is {path} (' in str(error.value) and '\n' not in str(error.value)
+        assert str(error.value).endswith('): put a sound copy in its place')
+    assert 'looking for the damaged one of 3 files' in capsys.readouterr().err
+
+
+def test_a_file_that_is_removed_while_it_is_read_is_named(records):
+    """The third of three files is removed as the second one's first record is read; files are read in turn."""
+    third = records / 'data-00002-of-00003'
+
+    def remove_third(text):
+        if text.numpy() == b'1 00000':
+            third.unlink()
+        return text
+
+    def read(path):
+        dataset = tf.data.TFRecordDataset(path)
+        return dataset.map(lambda text: tf.ensure_shape(tf.py_function(remove_third, [text], tf.string), ()))
+
+    task = records_task(records, 'gone', read)
+    with pytest.raises(UserError, match=rf'{third.name}.*No such file') as error:
+        read_all(pipeline.DatasetConfig(task, LENGTHS, 10, shuffle=False, save_position=False))
+    assert '\n' not in str(error.value)
+
+
+def test_the_folder_of_a_damaged_parsed_corpus_is_named(tmp_path, monkeypatch):
+    """A truncated file is noticed before the first step, one of the same size when it is read."""
+    from remixer_tasks import local_files
+
+    monkeypatch.setenv('REMIXER_T5X_CACHE', str(tmp_path / 'cache'))
+    (tmp_path / 'a.txt').write_text('\n\n'.join(f'document {number}' for number in range(200)))
+
+    def read_corpus():
+        task = records_task(tmp_path, 'corpus', source=local_files.corpus(str(tmp_path / 'a.txt')).source())
+        read_all(pipeline.DatasetConfig(task, LENGTHS, 10, shuffle=False))
+
+    read_corpus()
+    (folder,) = (tmp_path / 'cache' / 'corpora').iterdir()
+    shard = folder / 'train-00003-of-00064'
+    sound = shard.read_bytes()
+    for damaged in (sound[:-6] + bytes([sound[-6] ^ 1]) + sound[-5:], sound[:-20]):
+        shard.write_bytes(damaged)
+        with pytest.raises(UserError, match=f'delete the folder {folder}'):
+            read_corpus()
+    shard.write_bytes(sound)
+    read_corpus()

@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from remixer_t5x.data.position import Position
-from remixer_t5x.data.prefetch import Prefetcher
+from remixer_t5x.data.prefetch import Position, Prefetcher
 from remixer_t5x.errors import UserError
 
 
@@ -80,7 +79,7 @@ class Counters:
 
 
 @given(st.integers(0, 8), st.integers(0, 8), st.integers(0, 8))
-def test_streams_that_were_captured_at_different_batches_go_on_together(batches, first, second):
+def test_streams_captured_at_different_batches_continue_together(batches, first, second):
     """A process that had no time to capture its stream yet has an older state in the checkpoint than the others."""
     at = [min(batches, first), min(batches, second)]
     records = [
@@ -100,7 +99,7 @@ def test_a_position_on_the_period_needs_no_batch_drawn_again():
         assert batches.position() == Position(10, {0: 10}, {0: b'10'})
 
 
-def test_the_error_comes_in_the_place_of_its_batch_and_ends_the_thread():
+def test_an_error_is_raised_in_place_of_its_batch_and_ends_the_thread():
     with Prefetcher(Counter(bad=7), lambda n: n, depth=3) as batches:
         assert [next(batches) for _ in range(7)] == list(range(7))
         with pytest.raises(UserError, match='line 7'):
@@ -108,16 +107,7 @@ def test_the_error_comes_in_the_place_of_its_batch_and_ends_the_thread():
     assert not [t for t in threading.enumerate() if t.name == 'prefetch']
 
 
-def test_an_error_in_placing_is_raised_too():
-    def place(number):
-        raise ValueError('does not divide')
-
-    with Prefetcher(Counter(), place) as batches:
-        with pytest.raises(ValueError, match='does not divide'):
-            next(batches)
-
-
-def test_a_source_that_never_answers_is_told():
+def test_a_source_that_never_answers_is_reported():
     answer = threading.Event()
 
     class Silent(Counter):
@@ -143,15 +133,8 @@ def test_it_runs_ahead_by_its_depth_and_no_further():
     source = Watched()
     with Prefetcher(source, lambda n: n, depth=3) as batches:
         next(batches)
-        # One was given, three wait, and one is in the thread's hand.
+        # One was returned, three wait, and the thread holds one.
         soon(lambda: source.number == 5)
         for source.asked in range(2, 50):
             next(batches)
     assert source.ahead == 4
-
-
-def test_closing_ends_the_thread_while_batches_wait():
-    batches = Prefetcher(Counter(), lambda n: n)
-    next(batches)
-    batches.close()
-    assert not [t for t in threading.enumerate() if t.name == 'prefetch']

@@ -1,5 +1,6 @@
-"""The best parameters of a task: kept once, replaced by better ones only, readable as a checkpoint."""
+"""The best parameters of a task, and the score that decides, against T5's eval_utils (golden/make_t5_averages.py)."""
 
+import json
 import shutil
 
 import jax
@@ -12,9 +13,11 @@ from remixer_t5x.checkpoints import saved_params
 from remixer_t5x.errors import UserError
 from remixer_t5x.evaluate import best
 from remixer_t5x.evaluate.task_evaluation import Report
+from tests.support.paths import GOLDEN
 
 pytestmark = pytest.mark.filterwarnings('ignore::DeprecationWarning')
 RECORD = {'vocabulary': 'ab12 of 384 ids'}
+T5 = json.loads((GOLDEN / 't5_averages.json').read_text())
 
 
 def report(task='rte', **metrics):
@@ -30,34 +33,25 @@ def value_of(path):
     return float(saved_params.restore_params(str(path), abstract, RECORD['vocabulary'])['table'][0, 0])
 
 
-def test_only_better_ones_replace_it(tmp_path):
-    kept = best.BestCheckpoints(saved_params.model_dir.absolute(tmp_path), RECORD)
+def checkpoints(tmp_path, metrics=None):
+    return best.BestCheckpoints(epath.Path(tmp_path), RECORD, metrics)
+
+
+def test_only_better_parameters_are_saved_also_by_a_resumed_run(tmp_path):
     values = {10: 50.0, 20: 60.0, 30: 60.0, 40: 55.0}
-    assert [kept.keep(report(accuracy=value, f1=-value), step, params(step)) for step, value in values.items()] == [
-        True,
-        True,
-        False,
-        False,
+    saved = [
+        checkpoints(tmp_path).keep(report(accuracy=value, f1=-value), step, params(step))
+        for step, value in values.items()
     ]
+    assert saved == [True, True, False, False]
     assert value_of(tmp_path / 'best' / 'rte') == 20.0
     assert [path.name for path in (tmp_path / 'best' / 'rte').iterdir() if path.name.isdigit()] == ['20']
-    found = best.kept_in(str(tmp_path))
-    assert found == {
-        'rte': {'task': 'rte', 'metric': 'accuracy', 'value': 60.0, 'step': 20, 'path': str(tmp_path / 'best/rte/20')}
-    }
-
-
-def test_a_run_that_goes_on_knows_what_it_kept(tmp_path):
-    folder = saved_params.model_dir.absolute(tmp_path)
-    assert best.BestCheckpoints(folder, RECORD).keep(report(accuracy=60.0), 20, params(1))
-    again = best.BestCheckpoints(folder, RECORD)
-    assert not again.keep(report(accuracy=60.0), 20, params(2))
-    assert again.keep(report(accuracy=61.0), 20, params(3)) and value_of(tmp_path / 'best' / 'rte') == 3.0
+    record = {'task': 'rte', 'metric': 'accuracy', 'value': 60.0, 'step': 20, 'path': str(tmp_path / 'best/rte/20')}
+    assert best.best_checkpoints(str(tmp_path)) == {'rte': record}
 
 
 def test_the_metric_can_be_named_by_task(tmp_path):
-    folder = saved_params.model_dir.absolute(tmp_path)
-    kept = best.BestCheckpoints(folder, RECORD, {'cb': 'f1'})
+    kept = checkpoints(tmp_path, {'cb': 'f1'})
     assert kept.score(report('cb', accuracy=1.0, f1=2.0)) == ('f1', 2.0)
     assert kept.score(report('rte', accuracy=1.0)) == ('accuracy', 1.0)
     assert not kept.keep(report('rte'), 1, params(1))
@@ -67,22 +61,21 @@ def test_the_metric_can_be_named_by_task(tmp_path):
 
 @pytest.mark.parametrize('values', [[10.0, 90.0, np.nan, 50.0, 95.0], [np.nan, 10.0, np.nan, 5.0, 11.0]])
 def test_a_metric_that_is_nan_is_never_better(tmp_path, values):
-    folder = saved_params.model_dir.absolute(tmp_path)
-    kept = [best.BestCheckpoints(folder, RECORD).keep(report(quality=value), step, params(step))
+    kept = [checkpoints(tmp_path).keep(report(quality=value), step, params(step))
             for step, value in enumerate(values, 1)]  # fmt: skip
     highest = [-np.inf, *np.fmax.accumulate(values)[:-1]]
     assert kept == [bool(value > before or np.isnan(before)) and not np.isnan(value)
                     for value, before in zip(values, highest, strict=True)]  # fmt: skip
-    assert best.kept_in(str(tmp_path))['rte']['value'] == np.nanmax(values)
+    assert best.best_checkpoints(str(tmp_path))['rte']['value'] == np.nanmax(values)
 
 
 @pytest.mark.parametrize(
-    ('name', 'wanted'),
+    ('name', 'metrics'),
     [('mean_absolute_error', None), ('eval_loss', None), ('perplexity', None), ('mean_absolute_error/short', None),
      ('quality', {'rte': '-quality'})],
 )  # fmt: skip
-def test_of_an_error_the_lowest_is_best(tmp_path, name, wanted):
-    kept = best.BestCheckpoints(saved_params.model_dir.absolute(tmp_path), RECORD, wanted)
+def test_of_an_error_the_lowest_is_best(tmp_path, name, metrics):
+    kept = checkpoints(tmp_path, metrics)
     values = [1.69, 1.23, 1.31, 1.21]
     assert [kept.keep(report(**{name: value}), step, params(step)) for step, value in enumerate(values, 1)] == [
         True, True, False, True
@@ -93,17 +86,64 @@ def test_of_an_error_the_lowest_is_best(tmp_path, name, wanted):
 def test_a_full_disk_is_one_line(tmp_path, monkeypatch):
     usage = shutil.disk_usage(tmp_path)._replace(free=0)
     monkeypatch.setattr(shutil, 'disk_usage', lambda path: usage)
-    kept = best.BestCheckpoints(saved_params.model_dir.absolute(tmp_path), RECORD)
+    kept = checkpoints(tmp_path)
     with pytest.raises(UserError, match='MiB left and the best parameters take'):
         kept.keep(report(accuracy=np.float64(1.0)), 1, params(1))
 
 
-@pytest.mark.parametrize('found', ['3', '{}', '{"metric": "f1", "value": "x", "step": 1}', '[]'])
-def test_a_record_without_the_best_is_one_line(tmp_path, found):
+@pytest.mark.parametrize('record', ['3', '{}', '{"metric": "f1", "value": "x", "step": 1}', '[]'])
+def test_a_record_without_the_best_is_one_line(tmp_path, record):
     step = epath.Path(tmp_path / 'best' / 'task' / '1')
     (step / 'state').mkdir(parents=True)
     (step / 'run').mkdir()
-    (step / 'run' / 'metadata').write_text(f'{{"best": {found}}}')
-    with pytest.raises(UserError, match='does not say which metric was best'):
+    (step / 'run' / 'metadata').write_text(f'{{"best": {record}}}')
+    with pytest.raises(UserError, match='does not record which metric was best'):
         best.read_best(step)
-    assert best.kept_in(str(tmp_path)) == {}
+    assert best.best_checkpoints(str(tmp_path)) == {}
+
+
+def by_task(benchmark, step):
+    """The metrics of each task of GLUE or SuperGLUE at a step."""
+    metrics = {}
+    for tag, values in T5['metrics'].items():
+        task, metric = tag.split('/')
+        if ('super' in task) == (benchmark == 'SuperGLUE'):
+            metrics.setdefault(task, {})[metric] = values[step]
+    return metrics
+
+
+def mean_score(task, metrics):
+    return best.score(task, metrics, best.MEAN)[1]
+
+
+@pytest.mark.parametrize('benchmark', ['GLUE', 'SuperGLUE'])
+def test_averages_and_best_steps_are_t5s(benchmark):
+    for step, average in enumerate(T5['averages'][benchmark]):
+        tasks = by_task(benchmark, step)
+        assert len(tasks) >= 8
+        assert best.average({task: mean_score(task, metrics) for task, metrics in tasks.items()}) == pytest.approx(
+            average
+        )
+    for task, metrics in by_task(benchmark, 0).items():
+        # T5 chooses one step for both test sets of MNLI.
+        if 'mnli' not in task:
+            values = [mean_score(task, by_task(benchmark, step)[task]) for step in range(len(T5['steps']))]
+            step = values.index(max(values))
+            for metric in metrics:
+                expected = [T5['steps'][step], pytest.approx(by_task(benchmark, step)[task][metric])]
+                assert T5['best'][f'{task}/{metric}'] == expected
+
+
+def test_errors_count_negative_and_are_excluded_from_a_mean():
+    metrics = {'pearson': 80.0, 'spearman': 60.0, 'mean_absolute_error': 3.0}
+    assert best.score('stsb', metrics, best.MEAN) == ('mean', 70.0)
+    assert best.score('stsb', {'a_loss': 3.0, 'perplexity': 5.0}, best.MEAN) == ('mean', -4.0)
+    ranks = {task: best.rank(*score) for task, score in {'a': ('accuracy', 50.0), 'b': ('wer', 10.0)}.items()}
+    assert best.average(ranks) == 20.0
+
+
+def test_by_default_the_first_metric_decides():
+    assert best.score('cb', {'f1': 2.0, 'accuracy': 3.0}) == ('f1', 2.0)
+    assert best.score('cb', {}) is None and best.score('cb', {}, best.MEAN) is None
+    with pytest.raises(UserError, match="BEST_METRICS must be 'mean', or a metric by task"):
+        best.score('cb', {'f1': 2.0}, 'f1')

@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import flax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from remixer_tasks import vocabularies
 from remixer_tasks.corpora.text_corpus import ParsedCorpus
 
 BYTES = seqio.ByteVocabulary(extra_ids=0)
+TYPES = seqio.metrics.ModelOutputType
 LENGTHS = {'inputs': 24, 'targets': 12}
 TEXTS = ['yes', 'no', 'yes', 'perhaps', 'no', 'yes, a text that is too long to fit']
 
@@ -80,26 +82,26 @@ class Echo:
         return jnp.where(same, -1.0, -2.0 - jnp.arange(choices.shape[1]))
 
 
-def evaluator(given, **settings):
+def evaluator(tasks, **settings):
     decoding = Decoding(4, LENGTHS)
-    return TaskEvaluator(TaskEvaluation(given, decoding, **settings), Echo(), Partitioner())
+    return TaskEvaluator(TaskEvaluation(tasks, decoding, **settings), Echo(), Partitioner())
 
 
 def test_the_numbers_are_those_of_seqios_evaluator(tmp_path):
-    one = task()
-    (report,) = evaluator(one)({})
-    seqio.TaskRegistry.add_provider(one.name, one)
+    echo = task()
+    (report,) = evaluator(echo)({})
+    seqio.TaskRegistry.add_provider(echo.name, echo)
 
     def predictions(dataset):
         rows = list(dataset.as_numpy_iterator())
         ids = [row['encoder_input_tokens'] for _, row in rows]
-        kept = [row[: LENGTHS['targets']] for row in ids]
-        return list(enumerate(kept)), {'scores': [-float(np.sum(row > 0)) for row in kept]}
+        answers = [row[: LENGTHS['targets']] for row in ids]
+        return list(enumerate(answers)), {'scores': [-float(np.sum(row > 0)) for row in answers]}
 
     reference = seqio.Evaluator(
-        one.name, seqio.EncDecFeatureConverter(pack=False), 'validation', sequence_length=LENGTHS, num_examples=None
+        echo.name, seqio.EncDecFeatureConverter(pack=False), 'validation', sequence_length=LENGTHS, num_examples=None
     )
-    wanted, _ = reference.evaluate(
+    computed, _ = reference.evaluate(
         compute_metrics=True,
         step=0,
         predict_fn=lambda dataset: predictions(dataset)[0],
@@ -109,20 +111,20 @@ def test_the_numbers_are_those_of_seqios_evaluator(tmp_path):
             for i, (_, row) in enumerate(dataset.as_numpy_iterator())
         ],
     )
-    found = wanted.result()[one.name]
-    numbers = {name: float(getattr(value, 'value', value)) for name, value in found.items() if name != 'words'}
+    metrics = computed.result()[echo.name]
+    numbers = {name: float(getattr(value, 'value', value)) for name, value in metrics.items() if name != 'words'}
     assert report.metrics == pytest.approx(numbers) and set(report.metrics) == set(numbers)
     assert 0 < report.metrics['accuracy'] < 1 and report.metrics['groups'] == sum(range(10, 16))
 
 
-def test_rows_have_what_was_asked_and_answered():
+def test_rows_have_inputs_targets_and_predictions():
     judge = evaluator(task('echo_rows'))
     (report,) = judge({})
     assert [row['index'] for row in report.rows] == list(range(6))
     row = report.rows[3]
     assert (row['input'], row['target'], row['prediction'], row['score']) == ('perhaps', 'yes', 'perhaps', -8.0)
     assert row['example'] == {'idx': 13}
-    assert judge.notes == ['echo_rows, validation: 1 of 6 inputs have more than 24 tokens: cut']
+    assert judge.notes == ['echo_rows, validation: 1 of 6 inputs have more than 24 tokens: truncated']
 
 
 def test_shown_answers_have_input_answer_and_target_on_one_line_each():
@@ -145,22 +147,13 @@ def test_groups_are_described_next_to_their_metric():
     assert task_metrics.describe(dict.fromkeys('abcde', 1.0)) == 'a 1.00, b 1.00, c 1.00 and 2 more'
 
 
-def test_targets_that_the_vocabulary_cannot_write_are_told():
-    lines = [f'the word {number * 7919 % 10007} stands' for number in range(2000)]
-    vocabulary = vocabularies.trained(ParsedCorpus('words', 'words', lambda malformed: iter(lines)), 380)
-    judge = evaluator(task('echo_written', texts=['no', 'yes', 'n_o', '<unk>'], vocabulary=vocabulary))
-    assert judge.notes == []
-    judge = evaluator(task('echo_unwritten', texts=['no', 'yes', 'né', 'né'], vocabulary=vocabulary))
-    (note,) = judge.notes
-    assert '1 of 4 targets' in note and "row 3: 'né' becomes" in note
-
-
-@pytest.mark.parametrize('text', ['even ', ' even', 'even  odd', 'even\n', '½ Ｅven'])
-def test_targets_that_come_back_as_other_texts_are_told(text):
+@pytest.mark.parametrize('text', ['even ', ' even', 'even  odd', 'even\n', '½ Ｅven', 'né'])
+def test_targets_that_the_vocabulary_changes_are_reported(text):
     lines = [f'even {number * 7919 % 10007} odd' for number in range(2000)]
     vocabulary = vocabularies.trained(ParsedCorpus('words', 'even words', lambda malformed: iter(lines)), 380)
     (note,) = evaluator(task('echo_changed', texts=['even', 'odd', text, 'even'], vocabulary=vocabulary)).notes
     assert '1 of 4 targets' in note and f'row 3: {text!r}' in note and '\n' not in note
+    assert evaluator(task('echo_same', texts=['even', 'odd', '<unk>'], vocabulary=vocabulary)).notes == []
     labelled = task('echo_labels', texts=['even', 'odd', text, 'even'], vocabulary=vocabulary, metrics=(accuracy,))
     assert evaluator(labelled, rank_choices=True).notes == []
 
@@ -176,7 +169,7 @@ def test_examples_bound_each_task_and_tasks_can_be_chosen():
     assert [(report.task, len(report.rows)) for report in judge({})] == [('echo_c', 2), ('echo_a', 2)]
 
 
-def test_a_mixture_leaves_out_what_cannot_be_judged():
+def test_tasks_without_the_split_or_metrics_are_skipped():
     mixture = seqio.Mixture(
         'echo_mixture',
         [(task('echo_judged'), 1), (task('echo_train', splits=('train',)), 1), (task('echo_bare', metrics=()), 1)],
@@ -185,7 +178,7 @@ def test_a_mixture_leaves_out_what_cannot_be_judged():
     assert judge.tasks == ['echo_judged']
     assert sorted(judge.notes)[:2] == [
         'echo_bare has no metrics',
-        'echo_judged, validation: 1 of 6 inputs have more than 24 tokens: cut',
+        'echo_judged, validation: 1 of 6 inputs have more than 24 tokens: truncated',
     ]
     assert "echo_train has no split 'validation', its splits are train" in judge.notes
 
@@ -204,7 +197,7 @@ MISTAKES = {
     'empty split': (lambda: evaluator(task('echo_g', texts=[])), "echo_g has no examples in split 'validation'"),
     'no metrics': (lambda: evaluator(task('echo_h', metrics=())), 'echo_h has no metrics'),
     'two vocabularies': (lambda: evaluator(vocabularies_that_differ()), 'echo_x and echo_y have different vocab'),
-    'no examples': (lambda: evaluator(task('echo_i'), examples=0), 'EVAL_EXAMPLES is 0'),
+    'no examples': (lambda: evaluator(task('echo_i'), examples=0), 'EVAL_EXAMPLES must be'),
 }
 
 
@@ -219,3 +212,66 @@ def test_predictions_that_do_not_match_are_refused():
     examples = task_examples.read(task('echo_j'), 'validation', LENGTHS)
     with pytest.raises(UserError, match='5 predictions do not match echo_j, split validation, which has 6 examples'):
         task_metrics.compute(examples, task_metrics.Outputs(['yes'] * 5, [0.0] * 5))
+
+
+@flax.struct.dataclass
+class Equal(seqio.metrics.Metric):
+    """The share of predictions equal to their targets, decoded from ids."""
+
+    model_output_type: TYPES = TYPES.PREDICTION
+    right: float = 0.0
+
+    @classmethod
+    def from_model_output(cls, inputs, model_output, features, target_field_name='targets', mask=None, indices_2d=None):
+        decode = features[target_field_name].vocabulary.decode
+        texts = [decode([int(token) for token in tokens if token]) for tokens in model_output]
+        targets = [example['targets_pretokenized'].decode() for example in inputs]
+        return cls(right=float(np.mean([a == b for a, b in zip(texts, targets, strict=True)])))
+
+    def compute(self):
+        return {'equal': 100 * self.right}
+
+
+@flax.struct.dataclass
+class MeanScore(seqio.metrics.Metric):
+    model_output_type: TYPES = TYPES.SCORE
+    mean: float = 0.0
+
+    @classmethod
+    def from_model_output(cls, inputs, model_output, features, target_field_name='targets', mask=None, indices_2d=None):
+        return cls(mean=float(np.mean(model_output)))
+
+    def compute(self):
+        return {'mean_score': self.mean}
+
+
+def objects_task(objects, functions=()):
+    feature = seqio.Feature(BYTES, add_eos=True)
+    rows = {'inputs': tf.constant(['a', 'b', 'c']), 'targets': tf.constant(['yes', 'no', 'no'])}
+    return seqio.Task(
+        'objects',
+        source=seqio.FunctionDataSource(
+            lambda split, shuffle_files, seed=None: tf.data.Dataset.from_tensor_slices(rows), ['validation']
+        ),
+        preprocessors=[seqio.preprocessors.tokenize, seqio.preprocessors.append_eos],
+        output_features={'inputs': feature, 'targets': feature},
+        metric_objs=objects,
+        metric_fns=list(functions),
+    )
+
+
+def share_equal(targets, predictions):
+    return {'accuracy': 100 * float(np.mean([a == b for a, b in zip(targets, predictions, strict=True)]))}
+
+
+@pytest.mark.parametrize('functions', [(), (share_equal,)])
+@pytest.mark.parametrize('objects', [(), (Equal(), MeanScore())])
+def test_metric_objects_are_computed_next_to_functions(objects, functions):
+    task = objects_task(list(objects), functions)
+    assert task_metrics.needs_target_scores(task) == bool(objects)
+    examples = task_examples.read(task, 'validation', {'inputs': 8, 'targets': 8})
+    outputs = task_metrics.Outputs(['yes', 'maybe', 'no'], [0.0] * 3, [-1.0, -2.0, -3.0])
+    expected = {'equal': 200 / 3, 'mean_score': -2.0} if objects else {}
+    assert task_metrics.compute(examples, outputs) == pytest.approx(
+        expected | ({'accuracy': 200 / 3} if functions else {})
+    )

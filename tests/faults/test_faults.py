@@ -18,7 +18,7 @@ def test_broken_runs_end_as_the_unbroken_one(tmp_path, capsys, monkeypatch, comp
 def test_a_run_that_differs_is_told(tmp_path):
     """The comparison sees one other bit, one other line and another place in the data."""
     from remixer_t5x.checkpoints import manager
-    from remixer_t5x.data.position import Position
+    from remixer_t5x.data.prefetch import Position
     from remixer_t5x.run_folder import model_dir
 
     def run(name, value=1.0, loss=2.0, batches=4):

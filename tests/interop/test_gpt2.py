@@ -13,7 +13,7 @@ from safetensors.numpy import load_file, save_file
 
 import remixer_t5x
 from remixer_t5x.cli.main import main
-from remixer_t5x.data import vocabulary_pieces
+from remixer_t5x.data import task_vocabulary
 from remixer_t5x.errors import UserError
 from remixer_t5x.interop.huggingface import gpt2 as hf_gpt2
 from remixer_t5x.models import interface
@@ -167,7 +167,7 @@ def test_text_becomes_the_byte_pairs_that_were_learned_first(folder):
     wanted = ['the', 'Ġ', 'Ã', '¤', 'Ġ', 'th', 'a', 't', 'Ġthe', 'Ġ', 'c', 'a', 't']
     assert ids == [names[piece] + 1 for piece in wanted] and vocabulary.decode(ids) == text
     assert vocabulary.encode('!') == [1] and vocabulary.eos_id == END + 1 and vocabulary.pad_id == 0
-    assert sum(vocabulary_pieces.token_bytes(vocabulary)[ids]) == len(text.encode())
+    assert sum(task_vocabulary.token_bytes(vocabulary)[ids]) == len(text.encode())
     assert np.array_equal(vocabulary.encode_tf(text).numpy(), ids)
 
 

@@ -7,7 +7,7 @@ import pytest
 from etils import epath
 
 from remixer_t5x.checkpoints import manager, saved_params
-from remixer_t5x.data.position import Position
+from remixer_t5x.data.prefetch import Position
 from remixer_t5x.devices.partition import Partitioner
 from remixer_t5x.errors import UserError
 from remixer_t5x.optim import optimizer, parameter_averages, train_state, trainable

@@ -15,7 +15,7 @@ import seqio
 import tensorflow as tf
 
 from remixer_t5x import tf_data
-from remixer_t5x.data import damage, pipeline, stream, task_batches
+from remixer_t5x.data import fingerprint, pipeline, stream, task_batches
 from remixer_t5x.errors import UserError
 from remixer_tasks import local_files, pretraining
 from remixer_tasks.corpora import growing_source, growing_text, parsing, text_corpus, text_shards, volumes
@@ -293,8 +293,8 @@ def test_a_damaged_record_is_named_with_its_file(text, gate):
     data = bytearray(path.read_bytes())
     data[20] ^= 255
     path.write_bytes(data)
-    assert f'the damaged file is {path}' in damage.named(task(growing), 'train')
-    assert f'delete the folder {growing.folder}' in damage.named(task(growing), 'train')
+    assert f'the damaged file is {path}' in fingerprint.find_damaged_file(task(growing), 'train')
+    assert f'delete the folder {growing.folder}' in fingerprint.find_damaged_file(task(growing), 'train')
 
 
 def test_a_volume_that_was_cut_off_is_written_again(text, gate, monkeypatch):

@@ -53,7 +53,7 @@ def test_lines_are_texts_where_the_template_adds_nothing(tmp_path):
 
 def test_rows_without_a_template_are_refused_not_read_as_lines(tmp_path):
     path = write(tmp_path, 'a.csv')
-    with pytest.raises(UserError, match=r'has rows, and no template .* --gin.INPUTS='):
+    with pytest.raises(UserError, match=r'has rows, which need a template.* --gin.INPUTS='):
         list(pair_inputs.texts(TextInputs(path), None))
     assert len(list(TextInputs(path, format='txt'))) == 10
 

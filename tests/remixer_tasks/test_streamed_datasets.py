@@ -12,7 +12,7 @@ import pytest
 import seqio
 
 from remixer_t5x.data import fingerprint
-from remixer_t5x.data.data_changes import difference
+from remixer_t5x.data.fingerprint import difference
 from remixer_t5x.data.pipeline import DatasetConfig
 from remixer_t5x.data.task_batches import EvalBatches, TrainBatches
 from remixer_t5x.errors import UserError

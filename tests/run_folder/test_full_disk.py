@@ -1,4 +1,4 @@
-"""Each writer of a run on a disk without room: one line, no thread that dies, no queue that blocks, no half a line."""
+"""Every writer of a run on a full disk: one line, no dead thread, no blocked queue, no half a line."""
 
 import contextlib
 import json
@@ -15,7 +15,7 @@ from remixer_t5x.errors import UserError
 from remixer_t5x.evaluate import best, results
 from remixer_t5x.evaluate.task_evaluation import Report
 from remixer_t5x.interop.safetensors import export
-from remixer_t5x.run_folder import metrics, model_dir, run_lock, tensorboard
+from remixer_t5x.run_folder import metrics, model_dir, object_store, tensorboard
 from remixer_t5x.train import hooks, progress, run_log, settings
 from remixer_t5x.train.early_stopping import Patience
 from remixer_t5x.train.settings import Result
@@ -39,18 +39,18 @@ def _tensorboard(folder):
 
 
 def _lock(folder):
-    with run_lock.held(epath.Path(folder)):
+    with model_dir.locked(epath.Path(folder)):
         pass
 
 
 def _loss_png(folder):
-    (folder / model_dir.METRICS).exists() or pytest.fail('made before the disk was full')
+    (folder / model_dir.METRICS).exists() or pytest.fail('created before the disk was full')
     train_command._draw_loss(Result(1, None, LOSS, {}, str(folder), ''), settings.STOP)
 
 
 def _results(folder):
-    with contextlib.closing(results.Results(str(folder))) as written:
-        written.write(REPORT, 1, epath.Path(folder))
+    with contextlib.closing(results.Results(str(folder))) as writer:
+        writer.write(REPORT, 1, epath.Path(folder))
 
 
 def _best(folder):
@@ -93,12 +93,12 @@ def test_tensorboard_does_not_block_a_run_whose_disk_fills(tmp_path):
     writer.write('train', 1, LOSS, {})
     with full_disks.full():
         for step in range(2, 1000):
-            with contextlib.suppress(metrics.CannotWrite):
+            with contextlib.suppress(object_store.CannotWrite):
                 writer.write('train', step, LOSS, {})
         one_line(writer.close)
 
 
-def test_a_line_is_written_whole_once_there_is_room(tmp_path):
+def test_a_line_is_written_completely_when_there_is_space(tmp_path):
     path = epath.Path(tmp_path / 'metrics.jsonl')
     writer = metrics.JsonlWriter(path, 0)
     writer.write('train', 1, LOSS, {})
@@ -114,50 +114,50 @@ def test_a_line_is_written_whole_once_there_is_room(tmp_path):
 @pytest.fixture
 def log(folder):
     """A function that opens the log of a run with this ON_SAVE_FAILURE."""
-    opened = []
+    logs = []
 
-    def opening(on_save_failure):
+    def open_log(on_save_failure):
         goes_on = on_save_failure == settings.GO_ON
-        opened.append(run_log.RunLog(epath.Path(folder), 1, 10, progress.Work(1), goes_on, show=True))
-        return opened[0]
+        logs.append(run_log.RunLog(epath.Path(folder), 1, 10, progress.Work(1), goes_on, show=True))
+        return logs[0]
 
-    yield opening
-    for one in opened:
-        one.close()
+    yield open_log
+    for each in logs:
+        each.close()
 
 
-def test_a_run_stops_where_its_log_cannot_be_written(log, capsys):
-    one = log(settings.STOP)
+def test_a_run_stops_if_its_log_cannot_be_written(log, capsys):
+    run = log(settings.STOP)
     with full_disks.full():
-        assert 'metrics.jsonl cannot be written' in one_line(lambda: one.evaluation('eval', 2, LOSS, 1.0))
-        one.close()
-    said = capsys.readouterr()
-    # The command prints the error itself.
-    assert 'metrics.jsonl' not in said.out + said.err
+        assert 'metrics.jsonl cannot be written' in one_line(lambda: run.evaluation('eval', 2, LOSS, 1.0))
+        run.close()
+    output = capsys.readouterr()
+    # The command prints the error.
+    assert 'metrics.jsonl' not in output.out + output.err
 
 
-def test_a_run_that_goes_on_warns_once_and_writes_the_lines_later(log, folder, capsys):
-    one = log(settings.GO_ON)
+def test_go_on_warns_once_and_writes_the_lines_later(log, folder, capsys):
+    run = log(settings.GO_ON)
     with full_disks.full():
         for step in (2, 3, 4):
-            one.evaluation('eval', step, LOSS, 1.0)
+            run.evaluation('eval', step, LOSS, 1.0)
     assert capsys.readouterr().out.count('warning: ') == 1
-    one.evaluation('eval', 5, LOSS, 1.0)
+    run.evaluation('eval', 5, LOSS, 1.0)
     assert [record['step'] for record in metrics.read(epath.Path(folder / 'metrics.jsonl'))] == [1, 2, 3, 4, 5]
 
 
-def test_a_run_that_goes_on_warns_of_the_best_parameters(log, folder, capsys):
+def test_go_on_warns_of_the_best_parameters(log, folder, capsys):
     state = types.SimpleNamespace(params={'a': np.ones(9)})
-    one, now = log(settings.GO_ON), types.SimpleNamespace(step=2, state=state, patience=Patience())
-    hook = hooks.EvaluateTasks(lambda params: [REPORT], best.BestCheckpoints(epath.Path(folder), {}), one)
+    run, now = log(settings.GO_ON), types.SimpleNamespace(step=2, state=state, patience=Patience())
+    hook = hooks.EvaluateTasks(lambda params: [REPORT], best.BestCheckpoints(epath.Path(folder), {}), run)
     with full_disks.full():
         hook(now)
-    said = capsys.readouterr().out
-    assert 'best' in said and 'training continues' in said and 'step 2 · cogs' in said
+    output = capsys.readouterr().out
+    assert 'best' in output and 'training continues' in output and 'step 2 · cogs' in output
 
 
 def test_a_read_only_folder_for_safetensors_is_one_line(tmp_path, monkeypatch):
-    """On a read-only disk, also removing what is not there fails."""
+    """On a read-only disk, also removing a missing file fails."""
 
     def refuse(*_, **__):
         raise OSError(30, 'Read-only file system')

@@ -1,4 +1,4 @@
-"""Sums and weights, the JSONL file across resumes, and TensorBoard files read back by another reader."""
+"""Sums and weights, the JSONL file across resumes, TensorBoard files read by TensorFlow, and files in a bucket."""
 
 import json
 import math
@@ -11,8 +11,7 @@ from etils import epath
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from remixer_t5x.errors import UserError
-from remixer_t5x.run_folder import metrics, tensorboard
+from remixer_t5x.run_folder import metrics, object_store, tensorboard
 
 STEPS = st.lists(
     st.fixed_dictionaries(
@@ -54,13 +53,10 @@ def test_norms_are_averaged_over_steps_and_the_learning_rate_is_the_last():
     assert found['grad_norm'] == 2.0 and found['learning_rate'] == 0.25
 
 
-def test_cross_entropy_is_the_loss_without_z_loss():
+def test_cross_entropy_excludes_z_loss_and_perplexity_is_its_exponential():
     found = metrics.means({'loss': 10.0, 'z_loss': 0.5, 'weights': 4.0, 'steps': 1.0})
     assert found['loss'] == 2.5 and found['cross_ent_loss'] == 9.5 / 4
     assert metrics.means({'loss': 10.0, 'weights': 4.0, 'steps': 1.0})['cross_ent_loss'] == 2.5
-
-
-def test_perplexity():
     assert metrics.perplexity(2.0) == pytest.approx(math.e**2)
     assert metrics.perplexity(1e4) == math.inf
 
@@ -82,21 +78,16 @@ def test_lines_after_the_restored_step_are_written_again(tmp_path):
 
 
 def test_a_run_resumes_with_foreign_lines_in_its_log(tmp_path):
-    """They are dropped and listed, and the file stays as it was under another name."""
+    """They are dropped and listed, and the original file stays under another name."""
     path = epath.Path(tmp_path / 'metrics.jsonl')
     good = '{"kind": "train", "step": 1, "loss": 2.0}\n'
-    found = good + '3\n{"kind": "train"}\n{"kind": "train", "step": 1e999}\n\n\x00\x00\n' + good + '{"kind": "tr'
-    path.write_text(found)
+    damaged = good + '3\n{"kind": "train"}\n{"kind": "train", "step": 1e999}\n\n\x00\x00\n' + good + '{"kind": "tr'
+    path.write_text(damaged)
     writer = metrics.JsonlWriter(path, 5)
     assert [number for number, _ in writer.rejected] == [2, 3, 4, 6]
-    assert (tmp_path / metrics.AS_FOUND).read_text() == found
+    assert (tmp_path / metrics.AS_FOUND).read_text() == damaged
     assert [record['step'] for record in metrics.read(path)] == [1, 1]
     assert not metrics.JsonlWriter(path, 5).rejected
-
-
-def test_a_file_that_cannot_be_written_is_told(tmp_path):
-    with pytest.raises(UserError, match='cannot be written'):
-        metrics.JsonlWriter(epath.Path(tmp_path / 'absent' / 'metrics.jsonl'), 0)
 
 
 def records_of(path):
@@ -108,17 +99,53 @@ def records_of(path):
         data = data[16 + size :]
 
 
-def test_tensorboard_gets_every_number(tmp_path):
-    """TensorFlow's own event class reads what we wrote."""
+def test_tensorflow_reads_every_number_from_tensorboard_files(tmp_path):
     event_pb2 = pytest.importorskip('tensorflow.core.util.event_pb2')
     writer = tensorboard.TensorBoardWriter(epath.Path(tmp_path), 0)
     writer.write('train', 10, {'loss': 2.5}, {'tokens_per_second': 100.0})
     writer.write('eval', 20, {'loss': 2.25}, {})
     writer.close()
     (path,) = tmp_path.iterdir()
-    found = {}
+    values = {}
     for record in records_of(path):
         event = event_pb2.Event.FromString(record)
         for value in event.summary.value:
-            found[value.tag, event.step] = value.simple_value
-    assert found == {('train/loss', 10): 2.5, ('train/tokens_per_second', 10): 100.0, ('eval/loss', 20): 2.25}
+            values[value.tag, event.step] = value.simple_value
+    assert values == {('train/loss', 10): 2.5, ('train/tokens_per_second', 10): 100.0, ('eval/loss', 20): 2.25}
+
+
+# A folder on the disk takes the place of the bucket.
+def test_a_failed_upload_is_repeated_by_the_next_one(tmp_path):
+    folder = epath.Path(tmp_path) / 'absent'
+    lines = object_store.GrowingObject(folder / 'lines', b'a\n')
+    lines.add(b'b\n')
+    # The folder is missing, so no upload can succeed.
+    assert not lines.try_flush()
+    with pytest.raises(FileNotFoundError):
+        lines.flush()
+    folder.mkdir()
+    lines.flush()
+    assert (folder / 'lines').read_bytes() == b'a\nb\n'
+
+
+def test_lines_are_uploaded_at_once_and_then_from_time_to_time(tmp_path, monkeypatch):
+    monkeypatch.setattr(object_store, 'UPLOAD_SECONDS', 1e9)
+    path = epath.Path(tmp_path) / 'lines'
+    lines = object_store.GrowingObject(path)
+    for data in (b'a', b'b', b'c'):
+        lines.add(data)
+        lines.upload_if_due()
+    assert path.read_bytes() == b'a'
+    lines.flush()
+    assert path.read_bytes() == b'abc'
+
+
+def test_a_long_event_file_is_split_between_events(tmp_path, monkeypatch):
+    monkeypatch.setattr(tensorboard, 'PART_BYTES', 10)
+    events = tensorboard._EventFiles(str(tmp_path / 'events'))
+    for event in (b'12345', b'67890', b'abc'):
+        events.write(event)
+        events.flush()
+    events.close()
+    assert (tmp_path / 'events').read_bytes() == b'1234567890'
+    assert (tmp_path / 'events.1').read_bytes() == b'abc'

@@ -1,4 +1,4 @@
-"""Trackers that raise, hang or fall behind stop nothing and warn once; the order of calls; the id of a run."""
+"""Trackers that raise, hang or fall behind do not stop a run and warn once; the order of calls; the id of a run."""
 
 import json
 import threading
@@ -14,7 +14,7 @@ LOSS = {'loss': 2.0}
 
 
 class Recorder:
-    """A tracker that writes down its calls; `act` is called by each."""
+    """A tracker that records its calls; each calls `act`."""
 
     takes_files = True
 
@@ -26,9 +26,9 @@ class Recorder:
         self.calls.append(('open', run.step))
         return self
 
-    def _call(self, *given):
+    def _call(self, *arguments):
         self._act()
-        self.calls.append(given)
+        self.calls.append(arguments)
 
     def write(self, kind, step, numbers, timing):
         self._call(kind, step, numbers, timing)
@@ -49,15 +49,15 @@ def run_of(folder):
 
 @pytest.fixture
 def track(tmp_path):
-    """A function that opens trackers, and what they say."""
-    said = []
-    return lambda *given: tracking.Tracking(given, run_of(tmp_path), said.append), said
+    """A function that opens trackers, and the list of their warnings."""
+    warnings = []
+    return lambda *opened: tracking.Tracking(opened, run_of(tmp_path), warnings.append), warnings
 
 
 def test_every_call_arrives_in_order(track, tmp_path):
-    opened, said = track
-    one = Recorder()
-    both = opened(one, other := Recorder())
+    open_trackers, warnings = track
+    first = Recorder()
+    both = open_trackers(first, other := Recorder())
     both.write('train', 4, LOSS, {'seconds': 1.0})
     both.rewind(3)
     both.add_files('config', 'config', tmp_path)
@@ -66,50 +66,50 @@ def test_every_call_arrives_in_order(track, tmp_path):
         ('open', 3), ('train', 4, LOSS, {'seconds': 1.0}), ('rewind', 3), ('files', 'config', 'config', tmp_path),
         ('close',),
     ]  # fmt: skip
-    assert one.calls == other.calls == expected and not said
-    assert both.takes_files and not opened(trackers.TensorBoard()).takes_files
+    assert first.calls == other.calls == expected and not warnings
+    assert both.takes_files and not open_trackers(trackers.TensorBoard()).takes_files
 
 
-def test_a_tracker_that_raises_warns_once_and_the_other_gets_everything(track):
+def test_a_tracker_that_raises_warns_once_and_others_get_everything(track):
     def refuse():
         raise OSError('no network\nand more')
 
-    opened, said = track
-    both = opened(Recorder(refuse), well := Recorder(), Recorder(opening=refuse))
+    open_trackers, warnings = track
+    both = open_trackers(Recorder(refuse), other := Recorder(), Recorder(opening=refuse))
     for step in range(9):
         both.write('train', step, LOSS, {})
     both.close()
-    assert len(well.calls) == 11
-    assert sorted(said) == [
+    assert len(other.calls) == 11
+    assert sorted(warnings) == [
         'warning: the tracker Recorder cannot start (no network and more); training continues',
         'warning: the tracker Recorder failed (no network and more); training continues',
     ]
 
 
 def test_a_tracker_that_hangs_delays_nothing(track):
-    opened, said = track
+    open_trackers, warnings = track
     forever = threading.Event()
-    hanging = opened(Recorder(forever.wait))
+    hanging = open_trackers(Recorder(forever.wait))
     for step in range(2 * tracking.MOST_WAITING):
         hanging.write('train', step, LOSS, {})
     hanging.close(0.01)
-    assert len(said) == 1 and f'is {tracking.MOST_WAITING} records behind' in said[0]
+    assert len(warnings) == 1 and f'is {tracking.MOST_WAITING} records behind' in warnings[0]
     forever.set()
-    slow = opened(Recorder((other := threading.Event()).wait))
+    slow = open_trackers(Recorder((other := threading.Event()).wait))
     slow.write('train', 1, LOSS, {})
     slow.close(0.01)
-    assert len(said) == 2 and 'has not ended within 0.01 s' in said[1]
+    assert len(warnings) == 2 and 'has not ended within 0.01 s' in warnings[1]
     other.set()
 
 
-def test_tensorboard_on_a_full_disk_is_one_warning_and_a_new_file_afterwards(track, tmp_path):
-    opened, said = track
-    both = opened(trackers.TensorBoard())
+def test_tensorboard_warns_once_of_a_full_disk_and_opens_a_new_file(track, tmp_path):
+    open_trackers, warnings = track
+    both = open_trackers(trackers.TensorBoard())
     with full_disks.full():
         for step in range(500):
             both.write('train', step, LOSS, {})
         both.close()
-    assert len(said) == 1 and 'tracker TensorBoard' in said[0] and 'cannot be written' in said[0]
+    assert len(warnings) == 1 and 'tracker TensorBoard' in warnings[0] and 'cannot be written' in warnings[0]
     writer = tensorboard.TensorBoardWriter(epath.Path(tmp_path), 0)
     failures = 0
     with full_disks.full():
@@ -124,7 +124,7 @@ def test_tensorboard_on_a_full_disk_is_one_warning_and_a_new_file_afterwards(tra
     assert len(list(tmp_path.glob('events*'))) > 1
 
 
-def test_an_id_is_made_once_for_a_folder_and_a_tracker(tmp_path):
+def test_an_id_is_created_once_for_a_folder_and_a_tracker(tmp_path):
     folder = epath.Path(tmp_path)
     first = trackers.run_id(folder, 'wandb')
     assert trackers.run_id(folder, 'wandb') == first != trackers.run_id(folder, 'other')

@@ -16,10 +16,10 @@ BLOCK, HEADER = 32768, 7
 
 
 def records_of(path):
-    """The records of a .wandb file, as the library's own messages."""
+    """Reads the records of a .wandb file as the library's messages."""
     from wandb.proto import wandb_internal_pb2
 
-    data, at, whole = path.read_bytes(), HEADER, b''
+    data, at, content = path.read_bytes(), HEADER, b''
     while at + HEADER <= len(data):
         room = BLOCK - at % BLOCK
         if room < HEADER:
@@ -28,28 +28,28 @@ def records_of(path):
         size, kind = struct.unpack('<HB', data[at + 4 : at + HEADER])
         if not kind:
             break
-        whole += data[at + HEADER : at + HEADER + size]
+        content += data[at + HEADER : at + HEADER + size]
         at += HEADER + size
         # 1 is a whole record, 2 to 4 are the first, a middle and the last part of one.
         if kind in (1, 4):
-            yield wandb_internal_pb2.Record.FromString(whole)
-            whole = b''
+            yield wandb_internal_pb2.Record.FromString(content)
+            content = b''
 
 
 def process(folder, step):
-    """One process of a run: it starts from `step`, logs two steps, and keeps a file."""
-    said = []
+    """One process of a run: it starts from `step`, logs two steps, and stores a file."""
+    warnings = []
     settings = {'TRAIN_STEPS': '5', 'MODEL': '@seq2seq.Seq2Seq()'}
     tracked = trackers.TrackedRun(epath.Path(folder), step, settings)
-    made = tracking.Tracking([trackers.WandB(project='test', tags=('a',), mode='offline')], tracked, said.append)
+    tracker = tracking.Tracking([trackers.WandB(project='test', tags=('a',), mode='offline')], tracked, warnings.append)
     for number in (step + 1, step + 2):
-        made.write('train', number, {'loss': 1 / number, 'z_loss': math.nan}, {'tokens_per_second': 9.0})
+        tracker.write('train', number, {'loss': 1 / number, 'z_loss': math.nan}, {'tokens_per_second': 9.0})
     if step:
         (folder / 'config.gin').write_text('A = 1\n')
-        made.add_files('config.gin', 'config', epath.Path(folder) / 'config.gin')
-        made.add_files('best-a task', 'model', epath.Path(folder) / 'best')
-    made.close(600.0)
-    assert not said, said
+        tracker.add_files('config.gin', 'config', epath.Path(folder) / 'config.gin')
+        tracker.add_files('best-a task', 'model', epath.Path(folder) / 'best')
+    tracker.close(600.0)
+    assert not warnings, warnings
 
 
 def main(folder):
@@ -59,12 +59,12 @@ def main(folder):
     process(folder, 2)
 
 
-def test_a_resumed_run_goes_on_as_the_same_run_with_its_files(tmp_path, compiled):
+def test_a_resumed_run_continues_the_same_wandb_run_with_its_files(tmp_path, compiled):
     folder = tmp_path / 'my run'
     folder.mkdir()
     child = Process(main, folder, output=tmp_path / 'output.txt', compiled=compiled)
     assert child.wait() == 0, child.output()
-    # The library says nothing on the screen of a run that trains.
+    # The library prints nothing.
     assert 'wandb:' not in child.output()
     records = [list(records_of(path)) for path in sorted(folder.glob('wandb/offline-run-*/*.wandb'))]
     assert len(records) == 2
@@ -78,9 +78,9 @@ def test_a_resumed_run_goes_on_as_the_same_run_with_its_files(tmp_path, compiled
         for record in part:
             if record.HasField('history'):
                 history.append({i.key or i.nested_key[0]: i.value_json for i in record.history.item})
-            found = record.request.log_artifact.artifact if record.HasField('request') else record.artifact
-            if found.name:
-                artifacts.add((found.name, found.type))
+            artifact = record.request.log_artifact.artifact if record.HasField('request') else record.artifact
+            if artifact.name:
+                artifacts.add((artifact.name, artifact.type))
     points = {(json.loads(h['step']), json.loads(h['train/loss'])) for h in history if 'train/loss' in h}
     assert points == {(step, 1 / step) for step in (1, 2, 3, 4)}
     assert all(json.loads(h['train/tokens_per_second']) == 9.0 for h in history if 'train/loss' in h)

@@ -13,7 +13,7 @@ from etils import epath
 from flax import linen as nn
 
 from remixer_t5x.checkpoints import manager
-from remixer_t5x.data.position import Position
+from remixer_t5x.data.prefetch import Position
 from remixer_t5x.devices.partition import Partitioner
 from remixer_t5x.optim import muon, optimizer, parameter_averages, train_state, train_step
 

@@ -35,13 +35,13 @@ def run(args: argparse.Namespace) -> None:
         raise UserError(f'CACHE_DIR is {folder!r}; type where the examples go, as in --output_dir=/data/cached')
     import seqio
 
-    from remixer_t5x.data import cached_tasks, pipeline, stream, task_vocabulary
+    from remixer_t5x.data import pipeline, stream, task_vocabulary
     from remixer_tasks import caching
 
     stream.hide_accelerators()
-    for task in seqio.get_subtasks(pipeline.named(mixture)):
+    for task in seqio.get_subtasks(pipeline.get_task(mixture)):
         vocabulary = task_vocabulary.record(task.output_features['targets'].vocabulary)
-        note = cached_tasks.note(vocabulary)
+        note = pipeline.cache_note(vocabulary)
         lines = caching.cache(task, os.path.expanduser(folder), note, args.shards, args.beam_options)
         print('\n'.join(lines), flush=True)
     print(f'train from it: --gin.USE_CACHED_TASKS=True --gin.CACHE_DIR={shlex.quote(folder)}')

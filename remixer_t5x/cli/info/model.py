@@ -24,6 +24,6 @@ def checked_lengths(frame: str, feature_lengths: Mapping[str, int] | None) -> Ma
     does not take.
     """
     if feature_lengths is None:
-        return frames.forms(frame)[0].example
-    frames.form(frame, feature_lengths)
+        return frames.formats(frame)[0].example
+    frames.batch_format(frame, feature_lengths)
     return feature_lengths

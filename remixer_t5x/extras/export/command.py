@@ -91,7 +91,7 @@ def _contents(
     step: str,
 ) -> dict[str, Any]:
     """Writes the vocabulary and the list of contents, and returns the list."""
-    from remixer_t5x.evaluate import text_outputs
+    from remixer_t5x.evaluate import text_inference
     from remixer_t5x.extras.export import texts
     from remixer_t5x.run_folder import model_dir
 
@@ -104,7 +104,7 @@ def _contents(
         'functions': {f.name: {name: ['rows', *shape] for name, shape in f.inputs.items()} for f in made},
         'lengths': dict(lengths),
         'vocabulary': vocabulary,
-        'decoder': text_outputs.name_of(settings.decoding.decoder),
+        'decoder': text_inference.decoder_name(settings.decoding.decoder),
         'labels': list(getattr(settings.model, 'labels', None) or ()),
         'weights': args.quantize or 'float32',
         'checkpoint': step,

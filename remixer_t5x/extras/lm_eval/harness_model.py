@@ -22,7 +22,7 @@ from remixer_t5x.api import saved_models
 from remixer_t5x.api.trained_model import TrainedModel
 from remixer_t5x.data import frames
 from remixer_t5x.errors import UserError
-from remixer_t5x.evaluate import length_buckets, predictions
+from remixer_t5x.evaluate import predictions
 from remixer_t5x.extras.lm_eval import generation
 from remixer_t5x.models.classifier import Classifier
 from remixer_t5x.models.decoding import Decoder, Greedy
@@ -254,7 +254,7 @@ class RemixerLM(LM):
         longest = self._lengths()['targets']
         if self.frame == frames.DECODER_ONLY:
             longest = max(continuation, longest + 1 - max(context, 1))
-        return length_buckets.bucket(continuation, longest)
+        return predictions.bucket(continuation, longest)
 
     def _fitting(self, length: int) -> dict[str, int]:
         """Lengths for answers of `length` tokens: a decoder alone gives all the rest of its row to the prompt."""

@@ -11,7 +11,7 @@ from remixer_t5x.cli.data import vocab
 from remixer_t5x.config import loading
 from remixer_t5x.devices import compiler_options
 from remixer_t5x.errors import UserError
-from remixer_t5x.evaluate.text_outputs import Texts
+from remixer_t5x.evaluate.text_inference import Texts
 from remixer_t5x.models.generating import Generating
 
 INITIAL = 'INITIAL_CHECKPOINT_PATH'

@@ -12,13 +12,13 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from remixer_t5x import axes
-from remixer_t5x.data import vocabulary_pieces
+from remixer_t5x.data import task_vocabulary
 
 
 def matches(vocabulary: Any, other: Any) -> np.ndarray:
     """[ids of `vocabulary`] int32: the id of the same piece in `other`, -1 where it has none."""
-    ids = {piece: index for index, piece in enumerate(vocabulary_pieces.pieces(other)) if piece}
-    return np.asarray([ids.get(piece, -1) for piece in vocabulary_pieces.pieces(vocabulary)], np.int32)
+    ids = {piece: index for index, piece in enumerate(task_vocabulary.pieces(other)) if piece}
+    return np.asarray([ids.get(piece, -1) for piece in task_vocabulary.pieces(vocabulary)], np.int32)
 
 
 def axis_of(names: tuple[str | None, ...]) -> int | None:

@@ -1,4 +1,4 @@
-"""Texts in, JSON lines out: in order, continued after any interruption, and only where they belong."""
+"""Texts in, JSON lines out: in order, continued after any interruption, and only for the same texts and model."""
 
 import contextlib
 import gzip
@@ -10,28 +10,28 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from remixer_t5x.errors import UserError
-from remixer_t5x.evaluate import text_outputs
+from remixer_t5x.evaluate import text_inference
 from remixer_t5x.evaluate.predictions import Prediction
 from remixer_t5x.evaluate.text_inputs import TextInputs
 from remixer_t5x.models.beam_search import BeamSearch
 from remixer_t5x.models.decoding import Greedy
 
 BYTES = seqio.ByteVocabulary(extra_ids=0)
-WHOSE = {'checkpoint': '/runs/x/checkpoints/10', 'decoder': 'Greedy()'}
+ORIGIN = {'checkpoint': '/runs/x/checkpoints/10', 'decoder': 'Greedy()'}
 TEXTS = ['one', '', 'drei\u2028', 'a "quoted" text', 'ends\\', 'one', 'a text that is too long', 'x']
 
 
 def echo(inputs, first):
-    """Two answers: the ids, and the ids from the other side."""
+    """Answers with the ids, and with the reversed ids."""
     return [Prediction([ids, ids[::-1]], [-float(first + row), -9.0]) for row, ids in enumerate(inputs)]
 
 
-def run(path, texts=TEXTS, whose=WHOSE, window=3, **codec):
-    output = text_outputs.Output(str(path), whose)
+def run(path, texts=TEXTS, origin=ORIGIN, window=3, **codec):
+    output = text_inference.Output(str(path), origin)
     rest = iter(texts)
     with contextlib.closing(output):
-        text_outputs.skip_done(rest, output, 'in.txt')
-        text_outputs.run(rest, output, text_outputs.Texts(BYTES, 16, **codec), echo, window)
+        text_inference.skip_done(rest, output, 'in.txt')
+        text_inference.run(rest, output, text_inference.Texts(BYTES, 16, **codec), echo, window)
     return output
 
 
@@ -47,8 +47,8 @@ def test_each_text_has_its_row_in_order(tmp_path):
     assert found[6]['prediction'] == 'a text that is ' and found[6]['cut'] is True and 'cut' not in found[5]
     assert found[3]['predictions'][0] == TEXTS[3] and found[3]['scores'] == [-3.0, -9.0]
     assert (output.counts.written, output.counts.cut, output.counts.before) == (8, 1, 0)
-    # Where all of them come from is said once.
-    assert [WHOSE.items() <= row.items() for row in found] == [True, *[False] * 7]
+    # Only the first row has the origin.
+    assert [ORIGIN.items() <= row.items() for row in found] == [True, *[False] * 7]
     assert set(found[1]) == {'index', 'input', 'prediction', 'score', 'predictions', 'scores'}
 
 
@@ -71,11 +71,8 @@ def test_an_output_cut_anywhere_is_continued(tmp_path, data, window):
     [
         ({'texts': ['one', 'two', *TEXTS[2:]]}, 'line 2 belongs to another text than line 2 of in.txt'),
         ({'texts': TEXTS[:5]}, 'has 8 predictions and in.txt only 5 texts'),
-        (
-            {'whose': {**WHOSE, 'checkpoint': '/y/20'}},
-            'made with checkpoint /runs/x/.*, and this run has /y',
-        ),
-        ({'whose': {**WHOSE, 'decoder': 'Sampling()'}}, 'made with decoder Greedy'),
+        ({'origin': {**ORIGIN, 'checkpoint': '/y/20'}}, 'written with checkpoint /runs/x/.*, and this run has /y'),
+        ({'origin': {**ORIGIN, 'decoder': 'Sampling()'}}, 'written with decoder Greedy'),
     ],
 )
 def test_an_output_of_something_else_is_refused(tmp_path, change, line):
@@ -89,22 +86,21 @@ def test_an_output_of_something_else_is_refused(tmp_path, change, line):
 @pytest.mark.parametrize('content', ['hello\n', '{"index": 0}\n', '[1]\n'])
 def test_a_file_that_is_no_output_is_refused(tmp_path, content):
     (tmp_path / 'out.jsonl').write_text(content)
-    with pytest.raises(UserError, match='line 1 is not a prediction of ours'):
+    with pytest.raises(UserError, match='line 1 is not a prediction'):
         run(tmp_path / 'out.jsonl')
 
 
 def test_long_texts_can_be_refused(tmp_path):
     with pytest.raises(UserError, match='input 7 has 24 tokens, more than the 16'):
         run(tmp_path / 'out.jsonl', refuse_long=True)
-    # What was done before stays.
+    # The rows before it stay.
     assert len(rows(tmp_path / 'out.jsonl')) == 6
 
 
 def test_a_decoder_has_the_same_name_in_every_process():
-    assert text_outputs.name_of(Greedy()) == 'Greedy()'
-    assert ' at 0x' not in text_outputs.name_of(BeamSearch(beams=2)) and 'beams=2' in text_outputs.name_of(
-        BeamSearch(beams=2)
-    )
+    assert text_inference.decoder_name(Greedy()) == 'Greedy()'
+    name = text_inference.decoder_name(BeamSearch(beams=2))
+    assert ' at 0x' not in name and 'beams=2' in name
 
 
 def test_texts_from_lines_and_fields(tmp_path):
@@ -117,9 +113,8 @@ def test_texts_from_lines_and_fields(tmp_path):
     assert list(TextInputs(str(records))) == ['one', ''] and list(TextInputs(str(records), 'body')) == ['b', 'c']
     plain = tmp_path / 'plain'
     plain.write_text('{"text": "one"}\n')
-    assert list(TextInputs(str(plain))) == ['{"text": "one"}'] and list(TextInputs(str(plain), format='jsonl')) == [
-        'one'
-    ]
+    assert list(TextInputs(str(plain))) == ['{"text": "one"}']
+    assert list(TextInputs(str(plain), format='jsonl')) == ['one']
 
 
 @pytest.mark.parametrize(
@@ -141,5 +136,5 @@ def test_a_bad_input_is_one_line(tmp_path, name, content, line):
 
 
 def test_an_unknown_format_is_refused():
-    with pytest.raises(UserError, match="INPUT_FORMAT is 'xml'"):
+    with pytest.raises(UserError, match="INPUT_FORMAT must be .* got 'xml'"):
         TextInputs('a', format='xml')

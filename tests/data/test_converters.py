@@ -1,0 +1,166 @@
+"""Batches have the arrays that `frames` lists, with seqio's values, labels and masked tokens."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import seqio
+import tensorflow as tf
+
+from remixer_t5x.data import frames, pipeline, task_batches
+from remixer_t5x.errors import UserError
+from remixer_t5x.models import interface
+
+FORMATS = [
+    (frame, each.features) for frame, formats in frames.FORMATS.items() for each in formats if 'decoder' in frame
+]
+LENGTHS = {'inputs': 7, 'targets': 8}
+# seqio's own example of a prefix language model.
+ROWS = [{'inputs': [7, 8, 5, 1], 'targets': [3, 9, 1]}, {'inputs': [8, 4, 9, 3, 1], 'targets': [4, 1]}]
+VOCABULARY = seqio.ByteVocabulary(extra_ids=0)
+
+
+def byte_ids(text):
+    return [int(token) for token in VOCABULARY.encode(text)]
+
+
+def task_of(rows, **options):
+    """A task over rows of `inputs` and `targets`, each ids or a text; `*_pretokenized` stay texts."""
+    texts = [key for key in rows[0] if key.endswith('_pretokenized')]
+    rows = [
+        {k: [*byte_ids(v), 1] if isinstance(v, str) and k not in texts else v for k, v in row.items()} for row in rows
+    ]
+
+    def read(split, shuffle_files, seed=None):
+        specs = {
+            key: tf.TensorSpec([], tf.string) if key in texts else tf.TensorSpec([None], tf.int32) for key in rows[0]
+        }
+        return tf.data.Dataset.from_generator(lambda: iter(rows), output_signature=specs)
+
+    features = {key: seqio.Feature(VOCABULARY, add_eos=False) for key in rows[0] if key not in texts}
+    source = seqio.FunctionDataSource(read, ['train'])
+    return seqio.Task('a_task', source=source, preprocessors=[], output_features=features, **options)
+
+
+def config_of(task, lengths, batch_size, **settings):
+    return pipeline.DatasetConfig(task, lengths, batch_size, shuffle=False, **settings)
+
+
+def first_batch(config):
+    batch = next(iter(task_batches.EvalBatches(config)))
+    shapes = {name: (array.shape, str(array.dtype)) for name, array in batch.items()}
+    assert shapes == {name: (array.shape, str(array.dtype)) for name, array in pipeline.abstract_batch(config).items()}
+    return batch
+
+
+@pytest.mark.parametrize('pack', [False, True])
+@pytest.mark.parametrize(('frame', 'features'), FORMATS)
+def test_a_decoder_batch_has_the_arrays_of_its_format(frame, features, pack):
+    rows = [{name: row[name] for name in features} for row in ROWS]
+    lengths = {name: LENGTHS[name] for name in features}
+    batch = first_batch(config_of(task_of(rows), lengths, 2, pack=pack, frame=frame))
+    if pack and frame == 'decoder_only' and len(features) == 2:
+        assert batch['decoder_target_tokens'][0].tolist() == [7, 8, 5, 1, 3, 9, 1, 8, 4, 9, 3, 1, 4, 1, 0]
+        assert batch['decoder_causal_attention'][0].tolist() == [1, 1, 1, 1, 1, 0, 0, 1, 1, 1, 1, 1, 1, 0, 0]
+        assert batch['decoder_loss_weights'][0].tolist() == [0, 0, 0, 0, 1, 1, 1, 0, 0, 0, 0, 0, 1, 1, 0]
+
+
+def test_every_frame_of_a_model_has_a_format():
+    assert {frame for _, able in interface.ABILITIES.values() for frame in able} <= set(frames.FORMATS)
+
+
+@pytest.mark.parametrize(
+    ('frame', 'lengths', 'words'),
+    [('decoder', LENGTHS, 'decoder_only'),
+     ('encoder_decoder', {'targets': 8}, 'inputs and targets, as in'),
+     ('decoder_only', {'inputs': 8}, "for targets, as in {'targets': 512}, or inputs and targets"),
+     ('decoder_only', {'targets': 0}, 'positive')],
+)  # fmt: skip
+def test_other_features_are_refused_in_one_line(frame, lengths, words):
+    with pytest.raises(UserError, match=words) as error:
+        pipeline.DatasetConfig('any', lengths, 2, frame=frame)
+    assert '\n' not in str(error.value)
+
+
+def test_a_task_without_the_feature_is_refused():
+    with pytest.raises(UserError, match='has no inputs'):
+        pipeline.provider(config_of(task_of([{'targets': [3]}]), LENGTHS, 2))
+
+
+CORRUPTED = [{'inputs': [5, 9, 7, 8], 'targets': [0, 6, 0, 0]}, {'inputs': [3, 4, 9], 'targets': [3, 0, 0]}]
+
+
+@pytest.mark.parametrize('pack', [False, True])
+def test_masked_tokens_stay_in_their_places(pack):
+    lengths = {'inputs': 8, 'targets': 8}
+    batch = first_batch(config_of(task_of(CORRUPTED), lengths, 1, pack=pack, frame='encoder_only'))
+    if pack:
+        expected = {
+            'encoder_input_tokens': [5, 9, 7, 8, 3, 4, 9, 0],
+            'encoder_target_tokens': [0, 6, 0, 0, 3, 0, 0, 0],
+            'encoder_loss_weights': [0, 1, 0, 0, 1, 0, 0, 0],
+            'encoder_segment_ids': [1, 1, 1, 1, 2, 2, 2, 0],
+            'encoder_positions': [0, 1, 2, 3, 0, 1, 2, 0],
+        }
+    else:
+        expected = {
+            'encoder_input_tokens': [5, 9, 7, 8, 0, 0, 0, 0],
+            'encoder_target_tokens': [0, 6, 0, 0, 0, 0, 0, 0],
+            'encoder_loss_weights': [0, 1, 0, 0, 0, 0, 0, 0],
+        }
+    assert {name: array[0].tolist() for name, array in batch.items()} == expected
+
+
+@dataclasses.dataclass(frozen=True)
+class Labelled:
+    """A postprocessor with labels, as benchmarks have."""
+
+    labels: tuple[str, ...]
+
+    def __call__(self, text, **_):
+        return self.labels.index(text)
+
+
+LABELS = ('no', 'not', 'yes')
+ALIKE = ('strongly agree', 'strongly disagree')
+
+
+def labelled(targets, labels, texts=(), **settings):
+    rows = [{'inputs': f'text {index}', 'targets': text} for index, text in enumerate(targets)]
+    rows = [{**row, 'targets_pretokenized': text} for row, text in zip(rows, texts, strict=True)] if texts else rows
+    task = task_of(rows, postprocess_fn=Labelled(LABELS))
+    return config_of(task, {'inputs': 12, 'targets': 8}, 4, frame='classifier', labels=labels, **settings)
+
+
+def test_targets_become_the_indices_of_labels():
+    batch = first_batch(labelled(('yes', 'no', 'not'), LABELS))
+    assert batch['labels'].tolist() == [2.0, 0.0, 1.0, 0.0]
+    assert batch['label_weights'].tolist() == [1.0, 1.0, 1.0, 0.0]
+    assert batch['encoder_input_tokens'][0].tolist() == [*byte_ids('text 0'), 1, 0, 0, 0, 0, 0]
+    assert batch['encoder_input_tokens'][3].tolist() == [0] * 12
+
+
+def test_labels_truncated_to_equal_ids_need_their_texts():
+    assert first_batch(labelled(ALIKE * 2, ALIKE, texts=ALIKE * 2))['labels'].tolist() == [0.0, 1.0, 0.0, 1.0]
+    with pytest.raises(UserError, match="'strongly agree' and 'strongly disagree'"):
+        first_batch(labelled(ALIKE, ALIKE))
+
+
+def test_targets_become_numbers_without_labels():
+    np.testing.assert_allclose(first_batch(labelled(('3.8', '-1', '0.25'), None))['labels'], [3.8, -1.0, 0.25, 0.0])
+
+
+@pytest.mark.parametrize(
+    ('call', 'words'),
+    [(lambda: first_batch(labelled(('yes', 'maybe'), ('no', 'yes'))), 'a_task is not in LABELS, which are no, yes'),
+     (lambda: first_batch(labelled(('3.8', 'many'), None)), 'a target of a_task is not a number'),
+     (lambda: pipeline.prepare(labelled(('yes',), None), 384), r'3 labels of a_task.*\("no", "not", "yes"\)'),
+     (lambda: pipeline.prepare(labelled(('yes',), ('no', 'yes')), 384), "got .'no', 'yes'."),
+     (lambda: labelled(('yes',), LABELS, pack=True), 'PACK'),
+     (lambda: first_batch(config_of(task_of(CORRUPTED), {'inputs': 8, 'targets': 4}, 1, frame='encoder_only')),
+      'same length for inputs and targets')],
+)  # fmt: skip
+def test_what_an_encoder_cannot_read_is_refused_in_one_line(call, words):
+    with pytest.raises(UserError, match=words) as raised:
+        call()
+    assert '\n' not in str(raised.value)
