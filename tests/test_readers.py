@@ -85,7 +85,7 @@ USING = {
     *('remixer_t5x/checkpoints/saved_params.py', 'remixer_t5x/checkpoints/untrusted.py'),
     # tests/cli/test_report.py
     'remixer_t5x/extras/reports/run_folders.py',
-    *('remixer_t5x/cli/infer.py', 'remixer_t5x/run_folder/trackers.py', 'remixer_t5x/train/goodput.py'),
+    *('remixer_t5x/cli/infer.py', 'remixer_t5x/run_folder/trackers.py', 'remixer_t5x/train/progress.py'),
     # tests/data/test_fingerprint.py
     'remixer_t5x/data/fingerprint.py',
     # tests/remixer_tasks/test_tokenizer_json.py

@@ -112,10 +112,10 @@ def _ids_of_trackers(path):
 def _seconds_of_a_run(path):
     from etils import epath
 
-    from remixer_t5x.train import goodput
+    from remixer_t5x.train import progress
 
-    with under_the_name(path, goodput.FILE):
-        goodput.read(epath.Path(path.parent))
+    with under_the_name(path, progress.TIMES):
+        progress.read_times(epath.Path(path.parent))
 
 
 def _configuration_of_a_run(path):

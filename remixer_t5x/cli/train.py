@@ -108,7 +108,7 @@ def _write_report(folder: str) -> str:
 def _say_end(result: Result) -> None:
     from remixer_t5x.evaluate import best
     from remixer_t5x.run_folder import model_dir
-    from remixer_t5x.train import goodput, progress
+    from remixer_t5x.train import progress
 
     done = f'stopped by {result.stopped} and saved at' if result.stopped else 'finished at'
     numbers = [f'{done} step {result.step}']
@@ -122,7 +122,7 @@ def _say_end(result: Result) -> None:
         numbers.append(f'held-out loss {held_out["loss"]:.4f}{against}, perplexity {held_out["perplexity"]:.2f}')
     print(' · '.join(numbers))
     if result.spent:
-        print(f'time         {progress.duration(sum(result.spent.values()))}: {goodput.describe(result.spent)}')
+        print(f'time         {progress.duration(sum(result.spent.values()))}: {progress.describe_times(result.spent)}')
     print(f'checkpoint   {result.checkpoint}')
     kept = best.best_checkpoints(result.folder)
     for task, found in kept.items():

@@ -1,4 +1,4 @@
-"""What happens between steps, each hook at its own period. A hook's `call` gets the current position of the run."""
+"""Hooks, which the loop calls between steps, each at its own period: logs, evaluations, checkpoints, profiles."""
 
 import dataclasses
 import functools
@@ -18,23 +18,23 @@ from remixer_t5x.evaluate.best import BestCheckpoints
 from remixer_t5x.evaluate.task_evaluation import Report, TaskEvaluator
 from remixer_t5x.optim.train_state import TrainState
 from remixer_t5x.run_folder import metrics, object_store
+from remixer_t5x.train.current import Current
 from remixer_t5x.train.run_log import RunLog
 from remixer_t5x.train.saving import Saver
-from remixer_t5x.train.start import Current
 
 PROFILED_STEPS = 3
-# The parameters of a state that are evaluated: an average, or the last ones.
+# Selects the parameters of a state to evaluate: an average, or the last ones.
 Evaluated = Callable[[TrainState], Any]
 LAST_PARAMS: Evaluated = operator.attrgetter('params')
 
 
 @dataclasses.dataclass(frozen=True)
 class Hook:
-    """`call(now)` every `period` steps (None means never), after the last step if `at_end`, and before the first step
-    of a new run if `at_start`.
+    """Calls `call(now)` every `period` steps, after the last step if `at_end`, and before the first if `at_start`.
 
-    The time of a call counts as `spent_on` (`goodput`), and not as training. `prepare()` is called once, after the
-    first step of a process, so that its mistakes are found early without making the start longer.
+    A period of None means never. The time of a call counts as `spent_on` (`progress.Timeline`), and not as training.
+    `prepare()` is called once, after the first step of a process, so that its errors appear early without delaying the
+    start.
     """
 
     period: int | None
@@ -49,7 +49,7 @@ class Hook:
 
 
 class LogWindow:
-    """Logs the means of the steps since the last log, and notices a checkpoint that could not be written."""
+    """Logs the means of the steps since the last log, and handles a checkpoint that could not be written."""
 
     def __init__(self, log: RunLog, saver: Saver):
         self._log, self._saver = log, saver
@@ -62,10 +62,10 @@ class LogWindow:
 
 
 class EvaluateLoss:
-    """Logs loss, perplexity and token accuracy of what `open_batches` gives: batches, by the names of their records.
+    """Logs loss, perplexity and token accuracy of the batches that `open_batches` returns by name of their records.
 
-    Names are of a whole split, or of one task of a mixture each. The loss called `decides` is what the run's patience
-    counts. `place` puts a batch on the devices. `evaluated` gives the parameters of a state.
+    A name stands for a whole split or for one task of a mixture. The run's patience counts the loss named `decides`.
+    `place` puts a batch on the devices. `evaluated` selects the parameters of a state.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class EvaluateLoss:
         evaluated: Evaluated = LAST_PARAMS,
     ):
         self._decides = decides
-        # Opened once, because that often takes longer than a pass.
+        # Opened once, because opening often takes longer than a pass.
         self.batches = functools.cache(open_batches)
         self._eval_step, self._place, self._log, self._evaluated = eval_step, place, log, evaluated
 
@@ -100,8 +100,9 @@ class EvaluateLoss:
 
 
 class EvaluateTasks:
-    """Logs the metrics of tasks and their average, and keeps the best parameters of each task and of the average. The
-    average is what the run's patience counts. `evaluated` takes the parameters from a state. Prints the answers to the
+    """Logs the metrics of tasks and their average, and keeps the best parameters of each task and of the average.
+
+    The run's patience counts the average. `evaluated` selects the parameters of a state. Prints the answers to the
     first `shown` examples of each task.
     """
 
@@ -121,8 +122,8 @@ class EvaluateTasks:
         params = self._evaluated(now.state)
         for report in self._evaluator(params):
             self._report(now, params, report)
-            if (found := self._best.score(report)) is not None:
-                scores[report.task] = best.rank(*found)
+            if (metric := self._best.score(report)) is not None:
+                scores[report.task] = best.rank(*metric)
         if len(scores) > 1:
             metrics = {best.AVERAGE: best.average(scores)}
             self._report(now, params, Report(best.AVERAGE, self._evaluator.split, metrics, (), 0.0))
@@ -136,12 +137,12 @@ class EvaluateTasks:
         is_best = False
         with self._log.may_fail():
             is_best = self._best.keep(report, now.step, params)
-        shown = task_metrics.describe(report.metrics) + (' · the best so far' if is_best else '')
-        self._log.say(f'step {now.step} · {report.task} · {shown}')
+        text = task_metrics.describe(report.metrics) + (' · the best so far' if is_best else '')
+        self._log.say(f'step {now.step} · {report.task} · {text}')
 
 
 class Profiler:
-    """Traces three steps into `folder` whenever `start` is called; look at them with TensorBoard's profiler.
+    """Writes a trace of three steps for TensorBoard's profiler to `folder` whenever `start` is called.
 
     JAX writes traces to a disk, so they are copied into a bucket afterwards.
     """

@@ -1,4 +1,4 @@
-"""A training run from its settings to its result: `train` reads as the whole run, `Loop` takes the steps.
+"""Trains a model from its settings to its result: `train` is the whole run, `Loop` takes the steps.
 
 The host never waits for the current step: metrics stay on the device until a log, and the check for NaN looks at the
 previous step. The state, the position of the data and the train step decide all numbers.
@@ -17,13 +17,12 @@ from remixer_t5x import startup
 from remixer_t5x.data import prefetch, task_vocabulary
 from remixer_t5x.evaluate.best import BestCheckpoints
 from remixer_t5x.run_folder import metrics, model_dir
-from remixer_t5x.train import bad_steps, goodput, preemption, progress, saving, settings, start, steps
-from remixer_t5x.train.goodput import Timeline
+from remixer_t5x.train import preemption, progress, saving, settings, start, steps
+from remixer_t5x.train.current import Current
 from remixer_t5x.train.hooks import EvaluateLoss, EvaluateTasks, Hook, LogWindow, Profiler
-from remixer_t5x.train.run_data import RunData
 from remixer_t5x.train.run_log import RunLog
 from remixer_t5x.train.settings import Result, Run
-from remixer_t5x.train.start import Current
+from remixer_t5x.train.start import RunData
 
 
 def train(
@@ -40,16 +39,15 @@ def train(
     Args:
         run: what to train and where.
         config_text: the operative gin, written to MODEL_DIR/config.gin and into each checkpoint.
-        flops_per_step: counts the arithmetic of one step over the whole batch, for the utilisation; None does not show
-            it.
+        flops_per_step: counts the arithmetic of one step over the whole batch, for the utilization; None omits it.
         show_progress: whether to print.
-        signals: a stack whose end gives SIGTERM and Ctrl-C back to the caller; None gives them back at the return.
-        report: writes a report about the run in a folder, for trackers that keep one, and returns its file.
+        signals: a stack whose end restores the caller's handlers of signals; None restores them at the return.
+        report: writes a report about the run in a folder, for trackers that store files, and returns its path.
 
     Raises:
         UserError: the user made a mistake, the disk is full, or the loss is not finite.
     """
-    last, timeline, learner, dataset = run.periods.train_steps, Timeline(), run.learner, run.dataset
+    last, timeline, learner, dataset = run.periods.train_steps, progress.Timeline(), run.learner, run.dataset
     held_out = run.evaluation.name if run.evaluation else ''
     startup.done('configuration')
     start.check(run)
@@ -63,7 +61,7 @@ def train(
         if jax.process_index() == 0:
             stack.enter_context(model_dir.locked(path))
         checkpoints = stack.enter_context(saving.opened(path, run.folder.keep_checkpoints))
-        with timeline.during(goodput.RESTORE):
+        with timeline.during(progress.RESTORE):
             create = functools.partial(programs.initial_state, jax.random.key(learner.seed))
             now, message, notes = start.begin(run, programs.plan, checkpoints, record, data.vocabulary, create)
         startup.done('state')
@@ -78,7 +76,7 @@ def train(
             if now.saved is None or not task_vocabulary.saved(path):
                 start.save_vocabulary(path, data.vocabulary, log.say)
         if now.step >= last or now.patience.is_over:
-            why = f'TRAIN_STEPS = {last}' if now.step >= last else now.patience.said()
+            why = f'TRAIN_STEPS = {last}' if now.step >= last else now.patience.reason()
             log.say(f'{path} is at step {now.step} already ({why})')
             return _result(held_out, path, now.step, None)
         notes = (*notes, *(data.evaluator.notes if data.evaluator else ()))
@@ -88,15 +86,15 @@ def train(
 
         stop = (signals or stack).enter_context(preemption.StopRequest(now.step))
         batches = stack.enter_context(data.batches(now.position))
-        guard = bad_steps.BadSteps(run.recovery.on_bad_step, checkpoints)
+        guard = saving.BadSteps(run.recovery.on_bad_step, checkpoints)
         saver = saving.Saver(run.recovery, last, checkpoints, batches, guard, record, programs.plan.abstract, log)
         profiler = Profiler(path / 'profile')
         best = BestCheckpoints(path, record, run.folder.best_metrics)
-        # The checkpoint comes after the records that it covers, so that a resumed run does not write them again.
+        # Checkpoints follow the records that they cover, so that a resumed run does not write these again.
         hooks = [
             Hook(run.periods.log_period, LogWindow(log, saver)),
             *_evaluations(run.periods, held_out, run.tasks.shown if run.tasks else 0, programs, data, best, log),
-            Hook(run.periods.checkpoint_period, saver, spent_on=goodput.CHECKPOINT),
+            Hook(run.periods.checkpoint_period, saver, spent_on=progress.CHECKPOINT),
             Hook(run.periods.profile_period, profiler.start, at_end=False),
         ]
         startup.done('opening the data')
@@ -118,7 +116,7 @@ class Loop:
         train_step: steps.CompiledAhead,
         batches: prefetch.Prefetcher,
         hooks: Sequence[Hook],
-        guard: bad_steps.BadSteps,
+        guard: saving.BadSteps,
         saver: saving.Saver,
         profiler: Profiler,
         log: RunLog,
@@ -129,6 +127,7 @@ class Loop:
 
     def run(self, now: Current, last: int, stop: preemption.StopRequest) -> str | None:
         """Trains until step `last`, the end of the run's patience, or a signal, and returns the name of the signal.
+
         Saves the last state in all cases.
         """
         stopped, first = None, now.step + 1
@@ -136,46 +135,46 @@ class Loop:
             for hook in self._hooks:
                 if hook.at_start:
                     self._call(hook, now)
-        with self._during(goodput.CHECKPOINT):
+        with self._during(progress.CHECKPOINT):
             self._saver.first(now)
         while now.step < last and not stopped and not now.patience.is_over:
             try:
-                with self._during(goodput.STEPS):
+                with self._during(progress.STEPS):
                     self._advance(now, first, last)
-            except bad_steps.Rewind as reason:
-                with self._during(goodput.RESTORE):
+            except saving.Rewind as reason:
+                with self._during(progress.RESTORE):
                     self._saver.go_back(now, reason)
             stopped = stop.agreed(now.step)
         self._profiler.close()
-        with self._during(goodput.CHECKPOINT):
+        with self._during(progress.CHECKPOINT):
             self._saver.last(now)
         if now.patience.is_over:
-            self._log.say(f'stopping early at step {now.step}: {now.patience.said()}')
+            self._log.say(f'stopping early at step {now.step}: {now.patience.reason()}')
         return stopped
 
     def _advance(self, now: Current, first: int, last: int) -> None:
         batch = self._next_batch()
         if now.step + 1 == first:
-            with self._during(goodput.COMPILE):
+            with self._during(progress.COMPILE):
                 self._step(now, batch, first, last)
         else:
             self._step(now, batch, first, last)
 
     def _next_batch(self) -> Any:
         begun = time.perf_counter()
-        with self._during(goodput.DATA):
+        with self._during(progress.DATA):
             batch = next(self._batches)
         self._log.clock.wait(time.perf_counter() - begun)
         return batch
 
     def _step(self, now: Current, batch: Any, first: int, last: int) -> None:
-        now.state, found = self._train_step(now.state, batch)
+        now.state, step_metrics = self._train_step(now.state, batch)
         now.step += 1
-        now.window.add(found)
-        self._guard.step(now.step, found)
+        now.window.add(step_metrics)
+        self._guard.step(now.step, step_metrics)
         if now.step == first:
             # The first step waits for the compiler; speed is measured from the second step on.
-            jax.block_until_ready(found)
+            jax.block_until_ready(step_metrics)
             self._log.clock.lap(now.step)
             startup.done('compiling and the first step')
             startup.report(self._log.say)
@@ -183,13 +182,13 @@ class Loop:
         for hook in self._hooks:
             if hook.due(now.step, last):
                 self._call(hook, now)
-        self._profiler.after_step(now.step, found)
+        self._profiler.after_step(now.step, step_metrics)
         if now.step == first:
             self._prepare()
 
     def _prepare(self) -> None:
         begun = time.perf_counter()
-        with self._during(goodput.EVALUATION):
+        with self._during(progress.EVALUATION):
             for hook in self._hooks:
                 if hook.prepare is not None:
                     hook.prepare()
@@ -198,7 +197,7 @@ class Loop:
     def _call(self, hook: Hook, now: Current) -> None:
         begun = time.perf_counter()
         self._guard.now()
-        with self._during(hook.spent_on or goodput.STEPS):
+        with self._during(hook.spent_on or progress.STEPS):
             hook.call(now)
         if hook.spent_on:
             self._log.clock.pause(time.perf_counter() - begun)
@@ -213,9 +212,9 @@ def _evaluations(
     best: BestCheckpoints,
     log: RunLog,
 ) -> Iterator[Hook]:
-    """The held-out loss, whose records are called `held_out` (empty: there is none), and the tasks' metrics.
+    """Yields the hooks of the held-out loss and the tasks' metrics.
 
-    `shown` is the number of answers that are printed.
+    Records of the loss are named `held_out`; an empty name means no loss. `shown` is the number of answers to print.
     """
     evaluator, evaluated = data.evaluator, programs.evaluated()
     period, at_start = periods.eval_period, periods.eval_at_start
@@ -223,15 +222,15 @@ def _evaluations(
         decides = held_out if evaluator is None else None
         eval_step, place = programs.evaluation(data.vocabulary), data.place
         call = EvaluateLoss(data.held_out, eval_step, place, log, decides, evaluated)
-        yield Hook(period, call, at_start=at_start, spent_on=goodput.EVALUATION, prepare=call.batches)
+        yield Hook(period, call, at_start=at_start, spent_on=progress.EVALUATION, prepare=call.batches)
     if evaluator is not None:
         call_tasks = EvaluateTasks(evaluator, best, log, evaluated, shown)
-        yield Hook(period, call_tasks, at_start=at_start, spent_on=goodput.EVALUATION)
+        yield Hook(period, call_tasks, at_start=at_start, spent_on=progress.EVALUATION)
 
 
 def _result(
     held_out: str, path: epath.Path, step: int, stopped: str | None, spent: Mapping[str, float] | None = None
 ) -> Result:
     last = {record['kind']: record for record in metrics.read(path / model_dir.METRICS)}
-    where = str(path / model_dir.CHECKPOINTS / str(step))
-    return Result(step, stopped, last.get('train', {}), last.get(held_out, {}), str(path), where, spent or {})
+    checkpoint = str(path / model_dir.CHECKPOINTS / str(step))
+    return Result(step, stopped, last.get('train', {}), last.get(held_out, {}), str(path), checkpoint, spent or {})

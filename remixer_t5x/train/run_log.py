@@ -1,4 +1,4 @@
-"""Writes the numbers of a run to metrics.jsonl, its trackers, and the screen."""
+"""Writes the metrics of a run to metrics.jsonl, its trackers, and the screen."""
 
 import contextlib
 import sys
@@ -12,30 +12,33 @@ from etils import epath
 from remixer_t5x.checkpoints import config_changes
 from remixer_t5x.evaluate import best
 from remixer_t5x.optim import trainable
+from remixer_t5x.optim.optimizer import Optimizer
 from remixer_t5x.optim.train_state import StatePlan
 from remixer_t5x.run_folder import metrics, model_dir, object_store
 from remixer_t5x.run_folder.trackers import TrackedRun, Tracker
 from remixer_t5x.run_folder.tracking import Tracking
-from remixer_t5x.train import goodput, learning_rate, progress
-from remixer_t5x.train.goodput import Timeline
+from remixer_t5x.train import progress
 from remixer_t5x.train.settings import Learner
+
+# Steps at which the schedule is sampled; a longer schedule is smooth between them.
+_SAMPLES = 1000
 
 
 class RunLog:
-    """Files and the screen of the first process; the other processes write and print nothing.
+    """Writes files and prints in the first process; the other processes write and print nothing.
 
-    Drops lines of earlier processes about steps after `step`, because this run takes those steps again.
+    Drops lines of earlier processes about steps after `step`, because this run takes these steps again.
 
     Args:
         path: MODEL_DIR.
         step: the step that the run starts from.
         last_step: the step that it trains to.
-        work: what one step costs; `clock` measures the speed of steps with it.
+        work: the cost of one step, from which `clock` computes the speed.
         goes_on: whether the run continues if a file cannot be written.
         show: whether to print.
-        timeline: where the time of this process goes.
-        config_text: what trackers learn of the run's settings.
-        is_new: the run has no checkpoint; drops all lines of earlier processes.
+        timeline: measures what this process spends its time on.
+        config_text: the settings of the run, for trackers.
+        is_new: whether the run has no checkpoint; drops all lines of earlier processes.
     """
 
     def __init__(
@@ -46,23 +49,23 @@ class RunLog:
         work: progress.Work,
         goes_on: bool,
         show: bool,
-        timeline: Timeline | None = None,
+        timeline: progress.Timeline | None = None,
         config_text: str = '',
         is_new: bool = False,
     ):
         self._path, self._last_step, self._work, self._goes_on = path, last_step, work, goes_on
-        self.timeline = timeline or Timeline()
+        self.timeline = timeline or progress.Timeline()
         self._first = jax.process_index() == 0
         self._warned: set[str] = set()
         self._line = progress.ProgressLine(last_step, step, quiet=not (show and self._first))
         self._lines: metrics.JsonlWriter | None = None
         self._open(step, is_new)
-        # Opened at the start, because a run that is finished already tracks nothing.
+        # Trackers are opened in `start`, because a run that is finished already tracks nothing.
         self._tracked = TrackedRun(path, step, config_changes.bindings(config_text))
         self._tracking = Tracking((), self._tracked, self.say)
 
     def restart(self, step: int) -> None:
-        """Drops what was logged after `step`, and measures time from now on."""
+        """Drops the lines after `step`, and measures time from now on."""
         self._open(step)
         self._tracking.rewind(step)
 
@@ -75,7 +78,7 @@ class RunLog:
                 number, reason = lines.rejected[0]
                 self.say(
                     f'{model_dir.METRICS} had {len(lines.rejected)} lines that are not records (line {number}: '
-                    f'{reason}); they are dropped, and the file as it was is {metrics.AS_FOUND}'
+                    f'{reason}); they are dropped, and {metrics.AS_FOUND} is the original file'
                 )
         self.clock = progress.Clock(self._work, step)
 
@@ -87,17 +90,18 @@ class RunLog:
         notes: tuple[str, ...],
         message: str,
     ) -> None:
-        """Opens trackers, and prints what is trained, where, and from which step."""
+        """Opens trackers, and prints the model, the devices, notes, and the first step."""
         if self._first:
             self._tracking = Tracking(trackers, self._tracked, self.say)
         parameters, trained = _size(plan.abstract.params), learner.optimizer.trainable
         mesh = ' x '.join(f'{name} {size}' for name, size in learner.partitioner.mesh.shape.items())
         self.say(f'{parameters:,} parameters · {jax.devices()[0].device_kind} · mesh {mesh}')
         if trained is not None:
-            own, state = _size(trainable.split(plan.abstract.params, trained)[0]), plan.abstract.opt_state
+            size, state = _size(trainable.split(plan.abstract.params, trained)[0]), plan.abstract.opt_state
             memory = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state)) / 2**20
-            self.say(f'{own:,} of them are trained ({100 * own / parameters:.2f}%) · optimizer state {memory:,.2f} MiB')
-        for note in (*learning_rate.notes(learner.optimizer, self._last_step), *notes):
+            share = 100 * size / parameters
+            self.say(f'{size:,} of them are trained ({share:.2f}%) · optimizer state {memory:,.2f} MiB')
+        for note in (*learning_rate_notes(learner.optimizer, self._last_step), *notes):
             self.say(note)
         self.say(f'{self._path}: {message} of {self._last_step}; the first step compiles')
 
@@ -105,11 +109,11 @@ class RunLog:
         self._line.say(text)
 
     def step(self, step: int) -> None:
-        """Shows that `step` was taken."""
+        """Shows the step on the progress line."""
         self._line.update(step)
 
     def train(self, step: int, numbers: Mapping[str, float]) -> None:
-        """The means of the steps since the last log, with their speed."""
+        """Logs the means of the steps since the last log, with their speed."""
         timing = self.clock.lap(step)
         self._write('train', step, numbers, timing)
         self._line.log(step, numbers, timing)
@@ -124,32 +128,32 @@ class RunLog:
                 self._lines.write(kind, step, numbers, timing)
 
     def add_files(self, report: Callable[[str], str] | None) -> None:
-        """Gives the files of the run to trackers that keep files; `report(MODEL_DIR)` writes a report there first."""
+        """Stores the run's files with trackers that keep files; `report(MODEL_DIR)` writes a report first."""
         if not self._tracking.takes_files:
             return
         self._tracking.add_files(model_dir.CONFIG, 'config', self._path / model_dir.CONFIG)
-        for task, found in best.best_checkpoints(str(self._path)).items():
-            self._tracking.add_files(f'best-{task}', 'model', epath.Path(found['path']))
+        for task, record in best.best_checkpoints(str(self._path)).items():
+            self._tracking.add_files(f'best-{task}', 'model', epath.Path(record['path']))
         if report is not None:
             try:
                 self._tracking.add_files('report', 'report', epath.Path(report(str(self._path))))
             except Exception as error:
                 # The run is complete, with or without a report.
-                self.say(f'warning: trackers get no report: {error}')
+                self.say(f'warning: the report cannot be written: {error}')
 
     def spent(self, first: int, last: int) -> dict[str, float]:
-        """Keeps in MODEL_DIR where the time of this process went, which took steps from `first` to `last`."""
+        """Writes to MODEL_DIR what the time since step `first` was spent on, and returns seconds by name."""
         seconds = self.timeline.seconds()
         if self._first:
             try:
-                goodput.add(self._path, first, last, seconds)
+                progress.add_times(self._path, first, last, seconds)
             except object_store.CannotWrite as error:
                 self.say(f'warning: {error}')
         return seconds
 
     @contextlib.contextmanager
     def may_fail(self) -> Iterator[None]:
-        """Warns once of each file that cannot be written and continues, if the user asks for that."""
+        """Warns once of each file that cannot be written and continues, if `goes_on`; otherwise raises."""
         try:
             yield
         except object_store.CannotWrite as error:
@@ -161,7 +165,7 @@ class RunLog:
                 self.say(f'warning: {error}; training continues (ON_SAVE_FAILURE)')
 
     def flush(self, closing: bool = False) -> None:
-        """Returns once a checkpoint may rely on what was logged. Raises UserError if it cannot be written."""
+        """Returns once all records are stored. Raises UserError if they cannot be written."""
         if self._lines is not None:
             self._lines.close() if closing else self._lines.flush()
 
@@ -170,10 +174,36 @@ class RunLog:
         try:
             self.flush(closing=True)
         except object_store.CannotWrite as error:
-            # Not raised: what has ended the run is more useful.
+            # Not raised, because the error that ended the run is more useful.
             if str(error) not in self._warned:
                 print(f'warning: {error}', file=sys.stderr)
         self._tracking.close()
+
+
+def learning_rate_notes(optimizer: Optimizer, steps: int) -> Iterator[str]:
+    """Yields a line with the start, peak and end of the learning rate, and a warning above `optimizer.highest_rate`.
+
+    Yields nothing for an optimizer whose rate is not known.
+    """
+    if optimizer.learning_rate is None:
+        return
+    at = np.unique(np.linspace(0, steps - 1, min(steps, _SAMPLES)).round().astype(np.int32))
+    rates = np.asarray(jax.jit(jax.vmap(optimizer.learning_rate))(at))
+    peak = int(rates.argmax())
+    parts = [f'{rates[0]:.3g} at step 1']
+    if 0 < peak < len(at) - 1:
+        parts.append(f'{rates[peak]:.3g} at step {at[peak] + 1:,}')
+    if len(at) > 1:
+        parts.append(f'{rates[-1]:.3g} at step {steps:,}')
+    constant = rates.min() == rates.max()
+    yield f'learning rate: {rates[0]:.3g}' if constant else f'learning rate: {", ".join(parts)}'
+    highest = optimizer.highest_rate
+    if highest is not None and rates[peak] > highest:
+        yield (
+            f'warning: the learning rate reaches {rates[peak]:.3g}. This optimizer changes a parameter by about that '
+            f'fraction of its size at each step, and T5 is trained with 0.01 to 0.02; lower LEARNING_RATE to at most '
+            f'{highest:g}'
+        )
 
 
 def _size(tree: Any) -> int:

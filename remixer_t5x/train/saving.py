@@ -1,4 +1,4 @@
-"""The checkpoints of a run: saved when due and after the last step, and restored for a rewind."""
+"""Saves the checkpoints of a run, and handles bad steps: stops, skips, or rewinds to the last checkpoint."""
 
 import contextlib
 import threading
@@ -12,19 +12,97 @@ from remixer_t5x.checkpoints.manager import Checkpoints, SaveFailed
 from remixer_t5x.data.prefetch import Prefetcher
 from remixer_t5x.devices import collectives
 from remixer_t5x.errors import UserError
+from remixer_t5x.optim import finite
 from remixer_t5x.optim.train_state import TrainState
 from remixer_t5x.run_folder import metrics
-from remixer_t5x.train import bad_steps, preemption, settings
-from remixer_t5x.train.early_stopping import Patience
+from remixer_t5x.train import preemption, settings
+from remixer_t5x.train.current import Current, Patience
 from remixer_t5x.train.run_log import RunLog
-from remixer_t5x.train.start import Current
+from remixer_t5x.train.settings import REWIND, SKIP, STOP
 
 # Seconds to wait for a pending checkpoint if one of several processes fails.
 CLOSING_SECONDS = 20.0
+# After more bad steps in a row, or rewinds to one checkpoint, the run cannot recover.
+MAX_SKIPPED_IN_A_ROW = 20
+MAX_REWINDS = 5
+
+
+class Rewind(Exception):
+    """Raised if the run must go back to its last checkpoint; the text says why."""
+
+
+class BadSteps:
+    """Handles steps whose loss or gradient is not finite, or whose loss is a spike.
+
+    The step itself left parameters and optimizer unchanged (`train_step`). `step` checks the previous step, whose
+    metrics have arrived, so that the device never waits for the host; `now` waits for the newest step. `policy` is
+    settings.Recovery's `on_bad_step`. Both raise UserError if the run has to stop, or Rewind.
+    """
+
+    def __init__(self, policy: str, checkpoints: Checkpoints):
+        self._policy, self._checkpoints = policy, checkpoints
+        self._unread: tuple[int, Mapping[str, jax.Array]] | None = None
+        self._in_a_row = 0
+        self._rewinds: dict[int, int] = {}
+
+    def step(self, number: int, step_metrics: Mapping[str, jax.Array]) -> None:
+        """Stores the metrics of step `number`, and handles the previous step."""
+        self.now()
+        self._unread = (number, step_metrics)
+
+    def now(self) -> None:
+        """Handles the newest step."""
+        unread, self._unread = self._unread, None
+        if unread is None:
+            return
+        step, step_metrics = unread
+        if float(step_metrics['nonfinite']) > 0:
+            self._handle('the loss or its gradient is not finite', step)
+        elif float(step_metrics.get('spike', 0.0)) > 0:
+            self._handle('the loss is a spike (SPIKE_FACTOR)', step)
+        else:
+            self._in_a_row = 0
+
+    def params(self, number: int, params: Any) -> None:
+        """Handles parameters that are not finite, which a finite gradient can cause and no skipped step repairs."""
+        self.now()
+        if not bool(finite.all_finite(params)):
+            text = 'a parameter is not finite'
+            if self._policy == REWIND:
+                raise Rewind(f'{text} at step {number}')
+            self._stop(text, number)
+
+    def rewound(self, step: int) -> int:
+        """Counts a rewind to the checkpoint of `step`, and returns their number. Raises UserError after MAX_REWINDS."""
+        self._unread = None
+        self._rewinds[step] = self._rewinds.get(step, 0) + 1
+        if self._rewinds[step] > MAX_REWINDS:
+            self._stop(f'the run went back to step {step} {MAX_REWINDS} times and does not get past it', step)
+        return self._rewinds[step]
+
+    def _handle(self, text: str, step: int) -> None:
+        self._in_a_row += 1
+        if self._policy == REWIND:
+            raise Rewind(f'{text} at step {step}')
+        if self._policy != SKIP:
+            self._stop(text, step)
+        if self._in_a_row > MAX_SKIPPED_IN_A_ROW:
+            self._stop(f'{MAX_SKIPPED_IN_A_ROW} steps in a row were skipped: {text}', step)
+
+    def _stop(self, text: str, step: int) -> None:
+        saved = self._checkpoints.latest_step()
+        checkpoint = 'no checkpoint was saved yet'
+        if saved is not None:
+            checkpoint = f'the last good checkpoint is step {saved} in {self._checkpoints.folder}'
+        other = ', or set ON_BAD_STEP to "skip" or "rewind"' if self._policy == STOP else ''
+        raise UserError(
+            f'{text} at step {step}; {checkpoint}; lower the learning rate or lengthen its warmup, and look at the '
+            f'data near that step{other}'
+        )
 
 
 class Saver:
-    """Saves the state, the position of `batches` and the unfinished window; `go_back` restores the newest of them.
+    """Saves the state, the position of `batches` and the unfinished window; `go_back` restores the newest checkpoint.
 
     `record` describes the run, `abstract` its state. Raises UserError if a write fails, unless
     `recovery.on_save_failure` continues and another checkpoint will follow, before step `last_step`.
@@ -36,7 +114,7 @@ class Saver:
         last_step: int,
         checkpoints: Checkpoints,
         batches: Prefetcher,
-        guard: bad_steps.BadSteps,
+        guard: BadSteps,
         record: Mapping[str, Any],
         abstract: TrainState,
         log: RunLog,
@@ -44,14 +122,14 @@ class Saver:
         self._recovery, self._last_step = recovery, last_step
         self._checkpoints, self._batches, self._guard = checkpoints, batches, guard
         self._record, self._abstract, self._log = record, abstract, log
-        self._has_said_time = False
+        self._has_reported_time = False
 
     def __call__(self, now: Current, is_last: bool = False) -> None:
         self._guard.params(now.step, now.state.params)
         with self._may_fail():
-            # For the previous write, which this write would wait for in any case.
+            # This write would wait for the previous write in any case.
             self._checkpoints.wait()
-        self._say_time()
+        self._report_time()
         record = {
             **self._record,
             'window': now.window.totals(),
@@ -64,44 +142,42 @@ class Saver:
             now.saved = now.step
 
     def _flush_log(self) -> None:
-        # A resumed run does not write the records again that its checkpoint covers.
+        # A resumed run does not write again the records that its checkpoint covers.
         try:
             self._log.flush()
         except UserError as error:
             raise SaveFailed(str(error)) from error
 
     def first(self, now: Current) -> None:
-        """Saves the state that the run starts from if a rewind could need it."""
-        if self._recovery.on_bad_step == settings.REWIND and now.saved is None:
+        """Saves the initial state if a rewind could need it."""
+        if self._recovery.on_bad_step == REWIND and now.saved is None:
             self(now)
 
     def last(self, now: Current) -> None:
         """Saves the last state unless a checkpoint has it. Returns once it is on disk."""
         if now.saved != now.step:
-            with contextlib.suppress(bad_steps.Rewind):
+            with contextlib.suppress(Rewind):
                 self(now, is_last=True)
         self._checkpoints.wait()
 
     def check(self) -> None:
-        """Handles a background write that has failed, and says once how long a write takes."""
+        """Handles a failed write in the background, and reports once how long a write takes."""
         with self._may_fail():
             self._checkpoints.check_for_errors()
-        self._say_time()
+        self._report_time()
 
-    def _say_time(self) -> None:
+    def _report_time(self) -> None:
         seconds = self._checkpoints.write_seconds
-        if seconds is not None and not self._has_said_time:
-            self._has_said_time = True
+        if seconds is not None and not self._has_reported_time:
+            self._has_reported_time = True
             self._log.say(preemption.time_to_save(self._abstract, seconds, self._recovery.preemption_notice))
 
-    def go_back(self, now: Current, reason: bad_steps.Rewind) -> None:
+    def go_back(self, now: Current, reason: Rewind) -> None:
         """Returns to the state and the log of the last checkpoint; batches continue after the bad batch."""
         self._checkpoints.wait()
         step = collectives.broadcast(self._checkpoints.latest_step())
         times = self._guard.rewound(step)
-        self._log.say(
-            f'{reason}: back to step {step} (time {times} of {bad_steps.MOST_REWINDS}), without the batches since then'
-        )
+        self._log.say(f'{reason}: back to step {step} (time {times} of {MAX_REWINDS}), without the batches since then')
         # Both states together may not fit into the device's memory.
         del now.state
         now.state, _ = self._checkpoints.restore(step, self._abstract)
@@ -113,7 +189,7 @@ class Saver:
 
     @contextlib.contextmanager
     def _may_fail(self, may: bool = True) -> Iterator[None]:
-        """Reports a failed write and continues, if the user asks for that and another write will follow."""
+        """Reports a failed write and continues with ON_SAVE_FAILURE = 'go_on', if another write follows."""
         try:
             yield
         except SaveFailed as error:
@@ -125,7 +201,7 @@ class Saver:
 
 @contextlib.contextmanager
 def opened(path: epath.Path, keep: int | None) -> Iterator[Checkpoints]:
-    """The checkpoints of MODEL_DIR. The end of the block waits for a pending write."""
+    """Opens the checkpoints of MODEL_DIR. The end of the block waits for a pending write."""
     checkpoints = Checkpoints(path, keep)
     try:
         yield checkpoints
@@ -133,7 +209,7 @@ def opened(path: epath.Path, keep: int | None) -> Iterator[Checkpoints]:
         # The first error is more useful than a second error during cleanup.
         closing = threading.Thread(target=_close_quietly, args=(checkpoints,), daemon=True)
         closing.start()
-        # With several processes this waits for the other processes, which may wait for this one elsewhere.
+        # Closing waits for the other processes, which may wait for this one elsewhere.
         closing.join(None if jax.process_count() == 1 else CLOSING_SECONDS)
         raise
     checkpoints.close()

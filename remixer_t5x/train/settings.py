@@ -1,4 +1,4 @@
-"""The settings of a training run, grouped by what they decide; gin builds these (configs/runs/pretrain.gin)."""
+"""The settings of a training run, grouped by purpose; gin builds these (configs/runs/pretrain.gin)."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -175,7 +175,7 @@ class Result:
 
     `step` was reached and `checkpoint` is its folder; `stopped` names the signal that ended the run early;
     `train` and `evaluation` are the last records of metrics.jsonl ({} if there is none). `spent` has the seconds of
-    this process by what they went to (`goodput`).
+    this process by what they were spent on (`progress.Timeline`).
     """
 
     step: int

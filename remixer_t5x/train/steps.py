@@ -1,4 +1,4 @@
-"""The compiled functions of a run. The initial state and the train step compile while the data is opened."""
+"""Compiles the functions of a run. The initial state and the train step compile while the data is opened."""
 
 import threading
 from collections.abc import Callable, Mapping
@@ -15,16 +15,16 @@ from remixer_t5x.train.settings import Learner
 
 
 class Jitted(Protocol):
-    """What `jax.jit` returns, or `train_step.Compiled`."""
+    """The result of `jax.jit`, or `train_step.Compiled`."""
 
     def lower(self, *args: Any) -> jax.stages.Lowered: ...
 
 
 class CompiledAhead:
-    """A jitted function that a thread compiles, from `start` on, for arguments of the given shapes.
+    """A jitted function that a thread compiles for arguments of the given shapes after `start`.
 
-    It is the same program that the first call would have compiled, with `options` for XLA. A call waits for it, and
-    raises what compiling raised.
+    It is the program that the first call would compile, with `options` for XLA. A call waits for it, and raises the
+    error of its compilation.
     """
 
     def __init__(self, function: Jitted, *shapes: Any, options: Mapping[str, Any] | None = None):
@@ -34,7 +34,7 @@ class CompiledAhead:
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
-        """Traces the function and starts to compile it, unless that was done before. Raises what tracing raises."""
+        """Traces the function and starts to compile it, unless that is done. Raises the errors of tracing."""
         if self._thread is None:
             lowered = self._function.lower(*self._shapes)
             # Not a daemon thread, because Python must not exit while XLA compiles.
@@ -48,7 +48,7 @@ class CompiledAhead:
             self._error = error
 
     def wait(self) -> None:
-        """Waits until the function is compiled. Raises what compiling raised."""
+        """Waits until the function is compiled. Raises the error of its compilation."""
         self.start()
         assert self._thread is not None
         self._thread.join()
@@ -63,9 +63,9 @@ class CompiledAhead:
 
 
 class Programs:
-    """The compiled functions of a run, and `plan`, the shapes and places of its state.
+    """The compiled functions of a run, and `plan`, the shapes and shardings of its state.
 
-    What takes longest starts here: XLA compiles in threads while the caller prepares and opens the data.
+    XLA compiles in threads while the caller prepares and opens the data.
 
     Attributes:
         train: `(state, batch) -> (state, metrics)`, for the batches of the run's data.
@@ -102,7 +102,7 @@ class Programs:
             self.initial_state.start()
 
     def evaluation(self, vocabulary: Any) -> train_step.Compiled:
-        """`(params, batch) -> sums`; compiles at its first call. `vocabulary` is the run's."""
+        """Returns `(params, batch) -> sums`, which compiles at its first call; `vocabulary` is the run's."""
         model, token_bytes = self._learner.model, None
         if model.frame == frames.DECODER_ONLY:
             token_bytes = task_vocabulary.token_bytes(vocabulary)
@@ -110,7 +110,7 @@ class Programs:
         return train_step.jit_eval_step(step, self.plan.shardings, self._learner.partitioner)
 
     def evaluated(self) -> Callable[[TrainState], Any]:
-        """`(state) -> params` to evaluate: the average that the optimizer keeps, or the last parameters."""
+        """Returns `(state) -> params` to evaluate: the optimizer's average of parameters, or the last ones."""
         average = self._learner.optimizer.evaluated
         if average is None:
             return lambda state: state.params

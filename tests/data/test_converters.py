@@ -37,7 +37,7 @@ def task_of(rows, **options):
         }
         return tf.data.Dataset.from_generator(lambda: iter(rows), output_signature=specs)
 
-    features = {key: seqio.Feature(VOCABULARY, add_eos=False) for key in rows[0] if key not in texts}
+    features = {key: seqio.Feature(VOCABULARY) for key in rows[0] if key not in texts}
     source = seqio.FunctionDataSource(read, ['train'])
     return seqio.Task('a_task', source=source, preprocessors=[], output_features=features, **options)
 

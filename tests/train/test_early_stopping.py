@@ -1,4 +1,4 @@
-"""A run ends once its evaluations stop getting better, at the same step if it is stopped and resumed before."""
+"""A run ends if its evaluations stop improving, at the same step if it is stopped and resumed before."""
 
 import json
 import pathlib
@@ -8,12 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from remixer_t5x.errors import UserError
-from remixer_t5x.train.early_stopping import Patience
+from remixer_t5x.train.current import Patience
 from remixer_t5x.train.settings import Periods
 
 
 def end(values, most, cuts=()):
-    """The number of values that are observed, if a checkpoint is read again at `cuts`."""
+    """The number of observed values if the run is restored from a checkpoint at `cuts`."""
     patience = Patience(most)
     for number, value in enumerate(values, 1):
         patience.observe(number, value)
@@ -28,7 +28,7 @@ VALUES = st.lists(st.sampled_from([1.0, 2.0, 3.0, float('nan')]), max_size=12)
 
 
 @given(VALUES, st.integers(1, 4), st.sets(st.integers(1, 12)))
-def test_it_ends_after_so_many_without_a_better_one(values, most, cuts):
+def test_it_ends_after_as_many_evaluations_without_a_better_one(values, most, cuts):
     def over(number):
         """By definition: the last `most` of the first `number` values do not have their best."""
         best, at = None, 0
@@ -37,13 +37,13 @@ def test_it_ends_after_so_many_without_a_better_one(values, most, cuts):
                 best, at = value, index
         return number - at >= most
 
-    wanted = next((number for number in range(1, len(values) + 1) if over(number)), None)
-    assert end(values, most) == wanted == end(values, most, cuts)
+    expected = next((number for number in range(1, len(values) + 1) if over(number)), None)
+    assert end(values, most) == expected == end(values, most, cuts)
     assert end(values, None) is None
 
 
 @pytest.mark.parametrize('value', [0, -1, True, '3'])
-def test_a_number_of_evaluations_is_given(value):
+def test_the_number_of_evaluations_must_be_positive(value):
     with pytest.raises(UserError, match='STOP_AFTER_EVALUATIONS is .*; it takes a number of evaluations, 1 or more'):
         Periods(10, stop_after_evaluations=value)
 

@@ -1,4 +1,4 @@
-"""What a run takes from INITIAL_CHECKPOINT_PATH, and what begins fresh, where the models differ."""
+"""Which parameters come from INITIAL_CHECKPOINT_PATH, and which are fresh, where the models differ."""
 
 import types
 
@@ -14,7 +14,7 @@ from remixer_t5x.devices.partition import Partitioner
 from remixer_t5x.errors import UserError
 from remixer_t5x.interop import converted
 from remixer_t5x.optim import train_state
-from remixer_t5x.train.initial import initial_params, piece_rows, renaming
+from remixer_t5x.train import initial_params
 from tests.support import hf_folders, saved_run
 
 
@@ -25,10 +25,10 @@ def seq2seq(tmp_path_factory):
     return saved_run.write_run(tmp_path_factory.mktemp('runs') / 'seq2seq', config, steps=(1,))
 
 
-def load(folder, frame, fresh=None, renamed=None, vocabularies=None, own='', **macros):
-    """The parameters of a model of `frame`, and what is said of them."""
+def load(folder, frame, fresh=None, renamed=None, vocabularies=None, gin='', **macros):
+    """The parameters of a model of `frame`, and their description."""
     frame_file = '' if frame == 'encoder_decoder' else f"include 'frames/{frame}.gin'\n"
-    (folder.parent / f'{frame}.gin').write_text(f'{saved_run.CONFIG}NUM_ENCODER_LAYERS = 4\n{frame_file}{own}')
+    (folder.parent / f'{frame}.gin').write_text(f'{saved_run.CONFIG}NUM_ENCODER_LAYERS = 4\n{frame_file}{gin}')
     model = build_model(str(folder.parent / f'{frame}.gin'), **macros)
     plan = train_state.plan(model, lambda axes: optax.sgd(1.0), frames.smallest_shapes(frame), Partitioner())
     ours, theirs = vocabularies or (saved_run.VOCABULARY, None)
@@ -41,36 +41,34 @@ def load(folder, frame, fresh=None, renamed=None, vocabularies=None, own='', **m
     return initial_params.load(settings, plan, ours, lambda: plan.create(jax.random.key(0)), model.fresh_parameters)
 
 
-def places(said):
-    """By taken, fresh and left: the places that the table names, with their numbers of arrays."""
-    rows = [line.split() for line in said.splitlines()[1:]]
+def parts(description):
+    """The parts that the table lists as taken, fresh and left, with their numbers of arrays."""
+    rows = [line.split() for line in description.splitlines()[1:]]
     return {kind: {row[1]: int(row[2]) for row in rows if row[0] == kind} for kind in ('taken', 'fresh', 'left')}
 
 
 def test_a_classifier_takes_the_encoder_of_an_encoder_decoder(seq2seq):
-    params, said = load(seq2seq, 'classifier', LABELS=('no', 'yes'))
+    params, description = load(seq2seq, 'classifier', LABELS=('no', 'yes'))
     before, _, _ = converted.read(str(seq2seq))
     assert set(params) == {'token_embedder', 'encoder', 'head'}
     for name in ('token_embedder', 'encoder'):
         for ours, theirs in zip(jax.tree.leaves(params[name]), jax.tree.leaves(before[name]), strict=True):
             np.testing.assert_array_equal(ours, theirs)
-    assert said.startswith(f'parameters of {seq2seq}\n')
-    assert places(said) == {
+    assert description.startswith(f'parameters of {seq2seq}\n')
+    assert parts(description) == {
         'taken': {'encoder': 11, 'token_embedder': 1},
         'fresh': {'head': 4},
         'left': {'decoder': 16, 'logits': 1},
     }
 
 
-def test_a_masked_language_model_asks_before_it_leaves_a_decoder_out(seq2seq):
+def test_a_decoder_is_not_left_out_without_a_setting(seq2seq):
     with pytest.raises(UserError, match='does not fit this model'):
         load(seq2seq, 'encoder_only')
 
 
-def test_a_name_that_no_parameter_has_is_refused(seq2seq):
-    with pytest.raises(
-        UserError, match="FRESH_PARAMETERS is 'mixr', which no parameter has in its name; names are like"
-    ):
+def test_an_unknown_name_of_fresh_parameters_is_refused(seq2seq):
+    with pytest.raises(UserError, match="FRESH_PARAMETERS must be a part of a parameter name, got 'mixr'"):
         load(seq2seq, 'encoder_only', 'mixr')
 
 
@@ -84,14 +82,14 @@ CUT = {
 }
 
 
-def test_layers_of_a_run_go_to_runs_that_are_cut_in_another_way(seq2seq):
-    params, said = load(seq2seq, 'encoder_decoder', renamed=CUT, own=RUNS)
+def test_layers_of_a_run_can_be_split_over_other_runs(seq2seq):
+    params, description = load(seq2seq, 'encoder_decoder', renamed=CUT, gin=RUNS)
     before, _, _ = converted.read(str(seq2seq))
     kernel = before['encoder']['run_0']['layer']['self_attention']['query']['kernel']
     for run, layers in ((0, slice(0, 1)), (1, slice(1, 3)), (2, slice(3, 4))):
         ours = params['encoder'][f'run_{run}']['layer']['self_attention']['query']['kernel']
         np.testing.assert_array_equal(ours, kernel[layers])
-    assert places(said)['fresh'] == {'encoder/run_1/layer/gated_mlp': 3} and not places(said)['left']
+    assert parts(description)['fresh'] == {'encoder/run_1/layer/gated_mlp': 3} and not parts(description)['left']
     wi = before['encoder']['run_0']['layer']['gated_mlp']['wi_0']['kernel']
     assert not np.array_equal(params['encoder']['run_1']['layer']['gated_mlp']['wi_0']['kernel'], wi[1:3])
     np.testing.assert_array_equal(params['decoder']['final_norm']['scale'], before['decoder']['final_norm']['scale'])
@@ -99,9 +97,9 @@ def test_layers_of_a_run_go_to_runs_that_are_cut_in_another_way(seq2seq):
 
 @pytest.mark.parametrize(
     ('renamed', 'words'),
-    [({'encoder/run_0': None}, 'matches no parameter that no line before it has; it is compared with whole names'),
+    [({'encoder/run_0': None}, 'matches no parameter beyond those of the lines before it'),
      ({'(': None}, 'not a regular expression'), ({'logits/(.*)': r'logits/\2'}, 'does not fit its expression'),
-     ({'logits/.*': 5}, 'takes regular expressions and names'),
+     ({'logits/.*': 5}, 'must map regular expressions to names'),
      ({'logits/kernel': 'head/kernel'}, 'takes logits/kernel from head/kernel, which .* lacks'),
      ({'logits/kernel': 'token_embedder/embedding'}, 'does not fit this model: logits/kernel has shape'),
      ({'encoder/run_0/(.*)': r'encoder/run_0/\1[2:7]'}, r'has shape \(2, .*\) there and \(4, ')],
@@ -117,7 +115,7 @@ def test_rows_of_an_embedding_come_from_the_rows_of_the_same_pieces(seq2seq):
     pieces = seqio.SentencePieceVocabulary(str(hf_folders.SPIECE), extra_ids=10)
     with pytest.raises(UserError, match='was trained with vocabulary'):
         load(seq2seq, 'encoder_decoder', vocabularies=(pieces, None), VOCAB_SIZE=48)
-    params, said = load(seq2seq, 'encoder_decoder', vocabularies=(pieces, saved_run.VOCABULARY), VOCAB_SIZE=48)
+    params, description = load(seq2seq, 'encoder_decoder', vocabularies=(pieces, saved_run.VOCABULARY), VOCAB_SIZE=48)
     before, _, _ = converted.read(str(seq2seq))
     fresh, _ = load(seq2seq, 'encoder_decoder', fresh='e', vocabularies=(pieces, saved_run.VOCABULARY), VOCAB_SIZE=48)
     # <pad>, </s>, <unk>, and the sentinels: <extra_id_0> is the last id of each.
@@ -126,17 +124,17 @@ def test_rows_of_an_embedding_come_from_the_rows_of_the_same_pieces(seq2seq):
         ours, theirs, random = (np.moveaxis(np.asarray(t[path[0]][path[1]]), axis, 0) for t in (params, tree, fresh))
         for row in range(48):
             np.testing.assert_array_equal(ours[row], theirs[known[row]] if row in known else random[row])
-    assert said.count(f'13 of {pieces.vocab_size} pieces have a row there') == 2
+    assert description.count(f'13 of {pieces.vocab_size} pieces have a row there') == 2
     attention = params['encoder']['run_0']['layer']['self_attention']['key']['kernel']
     np.testing.assert_array_equal(attention, before['encoder']['run_0']['layer']['self_attention']['key']['kernel'])
 
 
 def test_pieces_of_bytes_are_those_of_sentencepiece():
     bytes_ = saved_run.VOCABULARY
-    assert piece_rows.matches(bytes_, bytes_).tolist() == list(range(bytes_.vocab_size))
+    assert initial_params.match_pieces(bytes_, bytes_).tolist() == list(range(bytes_.vocab_size))
 
 
 def test_the_first_expression_that_matches_decides():
     names = dict.fromkeys(['a/b', 'a/c', 'd'])
-    found = renaming.sources(names, {'a/b': None, 'a/(.)': r'x/\1', 'd': 'e[1:2]'})
-    assert found == {'a/b': None, 'a/c': ('x/c', None), 'd': ('e', (1, 2))}
+    sources = initial_params.find_sources(names, {'a/b': None, 'a/(.)': r'x/\1', 'd': 'e[1:2]'})
+    assert sources == {'a/b': None, 'a/c': ('x/c', None), 'd': ('e', (1, 2))}

@@ -1,4 +1,4 @@
-"""Whole runs: what they write and say, what stops them, and other meshes. Bit-equal resume is in test_resume."""
+"""Whole runs: what they write and print, what stops them, and other meshes. Bit-equal resume is in test_resume."""
 
 import json
 import pathlib
@@ -9,7 +9,7 @@ import pytest
 
 from remixer_t5x.errors import UserError
 from remixer_t5x.train import hooks, loop, settings
-from remixer_t5x.train.early_stopping import Patience
+from remixer_t5x.train.current import Patience
 
 LOSSES = ('loss', 'accuracy', 'grad_norm')
 
@@ -50,7 +50,7 @@ def test_a_run_learns_and_leaves_everything_in_its_folder(training, tmp_path):
     again, output = training.run(model_dir=str(folder), train_steps=30, quiet=False)
     assert again == 0 and 'is at step 30 already' in output and records(folder) == train
 
-    # Parameters of this run, and nothing else of it, for another one.
+    # Another run starts from the parameters of this one.
     other = tmp_path / 'other'
     code, output = training.run(model_dir=str(other), train_steps=3, initial=str(folder))
     assert code == 0, output
@@ -79,7 +79,7 @@ def test_nan_stops_the_run_and_the_last_good_checkpoint_stays(training, tmp_path
     assert not records(tmp_path / 'nan')
 
 
-def test_a_generator_is_read_where_the_position_is_not_saved(training, tmp_path):
+def test_a_generator_is_read_if_the_position_is_not_saved(training, tmp_path):
     run = {'model_dir': str(tmp_path / 'run'), 'generator': True, 'log_period': 1, 'quiet': False}
     code, output = training.run(train_steps=2, **run)
     assert code == 2 and 'whose position cannot be saved' in error_of(output)
@@ -95,7 +95,7 @@ def test_a_generator_is_read_where_the_position_is_not_saved(training, tmp_path)
     assert code == 2 and 'has no position in the data' in error_of(output)
 
 
-def test_hooks_are_prepared_after_the_first_step_and_not_at_their_period():
+def test_hooks_are_prepared_once_after_the_first_step():
     events = []
 
     def step(state, batch):
@@ -112,7 +112,7 @@ def test_hooks_are_prepared_after_the_first_step_and_not_at_their_period():
 
 
 @pytest.mark.parametrize(('saved', 'calls'), [(None, 1), (0, 0)])
-def test_hooks_are_called_at_the_start_of_a_new_run_alone(saved, calls):
+def test_hooks_are_called_at_the_start_of_new_runs_only(saved, calls):
     """A run that goes back to its first checkpoint has a checkpoint of step 0."""
     events = []
     hook = hooks.Hook(None, lambda now: events.append(now.step), at_start=True)
@@ -123,22 +123,22 @@ def test_hooks_are_called_at_the_start_of_a_new_run_alone(saved, calls):
     assert events == [0] * calls
 
 
-def test_bad_data_in_the_middle_of_a_run_is_one_line(training, tmp_path):
+def test_bad_data_in_the_middle_of_a_run_is_reported_in_one_line(training, tmp_path):
     code, output = training.run(model_dir=str(tmp_path / 'run'), train_steps=60, poison='line 30 ab')
     assert code == 2 and 'notes.jsonl line 7 is not JSON' in error_of(output)
 
 
 @pytest.mark.parametrize(
-    ('given', 'told'), [({'vocab_size': 128}, 'set VOCAB_SIZE to 384'), ({'microbatches': 3}, 'batch size 8')]
+    ('changed', 'words'), [({'vocab_size': 128}, 'set VOCAB_SIZE to 384'), ({'microbatches': 3}, 'batch size 8')]
 )
-def test_mistakes_are_told_before_a_folder_is_made(training, tmp_path, given, told):
-    code, output = training.run(model_dir=str(tmp_path / 'run'), train_steps=5, **given)
-    assert code == 2 and told in error_of(output)
+def test_mistakes_are_reported_before_a_folder_is_created(training, tmp_path, changed, words):
+    code, output = training.run(model_dir=str(tmp_path / 'run'), train_steps=5, **changed)
+    assert code == 2 and words in error_of(output)
     assert not (tmp_path / 'run').exists()
 
 
-def test_other_meshes_go_on_with_the_same_numbers(training, tmp_path):
-    """8 devices for 10 steps, other 8-device mesh to 20, one device to 30: as one device all along."""
+def test_other_meshes_continue_with_the_same_numbers(training, tmp_path):
+    """8 devices for 10 steps, other 8-device mesh to 20, one device to 30: the same as one device for 30."""
     settings_ = {'dropout_rate': 0.0, 'eval_period': 100, 'checkpoint_period': 10}
     folder, alone = tmp_path / 'run', tmp_path / 'alone'
     assert training.run(model_dir=str(alone), train_steps=30, **settings_)[0] == 0
@@ -153,7 +153,7 @@ def test_other_meshes_go_on_with_the_same_numbers(training, tmp_path):
         np.testing.assert_allclose([ours[theirs['step']][k] for k in LOSSES], [theirs[k] for k in LOSSES], rtol=2e-4)
 
 
-def test_periods():
+def test_settings_of_periods_are_checked():
     with pytest.raises(UserError, match='LOG_PERIOD is 0'):
         settings.Periods(10, log_period=0)
     with pytest.raises(UserError, match="TRAIN_STEPS is '10'"):
@@ -168,7 +168,7 @@ def test_periods():
         settings.Run(None, None, None, settings.Periods(10), None)
 
 
-def test_hooks():
+def test_a_hook_is_due_at_its_period_and_at_the_end():
     hook = hooks.Hook(4, print)
     assert [step for step in range(1, 11) if hook.due(step, 10)] == [4, 8, 10]
     assert not any(hooks.Hook(None, print).due(step, 10) for step in range(1, 11))

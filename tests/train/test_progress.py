@@ -1,16 +1,22 @@
-"""What the line says, on a terminal and in a log."""
+"""The progress line, what a run's time is spent on, and the notes on its learning rate."""
 
 import io
 
+import optax
 import pytest
+from etils import epath
+from hypothesis import given
+from hypothesis import strategies as st
 from rich.console import Console
 
+from remixer_t5x.optim import optimizer, schedules
 from remixer_t5x.train import progress
+from remixer_t5x.train.run_log import learning_rate_notes
 
 TIMING = {'seconds_per_step': 0.5, 'tokens_per_second': 12345.6}
 
 
-def test_a_log_gets_plain_lines():
+def test_a_log_file_has_plain_lines():
     out = io.StringIO()
     line = progress.ProgressLine(1000, console=Console(file=out, highlight=False, soft_wrap=True, width=20))
     for step in range(1, 301):
@@ -20,7 +26,7 @@ def test_a_log_gets_plain_lines():
     assert out.getvalue() == 'step 300/1000 · loss 4.8123 · rate 0.012 · 12,346 tokens/s · MFU 41% · 5m50s left\n'
 
 
-def test_a_terminal_gets_one_line_that_redraws():
+def test_a_terminal_shows_one_line_that_is_redrawn():
     out = io.StringIO()
     console = Console(file=out, force_terminal=True, width=120, highlight=False)
     line = progress.ProgressLine(10, console=console)
@@ -33,34 +39,16 @@ def test_a_terminal_gets_one_line_that_redraws():
     assert text.count('\n') < 5
 
 
-def test_quiet_prints_nothing(capsys):
-    line = progress.ProgressLine(10, quiet=True)
-    line.log(1, {'loss': 4.0}, TIMING)
-    line.say('hello')
-    line.close()
-    assert capsys.readouterr() == ('', '')
-
-
 def test_the_last_step_has_no_time_left_and_a_step_without_time_no_speed():
-    assert progress.describe(5, 5, {'loss': 1.0}, TIMING) == 'step 5/5 · loss 1.0000 · 12,346 tokens/s'
-    assert progress.describe(1, 5, {'loss': 1.0}, {}) == 'step 1/5 · loss 1.0000'
+    assert progress.describe_step(5, 5, {'loss': 1.0}, TIMING) == 'step 5/5 · loss 1.0000 · 12,346 tokens/s'
+    assert progress.describe_step(1, 5, {'loss': 1.0}, {}) == 'step 1/5 · loss 1.0000'
 
 
 @pytest.mark.parametrize(
     ('kind', 'peak'),
-    [
-        ('NVIDIA H200', 989e12),
-        ('NVIDIA A100-SXM4-80GB', 312e12),
-        ('NVIDIA H100 80GB HBM3', 989e12),
-        ('NVIDIA H100 PCIe', 756e12),
-        ('TPU v4', 275e12),
-        ('TPU v5 lite', 197e12),
-        ('TPU v5p', 459e12),
-        ('TPU v3', 61.5e12),
-        ('cpu', None),
-        ('NVIDIA GeForce RTX 3090', None),
-    ],
-)
+    [('NVIDIA A100-SXM4-80GB', 312e12), ('NVIDIA H100 80GB HBM3', 989e12), ('NVIDIA H100 PCIe', 756e12),
+     ('TPU v4', 275e12), ('TPU v5 lite', 197e12), ('TPU v5p', 459e12), ('cpu', None)],
+)  # fmt: skip
 def test_peaks(kind, peak):
     assert progress.peak_flops(kind) == peak
 
@@ -72,7 +60,7 @@ def test_durations(seconds, text):
     assert progress.duration(seconds) == text
 
 
-def test_the_clock_leaves_out_pauses(monkeypatch):
+def test_the_clock_excludes_pauses(monkeypatch):
     now = [0.0]
     monkeypatch.setattr(progress.time, 'perf_counter', lambda: now[0])
     clock = progress.Clock(progress.Work(tokens=100, flops=50.0, peak=1000.0, devices=2), step=10)
@@ -87,3 +75,82 @@ def test_the_clock_leaves_out_pauses(monkeypatch):
     assert clock.lap(12) == {}
     now[0] = 8.0
     assert (last := clock.lap(13))['seconds_per_step'] == 1.0 and last['data_wait_seconds'] == 0.0
+
+
+NAMES = st.sampled_from([progress.STEPS, progress.DATA, progress.EVALUATION])
+# A block: its name, seconds before its inner blocks, these blocks, seconds after them.
+BLOCKS = st.recursive(
+    st.tuples(NAMES, st.integers(0, 9), st.just([]), st.integers(0, 9)),
+    lambda inner: st.tuples(NAMES, st.integers(0, 9), st.lists(inner, max_size=3), st.integers(0, 9)),
+    max_leaves=8,
+)
+
+
+@given(st.lists(BLOCKS, max_size=4))
+def test_each_moment_belongs_to_the_innermost_block(blocks):
+    now, expected = [0.0], {progress.IDLE: 0.0}
+    timeline = progress.Timeline(lambda: now[0])
+
+    def run(block):
+        name, before, inner, after = block
+        expected[name] = expected.get(name, 0.0) + before + after
+        with timeline.during(name):
+            now[0] += before
+            for child in inner:
+                run(child)
+            now[0] += after
+
+    for block in blocks:
+        run(block)
+    now[0] += 1.0
+    expected[progress.IDLE] += 1.0
+    seconds = timeline.seconds()
+    assert seconds == pytest.approx(expected) and sum(seconds.values()) == pytest.approx(now[0])
+
+
+def test_an_error_ends_a_block():
+    now = [0.0]
+    timeline = progress.Timeline(lambda: now[0])
+    with pytest.raises(ValueError), timeline.during(progress.STEPS):
+        now[0] = 2.0
+        raise ValueError
+    now[0] = 3.0
+    assert timeline.seconds() == {progress.STEPS: 2.0, progress.IDLE: 1.0}
+
+
+def test_times_of_processes_add_up_and_foreign_lines_are_skipped(tmp_path):
+    folder = epath.Path(tmp_path)
+    assert progress.read_times(folder) == {}
+    progress.add_times(folder, 0, 5, {'steps': 3.0, 'idle': 1.0})
+    with (folder / progress.TIMES).open('a') as file:
+        file.write('3\n{"seconds": {"steps": "x", "idle": -1}}\n{"sec\n')
+    progress.add_times(folder, 5, 9, {'steps': 2.0, 'compile': 4.0})
+    assert progress.read_times(folder) == {'steps': 5.0, 'compile': 4.0, 'idle': 1.0}
+    assert progress.describe_times(progress.read_times(folder)) == 'steps 50.0% · compile 40.0% · idle 10.0%'
+
+
+def notes(optimizer, steps=100):
+    return list(learning_rate_notes(optimizer, steps))
+
+
+def test_the_notes_have_start_peak_and_end_of_the_schedule():
+    schedule = schedules.cosine(0.02, 10, 100, final=1e-5, warmup_start=0.01)
+    (line,) = notes(optimizer.adamw_rms(schedule))
+    assert line == f'learning rate: 0.01 at step 1, 0.02 at step 11, {float(schedule(99)):.3g} at step 100'
+    assert notes(optimizer.adafactor(0.001)) == ['learning rate: 0.001']
+    # T5's schedule, which falls after 10,000 steps.
+    (line,) = notes(optimizer.adafactor(schedules.rsqrt()), 40_000)
+    assert line == 'learning rate: 0.01 at step 1, 0.005 at step 40,000'
+
+
+@pytest.mark.parametrize('make', [optimizer.adafactor, optimizer.adamw_rms])
+def test_a_rate_far_above_published_ones_warns(make):
+    too_high = schedules.rsqrt(0.14)
+    assert [line.startswith('warning: the learning rate reaches 0.14. ') for line in notes(make(too_high))] == [0, 1]
+    assert len(notes(make(schedules.rsqrt()))) == len(notes(make(0.02))) == 1
+
+
+def test_there_is_no_warning_without_a_known_safe_rate():
+    assert len(notes(optimizer.adafactor(1.0, multiply_by_parameter_scale=False))) == 1
+    assert len(notes(optimizer.adamw(1.0))) == 1
+    assert notes(optimizer.as_optimizer(optax.sgd(10.0))) == []

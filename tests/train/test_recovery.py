@@ -1,4 +1,4 @@
-"""What a run does about bad steps, checkpoints that cannot be written or read, and settings that changed."""
+"""Bad steps, checkpoints that cannot be written or read, and changed settings."""
 
 import json
 import math
@@ -35,13 +35,13 @@ def steps_of(folder):
 
 
 @pytest.mark.parametrize('policy', ['skip', 'rewind'])
-def test_bad_batches_are_left_out_and_a_killed_run_ends_the_same(training, tmp_path, policy):
+def test_bad_batches_are_skipped_and_a_killed_run_ends_the_same(training, tmp_path, policy):
     """One line of 200 makes the loss of its batch NaN and one makes it a spike, once in each epoch of 25 steps."""
     given = {'strange': (math.nan, 500.0), 'recovery': {'on_bad_step': policy, 'spike_factor': 2.5}}
     folder, broken = tmp_path / 'run', tmp_path / 'broken'
     code, output = train(training, folder, quiet=False, **given)
     assert code == 0
-    # Every step is logged once, whatever was done twice.
+    # Every step is logged once, also steps that were taken twice.
     assert steps_of(folder) == list(range(1, 61))
     skipped = sum(record.get('skipped', 0) for record in logged(folder))
     if policy == 'skip':
@@ -68,7 +68,7 @@ def test_a_bad_step_stops_by_default_and_too_many_stop_always(training, tmp_path
     assert code == 2 and 'went back to step 0 5 times' in error_of(output)
 
 
-def test_training_goes_on_where_a_checkpoint_cannot_be_written(training, tmp_path):
+def test_training_continues_if_a_checkpoint_cannot_be_written(training, tmp_path):
     """Files may not be as large as the largest array, so no checkpoint can be written."""
     folder = tmp_path / 'run'
     assert train(training, folder, train_steps=10, embed=256)[0] == 0
@@ -89,7 +89,7 @@ def finished(training, tmp_path_factory):
 
 
 @pytest.mark.parametrize('damage', ['cut', 'flipped', 'missing'])
-def test_a_damaged_checkpoint_is_named_and_the_one_before_taken_when_asked(training, finished, tmp_path, damage):
+def test_a_damaged_checkpoint_is_named_and_the_previous_one_restored(training, finished, tmp_path, damage):
     folder = tmp_path / 'run'
     shutil.copytree(finished, folder)
     path = max((folder / 'checkpoints' / '60' / 'state').rglob('*'), key=lambda p: p.is_file() * p.stat().st_size)
@@ -122,7 +122,6 @@ def test_a_second_run_in_the_folder_is_refused(training, tmp_path):
 
 
 def test_a_folder_may_be_relative_and_a_link_and_have_any_name(training, finished, tmp_path):
-    """All at once, since each run takes seconds."""
     folder = tmp_path / 'a link 链接'
     (tmp_path / 'with space ünïcode 模型').mkdir()
     folder.symlink_to(tmp_path / 'with space ünïcode 模型', target_is_directory=True)
@@ -132,7 +131,7 @@ def test_a_folder_may_be_relative_and_a_link_and_have_any_name(training, finishe
     json.loads(pathlib.Path(folder, 'remixer_t5x_run.json').read_text())
 
 
-def test_settings_that_changed_are_told():
+def test_changed_settings_are_described():
     old = (
         '# Macros:\nLEARNING_RATE = 0.001\nMODEL_DIR = \'a\'\nTRAIN_STEPS = 10\nx.y = \\\n    {"a": 1,\n     "b": 2}\n'
     )
@@ -144,7 +143,7 @@ def test_settings_that_changed_are_told():
 
 
 @pytest.mark.parametrize(
-    ('given', 'told'),
+    ('changed', 'words'),
     [
         ({'on_bad_step': 'ignore'}, "ON_BAD_STEP is 'ignore'; it takes 'stop' or 'skip' or 'rewind'"),
         ({'restore': 3}, "RESTORE is 3; it takes 'newest' or 'previous'"),
@@ -153,6 +152,6 @@ def test_settings_that_changed_are_told():
         ({'spike_factor': 'big'}, "SPIKE_FACTOR is 'big'"),
     ],
 )
-def test_settings_are_checked(given, told):
-    with pytest.raises(UserError, match=told.replace('(', r'\(')):
-        settings.Recovery(**given)
+def test_settings_of_recovery_are_checked(changed, words):
+    with pytest.raises(UserError, match=words):
+        settings.Recovery(**changed)

@@ -1,4 +1,4 @@
-"""A run that is killed anywhere and started again ends bit for bit where an unbroken run ends.
+"""A run that is killed anywhere and restarted ends bit-identical to an uninterrupted run.
 
 The processes are real, and killed by real signals at random moments (the seed and the moments are printed).
 """
@@ -92,16 +92,16 @@ def test_a_signal_saves_the_step_and_exits_cleanly(training, unbroken, tmp_path,
         assert_equal_runs(folder, unbroken)
 
 
-def test_a_second_signal_leaves_at_once(training, tmp_path):
+def test_a_second_signal_ends_the_process_at_once(training, tmp_path):
     settings = {**RUN, 'train_steps': 10**6, 'checkpoint_period': 10**6, 'eval_period': 10**6}
     folder = tmp_path / 'run'
     process = training.start(model_dir=str(folder), **settings)
     process.until(lambda: last_step(folder) >= 7, 'step 7')
-    # Stopped, so that both signals wait for it.
+    # The process is stopped, so that both signals wait for it.
     for number in (signal.SIGSTOP, signal.SIGTERM, signal.SIGINT, signal.SIGCONT):
         process.send(number)
     assert process.wait() in (128 + signal.SIGTERM, 128 + signal.SIGINT)
 
 
-def test_keep_n(unbroken):
+def test_the_last_checkpoints_are_kept(unbroken):
     assert checkpoint_steps(unbroken) == [60, 70, 80]

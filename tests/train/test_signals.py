@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM: one line at once, and no traceback up to the last line of the command."""
+"""Ctrl-C and SIGTERM: one line at once, and no traceback until the last line of the command."""
 
 import argparse
 import os
@@ -14,7 +14,7 @@ from remixer_t5x.train.settings import Result
 
 
 class Left(BaseException):
-    """In the place of the end of the process."""
+    """Raised instead of ending the process."""
 
 
 @pytest.fixture

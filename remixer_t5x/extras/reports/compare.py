@@ -215,7 +215,7 @@ def _run_one(cell: Cell) -> tuple[int, int]:
             process.send_signal(number)
 
         watched = _Watched(cell.folder)
-        before = {number: signal.signal(number, pass_on) for number in preemption.handled()}
+        before = {number: signal.signal(number, pass_on) for number in preemption.stop_signals()}
         try:
             while True:
                 with contextlib.suppress(subprocess.TimeoutExpired):

@@ -14,7 +14,7 @@ from remixer_t5x.evaluate.checkpoint_evaluation import EVAL
 from remixer_t5x.extras.reports import records
 from remixer_t5x.extras.reports.records import Run
 from remixer_t5x.run_folder import model_dir, object_store
-from remixer_t5x.train import goodput
+from remixer_t5x.train import progress
 
 
 def read_all(folders: Sequence[str]) -> list[Run]:
@@ -61,7 +61,7 @@ def _read(folder: epath.Path, name: str) -> Run:
         _config(folder),
         records.read(evaluated) if evaluated.exists() else (),
         dict(_predictions(folder / EVAL / results.PREDICTIONS)),
-        goodput.read(folder),
+        progress.read_times(folder),
     )
 
 

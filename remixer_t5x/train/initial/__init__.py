@@ -1,1 +1,0 @@
-"""What a run takes from a checkpoint of another run."""
