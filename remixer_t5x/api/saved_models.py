@@ -15,7 +15,7 @@ from etils import epath
 
 from remixer_t5x import lazy
 from remixer_t5x.api.trained_model import TrainedModel
-from remixer_t5x.checkpoints import manager, model_changes, saved_params
+from remixer_t5x.checkpoints import model_changes, saved_params
 from remixer_t5x.config import foreign_gin, loading, resolved
 from remixer_t5x.data import frames, pipeline, task_vocabulary
 from remixer_t5x.devices.partition import Partitioner
@@ -240,7 +240,7 @@ def _load_shared(
     if difference := model_changes.describe(*shapes):
         raise UserError(f'{folder} has other parameters than the model of its {shared_folder.GIN}: {difference}')
     params = _placed(arrays, model, partitioner)
-    manager.check_finite(folder, params)
+    saved_params.check_finite(folder, params)
     given, ends = _lengths(frames.text_lengths(found), lengths), 'inputs' in found
     return TrainedModel(model, params, vocabulary, given, str(folder), partitioner, ends_inputs=ends)
 

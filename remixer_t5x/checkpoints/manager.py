@@ -19,13 +19,11 @@ import orbax.checkpoint as ocp
 from etils import epath
 from jax.experimental import multihost_utils
 
-from remixer_t5x import safe_paths, untrusted_files
-from remixer_t5x.checkpoints import durable, model_changes, untrusted
+from remixer_t5x import untrusted_files
+from remixer_t5x.checkpoints import durable, saved_params
 from remixer_t5x.data import fingerprint
 from remixer_t5x.data.prefetch import Position
-from remixer_t5x.devices import collectives
 from remixer_t5x.errors import UserError
-from remixer_t5x.optim import finite
 from remixer_t5x.run_folder import model_dir, object_store
 
 State = Any
@@ -41,7 +39,6 @@ _PARAMETERS_ALONE = (
     'train into another MODEL_DIR with INITIAL_CHECKPOINT_PATH set to this one, which keeps the parameters and starts '
     'optimizer, step and data again'
 )
-UNREADABLE = 'copy the checkpoint again, or use another'
 
 
 class SaveFailed(UserError):
@@ -62,7 +59,7 @@ class Checkpoints:
         self._open()
 
     def _open(self) -> None:
-        with user_errors(self.folder, 'opened'):
+        with saved_params.user_errors(self.folder, 'opened'):
             self._manager = ocp.CheckpointManager(
                 self.folder, options=self._options, item_names=('state', 'data', 'run')
             )
@@ -89,7 +86,7 @@ class Checkpoints:
         call `reopen`.
         """
         place = self.folder.parent / 'damaged' / str(step)
-        with user_errors(self.folder / str(step), 'moved away'):
+        with saved_params.user_errors(self.folder / str(step), 'moved away'):
             place.parent.mkdir(exist_ok=True)
             if place.exists():
                 place.rmtree()
@@ -128,20 +125,21 @@ class Checkpoints:
         Raises UserError if the checkpoint does not fit or cannot be read, durable.Damaged if a number is not finite.
         """
         folder = self.folder / str(step)
-        check_fit(folder, saved_shapes(folder / 'state'), _shapes(abstract_state))
-        with user_errors(folder, 'read'):
+        saved_shapes = saved_params.saved_shapes(folder / 'state')
+        saved_params.check_fit(folder, saved_shapes, saved_params.array_shapes(abstract_state))
+        with saved_params.user_errors(folder, 'read'):
             items = self._manager.restore(
                 step,
                 args=ocp.args.Composite(state=ocp.args.StandardRestore(abstract_state), data=ocp.args.JsonRestore()),
             )
             position = Position.from_json(items['data']['positions'])
-        check_finite(folder, items['state'])
+        saved_params.check_finite(folder, items['state'])
         return items['state'], position
 
     def run(self, step: int) -> dict[str, Any]:
         """The `run` that was given to `save`. This is cheap: it does not read arrays."""
-        with user_errors(self.folder / str(step), 'read'):
-            return untrusted_files.read_object(self.folder / str(step) / 'run' / 'metadata', UNREADABLE)
+        with saved_params.user_errors(self.folder / str(step), 'read'):
+            return untrusted_files.read_object(self.folder / str(step) / 'run' / 'metadata', saved_params.UNREADABLE)
 
     def check_for_errors(self) -> None:
         """Raises SaveFailed if a write in the background has failed; does not wait."""
@@ -176,8 +174,8 @@ class Checkpoints:
         except Exception as error:
             which = 'a checkpoint' if step is None else f'the checkpoint of step {step} (or the previous checkpoint)'
             raise SaveFailed(
-                f'{which} could not be written to {self.folder}: {_cause(error)}; check the space and rights '
-                f'there and run the same command again ({self._newest_message()})'
+                f'{which} could not be written to {self.folder}: {saved_params.cause(error)}; check the space and '
+                f'rights there and run the same command again ({self._newest_message()})'
             ) from error
 
 
@@ -207,7 +205,7 @@ def write_params(
     items = ocp.args.Composite(state=ocp.args.StandardSave({'params': params}), run=ocp.args.JsonSave(dict(run)))
     options = durable.options(folder)
     with (
-        user_errors(folder / str(step), 'written'),
+        saved_params.user_errors(folder / str(step), 'written'),
         ocp.CheckpointManager(folder, options=options, item_names=('state', 'run')) as writer,
     ):
         if step in writer.all_steps():
@@ -216,28 +214,6 @@ def write_params(
         # Removed only now, so that there is always one checkpoint.
         for other in replaced:
             writer.delete(other)
-
-
-def _cause(error: BaseException) -> str:
-    while error.__cause__ is not None:
-        error = error.__cause__
-    if 'No space left' in str(error):
-        return 'no space left on the disk'
-    return object_store.reason(error)
-
-
-@contextlib.contextmanager
-def user_errors(path: epath.Path, done: str) -> Iterator[None]:
-    """Turns whatever the checkpoint library raises into a UserError that says why `path` cannot be `done` ('read')."""
-    try:
-        yield
-    except UserError:
-        raise
-    except Exception as error:
-        reason = _cause(error)
-        if done == 'read' and isinstance(error, AttributeError | KeyError | TypeError | json.JSONDecodeError):
-            reason = f'a file that describes it is damaged ({type(error).__name__}: {reason}); {UNREADABLE}'
-        raise UserError(f'the checkpoint at {path} cannot be {done}: {reason}') from error
 
 
 def _all_streams(position: Position) -> list[dict[str, Any]]:
@@ -272,60 +248,4 @@ def check_compatible(saved: Mapping[str, Any], given: Mapping[str, Any]) -> None
     if changed:
         raise UserError(
             f'the data has changed since the checkpoint: {changed}; bring back what it was, or {_PARAMETERS_ALONE}'
-        )
-
-
-def verify(folder: epath.Path, listed: bool = False) -> None:
-    """Raises durable.Damaged if a file of the checkpoint differs from what was written, UserError if it is malicious.
-
-    `listed` requires a list of files. The first process reads the files for all processes.
-    """
-    damage = None
-    model_dir.check_name(folder)
-    if jax.process_index() == 0:
-        safe_paths.check_inside(folder)
-        try:
-            if listed or (folder / durable.LIST).exists():
-                durable.check(folder)
-            # This comes after the comparison, or a damaged checkpoint would be reported as malicious.
-            untrusted.check_descriptions(folder)
-        except durable.Damaged as error:
-            damage = str(error)
-    damage = collectives.broadcast(damage)
-    if damage:
-        raise durable.Damaged(damage)
-
-
-def check_finite(folder: epath.Path, tree: Any) -> None:
-    """Raises durable.Damaged with the name of an array that contains NaN or infinity."""
-    name = finite.first_nonfinite(tree)
-    if name:
-        raise durable.Damaged(f'the checkpoint at {folder} contains numbers that are not finite, first in {name}')
-
-
-def _shapes(tree: Any) -> dict[str, tuple[int, ...]]:
-    leaves = jax.tree_util.tree_flatten_with_path(tree)[0]
-    return {jax.tree_util.keystr(path, simple=True, separator='/'): tuple(leaf.shape) for path, leaf in leaves}
-
-
-def saved_shapes(path: epath.Path) -> dict[str, tuple[int, ...]]:
-    """Shapes of the checkpoint's arrays by name, such as `params/encoder/run_0/layer/...`."""
-    with user_errors(path, 'read'):
-        found = ocp.StandardCheckpointer().metadata(path)
-        described = getattr(found, 'item_metadata', found)
-        if described is None:
-            # Orbax has logged why, with a traceback.
-            raise UserError(
-                f'the checkpoint at {path.parent} cannot be read: _METADATA, _sharding or manifest.ocdbt in its folder '
-                f'{path.name} is missing or damaged; {UNREADABLE}'
-            )
-        return _shapes(described.tree)
-
-
-def check_fit(checkpoint: epath.Path, saved: model_changes.Shapes, given: model_changes.Shapes) -> None:
-    """Raises UserError with what differs between the arrays of a checkpoint and of the model, by their shapes."""
-    if changes := model_changes.describe(saved, given):
-        raise UserError(
-            f'the checkpoint at {checkpoint} does not fit this model: {changes}; '
-            'give the same model and sizes, or another checkpoint'
         )

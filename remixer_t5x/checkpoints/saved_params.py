@@ -6,9 +6,11 @@ checkpoint, its base: its record has the base's fingerprint under BASE, and the 
 base's path.
 """
 
+import contextlib
 import difflib
 import hashlib
-from collections.abc import Mapping
+import json
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jax
@@ -18,14 +20,14 @@ from etils import epath
 from flax import traverse_util
 from jax.sharding import NamedSharding, PartitionSpec
 
-from remixer_t5x import untrusted_files
-from remixer_t5x.checkpoints import durable, manager
+from remixer_t5x import safe_paths, untrusted_files
+from remixer_t5x.checkpoints import durable, model_changes, untrusted
 from remixer_t5x.devices import collectives
 from remixer_t5x.devices.partition import Partitioner, unbox
 from remixer_t5x.errors import UserError
 from remixer_t5x.models import interface, lora
 from remixer_t5x.models.layers import dense
-from remixer_t5x.optim import parameter_averages
+from remixer_t5x.optim import finite, parameter_averages
 from remixer_t5x.run_folder import model_dir, object_store
 
 # In the record: what identifies the base.
@@ -33,6 +35,7 @@ BASE = 'base'
 # One line, the path of the base, from the folder that the file is in.
 BASE_FILE = 'base.txt'
 MOST_BYTES = 10_000
+UNREADABLE = 'copy the checkpoint again, or use another'
 Arrays = dict[str, jax.Array]
 
 
@@ -49,7 +52,7 @@ class Saved:
     def __init__(self, step: epath.Path, record: Mapping[str, Any], base: 'Saved | None' = None):
         self.step, self.record, self._base = step, record, base
         # Asked once: Orbax opens every array for it, each of which is a request to a bucket.
-        self._state = manager.saved_shapes(step / 'state')
+        self._state = saved_shapes(step / 'state')
         params = parameter_averages.PARAMS
         self.own = {name.removeprefix(params): x for name, x in self._state.items() if name.startswith(params)}
         self.shapes: dict[str, tuple[int, ...]] = {**(base.shapes if base else {}), **self.own}
@@ -93,24 +96,102 @@ class Saved:
             return {}
         saved = parameter_averages.saved_as(wanted, self._state)
         item = traverse_util.unflatten_dict(saved, sep='/')
-        with manager.user_errors(self.step, 'read'), ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as reader:
+        with user_errors(self.step, 'read'), ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as reader:
             restore_args = ocp.checkpoint_utils.construct_restore_args(item)
             args = ocp.args.PyTreeRestore(item=item, restore_args=restore_args, partial_restore=True)
             found = traverse_util.flatten_dict(reader.restore(self.step / 'state', args=args), sep='/')
             params = parameter_averages.from_saved(found)
-        manager.check_finite(self.step, params)
+        check_finite(self.step, params)
         return params
+
+
+def cause(error: BaseException) -> str:
+    while error.__cause__ is not None:
+        error = error.__cause__
+    if 'No space left' in str(error):
+        return 'no space left on the disk'
+    return object_store.reason(error)
+
+
+@contextlib.contextmanager
+def user_errors(path: epath.Path, done: str) -> Iterator[None]:
+    """Converts errors of the checkpoint library into a UserError that says why `path` cannot be `done` ('read')."""
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:
+        reason = cause(error)
+        if done == 'read' and isinstance(error, AttributeError | KeyError | TypeError | json.JSONDecodeError):
+            reason = f'a file that describes it is damaged ({type(error).__name__}: {reason}); {UNREADABLE}'
+        raise UserError(f'the checkpoint at {path} cannot be {done}: {reason}') from error
+
+
+def verify(folder: epath.Path, listed: bool = False) -> None:
+    """Raises durable.Damaged if a file of the checkpoint differs from what was written, UserError if it is malicious.
+
+    `listed` requires a list of files. The first process reads the files for all processes.
+    """
+    damage = None
+    model_dir.check_name(folder)
+    if jax.process_index() == 0:
+        safe_paths.check_inside(folder)
+        try:
+            if listed or (folder / durable.LIST).exists():
+                durable.check(folder)
+            # This comes after the comparison, or a damaged checkpoint would be reported as malicious.
+            untrusted.check_descriptions(folder)
+        except durable.Damaged as error:
+            damage = str(error)
+    damage = collectives.broadcast(damage)
+    if damage:
+        raise durable.Damaged(damage)
+
+
+def check_finite(folder: epath.Path, tree: Any) -> None:
+    """Raises durable.Damaged with the name of an array that contains NaN or infinity."""
+    name = finite.first_nonfinite(tree)
+    if name:
+        raise durable.Damaged(f'the checkpoint at {folder} contains numbers that are not finite, first in {name}')
+
+
+def array_shapes(tree: Any) -> dict[str, tuple[int, ...]]:
+    leaves = jax.tree_util.tree_flatten_with_path(tree)[0]
+    return {jax.tree_util.keystr(path, simple=True, separator='/'): tuple(leaf.shape) for path, leaf in leaves}
+
+
+def saved_shapes(path: epath.Path) -> dict[str, tuple[int, ...]]:
+    """Shapes of the checkpoint's arrays by name, such as `params/encoder/run_0/layer/...`."""
+    with user_errors(path, 'read'):
+        found = ocp.StandardCheckpointer().metadata(path)
+        described = getattr(found, 'item_metadata', found)
+        if described is None:
+            # Orbax has logged why, with a traceback.
+            raise UserError(
+                f'the checkpoint at {path.parent} cannot be read: _METADATA, _sharding or manifest.ocdbt in its folder '
+                f'{path.name} is missing or damaged; {UNREADABLE}'
+            )
+        return array_shapes(described.tree)
+
+
+def check_fit(checkpoint: epath.Path, saved: model_changes.Shapes, given: model_changes.Shapes) -> None:
+    """Raises UserError with what differs between the arrays of a checkpoint and of the model, by their shapes."""
+    if changes := model_changes.describe(saved, given):
+        raise UserError(
+            f'the checkpoint at {checkpoint} does not fit this model: {changes}; '
+            'give the same model and sizes, or another checkpoint'
+        )
 
 
 def read_record(step: epath.Path) -> dict[str, Any]:
     """The record of the run in the checkpoint at `step`; does not read arrays."""
-    with manager.user_errors(step, 'read'):
-        return untrusted_files.read_object(step / 'run' / 'metadata', manager.UNREADABLE)
+    with user_errors(step, 'read'):
+        return untrusted_files.read_object(step / 'run' / 'metadata', UNREADABLE)
 
 
 def fingerprint(step: epath.Path) -> str:
     """What identifies the checkpoint at `step` wherever it is: the hash of the list of its files' hashes."""
-    with manager.user_errors(step, 'read'):
+    with user_errors(step, 'read'):
         return hashlib.sha256(untrusted_files.read_bytes(step / durable.LIST)).hexdigest()
 
 
@@ -187,7 +268,7 @@ def opened(path: str, setting: str = 'INITIAL_CHECKPOINT_PATH') -> Saved:
     Raises UserError if `path` has no checkpoint, if it is damaged, or if the base of its adapters is not where it was.
     """
     step = find_step(path, setting)
-    manager.verify(step)
+    verify(step)
     if collectives.several():
         listed = (step / durable.LIST).exists()
         collectives.check_same({f'the checkpoint {step}': fingerprint(step) if listed else 'unlisted'})
@@ -201,7 +282,7 @@ def opened(path: str, setting: str = 'INITIAL_CHECKPOINT_PATH') -> Saved:
             f'{base} is not the checkpoint that {step} adds to; write the path of that one into '
             f'{step.parent.parent / BASE_FILE}'
         )
-    manager.verify(base)
+    verify(base)
     # One level: `convert --to_adapters` compares whole parameters.
     return Saved(step, record, Saved(base, read_record(base)))
 
@@ -231,5 +312,5 @@ def restore_params(
     if vocabulary is not None:
         check_vocabulary(saved, vocabulary, setting)
     wanted = traverse_util.flatten_dict(abstract_params, sep='/')
-    manager.check_fit(saved.step, saved.shapes_for(wanted), {name: leaf.shape for name, leaf in wanted.items()})
+    check_fit(saved.step, saved.shapes_for(wanted), {name: leaf.shape for name, leaf in wanted.items()})
     return traverse_util.unflatten_dict(saved.read(wanted), sep='/')

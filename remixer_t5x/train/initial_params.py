@@ -18,7 +18,7 @@ from flax import traverse_util
 from jax.sharding import NamedSharding, PartitionSpec
 
 from remixer_t5x import axes
-from remixer_t5x.checkpoints import manager, saved_params
+from remixer_t5x.checkpoints import saved_params
 from remixer_t5x.checkpoints.saved_params import Saved
 from remixer_t5x.data import task_vocabulary
 from remixer_t5x.errors import UserError
@@ -133,7 +133,7 @@ def _check(sources: Sources, targets: Targets, saved: Mapping[str, Any], checkpo
             )
     same_names = all(source == Source(name) or lora.is_adapter(name) for name, source in sources.items())
     left = {name: shape for name, shape in saved.items() if name not in _source_names(sources)}
-    manager.check_fit(checkpoint.step, {**available, **(left if same_names else {})}, expected)
+    saved_params.check_fit(checkpoint.step, {**available, **(left if same_names else {})}, expected)
 
 
 def _differ_by_one_axis(shape: tuple[int, ...], other: tuple[int, ...]) -> bool:

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 from etils import epath
 
-from remixer_t5x.checkpoints import config_changes, durable, manager
+from remixer_t5x.checkpoints import config_changes, durable, manager, saved_params
 from remixer_t5x.data import pipeline, stream, task_batches, task_vocabulary
 from remixer_t5x.data.prefetch import Position, Prefetcher
 from remixer_t5x.devices import collectives
@@ -188,7 +188,7 @@ def begin(
 def _restore(
     run: Run, checkpoints: manager.Checkpoints, step: int, plan: train_state.StatePlan, record: Mapping[str, Any]
 ) -> tuple[Current, list[str]]:
-    manager.verify(checkpoints.folder / str(step), listed=True)
+    saved_params.verify(checkpoints.folder / str(step), listed=True)
     saved = checkpoints.run(step)
     manager.check_compatible(saved, record)
     state, position = checkpoints.restore(step, plan.abstract)

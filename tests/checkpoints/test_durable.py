@@ -11,7 +11,7 @@ from etils import epath
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from remixer_t5x.checkpoints import durable, manager
+from remixer_t5x.checkpoints import durable, manager, saved_params
 from remixer_t5x.data.prefetch import Position
 from remixer_t5x.errors import UserError
 from remixer_t5x.run_folder import model_dir
@@ -145,7 +145,7 @@ def test_damage_to_any_file_is_damage_to_whoever_starts_a_run(written, tmp_path,
             half = len(content) // 2
             (folder / name).write_bytes(content[:half] if how == 'cut' else bytes([content[0] ^ 1]) + content[1:])
         with pytest.raises(durable.Damaged, match='is damaged'):
-            manager.verify(epath.Path(folder), listed=True)
+            saved_params.verify(epath.Path(folder), listed=True)
 
 
 def test_a_list_that_names_files_outside_is_hostile(written, tmp_path):
@@ -154,5 +154,5 @@ def test_a_list_that_names_files_outside_is_hostile(written, tmp_path):
     listed = json.loads((folder / durable.LIST).read_text())
     (folder / durable.LIST).write_text(json.dumps({**listed, '../../other': [1, 'a']}))
     with pytest.raises(UserError, match='outside') as error:
-        manager.verify(epath.Path(folder), listed=True)
+        saved_params.verify(epath.Path(folder), listed=True)
     assert not isinstance(error.value, durable.Damaged)

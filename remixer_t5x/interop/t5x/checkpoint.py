@@ -19,7 +19,7 @@ from etils import epath
 from flax import serialization, traverse_util
 
 from remixer_t5x import safe_paths, temporary
-from remixer_t5x.checkpoints import manager, untrusted
+from remixer_t5x.checkpoints import saved_params, untrusted
 from remixer_t5x.errors import UserError
 from remixer_t5x.interop.huggingface import config as hf_config
 from remixer_t5x.interop.t5x import names as t5x_names
@@ -59,14 +59,14 @@ def read(path: str, abstract: Params) -> tuple[Params, int]:
     """
     folder = _find(path)
     untrusted.check(folder)
-    with manager.user_errors(folder, 'read'):
+    with saved_params.user_errors(folder, 'read'):
         saved = _open_orbax(folder / _STATE) if (folder / _STATE).is_dir() else _open_msgpack(folder)
     wanted = {name: tuple(leaf.shape) for name, leaf in _flat(abstract).items()}
     is_ours = any('/run_0/' in name for name in saved.shapes)
     sources = t5x_names.own_sources(wanted) if is_ours else t5x_names.network_sources(wanted, saved.shapes)
     _check_names(folder, sources, saved.shapes)
     _check_sizes(folder, wanted, sources, saved.shapes)
-    with manager.user_errors(folder, 'read'):
+    with saved_params.user_errors(folder, 'read'):
         arrays = {name: source.gather(saved.read(source.names), wanted[name]) for name, source in sources.items()}
     _check_shapes(folder, wanted, arrays)
     return traverse_util.unflatten_dict(arrays, sep='/'), saved.step
@@ -94,7 +94,7 @@ def write(path: str, params: Params, step: int, model: Seq2Seq, own_names: bool 
     if folder.exists():
         raise UserError(f'{folder} exists already; give another folder, or remove it')
     unfinished = folder.parent / f'{folder.name}.tmp'
-    with manager.user_errors(folder, 'written'):
+    with saved_params.user_errors(folder, 'written'):
         if unfinished.exists():
             shutil.rmtree(unfinished)
         unfinished.mkdir(parents=True)
