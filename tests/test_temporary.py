@@ -101,7 +101,6 @@ def test_what_is_renamed_was_synced_before(tmp_path, monkeypatch):
 # Files that rename otherwise, and why.
 RENAMES = {
     'remixer_t5x/temporary.py': 'commit itself',
-    'remixer_t5x/checkpoints/durable.py': 'syncs while it computes checksums',
     'remixer_t5x/checkpoints/manager.py': 'moves a damaged checkpoint away',
     'remixer_t5x/run_folder/metrics.py': 'moves a damaged log away',
     'tasks/remixer_tasks/corpora/text_shards.py': 'in a folder that is committed as a whole',

@@ -82,9 +82,9 @@ class Echo:
         return jnp.where(same, -1.0, -2.0 - jnp.arange(choices.shape[1]))
 
 
-def evaluator(tasks, **settings):
+def evaluator(mixture, **settings):
     decoding = Decoding(4, LENGTHS)
-    return TaskEvaluator(TaskEvaluation(tasks, decoding, **settings), Echo(), Partitioner())
+    return TaskEvaluator(TaskEvaluation(mixture, decoding, **settings), Echo(), Partitioner())
 
 
 def test_the_numbers_are_those_of_seqios_evaluator(tmp_path):
