@@ -42,11 +42,13 @@ def test_the_first_signal_is_answered_at_once(capfd, leaves, number, again):
 
 
 def test_a_hang_up_saves_and_nohup_ignores_it(capfd, monkeypatch):
+    # The tests themselves may run under nohup.
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
     with preemption.StopRequest(step=4) as stop:
         signal.raise_signal(signal.SIGHUP)
         signal.raise_signal(signal.SIGHUP)
         assert stop.agreed(5) == 'SIGHUP'
-    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
     with preemption.StopRequest(step=4) as stop:
         signal.raise_signal(signal.SIGHUP)
         assert stop.agreed(5) is None
@@ -77,7 +79,10 @@ def command(monkeypatch, tmp_path):
         return Result(3, stop.agreed(3), {}, {}, str(tmp_path), '')
 
     monkeypatch.setattr(train.arguments, 'load', lambda *_, **__: None)
-    monkeypatch.setattr('remixer_t5x.config.resolved.call', lambda _: types.SimpleNamespace(tasks=1, evaluation=None))
+    learner, recovery = types.SimpleNamespace(model=None), types.SimpleNamespace(on_save_failure='stop')
+    run = types.SimpleNamespace(tasks=1, evaluation=None, learner=learner, recovery=recovery)
+    monkeypatch.setattr('remixer_t5x.config.resolved.call', lambda _: run)
+    monkeypatch.setattr('remixer_t5x.testing.check.check_users_sublayers', lambda model: [])
     monkeypatch.setattr('remixer_t5x.config.loading.config_text', lambda: '')
     monkeypatch.setattr(train, '_flops_per_step', lambda _: None)
     monkeypatch.setattr(loop, 'train', stopped)
