@@ -106,7 +106,9 @@ def _describe_bug(error: BaseException) -> str:
     # JAX adds a note of several lines about its own frames.
     notes = ''.join(f'; {note}' for note in getattr(error, '__notes__', ()) if '\n' not in note)
     try:
-        with tempfile.NamedTemporaryFile('w', prefix='remixer_t5x_', suffix='.txt', delete=False) as file:
+        with tempfile.NamedTemporaryFile(
+            'w', prefix='remixer_t5x_', suffix='.txt', delete=False, encoding='utf-8', errors='backslashreplace'
+        ) as file:
             file.write(f'remixer-t5x {__version__}: {" ".join(sys.argv)}\n')
             traceback.print_exception(error, file=file)
     except OSError:
