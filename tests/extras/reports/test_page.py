@@ -133,3 +133,11 @@ def test_a_figure_takes_its_colours_from_the_page(pictures):
 def test_a_figure_is_saved_twice(pictures, tmp_path):
     for path in drawing.save(pictures[0], tmp_path / 'new'):
         assert path.read_bytes().startswith((b'\x89PNG', b'<?xml'))
+
+
+def test_one_run_of_each_model_has_no_loss_in_bold():
+    runs = [
+        Run(name, f'/{name}', [Record('eval/c4', 5, {'loss': loss}, {})]) for name, loss in (('a', 2.0), ('b', 1.5))
+    ]
+    html = page.render(runs)
+    assert '>1.5</td>' in html and '>2</td>' in html
