@@ -305,14 +305,15 @@ def _show_results(
     models = {str(cell.folder): cell.model for cell in cells}
     groups = records.by_seed(run_folders.read_all(folders))
     groups = [dataclasses.replace(group, name=models.get(group.runs[0].folder, group.name)) for group in groups]
-    console.show(table(groups, costs), *tables.headline(groups, tables.main_rows(tables.task_table(groups))))
+    rows = tables.task_table(groups)
+    console.show(table(groups, rows, costs), *tables.headline(groups, tables.main_rows(rows)))
     write.write(folders, str(folder / REPORT))
 
 
-def table(groups: Sequence[Any], costs: Mapping[str, tuple[int, float]]) -> Any:
+def table(groups: Sequence[Any], rows: Sequence[Any], costs: Mapping[str, tuple[int, float]]) -> Any:
     """A row for each model: parameters, FLOPs of an example, losses, metrics of tasks and speed.
 
-    Losses, metrics and speed are means over seeds with standard deviations.
+    Losses, metrics (`rows` of `tables.task_table`) and speed are means over seeds with standard deviations.
     """
     from remixer_t5x.cli.info.model import quantity
     from remixer_t5x.extras.reports import overview, tables
@@ -321,15 +322,14 @@ def table(groups: Sequence[Any], costs: Mapping[str, tuple[int, float]]) -> Any:
         present = [value for value in values if value is not None]
         return _format_cell(tables.cell(present) if present else None, digits)
 
-    tasks = tables.task_table(groups)
     headings = ['model', 'parameters', 'FLOPs', 'seeds', 'train loss', 'held-out loss']
-    headings += [f'{kind}: {metric}' for kind, metric, _ in tasks]
+    headings += [f'{kind}: {metric}' for kind, metric, _ in rows]
     result = console.table(*headings, 'tokens/s', words=('model',))
     for index, group in enumerate(groups):
         runs = [overview.overview(run) for run in group.runs]
         cost = (f'{costs[group.name][0]:,}', quantity(costs[group.name][1])) if group.name in costs else ('-', '-')
         losses = [mean([run.train_loss for run in runs], 4), mean([run.held_out for run in runs], 4)]
-        metrics = [_format_cell(cells[index], 2) for _, _, cells in tasks]
+        metrics = [_format_cell(cells[index], 2) for _, _, cells in rows]
         speed = mean([run.tokens_per_second for run in runs], 0)
         result.add_row(group.name, *cost, str(len(runs)), *losses, *metrics, speed)
     return result
