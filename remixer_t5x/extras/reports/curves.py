@@ -34,7 +34,7 @@ class Series:
 
 @dataclasses.dataclass(frozen=True)
 class Chart:
-    """One plot: title, unit and lines. `smooth` draws the moving average of noisy values."""
+    """A plot with a title, a unit and lines. `smooth` also draws the moving average of noisy values."""
 
     title: str
     unit: str
@@ -95,7 +95,7 @@ def plot_loss(metrics_file: str | os.PathLike, png_file: str | os.PathLike, titl
     axes = figure.add_subplot()
     axes.plot(*zip(*train, strict=True), color=_TRAIN, marker='.' if len(train) < 60 else None, label='training')
     for index, (kind, points) in enumerate(held_out.items()):
-        label = 'held out' if len(held_out) == 1 else f'held out: {kind}'
+        label = 'held out' if len(held_out) == 1 else f'held out: {kind.removeprefix("held_out/")}'
         colour = _HELD_OUT if index == 0 else f'C{index}'
         axes.plot(*zip(*points, strict=True), color=colour, linewidth=2, marker='o', markersize=4, label=label)
         axes.annotate(
