@@ -24,7 +24,7 @@ PER_TOKEN = {'loss': 'loss', 'z_loss': 'z_loss', 'correct': 'accuracy'}
 COUNTS = ('weights', 'sequences', 'nonfinite', 'spike')
 LAST = ('learning_rate',)
 STEPS = 'steps'
-# Steps whose update was skipped (`bad_steps`); means exclude their metrics.
+# Steps whose update was skipped (`train/saving.py`); means exclude their metrics.
 SKIPPED = 'skipped'
 # Metrics that a run reads back from its own records.
 OWN_NUMBERS = ('loss', 'perplexity', 'accuracy')

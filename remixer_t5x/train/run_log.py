@@ -128,7 +128,7 @@ class RunLog:
                 self._lines.write(kind, step, numbers, timing)
 
     def add_files(self, report: Callable[[str], str] | None) -> None:
-        """Stores the run's files with trackers that keep files; `report(MODEL_DIR)` writes a report first."""
+        """Uploads the run's files to trackers that store files, after writing a report with `report(MODEL_DIR)`."""
         if not self._tracking.takes_files:
             return
         self._tracking.add_files(model_dir.CONFIG, 'config', self._path / model_dir.CONFIG)

@@ -1,6 +1,6 @@
 """Parses the text of an optimised HLO module (`compiled.as_text()`) into instructions.
 
-It keeps what a cost model needs: shapes, operands and attributes.
+Only what a cost model needs is kept: shapes, operands and attributes.
 """
 
 import dataclasses

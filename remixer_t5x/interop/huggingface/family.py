@@ -87,7 +87,7 @@ class Family(abc.ABC):
     # The class of our model, and modules of remixer_t5x.models that `settings` names.
     model_class: ClassVar[type]
     gin_modules: ClassVar[tuple[str, ...]]
-    # config.json: its names of our fields, and the values that it may have, of which the first is written.
+    # By key of config.json: the name of our field, and the supported values, of which the first is written.
     sizes: ClassVar[Mapping[str, str]]
     allowed: ClassVar[Mapping[str, Sequence[Any]]]
     # What is written into config.json in addition.

@@ -93,7 +93,7 @@ def _describe(dataset: Dataset, origins: dict[str, str | None]) -> list[str]:
 
 
 def _unchecked(dataset: Dataset, data_dir: str | None) -> list[str]:
-    """A line for each file here that differs from the published file, or whose SHA-256 is unknown."""
+    """Describes each local file that differs from the published file, or whose SHA-256 is unknown."""
     checksums = {_file_name(download): download.sha256 for download in dataset.downloads if not download.unzip}
     raws = [sources.find_raw(dataset, split, data_dir) for split in dataset.splits]
     lines = []

@@ -59,7 +59,7 @@ class WordVocabulary(PythonTokenizer):
 
     @functools.cached_property
     def words(self) -> tuple[str, ...]:
-        """Words by id, from the first id that is not special."""
+        """Returns the words in the order of their ids, without special tokens."""
         return tuple(sorted({word for text in self._texts() for word in text.split()}))
 
     @functools.cached_property
