@@ -8,11 +8,13 @@ A bucket has no rename. There all objects are written under the step's number; `
 the CRC32C that the bucket computed; Orbax's marker comes last and makes it a checkpoint.
 """
 
+import contextlib
 import hashlib
 import json
 import os
 import pathlib
 import re
+import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -85,8 +87,25 @@ def options(
         max_to_keep=keep,
         cleanup_tmp_directories=True,
         enable_async_checkpointing=background,
+        async_options=ocp.options.AsyncOptions(barrier_sync_fn=_barrier()),
         temporary_path_class=_reporting(ListedFolder if object_store.is_remote(folder) else DurableFolder, committed),
     )
+
+
+def _barrier() -> Callable[..., None]:
+    """Returns Orbax's barrier, which does not wait in a process whose part of a checkpoint could not be written.
+
+    The other processes wait for that part, so all would block until Orbax's timeout of twenty minutes.
+    """
+    wait = ocp.multihost.get_barrier_sync_fn()
+
+    def barrier(*, key: str, timeout_ms: int) -> None:
+        if sys.exception() is None:
+            return wait(key=key, timeout_ms=timeout_ms)
+        with contextlib.suppress(Exception):
+            wait(key=key, timeout_ms=1)
+
+    return barrier
 
 
 def _reporting(kind: Any, committed: Callable[[], None] | None) -> Any:

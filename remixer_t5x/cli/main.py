@@ -8,6 +8,7 @@ import argparse
 import difflib
 import os
 import re
+import resource
 import sys
 import tempfile
 import threading
@@ -50,6 +51,8 @@ COMMANDS = (
 
 # As many as a small training run has on two cores.
 THREADS = 40
+# Bytes that TensorFlow, JAX and a tiny model reserve.
+ADDRESS_SPACE = 6 << 30
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -106,7 +109,9 @@ def _describe_bug(error: BaseException) -> str:
     # JAX adds a note of several lines about its own frames.
     notes = ''.join(f'; {note}' for note in getattr(error, '__notes__', ()) if '\n' not in note)
     try:
-        with tempfile.NamedTemporaryFile('w', prefix='remixer_t5x_', suffix='.txt', delete=False) as file:
+        with tempfile.NamedTemporaryFile(
+            'w', prefix='remixer_t5x_', suffix='.txt', delete=False, encoding='utf-8', errors='backslashreplace'
+        ) as file:
             file.write(f'remixer-t5x {__version__}: {" ".join(sys.argv)}\n')
             traceback.print_exception(error, file=file)
     except OSError:
@@ -132,7 +137,7 @@ def _run(argv: Sequence[str], own_process: bool) -> int:
         raise UserError(f'--gin.{gin_flags[0][0]} is given, and {name} reads no gin files; see {name} --help')
     args.gin_flags = [*gin_flags, *getattr(args, 'macros', ())]
     args.report_error = report_error
-    _check_threads()
+    _check_limits()
     compilation_cache.enable()
     os.environ.update({name: value for name, value in command.env.items() if name not in os.environ})
     if command.keeps_buffers and own_process:
@@ -223,8 +228,13 @@ def _lines(examples) -> str:
     return ''.join(f'  {example}\n' for example in examples)
 
 
-def _check_threads() -> None:
-    """Raises UserError if threads cannot be started: XLA and TensorFlow would abort the process."""
+def _check_limits() -> None:
+    """Raises UserError if ulimit -v or -u is too low for XLA and TensorFlow, which would abort the process."""
+    addresses = resource.getrlimit(resource.RLIMIT_AS)[0]
+    if addresses != resource.RLIM_INFINITY and addresses < ADDRESS_SPACE:
+        raise UserError(
+            f'ulimit -v must be at least {ADDRESS_SPACE >> 10}, got {addresses >> 10}; type ulimit -v unlimited'
+        )
     end = threading.Event()
     threads: list[threading.Thread] = []
     try:

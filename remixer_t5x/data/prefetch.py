@@ -109,6 +109,8 @@ class Prefetcher:
         self._lock = threading.Lock()
         # In the order of their batches.
         self._captures = [start]
+        # Of the last capture.
+        self._failure: UserError | None = None
         self._consumed = start.batches
         self._thread = threading.Thread(target=self._produce, args=(start,), name='prefetch', daemon=True)
         self._thread.start()
@@ -125,15 +127,24 @@ class Prefetcher:
             drawn = start.batches
             while not self._stop.is_set():
                 if drawn and drawn % self._period == 0:
-                    captured = Position.captured(drawn, self._source.capture())
-                    with self._lock:
-                        self._captures.append(captured)
+                    self._capture(drawn)
                 batch = self._place(next(self._source))
                 drawn += 1
                 self._put((batch, None))
         except BaseException as error:
             # The consumer would hang if the thread ended without passing its error on.
             self._put((None, error))
+
+    def _capture(self, drawn: int) -> None:
+        captured, failure = None, None
+        try:
+            captured = Position.captured(drawn, self._source.capture())
+        except UserError as error:
+            failure = error
+        with self._lock:
+            self._failure = failure
+            if captured is not None:
+                self._captures.append(captured)
 
     def _put(self, item: tuple[Any, BaseException | None]) -> None:
         while not self._stop.is_set():
@@ -162,8 +173,13 @@ class Prefetcher:
         return batch
 
     def position(self) -> Position:
-        """Returns the exact position after the last batch, from which a new run continues."""
+        """Returns the exact position after the last batch, from which a new run continues.
+
+        Raises UserError if the last capture failed.
+        """
         with self._lock:
+            if self._failure is not None:
+                raise self._failure
             # Drops older captures, because the consumed count only grows.
             while len(self._captures) > 1 and self._captures[1].batches <= self._consumed:
                 del self._captures[0]

@@ -144,7 +144,9 @@ class Watch:
 
         The neighbours of a lost process see a broken connection before any process knows why.
         """
-        if isinstance(error, jax.errors.JaxRuntimeError) and any(name in str(error) for name in _CONNECTIONS):
+        if isinstance(error, jax.errors.JaxRuntimeError | ValueError) and any(
+            name in str(error) for name in _CONNECTIONS
+        ):
             self._closed.wait(self._timeout + _POLL_SECONDS)
 
     def _poll(self) -> None:

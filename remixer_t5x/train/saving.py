@@ -137,16 +137,14 @@ class Saver:
             'write_seconds': self._checkpoints.write_seconds,
         }
         with self._may_fail(not is_last and now.step < self._last_step):
-            self._flush_log()
-            self._checkpoints.save(now.step, now.state, self._batches.position(), record)
+            try:
+                # A resumed run does not write again the records that its checkpoint covers.
+                self._log.flush()
+                position = self._batches.position()
+            except UserError as error:
+                raise SaveFailed(str(error)) from error
+            self._checkpoints.save(now.step, now.state, position, record)
             now.saved = now.step
-
-    def _flush_log(self) -> None:
-        # A resumed run does not write again the records that its checkpoint covers.
-        try:
-            self._log.flush()
-        except UserError as error:
-            raise SaveFailed(str(error)) from error
 
     def first(self, now: Current) -> None:
         """Saves the initial state if a rewind could need it."""
@@ -189,11 +187,14 @@ class Saver:
 
     @contextlib.contextmanager
     def _may_fail(self, may: bool = True) -> Iterator[None]:
-        """Reports a failed write and continues with ON_SAVE_FAILURE = 'go_on', if another write follows."""
+        """Reports a failed write and continues with ON_SAVE_FAILURE = 'go_on', if another write follows.
+
+        Several processes stop: the others wait for the part of this process.
+        """
         try:
             yield
         except SaveFailed as error:
-            if not may or self._recovery.on_save_failure != settings.GO_ON:
+            if not may or self._recovery.on_save_failure != settings.GO_ON or jax.process_count() > 1:
                 raise
             self._log.say(f'warning: {error}; training continues (ON_SAVE_FAILURE)')
             self._checkpoints.reopen()

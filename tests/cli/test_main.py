@@ -209,7 +209,12 @@ def test_a_system_without_threads_is_one_line(capsys, clean_environment, monkeyp
     assert error.count('\n') == 1 and 'allows 0 more threads' in error and 'ulimit -u' in error
 
 
-def test_a_system_without_memory_is_one_line(capsys):
+def test_a_system_without_memory_is_one_line(capsys, clean_environment, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(cli.resource, 'getrlimit', lambda limit: (4 << 30, 4 << 30))
+        assert cli.main(['data', 'list']) == 2
+    error = capsys.readouterr().err
+    assert error.count('\n') == 1 and 'ulimit -v' in error
     assert cli.report_error(MemoryError()) == 2
     assert capsys.readouterr().err.count('\n') == 1
 

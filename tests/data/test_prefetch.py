@@ -57,6 +57,27 @@ def test_a_chain_of_runs_gives_every_batch_once(lengths, period, depth):
     assert seen == list(range(sum(lengths)))
 
 
+def test_a_position_that_could_not_be_captured_is_an_error_until_the_next(monkeypatch):
+    counter, capture = Counter(), Counter.capture
+
+    def fail_at_4(self):
+        if self.number == 4:
+            raise UserError('the position cannot be written')
+        return capture(self)
+
+    monkeypatch.setattr(Counter, 'capture', fail_at_4)
+    with Prefetcher(counter, lambda n: n, capture_period=2, depth=1) as batches:
+        for number in range(3):
+            assert next(batches) == number
+        soon(lambda: counter.number == 5)
+        with pytest.raises(UserError, match='cannot be written'):
+            batches.position()
+        for number in range(3, 6):
+            assert next(batches) == number
+        soon(lambda: counter.number >= 7)
+        assert batches.position() == Position(6, {0: 6}, {0: b'6'})
+
+
 class Counters:
     """Two streams of numbers side by side."""
 

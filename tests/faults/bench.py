@@ -19,7 +19,7 @@ TINY = [
     *('train', '--gin_file=models/t5_1_1.gin', '--gin_file=sizes/tiny.gin', '--gin_file=data/own_text.gin'),
     *('--gin_file=optimizers/adamw_rms.gin', '--gin_file=hardware/cpu.gin', '--gin_file=runs/pretrain.gin'),
     *('--gin.NUM_ENCODER_LAYERS=1', '--gin.NUM_DECODER_LAYERS=1', '--gin.EMBED_DIM=64', '--gin.MLP_DIM=128'),
-    *('--gin.VOCABULARY=@vocabularies.byte()', '--gin.VOCAB_SIZE=384', '--gin.BATCH_SIZE=8'),
+    *('--gin.VOCABULARY=@vocabularies.byte()', '--gin.VOCAB_SIZE=384', '--gin.BATCH_SIZE=12'),
     *("--gin.TASK_FEATURE_LENGTHS={'inputs': 64, 'targets': 24}", '--gin.CHECKPOINT_PERIOD=10'),
     *('--gin.WARMUP_STEPS=20', '--gin.LOG_PERIOD=1', '--gin.EVAL_PERIOD=40', '--gin.EVAL_STEPS=2'),
     *feed_forward.FLAGS,
@@ -63,7 +63,7 @@ class Process(real_processes.Process):
         return lines[0]
 
 
-def _without_autograph(argv: list[str]) -> int:
+def without_autograph(argv: list[str]) -> int:
     """AutoGraph takes seconds of each start to rewrite functions of seqio; the tiny pretraining needs none of it."""
     return tf.autograph.experimental.do_not_convert(main.main)(argv)
 
@@ -85,29 +85,34 @@ class Bench:
         self.own = not command
         self._numbers = itertools.count()
         if self.own:
-            self.text = folder / 'text.txt'
+            self.text = folder / 'a text\n%d {x} *.txt'
             topics = pydoc_data.topics.topics
             self.text.write_text('\n\n'.join(topics[name].strip() for name in sorted(topics)))
-            self.command = [*TINY, f'--gin.FILES={self.text}', f'--gin.TRAIN_STEPS={train_steps}']
+            self.command = [*TINY, f'--gin.FILES={str(self.text)!r}', f'--gin.TRAIN_STEPS={train_steps}']
         self._unbroken: dict[int, pathlib.Path] = {}
         self.last = 0
 
-    def start(self, run: pathlib.Path | str, *more: str, **kwargs) -> Process:
+    def start(self, run: pathlib.Path | str, *more: str, command: Callable | None = None, **kwargs) -> Process:
         log = self.folder / f'output_{next(self._numbers)}.txt'
         argv = [*self.command, f'--gin.MODEL_DIR={run}', *more]
-        command = _without_autograph if self.own else main.main
+        command = command or (without_autograph if self.own else main.main)
         return Process(command, argv, log, compiled=self._compiled, **kwargs)
 
-    def start_two(self, run: pathlib.Path, *more: str) -> list[Process]:
+    def start_several(self, run: pathlib.Path, *more: str, count: int = 2) -> list[Process]:
         address = f'localhost:{ports.reserve()}'
-        flags = [f'--coordinator_address={address}', '--process_count=2', f'--heartbeat_timeout={HEARTBEAT}', *more]
-        return [self.start(run, *flags, f'--process_index={index}') for index in range(2)]
+        flags = [
+            f'--coordinator_address={address}',
+            f'--process_count={count}',
+            f'--heartbeat_timeout={HEARTBEAT}',
+            *more,
+        ]
+        return [self.start(run, *flags, f'--process_index={index}') for index in range(count)]
 
     def unbroken(self, processes: int = 1) -> pathlib.Path:
         """The run that nothing broke, made when first asked for."""
         if processes not in self._unbroken:
             run = self.folder / f'unbroken_{processes}'
-            started = [self.start(run)] if processes == 1 else self.start_two(run)
+            started = [self.start(run)] if processes == 1 else self.start_several(run)
             codes = [process.end(10 * PATIENCE) for process in started]
             if any(codes):
                 raise SystemExit(f'error: the unbroken run ended with {codes}; see {started[0].log}')
@@ -120,7 +125,7 @@ class Bench:
         before = compare_runs.checkpoint_steps(run)
         told = Told(lost=max(0, reached - (before[-1] if before else 0)))
         begun = time.time()
-        started = [self.start(run, *more, **kwargs)] if processes == 1 else self.start_two(run, *more)
+        started = [self.start(run, *more, **kwargs)] if processes == 1 else self.start_several(run, *more)
         told.seconds = _first_new_step(run, started[0], begun)
         codes = [process.end() for process in started]
         if any(codes):

@@ -5,14 +5,15 @@ from tests.support import compare_runs
 
 
 def test_broken_runs_end_as_the_unbroken_one(tmp_path, capsys, monkeypatch, compiled):
-    """A kill inside a checkpoint's write, and a fault whose whole way is through the command line."""
+    """A kill inside a checkpoint's write, refused changes, two starts at once, low limits without HOME and TMPDIR."""
     monkeypatch.setenv('REMIXER_T5X_CACHE', str(tmp_path / 'cache'))
-    argv = ['--folder', str(tmp_path / 'runs'), '--only', 'kill_in_write,changed', '--train_steps', '60']
+    names = ('kill_in_write', 'changed', 'race', 'poor_environment')
+    argv = ['--folder', str(tmp_path / 'runs'), '--only', ','.join(names), '--train_steps', '60']
     code = faults.main(argv, compiled)
     table = capsys.readouterr().out
     print(table)
     assert code == 0
-    assert '| kill_in_write | 1 | 1 |' in table and '| changed | 1 | 1 |' in table
+    assert all(f'| {name} | 1 | 1 |' in table for name in names)
 
 
 def test_a_run_that_differs_is_told(tmp_path):

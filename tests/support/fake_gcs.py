@@ -35,18 +35,22 @@ class Stored:
     generation: int
 
 
+CUT = 0
+
+
 @dataclasses.dataclass
 class Fault:
     """What happens to the next `times` requests whose 'METHOD name-of-object' matches `pattern`.
 
-    `status` is answered, with nothing stored; or the connection is closed when `status` is None, after half of the
-    bytes have been stored where `partly`; `hold` delays the answer until it is set.
+    `status` is answered, with nothing stored; None closes the connection without an answer. CUT does what was asked and
+    closes the connection after half of the answer. `hold` delays the answer until it is set, or for `seconds`.
     """
 
     pattern: str
     times: int
     status: int | None = 503
     hold: threading.Event | None = None
+    seconds: float | None = None
 
 
 class FakeGcs:
@@ -86,10 +90,10 @@ class FakeGcs:
         """Adds a fault; see `Fault`."""
         return self._add(Fault(pattern, times, status))
 
-    def hold(self, pattern: str, times: int = 10**9) -> threading.Event:
-        """Delays the answers to matching requests until the event is set."""
+    def hold(self, pattern: str, times: int = 10**9, seconds: float | None = None) -> threading.Event:
+        """Delays the answers to matching requests until the event is set, or for `seconds`."""
         event = threading.Event()
-        self._add(Fault(pattern, times, None, event))
+        self._add(Fault(pattern, times, None, event, seconds))
         return event
 
     def heal(self) -> None:
@@ -189,16 +193,18 @@ class _Handler(BaseHTTPRequestHandler):
         path = url.path
         name = self._object_name(path)
         request = f'{self.command} {name}'
+        self.cut = False
         self.store.requests[request] += 1
         fault = self.store.fault(request)
         if fault is not None and fault.hold is not None:
-            fault.hold.wait()
-        elif fault is not None:
+            fault.hold.wait(fault.seconds)
+        elif fault is not None and fault.status != CUT:
             if fault.status is None:
                 self.close_connection = True
                 return
             self._error(fault.status, 'a fault of this test')
             return
+        self.cut = fault is not None and fault.status == CUT
         with contextlib.suppress(_Answered):
             self._route(path)
 
@@ -375,7 +381,8 @@ class _Handler(BaseHTTPRequestHandler):
             self.send_header('Content-Length', str(len(data)))
         self.end_headers()
         if status not in (204, 304):
-            self.wfile.write(data)
+            self.wfile.write(data[: len(data) // 2] if self.cut else data)
+        self.close_connection = self.close_connection or self.cut
 
 
 _ROUTES = (

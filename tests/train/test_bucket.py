@@ -11,7 +11,7 @@ from remixer_t5x.errors import UserError
 from remixer_t5x.run_folder import model_dir
 from tests.support import paths
 from tests.support.compare_runs import difference
-from tests.support.fake_gcs import FakeGcs
+from tests.support.fake_gcs import CUT, FakeGcs
 
 RUN = {'train_steps': 30, 'log_period': 3, 'eval_period': 20, 'checkpoint_period': 10}
 MODEL_DIR = 'gs://bucket/runs/first'
@@ -96,11 +96,14 @@ def test_killed_while_a_checkpoint_is_uploaded_and_restarted_is_bit_equal(traini
     assert names == {path.name for path in unbroken.iterdir()} - {'run.lock'}
 
 
-def test_a_store_that_fails_for_a_moment_is_asked_again(training, store, unbroken, tmp_path):
+def test_requests_to_a_store_are_repeated_after_failures(training, store, unbroken, tmp_path):
+    """Errors, connections that close without an answer or within it, and slow answers."""
     for method in ('GET', 'POST', 'PUT', 'DELETE'):
-        store.fail(f'{method} {INSIDE}/', times=2, status=503)
-        # The connection ends without an answer.
-        store.fail(f'{method} {INSIDE}/checkpoints', times=1, status=None)
+        for status in (503, 500, 429):
+            store.fail(f'{method} {INSIDE}/', times=1, status=status)
+        for status in (None, CUT):
+            store.fail(f'{method} {INSIDE}/checkpoints', times=1, status=status)
+        store.hold(f'{method} {INSIDE}/checkpoints', times=1, seconds=2.0)
     code, output = train(training, store, keep=1)
     assert code == 0, output
     assert all(fault.times == 0 for fault in store._faults)

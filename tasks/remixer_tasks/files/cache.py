@@ -70,7 +70,9 @@ def filling(folder: Path, name: str) -> Iterator[bool]:
         except filelock.Timeout:
             Notice(f'waiting for another process that parses {name}')
             lock.acquire()
-        except NotImplementedError as error:
+        except (NotImplementedError, OSError) as error:
+            if getattr(error, 'errno', errno.ENOLCK) not in (errno.ENOLCK, errno.ENOTSUP):
+                raise
             raise UserError(f'{root()} has no file locks ({error}): set REMIXER_T5X_CACHE to a local folder') from error
         try:
             yield not (folder / SEAL).exists()

@@ -1,0 +1,163 @@
+"""Readers, tokenizers and metrics take at most n^1.3 of time in the length n of the worst text, from 10 kB to 1 MB.
+
+Only the ratio of processor times is compared, each the least of several, so a busy machine cannot fail a test.
+"""
+
+import contextlib
+import os
+import pathlib
+import random
+import time
+
+import pytest
+
+from remixer_t5x import untrusted_files
+from remixer_t5x.checkpoints import config_changes
+from remixer_t5x.errors import UserError
+from remixer_t5x.evaluate.text_inputs import TextInputs
+from remixer_tasks.benchmarks import pair_metrics
+from remixer_tasks.corpora import documents
+from remixer_tasks.files import malformed, row_files, text_files
+from tests.remixer_tasks.test_every_vocabulary import VOCABULARIES
+
+SIZES = (10_000, 100_000, 1_000_000)
+# At most this exponent. Shorter times than the floor count as linear.
+EXPONENT, FLOOR_SECONDS = 1.3, 0.05
+LETTERS = ''.join(random.Random(0).choices('the', k=1_000))
+# Each is repeated up to the size, except for those that name a function of the size.
+TEXTS = {
+    'letters': LETTERS,
+    'one letter': 'a',
+    'spaces': ' ',
+    'words': 'the, ',
+    'numbers': '1',
+    'apostrophes': "'",
+    'two-byte letters': 'é',
+    'combining marks': '\u0301',
+    'Chinese': '模型',
+    'lines': 10 * 'a . ' + '\n',
+    'blank lines': 20 * ' ' + '\n',
+}
+CONTENTS = {
+    **TEXTS,
+    'NUL lines': 20 * '\0' + '\n',
+    'quotes': '"',
+    'open quote': lambda size: 'a,b\n"' + 'x x x x x x x x\n' * (size // 16),
+    'columns': lambda size: ','.join(f'c{number}' for number in range(size // 7)) + '\n1\n',
+    'tabs': '\t',
+    'open brackets': '{"text": [',
+    'array': lambda size: '[' + '{"text": "a"}, ' * (size // 15) + '{}]',
+    'long number': lambda size: '{"text": 1.' + '1' * size + '}',
+    'escapes': lambda size: '{"text": "' + '\\ud800' * (size // 6) + '"}',
+    'names': lambda size: '{' + ', '.join(f'"c{number}": 0' for number in range(size // 12)) + ', "c0": 1}',
+    'continued value': lambda size: 'A = \\\n' + (20 * ' ' + '1\\\n') * (size // 23),
+}
+
+
+def processor_seconds(function, argument):
+    begun = time.process_time()
+    try:
+        function(argument)
+    except UserError as error:
+        assert '\n' not in str(error)
+    return time.process_time() - begun
+
+
+def find_steep(function, texts, prepare=lambda text: text):
+    """The texts on which `function(prepare(text))` takes time that grows too fast, with its processor seconds."""
+    steep = {}
+    for name, text in texts.items():
+        seconds = [FLOOR_SECONDS]
+        for size in SIZES:
+            argument = prepare(text(size) if callable(text) else (text * (size // len(text) + 1))[:size])
+            limit = max(seconds[-1], FLOOR_SECONDS) * 10**EXPONENT
+            tries = []
+            while not tries or (tries[-1] > limit and len(tries) < 4):
+                tries.append(processor_seconds(function, argument))
+            seconds.append(min(tries))
+            if seconds[-1] > limit:
+                steep[name] = seconds[1:]
+                break
+    return steep
+
+
+def test_growth_is_measured(monkeypatch):
+    clock = [0.0]
+    monkeypatch.setattr(time, 'process_time', lambda: clock[0])
+
+    def spend(exponent):
+        return lambda text: clock.append(clock.pop() + (len(text) / SIZES[1]) ** exponent)
+
+    assert find_steep(spend(1.4), {'a': 'a'}).keys() == {'a'} and not find_steep(spend(1.2), {'a': 'a'})
+
+
+def drain(read, *arguments):
+    """A function that reads a whole file."""
+
+    def drained(path):
+        for _ in read(path, *arguments):
+            pass
+
+    return drained
+
+
+def read_in_parts(path, layout):
+    size = os.path.getsize(path)
+    for piece in documents.divide(path, layout, (size, 0), size // documents.MAX_JOBS):
+        yield from documents.read(path, layout, malformed.Malformed(False), piece.part)
+
+
+def parse_json(parse):
+    def parse_file(path):
+        with contextlib.suppress(untrusted_files.NotJson):
+            parse(pathlib.Path(path).read_bytes())
+
+    return parse_file
+
+
+NOTES = malformed.Malformed(False)
+READERS = {
+    **{
+        f'{kind} of txt': drain(documents.read, documents.Layout('txt', txt_documents=kind), NOTES)
+        for kind in ('paragraph', 'line', 'file')
+    },
+    **{
+        f'{form} in parts, by {kind}': drain(read_in_parts, documents.Layout(form, txt_documents=kind))
+        for form, kind in [('txt', 'paragraph'), ('txt', 'line'), ('jsonl', 'line')]
+    },
+    'tsv of texts': drain(documents.read, documents.Layout('tsv'), NOTES),
+    **{f'rows of {form}': drain(row_files.read, row_files.RowLayout(form), NOTES) for form in ('jsonl', 'tsv', 'csv')},
+    'another encoding': drain(text_files.lines, text_files.LONGEST, NOTES, 'latin-1'),
+    'texts of infer': drain(TextInputs),
+    'JSON lines': drain(untrusted_files.json_lines),
+    'JSON': parse_json(untrusted_files.parse),
+    'JSON with unique names': parse_json(untrusted_files.parse_unique),
+    'gin of a checkpoint': lambda path: config_changes.bindings(pathlib.Path(path).read_text()),
+}
+
+
+@pytest.mark.parametrize('name', READERS)
+def test_readers_take_time_in_proportion_to_the_file(name, tmp_path, monkeypatch):
+    monkeypatch.setattr(text_files, '_CHUNK', 1000)
+
+    def write(text):
+        (tmp_path / 'text.txt').write_text(text)
+        return str(tmp_path / 'text.txt')
+
+    assert not find_steep(READERS[name], CONTENTS, write)
+
+
+@pytest.mark.parametrize('name', ['sentencepiece', 'bytes', 'words', 'wordpiece', 'byte_pairs'])
+def test_tokenizers_take_time_in_proportion_to_the_text(name, tmp_path):
+    if name == 'wordpiece':
+        pytest.importorskip('tokenizers', reason="pip install 'remixer-t5x[wordpiece]'")
+    vocabulary = VOCABULARIES[name](tmp_path)
+    vocabulary.decode(vocabulary.encode('the'))
+    assert not find_steep(lambda text: vocabulary.decode(vocabulary.encode(text)), TEXTS)
+
+
+@pytest.mark.parametrize('name', pair_metrics.NAMED)
+def test_metrics_take_time_in_proportion_to_the_text(name):
+    """ROUGE-L's longest common subsequence is quadratic in the number of words, by definition."""
+    texts = {kind: text for kind, text in TEXTS.items() if name != 'rouge'}
+    assert not find_steep(lambda text: pair_metrics.NAMED[name]([text, 'a'], [text + ' b', 'b']), texts)
