@@ -30,7 +30,6 @@ TEXTS = {
     'one letter': 'a',
     'spaces': ' ',
     'words': 'the, ',
-    'numbers': '1',
     'apostrophes': "'",
     'two-byte letters': 'é',
     'combining marks': '\u0301',

@@ -1,6 +1,8 @@
 """The console script: flags, exit codes, one line per mistake, and nothing but that line."""
 
 import contextlib
+import os
+import pathlib
 import subprocess
 import sys
 import types
@@ -217,6 +219,12 @@ def test_a_system_without_memory_is_one_line(capsys, clean_environment, monkeypa
     assert error.count('\n') == 1 and 'ulimit -v' in error
     assert cli.report_error(MemoryError()) == 2
     assert capsys.readouterr().err.count('\n') == 1
+
+
+def test_a_bug_with_text_that_cannot_be_encoded_has_its_traceback_in_a_file():
+    path = cli._describe_bug(ValueError('the name \udc80')).rpartition(' ')[2]
+    assert 'the name \\udc80' in pathlib.Path(path).read_text()
+    os.remove(path)
 
 
 def python(argv):

@@ -6,6 +6,7 @@ import os
 import pathlib
 import pydoc_data.topics
 import random
+import signal
 import time
 from collections.abc import Callable
 
@@ -100,13 +101,22 @@ class Bench:
 
     def start_several(self, run: pathlib.Path, *more: str, count: int = 2) -> list[Process]:
         address = f'localhost:{ports.reserve()}'
-        flags = [
-            f'--coordinator_address={address}',
-            f'--process_count={count}',
-            f'--heartbeat_timeout={HEARTBEAT}',
-            *more,
-        ]
-        return [self.start(run, *flags, f'--process_index={index}') for index in range(count)]
+        flags = [f'--coordinator_address={address}', f'--process_count={count}', f'--heartbeat_timeout={HEARTBEAT}']
+        return [self.start(run, *flags, *more, f'--process_index={index}') for index in range(count)]
+
+    def kill_at_some_step(self, run: pathlib.Path | str, **kwargs) -> int:
+        process = self.start(run, **kwargs)
+        reached = self.some_step(pathlib.Path(run), process)
+        process.send(signal.SIGKILL)
+        process.end()
+        return reached
+
+    def refused(self, run: pathlib.Path, words: str, *more: str, **kwargs) -> str:
+        """The one line of a start that must be refused with a line that contains `words`."""
+        process = self.start(run, *more, **kwargs)
+        if process.end() != 2 or words not in process.error():
+            raise Failed(f'not refused with {words!r}: {process.log}')
+        return process.error()
 
     def unbroken(self, processes: int = 1) -> pathlib.Path:
         """The run that nothing broke, made when first asked for."""
@@ -120,10 +130,10 @@ class Bench:
             self.last = compare_runs.last_step(run)
         return self._unbroken[processes]
 
-    def finish(self, run: pathlib.Path, *more: str, reached: int, processes: int = 1, **kwargs) -> Told:
+    def finish(self, run: pathlib.Path, *more: str, reached: int, processes: int = 1, note: str = '', **kwargs) -> Told:
         """Starts the command again, waits for its end, and compares. `reached`: the step when the fault came."""
         before = compare_runs.checkpoint_steps(run)
-        told = Told(lost=max(0, reached - (before[-1] if before else 0)))
+        told = Told(max(0, reached - (before[-1] if before else 0)), note=note)
         begun = time.time()
         started = [self.start(run, *more, **kwargs)] if processes == 1 else self.start_several(run, *more)
         told.seconds = _first_new_step(run, started[0], begun)

@@ -106,9 +106,7 @@ def signal_twice(bench: Bench, run: pathlib.Path) -> Told:
     code = process.end()
     if code not in (128 + signal.SIGTERM, 128 + signal.SIGINT):
         raise Failed(f'exit code {code}: {process.log}')
-    told = bench.finish(run, reached=reached)
-    told.note = f'left in {time.monotonic() - begun:.1f} s' if told.seconds is None else ''
-    return told
+    return bench.finish(run, reached=reached, note=f'left in {time.monotonic() - begun:.1f} s')
 
 
 def full_disk(bench: Bench, run: pathlib.Path) -> Told:
@@ -120,9 +118,7 @@ def full_disk(bench: Bench, run: pathlib.Path) -> Told:
     error = process.error()
     if code != 2 or 'be written' not in error:
         raise Failed(f'exit code {code}, {error}')
-    told = bench.finish(run, reached=reached)
-    told.note = error
-    return told
+    return bench.finish(run, reached=reached, note=error)
 
 
 def full_disk_for_a_while(bench: Bench, run: pathlib.Path) -> Told:
@@ -145,16 +141,13 @@ def full_disk_of_model_dir(bench: Bench, run: pathlib.Path) -> Told:
         bench.some_checkpoint(run, process)
         filler = run / 'filler'
         _fill(filler)
-        code, reached = process.end(), compare_runs.last_step(run)
-        note = process.error()
-        again = bench.start(run)
+        if process.end() != 2:
+            raise Failed(f'it did not stop: {process.log}')
+        reached = compare_runs.last_step(run)
         # A start may make room by removing what was not finished, and then stops at its next checkpoint.
-        if code != 2 or again.end() != 2 or not again.error():
-            raise Failed(f'exit code {code}: {process.log}; a start on a full disk: {again.log}')
+        note = f'{process.error()} | {bench.refused(run, "")}'
         filler.unlink()
-        told = bench.finish(run, reached=reached)
-        told.note = f'{note} | {again.error()}'
-        return told
+        return bench.finish(run, reached=reached, note=note)
 
 
 def kill_at_start(bench: Bench, run: pathlib.Path) -> Told:
@@ -183,15 +176,10 @@ def read_only(bench: Bench, run: pathlib.Path) -> Told:
     bench.some_checkpoint(run, process)
     with _read_only(run):
         code, reached = process.end(), compare_runs.last_step(run)
-        again = bench.start(run)
-        if again.end() != 2 or 'cannot be written' not in again.error():
-            raise Failed(f'a start in a read-only folder: {again.log}')
+        bench.refused(run, 'cannot be written')
     if code != 2:
         raise Failed(f'exit code {code}: {process.log}')
-    note = process.error()
-    told = bench.finish(run, reached=reached)
-    told.note = note
-    return told
+    return bench.finish(run, reached=reached, note=process.error())
 
 
 def _stopped(bench: Bench, run: pathlib.Path) -> None:
@@ -210,9 +198,7 @@ def damaged(bench: Bench, run: pathlib.Path, how: str = '') -> Told:
     path = bench.chance.choice([path for path in files if path.stat().st_size])
     how = how or bench.chance.choice(['cut', 'flipped', 'missing'])
     _damage(path, how, bench.chance)
-    refused = bench.start(run)
-    if refused.end() != 2 or path.name not in refused.error():
-        raise Failed(f'{how} {path} was not refused: {refused.log}')
+    bench.refused(run, path.name)
     told = bench.finish(run, '--restore=previous', reached=steps[-1])
     told.lost = steps[-1] - steps[-2]
     return told
@@ -233,9 +219,7 @@ def not_finite(bench: Bench, run: pathlib.Path) -> Told:
     """Started again with an infinite learning rate: stops, and no checkpoint with such numbers is left."""
     _stopped(bench, run)
     kept = compare_runs.checkpoint_steps(run)
-    stopped = bench.start(run, '--gin.LEARNING_RATE=1e38')
-    if stopped.end() != 2 or 'not finite' not in stopped.error():
-        raise Failed(f'it went on: {stopped.log}')
+    bench.refused(run, 'not finite', '--gin.LEARNING_RATE=1e38')
     if compare_runs.checkpoint_steps(run) != kept:
         raise Failed('another checkpoint was written')
     return bench.finish(run, reached=kept[-1])
@@ -249,17 +233,14 @@ def changed(bench: Bench, run: pathlib.Path) -> Told:
     if bench.own:
         flags['vocabulary'] = '--gin.vocabularies.byte.extra_ids=50'
     for word, flag in flags.items():
-        refused = bench.start(run, flag)
-        if refused.end() != 2 or word not in refused.error():
-            raise Failed(f'{flag} was not refused: {refused.log}')
+        bench.refused(run, word, flag)
     if bench.own:
         text = bench.text.read_text()
         bench.text.write_text(text + '\n\nOne more paragraph.\n')
-        refused = bench.start(run)
-        code = refused.end()
-        bench.text.write_text(text)
-        if code != 2 or 'the data has changed' not in refused.error():
-            raise Failed(f'other data were not refused: {refused.log}')
+        try:
+            bench.refused(run, 'the data has changed')
+        finally:
+            bench.text.write_text(text)
     return bench.finish(run, reached=kept[-1])
 
 
@@ -276,9 +257,7 @@ def host_killed(bench: Bench, run: pathlib.Path) -> Told:
     waited = time.monotonic() - begun
     if code != -signal.SIGABRT or waited > 3 * HEARTBEAT or 'another task died' not in both[1 - victim].output():
         raise Failed(f'the other one ended with {code} after {waited:.0f} s: {both[1 - victim].log}')
-    told = bench.finish(run, reached=reached, processes=2)
-    told.note = f'the other one left after {waited:.1f} s of {HEARTBEAT}'
-    return told
+    return bench.finish(run, reached=reached, processes=2, note=f'the other one left after {waited:.1f} s')
 
 
 def host_slow(bench: Bench, run: pathlib.Path) -> Told:
@@ -305,10 +284,7 @@ def host_never_comes(bench: Bench, run: pathlib.Path) -> Told:
     code = alone.end(90)
     if code != -signal.SIGABRT:
         raise Failed(f'exit code {code}: {alone.log}')
-    waited = time.monotonic() - begun
-    told = bench.finish(run, reached=0)
-    told.note = f'left after {waited:.1f} s'
-    return told
+    return bench.finish(run, reached=0, note=f'left after {time.monotonic() - begun:.1f} s')
 
 
 def two_runs(bench: Bench, run: pathlib.Path) -> Told:
@@ -316,10 +292,8 @@ def two_runs(bench: Bench, run: pathlib.Path) -> Told:
     first = bench.start(run)
     bench.some_step(run, first, 5)
     first.send(signal.SIGSTOP)
-    second = bench.start(run)
     try:
-        if second.end() != 2 or 'in use by process' not in second.error():
-            raise Failed(f'the second run was not refused: {second.log}')
+        bench.refused(run, 'in use by process')
     finally:
         first.send(signal.SIGCONT)
     if first.end() != 0:
@@ -333,11 +307,7 @@ def odd_folder(bench: Bench, run: pathlib.Path) -> Told:
     real = run.with_name(f'{run.name} réel 模型 %d %s\n{{x}} $HOME')
     real.mkdir()
     run.symlink_to(real, target_is_directory=True)
-    process = bench.start(os.path.relpath(real))
-    bench.some_step(real, process)
-    process.send(signal.SIGKILL)
-    process.end()
-    told = bench.finish(run, reached=compare_runs.last_step(run))
+    told = bench.finish(run, reached=bench.kill_at_some_step(os.path.relpath(real)))
     run.unlink()
     real.rename(run)
     return told
@@ -345,11 +315,7 @@ def odd_folder(bench: Bench, run: pathlib.Path) -> Told:
 
 def clock_set_back(bench: Bench, run: pathlib.Path) -> Told:
     """Killed, and started again a month earlier, as Python's clock has it."""
-    process = bench.start(run)
-    reached = bench.some_step(run, process)
-    process.send(signal.SIGKILL)
-    process.end()
-    return bench.finish(run, reached=reached, clock_shift=-30 * 86400.0)
+    return bench.finish(run, reached=bench.kill_at_some_step(run), clock_shift=-30 * 86400.0)
 
 
 def race(bench: Bench, run: pathlib.Path) -> Told:
@@ -365,13 +331,8 @@ def race(bench: Bench, run: pathlib.Path) -> Told:
 def no_locks(bench: Bench, run: pathlib.Path) -> Told:
     """The file systems have no locks: one line for an empty cache; with a filled cache, a killed run resumes."""
     with _empty_cache(run):
-        refused = bench.start(run, command=_without_locks)
-        if refused.end() != 2 or 'has no file locks' not in refused.error():
-            raise Failed(f'an empty cache was not refused: {refused.log}')
-    process = bench.start(run, command=_without_locks)
-    reached = bench.some_step(run, process)
-    process.send(signal.SIGKILL)
-    process.end()
+        bench.refused(run, 'has no file locks', command=_without_locks)
+    reached = bench.kill_at_some_step(run, command=_without_locks)
     return bench.finish(run, reached=reached, command=_without_locks)
 
 
@@ -406,9 +367,7 @@ def _in_a_poor_environment(argv: list[str]) -> int:
 
 def low_memory(bench: Bench, run: pathlib.Path) -> Told:
     """Too little address space (ulimit -v): one line before anything is compiled."""
-    refused = bench.start(run, command=_with_low_memory)
-    if refused.end() != 2 or 'ulimit -v' not in refused.error():
-        raise Failed(f'it was not refused: {refused.log}')
+    bench.refused(run, 'ulimit -v', command=_with_low_memory)
     return bench.finish(run, reached=0)
 
 
@@ -428,14 +387,13 @@ def data_removed(bench: Bench, run: pathlib.Path) -> Told:
         bench.text.rename(moved)
         shutil.rmtree(cache)
         code, reached = process.end(), compare_runs.last_step(run)
-        again = bench.start(run)
-        again_code = again.end()
-        moved.rename(bench.text)
-        if code not in (0, 2) or again_code != 2 or 'correct the path' not in again.error():
-            raise Failed(f'exit code {code}: {process.log}; a start without the text: {again.log}')
-        told = bench.finish(run, reached=reached)
-    told.note = f'{process.error() if code else "it ended"} | {again.error()}'
-    return told
+        try:
+            note = bench.refused(run, 'correct the path')
+        finally:
+            moved.rename(bench.text)
+        if code not in (0, 2):
+            raise Failed(f'exit code {code}: {process.log}')
+        return bench.finish(run, reached=reached, note=f'{process.error() if code else "it ended"} | {note}')
 
 
 def host_disk_full(bench: Bench, run: pathlib.Path) -> Told:
@@ -448,9 +406,7 @@ def host_disk_full(bench: Bench, run: pathlib.Path) -> Told:
     if codes != [2, 2]:
         raise Failed(f'they ended with {codes}: {both[0].log}, {both[1].log}')
     note = ' | '.join(process.error() for process in both)
-    told = bench.finish(run, reached=reached, processes=2)
-    told.note = note
-    return told
+    return bench.finish(run, reached=reached, processes=2, note=note)
 
 
 def other_processes(bench: Bench, run: pathlib.Path) -> Told:

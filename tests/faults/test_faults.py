@@ -5,9 +5,9 @@ from tests.support import compare_runs
 
 
 def test_broken_runs_end_as_the_unbroken_one(tmp_path, capsys, monkeypatch, compiled):
-    """A kill inside a checkpoint's write, refused changes, two starts at once, low limits without HOME and TMPDIR."""
+    """A kill inside a checkpoint's write, refused changes, and low limits without HOME and TMPDIR."""
     monkeypatch.setenv('REMIXER_T5X_CACHE', str(tmp_path / 'cache'))
-    names = ('kill_in_write', 'changed', 'race', 'poor_environment')
+    names = ('kill_in_write', 'changed', 'poor_environment')
     argv = ['--folder', str(tmp_path / 'runs'), '--only', ','.join(names), '--train_steps', '60']
     code = faults.main(argv, compiled)
     table = capsys.readouterr().out
