@@ -145,7 +145,7 @@ def test_no_model_or_size_is_left_out():
 
 @pytest.mark.parametrize('line', ['ENCODER_FEED_FORWARD', 'DECODER_FEED_FORWARD'])
 def test_one_line_swaps_half_a_layer(line):
-    swapped = build_model('models/remixer.gin', 'sizes/tiny.gin', **{line: '@gated_mlp.GatedMLP'})
+    swapped = build_model('models/remixer.gin', 'sizes/tiny.gin', **{line: '@feed_forward.GatedMLP'})
     shapes = interface.param_shapes(swapped, SHAPES)
     side, other = ('encoder', 'decoder') if line.startswith('ENCODER') else ('decoder', 'encoder')
     assert 'gated_mlp' in shapes[side]['run_0']['layer'] and 'remixer' not in shapes[side]['run_0']['layer']
@@ -217,7 +217,7 @@ def test_every_ablation_changes_its_model(model, change):
 
 
 def test_the_other_reading_of_the_scaled_remixer_has_the_papers_count_too():
-    shapes = parameters_of('remixer_scaled', 'scaled_base', 'DECODER_FEED_FORWARD=@gated_mlp.GatedMLP')
+    shapes = parameters_of('remixer_scaled', 'scaled_base', 'DECODER_FEED_FORWARD=@feed_forward.GatedMLP')
     assert sum(math.prod(shape) for shape in shapes.values()) == 223_973_394
 
 

@@ -19,17 +19,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from remixer_t5x.context import SequenceContext
-from remixer_t5x.models.sublayers import (
-    attention,
-    fnet,
-    gmlp,
-    hyper_mixer,
-    linear_attention,
-    mlp_mixer,
-    remixer,
-    tim,
-    tiny_attention,
-)
+from remixer_t5x.models.sublayers import attention, fnet, gmlp, hyper_mixer, linear_attention, mlp_mixer, remixer, tim
 
 # A decoding step repeats itself this often in one call, so that the call itself is not what is measured.
 STEPS = 50
@@ -43,7 +33,7 @@ def mixers(embed: int, hidden: int, heads: int, length: int, window: int) -> dic
         'linear_attention': part(linear_attention.LinearAttention, heads, embed // heads),
         'gmlp_free': part(gmlp.GMLP, hidden_dim=2 * embed, max_length=length, spatial=gmlp.FreeSpatial),
         'gmlp_toeplitz': part(gmlp.GMLP, hidden_dim=2 * embed, max_length=length),
-        'amlp': part(gmlp.GMLP, hidden_dim=2 * embed, max_length=length, attention=tiny_attention.TinyAttention),
+        'amlp': part(gmlp.GMLP, hidden_dim=2 * embed, max_length=length, attention=gmlp.TinyAttention),
         'remixer': part(remixer.Remixer, hidden_dim=hidden, max_length=length),
         'tim_attention': part(tim.TimAttention, num_mechanisms=2, num_heads=heads, head_dim=embed // heads),
     }

@@ -56,7 +56,7 @@ MIXERS: dict[str, Variant] = {
     **{name: VARIANTS[name] for name in ('attention', 'hyper_mixer', 'mlp_mixer', 'gmlp')},
     # gMLP's own ablations: a weight for each pair of positions, and a single-head attention in the gate.
     'gmlp, free': VARIANTS['gmlp'] + flagged(SPATIAL_WEIGHTS='@gmlp.FreeSpatial'),
-    'amlp': VARIANTS['gmlp'] + flagged(GATE_ATTENTION='@tiny_attention.TinyAttention'),
+    'amlp': VARIANTS['gmlp'] + flagged(GATE_ATTENTION='@gmlp.TinyAttention'),
     'fnet, post-norm': VARIANTS['fnet'] + flagged(LAYOUT=LAYOUTS['post-norm']),
     **TIM_MIXERS,
 }

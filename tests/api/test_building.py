@@ -57,7 +57,7 @@ def test_a_class_or_function_is_a_macro_value():
 
 
 def test_a_reference_is_a_macro_value():
-    model = build_model('models/remixer.gin', 'sizes/tiny.gin', ENCODER_FEED_FORWARD='@gated_mlp.GatedMLP', **SMALL)
+    model = build_model('models/remixer.gin', 'sizes/tiny.gin', ENCODER_FEED_FORWARD='@feed_forward.GatedMLP', **SMALL)
     assert 'gated_mlp' in shapes(model)['encoder']['run_0']['layer']
 
 

@@ -14,7 +14,7 @@ from remixer_t5x.cli.main import main
 from remixer_t5x.config import loading
 from remixer_t5x.errors import UserError
 from remixer_t5x.extras.reports import compare as command
-from remixer_t5x.models.sublayers import attention, fnet, gated_mlp, hyper_mixer, remixer
+from remixer_t5x.models.sublayers import attention, feed_forward, fnet, hyper_mixer, remixer
 
 SMALL = [
     *('--gin_file=models/remixer.gin', '--gin_file=sizes/tiny.gin', '--gin_file=data/own_text.gin'),
@@ -37,11 +37,11 @@ def encoder_of(model):
 @pytest.mark.parametrize(
     ('model', 'sublayers'),
     [
-        ('t5_1_1', [attention.SelfAttention, gated_mlp.GatedMLP]),
+        ('t5_1_1', [attention.SelfAttention, feed_forward.GatedMLP]),
         ('remixer', [attention.SelfAttention, remixer.Remixer]),
-        ('hyper_mixer', [hyper_mixer.HyperMixer, gated_mlp.GatedMLP]),
+        ('hyper_mixer', [hyper_mixer.HyperMixer, feed_forward.GatedMLP]),
         ('hyper_mixer+ablations/token_mixing_only', [hyper_mixer.HyperMixer]),
-        ('t5_1_1+sublayers/fnet+ENCODER_MIXER=@fnet.FNet', [fnet.FNet, gated_mlp.GatedMLP]),
+        ('t5_1_1+sublayers/fnet+ENCODER_MIXER=@fnet.FNet', [fnet.FNet, feed_forward.GatedMLP]),
     ],
 )
 def test_a_model_takes_the_place_of_the_one_that_an_experiment_includes(model, sublayers):

@@ -25,7 +25,7 @@ from remixer_t5x.models.beam_search import BeamSearch, PowerPenalty
 from remixer_t5x.models.layers.positions import RelativePositionBias
 from remixer_t5x.models.seq2seq import Seq2Seq
 from remixer_t5x.models.sublayers.attention import CrossAttention, SelfAttention
-from remixer_t5x.models.sublayers.relu_mlp import ReluMLP
+from remixer_t5x.models.sublayers.feed_forward import ReluMLP
 from remixer_tasks import vocabularies
 
 VOCABULARY = vocabularies.byte(0)

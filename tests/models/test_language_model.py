@@ -23,7 +23,7 @@ from remixer_t5x.models.layers.positions import RelativePositionBias
 from remixer_t5x.models.losses import CrossEntropy
 from remixer_t5x.models.sampling import Sampling
 from remixer_t5x.models.sublayers.attention import SelfAttention
-from remixer_t5x.models.sublayers.gated_mlp import GatedMLP
+from remixer_t5x.models.sublayers.feed_forward import GatedMLP
 from remixer_t5x.models.sublayers.hyper_mixer import HyperMixer
 from remixer_t5x.models.sublayers.mlp_mixer import WindowMixer
 

@@ -19,7 +19,7 @@ from remixer_t5x.models.layers.embedding import Embed
 from remixer_t5x.models.layers.positions import RelativePositionBias
 from remixer_t5x.models.seq2seq import Seq2Seq
 from remixer_t5x.models.sublayers.attention import CrossAttention, SelfAttention
-from remixer_t5x.models.sublayers.gated_mlp import GatedMLP
+from remixer_t5x.models.sublayers.feed_forward import GatedMLP
 from remixer_t5x.models.sublayers.remixer import Remixer
 from tests.support.paths import CONFIGS
 

@@ -24,10 +24,9 @@ from remixer_t5x.models.architecture.stack import Stack
 from remixer_t5x.models.layers.positions import RelativePositionBias
 from remixer_t5x.models.seq2seq import Seq2Seq
 from remixer_t5x.models.sublayers.attention import CrossAttention, SelfAttention
-from remixer_t5x.models.sublayers.gated_mlp import GatedMLP
-from remixer_t5x.models.sublayers.gmlp import GMLP
+from remixer_t5x.models.sublayers.feed_forward import GatedMLP
+from remixer_t5x.models.sublayers.gmlp import GMLP, TinyAttention
 from remixer_t5x.models.sublayers.mlp_mixer import WindowMixer
-from remixer_t5x.models.sublayers.tiny_attention import TinyAttention
 from remixer_t5x.optim import optimizer, train_state, train_step
 
 VOCAB, EMBED, MLP, ROWS, LENGTH = 64, 32, 48, 16, 12

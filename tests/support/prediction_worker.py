@@ -25,7 +25,7 @@ from remixer_t5x.models.layers.positions import RelativePositionBias
 from remixer_t5x.models.sampling import Sampling
 from remixer_t5x.models.seq2seq import Seq2Seq
 from remixer_t5x.models.sublayers.attention import CrossAttention, SelfAttention
-from remixer_t5x.models.sublayers.gated_mlp import GatedMLP
+from remixer_t5x.models.sublayers.feed_forward import GatedMLP
 
 VOCAB = seqio.ByteVocabulary(extra_ids=0)
 LENGTHS = {'inputs': 40, 'targets': 8}

@@ -10,7 +10,7 @@ from flax import linen as nn
 from remixer_t5x import axes
 from remixer_t5x.errors import UserError
 from remixer_t5x.models.layers.dense import Dense
-from remixer_t5x.models.sublayers.gated_mlp import GatedMLP
+from remixer_t5x.models.sublayers.feed_forward import GatedMLP
 from remixer_t5x.testing import BrokenLaw, check_sublayer
 from remixer_t5x.testing.check import LAWS
 

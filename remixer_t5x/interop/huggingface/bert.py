@@ -22,8 +22,8 @@ from remixer_t5x.models.architecture.encoder_only import BertHead, BertInput
 from remixer_t5x.models.architecture.layer import PostNorm
 from remixer_t5x.models.layers.norms import LayerNorm
 from remixer_t5x.models.masked_lm import MaskedLM
-from remixer_t5x.models.sublayers.gelu_mlp import GeluMLP
-from remixer_t5x.models.sublayers.scaled_attention import ScaledAttention
+from remixer_t5x.models.sublayers.attention import ScaledAttention
+from remixer_t5x.models.sublayers.feed_forward import GeluMLP
 
 # In the order in which they are looked for.
 TOKENIZERS = ('tokenizer.json', 'vocab.txt')

@@ -24,8 +24,8 @@ from remixer_t5x.models.architecture.layer import PreNorm
 from remixer_t5x.models.language_model import LanguageModel
 from remixer_t5x.models.layers.norms import LayerNorm
 from remixer_t5x.models.layers.positions import LearnedPositions
-from remixer_t5x.models.sublayers.gelu_mlp import GeluMLP
-from remixer_t5x.models.sublayers.scaled_attention import ScaledAttention
+from remixer_t5x.models.sublayers.attention import ScaledAttention
+from remixer_t5x.models.sublayers.feed_forward import GeluMLP
 
 PREFIX, TABLE = 'transformer.', 'transformer.wte.weight'
 # One of these is what a tokenizer is made of; transformers prefers the first. The others are optional.

@@ -25,8 +25,7 @@ from remixer_t5x.models.layers.norms import RMSNorm
 from remixer_t5x.models.layers.positions import RelativePositionBias
 from remixer_t5x.models.seq2seq import Seq2Seq
 from remixer_t5x.models.sublayers.attention import CrossAttention, SelfAttention
-from remixer_t5x.models.sublayers.gated_mlp import GatedMLP
-from remixer_t5x.models.sublayers.relu_mlp import ReluMLP
+from remixer_t5x.models.sublayers.feed_forward import GatedMLP, ReluMLP
 
 UMT5 = 'umt5'
 TABLE, OUTPUT = 'shared.weight', 'lm_head.weight'

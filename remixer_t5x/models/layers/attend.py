@@ -1,4 +1,4 @@
-"""Attention of a sublayer's heads to its own sequence or to the memory, with caches for decoding.
+"""Attention of a sublayer's heads to their own sequence or to the memory, with caches for decoding.
 
 Sublayers that project queries, keys and values in different ways share masks, dropout and caches. Call these functions
 within the `nn.compact` method of the sublayer, which owns the caches.
@@ -19,7 +19,7 @@ from remixer_t5x.models.layers import cache
 from remixer_t5x.models.layers.dropout import drop_value_rows
 
 
-def attend_to_own(
+def attend_to_sequence(
     module: nn.Module,
     query: jax.Array,
     key: jax.Array,
@@ -32,7 +32,9 @@ def attend_to_own(
 
     Args:
         module: the sublayer.
-        query: [batch, length, heads, kv]; key and value alike.
+        query: [batch, length, heads, kv], like `key` and `value`.
+        key: see `query`.
+        value: see `query`.
         ctx: facts about the tokens.
         bias: added to the logits: [1, heads, q, k] float32, a `DistanceBias`, or None.
         dropout_rate: dropout on the attention weights, with one mask for all queries.
@@ -40,20 +42,22 @@ def attend_to_own(
     Returns:
         [batch, length, heads, kv] in value's dtype.
     """
+    dropped_value = drop_value_rows(dropout_rate, value, deterministic=ctx.deterministic)
     if not ctx.decode:
-        value = drop_value_rows(dropout_rate, value, deterministic=ctx.deterministic)
-        visibility = in_sequence(ctx)
-        _show_weights(module, query, key, visibility, bias)
-        return attention(query, key, value, visibility, bias, ctx.attention)
-    uncached = query, key, value
-    (key, axis), (value, _) = cached(key), cached(drop_value_rows(dropout_rate, value, deterministic=ctx.deterministic))
-    key = cache.extend(module, 'cached_key', key, ctx, axis)
-    value = cache.extend(module, 'cached_value', value, ctx, axis)
+        visibility = visible_in_sequence(ctx)
+        _sow_weights(module, query, key, visibility, bias)
+        return attention(query, key, dropped_value, visibility, bias, ctx.attention)
+    (key_slots, axis), (value_slots, _) = cached(key), cached(dropped_value)
+    key_slots = cache.extend(module, 'cached_key', key_slots, ctx, axis)
+    value_slots = cache.extend(module, 'cached_value', value_slots, ctx, axis)
     if ctx.step is None and ctx.cache_slots is not None:
-        return attention(*uncached, in_sequence(ctx), bias, ctx.attention)
-    mask = while_decoding(ctx, key.shape[axis])
-    key = key if key.ndim == 3 else jnp.swapaxes(key, 2, 3)
-    return attend_step(query, key, value, mask, full_bias(bias))
+        return attention(query, key, value, visible_in_sequence(ctx), bias, ctx.attention)
+    if ctx.step is None:
+        mask = visible_in_sequence(ctx).mask()
+    else:
+        mask = jnp.atleast_2d(cache.visible(key_slots.shape[axis], ctx))[:, None, None]
+    key_slots = key_slots if key_slots.ndim == 3 else jnp.swapaxes(key_slots, 2, 3)
+    return attend_step(query, key_slots, value_slots, mask, full_bias(bias))
 
 
 def attend_to_memory(
@@ -72,45 +76,33 @@ def attend_to_memory(
         project: maps 'key' or 'value' to the keys or values of the memory, [batch, memory_length, heads, kv].
         memory: the tokens that are attended to.
         ctx: facts about the tokens that attend.
-        dropout_rate: dropout on the attention weights, one mask for all queries.
+        dropout_rate: dropout on the attention weights, with one mask for all queries.
 
     Returns:
         [batch, length, heads, kv] in value's dtype.
     """
-    visibility = in_memory(ctx, memory.context)
+    visibility = Visibility(ctx.segment_ids if ctx.packed else None, memory.context.segment_ids)
 
     def dropped_value() -> jax.Array:
         return drop_value_rows(dropout_rate, project('value'), deterministic=ctx.deterministic)
 
     if not ctx.decode:
         value, key = dropped_value(), project('key')
-        _show_weights(module, query, key, visibility, None)
+        _sow_weights(module, query, key, visibility, None)
         return attention(query, key, value, visibility, None, ctx.attention)
     key = module.variable('cache', 'memory_key', lambda: cached_memory_key(project('key'))).value
     value = module.variable('cache', 'memory_value', lambda: cached(dropped_value())[0]).value
     return attend_step(query, key, value, visibility.mask(), None)
 
 
-def _show_weights(module: nn.Module, query: jax.Array, key: jax.Array, visibility: Visibility, bias: Bias) -> None:
-    """Sows the weights, [batch, heads, q, k], for pictures; attention itself never keeps them."""
-    # We check here, and not only in `sow`, so that a training step does not even trace the weights.
+def _sow_weights(module: nn.Module, query: jax.Array, key: jax.Array, visibility: Visibility, bias: Bias) -> None:
+    """Sows the weights, [batch, heads, q, k], for pictures; attention itself never stores them."""
+    # `sow` checks this too, but a training step should not even trace the weights.
     if module.is_mutable_collection('intermediates'):
         weights = attention_weights(query, key, visibility.mask(), full_bias(bias))
         module.sow('intermediates', 'attention_weights', weights)
 
 
-def in_sequence(ctx: SequenceContext) -> Visibility:
-    """The visible tokens of the same sequence."""
+def visible_in_sequence(ctx: SequenceContext) -> Visibility:
+    """The tokens of the same sequence that each token may see."""
     return Visibility(ctx.segment_ids if ctx.packed else None, ctx.segment_ids, ctx.causal, ctx.prefix)
-
-
-def in_memory(ctx: SequenceContext, memory_ctx: SequenceContext) -> Visibility:
-    """The tokens of the encoder that are visible to the decoder."""
-    return Visibility(ctx.segment_ids if ctx.packed else None, memory_ctx.segment_ids)
-
-
-def while_decoding(ctx: SequenceContext, num_keys: int) -> jax.Array:
-    """The mask of the cached tokens, bool, broadcastable to [batch, 1, queries, keys]."""
-    if ctx.step is None:
-        return in_sequence(ctx).mask()
-    return jnp.atleast_2d(cache.visible(num_keys, ctx))[:, None, None]

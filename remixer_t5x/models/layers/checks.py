@@ -1,29 +1,32 @@
-"""Checks that several sublayers share, so that their messages agree."""
+"""Checks that several sublayers share, with the same messages."""
 
 from remixer_t5x.context import Memory, SequenceContext
 from remixer_t5x.errors import UserError
 
 
 def check_length(owner: str, max_length: int, length: int) -> None:
-    """Raises UserError if a row of `length` tokens exceeds `max_length` of the class named `owner`."""
+    """Raises UserError if a row of `length` tokens is longer than `max_length` of the class named `owner`."""
     if length > max_length:
         raise UserError(
-            f'{owner}.max_length is {max_length}, got a sequence of {length} tokens: '
-            f'give {owner}.max_length = {length} or shorten TASK_FEATURE_LENGTHS'
+            f'{owner}.max_length must be at least the length of a row, {length} tokens, got {max_length}; '
+            f'type {owner}.max_length = {length} or shorten TASK_FEATURE_LENGTHS'
         )
 
 
 def refuse_prefix(ctx: SequenceContext, owner: str) -> None:
-    """Raises UserError if there is a prefix, which the class `owner` cannot read in both directions."""
+    """Raises UserError if tokens have a prefix, which the class named `owner` cannot read in both directions."""
     if ctx.prefix is not None:
         raise UserError(
-            f'{owner} cannot read a prefix in both directions: give PREFIX_LM = False, which reads it from left to '
-            'right, or @attention.SelfAttention, @hyper_mixer.HyperMixer or @linear_attention.LinearAttention'
+            f'{owner} cannot read a prefix in both directions; type PREFIX_LM = False, to read it from left to right, '
+            'or use @attention.SelfAttention, @hyper_mixer.HyperMixer or @linear_attention.LinearAttention'
         )
 
 
-def needed_memory(ctx: SequenceContext, owner: str, instead: str) -> Memory:
-    """Returns `ctx.memory`. Raises UserError without an encoder, naming what to use instead of the class `owner`."""
+def require_memory(ctx: SequenceContext, owner: str, alternative: str) -> Memory:
+    """Returns `ctx.memory`. Raises UserError if there is no encoder; `alternative` is the class to use then."""
     if ctx.memory is None:
-        raise UserError(f'{owner} needs the output of an encoder: use it in DECODER_SUBLAYERS, or {instead} here')
+        raise UserError(
+            f'{owner} needs the output of an encoder; use it in DECODER_SUBLAYERS of an encoder-decoder, or '
+            f'{alternative} here'
+        )
     return ctx.memory

@@ -1,6 +1,6 @@
 """Dropout with one mask for all tokens of a row, as in T5's training on TPUs.
 
-A shared mask needs fewer random numbers by a factor of the length, and T5's published recipes assume it.
+A shared mask needs fewer random numbers by a factor of the length, and T5's published recipes use it.
 """
 
 import jax
@@ -15,7 +15,7 @@ def dropout(rate: float, x: jax.Array, *, deterministic: bool) -> jax.Array:
 
 
 def drop_value_rows(rate: float, value: jax.Array, *, deterministic: bool) -> jax.Array:
-    """Dropout on attention weights with one mask for all queries, as in T5: drops whole rows of a head's values.
+    """Dropout on attention weights with one mask for all queries, as in T5: zeroes whole rows of a head's values.
 
     `value` is [..., heads, ..., kv]; call within `nn.compact`.
     """

@@ -8,15 +8,15 @@ from remixer_t5x import axes, ranges
 
 
 class Embed(nn.Module):
-    """[batch, length] int32 token ids -> [batch, length, features] in `dtype`, not scaled by width (as T5).
+    """[batch, length] int32 token ids -> [batch, length, features] in `dtype`, not scaled by the width, as in T5.
 
     Attributes:
         num_embeddings: size of the vocabulary.
         features: width of an embedding.
-        dtype: dtype of the output, and so of everything computed from it.
-        one_hot: look up by a matmul with one-hot rows, which partitions well if the vocabulary is sharded over a TPU;
-            it costs 2 * num_embeddings * features FLOPs a token, half the work of a small model, so a gather is the
-            default.
+        dtype: dtype of the output, in which the model computes.
+        one_hot: whether to look up with a matmul of one-hot rows, which partitions well if the vocabulary is sharded
+            over a TPU. It costs 2 * num_embeddings * features FLOPs per token, half the FLOPs of a small model; the
+            default is a gather.
         stddev: standard deviation of the initial embeddings; 1 is T5's.
     """
 
@@ -39,7 +39,7 @@ class Embed(nn.Module):
         if self.one_hot:
             rows = jax.nn.one_hot(tokens, self.num_embeddings, dtype=self.dtype)
             return rows @ table.astype(self.dtype)
-        # Gather rows from a table that is not split along its width; otherwise the partitioner would gather the result.
+        # Gather from a table that is not sharded along its width; otherwise the partitioner would gather the result.
         table = nn.with_logical_constraint(table, (axes.VOCAB, axes.ACTIVATION_EMBED))
         return jnp.take(table, tokens, axis=0).astype(self.dtype)
 

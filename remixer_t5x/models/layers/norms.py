@@ -1,4 +1,4 @@
-"""Root-mean-square normalisation (Zhang and Sennrich 2019), as T5 uses it, and layer normalisation (Ba et al. 2016)."""
+"""RMSNorm (Zhang and Sennrich 2019), which T5 uses, and LayerNorm (Ba et al. 2016)."""
 
 import jax
 import jax.numpy as jnp
@@ -16,12 +16,8 @@ class RMSNorm(nn.Module):
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
-        scale = self.param(
-            'scale',
-            nn.with_logical_partitioning(nn.initializers.ones, (axes.EMBED,)),
-            (x.shape[-1],),
-            jnp.float32,
-        )
+        init = nn.with_logical_partitioning(nn.initializers.ones, (axes.EMBED,))
+        scale = self.param('scale', init, (x.shape[-1],), jnp.float32)
         x32 = x.astype(jnp.float32)
         mean_square = jnp.mean(jnp.square(x32), axis=-1, keepdims=True)
         return (x32 * jax.lax.rsqrt(mean_square + self.epsilon) * scale).astype(x.dtype)
@@ -32,7 +28,7 @@ class LayerNorm(nn.Module):
 
     Attributes:
         epsilon: added to the variance.
-        axis: logical name of the normalised axis.
+        axis: logical name of the normalized axis.
     """
 
     epsilon: ranges.Positive = 1e-6
@@ -47,7 +43,7 @@ class LayerNorm(nn.Module):
 
     @nn.compact
     def scale_and_bias(self, width: int) -> tuple[jax.Array, jax.Array]:
-        """The parameters, float32 [width], for a caller that normalises by itself."""
+        """The parameters, float32 [width], for a caller that normalizes itself."""
 
         def parameter(name: str, init: nn.initializers.Initializer) -> jax.Array:
             return self.param(name, nn.with_logical_partitioning(init, (self.axis,)), (width,), jnp.float32)
@@ -70,10 +66,7 @@ class GroupedRMSNorm(nn.Module):
     def __call__(self, x: jax.Array) -> jax.Array:
         width = x.shape[-1]
         if width % self.num_groups:
-            raise UserError(
-                f'GroupedRMSNorm.num_groups is {self.num_groups}, got {width} features: '
-                f'give a number of groups that divides {width}'
-            )
+            raise UserError(f'GroupedRMSNorm.num_groups must divide {width} features, got {self.num_groups}')
         init = nn.with_logical_partitioning(nn.initializers.ones, (axes.EMBED,))
         scale = self.param('scale', init, (width,), jnp.float32)
         x32 = x.astype(jnp.float32)
@@ -81,13 +74,13 @@ class GroupedRMSNorm(nn.Module):
         return (x32 * inverse(jnp.square(x32)) * scale).astype(x.dtype)
 
     def _inverse_per_part(self, squares: jax.Array) -> jax.Array:
-        """1 / rms of the part that a feature is in."""
+        """1 / rms of the part of each feature."""
         parts = squares.reshape(*squares.shape[:-1], self.num_groups, -1)
         inverse = jax.lax.rsqrt(jnp.mean(parts, axis=-1, keepdims=True) + self.epsilon)
         return jnp.broadcast_to(inverse, parts.shape).reshape(squares.shape)
 
     def _inverse_per_feature(self, squares: jax.Array) -> jax.Array:
-        """The same without parts: a TPU stores 128 features together, and would copy parts of another width."""
+        """The same without reshaping to parts, which a TPU would copy unless they have 128 features."""
         width = squares.shape[-1] // self.num_groups
         part_of_feature = jnp.arange(squares.shape[-1]) // width
         inverse = jnp.zeros_like(squares)

@@ -1,4 +1,6 @@
-"""T5's relative position bias (Raffel et al. 2019, section 2.1), and positions as vectors to add to features."""
+"""T5's relative position bias (Raffel et al. 2019, section 2.1), position embeddings, and lengths of rows."""
+
+from collections.abc import Mapping
 
 import jax
 import jax.numpy as jnp
@@ -10,14 +12,17 @@ from remixer_t5x.kernels.attention.inputs import DistanceBias
 from remixer_t5x.kernels.compile_target import target_platform
 from remixer_t5x.models.layers.checks import check_length
 
+# T5's lengths, for a model without data.
+DEFAULT_MAX_LENGTH = 512
+
 
 def relative_position_bucket(
     relative_position: jax.Array, *, bidirectional: bool, num_buckets: int = 32, max_distance: int = 128
 ) -> jax.Array:
     """Bucket of `key position - query position`, int32 in [0, num_buckets).
 
-    Half of the buckets hold one distance each. The others grow logarithmically up to `max_distance`, beyond which all
-    distances share the last bucket. Bidirectional use gives each sign half of the buckets; otherwise keys ahead of the
+    Half of the buckets hold one distance each. The others grow logarithmically up to `max_distance`, and all larger
+    distances share the last bucket. If `bidirectional`, each sign has half of the buckets; otherwise keys ahead of the
     query fall into bucket 0.
     """
     if bidirectional:
@@ -28,8 +33,7 @@ def relative_position_bucket(
         offset = 0
         distance = jnp.maximum(-relative_position, 0)
     num_exact = num_buckets // 2
-    log_ratio = jnp.log(jnp.maximum(distance, 1).astype(jnp.float32) / num_exact)
-    log_share = log_ratio / jnp.log(max_distance / num_exact)
+    log_share = jnp.log(jnp.maximum(distance, 1).astype(jnp.float32) / num_exact) / jnp.log(max_distance / num_exact)
     log_bucket = num_exact + (log_share * (num_buckets - num_exact)).astype(jnp.int32)
     log_bucket = jnp.minimum(log_bucket, num_buckets - 1)
     return (offset + jnp.where(distance < num_exact, distance, log_bucket)).astype(jnp.int32)
@@ -38,8 +42,8 @@ def relative_position_bucket(
 class RelativePositionBias(nn.Module):
     """A learned scalar per head and bucket of relative distance, added to attention logits.
 
-    Rows are indexed by place in the row, not in the example: within one example both give the same distances, and
-    attention masks every pair of tokens from different examples.
+    Distances are measured in the row. Within an example these are the distances in the example, and attention masks
+    pairs of tokens from different examples.
     """
 
     num_heads: ranges.Count
@@ -48,9 +52,9 @@ class RelativePositionBias(nn.Module):
 
     @nn.compact
     def __call__(self, length: int, ctx: SequenceContext) -> jax.Array | DistanceBias:
-        """float32 [1 or batch, heads, query, key]; one query, at `ctx.step`, and `length` keys while decoding.
+        """float32 [1 or batch, heads, query, key]; while decoding, one query at `ctx.step` and `length` keys.
 
-        For a device whose kernel spreads the bias itself, a `DistanceBias` with the same numbers.
+        A `DistanceBias` with the same values on devices whose attention kernel expands it.
         """
         table = self.param(
             'embedding',
@@ -74,12 +78,12 @@ class RelativePositionBias(nn.Module):
         if ctx.step is not None:
             return jnp.moveaxis(values, 1, 0)[:, :, None] if ctx.step.ndim else values[None, :, None]
         bias = DistanceBias(values)
-        # For the formula, every layer of the stack would spread the values again.
+        # The formula would expand the values in every layer of the stack.
         return bias if target_platform() in ('tpu', 'gpu') and not ctx.decode else bias.spread()
 
 
 def example_lengths(ctx: SequenceContext) -> jax.Array:
-    """float32 [batch, length]: number of tokens of each token's example; at least 1, and meaningless at padding."""
+    """The number of tokens of each token's example, float32 [batch, length]; at least 1, and undefined at padding."""
     if not ctx.packed:
         count = jnp.sum(ctx.is_token, axis=1, keepdims=True)
         return jnp.broadcast_to(jnp.maximum(count, 1), ctx.positions.shape).astype(jnp.float32)
@@ -90,7 +94,7 @@ def example_lengths(ctx: SequenceContext) -> jax.Array:
 
 
 class SinusoidalPositions(nn.Module):
-    """Sines and cosines of a token's position in its example (Vaswani et al. 2017, section 3.5); no parameters."""
+    """Sines and cosines of a token's position in its example (Vaswani et al. 2017, section 3.5)."""
 
     @nn.compact
     def __call__(self, width: int, ctx: SequenceContext) -> jax.Array:
@@ -105,7 +109,7 @@ class LearnedPositions(nn.Module):
     """A learned vector for each position in an example.
 
     Attributes:
-        max_length: number of positions; rows longer than this are refused.
+        max_length: number of positions; longer rows raise UserError.
     """
 
     max_length: ranges.Count
@@ -119,5 +123,17 @@ class LearnedPositions(nn.Module):
         table = self.param('table', init, (self.max_length, width), jnp.float32)
         if ctx.packed or ctx.step is not None:
             return jnp.take(table, ctx.positions, axis=0)
-        # With one example in a row, positions are places in the row: take a slice, whose gradient needs no scatter.
+        # With one example per row a slice suffices, whose gradient needs no scatter.
         return table[None, :length]
+
+
+def max_input_length(lengths: Mapping[str, int] | None = None) -> int:
+    """The longest inputs by TASK_FEATURE_LENGTHS, for sublayers with a `max_length`."""
+    return (lengths or {}).get('inputs', DEFAULT_MAX_LENGTH)
+
+
+def max_target_length(lengths: Mapping[str, int] | None = None, frame: str = 'encoder_decoder') -> int:
+    """The longest targets by TASK_FEATURE_LENGTHS; a decoder-only model reads inputs and targets in one row."""
+    if frame == 'decoder_only' and lengths:
+        return sum(lengths.values())
+    return (lengths or {}).get('targets', DEFAULT_MAX_LENGTH)

@@ -4,12 +4,15 @@
     f(Z) = W LN(Z) + b                     W: [length, length] near zero, b: [length] ones
     Y = s(Z) V                             s(Z) = Z_1 * f(Z_2) and three other gates; V: [F/2 or F, D]
 
-aMLP adds a tiny attention, which reads the same X, to f. The block is a whole layer: it does not need attention or a
-feed-forward sublayer, but a layer may have them too.
+aMLP adds a tiny attention (figure 6), which reads the same X, to f:
 
-Departures: projections have no biases, as everywhere in T5; padding is zeroed before W reads it (the paper leaves this
-to be learned); W and b are indexed by position in the example, so packing changes nothing; in a decoder W is lower
-triangular. The layout adds the norm before the block and its residual.
+    tiny_attn(X) = softmax(q k^T / sqrt(d)) v W_out,   q, k, v = X W_qkv,   d = 64 or 128
+
+The block is a whole layer: it needs neither attention nor a feed-forward sublayer, but a layer may have them too.
+
+Departures: no biases on projections, as in T5; padding is set to zero before W reads it (the paper leaves this to be
+learned); W and b are indexed by position in the example, so packing changes nothing; in a decoder W is lower
+triangular. The layout adds the norm before the block and the residual connection.
 """
 
 from collections.abc import Callable
@@ -25,20 +28,20 @@ from remixer_t5x.kernels.compile_target import target_platform
 from remixer_t5x.kernels.diagonals import place_examples, spread_over_diagonals
 from remixer_t5x.kernels.gelu import gelu, gelu_times, scaled_units
 from remixer_t5x.models.layers import cache
-from remixer_t5x.models.layers.attend import in_sequence
+from remixer_t5x.models.layers.attend import attend_to_sequence, visible_in_sequence
 from remixer_t5x.models.layers.checks import check_length, refuse_prefix
-from remixer_t5x.models.layers.dense import Dense, Product
+from remixer_t5x.models.layers.dense import Dense, Product, matmul
 from remixer_t5x.models.layers.dropout import dropout
 from remixer_t5x.models.layers.norms import LayerNorm
 
 # (name, features) -> X U, whose GELU is Z.
 Expansion = Callable[[str, int], jax.Array]
-# X U -> f(Z); or with a second X U, whose GELU is Z_1, Z_1 * f(Z), which a GPU computes in one kernel.
+# X U -> f(Z). With a second X U, whose GELU is Z_1: Z_1 * f(Z), which a GPU computes in one kernel.
 SpatialProjection = Callable[..., jax.Array]
 
-# The depth of a matmul on a GPU is a multiple of this: 16 bytes, by which cuBLAS reads.
+# cuBLAS reads 16 bytes at a time, so the depth of a matmul should be a multiple of 8 numbers.
 _DEPTH = 8
-# Near zero, so that f starts as its bias, one; not below Adafactor's floor for the scale of a parameter.
+# Near zero, so that f starts as its bias, 1; not below Adafactor's minimum for the scale of a parameter.
 SPATIAL_INIT = nn.initializers.normal(stddev=1e-3)
 
 
@@ -62,10 +65,10 @@ def multiplicative_gate(expand: Expansion, project: SpatialProjection, hidden_di
 def split_gate(expand: Expansion, project: SpatialProjection, hidden_dim: ranges.Count) -> jax.Array:
     """`s(Z) = Z_1 * f(Z_2)`, Z = Z_1 | Z_2: the paper's spatial gating unit.
 
-    U is two matrices, because halves of one matrix would be on different devices if F is sharded.
+    U is two matrices: the halves of one matrix would be on different devices if F is sharded.
     """
     if hidden_dim % 2:
-        raise UserError(f'gmlp.split_gate needs an even GMLP.hidden_dim, got {hidden_dim}: give {hidden_dim + 1}')
+        raise UserError(f'GMLP.hidden_dim must be even for gmlp.split_gate, got {hidden_dim}; use {hidden_dim + 1}')
     return project(expand('wi_1', hidden_dim // 2), expand('wi_0', hidden_dim // 2))
 
 
@@ -76,17 +79,14 @@ class FreeSpatial(nn.Module):
 
     @nn.compact
     def __call__(self, length: int, ctx: SequenceContext) -> jax.Array:
-        """float32 [length, length], or [1, length] while decoding ([batch, 1, length] where every row has a step);
-        [batch, length, length] for packed rows. With a prefix it has tokens ahead, which the caller masks.
+        """float32 [length, length]; [batch, length, length] for packed rows; [1, length] while decoding, or [batch, 1,
+        length] if each row has its own step. With a prefix, the caller masks tokens ahead.
         """
         init = nn.with_logical_partitioning(SPATIAL_INIT, (axes.POSITIONS_OUT, axes.POSITIONS_IN))
         matrix = self.param('kernel', init, (self.max_length, self.max_length), jnp.float32)
-        if ctx.step is not None and ctx.step.ndim:
-            rows = jnp.take(matrix[:, :length], ctx.step, axis=0)
-            return jnp.where(cache.visible(length, ctx), rows, 0.0)[:, None]
         if ctx.step is not None:
-            row = jax.lax.dynamic_slice_in_dim(matrix[:, :length], ctx.step, 1)
-            return jnp.where(cache.visible(length, ctx), row, 0.0)
+            rows = jnp.take(matrix[:, :length], ctx.step, axis=0)
+            return jnp.where(cache.visible(length, ctx), rows, 0.0)[..., None, :]
         matrix = matrix[:length, :length]
         if ctx.causal and ctx.prefix is None:
             matrix = jnp.tril(matrix)
@@ -96,36 +96,63 @@ class FreeSpatial(nn.Module):
 class ToeplitzSpatial(nn.Module):
     """W with one number for each distance between two tokens, `W[i, j] = w[j - i]`: a convolution along the tokens.
 
-    There are 2 * max_length - 1 parameters, or max_length in a decoder, where no token is ahead.
+    There are 2 * max_length - 1 parameters, or max_length in a decoder, which has no tokens ahead.
     """
 
     max_length: ranges.Count
 
     @nn.compact
     def __call__(self, length: int, ctx: SequenceContext) -> jax.Array:
-        """float32 [length, length], or [1, length] while decoding ([batch, 1, length] where every row has a step)."""
-        # Of a decoder's weights none is for a token ahead.
+        """float32 [length, length]; [1, length] while decoding, or [batch, 1, length] if each row has its own step."""
         refuse_prefix(ctx, 'ToeplitzSpatial')
         count = self.max_length if ctx.causal else 2 * self.max_length - 1
         init = nn.with_logical_partitioning(SPATIAL_INIT, (axes.RELPOS_BUCKETS,))
         values = self.param('kernel', init, (count,), jnp.float32)
         if ctx.causal:
             values = jnp.pad(values, (0, length - 1))
-        here = self.max_length - 1  # index of the value of distance 0
-        if ctx.step is not None and ctx.step.ndim:
-            rows = jax.vmap(lambda step: jax.lax.dynamic_slice_in_dim(values, here - step, length))(ctx.step)
-            return rows[:, None]
-        if ctx.step is not None:
-            return jax.lax.dynamic_slice_in_dim(values, here - ctx.step, length)[None]
-        # Within an example, distances in the row and in the example are the same.
-        return spread_over_diagonals(values[None, here + 1 - length : here + length], length)[0]
+        center = self.max_length - 1  # index of the value of distance 0
+        if ctx.step is None:
+            # Within an example, distances in the row and in the example are the same.
+            return spread_over_diagonals(values[None, center + 1 - length : center + length], length)[0]
+        rows = jax.vmap(lambda step: jax.lax.dynamic_slice_in_dim(values, center - step, length))
+        return rows(ctx.step)[:, None] if ctx.step.ndim else rows(ctx.step[None])
+
+
+class TinyAttention(nn.Module):
+    """aMLP's attention with one small head, [batch, length, D] -> a `Product` [batch, length, features].
+
+    It is a value of `GMLP.attention`, not a sublayer of a layer.
+
+    Attributes:
+        features: width of the output; GMLP sets it to the width of its gate.
+        head_dim: width of the head, d; 64 or 128 in the paper.
+    """
+
+    features: int
+    head_dim: ranges.Count = 64
+
+    @nn.compact
+    def __call__(self, x: jax.Array, ctx: SequenceContext) -> Product:
+        # The head is not sharded: split over devices, its logits would be sums across them.
+        kernels = [
+            Dense(self.head_dim, (axes.EMBED, None), name=name).kernel(x.shape[-1], x.dtype)
+            for name in ('query', 'key', 'value')
+        ]
+        if target_platform() == 'gpu' and not ctx.decode:
+            # One matmul: with three, a GPU writes three gradients of x, which is larger than all that they compute.
+            projected = jnp.split(matmul(x, jnp.concatenate(kernels, axis=-1)), 3, axis=-1)
+        else:
+            projected = [matmul(x, kernel) for kernel in kernels]
+        query, key, value = (array[:, :, None] for array in projected)
+        mixed = attend_to_sequence(self, query * self.head_dim**-0.5, key, value, ctx)[:, :, 0]
+        return Product(mixed, Dense(self.features, (None, axes.MLP), name='out').kernel(self.head_dim, x.dtype))
 
 
 class SpatialMixing(nn.Module):
     """`f(Z) = W LN(Z) + b` over the tokens that each token may see, [batch, length, features].
 
     Attributes:
-        max_length: size of W and b; rows longer than this are refused.
+        max_length: size of W and b; longer rows raise UserError.
         weights: factory of a module (length, ctx) -> W, `FreeSpatial` or `ToeplitzSpatial`.
     """
 
@@ -136,7 +163,7 @@ class SpatialMixing(nn.Module):
     def __call__(
         self, inputs: jax.Array, gated: jax.Array | None, added: jax.Array | Product | None, ctx: SequenceContext
     ) -> jax.Array:
-        """`f(Z) + added`, and `gelu(gated) * (f(Z) + added)` where `gated` is not None; Z is the GELU of `inputs`."""
+        """`f(Z) + added`, or `gelu(gated) * (f(Z) + added)` if `gated` is not None; Z is the GELU of `inputs`."""
         norm = LayerNorm(axis=axes.MLP, name='norm')
         if target_platform() == 'gpu' and not ctx.decode:
             return self._in_one_matmul(norm, inputs, gated, added, ctx)
@@ -146,7 +173,12 @@ class SpatialMixing(nn.Module):
         if ctx.decode:
             units = cache.extend(self, 'cached_units', units, ctx)
         weights, bias = self._weights_and_bias(units.shape[1], ctx)
-        mixed = self._mix(weights, units, ctx) + bias.astype(units.dtype)
+        if ctx.step is None and (ctx.packed or ctx.prefix is not None):
+            weights = _mask_weights(weights, ctx)
+        elif ctx.step is None:
+            units = units * ctx.is_token[..., None].astype(units.dtype)
+        equation = 'bqk,bkf->bqf' if weights.ndim == 3 else 'qk,bkf->bqf'
+        mixed = jnp.einsum(equation, weights.astype(units.dtype), units) + bias.astype(units.dtype)
         mixed = mixed if added is None else mixed + added
         if gated is None:
             return mixed
@@ -160,16 +192,16 @@ class SpatialMixing(nn.Module):
         added: jax.Array | Product | None,
         ctx: SequenceContext,
     ) -> jax.Array:
-        """As `__call__`, with one matmul, because a GPU waits for what each of them reads and writes.
+        """Computes `__call__` with one matmul, because GPUs are bound by what each matmul reads and writes.
 
             W (scale Z + shift) + heads V + b = [W | heads | W 1] [scale Z ; V ; shift] + b
 
-        Z is normalised, and heads V the product that is added. The gradients of W, heads, V and shift are in the two
-        matmuls of the backward pass too.
+        Z is normalized, and heads V is the added product. The two matmuls of the backward pass compute the gradients of
+        W, heads, V and shift too.
         """
         scale, shift = norm.scale_and_bias(inputs.shape[-1])
         weights, bias = self._weights_and_bias(inputs.shape[1], ctx)
-        weights = self._visible(weights, ctx)
+        weights = _mask_weights(weights, ctx)
         columns, rows = [weights, jnp.sum(weights, axis=-1, keepdims=True)], [shift[None]]
         if isinstance(added, Product):
             columns.append(added.left)
@@ -189,50 +221,40 @@ class SpatialMixing(nn.Module):
         return factor.astype(inputs.dtype) if gated is None else gelu_times(gated, factor)
 
     def _weights_and_bias(self, length: int, ctx: SequenceContext) -> tuple[jax.Array, jax.Array]:
+        """W, and b at each token's position, broadcastable to [batch, length, features]."""
         check_length('GMLP', self.max_length, length)
         weights = self.weights(max_length=self.max_length, name='weights')(length, ctx)
         init = nn.with_logical_partitioning(nn.initializers.ones, (axes.POSITIONS_OUT,))
         bias = self.param('bias', init, (self.max_length,), jnp.float32)
-        return weights, self._at_tokens(bias, length, ctx)
-
-    def _visible(self, weights: jax.Array, ctx: SequenceContext) -> jax.Array:
-        """Weights of each row, [batch, length, length]: zero where a token does not see another.
-
-        A GPU would transpose the units to make one matmul of the batch. Weights for each row are smaller.
-        """
-        if ctx.prefix is not None:
-            seen = in_sequence(ctx).mask()[:, 0]
-        elif ctx.packed:
-            seen = ctx.segment_ids[:, :, None] == ctx.segment_ids[:, None, :]
-        else:
-            seen = ctx.is_token[:, None, :]
-        return jnp.where(seen, weights, 0.0)
-
-    def _mix(self, weights: jax.Array, units: jax.Array, ctx: SequenceContext) -> jax.Array:
-        if ctx.step is None and (ctx.packed or ctx.prefix is not None):
-            weights = self._visible(weights, ctx)
-        elif ctx.step is None:
-            units = units * ctx.is_token[..., None].astype(units.dtype)
-        equation = 'bqk,bkf->bqf' if weights.ndim == 3 else 'qk,bkf->bqf'
-        return jnp.einsum(equation, weights.astype(units.dtype), units)
-
-    def _at_tokens(self, bias: jax.Array, length: int, ctx: SequenceContext) -> jax.Array:
-        """The bias of each token's position, broadcastable to [batch, length, features]."""
         if ctx.packed or ctx.step is not None:
-            return jnp.take(bias, ctx.positions)[..., None]
-        return bias[:length, None]
+            return weights, jnp.take(bias, ctx.positions)[..., None]
+        return weights, bias[:length, None]
+
+
+def _mask_weights(weights: jax.Array, ctx: SequenceContext) -> jax.Array:
+    """W of each row, [batch, length, length]: zero if a token does not see another.
+
+    On a GPU, masking the units instead would transpose them to make one matmul of the batch.
+    """
+    if ctx.prefix is not None:
+        seen = visible_in_sequence(ctx).mask()[:, 0]
+    elif ctx.packed:
+        seen = ctx.segment_ids[:, :, None] == ctx.segment_ids[:, None, :]
+    else:
+        seen = ctx.is_token[:, None, :]
+    return jnp.where(seen, weights, 0.0)
 
 
 class GMLP(nn.Module):
-    """Feed-forward sublayer whose hidden units are gated by a learned, input-independent mix of all tokens.
+    """`Y = s(gelu(X U)) V`: an MLP whose hidden units are gated by a learned mix of all tokens.
 
     Attributes:
-        hidden_dim: number of hidden units, F; the split gate halves it.
-        max_length: size of W and b; rows longer than this are refused.
-        gate: `split_gate`, `multiplicative_gate`, `additive_gate` or `linear_gate`.
+        hidden_dim: number of hidden units, F; `split_gate` halves it.
+        max_length: size of W and b; longer rows raise UserError.
+        gate: s, one of `split_gate`, `multiplicative_gate`, `additive_gate` and `linear_gate`.
         spatial: factory of W, `ToeplitzSpatial` (the paper's language models) or `FreeSpatial`.
-        attention: factory of a module whose result, an array or a `Product`, is added to f; None for gMLP,
-            `tiny_attention.TinyAttention` for aMLP.
+        attention: factory of a module (x, ctx) -> array or `Product` that is added to f: `TinyAttention` for aMLP, None
+            for gMLP.
         dropout_rate: dropout on the gated units.
     """
 

@@ -1,18 +1,18 @@
 """HyperMixer (Mai et al. 2023, "HyperMixer: An MLP-based Low Cost Alternative to Transformers", section 2.3).
 
-A token mixer in linear time: an MLP along the tokens whose weights are generated, token by token, by hypernetworks:
+A token mixer in linear time: an MLP along the tokens whose weights are generated for each token by hypernetworks:
 
     W_1 = MLP_in(K + p)  [N, d']        W_2 = MLP_out(Q + p)  [M, d']
-    Y   = LayerNorm(W_2 gelu(W_1^T V))                                   V: [N, D]
+    Y   = LayerNorm(W_2 gelu(W_1^T V))                                   V: [N, D], Y: [M, D]
 
-Each hypernetwork is D -> D -> d' with GELU between; there are no other projections. Heads are the authors' later form
-("HyperConformer"): D and d' are split into groups, and each head generates, mixes and reads within its group. Tied
-weights (`W_2 = W_1`) are the paper's default.
+Each hypernetwork is D -> D -> d' with GELU between; there are no other projections. Heads are from the authors' later
+paper ("HyperConformer"): D and d' are split into groups, and each head generates, mixes and reads within its group.
+Tied weights (`W_2 = W_1`) are the paper's default.
 
-Departures, where the paper leaves a choice: GELU in its tanh form; the length normalisation scales W_1 alone; in a
-decoder, which the paper does not cover, token t reads `gelu(sum_{j <= t} w_1[j] v[j]^T)`, a state of constant size, and
-the length is the number of tokens seen, and tokens of a prefix read the sum over all of it; dropout drops hidden units
-of the generated MLP.
+Departures, where the paper leaves a choice: GELU is the tanh approximation; the length normalization scales only W_1;
+dropout drops hidden units of the generated MLP. In a decoder, which the paper does not cover, token t reads
+`gelu(sum_{j <= t} w_1[j] v[j]^T)`, a state of constant size, and its length is the number of tokens seen; tokens of a
+prefix read the sum over the whole prefix.
 """
 
 import dataclasses
@@ -27,7 +27,7 @@ from remixer_t5x.context import Memory, SequenceContext
 from remixer_t5x.errors import UserError
 from remixer_t5x.kernels.running_token_mlp import mix
 from remixer_t5x.models.layers import cache, token_mlp
-from remixer_t5x.models.layers.checks import needed_memory
+from remixer_t5x.models.layers.checks import require_memory
 from remixer_t5x.models.layers.dense import GroupDense, split_groups
 from remixer_t5x.models.layers.dropout import dropout
 from remixer_t5x.models.layers.norms import LayerNorm
@@ -37,10 +37,10 @@ ModuleFactory = Callable[..., nn.Module]
 
 
 class GeneratedWeights(nn.Module):
-    """A row of weights for each token, by an MLP of that token alone (section 2.3).
+    """A row of weights for each token, computed by an MLP from that token alone (section 2.3).
 
     Attributes:
-        hidden_dim: number of weights of a token, all heads together, d'.
+        hidden_dim: number of weights of a token in all heads, d'.
         num_heads: number of heads.
         use_bias: whether both layers of the MLP have a bias.
     """
@@ -70,7 +70,7 @@ class SharedWeightVector(nn.Module):
     """The same learned row of weights for every token (the paper's ablation, appendix C.2).
 
     Attributes:
-        hidden_dim: number of weights, all heads together, d'.
+        hidden_dim: number of weights in all heads, d'.
         num_heads: number of heads.
     """
 
@@ -86,16 +86,16 @@ class SharedWeightVector(nn.Module):
 
 
 class _TokenMixer(nn.Module):
-    """The settings that both forms share.
+    """The settings and projections of self- and cross-mixing.
 
     Attributes:
-        hidden_dim: hidden units of the generated MLP, all heads together, d'.
+        hidden_dim: number of hidden units of the generated MLP in all heads, d'.
         num_heads: number of heads; divides the model's width and `hidden_dim`.
         weights: factory of a module [batch, length, embed] -> [batch, length, heads, hidden / heads].
         token_information: factory of a module (width, ctx) -> p, added to the input of the weights, or None.
         norm: factory of a norm of the output, or None (the paper's "layer normalisation").
         length_scale: whether W_1 is divided by the number of tokens read (the paper's "length normalisation").
-        dropout_rate: dropout on the hidden units of the generated MLP, one mask for all tokens and features.
+        dropout_rate: dropout on the hidden units of the generated MLP, with one mask for all tokens and features.
     """
 
     hidden_dim: ranges.Count
@@ -108,13 +108,13 @@ class _TokenMixer(nn.Module):
 
     def _split(self, x: jax.Array) -> jax.Array:
         """[batch, length, embed] -> [batch, length, heads, embed / heads]."""
-        for what, width in (('the model width', x.shape[-1]), ('hidden_dim', self.hidden_dim)):
+        for what, width in (('the width of the model', x.shape[-1]), ('hidden_dim', self.hidden_dim)):
             if width % self.num_heads:
                 setting = f'{type(self).__name__}.num_heads'
-                raise UserError(f'{setting} is {self.num_heads}, which does not divide {what} {width}: use a divisor')
+                raise UserError(f'{setting} must divide {what}, {width}, got {self.num_heads}; use a divisor')
         return x.reshape(*x.shape[:-1], self.num_heads, -1)
 
-    def _inform(self, x: jax.Array, ctx: SequenceContext, name: str) -> jax.Array:
+    def _add_information(self, x: jax.Array, ctx: SequenceContext, name: str) -> jax.Array:
         if self.token_information is None:
             return x
         return x + self.token_information(name=name)(x.shape[-1], ctx).astype(x.dtype)
@@ -123,7 +123,7 @@ class _TokenMixer(nn.Module):
         return self.weights(hidden_dim=self.hidden_dim, num_heads=self.num_heads, name=name)(x)
 
     def _drop_units(self, w_out: jax.Array, ctx: SequenceContext) -> jax.Array:
-        """A hidden unit that no token reads is dropped."""
+        """Drops hidden units by setting the weights that read them to zero."""
         units = w_out.reshape(*w_out.shape[:2], -1)
         return dropout(self.dropout_rate, units, deterministic=ctx.deterministic).reshape(w_out.shape)
 
@@ -133,10 +133,10 @@ class _TokenMixer(nn.Module):
 
 
 class HyperMixer(_TokenMixer):
-    """Tokens of one sequence mix through an MLP that they generate.
+    """`Y = LayerNorm(W_2 gelu(W_1^T X))` with W_1 and W_2 generated from X; a token mixer.
 
     Attributes:
-        tied: whether `W_2 = W_1`; otherwise a second module generates W_2.
+        tied: whether `W_2 = W_1`; otherwise a second hypernetwork generates W_2.
     """
 
     tied: bool = True
@@ -144,79 +144,74 @@ class HyperMixer(_TokenMixer):
     @nn.compact
     def __call__(self, x: jax.Array, ctx: SequenceContext) -> jax.Array:
         value = self._split(x)
-        informed = self._inform(x, ctx, 'token_information')
-        w_in = self._generate(informed, 'w_in')
-        w_out = self._drop_units(w_in if self.tied else self._generate(informed, 'w_out'), ctx)
+        inputs = self._add_information(x, ctx, 'token_information')
+        w_in = self._generate(inputs, 'w_in')
+        w_out = self._drop_units(w_in if self.tied else self._generate(inputs, 'w_out'), ctx)
         if ctx.causal:
-            mixed = self._mix_causally(w_in, value, w_out, ctx)
-        else:
-            if self.length_scale:
-                w_in = _scale_by_length(w_in, ctx)
-            ids = ctx.segment_ids
-            mixed = token_mlp.mix_through_hidden(w_in, value, w_out, ids, ids, packed=ctx.packed)
-        return self._join(mixed)
+            return self._join(self._mix_causally(w_in, value, w_out, ctx))
+        if self.length_scale:
+            w_in = _scale_by_length(w_in, ctx)
+        ids = ctx.segment_ids
+        return self._join(token_mlp.mix_through_hidden(w_in, value, w_out, ids, ids, packed=ctx.packed))
 
     def _mix_causally(self, w_in: jax.Array, value: jax.Array, w_out: jax.Array, ctx: SequenceContext) -> jax.Array:
         scale = 1.0 / (ctx.positions + 1.0) if self.length_scale else None
         if ctx.decode:
-            state = self.variable('cache', 'hidden', _first_state, w_in, value, ctx)
+            state = self.variable('cache', 'hidden', _initial_state, w_in, value, ctx)
             if ctx.step is not None:
                 state.value = mix.add_token(state.value, w_in[:, 0], value[:, 0])
-                return mix.read_token(nn.gelu, w_out[:, 0], state.value, None if scale is None else scale[:, 0])[
-                    :, None
-                ]
+                step_scale = None if scale is None else scale[:, 0]
+                return mix.read_token(nn.gelu, w_out[:, 0], state.value, step_scale)[:, None]
         mixed = mix.mix_through_running_hidden(
             w_in, value, w_out, ctx.segment_ids, packed=ctx.packed, hidden_scale=scale
         )
         if ctx.prefix is None:
             return mixed
-        # Tokens of the prefix read the sum over all of it.
-        of_prefix = dataclasses.replace(ctx, segment_ids=jnp.where(ctx.prefix, ctx.segment_ids, 0))
-        scaled = _scale_by_length(w_in, of_prefix) if self.length_scale else w_in
+        prefix_ctx = dataclasses.replace(ctx, segment_ids=jnp.where(ctx.prefix, ctx.segment_ids, 0))
+        scaled = _scale_by_length(w_in, prefix_ctx) if self.length_scale else w_in
         both_ways = token_mlp.mix_through_hidden(
-            scaled, value, w_out, of_prefix.segment_ids, ctx.segment_ids, packed=ctx.packed
+            scaled, value, w_out, prefix_ctx.segment_ids, ctx.segment_ids, packed=ctx.packed
         )
         return jnp.where(ctx.prefix[..., None, None], both_ways, mixed)
 
 
 class HyperMixerCross(_TokenMixer):
-    """Decoder tokens read an MLP along the encoder's tokens in `ctx.memory`.
+    """`Y = LayerNorm(W_2 gelu(W_1^T M))` with W_1 generated from the encoder's output M, and W_2 from X.
 
-    The encoder's tokens generate W_1 and the decoder's tokens W_2, by separate hypernetworks. While decoding, the
-    allocating call computes the hidden units and keeps them: once per sequence, and their size does not depend on the
-    memory's length.
+    While decoding, the allocating call computes and caches the hidden units: once per sequence, and their size does not
+    depend on the length of the memory.
     """
 
     @nn.compact
     def __call__(self, x: jax.Array, ctx: SequenceContext) -> jax.Array:
-        memory = needed_memory(ctx, 'HyperMixerCross', 'HyperMixer')
+        memory = require_memory(ctx, 'HyperMixerCross', 'HyperMixer')
         shape = x.shape
-        informed = self._inform(x, ctx, 'query_information')
+        inputs = self._add_information(x, ctx, 'query_information')
         if ctx.decode:
-            informed = cache.beams_as_queries(informed, memory.hidden.shape[0])
-        w_out = self._drop_units(self._generate(informed, 'w_out'), ctx)
+            inputs = cache.beams_as_queries(inputs, memory.hidden.shape[0])
+        w_out = self._drop_units(self._generate(inputs, 'w_out'), ctx)
         if ctx.decode:
             units = self.variable('cache', 'memory_units', self._memory_units, memory)
             mixed = token_mlp.read_hidden(w_out, units.value)
         else:
-            w_in, value = self._of_memory(memory)
+            w_in, value = self._project_memory(memory)
             ids = memory.context.segment_ids
             mixed = token_mlp.mix_through_hidden(w_in, value, w_out, ids, ctx.segment_ids, packed=ctx.packed)
         return self._join(mixed).reshape(shape)
 
-    def _of_memory(self, memory: Memory) -> tuple[jax.Array, jax.Array]:
+    def _project_memory(self, memory: Memory) -> tuple[jax.Array, jax.Array]:
         """W_1 and V of the memory, [batch, memory_length, heads, ...]."""
         value = self._split(memory.hidden)
-        w_in = self._generate(self._inform(memory.hidden, memory.context, 'key_information'), 'w_in')
+        w_in = self._generate(self._add_information(memory.hidden, memory.context, 'key_information'), 'w_in')
         return _scale_by_length(w_in, memory.context) if self.length_scale else w_in, value
 
     def _memory_units(self, memory: Memory) -> jax.Array:
-        w_in, value = self._of_memory(memory)
+        w_in, value = self._project_memory(memory)
         return token_mlp.hidden_units(w_in, value, memory.context.is_token)
 
 
-def _first_state(w_in: jax.Array, value: jax.Array, ctx: SequenceContext) -> jax.Array:
-    """The running sum before the first step: of no token, or of a prompt's tokens."""
+def _initial_state(w_in: jax.Array, value: jax.Array, ctx: SequenceContext) -> jax.Array:
+    """The running sum before the first step: zeros, or the sum over a prompt."""
     if ctx.cache_slots is None:
         return jnp.zeros((*w_in.shape[:1], *w_in.shape[2:], value.shape[-1]), jnp.float32)
     return token_mlp.sum_of_products(w_in, value, cache.is_before_last(ctx))
@@ -224,3 +219,11 @@ def _first_state(w_in: jax.Array, value: jax.Array, ctx: SequenceContext) -> jax
 
 def _scale_by_length(w_in: jax.Array, ctx: SequenceContext) -> jax.Array:
     return w_in * (1.0 / example_lengths(ctx)).astype(w_in.dtype)[..., None, None]
+
+
+class Identity(nn.Module):
+    """`Y = X`: tokens do not mix (the ablation "feature mixing only", appendix C.2); for encoders and decoders."""
+
+    @nn.compact
+    def __call__(self, x: jax.Array, ctx: SequenceContext) -> jax.Array:
+        return x

@@ -2,13 +2,14 @@
 
     y_i = (phi(q_i) sum_j phi(k_j) v_j^T) / (phi(q_i) . sum_j phi(k_j))        phi(x) = elu(x) + 1        (equation 5)
 
-The sums run over the tokens that token i may see. In a decoder they are running sums, [kv, kv] for each head, and are
-all that decoding keeps of the past (equations 18 to 20); over a whole row they are taken chunk by chunk, so that memory
-grows as length x width. In packed rows each example has separate sums.
+X and Y are [batch, length, D], and q, k and v linear projections of X for each head, [length, kv]. The sums run over
+the tokens that token i may see. In a decoder they are running sums, [kv, kv] for each head, and the only state that
+decoding caches (equations 18 to 20). Over whole rows they are computed in chunks, so that memory grows with length x
+width. In packed rows each example has separate sums.
 
-Departures: T5's projections (no biases), and dropout on whole value rows, which is what attention dropout with one mask
-for all queries does. There is no position bias, which would need the [length, length] weights: if nothing else
-distinguishes positions, a stack must add positions to its input.
+Departures: no biases on projections, as in T5; dropout on whole value rows, which equals attention dropout with one
+mask for all queries. There is no position bias, which would need [length, length] weights: if nothing else
+distinguishes positions, the stack must add positions to its input.
 """
 
 import dataclasses
@@ -21,7 +22,7 @@ from remixer_t5x import axes, ranges
 from remixer_t5x.context import Memory, SequenceContext
 from remixer_t5x.kernels.compile_target import on_cpu
 from remixer_t5x.models.layers import cache
-from remixer_t5x.models.layers.checks import needed_memory
+from remixer_t5x.models.layers.checks import require_memory
 from remixer_t5x.models.layers.dense import Dense, split_heads
 from remixer_t5x.models.layers.dropout import drop_value_rows
 from remixer_t5x.models.layers.token_mlp import mix_through_hidden
@@ -29,22 +30,21 @@ from remixer_t5x.models.layers.token_mlp import mix_through_hidden
 # `sum_j phi(k_j) v_j^T` [..., heads, kv, kv] and `sum_j phi(k_j)` [..., heads, kv], float32.
 Sums = tuple[jax.Array, jax.Array]
 
-# Tokens in a chunk: inside one, all pairs are formed; between chunks only the sums travel.
+# Tokens in a chunk. All pairs within a chunk are computed; only sums are carried between chunks.
 CHUNK = 128
-
-# Keeps a row without tokens from dividing by zero; the authors' code adds the same.
+# Avoids division by zero in a row without tokens; the same as in the authors' code.
 EPSILON = 1e-6
 
 
 def feature_map(x: jax.Array) -> jax.Array:
     """`elu(x) + 1`, positive, in x's dtype."""
     x32 = x.astype(jnp.float32)
-    # exp and not expm1 + 1, which rounds small features to zero.
+    # Not expm1 + 1, which rounds small features to zero.
     return jnp.where(x32 > 0, x32 + 1, jnp.exp(jnp.minimum(x32, 0))).astype(x.dtype)
 
 
 def linear_attention(query: jax.Array, key: jax.Array, value: jax.Array, ctx: SequenceContext) -> jax.Array:
-    """Tokens read the sums over the tokens of their example, up to and including themselves where `ctx.causal`.
+    """Computes equation 5: tokens read their example, or if `ctx.causal` the tokens up to and including themselves.
 
     Args:
         query: [batch, length, heads, kv], mapped by phi.
@@ -78,8 +78,8 @@ def _divide(mixed: jax.Array, total: jax.Array, dtype: jax.typing.DTypeLike) -> 
 def _sum_tokens(key: jax.Array, value: jax.Array, dtype: jax.typing.DTypeLike = jnp.float32) -> Sums:
     """Sums over the tokens of [..., tokens, heads, kv].
 
-    An accelerator adds up in float32 anyway; if sums are read in a smaller `dtype`, a result in it makes their gradient
-    a matmul of that dtype too.
+    Accelerators accumulate in float32 anyway. If the sums are read in a smaller `dtype`, computing them in that dtype
+    makes their gradient a matmul of that dtype too.
     """
     result = jnp.float32 if on_cpu() else dtype
     state = jnp.einsum('...khd,...khv->...hdv', key, value, preferred_element_type=result)
@@ -89,7 +89,7 @@ def _sum_tokens(key: jax.Array, value: jax.Array, dtype: jax.typing.DTypeLike = 
 def _read(query: jax.Array, sums: Sums) -> tuple[jax.Array, jax.Array]:
     """Numerators [..., tokens, heads, kv] and denominators [..., tokens, heads] of queries, float32."""
     state, total = (array.astype(query.dtype) for array in sums)
-    # Without a preferred float32 result, which XLA:CPU does not support for bfloat16 in this form.
+    # XLA:CPU does not support preferred_element_type=float32 for bfloat16 in this form.
     mixed = jnp.einsum('...qhd,...hdv->...qhv', query, state).astype(jnp.float32)
     return mixed, jnp.einsum('...qhd,...hd->...qh', query, total, preferred_element_type=jnp.float32)
 
@@ -103,12 +103,12 @@ def _split_chunks(array: jax.Array) -> jax.Array:
 
 
 def _read_chunk(query, key, value, ids, causal: bool) -> tuple[jax.Array, jax.Array]:
-    """What tokens read from their own chunk, by forming all its pairs."""
-    allowed = ids[..., :, None] == ids[..., None, :]
+    """What tokens read from their chunk, computed from all pairs."""
+    is_visible = ids[..., :, None] == ids[..., None, :]
     if causal:
-        allowed &= jnp.tri(ids.shape[-1], dtype=bool)
+        is_visible &= jnp.tri(ids.shape[-1], dtype=bool)
     weights = jnp.einsum('bnqhd,bnkhd->bnhqk', query, key, preferred_element_type=jnp.float32)
-    weights = jnp.where(allowed[:, :, None], weights, 0)
+    weights = jnp.where(is_visible[:, :, None], weights, 0)
     mixed = jnp.einsum('bnhqk,bnkhv->bnqhv', weights.astype(value.dtype), value, preferred_element_type=jnp.float32)
     return mixed, jnp.swapaxes(jnp.sum(weights, axis=-1), -1, -2)
 
@@ -116,14 +116,15 @@ def _read_chunk(query, key, value, ids, causal: bool) -> tuple[jax.Array, jax.Ar
 def _read_other_chunks(query, key, value, ids, reverse: bool) -> tuple[jax.Array, jax.Array]:
     """What tokens read from the chunks before theirs (after theirs, if `reverse`).
 
-    Only the example at the far edge of a chunk continues, and later chunks add to the same sums while it continues.
+    Only the last example of a chunk (the first, if `reverse`) continues in the next, so the sums of one example are
+    carried, and reset when another example begins.
     """
-    edge = ids[:, :, 0 if reverse else -1]
-    goes_on = ids == edge[:, :, None]
-    sums = _sum_tokens(jnp.where(goes_on[..., None, None], key, 0), value)
-    # The example that reaches a chunk from its neighbour. The outermost chunk has no neighbour, whatever its id says.
-    arriving = jnp.roll(edge, -1 if reverse else 1, axis=1)
-    keep = (edge == arriving).astype(jnp.float32)
+    last = ids[:, :, 0 if reverse else -1]
+    is_last = ids == last[:, :, None]
+    sums = _sum_tokens(jnp.where(is_last[..., None, None], key, 0), value)
+    # The example that is carried into a chunk. The outermost chunk starts with sums of zero, whatever its id says.
+    carried_id = jnp.roll(last, -1 if reverse else 1, axis=1)
+    keep = (last == carried_id).astype(jnp.float32)
 
     def add(carried: Sums, chunk) -> tuple[Sums, Sums]:
         keep, (state, total) = chunk
@@ -133,54 +134,64 @@ def _read_other_chunks(query, key, value, ids, reverse: bool) -> tuple[jax.Array
         ), carried
 
     by_chunk = jax.tree.map(lambda array: jnp.moveaxis(array, 1, 0), (keep, sums))
-    nothing = jax.tree.map(lambda array: jnp.zeros_like(array[:, 0]), sums)
-    _, carried = jax.lax.scan(add, nothing, by_chunk, reverse=reverse)
+    zeros = jax.tree.map(lambda array: jnp.zeros_like(array[:, 0]), sums)
+    _, carried = jax.lax.scan(add, zeros, by_chunk, reverse=reverse)
     carried = jax.tree.map(lambda array: jnp.moveaxis(array, 0, 1), carried)
-    reads = ids == arriving[:, :, None]
-    return _read(jnp.where(reads[..., None, None], query, 0), carried)
+    reads_carried = ids == carried_id[:, :, None]
+    return _read(jnp.where(reads_carried[..., None, None], query, 0), carried)
 
 
-def _within_prefix(query: jax.Array, key: jax.Array, value: jax.Array, ctx: SequenceContext) -> jax.Array:
-    """What tokens of a prefix read: the sums over all of it."""
-    ids = jnp.where(ctx.prefix, ctx.segment_ids, 0)
-    return linear_attention(query, key, value, dataclasses.replace(ctx, segment_ids=ids, causal=False))
-
-
-class LinearAttention(nn.Module):
-    """Tokens of one sequence attend to each other in linear time; a token mixer for both sides.
-
-    While decoding it keeps running sums: memory and time for a token do not grow with length.
+class _LinearHeads(nn.Module):
+    """The settings and projections of self- and cross-attention.
 
     Attributes:
         num_heads: number of heads.
-        head_dim: width of a head's queries, keys and values.
-        dropout_rate: dropout on the values, whole rows of a head.
+        head_dim: width of a head's queries, keys and values, kv.
+        dropout_rate: dropout on whole rows of a head's values.
     """
 
     num_heads: ranges.Count
     head_dim: ranges.Count
     dropout_rate: ranges.Rate = 0.0
 
+    def _project(self, name: str, x: jax.Array) -> jax.Array:
+        """[batch, length, embed] -> [batch, length, heads, kv]."""
+        width = self.num_heads * self.head_dim
+        return split_heads(Dense(width, (axes.EMBED, axes.JOINED_KV), name=name)(x), self.num_heads)
+
+    def _project_out(self, mixed: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+        width = self.num_heads * self.head_dim
+        return Dense(shape[-1], (axes.JOINED_KV, axes.EMBED), name='out')(mixed.reshape(*shape[:-1], width))
+
+
+class LinearAttention(_LinearHeads):
+    """Self-attention in linear time, equation 5; a token mixer for encoders and decoders.
+
+    While decoding it caches running sums, so memory and time for a token do not grow with length.
+    """
+
     @nn.compact
     def __call__(self, x: jax.Array, ctx: SequenceContext) -> jax.Array:
-        width = self.num_heads * self.head_dim
-        query, key, value = (
-            split_heads(Dense(width, (axes.EMBED, axes.JOINED_KV), name=name)(x), self.num_heads)
-            for name in ('query', 'key', 'value')
-        )
+        query, key, value = (self._project(name, x) for name in ('query', 'key', 'value'))
         query, key = feature_map(query), feature_map(key)
         value = drop_value_rows(self.dropout_rate, value, deterministic=ctx.deterministic)
-        past = self._past(key, value, ctx) if ctx.decode else None
-        if ctx.step is None:
-            mixed = linear_attention(query, key, value, ctx)
-            if ctx.prefix is not None:
-                mixed = jnp.where(ctx.prefix[..., None, None], _within_prefix(query, key, value, ctx), mixed)
-        else:
-            mixed = self._extend_and_read(past, query, key, value)
-        return Dense(x.shape[-1], (axes.JOINED_KV, axes.EMBED), name='out')(mixed.reshape(*x.shape[:-1], width))
+        if ctx.decode:
+            cached_sums = self._cached_sums(key, value, ctx)
+            if ctx.step is not None:
+                for variable, added in zip(cached_sums, _sum_tokens(key, value), strict=True):
+                    variable.value = variable.value + added
+                mixed = _divide(*_read(query, tuple(variable.value for variable in cached_sums)), value.dtype)
+                return self._project_out(mixed, x.shape)
+        mixed = linear_attention(query, key, value, ctx)
+        if ctx.prefix is not None:
+            ids = jnp.where(ctx.prefix, ctx.segment_ids, 0)
+            prefix_ctx = dataclasses.replace(ctx, segment_ids=ids, causal=False)
+            both_ways = linear_attention(query, key, value, prefix_ctx)
+            mixed = jnp.where(ctx.prefix[..., None, None], both_ways, mixed)
+        return self._project_out(mixed, x.shape)
 
-    def _past(self, key: jax.Array, value: jax.Array, ctx: SequenceContext) -> tuple[nn.Variable, nn.Variable]:
-        """The cached sums over the tokens decoded so far: zero at first, or a prompt's."""
+    def _cached_sums(self, key: jax.Array, value: jax.Array, ctx: SequenceContext) -> tuple[nn.Variable, nn.Variable]:
+        """The cached sums over the tokens decoded so far: initially zero, or the sums over a prompt."""
         batch, _, *head = key.shape
         if ctx.cache_slots is not None:
             take = cache.is_before_last(ctx)[..., None, None]
@@ -192,46 +203,26 @@ class LinearAttention(nn.Module):
             'cache', 'cached_total', lambda: total
         )
 
-    def _extend_and_read(self, past, query: jax.Array, key: jax.Array, value: jax.Array) -> jax.Array:
-        """One token: adds its key and value to the sums and reads them."""
-        for variable, added in zip(past, _sum_tokens(key, value), strict=True):
-            variable.value = variable.value + added
-        return _divide(*_read(query, tuple(variable.value for variable in past)), value.dtype)
 
+class LinearCrossAttention(_LinearHeads):
+    """Cross-attention in linear time: q of the decoder's tokens, k and v of the encoder's output in `ctx.memory`.
 
-class LinearCrossAttention(nn.Module):
-    """Decoder tokens attend to the encoder's output in `ctx.memory` in linear time.
-
-    While decoding, the allocating call computes the sums over the memory once. The memory is not read again, for any
-    number of beams.
-
-    Attributes:
-        num_heads: number of heads.
-        head_dim: width of a head's queries, keys and values.
-        dropout_rate: dropout on the values, whole rows of a head.
+    While decoding, the allocating call computes the sums over the memory. The memory is not read again, for any number
+    of beams.
     """
-
-    num_heads: ranges.Count
-    head_dim: ranges.Count
-    dropout_rate: ranges.Rate = 0.0
 
     @nn.compact
     def __call__(self, x: jax.Array, ctx: SequenceContext) -> jax.Array:
-        memory = needed_memory(ctx, 'LinearCrossAttention', 'LinearAttention')
+        memory = require_memory(ctx, 'LinearCrossAttention', 'LinearAttention')
         shape = x.shape
         if ctx.decode:
             x = cache.beams_as_queries(x, memory.hidden.shape[0])
         query = feature_map(self._project('query', x))
         if ctx.packed:
-            mixed = self._read_own_example(query, memory, ctx)
+            mixed = self._read_packed(query, memory, ctx)
         else:
             mixed = _divide(*_read(query, self._memory_sums(memory, ctx)), query.dtype)
-        width = self.num_heads * self.head_dim
-        return Dense(x.shape[-1], (axes.JOINED_KV, axes.EMBED), name='out')(mixed.reshape(*shape[:-1], width))
-
-    def _project(self, name: str, x: jax.Array) -> jax.Array:
-        width = self.num_heads * self.head_dim
-        return split_heads(Dense(width, (axes.EMBED, axes.JOINED_KV), name=name)(x), self.num_heads)
+        return self._project_out(mixed, shape)
 
     def _keys_and_values(self, memory: Memory, ctx: SequenceContext) -> tuple[jax.Array, jax.Array]:
         """phi of the memory's keys, and its values, zero at padding; [batch, memory_length, heads, kv] each."""
@@ -251,8 +242,8 @@ class LinearCrossAttention(nn.Module):
             return sums
         return self.get_variable('cache', 'memory_state'), self.get_variable('cache', 'memory_total')
 
-    def _read_own_example(self, query: jax.Array, memory: Memory, ctx: SequenceContext) -> jax.Array:
-        """Packed rows: the sums of one example at a time. An additional feature of ones gives the denominator."""
+    def _read_packed(self, query: jax.Array, memory: Memory, ctx: SequenceContext) -> jax.Array:
+        """Packed rows: computes the sums of one example at a time; a feature of ones gives the denominator."""
         key, value = self._keys_and_values(memory, ctx)
         value = jnp.concatenate([value, jnp.ones_like(value[..., :1])], axis=-1)
         mixed = mix_through_hidden(
@@ -262,10 +253,6 @@ class LinearCrossAttention(nn.Module):
             memory.context.segment_ids,
             ctx.segment_ids,
             packed=True,
-            activation=_identity,
+            activation=lambda total: total,
         )
         return _divide(mixed[..., :-1], mixed[..., -1], query.dtype)
-
-
-def _identity(x: jax.Array) -> jax.Array:
-    return x

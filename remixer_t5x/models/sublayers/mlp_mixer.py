@@ -6,8 +6,8 @@ An MLP along the tokens, the same for every feature d:
     WindowMixer  y_t[d]  = w_2 . gelu(W_1^T X[t-w+1..t, d] + b_1) + b_2    W_1: [w, S], w_2: [S]
 
 Departures, where the papers leave a choice: rows and columns of the weights are indexed by position in the example, so
-packing changes nothing; tokens that are padding, before the first one or of another example are zero; GELU has its
-tanh form. The layout adds the norm before the mixing and its residual.
+packing changes nothing; tokens that are padding, before the first token or in another example are zero; GELU is the
+tanh approximation. The layout adds the norm before the mixing and the residual connection.
 """
 
 import jax
@@ -26,26 +26,26 @@ from remixer_t5x.models.layers.token_mlp import mix_through_hidden
 
 
 def _token_mlp(
-    module: nn.Module, num_read: int, hidden_dim: int, num_written: int | None, dtype: jnp.dtype
+    module: nn.Module, num_inputs: int, hidden_dim: int, num_outputs: int | None, dtype: jnp.dtype
 ) -> TokenMLP:
-    """Makes the parameters; call within `nn.compact`."""
-    written = () if num_written is None else (num_written,)
-    out_axes = (axes.POSITIONS_OUT,) * len(written)
+    """Creates the parameters of `module`, with one output if `num_outputs` is None; call within `nn.compact`."""
+    outputs = () if num_outputs is None else (num_outputs,)
+    out_axes = (axes.POSITIONS_OUT,) * len(outputs)
     wo_init = nn.initializers.normal(stddev=hidden_dim**-0.5)  # variance 1 / fan-in, also for a vector
 
     def make(name, init, names, shape):
         return module.param(name, nn.with_logical_partitioning(init, names), shape, jnp.float32).astype(dtype)
 
     return TokenMLP(
-        make('wi', FAN_IN_NORMAL, (axes.POSITIONS_IN, axes.TOKEN_MLP), (num_read, hidden_dim)),
+        make('wi', FAN_IN_NORMAL, (axes.POSITIONS_IN, axes.TOKEN_MLP), (num_inputs, hidden_dim)),
         make('wi_bias', nn.initializers.zeros, (axes.TOKEN_MLP,), (hidden_dim,)),
-        make('wo', wo_init, (axes.TOKEN_MLP, *out_axes), (hidden_dim, *written)),
-        make('wo_bias', nn.initializers.zeros, out_axes, written),
+        make('wo', wo_init, (axes.TOKEN_MLP, *out_axes), (hidden_dim, *outputs)),
+        make('wo_bias', nn.initializers.zeros, out_axes, outputs),
     )
 
 
 def _unit_scale(rate: float, batch: int, weights: TokenMLP, ctx: SequenceContext) -> jax.Array | None:
-    """Dropout of hidden units, one mask for all features of a row: [batch, hidden] factors, or None for ones."""
+    """Dropout of hidden units, one mask for all features of a row: factors [batch, hidden], or None for ones."""
     if rate == 0.0 or ctx.deterministic:
         return None
     ones = jnp.ones((batch, 1, weights.wi.shape[1]), weights.wi.dtype)
@@ -53,12 +53,12 @@ def _unit_scale(rate: float, batch: int, weights: TokenMLP, ctx: SequenceContext
 
 
 class MLPMixer(nn.Module):
-    """Mixes all tokens of an example by one MLP along them; an encoder's token mixer.
+    """`Y[:, d] = W_2^T gelu(W_1^T X[:, d] + b_1) + b_2` over all tokens of an example; a token mixer for encoders.
 
     Attributes:
         hidden_dim: number of hidden units along the tokens, S.
-        max_length: number of positions of the weights; rows longer than this are refused.
-        dropout_rate: dropout on the hidden units, one mask for all features of a row.
+        max_length: number of positions of the weights; longer rows raise UserError.
+        dropout_rate: dropout on the hidden units, with one mask for all features of a row.
     """
 
     hidden_dim: ranges.Count
@@ -69,17 +69,17 @@ class MLPMixer(nn.Module):
     def __call__(self, x: jax.Array, ctx: SequenceContext) -> jax.Array:
         if ctx.causal:
             raise UserError(
-                'MLPMixer mixes each token with those after it and cannot be used in a decoder: '
-                'give DECODER_MIXER = @mlp_mixer.WindowMixer'
+                'MLPMixer mixes each token with later ones, so it cannot be used in a decoder; '
+                'type DECODER_MIXER = @mlp_mixer.WindowMixer'
             )
         check_length('MLPMixer', self.max_length, x.shape[1])
         weights = _token_mlp(self, self.max_length, self.hidden_dim, self.max_length, x.dtype)
         scale = _unit_scale(self.dropout_rate, x.shape[0], weights, ctx)
-        return _mix_packed(weights, x, scale, ctx) if ctx.packed else _mix_examples(weights, x, scale, ctx)
+        return _mix_packed(weights, x, scale, ctx) if ctx.packed else _mix_rows(weights, x, scale, ctx)
 
 
-def _mix_examples(weights: TokenMLP, x: jax.Array, scale: jax.Array | None, ctx: SequenceContext) -> jax.Array:
-    """One example per row: its positions are the places in the row."""
+def _mix_rows(weights: TokenMLP, x: jax.Array, scale: jax.Array | None, ctx: SequenceContext) -> jax.Array:
+    """One example per row: the position in the example is the position in the row."""
     length = x.shape[1]
     tokens = jnp.where(ctx.is_token[..., None], x, 0)
     hidden = jnp.einsum('ls,bld->bsd', weights.wi[:length], tokens) + weights.wi_bias[:, None]
@@ -90,7 +90,7 @@ def _mix_examples(weights: TokenMLP, x: jax.Array, scale: jax.Array | None, ctx:
 
 
 def _mix_packed(weights: TokenMLP, x: jax.Array, scale: jax.Array | None, ctx: SequenceContext) -> jax.Array:
-    """Several examples per row: each token brings the weights of its position."""
+    """Several examples per row: gathers the weights of each token's position."""
     w_in = jnp.take(weights.wi, ctx.positions, axis=0)
     w_out = jnp.take(weights.wo.T, ctx.positions, axis=0)
     if scale is not None:
@@ -102,15 +102,15 @@ def _mix_packed(weights: TokenMLP, x: jax.Array, scale: jax.Array | None, ctx: S
 
 
 class WindowMixer(nn.Module):
-    """Mixes each token with the `window - 1` before it, by one MLP along them for all positions; a token mixer.
+    """`y_t[d] = w_2 . gelu(W_1^T X[t-w+1..t, d] + b_1) + b_2` for every position t; a token mixer.
 
-    It never sees tokens ahead, also in an encoder. While decoding it keeps the last `window` inputs: memory and time
-    for a token do not grow with length.
+    It never sees later tokens, even in an encoder. While decoding it caches the last `window` inputs, so memory and
+    time for a token do not grow with length.
 
     Attributes:
         hidden_dim: number of hidden units along the window, S.
-        window: number of tokens in a window, including the token itself.
-        dropout_rate: dropout on the hidden units, one mask for all tokens and features of a row.
+        window: number of tokens in a window, including the token itself, w.
+        dropout_rate: dropout on the hidden units, with one mask for all tokens and features of a row.
     """
 
     hidden_dim: ranges.Count
@@ -122,7 +122,7 @@ class WindowMixer(nn.Module):
         refuse_prefix(ctx, 'WindowMixer')
         weights = _token_mlp(self, self.window, self.hidden_dim, None, x.dtype)
         if ctx.decode:
-            inputs = self.variable('cache', 'cached_inputs', _first_window, x, self.window, ctx)
+            inputs = self.variable('cache', 'cached_inputs', _initial_window, x, self.window, ctx)
             if ctx.step is not None:
                 inputs.value = jnp.concatenate([inputs.value[:, 1:], x.astype(inputs.value.dtype)], axis=1)
                 return mix_window(weights, jnp.moveaxis(inputs.value[:, :, None], 1, 0), None)
@@ -131,8 +131,8 @@ class WindowMixer(nn.Module):
         return mix_windows(weights, tokens, scale, ctx.segment_ids if ctx.packed else None)
 
 
-def _first_window(x: jax.Array, window: int, ctx: SequenceContext) -> jax.Array:
-    """The inputs before the first step, [batch, window, embed]: zero, or the last ones of a prompt."""
+def _initial_window(x: jax.Array, window: int, ctx: SequenceContext) -> jax.Array:
+    """The inputs before the first step, [batch, window, embed]: zeros, or the last ones of a prompt."""
     if ctx.cache_slots is None:
         return jnp.zeros((x.shape[0], window, x.shape[-1]), x.dtype)
     before = jnp.pad(jnp.where(cache.is_before_last(ctx)[..., None], x, 0), ((0, 0), (window, 0), (0, 0)))

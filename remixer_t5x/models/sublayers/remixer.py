@@ -1,18 +1,18 @@
 """Remixer block (REMIXERS: A Mixer-Transformer Architecture with Compositional Operators, section 2.1).
 
-A feed-forward sublayer that also mixes tokens by a learned matrix H shared by all inputs, and composes the mixed with
-the unmixed representations:
+A gated feed-forward sublayer that also mixes tokens with a learned matrix H, the same for all inputs, and composes the
+mixed with the unmixed hidden units:
 
-    X' = gelu(X W_1) * (X W_2)
-    S  = softmax(H) X'
+    X' = gelu(X W_1) * (X W_2)                       X: [length, D]; W_1, W_2: [D, F]
+    S  = softmax(H) X'                               H: [length, length]
     C  = alpha (S * X') + (1 - alpha) (X' - S)
-    Y  = C W_3 + R(X')
+    Y  = C W_3 + R(X')                               W_3: [F, D]
 
 Departures, where the paper leaves a choice: the hidden width F may differ from D (the paper's footnote 2), and then
-the residual R is added in the hidden space, `Y = (C + X') W_3`; padding takes no part in the softmax; rows of H are
-indexed by position in the example, so packing changes nothing; in a decoder a row sees no column after it; the softmax
-reads `bounded(H)`, which is H from -20 to 20; dropout falls on softmax(H), like attention's, where section 3.1.2 drops
-"values from H"; alpha is one learned number by default.
+the residual R is added to the hidden units, `Y = (C + X') W_3`; padding takes no part in the softmax; rows of H are
+indexed by position in the example, so packing changes nothing; in a decoder a row of H sees no column after it; the
+softmax reads `bounded(H)`, which is H between -20 and 20; dropout is applied to softmax(H), as in attention, where
+section 3.1.2 drops "values from H"; alpha is one learned number by default.
 """
 
 from collections.abc import Callable
@@ -28,7 +28,7 @@ from remixer_t5x.kernels.compile_target import target_platform
 from remixer_t5x.kernels.diagonals import place_examples
 from remixer_t5x.kernels.gelu import gelu_times
 from remixer_t5x.models.layers import cache
-from remixer_t5x.models.layers.attend import in_sequence
+from remixer_t5x.models.layers.attend import visible_in_sequence
 from remixer_t5x.models.layers.checks import check_length
 from remixer_t5x.models.layers.dense import Dense
 from remixer_t5x.models.layers.dropout import dropout
@@ -37,24 +37,12 @@ Projection = Callable[[jax.Array], jax.Array]
 
 # Small noise around zero: mixing starts uniform, but no two columns get the same gradient.
 MIXING_INIT = nn.initializers.normal(stddev=0.02)
-# Logits of H up to this size are what they are; no logit gets further than the second number beyond it.
-EXACT_LOGIT, LOGIT_ROOM = 20.0, 10.0
-
-
-def bounded(logits: jax.Array) -> jax.Array:
-    """The logits themselves from -20 to 20, and beyond it a smooth approach to -30 and 30, with a gradient everywhere.
-
-    One softmax of H serves all rows of a batch, whatever is padding in each. A column that is padding may therefore
-    exceed the columns of tokens by as much as it likes, and their weights would underflow. With logits from -30 to 30
-    no weight is below exp(-60), which float32 and bfloat16 represent.
-    """
-    beyond = jnp.maximum(jnp.abs(logits) - EXACT_LOGIT, 0.0)
-    within = jnp.clip(logits, -EXACT_LOGIT, EXACT_LOGIT)
-    return within + jnp.sign(logits) * LOGIT_ROOM * beyond / (beyond + LOGIT_ROOM)
+# Logits of H up to the first number stay as they are; no logit exceeds it by more than the second.
+EXACT_LOGIT, LOGIT_MARGIN = 20.0, 10.0
 
 
 def compose(alpha: jax.Array | float, mixed: jax.Array, unmixed: jax.Array) -> jax.Array:
-    """`alpha (S * X') + (1 - alpha) (X' - S)`, section 2.1.2; alpha broadcasts over [batch, length, F]."""
+    """`alpha (S * X') + (1 - alpha) (X' - S)`, section 2.1.2; alpha broadcasts to [batch, length, F]."""
     return alpha * (mixed * unmixed) + (1 - alpha) * (unmixed - mixed)
 
 
@@ -88,7 +76,7 @@ class VectorAlpha(nn.Module):
 
 
 class DenseGate(nn.Module):
-    """`sigmoid(X' G)`, G: [F, F]: a vector for each token."""
+    """`sigmoid(X' G)`, G: [F, F]; a vector for each token."""
 
     @nn.compact
     def __call__(self, unmixed: jax.Array) -> jax.Array:
@@ -96,7 +84,7 @@ class DenseGate(nn.Module):
 
 
 class ElementwiseGate(nn.Module):
-    """`sigmoid(X' * g)`, g: [F]: a vector for each token, by F parameters."""
+    """`sigmoid(X' * g)`, g: [F]; a vector for each token, with F parameters."""
 
     @nn.compact
     def __call__(self, unmixed: jax.Array) -> jax.Array:
@@ -106,10 +94,12 @@ class ElementwiseGate(nn.Module):
 
 
 class GatedAlpha(nn.Module):
-    """Composition with a vector alpha for each token: section 4.1's "gating vector sigma(G(x)) to parameterize alpha".
+    """Composition with a vector alpha for each token, `alpha = g(X')`.
 
-    The first of two readings of table 5's row (2); `GatedComposition` is the second. `gate` is a factory of a module
-    X' -> numbers in (0, 1), [batch, length, F].
+    The first of two readings of table 5's row (2): section 4.1 has a "gating vector sigma(G(x)) to parameterize alpha".
+
+    Attributes:
+        gate: factory of a module X' -> numbers in (0, 1), [batch, length, F].
     """
 
     gate: Callable[..., nn.Module] = DenseGate
@@ -120,10 +110,13 @@ class GatedAlpha(nn.Module):
 
 
 class GatedComposition(nn.Module):
-    """`C = g * X_C + (1 - g) * S`: table 5's "gating between X_c and X_s", which decides whether to compose at all.
+    """`C = g X_C + (1 - g) S`: the gate decides whether to compose at all.
 
-    The second of two readings of that row; `GatedAlpha` is the first. `gate` is a factory as there, and `composition`
-    is a factory of the module that makes X_C.
+    The second of two readings of table 5's row (2), "gating between X_c and X_s".
+
+    Attributes:
+        gate: factory of g, a module X' -> numbers in (0, 1), [batch, length, F].
+        composition: factory of a module (S, X') -> X_C.
     """
 
     gate: Callable[..., nn.Module] = DenseGate
@@ -150,11 +143,11 @@ def hidden_residual(project: Projection, composed: jax.Array, hidden: jax.Array,
 
 
 def identity_residual(project: Projection, composed: jax.Array, hidden: jax.Array, features: int) -> jax.Array:
-    """`Y = C W_3 + X'`, for F = D only."""
+    """`Y = C W_3 + X'`, if F = D."""
     if hidden.shape[-1] != features:
         raise UserError(
-            f'remixer.identity_residual needs Remixer.hidden_dim equal to the model width {features}, '
-            f'got {hidden.shape[-1]}: use remixer.hidden_residual'
+            f'Remixer.hidden_dim must be {features}, the width of the model, for remixer.identity_residual, '
+            f'got {hidden.shape[-1]}; use remixer.hidden_residual'
         )
     return project(composed) + hidden
 
@@ -164,12 +157,24 @@ def no_residual(project: Projection, composed: jax.Array, hidden: jax.Array, fea
     return project(composed)
 
 
+def bounded(logits: jax.Array) -> jax.Array:
+    """Bounds logits smoothly: unchanged from -20 to 20, and beyond that they approach -30 and 30, never flat.
+
+    One softmax of H serves all rows of a batch, although they have different padding. Without the bound, the column of
+    a padding token could exceed the columns of all tokens so far that their weights underflow. Between -30 and 30 no
+    weight is below exp(-60), which float32 and bfloat16 represent.
+    """
+    excess = jnp.maximum(jnp.abs(logits) - EXACT_LOGIT, 0.0)
+    within = jnp.clip(logits, -EXACT_LOGIT, EXACT_LOGIT)
+    return within + jnp.sign(logits) * LOGIT_MARGIN * excess / (excess + LOGIT_MARGIN)
+
+
 class LearnedMixing(nn.Module):
     """`S = softmax(H) X'`, [batch, length, F], over the tokens that each token may see.
 
     Attributes:
-        max_length: size of H; rows longer than this are refused.
-        dropout_rate: dropout on softmax(H), one mask for the whole batch (for each row, where rows are packed).
+        max_length: size of H; longer rows raise UserError.
+        dropout_rate: dropout on softmax(H), with one mask for the whole batch (for each row if rows are packed).
     """
 
     max_length: ranges.Count
@@ -185,41 +190,38 @@ class LearnedMixing(nn.Module):
         logits = bounded(self.param('logits', init, (self.max_length, self.max_length), jnp.float32))
         if ctx.step is not None:
             return self._mix_step(logits[:, :length], hidden, ctx)
-        if ctx.packed or ctx.prefix is not None:
-            return self._mix_packed(logits, hidden, ctx)
-        return self._mix_rows(logits[:length, :length], hidden, ctx)
-
-    def _mix_rows(self, logits: jax.Array, hidden: jax.Array, ctx: SequenceContext) -> jax.Array:
-        """One example per row: `E (m * X') / (E m)` with E = exp(H) up to a row's scale, [length, length] for all."""
-        if ctx.causal:
-            logits = jnp.where(jnp.tri(logits.shape[0], dtype=bool), logits, -jnp.inf)
-        weights = jax.nn.softmax(logits, axis=-1)
-        is_token = ctx.is_token.astype(jnp.float32)
-        total = jnp.einsum('qk,bk->bq', weights, is_token)
-        scale = _inverse(total)
-        weights = self._drop_weights(weights, ctx)
-        if target_platform() == 'gpu':
-            # A GPU would transpose X' and S to make one matmul of the batch. Weights for each row are smaller than X'.
-            of_rows = weights * (is_token[:, None, :] * scale[:, :, None])
-            return jnp.einsum('bqk,bkf->bqf', of_rows.astype(hidden.dtype), hidden)
-        tokens = hidden * is_token[..., None].astype(hidden.dtype)
-        return jnp.einsum('qk,bkf->bqf', weights.astype(hidden.dtype), tokens) * scale.astype(hidden.dtype)[..., None]
-
-    def _mix_packed(self, logits: jax.Array, hidden: jax.Array, ctx: SequenceContext) -> jax.Array:
-        """Several examples per row, or a prefix, as in `_mix_rows`: exp(H) by position in the example, [batch, length,
-        length].
-
-        The softmax of H itself is [length, length] for the whole batch; only its placed copy, in hidden's dtype, is
-        larger.
-        """
-        length = hidden.shape[1]
         logits = logits[:length, :length]
         if ctx.causal and ctx.prefix is None:
             logits = jnp.where(jnp.tri(length, dtype=bool), logits, -jnp.inf)
-        weights = jax.nn.softmax(logits, axis=-1).astype(hidden.dtype)
+        weights = jax.nn.softmax(logits, axis=-1)
+        if ctx.packed or ctx.prefix is not None:
+            return self._mix_packed(weights, hidden, ctx)
+        return self._mix_rows(weights, hidden, ctx)
+
+    def _mix_rows(self, weights: jax.Array, hidden: jax.Array, ctx: SequenceContext) -> jax.Array:
+        """One example per row: `W (m * X') / (W m)` with W = softmax(H), the same for all rows, and m the token mask.
+
+        This equals the softmax over the tokens alone, without an array [batch, length, length].
+        """
+        is_token = ctx.is_token.astype(jnp.float32)
+        scale = _inverse(jnp.einsum('qk,bk->bq', weights, is_token))
+        weights = self._drop_weights(weights, ctx)
+        if target_platform() == 'gpu':
+            # One matmul of the batch would transpose X' and S on a GPU; weights for each row are smaller than those.
+            row_weights = weights * (is_token[:, None, :] * scale[:, :, None])
+            return jnp.einsum('bqk,bkf->bqf', row_weights.astype(hidden.dtype), hidden)
+        tokens = hidden * is_token[..., None].astype(hidden.dtype)
+        return jnp.einsum('qk,bkf->bqf', weights.astype(hidden.dtype), tokens) * scale.astype(hidden.dtype)[..., None]
+
+    def _mix_packed(self, weights: jax.Array, hidden: jax.Array, ctx: SequenceContext) -> jax.Array:
+        """Several examples per row, or a prefix: weights by position in the example, [batch, length, length]."""
+        weights = weights.astype(hidden.dtype)
         placed = place_examples(weights, ctx.positions) if ctx.packed else weights
-        allowed = in_sequence(ctx).mask()[:, 0] if ctx.prefix is not None else _same_example(ctx)
-        weights = jnp.where(allowed, placed, 0).astype(jnp.float32)
+        if ctx.prefix is not None:
+            is_visible = visible_in_sequence(ctx).mask()[:, 0]
+        else:
+            is_visible = ctx.segment_ids[:, :, None] == ctx.segment_ids[:, None, :]
+        weights = jnp.where(is_visible, placed, 0).astype(jnp.float32)
         weights = weights * _inverse(jnp.sum(weights, axis=-1, keepdims=True))
         weights = self._drop_weights(weights, ctx).astype(hidden.dtype)
         return jnp.einsum('bqk,bkf->bqf', weights, hidden)
@@ -227,12 +229,9 @@ class LearnedMixing(nn.Module):
     def _mix_step(self, logits: jax.Array, hidden: jax.Array, ctx: SequenceContext) -> jax.Array:
         """The token at `ctx.step` mixes the cached X' up to and including its own."""
         step = cache.decoding_step(ctx)
-        if step.ndim:
-            rows = jnp.where(cache.visible(logits.shape[1], ctx), jnp.take(logits, step, axis=0), -jnp.inf)
-            return jnp.einsum('bk,bkf->bf', jax.nn.softmax(rows).astype(hidden.dtype), hidden)[:, None]
-        row = jax.lax.dynamic_index_in_dim(logits, step, axis=0, keepdims=False)
-        weights = jax.nn.softmax(jnp.where(cache.visible(row.shape[0], ctx), row, -jnp.inf)).astype(hidden.dtype)
-        return jnp.einsum('k,bkf->bf', weights, hidden)[:, None]
+        rows = jnp.where(cache.visible(logits.shape[1], ctx), jnp.take(logits, step, axis=0), -jnp.inf)
+        equation = 'bk,bkf->bf' if step.ndim else 'k,bkf->bf'
+        return jnp.einsum(equation, jax.nn.softmax(rows).astype(hidden.dtype), hidden)[:, None]
 
     def _drop_weights(self, weights: jax.Array, ctx: SequenceContext) -> jax.Array:
         if self.dropout_rate == 0.0 or ctx.deterministic:
@@ -240,23 +239,18 @@ class LearnedMixing(nn.Module):
         return nn.Dropout(self.dropout_rate, deterministic=False)(weights)
 
 
-def _same_example(ctx: SequenceContext) -> jax.Array:
-    """[batch, length, length] bool."""
-    return ctx.segment_ids[:, :, None] == ctx.segment_ids[:, None, :]
-
-
 def _inverse(total: jax.Array) -> jax.Array:
-    """1 / total, but 0 for 0: a row of only padding gets zeros, and its gradient has no NaN."""
+    """1 / total, and 0 for 0: a row of only padding has zeros, and no NaN in its gradient."""
     has_tokens = total > 0
     return jnp.where(has_tokens, 1.0 / jnp.where(has_tokens, total, 1.0), 0.0)
 
 
 class Remixer(nn.Module):
-    """Gated feed-forward sublayer with a learned, input-independent token mixing inside.
+    """The Remixer block, [batch, length, D] -> [batch, length, D]; the module's docstring has the equations.
 
     Attributes:
         hidden_dim: number of hidden units, F.
-        max_length: size of H; rows longer than this are refused.
+        max_length: size of H; longer rows raise UserError.
         composition: factory of a module (S, X') -> C.
         residual: how X' is added to the output: `hidden_residual`, `identity_residual` or `no_residual`.
         dropout_rate: dropout on the hidden units that W_3 reads.

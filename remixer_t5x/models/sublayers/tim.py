@@ -10,10 +10,10 @@ The D features of a token are n_s mechanisms of D / n_s, each with its own param
 `TimAttention` is steps 1 and 2, `InterMechanismAttention` step 3, `TimMLP` step 4; in a decoder `TimCrossAttention`
 comes between steps 2 and 3. The layout adds residuals and norms; `norms.GroupedRMSNorm` is the norm per mechanism.
 
-Departures, where T5's frame asks for them: the feed-forward is gated like T5.1.1's, `(gelu(h W_0) * h W_1) W_2` with F
-/ n_s units for each mechanism; attention has T5's position bias, no scale on the logits (folded into the query
-initialiser) and no biases; with pre-norm, c is computed from the normalised features. `num_heads` counts the heads of
-all mechanisms together, n_s times the H of algorithm 1.
+Departures, which follow T5: the feed-forward is gated like T5.1.1's, `(gelu(h W_0) * h W_1) W_2` with F / n_s units for
+each mechanism; attention has T5's position bias, no scale on the logits (folded into the query initializer) and no
+biases; with pre-norm, c is computed from the normalized features. `num_heads` counts the heads of all mechanisms, n_s
+times the H of algorithm 1.
 """
 
 import functools
@@ -30,8 +30,8 @@ from remixer_t5x.errors import UserError
 from remixer_t5x.kernels.attention.inputs import split_bias
 from remixer_t5x.kernels.compile_target import target_platform
 from remixer_t5x.models.layers import cache
-from remixer_t5x.models.layers.attend import attend_to_memory, attend_to_own
-from remixer_t5x.models.layers.checks import needed_memory
+from remixer_t5x.models.layers.attend import attend_to_memory, attend_to_sequence
+from remixer_t5x.models.layers.checks import require_memory
 from remixer_t5x.models.layers.dense import (
     GroupDense,
     Groups,
@@ -46,60 +46,56 @@ _INTO_HEADS = (axes.MECHANISMS, axes.EMBED, axes.JOINED_KV)
 _OUT_OF_HEADS = (axes.MECHANISMS, axes.JOINED_KV, axes.EMBED)
 
 
-def _check_divides(num_mechanisms: int, size: int, name: str) -> None:
+def _check_divides(num_mechanisms: int, size: int, setting: str) -> None:
     if num_mechanisms < 1 or size % num_mechanisms:
-        raise UserError(
-            f'num_mechanisms = {num_mechanisms} of TIM splits {name}, which is {size}: '
-            f'give a number that divides {size}'
-        )
+        raise UserError(f'num_mechanisms must divide {setting}, {size}, got {num_mechanisms}; use a divisor of {size}')
 
 
 def _split_mechanisms(module: nn.Module, x: jax.Array, num_mechanisms: int, ctx: SequenceContext) -> Groups:
-    """[batch, length, embed] -> one array [mechanisms, batch, length, embed / mechanisms], or one of each mechanism.
+    """[batch, length, embed] -> one array [mechanisms, batch, length, embed / mechanisms], or one for each mechanism.
 
-    Caches and pictures have the heads of all mechanisms together, which one array gives them.
+    Caches and sown intermediates have the heads of all mechanisms in one array.
     """
     _check_divides(num_mechanisms, x.shape[-1], 'the model width EMBED_DIM')
-    apart = target_platform() == 'tpu' and not ctx.decode and not module.is_mutable_collection('intermediates')
-    return split_groups(x, num_mechanisms, num_mechanisms if apart else 1)
+    is_separate = target_platform() == 'tpu' and not ctx.decode and not module.is_mutable_collection('intermediates')
+    return split_groups(x, num_mechanisms, num_mechanisms if is_separate else 1)
 
 
 class Competition(nn.Module):
-    """How much each mechanism may update a token: `softmax over mechanisms of GroupLinear(h, W^c)`, step 1."""
+    """Step 1: how much each mechanism may update a token, `softmax over mechanisms of GroupLinear(h, W^c)`."""
 
     @nn.compact
     def __call__(self, mechanisms: Groups) -> Groups:
         """Arrays [mechanisms, batch, length, width] -> [mechanisms, batch, length, 1], sums to 1 over mechanisms."""
         scores = GroupDense(1, (axes.MECHANISMS, axes.EMBED, axes.OUTPUTS), name='score')(mechanisms)
         weights = _softmax([score.astype(jnp.float32) for array in scores for score in array])
-        # Only pictures need the weights.
         if self.is_mutable_collection('intermediates'):
             self.sow('intermediates', 'competition', jnp.stack(weights))
-        return _stacked_like(scores, [weight.astype(scores[0].dtype) for weight in weights])
+        return _stack_like(scores, [weight.astype(scores[0].dtype) for weight in weights])
 
 
 def _softmax(logits: Sequence[jax.Array]) -> list[jax.Array]:
-    """Softmax over the arrays, number by number."""
+    """Element-wise softmax over a list of arrays."""
     largest = jax.lax.stop_gradient(functools.reduce(jnp.maximum, logits))
-    exponentials = [jnp.exp(each - largest) for each in logits]
+    exponentials = [jnp.exp(array - largest) for array in logits]
     total = sum(exponentials)
-    return [each / total for each in exponentials]
+    return [array / total for array in exponentials]
 
 
-def _stacked_like(groups: Groups, mechanisms: Sequence[jax.Array]) -> Groups:
-    """Arrays of single mechanisms, in arrays of as many as those of `groups` have."""
-    rest = iter(mechanisms)
-    return tuple(jnp.stack(list(itertools.islice(rest, array.shape[0]))) for array in groups)
+def _stack_like(groups: Groups, mechanisms: Sequence[jax.Array]) -> Groups:
+    """Stacks arrays of single mechanisms into arrays of as many mechanisms as those of `groups` have."""
+    remaining = iter(mechanisms)
+    return tuple(jnp.stack(list(itertools.islice(remaining, array.shape[0]))) for array in groups)
 
 
 class _MechanismHeads(nn.Module):
-    """Grouped projections into and out of heads, which self- and cross-attention share.
+    """The settings and grouped projections of self- and cross-attention.
 
     Attributes:
         num_mechanisms: number of groups of features, n_s; divides the model width and `num_heads`.
-        num_heads: number of heads of all mechanisms together.
+        num_heads: number of heads in all mechanisms.
         head_dim: width of a head's queries, keys and values.
-        dropout_rate: dropout on the attention weights, one mask for all queries.
+        dropout_rate: dropout on the attention weights, with one mask for all queries.
     """
 
     num_mechanisms: ranges.Count
@@ -108,14 +104,14 @@ class _MechanismHeads(nn.Module):
     dropout_rate: ranges.Rate = 0.0
 
     def _project(self, name: str, mechanisms: Groups) -> list[jax.Array]:
-        """[mechanisms, batch, length, width] -> [batch, length, heads, kv], of each array; heads are by mechanism."""
+        """Arrays [mechanisms, batch, length, width] -> [batch, length, heads, kv], heads ordered by mechanism."""
         _check_divides(self.num_mechanisms, self.num_heads, 'the number of heads NUM_HEADS')
         init = group_fan_in_normal(1.0 / self.head_dim if name == 'query' else 1.0)
         width = self.num_heads * self.head_dim // self.num_mechanisms
         heads = GroupDense(width, _INTO_HEADS, kernel_init=init, name=name)(mechanisms)
         return [join_groups((array,)).reshape(*array.shape[1:-1], -1, self.head_dim) for array in heads]
 
-    def _leave_heads(self, mixed: Sequence[jax.Array], width: int) -> Groups:
+    def _project_out(self, mixed: Sequence[jax.Array], width: int) -> Groups:
         """Arrays [batch, length, heads, kv] -> [mechanisms, batch, length, width]."""
         count = self.num_mechanisms // len(mixed)
         mechanisms = [split_groups(array.reshape(*array.shape[:2], -1), count)[0] for array in mixed]
@@ -123,10 +119,10 @@ class _MechanismHeads(nn.Module):
 
 
 class TimAttention(_MechanismHeads):
-    """Steps 1 and 2: mechanisms attend to other tokens, each by itself, and compete for the update; a token mixer.
+    """Steps 1 and 2: each mechanism attends to other tokens, and mechanisms compete for the update; a token mixer.
 
     Attributes:
-        competition: factory of a module that weights the mechanisms' updates, or None (the paper's TIM-NoComp).
+        competition: factory of a module that weights the updates of mechanisms, or None (the paper's TIM-NoComp).
     """
 
     competition: Callable[..., nn.Module] | None = Competition
@@ -137,38 +133,41 @@ class TimAttention(_MechanismHeads):
         queries, keys, values = (self._project(name, mechanisms) for name in ('query', 'key', 'value'))
         heads = zip(queries, keys, values, split_bias(ctx.position_bias, len(mechanisms)), strict=True)
         mixed = [
-            attend_to_own(self, query, key, value, ctx, bias, self.dropout_rate) for query, key, value, bias in heads
+            attend_to_sequence(self, query, key, value, ctx, bias, self.dropout_rate)
+            for query, key, value, bias in heads
         ]
-        update = self._leave_heads(mixed, mechanisms[0].shape[-1])
+        update = self._project_out(mixed, mechanisms[0].shape[-1])
         if self.competition is not None:
             update = jax.tree.map(jnp.multiply, update, self.competition(name='competition')(mechanisms))
         return join_groups(update)
 
 
 class TimCrossAttention(_MechanismHeads):
-    """Mechanisms of the decoder attend to the same mechanisms of the encoder's output in `ctx.memory`.
+    """Step 2 in a decoder: each mechanism attends to the same mechanism of the encoder's output in `ctx.memory`.
 
-    While decoding, the allocating call computes keys and values of the memory and keeps them: once per sequence, for
+    While decoding, the allocating call computes and caches the keys and values of the memory: once per sequence, for
     any number of beams.
     """
 
     @nn.compact
     def __call__(self, x: jax.Array, ctx: SequenceContext) -> jax.Array:
-        memory = needed_memory(ctx, 'TimCrossAttention', 'TimAttention')
+        memory = require_memory(ctx, 'TimCrossAttention', 'TimAttention')
         shape = x.shape
         if ctx.decode:
             x = cache.beams_as_queries(x, memory.hidden.shape[0])
         queries = self._project('query', _split_mechanisms(self, x, self.num_mechanisms, ctx))
 
         @functools.cache
-        def of_memory(name: str) -> list[jax.Array]:
+        def project_memory(name: str) -> list[jax.Array]:
             return self._project(name, _split_mechanisms(self, memory.hidden, self.num_mechanisms, ctx))
 
-        def attend(at: int, query: jax.Array) -> jax.Array:
-            return attend_to_memory(self, query, lambda name: of_memory(name)[at], memory, ctx, self.dropout_rate)
+        def attend(index: int, query: jax.Array) -> jax.Array:
+            return attend_to_memory(
+                self, query, lambda name: project_memory(name)[index], memory, ctx, self.dropout_rate
+            )
 
-        mixed = [attend(at, query) for at, query in enumerate(queries)]
-        return join_groups(self._leave_heads(mixed, shape[-1] // self.num_mechanisms)).reshape(shape)
+        mixed = [attend(index, query) for index, query in enumerate(queries)]
+        return join_groups(self._project_out(mixed, shape[-1] // self.num_mechanisms)).reshape(shape)
 
 
 class InterMechanismAttention(nn.Module):
@@ -176,7 +175,7 @@ class InterMechanismAttention(nn.Module):
 
     Attributes:
         num_mechanisms: number of groups of features, n_s; divides the model width.
-        num_heads: number of heads of each mechanism; few and narrow, so that mechanisms share little.
+        num_heads: number of heads of each mechanism; few and narrow, so that mechanisms exchange little.
         head_dim: width of a head's queries, keys and values.
     """
 
@@ -192,19 +191,19 @@ class InterMechanismAttention(nn.Module):
             """[batch, length, heads, kv] for each mechanism."""
             width, init = self.num_heads * self.head_dim, group_fan_in_normal(scale)
             projected = GroupDense(width, _INTO_HEADS, kernel_init=init, name=name)(mechanisms)
-            return [split_heads(one, self.num_heads) for array in projected for one in array]
+            return [split_heads(mechanism, self.num_heads) for array in projected for mechanism in array]
 
         query, key, value = project('query', 1.0 / self.head_dim), project('key'), project('value')
-        mixed = [_read_mechanisms(one, key, value) for one in query]
-        joined = _stacked_like(mechanisms, [one.reshape(*one.shape[:-2], -1) for one in mixed])
+        mixed = [_read_mechanisms(mechanism, key, value) for mechanism in query]
+        joined = _stack_like(mechanisms, [heads.reshape(*heads.shape[:-2], -1) for heads in mixed])
         return join_groups(GroupDense(mechanisms[0].shape[-1], _OUT_OF_HEADS, name='out')(joined))
 
 
 def _read_mechanisms(query: jax.Array, key: Sequence[jax.Array], value: Sequence[jax.Array]) -> jax.Array:
-    """What one mechanism [..., heads, kv] reads from all, itself included; softmax and sums in float32.
+    """What one mechanism [..., heads, kv] reads from all including itself; softmax and sums in float32.
 
-    One product of arrays for each pair of mechanisms: a matmul of a few rows for every token costs more than it
-    computes, and XLA:CPU crashes on the gradient of the broadcast over pairs (seen with jaxlib 0.10.2).
+    It is an element-wise product for each pair of mechanisms: a matmul of a few rows for every token would be slower,
+    and XLA:CPU crashes on the gradient of the broadcast over pairs (seen with jaxlib 0.10.2).
     """
     query32 = query.astype(jnp.float32)
     weights = _softmax([jnp.sum(query32 * other.astype(jnp.float32), axis=-1, keepdims=True) for other in key])
@@ -213,11 +212,11 @@ def _read_mechanisms(query: jax.Array, key: Sequence[jax.Array], value: Sequence
 
 
 class TimMLP(nn.Module):
-    """Step 4: a gated feed-forward of each mechanism by itself, one token at a time.
+    """Step 4: a gated feed-forward sublayer for each mechanism, `(gelu(h W_0) * h W_1) W_2`.
 
     Attributes:
         num_mechanisms: number of groups of features, n_s; divides the model width and `hidden_dim`.
-        hidden_dim: number of hidden units of all mechanisms together, F.
+        hidden_dim: number of hidden units in all mechanisms, F.
         dropout_rate: dropout on the hidden units.
     """
 

@@ -56,7 +56,7 @@ VARIANTS: dict[str, Variant] = {
     'remixer, gated alpha': REMIXER + flagged(COMPOSITION='@remixer.GatedAlpha'),
     'remixer, gated composition': REMIXER + flagged(COMPOSITION='@remixer.GatedComposition'),
     # HyperMixer, table 5.
-    'feature mixing only': mixer('identity', '@identity.Identity'),
+    'feature mixing only': mixer('identity', '@hyper_mixer.Identity'),
     'token mixing only': HYPER_MIXER + flagged(ENCODER_SUBLAYERS='(%ENCODER_MIXER,)'),
     'shared weight vector': HYPER_MIXER
     + flagged(GENERATED_WEIGHTS='@hyper_mixer.SharedWeightVector', TOKEN_INFORMATION='None', TIED='False'),

@@ -14,7 +14,7 @@ from remixer_t5x.models.architecture.layer import PreNorm
 from remixer_t5x.models.architecture.stack import Stack
 from remixer_t5x.models.layers.positions import RelativePositionBias
 from remixer_t5x.models.seq2seq import Seq2Seq
-from remixer_t5x.models.sublayers import attention, gated_mlp, hyper_mixer
+from remixer_t5x.models.sublayers import attention, feed_forward, hyper_mixer
 
 WIDTH, INPUTS, TARGETS = 4, np.asarray([3, 4, 5], np.int32), np.asarray([2, 1], np.int32)
 
@@ -39,7 +39,7 @@ def trained():
     own = functools.partial(attention.SelfAttention, num_heads=1, head_dim=4)
     cross = functools.partial(attention.CrossAttention, num_heads=1, head_dim=4)
     hyper = functools.partial(hyper_mixer.HyperMixer, hidden_dim=4)
-    mlp = functools.partial(gated_mlp.GatedMLP, hidden_dim=4)
+    mlp = functools.partial(feed_forward.GatedMLP, hidden_dim=4)
     layers = [functools.partial(PreNorm, sublayers=s) for s in ((own, mlp), (hyper, mlp), (own, cross, mlp))]
     bias = functools.partial(RelativePositionBias, num_heads=1)
     stacks = (

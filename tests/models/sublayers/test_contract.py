@@ -19,19 +19,14 @@ from remixer_t5x.models.layers.norms import GroupedRMSNorm, LayerNorm
 from remixer_t5x.models.layers.positions import LearnedPositions, RelativePositionBias
 from remixer_t5x.models.sublayers import (
     attention,
+    feed_forward,
     fnet,
-    gated_mlp,
-    gelu_mlp,
     gmlp,
     hyper_mixer,
-    identity,
     linear_attention,
     mlp_mixer,
-    relu_mlp,
     remixer,
-    scaled_attention,
     tim,
-    tiny_attention,
 )
 from remixer_t5x.testing import laws
 from remixer_t5x.testing.subject import LENGTH, Subject
@@ -44,9 +39,9 @@ _cross = functools.partial(attention.CrossAttention, num_heads=2, head_dim=8, dr
 _remixer = functools.partial(
     remixer.Remixer, hidden_dim=HIDDEN, max_length=LENGTH + 2, dropout_rate=DROPOUT, mixing_dropout_rate=DROPOUT
 )
-_identity = functools.partial(identity.Identity)
-_gated_mlp = functools.partial(gated_mlp.GatedMLP, hidden_dim=HIDDEN, dropout_rate=DROPOUT)
-_relu_mlp = functools.partial(relu_mlp.ReluMLP, hidden_dim=HIDDEN, dropout_rate=DROPOUT)
+_identity = functools.partial(hyper_mixer.Identity)
+_gated_mlp = functools.partial(feed_forward.GatedMLP, hidden_dim=HIDDEN, dropout_rate=DROPOUT)
+_relu_mlp = functools.partial(feed_forward.ReluMLP, hidden_dim=HIDDEN, dropout_rate=DROPOUT)
 
 
 class Case(NamedTuple):
@@ -70,8 +65,8 @@ SUBLAYERS = {
     'relu_mlp': Case((_relu_mlp,), (_relu_mlp,), reach=1),
 }
 # BERT's layer in the encoder, GPT-2's in the decoder.
-_scaled = functools.partial(scaled_attention.ScaledAttention, num_heads=2, head_dim=8, dropout_rate=DROPOUT)
-_gelu_mlp = functools.partial(gelu_mlp.GeluMLP, hidden_dim=HIDDEN)
+_scaled = functools.partial(attention.ScaledAttention, num_heads=2, head_dim=8, dropout_rate=DROPOUT)
+_gelu_mlp = functools.partial(feed_forward.GeluMLP, hidden_dim=HIDDEN)
 _tanh_mlp = functools.partial(_gelu_mlp, approximate=True)
 SUBLAYERS['bert'] = Case((_scaled, _gelu_mlp), (), layer.PostNorm, functools.partial(LayerNorm))
 SUBLAYERS['gpt2'] = Case((), (_scaled, _tanh_mlp), norm=functools.partial(LayerNorm))
@@ -94,7 +89,7 @@ SUBLAYERS['remixer_uncomposed_serialized'] = Case(
 )
 
 _gmlp = functools.partial(gmlp.GMLP, hidden_dim=HIDDEN, max_length=LENGTH + 2, dropout_rate=DROPOUT)
-_tiny = functools.partial(tiny_attention.TinyAttention, head_dim=8)
+_tiny = functools.partial(gmlp.TinyAttention, head_dim=8)
 _amlp = functools.partial(_gmlp, spatial=gmlp.FreeSpatial, attention=_tiny)
 _gates = [
     functools.partial(_gmlp, gate=gate) for gate in (gmlp.linear_gate, gmlp.additive_gate, gmlp.multiplicative_gate)

@@ -11,7 +11,7 @@ import pytest
 from flax import linen as nn
 
 from remixer_t5x.kernels.compile_target import compiling_for
-from remixer_t5x.models.sublayers import gmlp, tiny_attention
+from remixer_t5x.models.sublayers import gmlp
 from tests.support.sublayer_inputs import context_of_ids, context_of_lengths, random_params
 
 D, F, LENGTH, SPARE = 6, 10, 8, 3
@@ -33,7 +33,7 @@ def layer_norm(x, scale, bias):
 PACKED = context_of_ids([[1, 1, 1, 2, 2, 2, 2, 0], [1] * 8], packed=True)
 
 
-class ArrayAttention(tiny_attention.TinyAttention):
+class ArrayAttention(gmlp.TinyAttention):
     """A custom gate attention, which returns an array."""
 
     def __call__(self, x, ctx):
@@ -47,9 +47,9 @@ class ArrayAttention(tiny_attention.TinyAttention):
         ('linear', context([LENGTH, 5]), None),
         ('additive', context([LENGTH, 5], causal=True), None),
         ('multiplicative', context([LENGTH, 5]), None),
-        ('split', context([LENGTH, 5]), tiny_attention.TinyAttention),
+        ('split', context([LENGTH, 5]), gmlp.TinyAttention),
         ('split', PACKED, None),
-        ('linear', PACKED.replace(causal=True), tiny_attention.TinyAttention),
+        ('linear', PACKED.replace(causal=True), gmlp.TinyAttention),
     ],
 )
 def test_a_gpu_computes_the_same(gate, ctx, attention):
@@ -109,7 +109,7 @@ def test_equals_g_mlp_pytorch(kind, direction):
     attention = None
     if kind == 'amlp':
         query, key, value = np.split(theirs['attn.to_qkv.weight'], 3)
-        attention = functools.partial(tiny_attention.TinyAttention, head_dim=len(query))
+        attention = functools.partial(gmlp.TinyAttention, head_dim=len(query))
         kernels = {'query': query, 'key': key, 'value': value, 'out': theirs['attn.to_out.weight']}
         params['attention'] = {name: {'kernel': kernel.T} for name, kernel in kernels.items()}
     block = gmlp.GMLP(2 * len(upper), x.shape[1], spatial=gmlp.FreeSpatial, attention=attention)

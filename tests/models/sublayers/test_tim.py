@@ -12,7 +12,7 @@ from remixer_t5x.context import Memory, SequenceContext
 from remixer_t5x.kernels.compile_target import compiling_for
 from remixer_t5x.models.architecture import layer
 from remixer_t5x.models.layers.norms import GroupedRMSNorm
-from remixer_t5x.models.sublayers import attention, gated_mlp, tim
+from remixer_t5x.models.sublayers import attention, feed_forward, tim
 from tests.support.sublayer_inputs import random_params
 
 D, F, HEADS, KV, LENGTH, MEMORY = 8, 12, 4, 3, 5, 4
@@ -129,7 +129,7 @@ def with_memory(ctx):
 PLAIN = [
     (tim.TimAttention(1, HEADS, KV, competition=None), attention.SelfAttention(HEADS, KV)),
     (tim.TimCrossAttention(1, HEADS, KV), attention.CrossAttention(HEADS, KV)),
-    (tim.TimMLP(1, F), gated_mlp.GatedMLP(F)),
+    (tim.TimMLP(1, F), feed_forward.GatedMLP(F)),
 ]
 
 

@@ -1,0 +1,74 @@
+"""Feed-forward sublayers: MLPs that mix the features of each token and no tokens.
+
+    GatedMLP  Y = (gelu(X W_0) * X W_1) W_o        T5.1.1 (Shazeer 2020, GEGLU)
+    ReluMLP   Y = relu(X W_i) W_o                  the first T5 (Raffel et al. 2019)
+    GeluMLP   Y = gelu(X W_i + b_i) W_o + b_o      BERT (Devlin et al. 2019) and GPT-2 (Radford et al. 2019)
+
+X and Y are [batch, length, D]; W_0, W_1 and W_i are [D, F], W_o is [F, D].
+"""
+
+import jax
+from flax import linen as nn
+
+from remixer_t5x import axes, ranges
+from remixer_t5x.context import SequenceContext
+from remixer_t5x.models.layers.dense import Dense
+from remixer_t5x.models.layers.dropout import dropout
+
+_IN_AXES, _OUT_AXES = (axes.EMBED, axes.MLP), (axes.MLP, axes.EMBED)
+_BERT_INIT = nn.initializers.normal(stddev=0.02)
+
+
+class GatedMLP(nn.Module):
+    """`Y = (gelu(X W_0) * X W_1) W_o`, with the tanh approximation of GELU.
+
+    Attributes:
+        hidden_dim: number of hidden units, F.
+        dropout_rate: dropout on the hidden units.
+    """
+
+    hidden_dim: ranges.Count
+    dropout_rate: ranges.Rate = 0.0
+
+    @nn.compact
+    def __call__(self, x: jax.Array, ctx: SequenceContext) -> jax.Array:
+        gate = nn.gelu(Dense(self.hidden_dim, _IN_AXES, name='wi_0')(x), approximate=True)
+        hidden = gate * Dense(self.hidden_dim, _IN_AXES, name='wi_1')(x)
+        hidden = dropout(self.dropout_rate, hidden, deterministic=ctx.deterministic)
+        return Dense(x.shape[-1], _OUT_AXES, name='wo')(hidden)
+
+
+class ReluMLP(nn.Module):
+    """`Y = relu(X W_i) W_o`: the Transformer's feed-forward without biases.
+
+    Attributes:
+        hidden_dim: number of hidden units, F.
+        dropout_rate: dropout on the hidden units.
+    """
+
+    hidden_dim: ranges.Count
+    dropout_rate: ranges.Rate = 0.0
+
+    @nn.compact
+    def __call__(self, x: jax.Array, ctx: SequenceContext) -> jax.Array:
+        hidden = nn.relu(Dense(self.hidden_dim, _IN_AXES, name='wi')(x))
+        hidden = dropout(self.dropout_rate, hidden, deterministic=ctx.deterministic)
+        return Dense(x.shape[-1], _OUT_AXES, name='wo')(hidden)
+
+
+class GeluMLP(nn.Module):
+    """`Y = gelu(X W_i + b_i) W_o + b_o`, with BERT's initializer.
+
+    Attributes:
+        hidden_dim: number of hidden units, F.
+        approximate: whether GELU is approximated with tanh, as in GPT-2; BERT has the exact GELU.
+    """
+
+    hidden_dim: ranges.Count
+    approximate: bool = False
+
+    @nn.compact
+    def __call__(self, x: jax.Array, ctx: SequenceContext) -> jax.Array:
+        hidden = Dense(self.hidden_dim, _IN_AXES, _BERT_INIT, use_bias=True, name='wi')(x)
+        hidden = nn.gelu(hidden, approximate=self.approximate)
+        return Dense(x.shape[-1], _OUT_AXES, _BERT_INIT, use_bias=True, name='wo')(hidden)
