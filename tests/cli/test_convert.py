@@ -147,11 +147,6 @@ def test_safetensors_there_and_back(place, capsys):
         (('--from_safetensors=hf/config.json', '--to=x'), 'cannot be read as safetensors'),
         (('--gin_file=ours/model.gin', '--checkpoint=ours', '--to_hf=hf'), 'is not empty'),
         (('--gin_file=ours/model.gin', '--checkpoint=ours', '--to_hf=x', '--gin.MLP_DIM=8'), 'relu_mlp'),
-        (
-            ('--gin_file=ours/model.gin', '--gin_file=sublayers/fnet.gin', '--checkpoint=ours', '--to_hf=x',
-             '--gin.ENCODER_MIXER=@fnet.FNet'),
-            'sublayer FNet; --to_safetensors',
-        ),
     ],
 )  # fmt: skip
 def test_mistakes_are_told_in_one_line(place, capsys, argv, named, monkeypatch):

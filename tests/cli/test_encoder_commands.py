@@ -115,9 +115,8 @@ def test_embeddings_in_both_kinds_of_files(mlm):
     ('argv', 'words'),
     [(['infer', '--output=x.jsonl'], 'infer without --embed needs a model that generates text'),
      (['infer', '--embed', '--output=x.txt'], 'must end with .npz or .parquet'),
-     (['infer', '--pooling=first'], '--pooling is read with --embed only'),
-     (['convert', '--to_hf=x'], 'a layer of the encoder has the sublayer SelfAttention')],
-    ids=['no answers', 'no such file', 'no embeddings', 'no BERT'],
+     (['infer', '--pooling=first'], '--pooling is read with --embed only')],
+    ids=['no answers', 'no such file', 'no embeddings'],
 )  # fmt: skip
 def test_what_cannot_be_done_is_one_line(mlm, capsys, argv, words):
     texts = ['--input=texts.txt'] if argv[0] == 'infer' else []

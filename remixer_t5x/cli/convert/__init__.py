@@ -41,7 +41,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     targets.add_argument('--to', metavar='MODEL_DIR', help='a new MODEL_DIR for what is read')
     adapters = 'a new MODEL_DIR with only the parameters that differ from --base; it is read on top of it'
     targets.add_argument('--to_adapters', metavar='MODEL_DIR', help=adapters)
-    targets.add_argument('--to_hf', metavar='DIR', help='a new folder, as transformers loads it')
+    targets.add_argument(
+        '--to_hf',
+        metavar='DIR',
+        help='a new folder, as transformers loads it; models that it lacks come with PyTorch code',
+    )
     targets.add_argument('--to_safetensors', metavar='FILE', help='a new file with the parameters of any model')
     targets.add_argument('--to_t5x', metavar='DIR', help="a folder for a checkpoint of T5X's")
     shared = 'a new folder for others to load: weights, vocabulary, and a model card made from the run'
@@ -69,7 +73,7 @@ def run(args: argparse.Namespace) -> None:
         if target == 'to_hf':
             from remixer_t5x.cli.convert import huggingface
 
-            huggingface.from_model(args, model, vocabulary)
+            huggingface.from_any_model(args, model, vocabulary)
         else:
             from remixer_t5x.cli.convert import t5x
 

@@ -14,7 +14,8 @@ from remixer_t5x.cli.convert.conversion import say
 from remixer_t5x.data import task_vocabulary
 from remixer_t5x.errors import UserError
 from remixer_t5x.interop import converted, shared_folder
-from remixer_t5x.interop.huggingface import check, folders
+from remixer_t5x.interop.huggingface import check, folders, pytorch_export
+from remixer_t5x.interop.huggingface.description import Refusal
 from remixer_t5x.interop.safetensors import export
 from remixer_t5x.run_folder import model_dir
 from remixer_tasks import vocabularies
@@ -74,7 +75,7 @@ def _shared_to_model_dir(args: argparse.Namespace, place: pathlib.Path) -> None:
 
 
 def from_model(args: argparse.Namespace, model: Any, vocabulary: Any) -> None:
-    """`--checkpoint=PATH --to_hf=DIR`. Raises Refusal, and writes nothing, if Hugging Face lacks the model."""
+    """Writes a model that transformers has. Raises Refusal, and writes nothing, for another one."""
     family, runs = folders.describe(model, vocabulary)
     folders.check_free(args.to_hf)
     params = conversion.restore(args, model, vocabulary)
@@ -86,6 +87,33 @@ def from_model(args: argparse.Namespace, model: Any, vocabulary: Any) -> None:
     conversion.check_no_difference(source.first_difference(params, runs), folder)
     say('check', 'every weight, read back, is what was written')
     _compare_with_reference(source, model, params, vocabulary)
+
+
+def from_any_model(args: argparse.Namespace, model: Any, vocabulary: Any) -> None:
+    """`--checkpoint=PATH --to_hf=DIR`: a model that transformers has, or PyTorch code beside the weights.
+
+    Raises Refusal, and writes nothing, if a part of the model has no PyTorch code either.
+    """
+    try:
+        from_model(args, model, vocabulary)
+        return
+    except Refusal as difference:
+        config = pytorch_export.to_config(model, vocabulary)
+        say('code', f'{difference.reason}, so PyTorch code is written beside the weights')
+    folders.check_free(args.to_hf)
+    params = conversion.restore(args, model, vocabulary)
+    dtype, folder = args.dtype or 'float32', pathlib.Path(args.to_hf).expanduser()
+    pytorch_export.write(folder, config, params, dtype)
+    say('wrote', f'{folder}, {dtype}')
+    say('tokenizer', pytorch_export.write_tokenizer(vocabulary, folder))
+    if missing := check.missing_packages():
+        say('check', f"{' and '.join(missing)} missing, so logits are not compared: pip install 'remixer-t5x[hf]'")
+    else:
+        rounded = export.rounded(params, dtype)
+        text = check.compare_exported_code(folder, model, rounded)
+        say('check', f'logits of the PyTorch code and ours differ by {text}')
+    auto_class = pytorch_export.CLASSES[model.frame][1]
+    say('load', f'transformers.{auto_class}.from_pretrained({str(folder)!r}, trust_remote_code=True)')
 
 
 def _compare_with_reference(source: folders.Source, model: Any, params: Any, vocabulary: Any) -> None:

@@ -53,7 +53,7 @@ def _write(args: argparse.Namespace, folder: pathlib.Path, name: str, address: s
         target = {**vars(args), 'checkpoint': checkpoint, 'to_hf': str(folder)}
         huggingface.from_model(argparse.Namespace(**target), model, vocabulary)
     except Refusal as reason:
-        say('format', f'ours, since {str(reason).partition("; ")[0]}')
+        say('format', f'ours, since {reason.reason}')
         library = 'remixer_t5x'
     params, record, step = converted.read(checkpoint)
     packages: list[str] = []

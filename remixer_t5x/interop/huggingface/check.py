@@ -9,6 +9,7 @@ import jax
 import numpy as np
 
 from remixer_t5x.errors import UserError
+from remixer_t5x.interop.huggingface import pytorch_export
 from remixer_t5x.interop.huggingface.folders import Source
 from remixer_t5x.interop.huggingface.table import Params
 
@@ -41,15 +42,7 @@ def compare_logits(source: Source, model: Any, params: Params) -> str:
     ours = np.asarray(jax.jit(lambda params: family.our_logits(model, params, inputs))(params))
     if 'decoder_input_ids' not in inputs:
         ours, theirs = (logits[inputs['input_ids'] > 0] for logits in (ours, theirs))
-    difference, largest = float(np.max(np.abs(ours - theirs))), float(np.max(np.abs(theirs)))
-    text = f'{difference:.2g} at most, of logits up to {largest:.3g}'
-    # This form also rejects NaN.
-    if not difference <= TOLERANCE * largest:
-        raise UserError(
-            f'the converted model does not compute the same: its logits differ by {text}; do not use the '
-            'converted files, and report the problem with the config.json'
-        )
-    return text
+    return _difference(ours, theirs)
 
 
 def _reference_logits(source: Source, inputs: dict[str, np.ndarray]) -> np.ndarray:
@@ -71,6 +64,54 @@ def _reference_logits(source: Source, inputs: dict[str, np.ndarray]) -> np.ndarr
             setattr(reference.config, name, value)
         output = reference.float().eval()(attention_mask=(tensors['input_ids'] > 0).long(), **tensors)
     return output.logits.numpy()
+
+
+def compare_exported_code(folder: pathlib.Path, model: Any, params: Params) -> str:
+    """Describes the largest difference of logits between our model and the PyTorch code that `pytorch_export` wrote to
+    `folder`, on random ids in float32.
+
+    Raises UserError if it is larger than rounding.
+    """
+    import torch
+    import transformers
+
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    length = min(16, pytorch_export.longest_row(pytorch_export.module_tree(model)) - 1)
+    tokens = np.random.default_rng(0).integers(2, model.vocab_size, (2, length), dtype=np.int32)
+    ids = torch.from_numpy(tokens).long()
+    module = model.module.clone(dtype='float32')
+    arguments: dict[str, Any] = {'input_ids': ids}
+    if model.frame == 'encoder_decoder':
+        targets = np.pad(tokens[:, 1:], ((0, 0), (1, 0)))
+        arguments['decoder_input_ids'] = torch.from_numpy(targets).long()
+        call = lambda params: module.apply({'params': params}, tokens, targets, enable_dropout=False)  # noqa: E731
+    elif model.frame == 'decoder_only':
+        shifted = np.pad(tokens, ((0, 0), (1, 0)))
+        call = lambda params: module.apply({'params': params}, shifted, enable_dropout=False)[:, 1:]  # noqa: E731
+    else:
+        method = 'classify' if model.frame == 'classifier' else 'predict_tokens'
+        call = lambda params: module.apply({'params': params}, tokens, enable_dropout=False, method=method)  # noqa: E731
+    with warnings.catch_warnings(), torch.no_grad():
+        warnings.simplefilter('ignore')
+        # The code of this folder is ours: it was written a moment ago.
+        kind = getattr(transformers, pytorch_export.CLASSES[model.frame][1])
+        reference = kind.from_pretrained(folder, local_files_only=True, trust_remote_code=True).float().eval()
+        theirs = reference(**arguments).logits.numpy()
+    return _difference(np.asarray(jax.jit(call)(params)), theirs)
+
+
+def _difference(ours: np.ndarray, theirs: np.ndarray) -> str:
+    """The largest difference of logits, in words. Raises UserError if it is larger than rounding."""
+    difference, largest = float(np.max(np.abs(ours - theirs))), float(np.max(np.abs(theirs)))
+    text = f'{difference:.2g} at most, of logits up to {largest:.3g}'
+    # This form also rejects NaN.
+    if not difference <= TOLERANCE * largest:
+        raise UserError(
+            f'the converted model does not compute the same: its logits differ by {text}; do not use the '
+            'converted files, and report the problem with the config.json'
+        )
+    return text
 
 
 def compare_ids(folder: pathlib.Path, vocabulary: Any) -> str:

@@ -7,7 +7,11 @@ from remixer_t5x.errors import UserError
 
 
 class Refusal(UserError):
-    """Hugging Face does not have this model of ours."""
+    """Hugging Face does not have this model of ours, for a `reason`."""
+
+    def __init__(self, reason: str):
+        self.reason = reason
+        super().__init__(f'{reason}; --to_safetensors=FILE writes the parameters of any model')
 
 
 class Description:
@@ -20,10 +24,7 @@ class Description:
     def require(self, holds: bool, difference: str) -> None:
         """Raises Refusal, because of the `difference`, unless `holds`."""
         if not holds:
-            raise Refusal(
-                f"Hugging Face's {self._kind} does not have this model: {difference}; --to_safetensors=FILE writes the "
-                'parameters of any model'
-            )
+            raise Refusal(f"Hugging Face's {self._kind} does not have this model: {difference}")
 
     def size(self, name: str, value: Any, where: str) -> None:
         """Sets a size. Raises Refusal if it was another one before."""

@@ -76,10 +76,7 @@ def describe(model: Any, vocabulary: Any) -> tuple[Family, Runs]:
     if refusals:
         raise refusals[0]
     kinds = ', '.join(family.kind for family in FAMILIES)
-    raise Refusal(
-        f'--to_hf writes {kinds}, and FRAME is {model.frame!r}; --to_safetensors=FILE writes the parameters of any '
-        'model'
-    )
+    raise Refusal(f'transformers has {kinds}, and FRAME is {model.frame!r}')
 
 
 def write(path: str, family: Family, params: Params, runs: Runs, dtype: str = 'float32') -> pathlib.Path:

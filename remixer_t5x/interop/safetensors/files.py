@@ -100,7 +100,7 @@ def write_file(path: pathlib.Path, arrays: Mapping[str, np.ndarray], metadata: M
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         # The library writes memory in its order, so a transposed view would be scrambled.
-        contiguous = {name: np.ascontiguousarray(arrays[name]) for name in sorted(arrays)}
+        contiguous = {name: np.asarray(arrays[name], order='C') for name in sorted(arrays)}
         save_file(contiguous, unfinished, dict(metadata))
         temporary.commit(unfinished, path)
     except (OSError, SafetensorError) as error:

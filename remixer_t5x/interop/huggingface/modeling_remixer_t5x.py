@@ -1,0 +1,792 @@
+"""PyTorch models of remixer_t5x, for transformers:
+`AutoModelForSeq2SeqLM.from_pretrained(folder, trust_remote_code=True)`.
+
+This file needs torch and transformers only, and is copied beside the weights. config.json holds a tree of modules, each
+with its class, settings, and the shapes of its parameters; `CLASSES` has the PyTorch class for each. Parameters have
+the names and layouts of the Flax model, with one module per layer.
+
+Inference has no caches: each new token costs a forward pass over the whole prefix. Dropout is not applied.
+"""
+
+import dataclasses
+import math
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from transformers import GenerationMixin, PretrainedConfig, PreTrainedModel
+from transformers.modeling_outputs import (
+    BaseModelOutput,
+    CausalLMOutput,
+    MaskedLMOutput,
+    Seq2SeqLMOutput,
+    SequenceClassifierOutput,
+)
+
+# The logit of a token that is never predicted.
+NEVER = -1e3
+
+
+@dataclasses.dataclass
+class Tokens:
+    """Facts about a [batch, length] block of tokens; each row is one example, followed by padding.
+
+    Attributes:
+        mask: [batch, length] bool, False at padding.
+        causal: whether a token sees only itself and what comes before it.
+        bias: [1, heads, query, key], added to the logits of self-attention, or None.
+        memory: the encoder's output [batch, memory_length, embed] and its mask, or None.
+    """
+
+    mask: Tensor
+    causal: bool = False
+    bias: Tensor | None = None
+    memory: Any = None
+
+    @property
+    def visible(self) -> Tensor:
+        """[batch, 1, query, key] bool, True where a query may see a key of the same row."""
+        visible = self.mask[:, None, None, :]
+        return visible & torch.ones_like(self.mask[0].outer(self.mask[0])).tril() if self.causal else visible
+
+    @property
+    def positions(self) -> Tensor:
+        """[length] float32: 0, 1, ..."""
+        return torch.arange(self.mask.shape[1], device=self.mask.device, dtype=torch.float32)
+
+
+class Module(nn.Module):
+    """A module with the parameters and children that config.json lists; `settings` has its other entries."""
+
+    def __init__(self, spec: dict):
+        super().__init__()
+        self.settings = {name: value for name, value in spec.items() if name not in ('params', 'children')}
+        for name, shape in spec.get('params', {}).items():
+            self.register_parameter(name, nn.Parameter(torch.zeros(shape)))
+        for name, child in spec.get('children', {}).items():
+            self.add_module(name, build(child))
+
+    def check_length(self, length: int) -> None:
+        limit = self.settings['max_length']
+        if length > limit:
+            raise ValueError(f'{type(self).__name__} takes rows of at most {limit} tokens, got {length}')
+
+
+def build(spec: dict) -> Module:
+    """The module that an entry of config.json describes."""
+    return CLASSES[spec['class']](spec)
+
+
+def gelu(x: Tensor) -> Tensor:
+    """GELU in its tanh form."""
+    return functional.gelu(x, approximate='tanh')
+
+
+# Layers that everything is made of.
+
+
+class Dense(Module):
+    """x W + b, [..., in] -> [..., features]."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = x @ self.kernel
+        return y + self.bias if hasattr(self, 'bias') else y
+
+
+class GroupDense(Module):
+    """x[j] W[j] for each group j of features, [..., groups, in] -> [..., groups, features]."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.einsum('...gi,gio->...go', x, self.kernel)
+
+
+class Embed(Module):
+    def forward(self, tokens: Tensor) -> Tensor:
+        return functional.embedding(tokens, self.embedding)
+
+    def attend(self, x: Tensor) -> Tensor:
+        return x @ self.embedding.T
+
+
+class RMSNorm(Module):
+    def forward(self, x: Tensor) -> Tensor:
+        x32 = x.float()
+        inverse = torch.rsqrt(x32.square().mean(-1, keepdim=True) + self.settings['epsilon'])
+        return (x32 * inverse * self.scale).to(x.dtype)
+
+
+class LayerNorm(Module):
+    def forward(self, x: Tensor) -> Tensor:
+        normalised = functional.layer_norm(
+            x.float(), x.shape[-1:], self.scale.float(), self.bias.float(), self.settings['epsilon']
+        )
+        return normalised.to(x.dtype)
+
+
+class GroupedRMSNorm(Module):
+    """RMSNorm of each of `num_groups` equal parts of the features."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        groups = x.float().unflatten(-1, (self.settings['num_groups'], -1))
+        inverse = torch.rsqrt(groups.square().mean(-1, keepdim=True) + self.settings['epsilon'])
+        return ((groups * inverse).flatten(-2) * self.scale).to(x.dtype)
+
+
+# Positions.
+
+
+class RelativePositionBias(Module):
+    """T5's bias for each head and bucket of distances, [1, heads, query, key]."""
+
+    def forward(self, tokens: Tokens) -> Tensor:
+        index = torch.arange(tokens.mask.shape[1], device=tokens.mask.device)
+        relative = index[None, :] - index[:, None]
+        buckets, largest = self.settings['num_buckets'], self.settings['max_distance']
+        if tokens.causal:
+            offset, distance = torch.zeros_like(relative), (-relative).clamp(min=0)
+        else:
+            buckets //= 2
+            offset, distance = torch.where(relative > 0, buckets, 0), relative.abs()
+        exact = buckets // 2
+        ratio = torch.log(distance.clamp(min=1).float() / exact) / torch.log(torch.tensor(largest / exact))
+        far = (exact + (ratio * (buckets - exact)).int()).clamp(max=buckets - 1)
+        return self.embedding[:, offset + torch.where(distance < exact, distance, far)][None]
+
+
+class SinusoidalPositions(Module):
+    """Sines in the first half of the features, cosines in the second."""
+
+    def forward(self, x: Tensor, tokens: Tokens) -> Tensor:
+        width = x.shape[-1]
+        exponents = torch.arange(-(-width // 2), device=x.device) * (2.0 / width)
+        angles = tokens.positions[:, None] * torch.pow(torch.tensor(10_000.0, device=x.device), -exponents)
+        return torch.cat([angles.sin(), angles.cos()], -1)[:, :width].to(x.dtype)
+
+
+class LearnedPositions(Module):
+    def forward(self, x: Tensor, tokens: Tokens) -> Tensor:
+        self.check_length(x.shape[1])
+        return self.table[: x.shape[1]].to(x.dtype)
+
+
+# Attention.
+
+
+def attend(query: Tensor, key: Tensor, value: Tensor, visible: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Attention of [batch, length, heads, kv] arrays, without a scale on the logits."""
+    logits = torch.einsum('bqhd,bkhd->bhqk', query, key).float()
+    if bias is not None:
+        logits = logits + bias
+    logits = logits.masked_fill(~visible, torch.finfo(torch.float32).min)
+    return torch.einsum('bhqk,bkhd->bqhd', logits.softmax(-1).to(value.dtype), value)
+
+
+class SelfAttention(Module):
+    """T5's attention. `position_bias` is this layer's own, as in umT5; usually all layers share one."""
+
+    def project(self, name: str, x: Tensor) -> Tensor:
+        return getattr(self, name)(x).unflatten(-1, (self.settings['num_heads'], -1))
+
+    def forward(self, x: Tensor, tokens: Tokens) -> Tensor:
+        query, key, value = (self.project(name, x) for name in ('query', 'key', 'value'))
+        bias = self.position_bias(tokens) if hasattr(self, 'position_bias') else tokens.bias
+        return self.out(attend(query, key, value, tokens.visible, bias).flatten(-2))
+
+
+class CrossAttention(SelfAttention):
+    def forward(self, x: Tensor, tokens: Tokens) -> Tensor:
+        memory, mask = tokens.memory
+        key, value = self.project('key', memory), self.project('value', memory)
+        return self.out(attend(self.project('query', x), key, value, mask[:, None, None, :]).flatten(-2))
+
+
+class ScaledAttention(SelfAttention):
+    """Attention of BERT and GPT-2: logits scaled by 1 / sqrt(kv), no position bias."""
+
+    def forward(self, x: Tensor, tokens: Tokens) -> Tensor:
+        query, key, value = (self.project(name, x) for name in ('query', 'key', 'value'))
+        return self.out(attend(query * query.shape[-1] ** -0.5, key, value, tokens.visible).flatten(-2))
+
+
+class TinyAttention(Module):
+    """aMLP's attention: one head, whose output is as wide as the gate."""
+
+    def forward(self, x: Tensor, tokens: Tokens) -> Tensor:
+        query, key, value = (getattr(self, name)(x)[:, :, None] for name in ('query', 'key', 'value'))
+        return self.out(attend(query * query.shape[-1] ** -0.5, key, value, tokens.visible)[:, :, 0])
+
+
+class LinearAttention(SelfAttention):
+    """y_i = phi(q_i) sum_j phi(k_j) v_j^T / (phi(q_i) . sum_j phi(k_j)), phi(x) = elu(x) + 1."""
+
+    def forward(self, x: Tensor, tokens: Tokens) -> Tensor:
+        return self.read(x, x, tokens.visible)
+
+    def read(self, x: Tensor, source: Tensor, visible: Tensor) -> Tensor:
+        query, key = (functional.elu(self.project(name, y)) + 1 for name, y in (('query', x), ('key', source)))
+        weights = torch.einsum('bqhd,bkhd->bhqk', query, key).float() * visible
+        mixed = torch.einsum('bhqk,bkhd->bqhd', weights, self.project('value', source).float())
+        total = weights.sum(-1).transpose(1, 2)[..., None] + 1e-6
+        return self.out((mixed / total).to(x.dtype).flatten(-2))
+
+
+class LinearCrossAttention(LinearAttention):
+    def forward(self, x: Tensor, tokens: Tokens) -> Tensor:
+        memory, mask = tokens.memory
+        return self.read(x, memory, mask[:, None, None, :])
+
+
+# Feed-forward sublayers.
+
+
+class GatedMLP(Module):
+    """(gelu(x W_0) * x W_1) W_o."""
+
+    def forward(self, x: Tensor, tokens: Tokens) -> Tensor:
+        return self.wo(gelu(self.wi_0(x)) * self.wi_1(x))
+
+
+class ReluMLP(Module):
+    def forward(self, x: Tensor, tokens: Tokens) -> Tensor:
+        return self.wo(self.wi(x).relu())
+
+
+class GeluMLP(Module):
+    def forward(self, x: Tensor, tokens: Tokens) -> Tensor:
+        return self.wo(functional.gelu(self.wi(x), approximate='tanh' if self.settings['approximate'] else 'none'))
+
+
+class Identity(Module):
+    def forward(self, x: Tensor, tokens: Tokens) -> Tensor:
+        return x
+
+
+# Remixer.
+
+
+class Remixer(Module):
+    """X' = gelu(x W_1) * x W_2; S = softmax(H) X'; Y = (C(S, X') + X') W_3, with three forms of the residual."""
+
+    def forward(self, x: Tensor, tokens: Tokens) -> Tensor:
+        hidden = gelu(self.wi_0(x)) * self.wi_1(x)
+        composed = self.composition(self.mixing(hidden, tokens), hidden)
+        match self.settings['residual']:
+            case 'hidden_residual':
+                return self.wo(composed + hidden)
+            case 'identity_residual':
+                return self.wo(composed) + hidden
+        return self.wo(composed)
+
+
+class LearnedMixing(Module):
+    """softmax(H) X' over the visible tokens; logits of H beyond 20 approach 30."""
+
+    def forward(self, hidden: Tensor, tokens: Tokens) -> Tensor:
+        length = hidden.shape[1]
+        self.check_length(length)
+        logits = self.logits[:length, :length].float()
+        beyond = (logits.abs() - 20).clamp(min=0)
+        logits = logits.clamp(-20, 20) + logits.sign() * 10 * beyond / (beyond + 10)
+        weights = logits.masked_fill(~tokens.visible[:, 0], -math.inf).softmax(-1).nan_to_num()
+        return weights.to(hidden.dtype) @ hidden
+
+
+def compose(alpha: Tensor | float, mixed: Tensor, unmixed: Tensor) -> Tensor:
+    """alpha (S * X') + (1 - alpha) (X' - S)."""
+    return alpha * (mixed * unmixed) + (1 - alpha) * (unmixed - mixed)
+
+
+class FixedAlpha(Module):
+    def forward(self, mixed: Tensor, unmixed: Tensor) -> Tensor:
+        return compose(self.settings['value'], mixed, unmixed)
+
+
+class ScalarAlpha(Module):
+    def forward(self, mixed: Tensor, unmixed: Tensor) -> Tensor:
+        return compose(self.alpha.sigmoid(), mixed, unmixed)
+
+
+class VectorAlpha(ScalarAlpha):
+    """An alpha for each hidden unit."""
+
+
+class DenseGate(Module):
+    def forward(self, unmixed: Tensor) -> Tensor:
+        return self.gate(unmixed).sigmoid()
+
+
+class ElementwiseGate(Module):
+    def forward(self, unmixed: Tensor) -> Tensor:
+        return (unmixed * self.gate).sigmoid()
+
+
+class GatedAlpha(Module):
+    def forward(self, mixed: Tensor, unmixed: Tensor) -> Tensor:
+        return compose(self.gating(unmixed), mixed, unmixed)
+
+
+class GatedComposition(Module):
+    def forward(self, mixed: Tensor, unmixed: Tensor) -> Tensor:
+        gate = self.gating(unmixed)
+        return gate * self.composition(mixed, unmixed) + (1 - gate) * mixed
+
+
+class NoComposition(Module):
+    def forward(self, mixed: Tensor, unmixed: Tensor) -> Tensor:
+        return mixed
+
+
+# MLP-Mixer, HyperMixer, FNet.
+
+
+class MLPMixer(Module):
+    """W_2^T gelu(W_1^T X + b_1) + b_2 along the tokens; padding is zero."""
+
+    def forward(self, x: Tensor, tokens: Tokens) -> Tensor:
+        length = x.shape[1]
+        self.check_length(length)
+        hidden = torch.einsum('ls,bld->bsd', self.wi[:length], x * tokens.mask[..., None]) + self.wi_bias[:, None]
+        return torch.einsum('sl,bsd->bld', self.wo[:, :length], gelu(hidden)) + self.wo_bias[:length, None]
+
+
+class WindowMixer(Module):
+    """w_2 . gelu(W_1^T x[t-w+1..t] + b_1) + b_2 for each feature; tokens before the first are zero."""
+
+    def forward(self, x: Tensor, tokens: Tokens) -> Tensor:
+        padded = functional.pad(x * tokens.mask[..., None], (0, 0, self.settings['window'] - 1, 0))
+        windows = padded.unfold(1, self.settings['window'], 1)  # [batch, length, features, window]
+        return gelu(windows @ self.wi + self.wi_bias) @ self.wo + self.wo_bias
+
+
+class GeneratedWeights(Module):
+    """An MLP of each head's features, [batch, length, embed] -> [batch, length, heads, hidden]."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.wi(x.unflatten(-1, (self.settings['num_heads'], -1)))
+        weights = self.wo(gelu(hidden + self.wi_bias if hasattr(self, 'wi_bias') else hidden))
+        return weights + self.wo_bias if hasattr(self, 'wo_bias') else weights
+
+
+class SharedWeightVector(Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.vector.to(x.dtype).expand(*x.shape[:2], -1, -1)
+
+
+class HyperMixer(Module):
+    """W_2 gelu(W_1^T V): W_1 and W_2 are generated from the tokens; in a decoder the sum runs up to each token."""
+
+    def inform(self, name: str, x: Tensor, tokens: Tokens) -> Tensor:
+        return x + getattr(self, name)(x, tokens) if hasattr(self, name) else x
+
+    def forward(self, x: Tensor, tokens: Tokens) -> Tensor:
+        informed = self.inform('token_information', x, tokens)
+        w_in = self.w_in(informed)
+        w_out = w_in if self.settings['tied'] else self.w_out(informed)
+        if not tokens.causal:
+            return self.mix(w_in, x, w_out, tokens.mask)
+        value = (x * tokens.mask[..., None]).unflatten(-1, (self.settings['num_heads'], -1))
+        hidden = torch.einsum('bnhk,bnhf->bnhkf', w_in, value).float().cumsum(1)
+        if self.settings['length_scale']:
+            hidden = hidden / (tokens.positions + 1)[:, None, None, None]
+        return self.join(torch.einsum('bnhk,bnhkf->bnhf', w_out, gelu(hidden).to(x.dtype)))
+
+    def mix(self, w_in: Tensor, source: Tensor, w_out: Tensor, mask: Tensor) -> Tensor:
+        value = (source * mask[..., None]).unflatten(-1, (self.settings['num_heads'], -1))
+        if self.settings['length_scale']:
+            w_in = w_in / mask.sum(1).clamp(min=1)[:, None, None, None]
+        hidden = torch.einsum('bnhk,bnhf->bhkf', w_in * mask[..., None, None], value).float()
+        return self.join(torch.einsum('bmhk,bhkf->bmhf', w_out, gelu(hidden).to(source.dtype)))
+
+    def join(self, mixed: Tensor) -> Tensor:
+        return self.norm(mixed.flatten(-2)) if hasattr(self, 'norm') else mixed.flatten(-2)
+
+
+class HyperMixerCross(HyperMixer):
+    def forward(self, x: Tensor, tokens: Tokens) -> Tensor:
+        memory, mask = tokens.memory
+        w_in = self.w_in(self.inform('key_information', memory, Tokens(mask)))
+        return self.mix(w_in, memory, self.w_out(self.inform('query_information', x, tokens)), mask)
+
+
+class FNet(Module):
+    """Re(F_tokens(F_features(X))); padding is zero, and outputs depend on the length of the padded row."""
+
+    def forward(self, x: Tensor, tokens: Tokens) -> Tensor:
+        return torch.fft.fft2((x * tokens.mask[..., None]).float()).real.to(x.dtype)
+
+
+# gMLP and aMLP.
+
+
+class GMLP(Module):
+    """(gate of Z and f(Z)) V, Z = gelu(x U), f(Z) = W LN(Z) + b, plus a tiny attention in aMLP."""
+
+    def forward(self, x: Tensor, tokens: Tokens) -> Tensor:
+        split = self.settings['gate'] == 'split_gate'
+        units = gelu(self.wi_1(x) if split else self.wi(x))
+        mixed = self.mixing(units, tokens)
+        if hasattr(self, 'attention'):
+            mixed = mixed + self.attention(x, tokens)
+        match self.settings['gate']:
+            case 'split_gate':
+                return self.wo(gelu(self.wi_0(x)) * mixed)
+            case 'multiplicative_gate':
+                return self.wo(units * mixed)
+            case 'additive_gate':
+                return self.wo(units + mixed)
+        return self.wo(mixed)
+
+
+class SpatialMixing(Module):
+    def forward(self, units: Tensor, tokens: Tokens) -> Tensor:
+        length = units.shape[1]
+        self.check_length(length)
+        weights = self.weights(length, tokens.causal).to(units.dtype)
+        return weights @ (self.norm(units) * tokens.mask[..., None]) + self.bias[:length, None]
+
+
+class FreeSpatial(Module):
+    def forward(self, length: int, causal: bool) -> Tensor:
+        weights = self.kernel[:length, :length]
+        return weights.tril() if causal else weights
+
+
+class ToeplitzSpatial(Module):
+    """W[i, j] = w[j - i]; the number of distance 0 is at max_length - 1."""
+
+    def forward(self, length: int, causal: bool) -> Tensor:
+        index = torch.arange(length, device=self.kernel.device)
+        place = self.settings['max_length'] - 1 + index[None, :] - index[:, None]
+        weights = self.kernel[place.clamp(max=len(self.kernel) - 1)]
+        return weights.tril() if causal else weights
+
+
+# TIM: the features are `num_mechanisms` groups with separate parameters.
+
+
+class TimModule(Module):
+    def split(self, x: Tensor) -> Tensor:
+        """[batch, length, embed] -> [batch, length, mechanisms, embed / mechanisms]."""
+        return x.unflatten(-1, (self.settings['num_mechanisms'], -1))
+
+    def project(self, name: str, x: Tensor) -> Tensor:
+        """[batch, length, heads of all mechanisms, kv]."""
+        return getattr(self, name)(self.split(x)).flatten(-2).unflatten(-1, (self.settings['num_heads'], -1))
+
+
+class TimAttention(TimModule):
+    """Mechanisms attend to other tokens, each by itself, and compete for the update."""
+
+    def forward(self, x: Tensor, tokens: Tokens) -> Tensor:
+        query, key, value = (self.project(name, x) for name in ('query', 'key', 'value'))
+        update = self.out(self.split(attend(query, key, value, tokens.visible, tokens.bias).flatten(-2)))
+        if hasattr(self, 'competition'):
+            update = update * self.competition(self.split(x))
+        return update.flatten(-2)
+
+
+class Competition(Module):
+    def forward(self, mechanisms: Tensor) -> Tensor:
+        return self.score(mechanisms).float().softmax(-2).to(mechanisms.dtype)
+
+
+class TimCrossAttention(TimModule):
+    def forward(self, x: Tensor, tokens: Tokens) -> Tensor:
+        memory, mask = tokens.memory
+        key, value = self.project('key', memory), self.project('value', memory)
+        mixed = attend(self.project('query', x), key, value, mask[:, None, None, :])
+        return self.out(self.split(mixed.flatten(-2))).flatten(-2)
+
+
+class InterMechanismAttention(TimModule):
+    """The mechanisms of one token attend to each other."""
+
+    def forward(self, x: Tensor, tokens: Tokens) -> Tensor:
+        heads = self.settings['num_heads']
+        query, key, value = (
+            getattr(self, name)(self.split(x)).unflatten(-1, (heads, -1)) for name in ('query', 'key', 'value')
+        )
+        weights = torch.einsum('blmhd,blnhd->blhmn', query.float(), key.float()).softmax(-1)
+        mixed = torch.einsum('blhmn,blnhd->blmhd', weights, value.float()).to(x.dtype)
+        return self.out(mixed.flatten(-2)).flatten(-2)
+
+
+class TimMLP(TimModule):
+    def forward(self, x: Tensor, tokens: Tokens) -> Tensor:
+        mechanisms = self.split(x)
+        return self.wo(gelu(self.wi_0(mechanisms)) * self.wi_1(mechanisms)).flatten(-2)
+
+
+# Layouts of a layer, and stacks.
+
+
+class Layer(Module):
+    """The base of the five layouts."""
+
+    def sublayers(self) -> list[tuple[str, nn.Module]]:
+        names = [name for name, _ in self.named_children() if name != 'norm' and not name.endswith('_norm')]
+        return [(name, getattr(self, name)) for name in names]
+
+
+class PreNorm(Layer):
+    def forward(self, x: Tensor, tokens: Tokens) -> Tensor:
+        for name, sublayer in self.sublayers():
+            x = x + sublayer(getattr(self, f'{name}_norm')(x), tokens)
+        return x
+
+
+class PostNorm(Layer):
+    def forward(self, x: Tensor, tokens: Tokens) -> Tensor:
+        for name, sublayer in self.sublayers():
+            x = getattr(self, f'{name}_norm')(x + sublayer(x, tokens))
+        return x
+
+
+class ReZero(Layer):
+    def forward(self, x: Tensor, tokens: Tokens) -> Tensor:
+        for name, sublayer in self.sublayers():
+            x = x + getattr(self, f'{name}_scale') * sublayer(x, tokens)
+        return x
+
+
+class Parallel(Layer):
+    def forward(self, x: Tensor, tokens: Tokens) -> Tensor:
+        normed = self.norm(x)
+        return x + sum(sublayer(normed, tokens) for _, sublayer in self.sublayers())
+
+
+class Serialized(Layer):
+    def forward(self, x: Tensor, tokens: Tokens) -> Tensor:
+        stream = x
+        for name, sublayer in self.sublayers():
+            stream = x + sublayer(getattr(self, f'{name}_norm')(stream), tokens)
+        return stream
+
+
+class Stack(Module):
+    """Layers with a position bias or embedding before them and a norm behind them, each if there is one."""
+
+    # `generate` compares it with the model's.
+    main_input_name = 'input_ids'
+
+    def __init__(self, spec: dict):
+        super().__init__(spec)
+        self.layers = nn.ModuleList(build(run['layer']) for run in spec['runs'] for _ in range(run['count']))
+
+    def forward(self, x: Tensor, tokens: Tokens) -> Tensor:
+        if hasattr(self, 'position_bias'):
+            tokens = dataclasses.replace(tokens, bias=self.position_bias(tokens))
+        if hasattr(self, 'position_embedding'):
+            x = x + self.position_embedding(x, tokens)
+        for layer in self.layers:
+            x = layer(x, tokens)
+        return self.final_norm(x) if hasattr(self, 'final_norm') else x
+
+
+# Parts of encoders without a decoder.
+
+
+class BertInput(Module):
+    def forward(self, x: Tensor, tokens: Tokens, token_types: Tensor | None = None) -> Tensor:
+        types = self.token_types[0] if token_types is None else functional.embedding(token_types, self.token_types)
+        return self.norm(x + self.positions(x, tokens) + types)
+
+
+class BertHead(Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.output_norm(functional.gelu(self.dense(x)))
+
+
+class ClassifierHead(Module):
+    def forward(self, hidden: Tensor, tokens: Tokens) -> Tensor:
+        if self.settings['pooling'] == 'first_token':
+            pooled = hidden[:, 0]
+        else:
+            weights = tokens.mask[..., None].float()
+            pooled = ((hidden.float() * weights).sum(1) / weights.sum(1).clamp(min=1)).to(hidden.dtype)
+        return self.output(self.dense(pooled).tanh()).float()
+
+
+CLASSES = {kind.__name__: kind for kind in globals().values() if isinstance(kind, type) and issubclass(kind, Module)}
+
+
+# Models.
+
+
+class RemixerT5xConfig(PretrainedConfig):
+    """Sizes for other tools, and `module`, the tree of modules."""
+
+    model_type = 'remixer_t5x_pytorch'
+
+    def __init__(self, vocab_size: int = 0, hidden_size: int = 0, module: dict | None = None, **kwargs):
+        self.vocab_size, self.hidden_size, self.module = vocab_size, hidden_size, module or {'children': {}}
+        super().__init__(**kwargs)
+
+
+class RemixerT5xModel(PreTrainedModel):
+    """The base of the four models: the embedding, the stacks and the output projection of config.json."""
+
+    config_class = RemixerT5xConfig
+
+    def __init__(self, config: RemixerT5xConfig):
+        super().__init__(config)
+        self.settings = config.module
+        for name, spec in config.module['children'].items():
+            self.add_module(name, build(spec))
+        self.post_init()
+
+    def _init_weights(self, module: nn.Module) -> None:
+        """Weights come from the file."""
+
+    def get_input_embeddings(self) -> nn.Module:
+        return self.token_embedder
+
+    def output(self, hidden: Tensor) -> Tensor:
+        """Logits of the vocabulary, by a projection or by the transposed embedding."""
+        if self.settings.get('scaled_output'):
+            hidden = hidden * self.config.hidden_size**-0.5
+        return self.logits(hidden) if hasattr(self, 'logits') else self.token_embedder.attend(hidden)
+
+    def encode(
+        self, input_ids: Tensor, attention_mask: Tensor | None = None, token_type_ids: Tensor | None = None
+    ) -> tuple[Tensor, Tokens]:
+        """The encoder's output [batch, length, embed]. Without a mask, zeros at the end of a row are padding."""
+        if attention_mask is None:
+            attention_mask = (input_ids != 0).flip(1).cumsum(1).flip(1)
+        tokens = Tokens(attention_mask > 0)
+        x = self.token_embedder(input_ids)
+        if hasattr(self, 'input'):
+            x = self.input(x, tokens, token_type_ids)
+        return self.encoder(x, tokens), tokens
+
+
+def token_loss(logits: Tensor, labels: Tensor | None) -> Tensor | None:
+    """Mean cross-entropy of the labels that are not -100."""
+    return None if labels is None else functional.cross_entropy(logits.flatten(0, -2).float(), labels.flatten())
+
+
+class Encoder(nn.Module):
+    """The encoder of a model as a module by itself, for generation and for export to ONNX."""
+
+    main_input_name = 'input_ids'
+
+    def __init__(self, model: RemixerT5xModel):
+        super().__init__()
+        # In a tuple, so that it is not registered as a child.
+        self.model = (model,)
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None, **_) -> BaseModelOutput:
+        return BaseModelOutput(last_hidden_state=self.model[0].encode(input_ids, attention_mask)[0])
+
+
+class RemixerT5xForConditionalGeneration(RemixerT5xModel, GenerationMixin):
+    """An encoder-decoder."""
+
+    def get_encoder(self, *_, **__) -> nn.Module:
+        return Encoder(self).train(self.training)
+
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        decoder_input_ids: Tensor | None = None,
+        encoder_outputs: BaseModelOutput | None = None,
+        labels: Tensor | None = None,
+        **_,
+    ) -> Seq2SeqLMOutput:
+        """Logits of the next token, [batch, target_length, vocab]; decoder inputs are the shifted labels if missing."""
+        if encoder_outputs is None:
+            memory, tokens = self.encode(input_ids, attention_mask)
+            mask = tokens.mask
+        else:
+            memory = encoder_outputs[0]
+            mask = torch.ones(memory.shape[:2], dtype=torch.bool) if attention_mask is None else attention_mask > 0
+        if decoder_input_ids is None:
+            if labels is None:
+                raise ValueError('the decoder needs decoder_input_ids or labels')
+            decoder_input_ids = functional.pad(labels.clamp(min=0), (1, 0))[:, :-1]
+        everywhere = torch.ones_like(decoder_input_ids, dtype=torch.bool)
+        tokens = Tokens(everywhere, causal=True, memory=(memory, mask.to(memory.device)))
+        logits = self.output(self.decoder(self.token_embedder(decoder_input_ids), tokens))
+        return Seq2SeqLMOutput(loss=token_loss(logits, labels), logits=logits, encoder_last_hidden_state=memory)
+
+    def prepare_inputs_for_generation(self, input_ids: Tensor, attention_mask=None, encoder_outputs=None, **_) -> dict:
+        return {'decoder_input_ids': input_ids, 'attention_mask': attention_mask, 'encoder_outputs': encoder_outputs}
+
+
+class RemixerT5xForCausalLM(RemixerT5xModel, GenerationMixin):
+    """A decoder alone. Rows are text without a begin token, which is added here; padding may be on either side."""
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        labels: Tensor | None = None,
+        **_,
+    ) -> CausalLMOutput:
+        """Logits of the token after each token, [batch, length, vocab]; labels are the inputs, not shifted."""
+        # Positions count from the first token of a row: padding at its start moves to its end.
+        shift = torch.zeros_like(input_ids[:, :1]) if attention_mask is None else first_tokens(attention_mask)
+        begin = self.settings.get('begin_id', 0)
+        ids = functional.pad(roll(input_ids, shift), (1, 0), value=begin)
+        tokens = Tokens(torch.ones_like(ids, dtype=torch.bool), causal=True)
+        logits = self.output(self.decoder(self.token_embedder(ids), tokens))
+        if begin:
+            logits[..., 0] = NEVER
+        loss = None if labels is None else token_loss(logits[:, :-1], roll(labels, shift))
+        return CausalLMOutput(loss=loss, logits=roll(logits[:, 1:], -shift))
+
+    def prepare_inputs_for_generation(self, input_ids: Tensor, attention_mask=None, **_) -> dict:
+        return {'input_ids': input_ids, 'attention_mask': attention_mask}
+
+
+def first_tokens(attention_mask: Tensor) -> Tensor:
+    """The place of the first token of each row, [batch, 1]."""
+    return (attention_mask > 0).long().argmax(1, keepdim=True)
+
+
+def roll(rows: Tensor, places: Tensor) -> Tensor:
+    """Moves the entries of each row [batch, length, ...] by `places` [batch, 1] to the left, around the end."""
+    index = (torch.arange(rows.shape[1], device=rows.device) + places) % rows.shape[1]
+    return torch.take_along_dim(rows, index.reshape(*index.shape, *(1,) * (rows.ndim - 2)), 1)
+
+
+class RemixerT5xForMaskedLM(RemixerT5xModel):
+    """An encoder that predicts masked tokens."""
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        labels: Tensor | None = None,
+        **unused: Any,
+    ) -> MaskedLMOutput:
+        """Logits of the token at each place, [batch, length, vocab]."""
+        hidden, _ = self.encode(input_ids, attention_mask, token_type_ids)
+        if hasattr(self, 'head'):
+            logits = self.token_embedder.attend(self.head(hidden)) + self.head.bias
+        else:
+            logits = self.token_embedder.attend(hidden * self.config.hidden_size**-0.5)
+        return MaskedLMOutput(loss=token_loss(logits, labels), logits=logits, hidden_states=(hidden,))
+
+
+class RemixerT5xForSequenceClassification(RemixerT5xModel):
+    """An encoder with a head for whole rows: labels, or one number."""
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        labels: Tensor | None = None,
+        **_,
+    ) -> SequenceClassifierOutput:
+        """Logits of the labels, [batch, labels] float32."""
+        logits = self.head(*self.encode(input_ids, attention_mask, token_type_ids))
+        loss = None
+        if labels is not None:
+            regression = logits.shape[1] == 1
+            loss = functional.mse_loss(logits[:, 0], labels.float()) if regression else token_loss(logits, labels)
+        return SequenceClassifierOutput(loss=loss, logits=logits)

@@ -1,0 +1,215 @@
+"""Exports any model built from this package's sublayers for transformers, with PyTorch code beside the weights.
+
+    config.json               the tree of modules: class, settings and shapes of parameters of each
+    modeling_remixer_t5x.py   the PyTorch classes, copied from this package
+    model.safetensors         parameters by their place in the tree, one array per layer
+
+The tree is recorded while Flax initialises the model, so it has what the model is made of, whatever gin files made it.
+"""
+
+import ast
+import dataclasses
+import functools
+import importlib.resources
+import inspect
+import json
+import pathlib
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+from flax import linen as nn
+from flax import traverse_util
+
+from remixer_t5x.data import frames
+from remixer_t5x.interop.huggingface import bert, t5_tokenizer
+from remixer_t5x.interop.huggingface.description import Refusal
+from remixer_t5x.interop.safetensors import files as safetensors_files
+from remixer_t5x.models import interface, lora
+from remixer_t5x.models.architecture import stack
+from remixer_t5x.models.interface import Model, Params
+from remixer_t5x.models.layers import dense
+
+CODE = 'modeling_remixer_t5x.py'
+# Another one than that of `interop.shared_folder`, whose folders hold gin text instead of PyTorch code.
+MODEL_TYPE = 'remixer_t5x_pytorch'
+# By model type: the class in `CODE`, and the class of transformers that loads it.
+CLASSES = {
+    'encoder_decoder': ('RemixerT5xForConditionalGeneration', 'AutoModelForSeq2SeqLM'),
+    'decoder_only': ('RemixerT5xForCausalLM', 'AutoModelForCausalLM'),
+    'encoder_only': ('RemixerT5xForMaskedLM', 'AutoModelForMaskedLM'),
+    'classifier': ('RemixerT5xForSequenceClassification', 'AutoModelForSequenceClassification'),
+}
+# The roots of the trees, and the body of a stack's scan.
+WITHOUT_CLASS = ('EncoderDecoder', 'DecoderOnly', 'EncoderOnly', '_Repeated')
+# Fields of our modules that the PyTorch classes read; the others matter for training, or are factories.
+SETTINGS = (
+    *('approximate', 'begin_id', 'epsilon', 'gate', 'length_scale', 'max_distance', 'max_length', 'num_buckets'),
+    *('num_groups', 'num_heads', 'num_mechanisms', 'pooling', 'residual', 'scaled_output', 'tied', 'value', 'window'),
+)
+
+
+@functools.cache
+def code() -> str:
+    """The text of the PyTorch classes."""
+    return importlib.resources.files(__package__).joinpath(CODE).read_text(encoding='utf-8')
+
+
+@functools.cache
+def supported_classes() -> frozenset[str]:
+    """The names of the sublayers, layers and stacks that have a PyTorch class."""
+    return frozenset(node.name for node in ast.parse(code()).body if isinstance(node, ast.ClassDef))
+
+
+def to_config(model: Model, vocabulary: Any) -> dict[str, Any]:
+    """The content of config.json. Raises Refusal if a part of the model has no PyTorch class."""
+    if getattr(model, 'prefix', False):
+        raise Refusal('--to_hf does not write prefix language models; set PREFIX_LM = False')
+    kind, auto_class = CLASSES[model.frame]
+    labels = getattr(model, 'labels', None)
+    config = {
+        'architectures': [kind],
+        'model_type': MODEL_TYPE,
+        'auto_map': {
+            'AutoConfig': f'{pathlib.Path(CODE).stem}.RemixerT5xConfig',
+            auto_class: f'{pathlib.Path(CODE).stem}.{kind}',
+        },
+        'vocab_size': model.vocab_size,
+        'hidden_size': model.module.embed_dim,
+        'is_encoder_decoder': model.frame == 'encoder_decoder',
+        'pad_token_id': 0,
+        'decoder_start_token_id': 0,
+        'eos_token_id': vocabulary.eos_id,
+        'tie_word_embeddings': False,
+        'use_cache': False,
+        'module': module_tree(model),
+    }
+    if model.frame == 'classifier':
+        names = labels or ['number']
+        config['id2label'] = {str(index): name for index, name in enumerate(names)}
+        config['label2id'] = {name: index for index, name in enumerate(names)}
+    return config
+
+
+def module_tree(model: Model) -> dict[str, Any]:
+    """The tree of modules: class, settings, `params` (shapes by name) and `children` of each; a stack has `runs`."""
+    modules: dict[tuple[str, ...], nn.Module] = {}
+
+    def record(call: Any, args: Any, kwargs: Any, context: nn.module.InterceptorContext) -> Any:
+        if not isinstance(context.module, nn.Dropout):
+            modules.setdefault(context.module.path, context.module)
+        return call(*args, **kwargs)
+
+    with nn.intercept_methods(record):
+        boxed = interface.param_shapes(model, frames.smallest_shapes(model.frame))
+    shapes = {path: leaf.shape for path, leaf in traverse_util.flatten_dict(nn.unbox(boxed)).items()}
+    tree: dict[str, Any] = {}
+    for path, module in modules.items():
+        _place(tree, path).update(_describe(module))
+    for path, shape in shapes.items():
+        if not lora.is_adapter('/'.join(path)):
+            _place(tree, path[:-1]).setdefault('params', {})[path[-1]] = list(shape)
+    return _with_runs(tree)
+
+
+def _place(tree: dict[str, Any], path: tuple[str, ...]) -> dict[str, Any]:
+    for name in path:
+        tree = tree.setdefault('children', {}).setdefault(name, {})
+    return tree
+
+
+def _describe(module: nn.Module) -> dict[str, Any]:
+    kind = type(module)
+    is_ours = kind.__module__.startswith('remixer_t5x.models.')
+    if not (is_ours and (kind.__name__ in supported_classes() or kind.__name__ in WITHOUT_CLASS)):
+        raise Refusal(f'--to_hf has no PyTorch code for {kind.__module__}.{kind.__name__}; use --to_shared=DIR')
+    values = {field.name: getattr(module, field.name) for field in dataclasses.fields(module)}
+    names = {name: value.__name__ if inspect.isfunction(value) else value for name, value in values.items()}
+    settings = {name: names[name] for name in SETTINGS if isinstance(names.get(name), bool | int | float | str)}
+    if isinstance(module, stack.Stack):
+        settings['counts'] = [count for _, count in module.runs]
+    return {'class': kind.__name__, **settings}
+
+
+def _with_runs(tree: dict[str, Any]) -> dict[str, Any]:
+    """Replaces the children run_0, run_1, ... of a stack by `runs`: a layer, and how often it is repeated."""
+    children = {name: _with_runs(child) for name, child in tree.get('children', {}).items()}
+    rest = {name: value for name, value in tree.items() if name not in ('children', 'counts')}
+    if 'counts' in tree:
+        layers = [children.pop(f'run_{index}')['children']['layer'] for index in range(len(tree['counts']))]
+        runs = zip(tree['counts'], layers, strict=True)
+        rest['runs'] = [{'count': count, 'layer': _without_layer_axis(layer)} for count, layer in runs]
+    return {**rest, 'children': children} if children else rest
+
+
+def _without_layer_axis(tree: dict[str, Any]) -> dict[str, Any]:
+    """The tree of one layer, from that of a run, whose parameters have a leading axis of layers."""
+    result = dict(tree)
+    if 'params' in tree:
+        result['params'] = {name: shape[1:] for name, shape in tree['params'].items()}
+    if 'children' in tree:
+        result['children'] = {name: _without_layer_axis(child) for name, child in tree['children'].items()}
+    return result
+
+
+def arrays(params: Params) -> dict[str, np.ndarray]:
+    """The parameters by PyTorch's names, `encoder.layers.3.remixer.wi_0.kernel`; adapters are merged."""
+    flat = {name: np.asarray(array) for name, array in traverse_util.flatten_dict(params, sep='/').items()}
+    for name in [name for name in flat if name.rpartition('/')[0] + f'/{dense.LORA_IN}' in flat]:
+        if name == lora.kernel_of(name):
+            flat[name] = np.asarray(dense.merged(flat[name], *(flat[matrix] for matrix in lora.matrices_of(name))))
+    return dict(_torch_names({name: array for name, array in flat.items() if not lora.is_adapter(name)}))
+
+
+def _torch_names(flat: Mapping[str, np.ndarray]) -> Iterator[tuple[str, np.ndarray]]:
+    first: dict[str, int] = {}
+    offsets: dict[tuple[str, str], int] = {}
+    for name, array in sorted(flat.items(), key=lambda item: _run_order(item[0])):
+        side, _, rest = name.partition('/run_')
+        if not rest:
+            yield name.replace('/', '.'), array
+            continue
+        run, _, path = rest.partition('/layer/')
+        if (side, run) not in offsets:
+            offsets[side, run] = first.get(side, 0)
+            first[side] = offsets[side, run] + len(array)
+        for index, layer in enumerate(array):
+            yield f'{side}.layers.{offsets[side, run] + index}.{path.replace("/", ".")}', layer
+
+
+def _run_order(name: str) -> tuple[str, int, str]:
+    side, _, rest = name.partition('/run_')
+    return side, int(rest.partition('/')[0]) if rest else 0, name
+
+
+def write(folder: pathlib.Path, config: Mapping[str, Any], params: Params, dtype: str = 'float32') -> None:
+    """Writes configuration, code and weights into the new or empty `folder`.
+
+    Args:
+        folder: is made if it does not exist.
+        config: from `to_config`.
+        params: our parameters.
+        dtype: dtype of the weights in the file.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    text = json.dumps({**config, 'dtype': dtype, 'torch_dtype': dtype}, indent=2)
+    (folder / 'config.json').write_text(text + '\n', encoding='utf-8')
+    (folder / CODE).write_text(code(), encoding='utf-8')
+    cast: dict[str, np.ndarray] = {
+        name: array.astype(np.dtype(dtype), copy=False) for name, array in arrays(params).items()
+    }
+    safetensors_files.write_file(folder / safetensors_files.WHOLE, cast, {'format': 'pt'})
+
+
+def longest_row(tree: Mapping[str, Any]) -> int:
+    """The most tokens that every module of `module_tree` takes; 1024 if none has a limit."""
+    parts = [*tree.get('children', {}).values(), *(run['layer'] for run in tree.get('runs', ()))]
+    return min([tree.get('max_length', 1024), *map(longest_row, parts)])
+
+
+def write_tokenizer(vocabulary: Any, folder: pathlib.Path) -> str:
+    """Writes the files of a tokenizer that gives `vocabulary`'s ids, if there is one. Returns what it wrote."""
+    if type(vocabulary).__name__ == 'WordPieceVocabulary':
+        vocabulary.save(str(folder / bert.TOKENIZERS[0]))
+        return bert.TOKENIZERS[0]
+    return t5_tokenizer.write(vocabulary, folder)

@@ -1,0 +1,197 @@
+"""The PyTorch code that `--to_hf` writes computes what the Flax model computes."""
+
+import json
+import types
+
+import jax
+import numpy as np
+import pytest
+from flax import linen as nn
+
+from remixer_t5x import build_model
+from remixer_t5x.data import frames
+from remixer_t5x.interop.huggingface import pytorch_export
+from remixer_t5x.interop.huggingface.description import Refusal
+from remixer_t5x.models import lora
+from tests.support import references, shipped_models
+
+SIZES = {
+    **{'VOCAB_SIZE': 96, 'EMBED_DIM': 32, 'HEAD_DIM': 8, 'NUM_HEADS': 4, 'MLP_DIM': 48, 'GMLP_DIM': 64, 'AMLP_DIM': 48},
+    **{'NUM_ENCODER_LAYERS': 2, 'NUM_DECODER_LAYERS': 2, 'REMIXER_DIM': 40, 'HYPER_MIXER_DIM': 24, 'MIXER_DIM': 20},
+    **{
+        'HYPER_MIXER_MLP_DIM': 48,
+        'WIDER_MLP_DIM': 56,
+        'TIM_EMBED_DIM': 32,
+        'TIM_MLP_DIM': 48,
+        'GATE_ATTENTION_DIM': 16,
+    },
+    **{'MAX_INPUT_LENGTH': 40, 'MAX_TARGET_LENGTH': 40},
+}
+ENCODER_DECODERS = (
+    't5_1_1',
+    't5_1_0',
+    'remixer',
+    'mixer_enc_dec',
+    'hyper_mixer',
+    'gmlp',
+    'gmlp_mixer',
+    'amlp',
+    'tim',
+    'fnet',
+)
+VARIANTS = {
+    'linear_transformer, linear cross-attention': {'DECODER_CROSS': '@linear_attention.LinearCrossAttention'},
+    'remixer, vector alpha, post-norm': {'COMPOSITION': '@remixer.VectorAlpha', 'LAYOUT': '@layer.PostNorm'},
+    'remixer, gated composition': {'COMPOSITION': '@remixer.GatedComposition'},
+    'remixer, gated alpha': {'COMPOSITION': '@remixer.GatedAlpha'},
+    'hyper_mixer, its cross mixer, parallel': {
+        'DECODER_CROSS': '@hyper_mixer.HyperMixerCross',
+        'LAYOUT': '@layer.Parallel',
+    },
+    'gmlp, free matrix, additive gate, rezero': {
+        'SPATIAL_WEIGHTS': '@gmlp.FreeSpatial',
+        'GATE': '@gmlp.additive_gate',
+        'LAYOUT': '@layer.ReZero',
+    },
+    't5_1_1, serialized': {'LAYOUT': '@layer.Serialized'},
+}
+DECODERS = ('t5_1_1', 'remixer', 'mixer_enc_dec', 'hyper_mixer', 'gmlp', 'linear_transformer', 'tim', 'gpt2')
+ENCODERS = ('t5_1_1', 'fnet', 'mixer_enc', 'hyper_mixer', 'bert')
+LENGTH = 40
+
+
+def built(name, *gin_files, **macros):
+    """A small model and random parameters, of which none is 0."""
+    files = [f'models/{name.partition(",")[0]}.gin', 'sizes/tiny.gin', *gin_files]
+    model = build_model(*files, **{**SIZES, **macros})
+    params = nn.unbox(model.init(jax.random.key(0), frames.smallest_shapes(model.frame)))
+    rng = np.random.default_rng(1)
+    return model, jax.tree.map(lambda array: array + 0.02 * rng.standard_normal(array.shape, np.float32), params)
+
+
+def exported(folder, model, params):
+    """transformers' model of the folder that the export writes."""
+    references.need('torch', 'transformers')
+    import transformers
+
+    config = pytorch_export.to_config(model, types.SimpleNamespace(eos_id=1))
+    pytorch_export.write(folder, config, params)
+    auto = getattr(transformers, pytorch_export.CLASSES[model.frame][1])
+    return auto.from_pretrained(folder, trust_remote_code=True).eval()
+
+
+def rows(count=3, first=None):
+    """Token ids [count, 40]; the second row has 25 tokens, and padding."""
+    tokens = np.random.default_rng(2).integers(2, SIZES['VOCAB_SIZE'], (count, LENGTH), dtype=np.int32)
+    if first is None:
+        tokens[1, 25:] = 0
+    else:
+        tokens[:, 0] = first
+    return tokens
+
+
+def torch_of(array):
+    import torch
+
+    return torch.from_numpy(np.asarray(array)).long()
+
+
+def check_equal(ours, theirs):
+    ours, theirs = np.asarray(ours), theirs.detach().numpy()
+    assert np.max(np.abs(ours)) > 0.1
+    np.testing.assert_allclose(theirs, ours, atol=1e-5 * max(1, np.max(np.abs(ours))), rtol=0)
+
+
+@pytest.mark.parametrize('name', [*ENCODER_DECODERS, *VARIANTS])
+def test_encoder_decoders_have_the_same_logits(name, tmp_path):
+    model, params = built(name, **VARIANTS.get(name, {}))
+    theirs = exported(tmp_path, model, params)
+    inputs, targets = rows(), rows(first=0)[:, :20]
+    ours = jax.jit(lambda p: model.module.apply({'params': p}, inputs, targets, enable_dropout=False))(params)
+    check_equal(ours, theirs(input_ids=torch_of(inputs), decoder_input_ids=torch_of(targets)).logits)
+
+
+@pytest.mark.parametrize('name', DECODERS)
+def test_decoders_have_the_same_logits_with_padding_on_either_side(name, tmp_path):
+    model, params = built(name, 'frames/decoder_only.gin', DECODER_POSITION_EMBEDDING='@positions.SinusoidalPositions')
+    theirs = exported(tmp_path, model, params)
+    tokens = rows(first=0)
+    ours = np.asarray(jax.jit(lambda p: model.module.apply({'params': p}, tokens, enable_dropout=False))(params))[:, 1:]
+    check_equal(ours, theirs(input_ids=torch_of(tokens[:, 1:])).logits)
+    short, padding = tokens[:, 1:31], np.zeros((3, 9), np.int32)
+    for parts in ((short, padding), (padding, short)):
+        mask = torch_of(np.concatenate([np.full(part.shape, part is short) for part in parts], axis=1))
+        logits = theirs(input_ids=torch_of(np.concatenate(parts, axis=1)), attention_mask=mask).logits
+        check_equal(ours[:, :30], logits[mask.bool()].reshape(3, 30, -1))
+
+
+@pytest.mark.parametrize('name', ENCODERS)
+def test_encoders_have_the_same_logits(name, tmp_path):
+    model, params = built(name, *([] if name == 'bert' else ['frames/encoder_only.gin']))
+    theirs, inputs = exported(tmp_path / 'masked', model, params), rows()
+    ours = jax.jit(lambda p: model.logits(p, {'encoder_input_tokens': inputs}))(params)
+    real = inputs > 0
+    check_equal(np.asarray(ours)[real], theirs(input_ids=torch_of(inputs)).logits[torch_of(real).bool()])
+    model, params = built(name, 'frames/classifier.gin', LABELS=('yes', 'no', 'maybe'))
+    theirs = exported(tmp_path / 'classifier', model, params)
+    assert theirs.config.id2label == {0: 'yes', 1: 'no', 2: 'maybe'}
+    ours = jax.jit(model.classify)(params, inputs)
+    check_equal(ours, theirs(input_ids=torch_of(inputs)).logits.log_softmax(-1))
+
+
+@pytest.mark.parametrize(('name', 'files'), [('remixer', ()), ('hyper_mixer', ('frames/decoder_only.gin',))])
+def test_generation_gives_the_same_greedy_tokens_for_100_inputs(name, files, tmp_path):
+    model, params = built(name, *files)
+    theirs, steps = exported(tmp_path, model, params), 12
+    inputs = np.random.default_rng(3).integers(2, SIZES['VOCAB_SIZE'], (100, 16), dtype=np.int32)
+    ours = np.asarray(jax.jit(lambda p: model.predict(p, {model.input_array: inputs}, steps))(params))
+    tokens = theirs.generate(torch_of(inputs), max_new_tokens=steps, do_sample=False).numpy()
+    tokens = tokens[:, 1:] if model.frame == 'encoder_decoder' else tokens[:, inputs.shape[1] :]
+    tokens = np.pad(tokens, ((0, 0), (0, steps - tokens.shape[1])))
+    assert len({tuple(row) for row in tokens}) > 20
+    np.testing.assert_array_equal(tokens, ours)
+
+
+@pytest.mark.parametrize('name', shipped_models.NAMES)
+def test_every_shipped_model_has_pytorch_code_and_arrays_for_it(name):
+    model = shipped_models.model(name)
+    params = jax.tree.map(lambda box: np.zeros(box.shape, np.int8), nn.unbox(shipped_models.boxes(name)))
+    arrays = {name: array.shape for name, array in pytorch_export.arrays(params).items()}
+    tree = pytorch_export.module_tree(model)
+    json.dumps(tree)
+    assert dict(shapes_of(tree, '')) == arrays
+
+
+def shapes_of(tree, prefix):
+    """Names and shapes of the parameters that a tree declares, as the PyTorch classes register them."""
+    for name, shape in tree.get('params', {}).items():
+        yield f'{prefix}{name}', tuple(shape)
+    for name, child in tree.get('children', {}).items():
+        yield from shapes_of(child, f'{prefix}{name}.')
+    layers = [run['layer'] for run in tree.get('runs', []) for _ in range(run['count'])]
+    for index, layer in enumerate(layers):
+        yield from shapes_of(layer, f'{prefix}layers.{index}.')
+
+
+def test_adapters_are_merged():
+    model = lora.adapted(built('t5_1_1')[0], 'query', 2)
+    params = nn.unbox(model.init(jax.random.key(0), frames.smallest_shapes(model.frame)))
+    params = jax.tree.map(lambda array: array + 1.0, params)
+    query = params['encoder']['run_0']['layer']['self_attention']['query']
+    found = pytorch_export.arrays(params)['encoder.layers.1.self_attention.query.kernel']
+    np.testing.assert_allclose(found, query['kernel'][1] + query['lora_in'][1] @ query['lora_out'][1], rtol=1e-5)
+
+
+class OwnMixer(nn.Module):
+    @nn.compact
+    def __call__(self, x, ctx):
+        return x
+
+
+def test_a_users_own_sublayer_is_refused_by_name():
+    model, _ = built('t5_1_1', ENCODER_MIXER=OwnMixer)
+    with pytest.raises(Refusal, match=r'OwnMixer.*--to_shared'):
+        pytorch_export.module_tree(model)
+    model, _ = built('t5_1_1', 'frames/decoder_only.gin', PREFIX_LM=True)
+    with pytest.raises(Refusal, match='PREFIX_LM'):
+        pytorch_export.to_config(model, types.SimpleNamespace(eos_id=1))
