@@ -1,6 +1,6 @@
 """The longest rows of a model whose parameters depend on them, by the lengths of its task.
 
-gin files of sublayers bind these functions to MAX_INPUT_LENGTH and MAX_TARGET_LENGTH (configs/sublayers/_lengths.gin).
+configs/models/t5_1_1.gin binds MAX_INPUT_LENGTH and MAX_TARGET_LENGTH to these functions.
 """
 
 from collections.abc import Mapping

@@ -10,7 +10,6 @@ import pytest
 
 import remixer_t5x
 from remixer_t5x.cli.main import main
-from remixer_t5x.errors import UserError
 from tests.support import command_folder, compare_runs, toy_tasks
 
 pytestmark = [
@@ -140,13 +139,6 @@ def test_a_swapped_sublayer_begins_fresh(mlm, capsys):
     before, after = compare_runs.arrays(mlm, 4), compare_runs.arrays(mlm.parent / 'swapped', 1)
     name = next(name for name in before if 'opt' not in name and 'self_attention' in name and 'query' in name)
     np.testing.assert_allclose(after[name], before[name], atol=0.01)
-
-
-def test_other_models_than_classifiers_do_not_classify(mlm):
-    with pytest.raises(
-        UserError, match="classify needs a model that gives a text a label or a number, and FRAME = 'en"
-    ):
-        remixer_t5x.load('mlm').classify('text')
 
 
 def test_the_report_says_that_pictures_are_of_encoder_decoders(mlm, capsys):
