@@ -23,8 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from remixer_t5x.errors import UserError
 
-# Whether what TensorFlow and other libraries write to file descriptor 2 while they are imported is shown; it is always
-# shown if the import fails.
+# Whether to show what libraries write to file descriptor 2 while they are imported.
 verbose = False
 # Read by the C++ side of TensorFlow, gRPC and XLA when they are loaded.
 _ENVIRONMENT = {'TF_CPP_MIN_LOG_LEVEL': '3', 'GRPC_VERBOSITY': 'ERROR', 'GLOG_minloglevel': '3'}
@@ -41,10 +40,10 @@ class _Library:
         self._name = name
 
     def __getattr__(self, attribute: str) -> Any:
-        found = getattr(_load(self._name), attribute)
-        # Later uses do not come here: parsing a file of rows asks a million times.
-        setattr(self, attribute, found)
-        return found
+        value = getattr(_load(self._name), attribute)
+        # Cached, because parsing a file of rows looks attributes up a million times.
+        setattr(self, attribute, value)
+        return value
 
 
 def _load(name: str) -> Any:
@@ -57,7 +56,7 @@ def _load(name: str) -> Any:
 
 @functools.cache
 def _tensorflow() -> Any:
-    """TensorFlow without accelerators, also where another library has imported it already."""
+    """Imports TensorFlow and hides accelerators from it, also if another library has imported it already."""
     if not verbose:
         set_environment()
     with without_stderr(), _uncollected(), _without(_NOT_NEEDED):
@@ -69,7 +68,7 @@ def _tensorflow() -> Any:
 def _hide_accelerators(tensorflow: Any) -> None:
     """Hides GPUs from TensorFlow, which would take all memory of a GPU at its first operation."""
     for kind in ('GPU', 'TPU'):
-        # Another module has already let TensorFlow use them: it is too late, but not a reason to fail.
+        # It is too late if another module has already used them.
         with contextlib.suppress(RuntimeError):
             tensorflow.config.set_visible_devices([], kind)
 
@@ -82,24 +81,24 @@ def set_environment() -> None:
 
 @contextlib.contextmanager
 def without_stderr() -> Iterator[None]:
-    """Holds back what is written to file descriptor 2, and shows it only if the block fails, or with `verbose`."""
+    """Hides what is written to file descriptor 2, unless the block fails or `verbose` is set."""
     if verbose:
         yield
         return
     sys.stderr.flush()
-    # In memory if possible: a command needs no folder for temporary files to say that it has none.
-    with open(os.memfd_create('stderr'), 'w+b') if hasattr(os, 'memfd_create') else tempfile.TemporaryFile() as kept:
+    # In memory if possible: there may be no folder for temporary files.
+    with open(os.memfd_create('stderr'), 'w+b') if hasattr(os, 'memfd_create') else tempfile.TemporaryFile() as buffer:
         saved = os.dup(2)
-        os.dup2(kept.fileno(), 2)
+        os.dup2(buffer.fileno(), 2)
         try:
             yield
         except UserError:
             raise
         except BaseException:
             os.dup2(saved, 2)
-            kept.seek(0)
+            buffer.seek(0)
             with contextlib.suppress(OSError):
-                os.write(2, kept.read())
+                os.write(2, buffer.read())
             raise
         finally:
             os.dup2(saved, 2)
@@ -108,9 +107,7 @@ def without_stderr() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _uncollected():
-    """A context without collections of garbage, which look through all that an import has made, again and again: a
-    fifth of the time of importing TensorFlow and seqio.
-    """
+    """Pauses garbage collection, which takes a fifth of the time of importing TensorFlow and seqio."""
     collects = gc.isenabled()
     gc.disable()
     try:
@@ -122,9 +119,7 @@ def _uncollected():
 
 @contextlib.contextmanager
 def _without(names: tuple[str, ...]):
-    """A context in which importing one of these packages, if it is not loaded yet, fails as if it were not
-    installed.
-    """
+    """Makes importing one of these packages, if it is not loaded yet, fail as if it were not installed."""
     hidden = [name for name in names if name not in sys.modules]
     # Python treats None as a module that cannot be found.
     sys.modules.update(dict.fromkeys(hidden))  # type: ignore[arg-type]
@@ -137,9 +132,7 @@ def _without(names: tuple[str, ...]):
 
 @contextlib.contextmanager
 def _later(names: tuple[str, ...]):
-    """A context in which importing one of these packages gives a stand-in, whose attributes import the package after
-    the context.
-    """
+    """Makes importing one of these packages return a stand-in, whose attributes import the package afterwards."""
     absent = [name for name in names if name not in sys.modules]
     stand_ins = {name: types.ModuleType(name) for name in absent}
     for name, module in stand_ins.items():
@@ -160,7 +153,7 @@ def _attribute(stand_in: types.ModuleType, name: str, attribute: str) -> Any:
 
 
 def has_extra(name: str) -> bool:
-    """Whether the installation has the folder `remixer_t5x/extras/NAME`."""
+    """Returns whether the installation has the folder `remixer_t5x/extras/NAME`."""
     try:
         return importlib.util.find_spec(f'remixer_t5x.extras.{name}') is not None
     except ModuleNotFoundError:

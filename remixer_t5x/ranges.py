@@ -84,7 +84,7 @@ def check(setting: str, value: Any, kind: Any) -> None:
     """Raises UserError if a number, text, truth value or None is not of the annotated kind, such as `Count | None`."""
     if not isinstance(value, _SCALARS) or kind is inspect.Parameter.empty:
         return
-    kinds = [base(one) for one in alternatives(kind)]
+    kinds = [base(each) for each in alternatives(kind)]
     if any(base in (Any, object) or isinstance(base, typing.TypeVar | str | typing.ForwardRef) for base, _ in kinds):
         return
     if any(base is typing.Literal for base, _ in kinds) or any(_is(value, base, bounds) for base, bounds in kinds):
@@ -107,7 +107,7 @@ def _is(value: Any, base: Any, bounds: Range | None) -> bool:
 
 def alternatives(kind: Any) -> list[Any]:
     is_union = typing.get_origin(kind) in (typing.Union, types.UnionType)
-    return [part for one in typing.get_args(kind) for part in alternatives(one)] if is_union else [kind]
+    return [part for each in typing.get_args(kind) for part in alternatives(each)] if is_union else [kind]
 
 
 def base(kind: Any) -> tuple[Any, Range | None]:

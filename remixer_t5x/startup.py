@@ -19,7 +19,7 @@ def begin() -> None:
 
 
 def measures() -> bool:
-    """Whether `--verbose` asks for the time of the start."""
+    """Returns whether `--verbose` asks for the time of the start."""
     return bool(_marks)
 
 
@@ -30,15 +30,15 @@ def done(phase: str) -> None:
 
 
 def compiling() -> bool:
-    """Whether XLA compiles in a thread."""
+    """Returns whether XLA compiles in a thread."""
     return any(thread.name == COMPILES for thread in threading.enumerate())
 
 
-def report(say: Callable[[str], None]) -> None:
+def report(write: Callable[[str], None]) -> None:
     """Prints the phases once, in one line."""
     if len(_marks) > 1:
         pairs = zip(_marks, _marks[1:], strict=False)
         parts = [f'{name} {wall - before:.1f} s ({cpu - used:.1f})' for (_, before, used), (name, wall, cpu) in pairs]
         total, used = _marks[-1][1] - _marks[0][1], _marks[-1][2]
-        say(f'start-up {total:.1f} s ({used:.1f} of processor time): {" · ".join(parts)}')
+        write(f'start-up {total:.1f} s ({used:.1f} of processor time): {" · ".join(parts)}')
     _marks.clear()

@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
+from remixer_t5x.cli.info import settings
 from remixer_t5x.cli.main import COMMANDS
-from remixer_t5x.config import macro_table
 from tests.support.paths import ROOT
 
 pytest.importorskip('mkdocstrings', reason="the site needs mkdocs: pip install '.[docs]'")
@@ -50,6 +50,6 @@ def test_links_that_leave_the_documentation_lead_to_files_of_the_repository(site
 def test_the_reference_has_every_command_macro_and_public_name(site):
     assert all(f'<h2 id="{command.name.replace(" ", "-")}"' in site['reference/commands'] for command in COMMANDS)
     assert '--beams' in site['reference/commands']  # an argument in a group
-    assert all(f'id="{row.name}"' in site['reference/macros'] for row in macro_table.rows())
+    assert all(f'id="{row.name}"' in site['reference/macros'] for row in settings.rows())
     assert 'remixer_t5x.plan_train_state' in site['reference/python'] and 'trust_gin' in site['reference/python']
     assert 'gated_mlp' in site['reference/sublayers']

@@ -19,7 +19,7 @@ from mkdocs.structure.pages import Page
 import remixer_t5x
 from remixer_t5x.cli import arguments, main
 from remixer_t5x.cli.command import Command
-from remixer_t5x.config import macro_table
+from remixer_t5x.cli.info import settings
 from remixer_t5x.models import sublayers
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -125,7 +125,7 @@ def _flags(command: Command) -> Iterator[str]:
 
 def _macros() -> str:
     sections: dict[str, list[str]] = defaultdict(list)
-    for row in macro_table.rows():
+    for row in settings.rows():
         folder = row.files[0].partition('/')[0] if row.files else 'No default'
         name = f'`{row.name}`{{ .name #{row.name} }}<br>{_code(row.default)}'
         place = '<br>'.join([*filter(None, [_cell(row.where)]), _code(row.owner)])

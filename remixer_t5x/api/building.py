@@ -1,4 +1,4 @@
-"""A model from gin files and macros, without a run around it."""
+"""Builds a model from gin files and macros, without a run."""
 
 import dataclasses
 from typing import Any
@@ -9,7 +9,7 @@ from remixer_t5x.models.interface import Model
 
 
 def build_model(*gin_files: str, **macros: object) -> Model:
-    """The model that gin files and macros describe; it has no parameters yet (`model.init` makes them).
+    """Builds the model that gin files and macros describe; `model.init` makes its parameters.
 
     `build_model('models/remixer.gin', 'sizes/tiny.gin', VOCAB_SIZE=384)`; your own mixer needs no gin file:
     `build_model('models/t5_1_1.gin', 'sizes/tiny.gin', ENCODER_MIXER=MyMixer, ENCODER_POSITION_BIAS=None)`.
@@ -37,12 +37,12 @@ def build_model(*gin_files: str, **macros: object) -> Model:
 
 
 def _config_text(given: loading.Given) -> str:
-    """The gin text of MODEL; empty if a value has no name that another program could import."""
+    """Returns the gin text of MODEL; empty if a value has no importable name."""
     try:
-        written = {name: _gin_text(value) for name, value in given.objects.items()}
+        values = {name: _gin_text(value) for name, value in given.objects.items()}
     except ValueError:
         return ''
-    loading.load(dataclasses.replace(given, flags=[*given.flags, *written.items()], objects={}), '%MODEL', only=True)
+    loading.load(dataclasses.replace(given, flags=[*given.flags, *values.items()], objects={}), '%MODEL', only=True)
     return loading.config_text()
 
 

@@ -40,7 +40,7 @@ def load(
     trust_gin: bool = False,
     dtype: str | None = None,
 ) -> TrainedModel:
-    """A trained model with its parameters and vocabulary.
+    """Loads a trained model with its parameters and vocabulary.
 
     **A MODEL_DIR and a checkpoint run code**: the model is rebuilt from the gin text saved with the run (`config.gin`
     or `model.gin` in MODEL_DIR), and gin text may import and call anything. Read it before you load a folder that you
@@ -65,25 +65,18 @@ def load(
             damaged.
     """
     low = None if dtype is None else checked_dtype(dtype)
-    with _without_warnings_of_absl():
+    # Orbax warns about checkpoints without metadata of its own, which converted weights are.
+    logger, level = logging.getLogger('absl'), logging.getLogger('absl').level
+    logger.setLevel(logging.ERROR)
+    try:
         trained = _load(os.fspath(path), lengths, partitioner or Partitioner(), vocabulary, trust_gin)
+    finally:
+        logger.setLevel(level)
     if low is None:
         return trained
     model = dataclasses.replace(trained.model, module=trained.model.module.clone(dtype=low.name))
     params = jax.tree.map(lambda array: jnp.asarray(array, low), trained.params)
     return dataclasses.replace(trained, model=model, params=params)
-
-
-@contextlib.contextmanager
-def _without_warnings_of_absl() -> Iterator[None]:
-    """Orbax warns about checkpoints without metadata of its own, which converted weights are."""
-    logger = logging.getLogger('absl')
-    before = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        logger.setLevel(before)
 
 
 def _load(
@@ -112,10 +105,9 @@ def _load(
     if vocabulary is not None:
         raise UserError(f'vocabulary= is for a Hugging Face folder; {folder} has its own: leave it out')
     checkpoint = find(str(folder))
-    model, vocab, found = described(checkpoint)
+    model, vocab, run_lengths = described(checkpoint)
     params = restore(checkpoint, model, vocab, partitioner)
-    given, ends = _lengths(frames.text_lengths(found), lengths), 'inputs' in found
-    return TrainedModel(model, params, vocab, given, checkpoint, partitioner, ends_inputs=ends)
+    return _trained_model(model, params, vocab, checkpoint, partitioner, run_lengths, lengths)
 
 
 def check_gin(shared: shared_folder.Shared, advice: str) -> None:
@@ -129,35 +121,22 @@ def check_gin(shared: shared_folder.Shared, advice: str) -> None:
 
 
 def described(checkpoint: str) -> tuple[Any, Any, Mapping[str, int]]:
-    """The model and the vocabulary of a checkpoint, and TASK_FEATURE_LENGTHS.
-
-    Runs the gin text that is saved with the run.
-    """
-    flags = task_vocabulary.saved(run_of(checkpoint))
+    """Returns the model and the vocabulary of a checkpoint, and TASK_FEATURE_LENGTHS, by the gin text of its run."""
     with saved_gin(checkpoint) as gin_file:
-        model, vocabulary, lengths = _values(gin_file, flags, only=True)
-        if vocabulary is None:
-            _values(gin_file, flags)
-            vocabulary = pipeline.vocabulary(resolved.call(pipeline.DatasetConfig, 'train'))
-        return _with_config(model, gin_file), vocabulary, lengths
+        return _read_gin(gin_file, task_vocabulary.saved(run_of(checkpoint)))
 
 
-def _with_config(model: Any, gin_file: str) -> Any:
-    """The model with the gin text that describes it alone."""
-    if not isinstance(model, Model):
-        return model
-    loading.load(_given(gin_file), '%MODEL', only=True)
-    return dataclasses.replace(model, config=loading.config_text())
-
-
-def _given(gin_file: str, flags: Sequence[tuple[str, str]] = ()) -> loading.Given:
-    return loading.Given([gin_file], flags, defaults={'VOCABULARY': None, 'TASK_FEATURE_LENGTHS': LENGTHS})
-
-
-def _values(gin_file: str, flags: Sequence[tuple[str, str]] = (), only: bool = False) -> list[Any]:
-    """The model, the vocabulary (None: take the task's) and the lengths by a saved gin file; `only`: see `load`."""
-    given = _given(gin_file, flags)
-    return loading.values(given, 'MODEL', *given.defaults, only=only)
+def _read_gin(gin_file: str, flags: Sequence[tuple[str, str]] = ()) -> tuple[Any, Any, Mapping[str, int]]:
+    """Returns the model, with the gin text that describes it alone, the vocabulary and the lengths of a gin file."""
+    given = loading.Given([gin_file], flags, defaults={'VOCABULARY': None, 'TASK_FEATURE_LENGTHS': LENGTHS})
+    model, vocabulary, lengths = loading.values(given, 'MODEL', *given.defaults, only=True)
+    if vocabulary is None:
+        loading.load(given, '%MODEL')
+        vocabulary = pipeline.vocabulary(resolved.call(pipeline.DatasetConfig, 'train'))
+    if isinstance(model, Model):
+        loading.load(dataclasses.replace(given, flags=()), '%MODEL', only=True)
+        model = dataclasses.replace(model, config=loading.config_text())
+    return model, vocabulary, lengths
 
 
 def restore(checkpoint: str, model: Any, vocabulary: Any, partitioner: Partitioner) -> Any:
@@ -172,14 +151,13 @@ def _abstract(model: Any, partitioner: Partitioner) -> Any:
 
 
 def find(path: str) -> str:
-    """The newest checkpoint, or the best of a task if there is no other."""
+    """Returns the newest checkpoint, or the best of a task if there is no other."""
     try:
         return str(saved_params.find_step(path, WHAT))
     except UserError:
-        kept = best.best_checkpoints(path)
-        if not kept:
+        if not (best_checkpoints := best.best_checkpoints(path)):
             raise
-        return str(next(iter(kept.values()))['path'])
+        return str(next(iter(best_checkpoints.values()))['path'])
 
 
 @contextlib.contextmanager
@@ -200,7 +178,7 @@ def saved_gin(checkpoint: str) -> Iterator[str]:
 
 
 def run_of(checkpoint: str) -> epath.Path:
-    """The MODEL_DIR that `checkpoint` is in. Raises UserError if it is in none."""
+    """Returns the MODEL_DIR that contains `checkpoint`. Raises UserError if there is none."""
     folder = model_dir.around(checkpoint)
     if folder is None:
         raise UserError(
@@ -209,11 +187,15 @@ def run_of(checkpoint: str) -> epath.Path:
     return folder
 
 
-def _lengths(found: Mapping[str, int], wanted: Mapping[str, int] | None) -> dict[str, int]:
-    unknown = sorted(set(wanted or {}) - set(LENGTHS))
-    if unknown:
+def _trained_model(
+    model: Any, params: Any, vocabulary: Any, source: str, partitioner: Partitioner,
+    run_lengths: Mapping[str, int], lengths: Mapping[str, int] | None,
+) -> TrainedModel:  # fmt: skip
+    """Returns the model with `lengths` in place of those of its run."""
+    if unknown := sorted(set(lengths or {}) - set(LENGTHS)):
         raise UserError(f'lengths names {", ".join(unknown)}; it takes inputs and targets')
-    return {**dict(found), **(wanted or {})}
+    lengths = {**frames.text_lengths(run_lengths), **(lengths or {})}
+    return TrainedModel(model, params, vocabulary, lengths, source, partitioner, ends_inputs='inputs' in run_lengths)
 
 
 def _load_shared(
@@ -223,7 +205,7 @@ def _load_shared(
     arrays, _, record = shared.params()
     # Untrusted code would otherwise be imported if a file had the name of a module that is not loaded yet.
     with shared.importable_code() if trust_gin else contextlib.nullcontext():
-        model, vocabulary, found = _of_text(shared.gin_text(), task_vocabulary.saved(folder))
+        model, vocabulary, run_lengths = _read_gin_text(shared.gin_text(), task_vocabulary.saved(folder))
     ours = task_vocabulary.record(vocabulary)
     if record['vocabulary'] != ours:
         raise UserError(
@@ -234,8 +216,7 @@ def _load_shared(
         raise UserError(f'{folder} has other parameters than the model of its {shared_folder.GIN}: {difference}')
     params = _placed(arrays, model, partitioner)
     saved_params.check_finite(folder, params)
-    given, ends = _lengths(frames.text_lengths(found), lengths), 'inputs' in found
-    return TrainedModel(model, params, vocabulary, given, str(folder), partitioner, ends_inputs=ends)
+    return _trained_model(model, params, vocabulary, str(folder), partitioner, run_lengths, lengths)
 
 
 def _load_hugging_face(
@@ -244,22 +225,19 @@ def _load_hugging_face(
     source = folders.read(path)
     tokenizer = source.family.tokenizer(source.folder, vocabulary_path)
     flags = task_vocabulary.gin_flags(tokenizer.function, **tokenizer.arguments)
-    model, vocabulary, found = _of_text(source.family.gin_text(f'Made from {path}.'), flags)
+    model, vocabulary, run_lengths = _read_gin_text(source.family.gin_text(f'Made from {path}.'), flags)
     source.family.check_vocabulary(vocabulary, tokenizer.name, path)
     params = _placed(source.params(), model, partitioner)
-    given, ends = _lengths(source.family.lengths or frames.text_lengths(found), lengths), 'inputs' in found
-    return TrainedModel(model, params, vocabulary, given, path, partitioner, ends_inputs=ends)
+    lengths = {**(source.family.lengths or {}), **(lengths or {})}
+    return _trained_model(model, params, vocabulary, path, partitioner, run_lengths, lengths)
 
 
-def _of_text(text: str, flags: Sequence[tuple[str, str]] = ()) -> list[Any]:
-    """`_values` by gin text: of a folder of Hugging Face, our statements with the folder's numbers, each checked, so
-    that no code from the folder runs; of a shared folder, its model.gin.
-    """
+def _read_gin_text(text: str, flags: Sequence[tuple[str, str]] = ()) -> tuple[Any, Any, Mapping[str, int]]:
+    """`_read_gin` of a text, which runs no code of a folder: our own statements, or a checked model.gin."""
     with tempfile.TemporaryDirectory() as folder:
         file = pathlib.Path(folder, model_dir.CONVERTED)
         file.write_text(text, encoding='utf-8')
-        model, *others = _values(str(file), flags)
-        return [_with_config(model, str(file)), *others]
+        return _read_gin(str(file), flags)
 
 
 def _placed(params: Any, model: Any, partitioner: Partitioner) -> Any:

@@ -118,9 +118,8 @@ class TrainedModel:
         length = self.lengths['targets'] if max_length is None else max_length
         if length < 1:
             raise UserError(f'max_length must be 1 or more, got {max_length}')
-        coded = [self._codec.encode(text, index) for index, text in enumerate(_as_list(texts))]
-        predictor = self._predictor(len(coded), length, decoder, seed)
-        decoded = predictor.predict(self.params, [ids for ids, _ in coded]) if coded else []
+        rows, cuts = self._encode_inputs(texts)
+        decoded = self._predictor(len(rows), length, decoder, seed).predict(self.params, rows) if rows else []
         if decoded and answers is not None and not 1 <= answers <= len(decoded[0].ids):
             raise UserError(
                 f'answers must be from 1 to {len(decoded[0].ids)}, as many as the decoder gives, got {answers}; type '
@@ -128,14 +127,13 @@ class TrainedModel:
             )
         return [
             Answer([self.vocabulary.decode(ids) for ids in row.ids[:answers]], row.scores[:answers], cut)
-            for row, (_, cut) in zip(decoded, coded, strict=True)
+            for row, cut in zip(decoded, cuts, strict=True)
         ]
 
     def score(self, inputs: Strings, targets: Strings) -> np.ndarray:
-        """log p(target | input), summed over the tokens of the target and its end token: [texts] float32.
+        """Computes log p(target | input), summed over the target's tokens and end token: [texts] float32.
 
-        Raises:
-            UserError: the numbers of inputs and targets differ, or a text is too long.
+        Raises UserError if the numbers of inputs and targets differ, or if a text is too long.
         """
         interface.require(self.model, 'score', 'score')
         ids, target_ids = self._encode_pairs(inputs, targets)
@@ -145,23 +143,21 @@ class TrainedModel:
         return self._predictor(len(ids), length).score(self.params, ids, target_ids)
 
     def classify(self, texts: Strings) -> list[Answer]:
-        """A classifier's labels for each text, most likely first, with their log-likelihoods.
+        """Returns a classifier's labels for each text, most likely first, with their log-likelihoods.
 
         A regression returns the number, as a text and as a score.
         """
         interface.require(self.model, 'classify', 'classify')
         assert isinstance(self.model, Classifier)
-        coded = [self._codec.encode(text, index) for index, text in enumerate(_as_list(texts))]
-        ids = [ids for ids, _ in coded]
+        ids, cuts = self._encode_inputs(texts)
         predictor = self._predictor(len(ids), self.lengths['targets'])
         rows = predictions.class_predictions(predictor, self.params, ids, self.model.labels, None) if ids else []
-        return [Answer(list(row.texts or ()), row.scores, cut) for row, (_, cut) in zip(rows, coded, strict=True)]
+        return [Answer(list(row.texts or ()), row.scores, cut) for row, cut in zip(rows, cuts, strict=True)]
 
     def encode(self, texts: Strings) -> Encoded:
-        """The encoder's output for each text, and its mean over the text. A text that is too long is truncated."""
+        """Computes the encoder's output for each text and its mean; a text that is too long is truncated."""
         interface.require(self.model, 'encode', 'encode')
-        coded = [self._codec.encode(text, index) for index, text in enumerate(_as_list(texts))]
-        rows = [ids for ids, _ in coded]
+        rows, cuts = self._encode_inputs(texts)
         width = self.model.module.embed_dim
         hidden = np.zeros((len(rows), max(map(len, rows), default=0), width), np.float32)
         mask = np.zeros(hidden.shape[:2], bool)
@@ -169,10 +165,10 @@ class TrainedModel:
         for row, states in enumerate(encoded):
             hidden[row, : len(states)], mask[row, : len(states)] = states, True
         mean = hidden.sum(1) / np.maximum(mask.sum(1, keepdims=True), 1)
-        return Encoded(hidden, mask, mean.astype(np.float32), np.asarray([cut for _, cut in coded], bool))
+        return Encoded(hidden, mask, mean.astype(np.float32), np.asarray(cuts, bool))
 
     def loss(self, batch: Mapping[str, np.ndarray | jax.Array]) -> dict[str, float]:
-        """`loss` and `accuracy` per target token, `perplexity` and `tokens` of one batch of ids, without dropout.
+        """Computes `loss` and `accuracy` per target token, `perplexity` and `tokens` of one batch, without dropout.
 
         `batch` has [rows, length] int32 arrays with the names of `make_batch`. Raises UserError if it has no target.
         """
@@ -181,7 +177,7 @@ class TrainedModel:
         return held_out_loss.evaluate(self.params, [rows], self._eval_step, self.partitioner.shard_batch, 'given')
 
     def make_batch(self, inputs: Strings, targets: Strings) -> dict[str, np.ndarray]:
-        """Texts as a batch for `loss` and a train step, each row one example. Raises the same errors as `score`."""
+        """Converts texts to a batch for `loss` and a train step, one per row. Raises the same errors as `score`."""
         batch = make_batch(*self._encode_pairs(inputs, targets), self.lengths)
         if self.model.frame != frames.DECODER_ONLY:
             return batch
@@ -215,9 +211,11 @@ class TrainedModel:
         step = jax.jit(train_step.make_eval_step(self.model), out_shardings=self.partitioner.replicated)
         return train_step.Compiled(step, self.partitioner)
 
-    @property
-    def _codec(self) -> Texts:
-        return Texts(self.vocabulary, self.lengths['inputs'], ends=self.ends_inputs)
+    def _encode_inputs(self, texts: Strings) -> tuple[list[list[int]], list[bool]]:
+        """Returns the ids of each text, and whether the text was truncated."""
+        codec = Texts(self.vocabulary, self.lengths['inputs'], ends=self.ends_inputs)
+        pairs = [codec.encode(text, index) for index, text in enumerate(_as_list(texts))]
+        return [ids for ids, _ in pairs], [cut for _, cut in pairs]
 
     def _encode_pairs(self, inputs: Strings, targets: Strings) -> tuple[list[list[int]], list[list[int]]]:
         """The ids of inputs and targets. Raises UserError if their numbers differ, or if a text is too long."""
@@ -241,7 +239,7 @@ class TrainedModel:
     def _predictor(
         self, count: int, target_length: int, decoder: Decoder = GREEDY, seed: int = 0
     ) -> predictions.Predictor:
-        """Compiled functions for `count` texts, for few batch sizes, because each is compiled."""
+        """Returns the compiled functions for `count` texts; there are few batch sizes, because each is compiled."""
         shards = self.partitioner.batch_shards
         size = min(self.batch_size, 1 << max(count - 1, 0).bit_length())
         size = -(-size // shards) * shards
@@ -255,7 +253,7 @@ class TrainedModel:
 
 
 def gin_text(model: interface.Model, lengths: Mapping[str, int]) -> str:
-    """The gin statements of MODEL and TASK_FEATURE_LENGTHS. Raises UserError if it is not known how MODEL was made."""
+    """Returns the gin statements of MODEL and TASK_FEATURE_LENGTHS. Raises UserError if MODEL has none."""
     if not model.config:
         raise UserError(
             'model must come from load, or from build_model with values that are numbers, texts, or classes and '
@@ -269,7 +267,7 @@ def gin_text(model: interface.Model, lengths: Mapping[str, int]) -> str:
 def make_batch(
     inputs: Sequence[Sequence[int]], targets: Sequence[Sequence[int]], lengths: Mapping[str, int] | None = None
 ) -> dict[str, np.ndarray]:
-    """Lists of token ids as a batch for `model.loss` and a train step.
+    """Converts lists of token ids to a batch for `model.loss` and a train step.
 
     Args:
         inputs: ids of each input.
@@ -278,9 +276,6 @@ def make_batch(
 
     Returns:
         [rows, length] int32 arrays under seqio's names, 0 at padding.
-
-    Raises:
-        UserError: the numbers of inputs and targets differ, or a list is longer than its length.
     """
     _check_pairs(inputs, targets)
     longest = {'inputs': max(map(len, inputs), default=0), 'targets': max(map(len, targets), default=0)}

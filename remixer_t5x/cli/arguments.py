@@ -44,9 +44,7 @@ def add_gin(parser: argparse.ArgumentParser, model: bool = True) -> None:
 def add_macro(
     parser: Any, flag: str, macro: str, help: str, alone: str | None = None, metavar: str | None = None
 ) -> None:
-    """Adds `flag`, to a parser or a group, as a short name for `--gin.MACRO`; `alone` is its value where the flag has
-    none.
-    """
+    """Adds a flag as a short name for `--gin.MACRO`; `alone` is the value of the flag without a value."""
     optional: dict[str, Any] = {} if alone is None else {'nargs': '?', 'const': (macro, alone)}
     parser.add_argument(
         flag, dest='macros', action='append', type=lambda text: (macro, text), default=[], help=help,
@@ -55,15 +53,7 @@ def add_macro(
 
 
 def add_decoder(parser: argparse.ArgumentParser, batch_size: str) -> Any:
-    """Adds flags that choose a decoder and its main setting (configs/runs/_decoders.gin).
-
-    Args:
-        parser: of `infer` or `eval`.
-        batch_size: the macro that --batch_size sets.
-
-    Returns:
-        A group for other flags that exclude a decoder.
-    """
+    """Adds flags that choose a decoder, and `--batch_size` for a macro; returns the group of exclusive flags."""
     add_macro(parser, '--batch_size', batch_size, 'texts of one batch over all devices', metavar='N')
     group = parser.add_mutually_exclusive_group()
     group.add_argument('--beams', metavar='N', type=whole_number(2), help='beam search with N beams')
@@ -81,14 +71,7 @@ def apply_decoder(args: argparse.Namespace) -> None:
 
 
 def split_gin_flags(argv: Sequence[str]) -> tuple[list[str], list[tuple[str, str]]]:
-    """Takes `--gin.NAME=value` and `--gin.NAME value` out of `argv`.
-
-    Returns:
-        The other arguments, and (name, value) pairs in order.
-
-    Raises:
-        UserError: a gin flag without a value.
-    """
+    """Splits `argv` into other arguments, and the (name, value) pairs of `--gin.NAME=value` and `--gin.NAME value`."""
     rest: list[str] = []
     pairs: list[tuple[str, str]] = []
     arguments = iter(argv)
@@ -133,7 +116,7 @@ def values(
     defaults: Mapping[str, Any] | None = None,
     objects: Mapping[str, Any] | None = None,
 ) -> list[Any]:
-    """The values of these macros by the gin files and flags of the command line; see `config.loading.Given`."""
+    """Returns the values of macros by the gin files and flags of the command line; see `config.loading.Given`."""
     from remixer_t5x.config import loading
 
     given = _given(args, base=base, defaults=defaults or {}, objects=objects or {})
@@ -141,23 +124,22 @@ def values(
     return loading.values(given, *macros, importing=importing)
 
 
-def _given(args: argparse.Namespace, **own: Any) -> Any:
+def _given(args: argparse.Namespace, **sources: Any) -> Any:
     from remixer_t5x.config import loading
 
     if args.tfds_data_dir:
         # Every library that reads TFDS looks there.
         os.environ['TFDS_DATA_DIR'] = args.tfds_data_dir
-    search_paths = [path for given in args.gin_search_paths for path in given.split(',') if path]
+    search_paths = names(','.join(args.gin_search_paths))
     model = loading.model_files(args.model, search_paths) if args.model else ()
-    if not hasattr(args, 'of_the_run'):
-        args.of_the_run = _of_the_run(args)
-    run_files, run_flags = args.of_the_run
-    return loading.Given([*run_files, *args.gin_file], [*run_flags, *args.gin_flags], search_paths, model, **own)
+    if not hasattr(args, 'run_sources'):
+        args.run_sources = _run_sources(args)
+    run_files, run_flags = args.run_sources
+    return loading.Given([*run_files, *args.gin_file], [*run_flags, *args.gin_flags], search_paths, model, **sources)
 
 
-def _of_the_run(args: argparse.Namespace) -> tuple[list[str], list[tuple[str, str]]]:
-    """What the run of the checkpoint says, for a command line that names a checkpoint: its gin file, unless --gin_file
-    names another, and the flags for its vocabulary.
+def _run_sources(args: argparse.Namespace) -> tuple[list[str], list[tuple[str, str]]]:
+    """Returns the gin file (without --gin_file) and the vocabulary's flags of the run of a given checkpoint.
 
     gin files are not read from buckets: there the command line has to name one.
     """
@@ -188,12 +170,12 @@ def _of_the_run(args: argparse.Namespace) -> tuple[list[str], list[tuple[str, st
 
 
 def libraries(args: argparse.Namespace, tensorflow: bool = True) -> contextlib.AbstractContextManager[None]:
-    """While libraries are imported within, what they write is shown only with `--verbose` or where that fails."""
+    """Hides what libraries write while they are imported, unless with `--verbose` or if the import fails."""
     return contextlib.nullcontext() if args.verbose else quiet.imports(tensorflow)
 
 
 def whole_number(minimum: int) -> Callable[[str], int]:
-    """A type for `add_argument`: whole numbers from `minimum`."""
+    """Returns a type for `add_argument`: whole numbers from `minimum`."""
 
     def convert(text: str) -> int:
         number = ranges.whole_number(text, minimum)
@@ -205,5 +187,5 @@ def whole_number(minimum: int) -> Callable[[str], int]:
 
 
 def names(text: str) -> list[str]:
-    """A type for `add_argument`: items separated by commas."""
+    """Splits items at commas; a type for `add_argument`."""
     return [item.strip() for item in text.split(',') if item.strip()]

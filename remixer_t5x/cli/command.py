@@ -1,4 +1,4 @@
-"""What `main` knows of a command before any library is imported."""
+"""`Command`: a command's name, arguments and environment, known before any library is imported."""
 
 import argparse
 import contextlib

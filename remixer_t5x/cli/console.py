@@ -12,7 +12,7 @@ def show(*parts: Any, pipe_width: int = 150) -> None:
     for part in parts:
         text = isinstance(part, str)
         if not text:
-            # A number that is cut is no number: the terminal wraps a wide table.
+            # The terminal wraps a wide table; numbers are not truncated.
             widest = console.measure(part, options=console.options.update(width=10_000)).maximum
             console.width = max(console.width, widest)
         console.print(part, soft_wrap=text, markup=not text)
@@ -24,7 +24,7 @@ def table(*headings: str, words: tuple[str, ...] = (), **options: Any) -> Any:
     from rich import box
     from rich.table import Table
 
-    made = Table(box=box.SIMPLE_HEAD, **options)
+    result = Table(box=box.SIMPLE_HEAD, **options)
     for heading in headings:
-        made.add_column(heading, justify='left' if heading in words else 'right', no_wrap=True)
-    return made
+        result.add_column(heading, justify='left' if heading in words else 'right', no_wrap=True)
+    return result

@@ -65,9 +65,6 @@ def _score_predictions(args: argparse.Namespace) -> None:
 
     `args.predictions` names JSON lines with a text `prediction`, one for each example of the split and in its order, as
     `remixer-t5x eval` and `infer` write them; where a line has `input` too, it must be the example's.
-
-    Raises:
-        UserError: the file does not match the split, or a task cannot be read.
     """
     defaults = {'EVAL_TASKS': None, 'EVAL_EXAMPLES': None}
     mixture, lengths, split, name, limit = arguments.values(args, *_TASK_MACROS, base=BASE, defaults=defaults)
@@ -100,7 +97,7 @@ def _check_inputs(examples: TaskExamples, rows: Sequence[Mapping[str, Any]], pat
 
 
 def _evaluate(settings: CheckpointEvaluation, quantize: str | None = None) -> None:
-    """`quantize` names the integers that weights are rounded to; results then have a folder of their own."""
+    """Evaluates checkpoints, with `quantize` after rounding the weights, in a separate folder of results."""
     import jax
 
     from remixer_t5x.evaluate import results, task_evaluation
@@ -113,14 +110,14 @@ def _evaluate(settings: CheckpointEvaluation, quantize: str | None = None) -> No
     settings.checkpoints.check()
     evaluator = Evaluator(settings, submissions.knows)
     for note in evaluator.notes:
-        _say(note)
-    # Of the first process alone, which writes for all.
+        _print(note)
+    # Only the first process writes.
     outlets: dict[str, results.Results] = {}
     try:
         for folder in settings.checkpoints.find(evaluator.done()):
             params = evaluator.restore(folder)
             if params is None:
-                _say(f'step {folder.name} was removed before its turn; KEEP_CHECKPOINTS keeps more')
+                _print(f'step {folder.name} was removed before its turn; KEEP_CHECKPOINTS keeps more')
                 continue
             place = settings.folder_of_results(folder)
             if quantize:
@@ -130,26 +127,26 @@ def _evaluate(settings: CheckpointEvaluation, quantize: str | None = None) -> No
                 outlets[place] = results.Results(place)
             reports = evaluator.evaluate(params, folder, outlets.get(place))
             if reports:
-                _say(_table(reports, f'step {folder.name}, {reports[0].split}'))
+                _print(_table(reports, f'step {folder.name}, {reports[0].split}'))
             for report in reports:
                 for line in task_evaluation.shown_answers(report, settings.tasks.shown):
-                    _say(line)
+                    _print(line)
             for report in evaluator.predict_submissions(params, folder, outlets.get(place)):
                 if jax.process_index() == 0:
-                    _say(submissions.write(settings.submission_dir or '', report.task, report.rows))
+                    _print(submissions.write(settings.submission_dir or '', report.task, report.rows))
         for outlet in outlets.values():
-            _say(f'metrics      {outlet.folder / model_dir.METRICS}')
-            _say(f'predictions  {outlet.folder / results.PREDICTIONS}')
+            _print(f'metrics      {outlet.folder / model_dir.METRICS}')
+            _print(f'predictions  {outlet.folder / results.PREDICTIONS}')
     finally:
         for outlet in outlets.values():
             outlet.close()
 
 
-def _say(what: Any) -> None:
+def _print(part: Any) -> None:
     import jax
 
     if jax.process_index() == 0:
-        console.show(what, pipe_width=100)
+        console.show(part, pipe_width=100)
 
 
 def _table(reports: Sequence[Report], title: str) -> Any:

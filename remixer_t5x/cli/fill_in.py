@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import re
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -19,8 +18,7 @@ if TYPE_CHECKING:
 # Text around a gap that is shown; a whole example would fill the screen.
 TOKENS_SHOWN = 80
 BATCH_SIZE = 32
-_WORD = re.compile(r'[^\W\d]\w+')
-# Of the training run's configuration, with what runs/pretrain.gin would give where it is not there.
+# Macros of the training run, with their defaults.
 _DATA = {'SEED': 0, 'PACK': False, 'USE_CACHED_TASKS': False, 'CACHE_DIR': None}
 
 
@@ -31,9 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    """Prints the first validation examples, truncated, with the true and the predicted text of each gap, and how many
-    gaps of one word got a word.
-    """
+    """Prints the first validation examples, truncated, with the true and the predicted text of each gap."""
     macros = ('MODEL', 'PARTITIONER', 'MODEL_DIR', 'MIXTURE_OR_TASK_NAME', 'TASK_FEATURE_LENGTHS', *_DATA)
     model, partitioner, folder, mixture, lengths, *data = arguments.values(args, *macros, defaults=_DATA)
     import jax
@@ -63,8 +59,6 @@ def run(args: argparse.Namespace) -> None:
     console = Console(highlight=False)
     for row in range(min(args.num_examples, BATCH_SIZE)):
         show(console, vocab, batch['encoder_input_tokens'][row], batch['decoder_target_tokens'][row], predicted[row])
-    gaps, one_word, same = one_word_gaps(vocab, batch['decoder_target_tokens'], predicted)
-    console.print(f'of {gaps:,} gaps of one word, {one_word:,} got one word, and {same:,} the same')
     console.print(f'from the newest checkpoint in {folder}/{model_dir.CHECKPOINTS}', style='dim')
 
 
@@ -72,46 +66,27 @@ def show(console: Console, vocab: Any, inputs: np.ndarray, targets: np.ndarray, 
     """Prints one example: its beginning with numbered gaps, then each gap's true and predicted text."""
     from rich.text import Text
 
-    first_sentinel, last_sentinel = sentinels.of(vocab)[0], sentinels.ordinary_ids(vocab)
-    shown = inputs[:TOKENS_SHOWN]
-    text, numbers = Text(), []
-    for sentinel, ids in split_at_sentinels(shown, first_sentinel, last_sentinel):
+    def split(ids: np.ndarray) -> Iterator[tuple[int | None, str]]:
+        for sentinel, part in split_at_sentinels(ids, sentinels.of(vocab)[0], sentinels.ordinary_ids(vocab)):
+            yield sentinel, vocab.decode([int(token) for token in part])
+
+    parts = list(split(inputs[:TOKENS_SHOWN]))
+    text = Text('text   ', style='dim')
+    for sentinel, words in parts:
+        text += Text('' if sentinel is None else f' [{sentinel + 1}] ', style='bold') + Text(words)
+    console.print(text + Text(' ...'))
+    truth, guess = dict(split(targets)), dict(split(predicted))
+    for sentinel, _ in parts:
         if sentinel is not None:
-            numbers.append(sentinel)
-            text.append(f' [{sentinel + 1}] ', style='bold')
-        text.append(vocab.decode([int(i) for i in ids]))
-    console.print(Text('text   ', style='dim') + text + Text(' ...'))
-    truth = dict(split_at_sentinels(targets, first_sentinel, last_sentinel))
-    guess = dict(split_at_sentinels(predicted, first_sentinel, last_sentinel))
-    for number in numbers:
-        line = Text(f'  [{number + 1}]  ', style='bold')
-        line += Text(f'was {_quoted(vocab, truth.get(number))}', style='none')
-        line += Text(f'   the model says {_quoted(vocab, guess.get(number))}')
-        console.print(line)
+            was, says = (f'"{words}"' if words else 'nothing' for words in (truth.get(sentinel), guess.get(sentinel)))
+            console.print(Text(f'  [{sentinel + 1}]  ', style='bold') + Text(f'was {was}   the model says {says}'))
     console.print()
-
-
-def one_word_gaps(vocab: Any, targets: np.ndarray, predicted: np.ndarray) -> tuple[int, int, int]:
-    """How many gaps have one word as their true text, in how many of those the predicted text is one word, and in how
-    many it is the same word. Words are letters, digits and _, at least two, and do not begin with a digit.
-    """
-    first, last = sentinels.of(vocab)[0], sentinels.ordinary_ids(vocab)
-    gaps = one_word = same = 0
-    for row, guesses in zip(targets, predicted, strict=True):
-        guess = dict(split_at_sentinels(guesses, first, last))
-        for number, ids in split_at_sentinels(row, first, last):
-            wanted = vocab.decode(ids).strip() if number is not None and ids else ''
-            if not _WORD.fullmatch(wanted):
-                continue
-            found = vocab.decode(guess.get(number) or []).strip()
-            gaps, one_word, same = gaps + 1, one_word + bool(_WORD.fullmatch(found)), same + (found == wanted)
-    return gaps, one_word, same
 
 
 def split_at_sentinels(
     ids: Iterable[int], first_sentinel: int, last_sentinel: int
 ) -> Iterator[tuple[int | None, list[int]]]:
-    """(number of the sentinel before, ids up to the next), the number None before the first; stops at the end token."""
+    """Yields (number of a sentinel, ids after it), the number None before the first; stops at the end token."""
     number: int | None = None
     part: list[int] = []
     for token in ids:
@@ -123,10 +98,6 @@ def split_at_sentinels(
         else:
             part.append(int(token))
     yield number, part
-
-
-def _quoted(vocab: Any, ids: list[int] | None) -> str:
-    return 'nothing' if not ids else f'"{vocab.decode(ids)}"'
 
 
 COMMAND = Command(

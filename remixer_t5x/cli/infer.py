@@ -14,18 +14,14 @@ from remixer_t5x.cli.command import Command
 from remixer_t5x.errors import UserError
 
 if TYPE_CHECKING:
-    from rich.progress import Progress
-
     from remixer_t5x.evaluate import text_inference
     from remixer_t5x.evaluate.text_inference import TextInference
     from remixer_t5x.evaluate.text_inputs import TextInputs
 
 BASE = ('runs/infer.gin',)
 ROOT = 'remixer_t5x.evaluate.text_inference.TextInference'
-# For a configuration without labelled rows of one's own, which has no template, and without a vocabulary.
 DEFAULTS = {'VOCABULARY': None, 'INPUTS': None, 'DELIMITER': None, 'ENCODING': 'utf-8'}
-# Seconds between two lines of progress where there is no terminal.
-SAY_EVERY = 10.0
+SECONDS_BETWEEN_LINES = 10.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -69,9 +65,7 @@ def load(args: argparse.Namespace) -> None:
 
 
 def settings_of(args: argparse.Namespace) -> tuple[TextInference, str | None]:
-    """The settings that were loaded, and the template INPUTS. A configuration that names a task and no VOCABULARY gets
-    the vocabulary of the task's features.
-    """
+    """Returns the loaded settings, by default with the task's vocabulary, and the template INPUTS."""
     from remixer_t5x.config import resolved
     from remixer_t5x.data import pipeline, task_vocabulary
 
@@ -84,8 +78,8 @@ def settings_of(args: argparse.Namespace) -> tuple[TextInference, str | None]:
     return settings, template
 
 
-def other_template(checkpoint: str, given: str | None) -> str | None:
-    """A warning if the run of a checkpoint was trained with a template INPUTS that is not the given one."""
+def other_template(checkpoint: str, template: str | None) -> str | None:
+    """Returns a warning if the run of a checkpoint was trained with another template INPUTS."""
     import ast
 
     from remixer_t5x import untrusted_files
@@ -100,11 +94,10 @@ def other_template(checkpoint: str, given: str | None) -> str | None:
         trained = ast.literal_eval(config_changes.bindings(config).get('INPUTS', 'None'))
     except (ValueError, SyntaxError):
         return None
-    if trained is None or trained == given:
+    if trained is None or trained == template:
         return None
-    now = 'the texts are read as they are' if given is None else f'INPUTS is now {given!r}'
-    advice = f'give --gin.INPUTS="{trained!r}"'
-    return f'warning: {folder} was trained with INPUTS = {trained!r}, and {now}; {advice}'
+    now = 'the texts are read as they are' if template is None else f'INPUTS is now {template!r}'
+    return f'warning: {folder} was trained with INPUTS = {trained!r}, and {now}; type --gin.INPUTS="{trained!r}"'
 
 
 def _warn_of_template(folder: str, template: str | None) -> None:
@@ -129,9 +122,10 @@ def _infer(settings: TextInference, template: str | None) -> None:
     codec = settings.codec()
     # A person who types texts wants an answer to each.
     window = 1 if inputs.is_stdin and sys.stdin.isatty() else decoding.batch_size * text_inference.WINDOW_BATCHES
-    with contextlib.closing(out), _Reporter(inputs, out.counts) as reporter:
+    reporter = _Reporter(inputs, out.counts)
+    with contextlib.closing(out):
         text_inference.run(texts, out, codec, predict, window, reporter.update)
-    reporter.say_end(out)
+    reporter.print_end(out)
 
 
 def _embed(settings: TextInference, template: str | None, with_tokens: bool, pooling: str) -> None:
@@ -144,65 +138,42 @@ def _embed(settings: TextInference, template: str | None, with_tokens: bool, poo
     params, predictor = settings.restore(folder), settings.predictor()
     codec = text_inference.Texts(settings.vocabulary, settings.decoding.feature_lengths['inputs'], settings.refuse_long)
     window = settings.decoding.batch_size * text_inference.WINDOW_BATCHES
-    with _Reporter(settings.inputs, text_inference.Counts()) as reporter:
-        rows = embeddings.rows(iter(settings.inputs), codec, lambda ids: predictor.encode(params, ids), window)
-        counts = embeddings.write(settings.output, rows, with_tokens, pooling, reporter.update)
+    reporter = _Reporter(settings.inputs, text_inference.Counts())
+    rows = embeddings.rows(iter(settings.inputs), codec, lambda ids: predictor.encode(params, ids), window)
+    counts = embeddings.write(settings.output, rows, with_tokens, pooling, reporter.update)
     cut = f', {counts.cut:,} cut' if counts.cut else ''
     print(f'{counts.written:,} texts in {settings.output}{cut}', file=sys.stderr)
 
 
 class _Reporter:
-    """Progress on standard error: a bar on a terminal, else a line now and then; a closing line in both cases."""
+    """Prints progress on standard error now and then, and a closing line."""
 
     def __init__(self, inputs: TextInputs, counts: text_inference.Counts):
-        self._inputs, self._start, self._said = inputs, time.monotonic(), time.monotonic()
-        import jax
-        from rich.console import Console
-        from rich.progress import BarColumn, Progress, TextColumn
-
-        self._quiet = jax.process_index() > 0
-        self._console = Console(file=sys.stderr, highlight=False, soft_wrap=True)
-        self._total = None if inputs.is_stdin else sum(1 for _ in inputs)
-        self._bar: Progress | None = None
+        self._start, self._last_time = time.monotonic(), time.monotonic()
+        self._total = '' if inputs.is_stdin else f' of {sum(1 for _ in inputs):,}'
         if counts.before:
-            self._say(f'continuing after {counts.before:,} predictions')
-        if self._console.is_terminal and not self._quiet and not (inputs.is_stdin and sys.stdin.isatty()):
-            self._bar = Progress(BarColumn(bar_width=20), TextColumn('{task.description}'), console=self._console)
-            self._task = self._bar.add_task(self._text(counts), total=self._total, completed=counts.before)
-
-    def __enter__(self) -> _Reporter:
-        if self._bar is not None:
-            self._bar.start()
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        if self._bar is not None:
-            self._bar.stop()
+            self._print(f'continuing after {counts.before:,} predictions')
 
     def update(self, counts: text_inference.Counts) -> None:
-        if self._bar is not None:
-            self._bar.update(self._task, completed=counts.written, description=self._text(counts))
-        elif time.monotonic() - self._said >= SAY_EVERY:
-            self._said = time.monotonic()
-            self._say(self._text(counts))
+        if (now := time.monotonic()) - self._last_time >= SECONDS_BETWEEN_LINES:
+            self._last_time = now
+            rate = (counts.written - counts.before) / max(now - self._start, 1e-9)
+            self._print(f'{counts.written:,}{self._total} predictions · {rate:.1f} a second')
 
-    def say_end(self, output: text_inference.Output) -> None:
-        counts = output.counts
-        new, seconds = counts.written - counts.before, time.monotonic() - self._start
+    def print_end(self, output: text_inference.Output) -> None:
         from remixer_t5x.train import progress
 
+        counts, seconds = output.counts, time.monotonic() - self._start
         cut = f', {counts.cut:,} of all texts cut' if counts.cut else ''
         place = '' if output.is_stdout else f', {counts.written:,} in {output.path}'
-        self._say(f'{new:,} predictions in {progress.duration(seconds)}{place}{cut}')
+        new = counts.written - counts.before
+        self._print(f'{new:,} predictions in {progress.duration(seconds)}{place}{cut}')
 
-    def _text(self, counts: text_inference.Counts) -> str:
-        of = '' if self._total is None else f' of {self._total:,}'
-        rate = (counts.written - counts.before) / max(time.monotonic() - self._start, 1e-9)
-        return f'{counts.written:,}{of} predictions · {rate:.1f} a second'
+    def _print(self, text: str) -> None:
+        import jax
 
-    def _say(self, text: str) -> None:
-        if not self._quiet:
-            self._console.print(text, markup=False)
+        if jax.process_index() == 0:
+            print(text, file=sys.stderr)
 
 
 COMMAND = Command(

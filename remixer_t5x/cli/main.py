@@ -14,24 +14,12 @@ import tempfile
 import threading
 import traceback
 from collections.abc import Sequence
+from typing import Any
 
 from remixer_t5x import __version__, lazy, startup
-from remixer_t5x.cli import (
-    arguments,
-    completion,
-    convert,
-    evaluate,
-    fill_in,
-    infer,
-    info,
-    quiet,
-    score,
-    streams,
-    train,
-)
+from remixer_t5x.cli import arguments, convert, evaluate, fill_in, infer, info, quiet, score, streams, train
 from remixer_t5x.cli.command import Command, keep_buffers
-from remixer_t5x.cli.data import cache, get, preview, show, vocab
-from remixer_t5x.cli.data import list as data_list
+from remixer_t5x.cli.data import cache, catalogue, preview, vocab
 from remixer_t5x.config import user_modules
 from remixer_t5x.devices import compilation_cache
 from remixer_t5x.errors import UserError, nearest, one_line
@@ -44,9 +32,8 @@ def _extra(extra: str, module: str) -> tuple[Command, ...]:
 
 COMMANDS = (
     *(train.TRAIN, train.FINETUNE, *_extra('reports', 'compare'), evaluate.COMMAND, infer.COMMAND, info.COMMAND),
-    *(preview.COMMAND, data_list.COMMAND, get.COMMAND, show.COMMAND, cache.COMMAND, vocab.COMMAND),
+    *(preview.COMMAND, catalogue.LIST, catalogue.GET, catalogue.SHOW, cache.COMMAND, vocab.COMMAND),
     *(score.COMMAND, fill_in.COMMAND, convert.COMMAND, *_extra('export', 'command'), *_extra('reports', 'command')),
-    completion.COMMAND,
 )
 
 # As many as a small training run has on two cores.
@@ -69,16 +56,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     if own_process:
         streams.protect()
         user_modules.install(os.getcwd())
-    given = list(sys.argv[1:] if argv is None else argv)
+    arguments_given = list(sys.argv[1:] if argv is None else argv)
     try:
         try:
-            code = _run(given, own_process)
+            code = _run(arguments_given, own_process)
         finally:
             sys.stdout.flush()
-    except (UserError, KeyboardInterrupt) as error:
-        code = report_error(error, verbose='--verbose' in given)
-    except Exception as error:
-        code = report_error(error, verbose='--verbose' in given)
+    except (Exception, KeyboardInterrupt) as error:
+        code = report_error(error, verbose='--verbose' in arguments_given)
     if own_process and startup.compiling():
         # Python would wait for XLA, after a mistake in the data for example, and cannot interrupt it.
         sys.stderr.flush()
@@ -87,7 +72,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def report_error(error: BaseException, process: str = '', verbose: bool = False) -> int:
-    """Says what went wrong on standard error, and in which of several processes; returns the exit code."""
+    """Prints an error on standard error, with the name of one of several processes; returns the exit code."""
     where = f' ({process})' if process else ''
     if isinstance(error, KeyboardInterrupt):
         print(f'interrupted{where}', file=sys.stderr)
@@ -104,8 +89,8 @@ def report_error(error: BaseException, process: str = '', verbose: bool = False)
 
 
 def _describe_bug(error: BaseException) -> str:
-    """One line about an error that nobody expected: its notes say what was saved, a file has its traceback."""
-    said = one_line(f'{type(error).__name__}: {error}')[:500]
+    """Describes an unexpected error in one line, with its notes, and writes its traceback to a file."""
+    line = one_line(f'{type(error).__name__}: {error}')[:500]
     # JAX adds a note of several lines about its own frames.
     notes = ''.join(f'; {note}' for note in getattr(error, '__notes__', ()) if '\n' not in note)
     try:
@@ -115,8 +100,8 @@ def _describe_bug(error: BaseException) -> str:
             file.write(f'remixer-t5x {__version__}: {" ".join(sys.argv)}\n')
             traceback.print_exception(error, file=file)
     except OSError:
-        return f'{said}: this is a bug{notes}; type --verbose for its traceback'
-    return f'{said}: this is a bug{notes}; its traceback is in {file.name}'
+        return f'{line}: this is a bug{notes}; type --verbose for its traceback'
+    return f'{line}: this is a bug{notes}; its traceback is in {file.name}'
 
 
 def _run(argv: Sequence[str], own_process: bool) -> int:
@@ -153,26 +138,21 @@ def _run(argv: Sequence[str], own_process: bool) -> int:
 
 
 def _join_words(argv: list[str]) -> list[str]:
-    """Makes one name of `data list`, as in COMMANDS. Raises UserError for a second word that names no command."""
-    alternatives = [c.name.split()[1] for c in COMMANDS if argv and c.name.startswith(f'{argv[0]} ')]
-    if not alternatives or len(argv) < 2 or argv[1].startswith('-'):
-        return argv
-    if argv[1] not in alternatives:
-        near = difflib.get_close_matches(argv[1], alternatives, n=1, cutoff=0) or alternatives
-        allowed = ', '.join(f'{argv[0]} {word}' for word in alternatives)
-        raise UserError(f'{argv[0]} {argv[1]} is not a command, allowed are {allowed}; type {argv[0]} {near[0]}')
-    return [' '.join(argv[:2]), *argv[2:]]
+    """Makes one name of `data list`, as in COMMANDS."""
+    name = ' '.join(argv[:2])
+    return [name, *argv[2:]] if any(command.name == name for command in COMMANDS) else argv
 
 
-def _unknown_flag(args: argparse.Namespace, given: list[str]) -> str:
-    """What to say of arguments that the command does not take, and what to type instead of the first."""
+def _unknown_flag(args: argparse.Namespace, unknown: list[str]) -> str:
+    """Returns the error about arguments that a command does not take, and what to type instead of the first."""
     from remixer_t5x.config import files
 
-    message = f'unrecognized arguments: {" ".join(given)}'
+    message = f'unrecognized arguments: {" ".join(unknown)}'
     parser = getattr(args, 'own_parser', None) or _parser()
-    flag, _, value = given[0].partition('=')
+    flag, _, value = unknown[0].partition('=')
     name = flag.removeprefix('--')
-    near = difflib.get_close_matches(flag, re.findall(r'--\w+', parser.format_usage()), n=1)
+    alternatives = [command.name.split()[1] for command in COMMANDS if command.name.startswith(f'{args.command} ')]
+    near = difflib.get_close_matches(flag, [*re.findall(r'--\w+', parser.format_usage()), *alternatives], n=1)
     if name in files.T5X['flags']:
         message += f'; that is a flag of T5X, and here it is {files.T5X["flags"][name]}'
     elif hasattr(args, 'gin_file') and value and files.readers(name.upper()):
@@ -183,7 +163,7 @@ def _unknown_flag(args: argparse.Namespace, given: list[str]) -> str:
 
 
 class _Parser(argparse.ArgumentParser):
-    """argparse that answers a wrong flag with one line, as every other mistake is answered."""
+    """Raises UserError for a wrong flag."""
 
     def error(self, message: str):
         # The name COMMAND is padded to the width of the longest one, which aligns the help.
@@ -194,34 +174,26 @@ class _Parser(argparse.ArgumentParser):
 def _parser() -> argparse.ArgumentParser:
     # Commands are indented by two columns more than COMMAND is.
     width = max(len(command.name) for command in COMMANDS) + 2
+    options: dict[str, Any] = {'formatter_class': argparse.RawDescriptionHelpFormatter, 'allow_abbrev': False}
     parser = _Parser(
         prog='remixer-t5x',
         description='Pretrain, finetune, evaluate and run T5-style encoder-decoders with any token mixer.',
         epilog=f'{arguments.GIN_HELP}\nexamples:\n{_lines(e for c in COMMANDS for e in c.examples)}',
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
+        **options,
     )
     parser.add_argument('--version', action='version', version=f'remixer-t5x {__version__}')
     commands = parser.add_subparsers(dest='command', metavar='{:<{}}'.format('COMMAND', width), title='commands')
     for command in COMMANDS:
-        _add_command(commands, command)
+        description, epilog = f'{command.help[0].upper()}{command.help[1:]}.', f'example:\n{_lines(command.examples)}'
+        of_command = commands.add_parser(
+            command.name, help=command.help, description=description, epilog=epilog, **options
+        )
+        command.add_arguments(of_command)
+        of_command.set_defaults(own_parser=of_command)
+        of_command.add_argument('--verbose', action='store_true', help='show log lines of libraries, and tracebacks')
+        # Every script of T5X has it.
+        of_command.add_argument('--alsologtostderr', dest='verbose', action='store_true', help=argparse.SUPPRESS)
     return parser
-
-
-def _add_command(commands, command: Command) -> None:
-    parser = commands.add_parser(
-        command.name,
-        help=command.help,
-        description=f'{command.help[0].upper()}{command.help[1:]}.',
-        epilog=f'example:\n{_lines(command.examples)}',
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
-    command.add_arguments(parser)
-    parser.set_defaults(own_parser=parser)
-    parser.add_argument('--verbose', action='store_true', help='show log lines of libraries, and tracebacks')
-    # Every script of T5X has it.
-    parser.add_argument('--alsologtostderr', dest='verbose', action='store_true', help=argparse.SUPPRESS)
 
 
 def _lines(examples) -> str:

@@ -20,30 +20,14 @@ import remixer_t5x
 import remixer_tasks
 from remixer_t5x.errors import UserError
 
-# Flag, field of `devices.processes.Processes`, what its value is called, what it is.
-_FLAGS = (
-    ('--coordinator_address', 'address', 'HOST:PORT', 'of process 0'),
-    ('--process_count', 'count', 'N', 'how many processes; 1 is this one alone, whatever the cluster says'),
-    ('--process_index', 'index', 'N', 'which one this is, from 0'),
-    (
-        '--initialization_timeout',
-        'initialization_timeout',
-        'SECONDS',
-        'to wait for the others at the start (default 300)',
-    ),
-    ('--heartbeat_timeout', 'heartbeat_timeout', 'SECONDS', 'of silence after which a process is lost (default 100)'),
-)
-
-
-def add(parser: argparse.ArgumentParser) -> None:
-    """Adds the flags, as a group."""
-    group = parser.add_argument_group(
-        'several processes', 'found by themselves on TPU, Slurm, Open MPI and Kubernetes; else all of the first three'
-    )
-    for flag, _, metavar, help in _FLAGS:
-        group.add_argument(flag, metavar=metavar, help=help)
-
-
+# Fields of `devices.processes.Processes` by flag, what their values are called, and their help.
+_FLAGS = {
+    'coordinator_address': ('address', 'HOST:PORT', 'of process 0'),
+    'process_count': ('count', 'N', 'how many processes; 1 is this one alone, whatever the cluster says'),
+    'process_index': ('index', 'N', 'which one this is, from 0'),
+    'initialization_timeout': ('initialization_timeout', 'SECONDS', 'to wait for the others (default 300)'),
+    'heartbeat_timeout': ('heartbeat_timeout', 'SECONDS', 'of silence after which a process is lost (default 100)'),
+}
 # Settings that may differ between processes: the paths of MODEL_DIR, which all share (`start.claim` checks that), and
 # of its vocabulary, whose ids are compared later; and profiling.
 MAY_DIFFER = ('MODEL_DIR', 'PROFILE_PERIOD', 'remixer_tasks.vocabularies.saved.folder')
@@ -55,25 +39,38 @@ _OF_ONE_PROCESS = (
 )
 
 
+def add(parser: argparse.ArgumentParser) -> None:
+    """Adds the flags, as a group."""
+    group = parser.add_argument_group(
+        'several processes', 'found by themselves on TPU, Slurm, Open MPI and Kubernetes; else all of the first three'
+    )
+    for flag, (_, metavar, help) in _FLAGS.items():
+        group.add_argument(f'--{flag}', metavar=metavar, help=help)
+
+
 @contextlib.contextmanager
 def together(args: argparse.Namespace, saves: bool = False) -> Iterator[None]:
     """Joins the processes of the run for the work within; `saves`: on SIGTERM the work saves first.
 
     Call it after gin is loaded: raises UserError on all processes if their command, code, settings or devices differ.
     """
+    import jax
+
     from remixer_t5x.devices import collectives, processes
 
-    given = processes.Processes(**_given(args))
-    with processes.together(given, functools.partial(args.report_error, verbose=args.verbose), saves):
+    settings = processes.Processes(**{_FLAGS[flag][0]: value for flag, value in _values(args).items()})
+    with processes.together(settings, functools.partial(args.report_error, verbose=args.verbose), saves):
         if collectives.several():
             collectives.check_same(identity(args.command))
             # This starts JAX's devices, which waits for other processes.
-            collectives.check_same(_devices())
+            first, *_ = devices = jax.local_devices()
+            kind = f'{len(devices)} {first.device_kind} ({first.client.platform_version})'
+            collectives.check_same({'the devices of a process': kind})
         yield
 
 
 def identity(command: str) -> dict[str, Any]:
-    """What has to be the same in all processes before JAX starts its devices, in the order in which it is compared."""
+    """Returns what has to be the same in all processes before JAX starts its devices, in the order of comparison."""
     from remixer_t5x.checkpoints import config_changes
     from remixer_t5x.config import loading
     from remixer_t5x.run_folder import model_dir
@@ -85,31 +82,27 @@ def identity(command: str) -> dict[str, Any]:
         'the command': command,
         **{f'version of {name}': version for name, version in model_dir.package_versions().items()},
         'version of Python': platform.python_version(),
-        **{name: os.environ[name] for name in sorted(os.environ) if _is_shared(name)},
+        **{
+            name: value
+            for name, value in sorted(os.environ.items())
+            if name.startswith(_COMPILES) and not name.startswith(_OF_ONE_PROCESS)
+        },
         **{name: value for name, value in settings.items() if name not in MAY_DIFFER},
         'imports of the gin files': [line for line in text.splitlines() if line.startswith(('import ', 'from '))],
         **_code(),
     }
 
 
-def _is_shared(variable: str) -> bool:
-    return variable.startswith(_COMPILES) and not variable.startswith(_OF_ONE_PROCESS)
-
-
 def _code() -> dict[str, str]:
-    """Digests of our packages and of each module that is loaded from outside of the installed packages."""
-    found = {}
-    for package in (remixer_t5x, remixer_tasks):
-        files = sorted(pathlib.Path(package.__path__[0]).rglob('*.py'))
-        found[f'the code of {package.__name__}'] = _digest(files)
-    elsewhere = tuple(
-        f'{folder}/' for folder in (sysconfig.get_paths()['stdlib'], *remixer_t5x.__path__, *remixer_tasks.__path__)
-    )
+    """Returns digests of our packages and of each module that is loaded from outside the installed packages."""
+    packages = (remixer_t5x, remixer_tasks)
+    files = {package.__name__: sorted(pathlib.Path(package.__path__[0]).rglob('*.py')) for package in packages}
+    elsewhere = tuple(f'{folder}/' for folder in (sysconfig.get_paths()['stdlib'], *(p.__path__[0] for p in packages)))
     for name, module in sorted(sys.modules.items()):
         file = getattr(module, '__file__', None) or ''
         if file.endswith('.py') and '-packages/' not in file and not file.startswith(elsewhere):
-            found[f'the code of {name}'] = _digest([pathlib.Path(file)])
-    return found
+            files[name] = [pathlib.Path(file)]
+    return {f'the code of {name}': _digest(paths) for name, paths in files.items()}
 
 
 def _digest(files: list[pathlib.Path]) -> str:
@@ -120,21 +113,12 @@ def _digest(files: list[pathlib.Path]) -> str:
     return digest.hexdigest()[:16]
 
 
-def _devices() -> dict[str, Any]:
-    import jax
-
-    first, *_ = devices = jax.local_devices()
-    return {'the devices of a process': f'{len(devices)} {first.device_kind} ({first.client.platform_version})'}
-
-
-def _given(args: argparse.Namespace) -> dict[str, str]:
-    """Fields of `Processes` that flags set."""
-    values = {field: getattr(args, flag.removeprefix('--')) for flag, field, *_ in _FLAGS}
-    return {field: value for field, value in values.items() if value is not None}
+def _values(args: argparse.Namespace) -> dict[str, str]:
+    """Returns the flags that are given."""
+    return {flag: value for flag in _FLAGS if (value := getattr(args, flag)) is not None}
 
 
 def refuse(args: argparse.Namespace, reason: str) -> None:
-    """Raises UserError where one of the flags is given."""
-    for flag, field, *_ in _FLAGS:
-        if field in _given(args):
-            raise UserError(f'{flag} is given, and {reason}; leave it out')
+    """Raises UserError if one of the flags is given."""
+    for flag in _values(args):
+        raise UserError(f'--{flag} is given, and {reason}; leave it out')

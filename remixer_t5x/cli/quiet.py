@@ -1,4 +1,4 @@
-"""Keeps the chatter of libraries off the user's screen; errors still show, and `--verbose` leaves everything on."""
+"""Hides log lines and warnings of libraries, but not errors; `--verbose` shows everything."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _LOGGERS = ('jax', 'orbax', 'tensorflow', 'datasets', 'matplotlib')
 
 
 def hush() -> None:
-    """Log lines below ERROR and warnings of libraries go nowhere from here on."""
+    """Hides log lines below ERROR and warnings of libraries from here on."""
     lazy.set_environment()
     warnings.simplefilter('ignore')
     logging.basicConfig(level=logging.ERROR, format='%(name)s: %(message)s')
@@ -24,17 +24,16 @@ def hush() -> None:
         logging.getLogger(name).setLevel(logging.ERROR)
     for name in _REPORTED_ELSEWHERE:
         logging.getLogger(name).setLevel(logging.CRITICAL)
-    # Such as what TensorStore's threads report of a failed write to an event loop that is already closed.
+    # TensorStore's threads report failed writes to an event loop that is already closed.
     sys.unraisablehook = lambda unraisable: None
     logging.getLogger('remixer_t5x').setLevel(logging.WARNING)
 
 
 @contextlib.contextmanager
 def imports(tensorflow: bool) -> Iterator[None]:
-    """While libraries are imported, what they write to file descriptor 2 is shown only when that fails.
+    """Hides what libraries write to file descriptor 2 while they are imported, unless the import fails.
 
-    Args:
-        tensorflow: load it first. Version 2.21 writes at any log level.
+    `tensorflow` loads TensorFlow first: version 2.21 writes at any log level.
     """
     with lazy.without_stderr():
         if tensorflow:

@@ -36,11 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    """Writes a line for each pair, in order, and says the mean at the end.
-
-    Raises:
-        UserError: a file, a column or a model that is wrong, a pair that is longer than the model reads.
-    """
+    """Writes a line for each pair, in order, and says the mean at the end."""
     if args.output is not None and os.path.exists(os.path.expanduser(args.output)):
         raise UserError(f'{args.output} exists already; give another --output, or remove it')
     with arguments.libraries(args):

@@ -12,10 +12,8 @@ from remixer_t5x.errors import UserError
 
 
 class _Stream(io.FileIO):
-    """A standard stream whose write errors are dropped, unless `is_result`.
-
-    With `is_result`, the first error ends the command: quietly and with the shell's status for SIGPIPE if the reader
-    has left, and as a UserError otherwise.
+    """A standard stream that ignores write errors. With `is_result`, the first one ends the command: with the shell's
+    status for SIGPIPE if the reader has left, and as a UserError otherwise.
     """
 
     is_result = False

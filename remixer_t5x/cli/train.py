@@ -39,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Trains, and says at the end where the results are; the exit code."""
+    """Trains, prints where the results are, and returns the exit code."""
     if args.from_hf is not None:
         _begin_with_hugging_face(args)
     arguments.load(args, ROOT, partial=False, tensorflow=False)
@@ -50,7 +50,7 @@ def run(args: argparse.Namespace) -> int:
     from remixer_t5x.train import loop
 
     _check_steps(resolved.raw('TRAIN_STEPS'), resolved.raw('INITIAL_CHECKPOINT_PATH'), args.command)
-    # A second Ctrl-C ends the process without a traceback, up to the last line.
+    # Our signal handlers stay installed until the summary is printed.
     with process_flags.together(args, saves=True), contextlib.ExitStack() as signals:
         # The step compiles before a task is made, which loads TensorFlow.
         settings: Run = resolved.call(ROOT, deferred=(TRAINING_TASK, EVALUATION_TASKS))
@@ -64,11 +64,11 @@ def run(args: argparse.Namespace) -> int:
             settings, config_text=loading.config_text(), flops_per_step=flops, signals=signals, report=_write_report
         )
         if jax.process_index() == 0:
-            _say_end(result)
+            _print_end(result)
             _draw_loss(result, settings.recovery.on_save_failure)
             if result.stopped:
                 print('run the same command again to continue')
-    # A run that a signal stopped is not finished: whatever supervises it sees that in the exit code.
+    # The exit code tells a supervisor that the run is not finished.
     return 128 + signal.Signals[result.stopped] if result.stopped else 0
 
 
@@ -85,7 +85,7 @@ def _begin_with_hugging_face(args: argparse.Namespace) -> None:
 
 
 def _check_steps(steps: object, start: object, command: str) -> None:
-    """Refuses TRAIN_STEPS in finetuning from a checkpoint, whose steps T5X counts and a run here does not."""
+    """Raises UserError for TRAIN_STEPS of `finetune` with a checkpoint, whose steps T5X counts and a run does not."""
     if command == 'finetune' and isinstance(steps, int) and isinstance(start, str):
         raise UserError(
             f'TRAIN_STEPS is {steps} and INITIAL_CHECKPOINT_PATH is given; in T5X TRAIN_STEPS includes the steps of '
@@ -101,8 +101,8 @@ def _check_command(command: str, settings: Run) -> None:
 def _flops_per_step(settings: Run) -> float:
     from remixer_t5x.costs import counts
 
-    counted = counts.count(settings.learner.model, settings.dataset.task_feature_lengths)
-    return counted.training_flops * settings.dataset.batch_size
+    count = counts.count(settings.learner.model, settings.dataset.task_feature_lengths)
+    return count.training_flops * settings.dataset.batch_size
 
 
 def _write_report(folder: str) -> str:
@@ -114,39 +114,42 @@ def _write_report(folder: str) -> str:
     return f'{folder}/{REPORT}'
 
 
-def _say_end(result: Result) -> None:
+def _print_end(result: Result) -> None:
     from remixer_t5x.evaluate import best
     from remixer_t5x.run_folder import model_dir
     from remixer_t5x.train import progress
 
-    done = f'stopped by {result.stopped} and saved at' if result.stopped else 'finished at'
-    numbers = [f'{done} step {result.step}']
+    state = f'stopped by {result.stopped} and saved at' if result.stopped else 'finished at'
+    numbers = [f'{state} step {result.step}']
     # A number that was not finite is None.
     loss, held_out = result.train.get('loss'), result.evaluation
     if loss is not None:
         numbers.append(f'train loss {loss:.4f}')
     if held_out.get('loss') is not None and held_out.get('perplexity') is not None:
         constant = held_out.get('constant_loss')
-        against = '' if constant is None else f' (best constant answer {constant:.4f})'
-        numbers.append(f'held-out loss {held_out["loss"]:.4f}{against}, perplexity {held_out["perplexity"]:.2f}')
+        comparison = '' if constant is None else f' (best constant answer {constant:.4f})'
+        numbers.append(f'held-out loss {held_out["loss"]:.4f}{comparison}, perplexity {held_out["perplexity"]:.2f}')
     print(' · '.join(numbers))
     if result.spent:
         print(f'time         {progress.duration(sum(result.spent.values()))}: {progress.describe_times(result.spent)}')
     print(f'checkpoint   {result.checkpoint}')
-    kept = best.best_checkpoints(result.folder)
-    for task, found in kept.items():
-        print(f'best         {task}: {found["metric"]} {found["value"]:.2f} at {found["path"]}')
-    tasks = {task: found for task, found in kept.items() if task != best.AVERAGE}
-    each = {task: best.rank(found['metric'], found['value']) for task, found in tasks.items()}
-    if len(each) > 1:
-        print(f'             average over {len(each)} tasks, each at its best step: {best.average(each):.2f}')
+    best_checkpoints = best.best_checkpoints(result.folder)
+    for task, record in best_checkpoints.items():
+        print(f'best         {task}: {record["metric"]} {record["value"]:.2f} at {record["path"]}')
+    ranks = {
+        task: best.rank(record['metric'], record['value'])
+        for task, record in best_checkpoints.items()
+        if task != best.AVERAGE
+    }
+    if len(ranks) > 1:
+        print(f'             average over {len(ranks)} tasks, each at its best step: {best.average(ranks):.2f}')
     if model_dir.absolute(f'{result.folder}/{model_dir.TENSORBOARD}').exists():
         print(f'TensorBoard  {result.folder}/{model_dir.TENSORBOARD}  (tensorboard --logdir {result.folder})')
     print(f'metrics      {result.folder}/{model_dir.METRICS}')
 
 
 def _draw_loss(result: Result, on_save_failure: str) -> None:
-    """Draws the loss curve; the numbers that it is drawn from are in metrics.jsonl."""
+    """Draws the loss curve of metrics.jsonl."""
     from remixer_t5x.run_folder import model_dir
     from remixer_t5x.train import settings
 
@@ -179,8 +182,8 @@ FINETUNE = Command(
     add_arguments,
     run,
     (
-        'remixer-t5x finetune --gin_file=experiments/finetune_super_glue.gin --gin.MODEL_DIR=runs/super_glue '
-        '--gin.INITIAL_CHECKPOINT_PATH=runs/pretrained',
+        'remixer-t5x finetune --gin_file=experiments/papers/remixer_base_super_glue.gin '
+        '--gin.MODEL_DIR=runs/super_glue --gin.INITIAL_CHECKPOINT_PATH=runs/pretrained',
         'remixer-t5x finetune --gin_file=task.gin --from_hf=downloads/flan-t5-small --gin.LORA="query|value" '
         '--gin.MODEL_DIR=runs/adapted',
     ),

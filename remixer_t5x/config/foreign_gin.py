@@ -1,8 +1,6 @@
-"""Checks that gin text from a stranger only describes a model of this package. gin runs code, so other text needs the
-user's consent.
+"""Checks that gin text from a stranger only describes a model of this package: gin runs code.
 
-Allowed are literals, macros, and the classes and functions that the modules below define; they build models and read
-vocabularies.
+Allowed are literals, macros, and the classes and functions that the modules below define.
 """
 
 import importlib
@@ -58,11 +56,11 @@ def first_foreign(text: str, file: str) -> str:
 
 
 def imported_packages(text: str) -> list[str]:
-    """Top-level names of the modules that `text` imports and that are not part of this package, each once."""
+    """Returns the top-level names of the modules that `text` imports and that are not part of this package."""
     statements = config_parser.ConfigParser(text, loading.References())
-    imports = [one.module for one in statements if isinstance(one, config_parser.ImportStatement)]
-    packages = dict.fromkeys(module.partition('.')[0] for module in imports if module != _GIN)
-    return [name for name in packages if name not in ('remixer_t5x', 'remixer_tasks')]
+    imports = [each.module for each in statements if isinstance(each, config_parser.ImportStatement)]
+    packages = dict.fromkeys(module.partition('.')[0] for module in imports)
+    return [name for name in packages if name not in ('remixer_t5x', 'remixer_tasks', '__gin__')]
 
 
 def _is_allowed(name: str, imports: dict[str, config_parser.ImportStatement]) -> bool:

@@ -16,16 +16,14 @@ import gin
 from gin.config import ConfigurableReference
 
 from remixer_t5x import ranges
+from remixer_t5x.config import files
 from remixer_t5x.errors import UserError
 
 UNDEFINED = object()
 # A finetuning run must set it, to None for random parameters.
 _REQUIRED = ('INITIAL_CHECKPOINT_PATH',)
 _PLAIN = (bool, int, float, str, type(None), dict, list, tuple)
-
-
-class Undefined(UserError):
-    """A macro that is read and not set."""
+_VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
 class Maker(NamedTuple):
@@ -49,11 +47,11 @@ class Walk:
         self.defaults: dict[str, Any] = {}
 
     def macro(self, name: str, default: Any = UNDEFINED) -> Any:
-        """Returns the value of a macro, possibly a reference."""
+        """Returns the value of a macro, possibly a reference. Raises UserError if it has no value and no default."""
         value = raw(name)
         if value is UNDEFINED:
             if name in _REQUIRED or not isinstance(default, _PLAIN):
-                raise Undefined(name)
+                raise UserError(f'%{name} is not set{files.advise_file(name) or f"; type {files.FLAG}{name}=VALUE"}')
             value = self.defaults.setdefault(name, default)
         self.bindings[name, 'gin.macro', 'value'] = value
         return value
@@ -87,7 +85,7 @@ class Walk:
             in_scope = gin.get_bindings(scoped, resolve_references=False, inherit_scopes=False)
             self.bindings |= {(prefix, selector, name): value for name, value in in_scope.items()}
             bound |= in_scope
-        makers, parameters = {}, _parameters(function)
+        makers, parameters = {}, inspect.signature(function).parameters
         for name, value in bound.items():
             full = f'{function.__module__}.{function.__qualname__}.{name}'
             setting, inner = full.removeprefix('remixer_t5x.'), scope
@@ -99,6 +97,20 @@ class Walk:
             maker = self.maker(value, inner)
             makers[name] = Maker(functools.partial(functools.cache, maker.make)) if full in self._deferred else maker
         return makers
+
+    def root(self, function: Callable[..., Any] | str, scope: Sequence[str] = ()) -> dict[str, Maker]:
+        """Returns makers of the arguments of a function or class that the caller calls, given itself or by its name."""
+        selector = function if isinstance(function, str) else f'{function.__module__}.{function.__name__}'
+        try:
+            gin.get_bindings(selector, resolve_references=False)
+        except ValueError:
+            arguments = {}
+        else:
+            arguments = self.arguments(named(function) if isinstance(function, str) else function, selector, scope)
+        if not arguments:
+            short = '.'.join(selector.split('.')[-2:])
+            raise UserError(f'no gin file given sets up {selector}{files.advise_file(short)}')
+        return arguments
 
 
 def raw(name: str) -> Any:
@@ -118,28 +130,14 @@ def macro(name: str, default: Any = UNDEFINED) -> Any:
 
 
 def call(root: Callable[..., Any] | str, scope: str = '', deferred: Collection[str] = ()) -> Any:
-    """Calls a function or class, given as an object or by its full name, with the arguments that gin binds to it.
+    """Calls a function or class, given itself or by its full name, with the arguments that gin binds to it.
 
     For the settings in `deferred`, such as 'module.Class.argument', which take seconds to make, calls get a function in
-    place of the value; its first call makes the value.
-
-    Raises:
-        UserError: a setting is wrong, or no gin file binds anything to `root`.
+    place of the value; its first call makes the value. Raises UserError if a setting is wrong, or if nothing is bound.
     """
-    function, scopes = (named(root) if isinstance(root, str) else root), scope.split('/') if scope else []
-    if not (arguments := arguments_of(function, scopes, Walk(deferred))):
-        raise UserError(f'no gin file given sets up {function.__module__}.{function.__name__}')
-    return _call(function, arguments, scopes)
-
-
-def arguments_of(function: Callable[..., Any], scope: Sequence[str], walk: Walk) -> dict[str, Maker]:
-    """Returns makers of the arguments that gin binds to a function or class; empty if gin does not know it."""
-    selector = f'{function.__module__}.{function.__name__}'
-    try:
-        gin.get_bindings(selector, resolve_references=False)
-    except ValueError:
-        return {}
-    return walk.arguments(function, selector, scope)
+    scopes = scope.split('/') if scope else []
+    function = named(root) if isinstance(root, str) else root
+    return _call(function, Walk(deferred).root(function, scopes), scopes)
 
 
 def named(name: str) -> Any:
@@ -149,9 +147,9 @@ def named(name: str) -> Any:
 
 
 def _call(function: Callable[..., Any], arguments: dict[str, Maker], scope: Sequence[str]) -> Any:
-    parameters = _parameters(function).values()
-    missing = [each.name for each in parameters if each.default is each.empty and each.name not in arguments]
-    if missing:
+    parameters = inspect.signature(function).parameters.values()
+    required = [each.name for each in parameters if each.default is each.empty and each.kind not in _VARIADIC]
+    if missing := [name for name in required if name not in arguments]:
         name = function.__name__
         raise UserError(f'{name} needs a value for {", ".join(missing)}; type --gin.{name}.{missing[0]}=VALUE')
     # gin.singleton reads the scope.
@@ -174,11 +172,3 @@ def _factory(function: Callable[..., Any], arguments: dict[str, Maker]) -> Calla
 
 def _is_macro(value: Any) -> bool:
     return isinstance(value, ConfigurableReference) and value.configurable.selector == 'gin.macro'
-
-
-def _parameters(function: Callable[..., Any]) -> dict[str, inspect.Parameter]:
-    try:
-        parameters = inspect.signature(function).parameters
-    except ValueError:  # some functions that are written in C
-        return {}
-    return {name: each for name, each in parameters.items() if each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)}

@@ -12,21 +12,22 @@ import pathlib
 import sys
 from collections.abc import Iterator
 
-from remixer_t5x.config import files
+# Top-level names of the modules that may be in the current folder.
+allowed: set[str] = set()
 
 
 class _CurrentFolder(importlib.abc.MetaPathFinder):
-    """Finds top-level modules in `folder` by the names in `files.of_user`, after all other finders."""
+    """Finds the `allowed` modules in `folder`, after all other finders."""
 
     def __init__(self, folder: str):
         self._folder = folder
 
     def find_spec(self, name: str, path: object = None, target: object = None) -> importlib.machinery.ModuleSpec | None:
-        if path is not None or name not in files.of_user:
+        if path is not None or name not in allowed:
             return None
         spec = importlib.machinery.PathFinder.find_spec(name, [self._folder])
         if spec is not None:
-            files.of_user.update(imported(spec))
+            allowed.update(imported(spec))
         return spec
 
 
@@ -37,14 +38,13 @@ def install(folder: str) -> None:
 
 
 def imported(spec: importlib.machinery.ModuleSpec) -> Iterator[str]:
-    """Top-level names that the files of a module or package import anywhere in their text."""
+    """Yields the top-level names that the files of a module or package import anywhere."""
     folders = [pathlib.Path(folder) for folder in spec.submodule_search_locations or ()]
-    files = [file for folder in folders for file in folder.rglob('*.py')] or [pathlib.Path(spec.origin or '')]
-    for file in files:
+    for file in [file for folder in folders for file in folder.rglob('*.py')] or [pathlib.Path(spec.origin or '')]:
         try:
             tree = ast.parse(file.read_bytes())
         except (OSError, SyntaxError, ValueError):
-            continue  # The import itself says what is wrong.
+            continue  # The import itself raises the error.
         for node in ast.walk(tree):
             if isinstance(node, ast.Import):
                 yield from (name.name.partition('.')[0] for name in node.names)

@@ -1,6 +1,6 @@
 """What a topology such as 'v5e:4x4' or '2*h100:8' says about the mesh, the memory of a device, and XLA's options.
 
-gin calls these functions with TOPOLOGY (configs/hardware/_base.gin); None is hardware that is not described.
+gin calls these functions with TOPOLOGY (configs/hardware/gpu.gin); None is hardware that is not described.
 """
 
 import math

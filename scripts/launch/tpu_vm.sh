@@ -3,7 +3,7 @@
 # of them, and makes them again when they were preempted. Needs `gcloud`, logged in.
 #
 #   scripts/launch/tpu_vm.sh supervise --name=mixer --zone=us-central2-b --type=v4-32 --spot -- \
-#       train --gin_file=experiments/remixer_scaled_base_c4.gin --gin_file=hardware/tpu.gin \
+#       train --gin_file=experiments/t5_1_1_base_c4.gin --gin_file=hardware/tpu.gin \
 #       --gin.MODEL_DIR=gs://bucket/run
 #
 # Actions, each of which can be repeated:

@@ -13,10 +13,6 @@ from remixer_t5x.cli.convert import huggingface
 from remixer_t5x.cli.main import main
 from tests.support import compare_runs, hf_folders
 
-pytestmark = [
-    pytest.mark.filterwarnings('ignore::DeprecationWarning'),
-    pytest.mark.filterwarnings('ignore::ResourceWarning'),
-]
 BASE = ['--gin_file=experiments/finetune_pairs.gin', '--from_hf=t5', '--gin.PAIRS=rows.jsonl']
 BASE += ["--gin.TASK_FEATURE_LENGTHS={'inputs': 8, 'targets': 6}", '--gin.BATCH_SIZE=4', '--gin.EVAL_PERIOD=None']
 BASE += ['--gin.LOG_PERIOD=1', '--gin.CHECKPOINT_PERIOD=2', '--gin.WARMUP_STEPS=1', '--gin.DROPOUT_RATE=0.0']

@@ -14,10 +14,6 @@ from remixer_t5x.data import pipeline, task_batches
 from tests.cli.test_task_commands import FINETUNE, place, run  # noqa: F401 (fixtures)
 from tests.support.fake_gcs import FakeGcs
 
-pytestmark = [
-    pytest.mark.filterwarnings('ignore::DeprecationWarning'),
-    pytest.mark.filterwarnings('ignore::ResourceWarning'),
-]
 TEXT = '\n\n'.join(f'Paragraph {n} of a text about {n % 13} things, and {n % 5} more.' for n in range(60))
 
 

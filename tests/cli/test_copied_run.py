@@ -12,12 +12,7 @@ import pytest
 
 import remixer_t5x
 from remixer_t5x.cli.main import main
-from tests.support import feed_forward
 
-pytestmark = [
-    pytest.mark.filterwarnings('ignore::DeprecationWarning'),
-    pytest.mark.filterwarnings('ignore::ResourceWarning'),
-]
 SIZES = """
 EMBED_DIM = 16
 MLP_DIM = 24
@@ -43,7 +38,6 @@ TASK_FEATURE_LENGTHS = {{'inputs': 24, 'targets': 8}}
 MODEL_DIR = 'run'
 EVAL_BATCH_SIZE = 8
 """
-WORDS = PAIRS + 'VOCABULARY = @vocabularies.words()\n'
 TEXT = f"""
 include 'experiments/own_text.gin'
 include 'models/t5_1_1.gin'
@@ -54,7 +48,7 @@ TASK_FEATURE_LENGTHS = {{'inputs': 24, 'targets': 16}}
 MODEL_DIR = 'run'
 """
 LENGTHS = {'inputs': 24, 'targets': 8}
-COMMANDS = {'pairs': ('finetune', PAIRS), 'words': ('finetune', WORDS), 'text': ('train', TEXT)}
+COMMANDS = {'pairs': ('finetune', PAIRS), 'text': ('train', TEXT)}
 
 
 def write_rows(name, numbers):
@@ -82,8 +76,7 @@ def journey(request, tmp_path_factory):
         (first / 'text').mkdir()
         words = [f'the number {n} is {"odd" if n % 2 else "even"}, not {n + 1}.\n\n' for n in range(800)]
         (first / 'text/a.txt').write_text(''.join(words))
-        flags = feed_forward.FLAGS if request.param == 'words' else ()
-        assert main([command, '--gin_file=own.gin', *flags]) == 0
+        assert main([command, '--gin_file=own.gin']) == 0
         if command == 'finetune':
             write_rows(second / 'new.csv', range(70, 80))
             arguments = ['infer', '--checkpoint=run', f'--input={second}/new.csv', f'--output={second}/expected.jsonl']
@@ -106,11 +99,6 @@ def journey(request, tmp_path_factory):
 def kind(journey):
     yield journey[0]
     assert not (journey[1] / 'cache/vocabularies').exists(), 'a vocabulary was trained again'
-
-
-def only(kind, *kinds):
-    if kind not in kinds:
-        pytest.skip(f'runs with {" and ".join(kinds)} only')
 
 
 def test_infer_and_eval_need_no_training_data(kind, journey, capsys):
@@ -139,12 +127,9 @@ def test_what_is_loaded_converted_and_exported_needs_no_training_data(kind, jour
     assert main(['convert', '--from_hf=shared', '--to=back']) == 0
     shutil.copytree('back', 'moved')
     shutil.rmtree('back')
-    folders = ['merged', 'shared', 'moved', 'model/checkpoints/2']
-    if kind != 'words':
-        assert main(['convert', '--checkpoint=model', '--to_t5x=t5x']) == 0
-        assert main(['convert', '--checkpoint=model', '--to_hf=hf']) == 0
-        folders.append('hf')
-    for folder in folders:
+    assert main(['convert', '--checkpoint=model', '--to_t5x=t5x']) == 0
+    assert main(['convert', '--checkpoint=model', '--to_hf=hf']) == 0
+    for folder in ('merged', 'shared', 'moved', 'model/checkpoints/2', 'hf'):
         np.testing.assert_allclose(
             remixer_t5x.load(folder, lengths=LENGTHS).score(texts, answers), expected, rtol=1e-5, err_msg=folder
         )
@@ -155,7 +140,8 @@ def test_what_is_loaded_converted_and_exported_needs_no_training_data(kind, jour
 
 
 def test_eval_names_the_missing_rows_in_one_line(kind, journey, capsys):
-    only(kind, 'pairs', 'words')
+    if kind != 'pairs':
+        pytest.skip('text has no rows')
     assert main(['eval', '--checkpoint=model']) == 2
     error = capsys.readouterr().err.splitlines()[-1]
     assert 'PAIRS' in error and 'rows.csv' in error and 'does not exist' in error

@@ -168,31 +168,6 @@ def test_what_is_not_there_or_half_written_or_of_another_vocabulary_is_refused(t
     pipeline.require_cache(documents_task(extra_ids=0), whole, record(seqio.ByteVocabulary(0)))
 
 
-def test_the_given_folder_is_the_one_that_is_read(tmp_path):
-    first, second = (write(tmp_path / name, 'cached_documents') for name in ('first', 'second'))
-    for folder in (first, second, first):
-        task = documents_task()
-        pipeline.require_cache(task, folder, record())
-        assert task.cache_dir == f'{folder}/cached_documents'
-
-
-def test_a_task_without_a_place_for_a_cache_is_refused(tmp_path):
-    task = seqio.Task(
-        'not_cacheable',
-        source=documents_task().source,
-        preprocessors=[seqio.preprocessors.tokenize],
-        output_features=documents_task().output_features,
-    )
-    assert 'CacheDatasetPlaceholder' in refusal(task, tmp_path)
-    with pytest.raises(UserError, match='CacheDatasetPlaceholder'):
-        caching.write(task, str(tmp_path), 'note')
-
-
-def test_a_cache_dir_that_nothing_reads_is_refused(tmp_path):
-    with pytest.raises(UserError, match='USE_CACHED_TASKS'):
-        pipeline.DatasetConfig('any', {'inputs': 8, 'targets': 8}, 4, cache_dir=str(tmp_path))
-
-
 @pytest.fixture
 def typed(tmp_path, monkeypatch, clean_environment, capfd):
     """Types `data cache` on DOCUMENTS as text files; gives exit code, standard output and standard error."""
@@ -270,30 +245,6 @@ def test_data_cache_writes_what_training_reads(typed, tmp_path):
         documents = [sorted(row['targets'].tobytes() for row in each.as_numpy_iterator()) for each in (read, cached)]
         assert documents[0] == documents[1] and len(documents[0]) == len(DOCUMENTS[split])
     assert 'already, 29 examples' in typed()[1]
-
-
-@WITH_BEAM
-@pytest.mark.filterwarnings('ignore')
-@pytest.mark.parametrize(
-    'options, said',
-    [
-        ('--no_such_option=3', 'has --no_such_option, which the local runner does not know'),
-        ('--runner=NoSuchRunner', 'Unexpected pipeline runner: NoSuchRunner'),
-    ],
-)
-def test_options_that_beam_does_not_know_are_refused(typed, options, said):
-    code, _, error = typed(f'--beam_options={options}')
-    assert code == 2 and said in error.splitlines()[-1]
-
-
-@WITH_BEAM
-@pytest.mark.filterwarnings('ignore')
-def test_a_folder_of_something_else_is_left_alone(typed, tmp_path):
-    thesis = tmp_path / 'cache' / 'own_text_span_corruption' / 'thesis.tex'
-    thesis.parent.mkdir(parents=True)
-    thesis.write_text('years of work')
-    code, _, error = typed()
-    assert code == 2 and 'contains thesis.tex' in error and thesis.exists()
 
 
 @WITH_BEAM

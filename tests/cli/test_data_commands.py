@@ -78,7 +78,7 @@ def test_show_keeps_an_example_beside_its_text(capsys):
 
 
 MISTAKES = {
-    'word': (['lst'], 'data lst is not a command, allowed are data list, data get, data show, data cache; type data'),
+    'word': (['lst'], 'unrecognized arguments: lst; did you mean list'),
     'no name': (['get'], 'the following arguments are required: NAME; see remixer-t5x data get --help'),
     'flag of another': (['list', '--split=train'], 'unrecognized arguments: --split=train'),
     'name to show': (

@@ -10,13 +10,8 @@ import pytest
 
 import remixer_t5x
 from remixer_t5x.cli.main import main
-from remixer_t5x.errors import UserError
 from tests.support import command_folder, compare_runs, toy_tasks
 
-pytestmark = [
-    pytest.mark.filterwarnings('ignore::DeprecationWarning'),
-    pytest.mark.filterwarnings('ignore::ResourceWarning'),
-]
 
 STEPS = ['--gin.BATCH_SIZE=8', '--gin.LOG_PERIOD=1', '--gin.CHECKPOINT_PERIOD=2', '--gin.EVAL_PERIOD=4']
 LABELS = "--gin.LABELS=('no', 'yes')"
@@ -139,13 +134,6 @@ def test_a_swapped_sublayer_begins_fresh(mlm, capsys):
     before, after = compare_runs.arrays(mlm, 4), compare_runs.arrays(mlm.parent / 'swapped', 1)
     name = next(name for name in before if 'opt' not in name and 'self_attention' in name and 'query' in name)
     np.testing.assert_allclose(after[name], before[name], atol=0.01)
-
-
-def test_other_models_than_classifiers_do_not_classify(mlm):
-    with pytest.raises(
-        UserError, match="classify needs a model that gives a text a label or a number, and FRAME = 'en"
-    ):
-        remixer_t5x.load('mlm').classify('text')
 
 
 def test_the_report_says_that_pictures_are_of_encoder_decoders(mlm, capsys):

@@ -1,13 +1,11 @@
-"""Flags that stand for gin files and macros, what their values are called, and their completion in a shell."""
+"""Flags that stand for gin files and macros, and what their values are called."""
 
-import re
-import subprocess
-import sys
+import argparse
 
 import gin
 import pytest
 
-from remixer_t5x.cli import arguments, completion, evaluate, infer, main
+from remixer_t5x.cli import arguments, evaluate, infer, main
 from remixer_t5x.errors import UserError
 from remixer_t5x.models.beam_search import BeamSearch
 from remixer_t5x.models.decoding import Greedy
@@ -60,36 +58,6 @@ def test_no_value_is_called_by_its_flag():
 
 
 def _actions(command):
-    import argparse
-
     parser = argparse.ArgumentParser()
     command.add_arguments(parser)
     return [action for action in parser._actions if action.option_strings]
-
-
-def test_a_shell_completes_commands_flags_and_files(capsys, tmp_path):
-    pytest.importorskip('shtab', reason="shtab is not installed: pip install 'remixer-t5x[completion]'")
-    assert main.main(['completion', 'bash']) == 0
-    script = capsys.readouterr().out
-    (tmp_path / 'script').write_text(script)
-    # What bash offers for some words: shtab's function, called as bash calls it.
-    name = re.search(r'complete .*-F (\w+) remixer-t5x', script)[1]
-    (tmp_path / 'model.gin').write_text('')
-
-    def offered(*words):
-        given = ' '.join(f"'{word}'" for word in words)
-        code = f'source ./script; COMP_WORDS=({given}); COMP_CWORD={len(words) - 1}; {name}; echo "${{COMPREPLY[@]}}"'
-        done = subprocess.run(['bash', '-c', code], capture_output=True, text=True, cwd=tmp_path)
-        return done.stdout.split()
-
-    assert {'train', 'infer', 'data', 'completion'} <= set(offered('remixer-t5x', ''))
-    assert {'list', 'get', 'show'} <= set(offered('remixer-t5x', 'data', ''))
-    assert offered('remixer-t5x', 'infer', '--bea') == ['--beams']
-    assert 'model.gin' in offered('remixer-t5x', 'infer', '--gin_file', 'mod')
-
-
-def test_completion_without_shtab_is_one_line(monkeypatch, capsys):
-    monkeypatch.setitem(sys.modules, 'shtab', None)
-    assert main.main(['completion', 'zsh']) == 2
-    assert 'remixer-t5x[completion]' in capsys.readouterr().err
-    assert completion.SHELLS[0] == 'bash'

@@ -119,8 +119,6 @@ def test_recomputing_everything_is_seen_by_the_model(clean_environment):
 @pytest.mark.parametrize(
     ('arguments', 'advice'),
     [
-        (['--mesh=fsdp=2'], 'with --sharding or --memory or --speed only'),
-        (['--price=2'], 'with --speed only'),
         (['--compare', '--memory'], 'leave --sharding or --memory out'),
         (['--speed', *MODEL, '--gin_file=optimizers/adafactor.gin', '--gin_file=hardware/cpu.gin'], 'TOPOLOGY=v5e:2x4'),
         (['--sharding', '--memory'], 'not allowed with argument'),

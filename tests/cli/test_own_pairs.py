@@ -11,10 +11,6 @@ import pytest
 from remixer_t5x.cli.main import main
 from tests.support import feed_forward
 
-pytestmark = [
-    pytest.mark.filterwarnings('ignore::DeprecationWarning'),
-    pytest.mark.filterwarnings('ignore::ResourceWarning'),
-]
 TEMPLATE = 'is {number} even?'
 CONFIG = """
 include 'experiments/finetune_pairs.gin'

@@ -14,10 +14,6 @@ import pytest
 from remixer_t5x.cli.main import main
 from tests.support.paths import ROOT
 
-pytestmark = [
-    pytest.mark.filterwarnings('ignore::DeprecationWarning'),
-    pytest.mark.filterwarnings('ignore::ResourceWarning'),
-]
 PAGE = ROOT / 'docs/guide/own_task.md'
 
 

@@ -11,10 +11,6 @@ import remixer_t5x
 from remixer_t5x.cli.main import main
 from tests.support import saved_run
 
-pytestmark = [
-    pytest.mark.filterwarnings('ignore::DeprecationWarning'),
-    pytest.mark.filterwarnings('ignore::ResourceWarning'),
-]
 ROWS = [{'n': 3, 'answer': 'odd'}, {'n': 14, 'answer': 'even'}, {'n': 5, 'answer': 'it is odd'}]
 
 

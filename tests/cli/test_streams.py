@@ -12,7 +12,6 @@ import threading
 import pytest
 
 from remixer_t5x.cli import main, streams
-from remixer_t5x.extras.reports import compare
 from tests.support import compare_runs, feed_forward, paths
 from tests.support.real_processes import Process
 
@@ -26,15 +25,9 @@ TRAIN = [
     *('--gin_file=optimizers/adamw_rms.gin', '--gin_file=hardware/cpu.gin', '--gin_file=runs/pretrain.gin', *TINY),
     *('--gin.VOCABULARY=@vocabularies.byte()', '--gin.VOCAB_SIZE=384', '--gin.EVAL_STEPS=1', '--gin.TRAIN_STEPS=2'),
 ]
-FINETUNE = [
-    *('finetune', '--gin_file=experiments/finetune_pairs.gin', '--gin.VOCABULARY=@vocabularies.words()', *TINY),
-    *('--gin.INPUTS="is {number} even?"', "--gin.TARGETS='answer'", '--gin.VOCAB_SIZE=128', '--gin.TRAIN_STEPS=2'),
-]
 # What becomes of descriptors 1 and 2.
 BROKEN = {
-    'both without a reader': ('pipe', 'pipe'),
     'standard output without a reader': ('pipe', 'file'),
-    'standard error without a reader': ('file', 'pipe'),
     'both on a full disk': ('/dev/full', '/dev/full'),
     'both closed': (None, None),
 }
@@ -77,29 +70,6 @@ def test_train_trains_and_saves_whatever_its_streams_are(kinds, text, tmp_path, 
     warnings = [line for line in process.output().splitlines() if 'standard output' in line]
     assert len(warnings) == (kinds == ('pipe', 'file')), process.output()
     assert 'Traceback' not in process.output()
-
-
-def test_finetune_trains_and_saves_without_a_reader(tmp_path, compiled, monkeypatch):
-    monkeypatch.setenv('REMIXER_T5X_CACHE', str(tmp_path / 'cache'))
-    rows = tmp_path / 'rows.csv'
-    rows.write_text('number,answer\n' + ''.join(f'{number},{("even", "odd")[number % 2]}\n' for number in range(60)))
-    argv = [*FINETUNE, f'--gin.PAIRS={rows}', f'--gin.MODEL_DIR={tmp_path}/run']
-    process = Process(with_streams, ('pipe', 'pipe'), argv, output=tmp_path / 'output.txt', compiled=compiled)
-    assert process.wait() == 0
-    assert compare_runs.checkpoint_steps(tmp_path / 'run')[-1] == 2
-
-
-def sweep(folder):
-    compare.PROGRAM = (sys.executable, '-c', 'import sys; print(sys.argv)')
-    compare._model_costs = lambda args, cells: {}
-    compare._show_results = lambda *_: print('a table')
-    return with_streams(('pipe', 'pipe'), ['compare', 'train', '--models=remixer,t5_1_1', f'--folder={folder}'])
-
-
-def test_compare_starts_all_its_runs_without_a_reader(tmp_path):
-    process = Process(sweep, str(tmp_path / 'runs'), output=tmp_path / 'output.txt')
-    assert process.wait() == 0
-    assert len((tmp_path / 'runs' / compare.FINISHED).read_text().splitlines()) == 2
 
 
 def on_a_terminal(argv, run):

@@ -104,7 +104,7 @@ def test_values_of_macros_need_only_what_these_macros_reach(house):
     )
     values = loading.values(Given(['more.gin'], defaults={'SEED': 3}), 'ENGINE', 'SEED')
     assert values == [toy_house.Engine(5), 3]
-    with pytest.raises(UserError, match='^%SIZE is not set; give --gin.SIZE=...$'):
+    with pytest.raises(UserError, match='^%SIZE is not set; type --gin.SIZE=VALUE$'):
         loading.values(Given(['car.gin']), 'SIZE')
 
 

@@ -26,9 +26,8 @@ COMMANDS = {
     ),
     'infer': (MODEL, ['runs/infer.gin'], 'remixer_t5x.evaluate.text_inference.TextInference', True),
 }  # fmt: skip
-# Commands that read a part of a file leave unread what others read. T5X's mixtures of experts name the batch of an
-# evaluation so; `infer` takes the task's vocabulary where there is no VOCABULARY.
-LEFT_UNREAD = {('eval', 'BATCH_SIZE'), ('infer', 'BATCH_SIZE'), ('infer', 'MIXTURE_OR_TASK_NAME')}
+# Commands that read a part of a file leave unread what others read. T5X's mixtures of experts name the batch so.
+LEFT_UNREAD = {('eval', 'BATCH_SIZE'), ('infer', 'BATCH_SIZE')}
 UNREAD = 'not read'
 VALUES = {'MIXTURE_OR_TASK_MODULE': 'json', 'TRAIN_STEPS': '3', 'TRAIN_STEPS_RELATIVE': '3'}
 

@@ -225,9 +225,10 @@ def causal(tmp_path_factory):
     config = saved_run.CONFIG.replace("{'inputs': 40, 'targets': 12}", "{'targets': 24}")
     config += """
 include 'frames/decoder_only.gin'
-include 'sublayers/linear_attention.gin'
 from remixer_t5x.models.sublayers import linear_attention
 DECODER_MIXER = @linear_attention.LinearAttention
+linear_attention.LinearAttention.num_heads = %NUM_HEADS
+linear_attention.LinearAttention.head_dim = %HEAD_DIM
 """
     return saved_run.write_run(tmp_path_factory.mktemp('causal') / 'run', config, steps=(1,))
 

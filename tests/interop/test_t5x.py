@@ -138,7 +138,7 @@ class TestUnderT5X:
     def test_optimizer_and_partitioner_take_every_encoder_decoder(self, model):
         from t5x import partitioning, train_state
 
-        size = {'remixer_scaled': 'scaled_base', 't5_1_0': 't5_1_0_small'}.get(model, 'tiny')
+        size = {'remixer_scaled': 'scaled_base'}.get(model, 'tiny')
         files = [f'models/{model}.gin', f'sizes/{size}.gin']
         driven = driver_model(build_model(*files).module)
         shapes = {'encoder_input_tokens': (2, 64), 'decoder_input_tokens': (2, 32)}

@@ -8,7 +8,7 @@ from remixer_t5x.data import frames
 from remixer_t5x.models import interface, lora
 from tests.support.paths import CONFIGS
 
-_SIZES = {'remixer_scaled': 'scaled_base', 't5_1_0': 't5_1_0_small'}
+_SIZES = {'remixer_scaled': 'scaled_base'}
 _FILES = {path.stem: [f'models/{path.stem}.gin'] for path in sorted((CONFIGS / 'models').glob('*.gin'))}
 _COMPOSITIONS = {
     'remixer_gated_composition': '@remixer.GatedComposition',

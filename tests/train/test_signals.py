@@ -91,7 +91,7 @@ def command(monkeypatch, tmp_path):
 
 
 def test_a_second_ctrl_c_before_the_last_line_is_not_a_traceback(command, leaves, monkeypatch):
-    monkeypatch.setattr(train, '_say_end', lambda result: signal.raise_signal(signal.SIGINT))
+    monkeypatch.setattr(train, '_print_end', lambda result: signal.raise_signal(signal.SIGINT))
     with pytest.raises(Left, match='130'):
         command()
 
@@ -99,7 +99,7 @@ def test_a_second_ctrl_c_before_the_last_line_is_not_a_traceback(command, leaves
 def test_the_end_of_a_run_without_a_finite_loss(capfd, tmp_path):
     """metrics.jsonl has null in its place."""
     result = Result(3, None, {'loss': None}, {'loss': None, 'perplexity': None}, str(tmp_path), 'checkpoint')
-    train._say_end(result)
+    train._print_end(result)
     train._draw_loss(result, 'stop')
     assert capfd.readouterr().out.startswith('finished at step 3\n')
 

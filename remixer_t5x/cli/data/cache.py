@@ -24,11 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    """Caches each task of a mixture and prints what came out.
-
-    Raises:
-        UserError: there is no name of a folder, and what `caching.cache` raises.
-    """
+    """Caches each task of a mixture and prints what came out."""
     mixture, folder = arguments.values(args, 'MIXTURE_OR_TASK_NAME', 'CACHE_DIR', defaults={'CACHE_DIR': None})
     folder = args.output_dir or folder
     if not isinstance(folder, str) or not folder:

@@ -36,11 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    """Prints rows of the shuffled split as a training run sees them, and the packing efficiency.
-
-    Raises:
-        UserError: an unknown task or split, wrong lengths, or a split without examples.
-    """
+    """Prints rows of the shuffled split as a training run sees them, and the packing efficiency."""
     macros = ('MIXTURE_OR_TASK_NAME', 'TASK_FEATURE_LENGTHS', 'PACK', 'FRAME')
     mixture, lengths, pack, frame = arguments.values(args, *macros, defaults={'PACK': False})
     from remixer_t5x import tf_data
@@ -108,14 +104,13 @@ def _print(side: str, tokens: np.ndarray, vocabulary: seqio.Vocabulary) -> None:
 
 
 def _print_in_place(inputs: np.ndarray, targets: np.ndarray, vocabulary: seqio.Vocabulary) -> None:
-    pairs = [(int(given), int(target)) for given, target in zip(inputs, targets, strict=True) if target]
-    shown = ' · '.join(f'{as_text([given], vocabulary)} → {as_text([target], vocabulary)}' for given, target in pairs)
+    pairs = [(int(token), int(target)) for token, target in zip(inputs, targets, strict=True) if target]
+    shown = ' · '.join(f'{as_text([token], vocabulary)} → {as_text([target], vocabulary)}' for token, target in pairs)
     print(f'  targets, {len(pairs)} tokens, in their places: {shown}')
 
 
 def as_text(ids: list[int], vocabulary: seqio.Vocabulary) -> str:
-    """The text of `ids` with sentinels as <extra_id_0>, ... (also where the vocabulary has no text for them) and
-    </s> for EOS."""
+    """Decodes ids, with sentinels as <extra_id_0>, ... and </s> for EOS."""
     ordinary = sentinels.ordinary_ids(vocabulary)
     parts = []
     for is_special, group in itertools.groupby(ids, lambda token: token >= ordinary or token == vocabulary.eos_id):

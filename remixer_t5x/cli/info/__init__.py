@@ -59,7 +59,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Prints the table that the flags select."""
-    _check_flags(args)
+    if args.compare is not None and (args.sharding is not None or args.memory is not None):
+        raise UserError('--compare compares models, or with --speed their speed; leave --sharding or --memory out')
     if args.self_check:
         from remixer_t5x.cli.info import self_check
 
@@ -75,7 +76,9 @@ def run(args: argparse.Namespace) -> None:
         else:
             speed.compare(args, args.models or models.MODELS, arguments.names(args.compare or 'small'))
     elif args.settings is not None:
-        _show_settings(args.settings)
+        from remixer_t5x.cli.info import settings
+
+        settings.show(args.settings)
     elif args.compare is not None:
         (lengths,) = arguments.values(args, *LENGTHS, defaults=LENGTHS)
         from remixer_t5x.cli.info import models
@@ -97,43 +100,6 @@ def run(args: argparse.Namespace) -> None:
         from remixer_t5x.cli.info import model as model_table
 
         model_table.show(model, lengths, args.depth)
-
-
-def _show_settings(word: str) -> None:
-    """Prints the macros that contain `word`."""
-    from remixer_t5x.cli import console
-    from remixer_t5x.config import macro_table
-
-    rows = macro_table.rows(word)
-    if not rows:
-        raise UserError(f'no macro contains {word!r} in its name, reader or meaning; type info --settings for all')
-    table = console.table()
-    for heading in ('macro', 'default', 'set by', 'read by', 'meaning'):
-        table.add_column(heading, overflow='fold', no_wrap=heading == 'macro')
-    for row in rows:
-        # Brackets in a cell would be styles of rich.
-        cells = (row.name, row.default, row.where, row.owner, row.meaning)
-        table.add_row(*(cell.replace('[', r'\[') for cell in cells))
-    console.show(table, f'{len(rows)} macros; set one with --gin.NAME=VALUE', pipe_width=200)
-
-
-def _check_flags(args: argparse.Namespace) -> None:
-    """Raises UserError for a flag that needs another flag."""
-    if args.compare is not None and (args.sharding is not None or args.memory is not None):
-        raise UserError('--compare compares models, or with --speed their speed; leave --sharding or --memory out')
-    mesh = any(name == 'MESH' for name, _ in args.gin_flags)
-    readers = {
-        '--models': (args.models, ['compare']),
-        '--mesh': (mesh or None, ['sharding', 'memory', 'speed']),
-        '--devices': (args.devices, ['sharding', 'memory', 'speed']),
-        '--device_memory': (args.device_memory, ['memory', 'speed']),
-        '--compiler': (args.compiler, ['memory']),
-        '--price': (args.price, ['speed']),
-    }
-    for flag, (value, kinds) in readers.items():
-        if value is not None and all(getattr(args, kind) is None for kind in kinds):
-            needed = ' or '.join(f'--{kind}' for kind in kinds)
-            raise UserError(f'{flag} is read with {needed} only; add it, or leave {flag} out')
 
 
 COMMAND = Command(

@@ -53,7 +53,7 @@ _print = functools.partial(console.show, pipe_width=110)
 
 
 def read(args: argparse.Namespace) -> tuple[Step, Hardware]:
-    """The training step that the gin files and flags of the command line describe, and its hardware."""
+    """Reads the training step and its hardware from the gin files and flags of the command line."""
     values = dict(zip(_MACROS, arguments.values(args, *_MACROS, defaults=_DEFAULTS), strict=True))
     model, size = values['MODEL'], values['BATCH_SIZE']
     lengths = checked_lengths(model.frame, values['TASK_FEATURE_LENGTHS'])
@@ -75,7 +75,7 @@ def read(args: argparse.Namespace) -> tuple[Step, Hardware]:
 
 
 def recomputing(args: argparse.Namespace) -> Any:
-    """The model of that step, recomputing all activations."""
+    """Returns the model of that step, recomputing all activations."""
     remat = {'REMAT_POLICY': stack.full_remat}
     return lora.adapted(*arguments.values(args, 'MODEL', 'LORA', 'LORA_RANK', defaults=_DEFAULTS, objects=remat))
 
@@ -88,9 +88,6 @@ def show(step: Step, hardware: Hardware, recomputing_model: Any, trials: int) ->
         hardware: what it is compiled for.
         recomputing_model: the step's model, recomputing all activations.
         trials: the largest number of changes to compile if it does not fit.
-
-    Raises:
-        UserError: the mesh does not fit the devices, or the batch the mesh.
     """
     with quiet.imports(tensorflow=False):
         devices, compiler = hardware.compile_devices()
@@ -149,7 +146,7 @@ def memory_table(memory: StepMemory, available: int | None) -> Table:
 
 
 def verdict(memory: StepMemory, available: int | None) -> str:
-    """A sentence that says whether the step fits into `available` bytes of a device."""
+    """Describes whether the step fits into `available` bytes of a device."""
     if available is None:
         return 'the hardware file does not say how much memory a device has; type it in GiB, such as --device_memory=16'
     if memory.total > available:
@@ -181,7 +178,7 @@ def tracing_for(hardware: Hardware, compiler: str) -> Iterator[None]:
 
 
 def describe(step: Step, hardware: Hardware, compiler: str) -> str:
-    """A sentence that says what is compiled, and for what."""
+    """Describes what is compiled, and for what hardware."""
     lengths = frames.token_lengths({name: array.shape for name, array in step.batch.items()})
     target = 'on virtual CPU devices' if compiler == 'XLA:CPU' else f'for {hardware.topology}'
     shape = step.partitioner.mesh.shape

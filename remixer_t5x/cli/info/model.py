@@ -17,11 +17,7 @@ _FLOAT32_BYTES = 4
 
 
 def show(model: Model, feature_lengths: Mapping[str, int] | None, depth: int) -> None:
-    """Prints the table of a model, `depth` levels of modules deep, and the totals with their conventions.
-
-    Raises:
-        UserError: a feature length is missing, or is not for the model's frame.
-    """
+    """Prints the table of a model, `depth` levels of modules deep, and the totals with their conventions."""
     lengths = checked_lengths(model.frame, feature_lengths)
     count = counts.count(model, lengths)
     parameters, training = count.total_parameters, count.training_flops

@@ -67,9 +67,6 @@ def show(sizes: Sequence[str], models: Sequence[str], feature_lengths: Mapping[s
         sizes: names of files in sizes/.
         models: names of files in models/; the first is what the others are compared with.
         feature_lengths: `inputs` and `targets` in tokens.
-
-    Raises:
-        UserError: there is no such size or model, or a length is missing.
     """
     lengths = checked_lengths(ENCODER_DECODER, feature_lengths)
     words = ('model', 'size')

@@ -36,9 +36,6 @@ def show(
         hardware: how many devices there are.
         feature_lengths: `inputs` and `targets` in tokens.
         pattern: shows the parameters whose names match, such as 'encoder/*'.
-
-    Raises:
-        UserError: the mesh does not fit the number of devices, or no parameter matches the pattern.
     """
     described = dataclasses.replace(partitioner, devices=hardware.count())
     shapes = frames.batch_shapes(model.frame, checked_lengths(model.frame, feature_lengths))

@@ -2,10 +2,10 @@
 
 import re
 
-from remixer_t5x.config import macro_table
+from remixer_t5x.cli.info import settings
 from tests.support.paths import ROOT
 
-TABLE = {row.name: row for row in macro_table.rows()}
+TABLE = {row.name: row for row in settings.rows()}
 GIN = {str(path.relative_to(ROOT / 'configs')): path.read_text() for path in (ROOT / 'configs').rglob('*.gin')}
 
 
@@ -37,14 +37,15 @@ def test_default_file_and_reader_are_those_of_the_gin_files():
     # An experiment chooses a MODEL_DIR, which is not a default.
     assert TABLE['MODEL_DIR'].default == 'required' and TABLE['EVAL_PAIRS'].default == 'None'
     assert TABLE['ENCODER_MIXER'].default == '@attention.SelfAttention'
-    # No file sets it: the default is that of the argument.
+    # No file sets these: the default is that of the argument, and a constant's value.
     assert (TABLE['LOG_PERIOD'].default, TABLE['LOG_PERIOD'].files) == ('100', ())
+    assert (TABLE['ON_BAD_STEP'].default, TABLE['LONGEST_DOCUMENT'].default) == ("'stop'", '50000000')
     assert (TABLE['BEAMS'].default, TABLE['TOP_P'].default) == ('4', '1.0')
     # No comment in a gin file: the docstring of SelfAttention.
     assert 'heads' in TABLE['NUM_HEADS'].meaning
 
 
 def test_a_word_selects_rows_by_name_reader_or_meaning():
-    assert {'LORA', 'LORA_RANK'} <= {row.name for row in macro_table.rows('lora')} < {*TABLE}
-    assert 'BATCH_SIZE' in {row.name for row in macro_table.rows('datasetconfig')}
-    assert macro_table.rows('no such word') == []
+    assert {'LORA', 'LORA_RANK'} <= {row.name for row in settings.rows('lora')} < {*TABLE}
+    assert 'BATCH_SIZE' in {row.name for row in settings.rows('datasetconfig')}
+    assert settings.rows('no such word') == []

@@ -1,0 +1,117 @@
+"""`remixer-t5x data list`, `data get NAME` and `data show NAME`: the labelled tasks and their data."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from typing import TYPE_CHECKING
+
+from remixer_t5x.cli import arguments, console
+from remixer_t5x.cli.command import ON_CPU, Command
+
+if TYPE_CHECKING:
+    from remixer_tasks.catalogue import ShownExample, TaskStatus
+
+# Long enough for any path: a line of a file is not wrapped.
+_PIPE_WIDTH = 1000
+_DATA_DIR_HELP = 'search this folder alone (default: TFDS_DATA_DIR, then REMIXER_T5X_DATA, then downloads)'
+
+
+def add_list_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument('--data_dir', metavar='DIR', help=_DATA_DIR_HELP)
+
+
+def list_tasks(args: argparse.Namespace) -> None:
+    """Prints a row for each task: its splits, and whether and where its data is here."""
+    with arguments.libraries(args):
+        from remixer_tasks import catalogue
+    tasks = catalogue.status(args.data_dir)
+    table = console.table()
+    for heading in ('task', 'here', 'not here', 'where'):
+        table.add_column(heading, overflow='fold', no_wrap=heading == 'task')
+    for task in tasks:
+        here = [f'{split.name} {split.amount}'.strip() for split in task.splits if split.origin]
+        missing = [split.name for split in task.splits if not split.origin]
+        table.add_row(task.name, ' · '.join(here), ', '.join(missing), _describe_place(task))
+    whole = sum(all(split.origin for split in task.splits) for task in tasks)
+    summary = f'{whole} of {len(tasks)} tasks are here; downloads go to {catalogue.download_folder(args.data_dir)}'
+    corpora = 'Corpora for pretraining are gin files: data/python_docs.gin, data/own_text.gin, data/c4.gin'
+    console.show(table, summary, corpora, pipe_width=_PIPE_WIDTH)
+
+
+def _describe_place(task: TaskStatus) -> str:
+    """Returns the folders of a task's files, or the command that downloads them."""
+    paths = [path for split in task.splits if split.origin for path in split.origin.split(', ')]
+    if paths:
+        return ', '.join(sorted({path if os.path.isdir(path) else os.path.dirname(path) for path in paths}))
+    return f'remixer-t5x data get {task.name}' if task.has_download else f'no download: data get {task.name} says more'
+
+
+def add_get_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument('name', metavar='NAME', help='a task or data set, as `data list` names them')
+    source = 'take the published files from this folder, without the network'
+    parser.add_argument('--from', dest='source', metavar='DIR', help=source)
+    place = 'where the files go (default: REMIXER_T5X_CACHE/data, or ~/.cache/remixer_t5x/data)'
+    parser.add_argument('--data_dir', metavar='DIR', help=place)
+
+
+def get(args: argparse.Namespace) -> None:
+    """Downloads the published files of a task, checks them, and prints where they are."""
+    with arguments.libraries(args):
+        from remixer_tasks.files import download
+    print('\n'.join(download.get(args.name, args.source, args.data_dir)))
+
+
+def add_show_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument('name', metavar='NAME', help='a task, as `data list` names them')
+    parser.add_argument('--split', metavar='NAME', help='which split to read (default: the first that is here)')
+    number = 'how many examples to show (default 2)'
+    parser.add_argument('--num_examples', metavar='N', type=arguments.whole_number(1), default=2, help=number)
+    parser.add_argument('--data_dir', metavar='DIR', help=_DATA_DIR_HELP)
+
+
+def show(args: argparse.Namespace) -> None:
+    """Prints the first examples of a split, in the order of the data."""
+    with arguments.libraries(args):
+        from remixer_tasks import catalogue
+    split, examples = catalogue.examples(args.name, args.split, args.num_examples, args.data_dir)
+    print(f'{args.name}, split {split}')
+    for number, example in enumerate(examples, 1):
+        print('', f'example {number}', *_lines(example), sep='\n')
+
+
+def _lines(example: ShownExample) -> list[str]:
+    width = max(len(field) for field in (*example.raw, 'targets'))
+    lines = [f'  {field:<{width}}  {json.dumps(value, ensure_ascii=False)}' for field, value in example.raw.items()]
+    for inputs, targets in example.texts:
+        lines += [f'  {"inputs":<{width}}→ {inputs}', f'  {"targets":<{width}}→ {targets}']
+    return lines if example.texts else [*lines, '  the task leaves this example out']
+
+
+LIST = Command(
+    'data list',
+    'every labelled task, its splits, and whether its data is here',
+    add_list_arguments,
+    list_tasks,
+    ('remixer-t5x data list',),
+    ON_CPU,
+    prints_result=True,
+)
+GET = Command(
+    'data get',
+    'download the published files of a task, and check them',
+    add_get_arguments,
+    get,
+    ('remixer-t5x data get cogs', 'remixer-t5x data get snli --from ~/Downloads'),
+    ON_CPU,
+)
+SHOW = Command(
+    'data show',
+    'examples of a task as published, and as text to text',
+    add_show_arguments,
+    show,
+    ('remixer-t5x data show super_glue_cb_v102 --split=validation --num_examples=1',),
+    ON_CPU,
+    prints_result=True,
+)

@@ -1,0 +1,135 @@
+"""`remixer-t5x info --settings`: all gin macros with default, file, reader and meaning."""
+
+import ast
+import functools
+import importlib.util
+import pathlib
+import re
+from collections import defaultdict
+from typing import NamedTuple
+
+from remixer_t5x.cli import console
+from remixer_t5x.config import files, resolved
+from remixer_t5x.errors import UserError
+
+# The default of a macro is its value in the first of these that sets it.
+_ORDER = (
+    *('runs/_common', 'runs', 'data', 'optimizers', 'hardware/gpu', 'hardware', 'models/t5_1_1', 'models', 'frames'),
+    *('sublayers', 'sizes/base.gin', 'sizes', 'defaults', 'objectives', 't5x', 'experiments', 'ablations'),
+)
+# Recipes choose values that are not defaults.
+_RECIPES = ('experiments/', 'ablations/')
+# Their comments say why a value was chosen and not what the macro means.
+_NO_MEANINGS = ('ablations/', 'sizes/', 'defaults')
+# Comment lines, a macro or setting, and its value with the lines that continue it.
+_STATEMENT = re.compile(r'^((?:#.*\n)*)([\w/.]+) = (.*(?:\n[ )}\]].*)*)', re.M)
+_LONGEST_VALUE = 60
+
+
+class Macro(NamedTuple):
+    """A row of the table; the default is 'required' if there is none, and 'depends on the file' if files disagree."""
+
+    name: str
+    default: str
+    files: tuple[str, ...]
+    owner: str
+    meaning: str
+
+    @property
+    def where(self) -> str:
+        """The file that sets the default, and the number of other files."""
+        return ', '.join(self.files) if len(self.files) <= 2 else f'{self.files[0]} and {len(self.files) - 1} more'
+
+
+def show(word: str) -> None:
+    """Prints the macros that contain `word`."""
+    macros = rows(word)
+    if not macros:
+        raise UserError(f'no macro contains {word!r} in its name, reader or meaning; type info --settings for all')
+    table = console.table()
+    for heading in ('macro', 'default', 'set by', 'read by', 'meaning'):
+        table.add_column(heading, overflow='fold', no_wrap=heading == 'macro')
+    for row in macros:
+        # Brackets in a cell would be styles of rich.
+        cells = (row.name, row.default, row.where, row.owner, row.meaning)
+        table.add_row(*(cell.replace('[', r'\[') for cell in cells))
+    console.show(table, f'{len(macros)} macros; set one with --gin.NAME=VALUE', pipe_width=200)
+
+
+def rows(word: str = '') -> list[Macro]:
+    """Returns the macros whose name, reader or meaning contains `word` in any case, by name."""
+    return [row for row in _all_rows() if word.lower() in ' '.join((row.name, row.owner, row.meaning)).lower()]
+
+
+@functools.cache
+def _all_rows() -> list[Macro]:
+    values: dict[str, dict[str, tuple[str, str]]] = defaultdict(dict)  # macro -> file -> (value, comment)
+    readers: dict[str, dict[str, tuple[str, str]]] = defaultdict(dict)  # macro -> argument or macro -> (file, comment)
+    folder = files.shipped_folder()
+    names = [str(path.relative_to(folder)) for path in folder.rglob('*.gin')]
+    for file in sorted(names, key=lambda name: (_rank(name), name)):
+        text = files.Text(file, (folder / file).read_text(encoding='utf-8'))
+        modules = {name: '.'.join(line.split()[1::2]) for name, line in text.imports.items()}
+        for match in _STATEMENT.finditer(text.text):
+            target, value = match[2], ' '.join(match[3].split())
+            # A comment at the beginning of a file is about the file.
+            comment = ' '.join(line.lstrip('# ') for line in match[1].splitlines()) if match.start() else ''
+            first, _, rest = target.rpartition('/')[2].partition('.')
+            for macro in re.findall(r'%([A-Z_0-9]+)', re.sub(r"'.*?'", '', value)):
+                readers[macro].setdefault(
+                    f'{modules.get(first, first)}.{rest}' if rest else f'%{first}', (file, comment)
+                )
+            if not rest:
+                short = value if len(value) <= _LONGEST_VALUE else f'{value[: _LONGEST_VALUE - 3]}...'
+                values[first].setdefault(file, (short, comment))
+    rows = {name: _row(name, values[name], readers[name]) for name in sorted({*values, *readers})}
+    for name, row in rows.items():
+        if not row.meaning:
+            reader = next((reader[1:] for reader in readers[name] if reader[0] == '%'), name)
+            rows[name] = row._replace(meaning=rows[reader].meaning)
+    return list(rows.values())
+
+
+def _rank(file: str) -> int:
+    return next(rank for rank, prefix in enumerate(_ORDER) if file.startswith(prefix))
+
+
+def _row(name: str, values: dict[str, tuple[str, str]], readers: dict[str, tuple[str, str]]) -> Macro:
+    if not all(file.startswith(_RECIPES) for file, _ in readers.values()):
+        values = {file: value for file, value in values.items() if not file.startswith(_RECIPES)}
+    arguments = [reader for reader, (file, _) in readers.items() if reader[0] != '%' and not file.startswith('t5x/')]
+    documented = [_default_and_meaning(argument) for argument in arguments]
+    first = [file for file in values if _rank(file) == _rank(next(iter(values)))]
+    defaults = dict.fromkeys([values[file][0] for file in first] or [default for default, _ in documented if default])
+    default, *others = defaults or ['required']
+    meanings = [comment for file, (_, comment) in values.items() if not file.startswith(_NO_MEANINGS)]
+    meanings += [*(meaning for _, meaning in documented), *(comment for _, comment in readers.values())]
+    sentence = re.split(r"(?<=[\w)\]'`%])(?<! al)\. (?=[A-Z0-9])", next(filter(None, meanings), ''), maxsplit=1)[0]
+    owner = (*arguments, *readers, 'command line')[0].removeprefix('remixer_t5x.')
+    default = 'depends on the file' if others and first else default
+    return Macro(name, default, tuple(values), owner, sentence[:1].upper() + sentence[1:].rstrip('.'))
+
+
+def _default_and_meaning(argument: str) -> tuple[str, str]:
+    """Returns an argument's default as gin text, and what the docstring of its class or function says about it.
+
+    Both come from the source, because importing all of it would load TensorFlow.
+    """
+    module, owner, name = argument.rsplit('.', 2)
+    spec = importlib.util.find_spec(module)
+    tree = ast.parse(pathlib.Path(spec.origin).read_text(encoding='utf-8') if spec and spec.origin else '')
+    node = next((node for node in tree.body if getattr(node, 'name', '') == owner), None)
+    if isinstance(node, ast.FunctionDef):
+        values = [None] * len(node.args.args) + node.args.defaults
+        parameters = dict(zip([each.arg for each in node.args.args], values[len(node.args.defaults) :], strict=True))
+        parameters |= dict(zip([each.arg for each in node.args.kwonlyargs], node.args.kw_defaults, strict=True))
+    elif isinstance(node, ast.ClassDef):
+        parameters = {ast.unparse(field.target): field.value for field in node.body if isinstance(field, ast.AnnAssign)}
+    else:
+        return '', ''
+    value = parameters.get(name)
+    default = '' if value is None else ast.unparse(value)
+    if default.isidentifier() and default.isupper():
+        default = repr(resolved.named(f'{module}.{default}'))
+    match = re.search(rf'^(\s+)(?:\w+, )*{name}(?:, \w+)*: (.*(?:\n\1\s+.*)*)', ast.get_docstring(node) or '', re.M)
+    return default, ' '.join(match[2].split()) if match else ''
