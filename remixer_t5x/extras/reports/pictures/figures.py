@@ -1,4 +1,4 @@
-"""Draws arrays of layers as the papers do: matrices over a text, gMLP's filters, TIM's competition of mechanisms."""
+"""Draws arrays of layers as in the papers: matrices over a text, gMLP's filters, TIM's competition of mechanisms."""
 
 from __future__ import annotations
 
@@ -8,24 +8,23 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from remixer_t5x.extras.reports.pictures import drawing, learned
+from remixer_t5x.extras.reports.pictures import drawing
 from remixer_t5x.extras.reports.pictures.learned import LayerArray
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# With more pieces than this, labels would overlap; the axes then count tokens.
+# With more pieces than this, labels would overlap, and the axes count tokens instead.
 MOST_LABELS = 48
 _FILTERS_IN_A_ROW = 4
-_PERCENTILES = (10, 50, 90)
 
 
 @dataclasses.dataclass(frozen=True)
 class Panel:
     """One matrix, [rows, columns], and the pieces of text of its rows and columns, if any.
 
-    `off_diagonal` scales to the values off the diagonal, because the diagonal would hide all others.
+    `off_diagonal` scales the colours to the values off the diagonal, if the diagonal would hide them.
     """
 
     title: str
@@ -36,11 +35,9 @@ class Panel:
 
 
 def draw_matrices(grid: Sequence[Sequence[Panel]], row_names: Sequence[str] = ()) -> Figure:
-    """A row of panels for each of `grid`, named by `row_names`. Each panel is scaled to its own largest magnitude.
+    """Draws magnitudes: a row of panels for each of `grid`, labelled by `row_names`, each scaled to its maximum.
 
-    Remixer's softmax(H) under the mean self-attention (REMIXERS, figure 2), attention, pseudo-attention (HyperMixer,
-    figures 5 and 6), and gMLP's spatial weights. Negative numbers are drawn by their magnitude; values beyond the scale
-    have its darkest colour.
+    As in REMIXERS, figure 2, and HyperMixer, figures 5 and 6. Values beyond the scale have the darkest colour.
     """
     width = max(len(row) for row in grid)
     size = 2.6 if width > 1 else 4.2
@@ -60,7 +57,7 @@ def _draw_panel(axes: Axes, panel: Panel, is_first: bool) -> None:
     magnitude = np.abs(np.asarray(panel.weights, np.float64))
     scaled = magnitude[~np.eye(*magnitude.shape, dtype=bool)] if panel.off_diagonal else magnitude
     largest = float(scaled.max(initial=0.0))
-    drawing.draw_heat_map(axes, magnitude, largest or 1.0, aspect='auto')
+    drawing.draw_heat_map(axes, magnitude, largest or 1.0)
     drawing.style_axes(axes, ' · '.join(filter(None, (panel.title, f'to {largest:.2g}'))))
     rows, columns = (
         None if pieces is None or len(pieces) > MOST_LABELS else list(pieces) for pieces in (panel.rows, panel.columns)
@@ -79,10 +76,7 @@ def middle_row(layer: LayerArray) -> np.ndarray:
 
 
 def asymmetry(row: np.ndarray) -> float:
-    """The asymmetry of a filter: -1 if all weights are behind its token, 0 if balanced, 1 if all are ahead.
-
-    `row` belongs to the token in its middle, whose own weight does not count.
-    """
+    """The asymmetry of the filter of the middle token: -1 if all weights are behind it, 1 if all are ahead."""
     middle = len(row) // 2
     behind, ahead = np.abs(row[:middle]).sum(), np.abs(row[middle + 1 :]).sum()
     return float((ahead - behind) / (ahead + behind)) if ahead + behind else 0.0
@@ -112,67 +106,7 @@ def draw_competition(layers: Sequence[LayerArray], pieces: Sequence[str]) -> Fig
     count = layers[0].array.shape[0]
     figure = drawing.new_figure(max(5.0, 0.24 * len(pieces) + 1.6), count * (0.28 * len(layers) + 1.25))
     for index, axes in enumerate(figure.subplots(count, 1, squeeze=False)[:, 0]):
-        drawing.draw_heat_map(axes, np.stack([layer.array[index] for layer in layers]), 1.0, aspect='auto')
+        drawing.draw_heat_map(axes, np.stack([layer.array[index] for layer in layers]), 1.0)
         drawing.style_axes(axes, f'mechanism {index + 1} · 0 to 1')
         drawing.token_ticks(axes, list(pieces), [layer.title for layer in layers])
-    return figure
-
-
-def draw_certainty(layers: Sequence[LayerArray]) -> Figure:
-    """Entropy of the competition in each layer over the tokens, and the correlation of the first mechanism's weight.
-
-    With n mechanisms the entropy is log2(n) bits if they share a token equally, and 0 if one mechanism takes it. A
-    single layer has no correlation to show.
-    """
-    figure = drawing.new_figure(7.4, 3.0)
-    width = 1 if len(layers) == 1 else 2
-    left, *right = figure.subplots(1, width, squeeze=False, width_ratios=(3, 2)[:width])[0]
-    names = [layer.title for layer in layers]
-    bits = [learned.entropy(layer.array) for layer in layers]
-    for colour, percentile in zip(drawing.COLOURS, _PERCENTILES, strict=False):
-        values = [np.percentile(layer, percentile) for layer in bits]
-        label = f'{percentile}th percentile'
-        left.plot(range(len(layers)), values, color=colour, marker='o', markersize=3, label=label)
-    drawing.style_axes(left, 'entropy over tokens', y='bits')
-    left.set_ylim(0, 1.05 * np.log2(layers[0].array.shape[0]))
-    drawing.token_ticks(left, names)
-    left.legend(frameon=False, fontsize=7, labelcolor=drawing.INK)
-    for axes in right:
-        matrix = learned.correlations([layer.array[0] for layer in layers])
-        drawing.draw_heat_map(axes, np.abs(matrix), 1.0)
-        for (row, column), value in np.ndenumerate(matrix):
-            if len(layers) <= 8:
-                axes.text(column, row, f'{value:.2f}', ha='center', va='center', color=drawing.INK, fontsize=7)
-        drawing.style_axes(axes, 'correlation between layers')
-        drawing.token_ticks(axes, names, names)
-    return figure
-
-
-def token_ranges(
-    layers: Sequence[LayerArray], pieces: Sequence[str], most: int = 24
-) -> list[tuple[str, float, float, float]]:
-    """(piece, minimum, mean, maximum) weight of the first mechanism over a piece's occurrences in all layers.
-
-    The pieces with the widest ranges, widest first.
-    """
-    weights = np.stack([layer.array[0] for layer in layers])
-    ranges = []
-    for piece in dict.fromkeys(pieces):
-        values = weights[:, [index for index, other in enumerate(pieces) if other == piece]]
-        ranges.append((piece, float(values.min()), float(values.mean()), float(values.max())))
-    return sorted(ranges, key=lambda piece: piece[1] - piece[3])[:most]
-
-
-def draw_ranges(ranges: Sequence[tuple[str, float, float, float]]) -> Figure:
-    """A bar from the minimum to the maximum for each piece, with a dot at the mean."""
-    figure = drawing.new_figure(5.0, 0.2 * len(ranges) + 0.9)
-    axes = figure.subplots()
-    pieces, lows, means, highs = zip(*ranges, strict=True)
-    heights = np.arange(len(ranges))[::-1]
-    axes.hlines(heights, lows, highs, color=drawing.COLOURS[4], linewidth=3)
-    axes.plot(means, heights, 'o', color=drawing.COLOURS[1], markersize=4)
-    drawing.style_axes(axes, x='weight of mechanism 1')
-    axes.set_xlim(0, 1)
-    axes.set_yticks(heights)
-    axes.set_yticklabels([drawing.piece_label(piece) for piece in pieces], fontsize=7, parse_math=False)
     return figure

@@ -19,8 +19,14 @@ MOST_LAYERS = 4
 class TrainedText:
     """The model and the text of the pictures.
 
-    `inputs` and `targets` are ids with their pieces of text; `lengths` are the trained lengths of `encoder` and
-    `decoder`; `initial` are the parameters that training started with, or None; `name` is the prefix of picture names.
+    Attributes:
+        model: a `Seq2Seq`.
+        params: its parameters.
+        inputs: ids and their pieces of text.
+        targets: the same for the decoder.
+        lengths: trained lengths of `encoder` and `decoder`.
+        initial: the parameters that training started from, or None.
+        name: prefix of the names of pictures.
     """
 
     model: Any
@@ -38,7 +44,7 @@ class TrainedText:
 
 
 def draw_all(text: TrainedText) -> list[Picture]:
-    """The pictures, in the order in which to show them."""
+    """All pictures, in the order of the page."""
     sown = learned.observe(text.model, text.params, text.inputs[0], text.targets[0])
     kinds = (_draw_remixer(text, sown), _draw_tim(text, sown), _draw_gmlp(text), _draw_attention(text, sown))
     pictures = [picture for kind in (*kinds, _draw_pseudo_attention(text)) for picture in kind]
@@ -56,7 +62,7 @@ def _in_stack(layers: Iterable[LayerArray], stack: str, sublayer: str = '') -> l
 
 
 def _draw_remixer(text: TrainedText, sown: Mapping[str, Any]) -> Iterator[Picture]:
-    """softmax(H) under the mean self-attention, and above it softmax(H) before finetuning."""
+    """Mean self-attention, softmax(H) before finetuning, and softmax(H)."""
     logits = learned.remixer_logits(text.params)
     initial = [] if text.initial is None else learned.remixer_logits(text.initial)
     attention = [layer for layer in learned.attention_maps(sown, text.params) if 'self_attention' in layer.sublayer]
@@ -102,24 +108,12 @@ def _draw_tim(text: TrainedText, sown: Mapping[str, Any]) -> Iterator[Picture]:
         if not layers:
             continue
         bits = ', '.join(f'{layer.title}: {learned.entropy(layer.array).mean():.2f}' for layer in layers)
-        yield Picture(
-            f'tim-competition-{stack}',
-            f'Competition of mechanisms, {stack}',
-            'The colour shows the weight of each mechanism for each token; weights sum to 1 over mechanisms.',
-            figures.draw_competition(layers, pieces),
+        note = (
+            'The colour shows the weight of each mechanism for each token; weights sum to 1 over mechanisms. Mean '
+            f'entropy in bits, {bits}; {np.log2(len(layers[0].array)):.2f} means no preference.'
         )
-        yield Picture(
-            f'tim-certainty-{stack}',
-            f'How certain the competition is, {stack}',
-            f'Mean entropy in bits, {bits}; {np.log2(len(layers[0].array)):.2f} means no preference.',
-            figures.draw_certainty(layers),
-        )
-        yield Picture(
-            f'tim-tokens-{stack}',
-            f'Weights of single tokens, {stack}',
-            'Least, mean and most over layers and occurrences; a wide bar depends on context or layer.',
-            figures.draw_ranges(figures.token_ranges(layers, pieces)),
-        )
+        figure = figures.draw_competition(layers, pieces)
+        yield Picture(f'tim-competition-{stack}', f'Competition of mechanisms, {stack}', note, figure)
 
 
 def _draw_gmlp(text: TrainedText) -> Iterator[Picture]:
