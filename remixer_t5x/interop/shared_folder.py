@@ -115,19 +115,10 @@ def copy_code(folder: pathlib.Path, packages: Sequence[str]) -> list[str]:
 def write(
     folder: pathlib.Path, model: Any, vocabulary: Any, gin_text: str, params: Any, step: int, record: Mapping[str, Any]
 ) -> None:
-    """Writes everything but the model card and `code` into `folder`.
+    """Writes everything but the model card and `code` into the empty folder `folder`.
 
-    Args:
-        folder: an empty folder.
-        model: the model, for its frame and vocabulary size.
-        vocabulary: a seqio vocabulary.
-        gin_text: statements of MODEL and TASK_FEATURE_LENGTHS.
-        params: our parameters.
-        step: step of the checkpoint.
-        record: record of the checkpoint, whose configuration `gin_text` replaces.
-
-    Raises:
-        UserError: the vocabulary is a custom class, or the files cannot be written.
+    `gin_text` has the statements of MODEL and TASK_FEATURE_LENGTHS, and replaces the configuration in the `record` of
+    the checkpoint. Raises UserError if the vocabulary is a custom class, or the files cannot be written.
     """
     if not task_vocabulary.save(vocabulary, folder / task_vocabulary.FOLDER):
         raise UserError(f'VOCABULARY is a {type(vocabulary).__name__}, which cannot be written to a shared folder')

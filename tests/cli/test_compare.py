@@ -26,31 +26,19 @@ SMALL = [
 ]
 
 
-def encoder_of(model):
-    """The sublayers of the encoder's layers."""
-    given = loading.Given(['experiments/finetune_cogs.gin'], model=loading.model_files(model))
-    (built,) = loading.values(given, 'MODEL')
-    ((layer, _),) = built.module.encoder_stack().runs
-    return [type(sublayer()) for sublayer in layer().sublayers]
-
-
 @pytest.mark.parametrize(
     ('model', 'sublayers'),
     [
         ('t5_1_1', [attention.SelfAttention, gated_mlp.GatedMLP]),
         ('remixer', [attention.SelfAttention, remixer.Remixer]),
-        ('hyper_mixer', [hyper_mixer.HyperMixer, gated_mlp.GatedMLP]),
         ('hyper_mixer+ablations/token_mixing_only', [hyper_mixer.HyperMixer]),
         ('t5_1_1+sublayers/fnet+ENCODER_MIXER=@fnet.FNet', [fnet.FNet, gated_mlp.GatedMLP]),
     ],
 )
 def test_a_model_replaces_the_one_that_an_experiment_includes(model, sublayers):
-    assert encoder_of(model) == sublayers
-
-
-def test_settings_of_the_experiment_are_kept():
-    given = loading.Given(['experiments/cogs_cpu.gin'], model=['models/hyper_mixer.gin'])
-    assert loading.values(given, 'MODEL')[0].vocab_size == 896
+    (model,) = loading.values(loading.Given(['experiments/cogs_cpu.gin'], model=loading.model_files(model)), 'MODEL')
+    ((layer, _),) = model.module.encoder_stack().runs
+    assert [type(sublayer()) for sublayer in layer().sublayers] == sublayers and model.vocab_size == 896
 
 
 def test_an_invalid_model_raises_an_error():
@@ -94,8 +82,7 @@ def compare(*arguments):
         (['--models=t5_1_1,remixr', '--folder=f'], "models/remixr.gin' not found here"),
         (['--folder=f'], '--models has no value; type --models=t5_1_1,remixer'),
         (['--models=t5_1_1'], 'type --folder=runs/compared'),
-        (['--models=t5_1_1,t5_1_1', '--folder=f'], 'names one twice'),
-        (['--models=t5_1_1,./t5_1_1.gin', '--folder=f'], 'names one twice'),
+        (['--models=t5_1_1,./t5_1_1.gin', '--folder=f'], 'names a model twice'),
         (['--models=t5_1_1', '--seeds=0,x', '--folder=f'], "--seeds must be whole numbers, got 'x'"),
         (['--models=t5_1_1', '--folder=f', '--gin.SEED=1'], '--gin.SEED is set for each run; type --seeds=0,1,2'),
         (['--models=t5_1_1', '--folder=f', '--gin.MODEL_DIR=m'], 'type --folder=DIR instead'),

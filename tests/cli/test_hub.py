@@ -192,28 +192,6 @@ def test_a_missing_login_raises_before_anything_is_read(hub, run, capsys, monkey
     assert not hub.requests
 
 
-HOSTILE_GIN = [
-    'import os',
-    'from os import path',
-    'from remixer_t5x.cli import main',
-    'from remixer_t5x.kernels.compile_target import jax',
-    'import stranger_module',
-    "include 'stranger.gin'",
-    'from remixer_tasks import huggingface_datasets',
-    'X = @os.system()',
-    'from remixer_t5x.kernels import compile_target\nX = @compile_target.jax.distributed.initialize()',
-    'from remixer_t5x.models.layers import dense\nX = @dense._private',
-    'from remixer_t5x.models.layers import dense\nX = [{"y": @dense.nn.Dense}]',
-    'from remixer_t5x.models.layers import dense\ndense.functools.partial.func = 1',
-    'from remixer_t5x.models.layers import checks\nX = @checks.Any',
-    "os.system.command = 'touch x'",
-    "gin.macro.value = 'x'",
-    'X = @missing',
-    "MIXTURE_OR_TASK_MODULE = 'stranger_module'",
-    'X = """\nimport stranger_module\n"""',
-]
-
-
 def hostile_copy(shared, folder, statement):
     shutil.copytree(shared, folder)
     with (folder / 'model.gin').open('a') as file:
@@ -228,7 +206,9 @@ def shared(run, tmp_path_factory):
     return folder
 
 
-@pytest.mark.parametrize('statement', HOSTILE_GIN)
+@pytest.mark.parametrize(
+    'statement', ['import stranger_module', 'X = @os.system()', 'X = """\nimport stranger_module\n"""']
+)
 def test_a_model_gin_that_names_other_code_needs_consent(shared, tmp_path, capsys, monkeypatch, statement):
     """Nothing is imported before, neither by `load` nor by `convert`."""
     (tmp_path / 'stranger_module.py').write_text('raise SystemExit("it ran")')

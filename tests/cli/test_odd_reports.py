@@ -36,33 +36,19 @@ def changed(record, text):
     ) + '}\n'  # fmt: skip
 
 
-@pytest.mark.parametrize('name', ['prediction', 'input', 'target'])
-def test_a_lone_surrogate_in_predictions_is_a_question_mark(run, name):
-    path = run / 'eval' / 'predictions' / 'cogs-gen-2.jsonl'
-    path.write_text(changed(ROW, {name: r'"odd \ud800 text"'}))
-    assert 'odd ? text' in report(run)
-
-
-def test_a_lone_surrogate_in_the_name_of_an_evaluation(run):
+def test_a_lone_surrogate_is_a_question_mark(run):
+    texts = {name: rf'"{name} \ud800 text"' for name in ('prediction', 'input', 'target')}
+    (run / 'eval' / 'predictions' / 'cogs-gen-2.jsonl').write_text(changed(ROW, texts))
     (run / 'eval' / model_dir.METRICS).write_text(changed({'step': 2, 'f1': 5.0}, {'kind': r'"gen/\ud800x"'}))
-    assert '?x' in report(run)
+    page = report(run)
+    assert '?x' in page and page.count('? text') == len(texts)
 
 
 @pytest.mark.parametrize(
     'text',
-    [
-        {'step': '1e999'},
-        {'step': 'NaN'},
-        {'step': '9' * 5000},
-        {'step': '-1'},
-        {'step': '9' * 30},
-        {'loss': '9' * 400},
-        {'loss': '1e999'},
-        {'loss': '[' * 9_000},
-        {'timing': '3'},
-        {'kind': 'null'},
-    ],
-)
+    [{'step': 'NaN'}, {'step': '9' * 5000}, {'step': '-1'}, {'step': '9' * 30}, {'loss': '9' * 400}, {'loss': '1e999'},
+     {'loss': '[' * 9_000}, {'timing': '3'}, {'kind': 'null'}],
+)  # fmt: skip
 def test_an_invalid_record_raises_one_line_and_keeps_the_old_report(run, text):
     (run.parent / 'report.html').write_text('the report before')
     (run / model_dir.METRICS).write_text(changed(LINE, text))
@@ -73,7 +59,7 @@ def test_an_invalid_record_raises_one_line_and_keeps_the_old_report(run, text):
     assert sorted(path.name for path in run.parent.iterdir()) == ['report.html', 'run']
 
 
-@pytest.mark.parametrize('value', ['1e308', '1e300', '-1e308', '0', 'null', '"text"', '1e-320'])
+@pytest.mark.parametrize('value', ['1e308', '-1e308', '0', 'null', '"text"', '1e-320'])
 @pytest.mark.parametrize('name', ['loss', 'clock', 'seconds_per_step', 'tokens'])
 def test_any_number_is_drawn_or_omitted(run, name, value):
     numbers, timing = {k: v for k, v in LINE.items() if k != 'timing'}, LINE['timing']

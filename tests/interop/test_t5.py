@@ -12,23 +12,16 @@ from safetensors.numpy import load_file, save_file
 
 from remixer_t5x import build_model
 from remixer_t5x.config import loading
-from remixer_t5x.devices.partition import unbox
 from remixer_t5x.errors import UserError
 from remixer_t5x.interop import safetensors_files
 from remixer_t5x.interop.huggingface import folders as huggingface
 from remixer_t5x.interop.huggingface import t5_tokenizer
 from remixer_t5x.interop.huggingface.family import Tokenizer
-from remixer_t5x.models import interface
-from remixer_t5x.models.architecture.encoder_decoder import EncoderDecoder
-from remixer_t5x.models.architecture.layer import PreNorm
-from remixer_t5x.models.architecture.stack import Stack
 from remixer_t5x.models.beam_search import BeamSearch, PowerPenalty
-from remixer_t5x.models.layers.positions import RelativePositionBias
 from remixer_t5x.models.seq2seq import Seq2Seq
-from remixer_t5x.models.sublayers.attention import CrossAttention, SelfAttention
 from remixer_t5x.models.sublayers.relu_mlp import ReluMLP
 from remixer_tasks import vocabularies
-from tests.support import hf_folders, references
+from tests.support import hf_folders, references, small_models
 from tests.support.paths import GOLDEN
 
 VOCABULARY = vocabularies.byte(0)
@@ -96,33 +89,15 @@ def test_a_umt5_generates_the_recorded_answers(tmp_path):
     np.testing.assert_array_equal(greedy(params, {'encoder_input_tokens': arrays['inputs']}), arrays['greedy'])
 
 
-def first_t5_model() -> Seq2Seq:
-    """The model of the recorded first T5, built without gin, which would be read at every trace."""
-    attention = {'num_heads': 2, 'head_dim': 8}
-    self_attention, cross = (functools.partial(kind, **attention) for kind in (SelfAttention, CrossAttention))
-    mlp = functools.partial(ReluMLP, hidden_dim=40)
-
-    def stack(count, *sublayers):
-        layer, bias = (
-            functools.partial(PreNorm, sublayers=sublayers),
-            functools.partial(RelativePositionBias, num_heads=2),
-        )
-        return functools.partial(Stack, runs=((layer, count),), position_bias=bias)
-
-    return Seq2Seq(
-        EncoderDecoder(
-            64, 24, stack(3, self_attention, mlp), stack(2, self_attention, cross, mlp), tied=True, scaled_output=True
-        )
-    )
-
-
 class FirstT5:
     """The recorded first T5 as our model; compiles each function once for all tests."""
 
     def __init__(self, path):
         self.arrays = hf_folders.recorded('t5_v1_0_tiny')
         source = huggingface.read(str(hf_folders.write_tiny(path / 'hf', 't5_v1_0_tiny')))
-        self.model, self.params = first_t5_model(), source.params()
+        mlp = functools.partial(ReluMLP, hidden_dim=40)
+        self.model = small_models.t5(mlp, mlp, (3, 2), 64, 24, head_dim=8, tied=True, scaled_output=True)
+        self.params = source.params()
         self.loss = jax.jit(self.model.loss)
         self.score = jax.jit(self.model.score)
         length = self.arrays['greedy'].shape[1]
@@ -263,7 +238,7 @@ def test_our_model_loads_in_transformers(v1_0_maker, tmp_path):
     model = shipped('models/t5_1_1.gin', flags=flags)
     t5, runs = huggingface.describe(model, VOCABULARY)
     assert runs == {'encoder': (1, 2), 'decoder': (2,)} and t5.gated and not t5.tied and not t5.scaled_output
-    params = _random(model)
+    params = small_models.random_params(model)
     huggingface.write(str(tmp_path / 'hf'), t5, params, runs, 'bfloat16')
     rng = np.random.default_rng(0)
     arrays = {'inputs': rng.integers(2, 48, (2, 9)), 'targets': rng.integers(2, 48, (2, 7))}
@@ -274,13 +249,6 @@ def test_our_model_loads_in_transformers(v1_0_maker, tmp_path):
 
 
 SIZES = {'VOCAB_SIZE': 48, 'EMBED_DIM': 16, 'MLP_DIM': 24, 'NUM_HEADS': 2, 'HEAD_DIM': 4, 'NUM_DECODER_LAYERS': 2}
-
-
-def _random(model, seed=0):
-    shapes = {'encoder_input_tokens': (1, 4), 'decoder_target_tokens': (1, 4)}
-    abstract = unbox(interface.param_shapes(model, shapes))
-    rng = np.random.default_rng(seed)
-    return jax.tree.map(lambda leaf: rng.standard_normal(leaf.shape, np.float32), abstract)
 
 
 def test_the_number_of_sentinels_is_read_from_the_tokenizer(tmp_path):
@@ -302,7 +270,7 @@ def test_the_number_of_sentinels_is_read_from_the_tokenizer(tmp_path):
 
 
 def test_any_model_is_written_to_safetensors_and_read(tmp_path):
-    params = _random(shipped('models/remixer.gin', flags=[(k, str(v)) for k, v in SIZES.items()]))
+    params = small_models.random_params(shipped('models/remixer.gin', flags=[(k, str(v)) for k, v in SIZES.items()]))
     record = {'config': 'X = 1\n', 'vocabulary': 'abc of 48 ids', 'versions': {'jax': '0'}, 'task': 'other'}
     file = safetensors_files.write_params(str(tmp_path / 'a.safetensors'), params, 12, record)
     read, step, read_record = safetensors_files.read_params(str(file))

@@ -3,6 +3,7 @@
 Runs if T5X can be imported (docs/t5x.md), except the tests of the configs.
 """
 
+import dataclasses
 import functools
 import importlib.util
 import pathlib
@@ -20,14 +21,11 @@ from remixer_t5x import UserError, axes, build_model
 from remixer_t5x.config import loading
 from remixer_t5x.interop.t5x import checkpoint as t5x_checkpoint
 from remixer_t5x.models.architecture.encoder_decoder import EncoderDecoder
-from remixer_t5x.models.architecture.layer import PreNorm
-from remixer_t5x.models.architecture.stack import Stack
-from remixer_t5x.models.layers.positions import RelativePositionBias
 from remixer_t5x.models.losses import CrossEntropy
 from remixer_t5x.models.seq2seq import Seq2Seq
-from remixer_t5x.models.sublayers.attention import CrossAttention, SelfAttention
 from remixer_t5x.models.sublayers.gated_mlp import GatedMLP
 from remixer_t5x.models.sublayers.remixer import Remixer
+from tests.support import small_models
 
 CONFIGS = pathlib.Path(__file__).parents[2] / 'configs'
 MODELS = sorted(path.stem for path in (CONFIGS / 'models').glob('*.gin'))
@@ -68,22 +66,13 @@ def test_every_axis_has_a_rule_for_partitioner_and_optimizer(names):
     assert {factors[axes.POSITIONS_OUT], factors[axes.POSITIONS_IN]} == {'row', 'column'}
 
 
-def make_module() -> EncoderDecoder:
-    attention = functools.partial(SelfAttention, num_heads=2, head_dim=4)
-    cross = functools.partial(CrossAttention, num_heads=2, head_dim=4)
-
-    def stack(*sublayers):
-        layer = functools.partial(PreNorm, sublayers=sublayers)
-        bias = functools.partial(RelativePositionBias, num_heads=2)
-        return functools.partial(Stack, runs=((layer, 2),), position_bias=bias)
-
+def make_model() -> Seq2Seq:
     remixer = functools.partial(Remixer, hidden_dim=24, max_length=16)
-    return EncoderDecoder(
-        vocab_size=VOCAB,
-        embed_dim=16,
-        encoder_stack=stack(attention, remixer),
-        decoder_stack=stack(attention, cross, functools.partial(GatedMLP, hidden_dim=24)),
-    )
+    return small_models.t5(remixer, functools.partial(GatedMLP, hidden_dim=24), (2, 2), VOCAB, 16)
+
+
+def make_module() -> EncoderDecoder:
+    return make_model().module
 
 
 @pytest.fixture(scope='module')
@@ -105,7 +94,7 @@ def batch() -> dict[str, np.ndarray]:
 @pytest.fixture(scope='module')
 def params():
     shapes = {'encoder_input_tokens': (1, INPUTS), 'decoder_target_tokens': (1, TARGETS)}
-    params = nn.unbox(Seq2Seq(make_module()).init(jax.random.key(0), shapes))
+    params = nn.unbox(make_model().init(jax.random.key(0), shapes))
     # Scales the initial logits, so that sequences differ.
     return params | {'logits': jax.tree.map(lambda x: 4 * x, params['logits'])}
 
@@ -168,13 +157,15 @@ class TestUnderT5X:
     def test_loss_equals_ours(self, params, batch, label_smoothing):
         driven = driver_model(make_module(), z_loss=1e-2, label_smoothing=label_smoothing)
         loss, metrics = driven.loss_fn(params, batch, None)
-        ours, sums = Seq2Seq(make_module(), CrossEntropy(1e-2, label_smoothing)).loss(params, batch)
+        ours, sums = dataclasses.replace(make_model(), loss_function=CrossEntropy(1e-2, label_smoothing)).loss(
+            params, batch
+        )
         np.testing.assert_allclose(loss, ours, rtol=1e-5)
         np.testing.assert_allclose(metrics['z_loss'].compute(), sums['z_loss'], rtol=1e-5)
 
     def test_scores_equal_ours(self, params, batch):
         scores = driver_model(make_module()).score_batch(params, batch)
-        np.testing.assert_allclose(scores, Seq2Seq(make_module()).score(params, batch), rtol=1e-5)
+        np.testing.assert_allclose(scores, make_model().score(params, batch), rtol=1e-5)
 
     def test_logits_are_float32_in_bfloat16(self, params, batch):
         module = make_module().clone(dtype='bfloat16')
@@ -185,7 +176,7 @@ class TestUnderT5X:
 
         greedy = functools.partial(decoding.temperature_sample, temperature=0.0)
         tokens = driver_model(make_module(), decode_fn=greedy).predict_batch(params, batch)
-        expected = Seq2Seq(make_module()).predict(params, batch, TARGETS)
+        expected = make_model().predict(params, batch, TARGETS)
         assert len(np.unique(expected)) > 4
         np.testing.assert_array_equal(tokens, expected)
 
@@ -202,7 +193,7 @@ class TestUnderT5X:
             shifted = np.pad(targets, ((0, 0), (1, 0)))[:, :-1]
             scored = {**batch, 'decoder_target_tokens': targets, 'decoder_input_tokens': shifted}
             del scored['decoder_loss_weights']
-            score = Seq2Seq(make_module()).score(params, scored)
+            score = make_model().score(params, scored)
             lengths, ended = np.sum(targets > 0, axis=1), np.any(targets == 1, axis=1)
             penalty = np.where(ended, ((5.0 + lengths) / 6.0) ** 0.6, 1.0)
             # T5X adds empty beams, and treats id 0 as a token, which our score treats as padding.

@@ -12,25 +12,20 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import tensorstore as ts
-from flax import linen as nn
 from flax import serialization
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from remixer_t5x.errors import UserError
 from remixer_t5x.interop.t5x import checkpoint as t5x_checkpoint
-from remixer_t5x.models import interface
-from remixer_t5x.models.architecture.encoder_decoder import EncoderDecoder
-from remixer_t5x.models.architecture.layer import PostNorm, PreNorm
-from remixer_t5x.models.architecture.stack import Stack
-from remixer_t5x.models.layers.positions import RelativePositionBias
+from remixer_t5x.models.architecture.layer import PostNorm
 from remixer_t5x.models.seq2seq import Seq2Seq
-from remixer_t5x.models.sublayers.attention import CrossAttention, SelfAttention
 from remixer_t5x.models.sublayers.gated_mlp import GatedMLP
 from remixer_t5x.models.sublayers.relu_mlp import ReluMLP
 from remixer_t5x.models.sublayers.remixer import Remixer
-from tests.support import references
+from tests.support import references, small_models
 from tests.support.paths import GOLDEN
+from tests.support.small_models import abstract_params, random_params
 
 KINDS = ('t5_1_1', 't5_1_1_orbax', 't5_1_0', 't5_1_1_scanned')
 # As in tests/golden/make_t5x_checkpoints.py.
@@ -39,38 +34,14 @@ GATED = functools.partial(GatedMLP, hidden_dim=MLP)
 RELU = functools.partial(ReluMLP, hidden_dim=MLP)
 
 
-def make_model(mlp=GATED, layout=PreNorm, num_decoder_layers=3, tied=False, scaled_output=None) -> Seq2Seq:
-    self_attention = functools.partial(SelfAttention, num_heads=HEADS, head_dim=HEAD_DIM)
-    cross_attention = functools.partial(CrossAttention, num_heads=HEADS, head_dim=HEAD_DIM)
-
-    def stack(count, *sublayers):
-        layer = functools.partial(layout, sublayers=sublayers)
-        bias = functools.partial(RelativePositionBias, num_heads=HEADS)
-        return functools.partial(Stack, runs=((layer, count),), position_bias=bias)
-
-    module = EncoderDecoder(
-        vocab_size=VOCAB,
-        embed_dim=EMBED,
-        encoder_stack=stack(2, self_attention, mlp),
-        decoder_stack=stack(num_decoder_layers, self_attention, cross_attention, mlp),
-        tied=tied,
-        scaled_output=tied if scaled_output is None else scaled_output,
-    )
-    return Seq2Seq(module)
+def make_model(mlp=GATED, num_decoder_layers=3, tied=False, scaled_output=None, **settings) -> Seq2Seq:
+    scaled = tied if scaled_output is None else scaled_output
+    layers = (2, num_decoder_layers)
+    return small_models.t5(mlp, mlp, layers, VOCAB, EMBED, HEAD_DIM, tied=tied, scaled_output=scaled, **settings)
 
 
 def model_of(kind: str) -> Seq2Seq:
     return make_model(RELU, tied=True) if kind == 't5_1_0' else make_model()
-
-
-def abstract(model: Seq2Seq):
-    shapes = {'encoder_input_tokens': (1, 4), 'decoder_target_tokens': (1, 4)}
-    return nn.unbox(interface.param_shapes(model, shapes))
-
-
-def random_params(model: Seq2Seq):
-    rng = np.random.default_rng(0)
-    return jax.tree.map(lambda leaf: rng.normal(size=leaf.shape).astype(np.float32), abstract(model))
 
 
 @pytest.fixture(scope='module')
@@ -82,7 +53,7 @@ def golden(tmp_path_factory) -> pathlib.Path:
 
 def check_logits(folder: pathlib.Path, kind: str) -> None:
     model = model_of(kind)
-    params, step = t5x_checkpoint.read(str(folder), abstract(model))
+    params, step = t5x_checkpoint.read(str(folder), abstract_params(model))
     assert step == STEP
     assert {leaf.dtype.name for leaf in jax.tree.leaves(params)} == {'float32'}
     with np.load(folder / 'outputs.npz') as arrays:
@@ -137,7 +108,7 @@ def test_a_written_checkpoint_reads_back_bit_by_bit(tmp_path, kind, own_names):
     for step in (3, 12):
         folder = t5x_checkpoint.write(str(tmp_path / 'run'), params, step, model, own_names)
         assert pathlib.Path(folder).name == f'checkpoint_{step}'
-    read, step = t5x_checkpoint.read(str(tmp_path / 'run'), abstract(model))
+    read, step = t5x_checkpoint.read(str(tmp_path / 'run'), abstract_params(model))
     assert step == 12
     jax.tree.map(np.testing.assert_array_equal, read, params)
 
@@ -163,7 +134,7 @@ def test_a_remixer_is_only_written_with_our_names(tmp_path):
     with pytest.raises(UserError, match='nothing like .*remixer.*--own_names'):
         t5x_checkpoint.write(str(tmp_path), params, 1, model)
     t5x_checkpoint.write(str(tmp_path), params, 1, model, own_names=True)
-    jax.tree.map(np.testing.assert_array_equal, t5x_checkpoint.read(str(tmp_path), abstract(model))[0], params)
+    jax.tree.map(np.testing.assert_array_equal, t5x_checkpoint.read(str(tmp_path), abstract_params(model))[0], params)
 
 
 def changed_copy(golden, tmp_path, change, kind='t5_1_1'):
@@ -180,7 +151,7 @@ def test_a_checkpoint_in_bfloat16_is_read(golden, tmp_path):
     """Published T5.1.1 checkpoints are float32; users of T5X save bfloat16 for inference."""
     value = np.arange(EMBED * VOCAB, dtype=np.float32).reshape(VOCAB, EMBED).astype(jnp.bfloat16)
     copy = changed_copy(golden, tmp_path, lambda target: target['token_embedder'].update(embedding=value))
-    params, _ = t5x_checkpoint.read(str(copy), abstract(make_model()))
+    params, _ = t5x_checkpoint.read(str(copy), abstract_params(make_model()))
     np.testing.assert_array_equal(params['token_embedder']['embedding'], value.astype(np.float32))
 
 
@@ -192,7 +163,7 @@ def test_layers_with_different_position_biases_raise_an_error(golden, tmp_path):
 
     copy = changed_copy(golden, tmp_path, change, 't5_1_1_scanned')
     with pytest.raises(UserError, match='its own position bias'):
-        t5x_checkpoint.read(str(copy), abstract(make_model()))
+        t5x_checkpoint.read(str(copy), abstract_params(make_model()))
 
 
 @pytest.mark.parametrize(
@@ -208,7 +179,7 @@ def test_layers_with_different_position_biases_raise_an_error(golden, tmp_path):
 )  # fmt: skip
 def test_a_checkpoint_of_another_model_raises_one_line(golden, model, message):
     with pytest.raises(UserError, match=message) as error:
-        t5x_checkpoint.read(str(golden / 't5_1_1'), abstract(model))
+        t5x_checkpoint.read(str(golden / 't5_1_1'), abstract_params(model))
     assert '\n' not in str(error.value)
 
 
@@ -228,7 +199,7 @@ def test_models_that_t5xs_network_lacks_raise_an_error(tmp_path, model, message)
 def test_folders_without_a_checkpoint_raise_an_error(golden, tmp_path):
     def check(words, path=tmp_path):
         with pytest.raises(UserError, match=words):
-            t5x_checkpoint.read(str(path), abstract(make_model()))
+            t5x_checkpoint.read(str(path), abstract_params(make_model()))
 
     check('does not contain a T5X checkpoint', tmp_path / 'nowhere')
     (tmp_path / 'checkpoint_3.tmp').mkdir()
@@ -265,7 +236,7 @@ def test_a_checkpoint_with_invalid_specs_raises_one_line(golden, tmp_path, chang
     if 'link' in message:
         (copy / 'link').symlink_to(tmp_path / 'elsewhere')
     with pytest.raises(UserError, match=message) as error:
-        t5x_checkpoint.read(str(copy), abstract(make_model()))
+        t5x_checkpoint.read(str(copy), abstract_params(make_model()))
     assert len(str(error.value).splitlines()) == 1
 
 
@@ -285,7 +256,7 @@ def test_an_array_with_invalid_metadata_raises_one_line(golden, tmp_path, kind, 
         key = next(key for key in store.list().result() if key.startswith(b'target.token_embedder') and b'.z' in key)
         store.write(key, json.dumps({**json.loads(store[key]), **change})).result()
     with pytest.raises(UserError) as error:
-        t5x_checkpoint.read(str(copy), abstract(make_model()))
+        t5x_checkpoint.read(str(copy), abstract_params(make_model()))
     assert len(str(error.value).splitlines()) == 1
 
 
@@ -297,7 +268,7 @@ def test_a_pickle_as_a_checkpoint_is_never_loaded(golden, tmp_path):
     (tmp_path / 'checkpoint_7').mkdir()
     (tmp_path / 'checkpoint_7' / 'checkpoint').write_bytes(pickle.dumps(Malicious()))
     with pytest.raises(UserError, match='cannot be read'):
-        t5x_checkpoint.read(str(tmp_path), abstract(make_model()))
+        t5x_checkpoint.read(str(tmp_path), abstract_params(make_model()))
     assert not (tmp_path / 'ran').exists()
 
 

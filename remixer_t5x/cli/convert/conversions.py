@@ -38,16 +38,7 @@ def describe_size(params: Any) -> str:
 def write_model_dir(
     folder: epath.Path, params: Any, step: int, record: Mapping[str, Any], gin_text: str, name: str = model_dir.CONFIG
 ) -> None:
-    """Writes a checkpoint and the gin file `name` into a MODEL_DIR, and prints their paths.
-
-    Args:
-        folder: from `converted.claim`.
-        params: our parameters.
-        step: number of the checkpoint.
-        record: record of the checkpoint.
-        gin_text: content of the gin file, which is not written if this is empty.
-        name: name of the gin file.
-    """
+    """Writes a checkpoint, and `gin_text` if not empty as the file `name`, into a MODEL_DIR, and prints their paths."""
     if gin_text:
         (folder / name).write_text(gin_text)
     checkpoint = converted.write(folder, params, step, record)

@@ -37,7 +37,7 @@ _SWEEP_MACROS = {'MODEL_DIR': '--folder=DIR', 'SEED': '--seeds=0,1,2'}
 
 @dataclasses.dataclass(frozen=True)
 class Cell:
-    """One run of the sweep; `files` is its `--model`."""
+    """One run of the sweep. `model` is its label, and `files` its `--model`."""
 
     model: str
     seed: int
@@ -56,11 +56,11 @@ class Cell:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     arguments.add_gin(parser, model=False)
-    parser.add_argument('compared', metavar='COMMAND', help='train or finetune')
-    models = 'files of models/, or your own such as mine.gin, by comma; remixer+NAME=VALUE changes one'
+    parser.add_argument('compared', metavar='COMMAND', choices=COMMANDS, help='train or finetune')
+    models = 'comma-separated files of models/, or your own, as in mine.gin; remixer+NAME=VALUE overrides a setting'
     parser.add_argument('--models', metavar='NAMES', help=models)
-    parser.add_argument('--seeds', metavar='NUMBERS', default='0', help='by comma (default 0)')
-    parser.add_argument('--folder', metavar='DIR', help='gets a MODEL_DIR for each run, and report.html')
+    parser.add_argument('--seeds', metavar='NUMBERS', default='0', help='comma-separated (default 0)')
+    parser.add_argument('--folder', metavar='DIR', help='folder for a MODEL_DIR per run, and report.html')
 
 
 def run(args: argparse.Namespace) -> int:
@@ -109,11 +109,9 @@ def run(args: argparse.Namespace) -> int:
 
 
 def plan(args: argparse.Namespace) -> list[Cell]:
-    """All runs, seed by seed, so that a stopped sweep has equally many runs of each model."""
+    """Lists all runs, seed by seed, so that a stopped sweep has equally many runs of each model."""
     from remixer_t5x.config import files, loading
 
-    if args.compared not in COMMANDS:
-        raise UserError(f'compare {args.compared} is not a command; type compare train or compare finetune')
     for name, _ in args.gin_flags:
         if name in _SWEEP_MACROS:
             raise UserError(f'--gin.{name} is set for each run; type {_SWEEP_MACROS[name]} instead')
@@ -122,7 +120,7 @@ def plan(args: argparse.Namespace) -> list[Cell]:
     parts = {name: [part.strip().removeprefix('./').removesuffix('.gin') for part in name.split('+')] for name in names}
     models = {'+'.join(parts[name]): name for name in names}
     if len(models) < len(names):
-        raise UserError(f'--models={args.models} names one twice; name each once')
+        raise UserError(f'--models={args.models} names a model twice; name each once')
     search_paths = arguments.names(','.join(args.gin_search_paths))
     # Finds a missing file before another model is trained.
     for name in names:
@@ -188,7 +186,7 @@ def _split_names(text: str | None, example: str) -> list[str]:
     if not items:
         raise UserError(f'{flag} has no value; type {example}')
     if len(set(items)) < len(items):
-        raise UserError(f'{flag}={text} names one twice; name each once')
+        raise UserError(f'{flag}={text} has a repeated item; name each once')
     return items
 
 

@@ -1,13 +1,11 @@
 """Writes the report: reads runs, draws pictures of what their models learned, and renders the page."""
 
-import contextlib
 import dataclasses
-import errno
 import pathlib
 import re
 import sys
-from collections.abc import Iterator, Sequence
-from typing import Any, BinaryIO
+from collections.abc import Sequence
+from typing import Any
 
 import jax
 import numpy as np
@@ -47,34 +45,20 @@ def write(
         UserError: a folder that is not a run, a run without metrics, a file that cannot be read or written.
     """
     target = pathlib.Path(out).expanduser()
-    # Fails before the work, not after it.
-    with _open_output(target) as file:
-        runs = run_folders.read_all(folders)
-        learned = _draw_learned(runs, text, pictures_dir) if pictures else []
-        html = page.render(runs, learned)
-        # Names of folders may contain bytes that are not UTF-8, which Python represents as lone surrogates.
-        file.write(html.encode('utf-8', 'replace'))
+    runs = run_folders.read_all(folders)
+    learned = _draw_learned(runs, text, pictures_dir) if pictures else []
+    html = page.render(runs, learned)
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with temporary.entry(target.parent, target.name) as unfinished:
+            # Names of folders may contain bytes that are not UTF-8, which Python represents as lone surrogates.
+            unfinished.write_bytes(html.encode('utf-8', 'replace'))
+            temporary.commit(unfinished, target)
+    except OSError as error:
+        raise UserError(f'{target} cannot be written ({error.strerror}); type another file in --out') from None
     print(f'report       {target}  ({len(html) / 1e6:.1f} MB, one file; open it in any browser)')
     if pictures_dir and any(run.pictures for run in learned):
         print(f'pictures     {pictures_dir}')
-
-
-@contextlib.contextmanager
-def _open_output(target: pathlib.Path) -> Iterator[BinaryIO]:
-    """A file that replaces `target` when the block ends without an error."""
-    unfinished = target.with_name(f'{target.name}.unfinished')
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        if target.exists() and not target.is_file():
-            raise IsADirectoryError(errno.EISDIR, 'it is not a file')
-        with unfinished.open('wb') as file:
-            yield file
-        temporary.commit(unfinished, target)
-    except OSError as error:
-        raise UserError(f'{target} cannot be written ({error.strerror}); type another file in --out') from None
-    finally:
-        with contextlib.suppress(OSError):
-            unfinished.unlink(missing_ok=True)
 
 
 def _draw_learned(runs: Sequence[Run], text: str, folder: str | None) -> list[page.Learned]:

@@ -91,15 +91,7 @@ def describe(model: Any, vocabulary: Any) -> tuple[Family, Runs]:
 
 
 def write(path: str, family: Family, params: Params, runs: Runs, dtype: str = 'float32') -> pathlib.Path:
-    """Writes configuration and weights into the new or empty folder `path`, and returns it.
-
-    Args:
-        path: the folder.
-        family: the model.
-        params: our parameters.
-        runs: lengths of the runs of layers in `params`.
-        dtype: dtype of the weights in the file.
-    """
+    """Writes configuration and weights, in `dtype`, into the new or empty folder `path`, and returns it."""
     folder = check_free(path)
     files = {CONFIG: {**family.to_config(), 'dtype': dtype, 'torch_dtype': dtype}}
     if generation := family.generation_config():

@@ -110,14 +110,11 @@ class _Source(NamedTuple):
 
 
 def read(path: str, abstract: Params) -> tuple[Params, int]:
-    """The parameters of a T5X checkpoint with our names and shapes, and its step.
+    """Reads the parameters of a T5X checkpoint, numpy float32 in the tree `abstract`, and its step.
 
     Args:
         path: a folder `checkpoint_<step>`, or T5X's MODEL_DIR, whose newest checkpoint is read.
-        abstract: tree of ShapeDtypeStruct of the model's parameters; layers are stacked.
-
-    Returns:
-        A tree like `abstract`, numpy float32, and the step.
+        abstract: ShapeDtypeStruct of each of the model's parameters.
 
     Raises:
         UserError: there is no checkpoint, it cannot be read, or it has another architecture or size.
@@ -131,7 +128,11 @@ def read(path: str, abstract: Params) -> tuple[Params, int]:
         sources = (
             {name: _Source([name]) for name in expected} if has_our_names else _network_sources(expected, saved.shapes)
         )
-        _check_names(folder, sources, saved.shapes)
+        needed = {name for source in sources.values() for name in source.names}
+        missing, extra = sorted(needed - saved.shapes.keys()), sorted(saved.shapes.keys() - needed)
+        if missing or extra:
+            problem = f'it has no {missing[0]}' if missing else f'the model has no {extra[0]}'
+            raise UserError(f'{folder} does not fit this model: {problem}; give the model and size that was trained')
         arrays = {}
         for name, source in sources.items():
             _check_size(folder, name, expected[name], source, saved.shapes)
@@ -142,17 +143,9 @@ def read(path: str, abstract: Params) -> tuple[Params, int]:
 
 
 def write(path: str, params: Params, step: int, model: Seq2Seq, own_names: bool = False) -> str:
-    """Writes `params` as `checkpoint_<step>` into the folder `path`, in T5X's own format, without optimizer state.
+    """Writes `params` to `path`/checkpoint_<step> in T5X's own format, without optimizer state, and returns the folder.
 
-    Args:
-        path: T5X's MODEL_DIR; created if it does not exist.
-        params: numpy float32, our names, layers stacked.
-        step: number of updates done.
-        model: the model of these parameters.
-        own_names: True keeps our names, for any model under configs/t5x; False uses the names of T5X's network.
-
-    Returns:
-        The folder that was written.
+    `own_names` keeps our names, for any model under configs/t5x, instead of the names of T5X's network.
 
     Raises:
         UserError: the folder exists or cannot be written, or T5X's network cannot express the model.
@@ -275,18 +268,6 @@ def _open_orbax(folder: epath.Path) -> _Saved:
         return {name: arrays[f'target/{name}'] for name in names}
 
     return _Saved(shapes, read_arrays, int(restore({'state/step': np.zeros((), np.int32)})['state/step']))
-
-
-def _check_names(folder: epath.Path, sources: Mapping[str, _Source], saved: Shapes) -> None:
-    """Raises UserError unless the checkpoint has exactly the parameters of the model."""
-    needed = {name for source in sources.values() for name in source.names}
-    missing, extra = sorted(needed - saved.keys()), sorted(saved.keys() - needed)
-    if missing or extra:
-        parts = [f'it has no {missing[0]} ({len(missing)} such)'] if missing else []
-        parts += [f'the model has no {extra[0]} ({len(extra)} such)'] if extra else []
-        raise UserError(
-            f'{folder} does not fit this model: {", ".join(parts)}; give the model and size that was trained'
-        )
 
 
 def _check_size(folder: epath.Path, name: str, shape: tuple[int, ...], source: _Source, saved: Shapes) -> None:

@@ -53,26 +53,15 @@ def test_a_file_without_training_losses_is_named(tmp_path, text, reason):
     path = tmp_path / 'metrics.jsonl'
     if text is not None:
         path.write_text(text)
-    for plot in (curves.plot_loss, lambda file, target: curves.plot_runs({'a': file}, target, 'Runs')):
-        with pytest.raises(UserError, match=f'metrics.jsonl {reason}'):
-            plot(path, tmp_path / 'x.png')
+    with pytest.raises(UserError, match=f'metrics.jsonl {reason}'):
+        curves.plot_loss(path, tmp_path / 'x.png')
 
 
-def test_labels_of_several_runs_do_not_overlap(tmp_path, monkeypatch):
+def test_labels_of_several_evaluations_do_not_overlap(tmp_path, monkeypatch):
     labels = []
-    annotate = Axes.annotate
-
-    def record(self, text, xy, **rest):
-        labels.append((xy[1], text))
-        return annotate(self, text, xy, **rest)
-
-    monkeypatch.setattr(Axes, 'annotate', record)
-    for name, loss in (('low', 2.0), ('high', 2.01), ('middle', 2.005)):
-        lines = [json.dumps({'kind': 'train', 'step': step, 'loss': loss + 3 / step}) for step in range(1, 30)]
-        (tmp_path / name).write_text('\n'.join(lines) + '\n')
-    files = {name: tmp_path / name for name in ('low', 'high', 'middle')}
-    target = curves.plot_runs(files, tmp_path / 'all.png', 'Runs')
-    assert target.read_bytes().startswith(b'\x89PNG')
-    assert [text.split()[1] for _, text in sorted(labels)] == ['low', 'middle', 'high']
-    places = sorted(place for place, _ in labels)
-    assert min(b - a for a, b in zip(places, places[1:], strict=False)) > 0.01
+    monkeypatch.setattr(Axes, 'annotate', lambda self, text, xy, **rest: labels.append((xy[1], text)))
+    held_out = [{'kind': f'held_out/{loss}', 'step': 99, 'loss': loss} for loss in (2.0, 2.01, 2.005)]
+    curves.plot_loss(write(tmp_path, [*RECORDS, *held_out]), tmp_path / 'x.png')
+    assert [text for _, text in sorted(labels)] == ['2.000', '2.005', '2.010']
+    heights = sorted(height for height, _ in labels)
+    assert min(b - a for a, b in zip(heights, heights[1:], strict=False)) > 0.1

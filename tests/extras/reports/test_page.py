@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from remixer_t5x.extras.reports import page
-from remixer_t5x.extras.reports.pictures import drawing, figures
+from remixer_t5x.extras.reports.pictures import drawing, gallery
 from remixer_t5x.extras.reports.pictures.drawing import Picture
 from remixer_t5x.extras.reports.pictures.learned import LayerArray
 from remixer_t5x.extras.reports.records import Record, Run
@@ -45,13 +45,11 @@ class _Reader(html.parser.HTMLParser):
 def pictures():
     pieces = [EVIL[:9], '$x', 'δ', '漢']
     weights = np.eye(4)
-    grid = [[figures.Panel(EVIL, weights, pieces, pieces), figures.Panel('b', -weights)]]
+    grid = [[drawing.Panel(EVIL, weights, pieces, pieces), drawing.Panel('b', -weights)]]
     tim = [LayerArray('encoder', n, 'tim', np.full((2, 4), 0.5)) for n in (1, 2)]
-    gmlp = [LayerArray('encoder', n, 'gmlp', weights) for n in range(1, 6)]
     return [
-        Picture('r1-maps', EVIL, EVIL, figures.draw_matrices(grid, [EVIL])),
-        Picture('r1-patterns', 'patterns', '', figures.draw_competition(tim, pieces)),
-        Picture('r1-filters', 'filters', '', figures.draw_filters(gmlp)),
+        Picture('r1-maps', EVIL, EVIL, drawing.draw_matrices(grid, [EVIL])),
+        Picture('r1-patterns', 'patterns', '', gallery.draw_competition(tim, pieces)),
     ]
 
 
@@ -70,7 +68,7 @@ def _run(name, seed):
 def test_the_scale_of_a_matrix_can_ignore_its_diagonal():
     weights = np.eye(3, 4) * 9 - 0.5
     for off_diagonal, largest in ((False, 8.5), (True, 0.5)):
-        axes = figures.draw_matrices([[figures.Panel('a', weights, off_diagonal=off_diagonal)]]).axes[0]
+        axes = drawing.draw_matrices([[drawing.Panel('a', weights, off_diagonal=off_diagonal)]]).axes[0]
         assert axes.images[0].get_clim() == (0, largest) and axes.get_title('left') == f'a · to {largest}'
 
 

@@ -13,7 +13,7 @@ import os
 import pathlib
 import re
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -29,6 +29,8 @@ INK, GRID = '#1d2733', '#c9d1d9'
 COLOURS = ('#0072b2', '#d55e00', '#009e73', '#cc79a7', '#56b4e9', '#e69f00')
 # More opaque for higher values, so that they stand out on white and on black.
 HEAT = '#1f78c8'
+# With more pieces than this, labels would overlap, and the axes count tokens instead.
+MOST_LABELS = 48
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,6 +83,56 @@ def token_ticks(axes: Axes, x: list[str] | None = None, y: list[str] | None = No
             axis.set_ticklabels(texts, fontsize=min(6.5, 165 / max(len(labels), 1)), parse_math=False)
     if x is not None:
         axes.tick_params(axis='x', rotation=90)
+
+
+@dataclasses.dataclass(frozen=True)
+class Panel:
+    """One matrix, [rows, columns], and the pieces of text of its rows and columns, if any.
+
+    `off_diagonal` scales the colours to the values off the diagonal, if the diagonal would hide them.
+    """
+
+    title: str
+    weights: np.ndarray
+    rows: Sequence[str] | None = None
+    columns: Sequence[str] | None = None
+    off_diagonal: bool = False
+
+
+def draw_matrices(grid: Sequence[Sequence[Panel]], row_names: Sequence[str] = ()) -> Figure:
+    """Draws magnitudes: a row of panels for each of `grid`, labelled by `row_names`, each scaled to its maximum.
+
+    As in REMIXERS, figure 2, and HyperMixer, figures 5 and 6. Values beyond the scale have the darkest colour.
+    """
+    width = max(len(row) for row in grid)
+    size = 2.6 if width > 1 else 4.2
+    figure = new_figure(size * width + 0.9, (size + 0.25) * len(grid) + 0.3)
+    for row, (panels, row_axes) in enumerate(zip(grid, figure.subplots(len(grid), width, squeeze=False), strict=True)):
+        for column, axes in enumerate(row_axes):
+            if column < len(panels):
+                _draw_panel(axes, panels[column], is_first=column == 0)
+            else:
+                axes.set_axis_off()
+        if row < len(row_names):
+            row_axes[0].set_ylabel(row_names[row], color=INK, fontsize=9, parse_math=False)
+    return figure
+
+
+def _draw_panel(axes: Axes, panel: Panel, is_first: bool) -> None:
+    magnitude = np.abs(np.asarray(panel.weights, np.float64))
+    scaled = magnitude[~np.eye(*magnitude.shape, dtype=bool)] if panel.off_diagonal else magnitude
+    largest = float(scaled.max(initial=0.0))
+    draw_heat_map(axes, magnitude, largest or 1.0)
+    style_axes(axes, ' · '.join(filter(None, (panel.title, f'to {largest:.2g}'))))
+    rows, columns = (
+        None if pieces is None or len(pieces) > MOST_LABELS else list(pieces) for pieces in (panel.rows, panel.columns)
+    )
+    token_ticks(axes, columns, rows if is_first else None)
+    if rows and not is_first:
+        axes.set_yticks([])
+    axes.spines[['top', 'right']].set_visible(True)
+    for spine in axes.spines.values():
+        spine.set_color(GRID)
 
 
 def inline_svg(picture: Picture) -> str:

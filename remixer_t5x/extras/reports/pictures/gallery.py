@@ -6,9 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from remixer_t5x.extras.reports.pictures import figures, learned, pseudo_attention
-from remixer_t5x.extras.reports.pictures.drawing import Picture
-from remixer_t5x.extras.reports.pictures.figures import Panel
+from remixer_t5x.extras.reports.pictures import drawing, learned, pseudo_attention
+from remixer_t5x.extras.reports.pictures.drawing import Panel, Picture
 from remixer_t5x.extras.reports.pictures.learned import DECODER, ENCODER, LayerArray
 
 # Maximum number of layers side by side: the first, the last, and evenly spaced ones between.
@@ -87,7 +86,7 @@ def _draw_remixer(text: TrainedText, sown: Mapping[str, Any]) -> Iterator[Pictur
         note = _near_zero_note(layers, text.lengths)
         if before:
             note += f' Before this training {_near_zero_note(list(before.values()), text.lengths)}'
-        figure = figures.draw_matrices(list(rows.values()), list(rows))
+        figure = drawing.draw_matrices(list(rows.values()), list(rows))
         yield Picture(f'remixer-{stack}', f'What H learned, {stack}', note, figure)
 
 
@@ -112,23 +111,28 @@ def _draw_tim(text: TrainedText, sown: Mapping[str, Any]) -> Iterator[Picture]:
             'The colour shows the weight of each mechanism for each token; weights sum to 1 over mechanisms. Mean '
             f'entropy in bits, {bits}; {np.log2(len(layers[0].array)):.2f} means no preference.'
         )
-        figure = figures.draw_competition(layers, pieces)
+        figure = draw_competition(layers, pieces)
         yield Picture(f'tim-competition-{stack}', f'Competition of mechanisms, {stack}', note, figure)
 
 
+def draw_competition(layers: Sequence[LayerArray], pieces: Sequence[str]) -> Any:
+    """TIM's mechanisms (figure 1): a panel for each, with layers from top to bottom and tokens from left to right."""
+    count = layers[0].array.shape[0]
+    figure = drawing.new_figure(max(5.0, 0.24 * len(pieces) + 1.6), count * (0.28 * len(layers) + 1.25))
+    for index, axes in enumerate(figure.subplots(count, 1, squeeze=False)[:, 0]):
+        drawing.draw_heat_map(axes, np.stack([layer.array[index] for layer in layers]), 1.0)
+        drawing.style_axes(axes, f'mechanism {index + 1} · 0 to 1')
+        drawing.token_ticks(axes, list(pieces), [layer.title for layer in layers])
+    return figure
+
+
 def _draw_gmlp(text: TrainedText) -> Iterator[Picture]:
+    weights = learned.spatial_weights(text.params, text.lengths)
     for stack in (ENCODER, DECODER):
-        layers = _in_stack(learned.spatial_weights(text.params, text.lengths), stack)
-        if not layers:
-            continue
-        asymmetries = ((layer.title, figures.asymmetry(figures.middle_row(layer))) for layer in layers)
-        listed = ', '.join(f'{title}: {value:+.2f}' for title, value in asymmetries)
-        direction = '' if stack == DECODER else f' Share ahead minus share behind: {listed}.'
-        note = f'W of the token in the middle, over the distance to it.{direction}'
-        yield Picture(f'gmlp-filters-{stack}', f'Spatial filters, {stack}', note, figures.draw_filters(layers))
-        panels = [Panel(layer.title, layer.array) for layer in evenly_spaced(layers)]
-        note = 'Magnitude of W at the trained length: rows are tokens written, columns tokens read.'
-        yield Picture(f'gmlp-weights-{stack}', f'Spatial weights, {stack}', note, figures.draw_matrices([panels]))
+        if layers := _in_stack(weights, stack):
+            panels = [Panel(layer.title, layer.array) for layer in evenly_spaced(layers)]
+            note = 'Magnitude of W at the trained length: rows are tokens written, columns tokens read.'
+            yield Picture(f'gmlp-weights-{stack}', f'Spatial weights, {stack}', note, drawing.draw_matrices([panels]))
 
 
 def _draw_attention(text: TrainedText, sown: Mapping[str, Any]) -> Iterator[Picture]:
@@ -144,7 +148,7 @@ def _draw_attention(text: TrainedText, sown: Mapping[str, Any]) -> Iterator[Pict
         if layers:
             panels = [Panel(layer.title, layer.array.mean(axis=0), rows, columns) for layer in evenly_spaced(layers)]
             note = 'Mean over heads; rows are tokens that read, columns tokens that are read.'
-            yield Picture(name, title, note, figures.draw_matrices([panels]))
+            yield Picture(name, title, note, drawing.draw_matrices([panels]))
 
 
 def _draw_pseudo_attention(text: TrainedText) -> Iterator[Picture]:
@@ -160,7 +164,7 @@ def _draw_pseudo_attention(text: TrainedText) -> Iterator[Picture]:
         'pseudo-attention-encoder',
         'Pseudo-attention, encoder',
         f'{note}; for a layer, of what it adds to its input. The scale is the largest value of different tokens.',
-        figures.draw_matrices([panels]),
+        drawing.draw_matrices([panels]),
     )
-    figure = figures.draw_matrices([[Panel('', cross, target_pieces, pieces)]])
+    figure = drawing.draw_matrices([[Panel('', cross, target_pieces, pieces)]])
     yield Picture('pseudo-attention-decoder', 'Pseudo-attention, decoder to text', f'{note}.', figure)
