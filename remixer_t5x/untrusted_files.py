@@ -5,7 +5,6 @@ is opened, because a pipe would block; at most a given number of bytes is read; 
 numbers are finite, and text can be encoded.
 """
 
-import collections
 import contextlib
 import errno
 import functools
@@ -148,18 +147,9 @@ def parse(text: str | bytes, odd_numbers: bool = False) -> Any:
     Raises:
         NotJson: the text is something else, is nested too deeply, or has a whole number of more than 300 digits.
     """
-    return _parse(text, odd_numbers, unique=False)
-
-
-def parse_unique(text: str | bytes) -> Any:
-    """As `parse`, and an object that has the same name twice is not JSON."""
-    return _parse(text, odd_numbers=False, unique=True)
-
-
-def _parse(text: str | bytes, odd_numbers: bool, unique: bool) -> Any:
     try:
         text = _decoded(text) if isinstance(text, bytes) else text
-        value = _decoder(odd_numbers, unique).decode(text)
+        value = _decoder(odd_numbers).decode(text)
         return _encodable(value) if _LONE_SURROGATE.search(text) else value
     except NotJson:
         raise
@@ -170,7 +160,7 @@ def _parse(text: str | bytes, odd_numbers: bool, unique: bool) -> Any:
 
 
 @functools.cache
-def _decoder(odd_numbers: bool, unique: bool) -> json.JSONDecoder:
+def _decoder(odd_numbers: bool) -> json.JSONDecoder:
     def whole(digits: str) -> int:
         if len(digits) > _MAX_DIGITS:
             raise NotJson(f'it has a number of {len(digits):,} digits')
@@ -185,14 +175,7 @@ def _decoder(odd_numbers: bool, unique: bool) -> json.JSONDecoder:
         kind = 'which is too large' if text[-1].isdigit() else 'which is not JSON'
         raise NotJson(f'it has the number {text[:30]}, {kind}')
 
-    def distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        for name, count in collections.Counter(name for name, _ in pairs).items():
-            if count > 1:
-                raise NotJson(f'{name!a:.100} is in it twice')
-        return dict(pairs)
-
-    hook = distinct if unique else None
-    return json.JSONDecoder(parse_int=whole, parse_float=finite, parse_constant=finite, object_pairs_hook=hook)
+    return json.JSONDecoder(parse_int=whole, parse_float=finite, parse_constant=finite)
 
 
 def _decoded(content: bytes) -> str:

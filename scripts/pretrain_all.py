@@ -1,4 +1,4 @@
-"""Pretrains every encoder-decoder that we ship, at size tiny, on Python's documentation, and plots all losses.
+"""Pretrains every encoder-decoder that we ship, at size tiny, on Python's documentation, and writes a report.
 
     python scripts/pretrain_all.py --steps 100 --out runs/all
 
@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 
-from remixer_t5x.extras.reports import curves
+from remixer_t5x.extras.reports import curves, write
 
 CONFIGS = pathlib.Path(__file__).resolve().parent.parent / 'configs'
 # Models with sizes of their own, or another frame. The layers of remixer_scaled are remixer's.
@@ -67,8 +67,7 @@ def main() -> None:
         seconds = train(model, out / model, args)
         trained, held_out = last_losses(out / model / 'metrics.jsonl')
         print(f'{model:20s} {trained:30.4f} {held_out:10.4f} {seconds:9.0f}', flush=True)
-    files = {model: out / model / 'metrics.jsonl' for model in models}
-    print('plot:', curves.plot_runs(files, out / 'losses.png', f'Every architecture, size tiny, {args.steps} steps'))
+    write.write([str(out / model) for model in models], str(out / 'report.html'))
 
 
 if __name__ == '__main__':

@@ -242,11 +242,3 @@ def tiny():
     from tests.support import tiny_training
 
     return tiny_training
-
-
-@pytest.fixture(scope='session')
-def folders():
-    """The module `tests.support.hf_folders`."""
-    from tests.support import hf_folders
-
-    return hf_folders

@@ -132,7 +132,7 @@ def _configuration_of_a_run(path):
 def read_config_json(model_type, path):
     from remixer_t5x.interop.huggingface import folders
     from remixer_t5x.interop.huggingface.family import Config
-    from remixer_t5x.interop.safetensors.files import Tensors
+    from remixer_t5x.interop.safetensors_files import Tensors
 
     (family,) = [family for family in folders.FAMILIES if model_type in family.model_types]
     family.from_config(Config({'model_type': model_type, **untrusted_files.read_object(path)}, 'folder'), Tensors({}))
@@ -194,16 +194,16 @@ def _tokenizer_of_hugging_face(path):
 
 
 def _index_of_shards(path):
-    from remixer_t5x.interop.safetensors import files
+    from remixer_t5x.interop import safetensors_files
 
-    with under_the_name(path, files.INDEX):
-        files.read_folder(path.parent)
+    with under_the_name(path, safetensors_files.INDEX):
+        safetensors_files.read_folder(path.parent)
 
 
 def _safetensors(path):
-    from remixer_t5x.interop.safetensors import export
+    from remixer_t5x.interop import safetensors_files
 
-    export.read(str(path))
+    safetensors_files.read_params(str(path))
 
 
 def _finished_commands(path):

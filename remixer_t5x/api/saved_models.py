@@ -84,7 +84,7 @@ def _load(
 ) -> TrainedModel:
     advice = f'load({path!r}, trust_gin=True)'
     if path.startswith(shared_folder.HUB_SCHEME):
-        path = str(lazy.extra('hub.download').folder_of(path))
+        path = str(lazy.extra('hub.client').folder_of(path))
     folder = model_dir.absolute(path)
     with object_store.reading(folder):
         if not folder.is_dir():

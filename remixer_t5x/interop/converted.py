@@ -47,13 +47,9 @@ def copy_vocabulary(checkpoint: str, folder: epath.Path) -> None:
 
 
 def write(folder: epath.Path, params: Params, step: int, run: Mapping[str, Any]) -> epath.Path:
-    """Writes the checkpoint of `step` into the MODEL_DIR `folder`. Returns its folder once it is on disk.
+    """Writes the checkpoint of `step` (0 if unknown) into the MODEL_DIR `folder`, and returns its folder.
 
-    Args:
-        folder: from `claim`.
-        params: our parameters, numpy float32.
-        step: number of the checkpoint, 0 if unknown.
-        run: from `record`.
+    `run` is the record of the checkpoint; returns once the files are on disk.
     """
     checkpoints = folder / model_dir.CHECKPOINTS
     manager.write_params(checkpoints, step, params, run)
@@ -66,24 +62,23 @@ def read(path: str, setting: str = 'CHECKPOINT_PATH', merge: bool = True) -> tup
     Args:
         path: a checkpoint, or a MODEL_DIR (its newest).
         setting: name of the path in errors.
-        merge: adds adapters to the kernels that they adapt; False leaves them next to the kernels.
+        merge: whether to add adapters to the kernels that they adapt, instead of returning them next to the kernels.
+
+    Raises:
+        UserError: there is no checkpoint, or its arrays need more memory than this machine has.
     """
     saved = saved_params.opened(path, setting)
     kernels = {name for name in saved.shapes if not lora.is_adapter(name)}
     shapes = saved.shapes_for(kernels) if merge else saved.shapes
-    _check_memory(saved.step, shapes)
+    # Reading more than fits would end the process.
+    size = sum(map(math.prod, shapes.values())) * np.dtype(np.float32).itemsize
+    memory = os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE')
+    if size > memory:
+        raise UserError(
+            f'the parameters in {saved.step} take {size / 2**30:,.1f} GiB and this machine has '
+            f'{memory / 2**30:,.1f} GiB; convert them on a larger machine'
+        )
     device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
     arrays = saved.read({n: jax.ShapeDtypeStruct(shape, np.float32, sharding=device) for n, shape in shapes.items()})
     params = traverse_util.unflatten_dict({name: np.asarray(array) for name, array in arrays.items()}, sep='/')
     return params, dict(saved.record), int(saved.step.name) if durable.is_step(saved.step.name) else 0
-
-
-def _check_memory(folder: epath.Path, shapes: Mapping[str, tuple[int, ...]]) -> None:
-    """Raises UserError if the arrays need more memory than this machine has: reading them would end the process."""
-    needed = sum(math.prod(shape) * np.dtype(np.float32).itemsize for shape in shapes.values())
-    memory = os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE')
-    if needed > memory:
-        raise UserError(
-            f'the parameters in {folder} take {needed / 2**30:,.1f} GiB and this machine has '
-            f'{memory / 2**30:,.1f} GiB; convert them on a larger machine'
-        )

@@ -1,12 +1,12 @@
-"""A folder with any model of ours, as it is shared: what it needs, and nothing of the place where it was made.
+"""A self-contained folder with any of our models, to share with others.
 
     model.safetensors   the parameters, as --to_safetensors writes them
-    model.gin           MODEL and TASK_FEATURE_LENGTHS: the statements of the run's configuration that they read
+    model.gin           the statements of the run's configuration that MODEL and TASK_FEATURE_LENGTHS read
     config.json         model_type 'remixer_t5x' and the frame
-    vocabulary/         the vocabulary, as MODEL_DIR has it
+    vocabulary/         the vocabulary, as in MODEL_DIR
     code/               the user's own modules that model.gin imports
 
-model.gin is a program, as every gin file. It does not name the vocabulary, whose path changes with the folder's.
+model.gin is a program, like every gin file. It does not name the vocabulary, whose path changes with the folder's.
 """
 
 import contextlib
@@ -25,11 +25,10 @@ from remixer_t5x import safe_paths, untrusted_files
 from remixer_t5x.config import user_modules
 from remixer_t5x.data import task_vocabulary
 from remixer_t5x.errors import UserError
-from remixer_t5x.interop.safetensors import export
-from remixer_t5x.interop.safetensors import files as safetensors_files
+from remixer_t5x.interop import safetensors_files
 
 MODEL_TYPE = 'remixer_t5x'
-# Prefix of a model's name on the Hugging Face Hub.
+# Prefix of the names of models on the Hugging Face Hub.
 HUB_SCHEME = 'hf://'
 CONFIG, GIN, CODE = 'config.json', 'model.gin', 'code'
 _ADVICE = 'download it again'
@@ -37,13 +36,13 @@ _ADVICE = 'download it again'
 
 @dataclasses.dataclass(frozen=True)
 class Shared:
-    """A folder that `write` wrote. Nothing but config.json has been read."""
+    """A folder that `write` wrote, of which only config.json has been read."""
 
     folder: pathlib.Path
 
     def params(self) -> tuple[Any, int, dict[str, Any]]:
         """The parameters (numpy float32), the step and the record of the checkpoint."""
-        return export.read(str(self.folder / safetensors_files.WHOLE))
+        return safetensors_files.read_params(str(self.folder / safetensors_files.WHOLE))
 
     @contextlib.contextmanager
     def importable_code(self) -> Iterator[None]:
@@ -53,7 +52,7 @@ class Shared:
             file = path / '__init__.py' if path.is_dir() else path
             loaded = getattr(sys.modules.get(path.stem), '__file__', None)
             if loaded and pathlib.Path(loaded).read_bytes() != file.read_bytes():
-                raise UserError(f'{path.stem} is loaded from {loaded}, and {file} differs; load it in another process')
+                raise UserError(f'{path.stem} is loaded from {loaded}, and {file} differs; load it in a new process')
         sys.path.insert(0, str(code))
         try:
             yield
@@ -66,7 +65,7 @@ class Shared:
 
 
 def shapes(params: Any) -> dict[str, tuple[int, ...]]:
-    """Shapes of arrays by name, as `model_changes.describe` takes them."""
+    """Shapes of arrays by name, in the format of `model_changes.describe`."""
     return {f'params/{name}': leaf.shape for name, leaf in traverse_util.flatten_dict(params, sep='/').items()}
 
 
@@ -88,9 +87,9 @@ def read(folder: pathlib.Path) -> Shared:
 
 
 def copy_code(folder: pathlib.Path, packages: Sequence[str]) -> list[str]:
-    """Copies the user's own modules and packages, and those next to them that they import, to `folder`/code.
+    """Copies the user's own modules and packages, and their imports from the same folder, to `folder`/code.
 
-    Returns the names of the packages that are installed or not found, and therefore not copied.
+    Returns the names of packages that are not copied, because they are installed or not found.
     """
     missing, names = [], list(packages)
     for name in names:
@@ -102,40 +101,29 @@ def copy_code(folder: pathlib.Path, packages: Sequence[str]) -> list[str]:
         target = folder / CODE / name
         if spec and spec.submodule_search_locations:
             shutil.copytree(source.parent, target, ignore=shutil.ignore_patterns('__pycache__'))
-            place = source.parent.parent
+            parent = source.parent.parent
         else:
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(source, target.with_suffix('.py'))
-            place = source.parent
-        imported = user_modules.imported(spec) if spec else ()
-        names += [
-            other
-            for other in imported
-            if other not in names and ((place / other).is_dir() or (place / f'{other}.py').is_file())
-        ]
+            parent = source.parent
+        for other in user_modules.imported(spec) if spec else ():
+            if other not in names and ((parent / other).is_dir() or (parent / f'{other}.py').is_file()):
+                names.append(other)
     return missing
 
 
 def write(
     folder: pathlib.Path, model: Any, vocabulary: Any, gin_text: str, params: Any, step: int, record: Mapping[str, Any]
 ) -> None:
-    """Writes everything but the model card into the new or empty `folder`.
+    """Writes everything but the model card and `code` into the empty folder `folder`.
 
-    Args:
-        folder: exists.
-        model: the model, for its frame and its number of ids.
-        vocabulary: a seqio vocabulary.
-        gin_text: MODEL and TASK_FEATURE_LENGTHS.
-        params: our parameters.
-        step: of the checkpoint.
-        record: of the checkpoint; its configuration is replaced by `gin_text`.
-
-    Raises:
-        UserError: the vocabulary is a user's own class, or the disk is full.
+    `gin_text` has the statements of MODEL and TASK_FEATURE_LENGTHS, and replaces the configuration in the `record` of
+    the checkpoint. Raises UserError if the vocabulary is a custom class, or the files cannot be written.
     """
     if not task_vocabulary.save(vocabulary, folder / task_vocabulary.FOLDER):
-        raise UserError(f'VOCABULARY is a {type(vocabulary).__name__}, which cannot be written to a folder to share')
+        raise UserError(f'VOCABULARY is a {type(vocabulary).__name__}, which cannot be written to a shared folder')
     (folder / GIN).write_text(gin_text, encoding='utf-8')
     config = {'model_type': MODEL_TYPE, 'frame': model.frame, 'vocab_size': model.vocab_size}
     (folder / CONFIG).write_text(json.dumps(config, indent=2) + '\n', encoding='utf-8')
-    export.write(str(folder / safetensors_files.WHOLE), params, step, {**record, 'config': gin_text})
+    path = str(folder / safetensors_files.WHOLE)
+    safetensors_files.write_params(path, params, step, {**record, 'config': gin_text})

@@ -102,14 +102,14 @@ def print_table(found: comparison.Found, steps: int) -> None:
 
 def draw(found: comparison.Found, file: str) -> None:
     """The magnitude of W of each layer, of the first seed; a row for each form of the weights."""
-    from remixer_t5x.extras.reports.pictures import figures as matrices
+    from remixer_t5x.extras.reports.pictures import drawing
 
     shown = {MIXERS[mixer]: results[0]['weights'] for mixer, results in found.items() if results}
     grid = [
-        [matrices.Panel(f'layer {number}', np.asarray(weights)) for number, weights in enumerate(layers, 1)]
+        [drawing.Panel(f'layer {number}', np.asarray(weights)) for number, weights in enumerate(layers, 1)]
         for layers in shown.values()
     ]
-    figures.save(matrices.draw_matrices(grid, list(shown)), file)
+    figures.save(drawing.draw_matrices(grid, list(shown)), file)
 
 
 def parse_arguments(given: list[str] | None = None) -> argparse.Namespace:

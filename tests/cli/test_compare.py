@@ -1,4 +1,4 @@
-"""`compare` as a user types it: plans, real runs, runs that fail, a stop in the middle, and `--model`."""
+"""`compare` as a user types it: plans, real runs, failures, signals, and `--model`."""
 
 import json
 import os
@@ -26,34 +26,22 @@ SMALL = [
 ]
 
 
-def encoder_of(model):
-    """The sublayers of the encoder's layers."""
-    given = loading.Given(['experiments/finetune_cogs.gin'], model=loading.model_files(model))
-    (built,) = loading.values(given, 'MODEL')
-    ((layer, _),) = built.module.encoder_stack().runs
-    return [type(sublayer()) for sublayer in layer().sublayers]
-
-
 @pytest.mark.parametrize(
     ('model', 'sublayers'),
     [
         ('t5_1_1', [attention.SelfAttention, feed_forward.GatedMLP]),
         ('remixer', [attention.SelfAttention, remixer.Remixer]),
-        ('hyper_mixer', [hyper_mixer.HyperMixer, feed_forward.GatedMLP]),
         ('hyper_mixer+ablations/token_mixing_only', [hyper_mixer.HyperMixer]),
         ('t5_1_1+sublayers/fnet+ENCODER_MIXER=@fnet.FNet', [fnet.FNet, feed_forward.GatedMLP]),
     ],
 )
-def test_a_model_takes_the_place_of_the_one_that_an_experiment_includes(model, sublayers):
-    assert encoder_of(model) == sublayers
+def test_a_model_replaces_the_one_that_an_experiment_includes(model, sublayers):
+    (model,) = loading.values(loading.Given(['experiments/cogs_cpu.gin'], model=loading.model_files(model)), 'MODEL')
+    ((layer, _),) = model.module.encoder_stack().runs
+    assert [type(sublayer()) for sublayer in layer().sublayers] == sublayers and model.vocab_size == 896
 
 
-def test_settings_of_the_experiment_are_kept():
-    given = loading.Given(['experiments/cogs_cpu.gin'], model=['models/hyper_mixer.gin'])
-    assert loading.values(given, 'MODEL')[0].vocab_size == 896
-
-
-def test_a_model_where_none_is_named_and_one_that_is_none():
+def test_an_invalid_model_raises_an_error():
     with pytest.raises(UserError, match='replaces a file of models/.*type --gin_file=models/remixer.gin'):
         loading.load(loading.Given(['sizes/tiny.gin'], model=['models/remixer.gin']))
     with pytest.raises(UserError, match='empty name'):
@@ -76,7 +64,7 @@ def test_a_model_where_none_is_named_and_one_that_is_none():
         ('nowhere.gin', ['models/nowhere.gin']),
     ],
 )
-def test_a_model_is_a_shipped_file_or_one_of_the_user(name, files, tmp_path, monkeypatch):
+def test_a_model_is_a_shipped_file_or_the_users(name, files, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / 'paths').mkdir()
     for file in ('mine.gin', 'paths/there.gin', 'remixer.gin'):
@@ -89,36 +77,35 @@ def compare(*arguments):
 
 
 @pytest.mark.parametrize(
-    ('arguments', 'said'),
+    ('arguments', 'words'),
     [
         (['--models=t5_1_1,remixr', '--folder=f'], "models/remixr.gin' not found here"),
         (['--folder=f'], '--models has no value; type --models=t5_1_1,remixer'),
         (['--models=t5_1_1'], 'type --folder=runs/compared'),
-        (['--models=t5_1_1,t5_1_1', '--folder=f'], 'names one twice'),
-        (['--models=t5_1_1,./t5_1_1.gin', '--folder=f'], 'names one twice'),
+        (['--models=t5_1_1,./t5_1_1.gin', '--folder=f'], 'names a model twice'),
         (['--models=t5_1_1', '--seeds=0,x', '--folder=f'], "--seeds must be whole numbers, got 'x'"),
         (['--models=t5_1_1', '--folder=f', '--gin.SEED=1'], '--gin.SEED is set for each run; type --seeds=0,1,2'),
         (['--models=t5_1_1', '--folder=f', '--gin.MODEL_DIR=m'], 'type --folder=DIR instead'),
     ],
 )
-def test_mistakes_are_one_line(arguments, said, capsys, tmp_path, monkeypatch):
+def test_a_mistake_is_one_line(arguments, words, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert compare(*arguments) == 2
     error = capsys.readouterr().err
-    assert said in error and len(error.splitlines()) == 1
+    assert words in error and len(error.splitlines()) == 1
     assert not any(tmp_path.iterdir())
 
 
-def test_a_sweep_ends_in_a_table_and_a_report_and_is_done_once(tmp_path, capsys, monkeypatch, warm_python):
+def test_a_sweep_prints_a_table_writes_a_report_and_is_not_repeated(tmp_path, capsys, monkeypatch, warm_python):
     monkeypatch.setattr(command, 'PROGRAM', (*warm_python.command, '-m', 'remixer_t5x.cli.main'))
     monkeypatch.chdir(tmp_path)
     (tmp_path / 'text.txt').write_text('\n\n'.join(f'The number {i} is after {i - 1}. ' * 4 for i in range(200)))
     (tmp_path / 'mine.gin').write_text("include 'models/remixer.gin'\n")
     arguments = [f'--gin.FILES={tmp_path}/text.txt', '--models=t5_1_1,mine.gin', f'--folder={tmp_path}/runs']
     assert compare(*arguments) == 0
-    told = capsys.readouterr()
-    assert '2 runs, 0 finished before' in told.err
-    rows = [line.split() for line in told.out.splitlines() if line.strip().startswith(('t5_1_1 ', 'mine '))]
+    output = capsys.readouterr()
+    assert '2 runs, 0 finished before' in output.err
+    rows = [line.split() for line in output.out.splitlines() if line.strip().startswith(('t5_1_1 ', 'mine '))]
     assert [row[0] for row in rows] == ['t5_1_1', 'mine'] and all(row[4] == '1' for row in rows)
     losses = [json.loads(line) for line in (tmp_path / 'runs/mine/seed_0/metrics.jsonl').read_text().splitlines()]
     held_out = [record['loss'] for record in losses if record['kind'] != 'train'][-1]
@@ -129,20 +116,20 @@ def test_a_sweep_ends_in_a_table_and_a_report_and_is_done_once(tmp_path, capsys,
 
 
 def programs(tmp_path, monkeypatch, text):
-    """Runs become this program."""
+    """Replaces the program of runs."""
     (tmp_path / 'program.py').write_text(text)
     monkeypatch.setattr(command, 'PROGRAM', (sys.executable, str(tmp_path / 'program.py')))
     # They have no gin files.
     monkeypatch.setattr(command, '_model_costs', lambda args, cells: {})
 
 
-def test_a_run_that_fails_leaves_the_others_alone_and_is_tried_again(tmp_path, monkeypatch, capsys):
+def test_a_failed_run_does_not_stop_the_others_and_is_retried(tmp_path, monkeypatch, capsys):
     programs(tmp_path, monkeypatch, 'import sys; print("boom"); sys.exit("remixer" in str(sys.argv) and 7)')
     monkeypatch.setattr(command, '_show_results', lambda *args: None)
     arguments = ['--models=remixer,t5_1_1', f'--folder={tmp_path}/runs']
     assert main(['compare', 'train', *arguments]) == 1
     assert 'remixer, seed 0: FAILED with 7: boom' in capsys.readouterr().err
-    (tmp_path / 'runs/t5_1_1/seed_0').mkdir()  # which a real run would have made
+    (tmp_path / 'runs/t5_1_1/seed_0').mkdir()  # as a real run does
     assert main(['compare', 'train', *arguments]) == 1
     assert '2 runs, 1 finished before' in capsys.readouterr().err
 
@@ -160,24 +147,24 @@ while not (folder.parent / 'seen').exists():
 """
 
 
-def test_the_step_loss_and_time_left_of_the_run_are_shown(tmp_path, monkeypatch, capsys):
-    """The program ends once the line was said."""
+def test_step_loss_and_time_left_of_the_run_are_shown(tmp_path, monkeypatch):
+    """The program ends after the line is printed."""
     programs(tmp_path, monkeypatch, LOGGING)
-    monkeypatch.setattr(command, '_POLL_PERIOD', 0.01)
+    monkeypatch.setattr(command, '_PROGRESS_PERIOD', 0.01)
     monkeypatch.setattr(command, '_show_results', lambda *args: None)
-    said = []
+    lines = []
 
-    def say(line):
-        said.append(line)
+    def print_line(line):
+        lines.append(line)
         if 'step 3 of 8' in line:
             (tmp_path / 'runs/remixer/seen').write_text('')
 
-    monkeypatch.setattr(command, '_print', say)
+    monkeypatch.setattr(command, '_print', print_line)
     assert main(['compare', 'train', '--models=remixer', f'--folder={tmp_path}/runs']) == 0
-    assert 'remixer, seed 0: step 3 of 8, loss 2.0000, 2m30s left' in said
+    assert 'remixer, seed 0: step 3 of 8, loss 2.0000, 2m30s left' in lines
 
 
-def test_every_model_is_made_before_the_first_run(tmp_path, monkeypatch, capsys):
+def test_every_model_is_built_before_the_first_run(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(command, 'PROGRAM', ('false',))
     monkeypatch.chdir(tmp_path)
     (tmp_path / 'own').mkdir()
@@ -189,7 +176,7 @@ def test_every_model_is_made_before_the_first_run(tmp_path, monkeypatch, capsys)
     assert not (tmp_path / 'runs/t5_1_1').exists()
 
 
-def test_a_users_mistake_ends_the_sweep_at_once(tmp_path, monkeypatch, capsys):
+def test_a_users_mistake_stops_the_sweep(tmp_path, monkeypatch, capsys):
     programs(tmp_path, monkeypatch, 'import sys; print("error: no such file", file=sys.stderr); sys.exit(2)')
     assert main(['compare', 'train', '--models=t5_1_1,remixer', f'--folder={tmp_path}/runs']) == 2
     assert capsys.readouterr().err.splitlines()[-1] == 'error: t5_1_1, seed 0: no such file'
@@ -207,7 +194,7 @@ time.sleep(60)
 """
 
 
-def test_a_signal_is_passed_on_and_ends_the_sweep(tmp_path, monkeypatch, capsys):
+def test_a_signal_is_forwarded_and_stops_the_sweep(tmp_path, monkeypatch, capsys):
     programs(tmp_path, monkeypatch, STOPPABLE)
 
     def stop():

@@ -1,4 +1,4 @@
-"""`convert` of a BERT: a folder of Hugging Face's becomes a MODEL_DIR, and a folder of Hugging Face's again."""
+"""`convert` of a BERT from Hugging Face to a MODEL_DIR and back, and its vocabulary."""
 
 import importlib.util
 import json
@@ -6,6 +6,7 @@ import os
 import sys
 
 import gin
+import jax
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
@@ -13,7 +14,7 @@ from safetensors.numpy import load_file
 import remixer_t5x
 from remixer_t5x.cli.main import main
 from remixer_t5x.errors import UserError
-from tests.support import bert_tiny
+from tests.support import hf_folders
 
 needs_tokenizers = pytest.mark.skipif(
     importlib.util.find_spec('tokenizers') is None, reason='tokenizers is not installed'
@@ -33,25 +34,22 @@ def _clean():
 @pytest.fixture
 def folder(tmp_path):
     """The recorded tiny BERT with a vocabulary of ten pieces."""
-    made = bert_tiny.write(tmp_path / 'bert')
-    (made / 'vocab.txt').write_text('\n'.join(PIECES) + '\n')
-    return made
+    folder = hf_folders.write_tiny(tmp_path / 'bert', 'bert_tiny')
+    (folder / 'vocab.txt').write_text('\n'.join(PIECES) + '\n')
+    return folder
 
 
 @needs_tokenizers
 def test_a_bert_goes_to_a_model_dir_and_back_bit_for_bit(folder, tmp_path, capsys):
     assert main(['convert', f'--from_hf={folder}', f'--to={tmp_path / "ours"}']) == 0
-    said = capsys.readouterr().out
-    assert 'every weight, read back, is what was read' in said
+    assert 'every weight, read back, is what was read' in capsys.readouterr().out
     gin_file = f'--gin_file={tmp_path / "ours/model.gin"}'
     assert main(['convert', gin_file, f'--checkpoint={tmp_path / "ours"}', f'--to_hf={tmp_path / "theirs"}']) == 0
     assert 'every weight, read back, is what was written' in capsys.readouterr().out
     written = load_file(tmp_path / 'theirs/model.safetensors')
-    assert set(written) == set(bert_tiny.weights())
-    for name, array in bert_tiny.weights().items():
-        assert np.array_equal(written[name], array), name
+    jax.tree.map(np.testing.assert_array_equal, written, hf_folders.weights('bert_tiny'))
     config = json.loads((tmp_path / 'theirs/config.json').read_text())
-    assert {name: config[name] for name in bert_tiny.CONFIG} == bert_tiny.CONFIG
+    assert hf_folders.BERT.items() <= config.items()
 
 
 @needs_tokenizers
@@ -68,7 +66,7 @@ def test_texts_begin_with_cls_and_end_with_sep(folder, tmp_path):
     assert vocabulary == vocabularies.wordpiece(str(folder / 'vocab.txt')) and vocabulary.vocab_size == len(PIECES)
 
 
-def test_a_missing_library_or_vocabulary_is_one_line(folder, tmp_path, capsys, monkeypatch):
+def test_a_missing_library_or_vocabulary_raises_one_line(folder, tmp_path, capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, 'tokenizers', None)
     assert main(['convert', f'--from_hf={folder}', f'--to={tmp_path / "ours"}']) == 2
     assert "pip install 'remixer-t5x[wordpiece]'" in capsys.readouterr().err
@@ -81,16 +79,16 @@ def test_a_missing_library_or_vocabulary_is_one_line(folder, tmp_path, capsys, m
 def test_a_bert_is_loaded_from_its_folder_as_from_a_model_dir(folder, tmp_path):
     assert main(['convert', f'--from_hf={folder}', f'--to={tmp_path / "ours"}']) == 0
     loaded = [remixer_t5x.load(str(place), lengths={'inputs': 8}) for place in (folder, tmp_path / 'ours')]
-    found = [one.encode('a text of words') for one in loaded]
-    np.testing.assert_array_equal(found[0].mean, found[1].mean)
+    first, second = (model.encode('a text of words') for model in loaded)
+    np.testing.assert_array_equal(first.mean, second.mean)
     (folder / 'vocab.txt').unlink()
     with pytest.raises(UserError, match='has no tokenizer.json and no vocab.txt; give --vocabulary'):
         remixer_t5x.load(str(folder))
 
 
 @needs_tokenizers
-def test_the_mask_of_a_bert_is_its_own_piece(folder):
-    """And [CLS], which begins each document, is not predicted."""
+def test_masked_tokens_are_the_mask_piece_of_a_bert(folder):
+    """[CLS], which begins each document, is not predicted."""
     import seqio
     import tensorflow as tf
 
@@ -110,7 +108,7 @@ def test_the_mask_of_a_bert_is_its_own_piece(folder):
     inputs, targets = (np.stack([row[name] for row in rows[:-1]]) for name in ('inputs', 'targets'))
     assert (inputs[targets > 0] == mask).all() and (targets > 0).sum() > 20
     assert cls not in targets and (inputs == cls).any()
-    # '##s' goes with the piece before it.
+    # '##s' is masked with the piece before it.
     piece, rest = PIECES.index('text'), PIECES.index('##s')
     whole = np.where(targets > 0, targets, inputs)
     at = np.argwhere((whole[:, :-1] == piece) & (whole[:, 1:] == rest))

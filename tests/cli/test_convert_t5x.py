@@ -1,19 +1,19 @@
-"""`convert --from_t5x` and `--to_t5x`: parameters cross both ways, and mistakes are one line."""
+"""`convert --from_t5x` and `--to_t5x`: round trips and errors."""
 
 import pathlib
+import shutil
 
 import jax
 import numpy as np
 import pytest
 
 from remixer_t5x import build_model
-from remixer_t5x.cli.convert.conversion import abstract_params
+from remixer_t5x.cli.convert.conversions import abstract_params
 from remixer_t5x.cli.main import main
 from remixer_t5x.interop.t5x import checkpoint as t5x_checkpoint
-from tests.support import golden_archives
+from tests.support.paths import GOLDEN
 
-GOLDEN = pathlib.Path(__file__).parent.parent / 'golden'
-# As tests/golden/make_t5x_checkpoints.py makes them.
+# As in tests/golden/make_t5x_checkpoints.py.
 MODEL = """from __gin__ import dynamic_registration
 
 import seqio
@@ -34,7 +34,7 @@ seqio.PassThroughVocabulary.size = 64
 @pytest.fixture(scope='module')
 def folder(tmp_path_factory) -> pathlib.Path:
     folder = tmp_path_factory.mktemp('convert')
-    golden_archives.unpack(GOLDEN / 't5x_checkpoints.tar.gz', folder, within='t5_1_1/')
+    shutil.unpack_archive(GOLDEN / 't5x_checkpoints.tar.gz', folder, filter='data')
     (folder / 'sizes.gin').write_text(MODEL)
     return folder
 
@@ -49,14 +49,14 @@ def convert(folder: pathlib.Path, *flags: str, model: str = 't5_1_1') -> int:
 
 @pytest.fixture(scope='module')
 def ours(folder) -> str:
-    """A MODEL_DIR of ours, converted from T5X's."""
+    """A MODEL_DIR converted from a T5X checkpoint."""
     place = str(folder / 'ours')
     assert convert(folder, f'--from_t5x={folder / "t5_1_1"}', f'--to={place}') == 0
     return place
 
 
 @pytest.mark.parametrize('own_names', [False, True])
-def test_there_and_back_again(folder, ours, tmp_path, own_names, capsys):
+def test_a_checkpoint_survives_a_round_trip(folder, ours, tmp_path, own_names, capsys):
     flags = ('--own_names',) if own_names else ()
     assert convert(folder, f'--checkpoint={ours}', f'--to_t5x={tmp_path}', *flags) == 0
     assert 'bit by bit' in capsys.readouterr().out
@@ -80,7 +80,7 @@ def test_there_and_back_again(folder, ours, tmp_path, own_names, capsys):
     ],
     ids=['no checkpoint', 'another model', 'own names', 'taken'],
 )  # fmt: skip
-def test_mistakes_are_one_line(folder, ours, tmp_path, flags, model, message, capsys):
+def test_a_mistake_is_one_line(folder, ours, tmp_path, flags, model, message, capsys):
     assert convert(folder, *(flag.format(folder=folder, tmp=tmp_path) for flag in flags), model=model) == 2
     error = capsys.readouterr().err.strip()
     assert message in error and '\n' not in error

@@ -9,7 +9,6 @@ import remixer_t5x
 from remixer_t5x.cli.main import main
 from remixer_t5x.errors import UserError
 
-
 TEXT = 'The cat sat on the mat and looked at the dog. ' * 3
 BASE = [
     '--gin_file=data/own_text.gin',

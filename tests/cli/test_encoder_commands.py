@@ -12,7 +12,6 @@ import remixer_t5x
 from remixer_t5x.cli.main import main
 from tests.support import command_folder, compare_runs, toy_tasks
 
-
 STEPS = ['--gin.BATCH_SIZE=8', '--gin.LOG_PERIOD=1', '--gin.CHECKPOINT_PERIOD=2', '--gin.EVAL_PERIOD=4']
 LABELS = "--gin.LABELS=('no', 'yes')"
 

@@ -27,7 +27,7 @@ TRAIN = [
 
 @pytest.fixture(scope='module')
 def place(tmp_path_factory):
-    """The current folder, with a run `first`, and `second`, which differs in its seed; all is left clean."""
+    """The current folder, with a run `first`, and `second`, which differs in its seed."""
     folder, before, environment = tmp_path_factory.mktemp('report'), pathlib.Path.cwd(), dict(os.environ)
     os.chdir(folder)
     os.environ['REMIXER_T5X_CACHE'] = str(folder / 'cache')
@@ -40,13 +40,8 @@ def place(tmp_path_factory):
     predictions.mkdir(parents=True)
     row = {'index': 0, 'input': '<script>alert(1)</script>', 'target': 'a b', 'prediction': '<script>alert(2)</script>'}
     (predictions / 'cogs-gen-2.jsonl').write_text(json.dumps(row) + '\n')
-    record = {
-        'kind': 'gen/cogs',
-        'step': 2,
-        'exact_match': 36.0,
-        **{f'type_{n}': 1.5 * n for n in range(9)},
-        'timing': {},
-    }
+    types = {f'type_{n}': 1.5 * n for n in range(9)}
+    record = {'kind': 'gen/cogs', 'step': 2, 'exact_match': 36.0, **types, 'timing': {}}
     (folder / 'first' / 'eval' / 'metrics.jsonl').write_text(json.dumps(record) + '\n')
     yield folder
     os.chdir(before)
@@ -55,22 +50,21 @@ def place(tmp_path_factory):
     gin.clear_config()
 
 
-def test_two_runs_become_one_file_with_pictures(place, capsys):
-    """Runs that differ in their seed share the pictures of the first."""
+def test_a_report_of_two_seeds_has_the_pictures_of_the_first(place, capsys):
     assert main(['report', 'first', 'second', '--pictures', '--text=What is it?', '--pictures_dir=pictures']) == 0
     assert capsys.readouterr().out.startswith('report       report.html')
     text = (place / 'report.html').read_text()
     assert '<script>alert' not in text and 'alert(2)' in text
-    for shown in ('SEED', 'type 8', '36.00', 'What H learned, encoder', 'Self-attention, encoder', 'Cross-attention',
+    for words in ('SEED', 'type 8', '36.00', 'What H learned, encoder', 'Self-attention, encoder', 'Cross-attention',
                   'Pseudo-attention, decoder to text', 'H is near zero in 1 of 1 layers (encoder 1)'):  # fmt: skip
-        assert shown in text, shown
+        assert words in text, words
     assert text.count('What H learned, encoder</b>') == 1
     names = {path.name for path in (place / 'pictures').iterdir()}
     assert {'first-remixer-encoder.png', 'first-remixer-encoder.svg', 'first-attention-cross.svg'} <= names
     assert not [name for name in names if name.startswith('second')]
 
 
-def test_without_the_vocabulary_there_is_everything_else(place, capsys):
+def test_pictures_are_omitted_without_the_vocabulary(place, capsys):
     shutil.copytree('first', 'moved', dirs_exist_ok=True)
     config = place / 'moved' / 'config.gin'
     config.write_text(config.read_text().replace('import vocabularies', 'import vocabularies_of_mine'))

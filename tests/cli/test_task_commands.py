@@ -17,7 +17,6 @@ from remixer_t5x.extras.export import int8
 from remixer_t5x.optim import train_state
 from tests.support import command_folder, toy_tasks
 
-
 # A task that can be submitted.
 TASK = """
 toy_tasks.labelled.name = 'glue_cola_v002'

@@ -12,7 +12,7 @@ import pytest
 
 import remixer_t5x
 from remixer_t5x import UserError
-from tests.support import bert_tiny, hf_folders, saved_run
+from tests.support import hf_folders, saved_run
 from tests.support.paths import GOLDEN
 
 pytest.importorskip('lm_eval', reason="lm_eval is not installed: pip install 'remixer-t5x[lm-eval]'")
@@ -318,7 +318,7 @@ def test_a_masked_language_model_scores_words_and_no_special_tokens(tmp_path):
     import transformers
 
     pytest.importorskip('tokenizers')
-    folder = bert_tiny.write(tmp_path / 'bert')
+    folder = hf_folders.write_tiny(tmp_path / 'bert', 'bert_tiny')
     words = ['[PAD]', '[UNK]', '[CLS]', '[SEP]', '[MASK]', *'abcdefghij', *(f'[unused{index}]' for index in range(45))]
     (folder / 'vocab.txt').write_text('\n'.join(words))
     theirs = transformers.BertForMaskedLM.from_pretrained(folder, use_safetensors=True, local_files_only=True).eval()

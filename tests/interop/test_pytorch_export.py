@@ -11,7 +11,7 @@ from flax import linen as nn
 from remixer_t5x import build_model
 from remixer_t5x.data import frames
 from remixer_t5x.interop.huggingface import pytorch_export
-from remixer_t5x.interop.huggingface.description import Refusal
+from remixer_t5x.interop.huggingface.family import Refusal
 from remixer_t5x.models import lora
 from tests.support import references, shipped_models
 

@@ -1,6 +1,7 @@
-"""Hugging Face's T5s compute the same on both sides: logits, losses, answers; its tokenizers; plain safetensors."""
+"""Hugging Face's T5s compute the same on both sides: logits, losses, generated tokens; safetensors of any model."""
 
 import functools
+import importlib.util
 import json
 
 import gin
@@ -11,22 +12,17 @@ from safetensors.numpy import load_file, save_file
 
 from remixer_t5x import build_model
 from remixer_t5x.config import loading
-from remixer_t5x.devices.partition import unbox
 from remixer_t5x.errors import UserError
+from remixer_t5x.interop import safetensors_files
 from remixer_t5x.interop.huggingface import folders as huggingface
 from remixer_t5x.interop.huggingface import t5_tokenizer
 from remixer_t5x.interop.huggingface.family import Tokenizer
-from remixer_t5x.interop.safetensors import export as safetensors_export
-from remixer_t5x.models import interface
-from remixer_t5x.models.architecture.encoder_decoder import EncoderDecoder
-from remixer_t5x.models.architecture.layer import PreNorm
-from remixer_t5x.models.architecture.stack import Stack
 from remixer_t5x.models.beam_search import BeamSearch, PowerPenalty
-from remixer_t5x.models.layers.positions import RelativePositionBias
 from remixer_t5x.models.seq2seq import Seq2Seq
-from remixer_t5x.models.sublayers.attention import CrossAttention, SelfAttention
 from remixer_t5x.models.sublayers.feed_forward import ReluMLP
 from remixer_tasks import vocabularies
+from tests.support import hf_folders, references, small_models
+from tests.support.paths import GOLDEN
 
 VOCABULARY = vocabularies.byte(0)
 
@@ -37,8 +33,18 @@ def _clean_gin():
     gin.clear_config()
 
 
+@pytest.fixture(scope='session')
+def v1_0_maker():
+    """The module make_t5_v1_0_tiny.py; skips if its libraries are missing."""
+    references.need('torch', 'transformers')
+    spec = importlib.util.spec_from_file_location('maker', GOLDEN / 'make_t5_v1_0_tiny.py')
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
 def model_of(folder, source) -> Seq2Seq:
-    """The model of the gin file that goes with `source`, as a user's command makes it."""
+    """Our model from the gin text of `source`."""
     path = folder / 'model.gin'
     path.write_text(source.family.gin_text('A test.'))
     return build_model(str(path))
@@ -72,14 +78,10 @@ def assert_same_logits(model, params, arrays, tolerance=1e-5) -> None:
     assert np.max(np.abs(ours - theirs)) < tolerance * np.max(np.abs(theirs))
 
 
-def folder_of(folders, path, arrays, name='t5_v1_0_tiny'):
-    return folders.write(path, folders.CONFIGS[name], folders.weights_of(arrays))
-
-
-def test_a_model_with_a_bias_in_each_layer_generates_recorded_answers(folders, tmp_path):
-    """umT5, through the caches of decoding."""
-    arrays = folders.recorded('umt5_tiny')
-    source = huggingface.read(str(folder_of(folders, tmp_path / 'hf', arrays, 'umt5_tiny')))
+def test_a_umt5_generates_the_recorded_answers(tmp_path):
+    """Each layer has a position bias, in the decoding caches too."""
+    arrays = hf_folders.recorded('umt5_tiny')
+    source = huggingface.read(str(hf_folders.write_tiny(tmp_path / 'hf', 'umt5_tiny')))
     model, params = model_of(tmp_path, source), source.params()
     assert params['decoder']['run_0']['layer']['self_attention']['position_bias']['embedding'].shape == (2, 2, 32)
     length = arrays['greedy'].shape[1]
@@ -87,29 +89,15 @@ def test_a_model_with_a_bias_in_each_layer_generates_recorded_answers(folders, t
     np.testing.assert_array_equal(greedy(params, {'encoder_input_tokens': arrays['inputs']}), arrays['greedy'])
 
 
-def first_t5_model() -> Seq2Seq:
-    """The model of the recorded first T5, without gin, whose factories would read gin whenever something is traced."""
-    attention = {'num_heads': 2, 'head_dim': 8}
-    own, cross = (functools.partial(kind, **attention) for kind in (SelfAttention, CrossAttention))
-    mlp = functools.partial(ReluMLP, hidden_dim=40)
-
-    def stack(count, *sublayers):
-        layer, bias = (
-            functools.partial(PreNorm, sublayers=sublayers),
-            functools.partial(RelativePositionBias, num_heads=2),
-        )
-        return functools.partial(Stack, runs=((layer, count),), position_bias=bias)
-
-    return Seq2Seq(EncoderDecoder(64, 24, stack(3, own, mlp), stack(2, own, cross, mlp), tied=True, scaled_output=True))
-
-
 class FirstT5:
-    """The recorded first T5 as our model; every function is compiled once for all tests."""
+    """The recorded first T5 as our model; compiles each function once for all tests."""
 
-    def __init__(self, folders, path):
-        self.arrays = folders.recorded('t5_v1_0_tiny')
-        source = huggingface.read(str(folder_of(folders, path / 'hf', self.arrays)))
-        self.model, self.params = first_t5_model(), source.params()
+    def __init__(self, path):
+        self.arrays = hf_folders.recorded('t5_v1_0_tiny')
+        source = huggingface.read(str(hf_folders.write_tiny(path / 'hf', 't5_v1_0_tiny')))
+        mlp = functools.partial(ReluMLP, hidden_dim=40)
+        self.model = small_models.t5(mlp, mlp, (3, 2), 64, 24, head_dim=8, tied=True, scaled_output=True)
+        self.params = source.params()
         self.loss = jax.jit(self.model.loss)
         self.score = jax.jit(self.model.score)
         length = self.arrays['greedy'].shape[1]
@@ -118,35 +106,36 @@ class FirstT5:
         self.beams = jax.jit(lambda params, batch: self.model.generate(params, batch, length, decoder=search))
 
     def check(self, params, arrays) -> None:
-        """All that `arrays` say is what `params` give: logits, losses, what is generated."""
+        """Logits, losses and generated tokens with `params` equal `arrays`."""
         assert_same_logits(self.model, params, arrays)
-        batch, wanted = batch_of(arrays), float(arrays['loss'])
+        batch, expected = batch_of(arrays), pytest.approx(float(arrays['loss']), rel=1e-5)
         loss, sums = self.loss(params, batch)
-        assert float((loss - sums['z_loss']) / sums['weights']) == pytest.approx(wanted, rel=1e-5)
-        assert -float(self.score(params, batch).sum() / sums['weights']) == pytest.approx(wanted, rel=1e-5)
+        assert float((loss - sums['z_loss']) / sums['weights']) == expected
+        assert -float(self.score(params, batch).sum() / sums['weights']) == expected
         inputs = {'encoder_input_tokens': arrays['inputs']}
         np.testing.assert_array_equal(self.greedy(params, inputs), arrays['greedy'])
-        found = self.beams(params, inputs)
-        np.testing.assert_array_equal(found.tokens, arrays['beams'])
-        np.testing.assert_allclose(found.scores, arrays['beam_scores'], rtol=1e-5)
+        beams = self.beams(params, inputs)
+        np.testing.assert_array_equal(beams.tokens, arrays['beams'])
+        np.testing.assert_allclose(beams.scores, arrays['beam_scores'], rtol=1e-5)
 
 
 @pytest.fixture(scope='module')
-def first_t5(folders, tmp_path_factory):
-    return FirstT5(folders, tmp_path_factory.mktemp('first_t5'))
+def first_t5(tmp_path_factory):
+    return FirstT5(tmp_path_factory.mktemp('first_t5'))
 
 
 def test_a_tied_scaled_model_equals_recorded_outputs(first_t5):
     first_t5.check(first_t5.params, first_t5.arrays)
 
 
-def test_a_tied_scaled_model_equals_hugging_face_live(folders, first_t5, v1_0_maker, tmp_path):
+def test_a_tied_scaled_model_equals_hugging_face_live(first_t5, v1_0_maker, tmp_path):
     arrays = v1_0_maker.make_arrays(seed=3)
-    first_t5.check(huggingface.read(str(folder_of(folders, tmp_path / 'hf', arrays))).params(), arrays)
+    folder = hf_folders.write(tmp_path / 'hf', hf_folders.V1_0, hf_folders.weights_of(arrays))
+    first_t5.check(huggingface.read(str(folder)).params(), arrays)
 
 
-def test_a_tied_table_gets_the_gradients_of_both_its_uses(first_t5):
-    """By a difference quotient: the loss takes its own gradient, of a kernel that is the table transposed."""
+def test_a_tied_table_gets_the_gradients_of_both_uses(first_t5):
+    """Compared with a difference quotient, because the loss computes its own gradient of the transposed table."""
     params, batch = first_t5.params, batch_of(first_t5.arrays)
     table = params['token_embedder']['embedding']
     direction = np.random.default_rng(0).standard_normal(table.shape, np.float32)
@@ -160,8 +149,8 @@ def test_a_tied_table_gets_the_gradients_of_both_its_uses(first_t5):
     assert slope == pytest.approx(quotient, rel=2e-2)
 
 
-# What transformers 5 can say in addition to the published models: a config, whether lm_head is apart from the table.
-MIXTURES = {
+# Models that transformers 5 supports besides the published ones: the config, and whether lm_head is not the table.
+VARIANTS = {
     'gated_tied_scaled': ({'feed_forward_proj': 'gated-gelu', 'tie_word_embeddings': True}, False),
     'gated_tied_unscaled': ({'feed_forward_proj': 'gated-gelu', 'tie_word_embeddings': False}, False),
     'relu_untied_unscaled': ({'feed_forward_proj': 'relu', 'tie_word_embeddings': False}, True),
@@ -178,12 +167,12 @@ MIXTURES = {
 }
 
 
-@pytest.mark.parametrize('name', MIXTURES)
-def test_mixtures_compute_the_same_there_here_and_there_again(name, v1_0_maker, tmp_path):
+@pytest.mark.parametrize('name', VARIANTS)
+def test_variants_compute_the_same_after_a_round_trip(name, v1_0_maker, tmp_path):
     import torch
     import transformers
 
-    changes, apart = MIXTURES[name]
+    changes, apart = VARIANTS[name]
     torch.manual_seed(0)
     config = transformers.T5Config(
         vocab_size=32,
@@ -204,7 +193,7 @@ def test_mixtures_compute_the_same_there_here_and_there_again(name, v1_0_maker, 
             if 'relative_attention_bias' in weight_name:
                 weight.normal_()
     rng = np.random.default_rng(0)
-    # Longer than the distances that have buckets of their own.
+    # Longer than the distances with exact buckets.
     arrays = {'inputs': rng.integers(2, 32, (2, 70)), 'targets': rng.integers(2, 32, (2, 60))}
     arrays['targets'][1, 40:] = 0
     arrays |= outputs(model, arrays)
@@ -213,23 +202,20 @@ def test_mixtures_compute_the_same_there_here_and_there_again(name, v1_0_maker, 
     params = source.params()
     assert_same_logits(model_of(tmp_path, source), params, arrays)
     huggingface.write(str(back), source.family, params, source.family.one_run())
-    found = outputs(transformers.T5ForConditionalGeneration.from_pretrained(back).eval(), arrays)
-    np.testing.assert_array_equal(found['logits'], arrays['logits'])
+    logits = outputs(transformers.T5ForConditionalGeneration.from_pretrained(back).eval(), arrays)['logits']
+    np.testing.assert_array_equal(logits, arrays['logits'])
     assert huggingface.read(str(back)).family == source.family
-    # Version 4 would make an output at random where a table that is not scaled is alone.
+    # If the table is not scaled, version 4 would initialise a missing output randomly.
     assert ('lm_head.weight' in load_file(back / 'model.safetensors')) == (
         not (source.family.tied and source.family.scaled_output)
     )
     if name != 'relu_untied_scaled':
-        # As version 4 said it, in one field.
-        config = {**_config(tmp_path / 'hf'), 'tie_word_embeddings': changes['tie_word_embeddings']}
+        # Version 4 has one field for both facts.
+        file = tmp_path / 'hf' / 'config.json'
+        config = {**json.loads(file.read_text()), 'tie_word_embeddings': changes['tie_word_embeddings']}
         del config['scale_decoder_outputs']
-        (tmp_path / 'hf' / 'config.json').write_text(json.dumps(config))
+        file.write_text(json.dumps(config))
         assert huggingface.read(str(tmp_path / 'hf')).family == source.family
-
-
-def _config(folder):
-    return json.loads((folder / 'config.json').read_text())
 
 
 def outputs(model, arrays):
@@ -244,7 +230,7 @@ def outputs(model, arrays):
 
 
 def test_our_model_loads_in_transformers(v1_0_maker, tmp_path):
-    """Random parameters of our own model, in two runs, rounded to bfloat16."""
+    """Random parameters of our model, in two runs, rounded to bfloat16."""
     import transformers
 
     flags = [('ENCODER_RUNS', '((@encoder/layer.make_layer, 1), (@encoder/layer.make_layer, 2))')]
@@ -252,63 +238,52 @@ def test_our_model_loads_in_transformers(v1_0_maker, tmp_path):
     model = shipped('models/t5_1_1.gin', flags=flags)
     t5, runs = huggingface.describe(model, VOCABULARY)
     assert runs == {'encoder': (1, 2), 'decoder': (2,)} and t5.gated and not t5.tied and not t5.scaled_output
-    params = _random(model)
+    params = small_models.random_params(model)
     huggingface.write(str(tmp_path / 'hf'), t5, params, runs, 'bfloat16')
     rng = np.random.default_rng(0)
     arrays = {'inputs': rng.integers(2, 48, (2, 9)), 'targets': rng.integers(2, 48, (2, 7))}
     theirs = transformers.T5ForConditionalGeneration.from_pretrained(tmp_path / 'hf').float().eval()
     arrays |= outputs(theirs, arrays)
-    # Random parameters of size 1 make large logits, and so larger rounding.
-    assert_same_logits(model, safetensors_export.rounded(params, 'bfloat16'), arrays, 3e-5)
+    # Random parameters of standard deviation 1 give large logits, and therefore larger rounding.
+    assert_same_logits(model, safetensors_files.rounded(params, 'bfloat16'), arrays, 3e-5)
 
 
 SIZES = {'VOCAB_SIZE': 48, 'EMBED_DIM': 16, 'MLP_DIM': 24, 'NUM_HEADS': 2, 'HEAD_DIM': 4, 'NUM_DECODER_LAYERS': 2}
 
 
-def _random(model, seed=0):
-    shapes = {'encoder_input_tokens': (1, 4), 'decoder_target_tokens': (1, 4)}
-    abstract = unbox(interface.param_shapes(model, shapes))
-    rng = np.random.default_rng(seed)
-    return jax.tree.map(lambda leaf: rng.standard_normal(leaf.shape, np.float32), abstract)
-
-
-def test_tokenizers_say_their_sentinels(folders, tmp_path):
-    weights = folders.weights_of(folders.recorded('t5_v1_0_tiny'))
-    folder = folders.write(tmp_path / 'hf', folders.V1_0, weights)
+def test_the_number_of_sentinels_is_read_from_the_tokenizer(tmp_path):
+    folder = hf_folders.write_tiny(tmp_path / 'hf', 't5_v1_0_tiny')
     tokenizer = folder / 'tokenizer_config.json'
     model = str(folder / 'spiece.model')
     expected = Tokenizer('sentencepiece', {'path': model, 'extra_ids': 10}, model)
     assert t5_tokenizer.read(folder) == expected
-    tokenizer.write_text(json.dumps({'additional_special_tokens': [f'<extra_id_{i}>' for i in range(7)]}))
-    assert t5_tokenizer.read(folder).arguments['extra_ids'] == 7
-    tokenizer.write_text(json.dumps({'extra_ids': 0}))
-    assert t5_tokenizer.read(folder).arguments['extra_ids'] == 0
     assert t5_tokenizer.read(folder, '/other.model').arguments['path'] == '/other.model'
-    tokenizer.write_text(json.dumps({'tokenizer_class': 'ByT5Tokenizer', 'extra_ids': 125}))
-    # ByT5 was pretrained with the last bytes.
-    assert t5_tokenizer.read(folder).function == 'byte' and t5_tokenizer.read(folder).arguments == {'extra_ids': 0}
-    tokenizer.unlink()
-    assert t5_tokenizer.read(folder).arguments['extra_ids'] == 100
+    names = [f'<extra_id_{i}>' for i in range(7)]
+    # ByT5 was pretrained with the last bytes as sentinels.
+    byt5 = {'tokenizer_class': 'ByT5Tokenizer', 'extra_ids': 125}
+    for config, extra_ids in (({'additional_special_tokens': names}, 7), ({'extra_ids': 0}, 0), (byt5, 0), ({}, 100)):
+        tokenizer.write_text(json.dumps(config))
+        assert t5_tokenizer.read(folder).arguments['extra_ids'] == extra_ids
     (folder / 'spiece.model').unlink()
     with pytest.raises(UserError, match='--vocabulary'):
         t5_tokenizer.read(folder)
 
 
-def test_any_model_goes_through_plain_safetensors(tmp_path):
-    params = _random(shipped('models/remixer.gin', flags=[(k, str(v)) for k, v in SIZES.items()]))
+def test_any_model_is_written_to_safetensors_and_read(tmp_path):
+    params = small_models.random_params(shipped('models/remixer.gin', flags=[(k, str(v)) for k, v in SIZES.items()]))
     record = {'config': 'X = 1\n', 'vocabulary': 'abc of 48 ids', 'versions': {'jax': '0'}, 'task': 'other'}
-    file = safetensors_export.write(str(tmp_path / 'a.safetensors'), params, 12, record)
-    read, step, found = safetensors_export.read(str(file))
-    assert safetensors_export.first_difference(params, read) is None and step == 12
-    assert found == {name: record[name] for name in ('config', 'vocabulary', 'versions')}
+    file = safetensors_files.write_params(str(tmp_path / 'a.safetensors'), params, 12, record)
+    read, step, read_record = safetensors_files.read_params(str(file))
+    assert safetensors_files.first_difference(params, read) is None and step == 12
+    assert read_record == {name: record[name] for name in ('config', 'vocabulary', 'versions')}
     assert 'encoder/run_0/layer/remixer/mixing/logits' in load_file(file)
-    with pytest.raises(UserError, match='exists already.*a_2.safetensors'):
-        safetensors_export.write(str(file), params, 12, record)
-    low = safetensors_export.write(str(tmp_path / 'low.safetensors'), params, 12, record, 'bfloat16')
+    with pytest.raises(UserError, match='exists already'):
+        safetensors_files.write_params(str(file), params, 12, record)
+    low = safetensors_files.write_params(str(tmp_path / 'low.safetensors'), params, 12, record, 'bfloat16')
     assert low.stat().st_size < 0.6 * file.stat().st_size
-    rounded = safetensors_export.rounded(params, 'bfloat16')
-    assert safetensors_export.first_difference(rounded, safetensors_export.read(str(low))[0]) is None
-    assert safetensors_export.first_difference(params, rounded) is not None
+    rounded = safetensors_files.rounded(params, 'bfloat16')
+    assert safetensors_files.first_difference(rounded, safetensors_files.read_params(str(low))[0]) is None
+    assert safetensors_files.first_difference(params, rounded) is not None
     save_file({'x': np.ones(2, np.float32)}, tmp_path / 'foreign.safetensors', {'format': 'pt'})
     with pytest.raises(UserError, match='--from_hf'):
-        safetensors_export.read(str(tmp_path / 'foreign.safetensors'))
+        safetensors_files.read_params(str(tmp_path / 'foreign.safetensors'))

@@ -1,8 +1,9 @@
-"""Our models under T5X: its optimizer and partitioner take them, loss and decoding are ours, its script trains one.
+"""Our models under T5X: its optimizer, partitioner and script accept them, and its loss and decoding equal ours.
 
-Run where T5X can be imported (docs/t5x.md); the configs are read everywhere.
+Runs if T5X can be imported (docs/t5x.md), except the tests of the configs.
 """
 
+import dataclasses
 import functools
 import importlib.util
 import pathlib
@@ -20,24 +21,21 @@ from remixer_t5x import UserError, axes, build_model
 from remixer_t5x.config import loading
 from remixer_t5x.interop.t5x import checkpoint as t5x_checkpoint
 from remixer_t5x.models.architecture.encoder_decoder import EncoderDecoder
-from remixer_t5x.models.architecture.layer import PreNorm
-from remixer_t5x.models.architecture.stack import Stack
-from remixer_t5x.models.layers.positions import RelativePositionBias
 from remixer_t5x.models.losses import CrossEntropy
 from remixer_t5x.models.seq2seq import Seq2Seq
-from remixer_t5x.models.sublayers.attention import CrossAttention, SelfAttention
 from remixer_t5x.models.sublayers.feed_forward import GatedMLP
 from remixer_t5x.models.sublayers.remixer import Remixer
+from tests.support import small_models
 
-CONFIGS = pathlib.Path(__file__).parent.parent.parent / 'configs'
+CONFIGS = pathlib.Path(__file__).parents[2] / 'configs'
 MODELS = sorted(path.stem for path in (CONFIGS / 'models').glob('*.gin'))
 OTHER_TYPES = ('bert', 'gpt2')
-# T5X's code warns of what newer versions of its libraries deprecate.
+# T5X uses deprecated features of its libraries.
 NEEDS_T5X = [
     pytest.mark.skipif(importlib.util.find_spec('t5x') is None, reason='T5X cannot be imported (docs/t5x.md)'),
     pytest.mark.filterwarnings('ignore'),
 ]
-# Those of T5X's partitioning.standard_logical_axis_rules.
+# From T5X's partitioning.standard_logical_axis_rules.
 RULES_OF_T5X = {'batch', 'vocab', 'embed', 'mlp', 'heads', 'joined_kv', 'relpos_buckets', 'length', 'layers'}
 ACTIVATIONS = {axes.BATCH, axes.LENGTH, axes.ACTIVATION_EMBED}
 VOCAB, INPUTS, TARGETS = 48, 9, 7
@@ -45,9 +43,11 @@ VOCAB, INPUTS, TARGETS = 48, 9, 7
 
 def bindings(file: str) -> dict:
     text = (CONFIGS / 't5x' / file).read_text()
-    statements = config_parser.ConfigParser(text, loading.References())
-    found = [one for one in statements if isinstance(one, config_parser.BindingStatement)]
-    return {f'{one.selector}.{one.arg_name}'.rstrip('.'): one.value for one in found}
+    return {
+        f'{statement.selector}.{statement.arg_name}'.rstrip('.'): statement.value
+        for statement in config_parser.ConfigParser(text, loading.References())
+        if isinstance(statement, config_parser.BindingStatement)
+    }
 
 
 @pytest.fixture(scope='module')
@@ -56,32 +56,23 @@ def names() -> set[str]:
 
 
 def test_every_axis_has_a_rule_for_partitioner_and_optimizer(names):
-    found = bindings('model.gin')
-    rules = {name for name, _ in found['partitioning.standard_logical_axis_rules.additional_rules']}
+    model = bindings('model.gin')
+    rules = {name for name, _ in model['partitioning.standard_logical_axis_rules.additional_rules']}
     assert names - rules == RULES_OF_T5X & names
-    factors = found['adafactor.Adafactor.logical_factor_rules']
+    factors = model['adafactor.Adafactor.logical_factor_rules']
     assert {*names - ACTIVATIONS, None} == set(factors)
     assert factors[axes.LAYERS] == factors[axes.MECHANISMS] == 'batch'
     # Remixer's H is factored.
     assert {factors[axes.POSITIONS_OUT], factors[axes.POSITIONS_IN]} == {'row', 'column'}
 
 
-def make_module() -> EncoderDecoder:
-    attention = functools.partial(SelfAttention, num_heads=2, head_dim=4)
-    cross = functools.partial(CrossAttention, num_heads=2, head_dim=4)
-
-    def stack(*sublayers):
-        layer = functools.partial(PreNorm, sublayers=sublayers)
-        bias = functools.partial(RelativePositionBias, num_heads=2)
-        return functools.partial(Stack, runs=((layer, 2),), position_bias=bias)
-
+def make_model() -> Seq2Seq:
     remixer = functools.partial(Remixer, hidden_dim=24, max_length=16)
-    return EncoderDecoder(
-        vocab_size=VOCAB,
-        embed_dim=16,
-        encoder_stack=stack(attention, remixer),
-        decoder_stack=stack(attention, cross, functools.partial(GatedMLP, hidden_dim=24)),
-    )
+    return small_models.t5(remixer, functools.partial(GatedMLP, hidden_dim=24), (2, 2), VOCAB, 16)
+
+
+def make_module() -> EncoderDecoder:
+    return make_model().module
 
 
 @pytest.fixture(scope='module')
@@ -103,8 +94,8 @@ def batch() -> dict[str, np.ndarray]:
 @pytest.fixture(scope='module')
 def params():
     shapes = {'encoder_input_tokens': (1, INPUTS), 'decoder_target_tokens': (1, TARGETS)}
-    params = nn.unbox(Seq2Seq(make_module()).init(jax.random.key(0), shapes))
-    # Larger outputs than at the start, so that sequences differ.
+    params = nn.unbox(make_model().init(jax.random.key(0), shapes))
+    # Scales the initial logits, so that sequences differ.
     return params | {'logits': jax.tree.map(lambda x: 4 * x, params['logits'])}
 
 
@@ -138,7 +129,7 @@ class TestUnderT5X:
     def test_optimizer_and_partitioner_take_every_encoder_decoder(self, model):
         from t5x import partitioning, train_state
 
-        size = {'remixer_scaled': 'scaled_base'}.get(model, 'tiny')
+        size = {'remixer_scaled': 'scaled_base', 't5_1_0': 't5_1_0_small'}.get(model, 'tiny')
         files = [f'models/{model}.gin', f'sizes/{size}.gin']
         driven = driver_model(build_model(*files).module)
         shapes = {'encoder_input_tokens': (2, 64), 'decoder_input_tokens': (2, 32)}
@@ -155,7 +146,7 @@ class TestUnderT5X:
         assert len(jax.tree.leaves(specs.params)) == len(jax.tree.leaves(abstract.params))
         used = [axis for spec in jax.tree.leaves(specs.params) for axis in spec]
         assert 'model' in used and set(used) <= {'model', None}
-        # A run's layers are separate matrices: no moment is averaged over them.
+        # The layers of a run are separate matrices: no moment is averaged over them.
         for side in ('encoder', 'decoder'):
             runs = {name: tree for name, tree in abstract.param_states[side].items() if name.startswith('run_')}
             for name, tree in runs.items():
@@ -163,54 +154,56 @@ class TestUnderT5X:
                 assert all(leaf.shape == (1,) or leaf.shape[0] == count for leaf in jax.tree.leaves(tree))
 
     @pytest.mark.parametrize('label_smoothing', [0.0, 0.1])
-    def test_its_loss_is_ours(self, params, batch, label_smoothing):
+    def test_loss_equals_ours(self, params, batch, label_smoothing):
         driven = driver_model(make_module(), z_loss=1e-2, label_smoothing=label_smoothing)
         loss, metrics = driven.loss_fn(params, batch, None)
-        ours, sums = Seq2Seq(make_module(), CrossEntropy(1e-2, label_smoothing)).loss(params, batch)
+        ours, sums = dataclasses.replace(make_model(), loss_function=CrossEntropy(1e-2, label_smoothing)).loss(
+            params, batch
+        )
         np.testing.assert_allclose(loss, ours, rtol=1e-5)
         np.testing.assert_allclose(metrics['z_loss'].compute(), sums['z_loss'], rtol=1e-5)
 
-    def test_its_scores_are_ours(self, params, batch):
+    def test_scores_equal_ours(self, params, batch):
         scores = driver_model(make_module()).score_batch(params, batch)
-        np.testing.assert_allclose(scores, Seq2Seq(make_module()).score(params, batch), rtol=1e-5)
+        np.testing.assert_allclose(scores, make_model().score(params, batch), rtol=1e-5)
 
     def test_logits_are_float32_in_bfloat16(self, params, batch):
         module = make_module().clone(dtype='bfloat16')
         assert driver_model(module)._compute_logits(params, batch).dtype == jnp.float32
 
-    def test_its_greedy_decoding_is_ours(self, params, batch):
+    def test_greedy_decoding_equals_ours(self, params, batch):
         from t5x import decoding
 
         greedy = functools.partial(decoding.temperature_sample, temperature=0.0)
-        found = driver_model(make_module(), decode_fn=greedy).predict_batch(params, batch)
-        expected = Seq2Seq(make_module()).predict(params, batch, TARGETS)
+        tokens = driver_model(make_module(), decode_fn=greedy).predict_batch(params, batch)
+        expected = make_model().predict(params, batch, TARGETS)
         assert len(np.unique(expected)) > 4
-        np.testing.assert_array_equal(found, expected)
+        np.testing.assert_array_equal(tokens, expected)
 
-    def test_the_scores_of_its_beams_are_those_of_their_tokens(self, params, batch):
-        """Wrong if a cache, of which each beam has its own, were not handed on with its beam."""
-        found, aux = driver_model(make_module()).predict_batch_with_aux(
+    def test_scores_of_beams_are_those_of_their_tokens(self, params, batch):
+        """Fails if the caches are not reordered with their beams."""
+        tokens, aux = driver_model(make_module()).predict_batch_with_aux(
             params, batch, num_decodes=3, return_all_decodes=True
         )
-        found = np.asarray(found)
-        assert found.shape == (3, 3, TARGETS)
+        tokens = np.asarray(tokens)
+        assert tokens.shape == (3, 3, TARGETS)
         compared = 0
         for beam in range(3):
-            targets = found[:, beam]
+            targets = tokens[:, beam]
             shifted = np.pad(targets, ((0, 0), (1, 0)))[:, :-1]
             scored = {**batch, 'decoder_target_tokens': targets, 'decoder_input_tokens': shifted}
             del scored['decoder_loss_weights']
-            score = Seq2Seq(make_module()).score(params, scored)
+            score = make_model().score(params, scored)
             lengths, ended = np.sum(targets > 0, axis=1), np.any(targets == 1, axis=1)
             penalty = np.where(ended, ((5.0 + lengths) / 6.0) ** 0.6, 1.0)
-            # T5X fills up with beams of no tokens; and to it id 0 is a token like others, to a score it is padding.
+            # T5X adds empty beams, and treats id 0 as a token, which our score treats as padding.
             last = np.where(ended, np.argmax(targets == 1, axis=1) + 1, TARGETS)
             usable = (lengths == last) & (aux['scores'][:, beam] > -1e6)
             np.testing.assert_allclose(aux['scores'][usable, beam], (score / penalty)[usable], rtol=1e-4)
             compared += usable.sum()
         assert compared >= 3
 
-    def test_a_task_is_registered_under_its_name(self):
+    def test_tasks_are_registered_by_name(self):
         import seqio
 
         from remixer_t5x.interop.t5x import driver as t5x
@@ -227,7 +220,7 @@ class TestUnderT5X:
         assert t5x.registered(mixture) == 'a_mixture'
         assert seqio.get_mixture_or_task('a_mixture') is mixture and seqio.TaskRegistry.get('a_task') is second
 
-    def test_its_script_trains_a_remixer_on_eight_devices(self, tmp_path, monkeypatch):
+    def test_t5xs_script_trains_a_remixer_on_eight_devices(self, tmp_path, monkeypatch):
         monkeypatch.setenv('XLA_FLAGS', '--xla_force_host_platform_device_count=8')
         files = ('models/remixer.gin', 'sizes/tiny.gin', 'data/python_docs.gin', 't5x/pretrain.gin')
         macros = {

@@ -1,4 +1,4 @@
-"""Checkpoints that T5X wrote, read without T5X, compute the logits that T5X computed; what we write reads back."""
+"""T5X checkpoints, read without T5X, compute T5X's logits; checkpoints that we write are read back."""
 
 import functools
 import importlib.util
@@ -12,76 +12,47 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import tensorstore as ts
-from flax import linen as nn
 from flax import serialization
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from remixer_t5x.errors import UserError
 from remixer_t5x.interop.t5x import checkpoint as t5x_checkpoint
-from remixer_t5x.models import interface
-from remixer_t5x.models.architecture.encoder_decoder import EncoderDecoder
-from remixer_t5x.models.architecture.layer import PostNorm, PreNorm
-from remixer_t5x.models.architecture.stack import Stack
-from remixer_t5x.models.layers.positions import RelativePositionBias
+from remixer_t5x.models.architecture.layer import PostNorm
 from remixer_t5x.models.seq2seq import Seq2Seq
-from remixer_t5x.models.sublayers.attention import CrossAttention, SelfAttention
 from remixer_t5x.models.sublayers.feed_forward import GatedMLP, ReluMLP
 from remixer_t5x.models.sublayers.remixer import Remixer
-from tests.support import golden_archives
+from tests.support import references, small_models
+from tests.support.paths import GOLDEN
+from tests.support.small_models import abstract_params, random_params
 
-GOLDEN = pathlib.Path(__file__).parent.parent / 'golden'
 KINDS = ('t5_1_1', 't5_1_1_orbax', 't5_1_0', 't5_1_1_scanned')
-# As tests/golden/make_t5x_checkpoints.py makes them.
+# As in tests/golden/make_t5x_checkpoints.py.
 VOCAB, EMBED, HEADS, HEAD_DIM, MLP, STEP = 64, 16, 2, 4, 24, 7
 GATED = functools.partial(GatedMLP, hidden_dim=MLP)
 RELU = functools.partial(ReluMLP, hidden_dim=MLP)
 
 
-def make_model(mlp=GATED, layout=PreNorm, num_decoder_layers=3, tied=False, scaled_output=None) -> Seq2Seq:
-    self_attention = functools.partial(SelfAttention, num_heads=HEADS, head_dim=HEAD_DIM)
-    cross_attention = functools.partial(CrossAttention, num_heads=HEADS, head_dim=HEAD_DIM)
-
-    def stack(count, *sublayers):
-        layer = functools.partial(layout, sublayers=sublayers)
-        bias = functools.partial(RelativePositionBias, num_heads=HEADS)
-        return functools.partial(Stack, runs=((layer, count),), position_bias=bias)
-
-    module = EncoderDecoder(
-        vocab_size=VOCAB,
-        embed_dim=EMBED,
-        encoder_stack=stack(2, self_attention, mlp),
-        decoder_stack=stack(num_decoder_layers, self_attention, cross_attention, mlp),
-        tied=tied,
-        scaled_output=tied if scaled_output is None else scaled_output,
-    )
-    return Seq2Seq(module)
+def make_model(mlp=GATED, num_decoder_layers=3, tied=False, scaled_output=None, **settings) -> Seq2Seq:
+    scaled = tied if scaled_output is None else scaled_output
+    layers = (2, num_decoder_layers)
+    return small_models.t5(mlp, mlp, layers, VOCAB, EMBED, HEAD_DIM, tied=tied, scaled_output=scaled, **settings)
 
 
 def model_of(kind: str) -> Seq2Seq:
     return make_model(RELU, tied=True) if kind == 't5_1_0' else make_model()
 
 
-def abstract(model: Seq2Seq):
-    shapes = {'encoder_input_tokens': (1, 4), 'decoder_target_tokens': (1, 4)}
-    return nn.unbox(interface.param_shapes(model, shapes))
-
-
-def random_params(model: Seq2Seq):
-    rng = np.random.default_rng(0)
-    return jax.tree.map(lambda leaf: rng.normal(size=leaf.shape).astype(np.float32), abstract(model))
-
-
 @pytest.fixture(scope='module')
 def golden(tmp_path_factory) -> pathlib.Path:
     folder = tmp_path_factory.mktemp('t5x')
-    golden_archives.unpack(GOLDEN / 't5x_checkpoints.tar.gz', folder)
+    shutil.unpack_archive(GOLDEN / 't5x_checkpoints.tar.gz', folder, filter='data')
     return folder
 
 
 def check_logits(folder: pathlib.Path, kind: str) -> None:
     model = model_of(kind)
-    params, step = t5x_checkpoint.read(str(folder), abstract(model))
+    params, step = t5x_checkpoint.read(str(folder), abstract_params(model))
     assert step == STEP
     assert {leaf.dtype.name for leaf in jax.tree.leaves(params)} == {'float32'}
     with np.load(folder / 'outputs.npz') as arrays:
@@ -93,16 +64,15 @@ def check_logits(folder: pathlib.Path, kind: str) -> None:
 
 
 @pytest.mark.parametrize('kind', KINDS)
-def test_a_checkpoint_of_t5x_has_the_logits_of_t5x(golden, kind):
+def test_a_t5x_checkpoint_gives_the_logits_of_t5x(golden, kind):
     check_logits(golden / kind, kind)
 
 
-# T5X's code warns of what newer versions of its libraries deprecate.
+# T5X uses deprecated features of its libraries.
 @pytest.mark.filterwarnings('ignore')
 @pytest.mark.parametrize('kind', KINDS)
-def test_t5x_live(tmp_path, kind):
-    if importlib.util.find_spec('t5x') is None:
-        pytest.skip('T5X cannot be imported (docs/t5x.md); the checkpoints it wrote before were read instead')
+def test_a_new_t5x_checkpoint_gives_the_logits_of_t5x(tmp_path, kind):
+    references.need('t5x')
     spec = importlib.util.spec_from_file_location('make_t5x_checkpoints', GOLDEN / 'make_t5x_checkpoints.py')
     maker = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(maker)
@@ -113,22 +83,20 @@ def test_t5x_live(tmp_path, kind):
 @pytest.mark.filterwarnings('ignore')
 @pytest.mark.parametrize('own_names', [False, True], ids=['names of T5X', 'our names'])
 def test_t5x_reads_what_is_written(tmp_path, own_names):
-    if importlib.util.find_spec('t5x') is None:
-        pytest.skip('T5X cannot be imported (docs/t5x.md)')
+    references.need('t5x')
     from t5x import checkpoints
 
     model = make_model()
     params = random_params(model)
     folder = t5x_checkpoint.write(str(tmp_path), params, STEP, model, own_names)
-    found = checkpoints.load_t5x_checkpoint(folder)
-    assert int(found['state']['step']) == STEP
-    wi = [params['decoder']['run_0']['layer']['gated_mlp']['wi_0']['kernel']]
+    loaded = checkpoints.load_t5x_checkpoint(folder)
+    assert int(loaded['state']['step']) == STEP
+    ours, theirs = (tree['decoder'] for tree in (params, loaded['target']))
+    wi = ours['run_0']['layer']['gated_mlp']['wi_0']['kernel']
     if own_names:
-        theirs = [found['target']['decoder']['run_0']['layer']['gated_mlp']['wi_0']['kernel']]
-    else:
-        theirs = [found['target']['decoder'][f'layers_{index}']['mlp']['wi_0']['kernel'] for index in range(3)]
-        wi = list(wi[0])
-    jax.tree.map(np.testing.assert_array_equal, theirs, wi)
+        np.testing.assert_array_equal(theirs['run_0']['layer']['gated_mlp']['wi_0']['kernel'], wi)
+    for index in range(0 if own_names else 3):
+        np.testing.assert_array_equal(theirs[f'layers_{index}']['mlp']['wi_0']['kernel'], wi[index])
 
 
 @pytest.mark.parametrize('own_names', [False, True], ids=['names of T5X', 'our names'])
@@ -139,10 +107,9 @@ def test_a_written_checkpoint_reads_back_bit_by_bit(tmp_path, kind, own_names):
     for step in (3, 12):
         folder = t5x_checkpoint.write(str(tmp_path / 'run'), params, step, model, own_names)
         assert pathlib.Path(folder).name == f'checkpoint_{step}'
-    found, step = t5x_checkpoint.read(str(tmp_path / 'run'), abstract(model))
+    read, step = t5x_checkpoint.read(str(tmp_path / 'run'), abstract_params(model))
     assert step == 12
-    assert jax.tree.structure(found) == jax.tree.structure(params)
-    jax.tree.map(np.testing.assert_array_equal, found, params)
+    jax.tree.map(np.testing.assert_array_equal, read, params)
 
 
 @pytest.mark.parametrize('kind', ['t5_1_1', 't5_1_0'])
@@ -154,24 +121,23 @@ def test_a_written_checkpoint_has_t5xs_names_and_format(golden, tmp_path, kind):
     assert ours['version'] == theirs['version']
     assert jax.tree.structure(ours['optimizer']['target']) == jax.tree.structure(theirs['optimizer']['target'])
     name = 'target.encoder.layers_0.mlp.wo.kernel'
-    metadata = [
+    first, second = (
         json.loads((place / name / '.zarray').read_text()) for place in (folder, golden / kind / 'checkpoint_7')
-    ]
-    keys = ('shape', 'dtype', 'order', 'zarr_format')
-    assert [metadata[0][key] for key in keys] == [metadata[1][key] for key in keys]
+    )
+    assert all(first[key] == second[key] for key in ('shape', 'dtype', 'order', 'zarr_format'))
 
 
-def test_a_remixer_keeps_our_names_or_is_refused(tmp_path):
+def test_a_remixer_is_only_written_with_our_names(tmp_path):
     model = make_model(functools.partial(Remixer, hidden_dim=8, max_length=16))
     params = random_params(model)
     with pytest.raises(UserError, match='nothing like .*remixer.*--own_names'):
         t5x_checkpoint.write(str(tmp_path), params, 1, model)
     t5x_checkpoint.write(str(tmp_path), params, 1, model, own_names=True)
-    jax.tree.map(np.testing.assert_array_equal, t5x_checkpoint.read(str(tmp_path), abstract(model))[0], params)
+    jax.tree.map(np.testing.assert_array_equal, t5x_checkpoint.read(str(tmp_path), abstract_params(model))[0], params)
 
 
 def changed_copy(golden, tmp_path, change, kind='t5_1_1'):
-    """A copy of a checkpoint of T5X's, with `change` made to the parameters in the msgpack file."""
+    """A copy of a T5X checkpoint after `change` of the parameters in the msgpack file."""
     copy = tmp_path / 'checkpoint_7'
     shutil.copytree(golden / kind / 'checkpoint_7', copy)
     contents = serialization.msgpack_restore((copy / 'checkpoint').read_bytes())
@@ -181,14 +147,14 @@ def changed_copy(golden, tmp_path, change, kind='t5_1_1'):
 
 
 def test_a_checkpoint_in_bfloat16_is_read(golden, tmp_path):
-    """Published T5.1.1 checkpoints hold float32, those that T5X's users save for inference bfloat16."""
+    """Published T5.1.1 checkpoints are float32; users of T5X save bfloat16 for inference."""
     value = np.arange(EMBED * VOCAB, dtype=np.float32).reshape(VOCAB, EMBED).astype(jnp.bfloat16)
     copy = changed_copy(golden, tmp_path, lambda target: target['token_embedder'].update(embedding=value))
-    params, _ = t5x_checkpoint.read(str(copy), abstract(make_model()))
+    params, _ = t5x_checkpoint.read(str(copy), abstract_params(make_model()))
     np.testing.assert_array_equal(params['token_embedder']['embedding'], value.astype(np.float32))
 
 
-def test_layers_with_different_position_biases_are_refused(golden, tmp_path):
+def test_layers_with_different_position_biases_raise_an_error(golden, tmp_path):
     bias = np.random.default_rng(0).normal(size=(HEADS, 2, 32))
 
     def change(target):
@@ -196,7 +162,7 @@ def test_layers_with_different_position_biases_are_refused(golden, tmp_path):
 
     copy = changed_copy(golden, tmp_path, change, 't5_1_1_scanned')
     with pytest.raises(UserError, match='its own position bias'):
-        t5x_checkpoint.read(str(copy), abstract(make_model()))
+        t5x_checkpoint.read(str(copy), abstract_params(make_model()))
 
 
 @pytest.mark.parametrize(
@@ -210,9 +176,9 @@ def test_layers_with_different_position_biases_are_refused(golden, tmp_path):
     ],
     ids=['fewer layers', 'more layers', 'other feed-forward', 'wider', 'another architecture'],
 )  # fmt: skip
-def test_a_checkpoint_of_another_model_is_refused(golden, model, message):
+def test_a_checkpoint_of_another_model_raises_one_line(golden, model, message):
     with pytest.raises(UserError, match=message) as error:
-        t5x_checkpoint.read(str(golden / 't5_1_1'), abstract(model))
+        t5x_checkpoint.read(str(golden / 't5_1_1'), abstract_params(model))
     assert '\n' not in str(error.value)
 
 
@@ -224,27 +190,25 @@ def test_a_checkpoint_of_another_model_is_refused(golden, model, message):
     ],
     ids=['post-norm', 'unscaled'],
 )
-def test_models_that_t5xs_network_cannot_express_are_refused(tmp_path, model, message):
+def test_models_that_t5xs_network_lacks_raise_an_error(tmp_path, model, message):
     with pytest.raises(UserError, match=message):
         t5x_checkpoint.write(str(tmp_path), random_params(model), 1, model)
 
 
-def test_folders_without_a_checkpoint_are_refused(golden, tmp_path):
-    wanted = abstract(make_model())
-    with pytest.raises(UserError, match='does not contain a T5X checkpoint'):
-        t5x_checkpoint.read(str(tmp_path / 'nowhere'), wanted)
+def test_folders_without_a_checkpoint_raise_an_error(golden, tmp_path):
+    def check(words, path=tmp_path):
+        with pytest.raises(UserError, match=words):
+            t5x_checkpoint.read(str(path), abstract_params(make_model()))
+
+    check('does not contain a T5X checkpoint', tmp_path / 'nowhere')
     (tmp_path / 'checkpoint_3.tmp').mkdir()
     (tmp_path / 'checkpoint_4').mkdir()
-    with pytest.raises(UserError, match='does not contain a T5X checkpoint'):
-        t5x_checkpoint.read(str(tmp_path), wanted)
-    with pytest.raises(UserError, match='copy it here'):
-        t5x_checkpoint.read('gs://bucket/checkpoint_1', wanted)
+    check('does not contain a T5X checkpoint')
+    check('copy it here', 'gs://bucket/checkpoint_1')
     (tmp_path / 'checkpoint_4' / 'checkpoint').write_bytes(b'model_checkpoint_path: "model.ckpt-1"')
-    with pytest.raises(UserError, match='TensorFlow'):
-        t5x_checkpoint.read(str(tmp_path), wanted)
+    check('TensorFlow')
     (tmp_path / 'checkpoint_4' / 'checkpoint').write_bytes(b'\x81\xa1')
-    with pytest.raises(UserError, match='cannot be read'):
-        t5x_checkpoint.read(str(tmp_path), wanted)
+    check('cannot be read')
     with pytest.raises(UserError, match='exists already'):
         t5x_checkpoint.write(str(golden / 't5_1_1'), random_params(make_model()), STEP, make_model())
 
@@ -265,13 +229,13 @@ TABLE = 'target.token_embedder.embedding'
         (lambda spec: spec['metadata'].update(shape=[EMBED, VOCAB]), r'has shape \(64, 16\), and \(16, 64\) by'),
     ],
 )
-def test_a_checkpoint_that_points_elsewhere_or_lies_is_refused(golden, tmp_path, change, message):
+def test_a_checkpoint_with_invalid_specs_raises_one_line(golden, tmp_path, change, message):
     copy = changed_copy(golden, tmp_path, lambda target: change(target['token_embedder']['embedding']))
     shutil.copytree(copy / TABLE, tmp_path / 'elsewhere')
     if 'link' in message:
         (copy / 'link').symlink_to(tmp_path / 'elsewhere')
     with pytest.raises(UserError, match=message) as error:
-        t5x_checkpoint.read(str(copy), abstract(make_model()))
+        t5x_checkpoint.read(str(copy), abstract_params(make_model()))
     assert len(str(error.value).splitlines()) == 1
 
 
@@ -279,8 +243,8 @@ def test_a_checkpoint_that_points_elsewhere_or_lies_is_refused(golden, tmp_path,
 @pytest.mark.parametrize(
     'change', [{'shape': [10**7, 10**7]}, {'chunks': [10**7, 10**7]}, {'dtype': '|O'}, {'zarr_format': 9}]
 )
-def test_an_array_that_describes_too_much_is_refused(golden, tmp_path, kind, change):
-    """A zarr array without chunks is one of its fill value, of any size; Orbax keeps arrays in a database."""
+def test_an_array_with_invalid_metadata_raises_one_line(golden, tmp_path, kind, change):
+    """A zarr array without chunks is filled with a constant, whatever its size; Orbax stores arrays in a database."""
     copy = tmp_path / 'checkpoint_7'
     shutil.copytree(golden / kind / 'checkpoint_7', copy)
     if kind == 't5_1_1':
@@ -291,11 +255,11 @@ def test_an_array_that_describes_too_much_is_refused(golden, tmp_path, kind, cha
         key = next(key for key in store.list().result() if key.startswith(b'target.token_embedder') and b'.z' in key)
         store.write(key, json.dumps({**json.loads(store[key]), **change})).result()
     with pytest.raises(UserError) as error:
-        t5x_checkpoint.read(str(copy), abstract(make_model()))
+        t5x_checkpoint.read(str(copy), abstract_params(make_model()))
     assert len(str(error.value).splitlines()) == 1
 
 
-def test_a_pickle_for_a_checkpoint_is_not_run(golden, tmp_path):
+def test_a_pickle_as_a_checkpoint_is_never_loaded(golden, tmp_path):
     class Malicious:
         def __reduce__(self):
             return pathlib.Path.touch, (tmp_path / 'ran',)
@@ -303,7 +267,7 @@ def test_a_pickle_for_a_checkpoint_is_not_run(golden, tmp_path):
     (tmp_path / 'checkpoint_7').mkdir()
     (tmp_path / 'checkpoint_7' / 'checkpoint').write_bytes(pickle.dumps(Malicious()))
     with pytest.raises(UserError, match='cannot be read'):
-        t5x_checkpoint.read(str(tmp_path), abstract(make_model()))
+        t5x_checkpoint.read(str(tmp_path), abstract_params(make_model()))
     assert not (tmp_path / 'ran').exists()
 
 
@@ -318,7 +282,7 @@ def test_a_pickle_for_a_checkpoint_is_not_run(golden, tmp_path):
 )
 @example(b'\x91' * 3000)
 @example(serialization.msgpack_serialize({'version': 3, 'optimizer': {'target': {'a': 'x'}, 'state': {'step': 1}}}))
-def test_any_bytes_for_a_checkpoint_are_one_line(tmp_path_factory, content):
+def test_any_bytes_as_a_checkpoint_raise_one_line(tmp_path_factory, content):
     folder = tmp_path_factory.getbasetemp() / 'checkpoint_1'
     folder.mkdir(exist_ok=True)
     (folder / 'checkpoint').write_bytes(content)

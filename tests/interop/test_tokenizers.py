@@ -1,4 +1,4 @@
-"""One tokenizer, one answer: our vocabularies give the ids of Hugging Face's tokenizers for any text."""
+"""Our vocabularies give the ids of Hugging Face's tokenizers for any text."""
 
 import io
 import json
@@ -10,8 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from remixer_t5x.errors import UserError
-from remixer_t5x.interop.huggingface import check as hf_check
-from remixer_t5x.interop.huggingface import t5_tokenizer
+from remixer_t5x.interop.huggingface import folders, t5_tokenizer
 from remixer_t5x.interop.huggingface.bert import Bert
 from remixer_t5x.interop.huggingface.gpt2 import Gpt2
 from remixer_t5x.interop.huggingface.t5 import T5
@@ -24,40 +23,12 @@ pytestmark = pytest.mark.filterwarnings('ignore')
 # Characters that normalisers, white space and added tokens are sensitive to; unassigned ones differ between versions
 # of Unicode.
 ODD = [
-    '\ufeff',
-    '\x00',
-    '\x1c',
-    '\x85',
-    '\xa0',
-    '\u2028',
-    '\u200b',
-    'e\u0301',
-    'é',
-    'ﬁ',
-    'ｗ',
-    'İ',
-    'ß',
-    '你',
-    '😀',
-    '▁',
-    "'s",
+    *('\ufeff', '\x00', '\x1c', '\x85', '\xa0', '\u2028', '\u200b', 'e\u0301'),
+    *('é', 'ﬁ', 'ｗ', 'İ', 'ß', '你', '😀', '▁', "'s"),
 ]
 TOKENS = [
-    '<extra_id_0>',
-    '<extra_id_9>',
-    '(',
-    ')',
-    '  ',
-    '\n',
-    '\t',
-    'the',
-    'The',
-    ' th',
-    'word',
-    '7',
-    ',',
-    '.',
-    '<|user|>',
+    *('<extra_id_0>', '<extra_id_9>', '(', ')', '  ', '\n', '\t'),
+    *('the', 'The', ' th', 'word', '7', ',', '.', '<|user|>'),
 ]
 # transformers normalises clusters of a letter and its marks, and drops marks that SentencePiece keeps, as in 'é\u1a65'.
 CATEGORIES = ['Cs', 'Cn', 'Co', 'Mn', 'Mc', 'Me']
@@ -85,7 +56,7 @@ def t5(folder):
 
 
 def saved_again(folder):
-    """The files that the installed version of transformers writes for the tokenizer in `folder`."""
+    """The files that the installed transformers writes for the tokenizer in `folder`."""
     target = folder.with_name(f'{folder.name}_again')
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
     tokenizer.save_pretrained(target)
@@ -161,12 +132,12 @@ def test_ids_are_those_of_transformers(tmp_path, monkeypatch, name):
         if name == 'byt5_as_pretrained':
             text = text.replace('<extra_id_', '')
         if name.startswith(('t5', 'mt5')):
-            # SentencePiece, which T5 was trained with, takes it for a letter and transformers for white space.
+            # A letter for SentencePiece, which T5 was trained with, and white space for transformers.
             text = text.replace('\x85', '')
         assert list(ids_of(text)) == theirs(text, add_special_tokens=False).input_ids
 
     law()
-    assert 'same ids' in hf_check.compare_ids(folder, ours)
+    assert 'same ids' in folders.compare_ids(folder, ours)
 
 
 @pytest.mark.parametrize(
@@ -177,7 +148,7 @@ def test_ids_are_those_of_transformers(tmp_path, monkeypatch, name):
         ({f'<extra_id_{index}>': 60 + index for index in range(10)}, '<extra_id_0>.*69'),
     ],
 )
-def test_added_tokens_and_reordered_sentinels_of_a_t5_are_refused(tmp_path, added, words):
+def test_added_tokens_and_reordered_sentinels_raise_one_line(tmp_path, added, words):
     folder = t5(tmp_path / 't5')
     (folder / 'added_tokens.json').write_text(json.dumps(added))
     with pytest.raises(UserError, match=words) as error:
@@ -185,7 +156,7 @@ def test_added_tokens_and_reordered_sentinels_of_a_t5_are_refused(tmp_path, adde
     assert '\n' not in str(error.value)
 
 
-def test_settings_that_contradict_each_other_are_refused(tmp_path):
+def test_contradicting_settings_raise_an_error(tmp_path):
     folder = saved_again(bert(tmp_path / 'bert', do_lower_case=True))
     config = json.loads((folder / 'tokenizer_config.json').read_text())
     write(folder, {**config, 'do_lower_case': False})
@@ -201,7 +172,7 @@ def test_settings_that_contradict_each_other_are_refused(tmp_path):
      (('normalizer',), {'type': 'Lowercase'}, 'normalizer'),
      (('model', 'type'), 'BPE', 'type')],
 )  # fmt: skip
-def test_a_tokenizer_json_with_other_steps_is_refused(tmp_path, monkeypatch, place, value, words):
+def test_a_tokenizer_json_with_unsupported_steps_raises_one_line(tmp_path, monkeypatch, place, value, words):
     monkeypatch.setenv('REMIXER_T5X_CACHE', str(tmp_path / 'cache'))
     file = saved_again(t5(tmp_path / 't5')) / 'tokenizer.json'
     content = json.loads(file.read_text())

@@ -9,14 +9,14 @@ import pytest
 from remixer_t5x.devices.partition import unbox
 from remixer_t5x.errors import UserError
 from remixer_t5x.models.architecture import pooling
-from tests.support import bert_tiny
+from tests.support import hf_folders
 
 LABELS = ('no', 'maybe', 'yes')
 LENGTH = 10
 
 
 def built(labels, **macros):
-    return bert_tiny.model('frames/classifier.gin', LABELS=labels, **macros)
+    return hf_folders.bert_model('frames/classifier.gin', LABELS=labels, **macros)
 
 
 def compiled(model):

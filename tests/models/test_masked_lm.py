@@ -11,7 +11,7 @@ from remixer_t5x import build_model
 from remixer_t5x.devices.partition import unbox
 from remixer_t5x.models import interface
 from remixer_t5x.models.losses import CrossEntropy
-from tests.support import bert_tiny
+from tests.support import hf_folders
 
 LENGTH, VOCAB = 16, 60
 
@@ -32,7 +32,7 @@ def batch(targets_of_rows, seed=0):
 @pytest.fixture(scope='module')
 def bert():
     """BERT with random parameters."""
-    built = dataclasses.replace(bert_tiny.model(), loss_function=CrossEntropy(z_loss=0.0))
+    built = dataclasses.replace(hf_folders.bert_model(), loss_function=CrossEntropy(z_loss=0.0))
     params = unbox(jax.jit(lambda key: built.init(key, {'encoder_input_tokens': (1, 4)}))(jax.random.key(0)))
     rng = np.random.default_rng(0)
     params = jax.tree.map(lambda a: np.asarray(a) + 0.2 * rng.standard_normal(a.shape, np.float32), params)
@@ -70,7 +70,7 @@ def test_the_loss_is_the_mean_over_the_targets(bert, losses, targets):
 
 def test_only_the_logits_of_the_predicted_share_are_computed():
     def largest(share):
-        model = dataclasses.replace(bert_tiny.model(), predicted_share=share)
+        model = dataclasses.replace(hf_folders.bert_model(), predicted_share=share)
         params = unbox(interface.param_shapes(model, {'encoder_input_tokens': (1, 4)}))
         jaxpr = jax.make_jaxpr(model.loss)(params, batch((3,)))
         branches = [e for e in jaxpr.jaxpr.eqns if e.primitive.name == 'cond']

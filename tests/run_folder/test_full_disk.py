@@ -14,7 +14,7 @@ from remixer_t5x.cli import train as train_command
 from remixer_t5x.errors import UserError
 from remixer_t5x.evaluate import best, results
 from remixer_t5x.evaluate.task_evaluation import Report
-from remixer_t5x.interop.safetensors import export
+from remixer_t5x.interop import safetensors_files
 from remixer_t5x.run_folder import metrics, model_dir, object_store, tensorboard
 from remixer_t5x.train import hooks, progress, run_log, settings
 from remixer_t5x.train.current import Patience
@@ -67,7 +67,9 @@ WRITERS = {
     'marker': lambda folder: model_dir.claim(folder),
     'predictions': lambda folder: results.write_jsonl(epath.Path(folder) / 'x.jsonl', [{'prediction': 'a'}]),
     'results': _results,
-    'safetensors': lambda folder: export.write(str(folder / 'x'), {'a': np.ones(9, np.float32)}, 1, {}),
+    'safetensors': lambda folder: safetensors_files.write_params(
+        str(folder / 'x'), {'a': np.ones(9, np.float32)}, 1, {}
+    ),
 }
 
 

@@ -1,4 +1,4 @@
-"""Hugging Face folders made of the recorded tiny models, without torch."""
+"""Hugging Face folders of the recorded tiny models, written without torch."""
 
 import json
 import pathlib
@@ -7,7 +7,7 @@ import numpy as np
 import seqio
 from safetensors.numpy import save_file
 
-from tests.support import bert_tiny
+from remixer_t5x import build_model
 from tests.support.paths import GOLDEN
 
 # 26 pieces; it comes with seqio.
@@ -31,12 +31,16 @@ GPT2 = {
     'model_type': 'gpt2', 'vocab_size': 60, 'n_embd': 24, 'n_layer': 3, 'n_head': 2, 'n_positions': 20, 'n_inner': 40,
     'eos_token_id': 59,
 }  # fmt: skip
+BERT = {
+    'model_type': 'bert', 'vocab_size': 60, 'hidden_size': 24, 'intermediate_size': 40, 'num_hidden_layers': 3,
+    'num_attention_heads': 2, 'max_position_embeddings': 20,
+}  # fmt: skip
 T5_CONFIGS = {'t5_v1_1_tiny': V1_1, 't5_v1_0_tiny': V1_0, 'umt5_tiny': UMT5}
-CONFIGS = {**T5_CONFIGS, 'bert_tiny': bert_tiny.CONFIG, 'gpt2_tiny': GPT2}
+CONFIGS = {**T5_CONFIGS, 'bert_tiny': BERT, 'gpt2_tiny': GPT2}
 
 
 def recorded(name):
-    """The arrays that `make_NAME.py` has written."""
+    """The arrays that `make_NAME.py` wrote."""
     with np.load(GOLDEN / f'{name}.npz') as arrays:
         return dict(arrays)
 
@@ -45,8 +49,26 @@ def weights_of(arrays):
     return {name.removeprefix('weights/'): array for name, array in arrays.items() if name.startswith('weights/')}
 
 
+def weights(name):
+    """The recorded weights of a tiny model."""
+    return weights_of(recorded(name))
+
+
+def write_tiny(folder, name, **options):
+    """The folder of a recorded tiny model."""
+    return write(folder, CONFIGS[name], weights(name), tokenizer=CONFIGS[name]['model_type'].endswith('t5'), **options)
+
+
+def bert_model(*files, **macros):
+    """Our model with the sizes of the recorded BERT."""
+    return build_model(
+        'models/bert.gin', 'sizes/_common.gin', *files, EMBED_DIM=24, MLP_DIM=40, NUM_HEADS=2, HEAD_DIM=12,
+        NUM_ENCODER_LAYERS=3, NUM_DECODER_LAYERS=3, VOCAB_SIZE=60, MAX_INPUT_LENGTH=20, **macros,
+    )  # fmt: skip
+
+
 def write(folder, config, weights, tokenizer=True, shards=1):
-    """A folder with `weights` in this number of files, named as Hugging Face names them."""
+    """A folder with `weights` in `shards` files, named as Hugging Face names them."""
     folder.mkdir(parents=True)
     (folder / 'config.json').write_text(json.dumps(config))
     weights = {name: np.ascontiguousarray(array) for name, array in weights.items()}

@@ -1,11 +1,10 @@
-"""`remixer-t5x convert`: weights of Hugging Face and its Hub, T5X and plain safetensors to checkpoints, and back;
-adapters apart from their base, and merged.
+"""`remixer-t5x convert`: converts weights between checkpoints, Hugging Face and its Hub, T5X and safetensors; separates
+adapters from their base, and merges them.
 
 Each conversion reads back what it has written and compares it with what it read.
 """
 
 import argparse
-from collections.abc import Callable
 
 from remixer_t5x import lazy
 from remixer_t5x.cli import arguments
@@ -33,66 +32,63 @@ READERS = {
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     arguments.add_gin(parser)
     sources = parser.add_mutually_exclusive_group(required=True)
-    sources.add_argument('--from_hf', metavar='NAME', help='a model on the Hugging Face Hub, or a folder of one')
+    sources.add_argument('--from_hf', metavar='NAME', help='a model on the Hugging Face Hub, or a local folder')
     sources.add_argument('--from_safetensors', metavar='FILE', help='a file that --to_safetensors wrote')
-    sources.add_argument('--from_t5x', metavar='DIR', help="a checkpoint of T5X's")
-    sources.add_argument('--checkpoint', metavar='PATH', help=f'{arguments.CHECKPOINT_HELP}, to be written elsewhere')
+    sources.add_argument('--from_t5x', metavar='DIR', help='a T5X checkpoint')
+    sources.add_argument('--checkpoint', metavar='PATH', help=f'{arguments.CHECKPOINT_HELP}, to convert')
     targets = parser.add_mutually_exclusive_group(required=True)
-    targets.add_argument('--to', metavar='MODEL_DIR', help='a new MODEL_DIR for what is read')
-    adapters = 'a new MODEL_DIR with only the parameters that differ from --base; it is read on top of it'
+    targets.add_argument('--to', metavar='MODEL_DIR', help='a new MODEL_DIR')
+    adapters = 'a new MODEL_DIR with only the parameters that differ from --base, which it is loaded on top of'
     targets.add_argument('--to_adapters', metavar='MODEL_DIR', help=adapters)
-    targets.add_argument(
-        '--to_hf',
-        metavar='DIR',
-        help='a new folder, as transformers loads it; models that it lacks come with PyTorch code',
-    )
+    to_hf = 'a new folder that transformers can load, with PyTorch code for models that it does not have'
+    targets.add_argument('--to_hf', metavar='DIR', help=to_hf)
     targets.add_argument('--to_safetensors', metavar='FILE', help='a new file with the parameters of any model')
-    targets.add_argument('--to_t5x', metavar='DIR', help="a folder for a checkpoint of T5X's")
-    shared = 'a new folder for others to load: weights, vocabulary, and a model card made from the run'
+    targets.add_argument('--to_t5x', metavar='DIR', help='a folder for a T5X checkpoint')
+    shared = 'a new folder for others to load: weights, vocabulary, and a model card generated from the run'
     targets.add_argument('--to_shared', metavar='DIR', help=shared)
-    targets.add_argument('--push_to_hub', metavar='NAME', help='a model on the Hub to upload the same to')
-    base = 'with --to_adapters: the checkpoint that the run began with (default: its INITIAL_CHECKPOINT_PATH)'
+    targets.add_argument('--push_to_hub', metavar='NAME', help='a model on the Hub to upload such a folder to')
+    base = 'with --to_adapters: the checkpoint that the run started from (default: its INITIAL_CHECKPOINT_PATH)'
     parser.add_argument('--base', metavar='PATH', help=base)
-    parser.add_argument('--private', action='store_true', default=None, help='with --push_to_hub: only you can see it')
-    dtype = 'of the arrays in --to_hf or --to_safetensors (default float32)'
+    private = 'with --push_to_hub: create a private model'
+    parser.add_argument('--private', action='store_true', default=None, help=private)
+    dtype = 'with --to_hf or --to_safetensors: dtype of the arrays (default float32)'
     parser.add_argument('--dtype', choices=('float32', 'bfloat16'), help=dtype)
     vocabulary = 'with --from_hf: the SentencePiece model, if the folder has none'
     parser.add_argument('--vocabulary', metavar='FILE', help=vocabulary)
     trust = "with --from_hf: accept a model.gin that names modules outside of this package's models; gin runs code"
     parser.add_argument('--trust_gin', action='store_true', default=None, help=trust)
-    own_names = "with --to_t5x: keep our names of parameters, for t5x/*.gin and any model, instead of T5X's network's"
+    own_names = (
+        "with --to_t5x: keep our parameter names, for t5x/*.gin and any model, instead of those of T5X's network"
+    )
     parser.add_argument('--own_names', action='store_true', default=None, help=own_names)
 
 
 def run(args: argparse.Namespace) -> None:
-    """Converts, compares what was written with what was read, and prints both."""
+    """Converts, compares the output with the input, and prints both."""
     source, target = direction(args)
-    # Where the files do not say which model they hold, the user's gin files do.
+    # These files do not describe their model, so the user's gin files must.
     if {'from_t5x', 'to_hf', 'to_t5x'} & {source, target}:
         model, vocabulary = arguments.values(args, 'MODEL', 'VOCABULARY')
-        if target == 'to_hf':
-            from remixer_t5x.cli.convert import huggingface
+        from remixer_t5x.cli.convert import conversions, huggingface
 
-            huggingface.from_any_model(args, model, vocabulary)
-        else:
-            from remixer_t5x.cli.convert import t5x
-
-            (t5x.from_model if target == 'to_t5x' else t5x.to_model_dir)(args, model, vocabulary)
+        convert = {'from_t5x': conversions.from_t5x, 'to_hf': huggingface.from_any_model, 'to_t5x': conversions.to_t5x}
+        convert[source if source in convert else target](args, model, vocabulary)
         return
     if args.gin_file or args.gin_flags or args.model:
-        raise UserError(f'--{source} with --{target} reads no gin files: the files say which model they hold')
+        raise UserError(f'--{source} with --{target} reads no gin files, because the files describe their model')
     with arguments.libraries(args):
-        from remixer_t5x.cli.convert import huggingface, model_dirs
-    conversions: dict[tuple[str, str], Callable[[argparse.Namespace], None]] = {
-        ('from_hf', 'to'): huggingface.to_model_dir,
-        ('from_safetensors', 'to'): model_dirs.from_safetensors,
-        ('checkpoint', 'to'): model_dirs.merge_adapters,
-        ('checkpoint', 'to_adapters'): model_dirs.to_adapters,
-        ('checkpoint', 'to_safetensors'): model_dirs.to_safetensors,
-        ('checkpoint', 'to_shared'): lambda args: lazy.extra('hub.share').to_folder(args),
-        ('checkpoint', 'push_to_hub'): lambda args: lazy.extra('hub.share').push(args),
-    }
-    conversions[source, target](args)
+        from remixer_t5x.cli.convert import conversions, huggingface
+    if source == 'from_hf':
+        huggingface.to_model_dir(args)
+    elif source == 'from_safetensors':
+        conversions.from_safetensors(args)
+    elif target in ('to_shared', 'push_to_hub'):
+        share = lazy.extra('hub.share')
+        (share.to_folder if target == 'to_shared' else share.push)(args)
+    elif target == 'to_safetensors':
+        conversions.to_safetensors(args)
+    else:
+        (conversions.merge_adapters if target == 'to' else conversions.to_adapters)(args)
 
 
 def direction(args: argparse.Namespace) -> tuple[str, str]:
@@ -110,7 +106,7 @@ def direction(args: argparse.Namespace) -> tuple[str, str]:
 
 COMMAND = Command(
     'convert',
-    'weights of Hugging Face and its Hub, T5X and plain safetensors to checkpoints, and back; compares both sides',
+    'converts weights between checkpoints, Hugging Face and its Hub, T5X and safetensors, and compares both sides',
     add_arguments,
     run,
     (

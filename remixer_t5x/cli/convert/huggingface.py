@@ -1,4 +1,4 @@
-"""`convert --from_hf` and `--to_hf`: models of Hugging Face, and folders that `--to_shared` wrote."""
+"""`convert --from_hf` and `--to_hf`: Hugging Face models, and folders that `--to_shared` wrote."""
 
 import argparse
 import pathlib
@@ -9,22 +9,23 @@ from remixer_t5x import lazy
 from remixer_t5x.api import saved_models
 from remixer_t5x.api.building import build_model
 from remixer_t5x.checkpoints import saved_params
-from remixer_t5x.cli.convert import conversion
-from remixer_t5x.cli.convert.conversion import say
+from remixer_t5x.cli.convert import conversions
+from remixer_t5x.cli.convert.conversions import print_line
 from remixer_t5x.data import task_vocabulary
 from remixer_t5x.errors import UserError
-from remixer_t5x.interop import converted, shared_folder
-from remixer_t5x.interop.huggingface import check, folders, pytorch_export
-from remixer_t5x.interop.huggingface.description import Refusal
-from remixer_t5x.interop.safetensors import export
+from remixer_t5x.interop import converted, safetensors_files, shared_folder
+from remixer_t5x.interop.huggingface import folders, pytorch_export
+from remixer_t5x.interop.huggingface.family import Refusal
 from remixer_t5x.run_folder import model_dir
 from remixer_tasks import vocabularies
 from remixer_tasks.files import cache
 
+INSTALL = "pip install 'remixer-t5x[hf]'"
+
 
 def to_model_dir(args: argparse.Namespace) -> None:
     """`--from_hf=NAME --to=MODEL_DIR`."""
-    place = lazy.extra('hub.download').folder_of(args.from_hf, say)
+    place = lazy.extra('hub.client').folder_of(args.from_hf, print_line)
     if shared_folder.is_shared(place):
         _shared_to_model_dir(args, place)
         return
@@ -33,20 +34,20 @@ def to_model_dir(args: argparse.Namespace) -> None:
     vocabulary = getattr(vocabularies, tokenizer.function)(**tokenizer.arguments)
     source.family.check_vocabulary(vocabulary, tokenizer.name, str(source.folder))
     target = converted.claim(args.to)
-    say('reading', str(source.folder))
+    print_line('reading', str(source.folder))
     params, origin = source.params(), str(source.folder.resolve())
     task_vocabulary.save(vocabulary, target / task_vocabulary.FOLDER)
     text = source.family.gin_text(f'Converted from the Hugging Face folder {origin}.')
     text = f'{text}\n{task_vocabulary.gin_statements(target)}'
     record = task_vocabulary.record(vocabulary)
     run = converted.record(record, text, origin)
-    conversion.write_model_dir(target, params, 0, run, text, model_dir.CONVERTED)
+    conversions.write_model_dir(target, params, 0, run, text, model_dir.CONVERTED)
     del params
-    # As a user's command reads them.
+    # Read as by a user's command.
     model: Any = build_model(str(target / model_dir.CONVERTED))
-    params = saved_params.restore_params(str(target), conversion.abstract_params(model), record)
-    conversion.check_no_difference(source.first_difference(params), target)
-    say('check', 'every weight, read back, is what was read')
+    params = saved_params.restore_params(str(target), conversions.abstract_params(model), record)
+    conversions.check_no_difference(source.first_difference(params), target)
+    print_line('check', 'every weight, read back, is what was read')
     _compare_with_reference(source, model, params, vocabulary)
 
 
@@ -56,81 +57,78 @@ def _shared_to_model_dir(args: argparse.Namespace, place: pathlib.Path) -> None:
     Its gin text is not run here, but later commands load it from MODEL_DIR, so it must be harmless or trusted.
     """
     if args.vocabulary is not None:
-        raise UserError(f'--vocabulary is for a model of Hugging Face; {place} has its own: leave it out')
+        raise UserError(f'--vocabulary is for a Hugging Face model, and {place} has a vocabulary; leave it out')
     shared = shared_folder.read(place)
     if not args.trust_gin:
         saved_models.check_gin(shared, f'remixer-t5x convert --from_hf={place} --to={args.to} --trust_gin')
     target = converted.claim(args.to)
-    say('reading', str(place))
+    print_line('reading', str(place))
     params, step, record = shared.params()
     shutil.copytree(place / task_vocabulary.FOLDER, target / task_vocabulary.FOLDER)
     if args.trust_gin and (place / shared_folder.CODE).is_dir():
         code = target / shared_folder.CODE
         shutil.copytree(place / shared_folder.CODE, code)
-        say('code', f'{code}, which commands find with PYTHONPATH={code}')
+        print_line('code', f'{code}; type PYTHONPATH={code} before commands')
     text = f'{shared.gin_text()}\n{task_vocabulary.gin_statements(target)}'
     run = {**record, 'config': text, 'converted_from': str(place)}
-    conversion.write_model_dir(target, params, step, run, text, model_dir.CONVERTED)
-    conversion.check_equal(params, converted.read(str(target))[0], target)
+    conversions.write_model_dir(target, params, step, run, text, model_dir.CONVERTED)
+    conversions.check_equal(params, converted.read(str(target))[0], target)
 
 
 def from_model(args: argparse.Namespace, model: Any, vocabulary: Any) -> None:
-    """Writes a model that transformers has. Raises Refusal, and writes nothing, for another one."""
+    """Writes a model that transformers has. Raises Refusal before writing anything if it lacks the model."""
     family, runs = folders.describe(model, vocabulary)
     folders.check_free(args.to_hf)
-    params = conversion.restore(args, model, vocabulary)
+    params = conversions.restore(args, model, vocabulary)
     dtype = args.dtype or 'float32'
     folder = folders.write(args.to_hf, family, params, runs, dtype)
-    say('wrote', f'{folder}, {dtype}')
-    say('tokenizer', family.write_tokenizer(vocabulary, folder))
-    params, source = export.rounded(params, dtype), folders.read(str(folder))
-    conversion.check_no_difference(source.first_difference(params, runs), folder)
-    say('check', 'every weight, read back, is what was written')
+    print_line('wrote', f'{folder}, {dtype}')
+    print_line('tokenizer', family.write_tokenizer(vocabulary, folder))
+    params, source = safetensors_files.rounded(params, dtype), folders.read(str(folder))
+    conversions.check_no_difference(source.first_difference(params, runs), folder)
+    print_line('check', 'every weight, read back, is what was written')
     _compare_with_reference(source, model, params, vocabulary)
 
 
 def from_any_model(args: argparse.Namespace, model: Any, vocabulary: Any) -> None:
     """`--checkpoint=PATH --to_hf=DIR`: a model that transformers has, or PyTorch code beside the weights.
 
-    Raises Refusal, and writes nothing, if a part of the model has no PyTorch code either.
+    Raises Refusal before writing anything if a part of the model has no PyTorch code either.
     """
     try:
         from_model(args, model, vocabulary)
         return
-    except Refusal as difference:
+    except Refusal as refusal:
         config = pytorch_export.to_config(model, vocabulary)
-        say('code', f'{difference.reason}, so PyTorch code is written beside the weights')
-    folders.check_free(args.to_hf)
-    params = conversion.restore(args, model, vocabulary)
-    dtype, folder = args.dtype or 'float32', pathlib.Path(args.to_hf).expanduser()
+        print_line('code', f'{refusal.reason}, so PyTorch code is written beside the weights')
+    folder = folders.check_free(args.to_hf)
+    params = conversions.restore(args, model, vocabulary)
+    dtype = args.dtype or 'float32'
     pytorch_export.write(folder, config, params, dtype)
-    say('wrote', f'{folder}, {dtype}')
-    say('tokenizer', pytorch_export.write_tokenizer(vocabulary, folder))
-    if missing := check.missing_packages():
-        say('check', f"{' and '.join(missing)} missing, so logits are not compared: pip install 'remixer-t5x[hf]'")
+    print_line('wrote', f'{folder}, {dtype}')
+    print_line('tokenizer', pytorch_export.write_tokenizer(vocabulary, folder))
+    if missing := folders.missing_packages():
+        print_line('check', f'without {" and ".join(missing)}, logits are not compared; {INSTALL}')
     else:
-        rounded = export.rounded(params, dtype)
-        text = check.compare_exported_code(folder, model, rounded)
-        say('check', f'logits of the PyTorch code and ours differ by {text}')
+        difference = pytorch_export.compare_logits(folder, model, safetensors_files.rounded(params, dtype))
+        print_line('check', f'logits of the PyTorch code and ours differ by {difference}')
     auto_class = pytorch_export.CLASSES[model.frame][1]
-    say('load', f'transformers.{auto_class}.from_pretrained({str(folder)!r}, trust_remote_code=True)')
+    print_line('load', f'transformers.{auto_class}.from_pretrained({str(folder)!r}, trust_remote_code=True)')
 
 
 def _compare_with_reference(source: folders.Source, model: Any, params: Any, vocabulary: Any) -> None:
-    """Compares logits and ids with transformers', if it is installed. Raises UserError if logits differ by more than
-    rounding.
-    """
-    if missing := check.missing_packages():
+    """Compares logits and ids with transformers, if it is installed. Raises UserError if the logits differ."""
+    if missing := folders.missing_packages():
         text = ' and '.join(missing) + (' are' if len(missing) > 1 else ' is')
-        say('check', f"{text} not installed, so logits are not compared: pip install 'remixer-t5x[hf]'")
+        print_line('check', f'{text} not installed, so logits are not compared: {INSTALL}')
         return
-    difference = check.compare_logits(source, model, params)
-    say('check', f"logits of Hugging Face's model and ours differ by {difference}")
-    say('check', check.compare_ids(source.folder, vocabulary))
+    difference = folders.compare_logits(source, model, params)
+    print_line('check', f"logits of Hugging Face's model and ours differ by {difference}")
+    print_line('check', folders.compare_ids(source.folder, vocabulary))
 
 
 def cached_model_dir(path: str) -> pathlib.Path:
-    """The MODEL_DIR, in the cache, of the Hugging Face model in the folder `path`, converted at its first use."""
+    """The cached MODEL_DIR of the Hugging Face model in the folder `path`, which is converted at its first use."""
     source = pathlib.Path(path).expanduser().resolve()
     files = sorted((file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in source.glob('*.*'))
     folder = cache.root() / 'huggingface' / cache.key(str(source), files)

@@ -1,29 +1,109 @@
-"""The Hugging Face Hub by the library huggingface_hub: names, errors as one line each, and uploads."""
+"""Downloads models from the Hugging Face Hub and uploads them, with the library huggingface_hub.
+
+Downloads configuration, safetensors and tokenizer, never a pickle. Files stay in Hugging Face's cache (HF_HOME), which
+is used alone if HF_HUB_OFFLINE is set or the Hub does not answer.
+"""
 
 import contextlib
 import pathlib
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from remixer_t5x.errors import UserError, reason
 from remixer_t5x.interop import shared_folder
 
-# Namespace and name, as in google/flan-t5-small; old models such as gpt2 have no namespace. Then a branch, tag, commit
-# or refs/pr/N.
+WEIGHTS = ('model.safetensors', 'model.safetensors.index.json', 'model-*.safetensors')
+_OTHERS = (
+    *('config.json', 'generation_config.json', 'tokenizer_config.json', 'tokenizer.json', 'special_tokens_map.json'),
+    *('spiece.model', 'vocab.txt', 'vocab.json', 'merges.txt', 'model.gin', 'vocabulary/*', 'code/*.py'),
+)
+# The Hub's own account, which opens pull requests with safetensors for models that have only pickles.
+CONVERTER = 'SFconvertbot'
+# NAMESPACE/NAME, or NAME alone for old models such as gpt2, then optionally a branch, tag, commit or refs/pr/N.
 _NAME = re.compile(r'(?P<name>\w[\w.-]*(/\w[\w.-]*)?)(@(?P<revision>[\w./-]+))?')
 # huggingface_hub 1 and 2, and their HTTP clients.
 _MODULES = {'huggingface_hub', 'httpx', 'httpx2', 'requests'}
 
 
-def parse_name(text: str) -> tuple[str, str | None] | None:
+def folder_of(path: str, print_line: Callable[[str, str], None] = lambda label, text: None) -> pathlib.Path:
+    """The folder `path`, or the cached folder of the model on the Hub that it names.
+
+    Args:
+        path: a folder, or `NAME`, `NAME@REVISION` or `hf://NAME` of the Hub. Existing folders take precedence.
+        print_line: called with what is downloaded, as ('hub', ...).
+
+    Raises:
+        UserError: neither a folder nor a model that can be downloaded, or a model without safetensors.
+    """
+    folder = pathlib.Path(path).expanduser()
+    if folder.is_dir():
+        return folder
+    parsed = _parse_name(path)
+    if parsed is None or folder.exists():
+        raise UserError(f'{path} is not a folder; give a folder, or the name of a model on the Hub, as in NAME/MODEL')
+    name, revision = parsed
+    hub = _library(f'{path} is not a folder, and a model of the Hub')
+
+    def download(revision: str | None) -> pathlib.Path:
+        return pathlib.Path(hub.snapshot_download(name, revision=revision, allow_patterns=[*WEIGHTS, *_OTHERS]))
+
+    def has_weights(folder: pathlib.Path) -> bool:
+        return any(next(folder.glob(pattern), None) for pattern in WEIGHTS)
+
+    with _user_errors(name, 'downloaded'):
+        snapshot = download(revision)
+        if not has_weights(snapshot) and revision is None and (revision := _converted_revision(hub, name)):
+            snapshot = download(revision)
+    if not has_weights(snapshot):
+        raise UserError(
+            f'{name} has no safetensors on the Hub, in main or by {CONVERTER}; a pickle can run code when it is read: '
+            'if you trust it, python -c "import transformers as t; '
+            f"t.AutoModelForSeq2SeqLM.from_pretrained({name!r}).save_pretrained('DIR')\" writes a folder with "
+            'safetensors'
+        )
+    print_line('hub', f'{name}{f", {revision}" if revision else ""}, revision {snapshot.name}')
+    return snapshot
+
+
+def origin(folder: str) -> str:
+    """The name and commit of a model whose folder is in Hugging Face's cache; otherwise the folder's name."""
+    match = re.search(r'/models--([^/]+)/snapshots/([^/]+)/?$', folder)
+    if match is None:
+        return pathlib.PurePath(folder).name
+    return f'{match[1].replace("--", "/")} of the Hugging Face Hub, commit {match[2]}'
+
+
+def check_upload(name: str) -> str:
+    """`name` without `hf://`. Raises UserError if the name is invalid, or nobody is logged in."""
+    parsed = _parse_name(name)
+    if parsed is None or parsed[1] is not None:
+        raise UserError(f'{name} is not a name of the Hub; type NAME or USER/NAME, of letters, digits, - _ and .')
+    if _library('--push_to_hub').get_token() is None:
+        raise UserError(f'uploading {name} needs a login to the Hub; type hf auth login, or set HF_TOKEN')
+    return parsed[0]
+
+
+def upload(folder: pathlib.Path, name: str, private: bool, message: str) -> str:
+    """Commits the files of `folder` to the model `name` on the Hub, and returns its address.
+
+    Creates the model if it does not exist. Raises UserError if the Hub returns an error or does not answer.
+    """
+    api = _library('--push_to_hub').HfApi()
+    with _user_errors(name, 'uploaded'):
+        address = api.create_repo(name, private=private, exist_ok=True)
+        api.upload_folder(folder_path=str(folder), repo_id=address.repo_id, commit_message=message)
+    return str(address)
+
+
+def _parse_name(text: str) -> tuple[str, str | None] | None:
     """(name, revision) of `NAME` or `NAME@REVISION`; None if `text` cannot be the name of a model on the Hub."""
     match = _NAME.fullmatch(text.removeprefix(shared_folder.HUB_SCHEME))
     return (match['name'], match['revision']) if match else None
 
 
-def library(user: str) -> Any:
-    """Imports huggingface_hub. Raises UserError, which says that `user` needs it, if it is not installed."""
+def _library(user: str) -> Any:
+    """Imports huggingface_hub. Raises UserError if it is not installed; `user` is what needs it."""
     try:
         import huggingface_hub
     except ImportError as error:
@@ -34,57 +114,50 @@ def library(user: str) -> Any:
     return huggingface_hub
 
 
+def _converted_revision(hub: Any, name: str) -> str | None:
+    """refs/pr/N of the pull request in which the Hub's own account adds safetensors, if there is one."""
+    try:
+        requests = hub.HfApi().get_repo_discussions(name, author=CONVERTER, discussion_type='pull_request')
+        for request in requests:
+            if request.author == CONVERTER and request.is_pull_request and request.status in ('open', 'draft'):
+                return f'refs/pr/{request.num}'
+        return None
+    except Exception as error:
+        if not _is_hub_error(error):
+            raise
+        # The cache does not record the author of a pull request.
+        raise UserError(
+            f'{name} has no safetensors in main, and the Hub does not list the pull requests that may have them '
+            f'({reason(error)}); name one that you trust, as in {name}@refs/pr/1'
+        ) from error
+
+
 @contextlib.contextmanager
-def user_errors(name: str, action: str) -> Iterator[None]:
-    """Turns the library's errors about the model `name` into a UserError; `action` is 'downloaded' or 'uploaded'."""
+def _user_errors(name: str, action: str) -> Iterator[None]:
+    """Converts the library's errors about the model `name` to UserError; `action` is 'downloaded' or 'uploaded'."""
     try:
         yield
     except Exception as error:
-        if isinstance(error, UserError) or not is_hub_error(error):
+        if isinstance(error, UserError) or not _is_hub_error(error):
             raise
-        raise UserError(f'{name} {_explain(error, action)}') from error
+        from huggingface_hub import constants, errors
+
+        text = f'cannot be {action}: {reason(error)}'
+        if isinstance(error, errors.GatedRepoError):
+            text = 'is gated; accept its terms on its page of the Hub, then type hf auth login'
+        elif isinstance(error, errors.RepositoryNotFoundError):
+            text = 'is not a folder, and the Hub has no such model, or it is private; check it, or type hf auth login'
+        elif isinstance(error, errors.RevisionNotFoundError):
+            text = 'does not have this revision on the Hub; check what follows @, or leave it out'
+        elif isinstance(error, errors.LocalEntryNotFoundError | errors.OfflineModeIsEnabled):
+            why = 'HF_HUB_OFFLINE is set' if constants.HF_HUB_OFFLINE else 'the Hub does not answer'
+            text = f'cannot be {action}: {why}, and the cache has no complete copy; connect, or give a folder'
+        elif getattr(getattr(error, 'response', None), 'status_code', None) in (401, 403):
+            text = f'cannot be {action}: the Hub denies access; type hf auth login, with a token that has the rights'
+        raise UserError(f'{name} {text}') from error
 
 
-def is_hub_error(error: Exception) -> bool:
+def _is_hub_error(error: Exception) -> bool:
     """Whether the library, its HTTP client or the disk raised `error`."""
     modules = {kind.__module__.partition('.')[0] for kind in type(error).__mro__}
     return bool(modules & _MODULES) or isinstance(error, OSError)
-
-
-def _explain(error: Exception, action: str) -> str:
-    from huggingface_hub import constants, errors
-
-    if isinstance(error, errors.GatedRepoError):
-        return 'is gated; accept its terms on its page of the Hub, then type hf auth login'
-    if isinstance(error, errors.RepositoryNotFoundError):
-        return 'is not a folder, and the Hub has no such model, or it is private; check the name, or type hf auth login'
-    if isinstance(error, errors.RevisionNotFoundError):
-        return 'does not have this revision on the Hub; check what follows @, or leave it out'
-    if isinstance(error, errors.LocalEntryNotFoundError | errors.OfflineModeIsEnabled):
-        why = 'HF_HUB_OFFLINE is set' if constants.HF_HUB_OFFLINE else 'the Hub does not answer'
-        return f'cannot be {action}: {why}, and the cache has no whole copy; connect, or give a folder'
-    if getattr(getattr(error, 'response', None), 'status_code', None) in (401, 403):
-        return f'cannot be {action}: the Hub does not allow it; type hf auth login, with a token that has the rights'
-    return f'cannot be {action}: {reason(error)}'
-
-
-def check_upload(name: str) -> str:
-    """`name` without `hf://`. Raises UserError for an invalid name, or if nobody has logged in."""
-    parsed = parse_name(name)
-    if parsed is None or parsed[1] is not None:
-        raise UserError(f'{name} is not a name of the Hub; type NAME or USER/NAME, of letters, digits, - _ and .')
-    if library('--push_to_hub').get_token() is None:
-        raise UserError(f'uploading {name} needs a login to the Hub; type hf auth login, or set HF_TOKEN')
-    return parsed[0]
-
-
-def upload(folder: pathlib.Path, name: str, private: bool, message: str) -> str:
-    """Creates the model `name` on the Hub if it does not exist, and commits the files of `folder`. Returns its address.
-
-    Raises UserError if the Hub refuses or does not answer.
-    """
-    api = library('--push_to_hub').HfApi()
-    with user_errors(name, 'uploaded'):
-        address = api.create_repo(name, private=private, exist_ok=True)
-        api.upload_folder(folder_path=str(folder), repo_id=address.repo_id, commit_message=message)
-    return str(address)

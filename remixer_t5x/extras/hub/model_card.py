@@ -1,4 +1,4 @@
-"""The model card of a shared model: README.md, as the Hugging Face Hub shows it, made from what the run recorded."""
+"""The model card of a shared model: README.md for the Hugging Face Hub, generated from the records of the run."""
 
 import dataclasses
 import json
@@ -19,8 +19,13 @@ FILE, CURVE, TEMPLATE = 'README.md', 'loss.png', 'model_card.md.jinja'
 
 
 class Kind(NamedTuple):
-    """What a card says about the models of one frame: the Hub's name of the task, a description, transformers' class,
-    and code that uses `model`.
+    """The texts for the models of one frame.
+
+    Attributes:
+        pipeline: the Hub's name of the task.
+        description: what the model is.
+        auto_class: the auto class of transformers.
+        code: an example that uses `model`.
     """
 
     pipeline: str
@@ -35,7 +40,7 @@ KINDS = {
         "print(model.generate('The cat <extra_id_0> on the mat.')[0].text)",
     ),
     'decoder_only': Kind(
-        'text-generation', 'A decoder alone', 'AutoModelForCausalLM', "print(model.generate('The cat')[0].text)"
+        'text-generation', 'A decoder-only model', 'AutoModelForCausalLM', "print(model.generate('The cat')[0].text)"
     ),
     'encoder_only': Kind(
         'fill-mask', 'A masked language model', 'AutoModelForMaskedLM',
@@ -45,7 +50,7 @@ KINDS = {
         'text-classification', 'A classifier', '', "print(model.classify('The cat is on the mat.')[0].texts)"
     ),
 }  # fmt: skip
-# Shown first; all other macros follow.
+# Macros to list first.
 _FIRST = (
     *('MIXTURE_OR_TASK_NAME', 'TASK', 'FILES', 'TASK_FEATURE_LENGTHS', 'PACK', 'TRAIN_STEPS', 'BATCH_SIZE'),
     *('OPTIMIZER', 'LEARNING_RATE', 'SCHEDULE', 'DROPOUT_RATE', 'LABEL_SMOOTHING', 'DTYPE', 'SEED'),
@@ -57,22 +62,22 @@ _MAX_CELL = 120
 
 @dataclasses.dataclass(frozen=True)
 class Card:
-    """What a card says that is not in the run's metrics.
+    """The content of a card that is not in the run's metrics.
 
     Attributes:
-        name: of the model.
-        address: what `convert --from_hf` takes: the name on the Hub, or a folder.
-        library: 'transformers' or 'remixer_t5x', whose files the folder has.
-        frame: of the model.
-        parameters: their number.
-        sublayers: by stack, the names of the sublayers in one layer.
-        vocabulary: in words.
-        step: of the checkpoint.
-        versions: of packages, from the checkpoint.
-        origin: where converted weights came from, or empty.
+        name: name of the model.
+        address: argument of `convert --from_hf`: the name on the Hub, or a folder.
+        library: 'transformers' or 'remixer_t5x': the format of the folder.
+        frame: frame of the model.
+        parameters: number of parameters.
+        sublayers: names of the sublayers in one layer, by stack.
+        vocabulary: description of the vocabulary.
+        step: step of the checkpoint.
+        versions: versions of packages, from the checkpoint.
+        origin: source of converted weights, or empty.
         needs_trust: whether `load` needs trust_gin=True, because model.gin names modules that are not ours.
-        code: names of the modules that the folder has in `code`.
-        missing: names of the packages that model.gin imports and the folder lacks.
+        code: names of the modules in the folder's `code`.
+        missing: names of packages that model.gin imports and the folder lacks.
     """
 
     name: str
@@ -99,8 +104,9 @@ def write(folder: pathlib.Path, card: Card, run: Run | None) -> None:
 
 
 def render(card: Card, run: Run | None, curve: str = '') -> str:
-    """The text of README.md; `curve` is the name of a picture next to it, or empty."""
+    """The text of README.md; `curve` is the file name of the loss curve, or empty."""
     settings, kind = _settings(run), KINDS[card.frame]
+    numbers = overview.overview(run) if run is not None else None
     first = {name: settings[name] for name in _FIRST if name in settings}
     command = ['remixer-t5x', 'convert', f'--from_hf={card.address}', f'--to=runs/{card.name.rpartition("/")[2]}']
     command += ['--trust_gin'] if card.needs_trust else []
@@ -112,10 +118,10 @@ def render(card: Card, run: Run | None, curve: str = '') -> str:
         metadata=metadata,
         summary=f'{kind.description} with {card.parameters:,} parameters, trained with remixer_t5x.',
         code=Markup(_code(card, kind)),
-        training=_training(card, run),
+        numbers=numbers,
         settings=first,
         others={name: value for name, value in settings.items() if name not in first},
-        data=next((Markup(f'`{settings[name]}`') for name in _DATA if name in settings), 'data that it does not name'),
+        data=next((Markup(f'`{settings[name]}`') for name in _DATA if name in settings), 'unnamed data'),
         results=list(_results(run)),
         curve=curve,
         versions=', '.join(f'{name} {version}' for name, version in card.versions.items()),
@@ -135,41 +141,20 @@ def _code(card: Card, kind: Kind) -> str:
     )
 
 
-def _training(card: Card, run: Run | None) -> str:
-    sentences = [f'This is the checkpoint of step {card.step:,}.']
-    if card.origin:
-        sentences.append(f'Its weights were converted from {card.origin}.')
-    if run is not None:
-        numbers = overview.overview(run)
-        sentences.append(numbers.summary)
-        if numbers.tokens_per_second:
-            sentences.append(f'Training read {numbers.tokens_per_second:,.0f} tokens per second (median).')
-    return ' '.join(sentences)
-
-
 def _settings(run: Run | None) -> dict[str, str]:
-    """The run's macros, without the folders of the machine that it ran on."""
-    settings = run.settings() if run is not None else {}
-    return {
-        name: _table_cell(_remove_folders(value))
-        for name, value in sorted(settings.items())
-        if re.fullmatch('[A-Z][A-Z0-9_]*', name) and name not in PLACES and value not in ('None', 'True', 'False')
-    }
-
-
-def _remove_folders(value: str) -> str:
-    """The text with only the last part of each absolute path, which may name a person or a project."""
-    return re.sub(r'(?<![\w/:.])(~|/)[\w.@%+~-]*(/[\w.@%+*?~-]+)+', lambda path: path[0].rpartition('/')[2], value)
-
-
-def _table_cell(text: str) -> Markup:
-    """The text for a code span in a table."""
-    text = one_line(text.replace('`', "'").replace('|', '\\|'))
-    return Markup(text if len(text) <= _MAX_CELL else f'{text[:_MAX_CELL]}...')
+    """The run's macros as code in a table, with only the last part of absolute paths, which may name a person."""
+    settings: dict[str, str] = {}
+    for name, value in sorted(run.settings().items()) if run is not None else ():
+        if re.fullmatch('[A-Z][A-Z0-9_]*', name) and name not in PLACES and value not in ('None', 'True', 'False'):
+            paths = r'(?<![\w/:.])(~|/)[\w.@%+~-]*(/[\w.@%+*?~-]+)+'
+            text = re.sub(paths, lambda path: path[0].rpartition('/')[2], value)
+            text = one_line(text.replace('`', "'").replace('|', '\\|'))
+            settings[name] = Markup(text if len(text) <= _MAX_CELL else f'{text[:_MAX_CELL]}...')
+    return settings
 
 
 def _escape(value: Any) -> str:
-    """The value as plain text in Markdown: on one line, without markup, HTML or links; Markup stays as it is."""
+    """Escapes a value to plain text on one line, without markup, HTML or links; Markup is returned as it is."""
     if isinstance(value, Markup):
         return value
     return re.sub(r'([\\`*\[\]<>|]|(?<=:)/(?=/))', r'\\\1', one_line(str(value)))
@@ -194,6 +179,6 @@ def _template() -> Any:
         keep_trailing_newline=True,
         finalize=_escape,
     )
-    # Every JSON value is YAML.
+    # JSON is valid YAML.
     environment.filters['json'] = lambda value: Markup(json.dumps(value))
     return environment.get_template(TEMPLATE)

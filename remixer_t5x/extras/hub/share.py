@@ -1,25 +1,22 @@
-"""`convert --to_shared` and `--push_to_hub`: a folder that others load, with a model card made from the run."""
+"""`convert --to_shared` and `--push_to_hub`: a self-contained folder, with a model card generated from the run."""
 
 import argparse
 import pathlib
 import tempfile
-from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
-from flax import linen as nn
 
 from remixer_t5x.api import saved_models, trained_model
 from remixer_t5x.cli.convert import huggingface
-from remixer_t5x.cli.convert.conversion import check_no_difference, describe_size, say
+from remixer_t5x.cli.convert.conversions import check_no_difference, describe_size, print_line
 from remixer_t5x.config import foreign_gin
 from remixer_t5x.data import task_vocabulary
-from remixer_t5x.extras.hub import client, download, model_card
+from remixer_t5x.extras.hub import client, model_card
 from remixer_t5x.extras.reports import run_folders
-from remixer_t5x.interop import converted, shared_folder
+from remixer_t5x.interop import converted, safetensors_files, shared_folder
 from remixer_t5x.interop.huggingface import folders
-from remixer_t5x.interop.huggingface.description import Refusal
-from remixer_t5x.interop.safetensors import export
+from remixer_t5x.interop.huggingface.family import Refusal
 from remixer_t5x.models import interface
 from remixer_t5x.run_folder import model_dir
 
@@ -28,7 +25,7 @@ def to_folder(args: argparse.Namespace) -> None:
     """`--checkpoint=PATH --to_shared=DIR`."""
     folder = folders.check_free(args.to_shared)
     _write(args, folder, folder.name, str(folder))
-    say('wrote', f'{folder}, with its card: {folder / model_card.FILE}')
+    print_line('wrote', f'{folder}, with its card: {folder / model_card.FILE}')
 
 
 def push(args: argparse.Namespace) -> None:
@@ -38,7 +35,7 @@ def push(args: argparse.Namespace) -> None:
         folder = pathlib.Path(temporary, 'model')
         step = _write(args, folder, name, name)
         address = client.upload(folder, name, bool(args.private), f'Upload the checkpoint of step {step}')
-    say('pushed', address)
+    print_line('pushed', address)
 
 
 def _write(args: argparse.Namespace, folder: pathlib.Path, name: str, address: str) -> int:
@@ -47,55 +44,54 @@ def _write(args: argparse.Namespace, folder: pathlib.Path, name: str, address: s
     model, vocabulary, lengths = saved_models.described(checkpoint)
     gin_text = trained_model.gin_text(model, lengths)
     task_vocabulary.check_ids('VOCABULARY', vocabulary, model.vocab_size)
-    say('reading', checkpoint)
-    library = 'transformers'
+    print_line('reading', checkpoint)
+    params, record, step = converted.read(checkpoint)
+    library, packages, missing = 'transformers', [], []
     try:
         target = {**vars(args), 'checkpoint': checkpoint, 'to_hf': str(folder)}
         huggingface.from_model(argparse.Namespace(**target), model, vocabulary)
-    except Refusal as reason:
-        say('format', f'ours, since {reason.reason}')
+    except Refusal as refusal:
         library = 'remixer_t5x'
-    params, record, step = converted.read(checkpoint)
-    packages: list[str] = []
-    missing: list[str] = []
-    if library == 'remixer_t5x':
-        _write_own(folder, model, vocabulary, gin_text, (params, step, record))
+        print_line('format', f'{library}, because {refusal.reason}')
+        _write_shared(folder, model, vocabulary, gin_text, params, step, record)
         if foreign_gin.first_foreign(gin_text, checkpoint):
             packages = foreign_gin.imported_packages(gin_text)
             missing = shared_folder.copy_code(folder, packages)
-            for name in missing:
-                say('warning', f'{name}, which model.gin imports, is not in {folder}; the card asks to install it')
+            for package in missing:
+                print_line('warning', f'{package}, which model.gin imports, is not copied; the card says to install it')
+    sublayers = {
+        side: list(dict.fromkeys(type(factory()).__name__ for factory in factories))
+        for side, factories in interface.sublayers(model).items()
+    }
     card = model_card.Card(
         name=name,
         address=address,
         library=library,
         frame=model.frame,
         parameters=sum(leaf.size for leaf in jax.tree.leaves(params)),
-        sublayers={side: _names(factories) for side, factories in interface.sublayers(model).items()},
+        sublayers=sublayers,
         vocabulary=f'{type(vocabulary).__name__}, {vocabulary.vocab_size:,} ids',
         step=step,
         versions=record.get('versions', {}),
-        origin=download.origin(str(record['converted_from'])) if record.get('converted_from') else '',
+        origin=client.origin(str(record['converted_from'])) if record.get('converted_from') else '',
         needs_trust=bool(packages),
         code=sorted(set(packages) - set(missing)),
         missing=missing,
     )
     run = saved_models.run_of(checkpoint)
     # A converted model has no metrics.
-    found = run_folders.read_all([str(run)])[0] if (run / model_dir.METRICS).exists() else None
-    model_card.write(folder, card, found)
+    runs = run_folders.read_all([str(run)]) if (run / model_dir.METRICS).exists() else [None]
+    model_card.write(folder, card, runs[0])
     return step
 
 
-def _write_own(folder: pathlib.Path, model: Any, vocabulary: Any, gin_text: str, saved: tuple[Any, int, Any]) -> None:
-    params, step, record = saved
+def _write_shared(
+    folder: pathlib.Path, model: Any, vocabulary: Any, gin_text: str, params: Any, step: int, record: dict[str, Any]
+) -> None:
+    """Writes the folder in our own format, and reads it back."""
     folder.mkdir(parents=True, exist_ok=True)
-    ours = {**record, 'vocabulary': task_vocabulary.record(vocabulary)}
-    shared_folder.write(folder, model, vocabulary, gin_text, params, step, ours)
-    say('wrote', describe_size(params))
-    check_no_difference(export.first_difference(params, shared_folder.read(folder).params()[0]), folder)
-    say('check', 'every parameter, read back, is what was written, bit by bit')
-
-
-def _names(factories: Sequence[Callable[..., nn.Module]]) -> list[str]:
-    return list(dict.fromkeys(type(factory()).__name__ for factory in factories))
+    record = {**record, 'vocabulary': task_vocabulary.record(vocabulary)}
+    shared_folder.write(folder, model, vocabulary, gin_text, params, step, record)
+    print_line('wrote', describe_size(params))
+    check_no_difference(safetensors_files.first_difference(params, shared_folder.read(folder).params()[0]), folder)
+    print_line('check', 'every parameter, read back, is what was written, bit by bit')

@@ -9,17 +9,12 @@ from remixer_t5x.errors import UserError
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument('folders', nargs='+', metavar='MODEL_DIR', help='folders of runs')
-    parser.add_argument(
-        '--out', metavar='FILE', default='report.html', help="the file to write (default 'report.html')"
-    )
-    parser.add_argument(
-        '--pictures', action='store_true',
-        help='draw what models learned; runs the config.gin of each run, which takes about a minute for each',
-    )  # fmt: skip
-    parser.add_argument(
-        '--text', metavar='WORDS', help='what the model reads for the pictures (default: a short sentence)'
-    )
-    parser.add_argument('--pictures_dir', metavar='DIR', help='also write each picture as PNG and SVG into this folder')
+    parser.add_argument('--out', metavar='FILE', default='report.html', help='the HTML file (default report.html)')
+    pictures = 'draw what models learned; runs the config.gin of each run, which takes about a minute per run'
+    parser.add_argument('--pictures', action='store_true', help=pictures)
+    text = 'the input text of the pictures (default: a short sentence)'
+    parser.add_argument('--text', metavar='WORDS', help=text)
+    parser.add_argument('--pictures_dir', metavar='DIR', help='also write each picture as PNG and SVG to this folder')
 
 
 def run(args: argparse.Namespace) -> None:
@@ -28,9 +23,9 @@ def run(args: argparse.Namespace) -> None:
     Raises:
         UserError: a folder that is not a run, a run without metrics, a file that cannot be read or written.
     """
-    if not args.pictures and (args.text is not None or args.pictures_dir is not None):
-        flag = '--pictures_dir' if args.text is None else '--text'
-        raise UserError(f'{flag} needs --pictures, which runs the config.gin of each run; add it')
+    for flag in ('text', 'pictures_dir'):
+        if getattr(args, flag) is not None and not args.pictures:
+            raise UserError(f'--{flag} needs --pictures, which runs the config.gin of each run; add it')
     if args.text is not None and not args.text.strip():
         raise UserError('--text must not be empty; type a sentence, as in --text="A dog barks."')
     with arguments.libraries(args):
@@ -48,6 +43,6 @@ COMMAND = Command(
         'remixer-t5x report runs/quickstart',
         "remixer-t5x report runs/remixer runs/t5 --out=compared.html --pictures --text='What does it look at?'",
     ),
-    # A run that is still training keeps its accelerator.
+    # A run that is still training uses the accelerator.
     ON_CPU,
 )

@@ -1,7 +1,7 @@
-"""`remixer-t5x compare`: trains one recipe with several models and seeds, and ends in a table and a report.
+"""`remixer-t5x compare`: trains one recipe with several models and seeds, then prints a table and writes a report.
 
-Each run is a separate process of the command line, so that a failure leaves the others alone, and each run resumes by
-itself. The same command again skips finished runs.
+Each run is a separate process, so that a failure does not affect the others, and resumes from its checkpoints. The same
+command again skips finished runs.
 """
 
 import argparse
@@ -14,7 +14,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from remixer_t5x import ranges, untrusted_files
@@ -22,24 +22,22 @@ from remixer_t5x.cli import arguments, console, train
 from remixer_t5x.cli.command import Command
 from remixer_t5x.errors import UserError
 
-# -P: without it Python would look for its own modules in the current folder first.
+# -P: without it, Python searches the current folder for its own modules first.
 PROGRAM = (sys.executable, '-P', '-m', 'remixer_t5x.cli.main')
 COMMANDS = (train.TRAIN.name, train.FINETUNE.name)
-# In the folder of the sweep: the commands that have finished.
+# A file in the folder of the sweep with the commands that have finished.
 FINISHED = 'finished.jsonl'
 REPORT = 'report.html'
 _USER_MISTAKE = 2
-# Seconds between two checks of a run.
-_POLL_PERIOD = 5.0
-# Seconds between two lines of progress in a log that is not a terminal.
-_LOG_PERIOD = 60.0
-# Macros that the sweep sets for each run, and what to type instead.
+# Seconds between two lines of progress.
+_PROGRESS_PERIOD = 30.0
+# Macros that the sweep sets for each run, and the flags to type instead.
 _SWEEP_MACROS = {'MODEL_DIR': '--folder=DIR', 'SEED': '--seeds=0,1,2'}
 
 
 @dataclasses.dataclass(frozen=True)
 class Cell:
-    """One run of the sweep; `files` is its `--model`."""
+    """One run of the sweep. `model` is its label, and `files` its `--model`."""
 
     model: str
     seed: int
@@ -58,15 +56,15 @@ class Cell:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     arguments.add_gin(parser, model=False)
-    parser.add_argument('compared', metavar='COMMAND', help='train or finetune')
-    models = 'files of models/, or your own such as mine.gin, by comma; remixer+NAME=VALUE changes one'
+    parser.add_argument('compared', metavar='COMMAND', choices=COMMANDS, help='train or finetune')
+    models = 'comma-separated files of models/, or your own, as in mine.gin; remixer+NAME=VALUE overrides a setting'
     parser.add_argument('--models', metavar='NAMES', help=models)
-    parser.add_argument('--seeds', metavar='NUMBERS', default='0', help='by comma (default 0)')
-    parser.add_argument('--folder', metavar='DIR', help='gets a MODEL_DIR for each run, and report.html')
+    parser.add_argument('--seeds', metavar='NUMBERS', default='0', help='comma-separated (default 0)')
+    parser.add_argument('--folder', metavar='DIR', help='folder for a MODEL_DIR per run, and report.html')
 
 
 def run(args: argparse.Namespace) -> int:
-    """Runs what is missing, then prints the table and writes the report; returns the exit code.
+    """Runs the missing runs, then prints the table and writes the report; returns the exit code.
 
     Raises:
         UserError: a mistake in the command, or one that a run reports.
@@ -80,8 +78,11 @@ def run(args: argparse.Namespace) -> int:
     costs = _model_costs(args, cells)
     for name, (parameters, _) in costs.items():
         _print(f'{name}: {parameters:,} parameters')
-    if warning := _unequal_sizes(costs):
-        _print(f'warning: {warning}')
+    sizes = {name: parameters for name, (parameters, _) in costs.items()}
+    if sizes and max(sizes.values()) > 1.05 * min(sizes.values()):
+        smallest, largest = min(sizes, key=sizes.__getitem__), max(sizes, key=sizes.__getitem__)
+        excess = sizes[largest] / sizes[smallest] - 1
+        _print(f'warning: {largest} has {excess:.0%} more parameters than {smallest}; the sizes are not matched')
     finished = _finished(folder)
     todo = [cell for cell in cells if list(cell.command) not in finished or not cell.folder.is_dir()]
     _print(f'{len(cells)} runs, {len(cells) - len(todo)} finished before; in {folder}')
@@ -108,25 +109,25 @@ def run(args: argparse.Namespace) -> int:
 
 
 def plan(args: argparse.Namespace) -> list[Cell]:
-    """All runs, seed by seed, so that a stopped sweep has equally many runs of each model."""
+    """Lists all runs, seed by seed, so that a stopped sweep has equally many runs of each model."""
     from remixer_t5x.config import files, loading
 
-    if args.compared not in COMMANDS:
-        raise UserError(f'compare {args.compared} is not a command; type compare train or compare finetune')
     for name, _ in args.gin_flags:
         if name in _SWEEP_MACROS:
             raise UserError(f'--gin.{name} is set for each run; type {_SWEEP_MACROS[name]} instead')
-    names = _listed(args.models, '--models=t5_1_1,remixer')
-    models = {_label(name): name for name in names}
+    names = _split_names(args.models, '--models=t5_1_1,remixer')
+    # Labels for folders and tables: `./mine.gin+ablations/x` becomes `mine+ablations/x`.
+    parts = {name: [part.strip().removeprefix('./').removesuffix('.gin') for part in name.split('+')] for name in names}
+    models = {'+'.join(parts[name]): name for name in names}
     if len(models) < len(names):
-        raise UserError(f'--models={args.models} names one twice; name each once')
+        raise UserError(f'--models={args.models} names a model twice; name each once')
     search_paths = arguments.names(','.join(args.gin_search_paths))
-    # Before another model is trained.
+    # Finds a missing file before another model is trained.
     for name in names:
         for file in loading.model_files(name, search_paths):
             if '=' not in file:
                 files.find(file, search_paths, asked_by=f'--models has {name}: ')
-    seeds = _listed(args.seeds, '--seeds=0,1,2')
+    seeds = _split_names(args.seeds, '--seeds=0,1,2')
     if wrong := [seed for seed in seeds if ranges.whole_number(seed) is None]:
         raise UserError(f'--seeds must be whole numbers, got {wrong[0]!r}; type --seeds=0,1,2')
     if not args.folder:
@@ -146,21 +147,24 @@ def plan(args: argparse.Namespace) -> list[Cell]:
     return cells
 
 
-def _label(model: str) -> str:
-    """`./mine.gin+ablations/x` as `mine+ablations/x`, for folders and tables."""
-    return '+'.join(name.strip().removeprefix('./').removesuffix('.gin') for name in model.split('+'))
-
-
 def _model_costs(args: argparse.Namespace, cells: Sequence[Cell]) -> dict[str, tuple[int, float]]:
-    """Parameters of each model, and FLOPs of its forward pass for one example.
+    """Number of parameters of each model, and FLOPs of its forward pass for one example.
 
-    Reads the configuration of each model as its run will, so that a mistake in the last one stops the sweep before the
-    first one trains for hours. Raises UserError, with the model's name, for the first mistake.
+    Loads the configuration of each model as its run does, so that a mistake in the last model stops the sweep before
+    the first one trains for hours. Raises UserError, with the model's name, for the first mistake.
     """
-    # The runs keep the accelerator to themselves: this process computes shapes alone, and they get its environment.
-    with arguments.libraries(args), _on_cpu():
-        from remixer_t5x.config import loading, resolved
-        from remixer_t5x.costs import counts
+    # This process only computes shapes, on the CPU, because the runs need the accelerator. They get the environment
+    # without the change.
+    platforms = os.environ.get('JAX_PLATFORMS')
+    os.environ['JAX_PLATFORMS'] = 'cpu'
+    try:
+        with arguments.libraries(args):
+            from remixer_t5x.config import loading, resolved
+            from remixer_t5x.costs import counts
+    finally:
+        del os.environ['JAX_PLATFORMS']
+        if platforms is not None:
+            os.environ['JAX_PLATFORMS'] = platforms
     search_paths = arguments.names(','.join(args.gin_search_paths))
     flags = [*args.gin_flags, ('SEED', '0'), ('MODEL_DIR', str(cells[0].folder))]
     costs = {}
@@ -175,38 +179,14 @@ def _model_costs(args: argparse.Namespace, cells: Sequence[Cell]) -> dict[str, t
     return costs
 
 
-def _unequal_sizes(costs: Mapping[str, tuple[int, float]]) -> str:
-    """A warning if the numbers of parameters differ by more than 5%; empty otherwise."""
-    if len(costs) < 2:
-        return ''
-    smallest, largest = (choose(costs, key=lambda name: costs[name][0]) for choose in (min, max))
-    excess = costs[largest][0] / costs[smallest][0] - 1
-    if excess <= 0.05:
-        return ''
-    return f'{largest} has {excess:.0%} more parameters than {smallest}; the sizes are not matched'
-
-
-@contextlib.contextmanager
-def _on_cpu() -> Iterator[None]:
-    """JAX, if it is imported within, uses the CPU; the environment is as before afterwards."""
-    before = os.environ.get('JAX_PLATFORMS')
-    os.environ['JAX_PLATFORMS'] = 'cpu'
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ['JAX_PLATFORMS']
-        else:
-            os.environ['JAX_PLATFORMS'] = before
-
-
-def _listed(text: str | None, example: str) -> list[str]:
-    """Items separated by commas, each once."""
+def _split_names(text: str | None, example: str) -> list[str]:
+    """Splits a flag at commas. Raises UserError for no items, or an item that is repeated."""
+    flag = example.partition('=')[0]
     items = [item.strip() for item in (text or '').split(',') if item.strip()]
     if not items:
-        raise UserError(f'{example.partition("=")[0]} has no value; type {example}')
+        raise UserError(f'{flag} has no value; type {example}')
     if len(set(items)) < len(items):
-        raise UserError(f'{example.partition("=")[0]}={text} names one twice; name each once')
+        raise UserError(f'{flag}={text} has a repeated item; name each once')
     return items
 
 
@@ -214,53 +194,36 @@ def _run_cell(cell: Cell) -> tuple[int, int]:
     """Runs one cell; returns its exit code, and the signal that stops the sweep (0: none), upon which the run saves."""
     from remixer_t5x.train import preemption
 
-    stop_signal = 0
+    stop_signal, shown_step = 0, -1
     cell.folder.parent.mkdir(parents=True, exist_ok=True)
     with cell.log.open('ab') as log:
-        # A new process group, so that the run gets one SIGINT, forwarded by us.
+        # New process group, so the child gets one SIGINT, forwarded by us.
         process = subprocess.Popen(
             [*PROGRAM, *cell.command], stdout=log, stderr=subprocess.STDOUT, start_new_session=True
         )
 
-        def pass_on(number: int, _: object) -> None:
+        def forward(number: int, _: object) -> None:
             nonlocal stop_signal
             stop_signal = number
             _print(f'{signal.Signals(number).name}: {cell.name} saves, then the sweep ends')
             process.send_signal(number)
 
-        monitor = _ProgressMonitor(cell.folder)
-        handlers = {number: signal.signal(number, pass_on) for number in preemption.stop_signals()}
+        handlers = {number: signal.signal(number, forward) for number in preemption.stop_signals()}
         try:
             while True:
                 with contextlib.suppress(subprocess.TimeoutExpired):
-                    return process.wait(_POLL_PERIOD), stop_signal
-                if line := monitor.new_line():
+                    return process.wait(_PROGRESS_PERIOD), stop_signal
+                step, line = _progress(cell.folder)
+                if step > shown_step:
                     _print(f'{cell.name}: {line}')
+                    shown_step = step
         finally:
             for number, handler in handlers.items():
                 signal.signal(number, handler)
 
 
-class _ProgressMonitor:
-    """Reports the progress of a run in `folder`."""
-
-    def __init__(self, folder: pathlib.Path):
-        self._folder, self._step, self._due = folder, -1, 0.0
-
-    def new_line(self) -> str:
-        """A line if the run has logged another step, otherwise nothing; without a terminal at most one a minute."""
-        if time.monotonic() < self._due:
-            return ''
-        step, line = _progress(self._folder)
-        if step <= self._step:
-            return ''
-        self._step = step
-        self._due = time.monotonic() + (0 if sys.stderr.isatty() else _LOG_PERIOD)
-        return line
-
-
 def _progress(folder: pathlib.Path) -> tuple[int, str]:
-    """The last logged step of a run, and a line about it: step, loss, time left. -1 if nothing can be read yet."""
+    """The last logged step of a run, and a line with step, loss and time left. -1 if there are no metrics yet."""
     from remixer_t5x.extras.reports import overview, records, run_folders
     from remixer_t5x.train import progress
 
@@ -278,7 +241,7 @@ def _progress(folder: pathlib.Path) -> tuple[int, str]:
 
 
 def _finished(folder: pathlib.Path) -> list[list[str]]:
-    """Commands that have succeeded here; an incomplete line is skipped."""
+    """The commands that have succeeded in this folder. Skips an incomplete line."""
     path = folder / FINISHED
     commands = []
     with untrusted_files.user_errors(path, 'remove it, and every run starts again from its last checkpoint'):
@@ -289,7 +252,7 @@ def _finished(folder: pathlib.Path) -> list[list[str]]:
 
 
 def _last_line(log: pathlib.Path) -> str:
-    """The last error in a run's log, or its last line; for a user's mistake that is its one line."""
+    """The last error in the log of a run, or its last line."""
     lines = log.read_text(errors='replace').strip().splitlines()
     errors = [line for line in lines if line.startswith('error')]
     return (errors or lines or ['no output'])[-1]
@@ -299,47 +262,48 @@ def _show_results(
     args: argparse.Namespace, cells: Sequence[Cell], folder: pathlib.Path, costs: Mapping[str, tuple[int, float]]
 ) -> None:
     with arguments.libraries(args):
-        from remixer_t5x.extras.reports import records, run_folders, tables, write
+        from remixer_t5x.extras.reports import overview, records, run_folders, tables, write
 
     folders = [str(cell.folder) for cell in cells]
     models = {str(cell.folder): cell.model for cell in cells}
-    groups = records.by_seed(run_folders.read_all(folders))
-    groups = [dataclasses.replace(group, name=models.get(group.runs[0].folder, group.name)) for group in groups]
-    rows = tables.task_table(groups)
-    console.show(table(groups, rows, costs), *tables.headline(groups, tables.main_rows(rows)))
+    runs = run_folders.read_all(folders)
+    groups = [dataclasses.replace(group, name=models[group.runs[0].folder]) for group in records.by_seed(runs)]
+    rows, overviews = tables.task_table(groups), {run.name: overview.overview(run) for run in runs}
+    headline = tables.headline(groups, tables.main_rows(rows), overviews)
+    console.show(table(groups, rows, overviews, costs), *headline)
     write.write(folders, str(folder / REPORT))
 
 
-def table(groups: Sequence[Any], rows: Sequence[Any], costs: Mapping[str, tuple[int, float]]) -> Any:
+def table(
+    groups: Sequence[Any], rows: Sequence[Any], overviews: Mapping[str, Any], costs: Mapping[str, tuple[int, float]]
+) -> Any:
     """A row for each model: parameters, FLOPs of an example, losses, metrics of tasks and speed.
 
     Losses, metrics (`rows` of `tables.task_table`) and speed are means over seeds with standard deviations.
     """
     from remixer_t5x.cli.info.model import quantity
-    from remixer_t5x.extras.reports import overview, tables
+    from remixer_t5x.extras.reports import tables
+
+    def text(cell: Any, digits: int) -> str:
+        if cell is None:
+            return '-'
+        return f'{cell.mean:,.{digits}f}' + ('' if cell.deviation is None else f' ± {cell.deviation:,.{digits}f}')
 
     def mean(values: Sequence[float | None], digits: int) -> str:
         present = [value for value in values if value is not None]
-        return _format_cell(tables.cell(present) if present else None, digits)
+        return text(tables.cell(present) if present else None, digits)
 
     headings = ['model', 'parameters', 'FLOPs', 'seeds', 'train loss', 'held-out loss']
     headings += [f'{kind}: {metric}' for kind, metric, _ in rows]
     result = console.table(*headings, 'tokens/s', words=('model',))
     for index, group in enumerate(groups):
-        runs = [overview.overview(run) for run in group.runs]
+        runs = [overviews[run.name] for run in group.runs]
         cost = (f'{costs[group.name][0]:,}', quantity(costs[group.name][1])) if group.name in costs else ('-', '-')
         losses = [mean([run.train_loss for run in runs], 4), mean([run.held_out for run in runs], 4)]
-        metrics = [_format_cell(cells[index], 2) for _, _, cells in rows]
+        metrics = [text(cells[index], 2) for _, _, cells in rows]
         speed = mean([run.tokens_per_second for run in runs], 0)
         result.add_row(group.name, *cost, str(len(runs)), *losses, *metrics, speed)
     return result
-
-
-def _format_cell(cell: Any, digits: int) -> str:
-    if cell is None:
-        return '-'
-    deviation = '' if cell.deviation is None else f' ± {cell.deviation:,.{digits}f}'
-    return f'{cell.mean:,.{digits}f}{deviation}'
 
 
 def _print(line: str) -> None:
@@ -348,7 +312,7 @@ def _print(line: str) -> None:
 
 COMMAND = Command(
     'compare',
-    'one recipe for several models and seeds; ends in a table and a report; the same command again continues',
+    'trains one recipe with several models and seeds, prints a table, writes a report; run it again to continue',
     add_arguments,
     run,
     (

@@ -1,11 +1,9 @@
-"""Draws curves: the loss of a run or of several runs as a PNG, and the charts of a report."""
+"""Draws curves: the loss of a run as a PNG, and the charts of a report."""
 
 import dataclasses
 import io
 import os
-import pathlib
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 from etils import epath
@@ -34,7 +32,7 @@ class Series:
 
 @dataclasses.dataclass(frozen=True)
 class Chart:
-    """A plot with a title, a unit and lines. `smooth` also draws the moving average of noisy values."""
+    """A plot with a title, a unit and lines. `smooth` adds the moving average of noisy values."""
 
     title: str
     unit: str
@@ -60,7 +58,7 @@ def thin(points: Points, most: int = MOST_POINTS) -> Points:
 
 
 def draw(chart: Chart, name: str) -> Picture:
-    """Draws a chart. `name` must be unique in the page. Smoothed curves also show the raw values as a thin line."""
+    """Draws a chart. `name` must be unique in the page. Smoothed curves include the raw values as a thin line."""
     figure = drawing.new_figure(4.6, 2.3)
     axes = figure.add_subplot()
     drawing.style_axes(axes)
@@ -86,11 +84,13 @@ def plot_loss(metrics_file: str | os.PathLike, png_file: str | os.PathLike, titl
         metrics_file: JSON lines with `kind` ('train', or an evaluation's name), `step` and `loss`.
 
     Raises:
-        UserError: the file is missing, holds a malformed line, or has no training loss in it.
+        UserError: the file is missing, has a malformed line, or has no training loss.
     """
-    curves = read_series(metrics_file, 'loss')
-    train = _training_loss(curves, metrics_file)
-    held_out = {kind: points for kind, points in curves.items() if kind != records.TRAIN}
+    losses = read_series(metrics_file, 'loss')
+    train = losses.get(records.TRAIN)
+    if train is None:
+        raise UserError(f'{metrics_file} has no training loss; plot a run that has logged at least one step')
+    held_out = {kind: points for kind, points in losses.items() if kind != records.TRAIN}
     figure = drawing.new_figure(8, 4.5)
     axes = figure.add_subplot()
     axes.plot(*zip(*train, strict=True), color=_TRAIN, marker='.' if len(train) < 60 else None, label='training')
@@ -98,14 +98,20 @@ def plot_loss(metrics_file: str | os.PathLike, png_file: str | os.PathLike, titl
         label = 'held out' if len(held_out) == 1 else f'held out: {kind.removeprefix("held_out/")}'
         colour = _HELD_OUT if index == 0 else f'C{index}'
         axes.plot(*zip(*points, strict=True), color=colour, linewidth=2, marker='o', markersize=4, label=label)
-        axes.annotate(
-            f'{points[-1][1]:.3f}', points[-1], xytext=(0, 8), textcoords='offset points', ha='right', color=colour
-        )
     # The newest loss of the best constant answer, of the first evaluation that has one.
     for points in list(read_series(metrics_file, 'constant_loss').values())[:1]:
         axes.axhline(points[-1][1], color=drawing.INK, linewidth=1.2, linestyle=':', label='best constant answer')
-    _label_axes(axes, title)
-    axes.legend(frameon=False, labelcolor=drawing.INK)
+    # The last held-out losses, to the right of the axes, each moved up if it would overlap the one below.
+    low, high = axes.get_ylim()
+    height, right = low - high, max((points[-1][0] for points in held_out.values()), default=0)
+    for value, index in sorted((points[-1][1], index) for index, points in enumerate(held_out.values())):
+        height, colour = max(value, height + (high - low) / 22), _HELD_OUT if index == 0 else f'C{index}'
+        axes.annotate(f'{value:.3f}', (right, height), xytext=(8, 0), textcoords='offset points', va='center',
+                      color=colour, fontsize=9, annotation_clip=False)  # fmt: skip
+    drawing.style_axes(axes, title, 'step', 'cross-entropy per target token [nats]')
+    axes.title.set_fontsize(13)
+    axes.grid(axis='y', color=drawing.GRID, linewidth=0.8)
+    figure.legend(loc='outside lower center', ncols=4, frameon=False, labelcolor=drawing.INK)
     target, png = epath.Path(png_file), io.BytesIO()
     figure.savefig(png, format='png', dpi=150, facecolor='white')
     try:
@@ -118,51 +124,8 @@ def plot_loss(metrics_file: str | os.PathLike, png_file: str | os.PathLike, titl
     return target
 
 
-def plot_runs(metrics_files: Mapping[str, str | os.PathLike], png_file: str | os.PathLike, title: str) -> pathlib.Path:
-    """Draws the training losses of several runs, smoothed over ten logged steps, and returns the path of the PNG.
-
-    Args:
-        metrics_files: the metrics file of each run by its label.
-
-    Raises:
-        UserError: a file is missing, holds a malformed line, or has no training loss in it.
-    """
-    figure = drawing.new_figure(10, 6)
-    axes = figure.add_subplot()
-    ends = []
-    for index, (label, file) in enumerate(metrics_files.items()):
-        steps, losses = zip(*_training_loss(read_series(file, 'loss'), file), strict=True)
-        smooth = [float(np.mean(losses[max(0, last - 9) : last + 1])) for last in range(len(losses))]
-        axes.plot(steps, smooth, color=f'C{index % 10}', linestyle='-' if index < 10 else '--', linewidth=1.6)
-        ends.append((smooth[-1], label, f'C{index % 10}', steps[-1]))
-    # Names next to the last points, in the order of the losses; a name moves up if it would cover another.
-    low, high = axes.get_ylim()
-    height = low
-    for loss, label, colour, step in sorted(ends):
-        height = max(loss, height + (high - low) / 28)
-        axes.annotate(f'{loss:.3f} {label}', (step, height), xytext=(6, 0), textcoords='offset points', va='center',
-                      color=colour, fontsize=8, annotation_clip=False)  # fmt: skip
-    _label_axes(axes, title)
-    target = pathlib.Path(png_file)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(target, dpi=150, facecolor='white')
-    return target
-
-
-def _training_loss(curves: Mapping[str, Points], file: str | os.PathLike) -> Points:
-    if records.TRAIN not in curves:
-        raise UserError(f'{file} has no training loss; plot a run that has logged at least one step')
-    return curves[records.TRAIN]
-
-
-def _label_axes(axes: Any, title: str) -> None:
-    drawing.style_axes(axes, title, 'step', 'cross-entropy per target token [nats]')
-    axes.title.set_fontsize(13)
-    axes.grid(axis='y', color=drawing.GRID, linewidth=0.8)
-
-
 def read_series(metrics_file: str | os.PathLike, number: str) -> dict[str, list[tuple[int, float]]]:
-    """(step, value) pairs of a number by kind, in the order of the file, without values that were not finite (null).
+    """(step, value) pairs of a number by kind, in the order of the file, without values that are not finite.
 
     Raises:
         UserError: the file cannot be read, or one of its lines is not a metrics record.

@@ -1,13 +1,11 @@
-"""Compares models over seeds: differences with confidence intervals, and sentences that claim only what they show."""
-
-from __future__ import annotations
+"""Compares models over seeds: differences with confidence intervals, and sentences that state only what they show."""
 
 import dataclasses
 import itertools
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
-# All intervals of one measure hold together with this probability, if differences between seeds are normal.
+# Joint confidence of all intervals of one measure, if differences between seeds are normally distributed.
 CONFIDENCE = 0.9
 
 # The value of one measure for each seed.
@@ -16,7 +14,7 @@ BySeed = Mapping[int, float]
 
 @dataclasses.dataclass(frozen=True)
 class Difference:
-    """How much better the mean of `model` is than that of `other`, over the seeds of both.
+    """How much better the mean of `model` is than that of `other`, over their common seeds.
 
     Attributes:
         model: name of the model with the better mean.
@@ -24,7 +22,7 @@ class Difference:
         gain: mean over seeds of the improvement, at least 0.
         low: lower end of the confidence interval of the gain; -infinity for one seed.
         high: upper end; infinity for one seed.
-        seeds: number of seeds that both models have.
+        seeds: number of common seeds.
     """
 
     model: str
@@ -43,14 +41,16 @@ class Difference:
         claim = f'{self.model} is better than {self.other} by {self.gain:.4g}'
         if not self.is_shown:
             claim = f'no difference shown between {self.model} and {self.other}'
+        if self.seeds < 2:
+            return f'{claim} (one common seed)'
         return f'{claim} ({CONFIDENCE:.0%} interval {self.low:.4g} to {self.high:.4g}, {self.seeds} seeds)'
 
 
 def compare_models(models: Mapping[str, BySeed], higher_is_better: bool) -> list[Difference]:
-    """Compares all pairs of models, seed by seed, with Student's intervals; leaves out pairs without a common seed.
+    """Compares all pairs of models, seed by seed, with Student's intervals; skips pairs without a common seed.
 
-    Runs of the same seed share data order and held-out rows, whose effects cancel in the difference. With more than two
-    models, Bonferroni's correction widens the intervals, so that they hold together.
+    Runs with the same seed share the data order and held-out rows, whose effects cancel in the difference. With more
+    than two models, Bonferroni's correction widens the intervals, so that they hold jointly.
     """
     pairs = list(itertools.combinations(models, 2))
     confidence = 1 - (1 - CONFIDENCE) / max(1, len(pairs))
@@ -60,25 +60,21 @@ def compare_models(models: Mapping[str, BySeed], higher_is_better: bool) -> list
         gains = [models[first][seed] - models[second][seed] for seed in common]
         if not gains:
             continue
-        if (statistics.fmean(gains) < 0) == higher_is_better:
+        mean, margin = statistics.fmean(gains), float('inf')
+        if len(gains) > 1:
+            import scipy.stats
+
+            quantile = float(scipy.stats.t.ppf((1 + confidence) / 2, len(gains) - 1))
+            margin = quantile * statistics.stdev(gains) / len(gains) ** 0.5
+        if (mean < 0) == higher_is_better:
             first, second = second, first
-        gain, margin = abs(statistics.fmean(gains)), _margin(gains, confidence)
+        gain = abs(mean)
         differences.append(Difference(first, second, gain, gain - margin, gain + margin, len(gains)))
     return differences
 
 
-def _margin(gains: Sequence[float], confidence: float) -> float:
-    """Half the width of Student's confidence interval of the mean; infinity for one value."""
-    if len(gains) < 2:
-        return float('inf')
-    import scipy.stats
-
-    quantile = scipy.stats.t.ppf((1 + confidence) / 2, len(gains) - 1)
-    return float(quantile) * statistics.stdev(gains) / len(gains) ** 0.5
-
-
 def conclusion(measure: str, models: Mapping[str, BySeed], higher_is_better: bool) -> str:
-    """Says in one line how the model with the best mean compares with each other model; empty without a common seed."""
+    """Compares the model with the best mean with each other model, in one line; empty without a common seed."""
     best = (max if higher_is_better else min)(models, key=lambda name: statistics.fmean(models[name].values()))
     pairs = [pair for pair in compare_models(models, higher_is_better) if best in (pair.model, pair.other)]
     if not pairs:

@@ -1,7 +1,5 @@
 """Summarizes runs in numbers and sentences, for a report, a model card and the progress of a sweep."""
 
-from __future__ import annotations
-
 import dataclasses
 import statistics
 from collections.abc import Mapping, Sequence
@@ -15,7 +13,7 @@ OF_LOSS = ('loss', 'cross_ent_loss', 'constant_loss', 'perplexity', 'accuracy', 
 # An evaluation with more metrics than this, such as COGS, is broken down by type.
 MOST_METRICS = 6
 MEMORY = {'host_mib': 'host memory', 'device_mib': 'device memory', 'device_peak_mib': 'device memory, peak'}
-# The summary warns about the held-out loss if the last one exceeds the lowest by more than this share.
+# The summary warns if the last held-out loss exceeds the lowest by more than this share.
 _OVERFITTING = 0.01
 
 
@@ -37,63 +35,53 @@ class Overview:
 
 def overview(run: Run) -> Overview:
     """Summarizes one run."""
-    losses, held_out = run.series(TRAIN, 'loss'), _first_series(run, 'loss')
-    constant = _first_series(run, 'constant_loss')
-    speeds = [value for _, value in run.series(TRAIN, 'tokens_per_second')]
+    losses, speeds = run.series(TRAIN, 'loss'), [value for _, value in run.series(TRAIN, 'tokens_per_second')]
+    # The first evaluation that has the number.
+    held_out, constant = (
+        next((points for kind in run.kinds() if (points := run.series(kind, number))), [])
+        for number in ('loss', 'constant_loss')
+    )
     step = max((record.step for record in run.records), default=0)
     settings = run.settings()
-    total = settings.get('TRAIN_STEPS', '')
-    # Finetuning names its steps TRAIN_STEPS_RELATIVE.
-    total = settings.get(total[1:], '') if total.startswith('%') else total
+    text = settings.get('TRAIN_STEPS', '')
+    # Finetuning refers to TRAIN_STEPS_RELATIVE.
+    steps = ranges.whole_number(settings.get(text[1:], '') if text.startswith('%') else text)
     # Time spent in training steps, without evaluations and the time between interruptions.
     seconds, previous = 0.0, 0
     for logged_step, seconds_per_step in run.series(TRAIN, 'seconds_per_step'):
         seconds += seconds_per_step * (logged_step - previous)
         previous = logged_step
-    numbers = Overview(
+
+    sentences = [f'At step {step:,}.' if steps is None else f'Finished all {steps:,} steps.']
+    if steps is not None and step < steps:
+        sentences = [f'At step {step:,} of {steps:,}: stopped early, or still running.']
+    if len(losses) > 1:
+        verb = 'fell' if losses[-1][1] < losses[0][1] else 'rose'
+        sentences.append(f'Training loss {verb} from {losses[0][1]:.4g} to {losses[-1][1]:.4g}.')
+    if held_out:
+        last, (best_step, best) = held_out[-1][1], min(held_out, key=lambda point: point[1])
+        rise = last / best - 1 if last > best * (1 + _OVERFITTING) else 0
+        warning = f', {rise:.0%} above its lowest, {best:.4g} at step {best_step:,}' if rise else ''
+        sentences.append(f'Held-out loss is {last:.4g}{warning}.')
+    if constant:
+        sentences.append(f'The best constant answer has {constant[-1][1]:.4g}; a model below it uses its context.')
+    for kind, record in run.latest().items():
+        for name, value in list(task_metrics(record).items())[:1]:
+            sentences.append(f'{readable(kind)}: {name} {value:.4g}{unit(name)}.')
+    if lost := sum(record.numbers.get('loss', 0.0) is None for record in run.records):
+        sentences.append(f'{lost} logged losses were not finite.')
+    return Overview(
         name=run.name,
         step=step,
-        steps=ranges.whole_number(total),
+        steps=steps,
         train_loss=losses[-1][1] if losses else None,
         held_out=held_out[-1][1] if held_out else None,
         constant=constant[-1][1] if constant else None,
         tokens_per_second=statistics.median(speeds) if speeds else None,
         seconds=seconds,
         memory={name: max(value for _, value in series) for name in MEMORY if (series := run.series(TRAIN, name))},
-        summary='',
+        summary=' '.join(sentences),
     )
-    return dataclasses.replace(numbers, summary=' '.join(_summarize(run, numbers)))
-
-
-def _first_series(run: Run, number: str) -> list[tuple[int, float]]:
-    """A number over steps, in the first evaluation that has it."""
-    return next((points for kind in run.kinds() if (points := run.series(kind, number))), [])
-
-
-def _summarize(run: Run, numbers: Overview) -> list[str]:
-    step, steps = numbers.step, numbers.steps
-    if steps is None:
-        sentences = [f'At step {step:,}.']
-    elif step >= steps:
-        sentences = [f'Finished all {steps:,} steps.']
-    else:
-        sentences = [f'At step {step:,} of {steps:,}: stopped early, or still running.']
-    losses, held_out = run.series(TRAIN, 'loss'), _first_series(run, 'loss')
-    if len(losses) > 1:
-        verb = 'fell' if losses[-1][1] < losses[0][1] else 'rose'
-        sentences.append(f'Training loss {verb} from {losses[0][1]:.4g} to {losses[-1][1]:.4g}.')
-    if held_out:
-        best_step, best = min(held_out, key=lambda point: point[1])
-        rise = held_out[-1][1] / best - 1 if held_out[-1][1] > best * (1 + _OVERFITTING) else 0
-        warning = f', {rise:.0%} above its lowest, {best:.4g} at step {best_step:,}' if rise else ''
-        sentences.append(f'Held-out loss is {held_out[-1][1]:.4g}{warning}.')
-    if numbers.constant is not None:
-        sentences.append(f'The best constant answer has {numbers.constant:.4g}; a model below it uses its context.')
-    for kind, record in run.latest().items():
-        for name, value in list(task_metrics(record).items())[:1]:
-            sentences.append(f'{readable(kind)}: {name} {value:.4g}{unit(name)}.')
-    lost = sum(record.numbers.get('loss', 0.0) is None for record in run.records)
-    return [*sentences, f'{lost} logged losses were not finite.'] if lost else sentences
 
 
 def readable(kind: str) -> str:
@@ -110,12 +98,12 @@ def task_metrics(record: Record) -> dict[str, float]:
 
 
 def unit(metric: str) -> str:
-    """'%' for metrics that are shares in hundredths, such as accuracy; empty for others."""
+    """'%' for metrics in percent, such as accuracy; empty for others."""
     return '%' if metric.rpartition('_')[2] in ('accuracy', 'match', 'majority', 'f1', 'em') else ''
 
 
 def charts(runs: Sequence[Run]) -> dict[str, list[Chart]]:
-    """The curves of the page by heading: 'curves', 'optimization', and 'speed'."""
+    """The charts of the page by heading: 'curves', 'optimization', and 'speed'."""
 
     def chart(title: str, unit: str, kind: str, number: str, smooth: bool = False) -> Chart:
         lines = [Series(index, run.series(kind, number)) for index, run in enumerate(runs)]

@@ -25,26 +25,26 @@ class Learned:
 
 
 def render(runs: Sequence[Run], learned: Sequence[Learned] = (), now: datetime.datetime | None = None) -> str:
-    """The page. `learned` are the pictures, in the order of their runs."""
+    """The page. `learned` has the pictures, in the order of their runs."""
     groups = records.by_seed(runs)
-    overviews = [overview.overview(run) for run in runs]
+    overviews = {run.name: overview.overview(run) for run in runs}
     rows = tables.task_table(groups)
     main_rows = tables.main_rows(rows)
+    memory = {name for numbers in overviews.values() for name in numbers.memory}
     return _template().render(
         runs=runs,
         groups=groups,
-        overviews=overviews,
-        headline=tables.headline(groups, main_rows),
-        curves={
+        overviews=list(overviews.values()),
+        headline=tables.headline(groups, main_rows, overviews),
+        charts={
             heading: [curves.draw(chart, f'{heading}-{number}') for number, chart in enumerate(charts)]
             for heading, charts in overview.charts(runs).items()
         },
         smoothing=curves.SMOOTHING,
-        memory={key: title for key, title in overview.MEMORY.items() if any(key in one.memory for one in overviews)},
+        memory={name: title for name, title in overview.MEMORY.items() if name in memory},
         tasks=rows,
         main_rows=main_rows,
         breakdowns=tables.breakdowns(groups),
-        confusions=tables.confusions(runs),
         samples=tables.samples(runs),
         learned=learned,
         differences=records.differences(runs),
@@ -64,13 +64,13 @@ def _template() -> jinja2.Template:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    short = '{:.4g}'.format
-    environment.filters.update(duration=_duration, short=short, svg=_figure, unit=overview.unit)
+    short, count = '{:.4g}'.format, '{:,.0f}'.format
+    environment.filters.update(duration=_duration, short=short, count=count, svg=_figure, unit=overview.unit)
     return environment.get_template('report.html.jinja')
 
 
 def _run_score(run: Run, kind: str, metric: str) -> str:
-    """One metric of one run, in the evaluation that the page calls `kind`."""
+    """One metric of one run, in the evaluation with the readable name `kind`."""
     for name, record in run.latest().items():
         value = overview.task_metrics(record).get(metric)
         if overview.readable(name) == kind and value is not None:

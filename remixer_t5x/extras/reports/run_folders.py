@@ -18,7 +18,7 @@ from remixer_t5x.train import progress
 
 
 def read_all(folders: Sequence[str]) -> list[Run]:
-    """The runs, named by the last part of their path, or by more parts if names would be equal.
+    """Reads runs, named by the last part of their path, or by more parts if names would be equal.
 
     Raises UserError for a folder that is not a run, a run without metrics, and a file that cannot be read.
     """
@@ -26,20 +26,16 @@ def read_all(folders: Sequence[str]) -> list[Run]:
     for path in paths:
         if paths.count(path) > 1:
             raise UserError(f'{path} is named twice; name each run once')
-    runs = []
-    for path, name in zip(paths, short_names(paths), strict=True):
-        with object_store.reading(path):
-            runs.append(_read(path, name))
-    return runs
-
-
-def short_names(paths: Sequence[epath.Path]) -> list[str]:
-    """The fewest last parts of each path that make all names different."""
+    # The fewest last parts of each path that make all names different.
     for count in range(1, max(len(path.parts) for path in paths) + 1):
         names = ['/'.join(path.parts[-count:]) for path in paths]
         if len(set(names)) == len(names):
             break
-    return names
+    runs = []
+    for path, name in zip(paths, names, strict=True):
+        with object_store.reading(path):
+            runs.append(_read(path, name))
+    return runs
 
 
 def _read(folder: epath.Path, name: str) -> Run:
@@ -51,21 +47,16 @@ def _read(folder: epath.Path, name: str) -> Run:
     logged = records.read(metrics) if metrics.exists() else []
     if not logged:
         raise UserError(f'{folder} has no metrics yet; wait for the first log (LOG_PERIOD steps), or type another run')
-    evaluated = folder / EVAL / model_dir.METRICS
+    config, evaluations = folder / model_dir.CONFIG, folder / EVAL / model_dir.METRICS
     return Run(
-        name,
-        os.fspath(folder),
-        logged,
-        _config(folder),
-        records.read(evaluated) if evaluated.exists() else (),
-        dict(_predictions(folder / EVAL / results.PREDICTIONS)),
-        progress.read_times(folder),
+        name=name,
+        folder=os.fspath(folder),
+        records=logged,
+        config=untrusted_files.read_text(config, 'restore it, or remove it') if config.exists() else '',
+        evaluations=records.read(evaluations) if evaluations.exists() else (),
+        predictions=dict(_predictions(folder / EVAL / results.PREDICTIONS)),
+        spent=progress.read_times(folder),
     )
-
-
-def _config(folder: epath.Path) -> str:
-    path = folder / model_dir.CONFIG
-    return untrusted_files.read_text(path, 'restore it, or remove it to do without') if path.exists() else ''
 
 
 def _predictions(folder: epath.Path) -> Iterator[tuple[str, Sequence[Mapping[str, Any]]]]:
@@ -76,7 +67,7 @@ def _predictions(folder: epath.Path) -> Iterator[tuple[str, Sequence[Mapping[str
         if match and int(match[2]) >= newest.get(match[1], (-1, path))[0]:
             newest[match[1]] = int(match[2]), path
     for name, (_, path) in sorted(newest.items()):
-        # A task without examples leaves an empty file.
+        # The file of a task without examples is empty.
         rows = results.read_predictions(os.fspath(path))
         if rows:
             yield name, rows

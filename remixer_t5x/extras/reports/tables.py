@@ -1,6 +1,4 @@
-"""The tables of a report: metrics of tasks over seeds, predictions, and labels by predictions."""
-
-from __future__ import annotations
+"""The tables of a report: metrics of tasks over seeds, and predictions."""
 
 import collections
 import dataclasses
@@ -12,14 +10,11 @@ from typing import Any
 
 from remixer_t5x.evaluate.best import rank
 from remixer_t5x.extras.reports.differences import compare_models, conclusion
-from remixer_t5x.extras.reports.overview import MOST_METRICS, overview, readable, task_metrics
-from remixer_t5x.extras.reports.records import Group, Run, seed
+from remixer_t5x.extras.reports.overview import MOST_METRICS, Overview, readable, task_metrics
+from remixer_t5x.extras.reports.records import Group, Run
 
 _SHOWN_PREDICTIONS = 10
 _LONGEST_TEXT = 600
-# With more different targets than this, or as many as half of the examples, targets are answers and not labels.
-MOST_LABELS = 12
-_LONGEST_LABEL = 40
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,7 +23,7 @@ class Cell:
 
     Attributes:
         mean: mean over the runs.
-        deviation: standard deviation (n - 1); None for one run.
+        deviation: sample standard deviation (n - 1); None for one run.
         count: number of runs.
         by_seed: the value of each seed.
         best: whether the group is shown to be better than every other one.
@@ -46,14 +41,14 @@ Row = tuple[str, str, list[Cell | None]]
 
 
 def cell(values: Sequence[float]) -> Cell:
-    """The cell of one metric over seeds, with the sample standard deviation (n - 1)."""
+    """The cell of one metric over seeds."""
     return Cell(statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None, len(values))
 
 
 def task_table(groups: Sequence[Group]) -> list[Row]:
-    """The newest values of each metric; a group that is shown to be better than all others is marked.
+    """The newest value of each metric; marks a group that is shown to be better than all others.
 
-    Of an evaluation with many metrics the first; `breakdowns` has all of them.
+    Only the first metric of an evaluation with many metrics; `breakdowns` has all of them.
     """
     rows = []
     for kind, names in _metric_names(groups):
@@ -76,7 +71,7 @@ def _metric_names(groups: Sequence[Group]) -> list[tuple[str, list[str]]]:
     names: dict[str, dict[str, None]] = {}
     for kind, record in (item for records in latest for item in records.items()):
         names.setdefault(kind, {}).update(dict.fromkeys(task_metrics(record)))
-    # If `eval` evaluates the split that training evaluated, the same numbers have two names: the first is shown.
+    # If `eval` evaluates the same split as training, the same numbers have two names: only the first is shown.
     unique: dict[tuple[object, ...], str] = {}
     for kind in names:
         numbers = [records[kind].numbers if kind in records else None for records in latest]
@@ -85,25 +80,22 @@ def _metric_names(groups: Sequence[Group]) -> list[tuple[str, list[str]]]:
 
 
 def _row(groups: Sequence[Group], kind: str, name: str) -> Row:
-    cells: list[Cell | None] = []
-    for group in groups:
+    cells: dict[str, Cell] = {}
+    keys = [str(index) for index in range(len(groups))]
+    for key, group in zip(keys, groups, strict=True):
         values = [
-            (seed(run), value)
+            (run.seed, value)
             for run in group.runs
             if kind in (latest := run.latest()) and (value := task_metrics(latest[kind]).get(name)) is not None
         ]
-        mean = cell([value for _, value in values]) if values else None
-        cells.append(dataclasses.replace(mean, by_seed=dict(values)) if mean else None)
-    present = {str(place): cell.by_seed for place, cell in enumerate(cells) if cell}
-    wins = collections.Counter(pair.model for pair in compare_models(present, rank(name, 1.0) > 0) if pair.is_shown)
-    return (
-        readable(kind),
-        name,
-        [
-            dataclasses.replace(cell, best=0 < wins[str(place)] == len(present) - 1) if cell else None
-            for place, cell in enumerate(cells)
-        ],
-    )
+        if values:
+            cells[key] = dataclasses.replace(cell([value for _, value in values]), by_seed=dict(values))
+    pairs = compare_models({key: cell.by_seed for key, cell in cells.items()}, rank(name, 1.0) > 0)
+    wins = collections.Counter(pair.model for pair in pairs if pair.is_shown)
+    for key in cells:
+        if 0 < wins[key] == len(cells) - 1:
+            cells[key] = dataclasses.replace(cells[key], best=True)
+    return readable(kind), name, [cells.get(key) for key in keys]
 
 
 def main_rows(rows: Sequence[Row]) -> list[Row]:
@@ -111,12 +103,14 @@ def main_rows(rows: Sequence[Row]) -> list[Row]:
     return list({row[0]: row for row in reversed(rows)}.values())[::-1]
 
 
-def headline(groups: Sequence[Group], rows: Sequence[Row]) -> list[str]:
-    """Sentences on which groups differ in the held-out loss and in the main metric of each evaluation (`rows`)."""
-    overviews = {group.name: [(seed(run), overview(run)) for run in group.runs] for group in groups}
+def headline(groups: Sequence[Group], rows: Sequence[Row], overviews: Mapping[str, Overview]) -> list[str]:
+    """Sentences on which groups differ in the held-out loss and in the main metric of each evaluation (`rows`).
+
+    `overviews` has the overview of each run by its name.
+    """
     losses: dict[str, Mapping[int, float]] = {
-        name: {run_seed: one.held_out for run_seed, one in runs if one.held_out is not None}
-        for name, runs in overviews.items()
+        group.name: {run.seed: loss for run in group.runs if (loss := overviews[run.name].held_out) is not None}
+        for group in groups
     }
     measures = [('held-out loss', losses, False)]
     for kind, metric, cells in rows:
@@ -127,14 +121,20 @@ def headline(groups: Sequence[Group], rows: Sequence[Row]) -> list[str]:
         models = {name: by_seed for name, by_seed in models.items() if by_seed}
         if len(models) > 1:
             sentences.append(conclusion(measure, models, higher_is_better))
-    if sentences and len({one.step for runs in overviews.values() for _, one in runs}) > 1:
+    if sentences and len({overview.step for overview in overviews.values()}) > 1:
         sentences.append('The runs are at different steps.')
     return [sentence for sentence in sentences if sentence]
 
 
 @dataclasses.dataclass(frozen=True)
 class Sample:
-    """One example with each run's prediction as (words, whether they differ from the target) in order, or None."""
+    """One example.
+
+    Attributes:
+        input: the input, truncated.
+        target: the target, truncated.
+        predictions: the prediction of each run as (text, whether it differs from the target), or None.
+    """
 
     input: str
     target: str
@@ -142,7 +142,7 @@ class Sample:
 
 
 def samples(runs: Sequence[Run]) -> list[tuple[str, list[Sample], list[str]]]:
-    """(task and split, examples, share of each run's predictions that equal the target) for every file of predictions.
+    """(task and split, examples, share of each run's predictions that equal the target) for each file of predictions.
 
     The first half of the examples are wrong predictions of the first run that has the file. All runs show the same
     examples.
@@ -172,11 +172,10 @@ def _is_right(row: Mapping[str, Any]) -> bool:
 def _sample(rows: Sequence[Mapping[str, Any] | None]) -> Sample:
     """One example, from its row of each run; None for a run without it."""
     first = next(row for row in rows if row is not None)
-    target = str(first.get('target', ''))
     predictions = [
         None if row is None else compare_words(str(row.get('target', '')), str(row['prediction'])) for row in rows
     ]
-    return Sample(_truncate(str(first.get('input', ''))), _truncate(target), predictions)
+    return Sample(_truncate(str(first.get('input', ''))), _truncate(str(first.get('target', ''))), predictions)
 
 
 def compare_words(target: str, prediction: str) -> list[tuple[str, bool]]:
@@ -189,63 +188,5 @@ def compare_words(target: str, prediction: str) -> list[tuple[str, bool]]:
     return parts
 
 
-def _truncate(text: str, length: int = _LONGEST_TEXT) -> str:
-    return text if len(text) <= length else text[:length] + ' …'
-
-
-@dataclasses.dataclass(frozen=True)
-class Confusion:
-    """The predictions of one run for one task and split.
-
-    Attributes:
-        run, task: their names; the task's with the split.
-        labels: the targets' texts, the most frequent first; the predictions' columns are the same and, if `has_other`,
-            one for every other text.
-        counts: [labels, columns], how many examples with this target have this prediction.
-        has_other: whether a prediction differs from every target.
-    """
-
-    run: str
-    task: str
-    labels: Sequence[str]
-    counts: Sequence[Sequence[int]]
-    has_other: bool
-
-    @property
-    def totals(self) -> list[int]:
-        """The number of examples with each target."""
-        return [sum(row) for row in self.counts]
-
-    @property
-    def accuracy(self) -> float:
-        """Percent of predictions that equal their targets."""
-        return 100 * sum(row[index] for index, row in enumerate(self.counts)) / sum(self.totals)
-
-    @property
-    def majority(self) -> float:
-        """Percent that the most frequent target would get as every answer."""
-        return 100 * max(self.totals) / sum(self.totals)
-
-
-def confusions(runs: Sequence[Run]) -> list[Confusion]:
-    """A table for each run and file of predictions whose targets are labels: few different texts."""
-    tables = []
-    for name in dict.fromkeys(name for run in runs for name in run.predictions):
-        for run in runs:
-            # White space does not count, as everywhere in the report.
-            pairs = [
-                (' '.join(str(row.get('target', '')).split()), ' '.join(str(row['prediction']).split()))
-                for row in run.predictions.get(name, ())
-            ]
-            targets = collections.Counter(target for target, _ in pairs)
-            labels = [label for label, _ in targets.most_common(MOST_LABELS + 1)]
-            if not 2 <= len(labels) <= min(MOST_LABELS, len(pairs) // 2):
-                continue
-            index = {label: place for place, label in enumerate(labels)}
-            has_other = any(prediction not in index for _, prediction in pairs)
-            counts = [[0] * (len(labels) + has_other) for _ in labels]
-            for target, prediction in pairs:
-                counts[index[target]][index.get(prediction, len(labels))] += 1
-            shown = [_truncate(label, _LONGEST_LABEL) for label in labels]
-            tables.append(Confusion(run.name, name, shown, counts, has_other))
-    return tables
+def _truncate(text: str) -> str:
+    return text if len(text) <= _LONGEST_TEXT else text[:_LONGEST_TEXT] + ' …'

@@ -1,13 +1,11 @@
 """Writes the report: reads runs, draws pictures of what their models learned, and renders the page."""
 
-import contextlib
 import dataclasses
-import errno
 import pathlib
 import re
 import sys
-from collections.abc import Iterator, Sequence
-from typing import Any, BinaryIO
+from collections.abc import Sequence
+from typing import Any
 
 import jax
 import numpy as np
@@ -26,7 +24,7 @@ from remixer_t5x.extras.reports.pictures import drawing, gallery
 from remixer_t5x.extras.reports.records import Run
 
 TEXT = 'The small dog that the children found in the park did not bark, but it followed them home.'
-# Maximum tokens of the model's own answer, which the decoder's pictures show.
+# Maximum tokens of the model's answer, which the pictures of the decoder show.
 MOST_TARGETS = 24
 _INITIAL = 'INITIAL_CHECKPOINT_PATH'
 
@@ -39,55 +37,41 @@ def write(
     Args:
         folders: MODEL_DIRs.
         out: the HTML file.
-        text: what models read for the pictures.
-        pictures: whether there are pictures of what was learned. They need the model, and so run each run's config.gin.
-        pictures_dir: a folder for each picture as a PNG and an SVG, or None.
+        text: the input text of the pictures.
+        pictures: whether to draw what was learned, which needs the models, and therefore runs each config.gin.
+        pictures_dir: a folder for the pictures as PNG and SVG, or None.
 
     Raises:
         UserError: a folder that is not a run, a run without metrics, a file that cannot be read or written.
     """
     target = pathlib.Path(out).expanduser()
-    # Opened before a minute's work, and not after it.
-    with _open_output(target) as file:
-        runs = run_folders.read_all(folders)
-        learned = _draw_learned(runs, text, pictures_dir) if pictures else []
-        html = page.render(runs, learned)
-        # The names of folders can have bytes that are not UTF-8, which Python represents as lone surrogates.
-        file.write(html.encode('utf-8', 'replace'))
+    runs = run_folders.read_all(folders)
+    learned = _draw_learned(runs, text, pictures_dir) if pictures else []
+    html = page.render(runs, learned)
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with temporary.entry(target.parent, target.name) as unfinished:
+            # Names of folders may contain bytes that are not UTF-8, which Python represents as lone surrogates.
+            unfinished.write_bytes(html.encode('utf-8', 'replace'))
+            temporary.commit(unfinished, target)
+    except OSError as error:
+        raise UserError(f'{target} cannot be written ({error.strerror}); type another file in --out') from None
     print(f'report       {target}  ({len(html) / 1e6:.1f} MB, one file; open it in any browser)')
-    if pictures_dir and any(one.pictures for one in learned):
+    if pictures_dir and any(run.pictures for run in learned):
         print(f'pictures     {pictures_dir}')
 
 
-@contextlib.contextmanager
-def _open_output(target: pathlib.Path) -> Iterator[BinaryIO]:
-    """A file that replaces `target` when the block ends without an error."""
-    unfinished = target.with_name(f'{target.name}.unfinished')
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        if target.exists() and not target.is_file():
-            raise IsADirectoryError(errno.EISDIR, 'it is not a file')
-        with unfinished.open('wb') as file:
-            yield file
-        temporary.commit(unfinished, target)
-    except OSError as error:
-        raise UserError(f'{target} cannot be written ({error.strerror}); type another file in --out') from None
-    finally:
-        with contextlib.suppress(OSError):
-            unfinished.unlink(missing_ok=True)
-
-
 def _draw_learned(runs: Sequence[Run], text: str, folder: str | None) -> list[page.Learned]:
-    """Pictures of the first run of each group of seeds; of a run whose model cannot be built, the reason."""
+    """Draws the first run of each group of seeds; gives the reason instead if its model cannot be built."""
     learned = []
     for number, group in enumerate(records.by_seed(runs), 1):
         run = group.runs[0]
-        _print(f'{run.name}: its model, for the pictures')
+        print(f'{run.name}: draws what its model learned', file=sys.stderr, flush=True)
         try:
             learned.append(_draw_run(run, text, number))
         except UserError as error:
             reason = f'No pictures of what was learned: {" ".join(str(error).split())}'
-            _print(f'{run.name}: {reason}')
+            print(f'{run.name}: {reason}', file=sys.stderr, flush=True)
             learned.append(page.Learned(run.name, about=reason))
         for picture in learned[-1].pictures if folder else ():
             stem = re.sub(r'[^\w.-]+', '_', f'{run.name}-{picture.name.partition("-")[2]}')
@@ -98,22 +82,20 @@ def _draw_learned(runs: Sequence[Run], text: str, folder: str | None) -> list[pa
 def _draw_run(run: Run, text: str, number: int) -> page.Learned:
     trained = saved_models.load(run.folder)
     if trained.model.frame != frames.ENCODER_DECODER:
-        raise UserError(f'they are drawn for an encoder-decoder, and FRAME is {trained.model.frame!r}')
-    # Truncated to the longest input, with the end token.
+        raise UserError(f'pictures need an encoder-decoder, and FRAME is {trained.model.frame!r}')
     inputs: np.ndarray = np.asarray(Texts(trained.vocabulary, trained.lengths['inputs']).encode(text, 0)[0], np.int32)
     targets = _answer(trained, inputs)
-    _print(f'{run.name}: attention weights, then gradients of every token')
     pieces = [[vocab.piece(trained.vocabulary, int(token)) for token in ids] for ids in (inputs, targets)]
     trained_text = gallery.TrainedText(
-        trained.model,
-        trained.params,
-        (inputs, pieces[0]),
-        (targets, pieces[1]),
-        {'encoder': trained.lengths['inputs'], 'decoder': trained.lengths['targets']},
-        _initial_params(trained),
-        f'r{number}-',
+        model=trained.model,
+        params=trained.params,
+        inputs=(inputs, pieces[0]),
+        targets=(targets, pieces[1]),
+        lengths={'encoder': trained.lengths['inputs'], 'decoder': trained.lengths['targets']},
+        initial=_initial_params(trained),
+        name=f'r{number}-',
     )
-    about = f'The model of {trained.source} reads “{text}”; its decoder is shown with the model’s own answer.'
+    about = f'The model of {trained.source} reads “{text}”; its decoder is shown with the model’s answer.'
     return page.Learned(run.name, gallery.draw_all(trained_text), about)
 
 
@@ -132,7 +114,7 @@ def _answer(trained: TrainedModel, inputs: np.ndarray) -> np.ndarray:
 
 
 def _initial_params(trained: TrainedModel) -> Any:
-    """The parameters that the run started with; None for random parameters, or if their checkpoint is gone."""
+    """The parameters that the run started from; None for random parameters, or if their checkpoint is missing."""
     with saved_models.saved_gin(trained.source) as gin_file:
         (initial,) = loading.values(loading.Given([gin_file], defaults={_INITIAL: None}), _INITIAL)
     if not initial:
@@ -141,7 +123,3 @@ def _initial_params(trained: TrainedModel) -> Any:
         return saved_models.restore(initial, trained.model, trained.vocabulary, trained.partitioner)
     except UserError:
         return None
-
-
-def _print(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)

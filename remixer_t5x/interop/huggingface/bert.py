@@ -1,8 +1,8 @@
 """Hugging Face's BERT, which is models/bert.gin.
 
 Source: `BertConfig` and `BertForMaskedLM` of transformers 4 and 5. Both sides have post-norm layers, biases, the exact
-GELU and an output projection that is the table of embeddings. The pooler and the head of next-sentence prediction,
-which published BERTs have in addition, are not read.
+GELU, and an output projection that is the embedding table. The pooler and the next-sentence head of published BERTs are
+ignored.
 """
 
 import dataclasses
@@ -14,10 +14,9 @@ from typing import Any, Self
 import numpy as np
 
 from remixer_t5x.errors import UserError
-from remixer_t5x.interop.huggingface.description import Description, run_lengths
-from remixer_t5x.interop.huggingface.family import Family, Tokenizer
+from remixer_t5x.interop.huggingface.family import Description, Family, Tokenizer
 from remixer_t5x.interop.huggingface.table import Params, Row, Runs, dense, layer_norm
-from remixer_t5x.interop.safetensors.files import Tensors
+from remixer_t5x.interop.safetensors_files import Tensors
 from remixer_t5x.models.architecture.encoder_only import BertHead, BertInput
 from remixer_t5x.models.architecture.layer import PostNorm
 from remixer_t5x.models.layers.norms import LayerNorm
@@ -25,21 +24,21 @@ from remixer_t5x.models.masked_lm import MaskedLM
 from remixer_t5x.models.sublayers.attention import ScaledAttention
 from remixer_t5x.models.sublayers.feed_forward import GeluMLP
 
-# In the order in which they are looked for.
+# In order of preference.
 TOKENIZERS = ('tokenizer.json', 'vocab.txt')
 TABLE, HEAD = 'bert.embeddings.word_embeddings.weight', 'cls.predictions'
-# Published BERTs have TensorFlow's names of a norm's parameters.
+# Published BERTs name the parameters of norms as TensorFlow does.
 OLD_NAMES = {'LayerNorm.gamma': 'LayerNorm.weight', 'LayerNorm.beta': 'LayerNorm.bias'}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Bert(Family):
-    """An encoder alone.
+    """An encoder-only model.
 
     Attributes:
         num_layers: number of layers.
-        max_length: learned positions.
-        token_types: learned token types.
+        max_length: number of learned positions.
+        token_types: number of learned token types.
     """
 
     kind = 'BERT'
@@ -111,26 +110,27 @@ class Bert(Family):
         module, description = model.module, Description(cls.kind)
         stack = module.encoder_stack()
         list(description.stack('encoder', stack, PostNorm, LayerNorm, (ScaledAttention, GeluMLP)))
-        sizes, runs = description.sizes, run_lengths(encoder=stack)
+        sizes = description.sizes
         for holds, difference in (
-            (sizes['num_heads'] * sizes['head_dim'] == module.embed_dim, 'its heads do not share the width'),
+            (sizes['num_heads'] * sizes['head_dim'] == module.embed_dim, 'num_heads * head_dim is not embed_dim'),
             (not sizes.pop('approximate'), 'GELU is approximate'),
             (stack.position_bias is None, 'it has a position bias'),
             (stack.position_embedding is None, 'the stack adds positions'),
             (stack.final_norm is None, 'the stack has a final norm'),
         ):
             description.require(holds, difference)
-        entry = description.part(module.input_layer, BertInput, 'INPUT_LAYER')
+        embedding = description.part(module.input_layer, BertInput, 'INPUT_LAYER')
         description.part(module.head_layer, BertHead, 'TOKEN_HEAD')
+        runs = tuple(count for _, count in stack.runs)
         return cls(
             vocab_size=module.vocab_size,
             embed_dim=module.embed_dim,
             mlp_dim=sizes.pop('hidden_dim'),
-            num_layers=sum(runs['encoder']),
-            max_length=entry.max_length,
-            token_types=entry.token_types,
+            num_layers=sum(runs),
+            max_length=embedding.max_length,
+            token_types=embedding.token_types,
             **sizes,
-        ), runs
+        ), {'encoder': runs}
 
     def settings(self) -> dict[str, Any]:
         return {
@@ -140,12 +140,12 @@ class Bert(Family):
         }
 
     def tokenizer(self, folder: pathlib.Path, file: str | None) -> Tokenizer:
-        files = [file] if file else [str(folder / name) for name in TOKENIZERS if (folder / name).is_file()]
-        if not files:
+        path = file or next((str(folder / name) for name in TOKENIZERS if (folder / name).is_file()), None)
+        if path is None:
             raise UserError(
                 f'{folder} has no {" and no ".join(TOKENIZERS)}; give --vocabulary=/path/to/{TOKENIZERS[0]}'
             )
-        return Tokenizer('wordpiece', {'path': files[0]}, files[0])
+        return Tokenizer('wordpiece', {'path': path}, path)
 
     def write_tokenizer(self, vocabulary: Any, folder: pathlib.Path) -> str:
         if not hasattr(vocabulary, 'save'):

@@ -1,13 +1,14 @@
-"""A model family of Hugging Face: sizes, the table of parameters, gin settings, and inputs to compare logits with.
+"""A model family of Hugging Face: its sizes in config.json, parameter table, gin settings and tokenizer.
 
-A family is a file of this folder with a subclass of `Family`, which `folders.FAMILIES` lists. The laws of
-tests/interop/test_families.py hold for it once `tests/support/hf_folders.py` has a recorded tiny model.
+To add a family, subclass `Family` in a file of this folder, list it in `folders.FAMILIES`, and record a tiny model in
+`tests/support/hf_folders.py`; tests/interop/test_families.py then tests it.
 """
 
 import abc
 import dataclasses
 import pathlib
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -15,26 +16,26 @@ import numpy as np
 from remixer_t5x.errors import UserError
 from remixer_t5x.interop.huggingface import table
 from remixer_t5x.interop.huggingface.table import Params, Row, Runs
-from remixer_t5x.interop.safetensors.files import Tensors
+from remixer_t5x.interop.safetensors_files import Tensors
 
-# Every layer is looked up among the weights, so numbers from a file need a limit.
+# Reading looks up every layer, so layer counts from an untrusted file need a limit.
 MAX_LAYERS = 4096
 MAX_NUMBER = 2**31 - 1
 
 
 class Config:
-    """The content of the config.json in `folder`, from anybody: each value is checked when it is read."""
+    """The untrusted content of the config.json in `folder`; each value is validated when it is read."""
 
     def __init__(self, values: Mapping[str, Any], folder: str):
         self.values, self.file = values, f'{folder}/config.json'
 
     def error(self, name: str, advice: str) -> UserError:
-        """The error for the value of `name`, which it shows on one line."""
+        """Returns the error for an invalid value of `name`."""
         value = ascii(self.values.get(name))
         return UserError(f'{self.file} says {name} {value if len(value) <= 60 else value[:60] + "..."}; {advice}')
 
     def number(self, name: str, default: int | None = None) -> int:
-        """A positive whole number. Raises UserError for anything else."""
+        """Reads a positive whole number. Raises UserError for anything else."""
         value = default if self.values.get(name) is None else self.values[name]
         limit = MAX_LAYERS if 'layer' in name else MAX_NUMBER
         if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= limit:
@@ -42,24 +43,77 @@ class Config:
         return value
 
     def epsilon(self, name: str, default: float | None = None) -> float:
-        """A number between 0 and 1. Raises UserError for anything else."""
+        """Reads a number between 0 and 1. Raises UserError for anything else."""
         value = self.values.get(name, default)
         if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < 1:
             raise self.error(name, 'it must be a number between 0 and 1')
         return float(value)
 
-    def allow(self, allowed: Mapping[str, Sequence[Any]]) -> None:
-        """Raises UserError for a value that is not among those allowed; the first is the default of a missing one."""
-        for name, values in allowed.items():
-            if self.values.get(name, values[0]) not in values:
-                raise self.error(name, f'it must be {" or ".join(map(repr, values))}, as in published models')
+
+class Refusal(UserError):
+    """Hugging Face has no equivalent of one of our models, for a `reason`."""
+
+    def __init__(self, reason: str):
+        self.reason = reason
+        super().__init__(f'{reason}; --to_safetensors=FILE writes the parameters of any model')
+
+
+class Description:
+    """Collects the sizes of one of our models; Hugging Face has one value of each for the whole model."""
+
+    def __init__(self, kind: str):
+        self._kind = kind
+        self.sizes: dict[str, Any] = {}
+
+    def require(self, holds: bool, difference: str) -> None:
+        """Raises Refusal with the `difference` unless `holds`."""
+        if not holds:
+            raise Refusal(f"Hugging Face's {self._kind} does not have this model: {difference}")
+
+    def size(self, name: str, value: Any, where: str) -> None:
+        """Sets a size. Raises Refusal if another part of the model has a different value."""
+        previous = self.sizes.setdefault(name, value)
+        texts = [getattr(number, '__name__', repr(number)) for number in (value, previous)]
+        self.require(previous == value, f'{name} is {texts[0]} in {where} and {texts[1]} in an earlier part')
+
+    def part(self, factory: Callable[..., Any] | None, allowed: type, where: str) -> Any:
+        """Calls `factory`. Raises Refusal if the result is not an instance of `allowed`."""
+        part = factory() if factory is not None else None
+        self.require(isinstance(part, allowed), f'{where} is {None if part is None else type(part).__name__}')
+        return part
+
+    def norm(self, factory: Callable[..., Any] | None, allowed: type, where: str) -> None:
+        """Sets `epsilon` to that of a norm."""
+        self.size('epsilon', self.part(factory, allowed, where).epsilon, where)
+
+    def stack(self, side: str, stack: Any, layout: type, norm: type, allowed: Sequence[Any]) -> Iterator[Any]:
+        """Sets the sizes of the layers of a stack, and yields their sublayers.
+
+        Args:
+            side: 'encoder' or 'decoder', for errors.
+            stack: a `Stack`.
+            layout: class of every layer.
+            norm: class of every norm.
+            allowed: class, or tuple of classes, of each sublayer of a layer.
+        """
+        for factory, _ in stack.runs:
+            layer = factory()
+            sublayers = [sublayer() for sublayer in layer.sublayers]
+            names = ', '.join(type(sublayer).__name__ for sublayer in sublayers)
+            fits = len(sublayers) == len(allowed) and all(map(isinstance, sublayers, allowed))
+            self.require(fits, f'a layer of the {side} has the sublayers {names}')
+            self.require(isinstance(layer, layout), f'the layout of the {side} is {type(layer).__name__}')
+            self.norm(layer.norm, norm, f'the norm of the {side}')
+            for sublayer in sublayers:
+                for name in ('num_heads', 'head_dim', 'hidden_dim', 'approximate'):
+                    if hasattr(sublayer, name):
+                        self.size(name, getattr(sublayer, name), f'{type(sublayer).__name__} of the {side}')
+                yield sublayer
 
 
 @dataclasses.dataclass(frozen=True)
 class Tokenizer:
-    """A vocabulary of the files in Hugging Face's folder: the function of `remixer_tasks.vocabularies`, its arguments,
-    and its name in errors.
-    """
+    """A vocabulary: its function in `remixer_tasks.vocabularies`, the arguments, and a name for errors."""
 
     function: str
     arguments: Mapping[str, Any]
@@ -71,7 +125,7 @@ class Family(abc.ABC):
     """One model of a family.
 
     Attributes:
-        vocab_size: rows of Hugging Face's table of embeddings.
+        vocab_size: rows of Hugging Face's embedding table.
         embed_dim: width of the residual stream.
         mlp_dim: hidden units of the feed-forward.
         num_heads: attention heads.
@@ -81,18 +135,18 @@ class Family(abc.ABC):
 
     kind: ClassVar[str]
     model_types: ClassVar[tuple[str, ...]]
-    # transformers' class, and the class that loads it.
+    # The class of transformers, and its auto class.
     hf_class: ClassVar[str]
     auto_class: ClassVar[str]
-    # The class of our model, and modules of remixer_t5x.models that `settings` names.
+    # The class of our model, and the modules of remixer_t5x.models that `settings` names.
     model_class: ClassVar[type]
     gin_modules: ClassVar[tuple[str, ...]]
-    # By key of config.json: the name of our field, and the supported values, of which the first is written.
+    # By key of config.json: the name of our field; the supported values, of which the first is the default and is
+    # written; further keys to write.
     sizes: ClassVar[Mapping[str, str]]
     allowed: ClassVar[Mapping[str, Sequence[Any]]]
-    # What is written into config.json in addition.
     constants: ClassVar[Mapping[str, Any]] = {}
-    # Further arrays of a file, as `table.check` takes them.
+    # Further arrays that a file may have: names whose arrays must equal another one, and a pattern of names to ignore.
     copies: ClassVar[Mapping[str, str]] = {}
     ignored: ClassVar[str] = ''
 
@@ -105,13 +159,15 @@ class Family(abc.ABC):
 
     @classmethod
     def from_config(cls, config: Config, tensors: Tensors) -> Self:
-        """The model in a folder. Raises UserError for a part that our models do not have."""
+        """The model in a folder. Raises UserError for a feature that our models lack."""
         return cls(**cls.read_sizes(config))
 
     @classmethod
     def read_sizes(cls, config: Config, **defaults: int) -> dict[str, Any]:
-        """Checks `allowed` and reads the sizes by field; missing ones are `defaults`, or the defaults of the fields."""
-        config.allow(cls.allowed)
+        """Checks `allowed` and reads the sizes by field. `defaults` override the defaults of the fields."""
+        for name, values in cls.allowed.items():
+            if config.values.get(name, values[0]) not in values:
+                raise config.error(name, f'it must be {" or ".join(map(repr, values))}, as in published models')
         fields = {field.name: field.default for field in dataclasses.fields(cls)}
         defaults = {name: value for name, value in fields.items() if value is not dataclasses.MISSING} | defaults
         sizes: dict[str, Any] = {}
@@ -137,9 +193,9 @@ class Family(abc.ABC):
     @classmethod
     @abc.abstractmethod
     def describe(cls, model: Any, vocabulary: Any) -> tuple[Self, Runs]:
-        """Describes a model of ours, and the lengths of its runs of layers. Raises Refusal if the family lacks it.
+        """Describes one of our models, and the lengths of its runs of layers. Raises Refusal if the family lacks it.
 
-        Calls factories for their attributes and does not trace anything.
+        Calls factories for their attributes, without tracing anything.
         """
 
     @property
@@ -149,7 +205,7 @@ class Family(abc.ABC):
 
     @abc.abstractmethod
     def rows(self) -> Iterator[Row]:
-        """The table of parameters."""
+        """The parameter table."""
 
     @property
     @abc.abstractmethod
@@ -158,19 +214,19 @@ class Family(abc.ABC):
 
     @abc.abstractmethod
     def settings(self) -> dict[str, Any]:
-        """The gin settings that differ from `model_file`, besides the common sizes; text is gin, not a string."""
+        """The gin settings that differ from `model_file`, besides the common sizes; strings are gin expressions."""
 
     @abc.abstractmethod
     def tokenizer(self, folder: pathlib.Path, file: str | None) -> Tokenizer:
-        """The tokenizer in `folder`; `file` replaces it. Raises UserError if there is none that we can read."""
+        """The tokenizer in `folder`, or `file` instead. Raises UserError if there is none that we can read."""
 
     @abc.abstractmethod
     def write_tokenizer(self, vocabulary: Any, folder: pathlib.Path) -> str:
-        """Writes the files of the tokenizer, and returns their names."""
+        """Writes the files of the tokenizer, and returns a description of them."""
 
     @abc.abstractmethod
     def random_inputs(self, rng: np.random.Generator) -> dict[str, np.ndarray]:
-        """Arguments of transformers' model, [rows, length] int32; 0 in `input_ids` is padding."""
+        """Arguments of the model in transformers, [rows, length] int32; 0 in `input_ids` is padding."""
 
     @abc.abstractmethod
     def our_logits(self, model: Any, params: Params, inputs: Mapping[str, np.ndarray]) -> Any:
@@ -178,12 +234,12 @@ class Family(abc.ABC):
 
     @property
     def lengths(self) -> dict[str, int] | None:
-        """The longest inputs and targets, if the model limits them and `settings` does not have them."""
+        """Maximum lengths of inputs and targets, if the model limits them and `settings` does not set them."""
         return None
 
     @staticmethod
     def canonical_names(tensors: Tensors) -> dict[str, str]:
-        """The names in the file by the names in the table."""
+        """Maps the names in the table to the names in the file."""
         return {name: name for name in tensors}
 
     def generation_config(self) -> dict[str, Any]:
@@ -191,7 +247,7 @@ class Family(abc.ABC):
         return {}
 
     def reference_settings(self) -> dict[str, Any]:
-        """The settings of transformers' configuration that it must not take from the folder."""
+        """Settings of transformers' configuration that override those of the folder."""
         return {}
 
     def one_run(self) -> Runs:
@@ -199,20 +255,34 @@ class Family(abc.ABC):
         return {stack: (count,) for stack, count in self.layers.items()}
 
     def read(self, tensors: Tensors, folder: str) -> Params:
-        """Reads our parameters, float32. Raises UserError if a weight is missing, unknown, or of another shape."""
+        """Reads our parameters, float32.
+
+        Raises UserError if a weight is missing, has another shape than in config.json, or would be ignored.
+        """
         rows, runs, tensors = list(self.rows()), self.one_run(), tensors.renamed(self.canonical_names(tensors))
-        table.check(rows, runs, tensors, folder, self.hf_class, self.copies, self.ignored)
+        shapes = {name: row.shape for row in rows for _, names in row.places(runs) for name in names}
+        if missing := [name for name in shapes if name not in tensors]:
+            raise UserError(f'{folder} lacks the weight {_first(missing)}; give a whole {self.hf_class}')
+        if differing := [name for name, shape in shapes.items() if tensors.shape(name) != shape]:
+            name = differing[0]
+            raise UserError(
+                f'{name} in {folder} has shape {tensors.shape(name)}, and {shapes[name]} by config.json; '
+                'give the config.json that belongs to the weights'
+            )
+        extra = [name for name in sorted({*tensors} - {*shapes, *self.copies}) if not re.fullmatch(self.ignored, name)]
+        if extra:
+            raise UserError(
+                f'{folder} has the weight {_first(extra)}, which a {self.hf_class} of its config.json does not have; '
+                'give the config.json that belongs to the weights'
+            )
+        for copy, name in self.copies.items():
+            if copy in tensors and copy not in shapes and not np.array_equal(tensors[copy], tensors[name]):
+                raise UserError(f'{copy} in {folder} is not {name}; a {self.hf_class} must have one array for both')
         return table.read(rows, runs, tensors)
 
     def write(self, params: Params, runs: Runs) -> dict[str, np.ndarray]:
-        """Hugging Face's arrays by name, as views of `params` if possible."""
+        """Returns Hugging Face's arrays by name, as views of `params` if possible."""
         return table.write(self.rows(), runs, params)
-
-    def first_difference(self, tensors: Tensors, params: Params, runs: Runs) -> str | None:
-        """Hugging Face's name of a weight in `tensors` that differs in `params`; None if all are equal."""
-        tensors = tensors.renamed(self.canonical_names(tensors))
-        arrays = table.write(self.rows(), runs, params)
-        return next((name for name, array in arrays.items() if not np.array_equal(array, tensors[name])), None)
 
     def check_vocabulary(self, vocabulary: Any, name: str, folder: str) -> None:
         """Raises UserError if `vocabulary` cannot belong to the model in `folder`."""
@@ -227,7 +297,7 @@ class Family(abc.ABC):
             )
 
     def gin_text(self, origin: str) -> str:
-        """The gin statements of MODEL and VOCAB_SIZE; `origin` says where the weights come from."""
+        """The gin statements of MODEL and VOCAB_SIZE; `origin` is a comment on where the weights come from."""
         depth = max(self.layers.values())
         settings = {
             'VOCAB_SIZE': self.vocab_size,
@@ -235,7 +305,7 @@ class Family(abc.ABC):
             'MLP_DIM': self.mlp_dim,
             'NUM_HEADS': self.num_heads,
             'HEAD_DIM': self.head_dim,
-            # models/*.gin describe both sides.
+            # models/*.gin set both, even for a model with one stack.
             'NUM_ENCODER_LAYERS': self.layers.get('encoder', depth),
             'NUM_DECODER_LAYERS': self.layers.get('decoder', depth),
             **self.settings(),
@@ -255,3 +325,7 @@ class Family(abc.ABC):
             *lines,
             '',
         ])  # fmt: skip
+
+
+def _first(names: Sequence[str]) -> str:
+    return names[0] + (f' (and {len(names) - 1} more)' if len(names) > 1 else '')

@@ -1,33 +1,46 @@
-"""Reads folders of Hugging Face's models into our parameters, and writes them.
+"""Reads and writes folders of Hugging Face models, and verifies that both sides compute the same.
 
 A folder has config.json, the weights as safetensors, in one file or in shards, and the files of a tokenizer.
 """
 
 import dataclasses
+import importlib.util
 import json
 import pathlib
+import warnings
 from typing import Any
 
+import jax
 import numpy as np
 
 from remixer_t5x import safe_paths, untrusted_files
 from remixer_t5x.errors import UserError
+from remixer_t5x.interop import safetensors_files
+from remixer_t5x.interop.huggingface import table
 from remixer_t5x.interop.huggingface.bert import Bert
-from remixer_t5x.interop.huggingface.description import Refusal
-from remixer_t5x.interop.huggingface.family import Config, Family
+from remixer_t5x.interop.huggingface.family import Config, Family, Refusal
 from remixer_t5x.interop.huggingface.gpt2 import Gpt2
 from remixer_t5x.interop.huggingface.t5 import T5
 from remixer_t5x.interop.huggingface.table import Params, Runs
-from remixer_t5x.interop.safetensors import files as safetensors_files
 
 FAMILIES: tuple[type[Family], ...] = (T5, Bert, Gpt2)
 CONFIG = 'config.json'
 GENERATION_CONFIG = 'generation_config.json'
+# Largest allowed difference of logits, as a share of the largest logit.
+TOLERANCE = 1e-3
+# Texts to compare tokenizers with, besides one for each added token.
+TEXTS = (
+    'Thank you for inviting me to your party last week.',
+    'Ça va? Über 1,234.50 €; "quoted" (x_1 = 2).',
+    " Tabs\tand\u00a0\u2028lines\n\n e\u0301 ﬁ ｗｉｄｅ 你好 don't  ",
+)
+MAX_ADDED_TOKENS = 200
+LOCAL = {'local_files_only': True, 'trust_remote_code': False}
 
 
 @dataclasses.dataclass(frozen=True)
 class Source:
-    """A folder with a model of a family; its weights are read on demand."""
+    """A folder with a model of a family; weights are read on demand."""
 
     folder: pathlib.Path
     family: Family
@@ -39,7 +52,9 @@ class Source:
 
     def first_difference(self, params: Params, runs: Runs | None = None) -> str | None:
         """The name of a weight that differs in `params`, whose layers are grouped in `runs` (None: one run)."""
-        return self.family.first_difference(self.tensors, params, runs or self.family.one_run())
+        tensors = self.tensors.renamed(self.family.canonical_names(self.tensors))
+        arrays = table.write(self.family.rows(), runs or self.family.one_run(), params)
+        return next((name for name, array in arrays.items() if not np.array_equal(array, tensors[name])), None)
 
 
 def read(path: str) -> Source:
@@ -51,10 +66,9 @@ def read(path: str) -> Source:
     safe_paths.check_inside(folder)
     if not (folder / CONFIG).is_file():
         raise UserError(f'{folder} has no {CONFIG}; give the folder of a Hugging Face model')
-    values = untrusted_files.read_object(folder / CONFIG)
-    config = Config(values, str(folder))
+    config = Config(untrusted_files.read_object(folder / CONFIG), str(folder))
     families = {model_type: family for family in FAMILIES for model_type in family.model_types}
-    model_type = values.get('model_type')
+    model_type = config.values.get('model_type')
     if not isinstance(model_type, str) or model_type not in families:
         raise config.error('model_type', f'it must be one of {", ".join(families)}')
     tensors = safetensors_files.read_folder(folder)
@@ -62,39 +76,27 @@ def read(path: str) -> Source:
 
 
 def describe(model: Any, vocabulary: Any) -> tuple[Family, Runs]:
-    """The family and sizes of a model of ours, and the lengths of its runs of layers.
+    """The family and sizes of one of our models, and the lengths of its runs of layers.
 
-    Raises Refusal, with the first part that differs, if no family has it.
+    Raises Refusal, with the first part that differs, if no family has an equivalent.
     """
-    refusals = []
     for family in FAMILIES:
         if isinstance(model, family.model_class):
-            try:
-                return family.describe(model, vocabulary)
-            except Refusal as refusal:
-                refusals.append(refusal)
-    if refusals:
-        raise refusals[0]
+            return family.describe(model, vocabulary)
     kinds = ', '.join(family.kind for family in FAMILIES)
     raise Refusal(f'transformers has {kinds}, and FRAME is {model.frame!r}')
 
 
 def write(path: str, family: Family, params: Params, runs: Runs, dtype: str = 'float32') -> pathlib.Path:
-    """Writes configuration and weights into the new or empty folder `path`, and returns it.
-
-    Args:
-        path: the folder.
-        family: the model.
-        params: our parameters.
-        runs: lengths of the runs of layers in `params`.
-        dtype: dtype of the weights in the file.
-    """
+    """Writes configuration and weights, in `dtype`, into the new or empty folder `path`, and returns it."""
     folder = check_free(path)
+    files = {CONFIG: {**family.to_config(), 'dtype': dtype, 'torch_dtype': dtype}}
+    if generation := family.generation_config():
+        files[GENERATION_CONFIG] = generation
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        _write_json(folder / CONFIG, {**family.to_config(), 'dtype': dtype, 'torch_dtype': dtype})
-        if generation := family.generation_config():
-            _write_json(folder / GENERATION_CONFIG, generation)
+        for name, content in files.items():
+            (folder / name).write_text(json.dumps(content, indent=2) + '\n', encoding='utf-8')
     except OSError as error:
         raise UserError(f'{folder} cannot be written ({error.strerror}); check the space and rights there') from error
     arrays: dict[str, np.ndarray] = {
@@ -112,5 +114,72 @@ def check_free(path: str) -> pathlib.Path:
     return folder
 
 
-def _write_json(path: pathlib.Path, content: dict[str, Any]) -> None:
-    path.write_text(json.dumps(content, indent=2) + '\n', encoding='utf-8')
+def missing_packages() -> list[str]:
+    """The packages that `compare_logits` needs and that are not installed."""
+    return [name for name in ('torch', 'transformers') if importlib.util.find_spec(name) is None]
+
+
+def compare_logits(source: Source, model: Any, params: Params) -> str:
+    """Describes the largest difference of logits between our model and transformers', on a random batch in float32.
+
+    Raises UserError if it exceeds rounding. transformers reads only safetensors, without network access and without
+    code from the folder.
+    """
+    import torch
+    import transformers
+
+    family, inputs = source.family, source.family.random_inputs(np.random.default_rng(0))
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    tensors = {name: torch.from_numpy(array).long() for name, array in inputs.items()}
+    with warnings.catch_warnings(), torch.no_grad():
+        warnings.simplefilter('ignore')
+        auto_class = getattr(transformers, family.auto_class)
+        reference = auto_class.from_pretrained(source.folder, use_safetensors=True, **LOCAL)
+        for name, value in family.reference_settings().items():
+            setattr(reference.config, name, value)
+        output = reference.float().eval()(attention_mask=(tensors['input_ids'] > 0).long(), **tensors)
+    theirs = output.logits.numpy()
+    ours = np.asarray(jax.jit(lambda params: family.our_logits(model, params, inputs))(params))
+    if 'decoder_input_ids' not in inputs:
+        ours, theirs = (logits[inputs['input_ids'] > 0] for logits in (ours, theirs))
+    return describe_difference(ours, theirs)
+
+
+def describe_difference(ours: np.ndarray, theirs: np.ndarray) -> str:
+    """The largest difference of logits, in words. Raises UserError if it exceeds rounding."""
+    difference, largest = float(np.max(np.abs(ours - theirs))), float(np.max(np.abs(theirs)))
+    text = f'{difference:.2g} at most, of logits up to {largest:.3g}'
+    # Negated, so that NaN fails.
+    if not difference <= TOLERANCE * largest:
+        raise UserError(
+            f'the converted model does not compute the same: its logits differ by {text}; do not use the '
+            'converted files, and report the problem with the config.json'
+        )
+    return text
+
+
+def compare_ids(folder: pathlib.Path, vocabulary: Any) -> str:
+    """Describes whether the tokenizer in `folder` and `vocabulary` give the same ids."""
+    import transformers
+
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter('ignore')
+            tokenizer = transformers.AutoTokenizer.from_pretrained(folder, **LOCAL)
+    except Exception as error:
+        # The library raises many kinds of errors for missing or unknown files.
+        reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
+        return f'ids are not compared: transformers cannot load a tokenizer from {folder} ({reason})'
+    # Special tokens stand for no text. ByT5 was pretrained with the last bytes as sentinels, which its tokenizer lacks.
+    special = ('pad', 'eos', 'bos', 'unk', 'cls', 'sep', 'mask')
+    skipped = {getattr(tokenizer, f'{name}_token', None) for name in special}
+    added = tokenizer.get_added_vocab()
+    if type(vocabulary).__name__ == 'ByteVocabulary' and not vocabulary.extra_ids:
+        skipped |= {name for name in added if name.startswith('<extra_id_')}
+    texts = [*TEXTS, *[f'to ({name}) {name}s' for name in added if name not in skipped][:MAX_ADDED_TOKENS]]
+    ids_of = getattr(vocabulary, 'huggingface_ids', vocabulary.encode)
+    for text in texts:
+        if tokenizer(text, add_special_tokens=False).input_ids != [int(token) for token in ids_of(text)]:
+            return f"Hugging Face's tokenizer gives DIFFERENT ids for {text!r}; use our tokenizer with this model"
+    return f"Hugging Face's tokenizer and ours give the same ids for {len(texts)} texts"

@@ -1,10 +1,10 @@
 """Hugging Face's GPT-2, which is models/gpt2.gin.
 
 Source: `GPT2Config` and `GPT2LMHeadModel` of transformers 4 and 5. Both sides have pre-norm layers, biases, the tanh
-form of GELU, learned positions and an output projection that is the table of embeddings.
+approximation of GELU, learned positions, and an output projection that is the embedding table.
 
-Our ids are GPT-2's plus one, because id 0 is padding, which GPT-2 does not have. Our table of embeddings has a first
-row of zeros, which the model neither reads nor predicts (`DecoderOnly.begin_id`).
+Our ids are GPT-2's plus one, because GPT-2 has no padding and our id 0 is padding. The first row of our embedding table
+is zero, and the model neither reads nor predicts it (`DecoderOnly.begin_id`).
 """
 
 import dataclasses
@@ -16,10 +16,9 @@ from typing import Any, Self
 import numpy as np
 
 from remixer_t5x.errors import UserError
-from remixer_t5x.interop.huggingface.description import Description, run_lengths
-from remixer_t5x.interop.huggingface.family import Config, Family, Tokenizer
+from remixer_t5x.interop.huggingface.family import Config, Description, Family, Tokenizer
 from remixer_t5x.interop.huggingface.table import Params, Row, Runs, layer_norm
-from remixer_t5x.interop.safetensors.files import Tensors
+from remixer_t5x.interop.safetensors_files import Tensors
 from remixer_t5x.models.architecture.layer import PreNorm
 from remixer_t5x.models.language_model import LanguageModel
 from remixer_t5x.models.layers.norms import LayerNorm
@@ -28,19 +27,19 @@ from remixer_t5x.models.sublayers.attention import ScaledAttention
 from remixer_t5x.models.sublayers.feed_forward import GeluMLP
 
 PREFIX, TABLE = 'transformer.', 'transformer.wte.weight'
-# One of these is what a tokenizer is made of; transformers prefers the first. The others are optional.
+# A tokenizer consists of one of these sets, the first of which transformers prefers, and optional files.
 TOKENIZER_FILES = (('tokenizer.json',), ('vocab.json', 'merges.txt'))
 OPTIONAL_FILES = ('tokenizer_config.json', 'added_tokens.json')
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Gpt2(Family):
-    """A decoder alone.
+    """A decoder-only model.
 
     Attributes:
         num_layers: number of layers.
-        max_length: learned positions.
-        end_id: Hugging Face's id of the token that ends, and begins, a text.
+        max_length: number of learned positions.
+        end_id: Hugging Face's id of the token that begins and ends a text.
     """
 
     kind = 'GPT-2'
@@ -69,7 +68,7 @@ class Gpt2(Family):
     }
     constants = {'initializer_range': 0.02, **dict.fromkeys(('resid_pdrop', 'embd_pdrop', 'attn_pdrop'), 0.1)}
     copies = {'lm_head.weight': TABLE}
-    # Older files have the causal masks.
+    # Older files include the causal masks.
     ignored = r'transformer\.h\.\d+\.attn\.(masked_)?bias'
 
     num_layers: int
@@ -102,46 +101,52 @@ class Gpt2(Family):
             path, joined = f'{ours}/scaled_attention/{name}', f'{theirs}.attn.c_attn'
             yield Row(f'{path}/kernel', f'{joined}.weight', (dim, 3 * dim), part=(index, 3))
             yield Row(f'{path}/bias', f'{joined}.bias', (3 * dim,), part=(index, 3))
-        yield from _conv1d(f'{ours}/scaled_attention/out', f'{theirs}.attn.c_proj', dim, dim)
         yield from layer_norm(f'{ours}/gelu_mlp_norm', f'{theirs}.ln_2', dim)
-        yield from _conv1d(f'{ours}/gelu_mlp/wi', f'{theirs}.mlp.c_fc', dim, hidden)
-        yield from _conv1d(f'{ours}/gelu_mlp/wo', f'{theirs}.mlp.c_proj', hidden, dim)
+        # transformers' Conv1D has kernels of our shape.
+        for path, name, inputs, outputs in (
+            ('scaled_attention/out', 'attn.c_proj', dim, dim),
+            ('gelu_mlp/wi', 'mlp.c_fc', dim, hidden),
+            ('gelu_mlp/wo', 'mlp.c_proj', hidden, dim),
+        ):
+            yield Row(f'{ours}/{path}/kernel', f'{theirs}.{name}.weight', (inputs, outputs))
+            yield Row(f'{ours}/{path}/bias', f'{theirs}.{name}.bias', (outputs,))
 
     @staticmethod
     def canonical_names(tensors: Tensors) -> dict[str, str]:
-        # Older files have no prefix.
+        # The names in older files have no prefix.
         has_prefix = any(name.startswith(PREFIX) for name in tensors)
         return {name if has_prefix or name in Gpt2.copies else PREFIX + name: name for name in tensors}
 
     @classmethod
     def describe(cls, model: Any, vocabulary: Any) -> tuple[Self, Runs]:
         module, description = model.module, Description(cls.kind)
-        is_byte_pairs = hasattr(vocabulary, 'end_id')
-        description.require(is_byte_pairs, f'VOCABULARY is a {type(vocabulary).__name__} and not byte pairs')
+        vocabulary_type = type(vocabulary).__name__
+        description.require(hasattr(vocabulary, 'end_id'), f'VOCABULARY is a {vocabulary_type} and not byte pairs')
         stack = module.decoder_stack()
         list(description.stack('decoder', stack, PreNorm, LayerNorm, (ScaledAttention, GeluMLP)))
-        sizes, runs = description.sizes, run_lengths(decoder=stack)
+        sizes = description.sizes
         begin_id = vocabulary.end_id + 1
         for holds, difference in (
-            (sizes['num_heads'] * sizes['head_dim'] == module.embed_dim, 'its heads do not share the width'),
+            (sizes['num_heads'] * sizes['head_dim'] == module.embed_dim, 'num_heads * head_dim is not embed_dim'),
             (sizes.pop('approximate'), 'GELU is exact'),
             (stack.position_bias is None, 'it has a position bias'),
-            (module.tied, 'the output has a matrix of its own'),
+            (module.tied, 'the output is not tied to the embedding'),
             (not module.scaled_output, 'the output is scaled'),
             (module.begin_id == begin_id, f'decoder_only.DecoderOnly.begin_id is {module.begin_id}, not {begin_id}'),
         ):
             description.require(holds, difference)
         positions = description.part(stack.position_embedding, LearnedPositions, 'DECODER_POSITION_EMBEDDING')
         description.norm(stack.final_norm, LayerNorm, 'FINAL_NORM')
+        runs = tuple(count for _, count in stack.runs)
         return cls(
             vocab_size=module.vocab_size - 1,
             embed_dim=module.embed_dim,
             mlp_dim=sizes.pop('hidden_dim'),
-            num_layers=sum(runs['decoder']),
+            num_layers=sum(runs),
             max_length=positions.max_length,
             end_id=vocabulary.end_id,
             **sizes,
-        ), runs
+        ), {'decoder': runs}
 
     def settings(self) -> dict[str, Any]:
         return {
@@ -155,7 +160,7 @@ class Gpt2(Family):
     def tokenizer(self, folder: pathlib.Path, file: str | None) -> Tokenizer:
         if file is not None:
             raise UserError(
-                f'--vocabulary is for a T5 or BERT; {folder} is a GPT-2 with its own tokenizer: leave it out'
+                f'--vocabulary is for a T5 or BERT, and {folder} is a GPT-2 with its own tokenizer; leave it out'
             )
         _tokenizer_files(folder)
         return Tokenizer('byte_pairs', {'folder': str(folder), 'end_id': self.end_id}, str(folder))
@@ -167,7 +172,7 @@ class Gpt2(Family):
         return ' and '.join(file.name for file in files)
 
     def random_inputs(self, rng: np.random.Generator) -> dict[str, np.ndarray]:
-        # Without 0, which means padding to the check, and an id to GPT-2.
+        # Leaves out 0, which is an id of GPT-2 but padding in `random_inputs`.
         tokens = rng.integers(1, self.vocab_size, (2, min(64, self.max_length)), dtype=np.int32)
         tokens[:, 0] = self.end_id
         return {'input_ids': tokens}
@@ -178,17 +183,9 @@ class Gpt2(Family):
         return module.apply({'params': params}, tokens, enable_dropout=False)[..., 1:]
 
 
-def _conv1d(path: str, name: str, inputs: int, outputs: int) -> list[Row]:
-    """Kernel and bias of transformers' Conv1D, whose kernel has our shape."""
-    return [
-        Row(f'{path}/kernel', f'{name}.weight', (inputs, outputs)),
-        Row(f'{path}/bias', f'{name}.bias', (outputs,)),
-    ]
-
-
 def _tokenizer_files(folder: pathlib.Path) -> list[pathlib.Path]:
     """The files of the tokenizer in `folder`. Raises UserError if the folder has no tokenizer."""
     for names in TOKENIZER_FILES:
         if all((folder / name).is_file() for name in names):
             return [folder / name for name in (*names, *OPTIONAL_FILES) if (folder / name).is_file()]
-    raise UserError(f'{folder} has neither tokenizer.json nor vocab.json and merges.txt; ids mean nothing without them')
+    raise UserError(f'{folder} has neither tokenizer.json nor vocab.json and merges.txt; download its tokenizer too')

@@ -14,17 +14,19 @@ import importlib.resources
 import inspect
 import json
 import pathlib
+import warnings
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import jax
 import numpy as np
 from flax import linen as nn
 from flax import traverse_util
 
 from remixer_t5x.data import frames
-from remixer_t5x.interop.huggingface import bert, t5_tokenizer
-from remixer_t5x.interop.huggingface.description import Refusal
-from remixer_t5x.interop.safetensors import files as safetensors_files
+from remixer_t5x.interop import safetensors_files
+from remixer_t5x.interop.huggingface import bert, folders, t5_tokenizer
+from remixer_t5x.interop.huggingface.family import Refusal
 from remixer_t5x.models import interface, lora
 from remixer_t5x.models.architecture import stack
 from remixer_t5x.models.interface import Model, Params
@@ -199,6 +201,39 @@ def write(folder: pathlib.Path, config: Mapping[str, Any], params: Params, dtype
         name: array.astype(np.dtype(dtype), copy=False) for name, array in arrays(params).items()
     }
     safetensors_files.write_file(folder / safetensors_files.WHOLE, cast, {'format': 'pt'})
+
+
+def compare_logits(folder: pathlib.Path, model: Any, params: Params) -> str:
+    """Describes the largest difference between the logits of the code in `folder` and ours, on random ids in float32.
+
+    Raises UserError if it exceeds rounding. The code in `folder` must be what `write` wrote: it is executed.
+    """
+    import torch
+    import transformers
+
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    length = min(16, longest_row(module_tree(model)) - 1)
+    tokens = np.random.default_rng(0).integers(2, model.vocab_size, (2, length), dtype=np.int32)
+    shifted = np.pad(tokens, ((0, 0), (1, 0)))
+    inputs, method = {'input_ids': tokens}, '__call__'
+    arguments: tuple[np.ndarray, ...] = (tokens,)
+    if model.frame == 'encoder_decoder':
+        inputs['decoder_input_ids'] = shifted[:, :-1]
+        arguments = (tokens, shifted[:, :-1])
+    elif model.frame == 'decoder_only':
+        arguments = (shifted,)
+    else:
+        method = 'classify' if model.frame == 'classifier' else 'predict_tokens'
+    module = model.module.clone(dtype='float32')
+    apply = jax.jit(lambda params: module.apply({'params': params}, *arguments, enable_dropout=False, method=method))
+    ours = np.asarray(apply(params))
+    with warnings.catch_warnings(), torch.no_grad():
+        warnings.simplefilter('ignore')
+        auto_class = getattr(transformers, CLASSES[model.frame][1])
+        reference = auto_class.from_pretrained(folder, local_files_only=True, trust_remote_code=True).float().eval()
+        theirs = reference(**{name: torch.from_numpy(array).long() for name, array in inputs.items()}).logits.numpy()
+    return folders.describe_difference(ours[:, 1:] if model.frame == 'decoder_only' else ours, theirs)
 
 
 def longest_row(tree: Mapping[str, Any]) -> int:

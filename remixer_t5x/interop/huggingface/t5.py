@@ -1,9 +1,9 @@
 """Hugging Face's T5, T5 v1.1, mT5, ByT5 and umT5.
 
-Source: `T5Config`, `MT5Config` and `UMT5Config` of transformers 4 and 5. The versions differ in two facts. Up to 4,
-`tie_word_embeddings` decided both whether the output is the embedding table and whether the decoder's output is scaled
+Source: `T5Config`, `MT5Config` and `UMT5Config` of transformers 4 and 5, which differ in two points. In version 4,
+`tie_word_embeddings` decides both whether the output is the embedding table and whether the decoder's output is scaled
 by d_model ** -0.5. Version 5 writes the scale as `scale_decoder_outputs`, ties the output if `lm_head.weight` is absent
-from the file, and never scales an mT5. It scales every umT5, whatever config.json says; we do what the file says, as
+from the file, never scales an mT5, and scales every umT5, whatever config.json says. For umT5 we follow config.json, as
 version 4 does.
 """
 
@@ -16,10 +16,9 @@ import numpy as np
 
 from remixer_t5x.errors import UserError
 from remixer_t5x.interop.huggingface import t5_tokenizer
-from remixer_t5x.interop.huggingface.description import Description, run_lengths
-from remixer_t5x.interop.huggingface.family import Config, Family, Tokenizer
+from remixer_t5x.interop.huggingface.family import Config, Description, Family, Tokenizer
 from remixer_t5x.interop.huggingface.table import Params, Row, Runs, kernel
-from remixer_t5x.interop.safetensors.files import Tensors
+from remixer_t5x.interop.safetensors_files import Tensors
 from remixer_t5x.models.architecture.layer import PreNorm
 from remixer_t5x.models.layers.norms import RMSNorm
 from remixer_t5x.models.layers.positions import RelativePositionBias
@@ -30,9 +29,8 @@ from remixer_t5x.models.sublayers.feed_forward import GatedMLP, ReluMLP
 UMT5 = 'umt5'
 TABLE, OUTPUT = 'shared.weight', 'lm_head.weight'
 TABLE_COPIES = ('encoder.embed_tokens.weight', 'decoder.embed_tokens.weight')
-# By `T5.gated`: Hugging Face's name of the feed-forward; the shipped model, whose `tied` and `scaled_output` are equal.
+# Hugging Face's name of the feed-forward by `T5.gated`.
 FEED_FORWARD = {True: 'gated-gelu', False: 'relu'}
-MODEL_FILES = {True: ('models/t5_1_1.gin', False), False: ('models/t5_1_0.gin', True)}
 SUBLAYERS: Mapping[str, tuple[Any, ...]] = {
     'encoder': (SelfAttention, (GatedMLP, ReluMLP)),
     'decoder': (SelfAttention, CrossAttention, (GatedMLP, ReluMLP)),
@@ -46,13 +44,13 @@ class T5(Family):
     Attributes:
         num_encoder_layers: layers of the encoder.
         num_decoder_layers: layers of the decoder.
-        gated: the feed-forward is T5.1.1's (gated, GELU) and not the first T5's (ReLU).
-        tied: the output projection is the embedding table.
-        scaled_output: the decoder's output is scaled by embed_dim ** -0.5.
+        gated: whether the feed-forward is T5.1.1's (gated GELU) rather than the first T5's (ReLU).
+        tied: whether the output projection is the embedding table.
+        scaled_output: whether the decoder's output is scaled by embed_dim ** -0.5.
         num_buckets: number of buckets of relative positions.
-        max_distance: beyond it all distances share a bucket.
-        layer_biases: each layer has its own position bias, as in umT5, instead of one for the stack.
-        eos_id: id that ends a sequence.
+        max_distance: distance beyond which all positions share a bucket.
+        layer_biases: whether each layer has a position bias, as in umT5, instead of one per stack.
+        eos_id: id of the end-of-sequence token.
     """
 
     kind = 'T5'
@@ -76,17 +74,17 @@ class T5(Family):
         'relative_attention_max_distance': 'max_distance',
         'layer_norm_epsilon': 'epsilon',
     }
-    # The ids of published T5s. Those that are 0 are also 0 in our models.
+    # Ids as in published T5s and in our models.
     allowed = {
         'is_encoder_decoder': (True,),
         'feed_forward_proj': (FEED_FORWARD[False], FEED_FORWARD[True]),
         'decoder_start_token_id': (0, None),
         'pad_token_id': (0, None),
     }
-    # T5's dropout for finetuning; only training under Hugging Face reads it.
+    # The dropout for finetuning, which only training with transformers reads.
     constants = {'dropout_rate': 0.1, 'initializer_factor': 1.0, 'use_cache': True}
     copies = dict.fromkeys((*TABLE_COPIES, OUTPUT), TABLE)
-    # The converter of the first T5 wrote this bias.
+    # Written by the converter of the first T5.
     ignored = r'decoder\.block\.0\.layer\.1\.EncDecAttention\.relative_attention_bias\.weight'
 
     num_encoder_layers: int
@@ -109,7 +107,7 @@ class T5(Family):
         layer_biases = values['model_type'] == UMT5
         tied = OUTPUT not in tensors or TABLE in tensors and np.array_equal(tensors[OUTPUT], tensors[TABLE])
         scaled = values['model_type'] != 'mt5' and values.get('tie_word_embeddings') is not False
-        # Version 5 writes tie_word_embeddings for every umT5, and keeps an lm_head.weight that differs.
+        # Version 5 writes tie_word_embeddings for every umT5, even if lm_head.weight differs.
         if not tied and scaled and 'scale_decoder_outputs' not in values and not layer_biases:
             raise UserError(
                 f'{config.file} ties the output to the embedding (tie_word_embeddings), and the weights have an '
@@ -134,7 +132,7 @@ class T5(Family):
         if self.layer_biases:
             config |= {'architectures': ['UMT5ForConditionalGeneration'], 'model_type': UMT5}
         elif self.scaled_output and not self.tied:
-            # Only transformers 5 supports this combination, and it reads this key.
+            # Only transformers 5 supports this combination.
             config['scale_decoder_outputs'] = True
         return config
 
@@ -153,19 +151,18 @@ class T5(Family):
             yield Row('logits/kernel', OUTPUT, (self.vocab_size, dim), transposed=True)
         for side in self.layers:
             ours, theirs = f'{side}/run/layer', f'{side}.block.{{}}.layer'
-            bias = 'layer.0.SelfAttention.relative_attention_bias.weight'
-            if self.layer_biases:
-                path = f'{ours}/self_attention/position_bias/embedding'
-                yield Row(path, f'{side}.block.{{}}.{bias}', buckets, transposed=True)
-            else:
-                yield Row(f'{side}/position_bias/embedding', f'{side}.block.0.{bias}', buckets, transposed=True)
-            attentions = {'self_attention': 'SelfAttention', 'cross_attention': 'EncDecAttention'}
-            for place, name in enumerate(list(attentions)[: 1 if side == 'encoder' else 2]):
+            attentions = {'self_attention': f'{theirs}.0.SelfAttention'}
+            if side == 'decoder':
+                attentions['cross_attention'] = f'{theirs}.1.EncDecAttention'
+            path = f'{ours}/self_attention' if self.layer_biases else side
+            bias = attentions['self_attention'] if self.layer_biases else f'{side}.block.0.layer.0.SelfAttention'
+            yield Row(f'{path}/position_bias/embedding', f'{bias}.relative_attention_bias.weight', buckets, True)
+            for name, attention in attentions.items():
                 for part in ('query', 'key', 'value'):
-                    yield kernel(f'{ours}/{name}/{part}', f'{theirs}.{place}.{attentions[name]}.{part[0]}', dim, joined)
-                yield kernel(f'{ours}/{name}/out', f'{theirs}.{place}.{attentions[name]}.o', joined, dim)
-                yield Row(f'{ours}/{name}_norm/scale', f'{theirs}.{place}.layer_norm.weight', (dim,))
-            last = f'{theirs}.{1 if side == "encoder" else 2}'
+                    yield kernel(f'{ours}/{name}/{part}', f'{attention}.{part[0]}', dim, joined)
+                yield kernel(f'{ours}/{name}/out', f'{attention}.o', joined, dim)
+                yield Row(f'{ours}/{name}_norm/scale', f'{attention.rpartition(".")[0]}.layer_norm.weight', (dim,))
+            last = f'{theirs}.{len(attentions)}'
             for part in ('wi_0', 'wi_1') if self.gated else ('wi',):
                 yield kernel(f'{ours}/{feed_forward}/{part}', f'{last}.DenseReluDense.{part}', dim, hidden)
             yield kernel(f'{ours}/{feed_forward}/wo', f'{last}.DenseReluDense.wo', hidden, dim)
@@ -175,7 +172,7 @@ class T5(Family):
     @staticmethod
     def canonical_names(tensors: Tensors) -> dict[str, str]:
         names = {name: name for name in tensors}
-        # Some files have the table under the name of a stack only.
+        # Some files have only the copy of a stack.
         for copy in TABLE_COPIES:
             if TABLE not in names and copy in names:
                 names[TABLE] = copy
@@ -184,7 +181,7 @@ class T5(Family):
     def write(self, params: Params, runs: Runs) -> dict[str, np.ndarray]:
         arrays = super().write(params, runs)
         if self.tied and not self.scaled_output:
-            # transformers 4 cannot tie without the scale, and version 5 sees that both are equal.
+            # transformers 4 cannot tie without scaling, and version 5 detects that both are equal.
             arrays[OUTPUT] = arrays[TABLE]
         return arrays
 
@@ -192,13 +189,13 @@ class T5(Family):
     def describe(cls, model: Any, vocabulary: Any) -> tuple[Self, Runs]:
         module, description = model.module, Description(cls.kind)
         stacks = {'encoder': module.encoder_stack(), 'decoder': module.decoder_stack()}
-        # The parts that people swap come first, because they say most.
-        biases = []
+        # The sublayers come first, because they are what most models change.
+        biases: list[tuple[Any, str]] = []
         for side, stack in stacks.items():
             for sublayer in description.stack(side, stack, PreNorm, RMSNorm, SUBLAYERS[side]):
                 if isinstance(sublayer, SelfAttention):
                     description.size('layer_biases', sublayer.position_bias is not None, f'the {side}')
-                    biases += [(sublayer.position_bias, f'the position bias of a layer of the {side}')]
+                    biases.append((sublayer.position_bias, f'the position bias of a layer of the {side}'))
                 elif not isinstance(sublayer, CrossAttention):
                     description.size('feed_forward', type(sublayer), f'the {side}')
         sizes = description.sizes
@@ -206,22 +203,21 @@ class T5(Family):
             biases = [(stack.position_bias, f'the position bias of the {side}') for side, stack in stacks.items()]
         for side, stack in stacks.items():
             description.require(stack.position_embedding is None, f'the {side} adds a position embedding')
-            doubled = sizes['layer_biases'] and stack.position_bias is not None
-            description.require(not doubled, f'the {side} and its layers have position biases')
+            if sizes['layer_biases']:
+                description.require(stack.position_bias is None, f'the {side} and its layers have position biases')
             description.norm(stack.final_norm, RMSNorm, f'the final norm of the {side}')
         for factory, where in biases:
             bias = description.part(factory, RelativePositionBias, where)
             for name in ('num_heads', 'num_buckets', 'max_distance'):
                 description.size(name, getattr(bias, name), where)
-        runs = run_lengths(**stacks)
-        gated = issubclass(sizes.pop('feed_forward'), GatedMLP)
+        runs = {side: tuple(count for _, count in stack.runs) for side, stack in stacks.items()}
         return cls(
             vocab_size=module.vocab_size,
             embed_dim=module.embed_dim,
             mlp_dim=sizes.pop('hidden_dim'),
             num_encoder_layers=sum(runs['encoder']),
             num_decoder_layers=sum(runs['decoder']),
-            gated=gated,
+            gated=issubclass(sizes.pop('feed_forward'), GatedMLP),
             tied=module.tied,
             scaled_output=module.scaled_output,
             eos_id=int(vocabulary.eos_id),
@@ -230,12 +226,12 @@ class T5(Family):
 
     @property
     def model_file(self) -> str:
-        return MODEL_FILES[self.gated][0]
+        return 'models/t5_1_1.gin' if self.gated else 'models/t5_1_0.gin'
 
     def settings(self) -> dict[str, Any]:
         settings: dict[str, Any] = {}
-        published = MODEL_FILES[self.gated][1]
-        if (self.tied, self.scaled_output) != (published, published):
+        # The first T5 ties and scales the output, T5.1.1 does neither.
+        if (self.tied, self.scaled_output) != (not self.gated, not self.gated):
             settings['encoder_decoder.EncoderDecoder.tied'] = self.tied
             settings['encoder_decoder.EncoderDecoder.scaled_output'] = self.scaled_output
         if self.epsilon != 1e-6:
@@ -256,7 +252,7 @@ class T5(Family):
         return t5_tokenizer.write(vocabulary, folder)
 
     def random_inputs(self, rng: np.random.Generator) -> dict[str, np.ndarray]:
-        # Longer than the distance beyond which distances share one bucket.
+        # Longer than max_distance.
         inputs = rng.integers(2, self.vocab_size, (2, 160), dtype=np.int32)
         inputs[-1, 80:] = 0
         targets = rng.integers(2, self.vocab_size, (2, 24), dtype=np.int32)
@@ -266,5 +262,4 @@ class T5(Family):
         return model.module.clone(dtype='float32').apply({'params': params}, *inputs.values(), enable_dropout=False)
 
     def reference_settings(self) -> dict[str, Any]:
-        # Version 5 scales every umT5.
         return {'tie_word_embeddings': self.scaled_output} if self.layer_biases else {}

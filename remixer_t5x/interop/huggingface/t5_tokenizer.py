@@ -1,4 +1,4 @@
-"""The files of Hugging Face's tokenizers for T5 (a SentencePiece model) and ByT5 (bytes), and our vocabularies.
+"""The tokenizer files of T5 (a SentencePiece model) and ByT5 (bytes).
 
 transformers 5 writes a T5's SentencePiece model as tokenizer.json alone.
 """
@@ -17,12 +17,12 @@ from remixer_t5x.interop.huggingface.family import Tokenizer
 
 MODEL, BOTH, CONFIG = 'spiece.model', tokenizer_files.BOTH, tokenizer_files.CONFIG
 BYTES_TOKENIZER = 'ByT5Tokenizer'
-# Reading adds each as a piece of the vocabulary.
+# Each sentinel becomes a piece of the vocabulary, so an untrusted number of them needs a limit.
 MAX_SENTINELS = 10_000
 # The number that T5Tokenizer and ByT5Tokenizer add by default.
 DEFAULT_SENTINELS = 100
 _SENTINEL = re.compile(r'<extra_id_(\d+)>')
-# Names of ids that every T5 has.
+# Tokens with the same ids in every T5.
 _SPECIAL = ('<pad>', '</s>', '<unk>', '<s>')
 
 
@@ -43,8 +43,7 @@ def read(folder: pathlib.Path, file: str | None = None) -> Tokenizer:
     model = next((folder / name for name in (MODEL, BOTH) if (folder / name).is_file()), None)
     if file is None and model is None:
         raise UserError(
-            f'{folder} has neither {MODEL} nor {BOTH}, and ids mean nothing without one; give '
-            f'--vocabulary=/path/to/{MODEL} '
+            f'{folder} has neither {MODEL} nor {BOTH}; give --vocabulary=/path/to/{MODEL} '
             '(T5, T5 v1.1 and FLAN-T5 share one: gs://t5-data/vocabs/cc_all.32000/sentencepiece.model)'
         )
     path = file or str(model)
@@ -53,34 +52,34 @@ def read(folder: pathlib.Path, file: str | None = None) -> Tokenizer:
 
 
 def write(vocabulary: Any, folder: pathlib.Path) -> str:
-    """Writes the files of a tokenizer that gives `vocabulary`'s ids. Returns one line that says what it wrote.
+    """Writes the files of a tokenizer with the ids of `vocabulary`, and returns a description of them.
 
     vocabulary: a seqio vocabulary. Nothing is written if it is neither SentencePiece nor bytes.
     """
     sentinels = vocabulary.extra_ids
-    special = {'eos_token': '</s>', 'unk_token': '<unk>', 'pad_token': '<pad>', 'extra_ids': sentinels}
-    special['additional_special_tokens'] = [f'<extra_id_{i}>' for i in range(sentinels)]
+    names = [f'<extra_id_{i}>' for i in range(sentinels)]
+    config = {'eos_token': '</s>', 'unk_token': '<unk>', 'pad_token': '<pad>', 'extra_ids': sentinels}
     model = getattr(vocabulary, 'sentencepiece_model_file', None)
     if model:
-        # Copy the file, because in memory seqio has added its sentinels to the pieces.
+        # Copies the file, because seqio has added its sentinels to the pieces in memory.
         (folder / MODEL).write_bytes(epath.Path(model).expanduser().read_bytes())
-        _write(folder, {'tokenizer_class': 'T5Tokenizer', **special})
-        return f'{MODEL} and {CONFIG} ({vocabulary.vocab_size:,} ids, {sentinels} of them sentinels)'
-    if type(vocabulary).__name__ == 'ByteVocabulary':
-        # ByT5Tokenizer gives the tokens of the list ids in its order, and <extra_id_0> is our last id.
-        names = special.pop('additional_special_tokens')[::-1]
-        _write(folder, {'tokenizer_class': BYTES_TOKENIZER, **special, 'extra_special_tokens': names})
-        return f'{CONFIG} (bytes, {sentinels} sentinels)'
-    return f'no tokenizer: Hugging Face has none for {type(vocabulary).__name__}'
-
-
-def _write(folder: pathlib.Path, config: Mapping[str, Any]) -> None:
+        config |= {'tokenizer_class': 'T5Tokenizer', 'additional_special_tokens': names}
+        description = f'{MODEL} and {CONFIG} ({vocabulary.vocab_size:,} ids, {sentinels} of them sentinels)'
+    elif type(vocabulary).__name__ == 'ByteVocabulary':
+        # ByT5Tokenizer numbers the tokens in the order of the list, and <extra_id_0> is our last id.
+        config |= {'tokenizer_class': BYTES_TOKENIZER, 'extra_special_tokens': names[::-1]}
+        description = f'{CONFIG} (bytes, {sentinels} sentinels)'
+    else:
+        return f'no tokenizer: Hugging Face has none for {type(vocabulary).__name__}'
     (folder / CONFIG).write_text(json.dumps(config, indent=2) + '\n', encoding='utf-8')
+    return description
 
 
 def _count_byte_sentinels(config: Mapping[str, Any], folder: pathlib.Path) -> int:
-    """The sentinels of a ByT5: 0 if the tokenizer counts them up from the first id behind the bytes, as it does unless
-    told otherwise. A ByT5 was pretrained with the last bytes instead, which `vocabularies.byte` uses without extra ids.
+    """The number of extra ids of a ByT5.
+
+    0 if the sentinels count up from the first id after the bytes, which is the tokenizer's default. Published ByT5s
+    were pretrained with the last bytes as sentinels instead, as `vocabularies.byte` does without extra ids.
     """
     names = config.get('extra_special_tokens') or config.get('additional_special_tokens') or []
     tokens = {name: index for index, name in enumerate(name for name in names if _SENTINEL.fullmatch(str(name)))}
@@ -92,11 +91,11 @@ def _count_byte_sentinels(config: Mapping[str, Any], folder: pathlib.Path) -> in
 
 
 def _count_piece_sentinels(config: Mapping[str, Any], folder: pathlib.Path, path: pathlib.Path | None) -> int:
-    """The sentinels behind the pieces of the model at `path`; None for a model that is not in `folder`."""
-    pieces = [] if path is None else _pieces(path)
-    added = {name: index for name, index in tokenizer_files.added_tokens(folder).items() if name not in _SPECIAL}
-    sentinels = {name: index for name, index in added.items() if _SENTINEL.fullmatch(name)}
+    """The number of sentinels after the pieces of the model at `path`; None for a model outside of `folder`."""
     if path is not None:
+        pieces = _read_pieces(path)
+        added = tokenizer_files.added_tokens(folder)
+        sentinels = {name: index for name, index in added.items() if _SENTINEL.fullmatch(name)}
         _check_added_tokens(set(added) - set(sentinels) - set(pieces), folder)
         if any(_SENTINEL.fullmatch(piece.lstrip('▁')) for piece in pieces):
             return 0
@@ -106,17 +105,18 @@ def _count_piece_sentinels(config: Mapping[str, Any], folder: pathlib.Path, path
     if count is None:
         return len(set(_SENTINEL.findall(json.dumps(config)))) or DEFAULT_SENTINELS
     if isinstance(count, bool) or not isinstance(count, int) or not 0 <= count <= MAX_SENTINELS:
-        raise UserError(f'{folder / CONFIG} says extra_ids {count!a:.60}; it takes a number from 0 to {MAX_SENTINELS}')
+        raise UserError(
+            f'{folder / CONFIG} says extra_ids {count!a:.60}; it must be a number from 0 to {MAX_SENTINELS}'
+        )
     return count
 
 
-def _pieces(path: pathlib.Path) -> list[str]:
-    """The pieces of a model, without the sentinels that tokenizer.json has behind them."""
+def _read_pieces(path: pathlib.Path) -> list[str]:
+    """The pieces of a model, without the sentinels that tokenizer.json lists after them."""
     if path.name == BOTH:
         model = untrusted_files.read_object(path).get('model')
-        vocabulary = model.get('vocab') if isinstance(model, dict) else None
-        rows = vocabulary if isinstance(vocabulary, list) else []
-        pieces = [str(row[0]) for row in rows if isinstance(row, list) and row]
+        rows = model.get('vocab') if isinstance(model, dict) else None
+        pieces = [str(row[0]) for row in (rows if isinstance(rows, list) else []) if isinstance(row, list) and row]
         return [piece for piece in pieces if not _SENTINEL.fullmatch(piece)]
     import sentencepiece
 
@@ -137,12 +137,10 @@ def _check_added_tokens(names: Iterable[str], folder: pathlib.Path) -> None:
 
 
 def _count_descending(sentinels: Mapping[str, int], first: int, folder: pathlib.Path) -> int:
-    """The number of sentinels. Raises UserError unless <extra_id_0> is the last id and the others count down to
-    `first`.
-    """
+    """The number of sentinels. Raises UserError unless <extra_id_0> has the last id and ids descend to `first`."""
     count = len(sentinels)
     for name, index in sentinels.items():
-        expected = first + count - 1 - int(_SENTINEL.fullmatch(name)[1])  # type: ignore[index]
+        expected = first + count - 1 - int(name[len('<extra_id_') : -1])
         if index != expected:
             raise UserError(
                 f'{folder} gives {name} the id {index}, and our vocabulary {expected}; give a model whose sentinels '

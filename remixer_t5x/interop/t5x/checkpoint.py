@@ -1,9 +1,12 @@
-"""Checkpoints of T5X, read and written without T5X.
+"""Reads and writes checkpoints of T5X, without T5X.
 
-`checkpoint_<step>` is one of two things. T5X's own format is a msgpack file `checkpoint` of {'version', 'optimizer'}
-whose arrays are TensorStore specs that point to zarr folders next to it. Published checkpoints have this format and
-every T5X reads it, so `write` writes it. Newer T5X saves with Orbax, into `state`. Both have the parameters in
-`target`, with the names of the trained module: our names, under configs/t5x, or the names of T5X's network (`names`).
+A T5X checkpoint, `checkpoint_<step>`, has one of two formats. T5X's own is a msgpack file `checkpoint` of {'version',
+'optimizer'} whose arrays are TensorStore specs that point to zarr folders next to it; published checkpoints have it,
+every T5X reads it, and `write` writes it. Newer versions of T5X save with Orbax, into `state`. Both have the parameters
+in `target`, with the names of the trained module: our names, under configs/t5x, or the names of T5X's own network
+(t5x/examples/t5/network.py), which has separate layers, `encoder/layers_0`. Its scalable variant stacks them,
+`encoder/encoder`, by default along the second axis. Shapes equal ours, except for attention kernels with separate heads
+in some versions.
 """
 
 import math
@@ -22,12 +25,13 @@ from remixer_t5x import safe_paths, temporary
 from remixer_t5x.checkpoints import saved_params, untrusted
 from remixer_t5x.errors import UserError
 from remixer_t5x.interop.huggingface.family import MAX_LAYERS
-from remixer_t5x.interop.t5x import names as t5x_names
+from remixer_t5x.models.architecture.layer import PreNorm
 from remixer_t5x.models.seq2seq import Seq2Seq
 from remixer_t5x.run_folder import model_dir
 
 Params = Any
 Array = np.ndarray
+Shapes = Mapping[str, tuple[int, ...]]
 
 _FILE = 'checkpoint'
 _STATE = 'state'
@@ -35,24 +39,82 @@ _VERSION = 3
 _CHUNK_BYTES = 2**26
 _STEP_FOLDER = re.compile(r'checkpoint_(\d+)')
 
+# Our names of parameters and sublayers, and those of T5X's network.
+_OUTSIDE_LAYERS = {
+    'token_embedder/embedding': 'token_embedder/embedding',
+    'logits/kernel': 'decoder/logits_dense/kernel',
+    'encoder/position_bias/embedding': 'encoder/relpos_bias/rel_embedding',
+    'decoder/position_bias/embedding': 'decoder/relpos_bias/rel_embedding',
+    'encoder/final_norm/scale': 'encoder/encoder_norm/scale',
+    'decoder/final_norm/scale': 'decoder/decoder_norm/scale',
+}
+_FEED_FORWARD = dict.fromkeys(('gated_mlp', 'relu_mlp'), 'mlp') | dict.fromkeys(
+    ('gated_mlp_norm', 'relu_mlp_norm'), 'pre_mlp_layer_norm'
+)
+_SUBLAYERS = {
+    'encoder': {
+        'self_attention': 'attention',
+        'self_attention_norm': 'pre_attention_layer_norm',
+        **_FEED_FORWARD,
+    },
+    'decoder': {
+        'self_attention': 'self_attention',
+        'self_attention_norm': 'pre_self_attention_layer_norm',
+        'cross_attention': 'encoder_decoder_attention',
+        'cross_attention_norm': 'pre_cross_attention_layer_norm',
+        **_FEED_FORWARD,
+    },
+}
+_IN_A_RUN = re.compile(r'(encoder|decoder)/run_0/layer/([^/]+)/(.+)')
+_KEEP_NAMES = 'with --own_names the checkpoint keeps our names, for t5x/*.gin'
+
 
 class _Saved(NamedTuple):
-    """The parameters in a checkpoint: their shapes by name, how to read some of them, and the step."""
+    """The parameters in a checkpoint: shapes by name, a function that reads arrays by name, and the step."""
 
-    shapes: t5x_names.Shapes
+    shapes: Shapes
     read: Callable[[Sequence[str]], dict[str, Array]]
     step: int
 
 
+class _Source(NamedTuple):
+    """The arrays of a checkpoint that make up one of our parameters.
+
+    Attributes:
+        names: one array, or one per layer.
+        apart: whether each of `names` is one layer.
+        axis: the layers axis of a single array, None if it has none.
+        shared: whether the layers of a single array must be equal, and the parameter is one of them.
+    """
+
+    names: Sequence[str]
+    apart: bool = False
+    axis: int | None = None
+    shared: bool = False
+
+    def gather(self, arrays: Mapping[str, Array], shape: tuple[int, ...]) -> Array:
+        """The parameter, float32. Joins the heads of attention kernels if they then have `shape`.
+
+        Raises ValueError if layers that must be equal differ.
+        """
+        parts = [np.asarray(arrays[name]).astype(np.float32) for name in self.names]
+        value = np.stack(parts) if self.apart else parts[0]
+        if self.axis is not None:
+            value = np.moveaxis(value, self.axis, 0)
+        if self.shared:
+            if not (value == value[:1]).all():
+                raise ValueError('each layer has its own position bias, and our stacks share one')
+            value = value[0]
+        has_heads = value.ndim == len(shape) + 1 and value.size == np.prod(shape)
+        return np.ascontiguousarray(value.reshape(shape) if has_heads else value)
+
+
 def read(path: str, abstract: Params) -> tuple[Params, int]:
-    """The parameters of a T5X checkpoint with our names and shapes, and its step.
+    """Reads the parameters of a T5X checkpoint, numpy float32 in the tree `abstract`, and its step.
 
     Args:
         path: a folder `checkpoint_<step>`, or T5X's MODEL_DIR, whose newest checkpoint is read.
-        abstract: tree of ShapeDtypeStruct of the model's parameters; layers are stacked.
-
-    Returns:
-        A tree like `abstract`, numpy float32, and the step.
+        abstract: ShapeDtypeStruct of each of the model's parameters.
 
     Raises:
         UserError: there is no checkpoint, it cannot be read, or it has another architecture or size.
@@ -62,9 +124,15 @@ def read(path: str, abstract: Params) -> tuple[Params, int]:
     expected = {name: tuple(leaf.shape) for name, leaf in _flatten(abstract).items()}
     with saved_params.user_errors(folder, 'read'):
         saved = _open_orbax(folder / _STATE) if (folder / _STATE).is_dir() else _open_msgpack(folder)
-        is_ours = any('/run_0/' in name for name in saved.shapes)
-        sources = t5x_names.own_sources(expected) if is_ours else t5x_names.network_sources(expected, saved.shapes)
-        _check_names(folder, sources, saved.shapes)
+        has_our_names = any('/run_0/' in name for name in saved.shapes)
+        sources = (
+            {name: _Source([name]) for name in expected} if has_our_names else _network_sources(expected, saved.shapes)
+        )
+        needed = {name for source in sources.values() for name in source.names}
+        missing, extra = sorted(needed - saved.shapes.keys()), sorted(saved.shapes.keys() - needed)
+        if missing or extra:
+            problem = f'it has no {missing[0]}' if missing else f'the model has no {extra[0]}'
+            raise UserError(f'{folder} does not fit this model: {problem}; give the model and size that was trained')
         arrays = {}
         for name, source in sources.items():
             _check_size(folder, name, expected[name], source, saved.shapes)
@@ -75,23 +143,15 @@ def read(path: str, abstract: Params) -> tuple[Params, int]:
 
 
 def write(path: str, params: Params, step: int, model: Seq2Seq, own_names: bool = False) -> str:
-    """Writes `params` as `checkpoint_<step>` into the folder `path`, in T5X's own format, without optimizer state.
+    """Writes `params` to `path`/checkpoint_<step> in T5X's own format, without optimizer state, and returns the folder.
 
-    Args:
-        path: T5X's MODEL_DIR; created if it does not exist.
-        params: numpy float32, our names, layers stacked.
-        step: number of updates done.
-        model: the model of these parameters.
-        own_names: True keeps our names, for any model under configs/t5x; False uses the names of T5X's network.
-
-    Returns:
-        The folder that was written.
+    `own_names` keeps our names, for any model under configs/t5x, instead of the names of T5X's network.
 
     Raises:
         UserError: the folder exists or cannot be written, or T5X's network cannot express the model.
     """
-    flat = {name: np.asarray(leaf) for name, leaf in _flatten(params).items()}
-    arrays = flat if own_names else t5x_names.to_network(flat, model)
+    flat = _flatten(params)
+    arrays = flat if own_names else _to_network(flat, model)
     folder = model_dir.absolute(path) / f'checkpoint_{step}'
     if folder.exists():
         raise UserError(f'{folder} exists already; give another folder, or remove it')
@@ -101,7 +161,8 @@ def write(path: str, params: Params, step: int, model: Seq2Seq, own_names: bool 
             shutil.rmtree(unfinished)
         unfinished.mkdir(parents=True)
         target = traverse_util.unflatten_dict(
-            {name: _write_array(unfinished, f'target/{name}', value) for name, value in arrays.items()}, sep='/'
+            {name: _write_array(unfinished, f'target/{name}', np.asarray(value)) for name, value in arrays.items()},
+            sep='/',
         )
         state = {'step': np.asarray(step, np.int32)}
         contents = {'version': _VERSION, 'optimizer': {'target': target, 'state': state}}
@@ -115,11 +176,9 @@ def _flatten(tree: Params) -> dict[str, Any]:
 
 
 def _find(path: str) -> epath.Path:
-    """The folder of one checkpoint; the newest if `path` contains several."""
+    """The folder of a checkpoint: `path`, or the newest checkpoint in it."""
     if '://' in path:
-        raise UserError(
-            f'{path} is not a folder of this machine; copy it here first (gcloud storage cp -r), and give that'
-        )
+        raise UserError(f'{path} is not a local folder; copy it here first, as in gcloud storage cp -r')
     folder = model_dir.absolute(path)
     if _is_checkpoint(folder):
         return folder
@@ -148,7 +207,6 @@ def _open_msgpack(folder: epath.Path) -> _Saved:
         )
     leaves = traverse_util.flatten_dict(contents['optimizer'], is_leaf=lambda _, node: _is_spec(node), sep='/')
     parameters = {name.removeprefix('target/'): leaf for name, leaf in leaves.items() if name.startswith('target/')}
-
     shapes = {
         name: tuple(leaf['metadata']['shape']) if isinstance(leaf, dict) else leaf.shape
         for name, leaf in parameters.items()
@@ -168,7 +226,7 @@ def _is_spec(node: Any) -> bool:
 def _read_leaf(folder: epath.Path, leaf: Any) -> Array:
     if not _is_spec(leaf):
         return np.asarray(leaf)
-    # The checkpoint was written to a bucket or a local disk. Before TensorStore 0.1.14 the path was outside of kvstore.
+    # Before TensorStore 0.1.14 the path was outside of kvstore.
     name = leaf['kvstore'].get('path') or leaf['path']
     place = safe_paths.inside(folder, name.rstrip('/'), str(folder / _FILE))
     if leaf['driver'] != 'zarr':
@@ -181,7 +239,7 @@ def _read_leaf(folder: epath.Path, leaf: Any) -> Array:
 
 
 def _write_array(folder: epath.Path, name: str, value: Array) -> dict[str, Any]:
-    """Writes one array next to the msgpack file and returns the spec that the file has in its place."""
+    """Writes one array next to the msgpack file, and returns its spec."""
     file = name.replace('/', '.')
     rows = max(1, _CHUNK_BYTES // max(1, value[:1].nbytes)) if value.ndim else 1
     chunks = [min(rows, value.shape[0]), *value.shape[1:]] if value.ndim else []
@@ -212,22 +270,8 @@ def _open_orbax(folder: epath.Path) -> _Saved:
     return _Saved(shapes, read_arrays, int(restore({'state/step': np.zeros((), np.int32)})['state/step']))
 
 
-def _check_names(folder: epath.Path, sources: Mapping[str, t5x_names.Source], saved: t5x_names.Shapes) -> None:
-    """Raises UserError unless the checkpoint has exactly the parameters of the model."""
-    needed = {name for source in sources.values() for name in source.names}
-    missing, extra = sorted(needed - saved.keys()), sorted(saved.keys() - needed)
-    if missing or extra:
-        parts = [f'it has no {missing[0]} ({len(missing)} such)'] if missing else []
-        parts += [f'the model has no {extra[0]} ({len(extra)} such)'] if extra else []
-        raise UserError(
-            f'{folder} does not fit this model: {", ".join(parts)}; give the model and size that was trained'
-        )
-
-
-def _check_size(
-    folder: epath.Path, name: str, shape: tuple[int, ...], source: t5x_names.Source, saved: t5x_names.Shapes
-) -> None:
-    """Runs before an array is read, because a few bytes can describe an array of zeros of any size."""
+def _check_size(folder: epath.Path, name: str, shape: tuple[int, ...], source: _Source, saved: Shapes) -> None:
+    """Raises UserError for an array that does not fit, before it is read: few bytes can describe many zeros."""
     shapes = [saved[part] for part in source.names]
     copies = shapes[0][source.axis] if source.shared and source.axis is not None and shapes[0] else 1
     if sum(map(math.prod, shapes)) != math.prod(shape) * copies or copies > MAX_LAYERS:
@@ -239,3 +283,60 @@ def _shape_error(folder: epath.Path, name: str, shape: tuple[int, ...], expected
         f'{folder} does not fit this model: {name} has shape {shape} there and {expected} here; '
         'give the model and size that was trained'
     )
+
+
+def _network_sources(shapes: Shapes, saved: Shapes) -> dict[str, _Source]:
+    """The sources of our parameters in a checkpoint of T5X's network whose arrays are `saved`.
+
+    Raises UserError for a parameter that T5X's network does not have.
+    """
+    scanned = any(name.startswith('encoder/encoder/') for name in saved)
+    axis = None
+    if scanned:
+        # The scanned norms are [features, layers], unless only [layers, features] fits.
+        layers = {name.split('/')[0]: shape[0] for name, shape in shapes.items() if _IN_A_RUN.fullmatch(name)}
+        norms = {name: shape for name, shape in saved.items() if len(shape) == 2 and name.endswith('/scale')}
+        axis = int(all(shape[1] == layers.get(name.split('/')[0]) for name, shape in norms.items()))
+
+    def source(name: str) -> _Source:
+        whole = _OUTSIDE_LAYERS.get(name)
+        if whole is None:
+            stack, rest = _in_a_layer(name, 'it is read into models/t5_1_1.gin or models/t5_1_0.gin')
+            if scanned:
+                return _Source([f'{stack}/{stack}/{rest}'], axis=axis)
+            return _Source([f'{stack}/layers_{index}/{rest}' for index in range(shapes[name][0])], apart=True)
+        stack, _, rest = whole.partition('/')
+        if whole not in saved and f'{stack}/{stack}/{rest}' in saved:
+            return _Source([f'{stack}/{stack}/{rest}'], axis=axis, shared=True)
+        return _Source([whole])
+
+    return {name: source(name) for name in shapes}
+
+
+def _to_network(flat: Mapping[str, Array], model: Seq2Seq) -> dict[str, Array]:
+    """Our parameters with the names of T5X's network, one array per layer.
+
+    Raises UserError if that network cannot express the model.
+    """
+    module: Any = model.module
+    for stack in (module.encoder_stack(), module.decoder_stack()):
+        if len(stack.runs) != 1 or not isinstance(stack.runs[0][0](), PreNorm):
+            raise UserError(f"T5X's network has one run of PreNorm layers, and this model has others; {_KEEP_NAMES}")
+    if module.tied != module.scaled_output:
+        raise UserError(f"T5X's network scales the output if and only if it is tied; {_KEEP_NAMES}")
+    arrays: dict[str, Array] = {}
+    for name, value in flat.items():
+        if name in _OUTSIDE_LAYERS:
+            arrays[_OUTSIDE_LAYERS[name]] = value
+            continue
+        stack, rest = _in_a_layer(name, _KEEP_NAMES)
+        arrays |= {f'{stack}/layers_{index}/{rest}': layer for index, layer in enumerate(value)}
+    return arrays
+
+
+def _in_a_layer(name: str, advice: str) -> tuple[str, str]:
+    """The stack of our parameter `name`, and T5X's name within a layer. Raises UserError if T5X has none."""
+    match = _IN_A_RUN.fullmatch(name)
+    if match is None or match[2] not in _SUBLAYERS[match[1]]:
+        raise UserError(f"T5X's network has nothing like {name}; {advice}")
+    return match[1], f'{_SUBLAYERS[match[1]][match[2]]}/{match[3]}'

@@ -1,7 +1,7 @@
-"""Our encoder-decoders as models of T5X (Roberts et al. 2022), for its train, eval and infer.
+"""Adapts our encoder-decoders to T5X (Roberts et al. 2022), for its train, eval and infer scripts.
 
-This file adapts the arguments of modules, the format of parameter axes, and the allocation of decoding caches to T5X.
-It needs T5X, which is not on PyPI (docs/t5x.md). Only configs/t5x/*.gin import this file.
+Converts the arguments of modules, the format of parameter axes, and the allocation of decoding caches. Requires T5X,
+which is not on PyPI (docs/t5x.md); only configs/t5x/*.gin import this module.
 """
 
 import dataclasses
@@ -21,10 +21,10 @@ from remixer_t5x.models.architecture.encoder_decoder import EncoderDecoder
 from remixer_t5x.models.architecture.stack import layers_apart
 
 
-class _WideLogits(EncoderDecoder):
-    """`EncoderDecoder` with T5X's arguments, and float32 logits for any `dtype`: T5X computes its loss in their dtype.
+class _T5XModule(EncoderDecoder):
+    """`EncoderDecoder` with T5X's arguments and float32 logits, because T5X computes its loss in their dtype.
 
-    T5X passes the decoder's targets to find its padding, which our decoder does not need.
+    T5X also passes the decoder's targets, to find padding; our decoder does not need them.
     """
 
     def __call__(self, encoder_input_tokens, decoder_input_tokens, decoder_target_tokens=None, **kwargs) -> jax.Array:
@@ -40,19 +40,20 @@ class _WideLogits(EncoderDecoder):
 
 
 class EncoderDecoderModel(models.EncoderDecoderModel):
-    """T5X's model around an `EncoderDecoder`; everything but `module` is T5X's.
+    """T5X's model with one of our modules.
 
     Args:
-        module: the encoder-decoder that models/*.gin configure.
+        module: the encoder-decoder of models/*.gin.
         **settings: arguments of `t5x.models.EncoderDecoderModel`.
     """
 
     def __init__(self, module: EncoderDecoder, **settings: Any):
         if not isinstance(module, EncoderDecoder):
-            kind = type(module).__name__
-            raise UserError(f't5x/*.gin require an encoder-decoder, got {kind}; train it with `remixer-t5x train`')
+            raise UserError(
+                f't5x/*.gin require an encoder-decoder, got {type(module).__name__}; train it with `remixer-t5x train`'
+            )
         fields = {field.name: getattr(module, field.name) for field in dataclasses.fields(module) if field.init}
-        super().__init__(module=_WideLogits(**(fields | {'parent': None, 'name': None})), **settings)
+        super().__init__(module=_T5XModule(**(fields | {'parent': None, 'name': None})), **settings)
 
     def get_initial_variables(
         self,
@@ -60,7 +61,7 @@ class EncoderDecoderModel(models.EncoderDecoderModel):
         input_shapes: Mapping[str, Any],
         input_types: Mapping[str, Any] | None = None,
     ) -> flax.core.FrozenDict:
-        """Parameters in `params`, and their logical axes in `params_axes`, where T5X expects them."""
+        """Returns parameters in `params` and their logical axes in `params_axes`, as T5X expects."""
         types = dict.fromkeys(input_shapes, jnp.int32) | dict(input_types or {})
         boxed = super().get_initial_variables(rng, input_shapes, types)['params']
         flat = traverse_util.flatten_dict(flax.core.unfreeze(boxed))
@@ -70,7 +71,7 @@ class EncoderDecoderModel(models.EncoderDecoderModel):
         return flax.core.freeze({name: traverse_util.unflatten_dict(tree) for name, tree in collections.items()})
 
     def predict_batch_with_aux(self, params: Any, batch: Mapping[str, jax.Array], *args: Any, **kwargs: Any) -> Any:
-        """As in T5X, but unstacks layers once, so that no decoding step slices stacked parameters."""
+        """As in T5X, but unstacks the layers once, instead of slicing stacked parameters at every decoding step."""
         params = {**params, 'decoder': layers_apart(params['decoder'])}
         return super().predict_batch_with_aux(params, batch, *args, **kwargs)
 
@@ -82,13 +83,12 @@ class EncoderDecoderModel(models.EncoderDecoderModel):
         decoder_input_tokens: jax.Array,
         prefill_decoder_prompt: bool = False,
     ) -> tuple[Any, None]:
-        """Allocates caches for the real inputs, because our caches hold everything that depends only on the encoder's
-        output.
+        """Allocates caches for the real inputs, because our caches include what depends only on the encoder's output.
 
-        T5X would allocate them for inputs of ones, and computes keys and values of the memory again at every step.
+        T5X allocates caches with inputs of ones, and recomputes keys and values of the memory at every step.
         """
         if prefill_decoder_prompt:
-            raise ValueError('a prompt of the decoder is read token by token, not in one call')
+            raise ValueError('prefill_decoder_prompt is not supported')
         _, variables = self.module.apply(
             {'params': params},
             encoded_inputs,
@@ -104,20 +104,15 @@ class EncoderDecoderModel(models.EncoderDecoderModel):
 
 
 def registered(task: seqio.Task | seqio.Mixture | str) -> str:
-    """Registers `task` in seqio's registry, where T5X looks tasks up, and returns its name.
+    """Registers `task` in seqio's registry, where T5X looks up tasks, and returns its name.
 
-    Replaces an earlier task of that name. If `task` is a name, returns it.
+    Replaces an existing task of that name. A name is returned as it is.
     """
     if isinstance(task, str):
         return task
-    if isinstance(task, seqio.Mixture):
-        for member in task.tasks:
-            _register(seqio.TaskRegistry, member)
-    _register(seqio.MixtureRegistry if isinstance(task, seqio.Mixture) else seqio.TaskRegistry, task)
+    for provider in (*task.tasks, task) if isinstance(task, seqio.Mixture) else (task,):
+        registry = seqio.MixtureRegistry if isinstance(provider, seqio.Mixture) else seqio.TaskRegistry
+        if provider.name in registry.names():
+            registry.remove(provider.name)
+        registry.add_provider(provider.name, provider)
     return task.name
-
-
-def _register(registry: Any, provider: Any) -> None:
-    if provider.name in registry.names():
-        registry.remove(provider.name)
-    registry.add_provider(provider.name, provider)

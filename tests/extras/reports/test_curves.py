@@ -1,9 +1,11 @@
-"""The loss curve: what is read from metrics.jsonl, and that the picture shows it."""
+"""Loss curves: numbers read from metrics.jsonl, and their pictures."""
 
 import json
 
+import matplotlib.image
 import numpy as np
 import pytest
+from matplotlib.axes import Axes
 
 from remixer_t5x.errors import UserError
 from remixer_t5x.extras.reports import curves
@@ -27,8 +29,6 @@ def test_losses_are_read_by_kind(tmp_path):
 
 
 def test_the_best_constant_answer_is_a_line(tmp_path, monkeypatch):
-    from matplotlib.axes import Axes
-
     lines = []
     monkeypatch.setattr(Axes, 'axhline', lambda self, y, **rest: lines.append(y))
     known = [{**record, 'constant_loss': 4.5 + index} for index, record in enumerate(HELD_OUT)]
@@ -38,12 +38,11 @@ def test_the_best_constant_answer_is_a_line(tmp_path, monkeypatch):
 
 
 def test_the_picture_shows_both_curves(tmp_path):
-    matplotlib_image = pytest.importorskip('matplotlib.image', reason='matplotlib is not installed')
     both = curves.plot_loss(write(tmp_path, [*RECORDS, *HELD_OUT]), tmp_path / 'plots' / 'both.png')
     alone = curves.plot_loss(write(tmp_path, RECORDS), tmp_path / 'alone.png')
 
     def reddish(path):
-        pixels = matplotlib_image.imread(path)[..., :3]
+        pixels = matplotlib.image.imread(path)[..., :3]
         return int(np.sum((pixels[..., 0] > 0.6) & (pixels[..., 1] < 0.4)))
 
     assert reddish(both) > 100 and reddish(alone) == 0
@@ -54,28 +53,15 @@ def test_a_file_without_training_losses_is_named(tmp_path, text, reason):
     path = tmp_path / 'metrics.jsonl'
     if text is not None:
         path.write_text(text)
-    for plot in (curves.plot_loss, lambda file, target: curves.plot_runs({'a': file}, target, 'Runs')):
-        with pytest.raises(UserError, match=f'metrics.jsonl {reason}'):
-            plot(path, tmp_path / 'x.png')
+    with pytest.raises(UserError, match=f'metrics.jsonl {reason}'):
+        curves.plot_loss(path, tmp_path / 'x.png')
 
 
-def test_several_runs_share_a_picture_with_a_name_at_every_end(tmp_path, monkeypatch):
-    from matplotlib.axes import Axes
-
+def test_labels_of_several_evaluations_do_not_overlap(tmp_path, monkeypatch):
     labels = []
-    annotate = Axes.annotate
-
-    def note(self, text, xy, **rest):
-        labels.append((xy[1], text))
-        return annotate(self, text, xy, **rest)
-
-    monkeypatch.setattr(Axes, 'annotate', note)
-    for name, loss in (('low', 2.0), ('high', 2.01), ('middle', 2.005)):
-        lines = [json.dumps({'kind': 'train', 'step': step, 'loss': loss + 3 / step}) for step in range(1, 30)]
-        (tmp_path / name).write_text('\n'.join(lines) + '\n')
-    files = {name: tmp_path / name for name in ('low', 'high', 'middle')}
-    target = curves.plot_runs(files, tmp_path / 'all.png', 'Runs')
-    assert target.read_bytes().startswith(b'\x89PNG')
-    assert [text.split()[1] for _, text in sorted(labels)] == ['low', 'middle', 'high']
-    places = sorted(place for place, _ in labels)
-    assert min(b - a for a, b in zip(places, places[1:], strict=False)) > 0.01
+    monkeypatch.setattr(Axes, 'annotate', lambda self, text, xy, **rest: labels.append((xy[1], text)))
+    held_out = [{'kind': f'held_out/{loss}', 'step': 99, 'loss': loss} for loss in (2.0, 2.01, 2.005)]
+    curves.plot_loss(write(tmp_path, [*RECORDS, *held_out]), tmp_path / 'x.png')
+    assert [text for _, text in sorted(labels)] == ['2.000', '2.005', '2.010']
+    heights = sorted(height for height, _ in labels)
+    assert min(b - a for a, b in zip(heights, heights[1:], strict=False)) > 0.1

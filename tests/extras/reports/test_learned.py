@@ -1,4 +1,4 @@
-"""The numbers behind the pictures are those that the sublayers compute with."""
+"""The data of the pictures are what the sublayers compute with."""
 
 import dataclasses
 import functools
@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from remixer_t5x.context import describe_tokens
 from remixer_t5x.devices.partition import unbox
-from remixer_t5x.extras.reports.pictures import figures, learned
+from remixer_t5x.extras.reports.pictures import learned
 from remixer_t5x.extras.reports.pictures.learned import DECODER, ENCODER, LayerArray
 from remixer_t5x.models import interface
 from remixer_t5x.models.architecture.encoder_decoder import EncoderDecoder
@@ -63,33 +63,33 @@ def observed():
 
 def test_layers_are_counted_over_runs_and_within_them(observed):
     _, params, *_, seen = observed
-    own = [(one.stack, one.layer, one.sublayer) for one in learned.attention_maps(seen, params)]
-    assert [one for one in own if one[0] == ENCODER] == [
+    maps = [(layer.stack, layer.layer, layer.sublayer) for layer in learned.attention_maps(seen, params)]
+    assert maps[:4] == [
         (ENCODER, 1, 'self_attention'),
         (ENCODER, 2, 'tim_attention'),
         (ENCODER, 3, 'tim_attention'),
         (ENCODER, 4, 'self_attention'),
     ]
-    assert sorted(own[4:]) == [(DECODER, n, f'{kind}_attention') for n in (1, 2) for kind in ('cross', 'self')]
-    assert [(one.stack, one.layer) for one in learned.remixer_logits(params)] == [
+    assert sorted(maps[4:]) == [(DECODER, n, f'{kind}_attention') for n in (1, 2) for kind in ('cross', 'self')]
+    assert [(layer.stack, layer.layer) for layer in learned.remixer_logits(params)] == [
         (ENCODER, 1), (ENCODER, 4), (DECODER, 1), (DECODER, 2)
     ]  # fmt: skip
-    assert [one.layer for one in learned.competition_weights(seen, params)] == [2, 3]
+    assert [layer.layer for layer in learned.competition_weights(seen, params)] == [2, 3]
 
 
-def test_attention_maps_are_distributions_over_what_may_be_seen(observed):
+def test_attention_maps_are_distributions_over_visible_tokens(observed):
     _, params, inputs, targets, seen = observed
     sizes = {'self_attention': len(targets), 'cross_attention': len(inputs)}
-    for one in learned.attention_maps(seen, params):
-        np.testing.assert_allclose(one.array.sum(axis=-1), 1, atol=1e-5)
-        if one.stack == DECODER:
-            assert one.array.shape == (2, len(targets), sizes[one.sublayer])
-        if one.stack == DECODER and one.sublayer == 'self_attention':
-            assert np.all(np.triu(one.array, 1) == 0)
+    for layer in learned.attention_maps(seen, params):
+        np.testing.assert_allclose(layer.array.sum(axis=-1), 1, atol=1e-5)
+        if layer.stack == DECODER:
+            assert layer.array.shape == (2, len(targets), sizes[layer.sublayer])
+        if layer.stack == DECODER and layer.sublayer == 'self_attention':
+            assert np.all(np.triu(layer.array, 1) == 0)
 
 
 def test_sown_weights_times_the_values_are_the_output():
-    """One head whose values and output are the tokens themselves: its output shows its weights."""
+    """The values and output of the single head are the tokens themselves, so its output equals its weights."""
     module = attention.SelfAttention(num_heads=1, head_dim=LENGTH)
     x = jnp.eye(LENGTH)[None]
     ctx = describe_tokens(jnp.ones((1, LENGTH), jnp.int32), causal=True)
@@ -103,17 +103,17 @@ def test_sown_weights_times_the_values_are_the_output():
 
 
 @pytest.mark.parametrize('causal', [False, True])
-def test_softmax_of_h_is_what_the_layer_mixes_by(causal):
-    """Mixing one-hot tokens gives the rows of softmax(H); SciPy's softmax gives them too."""
+def test_softmax_of_h_are_the_weights_of_the_layer(causal):
+    """Mixing one-hot tokens gives the rows of softmax(H), as SciPy's softmax does."""
     module = remixer.LearnedMixing(max_length=9)
     x = jnp.eye(LENGTH)[None]
     ctx = describe_tokens(jnp.ones((1, LENGTH), jnp.int32), causal=causal)
     params = _random(unbox(module.init(jax.random.key(0), x, ctx)['params']))
     logits = np.asarray(params['logits'])
-    shown = learned.softmax_rows(logits, LENGTH, causal)
-    np.testing.assert_allclose(shown, module.apply({'params': params}, x, ctx)[0], atol=1e-6)
+    weights = learned.softmax_rows(logits, LENGTH, causal)
+    np.testing.assert_allclose(weights, module.apply({'params': params}, x, ctx)[0], atol=1e-6)
     masked = np.where(np.tri(LENGTH) > 0, logits[:LENGTH, :LENGTH], -np.inf) if causal else logits[:LENGTH, :LENGTH]
-    np.testing.assert_allclose(shown, scipy.special.softmax(masked, axis=-1), atol=1e-6)
+    np.testing.assert_allclose(weights, scipy.special.softmax(masked, axis=-1), atol=1e-6)
 
 
 @given(st.integers(0, 1000), st.booleans(), st.floats(-5, 5))
@@ -128,7 +128,7 @@ def test_spread_ignores_what_softmax_ignores(seed, causal, offset):
 def test_layers_near_zero_are_named():
     rng = np.random.default_rng(0)
     layers = [LayerArray(ENCODER, n, 'remixer', scale * rng.normal(size=(32, 32))) for n, scale in ((1, 0.02), (2, 1))]
-    assert [one.layer for one in learned.near_zero(layers, {ENCODER: 32})] == [1]
+    assert [layer.layer for layer in learned.near_zero(layers, {ENCODER: 32})] == [1]
     uniform = np.abs(learned.softmax_rows(layers[0].array, 32, False) * 32 - 1).mean()
     assert uniform < learned.NEAR_ZERO < np.abs(learned.softmax_rows(layers[1].array, 32, False) * 32 - 1).mean()
 
@@ -138,37 +138,28 @@ def test_layers_near_zero_are_named():
 def test_spatial_weights_are_those_of_the_layer(weights, stack):
     module = weights(max_length=9)
     ctx = describe_tokens(jnp.ones((1, LENGTH), jnp.int32), causal=stack == DECODER)
-    own = _random(unbox(module.init(jax.random.key(0), LENGTH, ctx)['params']))
-    tree = {'run_0': {'layer': {'gmlp': {'mixing': {'weights': jax.tree.map(lambda leaf: leaf[None], own)}}}}}
-    found = learned.spatial_weights({stack: tree}, {stack: LENGTH})
-    assert len(found) == 1
-    np.testing.assert_array_equal(found[0].array, module.apply({'params': own}, LENGTH, ctx))
+    params = _random(unbox(module.init(jax.random.key(0), LENGTH, ctx)['params']))
+    tree = {'run_0': {'layer': {'gmlp': {'mixing': {'weights': jax.tree.map(lambda leaf: leaf[None], params)}}}}}
+    (layer,) = learned.spatial_weights({stack: tree}, {stack: LENGTH})
+    np.testing.assert_array_equal(layer.array, module.apply({'params': params}, LENGTH, ctx))
 
 
 def test_competition_sums_to_one_over_mechanisms(observed):
     _, params, inputs, _, seen = observed
-    for one in learned.competition_weights(seen, params):
-        assert one.array.shape == (2, len(inputs))
-        np.testing.assert_allclose(one.array.sum(axis=0), 1, atol=1e-6)
+    for layer in learned.competition_weights(seen, params):
+        assert layer.array.shape == (2, len(inputs))
+        np.testing.assert_allclose(layer.array.sum(axis=0), 1, atol=1e-6)
 
 
 @given(st.integers(1, 4), st.integers(0, 1000))
-def test_entropies_and_correlations_are_those_of_scipy_and_numpy(count, seed):
+def test_entropies_are_those_of_scipy(count, seed):
     weights = np.random.default_rng(seed).dirichlet(np.full(count + 1, 0.3), size=7).T
     weights[:, 0] = np.eye(count + 1)[0]
     np.testing.assert_allclose(learned.entropy(weights), scipy.stats.entropy(weights, base=2, axis=0), atol=1e-9)
-    np.testing.assert_allclose(learned.correlations(list(weights)), np.corrcoef(weights), atol=1e-6)
 
 
-def test_ranges_are_over_layers_and_occurrences():
-    layers = [LayerArray(ENCODER, n, 'tim', np.asarray([row, 1 - np.asarray(row)])) for n, row in
-              ((1, [0.1, 0.5, 0.3]), (2, [0.2, 0.5, 0.9]))]  # fmt: skip
-    ranges = figures.token_ranges(layers, ['a', 'b', 'a'])
-    assert ranges == [('a', 0.1, pytest.approx(0.375), 0.9), ('b', 0.5, 0.5, 0.5)]
-
-
-def test_what_is_sown_costs_a_training_step_nothing(observed, monkeypatch):
-    """The program of loss and gradient is the same, character by character, with and without the code that sows."""
+def test_sowing_does_not_change_a_training_step(observed, monkeypatch):
+    """The program of loss and gradient is identical with and without the code that sows."""
     model, params, *_ = observed
     tokens = jnp.ones((2, LENGTH), jnp.int32)
     batch = {name: tokens for name in ('encoder_input_tokens', 'decoder_input_tokens', 'decoder_target_tokens')}

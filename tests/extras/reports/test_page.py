@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from remixer_t5x.extras.reports import page
-from remixer_t5x.extras.reports.pictures import drawing, figures
+from remixer_t5x.extras.reports.pictures import drawing, gallery
 from remixer_t5x.extras.reports.pictures.drawing import Picture
 from remixer_t5x.extras.reports.pictures.learned import LayerArray
 from remixer_t5x.extras.reports.records import Record, Run
@@ -35,24 +35,21 @@ class _Reader(html.parser.HTMLParser):
         self.elements.append((tag, dict(attributes)))
 
     def handle_endtag(self, tag):
-        assert self.open and self.open.pop() == tag, f'</{tag}> closes what is not open'
+        assert self.open and self.open.pop() == tag, f'</{tag}> closes an element that is not open'
 
     def handle_data(self, data):
         self.data.append(data)
 
 
-def _figures():
+@pytest.fixture(scope='module')
+def pictures():
     pieces = [EVIL[:9], '$x', 'δ', '漢']
     weights = np.eye(4)
-    grid = [[figures.Panel(EVIL, weights, pieces, pieces), figures.Panel('b', -weights)]]
+    grid = [[drawing.Panel(EVIL, weights, pieces, pieces), drawing.Panel('b', -weights)]]
     tim = [LayerArray('encoder', n, 'tim', np.full((2, 4), 0.5)) for n in (1, 2)]
-    gmlp = [LayerArray('encoder', n, 'gmlp', weights) for n in range(1, 6)]
     return [
-        Picture('r1-maps', EVIL, EVIL, figures.draw_matrices(grid, [EVIL])),
-        Picture('r1-patterns', 'patterns', '', figures.draw_competition(tim, pieces)),
-        Picture('r1-certainty', 'certainty', '', figures.draw_certainty(tim)),
-        Picture('r1-ranges', 'ranges', '', figures.draw_ranges(figures.token_ranges(tim, pieces))),
-        Picture('r1-filters', 'filters', '', figures.draw_filters(gmlp)),
+        Picture('r1-maps', EVIL, EVIL, drawing.draw_matrices(grid, [EVIL])),
+        Picture('r1-patterns', 'patterns', '', gallery.draw_competition(tim, pieces)),
     ]
 
 
@@ -65,21 +62,14 @@ def _run(name, seed):
         Record('eval/cogs', 2, {f't{n}': 50.0 for n in range(8)}, {}),
     ]
     row = {'index': 0, 'input': EVIL, 'target': EVIL, 'prediction': f'other {EVIL}'}
-    labels = [{**row, 'index': n, 'target': EVIL if n % 2 else 'b'} for n in range(4)]
-    predictions = {EVIL: [row], f'labels {EVIL}': labels}
-    return Run(name, f'/runs/{EVIL}', logged, f"SEED = {seed}\nX = '{EVIL}{seed}'\n", (), predictions)
+    return Run(name, f'/runs/{EVIL}', logged, f"SEED = {seed}\nX = '{EVIL}{seed}'\n", (), {EVIL: [row]})
 
 
-def test_a_diagonal_leaves_the_scale_to_the_rest():
+def test_the_scale_of_a_matrix_can_ignore_its_diagonal():
     weights = np.eye(3, 4) * 9 - 0.5
     for off_diagonal, largest in ((False, 8.5), (True, 0.5)):
-        axes = figures.draw_matrices([[figures.Panel('a', weights, off_diagonal=off_diagonal)]]).axes[0]
+        axes = drawing.draw_matrices([[drawing.Panel('a', weights, off_diagonal=off_diagonal)]]).axes[0]
         assert axes.images[0].get_clim() == (0, largest) and axes.get_title('left') == f'a · to {largest}'
-
-
-@pytest.fixture(scope='module')
-def pictures():
-    return _figures()
 
 
 @pytest.fixture(scope='module')
@@ -88,7 +78,7 @@ def text(pictures):
     return page.render([_run(EVIL, 1), _run('other', 2)], learned)
 
 
-def test_every_element_is_closed_and_no_id_is_used_twice(text):
+def test_every_element_is_closed_and_every_id_is_unique(text):
     reader = _Reader(text)
     assert reader.open == []
     ids = [attributes['id'] for _, attributes in reader.elements if 'id' in attributes]
@@ -97,7 +87,7 @@ def test_every_element_is_closed_and_no_id_is_used_twice(text):
     assert {first or second for first, second in used} <= set(ids)
 
 
-def test_nothing_is_read_from_elsewhere(text):
+def test_the_page_loads_no_other_file(text):
     for tag, attributes in _Reader(text).elements:
         assert tag not in ('link', 'iframe', 'object', 'embed', 'base')
         for name in ('src', 'href', 'xlink:href', 'action', 'srcset'):
@@ -107,7 +97,7 @@ def test_nothing_is_read_from_elsewhere(text):
     assert '@import' not in style and 'url(' not in style
 
 
-def test_what_comes_from_files_is_text_alone(text):
+def test_text_from_files_is_escaped(text):
     reader = _Reader(text)
     assert not [tag for tag, _ in reader.elements if tag == 'img']
     assert not [name for _, attributes in reader.elements for name in attributes if name.startswith('on')]
@@ -115,22 +105,22 @@ def test_what_comes_from_files_is_text_alone(text):
     assert reader.data.count(EVIL) > 5
 
 
-def test_it_shows_what_there_is(text):
-    for shown in ('5 MiB', 'prefers-color-scheme: dark', 'name="viewport"', '@media print', 'was learned'):
-        assert shown in text, shown
-    # Those two differ in more than their seed, these in nothing.
+def test_the_page_has_memory_pictures_and_deviations(text):
+    for words in ('5 MiB', 'prefers-color-scheme: dark', 'name="viewport"', '@media print', 'was learned'):
+        assert words in text, words
+    # The first two runs differ in more than their seed, the others in nothing.
     assert '(2)</span>' not in text
     assert '± 0.00 (2)</span>' in page.render([_run('a', 1), _run('a/b', 1)])
 
 
-def test_a_figure_takes_its_colours_from_the_page(pictures):
+def test_figures_use_the_colours_of_the_page(pictures):
     for picture in pictures:
         svg = drawing.inline_svg(picture)
         assert 'currentColor' in svg and drawing.INK not in svg and drawing.COLOURS[0] not in svg
         assert re.match(r'<svg [^>]*viewBox', svg) and not re.match(r'<svg [^>]* (width|height)=', svg)
 
 
-def test_a_figure_is_saved_twice(pictures, tmp_path):
+def test_a_figure_is_saved_as_png_and_svg(pictures, tmp_path):
     for path in drawing.save(pictures[0], tmp_path / 'new'):
         assert path.read_bytes().startswith((b'\x89PNG', b'<?xml'))
 

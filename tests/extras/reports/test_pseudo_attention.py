@@ -1,4 +1,4 @@
-"""Pseudo-attention against finite differences, and against a Jacobian that is known."""
+"""Pseudo-attention against finite differences, and against known Jacobians."""
 
 import functools
 
@@ -36,11 +36,14 @@ def _differences(function, x, step=3e-3):
 @pytest.fixture(scope='module')
 def trained():
     """A model of attention and HyperMixer layers with random parameters."""
-    own = functools.partial(attention.SelfAttention, num_heads=1, head_dim=4)
+    self_attention = functools.partial(attention.SelfAttention, num_heads=1, head_dim=4)
     cross = functools.partial(attention.CrossAttention, num_heads=1, head_dim=4)
     hyper = functools.partial(hyper_mixer.HyperMixer, hidden_dim=4)
     mlp = functools.partial(feed_forward.GatedMLP, hidden_dim=4)
-    layers = [functools.partial(PreNorm, sublayers=s) for s in ((own, mlp), (hyper, mlp), (own, cross, mlp))]
+    layers = [
+        functools.partial(PreNorm, sublayers=s)
+        for s in ((self_attention, mlp), (hyper, mlp), (self_attention, cross, mlp))
+    ]
     bias = functools.partial(RelativePositionBias, num_heads=1)
     stacks = (
         functools.partial(Stack, runs=((layers[0], 1), (layers[1], 2)), position_bias=bias),
@@ -74,7 +77,7 @@ def test_the_whole_encoder_agrees_with_finite_differences(trained):
     embedding = params['token_embedder']['embedding']
 
     def encode(x):
-        # The model itself, made to read these embeddings as its tokens'.
+        # Replaces the embeddings of the tokens in the model's table.
         table = embedding.at[INPUTS].set(x)
         return model.module.apply(
             {'params': {**params, 'token_embedder': {'embedding': table}}},
@@ -84,23 +87,22 @@ def test_the_whole_encoder_agrees_with_finite_differences(trained):
     np.testing.assert_allclose(found, _differences(encode, embedding[INPUTS]), rtol=0.02, atol=2e-3)
 
 
-def test_layers_one_after_the_other_are_the_encoder(trained):
-    """Each layer's own map agrees with finite differences of that layer as the last of a shorter encoder."""
+def test_the_map_of_a_layer_agrees_with_finite_differences(trained):
     model, params = trained
-    found = pseudo_attention.encoder_layers(model, params, INPUTS)
-    assert [one.shape for one in found] == [(3, 3)] * 3
+    maps = pseudo_attention.encoder_layers(model, params, INPUTS)
+    assert [array.shape for array in maps] == [(3, 3)] * 3
     stack = model.module.encoder_stack()
-    own = params['encoder']
+    encoder = params['encoder']
     embedded = params['token_embedder']['embedding'][INPUTS][None]
     hidden = pseudo_attention._apply(
         stack.clone(runs=stack.runs[:1], final_norm=None),
-        {name: own[name] for name in ('run_0', 'position_bias')}, embedded, INPUTS,
+        {name: encoder[name] for name in ('run_0', 'position_bias')}, embedded, INPUTS,
     )[0]  # fmt: skip
-    first = jax.tree.map(lambda leaf: leaf[0], own['run_1']['layer'])
+    first = jax.tree.map(lambda leaf: leaf[0], encoder['run_1']['layer'])
     layer = stack.runs[1][0]()
     ctx = pseudo_attention.describe_tokens(jnp.asarray(INPUTS)[None])
     added = _differences(lambda x: layer.apply({'params': first}, x[None], ctx)[0] - x, hidden)
-    np.testing.assert_allclose(found[1], added, rtol=0.02, atol=2e-3)
+    np.testing.assert_allclose(maps[1], added, rtol=0.02, atol=2e-3)
 
 
 def test_the_decoder_depends_on_the_text_through_the_encoder(trained):
@@ -109,19 +111,18 @@ def test_the_decoder_depends_on_the_text_through_the_encoder(trained):
     embedding = params['token_embedder']['embedding']
 
     def decode(x):
-        # Ids of the text and of the targets are different, so moving one leaves the other.
+        # The text and the targets have no common id, so the targets keep their embeddings.
         table = embedding.at[INPUTS].set(x)
-        own = {'params': {**params, 'token_embedder': {'embedding': table}}}
-        encoded = model.module.apply(own, INPUTS[None], enable_dropout=False, method='encode')
+        variables = {'params': {**params, 'token_embedder': {'embedding': table}}}
+        encoded = model.module.apply(variables, INPUTS[None], enable_dropout=False, method='encode')
         rows = (INPUTS[None], np.asarray([[0, 2]], np.int32))
-        return model.module.apply(own, encoded, *rows, enable_dropout=False, method='decode_hidden')[0]
+        return model.module.apply(variables, encoded, *rows, enable_dropout=False, method='decode_hidden')[0]
 
     np.testing.assert_allclose(found, _differences(decode, embedding[INPUTS]), rtol=0.02, atol=2e-3)
 
 
-def test_a_layer_that_adds_nothing_depends_on_nothing(trained):
-    """The residual, whose Jacobian is the identity, is not a part of a layer's map."""
+def test_the_residual_is_not_part_of_the_map_of_a_layer(trained):
     model, params = trained
-    still = {**params, 'encoder': jax.tree.map(jnp.zeros_like, params['encoder'])}
-    for found in pseudo_attention.encoder_layers(model, still, INPUTS):
-        np.testing.assert_array_equal(found, 0)
+    zeroed = {**params, 'encoder': jax.tree.map(jnp.zeros_like, params['encoder'])}
+    for array in pseudo_attention.encoder_layers(model, zeroed, INPUTS):
+        np.testing.assert_array_equal(array, 0)

@@ -1,5 +1,6 @@
-"""Records, settings and groups of runs, and what is said about them."""
+"""Records, settings and groups of runs, and their summaries, tables and charts."""
 
+import dataclasses
 import json
 import statistics
 import types
@@ -19,7 +20,7 @@ def _run(name, config='', train=((1, 3.0), (2, 2.0)), **evaluations):
     return Run(name, f'/runs/{name}', logged, config)
 
 
-def test_runs_that_differ_in_seed_and_places_alone_are_one_group():
+def test_runs_that_differ_only_in_seed_and_folders_are_one_group():
     runs = [
         _run('a_1', "SEED = 1\nX = 2\nMODEL_DIR = 'a'\n"),
         _run('b', "SEED = 1\nX = 3\nMODEL_DIR = 'b'\n"),
@@ -41,12 +42,12 @@ def test_the_table_has_mean_and_sample_deviation_over_seeds(values):
     assert cell.deviation == (pytest.approx(statistics.stdev(values)) if len(values) > 1 else None)
 
 
-def test_the_newest_evaluation_counts_and_of_equal_steps_the_later_line():
+def test_the_newest_evaluation_is_used_and_the_later_line_of_a_step():
     lines = [Record('eval/cb', step, {'f1': value}, {}) for step, value in ((1, 10.0), (3, 30.0), (2, 20.0), (3, 31.0))]
     assert Run('r', '/r', lines).latest()['eval/cb'].numbers == {'f1': 31.0}
 
 
-def test_many_metrics_are_a_breakdown_and_one_line_of_the_table():
+def test_many_metrics_are_one_line_of_the_table_and_a_breakdown():
     types = {f'type_{n}': float(n) for n in range(9)}
     runs = [_run('r', eval__cogs=(5, types), eval__cb=(5, {'accuracy': 50.0}))]
     groups = records.by_seed(runs)
@@ -57,71 +58,40 @@ def test_many_metrics_are_a_breakdown_and_one_line_of_the_table():
     assert kind == 'cogs, eval' and [(name, cells[0].mean) for _, name, cells in rows] == list(types.items())
 
 
-def test_settings_read_statements_over_several_lines():
+def test_settings_may_continue_over_several_lines():
     config = 'from x import y\n# a comment\nA = 1\nB = \\\n    (@m.C,\n     2)\nm.C.d = %A\n'
     assert records.Run('a', 'a', [], config).settings() == {'A': '1', 'B': '(@m.C, 2)', 'm.C.d': '%A'}
 
 
-def test_differences_are_of_settings_and_not_of_places():
+def test_differences_are_settings_other_than_folders():
     runs = [_run('a', "A = 1\nm.C.d = 2\nMODEL_DIR = 'a'\n"), _run('b', "A = 1\nZ = 3\nm.C.d = 4\nMODEL_DIR = 'b'\n")]
     assert records.differences(runs) == [('Z', [None, '3']), ('m.C.d', ['2', '4'])]
 
 
-def test_the_best_constant_answer_is_next_to_the_held_out_loss():
+def test_the_summary_has_the_best_constant_answer():
     run = _run('r', eval=(2, {'loss': 2.0, 'constant_loss': 5.25}))
-    one = overview.overview(run)
-    assert one.constant == 5.25
-    assert 'Held-out loss is 2. The best constant answer has 5.25;' in one.summary
+    numbers = overview.overview(run)
+    assert numbers.constant == 5.25
+    assert 'Held-out loss is 2. The best constant answer has 5.25;' in numbers.summary
     assert overview.overview(_run('r', eval=(2, {'loss': 2.0}))).constant is None
 
 
-@given(
-    st.lists(
-        st.tuples(st.sampled_from('abc'), st.sampled_from(['a', 'b', 'c', ' b ', 'other'])), min_size=3, max_size=20
-    )
-)
-def test_labels_by_predictions(drawn):
-    pairs = [*drawn, *zip('abc', 'aba', strict=True)]
-    rows = [{'target': target, 'prediction': made} for target, made in pairs]
-    found = tables.confusions([Run('r', '/r', [], predictions={'t-validation': rows})])
-    (one,) = found
-    assert sum(one.totals) == len(pairs) and one.has_other == any(made == 'other' for _, made in pairs)
-    assert one.accuracy == pytest.approx(100 * statistics.mean(target == made.strip() for target, made in pairs))
-    targets = [target for target, _ in pairs]
-    assert one.majority == pytest.approx(100 * max(map(targets.count, targets)) / len(pairs))
-    for label, total, row in zip(one.labels, one.totals, one.counts, strict=True):
-        assert total == targets.count(label)
-        for name, count in zip([*one.labels, 'other'], row, strict=False):
-            assert count == sum(a == label and b.strip() == name for a, b in pairs)
-
-
-@pytest.mark.parametrize(('count', 'different'), [(5, 20), (60, 20), (9, 1)])
-def test_answers_of_many_texts_are_no_labels(count, different):
-    rows = [{'target': f'answer {n % different}', 'prediction': 'answer 1'} for n in range(count)]
-    assert tables.confusions([Run('r', '/r', [], predictions={'t-test': rows})]) == []
-
-
-def test_it_says_how_a_run_went():
+def test_a_summary_has_steps_losses_metrics_and_warnings():
     run = _run('r', 'TRAIN_STEPS = 9\n', eval=(1, {'loss': 2.0}), eval__cb=(2, {'f1': 55.5}))
-    run = Run(
-        run.name,
-        run.folder,
-        [*run.records, Record('eval', 2, {'loss': 3.0}, {}), Record('train', 3, {'loss': None}, {})],
-        run.config,
-    )
-    said = overview.overview(run).summary
-    assert 'At step 3 of 9' in said and 'fell from 3 to 2' in said
-    assert 'Held-out loss is 3, 50% above its lowest, 2 at step 1.' in said
-    assert 'cb, eval: f1 55.5%.' in said and '1 logged losses were not finite' in said
-    assert overview.overview(run).seconds == 1.0
+    more = [Record('eval', 2, {'loss': 3.0}, {}), Record('train', 3, {'loss': None}, {})]
+    numbers = overview.overview(dataclasses.replace(run, records=[*run.records, *more]))
+    assert 'At step 3 of 9' in numbers.summary and 'fell from 3 to 2' in numbers.summary
+    assert 'Held-out loss is 3, 50% above its lowest, 2 at step 1.' in numbers.summary
+    assert 'cb, eval: f1 55.5%.' in numbers.summary and '1 logged losses were not finite' in numbers.summary
+    assert numbers.seconds == 1.0
 
 
 @given(st.lists(st.floats(-10, 10), min_size=1, max_size=30), st.floats(0, 0.98))
-def test_smoothing_is_its_formula(values, weight):
-    for t, found in enumerate(curves.moving_average(values, weight)):
+def test_smoothing_follows_its_formula(values, weight):
+    for t, average in enumerate(curves.moving_average(values, weight)):
         powers = [weight ** (t - k) for k in range(t + 1)]
-        wanted = sum(p * x for p, x in zip(powers, values, strict=False)) / sum(powers)
-        assert found == pytest.approx(wanted, abs=1e-9)
+        expected = sum(p * x for p, x in zip(powers, values, strict=False)) / sum(powers)
+        assert average == pytest.approx(expected, abs=1e-9)
 
 
 def test_a_long_curve_keeps_its_ends():
@@ -146,7 +116,8 @@ def test_one_run_of_each_model_shows_no_difference(steps):
         Run(name, f'/{name}', [Record('eval/c4', step, {'loss': loss}, {})], '', (), {})
         for name, step, loss in zip('ab', steps, (2.0, 1.5), strict=True)
     ]
-    sentences = tables.headline([Group(run.name, [run]) for run in runs], [])
+    overviews = {run.name: overview.overview(run) for run in runs}
+    sentences = tables.headline([Group(run.name, [run]) for run in runs], [], overviews)
     assert all(text in sentences[0] for text in ('held-out loss', 'a 2', 'b 1.5', 'one seed'))
     assert ('different steps' in ' '.join(sentences)) == (steps[0] != steps[1])
 
@@ -160,12 +131,13 @@ def test_a_group_is_marked_best_only_if_its_difference_is_shown():
     for groups, best in ((apart, [False, True]), (close, [False, False])):
         ((_, _, cells),) = rows = tables.task_table(groups)
         assert [cell.best for cell in cells] == best
-        (sentence,) = tables.headline(groups, rows)
+        overviews = {run.name: overview.overview(run) for group in groups for run in group.runs}
+        (sentence,) = tables.headline(groups, rows, overviews)
         assert ('b is better than a by 8' in sentence) == best[1] and ('no difference shown' in sentence) != best[1]
 
 
 @given(st.text('ab ', max_size=20), st.text('ab ', max_size=20))
-def test_compared_parts_are_the_prediction(target, prediction):
+def test_compared_words_are_the_prediction(target, prediction):
     parts = tables.compare_words(target, prediction)
     assert ''.join(text for text, _ in parts) == prediction
     assert any(differs for _, differs in parts) <= (target != prediction)
@@ -174,23 +146,23 @@ def test_compared_parts_are_the_prediction(target, prediction):
 @pytest.mark.parametrize(
     'line', ['{', '[]', '{"kind": "train"}', '{"kind": 3, "step": 1}', '{"kind": "train", "step": "x"}', '3']
 )
-def test_a_line_that_is_no_record_is_named(tmp_path, line):
+def test_an_invalid_line_is_named_in_the_error(tmp_path, line):
     file = tmp_path / 'metrics.jsonl'
     file.write_text(json.dumps({'kind': 'train', 'step': 1}) + f'\n{line}\n')
     with pytest.raises(UserError, match='line 2 is not a metrics record'):
         records.read(file)
 
 
-def test_an_unfinished_last_line_is_left_out(tmp_path):
+def test_an_unfinished_last_line_is_skipped(tmp_path):
     file = tmp_path / 'metrics.jsonl'
     file.write_text(json.dumps({'kind': 'train', 'step': 1, 'loss': 2}) + '\n{"kind": "tr')
     assert records.read(file) == [Record('train', 1, {'loss': 2}, {})]
 
 
-def test_numbers_of_one_task_are_shown_once_and_shares_have_a_unit():
+def test_a_task_is_shown_once_and_percentages_have_a_unit():
     numbers = {'accuracy': 70.99, 'mean_absolute_error': 0.5}
     kinds = ('eval/own_pairs', 'validation/own_pairs', 'validation/other')
-    run = types.SimpleNamespace(settings=dict, latest=lambda: {kind: Record(kind, 5, numbers, {}) for kind in kinds})
+    run = types.SimpleNamespace(seed=0, latest=lambda: {kind: Record(kind, 5, numbers, {}) for kind in kinds})
     rows = [(kind, metric) for kind, metric, _ in tables.task_table([types.SimpleNamespace(runs=[run])])]
     assert [kind for kind, metric in rows if metric == 'accuracy'] == ['own_pairs, eval', 'other, validation']
     assert overview.unit('accuracy') == overview.unit('macro_f1') == '%' and overview.unit('mean_absolute_error') == ''

@@ -1,7 +1,7 @@
-"""Shared by all figures: colours that colour-blind readers can distinguish, and output to files and to a page.
+"""Figures: colours that colour-blind readers can distinguish, axes, and output to files and to a page.
 
-Figures have no background, and one colour for text and axes. In a page this colour and the colours of lines become CSS
-variables, so that the same figure is legible in light and in dark mode. In a separate file the background is white.
+Figures have no background, and one colour for text and axes. In a page, this colour and those of lines become CSS
+variables, so that a figure is legible in light and in dark mode. In a file, the background is white.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ import os
 import pathlib
 import re
 import warnings
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, Literal
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -27,13 +27,15 @@ if TYPE_CHECKING:
 INK, GRID = '#1d2733', '#c9d1d9'
 # Okabe and Ito's palette, in an order in which neighbours differ in lightness too.
 COLOURS = ('#0072b2', '#d55e00', '#009e73', '#cc79a7', '#56b4e9', '#e69f00')
-# One hue, more opaque for higher values, so that high values stand out on white and on black.
+# More opaque for higher values, so that they stand out on white and on black.
 HEAT = '#1f78c8'
+# With more pieces than this, labels would overlap, and the axes count tokens instead.
+MOST_LABELS = 48
 
 
 @dataclasses.dataclass(frozen=True)
 class Picture:
-    """A figure with its texts: `name` of its files, and a `note` that explains it."""
+    """A figure with the `name` of its files, a title, and a `note` that explains it."""
 
     name: str
     title: str
@@ -43,7 +45,7 @@ class Picture:
 
 def new_figure(width: float, height: float) -> Figure:
     """An empty figure, in inches, that needs no display."""
-    # Uses the canvas instead of pyplot, which has global state and may look for a display.
+    # pyplot has global state and may look for a display.
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -63,28 +65,74 @@ def style_axes(axes: Axes, title: str = '', x: str = '', y: str = '') -> None:
     axes.spines[['left', 'bottom']].set_color(GRID)
 
 
-def draw_heat_map(axes: Axes, values: np.ndarray, largest: float, aspect: Literal['equal', 'auto'] = 'equal') -> None:
+def draw_heat_map(axes: Axes, values: np.ndarray, largest: float) -> None:
     """Draws a matrix in HEAT, from transparent at 0 to opaque at `largest`."""
     from matplotlib.colors import LinearSegmentedColormap, to_rgb
 
     colours = LinearSegmentedColormap.from_list('heat', [(*to_rgb(HEAT), 0.0), (*to_rgb(HEAT), 1.0)])
-    axes.imshow(values, cmap=colours, vmin=0, vmax=largest, interpolation='nearest', aspect=aspect)
-
-
-def piece_label(piece: str) -> str:
-    """The piece with a dot instead of SentencePiece's word mark, which hangs below the line onto the next label."""
-    return piece.replace('▁', '·')
+    axes.imshow(values, cmap=colours, vmin=0, vmax=largest, interpolation='nearest', aspect='auto')
 
 
 def token_ticks(axes: Axes, x: list[str] | None = None, y: list[str] | None = None) -> None:
-    """Labels ticks with pieces of text, unchanged: a `$` does not start a formula."""
+    """Labels ticks with pieces of text. A `$` does not start a formula."""
     for axis, labels in ((axes.xaxis, x), (axes.yaxis, y)):
         if labels is not None:
             axis.set_ticks(range(len(labels)))
-            shown = [piece_label(label) for label in labels]
-            axis.set_ticklabels(shown, fontsize=min(6.5, 165 / max(len(labels), 1)), parse_math=False)
+            # SentencePiece's word mark would overlap the next label.
+            texts = [label.replace('▁', '·') for label in labels]
+            axis.set_ticklabels(texts, fontsize=min(6.5, 165 / max(len(labels), 1)), parse_math=False)
     if x is not None:
         axes.tick_params(axis='x', rotation=90)
+
+
+@dataclasses.dataclass(frozen=True)
+class Panel:
+    """One matrix, [rows, columns], and the pieces of text of its rows and columns, if any.
+
+    `off_diagonal` scales the colours to the values off the diagonal, if the diagonal would hide them.
+    """
+
+    title: str
+    weights: np.ndarray
+    rows: Sequence[str] | None = None
+    columns: Sequence[str] | None = None
+    off_diagonal: bool = False
+
+
+def draw_matrices(grid: Sequence[Sequence[Panel]], row_names: Sequence[str] = ()) -> Figure:
+    """Draws magnitudes: a row of panels for each of `grid`, labelled by `row_names`, each scaled to its maximum.
+
+    As in REMIXERS, figure 2, and HyperMixer, figures 5 and 6. Values beyond the scale have the darkest colour.
+    """
+    width = max(len(row) for row in grid)
+    size = 2.6 if width > 1 else 4.2
+    figure = new_figure(size * width + 0.9, (size + 0.25) * len(grid) + 0.3)
+    for row, (panels, row_axes) in enumerate(zip(grid, figure.subplots(len(grid), width, squeeze=False), strict=True)):
+        for column, axes in enumerate(row_axes):
+            if column < len(panels):
+                _draw_panel(axes, panels[column], is_first=column == 0)
+            else:
+                axes.set_axis_off()
+        if row < len(row_names):
+            row_axes[0].set_ylabel(row_names[row], color=INK, fontsize=9, parse_math=False)
+    return figure
+
+
+def _draw_panel(axes: Axes, panel: Panel, is_first: bool) -> None:
+    magnitude = np.abs(np.asarray(panel.weights, np.float64))
+    scaled = magnitude[~np.eye(*magnitude.shape, dtype=bool)] if panel.off_diagonal else magnitude
+    largest = float(scaled.max(initial=0.0))
+    draw_heat_map(axes, magnitude, largest or 1.0)
+    style_axes(axes, ' · '.join(filter(None, (panel.title, f'to {largest:.2g}'))))
+    rows, columns = (
+        None if pieces is None or len(pieces) > MOST_LABELS else list(pieces) for pieces in (panel.rows, panel.columns)
+    )
+    token_ticks(axes, columns, rows if is_first else None)
+    if rows and not is_first:
+        axes.set_yticks([])
+    axes.spines[['top', 'right']].set_visible(True)
+    for spine in axes.spines.values():
+        spine.set_color(GRID)
 
 
 def inline_svg(picture: Picture) -> str:
@@ -94,35 +142,29 @@ def inline_svg(picture: Picture) -> str:
     text = re.sub(r'<metadata>.*?</metadata>', '', text, flags=re.DOTALL)
     for pattern in (r'( id=")', r'(url\(#)', r'(href="#)'):
         text = re.sub(pattern, rf'\g<1>{picture.name}-', text)
-    text = re.sub(r' id="([^"]*)"', _keep_first(), text)
-    text = text.replace(INK, 'currentColor').replace(GRID, 'var(--line)')
-    for index, colour in enumerate(COLOURS):
-        text = text.replace(colour, f'var(--c{index})')
-    text = text.replace('<svg ', '<svg preserveAspectRatio="xMinYMin meet" ', 1)
-    # The size in points would keep the figure from shrinking and growing with the page.
-    start, end = text.split('>', 1)
-    return re.sub(r' (width|height)="[^"]*"', '', start) + '>' + end
-
-
-def _keep_first() -> Callable[[re.Match[str]], str]:
-    """A replacement that removes repeated ids. Repeated images and markers have equal ids, a page needs each id once,
-    and the first serves all references.
-    """
+    # Repeated images and markers have equal ids, and a page must have each id once. The first serves all references.
     seen: set[str] = set()
 
-    def replace(match: re.Match[str]) -> str:
+    def without_repeated_id(match: re.Match[str]) -> str:
         is_repeated = match[1] in seen
         seen.add(match[1])
         return '' if is_repeated else match[0]
 
-    return replace
+    text = re.sub(r' id="([^"]*)"', without_repeated_id, text)
+    text = text.replace(INK, 'currentColor').replace(GRID, 'var(--line)')
+    for index, colour in enumerate(COLOURS):
+        text = text.replace(colour, f'var(--c{index})')
+    text = text.replace('<svg ', '<svg preserveAspectRatio="xMinYMin meet" ', 1)
+    # Without a size in points, the figure scales with the page.
+    start, end = text.split('>', 1)
+    return re.sub(r' (width|height)="[^"]*"', '', start) + '>' + end
 
 
 def _svg(figure: Figure, salt: str, **options: Any) -> str:
     import matplotlib
 
     buffer = io.StringIO()
-    # Text stays text, so that readers can search it, hear it, and see it in their fonts.
+    # Text stays text, for search, screen readers and the reader's fonts.
     with matplotlib.rc_context({'svg.fonttype': 'none', 'svg.hashsalt': salt}), _ignore_missing_glyphs():
         figure.savefig(buffer, format='svg', dpi=100, metadata={'Date': None}, **options)
     return buffer.getvalue()
@@ -130,7 +172,7 @@ def _svg(figure: Figure, salt: str, **options: Any) -> str:
 
 @contextlib.contextmanager
 def _ignore_missing_glyphs() -> Iterator[None]:
-    """Silences matplotlib's warning about characters that its font lacks, which become boxes in a PNG."""
+    """Silences the warnings about characters that matplotlib's font lacks, which become boxes in a PNG."""
     with warnings.catch_warnings():
         warnings.filterwarnings('ignore', message='Glyph .* missing from')
         warnings.filterwarnings('ignore', message='Matplotlib currently does not support .* natively')

@@ -6,9 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from remixer_t5x.extras.reports.pictures import figures, learned, pseudo_attention
-from remixer_t5x.extras.reports.pictures.drawing import Picture
-from remixer_t5x.extras.reports.pictures.figures import Panel
+from remixer_t5x.extras.reports.pictures import drawing, learned, pseudo_attention
+from remixer_t5x.extras.reports.pictures.drawing import Panel, Picture
 from remixer_t5x.extras.reports.pictures.learned import DECODER, ENCODER, LayerArray
 
 # Maximum number of layers side by side: the first, the last, and evenly spaced ones between.
@@ -19,8 +18,14 @@ MOST_LAYERS = 4
 class TrainedText:
     """The model and the text of the pictures.
 
-    `inputs` and `targets` are ids with their pieces of text; `lengths` are the trained lengths of `encoder` and
-    `decoder`; `initial` are the parameters that training started with, or None; `name` is the prefix of picture names.
+    Attributes:
+        model: a `Seq2Seq`.
+        params: its parameters.
+        inputs: ids and their pieces of text.
+        targets: the same for the decoder.
+        lengths: trained lengths of `encoder` and `decoder`.
+        initial: the parameters that training started from, or None.
+        name: prefix of the names of pictures.
     """
 
     model: Any
@@ -38,7 +43,7 @@ class TrainedText:
 
 
 def draw_all(text: TrainedText) -> list[Picture]:
-    """The pictures, in the order in which to show them."""
+    """All pictures, in the order of the page."""
     sown = learned.observe(text.model, text.params, text.inputs[0], text.targets[0])
     kinds = (_draw_remixer(text, sown), _draw_tim(text, sown), _draw_gmlp(text), _draw_attention(text, sown))
     pictures = [picture for kind in (*kinds, _draw_pseudo_attention(text)) for picture in kind]
@@ -56,7 +61,7 @@ def _in_stack(layers: Iterable[LayerArray], stack: str, sublayer: str = '') -> l
 
 
 def _draw_remixer(text: TrainedText, sown: Mapping[str, Any]) -> Iterator[Picture]:
-    """softmax(H) under the mean self-attention, and above it softmax(H) before finetuning."""
+    """Mean self-attention, softmax(H) before finetuning, and softmax(H)."""
     logits = learned.remixer_logits(text.params)
     initial = [] if text.initial is None else learned.remixer_logits(text.initial)
     attention = [layer for layer in learned.attention_maps(sown, text.params) if 'self_attention' in layer.sublayer]
@@ -81,7 +86,7 @@ def _draw_remixer(text: TrainedText, sown: Mapping[str, Any]) -> Iterator[Pictur
         note = _near_zero_note(layers, text.lengths)
         if before:
             note += f' Before this training {_near_zero_note(list(before.values()), text.lengths)}'
-        figure = figures.draw_matrices(list(rows.values()), list(rows))
+        figure = drawing.draw_matrices(list(rows.values()), list(rows))
         yield Picture(f'remixer-{stack}', f'What H learned, {stack}', note, figure)
 
 
@@ -102,39 +107,32 @@ def _draw_tim(text: TrainedText, sown: Mapping[str, Any]) -> Iterator[Picture]:
         if not layers:
             continue
         bits = ', '.join(f'{layer.title}: {learned.entropy(layer.array).mean():.2f}' for layer in layers)
-        yield Picture(
-            f'tim-competition-{stack}',
-            f'Competition of mechanisms, {stack}',
-            'The colour shows the weight of each mechanism for each token; weights sum to 1 over mechanisms.',
-            figures.draw_competition(layers, pieces),
+        note = (
+            'The colour shows the weight of each mechanism for each token; weights sum to 1 over mechanisms. Mean '
+            f'entropy in bits, {bits}; {np.log2(len(layers[0].array)):.2f} means no preference.'
         )
-        yield Picture(
-            f'tim-certainty-{stack}',
-            f'How certain the competition is, {stack}',
-            f'Mean entropy in bits, {bits}; {np.log2(len(layers[0].array)):.2f} means no preference.',
-            figures.draw_certainty(layers),
-        )
-        yield Picture(
-            f'tim-tokens-{stack}',
-            f'Weights of single tokens, {stack}',
-            'Least, mean and most over layers and occurrences; a wide bar depends on context or layer.',
-            figures.draw_ranges(figures.token_ranges(layers, pieces)),
-        )
+        figure = draw_competition(layers, pieces)
+        yield Picture(f'tim-competition-{stack}', f'Competition of mechanisms, {stack}', note, figure)
+
+
+def draw_competition(layers: Sequence[LayerArray], pieces: Sequence[str]) -> Any:
+    """TIM's mechanisms (figure 1): a panel for each, with layers from top to bottom and tokens from left to right."""
+    count = layers[0].array.shape[0]
+    figure = drawing.new_figure(max(5.0, 0.24 * len(pieces) + 1.6), count * (0.28 * len(layers) + 1.25))
+    for index, axes in enumerate(figure.subplots(count, 1, squeeze=False)[:, 0]):
+        drawing.draw_heat_map(axes, np.stack([layer.array[index] for layer in layers]), 1.0)
+        drawing.style_axes(axes, f'mechanism {index + 1} · 0 to 1')
+        drawing.token_ticks(axes, list(pieces), [layer.title for layer in layers])
+    return figure
 
 
 def _draw_gmlp(text: TrainedText) -> Iterator[Picture]:
+    weights = learned.spatial_weights(text.params, text.lengths)
     for stack in (ENCODER, DECODER):
-        layers = _in_stack(learned.spatial_weights(text.params, text.lengths), stack)
-        if not layers:
-            continue
-        asymmetries = ((layer.title, figures.asymmetry(figures.middle_row(layer))) for layer in layers)
-        listed = ', '.join(f'{title}: {value:+.2f}' for title, value in asymmetries)
-        direction = '' if stack == DECODER else f' Share ahead minus share behind: {listed}.'
-        note = f'W of the token in the middle, over the distance to it.{direction}'
-        yield Picture(f'gmlp-filters-{stack}', f'Spatial filters, {stack}', note, figures.draw_filters(layers))
-        panels = [Panel(layer.title, layer.array) for layer in evenly_spaced(layers)]
-        note = 'Magnitude of W at the trained length: rows are tokens written, columns tokens read.'
-        yield Picture(f'gmlp-weights-{stack}', f'Spatial weights, {stack}', note, figures.draw_matrices([panels]))
+        if layers := _in_stack(weights, stack):
+            panels = [Panel(layer.title, layer.array) for layer in evenly_spaced(layers)]
+            note = 'Magnitude of W at the trained length: rows are tokens written, columns tokens read.'
+            yield Picture(f'gmlp-weights-{stack}', f'Spatial weights, {stack}', note, drawing.draw_matrices([panels]))
 
 
 def _draw_attention(text: TrainedText, sown: Mapping[str, Any]) -> Iterator[Picture]:
@@ -150,7 +148,7 @@ def _draw_attention(text: TrainedText, sown: Mapping[str, Any]) -> Iterator[Pict
         if layers:
             panels = [Panel(layer.title, layer.array.mean(axis=0), rows, columns) for layer in evenly_spaced(layers)]
             note = 'Mean over heads; rows are tokens that read, columns tokens that are read.'
-            yield Picture(name, title, note, figures.draw_matrices([panels]))
+            yield Picture(name, title, note, drawing.draw_matrices([panels]))
 
 
 def _draw_pseudo_attention(text: TrainedText) -> Iterator[Picture]:
@@ -166,7 +164,7 @@ def _draw_pseudo_attention(text: TrainedText) -> Iterator[Picture]:
         'pseudo-attention-encoder',
         'Pseudo-attention, encoder',
         f'{note}; for a layer, of what it adds to its input. The scale is the largest value of different tokens.',
-        figures.draw_matrices([panels]),
+        drawing.draw_matrices([panels]),
     )
-    figure = figures.draw_matrices([[Panel('', cross, target_pieces, pieces)]])
+    figure = drawing.draw_matrices([[Panel('', cross, target_pieces, pieces)]])
     yield Picture('pseudo-attention-decoder', 'Pseudo-attention, decoder to text', f'{note}.', figure)

@@ -1,7 +1,7 @@
-"""Extracts what a trained model has learned and computes, layer by layer: the numbers of the papers' pictures.
+"""Extracts what a trained model has learned and computes, layer by layer: the data of the papers' figures.
 
-Learned matrices (Remixer's H, gMLP's spatial weights) are read from the parameters. Sublayers sow arrays that depend on
-a text (attention weights, TIM's competition) into `intermediates`, a collection that exists only here.
+Matrices (Remixer's H, gMLP's spatial weights) are read from the parameters. Arrays that depend on a text (attention
+weights, TIM's competition) are sown by sublayers into `intermediates`, a collection that only `observe` collects.
 """
 
 import dataclasses
@@ -16,8 +16,8 @@ from remixer_t5x.models.sublayers import remixer
 
 ENCODER, DECODER = 'encoder', 'decoder'
 
-# Row-centred root mean square of H below which softmax(H) is nearly uniform: a weight of a row is then typically within
-# a tenth of its mean. H starts at 0.02.
+# Row-centred root mean square of H below which softmax(H) is nearly uniform: weights are then typically within a tenth
+# of the mean of their row. H is initialised at 0.02.
 NEAR_ZERO = 0.1
 
 
@@ -36,13 +36,13 @@ class LayerArray:
 
 
 def observe(model: Any, params: Any, inputs: np.ndarray, targets: np.ndarray) -> Mapping[str, Any]:
-    """The arrays that sublayers sow while the model reads one text and writes another; dropout is off.
+    """Runs the model on one text without dropout, and returns the arrays that sublayers sow.
 
     Args:
         model: a `Seq2Seq`.
         params: unboxed parameters.
         inputs: ids of the text, [length] int32 without padding.
-        targets: ids that the decoder writes, [length] int32 without padding.
+        targets: ids of the answer, [length] int32 without padding.
     """
     decoder_inputs = np.concatenate([[0], targets[:-1]]).astype(np.int32)
 
@@ -86,34 +86,34 @@ def _leaves_named(tree: Any, names: tuple[str, ...], path: tuple[str, ...] = ())
 
 
 def remixer_logits(params: Mapping[str, Any]) -> list[LayerArray]:
-    """H of every Remixer layer as its softmax reads it, each [max_length, max_length]."""
+    """H of every Remixer layer, the input of its softmax, each [max_length, max_length]."""
     layers = by_layer(params, params, 'mixing', 'logits')
     return [dataclasses.replace(layer, array=np.asarray(remixer.bounded(jnp.asarray(layer.array)))) for layer in layers]
 
 
 def softmax_rows(logits: np.ndarray, length: int, causal: bool) -> np.ndarray:
     """softmax(H) for a text of `length` tokens, [length, length] float32; rows sum to 1."""
-    shown = np.asarray(logits, np.float64)[:length, :length]
+    matrix = np.asarray(logits, np.float64)[:length, :length]
     if causal:
-        shown = np.where(np.tri(length, dtype=bool), shown, -np.inf)
-    weights = np.exp(shown - shown.max(axis=-1, keepdims=True))
+        matrix = np.where(np.tri(length, dtype=bool), matrix, -np.inf)
+    weights = np.exp(matrix - matrix.max(axis=-1, keepdims=True))
     return (weights / weights.sum(axis=-1, keepdims=True)).astype(np.float32)
 
 
 def spread(logits: np.ndarray, length: int, causal: bool) -> float:
-    """Root mean square of H about the mean of each row, over the columns that the row sees.
+    """Root mean square of H about the mean of each row, over the columns that are visible to the row.
 
     softmax(H) depends only on these differences, and is uniform if they are 0. See NEAR_ZERO.
     """
-    shown = np.asarray(logits, np.float64)[:length, :length]
-    seen = np.tri(length, dtype=bool) if causal else np.ones_like(shown, bool)
-    mean = np.where(seen, shown, 0).sum(axis=-1, keepdims=True) / seen.sum(axis=-1, keepdims=True)
-    return float(np.sqrt(np.mean((shown - mean)[seen] ** 2)))
+    matrix = np.asarray(logits, np.float64)[:length, :length]
+    visible = np.tri(length, dtype=bool) if causal else np.ones_like(matrix, bool)
+    mean = np.where(visible, matrix, 0).sum(axis=-1, keepdims=True) / visible.sum(axis=-1, keepdims=True)
+    return float(np.sqrt(np.mean((matrix - mean)[visible] ** 2)))
 
 
 def near_zero(layers: list[LayerArray], lengths: Mapping[str, int]) -> list[LayerArray]:
     """The layers that hardly mix by position: `spread` is below NEAR_ZERO over the trained length of their stack."""
-    return [one for one in layers if spread(one.array, lengths[one.stack], one.stack == DECODER) < NEAR_ZERO]
+    return [layer for layer in layers if spread(layer.array, lengths[layer.stack], layer.stack == DECODER) < NEAR_ZERO]
 
 
 def spatial_weights(params: Mapping[str, Any], lengths: Mapping[str, int]) -> list[LayerArray]:
@@ -127,10 +127,10 @@ def spatial_weights(params: Mapping[str, Any], lengths: Mapping[str, int]) -> li
 
 
 def _toeplitz(values: np.ndarray, length: int, causal: bool) -> np.ndarray:
-    """W[i, j] = w[j - i]; `values` starts with the furthest token behind; a decoder's values end with distance 0."""
-    here = len(values) - 1 if causal else (len(values) - 1) // 2
+    """W[i, j] = w[j - i]; `values` starts with the most negative distance, and ends with distance 0 in a decoder."""
+    zero = len(values) - 1 if causal else (len(values) - 1) // 2
     distance = np.arange(length)[None, :] - np.arange(length)[:, None]
-    return values[np.clip(here + distance, 0, len(values) - 1)]
+    return values[np.clip(zero + distance, 0, len(values) - 1)]
 
 
 def attention_maps(intermediates: Mapping[str, Any], params: Mapping[str, Any]) -> list[LayerArray]:
@@ -149,12 +149,3 @@ def entropy(weights: np.ndarray) -> np.ndarray:
     """Entropy in bits along the first axis; 0 log 0 is 0."""
     logs = np.log2(weights, where=weights > 0, out=np.zeros_like(weights))
     return -np.sum(weights * logs, axis=0)
-
-
-def correlations(layers: list[np.ndarray]) -> np.ndarray:
-    """Pearson correlation between layers, [layers, layers], of one number for each token; 0 if a layer is constant."""
-    values = np.stack([np.asarray(layer, np.float64) for layer in layers])
-    centred = values - values.mean(axis=1, keepdims=True)
-    scale = np.sqrt((centred**2).sum(axis=1))
-    products = np.outer(scale, scale)
-    return np.divide(centred @ centred.T, products, out=np.zeros_like(products), where=products > 1e-12)

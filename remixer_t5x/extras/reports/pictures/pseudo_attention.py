@@ -23,13 +23,13 @@ ROWS = 32
 class JacobianNorms:
     """Frobenius norms of d function(x, *others)[i] / d x[j]; compiled once for all calls with the same shapes.
 
-    The rows of a batch do not see each other, so one ordinary backward pass of many equal rows gives as many rows of
-    the Jacobian. (`jax.jacrev` maps over them, and jaxlib 0.10.2 crashes on some such programs on a CPU.)
+    Rows of a batch are independent, so one backward pass of N equal rows gives N rows of the Jacobian. (`jax.jacrev`
+    uses vmap, and jaxlib 0.10.2 crashes on some such programs on a CPU.)
 
     Attributes:
         function: ([rows, inputs, embed], *others) -> [rows, outputs, features]; rows are independent.
-        seed: seed of the random signs, which estimate the norm for more than MOST_EXACT features: the mean square of `v
-            . J` is the square of J's norm.
+        seed: seed of the random signs, which estimate the norm for more than MOST_EXACT features: the mean square of
+            `v . J` is the squared norm of J.
     """
 
     def __init__(self, function: Callable[..., jax.Array], seed: int = 0):
@@ -53,7 +53,7 @@ class JacobianNorms:
 
 
 def _directions(features: int, seed: int) -> np.ndarray:
-    """Vectors whose squared products with J add up to J's squared norm, exactly or in expectation over the signs."""
+    """Vectors whose squared products with J sum to the squared norm of J, exactly or in expectation over the signs."""
     if features <= MOST_EXACT:
         return np.eye(features, dtype=np.float32)
     signs = np.random.default_rng(seed).choice((-1.0, 1.0), size=(PROBES, features))
@@ -73,14 +73,14 @@ def _batches(outputs: int, directions: np.ndarray) -> Iterator[tuple[np.ndarray,
 def encoder_layers(model: Any, params: Mapping[str, Any], inputs: np.ndarray) -> list[np.ndarray]:
     """Pseudo-attention of each encoder layer, each [length, length], of what the layer adds to its input.
 
-    The residual is left out, because its Jacobian is the identity in every layer.
+    Excludes the residual, whose Jacobian is the identity in every layer.
     """
     stack, stack_params = model.module.encoder_stack(), params['encoder']
     shared = {name: child for name, child in stack_params.items() if not name.startswith(('run_', 'final_norm'))}
     hidden = _apply(stack.clone(runs=(), final_norm=None), shared, _embedded(model, params, inputs)[None], inputs)[0]
     maps = []
     for index, (factory, count) in enumerate(stack.runs):
-        # One layer as a stack of one run, so that the stack prepares its inputs as in the model.
+        # A stack of one layer prepares its inputs as in the model.
         single = stack.clone(runs=((factory, 1),), final_norm=None, position_embedding=None, remat_policy=None)
 
         def layer(x: jax.Array, layer_params: Any, single: Any = single) -> jax.Array:
@@ -102,7 +102,7 @@ def encoder(model: Any, params: Mapping[str, Any], inputs: np.ndarray) -> np.nda
 
 
 def decoder_to_text(model: Any, params: Mapping[str, Any], inputs: np.ndarray, targets: np.ndarray) -> np.ndarray:
-    """How the decoder's output at each token of `targets` depends on each embedding of the text, through all layers."""
+    """Pseudo-attention of the decoder: its outputs with respect to the embeddings of the text, through all layers."""
     encoder_stack, decoder_stack = model.module.encoder_stack(), model.module.decoder_stack()
     decoder_inputs = _embedded(model, params, np.concatenate([[0], targets[:-1]]).astype(np.int32))
 
@@ -118,7 +118,7 @@ def decoder_to_text(model: Any, params: Mapping[str, Any], inputs: np.ndarray, t
 
 
 def _apply(stack: Any, params: Mapping[str, Any], x: jax.Array, tokens: np.ndarray) -> jax.Array:
-    """Runs the stack on [rows, length, embed]; every row has the context of `tokens`."""
+    """Runs the stack on [rows, length, embed], with the context of `tokens` for every row."""
     return stack.apply({'params': params}, x, describe_tokens(_rows(tokens, x.shape[0])))
 
 

@@ -1,0 +1,155 @@
+"""Conversions between MODEL_DIRs, safetensors and T5X, and of adapters; steps that all conversions share."""
+
+import argparse
+import os
+import pathlib
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import numpy as np
+from etils import epath
+from flax import traverse_util
+
+from remixer_t5x.checkpoints import config_changes, saved_params
+from remixer_t5x.config import loading
+from remixer_t5x.data import frames, task_vocabulary
+from remixer_t5x.devices.partition import Partitioner
+from remixer_t5x.errors import UserError
+from remixer_t5x.interop import converted, safetensors_files
+from remixer_t5x.interop.t5x import checkpoint as t5x_checkpoint
+from remixer_t5x.models import interface
+from remixer_t5x.models.interface import Model
+from remixer_t5x.models.seq2seq import Seq2Seq
+from remixer_t5x.run_folder import model_dir
+
+
+def print_line(label: str, text: str) -> None:
+    """Prints a line at once, because the conversion of a large model takes minutes."""
+    print(f'{label:<12} {text}', flush=True)
+
+
+def describe_size(params: Any) -> str:
+    """Number of parameters and arrays, in words."""
+    leaves = jax.tree.leaves(params)
+    return f'{sum(leaf.size for leaf in leaves):,} parameters in {len(leaves)} arrays'
+
+
+def write_model_dir(
+    folder: epath.Path, params: Any, step: int, record: Mapping[str, Any], gin_text: str, name: str = model_dir.CONFIG
+) -> None:
+    """Writes a checkpoint, and `gin_text` if not empty as the file `name`, into a MODEL_DIR, and prints their paths."""
+    if gin_text:
+        (folder / name).write_text(gin_text)
+    checkpoint = converted.write(folder, params, step, record)
+    print_line('read', describe_size(params))
+    print_line('checkpoint', str(checkpoint))
+    if gin_text:
+        print_line('model', str(folder / name))
+
+
+def abstract_params(model: Model) -> Any:
+    """Shapes of the model's parameters, on one device."""
+    return saved_params.abstract_params(model, frames.smallest_shapes(model.frame), Partitioner())
+
+
+def restore(args: argparse.Namespace, model: Model, vocabulary: Any) -> Any:
+    """Reads the parameters of `--checkpoint`, after checking the vocabulary size."""
+    task_vocabulary.check_ids('VOCABULARY', vocabulary, model.vocab_size)
+    print_line('reading', str(saved_params.find_step(args.checkpoint, '--checkpoint')))
+    record = task_vocabulary.record(vocabulary)
+    params = saved_params.restore_params(args.checkpoint, abstract_params(model), record, '--checkpoint')
+    print_line('read', describe_size(params))
+    return params
+
+
+def check_equal(before: Any, after: Any, place: str | os.PathLike[str]) -> None:
+    """Compares two trees of parameters bit by bit. Raises UserError if they differ."""
+    check_no_difference(safetensors_files.first_difference(before, after), place)
+    print_line('check', 'every parameter, read back, is what was read, bit by bit')
+
+
+def check_no_difference(name: str | None, place: str | os.PathLike[str]) -> None:
+    """Raises UserError for the array `name` in `place` that differs from the input; None if there is none."""
+    if name:
+        raise UserError(f'{name} in {place} differs from what was read; do not use it, and report the problem')
+
+
+def from_safetensors(args: argparse.Namespace) -> None:
+    """`--from_safetensors=FILE --to=MODEL_DIR`."""
+    params, step, record = safetensors_files.read_params(args.from_safetensors)
+    folder = converted.claim(args.to)
+    origin = str(pathlib.Path(args.from_safetensors).expanduser().resolve())
+    write_model_dir(folder, params, step, {**record, 'converted_from': origin}, record['config'])
+    check_equal(params, converted.read(str(folder))[0], folder)
+
+
+def to_safetensors(args: argparse.Namespace) -> None:
+    """`--checkpoint=PATH --to_safetensors=FILE`."""
+    params, record, step = converted.read(args.checkpoint, '--checkpoint')
+    dtype = args.dtype or 'float32'
+    file = safetensors_files.write_params(args.to_safetensors, params, step, record, dtype)
+    print_line('read', f'{describe_size(params)}, step {step}')
+    print_line('wrote', f'{file}, {dtype}, {file.stat().st_size / 2**20:,.1f} MiB')
+    check_equal(safetensors_files.rounded(params, dtype), safetensors_files.read_params(str(file))[0], file)
+
+
+def merge_adapters(args: argparse.Namespace) -> None:
+    """`--checkpoint=PATH --to=MODEL_DIR`."""
+    params, record, step = converted.read(args.checkpoint, '--checkpoint')
+    folder = converted.claim(args.to)
+    source = str(saved_params.find_step(args.checkpoint, '--checkpoint'))
+    record = {name: value for name, value in record.items() if name != saved_params.BASE} | {'converted_from': source}
+    converted.copy_vocabulary(source, folder)
+    write_model_dir(folder, params, step, record, str(record.get('config') or ''))
+    check_equal(params, converted.read(str(folder))[0], folder)
+
+
+def to_adapters(args: argparse.Namespace) -> None:
+    """`--checkpoint=PATH --to_adapters=MODEL_DIR`: writes the arrays that differ from the base, and the base's path."""
+    params, record, step = converted.read(args.checkpoint, '--checkpoint', merge=False)
+    config = str(record.get('config') or '')
+    path = args.base or config_changes.bindings(config).get('INITIAL_CHECKPOINT_PATH', 'None').strip('\'"')
+    if path == 'None':
+        raise UserError('the run started from random parameters; give the checkpoint to compare with: --base=PATH')
+    base = saved_params.find_step(path, '--base')
+    base_arrays = traverse_util.flatten_dict(converted.read(str(base), '--base')[0], sep='/')
+    changed = {
+        name: array
+        for name, array in traverse_util.flatten_dict(params, sep='/').items()
+        if name not in base_arrays or not np.array_equal(base_arrays[name], array, equal_nan=True)
+    }
+    if not changed:
+        raise UserError(f'{args.checkpoint} has the parameters of {base}, so there is nothing to write; give another')
+    folder = converted.claim(args.to_adapters)
+    print_line('differing', f'{describe_size(changed)}, of {describe_size(params)}')
+    converted.copy_vocabulary(args.checkpoint, folder)
+    (folder / saved_params.BASE_FILE).write_text(f'{base}\n')
+    record = {**record, saved_params.BASE: saved_params.fingerprint(base)}
+    write_model_dir(folder, traverse_util.unflatten_dict(changed, sep='/'), step, record, config)
+    print_line('base', f'{base}; if you move it, write its new path to {folder / saved_params.BASE_FILE}')
+    check_equal(converted.read(args.checkpoint)[0], converted.read(str(folder))[0], folder)
+
+
+def from_t5x(args: argparse.Namespace, model: Seq2Seq, vocabulary: Any) -> None:
+    """`--from_t5x=DIR --to=MODEL_DIR`."""
+    interface.require_frame(model, frames.ENCODER_DECODER, '--from_t5x')
+    task_vocabulary.check_ids('VOCABULARY', vocabulary, model.vocab_size)
+    folder = converted.claim(args.to)
+    print_line('reading', args.from_t5x)
+    params, step = t5x_checkpoint.read(args.from_t5x, abstract_params(model))
+    config = loading.config_text()
+    task_vocabulary.save(vocabulary, folder / task_vocabulary.FOLDER)
+    record = converted.record(task_vocabulary.record(vocabulary), config, args.from_t5x)
+    write_model_dir(folder, params, step, record, config)
+    check_equal(params, converted.read(str(folder))[0], folder)
+
+
+def to_t5x(args: argparse.Namespace, model: Seq2Seq, vocabulary: Any) -> None:
+    """`--checkpoint=PATH --to_t5x=DIR`."""
+    interface.require_frame(model, frames.ENCODER_DECODER, '--to_t5x')
+    params = restore(args, model, vocabulary)
+    step = int(saved_params.find_step(args.checkpoint, '--checkpoint').name)
+    checkpoint = t5x_checkpoint.write(args.to_t5x, params, step, model, bool(args.own_names))
+    print_line('checkpoint', checkpoint)
+    check_equal(params, t5x_checkpoint.read(checkpoint, abstract_params(model))[0], checkpoint)

@@ -1,0 +1,213 @@
+"""Arrays in safetensors files: a Hugging Face folder, in one file or in shards, or one file with any of our models.
+
+A file is 8 bytes with the header's length N (little endian), N bytes of JSON, and the bytes of the arrays. In our files
+the name of an array is its path in our tree, `encoder/run_0/layer/...`, with layers stacked, and the metadata has
+`format`, `step`, `config` (the gin text of the run), `vocabulary` (as in a checkpoint) and `versions` (JSON).
+"""
+
+import contextlib
+import json
+import pathlib
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import jax
+import numpy as np
+from flax import traverse_util
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
+
+from remixer_t5x import safe_paths, temporary, untrusted_files
+from remixer_t5x.errors import UserError, one_line
+
+Params = Any
+FORMAT = 'remixer_t5x'
+WHOLE = 'model.safetensors'
+INDEX = 'model.safetensors.index.json'
+# Dtypes that convert to float32 without loss; others are quantised.
+FLOATS = ('F32', 'BF16', 'F16')
+
+
+class Tensors(Mapping[str, np.ndarray]):
+    """Float32 arrays by name, each read on demand.
+
+    places: the file of each array, and its name in the file.
+    """
+
+    def __init__(self, places: Mapping[str, tuple[pathlib.Path, str]]):
+        self._places = places
+        self._readers: dict[pathlib.Path, safe_open] = {}
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        self.shape(name)
+        reader, name_in_file = self._locate(name)
+        try:
+            return np.asarray(reader.get_tensor(name_in_file), np.float32)
+        except (ValueError, SafetensorError) as error:
+            # The library accepts shapes that NumPy cannot express, such as [0, 2**62].
+            raise _unreadable(self._places[name][0], f'{name!r}: {error}') from error
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._places)
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """The shape of an array, without reading it. Raises UserError for a quantised array."""
+        reader, name_in_file = self._locate(name)
+        part = reader.get_slice(name_in_file)
+        if part.get_dtype() not in FLOATS:
+            raise UserError(
+                f'{name} in {self._places[name][0]} is stored as {part.get_dtype()}; allowed are {", ".join(FLOATS)}: '
+                'give the model as it was before it was quantised'
+            )
+        return tuple(part.get_shape())
+
+    def renamed(self, names: Mapping[str, str]) -> 'Tensors':
+        """The arrays under other names; `names` maps new names to current ones."""
+        return Tensors({new: self._places[name] for new, name in names.items()})
+
+    def _locate(self, name: str) -> tuple[safe_open, str]:
+        file, name_in_file = self._places[name]
+        if file not in self._readers:
+            self._readers[file] = _open(file)
+        return self._readers[file], name_in_file
+
+
+def read_folder(folder: pathlib.Path) -> Tensors:
+    """The weights in a Hugging Face folder. Raises UserError if they are not in safetensors."""
+    if (folder / INDEX).is_file():
+        return _read_shards(folder)
+    if (folder / WHOLE).is_file():
+        return _read_tensors(folder / WHOLE)
+    pickled = next(iter(sorted([*folder.glob('*.bin'), *folder.glob('*.pt')])), None)
+    if pickled:
+        raise UserError(
+            f'{folder} has its weights in {pickled.name}, a pickle, which can run code when it is read; if you trust '
+            f'it: python -c "import transformers as t; t.T5ForConditionalGeneration.from_pretrained({str(folder)!r})'
+            f'.save_pretrained({str(folder)!r})" writes {WHOLE}'
+        )
+    raise UserError(f'{folder} has no {WHOLE} and no {INDEX}; give the folder of a Hugging Face model')
+
+
+def read_file(path: str) -> tuple[Tensors, dict[str, str]]:
+    """The arrays and the metadata of one file."""
+    file = pathlib.Path(path).expanduser()
+    if not file.is_file():
+        raise UserError(f'{file} is not a file; give a file that --to_safetensors wrote')
+    return _read_tensors(file), dict(_open(file).metadata() or {})
+
+
+def write_file(path: pathlib.Path, arrays: Mapping[str, np.ndarray], metadata: Mapping[str, str]) -> None:
+    """Writes `arrays`, sorted by name, under a temporary name first. Raises UserError if it cannot."""
+    unfinished = path.with_name(f'{path.name}.unfinished')
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        # The library writes memory in its order and would scramble a transposed view.
+        contiguous = {name: np.asarray(arrays[name], order='C') for name in sorted(arrays)}
+        save_file(contiguous, unfinished, dict(metadata))
+        temporary.commit(unfinished, path)
+    except (OSError, SafetensorError) as error:
+        # On a read-only disk, unlink fails even for a missing file.
+        with contextlib.suppress(OSError):
+            unfinished.unlink(missing_ok=True)
+        raise UserError(f'{path} cannot be written: {error}; check the space and rights there') from error
+
+
+def write_params(
+    path: str, params: Params, step: int, record: Mapping[str, Any], dtype: str = 'float32'
+) -> pathlib.Path:
+    """Writes the parameters of any of our models, in `dtype`, to the file `path`, which must not exist, and returns it.
+
+    `step` and `record` are those of the checkpoint.
+    """
+    file = pathlib.Path(path).expanduser()
+    if file.exists():
+        raise UserError(f'{file} exists already; give another file')
+    arrays = traverse_util.flatten_dict(params, sep='/')
+    cast = {name: np.asarray(array).astype(np.dtype(dtype), copy=False) for name, array in arrays.items()}
+    metadata = {
+        'format': FORMAT,
+        'step': str(step),
+        'config': str(record.get('config') or ''),
+        'vocabulary': str(record.get('vocabulary') or ''),
+        'versions': json.dumps(record.get('versions', {})),
+    }
+    write_file(file, cast, metadata)
+    return file
+
+
+def read_params(path: str) -> tuple[Params, int, dict[str, Any]]:
+    """Reads the parameters (numpy float32), the step and the record in the file `path`, which `write_params` wrote."""
+    tensors, metadata = read_file(path)
+    if metadata.get('format') != FORMAT:
+        raise UserError(
+            f'{path} was not written by --to_safetensors (its metadata has format {metadata.get("format")!a:.60}); a '
+            'Hugging Face folder is read by --from_hf'
+        )
+    parents = {name[: match.start()] for name in tensors for match in re.finditer('/', name)}
+    if nested := sorted(parents & tensors.keys()):
+        raise UserError(f'{path} has the array {ascii(nested[0])[:80]} and arrays below this name; copy it again')
+    try:
+        if not re.fullmatch('[0-9]{1,18}', metadata['step']):
+            raise ValueError(f'step {metadata["step"]!a:.60}')
+        step, versions = int(metadata['step']), untrusted_files.parse(metadata['versions'])
+    except (KeyError, ValueError) as error:
+        reason = one_line(f'{type(error).__name__}: {error}')
+        raise UserError(f'{path} has damaged metadata ({reason}); copy it again') from error
+    record = {name: metadata.get(name, '') for name in ('config', 'vocabulary')}
+    params = traverse_util.unflatten_dict(dict(tensors), sep='/')
+    return params, step, {**record, 'versions': versions}
+
+
+def rounded(params: Params, dtype: str) -> Params:
+    """The float32 `params` rounded to `dtype`."""
+    return jax.tree.map(lambda array: np.asarray(array).astype(np.dtype(dtype)).astype(np.float32), params)
+
+
+def first_difference(before: Params, after: Params) -> str | None:
+    """The path of an array that differs in a bit, or is in only one tree; None if there is none."""
+    trees = [traverse_util.flatten_dict(tree, sep='/') for tree in (before, after)]
+    for name in sorted({*trees[0], *trees[1]}):
+        pair = [np.asarray(tree[name]) for tree in trees if name in tree]
+        if len(pair) < 2 or pair[0].shape != pair[1].shape or pair[0].dtype != pair[1].dtype:
+            return name
+        if pair[0].tobytes() != pair[1].tobytes():
+            return name
+    return None
+
+
+def _open(path: pathlib.Path) -> safe_open:
+    try:
+        return safe_open(path, framework='numpy')
+    except (OSError, SafetensorError) as error:
+        raise _unreadable(path, str(error).removeprefix('Error while deserializing header: ')) from error
+
+
+def _read_tensors(path: pathlib.Path) -> Tensors:
+    return Tensors({name: (path, name) for name in _open(path).keys()})  # noqa: SIM118 (safe_open is no mapping)
+
+
+def _read_shards(folder: pathlib.Path) -> Tensors:
+    by_name = untrusted_files.read_object(folder / INDEX).get('weight_map')
+    if not isinstance(by_name, dict):
+        raise UserError(f'{folder / INDEX} has no weight_map from names to files; download it again')
+    files = {name: safe_paths.inside(folder, file, str(folder / INDEX)) for name, file in by_name.items()}
+    names: dict[pathlib.Path, set[str]] = {}
+    for name, file in files.items():
+        if not file.is_file():
+            raise UserError(f'{folder} lacks the shard {file.name} that {INDEX} names; download the folder again')
+        if file not in names:
+            names[file] = {*_open(file).keys()}
+        if name not in names[file]:
+            raise UserError(f'{file} lacks {name}, which {INDEX} says it has; download the folder again')
+    return Tensors({name: (file, name) for name, file in files.items()})
+
+
+def _unreadable(path: pathlib.Path, reason: str) -> UserError:
+    """The error for a file that is damaged or not safetensors; `reason` may quote the file."""
+    text = ascii(reason)[1:-1]
+    text = text if len(text) <= 200 else f'{text[:200]}...'
+    return UserError(f'{path} cannot be read as safetensors: {text}; copy or download it again')
