@@ -156,7 +156,7 @@ class TaskEvaluator:
                 'example': {
                     name: _as_json(value)
                     for name, value in example.items()
-                    if name.removesuffix('_pretokenized') not in pipeline.FEATURES
+                    if name.removesuffix('_pretokenized') not in ('inputs', 'targets')
                 },
             }
 

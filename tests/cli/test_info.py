@@ -131,7 +131,7 @@ def test_recomputing_everything_is_seen_by_the_model(clean_environment):
         ),
         (
             ['--sharding', *MODEL, '--gin_file=hardware/gpu.gin', '--gin.TOPOLOGY=h100:8', '--mesh=model=8'],
-            'not a mesh axis',
+            'data, fsdp, tensor',
         ),
         (['--sharding', *MODEL, '--gin_file=hardware/gpu.gin'], '--devices=32'),
         (['--sharding', *MODEL], 'hardware/'),

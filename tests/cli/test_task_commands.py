@@ -191,7 +191,7 @@ MISTAKES = {
     ),
     'small table': (
         [*EVAL, '--checkpoint=first', '--gin.VOCAB_SIZE=128'],
-        'has 359 ids and the model has VOCAB_SIZE = 128',
+        'VOCAB_SIZE must be at least 359',
     ),
     'missing split': ([*EVAL, '--checkpoint=first', '--split=dev'], "has no split 'dev', its splits are"),
     'empty split': ([*EVAL, '--checkpoint=first', '--split=empty'], "has no examples in split 'empty'"),
