@@ -99,8 +99,8 @@ def get_task(name: TaskOrName) -> seqio.Task | seqio.Mixture:
     known = sorted({*seqio.TaskRegistry.names(), *seqio.MixtureRegistry.names()})
     if name not in known:
         raise UserError(
-            f'MIXTURE_OR_TASK_NAME must be a registered task or mixture, got {name!r}{nearest(name, known)}; import the '
-            'module that registers it, as the gin files of configs/data do'
+            f'MIXTURE_OR_TASK_NAME must be a registered task or mixture, got {name!r}{nearest(name, known)}; import '
+            'the module that registers it, as the gin files of configs/data do'
         )
     return seqio.get_mixture_or_task(name)
 
@@ -164,8 +164,8 @@ def require_cache(source: seqio.Task | seqio.Mixture, cache_dir: str | None, voc
     for task in seqio.get_subtasks(source):
         if not task.supports_caching:
             raise UserError(
-                f'USE_CACHED_TASKS must be False for {task.name}, got True; or add seqio.CacheDatasetPlaceholder() to its '
-                'preprocessors'
+                f'USE_CACHED_TASKS must be False for {task.name}, got True; or add seqio.CacheDatasetPlaceholder() to '
+                'its preprocessors'
             )
         if task.cache_dir is None:
             raise UserError(
@@ -179,8 +179,8 @@ def require_cache(source: seqio.Task | seqio.Mixture, cache_dir: str | None, voc
         if cached_record != vocabulary_record:
             raise UserError(
                 f'the cache {task.cache_dir} must have the vocabulary {vocabulary_record} of this run, got '
-                f'{cached_record}; use that vocabulary, or create another cache with `remixer-t5x data cache` and another '
-                'CACHE_DIR'
+                f'{cached_record}; use that vocabulary, or create another cache with `remixer-t5x data cache` and '
+                'another CACHE_DIR'
             )
 
 

@@ -14,8 +14,8 @@ from remixer_t5x import temporary
 from remixer_t5x.errors import UserError
 from remixer_t5x.lazy import tf
 
-# TensorFlow 2.21 cannot save the position of these operations, and hangs when it restores a parallel interleave. PyFunc is
-# a stateful tf.numpy_function, EagerPyFunc a tf.py_function.
+# TensorFlow 2.21 cannot save the position of these operations, and hangs when it restores a parallel interleave.
+# PyFunc is a stateful tf.numpy_function, EagerPyFunc a tf.py_function.
 UNSAVED = (
     'PyFunc',
     'EagerPyFunc',
@@ -44,9 +44,9 @@ def hide_accelerators() -> None:
 def restorable() -> Iterator[None]:
     """Replaces two methods of tf.data whose position TensorFlow 2.21 does not restore exactly; the order is the same.
 
-    `interleave` becomes sequential: seqio's file sources, its cached tasks and TFDS request a parallel interleave, which
-    hangs when it is restored. `shard` filters every element, because TensorFlow's shard loses skipped elements at the
-    end of an interleave block.
+    `interleave` becomes sequential: seqio's file sources, its cached tasks and TFDS request a parallel interleave,
+    which hangs when it is restored. `shard` filters every element, because TensorFlow's shard loses skipped elements at
+    the end of an interleave block.
     """
     dataset_class: Any = tf.data.Dataset
     interleave, shard = dataset_class.interleave, dataset_class.shard

@@ -102,8 +102,8 @@ def threads_beside(backend: str) -> int | None:
 class TrainBatches:
     """Iterates endlessly over one of `share_count` equal shares of the rows of every batch.
 
-    A batch consists of the rows of `streams` streams, each of which reads a part of the data (None: `config.streams`, or
-    one per share). A run keeps its number of streams. With another number of shares, a share has the rows of several
+    A batch consists of the rows of `streams` streams, each of which reads a part of the data (None: `config.streams`,
+    or one per share). A run keeps its number of streams. With another number of shares, a share has the rows of several
     streams or some rows of one stream, so every batch has the same rows for any number of hosts.
 
     `capture` and `restore` save and set the position. Arrays are [batch_size / share_count, length] int32, except for
@@ -180,8 +180,8 @@ class EvalBatches:
     """Iterates over a split from its start, each time in the same order, for at most `limit` batches.
 
     Rows of weight zero fill up the last batch. Every host reads all examples and returns its share of the rows
-    (`share_index` of `share_count`), so sums do not depend on the number of hosts, and all hosts have the same number of
-    batches. Iterating raises UserError if the data cannot be read.
+    (`share_index` of `share_count`), so sums do not depend on the number of hosts, and all hosts have the same number
+    of batches. Iterating raises UserError if the data cannot be read.
     """
 
     def __init__(

@@ -36,7 +36,7 @@ SPACE, BYTE = '\u2581', re.compile(r'<0x[0-9A-F]{2}>')
 
 
 def of(source: seqio.Task | seqio.Mixture) -> seqio.Vocabulary:
-    """Returns the vocabulary of the targets. Raises UserError if inputs use another, because the model has one table."""
+    """Returns the vocabulary of the targets. Raises UserError if inputs use another: the model has one table."""
     features = source.output_features
     targets = features['targets'].vocabulary
     if 'inputs' in features and features['inputs'].vocabulary != targets:
@@ -168,7 +168,7 @@ def pieces(vocabulary: Any) -> list[str]:
         names = ['<pad>', '</s>', '<unk>', *(f'<0x{byte:02X}>' for byte in range(256))]
     else:
         raise UserError(
-            f'INITIAL_VOCABULARY must be a SentencePiece or byte vocabulary, got {type(vocabulary).__name__}, whose rows '
-            'cannot be matched by piece'
+            f'INITIAL_VOCABULARY must be a SentencePiece or byte vocabulary, got {type(vocabulary).__name__}, whose '
+            'rows cannot be matched by piece'
         )
     return [*names, *(f'<extra_id_{extra - 1 - index}>' for index in range(extra))]

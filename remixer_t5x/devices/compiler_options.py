@@ -11,8 +11,8 @@ import jax
 
 from remixer_t5x.errors import UserError
 
-# XLA:GPU merges matmuls of one input (query, key and value) up to this size in MiB, and copies their kernels for that at
-# every step of decoding.
+# XLA:GPU merges matmuls of one input (query, key and value) up to this size in MiB, and copies their kernels for that
+# at every step of decoding.
 _DECODING_ON_A_GPU = {'xla_gpu_dot_merger_threshold_mb': 0}
 # By platform: XLA options by name.
 ByPlatform = Mapping[str, Mapping[str, Any]]

@@ -1,4 +1,4 @@
-"""All uses of JAX's private API, each with the change in JAX that makes it obsolete; tested with JAX 0.10.2 and 0.12.0."""
+"""All uses of JAX's private API, each with the change in JAX that makes it obsolete (JAX 0.10.2 and 0.12.0)."""
 
 import contextlib
 from collections.abc import Iterator, Sequence

@@ -185,7 +185,9 @@ class Partitioner:
         with jax.sharding.use_abstract_mesh(explicit):
             typed = jax.eval_shape(init, jax.tree.map(with_type, params, param_shardings))
         shardings = jax.tree_util.tree_leaves_with_path(param_shardings)
-        known = {path: (leaf.shape, value) for leaf, (path, value) in zip(jax.tree.leaves(params), shardings, strict=True)}
+        known = {
+            path: (leaf.shape, value) for leaf, (path, value) in zip(jax.tree.leaves(params), shardings, strict=True)
+        }
 
         def sharding_of(path, leaf):
             for start in range(len(path)):

@@ -195,18 +195,18 @@ MISTAKES = {
     ),
     'missing split': ([*EVAL, '--checkpoint=first', '--split=dev'], "has no split 'dev', its splits are"),
     'empty split': ([*EVAL, '--checkpoint=first', '--split=empty'], "has no examples in split 'empty'"),
-    'unknown task': ([*EVAL, '--checkpoint=first', '--task=cb'], "EVAL_TASKS names 'cb'"),
+    'unknown task': ([*EVAL, '--checkpoint=first', '--task=cb'], "EVAL_TASKS must be among glue_cola_v002, got 'cb'"),
     'nothing to do': (
         [*EVAL, '--checkpoint=first', '--split=None'],
-        'EVAL_SPLIT is None and there is no SUBM',
+        'EVAL_SPLIT or SUBMISSION_DIR must be set',
     ),
     'no leaderboard': (
         [*EVAL, '--checkpoint=first', '--submission=files', '--gin.toy_tasks.labelled.name=toy'],
-        'toy cannot be submitted',
+        'SUBMISSION_DIR needs tasks of GLUE or SuperGLUE, got toy',
     ),
     'predictions of another split': (
         ['eval', '--predictions=ten.jsonl', '--split=test'],
-        '10 predictions do not match',
+        'rows, got 10',
     ),
     'predictions of another input': (['eval', '--predictions=other.jsonl'], 'line 2 does not match glue_cola_v002'),
     'predictions that are none': (['eval', '--predictions=toy.gin'], 'toy.gin line 2: invalid JSON'),
