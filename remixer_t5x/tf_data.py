@@ -13,12 +13,12 @@ from remixer_t5x.lazy import tf
 
 
 def without_autotune(dataset: tf.data.Dataset) -> tf.data.Dataset:
-    """The same elements in the same order."""
+    """Disables autotuning; the elements and their order stay the same."""
     options = tf.data.Options()
     options.autotune.enabled = False
     return dataset.with_options(options)
 
 
 def arrays(dataset: tf.data.Dataset) -> Iterator[Any]:
-    """The elements as NumPy arrays, by `as_numpy_iterator`. Raises tf.errors.OpError if they cannot be read."""
+    """Yields the elements as NumPy arrays. Raises tf.errors.OpError if they cannot be read."""
     return without_autotune(dataset).as_numpy_iterator()

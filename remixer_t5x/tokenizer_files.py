@@ -1,4 +1,4 @@
-"""Added tokens and settings in the files of a Hugging Face tokenizer. Only JSON is read; nothing in it is run."""
+"""Reads added tokens and settings from the JSON files of a Hugging Face tokenizer."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ _FLAGS = ('single_word', 'lstrip', 'rstrip')
 
 
 def config(folder: pathlib.Path) -> Mapping[str, Any]:
-    """The content of tokenizer_config.json in `folder`; empty if there is none."""
+    """Returns the content of tokenizer_config.json in `folder`, empty if there is none."""
     return untrusted_files.read_object(folder / CONFIG) if (folder / CONFIG).is_file() else {}
 
 
 def added_tokens(folder: pathlib.Path) -> dict[str, int]:
-    """The ids of the tokens that the tokenizer in `folder` finds in a text before its model reads the rest.
+    """Returns the ids of the added tokens, which are matched before the rest of a text is tokenized.
 
     Raises UserError for a token that strips the text around it or matches whole words only.
     """
@@ -38,10 +38,10 @@ def added_tokens(folder: pathlib.Path) -> dict[str, int]:
     for entry in entries:
         name, index = (entry.get('content'), entry.get('id')) if isinstance(entry, dict) else (None, None)
         if not isinstance(name, str) or not name or not isinstance(index, int) or isinstance(index, bool):
-            raise UserError(f'{folder} has an added token without a text or an id ({entry!r:.80}); download it again')
+            raise UserError(f'{folder} has an added token without content or id ({entry!r:.80}); download it again')
         if tokens.setdefault(name, index) != index:
             raise UserError(
-                f'{folder} gives the token {name!r:.60} the ids {tokens[name]} and {index}; correct its files'
+                f'the token {name!r:.60} must have one id, got {tokens[name]} and {index}; correct the files of {folder}'
             )
         set_flags = [flag for flag in _FLAGS if entry.get(flag)]
         if set_flags and not re.fullmatch(r'\[MASK\]|<mask>', name):
@@ -52,17 +52,17 @@ def added_tokens(folder: pathlib.Path) -> dict[str, int]:
 
 
 def check_settings(settings: Any, allowed: Mapping[str, Any], where: str) -> None:
-    """Raises UserError, with the name of the setting, if one is not the allowed value (of a tuple: any of them)."""
+    """Raises UserError if a setting does not have the allowed value, or one of a tuple of values."""
     settings = settings if isinstance(settings, dict) else {}
     for name, values in allowed.items():
         values = values if isinstance(values, tuple) else (values,)
         if settings.get(name) not in values:
             shown = f'{settings.get(name)!r:.60}'
-            raise UserError(f'{where} has {name} {shown}, which is not supported; {name} must be {values[-1]!r}')
+            raise UserError(f'{name} in {where} must be {values[-1]!r}, got {shown}, which is not supported')
 
 
 def splitter(tokens: Iterable[str]) -> Callable[[str], list[str]]:
-    """A function that splits a text at the tokens and keeps them, longer tokens first."""
+    """Returns a function that splits a text at the tokens and keeps them; longer tokens match first."""
     ordered = sorted(tokens, key=len, reverse=True)
     pattern = re.compile('(' + '|'.join(map(re.escape, ordered)) + ')') if ordered else None
     return lambda text: [part for part in (pattern.split(text) if pattern else [text]) if part]

@@ -32,7 +32,7 @@ OPENED = {
     'remixer_t5x/config/user_modules.py::imported': TRUSTED,
     'remixer_t5x/extras/forecast/hlo_costs.py::_cost_estimate': OWN,
     'remixer_t5x/extras/reports/compare.py::_last_line': OWN,
-    'remixer_t5x/data/pipeline.py::_cached_vocabulary_record': TRUSTED,
+    'remixer_t5x/data/pipeline.py::require_cache': TRUSTED,
     'remixer_t5x/data/stream.py::capture': OWN,
     'remixer_t5x/devices/collectives.py::_poll': PEER,
     'remixer_t5x/devices/collectives.py::_get': PEER,

@@ -1,4 +1,4 @@
-"""Nothing here reads a dataset whose iterator waits when it is deleted, see `remixer_t5x.tf_data`."""
+"""All datasets are read without autotuning; see `remixer_t5x.tf_data`."""
 
 import re
 
@@ -11,14 +11,13 @@ from remixer_t5x.data import pipeline, task_batches
 from tests.support.paths import ROOT
 
 
-def test_arrays_are_those_of_the_dataset_without_autotuning():
+def test_arrays_are_the_elements_without_autotuning():
     dataset = tf.data.Dataset.range(5).map(lambda number: number * number, num_parallel_calls=tf.data.AUTOTUNE)
     assert tf_data.without_autotune(dataset).options().autotune.enabled is False
     np.testing.assert_array_equal(list(tf_data.arrays(dataset)), [0, 1, 4, 9, 16])
 
 
-def test_batches_of_training_and_evaluation_are_read_without_autotuning(monkeypatch):
-    """Of a task of any source: what TensorFlow opens an iterator of has the option."""
+def test_batches_are_read_without_autotuning(monkeypatch):
     opened = []
     iterate = tf.data.Dataset.__iter__
     monkeypatch.setattr(tf.data.Dataset, '__iter__', lambda dataset: opened.append(dataset) or iterate(dataset))
@@ -34,12 +33,7 @@ def test_batches_of_training_and_evaluation_are_read_without_autotuning(monkeypa
     assert [dataset.options().autotune.enabled for dataset in opened] == [False, False]
 
 
-def test_no_other_module_asks_a_dataset_for_arrays():
-    """`as_numpy_iterator` is asked for in one place, which sets the option."""
-    folders = [ROOT / name for name in ('remixer_t5x', 'tasks', 'scripts')]
-    found = [
-        str(path.relative_to(ROOT))
-        for path in sorted(path for folder in folders for path in folder.rglob('*.py'))
-        if re.search(r'\bas_numpy_iterator\(', path.read_text())
-    ]
-    assert found == ['remixer_t5x/tf_data.py']
+def test_only_tf_data_calls_as_numpy_iterator():
+    files = [path for name in ('remixer_t5x', 'tasks', 'scripts') for path in (ROOT / name).rglob('*.py')]
+    callers = [path for path in files if re.search(r'\bas_numpy_iterator\(', path.read_text())]
+    assert callers == [ROOT / 'remixer_t5x/tf_data.py']

@@ -1,6 +1,6 @@
-"""Converts a task's features into a batch's arrays, for each batch format that `frames` lists.
+"""Converts the features of a task into the arrays of a batch, for each batch format in `frames`.
 
-Imports seqio, because a class derives from one of seqio's; other modules import this one where they convert.
+Imports seqio for a base class; other modules therefore import this one inside functions.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from remixer_t5x.lazy import seqio, tf
 
 
 class MaskedLMConverter(seqio.FeatureConverter):
-    """Places `inputs` (the corrupted text) and `targets` (the token to predict, 0 elsewhere) side by side.
+    """Aligns `inputs` (the corrupted text) and `targets` (the token to predict, 0 elsewhere).
 
-    seqio's EncoderFeatureConverter finds the positions to predict by one mask id, but BERT also predicts tokens that
+    seqio's EncoderFeatureConverter recognises the positions to predict by a mask id, but BERT also predicts tokens that
     were replaced by a random token or left unchanged.
     """
 
@@ -31,7 +31,7 @@ class MaskedLMConverter(seqio.FeatureConverter):
     PACKING_FEATURE_DTYPES = {'encoder_segment_ids': tf.int32, 'encoder_positions': tf.int32}
 
     def _convert_features(self, ds: tf.data.Dataset, task_feature_lengths: Mapping[str, int]) -> tf.data.Dataset:
-        # seqio's packing reads a 0 at the end of an example as padding, and would move the next targets there.
+        # seqio's packing treats a 0 at the end of an example as padding.
         ds = ds.map(lambda ex: {**ex, 'targets': ex['targets'] + 1}, num_parallel_calls=tf.data.AUTOTUNE)
         return self._pack_or_pad(ds, task_feature_lengths).map(self._arrays, num_parallel_calls=tf.data.AUTOTUNE)
 
@@ -82,8 +82,7 @@ def convert(
             'TASK_FEATURE_LENGTHS must have the same length for inputs and targets, because a masked language model '
             f'predicts each token in place, got {dict(lengths)}'
         )
-    # Skips seqio's length check: the task has truncated each feature, and two conditions for each feature of each
-    # example are a fifth of the time that opening a dataset takes.
+    # The task has truncated each feature, and seqio's length check is a fifth of the time of opening a dataset.
     converter = _CONVERTERS[frame, *sorted(lengths)](pack=pack, apply_length_check=False)
     return converter(dataset, task_feature_lengths=dict(lengths))
 
@@ -91,21 +90,17 @@ def convert(
 def _classification_arrays(
     dataset: tf.data.Dataset, lengths: Lengths, source: Any, labels: Sequence[str] | None
 ) -> tf.data.Dataset:
-    """Adds the index of each target among `labels`, or without labels the number that the target spells."""
-    feature, name = source.output_features['targets'], source.name
-    # Texts distinguish labels whose ids are equal, because they were truncated or have unknown characters.
+    """Converts each target to its index in `labels`, or without labels to the number that it spells."""
+    vocabulary, name = source.output_features['targets'].vocabulary, source.name
+    # The vocabulary may change a text, so without the original texts both sides are decoded.
     has_texts = getattr(dataset.element_spec.get('targets_pretokenized'), 'dtype', None) == tf.string
-    ids = [] if labels is None or has_texts else _distinct_label_ids(feature, labels, lengths['targets'], name)
+    label_texts = [label if has_texts else vocabulary.decode(vocabulary.encode(label)) for label in labels or ()]
 
     def arrays(example: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
         inputs, targets = (tf.cast(example[key], tf.int32) for key in ('inputs', 'targets'))
         inputs = inputs[: lengths['inputs']]
-        text = example['targets_pretokenized'] if has_texts else feature.vocabulary.decode_tf(targets)
-        if labels is None:
-            label = _parse_number(text, name)
-        else:
-            matches = tf.constant(list(labels)) == text if has_texts else _equal_rows(targets, ids)
-            label = tf.cast(_label_index(matches, text, labels, name), tf.float32)
+        text = example['targets_pretokenized'] if has_texts else vocabulary.decode_tf(targets)
+        label = _parse_number(text, name) if labels is None else _label_index(text, label_texts, name)
         return {
             'encoder_input_tokens': tf.pad(inputs, [[0, lengths['inputs'] - tf.shape(inputs)[0]]]),
             'labels': tf.reshape(label, []),
@@ -115,42 +110,17 @@ def _classification_arrays(
     return dataset.map(arrays, num_parallel_calls=tf.data.AUTOTUNE)
 
 
-def _distinct_label_ids(feature: seqio.Feature, labels: Sequence[str], length: int, name: str) -> list[list[int]]:
-    """Encodes each label as the task's preprocessors do: truncated to `length`, with the end token.
-
-    Raises UserError if two labels have the same ids.
-    """
-    end = [int(feature.vocabulary.eos_id)] if feature.add_eos else []
-    room = length - len(end)
-    rows = [[int(token) for token in feature.vocabulary.encode(label)][:room] + end for label in labels]
-    first: dict[tuple[int, ...], str] = {}
-    for label, ids in zip(labels, rows, strict=True):
-        if (other := first.setdefault(tuple(ids), label)) != label:
-            raise UserError(
-                f'LABELS must differ in their ids, and {name} has the same ids for {other!r} and {label!r}; give '
-                'TASK_FEATURE_LENGTHS more targets, another VOCABULARY, or a task that keeps targets_pretokenized'
-            )
-    return rows
-
-
-def _equal_rows(targets: tf.Tensor, ids: Sequence[Sequence[int]]) -> tf.Tensor:
-    """[labels] bool: which rows of `ids` equal the targets."""
-    width = max(map(len, ids))
-    table = tf.constant([[*row, *[0] * (width - len(row))] for row in ids], tf.int32)
-    fitted = tf.pad(targets[:width], [[0, tf.maximum(width - tf.shape(targets)[0], 0)]])
-    return tf.reduce_all(table == fitted, axis=1) & (tf.shape(targets)[0] <= width)
-
-
-def _label_index(matches: tf.Tensor, text: tf.Tensor, labels: Sequence[str], name: str) -> tf.Tensor:
-    message = f"UserError: a target of {name} is not in LABELS, which are {', '.join(labels)}; add to them '"
-    message = tf.strings.join([message, tf.strings.regex_replace(text, r'\s', ' '), "'"])
+def _label_index(text: tf.Tensor, labels: Sequence[str], name: str) -> tf.Tensor:
+    matches = tf.constant(list(labels)) == text
+    message = f'UserError: LABELS must include the targets of {name}, got {", ".join(labels)}; add '
+    message = tf.strings.join([message, tf.strings.regex_replace(text, r'\s', ' ')])
     with tf.control_dependencies([tf.debugging.Assert(tf.reduce_any(matches), [message])]):
-        return tf.argmax(matches, output_type=tf.int32)
+        return tf.cast(tf.argmax(matches, output_type=tf.int32), tf.float32)
 
 
 def _parse_number(text: tf.Tensor, name: str) -> tf.Tensor:
     is_number = tf.strings.regex_full_match(text, r'\s*[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?\s*')
-    message = f'UserError: a target of {name} is not a number; give LABELS for a task whose targets are words'
+    message = f'UserError: the targets of {name} must be numbers if LABELS is None; give LABELS'
     with tf.control_dependencies([tf.debugging.Assert(is_number, [message])]):
         return tf.strings.to_number(tf.strings.strip(text), tf.float32)
 

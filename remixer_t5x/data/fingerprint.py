@@ -1,32 +1,31 @@
-"""Fingerprints the data of a task or mixture, so that a resumed run notices other data; names the file that differs.
+"""Fingerprints the data of a task or mixture, so that a resumed run detects other data and names the file that differs.
 
-A fingerprint depends on the names of files below the folder they share, their sizes and their ends, so a folder may be
-moved or copied. It does not notice a change in the middle of a large file that keeps its size, because a run cannot
-read all its data at every start.
+A fingerprint consists of the names of files, relative to their common folder, their sizes, and their beginnings and
+ends, so a folder may be moved or copied. A change in the middle of a large file that keeps its size is not detected,
+because a run cannot read all its data at every start.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
-import sys
 from collections.abc import Mapping
 from typing import Any
 
 from remixer_t5x import untrusted_files
-from remixer_t5x.errors import UserError
+from remixer_t5x.errors import UserError, reason
 from remixer_t5x.lazy import seqio, tf
 
-# The record of one task: 'source' (the class), 'files' (their number, None without files), 'hash' of all files, and, up
-# to MAX_HASHED_FILES files, 'each': a hash by name.
+# Of one task: 'source' (the class), 'files' (their number, None without files), 'hash' of all files, and, for up to
+# MAX_HASHED_FILES files, 'each': a hash by name.
 Record = dict[str, Any]
 
-# With more files than this, only names and sizes count, and no file is named in a difference.
+# With more files, the fingerprint has only names and sizes, and a difference does not name a file.
 MAX_HASHED_FILES = 64
 # A file of up to this many bytes is read completely; of a larger file, only the first and last END_BYTES are read.
 WHOLE_BYTES = 1 << 20
 END_BYTES = 1 << 16
-# TensorFlow does not read these. The address of a file on the Hugging Face Hub includes its commit.
+# TensorFlow cannot read these. The address of a file on the Hugging Face Hub includes its commit.
 ADDRESSES = ('hf://', 'http://', 'https://')
 
 
@@ -49,16 +48,12 @@ def _task_record(task: seqio.Task, split: str, use_cached: bool) -> Record:
     record: Record = {'source': 'cache' if use_cached else type(task.source).__name__, 'files': None}
     if paths is None:
         return record
-    # Names relative to the deepest folder that contains all files.
-    parts = [path.split('/') for path in paths]
-    shared = len(os.path.commonprefix([folders[:-1] for folders in parts])) if parts else 0
-    names = ['/'.join(folders[shared:]) for folders in parts]
+    # Names are relative to the deepest folder that contains all files.
+    start = os.path.commonprefix([path[: path.rfind('/') + 1] for path in paths]).rfind('/') + 1
     reads_content = len(paths) <= MAX_HASHED_FILES
-    marks = {name: mark(path, reads_content) for name, path in zip(names, paths, strict=True)}
+    marks = {path[start:]: mark(path, reads_content) for path in paths}
     record.update(files=len(paths), hash=_digest('\n'.join(f'{name}\t{mark}' for name, mark in marks.items())))
-    if reads_content:
-        record['each'] = marks
-    return record
+    return record | ({'each': marks} if reads_content else {})
 
 
 def _files(task: seqio.Task, split: str, use_cached: bool) -> list[str] | None:
@@ -74,7 +69,7 @@ def _files(task: seqio.Task, split: str, use_cached: bool) -> list[str] | None:
     except UserError:
         raise
     except (ValueError, OSError, tf.errors.OpError) as error:
-        raise UserError(f'{task.name} cannot be read: {next(iter(str(error).splitlines()), error)}') from error
+        raise UserError(f'{task.name} cannot be read: {reason(error)}') from error
     has_files = isinstance(task.source, seqio.FileDataSource) or any('/' in shard for shard in shards)
     return shards if has_files else None
 
@@ -90,9 +85,8 @@ def mark(path: str, reads_content: bool = True) -> str:
         size = os.stat(path).st_size
         return f'{size} {_content_digest(path, size)}' if reads_content else str(size)
     except (OSError, tf.errors.OpError) as error:
-        reason = getattr(error, 'strerror', None) or next(iter(str(error).splitlines()), '')
         raise UserError(
-            f'{path} cannot be read ({reason}); put the file back, or give another folder if the data has moved'
+            f'{path} cannot be read ({reason(error)}); restore the file, or give the new path if the data has moved'
         ) from error
 
 
@@ -110,7 +104,7 @@ def _digest(text: str | bytes) -> str:
 
 
 def difference(old: Mapping[str, Record], new: Mapping[str, Record]) -> str | None:
-    """Describes the first difference of two results of `data_fingerprint` in half a line; None if they are equal."""
+    """Describes the first difference of two results of `data_fingerprint` as a clause; None if they are equal."""
     for name in sorted({*old, *new}):
         if name not in new:
             return f'task {name} was read before and is not now'
@@ -125,53 +119,12 @@ def _record_difference(old: Record, new: Record) -> str:
     if old.get('source') != new.get('source'):
         return f'was read by {old.get("source")} and is now by {new.get("source")}'
     if old.get('files') != new.get('files'):
-        return f'had {_file_count(old)} and now has {_file_count(new)}'
+        return f'had {old.get("files")} files and now has {new.get("files")}'
     before, now = old.get('each') or {}, new.get('each') or {}
     removed, added = sorted(before.keys() - now.keys()), sorted(now.keys() - before.keys())
     changed = sorted(name for name in before.keys() & now.keys() if before[name] != now[name])
-    names = removed or changed
-    more = f' (and {len(names) - 1} more)' if len(names) > 1 else ''
     if removed and added:
-        return f'has the file {added[0]} in place of {removed[0]}{more}'
+        return f'has the file {added[0]} in place of {removed[0]}'
     if changed:
-        return f'has other content in the file {changed[0]}{more}'
-    if before and before == now:
-        return 'reads its files in another order'
-    return f'has other files: {_file_count(new)} again, and other names, sizes or order'
-
-
-def _file_count(record: Record) -> str:
-    count = record.get('files')
-    return 'no files' if count is None else f'{count:,} file{"" if count == 1 else "s"}'
-
-
-def find_damaged_file(provider: seqio.Task | seqio.Mixture, split: str, use_cached: bool = False) -> str:
-    """Names the first file that cannot be read to its end, and what to do about it, in half a line.
-
-    TensorFlow names the byte of the damage but not the file. This reads through all files of the split, in the order of
-    their names, and prints that on standard error.
-    """
-    for task in seqio.get_subtasks(provider):
-        if split not in task.splits:
-            continue
-        # A source that keeps files of its own may list the user's files instead.
-        records = None if use_cached else getattr(task.source, 'records', None)
-        paths = list(records(split)) if records else _files(task, split, use_cached) or []
-        read_file = getattr(task.source, '_read_file_fn', None)
-        reader = tf.data.TFRecordDataset if use_cached or read_file is None else read_file
-        if paths:
-            print(f'looking for the damaged one of {len(paths):,} files of {task.name} ...', file=sys.stderr)
-        for path in paths:
-            try:
-                reader(path).reduce(0, lambda count, *_: count + 1)
-            except tf.errors.OpError as error:
-                reason = next(iter(error.message.splitlines()), type(error).__name__).split('}} ')[-1][:150]
-                return f'the damaged file is {path} ({reason}): {_repair_advice(task, path, use_cached)}'
-    return 'read one by one, every file is sound: the disk or the connection to it may have failed for a moment'
-
-
-def _repair_advice(task: seqio.Task, path: str, use_cached: bool) -> str:
-    if use_cached:
-        return f'delete {os.path.dirname(path)} and create it again with `remixer-t5x data cache`'
-    repair = getattr(task.source, 'repair', None)
-    return repair(path) if repair else 'put a sound copy in its place'
+        return f'has other content in {len(changed)} of its files, such as {changed[0]}'
+    return f'has {new.get("files")} files as before, with other names, sizes or order'

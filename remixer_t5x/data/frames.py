@@ -28,10 +28,10 @@ class BatchFormat:
     """The arrays of a batch and the task features that they are made of.
 
     Attributes:
-        example: lengths of the task's features, as an error message shows them. Its keys are the features.
-        arrays: for each array the features whose lengths add up to its own, [batch, length]; () is [batch].
-        packed: the same for arrays that packed rows have in addition; None if rows cannot be packed.
-        floats: names of the arrays that are float32 and not int32.
+        example: lengths of the task's features, for error messages. Its keys are the features.
+        arrays: features whose lengths add up to the length of the array, [batch, length]; () for [batch].
+        packed: the same for the additional arrays of packed rows; None if rows cannot be packed.
+        floats: names of the float32 arrays; the others are int32.
     """
 
     example: Lengths
@@ -48,7 +48,7 @@ _DECODER_TOKENS = ('decoder_input_tokens', 'decoder_target_tokens', 'decoder_los
 _DECODER_PACKED = ('decoder_segment_ids', 'decoder_positions')
 _BOTH = ('inputs', 'targets')
 
-# `info` counts the first format of a frame if no gin file sets TASK_FEATURE_LENGTHS.
+# The first format is the default of `info`, if no gin file sets TASK_FEATURE_LENGTHS.
 FORMATS: dict[str, tuple[BatchFormat, ...]] = {
     ENCODER_DECODER: (
         BatchFormat(
@@ -103,25 +103,15 @@ def formats(frame: str) -> tuple[BatchFormat, ...]:
 
 
 def batch_format(frame: str, lengths: Any) -> BatchFormat:
-    """Returns the frame's format with exactly these features.
-
-    Raises UserError for other features, or a length below 1.
-    """
+    """Returns the frame's format with exactly these features. Raises UserError for others, or a length below 1."""
     known = formats(frame)
-    if isinstance(lengths, Mapping) and all(is_positive(length) for length in lengths.values()):
+    if isinstance(lengths, Mapping) and all(type(length) is int and length > 0 for length in lengths.values()):
         for candidate in known:
             if set(candidate.features) == set(lengths):
                 return candidate
     value = dict(lengths) if isinstance(lengths, Mapping) else lengths
-    suffix = '' if frame == ENCODER_DECODER else f' with FRAME = {frame!r}'
-    # "for inputs and targets, as in {'inputs': 512, 'targets': 114}" for an encoder-decoder.
     choices = ', or '.join(f'{" and ".join(each.features)}, as in {dict(each.example)}' for each in known)
-    raise UserError(f'TASK_FEATURE_LENGTHS must be positive lengths{suffix} for {choices}, got {value}')
-
-
-def is_positive(number: object) -> bool:
-    """Returns whether `number` is a whole number from 1."""
-    return isinstance(number, int) and not isinstance(number, bool) and number > 0
+    raise UserError(f'TASK_FEATURE_LENGTHS must be positive lengths of {choices}, got {value} (FRAME = {frame!r})')
 
 
 def abstract_batch(
@@ -141,9 +131,9 @@ def abstract_batch(
     if lengths is None:
         lengths = formats(frame)[0].example
     form = batch_format(frame, lengths)
-    arrays = dict(form.arrays)
-    if pack:
-        arrays |= packed_arrays(frame, form)
+    if pack and form.packed is None:
+        raise UserError(f'PACK must be False with FRAME = {frame!r}, got True')
+    arrays = {**form.arrays, **(form.packed or {})} if pack else form.arrays
     return {
         name: jax.ShapeDtypeStruct(
             (batch_size, *([sum(lengths[feature] for feature in arrays[name])] if arrays[name] else [])),
@@ -151,13 +141,6 @@ def abstract_batch(
         )
         for name in sorted(arrays)
     }
-
-
-def packed_arrays(frame: str, form: BatchFormat) -> Mapping[str, tuple[str, ...]]:
-    """Returns the additional arrays of packed rows. Raises UserError if the format has no packed rows."""
-    if form.packed is None:
-        raise UserError(f'PACK must be False with FRAME = {frame!r}, got True')
-    return form.packed
 
 
 def batch_shapes(

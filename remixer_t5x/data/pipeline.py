@@ -5,8 +5,8 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-import difflib
 import hashlib
 import json
 import os
@@ -14,14 +14,14 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import jax
+from etils import epath
 
 from remixer_t5x import ranges
 from remixer_t5x.data import fingerprint, frames, task_vocabulary
-from remixer_t5x.errors import UserError
-from remixer_t5x.lazy import seqio, tf
+from remixer_t5x.errors import UserError, nearest
+from remixer_t5x.lazy import seqio
 
-FEATURES = ('inputs', 'targets')
-# A name, a task or mixture, or a function that returns one of these and so loads seqio only when it is called.
+# A name, a task or mixture, or a function that returns one of these, which imports seqio only when it is called.
 TaskOrName: TypeAlias = 'str | seqio.Task | seqio.Mixture | Callable[[], str | seqio.Task | seqio.Mixture]'
 
 
@@ -31,20 +31,19 @@ class DatasetConfig:
 
     Attributes:
         mixture_or_task_name: a task or mixture, its name, or a function that returns one of these.
-        task_feature_lengths: number of tokens of each feature of the task, which `frame` chooses from
-            (`frames.FORMATS`).
+        task_feature_lengths: number of tokens of each feature; `frames.FORMATS` lists the features of a frame.
         batch_size: number of examples of one step over all hosts.
         split: the split to read.
         shuffle: whether to shuffle files and examples.
-        seed: fixes the order and every random choice of the preprocessors.
-        pack: puts several short examples in one row.
-        use_cached: reads what `remixer-t5x data cache` wrote, below `cache_dir`.
-        cache_dir: a folder of caches; None for the folders that seqio knows.
-        frame: name of the frame, which decides the arrays of a batch.
+        seed: seed of the order and of the preprocessors.
+        pack: whether rows hold several short examples.
+        use_cached: whether to read the output of `remixer-t5x data cache` in `cache_dir`.
+        cache_dir: a folder of caches; None for seqio's folders.
+        frame: name of the frame, which determines the arrays of a batch.
         labels: the texts of a classifier's labels; None for a regression, or another frame.
-        streams: number of parts of the data that the hosts of a run read side by side, which decides the order; None
-            for one for each host that starts the run.
-        save_position: False allows any source, also a Python generator; a resumed run then begins its data again in
+        streams: number of parts of the data that all hosts together read in parallel, which determines the order; None
+            for one per host at the start of the run.
+        save_position: False allows any source, including Python generators; a resumed run then restarts the data in
             another order.
     """
 
@@ -64,57 +63,50 @@ class DatasetConfig:
 
     def __post_init__(self) -> None:
         ranges.check_fields(self)
-        batch_format = frames.batch_format(self.frame, self.task_feature_lengths)
-        if self.pack:
-            frames.packed_arrays(self.frame, batch_format)
+        abstract_batch(self)
         if self.streams is not None:
             check_divides(self.batch_size, self.streams, 'streams')
         if self.cache_dir and not self.use_cached:
-            raise UserError(f'CACHE_DIR is {self.cache_dir} and is not used; set USE_CACHED_TASKS = True as well')
+            raise UserError(f'USE_CACHED_TASKS must be True to use CACHE_DIR = {self.cache_dir}, got False')
 
 
 def provider(config: DatasetConfig) -> seqio.Task | seqio.Mixture:
-    """Returns the task or mixture that `config` names.
-
-    Raises UserError for an unknown name, with the nearest known names, an unknown split, and missing features.
-    """
+    """Returns the task or mixture of `config`. Raises UserError for an unknown name or split, or missing features."""
     task = get_task(config.mixture_or_task_name)
     splits = sorted(task.splits) if task.splits else []
     if splits and config.split not in splits:
-        raise UserError(f'split {config.split!r} is not in {task.name}; its splits are {", ".join(splits)}')
+        raise UserError(f'the split of {task.name} must be one of {", ".join(splits)}, got {config.split!r}')
     features = frames.batch_format(config.frame, config.task_feature_lengths).features
     missing = [name for name in features if name not in task.output_features]
     if missing:
         raise UserError(
             f'{task.name} has no {" and no ".join(missing)}, which FRAME = {config.frame!r} reads; give another task, '
-            f'or TASK_FEATURE_LENGTHS for {" and ".join(task.output_features)} and a frame that takes them'
+            f'or another FRAME with TASK_FEATURE_LENGTHS of {" and ".join(task.output_features)}'
         )
     return task
 
 
 def tasks(config: DatasetConfig) -> list[seqio.Task]:
-    """Lists the tasks of the mixture that `config` names, or the one task."""
+    """Returns the tasks of the mixture of `config`, or its one task."""
     return list(seqio.get_subtasks(provider(config)))
 
 
 def get_task(name: TaskOrName) -> seqio.Task | seqio.Mixture:
-    """Returns the task or mixture of that name. Raises UserError for an unknown name, with the nearest known names."""
+    """Returns the task or mixture of that name. Raises UserError for an unknown name."""
     name = name() if callable(name) else name
     if not isinstance(name, str):
         return name
     known = sorted({*seqio.TaskRegistry.names(), *seqio.MixtureRegistry.names()})
     if name not in known:
-        near = difflib.get_close_matches(name, known, n=3, cutoff=0.4) or known[:5]
-        advice = f'the nearest known names are {", ".join(near)}' if near else 'no task is registered'
         raise UserError(
-            f'MIXTURE_OR_TASK_NAME is {name!r}, which is not a known task or mixture; {advice}; '
-            'a gin file under configs/data imports the module that registers a task'
+            f'MIXTURE_OR_TASK_NAME must be a registered task or mixture, got {name!r}{nearest(name, known)}; import '
+            'the module that registers it, as the gin files of configs/data do'
         )
     return seqio.get_mixture_or_task(name)
 
 
 def vocabulary(config: DatasetConfig) -> seqio.Vocabulary:
-    """Returns the vocabulary of the task that `config` names; see `task_vocabulary.of`."""
+    """Returns the vocabulary of the task of `config`; see `task_vocabulary.of`."""
     return task_vocabulary.of(provider(config))
 
 
@@ -123,10 +115,9 @@ class Prepared:
     """Data that is ready to be read.
 
     Attributes:
-        config: its settings, with the task itself in place of a name or a function.
-        vocabulary: of the targets.
-        record: the task's name as `task`, the record of its vocabulary as `vocabulary`, and as `data` the fingerprint
-            of its files.
+        config: its settings, with the task itself instead of a name or a function.
+        vocabulary: vocabulary of the targets.
+        record: `task` (its name), `vocabulary` (the vocabulary's record) and `data` (the fingerprint of its files).
     """
 
     config: DatasetConfig
@@ -135,9 +126,9 @@ class Prepared:
 
 
 def prepare(config: DatasetConfig, model_vocab_size: int) -> Prepared:
-    """Prepares what the task needs: a parsed corpus, a trained vocabulary.
+    """Parses the corpus and trains the vocabulary if necessary.
 
-    Raises UserError if text cannot be read, or if the task has ids that are not in the model's table.
+    Raises UserError if text cannot be read, or if the vocabulary is larger than the model's.
     """
     task = provider(config)
     vocab = task_vocabulary.of(task)
@@ -148,7 +139,7 @@ def prepare(config: DatasetConfig, model_vocab_size: int) -> Prepared:
         converters.check_labels(task, config.labels)
     record = task_vocabulary.record(vocab)
     if config.use_cached:
-        # This also makes seqio look for the cache there.
+        # Also makes seqio look for the cache in CACHE_DIR.
         require_cache(task, config.cache_dir, record)
     data = fingerprint.data_fingerprint(task, config.split, config.use_cached)
     resolved = dataclasses.replace(config, mixture_or_task_name=task)
@@ -163,8 +154,7 @@ def cache_note(vocabulary_record: str) -> str:
 def require_cache(source: seqio.Task | seqio.Mixture, cache_dir: str | None, vocabulary_record: str) -> None:
     """Makes seqio look only into `cache_dir` (None keeps its folders), and checks the cache of each task.
 
-    seqio would read any folder of the task's name, also with ids of another vocabulary. Caches of other programs do not
-    record their vocabulary and are not checked for it.
+    seqio would read any folder with the task's name, even if its ids are of another vocabulary.
 
     Raises:
         UserError: a task cannot be cached, has no complete cache, or has a cache with another vocabulary.
@@ -174,35 +164,28 @@ def require_cache(source: seqio.Task | seqio.Mixture, cache_dir: str | None, voc
     for task in seqio.get_subtasks(source):
         if not task.supports_caching:
             raise UserError(
-                f'USE_CACHED_TASKS is True and {task.name} cannot be cached: put seqio.CacheDatasetPlaceholder() among '
-                'its preprocessors, or set USE_CACHED_TASKS=False'
+                f'USE_CACHED_TASKS must be False for {task.name}, got True; or add seqio.CacheDatasetPlaceholder() to '
+                'its preprocessors'
             )
         if task.cache_dir is None:
-            place = f'CACHE_DIR = {cache_dir}' if cache_dir else 'CACHE_DIR, which is not set,'
             raise UserError(
-                f'USE_CACHED_TASKS is True and {place} has no complete cache of {task.name}; create it with '
+                f'CACHE_DIR must have a complete cache of {task.name}, got {cache_dir}; create it with '
                 '`remixer-t5x data cache`'
             )
-        cached_record = _cached_vocabulary_record(task.cache_dir)
-        if cached_record not in (None, vocabulary_record):
+        cached_record = vocabulary_record
+        # Caches of other programs do not record their vocabulary.
+        with contextlib.suppress(ValueError, KeyError, TypeError):
+            cached_record = json.loads(epath.Path(task.cache_dir, 'COMPLETED').read_text())['vocabulary']
+        if cached_record != vocabulary_record:
             raise UserError(
-                f'{task.cache_dir} was cached with the vocabulary {cached_record} and this run has '
-                f'{vocabulary_record}; use that vocabulary, or create another cache with `remixer-t5x data cache` and '
+                f'the cache {task.cache_dir} must have the vocabulary {vocabulary_record} of this run, got '
+                f'{cached_record}; use that vocabulary, or create another cache with `remixer-t5x data cache` and '
                 'another CACHE_DIR'
             )
 
 
-def _cached_vocabulary_record(cache_dir: str) -> str | None:
-    with tf.io.gfile.GFile(os.path.join(cache_dir, 'COMPLETED')) as file:
-        text = file.read()
-    try:
-        return json.loads(text)['vocabulary']
-    except (ValueError, KeyError, TypeError):
-        return None
-
-
 def abstract_batch(config: DatasetConfig) -> dict[str, jax.ShapeDtypeStruct]:
-    """Returns shape and dtype of each array of one global batch, without reading data or loading seqio."""
+    """Returns shape and dtype of each array of a global batch, without reading data or importing seqio."""
     return frames.abstract_batch(config.frame, config.task_feature_lengths, config.batch_size, config.pack)
 
 
@@ -212,7 +195,7 @@ def batch_shapes(config: DatasetConfig) -> dict[str, tuple[int, ...]]:
 
 
 def resumed(config: DatasetConfig, batches: int) -> DatasetConfig:
-    """Returns `config` for a run that has drawn `batches` batches: without a saved position, with another order."""
+    """Returns `config` for a run that has drawn `batches` batches, with a new seed if positions are not saved."""
     if config.save_position or not batches:
         return config
     digest = hashlib.sha256(f'{config.seed} after {batches}'.encode()).digest()

@@ -1,12 +1,10 @@
-"""Prefetches batches in a background thread, and knows the exact position of the last batch that the run received.
+"""Prefetches batches in a background thread, with the exact position of the last batch that the run received.
 
-The thread runs ahead, so the position of the data source is not the position of the training run. Therefore the source
-is captured at fixed batch numbers, and a run's position is (captured state, batches drawn since): restoring loads the
-state and draws that many batches again. If checkpoints have the same period, the thread usually captured at the
-checkpoint's batch and none are drawn again; a thread that had no time to capture draws one period again, so each
-process has its own number.
+The thread runs ahead of the run. Therefore it captures the source's state every few batches, and a run's position is
+(captured state, batches consumed since then): restoring loads the state and skips that many batches. If checkpoints
+have the same period as captures, usually none are skipped. Processes may have captured at different batches.
 
-Does not load TensorFlow, because checkpoints store positions.
+Does not import TensorFlow, because checkpoints store positions.
 """
 
 import base64
@@ -25,8 +23,8 @@ from remixer_t5x.errors import UserError
 class Position:
     """How far a run has read its data.
 
-    `batches` were consumed; `states` has the state of each stream, by its number, after `captured_at` of them (empty
-    bytes mean the start). The processes of a run may have captured their streams at different batches.
+    `batches` were consumed; `states` has the state of each stream, by its number, after `captured_at` batches; empty
+    bytes mean the start.
     """
 
     batches: int = 0
@@ -45,7 +43,7 @@ class Position:
 
     @property
     def is_saved(self) -> bool:
-        """Whether a source can be restored to it: False if the run drew batches without saving states."""
+        """False if the run drew batches without saving states."""
         return all(self.states[index] or not at for index, at in self.captured_at.items())
 
     def behind(self, drawn: int) -> list[int]:
@@ -53,7 +51,7 @@ class Position:
         return [index for index, at in self.captured_at.items() if self.batches - at > drawn]
 
     def begin_again(self) -> 'Position':
-        """Returns the same number of batches with a source at its start."""
+        """Returns a position with the same number of batches and all sources at their start."""
         return self.captured(self.batches, dict.fromkeys(self.states, b''))
 
     def to_json(self) -> dict[str, dict[str, Any]]:
@@ -85,10 +83,10 @@ class Source(Protocol):
 
 
 class Prefetcher:
-    """Iterates over batches on the devices; a context manager, whose end stops the thread.
+    """Iterates over batches on the devices; a context manager that stops the thread.
 
-    `place` turns a host batch into device arrays. At most `depth` batches wait. If the thread raises an exception, the
-    `next` of its batch raises it.
+    `place` converts a host batch to device arrays. At most `depth` batches are queued. An exception of the thread is
+    raised by the `next` of its batch.
     """
 
     def __init__(
@@ -132,7 +130,7 @@ class Prefetcher:
                 drawn += 1
                 self._put((batch, None))
         except BaseException as error:
-            # The consumer would hang if the thread ended without passing its error on.
+            # Without its error the consumer would wait for ever.
             self._put((None, error))
 
     def _capture(self, drawn: int) -> None:
@@ -164,7 +162,7 @@ class Prefetcher:
         except queue.Empty:
             raise UserError(
                 f'the dataset returned no batch within {self._timeout:.0f} s; check with `remixer-t5x data` whether '
-                'its preprocessors drop every example'
+                'the preprocessors drop all examples'
             ) from None
         if error is not None:
             self.close()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import pathlib
 import re
@@ -15,8 +14,8 @@ from remixer_t5x import temporary
 from remixer_t5x.errors import UserError
 from remixer_t5x.lazy import tf
 
-# TensorFlow 2.21 cannot save the position of these operations. It saves a parallel interleave, but hangs when it
-# restores it. PyFunc is a tf.numpy_function and EagerPyFunc a tf.py_function; it saves stateless numpy_functions.
+# TensorFlow 2.21 cannot save the position of these operations, and hangs when it restores a parallel interleave.
+# PyFunc is a stateful tf.numpy_function, EagerPyFunc a tf.py_function.
 UNSAVED = (
     'PyFunc',
     'EagerPyFunc',
@@ -31,23 +30,23 @@ UNSAVED = (
 
 
 def hide_accelerators() -> None:
-    """Keeps TensorFlow on the CPU, because its first operation would reserve all GPU memory, which JAX needs."""
+    """Keeps TensorFlow on the CPU, because its first operation would reserve all GPU memory."""
     for kind in ('GPU', 'TPU'):
         try:
             tf.config.set_visible_devices([], kind)
         except (RuntimeError, ValueError):
-            # TensorFlow is already running, which is harmless if it sees no such device.
+            # TensorFlow has already started, which is harmless without such a device.
             if tf.config.list_logical_devices(kind):
                 raise
 
 
 @contextlib.contextmanager
 def restorable() -> Iterator[None]:
-    """Replaces two methods of tf.data whose position TensorFlow 2.21 does not restore exactly; the order stays.
+    """Replaces two methods of tf.data whose position TensorFlow 2.21 does not restore exactly; the order is the same.
 
-    `interleave` reads files in turn, in one thread, for any requested parallelism: seqio's file sources, its cached
-    tasks and TFDS request a parallel interleave, which hangs when it is restored. `shard` looks at every element,
-    because TensorFlow's way of skipping elements is not counted at the end of an interleave block.
+    `interleave` becomes sequential: seqio's file sources, its cached tasks and TFDS request a parallel interleave,
+    which hangs when it is restored. `shard` filters every element, because TensorFlow's shard loses skipped elements at
+    the end of an interleave block.
     """
     dataset_class: Any = tf.data.Dataset
     interleave, shard = dataset_class.interleave, dataset_class.shard
@@ -77,11 +76,10 @@ def _shard(dataset: tf.data.Dataset, num_shards: int, index: int, name: str | No
 
 
 def without_autograph(build: Callable[[], tf.data.Dataset]) -> tf.data.Dataset:
-    """Calls `build`, without AutoGraph if none of its functions needs it.
+    """Calls `build` without AutoGraph, and again with AutoGraph if that fails.
 
-    AutoGraph rewrites each function of a pipeline, which is most of the time that opening a task takes, and matters
-    only for Python's `if`, `for` and the like on tensors. Without it these raise an error, so a pipeline that can be
-    built has the same operations; otherwise it is built again with AutoGraph.
+    AutoGraph takes most of the time of opening a task. It is only needed for Python's control flow on tensors, which
+    raises an error without it, so the pipeline has the same operations in both cases.
     """
     try:
         return tf.autograph.experimental.do_not_convert(build)()
@@ -94,17 +92,17 @@ def without_autograph(build: Callable[[], tf.data.Dataset]) -> tf.data.Dataset:
 class Stream:
     """Iterates over `dataset` with a position that can be saved; `name` is for errors.
 
-    Without `saves`, the position is always empty. With it, the constructor raises UserError if the pipeline has an
-    operation without a position.
+    If `saves` is False, the position is always empty. Otherwise the constructor raises UserError for an operation whose
+    position cannot be saved.
     """
 
     def __init__(self, dataset: tf.data.Dataset, name: str, saves: bool = True):
         unsaved = _unsaved_operation(dataset) if saves else None
         if unsaved:
             raise UserError(
-                f'{name} uses a {unsaved}, whose position cannot be saved; read files instead, as '
-                'seqio.TextLineDataSource does, call Python with tf.numpy_function(..., stateful=False), or give '
-                'SAVE_DATA_POSITION=False: a resumed run then begins its data again, in another order'
+                f'{name} uses a {unsaved}, whose position cannot be saved; read files with seqio.TextLineDataSource, '
+                'call Python with tf.numpy_function(..., stateful=False), or give SAVE_DATA_POSITION=False (a resumed '
+                'run then restarts the data, in another order)'
             )
         self._name, self._saves = name, saves
         self._iterator = iter(dataset)
@@ -129,46 +127,44 @@ class Stream:
         if not self._saves:
             return b''
         with _temporary_folder(self._name) as folder:
-            prefix = tf.train.Checkpoint(self._iterator).write(os.path.join(folder, 'position'))
-            parts = [pathlib.Path(prefix + end).read_bytes() for end in ('.index', '.data-00000-of-00001')]
+            tf.train.Checkpoint(self._iterator).write(os.fspath(folder / 'position'))
+            parts = [(folder / f'position.{end}').read_bytes() for end in ('index', 'data-00000-of-00001')]
         return len(parts[0]).to_bytes(8, 'little') + parts[0] + parts[1]
 
     def restore(self, state: bytes) -> None:
-        """Goes to a position from `capture` of an equal pipeline. Raises UserError if the pipeline differs."""
+        """Restores a position from `capture` of an equal pipeline. Raises UserError if the pipeline differs."""
         split = 8 + int.from_bytes(state[:8], 'little')
         with _temporary_folder(self._name) as folder:
-            pathlib.Path(folder, 'position.index').write_bytes(state[8:split])
-            pathlib.Path(folder, 'position.data-00000-of-00001').write_bytes(state[split:])
+            (folder / 'position.index').write_bytes(state[8:split])
+            (folder / 'position.data-00000-of-00001').write_bytes(state[split:])
             try:
-                tf.train.Checkpoint(self._iterator).read(os.path.join(folder, 'position')).assert_consumed()
+                tf.train.Checkpoint(self._iterator).read(os.fspath(folder / 'position')).assert_consumed()
             except (tf.errors.OpError, AssertionError) as error:
                 raise UserError(
-                    f'the saved data position does not fit {self._name} any more ({one_line(error)}); train into a '
-                    'new MODEL_DIR with INITIAL_CHECKPOINT_PATH set to the old one'
+                    f'the saved data position is not of the current {self._name} ({one_line(error)}); train into a new '
+                    'MODEL_DIR with INITIAL_CHECKPOINT_PATH set to the old one'
                 ) from error
 
 
 @contextlib.contextmanager
-def _temporary_folder(name: str) -> Iterator[str]:
+def _temporary_folder(name: str) -> Iterator[pathlib.Path]:
     try:
         with temporary.entry(pathlib.Path(tempfile.gettempdir()), 'position-', '.remixer_t5x') as folder:
             folder.mkdir(mode=0o700)
-            yield os.fspath(folder)
+            yield folder
     except (OSError, tf.errors.OpError) as error:
-        is_full = isinstance(error, tf.errors.ResourceExhaustedError) or getattr(error, 'errno', 0) == errno.ENOSPC
-        advice = 'free some space there, or ' if is_full else ''
         raise UserError(
-            f'the position in {name} cannot be written to {tempfile.gettempdir()} ({one_line(error)}); {advice}set '
-            'TMPDIR to another folder, or give SAVE_DATA_POSITION=False'
+            f'the position in {name} cannot be written to {tempfile.gettempdir()} ({one_line(error)}); free some space '
+            'there, set TMPDIR to another folder, or give SAVE_DATA_POSITION=False'
         ) from error
 
 
 def _unsaved_operation(dataset: tf.data.Dataset) -> str | None:
-    """Finds an operation of UNSAVED in the pipeline's graph.
+    """Returns an operation of the pipeline that is in UNSAVED.
 
-    An iterator would report it only after it has read, and hangs at its end if it failed to save.
+    An iterator would report it only after reading, and hangs at its end if it failed to save.
     """
-    # 1 is IGNORE: state outside of the pipeline (a generator, a table) does not matter here.
+    # 1 is IGNORE: state outside of the pipeline (a generator, a table) is irrelevant here.
     text = tf.raw_ops.DatasetToGraphV2(input_dataset=tf.data.experimental.to_variant(dataset), external_state_policy=1)
     graph = tf.compat.v1.GraphDef.FromString(text.numpy())
     operations = {node.op for node in graph.node}
@@ -177,16 +173,13 @@ def _unsaved_operation(dataset: tf.data.Dataset) -> str | None:
 
 
 def without_traceback(error: tf.errors.OpError) -> tf.errors.OpError:
-    """Returns the error without its traceback and context.
-
-    Their frames hold the iterator, whose threads would keep reading for as long as the error exists.
-    """
+    """Removes the traceback and context, which keep the iterator and its reading threads alive."""
     error.__context__ = None
     return error.with_traceback(None)
 
 
 def one_line(error: BaseException) -> str:
-    """Returns the first line that a user can act on; errors from inside tf.data add a trace of the graph."""
+    """Returns the message of an error without the graph trace that tf.data adds."""
     text = str(error)
     if user_error := re.search(r'UserError: ([^\n]+)', text):
         return user_error.group(1).strip()

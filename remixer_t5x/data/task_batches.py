@@ -1,10 +1,9 @@
-"""Reads batches of a task or mixture: endlessly and with an exact position to train, or in one pass to evaluate.
+"""Reads batches of a task or mixture: endlessly and with an exact position for training, or in one pass for evaluation.
 
-tf.data shuffles, packs and batches the examples, and the checkpoint of its iterator is the position. It contains the
-state of every operation, including the shuffle buffer. The same config gives the same order in every run, and a
-restored iterator continues with the batch that an uninterrupted iterator would return next, also after several
-restores. (TensorFlow's smaller *symbolic* checkpoints are not exact: a checkpoint of a restored iterator has lost the
-offsets in files that were not read since.)
+tf.data shuffles, packs and batches the examples, and the checkpoint of its iterator, with the state of every operation
+including the shuffle buffer, is the position. The order is a function of the config, and a restored iterator continues
+with the next batch of an uninterrupted iterator, also after several restores. (TensorFlow's smaller *symbolic*
+checkpoints are not exact: a checkpoint of a restored iterator lacks the offsets in files that were not read since.)
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from remixer_t5x import tf_data
-from remixer_t5x.data import fingerprint, pipeline, task_vocabulary
+from remixer_t5x.data import pipeline, task_vocabulary
 from remixer_t5x.data.pipeline import DatasetConfig
 from remixer_t5x.data.stream import (
     Stream,
@@ -37,7 +36,6 @@ Batch = dict[str, np.ndarray]
 def _examples(
     task: seqio.Task | seqio.Mixture, config: DatasetConfig, shard: seqio.ShardInfo | None, epochs: int | None
 ) -> tf.data.Dataset:
-    # `converters` imports seqio.
     from remixer_t5x.data import converters
 
     hide_accelerators()
@@ -46,7 +44,7 @@ def _examples(
         pipeline.require_cache(task, config.cache_dir, task_vocabulary.record(task_vocabulary.of(task)))
 
     def build() -> tf.data.Dataset:
-        # A cache in memory would put its examples into the saved position.
+        # An in-memory cache would be part of the saved position.
         dataset = task.get_dataset(
             lengths,
             split=config.split,
@@ -70,9 +68,9 @@ def _examples(
 
 @contextlib.contextmanager
 def _repeating(task: seqio.Task | seqio.Mixture, repeats: bool) -> Iterator[None]:
-    """A context in which sources with an attribute `repeats` repeat their examples, if `repeats`.
+    """A context in which sources with an attribute `repeats` repeat their examples themselves, if `repeats`.
 
-    Their position is then exact, and epochs are, for streams of unequal length; seqio repeats each stream alone.
+    Epochs are then exact for streams of unequal length; seqio repeats each stream separately.
     """
     sources = [part.source for part in seqio.get_subtasks(task) if hasattr(part.source, 'repeats')]
     for source in sources:
@@ -96,7 +94,7 @@ def _with_options(dataset: tf.data.Dataset, threads: int | None) -> tf.data.Data
 
 
 def threads_beside(backend: str) -> int | None:
-    """Returns the number of tf.data threads during training: a quarter of the cores on 'cpu', otherwise tf.data's."""
+    """Returns the number of tf.data threads during training: a quarter of the cores on 'cpu', None otherwise."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, 'sched_getaffinity') else os.cpu_count() or 1
     return max(1, cores // 4) if backend == 'cpu' else None
 
@@ -104,10 +102,9 @@ def threads_beside(backend: str) -> int | None:
 class TrainBatches:
     """Iterates endlessly over one of `share_count` equal shares of the rows of every batch.
 
-    A batch is made of `streams` streams, each of which reads a part of the data (None: as many as `config` says, or one
-    for each share), and the streams of one share are read side by side. A run keeps its number of streams. With another
-    number of shares, the rows of a share come from several streams, or are some of the rows of one stream, so every
-    batch has the same rows for any number of hosts.
+    A batch consists of the rows of `streams` streams, each of which reads a part of the data (None: `config.streams`,
+    or one per share). A run keeps its number of streams. With another number of shares, a share has the rows of several
+    streams or some rows of one stream, so every batch has the same rows for any number of hosts.
 
     `capture` and `restore` save and set the position. Arrays are [batch_size / share_count, length] int32, except for
     `BatchFormat.floats`. `next` raises UserError if the data cannot be read.
@@ -124,11 +121,11 @@ class TrainBatches:
         streams = streams or config.streams or share_count
         if config.streams not in (None, streams):
             raise UserError(
-                f'STREAMS must be {streams}, as at the start of the run, got {config.streams}; set STREAMS = {streams}'
+                f'STREAMS must be as at the start of the run, got {config.streams}; set STREAMS = {streams}'
             )
         pipeline.check_divides(config.batch_size, share_count)
         pipeline.check_divides(config.batch_size, streams, 'streams')
-        # Called once, because a function would return another task at each call.
+        # Called once, because a function returns another task at each call.
         self._task, self._config = pipeline.provider(config), config
         stream_rows, share_rows = config.batch_size // streams, config.batch_size // share_count
         first = share_index * share_rows
@@ -143,7 +140,7 @@ class TrainBatches:
             return Stream(dataset, self._task.name, config.save_position)
 
         self._streams = {index: open_stream(index) for index in indices}
-        # TensorFlow computes a stream's batch without holding Python's lock.
+        # TensorFlow releases the GIL.
         self._executor = ThreadPoolExecutor(len(indices), 'stream') if len(indices) > 1 else None
 
     def __iter__(self) -> Iterator[Batch]:
@@ -159,11 +156,8 @@ class TrainBatches:
 
     def _draw(self, streams: Iterable[Stream]) -> list[Any]:
         """Returns the next element of each stream. Raises UserError as `next` does."""
-        try:
-            parallel_map = self._executor.map if self._executor else map
-            parts: list[Any] = list(parallel_map(lambda stream: next(stream, None), streams))
-        except UserError as error:
-            raise _with_file(error, error.__cause__, self._task, self._config) from error.__cause__
+        parallel_map = self._executor.map if self._executor else map
+        parts: list[Any] = list(parallel_map(lambda stream: next(stream, None), streams))
         if None in parts:
             raise UserError(
                 f'{self._task.name} has no full batch: split {self._config.split!r} is empty, or has fewer '
@@ -185,9 +179,9 @@ class TrainBatches:
 class EvalBatches:
     """Iterates over a split from its start, each time in the same order, for at most `limit` batches.
 
-    Rows of weight zero fill a last partial batch. Every host reads all examples and returns its share of the rows
-    (`share_index` of `share_count`), so the sums do not depend on the number of hosts, and all hosts see the same
-    number of batches. Iterating raises UserError if the data cannot be read.
+    Rows of weight zero fill up the last batch. Every host reads all examples and returns its share of the rows
+    (`share_index` of `share_count`), so sums do not depend on the number of hosts, and all hosts have the same number
+    of batches. Iterating raises UserError if the data cannot be read.
     """
 
     def __init__(
@@ -202,7 +196,7 @@ class EvalBatches:
         self._task, self._config = pipeline.provider(config), config
         rows = config.batch_size // share_count
         self._rows = slice(share_index * rows, (share_index + 1) * rows)
-        # Building the graph often takes longer than a pass, so it is built once.
+        # Built once, because building the graph often takes longer than a pass.
         dataset = _examples(self._task, config, None, epochs=1).batch(config.batch_size)
         self._dataset = _with_options(dataset.take(-1 if limit is None else limit), threads)
 
@@ -211,17 +205,9 @@ class EvalBatches:
             for batch in self._dataset:
                 yield {name: _fill(value.numpy(), self._config.batch_size)[self._rows] for name, value in batch.items()}
         except tf.errors.OpError as error:
-            message = f'{self._task.name} failed in split {self._config.split!r}: {one_line(error)}'
-            raise _with_file(UserError(message), error, self._task, self._config) from without_traceback(error)
-
-
-def _with_file(
-    user_error: UserError, error: BaseException | None, task: seqio.Task | seqio.Mixture, config: DatasetConfig
-) -> UserError:
-    """Adds the name of the damaged file to `user_error`, which describes `error`, if a file is damaged."""
-    if not isinstance(error, tf.errors.DataLossError):
-        return user_error
-    return UserError(f'{user_error}; {fingerprint.find_damaged_file(task, config.split, config.use_cached)}')
+            raise UserError(
+                f'{self._task.name} failed in split {self._config.split!r}: {one_line(error)}'
+            ) from without_traceback(error)
 
 
 def _narrow(value: np.ndarray) -> np.ndarray:

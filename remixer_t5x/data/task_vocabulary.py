@@ -1,8 +1,8 @@
-"""The vocabulary of a task: its record in checkpoints, its files in MODEL_DIR, the check of its ids, its pieces.
+"""The vocabulary of a task: its record in checkpoints, its files in MODEL_DIR, the check of its size, bytes and pieces.
 
-Losses per token of two vocabularies cannot be compared, but bits per byte can (`token_bytes`). Ids without text have 0
-bytes: padding, the end token, sentinels and an unknown piece. The space before a word counts, also the space that
-SentencePiece puts before the first word of a text.
+Bits per byte are comparable between vocabularies, losses per token are not. Padding, the end token, sentinels and the
+unknown piece have 0 bytes. The space before a word counts, including the space that SentencePiece adds before the first
+word of a text.
 """
 
 from __future__ import annotations
@@ -36,16 +36,13 @@ SPACE, BYTE = '\u2581', re.compile(r'<0x[0-9A-F]{2}>')
 
 
 def of(source: seqio.Task | seqio.Mixture) -> seqio.Vocabulary:
-    """Returns the vocabulary of the targets.
-
-    Raises UserError if inputs use another vocabulary, because the model has one table.
-    """
+    """Returns the vocabulary of the targets. Raises UserError if inputs use another: the model has one table."""
     features = source.output_features
     targets = features['targets'].vocabulary
     if 'inputs' in features and features['inputs'].vocabulary != targets:
         raise UserError(
-            f'{source.name} has one vocabulary for inputs and another for targets; '
-            'the model has one table of embeddings: give both features the same vocabulary'
+            f'inputs and targets of {source.name} must have the same vocabulary, because the model has one table of '
+            'embeddings, got two; give both features the same one'
         )
     return targets
 
@@ -57,26 +54,26 @@ def labels(task: seqio.Task) -> tuple[str, ...] | None:
 
 
 def fingerprint(vocab: seqio.Vocabulary) -> str:
-    """Returns 16 hex digits that change if ids stand for other text."""
+    """Returns 16 hex digits that differ between vocabularies."""
     model = getattr(vocab, 'sp_model', None)
-    # A word vocabulary has no model file; its words define the ids.
+    # A word vocabulary has no model file.
     name = '\n'.join((type(vocab).__name__, *getattr(vocab, 'words', ())))
     text = model if isinstance(model, bytes) else name.encode()
     return hashlib.sha256(text + f'|{vocab.vocab_size}|{vocab.extra_ids}'.encode()).hexdigest()[:16]
 
 
 def record(vocab: seqio.Vocabulary) -> str:
-    """Returns the record of the vocabulary in a checkpoint; a checkpoint with another record does not fit."""
+    """Returns the record of the vocabulary in a checkpoint; a run rejects checkpoints with another record."""
     return f'{fingerprint(vocab)} of {vocab.vocab_size} ids'
 
 
 def check_ids(name: str, vocab: seqio.Vocabulary, model_vocab_size: int) -> None:
-    """Raises UserError if `vocab`, the vocabulary of `name`, has ids beyond the model's table."""
+    """Raises UserError if `vocab`, the vocabulary of `name`, is larger than the model's table."""
     size = vocab.vocab_size
     if size > model_vocab_size:
         raise UserError(
-            f'the vocabulary of {name} has {size} ids and the model has VOCAB_SIZE = '
-            f'{model_vocab_size}; set VOCAB_SIZE to {-(-size // 128) * 128} or use a smaller vocabulary'
+            f'VOCAB_SIZE must be at least {size}, the size of the vocabulary of {name}, got {model_vocab_size}; '
+            f'set VOCAB_SIZE to {-(-size // 128) * 128} or use a smaller vocabulary'
         )
 
 
@@ -97,7 +94,7 @@ def save(vocab: seqio.Vocabulary, folder: epath.PathLike) -> bool:
 
 
 def _write_files(vocab: Any, folder: pathlib.Path) -> dict[str, Any] | None:
-    """Writes the files and returns the settings that `vocabularies.saved` needs besides them."""
+    """Writes the files and returns the settings for `vocabularies.saved`; None for an unknown class."""
     if hasattr(vocab, 'save'):
         vocab.save(str(folder / TOKENIZER))
         return {'kind': 'wordpiece'}
@@ -147,27 +144,21 @@ def token_bytes(vocabulary: Any) -> np.ndarray:
     counts: np.ndarray = np.zeros(vocabulary.vocab_size, np.int32)
     model: Any = getattr(vocabulary, 'tokenizer', None)
     for index in range(vocabulary.vocab_size - vocabulary.extra_ids):
-        if not hasattr(model, 'IdToPiece'):
-            counts[index] = _decoded_bytes(vocabulary, index)
-        elif not (model.IsControl(index) or model.IsUnknown(index)):
-            piece = model.IdToPiece(index)
-            counts[index] = 1 if BYTE.fullmatch(piece) else len(piece.replace(SPACE, ' ').encode())
+        if hasattr(model, 'IdToPiece'):
+            if not (model.IsControl(index) or model.IsUnknown(index)):
+                piece = model.IdToPiece(index)
+                counts[index] = 1 if BYTE.fullmatch(piece) else len(piece.replace(SPACE, ' ').encode())
+        elif index not in (0, vocabulary.eos_id, vocabulary.unk_id):
+            # Words have a space between them.
+            is_byte = type(vocabulary).__name__ == 'ByteVocabulary'
+            counts[index] = 1 if is_byte else len(vocabulary.decode([index]).encode()) + 1
     return counts
-
-
-def _decoded_bytes(vocabulary: Any, index: int) -> int:
-    """Counts the bytes of an id in a vocabulary of bytes or words; words have a space between them."""
-    if index in (0, vocabulary.eos_id, vocabulary.unk_id):
-        return 0
-    if type(vocabulary).__name__ == 'ByteVocabulary':
-        return 1
-    return len(vocabulary.decode([index]).encode()) + 1
 
 
 def pieces(vocabulary: Any) -> list[str]:
     """Returns the piece of each id in SentencePiece's notation (a space is U+2581); sentinels are `<extra_id_0>`, ...
 
-    Raises UserError for a vocabulary that has neither SentencePiece's pieces nor bytes.
+    Raises UserError unless the vocabulary is of SentencePiece or bytes.
     """
     count, extra = vocabulary.vocab_size, vocabulary.extra_ids
     model: Any = getattr(vocabulary, 'tokenizer', None)
@@ -177,7 +168,7 @@ def pieces(vocabulary: Any) -> list[str]:
         names = ['<pad>', '</s>', '<unk>', *(f'<0x{byte:02X}>' for byte in range(256))]
     else:
         raise UserError(
-            f'{type(vocabulary).__name__} has no pieces to compare; rows are matched by piece only for SentencePiece '
-            'vocabularies and bytes'
+            f'INITIAL_VOCABULARY must be a SentencePiece or byte vocabulary, got {type(vocabulary).__name__}, whose '
+            'rows cannot be matched by piece'
         )
     return [*names, *(f'<extra_id_{extra - 1 - index}>' for index in range(extra))]

@@ -5,6 +5,7 @@ process that waits in a collective operation for a process that will never come.
 """
 
 import contextlib
+import itertools
 import json
 import os
 import sys
@@ -15,40 +16,33 @@ from typing import Any
 
 import jax
 
-from remixer_t5x.devices.jax_workarounds import client
+from remixer_t5x.devices.jax_workarounds import coordination
 from remixer_t5x.errors import UserError, one_line
 
 _FAILED = 'remixer_t5x/failed'
 _POLL_SECONDS = 1.0
-_FAREWELL_SECONDS = 5.0
+_EXIT_SECONDS = 5.0
 # Words in the errors of connections between processes.
 _CONNECTIONS = ('Gloo', 'NCCL', 'UNAVAILABLE', 'coordination')
-# The index of this process and the number of processes, known before JAX has started its devices.
-_index, _count = 0, 1
-_calls = {'broadcast': 0, 'barrier': 0, 'check_same': 0}
-
-
-def connected(index: int, count: int) -> None:
-    """Sets the index of this process and the number of processes; `processes` calls it after connecting."""
-    global _index, _count
-    _index, _count = index, count
+# All processes call these functions in the same order, so a number identifies a call.
+_calls = itertools.count()
 
 
 def several() -> bool:
-    """Whether the run has several processes. Does not start JAX's devices."""
-    return _count > 1
+    """Returns whether the run has several processes. Does not start JAX's devices."""
+    return jax.distributed.is_initialized()
 
 
 def broadcast(value: Any) -> Any:
-    """The first process's `value` (JSON), on every process. All processes call this in the same order.
+    """Returns the first process's `value` (JSON) on every process. All processes call this in the same order.
 
     Use it for facts that each process could see differently, such as which checkpoint is the newest.
     """
     if not several():
         return value
-    key = _next_key('broadcast')
-    if _index == 0:
-        client().key_value_set(key, json.dumps(value))
+    key = f'remixer_t5x/{next(_calls)}'
+    if coordination().process_id == 0:
+        coordination().client.key_value_set(key, json.dumps(value))
         return value
     return _get(key)
 
@@ -61,13 +55,13 @@ def check_same(values: Mapping[str, Any]) -> None:
     """
     if not several():
         return
-    key, difference = _next_key('check_same'), ''
-    if _index:
-        client().key_value_set(f'{key}/{_index}', json.dumps(values))
+    key, difference, index = f'remixer_t5x/{next(_calls)}', '', coordination().process_id
+    if index:
+        coordination().client.key_value_set(f'{key}/{index}', json.dumps(values))
     else:
         first = json.loads(json.dumps(values))
-        for index in range(1, _count):
-            difference = difference or _difference(first, _get(f'{key}/{index}'), f'process {index}')
+        for other in range(1, coordination().num_processes):
+            difference = difference or _difference(first, _get(f'{key}/{other}'), f'process {other}')
     if difference := broadcast(difference):
         raise UserError(difference)
 
@@ -76,18 +70,13 @@ def barrier() -> None:
     """Returns once every process has called it equally often."""
     if several():
         # An hour means no limit: the heartbeat ends all processes if one is lost.
-        client().wait_at_barrier(_next_key('barrier'), 3_600_000)
-
-
-def _next_key(call: str) -> str:
-    _calls[call] += 1
-    return f'remixer_t5x/{call}/{_calls[call]}'
+        coordination().client.wait_at_barrier(f'remixer_t5x/{next(_calls)}', 3_600_000)
 
 
 def _get(key: str) -> Any:
     while True:
         try:
-            return json.loads(client().blocking_key_value_get(key, 10_000))
+            return json.loads(coordination().client.blocking_key_value_get(key, 10_000))
         except jax.errors.JaxRuntimeError as error:
             # The other process may be slow; if it is lost, the heartbeat ends this process.
             if 'DEADLINE_EXCEEDED' not in str(error):
@@ -115,7 +104,7 @@ class Watch:
     heartbeat timeout (SIGABRT, exit code 134).
 
     Args:
-        name: of this process, for these lines.
+        name: name of this process in messages.
         heartbeat_timeout: seconds, as passed to `jax.distributed.initialize`.
     """
 
@@ -124,7 +113,7 @@ class Watch:
         self._closed = threading.Event()
 
     def start(self) -> None:
-        """Call this once the process is connected."""
+        """Starts the thread that looks for failures; call it once the process is connected."""
         threading.Thread(target=self._poll, name='peers', daemon=True).start()
 
     def close(self) -> None:
@@ -133,14 +122,14 @@ class Watch:
     def failed(self, code: int, text: str) -> None:
         """Tells the other processes that this process exits with `code`, and why. Waits at most 5 s for them."""
         self.close()
-        record = {'process': _index, 'code': code, 'text': text}
-        # Another process was first, or the coordinator is lost.
+        record = {'process': coordination().process_id, 'code': code, 'text': text}
+        # Another process has reported first, or the coordinator is lost.
         with contextlib.suppress(jax.errors.JaxRuntimeError):
-            client().key_value_set(_FAILED, json.dumps(record))
+            coordination().client.key_value_set(_FAILED, json.dumps(record))
         self._exit_barrier()
 
     def wait_for_reason(self, error: BaseException) -> None:
-        """If `error` comes from a connection between processes, waits for the line that says which process failed.
+        """If `error` is of a connection between processes, waits until the failed process is reported.
 
         The neighbours of a lost process see a broken connection before any process knows why.
         """
@@ -152,7 +141,7 @@ class Watch:
     def _poll(self) -> None:
         while not self._closed.wait(_POLL_SECONDS):
             try:
-                record = json.loads(client().key_value_try_get(_FAILED))
+                record = json.loads(coordination().client.key_value_try_get(_FAILED))
             except (jax.errors.JaxRuntimeError, AttributeError):
                 continue
             if self._closed.is_set():
@@ -165,14 +154,12 @@ class Watch:
             leave(record['code'])
 
     def _exit_barrier(self) -> None:
-        """A barrier before processes exit. The first process exits last, because it holds the messages for the
-        others.
-        """
+        """Waits for all processes; the first exits last, because it holds the messages for the others."""
         try:
-            client().wait_at_barrier(_FAILED, int(1000 * _FAREWELL_SECONDS))
+            coordination().client.wait_at_barrier(_FAILED, int(1000 * _EXIT_SECONDS))
         except jax.errors.JaxRuntimeError:
             return
-        if _index == 0:
+        if coordination().process_id == 0:
             time.sleep(0.5)
 
 

@@ -5,7 +5,6 @@ for a CPU uses that CPU's instructions, so the entries of each kind of machine h
 machines can share a cache folder. This file does not import JAX, which reads these variables when it is imported.
 """
 
-import contextlib
 import hashlib
 import os
 import platform
@@ -17,8 +16,6 @@ FOLDER = 'compiled'
 MOST_BYTES = 2 * 2**30
 # Programs that compile faster are not cached, because reading them takes as long.
 LEAST_SECONDS = 0.2
-# JAX's value for a cache without a limit, whose entries have no time of use.
-UNLIMITED = '-1'
 
 
 def enable(environment: MutableMapping[str, str] = os.environ) -> None:
@@ -39,27 +36,10 @@ def enable(environment: MutableMapping[str, str] = os.environ) -> None:
         environment['JAX_COMPILATION_CACHE_DIR'] = str(folder)
         environment.setdefault('JAX_COMPILATION_CACHE_MAX_SIZE', str(MOST_BYTES))
         environment.setdefault('JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS', str(LEAST_SECONDS))
-        if environment['JAX_COMPILATION_CACHE_MAX_SIZE'] != UNLIMITED:
-            _remove_unfinished(folder)
-
-
-def _remove_unfinished(folder: Path) -> None:
-    """Removes entries whose writing was interrupted by a kill or a full disk.
-
-    JAX 0.10 writes an entry in place; if the entry is incomplete, later processes warn, compile again, and do not
-    replace it. JAX then writes the entry's time of use, under the same lock, and cannot remove old entries without it.
-    """
-    import filelock
-
-    # If another process holds the lock, the next command removes them.
-    with contextlib.suppress(OSError, filelock.Timeout), filelock.FileLock(folder / '.lockfile', timeout=0):
-        for entry in folder.glob('*-cache'):
-            if not entry.with_name(f'{entry.name.removesuffix("-cache")}-atime').exists():
-                entry.unlink()
 
 
 def machine() -> str:
-    """A name for machines whose CPUs have the same instructions: the architecture and 8 hex digits."""
+    """Returns a name for machines whose CPUs have the same instructions: the architecture and 8 hex digits."""
     text = platform.processor()
     try:
         lines = Path('/proc/cpuinfo').read_text(encoding='utf-8').splitlines()

@@ -1,7 +1,4 @@
-"""All uses of names outside of JAX's public API, each with the change in JAX that makes it obsolete.
-
-jax 0.10.2 and jax 0.12.0 have all of them.
-"""
+"""All uses of JAX's private API, each with the change in JAX that makes it obsolete (JAX 0.10.2 and 0.12.0)."""
 
 import contextlib
 from collections.abc import Iterator, Sequence
@@ -10,19 +7,19 @@ from typing import Any
 from jax import export
 
 
-def client() -> Any:
-    """JAX's client of the coordination service; None for a single process.
+def coordination() -> Any:
+    """Returns the state of `jax.distributed`: `client` (the coordination service), `process_id`, `num_processes`.
 
     Unnecessary once JAX offers its key-value store publicly: `multihost_utils` goes through the devices, so it cannot
     reach a process that waits in a collective operation.
     """
     from jax._src import distributed
 
-    return distributed.global_state.client
+    return distributed.global_state
 
 
 def cluster_types() -> Sequence[Any]:
-    """The kinds of cluster that JAX can find (`ClusterEnv` classes), in the order in which JAX asks them.
+    """Returns the `ClusterEnv` classes of clusters that JAX can detect, in its order.
 
     Unnecessary once `jax.distributed.initialize` starts a single process without an error and can assign all devices of
     a machine to one process.
@@ -34,9 +31,9 @@ def cluster_types() -> Sequence[Any]:
 
 @contextlib.contextmanager
 def cudnn_of_described_gpu(version: int) -> Iterator[None]:
-    """Replaces JAX's query of the installed cuDNN by `version` (90800 is 9.8), to compile attention without cuDNN.
+    """Makes JAX assume cuDNN `version` (90800 is 9.8), to compile attention without cuDNN.
 
-    Unnecessary once JAX asks the topology that it compiles for, and not the libraries of this process.
+    Unnecessary once JAX reads the cuDNN version from the topology that it compiles for.
     """
     from jax._src.cudnn import fused_attention_stablehlo as attention
 
@@ -49,10 +46,10 @@ def cudnn_of_described_gpu(version: int) -> Iterator[None]:
 
 
 def stablehlo_for_older_readers(program: export.Exported) -> bytes:
-    """The program in StableHLO as it was twelve weeks before this release of JAX, without newer operations.
+    """Serializes the program to StableHLO of twelve weeks before this release of JAX, without newer operations.
 
-    Unnecessary once `jax.export` takes the version to serialize for; it writes for readers of four weeks ago, and a
-    release of TensorFlow is older.
+    Unnecessary once `jax.export` has an argument for the version; it writes for readers of four weeks ago, and
+    TensorFlow's reader is older.
     """
     from jax.extend.mlir.dialects import stablehlo
 

@@ -63,15 +63,13 @@ class Partitioner:
     Attributes:
         data, fsdp, tensor: size of each mesh axis; one of them may be -1, which means all remaining devices.
         sizes: the three sizes as one text, 'data=2,fsdp=4' (`mesh.parse_sizes`), instead of them.
-        slices: number of TPU slices or GPU nodes; None asks the devices (`mesh.slices_of`).
+        slices: number of TPU slices or GPU nodes; None uses what the devices report (`mesh.slices_of`).
         rules: pairs (logical axis, mesh axis or axes or None), earlier pairs first.
         extra_rules: pairs put before `rules`, for changing one of them in gin.
-        devices: the devices to use, in JAX's order; None is all of them. A number describes a mesh of that many
+        devices: the devices to use, in JAX's order; None is all of them. A number makes an abstract mesh of that many
             devices, which need not exist: it has shardings and tables, but cannot run anything.
 
-    Raises:
-        UserError: on first use of the mesh, if the product of its sizes is not the number of devices, or if it cannot
-            be split over the slices.
+    The first use of the mesh raises UserError if its sizes do not fit the devices or slices.
     """
 
     data: int = -1
@@ -87,16 +85,9 @@ class Partitioner:
         sizes = (self.data, self.fsdp, self.tensor)
         if self.sizes is not None and sizes != (-1, 1, 1):
             raise UserError(
-                f'the mesh is set twice, by MESH = {self.sizes!r} and by Partitioner.data, fsdp, tensor = '
-                f'{", ".join(map(str, sizes))}; set one of them: --mesh={meshes.format_sizes(sizes)}'
+                f'the mesh must be set once, got MESH = {self.sizes!r} and Partitioner.data, fsdp, tensor = '
+                f'{", ".join(map(str, sizes))}; type --mesh={meshes.format_sizes(sizes)}'
             )
-        for name, mesh_axes in self.all_rules:
-            for axis in _as_tuple(mesh_axes):
-                if axis not in MESH_AXES:
-                    raise UserError(
-                        f'the mesh axis of a partition rule must be one of {", ".join(MESH_AXES)}, or None, '
-                        f'got ({name!r}, {mesh_axes!r})'
-                    )
 
     @property
     def all_rules(self) -> tuple[tuple[str, Any], ...]:
@@ -121,20 +112,18 @@ class Partitioner:
 
     @contextlib.contextmanager
     def activate(self) -> Iterator[Mesh]:
-        """A context in which `nn.with_logical_constraint` and bare PartitionSpecs refer to this mesh. Enter it outside
-        of jit.
-        """
+        """A context in which logical constraints and PartitionSpecs use this mesh. Enter it outside of jit."""
         with jax.set_mesh(self.mesh), nn.logical_axis_rules(self.all_rules):
             yield self.mesh
 
     @property
     def batch_axes(self) -> tuple[str, ...]:
-        """Mesh axes that split the rows of a batch."""
+        """Mesh axes that shard the rows of a batch."""
         return next((_as_tuple(axes) for name, axes in self.all_rules if name == 'batch'), ())
 
     @property
     def batch_shards(self) -> int:
-        """The number of parts that the rows of a global batch are split into."""
+        """The number of shards of the rows of a global batch."""
         return math.prod(self.mesh.shape[axis] for axis in self.batch_axes)
 
     @property
@@ -151,18 +140,16 @@ class Partitioner:
         multiple = self.batch_shards * microbatches
         if batch_size < 1 or batch_size % multiple:
             sizes = ' x '.join(f'{axis}={self.mesh.shape[axis]}' for axis in self.batch_axes)
-            nearest = multiple * max(1, round(batch_size / multiple))
             raise UserError(
-                f'batch size {batch_size} does not divide over the mesh ({sizes}) '
-                f'and {microbatches} microbatch(es); '
-                f'allowed are multiples of {multiple}, e.g. BATCH_SIZE = {nearest}'
+                f'BATCH_SIZE must be a multiple of {multiple}, because of the mesh ({sizes}) and {microbatches} '
+                f'microbatch(es), got {batch_size}; use {multiple * max(1, round(batch_size / multiple))}'
             )
 
     def data_shard(self) -> tuple[int, int]:
-        """(index, count): the share of every global batch that this process reads and passes to `shard_batch`.
+        """Returns (index, count), the share of every global batch that this process passes to `shard_batch`.
 
-        Processes that differ only along `tensor` hold the same rows, so `count` can be less than the number
-        of processes.
+        Processes that differ only along `tensor` read the same rows, so `count` may be less than the number of
+        processes.
         """
         batch_axes = [MESH_AXES.index(axis) for axis in self.batch_axes]
         others = [i for i in range(len(MESH_AXES)) if i not in batch_axes]
@@ -171,39 +158,35 @@ class Partitioner:
         return process_share(processes, jax.process_index())
 
     def shard_batch(self, host_batch: Mapping[str, np.ndarray]) -> dict[str, jax.Array]:
-        """Global arrays from this process's rows, `[batch / data_shard()[1], ...]` of each array."""
+        """Makes global arrays from this process's rows, `[batch / data_shard()[1], ...]` of each array."""
         sharding = self.batch_sharding
         return {name: jax.make_array_from_process_local_data(sharding, rows) for name, rows in host_batch.items()}
 
     def param_shardings(self, boxed_params: Any) -> Any:
-        """Tree of NamedSharding for the unboxed parameters.
+        """Returns a tree of NamedSharding for the unboxed parameters.
 
-        `boxed_params` has arrays or ShapeDtypeStructs in flax's `Partitioned` boxes; an unboxed leaf is
-        replicated, and so is an axis that does not divide over its mesh axes (`sharding_table` says which).
+        `boxed_params` has arrays or ShapeDtypeStructs in flax's `Partitioned` boxes. An unboxed leaf is replicated, and
+        so is an axis that does not divide over its mesh axes (`sharding_table` lists these).
         """
         return jax.tree.map(lambda leaf: NamedSharding(self.mesh, self._spec(leaf)[0]), boxed_params, is_leaf=is_boxed)
 
     def state_shardings(self, init: Callable[[Any], Any], params: Any, param_shardings: Any) -> Any:
-        """Shardings of the optimizer state `init(params)`, for `params` given as shapes.
+        """Returns shardings of the optimizer state `init(params)`; `params` are shapes.
 
-        A leaf whose path ends in a parameter's path and which has that parameter's shape is a moment of it and gets its
-        sharding. JAX's typing of shardings decides for other leaves of `init`: factored moments keep the sharding of
-        their remaining axes, counters are replicated.
+        A leaf whose path ends in a parameter's path and which has its shape is a moment of the parameter and gets its
+        sharding. JAX's sharding types decide for other leaves: factored moments keep the sharding of their remaining
+        axes, counters are replicated.
         """
         explicit = meshes.abstract(tuple(self.mesh.shape.values()), AxisType.Explicit)
-        explicit_params = jax.tree.map(
-            lambda leaf, sharding: jax.ShapeDtypeStruct(
-                leaf.shape, leaf.dtype, sharding=NamedSharding(explicit, sharding.spec)
-            ),
-            params,
-            param_shardings,
-        )
+
+        def with_type(leaf, sharding):
+            return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=NamedSharding(explicit, sharding.spec))
+
         with jax.sharding.use_abstract_mesh(explicit):
-            typed = jax.eval_shape(init, explicit_params)
-        leaves = jax.tree_util.tree_flatten_with_path(params)[0]
+            typed = jax.eval_shape(init, jax.tree.map(with_type, params, param_shardings))
+        shardings = jax.tree_util.tree_leaves_with_path(param_shardings)
         known = {
-            path: (leaf.shape, sharding)
-            for (path, leaf), sharding in zip(leaves, jax.tree.leaves(param_shardings), strict=True)
+            path: (leaf.shape, value) for leaf, (path, value) in zip(jax.tree.leaves(params), shardings, strict=True)
         }
 
         def sharding_of(path, leaf):
@@ -217,7 +200,7 @@ class Partitioner:
         return jax.tree_util.tree_map_with_path(sharding_of, typed)
 
     def sharding_table(self, boxed_params: Any) -> list[ShardingRow]:
-        """One row per parameter: name, shape, logical axes, mesh axes, bytes on each device, and a note."""
+        """Returns a row for each parameter."""
         rows = []
         for path, leaf in jax.tree_util.tree_flatten_with_path(boxed_params, is_leaf=is_boxed)[0]:
             spec, note = self._spec(leaf)
@@ -229,7 +212,7 @@ class Partitioner:
         return rows
 
     def _spec(self, leaf: Any) -> tuple[PartitionSpec, str]:
-        """Mesh axes of a boxed parameter, and a note about axes that stay replicated."""
+        """Returns the mesh axes of a boxed parameter, and a note about axes that stay replicated."""
         names, shape = _names(leaf), unbox(leaf).shape
         mesh_axes = nn.logical_to_mesh_axes(names, self.all_rules)
         spec, notes = [], []
@@ -245,10 +228,10 @@ class Partitioner:
 
 
 def process_share(processes: np.ndarray, process: int) -> tuple[int, int]:
-    """(index, count) of the share of the rows that `process` reads.
+    """Returns (index, count) of the share of the rows that `process` reads.
 
-    `processes` [batch shards, devices that hold that shard]: the process of each device. Shares are numbered by their
-    first row, like the rows of a global array.
+    `processes` [batch shards, devices of the shard] has the process of each device. Shares are numbered by their first
+    row, like the rows of a global array.
     """
     shards_of: dict[int, list[int]] = {}
     for shard, owners in enumerate(processes.tolist()):
@@ -257,21 +240,19 @@ def process_share(processes: np.ndarray, process: int) -> tuple[int, int]:
     shares = sorted({tuple(shards) for shards in shards_of.values()})
     if sum(map(len, shares)) != len(processes):
         raise UserError(
-            f'mesh: {len(shards_of)} processes hold overlapping parts of the batch; '
-            'choose tensor in --mesh as a divisor or a multiple of the devices per process'
+            f'tensor in --mesh must divide the devices of a process or be a multiple of them, got a mesh in which '
+            f'{len(shards_of)} processes hold overlapping parts of the batch; type another --mesh'
         )
     return shares.index(tuple(shards_of[process])), len(shares)
 
 
 def is_boxed(leaf: Any) -> bool:
-    """Whether `leaf` is a parameter in a box with its logical axis names."""
+    """Returns whether `leaf` is a parameter in a box with its logical axis names."""
     return isinstance(leaf, nn.meta.AxisMetadata)
 
 
 def unbox(tree: Any) -> Any:
-    """`tree` without boxes and, unlike flax's `unbox`, without sharding constraints (sizes need not divide over the
-    mesh).
-    """
+    """Removes boxes; unlike flax's `unbox` it adds no sharding constraints, because sizes need not divide."""
     return jax.tree.map(
         lambda leaf: leaf.unbox(apply_constraint=False) if isinstance(leaf, nn.Partitioned) else leaf,
         tree,

@@ -1,29 +1,26 @@
-"""One run over several processes: how they find each other, connect, and exit together.
+"""Connects the processes of one run through `jax.distributed`, and makes them exit together.
 
-It uses `jax.distributed`: every process connects to the coordinator, which is process 0, and JAX then sees the devices
-of all processes. Addresses come from flags, from the environment, and from what JAX knows about TPU, Slurm, Open MPI
-and Kubernetes. A single process does not connect.
+Every process connects to the coordinator, which is process 0; JAX then sees the devices of all processes. The address
+and the numbers come from flags, from the environment, and from what JAX detects about TPU pods, Slurm, Open MPI and
+Kubernetes. A single process does not connect.
 """
 
 import contextlib
 import dataclasses
-import ipaddress
 import os
-import socket
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
 
 from remixer_t5x import ranges
 from remixer_t5x.devices import collectives, jax_workarounds
-from remixer_t5x.errors import UserError
+from remixer_t5x.errors import UserError, reason
 
 FLAGS = {'address': '--coordinator_address', 'count': '--process_count', 'index': '--process_index'}
 VARIABLES = {'address': 'JAX_COORDINATOR_ADDRESS', 'count': 'JAX_NUM_PROCESSES', 'index': 'JAX_PROCESS_ID'}
-_BIND = 'JAX_COORDINATOR_BIND_ADDRESS'
-_BY_HAND = 'type --coordinator_address=HOST:PORT --process_count=N --process_index=I'
+_ALL_FLAGS = 'type --coordinator_address=HOST:PORT --process_count=N --process_index=I'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,7 +32,7 @@ class Processes:
         count: number of processes.
         index: index of this process, from 0.
         initialization_timeout: seconds to wait for the other processes at the start.
-        heartbeat_timeout: seconds without a sign of life after which a process counts as lost.
+        heartbeat_timeout: seconds without a heartbeat after which a process counts as lost.
     """
 
     address: str | None = None
@@ -47,7 +44,7 @@ class Processes:
 
 @dataclasses.dataclass(frozen=True)
 class Place:
-    """The place of this process in a run. `devices` are the numbers of its local devices, None for all that it sees."""
+    """The arguments of `jax.distributed.initialize`; `devices` are local device numbers, None for all."""
 
     address: str
     count: int
@@ -55,30 +52,27 @@ class Place:
     devices: tuple[int, ...] | None = None
 
 
-def find(settings: Processes, environment: Any = os.environ) -> Place | None:
-    """The place of this process, None for a single process. Does not touch devices.
+def find(settings: Processes, environment: Mapping[str, str] = os.environ) -> Place | None:
+    """Returns the place of this process in the run, None for a single process. Does not touch devices.
 
     Raises UserError if flags are wrong or incomplete, or if the cluster does not answer.
     """
     flags = {name: getattr(settings, name) for name in FLAGS}
     values = {name: environment.get(VARIABLES[name]) if flag is None else flag for name, flag in flags.items()}
+    address, devices = values['address'], None
     count, index = (
-        None
-        if values[name] is None
-        else _integer(f'{FLAGS[name]} (or {VARIABLES[name]})', values[name], minimum, _BY_HAND)
+        None if values[name] is None else _integer(name, values[name], minimum)
         for name, minimum in (('count', 1), ('index', 0))
     )
     if count == 1 and not index:
         return None
-    timeout = _integer('--initialization_timeout', settings.initialization_timeout, 1, 'type seconds, such as 300')
-    address, devices = values['address'], None
+    timeout = _integer('initialization_timeout', settings.initialization_timeout, 1)
     if None in values.values():
-        cluster = _find_cluster(environment)
+        cluster = _detect_cluster(environment)
         if cluster is None:
+            missing = ' and '.join(FLAGS[name] for name, value in values.items() if value is None)
             if any(value is not None for value in values.values()):
-                present = ' and '.join(f'{FLAGS[name]}={value}' for name, value in values.items() if value is not None)
-                missing = ' and '.join(FLAGS[name] for name, value in values.items() if value is None)
-                raise UserError(f'{present} is set without {missing}; {_BY_HAND}')
+                raise UserError(f'the processes of a run are described without {missing}; {_ALL_FLAGS}')
             return None
         with _cluster_errors(cluster):
             count = int(cluster.get_process_count()) if count is None else count
@@ -90,9 +84,7 @@ def find(settings: Processes, environment: Any = os.environ) -> Place | None:
         devices = _local_devices(cluster, environment)
     assert count is not None and index is not None
     if index >= count:
-        raise UserError(
-            f'{FLAGS["index"]} is {index} of {FLAGS["count"]} {count}; processes are numbered 0 to {count - 1}'
-        )
+        raise UserError(f'{FLAGS["index"]} must be from 0 to {count - 1}, got {index}; {_ALL_FLAGS}')
     host, _, port = str(address).rpartition(':')
     if not (host and ranges.whole_number(port, 1, 65535)):
         raise UserError(
@@ -102,31 +94,30 @@ def find(settings: Processes, environment: Any = os.environ) -> Place | None:
     return Place(str(address), count, index, devices)
 
 
-def _integer(name: str, value: int | str, minimum: int, advice: str) -> int:
+def _integer(name: str, value: Any, minimum: int) -> int:
     number = ranges.whole_number(value, minimum)
     if number is None:
-        raise UserError(f'{name} must be a whole number from {minimum} to {2**31 - 1}, got {value!r}; {advice}')
+        source = f'{FLAGS[name]} (or {VARIABLES[name]})' if name in FLAGS else f'--{name}'
+        advice = _ALL_FLAGS if name in FLAGS else f'type seconds, as in --{name}=300'
+        raise UserError(f'{source} must be a whole number of at least {minimum}, got {value!r}; {advice}')
     return number
 
 
-def _find_cluster(environment: Any) -> Any:
-    """JAX's class for the cluster that started this process; None without a cluster.
+def _detect_cluster(environment: Mapping[str, str]) -> Any:
+    """Returns JAX's class for the cluster that started this process, None without a cluster.
 
-    `jax.distributed.initialize` would search by itself, but it cannot handle a single process.
+    `jax.distributed.initialize` raises an error for a single process and assigns one GPU to each process.
     """
+    is_numbered_pod = 'KUBERNETES_SERVICE_HOST' in environment and 'JOB_COMPLETION_INDEX' in environment
     for cluster in jax_workarounds.cluster_types():
-        if 'Tpu' in cluster.__name__ and environment.get('JAX_PLATFORMS') == 'cpu':
-            continue
-        # Pods of another kind (a notebook, a job of one pod) have no number, and run alone.
-        if cluster.__name__ == 'K8sCluster' and 'JOB_COMPLETION_INDEX' not in environment:
-            continue
         with _cluster_errors(cluster):
-            if cluster.is_env_present():
+            # A pod that is not part of an indexed Job, such as a notebook, is a single process.
+            if (is_numbered_pod or cluster.__name__ != 'K8sCluster') and cluster.is_env_present():
                 return cluster
-    if 'KUBERNETES_SERVICE_HOST' in environment and 'JOB_COMPLETION_INDEX' in environment:
+    if is_numbered_pod:
         raise UserError(
-            'this is a pod of an indexed Kubernetes job, and the package kubernetes that finds the others is not '
-            f'installed; pip install kubernetes, or {_BY_HAND} (--process_count=1 for a single pod)'
+            'the processes of an indexed Kubernetes Job are found with the package kubernetes, which is not '
+            f'installed; pip install kubernetes, or {_ALL_FLAGS} (--process_count=1 for a single pod)'
         )
     return None
 
@@ -137,32 +128,26 @@ def _cluster_errors(cluster: Any) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        text = ' '.join(str(error).split())
         raise UserError(
-            f'{cluster.__name__} does not tell which processes belong together ({text[:200]}); {_BY_HAND}, or '
+            f'{cluster.__name__} of JAX does not find the processes of this run ({reason(error)}); {_ALL_FLAGS}, or '
             '--process_count=1 for a single process'
         ) from error
 
 
-def _local_devices(cluster: Any, environment: Any) -> tuple[int, ...] | None:
-    """One device for each of several processes of a machine; all devices for the only process there.
+def _local_devices(cluster: Any, environment: Mapping[str, str]) -> tuple[int, ...] | None:
+    """Returns the GPU of the local rank if a machine runs several processes, None (all devices) otherwise.
 
-    JAX itself takes a single device in both cases, which would leave seven of eight GPUs idle.
+    JAX assigns a single GPU in both cases, so one process per machine would use one of eight GPUs.
     """
     local = cluster.get_local_process_id()
-    # '4', '4(x2)' or '4,3': the number on each machine. If numbers differ, some machine has several.
-    variables = ('OMPI_COMM_WORLD_LOCAL_SIZE', 'SLURM_STEP_TASKS_PER_NODE', 'SLURM_TASKS_PER_NODE')
-    name = next((name for name in variables if environment.get(name)), None)
-    on_machine = 0
-    if name is not None:
-        counts = [text.partition('(')[0] for text in environment[name].split(',')]
-        on_machine = max(_integer(name, count, 1, f'unset it, or {_BY_HAND}') for count in counts)
-    if local is None or 'JAX_LOCAL_DEVICE_IDS' in environment or on_machine == 1:
-        return None
-    visible = environment.get('CUDA_VISIBLE_DEVICES')
-    # The scheduler may have bound this process to its own device.
-    is_bound = visible is not None and len(visible.split(',')) < on_machine
-    return None if is_bound else (int(local),)
+    # '4', '4(x2)' or '4,3': the number on each machine.
+    names = ('OMPI_COMM_WORLD_LOCAL_SIZE', 'SLURM_STEP_TASKS_PER_NODE', 'SLURM_TASKS_PER_NODE')
+    text = next((environment[name] for name in names if environment.get(name)), '0')
+    on_machine = max(int(count.partition('(')[0]) for count in text.split(','))
+    visible = environment.get('CUDA_VISIBLE_DEVICES', ',' * on_machine)
+    # With fewer visible GPUs than processes, the scheduler has assigned a GPU to each process.
+    is_assigned = 'JAX_LOCAL_DEVICE_IDS' in environment or len(visible.split(',')) < on_machine
+    return None if local is None or on_machine == 1 or is_assigned else (int(local),)
 
 
 @contextlib.contextmanager
@@ -183,10 +168,10 @@ def together(settings: Processes, tell: Callable[[BaseException, str], int], sav
         yield
         return
     name = f'process {place.index}'
-    timeout = _integer('--heartbeat_timeout', settings.heartbeat_timeout, 1, 'type seconds, such as 100')
-    watch = collectives.Watch(name, timeout)
+    heartbeat = _integer('heartbeat_timeout', settings.heartbeat_timeout, 1)
+    watch = collectives.Watch(name, heartbeat)
     try:
-        _connect(place, int(settings.initialization_timeout), timeout, saves)
+        _connect(place, int(settings.initialization_timeout), heartbeat, saves)
     except BaseException as error:
         collectives.leave(tell(error, name))
     watch.start()
@@ -205,9 +190,11 @@ def together(settings: Processes, tell: Callable[[BaseException, str], int], sav
 def _connect(place: Place, timeout: int, heartbeat: int, saves: bool) -> None:
     bind_address = None
     if place.index == 0:
-        bind_address = _bind_address(place.address)
-        _check_port(place.address, bind_address)
-        # If a process does not connect, JAX aborts with a log that does not name these.
+        # JAX does not authenticate connections and listens on all interfaces unless the address is a loopback address.
+        host, _, port = place.address.rpartition(':')
+        if host in ('localhost', '127.0.0.1') and 'JAX_COORDINATOR_BIND_ADDRESS' not in os.environ:
+            bind_address = f'127.0.0.1:{port}'
+        # JAX aborts with a log that does not name these if a process does not connect.
         line = f'process 0 waits up to {timeout} s for {place.count} processes at {place.address}'
         print(f'{line} (--initialization_timeout)', file=sys.stderr, flush=True)
     jax.config.update('jax_enable_preemption_service', saves)
@@ -221,45 +208,3 @@ def _connect(place: Place, timeout: int, heartbeat: int, saves: bool) -> None:
         initialization_timeout=timeout,
         heartbeat_timeout_seconds=heartbeat,
     )
-    collectives.connected(place.index, place.count)
-
-
-def _bind_address(address: str) -> str | None:
-    """The address at which the coordinator listens: only `address`, if it belongs to this machine, because JAX asks
-    nobody who connects for a password. None is JAX's default: all addresses, or JAX_COORDINATOR_BIND_ADDRESS.
-    """
-    host, _, port = address.rpartition(':')
-    host = '127.0.0.1' if host == 'localhost' else host.strip('[]')
-    if _BIND in os.environ:
-        return None
-    try:
-        addresses = {str(info[4][0]) for info in socket.getaddrinfo(host, int(port), type=socket.SOCK_STREAM)}
-        if len(addresses) != 1:
-            return None
-        [ip] = addresses
-        if ipaddress.ip_address(ip).is_loopback and ip != host:
-            # The name of a machine often means a loopback address on that machine, and another on the others.
-            return None
-        # Any free port: this asks whether the address belongs to this machine.
-        socket.create_server((ip, 0), family=_family(ip)).close()
-    except (OSError, ValueError):
-        return None
-    return f'[{ip}]:{port}' if ':' in ip else f'{ip}:{port}'
-
-
-def _family(host: str) -> socket.AddressFamily:
-    return socket.AF_INET6 if ':' in host else socket.AF_INET
-
-
-def _check_port(address: str, bind_address: str | None) -> None:
-    """Raises UserError if the coordinator cannot listen there, because JAX 0.10 crashes if the port is taken."""
-    port, host = int(address.rpartition(':')[2]), (bind_address or '').rpartition(':')[0].strip('[]')
-    if _BIND in os.environ:
-        return
-    try:
-        socket.create_server((host, port), family=_family(host)).close()
-    except OSError as error:
-        raise UserError(
-            f'port {port} of {address} cannot be opened ({error.strerror or error}); type another port in '
-            f'{FLAGS["address"]}, for all processes'
-        ) from error

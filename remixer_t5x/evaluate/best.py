@@ -1,16 +1,17 @@
-"""The best parameters of each task, kept apart from the checkpoints that rotate, and the score that decides.
+"""Saves the best parameters of each task apart from the rotating checkpoints.
 
-`MODEL_DIR/best/<task>/<step>` has the items `state` (only parameters) and `run` of a checkpoint, so it can be
-evaluated, run and finetuned like a checkpoint. `run` also records which metric was best, and its value.
+`MODEL_DIR/best/<task>/<step>` has the items `state` (only parameters) and `run` of a checkpoint, so it can be used as a
+checkpoint. `run` also records the metric and its value.
 
-Scores are T5's (its `eval_utils`): a task with several metrics counts with their mean, a mixture with the mean of its
-tasks, each task once; the matched and the mismatched examples of MNLI are one task.
+Scores are those of T5's `eval_utils`: the mean of a task's metrics, and for a mixture the mean over its tasks; the
+matched and the mismatched examples of MNLI are one task.
 """
 
 import contextlib
 import math
 import re
-from collections.abc import Iterable, Mapping
+import statistics
+from collections.abc import Mapping
 from typing import Any
 
 from etils import epath
@@ -37,11 +38,11 @@ def rank(name: str, value: float) -> float:
 
 
 def score(task: str, metrics: Mapping[str, float], best_metrics: BestMetrics = None) -> tuple[str, float] | None:
-    """Returns the metric that decides which checkpoint is best for the task, and its value; None without metrics.
+    """Returns the metric by which checkpoints of a task are compared, and its value; None without metrics.
 
-    `best_metrics` has the name of a metric by task, `-NAME` if a lower value is better, `MEAN` for all tasks, or None
-    for each task's first metric. `MEAN` excludes metrics whose lower values are better, unless there are no others.
-    Raises UserError if the task does not have the metric.
+    `best_metrics` maps tasks to a metric, `-NAME` if a lower value is better; or is `MEAN`, or None for the first
+    metric of each task. `MEAN` excludes metrics whose lower values are better, unless there are no others. Raises UserError if
+    the task does not have the metric.
     """
     if task == AVERAGE:
         return next(iter(metrics.items()), None)
@@ -53,10 +54,10 @@ def score(task: str, metrics: Mapping[str, float], best_metrics: BestMetrics = N
     if best_metrics == MEAN:
         higher = [value for name, value in metrics.items() if not _LOWER.fullmatch(name)]
         values = higher or [-value for value in metrics.values()]
-        return (MEAN, mean(values)) if values else None
+        return (MEAN, statistics.fmean(values)) if values else None
     name = best_metrics.get(task) if isinstance(best_metrics, Mapping) else None
     if name is not None and name.removeprefix('-') not in metrics:
-        raise UserError(f'BEST_METRICS names {name!r} for {task}, which has {", ".join(metrics) or "none"}')
+        raise UserError(f'BEST_METRICS of {task} must be one of {", ".join(metrics) or "no metrics"}, got {name!r}')
     name = name or next(iter(metrics), None)
     return None if name is None else (name, metrics[name.removeprefix('-')])
 
@@ -66,35 +67,30 @@ def average(scores: Mapping[str, float]) -> float:
     parts: dict[str, list[float]] = {}
     for task, value in scores.items():
         parts.setdefault(re.sub(r'_(mis)?matched(?=_|$)', '', task), []).append(value)
-    return mean(mean(values) for values in parts.values())
-
-
-def mean(values: Iterable[float]) -> float:
-    values = list(values)
-    return sum(values) / len(values)
+    return statistics.fmean(map(statistics.fmean, parts.values()))
 
 
 class BestCheckpoints:
-    """Keeps, for each task, the parameters with the best value of one metric: the highest, or the lowest error.
+    """Keeps the parameters with the best value of one metric of each task: the highest, or the lowest error.
 
-    `metrics` names the metric of each task (see `score`). `record` is the record of the run in its checkpoints.
+    `metrics` are the `best_metrics` of `score`. `record` is the record of the run in its checkpoints.
     """
 
     def __init__(self, folder: epath.Path, record: Mapping[str, Any], metrics: BestMetrics = None):
         self._folder, self._record, self._metrics = folder / BEST, record, metrics
 
     def keep(self, report: Report, step: int, params: Any) -> bool:
-        """Saves `params` if they are better than those saved before. Returns whether it did, once they are on disk.
+        """Saves `params` if they are better than those saved before, and returns whether it did.
 
-        A metric that is NaN is never better. Raises UserError if the task does not have the metric, and CannotWrite if
-        the parameters cannot be written.
+        NaN is never better. Raises UserError if the task does not have the metric, and CannotWrite if the parameters
+        cannot be written.
         """
         metric = self.score(report)
         if metric is None or math.isnan(metric[1]):
             return False
         (name, value), folder = metric, self._folder / report.task
         known = collectives.broadcast(self.known(report.task))
-        # A killed and resumed run reaches the same step again, with the same value.
+        # A resumed run may reach the same step again.
         if known and (known['metric'] == name and rank(name, known['value']) >= rank(name, value)):
             return False
         record = {**self._record, BEST: {'task': report.task, 'metric': name, 'value': value, 'step': step}}
@@ -107,7 +103,7 @@ class BestCheckpoints:
         return True
 
     def score(self, report: Report) -> tuple[str, float] | None:
-        """Returns the metric that decides, and its value; see `score`."""
+        """Returns the metric of a report's task, and its value; see `score`."""
         return score(report.task, report.metrics, self._metrics)
 
     def known(self, task: str) -> Mapping[str, Any] | None:
@@ -134,5 +130,5 @@ def read_best(step: epath.Path) -> dict[str, Any]:
     record = saved_params.read_record(step).get(BEST)
     kinds = {'metric': str, 'value': int | float, 'step': int}
     if not isinstance(record, dict) or not all(isinstance(record.get(name), kind) for name, kind in kinds.items()):
-        raise UserError(f'{step} does not record which metric was best; move it away, and the next best is saved')
+        raise UserError(f'{step} has no record of the best metric; move it away, and the next best is saved')
     return record

@@ -24,9 +24,9 @@ EVAL = 'eval'
 class Checkpoints:
     """The checkpoints to evaluate.
 
-    `path`: a checkpoint, a MODEL_DIR (its newest), or several separated by commas. `follow` evaluates every checkpoint
-    of one MODEL_DIR as it appears, until step `until` or until `follow` seconds pass without a new checkpoint; None
-    does not follow.
+    `path` is a checkpoint, a MODEL_DIR (its newest), or several separated by commas. If `follow` is not None, every
+    checkpoint of one MODEL_DIR is evaluated as it appears, until step `until`, or until `follow` seconds pass without a
+    new one.
     """
 
     path: str
@@ -46,7 +46,7 @@ class Checkpoints:
         if self.follow is None:
             folders = iter(watch.find_all(self.path))
         else:
-            folders = iter(watch.follow(self.path, self.follow, self.until, done))
+            folders = watch.follow(self.path, self.follow, self.until, done)
         # The first process decides, because processes see a new checkpoint at different times.
         folders = folders if jax.process_index() == 0 else iter(())
         while folder := collectives.broadcast(str(next(folders, ''))):
@@ -59,10 +59,10 @@ class CheckpointEvaluation:
 
     Attributes:
         model: the model.
-        partitioner: places its parameters.
+        partitioner: shards its parameters.
         checkpoints: the checkpoints.
-        tasks: the tasks whose metrics are computed; a split of None only writes submission files.
-        output_dir: folder of the results, None for the folder `eval` of each run.
+        tasks: the tasks whose metrics are computed; with a split of None only submissions are written.
+        output_dir: folder of the results, None for `eval` in the MODEL_DIR of each checkpoint.
         submission_dir: folder of the files for leaderboards, None for no files.
         submission_split: the split of these files.
     """
@@ -76,7 +76,13 @@ class CheckpointEvaluation:
     submission_split: str = 'test'
 
     def folder_of_results(self, checkpoint: epath.Path) -> str:
-        return self.output_dir or str(_run_folder(checkpoint) / EVAL)
+        """Returns `output_dir`, or `eval` in the MODEL_DIR with `checkpoints/STEP` or `best/TASK/STEP`."""
+        parent = checkpoint.parent
+        if parent.name == model_dir.CHECKPOINTS:
+            parent = parent.parent
+        elif parent.parent.name == best.BEST:
+            parent = parent.parent.parent
+        return self.output_dir or str(parent / EVAL)
 
 
 class Evaluator:
@@ -96,7 +102,7 @@ class Evaluator:
         self.submitted = self._submitted(has_leaderboard) if settings.submission_dir else None
         readers = [reader for reader in (self.judge, self.submitted) if reader]
         if not readers:
-            raise UserError('EVAL_SPLIT is None and there is no SUBMISSION_DIR, so nothing is evaluated; give one')
+            raise UserError('EVAL_SPLIT or SUBMISSION_DIR must be set, got None for both; give --split=validation')
         self.notes = [note for reader in readers for note in reader.notes]
         self._vocabulary = task_vocabulary.record(readers[0].vocabulary)
         lengths, size = tasks.decoding.feature_lengths, tasks.decoding.batch_size
@@ -111,12 +117,12 @@ class Evaluator:
         known = [task for task in tasks_with_split if has_leaderboard(task.name)]
         if not known:
             names = ', '.join(task.name for task in tasks_with_split)
-            raise UserError(f'{names} cannot be submitted: there is no leaderboard; give tasks of GLUE or SuperGLUE')
+            raise UserError(f'SUBMISSION_DIR needs tasks of GLUE or SuperGLUE, got {names}; leave it out')
         whole = dataclasses.replace(tasks, mixture_or_task_name=known, tasks=None, split=split, examples=None)
         return TaskEvaluator(whole, settings.model, settings.partitioner)
 
     def done(self) -> set[int]:
-        """Returns the steps that an earlier command that followed the same folder has evaluated."""
+        """Returns the steps that an earlier command with `follow` has evaluated."""
         checkpoints = self._settings.checkpoints
         if checkpoints.follow is None or self.judge is None:
             return set()
@@ -125,43 +131,36 @@ class Evaluator:
 
     def restore(self, folder: epath.Path) -> Any:
         """Restores the parameters; None if the training run removed them while this command follows it."""
-        may_go = self._settings.checkpoints.follow is not None
-        if may_go and collectives.broadcast(_is_removed(folder)):
+        may_disappear = self._settings.checkpoints.follow is not None
+        if may_disappear and collectives.broadcast(_is_removed(folder)):
             return None
         try:
             return saved_params.restore_params(str(folder), self._abstract, self._vocabulary, watch.SETTING)
         except UserError:
-            # Several processes would not all have reached the same point of reading.
-            if may_go and jax.process_count() == 1 and _is_removed(folder):
+            # Processes may have reached different points of reading.
+            if may_disappear and jax.process_count() == 1 and _is_removed(folder):
                 return None
             raise
 
     def evaluate(self, params: Any, folder: epath.Path, outlet: results.Results | None) -> Sequence[Report]:
         """Computes the metrics of the parameters of `folder` and writes them to `outlet`, if any."""
-        return self._reports(self.judge, params, folder, outlet)
+        return _write_reports(self.judge, params, folder, outlet)
 
     def predict_submissions(self, params: Any, folder: epath.Path, outlet: results.Results | None) -> Sequence[Report]:
         """Predicts the submissions to leaderboards and writes them to `outlet`, if any."""
-        return self._reports(self.submitted, params, folder, outlet)
+        return _write_reports(self.submitted, params, folder, outlet)
 
-    def _reports(
-        self, evaluator: TaskEvaluator | None, params: Any, folder: epath.Path, outlet: results.Results | None
-    ) -> list[Report]:
-        reports = []
-        for report in evaluator(params) if evaluator else ():
-            reports.append(report)
-            if outlet is not None:
-                outlet.write(report, int(folder.name), folder)
-        return reports
+
+def _write_reports(
+    evaluator: TaskEvaluator | None, params: Any, folder: epath.Path, outlet: results.Results | None
+) -> list[Report]:
+    reports = []
+    for report in evaluator(params) if evaluator else ():
+        reports.append(report)
+        if outlet is not None:
+            outlet.write(report, int(folder.name), folder)
+    return reports
 
 
 def _is_removed(folder: epath.Path) -> bool:
     return not saved_params.is_complete(folder)
-
-
-def _run_folder(folder: epath.Path) -> epath.Path:
-    """Returns the MODEL_DIR of the checkpoint in `folder`: above `checkpoints`, or above `best/<task>`."""
-    parent = folder.parent
-    if parent.name == model_dir.CHECKPOINTS:
-        return parent.parent
-    return parent.parent.parent if parent.parent.name == best.BEST else parent

@@ -25,19 +25,13 @@ MEAN, FIRST = 'mean', 'first'
 
 
 class Row(NamedTuple):
-    """One text with its ids, whether it was truncated, and the features of its tokens, [tokens, embed] float32."""
+    """A text with its ids, whether it was truncated, and the features of its tokens, [tokens, embed] float32."""
 
     number: int
     text: str
     ids: list[int]
     cut: bool
     tokens: np.ndarray
-
-    def sentence(self, pooling: str) -> np.ndarray:
-        """Returns the features of the text, [embed] float32; 0 for a text without tokens."""
-        if not len(self.tokens):
-            return np.zeros(self.tokens.shape[1:], np.float32)
-        return self.tokens[0] if pooling == FIRST else self.tokens.mean(axis=0, dtype=np.float32)
 
 
 def check_output(path: str) -> None:
@@ -73,16 +67,12 @@ def write(
     counts = Counts()
     records: list[dict[str, Any]] = []
     for row in rows:
-        records.append(
-            {
-                'index': row.number,
-                'input': row.text,
-                'cut': row.cut,
-                'sentence': row.sentence(pooling),
-                **({'ids': row.ids, 'tokens': row.tokens} if with_tokens else {}),
-            }
-        )
-        counts.written, counts.cut = counts.written + 1, counts.cut + row.cut
+        pooled = row.tokens[:1] if pooling == FIRST else row.tokens
+        # A text without tokens has a vector of zeros.
+        sentence = pooled.sum(axis=0, dtype=np.float32) / max(1, len(pooled))
+        record = {'index': row.number, 'input': row.text, 'cut': row.cut, 'sentence': sentence}
+        records.append(record | ({'ids': row.ids, 'tokens': row.tokens} if with_tokens else {}))
+        counts.add(record)
         after_row(counts)
     if not records:
         raise UserError('there is no text to embed; give --input=FILE')

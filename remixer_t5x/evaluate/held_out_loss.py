@@ -1,8 +1,7 @@
 """Computes held-out loss, perplexity and token accuracy: sums over one pass, divided once.
 
-`constant_loss` is the loss of the best constant prediction: the one distribution over the vocabulary that fits the
-targets best, whatever the input. It is the entropy of their frequencies. A model with a lower loss has learned from its
-inputs; a model that only learned which tokens are frequent does not have a lower loss.
+`constant_loss` is the loss of the best prediction that ignores its inputs, the entropy of the token frequencies of the
+targets. Only a model that uses its inputs has a lower loss.
 """
 
 import dataclasses
@@ -25,7 +24,7 @@ EvalStep = Callable[[Any, Any], Mapping[str, jax.Array]]
 
 @dataclasses.dataclass(frozen=True)
 class Evaluation:
-    """Evaluates at most `steps` batches of `dataset`: None for all, 0 for none. `name` is the `kind` of its records."""
+    """Evaluates at most `steps` batches of `dataset`, None for all. `name` is the `kind` of its records."""
 
     dataset: pipeline.DatasetConfig
     steps: ranges.Whole | None = None
@@ -45,9 +44,13 @@ class Evaluation:
 
     def of_tasks(self, tasks: Sequence[Any]) -> tuple['Evaluation', ...]:
         """Returns an evaluation NAME/TASK for each of these seqio tasks."""
-        datasets = [(task.name, dataclasses.replace(self.dataset, mixture_or_task_name=task)) for task in tasks]
         return tuple(
-            dataclasses.replace(self, dataset=dataset, name=f'{self.name}/{name}') for name, dataset in datasets
+            dataclasses.replace(
+                self,
+                dataset=dataclasses.replace(self.dataset, mixture_or_task_name=task),
+                name=f'{self.name}/{task.name}',
+            )
+            for task in tasks
         )
 
 

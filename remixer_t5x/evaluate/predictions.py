@@ -1,8 +1,8 @@
 """Runs a model over any number of examples: generates, scores, ranks, encodes and classifies texts.
 
-Batches have examples of similar length in few shapes, because each shape is compiled once and padding costs time. Empty
-rows fill the last batch, and their results are dropped. A result depends only on its example, so batch size, mesh and
-number of hosts do not change it; the keys of decoders that sample are folded from the example's index.
+Examples of similar length share a batch, in few shapes, because each shape is compiled. Empty rows fill up the last
+batch. A result depends only on its example, not on batch size, mesh or number of hosts; keys for sampling are folded
+from the index of the example.
 """
 
 import collections
@@ -23,10 +23,10 @@ from remixer_t5x.models.decoding import Decoder, Greedy
 from remixer_t5x.optim.train_step import Compiled
 
 Ids = Sequence[int]
-# Number of batches started before the results of the first are fetched, so that device and host work in parallel.
+# Number of batches in flight, so that device and host work in parallel.
 MAX_PENDING = 2
 SHORTEST = 32
-# A shape is compiled only for this many batches, because compiling takes about as long as running them.
+# Compiling a shape takes about as long as running this many batches.
 FEWEST_BATCHES = 4
 
 
@@ -63,7 +63,7 @@ class Prediction(NamedTuple):
 
 
 class Predictor:
-    """Runs the inference functions that the model has on one mesh; each is compiled once per shape.
+    """Runs the inference functions of the model on one mesh; each is compiled once per shape.
 
     `eos_id` ends a generated sequence. Raises UserError if the batch size does not divide over the mesh.
     """
@@ -110,7 +110,7 @@ class Predictor:
     def judge(self, params: Any, inputs: Sequence[Ids], arrays: Mapping[str, np.ndarray]) -> np.ndarray:
         """Returns the output of the model's `judge` for each example, [examples, 2] float32.
 
-        `arrays` [examples, ...] are what it reads in addition to `inputs`, such as `decoder_arrays`.
+        `arrays` [examples, ...] are its arguments in addition to `inputs`, such as `decoder_arrays`.
         """
         return self._gather(self._judge, params, inputs, arrays, (2,))
 
@@ -157,7 +157,7 @@ class Predictor:
         yield from pending
 
     def _place(self, batch: Mapping[str, np.ndarray]) -> dict[str, jax.Array]:
-        """Puts the batch on the devices, with empty rows at its end. Every host has all rows and passes its share."""
+        """Puts the batch on the devices, with empty rows at its end. Every host passes its share of the rows."""
         size = self._settings.batch_size
         index, count = self._partitioner.data_shard()
         share = slice(index * (size // count), (index + 1) * (size // count))
@@ -192,9 +192,8 @@ def _without_padding(tokens: np.ndarray) -> list[int]:
     return tokens[: used[-1] + 1].tolist() if len(used) else []
 
 
-@dataclasses.dataclass(frozen=True)
-class BatchRows:
-    """The indices of a batch's examples, and the length that each is padded to."""
+class BatchRows(NamedTuple):
+    """The indices of a batch's examples, and the length to which they are padded."""
 
     examples: np.ndarray
     length: int
@@ -219,24 +218,12 @@ def plan_batches(lengths: Sequence[int], batch_size: int, longest: int) -> list[
     order = np.argsort(-np.asarray(lengths, np.int64), kind='stable')
     batches = [order[start : start + batch_size] for start in range(0, len(order), batch_size)]
     sizes = [bucket(lengths[int(rows[0])], longest) for rows in batches]
-    return [BatchRows(rows, size) for rows, size in zip(batches, _merge_rare_sizes(sizes), strict=True)]
-
-
-def _merge_rare_sizes(sizes: Sequence[int]) -> list[int]:
-    """Raises each size that few batches have to the next larger size; `sizes` of batches are descending."""
-    larger: dict[int, int] = {}
-    counts = {size: sizes.count(size) for size in sorted(set(sizes))}
-    distinct = list(counts)
-    for size, above in zip(distinct, distinct[1:], strict=False):
-        if counts[size] < FEWEST_BATCHES:
-            larger[size] = above
-            counts[above] += counts[size]
-    raised = []
-    for size in sizes:
-        while size in larger:
-            size = larger[size]
-        raised.append(size)
-    return raised
+    # Batches of a size that few batches have get the next larger size. `sizes` are descending.
+    for size in sorted(set(sizes))[:-1]:
+        if sizes.count(size) < FEWEST_BATCHES:
+            larger = min(other for other in sizes if other > size)
+            sizes = [larger if other == size else other for other in sizes]
+    return list(map(BatchRows, batches, sizes))
 
 
 def is_classifier(model: Any) -> bool:
@@ -258,7 +245,7 @@ def class_predictions(
         params: its parameters.
         inputs: ids of each text.
         labels: the classifier's labels, None for a regression.
-        task_labels: the labels of a task, all of which the classifier must have; None for all.
+        task_labels: the labels of the task, a subset of `labels`; None for all.
     """
     outputs = predictor.classify(params, inputs)
     if labels is None:
@@ -277,7 +264,7 @@ def target_scores(
 ) -> list[float]:
     """Returns log p(target) of each text. Raises UserError for a regression, or a target that is not a label."""
     if labels is None:
-        raise UserError('a regression has no likelihoods; give LABELS, or evaluate other tasks')
+        raise UserError('LABELS must be set for tasks that are scored by likelihood, got None')
     return predictor.classify(params, inputs)[np.arange(len(inputs)), _label_indices(labels, targets)].tolist()
 
 

@@ -1,7 +1,7 @@
 """Writes the files of an evaluation: `metrics.jsonl`, TensorBoard files, and predictions next to targets.
 
 `metrics.jsonl` has one object per task and checkpoint: `kind` ('<split>/<task>'), `step`, `checkpoint`, the metrics,
-and `timing`. Repeating an evaluation adds another line. `predictions/<task>-<split>-<step>.jsonl` has the rows of
+and `timing`. A repeated evaluation adds another line. `predictions/<task>-<split>-<step>.jsonl` has the rows of
 `task_evaluation.Report`.
 """
 
@@ -50,7 +50,7 @@ class Results:
 
 
 def done(folder: str, split: str, tasks: Sequence[str]) -> set[int]:
-    """Returns the steps for which all these tasks have been evaluated into `folder`."""
+    """Returns the steps of which `folder` has results for all these tasks."""
     steps: dict[str, set[int]] = {f'{split}/{task}': set() for task in tasks}
     for record in metrics.read(model_dir.absolute(folder) / model_dir.METRICS):
         if record['kind'] in steps:
@@ -67,27 +67,22 @@ def write_jsonl(path: epath.Path, rows: Iterable[Mapping[str, Any]]) -> None:
 def read_predictions(path: str) -> list[dict[str, Any]]:
     """Reads the rows of a file that `write_jsonl` or `remixer-t5x infer` wrote.
 
-    Raises UserError, with the line, if the file has something else.
+    Raises UserError, with the line, for anything else.
     """
     advice = 'give a file of predictions'
     rows = []
     with untrusted_files.user_errors(path, advice):
         # The score of an impossible text is -inf, which JSON lacks.
         for line in untrusted_files.json_lines(model_dir.absolute(path), odd_numbers=True):
-            reason = line.error or _difference_from_prediction(line.value)
-            if reason and not line.is_blank:
+            row, reason = line.value, line.error
+            if not reason and not (isinstance(row, dict) and isinstance(row.get('prediction'), str)):
+                reason = "it has no text 'prediction'"
+            elif not reason and not isinstance(row.get('input', ''), str):
+                reason = "its 'input' is not a text"
+            elif not reason and not isinstance(row.get('score'), int | float | None):
+                reason = "its 'score' is not a number"
+            if not reason:
+                rows.append(row)
+            elif not line.is_blank:
                 raise UserError(f'{path} line {line.number}: {reason}; {advice}')
-            rows += [] if reason else [line.value]
     return rows
-
-
-def _difference_from_prediction(row: Any) -> str | None:
-    """Describes why a JSON value is not a row of predictions; None if it is one."""
-    if not isinstance(row, dict) or not isinstance(row.get('prediction'), str):
-        return "it has no text 'prediction'"
-    if not isinstance(row.get('input', ''), str):
-        return "its 'input' is not a text"
-    score = row.get('score')
-    if isinstance(score, bool) or not isinstance(score, int | float | None):
-        return "its 'score' is not a number"
-    return None

@@ -30,12 +30,13 @@ class TaskEvaluation:
 
     Attributes:
         mixture_or_task_name: a mixture or task, its name, or several names separated by commas.
-        decoding: how answers are generated.
+        decoding: settings of generation.
         tasks: names of the tasks to evaluate, separated by commas; None for all.
-        split: the split to evaluate; tasks without it are skipped. None is for a command that only writes submissions.
+        split: the split to evaluate; tasks without it are skipped. None if only submissions are written.
         examples: maximum number of examples of each task, None for all.
-        shown: number of examples of each task to print with their answers at each evaluation.
-        rank_choices: picks the most likely label of a task whose postprocessor has `labels`, instead of generating.
+        shown: number of examples of each task that are printed with their answers.
+        rank_choices: whether to choose the most likely label if the task's postprocessor has `labels`, instead of
+            generating.
     """
 
     mixture_or_task_name: pipeline.TaskOrName | Sequence[pipeline.TaskOrName]
@@ -69,24 +70,37 @@ class Report:
 class TaskEvaluator:
     """Reads the examples once and evaluates any number of checkpoints of one model.
 
-    `notes` list the tasks that were skipped and what was truncated. Raises UserError for an unknown
-    task, a split that is None, missing or empty, and a vocabulary that is larger than the model's table.
+    `notes` list skipped tasks and truncated texts. Raises UserError for an unknown task, a split that is None, missing
+    or empty, and a vocabulary that is larger than the model's table.
     """
 
     def __init__(self, settings: TaskEvaluation, model: Any, partitioner: Partitioner):
         if settings.split is None:
             raise UserError('EVAL_SPLIT must be a split, got None; give --split=validation')
-        if not predictions.is_classifier(model):
+        self._classifies = predictions.is_classifier(model)
+        if not self._classifies:
             interface.require(model, 'generate', 'evaluation by metrics')
         self._settings, self._model = settings, model
         self.split = settings.split
-        lengths = settings.decoding.feature_lengths
-        tasks, self.notes = task_examples.find_tasks(settings.mixture_or_task_name, self.split, settings.tasks)
-        self.vocabulary = _one_vocabulary(tasks)
-        task_vocabulary.check_ids(tasks[0].name, self.vocabulary, model.vocab_size)
+        self.seqio_tasks, self.notes = task_examples.find_tasks(
+            settings.mixture_or_task_name, self.split, settings.tasks
+        )
+        first = self.seqio_tasks[0]
+        self.vocabulary = task_vocabulary.of(first)
+        for task in self.seqio_tasks:
+            if task_vocabulary.of(task) != self.vocabulary:
+                raise UserError(
+                    f'all tasks must have the same vocabulary, got {first.name} and {task.name} with two; evaluate '
+                    'them separately'
+                )
+        task_vocabulary.check_ids(first.name, self.vocabulary, model.vocab_size)
         self._predictor = Predictor(model, partitioner, settings.decoding, _eos(self.vocabulary))
+        lengths = settings.decoding.feature_lengths
         self._examples = [
-            task_examples.read(task, self.split, lengths, settings.examples, self._is_generated(task)) for task in tasks
+            task_examples.read(
+                task, self.split, lengths, settings.examples, not (self._classifies or self._ranked_labels(task))
+            )
+            for task in self.seqio_tasks
         ]
         collectives.check_same({f'the examples of {each.task.name}': each.digest() for each in self._examples})
         self.notes += [note for examples in self._examples for note in examples.notes]
@@ -94,10 +108,6 @@ class TaskEvaluator:
     @property
     def tasks(self) -> list[str]:
         return [task.name for task in self.seqio_tasks]
-
-    @property
-    def seqio_tasks(self) -> list[seqio.Task]:
-        return [examples.task for examples in self._examples]
 
     def __call__(self, params: Any) -> Iterator[Report]:
         """Yields a report for each task, in the order of the tasks."""
@@ -112,18 +122,19 @@ class TaskEvaluator:
             rows = list(self._rows(examples, texts, answers))
             yield Report(examples.task.name, examples.split, metrics, rows, time.perf_counter() - begun)
 
-    def _is_generated(self, task: seqio.Task) -> bool:
-        is_ranked = self._settings.rank_choices and task_vocabulary.labels(task)
-        return not (predictions.is_classifier(self._model) or is_ranked)
+    def _ranked_labels(self, task: seqio.Task) -> tuple[str, ...] | None:
+        return task_vocabulary.labels(task) if self._settings.rank_choices else None
 
     def _predict(self, params: Any, examples: TaskExamples) -> list[Prediction]:
-        labels = task_vocabulary.labels(examples.task)
-        if predictions.is_classifier(self._model):
+        if self._classifies:
+            labels = task_vocabulary.labels(examples.task)
             return predictions.class_predictions(self._predictor, params, examples.inputs, self._model.labels, labels)
-        if not (self._settings.rank_choices and labels):
+        ranked = self._ranked_labels(examples.task)
+        if ranked is None:
             return self._predictor.predict(params, examples.inputs)
         feature = examples.task.output_features['targets']
-        choices = [[*feature.vocabulary.encode(label), *_end(feature)] for label in labels]
+        end = [_eos(feature.vocabulary)] if feature.add_eos else []
+        choices = [[*feature.vocabulary.encode(label), *end] for label in ranked]
         scores = self._predictor.rank(params, examples.inputs, choices)
         order = np.argsort(-scores, axis=1, kind='stable')
         return [
@@ -134,7 +145,7 @@ class TaskEvaluator:
     def _target_scores(self, params: Any, examples: TaskExamples) -> list[float] | None:
         if not task_metrics.needs_target_scores(examples.task):
             return None
-        if predictions.is_classifier(self._model):
+        if self._classifies:
             targets = examples.texts('targets')
             return predictions.target_scores(self._predictor, params, examples.inputs, self._model.labels, targets)
         return self._predictor.score(params, examples.inputs, examples.targets).tolist()
@@ -156,7 +167,7 @@ class TaskEvaluator:
                 'example': {
                     name: _as_json(value)
                     for name, value in example.items()
-                    if name.removesuffix('_pretokenized') not in pipeline.FEATURES
+                    if name.removesuffix('_pretokenized') not in ('inputs', 'targets')
                 },
             }
 
@@ -170,21 +181,8 @@ def shown_answers(report: Report, count: int) -> Iterator[str]:
             yield f'  {label:7}' + (' '.join(row[name].split())[:SHOWN_CHARACTERS] or '(empty)')
 
 
-def _one_vocabulary(tasks: Sequence[seqio.Task]) -> seqio.Vocabulary:
-    first, *others = tasks
-    vocabulary = first.output_features['targets'].vocabulary
-    for task in others:
-        if task.output_features['targets'].vocabulary != vocabulary:
-            raise UserError(f'{first.name} and {task.name} have different vocabularies; evaluate them one by one')
-    return vocabulary
-
-
 def _eos(vocabulary: seqio.Vocabulary) -> int:
     return 1 if vocabulary.eos_id is None else int(vocabulary.eos_id)
-
-
-def _end(feature: seqio.Feature) -> list[int]:
-    return [_eos(feature.vocabulary)] if feature.add_eos else []
 
 
 def _as_json(value: Any) -> Any:

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from remixer_t5x import tf_data
-from remixer_t5x.data import pipeline, stream
-from remixer_t5x.data.stream import without_autograph
-from remixer_t5x.errors import UserError
+from remixer_t5x.data import pipeline, stream, task_vocabulary
+from remixer_t5x.errors import UserError, nearest
 from remixer_t5x.lazy import seqio, tf
 
 Example = Mapping[str, Any]
@@ -21,7 +19,7 @@ Example = Mapping[str, Any]
 class TaskExamples:
     """The NumPy `examples` of `split` after the task's preprocessors, in the order of the data.
 
-    `notes` say what was truncated and which targets no generated answer can equal.
+    `notes` report truncated texts, and targets that no generated answer can equal.
     """
 
     task: seqio.Task
@@ -44,7 +42,10 @@ class TaskExamples:
     def texts(self, feature: str) -> list[str]:
         """Returns `inputs` or `targets` as the texts before tokenization."""
         vocabulary = self.task.output_features[feature].vocabulary
-        return [_text(example, feature, vocabulary) for example in self.examples]
+        return [
+            vocabulary.decode(example[feature].tolist()) if text is None else text
+            for example, text in zip(self.examples, _original_texts(self.examples, feature), strict=True)
+        ]
 
 
 def find_tasks(
@@ -52,40 +53,34 @@ def find_tasks(
 ) -> tuple[list[seqio.Task], list[str]]:
     """Returns the tasks that have the split and metrics, and a note on each task that does not.
 
-    A text may name several tasks or mixtures, separated by commas; `only` selects some of their tasks by name. Raises
-    UserError for an unknown name, and if no task remains.
+    `names` may be tasks or mixtures separated by commas; `only` selects some of their tasks by name. Raises UserError
+    for an unknown name, and if no task remains.
     """
     names = names() if callable(names) else names
     if isinstance(names, str):
         names = [name.strip() for name in names.split(',')]
     providers = [pipeline.get_task(name) for name in (names if isinstance(names, list | tuple) else [names])]
-    tasks = list({task.name: task for provider in providers for task in seqio.get_subtasks(provider)}.values())
+    tasks = {task.name: task for provider in providers for task in seqio.get_subtasks(provider)}
     if only is not None:
-        tasks = _select_tasks(tasks, only)
-    notes = {task.name: reason for task in tasks if (reason := _reason_to_skip(task, split))}
-    usable = [task for task in tasks if task.name not in notes]
+        selected = [name.strip() for name in only.split(',') if name.strip()]
+        for name in selected:
+            if name not in tasks:
+                raise UserError(
+                    f'EVAL_TASKS must be among {", ".join(tasks)}, got {name!r}{nearest(name, tasks)}; give another'
+                )
+        tasks = {name: tasks[name] for name in selected}
+    notes, usable = [], []
+    for task in tasks.values():
+        if split not in task.splits:
+            notes.append(f'{task.name} has no split {split!r}, its splits are {", ".join(sorted(task.splits))}')
+        elif not task.metric_objs:
+            notes.append(f'{task.name} has no metrics')
+        else:
+            usable.append(task)
     if not usable:
         name = ', '.join(provider.name for provider in providers)
-        raise UserError(f'nothing of {name} can be evaluated: {"; ".join(notes.values())}; give another split or task')
-    return usable, list(notes.values())
-
-
-def _select_tasks(tasks: Sequence[seqio.Task], names: str) -> list[seqio.Task]:
-    known = {task.name: task for task in tasks}
-    selected = [name.strip() for name in names.split(',') if name.strip()]
-    for name in selected:
-        if name not in known:
-            near = difflib.get_close_matches(name, known, n=3, cutoff=0.4) or known
-            raise UserError(
-                f'EVAL_TASKS names {name!r}, which is not in the mixture; the nearest are {", ".join(near)}'
-            )
-    return [known[name] for name in selected]
-
-
-def _reason_to_skip(task: seqio.Task, split: str) -> str:
-    if split not in task.splits:
-        return f'{task.name} has no split {split!r}, its splits are {", ".join(sorted(task.splits))}'
-    return '' if task.metric_objs else f'{task.name} has no metrics'
+        raise UserError(f'no task of {name} can be evaluated: {"; ".join(notes)}; give another split or task')
+    return usable, notes
 
 
 def read(
@@ -93,15 +88,13 @@ def read(
 ) -> TaskExamples:
     """Reads the first `limit` examples (None for all), truncated to `lengths`.
 
-    Answers that are not `generated` are labels or numbers, so their targets need not survive the vocabulary. Raises
+    `generated`: whether answers are generated, so that targets must be representable in the vocabulary. Raises
     UserError if the examples cannot be read, if there are none, or if they use two vocabularies.
     """
     stream.hide_accelerators()
-    features = task.output_features
-    if features['inputs'].vocabulary != features['targets'].vocabulary:
-        raise UserError(f'{task.name} has one vocabulary for inputs and another for targets; give both the same one')
+    vocabulary = task_vocabulary.of(task)
     try:
-        dataset = without_autograph(
+        dataset = stream.without_autograph(
             lambda: task.get_dataset(dict(lengths), split=split, shuffle=False, num_epochs=1, try_in_mem_cache=False)
         )
         examples = list(tf_data.arrays(dataset.take(-1 if limit is None else limit)))
@@ -111,52 +104,41 @@ def read(
         raise UserError(f'{task.name} cannot be read: {stream.one_line(error)}') from error
     if not examples:
         raise UserError(f'{task.name} has no examples in split {split!r}; give another split')
-    return TaskExamples(task, split, examples, tuple(_notes(task, split, examples, lengths, generated)))
+    notes = [*_truncated(task, examples, lengths, generated), *(_changed(examples, vocabulary) if generated else ())]
+    return TaskExamples(task, split, examples, tuple(f'{task.name}, {split}: {note}' for note in notes))
 
 
-def _notes(
-    task: seqio.Task, split: str, examples: Sequence[Example], lengths: Mapping[str, int], generated: bool
+def _truncated(
+    task: seqio.Task, examples: Sequence[Example], lengths: Mapping[str, int], generated: bool
 ) -> Iterator[str]:
     consequences = {'inputs': 'truncated', **({'targets': 'cannot be generated'} if generated else {})}
-    for feature, consequence in consequences.items():
-        long = sum(
-            _is_truncated(task.output_features[feature], example, feature, lengths[feature]) for example in examples
+    for name, consequence in consequences.items():
+        feature, length = task.output_features[name], lengths[name]
+        count = sum(
+            len(feature.vocabulary.encode(text)) + feature.add_eos > length
+            for example, text in zip(examples, _original_texts(examples, name), strict=True)
+            # Only an example of full length can be truncated.
+            if len(example[name]) >= length and text is not None
         )
-        if long:
-            yield (
-                f'{task.name}, {split}: {long:,} of {len(examples):,} {feature} have more than {lengths[feature]} '
-                f'tokens: {consequence}'
-            )
-    if not generated:
-        return
-    vocabulary = task.output_features['targets'].vocabulary
-    changed = [(row, text, decoded) for row, text, decoded in _round_trips(examples, vocabulary) if text != decoded]
+        if count:
+            yield f'{count:,} of {len(examples):,} {name} have more than {length} tokens: {consequence}'
+
+
+def _changed(examples: Sequence[Example], vocabulary: seqio.Vocabulary) -> Iterator[str]:
+    """Reports targets that the vocabulary cannot represent; '<unk>' stands for labels that are not public."""
+    changed = [
+        (row, text, decoded)
+        for row, text in enumerate(_original_texts(examples, 'targets'), 1)
+        if text not in (None, '<unk>') and (decoded := vocabulary.decode(vocabulary.encode(text))) != text
+    ]
     if changed:
         row, text, decoded = changed[0]
         yield (
-            f'{task.name}, {split}: the vocabulary changes {len(changed):,} of {len(examples):,} targets, so no answer '
-            f'can equal them, such as row {row}: {text!r:.60} becomes {decoded!r:.60}'
+            f'the vocabulary changes {len(changed):,} of {len(examples):,} targets, so no answer can equal them, such '
+            f'as row {row}: {text!r:.60} becomes {decoded!r:.60}'
         )
 
 
-def _round_trips(examples: Sequence[Example], vocabulary: seqio.Vocabulary) -> Iterator[tuple[int, str, str]]:
-    """Yields (row, from 1; target; decode(encode(target))) for examples with the texts of their targets."""
-    for row, example in enumerate(examples, 1):
-        text = example.get('targets_pretokenized')
-        # '<unk>' is the target of test sets whose labels are not public.
-        if isinstance(text, bytes) and text != b'<unk>':
-            target = text.decode(errors='replace')
-            yield row, target, vocabulary.decode([int(token) for token in vocabulary.encode(target)])
-
-
-def _is_truncated(feature: seqio.Feature, example: Example, name: str, length: int) -> bool:
-    """Tokenizes the text again only if the example has full length, because only then it can be truncated."""
-    text = example.get(f'{name}_pretokenized')
-    if len(example[name]) < length or not isinstance(text, bytes):
-        return False
-    return len(feature.vocabulary.encode(text.decode())) + feature.add_eos > length
-
-
-def _text(example: Example, feature: str, vocabulary: seqio.Vocabulary) -> str:
-    text = example.get(f'{feature}_pretokenized')
-    return text.decode() if isinstance(text, bytes) else vocabulary.decode([int(token) for token in example[feature]])
+def _original_texts(examples: Sequence[Example], feature: str) -> list[str | None]:
+    texts = [example.get(f'{feature}_pretokenized') for example in examples]
+    return [text.decode(errors='replace') if isinstance(text, bytes) else None for text in texts]

@@ -1,9 +1,8 @@
 """Runs a model on texts, window by window, and writes results in their order; continues an interrupted output.
 
 The output has one JSON object per text: `index`, `input`, `prediction`, `score`, all `predictions` and `scores` if the
-decoder returns several, and `cut` if the text was too long. The first line also has the `checkpoint` and `decoder` of
-all predictions. Lines are written whole, so an interrupted output is a prefix of the complete output, except perhaps
-for an unfinished last line.
+decoder returns several, and `cut` if the text was truncated. The first line also has the `checkpoint` and `decoder` of
+all predictions. An interrupted output is a prefix of the complete output.
 """
 
 import dataclasses
@@ -13,7 +12,7 @@ import json
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, TextIO
 
 import jax
@@ -30,6 +29,7 @@ from remixer_t5x.run_folder import model_dir, object_store
 
 # Texts are sorted by length within a window of this many batches.
 WINDOW_BATCHES = 16
+_ANOTHER_OUTPUT = 'give another --output, or remove it'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,8 +39,8 @@ class Texts:
     Attributes:
         vocabulary: a seqio vocabulary.
         longest: maximum number of tokens of an input, including its end token.
-        refuse_long: raises UserError for a longer text instead of truncating it.
-        ends: adds the end token, which a prompt that is to be continued does not have.
+        refuse_long: whether to raise UserError for a longer text instead of truncating it.
+        ends: whether to add the end token; prompts that are continued have none.
     """
 
     vocabulary: Any
@@ -55,36 +55,43 @@ class Texts:
         room = self.longest - len(end)
         if len(ids) > room and self.refuse_long:
             raise UserError(
-                f'input {index + 1} has {len(ids) + len(end):,} tokens, more than the {self.longest} of '
-                "TASK_FEATURE_LENGTHS['inputs']; give REFUSE_LONG = False to cut it, or a larger length"
+                f"input {index + 1} must have at most TASK_FEATURE_LENGTHS['inputs'] = {self.longest} tokens, got "
+                f'{len(ids) + len(end):,}; give REFUSE_LONG = False to truncate it, or a larger length'
             )
         return ids[:room] + end, len(ids) > room
 
 
 @dataclasses.dataclass
 class Counts:
-    """Numbers of written and truncated texts, also of the runs that this one continues, which wrote `before` texts."""
+    """Numbers of written and truncated texts, including the `before` texts of interrupted runs."""
 
     written: int = 0
     cut: int = 0
     before: int = 0
 
+    def add(self, row: Mapping[str, Any]) -> None:
+        self.written += 1
+        self.cut += bool(row.get('cut'))
+
 
 class Output:
     """The file of predictions, or standard output.
 
-    `origin` has the `checkpoint` and `decoder` of the predictions. Raises UserError if the file has predictions of
-    another origin, or cannot be read or written.
+    `origin` has the `checkpoint` and `decoder` of the predictions. Without `writes`, in the other processes of a run,
+    predictions are only counted. Raises UserError if the file has predictions of another origin, or cannot be read or
+    written.
     """
 
-    def __init__(self, path: str, origin: dict[str, str]):
-        self.path, self._origin = path, origin
+    def __init__(self, path: str, origin: dict[str, str], writes: bool = True):
+        self.path, self._origin, self._writes = path, origin, writes
         self.hashes: list[str] = []
         self.counts = Counts()
         self._file: TextIO | None = None
+        self._complete_bytes = 0
         if not self.is_stdout:
             self.path = os.path.abspath(os.path.expanduser(path))
-            self._read()
+            if os.path.exists(self.path):
+                self._read()
 
     @property
     def is_stdout(self) -> bool:
@@ -92,40 +99,24 @@ class Output:
 
     def _read(self) -> None:
         """Reads the output of an interrupted run. An unfinished last line is removed when writing starts."""
-        self._complete_bytes = 0
-        if not os.path.exists(self.path):
-            return
-        advice = 'give another --output, or remove it'
-        with untrusted_files.user_errors(self.path, advice):
+        with untrusted_files.user_errors(self.path, _ANOTHER_OUTPUT):
             # The score of an impossible text is -inf, which JSON lacks.
             for line in untrusted_files.json_lines(self.path, odd_numbers=True):
                 if not line.ended:
                     break
-                if line.error or not isinstance(line.value, dict):
-                    raise UserError(f'{self.path} line {line.number} is not a prediction; {advice}')
-                self._check(line.value, line.number - 1)
+                row = line.value if isinstance(line.value, dict) else {}
+                if row.get('index') != line.number - 1 or not isinstance(row.get('input'), str):
+                    raise UserError(f'{self.path} line {line.number} is not a prediction; {_ANOTHER_OUTPUT}')
+                for name, value in self._origin.items() if line.number == 1 else ():
+                    if row.get(name) != value:
+                        raise UserError(
+                            f'{self.path} was written with {name} {row.get(name)}, and this run has {value}; '
+                            f'{_ANOTHER_OUTPUT}'
+                        )
+                self.hashes.append(hash_of(row['input']))
+                self.counts.add(row)
                 self._complete_bytes += line.size
         self.counts.before = self.counts.written
-
-    def _check(self, row: dict[str, Any], number: int) -> None:
-        try:
-            origin = {name: row[name] for name in self._origin} if number == 0 else self._origin
-            index, digest = row['index'], hash_of(row['input'])
-        except (KeyError, AttributeError) as error:
-            raise UserError(
-                f'{self.path} line {number + 1} is not a prediction; give another --output, or remove it'
-            ) from error
-        for name, value in self._origin.items():
-            if origin[name] != value:
-                raise UserError(
-                    f'{self.path} was written with {name} {origin[name]}, and this run has {value}; give another '
-                    '--output'
-                )
-        if index != number:
-            raise UserError(f'{self.path} line {number + 1} is prediction {index}, not {number}; remove the file')
-        self.hashes.append(digest)
-        self.counts.written += 1
-        self.counts.cut += bool(row.get('cut'))
 
     def write(self, rows: Iterable[dict[str, Any]]) -> None:
         """Appends the rows and flushes, so that they survive an interruption."""
@@ -133,21 +124,17 @@ class Output:
         for row in rows:
             origin = {} if self.counts.written else self._origin
             text += json.dumps({**row, **origin}, ensure_ascii=False) + '\n'
-            self.counts.written += 1
-            self.counts.cut += bool(row.get('cut'))
+            self.counts.add(row)
+        if not self._writes:
+            return
         with object_store.writing(model_dir.absolute(self.path)):
-            file = self._open()
+            if self._file is None and not self.is_stdout:
+                os.makedirs(os.path.dirname(self.path), exist_ok=True)
+                self._file = open(self.path, 'a', encoding='utf-8', newline='\n')  # noqa: SIM115 (closed by `close`)
+                self._file.truncate(self._complete_bytes)
+            file = self._file or sys.stdout
             file.write(text)
             file.flush()
-
-    def _open(self) -> TextIO:
-        if self.is_stdout:
-            return sys.stdout
-        if self._file is None:
-            os.makedirs(os.path.dirname(self.path), exist_ok=True)
-            self._file = open(self.path, 'a', encoding='utf-8', newline='\n')  # noqa: SIM115 (closed by `close`)
-            self._file.truncate(self._complete_bytes)
-        return self._file
 
     def close(self) -> None:
         """Closes the file; the counts remain available."""
@@ -169,15 +156,11 @@ def skip_done(texts: Iterator[str], output: Output, source: str) -> None:
     """Skips the texts that the output already has. Raises UserError, with the name `source`, if the texts differ."""
     for index, digest in enumerate(output.hashes):
         text = next(texts, None)
-        if text is None:
+        if text is None or hash_of(text) != digest:
+            reason = f'has only {index:,} texts' if text is None else f'has another text in line {index + 1}'
             raise UserError(
-                f'{output.path} has {len(output.hashes):,} predictions and {source} only {index:,} texts; '
-                'give the same input, or another --output'
-            )
-        if hash_of(text) != digest:
-            raise UserError(
-                f'{output.path} line {index + 1} belongs to another text than line {index + 1} of {source}; '
-                'give the same input, or another --output'
+                f'{output.path} has {len(output.hashes):,} predictions, and {source} {reason}; give the same input, or '
+                'another --output'
             )
 
 
@@ -193,7 +176,7 @@ def run(
 
     Args:
         texts: the remaining texts.
-        output: where predictions are written.
+        output: receives the predictions.
         codec: encodes and decodes texts.
         predict: (ids of each text, index of the first) -> `predictions.Prediction` of each.
         window: number of texts at a time.
@@ -225,9 +208,9 @@ def predict_with(predictor: predictions.Predictor, params: Any, model: Any) -> C
 class TextInference:
     """A model and the texts that it reads; gin builds it for `remixer-t5x infer`.
 
-    `vocabulary` is the seqio vocabulary the model was trained with, `checkpoint` one checkpoint or a MODEL_DIR (its
-    newest), `output` a file or '-' for standard output. `refuse_long` stops at a text that is longer than `decoding`
-    allows, instead of truncating it.
+    `vocabulary` is the seqio vocabulary that the model was trained with, `checkpoint` a checkpoint or a MODEL_DIR (its
+    newest), `output` a file or '-' for standard output. `refuse_long` raises UserError for a text that is longer than
+    `decoding` allows, instead of truncating it.
     """
 
     model: Any
@@ -240,16 +223,16 @@ class TextInference:
     refuse_long: bool = False
 
     def check(self, embed: bool = False) -> None:
-        """Raises UserError for standard streams with several processes, and for an unsuitable vocabulary or model.
-
-        With `embed`, the model must have `encode`, otherwise `generate` or `classify`.
-        """
+        """Raises UserError for standard streams with several processes, and for an unsuitable vocabulary or model."""
         if embed:
             interface.require(self.model, 'encode', 'infer --embed')
         elif not predictions.is_classifier(self.model):
             interface.require(self.model, 'generate', 'infer without --embed')
         if collectives.several() and (self.inputs.is_stdin or self.output == '-'):
-            raise UserError('with several hosts, --input and --output must be files that all of them see')
+            raise UserError(
+                f'--input and --output must be files that all processes share, got {self.inputs.path} and '
+                f'{self.output}; give files, or --process_count=1'
+            )
         task_vocabulary.check_ids('VOCABULARY', self.vocabulary, self.model.vocab_size)
         if collectives.several():
             texts_mark = fingerprint.mark(os.path.expanduser(self.inputs.path))
@@ -262,12 +245,12 @@ class TextInference:
         return collectives.broadcast(str(saved_params.find_step(self.checkpoint, watch.SETTING)))
 
     def open_output(self, folder: str) -> Output:
-        """Opens the output after the predictions that it already has; only the first process writes."""
+        """Opens the output behind its predictions; only the first process writes."""
         name = decoder_name(self.decoding.decoder)
-        output = Output(self.output, {'checkpoint': folder, 'decoder': name})
+        output = Output(self.output, {'checkpoint': folder, 'decoder': name}, writes=jax.process_index() == 0)
         # All processes must have read the output before the first one writes to it.
         collectives.barrier()
-        return _Silent(output) if jax.process_index() else output
+        return output
 
     def restore(self, folder: str) -> Any:
         """Restores the parameters in `folder`."""
@@ -285,16 +268,3 @@ class TextInference:
     def predictor(self) -> predictions.Predictor:
         eos_id = 1 if self.vocabulary.eos_id is None else int(self.vocabulary.eos_id)
         return predictions.Predictor(self.model, self.partitioner, self.decoding, eos_id)
-
-
-class _Silent(Output):
-    """The output of the other processes, which compute with the first one and write nothing."""
-
-    def __init__(self, output: Output):
-        self.path, self.hashes, self.counts = output.path, output.hashes, output.counts
-
-    def write(self, rows: Iterable[dict[str, Any]]) -> None:
-        self.counts.written += sum(1 for _ in rows)
-
-    def close(self) -> None:
-        pass

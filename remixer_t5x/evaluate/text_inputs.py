@@ -1,4 +1,4 @@
-"""Reads texts to run a model on: lines of a file or of standard input, or one field of JSON lines."""
+"""Reads texts for inference: lines of a file or of standard input, or one field of JSON lines."""
 
 import contextlib
 import dataclasses
@@ -11,13 +11,11 @@ from collections.abc import Iterator
 from typing import TextIO
 
 from remixer_t5x import untrusted_files
-from remixer_t5x.errors import UserError
+from remixer_t5x.errors import UserError, one_line, reason
 
 TXT, JSONL = 'txt', 'jsonl'
 # Formats of rows with columns.
 ROWS = ('csv', 'tsv', 'parquet')
-# Maximum number of characters of a line; a longer line might not fit into memory.
-LONGEST = 50_000_000
 _FORMATS = {'.txt': TXT, '.jsonl': JSONL, '.ndjson': JSONL, '.json': JSONL}
 
 
@@ -26,14 +24,13 @@ class TextInputs:
     """Iterates over the texts: any number of times for a file, once for standard input.
 
     Attributes:
-        path: a file, also gzipped (`.gz`), or '-' for standard input.
-        field: which field of a JSON line has the text.
-        format: 'txt' (one text for each line, also if it is empty) or 'jsonl'; None uses the extension, with text as
-            default. 'csv', 'tsv' and 'parquet' are formats of rows, which a template turns into texts
-            (`remixer_tasks.pair_inputs`).
+        path: a file, possibly gzipped (`.gz`), or '-' for standard input.
+        field: the field of a JSON line that has the text.
+        format: 'txt' (one text per line, including empty lines) or 'jsonl'; None uses the extension, with text as
+            default. 'csv', 'tsv' and 'parquet' have rows, which need a template (`remixer_tasks.pair_inputs`).
 
-    Raises UserError if the file cannot be read or has rows, or, with the line, if a line is not JSON or lacks the
-    field.
+    Raises UserError if the file cannot be read or has rows, or, with its number, for a line that is not JSON or lacks
+    the field.
     """
 
     path: str = '-'
@@ -54,47 +51,33 @@ class TextInputs:
         return 'standard input' if self.is_stdin else self.path
 
     def __iter__(self) -> Iterator[str]:
-        name = self.path.removesuffix('.gz')
-        extension = os.path.splitext(name)[1]
+        extension = os.path.splitext(self.path.removesuffix('.gz'))[1]
         if (self.format or extension.removeprefix('.').lower()) in ROWS:
             raise UserError(
                 f'{self.shown} has rows, which need a template; give INPUTS as in finetuning, as '
                 "in --gin.INPUTS='question: {question}', or --gin.INPUT_FORMAT=txt to read its lines"
             )
         is_jsonl = (self.format or _FORMATS.get(extension, TXT)) == JSONL
-        for number, line in enumerate(self._lines(), 1):
-            line = line.rstrip('\r\n')
-            if not is_jsonl:
-                yield line
-            elif line.strip():
-                yield self._json_field(line, number)
-
-    def _lines(self) -> Iterator[str]:
         try:
             with self._open() as file:
-                number = 0
-                while line := file.readline(LONGEST + 1):
-                    number += 1
-                    if len(line) > LONGEST:
-                        raise UserError(
-                            f'{self.shown} line {number} has more than {LONGEST:,} characters; cut it into lines'
-                        )
-                    yield line
-        except UnicodeDecodeError as error:
-            raise UserError(f'{self.shown} is not UTF-8 text ({error.reason}); convert it') from error
-        except (OSError, EOFError, zlib.error) as error:
-            # A damaged gzip file raises any of these.
-            reason = getattr(error, 'strerror', None) or error
+                for number, line in enumerate(file, 1):
+                    if not is_jsonl:
+                        yield line.rstrip('\r\n')
+                    elif line.strip():
+                        yield self._json_field(line, number)
+        except UserError:
+            raise
+        except (OSError, EOFError, UnicodeDecodeError, zlib.error) as error:
             raise UserError(
-                f'{self.shown} cannot be read ({reason}); give --input=FILE, or --input=- for a pipe'
+                f'{self.shown} cannot be read as UTF-8 text ({reason(error)}); give --input=FILE, or --input=- for a '
+                'pipe'
             ) from error
 
     @contextlib.contextmanager
     def _open(self) -> Iterator[TextIO]:
         # Only \n ends a line: a text may contain U+2028 or \r.
         if self.is_stdin:
-            # Closing the duplicate does not close standard input.
-            with open(os.dup(sys.stdin.fileno()), encoding='utf-8', newline='\n') as text:
+            with open(sys.stdin.fileno(), encoding='utf-8', newline='\n', closefd=False) as text:
                 yield text
             return
         path = os.path.expanduser(self.path)
@@ -110,14 +93,9 @@ class TextInputs:
             raise UserError(f'{self.shown} line {number}: {error}; for text give INPUT_FORMAT=txt') from error
         text = row.get(self.field) if isinstance(row, dict) else None
         if not isinstance(text, str):
-            known = _names(row) if isinstance(row, dict) else 'none, because it is not an object'
+            names = one_line(', '.join(row)[:200]) if isinstance(row, dict) else 'none, because it is not an object'
             raise UserError(
-                f'{self.shown} line {number} has no text in field {self.field!r}; its fields are {known}; give --field'
+                f'{self.shown} line {number} must have a text in field {self.field!r}, its fields are {names}; give '
+                '--field'
             )
         return text
-
-
-def _names(row: dict[str, object]) -> str:
-    """Lists the first fields of an untrusted row on one line."""
-    shown = [name if name.isprintable() and len(name) < 60 else ascii(name)[:60] for name in list(row)[:10]]
-    return ', '.join(shown) + (', ...' if len(row) > 10 else '')

@@ -157,8 +157,8 @@ def refusal(task, folder):
 
 
 def test_what_is_not_there_or_half_written_or_of_another_vocabulary_is_refused(tmp_path):
-    assert 'no complete cache of cached_documents' in refusal(documents_task(), tmp_path / 'nowhere')
-    assert 'CACHE_DIR, which is not set' in refusal(documents_task(), None)
+    assert 'a complete cache of cached_documents' in refusal(documents_task(), tmp_path / 'nowhere')
+    assert 'of cached_documents, got None' in refusal(documents_task(), None)
     half = write(tmp_path / 'half', 'cached_documents', completed=False)
     assert '`remixer-t5x data cache`' in refusal(documents_task(), half)
     whole = write(tmp_path / 'whole', 'cached_documents')

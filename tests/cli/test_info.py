@@ -125,11 +125,11 @@ def test_recomputing_everything_is_seen_by_the_model(clean_environment):
         (['--self_check', '--memory'], 'not allowed with argument'),
         (
             ['--sharding', *MODEL, '--gin_file=hardware/gpu.gin', '--gin.TOPOLOGY=h100:8', '--mesh=fsdp=3'],
-            'does not fit 8 device',
+            'product is the 8 device',
         ),
         (
             ['--sharding', *MODEL, '--gin_file=hardware/gpu.gin', '--gin.TOPOLOGY=h100:8', '--mesh=model=8'],
-            'not a mesh axis',
+            'data, fsdp, tensor',
         ),
         (['--sharding', *MODEL, '--gin_file=hardware/gpu.gin'], '--devices=32'),
         (['--sharding', *MODEL], 'hardware/'),

@@ -184,19 +184,22 @@ MISTAKES = {
     'other vocabulary': ([*EVAL, '--checkpoint=first', '--gin.byte.extra_ids=5'], 'was trained with vocabulary'),
     'small table': (
         [*EVAL, '--checkpoint=first', '--gin.VOCAB_SIZE=128'],
-        '359 ids and the model has VOCAB_SIZE = 128',
+        'VOCAB_SIZE must be at least 359',
     ),
     'missing split': ([*EVAL, '--checkpoint=first', '--split=dev'], "has no split 'dev', its splits are"),
     'empty split': ([*EVAL, '--checkpoint=first', '--split=empty'], "has no examples in split 'empty'"),
-    'unknown task': ([*EVAL, '--checkpoint=first', '--task=cb'], "EVAL_TASKS names 'cb'"),
-    'nothing to do': ([*EVAL, '--checkpoint=first', '--split=None'], 'EVAL_SPLIT is None and there is no SUBM'),
+    'unknown task': ([*EVAL, '--checkpoint=first', '--task=cb'], "EVAL_TASKS must be among glue_cola_v002, got 'cb'"),
+    'nothing to do': (
+        [*EVAL, '--checkpoint=first', '--split=None'],
+        'EVAL_SPLIT or SUBMISSION_DIR must be set',
+    ),
     'no leaderboard': (
         [*EVAL, '--checkpoint=first', '--submission=files', '--gin.toy_tasks.labelled.name=toy'],
-        'toy cannot be submitted',
+        'SUBMISSION_DIR needs tasks of GLUE or SuperGLUE, got toy',
     ),
     'predictions of another split': (
         ['eval', '--predictions=ten.jsonl', '--split=test'],
-        '10 predictions do not match',
+        'rows, got 10',
     ),
     'predictions of another input': (['eval', '--predictions=other.jsonl'], 'line 2 does not match glue_cola_v002'),
     'predictions that are none': (['eval', '--predictions=toy.gin'], 'toy.gin line 2: invalid JSON'),

@@ -73,16 +73,15 @@ def test_every_frame_of_a_model_has_a_format():
     ('frame', 'lengths', 'words'),
     [('decoder', LENGTHS, 'decoder_only'),
      ('encoder_decoder', {'targets': 8}, 'inputs and targets, as in'),
-     ('decoder_only', {'inputs': 8}, "for targets, as in {'targets': 512}, or inputs and targets"),
+     ('decoder_only', {'inputs': 8}, "of targets, as in {'targets': 512}, or inputs and targets"),
      ('decoder_only', {'targets': 0}, 'positive')],
 )  # fmt: skip
-def test_other_features_are_refused_in_one_line(frame, lengths, words):
-    with pytest.raises(UserError, match=words) as error:
+def test_other_features_are_rejected(frame, lengths, words):
+    with pytest.raises(UserError, match=words):
         pipeline.DatasetConfig('any', lengths, 2, frame=frame)
-    assert '\n' not in str(error.value)
 
 
-def test_a_task_without_the_feature_is_refused():
+def test_a_task_without_the_feature_is_rejected():
     with pytest.raises(UserError, match='has no inputs'):
         pipeline.provider(config_of(task_of([{'targets': [3]}]), LENGTHS, 2))
 
@@ -91,7 +90,7 @@ CORRUPTED = [{'inputs': [5, 9, 7, 8], 'targets': [0, 6, 0, 0]}, {'inputs': [3, 4
 
 
 @pytest.mark.parametrize('pack', [False, True])
-def test_masked_tokens_stay_in_their_places(pack):
+def test_masked_tokens_are_aligned_with_their_targets(pack):
     lengths = {'inputs': 8, 'targets': 8}
     batch = first_batch(config_of(task_of(CORRUPTED), lengths, 1, pack=pack, frame='encoder_only'))
     if pack:
@@ -140,10 +139,8 @@ def test_targets_become_the_indices_of_labels():
     assert batch['encoder_input_tokens'][3].tolist() == [0] * 12
 
 
-def test_labels_truncated_to_equal_ids_need_their_texts():
+def test_truncated_labels_are_compared_by_their_texts():
     assert first_batch(labelled(ALIKE * 2, ALIKE, texts=ALIKE * 2))['labels'].tolist() == [0.0, 1.0, 0.0, 1.0]
-    with pytest.raises(UserError, match="'strongly agree' and 'strongly disagree'"):
-        first_batch(labelled(ALIKE, ALIKE))
 
 
 def test_targets_become_numbers_without_labels():
@@ -152,15 +149,14 @@ def test_targets_become_numbers_without_labels():
 
 @pytest.mark.parametrize(
     ('call', 'words'),
-    [(lambda: first_batch(labelled(('yes', 'maybe'), ('no', 'yes'))), 'a_task is not in LABELS, which are no, yes'),
-     (lambda: first_batch(labelled(('3.8', 'many'), None)), 'a target of a_task is not a number'),
+    [(lambda: first_batch(labelled(('yes', 'maybe'), ('no', 'yes'))), 'targets of a_task, got no, yes; add maybe'),
+     (lambda: first_batch(labelled(('3.8', 'many'), None)), 'targets of a_task must be numbers'),
      (lambda: pipeline.prepare(labelled(('yes',), None), 384), r'3 labels of a_task.*\("no", "not", "yes"\)'),
      (lambda: pipeline.prepare(labelled(('yes',), ('no', 'yes')), 384), "got .'no', 'yes'."),
      (lambda: labelled(('yes',), LABELS, pack=True), 'PACK'),
      (lambda: first_batch(config_of(task_of(CORRUPTED), {'inputs': 8, 'targets': 4}, 1, frame='encoder_only')),
       'same length for inputs and targets')],
 )  # fmt: skip
-def test_what_an_encoder_cannot_read_is_refused_in_one_line(call, words):
-    with pytest.raises(UserError, match=words) as raised:
+def test_data_that_an_encoder_cannot_read_is_rejected(call, words):
+    with pytest.raises(UserError, match=words):
         call()
-    assert '\n' not in str(raised.value)

@@ -1,4 +1,4 @@
-"""The record of a run's data, the difference that is reported, and the file that is named if one is damaged."""
+"""The fingerprint of a run's data, its differences, and errors that name unreadable files."""
 
 import json
 import os
@@ -37,7 +37,7 @@ def folder(tmp_path):
     return tmp_path / 'first'
 
 
-def test_a_moved_and_touched_copy_is_the_same_data(folder, tmp_path):
+def test_a_copy_in_another_folder_has_the_same_fingerprint(folder, tmp_path):
     before = fingerprint(folder)
     other = shutil.copytree(folder, tmp_path / 'some' / 'where' / 'else')
     for path in other.rglob('*.txt'):
@@ -49,12 +49,12 @@ def test_a_moved_and_touched_copy_is_the_same_data(folder, tmp_path):
 
 @pytest.mark.parametrize(
     ('change', 'words'),
-    [(lambda path: path.write_text('b 2\n' * 9), 'has other content in the file b/1.txt'),
-     (lambda path: path.write_text('longer\n' * 99), 'has other content in the file b/1.txt'),
-     (pathlib.Path.unlink, 'had 6 files and now has 5 files'),
+    [(lambda path: path.write_text('b 2\n' * 9), 'has other content in 1 of its files, such as b/1.txt'),
+     (lambda path: path.write_text('longer\n' * 99), 'has other content in 1 of its files, such as b/1.txt'),
+     (pathlib.Path.unlink, 'had 6 files and now has 5'),
      (lambda path: path.rename(path.with_name('7.txt')), 'has the file b/7.txt in place of')],
 )  # fmt: skip
-def test_what_changed_is_named(folder, tmp_path, change, words):
+def test_a_difference_is_described(folder, tmp_path, change, words):
     # Changes a copy, because seqio lists a pattern's files once.
     copy = shutil.copytree(folder, tmp_path / 'copy')
     change(copy / 'b' / '1.txt')
@@ -63,7 +63,7 @@ def test_what_changed_is_named(folder, tmp_path, change, words):
 
 
 @pytest.mark.parametrize('position', [5, fingerprints.WHOLE_BYTES])
-def test_the_ends_of_a_large_file_count(tmp_path, position):
+def test_both_ends_of_a_large_file_are_hashed(tmp_path, position):
     (tmp_path / 'a').mkdir()
     large = tmp_path / 'a' / 'large.txt'
     large.write_bytes(b'x' * (fingerprints.WHOLE_BYTES + 10))
@@ -71,10 +71,10 @@ def test_the_ends_of_a_large_file_count(tmp_path, position):
     with open(large, 'r+b') as file:
         file.seek(position)
         file.write(b'y')
-    assert 'other content in the file large.txt' in fingerprints.difference(before, fingerprint(tmp_path))
+    assert 'such as large.txt' in fingerprints.difference(before, fingerprint(tmp_path))
 
 
-def test_tasks_of_a_mixture_are_named_and_other_sources_known_by_class(folder, monkeypatch):
+def test_a_mixture_is_described_by_task_and_source_class(folder, monkeypatch):
     def read(split, shuffle_files, seed=None):
         return tf.data.Dataset.from_tensors({'targets': 'x'})
 
@@ -92,8 +92,7 @@ def test_tasks_of_a_mixture_are_named_and_other_sources_known_by_class(folder, m
     assert 'was read by TextLineDataSource and is now by FunctionDataSource' in fingerprints.difference(alone, other)
 
 
-def test_thousands_of_files_are_identified_by_their_sizes(tmp_path, monkeypatch):
-    """None of them is opened, and the record stays short."""
+def test_many_files_are_identified_by_their_sizes(tmp_path, monkeypatch):
     (tmp_path / 'a').mkdir()
     for number in range(3000):
         (tmp_path / 'a' / f'{number:04d}.txt').write_bytes(b'x' * (number % 7))
@@ -103,20 +102,19 @@ def test_thousands_of_files_are_identified_by_their_sizes(tmp_path, monkeypatch)
         before = fingerprints.data_fingerprint(lines, 'train')
     assert len(json.dumps(before)) < 200
     (tmp_path / 'a' / '2000.txt').write_bytes(b'x' * 100)
-    assert 'has other files: 3,000 files again' in fingerprints.difference(before, fingerprint(tmp_path))
+    assert '3000 files as before' in fingerprints.difference(before, fingerprint(tmp_path))
 
 
-def test_a_missing_file_is_named_in_one_line(folder):
+def test_a_missing_file_is_named(folder):
     class Listed(seqio.FileDataSource):
         def list_shards(self, split):
             return [str(folder / 'a' / '0.txt'), str(folder / 'a' / 'gone.txt')]
 
-    with pytest.raises(UserError, match=r'gone.txt .*No such file or directory') as raised:
+    with pytest.raises(UserError, match=r'gone.txt .*No such file or directory'):
         fingerprints.data_fingerprint(task('listed', Listed(tf.data.TextLineDataset, {'train': ''})), 'train')
-    assert '\n' not in str(raised.value)
 
 
-def test_cached_files_are_those_of_the_cache(folder, tmp_path):
+def test_a_cached_task_has_the_files_of_its_cache(folder, tmp_path):
     lines = lines_task(folder)
     cache = tmp_path / 'cached'
     cache.mkdir()
@@ -164,22 +162,7 @@ def read_all(config):
         next(batches)
 
 
-@pytest.mark.parametrize(
-    'damage', [lambda data: data[:-7], lambda data: data[:-6] + b'?' + data[-5:]], ids=['cut', 'bit']
-)
-def test_a_damaged_file_is_named_in_training_and_evaluation(records, damage, capsys):
-    path = records / 'data-00001-of-00003'
-    path.write_bytes(damage(path.read_bytes()))
-    config = pipeline.DatasetConfig(records_task(records, f'damaged_{records.name}'), LENGTHS, 10, shuffle=False)
-    for call in (lambda: read_all(config), lambda: list(task_batches.EvalBatches(config))):
-        with pytest.raises(UserError) as error:
-            call()
-        assert f'the damaged file is {path} (' in str(error.value) and '\n' not in str(error.value)
-        assert str(error.value).endswith('): put a sound copy in its place')
-    assert 'looking for the damaged one of 3 files' in capsys.readouterr().err
-
-
-def test_a_file_that_is_removed_while_it_is_read_is_named(records):
+def test_a_file_that_disappears_while_it_is_read_is_named(records):
     """The third of three files is removed as the second one's first record is read; files are read in turn."""
     third = records / 'data-00002-of-00003'
 
@@ -193,9 +176,8 @@ def test_a_file_that_is_removed_while_it_is_read_is_named(records):
         return dataset.map(lambda text: tf.ensure_shape(tf.py_function(remove_third, [text], tf.string), ()))
 
     task = records_task(records, 'gone', read)
-    with pytest.raises(UserError, match=rf'{third.name}.*No such file') as error:
+    with pytest.raises(UserError, match=rf'{third.name}.*No such file'):
         read_all(pipeline.DatasetConfig(task, LENGTHS, 10, shuffle=False, save_position=False))
-    assert '\n' not in str(error.value)
 
 
 def test_the_folder_of_a_damaged_parsed_corpus_is_named(tmp_path, monkeypatch):

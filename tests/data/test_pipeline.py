@@ -1,6 +1,7 @@
 """Batches, their shares, and the exact position, on a task in memory."""
 
 import dataclasses
+import functools
 import inspect
 import weakref
 
@@ -59,7 +60,7 @@ def test_batches_are_seqios(task, pack):
     assert all(a.dtype == np.int32 for a in ours[0].values())
 
 
-def test_the_seed_decides_the_order(task):
+def test_the_order_depends_on_the_seed(task):
     config = pipeline.DatasetConfig(task, LENGTHS, batch_size=4)
     ours = take(task_batches.TrainBatches(config), 3)
     assert_same(ours, take(task_batches.TrainBatches(config, threads=1), 3))
@@ -90,7 +91,7 @@ def test_shares_are_disjoint_and_complete(task):
 
 
 @pytest.mark.parametrize(('before', 'after', 'streams'), [(1, 2, None), (2, 1, None), (2, 3, None), (1, 2, 4)])
-def test_another_number_of_hosts_goes_on_with_the_same_batches(task, before, after, streams):
+def test_another_number_of_hosts_continues_with_the_same_batches(task, before, after, streams):
     """A batch has its rows in the order of its streams: as many as the first run's hosts, or as STREAMS."""
     config = pipeline.DatasetConfig(task, LENGTHS, batch_size=12, streams=streams)
     streams = streams or before
@@ -134,8 +135,8 @@ def lines_task(folder, name, source=None):
 
 
 @pytest.mark.parametrize('shares', [1, 2, 5])
-def test_a_source_that_reads_in_parallel_is_restored(tmp_path, shares):
-    """seqio's source of files; also where there are fewer files than hosts."""
+def test_a_parallel_source_is_restored(tmp_path, shares):
+    """Also with fewer files than hosts."""
     config = pipeline.DatasetConfig(lines_task(tmp_path, f'parallel{shares}'), LENGTHS, batch_size=5 * shares)
     source = task_batches.TrainBatches(config, shares - 1, shares, threads=1)
     take(source, 11)
@@ -144,8 +145,8 @@ def test_a_source_that_reads_in_parallel_is_restored(tmp_path, shares):
     assert_same(take(fresh, 4), take(source, 4))
 
 
-def test_the_order_of_a_parallel_source_is_kept(tmp_path):
-    """Reading in turn gives what seqio's own parallel reading gives."""
+def test_a_parallel_source_keeps_its_order(tmp_path):
+    """The reference is seqio's parallel reading."""
     config = pipeline.DatasetConfig(lines_task(tmp_path, 'in_turn'), LENGTHS, batch_size=5, shuffle=False)
     converter = seqio.EncDecFeatureConverter(pack=False)
     theirs = seqio.get_dataset(
@@ -155,7 +156,7 @@ def test_the_order_of_a_parallel_source_is_kept(tmp_path):
 
 
 @pytest.mark.parametrize('kind', ['generator', 'cache'])
-def test_a_source_without_a_position_is_refused_at_the_start(tmp_path, kind):
+def test_a_source_whose_position_cannot_be_saved_is_rejected(tmp_path, kind):
     def read(split, shuffle_files, seed=None):
         if kind == 'cache':
             return tf.data.Dataset.from_tensor_slices([*'abcdefghij']).cache()
@@ -164,13 +165,13 @@ def test_a_source_without_a_position_is_refused_at_the_start(tmp_path, kind):
     source = seqio.FunctionDataSource(read, ['train'])
     config = pipeline.DatasetConfig(lines_task(tmp_path, f'no_position_{kind}', source), LENGTHS, batch_size=8)
     assert 'position cannot be saved' in message(lambda: task_batches.TrainBatches(config))
-    loose = dataclasses.replace(config, save_position=False)
+    without_position = dataclasses.replace(config, save_position=False)
 
-    def drawn(drawn_before):
-        return next(task_batches.TrainBatches(pipeline.resumed(loose, drawn_before)))['encoder_input_tokens'].tolist()
+    def first_batch(batches_before):
+        resumed = pipeline.resumed(without_position, batches_before)
+        return next(task_batches.TrainBatches(resumed))['encoder_input_tokens'].tolist()
 
-    assert drawn(0) == next(task_batches.TrainBatches(loose))['encoder_input_tokens'].tolist()
-    assert drawn(3) == drawn(3) != drawn(0)
+    assert first_batch(3) == first_batch(3) != first_batch(0)
     assert pipeline.resumed(config, 3) == config
 
 
@@ -204,25 +205,23 @@ def message(call):
     return str(raised.value)
 
 
-def test_mistakes_are_reported_in_one_line(task, tiny):
-    seqio.TaskRegistry.add_provider('wiki_span_corruption', task)
-    try:
-        config = pipeline.DatasetConfig('wiki_span_coruption', LENGTHS, 4)
-        assert 'wiki_span_corruption' in message(lambda: task_batches.TrainBatches(config))
-    finally:
-        seqio.TaskRegistry.remove('wiki_span_corruption')
+def test_mistakes_are_reported(task):
     config = pipeline.DatasetConfig(task, LENGTHS, 4)
-    assert 'train, validation' in message(lambda: task_batches.TrainBatches(dataclasses.replace(config, split='tset')))
-    assert "{'inputs': 512, 'targets': 114}" in message(lambda: pipeline.DatasetConfig(task, {'inputs': 16}, 4))
-    assert 'BATCH_SIZE must be' in message(lambda: pipeline.DatasetConfig(task, LENGTHS, 0))
-    assert 'use 6' in message(lambda: task_batches.TrainBatches(config, 0, 3))
-    assert 'set STREAMS = 2' in message(
-        lambda: task_batches.TrainBatches(dataclasses.replace(config, streams=4), streams=2)
-    )
-    assert 'multiple of the 3 streams, got 4; use 6' in message(lambda: dataclasses.replace(config, streams=3))
-    assert 'STREAMS must be' in message(lambda: dataclasses.replace(config, streams=True))
-    assert 'SEED must be' in message(lambda: pipeline.DatasetConfig(task, LENGTHS, 4, seed=None))
-    assert 'set VOCAB_SIZE to 384' in message(lambda: pipeline.prepare(config, 256))
+    change = functools.partial(dataclasses.replace, config)
+    mistakes = {
+        "got 'wiki'": lambda: pipeline.provider(change(mixture_or_task_name='wiki')),
+        "train, validation, got 'tset'": lambda: pipeline.provider(change(split='tset')),
+        "{'inputs': 512, 'targets': 114}": lambda: change(task_feature_lengths={'inputs': 16}),
+        'BATCH_SIZE must be': lambda: change(batch_size=0),
+        'use 6': lambda: task_batches.TrainBatches(config, 0, 3),
+        'set STREAMS = 2': lambda: task_batches.TrainBatches(change(streams=4), streams=2),
+        'multiple of the 3 streams, got 4; use 6': lambda: change(streams=3),
+        'STREAMS must be': lambda: change(streams=True),
+        'SEED must be': lambda: change(seed=None),
+        'set VOCAB_SIZE to 384': lambda: pipeline.prepare(config, 256),
+    }
+    for text, call in mistakes.items():
+        assert text in message(call)
     pipeline.prepare(config, 359)
 
 

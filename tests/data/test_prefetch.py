@@ -13,7 +13,7 @@ from remixer_t5x.errors import UserError
 
 
 class Counter:
-    """0, 1, 2, ... with its next number as position; raises at `bad`."""
+    """Returns 0, 1, 2, ...; the state is the next number. Raises at `bad`."""
 
     def __init__(self, bad=None):
         self.number, self.bad = 0, bad
@@ -36,7 +36,7 @@ class Counter:
 
 
 def soon(condition):
-    """Waits for another thread; not for ever."""
+    """Waits for another thread, for at most a minute."""
     deadline = time.monotonic() + 60
     while not condition():
         assert time.monotonic() < deadline
@@ -45,7 +45,7 @@ def soon(condition):
 
 @settings(max_examples=25, deadline=None)
 @given(st.lists(st.integers(0, 23), min_size=1, max_size=4), st.integers(1, 9), st.integers(1, 4))
-def test_a_chain_of_runs_gives_every_batch_once(lengths, period, depth):
+def test_a_chain_of_runs_returns_every_batch_once(lengths, period, depth):
     position, seen = Position(), []
     for length in lengths:
         with Prefetcher(Counter(), lambda n: n, position, capture_period=period, depth=depth) as batches:
@@ -79,7 +79,7 @@ def test_a_position_that_could_not_be_captured_is_an_error_until_the_next(monkey
 
 
 class Counters:
-    """Two streams of numbers side by side."""
+    """Two streams of numbers."""
 
     def __init__(self):
         self.numbers = [0, 0]
@@ -101,7 +101,7 @@ class Counters:
 
 @given(st.integers(0, 8), st.integers(0, 8), st.integers(0, 8))
 def test_streams_captured_at_different_batches_continue_together(batches, first, second):
-    """A process that had no time to capture its stream yet has an older state in the checkpoint than the others."""
+    """A slow process may have an older state in the checkpoint than the others."""
     at = [min(batches, first), min(batches, second)]
     records = [
         Position(batches, {index: number}, {index: str(number).encode() if number else b''}).to_json()[str(index)]
@@ -111,7 +111,7 @@ def test_streams_captured_at_different_batches_continue_together(batches, first,
         assert next(source) == (batches, batches)
 
 
-def test_a_position_on_the_period_needs_no_batch_drawn_again():
+def test_a_position_at_a_capture_skips_no_batches():
     with Prefetcher(Counter(), lambda n: n, capture_period=5) as batches:
         for _ in range(10):
             next(batches)
@@ -120,7 +120,7 @@ def test_a_position_on_the_period_needs_no_batch_drawn_again():
         assert batches.position() == Position(10, {0: 10}, {0: b'10'})
 
 
-def test_an_error_is_raised_in_place_of_its_batch_and_ends_the_thread():
+def test_an_error_is_raised_instead_of_its_batch():
     with Prefetcher(Counter(bad=7), lambda n: n, depth=3) as batches:
         assert [next(batches) for _ in range(7)] == list(range(7))
         with pytest.raises(UserError, match='line 7'):
@@ -128,7 +128,7 @@ def test_an_error_is_raised_in_place_of_its_batch_and_ends_the_thread():
     assert not [t for t in threading.enumerate() if t.name == 'prefetch']
 
 
-def test_a_source_that_never_answers_is_reported():
+def test_a_source_that_blocks_is_reported():
     answer = threading.Event()
 
     class Silent(Counter):
@@ -142,13 +142,13 @@ def test_a_source_that_never_answers_is_reported():
         answer.set()
 
 
-def test_it_runs_ahead_by_its_depth_and_no_further():
+def test_the_thread_runs_ahead_by_its_depth():
     class Watched(Counter):
-        asked, ahead = 1, 0
+        requested, ahead = 1, 0
 
         def __next__(self):
             number = super().__next__()
-            self.ahead = max(self.ahead, number + 1 - self.asked)
+            self.ahead = max(self.ahead, number + 1 - self.requested)
             return number
 
     source = Watched()
@@ -156,6 +156,6 @@ def test_it_runs_ahead_by_its_depth_and_no_further():
         next(batches)
         # One was returned, three wait, and the thread holds one.
         soon(lambda: source.number == 5)
-        for source.asked in range(2, 50):
+        for source.requested in range(2, 50):
             next(batches)
     assert source.ahead == 4

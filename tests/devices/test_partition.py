@@ -29,18 +29,13 @@ def test_every_name_of_the_glossary_has_a_rule():
     assert names <= {name for name, _ in partition.DEFAULT_RULES}
 
 
-def test_a_rule_for_an_unknown_mesh_axis_is_refused():
-    with pytest.raises(UserError, match="'model'"):
-        Partitioner(extra_rules=(('mlp', 'model'),))
-
-
 def test_extra_rules_come_first():
     rows = Partitioner(extra_rules=[('mlp', ['fsdp', 'tensor'])]).sharding_table({'w': boxed((4, 6), 'embed', 'mlp')})
     # fsdp is taken by `mlp`, and no mesh axis is used twice.
     assert rows[0].mesh_axes == (None, ('fsdp', 'tensor'))
 
 
-def test_parameters_lie_where_their_axes_say():
+def test_parameters_are_sharded_along_their_axes():
     params = {
         'embedding': boxed((12, 4), 'vocab', 'embed'),
         'mlp': {'wi': boxed((3, 4, 6), 'layers', 'embed', 'mlp')},
@@ -73,7 +68,7 @@ def sharded_state(init, partitioner, boxes):
     return partitioner.state_shardings(init, params, partitioner.param_shardings(boxes))
 
 
-def test_moments_lie_with_their_parameter_and_counters_are_replicated():
+def test_moments_are_sharded_like_their_parameter():
     partitioner = Partitioner(devices=8, sizes='fsdp=4,tensor=2')
     boxes = {'a': {'w': boxed((4, 6), 'embed', 'mlp')}, 'b': {'w': boxed((6, 4), 'mlp', 'embed')}}
 
@@ -83,15 +78,15 @@ def test_moments_lie_with_their_parameter_and_counters_are_replicated():
         other = {'a': {'w': jnp.zeros(4)}, 'b': {'w': jnp.zeros((4, 6))}}
         return {'count': jnp.zeros((), jnp.int32), 'mu': untyped, 'other': other}
 
-    found = sharded_state(init, partitioner, boxes)
-    assert found['mu'] == partitioner.param_shardings(boxes)
-    assert found['count'].is_fully_replicated and found['other']['a']['w'].is_fully_replicated
+    shardings = sharded_state(init, partitioner, boxes)
+    assert shardings['mu'] == partitioner.param_shardings(boxes)
+    assert shardings['count'].is_fully_replicated and shardings['other']['a']['w'].is_fully_replicated
     # Has another parameter's shape: only its own parameter counts.
-    assert found['other']['b']['w'].is_fully_replicated
+    assert shardings['other']['b']['w'].is_fully_replicated
 
 
 @pytest.mark.parametrize('width', [256, 128, 512])
-def test_factored_moments_keep_the_axes_that_they_have_kept(width):
+def test_factored_moments_keep_the_sharding_of_their_axes(width):
     boxes = {
         'stacked': boxed((3, 256, width), 'layers', 'embed', 'mlp'),
         'one': boxed((256, width), 'embed', 'mlp'),
@@ -111,7 +106,7 @@ def test_factored_moments_keep_the_axes_that_they_have_kept(width):
     assert stacked.v['gate'].is_fully_replicated
 
 
-def test_a_described_mesh_needs_no_devices():
+def test_an_abstract_mesh_needs_no_devices():
     rows = Partitioner(devices=512, sizes='data=8,fsdp=32,tensor=2').sharding_table(
         {'w': boxed((64, 6), 'embed', 'mlp'), 'odd': boxed((63,), 'embed')}
     )
@@ -121,7 +116,7 @@ def test_a_described_mesh_needs_no_devices():
 
 def test_sizes_are_given_in_one_way():
     assert Partitioner(sizes='fsdp=-1').axis_sizes == (1, -1, 1)
-    with pytest.raises(UserError, match='set twice'):
+    with pytest.raises(UserError, match='must be set once'):
         Partitioner(fsdp=2, sizes='fsdp=2')
 
 
@@ -139,9 +134,6 @@ def test_shard_batch_keeps_the_rows():
     batch = Partitioner().shard_batch(rows)
     np.testing.assert_array_equal(batch['tokens'], rows['tokens'])
     assert batch['tokens'].sharding.spec == PartitionSpec(('data', 'fsdp'))
-
-
-def test_one_process_reads_everything():
     assert Partitioner().data_shard() == (0, 1)
 
 
@@ -156,11 +148,11 @@ def test_one_process_reads_everything():
         ([[1], [1], [0], [0]], {0: (1, 2), 1: (0, 2)}),
     ],
 )
-def test_processes_read_the_rows_their_devices_hold(processes, expected):
+def test_processes_read_the_rows_of_their_devices(processes, expected):
     assert {p: partition.process_share(np.array(processes), p) for p in expected} == expected
 
 
-def test_processes_that_share_some_rows_only_are_refused():
+def test_processes_with_overlapping_rows_are_rejected():
     with pytest.raises(UserError, match='tensor in --mesh'):
         partition.process_share(np.array([[0, 0], [0, 1], [1, 1]]), 0)
 
@@ -169,6 +161,5 @@ def test_batch_size_must_divide():
     partitioner = Partitioner()
     partitioner.check_batch_size(6, microbatches=3)
     for batch_size, microbatches in ((5, 2), (0, 1), (-4, 2)):
-        with pytest.raises(UserError, match='BATCH_SIZE') as error:
+        with pytest.raises(UserError, match=f'BATCH_SIZE must be .* got {batch_size}'):
             partitioner.check_batch_size(batch_size, microbatches)
-        assert '\n' not in str(error.value)

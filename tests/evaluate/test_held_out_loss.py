@@ -33,28 +33,28 @@ def numbers(setting, batch_size, steps=None):
 
 
 @pytest.mark.parametrize('batch_size', [1, 4, 20])
-def test_the_numbers_are_those_of_one_big_batch(setting, batch_size):
+def test_numbers_equal_those_of_one_big_batch(setting, batch_size):
     model, config, params, _ = setting
     (batch,) = task_batches.EvalBatches(dataclasses.replace(config, batch_size=13))
     loss, sums = model.loss(params, batch)
-    found = numbers(setting, batch_size)
-    np.testing.assert_allclose(found['loss'], float(loss / sums['weights']), rtol=1e-5)
-    assert found['perplexity'] == pytest.approx(math.exp(found['cross_ent_loss']))
-    assert found['accuracy'] == float(sums['correct']) / float(sums['weights'])
-    assert found['tokens'] == int(batch['decoder_loss_weights'].sum())
+    averages = numbers(setting, batch_size)
+    np.testing.assert_allclose(averages['loss'], float(loss / sums['weights']), rtol=1e-5)
+    assert averages['perplexity'] == pytest.approx(math.exp(averages['cross_ent_loss']))
+    assert averages['accuracy'] == float(sums['correct']) / float(sums['weights'])
+    assert averages['tokens'] == int(batch['decoder_loss_weights'].sum())
 
 
-def test_the_best_constant_answer_is_the_entropy_of_the_targets(setting):
+def test_constant_loss_is_the_entropy_of_the_targets(setting):
     """SciPy's entropy of the targets of every batch; another distribution is never better."""
     model, config, params, _ = setting
     step = jax.jit(train_step.make_eval_step(model, count_targets=True))
-    found = held_out_loss.evaluate(params, task_batches.EvalBatches(config), step, lambda batch: batch)
+    averages = held_out_loss.evaluate(params, task_batches.EvalBatches(config), step, lambda batch: batch)
     batches = list(task_batches.EvalBatches(config))
     targets = np.concatenate([b['decoder_target_tokens'][b['decoder_loss_weights'] > 0] for b in batches])
     counts = np.bincount(targets, minlength=model.vocab_size)
-    assert found['constant_loss'] == pytest.approx(scipy.stats.entropy(counts), rel=1e-6)
+    assert averages['constant_loss'] == pytest.approx(scipy.stats.entropy(counts), rel=1e-6)
     other = (counts + 1) / (counts + 1).sum()
-    assert found['constant_loss'] < -np.mean(np.log(other[targets]))
+    assert averages['constant_loss'] < -np.mean(np.log(other[targets]))
     assert 'constant_loss' not in numbers(setting, 4)
 
 

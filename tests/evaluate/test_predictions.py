@@ -72,7 +72,7 @@ def test_a_batch_size_must_be_positive_and_divide(monkeypatch):
         predictions.Decoding(0, {'inputs': 4, 'targets': 4})
     partitioner = Partitioner()
     monkeypatch.setattr(Partitioner, 'batch_shards', 3)
-    with pytest.raises(UserError, match='batch size 4 does not divide'):
+    with pytest.raises(UserError, match='BATCH_SIZE must be a multiple of 3.* got 4'):
         predictions.Predictor(Counting(), partitioner, predictions.Decoding(4, {'inputs': 4, 'targets': 4}))
 
 
