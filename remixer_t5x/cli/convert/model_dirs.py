@@ -6,7 +6,7 @@ import pathlib
 import numpy as np
 from flax import traverse_util
 
-from remixer_t5x.checkpoints import config_changes, saved_params
+from remixer_t5x.checkpoints import changes, saved_params
 from remixer_t5x.cli.convert import conversion
 from remixer_t5x.cli.convert.conversion import say
 from remixer_t5x.errors import UserError
@@ -69,7 +69,7 @@ def to_adapters(args: argparse.Namespace) -> None:
 
 def _initial_checkpoint(config: str) -> str:
     """INITIAL_CHECKPOINT_PATH in the gin text of the run. Raises UserError if it is None."""
-    path = config_changes.bindings(config).get('INITIAL_CHECKPOINT_PATH', 'None').strip('\'"')
+    path = changes.bindings(config).get('INITIAL_CHECKPOINT_PATH', 'None').strip('\'"')
     if path == 'None':
         raise UserError('the run began with no checkpoint; give the checkpoint to compare with: --base=PATH')
     return path

@@ -145,7 +145,7 @@ def _check_header(path: pathlib.Path) -> None:
     with untrusted_files.opened(path) as file:
         header = file.read(int.from_bytes(file.read(8), 'little'))
     try:
-        arrays = untrusted_files.parse_unique(header)
+        arrays = untrusted_files.parse(header, unique=True)
     except untrusted_files.NotJson as error:
         raise _unreadable(path, str(error)) from error
     for name, array in arrays.items():
