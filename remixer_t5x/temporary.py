@@ -1,7 +1,7 @@
-"""Temporary files and folders that the next process removes if this one is killed.
+"""Temporary files and folders that a later process removes if this process is killed, and atomic renames.
 
-Each has a lock file next to it, `NAME.lock`, whose kernel lock ends with its process. The process that makes the next
-temporary entry in the folder removes the entries whose lock nobody holds.
+Each temporary entry has a lock file next to it, `NAME.lock`, whose kernel lock ends with its process. The process that
+creates the next temporary entry in the folder removes the entries whose locks are free.
 """
 
 import contextlib
@@ -17,15 +17,14 @@ _LOCK = '.lock'
 
 @contextlib.contextmanager
 def entry(folder: pathlib.Path, prefix: str, suffix: str = '.tmp') -> Iterator[pathlib.Path]:
-    """A new path in `folder` for a file or a folder, which is removed at the end of the block if it is still there.
+    """Yields a new path in `folder` for a file or a folder, which is removed after the block if it still exists.
 
-    Removes first what killed processes left there under names with `prefix` and `suffix`. Raises OSError if `folder`
-    cannot be written.
+    First removes entries with `suffix` that killed processes left. Raises OSError if `folder` cannot be written.
     """
-    remove_abandoned(folder, suffix)
+    _remove_abandoned(folder, suffix)
     path = folder / f'{prefix}{uuid.uuid4().hex}{suffix}'
     lock = path.with_name(path.name + _LOCK)
-    descriptor = _locked(lock)
+    descriptor = _open_locked(lock)
     try:
         yield path
     finally:
@@ -34,8 +33,8 @@ def entry(folder: pathlib.Path, prefix: str, suffix: str = '.tmp') -> Iterator[p
         os.close(descriptor)
 
 
-def _locked(lock: pathlib.Path) -> int:
-    """A descriptor of the file, which is locked unless the file system has no locks."""
+def _open_locked(lock: pathlib.Path) -> int:
+    """Returns a descriptor of the file, which is locked unless the file system has no locks."""
     while True:
         descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         # Without locks, nothing is removed later.
@@ -49,9 +48,7 @@ def _locked(lock: pathlib.Path) -> int:
 
 
 def commit(written: str | os.PathLike[str], final: str | os.PathLike[str]) -> None:
-    """Syncs a file, or a folder with all that is in it, to the disk and then renames it, so that a file of the name
-    `final` is whole after a power loss too. Raises OSError.
-    """
+    """Syncs a file, or a folder with its contents, and then renames it to `final`, so that it survives a power loss."""
     for below, _, names in os.walk(written, topdown=False):
         for name in names:
             sync(os.path.join(below, name))
@@ -76,15 +73,15 @@ def sync(path: str | os.PathLike[str]) -> None:
 
 
 def remove(path: pathlib.Path) -> None:
-    """Removes a file or a folder with its contents, if it is there."""
+    """Removes a file or a folder with its contents, if it exists."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path, ignore_errors=True)
     else:
         path.unlink(missing_ok=True)
 
 
-def remove_abandoned(folder: pathlib.Path, suffix: str) -> None:
-    """Removes the entries with `suffix` of processes that have ended."""
+def _remove_abandoned(folder: pathlib.Path, suffix: str) -> None:
+    """Removes the entries with `suffix` whose processes have ended."""
     for lock in folder.glob(f'*{suffix}{_LOCK}'):
         # Another process may be faster, or own the file.
         with contextlib.suppress(OSError):

@@ -41,7 +41,7 @@ def added_tokens(folder: pathlib.Path) -> dict[str, int]:
             raise UserError(f'{folder} has an added token without content or id ({entry!r:.80}); download it again')
         if tokens.setdefault(name, index) != index:
             raise UserError(
-                f'the token {name!r:.60} must have one id, got {tokens[name]} and {index}; correct the files of {folder}'
+                f'the token {name!r:.60} must have one id, got {tokens[name]} and {index}; correct {folder}'
             )
         set_flags = [flag for flag in _FLAGS if entry.get(flag)]
         if set_flags and not re.fullmatch(r'\[MASK\]|<mask>', name):

@@ -1,8 +1,7 @@
-"""Reads bytes, text, JSON and JSON lines from files that this process did not just write.
+"""Reads bytes, text, JSON and JSON lines from files that this process did not write, with limits on their size.
 
-Any file can be a pipe, a device, sparse, enormous, truncated or garbage. Only a regular file (or an object in a bucket)
-is opened, because a pipe would block; at most a given number of bytes is read; and values from JSON are safe to use:
-numbers are finite, and text can be encoded.
+Opens only regular files (or objects in a bucket), because a pipe would block. Values from JSON are safe to use: numbers
+are finite, and text can be encoded.
 """
 
 import contextlib
@@ -64,7 +63,7 @@ def _opened_object(name: str) -> Iterator[Any]:
 
 
 def read_bytes(path: Path, limit: int = MAX_BYTES) -> bytes:
-    """The whole content. Raises OSError for a file that cannot be opened or has more than `limit` bytes."""
+    """Reads the whole file. Raises OSError if it cannot be opened or has more than `limit` bytes."""
     with opened(path) as file:
         content = file.read(limit + 1)
     if len(content) > limit:
@@ -73,15 +72,13 @@ def read_bytes(path: Path, limit: int = MAX_BYTES) -> bytes:
 
 
 def read_text(path: Path, advice: str = _AGAIN, limit: int = MAX_BYTES) -> str:
-    """The whole content as UTF-8. Raises UserError, ending in `advice`, for a file that cannot be read or is not
-    UTF-8.
-    """
+    """Reads a UTF-8 file. Raises UserError, ending in `advice`, if it cannot be read or is not UTF-8."""
     with user_errors(path, advice):
-        return _decoded(read_bytes(path, limit))
+        return _decode(read_bytes(path, limit))
 
 
 def read_object(path: Path, advice: str = _AGAIN, limit: int = MAX_BYTES) -> dict[str, Any]:
-    """The JSON object in the file. Raises UserError, ending in `advice`, for any other file."""
+    """Reads a file with one JSON object. Raises UserError, ending in `advice`, for any other file."""
     with user_errors(path, advice):
         value = parse(read_bytes(path, limit))
         if not isinstance(value, dict):
@@ -101,7 +98,7 @@ def user_errors(path: Path, advice: str = _AGAIN) -> Iterator[None]:
 class Line(NamedTuple):
     """One line of JSON lines: its number from 1, its bytes with the line end, and either a value or an error.
 
-    `ended` is False for a last line without a line end, which a process that was killed may have cut off; `is_blank` is
+    `ended` is False if the last line has no line end, because a killed process may have truncated it; `is_blank` is
     True for white space alone, which is an error too.
     """
 
@@ -114,9 +111,9 @@ class Line(NamedTuple):
 
 
 def json_lines(path: Path, longest: int = LONGEST_LINE, odd_numbers: bool = False) -> Iterator[Line]:
-    """The lines of a file of JSON lines, up to the first of more than `longest` bytes.
+    """Yields the lines of a file of JSON lines, up to the first of more than `longest` bytes.
 
-    Raises OSError for a file that cannot be opened; see `parse` for `odd_numbers`.
+    Raises OSError if the file cannot be opened; see `parse` for `odd_numbers`.
     """
     with opened(path) as file:
         # Files in buckets have no `readline` with a limit.
@@ -136,21 +133,19 @@ def json_lines(path: Path, longest: int = LONGEST_LINE, odd_numbers: bool = Fals
 
 
 def parse(text: str | bytes, odd_numbers: bool = False) -> Any:
-    """The value of a JSON text.
+    """Returns the value of a JSON text or of its UTF-8 bytes.
 
-    Lone surrogates, which cannot be encoded, become question marks.
+    Lone surrogates, which cannot be encoded, become question marks. Raises NotJson if the text is something else, is
+    nested too deeply, or has a whole number of more than 300 digits.
 
     Args:
         text: the text, or its UTF-8 bytes.
         odd_numbers: whether NaN, Infinity and numbers beyond float64, which are not JSON, are read as None.
-
-    Raises:
-        NotJson: the text is something else, is nested too deeply, or has a whole number of more than 300 digits.
     """
     try:
-        text = _decoded(text) if isinstance(text, bytes) else text
+        text = _decode(text) if isinstance(text, bytes) else text
         value = _decoder(odd_numbers).decode(text)
-        return _encodable(value) if _LONE_SURROGATE.search(text) else value
+        return _replace_surrogates(value) if _LONE_SURROGATE.search(text) else value
     except NotJson:
         raise
     except RecursionError:
@@ -161,35 +156,33 @@ def parse(text: str | bytes, odd_numbers: bool = False) -> Any:
 
 @functools.cache
 def _decoder(odd_numbers: bool) -> json.JSONDecoder:
-    def whole(digits: str) -> int:
+    def parse_int(digits: str) -> int:
         if len(digits) > _MAX_DIGITS:
             raise NotJson(f'it has a number of {len(digits):,} digits')
         return int(digits)
 
-    def finite(text: str) -> float | None:
-        """Of a number, or of NaN or Infinity."""
+    def parse_float(text: str) -> float | None:
         if math.isfinite(value := float(text)):
             return value
         if odd_numbers:
             return None
-        kind = 'which is too large' if text[-1].isdigit() else 'which is not JSON'
-        raise NotJson(f'it has the number {text[:30]}, {kind}')
+        raise NotJson(f'it has the number {text[:30]}, which is not finite')
 
-    return json.JSONDecoder(parse_int=whole, parse_float=finite, parse_constant=finite)
+    return json.JSONDecoder(parse_int=parse_int, parse_float=parse_float, parse_constant=parse_float)
 
 
-def _decoded(content: bytes) -> str:
+def _decode(content: bytes) -> str:
     try:
         return content.decode('utf-8-sig')
     except UnicodeDecodeError as error:
         raise NotJson(f'invalid UTF-8 at byte {error.start}') from None
 
 
-def _encodable(value: Any) -> Any:
+def _replace_surrogates(value: Any) -> Any:
     if isinstance(value, str):
         return value.encode('utf-8', 'replace').decode()
     if isinstance(value, list):
-        return [_encodable(item) for item in value]
+        return [_replace_surrogates(item) for item in value]
     if isinstance(value, dict):
-        return {_encodable(name): _encodable(item) for name, item in value.items()}
+        return {_replace_surrogates(name): _replace_surrogates(item) for name, item in value.items()}
     return value

@@ -12,7 +12,7 @@ import time
 import pytest
 
 from remixer_t5x import untrusted_files
-from remixer_t5x.checkpoints import config_changes
+from remixer_t5x.checkpoints import changes
 from remixer_t5x.errors import UserError
 from remixer_t5x.evaluate.text_inputs import TextInputs
 from remixer_tasks.benchmarks import pair_metrics
@@ -131,7 +131,7 @@ READERS = {
     'JSON lines': drain(untrusted_files.json_lines),
     'JSON': parse_json(untrusted_files.parse),
     'JSON with unique names': parse_json(untrusted_files.parse_unique),
-    'gin of a checkpoint': lambda path: config_changes.bindings(pathlib.Path(path).read_text()),
+    'gin of a checkpoint': lambda path: changes.bindings(pathlib.Path(path).read_text()),
 }
 
 

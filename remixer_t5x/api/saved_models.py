@@ -15,7 +15,7 @@ from etils import epath
 
 from remixer_t5x import lazy
 from remixer_t5x.api.trained_model import TrainedModel
-from remixer_t5x.checkpoints import model_changes, saved_params
+from remixer_t5x.checkpoints import changes, saved_params
 from remixer_t5x.config import foreign_gin, loading, resolved
 from remixer_t5x.data import frames, pipeline, task_vocabulary
 from remixer_t5x.devices.partition import Partitioner
@@ -212,7 +212,7 @@ def _load_shared(
             f'{folder} was trained with vocabulary {record["vocabulary"]}, and has {ours}; download it again'
         )
     shapes = (shared_folder.shapes(tree) for tree in (arrays, _abstract(model, partitioner)))
-    if difference := model_changes.describe(*shapes):
+    if difference := changes.describe_shapes(*shapes):
         raise UserError(f'{folder} has other parameters than the model of its {shared_folder.GIN}: {difference}')
     params = _placed(arrays, model, partitioner)
     saved_params.check_finite(folder, params)

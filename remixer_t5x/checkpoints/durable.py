@@ -15,8 +15,7 @@ import os
 import pathlib
 import re
 import sys
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable
 
 import orbax.checkpoint as ocp
 from etils import epath
@@ -26,8 +25,6 @@ from remixer_t5x.errors import UserError, reason
 from remixer_t5x.run_folder import object_store
 
 LIST = 'files.json'
-
-
 # Orbax writes these after the list, or adds to them.
 _AFTER_LIST = ('_CHECKPOINT_METADATA', 'commit_success.txt')
 
@@ -55,8 +52,8 @@ class DurableFolder(ocp.path.atomicity.AtomicRenameTemporaryPath):
         commit(pathlib.Path(written), pathlib.Path(final))
 
 
-class ListedFolder(ocp.path.atomicity.CommitFileTemporaryPath):
-    """Orbax's folder in a bucket, which the marker completes; the list of its objects comes before the marker."""
+class ManifestCommit(ocp.path.atomicity.CommitFileTemporaryPath):
+    """Orbax's folder in a bucket: writes the list of its objects before the marker that completes the checkpoint."""
 
     async def finalize(self) -> None:
         final: epath.Path = self.get_final()
@@ -68,27 +65,14 @@ class ListedFolder(ocp.path.atomicity.CommitFileTemporaryPath):
         await super().finalize()
 
 
-def options(
-    folder: epath.Path, keep: int | None = None, background: bool = False, committed: Callable[[], None] | None = None
-) -> ocp.CheckpointManagerOptions:
-    """Options for Orbax to write checkpoints into `folder` and keep the newest `keep` (None keeps all).
-
-    The first process calls `committed()` for a complete checkpoint. Raises UserError if the folder is a file, or has
-    an entry that Orbax would take for a step but cannot read as one, such as `²`.
-    """
-    with object_store.reading(folder):
-        if folder.exists() and not folder.is_dir():
-            raise UserError(f'{folder} is a file, and not the folder of the checkpoints; move it away')
-        names = [child.name for child in (folder.iterdir() if folder.is_dir() else ())]
-    for name in names:
-        if name.isdigit() and not is_step(name):
-            raise UserError(f'{folder} has an entry {name!a:.60}, which is not the step of a checkpoint; move it away')
+def options(folder: epath.Path, keep: int | None = None, background: bool = False) -> ocp.CheckpointManagerOptions:
+    """Returns options for Orbax to write checkpoints into `folder` and keep the newest `keep` (None keeps all)."""
     return ocp.CheckpointManagerOptions(
         max_to_keep=keep,
         cleanup_tmp_directories=True,
         enable_async_checkpointing=background,
         async_options=ocp.options.AsyncOptions(barrier_sync_fn=_barrier()),
-        temporary_path_class=_reporting(ListedFolder if object_store.is_remote(folder) else DurableFolder, committed),
+        temporary_path_class=ManifestCommit if object_store.is_remote(folder) else DurableFolder,
     )
 
 
@@ -108,23 +92,8 @@ def _barrier() -> Callable[..., None]:
     return barrier
 
 
-def _reporting(kind: Any, committed: Callable[[], None] | None) -> Any:
-    """Orbax takes a class of folders, so what is called after one is complete is in the class."""
-    if committed is None:
-        return kind
-    report: Callable[[], None] = committed
-
-    class Reporting(kind):
-        async def finalize(self) -> None:
-            await super().finalize()
-            if is_step(self.get_final().name):
-                report()
-
-    return Reporting
-
-
 def is_step(name: str) -> bool:
-    """Whether a folder of this name can be the checkpoint of a step: `20`, but neither `020` nor `²`."""
+    """Returns whether a folder of this name can be the checkpoint of a step: `20`, but neither `020` nor `²`."""
     return re.fullmatch('0|[1-9][0-9]{0,17}', name) is not None
 
 
@@ -145,19 +114,34 @@ def commit(written: pathlib.Path, final: pathlib.Path) -> None:
 def check(folder: epath.Path) -> None:
     """Raises Damaged with the name of the first file that is missing, truncated, or changed.
 
-    Reads every file on a disk once; of a bucket, it reads the sizes and checksums that the bucket reports. Raises
+    On a disk, reads every file once; in a bucket, reads the sizes and checksums that the bucket reports. Raises
     UserError if the list names files outside of the folder.
     """
     listed = _read_list(folder)
-    # Without credentials a public bucket can be read, but not be asked for checksums.
-    reported = object_store.contents(folder) if object_store.is_remote(folder) else None
+    is_remote = object_store.is_remote(folder)
+    # None without credentials, with which a public bucket can be read but not be asked for checksums.
+    contents = object_store.contents(folder) if is_remote else None
+    if is_remote and contents is None:
+        return
     for name, (size, digest) in sorted(listed.items()):
-        if not object_store.is_remote(folder):
-            reason = _difference(pathlib.Path(folder), name, size, digest)
+        try:
+            if contents is None:
+                size_now, digest_now = _measure(pathlib.Path(folder), name, digest)
+            elif name in contents:
+                size_now, digest_now = int(contents[name][0]), str(contents[name][1])
+            else:
+                raise FileNotFoundError
+        except OSError as error:
+            is_missing = isinstance(error, FileNotFoundError)
+            problem = 'is missing' if is_missing else f'cannot be read ({reason(error)})'
         else:
-            reason = _difference_in_bucket(reported, name, size, digest) if reported is not None else None
-        if reason:
-            raise Damaged(f'the checkpoint at {folder} is damaged: {name} {reason}')
+            problem = f'has {size_now:,} bytes instead of {size:,}' if size_now != size else ''
+            # A checkpoint that was copied between a disk and a bucket lists checksums of another kind.
+            is_same_kind = digest.startswith(object_store.CRC32C) == digest_now.startswith(object_store.CRC32C)
+            if not problem and is_same_kind and digest_now != digest:
+                problem = 'differs from what was written'
+        if problem:
+            raise Damaged(f'the checkpoint at {folder} is damaged: {name} {problem}')
 
 
 def _read_list(folder: epath.Path) -> dict[str, tuple[int, str]]:
@@ -173,31 +157,9 @@ def _read_list(folder: epath.Path) -> dict[str, tuple[int, str]]:
     return listed
 
 
-def _difference_in_bucket(contents: Mapping[str, Any], name: str, size: int, digest: str) -> str | None:
-    if name not in contents:
-        return 'is missing'
-    size_now, digest_now = contents[name]
-    if size_now != size:
-        return f'has {size_now:,} bytes instead of {size:,}'
-    # The list of a checkpoint that was copied from a disk has checksums of another kind.
-    is_same_kind = digest.startswith(object_store.CRC32C)
-    return 'differs from what was written' if is_same_kind and digest_now != digest else None
-
-
-def _difference(folder: pathlib.Path, name: str, size: int, digest: str) -> str | None:
-    path = safe_paths.inside(folder, name, str(folder / LIST))
-    try:
-        with untrusted_files.opened(path) as file:
-            size_now = os.fstat(file.fileno()).st_size
-            if size_now != size:
-                return f'has {size_now:,} bytes instead of {size:,}'
-            # The list of a checkpoint that was copied from a bucket has checksums of another kind.
-            if digest.startswith(object_store.CRC32C):
-                return None
-            if hashlib.file_digest(file, 'sha256').hexdigest() != digest:
-                return 'differs from what was written'
-    except FileNotFoundError:
-        return 'is missing'
-    except OSError as error:
-        return f'cannot be read ({error.strerror or error})'
-    return None
+def _measure(folder: pathlib.Path, name: str, digest: str) -> tuple[int, str]:
+    """Returns the size and SHA-256 of a listed file; only the size if `digest` is a bucket's. Raises OSError."""
+    with untrusted_files.opened(safe_paths.inside(folder, name, str(folder / LIST))) as file:
+        size = os.fstat(file.fileno()).st_size
+        is_from_bucket = digest.startswith(object_store.CRC32C)
+        return size, '' if is_from_bucket else hashlib.file_digest(file, 'sha256').hexdigest()

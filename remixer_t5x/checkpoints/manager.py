@@ -9,7 +9,6 @@ next start removes what an interrupted write left behind.
 import contextlib
 import json
 import shutil
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -19,7 +18,6 @@ import orbax.checkpoint as ocp
 from etils import epath
 from jax.experimental import multihost_utils
 
-from remixer_t5x import untrusted_files
 from remixer_t5x.checkpoints import durable, saved_params
 from remixer_t5x.data import fingerprint
 from remixer_t5x.data.prefetch import Position
@@ -27,7 +25,7 @@ from remixer_t5x.errors import UserError
 from remixer_t5x.run_folder import model_dir, object_store
 
 State = Any
-# A run can only resume if these are equal: the data position counts batches of this size and shape.
+# A run can resume only if these are equal: the data position counts batches of this size and shape.
 FIXED = {
     'batch_size': 'BATCH_SIZE',
     'feature_lengths': 'TASK_FEATURE_LENGTHS',
@@ -49,13 +47,8 @@ class Checkpoints:
     """The checkpoints under one MODEL_DIR; keeps the newest `keep` (None keeps all)."""
 
     def __init__(self, folder: epath.Path, keep: int | None = 3):
-        if keep is not None and keep < 1:
-            raise UserError(f'KEEP_CHECKPOINTS is {keep}; give 1 or more, or None to keep all')
         self.folder = folder / model_dir.CHECKPOINTS
-        # Of the last write, in the first process: from the call of `save` until the checkpoint is complete.
-        self.write_seconds: float | None = None
-        self._begun = 0.0
-        self._options = durable.options(self.folder, keep, background=True, committed=self._committed)
+        self._options = durable.options(self.folder, keep, background=True)
         self._open()
 
     def _open(self) -> None:
@@ -64,34 +57,29 @@ class Checkpoints:
                 self.folder, options=self._options, item_names=('state', 'data', 'run')
             )
 
-    def _committed(self) -> None:
-        self.write_seconds = time.monotonic() - self._begun
-
     def steps(self) -> list[int]:
-        """Steps of complete checkpoints, oldest first. Waits for a pending write, which does not count until it
-        commits.
-        """
+        """Waits for a pending write, and returns the steps of complete checkpoints, oldest first."""
         with contextlib.suppress(Exception):
             self._manager.wait_until_finished()
         # The manager forgets the previous checkpoint as soon as a write starts, even if that write then fails.
         return sorted(ocp.utils.checkpoint_steps(self.folder))
 
     def latest_step(self) -> int | None:
-        """The newest complete checkpoint; None when there is none."""
-        steps = self.steps()
-        return steps[-1] if steps else None
+        """Returns the step of the newest complete checkpoint, or None."""
+        return max(self.steps(), default=None)
 
     def set_aside(self, step: int) -> epath.Path:
-        """Moves an unusable checkpoint to MODEL_DIR/damaged and returns its new folder. One process calls this, and all
-        call `reopen`.
+        """Moves an unusable checkpoint to MODEL_DIR/damaged, and returns its new folder.
+
+        One process calls this, and then all processes call `reopen`.
         """
-        place = self.folder.parent / 'damaged' / str(step)
+        target = self.folder.parent / 'damaged' / str(step)
         with saved_params.user_errors(self.folder / str(step), 'moved away'):
-            place.parent.mkdir(exist_ok=True)
-            if place.exists():
-                place.rmtree()
-            (self.folder / str(step)).rename(place)
-        return place
+            target.parent.mkdir(exist_ok=True)
+            if target.exists():
+                target.rmtree()
+            (self.folder / str(step)).rename(target)
+        return target
 
     def reopen(self) -> None:
         """Opens the folder again after a failed write or a change of the folder; removes unfinished writes."""
@@ -112,21 +100,20 @@ class Checkpoints:
             raise SaveFailed(f'{error} ({self._newest_message()})') from None
         items = ocp.args.Composite(
             state=ocp.args.StandardSave(state),
-            data=ocp.args.JsonSave({'positions': _all_streams(position)}),
+            data=ocp.args.JsonSave({'positions': _gather_streams(position)}),
             run=ocp.args.JsonSave(run),
         )
-        self._begun = time.monotonic()
-        with self._save_errors(step):
+        with self._save_errors(f'the checkpoint of step {step} (or the previous checkpoint)'):
             self._manager.save(step, args=items, force=True)
 
     def restore(self, step: int, abstract_state: State) -> tuple[State, Position]:
-        """The state in the shapes and shardings of `abstract_state`, and the data position with all its streams.
+        """Restores the state in the shapes and shardings of `abstract_state`, and the data position of all streams.
 
         Raises UserError if the checkpoint does not fit or cannot be read, durable.Damaged if a number is not finite.
         """
         folder = self.folder / str(step)
-        saved_shapes = saved_params.saved_shapes(folder / 'state')
-        saved_params.check_fit(folder, saved_shapes, saved_params.array_shapes(abstract_state))
+        shapes = saved_params.saved_shapes(folder / 'state')
+        saved_params.check_fit(folder, shapes, saved_params.array_shapes(abstract_state))
         with saved_params.user_errors(folder, 'read'):
             items = self._manager.restore(
                 step,
@@ -137,44 +124,41 @@ class Checkpoints:
         return items['state'], position
 
     def run(self, step: int) -> dict[str, Any]:
-        """The record `run` of a checkpoint. Does not read arrays."""
-        with saved_params.user_errors(self.folder / str(step), 'read'):
-            return untrusted_files.read_object(self.folder / str(step) / 'run' / 'metadata', saved_params.UNREADABLE)
+        """Reads the record `run` of a checkpoint, without its arrays."""
+        return saved_params.read_record(self.folder / str(step))
 
     def check_for_errors(self) -> None:
         """Raises SaveFailed if a write in the background has failed; does not wait."""
-        with self._save_errors(None):
+        with self._save_errors():
             self._manager.check_for_errors()
 
     def wait(self) -> None:
-        """Waits until the last checkpoint is complete; raises SaveFailed if it could not be written."""
-        with self._save_errors(None):
+        """Waits until the last checkpoint is complete. Raises SaveFailed if it could not be written."""
+        with self._save_errors():
             self._manager.wait_until_finished()
             self._manager.check_for_errors()
 
     def close(self) -> None:
-        """Waits for the last write and ends the threads; raises as `wait` does."""
-        with self._save_errors(None):
+        """Waits for the last write and ends the threads. Raises SaveFailed if it could not be written."""
+        with self._save_errors():
             self._manager.close()
 
     def _newest_message(self) -> str:
         with contextlib.suppress(Exception):
             # In a bucket, the folder of the write that failed has its name already.
-            steps = ocp.utils.checkpoint_steps(self.folder)
-            if steps:
+            if steps := ocp.utils.checkpoint_steps(self.folder):
                 return f'the checkpoint of step {max(steps)} is kept'
         return 'there is no checkpoint yet'
 
     @contextlib.contextmanager
-    def _save_errors(self, step: int | None) -> Iterator[None]:
+    def _save_errors(self, what: str = 'a checkpoint') -> Iterator[None]:
         try:
             yield
         except UserError:
             raise
         except Exception as error:
-            which = 'a checkpoint' if step is None else f'the checkpoint of step {step} (or the previous checkpoint)'
             raise SaveFailed(
-                f'{which} could not be written to {self.folder}: {saved_params.cause(error)}; check the space and '
+                f'{what} could not be written to {self.folder}: {saved_params.cause(error)}; check the space and '
                 f'rights there and run the same command again ({self._newest_message()})'
             ) from error
 
@@ -216,8 +200,8 @@ def write_params(
             writer.delete(other)
 
 
-def _all_streams(position: Position) -> list[dict[str, Any]]:
-    """Every stream's record, in order, on every host, because Orbax lets only the first host write JSON."""
+def _gather_streams(position: Position) -> list[dict[str, Any]]:
+    """Returns every stream's record, in order, on every host, because Orbax lets only the first host write JSON."""
     mine = json.dumps(position.to_json()).encode()
     records = json.loads(mine)
     if jax.process_count() > 1:

@@ -1,16 +1,15 @@
-"""Finds a checkpoint of another run and reads its parameters, into a model that may be on another mesh.
+"""Finds checkpoints and reads their parameters, into a model that may be on another mesh.
 
-The adapters of a checkpoint of a run with adapters (`adapters.lora`) are next to the kernels; a model without adapters
-gets the sums. A checkpoint that `convert --to_adapters` wrote has only the parameters that differ from another
-checkpoint, its base: its record has the base's fingerprint under BASE, and the file BASE_FILE in its MODEL_DIR has the
-base's path.
+A run with LoRA (`models.lora`) saves its adapters next to the kernels; a model without adapters gets the sums. A
+checkpoint that `convert --to_adapters` wrote has only the parameters that differ from another checkpoint, its base: its
+record has the base's fingerprint under BASE, and the file BASE_FILE in its MODEL_DIR has the base's path.
 """
 
 import contextlib
-import difflib
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 import jax
@@ -21,10 +20,10 @@ from flax import traverse_util
 from jax.sharding import NamedSharding, PartitionSpec
 
 from remixer_t5x import safe_paths, untrusted_files
-from remixer_t5x.checkpoints import durable, model_changes, untrusted
+from remixer_t5x.checkpoints import changes, durable
 from remixer_t5x.devices import collectives
 from remixer_t5x.devices.partition import Partitioner, unbox
-from remixer_t5x.errors import UserError
+from remixer_t5x.errors import UserError, nearest
 from remixer_t5x.models import interface, lora
 from remixer_t5x.models.layers import dense
 from remixer_t5x.optim import parameter_averages, train_state
@@ -40,8 +39,9 @@ Arrays = dict[str, jax.Array]
 
 
 class Saved:
-    """The arrays of a checkpoint and of its base by name, such as `encoder/run_0/layer/...`; averages in place of the
-    last values, where the optimizer kept them (`parameter_averages`).
+    """The parameters of a checkpoint and of its base by name, such as `encoder/run_0/layer/...`.
+
+    Averages replace the last values if the optimizer kept them (`parameter_averages`).
 
     Attributes:
         step: the folder of the checkpoint.
@@ -58,7 +58,7 @@ class Saved:
         self.shapes: dict[str, tuple[int, ...]] = {**(base.shapes if base else {}), **self.saved_shapes}
 
     def shapes_for(self, names: Any) -> dict[str, tuple[int, ...]]:
-        """`shapes` for a model that has the parameters `names`: without the adapters that are merged for it."""
+        """Returns `shapes` without the adapters that are merged for a model with the parameters `names`."""
         return {
             name: shape
             for name, shape in self.shapes.items()
@@ -86,7 +86,7 @@ class Saved:
         return lora.kernel_of(kernel) == kernel and matrices[0] in self.saved_shapes and not {*matrices} & names.keys()
 
     def _matrix(self, name: str, kernel: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
-        """A matrix of an adapter, on every device of its kernel: it is small."""
+        """Describes a matrix of an adapter, which is small and therefore replicated on every device of its kernel."""
         sharding = kernel.sharding
         if isinstance(sharding, NamedSharding):
             sharding = NamedSharding(sharding.mesh, PartitionSpec())
@@ -128,9 +128,10 @@ def user_errors(path: epath.Path, done: str) -> Iterator[None]:
 
 
 def verify(folder: epath.Path, listed: bool = False) -> None:
-    """Raises durable.Damaged if a file of the checkpoint differs from what was written, UserError if it is malicious.
+    """Checks the files of a checkpoint in the first process, before any process reads them.
 
-    `listed` requires a list of files. The first process reads the files for all processes.
+    Raises durable.Damaged if a file differs from what was written, UserError if a link or a name leaves the folder.
+    `listed` requires a list of files.
     """
     damage = None
     model_dir.check_name(folder)
@@ -139,12 +140,9 @@ def verify(folder: epath.Path, listed: bool = False) -> None:
         try:
             if listed or (folder / durable.LIST).exists():
                 durable.check(folder)
-            # This comes after the comparison, or a damaged checkpoint would be reported as malicious.
-            untrusted.check_descriptions(folder)
         except durable.Damaged as error:
             damage = str(error)
-    damage = collectives.broadcast(damage)
-    if damage:
+    if damage := collectives.broadcast(damage):
         raise durable.Damaged(damage)
 
 
@@ -161,10 +159,10 @@ def array_shapes(tree: Any) -> dict[str, tuple[int, ...]]:
 
 
 def saved_shapes(path: epath.Path) -> dict[str, tuple[int, ...]]:
-    """Shapes of the checkpoint's arrays by name, such as `params/encoder/run_0/layer/...`."""
+    """Returns the shapes of the checkpoint's arrays by name, such as `params/encoder/run_0/layer/...`."""
     with user_errors(path, 'read'):
-        found = ocp.StandardCheckpointer().metadata(path)
-        described = getattr(found, 'item_metadata', found)
+        metadata = ocp.StandardCheckpointer().metadata(path)
+        described = getattr(metadata, 'item_metadata', metadata)
         if described is None:
             # Orbax has logged why, with a traceback.
             raise UserError(
@@ -174,38 +172,38 @@ def saved_shapes(path: epath.Path) -> dict[str, tuple[int, ...]]:
         return array_shapes(described.tree)
 
 
-def check_fit(checkpoint: epath.Path, saved: model_changes.Shapes, given: model_changes.Shapes) -> None:
-    """Raises UserError with what differs between the arrays of a checkpoint and of the model, by their shapes."""
-    if changes := model_changes.describe(saved, given):
+def check_fit(checkpoint: epath.Path, saved: changes.Shapes, current: changes.Shapes) -> None:
+    """Raises UserError if the arrays of a checkpoint and of the model differ in names or shapes."""
+    if difference := changes.describe_shapes(saved, current):
         raise UserError(
-            f'the checkpoint at {checkpoint} does not fit this model: {changes}; '
+            f'the checkpoint at {checkpoint} does not fit this model: {difference}; '
             'give the same model and sizes, or another checkpoint'
         )
 
 
 def read_record(step: epath.Path) -> dict[str, Any]:
-    """The record of the run in the checkpoint at `step`; does not read arrays."""
+    """Reads the record of the run in the checkpoint at `step`, without its arrays."""
     with user_errors(step, 'read'):
         return untrusted_files.read_object(step / 'run' / 'metadata', UNREADABLE)
 
 
 def fingerprint(step: epath.Path) -> str:
-    """What identifies the checkpoint at `step` wherever it is: the hash of the list of its files' hashes."""
+    """Returns an identifier of the checkpoint that copies share: the hash of the list of its files' hashes."""
     with user_errors(step, 'read'):
         return hashlib.sha256(untrusted_files.read_bytes(step / durable.LIST)).hexdigest()
 
 
 def base_path(step: epath.Path) -> epath.Path:
-    """Where the base of the adapters in `step` is. Raises UserError if BASE_FILE does not say it."""
+    """Returns the path of the base of the adapters in `step`. Raises UserError if BASE_FILE does not have it."""
     file, advice = step.parent.parent / BASE_FILE, 'write the path of the base of these adapters into it'
     text = untrusted_files.read_text(file, advice, limit=MAX_BASE_FILE_BYTES).strip()
     if not text or not text.isprintable():
-        raise UserError(f'{file} has not one line; {advice}')
+        raise UserError(f'{file} must contain one line; {advice}')
     return epath.Path(text) if '://' in text or text.startswith('/') else file.parent / text
 
 
 def abstract_params(model: Any, batch_shapes: Any, partitioner: Partitioner) -> Any:
-    """Shapes and shardings of the float32 parameters, for `restore_params`. Does not compute any array."""
+    """Returns shapes and shardings of the float32 parameters, for `restore_params`. Does not compute any array."""
     boxed = interface.param_shapes(model, batch_shapes)
     return jax.tree.map(
         lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, jnp.float32, sharding=sharding),
@@ -215,9 +213,9 @@ def abstract_params(model: Any, batch_shapes: Any, partitioner: Partitioner) -> 
 
 
 def find_step(path: str, setting: str = 'INITIAL_CHECKPOINT_PATH') -> epath.Path:
-    """The folder of one checkpoint, from a MODEL_DIR or its `checkpoints` (the newest step), or from one step's folder.
+    """Returns the folder of one checkpoint: `path` itself, or the newest step of a MODEL_DIR or its `checkpoints`.
 
-    Errors call the path `setting`.
+    Raises UserError, which calls the path `setting`, if there is none.
     """
     start = model_dir.absolute(path)
     with object_store.reading(start):
@@ -226,11 +224,15 @@ def find_step(path: str, setting: str = 'INITIAL_CHECKPOINT_PATH') -> epath.Path
                 return folder
             if steps := steps_in(folder):
                 return folder / str(steps[-1])
-    raise UserError(f'{setting} {start} does not contain a checkpoint; {_nearest_checkpoint(start)}')
+    near = [child.name for child in (start.parent.iterdir() if start.parent.is_dir() else ()) if child.is_dir()]
+    raise UserError(
+        f'{setting} {start} does not contain a checkpoint{nearest(start.name, near)}; give the MODEL_DIR of a run that '
+        'saved one, or one of the folders in its `checkpoints`'
+    )
 
 
 def steps_in(folder: epath.Path) -> list[int]:
-    """Steps of the complete checkpoints directly in `folder`, oldest first."""
+    """Returns the steps of the complete checkpoints directly in `folder`, oldest first."""
     with object_store.reading(folder):
         if not folder.is_dir():
             return []
@@ -239,30 +241,60 @@ def steps_in(folder: epath.Path) -> list[int]:
 
 
 def is_complete(step: epath.Path) -> bool:
-    """Whether the folder `step` is a checkpoint. Orbax is asked, because a folder in a bucket has its name before it is
-    complete.
-    """
+    """Returns whether the folder `step` is a complete checkpoint."""
+    # In a bucket, the folder of an incomplete checkpoint has its final name already.
     return (step / 'state').exists() and ocp.utils.is_checkpoint_finalized(step)
 
 
-def _nearest_checkpoint(path: epath.Path) -> str:
-    """Advice for a `path` without a checkpoint: one with a similar name, or one in the folder above."""
-    above = path.parent
-    steps = steps_in(above)
-    if steps and durable.is_step(path.name):
-        nearest = min(steps, key=lambda step: abs(step - int(path.name)))
-        return f'the nearest that exists is {above / str(nearest)}'
-    siblings = [child for child in above.iterdir() if child.is_dir()] if above.is_dir() else []
-    runs = {child.name: child for child in siblings if steps_in(child) or steps_in(child / model_dir.CHECKPOINTS)}
-    if close := difflib.get_close_matches(path.name, runs, n=1, cutoff=0.0):
-        return f'the nearest that does is {runs[close[0]]}'
-    if above != path and (steps or steps_in(above / model_dir.CHECKPOINTS)):
-        return f'the nearest that does is {above}'
-    return 'give the MODEL_DIR of a run that saved one, or one of the folders in its `checkpoints`'
+def find_all(paths: str, setting: str = 'CHECKPOINT_PATH') -> list[epath.Path]:
+    """Returns `find_step` of each of `paths`, which are separated by commas.
+
+    Raises UserError if two have the same step, because the results of evaluations would be mixed.
+    """
+    checkpoints = [find_step(path.strip(), setting) for path in paths.split(',') if path.strip()]
+    steps = [folder.name for folder in checkpoints]
+    if not steps or len({*steps}) < len(steps):
+        raise UserError(f'{setting} must name one or more checkpoints of different steps, got {paths!r}')
+    return checkpoints
+
+
+def follow(
+    path: str,
+    timeout: float,
+    until: int | None = None,
+    done: Collection[int] = (),
+    poll: float = 10.0,
+    setting: str = 'CHECKPOINT_PATH',
+) -> Iterator[epath.Path]:
+    """Yields the checkpoints of a MODEL_DIR (or of its `checkpoints`), oldest first, and then each new one.
+
+    Ends after step `until`, or if none appears for `timeout` seconds. Skips steps in `done`, and checkpoints that the
+    training run removes before their turn. Raises UserError if none appears at all.
+    """
+    run = model_dir.absolute(path)
+    seen: set[int] = set()
+    quiet_since = time.monotonic()
+    while True:
+        folder = run if steps_in(run) else run / model_dir.CHECKPOINTS
+        fresh = next((step for step in steps_in(folder) if step not in seen), None)
+        if fresh is not None:
+            seen.add(fresh)
+            if fresh not in done:
+                yield folder / str(fresh)
+            quiet_since = time.monotonic()
+        if until is not None and seen and max(seen) >= until:
+            return
+        if fresh is None:
+            if time.monotonic() - quiet_since >= timeout:
+                break
+            time.sleep(min(poll, timeout))
+    if not seen:
+        # Raises the error of a named checkpoint, with the nearest name.
+        find_step(path, setting)
 
 
 def opened(path: str, setting: str = 'INITIAL_CHECKPOINT_PATH') -> Saved:
-    """The parameters of another run's checkpoint by name; `path` as in `find_step`. Reads no array.
+    """Opens the parameters of another run's checkpoint; `path` as in `find_step`. Reads no array.
 
     Raises UserError if `path` has no checkpoint, if it is damaged, or if the base of its adapters is not where it was.
     """
@@ -286,7 +318,7 @@ def opened(path: str, setting: str = 'INITIAL_CHECKPOINT_PATH') -> Saved:
 
 
 def check_vocabulary(saved: Saved, vocabulary: str, setting: str = 'INITIAL_CHECKPOINT_PATH') -> None:
-    """Raises UserError if the checkpoint was trained with another vocabulary than that with the record `vocabulary`."""
+    """Raises UserError if the checkpoint's vocabulary does not have the record `vocabulary`."""
     if saved.record.get('vocabulary') != vocabulary:
         raise UserError(
             f'{setting} {saved.step} was trained with vocabulary {saved.record.get("vocabulary")} and this '
@@ -300,8 +332,10 @@ def restore_params(
     vocabulary: str | None = None,
     setting: str = 'INITIAL_CHECKPOINT_PATH',
 ) -> Any:
-    """Only the parameters of another run's checkpoint, in the shapes and shardings of `abstract_params`: their average,
-    if its optimizer kept one (`parameter_averages`). Adapters are merged, unless `abstract_params` has them.
+    """Reads the parameters of another run's checkpoint in the shapes and shardings of `abstract_params`.
+
+    These are averages if its optimizer kept them (`parameter_averages`). Merges adapters, unless `abstract_params` has
+    them.
 
     Raises UserError if `path` has no checkpoint, has another vocabulary or other shapes than this run, or is damaged;
     the error calls the path `setting`.

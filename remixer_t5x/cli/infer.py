@@ -83,7 +83,7 @@ def other_template(checkpoint: str, template: str | None) -> str | None:
     import ast
 
     from remixer_t5x import untrusted_files
-    from remixer_t5x.checkpoints import config_changes
+    from remixer_t5x.checkpoints import changes
     from remixer_t5x.run_folder import model_dir
 
     folder = model_dir.around(checkpoint)
@@ -91,7 +91,7 @@ def other_template(checkpoint: str, template: str | None) -> str | None:
         return None
     config = untrusted_files.read_text(folder / model_dir.CONFIG, 'restore it, or remove it')
     try:
-        trained = ast.literal_eval(config_changes.bindings(config).get('INPUTS', 'None'))
+        trained = ast.literal_eval(changes.bindings(config).get('INPUTS', 'None'))
     except (ValueError, SyntaxError):
         return None
     if trained is None or trained == template:

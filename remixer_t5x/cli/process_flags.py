@@ -71,13 +71,13 @@ def together(args: argparse.Namespace, saves: bool = False) -> Iterator[None]:
 
 def identity(command: str) -> dict[str, Any]:
     """Returns what has to be the same in all processes before JAX starts its devices, in the order of comparison."""
-    from remixer_t5x.checkpoints import config_changes
+    from remixer_t5x.checkpoints import changes
     from remixer_t5x.config import loading
     from remixer_t5x.run_folder import model_dir
 
     # Processes may run in different folders.
     text = loading.config_text(absolute_paths=False)
-    settings = config_changes.bindings(text)
+    settings = changes.bindings(text)
     return {
         'the command': command,
         **{f'version of {name}': version for name, version in model_dir.package_versions().items()},

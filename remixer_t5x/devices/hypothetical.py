@@ -41,7 +41,7 @@ CUDNN_VERSION = 90800
 
 
 # The properties in which these GPUs (SXM form) differ, as CUDA reports them: `memory`, `shared_memory` and `l2_cache`
-# in bytes, `bandwidth` in bytes per second, `clock` in GHz, `fpus` in float32 units per core. XLA's cost model reads them.
+# in bytes, `bandwidth` in bytes per second, `clock` in GHz, `fpus` in float32 units per core.
 _H100: dict[str, Any] = dict(
     name='NVIDIA H100 80GB HBM3', capability=9, cores=132, memory=84_978_434_048, bandwidth=3_352_320_000_000,
     shared_memory=233_472, l2_cache=52_428_800, clock=1.98, fpus=128,

@@ -41,8 +41,8 @@ def score(task: str, metrics: Mapping[str, float], best_metrics: BestMetrics = N
     """Returns the metric by which checkpoints of a task are compared, and its value; None without metrics.
 
     `best_metrics` maps tasks to a metric, `-NAME` if a lower value is better; or is `MEAN`, or None for the first
-    metric of each task. `MEAN` excludes metrics whose lower values are better, unless there are no others. Raises UserError if
-    the task does not have the metric.
+    metric of each task. `MEAN` excludes metrics whose lower values are better, unless there are no others. Raises
+    UserError if the task does not have the metric.
     """
     if task == AVERAGE:
         return next(iter(metrics.items()), None)

@@ -8,7 +8,7 @@ import jax
 from etils import epath
 
 from remixer_t5x import ranges
-from remixer_t5x.checkpoints import saved_params, watch
+from remixer_t5x.checkpoints import saved_params
 from remixer_t5x.data import frames, task_vocabulary
 from remixer_t5x.devices import collectives, partition
 from remixer_t5x.errors import UserError
@@ -39,14 +39,14 @@ class Checkpoints:
     def check(self) -> None:
         """Raises UserError if there is no such checkpoint, before examples are read."""
         if self.follow is None:
-            watch.find_all(self.path)
+            saved_params.find_all(self.path)
 
     def find(self, done: Collection[int]) -> Iterator[epath.Path]:
         """Yields their folders, the same on every process; when following, without the steps in `done`."""
         if self.follow is None:
-            folders = iter(watch.find_all(self.path))
+            folders = iter(saved_params.find_all(self.path))
         else:
-            folders = watch.follow(self.path, self.follow, self.until, done)
+            folders = saved_params.follow(self.path, self.follow, self.until, done)
         # The first process decides, because processes see a new checkpoint at different times.
         folders = folders if jax.process_index() == 0 else iter(())
         while folder := collectives.broadcast(str(next(folders, ''))):
@@ -135,7 +135,7 @@ class Evaluator:
         if may_disappear and collectives.broadcast(_is_removed(folder)):
             return None
         try:
-            return saved_params.restore_params(str(folder), self._abstract, self._vocabulary, watch.SETTING)
+            return saved_params.restore_params(str(folder), self._abstract, self._vocabulary, 'CHECKPOINT_PATH')
         except UserError:
             # Processes may have reached different points of reading.
             if may_disappear and jax.process_count() == 1 and _is_removed(folder):

@@ -18,7 +18,7 @@ from typing import Any, TextIO
 import jax
 
 from remixer_t5x import untrusted_files
-from remixer_t5x.checkpoints import saved_params, watch
+from remixer_t5x.checkpoints import saved_params
 from remixer_t5x.data import fingerprint, frames, task_vocabulary
 from remixer_t5x.devices import collectives, partition
 from remixer_t5x.errors import UserError
@@ -242,7 +242,7 @@ class TextInference:
 
     def step_folder(self) -> str:
         """Returns the folder of the checkpoint, or of the newest in a MODEL_DIR, the same on every process."""
-        return collectives.broadcast(str(saved_params.find_step(self.checkpoint, watch.SETTING)))
+        return collectives.broadcast(str(saved_params.find_step(self.checkpoint, 'CHECKPOINT_PATH')))
 
     def open_output(self, folder: str) -> Output:
         """Opens the output behind its predictions; only the first process writes."""
@@ -257,7 +257,7 @@ class TextInference:
         lengths, size = self.decoding.feature_lengths, self.decoding.batch_size
         shapes = frames.batch_shapes(self.model.frame, lengths, size)
         abstract = saved_params.abstract_params(self.model, shapes, self.partitioner)
-        return saved_params.restore_params(folder, abstract, task_vocabulary.record(self.vocabulary), watch.SETTING)
+        return saved_params.restore_params(folder, abstract, task_vocabulary.record(self.vocabulary), 'CHECKPOINT_PATH')
 
     def codec(self) -> Texts:
         """Returns the encoder of texts. A model of tasks without inputs continues prompts, which have no end token."""

@@ -65,7 +65,7 @@ class Shared:
 
 
 def shapes(params: Any) -> dict[str, tuple[int, ...]]:
-    """Shapes of arrays by name, in the format of `model_changes.describe`."""
+    """Shapes of arrays by name, as `changes.describe_shapes` takes them."""
     return {f'params/{name}': leaf.shape for name, leaf in traverse_util.flatten_dict(params, sep='/').items()}
 
 

@@ -30,8 +30,6 @@ SKIPPED = 'skipped'
 OWN_NUMBERS = ('loss', 'perplexity', 'accuracy')
 # More steps than any run takes; a larger number means that the file is damaged.
 MAX_STEP = 10**15
-# The copy of a metrics.jsonl with lines that are not records, before a resumed run drops these lines.
-AS_FOUND = 'metrics.as_found.jsonl'
 
 
 class Window:
@@ -85,12 +83,9 @@ def perplexity(loss: float) -> float:
 
 
 class JsonlWriter:
-    """Writes one JSON object per line. Drops lines after `restored_step`, which the resumed run writes again.
+    """Writes one JSON object per line, which is on the disk when `write` returns, and in a bucket when `flush` returns.
 
-    Also drops lines that are not records, which another program or a failing disk wrote: `rejected` lists them with the
-    reason, and the original file stays under the name `AS_FOUND`.
-
-    A line is on the disk when `write` returns, and in a bucket when `flush` returns.
+    Drops lines after `restored_step`, which the resumed run writes again, and lines that are not records.
     """
 
     def __init__(self, path: epath.Path, restored_step: int):
@@ -99,9 +94,7 @@ class JsonlWriter:
         self._waiting: list[str] = []
         self._object: object_store.GrowingObject | None = None
         with object_store.writing(path):
-            records, self.rejected = _records(path)
-            if self.rejected:
-                path.replace(path.parent / AS_FOUND)
+            records = _read_records(path)
             text = ''.join(json.dumps(record) + '\n' for record in records if record['step'] <= restored_step)
             object_store.replace(path, text)
             if object_store.is_remote(path):
@@ -158,20 +151,12 @@ def read(path: epath.Path) -> list[dict[str, Any]]:
     cannot be read.
     """
     with object_store.reading(path), untrusted_files.user_errors(path, 'give the metrics.jsonl of a run'):
-        return _records(path)[0]
+        return _read_records(path)
 
 
-def _records(path: epath.Path) -> tuple[list[dict[str, Any]], list[tuple[int, str]]]:
-    """Reads the records, and (number, reason) of the lines that are not records. Raises OSError."""
-    records, rejected = [], []
-    for line in untrusted_files.json_lines(path) if path.exists() else ():
-        reason = line.error or difference_from_record(line.value)
-        if reason is None:
-            records.append(line.value)
-        elif line.ended and not line.is_blank:
-            # A killed run may leave an unfinished last line, which is not an error.
-            rejected.append((line.number, reason))
-    return records, rejected
+def _read_records(path: epath.Path) -> list[dict[str, Any]]:
+    lines = untrusted_files.json_lines(path) if path.exists() else ()
+    return [line.value for line in lines if line.error is None and difference_from_record(line.value) is None]
 
 
 def difference_from_record(value: Any) -> str | None:

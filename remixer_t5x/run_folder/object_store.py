@@ -8,7 +8,6 @@ whole from time to time, because a store accepts about one write of an object a 
 
 import contextlib
 import importlib
-import importlib.util
 import math
 import os
 import sys
@@ -56,20 +55,15 @@ def check_writable(folder: epath.Path) -> None:
     if not is_remote(folder):
         return
     try:
-        bucket = _bucket(folder)
+        retry = importlib.import_module(f'{LIBRARY}.retry').DEFAULT_RETRY.with_timeout(PATIENCE)
+        _client().get_bucket(_bucket_name(folder), retry=retry, timeout=PATIENCE)
     except ImportError as error:
         raise UserError(
             f'{folder} is in a bucket, which needs google-cloud-storage ({reason(error)}); '
             "type pip install 'remixer-t5x[gcs]'"
         ) from error
     except Exception as error:
-        raise UserError(f'{_bucket_name(folder)} cannot be used: {reason(error)}') from error
-    has_control = importlib.util.find_spec('google.cloud.storage_control_v2') is not None
-    if getattr(bucket, 'hierarchical_namespace_enabled', False) and not has_control:
-        raise UserError(
-            f'{_bucket_name(folder)} has a hierarchical namespace, which Orbax handles with another package; type '
-            'pip install google-cloud-storage-control, or give a bucket without it'
-        )
+        raise UserError(f'{GOOGLE}{_bucket_name(folder)} cannot be used: {reason(error)}') from error
 
 
 def contents(folder: epath.Path) -> dict[str, list[int | str]] | None:
@@ -80,7 +74,7 @@ def contents(folder: epath.Path) -> dict[str, list[int | str]] | None:
     """
     prefix = os.fspath(folder).removeprefix(GOOGLE).partition('/')[2].rstrip('/') + '/'
     try:
-        blobs = list(_client().list_blobs(_bucket_name(folder).removeprefix(GOOGLE), prefix=prefix))
+        blobs = list(_client().list_blobs(_bucket_name(folder), prefix=prefix))
     except Exception as error:
         if isinstance(error, ImportError) or type(error).__name__ == 'DefaultCredentialsError':
             return None
@@ -116,62 +110,44 @@ def writing(path: epath.Path) -> Iterator[None]:
 
 
 def reason(error: BaseException) -> str:
-    """Describes why the store failed in one line, with the remedy if it is known."""
+    """Describes in one line why a disk or a store failed."""
     text = getattr(error, 'message', None) or getattr(error, 'strerror', None) or str(error)
     text = ' '.join(str(text).split('\n\t')[0].split()) or type(error).__name__
-    name = type(error).__name__
-    for words, shown in _KNOWN:
-        if any(word in text or word == name for word in words):
-            return shown
+    for words, advice in _ADVICE.items():
+        if any(word in f'{type(error).__name__}: {text}' for word in words):
+            return advice
     # A library names its operation first and the system's message last.
     return text if len(text) <= 200 else f'{text[:80]} ... {text[-110:]}'
 
 
-# Names of exceptions or parts of their messages -> what a reader can do.
-_KNOWN = (
-    (
-        ('DefaultCredentialsError', 'RefreshError', 'Unauthorized', 'UNAUTHENTICATED', 'response code 401'),
+# Names of exceptions or parts of their messages -> what to do.
+_ADVICE = {
+    ('DefaultCredentialsError', 'RefreshError', 'Unauthorized', 'UNAUTHENTICATED', 'response code 401'): (
         'there are no valid credentials; type gcloud auth application-default login, or set '
-        'GOOGLE_APPLICATION_CREDENTIALS to the file of a service account',
+        'GOOGLE_APPLICATION_CREDENTIALS to the file of a service account'
     ),
-    (
-        ('Forbidden', 'PERMISSION_DENIED', 'response code 403'),
+    ('Forbidden', 'PERMISSION_DENIED', 'response code 403'): (
         'the credentials are not allowed to do that; a run needs the roles Storage Object Admin and Storage Legacy '
-        'Bucket Reader (roles/storage.objectAdmin, roles/storage.legacyBucketReader) on the bucket',
+        'Bucket Reader (roles/storage.objectAdmin, roles/storage.legacyBucketReader) on the bucket'
     ),
-    (
-        ('Project was not passed',),
-        'the credentials do not name a project; set GOOGLE_CLOUD_PROJECT',
+    ('libcurl code', 'Max retries exceeded', 'TransportError', 'RetryError', 'ConnectionError'): (
+        'the storage server does not answer; check the network of this machine'
     ),
-    (
-        ('bucket does not exist',),
-        'there is no such bucket; correct the name, or create the bucket',
-    ),
-    (
-        ('libcurl code', 'Max retries exceeded', 'TransportError', 'RetryError', 'ConnectionError'),
-        'the storage server does not answer; check the network of this machine',
-    ),
-)
+}
 
 
 def _client() -> Any:
     return importlib.import_module(LIBRARY).Client()
 
 
-def _bucket(folder: epath.Path) -> Any:
-    client, retry = _client(), importlib.import_module(f'{LIBRARY}.retry').DEFAULT_RETRY.with_timeout(PATIENCE)
-    return client.get_bucket(_bucket_name(folder).removeprefix(GOOGLE), retry=retry, timeout=PATIENCE)
-
-
 def _bucket_name(folder: epath.Path) -> str:
-    return GOOGLE + os.fspath(folder).removeprefix(GOOGLE).partition('/')[0]
+    return os.fspath(folder).removeprefix(GOOGLE).partition('/')[0]
 
 
 class GrowingObject:
-    """The object `path` with `data` and what is added to it, in memory until it is uploaded.
+    """The object `path`, whose content is in memory and is uploaded as a whole.
 
-    `add` uploads nothing, `upload_if_due` uploads from time to time, and `flush` uploads what is missing or raises one
-    of `errors()`.
+    `upload_if_due` uploads from time to time; `flush` uploads if something was added, and raises one of `errors()`.
     """
 
     def __init__(self, path: epath.Path, data: bytes = b''):

@@ -18,14 +18,13 @@ from remixer_t5x.evaluate.best import BestCheckpoints
 from remixer_t5x.evaluate.task_evaluation import Report, TaskEvaluator
 from remixer_t5x.optim.train_state import TrainState
 from remixer_t5x.run_folder import metrics, object_store
-from remixer_t5x.train.current import Current
 from remixer_t5x.train.run_log import RunLog
-from remixer_t5x.train.saving import Saver
+from remixer_t5x.train.saving import Current, Saver
 
 PROFILED_STEPS = 3
 # Selects the parameters of a state to evaluate: an average, or the last ones.
-Evaluated = Callable[[TrainState], Any]
-LAST_PARAMS: Evaluated = operator.attrgetter('params')
+ParamsOf = Callable[[TrainState], Any]
+LAST_PARAMS: ParamsOf = operator.attrgetter('params')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,7 +64,7 @@ class EvaluateLoss:
     """Logs loss, perplexity and token accuracy of the batches that `open_batches` returns by name of their records.
 
     A name stands for a whole split or for one task of a mixture. The run's patience counts the loss named `decides`.
-    `place` puts a batch on the devices. `evaluated` selects the parameters of a state.
+    `place` puts a batch on the devices. `params_of` selects the parameters of a state.
     """
 
     def __init__(
@@ -75,15 +74,15 @@ class EvaluateLoss:
         place: Callable[[Any], Any],
         log: RunLog,
         decides: str | None = None,
-        evaluated: Evaluated = LAST_PARAMS,
+        params_of: ParamsOf = LAST_PARAMS,
     ):
         self._decides = decides
         # Opened once, because opening often takes longer than a pass.
         self.batches = functools.cache(open_batches)
-        self._eval_step, self._place, self._log, self._evaluated = eval_step, place, log, evaluated
+        self._eval_step, self._place, self._log, self._params_of = eval_step, place, log, params_of
 
     def __call__(self, now: Current) -> None:
-        params = self._evaluated(now.state)
+        params = self._params_of(now.state)
         for name, batches in self.batches().items():
             begun = time.perf_counter()
             numbers = held_out_loss.evaluate(params, batches, self._eval_step, self._place, name)
@@ -102,7 +101,7 @@ class EvaluateLoss:
 class EvaluateTasks:
     """Logs the metrics of tasks and their average, and keeps the best parameters of each task and of the average.
 
-    The run's patience counts the average. `evaluated` selects the parameters of a state. Prints the answers to the
+    The run's patience counts the average. `params_of` selects the parameters of a state. Prints the answers to the
     first `shown` examples of each task.
     """
 
@@ -111,15 +110,15 @@ class EvaluateTasks:
         evaluator: TaskEvaluator,
         best: BestCheckpoints,
         log: RunLog,
-        evaluated: Evaluated = LAST_PARAMS,
+        params_of: ParamsOf = LAST_PARAMS,
         shown: int = 0,
     ):
-        self._evaluator, self._best, self._log, self._evaluated = evaluator, best, log, evaluated
+        self._evaluator, self._best, self._log, self._params_of = evaluator, best, log, params_of
         self._shown = shown
 
     def __call__(self, now: Current) -> None:
         scores: dict[str, float] = {}
-        params = self._evaluated(now.state)
+        params = self._params_of(now.state)
         for report in self._evaluator(params):
             self._report(now, params, report)
             if (metric := self._best.score(report)) is not None:

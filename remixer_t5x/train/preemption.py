@@ -4,7 +4,6 @@ A closing terminal may send SIGHUP twice, from the shell and from the kernel: th
 """
 
 import contextlib
-import math
 import os
 import signal
 import threading
@@ -58,27 +57,6 @@ class StopRequest:
         if jax.process_count() == 1:
             return self._name
         return 'SIGTERM' if multihost_utils.reached_preemption_sync_point(step) else None
-
-
-def time_to_save(state: Any, seconds: float, notice: float) -> str:
-    """Describes whether a run can save within `notice` seconds after SIGTERM.
-
-    `state` is a tree of arrays or their shapes, and `seconds` the time of the last write until the checkpoint was
-    complete.
-    """
-    mebibytes = sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in jax.tree.leaves(state)) / 2**20
-    speed = mebibytes / max(seconds, 1e-3)
-    digits = 2 if speed < 1 else 0
-    write = f'a checkpoint of {mebibytes:,.1f} MiB takes {seconds:.1f} s to write ({speed:,.{digits}f} MiB/s)'
-    notice_text = f'{notice:g} s of notice before a preemption (PREEMPTION_NOTICE)'
-    if seconds > notice:
-        return (
-            f'{write}: {notice_text} are too short to save, and a preempted run goes back to its last checkpoint; '
-            'lower CHECKPOINT_PERIOD'
-        )
-    if 2 * seconds > notice:
-        return f'{write}: {notice_text} are enough to save, unless another checkpoint is being written just then'
-    return f'{write}: {notice_text} are enough to save'
 
 
 def _print(text: str) -> None:

@@ -9,14 +9,12 @@ import jax
 import numpy as np
 from etils import epath
 
-from remixer_t5x.checkpoints import config_changes
+from remixer_t5x.checkpoints import changes
 from remixer_t5x.evaluate import best
 from remixer_t5x.optim import trainable
 from remixer_t5x.optim.optimizer import Optimizer
 from remixer_t5x.optim.train_state import StatePlan
-from remixer_t5x.run_folder import metrics, model_dir, object_store
-from remixer_t5x.run_folder.trackers import TrackedRun, Tracker
-from remixer_t5x.run_folder.tracking import Tracking
+from remixer_t5x.run_folder import metrics, model_dir, object_store, trackers
 from remixer_t5x.train import progress
 from remixer_t5x.train.settings import Learner
 
@@ -37,7 +35,6 @@ class RunLog:
         goes_on: whether the run continues if a file cannot be written.
         show: whether to print.
         timeline: measures what this process spends its time on.
-        config_text: the settings of the run, for trackers.
         is_new: whether the run has no checkpoint; drops all lines of earlier processes.
     """
 
@@ -50,49 +47,40 @@ class RunLog:
         goes_on: bool,
         show: bool,
         timeline: progress.Timeline | None = None,
-        config_text: str = '',
         is_new: bool = False,
     ):
-        self._path, self._last_step, self._work, self._goes_on = path, last_step, work, goes_on
+        self._path, self._step, self._last_step, self._work, self._goes_on = path, step, last_step, work, goes_on
         self.timeline = timeline or progress.Timeline()
-        self._first = jax.process_index() == 0
+        self._is_first_process = jax.process_index() == 0
         self._warned: set[str] = set()
-        self._line = progress.ProgressLine(last_step, step, quiet=not (show and self._first))
+        self._line = progress.ProgressLine(last_step, step, quiet=not (show and self._is_first_process))
         self._lines: metrics.JsonlWriter | None = None
-        self._open(step, is_new)
-        # Trackers are opened in `start`, because a run that is finished already tracks nothing.
-        self._tracked = TrackedRun(path, step, config_changes.bindings(config_text))
-        self._tracking = Tracking((), self._tracked, self.say)
+        self._trackers = trackers.Tracking((), None, self.say)
+        self._open(-1 if is_new else step)
+        self.clock = progress.Clock(work, step)
 
     def restart(self, step: int) -> None:
         """Drops the lines after `step`, and measures time from now on."""
-        self._open(step)
-        self._tracking.rewind(step)
-
-    def _open(self, step: int, is_new: bool = False) -> None:
         with self.may_fail():
             self.flush(closing=True)
-        if self._first:
-            lines = self._lines = metrics.JsonlWriter(self._path / model_dir.METRICS, -1 if is_new else step)
-            if lines.rejected:
-                number, reason = lines.rejected[0]
-                self.say(
-                    f'{model_dir.METRICS} had {len(lines.rejected)} lines that are not records (line {number}: '
-                    f'{reason}); they are dropped, and {metrics.AS_FOUND} is the original file'
-                )
+        self._open(step)
         self.clock = progress.Clock(self._work, step)
+        self._trackers.rewind(step)
+
+    def _open(self, step: int) -> None:
+        if self._is_first_process:
+            self._lines = metrics.JsonlWriter(self._path / model_dir.METRICS, step)
 
     def start(
-        self,
-        learner: Learner,
-        trackers: Sequence[Tracker],
-        plan: StatePlan,
-        notes: tuple[str, ...],
-        message: str,
+        self, learner: Learner, used: Sequence[trackers.Tracker], config: str, plan: StatePlan, notes: Sequence[str]
     ) -> None:
-        """Opens trackers, and prints the model, the devices, notes, and the first step."""
-        if self._first:
-            self._tracking = Tracking(trackers, self._tracked, self.say)
+        """Opens the trackers `used`, and prints the model, the devices, notes, and the first step.
+
+        `config` is the operative gin, whose settings trackers show.
+        """
+        if self._is_first_process:
+            tracked = trackers.TrackedRun(self._path, self._step, changes.bindings(config))
+            self._trackers = trackers.Tracking(used, tracked, self.say)
         parameters, trained = _size(plan.abstract.params), learner.optimizer.trainable
         mesh = ' x '.join(f'{name} {size}' for name, size in learner.partitioner.mesh.shape.items())
         self.say(f'{parameters:,} parameters · {jax.devices()[0].device_kind} · mesh {mesh}')
@@ -103,7 +91,8 @@ class RunLog:
             self.say(f'{size:,} of them are trained ({share:.2f}%) · optimizer state {memory:,.2f} MiB')
         for note in (*learning_rate_notes(learner.optimizer, self._last_step), *notes):
             self.say(note)
-        self.say(f'{self._path}: {message} of {self._last_step}; the first step compiles')
+        begins = f'resuming at step {self._step}' if self._step else 'starting at step 0'
+        self.say(f'{self._path}: {begins} of {self._last_step}; the first step compiles')
 
     def say(self, text: str) -> None:
         self._line.say(text)
@@ -122,29 +111,29 @@ class RunLog:
         self._write(kind, step, numbers, {'seconds': seconds})
 
     def _write(self, kind: str, step: int, numbers: Mapping[str, float], timing: Mapping[str, float]) -> None:
-        self._tracking.write(kind, step, numbers, timing)
+        self._trackers.write(kind, step, numbers, timing)
         with self.may_fail():
             if self._lines is not None:
                 self._lines.write(kind, step, numbers, timing)
 
     def add_files(self, report: Callable[[str], str] | None) -> None:
         """Uploads the run's files to trackers that store files, after writing a report with `report(MODEL_DIR)`."""
-        if not self._tracking.takes_files:
+        if not self._trackers.takes_files:
             return
-        self._tracking.add_files(model_dir.CONFIG, 'config', self._path / model_dir.CONFIG)
+        self._trackers.add_files(model_dir.CONFIG, 'config', self._path / model_dir.CONFIG)
         for task, record in best.best_checkpoints(str(self._path)).items():
-            self._tracking.add_files(f'best-{task}', 'model', epath.Path(record['path']))
+            self._trackers.add_files(f'best-{task}', 'model', epath.Path(record['path']))
         if report is not None:
             try:
-                self._tracking.add_files('report', 'report', epath.Path(report(str(self._path))))
+                self._trackers.add_files('report', 'report', epath.Path(report(str(self._path))))
             except Exception as error:
                 # The run is complete, with or without a report.
                 self.say(f'warning: the report cannot be written: {error}')
 
-    def spent(self, first: int, last: int) -> dict[str, float]:
+    def write_times(self, first: int, last: int) -> dict[str, float]:
         """Writes to MODEL_DIR what the time since step `first` was spent on, and returns seconds by name."""
         seconds = self.timeline.seconds()
-        if self._first:
+        if self._is_first_process:
             try:
                 progress.add_times(self._path, first, last, seconds)
             except object_store.CannotWrite as error:
@@ -177,7 +166,7 @@ class RunLog:
             # Not raised, because the error that ended the run is more useful.
             if str(error) not in self._warned:
                 print(f'warning: {error}', file=sys.stderr)
-        self._tracking.close()
+        self._trackers.close()
 
 
 def learning_rate_notes(optimizer: Optimizer, steps: int) -> Iterator[str]:

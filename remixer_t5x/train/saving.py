@@ -1,6 +1,7 @@
-"""Saves the checkpoints of a run, and handles bad steps: stops, skips, or rewinds to the last checkpoint."""
+"""The state of a run between its steps, its checkpoints, and bad steps: stop, skip, or rewind to a checkpoint."""
 
 import contextlib
+import dataclasses
 import threading
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -8,15 +9,12 @@ from typing import Any
 import jax
 from etils import epath
 
-from remixer_t5x.checkpoints.manager import Checkpoints, SaveFailed
-from remixer_t5x.data.prefetch import Prefetcher
+from remixer_t5x.checkpoints import manager
+from remixer_t5x.data import prefetch
 from remixer_t5x.devices import collectives
 from remixer_t5x.errors import UserError
 from remixer_t5x.optim import train_state
-from remixer_t5x.optim.train_state import TrainState
 from remixer_t5x.run_folder import metrics
-from remixer_t5x.train import preemption, settings
-from remixer_t5x.train.current import Current, Patience
 from remixer_t5x.train.run_log import RunLog
 from remixer_t5x.train.settings import REWIND, SKIP, STOP
 
@@ -25,6 +23,83 @@ CLOSING_SECONDS = 20.0
 # After more bad steps in a row, or rewinds to one checkpoint, the run cannot recover.
 MAX_SKIPPED_IN_A_ROW = 20
 MAX_REWINDS = 5
+
+
+@dataclasses.dataclass
+class Patience:
+    """Counts the evaluations since the best, and ends a run whose evaluations stop improving.
+
+    The count is a part of the checkpoint, so a resumed run ends at the same step as an uninterrupted run.
+
+    Attributes:
+        most: number of evaluations in a row without a better one that ends the run; None never ends it.
+        best: the highest value so far; None before the first.
+        step: the step of that value.
+        since: evaluations since then.
+    """
+
+    most: int | None = None
+    best: float | None = None
+    step: int = 0
+    since: int = 0
+
+    def record(self) -> dict[str, Any]:
+        """Returns the count as JSON for a checkpoint."""
+        return {'best': self.best, 'step': self.step, 'since': self.since}
+
+    def observe(self, step: int, value: float) -> None:
+        """Counts the evaluation of `step`; a higher `value` is better, NaN never."""
+        value = collectives.broadcast(value)
+        if value == value and (self.best is None or value > self.best):
+            self.best, self.step, self.since = value, step, 0
+        else:
+            self.since += 1
+
+    @property
+    def is_over(self) -> bool:
+        return self.most is not None and self.since >= self.most
+
+    def reason(self) -> str:
+        """Describes why the run is over."""
+        return (
+            f'no better evaluation than that of step {self.step} in the {self.since} since then '
+            f'(STOP_AFTER_EVALUATIONS = {self.most})'
+        )
+
+
+@dataclasses.dataclass
+class Current:
+    """The state of a run between two steps, which steps and hooks change.
+
+    Attributes:
+        state: the train state after `step` updates. There must be no other reference to it, because a step donates its
+            buffers.
+        step: number of updates.
+        window: metrics since the last log.
+        saved: step of the newest checkpoint; None without a checkpoint.
+        position: position in the data at which this process started.
+        patience: the count of evaluations since the best.
+    """
+
+    state: train_state.TrainState
+    step: int = 0
+    window: metrics.Window = dataclasses.field(default_factory=metrics.Window)
+    saved: int | None = None
+    position: prefetch.Position = dataclasses.field(default_factory=prefetch.Position)
+    patience: Patience = dataclasses.field(default_factory=Patience)
+
+
+def restore(
+    checkpoints: manager.Checkpoints, step: int, abstract: train_state.TrainState, patience: int | None
+) -> Current:
+    """Restores what `Saver` saved at `step` into the shapes and shardings of `abstract`.
+
+    `patience` is `Patience.most`. Raises UserError or durable.Damaged.
+    """
+    saved = checkpoints.run(step)
+    state, position = checkpoints.restore(step, abstract)
+    counts = Patience(patience, **(saved.get('patience') or {}))
+    return Current(state, step, metrics.Window(saved['window']), step, position, counts)
 
 
 class Rewind(Exception):
@@ -39,7 +114,7 @@ class BadSteps:
     settings.Recovery's `on_bad_step`. Both raise UserError if the run has to stop, or Rewind.
     """
 
-    def __init__(self, policy: str, checkpoints: Checkpoints):
+    def __init__(self, policy: str, checkpoints: manager.Checkpoints):
         self._policy, self._checkpoints = policy, checkpoints
         self._unread: tuple[int, Mapping[str, jax.Array]] | None = None
         self._in_a_row = 0
@@ -57,22 +132,25 @@ class BadSteps:
             return
         step, step_metrics = unread
         if float(step_metrics['nonfinite']) > 0:
-            self._handle('the loss or its gradient is not finite', step)
+            problem = 'the loss or its gradient is not finite'
         elif float(step_metrics.get('spike', 0.0)) > 0:
-            self._handle('the loss is a spike (SPIKE_FACTOR)', step)
+            problem = 'the loss is a spike (SPIKE_FACTOR)'
         else:
             self._in_a_row = 0
+            return
+        self._in_a_row += 1
+        if self._policy != SKIP:
+            self._rewind_or_stop(problem, step)
+        if self._in_a_row > MAX_SKIPPED_IN_A_ROW:
+            self._stop(f'{MAX_SKIPPED_IN_A_ROW} steps in a row were skipped: {problem}', step)
 
-    def params(self, number: int, params: Any) -> None:
+    def check_params(self, step: int, params: Any) -> None:
         """Handles parameters that are not finite, which a finite gradient can cause and no skipped step repairs."""
         self.now()
         if not bool(train_state.all_finite(params)):
-            text = 'a parameter is not finite'
-            if self._policy == REWIND:
-                raise Rewind(f'{text} at step {number}')
-            self._stop(text, number)
+            self._rewind_or_stop('a parameter is not finite', step)
 
-    def rewound(self, step: int) -> int:
+    def count_rewind(self, step: int) -> int:
         """Counts a rewind to the checkpoint of `step`, and returns their number. Raises UserError after MAX_REWINDS."""
         self._unread = None
         self._rewinds[step] = self._rewinds.get(step, 0) + 1
@@ -80,23 +158,19 @@ class BadSteps:
             self._stop(f'the run went back to step {step} {MAX_REWINDS} times and does not get past it', step)
         return self._rewinds[step]
 
-    def _handle(self, text: str, step: int) -> None:
-        self._in_a_row += 1
+    def _rewind_or_stop(self, problem: str, step: int) -> None:
         if self._policy == REWIND:
-            raise Rewind(f'{text} at step {step}')
-        if self._policy != SKIP:
-            self._stop(text, step)
-        if self._in_a_row > MAX_SKIPPED_IN_A_ROW:
-            self._stop(f'{MAX_SKIPPED_IN_A_ROW} steps in a row were skipped: {text}', step)
+            raise Rewind(f'{problem} at step {step}')
+        self._stop(problem, step)
 
-    def _stop(self, text: str, step: int) -> None:
+    def _stop(self, problem: str, step: int) -> None:
         saved = self._checkpoints.latest_step()
         checkpoint = 'no checkpoint was saved yet'
         if saved is not None:
             checkpoint = f'the last good checkpoint is step {saved} in {self._checkpoints.folder}'
         other = ', or set ON_BAD_STEP to "skip" or "rewind"' if self._policy == STOP else ''
         raise UserError(
-            f'{text} at step {step}; {checkpoint}; lower the learning rate or lengthen its warmup, and look at the '
+            f'{problem} at step {step}; {checkpoint}; lower the learning rate or lengthen its warmup, and look at the '
             f'data near that step{other}'
         )
 
@@ -104,51 +178,45 @@ class BadSteps:
 class Saver:
     """Saves the state, the position of `batches` and the unfinished window; `go_back` restores the newest checkpoint.
 
-    `record` describes the run, `abstract` its state. Raises UserError if a write fails, unless
-    `recovery.on_save_failure` continues and another checkpoint will follow, before step `last_step`.
+    `record` describes the run, `abstract` its state. A failed write raises UserError, unless `goes_on` and another
+    checkpoint will follow, before step `last_step`. With `saves_first`, a rewind may need the initial state.
     """
 
     def __init__(
         self,
-        recovery: settings.Recovery,
         last_step: int,
-        checkpoints: Checkpoints,
-        batches: Prefetcher,
+        goes_on: bool,
+        saves_first: bool,
+        checkpoints: manager.Checkpoints,
+        batches: prefetch.Prefetcher,
         guard: BadSteps,
         record: Mapping[str, Any],
-        abstract: TrainState,
+        abstract: train_state.TrainState,
         log: RunLog,
     ):
-        self._recovery, self._last_step = recovery, last_step
+        self._last_step, self._goes_on, self._saves_first = last_step, goes_on, saves_first
         self._checkpoints, self._batches, self._guard = checkpoints, batches, guard
         self._record, self._abstract, self._log = record, abstract, log
-        self._has_reported_time = False
 
     def __call__(self, now: Current, is_last: bool = False) -> None:
-        self._guard.params(now.step, now.state.params)
+        self._guard.check_params(now.step, now.state.params)
         with self._may_fail():
             # This write would wait for the previous write in any case.
             self._checkpoints.wait()
-        self._report_time()
-        record = {
-            **self._record,
-            'window': now.window.totals(),
-            'patience': now.patience.record(),
-            'write_seconds': self._checkpoints.write_seconds,
-        }
+        record = {**self._record, 'window': now.window.totals(), 'patience': now.patience.record()}
         with self._may_fail(not is_last and now.step < self._last_step):
             try:
-                # A resumed run does not write again the records that its checkpoint covers.
+                # A resumed run does not write the records again that its checkpoint covers.
                 self._log.flush()
                 position = self._batches.position()
             except UserError as error:
-                raise SaveFailed(str(error)) from error
+                raise manager.SaveFailed(str(error)) from error
             self._checkpoints.save(now.step, now.state, position, record)
             now.saved = now.step
 
     def first(self, now: Current) -> None:
         """Saves the initial state if a rewind could need it."""
-        if self._recovery.on_bad_step == REWIND and now.saved is None:
+        if self._saves_first and now.saved is None:
             self(now)
 
     def last(self, now: Current) -> None:
@@ -159,29 +227,20 @@ class Saver:
         self._checkpoints.wait()
 
     def check(self) -> None:
-        """Handles a failed write in the background, and reports once how long a write takes."""
+        """Handles a failed write in the background."""
         with self._may_fail():
             self._checkpoints.check_for_errors()
-        self._report_time()
-
-    def _report_time(self) -> None:
-        seconds = self._checkpoints.write_seconds
-        if seconds is not None and not self._has_reported_time:
-            self._has_reported_time = True
-            self._log.say(preemption.time_to_save(self._abstract, seconds, self._recovery.preemption_notice))
 
     def go_back(self, now: Current, reason: Rewind) -> None:
         """Returns to the state and the log of the last checkpoint; batches continue after the bad batch."""
         self._checkpoints.wait()
         step = collectives.broadcast(self._checkpoints.latest_step())
-        times = self._guard.rewound(step)
+        times = self._guard.count_rewind(step)
         self._log.say(f'{reason}: back to step {step} (time {times} of {MAX_REWINDS}), without the batches since then')
         # Both states together may not fit into the device's memory.
         del now.state
-        now.state, _ = self._checkpoints.restore(step, self._abstract)
-        saved = self._checkpoints.run(step)
-        now.window = metrics.Window(saved['window'])
-        now.patience = Patience.restored(now.patience.most, saved.get('patience'))
+        restored = restore(self._checkpoints, step, self._abstract, now.patience.most)
+        now.state, now.window, now.patience = restored.state, restored.window, restored.patience
         now.step = now.saved = step
         self._log.restart(step)
 
@@ -193,29 +252,29 @@ class Saver:
         """
         try:
             yield
-        except SaveFailed as error:
-            if not may or self._recovery.on_save_failure != settings.GO_ON or jax.process_count() > 1:
+        except manager.SaveFailed as error:
+            if not may or not self._goes_on or jax.process_count() > 1:
                 raise
             self._log.say(f'warning: {error}; training continues (ON_SAVE_FAILURE)')
             self._checkpoints.reopen()
 
 
 @contextlib.contextmanager
-def opened(path: epath.Path, keep: int | None) -> Iterator[Checkpoints]:
+def opened(path: epath.Path, keep: int | None) -> Iterator[manager.Checkpoints]:
     """Opens the checkpoints of MODEL_DIR. The end of the block waits for a pending write."""
-    checkpoints = Checkpoints(path, keep)
+    checkpoints = manager.Checkpoints(path, keep)
     try:
         yield checkpoints
     except BaseException:
-        # The first error is more useful than a second error during cleanup.
-        closing = threading.Thread(target=_close_quietly, args=(checkpoints,), daemon=True)
+
+        def close() -> None:
+            # The first error is more useful than an error of closing.
+            with contextlib.suppress(Exception):
+                checkpoints.close()
+
+        closing = threading.Thread(target=close, daemon=True)
         closing.start()
         # Closing waits for the other processes, which may wait for this one elsewhere.
         closing.join(None if jax.process_count() == 1 else CLOSING_SECONDS)
         raise
     checkpoints.close()
-
-
-def _close_quietly(checkpoints: Checkpoints) -> None:
-    with contextlib.suppress(Exception):
-        checkpoints.close()

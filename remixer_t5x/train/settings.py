@@ -99,15 +99,12 @@ class Recovery:
         on_save_failure: if a checkpoint cannot be written: 'stop', or 'go_on' and try again at the next one.
         restore: 'newest' refuses a damaged newest checkpoint, 'previous' moves it away and restores the checkpoint
                 before it.
-        preemption_notice: seconds between SIGTERM and the end of a machine that is taken away; the run says whether
-            they are enough to save.
     """
 
     on_bad_step: str = STOP
     spike_factor: ranges.AboveOne | None = None
     on_save_failure: str = STOP
     restore: str = NEWEST
-    preemption_notice: ranges.NonNegative = 30
 
     def __post_init__(self) -> None:
         for field, (macro, allowed) in _CHOICES.items():

@@ -8,17 +8,15 @@ import jax
 import numpy as np
 from etils import epath
 
-from remixer_t5x.checkpoints import config_changes, durable, manager, saved_params
-from remixer_t5x.data import pipeline, stream, task_batches, task_vocabulary
-from remixer_t5x.data.prefetch import Position, Prefetcher
+from remixer_t5x.checkpoints import changes, durable, manager, saved_params
+from remixer_t5x.data import pipeline, prefetch, stream, task_batches, task_vocabulary
 from remixer_t5x.devices import collectives
 from remixer_t5x.errors import UserError
-from remixer_t5x.evaluate.task_evaluation import TaskEvaluator
+from remixer_t5x.evaluate import held_out_loss, task_evaluation
 from remixer_t5x.optim import train_state
-from remixer_t5x.run_folder import metrics, model_dir, object_store
-from remixer_t5x.train import initial_params, preemption
-from remixer_t5x.train.current import Current, Patience
-from remixer_t5x.train.settings import PREVIOUS, Folder, Run
+from remixer_t5x.run_folder import model_dir, object_store
+from remixer_t5x.train import initial_params, saving
+from remixer_t5x.train.settings import PREVIOUS, Folder, Learner
 
 # Restoring a step between two captures of the data draws the batches since the capture again: at most this many.
 MAX_BATCHES_DRAWN_AGAIN = 100
@@ -26,26 +24,6 @@ NO_POSITION = (
     'warning: the position in the data is not saved (SAVE_DATA_POSITION=False): a resumed run begins the data again, '
     'in another order'
 )
-
-
-def check(run: Run) -> None:
-    """Raises UserError if the data has another frame than the model, or if batch sizes do not divide over devices.
-
-    Does not read files.
-    """
-    learner, frame = run.learner, run.learner.model.frame
-    datasets = [run.dataset] if run.evaluation is None else [run.dataset, run.evaluation.dataset]
-    for dataset in datasets:
-        if dataset.frame != frame:
-            raise UserError(
-                f'FRAME is {dataset.frame!r} and MODEL has the frame {frame!r}; give --gin_file=frames/{frame}.gin '
-                f"after the model's file, or --gin.FRAME={frame}"
-            )
-    learner.partitioner.check_batch_size(run.dataset.batch_size, learner.microbatches)
-    if run.evaluation is not None:
-        learner.partitioner.check_batch_size(run.evaluation.dataset.batch_size)
-    if run.tasks is not None:
-        learner.partitioner.check_batch_size(run.tasks.decoding.batch_size)
 
 
 class RunData:
@@ -60,25 +38,29 @@ class RunData:
         evaluator: computes the tasks' metrics; None for a run without tasks.
     """
 
-    def __init__(self, run: Run):
+    def __init__(
+        self,
+        learner: Learner,
+        dataset: pipeline.DatasetConfig,
+        evaluation: held_out_loss.Evaluation | None,
+        tasks: task_evaluation.TaskEvaluation | None,
+    ):
         # Before the first TensorFlow operation.
         stream.hide_accelerators()
-        learner, model = run.learner, run.learner.model
-        prepared = pipeline.prepare(run.dataset, model.vocab_size)
+        prepared = pipeline.prepare(dataset, learner.model.vocab_size)
         self._dataset, self.vocabulary = prepared.config, prepared.vocabulary
         self.record = {
             **prepared.record,
-            'batch_size': run.dataset.batch_size,
-            'pack': run.dataset.pack,
-            'feature_lengths': dict(run.dataset.task_feature_lengths),
-            'seed': run.dataset.seed,
+            'batch_size': dataset.batch_size,
+            'pack': dataset.pack,
+            'feature_lengths': dict(dataset.task_feature_lengths),
+            'seed': dataset.seed,
             'hosts': jax.process_count(),
         }
-        self._partitioner, self._held_out = learner.partitioner, run.evaluation
-        self._capture_period = min(run.periods.checkpoint_period, MAX_BATCHES_DRAWN_AGAIN)
+        self._partitioner, self._held_out = learner.partitioner, evaluation
         records = {'training': prepared.record}
-        if run.evaluation is not None and run.tasks is None:
-            records['evaluation'] = pipeline.prepare(run.evaluation.dataset, model.vocab_size).record
+        if evaluation is not None and tasks is None:
+            records['evaluation'] = pipeline.prepare(evaluation.dataset, learner.model.vocab_size).record
         collectives.check_same(
             {
                 f'the {part} for {use}': record[part]
@@ -87,7 +69,9 @@ class RunData:
             }
         )
         # The evaluator compares its examples between processes.
-        self.evaluator = TaskEvaluator(run.tasks, model, learner.partitioner) if run.tasks else None
+        self.evaluator: task_evaluation.TaskEvaluator | None = None
+        if tasks is not None:
+            self.evaluator = task_evaluation.TaskEvaluator(tasks, learner.model, learner.partitioner)
         # A train step on the CPU needs most of the cores.
         self._threads = task_batches.threads_beside(jax.default_backend())
 
@@ -95,12 +79,16 @@ class RunData:
         """Puts a batch of this process's rows on the devices."""
         return self._partitioner.shard_batch(batch)
 
-    def batches(self, start: Position) -> Prefetcher:
+    def first_position(self) -> prefetch.Position:
+        """Returns the position before the first batch. A resumed run keeps its number of streams."""
+        return prefetch.Position.start(self._dataset.streams or self._partitioner.data_shard()[1])
+
+    def batches(self, start: prefetch.Position, checkpoint_period: int) -> prefetch.Prefetcher:
         """Opens the training batches from `start` on, on the devices; a context manager."""
         dataset = pipeline.resumed(self._dataset, start.batches)
-        share = self._partitioner.data_shard()
-        source = task_batches.TrainBatches(dataset, *share, self._threads, len(start.states))
-        return Prefetcher(source, self.place, start, capture_period=self._capture_period)
+        source = task_batches.TrainBatches(dataset, *self._partitioner.data_shard(), self._threads, len(start.states))
+        period = min(checkpoint_period, MAX_BATCHES_DRAWN_AGAIN)
+        return prefetch.Prefetcher(source, self.place, start, capture_period=period)
 
     def held_out(self) -> dict[str, task_batches.EvalBatches]:
         """Opens the batches of the held-out loss, of the whole split and of each task, by name of their records."""
@@ -109,6 +97,30 @@ class RunData:
             return {}
         splits = whole.of_tasks(self.evaluator.seqio_tasks) if self.evaluator else (whole, *whole.by_task())
         return {split.name: split.batches(self._partitioner.data_shard(), self._threads) for split in splits}
+
+
+def check(
+    learner: Learner,
+    dataset: pipeline.DatasetConfig,
+    evaluation: held_out_loss.Evaluation | None,
+    tasks: task_evaluation.TaskEvaluation | None,
+) -> None:
+    """Raises UserError if data and model have different types, or if batch sizes do not divide over devices.
+
+    Does not read files.
+    """
+    frame, check_batch_size = learner.model.frame, learner.partitioner.check_batch_size
+    for data in [dataset] if evaluation is None else [dataset, evaluation.dataset]:
+        if data.frame != frame:
+            raise UserError(
+                f'FRAME must be that of MODEL, {frame!r}, got {data.frame!r}; give --gin_file=frames/{frame}.gin '
+                f"after the model's file, or --gin.FRAME={frame}"
+            )
+    check_batch_size(dataset.batch_size, learner.microbatches)
+    if evaluation is not None:
+        check_batch_size(evaluation.dataset.batch_size)
+    if tasks is not None:
+        check_batch_size(tasks.decoding.batch_size)
 
 
 def is_new(folder: Folder) -> bool:
@@ -134,83 +146,84 @@ def claim(path: str) -> epath.Path:
             marker.unlink()
         if not is_shared:
             raise UserError(
-                f'MODEL_DIR {folder} is another folder than on the machine of process 0; give one that all machines '
-                'share, on NFS or gs://'
+                f'MODEL_DIR must be a folder that all machines share (NFS or gs://), got {folder}, which is another '
+                'folder on the machine of process 0'
             )
     return folder
 
 
-def save_vocabulary(path: epath.Path, vocabulary: Any, say: Callable[[str], None]) -> None:
-    """Writes the vocabulary into MODEL_DIR, so that the trained model works without its training text."""
+def write_files(path: epath.Path, config_text: str, vocabulary: Any, is_new: bool, say: Callable[[str], None]) -> None:
+    """Writes the configuration and the vocabulary into MODEL_DIR, so that the model works without its training data."""
+    model_dir.write_config(path, config_text)
     folder = path / task_vocabulary.FOLDER
-    try:
-        if not task_vocabulary.save(vocabulary, folder):
-            say(f'VOCABULARY is a {type(vocabulary).__name__}, which cannot be saved in MODEL_DIR; keep its files')
-    except object_store.errors() as error:
-        raise UserError(f'{folder} cannot be written: {object_store.reason(error)}') from error
+    if is_new or not task_vocabulary.saved(path):
+        with object_store.writing(folder):
+            if not task_vocabulary.save(vocabulary, folder):
+                say(f'VOCABULARY is a {type(vocabulary).__name__}, which cannot be saved in MODEL_DIR; keep its files')
 
 
-def begin(
-    run: Run,
-    plan: train_state.StatePlan,
+def resume(
     checkpoints: manager.Checkpoints,
+    abstract: train_state.TrainState,
     record: Mapping[str, Any],
+    which: str,
+    save_position: bool,
+    patience: int | None,
+) -> tuple[saving.Current | None, list[str]]:
+    """Restores the newest checkpoint; None if there is none.
+
+    Args:
+        checkpoints: those of MODEL_DIR.
+        abstract: shapes and shardings of the state.
+        record: the record of this run, which must fit that of the checkpoint.
+        which: if 'previous', moves damaged checkpoints away and restores the newest one that is not damaged.
+        save_position: whether checkpoints have positions in the data.
+        patience: `saving.Patience.most`.
+
+    Returns:
+        The state of the run, and notes for the user. Raises UserError for a damaged checkpoint.
+    """
+    notes: list[str] = [] if save_position else [NO_POSITION]
+    while (step := collectives.broadcast(checkpoints.latest_step())) is not None:
+        try:
+            saved_params.verify(checkpoints.folder / str(step), listed=True)
+            saved = checkpoints.run(step)
+            manager.check_compatible(saved, record)
+            now = saving.restore(checkpoints, step, abstract, patience)
+        except durable.Damaged as error:
+            notes.append(_set_aside(which, checkpoints, step, error))
+            continue
+        if not save_position:
+            now.position = now.position.begin_again()
+        elif not now.position.is_saved:
+            raise UserError(
+                f'the checkpoint of step {step} has no position in the data, because its run had '
+                'SAVE_DATA_POSITION=False; give that again, or a new MODEL_DIR'
+            )
+        if changed := changes.describe_config(saved.get('config', ''), record['config']):
+            notes.append(f'changed since the checkpoint: {changed}')
+        return now, notes
+    return None, notes
+
+
+def initial_state(
+    folder: Folder,
+    model: Any,
+    plan: train_state.StatePlan,
     vocabulary: Any,
     create: Callable[[], train_state.TrainState],
-) -> tuple[Current, str, tuple[str, ...]]:
-    """Restores the newest checkpoint, or creates a new state (with the parameters of INITIAL_CHECKPOINT_PATH).
-
-    `vocabulary` is the run's, and `create` returns a random state. Returns the current state of the run, a message
-    about it, and notes for the user. Raises UserError for a damaged checkpoint, unless `run.recovery` asks for the
-    previous checkpoint.
-    """
-    notes: list[str] = [] if run.dataset.save_position else [NO_POSITION]
-    while (latest := collectives.broadcast(checkpoints.latest_step())) is not None:
-        try:
-            now, restore_notes = _restore(run, checkpoints, latest, plan, record)
-            return now, f'resuming at step {latest}', (*notes, *restore_notes)
-        except durable.Damaged as error:
-            notes.append(_set_aside(run.recovery.restore, checkpoints, latest, error))
-    path = run.folder.initial_checkpoint_path
-    if not path:
-        state, message = create(), 'starting at step 0'
-    else:
-        fresh = getattr(run.learner.model, 'fresh_parameters', ())
-        params, description = initial_params.load(run.folder, plan, vocabulary, create, fresh)
-        state, message = plan.init_from_params(params, donate=True), 'starting at step 0'
-        notes.append(description)
-    # A resumed run keeps its number of streams.
-    position = Position.start(run.dataset.streams or run.learner.partitioner.data_shard()[1])
-    patience = Patience(run.periods.stop_after_evaluations)
-    return Current(state, position=position, patience=patience), message, tuple(notes)
+) -> tuple[train_state.TrainState, list[str]]:
+    """Creates the state at step 0 with `create()`, or with the parameters of INITIAL_CHECKPOINT_PATH, and notes."""
+    if not folder.initial_checkpoint_path:
+        return create(), []
+    fresh = getattr(model, 'fresh_parameters', ())
+    params, description = initial_params.load(folder, plan, vocabulary, create, fresh)
+    return plan.init_from_params(params, donate=True), [description]
 
 
-def _restore(
-    run: Run, checkpoints: manager.Checkpoints, step: int, plan: train_state.StatePlan, record: Mapping[str, Any]
-) -> tuple[Current, list[str]]:
-    saved_params.verify(checkpoints.folder / str(step), listed=True)
-    saved = checkpoints.run(step)
-    manager.check_compatible(saved, record)
-    state, position = checkpoints.restore(step, plan.abstract)
-    if not run.dataset.save_position:
-        position = position.begin_again()
-    elif not position.is_saved:
-        raise UserError(
-            f'the checkpoint of step {step} has no position in the data, because its run had SAVE_DATA_POSITION=False; '
-            'give that again, or a new MODEL_DIR'
-        )
-    changed = config_changes.describe_changes(saved.get('config', ''), record['config'])
-    notes = [f'changed since the checkpoint: {changed}'] if changed else []
-    seconds = saved.get('write_seconds')
-    if isinstance(seconds, int | float):
-        notes.append(preemption.time_to_save(plan.abstract, seconds, run.recovery.preemption_notice))
-    patience = Patience.restored(run.periods.stop_after_evaluations, saved.get('patience'))
-    return Current(state, step, metrics.Window(saved['window']), step, position, patience), notes
-
-
-def _set_aside(restore: str, checkpoints: manager.Checkpoints, step: int, error: durable.Damaged) -> str:
+def _set_aside(which: str, checkpoints: manager.Checkpoints, step: int, error: durable.Damaged) -> str:
     """Moves the checkpoint away with `--restore previous`, and returns a note; otherwise raises UserError."""
-    if restore != PREVIOUS:
+    if which != PREVIOUS:
         others = [other for other in checkpoints.steps() if other != step]
         advice = (
             f'type --restore previous to continue from step {others[-1]}'
@@ -218,6 +231,6 @@ def _set_aside(restore: str, checkpoints: manager.Checkpoints, step: int, error:
             else 'there is no other: give a new MODEL_DIR, or type --restore previous to start again'
         )
         raise UserError(f'{error}; {advice}') from error
-    place = collectives.broadcast(str(checkpoints.set_aside(step)) if jax.process_index() == 0 else None)
+    folder = collectives.broadcast(str(checkpoints.set_aside(step)) if jax.process_index() == 0 else None)
     checkpoints.reopen()
-    return f'{error}; it is in {place} now'
+    return f'{error}; it is in {folder} now'

@@ -10,7 +10,7 @@ import numpy as np
 import optax
 import pytest
 
-from remixer_t5x.checkpoints import manager, model_changes, saved_params
+from remixer_t5x.checkpoints import changes, manager, saved_params
 from remixer_t5x.data.prefetch import Position
 from remixer_t5x.errors import UserError
 from remixer_t5x.optim.train_state import TrainState
@@ -119,14 +119,14 @@ SHAPES = {
 )  # fmt: skip
 def test_another_model_is_named_by_its_sublayers(change, said):
     saved = dict.fromkeys(SHAPES, (1,))
-    found = model_changes.describe(saved, {change(name): shape for name, shape in saved.items()})
+    found = changes.describe_shapes(saved, {change(name): shape for name, shape in saved.items()})
     assert found.startswith(said) and bool(found) == bool(said)
 
 
 def test_both_stacks_of_another_model_are_named_at_once():
     there = {f'params/{side}/run_0/layer/mixer/kernel': (1,) for side in ('encoder', 'decoder')}
     assert (
-        model_changes.describe(there, {})
+        changes.describe_shapes(there, {})
         == 'its encoder and decoder have mixer where this configuration builds nothing'
     )
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from remixer_t5x.checkpoints import watch
+from remixer_t5x.checkpoints import saved_params
 from remixer_t5x.errors import UserError
 
 
@@ -19,14 +19,14 @@ def test_paths_name_checkpoints_or_the_newest_of_a_run(tmp_path):
     save(tmp_path / 'a', 5, 100, 20)
     save(tmp_path / 'b', 7)
     given = f'{tmp_path}/a/checkpoints/5, {tmp_path}/a, {tmp_path}/b/checkpoints'
-    assert names(watch.find_all(given)) == ['5', '100', '7']
+    assert names(saved_params.find_all(given)) == ['5', '100', '7']
 
 
 def test_a_checkpoint_that_is_being_written_is_none_yet(tmp_path):
     save(tmp_path, 5)
     (tmp_path / 'checkpoints' / '10').mkdir()
     (tmp_path / 'checkpoints' / '12.orbax-checkpoint-tmp' / 'state').mkdir(parents=True)
-    assert names(watch.find_all(str(tmp_path))) == ['5']
+    assert names(saved_params.find_all(str(tmp_path))) == ['5']
 
 
 @pytest.mark.parametrize(
@@ -43,13 +43,13 @@ def test_a_wrong_path_is_told_what_is_near(tmp_path, path, line):
     save(tmp_path / 'run', 5, 100)
     given = ','.join(f'{tmp_path}/{part}' for part in path.split(',')) if path else ''
     with pytest.raises(UserError) as caught:
-        watch.find_all(given)
+        saved_params.find_all(given)
     assert line.format(tmp_path) in str(caught.value)
 
 
 def test_nothing_near_says_what_to_give(tmp_path):
     with pytest.raises(UserError, match='give the MODEL_DIR of a run that saved one'):
-        watch.find_all(str(tmp_path / 'nowhere' / 'deep'))
+        saved_params.find_all(str(tmp_path / 'nowhere' / 'deep'))
 
 
 class Clock:
@@ -69,21 +69,21 @@ class Clock:
 def test_following_takes_each_checkpoint_once_as_it_appears(tmp_path, monkeypatch):
     save(tmp_path, 10)
     later = iter((20, 30))
-    monkeypatch.setattr(watch, 'time', Clock(lambda: save(tmp_path, next(later))))
-    assert names(watch.follow(str(tmp_path), timeout=20, until=30, poll=0.01)) == ['10', '20', '30']
+    monkeypatch.setattr(saved_params, 'time', Clock(lambda: save(tmp_path, next(later))))
+    assert names(saved_params.follow(str(tmp_path), timeout=20, until=30, poll=0.01)) == ['10', '20', '30']
 
 
 def test_following_ends_by_itself_and_goes_on_after_what_is_done(tmp_path, monkeypatch):
     save(tmp_path, 10, 20, 30)
     clock = Clock()
-    monkeypatch.setattr(watch, 'time', clock)
-    assert names(watch.follow(str(tmp_path), timeout=0.1, done={10, 30}, poll=0.01)) == ['20']
+    monkeypatch.setattr(saved_params, 'time', clock)
+    assert names(saved_params.follow(str(tmp_path), timeout=0.1, done={10, 30}, poll=0.01)) == ['20']
     assert clock.now == pytest.approx(0.1, abs=0.02)
 
 
 def test_following_a_folder_that_stays_empty_is_told(tmp_path):
     save(tmp_path / 'run', 10)
     with pytest.raises(UserError, match='the nearest that does is'):
-        list(watch.follow(str(tmp_path / 'rum'), timeout=0, poll=0.01))
+        list(saved_params.follow(str(tmp_path / 'rum'), timeout=0, poll=0.01))
     with pytest.raises(UserError, match='takes one MODEL_DIR'):
-        list(watch.follow('a,b', timeout=0))
+        list(saved_params.follow('a,b', timeout=0))

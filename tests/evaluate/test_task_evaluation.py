@@ -189,7 +189,10 @@ def vocabularies_that_differ():
 
 MISTAKES = {
     'unknown task': (lambda: evaluator('echp'), "MIXTURE_OR_TASK_NAME must be .* got 'echp'"),
-    'not in the mixture': (lambda: evaluator([task('echo_d')], tasks='echo_e'), "EVAL_TASKS must be among echo_d, got 'echo_e'"),
+    'not in the mixture': (
+        lambda: evaluator([task('echo_d')], tasks='echo_e'),
+        "EVAL_TASKS must be among echo_d, got 'echo_e'",
+    ),
     'missing split': (
         lambda: evaluator(task('echo_f'), split='test'),
         "no task of echo_f .* no split 'test'",

@@ -5,7 +5,6 @@ import os
 import signal
 import types
 
-import numpy as np
 import pytest
 
 from remixer_t5x.cli import train
@@ -51,20 +50,6 @@ def test_a_hang_up_saves_and_nohup_ignores_it(capfd, monkeypatch):
         signal.raise_signal(signal.SIGHUP)
         assert stop.agreed(5) is None
     signal.signal(signal.SIGHUP, before)
-
-
-@pytest.mark.parametrize(
-    ('seconds', 'said'),
-    [
-        (10, '(2 MiB/s): 30 s of notice before a preemption (PREEMPTION_NOTICE) are enough to save'),
-        (20, 'are enough to save, unless another checkpoint is being written just then'),
-        (31, 'are too short to save, and a preempted run goes back to its last checkpoint; lower CHECKPOINT_PERIOD'),
-    ],
-)
-def test_a_run_says_whether_it_saves_before_a_preemption(seconds, said):
-    state = {'kernel': np.zeros((2, 2**20), np.float32), 'bias': np.zeros(2**21, np.float64)}
-    line = preemption.time_to_save(state, seconds, 30)
-    assert line.startswith(f'a checkpoint of 24.0 MiB takes {seconds}.0 s to write') and said in line
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ import numpy as np
 from etils import epath
 from flax import traverse_util
 
-from remixer_t5x.checkpoints import config_changes, saved_params
+from remixer_t5x.checkpoints import changes, saved_params
 from remixer_t5x.config import loading
 from remixer_t5x.data import frames, task_vocabulary
 from remixer_t5x.devices.partition import Partitioner
@@ -109,7 +109,7 @@ def to_adapters(args: argparse.Namespace) -> None:
     """`--checkpoint=PATH --to_adapters=MODEL_DIR`: writes the arrays that differ from the base, and the base's path."""
     params, record, step = converted.read(args.checkpoint, '--checkpoint', merge=False)
     config = str(record.get('config') or '')
-    path = args.base or config_changes.bindings(config).get('INITIAL_CHECKPOINT_PATH', 'None').strip('\'"')
+    path = args.base or changes.bindings(config).get('INITIAL_CHECKPOINT_PATH', 'None').strip('\'"')
     if path == 'None':
         raise UserError('the run started from random parameters; give the checkpoint to compare with: --base=PATH')
     base = saved_params.find_step(path, '--base')

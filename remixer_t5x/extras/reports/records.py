@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from remixer_t5x import untrusted_files
-from remixer_t5x.checkpoints import config_changes
+from remixer_t5x.checkpoints import changes
 from remixer_t5x.errors import UserError
 from remixer_t5x.run_folder import metrics
 
@@ -78,7 +78,7 @@ class Run:
 
     def settings(self) -> dict[str, str]:
         """Gin values as text, by macro or `module.Class.argument`."""
-        return config_changes.bindings(self.config)
+        return changes.bindings(self.config)
 
     @property
     def seed(self) -> int:
