@@ -15,7 +15,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from remixer_t5x.kernels.compile_target import interprets_kernels
-from remixer_t5x.kernels.running_token_mlp.blocks import BlockGradients, Tokens
+from remixer_t5x.kernels.running_token_mlp.block_loop import BlockGradients, Tokens
 
 LANES = 128
 _FLOAT32 = jnp.float32
