@@ -6,7 +6,6 @@ hidden units. The backward pass writes the gradient of A after each token once, 
 docs/forecast.md compares this with kernels: XLA:GPU fuses at most eight sums, so several kernels recompute A.
 """
 
-
 import jax
 import jax.numpy as jnp
 
