@@ -36,7 +36,7 @@ class SequenceContext:
             then keep; None where it has dummy tokens, one for each position.
         deterministic: True switches dropout off.
         packed: whether a row may hold several examples. False lets sublayers skip per-example gathers.
-        attention: how attention sublayers compute, one of `kernels.attention.choice.IMPLEMENTATIONS`; set by a stack.
+        attention: how attention sublayers compute, one of `kernels.attention.api.IMPLEMENTATIONS`; set by a stack.
     """
 
     segment_ids: jax.Array

@@ -28,7 +28,7 @@ MAKERS = {'tests/test_untrusted.py', 'tests/interop/test_untrusted_folders.py', 
 # It does what `python -c` does, in a process that has imported the libraries.
 INTERPRETER = 'tests/support/warm_python.py'
 # Their pickles go through pipes between this process and processes that it started.
-PIPES = {'tasks/remixer_tasks/files/workers.py', 'remixer_t5x/kernels/self_check.py'}
+PIPES = {'tasks/remixer_tasks/files/workers.py'}
 PRODUCT = ('remixer_t5x', 'tasks', 'scripts')
 
 

@@ -11,7 +11,9 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 from flax import linen as nn
+from jax.experimental.pallas import tpu as pltpu
 from jax.sharding import PartitionSpec
 
 from remixer_t5x import axes
@@ -55,14 +57,6 @@ def is_described() -> bool:
     return _TARGET.get().platform is not None
 
 
-def target_chip() -> str:
-    """Returns the TPU chip, such as 'v3' or 'v5e'; empty if unknown."""
-    target = _TARGET.get()
-    if target.chip or target.platform or jax.default_backend() != 'tpu':
-        return target.chip or ''
-    return jax.devices()[0].device_kind.removeprefix('TPU ')
-
-
 def interprets_kernels() -> bool:
     """Whether kernels are translated to operations that every device has."""
     return _TARGET.get().interpret
@@ -82,27 +76,40 @@ def on_single_cpu() -> bool:
     return on_cpu() and jax.device_count() == 1
 
 
+def refuse_bfloat16(dtype: Any) -> str | None:
+    """Returns why a Pallas TPU kernel does not support products of this dtype, or None."""
+    chip = _TARGET.get().chip
+    if chip is None and not is_described() and jax.default_backend() == 'tpu':
+        chip = jax.devices()[0].device_kind.removeprefix('TPU ')
+    if dtype != jnp.bfloat16 or chip not in ('v2', 'v3'):
+        return None
+    return f'multiplies bfloat16 on a TPU v4 or newer and not on a {chip}'
+
+
+def on_chip_memory(default: int) -> int:
+    """Bytes of on-chip memory (VMEM) of this process's TPU; the default without a TPU."""
+    return pltpu.get_tpu_info().vmem_capacity_bytes if jax.default_backend() == 'tpu' else default
+
+
 def rows_and_heads(batch: int, heads: int) -> tuple[Any, Any]:
     """The mesh axes that shard the batch and the heads, each None if they do not divide the size."""
     mesh = jax.sharding.get_abstract_mesh()
     rules = nn.get_logical_axis_rules()
     names = nn.logical_to_mesh_axes((axes.BATCH, axes.HEADS)) if rules else PartitionSpec(None, None)
-    return _dividing(mesh, names[0], batch), _dividing(mesh, names[1], heads)
+
+    def dividing(mesh_axes: Any, size: int) -> Any:
+        parts = _count_parts(mesh, mesh_axes)
+        return mesh_axes if parts > 1 and size % parts == 0 else None
+
+    return dividing(names[0], batch), dividing(names[1], heads)
 
 
 def heads_of_device(batch: int, heads: int) -> int:
     """The number of heads that each device computes."""
-    mesh_axes = rows_and_heads(batch, heads)[1]
-    return heads // _parts(jax.sharding.get_abstract_mesh(), mesh_axes)
+    return heads // _count_parts(jax.sharding.get_abstract_mesh(), rows_and_heads(batch, heads)[1])
 
 
-def _dividing(mesh, mesh_axes, size: int):
-    """The mesh axes if they divide `size`; otherwise None, which replicates."""
-    parts = _parts(mesh, mesh_axes)
-    return mesh_axes if parts > 1 and size % parts == 0 else None
-
-
-def _parts(mesh, mesh_axes) -> int:
+def _count_parts(mesh: Any, mesh_axes: Any) -> int:
     names = (mesh_axes,) if isinstance(mesh_axes, str) else mesh_axes or ()
     return math.prod(mesh.shape.get(name, 1) for name in names)
 

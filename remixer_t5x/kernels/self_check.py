@@ -1,12 +1,10 @@
 """Compares a kernel with its formula on the device before a program uses the kernel.
 
 Tracing reaches a kernel with its shapes, dtype and flags. `failure` then runs it once, forward and backward, on two
-random rows, and compares it with the formula in float32. A kernel that differs, raises or crashes is replaced by its
-formula. Results are cached next to JAX's compiled programs, per version of the kernels, of JAX, of driver and chip.
-
-On a GPU the check runs in a child process, so that a crash or a hang does not end the run; the child allocates memory
-as needed, from the quarter that JAX leaves free. A TPU belongs to one process, so there the check runs in this process;
-after a crash, a file in the cache makes the next start use the formula. Of several processes, process 0 checks.
+random rows, and compares it with the formula in float32. A kernel that differs or raises is replaced by its formula.
+Results are cached next to JAX's compiled programs, per version of the kernels, of JAX, of driver and chip. After a
+check that crashed or hung, its file in the cache makes the next start use the formula. Of several processes, process 0
+checks.
 """
 
 import contextlib
@@ -16,11 +14,7 @@ import functools
 import hashlib
 import json
 import logging
-import os
 import pathlib
-import pickle
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from concurrent import futures
 from typing import Any, NamedTuple
@@ -35,8 +29,6 @@ from remixer_t5x.kernels import compile_target
 
 FOLDER = 'kernel_checks'
 ROWS, _EXAMPLES = 2, 3  # of the random operands, and in a packed row
-_LONGEST = 300  # seconds after which a check counts as hung
-_CHILD = [sys.executable, '-c', 'from remixer_t5x.kernels import self_check; self_check.main_of_child()']
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,7 +37,7 @@ class Check:
 
     Attributes:
         kernel, call: its name, such as 'cudnn', and what it computes: lengths, heads, flags.
-        run, formula: module-level functions, or partials of them, from `operands` to one array.
+        run, formula: functions from `operands` to one array.
         operands: trees of `jax.ShapeDtypeStruct`. Integers are the segments of rows, [ROWS, length].
         packed: whether a row may hold several examples.
     """
@@ -68,7 +60,6 @@ class Verdict(NamedTuple):
 
     difference: float | None = None
     error: str | None = None
-    crashed: bool = False
 
     def failure(self, check: Check) -> str | None:
         """Returns why the kernel must not be used, or None."""
@@ -110,7 +101,7 @@ def failure(check: Check) -> str | None:
     if check.key not in _failures:
         reason = run(check).failure(check) if jax.process_index() == 0 else None
         if jax.process_count() > 1:
-            failed = _outside_of_trace(multihost_utils.broadcast_one_to_all, np.array(reason is not None))
+            failed = _call_outside_trace(multihost_utils.broadcast_one_to_all, np.array(reason is not None))
             reason = reason or ('failed its self-check in process 0' if failed else None)
         _failures[check.key] = reason
     return _failures[check.key]
@@ -129,28 +120,23 @@ def run(check: Check, platform: str | None = None) -> Verdict:
         check: the call.
         platform: the platform whose kernel is interpreted on this device, uncached; None for the device's own kernel.
     """
-    path = _path(check) if platform is None else None
+    path = _cache_path(check) if platform is None else None
     if path is None:
-        return _run(check, platform)
+        return _call_outside_trace(_measure, check, platform)
     path.parent.mkdir(parents=True, exist_ok=True)
     # Another process may be checking the same call. A process that crashes releases the lock.
     with filelock.FileLock(path.with_suffix('.lock')):
         if path.exists():
             return Verdict(**json.loads(path.read_text()))
-        # Remains if this process or the child crashes.
+        # Remains if this process crashes.
         path.write_text(json.dumps({'error': f'crashed or hung in an earlier check; remove {path} to check again'}))
-        verdict = _run(check, platform)
+        verdict = _call_outside_trace(_measure, check, platform)
         if verdict.error is None:
             path.write_text(json.dumps(verdict._asdict()))
-        elif not verdict.crashed:
+        else:
             # The cause of an exception may be temporary, such as too little memory.
             path.unlink()
     return verdict
-
-
-def _run(check: Check, platform: str | None) -> Verdict:
-    verdict = None if jax.default_backend() == 'tpu' else _in_child(check, platform)
-    return verdict or _outside_of_trace(_measure, check, platform)
 
 
 def _measure(check: Check, platform: str | None) -> Verdict:
@@ -181,13 +167,13 @@ def _results(function: Callable[..., jax.Array], operands: Any, direction: Any) 
     leaves, tree = jax.tree.flatten(operands)
     places = [place for place, leaf in enumerate(leaves) if _is_float(leaf)]
 
-    def of_floats(*floats: jax.Array) -> jax.Array:
+    def apply_to_floats(*floats: jax.Array) -> jax.Array:
         replaced = dict(zip(places, floats, strict=True))
         return function(*tree.unflatten([replaced.get(place, leaf) for place, leaf in enumerate(leaves)]))
 
     @jax.jit
     def compute(*floats: jax.Array) -> list[jax.Array]:
-        result, pull_back = jax.vjp(of_floats, *floats)
+        result, pull_back = jax.vjp(apply_to_floats, *floats)
         return [result, *pull_back(direction.astype(result.dtype))]
 
     return compute(*(leaves[place] for place in places))
@@ -212,13 +198,13 @@ def _is_float(array: Any) -> bool:
     return jnp.issubdtype(array.dtype, jnp.floating)
 
 
-def _outside_of_trace(function: Callable[..., Any], *args: Any) -> Any:
+def _call_outside_trace(function: Callable[..., Any], *args: Any) -> Any:
     """Calls the function in a thread, because the trace of this thread would record what the function computes."""
     with futures.ThreadPoolExecutor(1) as executor:
         return executor.submit(function, *args).result()
 
 
-def _path(check: Check) -> pathlib.Path | None:
+def _cache_path(check: Check) -> pathlib.Path | None:
     """The file of a check's result; None without a compilation cache."""
     folder, device = jax.config.jax_compilation_cache_dir, jax.local_devices()[0]
     if not folder:
@@ -227,24 +213,3 @@ def _path(check: Check) -> pathlib.Path | None:
     versions = (jax.__version__, device.device_kind, device.client.platform_version, check.key)
     key = hashlib.sha256(repr(versions).encode() + sources).hexdigest()[:24]
     return pathlib.Path(folder) / FOLDER / f'{check.kernel}-{key}.json'
-
-
-def _in_child(check: Check, platform: str | None) -> Verdict | None:
-    """The result of a child process; None if the child cannot use the device."""
-    task = pickle.dumps((check, platform, jax.default_backend()))
-    environment = {**os.environ, 'XLA_PYTHON_CLIENT_PREALLOCATE': 'false'}
-    try:
-        child = subprocess.run(_CHILD, input=task, capture_output=True, env=environment, timeout=_LONGEST)
-    except subprocess.TimeoutExpired:
-        return Verdict(error=f'took over {_LONGEST} s', crashed=True)
-    if child.returncode:
-        return Verdict(error=f'crashed with exit code {child.returncode}', crashed=True)
-    fields = json.loads(child.stdout.splitlines()[-1])
-    return None if fields is None else Verdict(**fields)
-
-
-def main_of_child() -> None:
-    """Runs the check that the parent wrote to standard input, and prints the result as the last line."""
-    check, platform, backend = pickle.load(sys.stdin.buffer)
-    verdict = _measure(check, platform)._asdict() if jax.default_backend() == backend else None
-    print(f'\n{json.dumps(verdict)}')

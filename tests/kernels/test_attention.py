@@ -9,9 +9,9 @@ import pytest
 
 from remixer_t5x.errors import UserError
 from remixer_t5x.kernels import self_check
-from remixer_t5x.kernels.attention import choice, cudnn, step, tpu_plan
+from remixer_t5x.kernels.attention import api, cudnn, decoding, tpu_kernel
 from remixer_t5x.kernels.attention import formula as module
-from remixer_t5x.kernels.attention.inputs import DistanceBias, Visibility
+from remixer_t5x.kernels.attention.formula import DistanceBias, Visibility
 from remixer_t5x.kernels.compile_target import compiling_for
 
 B, Q, K, H, D = 3, 5, 7, 2, 4
@@ -42,8 +42,8 @@ def test_equals_plain_attention_and_its_gradients(monkeypatch, by_rows, with_bia
         arguments = (query, key, value, bias)
         return jax.jit(jax.value_and_grad(loss, argnums=(0, 1, 2, 3)))(*arguments)
 
-    actual, wanted = value_and_gradients(module.dot_product_attention), value_and_gradients(plain)
-    jax.tree.map(lambda a, w: np.testing.assert_allclose(a, w, rtol=1e-4, atol=1e-5), actual, wanted)
+    actual, expected = value_and_gradients(module.dot_product_attention), value_and_gradients(plain)
+    jax.tree.map(lambda a, e: np.testing.assert_allclose(a, e, rtol=1e-4, atol=1e-5), actual, expected)
 
 
 def test_a_query_that_may_see_nothing_stays_finite():
@@ -61,17 +61,14 @@ def packed(rows, length):
     return jnp.asarray(np.sort(np.random.default_rng(1).integers(1, 4, (rows, length))), jnp.int32)
 
 
-def odd_one(length):
-    """Packed rows, whose last query is of an example without a key."""
-    return packed(2, length).at[1, -1].set(9)
-
+# The last query of a row belongs to an example without a key.
+LONELY = packed(2, 140).at[1, -1].set(9)
 
 # Queries, keys, heads, width of a head, visibility and whether there is a bias. Rows of 200 tokens take two blocks of
 # 128, the second of them not full. Two heads of 64 features fill the lanes of a register, three of 16 never do.
 KERNEL_CASES = {
     'a decoder, packed, in two blocks': (200, 200, 2, 64, Visibility(packed(2, 200), packed(2, 200), True), True),
-    # One query sees no key.
-    'cross-attention, packed': (140, 200, 1, 16, Visibility(odd_one(140), packed(2, 200)), False),
+    'cross-attention, packed': (140, 200, 1, 16, Visibility(LONELY, packed(2, 200)), False),
     'an encoder in one block': (24, 24, 3, 16, Visibility(None, padding(2, 24)), True),
     'an encoder, packed, of odd length': (23, 23, 2, 16, Visibility(packed(2, 23), packed(2, 23)), True),
     'a decoder of odd length': (23, 23, 2, 16, Visibility(None, padding(2, 23), True), True),
@@ -79,11 +76,11 @@ KERNEL_CASES = {
 }
 
 
-@pytest.mark.parametrize('platform', choice.KERNELS)
+@pytest.mark.parametrize('platform', api.KERNELS)
 @pytest.mark.parametrize('case', KERNEL_CASES)
 def test_a_kernel_equals_the_formula_and_its_gradients(case, platform, monkeypatch):
-    """In float32, for which cuDNN's place is taken by JAX's own attention of the same arguments."""
-    monkeypatch.setattr(tpu_plan, '_LONGEST_BLOCK', 128)
+    """In float32; JAX's XLA attention with the same arguments replaces cuDNN."""
+    monkeypatch.setattr(tpu_kernel, '_LONGEST_BLOCK', 128)
     queries, keys, heads, width, visibility, with_bias = KERNEL_CASES[case]
     rng = np.random.default_rng(0)
     lengths = (queries, keys, keys, queries)
@@ -103,9 +100,9 @@ def test_a_kernel_equals_the_formula_and_its_gradients(case, platform, monkeypat
         arguments = (0.3 * query, key, value, by_distance)
         return jax.jit(jax.value_and_grad(loss, argnums=(0, 1, 2, 3), has_aux=True))(*arguments)
 
-    expected = value_and_gradients(functools.partial(choice.attention, implementation='formula'))
+    expected = value_and_gradients(functools.partial(api.attention, implementation='formula'))
     with compiling_for(platform, interpret=True):
-        actual = value_and_gradients(choice.KERNELS[platform][1].attend)
+        actual = value_and_gradients(api.KERNELS[platform][1].attend)
     jax.tree.map(lambda a, e: np.testing.assert_allclose(a, e, rtol=2e-4, atol=2e-4), actual, expected)
 
 
@@ -122,18 +119,18 @@ def test_segments_of_packed_rows_do_not_meet():
     assert np.all(products[~np.eye(len(sets), dtype=bool)] <= -1e6)
 
 
-def test_a_kernel_that_cannot_compute_a_call_says_why():
+def test_a_kernel_that_refuses_a_call_names_the_reason():
     heads = jnp.ones((1, 4, 1, 8))
     everything = Visibility(None, jnp.ones((1, 4), jnp.int32))
     bias = jnp.zeros((1, 1, 4, 4))
 
     def refused(platform, implementation, reason, bias=None, visibility=everything, x=heads, chip=None):
         with compiling_for(platform, chip=chip), pytest.raises(UserError, match=reason):
-            choice.attention(x, x, x, visibility, bias, implementation)
+            api.attention(x, x, x, visibility, bias, implementation)
 
-    refused('cpu', 'flash', "ATTENTION is 'flash'; type one of auto, formula, tpu_kernel, cudnn")
-    refused('cpu', 'tpu_kernel', 'runs on another kind of device than cpu; type --gin.ATTENTION=auto')
-    refused('gpu', 'tpu_kernel', 'runs on another kind of device than gpu')
+    refused('cpu', 'flash', "one of auto, formula, tpu_kernel, cudnn, got 'flash'")
+    refused('cpu', 'tpu_kernel', 'does not run on a cpu; type --gin.ATTENTION=auto')
+    refused('gpu', 'tpu_kernel', 'does not run on a gpu')
     refused('tpu', 'tpu_kernel', 'takes a bias by distance', bias)
     refused('gpu', 'cudnn', 'computes in bfloat16 and not in float32')
     low = heads.astype(jnp.bfloat16)
@@ -144,31 +141,31 @@ def test_a_kernel_that_cannot_compute_a_call_says_why():
     for visibility in (everything, several):
         assert cudnn.refusal(low, low, low, visibility, bias) is None
     prefix = Visibility(None, jnp.ones((1, 4), jnp.int32), True, jnp.ones((1, 4), bool))
-    for platform, (name, _) in choice.KERNELS.items():
-        refused(platform, name, 'does not read a prefix in both directions', x=low, visibility=prefix)
+    for platform, (name, _) in api.KERNELS.items():
+        refused(platform, name, 'does not support a prefix', x=low, visibility=prefix)
 
 
-def test_auto_takes_the_formula_where_a_kernel_refuses_and_says_so_once(caplog):
+def test_auto_uses_the_formula_if_a_kernel_refuses_and_logs_it_once(caplog):
     heads = jnp.ones((1, 4, 1, 8))
     everything = Visibility(None, jnp.ones((1, 4), jnp.int32))
     self_check.warn_of_formula.cache_clear()
     for _ in range(2):
         with compiling_for('gpu'):
-            np.testing.assert_allclose(choice.attention(heads, heads, heads, everything), heads, rtol=1e-6)
+            np.testing.assert_allclose(api.attention(heads, heads, heads, everything), heads, rtol=1e-6)
     [record] = caplog.records
     assert 'cudnn' in record.message and 'float32' in record.message
 
 
-def test_one_query_reads_a_cache_of_either_form(monkeypatch):
+def test_a_decoding_step_reads_a_cache_of_either_layout(monkeypatch):
     """Also several: the beams of a sequence, which share its memory."""
     rng = np.random.default_rng(0)
     query, key, value = (jnp.asarray(rng.normal(size=(B, n, H, D)), jnp.float32) for n in (2, K, K))
     mask = jnp.asarray(rng.random((B, 1, 2, K)) < 0.7).at[..., 0].set(True)
     bias = jnp.asarray(rng.normal(size=(1, H, 2, K)), jnp.float32)
-    wanted = plain(query, key, value, mask, bias)
+    expected = plain(query, key, value, mask, bias)
     for platform, dimensions in (('cpu', 4), ('tpu', 3)):
-        monkeypatch.setattr(step, 'target_platform', lambda platform=platform: platform)
-        cached_key, cached_value = step.cached_memory_key(key), step.cached(value)[0]
+        monkeypatch.setattr(decoding, 'target_platform', lambda platform=platform: platform)
+        cached_key, cached_value = decoding.cached_memory_key(key), decoding.cached(value)[0]
         assert cached_key.ndim == cached_value.ndim == dimensions
-        mixed = step.attend_step(query, cached_key, cached_value, mask, bias)
-        np.testing.assert_allclose(mixed, wanted, rtol=1e-5, atol=1e-6)
+        mixed = decoding.attend_step(query, cached_key, cached_value, mask, bias)
+        np.testing.assert_allclose(mixed, expected, rtol=1e-5, atol=1e-6)

@@ -36,8 +36,8 @@ def test_scaled_units_equal_autodiff():
         return jax.jit(jax.value_and_grad(lambda *both: jnp.sum(weights * mix(*both)), argnums=(0, 1)))(x, scale)
 
     actual = value_and_gradients(lambda x, scale: gelu.scaled_units(x, scale, 1e-6))
-    wanted = value_and_gradients(plain)
-    jax.tree.map(lambda a, w: np.testing.assert_allclose(a, w, rtol=1e-4, atol=1e-4), actual, wanted)
+    expected = value_and_gradients(plain)
+    jax.tree.map(lambda a, e: np.testing.assert_allclose(a, e, rtol=1e-4, atol=1e-4), actual, expected)
 
 
 def test_units_that_are_all_equal_become_zero():
@@ -56,5 +56,5 @@ def test_gelu_times_equals_autodiff():
 
     with compiling_for('gpu'):
         actual = value_and_gradients(gelu.gelu_times)
-    wanted = value_and_gradients(plain)
-    jax.tree.map(lambda a, w: np.testing.assert_allclose(a, w, rtol=1e-4, atol=1e-5), actual, wanted)
+    expected = value_and_gradients(plain)
+    jax.tree.map(lambda a, e: np.testing.assert_allclose(a, e, rtol=1e-4, atol=1e-5), actual, expected)

@@ -9,7 +9,7 @@ import pytest
 
 from remixer_t5x.context import SequenceContext
 from remixer_t5x.kernels.compile_target import compiling_for
-from remixer_t5x.kernels.window_mlp import gpu, mix, tpu
+from remixer_t5x.kernels.window_mlp import api, gpu, tpu
 from remixer_t5x.models.sublayers import mlp_mixer
 
 KERNELS = {'gpu': gpu, 'tpu': tpu}
@@ -18,8 +18,8 @@ WIDTH, HIDDEN = 128, 3
 
 def formula(wi, bias, out, tokens, ids):
     """By `mix_windows`, which the tests of the sublayer compare with the equation."""
-    weights = mix.TokenMLP(wi, bias, jnp.ones(HIDDEN), jnp.zeros(()))
-    return mix.mix_windows(weights, tokens, out, ids)
+    weights = api.TokenMLP(wi, bias, jnp.ones(HIDDEN), jnp.zeros(()))
+    return api.mix_windows(weights, tokens, out, ids)
 
 
 def value_and_gradients(mix, arrays, ids):
@@ -50,11 +50,11 @@ def test_equals_the_formula_with_gradients(platform, length, window, packed):
     *weights, tokens = (jnp.asarray(rng.normal(size=shape), jnp.float32) for shape in shapes)
     arrays = [*weights, jnp.where((ids > 0)[..., None], tokens, 0)]
     ids = ids if packed else None
-    wanted = value_and_gradients(formula, arrays, ids)
+    expected = value_and_gradients(formula, arrays, ids)
     with compiling_for(platform, interpret=True):
         assert KERNELS[platform].refusal(arrays[0], arrays[-1]) is None
         actual = value_and_gradients(KERNELS[platform].mix, arrays, ids)
-    jax.tree.map(lambda a, w: np.testing.assert_allclose(a, w, rtol=1e-4, atol=1e-3), actual, wanted)
+    jax.tree.map(lambda a, e: np.testing.assert_allclose(a, e, rtol=1e-4, atol=1e-3), actual, expected)
 
 
 @pytest.mark.parametrize('platform', KERNELS)
@@ -66,10 +66,10 @@ def test_the_sublayer_calls_the_kernel_and_drops_the_same_hidden_units(platform,
     ctx = SequenceContext(examples(length), positions, packed=True, deterministic=False, causal=True)
     params = mixer.init({'params': jax.random.key(0), 'dropout': jax.random.key(1)}, x, ctx)
     apply = functools.partial(mixer.apply, params, x, ctx, rngs={'dropout': jax.random.key(2)})
-    wanted = apply()
-    monkeypatch.setattr(mix, '_mix_by_formula', None)
+    expected = apply()
+    monkeypatch.setattr(api, '_mix_by_formula', None)
     with compiling_for(platform, interpret=True):
-        np.testing.assert_allclose(apply(), wanted, rtol=1e-4, atol=1e-4)
+        np.testing.assert_allclose(apply(), expected, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize(

@@ -1,17 +1,16 @@
-"""Kernels that are wrong on purpose, for tests of the self-check; a child process imports them by name."""
+"""Kernels that are wrong on purpose, for tests of the self-check."""
 
 import os
 import signal
-import time
 
 import jax
 
 from remixer_t5x.kernels import self_check
-from remixer_t5x.kernels.attention.formula import dot_product_attention
+from remixer_t5x.kernels.attention.formula import Visibility, dot_product_attention
 
 
 class Kernel:
-    """A kernel of attention, as the modules in `choice.KERNELS`, with this function in place of the computation."""
+    """A kernel of attention that calls a function, like the modules in `api.KERNELS`."""
 
     def __init__(self, attend):
         self.attend = attend
@@ -53,18 +52,8 @@ def kills_its_process(*_):
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def hangs(*_):
-    time.sleep(600)
-
-
 def check(attend):
     """The check of one of these kernels."""
     shape = jax.ShapeDtypeStruct((2, 8, 1, 4), 'float32')
-    visibility = self_check_visibility()
+    visibility = Visibility(None, jax.ShapeDtypeStruct((2, 8), 'int32'))
     return self_check.Check('test', '8 tokens', attend, right, (shape, shape, shape, visibility, None), False)
-
-
-def self_check_visibility():
-    from remixer_t5x.kernels.attention.inputs import Visibility
-
-    return Visibility(None, jax.ShapeDtypeStruct((2, 8), 'int32'))

@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from remixer_t5x.kernels.attention.inputs import Bias, Visibility, full_bias
+from remixer_t5x.kernels.attention.formula import Bias, Visibility, full_bias
 from remixer_t5x.kernels.compile_target import interprets_kernels
 
 _WIDEST_HEAD = 128
@@ -40,7 +40,7 @@ def refusal(query: jax.Array, key: jax.Array, value: jax.Array, visibility: Visi
 
 
 def attend(query: jax.Array, key: jax.Array, value: jax.Array, visibility: Visibility, bias: Bias) -> jax.Array:
-    """Computes `choice.attention` of a call for which `refusal` is None."""
+    """Computes `api.attention` of a call for which `refusal` is None."""
     full, (batch, num_queries, _, head_dim) = full_bias(bias), query.shape
     query_segments, key_segments = visibility.query_segments, visibility.key_segments
     if full is not None:

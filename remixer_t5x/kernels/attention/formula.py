@@ -1,21 +1,85 @@
-"""softmax(query key^T + bias) value, with a backward pass that recomputes the weights.
+"""Attention as a formula: its inputs, and softmax(query key^T + bias) value with a recomputing backward pass.
 
 As in FlashAttention (Dao et al. 2022), only the output and the log-sum-exp of each row of logits are kept, not the
 [batch, heads, q, k] weights. On a single CPU the rows of the batch are processed one after another, so that a row's
 logits stay in cache and the gradient of the shared bias is summed there; scripts/benchmarks/attention.py measures it.
 """
 
+from typing import TypeAlias
+
 import jax
 import jax.numpy as jnp
+from flax import struct
 from jax.ad_checkpoint import checkpoint_name
 
 from remixer_t5x.kernels.compile_target import on_single_cpu
+from remixer_t5x.kernels.diagonals import spread_over_diagonals
 
 # A remat policy keeps the arrays of this name, which the backward pass would otherwise compute a second time.
 ATTENTION_OUTPUT = 'attention_output'
 
 # Finite, so that a query that may see nothing (all padding) averages its keys instead of becoming NaN.
 MASKED = -1e10
+
+
+@struct.dataclass
+class DistanceBias:
+    """`bias[0, head, q, k] = by_distance[head, k - q + length - 1]`.
+
+    Attributes:
+        by_distance: [heads, 2 * length - 1] float32, for `key - query` from -(length - 1) to length - 1.
+    """
+
+    by_distance: jax.Array
+
+    def spread(self) -> jax.Array:
+        """[1, heads, length, length] float32."""
+        return spread_over_diagonals(self.by_distance, (self.by_distance.shape[1] + 1) // 2)[None]
+
+
+# A bias for each query and key, one for each distance, or none.
+Bias: TypeAlias = 'jax.Array | DistanceBias | None'
+
+
+def full_bias(bias: Bias) -> jax.Array | None:
+    """[1, heads, q, k] float32, or None."""
+    return bias.spread() if isinstance(bias, DistanceBias) else bias
+
+
+def split_bias(bias: Bias, parts: int) -> list[Bias]:
+    """The bias of each of `parts` equal parts of the heads."""
+    if isinstance(bias, DistanceBias):
+        return [DistanceBias(part) for part in jnp.split(bias.by_distance, parts)]
+    return [None] * parts if bias is None else [*jnp.split(bias, parts, axis=1)]
+
+
+@struct.dataclass
+class Visibility:
+    """The keys that each query of a row can see, without a [query, key] array.
+
+    Attributes:
+        query_segments: [batch, queries] int32, the example that a query belongs to; None if each row is one example,
+            whose tokens are visible to every query.
+        key_segments: [batch, keys] int32, the example that a key belongs to; 0 is padding.
+        causal: a query sees no key after its own position in the row.
+        key_prefix: [batch, keys] bool, keys that every query of their example sees; None if there are none.
+    """
+
+    query_segments: jax.Array | None
+    key_segments: jax.Array
+    causal: bool = struct.field(pytree_node=False, default=False)
+    key_prefix: jax.Array | None = None
+
+    def mask(self) -> jax.Array:
+        """The mask, bool, broadcastable to [batch, 1, queries, keys]; True if a query sees a key."""
+        if self.query_segments is None:
+            allowed = (self.key_segments > 0)[:, None, None, :]
+        else:
+            allowed = self.query_segments[:, None, :, None] == self.key_segments[:, None, None, :]
+        if not self.causal:
+            return allowed
+        before = jnp.tri(self.key_segments.shape[1], dtype=bool)
+        return allowed & (before if self.key_prefix is None else before | self.key_prefix[:, None, None, :])
 
 
 @jax.custom_vjp
@@ -34,7 +98,7 @@ def dot_product_attention(
     Returns:
         [batch, q, heads, kv] in value's dtype; logits and softmax are float32.
     """
-    return _attend_and_keep(query, key, value, mask, bias)[0]
+    return _forward_rule(query, key, value, mask, bias)[0]
 
 
 def attention_weights(query: jax.Array, key: jax.Array, mask: jax.Array, bias: jax.Array | None) -> jax.Array:
@@ -44,18 +108,17 @@ def attention_weights(query: jax.Array, key: jax.Array, mask: jax.Array, bias: j
     return jax.nn.softmax(jax.vmap(lambda q, k, m: _row_logits(q, k, m, shared))(query, key, mask), axis=-1)
 
 
-def _attend_and_keep(query, key, value, mask, bias):
+def _forward_rule(query, key, value, mask, bias):
     mask = jnp.broadcast_to(mask, (query.shape[0], *mask.shape[1:]))
-    shared = None if bias is None else bias[0]
-    if on_single_cpu():
-        mixed, log_total = jax.lax.map(lambda row: _row_forward(shared, *row), (query, key, value, mask))
-    else:
-        mixed, log_total = jax.vmap(lambda *row: _row_forward(shared, *row))(query, key, value, mask)
+    shared, rows = None if bias is None else bias[0], (query, key, value, mask)
+    # `map` processes one row at a time.
+    run = jax.lax.map if on_single_cpu() else lambda function, rows: jax.vmap(function)(rows)
+    mixed, log_total = run(lambda row: _row_forward(shared, *row), rows)
     mixed, log_total = (checkpoint_name(array, ATTENTION_OUTPUT) for array in (mixed, log_total))
     return mixed, (query, key, value, mask, bias, mixed, log_total)
 
 
-def _gradients(residuals, gradient):
+def _backward_rule(residuals, gradient):
     query, key, value, mask, bias, mixed, log_total = residuals
     shared = None if bias is None else bias[0]
     rows = (query, key, value, mask, mixed, log_total, gradient)
@@ -72,7 +135,7 @@ def _gradients(residuals, gradient):
     return *gradients, None, jax.tree.map(lambda array: array[None], bias_gradient)
 
 
-dot_product_attention.defvjp(_attend_and_keep, _gradients)
+dot_product_attention.defvjp(_forward_rule, _backward_rule)
 
 
 def _row_logits(query: jax.Array, key: jax.Array, mask: jax.Array, bias: jax.Array | None) -> jax.Array:

@@ -1,4 +1,4 @@
-"""Attention on a TPU as a differentiable function of sharded arrays: when the kernel computes a call, and how.
+"""Attention by the Pallas kernel of `tpu_kernel` as a differentiable function of sharded arrays.
 
 XLA's partitioner cannot look into a kernel, so each device runs it on its own rows of the batch and its own heads.
 """
@@ -7,40 +7,33 @@ import functools
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
-from jax.experimental.pallas import tpu as pltpu
 from jax.sharding import PartitionSpec
 
-from remixer_t5x.kernels.attention import tpu_bias, tpu_kernel, tpu_plan
-from remixer_t5x.kernels.attention.formula import ATTENTION_OUTPUT
-from remixer_t5x.kernels.attention.inputs import Bias, DistanceBias, Visibility
-from remixer_t5x.kernels.compile_target import on_each_device, rows_and_heads, target_chip
-
-# Of these the compiler of kernels knows no product of bfloat16.
-_WITHOUT_BFLOAT16 = ('v2', 'v3')
+from remixer_t5x.kernels import compile_target
+from remixer_t5x.kernels.attention import tpu_kernel
+from remixer_t5x.kernels.attention.formula import ATTENTION_OUTPUT, Bias, DistanceBias, Visibility
+from remixer_t5x.kernels.attention.tpu_kernel import Operands, Plan
+from remixer_t5x.kernels.compile_target import on_each_device, rows_and_heads
 
 
 def refusal(query: jax.Array, key: jax.Array, value: jax.Array, visibility: Visibility, bias: Bias) -> str | None:
-    """Returns why the kernel cannot compute this call, or None."""
+    """Returns why the kernel does not support this call, or None."""
     if isinstance(bias, jax.Array):
         return 'takes a bias by distance and not one for each query and key'
-    if target_chip() in _WITHOUT_BFLOAT16 and query.dtype == jnp.bfloat16:
-        return f'multiplies bfloat16 on a TPU v4 or newer and not on a {target_chip()}'
-    if jax.default_backend() == 'tpu':
-        _, length, heads, head_dim = query.shape
-        needed = tpu_plan.make_plan(length, key.shape[1], heads, head_dim, visibility.causal).memory
-        available = pltpu.get_tpu_info().vmem_capacity_bytes
-        if needed > available:
-            return (
-                f'takes {needed / 2**20:.0f} MiB of on-chip memory for rows of {length} tokens, '
-                f'and this TPU has {available / 2**20:.0f}'
-            )
-    return None
+    _, length, heads, head_dim = query.shape
+    needed = Plan(length, key.shape[1], heads, head_dim, visibility.causal).memory
+    available = compile_target.on_chip_memory(default=needed)
+    if needed > available:
+        return (
+            f'takes {needed / 2**20:.0f} MiB of on-chip memory for rows of {length} tokens, '
+            f'and this TPU has {available / 2**20:.0f}'
+        )
+    return compile_target.refuse_bfloat16(query.dtype)
 
 
 def attend(query: jax.Array, key: jax.Array, value: jax.Array, visibility: Visibility, bias: Bias) -> jax.Array:
-    """Computes `choice.attention` of a call for which `refusal` is None."""
+    """Computes `api.attention` of a call for which `refusal` is None."""
     by_distance = bias.by_distance if isinstance(bias, DistanceBias) else None
     joined = (array.reshape(*array.shape[:2], -1) for array in (query, key, value))
     segments = visibility.query_segments, visibility.key_segments
@@ -57,15 +50,15 @@ def _attend(head_dim: int, causal: bool, *arrays: Any) -> jax.Array:
         arrays: query, key and value, [batch, length, heads * kv]; the segments of queries, [batch, queries] or None,
             and of keys, [batch, keys]; the bias, [heads, distances] or None.
     """
-    return _attend_and_keep(head_dim, causal, *arrays)[0]
+    return _forward_rule(head_dim, causal, *arrays)[0]
 
 
-def _attend_and_keep(head_dim: int, causal: bool, *arrays: Any) -> tuple[jax.Array, Any]:
-    *specs, of_log_total = _specs(head_dim, arrays)
+def _forward_rule(head_dim: int, causal: bool, *arrays: Any) -> tuple[jax.Array, Any]:
+    *specs, of_log_total = _partition_specs(head_dim, arrays)
 
     def forward(*arrays: Any) -> tuple[jax.Array, jax.Array]:
-        plan = _plan(head_dim, causal, *arrays[:2])
-        mixed, log_total = tpu_kernel.forward(plan, _operands(plan, *arrays))
+        plan, operands = _plan_and_operands(head_dim, causal, *arrays)
+        mixed, log_total = tpu_kernel.forward(plan, operands)
         return mixed, log_total.reshape(mixed.shape[0], plan.heads, -1)
 
     results = on_each_device(forward, (*specs,), (specs[0], of_log_total))(*arrays)
@@ -73,18 +66,18 @@ def _attend_and_keep(head_dim: int, causal: bool, *arrays: Any) -> tuple[jax.Arr
     return mixed, (arrays, mixed, log_total)
 
 
-def _gradients(head_dim: int, causal: bool, residuals: Any, gradient: jax.Array) -> tuple[jax.Array | None, ...]:
+def _backward_rule(head_dim: int, causal: bool, residuals: Any, gradient: jax.Array) -> tuple[jax.Array | None, ...]:
     arrays, mixed, log_total = residuals
-    *specs, of_log_total = _specs(head_dim, arrays)
+    *specs, of_log_total = _partition_specs(head_dim, arrays)
 
     def backward(*inputs: Any) -> tuple[jax.Array | None, ...]:
         *arrays, mixed, log_total, gradient = inputs
-        plan = _plan(head_dim, causal, *arrays[:2])
+        plan, operands = _plan_and_operands(head_dim, causal, *arrays)
         log_total = log_total.reshape(mixed.shape[0], -1, plan.group, plan.queries)
-        *gradients, of_bias = tpu_kernel.backward(plan, _operands(plan, *arrays), mixed, log_total, gradient)
+        *gradients, of_bias = tpu_kernel.backward(plan, operands, mixed, log_total, gradient)
         if of_bias is not None:
-            of_bias = jax.linear_transpose(functools.partial(_bias_blocks, plan), arrays[-1])(of_bias)[0][None]
-        return *gradients, of_bias
+            of_bias = jax.linear_transpose(functools.partial(tpu_kernel.bias_blocks, plan), arrays[-1])(of_bias)[0]
+        return *gradients, None if of_bias is None else of_bias[None]
 
     of_query, of_key, *_, of_bias = specs
     of_bias = None if of_bias is None else PartitionSpec(of_query[0], *of_bias)
@@ -95,10 +88,10 @@ def _gradients(head_dim: int, causal: bool, residuals: Any, gradient: jax.Array)
     return *gradients, None, None, None if bias_gradient is None else bias_gradient.sum(axis=0)
 
 
-_attend.defvjp(_attend_and_keep, _gradients)
+_attend.defvjp(_forward_rule, _backward_rule)
 
 
-def _specs(head_dim: int, arrays: tuple[Any, ...]) -> tuple[Any, ...]:
+def _partition_specs(head_dim: int, arrays: tuple[Any, ...]) -> tuple[Any, ...]:
     """How the arrays and the log-sum-exp of the logits, [batch, heads, queries], are split: by rows and heads."""
     rows, heads = rows_and_heads(arrays[0].shape[0], arrays[0].shape[-1] // head_dim)
     by_head, by_row = PartitionSpec(rows, None, heads), PartitionSpec(rows, None)
@@ -107,17 +100,9 @@ def _specs(head_dim: int, arrays: tuple[Any, ...]) -> tuple[Any, ...]:
     return *used, PartitionSpec(rows, heads, None)
 
 
-def _plan(head_dim: int, causal: bool, query: jax.Array, key: jax.Array) -> tpu_plan.Plan:
-    """The plan of a device's part of the heads."""
-    return tpu_plan.make_plan(query.shape[1], key.shape[1], query.shape[2] // head_dim, head_dim, causal)
-
-
-def _operands(plan, query, key, value, query_segments, key_segments, by_distance) -> tpu_plan.Operands:
+def _plan_and_operands(head_dim, causal, query, key, value, query_segments, key_segments, by_distance):
+    """The kernel's arguments for the rows and heads of one device."""
+    plan = Plan(query.shape[1], key.shape[1], query.shape[2] // head_dim, head_dim, causal)
     segments = None if query_segments is None else query_segments[:, None, :]
-    bias = None if by_distance is None else _bias_blocks(plan, by_distance)
-    return tpu_plan.Operands(query, key, value, segments, key_segments[:, :, None], bias)
-
-
-def _bias_blocks(plan: tpu_plan.Plan, by_distance: jax.Array) -> jax.Array:
-    copies = tpu_bias.shifted_copies(by_distance, plan.blocks_q * plan.block_q, plan.blocks_k * plan.block_k)
-    return copies.reshape(-1, plan.group, *copies.shape[1:])
+    bias = None if by_distance is None else tpu_kernel.bias_blocks(plan, by_distance)
+    return plan, Operands(query, key, value, segments, key_segments[:, :, None], bias)

@@ -1,153 +1,269 @@
-"""Attention on a TPU as one kernel forward and one backward, in Pallas: logits never leave the chip's own memory.
+"""Attention on a TPU as one Pallas kernel forward and one backward: logits never leave on-chip memory.
 
-The blocks of FlashAttention (Dao et al. 2022), for T5: the logits have a bias that all rows of the batch share. The
-kernel makes the bias of a block from values by distance (`tpu_bias`) and adds the bias's gradient up over the batch.
+The blocks of FlashAttention (Dao et al. 2022), for T5: all rows of the batch share a bias that depends on distance. The
+kernel spreads the values by distance over a block of logits, and sums the gradient of the bias over the batch.
 
-Heads stay side by side in the last axis, as the projections leave them, so that no array is transposed in HBM: a
-program reads `group` heads whose features together fill the 128 lanes of a register. Logits are [key, query], so that
-the maximum and the sum over keys are taken over sublanes, and what belongs to a query is one row.
+Heads stay next to each other in the last axis, as the projections write them, so that no array is transposed in HBM: a
+program reads a group of heads whose features together fill the 128 lanes of a register. Logits are [key, query], so
+that the maximum and the sum over keys are taken over sublanes, and what belongs to a query is one row.
 """
 
+import dataclasses
 import functools
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from remixer_t5x.kernels.attention import tpu_bias, tpu_plan
 from remixer_t5x.kernels.attention.formula import MASKED
-from remixer_t5x.kernels.attention.tpu_plan import Operands, Plan
 from remixer_t5x.kernels.compile_target import interprets_kernels
 
 _FLOAT32 = jnp.float32
+_LANES, _SUBLANES = 128, 8
+# [512, 512] float32 logits are 1 MiB; a few of them fit next to the operands into the 16 MiB of a TPU v3 or v4.
+_LONGEST_BLOCK = 512
+_MEMORY_OF_BLOCKS = 8 * 2**20
+# What a kernel may use without asking for more.
+_DEFAULT_MEMORY = 16 * 2**20
+
+
+class Operands(NamedTuple):
+    """What both kernels read; `None` for what a call does not have.
+
+    Attributes:
+        query: [batch, queries, heads * kv].
+        key, value: [batch, keys, heads * kv].
+        query_segments: [batch, 1, queries] int32; None lets each query see every key of a segment above 0.
+        key_segments: [batch, keys, 1] int32; a query sees the keys of its own segment.
+        bias: [heads // group, group, 8, distances] float32 by `bias_blocks`.
+    """
+
+    query: jax.Array
+    key: jax.Array
+    value: jax.Array
+    query_segments: jax.Array | None
+    key_segments: jax.Array
+    bias: jax.Array | None
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """Divides a call into programs; lengths of the rows, number and width of the heads, and derived block sizes."""
+
+    queries: int
+    keys: int
+    heads: int
+    head_dim: int
+    causal: bool
+
+    @property
+    def group(self) -> int:
+        """Heads of a program: the fewest that fill whole registers, or all heads."""
+        whole = (g for g in range(1, self.heads) if self.heads % g == 0 and g * self.head_dim % _LANES == 0)
+        return next(whole, self.heads)
+
+    # Blocks are multiples of 128 tokens, at most 512, as equal as possible.
+    block_q = property(lambda self: _block_length(self.queries))
+    block_k = property(lambda self: _block_length(self.keys))
+    blocks_q = property(lambda self: pl.cdiv(self.queries, self.block_q))
+    blocks_k = property(lambda self: pl.cdiv(self.keys, self.block_k))
+    # If one program holds all logits of a row, its bias serves the whole batch.
+    one_block = property(lambda self: self.blocks_q == self.blocks_k == 1)
+    # Features of a program's heads, and distances between a query and a key in whole blocks.
+    width = property(lambda self: self.group * self.head_dim)
+    distances = property(lambda self: self.blocks_q * self.block_q + self.blocks_k * self.block_k)
+
+    @property
+    def memory(self) -> int:
+        """Upper bound of the on-chip memory that the backward kernel uses, in bytes."""
+        gradient = self.blocks_q * self.block_q * self.width * (4 + 2 * 2)
+        bias = 4 * self.group * _SUBLANES * self.distances * 4
+        return _MEMORY_OF_BLOCKS + gradient + bias
+
+    def first_q(self, k_block):
+        """The first block of queries that sees the block of keys."""
+        return jax.lax.div(k_block * self.block_k, self.block_q)
+
+    def last_k(self, q_block):
+        """The last block of keys that the block of queries sees."""
+        return jax.lax.div((q_block + 1) * self.block_q - 1, self.block_k)
+
+
+def _block_length(length: int) -> int:
+    blocks = pl.cdiv(length, _LONGEST_BLOCK)
+    return pl.cdiv(pl.cdiv(length, blocks), _LANES) * _LANES
+
+
+def bias_blocks(plan: Plan, by_distance: jax.Array) -> jax.Array:
+    """[heads, 2 * length - 1] by `key - query` -> [groups, group, 8, distances]: eight copies, each shifted by one.
+
+    They fill the eight sublanes of a register, from which `_spread_bias` computes the bias of a block.
+    """
+    length = (by_distance.shape[1] + 1) // 2
+    by_query = by_distance[:, ::-1]  # by `query - key`
+    padded = jnp.pad(by_query, ((0, 0), (plan.blocks_k * plan.block_k - length, plan.distances + _SUBLANES)))
+    copies = jnp.stack([padded[:, _SUBLANES - 1 - i :][:, : plan.distances] for i in range(_SUBLANES)], axis=1)
+    return copies.reshape(-1, plan.group, *copies.shape[1:])
+
+
+def _spread_bias(window: jax.Array, num_keys: int, num_queries: int) -> jax.Array:
+    """[8, num_keys + num_queries] of `bias_blocks` -> [num_keys, num_queries]: `out[c, r]` is for distance r - c.
+
+    Each row is its successor shifted by one: a shift of all rows so far doubles their number.
+    """
+    rows, width = window, window.shape[1]
+    while rows.shape[0] < num_keys:
+        rows = jnp.concatenate([pltpu.roll(rows, width - rows.shape[0], 1), rows], axis=0)
+    return rows[rows.shape[0] - num_keys :, :num_queries]
+
+
+def _sum_over_diagonals(block: jax.Array) -> jax.Array:
+    """The transpose of `_spread_bias`: [num_keys, num_queries] -> [8, num_keys + num_queries]."""
+    num_keys, num_queries = block.shape
+    rows = jnp.pad(block, ((pl.next_power_of_2(num_keys) - num_keys, 0), (0, num_keys)))
+    while rows.shape[0] > _SUBLANES:
+        half = rows.shape[0] // 2
+        rows = pltpu.roll(rows[:half], half, 1) + rows[half:]
+    return rows
+
+
+class _BlockSpecs:
+    """The block of each array that a program reads; the grid is (groups of heads, rows, blocks, blocks)."""
+
+    def __init__(self, plan: Plan, q_axis: int, k_axis: int):
+        def q_block(*ids):
+            # A block of keys that a block of queries does not see is skipped. Naming a block that is already in memory
+            # avoids the copy.
+            return jnp.maximum(ids[q_axis], plan.first_q(ids[k_axis])) if plan.causal and q_axis == 3 else ids[q_axis]
+
+        def k_block(*ids):
+            return jnp.minimum(ids[k_axis], plan.last_k(ids[q_axis])) if plan.causal and k_axis == 3 else ids[k_axis]
+
+        rows_q = plan.blocks_q * plan.block_q
+        self.query = pl.BlockSpec((1, plan.block_q, plan.width), lambda *ids: (ids[1], q_block(*ids), ids[0]))
+        self.key = pl.BlockSpec((1, plan.block_k, plan.width), lambda *ids: (ids[1], k_block(*ids), ids[0]))
+        self.all_queries = pl.BlockSpec((1, rows_q, plan.width), lambda *ids: (ids[1], 0, ids[0]))
+        self.log_total = pl.BlockSpec((1, 1, plan.group, plan.block_q), lambda *ids: (ids[1], ids[0], 0, q_block(*ids)))
+        self.query_segments = pl.BlockSpec((1, 1, plan.block_q), lambda *ids: (ids[1], 0, q_block(*ids)))
+        self.key_segments = pl.BlockSpec((1, plan.block_k, 1), lambda *ids: (ids[1], k_block(*ids), 0))
+        self.bias = pl.BlockSpec((1, plan.group, _SUBLANES, plan.distances), lambda *ids: (ids[0], 0, 0, 0))
+
+    def operands(self, operands: Operands) -> Operands:
+        specs = self.query, self.key, self.key, self.query_segments, self.key_segments, self.bias
+        return Operands(*(None if array is None else spec for array, spec in zip(operands, specs, strict=True)))
+
+
+def _call_options(plan: Plan, operands: Operands, matmuls: int, reads: int) -> dict:
+    batch = operands.query.shape[0]
+    pairs = batch * plan.heads * plan.queries * plan.keys // (2 if plan.causal else 1)
+    sizes = [array.size * array.dtype.itemsize for array in operands[:3]]
+    return {
+        'cost_estimate': pl.CostEstimate(
+            flops=2 * matmuls * pairs * plan.head_dim,
+            transcendentals=pairs,
+            bytes_accessed=reads * sum(sizes) + sizes[0],
+        ),
+        # Head groups are independent. Rows and blocks follow one another, because they share sums and the bias.
+        'compiler_params': pltpu.CompilerParams(
+            dimension_semantics=('parallel', 'arbitrary', 'arbitrary', 'arbitrary'),
+            vmem_limit_bytes=max(plan.memory, _DEFAULT_MEMORY),
+        ),
+        'interpret': interprets_kernels(),
+    }
 
 
 def forward(plan: Plan, operands: Operands) -> tuple[jax.Array, jax.Array]:
     """[batch, queries, heads * kv] in value's dtype, and the log-sum-exp of logits [batch, groups, group, queries]."""
     batch, groups = operands.query.shape[0], plan.heads // plan.group
-    specs = tpu_plan.Specs(plan, q_axis=2, k_axis=3)
+    specs = _BlockSpecs(plan, q_axis=2, k_axis=3)
+    statistic = pltpu.VMEM((plan.group, 1, plan.block_q), _FLOAT32)
     return pl.pallas_call(
         functools.partial(_forward_kernel, plan),
         grid=(groups, batch, plan.blocks_q, plan.blocks_k),
         in_specs=[specs.operands(operands)],
-        out_specs=(specs.of_query, specs.log_total),
+        out_specs=(specs.query, specs.log_total),
         out_shape=(
             jax.ShapeDtypeStruct(operands.query.shape, operands.value.dtype),
             jax.ShapeDtypeStruct((batch, groups, plan.group, plan.queries), _FLOAT32),
         ),
         scratch_shapes=[
-            _ForwardScratch(
-                bias=tpu_plan.block_scratch(plan) if operands.bias is not None else None,
-                largest=pltpu.VMEM((plan.group, 1, plan.block_q), _FLOAT32),
-                total=pltpu.VMEM((plan.group, 1, plan.block_q), _FLOAT32),
-                mixed=pltpu.VMEM((plan.width, plan.block_q), _FLOAT32),
-            )
+            _logits_scratch(plan) if operands.bias is not None else None,
+            statistic,
+            statistic,
+            pltpu.VMEM((plan.width, plan.block_q), _FLOAT32),
         ],
-        cost_estimate=tpu_plan.cost(plan, batch, operands, matmuls=2, reads=1),
-        compiler_params=tpu_plan.compiler_params(plan),
-        interpret=interprets_kernels(),
         name='attention_forward',
+        **_call_options(plan, operands, matmuls=2, reads=1),
     )(operands)
 
 
 def backward(
-    plan: Plan,
-    operands: Operands,
-    mixed: jax.Array,
-    log_total: jax.Array,
-    gradient: jax.Array,
+    plan: Plan, operands: Operands, mixed: jax.Array, log_total: jax.Array, gradient: jax.Array
 ) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array | None]:
     """Gradients of query, key, value and bias, given `forward`'s results and the gradient of the first of them."""
     batch, groups = operands.query.shape[0], plan.heads // plan.group
-    specs = tpu_plan.Specs(plan, q_axis=3, k_axis=2)
+    specs = _BlockSpecs(plan, q_axis=3, k_axis=2)
     has_bias = operands.bias is not None
-    of_query, of_key, of_value = (jax.ShapeDtypeStruct(array.shape, array.dtype) for array in operands[:3])
-    of_bias = None if operands.bias is None else jax.ShapeDtypeStruct(operands.bias.shape, _FLOAT32)
-    results = pl.pallas_call(
+    differentiated = (*operands[:3], operands.bias)
+    by_key = pltpu.VMEM((plan.block_k, plan.width), _FLOAT32)
+    return pl.pallas_call(
         functools.partial(_backward_kernel, plan),
         grid=(groups, batch, plan.blocks_k, plan.blocks_q),
-        in_specs=[specs.operands(operands), specs.of_query, specs.log_total, specs.of_query],
-        out_specs=[
-            _Gradients(specs.all_queries, specs.of_key, specs.of_key, specs.bias if has_bias else None),
-        ],
-        out_shape=[
-            _Gradients(of_query, of_key, of_value, of_bias),
-        ],
+        in_specs=[specs.operands(operands), specs.query, specs.log_total, specs.query],
+        out_specs=(specs.all_queries, specs.key, specs.key, specs.bias if has_bias else None),
+        out_shape=jax.tree.map(lambda array: jax.ShapeDtypeStruct(array.shape, array.dtype), differentiated),
         scratch_shapes=[
-            _BackwardScratch(
-                bias=tpu_plan.block_scratch(plan) if has_bias else None,
-                bias_gradient=tpu_plan.block_scratch(plan) if has_bias and plan.one_block else None,
-                query=pltpu.VMEM((plan.width, plan.blocks_q * plan.block_q), _FLOAT32),
-                key=pltpu.VMEM((plan.block_k, plan.width), _FLOAT32),
-                value=pltpu.VMEM((plan.block_k, plan.width), _FLOAT32),
-            )
+            _logits_scratch(plan) if has_bias else None,
+            _logits_scratch(plan) if has_bias and plan.one_block else None,
+            pltpu.VMEM((plan.width, plan.blocks_q * plan.block_q), _FLOAT32),
+            by_key,
+            by_key,
         ],
-        cost_estimate=tpu_plan.cost(plan, batch, operands, matmuls=5, reads=2),
-        compiler_params=tpu_plan.compiler_params(plan),
-        interpret=interprets_kernels(),
         name='attention_backward',
-    )(operands, mixed, log_total, gradient)[0]
-    return tuple(results)
+        **_call_options(plan, operands, matmuls=5, reads=2),
+    )(operands, mixed, log_total, gradient)
 
 
-class _ForwardScratch(NamedTuple):
-    bias: Any
-    largest: Any
-    total: Any
-    mixed: Any
+def _logits_scratch(plan: Plan):
+    return pltpu.VMEM((plan.group, plan.block_k, plan.block_q), _FLOAT32)
 
 
-class _Gradients(NamedTuple):
-    query: Any
-    key: Any
-    value: Any
-    bias: Any
-
-
-class _BackwardScratch(NamedTuple):
-    bias: Any
-    bias_gradient: Any
-    query: Any
-    key: Any
-    value: Any
-
-
-def _forward_kernel(plan: Plan, operands: Operands, mixed_ref, log_total_ref, scratch: _ForwardScratch):
+def _forward_kernel(plan, operands, mixed_ref, log_total_ref, bias_block, largest_ref, total_ref, mixed_sum):
     row, q_block, k_block = (pl.program_id(axis) for axis in (1, 2, 3))
 
     @pl.when(k_block == 0)
     def start():
-        scratch.largest[...] = jnp.full_like(scratch.largest, 4 * MASKED)
-        scratch.total[...] = jnp.zeros_like(scratch.total)
-        scratch.mixed[...] = jnp.zeros_like(scratch.mixed)
+        largest_ref[...] = jnp.full_like(largest_ref, 4 * MASKED)
+        total_ref[...] = jnp.zeros_like(total_ref)
+        mixed_sum[...] = jnp.zeros_like(mixed_sum)
 
     @pl.when(_is_seen(plan, q_block, k_block))
     def add_block():
-        _prepare_bias(plan, operands.bias, scratch.bias, row, q_block, k_block)
+        _prepare_bias(plan, operands.bias, bias_block, row, q_block, k_block)
         query = operands.query[0]
         key = _rows(operands.key, k_block, plan.keys)
         value = _rows(operands.value, k_block, plan.keys).T
         visible = _visible(plan, operands, q_block, k_block)
         for head in range(plan.group):
             rows = pl.ds(head * plan.head_dim, plan.head_dim)
-            logits = _logits(plan, query, key, scratch.bias, visible, k_block, head)
-            largest = jnp.maximum(scratch.largest[head], jnp.max(logits, axis=0, keepdims=True))
+            logits = _logits(plan, query, key, bias_block, visible, k_block, head)
+            largest = jnp.maximum(largest_ref[head], jnp.max(logits, axis=0, keepdims=True))
             weights = jnp.exp(logits - largest)
-            shrink = jnp.exp(scratch.largest[head] - largest)
-            scratch.largest[head] = largest
-            scratch.total[head] = scratch.total[head] * shrink + jnp.sum(weights, axis=0, keepdims=True)
+            shrink = jnp.exp(largest_ref[head] - largest)
+            largest_ref[head] = largest
+            total_ref[head] = total_ref[head] * shrink + jnp.sum(weights, axis=0, keepdims=True)
             of_head = value[head * plan.head_dim : (head + 1) * plan.head_dim]
-            scratch.mixed[rows] = scratch.mixed[rows] * shrink + _dot(of_head, weights.astype(value.dtype))
+            mixed_sum[rows] = mixed_sum[rows] * shrink + _dot(of_head, weights.astype(value.dtype))
 
     @pl.when(k_block == plan.blocks_k - 1)
     def finish():
         for head in range(plan.group):
             rows = pl.ds(head * plan.head_dim, plan.head_dim)
-            scratch.mixed[rows] = scratch.mixed[rows] / scratch.total[head]
-            log_total_ref[0, 0, head : head + 1] = scratch.largest[head] + jnp.log(scratch.total[head])
-        mixed_ref[0] = scratch.mixed[...].T.astype(mixed_ref.dtype)
+            mixed_sum[rows] = mixed_sum[rows] / total_ref[head]
+            log_total_ref[0, 0, head : head + 1] = largest_ref[head] + jnp.log(total_ref[head])
+        mixed_ref[0] = mixed_sum[...].T.astype(mixed_ref.dtype)
 
 
 def _backward_kernel(
@@ -156,80 +272,79 @@ def _backward_kernel(
     mixed_ref,
     log_total_ref,
     gradient_ref,
-    results: _Gradients,
-    scratch: _BackwardScratch,
+    of_query,
+    of_key,
+    of_value,
+    of_bias,
+    bias_block,
+    bias_sum,
+    query_sum,
+    key_sum,
+    value_sum,
 ):
     row, k_block, q_block = (pl.program_id(axis) for axis in (1, 2, 3))
-    last_row = pl.num_programs(1) - 1
+    has_bias, last_q = operands.bias is not None, q_block == plan.blocks_q - 1
 
     @pl.when(q_block == 0)
     def start_keys():
-        scratch.key[...] = jnp.zeros_like(scratch.key)
-        scratch.value[...] = jnp.zeros_like(scratch.value)
+        key_sum[...] = jnp.zeros_like(key_sum)
+        value_sum[...] = jnp.zeros_like(value_sum)
 
     @pl.when((q_block == 0) & (k_block == 0))
     def start_row():
-        scratch.query[...] = jnp.zeros_like(scratch.query)
+        query_sum[...] = jnp.zeros_like(query_sum)
 
-    if operands.bias is not None:
+    if has_bias:
 
         @pl.when((row == 0) & (q_block == 0) & (k_block == 0))
         def start_bias():
-            total = scratch.bias_gradient if plan.one_block else results.bias
+            total = bias_sum if plan.one_block else of_bias
             total[...] = jnp.zeros_like(total)
 
     @pl.when(_is_seen(plan, q_block, k_block))
     def add_block():
-        _prepare_bias(plan, operands.bias, scratch.bias, row, q_block, k_block)
-        _add_gradients(plan, q_block, k_block, operands, mixed_ref, log_total_ref, gradient_ref, results, scratch)
+        _prepare_bias(plan, operands.bias, bias_block, row, q_block, k_block)
+        query, mixed, gradient = (
+            _rows(ref, q_block, plan.queries) for ref in (operands.query, mixed_ref, gradient_ref)
+        )
+        key, value = (_rows(ref, k_block, plan.keys) for ref in (operands.key, operands.value))
+        key_rows = key.T
+        visible = _visible(plan, operands, q_block, k_block)
+        product = (mixed.astype(_FLOAT32) * gradient.astype(_FLOAT32)).T  # [width, queries]
+        of_block = pl.ds(pl.multiple_of(q_block * plan.block_q, _LANES), plan.block_q)
+        for head in range(plan.group):
+            rows = slice(head * plan.head_dim, (head + 1) * plan.head_dim)
+            logits = _logits(plan, query, key, bias_block, visible, k_block, head)
+            weights = jnp.exp(logits - log_total_ref[0, 0, head : head + 1])
+            if plan.queries % plan.block_q:
+                weights = jnp.where(_token_index(plan, q_block, 1) < plan.queries, weights, 0.0)
+            weights_gradient = _dot_transposed(_only_head(plan, value, head), gradient)
+            delta = jnp.sum(product[rows], axis=0, keepdims=True)
+            logits_gradient = weights * (weights_gradient - delta)
+            low = logits_gradient.astype(query.dtype)
+            value_sum[...] += _only_head(plan, _dot(weights.astype(gradient.dtype), gradient), head)
+            key_sum[...] += _only_head(plan, _dot(low, query), head)
+            query_sum[rows, of_block] += _dot(key_rows[rows], low)
+            if has_bias and plan.one_block:
+                bias_sum[head] += logits_gradient
+            elif has_bias:
+                of_bias[0, head, :, _window(plan, q_block, k_block)] += _sum_over_diagonals(logits_gradient)
 
-    @pl.when(q_block == plan.blocks_q - 1)
+    @pl.when(last_q)
     def finish_keys():
-        results.key[0] = scratch.key[...].astype(results.key.dtype)
-        results.value[0] = scratch.value[...].astype(results.value.dtype)
+        of_key[0] = key_sum[...].astype(of_key.dtype)
+        of_value[0] = value_sum[...].astype(of_value.dtype)
 
-    @pl.when((q_block == plan.blocks_q - 1) & (k_block == plan.blocks_k - 1))
+    @pl.when(last_q & (k_block == plan.blocks_k - 1))
     def finish_row():
-        results.query[0] = scratch.query[...].T.astype(results.query.dtype)
+        of_query[0] = query_sum[...].T.astype(of_query.dtype)
 
-    if operands.bias is not None and plan.one_block:
+    if has_bias and plan.one_block:
 
-        @pl.when(row == last_row)
+        @pl.when(row == pl.num_programs(1) - 1)
         def finish_bias():
             for head in range(plan.group):
-                results.bias[0, head] = tpu_bias.sum_over_diagonals(scratch.bias_gradient[head])
-
-
-def _add_gradients(plan, q_block, k_block, operands, mixed_ref, log_total_ref, gradient_ref, results, scratch):
-    """Adds what one block of queries and one block of keys contribute to all gradients."""
-    query = _rows(operands.query, q_block, plan.queries)
-    mixed = _rows(mixed_ref, q_block, plan.queries)
-    gradient = _rows(gradient_ref, q_block, plan.queries)
-    key = _rows(operands.key, k_block, plan.keys)
-    value = _rows(operands.value, k_block, plan.keys)
-    key_rows = key.T
-    visible = _visible(plan, operands, q_block, k_block)
-    product = (mixed.astype(_FLOAT32) * gradient.astype(_FLOAT32)).T  # [width, queries]
-    of_block = pl.ds(pl.multiple_of(q_block * plan.block_q, tpu_plan.LANES), plan.block_q)
-    for head in range(plan.group):
-        rows = slice(head * plan.head_dim, (head + 1) * plan.head_dim)
-        logits = _logits(plan, query, key, scratch.bias, visible, k_block, head)
-        weights = jnp.exp(logits - log_total_ref[0, 0, head : head + 1])
-        if plan.queries % plan.block_q:
-            weights = jnp.where(_query_index(plan, q_block) < plan.queries, weights, 0.0)
-        weights_gradient = _dot_transposed(_only_head(plan, value, head), gradient)
-        delta = jnp.sum(product[rows], axis=0, keepdims=True)
-        logits_gradient = weights * (weights_gradient - delta)
-        low = logits_gradient.astype(query.dtype)
-        scratch.value[...] += _only_head(plan, _dot(weights.astype(gradient.dtype), gradient), head)
-        scratch.key[...] += _only_head(plan, _dot(low, query), head)
-        scratch.query[rows, of_block] += _dot(key_rows[rows], low)
-        if operands.bias is not None:
-            if plan.one_block:
-                scratch.bias_gradient[head] += logits_gradient
-            else:
-                window = _window(plan, q_block, k_block)
-                results.bias[0, head, :, window] += tpu_bias.sum_over_diagonals(logits_gradient)
+                of_bias[0, head] = _sum_over_diagonals(bias_sum[head])
 
 
 def _prepare_bias(plan: Plan, bias_ref, block_ref, row, q_block, k_block) -> None:
@@ -241,28 +356,28 @@ def _prepare_bias(plan: Plan, bias_ref, block_ref, row, q_block, k_block) -> Non
     def spread():
         for head in range(plan.group):
             window = bias_ref[0, head, :, _window(plan, q_block, k_block)]
-            block_ref[head] = tpu_bias.spread(window, plan.block_k, plan.block_q)
+            block_ref[head] = _spread_bias(window, plan.block_k, plan.block_q)
 
 
 def _window(plan: Plan, q_block, k_block):
     """The distances between a block of queries and a block of keys."""
     start = q_block * plan.block_q + (plan.blocks_k - 1 - k_block) * plan.block_k
-    return pl.ds(pl.multiple_of(start, tpu_plan.LANES), plan.block_q + plan.block_k)
+    return pl.ds(pl.multiple_of(start, _LANES), plan.block_q + plan.block_k)
 
 
 def _is_seen(plan: Plan, q_block, k_block):
-    return k_block <= tpu_plan.last_k(plan, q_block) if plan.causal else True
+    return k_block <= plan.last_k(q_block) if plan.causal else True
 
 
-def _logits(plan: Plan, query, key, bias_ref, visible, k_block, head: int) -> jax.Array:
+def _logits(plan: Plan, query, key, bias_block, visible, k_block, head: int) -> jax.Array:
     """[keys, queries] float32 of one head."""
     logits = _dot_transposed(_only_head(plan, key, head), query)
-    if bias_ref is not None:
-        logits += bias_ref[head]
+    if bias_block is not None:
+        logits += bias_block[head]
     logits = jnp.where(visible, logits, MASKED)
     if plan.keys % plan.block_k:
-        # Keys past the end do not even count where a query sees nothing and averages all keys.
-        logits = jnp.where(_key_index(plan, k_block) < plan.keys, logits, 2 * MASKED)
+        # Keys past the end do not even count if a query sees nothing and averages all keys.
+        logits = jnp.where(_token_index(plan, k_block, 0) < plan.keys, logits, 2 * MASKED)
     return logits
 
 
@@ -271,20 +386,18 @@ def _visible(plan: Plan, operands: Operands, q_block, k_block) -> jax.Array:
     keys = operands.key_segments[0]
     visible = keys > 0 if operands.query_segments is None else keys == operands.query_segments[0]
     if plan.causal:
-        visible = visible & (_key_index(plan, k_block) <= _query_index(plan, q_block))
+        visible = visible & (_token_index(plan, k_block, 0) <= _token_index(plan, q_block, 1))
     return visible
 
 
-def _key_index(plan: Plan, k_block) -> jax.Array:
-    return k_block * plan.block_k + jax.lax.broadcasted_iota(jnp.int32, (plan.block_k, plan.block_q), 0)
-
-
-def _query_index(plan: Plan, q_block) -> jax.Array:
-    return q_block * plan.block_q + jax.lax.broadcasted_iota(jnp.int32, (plan.block_k, plan.block_q), 1)
+def _token_index(plan: Plan, block, axis: int) -> jax.Array:
+    """[keys, queries], the position of each key (axis 0) or query (axis 1) in its row."""
+    shape = plan.block_k, plan.block_q
+    return block * shape[axis] + jax.lax.broadcasted_iota(jnp.int32, shape, axis)
 
 
 def _rows(ref, block, length: int) -> jax.Array:
-    """The block's rows, with zeros past the end of the array, where memory holds anything."""
+    """The block's rows, with zeros past the end of the array, where memory may hold anything."""
     rows = ref[0]
     if length % rows.shape[0] == 0:
         return rows

@@ -1,4 +1,4 @@
-"""`mix` on a TPU, in Pallas: the running sum A is in registers while the tokens of a block pass.
+"""One block of the running token MLP on a TPU as Pallas kernels: A is in registers while the tokens of a block pass.
 
 A token costs hidden x features numbers of A, and nothing else of that size exists. The numbers of one hidden unit are a
 tile [features, lanes] of a dozen registers, and each lane is another (row, head): sums over features and hidden units
@@ -14,45 +14,36 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
+from remixer_t5x.kernels import compile_target
 from remixer_t5x.kernels.compile_target import interprets_kernels
-from remixer_t5x.kernels.running_token_mlp.blocks import BlockGradients, Tokens
+from remixer_t5x.kernels.running_token_mlp.block_loop import BlockGradients, Tokens
 
-LANES = 128
+_LANES = 128
 _FLOAT32 = jnp.float32
 _LONGEST_BLOCK = 128
 _LARGEST_UNITS = 16
-# The most that a kernel asks for; TPUs before v5 have 16 MiB.
+# The most on-chip memory that a kernel asks for; TPUs before v5 have 16 MiB.
 _MEMORY = 56 * 2**20
 # Of it for A before and after a block, and for the weights of hidden units.
 _MEMORY_OF_STATES, _MEMORY_OF_WEIGHTS = 4 * 2**20, 4 * 2**20
 
 
 def refusal(w_in: jax.Array, value: jax.Array) -> str | None:
-    """Why the kernel cannot compute this call, or None."""
+    """Returns why the kernel does not support this call, or None."""
     return None if block_length(w_in, value) else 'takes heads of fewer features on this TPU'
 
 
 def block_length(w_in: jax.Array, value: jax.Array) -> int:
-    """Tokens of a block, a multiple of 8 or the whole row; 0 if no block fits."""
+    """The number of tokens of a block, a multiple of 8 or the whole row; 0 if no block fits."""
     _, length, _, features = value.shape
     # A of each token, an output in float32 and two inputs; all but A twice, as the next block is read meanwhile.
-    per_token = LANES * features * (4 + 2 * 4 + 4 * value.dtype.itemsize)
+    per_token = _LANES * features * (4 + 2 * 4 + 4 * value.dtype.itemsize)
     available = _memory() - _MEMORY_OF_STATES - _MEMORY_OF_WEIGHTS
     return min(length, available // per_token // 8 * 8, _LONGEST_BLOCK)
 
 
 def _memory() -> int:
-    """Bytes of on-chip memory that a kernel may take."""
-    if jax.default_backend() != 'tpu':
-        return _MEMORY
-    return min(_MEMORY, pltpu.get_tpu_info().vmem_capacity_bytes)
-
-
-def _units(hidden: int, features: int) -> int:
-    """Hidden units of one program, a divisor of all."""
-    states = 6 * features * LANES * 4  # three arrays of one unit, each twice
-    most = min(_LARGEST_UNITS, hidden, max(1, _MEMORY_OF_STATES // states))
-    return next(count for count in range(most, 0, -1) if hidden % count == 0)
+    return min(_MEMORY, compile_target.on_chip_memory(default=_MEMORY))
 
 
 class _Operands(NamedTuple):
@@ -62,7 +53,7 @@ class _Operands(NamedTuple):
         w_in, w_out: [hidden, tokens, lanes].
         value: [tokens, features, lanes].
         keep: [tokens, lanes] float32, 0 where an example starts, otherwise 1.
-        scale: [tokens, lanes] float32, what A is multiplied by before the activation.
+        scale: [tokens, lanes] float32 factor of A before the activation.
         start: [hidden, features, lanes] float32, A before the block.
     """
 
@@ -72,25 +63,6 @@ class _Operands(NamedTuple):
     keep: Any
     scale: Any
     start: Any
-
-
-class _Results(NamedTuple):
-    """What the backward kernel writes: gradients of the operands, and of A before the block."""
-
-    w_in: Any
-    value: Any
-    w_out: Any
-    start: Any
-
-
-class _Scratch(NamedTuple):
-    """One hidden unit in float32: weights and their gradients [tokens, lanes], and A [tokens, features, lanes]."""
-
-    w_in: Any
-    w_out: Any
-    w_in_gradient: Any = None
-    w_out_gradient: Any = None
-    sums: Any = None
 
 
 def forward(activation, tokens: Tokens, start: jax.Array | None) -> jax.Array:
@@ -103,11 +75,9 @@ def forward(activation, tokens: Tokens, start: jax.Array | None) -> jax.Array:
         in_specs=[plan.specs(operands)],
         out_specs=plan.by_feature,
         out_shape=jax.ShapeDtypeStruct(operands.value.shape, _FLOAT32),
-        scratch_shapes=[_Scratch(plan.row_scratch, plan.row_scratch)],
-        cost_estimate=plan.cost(operations=12, arrays=operands),
-        compiler_params=_params(),
-        interpret=interprets_kernels(),
+        scratch_shapes=[plan.row_scratch] * 2,
         name='running_token_mlp_forward',
+        **plan.call_options(operations=12, arrays=operands),
     )(operands)
     return _features_last(mixed, tokens.value)
 
@@ -115,146 +85,156 @@ def forward(activation, tokens: Tokens, start: jax.Array | None) -> jax.Array:
 def backward(
     activation, tokens: Tokens, start: jax.Array | None, later: jax.Array | None, gradient: jax.Array
 ) -> BlockGradients:
-    """Gradients of a block, given the gradients of its output and of A behind it; `later` is None if `start` is."""
+    """Gradients of a block, given the gradients of its output and of A after it; `later` is None if `start` is."""
     operands = _operands(tokens, start)
     plan = _Plan(operands)
     later = None if later is None else _state_lanes(later)
-    shapes = _Results(*operands[:3], operands.start)
-    row = plan.row_scratch
-    # The gradient of value is added up over programs, in float32.
-    dtypes = (operands.w_in.dtype, _FLOAT32, operands.w_out.dtype, _FLOAT32)
-    [results] = pl.pallas_call(
+    state = None if start is None else plan.state
+    # The gradient of value is summed over programs, in float32.
+    dtypes = operands.w_in.dtype, _FLOAT32, operands.w_out.dtype, _FLOAT32
+    shapes = [
+        None if array is None else jax.ShapeDtypeStruct(array.shape, dtype)
+        for array, dtype in zip((*operands[:3], operands.start), dtypes, strict=True)
+    ]
+    of_w_in, of_value, of_w_out, of_start = pl.pallas_call(
         functools.partial(_backward_kernel, activation),
         grid=plan.grid,
-        in_specs=[plan.specs(operands), None if later is None else plan.state, plan.by_feature],
-        out_specs=[_Results(*plan.specs(operands)[:3], None if start is None else plan.state)],
-        out_shape=[_Results(*map(_shape, shapes, dtypes))],
-        scratch_shapes=[_Scratch(row, row, row, row, pltpu.VMEM(plan.tile, _FLOAT32))],
-        cost_estimate=plan.cost(operations=30, arrays=(operands, operands)),
-        compiler_params=_params(),
-        interpret=interprets_kernels(),
+        in_specs=[plan.specs(operands), state, plan.by_feature],
+        out_specs=[plan.by_unit, plan.by_feature, plan.by_unit, state],
+        out_shape=shapes,
+        scratch_shapes=[*[plan.row_scratch] * 4, pltpu.VMEM(plan.tile, _FLOAT32)],
         name='running_token_mlp_backward',
+        **plan.call_options(operations=30, arrays=(operands, operands)),
     )(operands, later, _feature_lanes(gradient))
     batch, _, heads, _ = tokens.w_in.shape
+    if of_start is not None:
+        of_start = of_start.reshape(*of_start.shape[:2], batch, heads).transpose(2, 3, 0, 1)
     return BlockGradients(
-        _hidden_last(results.w_in, tokens.w_in),
-        _features_last(results.value, tokens.value),
-        _hidden_last(results.w_out, tokens.w_out),
-        None if start is None else _state_last(results.start, batch, heads),
+        _hidden_last(of_w_in, tokens.w_in),
+        _features_last(of_value, tokens.value),
+        _hidden_last(of_w_out, tokens.w_out),
+        of_start,
     )
 
 
-def _params() -> pltpu.CompilerParams:
-    return pltpu.CompilerParams(dimension_semantics=('parallel', 'arbitrary'), vmem_limit_bytes=_memory())
-
-
-def _shape(array: jax.Array | None, dtype: Any) -> jax.ShapeDtypeStruct | None:
-    return None if array is None else jax.ShapeDtypeStruct(array.shape, dtype)
-
-
 class _Plan:
-    """How the work is cut into programs: 128 lanes and a few hidden units for each."""
+    """Divides the work into programs: 128 lanes and a few hidden units for each."""
 
     def __init__(self, operands: _Operands):
-        self.hidden, length, lanes = operands.w_in.shape
-        width = min(lanes, LANES)
-        features = operands.value.shape[1]
-        units = _units(self.hidden, features)
-        self.grid = (pl.cdiv(lanes, width), self.hidden // units)
+        hidden, length, lanes = operands.w_in.shape
+        width, features = min(lanes, _LANES), operands.value.shape[1]
+        states = 6 * features * _LANES * 4  # three arrays of one unit, each twice
+        most = min(_LARGEST_UNITS, hidden, max(1, _MEMORY_OF_STATES // states))
+        units = next(count for count in range(most, 0, -1) if hidden % count == 0)
+        self.grid = (pl.cdiv(lanes, width), hidden // units)
         self.tile = (length, features, width)
         self.row_scratch = pltpu.VMEM((length, width), _FLOAT32)
         self.by_unit = pl.BlockSpec((units, length, width), lambda lane, unit: (unit, 0, lane))
         self.by_feature = pl.BlockSpec(self.tile, lambda lane, unit: (0, 0, lane))
         self.by_token = pl.BlockSpec((length, width), lambda lane, unit: (0, lane))
         self.state = pl.BlockSpec((units, features, width), lambda lane, unit: (unit, 0, lane))
-        self.numbers = self.hidden * length * features * lanes
+        self.numbers = hidden * length * features * lanes
 
     def specs(self, operands: _Operands) -> _Operands:
         specs = (self.by_unit, self.by_feature, self.by_unit, self.by_token, self.by_token, self.state)
         return _Operands(*(None if array is None else spec for array, spec in zip(operands, specs, strict=True)))
 
-    def cost(self, operations: int, arrays: Any) -> pl.CostEstimate:
+    def call_options(self, operations: int, arrays: Any) -> dict[str, Any]:
         moved = sum(array.size * array.dtype.itemsize for array in jax.tree.leaves(arrays))
-        return pl.CostEstimate(flops=operations * self.numbers, transcendentals=self.numbers, bytes_accessed=moved)
+        return {
+            'cost_estimate': pl.CostEstimate(
+                flops=operations * self.numbers, transcendentals=self.numbers, bytes_accessed=moved
+            ),
+            'compiler_params': pltpu.CompilerParams(
+                dimension_semantics=('parallel', 'arbitrary'), vmem_limit_bytes=_memory()
+            ),
+            'interpret': interprets_kernels(),
+        }
 
 
-def _forward_kernel(activation, operands: _Operands, mixed_ref, scratch: _Scratch):
-    first_unit = pl.program_id(1) == 0
-
-    @pl.when(first_unit)
+def _forward_kernel(activation, operands: _Operands, mixed_ref, w_in_rows, w_out_rows):
+    @pl.when(pl.program_id(1) == 0)
     def start():
         mixed_ref[...] = jnp.zeros_like(mixed_ref)
 
     def add_unit(unit, _):
-        _load_unit(operands, scratch, unit)
+        first = _load_unit(operands, w_in_rows, w_out_rows, unit)
 
         def add_token(token, hidden):
             row = pl.ds(token, 1)
-            hidden = _add(operands, scratch, hidden, token)
-            mixed_ref[token] += scratch.w_out[row] * activation(_scaled(operands, hidden, row))
+            hidden = _add(operands, w_in_rows, hidden, token)
+            mixed_ref[token] += w_out_rows[row] * activation(_scaled(operands, hidden, row))
             return hidden
 
-        jax.lax.fori_loop(0, operands.value.shape[0], add_token, _first_sum(operands, unit))
+        jax.lax.fori_loop(0, operands.value.shape[0], add_token, first)
         return 0
 
     jax.lax.fori_loop(0, operands.w_in.shape[0], add_unit, 0)
 
 
-def _backward_kernel(activation, operands: _Operands, later_ref, gradient_ref, results: _Results, scratch: _Scratch):
-    first_unit = pl.program_id(1) == 0
+def _backward_kernel(
+    activation,
+    operands: _Operands,
+    later_ref,
+    gradient_ref,
+    of_w_in,
+    of_value,
+    of_w_out,
+    of_start,
+    w_in_rows,
+    w_out_rows,
+    of_w_in_rows,
+    of_w_out_rows,
+    sums,
+):
     length = operands.value.shape[0]
 
-    @pl.when(first_unit)
+    @pl.when(pl.program_id(1) == 0)
     def start():
-        results.value[...] = jnp.zeros_like(results.value)
+        of_value[...] = jnp.zeros_like(of_value)
 
     def add_unit(unit, _):
-        _load_unit(operands, scratch, unit)
+        first = _load_unit(operands, w_in_rows, w_out_rows, unit)
 
         def sum_token(token, hidden):
-            hidden = _add(operands, scratch, hidden, token)
-            scratch.sums[token] = hidden
-            return hidden
+            sums[token] = _add(operands, w_in_rows, hidden, token)
+            return sums[token]
 
         def token_gradients(back, later):
             token = length - 1 - back
             row = pl.ds(token, 1)
             gradient = gradient_ref[token].astype(_FLOAT32)
-            units, pull_back = jax.vjp(lambda hidden: activation(_scaled(operands, hidden, row)), scratch.sums[token])
-            scratch.w_out_gradient[row] = jnp.sum(units * gradient, axis=0, keepdims=True)
-            later = later + pull_back(scratch.w_out[row] * gradient)[0]
-            scratch.w_in_gradient[row] = jnp.sum(later * operands.value[token].astype(_FLOAT32), axis=0, keepdims=True)
-            results.value[token] += scratch.w_in[row] * later
+            units, pull_back = jax.vjp(lambda hidden: activation(_scaled(operands, hidden, row)), sums[token])
+            of_w_out_rows[row] = jnp.sum(units * gradient, axis=0, keepdims=True)
+            later = later + pull_back(w_out_rows[row] * gradient)[0]
+            of_w_in_rows[row] = jnp.sum(later * operands.value[token].astype(_FLOAT32), axis=0, keepdims=True)
+            of_value[token] += w_in_rows[row] * later
             return later if operands.keep is None else later * operands.keep[row]
 
-        first = _first_sum(operands, unit)
         jax.lax.fori_loop(0, length, sum_token, first)
         later = jnp.zeros_like(first) if later_ref is None else later_ref[unit]
         later = jax.lax.fori_loop(0, length, token_gradients, later)
-        results.w_in[unit] = scratch.w_in_gradient[...].astype(results.w_in.dtype)
-        results.w_out[unit] = scratch.w_out_gradient[...].astype(results.w_out.dtype)
-        if results.start is not None:
-            results.start[unit] = later
+        of_w_in[unit] = of_w_in_rows[...].astype(of_w_in.dtype)
+        of_w_out[unit] = of_w_out_rows[...].astype(of_w_out.dtype)
+        if of_start is not None:
+            of_start[unit] = later
         return 0
 
     jax.lax.fori_loop(0, operands.w_in.shape[0], add_unit, 0)
 
 
-def _load_unit(operands: _Operands, scratch: _Scratch, unit) -> None:
-    """A row of float32 can be read alone, and spread over a tile while it is read."""
-    scratch.w_in[...] = operands.w_in[unit].astype(_FLOAT32)
-    scratch.w_out[...] = operands.w_out[unit].astype(_FLOAT32)
-
-
-def _first_sum(operands: _Operands, unit) -> jax.Array:
+def _load_unit(operands: _Operands, w_in_rows, w_out_rows, unit) -> jax.Array:
+    """Copies a hidden unit's weights as float32, whose rows can be read alone, and returns A before the block."""
+    w_in_rows[...] = operands.w_in[unit].astype(_FLOAT32)
+    w_out_rows[...] = operands.w_out[unit].astype(_FLOAT32)
     return jnp.zeros(operands.value.shape[1:], _FLOAT32) if operands.start is None else operands.start[unit]
 
 
-def _add(operands: _Operands, scratch: _Scratch, hidden: jax.Array, token) -> jax.Array:
+def _add(operands: _Operands, w_in_rows, hidden: jax.Array, token) -> jax.Array:
     """A after one more token."""
     row = pl.ds(token, 1)
     hidden_before = hidden if operands.keep is None else hidden * operands.keep[row]
-    return hidden_before + scratch.w_in[row] * operands.value[token].astype(_FLOAT32)
+    return hidden_before + w_in_rows[row] * operands.value[token].astype(_FLOAT32)
 
 
 def _scaled(operands: _Operands, hidden: jax.Array, row) -> jax.Array:
@@ -296,7 +276,3 @@ def _features_last(lanes: jax.Array, like: jax.Array) -> jax.Array:
 def _state_lanes(state: jax.Array) -> jax.Array:
     """[batch, heads, hidden, features] -> [hidden, features, batch * heads]."""
     return state.transpose(2, 3, 0, 1).reshape(*state.shape[2:], -1)
-
-
-def _state_last(lanes: jax.Array, batch: int, heads: int) -> jax.Array:
-    return lanes.reshape(*lanes.shape[:2], batch, heads).transpose(2, 3, 0, 1)

@@ -1,4 +1,4 @@
-"""Computes the equation of `tpu` on a GPU, in operations that XLA fuses so that hidden units stay in registers.
+"""The equation of `tpu` on a GPU, in operations that XLA fuses so that hidden units stay in registers.
 
 The forward pass and the gradients of `out` and `bias` are one kernel each, which computes hidden units from the tokens.
 The backward pass writes one array of their size: their gradient in the dtype of the tokens, [batch, blocks,
@@ -23,24 +23,24 @@ _LONGEST_WINDOW = 64
 
 
 def refusal(wi: jax.Array, tokens: jax.Array) -> str | None:
-    """Returns why this cannot compute a call, or None."""
+    """Returns why this does not support a call, or None."""
     return f'takes windows of at most {_LONGEST_WINDOW} tokens' if wi.shape[0] > _LONGEST_WINDOW else None
 
 
 @jax.custom_vjp
 def mix(wi: jax.Array, bias: jax.Array, out: jax.Array, tokens: jax.Array, ids: jax.Array | None) -> jax.Array:
     """Computes `tpu.mix`."""
-    return _mix_and_keep(wi, bias, out, tokens, ids)[0]
+    return _forward_rule(wi, bias, out, tokens, ids)[0]
 
 
-def _mix_and_keep(*operands: Any) -> tuple[jax.Array, Any]:
+def _forward_rule(*operands: Any) -> tuple[jax.Array, Any]:
     wi, bias, out, tokens, ids = operands
     units = sigmoid_form(_hidden(wi, bias, tokens, ids))
     mixed = jnp.sum(_over_tokens(out) * units, axis=2).astype(tokens.dtype)
     return checkpoint_name(mixed, ATTENTION_OUTPUT), operands
 
 
-def _gradients(operands: Any, gradient: jax.Array) -> tuple[jax.Array | None, ...]:
+def _backward_rule(operands: Any, gradient: jax.Array) -> tuple[jax.Array | None, ...]:
     wi, bias, out, tokens, ids = operands
     of_result = gradient.astype(_FLOAT32)[:, :, None]
     # XLA would write hidden units that two kernels need, if it saw that they are equal.
@@ -52,7 +52,7 @@ def _gradients(operands: Any, gradient: jax.Array) -> tuple[jax.Array | None, ..
     return of_wi.astype(wi.dtype), of_bias.astype(bias.dtype), of_out.astype(out.dtype), of_tokens, None
 
 
-mix.defvjp(_mix_and_keep, _gradients)
+mix.defvjp(_forward_rule, _backward_rule)
 
 
 def _over_tokens(out: jax.Array) -> jax.Array:
@@ -82,7 +82,7 @@ def _product_gradients(
     block = -(-length // blocks)
 
     def split(array: jax.Array) -> jax.Array:
-        """[batch, length, ...] -> [batch, blocks, block, ...], filled up with zeros."""
+        """[batch, length, ...] -> [batch, blocks, block, ...], padded with zeros."""
         rest = array.shape[2:]
         padded = jnp.pad(array, ((0, 0), (0, blocks * block - length), *((0, 0),) * len(rest)))
         return padded.reshape(batch, blocks, block, *rest)

@@ -1,10 +1,10 @@
-"""The MLP along windows of tokens (`mlp_mixer.WindowMixer`) on a TPU, in Pallas: hidden units stay in on-chip memory.
+"""The MLP along windows of tokens on a TPU as Pallas kernels: hidden units stay in on-chip memory.
 
     y_t[d] = sum_s out[s] gelu(sum_j wi[j, s] x[t - w + 1 + j, d] + bias[s])
 
 A block of tokens reads itself and the block before it, so that its windows are never written: all hidden units of a
 block and a tile of features are one product, [hidden * BLOCK, 2 * BLOCK] weights times both blocks. The weights have
-wi[:, s] along their diagonals; the zeros in them double the products. The backward pass computes hidden units again.
+wi[:, s] along their diagonals; the zeros in them double the products. The backward pass recomputes hidden units.
 Programs run one after another, so that gradients of weights are summed on the chip.
 """
 
@@ -18,8 +18,9 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 from jax.sharding import PartitionSpec
 
+from remixer_t5x.kernels import compile_target
 from remixer_t5x.kernels.attention.formula import ATTENTION_OUTPUT
-from remixer_t5x.kernels.compile_target import interprets_kernels, on_each_device, rows_and_heads, target_chip
+from remixer_t5x.kernels.compile_target import interprets_kernels, on_each_device, rows_and_heads
 from remixer_t5x.kernels.diagonals import spread_over_diagonals
 from remixer_t5x.kernels.gelu import sigmoid_form, sigmoid_form_and_slope
 
@@ -27,8 +28,6 @@ _FLOAT32 = jnp.float32
 _LANES = 128
 # Tokens of a block, and the most by which a window reaches back.
 BLOCK = 32
-# Of these the compiler of kernels knows no product of bfloat16.
-_WITHOUT_BFLOAT16 = ('v2', 'v3')
 # Bytes of the hidden units of a program in float32; the backward pass has them a second time.
 _LARGEST_UNITS = 2 * 2**20
 
@@ -42,7 +41,7 @@ class _Operands(NamedTuple):
             the tokens of the block before it and of the block itself.
         bias: [hidden] float32.
         out: [batch, hidden] float32.
-        ids: [batch, length] int32, the example of each token in packed rows; None where a row is one example.
+        ids: [batch, length] int32, the example of each token in packed rows; None if a row is one example.
     """
 
     tokens: Any
@@ -56,43 +55,26 @@ class _Blocks(NamedTuple):
     """What both kernels read.
 
     Attributes:
-        before, own: [BLOCK, tile] tokens.
+        before, current: [BLOCK, tile] tokens.
         weights, bias, out: as in `_Operands`; the last two are in scalar memory.
         meets: [BLOCK, 2 * BLOCK] in tokens' dtype, 1 where two tokens are of one example; None for ones.
     """
 
     before: Any
-    own: Any
+    current: Any
     weights: Any
     meets: Any
     bias: Any
     out: Any
 
 
-class _Results(NamedTuple):
-    """What the backward kernel writes, in float32.
-
-    Attributes:
-        before, own: [BLOCK, tile], gradients of the tokens.
-        weights: [hidden * BLOCK, 2 * BLOCK], sums over all programs.
-        bias: [hidden, tile], sums over all programs.
-        out: [hidden, tile], sums over the programs of a row.
-    """
-
-    before: Any
-    own: Any
-    weights: Any
-    bias: Any
-    out: Any
-
-
 def refusal(wi: jax.Array, tokens: jax.Array) -> str | None:
-    """Returns why the kernel cannot compute this call, or None."""
+    """Returns why the kernel does not support this call, or None."""
     if wi.shape[0] > BLOCK + 1:
         return f'takes windows of at most {BLOCK + 1} tokens'
-    if target_chip() in _WITHOUT_BFLOAT16 and tokens.dtype == jnp.bfloat16:
-        return f'multiplies bfloat16 on a TPU v4 or newer and not on a {target_chip()}'
-    return None if tokens.shape[-1] % _LANES == 0 else f'takes a multiple of {_LANES} features'
+    if tokens.shape[-1] % _LANES:
+        return f'takes a multiple of {_LANES} features'
+    return compile_target.refuse_bfloat16(tokens.dtype)
 
 
 def mix(wi: jax.Array, bias: jax.Array, out: jax.Array, tokens: jax.Array, ids: jax.Array | None) -> jax.Array:
@@ -118,16 +100,16 @@ def mix(wi: jax.Array, bias: jax.Array, out: jax.Array, tokens: jax.Array, ids: 
 
 @jax.custom_vjp
 def _mix(operands: _Operands) -> jax.Array:
-    return _mix_and_keep(operands)[0]
+    return _forward_rule(operands)[0]
 
 
-def _mix_and_keep(operands: _Operands) -> tuple[jax.Array, _Operands]:
-    by_row, specs = _specs(operands)
+def _forward_rule(operands: _Operands) -> tuple[jax.Array, _Operands]:
+    by_row, specs = _partition_specs(operands)
     return checkpoint_name(on_each_device(_forward, (specs,), by_row)(operands), ATTENTION_OUTPUT), operands
 
 
-def _gradients(operands: _Operands, gradient: jax.Array) -> tuple[_Operands]:
-    by_row, specs = _specs(operands)
+def _backward_rule(operands: _Operands, gradient: jax.Array) -> tuple[_Operands]:
+    by_row, specs = _partition_specs(operands)
     # One gradient of weights and bias from each device.
     run = on_each_device(_backward, (specs, by_row), (by_row, by_row, by_row, by_row))
     tokens, weights, bias, out = run(operands, gradient)
@@ -135,10 +117,10 @@ def _gradients(operands: _Operands, gradient: jax.Array) -> tuple[_Operands]:
     return (_Operands(tokens, weights, bias, out, None),)
 
 
-_mix.defvjp(_mix_and_keep, _gradients)
+_mix.defvjp(_forward_rule, _backward_rule)
 
 
-def _specs(operands: _Operands) -> tuple[PartitionSpec, _Operands]:
+def _partition_specs(operands: _Operands) -> tuple[PartitionSpec, _Operands]:
     """How rows and operands are split over devices."""
     rows, _ = rows_and_heads(operands.tokens.shape[0], 1)
     by_row, whole = PartitionSpec(rows), PartitionSpec()
@@ -151,10 +133,10 @@ def _forward(operands: _Operands) -> jax.Array:
         functools.partial(_forward_kernel, plan),
         grid=plan.grid,
         in_specs=[plan.specs(blocks)],
-        out_specs=plan.own,
+        out_specs=plan.current,
         out_shape=jax.ShapeDtypeStruct(operands.tokens.shape, operands.tokens.dtype),
         scratch_shapes=[plan.scratch(_FLOAT32)],
-        cost_estimate=plan.cost(1, blocks, blocks.own),
+        cost_estimate=plan.cost(1, blocks, blocks.current),
         interpret=interprets_kernels(),
         name='window_mlp_forward',
     )(blocks)
@@ -163,52 +145,48 @@ def _forward(operands: _Operands) -> jax.Array:
 def _backward(operands: _Operands, gradient: jax.Array) -> tuple[jax.Array, ...]:
     """Gradients of the operands, given the gradient of the result; of weights and bias with a leading axis of 1."""
     plan, blocks = _Plan(operands), _blocks(operands)
-    shapes = (operands.tokens.shape, operands.tokens.shape, blocks.weights.shape)
-    sums = (plan.hidden, plan.tile)
-    [results] = pl.pallas_call(
+    of_tokens = operands.tokens.shape
+    of_bias = (plan.hidden, plan.tile)
+    shapes = of_tokens, of_tokens, blocks.weights.shape, of_bias, (plan.batch, *of_bias)
+    before, current, weights, bias, out = pl.pallas_call(
         functools.partial(_backward_kernel, plan),
         grid=plan.grid,
-        in_specs=[plan.specs(blocks), plan.own],
-        out_specs=[_Results(plan.own, plan.own, plan.whole(blocks.weights.shape), plan.whole(sums), plan.of_row)],
-        out_shape=[_Results(*(jax.ShapeDtypeStruct(s, _FLOAT32) for s in (*shapes, sums, (plan.batch, *sums))))],
+        in_specs=[plan.specs(blocks), plan.current],
+        out_specs=(plan.current, plan.current, plan.whole(blocks.weights.shape), plan.whole(of_bias), plan.of_row),
+        out_shape=tuple(jax.ShapeDtypeStruct(shape, _FLOAT32) for shape in shapes),
         scratch_shapes=[plan.scratch(_FLOAT32), plan.scratch(operands.tokens.dtype)],
-        cost_estimate=plan.cost(3, blocks, (blocks.own, blocks.own, blocks.own)),
+        cost_estimate=plan.cost(3, blocks, (blocks.current, blocks.current, blocks.current)),
         interpret=interprets_kernels(),
         name='window_mlp_backward',
     )(blocks, gradient)
-    # What a block says of the block before it belongs to the tokens there; before the first block there are none.
-    earlier = jnp.pad(results.before[:, BLOCK:], ((0, 0), (0, BLOCK), (0, 0)))
-    of_tokens = (earlier + results.own).astype(operands.tokens.dtype)
-    return of_tokens, results.weights[None], results.bias.sum(axis=-1)[None], results.out.sum(axis=-1)
+    # A block's gradient of the block before it belongs to the tokens there; before the first block there are none.
+    earlier = jnp.pad(before[:, BLOCK:], ((0, 0), (0, BLOCK), (0, 0)))
+    return (earlier + current).astype(operands.tokens.dtype), weights[None], bias.sum(axis=-1)[None], out.sum(axis=-1)
 
 
 def _blocks(operands: _Operands) -> _Blocks:
     tokens, weights, bias, out, ids = operands
-    meets = None if ids is None else _meets(ids).astype(tokens.dtype)
-    return _Blocks(tokens, tokens, weights, meets, bias, out)
-
-
-def _meets(ids: jax.Array) -> jax.Array:
-    """[batch, length, 2 * BLOCK] bool."""
+    if ids is None:
+        return _Blocks(tokens, tokens, weights, None, bias, out)
     here = ids.reshape(ids.shape[0], -1, BLOCK)
     earlier = jnp.pad(here[:, :-1], ((0, 0), (1, 0), (0, 0)))
     reach = jnp.concatenate([earlier, here], axis=-1)
-    return (here[..., None] == reach[:, :, None]).reshape(*ids.shape, -1)
+    meets = (here[..., None] == reach[:, :, None]).reshape(*ids.shape, -1)  # [batch, length, 2 * BLOCK]
+    return _Blocks(tokens, tokens, weights, meets.astype(tokens.dtype), bias, out)
 
 
 class _Plan:
-    """How the work is cut into programs."""
+    """Divides the work into programs: a block of tokens and a tile of features for each."""
 
     def __init__(self, operands: _Operands):
         self.batch, self.length, self.features = operands.tokens.shape
         self.hidden = operands.bias.shape[0]
         most = _LARGEST_UNITS // (4 * self.hidden * BLOCK)
-        self.tile = next(
-            (tile for tile in (512, 256) if self.features % tile == 0 and tile <= most), min(_LANES, self.features)
-        )
+        tiles = (tile for tile in (512, 256) if self.features % tile == 0 and tile <= most)
+        self.tile = next(tiles, min(_LANES, self.features))
         self.grid = (self.batch, self.length // BLOCK, self.features // self.tile)
         block = (None, BLOCK, self.tile)
-        self.own = pl.BlockSpec(block, lambda row, at, tile: (row, at, tile))
+        self.current = pl.BlockSpec(block, lambda row, at, tile: (row, at, tile))
         self.before = pl.BlockSpec(block, lambda row, at, tile: (row, jnp.maximum(at - 1, 0), tile))
         self.of_row = pl.BlockSpec((None, self.hidden, self.tile), lambda row, at, tile: (row, 0, 0))
 
@@ -220,7 +198,7 @@ class _Plan:
         if blocks.meets is not None:
             meets = pl.BlockSpec((None, BLOCK, 2 * BLOCK), lambda row, at, tile: (row, at, 0))
         scalars = pl.BlockSpec(memory_space=pltpu.SMEM)
-        return _Blocks(self.before, self.own, self.whole(blocks.weights.shape), meets, scalars, scalars)
+        return _Blocks(self.before, self.current, self.whole(blocks.weights.shape), meets, scalars, scalars)
 
     def scratch(self, dtype: Any) -> Any:
         return pltpu.VMEM((self.hidden * BLOCK, self.tile), dtype)
@@ -231,16 +209,13 @@ class _Plan:
         return pl.CostEstimate(flops=products * 4 * BLOCK * units, transcendentals=units, bytes_accessed=moved)
 
 
-def _reach(blocks: _Blocks) -> jax.Array:
-    """[2 * BLOCK, tile]: the block before, zero for the first block, and the block itself."""
-    before = blocks.before[...]
+def _weights_and_reach(plan: _Plan, blocks: _Blocks) -> tuple[jax.Array, jax.Array]:
+    """Weights that do not reach into another example, and the tokens of both blocks, [2 * BLOCK, tile]."""
+    weights, before = blocks.weights[...], blocks.before[...]
+    if blocks.meets is not None:
+        weights *= jnp.tile(blocks.meets[...], (plan.hidden, 1))
     before = jnp.where(pl.program_id(1) > 0, before, jnp.zeros_like(before))
-    return jnp.concatenate([before, blocks.own[...]], axis=0)
-
-
-def _weights(plan: _Plan, blocks: _Blocks) -> jax.Array:
-    weights = blocks.weights[...]
-    return weights if blocks.meets is None else weights * jnp.tile(blocks.meets[...], (plan.hidden, 1))
+    return weights, jnp.concatenate([before, blocks.current[...]], axis=0)
 
 
 def _dot(a: jax.Array, b: jax.Array, contracted: tuple[int, int] = (1, 0)) -> jax.Array:
@@ -252,7 +227,7 @@ def _dot(a: jax.Array, b: jax.Array, contracted: tuple[int, int] = (1, 0)) -> ja
 
 def _forward_kernel(plan: _Plan, blocks: _Blocks, mixed_ref, hidden_ref):
     row = pl.program_id(0)
-    hidden_ref[...] = _dot(_weights(plan, blocks), _reach(blocks))
+    hidden_ref[...] = _dot(*_weights_and_reach(plan, blocks))
 
     def add_unit(unit, total):
         hidden = hidden_ref[pl.ds(pl.multiple_of(unit * BLOCK, BLOCK), BLOCK)] + blocks.bias[unit]
@@ -262,36 +237,39 @@ def _forward_kernel(plan: _Plan, blocks: _Blocks, mixed_ref, hidden_ref):
     mixed_ref[...] = total.astype(mixed_ref.dtype)
 
 
-def _backward_kernel(plan: _Plan, blocks: _Blocks, gradient_ref, results: _Results, hidden_ref, low_ref):
+def _backward_kernel(
+    plan: _Plan, blocks: _Blocks, gradient_ref, of_before, of_current, of_weights, of_bias, of_out, hidden_ref, low_ref
+):
+    """Writes gradients; those of weights and bias are sums over all programs, of `out` over the programs of a row."""
     row, at, tile = (pl.program_id(axis) for axis in range(3))
     first_of_row = (at == 0) & (tile == 0)
 
     @pl.when(first_of_row)
     def start_row():
-        results.out[...] = jnp.zeros_like(results.out)
+        of_out[...] = jnp.zeros_like(of_out)
 
     @pl.when(first_of_row & (row == 0))
     def start():
-        results.weights[...] = jnp.zeros_like(results.weights)
-        results.bias[...] = jnp.zeros_like(results.bias)
+        of_weights[...] = jnp.zeros_like(of_weights)
+        of_bias[...] = jnp.zeros_like(of_bias)
 
-    weights, reach = _weights(plan, blocks), _reach(blocks)
+    weights, reach = _weights_and_reach(plan, blocks)
     hidden_ref[...] = _dot(weights, reach)
     gradient = gradient_ref[...].astype(_FLOAT32)
 
     def unit_gradients(unit, _):
-        rows, one = pl.ds(pl.multiple_of(unit * BLOCK, BLOCK), BLOCK), pl.ds(unit, 1)
+        rows, own = pl.ds(pl.multiple_of(unit * BLOCK, BLOCK), BLOCK), pl.ds(unit, 1)
         units, slope = sigmoid_form_and_slope(hidden_ref[rows] + blocks.bias[unit])
         of_hidden = blocks.out[row, unit] * gradient * slope
-        results.out[one] += jnp.sum(units * gradient, axis=0, keepdims=True)
-        results.bias[one] += jnp.sum(of_hidden, axis=0, keepdims=True)
+        of_out[own] += jnp.sum(units * gradient, axis=0, keepdims=True)
+        of_bias[own] += jnp.sum(of_hidden, axis=0, keepdims=True)
         low_ref[rows] = of_hidden.astype(low_ref.dtype)
         return 0
 
     jax.lax.fori_loop(0, plan.hidden, unit_gradients, 0)
     of_reach = _dot(weights, low_ref[...], (0, 0))
-    results.before[...], results.own[...] = of_reach[:BLOCK], of_reach[BLOCK:]
-    of_weights = _dot(low_ref[...], reach, (1, 1))
+    of_before[...], of_current[...] = of_reach[:BLOCK], of_reach[BLOCK:]
+    of_block = _dot(low_ref[...], reach, (1, 1))
     if blocks.meets is not None:
-        of_weights *= jnp.tile(blocks.meets[...], (plan.hidden, 1)).astype(_FLOAT32)
-    results.weights[...] += of_weights
+        of_block *= jnp.tile(blocks.meets[...], (plan.hidden, 1)).astype(_FLOAT32)
+    of_weights[...] += of_block

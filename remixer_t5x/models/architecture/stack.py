@@ -118,7 +118,7 @@ class Stack(nn.Module):
         final_norm: factory of a norm after the last layer, or None (for layouts that end with one or need none).
         dropout_rate: dropout on the stack's input and output.
         remat_policy: what the backward pass keeps of a layer: None (everything), `dots_remat` or `full_remat`.
-        attention: how attention sublayers compute, one of `kernels.attention.choice.IMPLEMENTATIONS`.
+        attention: how attention sublayers compute, one of `kernels.attention.api.IMPLEMENTATIONS`.
         unroll: how many layers of a run one iteration of its scan executes; more is slower to compile.
     """
 

@@ -11,10 +11,9 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from remixer_t5x.context import Memory, SequenceContext
-from remixer_t5x.kernels.attention.choice import attention
-from remixer_t5x.kernels.attention.formula import attention_weights
-from remixer_t5x.kernels.attention.inputs import Bias, Visibility, full_bias
-from remixer_t5x.kernels.attention.step import attend_step, cached, cached_memory_key
+from remixer_t5x.kernels.attention.api import attention
+from remixer_t5x.kernels.attention.decoding import attend_step, cached, cached_memory_key
+from remixer_t5x.kernels.attention.formula import Bias, Visibility, attention_weights, full_bias
 from remixer_t5x.models.layers import cache
 from remixer_t5x.models.layers.dropout import drop_value_rows
 

@@ -8,7 +8,7 @@ from flax import linen as nn
 
 from remixer_t5x import axes, ranges
 from remixer_t5x.context import SequenceContext
-from remixer_t5x.kernels.attention.inputs import DistanceBias
+from remixer_t5x.kernels.attention.formula import DistanceBias
 from remixer_t5x.kernels.compile_target import target_platform
 from remixer_t5x.models.layers.checks import check_length
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from remixer_t5x.errors import UserError
-from remixer_t5x.kernels.attention import step as attention_step
+from remixer_t5x.kernels.attention import decoding as attention_decoding
 from remixer_t5x.models.architecture import decoder_only, encoder_only, layer, stack
 from remixer_t5x.models.layers.norms import GroupedRMSNorm, LayerNorm
 from remixer_t5x.models.layers.positions import LearnedPositions, RelativePositionBias
@@ -193,7 +193,7 @@ def test_decode_law(name):
 
 
 def test_decode_law_with_the_caches_of_a_tpu(monkeypatch):
-    monkeypatch.setattr(attention_step, 'target_platform', lambda: 'tpu')
+    monkeypatch.setattr(attention_decoding, 'target_platform', lambda: 'tpu')
     laws.decode(subject('t5', 'decoder'))
     laws.beams(subject('t5', 'decoder'))
     laws.prompt(alone('t5'))

@@ -11,7 +11,7 @@ from flax import linen as nn
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from remixer_t5x.kernels.window_mlp import mix
+from remixer_t5x.kernels.window_mlp import api as window_mlp
 from remixer_t5x.models.architecture import stack
 from remixer_t5x.models.sublayers import mlp_mixer
 from tests.support.sublayer_inputs import context_of_ids, random_params
@@ -63,7 +63,7 @@ def window_reference(params, x, ids):
 @pytest.mark.parametrize('window', [1, 3, 40])
 def test_window_form_equals_the_equation(window):
     """For windows within a chunk of tokens and beyond one, alone in a row and packed."""
-    length = 2 * mix.CHUNK + 3
+    length = 2 * window_mlp.CHUNK + 3
     mixer = mlp_mixer.WindowMixer(4, window)
     x = np.random.default_rng(0).normal(size=(1, length, WIDTH))
     params = random_params(mixer, jnp.zeros(x.shape), context_of_ids(np.ones((1, length))))
@@ -88,7 +88,7 @@ def test_window_form_equals_the_equation(window):
 def test_gradient_of_the_window_form_is_that_of_the_equation(devices, monkeypatch):
     """Against autodiff of one gather of all windows; with rows one after another, and together for several devices."""
     monkeypatch.setattr(jax, 'device_count', lambda: devices)
-    length, window = mix.CHUNK + 3, 5
+    length, window = window_mlp.CHUNK + 3, 5
     mixer = mlp_mixer.WindowMixer(4, window)
     x = jax.random.normal(jax.random.key(2), (2, length, WIDTH))
     ids = jnp.asarray([[1] * 7 + [2] * (length - 7), [1] * (length - 2) + [0] * 2])

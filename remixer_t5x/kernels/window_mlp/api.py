@@ -18,7 +18,7 @@ from remixer_t5x.kernels.attention.formula import ATTENTION_OUTPUT
 from remixer_t5x.kernels.compile_target import on_single_cpu, target_platform
 from remixer_t5x.kernels.window_mlp import gpu, tpu
 
-# By platform; the formula computes calls for which `refusal` gives a reason.
+# By platform; the formula computes calls that a kernel refuses.
 _KERNELS = {'gpu': gpu, 'tpu': tpu}
 
 # Number of tokens of a row whose windows exist at one time: their hidden units are [hidden, rows, CHUNK, embed].
@@ -50,7 +50,7 @@ def mix_windows(weights: TokenMLP, tokens: jax.Array, scale: jax.Array | None, i
     if kernel := _KERNELS.get(platform):
         refusal = kernel.refusal(weights.wi, tokens)
         if refusal is None and platform == 'tpu':
-            refusal = self_check.failure(_check(weights, tokens, ids))
+            refusal = self_check.failure(_self_check(weights, tokens, ids))
         if refusal is None:
             shape = len(tokens), weights.wi.shape[1]
             out = jnp.broadcast_to(weights.wo, shape) if scale is None else weights.wo * scale
@@ -59,8 +59,8 @@ def mix_windows(weights: TokenMLP, tokens: jax.Array, scale: jax.Array | None, i
     return _mix_by_formula(weights, tokens, scale, ids)
 
 
-def _check(weights: TokenMLP, tokens: jax.Array, ids: jax.Array | None) -> self_check.Check:
-    """The check of the TPU's kernel; on a GPU XLA compiles the formula."""
+def _self_check(weights: TokenMLP, tokens: jax.Array, ids: jax.Array | None) -> self_check.Check:
+    """The self-check of the TPU kernel; on a GPU XLA compiles everything."""
     (window, hidden), (_, length, features), rows = weights.wi.shape, tokens.shape, self_check.ROWS
     shapes = (window, hidden), (hidden,), (rows, hidden), (rows, length, features)
     operands = [jax.ShapeDtypeStruct(shape, tokens.dtype) for shape in shapes]
@@ -85,27 +85,25 @@ def _formula_of_kernel(
 
 @jax.custom_vjp
 def _mix_by_formula(weights: TokenMLP, tokens: jax.Array, scale: jax.Array | None, ids: jax.Array | None) -> jax.Array:
-    """The windows of all tokens, chunk by chunk; the backward pass keeps the tokens only and computes the rest again.
+    """The windows of all tokens, chunk by chunk; the backward pass recomputes everything from the tokens.
 
-    It has a separate gradient rule, because a remat policy that keeps matmuls would keep the hidden units of every
-    chunk.
-
+    Without its own gradient rule, a remat policy that keeps matmuls would keep the hidden units of every chunk.
     """
     return _mix_chunks(weights, tokens, scale, ids)
 
 
-def _mix_and_keep(weights, tokens, scale, ids):
+def _forward_rule(weights, tokens, scale, ids):
     mixed = checkpoint_name(_mix_chunks(weights, tokens, scale, ids), ATTENTION_OUTPUT)
     return mixed, (weights, tokens, scale, ids)
 
 
-def _gradients(residuals, gradient):
+def _backward_rule(residuals, gradient):
     *differentiable, ids = residuals
     _, pull_back = jax.vjp(functools.partial(_mix_chunks, ids=ids), *differentiable)
     return *pull_back(gradient), None
 
 
-_mix_by_formula.defvjp(_mix_and_keep, _gradients)
+_mix_by_formula.defvjp(_forward_rule, _backward_rule)
 
 
 def _mix_chunks(weights, tokens, scale, ids):
@@ -114,8 +112,7 @@ def _mix_chunks(weights, tokens, scale, ids):
         return _mix_rows_by_chunk(weights, tokens, scale, ids)
 
     def mix_row(row):
-        alone = jax.tree.map(lambda array: array[None], row)
-        return _mix_rows_by_chunk(weights, *alone)[0]
+        return _mix_rows_by_chunk(weights, *jax.tree.map(lambda array: array[None], row))[0]
 
     return jax.lax.map(mix_row, (tokens, scale, ids))
 
@@ -125,7 +122,7 @@ def _mix_rows_by_chunk(weights, tokens, scale, ids):
     window = weights.wi.shape[0]
 
     def split(array: jax.Array) -> jax.Array:
-        """[batch, length, ...] -> [chunks, batch, CHUNK, ...], filled up with zeros."""
+        """[batch, length, ...] -> [chunks, batch, CHUNK, ...], padded with zeros."""
         rest = array.shape[2:]
         array = jnp.pad(array, ((0, 0), (0, -length % CHUNK)) + ((0, 0),) * len(rest))
         return jnp.moveaxis(array.reshape(batch, -1, CHUNK, *rest), 1, 0)

@@ -1,11 +1,10 @@
-"""`mix` using a kernel that keeps A on the chip while it processes the tokens of a block.
+"""The running token MLP block by block, for accelerators: the sum A is in memory only between blocks of tokens.
 
-Between blocks A is in the device's memory: A before each block is a sum of matmuls, which the backward pass computes
-again. Rows as short as a block, such as T5's targets, never have A in memory at all.
+The backward pass recomputes A before each block with matmuls. Within a block, a kernel (`tpu`) or unrolled operations
+that XLA fuses (`unrolled`) compute the outputs and gradients of its tokens.
 """
 
 import functools
-from collections.abc import Callable
 from types import ModuleType
 from typing import Any, NamedTuple
 
@@ -16,18 +15,17 @@ from jax.sharding import PartitionSpec
 
 from remixer_t5x.kernels.attention.formula import ATTENTION_OUTPUT
 from remixer_t5x.kernels.compile_target import on_each_device, rows_and_heads
-
-Activation = Callable[[jax.Array], jax.Array]
+from remixer_t5x.kernels.running_token_mlp.token_loop import Activation
 
 
 class Tokens(NamedTuple):
-    """What a kernel reads of the tokens of a block; `None` for what a call does not have.
+    """The tokens of whole rows or of one block.
 
     Attributes:
         w_in, w_out: [batch, tokens, heads, hidden].
         value: [batch, tokens, heads, features].
-        keep: [batch, tokens] float32, 0 where an example starts and A with it, otherwise 1.
-        scale: [batch, tokens] float32, what A is multiplied by before the activation.
+        keep: [batch, tokens] float32, 0 where an example starts and A with it, otherwise 1; None for one example a row.
+        scale: [batch, tokens] float32 factor of A before the activation; None for 1.
     """
 
     w_in: jax.Array
@@ -38,7 +36,7 @@ class Tokens(NamedTuple):
 
 
 class BlockGradients(NamedTuple):
-    """Gradients of the arrays of the same name, and of A before the block, None where that is zero."""
+    """Gradients of w_in, value and w_out, and of A before the block (None if the block has no A before it)."""
 
     w_in: jax.Array
     value: jax.Array
@@ -47,7 +45,7 @@ class BlockGradients(NamedTuple):
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
-def mix_by_kernel(
+def mix_by_blocks(
     kernel: ModuleType,
     activation: Activation,
     w_in: jax.Array,
@@ -56,36 +54,36 @@ def mix_by_kernel(
     keep: jax.Array | None,
     scale: jax.Array | None,
 ) -> jax.Array:
-    """`mix.mix_through_running_hidden` of arguments that are zero at padding.
+    """`api.mix_through_running_hidden` of arguments that are zero at padding.
 
     Args:
-        kernel: a module with `forward`, `backward` and `block_length`, as `tpu`.
+        kernel: a module with `forward`, `backward` and `block_length`: `tpu` or `unrolled`.
         activation: elementwise function of the hidden units.
-        w_in, value, w_out, keep, scale: as in `Tokens`, of whole rows.
+        w_in, value, w_out, keep, scale: as in `Tokens`, for whole rows.
 
     Returns:
         [batch, length, heads, features] in value's dtype.
     """
-    return _mix_and_keep(kernel, activation, w_in, value, w_out, keep, scale)[0]
+    return _forward_rule(kernel, activation, w_in, value, w_out, keep, scale)[0]
 
 
-def _mix_and_keep(kernel, activation, *arrays):
+def _forward_rule(kernel, activation, *arrays):
     tokens = Tokens(*arrays)
-    specs = _specs(tokens)
+    specs = _partition_specs(tokens)
     mixed = on_each_device(functools.partial(_forward, kernel, activation), (specs,), specs.value)(tokens)
     return checkpoint_name(mixed, ATTENTION_OUTPUT), tokens
 
 
-def _gradients(kernel, activation, tokens, gradient):
-    specs = _specs(tokens)
+def _backward_rule(kernel, activation, tokens, gradient):
+    specs = _partition_specs(tokens)
     run = on_each_device(functools.partial(_backward, kernel, activation), (specs, specs.value), specs[:3])
     return *run(tokens, gradient), None, None
 
 
-mix_by_kernel.defvjp(_mix_and_keep, _gradients)
+mix_by_blocks.defvjp(_forward_rule, _backward_rule)
 
 
-def _specs(tokens: Tokens) -> Tokens:
+def _partition_specs(tokens: Tokens) -> Tokens:
     rows, heads = rows_and_heads(tokens.value.shape[0], tokens.value.shape[2])
     by_head, by_row = PartitionSpec(rows, None, heads, None), PartitionSpec(rows, None)
     specs = (by_head, by_head, by_head, by_row, by_row)
@@ -100,7 +98,7 @@ def _forward(kernel: ModuleType, activation: Activation, tokens: Tokens) -> jax.
     def mix_block(start, tokens):
         return _add_block(start, tokens), kernel.forward(activation, tokens, start)
 
-    _, mixed = jax.lax.scan(mix_block, _no_sum(tokens), _split(tokens, block))
+    _, mixed = jax.lax.scan(mix_block, _zero_sum(tokens), _split(tokens, block))
     return _join(mixed, length)
 
 
@@ -109,18 +107,35 @@ def _backward(kernel: ModuleType, activation: Activation, tokens: Tokens, gradie
     if block == length:
         return tuple(kernel.backward(activation, tokens, None, None, gradient)[:3])
 
-    def block_gradients(later, block):
-        tokens, start, gradient = block
+    # A is kept at the start of each group of about `hidden` tokens, and before its blocks while the group is computed.
+    groups = -(-length // max(block, tokens.w_in.shape[-1]))
+    group = -(-length // (groups * block)) * block
+
+    def block_gradients(later, inputs):
+        tokens, start, gradient = inputs
         *gradients, later = kernel.backward(activation, tokens, start, later, gradient)
         return later, gradients
 
-    zeros, blocks = _no_sum(tokens), _split(tokens, block)
-    _, starts = jax.lax.scan(lambda start, tokens: (_add_block(start, tokens), start), zeros, blocks)
-    _, gradients = jax.lax.scan(block_gradients, zeros, (blocks, starts, _split(gradient, block)), reverse=True)
+    def group_gradients(later, inputs):
+        tokens, start, gradient = inputs
+        blocks = _split(tokens, block)
+        later, gradients = jax.lax.scan(
+            block_gradients, later, (blocks, _starts(blocks, start), _split(gradient, block)), reverse=True
+        )
+        return later, [_join(array, group) for array in gradients]
+
+    zeros, blocks = _zero_sum(tokens), _split(tokens, group)
+    inputs = blocks, _starts(blocks, zeros), _split(gradient, group)
+    _, gradients = jax.lax.scan(group_gradients, zeros, inputs, reverse=True)
     return tuple(_join(array, length) for array in gradients)
 
 
-def _no_sum(tokens: Tokens) -> jax.Array:
+def _starts(blocks: Tokens, start: jax.Array) -> jax.Array:
+    """A before each of the blocks, given A before the first."""
+    return jax.lax.scan(lambda start, tokens: (_add_block(start, tokens), start), start, blocks)[1]
+
+
+def _zero_sum(tokens: Tokens) -> jax.Array:
     """A of no tokens, [batch, heads, hidden, features]."""
     batch, _, heads, hidden = tokens.w_in.shape
     return jnp.zeros((batch, heads, hidden, tokens.value.shape[-1]), jnp.float32)
@@ -141,7 +156,7 @@ def _add_block(start: jax.Array, tokens: Tokens) -> jax.Array:
 
 
 def _split(tree: Any, block: int) -> Any:
-    """[batch, length, ...] -> [blocks, batch, block, ...], filled up with zeros."""
+    """[batch, length, ...] -> [blocks, batch, block, ...], padded with zeros."""
 
     def split(array: jax.Array) -> jax.Array:
         padded = jnp.pad(array, ((0, 0), (0, -array.shape[1] % block), *((0, 0),) * (array.ndim - 2)))

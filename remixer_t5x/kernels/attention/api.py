@@ -1,6 +1,6 @@
-"""Chooses how attention is computed: by XLA from the formula, or by a kernel of the device that equals it.
+"""Attention, computed by XLA from the formula or by a kernel of the device that equals it.
 
-auto        the device's kernel if it can compute the call; otherwise the formula, with a line that says why
+auto        the device's kernel if it supports the call; otherwise the formula, with a line that says why
 formula     XLA compiles softmax(query key^T + bias) value, with the logits in the device's memory
 tpu_kernel  the Pallas kernel of `tpu.py`
 cudnn       NVIDIA's fused attention (`cudnn.py`)
@@ -15,8 +15,7 @@ import jax.numpy as jnp
 from remixer_t5x.errors import UserError
 from remixer_t5x.kernels import compile_target, self_check
 from remixer_t5x.kernels.attention import cudnn, tpu
-from remixer_t5x.kernels.attention.formula import dot_product_attention
-from remixer_t5x.kernels.attention.inputs import Bias, DistanceBias, Visibility, full_bias
+from remixer_t5x.kernels.attention.formula import Bias, DistanceBias, Visibility, dot_product_attention, full_bias
 from remixer_t5x.kernels.compile_target import target_platform
 
 # The kernel of a platform by its name in ATTENTION: a module with `refusal` and `attend`.
@@ -45,14 +44,14 @@ def attention(
         [batch, q, heads, kv] in value's dtype; logits and softmax are float32.
 
     Raises:
-        UserError: the implementation does not exist, or cannot compute this call on this device.
+        UserError: the implementation does not exist, or does not support this call on this device.
     """
     if implementation not in IMPLEMENTATIONS:
-        raise UserError(f'ATTENTION is {implementation!r}; type one of {", ".join(IMPLEMENTATIONS)}')
+        raise UserError(f'ATTENTION must be one of {", ".join(IMPLEMENTATIONS)}, got {implementation!r}')
     platform = target_platform()
     name, kernel = KERNELS.get(platform, (None, None))
     if kernel is not None and implementation in ('auto', name):
-        refusal = 'does not read a prefix in both directions'
+        refusal = 'does not support a prefix that is visible in both directions'
         if visibility.key_prefix is None:
             refusal = kernel.refusal(query, key, value, visibility, bias)
         if refusal is None:
@@ -62,16 +61,20 @@ def attention(
         if implementation == 'auto':
             self_check.warn_of_formula('attention', name, refusal)
     else:
-        refusal = f'runs on another kind of device than {platform}'
+        refusal = f'does not run on a {platform}'
     if implementation not in ('auto', 'formula'):
         raise UserError(f'ATTENTION is {implementation!r}, which {refusal}; type --gin.ATTENTION=auto')
     return _formula(query, key, value, visibility, bias)
 
 
+def _formula(query: jax.Array, key: jax.Array, value: jax.Array, visibility: Visibility, bias: Bias) -> jax.Array:
+    return dot_product_attention(query, key, value, visibility.mask(), full_bias(bias))
+
+
 def _check(
     name: str, kernel: ModuleType, query: jax.Array, key: jax.Array, visibility: Visibility, bias: Bias
 ) -> self_check.Check:
-    """The check of a kernel for one device's part of the heads."""
+    """The self-check of a kernel for the heads of one device."""
     (batch, queries, heads, width), keys, rows = query.shape, key.shape[1], self_check.ROWS
     heads = compile_target.heads_of_device(batch, heads)
     shape = jax.ShapeDtypeStruct
@@ -88,7 +91,3 @@ def _check(
     seen = Visibility(segments[0] if packed else None, segments[1], visibility.causal)
     operands = of_query, of_key, of_key, seen, of_bias
     return self_check.Check(name, ', '.join(words), kernel.attend, _formula, operands, packed)
-
-
-def _formula(query: jax.Array, key: jax.Array, value: jax.Array, visibility: Visibility, bias: Bias) -> jax.Array:
-    return dot_product_attention(query, key, value, visibility.mask(), full_bias(bias))
