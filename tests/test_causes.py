@@ -20,9 +20,8 @@ KNOWN = {
     'remixer_t5x/lazy.py': 'ModuleNotFoundError',
     'remixer_t5x/config/loading.py': 'tokenize.TokenError ValueError SyntaxError',
     'remixer_t5x/extras/forecast/forecast.py': 'Exception',
-    'tasks/remixer_tasks/files/text_files.py': 'ValueError',
     'tasks/remixer_tasks/objectives/ul2.py': 'ValueError',
-    'tasks/remixer_tasks/vocabulary/tokenizer_json.py': 'ValueError',
+    'tasks/remixer_tasks/vocabulary/sentencepiece_vocabulary.py': 'ValueError',
 }
 
 

@@ -56,15 +56,14 @@ OPENED = {
     'remixer_t5x/temporary.py::remove_abandoned': NOT_READ,
     'remixer_t5x/temporary.py::sync': NOT_READ,
     'remixer_t5x/train/hooks.py::_upload': OWN,
-    'tasks/remixer_tasks/caching.py::_json': TRUSTED,
+    'tasks/remixer_tasks/caching.py::summary': TRUSTED,
     'tasks/remixer_tasks/caching.py::completed': TRUSTED,
     'tasks/remixer_tasks/corpora/text_corpus.py::_open': VERIFIED,
     'tasks/remixer_tasks/corpora/streamed_text.py::_read': 'a text of the position, which tf.data has restored',
-    'tasks/remixer_tasks/files/download.py::_extract': VERIFIED,
-    'tasks/remixer_tasks/files/download.py::unpack': VERIFIED,
-    'tasks/remixer_tasks/files/text_files.py::__init__': VERIFIED,
+    'tasks/remixer_tasks/files/download.py::_fetch': 'an archive whose SHA-256 is in this package',
+    'tasks/remixer_tasks/files/row_files.py::__init__': VERIFIED,
     'tasks/remixer_tasks/files/download.py::_sha256': VERIFIED,
-    'tasks/remixer_tasks/files/text_files.py::opened': 'what untrusted_files has opened',
+    'tasks/remixer_tasks/files/row_files.py::opened': 'what untrusted_files has opened',
     'tasks/remixer_tasks/python_docs.py::read': 'a package that is installed here',
     'tasks/remixer_tasks/vocabulary/sentencepiece_vocabulary.py::_read_model': VERIFIED,
 }
@@ -83,7 +82,8 @@ USING = {
     # tests/data/test_fingerprint.py
     'remixer_t5x/data/fingerprint.py',
     # tests/remixer_tasks/test_tokenizer_json.py
-    'tasks/remixer_tasks/vocabulary/tokenizer_json.py',
+    'tasks/remixer_tasks/vocabulary/wordpiece.py',
+    'tasks/remixer_tasks/vocabulary/sentencepiece_vocabulary.py',
     *('remixer_t5x/evaluate/results.py', 'remixer_t5x/evaluate/text_inputs.py'),
     *('remixer_t5x/evaluate/text_inference.py', 'remixer_t5x/interop/huggingface/folders.py'),
     'tasks/remixer_tasks/vocabulary/byte_pairs.py',
@@ -92,7 +92,7 @@ USING = {
     *('remixer_t5x/interop/huggingface/t5_tokenizer.py', 'remixer_t5x/interop/safetensors_files.py'),
     *('remixer_t5x/extras/reports/records.py', 'remixer_t5x/run_folder/metrics.py'),
     *('tasks/remixer_tasks/files/cache.py', 'tasks/remixer_tasks/benchmarks/raw_rows.py'),
-    *('tasks/remixer_tasks/files/row_files.py', 'tasks/remixer_tasks/files/text_files.py'),
+    'tasks/remixer_tasks/files/row_files.py',
     # tests/remixer_tasks/test_parsed_text.py
     'tasks/remixer_tasks/corpora/text_corpus.py',
 }

@@ -150,7 +150,7 @@ def _checkpoint(path):
 
 READERS = {
     'txt': _documents('txt'), 'jsonl': _documents('jsonl'), 'tsv': _documents('tsv'), 'parquet': _documents('parquet'),
-    'rows jsonl': _rows('jsonl'), 'rows csv': _rows('comma_separated'), 'rows json': _rows('whole_json'),
+    'rows jsonl': _rows('jsonl'), 'rows csv': _rows('csv'), 'rows json': _rows('whole_json'),
     'vocabulary': _vocabulary, 'predictions': _predictions, 'texts': _texts, 'checkpoint': _checkpoint,
 }  # fmt: skip
 

@@ -171,9 +171,9 @@ def _added_tokens(path):
 
 
 def _unigram(path):
-    from remixer_tasks.vocabulary import tokenizer_json
+    from remixer_tasks.vocabulary import sentencepiece_vocabulary
 
-    tokenizer_json.unigram_model(untrusted_files.read_object(path), 'folder')
+    sentencepiece_vocabulary.unigram_model(untrusted_files.read_object(path), 'folder')
 
 
 @contextlib.contextmanager

@@ -82,18 +82,15 @@ def summary(task: seqio.Task, directory: str) -> list[CachedSplit]:
     """The splits of a complete cache."""
     path, splits = folder(task, directory), []
     for split in sorted(task.splits):
-        info = _json(seqio.get_cached_info_path(path, split))
-        stats = _json(seqio.get_cached_stats_path(path, split))
+        with tf.io.gfile.GFile(seqio.get_cached_info_path(path, split)) as file:
+            info = json.load(file)
+        with tf.io.gfile.GFile(seqio.get_cached_stats_path(path, split)) as file:
+            stats = json.load(file)
         tokens = {name: stats[f'{name}_tokens'] for name in task.output_features if f'{name}_tokens' in stats}
         files = tf.io.gfile.glob(f'{seqio.get_cached_tfrecord_prefix(path, split)}-*')
         size = sum(tf.io.gfile.stat(file).length for file in files)
         splits.append(CachedSplit(split, stats['examples'], tokens, info['num_shards'], size))
     return splits
-
-
-def _json(path: str) -> dict[str, Any]:
-    with tf.io.gfile.GFile(path) as file:
-        return json.load(file)
 
 
 def write(task: seqio.Task, directory: str, note: str, shards: int = 64, beam_options: str | None = None) -> None:
@@ -128,7 +125,7 @@ def write(task: seqio.Task, directory: str, note: str, shards: int = 64, beam_op
         outputs = [
             output for split in sorted(task.splits) for output in _cache_split(pipeline, task, split, path, shards)
         ]
-        _complete(outputs, path, note)
+        _write_completed(outputs, path, note)
         try:
             pipeline.run().wait_until_finish()
         except Exception as error:
@@ -156,7 +153,7 @@ def _cache_split(pipeline: Any, task: seqio.Task, split: str, path: str, shards:
     ]
 
 
-def _complete(outputs: list[Any], path: str, note: str) -> None:
+def _write_completed(outputs: list[Any], path: str, note: str) -> None:
     """Writes COMPLETED after all of `outputs`."""
     import apache_beam as beam
 

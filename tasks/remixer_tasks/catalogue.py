@@ -13,12 +13,11 @@ import numpy as np
 
 from remixer_t5x import tf_data
 from remixer_t5x.errors import UserError
-from remixer_t5x.lazy import seqio, tf
-from remixer_tasks.benchmarks import cogs, generation, glue, nli, sources, squad, super_glue, winograd
-from remixer_tasks.benchmarks.dataset import Dataset
-from remixer_tasks.benchmarks.text_task import TextTask
+from remixer_t5x.lazy import seqio
+from remixer_tasks.benchmarks import cogs, generation, glue, nli, sources, super_glue, winograd
+from remixer_tasks.benchmarks.text_task import Dataset, TextTask
 
-_SUITES = (super_glue, winograd, glue, nli, squad, cogs, generation)
+_SUITES = (super_glue, winograd, glue, nli, cogs, generation)
 _ALL = (*(task for suite in _SUITES for task in suite.TASKS), *super_glue.FEW_SHOT, *winograd.FEW_SHOT)
 TASKS: dict[str, TextTask] = {task.name: task for task in _ALL}
 DATASETS: dict[str, Dataset] = {task.dataset.name: task.dataset for task in TASKS.values()}
@@ -42,9 +41,9 @@ def find(name: str) -> TextTask:
     return TASKS[name]
 
 
-def available(name: str, data_dir: str | None = None) -> dict[str, str | None]:
-    """For each split of the task, the files or the TFDS folder that it is read from, or None."""
-    source = find(name).source(data_dir)
+def origins(dataset: Dataset, data_dir: str | None = None) -> dict[str, str | None]:
+    """For each split of the data set, the files or the TFDS folder that it is read from, or None."""
+    source = sources.LabelledSource(dataset, tuple(dataset.splits), data_dir)
     return {split: source.origin(split) for split in source.splits}
 
 
@@ -78,28 +77,30 @@ class TaskStatus:
 
 def status(data_dir: str | None = None) -> list[TaskStatus]:
     """Every labelled task, in the order of the catalogue."""
-    amount = functools.cache(lambda dataset, split: _amount(DATASETS[dataset], split, data_dir))
+    splits = functools.cache(lambda name: _split_status(DATASETS[name], data_dir))
     return [
         TaskStatus(
             task.name,
-            [
-                SplitStatus(split, origin, amount(task.dataset.name, split) if origin else '')
-                for split, origin in available(task.name, data_dir).items()
-            ],
+            [split for split in splits(task.dataset.name) if task.splits is None or split.name in task.splits],
             bool(task.dataset.downloads),
         )
         for task in TASKS.values()
     ]
 
 
+def _split_status(dataset: Dataset, data_dir: str | None) -> list[SplitStatus]:
+    return [
+        SplitStatus(split, origin, _amount(dataset, split, data_dir) if origin else '')
+        for split, origin in origins(dataset, data_dir).items()
+    ]
+
+
 def _amount(dataset: Dataset, split: str, data_dir: str | None) -> str:
     """Empty for data that cannot be read, which must not end a list of all tasks; `examples` reports the reason."""
     try:
-        if sources.find_tfds(dataset, data_dir):
-            return f'{sources.LabelledSource(dataset, tuple(dataset.splits), data_dir).count(split):,}'
         raw = sources.find_raw(dataset, split, data_dir)
-        if raw is None:
-            return ''
+        if raw is None or sources.find_tfds(dataset, data_dir):
+            return f'{sources.LabelledSource(dataset, tuple(dataset.splits), data_dir).count(split):,}'
         layout, paths = raw
         size = sum(os.path.getsize(path) for path in paths)
         return f'{size / 1e6:.0f} MB' if size > _MAX_COUNTED_BYTES else f'{sum(1 for _ in layout.read(*paths)):,}'
@@ -123,26 +124,21 @@ def examples(
     Raises UserError for an unknown task or split, and for data that is missing or cannot be read.
     """
     task = find(name)
-    origins = available(name, data_dir)
-    split = split or next((split for split, origin in origins.items() if origin), next(iter(origins)))
-    if split in origins and origins[split] is None:
+    source = task.source(data_dir)
+    split = split or next((split for split in source.splits if source.origin(split)), source.splits[0])
+    if source.origin(split) is None:
         raise UserError(sources.missing(task.dataset, split, data_dir))
-    dataset = task.source(data_dir).get_dataset(split, shuffle=False).take(n)
-    rows = list(tf_data.arrays(dataset))
-    # One at a time, because tasks make several examples of one row, or none.
-    return split, [
-        ShownExample(
-            {column: _decode(np.asarray(value).tolist()) for column, value in row.items()},
-            _texts(task, dataset.skip(index).take(1)),
-        )
-        for index, row in enumerate(rows)
-    ]
-
-
-def _texts(task: TextTask, dataset: tf.data.Dataset) -> list[tuple[str, str]]:
-    return [
-        (example['inputs'].decode(), example['targets'].decode()) for example in tf_data.arrays(task.to_text(dataset))
-    ]
+    dataset = source.get_dataset(split, shuffle=False).take(n)
+    shown = []
+    for index, row in enumerate(tf_data.arrays(dataset)):
+        # One at a time, because tasks make several examples of one row, or none.
+        texts = [
+            (example['inputs'].decode(), example['targets'].decode())
+            for example in tf_data.arrays(task.to_text(dataset.skip(index).take(1)))
+        ]
+        columns = {column: _decode(np.asarray(value).tolist()) for column, value in row.items()}
+        shown.append(ShownExample(columns, texts))
+    return split, shown
 
 
 def _decode(value: Any) -> Any:

@@ -18,7 +18,6 @@ from typing import Any
 
 from remixer_t5x import safe_paths
 from remixer_t5x.errors import UserError, reason
-from remixer_tasks.benchmarks import sources
 from remixer_tasks.corpora.streamed_text import StreamedCorpus
 from remixer_tasks.corpora.text_corpus import TRAIN, ParsedCorpus
 from remixer_tasks.files import cache
@@ -58,15 +57,12 @@ class HubDataset:
     def corpus(self, kind: tuple[str, ...], document: Callable[[Row], str]) -> ParsedCorpus:
         """A corpus of `document(row)` for each row; `kind` identifies the function. If it raises ValueError, the row is
         malformed."""
-
-        def read(split: str) -> Callable[[Malformed], Iterator[str]]:
-            return functools.partial(self._documents, split, document)
-
+        read = functools.partial(self._documents, document)
         return ParsedCorpus(
             name=f'{self.path}, split {self.train_split}',
             identity=cache.key('hugging face', self._state(), *kind),
-            read=read(self.train_split),
-            read_validation=read(self.validation_split) if self.validation_split else None,
+            read=functools.partial(read, self.train_split),
+            read_validation=functools.partial(read, self.validation_split) if self.validation_split else None,
             validation_fraction=self.validation_fraction,
             strict=self.strict,
         )
@@ -82,12 +78,11 @@ class HubDataset:
 
     def _state(self) -> list[Any]:
         """The values that change if the data may have changed."""
-        folder = Path(self.path).expanduser()
-        files = sorted(path for path in folder.rglob('*') if path.is_file()) if folder.is_dir() else []
+        files = sorted(path for path in Path(self.path).expanduser().rglob('*') if path.is_file())
         settings = [self.path, self.name, self.revision, self.train_split, self.validation_split]
-        return [*settings, *(sources.state(str(path)) for path in files)]
+        return [*settings, *(cache.file_state(str(path)) for path in files)]
 
-    def _documents(self, split: str, document: Callable[[Row], str], malformed: Malformed) -> Iterator[str]:
+    def _documents(self, document: Callable[[Row], str], split: str, malformed: Malformed) -> Iterator[str]:
         rows, _ = self._load(split)
         parser = _RowParser(f'{self.path}, split {split}', rows.features, document, malformed)
         texts = (parser.parse(row, number) for number, row in enumerate(rows, start=1))
@@ -96,7 +91,7 @@ class HubDataset:
     def _open(self, document: Callable[[Row], str], split: str) -> _Shards:
         name = self.train_split if split == TRAIN else str(self.validation_split)
         rows, files = self._load(name, streaming=True)
-        parser = _RowParser(f'{self.path}, split {name}', rows.features, document, _FirstReported(self.strict))
+        parser = _RowParser(f'{self.path}, split {name}', rows.features, document, _WarnedMalformed(self.strict))
         shards = _Shards(rows, files, parser)
         # Reads a row, so that a wrong TEXT_FIELD is reported now and not when a pipeline runs.
         next(shards.read(0, None), None)
@@ -190,41 +185,42 @@ def _build(builder: Any, streaming: bool) -> tuple[Mapping[str, Any], Mapping[st
     return builder.as_dataset(), files
 
 
+@dataclasses.dataclass(frozen=True)
 class _RowParser:
     """Makes the text of a row.
 
-    Args:
+    Attributes:
         where: the name of the rows in messages.
         features: of the data set; class labels are replaced by their names.
         document: makes the text.
         malformed: records the rows without a text.
     """
 
-    def __init__(
-        self, where: str, features: Mapping[str, Any] | None, document: Callable[[Row], str], malformed: Malformed
-    ):
-        self.where, self._document, self._malformed = where, document, malformed
-        self._labels = {name: kind for name, kind in (features or {}).items() if hasattr(kind, 'int2str')}
+    where: str
+    features: Mapping[str, Any] | None
+    document: Callable[[Row], str]
+    malformed: Malformed
 
     def parse(self, row: Row, number: int, part: str = '') -> str | None:
         """The text of row `number`, from 1, of a part of the data; None for a malformed or empty row."""
-        for name, feature in self._labels.items():
-            row[name] = feature.int2str(row[name]) if row[name] is not None and row[name] >= 0 else None
+        for name, feature in (self.features or {}).items():
+            if hasattr(feature, 'int2str'):
+                row[name] = feature.int2str(row[name]) if row[name] is not None and row[name] >= 0 else None
         try:
-            text = self._document(row)
+            text = self.document(row)
         except UserError:
             raise
         except ValueError as error:
-            self._malformed.record(self.where + part, number, str(error))
+            self.malformed.record(self.where + part, number, str(error))
             return None
         if not text.strip():
-            self._malformed.empty(self.where + part, number)
+            self.malformed.empty(self.where + part, number)
             return None
         return text
 
 
-class _FirstReported(Malformed):
-    """Reports the first malformed row when it is read, because a stream has no end with a summary."""
+class _WarnedMalformed(Malformed):
+    """Warns of the first malformed row when it is read, because a stream has no end with a summary."""
 
     def record(self, path: str, line: int, reason: str) -> None:
         super().record(path, line, reason)
@@ -298,7 +294,7 @@ def pairs(dataset: HubDataset, inputs: str, targets: str) -> ParsedCorpus:
     def pair(row: Row) -> str:
         for template in templates:
             if not set(template.columns) <= row.keys():
-                raise template.no_column(row)
+                raise template.missing_column(row)
         return encode_pair(templates[0].fill(row), templates[1].fill(row))
 
     return dataset.corpus(('pairs', inputs, targets), pair)

@@ -12,7 +12,7 @@ from remixer_t5x.lazy import tf
 from remixer_tasks.corpora import documents
 from remixer_tasks.corpora.text_corpus import ParsedCorpus
 from remixer_tasks.files import cache
-from remixer_tasks.files.text_files import LONGEST
+from remixer_tasks.files.row_files import LONGEST
 
 Files = str | Sequence[str]
 
@@ -41,21 +41,21 @@ def corpus(
     layout = documents.Layout(format, field, txt_documents, longest)
     train = expand(files, 'FILES', layout.format_of)
     held_out = expand_held_out(validation_files, train, 'FILES', 'VALIDATION_FILES', layout.format_of)
-    states = [[state(path) for path in group] for group in (train, held_out or [])]
+    states = [[cache.file_state(path) for path in group] for group in (train, held_out)]
     settings = (format, field, txt_documents, longest, documents.JOB_BYTES, documents.MAX_JOBS)
     return ParsedCorpus(
-        name=name_of(train),
+        name=describe(train),
         identity=cache.key('local files 2', states, *settings),
-        read=documents.jobs(train, layout),
-        read_validation=documents.jobs(held_out, layout) if held_out else None,
+        read=documents.jobs(states[0], layout),
+        read_validation=documents.jobs(states[1], layout) if held_out else None,
         validation_fraction=validation_fraction,
         strict=strict,
     )
 
 
-def name_of(paths: Sequence[str]) -> str:
+def describe(paths: Sequence[str]) -> str:
     """The name of a corpus of these files in messages."""
-    return f'{paths[0]}' if len(paths) == 1 else f'{len(paths)} files ({paths[0]}, ...)'
+    return paths[0] if len(paths) == 1 else f'{len(paths)} files ({paths[0]}, ...)'
 
 
 def expand_held_out(
@@ -65,13 +65,10 @@ def expand_held_out(
     macro: str,
     check: Callable[[str], object],
     example: str = '*.txt',
-) -> list[str] | None:
-    """`expand`, or None without `files`. Raises UserError for a file that is in `train` too."""
-    if not files:
-        return None
-    held_out = expand(files, macro, check, example)
-    both = sorted({os.path.realpath(path) for path in train} & {os.path.realpath(path) for path in held_out})
-    if both:
+) -> list[str]:
+    """`expand`, or an empty list without `files`. Raises UserError for a file that is in `train` too."""
+    held_out = expand(files, macro, check, example) if files else []
+    if both := sorted({os.path.realpath(path) for path in train} & {os.path.realpath(path) for path in held_out}):
         raise UserError(f'{both[0]} is in {train_macro} and in {macro}: remove it from one of them')
     return held_out
 
@@ -81,11 +78,9 @@ def expand(files: Files, macro: str, check: Callable[[str], object], example: st
 
     Raises UserError, with the name of the `macro` and a glob as an `example`.
     """
-    patterns = [files] if isinstance(files, str) else list(files)
     paths: set[str] = set()
-    for pattern in patterns:
-        expanded = os.path.abspath(os.path.expanduser(pattern)) if '://' not in pattern else pattern
-        paths.update(_matches(expanded, pattern, macro, example))
+    for pattern in [files] if isinstance(files, str) else files:
+        paths.update(_match(pattern, macro, example))
     if not paths:
         raise UserError(f"{macro} is empty: give a path or glob, for example --gin.{macro}='~/data/{example}'")
     for path in sorted(paths):
@@ -93,38 +88,29 @@ def expand(files: Files, macro: str, check: Callable[[str], object], example: st
     return sorted(paths)
 
 
-def _matches(expanded: str, pattern: str, macro: str, example: str) -> list[str]:
-    is_remote = '://' in expanded
+def _match(pattern: str, macro: str, example: str) -> list[str]:
+    is_remote = '://' in pattern
+    path = pattern if is_remote else os.path.abspath(os.path.expanduser(pattern))
     try:
         # A file whose name is like a pattern is read by its name.
-        if not glob.has_magic(expanded) or (not is_remote and os.path.exists(expanded)):
-            if not tf.io.gfile.exists(expanded):
-                raise UserError(f'{macro} has {pattern}, which does not exist; correct the path')
-            paths = [expanded]
+        is_glob = glob.has_magic(path) and (is_remote or not os.path.exists(path))
+        if is_glob:
+            matches = tf.io.gfile.glob(path) if is_remote else glob.glob(path, recursive=True)
+        elif tf.io.gfile.exists(path):
+            matches = [path]
         else:
-            paths = tf.io.gfile.glob(expanded) if is_remote else glob.glob(expanded, recursive=True)
-        paths = [path for path in paths if not tf.io.gfile.isdir(path)]
+            raise UserError(f'{macro} has {pattern}, which does not exist; correct the path')
+        files = [match for match in matches if not tf.io.gfile.isdir(match)]
     except tf.errors.OpError as error:
         raise UserError(
             f'{macro}: {pattern} cannot be read ({error.message.splitlines()[0]}); give local files'
         ) from error
-    special = [path for path in paths if not is_remote and os.path.exists(path) and not os.path.isfile(path)]
-    if special:
+    if special := [file for file in files if not is_remote and os.path.exists(file) and not os.path.isfile(file)]:
         raise UserError(f'{macro}: {special[0]} is a pipe or device, which can be read only once; give files')
-    if not paths and glob.has_magic(expanded):
+    if not files and is_glob:
         raise UserError(f'{macro}: {pattern} matches no file; correct the path or the pattern')
-    if not paths:
+    if not files:
         raise UserError(
             f"{macro}: {pattern} is a folder; give files or a glob such as '{pattern.rstrip('/')}/{example}'"
         )
-    return paths
-
-
-def state(path: str) -> list[str | int]:
-    """Path, size and time of the last change, which identify the file's content."""
-    try:
-        stat = tf.io.gfile.stat(path)
-    except tf.errors.OpError as error:
-        reason = error.message.splitlines()[0]
-        raise UserError(f'{path} cannot be read any more ({reason}); type the command again') from error
-    return [path, stat.length, stat.mtime_nsec]
+    return files

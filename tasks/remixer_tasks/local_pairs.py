@@ -10,18 +10,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from remixer_t5x import ranges
 from remixer_t5x.errors import UserError
 from remixer_t5x.lazy import seqio
-from remixer_tasks.corpora.text_corpus import ParsedCorpus, Words
+from remixer_tasks.corpora.text_corpus import ParsedCorpus
 from remixer_tasks.files import cache, row_files
 from remixer_tasks.files.malformed import Malformed
-from remixer_tasks.files.text_files import LONGEST
-from remixer_tasks.local_files import Files, expand, expand_held_out, name_of, state
-from remixer_tasks.text_pairs import NoColumn, PairTexts, Template, column_names, encode_pair
+from remixer_tasks.files.row_files import LONGEST
+from remixer_tasks.local_files import Files, describe, expand, expand_held_out
+from remixer_tasks.text_pairs import MissingColumn, PairTexts, Template, column_names, encode_pair
 
-ROWS = Words(
-    'row',
-    'give VALIDATION_PAIRS, or more rows',
-    'give files with rows, and check PAIRS_FORMAT, DELIMITER and ENCODING',
-)
 _EXAMPLE = '*.jsonl'
 
 
@@ -51,7 +46,7 @@ def corpus(
         format: see `row_files.RowLayout`, like `delimiter` and `encoding`.
         strict: raises UserError for a row that cannot be read or lacks a value, which is otherwise skipped and counted.
             JSON's null and NaN, and Parquet's, are not values; the cells of TSV and CSV are texts, also `null`.
-        longest: bytes of a line, and characters of a text.
+        longest: characters of a line or a text.
         columns: further columns of each pair, as in `text_pairs.task`; a row without one has ''.
         metrics_by: like `columns`.
 
@@ -62,23 +57,24 @@ def corpus(
     numbered = all(name.isdecimal() for template in templates for name in template.columns)
     layout = row_files.RowLayout(format, longest, delimiter, encoding, numbered)
     if files is None and validation_files:
-        train = expand(validation_files, 'VALIDATION_PAIRS', layout.format_of, _EXAMPLE)
-        held_out: list[str] | None = train
+        train = held_out = expand(validation_files, 'VALIDATION_PAIRS', layout.format_of, _EXAMPLE)
     else:
         train = expand(files or (), 'PAIRS', layout.format_of, _EXAMPLE)
         held_out = expand_held_out(validation_files, train, 'PAIRS', 'VALIDATION_PAIRS', layout.format_of, _EXAMPLE)
     further = column_names(columns, metrics_by)
     read = functools.partial(_pairs, layout=layout, templates=templates, columns=further)
-    states = [[state(path) for path in group] for group in (train, held_out or [])]
+    states = [[cache.file_state(path) for path in group] for group in (train, held_out)]
     settings = (format, inputs, targets, longest, delimiter, encoding)
     return ParsedCorpus(
-        name=name_of(train),
+        name=describe(train),
         identity=cache.key('local pairs 2', states, *settings, *([further] if further else [])),
         read=functools.partial(read, train),
         read_validation=functools.partial(read, held_out) if held_out else None,
         validation_fraction=validation_fraction,
         strict=strict,
-        words=ROWS,
+        noun='row',
+        hold_out_advice='give VALIDATION_PAIRS, or more rows',
+        empty_advice='give files with rows, and check PAIRS_FORMAT, DELIMITER and ENCODING',
     )
 
 
@@ -100,7 +96,7 @@ def _pairs(
                 further = ['' if row.get(name) is None else str(row[name]) for name in columns]
                 pair = encode_pair(templates[0].fill(row), templates[1].fill(row), layout.longest, further)
             except ValueError as error:
-                if isinstance(error, NoColumn) and layout.format_of(path) != 'jsonl':
+                if isinstance(error, MissingColumn) and layout.format_of(path) != 'jsonl':
                     # All rows have the same columns.
                     break
                 malformed.record(path, number, str(error))
@@ -108,9 +104,8 @@ def _pairs(
             yield pair
         for template in templates:
             if names and not set(template.columns) <= seen:
-                raise template.no_column(names)
-        absent = [name for name in columns if names and name not in seen]
-        if absent:
+                raise template.missing_column(names)
+        if absent := [name for name in columns if names and name not in seen]:
             raise UserError(f'COLUMNS or METRICS_BY names {absent[0]!r}, and {path} has the columns {", ".join(names)}')
 
 
@@ -138,13 +133,10 @@ def evaluated(
     """
     if not files:
         return task
-    if not isinstance(files, Mapping):
-        raise UserError(f"EVAL_PAIRS must name each file, got {files!r}; type EVAL_PAIRS = {{'hard': 'hard.jsonl'}}")
-    unusable = [name for name in files if not re.fullmatch(r'[\w-]+', str(name))]
-    if unusable:
+    if not isinstance(files, Mapping) or not all(re.fullmatch(r'[\w-]+', str(name)) for name in files):
         raise UserError(
-            f'names in EVAL_PAIRS must have letters, digits, _ and - only, got {unusable[0]!r}; metrics and folders '
-            'have these names'
+            'EVAL_PAIRS must name each set of files with letters, digits, _ and -, '
+            f"got {files!r}; type EVAL_PAIRS = {{'hard': 'hard.jsonl'}}"
         )
     tasks = [task]
     for name, paths in files.items():

@@ -10,76 +10,62 @@ types that training never shows:
 - `deeper`: two clauses or two prepositional phrases inside each other; training nests one.
 """
 
+# ruff: noqa: SIM905 (words are easier to read than lists)
 from __future__ import annotations
 
-import dataclasses
 import random
 from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from remixer_tasks import text_pairs, vocabularies
 from remixer_tasks.corpora.text_corpus import ParsedCorpus
 from remixer_tasks.files import cache
-from remixer_tasks.files.malformed import Malformed
 
 if TYPE_CHECKING:
     from remixer_t5x.lazy import seqio
 
 TRAINING_PAIRS, HELD_OUT_PAIRS, PAIRS_PER_TYPE = 20_000, 500, 100
 NEW_PASSIVE, NEW_AGENT, DEEPER = 'new passive', 'new agent', 'deeper'
-
-
-def _words(text: str) -> tuple[str, ...]:
-    return tuple(text.split())
-
-
-NAMES = _words('Emma Liam Olivia Noah Ava Lucas Mia Leo Zoe Max Ella Sam Ruth Tom Nora Paul Alice Oscar Grace Hugo')
-ANIMATE = _words(
+NAMES = 'Emma Liam Olivia Noah Ava Lucas Mia Leo Zoe Max Ella Sam Ruth Tom Nora Paul Alice Oscar Grace Hugo'.split()
+ANIMATE = (
     'girl boy child teacher doctor baker queen king sailor poet farmer painter judge nurse singer tailor '
     'fox dog cat bear horse duck mouse goat'
-)
-THINGS = _words(
-    'cake vase book lamp ball box cup drum coin rose letter ring kite hat key clock pen mirror flute basket'
+).split()
+THINGS = (
+    'cake vase book lamp ball box cup drum coin rose letter ring kite hat key clock pen mirror flute basket'.split()
 )
 PLACES = {
-    'in': _words('house garden room boat car tent'),
-    'on': _words('table bed stage chair boat bench'),
-    'beside': _words('house tree table lake bed fence'),
+    'in': 'house garden room boat car tent'.split(),
+    'on': 'table bed stage chair boat bench'.split(),
+    'beside': 'house tree table lake bed fence'.split(),
 }
 # Training shows these nouns in one role only.
-ONLY_AGENTS = _words('hedgehog pilot dancer lawyer')
-ONLY_OBJECTS = _words('guest penguin wizard tiger')
+ONLY_AGENTS = 'hedgehog pilot dancer lawyer'.split()
+ONLY_OBJECTS = 'guest penguin wizard tiger'.split()
 
 
-def _verbs(text: str) -> dict[str, tuple[str, ...]]:
-    """Lemma to past and participle."""
-    forms = [tuple(verb.split()) for verb in text.split(',')]
-    return {verb[0]: verb[1:] for verb in forms}
+def _parse_verbs(text: str) -> dict[str, list[str]]:
+    """Lemma to past and participle, if the verb has one."""
+    return {verb.split()[0]: verb.split()[1:] for verb in text.split(',')}
 
 
-def _pasts(text: str) -> dict[str, str]:
-    """Lemma to past."""
-    return {lemma: past for lemma, (past,) in _verbs(text).items()}
-
-
-TRANSITIVE = _verbs(
+TRANSITIVE = _parse_verbs(
     'see saw seen, find found found, draw drew drawn, hold held held, help helped helped, '
     'touch touched touched, clean cleaned cleaned, like liked liked, hide hid hidden, lift lifted lifted, '
     'watch watched watched, carry carried carried, paint painted painted, forget forgot forgotten, '
     'choose chose chosen'
 )
-DATIVE = _verbs(
+DATIVE = _parse_verbs(
     'give gave given, send sent sent, show showed shown, sell sold sold, lend lent lent, '
     'bring brought brought, throw threw thrown'
 )
 # The subject acts (`sleep`), or undergoes a change (`break`).
-UNERGATIVE = _pasts('sleep slept, laugh laughed, run ran, dance danced, sing sang, wait waited, cry cried')
-UNACCUSATIVE = _pasts('break broke, fall fell, burn burned, float floated, vanish vanished')
-CLAUSAL = _pasts('say said, think thought, know knew, hope hoped, believe believed, dream dreamed')
+UNERGATIVE = _parse_verbs('sleep slept, laugh laughed, run ran, dance danced, sing sang, wait waited, cry cried')
+UNACCUSATIVE = _parse_verbs('break broke, fall fell, burn burned, float floated, vanish vanished')
+CLAUSAL = _parse_verbs('say said, think thought, know knew, hope hoped, believe believed, dream dreamed')
 
 
-@dataclasses.dataclass(frozen=True)
-class Pair:
+class Pair(NamedTuple):
     """A sentence and its logical form, both as words separated by spaces; `kind` is a type of generalization or ''."""
 
     sentence: str
@@ -87,8 +73,7 @@ class Pair:
     kind: str = ''
 
 
-@dataclasses.dataclass(frozen=True)
-class Phrase:
+class Phrase(NamedTuple):
     """Words and logical form of a noun phrase or clause."""
 
     words: str
@@ -138,13 +123,13 @@ def passive_dative(verb: str, theme: Phrase, recipient: Phrase) -> Phrase:
 
 def intransitive(verb: str, subject: Phrase) -> Phrase:
     if verb in UNERGATIVE:
-        return Phrase(f'{subject.words} {UNERGATIVE[verb]}', _form(verb, agent=subject))
-    return Phrase(f'{subject.words} {UNACCUSATIVE[verb]}', _form(verb, theme=subject))
+        return Phrase(f'{subject.words} {UNERGATIVE[verb][0]}', _form(verb, agent=subject))
+    return Phrase(f'{subject.words} {UNACCUSATIVE[verb][0]}', _form(verb, theme=subject))
 
 
 def clausal(verb: str, agent: Phrase, clause: Phrase) -> Phrase:
     """'Emma said that ...'"""
-    return Phrase(f'{agent.words} {CLAUSAL[verb]} that {clause.words}', _form(verb, agent=agent, ccomp=clause))
+    return Phrase(f'{agent.words} {CLAUSAL[verb][0]} that {clause.words}', _form(verb, agent=agent, ccomp=clause))
 
 
 def pair(clause: Phrase, kind: str = '') -> Pair:
@@ -191,16 +176,16 @@ class _Sampler:
 
     def clause(self) -> Phrase:
         """A clause without a clause in it."""
-        verb, given = self.choice(TRANSITIVE), self.choice(DATIVE)
+        verb, dative_verb = self.choice(TRANSITIVE), self.choice(DATIVE)
         return self._random.choice(
             [
                 lambda: active(verb, self.agent(), self.object()),
                 lambda: active(verb, self.agent(), self.object()),
                 lambda: passive(verb, self.theme(), self.person()),
                 lambda: passive(verb, self.theme()),
-                lambda: double_object(given, self.agent(), self.person(), self.noun(*THINGS)),
-                lambda: dative(given, self.agent(), self.noun(*THINGS), self.person()),
-                lambda: passive_dative(given, self.noun(*THINGS), self.person()),
+                lambda: double_object(dative_verb, self.agent(), self.person(), self.noun(*THINGS)),
+                lambda: dative(dative_verb, self.agent(), self.noun(*THINGS), self.person()),
+                lambda: passive_dative(dative_verb, self.noun(*THINGS), self.person()),
                 lambda: intransitive(self.choice(UNERGATIVE), self.agent()),
                 lambda: intransitive(self.choice(UNACCUSATIVE), self.theme()),
             ]
@@ -232,23 +217,24 @@ class _Sampler:
 
 def training_pairs(seed: int = 0) -> list[Pair]:
     """Training sentences, all different."""
-    return _different(_Sampler(seed).sentence, TRAINING_PAIRS, frozenset())
+    return _draw_different(_Sampler(seed).sentence, TRAINING_PAIRS, frozenset())
 
 
 def held_out_pairs(seed: int = 0) -> list[Pair]:
     """Sentences like those of training; neither a sentence nor a logical form is in the training pairs."""
-    return _different(_Sampler(seed + 1).sentence, HELD_OUT_PAIRS, _texts(training_pairs(seed)))
+    known = frozenset(text for pair in training_pairs(seed) for text in (pair.sentence, pair.form))
+    return _draw_different(_Sampler(seed + 1).sentence, HELD_OUT_PAIRS, known)
 
 
 def generalization_pairs(seed: int = 0) -> list[Pair]:
     """Sentences of the three types in turn."""
     sampler = _Sampler(seed + 2)
     draws = (sampler.new_passive, sampler.new_agent, sampler.deeper)
-    types = [_different(draw, PAIRS_PER_TYPE, frozenset()) for draw in draws]
+    types = [_draw_different(draw, PAIRS_PER_TYPE, frozenset()) for draw in draws]
     return [pair for group in zip(*types, strict=True) for pair in group]
 
 
-def _different(draw: Callable[[], Pair], count: int, excluded: frozenset[str]) -> list[Pair]:
+def _draw_different(draw: Callable[[], Pair], count: int, excluded: frozenset[str]) -> list[Pair]:
     pairs: dict[str, Pair] = {}
     while len(pairs) < count:
         drawn = draw()
@@ -257,25 +243,19 @@ def _different(draw: Callable[[], Pair], count: int, excluded: frozenset[str]) -
     return list(pairs.values())
 
 
-def _texts(pairs: list[Pair]) -> frozenset[str]:
-    return frozenset(text for each in pairs for text in (each.sentence, each.form))
-
-
 def corpus(generalization: bool = False, seed: int = 0) -> ParsedCorpus:
     """The training pairs, with the held-out pairs or those of the three types as the split `validation`."""
     held_out = generalization_pairs if generalization else held_out_pairs
     return ParsedCorpus(
         name='mini COGS' + (' (generalization)' if generalization else ''),
         identity=cache.key('mini cogs 1', generalization, seed),
-        read=lambda malformed: _documents(training_pairs(seed), malformed),
-        read_validation=lambda malformed: _documents(held_out(seed), malformed),
+        read=lambda malformed: _encode(training_pairs(seed)),
+        read_validation=lambda malformed: _encode(held_out(seed)),
     )
 
 
-def _documents(pairs: list[Pair], malformed: Malformed) -> Iterator[str]:
-    del malformed  # Generated text has no malformed records.
-    for each in pairs:
-        yield text_pairs.encode_pair(each.sentence, each.form, columns=(each.kind,))
+def _encode(pairs: list[Pair]) -> Iterator[str]:
+    return (text_pairs.encode_pair(pair.sentence, pair.form, columns=(pair.kind,)) for pair in pairs)
 
 
 def words(seed: int = 0) -> seqio.Vocabulary:

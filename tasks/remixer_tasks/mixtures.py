@@ -7,15 +7,15 @@ tasks to leave out. In gin: `MIXTURE_OR_TASK_NAME = @mixtures.super_glue()`.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from remixer_t5x import ranges
 from remixer_t5x.errors import UserError
 from remixer_t5x.lazy import seqio, tf
 from remixer_tasks import catalogue
-from remixer_tasks.benchmarks.dataset import TRAIN
 from remixer_tasks.benchmarks.sources import LabelledSource
+from remixer_tasks.benchmarks.text_task import TRAIN
 
 # T5's counts; the rows of ReCoRD after duplication, of WSC without the false pairs.
 SUPER_GLUE = {
@@ -124,55 +124,9 @@ def multi_task(
     vocabulary: of the other tasks; None is that of `unsupervised`.
     """
     vocabulary = vocabulary or unsupervised.output_features['targets'].vocabulary
-    _check_maximum(maximum)
+    check_positive('MAXIMUM_RATE', maximum, 524288)
     rates = {task: min(rate, maximum) for task, rate in {**GLUE, **SUPER_GLUE, **SQUAD}.items()}
     return _mixture(name, rates, vocabulary, data_dir, without, [(unsupervised, unsupervised_rate)])
-
-
-def proportional(
-    tasks: Sequence[seqio.Task],
-    maximum: ranges.Positive | None = None,
-    rates: Mapping[str, float] | None = None,
-    temperature: ranges.Positive = 1.0,
-    name: str = 'mixture',
-) -> seqio.Mixture:
-    """Mixes any tasks in proportion to their training examples, as seqio's `mixing_rate_num_examples`.
-
-    Args:
-        tasks: to mix; a task without a training split has rate 0.
-        maximum: of each number of examples.
-        rates: of tasks by name, instead of their numbers of examples.
-        temperature: rates become rate ** (1 / temperature), which is more uniform if it is above 1.
-        name: of the mixture.
-
-    Raises:
-        UserError: no task, a setting that is not a number above 0, a rate for an unknown task, and, when a dataset is
-            made, tasks without files.
-    """
-    if not tasks:
-        raise UserError("TASKS is empty: give names of tasks, as in TASKS = ['super_glue_rte_v102', 'conj_nli_v001']")
-    rates, by_name = dict(rates or {}), {task.name: task for task in tasks}
-    if unknown := sorted(set(rates) - set(by_name)):
-        raise UserError(f'RATES must name tasks of TASKS, which has {", ".join(by_name)}; got {", ".join(unknown)}')
-    features = {name: ' and '.join(task.output_features) for name, task in by_name.items()}
-    if len(set(features.values())) > 1:
-        each = ', '.join(f'{name} has {names}' for name, names in features.items())
-        raise UserError(f'the tasks of a mixture must have the same features, got {each}')
-    _check_positive('MIXING_TEMPERATURE', temperature, 'a number above 0, as in 2.0')
-    if maximum is not None:
-        _check_maximum(maximum)
-    for task, rate in rates.items():
-        if isinstance(rate, bool) or not isinstance(rate, int | float) or rate < 0:
-            raise UserError(f'the rate of {task} in RATES must be a number of at least 0, got {rate!r}')
-
-    def rate_of(task: seqio.Task) -> float:
-        if task.name in rates:
-            return float(rates[task.name])
-        number = count(task)
-        number = number if maximum is None else min(number, maximum)
-        return float(number) ** (1 / temperature)
-
-    return LabelledMixture(name, [(task, rate_of) for task in by_name.values()])
 
 
 def count(task: seqio.Task) -> float:
@@ -182,21 +136,17 @@ def count(task: seqio.Task) -> float:
     known = {**GLUE, **SUPER_GLUE, **ENTAILMENT, **SQUAD}
     if task.name in known and known[task.name]:
         return float(known[task.name])
-    if isinstance(task.source, LabelledSource):
-        return float(task.source.count(TRAIN))
-    number = task.source.num_input_examples(TRAIN)
+    is_labelled = isinstance(task.source, LabelledSource)
+    number = task.source.count(TRAIN) if is_labelled else task.source.num_input_examples(TRAIN)
     if number is None:
         raise UserError(f"{task.name} does not say how many examples it has; give RATES = {{'{task.name}': 1000000}}")
     return float(number)
 
 
-def _check_maximum(maximum: float) -> None:
-    _check_positive('MAXIMUM_RATE', maximum, 'a number of examples above 0, as in 524288')
-
-
-def _check_positive(macro: str, value: float, constraint: str) -> None:
+def check_positive(macro: str, value: float, example: float) -> None:
+    """Raises UserError unless the value of `macro` is a number above 0."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
-        raise UserError(f'{macro} must be {constraint}, got {value!r}')
+        raise UserError(f'{macro} must be a number above 0, got {value!r}; type {example}')
 
 
 def _mixture(
@@ -204,11 +154,10 @@ def _mixture(
     rates: Mapping[str, float],
     vocabulary: seqio.Vocabulary,
     data_dir: str | None,
-    without: Collection[str],
+    without: Sequence[str],
     more: Sequence[tuple[seqio.Task, float]] = (),
 ) -> seqio.Mixture:
-    unknown = sorted(set(without) - set(rates))
-    if unknown:
+    if unknown := sorted(set(without) - set(rates)):
         raise UserError(f'WITHOUT must name tasks of {name}, which has {", ".join(rates)}; got {", ".join(unknown)}')
     chosen = {task: float(rate) for task, rate in rates.items() if task not in without}
     tasks = [*more, *((catalogue.task(task, vocabulary, data_dir), rate) for task, rate in chosen.items())]

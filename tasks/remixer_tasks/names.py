@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import difflib
 import functools
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
@@ -39,10 +40,6 @@ def _text(objective: Callable[..., Provider], tfds: str, name: str | None = None
     return lambda vocabulary, data_dir: objective(c4.corpus(tfds, data_dir), vocabulary, **names)
 
 
-def _labelled(name: str) -> Maker:
-    return lambda vocabulary, data_dir: catalogue.task(name, vocabulary, data_dir)
-
-
 def _count_halving_rte(task: seqio.Task) -> float:
     """`mixtures.count`, halved for RTE, which is in GLUE and SuperGLUE."""
     return mixtures.count(task) * (0.5 if 'glue' in task.name and 'rte' in task.name else 1.0)
@@ -62,15 +59,14 @@ def _mixture(name: str, tasks: Sequence[str], rate: Any, unsupervised: Any = Non
 
 def _leave_one_out() -> dict[str, Maker]:
     """T5's mixtures without one task; RTE has its whole rate if one of the two suites is left out."""
+    suites = {'glue_v002_proportional': _GLUE, 'super_glue_v102_proportional': _SUPER_GLUE}
     makers: dict[str, Maker] = {}
-    for left_out in ('glue_v002_proportional', 'super_glue_v102_proportional', 'cnn_dailymail_v002', _SQUAD, *_WMT):
-        gone: tuple[str, ...] = (left_out,)
-        rate: Callable[[seqio.Task], float] = _count_halving_rte
-        if left_out.endswith('proportional'):
-            gone, rate = (_GLUE if left_out.startswith('glue') else _SUPER_GLUE), mixtures.count
+    for left_out in (*suites, 'cnn_dailymail_v002', _SQUAD, *_WMT):
+        tasks = [task for task in _SUPERVISED if task not in suites.get(left_out, (left_out,))]
+        rate = mixtures.count if left_out in suites else _count_halving_rte
         name = f'leave_one_out_{left_out}'
         # C4's rate is its number of examples, as in T5's `rate_num_examples`.
-        makers[name] = _mixture(name, [task for task in _SUPERVISED if task not in gone], rate, C4_COUNT)
+        makers[name] = _mixture(name, tasks, rate, C4_COUNT)
     return makers
 
 
@@ -94,10 +90,10 @@ MAKERS: dict[str, Maker] = {
         }.items()
     },
     'c4_v310_span_corruption': _text(pretraining.span_corruption, 'c4/en:3.1.0', data='c4_v310'),
-    **{name: _labelled(name) for name in catalogue.TASKS},
-    'glue_v002_proportional': lambda vocabulary, data_dir: mixtures.glue(vocabulary, data_dir),
-    'entailment_v001_proportional': lambda vocabulary, data_dir: mixtures.entailment(vocabulary, data_dir),
-    'super_glue_v102_proportional': lambda vocabulary, data_dir: mixtures.super_glue(vocabulary, data_dir),
+    **{name: functools.partial(catalogue.task, name) for name in catalogue.TASKS},
+    'glue_v002_proportional': mixtures.glue,
+    'entailment_v001_proportional': mixtures.entailment,
+    'super_glue_v102_proportional': mixtures.super_glue,
     'glue_mnli_and_dev_v002': _mixture('glue_mnli_and_dev_v002', [name for name in _GLUE if 'mnli' in name], 1.0),
     'wsc_dpr_simple_proportional': _mixture('wsc_dpr_simple_proportional', _WSC, mixtures.count),
     'en_mix': _mixture('en_mix', [*_GLUE, *_SUPER_GLUE, _SQUAD], mixtures.count, UNSUPERVISED_RATE),
@@ -115,9 +111,8 @@ MAKERS: dict[str, Maker] = {
 def _python_docs() -> seqio.Task:
     """The task whose vocabulary is trained on its text."""
     corpus = python_docs.corpus()
-    return pretraining.span_corruption(
-        corpus, vocabularies.trained(corpus, PYTHON_DOCS_VOCAB_SIZE), data='python_docs_v001'
-    )
+    vocabulary = vocabularies.trained(corpus, PYTHON_DOCS_VOCAB_SIZE)
+    return pretraining.span_corruption(corpus, vocabulary, data='python_docs_v001')
 
 
 MAKERS['python_docs_v001_span_corruption'] = lambda vocabulary, data_dir: _python_docs()
@@ -152,8 +147,8 @@ def providers(
     names: str | Sequence[str], vocabulary: seqio.Vocabulary | None = None, data_dir: str | None = None
 ) -> list[str | seqio.Task | seqio.Mixture]:
     """`provider` of each of several names, as a list or separated by commas."""
-    each = names.split(',') if isinstance(names, str) else names
-    return [provider(name.strip(), vocabulary, data_dir) for name in each]
+    names = names.split(',') if isinstance(names, str) else names
+    return [provider(name.strip(), vocabulary, data_dir) for name in names]
 
 
 def mixture(
@@ -165,16 +160,41 @@ def mixture(
     temperature: ranges.Positive = 1.0,
     name: str = 'mixture',
 ) -> seqio.Mixture:
-    """`mixtures.proportional` of tasks or their names; a mixture stands for all of its tasks."""
-    providers = [
-        provider(task, vocabulary, data_dir) if isinstance(task, str) else task for task in dict.fromkeys(tasks)
-    ]
-    resolved = [seqio.get_mixture_or_task(each) if isinstance(each, str) else each for each in providers]
-    by_name = {task.name: task for each in resolved for task in seqio.get_subtasks(each)}
-    return mixtures.proportional(list(by_name.values()), maximum, rates, temperature, name)
+    """Mixes any tasks in proportion to their training examples, as seqio's `mixing_rate_num_examples`.
 
+    Args:
+        tasks: tasks, or names of tasks and mixtures; a mixture stands for all of its tasks.
+        rates: of tasks by name, instead of their numbers of examples.
+        maximum: of each number of examples.
+        temperature: rates become rate ** (1 / temperature), which is more uniform if it is above 1.
 
-def vocabulary_of(task: str | seqio.Task | seqio.Mixture) -> seqio.Vocabulary:
-    """The vocabulary of the targets of a task or mixture, or of its name in seqio's registry."""
-    resolved = seqio.get_mixture_or_task(task) if isinstance(task, str) else task
-    return resolved.output_features['targets'].vocabulary
+    Raises:
+        UserError: no task, a setting that is not a number above 0, a rate for an unknown task, and, when a dataset is
+            made, tasks without files.
+    """
+    if not tasks:
+        raise UserError("TASKS is empty: give names of tasks, as in TASKS = ['super_glue_rte_v102', 'conj_nli_v001']")
+    by_name: dict[str, seqio.Task] = {}
+    for task in tasks:
+        resolved = provider(task, vocabulary, data_dir) if isinstance(task, str) else task
+        resolved = seqio.get_mixture_or_task(resolved) if isinstance(resolved, str) else resolved
+        by_name.update((subtask.name, subtask) for subtask in seqio.get_subtasks(resolved))
+    features = {name: ' and '.join(task.output_features) for name, task in by_name.items()}
+    if len(set(features.values())) > 1:
+        raise UserError(f'the tasks of a mixture must have the same features, got {features}')
+    fixed_rates = dict(rates or {})
+    if unknown := sorted(set(fixed_rates) - set(by_name)):
+        raise UserError(f'RATES must name tasks of TASKS, which has {", ".join(by_name)}; got {", ".join(unknown)}')
+    for task_name, rate in fixed_rates.items():
+        if isinstance(rate, bool) or not isinstance(rate, int | float) or rate < 0:
+            raise UserError(f'the rate of {task_name} in RATES must be a number of at least 0, got {rate!r}')
+    mixtures.check_positive('MIXING_TEMPERATURE', temperature, 2.0)
+    if maximum is not None:
+        mixtures.check_positive('MAXIMUM_RATE', maximum, 524288)
+
+    def rate_of(task: seqio.Task) -> float:
+        if task.name in fixed_rates:
+            return float(fixed_rates[task.name])
+        return min(mixtures.count(task), maximum or math.inf) ** (1 / temperature)
+
+    return mixtures.LabelledMixture(name, [(task, rate_of) for task in by_name.values()])

@@ -24,8 +24,11 @@ def texts(lines: Any, template: str | None, delimiter: str | None = None, encodi
     """
     if template is None:
         return lines
-    row_template, format = Template(template, 'INPUTS'), _format(lines)
-    if format is not None:
+    format = lines.format
+    if format is None and not lines.is_stdin:
+        format = row_files.EXTENSIONS.get(os.path.basename(lines.path.lower().removesuffix('.gz')).rpartition('.')[2])
+    row_template = Template(template, 'INPUTS')
+    if format not in (None, 'txt'):
         numbered = all(name.isdecimal() for name in row_template.columns)
         layout = row_files.RowLayout(format, delimiter=delimiter, encoding=encoding, numbered=numbered)
         return RowTexts(lines, row_template, layout)
@@ -36,16 +39,6 @@ def texts(lines: Any, template: str | None, delimiter: str | None = None, encodi
             f'--input=rows.csv (CSV, TSV, JSON lines, Parquet), {_AS_TEXT}'
         )
     return lines
-
-
-def _format(lines: Any) -> str | None:
-    """The format of a file of rows; None for lines of text and for standard input."""
-    if lines.format is not None:
-        return None if lines.format == 'txt' else lines.format
-    if lines.is_stdin:
-        return None
-    name = os.path.basename(lines.path.lower().removesuffix('.gz'))
-    return row_files.EXTENSIONS.get(name.rpartition('.')[2] if '.' in name else '')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,22 +72,11 @@ class RowTexts:
         return self.lines.shown
 
     def __iter__(self) -> Iterator[str]:
-        for number, row in row_files.read(os.path.expanduser(self.lines.path), self.layout, _Strict(strict=True)):
+        malformed = Malformed(True, 'correct --input or the file', 'correct or remove the row')
+        for number, row in row_files.read(os.path.expanduser(self.lines.path), self.layout, malformed):
             try:
                 yield self.template.fill(row)
             except UnusableRow as error:
                 if not set(self.template.columns) <= set(row):
-                    raise self.template.no_column(row) from error
-                raise UserError(f'{self.shown} line {number}: {error}; correct or remove the row') from error
-
-
-class _Strict(Malformed):
-    """Raises UserError for the first row that cannot be read."""
-
-    file_advice = 'correct --input or the file'
-
-    def record(self, path: str, line: int, reason: str) -> None:
-        raise UserError(f'{path} line {line}: {reason}; correct or remove the row')
-
-    def empty(self, path: str, line: int) -> None:
-        self.record(path, line, 'the text is empty')
+                    raise self.template.missing_column(row) from error
+                malformed.record(self.shown, number, str(error))

@@ -18,7 +18,6 @@ from typing import Any
 
 from remixer_t5x.lazy import seqio, tf
 from remixer_tasks.corpora.text_corpus import Corpus
-from remixer_tasks.objectives import iid_denoising as iid
 from remixer_tasks.objectives import language_modeling
 from remixer_tasks.objectives import masked_lm as masked
 from remixer_tasks.objectives import span_corruption as spans
@@ -93,9 +92,8 @@ def iid_denoising(
     density: float = 0.15,
     shuffle_buffer_size: int = SHUFFLE_BUFFER,
 ) -> seqio.Task:
-    """Tokens hidden independently of each other, runs of them as sentinels; see `objectives/iid_denoising.py`."""
-    iid.check_density(density)
-    objective = functools.partial(iid.iid_denoising, density=density)
+    """Tokens hidden independently of each other, runs of them as sentinels; see `objectives/span_corruption.py`."""
+    objective = functools.partial(spans.iid_denoising, density=spans.Noise(density).density)
     return _task(f'{data}_iid_denoising', corpus, vocabulary, objective, shuffle_buffer_size)
 
 

@@ -15,9 +15,8 @@ from typing import Any
 
 from remixer_t5x.errors import UserError
 from remixer_t5x.lazy import seqio, tf
-from remixer_tasks.benchmarks import pair_metrics
+from remixer_tasks.benchmarks import text_metrics, text_task
 from remixer_tasks.corpora.text_corpus import Corpus
-from remixer_tasks.vocabularies import load_vocabulary
 
 # Separates the texts of a document; `encode_pair` refuses texts that contain it.
 SEPARATOR = '\x1f'
@@ -28,7 +27,7 @@ class UnusableRow(ValueError):
     """A row without a value that a template needs, or with one that is not a text or a number."""
 
 
-class NoColumn(UnusableRow):
+class MissingColumn(UnusableRow):
     """A row without a column that a template needs."""
 
 
@@ -53,17 +52,15 @@ class Template:
         if re.search('[{}]', ''.join(between)) or '' in self.columns:
             raise UserError(f"{self.macro} must have columns in braces, as in 'answer: {{label}}', got {self.text!r}")
 
-    def _parts(self) -> Iterable[tuple[bool, str]]:
+    def _parts(self) -> Iterator[tuple[bool, str]]:
         """(whether the part is a column, the name of the column or the text)."""
         if not set(self.text) & set('{}'):
             yield True, self.text
             return
-        for part in _PARTS.split(self.text):
-            if part in ('{{', '}}'):
-                yield False, part[0]
-            else:
-                is_column = part.startswith('{') and part.endswith('}') and len(part) > 1
-                yield is_column, part[1:-1] if is_column else part
+        for number, part in enumerate(_PARTS.split(self.text)):
+            is_column = number % 2 == 1 and part not in ('{{', '}}')
+            # Texts between the parts have no braces.
+            yield is_column, part[1:-1] if is_column else part.replace('{{', '{').replace('}}', '}')
 
     @property
     def columns(self) -> list[str]:
@@ -71,11 +68,11 @@ class Template:
         return [part for is_column, part in self._parts() if is_column]
 
     def fill(self, row: Mapping[str, Any]) -> str:
-        """The text for a row. Raises UnusableRow, or NoColumn if a column is missing."""
+        """The text for a row. Raises UnusableRow, or MissingColumn if a column is missing."""
         return ''.join(_text(row, part) if is_column else part for is_column, part in self._parts())
 
-    def no_column(self, names: Iterable[str]) -> UserError:
-        """The error for data in which no row has the column."""
+    def missing_column(self, names: Iterable[str]) -> UserError:
+        """The error for data in which no row has one of the columns."""
         known = [*names]
         absent = next(name for name in self.columns if name not in known)
         shown = ', '.join(ascii(name)[:60] for name in known[:20]) + (', ...' if len(known) > 20 else '')
@@ -89,7 +86,7 @@ class Template:
 
 def _text(row: Mapping[str, Any], name: str) -> str:
     if name not in row:
-        raise NoColumn(f'the row has no column {name}')
+        raise MissingColumn(f'the row has no column {name}')
     value = row[name]
     if isinstance(value, bytes):
         try:
@@ -164,28 +161,15 @@ def task(
     No file is opened and no vocabulary is trained before its first dataset. Raises UserError for unknown metrics.
 
     Args:
-        metrics: names of `pair_metrics.NAMED`.
+        metrics: names of `text_metrics.NAMED`.
         columns: further columns of the rows, as in `local_pairs.corpus`, which predictions show.
         metrics_by: a column; each metric is also computed for each of its values.
     """
-    metric_fns, names = pair_metrics.named(metrics), column_names(columns, metrics_by)
-    feature = seqio.Feature(vocabulary, add_eos=True)
-    return seqio.Task(
-        name,
-        source=corpus.source(),
-        preprocessors=[
-            functools.partial(decode_pair, columns=names),
-            load_vocabulary,
-            seqio.preprocessors.tokenize,
-            seqio.CacheDatasetPlaceholder(),
-            seqio.preprocessors.append_eos_after_trim,
-        ],
-        output_features={'inputs': feature, 'targets': feature},
-        postprocess_fn=pair_metrics.keep_group(metrics_by) if metrics_by else None,
-        metric_fns=[pair_metrics.by_group(metric) for metric in metric_fns] if metrics_by else metric_fns,
-        # A buffer here would mix epochs; the source shuffles.
-        shuffle_buffer_size=None,
-    )
+    metric_fns, names = text_metrics.named(metrics), column_names(columns, metrics_by)
+    postprocess = text_metrics.keep_group(metrics_by) if metrics_by else None
+    metric_fns = [text_metrics.by_group(metric) for metric in metric_fns] if metrics_by else metric_fns
+    to_text = functools.partial(decode_pair, columns=names)
+    return text_task.build_task(name, corpus.source(), to_text, vocabulary, metric_fns, postprocess)
 
 
 def decode_pair(dataset: tf.data.Dataset, columns: Sequence[str] = ()) -> tf.data.Dataset:

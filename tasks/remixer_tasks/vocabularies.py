@@ -33,12 +33,12 @@ def sentencepiece(path: str = T5_MODEL, extra_ids: int = SENTINELS) -> seqio.Sen
     The default is T5's: 32,000 pieces, 32,100 ids with the sentinels. Hugging Face's tokenizer.json of a T5 becomes a
     SentencePiece model in the cache.
     """
-    from remixer_tasks.vocabulary import sentencepiece_vocabulary, tokenizer_json
+    from remixer_tasks.vocabulary import sentencepiece_vocabulary
 
     # seqio caches models by path, and a relative path depends on the current folder.
     path = path if '://' in path else os.path.abspath(os.path.expanduser(path))
     if path.endswith('.json'):
-        path = str(tokenizer_json.cached_unigram(path))
+        path = str(sentencepiece_vocabulary.convert_unigram(path))
     return sentencepiece_vocabulary.SentencePiece(path, extra_ids=extra_ids)
 
 
@@ -113,10 +113,10 @@ def saved(folder: str) -> seqio.Vocabulary:
     Raises UserError if the folder has no vocabulary, or if its description is damaged.
     """
     place = epath.Path(folder).expanduser()
-    if not (place / 'vocabulary.json').is_file():
-        place = place / 'vocabulary'
-    if not (place / 'vocabulary.json').is_file():
+    places = [place for place in (place, place / 'vocabulary') if (place / 'vocabulary.json').is_file()]
+    if not places:
         raise UserError(f'{folder} has no vocabulary.json; give the MODEL_DIR of a run')
+    place = places[0]
     if '://' in folder:
         local = tempfile.mkdtemp(prefix='remixer_t5x_vocabulary_')
         atexit.register(shutil.rmtree, local, ignore_errors=True)
@@ -125,10 +125,10 @@ def saved(folder: str) -> seqio.Vocabulary:
         place = epath.Path(local)
     index = untrusted_files.read_object(pathlib.Path(place / 'vocabulary.json'), 'copy MODEL_DIR again')
     kind = index.get('kind')
-    number = index.get({'byte_pairs': 'end_id'}.get(str(kind), 'extra_ids'), 0)
-    largest = 2**31 if kind == 'byte_pairs' else MAX_SENTINELS
+    name, largest = ('end_id', 2**31) if kind == 'byte_pairs' else ('extra_ids', MAX_SENTINELS)
+    number = index.get(name, 0)
     if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number <= largest:
-        raise UserError(f'{place / "vocabulary.json"} is damaged: a number must be from 0 to {largest}, got {number!a}')
+        raise UserError(f'{place / "vocabulary.json"} is damaged: {name} must be from 0 to {largest}, got {number!a}')
     if kind == 'sentencepiece':
         return sentencepiece(str(place / 'spiece.model'), number)
     if kind == 'bytes':

@@ -89,7 +89,7 @@ def test_gzipped_documents_and_texts(tmp_path_factory, content):
 @example(b'a,b\n\0,1\n')
 def test_raw_rows(tmp_path_factory, content):
     path = file_with(tmp_path_factory, content)
-    for reader in (raw_rows.jsonl, raw_rows.tsv, raw_rows.comma_separated, raw_rows.lines):
+    for reader in (raw_rows.jsonl, raw_rows.tsv, raw_rows.csv, raw_rows.lines):
         parses_or_one_line(lambda: list(reader(path)))  # noqa: B023
     parses_or_one_line(lambda: raw_rows.whole_json(path))
 

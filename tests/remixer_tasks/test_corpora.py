@@ -60,7 +60,7 @@ for name in ('c4_v310_span_corruption', 'python_docs_v001_span_corruption'):
     assert not cache_folder.exists()
 
 
-def test_c4_that_is_not_there(tmp_path, monkeypatch):
+def test_missing_c4_is_reported(tmp_path, monkeypatch):
     task = pretraining.span_corruption(c4.corpus(data_dir=str(tmp_path)), vocabularies.byte())
     with pytest.raises(UserError, match='set TFDS_DATA_DIR') as error:
         task.get_dataset({'inputs': 512, 'targets': 114}, 'train', seed=0)
@@ -68,7 +68,7 @@ def test_c4_that_is_not_there(tmp_path, monkeypatch):
 
 
 @pytest.mark.filterwarnings('ignore::DeprecationWarning')
-def test_c4(real_data):
+def test_c4_gives_full_examples(real_data):
     corpus = c4.corpus(data_dir=str(real_data / 'c4_en_minimal'))
     vocabulary = vocabularies.sentencepiece(str(real_data / 't5_spm' / 'spiece.model'))
     task = pretraining.span_corruption(corpus, vocabulary)

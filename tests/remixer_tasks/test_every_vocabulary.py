@@ -118,7 +118,7 @@ def check_position(config) -> dict[str, np.ndarray]:
 
 
 @pytest.mark.parametrize(('name', 'objective', 'frame'), CASES)
-def test_an_objective_gives_batches_with_a_position_or_is_refused(made, name, objective, frame):
+def test_an_objective_has_exact_positions_or_is_refused(made, name, objective, frame):
     vocabulary, (task, _, lengths, needs_sentinels) = made(name), OBJECTIVES[objective]
     config = pipeline.DatasetConfig(lambda: task(corpus(), vocabulary), lengths, 4, frame=frame)
     refused = needs_sentinels and name in WITHOUT_SENTINELS and (name, objective) != ('wordpiece', 'masked_lm')
@@ -185,7 +185,7 @@ def test_a_sentinel_is_found_next_to_any_character(made, name):
     assert vocabulary.encode('<extra_id_0><extra_id_3>') == [first, first - 3]
 
 
-def test_sentinels_of_a_model_cannot_be_given_twice(tmp_path):
+def test_extra_ids_for_a_model_with_sentinels_are_refused(tmp_path):
     with pytest.raises(UserError, match='extra_ids must be 0'):
         vocabularies.sentencepiece(write_mt5(tmp_path), extra_ids=3).vocab_size  # noqa: B018
 
@@ -201,7 +201,7 @@ def test_a_model_without_padding_at_id_0_is_refused(tmp_path, special):
         vocabularies.sentencepiece(str(tmp_path / 'a.model')).vocab_size  # noqa: B018
 
 
-def test_a_stateful_call_of_python_is_refused_at_the_start():
+def test_a_stateful_python_function_is_refused():
     def tokenize(dataset):
         def one_id(text):
             return tf.ensure_shape(tf.numpy_function(lambda text: np.ones(1, np.int32), [text], tf.int32), [1])
@@ -218,7 +218,7 @@ def test_a_stateful_call_of_python_is_refused_at_the_start():
         next(task_batches.TrainBatches(config))
 
 
-def test_a_gpt2_reads_added_tokens_and_refuses_what_it_cannot_honour(tmp_path):
+def test_gpt2_reads_added_tokens_and_refuses_other_settings(tmp_path):
     folder = pathlib.Path(write_gpt2(tmp_path))
     vocabulary = vocabularies.byte_pairs(str(folder), 259)
     assert vocabulary.encode('<|user|>th<|endoftext|>') == [261, 257, 260]

@@ -1,4 +1,4 @@
-"""What files of text can be: each fault is counted and reported, or refused where STRICT says so, and nothing hangs."""
+"""Faulty text files: each fault is counted and reported, or refused if STRICT is set, in bounded memory and time."""
 
 import gzip
 import os
@@ -18,21 +18,21 @@ def read(path, strict=False, **layout):
     return list(documents.read(str(path), documents.Layout(**layout), skipped)), skipped.summary()
 
 
-def refused(call, *args, **kwargs):
+def error_of(call, *args, **kwargs):
     with pytest.raises(UserError) as error:
         call(*args, **kwargs)
     assert len(str(error.value).splitlines()) == 1
     return str(error.value)
 
 
-# Bytes of a file, its kind, the documents in it, and what is said of the rest.
+# Bytes of a file, its kind, the documents in it, and what is message of the rest.
 FAULTS = {
-    'NUL bytes': (b'good\nb\0d\nfine', 'txt', ['good', 'fine'], ':2: a NUL byte at byte 1'),
-    'a hole after a crash': (b'good\n' + bytes(5000), 'txt', ['good'], ':2: a NUL byte at byte 0'),
-    'invalid UTF-8': (b'good\n\xff\xfe\nfine\n', 'txt', ['good', 'fine'], ':2: invalid UTF-8 at byte 0'),
-    'UTF-16': ('good\nfine\n'.encode('utf-16'), 'txt', [], ':1: the file is UTF-16: convert it'),
+    'NUL bytes': (b'good\nb\0d\nfine', 'txt', ['good', 'fine'], ':2: a NUL character'),
+    'a hole after a crash': (b'good\n' + bytes(5000), 'txt', ['good'], ':2: a NUL character'),
+    'invalid UTF-8': (b'good\n\xff\xfe\nfine\n', 'txt', ['good', 'fine'], ':2: invalid UTF-8'),
+    'UTF-16': ('good\nfine\n'.encode('utf-16'), 'txt', [], ':1: a NUL character'),
     'a line too long': (b'good\n' + b'x' * 99 + b'\nfine\n', 'txt', ['good', 'fine'], ':2: the line has more than 50'),
-    'the last line too long': (b'good\n' + b'x' * 99, 'txt', ['good'], ':2: the line has more than 50 bytes'),
+    'the last line too long': (b'good\n' + b'x' * 99, 'txt', ['good'], ':2: the line has more than 50 characters'),
     'a byte order mark': (b'\xef\xbb\xbfgood\n', 'txt', ['good'], None),
     'carriage returns': (b'good\r\nfine\r\n\r\n', 'txt', ['good', 'fine'], None),
     'no end of line': (b'good\nfine', 'txt', ['good', 'fine'], None),
@@ -45,21 +45,21 @@ FAULTS = {
 
 
 @pytest.mark.parametrize('kind', FAULTS)
-def test_a_fault_is_counted_or_refused(tmp_path, kind):
-    content, form, found, said = FAULTS[kind]
+def test_a_faulty_line_is_counted_or_refused(tmp_path, kind):
+    content, form, found, message = FAULTS[kind]
     path = tmp_path / 'a'
     path.write_bytes(content)
     layout = {'format': form, 'txt_documents': 'line', 'longest': 5000 if 'hole' in kind else 50}
     documents_there, summary = read(path, **layout)
     assert documents_there == found
-    if said is None:
+    if message is None:
         assert summary == '' and read(path, strict=True, **layout) == (found, '')
         return
-    assert said in summary and len(summary.splitlines()) == 1
-    assert 'STRICT = False' in refused(read, path, strict=True, **layout)
+    assert message in summary and len(summary.splitlines()) == 1
+    assert 'STRICT = False' in error_of(read, path, strict=True, **layout)
 
 
-def test_a_huge_line_takes_no_more_memory_than_the_limit(tmp_path):
+def test_a_huge_line_is_read_in_bounded_memory(tmp_path):
     """A sparse file, read in full: a line of 200 MB between good ones, and one of 50 MB without an end."""
     path = tmp_path / 'huge.txt'
     with open(path, 'wb') as file:
@@ -80,7 +80,7 @@ def test_a_huge_line_takes_no_more_memory_than_the_limit(tmp_path):
 
 
 @pytest.mark.parametrize('txt_documents', ['paragraph', 'file'])
-def test_a_document_of_many_lines_has_the_same_limit(tmp_path, txt_documents):
+def test_a_huge_document_is_read_in_bounded_memory(tmp_path, txt_documents):
     path = tmp_path / 'a.txt'
     path.write_bytes(b''.join(b'%d\n' % number for number in range(50_000)) + b'\nshort\n')
     tracemalloc.start()
@@ -89,58 +89,58 @@ def test_a_document_of_many_lines_has_the_same_limit(tmp_path, txt_documents):
     tracemalloc.stop()
     # As a list of lines the file takes 3 MiB.
     assert found == (['short'] if txt_documents == 'paragraph' else []) and peak < 2**20
-    assert ':1: the document that begins here has more than 10,000 bytes' in summary
+    assert ':1: the document that begins here has more than 10,000 characters' in summary
 
 
-def test_the_default_limit_can_be_set(tmp_path):
+def test_longest_sets_the_limit_of_a_document(tmp_path):
     path = tmp_path / 'a.txt'
     path.write_bytes(b'\n\n'.join(b'%d ' % number + b'x' * number for number in range(100)))
     corpora = [local_files.corpus(str(path), longest=n) for n in (30, 80, 50_000_000)]
     found = [list(corpus.read[0](Malformed(False))) for corpus in corpora]
     assert [len(texts) for texts in found] == [27, 77, 100]
     assert len({corpus.identity for corpus in corpora}) == 3
-    assert 'LONGEST_DOCUMENT must be a number of bytes' in refused(local_files.corpus, str(path), longest=0)
+    assert 'LONGEST_DOCUMENT must be a number of characters' in error_of(local_files.corpus, str(path), longest=0)
 
 
 @pytest.mark.parametrize('length', [0, 5, 11, 200, -9, -1])
-def test_a_gzip_file_cut_anywhere_is_refused(tmp_path, length):
+def test_a_truncated_gzip_file_is_refused(tmp_path, length):
     path = tmp_path / 'a.txt.gz'
     whole = gzip.compress(b''.join(b'line %05d\n' % number for number in range(2000)))
     path.write_bytes(whole[:length])
     if length == 0:
         assert read(path) == ([], ', 1 empty skipped')
     else:
-        assert 'damaged gzip file' in refused(read, path)
+        assert 'damaged gzip file' in error_of(read, path)
 
 
-def test_what_is_no_file_is_refused_and_not_waited_for(tmp_path):
+def test_pipes_and_folders_are_refused(tmp_path):
     os.mkfifo(tmp_path / 'pipe.txt')
     (tmp_path / 'folder.txt').mkdir()
-    assert 'is a pipe or device' in refused(local_files.corpus, str(tmp_path / 'pipe.txt'))
-    assert 'is a pipe or device' in refused(local_files.corpus, str(tmp_path / 'p*.txt'))
-    assert 'is a folder' in refused(local_files.corpus, str(tmp_path / 'folder.txt'))
+    assert 'is a pipe or device' in error_of(local_files.corpus, str(tmp_path / 'pipe.txt'))
+    assert 'is a pipe or device' in error_of(local_files.corpus, str(tmp_path / 'p*.txt'))
+    assert 'is a folder' in error_of(local_files.corpus, str(tmp_path / 'folder.txt'))
     for path in (tmp_path / 'folder.txt', tmp_path / 'pipe.txt'):
         kind = 'a folder' if path.is_dir() else 'a pipe, socket or device'
-        assert f'it is {kind}, not a file' in refused(read, path)
-        assert f'it is {kind}, not a file' in refused(lambda: list(raw_rows.jsonl(str(path))))  # noqa: B023
+        assert f'it is {kind}, not a file' in error_of(read, path)
+        assert f'it is {kind}, not a file' in error_of(lambda: list(raw_rows.jsonl(str(path))))  # noqa: B023
 
 
-def test_a_file_that_goes_away_is_named(tmp_path, monkeypatch):
+def test_a_file_that_was_deleted_is_named(tmp_path, monkeypatch):
     """Between the listing of a glob and the reading, or between the listing and the look at its size."""
     path = tmp_path / 'a.txt'
     path.write_text('one\n\ntwo\n')
     corpus = local_files.corpus(str(tmp_path / '*.txt'))
     path.unlink()
-    assert f'{path}: No such file or directory' in refused(lambda: list(corpus.training_documents()))
-    monkeypatch.setattr(local_files, '_matches', lambda *_: [str(path)])
-    assert 'cannot be read any more' in refused(local_files.corpus, str(path))
+    assert f'{path}: No such file or directory' in error_of(lambda: list(corpus.training_documents()))
+    monkeypatch.setattr(local_files, '_match', lambda *_: [str(path)])
+    assert 'cannot be read' in error_of(local_files.corpus, str(path))
 
 
 def test_published_rows_are_never_skipped(tmp_path, monkeypatch):
     path = tmp_path / 'a'
     path.write_bytes(b'{"a": 1}\n{"a": "\0"}\n')
-    assert ':2: a NUL byte at byte 7' in refused(lambda: list(raw_rows.jsonl(str(path))))
-    monkeypatch.setattr(raw_rows.text_files, 'LONGEST', 8)
-    assert ':2: the line has more than' in refused(lambda: list(raw_rows.lines(str(path))))
+    assert ':2: a NUL character' in error_of(lambda: list(raw_rows.jsonl(str(path))))
+    monkeypatch.setattr(raw_rows.row_files, 'LONGEST', 8)
+    assert ':2: the line has more than' in error_of(lambda: list(raw_rows.lines(str(path))))
     monkeypatch.setattr(raw_rows, 'MAX_JSON_BYTES', 8)
-    assert 'the file has more than 8 bytes' in refused(raw_rows.whole_json, str(path))
+    assert 'the file has more than 8 bytes' in error_of(raw_rows.whole_json, str(path))

@@ -6,10 +6,8 @@ import shutil
 import pytest
 import seqio
 
-from remixer_t5x.data.pipeline import DatasetConfig
-from remixer_t5x.data.task_batches import TrainBatches
 from remixer_t5x.errors import UserError
-from remixer_tasks import huggingface_datasets, pretraining, text_pairs
+from remixer_tasks import huggingface_datasets, text_pairs
 from remixer_tasks.files.malformed import Malformed
 
 datasets = pytest.importorskip('datasets', reason="Hugging Face's datasets is not here: pip install datasets")
@@ -65,37 +63,21 @@ def test_a_schema_error_is_shown_with_its_cause(tmp_path):
 
 def test_rows_become_pairs_with_the_names_of_labels(folder, capsys):
     task = pair_task(folder / 'both', validation_split='dev')
-    wanted = {(f'question: is {i} even?', LABELS[1 - i % 2]) for i in range(60)}
-    assert texts(task, 'train') == wanted - {('question: is 7 even?', 'no')}
+    expected = {(f'question: is {i} even?', LABELS[1 - i % 2]) for i in range(60)}
+    assert texts(task, 'train') == expected - {('question: is 7 even?', 'no')}
     assert texts(task, 'validation') == {(f'question: is {i} even?', LABELS[1 - i % 2]) for i in range(20, 30)}
     assert '1 malformed skipped' in capsys.readouterr().err
 
 
 @pytest.mark.parametrize('kind', ['rows', 'parquet'])
-def test_a_part_is_held_out_of_a_single_split(folder, kind):
+def test_rows_are_held_out_of_a_single_split(folder, kind):
     task = pair_task(folder / kind, validation_fraction=0.2)
     train, held_out = texts(task, 'train'), texts(task, 'validation')
     assert held_out and not train & held_out and len(train | held_out) == 59
 
 
-def test_text_is_pretrained_on_and_a_position_goes_on_exactly(folder):
-    corpus = huggingface_datasets.corpus(HubDataset(str(folder / 'rows')))
-    task = pretraining.span_corruption(corpus, BYTES)
-    config = DatasetConfig(task, {'inputs': 32, 'targets': 16}, 4)
-    batches = TrainBatches(config)
-    for _ in range(3):
-        next(batches)
-    position = batches.capture()
-    wanted = [next(batches) for _ in range(3)]
-    again = TrainBatches(config)
-    again.restore(position)
-    for batch in wanted:
-        found = next(again)
-        assert all((found[name] == batch[name]).all() for name in batch)
-
-
 @pytest.mark.parametrize(
-    ('settings', 'templates', 'said'),
+    ('settings', 'templates', 'message'),
     [
         ({'train_split': 'test'}, ('{question}', '{label}'), "no split 'test'; its splits are dev, train"),
         ({}, ('{questions}', '{label}'), "no column 'questions'; the columns are 'question', 'label', 'text'"),
@@ -104,14 +86,14 @@ def test_text_is_pretrained_on_and_a_position_goes_on_exactly(folder):
         ({'strict': True}, ('{question}', '{label}'), 'column question is empty'),
     ],
 )
-def test_mistakes_are_one_line(folder, settings, templates, said):
-    with pytest.raises(UserError, match=said) as error:
+def test_wrong_splits_and_columns_are_refused(folder, settings, templates, message):
+    with pytest.raises(UserError, match=message) as error:
         corpus = huggingface_datasets.pairs(HubDataset(str(folder / 'both'), **settings), *templates)
         list(corpus.training_documents())
     assert '\n' not in str(error.value)
 
 
-def test_a_column_that_is_none_and_a_place_that_is_none(folder, tmp_path, monkeypatch):
+def test_a_missing_column_and_an_empty_folder_are_refused(folder, tmp_path, monkeypatch):
     corpus = huggingface_datasets.corpus(HubDataset(str(folder / 'rows')), 'body')
     with pytest.raises(UserError, match="TEXT_FIELD is 'body'; the columns of .* are question, label, text"):
         list(corpus.training_documents())
@@ -133,7 +115,7 @@ HOSTILE = {
 
 @pytest.mark.parametrize('streaming', [False, True])
 @pytest.mark.parametrize('how', HOSTILE)
-def test_a_folder_reads_nothing_outside_of_itself(folder, tmp_path, how, streaming):
+def test_a_folder_reads_no_files_outside_of_it(folder, tmp_path, how, streaming):
     """README.md of a folder may name any file, a link may lead to any, and so may state.json of `save_to_disk`."""
     secret, stranger = tmp_path / 'secret' / 'private.jsonl', tmp_path / 'stranger'
     secret.parent.mkdir()
@@ -157,7 +139,7 @@ def test_a_folder_reads_nothing_outside_of_itself(folder, tmp_path, how, streami
         (stranger / 'README.md').write_text(f'---\nconfigs:\n- config_name: default\n  data_files: {name}\n---\n')
     try:
         corpus = huggingface_datasets.corpus(HubDataset(str(stranger), validation_fraction=0.3), streaming=streaming)
-        found = {
+        texts = {
             row['text'].decode()
             for split in ('train', 'validation')
             for row in corpus.source().get_dataset(split, False).as_numpy_iterator()
@@ -165,10 +147,10 @@ def test_a_folder_reads_nothing_outside_of_itself(folder, tmp_path, how, streami
     except UserError as error:
         assert '\n' not in str(error) and HOSTILE[how] is None
     else:
-        assert found == {f'public {row}' for row in range(9)}
+        assert texts == {f'public {row}' for row in range(9)}
 
 
-def test_a_configuration_is_a_folder_and_other_files_are_left(tmp_path):
+def test_a_configuration_is_a_folder_with_data_files(tmp_path):
     for language in ('de', 'en'):
         (tmp_path / language).mkdir()
         (tmp_path / language / 'train[1].csv').write_text(f'text\nwords of {language}\nother {language}\n')

@@ -1,4 +1,4 @@
-"""A user's labelled rows: every format gives the same pairs, and every mistake one line that says what to type."""
+"""A user's labelled rows, for finetuning and for `infer`: every format gives the same pairs, odd rows are counted."""
 
 import csv
 import gzip
@@ -13,17 +13,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from remixer_t5x.errors import UserError
-from remixer_tasks import local_pairs, text_pairs
+from remixer_t5x.evaluate.text_inputs import TextInputs
+from remixer_tasks import local_pairs, pair_inputs, text_pairs
 from remixer_tasks.files import row_files
 from remixer_tasks.files.malformed import Malformed
 
 BYTES = seqio.ByteVocabulary(extra_ids=100)
-ROWS = [{'question': f'is {i}, "{i}" even?', 'label': 'yes' if i % 2 == 0 else 'no', 'id': i} for i in range(40)]
+ROWS = [{'question': f'is {i}, "{i}" even?', 'label': 'yes' if i % 2 == 0 else 'no', 'id': str(i)} for i in range(40)]
 TEMPLATES = 'question {id}: {question}', 'label'
 PAIRS = {(f'question {row["id"]}: {row["question"]}', row['label']) for row in ROWS}
+GOOD = '{"q": "b", "a": "c"}\n'
 
 
-def write(folder, name, rows=ROWS):
+def write(folder, name, rows=ROWS, delimiter=','):
     kind = name.removesuffix('.gz').rpartition('.')[2]
     names = list(rows[0])
     if kind == 'parquet':
@@ -33,12 +35,12 @@ def write(folder, name, rows=ROWS):
         data = '\n'.join(json.dumps(row) for row in rows).encode()
     elif kind == 'csv':
         text = io.StringIO()
-        writer = csv.DictWriter(text, names, lineterminator='\r\n')
+        writer = csv.DictWriter(text, names, lineterminator='\r\n', delimiter=delimiter)
         writer.writeheader()
         writer.writerows(rows)
         data = text.getvalue().encode()
     else:
-        data = '\n'.join('\t'.join(map(str, cells)) for cells in [names, *(row.values() for row in rows)]).encode()
+        data = '\n'.join('\t'.join(cells) for cells in [names, *(row.values() for row in rows)]).encode()
     (folder / name).write_bytes(gzip.compress(data) if name.endswith('.gz') else data)
     return str(folder / name)
 
@@ -51,19 +53,33 @@ def texts(task, split):
     }
 
 
-@pytest.mark.parametrize('name', ['a.jsonl', 'a.tsv', 'a.csv', 'a.parquet', 'a.csv.gz', 'a.jsonl.gz'])
-def test_every_format_gives_the_pairs_and_holds_some_out(tmp_path, name):
-    corpus = local_pairs.corpus(write(tmp_path, name), *TEMPLATES, validation_fraction=0.2)
-    task = text_pairs.task(corpus, BYTES)
+def pairs(folder, name, content, inputs='q', targets='a', **settings):
+    """The pairs of a file, and the summary of what was skipped."""
+    (folder / name).write_bytes(content if isinstance(content, bytes) else content.encode())
+    skipped = Malformed(strict=False)
+    corpus = local_pairs.corpus(str(folder / name), inputs, targets, **settings)
+    return [tuple(pair.split(text_pairs.SEPARATOR)) for pair in corpus.read(skipped)], skipped.summary()
+
+
+@pytest.mark.parametrize('name', ['a.jsonl', 'a.tsv', 'a.csv', 'a.parquet', 'a.csv.gz'])
+def test_every_format_gives_the_pairs_for_training_and_infer(tmp_path, name):
+    path = write(tmp_path, name)
+    task = text_pairs.task(local_pairs.corpus(path, *TEMPLATES, validation_fraction=0.2), BYTES)
     train, held_out = texts(task, 'train'), texts(task, 'validation')
     assert held_out and not train & held_out and train | held_out == PAIRS
+    inputs = pair_inputs.texts(TextInputs(path), TEMPLATES[0])
+    assert list(inputs) == list(inputs) == [TEMPLATES[0].format(**row) for row in ROWS]
+    assert set(inputs) == {text for text, _ in PAIRS} and inputs.shown == path and not inputs.is_stdin
 
 
-def test_held_out_files_of_ones_own(tmp_path):
+def test_validation_files_are_held_out(tmp_path):
     train, other = write(tmp_path, 'a.jsonl', ROWS[:30]), write(tmp_path, 'b.csv', ROWS[30:])
     task = text_pairs.task(local_pairs.corpus(train, *TEMPLATES, validation_files=other), BYTES)
     assert len(texts(task, 'train')) == 30
     assert texts(task, 'validation') == PAIRS - texts(task, 'train')
+    (tmp_path / 'link.jsonl').symlink_to('a.jsonl')
+    with pytest.raises(UserError, match='is in PAIRS and in VALIDATION_PAIRS'):
+        local_pairs.corpus(train, validation_files=str(tmp_path / 'link.jsonl'))
 
 
 @given(st.lists(st.tuples(st.text(), st.text()), min_size=1, max_size=5))
@@ -74,44 +90,184 @@ def test_csv_is_read_as_python_writes_it(tmp_path_factory, rows):
         for row in rows
     ]
     text = io.StringIO()
-    writer = csv.writer(text)
-    writer.writerows([('a', 'b'), *clean])
+    csv.writer(text).writerows([('a', 'b'), *clean])
     path = tmp_path_factory.mktemp('csv') / 'rows.csv'
     path.write_bytes(text.getvalue().encode())
-    found = [
-        (row['a'], row['b']) for _, row in row_files.read(str(path), row_files.RowLayout(), Malformed(strict=True))
-    ]
-    assert found == clean
-
-
-def test_rows_that_cannot_be_read_are_counted_or_refused(tmp_path, capsys):
-    bad = ['{"question": "a", "label": null}', '[1]', '{"question"', '{"question": " ", "label": "no"}']
-    (tmp_path / 'a.jsonl').write_text('\n'.join([*bad, *(json.dumps(row) for row in ROWS)]))
-    corpus = local_pairs.corpus(str(tmp_path / 'a.jsonl'), 'question', 'label')
-    assert len(list(corpus.training_documents())) > 30
-    assert '4 malformed skipped' in capsys.readouterr().err
-    strict = local_pairs.corpus(str(tmp_path / 'a.jsonl'), 'question', 'label', strict=True)
-    with pytest.raises(UserError, match=':1: column label is empty'):
-        list(strict.training_documents())
+    read = row_files.read(str(path), row_files.RowLayout(), Malformed(strict=True))
+    assert [(row['a'], row['b']) for _, row in read] == clean
 
 
 @pytest.mark.parametrize(
-    ('name', 'content', 'templates', 'said'),
+    ('row', 'pair', 'message'),
     [
-        ('a.txt', 'a', TEMPLATES, 'set PAIRS_FORMAT to one of jsonl, tsv, csv, parquet'),
-        (
-            'a.jsonl',
-            '{"q": "a"}',
-            ('question', 'label'),
-            "INPUTS is 'question' and the data has no column 'question'; the columns are 'q'",
-        ),
-        ('a.jsonl', '{"q": "a", "l": "b"}', ('{q', 'l'), 'must have columns in braces, as in'),
-        ('a.csv.gz', 'no gzip', TEMPLATES, 'damaged gzip file'),
-        ('a.parquet', 'no parquet', TEMPLATES, 'not a readable Parquet file'),
+        (r'{"q": "\ud83d x", "a": "y"}', [('? x', 'y')], ''),
+        ('{"q": "x", "a": NaN}', [], ':1: column a is empty'),
+        ('{"q": "x", "a": 1e999}', [], ':1: column a is empty'),
+        ('{"q": "x", "a": null}', [], ':1: column a is empty'),
+        ('{"q": "x", "a": [null]}', [], ':1: column a has several values'),
+        ('{"q": "x", "a": {"text": null}}', [], ':1: column a has several values'),
+        ('{"q": "x"}', [], ':1: the row has no column a'),
+        ('{"q": "x", "a": "y", "other": NaN}', [('x', 'y')], ''),
+        ('{"q": "x", "a": 12345678901234567890123}', [('x', '12345678901234567890123')], ''),
+        ('[1]', [], 'the line is not a JSON object'),
+        ('{"q"', [], ':1: invalid JSON'),
+        ('{"q": " ", "a": "y"}', [], 'the inputs are empty'),
     ],
 )
-def test_mistakes_are_one_line(tmp_path, name, content, templates, said):
-    (tmp_path / name).write_text(content)
-    with pytest.raises(UserError, match=said) as error:
-        list(local_pairs.corpus(str(tmp_path / name), *templates).training_documents())
+def test_an_odd_row_is_skipped_and_counted_or_refused(tmp_path, row, pair, message):
+    content = GOOD + row + '\n'
+    read, skipped = pairs(tmp_path, 'a.jsonl', content)
+    assert read == [('b', 'c'), *pair]
+    assert (message.replace(':1:', ':2:') in skipped and '1 malformed' in skipped) if message else skipped == ''
+    if message:
+        strict = local_pairs.corpus(str(tmp_path / 'a.jsonl'), 'q', 'a', strict=True)
+        with pytest.raises(UserError, match='a.jsonl:2: .*STRICT = False'):
+            list(strict.training_documents())
+
+
+def test_missing_values_and_bytes_of_parquet(tmp_path):
+    numbers, binary = [1.5, float('nan'), None, 2.0], [b'a', b'\xff', b'c', None]
+    pq.write_table(pa.table({'q': ['x', 'y', 'z', 'w'], 'a': numbers, 'b': binary}), tmp_path / 'a.parquet')
+    content = (tmp_path / 'a.parquet').read_bytes()
+    read, skipped = pairs(tmp_path, 'a.parquet', content)
+    assert read == [('x', '1.5'), ('w', '2.0')] and skipped.count('column a is empty') == 2
+    read, skipped = pairs(tmp_path, 'a.parquet', content, targets='b')
+    assert read == [('x', 'a'), ('z', 'c')]
+    assert ':2: column b has bytes that are not UTF-8' in skipped and ':4: column b is empty' in skipped
+
+
+@pytest.mark.parametrize('name', ['q.text', '0', 'a:b', 'x!r', '__class__', 'two words', 'ü'])
+def test_a_column_may_have_any_name(tmp_path, name):
+    row = json.dumps({name: 'x', 'a': 'y'}, ensure_ascii=False)
+    assert pairs(tmp_path, 'a.jsonl', row, inputs=name)[0] == [('x', 'y')]
+    assert pairs(tmp_path, 'a.jsonl', row, inputs=f'is {{{name}}} {{{{so}}}}?')[0] == [('is x {so}?', 'y')]
+
+
+@pytest.mark.parametrize('name', ['a.tsv', 'a.csv'])
+def test_columns_of_a_file_without_names_are_numbers(tmp_path, name):
+    delimiter = '\t' if name == 'a.tsv' else ','
+    content = '\n'.join(delimiter.join(cells) for cells in [('1', 'x', 'y'), ('2', 'z', 'w')])
+    assert pairs(tmp_path, name, content, '{1}', '2')[0] == [('x', 'y'), ('z', 'w')]
+    assert list(pair_inputs.texts(TextInputs(str(tmp_path / name)), '{1}')) == ['x', 'z']
+    # A line with just these numbers is a line of names, as pandas writes it.
+    assert pairs(tmp_path, name, f'0{delimiter}1{delimiter}2\n{content}', '{1}', '2')[0] == [('x', 'y'), ('z', 'w')]
+    with pytest.raises(UserError, match="has no column '7'; the columns are '0', '1', '2'"):
+        pairs(tmp_path, name, content, '{1}', '7')
+
+
+def test_other_delimiters_and_encodings(tmp_path):
+    assert pairs(tmp_path, 'a.csv', 'q;a\n"x;1";y\n', delimiter=';')[0] == [('x;1', 'y')]
+    assert list(pair_inputs.texts(TextInputs(str(tmp_path / 'a.csv')), 'is {q}', ';')) == ['is x;1']
+    assert pairs(tmp_path, 'a.tsv', 'q|a\nx|y\n', delimiter='|')[0] == [('x', 'y')]
+    text = 'q\ta\ncaf\u00e9\u2028\toui\n'
+    assert pairs(tmp_path, 'a.tsv', text.encode('utf-16'), encoding='utf-16')[0] == [('caf\u00e9\u2028', 'oui')]
+    latin = 'é\ta\nà\toui'.encode('latin-1')
+    assert pairs(tmp_path, 'a.tsv', latin, inputs='é', encoding='latin-1')[0] == [('à', 'oui')]
+    assert pairs(tmp_path, 'a.jsonl', GOOD.encode('utf-16'), encoding='utf-16')[0] == [('b', 'c')]
+    with pytest.raises(UserError, match='ENCODING must be that of'):
+        pairs(tmp_path, 'a.tsv', latin, encoding='ascii')
+
+
+def test_a_quote_in_one_csv_row_is_counted_and_a_text_may_be_too_long(tmp_path):
+    read, skipped = pairs(tmp_path, 'a.csv', 'q,a\n"x"y,z\nb,c\n')
+    assert read == [('b', 'c')] and ':2: invalid CSV' in skipped
+    read, skipped = pairs(tmp_path, 'a.jsonl', GOOD, inputs='{q}' * 40, longest=30)
+    assert not read and 'the inputs have more than 30 characters' in skipped
+
+
+UNCLOSED = [*(f'q{i},a{i}' for i in range(30)), '"never closed,no', *(f'q{i},a{i}' for i in range(10))]
+
+
+@pytest.mark.parametrize(
+    ('name', 'content', 'message'),
+    [
+        (
+            'a.json',
+            b'[{"q": "b", "a": "c"}, {"q": "d", "a": "e"}]',
+            r"one JSON object on each line; type jq -c '.\[\]'",
+        ),
+        ('a.json', b'{\n  "q": "b",\n  "a": "c"\n}', 'one JSON object on each line; type jq -c . FILE'),
+        ('a.csv', gzip.compress(b'q,a\nb,c\n', mtime=0), 'column names cannot be read'),
+        ('a.csv', 'q,a\nb,c\n'.encode('utf-16'), 'column names cannot be read.*set ENCODING'),
+        ('a.csv', b'q;a\nb;c\n', "the columns are 'q;a'; if ';' separates the columns, set DELIMITER = ';'"),
+        ('a.tsv', b'q,a\nb,c\n', "set DELIMITER = ','"),
+        ('a.csv', b'q, a\nb, c\n', "the columns are 'q', ' a'"),
+        ('a.csv', b'q,a,q\n1,2,3\n', "has two columns 'q'"),
+        (
+            'a.csv',
+            '\n'.join(['q,a', *UNCLOSED]).encode(),
+            'line 32: a cell that begins here with a quote is not closed',
+        ),
+        ('a.csv', '\n'.join(['q,a', *UNCLOSED, '"x",y']).encode(), 'line 32: a cell that begins here with a quote'),
+        ('a.txt', b'a', 'set PAIRS_FORMAT to one of jsonl, tsv, csv, parquet'),
+        ('a.csv.gz', b'no gzip', 'damaged gzip file'),
+        ('a.parquet', b'no parquet', 'not a readable Parquet file'),
+        ('a.jsonl', GOOD.encode(), 'is a single row.*; give VALIDATION_PAIRS, or more rows'),
+        ('a.jsonl', GOOD.encode() * 40, 'all 40 rows of .* are equal; give VALIDATION_PAIRS, or more rows'),
+    ],
+)
+def test_an_unusable_file_is_refused_with_a_hint(tmp_path, name, content, message):
+    path = tmp_path / name
+    path.write_bytes(content)
+    with pytest.raises(UserError, match=message) as error:
+        list(local_pairs.corpus(str(path), 'q', 'a').training_documents())
+    assert len(str(error.value).splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ('settings', 'message'),
+    [
+        ({'delimiter': ';;'}, 'DELIMITER must be one character'),
+        ({'delimiter': '"'}, 'DELIMITER'),
+        ({'encoding': 'rot13'}, 'ENCODING must be a text encoding.* got .rot13.'),
+        ({'encoding': 7}, 'ENCODING'),
+        ({'inputs': ''}, 'INPUTS must be a column'),
+        ({'inputs': '{}'}, 'INPUTS must have columns in braces'),
+        ({'inputs': 'a}b'}, 'INPUTS must have columns in braces'),
+        # Templates are no format strings.
+        *(({'inputs': text}, 'has no column') for text in ('{q.__class__}', '{q!r}', '{q:>1000000000}', '{q[0]}')),
+        ({'files': []}, r'data/\*.jsonl'),
+        ({'files': ['.']}, r"such as './\*.jsonl'"),
+        ({'files': ['no*']}, r'no\* matches no file'),
+    ],
+)
+def test_a_wrong_setting_is_refused(tmp_path, monkeypatch, settings, message):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / 'a.csv').write_text('q,a\nb,c\n')
+    with pytest.raises(UserError, match=message) as error:
+        list(local_pairs.corpus(**{'files': 'a.csv', 'inputs': 'q', 'targets': 'a'} | settings).read(Malformed(True)))
+    assert '.txt' not in str(error.value)
+
+
+def test_lines_are_texts_if_the_template_adds_nothing(tmp_path):
+    (tmp_path / 'a.txt').write_text('one\ntwo\n')
+    lines = TextInputs(str(tmp_path / 'a.txt'))
+    assert list(pair_inputs.texts(lines, 'question')) == list(pair_inputs.texts(lines, '{question}')) == ['one', 'two']
+    assert pair_inputs.texts(lines, None) is lines
+    rows = TextInputs(write(tmp_path, 'a.csv'))
+    with pytest.raises(UserError, match=r'has rows, which need a template.* --gin.INPUTS='):
+        list(pair_inputs.texts(rows, None))
+
+
+@pytest.mark.parametrize(
+    ('options', 'message'),
+    [
+        ({'path': 'a.txt'}, r"INPUTS is 'is .id.*has lines of text; give rows with the column id and question"),
+        ({'path': '-'}, r'standard input has lines of text; .* --gin.INPUT_TEMPLATE=None'),
+        ({'path': '-', 'format': 'jsonl'}, r'rows cannot be read from standard input'),
+        ({'path': 'a.csv', 'field': 'label'}, r"--field is 'label' and INPUTS is .*; remove --field"),
+        ({'path': 'short.jsonl'}, r"has no column 'question'; the columns are 'id'"),
+        ({'path': 'null.jsonl'}, r'null.jsonl:2: column question is empty; correct or remove the row'),
+        ({'path': 'bad.jsonl'}, r'bad.jsonl:2: invalid JSON .*; correct or remove the row'),
+    ],
+)
+def test_inputs_that_cannot_be_rows_are_refused(tmp_path, monkeypatch, options, message):
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path, 'a.csv')
+    (tmp_path / 'a.txt').write_text('is 3 even?\n')
+    (tmp_path / 'short.jsonl').write_text('{"id": 3}\n')
+    (tmp_path / 'null.jsonl').write_text('{"id": 3, "question": "x"}\n{"id": 3, "question": null}\n')
+    (tmp_path / 'bad.jsonl').write_text('{"id": 3, "question": "x"}\n{"id\n')
+    with pytest.raises(UserError, match=message) as error:
+        list(pair_inputs.texts(TextInputs(**options), 'is {id}: {question}'))
     assert '\n' not in str(error.value)

@@ -23,7 +23,7 @@ def is_here(name):
     return name not in NOT_HERE and 'sentinel' not in name and 'prefix_lm_objective' not in name
 
 
-def test_every_task_of_t5_is_here_by_its_name(tmp_path):
+def test_every_task_of_t5_has_its_name(tmp_path):
     wanted = [name for name in T5['tasks'] if is_here(name)]
     assert len(wanted) > 40
     for name in wanted:
@@ -54,18 +54,18 @@ def test_every_name_of_ours_has_a_version():
     assert [name for name in own if not re.search(r'_v\d{3}(_|$)', name)] == []
 
 
-def test_unknown_names_have_their_neighbours():
+def test_an_unknown_name_is_refused_with_the_nearest():
     with pytest.raises(UserError, match="is 'super_glue_boolq', which .* super_glue_boolq_v102"):
         names.find('super_glue_boolq')
 
 
-def test_what_seqio_knows_comes_first(monkeypatch):
+def test_registered_names_take_precedence(monkeypatch):
     monkeypatch.setattr(seqio.TaskRegistry, '_REGISTRY', {'en_mix': object()})
     assert names.provider('en_mix', BYTES) == 'en_mix'
     assert names.provider('glue_rte_v002', BYTES).name == 'glue_rte_v002'
 
 
-def test_t5s_own_tasks_can_be_imported_too():
+def test_t5_can_register_its_own_tasks():
     references.need('t5')
     code = """
 from remixer_tasks import names, vocabularies

@@ -11,7 +11,7 @@ import tensorflow as tf
 from remixer_t5x.data import pipeline, task_batches
 from remixer_t5x.errors import UserError
 from remixer_tasks import local_files, pretraining, vocabularies
-from remixer_tasks.objectives import iid_denoising, language_modeling, masked_lm, segments, ul2
+from remixer_tasks.objectives import language_modeling, masked_lm, segments, ul2
 from remixer_tasks.objectives import span_corruption as spans
 
 T5 = json.loads((pathlib.Path(__file__).parent / 'golden' / 't5_objectives.json').read_text())
@@ -34,11 +34,8 @@ def examples(preprocessor, documents, lengths, seed=0, **options):
         return list(preprocessor(dataset(documents), lengths, FEATURES, **options).as_numpy_iterator())
 
 
-# Compared with t5.
-
-
 @pytest.mark.parametrize('density', [0.5, 0.25])
-def test_prefixes_are_cut_where_t5_cuts_them(density):
+def test_prefixes_are_those_of_t5(density):
     cases = [case for case in T5['prefix_lm'] if case['density'] == density]
     for case in cases:
         start, rest = language_modeling.split(
@@ -57,12 +54,12 @@ def test_segments_of_a_prefix_lm_are_those_of_t5():
     np.testing.assert_array_equal(np.concatenate(whole), np.concatenate(documents))
 
 
-def test_tokens_are_hidden_independently_as_by_t5():
+def test_iid_denoising_hides_the_tokens_of_t5():
     for case in T5['iid_denoising']:
         tokens = tf.constant(tokens_of(case['size']))
-        mask = iid_denoising.noise_mask(case['size'], 0.15, tf.constant(case['seed']))
+        mask = spans.iid_noise_mask(case['size'], 0.15, tf.constant(case['seed']))
         for hidden, name in ((mask, 'inputs'), (~mask, 'targets')):
-            assert iid_denoising.runs_to_sentinels(tokens, hidden, MASK).numpy().tolist() == case[name]
+            assert spans.runs_to_sentinels(tokens, hidden, MASK).numpy().tolist() == case[name]
 
 
 def mask_of(case):
@@ -78,7 +75,7 @@ def mask_of(case):
     return np.concatenate([np.repeat([False, True], pair) for pair in pairs])
 
 
-def test_spans_are_written_as_by_t5():
+def test_corrupted_spans_are_those_of_t5():
     for case in T5['span_corruption']:
         mask = mask_of(case)
         assert spans.Noise(case['density'], case['mean_span']).counts(case['size'])[0] == mask.sum()
@@ -99,9 +96,6 @@ def test_causal_text_is_that_of_t5():
     documents = [tokens_of(size).tolist() for size in (200, 1, 17, 64)]
     found = examples(language_modeling.causal_lm, [[], *documents], {'targets': 24})
     assert [{'targets': example['targets'].tolist()} for example in found] == T5['full_lm']
-
-
-# The paper's numbers.
 
 
 def masked(size=2000, count=4, **options):
@@ -137,7 +131,7 @@ def test_whole_words_are_predicted_together():
         assert 36 < chosen.sum() <= 40
 
 
-def test_a_word_longer_than_its_share_is_predicted_all_the_same():
+def test_a_word_longer_than_its_share_is_predicted():
     assert masked_lm.choose(tf.zeros([9], tf.int32), 1, tf.constant([0, 1])).numpy().all()
 
 
@@ -158,7 +152,7 @@ def test_the_seven_denoisers_of_ul2():
 
 
 @pytest.mark.parametrize(('inputs', 'hidden', 'count'), [(512, 90, 1), (544, 96, 2), (1024, 180, 3)])
-def test_the_spans_of_the_x_denoiser_that_hides_little(inputs, hidden, count):
+def test_the_x_denoiser_of_rate_15_has_few_spans(inputs, hidden, count):
     noise = spans.Noise(0.15, 64)
     assert noise.counts(spans.longest_segment(inputs, 512, noise, 100)) == (hidden, count)
 
@@ -168,7 +162,7 @@ def test_the_spans_of_the_x_denoiser_that_hides_little(inputs, hidden, count):
              [('r', 3, 0.15, 1)] * 2],
     ids=str,
 )  # fmt: skip
-def test_other_denoisers_are_refused(rows):
+def test_invalid_denoisers_are_refused(rows):
     with pytest.raises(UserError, match="it takes 'ul2', 'ul2r', or rows"):
         ul2.denoisers(rows)
 
@@ -181,7 +175,7 @@ def corpus(tmp_path):
     return local_files.corpus(str(tmp_path / 'text.txt'), validation_fraction=0.1)
 
 
-def test_pieces_that_begin_a_word(corpus):
+def test_word_starts_are_the_pieces_that_begin_a_word(corpus):
     vocabulary = vocabularies.trained(corpus, 300)
     starts = masked_lm.word_starts(vocabulary)
     ids = vocabulary.encode('abcde fghij klmno')
@@ -194,7 +188,7 @@ def config(task, lengths=None, **options):
     return pipeline.DatasetConfig(task, lengths or {'inputs': 64, 'targets': 64}, 7, **options)
 
 
-def test_ul2_has_every_denoiser_with_its_prompt_and_resumes_exactly(corpus):
+def test_ul2_has_its_prompts_and_resumes_exactly(corpus):
     mixture = pretraining.ul2(corpus, VOCABULARY, 'mine')
     assert mixture.name == 'mine_ul2' and len(mixture.tasks) == 7
     three = [('r', 3, 0.15, 1), ('s', None, 0.25, 1), ('x', 8, 0.5, 2)]
@@ -220,30 +214,29 @@ def test_every_denoiser_reads_the_text_in_another_order(corpus):
     assert len(firsts) > 3
 
 
-def test_segments_shrink_where_sentinels_are_few():
+def test_few_sentinels_shorten_segments():
     few = {name: seqio.Feature(seqio.ByteVocabulary(extra_ids=5)) for name in ('inputs', 'targets')}
-    made = spans.span_corruption(
-        dataset([tokens_of(400).tolist()]), {'inputs': 64, 'targets': 64}, few, spans.Noise(0.5, 3), prompt='[X]'
-    )
-    example = next(made.as_numpy_iterator())
+    lengths, noise = {'inputs': 64, 'targets': 64}, spans.Noise(0.5, 3)
+    corrupted = spans.span_corruption(dataset([tokens_of(400).tolist()]), lengths, few, noise, prompt='[X]')
+    example = next(corrupted.as_numpy_iterator())
     assert np.sum(example['targets'] >= 259) == 5
     assert bytes((example['inputs'][:3] - 3).astype(np.uint8)) == b'[X]'
 
 
 @pytest.mark.parametrize(
-    ('preprocessor', 'lengths', 'said'),
+    ('preprocessor', 'lengths', 'message'),
     [
         (language_modeling.prefix_lm, {'inputs': 2, 'targets': 9}, "T5 uses {'inputs': 512, 'targets': 512}"),
         (language_modeling.prefix_lm, None, "set TASK_FEATURE_LENGTHS = {'inputs': 512, 'targets': 512}"),
         (language_modeling.causal_lm, None, "set TASK_FEATURE_LENGTHS = {'targets': 512}"),
         (masked_lm.masked_lm, {'inputs': 16, 'targets': 8}, 'masked LM predicts in place'),
-        (iid_denoising.iid_denoising, {'inputs': 2, 'targets': 8}, "{'inputs': 512, 'targets': 256}"),
+        (spans.iid_denoising, {'inputs': 2, 'targets': 8}, "{'inputs': 512, 'targets': 256}"),
     ],
 )
-def test_lengths_that_an_objective_cannot_use(preprocessor, lengths, said):
+def test_unusable_lengths_are_refused(preprocessor, lengths, message):
     with pytest.raises(UserError) as error:
         examples(preprocessor, [[5, 6]], lengths)
-    assert said in str(error.value) and '\n' not in str(error.value)
+    assert message in str(error.value) and '\n' not in str(error.value)
 
 
 def test_a_short_target_shortens_the_segments_of_a_prefix_lm():
@@ -260,15 +253,14 @@ def test_a_short_target_shortens_the_segments_of_a_prefix_lm():
         lambda: language_modeling.Prefix(0.6),
         lambda: masked_lm.Masking(0.0),
         lambda: masked_lm.Masking(masked=0.9, random=0.2),
-        lambda: iid_denoising.check_density(1.0),
     ],
 )
-def test_rates_out_of_range(made):
+def test_rates_out_of_range_are_refused(made):
     with pytest.raises(UserError, match='uses 0'):
         made()
 
 
-def test_documents_are_cut_one_by_one():
+def test_documents_are_cut_separately():
     documents = dataset([list(range(3, 3 + size)) for size in (0, 5, 2, 4)]).map(lambda example: example['targets'])
     found = [part.tolist() for part in segments.separate(documents, 4).as_numpy_iterator()]
     assert found == [[3, 4, 5, 6], [7], [3, 4], [3, 4, 5, 6]]

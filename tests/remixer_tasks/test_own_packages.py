@@ -44,7 +44,7 @@ def write_task(path, name):
     path.write_text(textwrap.dedent(TASK).replace('NAME', repr(name)))
 
 
-def test_a_tasks_module_on_the_path(tmp_path, warm_python):
+def test_a_tasks_module_on_the_path_is_used(tmp_path, warm_python):
     """In a process of its own, whose PYTHONPATH begins with the user's folder."""
     write_task(tmp_path / 'tasks.py', 'a_users_task')
     (tmp_path / 'mine.gin').write_text(f"{SETTINGS}import tasks\nMIXTURE_OR_TASK_NAME = 'a_users_task'\n")
@@ -74,7 +74,7 @@ def in_the_users_folder(tmp_path, monkeypatch):
     gin.clear_config()
 
 
-def test_a_tasks_folder_and_a_package_of_another_name(tmp_path, in_the_users_folder, capsys):
+def test_a_tasks_folder_and_another_package_are_used(tmp_path, in_the_users_folder, capsys):
     write_task(tmp_path / 'tasks' / 'mine.py', 'task_of_the_folder')
     write_task(tmp_path / 'my_tasks' / 'more.py', 'task_of_the_package')
     (tmp_path / 'my_tasks' / '__init__.py').touch()

@@ -28,7 +28,7 @@ def texts(name, split, folder):
     return [inputs for example in examples for inputs, _ in example.texts]
 
 
-def test_rows_that_are_not_shuffled_keep_the_order_of_the_file(tmp_path):
+def test_unshuffled_rows_keep_the_order_of_the_file(tmp_path):
     write_rte(tmp_path)
     wanted = [f'rte hypothesis: H. premise: P {n}.' for n in range(40)]
     assert texts('super_glue_rte_v102', 'validation', tmp_path) == wanted[:7]
@@ -45,7 +45,7 @@ def test_a_row_becomes_ids_with_eos(tmp_path):
     assert example['targets'].tolist() == [*vocabulary.encode('entailment')[:7], 1], 'EOS stays where a text is cut'
 
 
-def test_position_of_a_mixture_survives(tmp_path):
+def test_the_position_of_a_mixture_is_restored(tmp_path):
     write_rte(tmp_path)
     write(tmp_path, 'conjnli/adversarial_train_15k.tsv', 'Premise\tHypothesis\tLabel\n' + 'a\tb\tneutral\n' * 30)
     mixture = names.mixture(['super_glue_rte_v102', 'conj_nli_v001'], vocabularies.byte(), str(tmp_path))
@@ -76,9 +76,9 @@ def test_csv_with_quotes_and_line_ends(tmp_path):
     ]
 
 
-def test_the_first_layout_that_is_there_is_read(tmp_path):
+def test_the_first_layout_whose_files_exist_is_read(tmp_path):
     write(tmp_path, 'nli_datasets/rte/dev.csv', CSV)
-    assert catalogue.available('glue_rte_v002', str(tmp_path)) == {
+    assert catalogue.origins(catalogue.find('glue_rte_v002').dataset, str(tmp_path)) == {
         'train': None,
         'validation': str(tmp_path / 'nli_datasets/rte/dev.csv'),
         'test': None,
@@ -109,14 +109,14 @@ def test_folders_are_searched_in_order(tmp_path, monkeypatch):
 BAD = {
     'super_glue/RTE/train.jsonl': [
         ('{"premise": "cut\n', ':1: invalid JSON'),
-        ('\n[1]\n', 'is one JSON array'),
+        ('\n[1]\n', 'one JSON object on each line'),
         ('{"premise": "P", "idx": 0}\n', ":1: the field 'hypothesis' is missing or not a text"),
         (
             '{"premise": "P", "hypothesis": "H", "idx": 0, "label": "maybe"}\n',
             ":1: unknown label 'maybe', allowed are entailment, not_entailment",
         ),
         ('{"premise": "P", "hypothesis": "H", "label": 0}\n', ":1: the field 'idx' is missing or not a whole number"),
-        ('', 'has no examples: download the file again'),
+        ('', 'has no examples: download it again'),
     ],
     'super_glue/MultiRC/train.jsonl': [
         ('{"idx": 0, "passage": {"text": "x"}}\n', ":1: the field 'questions' is missing or not a list of JSON objects")
@@ -158,19 +158,19 @@ TASK_OF = {
 }
 
 
-@pytest.mark.parametrize(('file', 'text', 'said'), [(file, *case) for file, cases in BAD.items() for case in cases])
-def test_bad_rows_are_told_with_file_and_line(tmp_path, cache_folder, file, text, said):
+@pytest.mark.parametrize(('file', 'text', 'message'), [(file, *case) for file, cases in BAD.items() for case in cases])
+def test_bad_rows_are_refused_with_file_and_line(tmp_path, cache_folder, file, text, message):
     write(tmp_path, file, text)
     with pytest.raises(UserError) as error:
         catalogue.examples(TASK_OF[file], 'train', data_dir=str(tmp_path))
     assert str(error.value).startswith(str(tmp_path / file))
-    assert said in str(error.value)
+    assert message in str(error.value)
     assert '\n' not in str(error.value)
     assert list(cache_folder.glob('rows/*')) == [], 'nothing half done is left'
 
 
 @pytest.mark.parametrize(
-    ('call', 'said'),
+    ('call', 'message'),
     [
         (lambda folder: catalogue.find('super_glue_rte'), 'the nearest names are super_glue_rte_v102'),
         (lambda folder: catalogue.examples('cogs_v001', 'train', 1, folder), 'cogs/train.tsv in .*: set DATA_DIR'),
@@ -191,7 +191,7 @@ def test_bad_rows_are_told_with_file_and_line(tmp_path, cache_folder, file, text
         ),
     ],
 )
-def test_other_mistakes_are_told_in_one_line(tmp_path, call, said):
-    with pytest.raises(UserError, match=said) as error:
+def test_unknown_names_and_missing_files_are_refused(tmp_path, call, message):
+    with pytest.raises(UserError, match=message) as error:
         call(str(tmp_path))
     assert '\n' not in str(error.value)

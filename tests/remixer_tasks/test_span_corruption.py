@@ -30,32 +30,32 @@ def dataset(docs):
 
 def corrupted(docs, lengths=None, noise=None, seed=0):
     with seqio.map_seed_manager(seed):
-        made = spans.span_corruption(dataset(docs), lengths or LENGTHS, FEATURES, noise or spans.Noise())
-    return list(made.as_numpy_iterator())
+        examples = spans.span_corruption(dataset(docs), lengths or LENGTHS, FEATURES, noise or spans.Noise())
+    return list(examples.as_numpy_iterator())
 
 
 def parts(ids):
     """Splits ids without EOS at the sentinels: the tokens before the first, then those after each, in order."""
-    found, expected = [[]], FIRST_SENTINEL
+    groups, expected = [[]], FIRST_SENTINEL
     assert ids[-1] == VOCABULARY.eos_id
     for token in ids[:-1]:
         if token > FIRST_SENTINEL - 100:
             assert token == expected, 'sentinels count down from the top of the vocabulary'
             expected -= 1
-            found.append([])
+            groups.append([])
         else:
-            found[-1].append(int(token))
-    return found
+            groups[-1].append(int(token))
+    return groups
 
 
 def rebuilt(example):
-    kept, hidden = parts(example['inputs']), parts(example['targets'])
+    visible, hidden = parts(example['inputs']), parts(example['targets'])
     assert hidden[0] == [], 'targets start with a sentinel'
-    assert len(kept) == len(hidden)
-    return [token for pair in zip(hidden, kept, strict=True) for token in (*pair[0], *pair[1])]
+    assert len(visible) == len(hidden)
+    return [token for pair in zip(hidden, visible, strict=True) for token in (*pair[0], *pair[1])]
 
 
-def test_t5_default_lengths():
+def test_the_default_lengths_are_those_of_t5():
     assert spans.segment_length(512, 114, spans.Noise()) == 568
     assert spans.Noise().counts(568) == (85, 28)
 
@@ -99,7 +99,7 @@ def test_segments_are_as_long_as_fits(inputs, density, mean_span):
     assert noise.lengths(length)[0] <= inputs < noise.lengths(length + 1)[0]
 
 
-def test_noise_statistics():
+def test_spans_have_the_statistics_of_random_cuts():
     examples = corrupted(documents([568 * 2000]))
     hidden = np.array([len(tokens) for example in examples for tokens in parts(example['targets'])[1:]])
     kept = np.array([len(tokens) for example in examples for tokens in parts(example['inputs'])[:-1]])
@@ -112,12 +112,12 @@ def test_noise_statistics():
     assert np.mean(hidden == 2) == pytest.approx(57 / 84 * 27 / 83, abs=0.01)
     # Every place but the edges is hidden equally often.
     masks = [
-        [
-            name == 'hidden'
-            for pair in zip(parts(e['targets']), parts(e['inputs']), strict=True)
-            for name, tokens in zip(('hidden', 'kept'), pair, strict=True)
-            for _ in tokens
-        ]
+        np.concatenate(
+            [
+                np.repeat([True, False], [len(hidden), len(visible)])
+                for hidden, visible in zip(parts(e['targets']), parts(e['inputs']), strict=True)
+            ]
+        )
         for e in examples
     ]
     rate = np.mean(masks, axis=0)
@@ -126,7 +126,7 @@ def test_noise_statistics():
     assert rate[60:-60] == pytest.approx(85 / 568, abs=0.04)
 
 
-def test_seeds():
+def test_the_seed_determines_the_spans():
     docs = documents([568 * 8])
     first, again, other = (corrupted(docs, seed=seed) for seed in (1, 1, 2))
     same = [np.array_equal(a['inputs'], b['inputs']) for a, b in zip(first, again, strict=True)]
@@ -145,20 +145,20 @@ def test_every_epoch_hides_other_tokens():
 
 
 @pytest.mark.parametrize(
-    ('lengths', 'said'),
+    ('lengths', 'message'),
     [
         ({'inputs': 512, 'targets': 64}, "use {'inputs': 512, 'targets': 114}"),
         ({'inputs': 2, 'targets': 64}, 'too short to hide a token'),
         ({'inputs': 4096, 'targets': 4096}, 'extra_ids=227'),
     ],
 )
-def test_lengths_that_cannot_hold_the_noise(lengths, said):
-    with pytest.raises(UserError, match=said) as error:
+def test_lengths_too_short_for_the_noise_are_refused(lengths, message):
+    with pytest.raises(UserError, match=message) as error:
         corrupted(documents([10]), lengths)
     assert '\n' not in str(error.value)
 
 
 @pytest.mark.parametrize('noise', [(0.0, 3.0), (1.0, 3.0), (0.15, 0.5), (float('nan'), 3.0)])
-def test_noise_out_of_range(noise):
+def test_noise_out_of_range_is_refused(noise):
     with pytest.raises(UserError, match='T5 uses'):
         spans.Noise(*noise)

@@ -87,7 +87,7 @@ def test_streamed_and_copied_have_the_same_documents(folders, kind):
 
 
 @pytest.mark.parametrize('kind', KINDS)
-def test_every_place_continues_exactly(folders, kind):
+def test_reading_continues_exactly_at_every_place(folders, kind):
     """Also in the middle of a shard, at its end, and from one epoch into the next."""
     corpus = streamed(folders / kind, validation_fraction=0.1)
     epoch = len(documents(corpus, 'train'))
@@ -100,28 +100,18 @@ def test_every_place_continues_exactly(folders, kind):
         assert len(place) < 500
 
 
-def test_two_readers_of_one_pipeline_do_not_disturb_each_other(folders):
-    reader = Reader(streamed(folders / 'jsonl'), range(SHARDS), None)
-    places = [START, START]
-    found = [[], []]
-    for turn in (0, 0, 1, 0, 1, 1, 0, 1):
-        places[turn], document, _ = reader.after(places[turn])
-        found[turn].append(document)
-    assert found[0] == found[1]
-
-
 TWO_DENOISERS = [('r', 3, 0.15, 1), ('s', None, 0.25, 1)]
 
 
 @pytest.mark.parametrize(
-    ('objective', 'settings', 'drawn'),
+    ('objective', 'settings', 'batches_before'),
     [
         (pretraining.span_corruption, {}, 3),
         (pretraining.span_corruption, {}, 40),
         (pretraining.ul2, {'denoisers': TWO_DENOISERS}, 20),
     ],
 )
-def test_batches_after_a_resume_are_those_of_an_unbroken_run(folders, objective, settings, drawn):
+def test_a_resumed_run_has_the_batches_of_an_unbroken_one(folders, objective, settings, batches_before):
     """After 3 batches reading is within a shard; 40 are more than an epoch. UL2 has a place for each denoiser."""
 
     def batches():
@@ -130,24 +120,15 @@ def test_batches_after_a_resume_are_those_of_an_unbroken_run(folders, objective,
         return TrainBatches(DatasetConfig(task, LENGTHS, 4, streams=1 if settings else 2))
 
     unbroken = batches()
-    for _ in range(drawn):
+    for _ in range(batches_before):
         next(unbroken)
     states = unbroken.capture()
     resumed = batches()
     resumed.restore(states)
     for _ in range(30):
-        wanted, found = next(unbroken), next(resumed)
-        assert wanted.keys() == found.keys()
-        assert all(np.array_equal(wanted[name], found[name]) for name in wanted)
-
-
-def test_a_batch_has_the_same_rows_for_any_number_of_hosts(folders):
-    task = pretraining.span_corruption(streamed(folders / 'jsonl'), BYTES)
-    config = DatasetConfig(task, LENGTHS, 4, streams=2)
-    whole, first, second = (TrainBatches(config, *share) for share in ((0, 1), (0, 2), (1, 2)))
-    for _ in range(5):
-        wanted, found = next(whole), [next(first), next(second)]
-        assert all(np.array_equal(wanted[name], np.concatenate([part[name] for part in found])) for name in wanted)
+        expected, batch = next(unbroken), next(resumed)
+        assert expected.keys() == batch.keys()
+        assert all(np.array_equal(expected[name], batch[name]) for name in expected)
 
 
 def test_held_out_documents_are_read_once(folders, monkeypatch):
@@ -178,7 +159,7 @@ def test_an_evaluation_reads_no_further_than_its_batches(tmp_path, monkeypatch):
     assert opened == {0}
 
 
-def test_the_split_of_validation_and_names_of_splits(folders, tmp_path):
+def test_a_validation_split_is_used_and_unknown_splits_are_refused(folders, tmp_path):
     rows = datasets.Dataset.from_dict({'text': ALL})
     datasets.DatasetDict(train=rows, dev=rows.select(range(7))).save_to_disk(tmp_path / 'both')
     corpus = streamed(tmp_path / 'both', validation_split='dev')
@@ -197,7 +178,7 @@ def test_malformed_rows_are_skipped_with_one_warning_or_refused(tmp_path, capsys
         documents(streamed(tmp_path, strict=True), 'train')
 
 
-def test_a_checkpoint_knows_its_data(folders, tmp_path):
+def test_a_fingerprint_changes_with_the_data(folders, tmp_path):
     """Other content, another number of files, and copied instead of streamed."""
 
     def identity(path, streaming=True):
@@ -220,7 +201,7 @@ def test_a_checkpoint_knows_its_data(folders, tmp_path):
     )
 
 
-def test_a_name_on_the_hub_is_streamed_and_its_commit_remembered(folders, tmp_path, monkeypatch):
+def test_a_data_set_on_the_hub_is_streamed_with_its_commit(folders, tmp_path, monkeypatch):
     """The real `datasets` and huggingface_hub, against a stand-in of the Hub on this machine."""
     hub = FakeHub()
     try:
@@ -258,7 +239,7 @@ def fails(corpus, match, vocabulary=BYTES, **settings):
     assert '\n' not in str(error.value)
 
 
-def test_mistakes_are_one_line(folders, tmp_path, monkeypatch):
+def test_wrong_settings_are_refused(folders, tmp_path, monkeypatch):
     path = folders / 'jsonl'
     trained = vocabularies.trained(streamed(path), 300)
     fails(streamed(path), r"cannot be trained on .*, which is not copied .*--gin.VOCABULARY='@voc", trained)
@@ -282,7 +263,7 @@ def test_mistakes_are_one_line(folders, tmp_path, monkeypatch):
     fails(streamed(path), r"datasets.*: pip install 'remixer-t5x\[hf-datasets\]'")
 
 
-def test_a_shard_that_cannot_be_read_to_its_end_is_named(folders, tmp_path):
+def test_a_damaged_shard_is_named(folders, tmp_path):
     """The run learns of it in the middle of an epoch, in one line, and does not take it for the end."""
     for path in sorted((folders / 'jsonl').iterdir())[:2]:
         (tmp_path / path.name).write_bytes(path.read_bytes())
@@ -309,7 +290,7 @@ def command(folder, data, *flags):
     return [*words, *feed_forward.FLAGS, *flags]
 
 
-def test_a_killed_train_command_ends_bit_for_bit_as_an_unbroken_one(folders, compiled, tmp_path):
+def test_a_killed_and_resumed_train_command_is_bit_identical(folders, compiled, tmp_path):
     """24 batches of 4 are about three epochs."""
 
     def start(name, output):

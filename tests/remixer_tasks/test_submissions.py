@@ -16,10 +16,11 @@ def rows(*predictions, idx=None, target='the cat', **more):
     ]
 
 
-def written(tmp_path, task, given):
-    said = submissions.write(str(tmp_path / 'files'), task, given)
+def write(tmp_path, task, predictions):
+    """The name and the lines of the file, and the message."""
+    message = submissions.write(str(tmp_path / 'files'), task, predictions)
     (path,) = (tmp_path / 'files').iterdir()
-    return path.name, path.read_text().splitlines(), said
+    return path.name, path.read_text().splitlines(), message
 
 
 # What a line of each file looks like, from the formats that super.gluebenchmark.com and gluebenchmark.com publish.
@@ -48,11 +49,10 @@ LINES = {
 
 
 @pytest.mark.parametrize('task', LINES)
-def test_names_and_labels(tmp_path, task):
+def test_file_names_and_labels_are_those_of_the_leaderboards(tmp_path, task):
     prediction, name, line = LINES[task]
-    found, lines, _ = written(tmp_path, task, rows(prediction))
-    assert found == name
-    assert lines == ([line] if name.endswith('jsonl') else ['index\tprediction', line])
+    lines = [line] if name.endswith('jsonl') else ['index\tprediction', line]
+    assert write(tmp_path, task, rows(prediction))[:2] == (name, lines)
 
 
 def test_every_task_of_the_leaderboards_has_its_file():
@@ -64,46 +64,39 @@ def test_every_task_of_the_leaderboards_has_its_file():
     assert set(LINES) | nested == known - without
 
 
-def test_rows_are_in_the_order_of_idx_and_no_label_is_counted(tmp_path):
-    given = rows('no label', 'entailment', 'not_entailment', idx=[2, 0, 1])
-    _, lines, said = written(tmp_path, 'super_glue_rte_v102', given)
+def test_rows_are_ordered_and_invalid_labels_are_counted(tmp_path):
+    predictions = rows('no label', 'entailment', 'not_entailment', idx=[2, 0, 1])
+    _, lines, message = write(tmp_path, 'super_glue_rte_v102', predictions)
     assert [json.loads(line)['idx'] for line in lines] == [0, 1, 2]
     assert json.loads(lines[2])['label'] == 'entailment'
-    assert '3 predictions, 1 of them no label and written as entailment' in said
+    assert '3 predictions, 1 of them no label and written as entailment' in message
 
 
 def test_multirc_is_nested(tmp_path):
-    given = [
+    predictions = [
         {'prediction': text, 'target': '<unk>', 'example': {'idx/paragraph': p, 'idx/question': q, 'idx/answer': a}}
         for text, p, q, a in [('True', 1, 4, 1), ('False', 0, 0, 0), ('True', 1, 4, 0), ('?', 1, 3, 0)]
     ]
-    name, lines, _ = written(tmp_path, 'super_glue_multirc_v102', given)
-    assert name == 'MultiRC.jsonl'
-    assert [json.loads(line) for line in lines] == [
+    name, lines, _ = write(tmp_path, 'super_glue_multirc_v102', predictions)
+    last = [{'idx': 0, 'label': 1}, {'idx': 1, 'label': 1}]
+    questions = [{'idx': 3, 'answers': [{'idx': 0, 'label': 0}]}, {'idx': 4, 'answers': last}]
+    assert name == 'MultiRC.jsonl' and [json.loads(line) for line in lines] == [
         {'idx': 0, 'passage': {'questions': [{'idx': 0, 'answers': [{'idx': 0, 'label': 0}]}]}},
-        {
-            'idx': 1,
-            'passage': {
-                'questions': [
-                    {'idx': 3, 'answers': [{'idx': 0, 'label': 0}]},
-                    {'idx': 4, 'answers': [{'idx': 0, 'label': 1}, {'idx': 1, 'label': 1}]},
-                ]
-            },
-        },
+        {'idx': 1, 'passage': {'questions': questions}},
     ]
 
 
-def test_record_has_one_line_a_query(tmp_path):
-    given = [
+def test_record_has_one_line_for_each_query(tmp_path):
+    predictions = [
         {'prediction': text, 'target': 'x', 'example': {'idx/passage': 0, 'idx/query': query}}
         for text, query in [('Ann', 7), ('Bob', 7), ('Cy', 2)]
     ]
-    name, lines, _ = written(tmp_path, 'super_glue_record_v102', given)
+    name, lines, _ = write(tmp_path, 'super_glue_record_v102', predictions)
     assert name == 'ReCoRD.jsonl'
     assert [json.loads(line) for line in lines] == [{'idx': 2, 'label': 'Cy'}, {'idx': 7, 'label': 'Ann'}]
 
 
-def test_mistakes_are_one_line(tmp_path):
+def test_predictions_that_cannot_be_submitted_are_refused(tmp_path):
     with pytest.raises(UserError, match='squad has no leaderboard'):
         submissions.write(str(tmp_path), 'squad', rows('x'))
     with pytest.raises(UserError, match="have no 'idx'"):

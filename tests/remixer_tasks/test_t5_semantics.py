@@ -5,10 +5,9 @@ import json
 import pathlib
 
 import pytest
-import tensorflow_datasets as tfds
 
 from remixer_tasks import catalogue
-from remixer_tasks.benchmarks import sources
+from tests.support import toy_tasks
 
 GOLDEN = pathlib.Path(__file__).parent / 'golden'
 T5 = json.loads((GOLDEN / 't5_tasks.json').read_text())
@@ -93,13 +92,13 @@ def judge(task, examples, predictions):
 
 
 @pytest.mark.parametrize('index', range(len(T5['scores'])))
-def test_predictions_are_judged_as_by_t5(index):
+def test_predictions_are_scored_as_by_t5(index):
     case = T5['scores'][index]
     found = judge(catalogue.find(JUDGES[case['task']]), case['examples'], case['predictions'])
     assert found == pytest.approx(case['metrics'], abs=1e-9)
 
 
-def test_nothing_is_judged_where_labels_are_not_public():
+def test_splits_without_labels_have_no_metrics():
     for name in ('super_glue_rte_v102', 'glue_stsb_v002', 'super_glue_multirc_v102', 'super_glue_wsc_v102_simple_eval'):
         task = catalogue.find(name)
         target = '-1.0' if 'stsb' in name else '<unk>'
@@ -110,7 +109,8 @@ def test_nothing_is_judged_where_labels_are_not_public():
 def test_tfds_and_raw_files_give_the_same_examples(raw_folder, tmp_path):
     """The TFDS data sets are prepared here from the raw files, by TFDS."""
     for folder, config in (('WSC', 'wsc.fixed'), ('MultiRC', 'multirc'), ('ReCoRD', 'record'), ('CB', 'cb')):
-        prepare(config, pathlib.Path(raw_folder) / 'super_glue' / folder, tmp_path)
+        files = pathlib.Path(raw_folder) / 'super_glue' / folder
+        toy_tasks.prepare_super_glue(config, files, tmp_path, rows_per_file=2)
     for name in (
         'super_glue_wsc_v102_simple_train/train',
         'super_glue_multirc_v102/validation',
@@ -118,31 +118,7 @@ def test_tfds_and_raw_files_give_the_same_examples(raw_folder, tmp_path):
         'super_glue_cb_v102/validation',
     ):
         task, split = name.split('/')
-        assert catalogue.available(task, str(tmp_path))[split].startswith(str(tmp_path / 'super_glue'))
+        assert catalogue.find(task).source(str(tmp_path)).origin(split).startswith(str(tmp_path / 'super_glue'))
         assert in_order(rows_of(name, str(tmp_path))) == in_order(rows_of(name, raw_folder)), name
         counts = {catalogue.find(task).source(folder).count(split) for folder in (str(tmp_path), raw_folder)}
         assert len(counts) == 1
-
-
-def prepare(config, files, data_dir):
-    """Writes what TFDS's builder reads of the raw files as a TFDS data set."""
-    builder = tfds.text.super_glue.SuperGlue(config=config, data_dir=data_dir)
-    pathlib.Path(builder.data_dir).mkdir(parents=True)
-    writer = tfds.core.SequentialWriter(builder.info, max_examples_per_shard=2)
-    for name, split in (('train', 'train'), ('val', 'validation'), ('test', 'test')):
-        path = files / f'{name}.jsonl'
-        if path.exists():
-            writer.initialize_splits([split])
-            writer.add_examples({split: [example for _, example in builder._generate_examples(path, 'test')]})
-    writer.close_all()
-    builder.info.features.save_config(builder.data_dir)
-
-
-def test_downloads_have_checksums_and_reach_the_folders_that_are_searched():
-    for dataset in catalogue.DATASETS.values():
-        folders = {path.split('/')[0] for layouts in dataset.splits.values() for it in layouts for path in it.paths}
-        for download in dataset.downloads:
-            assert len(bytes.fromhex(download.sha256)) == 32
-            assert download.url.startswith('https://')
-            assert not download.folder or download.folder in folders
-    assert sources.raw_folders('/here')[0] == pathlib.Path('/here')

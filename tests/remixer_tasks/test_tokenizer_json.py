@@ -92,7 +92,7 @@ def read(path):
     assert time.monotonic() - begun < 20
 
 
-def test_hostile_files_do_no_harm(tmp_path):
+def test_hostile_files_are_refused_or_harmless(tmp_path):
     started = []
     for number, (place, value) in enumerate(HOSTILE):
         changed = copy.deepcopy(content())

@@ -17,7 +17,7 @@ def corpus(words=2000, name='words'):
     return ParsedCorpus(name, f'{name} {words}', lambda malformed: iter(lines))
 
 
-def test_trained_has_the_asked_size_and_t5s_ids():
+def test_a_trained_vocabulary_has_its_size_and_the_ids_of_t5():
     vocabulary = vocabularies.trained(corpus(), 400)
     assert vocabulary.vocab_size == 400
     assert (vocabulary.pad_id, vocabulary.eos_id, vocabulary.unk_id) == (0, 1, 2)
@@ -27,7 +27,7 @@ def test_trained_has_the_asked_size_and_t5s_ids():
     assert max(ids) < 300 and vocabulary.decode(ids) == 'the word 17 stands'
 
 
-def test_what_the_text_lacks_can_be_written():
+def test_characters_that_the_text_lacks_have_ids():
     """Labels such as `not_entailment` must come back, or no answer would equal them."""
     text = 'not_entailment ' + string.printable.strip()
     assert '_' not in ''.join(corpus().training_documents())
@@ -50,7 +50,7 @@ def test_training_is_lazy_cached_and_deterministic(cache_folder, monkeypatch, ca
     assert again.sentencepiece_model_file != first.sentencepiece_model_file
 
 
-def test_trained_while_a_graph_is_traced():
+def test_a_vocabulary_is_trained_while_a_graph_is_traced():
     vocabulary = vocabularies.trained(corpus(), 400)
     dataset = tf.data.Dataset.from_tensors('the word').map(vocabulary.encode_tf)
     assert next(dataset.as_numpy_iterator()).tolist() == vocabulary.encode('the word')
@@ -63,37 +63,37 @@ def test_other_text_or_size_is_another_vocabulary():
     assert len(paths) == 4
 
 
-@pytest.mark.parametrize(('size', 'said'), [(227, 'at least 228'), (30000, 'allowed are at most')])
-def test_sizes_that_cannot_be(size, said):
-    with pytest.raises(UserError, match=said) as error:
+@pytest.mark.parametrize(('size', 'message'), [(227, 'at least 228'), (30000, 'allowed are at most')])
+def test_impossible_sizes_are_refused(size, message):
+    with pytest.raises(UserError, match=message) as error:
         vocabularies.trained(corpus(), size).vocab_size  # noqa: B018
     assert '\n' not in str(error.value)
 
 
-def test_bytes():
+def test_byte_ids_are_decoded_to_the_text():
     vocabulary = vocabularies.byte()
     assert vocabulary.vocab_size == 359
     assert vocabulary.decode(vocabulary.encode('naïve 你好')) == 'naïve 你好'
 
 
 @pytest.mark.parametrize(
-    ('name', 'said'),
+    ('name', 'message'),
     [
         ('missing.model', 'No such file or directory; give a local file'),
         ('text.model', 'this is not a SentencePiece model.*; give a local file'),
         ('empty.model', 'this is not a SentencePiece model.*; give a local file'),
     ],
 )
-def test_model_files_that_are_none(tmp_path, name, said):
+def test_unreadable_model_files_are_refused(tmp_path, name, message):
     (tmp_path / 'text.model').write_text('no model')
     (tmp_path / 'empty.model').write_text('')
     vocabulary = vocabularies.sentencepiece(str(tmp_path / name))
-    with pytest.raises(UserError, match=said) as error:
+    with pytest.raises(UserError, match=message) as error:
         vocabulary.vocab_size  # noqa: B018
     assert '\n' not in str(error.value)
 
 
-def test_t5s_model(real_data: pathlib.Path):
+def test_ids_of_the_model_of_t5(real_data: pathlib.Path):
     vocabulary = vocabularies.sentencepiece(str(real_data / 't5_spm' / 'spiece.model'))
     assert vocabulary.vocab_size == 32100
     # As in the documentation of T5's released tokenizer.
@@ -150,7 +150,7 @@ def test_a_saved_vocabulary_gives_the_same_ids_without_its_sources(make, tmp_pat
     'text',
     ['{}', '{"kind": "new"}', '{"kind": "bytes", "extra_ids": -1}', '{"kind": "bytes", "extra_ids": 99999}', 'x'],
 )
-def test_a_damaged_saved_vocabulary_is_refused_in_one_line(tmp_path, text):
+def test_a_damaged_saved_vocabulary_is_refused(tmp_path, text):
     (tmp_path / 'vocabulary.json').write_text(text)
     with pytest.raises(UserError) as error:
         vocabularies.saved(str(tmp_path))

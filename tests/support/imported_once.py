@@ -18,7 +18,7 @@ from remixer_t5x.evaluate import (
 )
 from remixer_t5x.train import loop  # noqa: F401
 from remixer_tasks import catalogue  # noqa: F401
-from remixer_tasks.benchmarks import class_metrics  # noqa: F401
+from remixer_tasks.benchmarks import text_metrics  # noqa: F401
 from tests.support import (  # noqa: F401
     cached_training,
     cheap_processes,

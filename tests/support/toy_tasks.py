@@ -1,12 +1,14 @@
 """seqio tasks of a few short texts, and gin files that train on them."""
 
+import pathlib
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 import seqio
 import tensorflow as tf
+import tensorflow_datasets as tfds
 
-from remixer_tasks.benchmarks import answers
+from remixer_tasks.benchmarks import prompts
 
 LABELS = ('no', 'yes')
 EXAMPLES = {'train': 64, 'validation': 10, 'test': 5, 'empty': 0}
@@ -36,7 +38,7 @@ def labelled(vocabulary: seqio.Vocabulary, name: str = 'labelled', labels: Seque
         source=source(labels, EXAMPLES),
         preprocessors=[seqio.preprocessors.tokenize, seqio.preprocessors.append_eos_after_trim],
         output_features={'inputs': feature, 'targets': feature},
-        postprocess_fn=answers.ClassId(labels),
+        postprocess_fn=prompts.ClassId(labels),
         metric_fns=[accuracy],
     )
 
@@ -81,3 +83,17 @@ TASK_FEATURE_LENGTHS = {dict(lengths)}
 MIXTURE_OR_TASK_NAME = @toy_tasks.{task}()
 toy_tasks.{task}.vocabulary = @vocabularies.byte()
 """
+
+
+def prepare_super_glue(config: str, files: pathlib.Path, data_dir: pathlib.Path, rows_per_file: int = 20) -> None:
+    """Writes what TFDS's builder of SuperGLUE reads of the published `files` as a TFDS data set."""
+    builder = tfds.text.super_glue.SuperGlue(config=config, data_dir=data_dir)
+    pathlib.Path(builder.data_dir).mkdir(parents=True)
+    writer = tfds.core.SequentialWriter(builder.info, max_examples_per_shard=rows_per_file)
+    for name, split in (('train', 'train'), ('val', 'validation'), ('test', 'test')):
+        path = files / f'{name}.jsonl'
+        if path.exists():
+            writer.initialize_splits([split])
+            writer.add_examples({split: [example for _, example in builder._generate_examples(path, 'test')]})
+    writer.close_all()
+    builder.info.features.save_config(builder.data_dir)

@@ -16,9 +16,8 @@ import numpy as np
 from remixer_t5x.errors import UserError
 from remixer_t5x.lazy import tf
 from remixer_tasks.benchmarks import raw_rows, sources
-from remixer_tasks.benchmarks.class_metrics import Metrics, check_lengths
-from remixer_tasks.benchmarks.dataset import TEST, TRAIN, VALIDATION, Dataset, Download, one_layout, texts
-from remixer_tasks.benchmarks.text_task import TextTask
+from remixer_tasks.benchmarks.text_metrics import Metrics
+from remixer_tasks.benchmarks.text_task import TEST, TRAIN, VALIDATION, Dataset, Download, TextTask, one_layout, texts
 from remixer_tasks.corpora.text_corpus import ParsedCorpus
 from remixer_tasks.files import cache
 from remixer_tasks.files.malformed import Malformed
@@ -27,26 +26,15 @@ from remixer_tasks.vocabulary.python_vocabularies import WordVocabulary
 GEN = 'gen'
 IN_DISTRIBUTION = 'in_distribution'
 STRUCTURAL = ('cp_recursion', 'obj_pp_to_subj_pp', 'pp_recursion')
+# fmt: off
 LEXICAL = (
-    'active_to_passive',
-    'do_dative_to_pp_dative',
-    'obj_omitted_transitive_to_transitive',
-    'obj_to_subj_common',
-    'obj_to_subj_proper',
-    'only_seen_as_transitive_subj_as_unacc_subj',
-    'only_seen_as_unacc_subj_as_obj_omitted_transitive_subj',
-    'only_seen_as_unacc_subj_as_unerg_subj',
-    'passive_to_active',
-    'pp_dative_to_do_dative',
-    'prim_to_inf_arg',
-    'prim_to_obj_common',
-    'prim_to_obj_proper',
-    'prim_to_subj_common',
-    'prim_to_subj_proper',
-    'subj_to_obj_common',
-    'subj_to_obj_proper',
-    'unacc_to_transitive',
+    'active_to_passive', 'do_dative_to_pp_dative', 'obj_omitted_transitive_to_transitive', 'obj_to_subj_common',
+    'obj_to_subj_proper', 'only_seen_as_transitive_subj_as_unacc_subj',
+    'only_seen_as_unacc_subj_as_obj_omitted_transitive_subj', 'only_seen_as_unacc_subj_as_unerg_subj',
+    'passive_to_active', 'pp_dative_to_do_dative', 'prim_to_inf_arg', 'prim_to_obj_common', 'prim_to_obj_proper',
+    'prim_to_subj_common', 'prim_to_subj_proper', 'subj_to_obj_common', 'subj_to_obj_proper', 'unacc_to_transitive',
 )
+# fmt: on
 _COLUMNS = ('sentence', 'logical_form', 'type')
 _URL = 'https://raw.githubusercontent.com/najoungkim/COGS/165a7b669eade971fa47bf568a2e51925360fed8/data/{}.tsv'
 _FILES = {
@@ -55,8 +43,6 @@ _FILES = {
     TEST: ('test', '68f8e51e9f6d9cd22d64efe68dd21d7ea5ba327e9a2359481030161aea757035'),
     GEN: ('gen', 'd013d9eee0bafc153f8decc85f42814ac97260f84964d980e1e2b84577b82361'),
 }
-
-
 _read = functools.partial(raw_rows.tsv, columns=_COLUMNS)
 DATA = Dataset(
     name='cogs',
@@ -81,7 +67,6 @@ def exact_match(targets: Sequence[tuple[str, str]], predictions: Sequence[str]) 
     """`exact_match` of all, of each type of generalization, and the means over the types: `lexical`, `structural`,
     `generalization`; `in_distribution` of those that are neither.
     """
-    check_lengths(targets, predictions)
     right = collections.defaultdict(list)
     for (form, kind), prediction in zip(targets, predictions, strict=True):
         right[kind].append(form == prediction)
@@ -109,7 +94,7 @@ def corpus(data_dir: str | None = None) -> ParsedCorpus:
     paths = {split: _path(split, data_dir) for split in (TRAIN, VALIDATION)}
     return ParsedCorpus(
         name='COGS',
-        identity=cache.key('cogs 1', [sources.state(path) for path in paths.values()]),
+        identity=cache.key('cogs 1', [cache.file_state(path) for path in paths.values()]),
         read=functools.partial(_texts, paths[TRAIN]),
         read_validation=functools.partial(_texts, paths[VALIDATION]),
     )

@@ -1,14 +1,71 @@
-"""CNN/DailyMail and WMT, named and worded as T5 has them, read from TFDS."""
+"""SQuAD, CNN/DailyMail and WMT, whose answers are free text, named and worded as T5 has them.
+
+SQuAD is read from the published JSON or TFDS, the others from TFDS. T5 has no task of SQuAD 2.0; its name, and
+'unanswerable' as the target of questions without an answer, are ours.
+"""
 
 from __future__ import annotations
 
-from remixer_t5x.lazy import tf
-from remixer_tasks.benchmarks import text_metrics
-from remixer_tasks.benchmarks.dataset import TEST, TEXT, TRAIN, VALIDATION, Dataset, Layout, texts
-from remixer_tasks.benchmarks.text_task import TextTask
+import functools
+import itertools
+from collections.abc import Iterator
 
+from remixer_t5x.lazy import tf
+from remixer_tasks.benchmarks import prompts, raw_rows, text_metrics
+from remixer_tasks.benchmarks.text_task import (
+    TEST,
+    TEXT,
+    TEXTS,
+    TRAIN,
+    VALIDATION,
+    Dataset,
+    Download,
+    Example,
+    TextTask,
+    one_layout,
+    texts,
+)
+
+UNANSWERABLE = 'unanswerable'
 _LANGUAGES = {'de': 'German', 'fr': 'French', 'ro': 'Romanian'}
 _SPLITS = (TRAIN, VALIDATION, TEST)
+_SQUAD_URL = 'https://rajpurkar.github.io/SQuAD-explorer/dataset/{}'
+_SQUAD_SHA256 = {
+    'v1.1': {
+        'train': '3527663986b8295af4f7fcdff1ba1ff3f72d07d61a20f487cb238a6ef92fd955',
+        'dev': '95aa6a52d5d6a735563366753ca50492a658031da74f301ac5238b03966972c9',
+    },
+    'v2.0': {
+        'train': '68dcfbb971bd3e96d5b46c7177b16c1a4e7d4bdef19fb204502738552dede002',
+        'dev': '80a5225e94905956a6446d296ca1093975c4d3b3260f1d6c8f68bc2ab77182d8',
+    },
+}
+
+
+def _read_squad(has_unanswerable: bool, path: str) -> Iterator[Example]:
+    file = raw_rows.Row({'file': raw_rows.whole_json(path)}, path, 1).object('file')
+    paragraphs = itertools.chain.from_iterable(article.objects('paragraphs') for article in file.objects('data'))
+    for paragraph in paragraphs:
+        for question in paragraph.objects('qas'):
+            right = [answer.text('text') for answer in question.objects('answers')]
+            if not right and not has_unanswerable:
+                raise question.error('it has no answer, which only SQuAD 2.0 allows')
+            yield {**question.texts(('id', 'question')), 'context': paragraph.text('context'), 'answers/text': right}
+
+
+def _squad(version: str, has_unanswerable: bool) -> Dataset:
+    files = {TRAIN: f'squad/train-{version}.json', VALIDATION: f'squad/dev-{version}.json'}
+    return Dataset(
+        name=f'squad/{version}',
+        features=texts('id', 'question', 'context', **{'answers/text': TEXTS}),
+        splits=one_layout(files, functools.partial(_read_squad, has_unanswerable)),
+        tfds=f'squad/{version}:3.0.0',
+        terms='CC BY-SA 4.0: https://rajpurkar.github.io/SQuAD-explorer',
+        downloads=tuple(
+            Download(_SQUAD_URL.format(f'{file}-{version}.json'), sha256, 'squad')
+            for file, sha256 in _SQUAD_SHA256[version].items()
+        ),
+    )
 
 
 def _summarize(dataset: tf.data.Dataset) -> tf.data.Dataset:
@@ -19,14 +76,8 @@ def _summarize(dataset: tf.data.Dataset) -> tf.data.Dataset:
     return dataset.map(as_text)
 
 
-def _from_tfds(splits: tuple[str, ...]) -> dict[str, list[Layout]]:
-    """Splits without published files."""
-    return {split: [] for split in splits}
-
-
 def _translation(name: str, builder: str, language: str, splits: tuple[str, ...] = _SPLITS) -> TextTask:
     """A task from English into `language`, of TFDS's `builder`."""
-    tfds = f'{builder}/{language}-en:1.0.0'
     terms = 'see https://www.statmt.org/wmt19/translation-task.html and the pages of the other years'
 
     def translate(dataset: tf.data.Dataset) -> tf.data.Dataset:
@@ -37,23 +88,34 @@ def _translation(name: str, builder: str, language: str, splits: tuple[str, ...]
 
         return dataset.map(as_text)
 
-    data = Dataset(tfds.partition(':')[0], {'en': TEXT, language: TEXT}, _from_tfds(splits), tfds, terms=terms)
+    tfds = f'{builder}/{language}-en'
+    data = Dataset(tfds, {'en': TEXT, language: TEXT}, {split: [] for split in splits}, f'{tfds}:1.0.0', terms)
     return TextTask(name, data, translate, metrics=(text_metrics.bleu,))
 
 
+_CNN_DAILYMAIL = Dataset(
+    'cnn_dailymail',
+    texts('article', 'highlights'),
+    {split: [] for split in _SPLITS},
+    'cnn_dailymail:3.4.0',
+    terms='see https://github.com/abisee/cnn-dailymail',
+)
 TASKS = (
     TextTask(
-        'cnn_dailymail_v002',
-        Dataset(
-            'cnn_dailymail',
-            texts('article', 'highlights'),
-            _from_tfds(_SPLITS),
-            'cnn_dailymail:3.4.0',
-            terms='see https://github.com/abisee/cnn-dailymail',
-        ),
-        _summarize,
-        metrics=(text_metrics.rouge,),
+        'squad_v010_allanswers',
+        _squad('v1.1', has_unanswerable=False),
+        prompts.question_answering(),
+        prompts.any_answer,
+        (text_metrics.squad,),
     ),
+    TextTask(
+        'squad2_v001_allanswers',
+        _squad('v2.0', has_unanswerable=True),
+        prompts.question_answering(UNANSWERABLE),
+        prompts.any_answer,
+        (text_metrics.squad_2(UNANSWERABLE),),
+    ),
+    TextTask('cnn_dailymail_v002', _CNN_DAILYMAIL, _summarize, metrics=(text_metrics.rouge,)),
     _translation('wmt14_ende_v003', 'wmt14_translate', 'de'),
     _translation('wmt14_enfr_v003', 'wmt14_translate', 'fr'),
     _translation('wmt16_enro_v003', 'wmt16_translate', 'ro'),

@@ -10,57 +10,43 @@ predict.
 
 import functools
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 
 from remixer_t5x.errors import UserError
-from remixer_tasks.benchmarks import answers, class_metrics, prompts, raw_rows, winograd
-from remixer_tasks.benchmarks.dataset import (
+from remixer_tasks.benchmarks import prompts, raw_rows, text_metrics, winograd
+from remixer_tasks.benchmarks.text_task import (
     INTEGER,
     REAL,
     TEST,
     TRAIN,
-    UNLABELLED,
     VALIDATION,
     Dataset,
     Download,
     Example,
     Layout,
     Reader,
+    TextTask,
     one_layout,
     texts,
 )
-from remixer_tasks.benchmarks.raw_rows import RowReader
-from remixer_tasks.benchmarks.text_task import TextTask
 
 MNLI = ('entailment', 'neutral', 'contradiction')
-_ENTAILMENT = ('entailment', 'not_entailment')
 LABELS = {
     'cola': ('unacceptable', 'acceptable'),
     'sst2': ('negative', 'positive'),
     'mrpc': ('not_equivalent', 'equivalent'),
     'qqp': ('not_duplicate', 'duplicate'),
-    'mnli': MNLI,
-    'mnli_matched': MNLI,
-    'mnli_mismatched': MNLI,
-    'qnli': _ENTAILMENT,
-    'rte': _ENTAILMENT,
+    **dict.fromkeys(('mnli', 'mnli_matched', 'mnli_mismatched', 'ax'), MNLI),
+    **dict.fromkeys(('qnli', 'rte'), ('entailment', 'not_entailment')),
     'wnli': ('not_entailment', 'entailment'),
-    'ax': MNLI,
 }
 # The texts of each data set; the order is T5's wording.
 _TEXTS = {
-    'cola': ('sentence',),
-    'sst2': ('sentence',),
-    'mrpc': ('sentence1', 'sentence2'),
+    **dict.fromkeys(('cola', 'sst2'), ('sentence',)),
+    **dict.fromkeys(('mrpc', 'stsb', 'rte', 'wnli'), ('sentence1', 'sentence2')),
+    **dict.fromkeys(('mnli', 'mnli_matched', 'mnli_mismatched', 'ax'), ('hypothesis', 'premise')),
     'qqp': ('question1', 'question2'),
-    'stsb': ('sentence1', 'sentence2'),
-    'mnli': ('hypothesis', 'premise'),
-    'mnli_matched': ('hypothesis', 'premise'),
-    'mnli_mismatched': ('hypothesis', 'premise'),
     'qnli': ('question', 'sentence'),
-    'rte': ('sentence1', 'sentence2'),
-    'wnli': ('sentence1', 'sentence2'),
-    'ax': ('hypothesis', 'premise'),
 }
 # The archive of each data set under _URL, and its SHA-256 as TFDS publishes it.
 _URL = 'https://dl.fbaipublicfiles.com/glue/data/{}.zip'
@@ -78,43 +64,34 @@ _MATCHED = 9815  # Rows of MNLI's matched validation set, which come first if bo
 
 
 def _reader(
-    name: str, columns: Mapping[str, str] | None = None, label: str = 'label', read: RowReader = raw_rows.tsv
+    name: str, columns: Mapping[str, str] | None = None, label: str = 'label', read: raw_rows.RowReader = raw_rows.tsv
 ) -> Reader:
     """A reader of examples of the data set `name`. columns: text to column; None is the same names."""
-    return functools.partial(_read_table, columns or {text: text for text in _TEXTS[name]}, label, LABELS[name], read)
+    columns = columns or {text: text for text in _TEXTS[name]}
 
+    def read_examples(*paths: str) -> Iterator[Example]:
+        for index, row in enumerate(itertools.chain.from_iterable(map(read, paths))):
+            texts = {text: row.text(column) for text, column in columns.items()}
+            yield {**texts, 'idx': index, 'label': row.label(LABELS[name], label)}
 
-def _read_table(
-    columns: Mapping[str, str], label: str, names: Sequence[str], read: RowReader, *paths: str
-) -> Iterator[Example]:
-    for index, row in enumerate(itertools.chain.from_iterable(map(read, paths))):
-        yield {
-            **{text: row.text(column) for text, column in columns.items()},
-            'idx': index,
-            'label': row.label(names, label),
-        }
+    return read_examples
 
 
 def _read_similarity(path: str) -> Iterator[Example]:
     for index, row in enumerate(raw_rows.tsv(path)):
         try:
-            score = float(row.get('score', UNLABELLED))
+            score = float(row.get('score', prompts.UNLABELLED))
         except ValueError as error:
             raise row.error(f'the score {row["score"]!r} is not a number') from error
         yield {**row.texts(_TEXTS['stsb']), 'idx': index, 'label': score}
 
 
-def section(first: int, last: int | None, read: Reader, path: str) -> Iterator[Example]:
+def read_section(first: int, last: int | None, read: Reader, path: str) -> Iterator[Example]:
     """Examples `first` to before `last` of a file, numbered from 0."""
     examples = enumerate(itertools.islice(read(path), first, last))
-    start = next(examples, None)
-    if start is None:
+    if (start := next(examples, None)) is None:
         raise UserError(f'{path} has no row {first + 1}, where this split begins: download the file again')
     return ({**example, 'idx': index} for index, example in itertools.chain([start], examples))
-
-
-def _csv(name: str, columns: Mapping[str, str]) -> Reader:
-    return _reader(name, columns, read=raw_rows.comma_separated)
 
 
 def _files(folder: str, read: Reader) -> dict[str, list[Layout]]:
@@ -135,34 +112,25 @@ def _cola() -> dict[str, list[Layout]]:
 def _pair_of_sentences(name: str) -> dict[str, list[Layout]]:
     """RTE and WNLI."""
     layouts = _files(name.upper(), _reader(name))
-    read = _csv(name, {'sentence1': 'premise', 'sentence2': 'hypothesis'})
+    read = _reader(name, {'sentence1': 'premise', 'sentence2': 'hypothesis'}, read=raw_rows.csv)
     layouts[TRAIN].append(Layout((f'nli_datasets/{name}/train.csv',), read))
     layouts[VALIDATION].append(Layout((f'nli_datasets/{name}/dev.csv',), read))
-    return layouts
-
-
-def _wnli() -> dict[str, list[Layout]]:
-    layouts = _pair_of_sentences('wnli')
-    layouts[TEST].append(Layout(('dpr_wsc/wnli-test.tsv',), _reader('wnli')))
+    layouts[TEST].append(Layout((f'dpr_wsc/{name}-test.tsv',), _reader(name)))
     return layouts
 
 
 def _mnli() -> dict[str, list[Layout]]:
     """The training file, and both validation and test files by their names in TFDS."""
     read = _reader('mnli', {'premise': 'sentence1', 'hypothesis': 'sentence2'}, 'gold_label')
-    both = _csv('mnli', {'premise': 'premise', 'hypothesis': 'hypothesis'})
+    both = _reader('mnli', read=raw_rows.csv)
     rows = {'matched': (0, _MATCHED), 'mismatched': (_MATCHED, None)}
     layouts = {TRAIN: [Layout(('glue/MNLI/train.tsv',), read)]}
     for kind, bounds in rows.items():
         layouts[f'validation_{kind}'] = [
             Layout((f'glue/MNLI/dev_{kind}.tsv',), read),
-            Layout(('nli_datasets/mnli/dev.csv',), functools.partial(section, *bounds, both)),
+            Layout(('nli_datasets/mnli/dev.csv',), functools.partial(read_section, *bounds, both)),
         ]
     return layouts | {f'test_{kind}': [Layout((f'glue/MNLI/test_{kind}.tsv',), read)] for kind in rows}
-
-
-def _part_of_mnli(kind: str) -> dict[str, list[Layout]]:
-    return {VALIDATION: _mnli()[f'validation_{kind}'], TEST: _mnli()[f'test_{kind}']}
 
 
 def _ax() -> dict[str, list[Layout]]:
@@ -179,11 +147,13 @@ _SPLITS = {
     'qqp': _files('QQP', _reader('qqp', None, 'is_duplicate', functools.partial(raw_rows.tsv, skip_short=True))),
     'stsb': _files('STS-B', _read_similarity),
     'mnli': _mnli(),
-    'mnli_matched': _part_of_mnli('matched'),
-    'mnli_mismatched': _part_of_mnli('mismatched'),
+    **{
+        f'mnli_{kind}': {VALIDATION: _mnli()[f'validation_{kind}'], TEST: _mnli()[f'test_{kind}']}
+        for kind in ('matched', 'mismatched')
+    },
     'qnli': _files('QNLI', _reader('qnli')),
     'rte': _pair_of_sentences('rte'),
-    'wnli': _wnli(),
+    'wnli': _pair_of_sentences('wnli'),
     'ax': _ax(),
 }
 
@@ -200,28 +170,28 @@ def _dataset(name: str) -> Dataset:
     )
 
 
-def _task(name: str, *metrics: class_metrics.Metric) -> TextTask:
+def _task(name: str, *metrics: text_metrics.Metric) -> TextTask:
     wording = 'mnli' if LABELS[name] is MNLI else name
     return TextTask(
         f'glue_{name}_v002',
         _dataset(name),
         prompts.classification(wording, _TEXTS[name], LABELS[name]),
-        answers.ClassId(LABELS[name]),
-        metrics or (class_metrics.accuracy,),
+        prompts.ClassId(LABELS[name]),
+        metrics or (text_metrics.accuracy,),
     )
 
 
 TASKS = (
-    _task('cola', class_metrics.matthews_corrcoef),
+    _task('cola', text_metrics.matthews_corrcoef),
     _task('sst2'),
-    _task('mrpc', class_metrics.f1, class_metrics.accuracy),
-    _task('qqp', class_metrics.f1, class_metrics.accuracy),
+    _task('mrpc', text_metrics.f1, text_metrics.accuracy),
+    _task('qqp', text_metrics.f1, text_metrics.accuracy),
     TextTask(
         'glue_stsb_v002',
         _dataset('stsb'),
         prompts.similarity,
-        answers.number,
-        (class_metrics.pearson_corrcoef, class_metrics.spearman_corrcoef),
+        prompts.number,
+        (text_metrics.pearson_corrcoef, text_metrics.spearman_corrcoef),
     ),
     _task('mnli'),
     _task('mnli_matched'),
@@ -229,13 +199,13 @@ TASKS = (
     _task('qnli'),
     _task('rte'),
     _task('wnli'),
-    _task('ax', class_metrics.matthews_corrcoef),
+    _task('ax', text_metrics.matthews_corrcoef),
     TextTask(
         'glue_wnli_v002_simple_eval',
         _dataset('wnli'),
         winograd.as_schema,
-        answers.refers,
-        (class_metrics.accuracy,),
+        prompts.refers,
+        (text_metrics.accuracy,),
         splits=(VALIDATION, TEST),
     ),
 )

@@ -10,32 +10,34 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 
 from remixer_t5x.lazy import tf
-from remixer_tasks.benchmarks import answers, class_metrics, prompts, raw_rows
-from remixer_tasks.benchmarks.dataset import (
+from remixer_tasks.benchmarks import prompts, raw_rows, text_metrics
+from remixer_tasks.benchmarks.text_task import (
     INTEGER,
     TEST,
     TRAIN,
-    UNLABELLED,
     VALIDATION,
     Dataset,
     Download,
     Example,
     Layout,
+    Preprocessor,
+    TextTask,
     one_layout,
     texts,
 )
-from remixer_tasks.benchmarks.raw_rows import Row, RowReader
-from remixer_tasks.benchmarks.text_task import TextTask
 
 _LABELS = ('entailment', 'neutral', 'contradiction')
 _LETTERS = {'e': 'entailment', 'n': 'neutral', 'c': 'contradiction', '-': None}
 _CHOICES = ('hyp1', 'hyp2')
+_NAMES = ('context', 'hypothesis')
 _HYPOTHESES = ('obs1', 'obs2', 'hyp1', 'hyp2')
 _FILES = {TRAIN: 'train', VALIDATION: 'dev', TEST: 'test'}
+_SNLI_SHA256 = 'afb3d70a5af5d8de0d9d81e2637e0fb8c22d1235c2749d83125ca43dab0dbd3e'
+_ANLI_SHA256 = '16ac929a7e90ecf9093deaec89cc81fe86a379265a5320a150028efe50c5cde8'
 
 
 def _read_pairs(
-    read: RowReader, columns: Sequence[str], path: str, names: Sequence[str] = ('premise', 'hypothesis')
+    read: raw_rows.RowReader, columns: Sequence[str], path: str, names: Sequence[str] = ('premise', 'hypothesis')
 ) -> Iterator[Example]:
     """columns: of the two texts and the label; e, n and c are spelt out, '-' means unlabelled. names: of the texts."""
     first, second, label = columns
@@ -43,9 +45,6 @@ def _read_pairs(
         if isinstance(value := row.get(label), str):
             row[label] = _LETTERS.get(value, value)
         yield {names[0]: row.text(first), names[1]: row.text(second), 'label': row.label(_LABELS, label)}
-
-
-_read_adversarial = functools.partial(_read_pairs, names=('context', 'hypothesis'))
 
 
 def _read_abductive(path: str, labels_path: str | None = None) -> Iterator[Example]:
@@ -57,10 +56,10 @@ def _read_abductive(path: str, labels_path: str | None = None) -> Iterator[Examp
             _, label = next(labels, (0, None))
             if label is None:
                 reason = f'no label for line {row.number} of {os.path.basename(path)}'
-                raise raw_rows.bad(str(labels_path), row.number, reason)
+                raise raw_rows.bad_row(str(labels_path), row.number, reason)
         yield _abductive_example(row, label, str(labels_path or path))
     if labels is not None and (rest := next(labels, None)):
-        raise raw_rows.bad(str(labels_path), rest[0], f'a label without a line in {os.path.basename(path)}')
+        raise raw_rows.bad_row(str(labels_path), rest[0], f'a label without a line in {os.path.basename(path)}')
 
 
 def _read_opinions(path: str) -> Iterator[Example]:
@@ -69,15 +68,15 @@ def _read_opinions(path: str) -> Iterator[Example]:
         yield _abductive_example(row.object('example'), str(row.get('old_label')), path)
 
 
-def _abductive_example(row: Row, label: str | None, path: str) -> Example:
+def _abductive_example(row: raw_rows.Row, label: str | None, path: str) -> Example:
     if label not in (None, '1', '2'):
-        raise raw_rows.bad(path, row.number, f'unknown label {label!r}, allowed are 1, 2')
-    return {**row.texts(_HYPOTHESES), 'label': UNLABELLED if label is None else int(label) - 1}
+        raise raw_rows.bad_row(path, row.number, f'unknown label {label!r}, allowed are 1, 2')
+    return {**row.texts(_HYPOTHESES), 'label': prompts.UNLABELLED if label is None else int(label) - 1}
 
 
 def _snli(file: str) -> list[Layout]:
     published = functools.partial(_read_pairs, raw_rows.jsonl, ('sentence1', 'sentence2', 'gold_label'))
-    plain = functools.partial(_read_pairs, raw_rows.comma_separated, ('premise', 'hypothesis', 'label'))
+    plain = functools.partial(_read_pairs, raw_rows.csv, ('premise', 'hypothesis', 'label'))
     return [
         Layout((f'snli_1.0/snli_1.0_{file}.jsonl',), published),
         Layout((f'nli_datasets/snli/{file}.csv',), plain),
@@ -90,37 +89,23 @@ _SNLI = Dataset(
     splits={split: _snli(file) for split, file in _FILES.items()},
     tfds='snli:1.1.0',
     terms='CC BY-SA 4.0: https://nlp.stanford.edu/projects/snli',
-    downloads=(
-        Download(
-            'https://nlp.stanford.edu/projects/snli/snli_1.0.zip',
-            'afb3d70a5af5d8de0d9d81e2637e0fb8c22d1235c2749d83125ca43dab0dbd3e',
-            '',
-            unzip=True,
-        ),
-    ),
+    downloads=(Download('https://nlp.stanford.edu/projects/snli/snli_1.0.zip', _SNLI_SHA256, '', unzip=True),),
 )
 
 
 def _anli(number: int) -> Dataset:
     """One round. ANLI_analysis is the authors' annotation of the validation set, which has all of its pairs."""
-    read = functools.partial(_read_adversarial, raw_rows.jsonl, ('context', 'hypothesis', 'label'))
-    annotated = functools.partial(_read_adversarial, raw_rows.comma_separated, ('context', 'statement', 'gold_label'))
+    read = functools.partial(_read_pairs, raw_rows.jsonl, ('context', 'hypothesis', 'label'), names=_NAMES)
+    annotated = functools.partial(_read_pairs, raw_rows.csv, ('context', 'statement', 'gold_label'), names=_NAMES)
     splits = one_layout({split: f'anli_v0.1/R{number}/{file}.jsonl' for split, file in _FILES.items()}, read)
     splits[VALIDATION].append(Layout((f'anli_dev/ANLI_analysis_r{number}_dev.csv',), annotated))
     return Dataset(
         name=f'anli/r{number}',
-        features=texts('context', 'hypothesis', label=INTEGER),
+        features=texts(*_NAMES, label=INTEGER),
         splits=splits,
         tfds=f'anli/r{number}:0.1.0',
         terms='CC BY-NC 4.0: https://github.com/facebookresearch/anli',
-        downloads=(
-            Download(
-                'https://dl.fbaipublicfiles.com/anli/anli_v0.1.zip',
-                '16ac929a7e90ecf9093deaec89cc81fe86a379265a5320a150028efe50c5cde8',
-                '',
-                unzip=True,
-            ),
-        ),
+        downloads=(Download('https://dl.fbaipublicfiles.com/anli/anli_v0.1.zip', _ANLI_SHA256, '', unzip=True),),
     )
 
 
@@ -163,16 +148,16 @@ _ABDUCTIVE = Dataset(
 )
 
 
-def _task(name: str, dataset: Dataset, to_text: prompts.Preprocessor, labels: Sequence[str] = _LABELS) -> TextTask:
-    return TextTask(name, dataset, to_text, answers.ClassId(tuple(labels)), (class_metrics.accuracy,))
+def _task(name: str, dataset: Dataset, to_text: Preprocessor, labels: Sequence[str] = _LABELS) -> TextTask:
+    return TextTask(name, dataset, to_text, prompts.ClassId(tuple(labels)), (text_metrics.accuracy,))
 
 
-def _pairs(wording: str, columns: Mapping[str, str]) -> prompts.Preprocessor:
+def _pairs(wording: str, columns: Mapping[str, str]) -> Preprocessor:
     return prompts.classification(wording, columns, _LABELS)
 
 
 def _labelled_pairs(dataset: tf.data.Dataset) -> tf.data.Dataset:
-    return _pairs('snli', _COLUMNS)(dataset.filter(lambda example: example['label'] != UNLABELLED))
+    return _pairs('snli', _COLUMNS)(dataset.filter(lambda example: example['label'] != prompts.UNLABELLED))
 
 
 _COLUMNS = {'hypothesis': 'hypothesis', 'premise': 'premise'}
@@ -181,10 +166,5 @@ TASKS = (
     _task('snli_v001', _SNLI, _labelled_pairs),
     *(_task(f'anli_r{number}_v001', _anli(number), _pairs('anli', _CONTEXT)) for number in (1, 2, 3)),
     _task('conj_nli_v001', _CONJUNCTIVE, _pairs('conj_nli', _COLUMNS)),
-    _task(
-        'abductive_nli_v001',
-        _ABDUCTIVE,
-        prompts.classification('abductive_nli', _HYPOTHESES, _CHOICES),
-        _CHOICES,
-    ),
+    _task('abductive_nli_v001', _ABDUCTIVE, prompts.classification('abductive_nli', _HYPOTHESES, _CHOICES), _CHOICES),
 )

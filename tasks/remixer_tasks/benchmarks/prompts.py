@@ -1,18 +1,32 @@
-"""T5's wording of examples (Raffel et al. 2020, appendix D): seqio preprocessors that make `inputs` and `targets`.
+"""T5's wording (Raffel et al. 2020, appendix D): preprocessors to inputs and targets, and postprocessors.
 
-Features for metrics are passed on: `idx` or `idx/...`, `answers`, `label`.
+Preprocessors pass on the features for metrics: `idx` or `idx/...`, `answers`, `label`. Postprocessors map texts to the
+values that metrics compare. seqio calls them as f(text, example=..., is_target=...), for the target with is_target=True
+and for every prediction; `example` is the preprocessed example as NumPy values (texts are bytes).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import TypeAlias
+import dataclasses
+import math
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from remixer_t5x.lazy import tf
-from remixer_tasks.benchmarks.dataset import UNLABELLED
+from remixer_tasks.benchmarks.text_task import Preprocessor
 
-Preprocessor: TypeAlias = 'Callable[[tf.data.Dataset], tf.data.Dataset]'
+# The class id of an example without a label, and of a text that is not a label.
+UNLABELLED = INVALID = -1
 NO_LABEL = '<unk>'
+# fmt: off
+_DETERMINERS = frozenset([
+    'a', 'an', 'few', 'her', 'his', 'each', 'every', 'many', 'much', 'my', 'our', 'some', 'that', 'the', 'their',
+    'these', 'this', 'those', 'which', 'whose', 'your',
+])
+# fmt: on
+_NUMBER = re.compile(r'\s*[-+]?([0-9]+(?:\.[0-9]*)?|\.[0-9]+)([eE][-+]?[0-9]+)?\s*')
+Example = Mapping[str, Any]
 
 
 def classification(
@@ -33,15 +47,10 @@ def classification(
         inputs = tf.strings.join(parts, separator=' ')
         if markup:
             inputs = tf.strings.regex_replace(tf.strings.regex_replace(inputs, '<br>', ' '), '</?b>', '')
-        target = label_name(example['label'], labels)
+        target = tf.gather(tf.constant([NO_LABEL, *labels]), example['label'] - UNLABELLED)
         return {**_index(example), 'inputs': inputs, 'targets': target}
 
     return lambda dataset: dataset.map(as_text)
-
-
-def label_name(label: tf.Tensor, labels: Sequence[str]) -> tf.Tensor:
-    """The name of class `label`, NO_LABEL for UNLABELLED."""
-    return tf.gather(tf.constant([NO_LABEL, *labels]), label - UNLABELLED)
 
 
 def similarity(dataset: tf.data.Dataset) -> tf.data.Dataset:
@@ -100,3 +109,70 @@ def _spaced(text: tf.Tensor) -> tf.Tensor:
 
 def _index(example):
     return {name: value for name, value in example.items() if name.split('/')[0] == 'idx'}
+
+
+@dataclasses.dataclass(frozen=True)
+class ClassId:
+    """Postprocessor: the index of the text in `labels`, INVALID if `labels` lack it."""
+
+    labels: tuple[str, ...]
+
+    def __call__(self, text: str, **_: Any) -> int:
+        """`_`: the example, which has no effect."""
+        return self.labels.index(text) if text in self.labels else INVALID
+
+
+def number(text: str, default: float = INVALID, **_: Any) -> float:
+    """STS-B: the finite number that `text` spells in decimal digits, `default` if none. `_`: the example.
+
+    float() also reads 'nan', 'infinity' and '1_000'.
+    """
+    value = float(text) if _NUMBER.fullmatch(text) else math.nan
+    return value if math.isfinite(value) else float(default)
+
+
+class MultiRC:
+    """MultiRC: `value`, 0 or 1 or INVALID; targets also have `group`, the number of their question."""
+
+    labels = ('False', 'True')
+
+    def __call__(self, text: str, example: Example | None = None, is_target: bool = False) -> dict[str, Any]:
+        answer = {'value': ClassId(self.labels)(text)}
+        return {**answer, 'group': int(example['idx/question'])} if is_target and example is not None else answer
+
+
+def record_answer(text: str, example: Example | None = None, is_target: bool = False) -> dict[str, Any]:
+    """ReCoRD: `value`, the text, for targets every right answer; targets also have `group`, their passage and query."""
+    if not is_target or example is None:
+        return {'value': text}
+    group = (int(example['idx/passage']), int(example['idx/query']))
+    return {'value': [answer.decode() for answer in example['answers']], 'group': group}
+
+
+def any_answer(text: str, example: Example | None = None, is_target: bool = False) -> str | list[str]:
+    """SQuAD: the text, for targets every right answer."""
+    return [answer.decode() for answer in example['answers']] if is_target and example is not None else text
+
+
+def refers(text: str, example: Example | None = None, is_target: bool = False) -> int:
+    """WSC: 1 if the prediction names the candidate of the example, 0 if another, INVALID if empty; for targets the
+    label.
+
+    Case and determiners do not count, and either may have more words than the other: 'bunny' is 'the fuzzy bunny'.
+    A possessive on one side only does not match.
+    """
+    if example is None:
+        raise ValueError('WSC predictions are judged by their example')
+    if is_target:
+        return int(example['label'])
+    target = example['targets_pretokenized']
+    predicted, candidate = (
+        ' '.join(word for word in name.strip().lower().split(' ') if word not in _DETERMINERS)
+        for name in (text, target.decode() if isinstance(target, bytes) else str(target))
+    )
+    if not predicted:
+        return INVALID
+    if ("'" in predicted) != ("'" in candidate):
+        return 0
+    words, candidate_words = set(predicted.split(' ')), set(candidate.split(' '))
+    return int(words <= candidate_words or candidate_words <= words)

@@ -7,23 +7,26 @@ cannot be compared.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, NoReturn
+from typing import Any
 
 from remixer_t5x import untrusted_files
 from remixer_t5x.errors import UserError
-from remixer_tasks.benchmarks.dataset import UNLABELLED
-from remixer_tasks.files import row_files, text_files
+from remixer_tasks.benchmarks.prompts import UNLABELLED
+from remixer_tasks.files import row_files
 from remixer_tasks.files.malformed import Malformed
 
 # A whole file that is one JSON text; the largest published one has 42 MB.
 MAX_JSON_BYTES = 10**9
 _MAX_REASON = 300
+_FILE_ADVICE = 'set DATA_DIR to the folder that contains the published files'
+_LINE_ADVICE = 'correct the line, or download the file again'
+_STRICT = Malformed(True, _FILE_ADVICE, _LINE_ADVICE)
 
 
-def bad(path: str, number: int, reason: str) -> UserError:
+def bad_row(path: str, number: int, reason: str) -> UserError:
     """The error for an unusable row that starts on line `number`."""
     shown = reason if len(reason) <= _MAX_REASON else f'{reason[:_MAX_REASON]}...'
-    return UserError(f'{path}:{number}: {" ".join(shown.split())}; correct the line, or download the file again')
+    return UserError(f'{path}:{number}: {" ".join(shown.split())}; {_LINE_ADVICE}')
 
 
 class Row(dict[str, Any]):
@@ -40,7 +43,7 @@ class Row(dict[str, Any]):
         self.path, self.number, self.place = path, number, place
 
     def error(self, reason: str) -> UserError:
-        return bad(self.path, self.number, f'{self.place}{reason}')
+        return bad_row(self.path, self.number, f'{self.place}{reason}')
 
     def text(self, column: str) -> str:
         """The text in a column. Raises UserError if it is missing or not a text."""
@@ -93,21 +96,9 @@ Rows = Iterator[Row]
 RowReader = Callable[..., Rows]
 
 
-class _Strict(Malformed):
-    """Raises UserError for every malformed record: the published files have none."""
-
-    file_advice = 'set DATA_DIR to the folder that contains the published files'
-
-    def record(self, path: str, line: int, reason: str) -> NoReturn:
-        raise bad(path, line, reason)
-
-
-_STRICT = _Strict(strict=True)
-
-
 def jsonl(path: str) -> Rows:
     """JSON objects, one per line; blank lines are skipped."""
-    return (Row(row, path, number) for number, row in row_files.json_rows(path, text_files.LONGEST, _STRICT))
+    return (Row(row, path, number) for number, row in row_files.json_rows(path, row_files.LONGEST, _STRICT))
 
 
 def tsv(path: str, columns: Sequence[str] | None = None, skip_short: bool = False) -> Rows:
@@ -123,26 +114,26 @@ def tsv(path: str, columns: Sequence[str] | None = None, skip_short: bool = Fals
         elif len(cells) >= len(columns):
             yield Row(dict(zip(columns, cells, strict=False)), path, number)
         elif not skip_short and line:
-            raise bad(path, number, f'{len(cells)} columns instead of {len(columns)}')
+            raise bad_row(path, number, f'{len(cells)} columns instead of {len(columns)}')
 
 
-def comma_separated(path: str) -> Rows:
+def csv(path: str) -> Rows:
     """CSV with a header line and quotes, in which a cell may contain line ends."""
     return (Row(row, path, number) for number, row in row_files.read(path, row_files.RowLayout('csv'), _STRICT))
 
 
 def whole_json(path: str) -> Any:
     """The value in a file that is one JSON text."""
-    with text_files.opened(path, _Strict.file_advice) as file:
+    with row_files.opened(path, _FILE_ADVICE) as file:
         content = file.read(MAX_JSON_BYTES + 1)
     if len(content) > MAX_JSON_BYTES:
-        raise bad(path, 1, f'the file has more than {MAX_JSON_BYTES:,} bytes')
+        raise bad_row(path, 1, f'the file has more than {MAX_JSON_BYTES:,} bytes')
     try:
         return untrusted_files.parse(content)
     except untrusted_files.NotJson as error:
-        raise bad(path, 1, str(error)) from error
+        raise bad_row(path, 1, str(error)) from error
 
 
 def lines(path: str) -> Iterator[tuple[int, str]]:
     """(number, line without its end), without a byte order mark."""
-    return text_files.lines(path, text_files.LONGEST, _STRICT)
+    return row_files.lines(path, row_files.LONGEST, _STRICT)

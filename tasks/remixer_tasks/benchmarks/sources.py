@@ -5,7 +5,7 @@ REMIXER_T5X_DATA, then the `data` folder of the cache, which downloads go to.
 
 Published files are parsed once into the cache, so that errors are reported before training starts, and are read by
 index (`arrow_files.Documents.dataset`). TFDS's files are read in one thread, because tf.data cannot restore the
-position of several.
+position of several. Both repeat shuffled examples after the shuffle, so that each occurs once in every epoch.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from __future__ import annotations
 import os
 import re
 import warnings
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,13 +21,15 @@ import tensorflow_datasets as tfds
 
 from remixer_t5x.errors import UserError
 from remixer_t5x.lazy import seqio, tf
-from remixer_tasks.benchmarks.dataset import INTEGER, REAL, TEXT, TEXTS, TRAIN, Dataset, Example, Layout
+from remixer_tasks.benchmarks.text_task import INTEGER, REAL, TEXT, TEXTS, TRAIN, Dataset, Example, Layout
 from remixer_tasks.corpora import arrow_files
 from remixer_tasks.files import cache
 from remixer_tasks.files.notice import Notice
 
 # Examples in the shuffle buffer of TFDS. TensorFlow saves them, some kilobytes each, in every position.
 SHUFFLE_BUFFER = 256
+# Every stream reads all of a TFDS data set of at most this number of examples, so that streams share their epochs.
+_MAX_WHOLE = 1_000_000
 _ROWS = 'rows.arrow'
 _DTYPES = {TEXT: tf.string, TEXTS: tf.string, INTEGER: tf.int64, REAL: tf.float32}
 
@@ -76,7 +77,7 @@ class LabelledSource(seqio.DataSource):
     position cannot be saved; `count` does.
 
     Attributes:
-        repeats: as in `corpora.sources.TextSource`, for published files.
+        repeats: as in `corpora.sources.TextSource`.
     """
 
     repeats = False
@@ -139,7 +140,9 @@ class LabelledSource(seqio.DataSource):
     def _from_tfds(
         self, folder: str, split: str, shuffle: bool, seed: int | None, shard: seqio.ShardInfo
     ) -> tf.data.Dataset:
-        has_enough_files = len(self._tfds_info(folder, split).filepaths) >= shard.num_shards
+        info = self._tfds_info(folder, split)
+        is_whole = shuffle and self.repeats and shard.num_shards > 1 and info.num_examples <= _MAX_WHOLE
+        has_enough_files = len(info.filepaths) >= shard.num_shards and not is_whole
         config = tfds.ReadConfig(
             shuffle_seed=seed,
             interleave_cycle_length=16,
@@ -153,10 +156,11 @@ class LabelledSource(seqio.DataSource):
             # TFDS asks for a deterministic order, which an interleave in one thread has anyway.
             warnings.filterwarnings('ignore', 'The `deterministic` argument has no effect')
             examples = builder.as_dataset(split=split, shuffle_files=shuffle, read_config=config)
+        if shuffle and is_whole:
+            examples = examples.shuffle(SHUFFLE_BUFFER, seed=seed).repeat()
         if not has_enough_files:
             examples = examples.shard(shard.num_shards, shard.index)
-        if shuffle:
-            # Before examples are repeated, so that each occurs once in every epoch.
+        if shuffle and not is_whole:
             examples = examples.shuffle(SHUFFLE_BUFFER, seed=seed)
         return examples.map(self._flatten)
 
@@ -193,12 +197,18 @@ class LabelledSource(seqio.DataSource):
         if raw is None:
             raise UserError(missing(self._dataset, split, self._data_dir))
         layout, paths = raw
-        name = cache.key('rows 2', self._dataset.name, split, sorted(self._dataset.features), [state(p) for p in paths])
+        states = [cache.file_state(path) for path in paths]
+        name = cache.key('rows 2', self._dataset.name, split, sorted(self._dataset.features), states)
         folder = cache.root() / 'rows' / name
         if not folder.exists():
             with cache.adding(folder) as temporary:
                 temporary.mkdir()
-                self._write(split, layout.read(*paths), temporary, paths)
+                notice = Notice(f'reading {self._dataset.name}, split {split}')
+                records = [self._serialize(example) for example in layout.read(*paths)]
+                if not records:
+                    raise UserError(f'{", ".join(paths)} has no examples: download it again, or choose another split')
+                arrow_files.write(temporary / _ROWS, records, lambda: '')
+                notice.done(f'{len(records):,} examples')
                 cache.seal(temporary)
         cache.check(folder)
         return folder
@@ -206,14 +216,6 @@ class LabelledSource(seqio.DataSource):
     def _rows(self, split: str) -> arrow_files.Documents:
         folder = self._parsed(split)
         return arrow_files.Documents([folder / _ROWS], repair=cache.repair(folder))
-
-    def _write(self, split: str, examples: Iterator[Example], folder: Path, paths: list[str]) -> None:
-        notice = Notice(f'reading {self._dataset.name}, split {split}')
-        records = [self._serialize(example) for example in examples]
-        if not records:
-            raise UserError(f'{", ".join(paths)} has no examples: download the file again, or choose another split')
-        arrow_files.write(folder / _ROWS, records, lambda: '')
-        notice.done(f'{len(records):,} examples')
 
     def _serialize(self, example: Example) -> bytes:
         features = {name: _feature(kind, example[name]) for name, kind in self._dataset.features.items()}
@@ -227,15 +229,6 @@ def _feature(kind: str, value: Any) -> tf.train.Feature:
         return tf.train.Feature(float_list=tf.train.FloatList(value=[value]))
     texts = value if kind == TEXTS else [value]
     return tf.train.Feature(bytes_list=tf.train.BytesList(value=[text.encode('utf-8', 'replace') for text in texts]))
-
-
-def state(path: str) -> list[str | int]:
-    """Path, size and time of the last change, which identify the file's content."""
-    try:
-        stat = os.stat(path)
-    except OSError as error:
-        raise UserError(f'{path} cannot be read ({error.strerror}); put it back, and type the command again') from error
-    return [path, stat.st_size, stat.st_mtime_ns]
 
 
 def missing(dataset: Dataset, split: str, data_dir: str | None) -> str:

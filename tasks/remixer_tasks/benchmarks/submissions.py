@@ -4,34 +4,32 @@ File names and labels are the leaderboards'. A prediction that is not a label is
 row must have one, and counted.
 """
 
-import dataclasses
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from remixer_t5x.errors import UserError
-from remixer_tasks.benchmarks import answers, glue
+from remixer_tasks.benchmarks import glue, prompts
 from remixer_tasks.benchmarks.super_glue import BOOLEAN, CHOICES, COMMITMENT, ENTAILMENT
 
 # What `remixer-t5x eval` wrote of an example: 'prediction', 'target' and, under 'example', 'idx' and its like.
 Row = Mapping[str, Any]
 
 
-@dataclasses.dataclass(frozen=True)
-class Labels:
-    """`of(row)` is the text to write for a prediction, or None if it is not a label; then `first` is written."""
+class File(NamedTuple):
+    """A file of a leaderboard.
 
-    of: Callable[[Row], Any]
-    first: Any
-
-
-@dataclasses.dataclass(frozen=True)
-class File:
-    """`name` on the leaderboard; `arrange` makes its lines of (row, label) pairs."""
+    Attributes:
+        name: on the leaderboard.
+        label: the text to write for a row, or None if its prediction is not a label.
+        default: written for those.
+        arrange: makes the lines of (row, label) pairs.
+    """
 
     name: str
-    labels: Labels
+    label: Callable[[Row], Any]
+    default: Any
     arrange: Callable[[Sequence[tuple[Row, Any]]], list[str]]
 
 
@@ -43,9 +41,9 @@ def write(folder: str, task: str, rows: Sequence[Row]) -> str:
     if not knows(task):
         raise UserError(f'{task} has no leaderboard; tasks with one are {", ".join(_FILES)}')
     file = _FILES[task]
-    labels = [file.labels.of(row) for row in rows]
+    labels = [file.label(row) for row in rows]
     invalid = sum(label is None for label in labels)
-    pairs = [(row, file.labels.first if label is None else label) for row, label in zip(rows, labels, strict=True)]
+    pairs = [(row, file.default if label is None else label) for row, label in zip(rows, labels, strict=True)]
     path = os.path.join(os.path.expanduser(folder), file.name)
     try:
         os.makedirs(os.path.dirname(path), exist_ok=True)
@@ -54,7 +52,7 @@ def write(folder: str, task: str, rows: Sequence[Row]) -> str:
     except OSError as error:
         raise UserError(f'{path} cannot be written ({error.strerror}); give another SUBMISSION_DIR') from error
     line = f'submission   {path}: {len(rows):,} predictions'
-    return line + (f', {invalid:,} of them no label and written as {file.labels.first}' if invalid else '')
+    return line + (f', {invalid:,} of them no label and written as {file.default}' if invalid else '')
 
 
 def knows(task: str) -> bool:
@@ -62,26 +60,27 @@ def knows(task: str) -> bool:
     return task in _FILES
 
 
-def _named(names: Sequence[str], written: Sequence[Any] | None = None) -> Labels:
-    """The name itself, or what is written for it."""
-    shown = dict(zip(names, written or names, strict=True))
-    return Labels(lambda row: shown.get(row['prediction']), shown[names[0]])
+def _class_file(name: str, names: Sequence[str], written: Sequence[Any] | None = None, arrange: Any = None) -> File:
+    """The file of a classification; a label is `written` as its name by default."""
+    texts = dict(zip(names, written or names, strict=True))
+    lines = arrange or (_tsv if name.endswith('.tsv') else _jsonl)
+    return File(name, lambda row: texts.get(row['prediction']), texts[names[0]], lines)
 
 
-def _refers(written: Sequence[Any]) -> Labels:
-    """Whether the noun that was generated is the candidate; see `answers.refers`."""
+def _reference_file(name: str, written: Sequence[Any]) -> File:
+    """The file of Winograd schemas: whether the noun that was generated is the candidate; see `prompts.refers`."""
 
     def label(row: Row) -> Any:
-        referent = answers.refers(row['prediction'], example={'targets_pretokenized': row['target']})
-        return None if referent == answers.INVALID else written[referent]
+        referent = prompts.refers(row['prediction'], example={'targets_pretokenized': row['target']})
+        return None if referent == prompts.INVALID else written[referent]
 
-    return Labels(label, written[0])
+    return File(name, label, written[0], _tsv if name.endswith('.tsv') else _jsonl)
 
 
 def _score(row: Row) -> str | None:
     """STS-B's number between 0 and 5."""
-    number = answers.number(row['prediction'])
-    return None if number == answers.INVALID else f'{min(max(number, 0.0), 5.0):.3f}'
+    number = prompts.number(row['prediction'])
+    return None if number == prompts.INVALID else f'{min(max(number, 0.0), 5.0):.3f}'
 
 
 def _index(row: Row, name: str = 'idx') -> int:
@@ -91,14 +90,16 @@ def _index(row: Row, name: str = 'idx') -> int:
     return number
 
 
+def _in_order(pairs: Sequence[tuple[Row, Any]]) -> list[tuple[int, Any]]:
+    return sorted(((_index(row), label) for row, label in pairs), key=lambda pair: pair[0])
+
+
 def _jsonl(pairs: Sequence[tuple[Row, Any]]) -> list[str]:
-    ordered = sorted(pairs, key=lambda pair: _index(pair[0]))
-    return [json.dumps({'idx': _index(row), 'label': label}) for row, label in ordered]
+    return [json.dumps({'idx': index, 'label': label}) for index, label in _in_order(pairs)]
 
 
 def _tsv(pairs: Sequence[tuple[Row, Any]]) -> list[str]:
-    ordered = sorted(pairs, key=lambda pair: _index(pair[0]))
-    return ['index\tprediction', *(f'{_index(row)}\t{label}' for row, label in ordered)]
+    return ['index\tprediction', *(f'{index}\t{label}' for index, label in _in_order(pairs))]
 
 
 def _multirc(pairs: Sequence[tuple[Row, Any]]) -> list[str]:
@@ -123,32 +124,29 @@ def _record(pairs: Sequence[tuple[Row, Any]]) -> list[str]:
 
 
 _LOWER = ('false', 'true')
-_FILES = {
-    'super_glue_boolq_v102': File('BoolQ.jsonl', _named(BOOLEAN, _LOWER), _jsonl),
-    'super_glue_cb_v102': File('CB.jsonl', _named(COMMITMENT), _jsonl),
-    'super_glue_copa_v102': File('COPA.jsonl', _named(CHOICES, (0, 1)), _jsonl),
-    'super_glue_multirc_v102': File('MultiRC.jsonl', _named(BOOLEAN, (0, 1)), _multirc),
-    'super_glue_record_v102': File('ReCoRD.jsonl', Labels(lambda row: row['prediction'], ''), _record),
-    'super_glue_rte_v102': File('RTE.jsonl', _named(ENTAILMENT), _jsonl),
-    'super_glue_wic_v102': File('WiC.jsonl', _named(BOOLEAN, _LOWER), _jsonl),
-    'super_glue_wsc_v102_simple_eval': File('WSC.jsonl', _refers(BOOLEAN), _jsonl),
-    'super_glue_axb_v102': File('AX-b.jsonl', _named(ENTAILMENT), _jsonl),
-    'super_glue_axg_v102': File('AX-g.jsonl', _named(ENTAILMENT), _jsonl),
+_NAMED_LABELS = {'qnli': 'QNLI', 'rte': 'RTE', 'ax': 'AX', 'mnli_matched': 'MNLI-m', 'mnli_mismatched': 'MNLI-mm'}
+_SUPER_GLUE = {
+    'boolq': _class_file('BoolQ.jsonl', BOOLEAN, _LOWER),
+    'cb': _class_file('CB.jsonl', COMMITMENT),
+    'copa': _class_file('COPA.jsonl', CHOICES, (0, 1)),
+    'multirc': _class_file('MultiRC.jsonl', BOOLEAN, (0, 1), _multirc),
+    'record': File('ReCoRD.jsonl', lambda row: row['prediction'], '', _record),
+    'rte': _class_file('RTE.jsonl', ENTAILMENT),
+    'wic': _class_file('WiC.jsonl', BOOLEAN, _LOWER),
+    'axb': _class_file('AX-b.jsonl', ENTAILMENT),
+    'axg': _class_file('AX-g.jsonl', ENTAILMENT),
+}
+_GLUE = {
     **{
-        f'glue_{task}_v002': File(f'{name}.tsv', _named(glue.LABELS[task], written), _tsv)
-        for task, name, written in (
-            ('cola', 'CoLA', (0, 1)),
-            ('sst2', 'SST-2', (0, 1)),
-            ('mrpc', 'MRPC', (0, 1)),
-            ('qqp', 'QQP', (0, 1)),
-            ('qnli', 'QNLI', None),
-            ('rte', 'RTE', None),
-            ('wnli', 'WNLI', (0, 1)),
-            ('ax', 'AX', None),
-        )
+        name: _class_file(f'{file}.tsv', glue.LABELS[name], (0, 1))
+        for name, file in {'cola': 'CoLA', 'sst2': 'SST-2', 'mrpc': 'MRPC', 'qqp': 'QQP', 'wnli': 'WNLI'}.items()
     },
-    'glue_stsb_v002': File('STS-B.tsv', Labels(_score, '0.000'), _tsv),
-    'glue_mnli_matched_v002': File('MNLI-m.tsv', _named(glue.MNLI), _tsv),
-    'glue_mnli_mismatched_v002': File('MNLI-mm.tsv', _named(glue.MNLI), _tsv),
-    'glue_wnli_v002_simple_eval': File('WNLI.tsv', _refers((0, 1)), _tsv),
+    **{name: _class_file(f'{file}.tsv', glue.LABELS[name]) for name, file in _NAMED_LABELS.items()},
+    'stsb': File('STS-B.tsv', _score, '0.000', _tsv),
+}
+_FILES = {
+    **{f'super_glue_{name}_v102': file for name, file in _SUPER_GLUE.items()},
+    'super_glue_wsc_v102_simple_eval': _reference_file('WSC.jsonl', BOOLEAN),
+    **{f'glue_{name}_v002': file for name, file in _GLUE.items()},
+    'glue_wnli_v002_simple_eval': _reference_file('WNLI.tsv', (0, 1)),
 }

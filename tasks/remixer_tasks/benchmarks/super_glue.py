@@ -11,8 +11,8 @@ drawn from SuperGLUE's training sets.
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from remixer_tasks.benchmarks import answers, class_metrics, prompts, raw_rows, text_metrics
-from remixer_tasks.benchmarks.dataset import (
+from remixer_tasks.benchmarks import prompts, raw_rows, text_metrics
+from remixer_tasks.benchmarks.text_task import (
     INTEGER,
     TEST,
     TEXT,
@@ -23,10 +23,10 @@ from remixer_tasks.benchmarks.dataset import (
     Download,
     Example,
     Reader,
+    TextTask,
     one_layout,
     texts,
 )
-from remixer_tasks.benchmarks.text_task import TextTask
 
 BOOLEAN = ('False', 'True')
 ENTAILMENT = ('entailment', 'not_entailment')
@@ -196,40 +196,40 @@ def few_shot(folder: str) -> Dataset:
 def _tasks(data: Callable[[str], Dataset], name: str) -> tuple[TextTask, ...]:
     """The seven tasks; `name` has a place for SuperGLUE's name of the task."""
 
-    def classification(folder: str, *metrics: class_metrics.Metric) -> TextTask:
+    def classification(folder: str, *metrics: text_metrics.Metric) -> TextTask:
         task = folder.lower()
         columns, names = _CLASSIFICATION[folder]
         to_text = prompts.classification(task, columns, names)
-        metrics = metrics or (class_metrics.accuracy,)
-        return TextTask(name.format(task), data(folder), to_text, answers.ClassId(names), metrics)
+        metrics = metrics or (text_metrics.accuracy,)
+        return TextTask(name.format(task), data(folder), to_text, prompts.ClassId(names), metrics)
 
     return (
         classification('BoolQ'),
-        classification('CB', class_metrics.mean_f1(3), class_metrics.accuracy),
+        classification('CB', text_metrics.mean_f1(3), text_metrics.accuracy),
         classification('COPA'),
         TextTask(
             name.format('multirc'),
             data('MultiRC'),
             prompts.classification('multirc', ('question', 'answer', 'paragraph'), BOOLEAN, markup=True),
-            answers.MultiRC(),
+            prompts.MultiRC(),
             (text_metrics.multirc_f1, text_metrics.multirc_exact_match),
         ),
-        TextTask(name.format('record'), data('ReCoRD'), prompts.record, answers.record, (text_metrics.record,)),
+        TextTask(name.format('record'), data('ReCoRD'), prompts.record, prompts.record_answer, (text_metrics.record,)),
         classification('RTE'),
         classification('WiC'),
     )
 
 
-def _diagnostic(name: str, folder: str, columns: Mapping[str, str], metric: class_metrics.Metric) -> TextTask:
+def _diagnostic(name: str, folder: str, columns: Mapping[str, str], metric: text_metrics.Metric) -> TextTask:
     to_text = prompts.classification('rte', columns, ENTAILMENT)
-    return TextTask(name, dataset(folder), to_text, answers.ClassId(ENTAILMENT), (metric,))
+    return TextTask(name, dataset(folder), to_text, prompts.ClassId(ENTAILMENT), (metric,))
 
 
 _AXB = {'hypothesis': 'sentence2', 'premise': 'sentence1'}
 _AXG = {'hypothesis': 'hypothesis', 'premise': 'premise'}
 TASKS = (
     *_tasks(dataset, 'super_glue_{}_v102'),
-    _diagnostic('super_glue_axb_v102', 'AX-b', _AXB, class_metrics.matthews_corrcoef),
-    _diagnostic('super_glue_axg_v102', 'AX-g', _AXG, class_metrics.accuracy),
+    _diagnostic('super_glue_axb_v102', 'AX-b', _AXB, text_metrics.matthews_corrcoef),
+    _diagnostic('super_glue_axg_v102', 'AX-g', _AXG, text_metrics.accuracy),
 )
 FEW_SHOT = _tasks(few_shot, 'fewglue_{}_v001')

@@ -1,24 +1,108 @@
-"""Metrics of free text, in percent: SQuAD's, MultiRC's and ReCoRD's, and BLEU and ROUGE as T5 computes them.
+"""Metrics in percent: seqio metric functions (targets, predictions) -> {name: value}.
 
-BLEU and ROUGE need the libraries sacrebleu and rouge-score, and use T5's settings.
+Metrics of classes compare ids (or numbers); INVALID, a text that is not a label, is always wrong. If the labels of a
+split are not public, every target is INVALID and there is no metric. BLEU and ROUGE have T5's settings, and need the
+libraries sacrebleu and rouge-score. `NAMED` are the metrics for a user's labelled rows.
 """
 
 import collections
+import dataclasses
+import functools
 import importlib
 import re
 import string
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import numpy as np
+import scipy.stats
 
 from remixer_t5x.errors import UserError
-from remixer_tasks.benchmarks import class_metrics
-from remixer_tasks.benchmarks.answers import INVALID
-from remixer_tasks.benchmarks.class_metrics import Metrics, check_lengths
+from remixer_tasks.benchmarks import prompts
+from remixer_tasks.benchmarks.prompts import INVALID
 
+Metrics = dict[str, float]
+Metric = Callable[[Sequence[Any], Sequence[Any]], Metrics]
+Texts = Sequence[str]
 _PUNCTUATION = str.maketrans('', '', string.punctuation)
 ROUGE = ('rouge1', 'rouge2', 'rougeLsum')
+
+
+def labelled(metric: Metric) -> Metric:
+    """`metric`, which becomes empty if no target has a label. Raises ValueError for lists of unequal length."""
+
+    @functools.wraps(metric)
+    def checked_metric(targets: Sequence[Any], predictions: Sequence[Any]) -> Metrics:
+        if len(targets) != len(predictions):
+            raise ValueError(f'{len(targets)} targets and {len(predictions)} predictions do not match')
+        return {} if all(target == INVALID for target in targets) else metric(targets, predictions)
+
+    return checked_metric
+
+
+@labelled
+def accuracy(targets: Sequence[Hashable], predictions: Sequence[Hashable]) -> Metrics:
+    """Share of predictions equal to their targets."""
+    return {'accuracy': 100 * float(np.mean([a == b for a, b in zip(targets, predictions, strict=True)]))}
+
+
+@labelled
+def f1(targets: Sequence[int], predictions: Sequence[int]) -> Metrics:
+    """F1 of class 1 of two; an INVALID prediction counts as the class that the target is not."""
+    target, predicted = np.asarray(targets), np.asarray(predictions)
+    predicted = np.where((predicted == 0) | (predicted == 1), predicted, 1 - target)
+    return {'f1': 100 * _f1_of_class(target, predicted, 1)}
+
+
+def mean_f1(classes: int) -> Metric:
+    """The mean over `classes` of the F1 of each, as for CB."""
+
+    @labelled
+    def mean_class_f1(targets: Sequence[int], predictions: Sequence[int]) -> Metrics:
+        target, predicted = np.asarray(targets), np.asarray(predictions)
+        values = [_f1_of_class(target, predicted, label) for label in range(classes)]
+        return {f'mean_{classes}class_f1': 100 * float(np.mean(values))}
+
+    return mean_class_f1
+
+
+def _f1_of_class(target: np.ndarray, predicted: np.ndarray, label: int) -> float:
+    right = float(np.sum((target == label) & (predicted == label)))
+    total = float(np.sum(target == label) + np.sum(predicted == label))
+    return 2 * right / total if total else 0.0
+
+
+@labelled
+def matthews_corrcoef(targets: Sequence[int], predictions: Sequence[int]) -> Metrics:
+    """Matthews' correlation of two or more classes (Gorodkin 2004); INVALID is one more class, 0 if undefined."""
+    target, predicted = np.asarray(targets), np.asarray(predictions)
+    labels = np.union1d(target, predicted)
+    one_hot, one_hot_predicted = (values[:, None] == labels for values in (target, predicted))
+    agreed = float(np.sum(one_hot & one_hot_predicted))
+    counts, predicted_counts = one_hot.sum(0).astype(float), one_hot_predicted.sum(0).astype(float)
+    total = float(len(target))
+    covariance = agreed * total - counts @ predicted_counts
+    spread = (total**2 - counts @ counts) * (total**2 - predicted_counts @ predicted_counts)
+    return {'matthews_corrcoef': 100 * float(covariance / np.sqrt(spread)) if spread else 0.0}
+
+
+@labelled
+def pearson_corrcoef(targets: Sequence[float], predictions: Sequence[float]) -> Metrics:
+    """Pearson's correlation, 0 if one side is constant."""
+    return {'pearson_corrcoef': 100 * _correlation(scipy.stats.pearsonr, targets, predictions)}
+
+
+@labelled
+def spearman_corrcoef(targets: Sequence[float], predictions: Sequence[float]) -> Metrics:
+    """Pearson's correlation of ranks, in which equal values share their mean rank; 0 if one side is constant."""
+    return {'spearman_corrcoef': 100 * _correlation(scipy.stats.spearmanr, targets, predictions)}
+
+
+def _correlation(function: Callable[..., Any], targets: Sequence[float], predictions: Sequence[float]) -> float:
+    # SciPy warns and returns NaN if one side is constant.
+    if not np.ptp(targets) or not np.ptp(predictions):
+        return 0.0
+    return float(function(np.asarray(targets, float), np.asarray(predictions, float)).statistic)
 
 
 def normalize(answer: str) -> str:
@@ -26,25 +110,21 @@ def normalize(answer: str) -> str:
     return ' '.join(re.sub(r'\b(a|an|the)\b', ' ', answer.lower().translate(_PUNCTUATION)).split())
 
 
-def squad(targets: Sequence[Sequence[str]], predictions: Sequence[str]) -> Metrics:
+def squad(targets: Sequence[Texts], predictions: Texts) -> Metrics:
     """`em` and `f1`: the maximum over the right answers of each question. Empty if no question has an answer."""
-    check_lengths(targets, predictions)
-    if not any(targets):
-        return {}
-    return _em_and_f1(_scores(targets, predictions))
+    return _em_and_f1(_score_answers(targets, predictions)) if any(targets) else {}
 
 
-def squad_2(unanswerable: str) -> class_metrics.Metric:
+def squad_2(unanswerable: str) -> Metric:
     """SQuAD 2.0's `em`, `f1`, and both over the questions with and without an answer (`HasAns_`, `NoAns_`).
 
     unanswerable: the text for no answer, in targets and in predictions.
     """
 
-    def squad_with_unanswerable(targets: Sequence[Sequence[str]], predictions: Sequence[str]) -> Metrics:
-        check_lengths(targets, predictions)
+    def squad_with_unanswerable(targets: Sequence[Texts], predictions: Texts) -> Metrics:
         nothing = normalize(unanswerable)
         has_answer = np.array([all(normalize(text) != nothing for text in answers) for answers in targets])
-        scores = _scores(targets, predictions)
+        scores = _score_answers(targets, predictions)
         groups = (('', has_answer | ~has_answer), ('HasAns_', has_answer), ('NoAns_', ~has_answer))
         return {
             f'{prefix}{name}': value
@@ -56,9 +136,29 @@ def squad_2(unanswerable: str) -> class_metrics.Metric:
     return squad_with_unanswerable
 
 
+def _score_answers(targets: Sequence[Texts], predictions: Texts) -> np.ndarray:
+    """[questions, 2]: exact match and F1 of words, each with the answer for which it is largest."""
+    scores = []
+    for answers, prediction in zip(targets, predictions, strict=True):
+        text, normalized = normalize(prediction), [normalize(answer) for answer in answers]
+        f1 = max((_word_f1(answer.split(), text.split()) for answer in normalized), default=0.0)
+        scores.append((text in normalized, f1))
+    return np.array(scores, float)
+
+
+def _word_f1(answer: list[str], prediction: list[str]) -> float:
+    common = sum((collections.Counter(answer) & collections.Counter(prediction)).values())
+    return 2 * common / (len(answer) + len(prediction)) if common else 0.0
+
+
+def _em_and_f1(scores: np.ndarray) -> Metrics:
+    em, f1 = scores.mean(axis=0)
+    return {'em': 100 * float(em), 'f1': 100 * float(f1)}
+
+
 def record(targets: Sequence[dict[str, Any]], predictions: Sequence[dict[str, Any]]) -> Metrics:
     """ReCoRD: SQuAD's metrics over the first example of each query: the data repeats a query for each answer."""
-    first: dict[Any, tuple[Sequence[str], str]] = {}
+    first: dict[Any, tuple[Texts, str]] = {}
     for target, prediction in zip(targets, predictions, strict=True):
         first.setdefault(target['group'], (target['value'], prediction['value']))
     return squad([value for value, _ in first.values()], [text for _, text in first.values()])
@@ -66,7 +166,7 @@ def record(targets: Sequence[dict[str, Any]], predictions: Sequence[dict[str, An
 
 def multirc_f1(targets: Sequence[dict[str, Any]], predictions: Sequence[dict[str, Any]]) -> Metrics:
     """MultiRC's F1a: F1 of 'True' over all answers of all questions."""
-    return class_metrics.f1([target['value'] for target in targets], [each['value'] for each in predictions])
+    return f1([target['value'] for target in targets], [prediction['value'] for prediction in predictions])
 
 
 def multirc_exact_match(targets: Sequence[dict[str, Any]], predictions: Sequence[dict[str, Any]]) -> Metrics:
@@ -79,30 +179,8 @@ def multirc_exact_match(targets: Sequence[dict[str, Any]], predictions: Sequence
     return {'exact_match': 100 * float(np.mean(list(right.values())))}
 
 
-def _em_and_f1(scores: np.ndarray) -> Metrics:
-    em, f1 = scores.mean(axis=0)
-    return {'em': 100 * float(em), 'f1': 100 * float(f1)}
-
-
-def _scores(targets: Sequence[Sequence[str]], predictions: Sequence[str]) -> np.ndarray:
-    """[questions, 2]: exact match and F1, each with the answer for which it is largest."""
-    scores = []
-    for answers, prediction in zip(targets, predictions, strict=True):
-        text, normalized = normalize(prediction), [normalize(answer) for answer in answers]
-        f1 = max((_overlap(answer.split(), text.split()) for answer in normalized), default=0.0)
-        scores.append((text in normalized, f1))
-    return np.array(scores, float)
-
-
-def _overlap(answer: list[str], prediction: list[str]) -> float:
-    """F1 of two bags of words; 0 if one is empty."""
-    common = sum((collections.Counter(answer) & collections.Counter(prediction)).values())
-    return 2 * common / (len(answer) + len(prediction)) if common else 0.0
-
-
-def bleu(targets: Sequence[str] | Sequence[Sequence[str]], predictions: Sequence[str]) -> Metrics:
+def bleu(targets: Texts | Sequence[Texts], predictions: Texts) -> Metrics:
     """sacrebleu's corpus BLEU with its international tokenizer. Targets: one text each, or several references each."""
-    check_lengths(targets, predictions)
     if not targets:
         return {}
     # sacrebleu takes a list for each reference, and not for each example.
@@ -113,12 +191,11 @@ def bleu(targets: Sequence[str] | Sequence[Sequence[str]], predictions: Sequence
     return {'bleu': float(score.score)}
 
 
-def rouge(targets: Sequence[str], predictions: Sequence[str]) -> Metrics:
+def rouge(targets: Texts, predictions: Texts) -> Metrics:
     """The mean F-measure of `rouge1`, `rouge2` and `rougeLsum` over the examples, without stemming.
 
     T5 prints the middle of a bootstrap of that mean, which differs from it by chance in the second decimal.
     """
-    check_lengths(targets, predictions)
     if not targets:
         return {}
     scorer = _library('rouge_score.rouge_scorer').RougeScorer(ROUGE)
@@ -136,3 +213,88 @@ def _library(name: str) -> Any:
         raise UserError(
             f"the metric needs {package}, which cannot be imported ({error}): pip install 'remixer-t5x[generation]'"
         ) from error
+
+
+def exact_match(targets: Texts, predictions: Texts) -> Metrics:
+    """Share of predictions equal to their targets, except for white space."""
+    pairs = zip(targets, predictions, strict=True)
+    return {'exact_match': 100 * float(np.mean([a.split() == b.split() for a, b in pairs]))}
+
+
+def macro_f1(targets: Texts, predictions: Texts) -> Metrics:
+    """The mean over the targets' labels of the F1 of each."""
+    labels = sorted(set(targets))
+    ids = {label: index for index, label in enumerate(labels)}
+    predicted = [ids.get(label, INVALID) for label in predictions]
+    (mean,) = mean_f1(len(labels))([ids[label] for label in targets], predicted).values()
+    return {'macro_f1': mean}
+
+
+def best_constant_answer(targets: Texts, predictions: Texts) -> Metrics:
+    """A baseline: the accuracy of the most frequent target as every answer."""
+    del predictions
+    return {'best_constant_answer': 100 * max(collections.Counter(targets).values()) / len(targets)}
+
+
+def regression(targets: Texts, predictions: Texts) -> Metrics:
+    """Correlations and `mean_absolute_error` of texts that are numbers; another prediction counts as 0."""
+    numbers, predicted = ([prompts.number(text, default=0.0) for text in texts] for texts in (targets, predictions))
+    return {
+        **pearson_corrcoef(numbers, predicted),
+        **spearman_corrcoef(numbers, predicted),
+        'mean_absolute_error': float(np.mean(np.abs(np.subtract(numbers, predicted)))),
+    }
+
+
+NAMED: dict[str, Metric] = {
+    'accuracy': accuracy,
+    'exact_match': exact_match,
+    'macro_f1': macro_f1,
+    'best_constant_answer': best_constant_answer,
+    'squad': lambda targets, predictions: squad([[target] for target in targets], predictions),
+    'rouge': rouge,
+    'bleu': bleu,
+    'regression': regression,
+}
+
+
+def named(names: Texts | str) -> list[Metric]:
+    """The metrics of these names. Raises UserError for an unknown name or an empty list."""
+    names = [name.strip() for name in names.split(',')] if isinstance(names, str) else list(names)
+    if not names or not set(names) <= set(NAMED):
+        raise UserError(f"METRICS must be some of {', '.join(NAMED)}, got {names}; type METRICS = ['accuracy']")
+    return [NAMED[name] for name in names]
+
+
+@dataclasses.dataclass(frozen=True)
+class Grouped:
+    """A target text and the value of the METRICS_BY column in its row."""
+
+    text: str
+    group: str
+
+
+def keep_group(column: str) -> Callable[..., Any]:
+    """A seqio postprocessor: targets become `Grouped`, predictions stay texts."""
+
+    def postprocess(text: str, example: dict[str, Any] | None = None, is_target: bool = False) -> Any:
+        return Grouped(text, example[column].decode()) if is_target and example is not None else text
+
+    return postprocess
+
+
+def by_group(metric: Metric) -> Metric:
+    """The metric of all examples, and NAME/VALUE, the metric of the examples with each value of the column."""
+
+    def grouped(targets: Sequence[Grouped], predictions: Texts) -> Metrics:
+        rows: dict[str, tuple[list[str], list[str]]] = {}
+        for target, prediction in zip(targets, predictions, strict=True):
+            texts, predicted = rows.setdefault(target.group, ([], []))
+            texts.append(target.text)
+            predicted.append(prediction)
+        values = metric([target.text for target in targets], predictions)
+        for group in sorted(rows):
+            values |= {f'{name}/{group}': value for name, value in metric(*rows[group]).items()}
+        return values
+
+    return grouped

@@ -1,17 +1,75 @@
-"""A text-to-text task as data (a data set, its prompt, its metrics), from which a seqio task is built."""
+"""A text-to-text task as data: a labelled data set and its files, its prompt, and its metrics.
+
+The files of a data set are TFDS's or the published ones. Both yield the same examples: flat dicts with exactly
+`Dataset.features`, and nested names joined by '/', as in 'idx/question'.
+"""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, TypeAlias
 
-from remixer_t5x.lazy import seqio
-from remixer_tasks.benchmarks.class_metrics import Metric
-from remixer_tasks.benchmarks.dataset import Dataset
-from remixer_tasks.benchmarks.prompts import Preprocessor
-from remixer_tasks.benchmarks.sources import LabelledSource
+from remixer_t5x.lazy import seqio, tf
 from remixer_tasks.vocabularies import load_vocabulary
+
+TEXT, TEXTS, INTEGER, REAL = 'text', 'texts', 'integer', 'real'
+TRAIN, VALIDATION, TEST = 'train', 'validation', 'test'
+
+Example = dict[str, Any]
+# Called with one path for each of the layout's files.
+Reader = Callable[..., Iterator[Example]]
+Preprocessor: TypeAlias = 'Callable[[tf.data.Dataset], tf.data.Dataset]'
+
+
+@dataclasses.dataclass(frozen=True)
+class Layout:
+    """One set of files in which a split is published: `paths` below the data folder, and their reader."""
+
+    paths: tuple[str, ...]
+    read: Reader
+
+
+@dataclasses.dataclass(frozen=True)
+class Download:
+    """A public file with its SHA-256, and its folder below the data folder, where it is extracted if `unzip`."""
+
+    url: str
+    sha256: str
+    folder: str
+    unzip: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Dataset:
+    """A labelled data set.
+
+    Attributes:
+        name: in this package.
+        features: name to TEXT, TEXTS (any number), INTEGER or REAL.
+        splits: the layouts of each split, of which the first whose files exist is read; a split without layouts is read
+            from TFDS only.
+        tfds: TFDS's name and version, as in 'super_glue/cb:1.0.2', or None.
+        terms: licence or terms, and homepage.
+        downloads: the published files.
+    """
+
+    name: str
+    features: Mapping[str, str]
+    splits: Mapping[str, Sequence[Layout]]
+    tfds: str | None = None
+    terms: str = ''
+    downloads: tuple[Download, ...] = ()
+
+
+def texts(*names: str, **others: str) -> dict[str, str]:
+    """Features: text for each of `names`, and the kinds of `others`."""
+    return {**dict.fromkeys(names, TEXT), **others}
+
+
+def one_layout(files: Mapping[str, str], read: Reader) -> dict[str, list[Layout]]:
+    """Splits that are each published as a single file, `files` by split."""
+    return {split: [Layout((path,), read)] for split, path in files.items()}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,7 +79,7 @@ class TextTask:
     Attributes:
         name: T5's if T5 has the task.
         to_text: maps examples of `dataset` to inputs and targets.
-        postprocess: maps predicted and target texts to what `metrics` compare (see `answers`); None keeps the texts.
+        postprocess: maps predicted and target texts to what `metrics` compare (see `prompts`); None keeps the texts.
         splits: the splits of the data set to use; None is all of them.
     """
 
@@ -29,29 +87,48 @@ class TextTask:
     dataset: Dataset
     to_text: Preprocessor
     postprocess: Callable[..., Any] | None = None
-    metrics: Sequence[Metric] = ()
+    metrics: Sequence[Callable[..., dict[str, float]]] = ()
     splits: tuple[str, ...] | None = None
 
-    def source(self, data_dir: str | None = None) -> LabelledSource:
-        """The source of its examples; opens no file."""
+    def source(self, data_dir: str | None = None) -> Any:
+        """The `sources.LabelledSource` of its examples; opens no file."""
+        # Imported here, because the class derives from seqio's.
+        from remixer_tasks.benchmarks.sources import LabelledSource
+
         return LabelledSource(self.dataset, self.splits or tuple(self.dataset.splits), data_dir)
 
     def build(self, vocabulary: seqio.Vocabulary, data_dir: str | None = None) -> seqio.Task:
         """The seqio task, features inputs and targets with EOS; opens no file before its first dataset."""
-        feature = seqio.Feature(vocabulary, add_eos=True)
-        return seqio.Task(
-            self.name,
-            source=self.source(data_dir),
-            preprocessors=[
-                self.to_text,
-                load_vocabulary,
-                seqio.preprocessors.tokenize,
-                seqio.CacheDatasetPlaceholder(),
-                seqio.preprocessors.append_eos_after_trim,
-            ],
-            output_features={'inputs': feature, 'targets': feature},
-            postprocess_fn=self.postprocess,
-            metric_fns=list(self.metrics),
-            # A buffer here would mix epochs; the source shuffles.
-            shuffle_buffer_size=None,
+        return build_task(
+            self.name, self.source(data_dir), self.to_text, vocabulary, list(self.metrics), self.postprocess
         )
+
+
+def build_task(
+    name: str,
+    source: seqio.DataSource,
+    to_text: Preprocessor,
+    vocabulary: seqio.Vocabulary,
+    metrics: Sequence[Callable[..., dict[str, float]]],
+    postprocess: Callable[..., Any] | None,
+) -> seqio.Task:
+    """A seqio task with features inputs and targets with EOS, whose examples the source shuffles.
+
+    A shuffle buffer of the task would come after `repeat`, and mix epochs.
+    """
+    feature = seqio.Feature(vocabulary, add_eos=True)
+    return seqio.Task(
+        name,
+        source=source,
+        preprocessors=[
+            to_text,
+            load_vocabulary,
+            seqio.preprocessors.tokenize,
+            seqio.CacheDatasetPlaceholder(),
+            seqio.preprocessors.append_eos_after_trim,
+        ],
+        output_features={'inputs': feature, 'targets': feature},
+        postprocess_fn=postprocess,
+        metric_fns=metrics,
+        shuffle_buffer_size=None,
+    )

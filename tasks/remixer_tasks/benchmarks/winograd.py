@@ -8,12 +8,13 @@ words between them there are the candidate. T5's authors checked the result by h
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterator, Sequence
 
 from remixer_t5x.lazy import tf
-from remixer_tasks.benchmarks import answers, class_metrics, raw_rows, super_glue
-from remixer_tasks.benchmarks.dataset import (
+from remixer_tasks.benchmarks import prompts, raw_rows, super_glue, text_metrics
+from remixer_tasks.benchmarks.text_task import (
     INTEGER,
     TEST,
     TEXTS,
@@ -22,10 +23,10 @@ from remixer_tasks.benchmarks.dataset import (
     Dataset,
     Download,
     Example,
+    TextTask,
     one_layout,
     texts,
 )
-from remixer_tasks.benchmarks.text_task import TextTask
 
 # The replacements in the texts whose pronoun is not the word that the index points at.
 _CORRECTIONS = dict(
@@ -76,26 +77,21 @@ def _resolution(dataset: tf.data.Dataset) -> tf.data.Dataset:
 
 def _read_dpr(path: str) -> Iterator[Example]:
     """Five lines per example: sentence, pronoun, candidates, the right candidate, and a blank line."""
-    block: list[str] = []
-    number = 0
-    for number, line in raw_rows.lines(path):
-        if line.strip():
-            block.append(line.strip())
-        elif block:
-            yield _dpr_example(block, path, number - len(block))
-            block = []
-    if block:
-        yield _dpr_example(block, path, number - len(block) + 1)
-
-
-def _dpr_example(block: list[str], path: str, number: int) -> Example:
-    if len(block) != 4:
-        raise raw_rows.bad(path, number, f'{len(block)} lines instead of sentence, pronoun, candidates, antecedent')
-    candidates = [candidate.strip() for candidate in block[2].split(',')]
-    if len(candidates) != 2 or block[3] not in candidates:
-        raise raw_rows.bad(path, number + 2, f'the antecedent {block[3]!r} is not one of two candidates {block[2]!r}')
-    label = candidates.index(block[3])
-    return {'sentence': block[0], 'pronoun': block[1], 'candidates': candidates, 'label': label}
+    for has_text, numbered in itertools.groupby(raw_rows.lines(path), lambda row: bool(row[1].strip())):
+        if not has_text:
+            continue
+        rows = list(numbered)
+        number, block = rows[0][0], [line.strip() for _, line in rows]
+        if len(block) != 4:
+            reason = f'{len(block)} lines instead of sentence, pronoun, candidates, antecedent'
+            raise raw_rows.bad_row(path, number, reason)
+        sentence, pronoun, names, antecedent = block
+        candidates = [name.strip() for name in names.split(',')]
+        if len(candidates) != 2 or antecedent not in candidates:
+            reason = f'the antecedent {antecedent!r} is not one of two candidates {names!r}'
+            raise raw_rows.bad_row(path, number + 2, reason)
+        label = candidates.index(antecedent)
+        yield {'sentence': sentence, 'pronoun': pronoun, 'candidates': candidates, 'label': label}
 
 
 _DPR_URL = 'https://s3.amazonaws.com/datasets.huggingface.co/definite_pronoun_resolution/{}.c.txt'
@@ -115,16 +111,16 @@ _DPR = Dataset(
 
 def _wsc(name: str, data: Dataset, splits: tuple[str, ...]) -> tuple[TextTask, TextTask]:
     """Training on true pairs, and the evaluation."""
-    accuracy = (class_metrics.accuracy,)
+    accuracy = (text_metrics.accuracy,)
     return (
         TextTask(f'{name}_simple_train', data, _true_pairs, splits=(TRAIN,)),
-        TextTask(f'{name}_simple_eval', data, _pairs, answers.refers, accuracy, splits=splits),
+        TextTask(f'{name}_simple_eval', data, _pairs, prompts.refers, accuracy, splits=splits),
     )
 
 
 TASKS = (
     *_wsc('super_glue_wsc_v102', super_glue.dataset('WSC'), (VALIDATION, TEST)),
-    TextTask('dpr_v001_simple', _DPR, _resolution, metrics=(class_metrics.accuracy,)),
+    TextTask('dpr_v001_simple', _DPR, _resolution, metrics=(text_metrics.accuracy,)),
 )
 FEW_SHOT = _wsc('fewglue_wsc_v001', super_glue.few_shot('WSC'), (VALIDATION,))
 
@@ -150,7 +146,13 @@ def _schema(premise: bytes, hypothesis: bytes) -> tuple[bytes, bytes]:
         raise ValueError(f'WNLI: there is no pronoun in {text!r}')
     matches = [(*_match(words[:index], words[index + 1 :], other_words), index) for index in pronouns]
     _, candidate, index = max(matches, key=lambda match: match[0])
-    return f'wsc: {_star(text, index)}'.encode(), _as_written(_from_last_article(candidate), other).encode()
+    starred = text.split(' ')
+    word = starred[index]
+    starred[index] = f'*{word[:-1]}* {word[-1]}' if word[-1] in _MARKS else f'*{word}*'
+    # Without the beginning of the sentence that a match may include.
+    candidate_words = candidate.split(' ')
+    start = max((candidate_words.index(article) for article in _ARTICLES if article in candidate_words), default=0)
+    return f'wsc: {" ".join(starred)}'.encode(), _as_written(' '.join(candidate_words[start:]), other).encode()
 
 
 def _words(text: str) -> list[str]:
@@ -182,20 +184,6 @@ def _prefix_in(sentence: Sequence[str], words: Sequence[str]) -> int:
     while size < len(words) and ' '.join(words[: size + 1]) in text:
         size += 1
     return size
-
-
-def _star(text: str, index: int) -> str:
-    words = text.split(' ')
-    word = words[index]
-    words[index] = f'*{word[:-1]}* {word[-1]}' if word[-1] in _MARKS else f'*{word}*'
-    return ' '.join(words)
-
-
-def _from_last_article(candidate: str) -> str:
-    """Without the beginning of the sentence that a match may include."""
-    words = candidate.split(' ')
-    starts = [words.index(article) for article in _ARTICLES if article in words]
-    return ' '.join(words[max(starts, default=0) :])
 
 
 def _as_written(candidate: str, sentence: str) -> str:

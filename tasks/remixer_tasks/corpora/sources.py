@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -90,12 +90,11 @@ class StreamedSource(seqio.DataSource):
         shard = shard_info or seqio.ShardInfo(0, 1)
         if split == TRAIN:
             return self._training(shard, f'{seed} {self._order}' if shuffle else None)
-        example = {'text': tf.TensorSpec((), tf.string)}
-        held_out = tf.data.Dataset.from_generator(self._held_out, output_signature=example)
+        held_out = tf.data.Dataset.from_generator(
+            lambda: ({'text': document} for document in self._corpus.held_out()),
+            output_signature={'text': tf.TensorSpec((), tf.string)},
+        )
         return held_out.shard(shard.num_shards, shard.index)
-
-    def _held_out(self) -> Iterator[dict[str, bytes]]:
-        return ({'text': document} for document in self._corpus.held_out())
 
     def _training(self, shard: seqio.ShardInfo, seed: str | None) -> tf.data.Dataset:
         count = self._corpus.shards(TRAIN).count

@@ -9,6 +9,7 @@ being joined, corrupted and shuffled at that moment, and a restored pipeline con
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -67,9 +68,9 @@ class StreamedCorpus:
 
     def training_documents(self) -> Iterator[str]:
         raise UserError(
-            f'a vocabulary cannot be trained on {self.name}, which is not copied (HF_STREAMING=True): give one, as in '
+            f'a vocabulary cannot be trained on {self.name}, which is not copied (HF_STREAMING=True): type '
             "--gin.VOCABULARY='@vocabularies.sentencepiece()' --gin.VOCABULARY_PATH=/path/to/spiece.model "
-            "--gin.VOCAB_SIZE=32128, or bytes, --gin.VOCABULARY='@vocabularies.byte()' --gin.VOCAB_SIZE=384"
+            '--gin.VOCAB_SIZE=32128, or @vocabularies.byte() and 384'
         )
 
     def shards(self, split: str) -> Shards:
@@ -86,8 +87,7 @@ class StreamedCorpus:
 
     def held_out(self) -> Iterator[bytes]:
         """The documents of 'validation', in the order of the shards. Raises UserError if there are none."""
-        number = 0
-        while True:
+        for number in itertools.count():
             with self._lock:
                 if number == len(self._held_out):
                     document = next(self._more_held_out, None)
@@ -95,17 +95,15 @@ class StreamedCorpus:
                         return
                     self._held_out.append(document)
             yield self._held_out[number]
-            number += 1
 
     def _find_held_out(self) -> Iterator[bytes]:
-        shards, is_empty = self.shards(VALIDATION), True
+        shards = self.shards(VALIDATION)
         for shard in range(shards.count):
             for text, _ in shards.read(shard, None):
                 document = text.encode()
                 if self._fraction is None or self.is_held_out(document):
-                    is_empty = False
                     yield document
-        if is_empty:
+        if not self._held_out:
             raise UserError(
                 f'{self.name} has no validation documents: give a larger VALIDATION_FRACTION, HF_VALIDATION_SPLIT, or '
                 'EVAL_PERIOD = None'

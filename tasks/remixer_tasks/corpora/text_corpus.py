@@ -51,27 +51,6 @@ class Corpus(Protocol):
 
 
 @dataclasses.dataclass(frozen=True)
-class Words:
-    """The words for a document of a corpus in messages, and the advice.
-
-    Attributes:
-        part: the noun for a document.
-        hold_out: what to type if no document can be held out.
-        find: what to type if there is no document.
-    """
-
-    part: str = 'document'
-    hold_out: str = (
-        "give VALIDATION_FILES, or cut the text into documents (blank lines between them, or TXT_DOCUMENTS = 'line')"
-    )
-    find: str = 'give files with text'
-
-    @property
-    def parts(self) -> str:
-        return f'{self.part}s'
-
-
-@dataclasses.dataclass(frozen=True)
 class ParsedCorpus:
     """Documents that Python functions yield, stored in the cache.
 
@@ -80,7 +59,9 @@ class ParsedCorpus:
             are called in as many processes as there are cores, and a killed command repeats only those that ran.
         read_validation: the same for held-out documents; None holds out a share of the others by their hash.
         validation_fraction: that share; at least one document is held out.
-        words: the words for a document in messages.
+        noun: the word for a document in messages.
+        hold_out_advice: what to type if no document can be held out.
+        empty_advice: what to type if there is no document.
     """
 
     name: str
@@ -89,11 +70,15 @@ class ParsedCorpus:
     read_validation: Read | Sequence[Read] | None = dataclasses.field(default=None, compare=False)
     validation_fraction: float = 0.01
     strict: bool = False
-    words: Words = Words()
+    noun: str = 'document'
+    hold_out_advice: str = (
+        "give VALIDATION_FILES, or cut the text into documents (blank lines between them, or TXT_DOCUMENTS = 'line')"
+    )
+    empty_advice: str = 'give files with text'
 
     def __post_init__(self):
         if self.read_validation is None:
-            check_fraction(self.validation_fraction, self.words.parts)
+            check_fraction(self.validation_fraction, f'{self.noun}s')
 
     def source(self, order: int = 0) -> seqio.DataSource:
         # Imported here, because the class derives from seqio's.
@@ -154,40 +139,39 @@ def check_fraction(fraction: float, documents: str = 'documents') -> None:
 
 
 def _parse(corpus: ParsedCorpus, folder: Path) -> None:
-    """Writes the documents that are missing, the row numbers of both splits, and counts.json."""
+    """Writes the documents that are missing, the row numbers of both splits, and the seal."""
     from remixer_tasks.corpora import arrow_files
 
+    nouns = f'{corpus.noun}s'
     notice, malformed = Notice(f'reading {corpus.name}'), Malformed(corpus.strict)
     paths = _read(corpus, corpus.read, 'documents', folder, malformed, notice)
     shares = arrow_files.Documents(paths).shares()
     if corpus.read_validation is None:
+        if len(shares) == 1:
+            raise UserError(f'{corpus.name} is a single {corpus.noun}; {corpus.hold_out_advice}')
         is_held_out = shares < corpus.validation_fraction
-        if not is_held_out.any() and len(shares) > 1:
+        if not is_held_out.any() and len(shares):
             # There are too few documents for this share.
             is_held_out = shares == shares.min()
-        _check_held_out(int(is_held_out.sum()), len(shares), corpus)
+        if is_held_out.all() and len(shares):
+            raise UserError(f'all {len(shares):,} {nouns} of {corpus.name} are equal; {corpus.hold_out_advice}')
     else:
         paths = _read(corpus, corpus.read_validation, 'held_out', folder, malformed, notice)
         held_out = arrow_files.Documents(paths).shares()
         is_held_out = np.repeat([False, True], [len(shares), len(held_out)])
         shares = np.concatenate([shares, held_out])
-    rows = {TRAIN: np.flatnonzero(~is_held_out), VALIDATION: np.flatnonzero(is_held_out)}
     # In the name, so that a resumed run notices other text, although it does not read it.
     digest = hashlib.sha256(shares.tobytes()).hexdigest()[:16]
-    for split, numbers in rows.items():
+    for split, numbers in {TRAIN: np.flatnonzero(~is_held_out), VALIDATION: np.flatnonzero(is_held_out)}.items():
         if not len(numbers):
-            raise UserError(
-                f'{corpus.name} has no {split} {corpus.words.parts}{malformed.summary()}: {corpus.words.find}'
-            )
+            raise UserError(f'{corpus.name} has no {split} {nouns}{malformed.summary()}: {corpus.empty_advice}')
         np.save(folder / 'rows.tmp.npy', numbers)
         temporary.commit(folder / 'rows.tmp.npy', folder / f'{split}-{digest}.npy')
-    counts = {split: len(numbers) for split, numbers in rows.items()}
-    cache.commit_text(folder / 'counts.json', json.dumps(counts | malformed.counts()))
     for path in folder.glob('*.unfinished'):
         # Of a killed command.
         path.unlink(missing_ok=True)
-    parts = corpus.words.parts
-    notice.done(f'{counts[TRAIN]:,} {parts}, {counts[VALIDATION]:,} held out{malformed.summary()}')
+    count = int(is_held_out.sum())
+    notice.done(f'{len(shares) - count:,} {nouns}, {count:,} held out{malformed.summary()}')
     cache.seal(folder)
 
 
@@ -199,17 +183,17 @@ def _read(
     paths = [folder / f'{name}-{number:05d}.arrow' for number in range(len(functions))]
     jobs = [(function, path, corpus.strict) for function, path in zip(functions, paths, strict=True)]
     if len(jobs) == 1:
-        results = iter([_write(*jobs[0], lambda count: notice.update(lambda: f'{count:,} {corpus.words.parts}'))])
+        results = iter([_write(*jobs[0], lambda count: notice.update(lambda: f'{count:,} {corpus.noun}s'))])
     else:
         results = workers.in_order(_write, jobs, workers.cores())
-    for number, skipped in enumerate(results, 1):
-        malformed.add(skipped)
+    for number, counts in enumerate(results, 1):
+        malformed.add(counts)
         notice.step(number, len(jobs), 'parts')
     return paths
 
 
 def _write(read: Read, path: Path, strict: bool, progress: Callable[[int], Any] = lambda count: None) -> dict[str, Any]:
-    """Writes a function's documents unless the file exists; returns its `Malformed.skipped`. May run in a worker."""
+    """Writes a function's documents unless the file exists; returns its `Malformed.counts`. May run in a worker."""
     from remixer_tasks.corpora import arrow_files
 
     with contextlib.suppress(OSError, ValueError):
@@ -225,21 +209,8 @@ def _write(read: Read, path: Path, strict: bool, progress: Callable[[int], Any] 
     unfinished = path.with_suffix(f'.{os.getpid()}.unfinished')
     try:
         with cache.writing():
-            arrow_files.write(unfinished, documents(), lambda: json.dumps(malformed.skipped()))
+            arrow_files.write(unfinished, documents(), lambda: json.dumps(malformed.counts()))
             temporary.commit(unfinished, path)
     finally:
         unfinished.unlink(missing_ok=True)
-    return malformed.skipped()
-
-
-def _check_held_out(held_out: int, count: int, corpus: ParsedCorpus) -> None:
-    """Raises UserError if all documents are held out, or the only document is not."""
-    parts = corpus.words.parts
-    if count == 1:
-        raise UserError(
-            f'{corpus.name} is a single {corpus.words.part} and none can be held out: {corpus.words.hold_out}'
-        )
-    if held_out == count > 0:
-        raise UserError(
-            f'all {held_out:,} {parts} of {corpus.name} are held out, because they are equal: {corpus.words.hold_out}'
-        )
+    return malformed.counts()

@@ -12,17 +12,38 @@ import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import filelock
 
 from remixer_t5x import temporary, untrusted_files
 from remixer_t5x.errors import UserError, reason
+from remixer_t5x.lazy import tf
 from remixer_tasks.files.notice import Notice
 
-# Names and sizes of an entry's files.
+# The file with the names and sizes of an entry's files.
 SEAL = 'files.json'
 _LOCK, _UNFINISHED = 'lock', '.tmp'
+
+
+class FileState(NamedTuple):
+    """What identifies the content of a file: its path, its bytes, and the time of its last change in nanoseconds."""
+
+    path: str
+    size: int
+    mtime: int
+
+
+def file_state(path: str) -> FileState:
+    """The state of a file, local or in a bucket. Raises UserError if there is none."""
+    try:
+        if '://' in path:
+            remote = tf.io.gfile.stat(path)
+            return FileState(path, remote.length, remote.mtime_nsec)
+        local = os.stat(path)
+        return FileState(path, local.st_size, local.st_mtime_ns)
+    except (OSError, tf.errors.OpError) as error:
+        raise UserError(f'{path} cannot be read ({reason(error)}); restore it, and type the command again') from error
 
 
 def root() -> Path:
@@ -60,7 +81,7 @@ def filling(folder: Path, name: str) -> Iterator[bool]:
 
     Other processes wait for the lock, with a message that has the `name` of the entry. The files of a killed process
     stay for the next one; after a UserError the folder is removed. Raises UserError if the cache folder cannot be
-    written or locked, or its disk is full.
+    written, or its disk is full.
     """
     with writing():
         folder.mkdir(parents=True, exist_ok=True)
@@ -85,7 +106,7 @@ def filling(folder: Path, name: str) -> Iterator[bool]:
 
 @contextlib.contextmanager
 def writing() -> Iterator[None]:
-    """Raises UserError for an OSError because the cache folder cannot be written or its disk is full."""
+    """Converts an OSError because the cache folder cannot be written, or its disk is full, to a UserError."""
     try:
         yield
     except OSError as error:
@@ -100,33 +121,24 @@ def writing() -> Iterator[None]:
 
 def seal(folder: Path) -> None:
     """Writes the names and sizes of the files of `folder` to it, for `check`."""
-    # A killed run may have left the unfinished file of `commit_text`.
+    # A killed run may have left an unfinished seal.
     files = [path for path in sorted(folder.iterdir()) if path.name not in (SEAL, _LOCK) and path.suffix != _UNFINISHED]
-    sizes = {path.name: path.stat().st_size for path in files}
-    commit_text(folder / SEAL, json.dumps(sizes))
-
-
-def commit_text(path: Path, text: str) -> None:
-    """Writes a file that is complete even after a power loss, or missing."""
-    unfinished = path.with_suffix(_UNFINISHED)
-    unfinished.write_text(text)
-    temporary.commit(unfinished, path)
+    unfinished = (folder / SEAL).with_suffix(_UNFINISHED)
+    unfinished.write_text(json.dumps({path.name: path.stat().st_size for path in files}))
+    temporary.commit(unfinished, folder / SEAL)
 
 
 def check(folder: Path) -> None:
     """Raises UserError if a file of the seal of `folder` is missing or has another size."""
     try:
         sizes = untrusted_files.parse(untrusted_files.read_bytes(folder / SEAL))
-        for name, size in sizes.items():
-            if (folder / name).stat().st_size != size:
-                raise UserError(f'{folder / name} was cut off or changed; {repair(folder)}')
-    except FileNotFoundError as error:
-        raise UserError(f'{error.filename} is gone; {repair(folder)}') from error
-    except UserError:
-        raise
+        damaged = [name for name, size in sizes.items() if (folder / name).stat().st_size != size]
     except (OSError, ValueError, AttributeError) as error:
-        # A damaged seal may have names that are too long for the disk.
-        raise UserError(f'{folder / SEAL} cannot be read ({reason(error)}); {repair(folder)}') from error
+        # A damaged seal may not be an object, and may have names that are too long for the disk.
+        name = getattr(error, 'filename', None) or folder / SEAL
+        raise UserError(f'{name} is missing or damaged ({reason(error)}); {repair(folder)}') from error
+    if damaged:
+        raise UserError(f'{folder / damaged[0]} was cut off or changed; {repair(folder)}')
 
 
 def repair(folder: Path) -> str:

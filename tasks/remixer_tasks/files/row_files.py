@@ -1,28 +1,101 @@
-"""Rows of a user's files: JSON lines, TSV, CSV and Parquet, plain or gzipped, local or gs://.
+"""Lines and rows of files: text, JSON lines, TSV, CSV and Parquet, plain or gzipped, local or in a bucket.
 
-Readers stream; they pass rows that cannot be read to `Malformed`, and raise UserError for what makes a whole file
-useless.
+Readers stream in bounded memory. They pass records that cannot be read to `Malformed`, and raise UserError if a whole
+file is unusable.
 """
 
+from __future__ import annotations
+
+import codecs
 import collections
+import contextlib
 import csv
 import dataclasses
+import gzip
+import io
 import itertools
+import re
+import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from remixer_t5x import untrusted_files
-from remixer_t5x.errors import UserError
-from remixer_tasks.files import text_files
+from remixer_t5x.errors import UserError, reason
+from remixer_t5x.lazy import tf
 from remixer_tasks.files.malformed import Malformed
-from remixer_tasks.files.text_files import Part
 
 FORMATS = ('jsonl', 'tsv', 'csv', 'parquet')
+EXTENSIONS = {'json': 'jsonl', 'ndjson': 'jsonl', **{name: name for name in FORMATS}}
 Row = dict[str, Any]
 # Numbers of lines (or rows) from 1, and rows.
 Rows = Iterator[tuple[int, Row]]
-Cells = Iterator[tuple[int, list[str]]]
-EXTENSIONS = {'json': 'jsonl', 'ndjson': 'jsonl', **{name: name for name in FORMATS}}
+# Characters of a line or document: more than any book has, and few enough to hold some of them in memory.
+LONGEST = 50_000_000
+_CHUNK = 1 << 20
+# Python decodes bytes that are not UTF-8 to these characters (PEP 383).
+_NOT_UTF_8 = re.compile('[\udc80-\udcff]')
+
+
+@contextlib.contextmanager
+def opened(path: str, advice: str) -> Iterator[Any]:
+    """Opens a file, decompressed if its name ends in .gz, for reading bytes. Errors raise UserError with `advice`."""
+    try:
+        with io.BufferedReader(_Remote(path), _CHUNK) if '://' in path else untrusted_files.opened(path) as file:
+            if path.endswith('.gz'):
+                with gzip.GzipFile(fileobj=file) as decompressed:
+                    yield decompressed
+            else:
+                yield file
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise UserError(f'{path}: damaged gzip file ({error}); make it again, or rename it if it is plain') from error
+    except (OSError, tf.errors.OpError) as error:
+        raise UserError(f'{path}: {reason(error)}; {advice}') from error
+
+
+class _Remote(io.RawIOBase):
+    """A file in a bucket. TensorFlow's own object has no `readline(size)`, which `io.BufferedReader` adds."""
+
+    def __init__(self, path: str):
+        self._file = tf.io.gfile.GFile(path, 'rb')
+        self.tell = self._file.tell  # type: ignore[method-assign]
+        self.readable = self.seekable = lambda: True  # type: ignore[method-assign]
+
+    def readinto(self, buffer: Any) -> int:
+        data = self._file.read(len(buffer))
+        buffer[: len(data)] = data
+        return len(data)
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        self._file.seek(offset, whence)
+        return self._file.tell()
+
+
+def lines(path: str, longest: int, malformed: Malformed, encoding: str = 'utf-8') -> Iterator[tuple[int, str]]:
+    """Yields (number from 1, line without its end) of the valid lines.
+
+    A line of more than `longest` characters, with a NUL, or that is not UTF-8 is malformed. Raises UserError for a file
+    that is not text in an `encoding` other than UTF-8.
+    """
+    is_utf_8 = codecs.lookup(encoding).name == 'utf-8'
+    codec, errors = ('utf-8-sig', 'surrogateescape') if is_utf_8 else (encoding, 'strict')
+    with opened(path, malformed.file_advice) as file:
+        with io.TextIOWrapper(file, codec, errors, newline='\n') as text:
+            number = 0
+            try:
+                while line := text.readline(longest + 1):
+                    number += 1
+                    if len(line) > longest and not line.endswith('\n'):
+                        while line and not line.endswith('\n'):
+                            line = text.readline(_CHUNK)
+                        malformed.record(path, number, f'the line has more than {longest:,} characters')
+                    elif '\0' in line:
+                        malformed.record(path, number, 'a NUL character')
+                    elif not line.isascii() and _NOT_UTF_8.search(line):
+                        malformed.record(path, number, 'invalid UTF-8')
+                    else:
+                        yield number, line.rstrip('\r\n')
+            except UnicodeError as error:
+                raise UserError(f'ENCODING must be that of {path}, got {encoding!r} ({error})') from error
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,7 +104,7 @@ class RowLayout:
 
     Attributes:
         format: one of FORMATS, or None to use each file's extension. TSV and CSV begin with a line of column names.
-        longest: bytes of a line; a longer one is malformed, and never held in memory as a whole.
+        longest: characters of a line; a longer one is malformed, and never held in memory as a whole.
         delimiter: between the columns of TSV and CSV; None is a tab or a comma.
         encoding: of JSON lines, TSV and CSV.
         numbered: columns of TSV and CSV are called 0, 1, 2, ..., and the first line is a row, unless it has these
@@ -39,7 +112,7 @@ class RowLayout:
     """
 
     format: str | None = None
-    longest: int = text_files.LONGEST
+    longest: int = LONGEST
     delimiter: str | None = None
     encoding: str = 'utf-8'
     numbered: bool = False
@@ -55,15 +128,16 @@ class RowLayout:
         try:
             ''.encode(self.encoding)
         except (LookupError, TypeError, ValueError) as error:
-            text = f"ENCODING must be an encoding of text, as 'latin-1', got {self.encoding!r} ({error})"
-            raise UserError(text) from error
+            raise UserError(
+                f"ENCODING must be a text encoding, as 'latin-1', got {self.encoding!r} ({error})"
+            ) from error
 
     def format_of(self, path: str) -> str:
         """The format of this file. Raises UserError if neither setting nor extension names it."""
-        return self.format or by_extension(path, EXTENSIONS, 'PAIRS_FORMAT')
+        return self.format or format_by_extension(path, EXTENSIONS, 'PAIRS_FORMAT')
 
 
-def by_extension(path: str, formats: Mapping[str, str], setting: str) -> str:
+def format_by_extension(path: str, formats: Mapping[str, str], setting: str) -> str:
     """The format of a file by its name, with or without .gz. Raises UserError, with `setting`, for any other."""
     name = path.lower().removesuffix('.gz').rsplit('/', 1)[-1]
     extension = name.rpartition('.')[2] if '.' in name else ''
@@ -83,69 +157,53 @@ def read(path: str, layout: RowLayout, malformed: Malformed) -> Rows:
     return (_tsv_rows if format == 'tsv' else _csv_rows)(path, layout, malformed)
 
 
-def json_rows(path: str, longest: int, malformed: Malformed, encoding: str = 'utf-8', part: Part | None = None) -> Rows:
-    """The objects of a file of JSON lines, or of a part of it; blank lines are skipped."""
-    is_first = part is None or part.start == 0
-    for number, line in text_files.lines(path, longest, malformed, encoding, part):
+def json_rows(path: str, longest: int, malformed: Malformed, encoding: str = 'utf-8') -> Rows:
+    """The objects of a file of JSON lines; blank lines are skipped."""
+    is_first = True
+    for number, line in lines(path, longest, malformed, encoding):
         if not line.strip():
             continue
         try:
             # Other programs write NaN where a value is missing.
-            row = untrusted_files.parse(line, odd_numbers=True)
+            row, problem = untrusted_files.parse(line, odd_numbers=True), 'the line is not a JSON object'
         except untrusted_files.NotJson as error:
-            if is_first:
-                _check_first_line(path, line)
-            malformed.record(path, number, str(error))
-            continue
-        if is_first and isinstance(row, list):
-            _check_first_line(path, line)
-        is_first = False
+            row, problem = None, str(error)
         if isinstance(row, dict):
             yield number, row
+        elif is_first and (line.lstrip().startswith('[') or line.strip() == '{'):
+            command = "jq -c '.[]'" if '[' in line else 'jq -c .'
+            raise UserError(f'{path} must have one JSON object on each line; type {command} FILE > FILE.jsonl')
         else:
-            malformed.record(path, number, 'the line is not a JSON object')
-
-
-def _check_first_line(path: str, line: str) -> None:
-    """Raises UserError for a file that has JSON, but not JSON lines."""
-    if line.lstrip().startswith('['):
-        raise UserError(f"{path} is one JSON array; write one object on each line: jq -c '.[]' FILE > FILE.jsonl")
-    if line.strip() == '{':
-        raise UserError(f'{path} has objects over several lines; write one on each line: jq -c . FILE > FILE.jsonl')
-    if '\r' in line.strip():
-        raise _carriage_returns(path)
-
-
-def _carriage_returns(path: str) -> UserError:
-    return UserError(f"{path} ends its lines with CR alone; convert it: tr '\\r' '\\n' < FILE > NEW_FILE")
+            malformed.record(path, number, problem)
+        is_first = False
 
 
 def _tsv_rows(path: str, layout: RowLayout, malformed: Malformed) -> Rows:
-    numbered = text_files.lines(path, layout.longest, malformed, layout.encoding)
+    numbered = lines(path, layout.longest, malformed, layout.encoding)
     cells = ((number, line.split(layout.delimiter or '\t')) for number, line in numbered if line.strip())
-    yield from _with_names(path, cells, layout, malformed)
+    yield from _name_columns(path, cells, layout, malformed)
 
 
 def _csv_rows(path: str, layout: RowLayout, malformed: Malformed) -> Rows:
     """RFC 4180: a quoted cell may contain commas, quotes and line ends."""
     before = csv.field_size_limit(min(layout.longest, 2**31 - 1))
     try:
-        yield from _with_names(path, _csv_cells(path, layout, malformed), layout, malformed)
+        yield from _name_columns(path, _csv_cells(path, layout, malformed), layout, malformed)
     finally:
         csv.field_size_limit(before)
 
 
-def _csv_cells(path: str, layout: RowLayout, malformed: Malformed) -> Cells:
+def _csv_cells(path: str, layout: RowLayout, malformed: Malformed) -> Iterator[tuple[int, list[str]]]:
     last = 0
 
-    def with_ends() -> Iterator[str]:
+    def read_lines() -> Iterator[str]:
         nonlocal last
-        for number, line in text_files.lines(path, layout.longest, malformed, layout.encoding):
+        for number, line in lines(path, layout.longest, malformed, layout.encoding):
             last = number
             yield f'{line}\n'
 
     # If not strict, the module reads an unclosed quote to the end of the file, as one cell.
-    reader = csv.reader(with_ends(), delimiter=layout.delimiter or ',', strict=True)
+    reader = csv.reader(read_lines(), delimiter=layout.delimiter or ',', strict=True)
     while True:
         before = last
         try:
@@ -153,8 +211,6 @@ def _csv_cells(path: str, layout: RowLayout, malformed: Malformed) -> Cells:
         except StopIteration:
             return
         except csv.Error as error:
-            if 'new-line' in str(error):
-                raise _carriage_returns(path) from error
             if last > before + 1 or 'unexpected end' in str(error) or 'field larger' in str(error):
                 raise UserError(
                     f'{path} line {before + 1}: a cell that begins here with a quote is not closed by one ({error}); '
@@ -166,7 +222,7 @@ def _csv_cells(path: str, layout: RowLayout, malformed: Malformed) -> Cells:
             yield last, cells
 
 
-def _with_names(path: str, cells: Cells, layout: RowLayout, malformed: Malformed) -> Rows:
+def _name_columns(path: str, cells: Iterator[tuple[int, list[str]]], layout: RowLayout, malformed: Malformed) -> Rows:
     """The rows below the line of column names; all rows if columns are numbered."""
     skipped = malformed.count
     number, names = next(cells, (0, []))
@@ -178,16 +234,13 @@ def _with_names(path: str, cells: Cells, layout: RowLayout, malformed: Malformed
             f'{path}: the line of column names cannot be read{malformed.summary()}; correct it, or set ENCODING, as in '
             "ENCODING = 'latin-1'"
         )
-    duplicates = sorted(name for name, count in collections.Counter(names).items() if count > 1)
-    if duplicates:
+    if duplicates := sorted(name for name, count in collections.Counter(names).items() if count > 1):
         raise UserError(f'{path} has two columns {duplicates[0]!a:.60}; rename one')
     for number, row in itertools.chain(first, cells):
         if len(row) == len(names):
             yield number, dict(zip(names, row, strict=True))
         else:
             malformed.record(path, number, f'{len(row)} columns, the first line has {len(names)}')
-    if number <= 1 and any('\r' in name for name in names):
-        raise _carriage_returns(path)
 
 
 def parquet_rows(
@@ -200,15 +253,12 @@ def parquet_rows(
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    with text_files.opened(path) as file:
+    with opened(path, f'correct the file, or set {setting}') as file:
         try:
             # Parquet is read from its end, which a gzip stream does not allow.
             table = pq.ParquetFile(pa.BufferReader(file.read()) if path.endswith('.gz') else file)
-            columns, number = choose(table.schema_arrow.names), 0
-            for batch in table.iter_batches(batch_size=1024, columns=columns):
-                for row in batch.to_pylist():
-                    number += 1
-                    yield number, row
+            batches = table.iter_batches(batch_size=1024, columns=choose(table.schema_arrow.names))
+            yield from enumerate((row for batch in batches for row in batch.to_pylist()), 1)
         except pa.ArrowException as error:
             raise UserError(
                 f'{path}: not a readable Parquet file ({" ".join(str(error).split())}); make it again, or set {setting}'

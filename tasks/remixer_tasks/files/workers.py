@@ -1,7 +1,7 @@
-"""Runs a function in several Python processes, because one Python process uses one core.
+"""Calls a function in several Python processes, because one Python process uses one core.
 
-A new program starts the processes: a fork of this process would copy TensorFlow and JAX, whose threads make forks hang,
-and `multiprocessing`'s spawn would run the user's main module again. All of them end when this process ends.
+A new program forks the processes: forks of this process could hang, because TensorFlow and JAX have threads, and
+`multiprocessing`'s spawn would run the user's main module again. All of them end when this process ends.
 """
 
 from __future__ import annotations
@@ -60,20 +60,18 @@ def in_order(function: Callable[..., Any], jobs: Sequence[tuple[Any, ...]], coun
 
 def main() -> None:
     """Runs the jobs that come through standard input, and writes their results to standard output."""
-    results = os.fdopen(os.dup(1), 'wb')
+    results = os.fdopen(os.dup(1), 'wb', 0)
     # What a library prints must not mix with the results.
     os.dup2(2, 1)
     function, jobs, count = pickle.load(sys.stdin.buffer)
     with ProcessPoolExecutor(min(count, len(jobs)), multiprocessing.get_context('fork')) as pool:
-        finished = pool.map(functools.partial(_result, function), jobs)
+        finished = pool.map(functools.partial(_call, function), jobs)
         threading.Thread(target=_end_with_parent, daemon=True).start()
         try:
             for result in finished:
-                pickle.dump(result, results)
-                results.flush()
+                results.write(pickle.dumps(result))
         except BrokenProcessPool:
-            pickle.dump((UserError, _KILLED), results)
-            results.flush()
+            results.write(pickle.dumps((UserError, _KILLED)))
 
 
 def _end_with_parent() -> None:
@@ -82,7 +80,7 @@ def _end_with_parent() -> None:
     os.killpg(0, signal.SIGKILL)
 
 
-def _result(function: Callable[..., Any], job: tuple[Any, ...]) -> tuple[type[Exception] | None, Any]:
+def _call(function: Callable[..., Any], job: tuple[Any, ...]) -> tuple[type[Exception] | None, Any]:
     try:
         return None, function(*job)
     except UserError as error:

@@ -1,16 +1,25 @@
-"""Span corruption: T5's denoising objective (Raffel et al. 2020, section 3.1.4), as tf.data transformations.
+"""T5's denoising objectives (Raffel et al. 2020), as tf.data transformations.
 
-Semantics are those of T5's public `span_corruption` preprocessor: documents are joined without a separator and cut
-into segments; a random 15 % of each segment's tokens, in spans of 3 on average, is hidden behind one sentinel per
-span; the targets are the hidden spans, each after its sentinel:
+Span corruption (section 3.1.4; t5's `span_corruption`): documents are joined without a separator and cut into
+segments; a random 15 % of each segment's tokens, in spans of 3 on average, is hidden behind one sentinel per span; the
+targets are the hidden spans, each after its sentinel:
 
     text     Thank you for inviting me to your party last week
     inputs   Thank you <X> me to your party <Y> week </s>
     targets  <X> for inviting <Y> last </s>
 
-Departures: documents are joined across the whole stream, so that only its end becomes a shorter example (T5 makes a
-shorter example of the remainder of every group of documents, and uses one part of a document of more than 65,536
-tokens); targets that would have to be trimmed are an error.
+Independent masking (section 3.2.2, "replace spans"; t5's `iid_denoising`): every token is hidden with probability
+`density`, independently of the others; a run of hidden tokens becomes one sentinel, and a run of visible tokens one in
+the targets:
+
+    inputs   Thank <X> for inviting <Y> your party last <Z> </s>
+    targets  <X'> you <Y'> me to <Z'> week </s>
+
+The same segment and seed give t5's independent masks, bit for bit. Departures: documents are joined across the whole
+stream, so that only its end becomes a shorter example (T5 makes a shorter example of the remainder of every group of
+documents, and uses one part of a document of more than 65,536 tokens); targets of span corruption that would have to be
+trimmed are an error; if a segment has more independent runs than the vocabulary has sentinels, the later ones stay
+visible (t5 would use ordinary pieces as sentinels).
 """
 
 from __future__ import annotations
@@ -94,8 +103,7 @@ def longest_segment(inputs_length: int, targets_length: int, noise: Noise, senti
     if length < 2:
         raise UserError(
             f"TASK_FEATURE_LENGTHS has 'inputs': {inputs_length} and 'targets': {targets_length}, too short for "
-            f'spans of {noise.mean_span:g} tokens: set '
-            "{'inputs': 512, 'targets': 512}"
+            f"spans of {noise.mean_span:g} tokens: set {{'inputs': 512, 'targets': 512}}"
         )
     return length
 
@@ -129,15 +137,13 @@ def corrupt(tokens: tf.Tensor, mask: tf.Tensor, vocabulary: seqio.Vocabulary) ->
     Sentinels count down from the vocabulary's last id. mask[0] is False, so a span's sentinel can replace the
     visible token before it in the targets.
     """
-    starts = mask & ~tf.concat([[False], mask[:-1]], 0)
-    before = tf.concat([starts[1:], [False]], 0)
-    span = tf.cumsum(tf.cast(starts, tf.int32))
     last, _ = sentinels.of(vocabulary)
     eos = [vocabulary.eos_id]
-    inputs = tf.where(starts, last + 1 - span, tokens)
-    targets = tf.where(before, last - span, tokens)
+    # Whether a span starts at the next token.
+    before = ~mask & tf.concat([mask[1:], [False]], 0)
+    targets = tf.where(before, last + 1 - tf.cumsum(tf.cast(before, tf.int32)), tokens)
     return {
-        'inputs': tf.concat([tf.boolean_mask(inputs, starts | ~mask), eos], 0),
+        'inputs': tf.concat([runs_to_sentinels(tokens, mask, last), eos], 0),
         'targets': tf.concat([tf.boolean_mask(targets, before | mask), eos], 0),
     }
 
@@ -157,9 +163,7 @@ def span_corruption(
     the lengths. Without a prompt, raises UserError if the noise does not fit the feature lengths or the vocabulary.
     """
     if sequence_length is None:
-        raise UserError(
-            "span corruption got no feature lengths: set TASK_FEATURE_LENGTHS = {'inputs': 512, 'targets': 114}"
-        )
+        raise UserError("span corruption needs lengths: set TASK_FEATURE_LENGTHS = {'inputs': 512, 'targets': 114}")
     vocabulary = output_features['targets'].vocabulary
     front = vocabulary.encode(prompt) if prompt else []
     inputs_length, targets_length = sequence_length['inputs'] - len(front), sequence_length['targets']
@@ -184,3 +188,53 @@ def span_corruption(
         return {**example, 'inputs': tf.concat([front, example['inputs']], 0)} if front else example
 
     return hide(segments.joined(segments.tokens(dataset), length))
+
+
+def iid_noise_mask(length: tf.Tensor, density: float, seed: tf.Tensor) -> tf.Tensor:
+    """[length] bool, True where hidden. seed: [2] integers, of whose six t5 takes the first."""
+    draw = tf.random.experimental.stateless_split(seed, 6)[0]
+    return tf.random.stateless_uniform([length], draw) < density
+
+
+def runs_to_sentinels(tokens: tf.Tensor, mask: tf.Tensor, last_id: int) -> tf.Tensor:
+    """[m <= n] ids: each run of True in the [n] mask becomes one id, counting down from `last_id`."""
+    starts = mask & ~tf.concat([[False], mask[:-1]], 0)
+    marked = tf.where(starts, last_id + 1 - tf.cumsum(tf.cast(starts, tf.int32)), tokens)
+    return tf.boolean_mask(marked, starts | ~mask)
+
+
+def _limit_runs(mask: tf.Tensor, sentinel_count: int) -> tf.Tensor:
+    """The mask with at most `sentinel_count` runs of False; there are as many runs of True, or one less or more."""
+    visible_starts = ~mask & tf.concat([[True], mask[:-1]], 0)
+    return mask & (tf.cumsum(tf.cast(visible_starts, tf.int32)) < sentinel_count)
+
+
+def iid_denoising(
+    dataset: tf.data.Dataset,
+    sequence_length: Mapping[str, int] | None,
+    output_features: Mapping[str, seqio.Feature],
+    density: float = 0.15,
+) -> tf.data.Dataset:
+    """seqio preprocessor: {'targets': [n] int32 token ids of a document} to {'inputs', 'targets'} with EOS.
+
+    Targets have a random length; what exceeds the feature's length is cut, as in t5. Raises UserError if the feature
+    lengths are missing or too short, and for a vocabulary with fewer than two sentinels.
+    """
+    if sequence_length is None or sequence_length['inputs'] < 3:
+        raise UserError("i.i.d. denoising needs lengths: set TASK_FEATURE_LENGTHS = {'inputs': 512, 'targets': 256}")
+    vocabulary = output_features['targets'].vocabulary
+    last, count = sentinels.of(vocabulary)
+    if count < 2:
+        raise UserError('i.i.d. denoising needs sentinels: give the vocabulary extra_ids=100')
+    eos = [vocabulary.eos_id]
+
+    @seqio.map_over_dataset(num_seeds=1)
+    def hide(tokens, seed):
+        mask = _limit_runs(iid_noise_mask(tf.size(tokens), density, seed), count)
+        targets = runs_to_sentinels(tokens, ~mask, last)[: sequence_length['targets'] - 1]
+        return {
+            'inputs': tf.concat([runs_to_sentinels(tokens, mask, last), eos], 0),
+            'targets': tf.concat([targets, eos], 0),
+        }
+
+    return hide(segments.joined(segments.tokens(dataset), sequence_length['inputs'] - 1))

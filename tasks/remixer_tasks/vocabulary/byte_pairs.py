@@ -35,7 +35,6 @@ _CONFIG = {'add_prefix_space': (None, False), 'add_bos_token': (None, False)}
 _WORD = re.compile(r'_?L+|_?N+|_?O+|[_S]+(?![^_S])|[_S]+')
 _ENDING = re.compile(r"'(?:s|t|re|ve|m|ll|d)")
 
-
 # Unicode's White_Space without the space; str.isspace() has four more control characters.
 _WHITE_SPACE = frozenset(
     '\t\n\v\f\r\x85\xa0\u1680\u2028\u2029\u202f\u205f\u3000' + ''.join(map(chr, range(0x2000, 0x200B)))
@@ -66,10 +65,6 @@ def byte_letters() -> tuple[str, ...]:
     printed = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = iter(range(256, 512))
     return tuple(chr(byte) if byte in printed else chr(next(others)) for byte in range(256))
-
-
-def _is_pair(pair: Any) -> bool:
-    return isinstance(pair, list) and len(pair) == 2 and all(isinstance(piece, str) for piece in pair)
 
 
 class BytePairs(python_vocabularies.PythonTokenizer):
@@ -111,7 +106,11 @@ class BytePairs(python_vocabularies.PythonTokenizer):
             raise UserError(f'the ids in {folder} are not the numbers from 0 to {len(ids) - 1}; download it again')
         end = next(piece for piece, index in {**pieces, **added}.items() if index == self.end_id)
         pairs = [pair.split(' ') if isinstance(pair, str) else pair for pair in merges]
-        ranked = [tuple(pair) for pair in pairs if _is_pair(pair) and pair[0] != '#version:']
+        ranked = [
+            tuple(pair)
+            for pair in pairs
+            if isinstance(pair, list) and [type(piece) for piece in pair] == [str, str] and pair[0] != '#version:'
+        ]
         return pieces, {pair: rank for rank, pair in enumerate(ranked)}, {**added, end: self.end_id}
 
     @functools.cached_property
@@ -165,13 +164,13 @@ class BytePairs(python_vocabularies.PythonTokenizer):
         """GPT-2's own ids."""
         return [index - 1 for index in self.encode(text)]
 
-    @functools.cached_property
-    def _split_added(self) -> Callable[[str], list[str]]:
-        return tokenizer_files.splitter(self._files[2])
-
     @functools.lru_cache(maxsize=2**16)  # noqa: B019 (a vocabulary lives as long as its process)
     def _cached_merge(self, word: str) -> list[str]:
         return self._merge(word)
+
+    @functools.cached_property
+    def _split_added(self) -> Callable[[str], list[str]]:
+        return tokenizer_files.splitter(self._files[2])
 
     def _merge(self, word: str) -> list[str]:
         """The pieces of a word, in O(n log n): a heap has the pairs by rank and place, lists have the neighbours."""

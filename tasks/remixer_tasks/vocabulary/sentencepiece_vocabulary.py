@@ -6,6 +6,8 @@ SentencePiece's default (NFKC, runs of white space become one space), as in T5's
 
 from __future__ import annotations
 
+import base64
+import binascii
 import dataclasses
 import functools
 import io
@@ -13,10 +15,12 @@ import re
 import string
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import sentencepiece
 from sentencepiece import sentencepiece_model_pb2
 
+from remixer_t5x import tokenizer_files, untrusted_files
 from remixer_t5x.errors import UserError, reason
 from remixer_t5x.lazy import seqio, tf
 from remixer_tasks.corpora.text_corpus import Corpus
@@ -32,6 +36,15 @@ LINE_CHARACTERS = 1000
 THREADS = 4
 # In every vocabulary, because labels of tasks contain them ('not_entailment').
 REQUIRED = string.digits + string.ascii_letters + string.punctuation
+_PROTO: Any = sentencepiece_model_pb2.ModelProto  # type: ignore[attr-defined]  # made at run time
+_PIECE = _PROTO.SentencePiece
+_SPECIAL = {'<pad>': _PIECE.CONTROL, '</s>': _PIECE.CONTROL, '<s>': _PIECE.CONTROL}
+# The steps of a tokenizer.json that SentencePiece has too.
+_METASPACE = {'type': 'Metaspace', 'replacement': '▁', 'prepend_scheme': 'always'}
+_NORMALIZERS = (
+    {'type': 'Replace', 'pattern': {'Regex': ' {2,}'}, 'content': '▁'},
+    {'type': 'Strip', 'strip_left': False, 'strip_right': True},
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,16 +87,12 @@ def ensure_trained(corpus: Corpus, settings: Settings) -> Path:
 
 def check(model: bytes) -> None:
     """Raises ValueError if the bytes are not a SentencePiece model whose id 0 is padding."""
-    proto = sentencepiece_model_pb2.ModelProto()  # type: ignore[attr-defined]  # made at run time
     try:
-        proto.ParseFromString(model)
-    except Exception as error:
-        raise ValueError(f'this is not a SentencePiece model ({reason(error)})') from error
-    if not proto.pieces:
-        raise ValueError('this is not a SentencePiece model')
-    try:
+        if not _PROTO.FromString(model).pieces:
+            raise ValueError('it has no pieces')
         processor = sentencepiece.SentencePieceProcessor(model_proto=model)
-    except RuntimeError as error:
+    except Exception as error:
+        # Among others, protobuf's DecodeError and RuntimeError.
         raise ValueError(f'this is not a SentencePiece model ({reason(error)})') from error
     if not processor.IsControl(0) or processor.eos_id() <= 0:
         raise ValueError(
@@ -94,8 +103,7 @@ def check(model: bytes) -> None:
 
 def sentinels_in(model: bytes) -> int:
     """The number of sentinels at the end of a SentencePiece model's own pieces."""
-    proto = sentencepiece_model_pb2.ModelProto.FromString(model)  # type: ignore[attr-defined]  # made at run time
-    return sentinels.trailing([piece.piece for piece in proto.pieces[-1000:]])
+    return sentinels.trailing([piece.piece for piece in _PROTO.FromString(model).pieces[-1000:]])
 
 
 def _train(sample: list[str], settings: Settings) -> bytes:
@@ -216,3 +224,72 @@ def _read_model(path: str) -> bytes:
     except ValueError as error:
         raise UserError(f'vocabulary {path}: {error}; {hint}') from error
     return model
+
+
+def convert_unigram(path: str) -> Path:
+    """The SentencePiece model of a T5's tokenizer.json, as a file in the cache."""
+    model = unigram_model(untrusted_files.read_object(Path(path)), path)
+    file = cache.root() / 'vocabularies' / f'{cache.key("tokenizer.json", model.hex())}.model'
+    if not file.exists():
+        with cache.adding(file) as temporary:
+            temporary.write_bytes(model)
+    return file
+
+
+def unigram_model(tokenizer: dict[str, Any], where: str) -> bytes:
+    """A SentencePiece model that gives the ids of `tokenizer`, the content of the file `where`, without its sentinels.
+
+    Raises UserError if it is not a T5's Unigram model, or has a step that SentencePiece does not have.
+    """
+    settings = {'type': 'Unigram', 'byte_fallback': (None, False, True)}
+    tokenizer_files.check_settings(tokenizer.get('model'), settings, f'{where}, model')
+    rows, unk_id = tokenizer['model'].get('vocab'), tokenizer['model'].get('unk_id')
+    is_pieces = isinstance(rows, list) and all(
+        isinstance(row, list) and len(row) == 2 and isinstance(row[0], str) and isinstance(row[1], int | float)
+        for row in rows
+    )
+    if not is_pieces or not isinstance(unk_id, int):
+        raise UserError(f'{where} has no pieces with scores and an unk_id; download it again')
+    steps = _steps(tokenizer.get('pre_tokenizer'), 'pretokenizers')
+    steps = steps[1:] if steps[:1] == [{'type': 'WhitespaceSplit'}] else steps
+    tokenizer_files.check_settings(steps[0] if steps else None, _METASPACE, f'{where}, pre_tokenizer')
+    if len(steps) > 1:
+        raise UserError(f'{where} has the pre_tokenizer {steps[1]!r:.80}, which SentencePiece does not have')
+    proto = _PROTO()
+    for index, (text, score) in enumerate(rows):
+        if re.fullmatch(r'<extra_id_\d+>', text):
+            continue
+        kind = _PIECE.UNKNOWN if index == unk_id else _SPECIAL.get(text, _PIECE.NORMAL)
+        if tokenizer['model'].get('byte_fallback') and re.fullmatch('<0x[0-9A-F]{2}>', text):
+            kind = _PIECE.BYTE
+        # mT5's sentinels.
+        kind = _PIECE.USER_DEFINED if re.fullmatch(r'▁<extra_id_\d+>', text) else kind
+        proto.pieces.add(piece=text, score=score, type=kind)
+    names = [piece.piece for piece in proto.pieces]
+    proto.trainer_spec.vocab_size = len(names)
+    proto.trainer_spec.unk_id, proto.trainer_spec.bos_id = unk_id, -1
+    proto.trainer_spec.pad_id = names.index('<pad>') if '<pad>' in names else -1
+    proto.trainer_spec.eos_id = names.index('</s>') if '</s>' in names else -1
+    proto.trainer_spec.byte_fallback = bool(tokenizer['model'].get('byte_fallback'))
+    proto.normalizer_spec.precompiled_charsmap = _charsmap(tokenizer.get('normalizer'), where)
+    return proto.SerializeToString(deterministic=True)
+
+
+def _steps(component: Any, name: str) -> list[Any]:
+    """The steps of a normalizer or pre-tokenizer, whose list in a sequence is called `name`."""
+    if not isinstance(component, dict):
+        return []
+    return component.get(name) or [] if component.get('type') == 'Sequence' else [component]
+
+
+def _charsmap(normalizer: Any, where: str) -> bytes:
+    charsmap = b''
+    for step in _steps(normalizer, 'normalizers'):
+        if isinstance(step, dict) and step.get('type') == 'Precompiled':
+            try:
+                charsmap = base64.b64decode(step.get('precompiled_charsmap') or '', validate=True)
+            except (binascii.Error, TypeError, ValueError) as error:
+                raise UserError(f'{where} has a precompiled_charsmap that is not base64; download it again') from error
+        elif step not in _NORMALIZERS:
+            raise UserError(f'{where} has the normalizer {step!r:.80}, which SentencePiece does not have')
+    return charsmap

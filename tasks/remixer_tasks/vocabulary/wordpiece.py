@@ -2,6 +2,10 @@
 
 Ids are the file's. Each text begins with `[CLS]`, as in BERT's training, and `[SEP]` is the end token, which tasks
 append.
+
+A `tokenizer.json` is not given to the library, which a malicious file can make abort, panic or hang: it interprets any
+normalizer, pattern or padding, without limits. The tokenizer is built from BERT's own components with the vocabulary,
+the added tokens and the flags of the file; padding, truncation and the post-processor are not used.
 """
 
 from __future__ import annotations
@@ -12,9 +16,9 @@ import pathlib
 from collections.abc import Sequence
 from typing import Any
 
-from remixer_t5x import tokenizer_files
+from remixer_t5x import tokenizer_files, untrusted_files
 from remixer_t5x.errors import UserError, reason
-from remixer_tasks.vocabulary import python_vocabularies, tokenizer_json
+from remixer_tasks.vocabulary import python_vocabularies
 
 CLS, SEP, UNKNOWN, PAD, MASK = '[CLS]', '[SEP]', '[UNK]', '[PAD]', '[MASK]'
 # Attributes of the normalizer, and their names in tokenizer_config.json.
@@ -23,6 +27,12 @@ SETTINGS = {
     'strip_accents': 'strip_accents',
     'handle_chinese_chars': 'tokenize_chinese_chars',
 }
+_COMPONENTS = {'normalizer': 'BertNormalizer', 'pre_tokenizer': 'BertPreTokenizer', 'model': 'WordPiece'}
+_FLAGS = {'clean_text': True, 'handle_chinese_chars': True, 'strip_accents': None, 'lowercase': True}
+_TOKEN_FLAGS = {'single_word': False, 'lstrip': False, 'rstrip': False, 'normalized': True, 'special': False}
+# The time to encode a word grows with the square of its length. Published BERTs have 100.
+MAX_WORD = 1000
+_MAX_PIECE = 1000
 
 
 class WordPieceVocabulary(python_vocabularies.PythonTokenizer):
@@ -122,7 +132,7 @@ def read(path: str) -> Any:
                 handle_chinese_chars=bool(config.get('tokenize_chinese_chars', True)),
             )._tokenizer
         else:
-            tokenizer = tokenizer_json.wordpiece(path)
+            tokenizer = _read_json(path)
     except UserError:
         raise
     except Exception as error:
@@ -145,4 +155,47 @@ def read(path: str) -> Any:
                 f'{folder} gives {token!r:.60} the id {index}, and its vocabulary {tokenizer.token_to_id(token)}; '
                 'correct its files'
             )
+    return tokenizer
+
+
+def _read_json(path: str) -> Any:
+    """Raises UserError if the file is not a BERT's, and the library's errors for flags of another type."""
+    from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
+
+    content = untrusted_files.read_object(path)
+    parts: dict[str, dict[str, Any]] = {}
+    for name, kind in _COMPONENTS.items():
+        part = content.get(name)
+        parts[name] = part if isinstance(part, dict) else {}
+        # Older files do not name the type of the model.
+        allowed = (None, kind) if name == 'model' else kind
+        tokenizer_files.check_settings(parts[name], {'type': allowed}, f'{path}, {name}')
+    model, added = parts['model'], content.get('added_tokens') or []
+    longest, prefix = model.get('max_input_chars_per_word', 100), model.get('continuing_subword_prefix', '##')
+    if type(longest) is not int or not 0 < longest <= MAX_WORD:
+        raise UserError(f'{path}: max_input_chars_per_word must be 1 to {MAX_WORD}, got {longest!r:.60}; correct it')
+    unknown, vocab = model.get('unk_token'), model.get('vocab')
+    is_list = isinstance(added, list) and all(isinstance(token, dict) for token in added)
+    if not isinstance(vocab, dict) or not is_list:
+        raise UserError(f'{path}: vocab must be an object and added_tokens a list of objects; download it again')
+    pieces = [*vocab.items(), *((token.get('content'), token.get('id')) for token in added)]
+    for piece, index in [*pieces, (unknown, 0), (prefix, 0)]:
+        if not isinstance(piece, str) or not 0 < len(piece) <= _MAX_PIECE or type(index) is not int:
+            raise UserError(
+                f'{path}: {piece!r:.60} with id {index!r:.60} is no piece of a vocabulary; download it again'
+            )
+    if {index for _, index in pieces} != {*range(len({*pieces}))} or unknown not in vocab:
+        raise UserError(f'{path}: ids must be 0, 1, 2 ... without a gap, and one of {unknown!r:.60}; download it again')
+    tokenizer = Tokenizer(
+        models.WordPiece(vocab, unk_token=unknown, max_input_chars_per_word=longest, continuing_subword_prefix=prefix)
+    )
+    flags: dict[str, Any] = {name: parts['normalizer'].get(name, default) for name, default in _FLAGS.items()}
+    tokenizer.normalizer = normalizers.BertNormalizer(**flags)
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    decoder = content.get('decoder')
+    cleanup = not isinstance(decoder, dict) or decoder.get('cleanup') is not False
+    tokenizer.decoder = decoders.WordPiece(prefix, cleanup)
+    for token in sorted(added, key=lambda token: token['id']):
+        values: dict[str, Any] = {name: token.get(name, default) for name, default in _TOKEN_FLAGS.items()}
+        tokenizer.add_tokens([AddedToken(token['content'], **values)])
     return tokenizer

@@ -1,0 +1,195 @@
+"""Metrics against T5's own library and numbers by hand, by their names and by a column of a user's rows."""
+
+import functools
+import json
+import sys
+
+import pytest
+import seqio
+from hypothesis import given
+from hypothesis import strategies as st
+
+from remixer_t5x.errors import UserError
+from remixer_tasks import local_pairs, text_pairs, vocabularies
+from remixer_tasks.benchmarks import prompts, text_metrics
+from tests.support import references
+
+TEXTS = ['The cat sat . It was on the mat .', 'A dog barked .', 'Rain fell all day .']
+PREDICTED_TEXTS = ['The cat sat on a mat . It slept .', 'A dog barked .', 'It rained .']
+BYTES = seqio.ByteVocabulary(extra_ids=100)
+TARGETS, PREDICTIONS = ['yes', 'no', 'no', 'no'], ['yes', 'no', 'yes', ' no']
+
+
+def test_bleu_is_that_of_t5():
+    references.need('sacrebleu', 't5')
+    from t5.evaluation import metrics
+
+    assert text_metrics.bleu(TEXTS, PREDICTED_TEXTS) == pytest.approx(metrics.bleu(TEXTS, PREDICTED_TEXTS))
+    several = [[text, 'A cat sat .'] for text in TEXTS]
+    by_reference = [list(each) for each in zip(*several, strict=True)]
+    assert text_metrics.bleu(several, PREDICTED_TEXTS) == pytest.approx(metrics.bleu(by_reference, PREDICTED_TEXTS))
+
+
+def test_rouge_is_close_to_the_bootstrap_of_t5():
+    references.need('rouge_score', 't5')
+    from t5.evaluation import metrics
+
+    ours, theirs = text_metrics.rouge(TEXTS, PREDICTED_TEXTS), metrics.rouge(TEXTS, PREDICTED_TEXTS)
+    assert set(ours) == set(theirs)
+    # T5 draws a bootstrap of three examples; its middle is the mean except for chance.
+    assert ours == pytest.approx(theirs, abs=2.0)
+
+
+@pytest.mark.parametrize(('metric', 'library'), [('bleu', 'sacrebleu'), ('rouge', 'rouge_score')])
+def test_a_missing_library_is_reported(metric, library, monkeypatch):
+    monkeypatch.setitem(sys.modules, library, None)
+    with pytest.raises(UserError, match=f'the metric needs {library}.*: pip install'):
+        getattr(text_metrics, metric)(['a'], ['a'])
+    assert getattr(text_metrics, metric)([], []) == {}
+
+
+def test_squad_2_scores_by_hand():
+    metric = text_metrics.squad_2('unanswerable')
+    targets = [['Ada', 'Ada won'], ['unanswerable'], ['the end'], ['unanswerable']]
+    values = metric(targets, ['Ada won it', 'Unanswerable.', 'unanswerable', 'Ada'])
+    expected = {'em': 25, 'f1': 45, 'HasAns_em': 0, 'HasAns_f1': 40, 'NoAns_em': 50, 'NoAns_f1': 50}
+    assert values == pytest.approx(expected)
+
+
+def test_the_correlation_of_constants_is_0():
+    """Their means are not exact: a spread of rounding errors alone would give 100 or -100."""
+    for first, second in (([0.2] * 3, [1.4] * 3), ([0.2] * 3, [0.2] * 3), ([0.1] * 10, list(range(10)))):
+        assert text_metrics.pearson_corrcoef(first, second) == {'pearson_corrcoef': 0.0}
+        assert text_metrics.spearman_corrcoef(first, second) == {'spearman_corrcoef': 0.0}
+
+
+@given(st.lists(st.tuples(st.integers(0, 2), st.integers(-1, 2)), min_size=1, max_size=30))
+def test_an_invalid_prediction_is_never_better_than_a_wrong_one(rows):
+    targets, predictions = zip(*rows, strict=True)
+    wrong = [(t + 1) % 3 if p == -1 else p for t, p in rows]
+    assert text_metrics.accuracy(targets, predictions) == text_metrics.accuracy(targets, wrong)
+    binary = [min(t, 1) for t in targets]
+    flipped = [1 - t if p not in (0, 1) else p for t, p in zip(binary, predictions, strict=True)]
+    assert text_metrics.f1(binary, predictions) == text_metrics.f1(binary, flipped)
+
+
+def test_metrics_by_name_are_those_computed_by_hand():
+    values = {}
+    for metric in text_metrics.named('accuracy, exact_match, best_constant_answer, squad, macro_f1'):
+        values |= metric(TARGETS, PREDICTIONS)
+    # 'yes' is named twice and once right; ' no' is another text than 'no'.
+    assert values == pytest.approx(
+        {
+            'accuracy': 50,
+            'exact_match': 75,
+            'best_constant_answer': 75,
+            'em': 75,
+            'f1': 75,
+            'macro_f1': 100 * (2 / 3 + 2 / 4) / 2,
+        }
+    )
+
+
+def test_regression_compares_numbers():
+    (metric,) = text_metrics.named(['regression'])
+    values = metric(['1', '2', '4'], ['1.5', '2', 'x'])
+    assert values['mean_absolute_error'] == pytest.approx(1.5)
+    assert set(values) == {'pearson_corrcoef', 'spearman_corrcoef', 'mean_absolute_error'}
+
+
+@pytest.mark.parametrize('text', ['nan', 'NaN', 'inf', '-infinity', '1_000', '1e999', '٣', '', '0x10', '1,5'])
+def test_only_decimal_digits_are_a_number(text):
+    (metric,) = text_metrics.named(['regression'])
+    assert metric(['1', '2', '4'], ['1.5', '2', text]) == metric(['1', '2', '4'], ['1.5', '2', 'x'])
+    assert prompts.number(text) == prompts.INVALID and prompts.number(' -1.5e1 ') == -15.0
+
+
+@pytest.mark.parametrize('names', [['acuracy'], [], 'f2'])
+def test_unknown_metrics_are_refused(names):
+    with pytest.raises(UserError, match='METRICS must be some of accuracy, exact_match'):
+        text_metrics.named(names)
+
+
+def rows(tmp_path, name='a.jsonl', count=20):
+    path = tmp_path / name
+    lines = [{'q': f'is {i} even', 'a': ('yes', 'no')[i % 2], 'type': f't{i % 3}', 'id': i} for i in range(count)]
+    path.write_text(''.join(json.dumps(line) + '\n' for line in lines))
+    return str(path)
+
+
+def test_columns_are_kept_and_metrics_are_grouped_by_one(tmp_path):
+    options = {'columns': ['id'], 'metrics_by': 'type'}
+    corpus = local_pairs.corpus(rows(tmp_path), 'q', 'a', validation_fraction=0.3, **options)
+    task = text_pairs.task(corpus, BYTES, 'mine', **options)
+    examples = list(task.get_dataset({'inputs': 32, 'targets': 8}, 'validation', shuffle=False).as_numpy_iterator())
+    assert examples and all(
+        example['type'] == b't%d' % (int(example['id']) % 3) and example['inputs_pretokenized'].startswith(b'is ')
+        for example in examples
+    )
+    texts = [example['targets_pretokenized'].decode() for example in examples]
+    judged = [task.postprocess_fn(text, example=e, is_target=True) for text, e in zip(texts, examples, strict=True)]
+    (metric,) = task.metric_fns
+    values = metric(judged, ['yes'] * len(texts))
+    assert values['accuracy'] == pytest.approx(100 * texts.count('yes') / len(texts))
+    groups = {example['type'].decode() for example in examples}
+    assert set(values) == {'accuracy', *(f'accuracy/{group}' for group in groups)}
+
+
+def test_columns_are_part_of_the_identity_but_not_of_the_texts(tmp_path):
+    path = rows(tmp_path)
+    plain, kept = (local_pairs.corpus(path, 'q', 'a', **more) for more in ({}, {'columns': ['id']}))
+    assert plain.identity != kept.identity
+    document = next(iter(plain.training_documents()))
+    assert document.count(text_pairs.SEPARATOR) == 1
+    texts = list(local_pairs.texts(kept).training_documents())
+    assert {'yes', 'no'} < set(texts) and not any(text_pairs.SEPARATOR in text for text in texts)
+
+
+@pytest.mark.parametrize(
+    ('options', 'message'),
+    [({'columns': ['kind']}, "names 'kind', and .* has the columns q, a, type, id"),
+     ({'metrics_by': 'targets'}, 'must name columns other than inputs')],
+)  # fmt: skip
+def test_missing_columns_are_refused(tmp_path, options, message):
+    with pytest.raises(UserError, match=message):
+        list(local_pairs.corpus(rows(tmp_path), 'q', 'a', **options).training_documents())
+
+
+def test_each_set_of_files_is_a_task_to_evaluate(tmp_path):
+    files = {'dev': rows(tmp_path, 'dev.jsonl', 4), 'hard': rows(tmp_path, 'hard.jsonl', 7)}
+    read = functools.partial(local_pairs.corpus, files=rows(tmp_path), inputs='q', targets='a')
+    make = functools.partial(text_pairs.task, vocabulary=BYTES, name='mine')
+    task = make(corpus=read())
+    assert local_pairs.evaluated(task, None, read, make) is task
+    _, *tasks = local_pairs.evaluated(task, files, read, make)
+    assert [task.name for task in tasks] == ['mine_dev', 'mine_hard']
+    counts = [len(list(task.get_dataset({'inputs': 32, 'targets': 8}, 'validation', shuffle=False))) for task in tasks]
+    assert counts == [4, 7]
+
+
+def test_at_most_limits_a_vocabulary_of_few_words(tmp_path):
+    texts = local_pairs.texts(local_pairs.corpus(rows(tmp_path), 'q', 'a'))
+    vocabulary = vocabularies.trained(texts, 1024, at_most=True)
+    assert 190 < vocabulary.vocab_size < 300
+    assert vocabulary.decode(vocabulary.encode('is 7 even')) == 'is 7 even'
+    with pytest.raises(UserError, match='the text is too small for a vocabulary of 924 pieces'):
+        vocabularies.trained(texts, 1024).vocab_size  # noqa: B018 (trains)
+
+
+def test_words_of_the_rows_are_a_vocabulary(tmp_path):
+    texts = local_pairs.texts(
+        local_pairs.corpus(rows(tmp_path), 'q', 'a', validation_files=rows(tmp_path, 'b.jsonl', 2))
+    )
+    vocabulary, again = vocabularies.words(texts), vocabularies.words(texts)
+    assert set(vocabulary.words) == {'is', 'even', 'yes', 'no', *map(str, range(20))}
+    assert vocabulary == again and vocabulary.vocab_size == 27
+    assert vocabulary.decode(vocabulary.encode('is 7 odd')) == 'is 7 <unk>'
+
+
+@pytest.mark.parametrize(
+    ('files', 'message'),
+    [('hard.jsonl', "EVAL_PAIRS must name each set.* got 'ha"), ({'../x': 'a'}, "with letters.* got {'../x'")],
+)
+def test_names_of_evaluation_files_are_checked(files, message):
+    with pytest.raises(UserError, match=message):
+        local_pairs.evaluated(None, files, None, None)
