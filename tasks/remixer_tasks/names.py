@@ -198,3 +198,9 @@ def mixture(
         return min(mixtures.count(task), maximum or math.inf) ** (1 / temperature)
 
     return mixtures.LabelledMixture(name, [(task, rate_of) for task in by_name.values()])
+
+
+def vocabulary_of(task: str | seqio.Task | seqio.Mixture) -> seqio.Vocabulary:
+    """Returns the vocabulary of the targets of a task or mixture, or of its name in seqio's registry."""
+    resolved = seqio.get_mixture_or_task(task) if isinstance(task, str) else task
+    return resolved.output_features['targets'].vocabulary

@@ -211,5 +211,4 @@ def test_one_gpu_node(cluster, tmp_path, text, unbroken, installed, wheel):
             node.wait()
     said = (tmp_path / 'said').read_text()
     assert 'remixer-t5x ended with 137; start 2 of 4' in said
-    assert 'options of XLA for the step: none' in said and 'are enough to save' in said
     assert_resumed(run, unbroken(1))

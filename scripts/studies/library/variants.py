@@ -34,21 +34,31 @@ def flagged(**flags: str) -> Variant:
 
 
 def mixer(file: str, name: str, *flags: tuple[str, str]) -> Variant:
-    return Variant((f'sublayers/{file}.gin',), (('ENCODER_MIXER', name), NO_BIAS, *flags))
+    return Variant((f'{file}.gin',), (('ENCODER_MIXER', name), NO_BIAS, *flags))
+
+
+# For the files of models that swap the decoder's mixer too.
+ATTENTION_IN_DECODER = (
+    ('DECODER_MIXER', '@attention.SelfAttention'),
+    ('DECODER_POSITION_BIAS', '@positions.RelativePositionBias'),
+    ('DECODER_POSITION_EMBEDDING', 'None'),
+)
 
 
 ATTENTION = Variant()
-HYPER_MIXER = mixer('hyper_mixer', '@encoder/hyper_mixer.HyperMixer')
+HYPER_MIXER = mixer('sublayers/hyper_mixer', '@encoder/hyper_mixer.HyperMixer')
 REMIXER = Variant(('sublayers/remixer.gin',), (('ENCODER_FEED_FORWARD', '@encoder/remixer.Remixer'),))
 VARIANTS: dict[str, Variant] = {
     'attention': ATTENTION,
     'hyper_mixer': HYPER_MIXER,
-    'mlp_mixer': mixer('mlp_mixer', '@mlp_mixer.MLPMixer'),
-    'linear_attention': mixer('linear_attention', '@linear_attention.LinearAttention', SINUSOIDAL),
+    'mlp_mixer': mixer('sublayers/mlp_mixer', '@mlp_mixer.MLPMixer'),
+    'linear_attention': mixer(
+        'models/linear_transformer', '@linear_attention.LinearAttention', SINUSOIDAL, *ATTENTION_IN_DECODER
+    ),
     # In the layout of HyperMixer's FNet (appendix F), and in the layout of FNet's authors and of models/fnet.gin.
-    'fnet': mixer('fnet', '@fnet.FNet', SINUSOIDAL, ('ENCODER_LAYOUT', '@layer.Serialized')),
-    'fnet, post-norm': mixer('fnet', '@fnet.FNet', SINUSOIDAL, ('ENCODER_LAYOUT', '@layer.PostNorm')),
-    'gmlp': mixer('gmlp', '@encoder/gmlp.GMLP'),
+    'fnet': mixer('sublayers/fnet', '@fnet.FNet', SINUSOIDAL, ('ENCODER_LAYOUT', '@layer.Serialized')),
+    'fnet, post-norm': mixer('sublayers/fnet', '@fnet.FNet', SINUSOIDAL, ('ENCODER_LAYOUT', '@layer.PostNorm')),
+    'gmlp': mixer('models/gmlp_mixer', '@encoder/gmlp.GMLP', *ATTENTION_IN_DECODER),
     # Attention with Remixer in place of the feed-forward, as in REMIXERS, and its table 5.
     'remixer': REMIXER,
     'remixer, no composition': REMIXER + flagged(COMPOSITION='@remixer.NoComposition'),
@@ -56,7 +66,7 @@ VARIANTS: dict[str, Variant] = {
     'remixer, gated alpha': REMIXER + flagged(COMPOSITION='@remixer.GatedAlpha'),
     'remixer, gated composition': REMIXER + flagged(COMPOSITION='@remixer.GatedComposition'),
     # HyperMixer, table 5.
-    'feature mixing only': mixer('identity', '@hyper_mixer.Identity'),
+    'feature mixing only': mixer('sublayers/hyper_mixer', '@hyper_mixer.Identity'),
     'token mixing only': HYPER_MIXER + flagged(ENCODER_SUBLAYERS='(%ENCODER_MIXER,)'),
     'shared weight vector': HYPER_MIXER
     + flagged(GENERATED_WEIGHTS='@hyper_mixer.SharedWeightVector', TOKEN_INFORMATION='None', TIED='False'),
