@@ -17,7 +17,7 @@ _LOCK = '.lock'
 
 @contextlib.contextmanager
 def entry(folder: pathlib.Path, prefix: str, suffix: str = '.tmp') -> Iterator[pathlib.Path]:
-    """Yields a new path in `folder` for a file or a folder, which is removed after the block if it still exists.
+    """Yields a new path in `folder` for a file or a folder, which the end of the block removes if it still exists.
 
     First removes entries with `suffix` that killed processes left. Raises OSError if `folder` cannot be written.
     """

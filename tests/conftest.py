@@ -222,7 +222,7 @@ def compiled(pytestconfig):
 @pytest.fixture(scope='session')
 def training(tmp_path_factory, compiled):
     """Starts training runs in processes of their own: `TrainingRuns`."""
-    from tests.support.training_runs import TrainingRuns
+    from tests.support.tiny_training import TrainingRuns
 
     return TrainingRuns(tmp_path_factory.mktemp('training'), compiled)
 

@@ -13,7 +13,7 @@ ROOT = pathlib.Path(__file__).parents[1]
 OWN = 'this process has just written it'
 PEER = 'another process of this run sent it'
 TRUSTED = 'trusted, says docs/faults.md'
-CHECKED = 'safe_paths or untrusted has looked at it, and tests/interop and tests/checkpoints give it damaged files'
+CHECKED = 'safe_paths has looked at it, and tests/interop and tests/checkpoints give it damaged files'
 SYSTEM = 'the system wrote it'
 VERIFIED = 'it is data, read in bounded memory; tests/remixer_tasks gives it damaged files'
 NOT_READ = 'nothing is read'
@@ -21,8 +21,7 @@ OPENED = {
     'remixer_t5x/data/task_vocabulary.py::_write_files': TRUSTED,
     'remixer_t5x/data/task_vocabulary.py::save': OWN,
     'remixer_t5x/checkpoints/durable.py::commit': OWN,
-    'remixer_t5x/checkpoints/manager.py::_all_streams': PEER,
-    'remixer_t5x/checkpoints/untrusted.py::_descriptions': CHECKED,
+    'remixer_t5x/checkpoints/manager.py::_gather_streams': PEER,
     'remixer_t5x/cli/streams.py::protect': NOT_READ,
     'remixer_t5x/cli/info/settings.py::_all_rows': TRUSTED,
     'remixer_t5x/cli/info/settings.py::_default_and_meaning': TRUSTED,
@@ -51,9 +50,9 @@ OPENED = {
     'remixer_t5x/kernels/self_check.py::_cache_path': 'the package itself',
     'remixer_t5x/kernels/self_check.py::run': 'the compilation cache, as JAX reads it',
     'remixer_t5x/run_folder/model_dir.py::locked': 'at most 200 bytes, of a descriptor that does not wait',
-    'remixer_t5x/run_folder/tracking.py::_serve': NOT_READ,
-    'remixer_t5x/temporary.py::_locked': NOT_READ,
-    'remixer_t5x/temporary.py::remove_abandoned': NOT_READ,
+    'remixer_t5x/run_folder/trackers.py::_serve': NOT_READ,
+    'remixer_t5x/temporary.py::_open_locked': NOT_READ,
+    'remixer_t5x/temporary.py::_remove_abandoned': NOT_READ,
     'remixer_t5x/temporary.py::sync': NOT_READ,
     'remixer_t5x/train/hooks.py::_upload': OWN,
     'tasks/remixer_tasks/caching.py::summary': TRUSTED,
@@ -72,10 +71,9 @@ USING = {
     'tasks/remixer_tasks/vocabularies.py',
     *(
         'remixer_t5x/checkpoints/durable.py',
-        'remixer_t5x/checkpoints/manager.py',
         'remixer_t5x/extras/reports/compare.py',
     ),
-    *('remixer_t5x/checkpoints/saved_params.py', 'remixer_t5x/checkpoints/untrusted.py'),
+    'remixer_t5x/checkpoints/saved_params.py',
     # tests/cli/test_report.py
     'remixer_t5x/extras/reports/run_folders.py',
     *('remixer_t5x/cli/infer.py', 'remixer_t5x/run_folder/trackers.py', 'remixer_t5x/train/progress.py'),

@@ -102,7 +102,6 @@ def test_what_is_renamed_was_synced_before(tmp_path, monkeypatch):
 RENAMES = {
     'remixer_t5x/temporary.py': 'commit itself',
     'remixer_t5x/checkpoints/manager.py': 'moves a damaged checkpoint away',
-    'remixer_t5x/run_folder/metrics.py': 'moves a damaged log away',
 }
 
 

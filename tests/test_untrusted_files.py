@@ -93,13 +93,6 @@ def _record_of_a_checkpoint(path):
         place.rename(path)
 
 
-def _description_of_an_array(path):
-    from remixer_t5x.checkpoints import untrusted
-
-    with under_the_name(path, '.zarray'):
-        untrusted.check(path.parent)
-
-
 def _ids_of_trackers(path):
     from etils import epath
 

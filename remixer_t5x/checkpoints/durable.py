@@ -16,6 +16,7 @@ import pathlib
 import re
 import sys
 from collections.abc import Callable
+from typing import Any
 
 import orbax.checkpoint as ocp
 from etils import epath
@@ -144,7 +145,7 @@ def check(folder: epath.Path) -> None:
             raise Damaged(f'the checkpoint at {folder} is damaged: {name} {problem}')
 
 
-def _read_list(folder: epath.Path) -> dict[str, tuple[int, str]]:
+def _read_list(folder: epath.Path) -> dict[str, list[Any]]:
     try:
         listed = untrusted_files.parse(untrusted_files.read_bytes(folder / LIST))
         entries = listed.values() if isinstance(listed, dict) else [None]
@@ -157,9 +158,9 @@ def _read_list(folder: epath.Path) -> dict[str, tuple[int, str]]:
     return listed
 
 
-def _measure(folder: pathlib.Path, name: str, digest: str) -> tuple[int, str]:
+def _measure(folder: pathlib.Path, name: str, digest: str) -> list[Any]:
     """Returns the size and SHA-256 of a listed file; only the size if `digest` is a bucket's. Raises OSError."""
     with untrusted_files.opened(safe_paths.inside(folder, name, str(folder / LIST))) as file:
         size = os.fstat(file.fileno()).st_size
         is_from_bucket = digest.startswith(object_store.CRC32C)
-        return size, '' if is_from_bucket else hashlib.file_digest(file, 'sha256').hexdigest()
+        return [size, '' if is_from_bucket else hashlib.file_digest(file, 'sha256').hexdigest()]

@@ -1,7 +1,7 @@
-"""One update of the parameters as a pure function, and one evaluation.
+"""The train step, which is one update of the parameters as a pure function, and the evaluation step.
 
-Sums and weights travel together and are divided once: over microbatches the gradients of the loss SUM and the weights
-are added up, so that the update does not depend on how the batch was cut.
+Sums and weights travel together and are divided once: microbatches add up the gradients of the loss SUM and the
+weights, so the update does not depend on how the batch was split.
 """
 
 from collections.abc import Callable
@@ -25,25 +25,11 @@ Metrics = dict[str, jax.Array]
 USUAL_LOSS_SHARE = 0.02
 # T5X's name for a loss that is a mean over target tokens.
 NUM_REAL_TARGET_TOKENS = 'NUM_REAL_TARGET_TOKENS'
-# Of an evaluation: how often each id is a target.
+# Name of a sum of an evaluation: how often each id is a target.
 TARGET_COUNTS = 'target_counts'
-# What a batch of any frame has of these is filled with token ids, and with 0 as padding.
+# Arrays of token ids, with 0 as padding; a batch has at least one of them.
 TOKENS = ('encoder_input_tokens', 'decoder_target_tokens')
 StepFn = Callable[[TrainState, Batch], tuple[TrainState, Metrics]]
-
-
-def _divisor(factor: float | str | None) -> float | None:
-    """The number to divide the loss by; None where it is the number of target tokens."""
-    if factor == NUM_REAL_TARGET_TOKENS:
-        return None
-    if factor is None:
-        return 1.0
-    if isinstance(factor, str | bool) or not factor > 0:
-        raise UserError(
-            f'LOSS_NORMALIZING_FACTOR is {factor!r}; it takes a positive number, None for the sum of the loss, or '
-            f'{NUM_REAL_TARGET_TOKENS!r} for its mean'
-        )
-    return factor
 
 
 def make_train_step(
@@ -58,10 +44,10 @@ def make_train_step(
     spike_factor: float | None = None,
     trainable: str | None = None,
 ) -> StepFn:
-    """A pure `step(state, batch) -> (state, metrics)`; `measure` and `follow_loss` say which metrics.
+    """Returns a pure `step(state, batch) -> (state, metrics)`; `measure` and `update_loss_ema` list the metrics.
 
-    After a step whose loss or gradient is not finite, and after a spike, the returned state is the given state with the
-    next step number, and the caller decides what to do.
+    A step whose loss or gradient is not finite, or whose loss is a spike, only changes the step number of the state;
+    the caller decides what to do.
 
     Args:
         model: has `loss(params, batch, dropout_rng)`, which returns a sum over target tokens and a dict of float32
@@ -71,7 +57,7 @@ def make_train_step(
         loss_normalizing_factor: divisor of the loss sum, as in T5X: a number, None for the sum itself, or
             'NUM_REAL_TARGET_TOKENS' for the number of target tokens (the sum of weights). Released T5 checkpoints were
             trained with a constant, batch rows x target length (233472 in T5X's configs).
-        dropout: whether `model.loss` gets a key, which is folded from `seed`, the step and the microbatch.
+        dropout: whether to pass `model.loss` a key, which is folded from `seed`, the step and the microbatch.
         seed: seed of dropout.
         learning_rate: schedule whose value at `state.step` is reported as the metric `learning_rate`; None does not
             report it.
@@ -81,19 +67,24 @@ def make_train_step(
     """
     if microbatches < 1:
         raise UserError(f'microbatches = {microbatches} must be at least 1')
-    divisor = _divisor(loss_normalizing_factor)
-
+    is_mean = loss_normalizing_factor == NUM_REAL_TARGET_TOKENS
+    divisor: Any = 1.0 if loss_normalizing_factor is None else loss_normalizing_factor
+    if not is_mean and (isinstance(divisor, str | bool) or not divisor > 0):
+        raise UserError(
+            f'LOSS_NORMALIZING_FACTOR is {loss_normalizing_factor!r}; it takes a positive number, None for the sum of '
+            f'the loss, or {NUM_REAL_TARGET_TOKENS!r} for its mean'
+        )
     gradients = _gradients(model, seed if dropout else None)
 
     def step_fn(state, batch):
         trained, frozen = trainables.split(state.params, trainable)
         grads, sums = accumulate(gradients, (trained, frozen), batch, state.step, microbatches)
-        normalizer = _target_tokens(sums) if divisor is None else divisor
+        normalizer = _target_tokens(sums) if is_mean else divisor
         grads = jax.tree.map(lambda grad: grad / normalizer, grads)
         metrics, good = measure(state.params, batch, sums, grads)
         usual_loss = state.usual_loss
         if usual_loss is not None:
-            usual_loss, good, spike = follow_loss(usual_loss, sums, spike_factor, good)
+            usual_loss, good, spike = update_loss_ema(usual_loss, sums, spike_factor, good)
             metrics.update(spike)
         updates, opt_state = tx.update(grads, state.opt_state, state.params)
         updated = TrainState(state.step + 1, optax.apply_updates(trained, updates), opt_state, usual_loss)
@@ -108,7 +99,7 @@ def make_train_step(
 
 
 def _gradients(model: Model, seed: int | None) -> Callable:
-    """`((trained, frozen), batch, step, index) -> (gradients, sums)`; dropout has a key if there is a seed."""
+    """Returns `((trained, frozen), batch, step, index) -> (gradients, sums)`; with a seed, `model.loss` gets a key."""
 
     def gradients(params, batch, step, index):
         rng = None
@@ -126,15 +117,15 @@ def _gradients(model: Model, seed: int | None) -> Callable:
 
 
 def _target_tokens(sums: Metrics) -> jax.Array:
-    """Their number; 1 for a batch that is only padding, whose zero gradient must not become 0 / 0."""
+    """Returns the number of target tokens; 1 for a batch of padding, whose zero gradient must not become 0 / 0."""
     return jnp.where(sums['weights'] > 0, sums['weights'], 1.0)
 
 
 def measure(params: Params, batch: Batch, sums: Metrics, grads: Params) -> tuple[Metrics, jax.Array]:
-    """The metrics of a step, float32 scalars, and whether its loss and its gradient are finite.
+    """Returns the metrics of a step, float32 scalars, and whether its loss and its gradient are finite.
 
-    The metrics are `sums`, `grad_norm` (of the normalised gradient of what is trained, before the optimizer clips it),
-    `param_norm` (before the update), `non_padding_fraction`, and `nonfinite`, 1.0 if one of the two is not finite.
+    The metrics are `sums`, `grad_norm` (of the normalised gradient, before clipping), `param_norm` (before the update),
+    `non_padding_fraction`, and `nonfinite`, 1.0 if the loss or the gradient is not finite.
     """
     grad_norm = optax.tree.norm(grads)
     finite = jnp.isfinite(grad_norm) & jnp.isfinite(sums['loss'])
@@ -149,11 +140,13 @@ def measure(params: Params, batch: Batch, sums: Metrics, grads: Params) -> tuple
     return metrics, finite
 
 
-def follow_loss(
+def update_loss_ema(
     usual_loss: jax.Array, sums: Metrics, spike_factor: float | None, good: jax.Array
 ) -> tuple[jax.Array, jax.Array, Metrics]:
-    """The running mean of the loss per token with this step's, whether the step is `good` and not a spike, and with
-    `spike_factor` the metric `spike`, which is 1.0 for a spike.
+    """Updates the running mean of the loss per token.
+
+    Returns the mean, whether the step is `good` and not a spike, and with `spike_factor` the metric `spike`, 1.0 for a
+    spike.
     """
     loss, metrics = sums['loss'] / _target_tokens(sums), {}
     if spike_factor is not None:
@@ -164,7 +157,7 @@ def follow_loss(
 
 
 def non_padding_fraction(batch: Batch) -> jax.Array | None:
-    """The share of the places for input and target tokens that have one; None for a batch of other arrays."""
+    """Returns the share of input and target positions that are not padding; None without token ids."""
     tokens = [batch[name] for name in TOKENS if name in batch]
     if not tokens:
         return None
@@ -175,10 +168,10 @@ def non_padding_fraction(batch: Batch) -> jax.Array | None:
 def make_eval_step(
     model: Model, token_bytes: np.ndarray | None = None, count_targets: bool = False
 ) -> Callable[[Params, Batch], Metrics]:
-    """A pure `step(params, batch) -> sums` without dropout; `sums` are the sums of `model.loss` over the batch.
+    """Returns a pure `step(params, batch) -> sums` without dropout, with the sums of `model.loss` over the batch.
 
-    With `token_bytes` [ids], the bytes of text of each id, `sums` has the `bytes` of the decoder's targets in addition.
-    With `count_targets` it has `target_counts` [ids], how often each id is a target.
+    `token_bytes` [ids], the bytes of text of each id, adds `bytes`, the size of the decoder's targets.
+    `count_targets` adds `target_counts` [ids], how often each id is a target.
     """
 
     def step_fn(params, batch):
@@ -197,7 +190,7 @@ def make_eval_step(
 
 
 def _targets(batch: Batch) -> tuple[jax.Array, jax.Array]:
-    """The token ids that a batch's loss is about, and their weights."""
+    """Returns the token ids that the loss predicts, and their weights."""
     side = 'decoder' if 'decoder_target_tokens' in batch else 'encoder'
     return batch[f'{side}_target_tokens'], batch[f'{side}_loss_weights']
 
@@ -220,10 +213,10 @@ class Compiled:
 
 
 def jit_train_step(step_fn: StepFn, shardings: TrainState, partitioner: Partitioner, donate: bool = False) -> Compiled:
-    """`step_fn` compiled for the mesh.
+    """Compiles `step_fn` for the mesh.
 
-    With `donate` the returned state takes over the buffers of the given state, which saves the memory of a second state
-    and leaves the given one, and every array that shares a buffer with it, deleted.
+    `donate` reuses the buffers of the input state for the output state, which saves the memory of a second state and
+    deletes the input state and every array that shares a buffer with it.
     """
     jitted = jax.jit(
         step_fn,
@@ -237,7 +230,7 @@ def jit_train_step(step_fn: StepFn, shardings: TrainState, partitioner: Partitio
 def jit_eval_step(
     step_fn: Callable[[Params, Batch], Metrics], shardings: TrainState, partitioner: Partitioner
 ) -> Compiled:
-    """`step_fn` compiled for the mesh: `(params, batch) -> sums`."""
+    """Compiles `step_fn` for the mesh: `(params, batch) -> sums`."""
     jitted = jax.jit(
         step_fn,
         in_shardings=(shardings.params, partitioner.batch_sharding),
@@ -249,10 +242,9 @@ def jit_eval_step(
 def accumulate(
     gradients: Callable, params: Any, batch: Batch, step: jax.Array, microbatches: int
 ) -> tuple[Any, Metrics]:
-    """Sums `gradients(params, microbatch, step, index) -> (grads, sums)` over the microbatches, one at a
-    time.
+    """Sums `gradients(params, microbatch, step, index) -> (grads, sums)` over the microbatches, one at a time.
 
-    Microbatch i takes every row r of the batch with r % microbatches == i: neighbouring rows are on one device, so each
+    Microbatch i has the rows r of the batch with r % microbatches == i. Neighbouring rows are on one device, so each
     device splits its own rows and no row moves.
     """
     if microbatches == 1:
@@ -262,7 +254,7 @@ def accumulate(
         raise UserError(f'{microbatches} microbatches do not divide a batch of {sorted(rows)} rows; choose a divisor')
     split = {name: _constrain(a.reshape(-1, microbatches, *a.shape[1:])) for name, a in batch.items()}
 
-    def one(total, index):
+    def add_part(total, index):
         part = {
             name: _constrain(jax.lax.dynamic_index_in_dim(a, index, 1, keepdims=False)) for name, a in split.items()
         }
@@ -271,7 +263,7 @@ def accumulate(
     part = {name: jax.ShapeDtypeStruct((a.shape[0], *a.shape[2:]), a.dtype) for name, a in split.items()}
     shapes = jax.eval_shape(gradients, params, part, step, 0)
     zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
-    return jax.lax.scan(one, zeros, jnp.arange(microbatches))[0]
+    return jax.lax.scan(add_part, zeros, jnp.arange(microbatches))[0]
 
 
 def _constrain(array: jax.Array) -> jax.Array:

@@ -66,7 +66,7 @@ def check_writable(folder: epath.Path) -> None:
         raise UserError(f'{GOOGLE}{_bucket_name(folder)} cannot be used: {reason(error)}') from error
 
 
-def contents(folder: epath.Path) -> dict[str, list[int | str]] | None:
+def contents(folder: epath.Path) -> dict[str, list[Any]] | None:
     """Lists the objects below `folder`: relative name -> [bytes, CRC32C and the checksum that the store computed].
 
     Returns None if google-cloud-storage or credentials are missing on this machine. Raises UserError if the bucket

@@ -199,8 +199,8 @@ class Tracking:
     No method raises or waits, except that `close` waits for a while.
     """
 
-    def __init__(self, trackers: Sequence[Tracker], run: TrackedRun | None, warn: Callable[[str], None]):
-        self._threads = [_TrackerThread(tracker, run, warn) for tracker in trackers if run is not None]
+    def __init__(self, trackers: Sequence[Tracker], run: TrackedRun, warn: Callable[[str], None]):
+        self._threads = [_TrackerThread(tracker, run, warn) for tracker in trackers]
         self.takes_files = any(tracker.takes_files for tracker in trackers)
 
     def write(self, kind: str, step: int, numbers: Mapping[str, float], timing: Mapping[str, float]) -> None:

@@ -55,7 +55,8 @@ class RunLog:
         self._warned: set[str] = set()
         self._line = progress.ProgressLine(last_step, step, quiet=not (show and self._is_first_process))
         self._lines: metrics.JsonlWriter | None = None
-        self._trackers = trackers.Tracking((), None, self.say)
+        # Trackers are opened in `start`, because a run that is finished already tracks nothing.
+        self._trackers = trackers.Tracking((), trackers.TrackedRun(path, step, {}), self.say)
         self._open(-1 if is_new else step)
         self.clock = progress.Clock(work, step)
 

@@ -32,24 +32,18 @@ def test_a_checkpoint_that_is_being_written_is_none_yet(tmp_path):
 @pytest.mark.parametrize(
     ('path', 'line'),
     [
-        ('run/checkpoints/90', 'the nearest that exists is {}/run/checkpoints/100'),
-        ('rnn', 'the nearest that does is {}/run'),
-        ('run/eval', 'the nearest that does is {}/run'),
-        ('', 'CHECKPOINT_PATH is empty'),
-        ('run,run/checkpoints/100', 'two checkpoints of step 100'),
+        ('rnn', 'did you mean run?'),
+        ('run/checkpoints/90', 'give the MODEL_DIR of a run that saved one'),
+        ('', 'CHECKPOINT_PATH must name one or more checkpoints'),
+        ('run,run/checkpoints/100', 'of different steps'),
     ],
 )
-def test_a_wrong_path_is_told_what_is_near(tmp_path, path, line):
+def test_a_wrong_path_is_refused(tmp_path, path, line):
     save(tmp_path / 'run', 5, 100)
     given = ','.join(f'{tmp_path}/{part}' for part in path.split(',')) if path else ''
     with pytest.raises(UserError) as caught:
         saved_params.find_all(given)
-    assert line.format(tmp_path) in str(caught.value)
-
-
-def test_nothing_near_says_what_to_give(tmp_path):
-    with pytest.raises(UserError, match='give the MODEL_DIR of a run that saved one'):
-        saved_params.find_all(str(tmp_path / 'nowhere' / 'deep'))
+    assert line in str(caught.value)
 
 
 class Clock:
@@ -81,9 +75,7 @@ def test_following_ends_by_itself_and_goes_on_after_what_is_done(tmp_path, monke
     assert clock.now == pytest.approx(0.1, abs=0.02)
 
 
-def test_following_a_folder_that_stays_empty_is_told(tmp_path):
+def test_following_a_folder_that_stays_empty_is_an_error(tmp_path):
     save(tmp_path / 'run', 10)
-    with pytest.raises(UserError, match='the nearest that does is'):
+    with pytest.raises(UserError, match='did you mean run?'):
         list(saved_params.follow(str(tmp_path / 'rum'), timeout=0, poll=0.01))
-    with pytest.raises(UserError, match='takes one MODEL_DIR'):
-        list(saved_params.follow('a,b', timeout=0))

@@ -70,7 +70,7 @@ def test_eval_follows_a_bucket_and_infer_reads_the_best_from_it(finetuned, place
     assert [row['prediction'] for row in rows] == [row['prediction'] for row in wanted]
     assert run(*infer[:-1], '--output=best.jsonl', '--checkpoint=gs://bucket/tuned/best/glue_cola_v002') == 0
     assert run('infer', '--input=in.txt', '--checkpoint=gs://bucket/turned') == 2
-    assert 'the nearest that does is gs://bucket/tuned' in capsys.readouterr().err
+    assert 'does not contain a checkpoint; did you mean tuned?' in capsys.readouterr().err
 
 
 def test_report_and_load_read_a_bucket(finetuned, place, tmp_path, capsys):  # noqa: F811

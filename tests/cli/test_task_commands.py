@@ -178,8 +178,8 @@ EVAL = ['eval', '--gin.EVAL_BATCH_SIZE=4']
 INFER = ['infer', '--checkpoint=first', '--gin.INFER_BATCH_SIZE=4']
 FINETUNE_NEW = ['finetune', '--gin_file=runs/finetune.gin', *FINETUNE, '--gin.MODEL_DIR=new']
 MISTAKES = {
-    'no such checkpoint': ([*EVAL, '--checkpoint=first/checkpoints/9'], 'the nearest that exists is'),
-    'no such run': ([*EVAL, '--checkpoint=frist'], 'does not contain a checkpoint; the nearest that does is'),
+    'no such checkpoint': ([*EVAL, '--checkpoint=first/checkpoints/9'], 'does not contain a checkpoint'),
+    'no such run': ([*EVAL, '--checkpoint=frist'], 'does not contain a checkpoint; did you mean first?'),
     'other sizes': ([*EVAL, '--checkpoint=first', '--gin.EMBED_DIM=8'], 'does not fit this model: '),
     'other vocabulary': ([*EVAL, '--checkpoint=first', '--gin.byte.extra_ids=5'], 'was trained with vocabulary'),
     'small table': (

@@ -17,7 +17,7 @@ from remixer_t5x.evaluate.task_evaluation import Report
 from remixer_t5x.interop import safetensors_files
 from remixer_t5x.run_folder import metrics, model_dir, object_store, tensorboard
 from remixer_t5x.train import hooks, progress, run_log, settings
-from remixer_t5x.train.current import Patience
+from remixer_t5x.train.saving import Patience
 from remixer_t5x.train.settings import Result
 from tests.support import full_disks
 

@@ -7,7 +7,7 @@ import pytest
 from etils import epath
 
 from remixer_t5x.errors import UserError
-from remixer_t5x.run_folder import tensorboard, trackers, tracking
+from remixer_t5x.run_folder import tensorboard, trackers
 from tests.support import full_disks
 
 LOSS = {'loss': 2.0}
@@ -51,7 +51,7 @@ def run_of(folder):
 def track(tmp_path):
     """A function that opens trackers, and the list of their warnings."""
     warnings = []
-    return lambda *opened: tracking.Tracking(opened, run_of(tmp_path), warnings.append), warnings
+    return lambda *opened: trackers.Tracking(opened, run_of(tmp_path), warnings.append), warnings
 
 
 def test_every_call_arrives_in_order(track, tmp_path):
@@ -90,10 +90,10 @@ def test_a_tracker_that_hangs_delays_nothing(track):
     open_trackers, warnings = track
     forever = threading.Event()
     hanging = open_trackers(Recorder(forever.wait))
-    for step in range(2 * tracking.MOST_WAITING):
+    for step in range(2 * trackers.MAX_WAITING):
         hanging.write('train', step, LOSS, {})
     hanging.close(0.01)
-    assert len(warnings) == 1 and f'is {tracking.MOST_WAITING} records behind' in warnings[0]
+    assert len(warnings) == 1 and f'is {trackers.MAX_WAITING} records behind' in warnings[0]
     forever.set()
     slow = open_trackers(Recorder((other := threading.Event()).wait))
     slow.write('train', 1, LOSS, {})

@@ -7,7 +7,7 @@ import struct
 import pytest
 from etils import epath
 
-from remixer_t5x.run_folder import trackers, tracking
+from remixer_t5x.run_folder import trackers
 from tests.support.real_processes import Process
 
 pytest.importorskip('wandb', reason="wandb is not installed (pip install 'remixer-t5x[wandb]')")
@@ -41,7 +41,7 @@ def process(folder, step):
     warnings = []
     settings = {'TRAIN_STEPS': '5', 'MODEL': '@seq2seq.Seq2Seq()'}
     tracked = trackers.TrackedRun(epath.Path(folder), step, settings)
-    tracker = tracking.Tracking([trackers.WandB(project='test', tags=('a',), mode='offline')], tracked, warnings.append)
+    tracker = trackers.Tracking([trackers.WandB(project='test', tags=('a',), mode='offline')], tracked, warnings.append)
     for number in (step + 1, step + 2):
         tracker.write('train', number, {'loss': 1 / number, 'z_loss': math.nan}, {'tokens_per_second': 9.0})
     if step:

@@ -1,12 +1,15 @@
 """A training run small enough for tests: a model of two embeddings and a task whose text is in memory.
 
-`main` is one process of a run; see `training_runs`.
+`main` is one process of a run; `TrainingRuns` starts such processes.
 """
 
 import dataclasses
+import itertools
 import json
 import os
+import pathlib
 import sys
+from collections.abc import Mapping
 from typing import Any
 
 os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
@@ -25,6 +28,7 @@ from remixer_t5x.errors import UserError
 from remixer_t5x.evaluate import held_out_loss
 from remixer_t5x.optim import optimizer
 from remixer_t5x.train import loop, settings
+from tests.support.real_processes import Process
 
 # Letters that one line each has, and nothing else in it.
 STRANGE = {77: 'Z', 33: 'Y'}
@@ -216,3 +220,35 @@ def main(settings: dict[str, Any]) -> int:
         print(f'error: {error}', file=sys.stderr, flush=True)
         return 2
     return 0
+
+
+class TrainingRuns:
+    """Starts runs; their output goes into files of `folder`, and they share the compiled programs in `compiled`."""
+
+    def __init__(self, folder: pathlib.Path, compiled: pathlib.Path):
+        self._folder, self._compiled = folder, compiled
+        self._numbers = itertools.count(1)
+
+    def start(
+        self,
+        *,
+        devices: int = 1,
+        file_size: int | None = None,
+        environment: Mapping[str, str] | None = None,
+        **settings: Any,
+    ) -> Process:
+        """A run with `settings` of `run`; see `Process` for the others."""
+        return Process(
+            main,
+            settings,
+            output=self._folder / f'output{next(self._numbers)}.txt',
+            devices=devices,
+            environment=environment,
+            compiled=self._compiled,
+            file_size=file_size,
+        )
+
+    def run(self, **settings: Any) -> tuple[int, str]:
+        """The exit code and the output of a whole run."""
+        process = self.start(**settings)
+        return process.wait(), process.output()

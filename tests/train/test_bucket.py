@@ -83,7 +83,7 @@ def test_killed_while_a_checkpoint_is_uploaded_and_restarted_is_bit_equal(traini
     checkpoints = model_dir.absolute(MODEL_DIR) / model_dir.CHECKPOINTS
     # Orbax knows that step 20 is not complete, although a folder of that name is there.
     assert (checkpoints / '20' / 'state').exists() and saved_params.steps_in(checkpoints) == [10]
-    with pytest.raises(UserError, match='20 does not contain a checkpoint; the nearest that exists is .*/10'):
+    with pytest.raises(UserError, match='20 does not contain a checkpoint'):
         saved_params.find_step(f'{checkpoints}/20')
 
     code, output = train(training, here)
@@ -154,7 +154,7 @@ def test_one_line_says_what_is_missing(training, here, monkeypatch, tmp_path):
         return str(error.value)
 
     assert 's3://, which is not supported; give gs://' in message('s3://bucket/run')
-    assert 'there is no such bucket' in message('gs://other/run')
+    assert 'does not exist' in message('gs://other/run')
     here.fail('GET /storage/v1/b/bucket$', status=403)
     assert 'are not allowed to do that; a run needs the roles' in message()
     here.heal()

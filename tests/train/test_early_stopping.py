@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from remixer_t5x.errors import UserError
-from remixer_t5x.train.current import Patience
+from remixer_t5x.train.saving import Patience
 from remixer_t5x.train.settings import Periods
 
 
@@ -20,7 +20,7 @@ def end(values, most, cuts=()):
         if patience.is_over:
             return number
         if number in cuts:
-            patience = Patience.restored(most, json.loads(json.dumps(patience.record())))
+            patience = Patience(most, **json.loads(json.dumps(patience.record())))
     return None
 
 

@@ -6,10 +6,10 @@ from unittest import mock
 
 import numpy as np
 import pytest
-from remixer_t5x.train.current import Patience
 
 from remixer_t5x.errors import UserError
 from remixer_t5x.train import hooks, loop, progress, settings
+from remixer_t5x.train.saving import Patience
 
 LOSSES = ('loss', 'accuracy', 'grad_norm')
 
