@@ -138,11 +138,6 @@ def test_safetensors_survive_a_round_trip(place, capsys):
         (('--from_safetensors=hf/config.json', '--to=x'), 'cannot be read as safetensors'),
         (('--gin_file=ours/model.gin', '--checkpoint=ours', '--to_hf=hf'), 'is not empty'),
         (('--gin_file=ours/model.gin', '--checkpoint=ours', '--to_hf=x', '--gin.MLP_DIM=8'), 'relu_mlp'),
-        (
-            ('--gin_file=ours/model.gin', '--gin_file=sublayers/fnet.gin', '--checkpoint=ours', '--to_hf=x',
-             '--gin.ENCODER_MIXER=@fnet.FNet'),
-            'FNet',
-        ),
     ],
 )  # fmt: skip
 def test_a_mistake_is_one_line(place, capsys, argv, named, monkeypatch):

@@ -38,7 +38,7 @@ def test_vocab_shows_special_ids_and_pieces(own_text, capsys):
 @pytest.mark.parametrize(
     ('flags', 'said'),
     [
-        (['--split=test'], "split 'test' is not in"),
+        (['--split=test'], "must be one of train, validation, got 'test'"),
         (['--num_examples=-1'], "'-1' is not a whole number from 0"),
         (['--gin.FILES=/nowhere/*.txt'], 'FILES: /nowhere/*.txt matches no file'),
         (['--gin.MIXTURE_OR_TASK_NAME=no_such_task'], "MIXTURE_OR_TASK_NAME is 'no_such_task'"),

@@ -118,13 +118,17 @@ def _default_and_meaning(argument: str) -> tuple[str, str]:
     module, owner, name = argument.rsplit('.', 2)
     spec = importlib.util.find_spec(module)
     tree = ast.parse(pathlib.Path(spec.origin).read_text(encoding='utf-8') if spec and spec.origin else '')
-    node = next((node for node in tree.body if getattr(node, 'name', '') == owner), None)
+    names = {getattr(node, 'name', ''): node for node in tree.body}
+    node = names.get(owner)
     if isinstance(node, ast.FunctionDef):
         values = [None] * len(node.args.args) + node.args.defaults
         parameters = dict(zip([each.arg for each in node.args.args], values[len(node.args.defaults) :], strict=True))
         parameters |= dict(zip([each.arg for each in node.args.kwonlyargs], node.args.kw_defaults, strict=True))
     elif isinstance(node, ast.ClassDef):
         parameters = {ast.unparse(field.target): field.value for field in node.body if isinstance(field, ast.AnnAssign)}
+        bases = [base.id for base in node.bases if isinstance(base, ast.Name)]
+        if name not in parameters and (base := next((base for base in bases if base in names), None)):
+            return _default_and_meaning(f'{module}.{base}.{name}')
     else:
         return '', ''
     value = parameters.get(name)

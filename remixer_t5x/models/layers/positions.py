@@ -44,6 +44,11 @@ class RelativePositionBias(nn.Module):
 
     Distances are measured in the row. Within an example these are the distances in the example, and attention masks
     pairs of tokens from different examples.
+
+    Attributes:
+        num_heads: number of attention heads.
+        num_buckets: number of buckets of distances.
+        max_distance: the distance from which all larger ones share a bucket.
     """
 
     num_heads: ranges.Count

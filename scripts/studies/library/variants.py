@@ -113,7 +113,7 @@ def model_of(variant: Variant, width: int, layers: int, *, frame_files: Sequence
         **{name: round(width * times) for name, times in variant.proportions},
         **macros,
     }
-    files = [f'models/{variant.model}.gin', 'sizes/tiny.gin', *frame_files, *variant.files]
+    files = [f'models/{variant.model}.gin', 'sizes/tiny.gin', *variant.files, *frame_files]
     flags = [*((name, str(value)) for name, value in sizes.items()), *variant.flags]
     (model,) = loading.values(loading.Given(files, flags), 'MODEL')
     return model
