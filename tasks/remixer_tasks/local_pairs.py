@@ -135,7 +135,7 @@ def evaluated(
         return task
     if not isinstance(files, Mapping) or not all(re.fullmatch(r'[\w-]+', str(name)) for name in files):
         raise UserError(
-            'EVAL_PAIRS must name each set of files with letters, digits, _ and -, '
+            'names in EVAL_PAIRS must have letters, digits, _ and - only, '
             f"got {files!r}; type EVAL_PAIRS = {{'hard': 'hard.jsonl'}}"
         )
     tasks = [task]

@@ -31,7 +31,7 @@ BY_HAND = [
      'The letter was sent to Noah .', 'send ( theme * letter , recipient Noah )'),
     (mini_cogs.intransitive('sleep', noun('dog')), 'The dog slept .', 'sleep ( agent * dog )'),
     (mini_cogs.intransitive('break', noun('vase')), 'The vase broke .', 'break ( theme * vase )'),
-    (mini_cogs.clausal('say', noun('Emma'), FOX_WAS_FOUND), 'Emma message that the fox was found by a boy .',
+    (mini_cogs.clausal('say', noun('Emma'), FOX_WAS_FOUND), 'Emma said that the fox was found by a boy .',
      'say ( agent Emma , ccomp find ( agent boy , theme * fox ) )'),
 ]
 # fmt: on

@@ -188,7 +188,10 @@ def test_words_of_the_rows_are_a_vocabulary(tmp_path):
 
 @pytest.mark.parametrize(
     ('files', 'message'),
-    [('hard.jsonl', "EVAL_PAIRS must name each set.* got 'ha"), ({'../x': 'a'}, "with letters.* got {'../x'")],
+    [
+        ('hard.jsonl', "names in EVAL_PAIRS must have letters.* got 'ha"),
+        ({'../x': 'a'}, "must have letters.* got {'../x'"),
+    ],
 )
 def test_names_of_evaluation_files_are_checked(files, message):
     with pytest.raises(UserError, match=message):

@@ -159,8 +159,10 @@ class TfdsSource(seqio.TfdsDataSource):
 
 
 class _SequentialLoader(seqio.LazyTfdsLoader):
-    """Interleaves files in one thread, because tf.data cannot restore the position of several."""
+    """Interleaves files in one thread and caches nothing in memory: tf.data could not restore the position."""
 
     @property
     def read_config(self) -> tfds.ReadConfig:
-        return dataclasses.replace(super().read_config, num_parallel_calls_for_interleave_files=None)
+        return dataclasses.replace(
+            super().read_config, num_parallel_calls_for_interleave_files=None, try_autocache=False
+        )
