@@ -36,12 +36,21 @@ def sources(*folders):
     return [path for folder in folders for path in sorted((ROOT / folder).rglob('*.py'))]
 
 
+# transformers loads the PyTorch code that this package has just written.
+OUR_CODE = {
+    'remixer_t5x/interop/huggingface/pytorch_export.py',
+    *('tests/cli/test_convert_code.py', 'tests/interop/test_pytorch_export.py'),
+}
+
+
 def offences(path):
     """What must not be, as text, with the line."""
     name, tree = path.relative_to(ROOT).as_posix(), ast.parse(path.read_text(encoding='utf-8'))
     for node in ast.walk(tree):
         for what in _offence(node, name.startswith(PRODUCT)):
             may_pickle = name in MAKERS | PIPES
+            if what.endswith('trust_remote_code') and name in OUR_CODE:
+                continue
             if not (may_pickle and what == 'import pickle' or name == INTERPRETER and what in ('exec', 'compile')):
                 yield f'{name}:{node.lineno}: {what}'
 
@@ -188,7 +197,7 @@ LOADS = ('loading.load(', 'loading.values(', 'build_model(', 'gin.parse_config')
 def _loaders():
     for path in sources('remixer_t5x', 'tasks'):
         name = path.relative_to(ROOT).as_posix()
-        if name != 'remixer_t5x/config/loading.py' and any(call in path.read_text() for call in LOADS):
+        if not name.startswith('remixer_t5x/config/') and any(call in path.read_text() for call in LOADS):
             yield name
 
 

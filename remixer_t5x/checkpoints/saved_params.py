@@ -20,7 +20,7 @@ from flax import traverse_util
 from jax.sharding import NamedSharding, PartitionSpec
 
 from remixer_t5x import safe_paths, untrusted_files
-from remixer_t5x.checkpoints import changes, durable
+from remixer_t5x.checkpoints import changes, durable, untrusted
 from remixer_t5x.devices import collectives
 from remixer_t5x.devices.partition import Partitioner, unbox
 from remixer_t5x.errors import UserError, nearest
@@ -140,6 +140,8 @@ def verify(folder: epath.Path, listed: bool = False) -> None:
         try:
             if listed or (folder / durable.LIST).exists():
                 durable.check(folder)
+            # After the comparison, or a damaged checkpoint would be reported as malicious.
+            untrusted.check_descriptions(folder)
         except durable.Damaged as error:
             damage = str(error)
     if damage := collectives.broadcast(damage):

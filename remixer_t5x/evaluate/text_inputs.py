@@ -16,6 +16,8 @@ from remixer_t5x.errors import UserError, one_line, reason
 TXT, JSONL = 'txt', 'jsonl'
 # Formats of rows with columns.
 ROWS = ('csv', 'tsv', 'parquet')
+# Characters of a line; a longer one might not fit into memory.
+LONGEST = 50_000_000
 _FORMATS = {'.txt': TXT, '.jsonl': JSONL, '.ndjson': JSONL, '.json': JSONL}
 
 
@@ -60,7 +62,11 @@ class TextInputs:
         is_jsonl = (self.format or _FORMATS.get(extension, TXT)) == JSONL
         try:
             with self._open() as file:
-                for number, line in enumerate(file, 1):
+                for number, line in enumerate(iter(lambda: file.readline(LONGEST + 1), ''), 1):
+                    if len(line) > LONGEST:
+                        raise UserError(
+                            f'{self.shown} line {number} must have at most {LONGEST:,} characters; split it into lines'
+                        )
                     if not is_jsonl:
                         yield line.rstrip('\r\n')
                     elif line.strip():

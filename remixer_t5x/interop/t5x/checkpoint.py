@@ -22,7 +22,7 @@ from etils import epath
 from flax import serialization, traverse_util
 
 from remixer_t5x import safe_paths, temporary
-from remixer_t5x.checkpoints import saved_params
+from remixer_t5x.checkpoints import saved_params, untrusted
 from remixer_t5x.errors import UserError
 from remixer_t5x.interop.huggingface.family import MAX_LAYERS
 from remixer_t5x.models.architecture.layer import PreNorm
@@ -120,7 +120,7 @@ def read(path: str, abstract: Params) -> tuple[Params, int]:
         UserError: there is no checkpoint, it cannot be read, or it has another architecture or size.
     """
     folder = _find(path)
-    safe_paths.check_inside(folder)
+    untrusted.check(folder)
     expected = {name: tuple(leaf.shape) for name, leaf in _flatten(abstract).items()}
     with saved_params.user_errors(folder, 'read'):
         saved = _open_orbax(folder / _STATE) if (folder / _STATE).is_dir() else _open_msgpack(folder)

@@ -117,7 +117,9 @@ def _fetch(dataset: Dataset, download: Download, folder: Path, source: str | Non
                 return True
             extracted = temporary_folder / 'extracted'
             with zipfile.ZipFile(file) as archive:
-                archive.extractall(extracted, [name for name in archive.namelist() if not _is_hidden(name)])
+                for name in archive.namelist():
+                    if not _is_hidden(name):
+                        archive.extract(name, extracted)
             for path in sorted(path for path in extracted.rglob('*') if path.is_file()):
                 _place(path, target / path.relative_to(extracted))
     except OSError as error:

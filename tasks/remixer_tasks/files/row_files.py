@@ -85,9 +85,10 @@ def lines(path: str, longest: int, malformed: Malformed, encoding: str = 'utf-8'
                 while line := text.readline(longest + 1):
                     number += 1
                     if len(line) > longest and not line.endswith('\n'):
+                        # Before the rest of the line, which may take minutes to skip.
+                        malformed.record(path, number, f'the line has more than {longest:,} characters')
                         while line and not line.endswith('\n'):
                             line = text.readline(_CHUNK)
-                        malformed.record(path, number, f'the line has more than {longest:,} characters')
                     elif '\0' in line:
                         malformed.record(path, number, 'a NUL character')
                     elif not line.isascii() and _NOT_UTF_8.search(line):

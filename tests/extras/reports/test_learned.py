@@ -169,7 +169,7 @@ def test_sowing_does_not_change_a_training_step(observed, monkeypatch):
         return re.sub(r'0x[0-9a-f]+', '', text)
 
     with_sowing = program()
-    monkeypatch.setattr(attend, '_show_weights', lambda *args: None)
+    monkeypatch.setattr(attend, '_sow_weights', lambda *args: None)
     monkeypatch.setattr(nn.Module, 'sow', lambda *args, **kwargs: False)
     jax.clear_caches()
     assert program() == with_sowing

@@ -1,0 +1,133 @@
+"""Descriptions of arrays in a checkpoint of somebody else: what would end the process is not opened."""
+
+import json
+import os
+import shutil
+
+import jax
+import ml_dtypes
+import numpy as np
+import pytest
+import tensorstore as ts
+from etils import epath
+
+from remixer_t5x.checkpoints import durable, manager, saved_params, untrusted
+from remixer_t5x.errors import UserError
+from remixer_t5x.interop import converted
+
+PARAMS = {'scale': np.arange(6, dtype=np.float32).reshape(2, 3), 'one': np.float32(3)}
+# Each ended the process when TensorStore opened or read the array.
+HOSTILE = {
+    'terabytes': {'shape': [2**38], 'chunks': [2**38]},
+    'terabytes in small chunks': {'shape': [2**38], 'chunks': [2**20]},
+    'raw elements of 2 GB': {'dtype': '|V2000000000', 'fill_value': None},
+    'structures': {'dtype': [['a', '<f4', [8_589_934_592]]], 'fill_value': None},
+    'smaller structures': {'dtype': [['a', '<f4', [500_000_000]]], 'fill_value': None},
+    'texts': {'dtype': '<U2000000000', 'fill_value': None},
+    'objects': {'dtype': '|O', 'fill_value': None},
+}
+
+
+@pytest.fixture(scope='module')
+def saved(tmp_path_factory):
+    folder = converted.claim(tmp_path_factory.mktemp('saved') / 'run')
+    return converted.write(folder, PARAMS, 7, converted.record('v', '', 'a test'))
+
+
+@pytest.fixture
+def change(saved, tmp_path):
+    """A function that changes the description of an array in a copy of the checkpoint, and returns the copy."""
+
+    def changed(changes):
+        copy = epath.Path(tmp_path / 'checkpoints' / '7')
+        shutil.copytree(saved, copy)
+        # A stranger would make the list fit.
+        (copy / durable.LIST).unlink()
+        store = ts.KvStore.open({'driver': 'ocdbt', 'base': f'file://{copy}/state/'}).result()
+        [key] = [key for key in store.list().result() if key.endswith(b'scale/.zarray')]
+        store.write(key, json.dumps({**json.loads(store[key]), **changes})).result()
+        return copy
+
+    return changed
+
+
+def refused(call, *args):
+    with pytest.raises(UserError) as error:
+        call(*args)
+    assert len(str(error.value).splitlines()) == 1 and len(str(error.value)) < 600
+    return str(error.value)
+
+
+@pytest.mark.parametrize('kind', HOSTILE)
+def test_what_would_end_the_process_is_refused(change, kind):
+    """`convert` reads by the first function; `infer`, `eval` and INITIAL_CHECKPOINT_PATH by the second."""
+    folder = change(HOSTILE[kind])
+    said = refused(converted.read, str(folder))
+    assert 'GiB by their descriptions' in said or 'does not describe an array of numbers' in said
+    abstract = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(np.shape(leaf), np.float32), PARAMS)
+    assert refused(saved_params.restore_params, str(folder), abstract) == said
+
+
+def test_a_checkpoint_with_true_descriptions_is_read(saved, change):
+    for folder in (saved, change({})):
+        params, _, step = converted.read(str(folder))
+        assert step == 7
+        np.testing.assert_array_equal(params['scale'], PARAMS['scale'])
+        assert params['one'] == 3 and np.ndim(params['one']) == 0
+
+
+DTYPES = ('float32', 'bfloat16', 'float16', 'int32', 'uint32', 'int8', 'uint8', 'bool', 'int64')
+
+
+@pytest.mark.parametrize('dtype', DTYPES)
+@pytest.mark.parametrize('driver', ['zarr', 'zarr3'])
+def test_every_dtype_that_tensorstore_writes_for_numbers_is_taken(tmp_path, dtype, driver):
+    spec = {'driver': driver, 'kvstore': {'driver': 'file', 'path': str(tmp_path / 'a')}, 'dtype': dtype}
+    dtype = ml_dtypes.bfloat16 if dtype == 'bfloat16' else dtype
+    ts.open({**spec, 'metadata': {'shape': [3]}}, create=True).result().write(np.ones(3, dtype)).result()
+    untrusted.check(tmp_path)
+
+
+def test_arrays_of_zeros_may_be_larger_than_their_files(tmp_path):
+    """A state before its first step has them: a chunk that has the fill value alone is not written."""
+    described = {'zarr_format': 2, 'shape': [2**27], 'chunks': [2**27], 'dtype': '<f4'}
+    (tmp_path / '.zarray').write_text(json.dumps(described))
+    untrusted.check(tmp_path)
+    (tmp_path / '.zarray').write_text(json.dumps({**described, 'shape': [2**29], 'chunks': [2**27]}))
+    assert '2.0 GiB by their descriptions' in refused(untrusted.check, tmp_path)
+    with (tmp_path / '0').open('wb') as file:
+        file.truncate(2**25)
+    untrusted.check(tmp_path)
+
+
+@pytest.mark.parametrize('name', ['²', '٣', '007', '1' + '0' * 30])
+def test_a_folder_with_another_number_is_not_a_step(saved, tmp_path, name):
+    folder = epath.Path(tmp_path / 'run')
+    shutil.copytree(saved.parent.parent, folder)
+    (folder / 'checkpoints' / name / 'state').mkdir(parents=True)
+    assert saved_params.steps_in(folder / 'checkpoints') == [7]
+    assert converted.read(str(folder))[2] == 7
+    assert f'has an entry {name!a}' in refused(durable.options, folder / 'checkpoints')
+
+
+@pytest.mark.parametrize('record', ['[]', '3', 'null', '[' * 100_000, '{"a": 1e999}', '\x00', ''])
+def test_a_record_that_is_not_an_object_is_one_line(change, record):
+    folder = change({})
+    (folder / 'run' / 'metadata').write_text(record)
+    assert 'cannot be read' in refused(converted.read, str(folder))
+
+
+def test_parameters_larger_than_the_memory_are_not_read(saved, monkeypatch):
+    monkeypatch.setattr(os, 'sysconf', lambda name: 1 if name == 'SC_PHYS_PAGES' else 16)
+    assert 'convert them on a larger machine' in refused(converted.read, str(saved))
+
+
+def test_a_link_to_a_file_that_is_gone_is_left_to_the_reader(tmp_path):
+    (tmp_path / 'a').symlink_to('gone')
+    untrusted.check(tmp_path)
+
+
+def test_a_file_in_the_place_of_the_checkpoints_is_one_line(tmp_path):
+    (tmp_path / 'checkpoints').write_text('')
+    assert 'checkpoints is a file' in refused(manager.Checkpoints, epath.Path(tmp_path))
+    assert saved_params.steps_in(epath.Path(tmp_path / 'checkpoints')) == []
