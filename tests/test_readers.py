@@ -21,6 +21,7 @@ OPENED = {
     'remixer_t5x/data/task_vocabulary.py::_write_files': TRUSTED,
     'remixer_t5x/data/task_vocabulary.py::save': OWN,
     'remixer_t5x/checkpoints/durable.py::commit': OWN,
+    'remixer_t5x/checkpoints/untrusted.py::_descriptions': CHECKED,
     'remixer_t5x/checkpoints/manager.py::_gather_streams': PEER,
     'remixer_t5x/cli/streams.py::protect': NOT_READ,
     'remixer_t5x/cli/info/settings.py::_all_rows': TRUSTED,
@@ -74,7 +75,7 @@ USING = {
         'remixer_t5x/checkpoints/durable.py',
         'remixer_t5x/extras/reports/compare.py',
     ),
-    'remixer_t5x/checkpoints/saved_params.py',
+    *('remixer_t5x/checkpoints/saved_params.py', 'remixer_t5x/checkpoints/untrusted.py'),
     # tests/cli/test_report.py
     'remixer_t5x/extras/reports/run_folders.py',
     *('remixer_t5x/cli/infer.py', 'remixer_t5x/run_folder/trackers.py', 'remixer_t5x/train/progress.py'),

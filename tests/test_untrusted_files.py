@@ -78,6 +78,13 @@ def _list_of_a_checkpoint(path):
         durable.check(epath.Path(path.parent))
 
 
+def _description_of_an_array(path):
+    from remixer_t5x.checkpoints import untrusted
+
+    with under_the_name(path, '.zarray'):
+        untrusted.check(path.parent)
+
+
 def _record_of_a_checkpoint(path):
     from etils import epath
 

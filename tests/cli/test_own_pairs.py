@@ -134,7 +134,7 @@ def test_infer_warns_of_another_template_than_the_run_had(place, capsys, flags):
     [
         (
             "--gin.EVAL_PAIRS={'a/b': 'small.csv'}",
-            "letters, digits, _ and -, got {'a/b'",
+            "letters, digits, _ and - only, got {'a/b'",
         ),
         ('--gin.EVAL_PAIRS=small.csv', "EVAL_PAIRS must be a dictionary, as in {'a': 1} or None, got 'small.csv'"),
         ("--gin.EVAL_PAIRS={'small': 'nowhere.csv'}", 'which does not exist'),

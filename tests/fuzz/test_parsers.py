@@ -186,5 +186,5 @@ def test_values_of_gin_flags(text):
 def test_a_line_that_is_too_long_for_a_model(tmp_path, monkeypatch, text):
     monkeypatch.setattr(text_inputs, 'LONGEST', 50)
     (tmp_path / 'a').write_text('short\n' + text)
-    with pytest.raises(UserError, match='line 2 has more than 50 characters'):
+    with pytest.raises(UserError, match='line 2 must have at most 50 characters'):
         list(text_inputs.TextInputs(str(tmp_path / 'a')))

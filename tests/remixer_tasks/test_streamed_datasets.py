@@ -195,7 +195,7 @@ def test_a_fingerprint_changes_with_the_data(folders, tmp_path):
     changed.write_text(changed.read_text().replace('document 3', 'dokument 3'))
     assert f'other content in 1 of its files, such as {changed.name}' in difference(before, identity(moved))
     changed.unlink()
-    assert 'had 5 files and now has 4 files' in difference(before, identity(moved))
+    assert 'had 5 files and now has 4' in difference(before, identity(moved))
     assert 'was read by StreamedSource and is now by TextSource' in difference(
         before, identity(folders / 'jsonl', False)
     )

@@ -131,7 +131,8 @@ def test_bad_data_in_the_middle_of_a_run_is_reported_in_one_line(training, tmp_p
 
 
 @pytest.mark.parametrize(
-    ('changed', 'words'), [({'vocab_size': 128}, 'set VOCAB_SIZE to 384'), ({'microbatches': 3}, 'batch size 8')]
+    ('changed', 'words'),
+    [({'vocab_size': 128}, 'set VOCAB_SIZE to 384'), ({'microbatches': 3}, 'BATCH_SIZE must be a multiple of 3')],
 )
 def test_mistakes_are_reported_before_a_folder_is_created(training, tmp_path, changed, words):
     code, output = training.run(model_dir=str(tmp_path / 'run'), train_steps=5, **changed)

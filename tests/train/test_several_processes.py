@@ -313,7 +313,7 @@ def test_a_mistake_in_one_process_ends_all_with_its_line(processes):
         *pair_by_flags(command, [], [f'--gin.MODEL_DIR={processes.folder / "elsewhere"}'])
     )
     assert (code, own) == (2, 2)
-    assert 'error (process 1): MODEL_DIR' in second and 'elsewhere is another folder' in second
+    assert 'error (process 1): MODEL_DIR' in second and 'elsewhere, which is another folder' in second
     assert 'error (process 0): process 1 has failed: MODEL_DIR' in first
 
 

@@ -1,6 +1,6 @@
 """Attention for one decoding step: a few queries against a long cache.
 
-A step reads the cache once and computes very little. The cache layout that is read fastest depends on the device:
+A step reads the cache once and computes very little. The layout that is read fastest depends on the device:
 
 heads first   [batch, heads, length, kv], on a CPU and a GPU. XLA:CPU reads it at the speed of memory, because the
               operands of each head's matmul are contiguous (6 times as fast as with heads between length and features).

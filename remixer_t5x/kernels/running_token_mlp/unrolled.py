@@ -49,8 +49,8 @@ def backward(
     of_sums, later = jax.lax.optimization_barrier((of_sums[::-1], later))
     of_w_in = [jnp.sum(array.astype(jnp.float32) * _columns(tokens.value, t), -1) for t, array in enumerate(of_sums)]
     of_value = [jnp.sum(array.astype(jnp.float32) * _rows(tokens.w_in, t), -2) for t, array in enumerate(of_sums)]
-    w_in, value, w_out = (jnp.stack(parts, axis=1).astype(dtype) for parts in (of_w_in, of_value, of_w_out))
-    return BlockGradients(w_in, value, w_out, None if start is None else later)
+    of_w_in, of_value, of_w_out = (jnp.stack(parts, axis=1).astype(dtype) for parts in (of_w_in, of_value, of_w_out))
+    return BlockGradients(of_w_in, of_value, of_w_out, None if start is None else later)
 
 
 def _running_sums(tokens: Tokens, start: jax.Array | None) -> list[jax.Array]:

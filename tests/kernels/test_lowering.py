@@ -1,0 +1,28 @@
+"""Models with kernels lower for a TPU and a GPU without a warning, which pytest's settings turn into an error."""
+
+import jax
+import pytest
+from flax import linen as nn
+
+from remixer_t5x.api.building import build_model
+from remixer_t5x.data import frames
+from remixer_t5x.devices import jax_workarounds
+from remixer_t5x.kernels.compile_target import compiling_for
+from remixer_t5x.models import interface
+
+SMALL = {'EMBED_DIM': 128, 'NUM_ENCODER_LAYERS': 1, 'NUM_DECODER_LAYERS': 1, 'VOCAB_SIZE': 64, 'DTYPE': 'bfloat16'}
+
+
+@pytest.mark.parametrize(('platform', 'chip', 'lowering'), [('tpu', 'v5e', 'tpu'), ('gpu', 'h100', 'cuda')])
+@pytest.mark.parametrize('name', ['t5_1_1', 'hyper_mixer', 'mixer_enc_dec'])
+def test_a_gradient_lowers_without_a_warning(name, platform, chip, lowering):
+    model = build_model(f'models/{name}.gin', 'sizes/tiny.gin', **SMALL)
+    batch = frames.abstract_batch(model.frame, {'inputs': 32, 'targets': 16}, 2, True)
+    shapes = {key: array.shape for key, array in batch.items()}
+    with compiling_for(platform, chip=chip), jax_workarounds.cudnn_of_described_gpu(90800):
+        params = nn.unbox(interface.param_shapes(model, shapes))
+        traced = jax.jit(jax.grad(lambda params, batch: model.loss(params, batch)[0])).trace(params, batch)
+        program = traced.lower(lowering_platforms=(lowering,)).as_text()
+    assert 'triton' not in program
+    if platform == 'tpu':
+        assert 'tpu_custom_call' in program
