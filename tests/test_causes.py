@@ -18,6 +18,7 @@ SPECIFIC = {
 KNOWN = {
     'remixer_t5x/devices/hypothetical.py': 'ValueError',
     'remixer_t5x/lazy.py': 'ModuleNotFoundError',
+    'remixer_t5x/cli/main.py': 'RuntimeError',
     'remixer_t5x/config/loading.py': 'tokenize.TokenError ValueError SyntaxError',
     'remixer_t5x/extras/forecast/forecast.py': 'Exception',
     'tasks/remixer_tasks/objectives/ul2.py': 'ValueError',

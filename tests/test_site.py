@@ -52,4 +52,4 @@ def test_the_reference_has_every_command_macro_and_public_name(site):
     assert '--beams' in site['reference/commands']  # an argument in a group
     assert all(f'id="{row.name}"' in site['reference/macros'] for row in settings.rows())
     assert 'remixer_t5x.plan_train_state' in site['reference/python'] and 'trust_gin' in site['reference/python']
-    assert 'gated_mlp' in site['reference/sublayers']
+    assert 'GatedMLP' in site['reference/sublayers']

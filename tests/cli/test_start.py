@@ -44,12 +44,12 @@ import sys, threading
 from remixer_t5x import startup
 from remixer_t5x.cli import main
 from remixer_t5x.errors import UserError
-from remixer_t5x.train import loop, steps
+from remixer_t5x.train import start, steps
 
-def prepare(run):
+def prepare(*_, **__):
     raise UserError(f'compiles: {startup.compiling()}, TensorFlow: {"tensorflow" in sys.modules}')
 
-loop.RunData = prepare
+start.RunData = prepare
 # A compilation without end.
 steps.CompiledAhead._compile = lambda *_: threading.Event().wait()
 sys.exit(main.main())
