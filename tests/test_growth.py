@@ -4,7 +4,6 @@ Only the ratio of processor times is compared, each the least of several, so a b
 """
 
 import contextlib
-import os
 import pathlib
 import random
 import time
@@ -15,9 +14,9 @@ from remixer_t5x import untrusted_files
 from remixer_t5x.checkpoints import changes
 from remixer_t5x.errors import UserError
 from remixer_t5x.evaluate.text_inputs import TextInputs
-from remixer_tasks.benchmarks import pair_metrics
+from remixer_tasks.benchmarks import text_metrics
 from remixer_tasks.corpora import documents
-from remixer_tasks.files import malformed, row_files, text_files
+from remixer_tasks.files import malformed, row_files
 from tests.remixer_tasks.test_every_vocabulary import VOCABULARIES
 
 SIZES = (10_000, 100_000, 1_000_000)
@@ -100,12 +99,6 @@ def drain(read, *arguments):
     return drained
 
 
-def read_in_parts(path, layout):
-    size = os.path.getsize(path)
-    for piece in documents.divide(path, layout, (size, 0), size // documents.MAX_JOBS):
-        yield from documents.read(path, layout, malformed.Malformed(False), piece.part)
-
-
 def parse_json(parse):
     def parse_file(path):
         with contextlib.suppress(untrusted_files.NotJson):
@@ -120,24 +113,20 @@ READERS = {
         f'{kind} of txt': drain(documents.read, documents.Layout('txt', txt_documents=kind), NOTES)
         for kind in ('paragraph', 'line', 'file')
     },
-    **{
-        f'{form} in parts, by {kind}': drain(read_in_parts, documents.Layout(form, txt_documents=kind))
-        for form, kind in [('txt', 'paragraph'), ('txt', 'line'), ('jsonl', 'line')]
-    },
+    'jsonl': drain(documents.read, documents.Layout('jsonl'), NOTES),
     'tsv of texts': drain(documents.read, documents.Layout('tsv'), NOTES),
     **{f'rows of {form}': drain(row_files.read, row_files.RowLayout(form), NOTES) for form in ('jsonl', 'tsv', 'csv')},
-    'another encoding': drain(text_files.lines, text_files.LONGEST, NOTES, 'latin-1'),
+    'another encoding': drain(row_files.lines, row_files.LONGEST, NOTES, 'latin-1'),
     'texts of infer': drain(TextInputs),
     'JSON lines': drain(untrusted_files.json_lines),
     'JSON': parse_json(untrusted_files.parse),
-    'JSON with unique names': parse_json(untrusted_files.parse_unique),
     'gin of a checkpoint': lambda path: changes.bindings(pathlib.Path(path).read_text()),
 }
 
 
 @pytest.mark.parametrize('name', READERS)
 def test_readers_take_time_in_proportion_to_the_file(name, tmp_path, monkeypatch):
-    monkeypatch.setattr(text_files, '_CHUNK', 1000)
+    monkeypatch.setattr(row_files, '_CHUNK', 1000)
 
     def write(text):
         (tmp_path / 'text.txt').write_text(text)
@@ -155,8 +144,8 @@ def test_tokenizers_take_time_in_proportion_to_the_text(name, tmp_path):
     assert not find_steep(lambda text: vocabulary.decode(vocabulary.encode(text)), TEXTS)
 
 
-@pytest.mark.parametrize('name', pair_metrics.NAMED)
+@pytest.mark.parametrize('name', text_metrics.NAMED)
 def test_metrics_take_time_in_proportion_to_the_text(name):
     """ROUGE-L's longest common subsequence is quadratic in the number of words, by definition."""
     texts = {kind: text for kind, text in TEXTS.items() if name != 'rouge'}
-    assert not find_steep(lambda text: pair_metrics.NAMED[name]([text, 'a'], [text + ' b', 'b']), texts)
+    assert not find_steep(lambda text: text_metrics.NAMED[name]([text, 'a'], [text + ' b', 'b']), texts)
