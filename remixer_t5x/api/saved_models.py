@@ -121,7 +121,7 @@ def check_gin(shared: shared_folder.Shared, advice: str) -> None:
 
 
 def described(checkpoint: str) -> tuple[Any, Any, Mapping[str, int]]:
-    """Returns the model and the vocabulary of a checkpoint, and TASK_FEATURE_LENGTHS, by the gin text of its run."""
+    """Returns a checkpoint's model, vocabulary and TASK_FEATURE_LENGTHS, as configured by its run's gin text."""
     with saved_gin(checkpoint) as gin_file:
         return _read_gin(gin_file, task_vocabulary.saved(run_of(checkpoint)))
 

@@ -51,7 +51,7 @@ class Saved:
 
     def __init__(self, step: epath.Path, record: Mapping[str, Any], base: 'Saved | None' = None):
         self.step, self.record, self._base = step, record, base
-        # Asked once: Orbax opens every array for it, each of which is a request to a bucket.
+        # Read only once: Orbax opens every array to answer, and each is a request to a bucket.
         self._state = saved_shapes(step / 'state')
         params = parameter_averages.PARAMS
         self.saved_shapes = {name.removeprefix(params): x for name, x in self._state.items() if name.startswith(params)}

@@ -46,8 +46,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command and returns the exit code.
 
     0; 1 for a bug; 2 for a user's mistake; 129, 130 and 143 after SIGHUP, Ctrl-C and SIGTERM, also where the run has
-    saved its state; 141 if the reader of a command's result has left (`| head`). JAX itself aborts a process of several
-    (134) if another is lost or never connects.
+    saved its state; 141 if the reader of a command's result has left (`| head`). In a run of
+    several processes, JAX aborts a process (134) if another one dies or never connects.
 
     Args:
         argv: arguments without the program's name; None takes them from the process.

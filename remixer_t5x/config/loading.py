@@ -161,7 +161,7 @@ def model_files(text: str, search_paths: Sequence[str] = ()) -> list[str]:
 
 
 def _read(given: Given) -> list[Text]:
-    """Reads all texts in gin's order. Modules that the user's texts import may be in the current folder."""
+    """Reads all texts in gin's order. The user's texts may import modules from the current folder."""
     model = [flag(name, value) if value else name for name, _, value in (item.partition('=') for item in given.model)]
     reader = files.Reader(given.search_paths, model)
     texts = [text for file in (DEFAULTS, *given.base) for text in reader.read(file, by_us=True)]

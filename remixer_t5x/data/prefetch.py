@@ -4,7 +4,7 @@ The thread runs ahead of the run. Therefore it captures the source's state every
 (captured state, batches consumed since then): restoring loads the state and skips that many batches. If checkpoints
 have the same period as captures, usually none are skipped. Processes may have captured at different batches.
 
-Does not import TensorFlow, because checkpoints store positions.
+Does not import TensorFlow: the code of checkpoints imports this module and must load without it.
 """
 
 import base64

@@ -77,9 +77,9 @@ class Counts:
 class Output:
     """The file of predictions, or standard output.
 
-    `origin` has the `checkpoint` and `decoder` of the predictions. Without `writes`, in the other processes of a run,
-    predictions are only counted. Raises UserError if the file has predictions of another origin, or cannot be read or
-    written.
+    `origin` has the `checkpoint` and `decoder` of the predictions. If `writes` is False, as in all processes but the
+    first, predictions are counted and not written. Raises UserError if the file has predictions of another origin, or
+    cannot be read or written.
     """
 
     def __init__(self, path: str, origin: dict[str, str], writes: bool = True):

@@ -27,9 +27,9 @@ class LanguageModel(Generating):
 
     Attributes:
         module: the decoder.
-        loss_function: of the tokens with a weight.
-        prefix: whether the tokens that decoder_causal_attention marks, and prompts, are read in both directions. If
-            False they are read from left to right like all other tokens.
+        loss_function: applied to the tokens with a nonzero weight.
+        prefix: whether attention is bidirectional over prompts and over the tokens that decoder_causal_attention marks;
+            False reads them from left to right like all other tokens.
     """
 
     module: DecoderOnly

@@ -37,8 +37,8 @@ def muon(
     A position that the inputs do not reach has no gradient, Remixer's H are logits, and an adapter's two matrices are
     the factors of one matrix, so these are AdamW's.
 
-    The momentum with decay `beta`, Nesterov's, of each matrix [in, out] is made orthogonal by `ns_steps` Newton-Schulz
-    iterations, and multiplied by 0.2 sqrt(max(in, out)) (Liu et al. 2025, arXiv:2502.16982, equation 4). It then has
+    The Nesterov momentum (decay `beta`) of each matrix [in, out] is orthogonalized by `ns_steps` Newton-Schulz
+    iterations and scaled by 0.2 sqrt(max(in, out)) (Liu et al. 2025, arXiv:2502.16982, equation 4). It then has
     the RMS of AdamW's updates, so that both take one learning rate and one `weight_decay`. Clipping and decay are
     as in `optimizer.adamw_rms`; an orthogonal update does not depend on the gradient's norm.
     """

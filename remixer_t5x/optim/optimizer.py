@@ -56,8 +56,10 @@ class Optimizer:
 
 
 def as_optimizer(given: Any) -> Optimizer:
-    """An optax transformation becomes an optimizer without a known learning rate; it sees the layers of a run as one
-    parameter, with a leading `layers` axis. Raises UserError for anything else but an `Optimizer`.
+    """Wraps an optax transformation as an optimizer whose learning rate is unknown.
+
+    It receives consecutive identical layers as one parameter with a leading `layers` axis. An `Optimizer` is returned
+    unchanged. Raises UserError for anything else.
     """
     if isinstance(given, Optimizer):
         return given

@@ -66,7 +66,7 @@ def _scaled_axis(names: tuple[str | None, ...]) -> int | None:
 
 
 def expanded(weights: Weights) -> Params:
-    """The nested float32 parameters of `quantized` or unquantised weights."""
+    """Returns weights, quantized or not, as nested float32 parameters."""
     params = {
         name: jnp.asarray(array, jnp.float32) * weights[name + SCALE] if name + SCALE in weights else array
         for name, array in weights.items()

@@ -249,8 +249,8 @@ class RemixerLM(LM):
         return [int(token) for token in self.trained.vocabulary.encode(text)][len(self._begin) :]
 
     def _windows(self, text: str, length: int) -> Iterator[tuple[Ids, Ids]]:
-        # A decoder starts each row with id 0 by itself, so the first window has no context. A text of an
-        # encoder-decoder has an end token, as with lm_eval's `hf`.
+        # A decoder starts each row with id 0 by itself, so the first window has no context. Texts of an
+        # encoder-decoder end with an end token, as in lm_eval's `hf`.
         end = self._end if self.frame == frames.ENCODER_DECODER else []
         for window in utils.get_rolling_token_windows([*self._ids(text), *end], -1, length, 1):
             context, continuation = utils.make_disjoint_window(window)

@@ -165,7 +165,7 @@ def _call_options(plan: Plan, operands: Operands, matmuls: int, reads: int) -> d
             transcendentals=pairs,
             bytes_accessed=reads * sum(sizes) + sizes[0],
         ),
-        # Head groups are independent. Rows and blocks follow one another, because they share sums and the bias.
+        # Head groups are independent. Rows and blocks run in sequence: they share sums and the bias.
         'compiler_params': pltpu.CompilerParams(
             dimension_semantics=('parallel', 'arbitrary', 'arbitrary', 'arbitrary'),
             vmem_limit_bytes=max(plan.memory, _DEFAULT_MEMORY),

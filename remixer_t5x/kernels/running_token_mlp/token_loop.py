@@ -65,7 +65,7 @@ def _per_row(array: jax.Array) -> jax.Array:
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
 def _mix_blocks(activation, packed, *arguments):
-    """`mix_by_tokens` of arguments [blocks, block, batch, ...]."""
+    """`mix_by_tokens` for arguments of shape [blocks, block, batch, ...]."""
     return _forward_rule(activation, packed, *arguments)[0]
 
 

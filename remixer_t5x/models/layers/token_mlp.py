@@ -92,7 +92,7 @@ def sum_of_products(w_in: jax.Array, value: jax.Array, take: jax.Array) -> jax.A
 
 
 def _has_one_head(weights: jax.Array) -> bool:
-    # XLA:GPU copies the operands of a matmul where an axis of heads follows the tokens, even of one head.
+    # XLA:GPU copies the operands of a matmul if a heads axis follows the tokens, even an axis of size 1.
     return weights.shape[2] == 1 and not on_cpu()
 
 

@@ -18,9 +18,9 @@ def data_of(text: str, length: int, vocabulary: int, rows: int) -> tuple[Rows, R
     """Whole segments to train on, at most `rows`, and held-out ones.
 
     Args:
-        text: a path or glob of JSON lines with `text`.
-        length: tokens of the inputs.
-        vocabulary: ids of the pieces that are trained on the text.
+        text: path or glob of JSON lines files with a `text` field.
+        length: number of input tokens.
+        vocabulary: size of the SentencePiece vocabulary that is trained on the text.
     """
     from remixer_tasks import pretraining
 

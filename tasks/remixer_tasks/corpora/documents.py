@@ -26,7 +26,7 @@ JOB_BYTES, MAX_JOBS = 16 << 20, 64
 # Bytes of a passage: about 2,000 tokens, several times a row, so that few rows contain the end of one text and the
 # start of another. A small corpus has shorter passages, about a hundred of them, so that some can be held out.
 PASSAGE, PASSAGES = 8_000, 100
-# Numbers of lines (or rows) from 1, and texts.
+# Pairs of a line or row number, from 1, and a text.
 Documents = Iterator[tuple[int, str]]
 Read = Callable[[Malformed], Iterator[str]]
 

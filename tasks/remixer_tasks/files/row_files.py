@@ -27,7 +27,7 @@ from remixer_tasks.files.malformed import Malformed
 FORMATS = ('jsonl', 'tsv', 'csv', 'parquet')
 EXTENSIONS = {'json': 'jsonl', 'ndjson': 'jsonl', **{name: name for name in FORMATS}}
 Row = dict[str, Any]
-# Numbers of lines (or rows) from 1, and rows.
+# Pairs of a line or row number, from 1, and a row.
 Rows = Iterator[tuple[int, Row]]
 # Characters of a line or document: more than any book has, and few enough to hold some of them in memory.
 LONGEST = 50_000_000

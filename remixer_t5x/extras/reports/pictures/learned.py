@@ -76,7 +76,7 @@ def by_layer(tree: Mapping[str, Any], params: Mapping[str, Any], *names: str) ->
 
 
 def _leaves_named(tree: Any, names: tuple[str, ...], path: tuple[str, ...] = ()) -> Iterator[tuple[str, Any]]:
-    """(name of the sublayer, array) of the leaves below a run whose path ends with `names`."""
+    """Yields (name of the sublayer, array) for each array in a stack's layers whose path ends with `names`."""
     if isinstance(tree, Mapping):
         for name, child in tree.items():
             yield from _leaves_named(child, names, (*path, name))
