@@ -52,7 +52,7 @@ OPENED = {
     'remixer_t5x/kernels/self_check.py::_cache_path': 'the package itself',
     'remixer_t5x/kernels/self_check.py::run': 'the compilation cache, as JAX reads it',
     'remixer_t5x/run_folder/model_dir.py::locked': 'at most 200 bytes, of a descriptor that does not wait',
-    'remixer_t5x/run_folder/trackers.py::_serve': NOT_READ,
+    'remixer_t5x/run_folder/trackers.py::_run_calls': NOT_READ,
     'remixer_t5x/temporary.py::_open_locked': NOT_READ,
     'remixer_t5x/temporary.py::_remove_abandoned': NOT_READ,
     'remixer_t5x/temporary.py::sync': NOT_READ,

@@ -127,7 +127,7 @@ def check(folder: epath.Path) -> None:
     for name, (size, digest) in sorted(listed.items()):
         try:
             if contents is None:
-                size_now, digest_now = _measure(pathlib.Path(folder), name, digest)
+                size_now, digest_now = _size_and_digest(pathlib.Path(folder), name, digest)
             elif name in contents:
                 size_now, digest_now = int(contents[name][0]), str(contents[name][1])
             else:
@@ -158,7 +158,7 @@ def _read_list(folder: epath.Path) -> dict[str, list[Any]]:
     return listed
 
 
-def _measure(folder: pathlib.Path, name: str, digest: str) -> list[Any]:
+def _size_and_digest(folder: pathlib.Path, name: str, digest: str) -> list[Any]:
     """Returns the size and SHA-256 of a listed file; only the size if `digest` is a bucket's. Raises OSError."""
     with untrusted_files.opened(safe_paths.inside(folder, name, str(folder / LIST))) as file:
         size = os.fstat(file.fileno()).st_size

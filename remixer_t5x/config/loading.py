@@ -100,7 +100,7 @@ def load(
     for name, place in macros_set.items():
         is_read = (name, 'gin.macro', 'value') in walk.bindings or name == MODULE
         if place.startswith(FLAG) and not is_read and not may_be_unread:
-            raise _unread(name, place, ())
+            raise _unread_macro_error(name, place, ())
     if only or not partial:
         lines = gin.config_str().splitlines()
         imports = [line for line in lines if line.startswith(('from ', 'import ')) and line != DYNAMIC and not only]
@@ -229,14 +229,14 @@ def _check_macros(texts: Sequence[Text], given: Given, roots: Collection[str], p
     places = {name: place for text in users for name, place in text.macros_set.items()}
     for name, place in [*places.items(), *((name, name) for name in given.objects)]:
         if name not in macros_read and not (partial and files.is_known(name)):
-            raise _unread(name, place, macros_read)
+            raise _unread_macro_error(name, place, macros_read)
     read_by_us = {name for text in texts if text.shipped for name in text.macros_read}
     for name, place in (item for text in users for item in text.macros_read.items()):
         if name not in macros_set and not (files.readers(name) if partial else name in read_by_us):
             raise UserError(f'{place} is not set{nearest(name, macros_set) or f"; type {FLAG}{name}=VALUE"}')
 
 
-def _unread(name: str, place: str, known: Collection[str]) -> UserError:
+def _unread_macro_error(name: str, place: str, known: Collection[str]) -> UserError:
     advice = T5X['macros'].get(name, '')
     if not advice and (readers := files.readers(name)):
         advice = f'it is for {", ".join(readers[:3])}'

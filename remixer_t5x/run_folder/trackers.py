@@ -233,7 +233,7 @@ class _TrackerThread:
         self._name = type(tracker).__name__
         self._waiting: queue.Queue[Call | None] = queue.Queue(MAX_WAITING)
         self._warned = threading.Lock()
-        self._thread = threading.Thread(target=self._serve, name=f'tracker {self._name}', daemon=True)
+        self._thread = threading.Thread(target=self._run_calls, name=f'tracker {self._name}', daemon=True)
         self._thread.start()
 
     def put(self, call: Call) -> None:
@@ -255,7 +255,7 @@ class _TrackerThread:
         if self._thread.is_alive():
             self._warn(f'has not ended within {seconds:g} s; what it has not sent is lost')
 
-    def _serve(self) -> None:
+    def _run_calls(self) -> None:
         try:
             session = self._tracker.open(self._run)
         except BaseException as error:
