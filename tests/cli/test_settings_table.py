@@ -1,5 +1,6 @@
 """The table of macros against the text of the shipped gin files."""
 
+import ast
 import re
 
 from remixer_t5x.cli.info import settings
@@ -49,3 +50,18 @@ def test_a_word_selects_rows_by_name_reader_or_meaning():
     assert {'LORA', 'LORA_RANK'} <= {row.name for row in settings.rows('lora')} < {*TABLE}
     assert 'BATCH_SIZE' in {row.name for row in settings.rows('datasetconfig')}
     assert settings.rows('no such word') == []
+
+
+def test_the_defaults_for_t5x_are_those_of_the_arguments():
+    """And all macros that no other file sets, but for those that a user must set."""
+    lines = re.findall(r'^([A-Z_]+) = (.*)$', GIN['t5x/defaults.gin'], re.MULTILINE)
+    defaults = {name: eval(row.default) for name, row in TABLE.items() if name in dict(lines)}  # noqa: S307
+    assert {name: ast.literal_eval(value) for name, value in lines} == defaults
+    read = {
+        name
+        for file, text in GIN.items()
+        if file.startswith(('data/', 'models/', 'sizes/', 'sublayers/'))
+        for name in re.findall(r'%([A-Z][A-Z_0-9]+)', re.sub('#.*', '', text))
+    }
+    unset = {name for name in read if not TABLE[name].files and TABLE[name].default != 'required'}
+    assert unset <= {*defaults}

@@ -121,7 +121,7 @@ class TestUnderT5X:
 
     @pytest.mark.parametrize('model', OTHER_TYPES)
     def test_only_encoder_decoders_are_accepted(self, model):
-        module = build_model(f'models/{model}.gin').module
+        module = build_model(f'models/{model}.gin', 'sizes/tiny.gin').module
         with pytest.raises(UserError, match=f'encoder-decoder.*{type(module).__name__}.*remixer-t5x train'):
             driver_model(module)
 
@@ -129,7 +129,7 @@ class TestUnderT5X:
     def test_optimizer_and_partitioner_take_every_encoder_decoder(self, model):
         from t5x import partitioning, train_state
 
-        size = {'remixer_scaled': 'scaled_base', 't5_1_0': 't5_1_0_small'}.get(model, 'tiny')
+        size = {'remixer_scaled': 'scaled_base', 't5_1_0': 'small'}.get(model, 'tiny')
         files = [f'models/{model}.gin', f'sizes/{size}.gin']
         driven = driver_model(build_model(*files).module)
         shapes = {'encoder_input_tokens': (2, 64), 'decoder_input_tokens': (2, 32)}
@@ -223,13 +223,14 @@ class TestUnderT5X:
     def test_t5xs_script_trains_a_remixer_on_eight_devices(self, tmp_path, monkeypatch):
         monkeypatch.setenv('XLA_FLAGS', '--xla_force_host_platform_device_count=8')
         files = ('models/remixer.gin', 'sizes/tiny.gin', 'data/python_docs.gin', 't5x/pretrain.gin')
+        with_defaults = ('t5x/defaults.gin', *files)
         macros = {
             'MODEL_DIR': repr(str(tmp_path)), 'TRAIN_STEPS': 2, 'BATCH_SIZE': 8, 'EVAL_PERIOD': 2, 'EVAL_STEPS': 1,
             'TASK_FEATURE_LENGTHS': {'inputs': 64, 'targets': 24}, 'CHECKPOINT_PERIOD': 2, 'NUM_PARTITIONS': None,
             'MODEL_PARALLEL_SUBMESH': (1, 2), 'NUM_ENCODER_LAYERS': 1, 'NUM_DECODER_LAYERS': 2,
         }  # fmt: skip
         command = [sys.executable, '-m', 't5x.train', f'--gin_search_paths={CONFIGS}']
-        command += [f'--gin_file={file}' for file in files]
+        command += [f'--gin_file={file}' for file in with_defaults]
         command += [f'--gin.{name}={value}' for name, value in macros.items()]
         done = subprocess.run(command, capture_output=True, text=True, cwd=CONFIGS.parent)
         assert done.returncode == 0, done.stderr[-3000:]

@@ -66,7 +66,12 @@ def _all_rows() -> list[Macro]:
     values: dict[str, dict[str, tuple[str, str]]] = defaultdict(dict)  # macro -> file -> (value, comment)
     readers: dict[str, dict[str, tuple[str, str]]] = defaultdict(dict)  # macro -> argument or macro -> (file, comment)
     folder = files.shipped_folder()
-    names = [str(path.relative_to(folder)) for path in folder.rglob('*.gin')]
+    # t5x/defaults.gin repeats the defaults of arguments for plain gin.
+    names = [
+        str(path.relative_to(folder))
+        for path in folder.rglob('*.gin')
+        if path.name != 'defaults.gin' or path.parent == folder
+    ]
     for file in sorted(names, key=lambda name: (_rank(name), name)):
         text = files.Text(file, (folder / file).read_text(encoding='utf-8'))
         modules = {name: '.'.join(line.split()[1::2]) for name, line in text.imports.items()}
