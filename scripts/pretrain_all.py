@@ -14,7 +14,7 @@ import time
 from remixer_t5x.extras.reports import curves, write
 
 CONFIGS = pathlib.Path(__file__).resolve().parent.parent / 'configs'
-# Models with sizes of their own, or another frame. The layers of remixer_scaled are remixer's.
+# Models with sizes of their own, or another model type. The layers of remixer_scaled are remixer's.
 OTHERS = ('bert', 'gpt2', 'remixer_scaled', 't5_1_0')
 
 

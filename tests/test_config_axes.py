@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from remixer_t5x import build_model
 from remixer_t5x.config import files as gin_files
 from remixer_t5x.config import loading
-from remixer_t5x.data import frames
+from remixer_t5x.data import batch_formats
 from remixer_t5x.models import interface
 
 CONFIGS = pathlib.Path(__file__).parent.parent / 'configs'
@@ -33,7 +33,7 @@ UNDER_T5X = {'models': AXES['models'], 'sizes': AXES['sizes'], 'data': AXES['dat
 OVERRIDE = {
     'ablations': 'before it',
     'experiments': 'include',
-    'frames': 'before it',
+    'model_types': 'before it',
     'objectives': 'before it',
 }
 OWN_VALUES = {'FILES', 'PAIRS', 'HF_DATASET', 'INPUTS', 'TARGETS', 'TASK', 'TASKS'}
@@ -81,8 +81,8 @@ def test_every_folder_is_an_axis_or_says_that_it_overrides():
 
 def test_defaults_are_of_macros_that_other_axes_own():
     defaults = settings_of(CONFIGS / 'defaults.gin')
-    # The models are of this frame, which a file of frames/ replaces; an objective decides on prefixes.
-    defaults -= {'%FRAME', '%PREFIX_LM'}
+    # The models are of this model type, which a file of model_types/ replaces; an objective decides on prefixes.
+    defaults -= {'%MODEL_TYPE', '%PREFIX_LM'}
     owners = {'VOCAB_SIZE': 'data', 'DTYPE': 'hardware', 'XLA_OPTIONS': 'hardware', 'DROPOUT_RATE': 'runs'}
     for macro, axis in owners.items():
         defaults.remove(f'%{macro}')
@@ -157,6 +157,6 @@ def test_a_model_after_all_the_others_is_that_model(model):
         macros = {'NUM_ENCODER_LAYERS': 1, 'NUM_DECODER_LAYERS': 1, 'DROPOUT_RATE': 0.5}
         built = build_model(*files, f'models/{model}.gin', 'sizes/tiny.gin', **macros)
         params = nn.unbox(interface.param_shapes(built, shapes))
-        batch = frames.abstract_batch(built.frame, {'inputs': 8, 'targets': 4})
+        batch = batch_formats.abstract_batch(built.model_type, {'inputs': 8, 'targets': 4})
         programs.append(str(jax.make_jaxpr(built.loss)(params, batch, jax.random.key(0))))
     assert programs[0] == programs[1]

@@ -13,7 +13,7 @@ from remixer_t5x import build_model
 from remixer_t5x.cli import train
 from remixer_t5x.cli.info import models as papers
 from remixer_t5x.config import loading
-from remixer_t5x.data import frames
+from remixer_t5x.data import batch_formats
 from remixer_t5x.errors import UserError
 from remixer_t5x.models import interface
 from remixer_t5x.models.seq2seq import Seq2Seq
@@ -117,7 +117,7 @@ def build(*files: str) -> Seq2Seq:
 @pytest.mark.parametrize(('model', 'size'), PARAMETERS)
 def test_number_of_parameters(model, size):
     built = build_model(f'models/{model}.gin', f'sizes/{size}.gin', **VOCABULARIES.get(model, {}))
-    shapes = interface.param_shapes(built, frames.batch_shapes(built.frame))
+    shapes = interface.param_shapes(built, batch_formats.batch_shapes(built.model_type))
     assert sum(leaf.size for leaf in jax.tree.leaves(shapes)) == PARAMETERS[model, size]
 
 
@@ -127,7 +127,7 @@ def test_number_of_parameters_of_sizes_in_headers(model, size, count):
     line = re.search(rf'sizes/(\w+).gin with\n(?:#.*\n)*?#   (?:{size}: +)?(--gin.*)', text)
     macros = {name: int(value) for name, value in re.findall(r'--gin\.(\w+)=(\d+)', line[2])}
     built = build_model(f'models/{model}.gin', f'sizes/{line[1]}.gin', **VOCABULARIES.get(model, {}), **macros)
-    shapes = interface.param_shapes(built, frames.batch_shapes(built.frame))
+    shapes = interface.param_shapes(built, batch_formats.batch_shapes(built.model_type))
     assert sum(leaf.size for leaf in jax.tree.leaves(shapes)) == count
 
 
@@ -178,7 +178,7 @@ def test_every_experiment_is_complete_but_for_what_its_header_requires():
 def test_a_model_reads_all_of_its_parameters(model):
     """A position bias in a stack without attention, for one, would be carried along without ever being used."""
     built = build(f'models/{model}.gin', 'sizes/tiny.gin')
-    batch = frames.abstract_batch(built.frame)
+    batch = batch_formats.abstract_batch(built.model_type)
     shapes = {name: array.shape for name, array in batch.items()}
     params = nn.unbox(interface.param_shapes(built, shapes))
     assert parameters.unread_params(built, params, batch) == []

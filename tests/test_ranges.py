@@ -10,7 +10,7 @@ import pytest
 from remixer_t5x import ranges
 from remixer_t5x.cli import train
 from remixer_t5x.config import files, loading, resolved
-from remixer_t5x.data import frames
+from remixer_t5x.data import batch_formats
 from remixer_t5x.errors import UserError
 from remixer_t5x.models import interface
 
@@ -129,7 +129,9 @@ def test_no_value_of_a_number_is_a_bug(macro):
             resolved.macro(macro, None)
             run = resolved.call(train.ROOT, deferred=(train.TRAINING_TASK, train.EVALUATION_TASKS))
             if file.startswith(('models/', 'sublayers/', 'sizes/')):
-                interface.param_shapes(run.learner.model, frames.batch_shapes(run.learner.model.frame, SHAPES))
+                interface.param_shapes(
+                    run.learner.model, batch_formats.batch_shapes(run.learner.model.model_type, SHAPES)
+                )
         except UserError as error:
             assert '\n' not in str(error) and 'bug' not in str(error)
 

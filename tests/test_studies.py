@@ -185,7 +185,7 @@ def test_length_study_goes_on(studies, tmp_path, monkeypatch, capsys):
 
 
 SMALL = types.MappingProxyType(
-    {'task': 'toy', 'vocabulary': '', 'frame': 'encoder_decoder', 'seed': 0, 'percentage': 100.0, 'steps': 30,
+    {'task': 'toy', 'vocabulary': '', 'model_type': 'encoder_decoder', 'seed': 0, 'percentage': 100.0, 'steps': 30,
      'batch': 8, 'learning_rate': 0.01, 'dropout': 0.0, 'width': 16, 'layers': 1, 'inputs': 6, 'targets': 5,
      'validation_examples': 20}
 )  # fmt: skip
@@ -335,13 +335,13 @@ def test_studies_of_a_small_task_train_encoders_alone(studies, tmp_path, monkeyp
     small, rng = studies.small_task, np.random.default_rng(0)
     splits = studies.rows.Splits(labelled_rows(rng, 40), labelled_rows(rng, 20), ('no', 'yes'))
     monkeypatch.setattr(small, 'data_of', lambda *_: (splits, 64))
-    classifier = {'frame': 'classifier', 'targets': 0, 'width': 8, 'steps': 2}
+    classifier = {'model_type': 'classifier', 'targets': 0, 'width': 8, 'steps': 2}
     for name in small.VARIANTS:
-        assert small.model_of(trial(studies, name, **classifier), 64, splits.labels).frame == 'classifier'
+        assert small.model_of(trial(studies, name, **classifier), 64, splits.labels).model_type == 'classifier'
 
     monkeypatch.setitem(studies.ablations.TABLES, 'mixers', ['attention', 'fnet'])
     sizes = [f'--{name}={SMALL[name]}' for name in ('batch', 'layers', 'inputs', 'validation_examples')]
-    words = ['--task=toy', '--frame=classifier', *sizes, '--width=8', '--steps=2', f'--out={tmp_path}/c.jsonl']
+    words = ['--task=toy', '--model_type=classifier', *sizes, '--width=8', '--steps=2', f'--out={tmp_path}/c.jsonl']
     monkeypatch.setattr(sys, 'argv', ['ablations.py', *words, '--tables=mixers', '--seeds=2'])
     studies.ablations.main()
     shown = [line for line in capsys.readouterr().out.splitlines() if line.startswith('| fnet')]
@@ -353,7 +353,7 @@ def test_studies_of_a_small_task_train_encoders_alone(studies, tmp_path, monkeyp
     monkeypatch.setattr(sys, 'argv', ['low_resource.py', *words])
     studies.low_resource.main()
     assert '4 trials, 4 done before' in capsys.readouterr().out
-    assert studies.tuning.parse_arguments(['--frame=classifier']).metric == 'accuracy'
+    assert studies.tuning.parse_arguments(['--model_type=classifier']).metric == 'accuracy'
 
     program, right = small.program_of(trial(studies, **classifier), 64, splits.labels)
     params = program.init(jax.random.key(0))[0]
@@ -385,8 +385,8 @@ def test_differences_between_seeds_have_students_interval(studies):
         ('ablations', ['--width=30']),
         ('ablations', ['--dropout=1']),
         ('ablations', ['--against=mamba']),
-        ('ablations', ['--frame=classifier', '--targets=3']),
-        ('tuning', ['--frame=classifier', '--metric=exact_match']),
+        ('ablations', ['--model_type=classifier', '--targets=3']),
+        ('tuning', ['--model_type=classifier', '--metric=exact_match']),
     ],
 )
 def test_studies_of_a_small_task_refuse(studies, study, words, capsys):
@@ -537,8 +537,8 @@ def test_an_encoder_is_trained_on_text_and_then_on_labels(studies, monkeypatch, 
     monkeypatch.setattr(encoders, 'data_of', lambda *_: (masked_text(rng, 9), masked_text(rng, 5), {'toy': task}))
     trial = encoders.Trial('hyper_mixer', 0, '', 'toy', 2, 2, 4, 8, 8, 1, 32, 9, 1e-2, 1e-2)
     for mixer in encoders.MIXERS:
-        for labels, frame in (((), 'encoder_only'), (task.labels, 'classifier')):
-            assert encoders.model_of(dataclasses.replace(trial, mixer=mixer, layers=3), labels).frame == frame
+        for labels, model_type in (((), 'encoder_only'), (task.labels, 'classifier')):
+            assert encoders.model_of(dataclasses.replace(trial, mixer=mixer, layers=3), labels).model_type == model_type
     result = encoders.run(trial)
     accuracies = {result['toy after text'], result['toy from random']}
     assert 0 < result['held-out loss'] < 10 and all(
@@ -638,7 +638,7 @@ def test_scaling_takes_losses_of_one_run_at_every_budget(studies, tmp_path, monk
     small = ['--text=', '--models=t5_1_1', '--sizes=8x1', '--batch=2', '--length=8', '--vocabulary=32', '--warmup=1']
     (trial,) = scaling.trials_of(scaling.parse_arguments([*small, '--seeds=1']))
     for model in scaling.MODELS:
-        assert scaling.setup_of(dataclasses.replace(trial, model=model))[0].frame == 'encoder_decoder'
+        assert scaling.setup_of(dataclasses.replace(trial, model=model))[0].model_type == 'encoder_decoder'
     with pytest.raises(UserError, match='gpu.gin is for gpu'):
         scaling.setup_of(dataclasses.replace(trial, hardware='hardware/gpu.gin'))
     of_a_step = scaling.compiled(trial)[3]
@@ -683,7 +683,7 @@ def test_a_model_is_trained_on_text_and_then_on_tasks_with_their_kinds(studies, 
     asked = f'{transfer.COGS}:2,toy:2'
     trial = transfer.Trial('remixer', 0, '', asked, 2, 4, 8, 8, 8, 1, 32, 9, 1e-2, 1e-2, 2)
     for model in transfer.MODELS:
-        assert transfer.model_of(dataclasses.replace(trial, model=model)).frame == 'encoder_decoder'
+        assert transfer.model_of(dataclasses.replace(trial, model=model)).model_type == 'encoder_decoder'
     records = studies.records.Records(tmp_path / 'transfer.jsonl')
     studies.records.run_missing(records, [trial], transfer.run)
     result = records.get(dataclasses.asdict(trial))

@@ -17,7 +17,7 @@ from remixer_t5x import lazy
 from remixer_t5x.api.trained_model import TrainedModel
 from remixer_t5x.checkpoints import changes, saved_params
 from remixer_t5x.config import foreign_gin, loading, resolved
-from remixer_t5x.data import frames, pipeline, task_vocabulary
+from remixer_t5x.data import batch_formats, pipeline, task_vocabulary
 from remixer_t5x.devices.partition import Partitioner
 from remixer_t5x.errors import UserError, one_line
 from remixer_t5x.evaluate import best
@@ -147,7 +147,7 @@ def restore(checkpoint: str, model: Any, vocabulary: Any, partitioner: Partition
 
 def _abstract(model: Any, partitioner: Partitioner) -> Any:
     # Parameters do not depend on lengths, and no model refuses a length as short as this.
-    return saved_params.abstract_params(model, frames.smallest_shapes(model.frame), partitioner)
+    return saved_params.abstract_params(model, batch_formats.smallest_shapes(model.model_type), partitioner)
 
 
 def find(path: str) -> str:
@@ -194,7 +194,7 @@ def _trained_model(
     """Returns the model with `lengths` in place of those of its run."""
     if unknown := sorted(set(lengths or {}) - set(LENGTHS)):
         raise UserError(f'lengths names {", ".join(unknown)}; it takes inputs and targets')
-    lengths = {**frames.text_lengths(run_lengths), **(lengths or {})}
+    lengths = {**batch_formats.text_lengths(run_lengths), **(lengths or {})}
     return TrainedModel(model, params, vocabulary, lengths, source, partitioner, ends_inputs='inputs' in run_lengths)
 
 

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from remixer_t5x.data import frames, task_vocabulary
+from remixer_t5x.data import batch_formats, task_vocabulary
 from remixer_t5x.devices.partition import Partitioner
 from remixer_t5x.errors import UserError
 from remixer_t5x.evaluate import held_out_loss, predictions
@@ -179,7 +179,7 @@ class TrainedModel:
     def make_batch(self, inputs: Strings, targets: Strings) -> dict[str, np.ndarray]:
         """Converts texts to a batch for `loss` and a train step, one per row. Raises the same errors as `score`."""
         batch = make_batch(*self._encode_pairs(inputs, targets), self.lengths)
-        if self.model.frame != frames.DECODER_ONLY:
+        if self.model.model_type != batch_formats.DECODER_ONLY:
             return batch
         joined = behind_prompts(batch['encoder_input_tokens'], batch['decoder_target_tokens'])
         return {name: np.asarray(array) for name, array in joined.items()}

@@ -37,7 +37,7 @@ def run(args: argparse.Namespace) -> None:
     from rich.console import Console
 
     from remixer_t5x.checkpoints import saved_params
-    from remixer_t5x.data import frames, pipeline, task_batches, task_vocabulary
+    from remixer_t5x.data import batch_formats, pipeline, task_batches, task_vocabulary
     from remixer_t5x.devices import compiler_options
     from remixer_t5x.models import interface
     from remixer_t5x.run_folder import model_dir
@@ -46,7 +46,7 @@ def run(args: argparse.Namespace) -> None:
     vocab = pipeline.vocabulary(dataset)
     if not sentinels.of(vocab)[1]:
         raise UserError('the vocabulary has no sentinels; use a span-corruption task')
-    interface.require_frame(model, frames.ENCODER_DECODER, 'fill_in')
+    interface.require_type(model, batch_formats.ENCODER_DECODER, 'fill_in')
     abstract = saved_params.abstract_params(model, pipeline.batch_shapes(dataset), partitioner)
     params = saved_params.restore_params(folder, abstract, task_vocabulary.record(vocab), setting='MODEL_DIR')
     batch = next(iter(task_batches.EvalBatches(dataset, limit=1)))

@@ -18,7 +18,7 @@ from typing import Any
 import flax.linen as nn
 import jax
 
-from remixer_t5x.data import frames
+from remixer_t5x.data import batch_formats
 from remixer_t5x.models import interface
 from remixer_t5x.models.interface import Model
 
@@ -61,9 +61,9 @@ def count(model: Model, feature_lengths: Mapping[str, int] | None) -> Counts:
 
     Args:
         model: any model; it is initialised and its loss is traced.
-        feature_lengths: tokens of each feature, `inputs` and `targets`; None takes usual ones of the model's frame.
+        feature_lengths: tokens of each feature, `inputs` and `targets`; None uses the defaults of the model type.
     """
-    return count_row(model, frames.abstract_batch(model.frame, feature_lengths))
+    return count_row(model, batch_formats.abstract_batch(model.model_type, feature_lengths))
 
 
 def count_row(model: Model, batch: Mapping[str, jax.ShapeDtypeStruct]) -> Counts:
@@ -78,7 +78,7 @@ def count_row(model: Model, batch: Mapping[str, jax.ShapeDtypeStruct]) -> Counts
     return Counts(
         parameters=count_parameters(params),
         forward_flops=flops_per_module(model.loss, params, row),
-        tokens=sum(frames.token_lengths(shapes)),
+        tokens=sum(batch_formats.token_lengths(shapes)),
     )
 
 

@@ -1,4 +1,4 @@
-"""Converts the features of a task into the arrays of a batch, for each batch format in `frames`.
+"""Converts the features of a task into the arrays of a batch, for each batch format in `batch_formats`.
 
 Imports seqio for a base class; other modules therefore import this one inside functions.
 """
@@ -10,8 +10,8 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from remixer_t5x.data import frames, task_vocabulary
-from remixer_t5x.data.frames import Lengths
+from remixer_t5x.data import batch_formats, task_vocabulary
+from remixer_t5x.data.batch_formats import Lengths
 from remixer_t5x.errors import UserError
 from remixer_t5x.lazy import seqio, tf
 
@@ -53,37 +53,42 @@ class MaskedLMConverter(seqio.FeatureConverter):
 
 
 _CONVERTERS = {
-    (frames.ENCODER_DECODER, 'inputs', 'targets'): seqio.EncDecFeatureConverter,
-    (frames.DECODER_ONLY, 'targets'): seqio.LMFeatureConverter,
-    (frames.DECODER_ONLY, 'inputs', 'targets'): functools.partial(
+    (batch_formats.ENCODER_DECODER, 'inputs', 'targets'): seqio.EncDecFeatureConverter,
+    (batch_formats.DECODER_ONLY, 'targets'): seqio.LMFeatureConverter,
+    (batch_formats.DECODER_ONLY, 'inputs', 'targets'): functools.partial(
         seqio.PrefixLMFeatureConverter, loss_on_targets_only=True
     ),
-    (frames.ENCODER_ONLY, 'inputs', 'targets'): MaskedLMConverter,
+    (batch_formats.ENCODER_ONLY, 'inputs', 'targets'): MaskedLMConverter,
 }
 
 
 def convert(
-    frame: str, dataset: tf.data.Dataset, lengths: Lengths, pack: bool, source: Any, labels: Sequence[str] | None = None
+    model_type: str,
+    dataset: tf.data.Dataset,
+    lengths: Lengths,
+    pack: bool,
+    source: Any,
+    labels: Sequence[str] | None = None,
 ) -> tf.data.Dataset:
-    """Converts examples into the arrays of `frames.abstract_batch`, row by row.
+    """Converts examples into the arrays of `batch_formats.abstract_batch`, row by row.
 
     Args:
-        frame: name of the frame.
+        model_type: name of the model type.
         dataset: examples of a task.
         lengths: tokens of each feature.
         pack: whether rows hold several examples.
         source: the task or mixture of the examples.
-        labels: the texts of a classifier's labels; None for a regression, or another frame.
+        labels: the texts of a classifier's labels; None for a regression, or another model type.
     """
-    if frame == frames.CLASSIFIER:
+    if model_type == batch_formats.CLASSIFIER:
         return _classification_arrays(dataset, lengths, source, labels)
-    if frame == frames.ENCODER_ONLY and lengths['inputs'] != lengths['targets']:
+    if model_type == batch_formats.ENCODER_ONLY and lengths['inputs'] != lengths['targets']:
         raise UserError(
             'TASK_FEATURE_LENGTHS must have the same length for inputs and targets, because a masked language model '
             f'predicts each token in place, got {dict(lengths)}'
         )
     # The task has truncated each feature, and seqio's length check is a fifth of the time of opening a dataset.
-    converter = _CONVERTERS[frame, *sorted(lengths)](pack=pack, apply_length_check=False)
+    converter = _CONVERTERS[model_type, *sorted(lengths)](pack=pack, apply_length_check=False)
     return converter(dataset, task_feature_lengths=dict(lengths))
 
 

@@ -1,6 +1,6 @@
 """The datasets of a run: their settings, the task or mixture that they name, and the shapes of a batch.
 
-`task_batches` reads the examples, `frames` lists the arrays of a batch. The names in `DatasetConfig` are T5X's.
+`task_batches` reads the examples, `batch_formats` lists the arrays of a batch. The names in `DatasetConfig` are T5X's.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import jax
 from etils import epath
 
 from remixer_t5x import ranges
-from remixer_t5x.data import fingerprint, frames, task_vocabulary
+from remixer_t5x.data import batch_formats, fingerprint, task_vocabulary
 from remixer_t5x.errors import UserError, nearest
 from remixer_t5x.lazy import seqio
 
@@ -31,7 +31,7 @@ class DatasetConfig:
 
     Attributes:
         mixture_or_task_name: a task or mixture, its name, or a function that returns one of these.
-        task_feature_lengths: number of tokens of each feature; `frames.FORMATS` lists the features of a frame.
+        task_feature_lengths: number of tokens of each feature; see `batch_formats.FORMATS`.
         batch_size: number of examples of one step over all hosts.
         split: the split to read.
         shuffle: whether to shuffle files and examples.
@@ -39,8 +39,8 @@ class DatasetConfig:
         pack: whether rows hold several short examples.
         use_cached: whether to read the output of `remixer-t5x data cache` in `cache_dir`.
         cache_dir: a folder of caches; None for seqio's folders.
-        frame: name of the frame, which determines the arrays of a batch.
-        labels: the texts of a classifier's labels; None for a regression, or another frame.
+        model_type: name of the model type, which determines the arrays of a batch.
+        labels: the texts of a classifier's labels; None for a regression, or another model type.
         streams: number of parts of the data that all hosts together read in parallel, which determines the order; None
             for one per host at the start of the run.
         save_position: False allows any source, including Python generators; a resumed run then restarts the data in
@@ -56,7 +56,7 @@ class DatasetConfig:
     pack: bool = False
     use_cached: bool = False
     cache_dir: str | None = None
-    frame: str = frames.ENCODER_DECODER
+    model_type: str = batch_formats.ENCODER_DECODER
     labels: Sequence[str] | None = None
     streams: ranges.Count | None = None
     save_position: bool = True
@@ -76,12 +76,12 @@ def provider(config: DatasetConfig) -> seqio.Task | seqio.Mixture:
     splits = sorted(task.splits) if task.splits else []
     if splits and config.split not in splits:
         raise UserError(f'the split of {task.name} must be one of {", ".join(splits)}, got {config.split!r}')
-    features = frames.batch_format(config.frame, config.task_feature_lengths).features
+    features = batch_formats.batch_format(config.model_type, config.task_feature_lengths).features
     missing = [name for name in features if name not in task.output_features]
     if missing:
         raise UserError(
-            f'{task.name} has no {" and no ".join(missing)}, which FRAME = {config.frame!r} reads; give another task, '
-            f'or another FRAME with TASK_FEATURE_LENGTHS of {" and ".join(task.output_features)}'
+            f'{task.name} has no {" and no ".join(missing)}, which MODEL_TYPE = {config.model_type!r} reads; '
+            f'give another task, or a MODEL_TYPE and TASK_FEATURE_LENGTHS for {" and ".join(task.output_features)}'
         )
     return task
 
@@ -133,7 +133,7 @@ def prepare(config: DatasetConfig, model_vocab_size: int) -> Prepared:
     task = provider(config)
     vocab = task_vocabulary.of(task)
     task_vocabulary.check_ids(task.name, vocab, model_vocab_size)
-    if config.frame == frames.CLASSIFIER:
+    if config.model_type == batch_formats.CLASSIFIER:
         from remixer_t5x.data import converters
 
         converters.check_labels(task, config.labels)
@@ -186,7 +186,7 @@ def require_cache(source: seqio.Task | seqio.Mixture, cache_dir: str | None, voc
 
 def abstract_batch(config: DatasetConfig) -> dict[str, jax.ShapeDtypeStruct]:
     """Returns shape and dtype of each array of a global batch, without reading data or importing seqio."""
-    return frames.abstract_batch(config.frame, config.task_feature_lengths, config.batch_size, config.pack)
+    return batch_formats.abstract_batch(config.model_type, config.task_feature_lengths, config.batch_size, config.pack)
 
 
 def batch_shapes(config: DatasetConfig) -> dict[str, tuple[int, ...]]:

@@ -55,7 +55,7 @@ def _examples(
             num_epochs=epochs,
             try_in_mem_cache=False,
         )
-        return converters.convert(config.frame, dataset, lengths, config.pack, task, config.labels)
+        return converters.convert(config.model_type, dataset, lengths, config.pack, task, config.labels)
 
     try:
         with restorable(), _repeating(task, epochs is None):

@@ -9,7 +9,7 @@ from etils import epath
 
 from remixer_t5x import ranges
 from remixer_t5x.checkpoints import saved_params
-from remixer_t5x.data import frames, task_vocabulary
+from remixer_t5x.data import batch_formats, task_vocabulary
 from remixer_t5x.devices import collectives, partition
 from remixer_t5x.errors import UserError
 from remixer_t5x.evaluate import best, results, task_examples
@@ -106,7 +106,7 @@ class Evaluator:
         self.notes = [note for reader in readers for note in reader.notes]
         self._vocabulary = task_vocabulary.record(readers[0].vocabulary)
         lengths, size = tasks.decoding.feature_lengths, tasks.decoding.batch_size
-        shapes = frames.batch_shapes(model.frame, lengths, size)
+        shapes = batch_formats.batch_shapes(model.model_type, lengths, size)
         self._abstract = saved_params.abstract_params(model, shapes, partitioner)
 
     def _submitted(self, has_leaderboard: Callable[[str], bool]) -> TaskEvaluator:

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from remixer_t5x import ranges
-from remixer_t5x.data import frames
+from remixer_t5x.data import batch_formats
 from remixer_t5x.devices import compiler_options
 from remixer_t5x.devices.partition import Partitioner
 from remixer_t5x.errors import UserError
@@ -71,9 +71,9 @@ class Predictor:
     def __init__(self, model: Any, partitioner: Partitioner, settings: Decoding, eos_id: int = 1):
         partitioner.check_batch_size(settings.batch_size)
         self._partitioner, self._settings = partitioner, settings
-        lengths = frames.text_lengths(settings.feature_lengths)
+        lengths = batch_formats.text_lengths(settings.feature_lengths)
         self._longest, length = lengths['inputs'], lengths['targets']
-        self._input = frames.input_array(model.frame)
+        self._input = batch_formats.input_array(model.model_type)
 
         def generate(params, batch):
             keys = jax.vmap(jax.random.fold_in, (None, 0))(jax.random.key(settings.seed), batch['number'])
@@ -104,7 +104,7 @@ class Predictor:
 
     def score(self, params: Any, inputs: Sequence[Ids], targets: Sequence[Ids]) -> np.ndarray:
         """Returns log p(targets | inputs) of each example, [examples] float32."""
-        arrays = decoder_arrays(targets, frames.text_lengths(self._settings.feature_lengths)['targets'])
+        arrays = decoder_arrays(targets, batch_formats.text_lengths(self._settings.feature_lengths)['targets'])
         return self._gather(self._score, params, inputs, arrays, ())
 
     def judge(self, params: Any, inputs: Sequence[Ids], arrays: Mapping[str, np.ndarray]) -> np.ndarray:

@@ -19,7 +19,7 @@ import jax
 
 from remixer_t5x import untrusted_files
 from remixer_t5x.checkpoints import saved_params
-from remixer_t5x.data import fingerprint, frames, task_vocabulary
+from remixer_t5x.data import batch_formats, fingerprint, task_vocabulary
 from remixer_t5x.devices import collectives, partition
 from remixer_t5x.errors import UserError
 from remixer_t5x.evaluate import predictions
@@ -255,14 +255,14 @@ class TextInference:
     def restore(self, folder: str) -> Any:
         """Restores the parameters in `folder`."""
         lengths, size = self.decoding.feature_lengths, self.decoding.batch_size
-        shapes = frames.batch_shapes(self.model.frame, lengths, size)
+        shapes = batch_formats.batch_shapes(self.model.model_type, lengths, size)
         abstract = saved_params.abstract_params(self.model, shapes, self.partitioner)
         return saved_params.restore_params(folder, abstract, task_vocabulary.record(self.vocabulary), 'CHECKPOINT_PATH')
 
     def codec(self) -> Texts:
         """Returns the encoder of texts. A model of tasks without inputs continues prompts, which have no end token."""
         lengths = self.decoding.feature_lengths
-        longest = frames.text_lengths(lengths)['inputs']
+        longest = batch_formats.text_lengths(lengths)['inputs']
         return Texts(self.vocabulary, longest, self.refuse_long, 'inputs' in lengths)
 
     def predictor(self) -> predictions.Predictor:

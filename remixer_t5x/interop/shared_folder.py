@@ -2,7 +2,7 @@
 
     model.safetensors   the parameters, as --to_safetensors writes them
     model.gin           the statements of the run's configuration that MODEL and TASK_FEATURE_LENGTHS read
-    config.json         model_type 'remixer_t5x' and the frame
+    config.json         model_type 'remixer_t5x', and our model type as `architecture`
     vocabulary/         the vocabulary, as in MODEL_DIR
     code/               the user's own modules that model.gin imports
 
@@ -123,7 +123,7 @@ def write(
     if not task_vocabulary.save(vocabulary, folder / task_vocabulary.FOLDER):
         raise UserError(f'VOCABULARY is a {type(vocabulary).__name__}, which cannot be written to a shared folder')
     (folder / GIN).write_text(gin_text, encoding='utf-8')
-    config = {'model_type': MODEL_TYPE, 'frame': model.frame, 'vocab_size': model.vocab_size}
+    config = {'model_type': MODEL_TYPE, 'architecture': model.model_type, 'vocab_size': model.vocab_size}
     (folder / CONFIG).write_text(json.dumps(config, indent=2) + '\n', encoding='utf-8')
     path = str(folder / safetensors_files.WHOLE)
     safetensors_files.write_params(path, params, step, {**record, 'config': gin_text})

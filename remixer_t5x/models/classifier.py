@@ -28,7 +28,7 @@ class Classifier(Model):
     labels: tuple[str, ...] | None = None
     label_smoothing: float = 0.0
 
-    frame = 'classifier'
+    model_type = 'classifier'
     # A masked language model has no such head.
     fresh_parameters = ('head',)
 

@@ -1,7 +1,7 @@
 """The base class of the four models, and what a command may ask of a model.
 
-A frame is what a model looks like from outside, such as an encoder-decoder or a decoder alone; `data.frames` lists the
-arrays in the batches of each frame.
+A model type is, for example, an encoder-decoder or a decoder alone. `data.batch_formats` lists the arrays in a batch
+of each type.
 """
 
 import dataclasses
@@ -31,14 +31,14 @@ class Model:
     Attributes:
         module: the Flax module, which defines the parameters.
         config: the gin text that describes the model, for `TrainedModel.save`; empty if it was made by other means.
-        frame: the name of the frame.
+        model_type: the name of the model type.
         fresh_parameters: top-level names of parameters that another model's checkpoint cannot initialise.
     """
 
     module: Any
     config: str = dataclasses.field(default='', kw_only=True, compare=False, repr=False)
 
-    frame: ClassVar[str]
+    model_type: ClassVar[str]
     fresh_parameters: ClassVar[tuple[str, ...]] = ()
 
     @property
@@ -119,7 +119,7 @@ def param_shapes(model: Model, batch_shapes: Mapping[str, tuple[int, ...]]) -> P
         return jax.eval_shape(lambda key: model.init(key, batch_shapes), jax.random.key(0))
 
 
-# What some models can do in addition, by the name of the method: in words, and the frames whose models have it.
+# What some models can do in addition, by the name of the method: in words, and the model types that have it.
 ABILITIES = {
     'generate': ('generates text', ('encoder_decoder', 'decoder_only')),
     'score': ('scores a text given another', ('encoder_decoder', 'decoder_only')),
@@ -133,16 +133,16 @@ def require(model: Model, ability: str, reader: str) -> None:
     """Raises UserError if the model lacks the method `ability`, which `reader` (a command, a setting) needs."""
     if callable(getattr(model, ability, None)):
         return
-    words, frames = ABILITIES[ability]
+    words, types = ABILITIES[ability]
     raise UserError(
-        f'{reader} needs a model that {words}, and FRAME = {model.frame!r} has none; '
-        f'use one with the frame {" or ".join(frames)}'
+        f'{reader} needs a model that {words}, and MODEL_TYPE = {model.model_type!r} has none; '
+        f'use one with the model type {" or ".join(types)}'
     )
 
 
-def require_frame(model: Model, frame: str, reader: str) -> None:
-    """Raises UserError if the model has another frame than `reader` (a command, a flag) is for."""
-    if model.frame != frame:
+def require_type(model: Model, model_type: str, reader: str) -> None:
+    """Raises UserError if the model has another type than `reader` (a command, a flag) requires."""
+    if model.model_type != model_type:
         raise UserError(
-            f'{reader} is for a model of the frame {frame}, and FRAME is {model.frame!r}; give such a model'
+            f'{reader} requires a model of type {model_type}, and MODEL_TYPE is {model.model_type!r}'
         )

@@ -35,7 +35,7 @@ class LanguageModel(Generating):
     module: DecoderOnly
     prefix: bool = False
 
-    frame = 'decoder_only'
+    model_type = 'decoder_only'
     input_array = 'prompt_tokens'
 
     def judge(self, params: Params, batch: Batch) -> tuple[jax.Array, jax.Array]:

@@ -34,7 +34,7 @@ class MaskedLM(Model):
     loss_function: losses.CrossEntropy = losses.CrossEntropy()
     predicted_share: ranges.PositiveShare = 0.25
 
-    frame = 'encoder_only'
+    model_type = 'encoder_only'
 
     def loss(self, params: Params, batch: Batch, dropout_rng: jax.Array | None = None) -> tuple[jax.Array, Sums]:
         """See `Model.loss`; the sum is over the tokens to predict."""

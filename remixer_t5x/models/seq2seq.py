@@ -23,7 +23,7 @@ class Seq2Seq(Generating):
 
     module: EncoderDecoder
 
-    frame = 'encoder_decoder'
+    model_type = 'encoder_decoder'
     input_array = 'encoder_input_tokens'
 
     def encode(self, params: Params, inputs: jax.Array) -> jax.Array:

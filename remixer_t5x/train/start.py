@@ -109,12 +109,12 @@ def check(
 
     Does not read files.
     """
-    frame, check_batch_size = learner.model.frame, learner.partitioner.check_batch_size
+    model_type, check_batch_size = learner.model.model_type, learner.partitioner.check_batch_size
     for data in [dataset] if evaluation is None else [dataset, evaluation.dataset]:
-        if data.frame != frame:
+        if data.model_type != model_type:
             raise UserError(
-                f'FRAME must be that of MODEL, {frame!r}, got {data.frame!r}; give --gin_file=frames/{frame}.gin '
-                f"after the model's file, or --gin.FRAME={frame}"
+                f'MODEL_TYPE must be that of MODEL, {model_type!r}, got {data.model_type!r}; give '
+                f"--gin_file=model_types/{model_type}.gin after the model's file, or --gin.MODEL_TYPE={model_type}"
             )
     check_batch_size(dataset.batch_size, learner.microbatches)
     if evaluation is not None:

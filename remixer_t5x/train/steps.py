@@ -7,7 +7,7 @@ from typing import Any, Protocol
 import jax
 
 from remixer_t5x import startup
-from remixer_t5x.data import frames, pipeline, task_vocabulary
+from remixer_t5x.data import batch_formats, pipeline, task_vocabulary
 from remixer_t5x.devices import compiler_options
 from remixer_t5x.optim import train_state, train_step
 from remixer_t5x.optim.train_state import TrainState
@@ -104,9 +104,9 @@ class Programs:
     def evaluation(self, vocabulary: Any) -> train_step.Compiled:
         """Returns `(params, batch) -> sums`, which compiles at its first call; `vocabulary` is the run's."""
         model, token_bytes = self._learner.model, None
-        if model.frame == frames.DECODER_ONLY:
+        if model.model_type == batch_formats.DECODER_ONLY:
             token_bytes = task_vocabulary.token_bytes(vocabulary)
-        step = train_step.make_eval_step(model, token_bytes, count_targets=model.frame != frames.CLASSIFIER)
+        step = train_step.make_eval_step(model, token_bytes, count_targets=model.model_type != batch_formats.CLASSIFIER)
         return train_step.jit_eval_step(step, self.plan.shardings, self._learner.partitioner)
 
     def evaluated(self) -> Callable[[TrainState], Any]:

@@ -2,7 +2,7 @@
 
     python scripts/studies/ablations.py
     python scripts/studies/ablations.py --tables layouts --seeds 1
-    python scripts/studies/ablations.py --frame classifier --task glue_sst2_v002 --inputs 40
+    python scripts/studies/ablations.py --model_type classifier --task glue_sst2_v002 --inputs 40
 
 Results are appended to --out as they are known; started again, it does what is missing. Task and models: small_task.py.
 """
@@ -55,7 +55,7 @@ def baseline(table: Sequence[str], variant: str, against: str) -> str:
 
 
 def print_table(records: Records, args: argparse.Namespace, name: str) -> None:
-    metrics = small_task.ANSWERS[args.frame].METRICS
+    metrics = small_task.ANSWERS[args.model_type].METRICS
     print(f'\n{name}: mean over seeds (standard deviation) [seeds], and the difference from {args.against} with the')
     print('same seed, in the same layout: mean ± half of its 90% interval')
     head = ['', *(f'{metric}{what}' for metric in metrics for what in ('', ', difference')), 'parameters']

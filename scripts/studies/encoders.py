@@ -30,7 +30,7 @@ from library.small_task import exit_with_one_line
 from library.training_loop import Program
 from library.variants import LAYOUTS, VARIANTS, Variant, flagged
 
-from remixer_t5x.data import frames
+from remixer_t5x.data import batch_formats
 from remixer_t5x.evaluate.held_out_loss import entropy
 
 # TIM in all layers but the first and the last, as the paper has it, and its ablations. The feed-forwards make 4 layers
@@ -119,12 +119,12 @@ def data_of(text: str, tasks: str, length: int, vocabulary: int, rows: int) -> t
 
 def model_of(trial: Trial, labels: tuple[str, ...] = ()) -> Any:
     """An encoder that restores text, or with `labels` one that chooses among them."""
-    frame, own = ('classifier', {'LABELS': labels}) if labels else ('encoder_only', {})
+    model_type, own = ('classifier', {'LABELS': labels}) if labels else ('encoder_only', {})
     return variants.model_of(
         MIXERS[trial.mixer],
         trial.width,
         trial.layers,
-        frame_files=(f'frames/{frame}.gin',),
+        type_files=(f'model_types/{model_type}.gin',),
         TIM_NUM_HEADS=4,
         TIM_NUM_ENCODER_LAYERS=trial.layers - 2,
         MAX_INPUT_LENGTH=trial.length,
@@ -139,7 +139,7 @@ def program_of(trial: Trial, labels: tuple[str, ...] = ()) -> tuple[Program, Cal
     model = model_of(trial, labels)
     steps, rate = (trial.finetune_steps, trial.finetune_rate) if labels else (trial.steps, trial.learning_rate)
     schedule = optax.warmup_cosine_decay_schedule(0.0, rate, max(1, steps // 10), steps)
-    shapes = frames.smallest_shapes(model.frame)
+    shapes = batch_formats.smallest_shapes(model.model_type)
 
     program = training_loop.compiled(
         lambda key: nn.unbox(model.init(key, shapes)), training_loop.loss_per_token(model), schedule

@@ -19,7 +19,7 @@ from library.epochs import batches
 from library.near_zero_params import movement, watched
 
 from remixer_t5x.config import loading
-from remixer_t5x.data import frames
+from remixer_t5x.data import batch_formats
 from remixer_t5x.models.seq2seq import Seq2Seq
 from remixer_t5x.optim import optimizer
 
@@ -78,7 +78,7 @@ def main() -> None:
     parser.add_argument('--seed', type=int, default=0)
     parser.add_argument('--minima', default=f'{T5X_MINIMUM},{optimizer.MIN_RMS_NEAR_ZERO}', help='by comma')
     args = parser.parse_args()
-    splits, vocab_size = small_task.data_of(small_task.COGS, '', frames.ENCODER_DECODER, INPUTS, TARGETS, 1)
+    splits, vocab_size = small_task.data_of(small_task.COGS, '', batch_formats.ENCODER_DECODER, INPUTS, TARGETS, 1)
     print(f'{jax.devices()[0].device_kind} x {jax.device_count()}; root mean square of the movement from the start')
     for name in MODELS:
         model = model_of(name, vocab_size, args.width)

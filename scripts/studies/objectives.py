@@ -30,7 +30,7 @@ from library.small_task import exit_with_one_line
 from library.training_loop import Program
 
 from remixer_t5x.config import loading
-from remixer_t5x.data import frames
+from remixer_t5x.data import batch_formats
 from remixer_t5x.errors import UserError
 
 OBJECTIVES = ('span_corruption', 'ul2', 'prefix_lm')
@@ -122,7 +122,7 @@ def program_of(trial: Trial, targets: int) -> tuple[Program, Callable, int]:
     model, lengths = model_of(trial), {'inputs': trial.length, 'targets': targets}
     steps = round(trial.budget / training_loop.step_flops(model, trial.batch, lengths))
     schedule = optax.warmup_cosine_decay_schedule(0.0, trial.learning_rate, max(1, steps // 10), max(2, steps))
-    shapes = frames.batch_shapes(model.frame, lengths)
+    shapes = batch_formats.batch_shapes(model.model_type, lengths)
     program = training_loop.compiled(
         lambda key: nn.unbox(model.init(key, shapes)), training_loop.loss_per_token(model), schedule
     )

@@ -19,7 +19,7 @@ import jax
 from remixer_t5x.config import files, loading
 from remixer_t5x.costs import counts
 from remixer_t5x.costs.step_memory import Step
-from remixer_t5x.data import frames
+from remixer_t5x.data import batch_formats
 from remixer_t5x.extras.forecast import machines
 from remixer_t5x.optim import train_step
 
@@ -65,7 +65,7 @@ def traced(name: str) -> Cost:
     )
     dataclasses.replace(partitioner, devices=devices).check_batch_size(batch_size)
     one = dataclasses.replace(partitioner, devices=jax.devices()[:1])
-    step = Step(model, optimizer, one, frames.abstract_batch(model.frame, lengths, batch_size))
+    step = Step(model, optimizer, one, batch_formats.abstract_batch(model.model_type, lengths, batch_size))
     plan = step.plan
     function = train_step.make_train_step(model, plan.tx, dropout=dropout > 0)
     with one.activate():

@@ -36,7 +36,7 @@ from library.rows import Rows, totals
 from library.small_task import exit_with_one_line
 
 from remixer_t5x.config import loading
-from remixer_t5x.data import frames
+from remixer_t5x.data import batch_formats
 from remixer_t5x.errors import UserError
 
 MODELS = ('t5_1_1', 'remixer', 'hyper_mixer', 'mixer_enc', 'gmlp', 'linear_transformer')
@@ -99,7 +99,7 @@ def compiled(trial: Trial) -> tuple[Any, Any, Any, float]:
     """The training, judge(params, rows) -> sums, the partitioner, and the FLOPs of a step; the seed does not matter."""
     model, partitioner = setup_of(trial)
     lengths = target_lengths(trial.length)
-    shapes = frames.batch_shapes(model.frame, lengths)
+    shapes = batch_formats.batch_shapes(model.model_type, lengths)
     schedule = optax.linear_schedule(0.0, trial.learning_rate, trial.warmup)
 
     def initial(key):

@@ -34,7 +34,7 @@ from library.training_loop import Program
 
 from remixer_t5x import tf_data
 from remixer_t5x.config import loading
-from remixer_t5x.data import frames
+from remixer_t5x.data import batch_formats
 from remixer_t5x.errors import UserError
 from remixer_t5x.models import interface
 
@@ -151,7 +151,7 @@ def model_of(trial: Trial) -> Any:
 
 
 def shapes_of(trial: Trial, targets: int) -> dict[str, tuple[int, ...]]:
-    return frames.batch_shapes(model_of(trial).frame, {'inputs': trial.inputs, 'targets': targets})
+    return batch_formats.batch_shapes(model_of(trial).model_type, {'inputs': trial.inputs, 'targets': targets})
 
 
 @functools.cache

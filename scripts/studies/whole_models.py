@@ -30,7 +30,7 @@ from library.small_task import exit_with_one_line
 
 from remixer_t5x.config import loading
 from remixer_t5x.costs import counts
-from remixer_t5x.data import frames
+from remixer_t5x.data import batch_formats
 from remixer_t5x.models import interface
 
 MODELS = ('t5_1_1', 'remixer', 'hyper_mixer', 'mixer_enc', 'gmlp', 'amlp', 'tim', 'fnet', 'linear_transformer')
@@ -68,7 +68,7 @@ def lengths_of(cell: Cell) -> dict[str, int]:
 
 def program_of(cell: Cell, model: Any) -> tuple[Callable, Mapping[str, jax.ShapeDtypeStruct]]:
     """A function of parameters and a batch, and the shapes of the batch."""
-    batch = frames.abstract_batch(model.frame, lengths_of(cell), 1)
+    batch = batch_formats.abstract_batch(model.model_type, lengths_of(cell), 1)
     if cell.program == 'train':
         return lambda params, batch: jax.value_and_grad(lambda p: model.loss(p, batch)[0])(params), batch
     inputs = {'encoder_input_tokens': batch['encoder_input_tokens']}
@@ -92,7 +92,7 @@ def measured(cell: Cell) -> dict[str, float | None]:
     """Seconds (None: too large), planned bytes, and FLOPs."""
     model = model_of(cell)
     function, batch = program_of(cell, model)
-    params = nn.unbox(interface.param_shapes(model, frames.batch_shapes(model.frame, lengths_of(cell))))
+    params = nn.unbox(interface.param_shapes(model, batch_formats.batch_shapes(model.model_type, lengths_of(cell))))
     compiled = jax.jit(function).lower(params, batch).compile()
     planned = compiled.memory_analysis().temp_size_in_bytes
     result = {'bytes': planned, 'flops': counts.total_flops(function, params, batch), 'seconds': None}

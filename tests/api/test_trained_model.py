@@ -17,7 +17,7 @@ from flax import linen as nn
 
 import remixer_t5x
 from remixer_t5x import UserError
-from remixer_t5x.data import frames
+from remixer_t5x.data import batch_formats
 from tests.support import hf_folders
 from tests.support.saved_run import CONFIG, VOCABULARY, write_run
 
@@ -270,13 +270,15 @@ MODELS = sorted(path.stem for path in (pathlib.Path(__file__).parents[2] / 'conf
 @pytest.mark.parametrize('name', MODELS)
 def test_every_model_computes_with_bfloat16_parameters(name):
     model = remixer_t5x.build_model(f'models/{name}.gin', 'sizes/tiny.gin', VOCAB_SIZE=384, DTYPE='bfloat16')
-    batch = frames.abstract_batch(model.frame, dict.fromkeys(frames.formats(model.frame)[0].features, 16))
+    batch = batch_formats.abstract_batch(
+        model.model_type, dict.fromkeys(batch_formats.formats(model.model_type)[0].features, 16)
+    )
     shapes = {name: array.shape for name, array in batch.items()}
     params = nn.unbox(jax.eval_shape(lambda: model.init(jax.random.key(0), shapes)))
     low = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, jnp.bfloat16), params)
     assert jax.eval_shape(model.loss, low, batch)[0].dtype == jnp.float32
     if hasattr(model, 'predict'):
-        inputs = {frames.input_array(model.frame): jax.ShapeDtypeStruct((1, 16), jnp.int32)}
+        inputs = {batch_formats.input_array(model.model_type): jax.ShapeDtypeStruct((1, 16), jnp.int32)}
         assert jax.eval_shape(lambda *given: model.predict(*given, 4), low, inputs).shape == (1, 4)
 
 

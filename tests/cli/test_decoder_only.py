@@ -39,7 +39,7 @@ def arguments(tmp_path_factory):
     def make(model: str, objective: str, lengths: dict, *more: str) -> list[str]:
         files = [f'--gin_file=models/{model}.gin', *BASE, f'--gin_file=objectives/{objective}.gin']
         return [
-            *files, '--gin_file=frames/decoder_only.gin', f'--gin.FILES={folder}/*.txt',
+            *files, '--gin_file=model_types/decoder_only.gin', f'--gin.FILES={folder}/*.txt',
             f'--gin.TASK_FEATURE_LENGTHS={lengths}', *more,
         ]  # fmt: skip
 
@@ -104,7 +104,7 @@ def test_a_decoder_alone_is_finetuned_and_judged_on_pairs(tmp_path, capsys):
         f'--gin.PAIRS={tmp_path}/rows.jsonl', '--gin.INPUTS="{number}"', '--gin.TARGETS=answer',
         '--gin.PAIRS_VALIDATION_FRACTION=0.2', '--gin.VOCABULARY=@vocabularies.byte()', '--gin.VOCAB_SIZE=384',
         "--gin.TASK_FEATURE_LENGTHS={'inputs': 8, 'targets': 8}", '--gin.NUM_DECODER_LAYERS=1', '--gin.EMBED_DIM=32',
-        '--gin_file=hardware/cpu.gin', '--gin_file=frames/decoder_only.gin', '--gin.EVAL_BATCH_SIZE=4',
+        '--gin_file=hardware/cpu.gin', '--gin_file=model_types/decoder_only.gin', '--gin.EVAL_BATCH_SIZE=4',
         '--gin.PREFIX_LM=True',
     ]  # fmt: skip
     run = [
@@ -122,6 +122,6 @@ def test_a_decoder_alone_is_finetuned_and_judged_on_pairs(tmp_path, capsys):
 
 
 def test_a_frame_without_its_file_is_refused_in_one_line(arguments, tmp_path, capsys):
-    given = arguments('t5_1_1', 'causal_lm', {'targets': 24}, *TRAIN, '--gin.FRAME=encoder_decoder')
+    given = arguments('t5_1_1', 'causal_lm', {'targets': 24}, *TRAIN, '--gin.MODEL_TYPE=encoder_decoder')
     assert main(['train', *given, f'--gin.MODEL_DIR={tmp_path}/run', '--gin.TRAIN_STEPS=2']) != 0
     assert "got {'targets': 24}" in capsys.readouterr().err

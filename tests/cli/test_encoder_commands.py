@@ -21,9 +21,9 @@ def place(tmp_path_factory):
     """The current folder, with a masked language model in `mlm.gin` and a classifier in `classes.gin`."""
     with command_folder.entered(tmp_path_factory.mktemp('encoders')) as folder:
         lengths = {'inputs': 12, 'targets': 12}
-        for name, task, frame in (('mlm', 'masked', 'encoder_only'), ('classes', 'labelled', 'classifier')):
+        for name, task, model_type in (('mlm', 'masked', 'encoder_only'), ('classes', 'labelled', 'classifier')):
             vocabulary = f'VOCABULARY = @vocabularies.byte()\ntoy_tasks.{task}.vocabulary = %VOCABULARY\n'
-            (folder / f'{name}.gin').write_text(toy_tasks.config(task, lengths, frame) + vocabulary)
+            (folder / f'{name}.gin').write_text(toy_tasks.config(task, lengths, model_type) + vocabulary)
         (folder / 'texts.txt').write_text('text 1\ntext 2\na longer text than twelve bytes\n')
         yield folder
 

@@ -294,7 +294,7 @@ def test_values_in_a_card_are_plain_text(run, monkeypatch):
         name=f'x;touch y{hostile}',
         address=f"x;touch y'{hostile}\n```",
         library='transformers',
-        frame='encoder_decoder',
+        model_type='encoder_decoder',
         parameters=1,
         sublayers={hostile: [hostile]},
         vocabulary=hostile,

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from remixer_t5x import build_model
 from remixer_t5x.context import describe_tokens
 from remixer_t5x.costs import counts
-from remixer_t5x.data import frames
+from remixer_t5x.data import batch_formats
 from remixer_t5x.models import interface
 from remixer_t5x.models.sublayers.hyper_mixer import HyperMixer
 
@@ -70,7 +70,7 @@ def test_remat_changes_nothing_in_a_forward_pass(policy):
 def test_xla_counts_the_same_up_to_element_wise_work():
     # XLA counts the body of a loop once, so the model has one layer a stack.
     model = build_model('models/t5_1_1.gin', 'sizes/small.gin', NUM_ENCODER_LAYERS=1, NUM_DECODER_LAYERS=1)
-    batch = frames.abstract_batch(model.frame, LENGTHS)
+    batch = batch_formats.abstract_batch(model.model_type, LENGTHS)
     shapes = {name: array.shape for name, array in batch.items()}
     params = nn.unbox(interface.param_shapes(model, shapes))
     forward = jax.jit(lambda p, b: model.loss(p, b)[0])

@@ -1,4 +1,4 @@
-"""Batches have the arrays that `frames` lists, with seqio's values, labels and masked tokens."""
+"""Batches have the arrays that `batch_formats` lists, with seqio's values, labels and masked tokens."""
 
 import dataclasses
 
@@ -7,12 +7,15 @@ import pytest
 import seqio
 import tensorflow as tf
 
-from remixer_t5x.data import frames, pipeline, task_batches
+from remixer_t5x.data import batch_formats, pipeline, task_batches
 from remixer_t5x.errors import UserError
 from remixer_t5x.models import interface
 
 FORMATS = [
-    (frame, each.features) for frame, formats in frames.FORMATS.items() for each in formats if 'decoder' in frame
+    (model_type, each.features)
+    for model_type, formats in batch_formats.FORMATS.items()
+    for each in formats
+    if 'decoder' in model_type
 ]
 LENGTHS = {'inputs': 7, 'targets': 8}
 # seqio's own example of a prefix language model.
@@ -54,31 +57,31 @@ def first_batch(config):
 
 
 @pytest.mark.parametrize('pack', [False, True])
-@pytest.mark.parametrize(('frame', 'features'), FORMATS)
-def test_a_decoder_batch_has_the_arrays_of_its_format(frame, features, pack):
+@pytest.mark.parametrize(('model_type', 'features'), FORMATS)
+def test_a_decoder_batch_has_the_arrays_of_its_format(model_type, features, pack):
     rows = [{name: row[name] for name in features} for row in ROWS]
     lengths = {name: LENGTHS[name] for name in features}
-    batch = first_batch(config_of(task_of(rows), lengths, 2, pack=pack, frame=frame))
-    if pack and frame == 'decoder_only' and len(features) == 2:
+    batch = first_batch(config_of(task_of(rows), lengths, 2, pack=pack, model_type=model_type))
+    if pack and model_type == 'decoder_only' and len(features) == 2:
         assert batch['decoder_target_tokens'][0].tolist() == [7, 8, 5, 1, 3, 9, 1, 8, 4, 9, 3, 1, 4, 1, 0]
         assert batch['decoder_causal_attention'][0].tolist() == [1, 1, 1, 1, 1, 0, 0, 1, 1, 1, 1, 1, 1, 0, 0]
         assert batch['decoder_loss_weights'][0].tolist() == [0, 0, 0, 0, 1, 1, 1, 0, 0, 0, 0, 0, 1, 1, 0]
 
 
 def test_every_frame_of_a_model_has_a_format():
-    assert {frame for _, able in interface.ABILITIES.values() for frame in able} <= set(frames.FORMATS)
+    assert {model_type for _, able in interface.ABILITIES.values() for model_type in able} <= set(batch_formats.FORMATS)
 
 
 @pytest.mark.parametrize(
-    ('frame', 'lengths', 'words'),
+    ('model_type', 'lengths', 'words'),
     [('decoder', LENGTHS, 'decoder_only'),
      ('encoder_decoder', {'targets': 8}, 'inputs and targets, as in'),
      ('decoder_only', {'inputs': 8}, "of targets, as in {'targets': 512}, or inputs and targets"),
      ('decoder_only', {'targets': 0}, 'positive')],
 )  # fmt: skip
-def test_other_features_are_rejected(frame, lengths, words):
+def test_other_features_are_rejected(model_type, lengths, words):
     with pytest.raises(UserError, match=words):
-        pipeline.DatasetConfig('any', lengths, 2, frame=frame)
+        pipeline.DatasetConfig('any', lengths, 2, model_type=model_type)
 
 
 def test_a_task_without_the_feature_is_rejected():
@@ -92,7 +95,7 @@ CORRUPTED = [{'inputs': [5, 9, 7, 8], 'targets': [0, 6, 0, 0]}, {'inputs': [3, 4
 @pytest.mark.parametrize('pack', [False, True])
 def test_masked_tokens_are_aligned_with_their_targets(pack):
     lengths = {'inputs': 8, 'targets': 8}
-    batch = first_batch(config_of(task_of(CORRUPTED), lengths, 1, pack=pack, frame='encoder_only'))
+    batch = first_batch(config_of(task_of(CORRUPTED), lengths, 1, pack=pack, model_type='encoder_only'))
     if pack:
         expected = {
             'encoder_input_tokens': [5, 9, 7, 8, 3, 4, 9, 0],
@@ -128,7 +131,7 @@ def labelled(targets, labels, texts=(), **settings):
     rows = [{'inputs': f'text {index}', 'targets': text} for index, text in enumerate(targets)]
     rows = [{**row, 'targets_pretokenized': text} for row, text in zip(rows, texts, strict=True)] if texts else rows
     task = task_of(rows, postprocess_fn=Labelled(LABELS))
-    return config_of(task, {'inputs': 12, 'targets': 8}, 4, frame='classifier', labels=labels, **settings)
+    return config_of(task, {'inputs': 12, 'targets': 8}, 4, model_type='classifier', labels=labels, **settings)
 
 
 def test_targets_become_the_indices_of_labels():
@@ -154,7 +157,7 @@ def test_targets_become_numbers_without_labels():
      (lambda: pipeline.prepare(labelled(('yes',), None), 384), r'3 labels of a_task.*\("no", "not", "yes"\)'),
      (lambda: pipeline.prepare(labelled(('yes',), ('no', 'yes')), 384), "got .'no', 'yes'."),
      (lambda: labelled(('yes',), LABELS, pack=True), 'PACK'),
-     (lambda: first_batch(config_of(task_of(CORRUPTED), {'inputs': 8, 'targets': 4}, 1, frame='encoder_only')),
+     (lambda: first_batch(config_of(task_of(CORRUPTED), {'inputs': 8, 'targets': 4}, 1, model_type='encoder_only')),
       'same length for inputs and targets')],
 )  # fmt: skip
 def test_data_that_an_encoder_cannot_read_is_rejected(call, words):

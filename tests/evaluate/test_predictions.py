@@ -36,7 +36,7 @@ def test_batch_size_and_mesh_change_nothing(tmp_path, compiled):
 class Counting:
     """A model whose answer to a row is its number of tokens."""
 
-    frame = 'encoder_decoder'
+    model_type = 'encoder_decoder'
 
     def generate(self, params, batch, max_decode_length, eos_id, decoder, rng):
         tokens = jnp.sum(batch['encoder_input_tokens'] > 0, axis=1)[:, None, None].astype(jnp.int32)

@@ -68,7 +68,7 @@ class Echo:
     """Answers with the input, scored by minus its length; prefers a choice with the same first token as the input."""
 
     vocab_size = 384
-    frame = 'encoder_decoder'
+    model_type = 'encoder_decoder'
 
     def generate(self, params, batch, max_decode_length, eos_id, decoder, rng):
         tokens = batch['encoder_input_tokens'][:, None, :max_decode_length]

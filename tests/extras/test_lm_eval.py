@@ -1,4 +1,4 @@
-"""The adapter for lm-evaluation-harness: its own `hf` model on the same requests, and each frame's definition."""
+"""The adapter for lm-evaluation-harness: its own `hf` model on the same requests, and each model type's definition."""
 
 import importlib.util
 import json
@@ -224,7 +224,7 @@ def causal(tmp_path_factory):
     """A decoder alone with a mixer that has no attention."""
     config = saved_run.CONFIG.replace("{'inputs': 40, 'targets': 12}", "{'targets': 24}")
     config += """
-include 'frames/decoder_only.gin'
+include 'model_types/decoder_only.gin'
 from remixer_t5x.models.sublayers import linear_attention
 DECODER_MIXER = @linear_attention.LinearAttention
 linear_attention.LinearAttention.num_heads = %NUM_HEADS
@@ -267,7 +267,7 @@ def test_the_command_line_gives_a_device_to_every_model(t5):
     from lm_eval.config.evaluate_config import EvaluatorConfig
 
     given = EvaluatorConfig(model='remixer_t5x', tasks=['any']).device
-    assert given is not None and ours(t5, device=given).frame == 'encoder_decoder'
+    assert given is not None and ours(t5, device=given).model_type == 'encoder_decoder'
 
 
 def test_what_a_model_cannot_do_is_told_in_one_line(t5):
@@ -343,7 +343,7 @@ def test_a_masked_language_model_scores_words_and_no_special_tokens(tmp_path):
 
 
 MASKED = """
-include 'frames/encoder_only.gin'
+include 'model_types/encoder_only.gin'
 """
 
 

@@ -185,8 +185,8 @@ def test_a_model_that_hugging_face_lacks_raises_its_difference(files, flags, wor
     with pytest.raises(UserError, match=words) as refused:
         huggingface.describe(model, VOCABULARY)
     assert '--to_safetensors' in str(refused.value) and '\n' not in str(refused.value)
-    with pytest.raises(UserError, match="FRAME is 'classifier'"):
-        huggingface.describe(types.SimpleNamespace(frame='classifier'), VOCABULARY)
+    with pytest.raises(UserError, match="MODEL_TYPE is 'classifier'"):
+        huggingface.describe(types.SimpleNamespace(model_type='classifier'), VOCABULARY)
 
 
 @pytest.mark.parametrize(

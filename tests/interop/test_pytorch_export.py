@@ -9,7 +9,7 @@ import pytest
 from flax import linen as nn
 
 from remixer_t5x import build_model
-from remixer_t5x.data import frames
+from remixer_t5x.data import batch_formats
 from remixer_t5x.interop.huggingface import pytorch_export
 from remixer_t5x.interop.huggingface.family import Refusal
 from remixer_t5x.models import lora
@@ -64,7 +64,7 @@ def built(name, *gin_files, **macros):
     """A small model and random parameters, of which none is 0."""
     files = [f'models/{name.partition(",")[0]}.gin', 'sizes/tiny.gin', *gin_files]
     model = build_model(*files, **{**SIZES, **macros})
-    params = nn.unbox(model.init(jax.random.key(0), frames.smallest_shapes(model.frame)))
+    params = nn.unbox(model.init(jax.random.key(0), batch_formats.smallest_shapes(model.model_type)))
     rng = np.random.default_rng(1)
     return model, jax.tree.map(lambda array: array + 0.02 * rng.standard_normal(array.shape, np.float32), params)
 
@@ -76,7 +76,7 @@ def exported(folder, model, params):
 
     config = pytorch_export.to_config(model, types.SimpleNamespace(eos_id=1))
     pytorch_export.write(folder, config, params)
-    auto = getattr(transformers, pytorch_export.CLASSES[model.frame][1])
+    auto = getattr(transformers, pytorch_export.CLASSES[model.model_type][1])
     return auto.from_pretrained(folder, trust_remote_code=True).eval()
 
 
@@ -113,7 +113,9 @@ def test_encoder_decoders_have_the_same_logits(name, tmp_path):
 
 @pytest.mark.parametrize('name', DECODERS)
 def test_decoders_have_the_same_logits_with_padding_on_either_side(name, tmp_path):
-    model, params = built(name, 'frames/decoder_only.gin', DECODER_POSITION_EMBEDDING='@positions.SinusoidalPositions')
+    model, params = built(
+        name, 'model_types/decoder_only.gin', DECODER_POSITION_EMBEDDING='@positions.SinusoidalPositions'
+    )
     theirs = exported(tmp_path, model, params)
     tokens = rows(first=0)
     ours = np.asarray(jax.jit(lambda p: model.module.apply({'params': p}, tokens, enable_dropout=False))(params))[:, 1:]
@@ -127,26 +129,26 @@ def test_decoders_have_the_same_logits_with_padding_on_either_side(name, tmp_pat
 
 @pytest.mark.parametrize('name', ENCODERS)
 def test_encoders_have_the_same_logits(name, tmp_path):
-    model, params = built(name, *([] if name == 'bert' else ['frames/encoder_only.gin']))
+    model, params = built(name, *([] if name == 'bert' else ['model_types/encoder_only.gin']))
     theirs, inputs = exported(tmp_path / 'masked', model, params), rows()
     ours = jax.jit(lambda p: model.logits(p, {'encoder_input_tokens': inputs}))(params)
     real = inputs > 0
     check_equal(np.asarray(ours)[real], theirs(input_ids=torch_of(inputs)).logits[torch_of(real).bool()])
-    model, params = built(name, 'frames/classifier.gin', LABELS=('yes', 'no', 'maybe'))
+    model, params = built(name, 'model_types/classifier.gin', LABELS=('yes', 'no', 'maybe'))
     theirs = exported(tmp_path / 'classifier', model, params)
     assert theirs.config.id2label == {0: 'yes', 1: 'no', 2: 'maybe'}
     ours = jax.jit(model.classify)(params, inputs)
     check_equal(ours, theirs(input_ids=torch_of(inputs)).logits.log_softmax(-1))
 
 
-@pytest.mark.parametrize(('name', 'files'), [('remixer', ()), ('hyper_mixer', ('frames/decoder_only.gin',))])
+@pytest.mark.parametrize(('name', 'files'), [('remixer', ()), ('hyper_mixer', ('model_types/decoder_only.gin',))])
 def test_generation_gives_the_same_greedy_tokens_for_100_inputs(name, files, tmp_path):
     model, params = built(name, *files)
     theirs, steps = exported(tmp_path, model, params), 12
     inputs = np.random.default_rng(3).integers(2, SIZES['VOCAB_SIZE'], (100, 16), dtype=np.int32)
     ours = np.asarray(jax.jit(lambda p: model.predict(p, {model.input_array: inputs}, steps))(params))
     tokens = theirs.generate(torch_of(inputs), max_new_tokens=steps, do_sample=False).numpy()
-    tokens = tokens[:, 1:] if model.frame == 'encoder_decoder' else tokens[:, inputs.shape[1] :]
+    tokens = tokens[:, 1:] if model.model_type == 'encoder_decoder' else tokens[:, inputs.shape[1] :]
     tokens = np.pad(tokens, ((0, 0), (0, steps - tokens.shape[1])))
     assert len({tuple(row) for row in tokens}) > 20
     np.testing.assert_array_equal(tokens, ours)
@@ -175,7 +177,7 @@ def shapes_of(tree, prefix):
 
 def test_adapters_are_merged():
     model = lora.adapted(built('t5_1_1')[0], 'query', 2)
-    params = nn.unbox(model.init(jax.random.key(0), frames.smallest_shapes(model.frame)))
+    params = nn.unbox(model.init(jax.random.key(0), batch_formats.smallest_shapes(model.model_type)))
     params = jax.tree.map(lambda array: array + 1.0, params)
     query = params['encoder']['run_0']['layer']['self_attention']['query']
     found = pytorch_export.arrays(params)['encoder.layers.1.self_attention.query.kernel']
@@ -192,6 +194,6 @@ def test_a_users_own_sublayer_is_refused_by_name():
     model, _ = built('t5_1_1', ENCODER_MIXER=OwnMixer)
     with pytest.raises(Refusal, match=r'OwnMixer.*--to_shared'):
         pytorch_export.module_tree(model)
-    model, _ = built('t5_1_1', 'frames/decoder_only.gin', PREFIX_LM=True)
+    model, _ = built('t5_1_1', 'model_types/decoder_only.gin', PREFIX_LM=True)
     with pytest.raises(Refusal, match='PREFIX_LM'):
         pytorch_export.to_config(model, types.SimpleNamespace(eos_id=1))

@@ -5,7 +5,7 @@ import pytest
 from flax import linen as nn
 
 from remixer_t5x.api.building import build_model
-from remixer_t5x.data import frames
+from remixer_t5x.data import batch_formats
 from remixer_t5x.devices import jax_workarounds
 from remixer_t5x.kernels.compile_target import compiling_for
 from remixer_t5x.models import interface
@@ -17,7 +17,7 @@ SMALL = {'EMBED_DIM': 128, 'NUM_ENCODER_LAYERS': 1, 'NUM_DECODER_LAYERS': 1, 'VO
 @pytest.mark.parametrize('name', ['t5_1_1', 'hyper_mixer', 'mixer_enc_dec'])
 def test_a_gradient_lowers_without_a_warning(name, platform, chip, lowering):
     model = build_model(f'models/{name}.gin', 'sizes/tiny.gin', **SMALL)
-    batch = frames.abstract_batch(model.frame, {'inputs': 32, 'targets': 16}, 2, True)
+    batch = batch_formats.abstract_batch(model.model_type, {'inputs': 32, 'targets': 16}, 2, True)
     shapes = {key: array.shape for key, array in batch.items()}
     with compiling_for(platform, chip=chip), jax_workarounds.cudnn_of_described_gpu(90800):
         params = nn.unbox(interface.param_shapes(model, shapes))

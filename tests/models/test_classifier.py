@@ -16,7 +16,7 @@ LENGTH = 10
 
 
 def built(labels, **macros):
-    return hf_folders.bert_model('frames/classifier.gin', LABELS=labels, **macros)
+    return hf_folders.bert_model('model_types/classifier.gin', LABELS=labels, **macros)
 
 
 def compiled(model):

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from flax import linen as nn
 
-from remixer_t5x.data import frames
+from remixer_t5x.data import batch_formats
 from remixer_t5x.errors import UserError
 from remixer_t5x.models import interface
 from remixer_t5x.models.architecture.decoder_only import DecoderOnly
@@ -47,7 +47,7 @@ def make_model(mixer: str = 'attention', prefix: bool = False, tied: bool = True
 
 @functools.cache
 def make_params(model: LanguageModel):
-    boxed = jax.jit(lambda key: model.init(key, frames.smallest_shapes('decoder_only')))(jax.random.key(3))
+    boxed = jax.jit(lambda key: model.init(key, batch_formats.smallest_shapes('decoder_only')))(jax.random.key(3))
     return jax.tree.map(lambda leaf: 1.5 * leaf, nn.unbox(boxed))
 
 
@@ -161,9 +161,9 @@ def test_what_cannot_be_done_is_refused_in_one_line():
         model.loss(make_params(model), {'decoder_input_tokens': PROMPTS, 'decoder_target_tokens': PROMPTS})
     with pytest.raises(UserError, match='WindowMixer cannot read a prefix'):
         make_params(make_model('window', True))
-    with pytest.raises(UserError, match='encodes text, and FRAME = .decoder_only. has none') as error:
+    with pytest.raises(UserError, match='encodes text, and MODEL_TYPE = .decoder_only. has none') as error:
         interface.require(model, 'encode', 'infer --embed')
     assert '\n' not in str(error.value)
     interface.require(model, 'generate', 'infer')
-    with pytest.raises(UserError, match='fill_in is for a model of the frame encoder_decoder'):
-        interface.require_frame(model, 'encoder_decoder', 'fill_in')
+    with pytest.raises(UserError, match='fill_in requires a model of type encoder_decoder'):
+        interface.require_type(model, 'encoder_decoder', 'fill_in')

@@ -93,7 +93,7 @@ def _dots(jaxpr):
 
 
 def test_a_tied_output_without_a_head_starts_with_small_logits():
-    model = build_model('models/t5_1_1.gin', 'sizes/tiny.gin', 'frames/encoder_only.gin', NUM_ENCODER_LAYERS=1)
+    model = build_model('models/t5_1_1.gin', 'sizes/tiny.gin', 'model_types/encoder_only.gin', NUM_ENCODER_LAYERS=1)
     given = batch((2, 2))
 
     @jax.jit

@@ -6,7 +6,7 @@ import pytest
 from jax.sharding import PartitionSpec
 
 from remixer_t5x import build_model
-from remixer_t5x.data import frames
+from remixer_t5x.data import batch_formats
 from remixer_t5x.devices.partition import Partitioner
 from remixer_t5x.errors import UserError
 from remixer_t5x.models import interface, lora
@@ -105,7 +105,7 @@ def test_no_gradient_of_a_frozen_parameter_is_computed(model):
 
 @pytest.mark.parametrize('names', [NAMES, 'scale$', '.', 'encoder/run_0/layer/self_attention/query/kernel'])
 def test_split_and_join(model, names):
-    params = interface.param_shapes(model, frames.smallest_shapes(model.frame))
+    params = interface.param_shapes(model, batch_formats.smallest_shapes(model.model_type))
     trained, frozen = trainable.split(params, names)
     assert trainable.join(trained, frozen) == params
     assert set(by_name(trained)).isdisjoint(by_name(frozen)) and by_name(trained)

@@ -14,7 +14,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from sentencepiece import sentencepiece_model_pb2
 
-from remixer_t5x.data import frames, pipeline, task_batches
+from remixer_t5x.data import batch_formats, pipeline, task_batches
 from remixer_t5x.errors import UserError
 from remixer_tasks import pretraining, text_pairs, vocabularies
 from remixer_tasks.corpora.text_corpus import ParsedCorpus
@@ -75,7 +75,7 @@ VOCABULARIES = {
 }
 WITHOUT_SENTINELS = {'words', 'wordpiece', 'byte_pairs'}
 BOTH = {'inputs': 48, 'targets': 48}
-# By name: the task, the frames that read it, the lengths, and whether it needs sentinels.
+# By name: the task, the model types that read it, the lengths, and whether it needs sentinels.
 OBJECTIVES = {
     'span_corruption': (
         functools.partial(pretraining.span_corruption, mean_noise_span_length=3.0), ['encoder_decoder', 'decoder_only'],
@@ -87,8 +87,8 @@ OBJECTIVES = {
     'causal_lm': (pretraining.causal_lm, ['decoder_only'], {'targets': 48}, False),
     'masked_lm': (pretraining.masked_lm, ['encoder_only'], BOTH, True),
 }  # fmt: skip
-CASES = [(name, objective, frame) for name in VOCABULARIES for objective in OBJECTIVES
-         for frame in OBJECTIVES[objective][1]]  # fmt: skip
+CASES = [(name, objective, model_type) for name in VOCABULARIES for objective in OBJECTIVES
+         for model_type in OBJECTIVES[objective][1]]  # fmt: skip
 
 
 @pytest.fixture(scope='module')
@@ -117,17 +117,17 @@ def check_position(config) -> dict[str, np.ndarray]:
     return first
 
 
-@pytest.mark.parametrize(('name', 'objective', 'frame'), CASES)
-def test_an_objective_has_exact_positions_or_is_refused(made, name, objective, frame):
+@pytest.mark.parametrize(('name', 'objective', 'model_type'), CASES)
+def test_an_objective_has_exact_positions_or_is_refused(made, name, objective, model_type):
     vocabulary, (task, _, lengths, needs_sentinels) = made(name), OBJECTIVES[objective]
-    config = pipeline.DatasetConfig(lambda: task(corpus(), vocabulary), lengths, 4, frame=frame)
+    config = pipeline.DatasetConfig(lambda: task(corpus(), vocabulary), lengths, 4, model_type=model_type)
     refused = needs_sentinels and name in WITHOUT_SENTINELS and (name, objective) != ('wordpiece', 'masked_lm')
     if refused:
         with pytest.raises(UserError, match='sentinel'):
             next(task_batches.TrainBatches(config))
         return
     batch = check_position(config)
-    side = 'encoder' if frame == frames.ENCODER_ONLY else 'decoder'
+    side = 'encoder' if model_type == batch_formats.ENCODER_ONLY else 'decoder'
     targets, weights = batch[f'{side}_target_tokens'], batch[f'{side}_loss_weights']
     # A token with a weight is never padding, and padding has none.
     np.testing.assert_array_equal(weights > 0, (targets > 0) & (weights > 0))
@@ -138,15 +138,19 @@ def test_an_objective_has_exact_positions_or_is_refused(made, name, objective, f
         assert np.sum(weights[targets == vocabulary.eos_id]) == len(targets)
 
 
-@pytest.mark.parametrize('frame', ['encoder_decoder', 'decoder_only', 'classifier'])
+@pytest.mark.parametrize('model_type', ['encoder_decoder', 'decoder_only', 'classifier'])
 @pytest.mark.parametrize('name', VOCABULARIES)
-def test_the_end_of_an_answer_has_a_weight(made, name, frame):
+def test_the_end_of_an_answer_has_a_weight(made, name, model_type):
     vocabulary = made(name)
     config = pipeline.DatasetConfig(
-        lambda: text_pairs.task(pairs(), vocabulary), {'inputs': 80, 'targets': 8}, 4, frame=frame, labels=('no', 'yes')
+        lambda: text_pairs.task(pairs(), vocabulary),
+        {'inputs': 80, 'targets': 8},
+        4,
+        model_type=model_type,
+        labels=('no', 'yes'),
     )
     batch = check_position(config)
-    if frame == 'classifier':
+    if model_type == 'classifier':
         assert set(batch['labels']) <= {0.0, 1.0}
         return
     targets, weights = batch['decoder_target_tokens'], batch['decoder_loss_weights']
@@ -213,7 +217,7 @@ def test_a_stateful_python_function_is_refused():
     )
     feature = seqio.Feature(seqio.ByteVocabulary())
     task = seqio.Task('stateful', source, {'targets': feature}, [tokenize], shuffle_buffer_size=None)
-    config = pipeline.DatasetConfig(task, {'targets': 4}, 1, shuffle=False, frame='decoder_only')
+    config = pipeline.DatasetConfig(task, {'targets': 4}, 1, shuffle=False, model_type='decoder_only')
     with pytest.raises(UserError, match='PyFunc.*stateful=False'):
         next(task_batches.TrainBatches(config))
 

@@ -1,10 +1,10 @@
-"""Every shipped model and frame at a tiny size, and the names of their hidden matrices."""
+"""Every shipped model and model type at a tiny size, and the names of their hidden matrices."""
 
 import functools
 import re
 
 from remixer_t5x import build_model
-from remixer_t5x.data import frames
+from remixer_t5x.data import batch_formats
 from remixer_t5x.models import interface, lora
 from tests.support.paths import CONFIGS
 
@@ -15,8 +15,8 @@ _COMPOSITIONS = {
     'remixer_gated_alpha': '@remixer.GatedAlpha',
 }
 _FILES |= dict.fromkeys(_COMPOSITIONS, ['models/remixer.gin'])
-_FILES |= {'decoder_only': ['models/t5_1_1.gin', 'frames/decoder_only.gin']}
-_FILES |= {'classifier': ['models/bert.gin', 'frames/classifier.gin']}
+_FILES |= {'decoder_only': ['models/t5_1_1.gin', 'model_types/decoder_only.gin']}
+_FILES |= {'classifier': ['models/bert.gin', 'model_types/classifier.gin']}
 ADAPTED = {'t5_1_1_with_adapters': 't5_1_1', 'tim_with_adapters': 'tim'}
 NAMES = (*_FILES, *ADAPTED)
 # By the last two parts of a name: what maps features or hidden units to others.
@@ -36,4 +36,4 @@ def model(name):
 @functools.cache
 def boxes(name):
     """The parameters as boxes of shapes."""
-    return interface.param_shapes(model(name), frames.smallest_shapes(model(name).frame))
+    return interface.param_shapes(model(name), batch_formats.smallest_shapes(model(name).model_type))

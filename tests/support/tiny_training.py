@@ -67,7 +67,7 @@ class TinyModule(nn.Module):
 class TinyModel:
     """What the runtime needs of a model, on `TinyModule`."""
 
-    frame = 'encoder_decoder'
+    model_type = 'encoder_decoder'
     vocab_size: int = 384
     nan_below: int = -1  # target ids below it make the loss NaN
     strange: tuple[float, ...] = ()  # what the losses of examples with the letters of STRANGE are multiplied by

@@ -59,9 +59,9 @@ def masked(vocabulary: seqio.Vocabulary) -> seqio.Task:
     return seqio.Task('masked', source=source(LABELS, EXAMPLES), preprocessors=[mask], output_features=features)
 
 
-def config(task: str, lengths: Mapping[str, int], frame: str = '') -> str:
-    """gin: a T5 of one layer, in `frame` of frames/ if there is one, on the task of that name above."""
-    include = f"include 'frames/{frame}.gin'" if frame else ''
+def config(task: str, lengths: Mapping[str, int], model_type: str = '') -> str:
+    """gin: a T5 of one layer, in `model_type` of model_types/ if there is one, on the task of that name above."""
+    include = f"include 'model_types/{model_type}.gin'" if model_type else ''
     return f"""
 from __gin__ import dynamic_registration
 from remixer_tasks import vocabularies

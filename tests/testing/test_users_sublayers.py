@@ -50,7 +50,7 @@ def test_a_decoder_that_sees_the_future_is_refused():
     with pytest.raises(UserError, match=r'Mean must not read later tokens in a decoder, got token 0 reading token \d'):
         check_users_sublayers(model(DECODER_MIXER=Mean, **ALONE))
     with pytest.raises(UserError, match='later tokens'):
-        check_users_sublayers(model('frames/decoder_only.gin', DECODER_MIXER=Mean, **ALONE))
+        check_users_sublayers(model('model_types/decoder_only.gin', DECODER_MIXER=Mean, **ALONE))
 
 
 def test_what_holds_and_what_reads_padding_are_told():

@@ -9,7 +9,7 @@ import pytest
 import seqio
 
 from remixer_t5x import build_model
-from remixer_t5x.data import frames
+from remixer_t5x.data import batch_formats
 from remixer_t5x.devices.partition import Partitioner
 from remixer_t5x.errors import UserError
 from remixer_t5x.interop import converted
@@ -25,12 +25,14 @@ def seq2seq(tmp_path_factory):
     return saved_run.write_run(tmp_path_factory.mktemp('runs') / 'seq2seq', config, steps=(1,))
 
 
-def load(folder, frame, fresh=None, renamed=None, vocabularies=None, gin='', **macros):
-    """The parameters of a model of `frame`, and their description."""
-    frame_file = '' if frame == 'encoder_decoder' else f"include 'frames/{frame}.gin'\n"
-    (folder.parent / f'{frame}.gin').write_text(f'{saved_run.CONFIG}NUM_ENCODER_LAYERS = 4\n{frame_file}{gin}')
-    model = build_model(str(folder.parent / f'{frame}.gin'), **macros)
-    plan = train_state.plan(model, lambda axes: optax.sgd(1.0), frames.smallest_shapes(frame), Partitioner())
+def load(folder, model_type, fresh=None, renamed=None, vocabularies=None, gin='', **macros):
+    """The parameters of a model of `model_type`, and their description."""
+    type_file = '' if model_type == 'encoder_decoder' else f"include 'model_types/{model_type}.gin'\n"
+    (folder.parent / f'{model_type}.gin').write_text(f'{saved_run.CONFIG}NUM_ENCODER_LAYERS = 4\n{type_file}{gin}')
+    model = build_model(str(folder.parent / f'{model_type}.gin'), **macros)
+    plan = train_state.plan(
+        model, lambda axes: optax.sgd(1.0), batch_formats.smallest_shapes(model_type), Partitioner()
+    )
     ours, theirs = vocabularies or (saved_run.VOCABULARY, None)
     settings = types.SimpleNamespace(
         initial_checkpoint_path=str(folder),

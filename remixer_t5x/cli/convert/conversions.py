@@ -13,7 +13,7 @@ from flax import traverse_util
 
 from remixer_t5x.checkpoints import changes, saved_params
 from remixer_t5x.config import loading
-from remixer_t5x.data import frames, task_vocabulary
+from remixer_t5x.data import batch_formats, task_vocabulary
 from remixer_t5x.devices.partition import Partitioner
 from remixer_t5x.errors import UserError
 from remixer_t5x.interop import converted, safetensors_files
@@ -50,7 +50,7 @@ def write_model_dir(
 
 def abstract_params(model: Model) -> Any:
     """Shapes of the model's parameters, on one device."""
-    return saved_params.abstract_params(model, frames.smallest_shapes(model.frame), Partitioner())
+    return saved_params.abstract_params(model, batch_formats.smallest_shapes(model.model_type), Partitioner())
 
 
 def restore(args: argparse.Namespace, model: Model, vocabulary: Any) -> Any:
@@ -133,7 +133,7 @@ def to_adapters(args: argparse.Namespace) -> None:
 
 def from_t5x(args: argparse.Namespace, model: Seq2Seq, vocabulary: Any) -> None:
     """`--from_t5x=DIR --to=MODEL_DIR`."""
-    interface.require_frame(model, frames.ENCODER_DECODER, '--from_t5x')
+    interface.require_type(model, batch_formats.ENCODER_DECODER, '--from_t5x')
     task_vocabulary.check_ids('VOCABULARY', vocabulary, model.vocab_size)
     folder = converted.claim(args.to)
     print_line('reading', args.from_t5x)
@@ -147,7 +147,7 @@ def from_t5x(args: argparse.Namespace, model: Seq2Seq, vocabulary: Any) -> None:
 
 def to_t5x(args: argparse.Namespace, model: Seq2Seq, vocabulary: Any) -> None:
     """`--checkpoint=PATH --to_t5x=DIR`."""
-    interface.require_frame(model, frames.ENCODER_DECODER, '--to_t5x')
+    interface.require_type(model, batch_formats.ENCODER_DECODER, '--to_t5x')
     params = restore(args, model, vocabulary)
     step = int(saved_params.find_step(args.checkpoint, '--checkpoint').name)
     checkpoint = t5x_checkpoint.write(args.to_t5x, params, step, model, bool(args.own_names))

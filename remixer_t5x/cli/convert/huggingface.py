@@ -112,7 +112,7 @@ def from_any_model(args: argparse.Namespace, model: Any, vocabulary: Any) -> Non
     else:
         difference = pytorch_export.compare_logits(folder, model, safetensors_files.rounded(params, dtype))
         print_line('check', f'logits of the PyTorch code and ours differ by {difference}')
-    auto_class = pytorch_export.CLASSES[model.frame][1]
+    auto_class = pytorch_export.CLASSES[model.model_type][1]
     print_line('load', f'transformers.{auto_class}.from_pretrained({str(folder)!r}, trust_remote_code=True)')
 
 

@@ -24,7 +24,7 @@ _SIDES = {
     'inputs': ('encoder_input_tokens', 'encoder_segment_ids'),
     'targets': ('decoder_target_tokens', 'decoder_segment_ids'),
 }
-# A frame without a decoder predicts in place: 0 where it predicts nothing.
+# A model type without a decoder predicts in place: 0 where it predicts nothing.
 _IN_PLACE = 'encoder_target_tokens'
 
 
@@ -37,19 +37,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Prints rows of the shuffled split as a training run sees them, and the packing efficiency."""
-    macros = ('MIXTURE_OR_TASK_NAME', 'TASK_FEATURE_LENGTHS', 'PACK', 'FRAME')
-    mixture, lengths, pack, frame = arguments.values(args, *macros, defaults={'PACK': False})
+    macros = ('MIXTURE_OR_TASK_NAME', 'TASK_FEATURE_LENGTHS', 'PACK', 'MODEL_TYPE')
+    mixture, lengths, pack, model_type = arguments.values(args, *macros, defaults={'PACK': False})
     from remixer_t5x import tf_data
-    from remixer_t5x.data import converters, frames, pipeline, stream
+    from remixer_t5x.data import batch_formats, converters, pipeline, stream
 
     if isinstance(lengths, Mapping) and set(lengths) == {'targets'}:
-        # Text without inputs is for a decoder alone, also where no frame was named.
-        frame = frames.DECODER_ONLY
-    config = pipeline.DatasetConfig(mixture, lengths, batch_size=1, split=args.split, pack=pack, frame=frame)
+        # Text without inputs is for a decoder alone, also where no model type was named.
+        model_type = batch_formats.DECODER_ONLY
+    config = pipeline.DatasetConfig(mixture, lengths, batch_size=1, split=args.split, pack=pack, model_type=model_type)
     task = pipeline.provider(config)
     stream.hide_accelerators()
     dataset = task.get_dataset(dict(lengths), split=args.split, shuffle=True, seed=_SEED, num_epochs=1)
-    dataset = converters.convert(frame, dataset, lengths, pack, task)
+    dataset = converters.convert(model_type, dataset, lengths, pack, task)
     rows = list(itertools.islice(tf_data.arrays(dataset), max(MEASURED_ROWS, args.num_examples)))
     if not rows:
         raise UserError(f'{task.name} has no examples in split {args.split!r}; choose another with --split')

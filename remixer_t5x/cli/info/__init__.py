@@ -8,7 +8,7 @@ from remixer_t5x.cli import arguments
 from remixer_t5x.cli.command import ON_CPU, Command
 from remixer_t5x.errors import UserError
 
-# None: the usual lengths of the model's frame.
+# None: the default lengths of the model type.
 LENGTHS = {'TASK_FEATURE_LENGTHS': None}
 
 

@@ -13,7 +13,7 @@ from remixer_t5x.cli import arguments, console, quiet
 from remixer_t5x.cli.info.model import checked_lengths
 from remixer_t5x.costs import memory_advice, step_memory
 from remixer_t5x.costs.step_memory import Step, StepMemory, gibibytes
-from remixer_t5x.data import frames
+from remixer_t5x.data import batch_formats
 from remixer_t5x.devices import jax_workarounds, mesh
 from remixer_t5x.devices.hardware_table import Topology
 from remixer_t5x.devices.hypothetical import CUDNN_VERSION, GPU_SHARE, Hardware
@@ -56,14 +56,14 @@ def read(args: argparse.Namespace) -> tuple[Step, Hardware]:
     """Reads the training step and its hardware from the gin files and flags of the command line."""
     values = dict(zip(_MACROS, arguments.values(args, *_MACROS, defaults=_DEFAULTS), strict=True))
     model, size = values['MODEL'], values['BATCH_SIZE']
-    lengths = checked_lengths(model.frame, values['TASK_FEATURE_LENGTHS'])
+    lengths = checked_lengths(model.model_type, values['TASK_FEATURE_LENGTHS'])
     if isinstance(size, bool) or not isinstance(size, int) or size < 1:
         raise UserError(f'BATCH_SIZE must be a positive integer, got {size!r}; type --gin.BATCH_SIZE=128')
     step = Step(
         lora.adapted(model, values['LORA'], values['LORA_RANK']),
         trainable.only(averaged(values['OPTIMIZER'], values['EMA_DECAY']), values['TRAINABLE'], values['LORA']),
         values['PARTITIONER'],
-        frames.abstract_batch(model.frame, lengths, size, values['PACK']),
+        batch_formats.abstract_batch(model.model_type, lengths, size, values['PACK']),
         values['MICROBATCHES'],
         values['LOSS_NORMALIZING_FACTOR'],
         dropout=values['DROPOUT_RATE'] > 0,
@@ -179,7 +179,7 @@ def tracing_for(hardware: Hardware, compiler: str) -> Iterator[None]:
 
 def describe(step: Step, hardware: Hardware, compiler: str) -> str:
     """Describes what is compiled, and for what hardware."""
-    lengths = frames.token_lengths({name: array.shape for name, array in step.batch.items()})
+    lengths = batch_formats.token_lengths({name: array.shape for name, array in step.batch.items()})
     target = 'on virtual CPU devices' if compiler == 'XLA:CPU' else f'for {hardware.topology}'
     shape = step.partitioner.mesh.shape
     return (

@@ -10,7 +10,7 @@ from rich.table import Table
 from remixer_t5x.cli import console
 from remixer_t5x.costs import counts
 from remixer_t5x.costs.counts import TRAINING_FORWARD_PASSES, Counts
-from remixer_t5x.data import frames
+from remixer_t5x.data import batch_formats
 from remixer_t5x.models.interface import Model
 
 _FLOAT32_BYTES = 4
@@ -18,7 +18,7 @@ _FLOAT32_BYTES = 4
 
 def show(model: Model, feature_lengths: Mapping[str, int] | None, depth: int) -> None:
     """Prints the table of a model, `depth` levels of modules deep, and the totals with their conventions."""
-    lengths = checked_lengths(model.frame, feature_lengths)
+    lengths = checked_lengths(model.model_type, feature_lengths)
     count = counts.count(model, lengths)
     parameters, training = count.total_parameters, count.training_flops
     console.show(
@@ -33,11 +33,11 @@ def show(model: Model, feature_lengths: Mapping[str, int] | None, depth: int) ->
     )
 
 
-def checked_lengths(frame: str, feature_lengths: Mapping[str, int] | None) -> Mapping[str, int]:
-    """The lengths, or the frame's usual ones for None. Raises UserError for features that the frame does not take."""
+def checked_lengths(model_type: str, feature_lengths: Mapping[str, int] | None) -> Mapping[str, int]:
+    """Returns the lengths, or default lengths for None. Raises UserError if the model type has other features."""
     if feature_lengths is None:
-        return frames.formats(frame)[0].example
-    frames.batch_format(frame, feature_lengths)
+        return batch_formats.formats(model_type)[0].example
+    batch_formats.batch_format(model_type, feature_lengths)
     return feature_lengths
 
 

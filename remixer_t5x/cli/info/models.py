@@ -10,7 +10,7 @@ from remixer_t5x.cli import console
 from remixer_t5x.cli.info.model import checked_lengths, describe_lengths, quantity
 from remixer_t5x.costs import counts
 from remixer_t5x.costs.counts import Counts
-from remixer_t5x.data.frames import ENCODER_DECODER
+from remixer_t5x.data.batch_formats import ENCODER_DECODER
 
 # Files of models/ that are shown; the first is what the others are compared with.
 MODELS = (

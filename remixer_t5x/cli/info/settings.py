@@ -14,7 +14,8 @@ from remixer_t5x.errors import UserError
 
 # The default of a macro is its value in the first of these that sets it.
 _ORDER = (
-    *('runs/_common', 'runs', 'data', 'optimizers', 'hardware/gpu', 'hardware', 'models/t5_1_1', 'models', 'frames'),
+    *('runs/_common', 'runs', 'data', 'optimizers', 'hardware/gpu', 'hardware'),
+    *('models/t5_1_1', 'models', 'model_types'),
     *('sublayers', 'sizes/base.gin', 'sizes', 'defaults', 'objectives', 't5x', 'experiments', 'ablations'),
 )
 # Recipes choose values that are not defaults.

@@ -10,7 +10,7 @@ from rich.table import Table
 
 from remixer_t5x.cli import console
 from remixer_t5x.cli.info.model import checked_lengths
-from remixer_t5x.data import frames
+from remixer_t5x.data import batch_formats
 from remixer_t5x.devices import mesh
 from remixer_t5x.devices.hypothetical import Hardware
 from remixer_t5x.devices.partition import Partitioner, ShardingRow
@@ -38,7 +38,7 @@ def show(
         pattern: shows the parameters whose names match, such as 'encoder/*'.
     """
     described = dataclasses.replace(partitioner, devices=hardware.count())
-    shapes = frames.batch_shapes(model.frame, checked_lengths(model.frame, feature_lengths))
+    shapes = batch_formats.batch_shapes(model.model_type, checked_lengths(model.model_type, feature_lengths))
     rows = described.sharding_table(interface.param_shapes(model, shapes))
     shown = [row for row in rows if fnmatch.fnmatch(row.name, pattern)]
     if not shown:

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import export
 
-from remixer_t5x.data import frames
+from remixer_t5x.data import batch_formats
 from remixer_t5x.errors import UserError
 from remixer_t5x.extras.export import int8
 from remixer_t5x.extras.export.int8 import Weights
@@ -72,7 +72,7 @@ def make_functions(
         if name not in NAMES:
             raise UserError(f'--functions must be some of {", ".join(supported_names(model))}, got {name!r}')
         interface.require(model, name, f'export --functions={name}')
-    array = frames.input_array(model.frame)
+    array = batch_formats.input_array(model.model_type)
 
     def generate(weights: Weights, inputs: jax.Array, seed: jax.Array) -> Outputs:
         # One seed for each row, so that an answer does not depend on the other rows.

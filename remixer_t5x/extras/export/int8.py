@@ -18,7 +18,7 @@ from flax import linen as nn
 from flax import traverse_util
 
 from remixer_t5x import axes
-from remixer_t5x.data import frames
+from remixer_t5x.data import batch_formats
 from remixer_t5x.models import interface
 
 Params = Any
@@ -42,7 +42,7 @@ def quantized(model: interface.Model, weights: Weights) -> dict[str, np.ndarray]
     Args:
         weights: all of the model's, from `flat`.
     """
-    boxes = interface.param_shapes(model, frames.smallest_shapes(model.frame))
+    boxes = interface.param_shapes(model, batch_formats.smallest_shapes(model.model_type))
     logical_axes = traverse_util.flatten_dict(nn.get_partition_spec(boxes), sep='/')
     arrays: dict[str, np.ndarray] = {}
     for name, array in weights.items():

@@ -19,7 +19,7 @@ FILE, CURVE, TEMPLATE = 'README.md', 'loss.png', 'model_card.md.jinja'
 
 
 class Kind(NamedTuple):
-    """The texts for the models of one frame.
+    """The texts for the models of one type.
 
     Attributes:
         pipeline: the Hub's name of the task.
@@ -68,7 +68,7 @@ class Card:
         name: name of the model.
         address: argument of `convert --from_hf`: the name on the Hub, or a folder.
         library: 'transformers' or 'remixer_t5x': the format of the folder.
-        frame: frame of the model.
+        model_type: the type of the model.
         parameters: number of parameters.
         sublayers: names of the sublayers in one layer, by stack.
         vocabulary: description of the vocabulary.
@@ -83,7 +83,7 @@ class Card:
     name: str
     address: str
     library: str
-    frame: str
+    model_type: str
     parameters: int
     sublayers: Mapping[str, Sequence[str]]
     vocabulary: str
@@ -105,7 +105,7 @@ def write(folder: pathlib.Path, card: Card, run: Run | None) -> None:
 
 def render(card: Card, run: Run | None, curve: str = '') -> str:
     """The text of README.md; `curve` is the file name of the loss curve, or empty."""
-    settings, kind = _settings(run), KINDS[card.frame]
+    settings, kind = _settings(run), KINDS[card.model_type]
     numbers = overview.overview(run) if run is not None else None
     first = {name: settings[name] for name in _FIRST if name in settings}
     command = ['remixer-t5x', 'convert', f'--from_hf={card.address}', f'--to=runs/{card.name.rpartition("/")[2]}']

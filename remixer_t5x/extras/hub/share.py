@@ -67,7 +67,7 @@ def _write(args: argparse.Namespace, folder: pathlib.Path, name: str, address: s
         name=name,
         address=address,
         library=library,
-        frame=model.frame,
+        model_type=model.model_type,
         parameters=sum(leaf.size for leaf in jax.tree.leaves(params)),
         sublayers=sublayers,
         vocabulary=f'{type(vocabulary).__name__}, {vocabulary.vocab_size:,} ids',

@@ -20,7 +20,7 @@ from tqdm import tqdm
 
 from remixer_t5x import ranges
 from remixer_t5x.api import saved_models
-from remixer_t5x.data import frames
+from remixer_t5x.data import batch_formats
 from remixer_t5x.errors import UserError
 from remixer_t5x.evaluate import predictions
 from remixer_t5x.extras.lm_eval import NAME
@@ -77,7 +77,7 @@ class RemixerLM(LM):
             )
         lengths = None if max_length is None else {'inputs': int(max_length), 'targets': int(max_length)}
         self.trained = saved_models.load(str(path), lengths=lengths, trust_gin=trust_gin)
-        self.frame = self.trained.model.frame
+        self.model_type = self.trained.model.model_type
         shards = self.trained.partitioner.batch_shards
         self._size, self._seed = -(-max(size, 1) // shards) * shards, int(seed)
         vocabulary = self.trained.vocabulary
@@ -96,9 +96,9 @@ class RemixerLM(LM):
     def loglikelihood(self, requests: list[Any], disable_tqdm: bool = False) -> list[Judgement]:
         """(log p(continuation | context), whether greedy decoding returns the continuation) of each request."""
         pairs = [request.args for request in requests]
-        if self.frame == frames.CLASSIFIER:
+        if self.model_type == batch_formats.CLASSIFIER:
             judgements = self._judge_labels(pairs)
-        elif self.frame == frames.ENCODER_ONLY:
+        elif self.model_type == batch_formats.ENCODER_ONLY:
             judgements = self._judge_masked([self._split_text(*pair) for pair in pairs])
         else:
             judgements = self._judge([self._encode_pair(*pair) for pair in pairs], self._max_lengths(), disable_tqdm)
@@ -112,17 +112,17 @@ class RemixerLM(LM):
         A window starts with as much of the preceding text as fits, which an encoder-decoder reads in the encoder. For a
         masked language model it is the text's pseudo-log-likelihood.
         """
-        if self.frame == frames.CLASSIFIER:
+        if self.model_type == batch_formats.CLASSIFIER:
             raise UserError(
                 'a task needs loglikelihood_rolling, and a classifier only scores its labels; omit the task'
             )
         lengths = self._max_lengths()
         longest = lengths['targets']
-        if self.frame == frames.ENCODER_ONLY:
+        if self.model_type == batch_formats.ENCODER_ONLY:
             longest = lengths['inputs'] - len(self._begin) - len(self._end)
         windows = [list(self._windows(request.args[0], longest)) for request in requests]
         pairs = [pair for text in windows for pair in text]
-        if self.frame == frames.ENCODER_ONLY:
+        if self.model_type == batch_formats.ENCODER_ONLY:
             scores = iter(self._judge_masked(pairs))
         else:
             scores = iter(self._judge(pairs, lengths, disable_tqdm))
@@ -133,8 +133,10 @@ class RemixerLM(LM):
 
     def generate_until(self, requests: list[Any], disable_tqdm: bool = False) -> list[str]:
         """The answer to each context, up to the first of the texts in `until`."""
-        if self.frame in (frames.ENCODER_ONLY, frames.CLASSIFIER):
-            raise UserError(f'a task needs generated text, and FRAME = {self.frame!r} generates none; omit the task')
+        if self.model_type in (batch_formats.ENCODER_ONLY, batch_formats.CLASSIFIER):
+            raise UserError(
+                f'a task needs generated text, and MODEL_TYPE = {self.model_type!r} generates none; omit the task'
+            )
         groups: dict[str, list[int]] = {}
         for index, request in enumerate(requests):
             groups.setdefault(repr(sorted(request.args[1].items())), []).append(index)
@@ -170,7 +172,7 @@ class RemixerLM(LM):
                     'max_length=N in --model_args'
                 )
             room = longest['targets']
-            if self.frame == frames.DECODER_ONLY:
+            if self.model_type == batch_formats.DECODER_ONLY:
                 room = max(len(continuation), room + 1 - max(len(context), 1))
             groups.setdefault(predictions.bucket(len(continuation), room), []).append(index)
         for length, group in tqdm(sorted(groups.items()), disable=disable_tqdm, desc='Lengths of loglikelihood'):
@@ -217,7 +219,7 @@ class RemixerLM(LM):
         ]
 
     def _encode_pair(self, context: str, continuation: str) -> tuple[Ids, Ids]:
-        if self.frame == frames.ENCODER_DECODER:
+        if self.model_type == batch_formats.ENCODER_DECODER:
             # They are encoded separately: only white space moves to the continuation.
             stripped = context.rstrip()
             return [*self._ids(stripped), *self._end], self._continuation_ids(context[len(stripped) :] + continuation)
@@ -227,7 +229,7 @@ class RemixerLM(LM):
         """One text, split after the context; a prefix language model's prompt has an end token."""
         stripped = context.rstrip()
         continuation, context = context[len(stripped) :] + continuation, stripped
-        if self.frame == frames.DECODER_ONLY and self.trained.ends_inputs:
+        if self.model_type == batch_formats.DECODER_ONLY and self.trained.ends_inputs:
             return [*self._ids(context), *self._end] if context else [], self._continuation_ids(continuation)
         text, prefix = self._ids(context + continuation), self._ids(context) if context else []
         if len(text) > len(prefix):
@@ -251,7 +253,7 @@ class RemixerLM(LM):
     def _windows(self, text: str, length: int) -> Iterator[tuple[Ids, Ids]]:
         # A decoder starts each row with id 0 by itself, so the first window has no context. Texts of an
         # encoder-decoder end with an end token, as in lm_eval's `hf`.
-        end = self._end if self.frame == frames.ENCODER_DECODER else []
+        end = self._end if self.model_type == batch_formats.ENCODER_DECODER else []
         for window in utils.get_rolling_token_windows([*self._ids(text), *end], -1, length, 1):
             context, continuation = utils.make_disjoint_window(window)
             yield end if context == [-1] else context, continuation
@@ -259,7 +261,7 @@ class RemixerLM(LM):
     def _max_lengths(self) -> dict[str, int]:
         """The maximum tokens of a context, and of a continuation, which leaves a decoder's context one token."""
         lengths = self.trained.lengths
-        if self.frame != frames.DECODER_ONLY:
+        if self.model_type != batch_formats.DECODER_ONLY:
             return dict(lengths)
         row = lengths['inputs'] + lengths['targets']
         return {'inputs': row, 'targets': row - 1}
@@ -267,7 +269,7 @@ class RemixerLM(LM):
     def _fit_lengths(self, length: int) -> dict[str, int]:
         """Lengths for answers of `length` tokens; the prompt of a decoder alone gets the rest of its row."""
         lengths = self.trained.lengths
-        if self.frame != frames.DECODER_ONLY:
+        if self.model_type != batch_formats.DECODER_ONLY:
             return {'inputs': lengths['inputs'], 'targets': length}
         row = lengths['inputs'] + lengths['targets']
         if length >= row:

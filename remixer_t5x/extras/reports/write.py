@@ -15,7 +15,7 @@ from remixer_t5x.api import saved_models
 from remixer_t5x.api.trained_model import TrainedModel
 from remixer_t5x.cli.data import vocab
 from remixer_t5x.config import loading
-from remixer_t5x.data import frames
+from remixer_t5x.data import batch_formats
 from remixer_t5x.devices import compiler_options
 from remixer_t5x.errors import UserError
 from remixer_t5x.evaluate.text_inference import Texts
@@ -81,8 +81,8 @@ def _draw_learned(runs: Sequence[Run], text: str, folder: str | None) -> list[pa
 
 def _draw_run(run: Run, text: str, number: int) -> page.Learned:
     trained = saved_models.load(run.folder)
-    if trained.model.frame != frames.ENCODER_DECODER:
-        raise UserError(f'pictures need an encoder-decoder, and FRAME is {trained.model.frame!r}')
+    if trained.model.model_type != batch_formats.ENCODER_DECODER:
+        raise UserError(f'pictures need an encoder-decoder, and MODEL_TYPE is {trained.model.model_type!r}')
     inputs: np.ndarray = np.asarray(Texts(trained.vocabulary, trained.lengths['inputs']).encode(text, 0)[0], np.int32)
     targets = _answer(trained, inputs)
     pieces = [[vocab.piece(trained.vocabulary, int(token)) for token in ids] for ids in (inputs, targets)]

@@ -84,7 +84,7 @@ def describe(model: Any, vocabulary: Any) -> tuple[Family, Runs]:
         if isinstance(model, family.model_class):
             return family.describe(model, vocabulary)
     kinds = ', '.join(family.kind for family in FAMILIES)
-    raise Refusal(f'transformers has {kinds}, and FRAME is {model.frame!r}')
+    raise Refusal(f'transformers has {kinds}, and MODEL_TYPE is {model.model_type!r}')
 
 
 def write(path: str, family: Family, params: Params, runs: Runs, dtype: str = 'float32') -> pathlib.Path:

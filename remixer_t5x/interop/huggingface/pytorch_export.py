@@ -23,7 +23,7 @@ import numpy as np
 from flax import linen as nn
 from flax import traverse_util
 
-from remixer_t5x.data import frames
+from remixer_t5x.data import batch_formats
 from remixer_t5x.interop import safetensors_files
 from remixer_t5x.interop.huggingface import bert, folders, t5_tokenizer
 from remixer_t5x.interop.huggingface.family import Refusal
@@ -67,7 +67,7 @@ def to_config(model: Model, vocabulary: Any) -> dict[str, Any]:
     """The content of config.json. Raises Refusal if a part of the model has no PyTorch class."""
     if getattr(model, 'prefix', False):
         raise Refusal('--to_hf does not write prefix language models; set PREFIX_LM = False')
-    kind, auto_class = CLASSES[model.frame]
+    kind, auto_class = CLASSES[model.model_type]
     labels = getattr(model, 'labels', None)
     config = {
         'architectures': [kind],
@@ -78,7 +78,7 @@ def to_config(model: Model, vocabulary: Any) -> dict[str, Any]:
         },
         'vocab_size': model.vocab_size,
         'hidden_size': model.module.embed_dim,
-        'is_encoder_decoder': model.frame == 'encoder_decoder',
+        'is_encoder_decoder': model.model_type == 'encoder_decoder',
         'pad_token_id': 0,
         'decoder_start_token_id': 0,
         'eos_token_id': vocabulary.eos_id,
@@ -86,7 +86,7 @@ def to_config(model: Model, vocabulary: Any) -> dict[str, Any]:
         'use_cache': False,
         'module': module_tree(model),
     }
-    if model.frame == 'classifier':
+    if model.model_type == 'classifier':
         names = labels or ['number']
         config['id2label'] = {str(index): name for index, name in enumerate(names)}
         config['label2id'] = {name: index for index, name in enumerate(names)}
@@ -103,7 +103,7 @@ def module_tree(model: Model) -> dict[str, Any]:
         return call(*args, **kwargs)
 
     with nn.intercept_methods(record):
-        boxed = interface.param_shapes(model, frames.smallest_shapes(model.frame))
+        boxed = interface.param_shapes(model, batch_formats.smallest_shapes(model.model_type))
     shapes = {path: leaf.shape for path, leaf in traverse_util.flatten_dict(nn.unbox(boxed)).items()}
     tree: dict[str, Any] = {}
     for path, module in modules.items():
@@ -218,22 +218,22 @@ def compare_logits(folder: pathlib.Path, model: Any, params: Params) -> str:
     shifted = np.pad(tokens, ((0, 0), (1, 0)))
     inputs, method = {'input_ids': tokens}, '__call__'
     arguments: tuple[np.ndarray, ...] = (tokens,)
-    if model.frame == 'encoder_decoder':
+    if model.model_type == 'encoder_decoder':
         inputs['decoder_input_ids'] = shifted[:, :-1]
         arguments = (tokens, shifted[:, :-1])
-    elif model.frame == 'decoder_only':
+    elif model.model_type == 'decoder_only':
         arguments = (shifted,)
     else:
-        method = 'classify' if model.frame == 'classifier' else 'predict_tokens'
+        method = 'classify' if model.model_type == 'classifier' else 'predict_tokens'
     module = model.module.clone(dtype='float32')
     apply = jax.jit(lambda params: module.apply({'params': params}, *arguments, enable_dropout=False, method=method))
     ours = np.asarray(apply(params))
     with warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter('ignore')
-        auto_class = getattr(transformers, CLASSES[model.frame][1])
+        auto_class = getattr(transformers, CLASSES[model.model_type][1])
         reference = auto_class.from_pretrained(folder, local_files_only=True, trust_remote_code=True).float().eval()
         theirs = reference(**{name: torch.from_numpy(array).long() for name, array in inputs.items()}).logits.numpy()
-    return folders.describe_difference(ours[:, 1:] if model.frame == 'decoder_only' else ours, theirs)
+    return folders.describe_difference(ours[:, 1:] if model.model_type == 'decoder_only' else ours, theirs)
 
 
 def longest_row(tree: Mapping[str, Any]) -> int:

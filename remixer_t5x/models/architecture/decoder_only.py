@@ -4,7 +4,7 @@
 
 The stack is an encoder-decoder's decoder, so every causal sublayer and every layout works here. A prefix
 language model (Raffel et al. 2019, section 3.2.1) reads the first tokens of each example in both directions. GPT-2
-(Radford et al. 2019) is this frame with learned positions, biases and a tied output.
+(Radford et al. 2019) is this model with learned positions, biases and a tied output.
 """
 
 from collections.abc import Callable, Mapping

@@ -137,8 +137,8 @@ def max_input_length(lengths: Mapping[str, int] | None = None) -> int:
     return (lengths or {}).get('inputs', DEFAULT_MAX_LENGTH)
 
 
-def max_target_length(lengths: Mapping[str, int] | None = None, frame: str = 'encoder_decoder') -> int:
+def max_target_length(lengths: Mapping[str, int] | None = None, model_type: str = 'encoder_decoder') -> int:
     """The longest targets by TASK_FEATURE_LENGTHS; a decoder-only model reads inputs and targets in one row."""
-    if frame == 'decoder_only' and lengths:
+    if model_type == 'decoder_only' and lengths:
         return sum(lengths.values())
     return (lengths or {}).get('targets', DEFAULT_MAX_LENGTH)

@@ -12,7 +12,7 @@ from library.rows import Rows, Splits
 from remixer_t5x import tf_data
 from remixer_t5x.models.classifier import Classifier
 
-FILES = ('frames/classifier.gin',)
+FILES = ('model_types/classifier.gin',)
 METRICS = ('accuracy',)
 
 

@@ -1,7 +1,7 @@
 """Small models trained on one task of `tasks/`, whole in memory, for low_resource.py, tuning.py and ablations.py.
 
-A model is T5.1.1 with another token mixer, layout or feed-forward in its encoder (variants.py). Its frame is an
-encoder-decoder, whose decoder is T5's, or with `--frame classifier` the encoder alone with a head for labels. Each
+A model is T5.1.1 with another token mixer, layout or feed-forward in its encoder (variants.py). Its model type is an
+encoder-decoder, whose decoder is T5's, or with `--model_type classifier` the encoder alone with a head for labels. Each
 trial is Adam with a warm-up over a tenth of the steps and a cosine to 0, in float32, and is judged on the validation
 split (text_answers.py, label_answers.py).
 """
@@ -26,11 +26,11 @@ from library.records import Records
 from library.rows import Rows, Splits
 from library.training_loop import Program
 from library.variants import VARIANTS
-from remixer_t5x.data import frames
+from remixer_t5x.data import batch_formats
 from remixer_t5x.errors import UserError
 
-# What each frame makes of a task, and how it is judged.
-ANSWERS: dict[str, Any] = {frames.ENCODER_DECODER: text_answers, frames.CLASSIFIER: label_answers}
+# For each model type, the module that prepares a task and computes its metrics.
+ANSWERS: dict[str, Any] = {batch_formats.ENCODER_DECODER: text_answers, batch_formats.CLASSIFIER: label_answers}
 # What other models are compared with.
 BASELINE = 'attention'
 COGS = 'cogs_v001'
@@ -42,13 +42,13 @@ TARGETS = 48
 class Trial:
     """All that a result depends on. `percentage` of the training split, `inputs` and `targets` in tokens.
 
-    `frame` is a key of ANSWERS; a classifier has 0 targets. `vocabulary` is the file of a SentencePiece model; COGS has
-    words of its own, and ''.
+    `model_type` is a key of ANSWERS; a classifier has 0 targets. `vocabulary` is the file of a SentencePiece model;
+    '' for COGS, which has its own words.
     """
 
     task: str
     vocabulary: str
-    frame: str
+    model_type: str
     variant: str
     seed: int
     percentage: float
@@ -65,7 +65,7 @@ class Trial:
 
 @functools.cache
 def data_of(
-    name: str, vocabulary_file: str, frame: str, inputs: int, targets: int, validation_examples: int
+    name: str, vocabulary_file: str, model_type: str, inputs: int, targets: int, validation_examples: int
 ) -> tuple[Splits, int]:
     """The task's rows, and how many ids the vocabulary has."""
     from remixer_tasks import catalogue, vocabularies
@@ -80,18 +80,18 @@ def data_of(
                 'name its file with --vocabulary or VOCABULARY_PATH'
             )
         vocabulary = vocabularies.sentencepiece(vocabulary_file)
-    splits = ANSWERS[frame].splits_of(catalogue.task(name, vocabulary), inputs, targets, validation_examples)
+    splits = ANSWERS[model_type].splits_of(catalogue.task(name, vocabulary), inputs, targets, validation_examples)
     return splits, -(-vocabulary.vocab_size // 64) * 64
 
 
 def model_of(trial: Trial, vocab_size: int, labels: tuple[str, ...] = ()) -> Any:
     """The trial's model; a classifier needs `labels`."""
-    own = {'LABELS': labels} if trial.frame == frames.CLASSIFIER else {'MAX_TARGET_LENGTH': trial.targets}
+    own = {'LABELS': labels} if trial.model_type == batch_formats.CLASSIFIER else {'MAX_TARGET_LENGTH': trial.targets}
     return variants.model_of(
         VARIANTS[trial.variant],
         trial.width,
         trial.layers,
-        frame_files=ANSWERS[trial.frame].FILES,
+        type_files=ANSWERS[trial.model_type].FILES,
         MAX_INPUT_LENGTH=trial.inputs,
         VOCAB_SIZE=vocab_size,
         DROPOUT_RATE=trial.dropout,
@@ -101,12 +101,12 @@ def model_of(trial: Trial, vocab_size: int, labels: tuple[str, ...] = ()) -> Any
 
 @functools.lru_cache(maxsize=4)
 def compiled(trial: Trial, vocab_size: int, labels: tuple[str, ...]) -> tuple[Program, Callable]:
-    """The training, whose rate is an argument, and right(params, rows) of the frame's answers.
+    """The training, whose rate is an argument, and right(params, rows).
 
     `trial` is one without seed, percentage and learning rate: they are arguments of one program.
     """
     model = model_of(trial, vocab_size, labels)
-    shapes = frames.smallest_shapes(trial.frame)
+    shapes = batch_formats.smallest_shapes(trial.model_type)
 
     def loss(params, rows, key):
         total, sums = model.loss(params, rows, key if trial.dropout else None)
@@ -114,7 +114,7 @@ def compiled(trial: Trial, vocab_size: int, labels: tuple[str, ...]) -> tuple[Pr
 
     schedule = optax.warmup_cosine_decay_schedule(0.0, 1.0, max(1, trial.steps // 10), trial.steps)
     program = training_loop.compiled(lambda key: nn.unbox(model.init(key, shapes)), loss, schedule)
-    return program, ANSWERS[trial.frame].right_answers(model)
+    return program, ANSWERS[trial.model_type].right_answers(model)
 
 
 def program_of(trial: Trial, vocab_size: int, labels: tuple[str, ...] = ()) -> tuple[Program, Callable]:
@@ -125,7 +125,7 @@ def run(trial: Trial) -> dict[str, float]:
     """Trains and judges once. One seed gives the part of the training split, its order, parameters and dropout."""
     start = time.perf_counter()
     splits, vocab_size = data_of(
-        trial.task, trial.vocabulary, trial.frame, trial.inputs, trial.targets, trial.validation_examples
+        trial.task, trial.vocabulary, trial.model_type, trial.inputs, trial.targets, trial.validation_examples
     )
     program, right = program_of(trial, vocab_size, splits.labels)
     rng = np.random.default_rng(trial.seed)
@@ -143,14 +143,14 @@ def run(trial: Trial) -> dict[str, float]:
         key=jax.random.key(trial.seed + 1),
         label=trial.variant,
     )
-    judged = judge(trial.frame, functools.partial(right, carry[0]), splits.validation)
+    judged = judge(trial.model_type, functools.partial(right, carry[0]), splits.validation)
     seconds = round(time.perf_counter() - start, 1)
     return {**judged, 'loss': loss, 'examples': len(part), 'parameters': parameters, 'seconds': seconds}
 
 
-def judge(frame: str, right: Callable[[Rows], jax.Array], rows: Rows) -> dict[str, float]:
-    """The frame's METRICS of these rows, in percent."""
-    return ANSWERS[frame].judge(all_rows(right, rows), rows)
+def judge(model_type: str, right: Callable[[Rows], jax.Array], rows: Rows) -> dict[str, float]:
+    """The model type's METRICS of these rows, in percent."""
+    return ANSWERS[model_type].judge(all_rows(right, rows), rows)
 
 
 def all_rows(right: Callable[[Rows], jax.Array], rows: Rows) -> np.ndarray:
@@ -178,7 +178,7 @@ def run_missing(records: Records, trials: Sequence[Trial]) -> None:
     for number, trial in enumerate(missing, 1):
         result = run(trial)
         records.add(dataclasses.asdict(trial), result)
-        judged = ', '.join(f'{metric} {result[metric]:.2f}' for metric in ANSWERS[trial.frame].METRICS)
+        judged = ', '.join(f'{metric} {result[metric]:.2f}' for metric in ANSWERS[trial.model_type].METRICS)
         print(
             f'{number:3d} of {len(missing)}  {trial.variant}, {result["examples"]:,} examples, seed {trial.seed}, '
             f'rate {trial.learning_rate:.2g}, dropout {trial.dropout:.2f}: {judged}, loss {result["loss"]:.3f}, '
@@ -194,7 +194,10 @@ def add_arguments(parser: argparse.ArgumentParser, out: str, seeds: int = 3) -> 
     text = f'a SentencePiece model, in place of VOCABULARY_PATH; {COGS} has words of its own'
     parser.add_argument('--vocabulary', default=own, help=text)
     parser.add_argument(
-        '--frame', choices=list(ANSWERS), default=frames.ENCODER_DECODER, help='a classifier is the encoder alone'
+        '--model_type',
+        choices=list(ANSWERS),
+        default=batch_formats.ENCODER_DECODER,
+        help='a classifier is the encoder alone',
     )
     parser.add_argument('--seeds', type=int, default=seeds)
     parser.add_argument('--steps', type=int, default=800)
@@ -214,7 +217,7 @@ def check_arguments(parser: argparse.ArgumentParser, args: argparse.Namespace) -
     counts = ['seeds', 'steps', 'batch', 'width', 'layers', 'inputs', 'validation_examples']
     if args.task == COGS:
         args.vocabulary = ''
-    if args.frame == frames.CLASSIFIER:
+    if args.model_type == batch_formats.CLASSIFIER:
         if args.targets is not None:
             parser.error(f'a classifier answers with a label: leave out --targets, which has {args.targets}')
         args.targets = 0
@@ -237,11 +240,11 @@ def add_metric(parser: argparse.ArgumentParser, default: str) -> None:
 
 
 def check_metric(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
-    known = ANSWERS[args.frame].METRICS
+    known = ANSWERS[args.model_type].METRICS
     if args.metric is None:
         args.metric = args.text_metric if args.text_metric in known else known[0]
     if args.metric not in known:
-        parser.error(f'--metric has {args.metric!r}; a {args.frame} has {", ".join(known)}')
+        parser.error(f'--metric has {args.metric!r}; a {args.model_type} has {", ".join(known)}')
 
 
 def names_given(parser: argparse.ArgumentParser, flag: str, text: str) -> list[str]:
@@ -258,7 +261,7 @@ def trial_of(args: argparse.Namespace, variant: str, seed: int, **changed: float
 def describe(args: argparse.Namespace) -> str:
     tokens = f'{args.inputs} + {args.targets}' if args.targets else f'{args.inputs}'
     return (
-        f'{args.task}, {args.frame}, width {args.width}, {args.layers} encoder layers, {tokens} tokens, '
+        f'{args.task}, {args.model_type}, width {args.width}, {args.layers} encoder layers, {tokens} tokens, '
         f'{args.steps:,} steps of {args.batch}, float32'
     )
 

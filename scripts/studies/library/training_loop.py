@@ -13,7 +13,7 @@ import optax
 from flax import linen as nn
 
 from remixer_t5x.costs import counts
-from remixer_t5x.data import frames
+from remixer_t5x.data import batch_formats
 from remixer_t5x.models import interface
 
 # Steps in one call of the compiled program, so that Python's part does not count.
@@ -83,7 +83,7 @@ def loss_per_token(model: Any) -> Callable[[Any, Any, jax.Array], jax.Array]:
 
 def step_flops(model: Any, batch: int, lengths: Mapping[str, int]) -> float:
     """Matrix products of one step, forward and backward; traced, not run."""
-    rows = frames.abstract_batch(model.frame, lengths, batch)
+    rows = batch_formats.abstract_batch(model.model_type, lengths, batch)
     shapes = {name: array.shape for name, array in rows.items()}
     params = nn.unbox(interface.param_shapes(model, shapes))
     return counts.total_flops(lambda params, rows: jax.grad(lambda p: model.loss(p, rows)[0])(params), params, rows)

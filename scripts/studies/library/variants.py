@@ -93,12 +93,12 @@ VARIANTS |= {
 }
 
 
-def model_of(variant: Variant, width: int, layers: int, *, frame_files: Sequence[str] = (), **macros: Any) -> Any:
+def model_of(variant: Variant, width: int, layers: int, *, type_files: Sequence[str] = (), **macros: Any) -> Any:
     """The variant's model with 4 heads; every hidden size is twice the width, of GLU-like ones too.
 
     Args:
         layers: of the encoder; the decoder of an encoder-decoder has one.
-        frame_files: gin files that make another frame than an encoder-decoder.
+        type_files: gin files that make another model type than an encoder-decoder.
         macros: the lengths, VOCAB_SIZE and others.
     """
     hidden = ('MLP_DIM', 'HYPER_MIXER_DIM', 'MIXER_DIM', 'REMIXER_DIM', 'GMLP_DIM')
@@ -113,7 +113,7 @@ def model_of(variant: Variant, width: int, layers: int, *, frame_files: Sequence
         **{name: round(width * times) for name, times in variant.proportions},
         **macros,
     }
-    files = [f'models/{variant.model}.gin', 'sizes/tiny.gin', *variant.files, *frame_files]
+    files = [f'models/{variant.model}.gin', 'sizes/tiny.gin', *variant.files, *type_files]
     flags = [*((name, str(value)) for name, value in sizes.items()), *variant.flags]
     (model,) = loading.values(loading.Given(files, flags), 'MODEL')
     return model

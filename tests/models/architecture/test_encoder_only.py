@@ -1,4 +1,4 @@
-"""Encoders alone: the papers' numbers of parameters, and that a model uses all that it has, in both frames."""
+"""Encoders alone: parameter counts against the papers, and no parameter is unused."""
 
 import functools
 import pathlib
@@ -9,17 +9,17 @@ from flax import linen as nn
 
 from remixer_t5x import build_model
 from remixer_t5x.cli.info import models as papers
-from remixer_t5x.data import frames
+from remixer_t5x.data import batch_formats
 from remixer_t5x.models import interface
 from tests.support import parameters
 
 CONFIGS = pathlib.Path(__file__).parents[2] / 'configs'
-# Models that are an encoder-decoder before a frame is chosen, all of which have the size `tiny`.
-MODELS = sorted(path.stem for path in (CONFIGS / 'models').glob('*.gin') if "'frames/" not in path.read_text())
+# Models that are an encoder-decoder before a model type is chosen, all of which have the size `tiny`.
+MODELS = sorted(path.stem for path in (CONFIGS / 'models').glob('*.gin') if "'model_types/" not in path.read_text())
 LENGTHS = {'inputs': 8, 'targets': 8}
 
 # Ours, for T5's vocabulary: `remixer-t5x info --gin_file=models/MODEL.gin --gin_file=sizes/SIZE.gin
-# --gin_file=frames/encoder_only.gin` prints them.
+# --gin_file=model_types/encoder_only.gin` prints them.
 PARAMETERS = {
     ('t5_1_1', 'tiny'): 10_848_640,
     ('t5_1_1', 'base'): 109_628_544,
@@ -36,13 +36,13 @@ PARAMETERS = {
 
 
 def params_of(model):
-    shapes = frames.batch_shapes(model.frame, LENGTHS)
+    shapes = batch_formats.batch_shapes(model.model_type, LENGTHS)
     return nn.unbox(interface.param_shapes(model, shapes))
 
 
 @functools.cache
 def count(name, size, **macros):
-    model = build_model(f'models/{name}.gin', f'sizes/{size}.gin', 'frames/encoder_only.gin', **macros)
+    model = build_model(f'models/{name}.gin', f'sizes/{size}.gin', 'model_types/encoder_only.gin', **macros)
     return sum(leaf.size for leaf in jax.tree.leaves(params_of(model)))
 
 
@@ -64,15 +64,19 @@ def test_the_papers_count_the_same(figure):
     assert count(figure.model, figure.size) == pytest.approx(figure.parameters, rel=0.035)
 
 
-@pytest.mark.parametrize('frame', ['encoder_only', 'classifier'])
+@pytest.mark.parametrize('model_type', ['encoder_only', 'classifier'])
 @pytest.mark.parametrize('name', MODELS)
-def test_a_model_reads_all_of_its_parameters(name, frame):
+def test_a_model_reads_all_of_its_parameters(name, model_type):
     size = 'scaled_base' if name == 'remixer_scaled' else 'tiny'
     model = build_model(
-        f'models/{name}.gin', f'sizes/{size}.gin', f'frames/{frame}.gin', NUM_ENCODER_LAYERS=1, NUM_DECODER_LAYERS=1
+        f'models/{name}.gin',
+        f'sizes/{size}.gin',
+        f'model_types/{model_type}.gin',
+        NUM_ENCODER_LAYERS=1,
+        NUM_DECODER_LAYERS=1,
     )
-    assert model.frame == frame
-    params, batch = params_of(model), frames.abstract_batch(frame, LENGTHS)
+    assert model.model_type == model_type
+    params, batch = params_of(model), batch_formats.abstract_batch(model_type, LENGTHS)
     assert parameters.unread_params(model, params, batch) == []
     paths = [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(params)]
     assert not [path for path in paths if 'cross' in path]

@@ -282,7 +282,7 @@ def test_remat_recomputes():
 
 EXAMPLES = (5, 4)
 # The laws above hold for every sublayer; one with a position bias, one by positions and one with a running sum will do.
-in_a_frame = pytest.mark.parametrize('name', ['t5', 'remixer', 'hyper_mixer'])
+in_a_model = pytest.mark.parametrize('name', ['t5', 'remixer', 'hyper_mixer'])
 
 
 def ids_alone_and_packed() -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
@@ -303,9 +303,9 @@ def assert_packed_as_alone(apart, packed):
     assert laws.difference(packed[0, : len(wanted)], wanted) < laws.TOLERANCE
 
 
-@in_a_frame
+@in_a_model
 def test_an_encoder_alone_predicts_a_packed_example_as_it_does_alone(name):
-    """Padding and packing again, from ids to logits: that the frame passes on where an example begins and ends."""
+    """Padding and packing again, from ids to logits: the whole model receives where an example begins and ends."""
     of = subject(name, 'encoder')
     params = {'token_embedder': random_embedding(), 'encoder': of.params}
     module = encoder_only.EncoderOnly(20, EMBED, of.stack)
@@ -321,7 +321,7 @@ def test_an_encoder_alone_predicts_a_packed_example_as_it_does_alone(name):
     assert_packed_as_alone(*map(np.asarray, both(params)))
 
 
-@in_a_frame
+@in_a_model
 def test_a_decoder_alone_predicts_a_packed_example_as_it_does_alone(name):
     """The same for decoders without an encoder, and with more padding behind the tokens."""
     of = alone(name)

@@ -1,8 +1,8 @@
-"""Lists the batch formats of each frame: the task features that a batch is made of, and its arrays.
+"""Lists the batch formats of each model type: the task features that a batch is made of, and its arrays.
 
-A frame is the model's type as training sees it: `encoder_decoder`, `decoder_only`, `encoder_only` (a masked language
-model) or `classifier` (an encoder with a head for whole texts). Its name is the model's `frame` and gin's FRAME. A
-frame may accept several batch formats; the features in TASK_FEATURE_LENGTHS choose one, and `converters` produces it.
+The model types are `encoder_decoder`, `decoder_only`, `encoder_only` (a masked language model) and `classifier` (an
+encoder with a head for whole texts); a model has its own as `model_type`, gin as MODEL_TYPE. A model type may accept
+several batch formats: the features in TASK_FEATURE_LENGTHS select one, and `converters` produces it.
 """
 
 from __future__ import annotations
@@ -95,44 +95,48 @@ FORMATS: dict[str, tuple[BatchFormat, ...]] = {
 }
 
 
-def formats(frame: str) -> tuple[BatchFormat, ...]:
-    """Returns the batch formats of a frame. Raises UserError for an unknown frame."""
-    if frame not in FORMATS:
-        raise UserError(f'FRAME must be one of {", ".join(FORMATS)}, got {frame!r}; give --gin_file=frames/NAME.gin')
-    return FORMATS[frame]
+def formats(model_type: str) -> tuple[BatchFormat, ...]:
+    """Returns the batch formats of a model type. Raises UserError for an unknown one."""
+    if model_type not in FORMATS:
+        raise UserError(
+            f'MODEL_TYPE must be one of {", ".join(FORMATS)}, got {model_type!r}; give --gin_file=model_types/NAME.gin'
+        )
+    return FORMATS[model_type]
 
 
-def batch_format(frame: str, lengths: Any) -> BatchFormat:
-    """Returns the frame's format with exactly these features. Raises UserError for others, or a length below 1."""
-    known = formats(frame)
+def batch_format(model_type: str, lengths: Any) -> BatchFormat:
+    """Returns the model type's format with exactly these features. Raises UserError for others, or a length below 1."""
+    known = formats(model_type)
     if isinstance(lengths, Mapping) and all(type(length) is int and length > 0 for length in lengths.values()):
         for candidate in known:
             if set(candidate.features) == set(lengths):
                 return candidate
     value = dict(lengths) if isinstance(lengths, Mapping) else lengths
     choices = ', or '.join(f'{" and ".join(each.features)}, as in {dict(each.example)}' for each in known)
-    raise UserError(f'TASK_FEATURE_LENGTHS must be positive lengths of {choices}, got {value} (FRAME = {frame!r})')
+    raise UserError(
+        f'TASK_FEATURE_LENGTHS must be positive lengths of {choices}, got {value} (MODEL_TYPE = {model_type!r})'
+    )
 
 
 def abstract_batch(
-    frame: str, lengths: Lengths | None = None, batch_size: int = 1, pack: bool = False
+    model_type: str, lengths: Lengths | None = None, batch_size: int = 1, pack: bool = False
 ) -> dict[str, jax.ShapeDtypeStruct]:
     """Returns shape and dtype of each array of a global batch.
 
     Args:
-        frame: name of the frame.
-        lengths: tokens of each feature of the task; None uses the lengths of the frame's example.
+        model_type: name of the model type.
+        lengths: tokens of each feature of the task; None uses the lengths of the model type's example.
         batch_size: rows.
         pack: whether rows hold several examples.
 
     Raises:
-        UserError: the frame does not accept these features, or does not accept packed rows.
+        UserError: the model type does not accept these features, or does not accept packed rows.
     """
     if lengths is None:
-        lengths = formats(frame)[0].example
-    form = batch_format(frame, lengths)
+        lengths = formats(model_type)[0].example
+    form = batch_format(model_type, lengths)
     if pack and form.packed is None:
-        raise UserError(f'PACK must be False with FRAME = {frame!r}, got True')
+        raise UserError(f'PACK must be False with MODEL_TYPE = {model_type!r}, got True')
     arrays = {**form.arrays, **(form.packed or {})} if pack else form.arrays
     return {
         name: jax.ShapeDtypeStruct(
@@ -144,15 +148,15 @@ def abstract_batch(
 
 
 def batch_shapes(
-    frame: str, lengths: Lengths | None = None, batch_size: int = 1, pack: bool = False
+    model_type: str, lengths: Lengths | None = None, batch_size: int = 1, pack: bool = False
 ) -> dict[str, tuple[int, ...]]:
     """Returns the shapes of `abstract_batch`, for `Model.init`."""
-    return {name: array.shape for name, array in abstract_batch(frame, lengths, batch_size, pack).items()}
+    return {name: array.shape for name, array in abstract_batch(model_type, lengths, batch_size, pack).items()}
 
 
-def smallest_shapes(frame: str) -> dict[str, tuple[int, ...]]:
-    """Returns shapes that every model of the frame accepts, for parameters that do not depend on them."""
-    return batch_shapes(frame, dict.fromkeys(formats(frame)[0].features, 2))
+def smallest_shapes(model_type: str) -> dict[str, tuple[int, ...]]:
+    """Returns shapes that every model of this type accepts, for parameters that do not depend on them."""
+    return batch_shapes(model_type, dict.fromkeys(formats(model_type)[0].features, 2))
 
 
 def text_lengths(lengths: Lengths) -> dict[str, int]:
@@ -168,9 +172,9 @@ def halves(length: int) -> dict[str, int]:
     return {'inputs': max(1, length // 2), 'targets': length - length // 2}
 
 
-def input_array(frame: str) -> str:
+def input_array(model_type: str) -> str:
     """Returns the name of the input array in an inference batch, which has no targets."""
-    return 'prompt_tokens' if frame == DECODER_ONLY else 'encoder_input_tokens'
+    return 'prompt_tokens' if model_type == DECODER_ONLY else 'encoder_input_tokens'
 
 
 def token_lengths(shapes: Mapping[str, tuple[int, ...]]) -> tuple[int, ...]:

@@ -1,4 +1,4 @@
-"""Every model is also a decoder alone, by one more gin file; and no frame takes an id inside a text for padding."""
+"""One more gin file turns every model into a decoder alone; no model type mistakes an id inside a text for padding."""
 
 import pathlib
 
@@ -8,19 +8,19 @@ import pytest
 from flax import linen as nn
 
 from remixer_t5x import axes, build_model
-from remixer_t5x.data import frames
+from remixer_t5x.data import batch_formats
 from remixer_t5x.errors import UserError
 from remixer_t5x.models import interface
 
 CONFIGS = pathlib.Path(__file__).parent.parent / 'configs'
-DECODER_ONLY = 'frames/decoder_only.gin'
-OTHER_FRAMES = {'bert'}
-MODELS = sorted({path.stem for path in (CONFIGS / 'models').glob('*.gin')} - OTHER_FRAMES)
+DECODER_ONLY = 'model_types/decoder_only.gin'
+OTHER_TYPES = {'bert'}
+MODELS = sorted({path.stem for path in (CONFIGS / 'models').glob('*.gin')} - OTHER_TYPES)
 PREFIXES = {'inputs': 24, 'targets': 8}
 
 
 def trace_loss(model, lengths):
-    batch = frames.abstract_batch(model.frame, lengths, batch_size=2, pack=True)
+    batch = batch_formats.abstract_batch(model.model_type, lengths, batch_size=2, pack=True)
     shapes = {name: array.shape for name, array in batch.items()}
     params = nn.unbox(interface.param_shapes(model, shapes))
     jax.eval_shape(model.loss, params, batch)
@@ -31,7 +31,7 @@ def trace_loss(model, lengths):
 def test_every_model_has_a_decoder_alone(name):
     model = build_model(f'models/{name}.gin', 'sizes/tiny.gin', DECODER_ONLY, NUM_DECODER_LAYERS=1)
     names = str(jax.tree.structure(trace_loss(model, {'targets': 32})))
-    assert model.frame == 'decoder_only' and 'cross' not in names and "'encoder'" not in names
+    assert model.model_type == 'decoder_only' and 'cross' not in names and "'encoder'" not in names
 
 
 @pytest.mark.parametrize('name', ['t5_1_1', 'remixer', 'hyper_mixer', 'linear_transformer', 'tim', 'gpt2'])
@@ -53,7 +53,7 @@ def test_these_refuse_a_prefix_when_built(name):
         (['models/gpt2.gin'], {'targets': 8}, {}),
         (['models/t5_1_1.gin', DECODER_ONLY], {'inputs': 5, 'targets': 4}, {'PREFIX_LM': True}),
         (['models/bert.gin'], {'inputs': 9, 'targets': 9}, {}),
-        (['models/t5_1_1.gin', 'frames/classifier.gin'], {'inputs': 9, 'targets': 4}, {}),
+        (['models/t5_1_1.gin', 'model_types/classifier.gin'], {'inputs': 9, 'targets': 4}, {}),
     ],
     ids=['encoder_decoder', 'decoder_only', 'prefix', 'encoder_only', 'classifier'],
 )
@@ -63,7 +63,7 @@ def test_renaming_ids_changes_no_loss(files, lengths, macros):
     renamed_ids = np.arange(12)
     renamed_ids[[0, 7]] = 7, 0
     batch, renamed = {}, {}
-    for name, array in frames.abstract_batch(model.frame, lengths, batch_size=3).items():
+    for name, array in batch_formats.abstract_batch(model.model_type, lengths, batch_size=3).items():
         values = np.random.default_rng(len(batch)).integers(1, 12, array.shape).astype(array.dtype)
         if 'tokens' in name:
             values[:, 2:4] = 7, 3
