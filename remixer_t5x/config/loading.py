@@ -233,7 +233,8 @@ def _check_macros(texts: Sequence[Text], given: Given, roots: Collection[str], p
     read_by_us = {name for text in texts if text.shipped for name in text.macros_read}
     for name, place in (item for text in users for item in text.macros_read.items()):
         if name not in macros_set and not (files.readers(name) if partial else name in read_by_us):
-            raise UserError(f'{place} is not set{nearest(name, macros_set) or f"; type {FLAG}{name}=VALUE"}')
+            misspelt = '' if files.readers(name) else nearest(name, macros_set)
+            raise UserError(f'{place} is not set{misspelt or f"; type {FLAG}{name}=VALUE"}')
 
 
 def _unread_macro_error(name: str, place: str, known: Collection[str]) -> UserError:

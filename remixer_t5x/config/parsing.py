@@ -66,7 +66,7 @@ def _one_line(error: Exception, text: Text, before: Sequence[Text], header: int)
         problem = 'a bracket or quote opened here is never closed; close it'
     elif isinstance(error, SyntaxError):
         number, problem = error.lineno or 1, str(error.msg).splitlines()[-1].strip()
-        problem += '; write NAME = value or module.name.setting = value, and texts in quotes'
+        problem += '; write NAME = value or module.name.setting = value, with text in closed quotes'
     elif isinstance(error, ModuleNotFoundError):
         problem += '; is the name spelt right, the package installed, or its folder in PYTHONPATH?'
     else:

@@ -25,7 +25,7 @@ IN_A_FILE = {
     'syntax': ('POWER 3', "'='", 'NAME = value'),
     'bare text': ('toy_house.run.colour = red', "'red'", 'quotes'),
     'open bracket': ('POWER = (3,\n', 'bracket', 'close it'),
-    'open quote': ("POWER = '3\n", 'quote', 'close it'),
+    'open quote': ("POWER = '3\n", 'quote', 'close'),
     'missing include': ("include 'runs/infr.gin'", "'runs/infr.gin'", 'did you mean runs/infer.gin?'),
     'include of itself': ("include 'user.gin'", 'user.gin', 'remove'),
     'text for a reference': (
