@@ -235,8 +235,8 @@ class TestUnderT5X:
         done = subprocess.run(command, capture_output=True, text=True, cwd=CONFIGS.parent)
         assert done.returncode == 0, done.stderr[-3000:]
 
-        macros = {'VOCAB_SIZE': 4096, 'NUM_ENCODER_LAYERS': 1, 'NUM_DECODER_LAYERS': 2}
-        model = build_model(*files[:2], **macros)
+        lengths = {'MAX_INPUT_LENGTH': 64, 'MAX_TARGET_LENGTH': 24}
+        model = build_model(*files[:2], VOCAB_SIZE=4096, NUM_ENCODER_LAYERS=1, NUM_DECODER_LAYERS=2, **lengths)
         shapes = {'encoder_input_tokens': (1, 8), 'decoder_target_tokens': (1, 8)}
         abstract = nn.unbox(jax.eval_shape(lambda key: model.init(key, shapes), jax.random.key(0)))
         trained, step = t5x_checkpoint.read(str(tmp_path), abstract)
