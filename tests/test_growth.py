@@ -4,6 +4,7 @@ Only the ratio of processor times is compared, each the least of several, so a b
 """
 
 import contextlib
+import importlib.metadata
 import pathlib
 import random
 import time
@@ -139,6 +140,8 @@ def test_readers_take_time_in_proportion_to_the_file(name, tmp_path, monkeypatch
 def test_tokenizers_take_time_in_proportion_to_the_text(name, tmp_path):
     if name == 'wordpiece':
         pytest.importorskip('tokenizers', reason="pip install 'remixer-t5x[wordpiece]'")
+    if name == 'sentencepiece' and importlib.metadata.version('sentencepiece') < '0.2.3':
+        pytest.skip('sentencepiece before 0.2.3, which the extra `beam` requires, takes quadratic time')
     vocabulary = VOCABULARIES[name](tmp_path)
     vocabulary.decode(vocabulary.encode('the'))
     assert not find_steep(lambda text: vocabulary.decode(vocabulary.encode(text)), TEXTS)
