@@ -40,19 +40,28 @@ class Optimizer:
             transformation.
         evaluated: maps the transformation's state and the parameters to the parameters to evaluate, where these are an
             average of the trained ones (`parameter_averages`); None evaluates the trained ones.
-        highest_rate: a learning rate above which a run warns; None does not know one.
+        relative: whether an update is multiplied by the RMS of its parameter.
+        takes_multipliers: whether `make` accepts a second argument, a tree of factors for the learning rates (`mup`).
+        initial: maps boxed parameters to a tree of factors for their initial values; None leaves them unchanged.
         trainable: a regular expression; parameters in whose names it is not found are frozen (`trainable.only`). None
             trains all.
     """
 
     learning_rate: Schedule | None
-    make: Callable[[Any], optax.GradientTransformation]
+    make: Callable[..., optax.GradientTransformation]
     evaluated: Callable[[Any, Any], Any] | None = None
-    highest_rate: float | None = None
+    relative: bool = False
+    takes_multipliers: bool = False
+    initial: Callable[[Any], Any] | None = None
     trainable: str | None = None
 
     def __call__(self, logical_axes: Any) -> optax.GradientTransformation:
         return self.make(logical_axes)
+
+    @property
+    def highest_rate(self) -> float | None:
+        """A learning rate above which a run warns; None if unknown."""
+        return HIGHEST_RELATIVE_RATE if self.relative else None
 
 
 def as_optimizer(given: Any) -> Optimizer:
@@ -103,13 +112,14 @@ def adafactor(
     if clipping_threshold is not None:
         block_steps.append(optax.clip_by_block_rms(clipping_threshold))
 
-    def make(logical_axes):
+    def make(logical_axes, multipliers=None):
         steps = [per_layer(optax.chain(*block_steps), logical_axes)]
         if multiply_by_parameter_scale:
             steps.append(scale_by_parameter_rms(logical_axes, epsilon2, min_rms_near_zero))
+        steps += _multiply(multipliers)
         return optax.chain(*steps, optax.scale_by_learning_rate(schedule))
 
-    return Optimizer(schedule, make, highest_rate=HIGHEST_RELATIVE_RATE if multiply_by_parameter_scale else None)
+    return Optimizer(schedule, make, relative=multiply_by_parameter_scale, takes_multipliers=True)
 
 
 @ranges.checked
@@ -139,7 +149,7 @@ def adamw_rms(
         return optax.chain(adam, scale_by_parameter_rms(logical_axes, min_rms, min_rms_near_zero))
 
     made = with_decay(rule, learning_rate, weight_decay, max_grad_norm)
-    return dataclasses.replace(made, highest_rate=HIGHEST_RELATIVE_RATE)
+    return dataclasses.replace(made, relative=True, takes_multipliers=True)
 
 
 @ranges.checked
@@ -157,7 +167,8 @@ def adamw(
     Clipping and `weight_decay` are as in `adamw_rms`, which also scales updates by the sizes of parameters.
     """
     adam = optax.scale_by_adam(b1=b1, b2=b2, eps=epsilon, mu_dtype=jnp.dtype(momentum_dtype))
-    return with_decay(lambda logical_axes: adam, learning_rate, weight_decay, max_grad_norm)
+    made = with_decay(lambda logical_axes: adam, learning_rate, weight_decay, max_grad_norm)
+    return dataclasses.replace(made, takes_multipliers=True)
 
 
 @ranges.checked
@@ -175,7 +186,8 @@ def lion(
     `weight_decay` as much above. Clipping and decay are as in `adamw_rms`.
     """
     rule = optax.scale_by_lion(b1=b1, b2=b2, mu_dtype=jnp.dtype(momentum_dtype))
-    return with_decay(lambda logical_axes: rule, learning_rate, weight_decay, max_grad_norm)
+    made = with_decay(lambda logical_axes: rule, learning_rate, weight_decay, max_grad_norm)
+    return dataclasses.replace(made, takes_multipliers=True)
 
 
 def with_decay(
@@ -189,14 +201,21 @@ def with_decay(
     """
     schedule = as_schedule(learning_rate)
 
-    def make(logical_axes):
+    def make(logical_axes, multipliers=None):
         steps = [optax.clip_by_global_norm(max_grad_norm)] if max_grad_norm is not None else []
-        steps.append(rule(logical_axes))
+        steps += [rule(logical_axes), *_multiply(multipliers)]
         if weight_decay:
             steps.append(optax.add_decayed_weights(weight_decay, mask=decays(logical_axes)))
         return optax.chain(*steps, optax.scale_by_learning_rate(schedule))
 
     return Optimizer(schedule, make)
+
+
+def _multiply(factors: Any) -> list[optax.GradientTransformation]:
+    """Returns a transformation that multiplies updates by a tree of numbers, if there is one."""
+    if factors is None:
+        return []
+    return [optax.stateless(lambda updates, params: jax.tree.map(lambda step, factor: factor * step, updates, factors))]
 
 
 def decays(logical_axes: Any) -> Any:

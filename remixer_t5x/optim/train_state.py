@@ -99,10 +99,15 @@ def plan(
     is_optax = isinstance(optimizer, optax.GradientTransformation)
     tx: Any = optimizer if is_optax else optimizer(nn.get_partition_spec(boxed))
 
+    initial = getattr(optimizer, 'initial', None)
+    factors = initial(boxed) if initial else None
+
     def init(rng):
         # Not under `partitioner.activate()`, where flax would constrain parameters whose axes do not divide.
         params = unbox(init_params(rng))
         params = jax.tree.map(lambda leaf: leaf.astype(jnp.float32), params)
+        if factors is not None:
+            params = jax.tree.map(jnp.multiply, params, factors)
         return TrainState(jnp.zeros((), jnp.int32), params, tx.init(params), jnp.zeros(()))
 
     shapes = jax.eval_shape(init, jax.random.key(0))

@@ -19,7 +19,7 @@ from remixer_t5x.context import describe_tokens
 from remixer_t5x.models.architecture.encoder_decoder import checked_dtype
 from remixer_t5x.models.architecture.stack import Stack
 from remixer_t5x.models.layers.dense import Dense
-from remixer_t5x.models.layers.embedding import Embed
+from remixer_t5x.models.layers.embedding import Embed, output_scale
 
 # The logit of a token that is never predicted: probability 0 in float32. Infinity would make label smoothing NaN.
 _NEVER = -1e3
@@ -38,6 +38,7 @@ class DecoderOnly(nn.Module):
         embedding: factory of the token embedding.
         tied: the output projection is the transposed token embedding, without separate weights.
         scaled_output: the input of the projection is scaled by embed_dim ** -0.5, as T5 does with a tied output.
+        base_embed_dim: the base width of muP (`optim.mup`), which a tied output needs; None without muP.
         begin_id: the token whose embedding begins a sequence, as GPT-2's end token does; id 0 is then only padding and
             is never predicted. 0: id 0 has its own embedding.
     """
@@ -49,6 +50,7 @@ class DecoderOnly(nn.Module):
     embedding: Callable[..., nn.Module] = Embed
     tied: bool = False
     scaled_output: bool = False
+    base_embed_dim: ranges.Count | None = None
     begin_id: int = 0
 
     def setup(self) -> None:
@@ -133,7 +135,8 @@ class DecoderOnly(nn.Module):
         return self.token_embedder(jnp.where(tokens == 0, self.begin_id, tokens) if self.begin_id else tokens)
 
     def _output_input(self, hidden: jax.Array) -> jax.Array:
-        hidden = hidden * self.embed_dim**-0.5 if self.scaled_output else hidden
+        scale = output_scale(self.embed_dim, self.scaled_output, self.base_embed_dim if self.tied else None)
+        hidden = hidden if scale == 1.0 else hidden * scale
         if not self.begin_id:
             return hidden
         # A feature that is 1 everywhere carries the bias, so the loss and the decoders do not need one.

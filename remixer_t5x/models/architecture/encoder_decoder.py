@@ -16,7 +16,7 @@ from remixer_t5x.context import Memory, describe_tokens
 from remixer_t5x.errors import UserError
 from remixer_t5x.models.architecture.stack import Stack
 from remixer_t5x.models.layers.dense import Dense
-from remixer_t5x.models.layers.embedding import Embed
+from remixer_t5x.models.layers.embedding import Embed, output_scale
 
 
 def checked_dtype(name: str) -> jnp.dtype:
@@ -41,6 +41,7 @@ class EncoderDecoder(nn.Module):
         tied: the output projection is the transposed token embedding, without separate weights.
         scaled_output: the input of the projection is scaled by embed_dim ** -0.5. Without it a tied projection, whose
             rows are as large as embeddings, would start with logits of that spread.
+        base_embed_dim: the base width of muP (`optim.mup`), which a tied output needs; None without muP.
     """
 
     vocab_size: ranges.Count
@@ -51,6 +52,7 @@ class EncoderDecoder(nn.Module):
     embedding: Callable[..., nn.Module] = Embed
     tied: bool = False
     scaled_output: bool = False
+    base_embed_dim: ranges.Count | None = None
 
     def setup(self) -> None:
         self.token_embedder = self.embedding(self.vocab_size, self.embed_dim, dtype=checked_dtype(self.dtype))
@@ -131,4 +133,6 @@ class EncoderDecoder(nn.Module):
         flags = {'causal': True, 'decode': decode, 'deterministic': not enable_dropout, 'memory': memory}
         ctx = describe_tokens(jnp.ones_like(decoder_input_tokens), decoder_segment_ids, decoder_positions, **flags)
         hidden = self.decoder(self.token_embedder(decoder_input_tokens), ctx, max_decode_length)
-        return hidden * self.embed_dim**-0.5 if self.scaled_output else hidden
+        base = self.base_embed_dim if self.tied else None
+        scale = output_scale(self.embed_dim, self.scaled_output, base)
+        return hidden if scale == 1.0 else hidden * scale

@@ -20,7 +20,7 @@ from remixer_t5x.context import SequenceContext, describe_tokens
 from remixer_t5x.models.architecture.encoder_decoder import checked_dtype
 from remixer_t5x.models.architecture.stack import Stack
 from remixer_t5x.models.layers.dense import Dense
-from remixer_t5x.models.layers.embedding import Embed
+from remixer_t5x.models.layers.embedding import Embed, output_scale
 from remixer_t5x.models.layers.norms import LayerNorm
 from remixer_t5x.models.layers.positions import LearnedPositions
 
@@ -39,6 +39,7 @@ class EncoderOnly(nn.Module):
         input_layer: factory of a module (x, ctx, token_types) -> x between embedding and stack, `BertInput`, or None.
         head_layer: factory of what is on top, or None: a module x -> x with a `bias` over the vocabulary
             (`BertHead`) for masked language models, a module (x, ctx) -> y for others.
+        base_embed_dim: the base width of muP (`optim.mup`), which a tied output needs; None without muP.
     """
 
     vocab_size: ranges.Count
@@ -48,6 +49,7 @@ class EncoderOnly(nn.Module):
     embedding: Callable[..., nn.Module] = Embed
     input_layer: Callable[..., nn.Module] | None = None
     head_layer: Callable[..., nn.Module] | None = None
+    base_embed_dim: ranges.Count | None = None
 
     def setup(self) -> None:
         self.token_embedder = self.embedding(self.vocab_size, self.embed_dim, dtype=checked_dtype(self.dtype))
@@ -80,7 +82,9 @@ class EncoderOnly(nn.Module):
 
     def output_hidden(self, hidden: jax.Array) -> jax.Array:
         """The input of the output projection, [..., embed], from the stack's output."""
-        return hidden * self.embed_dim**-0.5 if self.head_layer is None else self.head(hidden)
+        scale = output_scale(self.embed_dim, self.head_layer is None, self.base_embed_dim)
+        hidden = hidden if self.head_layer is None else self.head(hidden)
+        return hidden if scale == 1.0 else hidden * scale
 
     @nn.nowrap
     def output_kernel(self, params: Mapping[str, Any]) -> jax.Array:

@@ -1,4 +1,4 @@
-"""Token embedding."""
+"""Token embedding, and the scale of an output projection that shares its table."""
 
 import jax
 import jax.numpy as jnp
@@ -46,3 +46,12 @@ class Embed(nn.Module):
     def attend(self, x: jax.Array) -> jax.Array:
         """Inner products with every embedding, [..., features] -> [..., num_embeddings], in x's dtype."""
         return x @ self.embedding.astype(x.dtype).T
+
+
+def output_scale(width: int, scaled: bool, base_width: int | None) -> float:
+    """The factor of the input of a tied output projection: T5's `width ** -0.5` if `scaled`, otherwise 1.
+
+    With the base width of muP (`optim.mup`), logits have the scale that they would have at that width.
+    """
+    scale = width**-0.5 if scaled else 1.0
+    return scale if base_width is None else scale * (base_width / width) ** (0.5 if scaled else 1.0)

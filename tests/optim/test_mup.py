@@ -1,0 +1,103 @@
+"""muP against table 3 of Yang et al. 2022: factors by kind of parameter, the base width, and flat activations."""
+
+import importlib.util
+
+import jax
+import numpy as np
+import pytest
+from flax import linen as nn
+
+from remixer_t5x.devices.partition import Partitioner
+from remixer_t5x.errors import UserError
+from remixer_t5x.models import interface
+from remixer_t5x.models.layers.embedding import output_scale
+from remixer_t5x.optim import muon, mup, optimizer, train_state
+from tests.support.paths import SCRIPTS
+
+_SPEC = importlib.util.spec_from_file_location('width_transfer', SCRIPTS / 'benchmarks' / 'width_transfer.py')
+width_transfer = importlib.util.module_from_spec(_SPEC)
+_SPEC.loader.exec_module(width_transfer)
+SHAPES = {'encoder_input_tokens': (2, 16), 'decoder_input_tokens': (2, 8), 'decoder_target_tokens': (2, 8)}
+OPTIMIZERS = {'adamw': optimizer.adamw, 'adamw_rms': optimizer.adamw_rms, 'adafactor': optimizer.adafactor}
+
+
+def kinds(name):
+    boxed = interface.param_shapes(width_transfer.build(name, 64, None), SHAPES)
+    specs = nn.get_partition_spec(boxed)
+    leaves = jax.tree_util.tree_flatten_with_path(specs, is_leaf=lambda leaf: not isinstance(leaf, dict))[0]
+    return {jax.tree_util.keystr(path, simple=True, separator='/'): mup.kind(spec) for path, spec in leaves}
+
+
+def test_parameters_are_classified_as_in_the_paper():
+    t5, remixer, tim = kinds('t5_1_1'), kinds('remixer'), kinds('tim')
+    assert t5['token_embedder/embedding'] == 'other' and t5['logits/kernel'] == 'output'
+    hidden = {name for name, kind in t5.items() if kind == 'hidden'}
+    assert hidden == {name for name in t5 if name.endswith('/kernel') and name != 'logits/kernel'}
+    assert {kind for name, kind in remixer.items() if 'mixing' in name} == {'other'}
+    assert {kind for name, kind in tim.items() if 'score' in name} == {'output'}
+
+
+@pytest.mark.parametrize('name', OPTIMIZERS)
+def test_the_base_width_is_unchanged_to_the_bit(name):
+    model = width_transfer.build('t5_1_1', 64, None)
+    rules = [OPTIMIZERS[name](0.01), mup.scaled(OPTIMIZERS[name](0.01), 64, 64)]
+    plans = [train_state.plan(model, rule, SHAPES, Partitioner()) for rule in rules]
+    states = [plan.create(jax.random.key(0)) for plan in plans]
+    gradients = jax.tree.map(lambda leaf: leaf * leaf, states[0].params)
+    updates = [
+        jax.jit(plan.tx.update)(gradients, state.opt_state, state.params)[0]
+        for plan, state in zip(plans, states, strict=True)
+    ]
+    jax.tree.map(np.testing.assert_array_equal, states[0].params, states[1].params)
+    jax.tree.map(np.testing.assert_array_equal, *updates)
+
+
+@pytest.mark.parametrize('name', OPTIMIZERS)
+def test_updates_and_initial_values_scale_with_the_width(name):
+    """From width 64 to 256: a hidden matrix moves by a quarter, and output weights also start at half the deviation."""
+    rules = [OPTIMIZERS[name](0.01), mup.scaled(OPTIMIZERS[name](0.01), 256, 64)]
+    plans = [train_state.plan(width_transfer.build('t5_1_1', 256, None), rule, SHAPES, Partitioner()) for rule in rules]
+    states = [plan.create(jax.random.key(0)) for plan in plans]
+    gradients = jax.tree.map(lambda leaf: leaf * leaf + 1e-3, states[0].params)
+    standard, scaled = (
+        plan.tx.update(gradients, plan.tx.init(state.params), state.params)[0]
+        for plan, state in zip(plans, states, strict=True)
+    )
+    relative = name != 'adamw'
+    expected = {
+        # Relative updates of a hidden matrix have shrunk by 2 with its fan-in already.
+        ('decoder', 'run_0', 'layer', 'gated_mlp', 'wo', 'kernel'): (1.0, 0.5 if relative else 0.25),
+        ('logits', 'kernel'): (0.5, 0.5 if relative else 0.25),
+        ('token_embedder', 'embedding'): (1.0, 1.0),
+    }
+    for path, (initial, update) in expected.items():
+        leaves = [_get(tree, path) for tree in (states[0].params, states[1].params, standard, scaled)]
+        np.testing.assert_allclose(leaves[1], initial * leaves[0], rtol=1e-6)
+        # RMS of the logits' matrix is halved, so a relative update is too, before the factor 1.
+        np.testing.assert_allclose(leaves[3], update * leaves[2], rtol=1e-5)
+
+
+def _get(tree, path):
+    for name in path:
+        tree = tree[name]
+    return np.asarray(tree)
+
+
+@pytest.mark.parametrize('name', ['t5_1_1', 'hyper_mixer'])
+def test_layers_are_flat_in_width_with_mup_only(name):
+    flat = width_transfer.slopes(name, (64, 256), 64, 2**-8, steps=3)
+    standard = width_transfer.slopes(name, (64, 256), None, 2**-8, steps=3)
+    assert max(abs(slope) for key, slope in flat.items() if key != 'logits') < 0.1
+    assert standard['logits'] - flat['logits'] > 0.3
+
+
+def test_a_tied_output_has_the_scale_of_the_base_width():
+    """Scaled as T5, or as BERT and GPT-2: logits of aligned features, which grow with the width, stay constant."""
+    for scaled in (True, False):
+        aligned = [width * output_scale(width, scaled, 64) for width in (64, 256, 1024)]
+        np.testing.assert_allclose(aligned, 64 * output_scale(64, scaled, None), rtol=1e-12)
+
+
+def test_an_optimizer_without_factors_is_rejected():
+    with pytest.raises(UserError, match='MUP_BASE_WIDTH requires adamw'):
+        mup.scaled(muon.muon(0.01), 256, 64)
