@@ -6,6 +6,7 @@ import concurrent.futures
 import json
 import re
 import signal
+import socket
 
 import jax
 import jax.numpy as jnp
@@ -142,7 +143,7 @@ MISTAKES = [
     (*_completion(prompt=['one', 2]), 400, 'list of strings'),
     (*_completion(prompt='\ud800'), 400, 'list of strings'),
     (*_completion(prompt=['one'] * 3, n=101), 400, '300'),
-    (*_completion(prompt='x' * (5 << 20)), 413, 'bytes'),
+    (*_completion(prompt='x' * (2 << 20)), 413, 'bytes'),
     (*_completion(max_tokens=13), 400, 'from 1 to 12'),
     (*_completion(max_tokens=True), 400, 'max_tokens'),
     (*_completion(temperature=-1), 400, 'temperature'),
@@ -182,6 +183,13 @@ def test_a_full_queue_and_a_stopping_server_refuse(trained):
     responses = asyncio.run(post_requests())
     assert [response.status_code for response in responses] == [503, 503, 429, 503, 200]
     assert [response.headers.get('retry-after') for response in responses] == [None, '1', '1', '1', None]
+
+
+def test_a_used_port_is_an_error_in_one_line(run, capsys):
+    with socket.create_server(('127.0.0.1', 0)) as listener:
+        assert main(['serve', str(run), f'--port={listener.getsockname()[1]}']) == 2
+    error = capsys.readouterr().err
+    assert error.count('\n') == 1 and '--port' in error
 
 
 def test_each_row_samples_from_its_k_most_likely_tokens_and_its_nucleus():

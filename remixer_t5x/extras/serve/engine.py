@@ -7,9 +7,11 @@ to each of the lengths of `predictions.bucket`.
 
 import asyncio
 import dataclasses
+import functools
 import itertools
 import sys
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -23,18 +25,14 @@ from remixer_t5x.errors import reason
 from remixer_t5x.evaluate import predictions
 from remixer_t5x.models import decoding
 
+log = functools.partial(print, file=sys.stderr, flush=True)
 # Seconds to wait for more rows if a batch is not full.
 WINDOW = 0.004
 # `top_k` of a row that samples from all tokens.
 NO_TOP_K = 2**31 - 1
 # Decoding settings of a row; `number` is folded into its key, as the index of a text in `infer`.
-SETTINGS = {
-    'number': np.int32,
-    'max_tokens': np.int32,
-    'top_k': np.int32,
-    'temperature': np.float32,
-    'top_p': np.float32,
-}
+SETTINGS: dict[str, Any] = dict.fromkeys(('number', 'max_tokens', 'top_k'), np.int32)
+SETTINGS |= dict.fromkeys(('temperature', 'top_p'), np.float32)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -95,15 +93,12 @@ class Engine:
     Attributes:
         trained: the model.
         max_queue: maximum rows that wait.
-        operations: operations that the model supports.
         state: 'starting' while programs are compiled, 'ready', or 'stopping'.
-        waiting: (row, future of its result) in the order of arrival.
-        running: number of rows in the current batch.
+        waiting: (row, future of its result) in the order of arrival, including the batch that is computed.
     """
 
     def __init__(self, trained: TrainedModel, batch_size: int, max_queue: int):
-        self.trained, self.max_queue, self.state, self.running = trained, max_queue, 'starting', 0
-        self.operations = [name for name in ('generate', 'score', 'encode') if hasattr(trained.model, name)]
+        self.trained, self.max_queue, self.state = trained, max_queue, 'starting'
         self.eos_id = 1 if trained.vocabulary.eos_id is None else int(trained.vocabulary.eos_id)
         self.waiting: list[tuple[Row, asyncio.Future]] = []
         self._arrived = asyncio.Event()
@@ -121,29 +116,27 @@ class Engine:
         self._arrived.set()
         return await asyncio.gather(*futures)
 
-    async def run(self, on_ready: Callable[[], None]) -> None:
-        """Compiles all programs, calls `on_ready`, then computes batches until it is cancelled."""
-        loop = asyncio.get_running_loop()
+    async def run(self) -> None:
+        """Compiles all programs, then computes batches until it is cancelled."""
+        loop, start = asyncio.get_running_loop(), time.monotonic()
         with ThreadPoolExecutor(1, 'model') as thread:
             await loop.run_in_executor(thread, self._warm_up)
             if self.state == 'starting':
                 self.state = 'ready'
-                on_ready()
+                log(f'ready after {time.monotonic() - start:.1f} s')
             while await self._arrived.wait():
                 if len(self.waiting) < self._batch_size:
                     await asyncio.sleep(WINDOW)
                 operation = self.waiting[0][0].operation
                 batch = [pair for pair in self.waiting if pair[0].operation == operation][: self._batch_size]
-                self.waiting = [pair for pair in self.waiting if pair not in batch]
-                self.running = len(batch)
-                if not self.waiting:
-                    self._arrived.clear()
                 results = await loop.run_in_executor(thread, self._compute, [row for row, _ in batch])
                 for (_, future), result in zip(batch, results, strict=True):
                     # The future of a cancelled request is done.
                     if not future.done():
                         (future.set_exception if isinstance(result, Exception) else future.set_result)(result)
-                self.running = 0
+                self.waiting = [pair for pair in self.waiting if pair not in batch]
+                if not self.waiting:
+                    self._arrived.clear()
 
     def _compute(self, rows: Sequence[Row], batch_size: int | None = None) -> list[Any]:
         """Returns the result of each row, which is an exception if the model fails."""
@@ -157,15 +150,15 @@ class Engine:
             arrays = {name: np.asarray([row.settings[name] for row in rows], dtype) for name, dtype in SETTINGS.items()}
             return predictor.predict(params, inputs, arrays=arrays)
         except Exception as error:
-            print(f'error: {type(error).__name__}: {reason(error)}', file=sys.stderr, flush=True)
+            log(f'error: {type(error).__name__}: {reason(error)}')
             return [HTTPException(500, 'the model failed; the server log has the reason')] * len(rows)
 
     def _warm_up(self) -> None:
         longest, length = self.trained.lengths['inputs'], 0
         while length < longest:
             length = predictions.bucket(length + 1, longest)
-            for operation, size in itertools.product(self.operations, self._predictors):
-                if self.state != 'stopping':
+            for operation, size in itertools.product(('generate', 'score', 'encode'), self._predictors):
+                if hasattr(self.trained.model, operation) and self.state != 'stopping':
                     row = Row(operation, [self.eos_id] * length, [self.eos_id], dict.fromkeys(SETTINGS, 1))
                     [result] = self._compute([row], size)
                     if isinstance(result, Exception):

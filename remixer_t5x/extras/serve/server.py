@@ -11,7 +11,6 @@ import math
 import random
 import re
 import socket
-import sys
 import time
 import uuid
 from typing import Any
@@ -30,10 +29,11 @@ from starlette.routing import Route
 from remixer_t5x.api.trained_model import TrainedModel
 from remixer_t5x.errors import reason
 from remixer_t5x.evaluate.text_inference import Texts
-from remixer_t5x.extras.serve.engine import NO_TOP_K, Engine, Row
+from remixer_t5x.extras.serve.engine import NO_TOP_K, Engine, Row, log
 
 # Bytes of a request, and samples of a prompt.
-MAX_BYTES, MAX_SAMPLES = 4 << 20, 128
+MAX_BYTES, MAX_SAMPLES = 1 << 20, 128
+METRICS_TYPE = prometheus.CONTENT_TYPE_LATEST
 ERROR_TYPES = {429: 'rate_limit_error', 500: 'server_error', 503: 'server_error'}
 # The operation of each endpoint and the fields that it reads. Other fields must be null, false, 0 or empty.
 ENDPOINTS = {
@@ -47,35 +47,39 @@ class Api:
     """Serves one model under the name `name`."""
 
     def __init__(self, engine: Engine, name: str):
-        self._engine, self._name, self._created = engine, name, int(time.time())
+        self._engine, self._name = engine, name
         self._registry = prometheus.CollectorRegistry()
         options: dict[str, Any] = {'namespace': 'remixer_t5x', 'registry': self._registry}
         self._requests = prometheus.Counter('requests', 'Requests', ['path', 'status'], **options)
         self._seconds = prometheus.Histogram('request_seconds', 'Seconds from request to answer', ['path'], **options)
         self._tokens = prometheus.Counter('tokens', 'Tokens of texts and of completions', ['kind'], **options)
-        queue = prometheus.Gauge('queue_texts', 'Texts that wait for a batch', **options)
+        queue = prometheus.Gauge('queue_texts', 'Texts that wait or are computed', **options)
         queue.set_function(lambda: len(engine.waiting))
 
     def application(self) -> Starlette:
-        routes = [Route(path, self._answer, methods=['POST']) for path in ENDPOINTS]
-        routes += [Route('/v1/models', self._models), Route('/health', self._health), Route('/metrics', self._metrics)]
-        middleware = [Middleware(BaseHTTPMiddleware, dispatch=self._observe)]
-        return Starlette(routes=routes, middleware=middleware, exception_handlers={HTTPException: _describe_error})
+        engine, metrics = self._engine, self._registry
+        model = {'id': self._name, 'object': 'model', 'created': int(time.time()), 'owned_by': 'remixer_t5x'}
+        pages: dict[str, Any] = {
+            '/v1/models': lambda request: JSONResponse({'object': 'list', 'data': [model]}),
+            '/health': lambda request: JSONResponse({'status': engine.state}, 200 if engine.state == 'ready' else 503),
+            '/metrics': lambda request: Response(prometheus.generate_latest(metrics), media_type=METRICS_TYPE),
+        }
 
-    async def _observe(self, request: Request, call_next: Any) -> Response:
-        """Counts and times a request; prints one line for each text request."""
-        start, status, path = time.perf_counter(), 500, request.url.path
-        try:
+        async def observe(request: Request, call_next: Any) -> Response:
+            start, path = time.perf_counter(), request.url.path
             response = await call_next(request)
-            status = response.status_code
-            return response
-        finally:
             seconds = time.perf_counter() - start
             if path in ENDPOINTS:
-                _print_line(f'{request.method} {path} {status} {seconds:.3f} s')
-            path = path if path in (*ENDPOINTS, '/v1/models', '/health', '/metrics') else 'other'
-            self._requests.labels(path, status).inc()
+                log(f'{request.method} {path} {response.status_code} {seconds:.3f} s')
+            path = path if path in (*ENDPOINTS, *pages) else 'other'
+            self._requests.labels(path, response.status_code).inc()
             self._seconds.labels(path).observe(seconds)
+            return response
+
+        routes = [Route(path, self._answer, methods=['POST']) for path in ENDPOINTS]
+        routes += [Route(path, page) for path, page in pages.items()]
+        middleware = [Middleware(BaseHTTPMiddleware, dispatch=observe)]
+        return Starlette(routes=routes, middleware=middleware, exception_handlers={HTTPException: _describe_error})
 
     async def _answer(self, request: Request) -> Response:
         operation, fields = ENDPOINTS[request.url.path]
@@ -85,7 +89,7 @@ class Api:
                 raise HTTPException(400, f'{name!a:.80} is not supported; leave it out')
         if body.get('model') not in (None, self._name):
             raise HTTPException(404, f'model must be {self._name!r}, got {body["model"]!a:.80}')
-        if operation not in self._engine.operations:
+        if not hasattr(self._engine.trained.model, operation):
             raise HTTPException(404, f'this model cannot {operation}; use another endpoint')
         answer = {'generate': self._complete, 'score': self._score, 'encode': self._embed}[operation]
         return JSONResponse({'model': self._name, **await answer(body)})
@@ -124,8 +128,8 @@ class Api:
         pairs = zip(inputs, targets, strict=True)
         scores = await self._compute([Row('score', ids, target_ids) for ids, target_ids in pairs])
         # JSON lacks infinity, the score of an impossible text.
-        finite = [score if math.isfinite(score) else None for score in scores]
-        data = [{'index': i, 'score': finite[i], 'tokens': len(ids)} for i, ids in enumerate(targets)]
+        scores = [score if math.isfinite(score) else None for score in scores]
+        data = [{'index': i, 'score': scores[i], 'tokens': len(ids)} for i, ids in enumerate(targets)]
         return {'object': 'list', 'data': data, 'usage': self._usage([*inputs, *targets])}
 
     async def _embed(self, body: dict[str, Any]) -> dict[str, Any]:
@@ -163,20 +167,10 @@ class Api:
         read = sum(map(len, texts))
         return {'prompt_tokens': read, 'completion_tokens': generated, 'total_tokens': read + generated}
 
-    async def _models(self, request: Request) -> Response:
-        model = {'id': self._name, 'object': 'model', 'created': self._created, 'owned_by': 'remixer_t5x'}
-        return JSONResponse({'object': 'list', 'data': [model]})
-
-    async def _health(self, request: Request) -> Response:
-        return JSONResponse({'status': self._engine.state}, 200 if self._engine.state == 'ready' else 503)
-
-    async def _metrics(self, request: Request) -> Response:
-        return Response(prometheus.generate_latest(self._registry), media_type=prometheus.CONTENT_TYPE_LATEST)
-
 
 async def serve(trained: TrainedModel, name: str, listener: socket.socket, batch_size: int, max_queue: int) -> int:
     """Serves at a bound socket until a signal, and returns 128 plus the number of the signal."""
-    engine, start = Engine(trained, batch_size, max_queue), time.monotonic()
+    engine = Engine(trained, batch_size, max_queue)
 
     class Server(uvicorn.Server):
         """After a signal, refuses requests and ends when those accepted are answered, or at a second signal."""
@@ -188,24 +182,20 @@ async def serve(trained: TrainedModel, name: str, listener: socket.socket, batch
             self.signal_number, engine.state = sig, 'stopping'
 
         async def on_tick(self, counter: int) -> bool:
-            is_drained = engine.state == 'stopping' and not engine.waiting and not engine.running
+            is_drained = engine.state == 'stopping' and not engine.waiting
             return await super().on_tick(counter) or is_drained or worker.done()
 
     options: dict[str, Any] = {'log_config': None, 'access_log': False, 'server_header': False, 'lifespan': 'off'}
     application = Api(engine, name).application()
     server = Server(uvicorn.Config(application, http='h11', ws='none', timeout_graceful_shutdown=10, **options))
     host, port = listener.getsockname()[:2]
-    _print_line(f'{name}: listening on http://{host}:{port}, compiling')
-    worker = asyncio.create_task(engine.run(lambda: _print_line(f'ready after {time.monotonic() - start:.1f} s')))
+    log(f'{name}: listening on http://{host}:{port}, compiling')
+    worker = asyncio.create_task(engine.run())
     await server.serve(sockets=[listener])
     worker.cancel()
     with contextlib.suppress(asyncio.CancelledError):
         await worker
     return 128 + server.signal_number
-
-
-def _print_line(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
 
 
 async def _describe_error(request: Request, error: Any) -> Response:
