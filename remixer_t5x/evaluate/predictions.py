@@ -78,7 +78,8 @@ class Predictor:
         def generate(params, batch):
             keys = jax.vmap(jax.random.fold_in, (None, 0))(jax.random.key(settings.seed), batch['number'])
             fields = {name: array for name, array in batch.items() if name not in (self._input, 'number')}
-            decoder = dataclasses.replace(settings.decoder, **fields) if fields else settings.decoder
+            decoder: Any = settings.decoder
+            decoder = dataclasses.replace(decoder, **fields) if fields else decoder
             return model.generate(params, batch, length, eos_id=eos_id, decoder=decoder, rng=keys)
 
         self._generate = self._jit(generate, compiler_options.for_decoding())

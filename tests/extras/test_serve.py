@@ -22,7 +22,7 @@ from tests.support.saved_run import write_run
 for module in ('starlette', 'uvicorn', 'prometheus_client'):
     pytest.importorskip(module, reason='installed by the extra [serve]')
 httpx = pytest.importorskip('httpx', reason='a client for the tests')
-TEXTS = [f'{"a longer text " * (number % 3)}{number}' for number in range(32)]
+TEXTS = [f'{"a longer " * (number % 3)}{number}' for number in range(32)]
 MAX_QUEUE = 300
 
 
@@ -42,7 +42,7 @@ def start(run, tmp_path):
     started = []
 
     def start():
-        command = ['serve', str(run), '--port=0', '--batch_size=8', f'--max_queue={MAX_QUEUE}']
+        command = ['serve', str(run), '--port=0', '--batch_size=8', f'--max_queue={MAX_QUEUE}', '--max_input_tokens=24']
         process = real_processes.Process(main, command, output=tmp_path / 'log.txt')
         started.append(process)
         process.until(lambda: 'listening' in process.output(), 'listening')
@@ -139,7 +139,7 @@ def _completion(**fields):
 
 
 MISTAKES = [
-    (*_completion(prompt='x' * 40), 400, '40 tokens'),
+    (*_completion(prompt='x' * 24), 400, '24 tokens'),
     (*_completion(prompt=['one', 2]), 400, 'list of strings'),
     (*_completion(prompt='\ud800'), 400, 'list of strings'),
     (*_completion(prompt=['one'] * 3, n=101), 400, '300'),

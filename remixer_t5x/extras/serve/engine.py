@@ -147,8 +147,8 @@ class Engine:
                 return predictor.score(params, inputs, [row.targets for row in rows]).tolist()
             if rows[0].operation == 'encode':
                 return [states.mean(axis=0) for states in predictor.encode(params, inputs)]
-            arrays = {name: np.asarray([row.settings[name] for row in rows], dtype) for name, dtype in SETTINGS.items()}
-            return predictor.predict(params, inputs, arrays=arrays)
+            settings = [(name, [row.settings[name] for row in rows], dtype) for name, dtype in SETTINGS.items()]
+            return predictor.predict(params, inputs, arrays={name: np.asarray(*values) for name, *values in settings})
         except Exception as error:
             log(f'error: {type(error).__name__}: {reason(error)}')
             return [HTTPException(500, 'the model failed; the server log has the reason')] * len(rows)

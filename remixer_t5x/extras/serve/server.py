@@ -219,7 +219,7 @@ async def _read_body(request: Request) -> dict[str, Any]:
     return body
 
 
-def _texts(body: dict[str, Any], field: str) -> list[str]:
+def _texts(body: dict[str, Any], field: str) -> list[Any]:
     """Returns a text or a list of texts as a list. Raises HTTPException for others, or unpaired surrogates."""
     value = body.get(field)
     texts = value if isinstance(value, list) else [value]
