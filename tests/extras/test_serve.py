@@ -44,16 +44,17 @@ def start(run, tmp_path):
     def start():
         command = ['serve', str(run), '--port=0', '--batch_size=8', f'--max_queue={MAX_QUEUE}', '--max_input_tokens=24']
         process = real_processes.Process(main, command, output=tmp_path / 'log.txt')
-        started.append(process)
+        started.append(process.kill)
         process.until(lambda: 'listening' in process.output(), 'listening')
         address = re.search(r'http://[\d.:]+', process.output()).group()
         client = httpx.Client(base_url=address, timeout=300)
+        started.append(client.close)
         process.until(lambda: 'ready after' in process.output(), 'ready')
         return process, client
 
     yield start
-    for process in started:
-        process.kill()
+    for end in started:
+        end()
 
 
 def complete(client, prompt, **settings):
@@ -78,7 +79,8 @@ def test_a_server_answers_like_infer_and_finishes_accepted_requests(start, run, 
 
     (tmp_path / 'texts.txt').write_text(''.join(f'{text}\n' for text in TEXTS))
     files = [f'--input={tmp_path / "texts.txt"}', f'--output={tmp_path / "out.jsonl"}']
-    assert main(['infer', f'--checkpoint={run}', *files]) == 0
+    gin_files = [f'--gin_file={run / "config.gin"}', '--gin_file=hardware/cpu.gin']
+    assert main(['infer', *gin_files, f'--checkpoint={run}', *files]) == 0
     expected = [json.loads(line)['prediction'] for line in (tmp_path / 'out.jsonl').read_text().splitlines()]
     with concurrent.futures.ThreadPoolExecutor(32) as threads:
         responses = list(threads.map(lambda text: complete(client, text), TEXTS))
