@@ -42,6 +42,7 @@ OPENED = {
     'remixer_t5x/devices/compilation_cache.py::machine': SYSTEM,
     'remixer_t5x/extras/export/run.py::__init__': 'the folder that this program is in, whose user trusts it',
     'remixer_t5x/extras/export/run.py::_function': 'the folder that this program is in, whose user trusts it',
+    'remixer_t5x/extras/serve/server.py::_read_body': 'a request of at most 1 MiB; see tests/extras/test_serve.py',
     'remixer_t5x/evaluate/text_inputs.py::_open': 'standard input, and what untrusted_files has opened',
     'remixer_t5x/interop/huggingface/t5_tokenizer.py::_read_pieces': CHECKED,
     'remixer_t5x/interop/huggingface/t5_tokenizer.py::write': CHECKED,
@@ -115,7 +116,7 @@ NAMES = {'read_text', 'read_bytes', 'GFile', 'load', 'loads', 'ZipFile', 'GzipFi
 
 def _readers(node, where):
     for child in ast.iter_child_nodes(node):
-        inside = child.name if isinstance(child, ast.FunctionDef | ast.ClassDef) else where
+        inside = child.name if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) else where
         if isinstance(child, ast.Call) and _reads(child):
             yield where
         yield from _readers(child, inside)

@@ -34,6 +34,7 @@ COMMANDS = (
     *(train.TRAIN, train.FINETUNE, *_extra('reports', 'compare'), evaluate.COMMAND, infer.COMMAND, info.COMMAND),
     *(preview.COMMAND, catalogue.LIST, catalogue.GET, catalogue.SHOW, cache.COMMAND, vocab.COMMAND),
     *(score.COMMAND, fill_in.COMMAND, convert.COMMAND, *_extra('export', 'command'), *_extra('reports', 'command')),
+    *_extra('serve', 'command'),
 )
 
 # As many as a small training run has on two cores.

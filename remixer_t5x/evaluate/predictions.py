@@ -77,7 +77,10 @@ class Predictor:
 
         def generate(params, batch):
             keys = jax.vmap(jax.random.fold_in, (None, 0))(jax.random.key(settings.seed), batch['number'])
-            return model.generate(params, batch, length, eos_id=eos_id, decoder=settings.decoder, rng=keys)
+            fields = {name: array for name, array in batch.items() if name not in (self._input, 'number')}
+            decoder: Any = settings.decoder
+            decoder = dataclasses.replace(decoder, **fields) if fields else decoder
+            return model.generate(params, batch, length, eos_id=eos_id, decoder=decoder, rng=keys)
 
         self._generate = self._jit(generate, compiler_options.for_decoding())
         self._score = self._jit(lambda params, batch: model.score(params, batch))
@@ -92,10 +95,15 @@ class Predictor:
         jitted = jax.jit(function, out_shardings=self._partitioner.replicated, compiler_options=options)
         return Compiled(jitted, self._partitioner)
 
-    def predict(self, params: Any, inputs: Sequence[Ids], first: int = 0) -> list[Prediction]:
-        """Generates answers to each of `inputs`, whose indices begin at `first`."""
+    def predict(
+        self, params: Any, inputs: Sequence[Ids], first: int = 0, arrays: Mapping[str, np.ndarray] | None = None
+    ) -> list[Prediction]:
+        """Generates answers to each of `inputs`, whose indices begin at `first`.
+
+        `arrays` [examples] replace fields of the decoder, or the indices (`number`), with a value for each example.
+        """
         predictions: list[Any] = [None] * len(inputs)
-        for rows, decoded in self._run(self._generate, params, inputs, {}, first):
+        for rows, decoded in self._run(self._generate, params, inputs, arrays or {}, first):
             tokens, scores = (np.asarray(part) for part in decoded)
             for row, example in enumerate(rows):
                 ids = [_without_padding(sequence) for sequence in tokens[row]]

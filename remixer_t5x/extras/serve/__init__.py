@@ -1,0 +1,1 @@
+"""An HTTP server for one model: `remixer-t5x serve`, docs/guide/serving.md."""

@@ -1,0 +1,58 @@
+"""`remixer-t5x serve`: answers HTTP requests with a trained model."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import socket
+from typing import Any
+
+from remixer_t5x.cli import arguments
+from remixer_t5x.cli.command import Command
+from remixer_t5x.errors import UserError, reason
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    path = 'a MODEL_DIR, whose gin text is run, a checkpoint, a Hugging Face folder, or hf://NAME'
+    parser.add_argument('model', metavar='DIR', help=path)
+    parser.add_argument('--host', default='127.0.0.1', help='address to listen on (default 127.0.0.1)')
+    port = 'port to listen on, 0 for a free one (default 8000)'
+    parser.add_argument('--port', metavar='N', type=arguments.whole_number(0), default=8000, help=port)
+    parser.add_argument('--name', help="the model's name in requests (default: the last part of DIR)")
+    count: Any = {'metavar': 'N', 'type': arguments.whole_number(1)}
+    parser.add_argument('--batch_size', **count, default=16, help='maximum texts of one batch (default 16)')
+    queue = 'maximum texts that wait; more are refused with status 429 (default 256)'
+    parser.add_argument('--max_queue', **count, default=256, help=queue)
+    parser.add_argument('--max_input_tokens', **count, help='maximum tokens of an input (default: as in training)')
+    parser.add_argument('--max_tokens', **count, help='maximum tokens of an answer (default: as in training)')
+
+
+def run(args: argparse.Namespace) -> int:
+    """Serves until SIGTERM or SIGINT, and returns 128 plus the number of the signal."""
+    name = args.name or os.path.basename(os.path.normpath(args.model))
+    listener = socket.socket(socket.AF_INET6 if ':' in args.host else socket.AF_INET)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((args.host, args.port))
+    except (OSError, OverflowError) as error:
+        raise UserError(f'cannot listen on {args.host}:{args.port} ({reason(error)}); give another --port') from error
+    with arguments.libraries(args, tensorflow=False):
+        try:
+            from remixer_t5x.extras.serve import server
+        except ImportError as error:
+            raise UserError(f"serve cannot start ({reason(error)}); type pip install 'remixer-t5x[serve]'") from error
+        from remixer_t5x.api import saved_models
+    lengths = {'inputs': args.max_input_tokens, 'targets': args.max_tokens}
+    trained = saved_models.load(args.model, lengths={side: length for side, length in lengths.items() if length})
+    return asyncio.run(server.serve(trained, name, listener, args.batch_size, args.max_queue))
+
+
+COMMAND = Command(
+    'serve',
+    'answer HTTP requests in the format of OpenAI, with a trained model',
+    add_arguments,
+    run,
+    ('remixer-t5x serve runs/mine --port=8000',),
+    keeps_buffers=True,
+)

@@ -1,0 +1,165 @@
+"""Runs a model for many clients: queues their texts, batches them, and computes batches in one thread.
+
+A text is one row of a batch. Decoding settings are arrays with a value for each row, so that all settings share batches
+and programs. Programs are compiled before the first request: for one row and for `batch_size` rows, with inputs padded
+to each of the lengths of `predictions.bucket`.
+"""
+
+import asyncio
+import dataclasses
+import functools
+import itertools
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from starlette.exceptions import HTTPException
+
+from remixer_t5x.api.trained_model import TrainedModel
+from remixer_t5x.errors import reason
+from remixer_t5x.evaluate import predictions
+from remixer_t5x.models import decoding
+
+log = functools.partial(print, file=sys.stderr, flush=True)
+# Seconds to wait for more rows if a batch is not full.
+WINDOW = 0.004
+# `top_k` of a row that samples from all tokens.
+NO_TOP_K = 2**31 - 1
+# Decoding settings of a row; `number` is folded into its key, as the index of a text in `infer`.
+SETTINGS: dict[str, Any] = dict.fromkeys(('number', 'max_tokens', 'top_k'), np.int32)
+SETTINGS |= dict.fromkeys(('temperature', 'top_p'), np.float32)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class RowDecoder:
+    """Decodes each sequence with its own settings, arrays [batch]; temperature 0 selects the most likely token.
+
+    Tokens are those of `Greedy` or `Sampling` with the same key, up to an end token after `max_tokens`. Only `top_k`
+    differs: `Sampling` draws other random numbers for it, and drops tokens that are as likely as the last of the k.
+    """
+
+    max_tokens: Any = None
+    temperature: Any = None
+    top_k: Any = None
+    top_p: Any = None
+
+    def __call__(self, generation: decoding.Generation, rng: jax.Array | None = None) -> decoding.Decoded:
+        """Generates one row for each sequence; `rng` is [batch] keys."""
+        fold = jax.vmap(jax.random.fold_in, in_axes=(0, None))
+        keys, is_sampled = fold(rng, 0), self.temperature > 0
+
+        def choose(logits: jax.Array, index: jax.Array) -> jax.Array:
+            tokens = jnp.argmax(logits, axis=-1)
+            draw = jax.lax.cond(jnp.any(is_sampled), self._sample, lambda *_: tokens, logits, fold(keys, index))
+            return jnp.where(index < self.max_tokens, jnp.where(is_sampled, draw, tokens), generation.eos_id)
+
+        return decoding.generate_rows(generation, 1, choose)
+
+    def _sample(self, logits: jax.Array, keys: jax.Array) -> jax.Array:
+        """Draws a token for each row, [rows], from [rows, vocab] logits."""
+        logits /= jnp.where(self.temperature > 0, self.temperature, 1)[:, None]
+        is_restricted = (self.top_k < logits.shape[-1]) | (self.top_p < 1)
+        logits = jax.lax.cond(jnp.any(is_restricted), self._restrict, lambda logits: logits, logits)
+        return jax.vmap(jax.random.categorical)(keys, logits)
+
+    def _restrict(self, logits: jax.Array) -> jax.Array:
+        """Sets logits to -inf outside of the k largest, and then outside of the nucleus."""
+        ordered, top_p = jnp.sort(logits, axis=-1, descending=True), self.top_p[:, None]
+        is_inside = jnp.arange(logits.shape[-1]) < self.top_k[:, None]
+        probabilities = jax.nn.softmax(jnp.where(is_inside, ordered, -jnp.inf), axis=-1)
+        is_inside &= (jnp.cumsum(probabilities, axis=-1) - probabilities < top_p) | (top_p >= 1)
+        smallest = jnp.min(jnp.where(is_inside, ordered, jnp.inf), axis=-1, keepdims=True)
+        return jnp.where(logits >= smallest, logits, -jnp.inf)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Row:
+    """A text to compute `operation` for: 'generate' with `settings`, 'score' with the ids of `targets`, or 'encode'."""
+
+    operation: str
+    inputs: list[int]
+    targets: Sequence[int] = ()
+    settings: Mapping[str, float] = dataclasses.field(default_factory=dict)
+
+
+class Engine:
+    """A model, its queue, and the thread that runs it. Methods are called from the event loop's thread.
+
+    Attributes:
+        trained: the model.
+        max_queue: maximum rows that wait.
+        state: 'starting' while programs are compiled, 'ready', or 'stopping'.
+        waiting: (row, future of its result) in the order of arrival, including the batch that is computed.
+    """
+
+    def __init__(self, trained: TrainedModel, batch_size: int, max_queue: int):
+        self.trained, self.max_queue, self.state = trained, max_queue, 'starting'
+        self.eos_id = 1 if trained.vocabulary.eos_id is None else int(trained.vocabulary.eos_id)
+        self.waiting: list[tuple[Row, asyncio.Future]] = []
+        self._arrived = asyncio.Event()
+        shards = trained.partitioner.batch_shards
+        self._batch_size = -(-batch_size // shards) * shards
+        self._predictors = {}
+        for size in (shards, self._batch_size):
+            settings = predictions.Decoding(size, trained.lengths, RowDecoder())
+            self._predictors[size] = predictions.Predictor(trained.model, trained.partitioner, settings, self.eos_id)
+
+    async def compute(self, rows: Sequence[Row]) -> list[Any]:
+        """Appends rows to the queue and returns their results: a `Prediction`, log-likelihood or vector each."""
+        futures = [asyncio.get_running_loop().create_future() for _ in rows]
+        self.waiting += zip(rows, futures, strict=True)
+        self._arrived.set()
+        return await asyncio.gather(*futures)
+
+    async def run(self) -> None:
+        """Compiles all programs, then computes batches until it is cancelled."""
+        loop, start = asyncio.get_running_loop(), time.monotonic()
+        with ThreadPoolExecutor(1, 'model') as thread:
+            await loop.run_in_executor(thread, self._warm_up)
+            if self.state == 'starting':
+                self.state = 'ready'
+                log(f'ready after {time.monotonic() - start:.1f} s')
+            while await self._arrived.wait():
+                if len(self.waiting) < self._batch_size:
+                    await asyncio.sleep(WINDOW)
+                operation = self.waiting[0][0].operation
+                batch = [pair for pair in self.waiting if pair[0].operation == operation][: self._batch_size]
+                results = await loop.run_in_executor(thread, self._compute, [row for row, _ in batch])
+                for (_, future), result in zip(batch, results, strict=True):
+                    # The future of a cancelled request is done.
+                    if not future.done():
+                        (future.set_exception if isinstance(result, Exception) else future.set_result)(result)
+                self.waiting = [pair for pair in self.waiting if pair not in batch]
+                if not self.waiting:
+                    self._arrived.clear()
+
+    def _compute(self, rows: Sequence[Row], batch_size: int | None = None) -> list[Any]:
+        """Returns the result of each row, which is an exception if the model fails."""
+        size = batch_size or min(size for size in self._predictors if size >= len(rows))
+        predictor, params, inputs = self._predictors[size], self.trained.params, [row.inputs for row in rows]
+        try:
+            if rows[0].operation == 'score':
+                return predictor.score(params, inputs, [row.targets for row in rows]).tolist()
+            if rows[0].operation == 'encode':
+                return [states.mean(axis=0) for states in predictor.encode(params, inputs)]
+            settings = [(name, [row.settings[name] for row in rows], dtype) for name, dtype in SETTINGS.items()]
+            return predictor.predict(params, inputs, arrays={name: np.asarray(*values) for name, *values in settings})
+        except Exception as error:
+            log(f'error: {type(error).__name__}: {reason(error)}')
+            return [HTTPException(500, 'the model failed; the server log has the reason')] * len(rows)
+
+    def _warm_up(self) -> None:
+        longest, length = self.trained.lengths['inputs'], 0
+        while length < longest:
+            length = predictions.bucket(length + 1, longest)
+            for operation, size in itertools.product(('generate', 'score', 'encode'), self._predictors):
+                if hasattr(self.trained.model, operation) and self.state != 'stopping':
+                    row = Row(operation, [self.eos_id] * length, [self.eos_id], dict.fromkeys(SETTINGS, 1))
+                    [result] = self._compute([row], size)
+                    if isinstance(result, Exception):
+                        raise result

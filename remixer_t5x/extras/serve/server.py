@@ -1,0 +1,237 @@
+"""The HTTP API: completions, embeddings and errors in OpenAI's format, scores, health, and Prometheus metrics.
+
+Formats: https://platform.openai.com/docs/api-reference/completions and /embeddings.
+"""
+
+import asyncio
+import base64
+import contextlib
+import json
+import math
+import random
+import re
+import socket
+import time
+import uuid
+from typing import Any
+
+import numpy as np
+import prometheus_client as prometheus
+import uvicorn
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.base import BaseHTTPMiddleware
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from remixer_t5x.api.trained_model import TrainedModel
+from remixer_t5x.errors import reason
+from remixer_t5x.evaluate.text_inference import Texts
+from remixer_t5x.extras.serve.engine import NO_TOP_K, Engine, Row, log
+
+# Bytes of a request, and samples of a prompt.
+MAX_BYTES, MAX_SAMPLES = 1 << 20, 128
+METRICS_TYPE = prometheus.CONTENT_TYPE_LATEST
+ERROR_TYPES = {429: 'rate_limit_error', 500: 'server_error', 503: 'server_error'}
+# The operation of each endpoint and the fields that it reads. Other fields must be null, false, 0 or empty.
+ENDPOINTS = {
+    '/v1/completions': ('generate', 'prompt max_tokens temperature top_p top_k n seed stop'),
+    '/v1/score': ('score', 'inputs targets'),
+    '/v1/embeddings': ('encode', 'input encoding_format'),
+}
+
+
+class Api:
+    """Serves one model under the name `name`."""
+
+    def __init__(self, engine: Engine, name: str):
+        self._engine, self._name = engine, name
+        self._registry = prometheus.CollectorRegistry()
+        options: dict[str, Any] = {'namespace': 'remixer_t5x', 'registry': self._registry}
+        self._requests = prometheus.Counter('requests', 'Requests', ['path', 'status'], **options)
+        self._seconds = prometheus.Histogram('request_seconds', 'Seconds from request to answer', ['path'], **options)
+        self._tokens = prometheus.Counter('tokens', 'Tokens of texts and of completions', ['kind'], **options)
+        queue = prometheus.Gauge('queue_texts', 'Texts that wait or are computed', **options)
+        queue.set_function(lambda: len(engine.waiting))
+
+    def application(self) -> Starlette:
+        engine, metrics = self._engine, self._registry
+        model = {'id': self._name, 'object': 'model', 'created': int(time.time()), 'owned_by': 'remixer_t5x'}
+        pages: dict[str, Any] = {
+            '/v1/models': lambda request: JSONResponse({'object': 'list', 'data': [model]}),
+            '/health': lambda request: JSONResponse({'status': engine.state}, 200 if engine.state == 'ready' else 503),
+            '/metrics': lambda request: Response(prometheus.generate_latest(metrics), media_type=METRICS_TYPE),
+        }
+
+        async def observe(request: Request, call_next: Any) -> Response:
+            start, path = time.perf_counter(), request.url.path
+            response = await call_next(request)
+            seconds = time.perf_counter() - start
+            if path in ENDPOINTS:
+                log(f'{request.method} {path} {response.status_code} {seconds:.3f} s')
+            path = path if path in (*ENDPOINTS, *pages) else 'other'
+            self._requests.labels(path, response.status_code).inc()
+            self._seconds.labels(path).observe(seconds)
+            return response
+
+        routes = [Route(path, self._answer, methods=['POST']) for path in ENDPOINTS]
+        routes += [Route(path, page) for path, page in pages.items()]
+        middleware = [Middleware(BaseHTTPMiddleware, dispatch=observe)]
+        return Starlette(routes=routes, middleware=middleware, exception_handlers={HTTPException: _describe_error})
+
+    async def _answer(self, request: Request) -> Response:
+        operation, fields = ENDPOINTS[request.url.path]
+        body = await _read_body(request)
+        for name, value in body.items():
+            if value and name not in (*fields.split(), 'model', 'user'):
+                raise HTTPException(400, f'{name!a:.80} is not supported; leave it out')
+        if body.get('model') not in (None, self._name):
+            raise HTTPException(404, f'model must be {self._name!r}, got {body["model"]!a:.80}')
+        if not hasattr(self._engine.trained.model, operation):
+            raise HTTPException(404, f'this model cannot {operation}; use another endpoint')
+        answer = {'generate': self._complete, 'score': self._score, 'encode': self._embed}[operation]
+        return JSONResponse({'model': self._name, **await answer(body)})
+
+    async def _complete(self, body: dict[str, Any]) -> dict[str, Any]:
+        prompts, longest = self._tokenize(body, 'prompt', 'inputs'), self._engine.trained.lengths['targets']
+        count = _number(body, 'n', 1, 1, MAX_SAMPLES)
+        seed = _number(body, 'seed', random.randrange(2**30), 0, 2**30)
+        max_tokens = _number(body, 'max_tokens', longest, 1, longest)
+        settings = {
+            'max_tokens': max_tokens,
+            'temperature': _number(body, 'temperature', 1.0, 0, 100),
+            'top_p': _number(body, 'top_p', 1.0, 1e-6, 1),
+            'top_k': _number(body, 'top_k', NO_TOP_K, 1, NO_TOP_K),
+        }
+        stops = _texts(body, 'stop') if body.get('stop') else []
+        texts = [ids for ids in prompts for _ in range(count)]
+        rows = [Row('generate', ids, settings={**settings, 'number': seed + i}) for i, ids in enumerate(texts)]
+        choices, generated = [], 0
+        for index, prediction in enumerate(await self._compute(rows)):
+            ids = prediction.ids[0][:max_tokens]
+            generated += len(ids)
+            text = self._engine.trained.vocabulary.decode(ids)
+            places = [text.find(stop) for stop in stops if stop in text]
+            has_ended = bool(places) or self._engine.eos_id in ids
+            text = text[: min(places, default=len(text))]
+            finish = 'stop' if has_ended else 'length'
+            choices.append({'text': text, 'index': index, 'logprobs': None, 'finish_reason': finish})
+        head = {'id': f'cmpl-{uuid.uuid4().hex}', 'object': 'text_completion', 'created': int(time.time())}
+        return {**head, 'choices': choices, 'usage': self._usage(prompts, generated)}
+
+    async def _score(self, body: dict[str, Any]) -> dict[str, Any]:
+        inputs, targets = (self._tokenize(body, side, side) for side in ('inputs', 'targets'))
+        if len(inputs) != len(targets):
+            raise HTTPException(400, f'targets must have as many texts as inputs, {len(inputs)}, got {len(targets)}')
+        pairs = zip(inputs, targets, strict=True)
+        scores = await self._compute([Row('score', ids, target_ids) for ids, target_ids in pairs])
+        # JSON lacks infinity, the score of an impossible text.
+        scores = [score if math.isfinite(score) else None for score in scores]
+        data = [{'index': i, 'score': scores[i], 'tokens': len(ids)} for i, ids in enumerate(targets)]
+        return {'object': 'list', 'data': data, 'usage': self._usage([*inputs, *targets])}
+
+    async def _embed(self, body: dict[str, Any]) -> dict[str, Any]:
+        encoding = body.get('encoding_format') or 'float'
+        if encoding not in ('float', 'base64'):
+            raise HTTPException(400, f"encoding_format must be 'float' or 'base64', got {encoding!a:.80}")
+        texts, data = self._tokenize(body, 'input', 'inputs'), []
+        for index, vector in enumerate(await self._compute([Row('encode', ids) for ids in texts])):
+            values = np.asarray(vector, '<f4')
+            embedding = values.tolist() if encoding == 'float' else base64.b64encode(values.tobytes()).decode()
+            data.append({'object': 'embedding', 'index': index, 'embedding': embedding})
+        return {'object': 'list', 'data': data, 'usage': self._usage(texts)}
+
+    def _tokenize(self, body: dict[str, Any], field: str, side: str) -> list[list[int]]:
+        trained = self._engine.trained
+        texts = Texts(trained.vocabulary, trained.lengths[side], ends=trained.ends_inputs or side == 'targets')
+        encoded = [texts.encode(text, index) for index, text in enumerate(_texts(body, field))]
+        if any(is_cut or not ids for ids, is_cut in encoded):
+            raise HTTPException(400, f'{field} must have from 1 to {texts.longest} tokens in each text; shorten it')
+        return [ids for ids, _ in encoded]
+
+    async def _compute(self, rows: list[Row]) -> list[Any]:
+        waiting, most = len(self._engine.waiting), self._engine.max_queue
+        if self._engine.state != 'ready':
+            raise HTTPException(503, f'the server is {self._engine.state}; try again later')
+        if len(rows) > most:
+            raise HTTPException(400, f'a request must have at most {most} texts (n counts), got {len(rows)}')
+        if waiting + len(rows) > most:
+            raise HTTPException(429, f'{waiting} texts are waiting, and at most {most} may; try again later')
+        self._tokens.labels('prompt').inc(sum(len(row.inputs) + len(row.targets) for row in rows))
+        return await self._engine.compute(rows)
+
+    def _usage(self, texts: list[list[int]], generated: int = 0) -> dict[str, int]:
+        self._tokens.labels('completion').inc(generated)
+        read = sum(map(len, texts))
+        return {'prompt_tokens': read, 'completion_tokens': generated, 'total_tokens': read + generated}
+
+
+async def serve(trained: TrainedModel, name: str, listener: socket.socket, batch_size: int, max_queue: int) -> int:
+    """Serves at a bound socket until a signal, and returns 128 plus the number of the signal."""
+    engine = Engine(trained, batch_size, max_queue)
+
+    class Server(uvicorn.Server):
+        """After a signal, refuses requests and ends when those accepted are answered, or at a second signal."""
+
+        signal_number = 0
+
+        def handle_exit(self, sig: int, frame: Any) -> None:
+            self.should_exit = self.force_exit = engine.state == 'stopping'
+            self.signal_number, engine.state = sig, 'stopping'
+
+        async def on_tick(self, counter: int) -> bool:
+            is_drained = engine.state == 'stopping' and not engine.waiting
+            return await super().on_tick(counter) or is_drained or worker.done()
+
+    options: dict[str, Any] = {'log_config': None, 'access_log': False, 'server_header': False, 'lifespan': 'off'}
+    application = Api(engine, name).application()
+    server = Server(uvicorn.Config(application, http='h11', ws='none', timeout_graceful_shutdown=10, **options))
+    host, port = listener.getsockname()[:2]
+    log(f'{name}: listening on http://{host}:{port}, compiling')
+    worker = asyncio.create_task(engine.run())
+    await server.serve(sockets=[listener])
+    worker.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await worker
+    return 128 + server.signal_number
+
+
+async def _describe_error(request: Request, error: Any) -> Response:
+    kind = ERROR_TYPES.get(error.status_code, 'invalid_request_error')
+    body = {'error': {'message': error.detail, 'type': kind, 'param': None, 'code': None}}
+    return JSONResponse(body, error.status_code, {'Retry-After': '1'} if error.status_code in (429, 503) else None)
+
+
+async def _read_body(request: Request) -> dict[str, Any]:
+    content = b''
+    try:
+        async for chunk in request.stream():
+            content += chunk
+            if len(content) > MAX_BYTES:
+                raise HTTPException(413, f'a request must have at most {MAX_BYTES:,} bytes; send fewer texts')
+        body = json.loads(content)
+    except (ValueError, RecursionError, ClientDisconnect) as error:
+        raise HTTPException(400, f'the body must be JSON ({reason(error)})') from None
+    if not isinstance(body, dict):
+        raise HTTPException(400, f'the body must be a JSON object, got {type(body).__name__}')
+    return body
+
+
+def _texts(body: dict[str, Any], field: str) -> list[Any]:
+    """Returns a text or a list of texts as a list. Raises HTTPException for others, or unpaired surrogates."""
+    value = body.get(field)
+    texts = value if isinstance(value, list) else [value]
+    if not texts or not all(isinstance(text, str) and not re.search('[\ud800-\udfff]', text) for text in texts):
+        raise HTTPException(400, f'{field} must be a string or a list of strings, got {value!a:.80}')
+    return texts
+
+
+def _number(body: dict[str, Any], field: str, default: Any, least: float, most: float) -> Any:
+    """Returns a number of the type of `default`. Raises HTTPException for others, or outside of the range."""
+    value = default if body.get(field) is None else body[field]
+    if type(value) not in (int, type(default)) or not least <= value <= most:
+        kind = 'a number' if isinstance(default, float) else 'a whole number'
+        raise HTTPException(400, f'{field} must be {kind} from {least} to {most}, got {value!a:.40}')
+    return value

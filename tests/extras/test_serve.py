@@ -1,0 +1,217 @@
+"""`remixer-t5x serve`: a real process on loopback, and the decoder of its rows."""
+
+import asyncio
+import base64
+import concurrent.futures
+import json
+import re
+import signal
+import socket
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import remixer_t5x
+from remixer_t5x.cli.main import main
+from remixer_t5x.models import decoding
+from tests.support import real_processes
+from tests.support.saved_run import write_run
+
+for module in ('starlette', 'uvicorn', 'prometheus_client'):
+    pytest.importorskip(module, reason='installed by the extra [serve]')
+httpx = pytest.importorskip('httpx', reason='a client for the tests')
+TEXTS = [f'{"a longer " * (number % 3)}{number}' for number in range(32)]
+MAX_QUEUE = 300
+
+
+@pytest.fixture(scope='module')
+def run(tmp_path_factory):
+    return write_run(tmp_path_factory.mktemp('serve') / 'run', steps=(1,))
+
+
+@pytest.fixture(scope='module')
+def trained(run):
+    return remixer_t5x.load(str(run))
+
+
+@pytest.fixture
+def start(run, tmp_path):
+    """Starts a server, waits until it is ready, and returns its process and a client."""
+    started = []
+
+    def start():
+        command = ['serve', str(run), '--port=0', '--batch_size=8', f'--max_queue={MAX_QUEUE}', '--max_input_tokens=24']
+        process = real_processes.Process(main, command, output=tmp_path / 'log.txt')
+        started.append(process.kill)
+        process.until(lambda: 'listening' in process.output(), 'listening')
+        address = re.search(r'http://[\d.:]+', process.output()).group()
+        client = httpx.Client(base_url=address, timeout=300)
+        started.append(client.close)
+        process.until(lambda: 'ready after' in process.output(), 'ready')
+        return process, client
+
+    yield start
+    for end in started:
+        end()
+
+
+def complete(client, prompt, **settings):
+    return client.post('/v1/completions', json={'prompt': prompt, 'temperature': 0, **settings})
+
+
+def metric(client, name, **labels):
+    """The sum of a metric's samples that have these labels."""
+    from prometheus_client import parser
+
+    samples = [
+        row for each in parser.text_string_to_metric_families(client.get('/metrics').text) for row in each.samples
+    ]
+    matching = [row for row in samples if row.name == f'remixer_t5x_{name}' and labels.items() <= row.labels.items()]
+    return sum(row.value for row in matching)
+
+
+def test_a_server_answers_like_infer_and_finishes_accepted_requests(start, run, trained, tmp_path):
+    process, client = start()
+    assert client.get('/health').json() == {'status': 'ready'}
+    assert [model['id'] for model in client.get('/v1/models').json()['data']] == ['run']
+
+    (tmp_path / 'texts.txt').write_text(''.join(f'{text}\n' for text in TEXTS))
+    files = [f'--input={tmp_path / "texts.txt"}', f'--output={tmp_path / "out.jsonl"}']
+    gin_files = [f'--gin_file={run / "config.gin"}', '--gin_file=hardware/cpu.gin']
+    assert main(['infer', *gin_files, f'--checkpoint={run}', *files]) == 0
+    expected = [json.loads(line)['prediction'] for line in (tmp_path / 'out.jsonl').read_text().splitlines()]
+    with concurrent.futures.ThreadPoolExecutor(32) as threads:
+        responses = list(threads.map(lambda text: complete(client, text), TEXTS))
+    assert [response.status_code for response in responses] == [200] * 32
+    assert [response.json()['choices'][0]['text'] for response in responses] == expected
+    usage = [response.json()['usage'] for response in responses]
+    assert [each['prompt_tokens'] for each in usage] == [len(text) + 1 for text in TEXTS]
+    for kind in ('prompt', 'completion'):
+        assert metric(client, 'tokens_total', kind=kind) == sum(each[f'{kind}_tokens'] for each in usage)
+    path = '/v1/completions'
+    assert metric(client, 'requests_total', path=path) == metric(client, 'request_seconds_count', path=path) == 32
+
+    short = complete(client, TEXTS, max_tokens=3, stream=False, logprobs=None, user='a user').json()
+    assert short['usage']['completion_tokens'] == 96
+    assert {choice['finish_reason'] for choice in short['choices']} == {'length'}
+    stopped = complete(client, TEXTS[0], stop=['not in the text', expected[0][:2]]).json()['choices'][0]
+    assert (stopped['text'], stopped['finish_reason']) == ('', 'stop')
+
+    sampled = complete(client, TEXTS[:2], temperature=0.7, top_p=0.8, n=2, seed=5).json()
+    sampling = remixer_t5x.Sampling(temperature=0.7, top_p=0.8)
+    repeated = [''] * 5 + [text for text in TEXTS[:2] for _ in range(2)]
+    expected_samples = [answer.text for answer in trained.generate(repeated, decoder=sampling)[5:]]
+    assert [choice['text'] for choice in sampled['choices']] == expected_samples
+
+    body = {'inputs': TEXTS[:9], 'targets': ['one'] * 9}
+    scores = client.post('/v1/score', json=body).json()['data']
+    np.testing.assert_allclose([row['score'] for row in scores], trained.score(**body), rtol=1e-4)
+    assert {row['tokens'] for row in scores} == {4}
+    for encoding in ('float', 'base64'):
+        body = {'input': TEXTS[:9], 'encoding_format': encoding}
+        vectors = [row['embedding'] for row in client.post('/v1/embeddings', json=body).json()['data']]
+        if encoding == 'base64':
+            vectors = [np.frombuffer(base64.b64decode(vector), '<f4') for vector in vectors]
+        np.testing.assert_allclose(vectors, trained.encode(TEXTS[:9]).mean, atol=1e-5)
+
+    for path, content, status, words in MISTAKES:
+        response = client.post(path, content=content)
+        assert response.status_code == status, (content, response.text)
+        assert '\n' not in response.text and words in response.json()['error']['message']
+    assert client.get('/v1/completions').status_code == 405
+
+    total = metric(client, 'tokens_total', kind='prompt') + 8 * sum(len(text) + 1 for text in TEXTS)
+    with concurrent.futures.ThreadPoolExecutor(32) as threads:
+        answers = [threads.submit(complete, client, [text] * 8) for text in TEXTS]
+        process.until(lambda: metric(client, 'tokens_total', kind='prompt') == total, 'all requests are accepted')
+        process.send(signal.SIGTERM)
+        responses = [answer.result() for answer in answers]
+    assert [response.status_code for response in responses] == [200] * 32
+    assert [[choice['text'] for choice in response.json()['choices']] for response in responses] == [
+        [text] * 8 for text in expected
+    ]
+    assert process.wait() == 128 + signal.SIGTERM
+    assert all(' /v1/' in line for line in process.output().splitlines()[2:])
+
+
+def _completion(**fields):
+    return '/v1/completions', json.dumps({'prompt': 'one', **fields})
+
+
+MISTAKES = [
+    (*_completion(prompt='x' * 24), 400, '24 tokens'),
+    (*_completion(prompt=['one', 2]), 400, 'list of strings'),
+    (*_completion(prompt='\ud800'), 400, 'list of strings'),
+    (*_completion(prompt=['one'] * 3, n=101), 400, '300'),
+    (*_completion(prompt='x' * (2 << 20)), 413, 'bytes'),
+    (*_completion(max_tokens=13), 400, 'from 1 to 12'),
+    (*_completion(max_tokens=True), 400, 'max_tokens'),
+    (*_completion(temperature=-1), 400, 'temperature'),
+    (*_completion(temperature=float('nan')), 400, 'temperature'),
+    (*_completion(top_p=0), 400, 'top_p'),
+    (*_completion(model='another'), 404, "'run'"),
+    (*_completion(stream=True), 400, 'stream'),
+    ('/v1/completions', '{"prompt": ', 400, 'JSON'),
+    ('/v1/completions', '[' * 100_000, 400, 'JSON'),
+    ('/v1/completions', '[]', 400, 'object'),
+    ('/v1/score', '{"inputs": ["one"], "targets": ["a", "b"]}', 400, 'targets'),
+    ('/v1/embeddings', '{"input": "one", "encoding_format": "int8"}', 400, 'encoding_format'),
+    ('/v1/chat/completions', '{}', 404, 'Not Found'),
+]
+
+
+def test_a_full_queue_and_a_stopping_server_refuse(trained):
+    from remixer_t5x.extras.serve import engine, server
+
+    async def post_requests():
+        queue = engine.Engine(trained, batch_size=4, max_queue=3)
+        transport = httpx.ASGITransport(server.Api(queue, 'run').application())
+        async with httpx.AsyncClient(transport=transport, base_url='http://server') as client:
+            responses = [await client.get('/health'), await client.post('/v1/completions', json={'prompt': 'one'})]
+            queue.state = 'ready'
+            accepted = asyncio.create_task(client.post('/v1/embeddings', json={'input': ['one', 'two']}))
+            while not queue.waiting:
+                await asyncio.sleep(0.01)
+            responses.append(await client.post('/v1/completions', json={'prompt': ['one', 'two']}))
+            queue.state = 'stopping'
+            responses.append(await client.post('/v1/completions', json={'prompt': 'one'}))
+            for _, future in queue.waiting:
+                future.set_result(np.ones(2))
+            responses.append(await accepted)
+        return responses
+
+    responses = asyncio.run(post_requests())
+    assert [response.status_code for response in responses] == [503, 503, 429, 503, 200]
+    assert [response.headers.get('retry-after') for response in responses] == [None, '1', '1', '1', None]
+
+
+def test_a_used_port_is_an_error_in_one_line(run, capsys):
+    with socket.create_server(('127.0.0.1', 0)) as listener:
+        assert main(['serve', str(run), f'--port={listener.getsockname()[1]}']) == 2
+    error = capsys.readouterr().err
+    assert error.count('\n') == 1 and '--port' in error
+
+
+def test_each_row_samples_from_its_k_most_likely_tokens_and_its_nucleus():
+    from remixer_t5x.extras.serve.engine import NO_TOP_K, RowDecoder
+
+    probabilities = np.asarray([0.1, 0.4, 0.2, 0.3], np.float32)
+    rows = [
+        # (temperature, top_k, top_p, possible tokens): after top_k = 3, token 1 has 4 / 9 and token 3 has 3 / 9.
+        (1.0, NO_TOP_K, 1.0, {0, 1, 2, 3}),
+        (1.0, 2, 1.0, {1, 3}),
+        (1.0, NO_TOP_K, 0.5, {1, 3}),
+        (1.0, 3, 0.75, {1, 3}),
+        (1.0, 3, 0.8, {1, 2, 3}),
+        (0.0, NO_TOP_K, 1.0, {1}),
+    ]
+    temperature, top_k, top_p, possible = zip(*rows, strict=True)
+    count, length = len(rows), 200
+    step = lambda tokens, cache: (jnp.broadcast_to(jnp.log(probabilities), (count, 4)), cache)  # noqa: E731
+    generation = decoding.Generation(lambda rows: (), step, jnp.ones(count, bool), length, eos_id=9)
+    decoder = RowDecoder(jnp.full(count, length - 1), *map(jnp.asarray, (temperature, top_k, top_p)))
+    tokens = decoder(generation, jax.random.split(jax.random.key(0), count)).tokens[:, 0]
+    assert [{*row.tolist()} for row in tokens[:, :-1]] == list(possible)
+    assert tokens[:, -1].tolist() == [9] * count
