@@ -138,7 +138,7 @@ def gin_flags(function: str, **arguments: Any) -> list[tuple[str, str]]:
 
 def token_bytes(vocabulary: Any) -> np.ndarray:
     """Returns the number of bytes of each id's text, [ids] int32; sentinels count 0."""
-    counts = np.asarray([len(text) for text in token_texts(vocabulary)], np.int32)
+    counts: np.ndarray = np.asarray([len(text) for text in token_texts(vocabulary)], np.int32)
     counts[vocabulary.vocab_size - vocabulary.extra_ids :] = 0
     return counts
 

@@ -102,7 +102,7 @@ class Predictor:
         self._outputs = len(getattr(model, 'labels', None) or ' ')
         self._rank = self._jit(lambda params, batch: model.score_choices(params, batch[self._input], batch['choices']))
 
-    def _jit(self, function: Callable[[Any, Any], Any], options: dict[str, Any] | None = None) -> Compiled:
+    def _jit(self, function: Callable[..., Any], options: dict[str, Any] | None = None) -> Compiled:
         # Replicated, so that every host can read all results.
         jitted = jax.jit(function, out_shardings=self._partitioner.replicated, compiler_options=options)
         return Compiled(jitted, self._partitioner)

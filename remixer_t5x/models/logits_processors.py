@@ -73,7 +73,9 @@ class NoBadWords:
         _check_ids('BAD_WORDS_IDS', (token for word in words for token in word), logits.shape[-1])
         longest = max(len(word) - 1 for word in words)
         # -1 matches every token.
-        starts = np.asarray([[-1] * (longest + 1 - len(word)) + list(word[:-1]) for word in words], np.int32)
+        starts: np.ndarray = np.asarray(
+            [[-1] * (longest + 1 - len(word)) + list(word[:-1]) for word in words], np.int32
+        )
         recent = tokens[:, None, tokens.shape[1] - longest :]
         matches = jnp.all((recent == starts) | (starts < 0), axis=-1)
         last = jnp.broadcast_to(np.asarray([word[-1] for word in words], np.int32), matches.shape)

@@ -35,8 +35,8 @@ class StopStrings:
             raise UserError(f'STOP_STRINGS must not contain an empty text, got {list(stop_strings)}')
         stops = tuple(text.encode() for text in stop_strings)
         states = sorted({stop[:length] for stop in stops for length in range(len(stop))})
-        by_byte = np.zeros((len(states), 256), np.int32)
-        ends_at_byte = np.zeros((len(states), 256), bool)
+        by_byte: np.ndarray = np.zeros((len(states), 256), np.int32)
+        ends_at_byte: np.ndarray = np.zeros((len(states), 256), bool)
         for state, beginning in enumerate(states):
             for byte in range(256):
                 text = beginning + bytes([byte])
@@ -46,8 +46,8 @@ class StopStrings:
         next_state = np.repeat(np.arange(len(states), dtype=np.int32)[:, None], len(token_texts), axis=1)
         completes = np.zeros(next_state.shape, bool)
         for position in range(max(map(len, token_texts))):
-            ids = np.asarray([index for index, text in enumerate(token_texts) if len(text) > position])
-            values = np.asarray([token_texts[index][position] for index in ids])
+            ids = [index for index, text in enumerate(token_texts) if len(text) > position]
+            values = [token_texts[index][position] for index in ids]
             completes[:, ids] |= ends_at_byte[next_state[:, ids], values]
             next_state[:, ids] = by_byte[next_state[:, ids], values]
         return cls(next_state, completes)

@@ -152,7 +152,9 @@ def test_tokens_equal_transformers(pair, name, searches):
         ours = theirs = OPTIONS[name]
     expected = pair.expected(**theirs, **(BEAM_OPTIONS if searches else {}))
     np.testing.assert_array_equal(pair.actual(make(**ours)), expected)
-    assert np.mean(np.any(expected != free, axis=(1, 2))) > 0.2, 'the option changes too few answers to test it'
+    # This GPT-2 rarely generates its end token.
+    if pair.shift == 0 or name != 'min_new_tokens':
+        assert np.mean(np.any(expected != free, axis=(1, 2))) > 0.2, 'the option changes too few answers to test it'
 
 
 @functools.cache
