@@ -80,18 +80,19 @@ class Predictor:
         self._longest, self._target_length = lengths['inputs'], lengths['targets']
         self._input = batch_formats.input_array(model.model_type)
 
-        eos_id = 1 if vocabulary is None or vocabulary.eos_id is None else int(vocabulary.eos_id)
+        decoder: Any = settings.decoder
+        eos_id = 1 if vocabulary is None or vocabulary.eos_id is None else vocabulary.eos_id
+        stop_strings = compile_stop_strings(settings.stop_strings, vocabulary)
 
-        def arguments(batch) -> tuple[Any, ...]:
-            keys = jax.vmap(jax.random.fold_in, (None, 0))(jax.random.key(settings.seed), batch['number'])
-            stop_strings = compile_stop_strings(settings.stop_strings, vocabulary)
-            return self._target_length, eos_id, settings.decoder, keys, stop_strings
+        def keys(batch) -> jax.Array:
+            return jax.vmap(jax.random.fold_in, (None, 0))(jax.random.key(settings.seed), batch['number'])
 
         def generate(params, batch):
-            return model.generate(params, batch, *arguments(batch))
+            return model.generate(params, batch, self._target_length, int(eos_id), decoder, keys(batch), stop_strings)
 
         def continue_rows(params, batch, rows, limit):
-            return model.continue_rows(params, batch, rows, limit, *arguments(batch))
+            generation = model.generation(params, batch, self._target_length, int(eos_id), stop_strings)
+            return decoder.advance(generation, decoder.start(generation) if rows is None else rows, limit, keys(batch))
 
         self._generate = self._jit(generate, compiler_options.for_decoding())
         self._continue_rows = self._jit(continue_rows, compiler_options.for_decoding())
@@ -120,9 +121,7 @@ class Predictor:
     def stream(self, params: Any, ids: Ids) -> Iterator[list[int]]:
         """Generates an answer to one input; yields its ids so far, every STREAMED_TOKENS tokens and at the end."""
         if not isinstance(self._settings.decoder, RowDecoder):
-            raise UserError(
-                f'decoder must be Greedy() or Sampling(...) to stream, got {type(self._settings.decoder).__name__}'
-            )
+            raise UserError(f'decoder must be Greedy() or Sampling() to stream, got {self._settings.decoder}')
         length = bucket(len(ids), self._longest)
         batch = self._place({self._input: padded([ids], length), 'number': np.zeros(1, np.int32)})
         rows, limit, is_done = None, 0, False

@@ -48,17 +48,9 @@ def until_settled(
 ) -> jax.Array:
     """Stops when no live beam can beat the worst ended sequence at any length, for a penalty monotone in length.
 
-    This is T5X's rule, and Hugging Face's `early_stopping='never'`. All rules have these arguments:
-
-    Args:
-        live: [batch], the largest sum of log-probabilities of the live beams.
-        ended: [batch], the worst score of the ended sequences; -inf while there are fewer than `beams`.
-        length: number of generated tokens.
-        max_length: maximum number of tokens.
-        penalty: the length penalty.
-
-    Returns:
-        [batch] bool, whether the search continues.
+    This is T5X's rule, and Hugging Face's `early_stopping='never'`. A rule returns whether the search continues,
+    [batch] bool, from the largest sum of log-probabilities of the live beams [batch], the worst score of the ended
+    sequences [batch] (-inf while there are fewer than `beams`), and the number of generated tokens.
     """
     return jnp.maximum(live / penalty(max_length), live / penalty(length)) > ended
 
@@ -191,15 +183,10 @@ def _best(count: int, *groups: _Beams) -> _Beams:
 
 
 def _best_extensions(scores: jax.Array, logits: jax.Array, count: int, normalize: bool = True) -> _Candidates:
-    """Returns the `count` best of all beams extended by all tokens.
+    """Returns the `count` best extensions of all beams, from scores [batch, beams] and logits [rows, vocab].
 
-    Takes the best of each beam and then the best of these, so that no unneeded score is computed.
-
-    Args:
-        scores: [batch, beams].
-        logits: [rows, vocab].
-        count: number of candidates.
-        normalize: False if `logits` are log-probabilities.
+    Takes the best of each beam and then the best of these, so that no unneeded score is computed. `normalize` is False
+    for log-probabilities.
     """
     batch, beams = scores.shape
     largest, tokens = (x.reshape(batch, beams, -1) for x in top_values(logits, min(count, logits.shape[-1])))

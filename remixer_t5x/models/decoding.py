@@ -95,25 +95,15 @@ class Decoder(Protocol):
 
 
 class Rows(NamedTuple):
-    """The state of decoding independent rows.
+    """The state of decoding independent rows."""
 
-    Attributes:
-        index: int32 scalar, the number of generated tokens.
-        tokens: [rows, max_length] int32.
-        last: [rows] int32, the input of the next step.
-        scores: [rows] float32.
-        ended: [rows] bool.
-        cache: the model's cache.
-        stop_states: [rows] int32, the states of the stop strings; None without stop strings.
-    """
-
-    index: jax.Array
-    tokens: jax.Array
-    last: jax.Array
-    scores: jax.Array
-    ended: jax.Array
+    index: jax.Array  # int32 scalar, the number of generated tokens
+    tokens: jax.Array  # [rows, max_length] int32
+    last: jax.Array  # [rows] int32, the input of the next step
+    scores: jax.Array  # [rows] float32
+    ended: jax.Array  # [rows] bool
     cache: Cache
-    stop_states: jax.Array | None
+    stop_states: jax.Array | None  # [rows] int32, of the stop strings
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -122,7 +112,6 @@ class RowDecoder(LogitsOptions):
 
     @property
     def rows_per_sequence(self) -> int:
-        """The number of rows of each sequence, n of the result."""
         return 1
 
     def make_chooser(self, rng: jax.Array | None, batch: int) -> Callable[[jax.Array, jax.Array], jax.Array]:

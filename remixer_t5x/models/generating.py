@@ -96,33 +96,14 @@ class Generating(Model):
             rng: one key or [batch] keys, for decoders that sample.
             stop_strings: texts that end a sequence, too.
         """
-        generation = self._generation(params, batch[self.input_array], max_decode_length, eos_id)
-        return decoder(dataclasses.replace(generation, stop_strings=stop_strings), rng)
+        return decoder(self.generation(params, batch, max_decode_length, eos_id, stop_strings), rng)
 
-    def continue_rows(
-        self,
-        params: Params,
-        batch: Batch,
-        rows: decoding.Rows | None,
-        limit: int | jax.Array,
-        max_decode_length: int,
-        eos_id: int,
-        decoder: decoding.RowDecoder,
-        rng: jax.Array | None = None,
-        stop_strings: StopStrings | None = None,
-    ) -> decoding.Rows:
-        """Generates until there are `limit` tokens, to stream them; the result equals that of `generate`.
-
-        Args:
-            params: unboxed parameters.
-            batch: as for `generate`.
-            rows: the result of the previous call; None at the start.
-            limit: number of tokens of the result, counted from the start.
-            max_decode_length: as for `generate`, as are the other arguments.
-        """
-        generation = self._generation(params, batch[self.input_array], max_decode_length, eos_id)
-        generation = dataclasses.replace(generation, stop_strings=stop_strings)
-        return decoder.advance(generation, decoder.start(generation) if rows is None else rows, limit, rng)
+    def generation(
+        self, params: Params, batch: Batch, max_length: int, eos_id: int = 1, stop_strings: StopStrings | None = None
+    ) -> decoding.Generation:
+        """Encodes the inputs for a decoder; see `generate` for the arguments."""
+        generation = self._generation(params, batch[self.input_array], max_length, eos_id)
+        return dataclasses.replace(generation, stop_strings=stop_strings)
 
     def _decoding_params(self, params: Params) -> Params:
         """Prepares parameters for decoding: unstacks layers and casts kernels to the dtype of activations."""

@@ -47,10 +47,8 @@ class Sampling(RowDecoder):
     def make_chooser(self, rng: jax.Array | None, batch: int) -> Callable[[jax.Array, jax.Array], jax.Array]:
         """See `RowDecoder.make_chooser`.
 
-        Args:
-            rng: one key, from which sequence i of the batch uses `fold_in(rng, i)`; or a key for each sequence,
-                [batch], so that samples do not depend on the batch size or the place in the batch.
-            batch: number of sequences.
+        `rng` is one key, from which sequence i of the batch uses `fold_in(rng, i)`; or a key for each sequence,
+        [batch], so that samples do not depend on the batch size or the place in the batch.
         """
         if rng is None or not jnp.issubdtype(rng.dtype, jax.dtypes.prng_key) or rng.shape not in ((), (batch,)):
             description = None if rng is None else f'{rng.dtype}{list(rng.shape)}'
