@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import jax
@@ -101,6 +101,7 @@ class TrainedModel:
         decoder: Decoder = GREEDY,
         answers: int | None = None,
         seed: int = 0,
+        stop_strings: Strings = (),
     ) -> list[Answer]:
         """Generates answers to each text.
 
@@ -110,16 +111,14 @@ class TrainedModel:
             decoder: `Greedy()`, `Sampling(...)` or `BeamSearch(...)`.
             answers: number of answers to keep for each text; None keeps all answers of the decoder.
             seed: seed of a decoder that samples; the text's index in the list is folded in.
+            stop_strings: an answer ends after the first of these texts that it contains.
 
         Raises:
             UserError: `answers` exceeds the decoder's number of answers, or a length is not positive.
         """
-        interface.require(self.model, 'generate', 'generate')
-        length = self.lengths['targets'] if max_length is None else max_length
-        if length < 1:
-            raise UserError(f'max_length must be 1 or more, got {max_length}')
         rows, cuts = self._encode_inputs(texts)
-        decoded = self._predictor(len(rows), length, decoder, seed).predict(self.params, rows) if rows else []
+        predictor = self._generator(len(rows), max_length, decoder, seed, stop_strings)
+        decoded = predictor.predict(self.params, rows) if rows else []
         if decoded and answers is not None and not 1 <= answers <= len(decoded[0].ids):
             raise UserError(
                 f'answers must be from 1 to {len(decoded[0].ids)}, as many as the decoder gives, got {answers}; type '
@@ -129,6 +128,31 @@ class TrainedModel:
             Answer([self.vocabulary.decode(ids) for ids in row.ids[:answers]], row.scores[:answers], cut)
             for row, cut in zip(decoded, cuts, strict=True)
         ]
+
+    def stream(
+        self,
+        text: str,
+        max_length: int | None = None,
+        decoder: Decoder = GREEDY,
+        seed: int = 0,
+        stop_strings: Strings = (),
+    ) -> Iterator[str]:
+        """Yields the answer to a text in pieces, while it is generated.
+
+        The joined pieces equal the first answer of `generate` with the same arguments. Raises UserError for a decoder
+        other than `Greedy(...)` and `Sampling(...)`.
+        """
+        (ids,), _ = self._encode_inputs(text)
+        predictor, answer, printed = self._generator(1, max_length, decoder, seed, stop_strings), '', ''
+        for answer_ids in predictor.stream(self.params, ids):
+            answer = self.vocabulary.decode(answer_ids)
+            # The first bytes of a character are decoded as U+FFFD.
+            complete = answer.rstrip('\ufffd')
+            if len(complete) > len(printed):
+                yield complete[len(printed) :]
+                printed = complete
+        if answer != printed:
+            yield answer[len(printed) :]
 
     def score(self, inputs: Strings, targets: Strings) -> np.ndarray:
         """Computes log p(target | input), summed over the target's tokens and end token: [texts] float32.
@@ -236,19 +260,28 @@ class TrainedModel:
             rows.append(ids)
         return rows
 
+    def _generator(
+        self, count: int, max_length: int | None, decoder: Decoder, seed: int, stop_strings: Strings
+    ) -> predictions.Predictor:
+        interface.require(self.model, 'generate', 'generate')
+        length = self.lengths['targets'] if max_length is None else max_length
+        if length < 1:
+            raise UserError(f'max_length must be 1 or more, got {max_length}')
+        return self._predictor(count, length, decoder, seed, stop_strings)
+
     def _predictor(
-        self, count: int, target_length: int, decoder: Decoder = GREEDY, seed: int = 0
+        self, count: int, target_length: int, decoder: Decoder = GREEDY, seed: int = 0, stop_strings: Strings = ()
     ) -> predictions.Predictor:
         """Returns the compiled functions for `count` texts; there are few batch sizes, because each is compiled."""
         shards = self.partitioner.batch_shards
         size = min(self.batch_size, 1 << max(count - 1, 0).bit_length())
         size = -(-size // shards) * shards
-        key = (size, target_length, decoder, seed)
+        stop_strings = tuple(_as_list(stop_strings))
+        key = (size, target_length, decoder, seed, stop_strings)
         if key not in self._predictors:
             lengths = {'inputs': self.lengths['inputs'], 'targets': target_length}
-            decoding = predictions.Decoding(size, lengths, decoder, seed)
-            eos_id = 1 if self.vocabulary.eos_id is None else int(self.vocabulary.eos_id)
-            self._predictors[key] = predictions.Predictor(self.model, self.partitioner, decoding, eos_id)
+            decoding = predictions.Decoding(size, lengths, decoder, seed, stop_strings)
+            self._predictors[key] = predictions.Predictor(self.model, self.partitioner, decoding, self.vocabulary)
         return self._predictors[key]
 
 

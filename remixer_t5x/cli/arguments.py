@@ -52,6 +52,18 @@ def add_macro(
     )  # fmt: skip
 
 
+# The names of transformers' GenerationConfig; values are gin values.
+_GENERATION_OPTIONS = {
+    'no_repeat_ngram_size': ('N', 'n-grams of this size occur at most once'),
+    'repetition_penalty': ('X', 'above 1 makes earlier tokens less likely (default 1.0)'),
+    'min_new_tokens': ('N', 'minimum number of tokens before the end token'),
+    'min_p': ('P', 'with --sampling: draw tokens at least P times as likely as the most likely token'),
+    'bad_words_ids': ('IDS', "token ids that are never generated, as in '[[5, 6], [7]]'"),
+    'forced_prefix': ('IDS', "token ids that answers begin with, as in '[5, 6]'"),
+    'stop_strings': ('TEXTS', "an answer ends after this text, or the first of several, as in \"['.', 'END']\""),
+}
+
+
 def add_decoder(parser: argparse.ArgumentParser, batch_size: str) -> Any:
     """Adds flags that choose a decoder, and `--batch_size` for a macro; returns the group of exclusive flags."""
     add_macro(parser, '--batch_size', batch_size, 'texts of one batch over all devices', metavar='N')
@@ -59,6 +71,8 @@ def add_decoder(parser: argparse.ArgumentParser, batch_size: str) -> Any:
     group.add_argument('--beams', metavar='N', type=whole_number(2), help='beam search with N beams')
     sampling = 'draw answers at random, at this temperature (default 1.0)'
     group.add_argument('--sampling', metavar='TEMPERATURE', nargs='?', const='1.0', help=sampling)
+    for name, (metavar, help) in _GENERATION_OPTIONS.items():
+        add_macro(parser, f'--{name}', name.upper(), help, metavar=metavar)
     return group
 
 

@@ -137,22 +137,32 @@ def gin_flags(function: str, **arguments: Any) -> list[tuple[str, str]]:
 
 
 def token_bytes(vocabulary: Any) -> np.ndarray:
-    """Returns the number of bytes of each id's text, [ids] int32."""
-    known_bytes = getattr(vocabulary, 'token_bytes', None)
-    if known_bytes is not None:
-        return np.asarray(known_bytes, np.int32)
-    counts: np.ndarray = np.zeros(vocabulary.vocab_size, np.int32)
-    model: Any = getattr(vocabulary, 'tokenizer', None)
-    for index in range(vocabulary.vocab_size - vocabulary.extra_ids):
-        if hasattr(model, 'IdToPiece'):
-            if not (model.IsControl(index) or model.IsUnknown(index)):
-                piece = model.IdToPiece(index)
-                counts[index] = 1 if BYTE.fullmatch(piece) else len(piece.replace(SPACE, ' ').encode())
-        elif index not in (0, vocabulary.eos_id, vocabulary.unk_id):
-            # Words have a space between them.
-            is_byte = type(vocabulary).__name__ == 'ByteVocabulary'
-            counts[index] = 1 if is_byte else len(vocabulary.decode([index]).encode()) + 1
+    """Returns the number of bytes of each id's text, [ids] int32; sentinels count 0."""
+    counts: np.ndarray = np.asarray([len(text) for text in token_texts(vocabulary)], np.int32)
+    counts[vocabulary.vocab_size - vocabulary.extra_ids :] = 0
     return counts
+
+
+def token_texts(vocabulary: Any) -> list[bytes]:
+    """Returns the text of each id within a text, with the space before a word; padding and the end token have none."""
+    texts = getattr(vocabulary, 'token_texts', None)
+    if texts is not None:
+        return list(texts)
+    model: Any = getattr(vocabulary, 'tokenizer', None)
+    count, extra = vocabulary.vocab_size, vocabulary.extra_ids
+    # A byte vocabulary decodes sentinels to nothing.
+    sentinels = [vocabulary.decode([index]).strip().encode() for index in range(count - extra, count)]
+    if type(vocabulary).__name__ == 'ByteVocabulary':
+        return [b'', b'', b'', *(bytes([byte]) for byte in range(256)), *sentinels]
+    if not hasattr(model, 'IdToPiece'):
+        special = (0, vocabulary.eos_id, vocabulary.unk_id)
+        return [b'' if index in special else f' {vocabulary.decode([index])}'.encode() for index in range(count)]
+    texts = []
+    for index in range(count - extra):
+        piece = '' if model.IsControl(index) or model.IsUnknown(index) else model.IdToPiece(index)
+        is_byte = BYTE.fullmatch(piece)
+        texts.append(bytes([int(piece[3:5], 16)]) if is_byte else piece.replace(SPACE, ' ').encode())
+    return [*texts, *sentinels]
 
 
 def pieces(vocabulary: Any) -> list[str]:

@@ -15,11 +15,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from remixer_t5x import ranges
-from remixer_t5x.data import batch_formats
+from remixer_t5x.data import batch_formats, task_vocabulary
 from remixer_t5x.devices import compiler_options
 from remixer_t5x.devices.partition import Partitioner
 from remixer_t5x.errors import UserError
-from remixer_t5x.models.decoding import Decoder, Greedy
+from remixer_t5x.models.decoding import Decoder, Greedy, RowDecoder
+from remixer_t5x.models.stop_strings import StopStrings
 from remixer_t5x.optim.train_step import Compiled
 
 Ids = Sequence[int]
@@ -28,6 +29,8 @@ MAX_PENDING = 2
 SHORTEST = 32
 # Compiling a shape takes about as long as running this many batches.
 FEWEST_BATCHES = 4
+# Each call of a program that streams tokens casts the parameters once.
+STREAMED_TOKENS = 8
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,13 +38,14 @@ class Decoding:
     """Settings of predictions.
 
     `batch_size` counts examples over all devices; `feature_lengths` bounds `inputs` and `targets`, including the end
-    token; `seed` is for decoders that sample.
+    token; `seed` is for decoders that sample; a generated text ends with any of `stop_strings`, one or several.
     """
 
     batch_size: ranges.Count
     feature_lengths: Mapping[str, int]
     decoder: Decoder = Greedy()
     seed: ranges.Whole = 0
+    stop_strings: str | Sequence[str] = ()
 
     def __post_init__(self) -> None:
         ranges.check_fields(self, batch_size='EVAL_BATCH_SIZE')
@@ -65,24 +69,35 @@ class Prediction(NamedTuple):
 class Predictor:
     """Runs the inference functions of the model on one mesh; each is compiled once per shape.
 
-    `eos_id` ends a generated sequence. Raises UserError if the batch size does not divide over the mesh.
+    `vocabulary` has the end token, which is 1 without a vocabulary, and the text of stop strings. Raises UserError if
+    the batch size does not divide over the mesh.
     """
 
-    def __init__(self, model: Any, partitioner: Partitioner, settings: Decoding, eos_id: int = 1):
+    def __init__(self, model: Any, partitioner: Partitioner, settings: Decoding, vocabulary: Any = None):
         partitioner.check_batch_size(settings.batch_size)
         self._partitioner, self._settings = partitioner, settings
         lengths = batch_formats.text_lengths(settings.feature_lengths)
-        self._longest, length = lengths['inputs'], lengths['targets']
+        self._longest, self._target_length = lengths['inputs'], lengths['targets']
         self._input = batch_formats.input_array(model.model_type)
 
+        decoder: Any = settings.decoder
+        eos_id = 1 if vocabulary is None or vocabulary.eos_id is None else vocabulary.eos_id
+        stop_strings = compile_stop_strings(settings.stop_strings, vocabulary)
+
+        def keys(batch) -> jax.Array:
+            return jax.vmap(jax.random.fold_in, (None, 0))(jax.random.key(settings.seed), batch['number'])
+
         def generate(params, batch):
-            keys = jax.vmap(jax.random.fold_in, (None, 0))(jax.random.key(settings.seed), batch['number'])
             fields = {name: array for name, array in batch.items() if name not in (self._input, 'number')}
-            decoder: Any = settings.decoder
-            decoder = dataclasses.replace(decoder, **fields) if fields else decoder
-            return model.generate(params, batch, length, eos_id=eos_id, decoder=decoder, rng=keys)
+            chosen = dataclasses.replace(decoder, **fields) if fields else decoder
+            return model.generate(params, batch, self._target_length, int(eos_id), chosen, keys(batch), stop_strings)
+
+        def continue_rows(params, batch, rows, limit):
+            generation = model.generation(params, batch, self._target_length, int(eos_id), stop_strings)
+            return decoder.advance(generation, decoder.start(generation) if rows is None else rows, limit, keys(batch))
 
         self._generate = self._jit(generate, compiler_options.for_decoding())
+        self._continue_rows = self._jit(continue_rows, compiler_options.for_decoding())
         self._score = self._jit(lambda params, batch: model.score(params, batch))
         self._judge = self._jit(lambda params, batch: jnp.stack(model.judge(params, batch), axis=-1))
         self._encode = self._jit(lambda params, batch: model.encode(params, batch['encoder_input_tokens']))
@@ -90,7 +105,7 @@ class Predictor:
         self._outputs = len(getattr(model, 'labels', None) or ' ')
         self._rank = self._jit(lambda params, batch: model.score_choices(params, batch[self._input], batch['choices']))
 
-    def _jit(self, function: Callable[[Any, Any], Any], options: dict[str, Any] | None = None) -> Compiled:
+    def _jit(self, function: Callable[..., Any], options: dict[str, Any] | None = None) -> Compiled:
         # Replicated, so that every host can read all results.
         jitted = jax.jit(function, out_shardings=self._partitioner.replicated, compiler_options=options)
         return Compiled(jitted, self._partitioner)
@@ -109,6 +124,19 @@ class Predictor:
                 ids = [_without_padding(sequence) for sequence in tokens[row]]
                 predictions[example] = Prediction(ids, [float(score) for score in scores[row]])
         return predictions
+
+    def stream(self, params: Any, ids: Ids) -> Iterator[list[int]]:
+        """Generates an answer to one input; yields its ids so far, every STREAMED_TOKENS tokens and at the end."""
+        if not isinstance(self._settings.decoder, RowDecoder):
+            raise UserError(f'decoder must be Greedy() or Sampling() to stream, got {self._settings.decoder}')
+        length = bucket(len(ids), self._longest)
+        batch = self._place({self._input: padded([ids], length), 'number': np.zeros(1, np.int32)})
+        rows, limit, is_done = None, 0, False
+        while not is_done:
+            limit += STREAMED_TOKENS
+            rows = self._continue_rows(params, batch, rows, np.int32(min(limit, self._target_length)))
+            is_done = bool(rows.ended[0]) or limit >= self._target_length
+            yield _without_padding(np.asarray(rows.tokens[0]))
 
     def score(self, params: Any, inputs: Sequence[Ids], targets: Sequence[Ids]) -> np.ndarray:
         """Returns log p(targets | inputs) of each example, [examples] float32."""
@@ -174,6 +202,12 @@ class Predictor:
             for name, array in batch.items()
         }
         return self._partitioner.shard_batch(filled)
+
+
+def compile_stop_strings(stop_strings: str | Sequence[str], vocabulary: Any) -> StopStrings | None:
+    """Returns the automaton of one or several stop strings; None for none."""
+    texts = [stop_strings] if isinstance(stop_strings, str) else list(stop_strings)
+    return StopStrings.compile(texts, task_vocabulary.token_texts(vocabulary)) if texts else None
 
 
 def decoder_arrays(targets: Sequence[Ids], length: int) -> dict[str, np.ndarray]:

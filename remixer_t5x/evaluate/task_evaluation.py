@@ -94,7 +94,7 @@ class TaskEvaluator:
                     'them separately'
                 )
         task_vocabulary.check_ids(first.name, self.vocabulary, model.vocab_size)
-        self._predictor = Predictor(model, partitioner, settings.decoding, _eos(self.vocabulary))
+        self._predictor = Predictor(model, partitioner, settings.decoding, self.vocabulary)
         lengths = settings.decoding.feature_lengths
         self._examples = [
             task_examples.read(

@@ -246,7 +246,8 @@ class TextInference:
 
     def open_output(self, folder: str) -> Output:
         """Opens the output behind its predictions; only the first process writes."""
-        name = decoder_name(self.decoding.decoder)
+        name, stop_strings = decoder_name(self.decoding.decoder), self.decoding.stop_strings
+        name += f' until {stop_strings!r}' if stop_strings else ''
         output = Output(self.output, {'checkpoint': folder, 'decoder': name}, writes=jax.process_index() == 0)
         # All processes must have read the output before the first one writes to it.
         collectives.barrier()
@@ -266,5 +267,4 @@ class TextInference:
         return Texts(self.vocabulary, longest, self.refuse_long, 'inputs' in lengths)
 
     def predictor(self) -> predictions.Predictor:
-        eos_id = 1 if self.vocabulary.eos_id is None else int(self.vocabulary.eos_id)
-        return predictions.Predictor(self.model, self.partitioner, self.decoding, eos_id)
+        return predictions.Predictor(self.model, self.partitioner, self.decoding, self.vocabulary)

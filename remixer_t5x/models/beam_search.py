@@ -3,7 +3,8 @@
 Each step extends the live beams by every token and takes the best 2 * beams of all candidates. Among the best `beams`
 of these, the candidates that end join the sequences that ended before, of which the best remain. The best `beams`
 candidates that do not end stay live. At the last position every candidate counts as ended. The results equal those of
-Hugging Face's `generate`. In T5X all 2 * beams candidates may end, and its penalty is `BrevityPenalty`.
+Hugging Face's `generate`, also with logits processors, which change log-probabilities. In T5X all 2 * beams candidates
+may end, and its penalty is `BrevityPenalty`.
 """
 
 import dataclasses
@@ -16,14 +17,15 @@ import jax.numpy as jnp
 from remixer_t5x import ranges
 from remixer_t5x.kernels.compile_target import on_single_cpu
 from remixer_t5x.models.decoding import Cache, Decoded, Generation, top_values
+from remixer_t5x.models.logits_processors import LogitsOptions
 
-# Divisor of the score of a sequence of `length` tokens, including its end token; must be positive.
+# Returns the positive divisor of the score of a sequence of `length` tokens, including its end token.
 LengthPenalty = Callable[[jax.Array], jax.Array]
 
 
 @dataclasses.dataclass(frozen=True)
 class PowerPenalty:
-    """`length ** alpha`, Hugging Face's: 0 compares sums of log-probabilities, 1 their means."""
+    """Hugging Face's penalty `length ** alpha`: 0 compares sums of log-probabilities, 1 compares means."""
 
     alpha: float = 1.0
 
@@ -33,7 +35,7 @@ class PowerPenalty:
 
 @dataclasses.dataclass(frozen=True)
 class BrevityPenalty:
-    """`((5 + length) / 6) ** alpha` (Wu et al. 2016), T5X's."""
+    """T5X's penalty `((5 + length) / 6) ** alpha` (Wu et al. 2016)."""
 
     alpha: float = 0.6
 
@@ -44,11 +46,11 @@ class BrevityPenalty:
 def until_settled(
     live: jax.Array, ended: jax.Array, length: jax.Array, max_length: int, penalty: LengthPenalty
 ) -> jax.Array:
-    """Stops when no live beam can beat the worst ended sequence at any length; for a penalty monotone in length.
+    """Stops when no live beam can beat the worst ended sequence at any length, for a penalty monotone in length.
 
-    T5X's rule, and Hugging Face's `early_stopping='never'`. A rule is a function of the best live sum of
-    log-probabilities [batch], the worst ended score [batch] (-inf while there are fewer than `beams`), and the length
-    so far. It is True, [batch], for sequences whose search continues.
+    This is T5X's rule, and Hugging Face's `early_stopping='never'`. A rule returns whether the search continues,
+    [batch] bool, from the largest sum of log-probabilities of the live beams [batch], the worst score of the ended
+    sequences [batch] (-inf while there are fewer than `beams`), and the number of generated tokens.
     """
     return jnp.maximum(live / penalty(max_length), live / penalty(length)) > ended
 
@@ -58,7 +60,7 @@ def until_unlikely(
 ) -> jax.Array:
     """Stops when no live beam, at its present length, beats the worst ended sequence; Hugging Face's default.
 
-    This is faster than `until_settled`, but loses a beam whose score would rise with its length.
+    This is faster than `until_settled`, but misses a beam whose score would rise with its length.
     """
     return live / penalty(length) > ended
 
@@ -71,7 +73,7 @@ def until_enough(
 
 
 class _Beams(NamedTuple):
-    """Sequences found so far: tokens [batch, count, length], scores [batch, count], -inf for empty places."""
+    """Sequences: tokens [batch, count, length] and scores [batch, count], -inf for missing sequences."""
 
     tokens: jax.Array
     scores: jax.Array
@@ -81,8 +83,9 @@ class _State(NamedTuple):
     index: jax.Array  # of the token to generate, int32
     live: _Beams  # scores are sums of log-probabilities, in no order
     ended: _Beams  # scores are divided by the penalty, best first
-    is_open: jax.Array  # [batch], whether the search of a sequence continues
+    is_open: jax.Array  # [batch], whether the search continues
     cache: Cache
+    stop_states: jax.Array | None  # [batch, beams], of the stop strings
 
 
 class _Candidates(NamedTuple):
@@ -90,36 +93,33 @@ class _Candidates(NamedTuple):
 
     scores: jax.Array
     parents: jax.Array  # index of the live beam that is extended
-    tokens: jax.Array  # by which
+    tokens: jax.Array  # the token that extends the beam
 
 
-@dataclasses.dataclass(frozen=True)
-class BeamSearch:
-    """`beams` sequences, best first, with their scores.
+@dataclasses.dataclass(frozen=True, repr=False)
+class BeamSearch(LogitsOptions):
+    """Returns `beams` sequences, best first; if fewer exist, the rest have the score -inf and no tokens.
 
     Attributes:
         beams: number of live beams, and of sequences returned.
         length_penalty: divisor of the score of an ended sequence, a function of its length: `PowerPenalty(alpha)`,
             `BrevityPenalty(alpha)`.
-        stop: when the search of a sequence is over: `until_settled`, `until_unlikely` or `until_enough`.
+        stop: the stopping rule of a sequence's search: `until_settled`, `until_unlikely` or `until_enough`.
     """
 
     beams: ranges.Count = 4
     length_penalty: LengthPenalty = PowerPenalty()
     stop: Callable[..., jax.Array] = until_settled
 
-    def __post_init__(self) -> None:
-        ranges.check_fields(self)
-
     def __call__(self, generation: Generation, rng: jax.Array | None = None) -> Decoded:
         cache = generation.allocate(self.beams)
-        moves = _moves_with_beams(cache, jax.eval_shape(lambda: generation.allocate(2 * self.beams)))
+        beam_leaves = _find_beam_leaves(cache, jax.eval_shape(lambda: generation.allocate(2 * self.beams)))
 
         def keep_going(state: _State) -> jax.Array:
             return (state.index < generation.max_length) & jnp.any(state.is_open)
 
         def body(state: _State) -> _State:
-            return self._step(generation, moves, state)
+            return self._step(generation, beam_leaves, state)
 
         state = jax.lax.while_loop(keep_going, body, self._start(generation, cache))
         tokens, scores = state.ended
@@ -130,33 +130,44 @@ class BeamSearch:
         batch = generation.has_input.shape[0]
         tokens = jnp.zeros((batch, self.beams, generation.max_length), jnp.int32)
         none = jnp.full((batch, self.beams), -jnp.inf, jnp.float32)
-        # All beams start equal: only the first counts until they differ.
+        # All beams are equal at the start, so only the first may be extended.
         live = _Beams(tokens, none.at[:, 0].set(0.0))
-        return _State(jnp.zeros((), jnp.int32), live, _Beams(tokens, none), generation.has_input, cache)
+        states = generation.first_stop_states(self.beams)
+        states = None if states is None else states.reshape(batch, self.beams)
+        return _State(jnp.zeros((), jnp.int32), live, _Beams(tokens, none), generation.has_input, cache, states)
 
-    def _step(self, generation: Generation, moves: list[bool], state: _State) -> _State:
-        index, live, ended, is_open, cache = state
-        # Before the first token this reads position 0.
+    def _step(self, generation: Generation, beam_leaves: list[bool], state: _State) -> _State:
+        index, live, ended, is_open, cache, stop_states = state
+        # At the first step this reads the last position, which is replaced below.
         previous = live.tokens[:, :, index - 1].reshape(-1)
         first = 0 if generation.last is None else generation.first_tokens(self.beams)
         logits, cache = generation.step(jnp.where(index == 0, first, previous), cache)
-        candidates = _best_extensions(live.scores, logits, 2 * self.beams)
+        processors = self.processors(generation.eos_id)
+        if processors:
+            generated = live.tokens.reshape(-1, generation.max_length)
+            logits = generation.process_logits(processors, jax.nn.log_softmax(logits), generated, index)
+        candidates = _best_extensions(live.scores, logits, 2 * self.beams, normalize=not processors)
         tokens = _take(live.tokens, candidates.parents)
         tokens = jax.lax.dynamic_update_slice_in_dim(tokens, candidates.tokens[..., None], index, axis=2)
         length = index + 1
         ends = (candidates.tokens == generation.eos_id) | (length == generation.max_length)
+        if generation.stop_strings is not None:
+            parent_states = _take(stop_states, candidates.parents)
+            candidate_states, is_complete = generation.stop_strings.read(parent_states, candidates.tokens)
+            ends |= is_complete
 
         may_end = ends & (jnp.arange(ends.shape[1]) < self.beams) & is_open[:, None]
         scores = jnp.where(may_end, candidates.scores / self.length_penalty(length), -jnp.inf)
         ended = _best(self.beams, ended, _Beams(tokens, scores))
 
         _, chosen = top_values(jnp.where(ends, -jnp.inf, candidates.scores), self.beams)
-        chosen, parents = _near_parents(chosen, _take(candidates.parents, chosen))
+        chosen, parents = _place_near_parents(chosen, _take(candidates.parents, chosen))
         live = _Beams(_take(tokens, chosen), jnp.where(_take(ends, chosen), -jnp.inf, _take(candidates.scores, chosen)))
-        cache = _reordered(cache, moves, parents)
+        stop_states = None if stop_states is None else _take(candidate_states, chosen)
+        cache = _reorder_cache(cache, beam_leaves, parents)
         best_live, worst_ended = jnp.max(live.scores, axis=1), ended.scores[:, -1]
-        goes_on = self.stop(best_live, worst_ended, length, generation.max_length, self.length_penalty)
-        return _State(length, live, ended, is_open & goes_on & ~jnp.isneginf(best_live), cache)
+        can_improve = self.stop(best_live, worst_ended, length, generation.max_length, self.length_penalty)
+        return _State(length, live, ended, is_open & can_improve & ~jnp.isneginf(best_live), cache, stop_states)
 
 
 def _take(array: jax.Array, index: jax.Array) -> jax.Array:
@@ -165,20 +176,21 @@ def _take(array: jax.Array, index: jax.Array) -> jax.Array:
 
 
 def _best(count: int, *groups: _Beams) -> _Beams:
-    """The best of all groups, best first. If scores are equal, the group given first wins."""
+    """Returns the best sequences of all groups, best first. If scores are equal, the earlier group wins."""
     tokens, scores = (jnp.concatenate(parts, axis=1) for parts in zip(*groups, strict=True))
     scores, index = top_values(scores, count)
     return _Beams(_take(tokens, index), scores)
 
 
-def _best_extensions(scores: jax.Array, logits: jax.Array, count: int) -> _Candidates:
-    """The `count` best of all beams extended by all tokens, from scores [batch, beams] and logits [rows, vocab].
+def _best_extensions(scores: jax.Array, logits: jax.Array, count: int, normalize: bool = True) -> _Candidates:
+    """Returns the `count` best extensions of all beams, from scores [batch, beams] and logits [rows, vocab].
 
-    Takes the best of each beam and then the best of these, so that no unneeded score is computed.
+    Takes the best of each beam and then the best of these, so that no unneeded score is computed. `normalize` is False
+    for log-probabilities.
     """
     batch, beams = scores.shape
     largest, tokens = (x.reshape(batch, beams, -1) for x in top_values(logits, min(count, logits.shape[-1])))
-    log_total = jax.nn.logsumexp(logits, axis=-1).reshape(batch, beams, 1)
+    log_total = jax.nn.logsumexp(logits, axis=-1).reshape(batch, beams, 1) if normalize else 0.0
     extended = scores[..., None] + (largest - log_total)
     per_beam = extended.shape[-1]
     extended = extended.reshape(batch, -1)
@@ -189,54 +201,53 @@ def _best_extensions(scores: jax.Array, logits: jax.Array, count: int) -> _Candi
     return _Candidates(best, index // per_beam, jnp.take_along_axis(tokens.reshape(batch, -1), index, axis=1))
 
 
-def _moves_with_beams(cache: Cache, larger: Cache) -> list[bool]:
-    """Which leaves of a cache belong to beams: the leaves that grow with their number; `larger` is a cache for twice as
-    many.
-    """
+def _find_beam_leaves(cache: Cache, larger: Cache) -> list[bool]:
+    """Returns whether each leaf of a cache has rows for beams: its shape differs in `larger`, for twice the beams."""
     pairs = zip(jax.tree.leaves(cache), jax.tree.leaves(larger), strict=True)
     return [leaf.shape != other.shape for leaf, other in pairs]
 
 
-def _near_parents(chosen: jax.Array, parents: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Puts beams into the places of their parents if possible, so that little of the cache has to move.
+def _place_near_parents(chosen: jax.Array, parents: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Puts beams into the places of their parents if possible, so that few rows of the cache are copied.
 
-    One child of each parent takes its place; other children take the places of beams without a child.
+    One child of each parent gets the parent's place; other children get the places of beams without a child.
 
     Args:
-        chosen: [batch, beams], the candidates that stay live.
+        chosen: [batch, beams], indices of the candidates that stay live.
         parents: [batch, beams], the place of each candidate's parent.
 
     Returns:
-        Both in the order of the new places.
+        `chosen` and `parents` in the order of the new places.
     """
     beams = parents.shape[1]
     is_parent = jnp.any(parents[:, :, None] == jnp.arange(beams), axis=1)
-    has_elder = jnp.any(jnp.tril(parents[:, :, None] == parents[:, None, :], -1), axis=2)
+    has_earlier_sibling = jnp.any(jnp.tril(parents[:, :, None] == parents[:, None, :], -1), axis=2)
     free = jnp.argsort(is_parent, axis=1, stable=True)
-    place = jnp.where(has_elder, _take(free, jnp.cumsum(has_elder, axis=1) - 1), parents)
+    place = jnp.where(has_earlier_sibling, _take(free, jnp.cumsum(has_earlier_sibling, axis=1) - 1), parents)
     order = jnp.argsort(place, axis=1)
     return _take(chosen, order), _take(parents, order)
 
 
-def _reordered(cache: Cache, moves: list[bool], parents: jax.Array) -> Cache:
-    """The cache in which beam i of a sequence has the content of beam `parents[:, i]`; see `_near_parents`."""
+def _reorder_cache(cache: Cache, beam_leaves: list[bool], parents: jax.Array) -> Cache:
+    """Copies the rows of beam `parents[:, i]` to beam i of each sequence; see `_place_near_parents`."""
     leaves, tree = jax.tree.flatten(cache)
-    moving = [leaf for leaf, move in zip(leaves, moves, strict=True) if move]
-    # Elsewhere a loop of small copies is slower than one gather.
-    moved = iter(_copied(moving, parents) if on_single_cpu() else _gathered(moving, parents))
-    return tree.unflatten([next(moved) if move else leaf for leaf, move in zip(leaves, moves, strict=True)])
+    old = [leaf for leaf, has_beams in zip(leaves, beam_leaves, strict=True) if has_beams]
+    # On other devices, a loop of small copies is slower than one gather.
+    new = iter(_copy_rows(old, parents) if on_single_cpu() else _gather_rows(old, parents))
+    return tree.unflatten(
+        [next(new) if has_beams else leaf for leaf, has_beams in zip(leaves, beam_leaves, strict=True)]
+    )
 
 
-def _gathered(leaves: list[jax.Array], parents: jax.Array) -> list[jax.Array]:
-    """All rows of [batch * beams, ...] leaves, each from its parent."""
+def _gather_rows(leaves: list[jax.Array], parents: jax.Array) -> list[jax.Array]:
+    """Gathers all rows of [batch * beams, ...] leaves from their parents."""
     return [_take(leaf.reshape(*parents.shape, *leaf.shape[1:]), parents).reshape(leaf.shape) for leaf in leaves]
 
 
-def _copied(leaves: list[jax.Array], parents: jax.Array) -> list[jax.Array]:
-    """Does the same by copying rows in place, except rows that are their own parents. A gather would write the cache
-    twice.
+def _copy_rows(leaves: list[jax.Array], parents: jax.Array) -> list[jax.Array]:
+    """Equals `_gather_rows`, but copies rows in place, except rows that are their own parents.
 
-    A row that is read is not written, because a parent keeps its place.
+    A gather would write the cache twice. No row is both read and written, because a parent keeps its place.
     """
     batch, beams = parents.shape
     source = (parents + beams * jnp.arange(batch)[:, None]).reshape(-1)

@@ -1,27 +1,31 @@
-"""Decoding with a cache, one token of every row per step: the code that decoders share, and greedy decoding.
+"""Decoding with a cache, one token of every row per step: the interface of decoders, and greedy decoding.
 
-A decoder is a frozen dataclass `(generation, rng) -> Decoded`, so that gin selects it by class: `Greedy`,
+A decoder is a frozen dataclass `(generation, rng) -> Decoded`, which gin selects by class: `Greedy`,
 `sampling.Sampling` or `beam_search.BeamSearch`. Rows of one sequence (samples, beams) are adjacent and share its
 encoder output and everything computed from it.
 """
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
 
+from remixer_t5x.models.logits_processors import LogitsOptions, LogitsProcessor
+from remixer_t5x.models.stop_strings import StopStrings
+
 Cache = Any
 
 
 class Decoded(NamedTuple):
-    """What a decoder returns.
+    """The result of a decoder.
 
     Attributes:
         tokens: [batch, n, length] int32, 0 after the end token.
-        scores: [batch, n] float32, the sum of the log-probabilities of a row's tokens, the end token included, under
-            the model; beam search divides it by its length penalty.
+        scores: [batch, n] float32, the sum of the log-probabilities of a row's tokens, including the end token. Greedy
+            decoding and sampling ignore logits processors here. Beam search sums processed log-probabilities and
+            divides by its length penalty, as transformers does.
     """
 
     tokens: jax.Array
@@ -40,6 +44,8 @@ class Generation:
         eos_id: the token that ends a sequence.
         last: [batch] int32, the input of the first step, the last token of each prompt; None is the padding id, with
             which T5 starts a sequence.
+        prompt: [batch, length] int32, all tokens before the generated ones, right-aligned after -1; None is `last`.
+        stop_strings: end a sequence in addition to `eos_id`; None for none.
     """
 
     allocate: Callable[[int], Cache]
@@ -48,12 +54,38 @@ class Generation:
     max_length: int
     eos_id: int
     last: jax.Array | None = None
+    prompt: jax.Array | None = None
+    stop_strings: StopStrings | None = None
 
     def first_tokens(self, rows_per_sequence: int) -> jax.Array:
-        """The input tokens of the first step, [rows] int32."""
+        """Returns the input tokens of the first step, [rows] int32."""
         if self.last is None:
             return jnp.zeros((self.has_input.shape[0] * rows_per_sequence,), jnp.int32)
         return jnp.repeat(self.last, rows_per_sequence)
+
+    def first_stop_states(self, rows_per_sequence: int) -> jax.Array | None:
+        """Returns the states of the stop strings before the first step, [rows] int32."""
+        if self.stop_strings is None:
+            return None
+        return self.stop_strings.read_all(self._prompts(rows_per_sequence))
+
+    def process_logits(
+        self, processors: Sequence[LogitsProcessor], logits: jax.Array, generated: jax.Array, step: jax.Array
+    ) -> jax.Array:
+        """Applies processors to [rows, vocab] logits after `step` tokens of `generated` [rows, max_length]."""
+        if not processors:
+            return logits
+        prompts = self._prompts(generated.shape[0] // self.has_input.shape[0])
+        tokens = jnp.concatenate([jnp.full_like(generated, -1), prompts, generated], axis=1)
+        tokens = jax.lax.dynamic_slice_in_dim(tokens, step, prompts.shape[1] + self.max_length, axis=1)
+        for processor in processors:
+            logits = processor(logits, tokens, step)
+        return logits
+
+    def _prompts(self, rows_per_sequence: int) -> jax.Array:
+        if self.prompt is None:
+            return self.first_tokens(rows_per_sequence)[:, None]
+        return jnp.repeat(self.prompt, rows_per_sequence, axis=0)
 
 
 class Decoder(Protocol):
@@ -62,54 +94,82 @@ class Decoder(Protocol):
     def __call__(self, generation: Generation, rng: jax.Array | None = None) -> Decoded: ...
 
 
-@dataclasses.dataclass(frozen=True)
-class Greedy:
-    """The most likely token at each step, one row per sequence."""
+class Rows(NamedTuple):
+    """The state of decoding independent rows."""
+
+    index: jax.Array  # int32 scalar, the number of generated tokens
+    tokens: jax.Array  # [rows, max_length] int32
+    last: jax.Array  # [rows] int32, the input of the next step
+    scores: jax.Array  # [rows] float32
+    ended: jax.Array  # [rows] bool
+    cache: Cache
+    stop_states: jax.Array | None  # [rows] int32, of the stop strings
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class RowDecoder(LogitsOptions):
+    """Generates independent rows until all have ended; a subclass chooses the tokens."""
+
+    @property
+    def rows_per_sequence(self) -> int:
+        return 1
+
+    def make_chooser(self, rng: jax.Array | None, batch: int) -> Callable[[jax.Array, jax.Array], jax.Array]:
+        """Returns the function (processed logits [rows, vocab], index of the token) -> tokens [rows]."""
+        raise NotImplementedError
 
     def __call__(self, generation: Generation, rng: jax.Array | None = None) -> Decoded:
-        return generate_rows(generation, 1, lambda logits, index: jnp.argmax(logits, axis=-1))
+        rows = self.advance(generation, self.start(generation), generation.max_length, rng)
+        shape = generation.has_input.shape[0], self.rows_per_sequence
+        return Decoded(rows.tokens.reshape(*shape, generation.max_length), rows.scores.reshape(shape))
+
+    def start(self, generation: Generation) -> Rows:
+        """Returns the state before the first token."""
+        count = generation.has_input.shape[0] * self.rows_per_sequence
+        return Rows(
+            jnp.zeros((), jnp.int32),
+            jnp.zeros((count, generation.max_length), jnp.int32),
+            generation.first_tokens(self.rows_per_sequence),
+            jnp.zeros((count,), jnp.float32),
+            jnp.repeat(~generation.has_input, self.rows_per_sequence),
+            generation.allocate(self.rows_per_sequence),
+            generation.first_stop_states(self.rows_per_sequence),
+        )
+
+    def advance(self, generation: Generation, rows: Rows, limit: int | jax.Array, rng: jax.Array | None) -> Rows:
+        """Generates until there are `limit` tokens or all rows have ended."""
+        choose = self.make_chooser(rng, generation.has_input.shape[0])
+        processors = self.processors(generation.eos_id)
+
+        def keep_going(rows: Rows) -> jax.Array:
+            return (rows.index < limit) & ~jnp.all(rows.ended)
+
+        def generate_token(rows: Rows) -> Rows:
+            index, tokens, last, scores, ended, cache, stop_states = rows
+            logits, cache = generation.step(last, cache)
+            processed = generation.process_logits(processors, logits, tokens, index)
+            token = jnp.where(ended, 0, choose(processed, index).astype(jnp.int32))
+            scores += jnp.where(ended, 0.0, log_probability(logits, token))
+            tokens = jax.lax.dynamic_update_slice_in_dim(tokens, token[:, None], index, axis=1)
+            ended |= token == generation.eos_id
+            if generation.stop_strings is not None:
+                stop_states, is_complete = generation.stop_strings.read(stop_states, token)
+                ended |= is_complete
+            return Rows(index + 1, tokens, token, scores, ended, cache, stop_states)
+
+        return jax.lax.while_loop(keep_going, generate_token, rows)
 
 
-def generate_rows(
-    generation: Generation, rows_per_sequence: int, choose: Callable[[jax.Array, jax.Array], jax.Array]
-) -> Decoded:
-    """Generates independent rows until all have ended.
+@dataclasses.dataclass(frozen=True, repr=False)
+class Greedy(RowDecoder):
+    """Generates the most likely token at each step, one row per sequence."""
 
-    Args:
-        generation: model and batch.
-        rows_per_sequence: number of rows of each sequence, n of the result.
-        choose: (logits [rows, vocab], index of the token) -> tokens [rows].
-    """
-    max_length = generation.max_length
-    batch = generation.has_input.shape[0]
-    rows = batch * rows_per_sequence
-
-    def keep_going(state) -> jax.Array:
-        index, _, _, _, ended, _ = state
-        return (index < max_length) & ~jnp.all(ended)
-
-    def body(state):
-        index, tokens, last, scores, ended, cache = state
-        logits, cache = generation.step(last, cache)
-        token = jnp.where(ended, 0, choose(logits, index).astype(jnp.int32))
-        scores += jnp.where(ended, 0.0, log_probability(logits, token))
-        tokens = jax.lax.dynamic_update_slice_in_dim(tokens, token[:, None], index, axis=1)
-        return index + 1, tokens, token, scores, ended | (token == generation.eos_id), cache
-
-    start = (
-        jnp.zeros((), jnp.int32),
-        jnp.zeros((rows, max_length), jnp.int32),
-        generation.first_tokens(rows_per_sequence),
-        jnp.zeros((rows,), jnp.float32),
-        jnp.repeat(~generation.has_input, rows_per_sequence),
-        generation.allocate(rows_per_sequence),
-    )
-    _, tokens, _, scores, _, _ = jax.lax.while_loop(keep_going, body, start)
-    return Decoded(tokens.reshape(batch, rows_per_sequence, max_length), scores.reshape(batch, rows_per_sequence))
+    def make_chooser(self, rng: jax.Array | None, batch: int) -> Callable[[jax.Array, jax.Array], jax.Array]:
+        return lambda logits, index: jnp.argmax(logits, axis=-1)
 
 
 def top_values(values: jax.Array, count: int) -> tuple[jax.Array, jax.Array]:
-    """The `count` largest along the last axis, largest first, and their indices, like `jax.lax.top_k`.
+    """Returns the `count` largest along the last axis, largest first, and their indices, like `jax.lax.top_k`.
 
     Sorts in a program that is exported for any number of rows, because TensorFlow cannot run JAX's operation there.
     """
@@ -120,13 +180,13 @@ def top_values(values: jax.Array, count: int) -> tuple[jax.Array, jax.Array]:
 
 
 def log_probability(logits: jax.Array, tokens: jax.Array) -> jax.Array:
-    """log softmax(logits)[tokens], [rows], of [rows, vocab] and [rows]."""
+    """Returns log softmax(logits)[tokens], [rows], for [rows, vocab] logits and [rows] tokens."""
     chosen = jnp.take_along_axis(logits, tokens[:, None], axis=-1)[:, 0]
     return chosen - jax.nn.logsumexp(logits, axis=-1)
 
 
 def score_choices(generation: Generation, choices: jax.Array) -> jax.Array:
-    """Sum of the log-probabilities of each choice's tokens, [batch, choices] float32.
+    """Returns the sum of the log-probabilities of each choice's tokens, [batch, choices] float32.
 
     Args:
         generation: model and batch.

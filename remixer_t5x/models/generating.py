@@ -1,4 +1,4 @@
-"""Loss, scores and generated text of the models with a decoder."""
+"""The base class of models with a decoder: loss, scores and generated text."""
 
 import dataclasses
 from typing import ClassVar
@@ -9,13 +9,14 @@ import jax.numpy as jnp
 from remixer_t5x.models import decoding, losses
 from remixer_t5x.models.architecture.stack import layers_apart
 from remixer_t5x.models.interface import Batch, Model, Params, Sums, count_sequences, targets_of
+from remixer_t5x.models.stop_strings import StopStrings
 
 _GREEDY = decoding.Greedy()
 
 
 @dataclasses.dataclass(frozen=True)
 class Generating(Model):
-    """A model that predicts the next token of `decoder_target_tokens`.
+    """Predicts the next token of `decoder_target_tokens`.
 
     Attributes:
         module: has the decoder.
@@ -28,7 +29,7 @@ class Generating(Model):
     input_array: ClassVar[str]
 
     def _hidden(self, params: Params, batch: Batch, rng: jax.Array | None = None) -> jax.Array:
-        """The input of the output projection, [batch, length, embed], with dropout if there is a key."""
+        """Returns the input of the output projection, [batch, length, embed]; dropout is enabled if `rng` is a key."""
         raise NotImplementedError
 
     def _generation(self, params: Params, inputs: jax.Array, max_length: int, eos_id: int = 1) -> decoding.Generation:
@@ -52,7 +53,7 @@ class Generating(Model):
         return losses.judge_rows(hidden, kernel, targets, weights, self.loss_function.chunk_length)
 
     def score_choices(self, params: Params, inputs: jax.Array, choices: jax.Array) -> jax.Array:
-        """log p(choice | inputs) of each choice, [batch, choices] float32; the inputs are read once for all of them.
+        """Returns log p(choice | inputs) of each choice, [batch, choices] float32; inputs are encoded once.
 
         Args:
             params: unboxed parameters.
@@ -71,7 +72,7 @@ class Generating(Model):
         decoder: decoding.Decoder = _GREEDY,
         rng: jax.Array | None = None,
     ) -> jax.Array:
-        """The first prediction of each sequence, [batch, max_decode_length] int32; see `generate`."""
+        """Returns the first prediction for each sequence, [batch, max_decode_length] int32; see `generate`."""
         return self.generate(params, batch, max_decode_length, eos_id, decoder, rng).tokens[:, 0]
 
     def generate(
@@ -82,8 +83,9 @@ class Generating(Model):
         eos_id: int = 1,
         decoder: decoding.Decoder = _GREEDY,
         rng: jax.Array | None = None,
+        stop_strings: StopStrings | None = None,
     ) -> decoding.Decoded:
-        """Predictions for `input_array`: tokens [batch, n, max_decode_length] and scores [batch, n].
+        """Generates from `input_array`: tokens [batch, n, max_decode_length] and scores [batch, n].
 
         Args:
             params: unboxed parameters.
@@ -92,15 +94,23 @@ class Generating(Model):
             eos_id: the token that ends a sequence; tokens after it are 0.
             decoder: `decoding.Greedy()`, `sampling.Sampling(...)` or `beam_search.BeamSearch(...)`, which sets n.
             rng: one key or [batch] keys, for decoders that sample.
+            stop_strings: texts that end a sequence, too.
         """
-        return decoder(self._generation(params, batch[self.input_array], max_decode_length, eos_id), rng)
+        return decoder(self.generation(params, batch, max_decode_length, eos_id, stop_strings), rng)
+
+    def generation(
+        self, params: Params, batch: Batch, max_length: int, eos_id: int = 1, stop_strings: StopStrings | None = None
+    ) -> decoding.Generation:
+        """Encodes the inputs for a decoder; see `generate` for the arguments."""
+        generation = self._generation(params, batch[self.input_array], max_length, eos_id)
+        return dataclasses.replace(generation, stop_strings=stop_strings)
 
     def _decoding_params(self, params: Params) -> Params:
-        """The parameters for the steps of a decoder: layers unstacked, kernels in the dtype of activations."""
+        """Prepares parameters for decoding: unstacks layers and casts kernels to the dtype of activations."""
         params = {**params, 'decoder': layers_apart(params['decoder'])}
         # A GPU would otherwise read float32 kernels and cast them at every step.
         return jax.lax.optimization_barrier(decoding.kernels_in(jnp.dtype(self.module.dtype), params))
 
     def _next_logits(self, params: Params, hidden: jax.Array) -> jax.Array:
-        """Logits of the next token, [rows, vocab] float32, from the decoder's output for one token of each row."""
+        """Returns logits of the next token, [rows, vocab] float32, from the decoder's output [rows, 1, embed]."""
         return losses.token_logits(hidden[:, 0], self.module.output_kernel(params))

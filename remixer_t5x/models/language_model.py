@@ -86,7 +86,12 @@ class LanguageModel(Generating):
             return self._next_logits(params, hidden), cache
 
         last = jnp.take_along_axis(tokens, count[:, None], axis=1)[:, 0]
-        return decoding.Generation(allocate, step, count > 0, max_length, eos_id, last)
+        # All tokens, right-aligned, for the options of decoders.
+        source = jnp.arange(tokens.shape[1]) - (prompts.shape[1] - count[:, None])
+        aligned = jnp.where(source < 0, -1, jnp.take_along_axis(tokens, jnp.maximum(source, 0), axis=1))
+        if self.module.begin_id:
+            aligned = jnp.where(source == 0, self.module.begin_id, aligned)
+        return decoding.Generation(allocate, step, count > 0, max_length, eos_id, last, aligned)
 
 
 def behind_prompts(prompts: jax.Array, targets: jax.Array) -> dict[str, jax.Array]:

@@ -1,23 +1,25 @@
-"""Sampling: tokens drawn from softmax(logits / temperature), restricted to the most likely ones.
+"""Sampling: tokens drawn from softmax(logits / temperature), restricted to the most likely tokens.
 
-Restrictions are those of Fan et al. 2018 (top-k) and Holtzman et al. 2019 (top-p, the nucleus), in the usual order:
-temperature, the k largest, then the nucleus.
+Restrictions are top-k (Fan et al. 2018), top-p or nucleus (Holtzman et al. 2019) and min-p (Nguyen et al. 2024), after
+the temperature and in this order, as in transformers.
 """
 
 import dataclasses
+import math
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 
 from remixer_t5x import ranges
-from remixer_t5x.models.decoding import Decoded, Generation, generate_rows, top_values
+from remixer_t5x.models.decoding import RowDecoder, top_values
 
 
-@dataclasses.dataclass(frozen=True)
-class Sampling:
-    """Independent samples of each sequence, in the order they were drawn.
+@dataclasses.dataclass(frozen=True, repr=False)
+class Sampling(RowDecoder):
+    """Draws independent samples for each sequence.
 
-    Scores are log-probabilities under the model itself, without temperature and restrictions.
+    Scores are log-probabilities under the model, without temperature and restrictions.
 
     Attributes:
         temperature: divides the logits; below 1 sharpens, above 1 flattens.
@@ -25,59 +27,60 @@ class Sampling:
         top_p: sample from the fewest tokens whose probabilities sum to at least this, and from tokens as likely as the
             last of them.
         num_samples: number of samples per sequence.
+        min_p: sample from tokens whose probability is at least this share of the largest probability.
     """
 
     temperature: ranges.Positive = 1.0
     top_k: ranges.Count | None = None
     top_p: ranges.PositiveShare = 1.0
     num_samples: ranges.Count = 1
+    min_p: ranges.Share = 0.0
 
     def __post_init__(self) -> None:
         ranges.check_fields(self, num_samples='SAMPLES')
+        super().__post_init__()
 
-    def __call__(self, generation: Generation, rng: jax.Array | None = None) -> Decoded:
-        """Draws `num_samples` rows of each sequence.
+    @property
+    def rows_per_sequence(self) -> int:
+        return self.num_samples
 
-        Args:
-            generation: model and batch.
-            rng: one key, from which sequence i of the batch uses `fold_in(rng, i)`; or a key for each sequence,
-                [batch], so that samples do not depend on the batch size or the place in the batch.
+    def make_chooser(self, rng: jax.Array | None, batch: int) -> Callable[[jax.Array, jax.Array], jax.Array]:
+        """See `RowDecoder.make_chooser`.
+
+        `rng` is one key, from which sequence i of the batch uses `fold_in(rng, i)`; or a key for each sequence,
+        [batch], so that samples do not depend on the batch size or the place in the batch.
         """
-        keys = self._row_keys(rng, generation.has_input.shape[0])
-        return generate_rows(generation, self.num_samples, lambda logits, index: self._draw(keys, logits, index))
-
-    def _row_keys(self, rng: jax.Array | None, batch: int) -> jax.Array:
-        """A key for each row, [batch * num_samples]."""
-        if rng is None:
-            raise ValueError('Sampling needs rng: give jax.random.key(seed), or one such key for each sequence')
-        if not jnp.issubdtype(rng.dtype, jax.dtypes.prng_key) or rng.shape not in ((), (batch,)):
-            raise ValueError(
-                f'rng is {rng.dtype}{list(rng.shape)}, wanted one typed key or {batch}: jax.random.key(seed)'
-            )
+        if rng is None or not jnp.issubdtype(rng.dtype, jax.dtypes.prng_key) or rng.shape not in ((), (batch,)):
+            description = None if rng is None else f'{rng.dtype}{list(rng.shape)}'
+            raise ValueError(f'rng must be one typed key or {batch}, got {description}; type jax.random.key(seed)')
         fold = jax.vmap(jax.random.fold_in, in_axes=(None, 0))
         keys = fold(rng, jnp.arange(batch)) if rng.ndim == 0 else rng
-        return jax.vmap(fold, in_axes=(0, None))(keys, jnp.arange(self.num_samples)).reshape(-1)
+        keys = jax.vmap(fold, in_axes=(0, None))(keys, jnp.arange(self.num_samples)).reshape(-1)
+        return lambda logits, index: self._draw(keys, logits, index)
 
     def _draw(self, keys: jax.Array, logits: jax.Array, index: jax.Array) -> jax.Array:
-        """A token for each row, [rows], of [rows, vocab] logits."""
+        """Draws a token for each row, [rows], from [rows, vocab] logits."""
         keys = jax.vmap(jax.random.fold_in, in_axes=(0, None))(keys, index)
         logits = logits / self.temperature
         if self.top_k is None or self.top_k >= logits.shape[-1]:
-            return _categorical(keys, self._nucleus(logits))
+            return _categorical(keys, self.restrict(logits))
         largest, tokens = top_values(logits, self.top_k)
-        drawn = _categorical(keys, self._nucleus(largest))
+        drawn = _categorical(keys, self.restrict(largest))
         return jnp.take_along_axis(tokens, drawn[:, None], axis=-1)[:, 0]
 
-    def _nucleus(self, logits: jax.Array) -> jax.Array:
-        """`logits` with -inf outside of the nucleus."""
-        if self.top_p == 1.0:
-            return logits
-        ordered = jnp.sort(logits, axis=-1, descending=True)
-        probabilities = jax.nn.softmax(ordered, axis=-1)
-        mass_before = jnp.cumsum(probabilities, axis=-1) - probabilities
-        is_inside = (mass_before < self.top_p).at[:, 0].set(True)
-        smallest = jnp.min(jnp.where(is_inside, ordered, jnp.inf), axis=-1, keepdims=True)
-        return jnp.where(logits >= smallest, logits, -jnp.inf)
+    def restrict(self, logits: jax.Array) -> jax.Array:
+        """Returns `logits` with -inf for tokens that top-p and min-p exclude."""
+        if self.top_p < 1:
+            ordered = jnp.sort(logits, axis=-1, descending=True)
+            probabilities = jax.nn.softmax(ordered, axis=-1)
+            mass_before = jnp.cumsum(probabilities, axis=-1) - probabilities
+            is_inside = (mass_before < self.top_p).at[:, 0].set(True)
+            smallest = jnp.min(jnp.where(is_inside, ordered, jnp.inf), axis=-1, keepdims=True)
+            logits = jnp.where(logits >= smallest, logits, -jnp.inf)
+        if self.min_p > 0:
+            largest = jnp.max(logits, axis=-1, keepdims=True)
+            logits = jnp.where(logits >= largest + math.log(self.min_p), logits, -jnp.inf)
+        return logits
 
 
 _categorical = jax.vmap(jax.random.categorical)

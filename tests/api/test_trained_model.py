@@ -96,6 +96,22 @@ def test_decoders_seeds_and_numbers_of_answers(trained):
         trained.generate('one', max_length=0)
 
 
+@pytest.mark.parametrize('decoder', [remixer_t5x.Greedy(), remixer_t5x.Sampling(no_repeat_ngram_size=2)])
+def test_streamed_pieces_join_to_the_generated_text(trained, decoder):
+    for text in TEXTS[:3]:
+        pieces = list(trained.stream(text, decoder=decoder, seed=3))
+        expected = trained.generate(text, decoder=decoder, seed=3)[0].text
+        assert ''.join(pieces) == expected and all(pieces)
+        if not expected:
+            continue
+        stop = expected[len(expected) // 2]
+        stopped = trained.generate(text, decoder=decoder, seed=3, stop_strings=stop)[0].text
+        assert stopped == expected[: expected.index(stop) + 1]
+        assert ''.join(trained.stream(text, decoder=decoder, seed=3, stop_strings=[stop])) == stopped
+    with pytest.raises(UserError, match='decoder must be .*, got BeamSearch'):
+        list(trained.stream('one', decoder=remixer_t5x.BeamSearch()))
+
+
 def test_score_is_the_sum_of_log_probabilities(trained):
     logits_of = jax.jit(functools.partial(trained.model.module.apply, {'params': trained.params}, enable_dropout=False))
     for text, target, score in zip(TEXTS, TARGETS, trained.score(TEXTS, TARGETS), strict=True):

@@ -38,7 +38,7 @@ class Counting:
 
     model_type = 'encoder_decoder'
 
-    def generate(self, params, batch, max_decode_length, eos_id, decoder, rng):
+    def generate(self, params, batch, max_decode_length, eos_id, decoder, rng, stop_strings):
         tokens = jnp.sum(batch['encoder_input_tokens'] > 0, axis=1)[:, None, None].astype(jnp.int32)
         return jnp.pad(tokens, ((0, 0), (0, 0), (0, max_decode_length - 1))), jnp.zeros(tokens.shape[:2])
 

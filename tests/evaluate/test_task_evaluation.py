@@ -70,7 +70,7 @@ class Echo:
     vocab_size = 384
     model_type = 'encoder_decoder'
 
-    def generate(self, params, batch, max_decode_length, eos_id, decoder, rng):
+    def generate(self, params, batch, max_decode_length, eos_id, decoder, rng, stop_strings):
         tokens = batch['encoder_input_tokens'][:, None, :max_decode_length]
         return tokens, -jnp.sum(tokens > 0, axis=-1).astype(jnp.float32)
 

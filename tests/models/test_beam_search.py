@@ -159,14 +159,14 @@ def test_stopping_when_settled_changes_nothing(toy):
 @given(st.lists(st.lists(st.integers(0, 4), min_size=5, max_size=5), min_size=2, max_size=2))
 def test_beams_stay_with_their_parents_and_the_cache_follows(parents):
     parents = jnp.asarray(parents)
-    kept, placed = beam_search._near_parents(parents + 10, parents)
+    kept, placed = beam_search._place_near_parents(parents + 10, parents)
     np.testing.assert_array_equal(kept, placed + 10)
     np.testing.assert_array_equal(np.sort(placed), np.sort(parents))
     for row in np.asarray(placed):
         assert all(row[parent] == parent for parent in row)
     leaves = [jnp.arange(10), jnp.arange(60.0).reshape(10, 2, 3)]
     for copied, gathered in zip(
-        beam_search._copied(leaves, placed), beam_search._gathered(leaves, placed), strict=True
+        beam_search._copy_rows(leaves, placed), beam_search._gather_rows(leaves, placed), strict=True
     ):
         np.testing.assert_array_equal(copied, gathered)
     np.testing.assert_array_equal(gathered[:, 0, 0] // 6, (placed + jnp.asarray([[0], [5]])).reshape(-1))

@@ -17,7 +17,7 @@ def make_tables(seed: int, batch: int, vocab: int, length: int) -> np.ndarray:
     return tables.astype(np.float32)
 
 
-def generation(tables, length: int, has_input=None) -> Generation:
+def generation(tables, length: int, has_input=None, stop_strings=None) -> Generation:
     """The history of a row is in its cache and the table of a sequence in its memory.
 
     A decoder that mixes up rows, or the memories of sequences, thus reads the logits of another beginning.
@@ -39,7 +39,7 @@ def generation(tables, length: int, has_input=None) -> Generation:
         return logits.reshape(-1, vocab), cache
 
     has_input = jnp.ones(batch, bool) if has_input is None else jnp.asarray(has_input)
-    return Generation(allocate, step, has_input, length, EOS)
+    return Generation(allocate, step, has_input, length, EOS, stop_strings=stop_strings)
 
 
 def extended(history, token, vocab: int):

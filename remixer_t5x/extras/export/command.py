@@ -54,7 +54,7 @@ def run(args: argparse.Namespace) -> None:
 
 def _export(args: argparse.Namespace, settings: TextInference, folder: pathlib.Path) -> None:
     from remixer_t5x.data import batch_formats, task_vocabulary
-    from remixer_t5x.evaluate import text_inference
+    from remixer_t5x.evaluate import predictions, text_inference
     from remixer_t5x.extras.export import functions, int8
     from remixer_t5x.run_folder import model_dir
 
@@ -63,7 +63,8 @@ def _export(args: argparse.Namespace, settings: TextInference, folder: pathlib.P
     lengths = batch_formats.text_lengths(settings.decoding.feature_lengths)
     eos_id = None if vocabulary.eos_id is None else int(vocabulary.eos_id)
     names = args.functions or functions.supported_names(model)
-    programs = functions.make_functions(model, names, lengths, decoder, 1 if eos_id is None else eos_id)
+    stop_strings = predictions.compile_stop_strings(settings.decoding.stop_strings, vocabulary)
+    programs = functions.make_functions(model, names, lengths, decoder, 1 if eos_id is None else eos_id, stop_strings)
     step = settings.step_folder()
     _print('reading', step)
     exact = int8.flat(settings.restore(step))

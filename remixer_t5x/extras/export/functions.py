@@ -19,6 +19,7 @@ from remixer_t5x.extras.export import int8
 from remixer_t5x.extras.export.int8 import Weights
 from remixer_t5x.models import interface
 from remixer_t5x.models.decoding import Decoder
+from remixer_t5x.models.stop_strings import StopStrings
 
 # In the order in which they are written.
 NAMES = ('generate', 'score', 'encode', 'classify')
@@ -55,7 +56,12 @@ def supported_names(model: Any) -> list[str]:
 
 
 def make_functions(
-    model: Any, names: Sequence[str], lengths: Mapping[str, int], decoder: Decoder, eos_id: int
+    model: Any,
+    names: Sequence[str],
+    lengths: Mapping[str, int],
+    decoder: Decoder,
+    eos_id: int,
+    stop_strings: StopStrings | None = None,
 ) -> list[Function]:
     """The functions of these names.
 
@@ -65,6 +71,7 @@ def make_functions(
         lengths: tokens of `inputs` and `targets`, to which ids are padded with 0.
         decoder: the decoder of `generate`.
         eos_id: the token that ends a sequence.
+        stop_strings: texts that end a sequence, too.
 
     Raises UserError if the model lacks one.
     """
@@ -78,7 +85,7 @@ def make_functions(
         # One seed for each row, so that an answer does not depend on the other rows.
         keys = jax.vmap(jax.random.key)(seed)
         params = int8.expanded(weights)
-        answers = model.generate(params, {array: inputs}, lengths['targets'], eos_id, decoder, keys)
+        answers = model.generate(params, {array: inputs}, lengths['targets'], eos_id, decoder, keys, stop_strings)
         return {'tokens': answers.tokens, 'scores': answers.scores}
 
     def score(weights: Weights, inputs: jax.Array, targets: jax.Array) -> Outputs:

@@ -280,8 +280,10 @@ class RemixerLM(LM):
         key = (tuple(sorted(lengths.items())), decoder)
         if key not in self._predictors:
             settings = predictions.Decoding(self._size, dict(lengths), decoder, self._seed)
-            trained, end = self.trained, (self._end or [1])[0]
-            self._predictors[key] = predictions.Predictor(trained.model, trained.partitioner, settings, end)
+            trained = self.trained
+            self._predictors[key] = predictions.Predictor(
+                trained.model, trained.partitioner, settings, trained.vocabulary
+            )
         return self._predictors[key]
 
 

@@ -126,9 +126,9 @@ class BytePairs(python_vocabularies.PythonTokenizer):
         return texts
 
     @property
-    def token_bytes(self) -> list[int]:
-        """The number of bytes of each id, for bits per byte."""
-        return [len(piece) for piece in self._pieces]
+    def token_texts(self) -> list[bytes]:
+        """The bytes of each id, for bits per byte and stop strings."""
+        return self._pieces
 
     @property
     def bos_id(self) -> int:

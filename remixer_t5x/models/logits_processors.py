@@ -1,0 +1,174 @@
+"""Logits processors: constraints on the next token, with the names and semantics of Hugging Face's `generate`.
+
+A processor is a pure function of the logits, the tokens before the next one, and the step, so it runs under `jax.jit`.
+Forbidden tokens get the logit -inf. Beam search processes log-probabilities in place of logits, as transformers does.
+"""
+
+import dataclasses
+from collections.abc import Iterable, Sequence
+from typing import Any, Protocol
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from remixer_t5x import ranges
+from remixer_t5x.errors import UserError
+
+
+class LogitsProcessor(Protocol):
+    """Changes the logits of the next token.
+
+    Args:
+        logits: [rows, vocab] float32; a row is a sample or a beam.
+        tokens: [rows, length] int32, right-aligned: `tokens[:, -1]` is the last token and -1 fills up the left. They
+            are the generated tokens and those before: the start token (id 0) of an encoder-decoder, the prompt of a
+            decoder-only model and the token that begins it.
+        step: int32 scalar, the number of generated tokens.
+
+    Returns:
+        [rows, vocab] float32.
+    """
+
+    def __call__(self, logits: jax.Array, tokens: jax.Array, step: jax.Array) -> jax.Array: ...
+
+
+@dataclasses.dataclass(frozen=True)
+class RepetitionPenalty:
+    """Divides positive logits of earlier tokens by `penalty`, and multiplies negative ones (Keskar et al. 2019)."""
+
+    penalty: float
+
+    def __call__(self, logits: jax.Array, tokens: jax.Array, step: jax.Array) -> jax.Array:
+        penalized = jnp.where(logits < 0, logits * self.penalty, logits / self.penalty)
+        return jnp.where(_contains(tokens, tokens >= 0, logits.shape[-1]), penalized, logits)
+
+
+@dataclasses.dataclass(frozen=True)
+class NoRepeatNGram:
+    """Forbids tokens that would complete an n-gram of `size` tokens that has occurred before (Paulus et al. 2017)."""
+
+    size: int
+
+    def __call__(self, logits: jax.Array, tokens: jax.Array, step: jax.Array) -> jax.Array:
+        windows = tokens.shape[1] - self.size + 1
+        if windows < 1:
+            return logits
+        repeats = tokens[:, :windows] >= 0
+        for place in range(self.size - 1):
+            repeats &= tokens[:, place : place + windows] == tokens[:, windows + place, None]
+        return jnp.where(_contains(tokens[:, self.size - 1 :], repeats, logits.shape[-1]), -jnp.inf, logits)
+
+
+@dataclasses.dataclass(frozen=True)
+class NoBadWords:
+    """Forbids the last token of each of `words` (sequences of ids) if the tokens before it have been generated."""
+
+    words: Sequence[Sequence[int]]
+
+    def __call__(self, logits: jax.Array, tokens: jax.Array, step: jax.Array) -> jax.Array:
+        words = [word for word in self.words if len(word) <= tokens.shape[1] + 1]
+        if not words:
+            return logits
+        _check_ids('BAD_WORDS_IDS', (token for word in words for token in word), logits.shape[-1])
+        longest = max(len(word) - 1 for word in words)
+        # -1 matches every token.
+        starts: np.ndarray = np.asarray(
+            [[-1] * (longest + 1 - len(word)) + list(word[:-1]) for word in words], np.int32
+        )
+        recent = tokens[:, None, tokens.shape[1] - longest :]
+        matches = jnp.all((recent == starts) | (starts < 0), axis=-1)
+        last = jnp.broadcast_to(np.asarray([word[-1] for word in words], np.int32), matches.shape)
+        return jnp.where(_contains(last, matches, logits.shape[-1]), -jnp.inf, logits)
+
+
+@dataclasses.dataclass(frozen=True)
+class MinNewTokens:
+    """Forbids the end token until `count` tokens have been generated."""
+
+    count: int
+    eos_id: int
+
+    def __call__(self, logits: jax.Array, tokens: jax.Array, step: jax.Array) -> jax.Array:
+        is_end = jnp.arange(logits.shape[-1]) == self.eos_id
+        return jnp.where(is_end & (step < self.count), -jnp.inf, logits)
+
+
+@dataclasses.dataclass(frozen=True)
+class ForcedPrefix:
+    """Forbids all tokens but those of `prefix` at the first steps; a forced token with the logit -inf gets 0."""
+
+    prefix: Sequence[int]
+
+    def __call__(self, logits: jax.Array, tokens: jax.Array, step: jax.Array) -> jax.Array:
+        _check_ids('FORCED_PREFIX', self.prefix, logits.shape[-1])
+        prefix = jnp.asarray(self.prefix, jnp.int32)
+        is_forced = jnp.arange(logits.shape[-1]) == prefix[jnp.minimum(step, len(self.prefix) - 1)]
+        forced = jnp.where(is_forced, jnp.where(jnp.isneginf(logits), 0.0, logits), -jnp.inf)
+        return jnp.where(step < len(self.prefix), forced, logits)
+
+
+def _check_ids(setting: str, ids: Iterable[int], vocab: int) -> None:
+    for token in ids:
+        if not 0 <= token < vocab:
+            raise UserError(f'{setting} must be ids from 0 to {vocab - 1}, got {token}')
+
+
+def _contains(tokens: jax.Array, is_counted: jax.Array, vocab: int) -> jax.Array:
+    """Whether each id is among the counted tokens of a row: [rows, length] tokens and mask -> [rows, vocab] bool."""
+    rows = jnp.arange(tokens.shape[0])[:, None]
+    return jnp.zeros((tokens.shape[0], vocab), bool).at[rows, tokens].max(is_counted, mode='drop')
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
+class LogitsOptions:
+    """The options that all decoders share, with the names of Hugging Face's `GenerationConfig`.
+
+    Attributes:
+        no_repeat_ngram_size: n-grams of this size occur at most once, the prompt of a decoder-only model included.
+        repetition_penalty: above 1 makes earlier tokens less likely, below 1 more likely.
+        bad_words_ids: sequences of ids that are never generated.
+        min_new_tokens: minimum number of tokens before the end token.
+        forced_prefix: ids that every answer begins with.
+        logits_processor: the user's own processors, called after the others; see `LogitsProcessor`.
+    """
+
+    no_repeat_ngram_size: ranges.Whole = 0
+    repetition_penalty: ranges.Positive = 1.0
+    bad_words_ids: Sequence[Sequence[int]] = ()
+    min_new_tokens: ranges.Whole = 0
+    forced_prefix: Sequence[int] = ()
+    logits_processor: Sequence[LogitsProcessor] = ()
+
+    def __post_init__(self) -> None:
+        ranges.check_fields(self)
+        for name in ('bad_words_ids', 'forced_prefix', 'logits_processor'):
+            # Hashable, because a decoder is a key of compiled functions.
+            object.__setattr__(self, name, _as_tuple(getattr(self, name)))
+        if not all(word and isinstance(word, tuple) for word in self.bad_words_ids):
+            raise UserError(f'BAD_WORDS_IDS must be lists of ids, as in [[5, 6], [7]], got {self.bad_words_ids}')
+
+    def __repr__(self) -> str:
+        shared = {field.name: field.default for field in dataclasses.fields(LogitsOptions)}
+        values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        shown = [f'{name}={value!r}' for name, value in values.items() if name not in shared or value != shared[name]]
+        return f'{type(self).__name__}({", ".join(shown)})'
+
+    def processors(self, eos_id: int) -> list[LogitsProcessor]:
+        """Returns the processors of the options that are set, in the order of transformers."""
+        processors: list[LogitsProcessor] = []
+        if self.repetition_penalty != 1:
+            processors.append(RepetitionPenalty(self.repetition_penalty))
+        if self.no_repeat_ngram_size:
+            processors.append(NoRepeatNGram(self.no_repeat_ngram_size))
+        if words := [word for word in self.bad_words_ids if tuple(word) != (eos_id,)]:
+            processors.append(NoBadWords(words))
+        if self.min_new_tokens:
+            processors.append(MinNewTokens(self.min_new_tokens, eos_id))
+        if self.forced_prefix:
+            processors.append(ForcedPrefix(self.forced_prefix))
+        return [*processors, *self.logits_processor]
+
+
+def _as_tuple(value: Any) -> Any:
+    return tuple(map(_as_tuple, value)) if isinstance(value, list | tuple) else value

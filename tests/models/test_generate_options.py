@@ -1,0 +1,229 @@
+"""Options of generation equal those of transformers' `generate`, for random T5s and a GPT-2, in greedy and beam search.
+
+Each option is compared on 64 inputs of each model.
+"""
+
+import dataclasses
+import functools
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import remixer_t5x
+from remixer_t5x.data import task_vocabulary
+from remixer_t5x.models import beam_search
+from remixer_t5x.models.beam_search import BeamSearch, PowerPenalty
+from remixer_t5x.models.decoding import Greedy
+from remixer_t5x.models.sampling import Sampling
+from remixer_t5x.models.stop_strings import StopStrings
+from remixer_tasks import vocabularies
+from remixer_tasks.vocabulary import byte_pairs
+from tests.support import hf_folders, references
+
+ROWS, LENGTH, BEAMS = 64, 10, 3
+ALPHA = 0.6
+# GPT-2's tokenizer, as in tests/interop/test_gpt2.py.
+PIECES = [*'!abcdefghijklmnopqrstuvwxyz', 'Ġ', 'th', 'the', 'Ġthe', 'Ã', '¤']
+MERGES = [('t', 'h'), ('th', 'e'), ('Ġ', 'the')]
+GPT2_END = 59
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Pair:
+    """A model on both sides. Ids of transformers plus `shift` are ours."""
+
+    model: object
+    params: object
+    batch: dict
+    eos_id: int
+    shift: int
+    token_texts: list
+    theirs: object
+    their_inputs: dict
+    tokenizer: object
+
+    def expected(self, **options):
+        """Tokens [rows, n, LENGTH] of transformers as our ids, 0 after the end token."""
+        import torch
+
+        with torch.no_grad():
+            sequences = self.theirs.generate(
+                **self.their_inputs, max_new_tokens=LENGTH, do_sample=False, pad_token_id=0 if self.shift == 0 else 59,
+                tokenizer=self.tokenizer if 'stop_strings' in options else None, **options,
+            )  # fmt: skip
+        start = 1 if self.shift == 0 else self.their_inputs['input_ids'].shape[1]
+        tokens = sequences[:, start:].numpy() + self.shift
+        return self.cut(np.pad(tokens, ((0, 0), (0, LENGTH - tokens.shape[1]))), options.get('stop_strings', ()))
+
+    def cut(self, tokens, stop_strings):
+        """0 after the first end token, and after the first stop string, which transformers fills with end tokens."""
+        tokens = np.array(tokens)
+        for row in tokens:
+            text = b''
+            for place, token in enumerate(row):
+                text += self.token_texts[token]
+                if token == self.eos_id or any(stop.encode() in text for stop in stop_strings):
+                    row[place + 1 :] = 0
+                    break
+        return tokens.reshape(ROWS, -1, LENGTH)
+
+    def actual(self, decoder, stop_strings=()):
+        automaton = StopStrings.compile(stop_strings, self.token_texts) if stop_strings else None
+        generate = jax.jit(
+            lambda params, batch: self.model.generate(
+                params, batch, LENGTH, self.eos_id, decoder, jax.random.key(0), automaton
+            )
+        )
+        return np.asarray(generate(self.params, self.batch).tokens)
+
+
+@pytest.fixture(scope='module')
+def t5(hugging_face, t5_parity):
+    import torch
+    import transformers
+
+    theirs = hugging_face.make_model(3)
+    weights = {name: weight.numpy() for name, weight in theirs.state_dict().items() if 'embed_tokens' not in name}
+    t5_parity.LAYERS['decoder'] = 2
+    inputs = np.random.default_rng(0).integers(2, 96, (ROWS, 9))
+    inputs[::3, 5:] = 0
+    ids = {'input_ids': torch.from_numpy(inputs), 'attention_mask': torch.from_numpy((inputs > 0).astype(int))}
+    texts = task_vocabulary.token_texts(vocabularies.byte(0))
+    batch = {'encoder_input_tokens': jnp.asarray(inputs, jnp.int32)}
+    tokenizer = transformers.ByT5Tokenizer()
+    return Pair(t5_parity.make_model(), t5_parity.our_parameters(weights), batch, 1, 0, texts, theirs, ids, tokenizer)
+
+
+@pytest.fixture(scope='module')
+def gpt2(tmp_path_factory):
+    references.need('torch', 'transformers')
+    import torch
+    import transformers
+
+    folder = hf_folders.write_tiny(tmp_path_factory.mktemp('gpt2') / 'theirs', 'gpt2_tiny')
+    names = [*PIECES, *(f'<{index}>' for index in range(len(PIECES), GPT2_END)), '<|endoftext|>']
+    (folder / 'vocab.json').write_text(json.dumps({piece: index for index, piece in enumerate(names)}))
+    (folder / 'merges.txt').write_text('#version: 0.2\n' + '\n'.join(map(' '.join, MERGES)) + '\n')
+    theirs = transformers.GPT2LMHeadModel.from_pretrained(folder, use_safetensors=True, local_files_only=True).eval()
+    tokenizer = transformers.GPT2Tokenizer(str(folder / 'vocab.json'), str(folder / 'merges.txt'))
+    prompts = np.random.default_rng(0).integers(0, GPT2_END, (ROWS, 7))
+    ids = torch.from_numpy(np.pad(prompts, ((0, 0), (1, 0)), constant_values=GPT2_END))
+    loaded = remixer_t5x.load(str(folder))
+    texts = byte_pairs.BytePairs(str(folder), GPT2_END).token_texts
+    batch = {'prompt_tokens': jnp.asarray(prompts + 1, jnp.int32)}
+    inputs = {'input_ids': ids, 'attention_mask': torch.ones_like(ids)}
+    return Pair(loaded.model, loaded.params, batch, GPT2_END + 1, 1, texts, theirs, inputs, tokenizer)
+
+
+@pytest.fixture(params=['t5', 'gpt2'])
+def pair(request):
+    return request.getfixturevalue(request.param)
+
+
+def beams(**options):
+    return BeamSearch(BEAMS, PowerPenalty(ALPHA), beam_search.until_unlikely, **options)
+
+
+BEAM_OPTIONS = {'num_beams': BEAMS, 'num_return_sequences': BEAMS, 'length_penalty': ALPHA}
+OPTIONS = {
+    'no_repeat_ngram_size': {'no_repeat_ngram_size': 2},
+    'no_repeat_ngram_size=1': {'no_repeat_ngram_size': 1},
+    'repetition_penalty': {'repetition_penalty': 1.7},
+    'min_new_tokens': {'min_new_tokens': 8},
+    'all': {'no_repeat_ngram_size': 3, 'repetition_penalty': 1.2, 'min_new_tokens': 4},
+}
+
+
+@pytest.mark.parametrize('searches', [False, True], ids=['greedy', 'beams'])
+@pytest.mark.parametrize('name', [*OPTIONS, 'bad_words_ids'])
+def test_tokens_equal_transformers(pair, name, searches):
+    free, make = free_tokens(pair, searches), beams if searches else Greedy
+    if name == 'bad_words_ids':
+        # Words that the model generates otherwise: single tokens and pairs.
+        rows = [row for row in free[:, 0].tolist() if 0 not in row[:4] and pair.eos_id not in row[:4]]
+        theirs = {
+            name: [[int(token) - pair.shift for token in row[1 : 2 + index % 2]] for index, row in enumerate(rows[:8])]
+        }
+        ours = {name: [[token + pair.shift for token in word] for word in theirs[name]]}
+    else:
+        ours = theirs = OPTIONS[name]
+    expected = pair.expected(**theirs, **(BEAM_OPTIONS if searches else {}))
+    np.testing.assert_array_equal(pair.actual(make(**ours)), expected)
+    # This GPT-2 rarely generates its end token.
+    if pair.shift == 0 or name != 'min_new_tokens':
+        assert np.mean(np.any(expected != free, axis=(1, 2))) > 0.2, 'the option changes too few answers to test it'
+
+
+@functools.cache
+def free_tokens(pair, searches):
+    return pair.expected(**(BEAM_OPTIONS if searches else {}))
+
+
+@pytest.mark.parametrize('searches', [False, True], ids=['greedy', 'beams'])
+def test_stop_strings_equal_transformers(pair, searches):
+    free = free_tokens(pair, False)
+    # Two characters that the model generates, in one token or across two.
+    texts = [b''.join(pair.token_texts[token] for token in row).decode(errors='ignore') for row in free[:, 0]]
+    stop_strings = sorted({text[2:4] for text in texts[:12] if len(text) > 4 and text[2:4].isascii()})
+    expected = pair.expected(stop_strings=stop_strings, **(BEAM_OPTIONS if searches else {}))
+    np.testing.assert_array_equal(pair.actual(beams() if searches else Greedy(), stop_strings), expected)
+    assert np.mean(np.any(expected != free_tokens(pair, searches), axis=(1, 2))) > 0.2
+
+
+@pytest.mark.parametrize('searches', [False, True], ids=['greedy', 'beams'])
+@pytest.mark.parametrize('kind', ['forced_prefix', 'logits_processor'])
+def test_constrained_tokens_equal_transformers(pair, kind, searches):
+    """`prefix_allowed_tokens_fn`, which allows a prefix, or the tokens that a user's processor does not forbid."""
+    vocab, start = 96 if pair.shift == 0 else 60, 1 if pair.shift == 0 else 8
+    prefix = (40, 7, 23)
+
+    def allowed(row, ids):
+        if kind == 'forced_prefix':
+            step = len(ids) - start
+            return [prefix[step]] if step < len(prefix) else list(range(vocab))
+        return [token for token in range(vocab) if (token + int(ids[-1])) % 3]
+
+    def processor(logits, tokens, step):
+        is_forbidden = (jnp.arange(logits.shape[-1]) - pair.shift + tokens[:, -1:] - pair.shift) % 3 == 0
+        return jnp.where(is_forbidden, -jnp.inf, logits)
+
+    options = {
+        'forced_prefix': {'forced_prefix': [token + pair.shift for token in prefix]},
+        'logits_processor': {'logits_processor': (processor,)},
+    }[kind]
+    expected = pair.expected(prefix_allowed_tokens_fn=allowed, **(BEAM_OPTIONS if searches else {}))
+    np.testing.assert_array_equal(pair.actual((beams if searches else Greedy)(**options)), expected)
+
+
+@pytest.mark.parametrize(
+    'options',
+    [
+        {'min_p': 0.2},
+        {'temperature': 0.7, 'min_p': 0.1},
+        {'temperature': 1.5, 'top_k': 20, 'top_p': 0.8, 'min_p': 0.05},
+    ],
+)
+def test_sampling_distribution_equals_transformers(options):
+    references.need('torch', 'transformers')
+    import torch
+    from transformers.generation import logits_process
+
+    logits = np.random.default_rng(0).normal(0, 2, (128, 50)).astype(np.float32)
+    warpers = [
+        logits_process.TemperatureLogitsWarper(options.get('temperature', 1.0)),
+        logits_process.TopKLogitsWarper(options.get('top_k', 50)),
+        logits_process.TopPLogitsWarper(options.get('top_p', 1.0)),
+        logits_process.MinPLogitsWarper(options['min_p']),
+    ]
+    expected = torch.from_numpy(logits)
+    for warper in warpers:
+        expected = warper(None, expected)
+    sampling = Sampling(**options)
+    largest, tokens = jax.lax.top_k(logits / sampling.temperature, sampling.top_k or 50)
+    actual = np.full(logits.shape, -np.inf, np.float32)
+    np.put_along_axis(actual, np.asarray(tokens), np.asarray(sampling.restrict(largest)), axis=1)
+    np.testing.assert_allclose(actual, expected.numpy(), rtol=1e-6)
+    assert np.any(np.isneginf(actual))

@@ -1,0 +1,215 @@
+"""Logits processors equal their definitions in NumPy, and cost nothing if they are not used."""
+
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from remixer_t5x.errors import UserError
+from remixer_t5x.models import logits_processors
+from remixer_t5x.models.beam_search import BeamSearch
+from remixer_t5x.models.decoding import Greedy
+from remixer_t5x.models.sampling import Sampling
+from remixer_t5x.models.stop_strings import StopStrings
+
+VOCAB, EOS = 5, 1
+
+
+def repetition_penalty(logits, tokens, step):
+    return [value * (1.5 if value < 0 else 1 / 1.5) if token in tokens else value for token, value in enumerate(logits)]
+
+
+def no_repeat_bigram(logits, tokens, step):
+    seen = set(itertools.pairwise(tokens))
+    return [-np.inf if (tokens[-1], token) in seen else value for token, value in enumerate(logits)]
+
+
+def no_repeat_token(logits, tokens, step):
+    return [-np.inf if token in tokens else value for token, value in enumerate(logits)]
+
+
+BAD_WORDS = ((2,), (3, 4), (0, 0, 3), (0, 1, 2, 3, 4, 0, 1, 2, 3, 4))
+
+
+def no_bad_words(logits, tokens, step):
+    def is_bad(token):
+        return any(tuple([*tokens, token][-len(word) :]) == word for word in BAD_WORDS)
+
+    return [-np.inf if is_bad(token) else value for token, value in enumerate(logits)]
+
+
+def min_new_tokens(logits, tokens, step):
+    return [-np.inf if token == EOS and step < 3 else value for token, value in enumerate(logits)]
+
+
+def forced_prefix(logits, tokens, step):
+    forced = {0: 4, 1: 2}.get(step)
+    return [value if forced in (None, token) else -np.inf for token, value in enumerate(logits)]
+
+
+PROCESSORS = [
+    (logits_processors.RepetitionPenalty(1.5), repetition_penalty),
+    (logits_processors.NoRepeatNGram(2), no_repeat_bigram),
+    (logits_processors.NoRepeatNGram(1), no_repeat_token),
+    (logits_processors.NoRepeatNGram(9), lambda logits, tokens, step: logits),
+    (logits_processors.NoBadWords(BAD_WORDS), no_bad_words),
+    (logits_processors.MinNewTokens(3, EOS), min_new_tokens),
+    (logits_processors.ForcedPrefix((4, 2)), forced_prefix),
+]
+
+
+@pytest.mark.parametrize(('processor', 'formula'), PROCESSORS, ids=lambda value: getattr(value, '__name__', None))
+def test_processor_equals_its_formula(processor, formula):
+    rng = np.random.default_rng(0)
+    logits = rng.normal(size=(40, VOCAB)).astype(np.float32)
+    compiled = jax.jit(processor)
+    for length in range(1, 7):
+        tokens = rng.integers(0, VOCAB, (40, length))
+        aligned = np.pad(tokens, ((0, 0), (6 - length, 0)), constant_values=-1)
+        expected = [formula(*row, length - 1) for row in zip(logits.tolist(), tokens.tolist(), strict=True)]
+        np.testing.assert_allclose(compiled(logits, aligned, length - 1), expected, rtol=1e-6)
+
+
+def test_forced_token_that_is_forbidden_gets_the_logit_0():
+    processed = logits_processors.ForcedPrefix((2,))(jnp.full((1, 4), -jnp.inf), jnp.zeros((1, 1), jnp.int32), 0)
+    np.testing.assert_array_equal(processed, [[-np.inf, -np.inf, 0, -np.inf]])
+
+
+def test_processors_read_the_prompt_and_the_generated_tokens(toy):
+    """The logits of a step are the tokens before it, so the decoder returns what a processor has read."""
+    seen = []
+
+    def record(logits, tokens, step):
+        jax.debug.callback(lambda *values: seen.append(values), tokens, step, ordered=True)
+        return logits
+
+    decoder = Greedy(forced_prefix=(2, 3), logits_processor=(record,))
+    tokens = np.asarray(decoder(toy.generation(toy.make_tables(0, 2, 4, 3), 3)).tokens)[:, 0]
+    jax.effects_barrier()
+    for step, (history, index) in enumerate(seen):
+        assert index == step
+        expected = [[-1] * (3 - step) + [0, *row[:step]] for row in tokens.tolist()]
+        np.testing.assert_array_equal(history, expected)
+    assert tokens[:, :2].tolist() == [[2, 3], [2, 3]]
+
+
+@pytest.mark.parametrize('decoder', [Greedy, BeamSearch])
+def test_constraint_holds_in_every_answer(toy, decoder):
+    decode = decoder(no_repeat_ngram_size=1, bad_words_ids=[[3]], min_new_tokens=2)
+    tokens = np.asarray(decode(toy.generation(toy.make_tables(1, 4, 6, 3), 3)).tokens).reshape(-1, 3).tolist()
+    for row in tokens:
+        generated = row[: row.index(EOS)] if EOS in row else row
+        assert len(set(generated)) == len(generated) >= 2 and 3 not in generated
+
+
+def test_sampling_of_one_candidate_is_greedy_with_processors(toy):
+    generation, options = toy.generation(toy.make_tables(2, 4, 6, 3), 3), {'no_repeat_ngram_size': 1}
+    expected = Greedy(**options)(generation)
+    for restriction in ({'top_k': 1}, {'min_p': 1.0}):
+        sampled = Sampling(**restriction, **options)(generation, jax.random.key(0))
+        np.testing.assert_array_equal(sampled.tokens, expected.tokens)
+
+
+def test_min_p_excludes_tokens_below_a_share_of_the_largest_probability():
+    logits = np.random.default_rng(0).normal(0, 2, (100, 30)).astype(np.float32)
+    probabilities = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
+    excluded = probabilities < 0.1 * probabilities.max(axis=1, keepdims=True)
+    np.testing.assert_array_equal(Sampling(min_p=0.1).restrict(logits), np.where(excluded, -np.inf, logits))
+
+
+def test_program_without_options_has_no_trace_of_them(toy):
+    """A loop without options, written out, compiles to the same program as `Greedy()`."""
+
+    def plain(tables):
+        generation = toy.generation(tables, 4)
+
+        def keep_going(state):
+            return (state[0] < 4) & ~jnp.all(state[4])
+
+        def body(state):
+            index, tokens, last, scores, ended, cache = state
+            logits, cache = generation.step(last, cache)
+            token = jnp.where(ended, 0, jnp.argmax(logits, axis=-1).astype(jnp.int32))
+            chosen = jnp.take_along_axis(logits, token[:, None], axis=-1)[:, 0]
+            scores += jnp.where(ended, 0.0, chosen - jax.nn.logsumexp(logits, axis=-1))
+            tokens = jax.lax.dynamic_update_slice_in_dim(tokens, token[:, None], index, axis=1)
+            return index + 1, tokens, token, scores, ended | (token == EOS), cache
+
+        zeros = jnp.zeros((2, 4), jnp.int32), jnp.zeros((2,), jnp.int32), jnp.zeros((2,), jnp.float32)
+        start = (jnp.zeros((), jnp.int32), *zeros, jnp.zeros((2,), bool), generation.allocate(1))
+        _, tokens, _, scores, _, _ = jax.lax.while_loop(keep_going, body, start)
+        return tokens.reshape(2, 1, 4), scores.reshape(2, 1)
+
+    def cost(decode):
+        analysis = jax.jit(decode).lower(toy.make_tables(0, 2, 4, 4)).compile().cost_analysis()
+        return analysis['flops'], analysis['bytes accessed']
+
+    assert cost(lambda tables: tuple(Greedy()(toy.generation(tables, 4)))) == cost(plain)
+    options = {'no_repeat_ngram_size': 2}
+    assert cost(lambda tables: tuple(Greedy(**options)(toy.generation(tables, 4)))) > cost(plain)
+
+
+TEXTS = [b'', b'', b'a', b'b', b'ab', b'ba', b'aab', '\u00e9'.encode()[:1], '\u00e9'.encode()[1:], b'c']
+
+
+@settings(max_examples=200, deadline=None, derandomize=True, database=None)
+@given(
+    st.lists(st.text('ab\u00e9', min_size=1, max_size=5), min_size=1, max_size=3),
+    st.lists(st.integers(-1, len(TEXTS)), min_size=1, max_size=12),
+)
+def test_stop_strings_are_found_wherever_their_tokens_begin(strings, ids):
+    automaton = StopStrings.compile(strings, TEXTS)
+    state, text = np.int32(0), b''
+    for token in ids:
+        piece = TEXTS[token] if 0 <= token < len(TEXTS) else b''
+        ends = [len(text) + place + 1 for place in range(len(piece))]
+        expected = any((text + piece)[:end].endswith(string.encode()) for end in ends for string in strings)
+        text += piece
+        state, is_complete = automaton.read(state, np.int32(token))
+        assert bool(is_complete) == expected
+    assert int(automaton.read_all(jnp.asarray([ids]))[0]) == int(state)
+
+
+@pytest.mark.parametrize('decoder', [Greedy(), Sampling(num_samples=3), BeamSearch(beams=3)])
+def test_generation_ends_with_a_stop_string(toy, decoder):
+    texts = [b'', b'', b'x', b'y', b'xy', b'z']
+    generation = toy.generation(toy.make_tables(3, 8, 6, 5), 5)
+    stopped = toy.generation(toy.make_tables(3, 8, 6, 5), 5, stop_strings=StopStrings.compile(['xy', 'zz'], texts))
+    decoded, free = (decoder(each, jax.random.key(0)).tokens.reshape(-1, 5).tolist() for each in (stopped, generation))
+    for row, unstopped in zip(decoded, free, strict=True):
+        lengths = [n for n in range(1, 6) if any(s in b''.join(texts[t] for t in row[:n]) for s in (b'xy', b'zz'))]
+        assert not lengths or not any(row[lengths[0] :])
+        if not isinstance(decoder, BeamSearch):
+            assert row == (unstopped[: lengths[0]] + [0] * (5 - lengths[0]) if lengths else unstopped)
+    assert decoded != free
+
+
+@pytest.mark.parametrize(
+    ('options', 'message'),
+    [
+        ({'no_repeat_ngram_size': -1}, 'NO_REPEAT_NGRAM_SIZE must be .*, got -1'),
+        ({'repetition_penalty': 0.0}, 'REPETITION_PENALTY must be a number above 0, got 0.0'),
+        ({'bad_words_ids': [5]}, 'BAD_WORDS_IDS must be lists of ids, .* got .5,'),
+        ({'bad_words_ids': [[9]]}, 'BAD_WORDS_IDS must be ids from 0 to 3, got 9'),
+        ({'forced_prefix': '[5'}, 'FORCED_PREFIX must be a list'),
+        ({'forced_prefix': [4]}, 'FORCED_PREFIX must be ids from 0 to 3, got 4'),
+    ],
+)
+def test_invalid_option_raises_an_error(toy, options, message):
+    with pytest.raises(UserError, match=message):
+        Greedy(**options)(toy.generation(toy.make_tables(0, 1, 4, 2), 2))
+    with pytest.raises(UserError, match='STOP_STRINGS must not contain an empty text'):
+        StopStrings.compile([''], TEXTS)
+
+
+def test_name_of_a_decoder_has_the_options_that_are_set():
+    assert repr(Greedy()) == 'Greedy()'
+    decoder = Sampling(top_k=2, no_repeat_ngram_size=3, bad_words_ids=[[1, 2]])
+    assert repr(decoder).startswith(
+        'Sampling(no_repeat_ngram_size=3, bad_words_ids=((1, 2),), temperature=1.0, top_k=2'
+    )
+    assert hash(decoder) == hash(Sampling(top_k=2, no_repeat_ngram_size=3, bad_words_ids=[[1, 2]]))
