@@ -116,7 +116,7 @@ def param_shapes(model: Model, batch_shapes: Mapping[str, tuple[int, ...]]) -> P
     """What `model.init` returns, with a `jax.ShapeDtypeStruct` for each array. No array is computed."""
     # Shapes do not depend on kernels, so none is checked for the lengths of this call.
     with stack.traced_once(), self_check.recording():
-        return jax.eval_shape(lambda key: model.init(key, batch_shapes), jax.random.key(0))
+        return jax.eval_shape(lambda: model.init(jax.random.key(0), batch_shapes))
 
 
 # What some models can do in addition, by the name of the method: in words, and the model types that have it.
@@ -143,6 +143,4 @@ def require(model: Model, ability: str, reader: str) -> None:
 def require_type(model: Model, model_type: str, reader: str) -> None:
     """Raises UserError if the model has another type than `reader` (a command, a flag) requires."""
     if model.model_type != model_type:
-        raise UserError(
-            f'{reader} requires a model of type {model_type}, and MODEL_TYPE is {model.model_type!r}'
-        )
+        raise UserError(f'{reader} requires a model of type {model_type}, and MODEL_TYPE is {model.model_type!r}')

@@ -21,7 +21,7 @@ from remixer_tasks.benchmarks.text_task import TEST, TRAIN, VALIDATION, Dataset,
 from remixer_tasks.corpora.text_corpus import ParsedCorpus
 from remixer_tasks.files import cache
 from remixer_tasks.files.malformed import Malformed
-from remixer_tasks.vocabulary.python_vocabularies import WordVocabulary
+from remixer_tasks.vocabulary.words_and_bytes import WordVocabulary
 
 GEN = 'gen'
 IN_DISTRIBUTION = 'in_distribution'
