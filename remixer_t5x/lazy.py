@@ -68,7 +68,7 @@ def check_installed(*names: str) -> None:
     """Raises UserError if a library of the extra `train`, by default any of them, is not installed."""
     for name in names or FOR_TASKS:
         if sys.modules.get(name) is None and importlib.util.find_spec(name) is None:
-            raise UserError(f'tasks need {name}, which is not installed; type {INSTALL}')
+            raise UserError(f'this needs {name}, which is not installed; type {INSTALL}')
 
 
 def file_errors() -> tuple[type[BaseException], ...]:
