@@ -202,8 +202,10 @@ def extra(name: str) -> Any:
 if TYPE_CHECKING:
     import seqio
     import tensorflow as tf
+    import tensorflow_datasets as tfds
     import tensorflow_text as tf_text
 else:
-    seqio, tf, tf_text = _Library('seqio'), _Library('tensorflow'), _Library('tensorflow_text')
+    seqio, tf = _Library('seqio'), _Library('tensorflow')
+    tf_text, tfds = _Library('tensorflow_text'), _Library('tensorflow_datasets')
 
-__all__ = ['extra', 'file_errors', 'has_extra', 'seqio', 'tf', 'tf_text']
+__all__ = ['extra', 'file_errors', 'has_extra', 'seqio', 'tf', 'tf_text', 'tfds']

@@ -45,7 +45,10 @@ for command in {[*COMMANDS, *NEED_TASKS]!r}:
 
 
 def test_trained_models_run_without_tensorflow(tmp_path):
-    run = saved_run.write_run(tmp_path / 'run', steps=(1,))
+    task = 'from remixer_tasks import vocabularies\nfrom remixer_tasks import names\n'
+    config = saved_run.CONFIG.replace('from remixer_tasks import vocabularies\n', task)
+    config += "include 'hardware/cpu.gin'\n"
+    run = saved_run.write_run(tmp_path / 'run', config, steps=(1,))
     record = {'kind': 'train', 'step': 1, 'loss': 2.5, 'timing': {'clock': 0.0, 'seconds': 1.0}}
     (run / 'metrics.jsonl').write_text(json.dumps(record) + '\n')
     (tmp_path / 'texts.txt').write_text('ab\nc\n')
