@@ -20,8 +20,8 @@ COPY setup.py pyproject.toml MANIFEST.in README.md CHANGELOG.md LICENSE requirem
 COPY remixer_t5x remixer_t5x
 COPY tasks tasks
 COPY configs configs
-RUN if [ "$EXTRA" = cpu ]; then wanted=.; else wanted=".[$EXTRA]"; fi \
-    && pip install --no-cache-dir --constraint=requirements.lock "$wanted" \
+RUN if [ "$EXTRA" = cpu ]; then extras=train; else extras="train,$EXTRA"; fi \
+    && pip install --no-cache-dir --constraint=requirements.lock ".[$extras]" \
     && remixer-t5x --version
 
 RUN useradd --create-home --uid=1000 remixer && mkdir /data && chown remixer /data

@@ -1,4 +1,5 @@
-"""TensorFlow and seqio, imported at their first use, because these imports take longer than all others together.
+"""TensorFlow and seqio, imported at their first use: their imports take longer than all others together, and only tasks
+need them, so an installation for inference lacks them.
 
     from remixer_t5x.lazy import seqio, tf
 
@@ -23,6 +24,9 @@ from typing import TYPE_CHECKING, Any
 
 from remixer_t5x.errors import UserError
 
+# Libraries that only tasks need, and how to install them.
+FOR_TASKS = ('tensorflow', 'tensorflow_text', 'tensorflow_datasets', 'seqio')
+INSTALL = "pip install 'remixer-t5x[train]'"
 # Whether to show what libraries write to file descriptor 2 while they are imported.
 verbose = False
 # Read by the C++ side of TensorFlow, gRPC and XLA when they are loaded.
@@ -50,8 +54,28 @@ def _load(name: str) -> Any:
     _tensorflow()
     if name not in sys.modules:
         with without_stderr(), _uncollected(), _later(_RARELY_USED):
-            importlib.import_module(name)
+            _import(name)
     return sys.modules[name]
+
+
+def _import(name: str) -> Any:
+    """Imports a library of the extra `train`. Raises UserError if it is not installed."""
+    check_installed(name)
+    return importlib.import_module(name)
+
+
+def check_installed(*names: str) -> None:
+    """Raises UserError if a library of the extra `train`, by default any of them, is not installed."""
+    for name in names or FOR_TASKS:
+        if sys.modules.get(name) is None and importlib.util.find_spec(name) is None:
+            raise UserError(f'this needs {name}, which is not installed; type {INSTALL}')
+
+
+def file_errors() -> tuple[type[BaseException], ...]:
+    """Returns what reading or writing a file or an object in a bucket can raise, for `except`, without TensorFlow."""
+    tensorflow = sys.modules.get('tensorflow')
+    # ImportError: the package for a kind of bucket is not installed.
+    return (OSError, ImportError, *([] if tensorflow is None else [tensorflow.errors.OpError]))
 
 
 @functools.cache
@@ -60,7 +84,7 @@ def _tensorflow() -> Any:
     if not verbose:
         set_environment()
     with without_stderr(), _uncollected(), _without(_NOT_NEEDED):
-        tensorflow = importlib.import_module('tensorflow')
+        tensorflow = _import('tensorflow')
         _hide_accelerators(tensorflow)
     return tensorflow
 
@@ -178,7 +202,10 @@ def extra(name: str) -> Any:
 if TYPE_CHECKING:
     import seqio
     import tensorflow as tf
+    import tensorflow_datasets as tfds
+    import tensorflow_text as tf_text
 else:
     seqio, tf = _Library('seqio'), _Library('tensorflow')
+    tf_text, tfds = _Library('tensorflow_text'), _Library('tensorflow_datasets')
 
-__all__ = ['extra', 'has_extra', 'seqio', 'tf']
+__all__ = ['extra', 'file_errors', 'has_extra', 'seqio', 'tf', 'tf_text', 'tfds']

@@ -1,5 +1,6 @@
 # Sourced by the other scripts: `say`, and `prepare_environment EXTRAS [WHEEL]`, which makes $VENV and installs the wheel,
-# or this checkout where none is given, with the versions of the lock file for its Python, unless that was done already.
+# or this checkout where none is given, with the extra `train`, EXTRAS and the versions of the lock file for its Python,
+# unless that was done already.
 
 VENV="${VENV:-.venv}"
 
@@ -33,7 +34,7 @@ lock_file() {
 }
 
 prepare_environment() {
-    local extras="$1" wheel="${2:-}" python stamp wanted lock
+    local extras="train${1:+,$1}" wheel="${2:-}" python stamp wanted lock
     if [[ ! -x "$VENV/bin/python" ]]; then
         python="$(find_python)"
         say "making the virtual environment $VENV with $("$python" --version)"
@@ -51,15 +52,15 @@ prepare_environment() {
         say "$VENV is up to date"
         return
     fi
-    say "installing remixer_t5x${extras:+[$extras]} into $VENV, versions as in $lock (minutes, the first time)"
+    say "installing remixer_t5x[$extras] into $VENV, versions as in $lock (minutes, the first time)"
     if [[ -n "$wheel" ]]; then
-        pip_install "$wheel${extras:+[$extras]}"
+        pip_install "$wheel[$extras]"
         # pip keeps what has the same version, although the code may be another.
         pip_install --no-deps --force-reinstall "$wheel"
         # The last wheel is the one that is installed.
         echo "$wanted" > "$stamp"
     else
-        pip_install -e ".${extras:+[$extras]}"
+        pip_install -e ".[$extras]"
         echo "$wanted" >> "$stamp"
     fi
 }

@@ -67,7 +67,7 @@ OPENED = {
     'tasks/remixer_tasks/files/download.py::_sha256': VERIFIED,
     'tasks/remixer_tasks/files/row_files.py::opened': 'what untrusted_files has opened',
     'tasks/remixer_tasks/python_docs.py::read': 'a package that is installed here',
-    'tasks/remixer_tasks/vocabulary/sentencepiece_vocabulary.py::_read_model': VERIFIED,
+    'tasks/remixer_tasks/vocabulary/sentencepiece_vocabulary.py::_load_once': VERIFIED,
 }
 # Modules that read by untrusted_files, all of which `tests/test_untrusted_files.py` reaches or the file named here.
 USING = {

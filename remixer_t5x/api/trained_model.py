@@ -12,13 +12,13 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
+from remixer_t5x.base_vocabulary import Vocabulary
 from remixer_t5x.data import batch_formats, task_vocabulary
 from remixer_t5x.devices.partition import Partitioner
 from remixer_t5x.errors import UserError
 from remixer_t5x.evaluate import held_out_loss, predictions
 from remixer_t5x.evaluate.text_inference import Texts
 from remixer_t5x.interop import converted
-from remixer_t5x.lazy import seqio
 from remixer_t5x.models import interface
 from remixer_t5x.models.classifier import Classifier
 from remixer_t5x.models.decoding import Decoder, Greedy
@@ -76,7 +76,7 @@ class TrainedModel:
     Attributes:
         model: a model, whose methods are pure functions of `params`.
         params: parameters, float32 unless `load` was given a dtype.
-        vocabulary: a seqio vocabulary: `encode(text)`, `decode(ids)`.
+        vocabulary: converts between texts and ids: `encode(text)`, `decode(ids)`.
         lengths: maximum tokens of `inputs` and `targets`, including the end token.
         source: the folder of the parameters.
         partitioner: the devices of the parameters.
@@ -86,7 +86,7 @@ class TrainedModel:
 
     model: interface.Model
     params: interface.Params
-    vocabulary: seqio.Vocabulary
+    vocabulary: Vocabulary
     lengths: Mapping[str, int]
     source: str = ''
     partitioner: Partitioner = dataclasses.field(default_factory=Partitioner)

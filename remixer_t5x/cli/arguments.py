@@ -7,8 +7,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from remixer_t5x import ranges, startup
-from remixer_t5x.cli import quiet
+from remixer_t5x import lazy, ranges, startup
 from remixer_t5x.errors import UserError
 
 GIN_HELP = """\
@@ -108,18 +107,14 @@ def load(
     args: argparse.Namespace,
     root: str,
     base: Sequence[str] = (),
-    tensorflow: bool = True,
     defaults: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> None:
-    """Reads the gin files and flags of the command line, for a call of `root`; see `config.loading.load`.
-
-    `tensorflow` loads TensorFlow here, otherwise its first use does.
-    """
+    """Reads the gin files and flags of the command line, for a call of `root`; see `config.loading.load`."""
     from remixer_t5x.config import loading
 
     given = _given(args, base=base, defaults=defaults or {})
-    loading.load(given, root, importing=libraries(args, tensorflow), **options)
+    loading.load(given, root, importing=libraries(args), **options)
     startup.done('imports')
 
 
@@ -134,8 +129,7 @@ def values(
     from remixer_t5x.config import loading
 
     given = _given(args, base=base, defaults=defaults or {}, objects=objects or {})
-    importing = libraries(args, tensorflow=args.command != 'info')
-    return loading.values(given, *macros, importing=importing)
+    return loading.values(given, *macros, importing=libraries(args))
 
 
 def _given(args: argparse.Namespace, **sources: Any) -> Any:
@@ -183,9 +177,9 @@ def _run_sources(args: argparse.Namespace) -> tuple[list[str], list[tuple[str, s
     return [str(file)], flags
 
 
-def libraries(args: argparse.Namespace, tensorflow: bool = True) -> contextlib.AbstractContextManager[None]:
+def libraries(args: argparse.Namespace) -> contextlib.AbstractContextManager[None]:
     """Hides what libraries write while they are imported, unless with `--verbose` or if the import fails."""
-    return contextlib.nullcontext() if args.verbose else quiet.imports(tensorflow)
+    return contextlib.nullcontext() if args.verbose else lazy.without_stderr()
 
 
 def whole_number(minimum: int) -> Callable[[str], int]:

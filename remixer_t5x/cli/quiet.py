@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import sys
 import warnings
-from collections.abc import Iterator
 
 from remixer_t5x import lazy
 
@@ -27,16 +25,3 @@ def hush() -> None:
     # TensorStore's threads report failed writes to an event loop that is already closed.
     sys.unraisablehook = lambda unraisable: None
     logging.getLogger('remixer_t5x').setLevel(logging.WARNING)
-
-
-@contextlib.contextmanager
-def imports(tensorflow: bool) -> Iterator[None]:
-    """Hides what libraries write to file descriptor 2 while they are imported, unless the import fails.
-
-    `tensorflow` loads TensorFlow first: version 2.21 writes at any log level.
-    """
-    with lazy.without_stderr():
-        if tensorflow:
-            # Any attribute loads it.
-            lazy.tf.__version__  # noqa: B018
-        yield

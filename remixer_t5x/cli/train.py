@@ -40,9 +40,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Trains, prints where the results are, and returns the exit code."""
+    # Before MODEL_DIR exists.
+    lazy.check_installed()
     if args.from_hf is not None:
         _begin_with_hugging_face(args)
-    arguments.load(args, ROOT, partial=False, tensorflow=False)
+    arguments.load(args, ROOT, partial=False)
     import jax
 
     from remixer_t5x.config import loading, resolved

@@ -247,9 +247,11 @@ def _unread_macro_error(name: str, place: str, known: Collection[str]) -> UserEr
 
 def _check_reference(macro: str, place: str) -> None:
     """Raises UserError if a macro is a text, and the shipped files set it to references alone."""
+    if not isinstance(value := resolved.raw(macro), str):
+        return
     text = '\n'.join(text.text for text in files.shipped().values())
     references = re.findall(rf"\b{macro} ?= ?'?(@[^\s',]+)", text)
-    if isinstance(value := resolved.raw(macro), str) and references and not re.search(rf"^{macro} = '", text, re.M):
+    if references and not re.search(rf"^{macro} = '", text, re.M):
         near = difflib.get_close_matches(value, references, n=1, cutoff=0)[0]
         example = f'{FLAG}{macro}={shlex.quote(near)}'
         raise UserError(

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 
 import gin
 
+from remixer_t5x import lazy
 from remixer_t5x.config import files, user_modules
 from remixer_t5x.config.files import T5X, Text
 from remixer_t5x.errors import UserError, nearest, one_line
@@ -68,7 +69,10 @@ def _one_line(error: Exception, text: Text, before: Sequence[Text], header: int)
         number, problem = error.lineno or 1, str(error.msg).splitlines()[-1].strip()
         problem += '; write NAME = value or module.name.setting = value, with text in closed quotes'
     elif isinstance(error, ModuleNotFoundError):
-        problem += '; is the name spelt right, the package installed, or its folder in PYTHONPATH?'
+        if error.name in lazy.FOR_TASKS:
+            problem += f'; type {lazy.INSTALL}'
+        else:
+            problem += '; is the name spelt right, the package installed, or its folder in PYTHONPATH?'
     else:
         problem += _advice(''.join(lines[number - 1 : number]), text, before)
     return UserError(f'{text.name if text.is_flag else f"{text.name} line {number}"}: {one_line(problem)}')

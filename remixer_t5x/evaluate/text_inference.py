@@ -37,7 +37,7 @@ class Texts:
     """Encodes and decodes texts with a vocabulary.
 
     Attributes:
-        vocabulary: a seqio vocabulary.
+        vocabulary: a `base_vocabulary.Vocabulary`, or one of seqio.
         longest: maximum number of tokens of an input, including its end token.
         refuse_long: whether to raise UserError for a longer text instead of truncating it.
         ends: whether to add the end token; prompts that are continued have none.
@@ -208,7 +208,7 @@ def predict_with(predictor: predictions.Predictor, params: Any, model: Any) -> C
 class TextInference:
     """A model and the texts that it reads; gin builds it for `remixer-t5x infer`.
 
-    `vocabulary` is the seqio vocabulary that the model was trained with, `checkpoint` a checkpoint or a MODEL_DIR (its
+    `vocabulary` is the one that the model was trained with, `checkpoint` a checkpoint or a MODEL_DIR (its
     newest), `output` a file or '-' for standard output. `refuse_long` raises UserError for a text that is longer than
     `decoding` allows, instead of truncating it.
     """

@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
-from jax.experimental.pallas import tpu as pltpu
 from jax.sharding import PartitionSpec
 
 from remixer_t5x import axes
@@ -88,7 +87,12 @@ def refuse_bfloat16(dtype: Any) -> str | None:
 
 def on_chip_memory(default: int) -> int:
     """Bytes of on-chip memory (VMEM) of this process's TPU; the default without a TPU."""
-    return pltpu.get_tpu_info().vmem_capacity_bytes if jax.default_backend() == 'tpu' else default
+    if jax.default_backend() != 'tpu':
+        return default
+    # The import takes 0.3 s.
+    from jax.experimental.pallas import tpu
+
+    return tpu.get_tpu_info().vmem_capacity_bytes
 
 
 def rows_and_heads(batch: int, heads: int) -> tuple[Any, Any]:

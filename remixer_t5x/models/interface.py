@@ -116,7 +116,7 @@ def param_shapes(model: Model, batch_shapes: Mapping[str, tuple[int, ...]]) -> P
     """What `model.init` returns, with a `jax.ShapeDtypeStruct` for each array. No array is computed."""
     # Shapes do not depend on kernels, so none is checked for the lengths of this call.
     with stack.traced_once(), self_check.recording():
-        return jax.eval_shape(lambda key: model.init(key, batch_shapes), jax.random.key(0))
+        return jax.eval_shape(lambda: model.init(jax.random.key(0), batch_shapes))
 
 
 # What some models can do in addition, by the name of the method: in words, and the model types that have it.

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 
 from etils import epath
 
+from remixer_t5x import lazy
 from remixer_t5x.errors import UserError, one_line
 from remixer_t5x.run_folder import object_store
 
@@ -78,7 +79,7 @@ def claim(path: str | os.PathLike[str]) -> epath.Path:
         folder.mkdir(parents=True, exist_ok=True)
         # Rewriting the marker each time checks that the folder can be written.
         (folder / MARKER).write_text(json.dumps({'format': 'remixer_t5x', 'version': 1}) + '\n')
-    except object_store.errors() as error:
+    except lazy.file_errors() as error:
         raise UserError(
             f'MODEL_DIR {folder} cannot be written ({object_store.reason(error)}); give another folder'
         ) from error
@@ -89,7 +90,7 @@ def write_config(folder: epath.Path, text: str) -> None:
     """Writes the operative gin to `folder`/config.gin. Raises UserError if it cannot be written."""
     try:
         object_store.replace(folder / CONFIG, text)
-    except object_store.errors() as error:
+    except lazy.file_errors() as error:
         raise UserError(f'{folder / CONFIG} cannot be written: {object_store.reason(error)}') from error
 
 

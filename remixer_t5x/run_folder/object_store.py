@@ -10,7 +10,6 @@ import contextlib
 import importlib
 import math
 import os
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -18,7 +17,7 @@ from typing import Any
 
 from etils import epath
 
-from remixer_t5x import temporary
+from remixer_t5x import lazy, temporary
 from remixer_t5x.errors import UserError
 
 GOOGLE = 'gs://'
@@ -84,18 +83,12 @@ def contents(folder: epath.Path) -> dict[str, list[Any]] | None:
     return {blob.name.removeprefix(prefix): [int(blob.size), f'{CRC32C}{blob.crc32c}'] for blob in objects}
 
 
-def errors() -> tuple[type[BaseException], ...]:
-    """Returns what a read or a write can raise, for `except`, without loading TensorFlow."""
-    tensorflow = sys.modules.get('tensorflow')
-    return (OSError,) if tensorflow is None else (OSError, tensorflow.errors.OpError)
-
-
 @contextlib.contextmanager
 def reading(path: str | os.PathLike[str]) -> Iterator[None]:
     """Converts an error of the disk or the store into a UserError that says why `path` cannot be read."""
     try:
         yield
-    except errors() as error:
+    except lazy.file_errors() as error:
         raise UserError(f'{os.fspath(path)} cannot be read: {reason(error)}') from error
 
 
@@ -104,7 +97,7 @@ def writing(path: epath.Path) -> Iterator[None]:
     """Converts an error of the disk or the store into a CannotWrite that says why `path` cannot be written."""
     try:
         yield
-    except errors() as error:
+    except lazy.file_errors() as error:
         advice = 'run' if is_remote(path) else 'free some space or check the rights of its folder, and run'
         raise CannotWrite(f'{path} cannot be written ({reason(error)}); {advice} the same command again') from error
 
@@ -147,7 +140,8 @@ def _bucket_name(folder: epath.Path) -> str:
 class GrowingObject:
     """The object `path`, whose content is in memory and is uploaded as a whole.
 
-    `upload_if_due` uploads from time to time; `flush` uploads if something was added, and raises one of `errors()`.
+    `upload_if_due` uploads from time to time; `flush` uploads if something was added, and raises one of
+    `lazy.file_errors()`.
     """
 
     def __init__(self, path: epath.Path, data: bytes = b''):
@@ -171,7 +165,7 @@ class GrowingObject:
         """Uploads and returns whether that succeeded; the next call tries again."""
         try:
             self.flush()
-        except errors():
+        except lazy.file_errors():
             self._last = time.monotonic()
             return False
         return True

@@ -113,7 +113,7 @@ def main() -> None:
     args = parser.parse_args()
     corpus = local_files.corpus(args.files, format=args.format) if args.files else python_docs.corpus()
     vocabulary = vocabularies.sentencepiece(args.model) if args.model else vocabularies.trained(corpus, 4096)
-    vocabulary.load_model()
+    vocabulary.sp_model  # noqa: B018 (loads the model)
     if args.streams:
         return run_batches(corpus, vocabulary, args.streams, args.device_tokens, args.tokens)
 

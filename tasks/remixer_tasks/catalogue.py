@@ -14,7 +14,7 @@ import numpy as np
 from remixer_t5x import tf_data
 from remixer_t5x.errors import UserError
 from remixer_t5x.lazy import seqio
-from remixer_tasks.benchmarks import cogs, generation, glue, nli, sources, super_glue, winograd
+from remixer_tasks.benchmarks import cogs, data_files, generation, glue, nli, super_glue, winograd
 from remixer_tasks.benchmarks.text_task import Dataset, TextTask
 
 _SUITES = (super_glue, winograd, glue, nli, cogs, generation)
@@ -26,7 +26,7 @@ _MAX_COUNTED_BYTES = 1_000_000
 
 
 def task(name: str, vocabulary: seqio.Vocabulary, data_dir: str | None = None) -> seqio.Task:
-    """The task `name`, which reads the data that `sources` finds; opens no file.
+    """The task `name`, which reads the data that `data_files` finds; opens no file.
 
     Raises UserError for an unknown name, with the nearest known names.
     """
@@ -43,13 +43,15 @@ def find(name: str) -> TextTask:
 
 def origins(dataset: Dataset, data_dir: str | None = None) -> dict[str, str | None]:
     """For each split of the data set, the files or the TFDS folder that it is read from, or None."""
-    source = sources.LabelledSource(dataset, tuple(dataset.splits), data_dir)
+    from remixer_tasks.benchmarks.sources import LabelledSource
+
+    source = LabelledSource(dataset, tuple(dataset.splits), data_dir)
     return {split: source.origin(split) for split in source.splits}
 
 
 def download_folder(data_dir: str | None = None) -> str:
-    """The folder for downloads, which `sources` searches last."""
-    return str(sources.raw_folders(data_dir)[-1])
+    """The folder for downloads, which `data_files` searches last."""
+    return str(data_files.raw_folders(data_dir)[-1])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,10 +99,12 @@ def _split_status(dataset: Dataset, data_dir: str | None) -> list[SplitStatus]:
 
 def _amount(dataset: Dataset, split: str, data_dir: str | None) -> str:
     """Empty for data that cannot be read, which must not end a list of all tasks; `examples` reports the reason."""
+    from remixer_tasks.benchmarks.sources import LabelledSource
+
     try:
-        raw = sources.find_raw(dataset, split, data_dir)
-        if raw is None or sources.find_tfds(dataset, data_dir):
-            return f'{sources.LabelledSource(dataset, tuple(dataset.splits), data_dir).count(split):,}'
+        raw = data_files.find_raw(dataset, split, data_dir)
+        if raw is None or data_files.find_tfds(dataset, data_dir):
+            return f'{LabelledSource(dataset, tuple(dataset.splits), data_dir).count(split):,}'
         layout, paths = raw
         size = sum(os.path.getsize(path) for path in paths)
         return f'{size / 1e6:.0f} MB' if size > _MAX_COUNTED_BYTES else f'{sum(1 for _ in layout.read(*paths)):,}'
@@ -127,7 +131,7 @@ def examples(
     source = task.source(data_dir)
     split = split or next((split for split in source.splits if source.origin(split)), source.splits[0])
     if source.origin(split) is None:
-        raise UserError(sources.missing(task.dataset, split, data_dir))
+        raise UserError(data_files.missing(task.dataset, split, data_dir))
     dataset = source.get_dataset(split, shuffle=False).take(n)
     shown = []
     for index, row in enumerate(tf_data.arrays(dataset)):

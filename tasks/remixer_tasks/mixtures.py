@@ -12,9 +12,8 @@ from typing import Any
 
 from remixer_t5x import ranges
 from remixer_t5x.errors import UserError
-from remixer_t5x.lazy import seqio, tf
+from remixer_t5x.lazy import seqio
 from remixer_tasks import catalogue
-from remixer_tasks.benchmarks.sources import LabelledSource
 from remixer_tasks.benchmarks.text_task import TRAIN
 
 # T5's counts; the rows of ReCoRD after duplication, of WSC without the false pairs.
@@ -61,22 +60,12 @@ ENTAILMENT = {
 SQUAD = {'squad_v010_allanswers': 87_599}
 
 
-class LabelledMixture(seqio.Mixture):
-    """A mixture that raises UserError with the tasks that have no data, before any task is opened."""
+def labelled_mixture(name: str, tasks: Sequence[tuple[Any, Any]]) -> seqio.Mixture:
+    """Returns a mixture of (task, rate) that raises UserError with the tasks that have no data."""
+    # Imported here, because the class derives from seqio's.
+    from remixer_tasks.benchmarks.sources import LabelledMixture
 
-    def get_dataset(self, *args: Any, **kwargs: Any) -> tf.data.Dataset:
-        split = kwargs.get('split', args[1] if len(args) > 1 else TRAIN)
-        absent = [
-            task.name
-            for task in self.tasks
-            if isinstance(task.source, LabelledSource) and split in task.splits and not task.source.origin(split)
-        ]
-        if absent:
-            raise UserError(
-                f'{self.name}: there are no {split} files of {", ".join(absent)}: set DATA_DIR to their folder, or '
-                f'leave the tasks out with WITHOUT = {absent}'
-            )
-        return super().get_dataset(*args, **kwargs)
+    return LabelledMixture(name, tasks)
 
 
 def glue(
@@ -136,6 +125,8 @@ def count(task: seqio.Task) -> float:
     known = {**GLUE, **SUPER_GLUE, **ENTAILMENT, **SQUAD}
     if task.name in known and known[task.name]:
         return float(known[task.name])
+    from remixer_tasks.benchmarks.sources import LabelledSource
+
     is_labelled = isinstance(task.source, LabelledSource)
     number = task.source.count(TRAIN) if is_labelled else task.source.num_input_examples(TRAIN)
     if number is None:
@@ -163,4 +154,4 @@ def _mixture(
     tasks = [*more, *((catalogue.task(task, vocabulary, data_dir), rate) for task, rate in chosen.items())]
     if not sum(rate for _, rate in tasks):
         raise UserError(f'WITHOUT must leave a task of {name} to train on, got {", ".join(without)}')
-    return LabelledMixture(name, tasks)
+    return labelled_mixture(name, tasks)

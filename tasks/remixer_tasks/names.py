@@ -52,7 +52,7 @@ def _mixture(name: str, tasks: Sequence[str], rate: Any, unsupervised: Any = Non
         rates = [(catalogue.task(task, vocabulary, data_dir), rate) for task in tasks]
         if unsupervised is not None:
             rates.insert(0, (MAKERS[UNSUPERVISED](vocabulary, data_dir), unsupervised))
-        return mixtures.LabelledMixture(name, rates)
+        return mixtures.labelled_mixture(name, rates)
 
     return make
 
@@ -197,7 +197,7 @@ def mixture(
             return float(fixed_rates[task.name])
         return min(mixtures.count(task), maximum or math.inf) ** (1 / temperature)
 
-    return mixtures.LabelledMixture(name, [(task, rate_of) for task in by_name.values()])
+    return mixtures.labelled_mixture(name, [(task, rate_of) for task in by_name.values()])
 
 
 def vocabulary_of(task: str | seqio.Task | seqio.Mixture) -> seqio.Vocabulary:

@@ -1,4 +1,4 @@
-"""Vocabularies for seqio tasks: a SentencePiece model, bytes, words, pieces trained on a corpus, BERT's or GPT-2's.
+"""Vocabularies of tasks and models: a SentencePiece model, bytes, words, pieces trained on a corpus, BERT's or GPT-2's.
 
 All but BERT's and GPT-2's reserve T5's ids (0 padding, 1 EOS, 2 unknown). SentencePiece and byte vocabularies end with
 `extra_ids` sentinels, <extra_id_0> last. Files are read at first use.
@@ -17,9 +17,15 @@ from collections.abc import Mapping
 from etils import epath
 
 from remixer_t5x import ranges, untrusted_files
+from remixer_t5x.base_vocabulary import Vocabulary
 from remixer_t5x.errors import UserError
 from remixer_t5x.lazy import seqio, tf
 from remixer_tasks.corpora.text_corpus import Corpus
+from remixer_tasks.vocabulary import sentencepiece_vocabulary
+from remixer_tasks.vocabulary.byte_pairs import BytePairs
+from remixer_tasks.vocabulary.sentencepiece_vocabulary import SentencePiece
+from remixer_tasks.vocabulary.wordpiece import WordPieceVocabulary
+from remixer_tasks.vocabulary.words_and_bytes import ByteVocabulary, WordVocabulary
 
 T5_MODEL = 'gs://t5-data/vocabs/cc_all.32000/sentencepiece.model'
 SENTINELS = 100
@@ -27,55 +33,45 @@ SENTINELS = 100
 MAX_SENTINELS = 10_000
 
 
-def sentencepiece(path: str = T5_MODEL, extra_ids: int = SENTINELS) -> seqio.SentencePieceVocabulary:
+def sentencepiece(path: str = T5_MODEL, extra_ids: int = SENTINELS) -> SentencePiece:
     """The SentencePiece model at `path` (a local file, with ~, or gs://), and `extra_ids` sentinels.
 
     The default is T5's: 32,000 pieces, 32,100 ids with the sentinels. Hugging Face's tokenizer.json of a T5 becomes a
     SentencePiece model in the cache.
     """
-    from remixer_tasks.vocabulary import sentencepiece_vocabulary
-
-    # seqio caches models by path, and a relative path depends on the current folder.
+    # Models are cached by path, and a relative path depends on the current folder.
     path = path if '://' in path else os.path.abspath(os.path.expanduser(path))
     if path.endswith('.json'):
         path = str(sentencepiece_vocabulary.convert_unigram(path))
-    return sentencepiece_vocabulary.SentencePiece(path, extra_ids=extra_ids)
+    return SentencePiece(path, extra_ids=extra_ids)
 
 
-def byte(extra_ids: int = SENTINELS) -> seqio.ByteVocabulary:
+def byte(extra_ids: int = SENTINELS) -> ByteVocabulary:
     """UTF-8 bytes as in ByT5 (Xue et al. 2022): 3 special ids, 256 bytes, `extra_ids` sentinels.
 
     Without `extra_ids`, the 11 bytes that no UTF-8 text has are the sentinels, as in ByT5's pretraining.
     """
-    from remixer_tasks.vocabulary import python_vocabularies
-
-    return python_vocabularies.ByteVocabulary(extra_ids=extra_ids)
+    return ByteVocabulary(extra_ids=extra_ids)
 
 
-def words(corpus: Corpus) -> seqio.Vocabulary:
+def words(corpus: Corpus) -> WordVocabulary:
     """The words between spaces of the training part of `corpus`, for small languages, without sentinels."""
-    from remixer_tasks.vocabulary import python_vocabularies
-
-    return python_vocabularies.WordVocabulary(f'words of {corpus.identity}', corpus.training_documents)
+    return WordVocabulary(f'words of {corpus.identity}', corpus.training_documents)
 
 
-def wordpiece(path: str) -> seqio.Vocabulary:
+def wordpiece(path: str) -> WordPieceVocabulary:
     """BERT's pieces, from a `tokenizer.json` or `vocab.txt` at `path`, with BERT's ids; needs the package tokenizers.
 
     Each text begins with `[CLS]`, and `[SEP]` is the end token. There are no sentinels.
     """
-    from remixer_tasks.vocabulary.wordpiece import WordPieceVocabulary
-
     return WordPieceVocabulary(path)
 
 
-def byte_pairs(folder: str, end_id: int = 50256) -> seqio.Vocabulary:
+def byte_pairs(folder: str, end_id: int = 50256) -> BytePairs:
     """GPT-2's byte pairs, from the tokenizer files in `folder`. Ids are GPT-2's plus one, because id 0 is padding.
 
     end_id: GPT-2's id of <|endoftext|>, which ends a text.
     """
-    from remixer_tasks.vocabulary.byte_pairs import BytePairs
-
     return BytePairs(folder, end_id)
 
 
@@ -85,7 +81,7 @@ def trained(
     extra_ids: int = SENTINELS,
     character_coverage: float = 0.9995,
     at_most: bool = False,
-) -> seqio.SentencePieceVocabulary:
+) -> SentencePiece:
     """SentencePiece pieces trained on `corpus` and cached, exactly `vocab_size` ids with the sentinels.
 
     Args:
@@ -95,8 +91,6 @@ def trained(
     Raises:
         UserError: `vocab_size` is too small for pieces, or, at first use, too large for the text.
     """
-    from remixer_tasks.vocabulary import sentencepiece_vocabulary
-
     smallest = extra_ids + 128
     if vocab_size < smallest:
         raise UserError(
@@ -107,7 +101,7 @@ def trained(
     return sentencepiece_vocabulary.TrainedPieces(corpus, settings, extra_ids)
 
 
-def saved(folder: str) -> seqio.Vocabulary:
+def saved(folder: str) -> Vocabulary:
     """The vocabulary that a run saved: in MODEL_DIR, or in its folder `vocabulary`. gs:// is copied to this machine.
 
     Raises UserError if the folder has no vocabulary, or if its description is damaged.
@@ -138,10 +132,8 @@ def saved(folder: str) -> seqio.Vocabulary:
     if kind == 'byte_pairs':
         return byte_pairs(str(place), number)
     if kind == 'words':
-        from remixer_tasks.vocabulary import python_vocabularies
-
         text = untrusted_files.read_text(pathlib.Path(place / 'words.txt'), 'copy MODEL_DIR again')
-        return python_vocabularies.WordVocabulary(f'words of {place}', lambda: text.split('\n'))
+        return WordVocabulary(f'words of {place}', lambda: text.split('\n'))
     raise UserError(f'{place / "vocabulary.json"} has the unknown kind {kind!a:.60}; update remixer_t5x')
 
 

@@ -1,6 +1,5 @@
 """The console script: flags, exit codes, one line per mistake, and nothing but that line."""
 
-import contextlib
 import os
 import pathlib
 import subprocess
@@ -11,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from remixer_t5x import lazy
 from remixer_t5x.cli import arguments, train
 from remixer_t5x.cli import main as cli
 from remixer_t5x.cli.main import COMMANDS
@@ -74,18 +74,10 @@ MISTAKES = {
 }
 
 
-class Refused(contextlib.AbstractContextManager):
-    def __enter__(self):
-        pytest.fail('loaded TensorFlow before the answer')
-
-    def __exit__(self, *error):
-        return None
-
-
 @pytest.mark.parametrize('argv, line', MISTAKES.values(), ids=MISTAKES)
 def test_a_mistake_is_one_line_and_exit_code_2(argv, line, capsys, clean_environment, monkeypatch):
     # TensorFlow takes seconds to load, and none of these mistakes needs it.
-    monkeypatch.setattr(cli.quiet, 'imports', lambda tensorflow: Refused() if tensorflow else contextlib.nullcontext())
+    monkeypatch.setattr(lazy, '_load', lambda name: pytest.fail(f'loaded {name} before the answer'))
     assert cli.main(argv) == 2
     out, err = capsys.readouterr()
     assert out == ''

@@ -14,9 +14,10 @@ def test_loading_tensorflow_prints_nothing():
     pytest.importorskip('tensorflow', reason='TensorFlow is not installed')
     code = (
         'import sys\n'
+        'from remixer_t5x import lazy\n'
         'from remixer_t5x.cli import quiet\n'
         'quiet.hush()\n'
-        'with quiet.imports(tensorflow=True):\n    pass\n'
+        'lazy.tf.__version__\n'
         'sys.stderr.write("on")\n'
     )
     done = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True)

@@ -20,7 +20,7 @@ from remixer_tasks import vocabularies
 from remixer_tasks.benchmarks import raw_rows
 from remixer_tasks.corpora import documents
 from remixer_tasks.files import malformed
-from remixer_tasks.vocabulary import python_vocabularies
+from remixer_tasks.vocabulary import words_and_bytes
 
 FUZZ = settings(max_examples=120, deadline=None)
 # Bytes that mean something to one of the parsers, and any others.
@@ -131,7 +131,7 @@ def test_vocabularies(tmp_path_factory, content):
 @FUZZ
 @given(st.lists(st.text(max_size=12), max_size=4), st.text(max_size=12))
 def test_vocabularies_of_words(texts, other):
-    vocabulary = python_vocabularies.WordVocabulary('fuzz', lambda: texts)
+    vocabulary = words_and_bytes.WordVocabulary('fuzz', lambda: texts)
     for text in texts:
         assert vocabulary.decode(vocabulary.encode(text)) == ' '.join(text.split())
     assert all(0 <= token < vocabulary.vocab_size for token in vocabulary.encode(other))

@@ -65,7 +65,7 @@ def installed(place, wheel, command):
     stamp, stamps = folder / '.remixer_t5x_stamp', ''
     for extra in ('gpu', 'tpu'):
         said = rented.bash('worker.sh', 'install', extra, str(wheel), env=env)
-        assert f'installing remixer_t5x[{extra}]' in said[0]
+        assert f'installing remixer_t5x[train,{extra}]' in said[0]
         stamps += stamp.read_text()
     # Nothing is left to install for a host of either kind.
     stamp.write_text(stamps)

@@ -15,7 +15,7 @@ from remixer_t5x.data import stream
 from remixer_t5x.errors import UserError
 from remixer_tasks import catalogue, mixtures, names, pretraining, python_docs, vocabularies
 from remixer_tasks.benchmarks import cogs, generation
-from remixer_tasks.vocabulary.python_vocabularies import WordVocabulary
+from remixer_tasks.vocabulary.words_and_bytes import WordVocabulary
 
 
 def write(folder, name, text):

@@ -1,12 +1,12 @@
 """A MODEL_DIR with random parameters, written without a training run."""
 
 import jax
-import seqio
 from flax import linen as nn
 
 import remixer_t5x
 from remixer_t5x.data import task_vocabulary
 from remixer_t5x.interop import converted
+from remixer_tasks import vocabularies
 
 CONFIG = """from __gin__ import dynamic_registration
 from remixer_tasks import vocabularies
@@ -24,7 +24,7 @@ NUM_HEADS = 2
 HEAD_DIM = 8
 DTYPE = 'float32'
 """
-VOCABULARY = seqio.ByteVocabulary(extra_ids=100)
+VOCABULARY = vocabularies.byte()
 
 
 def write_run(folder, config=CONFIG, steps=(1, 2)):

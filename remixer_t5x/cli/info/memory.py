@@ -9,7 +9,8 @@ from typing import Any
 
 from rich.table import Table
 
-from remixer_t5x.cli import arguments, console, quiet
+from remixer_t5x import lazy
+from remixer_t5x.cli import arguments, console
 from remixer_t5x.cli.info.model import checked_lengths
 from remixer_t5x.costs import memory_advice, step_memory
 from remixer_t5x.costs.step_memory import Step, StepMemory, gibibytes
@@ -89,7 +90,7 @@ def show(step: Step, hardware: Hardware, recomputing_model: Any, trials: int) ->
         recomputing_model: the step's model, recomputing all activations.
         trials: the largest number of changes to compile if it does not fit.
     """
-    with quiet.imports(tensorflow=False):
+    with lazy.without_stderr():
         devices, compiler = hardware.compile_devices()
     step, available = place(step, hardware, devices), hardware.memory_bytes
     _print(describe(step, hardware, compiler))
@@ -110,7 +111,7 @@ def show(step: Step, hardware: Hardware, recomputing_model: Any, trials: int) ->
 
 def _measure(step: Step) -> StepMemory:
     # XLA warns there about compilations that take minutes.
-    with quiet.imports(tensorflow=False):
+    with lazy.without_stderr():
         return step_memory.measure(step)
 
 

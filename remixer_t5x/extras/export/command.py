@@ -9,6 +9,7 @@ import shutil
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from remixer_t5x import lazy
 from remixer_t5x.cli import arguments
 from remixer_t5x.cli.command import ON_CPU, Command
 from remixer_t5x.errors import UserError
@@ -37,6 +38,8 @@ def run(args: argparse.Namespace) -> None:
     """Writes the folder, and compares its programs with the model."""
     if not args.formats or not set(args.formats) <= {STABLEHLO, SAVED_MODEL}:
         raise UserError(f'--formats must be {STABLEHLO}, {SAVED_MODEL} or both, got {",".join(args.formats)}')
+    if SAVED_MODEL in args.formats:
+        lazy.check_installed()
     folder = pathlib.Path(args.to).expanduser()
     if folder.exists():
         raise UserError(f'--to must be a new folder, got {folder}, which exists')

@@ -20,6 +20,8 @@ from remixer_t5x.extras.export.functions import Function
 from remixer_t5x.lazy import tf
 
 Call = Callable[..., Any]
+# Ids before those of bytes.
+_SPECIAL_IDS = 3
 
 
 def write(
@@ -119,7 +121,8 @@ class _Codec:
         eos_id = self._vocabulary.eos_id if ends else None
         if self._tokenizer is None:
             split = tf.strings.bytes_split(strings)
-            ids = split.with_flat_values(tf.cast(tf.io.decode_raw(split.flat_values, tf.uint8)[:, 0], tf.int32) + 3)
+            values = tf.cast(tf.io.decode_raw(split.flat_values, tf.uint8)[:, 0], tf.int32)
+            ids = split.with_flat_values(values + _SPECIAL_IDS)
         else:
             ids = self._tokenizer.tokenize(strings)
         ids = ids[:, : length - (eos_id is not None)]
@@ -134,9 +137,13 @@ class _Codec:
         return tf.reshape(self._decode_rows(flat), tf.shape(tokens)[:-1])
 
     def _decode_rows(self, tokens: Any) -> Any:
-        if self._tokenizer is None:
-            return self._vocabulary.decode_tf(tokens)
         is_end = tf.cast(tf.equal(tokens, int(self._vocabulary.eos_id)), tf.int32)
-        after_end = tf.cumsum(is_end, exclusive=True, axis=-1) > 0
-        known = tf.where(tokens < int(self._vocabulary.vocab_size), tokens, int(self._vocabulary.unk_id))
-        return self._tokenizer.detokenize(tf.where(after_end, 0, known))
+        before_end = tf.cumsum(is_end, exclusive=True, axis=-1) == 0
+        if self._tokenizer is not None:
+            known = tf.where(tokens < int(self._vocabulary.vocab_size), tokens, int(self._vocabulary.unk_id))
+            return self._tokenizer.detokenize(tf.where(before_end, known, 0))
+        values = tokens - _SPECIAL_IDS
+        kept = tf.ragged.boolean_mask(values, before_end & (values >= 0) & (values < 256))
+        texts = tf.strings.reduce_join(tf.gather(tf.constant([bytes([value]) for value in range(256)]), kept), axis=-1)
+        # Drops bytes that are not UTF-8.
+        return tf.strings.unicode_transcode(texts, 'UTF-8', 'UTF-8', errors='ignore')

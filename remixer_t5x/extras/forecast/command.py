@@ -10,7 +10,8 @@ from collections.abc import Sequence
 import jax
 import numpy as np
 
-from remixer_t5x.cli import console, quiet
+from remixer_t5x import lazy
+from remixer_t5x.cli import console
 from remixer_t5x.cli.info import memory
 from remixer_t5x.costs import step_memory
 from remixer_t5x.costs.step_memory import Step
@@ -104,7 +105,7 @@ def _read(args: argparse.Namespace) -> tuple[Step, Hardware]:
     """The step of a command line on a mesh of the described devices, and their description."""
     step, hardware = memory.read(args)
     hardware.require_own_compiler()
-    with quiet.imports(tensorflow=False):
+    with lazy.without_stderr():
         devices, _ = hardware.compile_devices()
     return memory.place(step, hardware, devices), hardware
 
@@ -114,7 +115,7 @@ def _forecast(step: Step, hardware: Hardware) -> Forecast:
     slice_of = 'process_index' if hardware.platform == 'gpu' else 'slice_index'
     slices = [getattr(device, slice_of, None) or 0 for device in step.partitioner.mesh.devices.flat]
     # XLA warns there about compilations that take minutes.
-    with quiet.imports(tensorflow=False), memory.tracing_for(hardware, _compiler(hardware)):
+    with lazy.without_stderr(), memory.tracing_for(hardware, _compiler(hardware)):
         return forecast.forecast(step, chip, slices)
 
 

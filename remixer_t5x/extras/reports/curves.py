@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 from etils import epath
 
+from remixer_t5x import lazy
 from remixer_t5x.errors import UserError
 from remixer_t5x.extras.reports import records
 from remixer_t5x.extras.reports.pictures import drawing
@@ -117,7 +118,7 @@ def plot_loss(metrics_file: str | os.PathLike, png_file: str | os.PathLike, titl
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_bytes(png.getvalue())
-    except object_store.errors() as error:
+    except lazy.file_errors() as error:
         raise UserError(
             f'{target} cannot be written ({object_store.reason(error)}); type a path in a folder that you can write to'
         ) from None

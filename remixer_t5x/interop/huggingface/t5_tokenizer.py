@@ -54,7 +54,7 @@ def read(folder: pathlib.Path, file: str | None = None) -> Tokenizer:
 def write(vocabulary: Any, folder: pathlib.Path) -> str:
     """Writes the files of a tokenizer with the ids of `vocabulary`, and returns a description of them.
 
-    vocabulary: a seqio vocabulary. Nothing is written if it is neither SentencePiece nor bytes.
+    Nothing is written if `vocabulary` is neither SentencePiece nor bytes.
     """
     sentinels = vocabulary.extra_ids
     names = [f'<extra_id_{i}>' for i in range(sentinels)]

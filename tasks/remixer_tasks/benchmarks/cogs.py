@@ -13,15 +13,16 @@ from typing import Any
 
 import numpy as np
 
+from remixer_t5x.base_vocabulary import Vocabulary
 from remixer_t5x.errors import UserError
 from remixer_t5x.lazy import tf
-from remixer_tasks.benchmarks import raw_rows, sources
+from remixer_tasks.benchmarks import data_files, raw_rows
 from remixer_tasks.benchmarks.text_metrics import Metrics
 from remixer_tasks.benchmarks.text_task import TEST, TRAIN, VALIDATION, Dataset, Download, TextTask, one_layout, texts
 from remixer_tasks.corpora.text_corpus import ParsedCorpus
 from remixer_tasks.files import cache
 from remixer_tasks.files.malformed import Malformed
-from remixer_tasks.vocabulary.python_vocabularies import WordVocabulary
+from remixer_tasks.vocabulary.words_and_bytes import WordVocabulary
 
 GEN = 'gen'
 IN_DISTRIBUTION = 'in_distribution'
@@ -100,7 +101,7 @@ def corpus(data_dir: str | None = None) -> ParsedCorpus:
     )
 
 
-def words(data_dir: str | None = None, positions: int = 64) -> WordVocabulary:
+def words(data_dir: str | None = None, positions: int = 64) -> Vocabulary:
     """The words of the training split's sentences and logical forms; the file is read at first use.
 
     positions: the numbers below it are words too. Logical forms number the words of their sentence, training shows
@@ -122,7 +123,7 @@ def _texts(path: str, malformed: Malformed) -> Iterator[str]:
 
 
 def _path(split: str, data_dir: str | None) -> str:
-    raw = sources.find_raw(DATA, split, data_dir)
+    raw = data_files.find_raw(DATA, split, data_dir)
     if raw is None:
-        raise UserError(sources.missing(DATA, split, data_dir))
+        raise UserError(data_files.missing(DATA, split, data_dir))
     return raw[1][0]

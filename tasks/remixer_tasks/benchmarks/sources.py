@@ -1,7 +1,5 @@
 """Reads the examples of a labelled data set: from TFDS if it is prepared, and otherwise from the published files.
-
-With `data_dir`, that folder is searched (TFDS's layout first); without it TFDS_DATA_DIR or ~/tensorflow_datasets, then
-REMIXER_T5X_DATA, then the `data` folder of the cache, which downloads go to.
+Importing this module loads seqio.
 
 Published files are parsed once into the cache, so that errors are reported before training starts, and are read by
 index (`arrow_files.Documents.dataset`). TFDS's files are read in one thread, because tf.data cannot restore the
@@ -11,17 +9,16 @@ position of several. Both repeat shuffled examples after the shuffle, so that ea
 from __future__ import annotations
 
 import os
-import re
 import warnings
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import tensorflow_datasets as tfds
 
 from remixer_t5x.errors import UserError
-from remixer_t5x.lazy import seqio, tf
-from remixer_tasks.benchmarks.text_task import INTEGER, REAL, TEXT, TEXTS, TRAIN, Dataset, Example, Layout
+from remixer_t5x.lazy import seqio, tf, tfds
+from remixer_tasks.benchmarks import data_files
+from remixer_tasks.benchmarks.text_task import INTEGER, REAL, TEXT, TEXTS, TRAIN, Dataset, Example
 from remixer_tasks.corpora import arrow_files
 from remixer_tasks.files import cache
 from remixer_tasks.files.notice import Notice
@@ -32,42 +29,6 @@ SHUFFLE_BUFFER = 256
 _MAX_WHOLE = 1_000_000
 _ROWS = 'rows.arrow'
 _DTYPES = {TEXT: tf.string, TEXTS: tf.string, INTEGER: tf.int64, REAL: tf.float32}
-
-
-def raw_folders(data_dir: str | None = None) -> list[Path]:
-    """The folders to search for published files, in order."""
-    if data_dir:
-        return [Path(data_dir).expanduser()]
-    named = os.environ.get('REMIXER_T5X_DATA')
-    return [*([Path(named).expanduser()] if named else []), cache.root() / 'data']
-
-
-def find_raw(dataset: Dataset, split: str, data_dir: str | None = None) -> tuple[Layout, list[str]] | None:
-    """The first layout of the split whose files all exist, and their paths."""
-    for folder in raw_folders(data_dir):
-        for layout in dataset.splits[split]:
-            paths = [folder / path for path in layout.paths]
-            if all(path.is_file() for path in paths):
-                return layout, [str(path) for path in paths]
-    return None
-
-
-def find_tfds(dataset: Dataset, data_dir: str | None = None) -> str | None:
-    """The folder of the prepared TFDS data set: the version of `dataset.tfds`, or else the newest there."""
-    if dataset.tfds is None:
-        return None
-    root = data_dir or os.environ.get('TFDS_DATA_DIR') or '~/tensorflow_datasets'
-    name, _, version = dataset.tfds.partition(':')
-    folder = os.path.join(os.path.expanduser(root), name)
-    try:
-        entries = tf.io.gfile.listdir(folder) if tf.io.gfile.isdir(folder) else []
-    except tf.errors.OpError:
-        return None
-    versions = [entry for entry in (path.rstrip('/') for path in entries) if re.fullmatch(r'\d+\.\d+\.\d+', entry)]
-    if not versions:
-        return None
-    newest = max(versions, key=lambda entry: tuple(map(int, entry.split('.'))))
-    return os.path.join(folder, version if version in versions else newest)
 
 
 class LabelledSource(seqio.DataSource):
@@ -95,7 +56,7 @@ class LabelledSource(seqio.DataSource):
         folder = self._tfds_folder(split)
         if folder:
             return folder
-        raw = find_raw(self._dataset, split, self._data_dir)
+        raw = data_files.find_raw(self._dataset, split, self._data_dir)
         return ', '.join(raw[1]) if raw else None
 
     def count(self, split: str) -> int:
@@ -167,7 +128,7 @@ class LabelledSource(seqio.DataSource):
     def _tfds_folder(self, split: str) -> str | None:
         if split not in self.splits:
             raise UserError(f'{self._dataset.name} has no split {split!r}; its splits are {", ".join(self.splits)}')
-        return find_tfds(self._dataset, self._data_dir)
+        return data_files.find_tfds(self._dataset, self._data_dir)
 
     def _tfds_info(self, folder: str, split: str) -> tfds.core.SplitInfo:
         splits = tfds.builder_from_directory(folder).info.splits
@@ -193,9 +154,9 @@ class LabelledSource(seqio.DataSource):
 
     def _parsed(self, split: str) -> Path:
         """The folder of the split's rows in the cache, parsed first if necessary."""
-        raw = find_raw(self._dataset, split, self._data_dir)
+        raw = data_files.find_raw(self._dataset, split, self._data_dir)
         if raw is None:
-            raise UserError(missing(self._dataset, split, self._data_dir))
+            raise UserError(data_files.missing(self._dataset, split, self._data_dir))
         layout, paths = raw
         states = [cache.file_state(path) for path in paths]
         name = cache.key('rows 2', self._dataset.name, split, sorted(self._dataset.features), states)
@@ -231,14 +192,19 @@ def _feature(kind: str, value: Any) -> tf.train.Feature:
     return tf.train.Feature(bytes_list=tf.train.BytesList(value=[text.encode('utf-8', 'replace') for text in texts]))
 
 
-def missing(dataset: Dataset, split: str, data_dir: str | None) -> str:
-    """An error message with the files that were looked for, and the folders."""
-    places = []
-    if layouts := dataset.splits[split]:
-        files = ' or '.join(' + '.join(layout.paths) for layout in layouts)
-        places.append(f'{files} in {" and ".join(map(str, raw_folders(data_dir)))}')
-    if dataset.tfds:
-        places.append(f'TFDS data set {dataset.tfds} in {data_dir or "TFDS_DATA_DIR"}')
-    get = f', or type remixer-t5x data get {dataset.name}' if dataset.downloads else ''
-    looked_for = f'{dataset.name} has no {split} files here (looked for {", and ".join(places)})'
-    return f'{looked_for}: set DATA_DIR to their folder{get}'
+class LabelledMixture(seqio.Mixture):
+    """A mixture that raises UserError with the tasks that have no data, before any task is opened."""
+
+    def get_dataset(self, *args: Any, **kwargs: Any) -> tf.data.Dataset:
+        split = kwargs.get('split', args[1] if len(args) > 1 else TRAIN)
+        absent = [
+            task.name
+            for task in self.tasks
+            if isinstance(task.source, LabelledSource) and split in task.splits and not task.source.origin(split)
+        ]
+        if absent:
+            raise UserError(
+                f'{self.name}: there are no {split} files of {", ".join(absent)}: set DATA_DIR to their folder, or '
+                f'leave the tasks out with WITHOUT = {absent}'
+            )
+        return super().get_dataset(*args, **kwargs)

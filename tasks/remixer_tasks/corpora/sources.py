@@ -13,10 +13,9 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-import tensorflow_datasets as tfds
 
 from remixer_t5x.errors import UserError
-from remixer_t5x.lazy import seqio, tf
+from remixer_t5x.lazy import seqio, tf, tfds
 from remixer_tasks.corpora.streamed_text import START, Reader, StreamedCorpus
 from remixer_tasks.corpora.text_corpus import TRAIN, VALIDATION, ParsedCorpus
 

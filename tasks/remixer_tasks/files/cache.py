@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import filelock
 
-from remixer_t5x import temporary, untrusted_files
+from remixer_t5x import lazy, temporary, untrusted_files
 from remixer_t5x.errors import UserError, reason
 from remixer_t5x.lazy import tf
 from remixer_tasks.files.notice import Notice
@@ -42,7 +42,7 @@ def file_state(path: str) -> FileState:
             return FileState(path, remote.length, remote.mtime_nsec)
         local = os.stat(path)
         return FileState(path, local.st_size, local.st_mtime_ns)
-    except (OSError, tf.errors.OpError) as error:
+    except lazy.file_errors() as error:
         raise UserError(f'{path} cannot be read ({reason(error)}); restore it, and type the command again') from error
 
 

@@ -1,4 +1,4 @@
-"""Fetches published files, from their URL or a folder, into the folder that `sources` searches last.
+"""Fetches published files, from their URL or a folder, into the folder that `data_files` searches last.
 
 The SHA-256 of each file, also of an archive, is part of this package. A file is moved into place, or extracted, after
 its SHA-256 was verified, and never replaces another.
@@ -18,7 +18,7 @@ from pathlib import Path
 from remixer_t5x import temporary
 from remixer_t5x.errors import UserError
 from remixer_tasks import catalogue
-from remixer_tasks.benchmarks import sources
+from remixer_tasks.benchmarks import data_files
 from remixer_tasks.benchmarks.text_task import Dataset, Download
 from remixer_tasks.files.notice import Notice
 
@@ -86,7 +86,7 @@ def _fetch(dataset: Dataset, download: Download, folder: Path, source: str | Non
     file_name, target = os.path.basename(urllib.parse.urlparse(download.url).path), folder / download.folder
     if download.unzip:
         is_there = all(
-            sources.find_raw(dataset, split, str(folder)) for split, files in dataset.splits.items() if files
+            data_files.find_raw(dataset, split, str(folder)) for split, files in dataset.splits.items() if files
         )
     else:
         is_there = (target / file_name).is_file() and _sha256(target / file_name) == download.sha256

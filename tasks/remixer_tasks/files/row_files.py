@@ -19,7 +19,7 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from remixer_t5x import untrusted_files
+from remixer_t5x import lazy, untrusted_files
 from remixer_t5x.errors import UserError, reason
 from remixer_t5x.lazy import tf
 from remixer_tasks.files.malformed import Malformed
@@ -48,7 +48,7 @@ def opened(path: str, advice: str) -> Iterator[Any]:
                 yield file
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise UserError(f'{path}: damaged gzip file ({error}); make it again, or rename it if it is plain') from error
-    except (OSError, tf.errors.OpError) as error:
+    except lazy.file_errors() as error:
         raise UserError(f'{path}: {reason(error)}; {advice}') from error
 
 

@@ -100,7 +100,7 @@ def word_starts(vocabulary: seqio.Vocabulary) -> np.ndarray:
     """[vocab_size] bool, True for the pieces that begin a word. Raises UserError for a vocabulary without pieces."""
     if hasattr(vocabulary, 'mask_id'):
         return np.array([not piece.startswith('##') for piece in vocabulary.words])
-    if not isinstance(vocabulary, seqio.SentencePieceVocabulary):
+    if not hasattr(vocabulary, 'tokenizer'):
         raise UserError(
             f'whole words need a SentencePiece vocabulary, and this is a {type(vocabulary).__name__}: '
             'set WHOLE_WORDS = False'

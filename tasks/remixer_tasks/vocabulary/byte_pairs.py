@@ -17,8 +17,8 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from remixer_t5x import tokenizer_files, untrusted_files
+from remixer_t5x.base_vocabulary import Vocabulary
 from remixer_t5x.errors import UserError
-from remixer_tasks.vocabulary import python_vocabularies
 
 VOCABULARY, MERGES, BOTH = 'vocab.json', 'merges.txt', tokenizer_files.BOTH
 # The settings of tokenizer.json that this module implements, by component.
@@ -67,7 +67,7 @@ def byte_letters() -> tuple[str, ...]:
     return tuple(chr(byte) if byte in printed else chr(next(others)) for byte in range(256))
 
 
-class BytePairs(python_vocabularies.PythonTokenizer):
+class BytePairs(Vocabulary):
     """The vocabulary in the folder of a GPT-2 tokenizer. Its files are read at first use.
 
     Attributes:
@@ -77,7 +77,7 @@ class BytePairs(python_vocabularies.PythonTokenizer):
     """
 
     def __init__(self, folder: str, end_id: int):
-        super().__init__(extra_ids=0)
+        super().__init__()
         self.folder, self.end_id = os.path.expanduser(folder), end_id
 
     @functools.cached_property
@@ -131,25 +131,19 @@ class BytePairs(python_vocabularies.PythonTokenizer):
         return self._pieces
 
     @property
-    def bos_id(self) -> int:
-        return self.end_id + 1
-
-    @property
     def eos_id(self) -> int:
         return self.end_id + 1
 
-    @property
-    def unk_id(self) -> int:
-        return self.end_id + 1
+    bos_id = unk_id = eos_id
 
     @property
-    def _base_vocab_size(self) -> int:
+    def vocab_size(self) -> int:
         return len(self._pieces)
 
-    def _encode(self, s: str) -> list[int]:
+    def encode(self, text: str) -> list[int]:
         letters, (pieces, _, added) = byte_letters(), self._files
         ids: list[int] = []
-        for part in self._split_added(s):
+        for part in self._split_added(text):
             if part in added:
                 ids.append(added[part] + 1)
                 continue

@@ -1,4 +1,4 @@
-"""SentencePiece vocabularies of seqio, loaded or trained at first use. Importing this module loads seqio.
+"""SentencePiece vocabularies, loaded or trained at first use.
 
 A unigram model is trained on a corpus once: the same corpus and settings give the same file. Normalisation is
 SentencePiece's default (NFKC, runs of white space become one space), as in T5's model.
@@ -11,18 +11,22 @@ import binascii
 import dataclasses
 import functools
 import io
+import os
 import re
 import string
-from collections.abc import Iterator
+import threading
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import sentencepiece
+from etils import epath
 from sentencepiece import sentencepiece_model_pb2
 
-from remixer_t5x import tokenizer_files, untrusted_files
+from remixer_t5x import lazy, tokenizer_files, untrusted_files
+from remixer_t5x.base_vocabulary import Vocabulary
 from remixer_t5x.errors import UserError, reason
-from remixer_t5x.lazy import seqio, tf
+from remixer_t5x.lazy import tf, tf_text
 from remixer_tasks.corpora.text_corpus import Corpus
 from remixer_tasks.files import cache
 from remixer_tasks.files.notice import Notice
@@ -154,33 +158,64 @@ def _lines(documents: Iterator[str]) -> Iterator[str]:
             return
 
 
-class SentencePiece(seqio.SentencePieceVocabulary):
-    """seqio's vocabulary with one-line errors for a model file that cannot be read. Loaded at first use.
+class SentencePiece(Vocabulary):
+    """The pieces of a SentencePiece model, which is read at first use, and `extra_ids` sentinels, <extra_id_0> last.
 
     <extra_id_N> in a text is a sentinel next to any character: the texts before and after it are encoded separately.
-    seqio alone recognises one after a space.
+    Two vocabularies of the same file with the same sentinels are equal.
     """
 
-    def _model_context(self):
-        if self._model is None:
-            count = sentinels_in(_read_model(self.sentencepiece_model_file))
-            if count and self.extra_ids:
-                raise UserError(
-                    f'vocabulary {self.sentencepiece_model_file}: extra_ids must be 0, because the model has {count} '
-                    f'sentinels itself, got {self.extra_ids}; set extra_ids to 0'
-                )
-        return super()._model_context()
+    def __init__(self, sentencepiece_model_file: str, extra_ids: int = 0):
+        super().__init__(extra_ids)
+        self.sentencepiece_model_file = sentencepiece_model_file
 
-    @functools.cached_property
+    def _model(self) -> Model:
+        return _load(self.sentencepiece_model_file, self.extra_ids)
+
+    @property
+    def tokenizer(self) -> sentencepiece.SentencePieceProcessor:
+        """The processor of the library, with the sentinels as pieces."""
+        return self._model().processor
+
+    @property
+    def sp_model(self) -> bytes:
+        """The model with the sentinels as pieces."""
+        return self._model().content
+
+    @property
     def sentinels(self) -> int:
         """The number of sentinels: `extra_ids`, or those that are pieces of the model, as mT5 has them."""
         return self.extra_ids or sentinels_in(self.sp_model)
 
-    def _encode(self, s: str) -> list[int]:
-        return super()._encode(re.sub(*self._separated, s) if self.extra_ids else s)
+    @property
+    def bos_id(self) -> int | None:
+        return self.tokenizer.bos_id()
 
-    def _encode_tf(self, s: tf.Tensor) -> tf.Tensor:
-        return super()._encode_tf(tf.strings.regex_replace(s, *self._separated) if self.extra_ids else s)
+    @property
+    def eos_id(self) -> int:
+        return self.tokenizer.eos_id()
+
+    @property
+    def unk_id(self) -> int:
+        return self.tokenizer.unk_id()
+
+    @property
+    def vocab_size(self) -> int:
+        return self.tokenizer.GetPieceSize()
+
+    def encode(self, text: str) -> list[int]:
+        return self.tokenizer.EncodeAsIds(re.sub(*self._separated, text) if self.extra_ids else text)
+
+    def _decode(self, ids: Sequence[int]) -> str:
+        return self.tokenizer.DecodeIds(list(ids))
+
+    @property
+    def tf_tokenizer(self) -> Any:
+        """The tokenizer of TensorFlow Text, whose operation a graph can contain."""
+        return tf_text.SentencepieceTokenizer(model=self.sp_model)
+
+    def encode_tf(self, text: tf.Tensor) -> tf.Tensor:
+        return self.tf_tokenizer.tokenize(tf.strings.regex_replace(text, *self._separated) if self.extra_ids else text)
 
     @property
     def _separated(self) -> tuple[str, str]:
@@ -189,9 +224,15 @@ class SentencePiece(seqio.SentencePieceVocabulary):
         """
         return sentinels.pattern(self.extra_ids), r' <extra_id_\1> '
 
-    def __getstate__(self):
-        # Two vocabularies with the same state are equal, whether the model was read or not.
-        return {name: value for name, value in super().__getstate__().items() if name != 'sentinels'}
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, SentencePiece) and self._key == other._key
+
+    def __hash__(self) -> int:
+        return hash(self._key)
+
+    @property
+    def _key(self) -> tuple[str, int]:
+        return self.sentencepiece_model_file, self.extra_ids
 
 
 class TrainedPieces(SentencePiece):
@@ -202,28 +243,52 @@ class TrainedPieces(SentencePiece):
         self._settings = settings
         super().__init__(str(model_path(corpus, settings)), extra_ids=extra_ids)
 
-    def _model_context(self):
-        if self._model is None:
-            # seqio asks for the model while it traces a graph; training reads documents, which graphs cannot.
+    def _model(self) -> Model:
+        if not os.path.exists(self.sentencepiece_model_file):
+            # seqio needs the model while it traces a graph; training reads documents, which graphs cannot.
             with tf.init_scope():
                 ensure_trained(self._corpus, self._settings)
-        return super()._model_context()
+        return super()._model()
+
+
+class Model(NamedTuple):
+    """A SentencePiece model: the library's processor, and the content of its file, both with sentinels as pieces."""
+
+    processor: sentencepiece.SentencePieceProcessor
+    content: bytes
+
+
+# Several threads may need a model at the same time, and loading one is not safe in threads.
+_LOADING = threading.Lock()
+
+
+def _load(path: str, extra_ids: int) -> Model:
+    with _LOADING:
+        return _load_once(path, extra_ids)
 
 
 @functools.lru_cache(maxsize=16)
-def _read_model(path: str) -> bytes:
-    """Raises UserError if there is no SentencePiece model at `path`."""
+def _load_once(path: str, extra_ids: int) -> Model:
+    """Raises UserError if `path` has no SentencePiece model, or one with sentinels although `extra_ids` is not 0."""
     hint = 'give a local file: --gin.vocabularies.sentencepiece.path=/path/to/sentencepiece.model'
     try:
-        with tf.io.gfile.GFile(path, 'rb') as file:
-            model = file.read()
-    except (tf.errors.OpError, OSError) as error:
+        model = epath.Path(path).read_bytes()
+    except lazy.file_errors() as error:
         raise UserError(f'vocabulary {path}: {reason(error)}; {hint}') from error
     try:
         check(model)
     except ValueError as error:
         raise UserError(f'vocabulary {path}: {error}; {hint}') from error
-    return model
+    if extra_ids and (count := sentinels_in(model)):
+        raise UserError(
+            f'vocabulary {path}: extra_ids must be 0, because the model has {count} sentinels itself, got {extra_ids}; '
+            'set extra_ids to 0'
+        )
+    proto = _PROTO.FromString(model)
+    for index in reversed(range(extra_ids)):
+        proto.pieces.add(piece=f'▁<extra_id_{index}>', score=0.0, type=_PIECE.USER_DEFINED)
+    content = proto.SerializeToString()
+    return Model(sentencepiece.SentencePieceProcessor(model_proto=content), content)
 
 
 def convert_unigram(path: str) -> Path:

@@ -17,8 +17,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from remixer_t5x import tokenizer_files, untrusted_files
+from remixer_t5x.base_vocabulary import Vocabulary
 from remixer_t5x.errors import UserError, reason
-from remixer_tasks.vocabulary import python_vocabularies
 
 CLS, SEP, UNKNOWN, PAD, MASK = '[CLS]', '[SEP]', '[UNK]', '[PAD]', '[MASK]'
 # Attributes of the normalizer, and their names in tokenizer_config.json.
@@ -35,11 +35,11 @@ MAX_WORD = 1000
 _MAX_PIECE = 1000
 
 
-class WordPieceVocabulary(python_vocabularies.PythonTokenizer):
+class WordPieceVocabulary(Vocabulary):
     """The ids of a `tokenizer.json`. Two vocabularies with the same words are equal."""
 
     def __init__(self, path: str):
-        super().__init__(extra_ids=0)
+        super().__init__()
         self._path = os.path.expanduser(path)
 
     @functools.cached_property
@@ -81,11 +81,11 @@ class WordPieceVocabulary(python_vocabularies.PythonTokenizer):
         return self._id(UNKNOWN)
 
     @property
-    def _base_vocab_size(self) -> int:
+    def vocab_size(self) -> int:
         return len(self.words)
 
-    def _encode(self, s: str) -> list[int]:
-        return [self.bos_id, *self.huggingface_ids(s)]
+    def encode(self, text: str) -> list[int]:
+        return [self.bos_id, *self.huggingface_ids(text)]
 
     def huggingface_ids(self, text: str) -> list[int]:
         """The ids without [CLS]. [PAD] in a text is left out, because id 0 is padding."""

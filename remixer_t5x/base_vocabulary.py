@@ -1,0 +1,87 @@
+"""The base class of vocabularies, with the methods that seqio calls. Converting a text imports no TensorFlow or seqio.
+
+A seqio feature accepts any object with these methods, so a task's vocabulary is the object that inference uses.
+"""
+
+from __future__ import annotations
+
+import abc
+import math
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from remixer_t5x.lazy import tf
+
+
+class Vocabulary(abc.ABC):
+    """Converts texts to token ids and back. Id 0 is padding.
+
+    Attributes:
+        extra_ids: number of sentinels that are added after the last id of the tokenizer.
+    """
+
+    pad_id = 0
+
+    def __init__(self, extra_ids: int = 0):
+        self.extra_ids = extra_ids
+
+    @property
+    def bos_id(self) -> int | None:
+        """The id of the token before a text, if there is one."""
+        return None
+
+    @property
+    def eos_id(self) -> int:
+        """The id of the end token, by default T5's."""
+        return 1
+
+    @property
+    def unk_id(self) -> int:
+        """The id of unknown text, by default T5's."""
+        return 2
+
+    @property
+    @abc.abstractmethod
+    def vocab_size(self) -> int:
+        """The number of ids, including sentinels."""
+
+    @abc.abstractmethod
+    def encode(self, text: str) -> list[int]:
+        """Returns the ids of a text, without an end token."""
+
+    @abc.abstractmethod
+    def _decode(self, ids: Sequence[int]) -> str:
+        """Returns the text of ids below `vocab_size`, of which only the last may be the end token."""
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """Returns the text of the ids up to the first end token; ids from `vocab_size` are unknown."""
+        known = [index if index < self.vocab_size else self.unk_id for index in map(int, ids)]
+        if self.eos_id in known:
+            known = known[: known.index(self.eos_id) + 1]
+        return self._decode(known)
+
+    def encode_tf(self, text: tf.Tensor) -> tf.Tensor:
+        """Returns the ids of a scalar string tensor, [ids] int32.
+
+        The call of `encode` is declared stateless: TensorFlow cannot save the position of a pipeline with a stateful
+        call.
+        """
+
+        def call(text: bytes | np.ndarray) -> np.ndarray:
+            # Bytes in graph mode, a 0-d array in eager mode. np.asarray(bytes) would strip trailing NULs.
+            data = text if isinstance(text, bytes) else text.item()
+            return np.asarray(self.encode(data.decode(errors='replace')), np.int32)
+
+        return tf.ensure_shape(tf.numpy_function(call, [tf.convert_to_tensor(text)], tf.int32, stateful=False), [None])
+
+    def decode_tf(self, ids: tf.Tensor) -> tf.Tensor:
+        """Returns the texts of [..., ids] int32: [...] string."""
+
+        def call(ids: np.ndarray) -> np.ndarray:
+            *rows, length = ids.shape
+            texts = [self.decode(row).encode() for row in ids.reshape(math.prod(rows), length).tolist()]
+            return np.asarray(texts, object).reshape(rows)
+
+        ids = tf.convert_to_tensor(ids)
+        return tf.ensure_shape(tf.numpy_function(call, [ids], tf.string, stateful=False), ids.shape[:-1])

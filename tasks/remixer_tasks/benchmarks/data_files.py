@@ -1,0 +1,64 @@
+"""Finds the files of a labelled data set: prepared for TFDS, or as published.
+
+With `data_dir`, that folder is searched (TFDS's layout first); without it TFDS_DATA_DIR or ~/tensorflow_datasets, then
+REMIXER_T5X_DATA, then the `data` folder of the cache, which downloads go to.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+from remixer_t5x.lazy import tf
+from remixer_tasks.benchmarks.text_task import Dataset, Layout
+from remixer_tasks.files import cache
+
+
+def raw_folders(data_dir: str | None = None) -> list[Path]:
+    """The folders to search for published files, in order."""
+    if data_dir:
+        return [Path(data_dir).expanduser()]
+    named = os.environ.get('REMIXER_T5X_DATA')
+    return [*([Path(named).expanduser()] if named else []), cache.root() / 'data']
+
+
+def find_raw(dataset: Dataset, split: str, data_dir: str | None = None) -> tuple[Layout, list[str]] | None:
+    """The first layout of the split whose files all exist, and their paths."""
+    for folder in raw_folders(data_dir):
+        for layout in dataset.splits[split]:
+            paths = [folder / path for path in layout.paths]
+            if all(path.is_file() for path in paths):
+                return layout, [str(path) for path in paths]
+    return None
+
+
+def find_tfds(dataset: Dataset, data_dir: str | None = None) -> str | None:
+    """The folder of the prepared TFDS data set: the version of `dataset.tfds`, or else the newest there."""
+    if dataset.tfds is None:
+        return None
+    root = data_dir or os.environ.get('TFDS_DATA_DIR') or '~/tensorflow_datasets'
+    name, _, version = dataset.tfds.partition(':')
+    folder = os.path.join(os.path.expanduser(root), name)
+    try:
+        entries = tf.io.gfile.listdir(folder) if tf.io.gfile.isdir(folder) else []
+    except tf.errors.OpError:
+        return None
+    versions = [entry for entry in (path.rstrip('/') for path in entries) if re.fullmatch(r'\d+\.\d+\.\d+', entry)]
+    if not versions:
+        return None
+    newest = max(versions, key=lambda entry: tuple(map(int, entry.split('.'))))
+    return os.path.join(folder, version if version in versions else newest)
+
+
+def missing(dataset: Dataset, split: str, data_dir: str | None) -> str:
+    """An error message with the files that were looked for, and the folders."""
+    places = []
+    if layouts := dataset.splits[split]:
+        files = ' or '.join(' + '.join(layout.paths) for layout in layouts)
+        places.append(f'{files} in {" and ".join(map(str, raw_folders(data_dir)))}')
+    if dataset.tfds:
+        places.append(f'TFDS data set {dataset.tfds} in {data_dir or "TFDS_DATA_DIR"}')
+    get = f', or type remixer-t5x data get {dataset.name}' if dataset.downloads else ''
+    looked_for = f'{dataset.name} has no {split} files here (looked for {", and ".join(places)})'
+    return f'{looked_for}: set DATA_DIR to their folder{get}'

@@ -1,0 +1,98 @@
+"""Vocabularies without a tokenizer file: words between spaces, and UTF-8 bytes with sentinels."""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Callable, Iterable, Sequence
+
+from remixer_t5x.base_vocabulary import Vocabulary
+from remixer_t5x.lazy import tf
+from remixer_tasks.vocabulary import sentinels
+
+# T5's ids of padding, the end token and unknown text, before those of words and bytes.
+_SPECIAL = 3
+
+
+class WordVocabulary(Vocabulary):
+    """T5's special ids, and then the sorted words of texts, for small languages such as COGS.
+
+    There are no sentinels. Two vocabularies with the same name and words are equal.
+    """
+
+    def __init__(self, name: str, texts: Callable[[], Iterable[str]]):
+        """name: of the texts. texts: called once, at first use."""
+        super().__init__()
+        self._name = name
+        self._texts = texts
+
+    @functools.cached_property
+    def words(self) -> tuple[str, ...]:
+        """Returns the words in the order of their ids, without special tokens."""
+        return tuple(sorted({word for text in self._texts() for word in text.split()}))
+
+    @functools.cached_property
+    def _ids(self) -> dict[str, int]:
+        return {word: index for index, word in enumerate(self.words, _SPECIAL)}
+
+    @property
+    def vocab_size(self) -> int:
+        return _SPECIAL + len(self.words)
+
+    def encode(self, text: str) -> list[int]:
+        return [self._ids.get(word, self.unk_id) for word in text.split()]
+
+    def _decode(self, ids: Sequence[int]) -> str:
+        """Skips padding and the end token; the unknown id is '<unk>'."""
+        shown = [index for index in ids if index not in (self.pad_id, self.eos_id)]
+        return ' '.join('<unk>' if index < _SPECIAL else self.words[index - _SPECIAL] for index in shown)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, WordVocabulary):
+            return False
+        return self is other or (self._name == other._name and self.words == other.words)
+
+    def __hash__(self) -> int:
+        return hash((type(self), self._name))
+
+    def __str__(self) -> str:
+        return f'WordVocabulary({self._name})'
+
+
+class ByteVocabulary(Vocabulary):
+    """T5's special ids, 256 bytes and `extra_ids` sentinels. <extra_id_N> in a text is a sentinel."""
+
+    @property
+    def vocab_size(self) -> int:
+        return _SPECIAL + 256 + self.extra_ids
+
+    @property
+    def sentinels(self) -> int:
+        """The number of sentinels: without `extra_ids`, the bytes that no UTF-8 text has, as ByT5 was pretrained."""
+        return self.extra_ids or sentinels.UNUSED_BYTES
+
+    def encode(self, text: str) -> list[int]:
+        # Every second part is the number of a sentinel.
+        parts = re.split(sentinels.pattern(self.sentinels), text)
+        ids = [byte + _SPECIAL for byte in parts[0].encode()]
+        for number, part in zip(parts[1::2], parts[2::2], strict=True):
+            ids += [self.vocab_size - 1 - int(number), *(byte + _SPECIAL for byte in part.encode())]
+        return ids
+
+    def _decode(self, ids: Sequence[int]) -> str:
+        """Skips special ids, sentinels and bytes that are not UTF-8."""
+        return bytes(index - _SPECIAL for index in ids if 0 <= index - _SPECIAL < 256).decode(errors='ignore')
+
+    def encode_tf(self, text: tf.Tensor) -> tf.Tensor:
+        encode_any = super().encode_tf
+        return tf.cond(
+            tf.strings.regex_full_match(text, '(?s).*<extra_id_.*'),
+            lambda: encode_any(text),
+            lambda: tf.cast(tf.io.decode_raw(text, tf.uint8), tf.int32) + _SPECIAL,
+        )
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, ByteVocabulary) and self.extra_ids == other.extra_ids
+
+    def __hash__(self) -> int:
+        return hash((type(self), self.extra_ids))
