@@ -16,6 +16,7 @@ W_q, which is equivalent under Adafactor and saves a pass over the logits. `Scal
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import jax
 from flax import linen as nn
@@ -35,8 +36,8 @@ _BERT_INIT = nn.initializers.normal(stddev=0.02)
 
 def later_options(sublayer: nn.Module) -> list[str]:
     """The options of models after T5 that a sublayer sets, which most other formats and libraries cannot express."""
-    defaults = {'num_kv_heads': None, 'qk_norm': False, 'logit_softcap': None, 'rotary': None, 'sliding_window': None}
-    defaults['activation'] = 'gelu'
+    defaults: dict[str, Any] = dict.fromkeys(('num_kv_heads', 'logit_softcap', 'rotary', 'sliding_window'))
+    defaults |= {'qk_norm': False, 'activation': 'gelu'}
     return [name for name, default in defaults.items() if getattr(sublayer, name, default) != default]
 
 
