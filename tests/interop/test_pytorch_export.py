@@ -54,6 +54,14 @@ VARIANTS = {
         'LAYOUT': '@layer.ReZero',
     },
     't5_1_1, serialized': {'LAYOUT': '@layer.Serialized'},
+    't5_1_1, later options': {
+        'NUM_KV_HEADS': 1,
+        'QK_NORM': True,
+        'SLIDING_WINDOW': 6,
+        'ACTIVATION': 'silu',
+        'ENCODER_POSITION_BIAS': '@positions.AlibiBias',
+    },
+    'modern_t5, short window': {'LOCAL_WINDOW': 5},
 }
 DECODERS = ('t5_1_1', 'remixer', 'mixer_enc_dec', 'hyper_mixer', 'gmlp', 'linear_transformer', 'tim', 'gpt2')
 ENCODERS = ('t5_1_1', 'fnet', 'mixer_enc', 'hyper_mixer', 'bert')

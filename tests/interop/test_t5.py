@@ -153,6 +153,7 @@ def test_a_tied_table_gets_the_gradients_of_both_uses(first_t5):
 VARIANTS = {
     'gated_tied_scaled': ({'feed_forward_proj': 'gated-gelu', 'tie_word_embeddings': True}, False),
     'gated_tied_unscaled': ({'feed_forward_proj': 'gated-gelu', 'tie_word_embeddings': False}, False),
+    'silu_untied_unscaled': ({'feed_forward_proj': 'gated-silu', 'tie_word_embeddings': False}, True),
     'relu_untied_unscaled': ({'feed_forward_proj': 'relu', 'tie_word_embeddings': False}, True),
     'relu_untied_scaled': ({'feed_forward_proj': 'relu'}, True),
     'other_numbers': (

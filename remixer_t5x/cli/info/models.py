@@ -14,7 +14,7 @@ from remixer_t5x.data.batch_formats import ENCODER_DECODER
 
 # Files of models/ that are shown; the first is what the others are compared with.
 MODELS = (
-    *('t5_1_1', 'remixer', 'mixer_enc', 'mixer_enc_dec', 'hyper_mixer', 'linear_transformer', 'fnet'),
+    *('t5_1_1', 'modern_t5', 'remixer', 'mixer_enc', 'mixer_enc_dec', 'hyper_mixer', 'linear_transformer', 'fnet'),
     *('gmlp', 'gmlp_mixer', 'amlp', 'tim'),
 )
 # What a paper counted: the whole encoder-decoder, or an encoder with its input embedding (BERT-like and classifiers).

@@ -55,6 +55,11 @@ class Tokens:
         """[length] float32: 0, 1, ..."""
         return torch.arange(self.mask.shape[1], device=self.mask.device, dtype=torch.float32)
 
+    @property
+    def distances(self) -> Tensor:
+        """[query, key] float32, at least 0."""
+        return (self.positions[:, None] - self.positions).abs()
+
 
 class Module(nn.Module):
     """A module with the parameters and children that config.json lists; `settings` has its other entries."""
@@ -81,6 +86,15 @@ def build(spec: dict) -> Module:
 def gelu(x: Tensor) -> Tensor:
     """GELU in its tanh form."""
     return functional.gelu(x, approximate='tanh')
+
+
+ACTIVATIONS = {
+    'gelu': gelu,
+    'gelu_exact': functional.gelu,
+    'silu': functional.silu,
+    'relu': functional.relu,
+    'linear': nn.Identity(),
+}
 
 
 # Layers that everything is made of.
@@ -154,6 +168,30 @@ class RelativePositionBias(Module):
         return self.embedding[:, offset + torch.where(distance < exact, distance, far)][None]
 
 
+class AlibiBias(Module):
+    """`-slope * |query - key|` with a fixed slope for each head, [1, heads, query, key]."""
+
+    def forward(self, tokens: Tokens) -> Tensor:
+        heads = self.settings['num_heads']
+        power = 2 ** int(math.log2(heads))
+        slopes = [2 ** (-8 * head / power) for head in range(1, power + 1)]
+        slopes += [2 ** (-4 * head / power) for head in range(1, 2 * (heads - power), 2)]
+        slopes = torch.tensor(slopes, device=tokens.mask.device)
+        return -slopes[:, None, None] * tokens.distances
+
+
+class RotaryEmbedding(Module):
+    """Rotates the first `fraction` of the features of queries or keys by their positions."""
+
+    def forward(self, x: Tensor, tokens: Tokens) -> Tensor:
+        half = int(x.shape[-1] * self.settings['fraction']) // 2
+        frequencies = 1.0 / self.settings['theta'] ** (torch.arange(half, device=x.device) / half)
+        angles = tokens.positions[:, None, None] / self.settings['scaling_factor'] * frequencies
+        first, second, rest = x.float().split([half, half, x.shape[-1] - 2 * half], -1)
+        cos, sin = angles.cos(), angles.sin()
+        return torch.cat([first * cos - second * sin, second * cos + first * sin, rest], -1).to(x.dtype)
+
+
 class SinusoidalPositions(Module):
     """Sines in the first half of the features, cosines in the second."""
 
@@ -173,9 +211,19 @@ class LearnedPositions(Module):
 # Attention.
 
 
-def attend(query: Tensor, key: Tensor, value: Tensor, visible: Tensor, bias: Tensor | None = None) -> Tensor:
+def attend(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    visible: Tensor,
+    bias: Tensor | None = None,
+    softcap: float | None = None,
+) -> Tensor:
     """Attention of [batch, length, heads, kv] arrays, without a scale on the logits."""
+    key, value = (array.repeat_interleave(query.shape[2] // array.shape[2], 2) for array in (key, value))
     logits = torch.einsum('bqhd,bkhd->bhqk', query, key).float()
+    if softcap is not None:
+        logits = softcap * torch.tanh(logits / softcap)
     if bias is not None:
         logits = logits + bias
     logits = logits.masked_fill(~visible, torch.finfo(torch.float32).min)
@@ -186,19 +234,30 @@ class SelfAttention(Module):
     """T5's attention. `position_bias` is this layer's own, as in umT5; usually all layers share one."""
 
     def project(self, name: str, x: Tensor) -> Tensor:
-        return getattr(self, name)(x).unflatten(-1, (self.settings['num_heads'], -1))
+        heads = self.settings['num_heads']
+        heads = heads if name == 'query' else self.settings.get('num_kv_heads', heads)
+        projected = getattr(self, name)(x).unflatten(-1, (heads, -1))
+        if not hasattr(self, f'{name}_norm'):
+            return projected
+        return getattr(self, f'{name}_norm')(projected) * (projected.shape[-1] ** -0.5 if name == 'query' else 1)
 
     def forward(self, x: Tensor, tokens: Tokens) -> Tensor:
         query, key, value = (self.project(name, x) for name in ('query', 'key', 'value'))
+        if hasattr(self, 'rotary'):
+            query, key = self.rotary(query, tokens), self.rotary(key, tokens)
         bias = self.position_bias(tokens) if hasattr(self, 'position_bias') else tokens.bias
-        return self.out(attend(query, key, value, tokens.visible, bias).flatten(-2))
+        visible, window = tokens.visible, self.settings.get('sliding_window')
+        if window is not None:
+            visible = visible & (tokens.distances < window)
+        return self.out(attend(query, key, value, visible, bias, self.settings.get('logit_softcap')).flatten(-2))
 
 
 class CrossAttention(SelfAttention):
     def forward(self, x: Tensor, tokens: Tokens) -> Tensor:
         memory, mask = tokens.memory
         key, value = self.project('key', memory), self.project('value', memory)
-        return self.out(attend(self.project('query', x), key, value, mask[:, None, None, :]).flatten(-2))
+        query, softcap = self.project('query', x), self.settings.get('logit_softcap')
+        return self.out(attend(query, key, value, mask[:, None, None, :], softcap=softcap).flatten(-2))
 
 
 class ScaledAttention(SelfAttention):
@@ -241,10 +300,10 @@ class LinearCrossAttention(LinearAttention):
 
 
 class GatedMLP(Module):
-    """(gelu(x W_0) * x W_1) W_o."""
+    """(f(x W_0) * x W_1) W_o."""
 
     def forward(self, x: Tensor, tokens: Tokens) -> Tensor:
-        return self.wo(gelu(self.wi_0(x)) * self.wi_1(x))
+        return self.wo(ACTIVATIONS[self.settings['activation']](self.wi_0(x)) * self.wi_1(x))
 
 
 class ReluMLP(Module):
@@ -522,7 +581,7 @@ class TimMLP(TimModule):
 
 
 class Layer(Module):
-    """The base of the five layouts."""
+    """The base of the layouts."""
 
     def sublayers(self) -> list[tuple[str, nn.Module]]:
         names = [name for name, _ in self.named_children() if name != 'norm' and not name.endswith('_norm')]
@@ -540,6 +599,14 @@ class PostNorm(Layer):
     def forward(self, x: Tensor, tokens: Tokens) -> Tensor:
         for name, sublayer in self.sublayers():
             x = getattr(self, f'{name}_norm')(x + sublayer(x, tokens))
+        return x
+
+
+class SandwichNorm(Layer):
+    def forward(self, x: Tensor, tokens: Tokens) -> Tensor:
+        for name, sublayer in self.sublayers():
+            update = sublayer(getattr(self, f'{name}_norm')(x), tokens)
+            x = x + getattr(self, f'{name}_post_norm')(update)
         return x
 
 
@@ -562,6 +629,15 @@ class Serialized(Layer):
         for name, sublayer in self.sublayers():
             stream = x + sublayer(getattr(self, f'{name}_norm')(stream), tokens)
         return stream
+
+
+class Block(Module):
+    """Different layers, one after another."""
+
+    def forward(self, x: Tensor, tokens: Tokens) -> Tensor:
+        for layer in self.children():
+            x = layer(x, tokens)
+        return x
 
 
 class Stack(Module):

@@ -46,8 +46,9 @@ CLASSES = {
 WITHOUT_CLASS = ('EncoderDecoder', 'DecoderOnly', 'EncoderOnly', '_Repeated')
 # Fields of our modules that the PyTorch classes read; the others matter for training, or are factories.
 SETTINGS = (
-    *('approximate', 'begin_id', 'epsilon', 'gate', 'length_scale', 'max_distance', 'max_length', 'num_buckets'),
-    *('num_groups', 'num_heads', 'num_mechanisms', 'pooling', 'residual', 'scaled_output', 'tied', 'value', 'window'),
+    *('activation', 'approximate', 'begin_id', 'epsilon', 'fraction', 'gate', 'length_scale', 'logit_softcap'),
+    *('max_distance', 'max_length', 'num_buckets', 'num_groups', 'num_heads', 'num_kv_heads', 'num_mechanisms'),
+    *('pooling', 'residual', 'scaled_output', 'scaling_factor', 'sliding_window', 'theta', 'tied', 'value', 'window'),
 )
 
 

@@ -29,8 +29,6 @@ from remixer_t5x.models.sublayers.feed_forward import GatedMLP, ReluMLP
 UMT5 = 'umt5'
 TABLE, OUTPUT = 'shared.weight', 'lm_head.weight'
 TABLE_COPIES = ('encoder.embed_tokens.weight', 'decoder.embed_tokens.weight')
-# Hugging Face's name of the feed-forward by `T5.gated`.
-FEED_FORWARD = {True: 'gated-gelu', False: 'relu'}
 SUBLAYERS: Mapping[str, tuple[Any, ...]] = {
     'encoder': (SelfAttention, (GatedMLP, ReluMLP)),
     'decoder': (SelfAttention, CrossAttention, (GatedMLP, ReluMLP)),
@@ -44,7 +42,8 @@ class T5(Family):
     Attributes:
         num_encoder_layers: layers of the encoder.
         num_decoder_layers: layers of the decoder.
-        gated: whether the feed-forward is T5.1.1's (gated GELU) rather than the first T5's (ReLU).
+        gated: whether the feed-forward has a gate, as in T5.1.1, or is the first T5's (ReLU).
+        activation: activation function of the gate: 'gelu', or 'silu' as in UL2 (Tay et al. 2022).
         tied: whether the output projection is the embedding table.
         scaled_output: whether the decoder's output is scaled by embed_dim ** -0.5.
         num_buckets: number of buckets of relative positions.
@@ -77,7 +76,7 @@ class T5(Family):
     # Ids as in published T5s and in our models.
     allowed = {
         'is_encoder_decoder': (True,),
-        'feed_forward_proj': (FEED_FORWARD[False], FEED_FORWARD[True]),
+        'feed_forward_proj': ('relu', 'gated-gelu', 'gated-silu'),
         'decoder_start_token_id': (0, None),
         'pad_token_id': (0, None),
     }
@@ -96,6 +95,7 @@ class T5(Family):
     max_distance: int = 128
     epsilon: float = 1e-6
     layer_biases: bool = False
+    activation: str = 'gelu'
     eos_id: int = 1
 
     @classmethod
@@ -113,8 +113,10 @@ class T5(Family):
                 f'{config.file} ties the output to the embedding (tie_word_embeddings), and the weights have an '
                 f'{OUTPUT} too; set tie_word_embeddings to false if the model uses it, or remove it from the weights'
             )
+        _, gated, activation = values.get('feed_forward_proj', 'relu').partition('gated-')
         return cls(
-            gated=values.get('feed_forward_proj') == FEED_FORWARD[True],
+            gated=bool(gated),
+            activation=activation or 'gelu',
             tied=tied,
             scaled_output=bool(values.get('scale_decoder_outputs', scaled)),
             layer_biases=layer_biases,
@@ -125,7 +127,7 @@ class T5(Family):
     def to_config(self) -> dict[str, Any]:
         config = {
             **super().to_config(),
-            'feed_forward_proj': FEED_FORWARD[self.gated],
+            'feed_forward_proj': f'gated-{self.activation}' if self.gated else 'relu',
             'tie_word_embeddings': self.scaled_output,
             'eos_token_id': self.eos_id,
         }
@@ -198,6 +200,9 @@ class T5(Family):
                     biases.append((sublayer.position_bias, f'the position bias of a layer of the {side}'))
                 elif not isinstance(sublayer, CrossAttention):
                     description.size('feed_forward', type(sublayer), f'the {side}')
+                    activation = getattr(sublayer, 'activation', 'gelu')
+                    description.require(activation in ('gelu', 'silu'), f'ACTIVATION is {activation!r}')
+                    description.size('activation', activation, f'the {side}')
         sizes = description.sizes
         if not sizes['layer_biases']:
             biases = [(stack.position_bias, f'the position bias of the {side}') for side, stack in stacks.items()]
@@ -237,6 +242,8 @@ class T5(Family):
         if self.epsilon != 1e-6:
             settings |= dict.fromkeys(('layer.make_layer.norm', 'stack.Stack.final_norm'), '@norms.RMSNorm')
             settings['norms.RMSNorm.epsilon'] = self.epsilon
+        if self.activation != 'gelu':
+            settings['ACTIVATION'] = repr(self.activation)
         if self.layer_biases:
             settings |= dict.fromkeys(('ENCODER_POSITION_BIAS', 'DECODER_POSITION_BIAS'))
             settings['attention.SelfAttention.position_bias'] = '@positions.RelativePositionBias'
