@@ -46,7 +46,7 @@ class Bert(Family):
     hf_class = 'BertForMaskedLM'
     auto_class = 'AutoModelForMaskedLM'
     model_class = MaskedLM
-    model_file = 'models/bert.gin'
+    gin_files = ('models/bert.gin',)
     gin_modules = ('architecture.encoder_only', 'layers.norms')
     sizes = {
         'vocab_size': 'vocab_size',

@@ -39,6 +39,8 @@ class EncoderOnly(nn.Module):
         input_layer: factory of a module (x, ctx, token_types) -> x between embedding and stack, `BertInput`, or None.
         head_layer: factory of what is on top, or None: a module x -> x with a `bias` over the vocabulary
             (`BertHead`) for masked language models, a module (x, ctx) -> y for others.
+        sentence_layer: factory of a module from the mean over a text's tokens to its embedding (`SentenceProjection`),
+            or None.
     """
 
     vocab_size: ranges.Count
@@ -48,6 +50,7 @@ class EncoderOnly(nn.Module):
     embedding: Callable[..., nn.Module] = Embed
     input_layer: Callable[..., nn.Module] | None = None
     head_layer: Callable[..., nn.Module] | None = None
+    sentence_layer: Callable[..., nn.Module] | None = None
 
     def setup(self) -> None:
         self.token_embedder = self.embedding(self.vocab_size, self.embed_dim, dtype=checked_dtype(self.dtype))
@@ -56,6 +59,8 @@ class EncoderOnly(nn.Module):
             self.input = self.input_layer()
         if self.head_layer is not None:
             self.head = self.head_layer()
+        if self.sentence_layer is not None:
+            self.sentence = self.sentence_layer()
 
     def encode(
         self,
@@ -74,9 +79,16 @@ class EncoderOnly(nn.Module):
 
     def predict_tokens(self, *args: Any, **kwargs: Any) -> jax.Array:
         """Logits of the token at each place, [batch, length, vocab], in `dtype`; same arguments as `encode`."""
-        hidden = self.output_hidden(self.encode(*args, **kwargs))
+        hidden = self.encode(*args, **kwargs)
+        if self.is_initializing() and self.sentence_layer is not None:
+            self.embed(hidden[:, 0])
+        hidden = self.output_hidden(hidden)
         logits = self.token_embedder.attend(hidden)
         return logits if self.head_layer is None else logits + self.head.bias.astype(logits.dtype)
+
+    def embed(self, pooled: jax.Array, enable_dropout: bool = False) -> jax.Array:
+        """The embeddings of texts, [texts, outputs], from the mean over their tokens, [texts, embed]."""
+        return pooled if self.sentence_layer is None else self.sentence(pooled)
 
     def output_hidden(self, hidden: jax.Array) -> jax.Array:
         """The input of the output projection, [..., embed], from the stack's output."""
