@@ -57,7 +57,7 @@ class Encoded(NamedTuple):
         mask: [texts, length] bool, True at tokens.
         mean: [texts, embed] float32, the mean of `hidden` over the tokens of each text.
         cut: [texts] bool, True for a text whose end the model did not read.
-        sentence: [texts, outputs] float32, `mean` or, if the model has a sentence projection, its normalised projection.
+        sentence: [texts, outputs] float32, the normalised projection of `mean` if the model has one, else `mean`.
     """
 
     hidden: np.ndarray

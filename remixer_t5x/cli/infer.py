@@ -37,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     arguments.add_macro(parser, '--mesh', 'MESH', arguments.MESH_HELP, metavar='AXES')
     embed = "write the encoder's output to --output, a .npz or .parquet file: one vector a text, or also one a token"
     decoder.add_argument('--embed', choices=('sentences', 'tokens'), nargs='?', const='sentences', help=embed)
-    pooling = 'with --embed: mean over the tokens or first token (default: mean, and the sentence projection of a sentence-T5)'
+    pooling = 'with --embed: mean over tokens, or first token (default: mean, with the projection of a sentence-T5)'
     parser.add_argument('--pooling', choices=('mean', 'first'), help=pooling)
     process_flags.add(parser)
 

@@ -45,9 +45,10 @@ def check_output(path: str) -> None:
         raise UserError(f'{path} exists already; give another --output, or remove it')
 
 
-def sentence_vectors(model: Any, params: Any, pooled: np.ndarray) -> np.ndarray:
+def sentence_vectors(model: Any, params: Any, mean: np.ndarray) -> np.ndarray:
     """Returns the embeddings of texts, [texts, outputs], from the mean over their tokens, [texts, embed]."""
-    return np.asarray(model.embed(params, pooled), np.float32) if hasattr(model, 'embed') else pooled
+    project = getattr(model, 'project_sentence', None)
+    return mean if project is None else np.asarray(project(params, mean), np.float32)
 
 
 def rows(

@@ -62,9 +62,9 @@ class MaskedLM(Model):
         """The stack's output for `inputs` [batch, length], one example per row: [batch, length, embed]."""
         return self._apply('encode', params, inputs, encoder_token_types=token_types)
 
-    def embed(self, params: Params, pooled: jax.Array) -> jax.Array:
+    def project_sentence(self, params: Params, mean: jax.Array) -> jax.Array:
         """The embeddings of texts, [texts, outputs], from the mean over their tokens, [texts, embed]."""
-        return self._apply('embed', params, pooled)
+        return self._apply('project_sentence', params, mean)
 
     def logits(self, params: Params, batch: Batch) -> jax.Array:
         """Logits of the token at each place, [batch, length, vocab] in the module's dtype."""

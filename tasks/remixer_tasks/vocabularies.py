@@ -69,6 +69,19 @@ def wordpiece(path: str) -> seqio.Vocabulary:
     return WordPieceVocabulary(path)
 
 
+def huggingface_tokenizer(path: str, end: str | None = None, shifted: bool = False) -> seqio.Vocabulary:
+    """Any `tokenizer.json` of known components, such as those of Llama, Gemma and ModernBERT, run by `tokenizers`.
+
+    Args:
+        path: the file.
+        end: the end token, such as '</s>'; None for the one in the files.
+        shifted: whether ids are the file's plus one, for files whose id 0 is not padding.
+    """
+    from remixer_tasks.vocabulary.huggingface_tokenizer import HuggingFaceTokenizer
+
+    return HuggingFaceTokenizer(path, end, shifted)
+
+
 def byte_pairs(folder: str, end_id: int = 50256) -> seqio.Vocabulary:
     """GPT-2's byte pairs, from the tokenizer files in `folder`. Ids are GPT-2's plus one, because id 0 is padding.
 
@@ -135,6 +148,8 @@ def saved(folder: str) -> seqio.Vocabulary:
         return byte(number)
     if kind == 'wordpiece':
         return wordpiece(str(place / 'tokenizer.json'))
+    if kind == 'huggingface':
+        return huggingface_tokenizer(str(place / 'tokenizer.json'), str(index.get('end')), bool(index.get('shifted')))
     if kind == 'byte_pairs':
         return byte_pairs(str(place), number)
     if kind == 'words':

@@ -50,7 +50,6 @@ class Config:
             raise self.error(name, 'it must be a number between 0 and 1')
         return float(value)
 
-
     def check(self, allowed: Mapping[str, Sequence[Any]]) -> None:
         """Raises UserError for a value that is not in `allowed`; a missing value is the first."""
         for name, values in allowed.items():

@@ -17,14 +17,14 @@ from remixer_t5x import safe_paths, untrusted_files
 from remixer_t5x.errors import UserError
 from remixer_t5x.interop import safetensors_files
 from remixer_t5x.interop.huggingface import table
-from remixer_t5x.interop.huggingface.bert import Bert
+from remixer_t5x.interop.huggingface.bert import Bert, BertClassifier
 from remixer_t5x.interop.huggingface.family import Config, Family, Refusal
 from remixer_t5x.interop.huggingface.gpt2 import Gpt2
 from remixer_t5x.interop.huggingface.sentence_t5 import MODULES, SentenceT5
 from remixer_t5x.interop.huggingface.t5 import T5, T5Encoder
 from remixer_t5x.interop.huggingface.table import Params, Runs
 
-FAMILIES: tuple[type[Family], ...] = (T5, Bert, Gpt2, T5Encoder, SentenceT5)
+FAMILIES: tuple[type[Family], ...] = (T5, Bert, Gpt2, T5Encoder, SentenceT5, BertClassifier)
 CONFIG = 'config.json'
 # Largest allowed difference of logits, as a share of the largest logit.
 TOLERANCE = 1e-3
@@ -134,8 +134,15 @@ def missing_packages() -> list[str]:
 def compare_logits(source: Source, model: Any, params: Params) -> str:
     """Describes the largest difference of logits between our model and transformers', on a random batch in float32.
 
-    Raises UserError if it exceeds rounding. transformers reads only safetensors, without network access and without
-    code from the folder.
+    Raises UserError if it exceeds rounding.
+    """
+    return describe_difference(*both_logits(source, model, params))
+
+
+def both_logits(source: Source, model: Any, params: Params) -> tuple[np.ndarray, np.ndarray]:
+    """Returns our logits and those of transformers for a random batch in float32.
+
+    transformers reads only safetensors, without network access and without code from the folder.
     """
     import torch
     import transformers
@@ -154,9 +161,9 @@ def compare_logits(source: Source, model: Any, params: Params) -> str:
     # Logits, or the hidden states of an encoder.
     theirs = output[0].numpy()
     ours = np.asarray(jax.jit(lambda params: family.our_logits(model, params, inputs))(params))
-    if 'decoder_input_ids' not in inputs:
+    if ours.shape[:2] == inputs['input_ids'].shape:
         ours, theirs = (logits[inputs['input_ids'] > 0] for logits in (ours, theirs))
-    return describe_difference(ours, theirs)
+    return ours, theirs
 
 
 def describe_difference(ours: np.ndarray, theirs: np.ndarray) -> str:

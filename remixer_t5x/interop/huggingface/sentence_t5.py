@@ -1,5 +1,5 @@
-"""Sentence-T5 (Ni et al. 2021) in the layout of sentence-transformers: the encoder of a T5, the mean over the tokens of a
-text, a linear projection, and a division by the Euclidean norm.
+"""Sentence-T5 (Ni et al. 2021) in the layout of sentence-transformers: the encoder of a T5, the mean over the tokens of
+a text, a linear projection, and a division by the Euclidean norm.
 
     modules.json             the modules in their order
     config.json, tokenizer   `T5EncoderModel` and its weights
@@ -20,7 +20,7 @@ from remixer_t5x.interop.huggingface.family import Config, Description
 from remixer_t5x.interop.huggingface.t5 import T5Encoder
 from remixer_t5x.interop.huggingface.table import Row, kernel
 from remixer_t5x.interop.safetensors_files import Tensors
-from remixer_t5x.models.architecture.pooling import SentenceProjection
+from remixer_t5x.models.architecture.encoder_only import SentenceProjection
 
 MODULES, SETTINGS, CONFIG = 'modules.json', 'sentence_bert_config.json', 'config.json'
 POOLING, DENSE = '1_Pooling', '2_Dense'
@@ -101,7 +101,9 @@ class SentenceT5(T5Encoder):
 
     @classmethod
     def describe_ends(cls, module: Any, description: Description) -> dict[str, Any]:
-        projection = description.part(module.sentence_layer, SentenceProjection, 'encoder_only.EncoderOnly.sentence_layer')
+        projection = description.part(
+            module.sentence_layer, SentenceProjection, 'encoder_only.EncoderOnly.sentence_layer'
+        )
         for name in ('input_layer', 'head_layer'):
             description.require(getattr(module, name) is None, f'encoder_only.EncoderOnly.{name} is not None')
         return {'sentence_dim': projection.outputs, 'max_length': projection.max_length}
@@ -110,7 +112,7 @@ class SentenceT5(T5Encoder):
         return {
             **super().settings(),
             'TASK_FEATURE_LENGTHS': self.lengths,
-            'encoder_only.EncoderOnly.sentence_layer': '@pooling.SentenceProjection',
-            'pooling.SentenceProjection.outputs': self.sentence_dim,
-            'pooling.SentenceProjection.max_length': self.max_length,
+            'encoder_only.EncoderOnly.sentence_layer': '@encoder_only.SentenceProjection',
+            'encoder_only.SentenceProjection.outputs': self.sentence_dim,
+            'encoder_only.SentenceProjection.max_length': self.max_length,
         }

@@ -38,6 +38,7 @@ SUBLAYERS: Mapping[str, tuple[Any, ...]] = {
     'decoder': (SelfAttention, CrossAttention, (GatedMLP, ReluMLP)),
 }
 
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class T5Encoder(Family):
     """The encoder of a T5, as `T5EncoderModel`; ours is a masked language model without a head.
@@ -58,8 +59,8 @@ class T5Encoder(Family):
     model_class = MaskedLM
     sides: ClassVar[tuple[str, ...]] = ('encoder',)
     gin_modules = (
-        *('architecture.encoder_decoder', 'architecture.encoder_only', 'architecture.layer', 'architecture.pooling'),
-        *('architecture.stack', 'layers.norms', 'layers.positions', 'sublayers.attention'),
+        *('architecture.encoder_decoder', 'architecture.encoder_only', 'architecture.layer', 'architecture.stack'),
+        *('layers.norms', 'layers.positions', 'sublayers.attention'),
     )
     sizes = {
         'vocab_size': 'vocab_size',

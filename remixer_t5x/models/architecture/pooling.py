@@ -52,20 +52,3 @@ class ClassifierHead(nn.Module):
         return Dense(self.outputs, (axes.EMBED, axes.OUTPUTS), _INIT, use_bias=True, name='output')(
             pooled.astype(jnp.float32)
         )
-
-
-class SentenceProjection(nn.Module):
-    """`y / |y|` with `y = x W`, [texts, embed] -> [texts, outputs] float32: sentence-T5 (Ni et al. 2021).
-
-    Attributes:
-        outputs: width of a sentence embedding.
-        max_length: maximum number of tokens of a text, for the model's description in other libraries.
-    """
-
-    outputs: ranges.Count
-    max_length: ranges.Count = 256
-
-    @nn.compact
-    def __call__(self, pooled: jax.Array) -> jax.Array:
-        y = Dense(self.outputs, (axes.EMBED, axes.OUTPUTS), _INIT, name='dense')(pooled.astype(jnp.float32))
-        return y / jnp.maximum(jnp.linalg.norm(y, axis=-1, keepdims=True), 1e-12)
