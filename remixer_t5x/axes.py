@@ -13,6 +13,7 @@ EMBED = 'embed'  # features of the residual stream, D
 MLP = 'mlp'  # hidden units of a feed-forward sublayer, F
 JOINED_KV = 'joined_kv'  # heads x head width, joined into one axis
 HEADS = 'heads'  # attention heads
+KV = 'kv'  # features of one head
 VOCAB = 'vocab'  # vocabulary entries
 RELPOS_BUCKETS = 'relpos_buckets'  # buckets of relative distance
 POSITIONS_OUT = 'positions_out'  # rows of a learned token-mixing matrix: the positions written to

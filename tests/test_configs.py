@@ -37,6 +37,11 @@ PARAMETERS = {
     # As Hugging Face publishes them: t5-base, t5-large.
     ('t5_1_0', 'base'): 222_903_552,
     ('t5_1_0', 'large'): 737_668_096,
+    ('modern_t5', 'mini'): 9_044_736,
+    ('modern_t5', 'tiny'): 22_997_504,
+    ('modern_t5', 'small'): 76_981_248,
+    ('modern_t5', 'base'): 247_623_168,
+    ('modern_t5', 'large'): 770_885_632,
     ('remixer', 'mini'): 10_061_572,
     ('remixer', 'tiny'): 23_271_176,
     ('remixer', 'small'): 78_009_744,

@@ -33,7 +33,7 @@ from remixer_t5x.testing.subject import LENGTH, MEMORY, ROWS, Subject, fast_key,
 # Relative to the largest output. Rounding, with parameters this large, is far below it, and a bug far above.
 TOLERANCE = 1e-4
 SHORT = 7
-LAYOUTS = (layer.PreNorm, layer.PostNorm, layer.ReZero, layer.Parallel, layer.Serialized)
+LAYOUTS = (layer.PreNorm, layer.PostNorm, layer.SandwichNorm, layer.ReZero, layer.Parallel, layer.Serialized)
 
 
 class BrokenLaw(AssertionError):

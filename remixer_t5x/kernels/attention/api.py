@@ -6,6 +6,7 @@ tpu_kernel  the Pallas kernel of `tpu.py`
 cudnn       NVIDIA's fused attention (`cudnn.py`)
 """
 
+import functools
 from types import ModuleType
 from typing import Any
 
@@ -30,15 +31,17 @@ def attention(
     visibility: Visibility,
     bias: Bias = None,
     implementation: str = 'auto',
+    softcap: float | None = None,
 ) -> jax.Array:
     """softmax(query key^T + bias) value, without a scale on the logits.
 
     Args:
         query: [batch, q, heads, kv].
-        key, value: [batch, k, heads, kv].
+        key, value: [batch, k, kv_heads, kv], with kv_heads a divisor of heads.
         visibility: which keys each query sees.
         bias: [1, heads, q, k] float32, a `DistanceBias`, or None.
         implementation: one of `IMPLEMENTATIONS`.
+        softcap: see `formula.dot_product_attention`; only the formula supports it.
 
     Returns:
         [batch, q, heads, kv] in value's dtype; logits and softmax are float32.
@@ -52,7 +55,9 @@ def attention(
     name, kernel = KERNELS.get(platform, (None, None))
     if kernel is not None and implementation in ('auto', name):
         refusal = 'does not support a prefix that is visible in both directions'
-        if visibility.key_prefix is None:
+        if softcap is not None:
+            refusal = 'does not support a softcap on the logits'
+        elif visibility.key_prefix is None:
             refusal = kernel.refusal(query, key, value, visibility, bias)
         if refusal is None:
             refusal = self_check.failure(_check(name, kernel, query, key, visibility, bias))
@@ -64,11 +69,18 @@ def attention(
         refusal = f'does not run on a {platform}'
     if implementation not in ('auto', 'formula'):
         raise UserError(f'ATTENTION is {implementation!r}, which {refusal}; type --gin.ATTENTION=auto')
-    return _formula(query, key, value, visibility, bias)
+    return _formula(query, key, value, visibility, bias, softcap)
 
 
-def _formula(query: jax.Array, key: jax.Array, value: jax.Array, visibility: Visibility, bias: Bias) -> jax.Array:
-    return dot_product_attention(query, key, value, visibility.mask(), full_bias(bias))
+def _formula(
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    visibility: Visibility,
+    bias: Bias,
+    softcap: float | None = None,
+) -> jax.Array:
+    return dot_product_attention(query, key, value, visibility.mask(), full_bias(bias), softcap)
 
 
 def _check(
@@ -76,9 +88,9 @@ def _check(
 ) -> self_check.Check:
     """The self-check of a kernel for the heads of one device."""
     (batch, queries, heads, width), keys, rows = query.shape, key.shape[1], self_check.ROWS
-    heads = compile_target.heads_of_device(batch, heads)
+    heads, kv_heads = (compile_target.heads_of_device(batch, count) for count in (heads, key.shape[2]))
     shape = jax.ShapeDtypeStruct
-    of_query, of_key = (shape((rows, length, heads, width), query.dtype) for length in (queries, keys))
+    of_query, of_key = (shape((rows, *size, width), query.dtype) for size in ((queries, heads), (keys, kv_heads)))
     packed = visibility.query_segments is not None
     segments = [shape((rows, length), jnp.int32) for length in (queries, keys)]
     of_bias: Any = None
@@ -88,6 +100,17 @@ def _check(
         of_bias = shape((1, heads, queries, keys), bias.dtype)
     flags = ('causal', visibility.causal), ('packed', packed), ('with bias', bias is not None)
     words = [f'{queries} x {keys} tokens', f'{heads} heads of {width}', *(flag for flag, is_on in flags if is_on)]
-    seen = Visibility(segments[0] if packed else None, segments[1], visibility.causal)
+    words += [f'{kv_heads} key heads'] * (kv_heads != heads)
+    run, formula = kernel.attend, _formula
+    if visibility.window is not None:
+        words.append(f'a window of {visibility.window}')
+        run, formula = (functools.partial(_only_queries_with_keys, attend) for attend in (run, formula))
+    seen = Visibility(segments[0] if packed else None, segments[1], visibility.causal, window=visibility.window)
     operands = of_query, of_key, of_key, seen, of_bias
-    return self_check.Check(name, ', '.join(words), kernel.attend, _formula, operands, packed)
+    return self_check.Check(name, ', '.join(words), run, formula, operands, packed)
+
+
+def _only_queries_with_keys(attend, query, key, value, visibility, bias):
+    """Zeroes the results of padding that sees no token in its window, which kernels leave undefined."""
+    sees = jnp.any(visibility.mask(), axis=-1)[:, 0, :, None, None]
+    return jnp.where(sees, attend(query, key, value, visibility, bias), 0)

@@ -2,7 +2,8 @@
 
 The kernel takes the bias of all logits in the dtype of the queries, shared by the batch, and returns its gradient
 summed over the batch. Padding is passed as a length: tokens come first in a row and padding follows, as in seqio's
-batches.
+batches. It supports grouped-query attention, and a window in causal attention. A window on both sides is part of the
+bias, since all rows of a batch share it.
 
 The kernel has no mask of segments, and a mask inside the bias would be [batch, heads, q, k] and cost the bias its
 gradient. So packed rows put their segments into the heads, as 16 more features whose product is 0 within a segment and
@@ -17,7 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from remixer_t5x.kernels.attention.formula import Bias, Visibility, full_bias
+from remixer_t5x.kernels.attention.formula import MASKED, Bias, Visibility, full_bias, is_near
 from remixer_t5x.kernels.compile_target import interprets_kernels
 
 _WIDEST_HEAD = 128
@@ -43,6 +44,10 @@ def attend(query: jax.Array, key: jax.Array, value: jax.Array, visibility: Visib
     """Computes `api.attention` of a call for which `refusal` is None."""
     full, (batch, num_queries, _, head_dim) = full_bias(bias), query.shape
     query_segments, key_segments = visibility.query_segments, visibility.key_segments
+    window = visibility.window
+    if window is not None and not visibility.causal:
+        far = jnp.where(is_near(num_queries, window), 0.0, MASKED)[None, None]
+        full = jnp.broadcast_to(far, (1, query.shape[2], *far.shape[2:])) if full is None else full + far
     if full is not None:
         # cuDNN computes the gradient of a bias for even lengths only.
         query, key, value = (_pad_to_even(array, 1) for array in (query, key, value))
@@ -60,6 +65,7 @@ def attend(query: jax.Array, key: jax.Array, value: jax.Array, visibility: Visib
         bias=full,
         scale=1.0,
         is_causal=visibility.causal,
+        local_window_size=(window - 1, 0) if window is not None and visibility.causal else None,
         implementation='xla' if interprets_kernels() else 'cudnn',
         **lengths,
     )

@@ -5,6 +5,7 @@ As in FlashAttention (Dao et al. 2022), only the output and the log-sum-exp of e
 logits stay in cache and the gradient of the shared bias is summed there; scripts/benchmarks/attention.py measures it.
 """
 
+import functools
 from typing import TypeAlias
 
 import jax
@@ -63,12 +64,14 @@ class Visibility:
         key_segments: [batch, keys] int32, the example that a key belongs to; 0 is padding.
         causal: a query sees no key after its own position in the row.
         key_prefix: [batch, keys] bool, keys that every query of their example sees; None if there are none.
+        window: a query sees only keys at a distance below it, on both sides unless `causal`; None for all distances.
     """
 
     query_segments: jax.Array | None
     key_segments: jax.Array
     causal: bool = struct.field(pytree_node=False, default=False)
     key_prefix: jax.Array | None = None
+    window: int | None = struct.field(pytree_node=False, default=None)
 
     def mask(self) -> jax.Array:
         """The mask, bool, broadcastable to [batch, 1, queries, keys]; True if a query sees a key."""
@@ -76,78 +79,137 @@ class Visibility:
             allowed = (self.key_segments > 0)[:, None, None, :]
         else:
             allowed = self.query_segments[:, None, :, None] == self.key_segments[:, None, None, :]
+        if self.window is not None:
+            allowed = allowed & is_near(self.key_segments.shape[1], self.window)
         if not self.causal:
             return allowed
         before = jnp.tri(self.key_segments.shape[1], dtype=bool)
         return allowed & (before if self.key_prefix is None else before | self.key_prefix[:, None, None, :])
 
 
-@jax.custom_vjp
+def is_near(length: int, window: int) -> jax.Array:
+    """Whether two positions are closer than `window`, bool [length, length]."""
+    position = jnp.arange(length)
+    return jnp.abs(position[:, None] - position) < window
+
+
 def dot_product_attention(
-    query: jax.Array, key: jax.Array, value: jax.Array, mask: jax.Array, bias: jax.Array | None
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    mask: jax.Array,
+    bias: jax.Array | None,
+    softcap: float | None = None,
 ) -> jax.Array:
     """Attention without a scale on the logits.
 
     Args:
         query: [batch, q, heads, kv].
-        key: [batch, k, heads, kv].
-        value: [batch, k, heads, kv].
+        key: [batch, k, kv_heads, kv], with kv_heads a divisor of heads.
+        value: [batch, k, kv_heads, kv].
         mask: bool, broadcastable to [batch, 1, q, k]; True where a query may see a key.
         bias: [1, heads, q, k] float32 added to the logits, or None.
+        softcap: the logits are `softcap * tanh(query key^T / softcap)` before the bias is added; None leaves them.
 
     Returns:
         [batch, q, heads, kv] in value's dtype; logits and softmax are float32.
     """
-    return _forward_rule(query, key, value, mask, bias)[0]
+    grouped = group_queries(query, key.shape[2], mask, bias)
+    return ungroup(_attention(grouped[0], key, value, *grouped[1:], softcap), query.shape)
 
 
-def attention_weights(query: jax.Array, key: jax.Array, mask: jax.Array, bias: jax.Array | None) -> jax.Array:
+def group_queries(
+    query: jax.Array, kv_heads: int, mask: jax.Array, bias: jax.Array | None
+) -> tuple[jax.Array, jax.Array, jax.Array | None]:
+    """Turns the query heads that share a key head into more queries of that head, in grouped-query attention.
+
+    [batch, q, heads, kv] becomes [batch, q * group, kv_heads, kv]; the mask and the bias are repeated and reshaped to
+    match. Without groups, all three are returned unchanged.
+    """
+    batch, length, heads, width = query.shape
+    group = heads // kv_heads
+    if group == 1:
+        return query, mask, bias
+    query = jnp.swapaxes(query.reshape(batch, length, kv_heads, group, width), 2, 3)
+    if mask.shape[2] > 1:
+        mask = jnp.repeat(mask, group, axis=2)
+    if bias is not None:
+        bias = bias.reshape(bias.shape[0], kv_heads, group, length, -1)
+        bias = jnp.swapaxes(bias, 2, 3).reshape(bias.shape[0], kv_heads, length * group, -1)
+    return query.reshape(batch, length * group, kv_heads, width), mask, bias
+
+
+def ungroup(mixed: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+    """The result for `group_queries`, [batch, q * group, kv_heads, kv], in the shape of the queries before grouping."""
+    batch, length, heads, width = shape
+    kv_heads = mixed.shape[2]
+    if heads == kv_heads:
+        return mixed
+    return jnp.swapaxes(mixed.reshape(batch, length, -1, kv_heads, width), 2, 3).reshape(shape)
+
+
+def cap_logits(logits: jax.Array, softcap: float | None) -> jax.Array:
+    """`softcap * tanh(logits / softcap)`, or the logits if there is no softcap."""
+    return logits if softcap is None else softcap * jnp.tanh(logits / softcap)
+
+
+def attention_weights(
+    query: jax.Array, key: jax.Array, mask: jax.Array, bias: jax.Array | None, softcap: float | None = None
+) -> jax.Array:
     """softmax(query key^T + bias) itself, [batch, heads, q, k] float32; same arguments as `dot_product_attention`."""
     mask = jnp.broadcast_to(mask, (query.shape[0], *mask.shape[1:]))
     shared = None if bias is None else bias[0]
-    return jax.nn.softmax(jax.vmap(lambda q, k, m: _row_logits(q, k, m, shared))(query, key, mask), axis=-1)
+    if query.shape[2] != key.shape[2]:
+        key = jnp.repeat(key, query.shape[2] // key.shape[2], axis=2)
+    return jax.nn.softmax(jax.vmap(lambda q, k, m: _row_logits(q, k, m, shared, softcap)[0])(query, key, mask), axis=-1)
 
 
-def _forward_rule(query, key, value, mask, bias):
+@functools.partial(jax.custom_vjp, nondiff_argnums=(5,))
+def _attention(query, key, value, mask, bias, softcap):
+    """`dot_product_attention` with as many query heads as key heads."""
+    return _forward_rule(query, key, value, mask, bias, softcap)[0]
+
+
+def _forward_rule(query, key, value, mask, bias, softcap):
     mask = jnp.broadcast_to(mask, (query.shape[0], *mask.shape[1:]))
     shared, rows = None if bias is None else bias[0], (query, key, value, mask)
     # `map` processes one row at a time.
     run = jax.lax.map if on_single_cpu() else lambda function, rows: jax.vmap(function)(rows)
-    mixed, log_total = run(lambda row: _row_forward(shared, *row), rows)
+    mixed, log_total = run(lambda row: _row_forward(softcap, shared, *row), rows)
     mixed, log_total = (checkpoint_name(array, ATTENTION_OUTPUT) for array in (mixed, log_total))
     return mixed, (query, key, value, mask, bias, mixed, log_total)
 
 
-def _backward_rule(residuals, gradient):
+def _backward_rule(softcap, residuals, gradient):
     query, key, value, mask, bias, mixed, log_total = residuals
     shared = None if bias is None else bias[0]
     rows = (query, key, value, mask, mixed, log_total, gradient)
     if on_single_cpu():
 
         def body(total, row):
-            *gradients, bias_gradient = _row_backward(shared, *row)
+            *gradients, bias_gradient = _row_backward(softcap, shared, *row)
             return jax.tree.map(jnp.add, total, bias_gradient), gradients
 
         bias_gradient, gradients = jax.lax.scan(body, jax.tree.map(jnp.zeros_like, shared), rows)
     else:
-        *gradients, bias_gradient = jax.vmap(lambda *row: _row_backward(shared, *row))(*rows)
+        *gradients, bias_gradient = jax.vmap(lambda *row: _row_backward(softcap, shared, *row))(*rows)
         bias_gradient = jax.tree.map(lambda rows: jnp.sum(rows, axis=0), bias_gradient)
     return *gradients, None, jax.tree.map(lambda array: array[None], bias_gradient)
 
 
-dot_product_attention.defvjp(_forward_rule, _backward_rule)
+_attention.defvjp(_forward_rule, _backward_rule)
 
 
-def _row_logits(query: jax.Array, key: jax.Array, mask: jax.Array, bias: jax.Array | None) -> jax.Array:
-    """[heads, q, k] float32 of one row of the batch."""
-    logits = jnp.einsum('qhd,khd->hqk', query, key, preferred_element_type=jnp.float32)
+def _row_logits(query, key, mask, bias, softcap) -> tuple[jax.Array, jax.Array]:
+    """The logits of one row of the batch, [heads, q, k] float32, with and without mask and bias."""
+    logits = cap_logits(jnp.einsum('qhd,khd->hqk', query, key, preferred_element_type=jnp.float32), softcap)
     offset = jnp.where(mask, 0.0, MASKED)
-    return logits + (offset if bias is None else offset + bias)
+    return logits + (offset if bias is None else offset + bias), logits
 
 
-def _row_forward(bias, query, key, value, mask) -> tuple[jax.Array, jax.Array]:
+def _row_forward(softcap, bias, query, key, value, mask) -> tuple[jax.Array, jax.Array]:
     """Output [q, heads, kv] and log-sum-exp of the logits [heads, q]."""
-    logits = _row_logits(query, key, mask, bias)
+    logits, _ = _row_logits(query, key, mask, bias, softcap)
     largest = jnp.max(logits, axis=-1)
     weights = jnp.exp(logits - largest[..., None])
     total = jnp.sum(weights, axis=-1)
@@ -155,14 +217,16 @@ def _row_forward(bias, query, key, value, mask) -> tuple[jax.Array, jax.Array]:
     return (mixed / total.T[..., None]).astype(value.dtype), largest + jnp.log(total)
 
 
-def _row_backward(bias, query, key, value, mask, mixed, log_total, gradient):
+def _row_backward(softcap, bias, query, key, value, mask, mixed, log_total, gradient):
     """Gradients with respect to query, key, value and bias."""
-    weights = jnp.exp(_row_logits(query, key, mask, bias) - log_total[..., None])
+    logits, capped = _row_logits(query, key, mask, bias, softcap)
+    weights = jnp.exp(logits - log_total[..., None])
     value_gradient = jnp.einsum('hqk,qhd->khd', weights.astype(value.dtype), gradient)
     weights_gradient = jnp.einsum('qhd,khd->hqk', gradient, value, preferred_element_type=jnp.float32)
     delta = jnp.sum(mixed.astype(jnp.float32) * gradient.astype(jnp.float32), axis=-1)
     logits_gradient = weights * (weights_gradient - delta.T[..., None])
-    low = logits_gradient.astype(query.dtype)
+    product_gradient = logits_gradient if softcap is None else logits_gradient * (1 - (capped / softcap) ** 2)
+    low = product_gradient.astype(query.dtype)
     query_gradient = jnp.einsum('hqk,khd->qhd', low, key)
     key_gradient = jnp.einsum('hqk,qhd->khd', low, query)
     return query_gradient, key_gradient, value_gradient, None if bias is None else logits_gradient

@@ -7,6 +7,7 @@ import functools
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import PartitionSpec
 
@@ -35,29 +36,34 @@ def refusal(query: jax.Array, key: jax.Array, value: jax.Array, visibility: Visi
 def attend(query: jax.Array, key: jax.Array, value: jax.Array, visibility: Visibility, bias: Bias) -> jax.Array:
     """Computes `api.attention` of a call for which `refusal` is None."""
     by_distance = bias.by_distance if isinstance(bias, DistanceBias) else None
+    if query.shape[2] != key.shape[2]:
+        key, value = (jnp.repeat(array, query.shape[2] // array.shape[2], axis=2) for array in (key, value))
     joined = (array.reshape(*array.shape[:2], -1) for array in (query, key, value))
     segments = visibility.query_segments, visibility.key_segments
-    return _attend(query.shape[-1], visibility.causal, *joined, *segments, by_distance).reshape(query.shape)
+    return _attend(query.shape[-1], visibility.causal, visibility.window, *joined, *segments, by_distance).reshape(
+        query.shape
+    )
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
-def _attend(head_dim: int, causal: bool, *arrays: Any) -> jax.Array:
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))
+def _attend(head_dim: int, causal: bool, window: int | None, *arrays: Any) -> jax.Array:
     """softmax(query key^T + bias) value, shaped like the queries, in value's dtype.
 
     Args:
         head_dim: width of a head.
         causal: a query sees no key after it.
+        window: see `Visibility`.
         arrays: query, key and value, [batch, length, heads * kv]; the segments of queries, [batch, queries] or None,
             and of keys, [batch, keys]; the bias, [heads, distances] or None.
     """
-    return _forward_rule(head_dim, causal, *arrays)[0]
+    return _forward_rule(head_dim, causal, window, *arrays)[0]
 
 
-def _forward_rule(head_dim: int, causal: bool, *arrays: Any) -> tuple[jax.Array, Any]:
+def _forward_rule(head_dim: int, causal: bool, window: int | None, *arrays: Any) -> tuple[jax.Array, Any]:
     *specs, of_log_total = _partition_specs(head_dim, arrays)
 
     def forward(*arrays: Any) -> tuple[jax.Array, jax.Array]:
-        plan, operands = _plan_and_operands(head_dim, causal, *arrays)
+        plan, operands = _plan_and_operands(head_dim, causal, window, *arrays)
         mixed, log_total = tpu_kernel.forward(plan, operands)
         return mixed, log_total.reshape(mixed.shape[0], plan.heads, -1)
 
@@ -66,13 +72,15 @@ def _forward_rule(head_dim: int, causal: bool, *arrays: Any) -> tuple[jax.Array,
     return mixed, (arrays, mixed, log_total)
 
 
-def _backward_rule(head_dim: int, causal: bool, residuals: Any, gradient: jax.Array) -> tuple[jax.Array | None, ...]:
+def _backward_rule(
+    head_dim: int, causal: bool, window: int | None, residuals: Any, gradient: jax.Array
+) -> tuple[jax.Array | None, ...]:
     arrays, mixed, log_total = residuals
     *specs, of_log_total = _partition_specs(head_dim, arrays)
 
     def backward(*inputs: Any) -> tuple[jax.Array | None, ...]:
         *arrays, mixed, log_total, gradient = inputs
-        plan, operands = _plan_and_operands(head_dim, causal, *arrays)
+        plan, operands = _plan_and_operands(head_dim, causal, window, *arrays)
         log_total = log_total.reshape(mixed.shape[0], -1, plan.group, plan.queries)
         *gradients, of_bias = tpu_kernel.backward(plan, operands, mixed, log_total, gradient)
         if of_bias is not None:
@@ -100,9 +108,9 @@ def _partition_specs(head_dim: int, arrays: tuple[Any, ...]) -> tuple[Any, ...]:
     return *used, PartitionSpec(rows, heads, None)
 
 
-def _plan_and_operands(head_dim, causal, query, key, value, query_segments, key_segments, by_distance):
+def _plan_and_operands(head_dim, causal, window, query, key, value, query_segments, key_segments, by_distance):
     """The kernel's arguments for the rows and heads of one device."""
-    plan = Plan(query.shape[1], key.shape[1], query.shape[2] // head_dim, head_dim, causal)
+    plan = Plan(query.shape[1], key.shape[1], query.shape[2] // head_dim, head_dim, causal, window)
     segments = None if query_segments is None else query_segments[:, None, :]
     bias = None if by_distance is None else tpu_kernel.bias_blocks(plan, by_distance)
     return plan, Operands(query, key, value, segments, key_segments[:, :, None], bias)

@@ -57,6 +57,7 @@ class Plan:
     heads: int
     head_dim: int
     causal: bool
+    window: int | None = None
 
     @property
     def group(self) -> int:
@@ -366,7 +367,11 @@ def _window(plan: Plan, q_block, k_block):
 
 
 def _is_seen(plan: Plan, q_block, k_block):
-    return k_block <= plan.last_k(q_block) if plan.causal else True
+    is_seen = k_block <= plan.last_k(q_block) if plan.causal else True
+    if plan.window is None:
+        return is_seen
+    ahead = k_block * plan.block_k - q_block * plan.block_q  # from the first query to the first key
+    return is_seen & (ahead - plan.block_q + 1 < plan.window) & (-ahead - plan.block_k + 1 < plan.window)
 
 
 def _logits(plan: Plan, query, key, bias_block, visible, k_block, head: int) -> jax.Array:
@@ -387,6 +392,9 @@ def _visible(plan: Plan, operands: Operands, q_block, k_block) -> jax.Array:
     visible = keys > 0 if operands.query_segments is None else keys == operands.query_segments[0]
     if plan.causal:
         visible = visible & (_token_index(plan, k_block, 0) <= _token_index(plan, q_block, 1))
+    if plan.window is not None:
+        distance = jnp.abs(_token_index(plan, k_block, 0) - _token_index(plan, q_block, 1))
+        visible = visible & (distance < plan.window)
     return visible
 
 

@@ -1,7 +1,8 @@
-"""A layer: a list of sublayers in one of five layouts (HyperMixer, appendix F, names them).
+"""A layer: a list of sublayers in one of six layouts (HyperMixer, appendix F, names five of them).
 
     pre         y = x + f(N(x));   z = y + g(N(y))
     post        y = N(x + f(x));   z = N(y + g(y))
+    sandwich    y = x + N(f(N(x)));   z = y + N(g(N(y)))       Gemma 2 and T5Gemma
     rezero      y = x + a f(x);    z = y + b g(y)       a, b learned, 0 at the start, no norms
     parallel    z = x + f(N(x)) + g(N(x))
     serialized  y = x + f(N(x));   z = x + g(N(y))
@@ -128,6 +129,18 @@ class PostNorm(NormedLayer):
         return x
 
 
+class SandwichNorm(NormedLayer):
+    """Input and output of each sublayer are normalised (Ding et al. 2021), as in Gemma 2 and T5Gemma."""
+
+    @nn.compact
+    def __call__(self, x: jax.Array, ctx: SequenceContext) -> jax.Array:
+        for name, sublayer in self._named():
+            update = _output(sublayer, self.norm(name=f'{name}_norm')(x), ctx)
+            update = self.norm(name=f'{name}_post_norm')(update)
+            x = x + dropout(self.dropout_rate, update, deterministic=ctx.deterministic)
+        return x
+
+
 class ReZero(Layer):
     """Each update is scaled by a learned number that starts at 0; there are no norms (Bachlechner et al. 2020)."""
 
@@ -176,3 +189,41 @@ def make_layer(
     sublayers = tuple(sublayer for sublayer in sublayers if sublayer is not None)
     options = {} if norm is None else {'norm': norm}
     return layout(sublayers=sublayers, dropout_rate=dropout_rate, name=name, **options)
+
+
+class Block(nn.Module):
+    """Different layers, one after another, that a run repeats as a whole.
+
+    Attributes:
+        layers: factories of layers.
+    """
+
+    layers: Sequence[Callable[..., Layer]]
+
+    @property
+    def sublayers(self) -> tuple[SublayerFactory, ...]:
+        """The factories of the sublayers of all layers."""
+        return tuple(sublayer for layer in self.layers for sublayer in layer().sublayers)
+
+    @nn.compact
+    def __call__(self, x: jax.Array, ctx: SequenceContext) -> jax.Array:
+        for index, layer in enumerate(self.layers):
+            x = layer(name=f'layer_{index}')(x, ctx)
+        return x
+
+
+def alternate(
+    layers: Sequence[Callable[..., Layer]], num_layers: ranges.Count
+) -> tuple[tuple[Callable[..., nn.Module], int], ...]:
+    """The runs of a stack whose layers alternate, such as layers with a sliding window and layers that see all tokens.
+
+    Args:
+        layers: factories of the layers to repeat, in order.
+        num_layers: number of layers of the stack; the last repetition may be incomplete.
+
+    Returns:
+        `Stack.runs`: one run of blocks, then the rest of the layers.
+    """
+    repeats, rest = divmod(num_layers, len(layers))
+    runs = ((functools.partial(Block, tuple(layers)), repeats), (functools.partial(Block, tuple(layers[:rest])), 1))
+    return tuple(run for run, is_used in zip(runs, (repeats, rest), strict=True) if is_used)

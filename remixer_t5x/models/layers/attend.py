@@ -26,37 +26,40 @@ def attend_to_sequence(
     ctx: SequenceContext,
     bias: Bias = None,
     dropout_rate: float = 0.0,
+    softcap: float | None = None,
+    window: int | None = None,
 ) -> jax.Array:
     """Computes attention to the tokens of the same sequence; while decoding, to the cached tokens.
 
     Args:
         module: the sublayer.
-        query: [batch, length, heads, kv], like `key` and `value`.
-        key: see `query`.
-        value: see `query`.
+        query: [batch, length, heads, kv].
+        key, value: [batch, length, kv_heads, kv], with kv_heads a divisor of heads.
         ctx: facts about the tokens.
         bias: added to the logits: [1, heads, q, k] float32, a `DistanceBias`, or None.
-        dropout_rate: dropout on the attention weights, with one mask for all queries.
+        dropout_rate: dropout on the attention weights, with one mask for all queries of a key head.
+        softcap: see `formula.dot_product_attention`.
+        window: see `Visibility`.
 
     Returns:
         [batch, length, heads, kv] in value's dtype.
     """
     dropped_value = drop_value_rows(dropout_rate, value, deterministic=ctx.deterministic)
     if not ctx.decode:
-        visibility = visible_in_sequence(ctx)
-        _sow_weights(module, query, key, visibility, bias)
-        return attention(query, key, dropped_value, visibility, bias, ctx.attention)
+        visibility = visible_in_sequence(ctx, window)
+        _sow_weights(module, query, key, visibility, bias, softcap)
+        return attention(query, key, dropped_value, visibility, bias, ctx.attention, softcap)
     (key_slots, axis), (value_slots, _) = cached(key), cached(dropped_value)
     key_slots = cache.extend(module, 'cached_key', key_slots, ctx, axis)
     value_slots = cache.extend(module, 'cached_value', value_slots, ctx, axis)
     if ctx.step is None and ctx.cache_slots is not None:
-        return attention(query, key, value, visible_in_sequence(ctx), bias, ctx.attention)
+        return attention(query, key, value, visible_in_sequence(ctx, window), bias, ctx.attention, softcap)
     if ctx.step is None:
-        mask = visible_in_sequence(ctx).mask()
+        mask = visible_in_sequence(ctx, window).mask()
     else:
-        mask = jnp.atleast_2d(cache.visible(key_slots.shape[axis], ctx))[:, None, None]
+        mask = jnp.atleast_2d(cache.visible(key_slots.shape[axis], ctx, window))[:, None, None]
     key_slots = key_slots if key_slots.ndim == 3 else jnp.swapaxes(key_slots, 2, 3)
-    return attend_step(query, key_slots, value_slots, mask, full_bias(bias))
+    return attend_step(query, key_slots, value_slots, mask, full_bias(bias), softcap)
 
 
 def attend_to_memory(
@@ -66,16 +69,18 @@ def attend_to_memory(
     memory: Memory,
     ctx: SequenceContext,
     dropout_rate: float = 0.0,
+    softcap: float | None = None,
 ) -> jax.Array:
     """Computes attention to the memory; the allocating call of decoding computes and caches its keys and values.
 
     Args:
         module: the sublayer.
         query: [batch, length, heads, kv].
-        project: maps 'key' or 'value' to the keys or values of the memory, [batch, memory_length, heads, kv].
+        project: maps 'key' or 'value' to the keys or values of the memory, [batch, memory_length, kv_heads, kv].
         memory: the tokens that are attended to.
         ctx: facts about the tokens that attend.
-        dropout_rate: dropout on the attention weights, with one mask for all queries.
+        dropout_rate: dropout on the attention weights, with one mask for all queries of a key head.
+        softcap: see `formula.dot_product_attention`.
 
     Returns:
         [batch, length, heads, kv] in value's dtype.
@@ -87,21 +92,23 @@ def attend_to_memory(
 
     if not ctx.decode:
         value, key = dropped_value(), project('key')
-        _sow_weights(module, query, key, visibility, None)
-        return attention(query, key, value, visibility, None, ctx.attention)
+        _sow_weights(module, query, key, visibility, None, softcap)
+        return attention(query, key, value, visibility, None, ctx.attention, softcap)
     key = module.variable('cache', 'memory_key', lambda: cached_memory_key(project('key'))).value
     value = module.variable('cache', 'memory_value', lambda: cached(dropped_value())[0]).value
-    return attend_step(query, key, value, visibility.mask(), None)
+    return attend_step(query, key, value, visibility.mask(), None, softcap)
 
 
-def _sow_weights(module: nn.Module, query: jax.Array, key: jax.Array, visibility: Visibility, bias: Bias) -> None:
+def _sow_weights(
+    module: nn.Module, query: jax.Array, key: jax.Array, visibility: Visibility, bias: Bias, softcap: float | None
+) -> None:
     """Sows the weights, [batch, heads, q, k], for pictures; attention itself never stores them."""
     # `sow` checks this too, but a training step should not even trace the weights.
     if module.is_mutable_collection('intermediates'):
-        weights = attention_weights(query, key, visibility.mask(), full_bias(bias))
+        weights = attention_weights(query, key, visibility.mask(), full_bias(bias), softcap)
         module.sow('intermediates', 'attention_weights', weights)
 
 
-def visible_in_sequence(ctx: SequenceContext) -> Visibility:
+def visible_in_sequence(ctx: SequenceContext, window: int | None = None) -> Visibility:
     """The tokens of the same sequence that each token may see."""
-    return Visibility(ctx.segment_ids if ctx.packed else None, ctx.segment_ids, ctx.causal, ctx.prefix)
+    return Visibility(ctx.segment_ids if ctx.packed else None, ctx.segment_ids, ctx.causal, ctx.prefix, window)

@@ -68,10 +68,14 @@ def is_before_last(ctx: SequenceContext) -> jax.Array:
     return jnp.arange(ctx.segment_ids.shape[1]) < count - 1
 
 
-def visible(max_length: int, ctx: SequenceContext) -> jax.Array:
-    """The positions visible at `ctx.step`, bool [max_length], or [batch, max_length] if each row has its own step."""
+def visible(max_length: int, ctx: SequenceContext, window: int | None = None) -> jax.Array:
+    """The positions visible at `ctx.step`, bool [max_length], or [batch, max_length] if each row has its own step.
+
+    With a `window`, only that many: the token at `ctx.step` and the tokens before it.
+    """
     step = decoding_step(ctx)
-    return jnp.arange(max_length) <= (step[:, None] if step.ndim else step)
+    positions, step = jnp.arange(max_length), step[:, None] if step.ndim else step
+    return positions <= step if window is None else (positions <= step) & (positions > step - window)
 
 
 def decoding_step(ctx: SequenceContext) -> jax.Array:

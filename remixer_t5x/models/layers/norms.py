@@ -10,13 +10,19 @@ from remixer_t5x.kernels.compile_target import target_platform
 
 
 class RMSNorm(nn.Module):
-    """`x / rms(x) * scale` over the last axis; no mean, no bias; statistics in float32 for any dtype of x."""
+    """`x / rms(x) * scale` over the last axis; no mean, no bias; statistics in float32 for any dtype of x.
+
+    Attributes:
+        epsilon: added to the mean square.
+        axis: logical name of the normalized axis.
+    """
 
     epsilon: ranges.Positive = 1e-6
+    axis: str = axes.EMBED
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
-        init = nn.with_logical_partitioning(nn.initializers.ones, (axes.EMBED,))
+        init = nn.with_logical_partitioning(nn.initializers.ones, (self.axis,))
         scale = self.param('scale', init, (x.shape[-1],), jnp.float32)
         x32 = x.astype(jnp.float32)
         mean_square = jnp.mean(jnp.square(x32), axis=-1, keepdims=True)

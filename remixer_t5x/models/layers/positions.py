@@ -1,5 +1,6 @@
-"""T5's relative position bias (Raffel et al. 2019, section 2.1), position embeddings, and lengths of rows."""
+"""Position biases of attention (T5's and ALiBi), rotary and absolute position embeddings, and lengths of rows."""
 
+import math
 from collections.abc import Mapping
 
 import jax
@@ -69,22 +70,80 @@ class RelativePositionBias(nn.Module):
             (self.num_heads, self.num_buckets),
             jnp.float32,
         )
-        if ctx.step is None:
-            relative = jnp.arange(1 - length, length)
-        else:
-            relative = jnp.arange(length) - (ctx.step[:, None] if ctx.step.ndim else ctx.step)
         bucket = relative_position_bucket(
-            relative,
+            _relative_positions(length, ctx),
             bidirectional=not ctx.causal,
             num_buckets=self.num_buckets,
             max_distance=self.max_distance,
         )
-        values = jnp.take(table, bucket, axis=1)  # [heads, distances]
-        if ctx.step is not None:
-            return jnp.moveaxis(values, 1, 0)[:, :, None] if ctx.step.ndim else values[None, :, None]
-        bias = DistanceBias(values)
-        # The formula would expand the values in every layer of the stack.
-        return bias if target_platform() in ('tpu', 'gpu') and not ctx.decode else bias.spread()
+        return _to_bias(jnp.take(table, bucket, axis=1), ctx)
+
+
+class AlibiBias(nn.Module):
+    """`-slope * |query - key|` with a fixed slope for each head (ALiBi, Press et al. 2022); no parameters.
+
+    The slopes are a geometric sequence from 2^(-8/n) to 2^-8, for the largest power of two n up to `num_heads`. Further
+    heads take every second slope of the sequence for 2n heads, as in the paper's code. In an encoder both sides have
+    the same slope.
+
+    Attributes:
+        num_heads: number of attention heads.
+    """
+
+    num_heads: ranges.Count
+
+    def __call__(self, length: int, ctx: SequenceContext) -> jax.Array | DistanceBias:
+        """See `RelativePositionBias`."""
+        power = 2 ** int(math.log2(self.num_heads))
+        slopes = [2 ** (-8 * head / power) for head in range(1, power + 1)]
+        slopes += [2 ** (-4 * head / power) for head in range(1, 2 * (self.num_heads - power), 2)]
+        distance = jnp.abs(_relative_positions(length, ctx)).astype(jnp.float32)
+        return _to_bias(jnp.multiply.outer(-jnp.asarray(slopes, jnp.float32), distance), ctx)
+
+
+def _relative_positions(length: int, ctx: SequenceContext) -> jax.Array:
+    """The distances `key - query` of a bias: [distances], or [batch, distances] if each row has its own step."""
+    if ctx.step is None:
+        return jnp.arange(1 - length, length)
+    return jnp.arange(length) - (ctx.step[:, None] if ctx.step.ndim else ctx.step)
+
+
+def _to_bias(values: jax.Array, ctx: SequenceContext) -> jax.Array | DistanceBias:
+    """The bias for values [heads, distances] at `_relative_positions`, or [heads, batch, distances]."""
+    if ctx.step is not None:
+        return jnp.moveaxis(values, 1, 0)[:, :, None] if ctx.step.ndim else values[None, :, None]
+    bias = DistanceBias(values)
+    # The formula would expand the values in every layer of the stack.
+    return bias if target_platform() in ('tpu', 'gpu') and not ctx.decode else bias.spread()
+
+
+class RotaryEmbedding(nn.Module):
+    """Rotary position embedding of queries or keys (RoPE, Su et al. 2021), as in Llama and Gemma; no parameters.
+
+    Features i and i + n / 2 of a head, of which the first n are rotated, turn by `position * theta^(-2i / n)`. So the
+    product of a query and a key depends on their distance only.
+
+    Attributes:
+        theta: base of the wavelengths.
+        fraction: share of a head's features that is rotated, n.
+        scaling_factor: positions are divided by it, which extends a model to longer rows (Chen et al. 2023).
+    """
+
+    theta: ranges.Positive = 10_000.0
+    fraction: ranges.PositiveShare = 1.0
+    scaling_factor: ranges.Positive = 1.0
+
+    def __call__(self, x: jax.Array, ctx: SequenceContext) -> jax.Array:
+        """[batch, length, heads, kv] -> the same shape and dtype; positions are those in the example."""
+        half = int(x.shape[-1] * self.fraction) // 2
+        # Without packing all rows have the same positions.
+        positions = ctx.positions if ctx.packed or ctx.step is not None else ctx.positions[:1]
+        frequencies = 1.0 / self.theta ** (jnp.arange(half) / half)
+        angles = positions[..., None, None] / self.scaling_factor * frequencies  # [batch or 1, length, 1, half]
+        cos, sin = jnp.cos(angles), jnp.sin(angles)
+        first, second, rest = jnp.split(x.astype(jnp.float32), (half, 2 * half), axis=-1)
+        rotated = (first * cos - second * sin, second * cos + first * sin, rest)
+        return jnp.concatenate(rotated, axis=-1).astype(x.dtype)
 
 
 def example_lengths(ctx: SequenceContext) -> jax.Array:

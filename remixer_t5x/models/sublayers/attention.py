@@ -5,6 +5,14 @@
 X and Y are [batch, length, D], heads have width d. M is X in self-attention, and the encoder's output in
 cross-attention. T5 has no biases and no factor 1/sqrt(d) on the logits: the factor is folded into the initializer of
 W_q, which is equivalent under Adafactor and saves a pass over the logits. `ScaledAttention` has both.
+
+`SelfAttention` and `CrossAttention` have the options of later models:
+
+    grouped queries   k and v have fewer heads, each for h / num_kv_heads heads of q (Ainslie et al. 2023)
+    QK norm           q = RMSNorm(x W_q) / sqrt(d), k = RMSNorm(M W_k), per head (Henry et al. 2020)
+    softcap           c tanh(q k^T / c) + bias are the logits (Gemma 2, Riviere et al. 2024)
+    RoPE              q and k are rotated by their positions, in self-attention (`layers.positions.RotaryEmbedding`)
+    sliding window    a token sees tokens at a distance below the window, in self-attention (Beltagy et al. 2020)
 """
 
 from collections.abc import Callable
@@ -14,13 +22,22 @@ from flax import linen as nn
 
 from remixer_t5x import axes, ranges
 from remixer_t5x.context import SequenceContext
+from remixer_t5x.errors import UserError
 from remixer_t5x.models.layers import cache
 from remixer_t5x.models.layers.attend import attend_to_memory, attend_to_sequence
 from remixer_t5x.models.layers.checks import require_memory
 from remixer_t5x.models.layers.dense import Dense, split_heads
+from remixer_t5x.models.layers.norms import RMSNorm
 
 _IN_AXES, _OUT_AXES = (axes.EMBED, axes.JOINED_KV), (axes.JOINED_KV, axes.EMBED)
 _BERT_INIT = nn.initializers.normal(stddev=0.02)
+
+
+def later_options(sublayer: nn.Module) -> list[str]:
+    """The options of models after T5 that a sublayer sets, which most other formats and libraries cannot express."""
+    defaults = {'num_kv_heads': None, 'qk_norm': False, 'logit_softcap': None, 'rotary': None, 'sliding_window': None}
+    defaults['activation'] = 'gelu'
+    return [name for name, default in defaults.items() if getattr(sublayer, name, default) != default]
 
 
 class _MultiHead(nn.Module):
@@ -36,36 +53,74 @@ class _MultiHead(nn.Module):
     head_dim: ranges.Count
     dropout_rate: ranges.Rate = 0.0
 
+
+class _T5Attention(_MultiHead):
+    """The settings of T5's self-attention and cross-attention.
+
+    Attributes:
+        num_kv_heads: number of heads of keys and values, a divisor of `num_heads`; 1 is multi-query attention, None is
+            `num_heads`.
+        qk_norm: normalizes each head of queries and keys.
+        logit_softcap: bounds the logits to `-logit_softcap` and `logit_softcap`; None leaves them.
+    """
+
+    num_kv_heads: ranges.Count | None = None
+    qk_norm: bool = False
+    logit_softcap: ranges.Positive | None = None
+
+    def __post_init__(self) -> None:
+        if self.num_kv_heads and self.num_heads % self.num_kv_heads:
+            raise UserError(f'NUM_KV_HEADS must divide the {self.num_heads} heads, got {self.num_kv_heads}')
+        super().__post_init__()
+
     def _query(self, x: jax.Array) -> jax.Array:
-        """T5's queries, [batch, length, heads, kv]."""
+        """[batch, length, heads, kv]."""
         init = nn.initializers.variance_scaling(1.0 / self.head_dim, 'fan_in', 'normal')
         query = Dense(self.num_heads * self.head_dim, _IN_AXES, kernel_init=init, name='query')(x)
-        return split_heads(query, self.num_heads)
+        query = self._norm('query', split_heads(query, self.num_heads))
+        # The norm removes the factor that the initializer contains.
+        return query * self.head_dim**-0.5 if self.qk_norm else query
+
+    def _key_or_value(self, name: str, x: jax.Array) -> jax.Array:
+        """[..., embed] -> [..., kv_heads, kv]; `name` is 'key' or 'value'."""
+        num_heads = self.num_kv_heads or self.num_heads
+        heads = split_heads(Dense(num_heads * self.head_dim, _IN_AXES, name=name)(x), num_heads)
+        return self._norm(name, heads) if name == 'key' else heads
+
+    def _norm(self, name: str, heads: jax.Array) -> jax.Array:
+        return RMSNorm(axis=axes.KV, name=f'{name}_norm')(heads) if self.qk_norm else heads
 
 
-class SelfAttention(_MultiHead):
+class SelfAttention(_T5Attention):
     """T5's self-attention; a token mixer.
 
     Attributes:
         position_bias: factory of a module (number of keys, ctx) -> bias, with separate parameters for this layer, as in
             umT5 (Chung et al. 2023); None for the bias that all layers of the stack share, as in T5.
+        rotary: factory of a module (x, ctx) -> x that rotates queries and keys by their positions, or None.
+        sliding_window: a token sees the tokens whose distance is below this number: on both sides in an encoder; itself
+            and the tokens before it in a decoder. None for all tokens.
     """
 
     position_bias: Callable[..., nn.Module] | None = None
+    rotary: Callable[..., nn.Module] | None = None
+    sliding_window: ranges.Count | None = None
 
     @nn.compact
     def __call__(self, x: jax.Array, ctx: SequenceContext) -> jax.Array:
-        width = self.num_heads * self.head_dim
-        query = self._query(x)
-        key, value = (split_heads(Dense(width, _IN_AXES, name=name)(x), self.num_heads) for name in ('key', 'value'))
+        query, key, value = self._query(x), self._key_or_value('key', x), self._key_or_value('value', x)
+        if self.rotary is not None:
+            rotary = self.rotary(name='rotary')
+            query, key = rotary(query, ctx), rotary(key, ctx)
         bias = ctx.position_bias
         if self.position_bias is not None:
             bias = self.position_bias(name='position_bias')(ctx.num_keys, ctx)
-        mixed = attend_to_sequence(self, query, key, value, ctx, bias, self.dropout_rate)
-        return Dense(x.shape[-1], _OUT_AXES, name='out')(mixed.reshape(*x.shape[:-1], width))
+        limits = self.logit_softcap, self.sliding_window
+        mixed = attend_to_sequence(self, query, key, value, ctx, bias, self.dropout_rate, *limits)
+        return Dense(x.shape[-1], _OUT_AXES, name='out')(mixed.reshape(*x.shape[:-1], -1))
 
 
-class CrossAttention(_MultiHead):
+class CrossAttention(_T5Attention):
     """T5's cross-attention: the tokens of a decoder attend to the encoder's output in `ctx.memory`.
 
     While decoding, the allocating call computes and caches the keys and values of the memory: once per sequence, for
@@ -75,7 +130,7 @@ class CrossAttention(_MultiHead):
     @nn.compact
     def __call__(self, x: jax.Array, ctx: SequenceContext) -> jax.Array:
         memory = require_memory(ctx, 'CrossAttention', 'SelfAttention')
-        width, shape = self.num_heads * self.head_dim, x.shape
+        shape = x.shape
         if ctx.decode:
             x = cache.beams_as_queries(x, memory.hidden.shape[0])
         query = self._query(x)
@@ -84,11 +139,10 @@ class CrossAttention(_MultiHead):
             # Flatten the tokens: otherwise what the encoder and the decoder save of the memory for the backward pass
             # has the same shape, and the TPU compiler fills one buffer of zeros for both, at 2% of a step.
             tokens = memory.hidden.reshape(-1, memory.hidden.shape[-1])
-            heads = Dense(width, _IN_AXES, name=name)(tokens)
-            return heads.reshape(*memory.hidden.shape[:2], self.num_heads, self.head_dim)
+            return self._key_or_value(name, tokens).reshape(*memory.hidden.shape[:2], -1, self.head_dim)
 
-        mixed = attend_to_memory(self, query, project_memory, memory, ctx, self.dropout_rate)
-        return Dense(x.shape[-1], _OUT_AXES, name='out')(mixed.reshape(*shape[:-1], width))
+        mixed = attend_to_memory(self, query, project_memory, memory, ctx, self.dropout_rate, self.logit_softcap)
+        return Dense(x.shape[-1], _OUT_AXES, name='out')(mixed.reshape(*shape[:-1], -1))
 
 
 class ScaledAttention(_MultiHead):

@@ -16,7 +16,7 @@ from remixer_t5x.errors import UserError
 from remixer_t5x.kernels.attention import decoding as attention_decoding
 from remixer_t5x.models.architecture import decoder_only, encoder_only, layer, stack
 from remixer_t5x.models.layers.norms import GroupedRMSNorm, LayerNorm
-from remixer_t5x.models.layers.positions import LearnedPositions, RelativePositionBias
+from remixer_t5x.models.layers.positions import AlibiBias, LearnedPositions, RelativePositionBias, RotaryEmbedding
 from remixer_t5x.models.sublayers import (
     attention,
     feed_forward,
@@ -57,6 +57,7 @@ class Case(NamedTuple):
     norm: functools.partial | None = None
     reach: int = LENGTH
     whole_rows: bool = False
+    position_bias: type = RelativePositionBias
 
 
 SUBLAYERS = {
@@ -70,6 +71,16 @@ _gelu_mlp = functools.partial(feed_forward.GeluMLP, hidden_dim=HIDDEN)
 _tanh_mlp = functools.partial(_gelu_mlp, approximate=True)
 SUBLAYERS['bert'] = Case((_scaled, _gelu_mlp), (), layer.PostNorm, functools.partial(LayerNorm))
 SUBLAYERS['gpt2'] = Case((), (_scaled, _tanh_mlp), norm=functools.partial(LayerNorm))
+# The options of later models: grouped queries with everything that changes q, k and logits, then a window on each side.
+_grouped = {'num_heads': 4, 'head_dim': 4, 'num_kv_heads': 2, 'qk_norm': True, 'logit_softcap': 2.0}
+_modern_self = functools.partial(_self, **_grouped, rotary=functools.partial(RotaryEmbedding, fraction=0.5))
+_modern_cross = functools.partial(_cross, **_grouped)
+_swiglu = functools.partial(_gated_mlp, activation='silu')
+_local = functools.partial(_self, num_kv_heads=1, sliding_window=3)
+SUBLAYERS['modern'] = Case(
+    (_modern_self, _swiglu), (_modern_self, _modern_cross, _swiglu), layer.SandwichNorm, position_bias=AlibiBias
+)
+SUBLAYERS['sliding_window'] = Case((_local,), (_local,), reach=5, position_bias=AlibiBias)
 # Each form of composition and of the residual once, each in another layout.
 _gated = functools.partial(_remixer, composition=remixer.GatedAlpha)
 _gated_composition = functools.partial(
@@ -167,7 +178,8 @@ def subject(name: str, side: str) -> Subject:
     case = SUBLAYERS[name]
     sublayers = getattr(case, side)
     reads_bias = any(factory.func in READS_POSITION_BIAS for factory in sublayers)
-    bias = functools.partial(RelativePositionBias, num_heads=2) if reads_bias else None
+    num_heads = sublayers[0].keywords.get('num_heads', 2)
+    bias = functools.partial(case.position_bias, num_heads=num_heads) if reads_bias else None
     return Subject(sublayers, side, case.layout, case.norm, bias, case.reach, EMBED)
 
 
@@ -194,9 +206,10 @@ def test_decode_law(name):
 
 def test_decode_law_with_the_caches_of_a_tpu(monkeypatch):
     monkeypatch.setattr(attention_decoding, 'target_platform', lambda: 'tpu')
-    laws.decode(subject('t5', 'decoder'))
-    laws.beams(subject('t5', 'decoder'))
-    laws.prompt(alone('t5'))
+    for name in ('t5', 'modern'):
+        laws.decode(subject(name, 'decoder'))
+        laws.beams(subject(name, 'decoder'))
+        laws.prompt(alone(name))
 
 
 REFUSES_PREFIX = {'gmlp', 'gmlp_gates', 'mlp_mixer'}
