@@ -36,7 +36,10 @@ ODD = [
 ]
 SPECIAL = ['<pad>', '</s>', '<s>', '<unk>', '<mask>', '[CLS]', '[SEP]']
 TEXTS = st.lists(st.sampled_from([*ODD, *SPECIAL, 'the ', 'word', '12345']) | st.characters(codec='utf-8')).map(''.join)
-LLAMA_3 = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+LLAMA_3 = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
+    r'| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+'
+)
 
 
 def train(model, trainer, **parts):

@@ -20,11 +20,15 @@ from remixer_t5x.interop.huggingface import table
 from remixer_t5x.interop.huggingface.bert import Bert, BertClassifier
 from remixer_t5x.interop.huggingface.family import Config, Family, Refusal
 from remixer_t5x.interop.huggingface.gpt2 import Gpt2
+from remixer_t5x.interop.huggingface.modern_bert import ModernBert, ModernBertClassifier
 from remixer_t5x.interop.huggingface.sentence_t5 import MODULES, SentenceT5
 from remixer_t5x.interop.huggingface.t5 import T5, T5Encoder
 from remixer_t5x.interop.huggingface.table import Params, Runs
 
-FAMILIES: tuple[type[Family], ...] = (T5, Bert, Gpt2, T5Encoder, SentenceT5, BertClassifier)
+FAMILIES: tuple[type[Family], ...] = (
+    *(T5, Bert, Gpt2, T5Encoder, SentenceT5, BertClassifier),
+    *(ModernBert, ModernBertClassifier),
+)
 CONFIG = 'config.json'
 # Largest allowed difference of logits, as a share of the largest logit.
 TOLERANCE = 1e-3

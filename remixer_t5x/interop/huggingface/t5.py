@@ -24,15 +24,15 @@ from remixer_t5x.models.layers.norms import RMSNorm
 from remixer_t5x.models.layers.positions import RelativePositionBias
 from remixer_t5x.models.masked_lm import MaskedLM
 from remixer_t5x.models.seq2seq import Seq2Seq
-from remixer_t5x.models.sublayers.attention import CrossAttention, SelfAttention
+from remixer_t5x.models.sublayers.attention import CrossAttention, SelfAttention, later_options
 from remixer_t5x.models.sublayers.feed_forward import GatedMLP, ReluMLP
 
 UMT5 = 'umt5'
 GENERATION_CONFIG = 'generation_config.json'
 TABLE, OUTPUT = 'shared.weight', 'lm_head.weight'
 TABLE_COPIES = ('encoder.embed_tokens.weight', 'decoder.embed_tokens.weight')
-# Hugging Face's name of the feed-forward by `gated`.
-FEED_FORWARD = {True: 'gated-gelu', False: 'relu'}
+# Our activation of the gate by Hugging Face's name of the feed-forward; None is a feed-forward without a gate.
+FEED_FORWARDS = {'relu': None, 'gated-gelu': 'gelu', 'gated-silu': 'silu', 'gated-relu': 'relu'}
 SUBLAYERS: Mapping[str, tuple[Any, ...]] = {
     'encoder': (SelfAttention, (GatedMLP, ReluMLP)),
     'decoder': (SelfAttention, CrossAttention, (GatedMLP, ReluMLP)),
@@ -45,7 +45,8 @@ class T5Encoder(Family):
 
     Attributes:
         num_encoder_layers: layers of the encoder.
-        gated: whether the feed-forward is T5.1.1's (gated GELU) rather than the first T5's (ReLU).
+        activation: activation of the feed-forward's gate ('gelu' in T5 v1.1, 'silu' in UL2); None is the first T5's
+            feed-forward, which has no gate.
         num_buckets: number of buckets of relative positions.
         max_distance: distance beyond which all positions share a bucket.
         layer_biases: whether each layer has a position bias, as in umT5, instead of one per stack.
@@ -76,7 +77,7 @@ class T5Encoder(Family):
     # Ids as in published T5s and in our models.
     allowed = {
         'is_encoder_decoder': (False, True),
-        'feed_forward_proj': (FEED_FORWARD[False], FEED_FORWARD[True]),
+        'feed_forward_proj': tuple(FEED_FORWARDS),
         'decoder_start_token_id': (0, None),
         'pad_token_id': (0, None),
     }
@@ -85,7 +86,7 @@ class T5Encoder(Family):
     copies = dict.fromkeys(TABLE_COPIES[:1], TABLE)
 
     num_encoder_layers: int
-    gated: bool
+    activation: str | None
     num_buckets: int = 32
     max_distance: int = 128
     epsilon: float = 1e-6
@@ -103,7 +104,7 @@ class T5Encoder(Family):
         if not isinstance(values.get('eos_token_id'), int | None):
             raise config.error('eos_token_id', 'it must be one id, as in the vocabulary')
         return {
-            'gated': values.get('feed_forward_proj') == FEED_FORWARD[True],
+            'activation': FEED_FORWARDS[values.get('feed_forward_proj', 'relu')],
             'layer_biases': values['model_type'] == UMT5,
             'eos_id': values.get('eos_token_id') or 1,
         }
@@ -111,7 +112,7 @@ class T5Encoder(Family):
     def to_config(self) -> dict[str, Any]:
         config = {
             **super().to_config(),
-            'feed_forward_proj': FEED_FORWARD[self.gated],
+            'feed_forward_proj': next(n for n, value in FEED_FORWARDS.items() if value == self.activation),
             'eos_token_id': self.eos_id,
         }
         if self.layer_biases:
@@ -124,7 +125,7 @@ class T5Encoder(Family):
 
     def rows(self) -> Iterator[Row]:
         dim, hidden, joined = self.embed_dim, self.mlp_dim, self.num_heads * self.head_dim
-        buckets, feed_forward = (self.num_buckets, self.num_heads), 'gated_mlp' if self.gated else 'relu_mlp'
+        buckets, feed_forward = (self.num_buckets, self.num_heads), 'gated_mlp' if self.activation else 'relu_mlp'
         yield Row('token_embedder/embedding', TABLE, (self.vocab_size, dim))
         for side in self.layers:
             ours, theirs = f'{side}/run/layer', f'{side}.block.{{}}.layer'
@@ -140,7 +141,7 @@ class T5Encoder(Family):
                 yield kernel(f'{ours}/{name}/out', f'{attention}.o', joined, dim)
                 yield Row(f'{ours}/{name}_norm/scale', f'{attention.rpartition(".")[0]}.layer_norm.weight', (dim,))
             last = f'{theirs}.{len(attentions)}'
-            for part in ('wi_0', 'wi_1') if self.gated else ('wi',):
+            for part in ('wi_0', 'wi_1') if self.activation else ('wi',):
                 yield kernel(f'{ours}/{feed_forward}/{part}', f'{last}.DenseReluDense.{part}', dim, hidden)
             yield kernel(f'{ours}/{feed_forward}/wo', f'{last}.DenseReluDense.wo', hidden, dim)
             yield Row(f'{ours}/{feed_forward}_norm/scale', f'{last}.layer_norm.weight', (dim,))
@@ -168,7 +169,12 @@ class T5Encoder(Family):
                     biases.append((sublayer.position_bias, f'the position bias of a layer of the {side}'))
                 elif not isinstance(sublayer, CrossAttention):
                     description.size('feed_forward', type(sublayer), f'the {side}')
+                    description.size('activation', getattr(sublayer, 'activation', None), f'the {side}')
+                later = [option for option in later_options(sublayer) if option != 'activation']
+                description.require(not later, f'{type(sublayer).__name__} of the {side} has {", ".join(later)}')
         sizes = description.sizes
+        sizes.pop('feed_forward')
+        description.require(sizes['activation'] in FEED_FORWARDS.values(), f'ACTIVATION is {sizes["activation"]}')
         if not sizes['layer_biases']:
             biases = [(stack.position_bias, f'the position bias of the {side}') for side, stack in stacks.items()]
         for side, stack in stacks.items():
@@ -185,7 +191,6 @@ class T5Encoder(Family):
             vocab_size=module.vocab_size,
             embed_dim=module.embed_dim,
             mlp_dim=sizes.pop('hidden_dim'),
-            gated=issubclass(sizes.pop('feed_forward'), GatedMLP),
             eos_id=int(vocabulary.eos_id),
             **{f'num_{side}_layers': sum(counts) for side, counts in runs.items()},
             **cls.describe_ends(module, description),
@@ -201,10 +206,12 @@ class T5Encoder(Family):
 
     @property
     def gin_files(self) -> tuple[str, ...]:
-        return ('models/t5_1_1.gin' if self.gated else 'models/t5_1_0.gin', 'model_types/encoder_only.gin')
+        return ('models/t5_1_1.gin' if self.activation else 'models/t5_1_0.gin', 'model_types/encoder_only.gin')
 
     def settings(self) -> dict[str, Any]:
         settings: dict[str, Any] = {}
+        if self.activation not in (None, 'gelu'):
+            settings['ACTIVATION'] = repr(self.activation)
         if self.epsilon != 1e-6:
             settings |= dict.fromkeys(('layer.make_layer.norm', 'stack.Stack.final_norm'), '@norms.RMSNorm')
             settings['norms.RMSNorm.epsilon'] = self.epsilon
@@ -309,7 +316,7 @@ class T5(T5Encoder):
     def settings(self) -> dict[str, Any]:
         settings = super().settings()
         # The first T5 ties and scales the output, T5.1.1 does neither.
-        if (self.tied, self.scaled_output) != (not self.gated, not self.gated):
+        if (self.tied, self.scaled_output) != (self.activation is None, self.activation is None):
             settings['encoder_decoder.EncoderDecoder.tied'] = self.tied
             settings['encoder_decoder.EncoderDecoder.scaled_output'] = self.scaled_output
         return settings
