@@ -81,7 +81,8 @@ TOKENIZERS = {
     'llama_3': lambda: byte_level(
         *('<s>', '$A'),
         pre_tokenizer=pre_tokenizers.Sequence([
-            pre_tokenizers.Split(tokenizers.Regex(LLAMA_3), 'isolated'), pre_tokenizers.ByteLevel(False, use_regex=False)
+            pre_tokenizers.Split(tokenizers.Regex(LLAMA_3), 'isolated'),
+            pre_tokenizers.ByteLevel(False, use_regex=False),
         ]),
     ),
     'modernbert': lambda: byte_level(

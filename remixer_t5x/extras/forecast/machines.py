@@ -3,9 +3,9 @@
 TPUs: the pages of docs.cloud.google.com/tpu/docs/ (v3, v4, v5e, v5p, v6e, tpu7x) print the peak compute and HBM
 bandwidth of a chip. Its links in one direction have half of the printed bidirectional bandwidth; for v3 and v4, whose
 pages do not print that, we divide the all-reduce bandwidth of a Pod by its chips, which gives the same for v5e and v6e.
-The network of a chip is the data center bandwidth of a Pod divided by its chips. Clocks follow from the peak and the number of
-matrix units (128 x 128 multiplications and additions a cycle each; for v6e we assume four of 256 x 256, and for tpu7x
-four for each of its two devices).
+The network of a chip is the data center bandwidth of a Pod divided by its chips. Clocks follow from the peak and the
+number of matrix units (128 x 128 multiplications and additions a cycle each; for v6e we assume four of 256 x 256, and
+for tpu7x four for each of its two devices).
 
 GPUs: NVIDIA's data sheets of the SXM form, without sparsity; the network is that of DGX systems, with one adapter for
 each GPU. The gap of a microsecond between two kernels is our assumption.

@@ -49,9 +49,9 @@ class Bert(Family):
     model_types = ('bert',)
     hf_class = 'BertForMaskedLM'
     auto_class = 'AutoModelForMaskedLM'
-    model_class = MaskedLM
-    gin_files = ('models/bert.gin',)
-    gin_modules = ('architecture.encoder_only', 'layers.norms')
+    model_class: type = MaskedLM
+    gin_files: tuple[str, ...] = ('models/bert.gin',)
+    gin_modules: tuple[str, ...] = ('architecture.encoder_only', 'layers.norms')
     sizes = {
         'vocab_size': 'vocab_size',
         'hidden_size': 'embed_dim',
@@ -185,7 +185,7 @@ class Bert(Family):
         types[:, length // 3 :] = min(1, self.token_types - 1)
         return {'input_ids': tokens, 'token_type_ids': types}
 
-    def our_logits(self, model: MaskedLM, params: Params, inputs: Mapping[str, np.ndarray]) -> Any:
+    def our_logits(self, model: Any, params: Params, inputs: Mapping[str, np.ndarray]) -> Any:
         names = ('encoder_input_tokens', 'encoder_token_types')
         return model.logits(params, dict(zip(names, inputs.values(), strict=True)))
 
@@ -230,7 +230,7 @@ class BertClassifier(Bert):
     def settings(self) -> dict[str, Any]:
         return {**super().settings(), 'POOLING': '@pooling.first_token', 'LABELS': self.labels}
 
-    def our_logits(self, model: Classifier, params: Params, inputs: Mapping[str, np.ndarray]) -> Any:
+    def our_logits(self, model: Any, params: Params, inputs: Mapping[str, np.ndarray]) -> Any:
         return model.module.apply({'params': params}, *inputs.values(), enable_dropout=False, method='classify')
 
 

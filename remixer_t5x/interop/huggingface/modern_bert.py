@@ -36,6 +36,8 @@ from remixer_t5x.models.sublayers.feed_forward import GatedMLP
 
 TABLE = 'model.embeddings.tok_embeddings.weight'
 GLOBAL, LOCAL = 'full_attention', 'sliding_attention'
+# The published ids, by role.
+SPECIAL = {'pad': 50283, 'cls': 50281, 'sep': 50282}
 POOLINGS = {'cls': first_token, 'mean': mean_of_tokens}
 
 
@@ -57,8 +59,8 @@ class ModernBert(Family):
     model_types = ('modernbert',)
     hf_class = 'ModernBertForMaskedLM'
     auto_class = 'AutoModelForMaskedLM'
-    model_class = MaskedLM
-    gin_files = ('models/modern_bert.gin',)
+    model_class: type = MaskedLM
+    gin_files: tuple[str, ...] = ('models/modern_bert.gin',)
     gin_modules = ('architecture.encoder_only', 'architecture.pooling', 'layers.norms')
     sizes = {
         'vocab_size': 'vocab_size',
@@ -87,7 +89,7 @@ class ModernBert(Family):
     global_theta: float = 160_000.0
     local_theta: float = 10_000.0
     epsilon: float = 1e-5
-    special: Mapping[str, int] = dataclasses.field(default_factory=lambda: {'pad': 50283, 'cls': 50281, 'sep': 50282})
+    special: Mapping[str, int] = dataclasses.field(default_factory=SPECIAL.copy)
 
     @classmethod
     def from_config(cls, config: Config, tensors: Tensors) -> Self:
@@ -101,7 +103,7 @@ class ModernBert(Family):
         expected = [LOCAL if layer % sizes['global_every'] else GLOBAL for layer in range(sizes['num_layers'])]
         if types is not None and types != expected:
             raise config.error('layer_types', 'every n-th layer must be full_attention, as in ModernBERT')
-        thetas = {}
+        thetas: dict[str, Any] = {}
         for field, kind in (('global_theta', GLOBAL), ('local_theta', LOCAL)):
             rope = ropes.get(kind) if isinstance(ropes, dict) else None
             rope = rope if isinstance(rope, dict) else {'rope_theta': values.get(field.replace('_', '_rope_'))}
@@ -115,8 +117,7 @@ class ModernBert(Family):
         if math.log2(sizes['head_dim']) % 2:
             raise config.error('num_attention_heads', 'the width of a head must be 4, 16, 64 or 256')
         names = {'pad': 'pad_token_id', 'cls': 'cls_token_id', 'sep': 'sep_token_id'}
-        default = cls.__dataclass_fields__['special'].default_factory()
-        special = {role: values.get(name, default[role]) for role, name in names.items()}
+        special = {role: values.get(name, SPECIAL[role]) for role, name in names.items()}
         for role, index in special.items():
             if type(index) is not int or not 0 <= index < sizes['vocab_size']:
                 raise config.error(names[role], f'it must be an id below vocab_size, which is {sizes["vocab_size"]}')
@@ -145,8 +146,8 @@ class ModernBert(Family):
     def one_run(self) -> Runs:
         # Layer 0, blocks of local layers and a global one, and the rest.
         blocks, rest = divmod(self.num_layers - 1, self.global_every)
-        runs = (1, *([(blocks, self.global_every)] if blocks else []), *([(1, rest)] if rest else []))
-        return {'encoder': runs}
+        shapes = ((blocks, self.global_every), (1, rest))
+        return {'encoder': [1, *(shape for shape in shapes if all(shape))]}
 
     def rows(self) -> Iterator[Row]:
         dim, hidden = self.embed_dim, self.mlp_dim
@@ -176,11 +177,12 @@ class ModernBert(Family):
     @classmethod
     def describe(cls, model: Any, vocabulary: Any) -> tuple[Self, Runs]:
         module, description = model.module, Description(cls.kind)
-        shifted = getattr(vocabulary, 'file_ids', None)
-        description.require(
-            shifted is not None, f'VOCABULARY is a {type(vocabulary).__name__}, not a shifted tokenizer.json'
-        )
-        stack, layers, runs = module.encoder_stack(), [], []
+        special = getattr(vocabulary, 'file_ids', None) or {}
+        kind = type(vocabulary).__name__
+        description.require(bool(special), f'VOCABULARY is a {kind}, not a shifted vocabularies.huggingface_tokenizer')
+        stack = module.encoder_stack()
+        layers: list[Any] = []
+        runs: list[int | tuple[int, int]] = []
         for factory, count in stack.runs:
             layer = factory()
             block = [each() for each in layer.layers] if isinstance(layer, Block) else [layer]
@@ -228,10 +230,10 @@ class ModernBert(Family):
             num_layers=len(layers),
             window=2 * (local - 1),
             global_every=every,
-            special=dict(shifted),
+            special=special,
             **cls.describe_head(model, description),
             **sizes,
-        ), {'encoder': tuple(runs)}
+        ), {'encoder': runs}
 
     @classmethod
     def describe_head(cls, model: Any, description: Description) -> dict[str, Any]:
@@ -323,7 +325,7 @@ class ModernBertClassifier(ModernBert):
             'encoder_only.TransformedClassifierHead.norm': '@modern_bert/norms.LayerNorm',
         }
 
-    def our_logits(self, model: Classifier, params: Params, inputs: Mapping[str, np.ndarray]) -> Any:
+    def our_logits(self, model: Any, params: Params, inputs: Mapping[str, np.ndarray]) -> Any:
         return model.module.apply({'params': params}, _shift(inputs), enable_dropout=False, method='classify')
 
 

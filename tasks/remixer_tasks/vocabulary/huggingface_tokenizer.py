@@ -242,7 +242,8 @@ def checked(content: dict[str, Any], path: str) -> dict[str, Any]:
             for name, value in component.items():
                 if name not in ('vocab', 'merges') and not _is_small(value):
                     raise UserError(f'{path}: {name} of {place} must be short, got {value!a:.60}; download it again')
-    model, added = content.get('model'), content.get('added_tokens') or []
+    model: Any = content.get('model')
+    added = content.get('added_tokens') or []
     vocab = model.get('vocab') if isinstance(model, dict) else None
     if not isinstance(vocab, dict | list) or not isinstance(added, list):
         raise UserError(f'{path}: vocab must be an object or a list, and added_tokens a list; download it again')
