@@ -36,11 +36,11 @@ class Config:
         return UserError(f'{self.file} says {name} {value if len(value) <= 60 else value[:60] + "..."}; {advice}')
 
     def number(self, name: str, default: int | None = None) -> int:
-        """Reads a positive whole number. Raises UserError for anything else."""
+        """Reads a positive whole number, or an id. Raises UserError for anything else."""
         value = default if self.values.get(name) is None else self.values[name]
-        limit = MAX_LAYERS if 'layer' in name else MAX_NUMBER
-        if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= limit:
-            raise self.error(name, f'it must be a positive whole number up to {limit:,}')
+        lowest, limit = int(not name.endswith('token_id')), MAX_LAYERS if 'layer' in name else MAX_NUMBER
+        if not isinstance(value, int) or isinstance(value, bool) or not lowest <= value <= limit:
+            raise self.error(name, f'it must be a whole number from {lowest} to {limit:,}')
         return value
 
     def epsilon(self, name: str, default: float | None = None) -> float:

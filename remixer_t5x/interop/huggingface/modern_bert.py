@@ -31,13 +31,12 @@ from remixer_t5x.models.classifier import Classifier
 from remixer_t5x.models.layers.norms import LayerNorm
 from remixer_t5x.models.layers.positions import RotaryEmbedding
 from remixer_t5x.models.masked_lm import MaskedLM
-from remixer_t5x.models.sublayers.attention import SelfAttention
+from remixer_t5x.models.sublayers.attention import SelfAttention, later_options
 from remixer_t5x.models.sublayers.feed_forward import GatedMLP
 
 TABLE = 'model.embeddings.tok_embeddings.weight'
 GLOBAL, LOCAL = 'full_attention', 'sliding_attention'
-# The published ids, by role.
-SPECIAL = {'pad': 50283, 'cls': 50281, 'sep': 50282}
+ROLES = ('pad', 'cls', 'sep')
 POOLINGS = {'cls': first_token, 'mean': mean_of_tokens}
 
 
@@ -52,7 +51,9 @@ class ModernBert(Family):
         global_theta: base of the rotary wavelengths of layers that see all tokens.
         local_theta: base of the rotary wavelengths of layers with a window.
         max_length: maximum number of tokens, for transformers.
-        special: Hugging Face's ids by role: 'pad', 'cls' and 'sep'.
+        pad_id: Hugging Face's id of padding.
+        cls_id: Hugging Face's id of the first token of a text.
+        sep_id: Hugging Face's id of the last token of a text.
     """
 
     kind = 'ModernBERT'
@@ -72,6 +73,7 @@ class ModernBert(Family):
         'local_attention': 'window',
         'global_attn_every_n_layers': 'global_every',
         'norm_eps': 'epsilon',
+        **{f'{role}_token_id': f'{role}_id' for role in ROLES},
     }
     allowed = {
         **dict.fromkeys(('hidden_activation', 'classifier_activation'), ('gelu',)),
@@ -89,7 +91,9 @@ class ModernBert(Family):
     global_theta: float = 160_000.0
     local_theta: float = 10_000.0
     epsilon: float = 1e-5
-    special: Mapping[str, int] = dataclasses.field(default_factory=SPECIAL.copy)
+    pad_id: int = 50283
+    cls_id: int = 50281
+    sep_id: int = 50282
 
     @classmethod
     def from_config(cls, config: Config, tensors: Tensors) -> Self:
@@ -116,12 +120,10 @@ class ModernBert(Family):
                 raise config.error('rope_parameters', 'rope_theta must be a number from 1 to 1e9')
         if math.log2(sizes['head_dim']) % 2:
             raise config.error('num_attention_heads', 'the width of a head must be 4, 16, 64 or 256')
-        names = {'pad': 'pad_token_id', 'cls': 'cls_token_id', 'sep': 'sep_token_id'}
-        special = {role: values.get(name, SPECIAL[role]) for role, name in names.items()}
-        for role, index in special.items():
-            if type(index) is not int or not 0 <= index < sizes['vocab_size']:
-                raise config.error(names[role], f'it must be an id below vocab_size, which is {sizes["vocab_size"]}')
-        return cls(special=special, **thetas, **sizes, **cls.read_head(config))
+        for role in ROLES:
+            if sizes[f'{role}_id'] >= sizes['vocab_size']:
+                raise config.error(f'{role}_token_id', f'it must be below vocab_size, which is {sizes["vocab_size"]}')
+        return cls(**thetas, **sizes, **cls.read_head(config))
 
     @classmethod
     def read_head(cls, config: Config) -> dict[str, Any]:
@@ -129,12 +131,10 @@ class ModernBert(Family):
         return {}
 
     def to_config(self) -> dict[str, Any]:
-        ids = {f'{role}_token_id': index for role, index in self.special.items()}
         return {
             **super().to_config(),
-            **ids,
-            'bos_token_id': self.special['cls'],
-            'eos_token_id': self.special['sep'],
+            'bos_token_id': self.cls_id,
+            'eos_token_id': self.sep_id,
             'global_rope_theta': self.global_theta,
             'local_rope_theta': self.local_theta,
         }
@@ -188,35 +188,35 @@ class ModernBert(Family):
             block = [each() for each in layer.layers] if isinstance(layer, Block) else [layer]
             runs.append((count, len(block)) if isinstance(layer, Block) else count)
             layers += block * count
-        windows = []
+        windows: list[int | None] = []
         for index, layer in enumerate(layers):
-            parts = [sublayer() for sublayer in layer.sublayers]
+            where, parts = f'layer {index}', [sublayer() for sublayer in layer.sublayers]
             names = ', '.join(type(part).__name__ for part in parts)
-            fits = len(parts) == 2 and isinstance(parts[0], SelfAttention) and isinstance(parts[1], GatedMLP)
-            description.require(fits and isinstance(layer, PreNorm), f'layer {index} has the sublayers {names}')
+            fits = isinstance(layer, PreNorm) and [type(part) for part in parts] == [SelfAttention, GatedMLP]
+            description.require(fits, f'{where} is a {type(layer).__name__} with the sublayers {names}')
             attention, feed_forward = parts
-            description.require(layer.first_norm == (index > 0), f'first_norm of layer {index} is {layer.first_norm}')
-            description.norm(layer.norm, LayerNorm, f'the norm of layer {index}')
-            description.size('activation', feed_forward.activation, f'layer {index}')
-            description.size('hidden_dim', feed_forward.hidden_dim, f'layer {index}')
-            for name in ('num_heads', 'head_dim', 'num_kv_heads', 'qk_norm', 'logit_softcap', 'position_bias'):
-                description.size(name, getattr(attention, name), f'layer {index}')
-            rotary = description.part(attention.rotary, RotaryEmbedding, f'ROTARY of layer {index}')
-            description.require((rotary.fraction, rotary.scaling_factor) == (1.0, 1.0), 'ROTARY is partial or scaled')
+            rotary = description.part(attention.rotary, RotaryEmbedding, f'ROTARY of {where}')
+            description.norm(layer.norm, LayerNorm, f'the norm of {where}')
             windows.append(attention.sliding_window)
-            is_local = attention.sliding_window is not None
-            description.size('local_theta' if is_local else 'global_theta', rotary.theta, f'layer {index}')
+            theta = 'local_theta' if attention.sliding_window else 'global_theta'
+            for name, part in (('num_heads', attention), ('head_dim', attention), ('hidden_dim', feed_forward)):
+                description.size(name, getattr(part, name), where)
+            description.size(theta, rotary.theta, where)
+            later = sorted({*later_options(attention)} - {'rotary', 'sliding_window'})
+            for holds, difference in (
+                (layer.first_norm == (index > 0), f'first_norm of {where} is {layer.first_norm}'),
+                (not later, f'{where} has {", ".join(later)}'),
+                (attention.position_bias is None, f'{where} has a position bias'),
+                ((rotary.fraction, rotary.scaling_factor) == (1.0, 1.0), f'ROTARY of {where} is partial or scaled'),
+                (feed_forward.activation == 'gelu_exact', f'ACTIVATION is {feed_forward.activation!r}'),
+            ):
+                description.require(holds, difference)
         sizes = description.sizes
         local = next((window for window in windows if window is not None), 65)
-        every = ([*windows, None][1:]).index(None) + 1
+        every = [*windows[1:], None].index(None) + 1
         norm = description.part(stack.final_norm, LayerNorm, 'FINAL_NORM')
         for holds, difference in (
             (sizes['num_heads'] * sizes['head_dim'] == module.embed_dim, 'num_heads * head_dim is not embed_dim'),
-            (sizes.pop('activation') == 'gelu_exact', 'ACTIVATION is not gelu_exact'),
-            (sizes.pop('num_kv_heads') in (None, sizes['num_heads']), 'it has NUM_KV_HEADS'),
-            (not sizes.pop('qk_norm'), 'it has QK_NORM'),
-            (sizes.pop('logit_softcap') is None, 'it has LOGIT_SOFTCAP'),
-            (sizes.pop('position_bias') is None, 'it has a position bias'),
             (stack.position_bias is None and stack.position_embedding is None, 'the stack adds positions'),
             (windows == [local if layer % every else None for layer in range(len(layers))], 'windows do not alternate'),
             (norm.epsilon == sizes['epsilon'] and not norm.use_bias, 'FINAL_NORM differs from LAYER_NORM'),
@@ -230,7 +230,7 @@ class ModernBert(Family):
             num_layers=len(layers),
             window=2 * (local - 1),
             global_every=every,
-            special=special,
+            **{f'{role}_id': special[role] for role in ROLES},
             **cls.describe_head(model, description),
             **sizes,
         ), {'encoder': runs}

@@ -24,21 +24,13 @@ from remixer_t5x.errors import UserError, reason
 from remixer_tasks.vocabulary import python_vocabularies
 
 # Types of components, by their place in the file.
-ALLOWED: dict[str, frozenset[str]] = {
-    'model': frozenset({'BPE', 'Unigram', 'WordPiece', 'WordLevel'}),
-    'normalizer': frozenset({
-        *('Sequence', 'NFC', 'NFD', 'NFKC', 'NFKD', 'Lowercase', 'Strip', 'StripAccents'),
-        *('Prepend', 'Replace', 'BertNormalizer'),
-    }),
-    'pre_tokenizer': frozenset({
-        *('Sequence', 'ByteLevel', 'Metaspace', 'BertPreTokenizer', 'Whitespace', 'WhitespaceSplit'),
-        *('Digits', 'Punctuation', 'Split'),
-    }),
-    'post_processor': frozenset({'Sequence', 'TemplateProcessing', 'BertProcessing', 'RobertaProcessing', 'ByteLevel'}),
-    'decoder': frozenset({
-        *('Sequence', 'ByteLevel', 'Metaspace', 'WordPiece', 'BPEDecoder', 'Replace', 'ByteFallback', 'Fuse', 'Strip'),
-    }),
-}  # fmt: skip
+ALLOWED = {
+    'model': 'BPE Unigram WordPiece WordLevel',
+    'normalizer': 'Sequence NFC NFD NFKC NFKD Lowercase Strip StripAccents Prepend Replace BertNormalizer',
+    'pre_tokenizer': 'Sequence ByteLevel Metaspace BertPreTokenizer Whitespace WhitespaceSplit Digits Punctuation Split',
+    'post_processor': 'Sequence TemplateProcessing BertProcessing RobertaProcessing ByteLevel',
+    'decoder': 'Sequence ByteLevel Metaspace WordPiece BPEDecoder Replace ByteFallback Fuse Strip',
+}
 # Regular expressions of published tokenizers: GPT-2, Llama 3, Qwen 2, digits and white space.
 _SUFFIXES = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _WORDS = r'[^\r\n\p{L}\p{N}]?\p{L}+'
@@ -58,7 +50,7 @@ import json, sys
 from tokenizers import Tokenizer
 tokenizer = Tokenizer.from_str(sys.stdin.read())
 ids = [tokenizer.encode(' A b\\u00e9\\u4f60 12\\n', add_special_tokens=special).ids for special in (True, False)]
-for one in ids: tokenizer.decode(one)
+for row in ids: tokenizer.decode(row)
 print(json.dumps(ids))
 """
 
@@ -234,8 +226,8 @@ def checked(content: dict[str, Any], path: str) -> dict[str, Any]:
             if place == 'model' and kind is None:
                 # Older files do not name it.
                 kind = 'BPE' if 'merges' in component else 'WordPiece'
-            if kind not in allowed:
-                raise UserError(f'{path}: {place} must be one of {", ".join(sorted(allowed))}, got {kind!a:.60}')
+            if kind not in allowed.split():
+                raise UserError(f'{path}: {place} must be one of {allowed.replace(" ", ", ")}, got {kind!a:.60}')
             pattern = component.get('pattern')
             if isinstance(pattern, dict) and pattern.get('Regex', r'\s+') not in REGEXES:
                 raise UserError(f'{path}: a regular expression of {place} is not a known one: {pattern["Regex"]!a:.80}')
