@@ -48,6 +48,9 @@ class Tensors(Mapping[str, np.ndarray]):
             # The library accepts shapes that NumPy cannot express, such as [0, 2**62].
             raise _unreadable(self._places[name][0], f'{name!r}: {error}') from error
 
+    def __contains__(self, name: object) -> bool:
+        return name in self._places
+
     def __iter__(self) -> Iterator[str]:
         return iter(self._places)
 

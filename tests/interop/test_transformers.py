@@ -133,14 +133,14 @@ def test_pairs_have_the_ids_and_logits_of_transformers(tmp_path, head):
 def test_token_types_of_packed_pairs_begin_with_each_example():
     tokens = np.asarray([[2, 5, 3, 6, 3, 2, 7, 8, 3, 9, 3, 0]])
     segments = np.asarray([[1] * 5 + [2] * 6 + [0]])
-    types = encoder_only.pair_token_types(tokens, describe_tokens(tokens, segments, packed=True), 3)
+    types = encoder_only.pair_token_types(tokens, describe_tokens(tokens, segments), 3)
     assert types.tolist() == [[0, 0, 0, 1, 1, 0, 0, 0, 0, 1, 1, 0]]
 
 
 def test_a_sentence_t5_gives_the_embeddings_of_sentence_transformers(tmp_path):
     reason = 'sentence_transformers is not installed'
     sentence_transformers = pytest.importorskip('sentence_transformers', reason=reason)
-    models = sentence_transformers.models
+    models = pytest.importorskip('sentence_transformers.models', reason=reason)
     save_random(encoder('T5'), tmp_path / 'hf')
     (tmp_path / 'hf/spiece.model').write_bytes(hf_folders.SPIECE.read_bytes())
     transformers.T5Tokenizer.from_pretrained(tmp_path / 'hf', extra_ids=10).save_pretrained(tmp_path / 'hf')

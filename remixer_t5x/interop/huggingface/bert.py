@@ -9,7 +9,7 @@ import dataclasses
 import pathlib
 import re
 from collections.abc import Iterator, Mapping
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 
@@ -49,9 +49,9 @@ class Bert(Family):
     model_types = ('bert',)
     hf_class = 'BertForMaskedLM'
     auto_class = 'AutoModelForMaskedLM'
-    model_class: type = MaskedLM
-    gin_files: tuple[str, ...] = ('models/bert.gin',)
-    gin_modules: tuple[str, ...] = ('architecture.encoder_only', 'layers.norms')
+    model_class: ClassVar[type] = MaskedLM
+    gin_files: ClassVar[tuple[str, ...]] = ('models/bert.gin',)
+    gin_modules: ClassVar[tuple[str, ...]] = ('architecture.encoder_only', 'layers.norms')
     sizes = {
         'vocab_size': 'vocab_size',
         'hidden_size': 'embed_dim',

@@ -14,7 +14,7 @@ import json
 import math
 import pathlib
 from collections.abc import Iterator, Mapping
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 
@@ -60,8 +60,8 @@ class ModernBert(Family):
     model_types = ('modernbert',)
     hf_class = 'ModernBertForMaskedLM'
     auto_class = 'AutoModelForMaskedLM'
-    model_class: type = MaskedLM
-    gin_files: tuple[str, ...] = ('models/modern_bert.gin',)
+    model_class: ClassVar[type] = MaskedLM
+    gin_files: ClassVar[tuple[str, ...]] = ('models/modern_bert.gin',)
     gin_modules = ('architecture.encoder_only', 'architecture.pooling', 'layers.norms')
     sizes = {
         'vocab_size': 'vocab_size',

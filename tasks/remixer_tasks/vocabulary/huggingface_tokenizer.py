@@ -27,7 +27,8 @@ from remixer_tasks.vocabulary import python_vocabularies
 ALLOWED = {
     'model': 'BPE Unigram WordPiece WordLevel',
     'normalizer': 'Sequence NFC NFD NFKC NFKD Lowercase Strip StripAccents Prepend Replace BertNormalizer',
-    'pre_tokenizer': 'Sequence ByteLevel Metaspace BertPreTokenizer Whitespace WhitespaceSplit Digits Punctuation Split',
+    'pre_tokenizer': 'Sequence Split ByteLevel Metaspace BertPreTokenizer Whitespace WhitespaceSplit Digits '
+    'Punctuation',
     'post_processor': 'Sequence TemplateProcessing BertProcessing RobertaProcessing ByteLevel',
     'decoder': 'Sequence ByteLevel Metaspace WordPiece BPEDecoder Replace ByteFallback Fuse Strip',
 }
