@@ -57,7 +57,7 @@ class T5Encoder(Family):
     model_types = ('t5', 'mt5', UMT5)
     hf_class = 'T5EncoderModel'
     auto_class = 'AutoModelForTextEncoding'
-    model_class = MaskedLM
+    model_class: ClassVar[type] = MaskedLM
     sides: ClassVar[tuple[str, ...]] = ('encoder',)
     gin_modules = (
         *('architecture.encoder_decoder', 'architecture.encoder_only', 'architecture.layer', 'architecture.stack'),
