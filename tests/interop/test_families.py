@@ -167,6 +167,8 @@ FNET = [('ENCODER_MIXER', '@fnet.FNet'), ('ENCODER_POSITION_BIAS', 'None')]
         (['t5_1_1'], [('LAYOUT', '@layer.PostNorm')], 'layout of the encoder is PostNorm'),
         (['t5_1_1'], [('DECODER_POSITION_BIAS', 'None')], 'position bias of the decoder is None'),
         (['t5_1_1'], [('DECODER_SUBLAYERS', '(%DECODER_MIXER, %DECODER_FEED_FORWARD)')], 'SelfAttention'),
+        (['t5_1_1'], [('NUM_KV_HEADS', '2')], 'SelfAttention of the encoder sets num_kv_heads'),
+        (['t5_1_1'], [('ACTIVATION', '"linear"')], "ACTIVATION is 'linear'"),
         (['t5_1_1'], [BIASES], 'encoder and its layers have position'),
         (['t5_1_1'], [('positions.RelativePositionBias.num_heads', '8')], 'num_heads is 8'),
         (['t5_1_0'], [('DECODER_FEED_FORWARD', '@feed_forward.GatedMLP')], 'feed_forward is GatedMLP'),
@@ -193,7 +195,7 @@ def test_a_model_that_hugging_face_lacks_raises_its_difference(files, flags, wor
     ('name', 'changes', 'words'),
     [
         ('t5_v1_1_tiny', {'model_type': 'longt5'}, "model_type 'longt5'"),
-        ('t5_v1_1_tiny', {'feed_forward_proj': 'silu'}, "feed_forward_proj 'silu'"),
+        ('t5_v1_1_tiny', {'feed_forward_proj': 'gated-relu'}, "feed_forward_proj 'gated-relu'"),
         ('t5_v1_1_tiny', {'pad_token_id': 3}, 'pad_token_id 3'),
         ('t5_v1_1_tiny', {'decoder_start_token_id': 2}, 'decoder_start_token_id 2'),
         ('t5_v1_1_tiny', {'eos_token_id': [1, 2]}, 'eos_token_id'),

@@ -17,8 +17,10 @@ from remixer_t5x.kernels.compile_target import compiling_for
 B, Q, K, H, D = 3, 5, 7, 2, 4
 
 
-def plain(query, key, value, mask, bias):
+def plain(query, key, value, mask, bias, softcap=None):
+    key, value = (jnp.repeat(array, query.shape[2] // array.shape[2], axis=2) for array in (key, value))
     logits = jnp.einsum('bqhd,bkhd->bhqk', query, key)
+    logits = logits if softcap is None else softcap * jnp.tanh(logits / softcap)
     logits = logits if bias is None else logits + bias
     weights = jax.nn.softmax(jnp.where(mask, logits, -jnp.inf), axis=-1)
     return jnp.einsum('bhqk,bkhd->bqhd', weights, value)
@@ -27,17 +29,19 @@ def plain(query, key, value, mask, bias):
 @pytest.mark.parametrize('by_rows', [True, False])
 @pytest.mark.parametrize('with_bias', [True, False])
 @pytest.mark.parametrize('mask_shape', [(1, 1, Q, K), (B, 1, 1, K), (B, 1, Q, K)])
-def test_equals_plain_attention_and_its_gradients(monkeypatch, by_rows, with_bias, mask_shape):
+@pytest.mark.parametrize(('group', 'softcap'), [(1, None), (3, 1.5)])
+def test_equals_plain_attention_and_its_gradients(monkeypatch, by_rows, with_bias, mask_shape, group, softcap):
     monkeypatch.setattr(module, 'on_single_cpu', lambda: by_rows)
     rng = np.random.default_rng(0)
-    query, key, value = (jnp.asarray(rng.normal(size=(B, n, H, D)), jnp.float32) for n in (Q, K, K))
-    bias = jnp.asarray(rng.normal(size=(1, H, Q, K)), jnp.float32) if with_bias else None
+    sizes = (Q, group * H), (K, H), (K, H)
+    query, key, value = (jnp.asarray(rng.normal(size=(B, *size, D)), jnp.float32) for size in sizes)
+    bias = jnp.asarray(rng.normal(size=(1, group * H, Q, K)), jnp.float32) if with_bias else None
     mask = jnp.asarray(rng.random(mask_shape) < 0.7).at[..., 0].set(True)
-    direction = jnp.asarray(rng.normal(size=(B, Q, H, D)), jnp.float32)
+    direction = jnp.asarray(rng.normal(size=query.shape), jnp.float32)
 
     def value_and_gradients(attention):
         def loss(query, key, value, bias):
-            return jnp.sum(attention(query, key, value, mask, bias) * direction)
+            return jnp.sum(attention(query, key, value, mask, bias, softcap) * direction)
 
         arguments = (query, key, value, bias)
         return jax.jit(jax.value_and_grad(loss, argnums=(0, 1, 2, 3)))(*arguments)
@@ -64,8 +68,9 @@ def packed(rows, length):
 # The last query of a row belongs to an example without a key.
 LONELY = packed(2, 140).at[1, -1].set(9)
 
-# Queries, keys, heads, width of a head, visibility and whether there is a bias. Rows of 200 tokens take two blocks of
-# 128, the second of them not full. Two heads of 64 features fill the lanes of a register, three of 16 never do.
+# Queries, keys, heads, width of a head, visibility, whether there is a bias, and how many heads share a key if several
+# do. Rows of 200 tokens take two blocks of 128, the second of them not full. Two heads of 64 features fill the lanes of
+# a register, three of 16 never do.
 KERNEL_CASES = {
     'a decoder, packed, in two blocks': (200, 200, 2, 64, Visibility(packed(2, 200), packed(2, 200), True), True),
     'cross-attention, packed': (140, 200, 1, 16, Visibility(LONELY, packed(2, 200)), False),
@@ -73,6 +78,10 @@ KERNEL_CASES = {
     'an encoder, packed, of odd length': (23, 23, 2, 16, Visibility(packed(2, 23), packed(2, 23)), True),
     'a decoder of odd length': (23, 23, 2, 16, Visibility(None, padding(2, 23), True), True),
     'cross-attention to two blocks': (24, 200, 4, 64, Visibility(None, padding(2, 200)), False),
+    'grouped queries': (24, 24, 6, 16, Visibility(None, padding(2, 24), True), True, 3),
+    'a window': (24, 24, 2, 16, Visibility(None, padding(2, 24), window=5), False),
+    'a window in a decoder': (300, 300, 2, 64, Visibility(None, padding(2, 300), True, window=40), True),
+    'a window in packed rows': (300, 300, 4, 16, Visibility(packed(2, 300), packed(2, 300), window=9), True, 2),
 }
 
 
@@ -81,21 +90,22 @@ KERNEL_CASES = {
 def test_a_kernel_equals_the_formula_and_its_gradients(case, platform, monkeypatch):
     """In float32; JAX's XLA attention with the same arguments replaces cuDNN."""
     monkeypatch.setattr(tpu_kernel, '_LONGEST_BLOCK', 128)
-    queries, keys, heads, width, visibility, with_bias = KERNEL_CASES[case]
+    queries, keys, heads, width, visibility, with_bias, *group = KERNEL_CASES[case]
     rng = np.random.default_rng(0)
-    lengths = (queries, keys, keys, queries)
+    of_query, of_key = (queries, heads), (keys, heads // sum(group or [1]))
     query, key, value, direction = (
-        jnp.asarray(rng.normal(size=(2, length, heads, width)), jnp.float32) for length in lengths
+        jnp.asarray(rng.normal(size=(2, *size, width)), jnp.float32) for size in (of_query, of_key, of_key, of_query)
     )
     by_distance = jnp.asarray(rng.normal(size=(heads, 2 * queries - 1)), jnp.float32)
 
     # The formula's mask is a number that is added, whose gradient passes through. A query without a key has no loss.
-    direction *= jnp.any(visibility.mask(), axis=-1)[:, 0, :, None, None]
+    sees = jnp.any(visibility.mask(), axis=-1)[:, 0, :, None, None]
+    direction *= sees
 
     def value_and_gradients(attention):
         def loss(query, key, value, by_distance):
             mixed = attention(query, key, value, visibility, DistanceBias(by_distance) if with_bias else None)
-            return jnp.sum(mixed * direction), mixed
+            return jnp.sum(mixed * direction), mixed if visibility.window is None else mixed * sees
 
         arguments = (0.3 * query, key, value, by_distance)
         return jax.jit(jax.value_and_grad(loss, argnums=(0, 1, 2, 3), has_aux=True))(*arguments)

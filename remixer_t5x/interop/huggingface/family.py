@@ -18,6 +18,7 @@ from remixer_t5x.interop import safetensors_files
 from remixer_t5x.interop.huggingface import table
 from remixer_t5x.interop.huggingface.table import Params, Row, Runs
 from remixer_t5x.interop.safetensors_files import Tensors
+from remixer_t5x.models.sublayers.attention import later_options
 
 # Reading looks up every layer, so layer counts from an untrusted file need a limit.
 MAX_LAYERS = 4096
@@ -110,8 +111,11 @@ class Description:
             fits = len(sublayers) == len(allowed) and all(map(isinstance, sublayers, allowed))
             self.require(fits, f'a layer of the {side} has the sublayers {names}')
             self.require(isinstance(layer, layout), f'the layout of the {side} is {type(layer).__name__}')
+            self.require(getattr(layer, 'first_norm', True), f'a layer of the {side} sets first_norm')
             self.norm(layer.norm, norm, f'the norm of the {side}')
             for sublayer in sublayers:
+                later = ', '.join(name for name in later_options(sublayer) if name != 'activation')
+                self.require(not later, f'{type(sublayer).__name__} of the {side} sets {later}')
                 for name in ('num_heads', 'head_dim', 'hidden_dim', 'approximate'):
                     if hasattr(sublayer, name):
                         self.size(name, getattr(sublayer, name), f'{type(sublayer).__name__} of the {side}')

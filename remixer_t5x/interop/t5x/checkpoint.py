@@ -25,6 +25,7 @@ from remixer_t5x import safe_paths, temporary
 from remixer_t5x.checkpoints import saved_params, untrusted
 from remixer_t5x.errors import UserError
 from remixer_t5x.interop.huggingface.family import MAX_LAYERS
+from remixer_t5x.models import interface
 from remixer_t5x.models.architecture.layer import PreNorm
 from remixer_t5x.models.seq2seq import Seq2Seq
 from remixer_t5x.models.sublayers.attention import later_options
@@ -323,8 +324,9 @@ def _to_network(flat: Mapping[str, Array], model: Seq2Seq) -> dict[str, Array]:
     for stack in (module.encoder_stack(), module.decoder_stack()):
         if len(stack.runs) != 1 or not isinstance(stack.runs[0][0](), PreNorm):
             raise UserError(f"T5X's network has one run of PreNorm layers, and this model has others; {_KEEP_NAMES}")
-        if any(later_options(sublayer()) for sublayer in stack.runs[0][0]().sublayers):
-            raise UserError(f"T5X's network has neither RoPE nor the other options after T5; {_KEEP_NAMES}")
+    sublayers = [factory() for factories in interface.sublayers(model).values() for factory in factories]
+    if later := sorted({name for sublayer in sublayers for name in later_options(sublayer)}):
+        raise UserError(f"T5X's network has no {', '.join(later)}; {_KEEP_NAMES}")
     if module.tied != module.scaled_output:
         raise UserError(f"T5X's network scales the output if and only if it is tied; {_KEEP_NAMES}")
     arrays: dict[str, Array] = {}

@@ -99,7 +99,8 @@ class SelfAttention(_T5Attention):
             umT5 (Chung et al. 2023); None for the bias that all layers of the stack share, as in T5.
         rotary: factory of a module (x, ctx) -> x that rotates queries and keys by their positions, or None.
         sliding_window: a token sees the tokens whose distance is below this number: on both sides in an encoder; itself
-            and the tokens before it in a decoder. None for all tokens.
+            and the tokens before it in a decoder. None for all tokens. An encoder of transformers with `sliding_window=w`
+            also sees the distance w, which is w + 1 here.
     """
 
     position_bias: Callable[..., nn.Module] | None = None

@@ -40,6 +40,7 @@ def norm(x):
 LAYOUTS = {
     layer.PreNorm: lambda x, f, g: (y := x + f(norm(x))) + g(norm(y)),
     layer.PostNorm: lambda x, f, g: norm((y := norm(x + f(x))) + g(y)),
+    layer.SandwichNorm: lambda x, f, g: (y := x + norm(f(norm(x)))) + norm(g(norm(y))),
     layer.ReZero: lambda x, f, g: (y := x + 0.5 * f(x)) + 0.25 * g(y),
     layer.Parallel: lambda x, f, g: x + f(norm(x)) + g(norm(x)),
     layer.Serialized: lambda x, f, g: x + g(norm(x + f(norm(x)))),
@@ -63,6 +64,15 @@ def test_equation(layout):
 
     wanted = LAYOUTS[layout](np.asarray(x), affine('mixer', 0.3), affine('feed_forward', -0.2))
     np.testing.assert_allclose(module.apply({'params': params}, x, ctx), wanted, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ('num_layers', 'runs'),
+    [(1, [('A', 1)]), (4, [('ABC', 1), ('A', 1)]), (6, [('ABC', 2)]), (8, [('ABC', 2), ('AB', 1)])],
+)
+def test_alternate_repeats_its_layers_in_order(num_layers, runs):
+    actual = [(''.join(factory().layers), count) for factory, count in layer.alternate('ABC', num_layers)]
+    assert actual == runs
 
 
 def test_parameters_are_named_after_classes_and_repeats_are_numbered():

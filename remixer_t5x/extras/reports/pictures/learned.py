@@ -81,8 +81,11 @@ def _leaves_named(tree: Any, names: tuple[str, ...], path: tuple[str, ...] = ())
         for name, child in tree.items():
             yield from _leaves_named(child, names, (*path, name))
     elif path[-len(names) :] == names:
-        # Below 'layer', the first name is the sublayer's.
-        yield path[1], tree[0] if isinstance(tree, tuple) else tree
+        # Below 'layer', and 'layer_N' of a `Block`, the first name is the sublayer's.
+        yield (
+            next(name for name in path[1:] if not name.startswith('layer_')),
+            tree[0] if isinstance(tree, tuple) else tree,
+        )
 
 
 def remixer_logits(params: Mapping[str, Any]) -> list[LayerArray]:

@@ -1,0 +1,197 @@
+"""The options of attention against their formulas, and whole stacks against transformers' T5Gemma."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import linen as nn
+
+from remixer_t5x.context import Memory, SequenceContext
+from remixer_t5x.errors import UserError
+from remixer_t5x.models.architecture import layer, stack
+from remixer_t5x.models.layers.positions import RotaryEmbedding
+from remixer_t5x.models.sublayers.attention import CrossAttention, SelfAttention
+from remixer_t5x.models.sublayers.feed_forward import ACTIVATIONS, GatedMLP
+from remixer_t5x.testing.subject import layout_rows
+from tests.support import references
+
+BATCH, LENGTH, EMBED, HEADS, WIDTH = 2, 9, 12, 4, 6
+OPTIONS = {
+    'grouped queries': {'num_kv_heads': 2},
+    'multi-query': {'num_kv_heads': 1},
+    'QK norm': {'qk_norm': True},
+    'softcap': {'logit_softcap': 1.5},
+    'sliding window': {'sliding_window': 3},
+    'RoPE': {'rotary': functools.partial(RotaryEmbedding, theta=100.0)},
+    'scaled RoPE of some features': {'rotary': functools.partial(RotaryEmbedding, fraction=0.67, scaling_factor=2.0)},
+}
+OPTIONS['all'] = functools.reduce(dict.__or__, OPTIONS.values())
+
+
+def rotate(x, positions, theta=1e4, fraction=1.0, scaling_factor=1.0):
+    """RoPE of [length, width] as a product of complex numbers."""
+    half = int(x.shape[-1] * fraction) // 2
+    turn = np.exp(1j * np.outer(positions / scaling_factor, theta ** -(np.arange(half) / half)))
+    turned = (x[:, :half] + 1j * x[:, half : 2 * half]) * turn
+    return np.concatenate([turned.real, turned.imag, x[:, 2 * half :]], axis=1)
+
+
+def attend(params, x, positions, visible, options):
+    """One example [length, embed], head by head."""
+    heads = []
+    for head in range(HEADS):
+        shared = head * options.get('num_kv_heads', HEADS) // HEADS
+        columns = {'query': head, 'key': shared, 'value': shared}
+        q, k, v = (x @ params[name]['kernel'][:, i * WIDTH : (i + 1) * WIDTH] for name, i in columns.items())
+        if options.get('qk_norm'):
+            q, k = (y / np.sqrt(np.mean(y**2, axis=1, keepdims=True) + 1e-6) for y in (q, k))
+            q, k = q * params['query_norm']['scale'] / np.sqrt(WIDTH), k * params['key_norm']['scale']
+        if 'rotary' in options:
+            q, k = (rotate(y, positions, **options['rotary'].keywords) for y in (q, k))
+        logits, cap = q @ k.T, options.get('logit_softcap')
+        logits = logits if cap is None else cap * np.tanh(logits / cap)
+        weights = np.where(visible, np.exp(logits), 0)
+        heads.append(weights / weights.sum(axis=1, keepdims=True) @ v)
+    return np.concatenate(heads, axis=1) @ params['out']['kernel']
+
+
+@pytest.mark.parametrize('causal', [False, True], ids=['encoder', 'decoder'])
+@pytest.mark.parametrize('option', OPTIONS)
+def test_options_equal_the_formula_on_packed_rows(option, causal):
+    options = OPTIONS[option]
+    rng = np.random.default_rng(0)
+    ids, positions = layout_rows([[9], [5, 4]], LENGTH)
+    ctx = SequenceContext(ids, positions, causal=causal, packed=True)
+    x = rng.standard_normal((BATCH, LENGTH, EMBED))
+    module = SelfAttention(HEADS, WIDTH, **options)
+    params = nn.unbox(module.init(jax.random.key(0), jnp.float32(x), ctx))['params']
+    params = jax.tree.map(lambda array: array + 0.3 * rng.standard_normal(array.shape), params)
+    actual = module.apply({'params': jax.tree.map(jnp.float32, params)}, jnp.float32(x), ctx)
+    distance = np.arange(LENGTH)[:, None] - np.arange(LENGTH)
+    near = (np.abs(distance) < options.get('sliding_window', LENGTH)) & (distance >= 0 if causal else True)
+    for row in range(BATCH):
+        visible = near & (ids[row, :, None] == ids[row])
+        expected = attend(params, x[row], positions[row], visible, options)
+        np.testing.assert_allclose(actual[row], expected, rtol=1e-5, atol=1e-5)
+
+
+def test_the_decoding_cache_holds_only_key_heads():
+    module = SelfAttention(HEADS, WIDTH, num_kv_heads=2)
+    ids, positions = layout_rows([[LENGTH]] * BATCH, LENGTH)
+    ctx = SequenceContext(ids, positions, causal=True, decode=True)
+    cache = jax.eval_shape(module.init, jax.random.key(0), jnp.ones((BATCH, LENGTH, EMBED)), ctx)['cache']
+    assert {array.shape for array in jax.tree.leaves(cache)} == {(BATCH, 2, LENGTH, WIDTH)}
+
+
+@pytest.mark.parametrize(
+    ('build', 'facts'),
+    [
+        (lambda: SelfAttention(HEADS, WIDTH, num_kv_heads=3), ('NUM_KV_HEADS', '4', '3')),
+        (lambda: CrossAttention(HEADS, WIDTH, num_kv_heads=8), ('NUM_KV_HEADS', '4', '8')),
+        (lambda: GatedMLP(8, activation='swish'), ('ACTIVATION', 'silu', 'swish')),
+    ],
+)
+def test_invalid_settings_are_refused_with_their_value(build, facts):
+    with pytest.raises(UserError) as error:
+        build()
+    assert all(fact in str(error.value) for fact in facts)
+
+
+TORCH_ACTIVATIONS = {
+    'gelu': 'gelu_pytorch_tanh',
+    'gelu_exact': 'gelu',
+    'silu': 'silu',
+    'relu': 'relu',
+    'linear': 'linear',
+}
+
+
+def test_activations_equal_transformers():
+    references.need('torch', 'transformers')
+    import torch
+    from transformers.activations import ACT2FN
+
+    assert set(TORCH_ACTIVATIONS) == set(ACTIVATIONS)
+    x = np.linspace(-6, 6, 501, dtype=np.float32)
+    for ours, theirs in TORCH_ACTIVATIONS.items():
+        np.testing.assert_allclose(ACTIVATIONS[ours](x), ACT2FN[theirs](torch.from_numpy(x)), rtol=1e-5, atol=1e-6)
+
+
+@functools.cache
+def t5gemma():
+    """A random T5Gemma with four layers, of which the first and the third have a window of 3 tokens."""
+    import torch
+    from transformers import T5GemmaConfig, T5GemmaModel
+
+    sizes = {'hidden_size': EMBED, 'intermediate_size': 20, 'num_hidden_layers': 4, 'num_attention_heads': HEADS}
+    sizes |= {'num_key_value_heads': 2, 'head_dim': WIDTH, 'vocab_size': 30, 'query_pre_attn_scalar': 5}
+    sizes |= {'sliding_window': 3, 'attn_logit_softcapping': 2.0, 'dropout_rate': 0.0}
+    torch.manual_seed(0)
+    model = T5GemmaModel(T5GemmaConfig(encoder={**sizes}, decoder={**sizes}, attn_implementation='eager')).eval()
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.4)
+    return model
+
+
+def converted(tensors, side):
+    """T5Gemma's weights as parameters of our stack: kernels are transposed, and norms multiply by 1 + weight."""
+    scale = 5**-0.5
+
+    def attention(name):
+        parts = ('query', 'q', scale), ('key', 'k', 1.0), ('value', 'v', 1.0), ('out', 'o', 1.0)
+        return {ours: {'kernel': tensors[f'{name}.{theirs}_proj.weight'].T * c} for ours, theirs, c in parts}
+
+    def norm(name):
+        return {'scale': 1 + tensors[f'{name}.weight']}
+
+    def one_layer(index):
+        name, kinds = f'layers.{index}', {'self_attention': 'self_attn', 'gated_mlp': 'feedforward'}
+        kinds |= {'cross_attention': 'cross_attn'} if side == 'decoder' else {}
+        params = {f'{ours}_norm': norm(f'{name}.pre_{theirs}_layernorm') for ours, theirs in kinds.items()}
+        params |= {f'{ours}_post_norm': norm(f'{name}.post_{theirs}_layernorm') for ours, theirs in kinds.items()}
+        mlp = {'wi_0': 'gate', 'wi_1': 'up', 'wo': 'down'}
+        params['gated_mlp'] = {ours: {'kernel': tensors[f'{name}.mlp.{mlp[ours]}_proj.weight'].T} for ours in mlp}
+        return params | {ours: attention(f'{name}.{kinds[ours]}') for ours in kinds if ours != 'gated_mlp'}
+
+    blocks = [{'layer_0': one_layer(index), 'layer_1': one_layer(index + 1)} for index in (0, 2)]
+    return {
+        'run_0': {'layer': jax.tree.map(lambda *arrays: np.stack(arrays), *blocks)},
+        'final_norm': norm('norm'),
+    }
+
+
+@pytest.mark.parametrize('side', ['encoder', 'decoder'])
+def test_an_alternating_stack_equals_transformers_t5gemma(side):
+    references.need('torch', 'transformers')
+    import torch
+
+    rng = np.random.default_rng(0)
+    x, memory = (rng.standard_normal((BATCH, length, EMBED), np.float32) for length in (LENGTH, 5))
+    grouped = {'num_heads': HEADS, 'head_dim': WIDTH, 'num_kv_heads': 2, 'logit_softcap': 2.0}
+    self_attention = functools.partial(SelfAttention, **grouped, rotary=RotaryEmbedding)
+    rest = [functools.partial(CrossAttention, **grouped)] * (side == 'decoder') + [functools.partial(GatedMLP, 20)]
+    # transformers includes the distance `sliding_window` in an encoder, and excludes it in a decoder.
+    windows = (4 if side == 'encoder' else 3), None
+    sublayers = [(functools.partial(self_attention, sliding_window=window), *rest) for window in windows]
+    layers = [functools.partial(layer.make_layer, parts, layer.SandwichNorm) for parts in sublayers]
+    model = stack.Stack(layer.alternate(layers, 4))
+    ids, positions = layout_rows([[LENGTH], [6]], LENGTH)
+    memory_ids, memory_positions = layout_rows([[5], [4]], 5)
+    ctx = SequenceContext(
+        ids,
+        positions,
+        causal=side == 'decoder',
+        memory=Memory(memory, SequenceContext(memory_ids, memory_positions)) if side == 'decoder' else None,
+    )
+    reference = getattr(t5gemma(), side)
+    params = converted({name: tensor.detach().numpy() for name, tensor in reference.named_parameters()}, side)
+    actual = jax.jit(model.apply)({'params': params}, x * EMBED**0.5, ctx)
+    inputs = {'inputs_embeds': torch.from_numpy(x), 'attention_mask': torch.from_numpy(ids > 0).long()}
+    if side == 'decoder':
+        inputs |= {'encoder_hidden_states': torch.from_numpy(memory)}
+        inputs |= {'encoder_attention_mask': torch.from_numpy(memory_ids > 0).long()}
+    with torch.no_grad():
+        expected = reference(**inputs).last_hidden_state.numpy()
+    np.testing.assert_allclose(actual[ids > 0], expected[ids > 0], rtol=1e-5, atol=1e-5)
