@@ -121,8 +121,9 @@ def test_ids_equal_transformers(tmp_path, name, shifted):
         ids = [index + shifted for index in theirs(text).input_ids]
         ids = ids[:-1] if end == '[SEP]' else ids
         assert list(ours.encode(text)) == [index for index in ids if index]
-        decoded = theirs.decode([index - shifted for index in ids], skip_special_tokens=True)
-        assert ours.decode(ids) == decoded
+        if ours.eos_id not in ids:
+            # seqio's vocabularies end a text at the end token.
+            assert ours.decode(ids) == theirs.decode([index - shifted for index in ids], skip_special_tokens=True)
 
     law()
     assert task_vocabulary.save(ours, tmp_path / 'saved')
@@ -201,5 +202,5 @@ def test_padding_and_truncation_of_a_file_are_not_run(tmp_path):
 def test_a_file_that_hangs_the_library_raises_one_line(tmp_path, monkeypatch):
     TOKENIZERS['gemma']().save(str(tmp_path / 'tokenizer.json'))
     monkeypatch.setattr(huggingface_tokenizer, 'TIME_LIMIT', 0.01)
-    with pytest.raises(UserError, match='timed out'):
+    with pytest.raises(UserError, match='more than 0.01 seconds'):
         vocabularies.huggingface_tokenizer(str(tmp_path / 'tokenizer.json')).vocab_size  # noqa: B018

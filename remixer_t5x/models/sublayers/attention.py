@@ -16,6 +16,7 @@ W_q, which is equivalent under Adafactor and saves a pass over the logits. `Scal
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import jax
 from flax import linen as nn
@@ -35,8 +36,8 @@ _BERT_INIT = nn.initializers.normal(stddev=0.02)
 
 def later_options(sublayer: nn.Module) -> list[str]:
     """The options of models after T5 that a sublayer sets, which most other formats and libraries cannot express."""
-    defaults = {'num_kv_heads': None, 'qk_norm': False, 'logit_softcap': None, 'rotary': None, 'sliding_window': None}
-    defaults['activation'] = 'gelu'
+    defaults: dict[str, Any] = dict.fromkeys(('num_kv_heads', 'logit_softcap', 'rotary', 'sliding_window'))
+    defaults |= {'qk_norm': False, 'activation': 'gelu'}
     return [name for name, default in defaults.items() if getattr(sublayer, name, default) != default]
 
 
@@ -99,8 +100,8 @@ class SelfAttention(_T5Attention):
             umT5 (Chung et al. 2023); None for the bias that all layers of the stack share, as in T5.
         rotary: factory of a module (x, ctx) -> x that rotates queries and keys by their positions, or None.
         sliding_window: a token sees the tokens whose distance is below this number: on both sides in an encoder; itself
-            and the tokens before it in a decoder. None for all tokens. An encoder of transformers with `sliding_window=w`
-            also sees the distance w, which is w + 1 here.
+            and the tokens before it in a decoder. None for all tokens. Encoders of transformers also see the distance
+            `config.sliding_window`, so their window is one more here.
     """
 
     position_bias: Callable[..., nn.Module] | None = None

@@ -211,6 +211,10 @@ def load(path: str) -> tuple[Any, list[int], list[int]]:
         )
         whole, plain = json.loads(trial.stdout)
         tokenizer = tokenizers.Tokenizer.from_str(text)
+    except subprocess.TimeoutExpired as error:
+        raise UserError(
+            f'{path} takes tokenizers more than {TIME_LIMIT} seconds to parse; download it again'
+        ) from error
     except Exception as error:
         # The library raises Exception itself.
         lines = (getattr(error, 'stderr', None) or str(error)).strip().splitlines()
