@@ -86,6 +86,15 @@ def read_object(path: Path, advice: str = _AGAIN, limit: int = MAX_BYTES) -> dic
         return value
 
 
+def read_list(path: Path, advice: str = _AGAIN, limit: int = MAX_BYTES) -> list[Any]:
+    """Reads a file with one JSON array. Raises UserError, ending in `advice`, for any other file."""
+    with user_errors(path, advice):
+        value = parse(read_bytes(path, limit))
+        if not isinstance(value, list):
+            raise NotJson('it does not contain a JSON array')
+        return value
+
+
 @contextlib.contextmanager
 def user_errors(path: Path, advice: str = _AGAIN) -> Iterator[None]:
     """Converts the errors of this module about `path` to a UserError that ends in `advice`."""

@@ -15,7 +15,7 @@ from remixer_t5x.extras.reports import curves, write
 
 CONFIGS = pathlib.Path(__file__).resolve().parent.parent / 'configs'
 # Models with sizes of their own, or another model type. The layers of remixer_scaled are remixer's.
-OTHERS = ('bert', 'gpt2', 'remixer_scaled', 't5_1_0')
+OTHERS = ('bert', 'gpt2', 'modern_bert', 'remixer_scaled', 't5_1_0')
 
 
 def train(model: str, folder: pathlib.Path, args: argparse.Namespace) -> float:

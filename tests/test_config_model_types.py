@@ -14,7 +14,7 @@ from remixer_t5x.models import interface
 
 CONFIGS = pathlib.Path(__file__).parent.parent / 'configs'
 DECODER_ONLY = 'model_types/decoder_only.gin'
-OTHER_TYPES = {'bert'}
+OTHER_TYPES = {'bert', 'modern_bert'}
 MODELS = sorted({path.stem for path in (CONFIGS / 'models').glob('*.gin')} - OTHER_TYPES)
 PREFIXES = {'inputs': 24, 'targets': 8}
 

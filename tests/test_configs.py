@@ -101,6 +101,7 @@ PARAMETERS = {
     # As Hugging Face counts BertForMaskedLM: bert-base-uncased and bert-large-uncased.
     ('bert', 'base'): 109_514_298,
     ('bert', 'large'): 335_174_458,
+    ('modern_bert', 'base'): 124_277_440,
     ('gpt2', 'tiny'): 15_236_864,
     # As OpenAI published them.
     ('gpt2', 'base'): 124_439_808,
@@ -108,11 +109,13 @@ PARAMETERS = {
 }
 # Published sizes of a few lines of flags: models/*.gin have them in their headers.
 SIZES_IN_HEADERS = [('t5_1_0', 'small', 60_506_624), ('gpt2', 'large', 774_030_080), ('gpt2', 'XL', 1_557_611_200)]
+# As transformers counts ModernBertForMaskedLM.
+SIZES_IN_HEADERS += [('modern_bert', 'base', 149_655_232)]
 MATCHED_SIZES = ('tiny', 'small', 'base', 'large')
 # Models with sizes of their own: the paper's deeper encoder, and the first T5, whose tied output has fewer parameters.
 # BERT is an encoder alone and GPT-2 a decoder alone, each with a vocabulary of its own.
-OWN_SIZES = {'remixer_scaled', 't5_1_0', 'bert', 'gpt2'}
-VOCABULARIES = {'bert': {'VOCAB_SIZE': 30522}, 'gpt2': {'VOCAB_SIZE': 50257}}
+OWN_SIZES = {'remixer_scaled', 't5_1_0', 'bert', 'modern_bert', 'gpt2'}
+VOCABULARIES = {'bert': {'VOCAB_SIZE': 30522}, 'modern_bert': {'VOCAB_SIZE': 50368}, 'gpt2': {'VOCAB_SIZE': 50257}}
 
 
 def build(*files: str) -> Seq2Seq:

@@ -16,7 +16,7 @@ from remixer_t5x.base_vocabulary import Vocabulary
 from remixer_t5x.data import batch_formats, task_vocabulary
 from remixer_t5x.devices.partition import Partitioner
 from remixer_t5x.errors import UserError
-from remixer_t5x.evaluate import held_out_loss, predictions
+from remixer_t5x.evaluate import embeddings, held_out_loss, predictions
 from remixer_t5x.evaluate.text_inference import Texts
 from remixer_t5x.interop import converted
 from remixer_t5x.models import interface
@@ -57,12 +57,14 @@ class Encoded(NamedTuple):
         mask: [texts, length] bool, True at tokens.
         mean: [texts, embed] float32, the mean of `hidden` over the tokens of each text.
         cut: [texts] bool, True for a text whose end the model did not read.
+        sentence: [texts, outputs] float32, the normalised projection of `mean` if the model has one, else `mean`.
     """
 
     hidden: np.ndarray
     mask: np.ndarray
     mean: np.ndarray
     cut: np.ndarray
+    sentence: np.ndarray
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -188,8 +190,9 @@ class TrainedModel:
         encoded = self._predictor(len(rows), self.lengths['targets']).encode(self.params, rows) if rows else []
         for row, states in enumerate(encoded):
             hidden[row, : len(states)], mask[row, : len(states)] = states, True
-        mean = hidden.sum(1) / np.maximum(mask.sum(1, keepdims=True), 1)
-        return Encoded(hidden, mask, mean.astype(np.float32), np.asarray(cuts, bool))
+        mean = (hidden.sum(1) / np.maximum(mask.sum(1, keepdims=True), 1)).astype(np.float32)
+        sentence = embeddings.sentence_vectors(self.model, self.params, mean)
+        return Encoded(hidden, mask, mean, np.asarray(cuts, bool), sentence)
 
     def loss(self, batch: Mapping[str, np.ndarray | jax.Array]) -> dict[str, float]:
         """Computes `loss` and `accuracy` per target token, `perplexity` and `tokens` of one batch, without dropout.

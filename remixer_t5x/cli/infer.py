@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
+import functools
 import sys
 import time
 from typing import TYPE_CHECKING
@@ -36,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     arguments.add_macro(parser, '--mesh', 'MESH', arguments.MESH_HELP, metavar='AXES')
     embed = "write the encoder's output to --output, a .npz or .parquet file: one vector a text, or also one a token"
     decoder.add_argument('--embed', choices=('sentences', 'tokens'), nargs='?', const='sentences', help=embed)
-    pooling = 'with --embed: a text is the mean over its tokens (default), or its first token'
+    pooling = 'with --embed: mean over tokens, or first token (default: mean, with the projection of a sentence-T5)'
     parser.add_argument('--pooling', choices=('mean', 'first'), help=pooling)
     process_flags.add(parser)
 
@@ -56,7 +57,7 @@ def run(args: argparse.Namespace) -> None:
         if args.embed is None:
             _infer(settings, template)
         else:
-            _embed(settings, template, args.embed == 'tokens', args.pooling or 'mean')
+            _embed(settings, template, args.embed == 'tokens', args.pooling)
 
 
 def load(args: argparse.Namespace) -> None:
@@ -128,7 +129,7 @@ def _infer(settings: TextInference, template: str | None) -> None:
     reporter.print_end(out)
 
 
-def _embed(settings: TextInference, template: str | None, with_tokens: bool, pooling: str) -> None:
+def _embed(settings: TextInference, template: str | None, with_tokens: bool, pooling: str | None) -> None:
     from remixer_t5x.evaluate import embeddings, text_inference
 
     settings.check(embed=True)
@@ -140,7 +141,8 @@ def _embed(settings: TextInference, template: str | None, with_tokens: bool, poo
     window = settings.decoding.batch_size * text_inference.WINDOW_BATCHES
     reporter = _Reporter(settings.inputs, text_inference.Counts())
     rows = embeddings.rows(iter(settings.inputs), codec, lambda ids: predictor.encode(params, ids), window)
-    counts = embeddings.write(settings.output, rows, with_tokens, pooling, reporter.update)
+    vectors_of = functools.partial(embeddings.sentence_vectors, settings.model, params)
+    counts = embeddings.write(settings.output, rows, with_tokens, pooling, reporter.update, vectors_of)
     cut = f', {counts.cut:,} cut' if counts.cut else ''
     print(f'{counts.written:,} texts in {settings.output}{cut}', file=sys.stderr)
 

@@ -97,7 +97,8 @@ def _write_files(vocab: Any, folder: pathlib.Path) -> dict[str, Any] | None:
     """Writes the files and returns the settings for `vocabularies.saved`; None for an unknown class."""
     if hasattr(vocab, 'save'):
         vocab.save(str(folder / TOKENIZER))
-        return {'kind': 'wordpiece'}
+        settings = getattr(vocab, 'saved_settings', None)
+        return {'kind': 'wordpiece'} if settings is None else {'kind': 'huggingface', **settings}
     if hasattr(vocab, 'end_id') and hasattr(vocab, 'folder'):
         for name in _BYTE_PAIR_FILES:
             if (file := pathlib.Path(vocab.folder, name)).is_file():

@@ -10,9 +10,12 @@ from typing import Any, NamedTuple
 
 from remixer_t5x.errors import UserError
 
-GPUS = ('a100', 'h100', 'h200')
+GPUS = ('a100', 'h100', 'h200', 'b200')
+# Chips that JAX shows as two devices: the cores of a v3, the chiplets of an Ironwood.
+TWO_DEVICES = ('v3', 'v7x')
 # GiB of a device.
-MEMORY = {'v3': 16, 'v4': 32, 'v5e': 16, 'v5p': 95, 'v6e': 32, 'a100': 80, 'h100': 80, 'h200': 140}
+MEMORY = {'v3': 16, 'v4': 32, 'v5e': 16, 'v5p': 95, 'v6e': 32, 'v7x': 96}
+MEMORY |= {'a100': 80, 'h100': 80, 'h200': 140, 'b200': 179}
 # Number of devices that share one copy of the parameters, if it is smaller than the slice or node. By default a whole
 # slice or node shards parameters and moments: each device then updates only its shard (docs/forecast.md has numbers).
 _FSDP = {'v3:2x2': 2, 'v3:2x4': 2, 'v3:4x4': 2, 'v4:2x2x4': 4, 'v5e:4x4': 8}
@@ -49,8 +52,8 @@ class Topology(NamedTuple):
 
     @property
     def devices(self) -> int:
-        """The number of devices in JAX: v3 cores, or chips of any other kind."""
-        return self.slices * math.prod(map(int, self.shape.split('x'))) * (2 if self.chip == 'v3' else 1)
+        """The number of devices in JAX: chips, or two for each chip of TWO_DEVICES."""
+        return self.slices * math.prod(map(int, self.shape.split('x'))) * (2 if self.chip in TWO_DEVICES else 1)
 
     @property
     def is_gpu(self) -> bool:

@@ -53,6 +53,11 @@ GPUS: dict[str, dict[str, Any]] = {
     ),
     'h100': _H100,
     'h200': {**_H100, 'name': 'NVIDIA H200', 'memory': 150_754_820_096, 'bandwidth': 4_800_000_000_000},
+    # Memory as nvidia-smi prints it; the other numbers are those of NVIDIA's data sheet and of compute capability 10.0.
+    'b200': dict(
+        name='NVIDIA B200', capability=10, cores=148, memory=192_265_846_784, bandwidth=8_000_000_000_000,
+        shared_memory=233_472, l2_cache=132_644_864, clock=1.965, fpus=128,
+    ),
 }  # fmt: skip
 _TARGET_CONFIG = """
 gpu_device_info {{
@@ -207,7 +212,8 @@ def _tpu_devices(topology: str) -> Sequence[jax.Device]:
         # A single chip; by default hosts have several.
         options['chips_per_host_bounds'] = (1, 1, 1)
     try:
-        return topologies.get_topology_desc(f'{chip}:{shape}', platform='tpu', **options).devices
+        name = 'tpu7x' if chip == 'v7x' else chip
+        return topologies.get_topology_desc(f'{name}:{shape}', platform='tpu', **options).devices
     except Exception as error:
         raise UserError(
             f'TOPOLOGY must be known to libtpu, got {topology!r} ({reason(error)}); type one such as v5e:4x4'

@@ -5,7 +5,8 @@
 | `.npz` | `sentences` [texts, embed] float32; with tokens `tokens` [all tokens, embed], `ids` [all tokens] and `offsets` [texts + 1], so that text i has `tokens[offsets[i]:offsets[i + 1]]` |
 | `.parquet` | a row for each text: `index`, `input`, `sentence`, `cut`; with tokens `ids` and `tokens` |
 
-A text's vector is the mean over its tokens, the end token included, or the first token's features.
+A text's vector is the mean over its tokens, the end token included, with the model's sentence projection if it has one,
+or the first token's features.
 """  # noqa: E501 (a table)
 
 import itertools
@@ -44,6 +45,12 @@ def check_output(path: str) -> None:
         raise UserError(f'{path} exists already; give another --output, or remove it')
 
 
+def sentence_vectors(model: Any, params: Any, mean: np.ndarray) -> np.ndarray:
+    """Returns the embeddings of texts, [texts, outputs], from the mean over their tokens, [texts, embed]."""
+    project = getattr(model, 'project_sentence', None)
+    return mean if project is None else np.asarray(project(params, mean), np.float32)
+
+
 def rows(
     texts: Iterator[str], codec: Texts, encode: Callable[[list[list[int]]], Sequence[np.ndarray]], window: int
 ) -> Iterator[Row]:
@@ -60,22 +67,30 @@ def write(
     path: str,
     rows: Iterator[Row],
     with_tokens: bool,
-    pooling: str = MEAN,
+    pooling: str | None = None,
     after_row: Callable[[Counts], None] = lambda counts: None,
+    embed: Callable[[np.ndarray], np.ndarray] = lambda pooled: pooled,
 ) -> Counts:
-    """Writes all rows and returns the number of texts; the file appears only when it is complete."""
+    """Writes all rows and returns the number of texts; the file appears only when it is complete.
+
+    `pooling` is the mean (MEAN) or the first token (FIRST); None is the mean, mapped by `embed`, [texts, embed] to
+    [texts, outputs].
+    """
     counts = Counts()
     records: list[dict[str, Any]] = []
     for row in rows:
-        pooled = row.tokens[:1] if pooling == FIRST else row.tokens
+        tokens = row.tokens[:1] if pooling == FIRST else row.tokens
         # A text without tokens has a vector of zeros.
-        sentence = pooled.sum(axis=0, dtype=np.float32) / max(1, len(pooled))
+        sentence = tokens.sum(axis=0, dtype=np.float32) / max(1, len(tokens))
         record = {'index': row.number, 'input': row.text, 'cut': row.cut, 'sentence': sentence}
         records.append(record | ({'ids': row.ids, 'tokens': row.tokens} if with_tokens else {}))
         counts.add(record)
         after_row(counts)
     if not records:
         raise UserError('there is no text to embed; give --input=FILE')
+    if pooling is None:
+        pooled = np.stack([record['sentence'] for record in records])
+        records = [{**record, 'sentence': vector} for record, vector in zip(records, embed(pooled), strict=True)]
     target = model_dir.absolute(path)
     unfinished = target.parent / f'.{target.name}.unfinished'
     with object_store.writing(target):

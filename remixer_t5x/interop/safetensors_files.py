@@ -36,7 +36,7 @@ class Tensors(Mapping[str, np.ndarray]):
     """
 
     def __init__(self, places: Mapping[str, tuple[pathlib.Path, str]]):
-        self._places = places
+        self._places = dict(places)
         self._readers: dict[pathlib.Path, safe_open] = {}
 
     def __getitem__(self, name: str) -> np.ndarray:
@@ -47,6 +47,9 @@ class Tensors(Mapping[str, np.ndarray]):
         except (ValueError, SafetensorError) as error:
             # The library accepts shapes that NumPy cannot express, such as [0, 2**62].
             raise _unreadable(self._places[name][0], f'{name!r}: {error}') from error
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._places
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._places)
@@ -68,6 +71,10 @@ class Tensors(Mapping[str, np.ndarray]):
     def renamed(self, names: Mapping[str, str]) -> 'Tensors':
         """The arrays under other names; `names` maps new names to current ones."""
         return Tensors({new: self._places[name] for new, name in names.items()})
+
+    def joined(self, folder: str, tensors: 'Tensors') -> 'Tensors':
+        """These arrays and `tensors`, whose names get the prefix `folder`/."""
+        return Tensors(self._places | {f'{folder}/{name}': place for name, place in tensors._places.items()})
 
     def _locate(self, name: str) -> tuple[safe_open, str]:
         file, name_in_file = self._places[name]

@@ -62,6 +62,10 @@ class MaskedLM(Model):
         """The stack's output for `inputs` [batch, length], one example per row: [batch, length, embed]."""
         return self._apply('encode', params, inputs, encoder_token_types=token_types)
 
+    def project_sentence(self, params: Params, mean: jax.Array) -> jax.Array:
+        """The embeddings of texts, [texts, outputs], from the mean over their tokens, [texts, embed]."""
+        return self._apply('project_sentence', params, mean)
+
     def logits(self, params: Params, batch: Batch) -> jax.Array:
         """Logits of the token at each place, [batch, length, vocab] in the module's dtype."""
         return self._apply('predict_tokens', params, **present(batch, *_INPUTS))

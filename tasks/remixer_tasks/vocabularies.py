@@ -23,6 +23,7 @@ from remixer_t5x.lazy import seqio, tf
 from remixer_tasks.corpora.text_corpus import Corpus
 from remixer_tasks.vocabulary import sentencepiece_vocabulary
 from remixer_tasks.vocabulary.byte_pairs import BytePairs
+from remixer_tasks.vocabulary.huggingface_tokenizer import HuggingFaceTokenizer
 from remixer_tasks.vocabulary.sentencepiece_vocabulary import SentencePiece
 from remixer_tasks.vocabulary.wordpiece import WordPieceVocabulary
 from remixer_tasks.vocabulary.words_and_bytes import ByteVocabulary, WordVocabulary
@@ -65,6 +66,17 @@ def wordpiece(path: str) -> WordPieceVocabulary:
     Each text begins with `[CLS]`, and `[SEP]` is the end token. There are no sentinels.
     """
     return WordPieceVocabulary(path)
+
+
+def huggingface_tokenizer(path: str, end: str | None = None, shifted: bool = False) -> HuggingFaceTokenizer:
+    """Any `tokenizer.json` of known components, such as those of Llama, Gemma and ModernBERT, run by `tokenizers`.
+
+    Args:
+        path: the file.
+        end: the end token, such as '</s>'; None for the one in the files.
+        shifted: whether ids are the file's plus one, for files whose id 0 is not padding.
+    """
+    return HuggingFaceTokenizer(path, end, shifted)
 
 
 def byte_pairs(folder: str, end_id: int = 50256) -> BytePairs:
@@ -129,6 +141,8 @@ def saved(folder: str) -> Vocabulary:
         return byte(number)
     if kind == 'wordpiece':
         return wordpiece(str(place / 'tokenizer.json'))
+    if kind == 'huggingface':
+        return huggingface_tokenizer(str(place / 'tokenizer.json'), str(index.get('end')), bool(index.get('shifted')))
     if kind == 'byte_pairs':
         return byte_pairs(str(place), number)
     if kind == 'words':

@@ -123,10 +123,27 @@ def test_safetensors_survive_a_round_trip(place, capsys):
     assert (place / 'again/config.gin').read_text() == first[1]['config']
 
 
+def test_the_average_of_checkpoints_is_their_mean(place, capsys):
+    params, record, _ = converted.read('ours')
+    trees = [params]
+    for step in (3, 7):
+        trees.append(jax.tree.map(lambda array, step=step: array * np.float32(step) + np.float32(0.1), params))
+        converted.write(converted.claim(f'copy_{step}'), trees[-1], step, record)
+    assert main(['convert', '--average=ours,copy_3,copy_7/checkpoints/7', '--to=mean']) == 0
+    mean, _, step = converted.read('mean')
+    expected = jax.tree.map(lambda *arrays: np.mean(np.stack(arrays), axis=0, dtype=np.float32), *trees)
+    assert safetensors_files.first_difference(mean, expected) is None and step == 7
+    assert (place / 'mean/vocabulary/vocabulary.json').exists()
+    converted.write(converted.claim('wider'), {'logits': {'kernel': np.ones((3, 3), np.float32)}}, 0, record)
+    message = error_of(capsys, '--average=ours,wider', '--to=x')
+    assert 'ours/checkpoints/0' in message and 'wider/checkpoints/0' in message and 'params/' in message
+
+
 @pytest.mark.parametrize(
     ('argv', 'named'),
     [
-        ((), 'one of the arguments --from_hf --from_safetensors --from_t5x --checkpoint is required'),
+        ((), 'one of the arguments --from_hf --from_safetensors --from_t5x --average --checkpoint is required'),
+        (('--average=ours', '--to=x'), "--average must be two or more checkpoints, got 'ours'"),
         (('--from_hf=hf',), 'one of the arguments --to'),
         (('--from_hf=hf', '--to_hf=x'), '--from_hf takes --to as its target, got --to_hf'),
         (('--from_hf=hf', '--to=ours'), 'already contains the checkpoint of step 0'),

@@ -46,6 +46,9 @@ def test_topologies_are_parsed(text, expected, is_gpu):
         ('v4:2x2x4', 16, 32, 'data=-1,fsdp=4'),
         ('2*v5e:4x4', 32, 16, 'data=2,fsdp=-1'),
         ('v5p:2x2x1', 4, 95, 'fsdp=-1'),
+        # Two devices per chip.
+        ('v7x:2x2x1', 8, 96, 'fsdp=-1'),
+        ('b200:8', 8, 179, 'fsdp=-1'),
     ],
 )
 def test_a_topology_sets_devices_memory_and_mesh(topology, devices, memory, mesh):
@@ -61,7 +64,7 @@ def test_all_tables_have_the_same_chips():
 
 
 @pytest.mark.parametrize(
-    ('text', 'advice'), [('v5e', '2*v5e:4x4'), ('v5e:4,4', 'h100:8'), ('b200:8', 'a100, h100, h200')]
+    ('text', 'advice'), [('v5e', '2*v5e:4x4'), ('v5e:4,4', 'h100:8'), ('b300:8', 'a100, h100, h200, b200')]
 )
 def test_an_unknown_topology_is_a_user_error(text, advice):
     with pytest.raises(UserError, match=advice.replace('*', r'\*')):

@@ -238,7 +238,12 @@ def test_our_model_loads_in_transformers(v1_0_maker, tmp_path):
     flags += [(name, str(value)) for name, value in SIZES.items()]
     model = shipped('models/t5_1_1.gin', flags=flags)
     t5, runs = huggingface.describe(model, VOCABULARY)
-    assert runs == {'encoder': (1, 2), 'decoder': (2,)} and t5.gated and not t5.tied and not t5.scaled_output
+    assert (
+        runs == {'encoder': (1, 2), 'decoder': (2,)}
+        and t5.activation == 'gelu'
+        and not t5.tied
+        and not t5.scaled_output
+    )
     params = small_models.random_params(model)
     huggingface.write(str(tmp_path / 'hf'), t5, params, runs, 'bfloat16')
     rng = np.random.default_rng(0)

@@ -10,7 +10,7 @@ from remixer_t5x.testing import liveness
 
 CONFIGS = pathlib.Path(__file__).parents[2] / 'configs'
 MODELS = sorted(path.stem for path in (CONFIGS / 'models').glob('*.gin'))
-STACKS = {'bert': {'encoder'}, 'gpt2': {'decoder'}}
+STACKS = {'bert': {'encoder'}, 'modern_bert': {'encoder'}, 'gpt2': {'decoder'}}
 LENGTH, TARGETS, VOCAB = 32, 16, 64
 WIDTHS = ('MLP_DIM', 'REMIXER_DIM', 'HYPER_MIXER_DIM', 'HYPER_MIXER_MLP_DIM', 'MIXER_DIM', 'WIDER_MLP_DIM')
 WIDTHS += ('GMLP_DIM', 'AMLP_DIM', 'TIM_MLP_DIM')

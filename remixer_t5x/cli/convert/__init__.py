@@ -1,5 +1,5 @@
 """`remixer-t5x convert`: converts weights between checkpoints, Hugging Face and its Hub, T5X and safetensors; separates
-adapters from their base, and merges them.
+adapters from their base, merges them, and averages checkpoints.
 
 Each conversion reads back what it has written and compares it with what it read.
 """
@@ -16,6 +16,7 @@ TARGETS = {
     'from_hf': ('to',),
     'from_safetensors': ('to',),
     'from_t5x': ('to',),
+    'average': ('to',),
     'checkpoint': ('to', 'to_adapters', 'to_hf', 'to_safetensors', 'to_t5x', 'to_shared', 'push_to_hub'),
 }
 # The sources and targets that read each of the other flags.
@@ -36,6 +37,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     sources.add_argument('--from_safetensors', metavar='FILE', help='a file that --to_safetensors wrote')
     sources.add_argument('--from_t5x', metavar='DIR', help='a T5X checkpoint')
     sources.add_argument('--checkpoint', metavar='PATH', help=f'{arguments.CHECKPOINT_HELP}, to convert')
+    average = 'checkpoints of one model, separated by commas; their mean is written'
+    sources.add_argument('--average', metavar='PATHS', help=average)
     targets = parser.add_mutually_exclusive_group(required=True)
     targets.add_argument('--to', metavar='MODEL_DIR', help='a new MODEL_DIR')
     adapters = 'a new MODEL_DIR with only the parameters that differ from --base, which it is loaded on top of'
@@ -82,6 +85,8 @@ def run(args: argparse.Namespace) -> None:
         huggingface.to_model_dir(args)
     elif source == 'from_safetensors':
         conversions.from_safetensors(args)
+    elif source == 'average':
+        conversions.average(args)
     elif target in ('to_shared', 'push_to_hub'):
         share = lazy.extra('hub.share')
         (share.to_folder if target == 'to_shared' else share.push)(args)
@@ -114,6 +119,7 @@ COMMAND = Command(
         'remixer-t5x convert --checkpoint=runs/remixer --push_to_hub=me/remixer',
         'remixer-t5x convert --gin_file=runs/t5_small/model.gin --checkpoint=runs/finetuned --to_hf=exported',
         'remixer-t5x convert --checkpoint=runs/remixer --to_safetensors=remixer.safetensors',
+        'remixer-t5x convert --average=runs/a/checkpoints/8000,runs/a/checkpoints/9000 --to=runs/averaged',
         'remixer-t5x convert --checkpoint=runs/adapted --to_adapters=adapters/questions',
     ),
     ON_CPU,

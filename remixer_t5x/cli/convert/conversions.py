@@ -16,7 +16,7 @@ from remixer_t5x.config import loading
 from remixer_t5x.data import batch_formats, task_vocabulary
 from remixer_t5x.devices.partition import Partitioner
 from remixer_t5x.errors import UserError
-from remixer_t5x.interop import converted, safetensors_files
+from remixer_t5x.interop import converted, safetensors_files, shared_folder
 from remixer_t5x.interop.t5x import checkpoint as t5x_checkpoint
 from remixer_t5x.models import interface
 from remixer_t5x.models.interface import Model
@@ -103,6 +103,33 @@ def merge_adapters(args: argparse.Namespace) -> None:
     converted.copy_vocabulary(source, folder)
     write_model_dir(folder, params, step, record, str(record.get('config') or ''))
     check_equal(params, converted.read(str(folder))[0], folder)
+
+
+def average(args: argparse.Namespace) -> None:
+    """`--average=A,B,C --to=MODEL_DIR`: writes the arithmetic mean of the parameters, in float32."""
+    paths = [path for path in args.average.split(',') if path]
+    if len(paths) < 2:
+        raise UserError(f'--average must be two or more checkpoints, got {args.average!r}; type --average=A,B')
+    checkpoints = [str(saved_params.find_step(path, '--average')) for path in paths]
+    total, record, step = converted.read(checkpoints[0], '--average')
+    for checkpoint in checkpoints[1:]:
+        params, other, other_step = converted.read(checkpoint, '--average')
+        difference = changes.describe_shapes(shared_folder.shapes(params), shared_folder.shapes(total))
+        if not difference and other.get('vocabulary') != record.get('vocabulary'):
+            difference = f'the vocabulary is {other.get("vocabulary")} there and {record.get("vocabulary")} here'
+        if difference:
+            raise UserError(
+                f'--average must be checkpoints of one model, got {checkpoints[0]} and {checkpoint}: {difference}; '
+                'leave one out'
+            )
+        total, step = jax.tree.map(np.add, total, params), max(step, other_step)
+    mean = jax.tree.map(lambda array: array / np.float32(len(paths)), total)
+    folder = converted.claim(args.to)
+    converted.copy_vocabulary(checkpoints[0], folder)
+    print_line('averaged', f'{len(paths)} checkpoints: {", ".join(checkpoints)}')
+    record = {**record, 'converted_from': ','.join(checkpoints)}
+    write_model_dir(folder, mean, step, record, str(record.get('config') or ''))
+    check_equal(mean, converted.read(str(folder))[0], folder)
 
 
 def to_adapters(args: argparse.Namespace) -> None:

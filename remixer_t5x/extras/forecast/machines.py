@@ -1,10 +1,11 @@
 """Peak rates of accelerators, as their makers publish them, for a roofline (Williams et al. 2009).
 
-TPUs: the pages of docs.cloud.google.com/tpu/docs/ (v3, v4, v5e, v5p, v6e) print the peak compute and HBM bandwidth of a
-chip. Its links in one direction have half of the printed bidirectional bandwidth; for v3 and v4, whose pages do not
-print that, we divide the all-reduce bandwidth of a Pod by its chips, which gives the same for v5e and v6e. The network
-of a chip is the data center bandwidth of a Pod divided by its chips. Clocks follow from the peak and the number of
-matrix units (128 x 128 multiplications and additions a cycle each; for v6e we assume four of 256 x 256).
+TPUs: the pages of docs.cloud.google.com/tpu/docs/ (v3, v4, v5e, v5p, v6e, tpu7x) print the peak compute and HBM
+bandwidth of a chip. Its links in one direction have half of the printed bidirectional bandwidth; for v3 and v4, whose
+pages do not print that, we divide the all-reduce bandwidth of a Pod by its chips, which gives the same for v5e and v6e.
+The network of a chip is the data center bandwidth of a Pod divided by its chips. Clocks follow from the peak and the
+number of matrix units (128 x 128 multiplications and additions a cycle each; for v6e we assume four of 256 x 256, and
+for tpu7x four for each of its two devices).
 
 GPUs: NVIDIA's data sheets of the SXM form, without sparsity; the network is that of DGX systems, with one adapter for
 each GPU. The gap of a microsecond between two kernels is our assumption.
@@ -19,7 +20,7 @@ from remixer_t5x.extras.forecast.hlo_costs import EXACT
 
 @dataclasses.dataclass(frozen=True)
 class Machine:
-    """One device as JAX sees it: a chip, of TPU v3 one of its two cores.
+    """One device as JAX sees it: a chip, or half of one for TPU v3 and TPU7x.
 
     Attributes:
         name: for people.
@@ -67,15 +68,18 @@ MACHINES = {
     'v5e': _tpu('TPU v5e', 197e12, 819e9, 200e9, 3.1e9, 1.5e9),
     'v5p': _tpu('TPU v5p', 459e12, 2765e9, 600e9, 6.25e9, 1.75e9),
     'v6e': _tpu('TPU v6e', 918e12, 1638e9, 400e9, None, 1.75e9),
+    # Half of a chip's 2307 TFLOP/s, 7380 GB/s, 600 GB/s in one direction and 12.5 GB/s.
+    'v7x': _tpu('TPU7x (Ironwood) chiplet', 1153.5e12, 3690e9, 300e9, 6.25e9, 2.2e9, 2),
     'a100': _gpu('A100 80 GB SXM', 312e12, 156e12, 19.5e12, 2039e9, 300e9, 25e9),
     'h100': _gpu('H100 80 GB SXM', 989e12, 494e12, 67e12, 3350e9, 450e9, 50e9),
     'h200': _gpu('H200 141 GB SXM', 989e12, 494e12, 67e12, 4800e9, 450e9, 50e9),
+    'b200': _gpu('B200 180 GB SXM', 2250e12, 1125e12, 75e12, 8000e9, 900e9, 50e9),
 }
 
 # Prefixes of a JAX device's `device_kind`; a longer prefix comes first.
 _KINDS = {
-    **{'TPU v3': 'v3', 'TPU v4': 'v4', 'TPU v5 lite': 'v5e', 'TPU v5': 'v5p', 'TPU v6 lite': 'v6e'},
-    **{'NVIDIA A100': 'a100', 'NVIDIA H100': 'h100', 'NVIDIA H200': 'h200'},
+    **{'TPU v3': 'v3', 'TPU v4': 'v4', 'TPU v5 lite': 'v5e', 'TPU v5': 'v5p', 'TPU v6 lite': 'v6e', 'TPU7x': 'v7x'},
+    **{'NVIDIA A100': 'a100', 'NVIDIA H100': 'h100', 'NVIDIA H200': 'h200', 'NVIDIA B200': 'b200'},
 }
 
 

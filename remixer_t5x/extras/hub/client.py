@@ -17,6 +17,8 @@ WEIGHTS = ('model.safetensors', 'model.safetensors.index.json', 'model-*.safeten
 _OTHERS = (
     *('config.json', 'generation_config.json', 'tokenizer_config.json', 'tokenizer.json', 'special_tokens_map.json'),
     *('spiece.model', 'vocab.txt', 'vocab.json', 'merges.txt', 'model.gin', 'vocabulary/*', 'code/*.py'),
+    *('modules.json', 'sentence_bert_config.json', '1_Pooling/config.json'),
+    *('2_Dense/config.json', '2_Dense/model.safetensors'),
 )
 # The Hub's own account, which opens pull requests with safetensors for models that have only pickles.
 CONVERTER = 'SFconvertbot'

@@ -1,24 +1,27 @@
-"""Hugging Face's BERT, which is models/bert.gin.
+"""Hugging Face's BERT, which is models/bert.gin, as a masked language model and as a classifier.
 
-Source: `BertConfig` and `BertForMaskedLM` of transformers 4 and 5. Both sides have post-norm layers, biases, the exact
-GELU, and an output projection that is the embedding table. The pooler and the next-sentence head of published BERTs are
-ignored.
+Source: `BertConfig`, `BertForMaskedLM` and `BertForSequenceClassification` of transformers 4 and 5. Both sides have
+post-norm layers, biases, the exact GELU, and an output projection that is the embedding table. A masked language model
+has no pooler and no next-sentence head; those of published BERTs are ignored.
 """
 
 import dataclasses
 import pathlib
 import re
 from collections.abc import Iterator, Mapping
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 
+from remixer_t5x import untrusted_files
 from remixer_t5x.errors import UserError
-from remixer_t5x.interop.huggingface.family import Description, Family, Tokenizer
+from remixer_t5x.interop.huggingface.family import Config, Description, Family, Tokenizer
 from remixer_t5x.interop.huggingface.table import Params, Row, Runs, dense, layer_norm
 from remixer_t5x.interop.safetensors_files import Tensors
 from remixer_t5x.models.architecture.encoder_only import BertHead, BertInput
 from remixer_t5x.models.architecture.layer import PostNorm
+from remixer_t5x.models.architecture.pooling import ClassifierHead, first_token
+from remixer_t5x.models.classifier import Classifier
 from remixer_t5x.models.layers.norms import LayerNorm
 from remixer_t5x.models.masked_lm import MaskedLM
 from remixer_t5x.models.sublayers.attention import ScaledAttention
@@ -39,15 +42,16 @@ class Bert(Family):
         num_layers: number of layers.
         max_length: number of learned positions.
         token_types: number of learned token types.
+        separator_id: id of [SEP], after which tokens have type 1; None if the folder has no tokenizer.
     """
 
     kind = 'BERT'
     model_types = ('bert',)
     hf_class = 'BertForMaskedLM'
     auto_class = 'AutoModelForMaskedLM'
-    model_class = MaskedLM
-    model_file = 'models/bert.gin'
-    gin_modules = ('architecture.encoder_only', 'layers.norms')
+    model_class: ClassVar[type] = MaskedLM
+    gin_files: ClassVar[tuple[str, ...]] = ('models/bert.gin',)
+    gin_modules: ClassVar[tuple[str, ...]] = ('architecture.encoder_only', 'layers.norms')
     sizes = {
         'vocab_size': 'vocab_size',
         'hidden_size': 'embed_dim',
@@ -73,6 +77,11 @@ class Bert(Family):
     max_length: int
     token_types: int = 2
     epsilon: float = 1e-12
+    separator_id: int | None = None
+
+    @classmethod
+    def from_config(cls, config: Config, tensors: Tensors) -> Self:
+        return cls(**cls.read_sizes(config), separator_id=_read_separator_id(pathlib.Path(config.file).parent))
 
     @property
     def layers(self) -> dict[str, int]:
@@ -96,9 +105,13 @@ class Bert(Family):
         yield from dense(f'{ours}/gelu_mlp/wi', f'{theirs}.intermediate.dense', dim, hidden)
         yield from dense(f'{ours}/gelu_mlp/wo', f'{theirs}.output.dense', hidden, dim)
         yield from layer_norm(f'{ours}/gelu_mlp_norm', f'{theirs}.output.LayerNorm', dim)
+        yield from self.head_rows()
+
+    def head_rows(self) -> Iterator[Row]:
+        """The parameter table of the head."""
         yield Row('head/bias', f'{HEAD}.bias', (self.vocab_size,))
-        yield from dense('head/dense', f'{HEAD}.transform.dense', dim, dim)
-        yield from layer_norm('head/output_norm', f'{HEAD}.transform.LayerNorm', dim)
+        yield from dense('head/dense', f'{HEAD}.transform.dense', self.embed_dim, self.embed_dim)
+        yield from layer_norm('head/output_norm', f'{HEAD}.transform.LayerNorm', self.embed_dim)
 
     @staticmethod
     def canonical_names(tensors: Tensors) -> dict[str, str]:
@@ -120,7 +133,7 @@ class Bert(Family):
         ):
             description.require(holds, difference)
         embedding = description.part(module.input_layer, BertInput, 'INPUT_LAYER')
-        description.part(module.head_layer, BertHead, 'TOKEN_HEAD')
+        head = cls.describe_head(model, description)
         runs = tuple(count for _, count in stack.runs)
         return cls(
             vocab_size=module.vocab_size,
@@ -129,15 +142,26 @@ class Bert(Family):
             num_layers=sum(runs),
             max_length=embedding.max_length,
             token_types=embedding.token_types,
+            separator_id=module.separator_id,
+            **head,
             **sizes,
         ), {'encoder': runs}
 
+    @classmethod
+    def describe_head(cls, model: Any, description: Description) -> dict[str, Any]:
+        """Describes the head, by field. Raises Refusal if the family lacks it."""
+        description.part(model.module.head_layer, BertHead, 'TOKEN_HEAD')
+        return {}
+
     def settings(self) -> dict[str, Any]:
-        return {
+        settings = {
             'MAX_INPUT_LENGTH': self.max_length,
             'encoder_only.BertInput.token_types': self.token_types,
             'bert/norms.LayerNorm.epsilon': self.epsilon,
         }
+        if self.separator_id is not None:
+            settings['encoder_only.EncoderOnly.separator_id'] = self.separator_id
+        return settings
 
     def tokenizer(self, folder: pathlib.Path, file: str | None) -> Tokenizer:
         path = file or next((str(folder / name) for name in TOKENIZERS if (folder / name).is_file()), None)
@@ -161,6 +185,85 @@ class Bert(Family):
         types[:, length // 3 :] = min(1, self.token_types - 1)
         return {'input_ids': tokens, 'token_type_ids': types}
 
-    def our_logits(self, model: MaskedLM, params: Params, inputs: Mapping[str, np.ndarray]) -> Any:
+    def our_logits(self, model: Any, params: Params, inputs: Mapping[str, np.ndarray]) -> Any:
         names = ('encoder_input_tokens', 'encoder_token_types')
         return model.logits(params, dict(zip(names, inputs.values(), strict=True)))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class BertClassifier(Bert):
+    """A BERT with the pooler and a head for labels.
+
+    Attributes:
+        labels: the texts of the labels; None for a regression.
+    """
+
+    kind = 'BertForSequenceClassification'
+    hf_class = 'BertForSequenceClassification'
+    auto_class = 'AutoModelForSequenceClassification'
+    model_class = Classifier
+    gin_files = ('models/bert.gin', 'model_types/classifier.gin')
+    gin_modules = (*Bert.gin_modules, 'architecture.pooling')
+    copies = {}
+    ignored = r'bert\.embeddings\.position_ids'
+
+    labels: tuple[str, ...] | None
+
+    @classmethod
+    def from_config(cls, config: Config, tensors: Tensors) -> Self:
+        separator_id = _read_separator_id(pathlib.Path(config.file).parent)
+        return cls(**cls.read_sizes(config), separator_id=separator_id, labels=read_labels(config))
+
+    def to_config(self) -> dict[str, Any]:
+        return {**super().to_config(), **labels_config(self.labels)}
+
+    def head_rows(self) -> Iterator[Row]:
+        yield from dense('head/dense', 'bert.pooler.dense', self.embed_dim, self.embed_dim)
+        yield from dense('head/output', 'classifier', self.embed_dim, len(self.labels or ' '))
+
+    @classmethod
+    def describe_head(cls, model: Any, description: Description) -> dict[str, Any]:
+        head = description.part(model.module.head_layer, ClassifierHead, 'head_layer')
+        description.require(head.pooling is first_token, 'POOLING is not @pooling.first_token')
+        return {'labels': None if model.labels is None else tuple(model.labels)}
+
+    def settings(self) -> dict[str, Any]:
+        return {**super().settings(), 'POOLING': '@pooling.first_token', 'LABELS': self.labels}
+
+    def our_logits(self, model: Any, params: Params, inputs: Mapping[str, np.ndarray]) -> Any:
+        return model.module.apply({'params': params}, *inputs.values(), enable_dropout=False, method='classify')
+
+
+def read_labels(config: Config) -> tuple[str, ...] | None:
+    """The texts of a classifier's labels by index; None for a regression."""
+    names = config.values.get('id2label', {'0': 'LABEL_0', '1': 'LABEL_1'})
+    if not isinstance(names, dict) or set(names) != {str(index) for index in range(len(names))}:
+        raise config.error('id2label', 'it must map 0, 1, 2 ... to texts')
+    labels = tuple(str(names[str(index)]) for index in range(len(names)))
+    if len(labels) > 1 and len({*labels}) < len(labels):
+        raise config.error('id2label', 'its texts must differ')
+    return labels if len(labels) > 1 else None
+
+
+def labels_config(labels: tuple[str, ...] | None) -> dict[str, Any]:
+    """The entries of config.json for the labels of a classifier; None for a regression."""
+    names = labels or ('LABEL_0',)
+    problem = 'single_label_classification' if labels else 'regression'
+    return {
+        'id2label': {str(index): name for index, name in enumerate(names)},
+        'label2id': {name: index for index, name in enumerate(names)},
+        'problem_type': problem,
+    }
+
+
+def _read_separator_id(folder: pathlib.Path) -> int | None:
+    """The id of [SEP] in the tokenizer of `folder`; None if there is none."""
+    index: Any = None
+    if (folder / TOKENIZERS[0]).is_file():
+        model = untrusted_files.read_object(folder / TOKENIZERS[0]).get('model')
+        pieces = model.get('vocab') if isinstance(model, dict) else None
+        index = pieces.get('[SEP]') if isinstance(pieces, dict) else None
+    elif (folder / TOKENIZERS[1]).is_file():
+        pieces = untrusted_files.read_text(folder / TOKENIZERS[1]).split('\n')
+        index = pieces.index('[SEP]') if '[SEP]' in pieces else None
+    return index if type(index) is int else None

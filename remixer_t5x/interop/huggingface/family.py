@@ -14,6 +14,7 @@ from typing import Any, ClassVar, Self
 import numpy as np
 
 from remixer_t5x.errors import UserError
+from remixer_t5x.interop import safetensors_files
 from remixer_t5x.interop.huggingface import table
 from remixer_t5x.interop.huggingface.table import Params, Row, Runs
 from remixer_t5x.interop.safetensors_files import Tensors
@@ -36,11 +37,11 @@ class Config:
         return UserError(f'{self.file} says {name} {value if len(value) <= 60 else value[:60] + "..."}; {advice}')
 
     def number(self, name: str, default: int | None = None) -> int:
-        """Reads a positive whole number. Raises UserError for anything else."""
+        """Reads a positive whole number, or an id. Raises UserError for anything else."""
         value = default if self.values.get(name) is None else self.values[name]
-        limit = MAX_LAYERS if 'layer' in name else MAX_NUMBER
-        if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= limit:
-            raise self.error(name, f'it must be a positive whole number up to {limit:,}')
+        lowest, limit = int(not name.endswith('token_id')), MAX_LAYERS if 'layer' in name else MAX_NUMBER
+        if not isinstance(value, int) or isinstance(value, bool) or not lowest <= value <= limit:
+            raise self.error(name, f'it must be a whole number from {lowest} to {limit:,}')
         return value
 
     def epsilon(self, name: str, default: float | None = None) -> float:
@@ -49,6 +50,12 @@ class Config:
         if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < 1:
             raise self.error(name, 'it must be a number between 0 and 1')
         return float(value)
+
+    def check(self, allowed: Mapping[str, Sequence[Any]]) -> None:
+        """Raises UserError for a value that is not in `allowed`; a missing value is the first."""
+        for name, values in allowed.items():
+            if self.values.get(name, values[0]) not in values:
+                raise self.error(name, f'it must be {" or ".join(map(repr, values))}, as in published models')
 
 
 class Refusal(UserError):
@@ -104,6 +111,7 @@ class Description:
             fits = len(sublayers) == len(allowed) and all(map(isinstance, sublayers, allowed))
             self.require(fits, f'a layer of the {side} has the sublayers {names}')
             self.require(isinstance(layer, layout), f'the layout of the {side} is {type(layer).__name__}')
+            self.require(getattr(layer, 'first_norm', True), f'a layer of the {side} sets first_norm')
             self.norm(layer.norm, norm, f'the norm of the {side}')
             for sublayer in sublayers:
                 later = ', '.join(name for name in later_options(sublayer) if name != 'activation')
@@ -168,9 +176,7 @@ class Family(abc.ABC):
     @classmethod
     def read_sizes(cls, config: Config, **defaults: int) -> dict[str, Any]:
         """Checks `allowed` and reads the sizes by field. `defaults` override the defaults of the fields."""
-        for name, values in cls.allowed.items():
-            if config.values.get(name, values[0]) not in values:
-                raise config.error(name, f'it must be {" or ".join(map(repr, values))}, as in published models')
+        config.check(cls.allowed)
         fields = {field.name: field.default for field in dataclasses.fields(cls)}
         defaults = {name: value for name, value in fields.items() if value is not dataclasses.MISSING} | defaults
         sizes: dict[str, Any] = {}
@@ -212,12 +218,12 @@ class Family(abc.ABC):
 
     @property
     @abc.abstractmethod
-    def model_file(self) -> str:
-        """The shipped gin file of our model."""
+    def gin_files(self) -> tuple[str, ...]:
+        """The shipped gin files of our model, in their order."""
 
     @abc.abstractmethod
     def settings(self) -> dict[str, Any]:
-        """The gin settings that differ from `model_file`, besides the common sizes; strings are gin expressions."""
+        """The gin settings that differ from `gin_files`, besides the common sizes; strings are gin expressions."""
 
     @abc.abstractmethod
     def tokenizer(self, folder: pathlib.Path, file: str | None) -> Tokenizer:
@@ -245,8 +251,13 @@ class Family(abc.ABC):
         """Maps the names in the table to the names in the file."""
         return {name: name for name in tensors}
 
-    def generation_config(self) -> dict[str, Any]:
-        """The content of generation_config.json; empty if the model needs none."""
+    @classmethod
+    def read_tensors(cls, folder: pathlib.Path) -> Tensors:
+        """The weights in `folder`. A name before a slash is a folder in it."""
+        return safetensors_files.read_folder(folder)
+
+    def files(self) -> dict[str, Any]:
+        """The content of further JSON files, by path."""
         return {}
 
     def reference_settings(self) -> dict[str, Any]:
@@ -293,7 +304,7 @@ class Family(abc.ABC):
         rows = self.settings().get('VOCAB_SIZE', self.vocab_size)
         if vocabulary.vocab_size > rows:
             raise UserError(f'{name} has {vocabulary.vocab_size} ids, and the model in {folder} has {rows}; {advice}')
-        eos_id = self.generation_config().get('eos_token_id', vocabulary.eos_id)
+        eos_id = getattr(self, 'eos_id', vocabulary.eos_id)
         if vocabulary.eos_id != eos_id:
             raise UserError(
                 f'{folder}/config.json says eos_token_id {eos_id}, and {name} has {vocabulary.eos_id}; {advice}'
@@ -320,7 +331,7 @@ class Family(abc.ABC):
             f'# {" ".join(origin.split())}',
             '# Requires: nothing; give it after the data file, whose VOCABULARY it replaces.',
             '# Provides: MODEL, VOCAB_SIZE, VOCABULARY, and the dimensions.',
-            f"include '{self.model_file}'",
+            *(f"include '{file}'" for file in self.gin_files),
             "include 'sizes/_common.gin'",
             'from __gin__ import dynamic_registration',
             *imports,

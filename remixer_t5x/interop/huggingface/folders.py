@@ -17,15 +17,19 @@ from remixer_t5x import safe_paths, untrusted_files
 from remixer_t5x.errors import UserError
 from remixer_t5x.interop import safetensors_files
 from remixer_t5x.interop.huggingface import table
-from remixer_t5x.interop.huggingface.bert import Bert
+from remixer_t5x.interop.huggingface.bert import Bert, BertClassifier
 from remixer_t5x.interop.huggingface.family import Config, Family, Refusal
 from remixer_t5x.interop.huggingface.gpt2 import Gpt2
-from remixer_t5x.interop.huggingface.t5 import T5
+from remixer_t5x.interop.huggingface.modern_bert import ModernBert, ModernBertClassifier
+from remixer_t5x.interop.huggingface.sentence_t5 import MODULES, SentenceT5
+from remixer_t5x.interop.huggingface.t5 import T5, T5Encoder
 from remixer_t5x.interop.huggingface.table import Params, Runs
 
-FAMILIES: tuple[type[Family], ...] = (T5, Bert, Gpt2)
+FAMILIES: tuple[type[Family], ...] = (
+    *(T5, Bert, Gpt2, T5Encoder, SentenceT5, BertClassifier),
+    *(ModernBert, ModernBertClassifier),
+)
 CONFIG = 'config.json'
-GENERATION_CONFIG = 'generation_config.json'
 # Largest allowed difference of logits, as a share of the largest logit.
 TOLERANCE = 1e-3
 # Texts to compare tokenizers with, besides one for each added token.
@@ -67,12 +71,18 @@ def read(path: str) -> Source:
     if not (folder / CONFIG).is_file():
         raise UserError(f'{folder} has no {CONFIG}; give the folder of a Hugging Face model')
     config = Config(untrusted_files.read_object(folder / CONFIG), str(folder))
-    families = {model_type: family for family in FAMILIES for model_type in family.model_types}
     model_type = config.values.get('model_type')
-    if not isinstance(model_type, str) or model_type not in families:
-        raise config.error('model_type', f'it must be one of {", ".join(families)}')
-    tensors = safetensors_files.read_folder(folder)
-    return Source(folder, families[model_type].from_config(config, tensors), tensors)
+    families = [family for family in FAMILIES if model_type in family.model_types]
+    if not families:
+        model_types = dict.fromkeys(name for family in FAMILIES for name in family.model_types)
+        raise config.error('model_type', f'it must be one of {", ".join(model_types)}')
+    # Several classes of transformers have the same model type; the first one is the default.
+    architectures = config.values.get('architectures')
+    names = tuple(str(name) for name in architectures) if isinstance(architectures, list) else ()
+    named = [family for family in families if any(name.endswith(family.hf_class) for name in names)]
+    family = SentenceT5 if (folder / MODULES).is_file() else [*named, *families][0]
+    tensors = family.read_tensors(folder)
+    return Source(folder, family.from_config(config, tensors), tensors)
 
 
 def describe(model: Any, vocabulary: Any) -> tuple[Family, Runs]:
@@ -80,9 +90,15 @@ def describe(model: Any, vocabulary: Any) -> tuple[Family, Runs]:
 
     Raises Refusal, with the first part that differs, if no family has an equivalent.
     """
+    refusals = []
     for family in FAMILIES:
         if isinstance(model, family.model_class):
-            return family.describe(model, vocabulary)
+            try:
+                return family.describe(model, vocabulary)
+            except Refusal as refusal:
+                refusals.append(refusal)
+    if refusals:
+        raise refusals[0]
     kinds = ', '.join(family.kind for family in FAMILIES)
     raise Refusal(f'transformers has {kinds}, and MODEL_TYPE is {model.model_type!r}')
 
@@ -90,19 +106,19 @@ def describe(model: Any, vocabulary: Any) -> tuple[Family, Runs]:
 def write(path: str, family: Family, params: Params, runs: Runs, dtype: str = 'float32') -> pathlib.Path:
     """Writes configuration and weights, in `dtype`, into the new or empty folder `path`, and returns it."""
     folder = check_free(path)
-    files = {CONFIG: {**family.to_config(), 'dtype': dtype, 'torch_dtype': dtype}}
-    if generation := family.generation_config():
-        files[GENERATION_CONFIG] = generation
+    files = {CONFIG: {**family.to_config(), 'dtype': dtype, 'torch_dtype': dtype}, **family.files()}
     try:
-        folder.mkdir(parents=True, exist_ok=True)
         for name, content in files.items():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
             (folder / name).write_text(json.dumps(content, indent=2) + '\n', encoding='utf-8')
     except OSError as error:
         raise UserError(f'{folder} cannot be written ({error.strerror}); check the space and rights there') from error
-    arrays: dict[str, np.ndarray] = {
-        name: array.astype(np.dtype(dtype), copy=False) for name, array in family.write(params, runs).items()
-    }
-    safetensors_files.write_file(folder / safetensors_files.WHOLE, arrays, {'format': 'pt'})
+    arrays: dict[str, dict[str, np.ndarray]] = {}
+    for name, array in family.write(params, runs).items():
+        part, _, name_in_file = name.rpartition('/')
+        arrays.setdefault(part, {})[name_in_file] = array.astype(np.dtype(dtype), copy=False)
+    for part, contents in arrays.items():
+        safetensors_files.write_file(folder / part / safetensors_files.WHOLE, contents, {'format': 'pt'})
     return folder
 
 
@@ -122,8 +138,15 @@ def missing_packages() -> list[str]:
 def compare_logits(source: Source, model: Any, params: Params) -> str:
     """Describes the largest difference of logits between our model and transformers', on a random batch in float32.
 
-    Raises UserError if it exceeds rounding. transformers reads only safetensors, without network access and without
-    code from the folder.
+    Raises UserError if it exceeds rounding.
+    """
+    return describe_difference(*both_logits(source, model, params))
+
+
+def both_logits(source: Source, model: Any, params: Params) -> tuple[np.ndarray, np.ndarray]:
+    """Returns our logits and those of transformers for a random batch in float32.
+
+    transformers reads only safetensors, without network access and without code from the folder.
     """
     import torch
     import transformers
@@ -139,11 +162,12 @@ def compare_logits(source: Source, model: Any, params: Params) -> str:
         for name, value in family.reference_settings().items():
             setattr(reference.config, name, value)
         output = reference.float().eval()(attention_mask=(tensors['input_ids'] > 0).long(), **tensors)
-    theirs = output.logits.numpy()
+    # Logits, or the hidden states of an encoder.
+    theirs = output[0].numpy()
     ours = np.asarray(jax.jit(lambda params: family.our_logits(model, params, inputs))(params))
-    if 'decoder_input_ids' not in inputs:
+    if ours.shape[:2] == inputs['input_ids'].shape:
         ours, theirs = (logits[inputs['input_ids'] > 0] for logits in (ours, theirs))
-    return describe_difference(ours, theirs)
+    return ours, theirs
 
 
 def describe_difference(ours: np.ndarray, theirs: np.ndarray) -> str:

@@ -47,7 +47,7 @@ class Gpt2(Family):
     hf_class = 'GPT2LMHeadModel'
     auto_class = 'AutoModelForCausalLM'
     model_class = LanguageModel
-    model_file = 'models/gpt2.gin'
+    gin_files = ('models/gpt2.gin',)
     gin_modules = ('architecture.decoder_only', 'layers.norms')
     sizes = {
         'vocab_size': 'vocab_size',

@@ -1,4 +1,4 @@
-"""Hugging Face's T5, T5 v1.1, mT5, ByT5 and umT5.
+"""Hugging Face's T5, T5 v1.1, mT5, ByT5 and umT5, and their encoders.
 
 Source: `T5Config`, `MT5Config` and `UMT5Config` of transformers 4 and 5, which differ in two points. In version 4,
 `tie_word_embeddings` decides both whether the output is the embedding table and whether the decoder's output is scaled
@@ -10,7 +10,7 @@ version 4 does.
 import dataclasses
 import pathlib
 from collections.abc import Iterator, Mapping
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 
@@ -22,13 +22,17 @@ from remixer_t5x.interop.safetensors_files import Tensors
 from remixer_t5x.models.architecture.layer import PreNorm
 from remixer_t5x.models.layers.norms import RMSNorm
 from remixer_t5x.models.layers.positions import RelativePositionBias
+from remixer_t5x.models.masked_lm import MaskedLM
 from remixer_t5x.models.seq2seq import Seq2Seq
 from remixer_t5x.models.sublayers.attention import CrossAttention, SelfAttention
 from remixer_t5x.models.sublayers.feed_forward import GatedMLP, ReluMLP
 
 UMT5 = 'umt5'
+GENERATION_CONFIG = 'generation_config.json'
 TABLE, OUTPUT = 'shared.weight', 'lm_head.weight'
 TABLE_COPIES = ('encoder.embed_tokens.weight', 'decoder.embed_tokens.weight')
+# Our activation of the gate by Hugging Face's name of the feed-forward; None is a feed-forward without a gate.
+FEED_FORWARDS = {'relu': None, 'gated-gelu': 'gelu', 'gated-silu': 'silu'}
 SUBLAYERS: Mapping[str, tuple[Any, ...]] = {
     'encoder': (SelfAttention, (GatedMLP, ReluMLP)),
     'decoder': (SelfAttention, CrossAttention, (GatedMLP, ReluMLP)),
@@ -36,29 +40,27 @@ SUBLAYERS: Mapping[str, tuple[Any, ...]] = {
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class T5(Family):
-    """An encoder-decoder.
+class T5Encoder(Family):
+    """The encoder of a T5, as `T5EncoderModel`; ours is a masked language model without a head.
 
     Attributes:
         num_encoder_layers: layers of the encoder.
-        num_decoder_layers: layers of the decoder.
-        gated: whether the feed-forward has a gate, as in T5.1.1, or is the first T5's (ReLU).
-        activation: activation function of the gate: 'gelu', or 'silu' as in UL2 (Tay et al. 2022).
-        tied: whether the output projection is the embedding table.
-        scaled_output: whether the decoder's output is scaled by embed_dim ** -0.5.
+        activation: activation of the feed-forward's gate ('gelu' in T5 v1.1, 'silu' in UL2); None is the first T5's
+            feed-forward, which has no gate.
         num_buckets: number of buckets of relative positions.
         max_distance: distance beyond which all positions share a bucket.
         layer_biases: whether each layer has a position bias, as in umT5, instead of one per stack.
         eos_id: id of the end-of-sequence token.
     """
 
-    kind = 'T5'
+    kind = 'T5EncoderModel'
     model_types = ('t5', 'mt5', UMT5)
-    hf_class = 'T5ForConditionalGeneration'
-    auto_class = 'AutoModelForSeq2SeqLM'
-    model_class = Seq2Seq
+    hf_class = 'T5EncoderModel'
+    auto_class = 'AutoModelForTextEncoding'
+    model_class: ClassVar[type] = MaskedLM
+    sides: ClassVar[tuple[str, ...]] = ('encoder',)
     gin_modules = (
-        *('architecture.encoder_decoder', 'architecture.layer', 'architecture.stack'),
+        *('architecture.encoder_decoder', 'architecture.encoder_only', 'architecture.layer', 'architecture.stack'),
         *('layers.norms', 'layers.positions', 'sublayers.attention'),
     )
     sizes = {
@@ -68,89 +70,63 @@ class T5(Family):
         'd_kv': 'head_dim',
         'num_heads': 'num_heads',
         'num_layers': 'num_encoder_layers',
-        'num_decoder_layers': 'num_decoder_layers',
         'relative_attention_num_buckets': 'num_buckets',
         'relative_attention_max_distance': 'max_distance',
         'layer_norm_epsilon': 'epsilon',
     }
     # Ids as in published T5s and in our models.
     allowed = {
-        'is_encoder_decoder': (True,),
-        'feed_forward_proj': ('relu', 'gated-gelu', 'gated-silu'),
+        'is_encoder_decoder': (False, True),
+        'feed_forward_proj': tuple(FEED_FORWARDS),
         'decoder_start_token_id': (0, None),
         'pad_token_id': (0, None),
     }
     # The dropout for finetuning, which only training with transformers reads.
     constants = {'dropout_rate': 0.1, 'initializer_factor': 1.0, 'use_cache': True}
-    copies = dict.fromkeys((*TABLE_COPIES, OUTPUT), TABLE)
-    # Written by the converter of the first T5.
-    ignored = r'decoder\.block\.0\.layer\.1\.EncDecAttention\.relative_attention_bias\.weight'
+    copies = dict.fromkeys(TABLE_COPIES[:1], TABLE)
 
     num_encoder_layers: int
-    num_decoder_layers: int
-    gated: bool
-    tied: bool
-    scaled_output: bool
+    activation: str | None
     num_buckets: int = 32
     max_distance: int = 128
     epsilon: float = 1e-6
     layer_biases: bool = False
-    activation: str = 'gelu'
     eos_id: int = 1
 
     @classmethod
     def from_config(cls, config: Config, tensors: Tensors) -> Self:
-        values, tensors = config.values, tensors.renamed(cls.canonical_names(tensors))
-        sizes = cls.read_sizes(config, num_decoder_layers=config.number('num_layers'))
+        return cls(**cls.read_sizes(config), **cls.read_flags(config))
+
+    @staticmethod
+    def read_flags(config: Config) -> dict[str, Any]:
+        """Reads the fields that are not sizes."""
+        values = config.values
         if not isinstance(values.get('eos_token_id'), int | None):
             raise config.error('eos_token_id', 'it must be one id, as in the vocabulary')
-        layer_biases = values['model_type'] == UMT5
-        tied = OUTPUT not in tensors or TABLE in tensors and np.array_equal(tensors[OUTPUT], tensors[TABLE])
-        scaled = values['model_type'] != 'mt5' and values.get('tie_word_embeddings') is not False
-        # Version 5 writes tie_word_embeddings for every umT5, even if lm_head.weight differs.
-        if not tied and scaled and 'scale_decoder_outputs' not in values and not layer_biases:
-            raise UserError(
-                f'{config.file} ties the output to the embedding (tie_word_embeddings), and the weights have an '
-                f'{OUTPUT} too; set tie_word_embeddings to false if the model uses it, or remove it from the weights'
-            )
-        _, gated, activation = values.get('feed_forward_proj', 'relu').partition('gated-')
-        return cls(
-            gated=bool(gated),
-            activation=activation or 'gelu',
-            tied=tied,
-            scaled_output=bool(values.get('scale_decoder_outputs', scaled)),
-            layer_biases=layer_biases,
-            eos_id=values.get('eos_token_id') or 1,
-            **sizes,
-        )
+        return {
+            'activation': FEED_FORWARDS[values.get('feed_forward_proj', 'relu')],
+            'layer_biases': values['model_type'] == UMT5,
+            'eos_id': values.get('eos_token_id') or 1,
+        }
 
     def to_config(self) -> dict[str, Any]:
         config = {
             **super().to_config(),
-            'feed_forward_proj': f'gated-{self.activation}' if self.gated else 'relu',
-            'tie_word_embeddings': self.scaled_output,
+            'feed_forward_proj': next(n for n, value in FEED_FORWARDS.items() if value == self.activation),
             'eos_token_id': self.eos_id,
         }
         if self.layer_biases:
-            config |= {'architectures': ['UMT5ForConditionalGeneration'], 'model_type': UMT5}
-        elif self.scaled_output and not self.tied:
-            # Only transformers 5 supports this combination.
-            config['scale_decoder_outputs'] = True
+            config |= {'architectures': [f'UM{self.hf_class}'], 'model_type': UMT5}
         return config
-
-    def generation_config(self) -> dict[str, Any]:
-        return {'decoder_start_token_id': 0, 'eos_token_id': self.eos_id, 'pad_token_id': 0}
 
     @property
     def layers(self) -> dict[str, int]:
-        return {'encoder': self.num_encoder_layers, 'decoder': self.num_decoder_layers}
+        return {'encoder': self.num_encoder_layers}
 
     def rows(self) -> Iterator[Row]:
         dim, hidden, joined = self.embed_dim, self.mlp_dim, self.num_heads * self.head_dim
-        buckets, feed_forward = (self.num_buckets, self.num_heads), 'gated_mlp' if self.gated else 'relu_mlp'
+        buckets, feed_forward = (self.num_buckets, self.num_heads), 'gated_mlp' if self.activation else 'relu_mlp'
         yield Row('token_embedder/embedding', TABLE, (self.vocab_size, dim))
-        if not self.tied:
-            yield Row('logits/kernel', OUTPUT, (self.vocab_size, dim), transposed=True)
         for side in self.layers:
             ours, theirs = f'{side}/run/layer', f'{side}.block.{{}}.layer'
             attentions = {'self_attention': f'{theirs}.0.SelfAttention'}
@@ -165,7 +141,7 @@ class T5(Family):
                 yield kernel(f'{ours}/{name}/out', f'{attention}.o', joined, dim)
                 yield Row(f'{ours}/{name}_norm/scale', f'{attention.rpartition(".")[0]}.layer_norm.weight', (dim,))
             last = f'{theirs}.{len(attentions)}'
-            for part in ('wi_0', 'wi_1') if self.gated else ('wi',):
+            for part in ('wi_0', 'wi_1') if self.activation else ('wi',):
                 yield kernel(f'{ours}/{feed_forward}/{part}', f'{last}.DenseReluDense.{part}', dim, hidden)
             yield kernel(f'{ours}/{feed_forward}/wo', f'{last}.DenseReluDense.wo', hidden, dim)
             yield Row(f'{ours}/{feed_forward}_norm/scale', f'{last}.layer_norm.weight', (dim,))
@@ -180,17 +156,10 @@ class T5(Family):
                 names[TABLE] = copy
         return names
 
-    def write(self, params: Params, runs: Runs) -> dict[str, np.ndarray]:
-        arrays = super().write(params, runs)
-        if self.tied and not self.scaled_output:
-            # transformers 4 cannot tie without scaling, and version 5 detects that both are equal.
-            arrays[OUTPUT] = arrays[TABLE]
-        return arrays
-
     @classmethod
     def describe(cls, model: Any, vocabulary: Any) -> tuple[Self, Runs]:
         module, description = model.module, Description(cls.kind)
-        stacks = {'encoder': module.encoder_stack(), 'decoder': module.decoder_stack()}
+        stacks = {side: getattr(module, f'{side}_stack')() for side in cls.sides}
         # The sublayers come first, because they are what most models change.
         biases: list[tuple[Any, str]] = []
         for side, stack in stacks.items():
@@ -200,10 +169,10 @@ class T5(Family):
                     biases.append((sublayer.position_bias, f'the position bias of a layer of the {side}'))
                 elif not isinstance(sublayer, CrossAttention):
                     description.size('feed_forward', type(sublayer), f'the {side}')
-                    activation = getattr(sublayer, 'activation', 'gelu')
-                    description.require(activation in ('gelu', 'silu'), f'ACTIVATION is {activation!r}')
-                    description.size('activation', activation, f'the {side}')
+                    description.size('activation', getattr(sublayer, 'activation', None), f'the {side}')
         sizes = description.sizes
+        sizes.pop('feed_forward')
+        description.require(sizes['activation'] in FEED_FORWARDS.values(), f'ACTIVATION is {sizes["activation"]}')
         if not sizes['layer_biases']:
             biases = [(stack.position_bias, f'the position bias of the {side}') for side, stack in stacks.items()]
         for side, stack in stacks.items():
@@ -220,30 +189,30 @@ class T5(Family):
             vocab_size=module.vocab_size,
             embed_dim=module.embed_dim,
             mlp_dim=sizes.pop('hidden_dim'),
-            num_encoder_layers=sum(runs['encoder']),
-            num_decoder_layers=sum(runs['decoder']),
-            gated=issubclass(sizes.pop('feed_forward'), GatedMLP),
-            tied=module.tied,
-            scaled_output=module.scaled_output,
             eos_id=int(vocabulary.eos_id),
+            **{f'num_{side}_layers': sum(counts) for side, counts in runs.items()},
+            **cls.describe_ends(module, description),
             **sizes,
         ), runs
 
+    @classmethod
+    def describe_ends(cls, module: Any, description: Description) -> dict[str, Any]:
+        """Describes what a model has besides its stacks, by field. Raises Refusal if the family lacks it."""
+        for name in ('input_layer', 'head_layer', 'sentence_layer'):
+            description.require(getattr(module, name) is None, f'encoder_only.EncoderOnly.{name} is not None')
+        return {}
+
     @property
-    def model_file(self) -> str:
-        return 'models/t5_1_1.gin' if self.gated else 'models/t5_1_0.gin'
+    def gin_files(self) -> tuple[str, ...]:
+        return ('models/t5_1_1.gin' if self.activation else 'models/t5_1_0.gin', 'model_types/encoder_only.gin')
 
     def settings(self) -> dict[str, Any]:
         settings: dict[str, Any] = {}
-        # The first T5 ties and scales the output, T5.1.1 does neither.
-        if (self.tied, self.scaled_output) != (not self.gated, not self.gated):
-            settings['encoder_decoder.EncoderDecoder.tied'] = self.tied
-            settings['encoder_decoder.EncoderDecoder.scaled_output'] = self.scaled_output
+        if self.activation not in (None, 'gelu'):
+            settings['ACTIVATION'] = repr(self.activation)
         if self.epsilon != 1e-6:
             settings |= dict.fromkeys(('layer.make_layer.norm', 'stack.Stack.final_norm'), '@norms.RMSNorm')
             settings['norms.RMSNorm.epsilon'] = self.epsilon
-        if self.activation != 'gelu':
-            settings['ACTIVATION'] = repr(self.activation)
         if self.layer_biases:
             settings |= dict.fromkeys(('ENCODER_POSITION_BIAS', 'DECODER_POSITION_BIAS'))
             settings['attention.SelfAttention.position_bias'] = '@positions.RelativePositionBias'
@@ -262,8 +231,97 @@ class T5(Family):
         # Longer than max_distance.
         inputs = rng.integers(2, self.vocab_size, (2, 160), dtype=np.int32)
         inputs[-1, 80:] = 0
+        return {'input_ids': inputs}
+
+    def our_logits(self, model: Any, params: Params, inputs: Mapping[str, np.ndarray]) -> Any:
+        return model.encode(params, inputs['input_ids'])
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class T5(T5Encoder):
+    """An encoder-decoder.
+
+    Attributes:
+        num_decoder_layers: layers of the decoder.
+        tied: whether the output projection is the embedding table.
+        scaled_output: whether the decoder's output is scaled by embed_dim ** -0.5.
+    """
+
+    kind = 'T5'
+    hf_class = 'T5ForConditionalGeneration'
+    auto_class = 'AutoModelForSeq2SeqLM'
+    model_class = Seq2Seq
+    sides = ('encoder', 'decoder')
+    sizes = {**T5Encoder.sizes, 'num_decoder_layers': 'num_decoder_layers'}
+    allowed = {**T5Encoder.allowed, 'is_encoder_decoder': (True,)}
+    copies = dict.fromkeys((*TABLE_COPIES, OUTPUT), TABLE)
+    # Written by the converter of the first T5.
+    ignored = r'decoder\.block\.0\.layer\.1\.EncDecAttention\.relative_attention_bias\.weight'
+
+    num_decoder_layers: int
+    tied: bool
+    scaled_output: bool
+
+    @classmethod
+    def from_config(cls, config: Config, tensors: Tensors) -> Self:
+        values, tensors = config.values, tensors.renamed(cls.canonical_names(tensors))
+        sizes = cls.read_sizes(config, num_decoder_layers=config.number('num_layers'))
+        flags = cls.read_flags(config)
+        tied = OUTPUT not in tensors or TABLE in tensors and np.array_equal(tensors[OUTPUT], tensors[TABLE])
+        scaled = values['model_type'] != 'mt5' and values.get('tie_word_embeddings') is not False
+        # Version 5 writes tie_word_embeddings for every umT5, even if lm_head.weight differs.
+        if not tied and scaled and 'scale_decoder_outputs' not in values and not flags['layer_biases']:
+            raise UserError(
+                f'{config.file} ties the output to the embedding (tie_word_embeddings), and the weights have an '
+                f'{OUTPUT} too; set tie_word_embeddings to false if the model uses it, or remove it from the weights'
+            )
+        return cls(tied=tied, scaled_output=bool(values.get('scale_decoder_outputs', scaled)), **flags, **sizes)
+
+    def to_config(self) -> dict[str, Any]:
+        config = {**super().to_config(), 'tie_word_embeddings': self.scaled_output}
+        if self.scaled_output and not self.tied and not self.layer_biases:
+            # Only transformers 5 supports this combination.
+            config['scale_decoder_outputs'] = True
+        return config
+
+    def files(self) -> dict[str, Any]:
+        return {GENERATION_CONFIG: {'decoder_start_token_id': 0, 'eos_token_id': self.eos_id, 'pad_token_id': 0}}
+
+    @property
+    def layers(self) -> dict[str, int]:
+        return {**super().layers, 'decoder': self.num_decoder_layers}
+
+    def rows(self) -> Iterator[Row]:
+        yield from super().rows()
+        if not self.tied:
+            yield Row('logits/kernel', OUTPUT, (self.vocab_size, self.embed_dim), transposed=True)
+
+    def write(self, params: Params, runs: Runs) -> dict[str, np.ndarray]:
+        arrays = super().write(params, runs)
+        if self.tied and not self.scaled_output:
+            # transformers 4 cannot tie without scaling, and version 5 detects that both are equal.
+            arrays[OUTPUT] = arrays[TABLE]
+        return arrays
+
+    @classmethod
+    def describe_ends(cls, module: Any, description: Description) -> dict[str, Any]:
+        return {'tied': module.tied, 'scaled_output': module.scaled_output}
+
+    @property
+    def gin_files(self) -> tuple[str, ...]:
+        return super().gin_files[:1]
+
+    def settings(self) -> dict[str, Any]:
+        settings = super().settings()
+        # The first T5 ties and scales the output, T5.1.1 does neither.
+        if (self.tied, self.scaled_output) != (self.activation is None, self.activation is None):
+            settings['encoder_decoder.EncoderDecoder.tied'] = self.tied
+            settings['encoder_decoder.EncoderDecoder.scaled_output'] = self.scaled_output
+        return settings
+
+    def random_inputs(self, rng: np.random.Generator) -> dict[str, np.ndarray]:
         targets = rng.integers(2, self.vocab_size, (2, 24), dtype=np.int32)
-        return {'input_ids': inputs, 'decoder_input_ids': np.pad(targets[:, :-1], ((0, 0), (1, 0)))}
+        return {**super().random_inputs(rng), 'decoder_input_ids': np.pad(targets[:, :-1], ((0, 0), (1, 0)))}
 
     def our_logits(self, model: Seq2Seq, params: Params, inputs: Mapping[str, np.ndarray]) -> Any:
         return model.module.clone(dtype='float32').apply({'params': params}, *inputs.values(), enable_dropout=False)

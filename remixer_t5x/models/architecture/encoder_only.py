@@ -18,6 +18,7 @@ from flax import linen as nn
 from remixer_t5x import axes, ranges
 from remixer_t5x.context import SequenceContext, describe_tokens
 from remixer_t5x.models.architecture.encoder_decoder import checked_dtype
+from remixer_t5x.models.architecture.pooling import Pooling, mean_of_tokens
 from remixer_t5x.models.architecture.stack import Stack
 from remixer_t5x.models.layers.dense import Dense
 from remixer_t5x.models.layers.embedding import Embed, output_scale
@@ -40,6 +41,10 @@ class EncoderOnly(nn.Module):
         head_layer: factory of what is on top, or None: a module x -> x with a `bias` over the vocabulary
             (`BertHead`) for masked language models, a module (x, ctx) -> y for others.
         base_embed_dim: the base width of muP (`optim.mup`), which a tied output needs; None without muP.
+        sentence_layer: factory of a module from the mean over a text's tokens to its embedding (`SentenceProjection`),
+            or None.
+        separator_id: id of the token between two texts, such as BERT's [SEP]. Tokens after the first separator have
+            token type 1 unless `encoder_token_types` is given; None gives all tokens type 0.
     """
 
     vocab_size: ranges.Count
@@ -50,6 +55,8 @@ class EncoderOnly(nn.Module):
     input_layer: Callable[..., nn.Module] | None = None
     head_layer: Callable[..., nn.Module] | None = None
     base_embed_dim: ranges.Count | None = None
+    sentence_layer: Callable[..., nn.Module] | None = None
+    separator_id: int | None = None
 
     def setup(self) -> None:
         self.token_embedder = self.embedding(self.vocab_size, self.embed_dim, dtype=checked_dtype(self.dtype))
@@ -58,6 +65,8 @@ class EncoderOnly(nn.Module):
             self.input = self.input_layer()
         if self.head_layer is not None:
             self.head = self.head_layer()
+        if self.sentence_layer is not None:
+            self.sentence = self.sentence_layer()
 
     def encode(
         self,
@@ -71,14 +80,23 @@ class EncoderOnly(nn.Module):
         ctx = _context(encoder_input_tokens, encoder_segment_ids, encoder_positions, enable_dropout)
         x = self.token_embedder(encoder_input_tokens)
         if self.input_layer is not None:
+            if encoder_token_types is None and self.separator_id is not None:
+                encoder_token_types = pair_token_types(encoder_input_tokens, ctx, self.separator_id)
             x = self.input(x, ctx, encoder_token_types)
         return self.encoder(x, ctx)
 
     def predict_tokens(self, *args: Any, **kwargs: Any) -> jax.Array:
         """Logits of the token at each place, [batch, length, vocab], in `dtype`; same arguments as `encode`."""
-        hidden = self.output_hidden(self.encode(*args, **kwargs))
+        hidden = self.encode(*args, **kwargs)
+        if self.is_initializing() and self.sentence_layer is not None:
+            self.sentence(hidden[:, 0])
+        hidden = self.output_hidden(hidden)
         logits = self.token_embedder.attend(hidden)
         return logits if self.head_layer is None else logits + self.head.bias.astype(logits.dtype)
+
+    def project_sentence(self, mean: jax.Array, enable_dropout: bool = False) -> jax.Array:
+        """The embeddings of texts, [texts, outputs], from the mean over their tokens, [texts, embed]."""
+        return mean if self.sentence_layer is None else self.sentence(mean)
 
     def output_hidden(self, hidden: jax.Array) -> jax.Array:
         """The input of the output projection, [..., embed], from the stack's output."""
@@ -113,6 +131,15 @@ def _context(
     return describe_tokens(tokens, segment_ids, positions, deterministic=not enable_dropout)
 
 
+def pair_token_types(tokens: jax.Array, ctx: SequenceContext, separator_id: int) -> jax.Array:
+    """BERT's token types of two texts, [batch, length] int32: 0 up to the first separator of an example, then 1."""
+    separators = jnp.cumsum(tokens == separator_id, axis=-1) - (tokens == separator_id)
+    if ctx.packed:
+        starts = jnp.arange(tokens.shape[-1]) - ctx.positions
+        separators = separators - jnp.take_along_axis(separators, starts, axis=-1)
+    return ((separators > 0) & ctx.is_token).astype(jnp.int32)
+
+
 class BertInput(nn.Module):
     """`norm(x + position + token type)`, [batch, length, embed]: BERT's embeddings (Devlin et al. 2019, figure 2).
 
@@ -137,16 +164,32 @@ class BertInput(nn.Module):
         return self.norm(name='norm')(x)
 
 
+class NormInput(nn.Module):
+    """`norm(x)`, [batch, length, embed]: ModernBERT's embeddings (Warner et al. 2024), which have no token types.
+
+    Attributes:
+        norm: factory of the norm.
+    """
+
+    norm: Callable[..., nn.Module] = LayerNorm
+
+    @nn.compact
+    def __call__(self, x: jax.Array, ctx: SequenceContext, token_types: jax.Array | None = None) -> jax.Array:
+        return self.norm(name='norm')(x)
+
+
 class BertHead(nn.Module):
     """`norm(gelu(x W + b))`, [..., embed]; the output projection then adds `bias`, one number for each token.
 
     Attributes:
         vocab_size: length of `bias`.
         norm: factory of the norm.
+        use_bias: whether the dense layer has a bias b; ModernBERT's has none.
     """
 
     vocab_size: ranges.Count
     norm: Callable[..., nn.Module] = LayerNorm
+    use_bias: bool = True
 
     def setup(self) -> None:
         init = nn.with_logical_partitioning(nn.initializers.zeros, (axes.VOCAB,))
@@ -156,5 +199,46 @@ class BertHead(nn.Module):
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
         # The axis that leaves is not `embed` again: a mesh axis splits at most one of them.
-        dense = Dense(x.shape[-1], (axes.EMBED, None), _INIT, use_bias=True, name='dense')
+        dense = Dense(x.shape[-1], (axes.EMBED, None), _INIT, use_bias=self.use_bias, name='dense')
         return self.output_norm(nn.gelu(dense(x), approximate=False))
+
+
+class SentenceProjection(nn.Module):
+    """`y / |y|` with `y = x W`, [texts, embed] -> [texts, outputs] float32: sentence-T5 (Ni et al. 2021).
+
+    Attributes:
+        outputs: width of a sentence embedding.
+        max_length: maximum number of tokens of a text, for the model's description in other libraries.
+    """
+
+    outputs: ranges.Count
+    max_length: ranges.Count = 256
+
+    @nn.compact
+    def __call__(self, pooled: jax.Array) -> jax.Array:
+        y = Dense(self.outputs, (axes.EMBED, axes.OUTPUTS), _INIT, name='dense')(pooled.astype(jnp.float32))
+        return y / jnp.maximum(jnp.linalg.norm(y, axis=-1, keepdims=True), 1e-12)
+
+
+class TransformedClassifierHead(nn.Module):
+    """Maps pooled features p to `norm(gelu(p W_p)) W + b`, [batch, outputs] float32, as ModernBERT does.
+
+    Attributes:
+        outputs: number of labels, or 1 for a regression.
+        pooling: `first_token` or `mean_of_tokens`.
+        norm: factory of the norm.
+        dropout_rate: dropout on the normalised features.
+    """
+
+    outputs: ranges.Count
+    pooling: Pooling = mean_of_tokens
+    norm: Callable[..., nn.Module] = LayerNorm
+    dropout_rate: ranges.Rate = 0.0
+
+    @nn.compact
+    def __call__(self, hidden: jax.Array, ctx: SequenceContext) -> jax.Array:
+        pooled = self.pooling(hidden, ctx)
+        pooled = nn.gelu(Dense(pooled.shape[-1], (axes.EMBED, None), _INIT, name='dense')(pooled), approximate=False)
+        pooled = nn.Dropout(self.dropout_rate)(self.norm(name='output_norm')(pooled), deterministic=ctx.deterministic)
+        output = Dense(self.outputs, (axes.EMBED, axes.OUTPUTS), _INIT, use_bias=True, name='output')
+        return output(pooled.astype(jnp.float32))

@@ -110,12 +110,19 @@ class NormedLayer(Layer):
 
 
 class PreNorm(NormedLayer):
-    """Each sublayer reads the normalised residual stream; T5's layout."""
+    """Each sublayer reads the normalised residual stream; T5's layout.
+
+    Attributes:
+        first_norm: whether the first sublayer has a norm; False suits normalised embeddings, as in ModernBERT.
+    """
+
+    first_norm: bool = True
 
     @nn.compact
     def __call__(self, x: jax.Array, ctx: SequenceContext) -> jax.Array:
-        for name, sublayer in self._named():
-            x = x + self._update(sublayer, self.norm(name=f'{name}_norm')(x), ctx)
+        for index, (name, sublayer) in enumerate(self._named()):
+            normed = self.norm(name=f'{name}_norm')(x) if index or self.first_norm else x
+            x = x + self._update(sublayer, normed, ctx)
         return x
 
 
@@ -227,3 +234,14 @@ def alternate(
     repeats, rest = divmod(num_layers, len(layers))
     runs = ((functools.partial(Block, tuple(layers)), repeats), (functools.partial(Block, tuple(layers[:rest])), 1))
     return tuple(run for run, is_used in zip(runs, (repeats, rest), strict=True) if is_used)
+
+
+def alternate_after_first(
+    first: Callable[..., Layer],
+    local: Callable[..., Layer],
+    last: Callable[..., Layer],
+    period: ranges.Count,
+    num_layers: ranges.Count,
+) -> tuple[tuple[Callable[..., nn.Module], int], ...]:
+    """The runs of a ModernBERT: one `first` layer, then `period` - 1 `local` layers and one `last` layer, repeated."""
+    return ((first, 1), *alternate([*[local] * (period - 1), last], num_layers - 1))

@@ -35,10 +35,12 @@ class LayerNorm(nn.Module):
     Attributes:
         epsilon: added to the variance.
         axis: logical name of the normalized axis.
+        use_bias: whether to add a bias.
     """
 
     epsilon: ranges.Positive = 1e-6
     axis: str = axes.EMBED
+    use_bias: bool = True
 
     def __call__(self, x: jax.Array) -> jax.Array:
         x32 = x.astype(jnp.float32)
@@ -54,7 +56,8 @@ class LayerNorm(nn.Module):
         def parameter(name: str, init: nn.initializers.Initializer) -> jax.Array:
             return self.param(name, nn.with_logical_partitioning(init, (self.axis,)), (width,), jnp.float32)
 
-        return parameter('scale', nn.initializers.ones), parameter('bias', nn.initializers.zeros)
+        scale = parameter('scale', nn.initializers.ones)
+        return scale, parameter('bias', nn.initializers.zeros) if self.use_bias else jnp.zeros_like(scale)
 
 
 class GroupedRMSNorm(nn.Module):

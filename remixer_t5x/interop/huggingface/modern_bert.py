@@ -1,0 +1,343 @@
+"""Hugging Face's ModernBERT (Warner et al. 2024), which is models/modern_bert.gin, as a masked language model and as a
+classifier.
+
+Source: `ModernBertConfig`, `ModernBertForMaskedLM` and `ModernBertForSequenceClassification` of transformers 4.48 to 5.
+The norms have no bias, layer 0 has no norm before its attention, and attention layers see all tokens or a window, each
+kind with a wavelength base of its rotary embedding.
+
+Our ids are ModernBERT's plus one, because its id 0 is a token and ours is padding. Our attention has no factor
+head_dim ** -0.5, so the kernels of queries contain it.
+"""
+
+import dataclasses
+import json
+import math
+import pathlib
+from collections.abc import Iterator, Mapping
+from typing import Any, ClassVar, Self
+
+import numpy as np
+
+from remixer_t5x import tokenizer_files
+from remixer_t5x.errors import UserError
+from remixer_t5x.interop.huggingface.bert import labels_config, read_labels
+from remixer_t5x.interop.huggingface.family import Config, Description, Family, Tokenizer
+from remixer_t5x.interop.huggingface.table import Params, Row, Runs, dense, kernel
+from remixer_t5x.interop.safetensors_files import Tensors
+from remixer_t5x.models.architecture.encoder_only import BertHead, NormInput, TransformedClassifierHead
+from remixer_t5x.models.architecture.layer import Block, PreNorm
+from remixer_t5x.models.architecture.pooling import first_token, mean_of_tokens
+from remixer_t5x.models.classifier import Classifier
+from remixer_t5x.models.layers.norms import LayerNorm
+from remixer_t5x.models.layers.positions import RotaryEmbedding
+from remixer_t5x.models.masked_lm import MaskedLM
+from remixer_t5x.models.sublayers.attention import SelfAttention, later_options
+from remixer_t5x.models.sublayers.feed_forward import GatedMLP
+
+TABLE = 'model.embeddings.tok_embeddings.weight'
+GLOBAL, LOCAL = 'full_attention', 'sliding_attention'
+ROLES = ('pad', 'cls', 'sep')
+POOLINGS = {'cls': first_token, 'mean': mean_of_tokens}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ModernBert(Family):
+    """An encoder-only model.
+
+    Attributes:
+        num_layers: number of layers.
+        window: number of tokens in a local layer's window, half of them on each side.
+        global_every: layers 0, n, 2n, ... see all tokens.
+        global_theta: base of the rotary wavelengths of layers that see all tokens.
+        local_theta: base of the rotary wavelengths of layers with a window.
+        max_length: maximum number of tokens, for transformers.
+        pad_id: Hugging Face's id of padding.
+        cls_id: Hugging Face's id of the first token of a text.
+        sep_id: Hugging Face's id of the last token of a text.
+    """
+
+    kind = 'ModernBERT'
+    model_types = ('modernbert',)
+    hf_class = 'ModernBertForMaskedLM'
+    auto_class = 'AutoModelForMaskedLM'
+    model_class: ClassVar[type] = MaskedLM
+    gin_files: ClassVar[tuple[str, ...]] = ('models/modern_bert.gin',)
+    gin_modules = ('architecture.encoder_only', 'architecture.pooling', 'layers.norms')
+    sizes = {
+        'vocab_size': 'vocab_size',
+        'hidden_size': 'embed_dim',
+        'intermediate_size': 'mlp_dim',
+        'num_attention_heads': 'num_heads',
+        'num_hidden_layers': 'num_layers',
+        'max_position_embeddings': 'max_length',
+        'local_attention': 'window',
+        'global_attn_every_n_layers': 'global_every',
+        'norm_eps': 'epsilon',
+        **{f'{role}_token_id': f'{role}_id' for role in ROLES},
+    }
+    allowed = {
+        **dict.fromkeys(('hidden_activation', 'classifier_activation'), ('gelu',)),
+        **dict.fromkeys(('norm_bias', 'attention_bias', 'mlp_bias', 'classifier_bias'), (False,)),
+        **dict.fromkeys(('decoder_bias', 'tie_word_embeddings'), (True,)),
+    }
+    constants = {'initializer_range': 0.02}
+    copies = {'decoder.weight': TABLE}
+
+    num_layers: int
+    # Our model has no limit, so it cannot describe it.
+    max_length: int = dataclasses.field(default=8192, compare=False)
+    window: int = 128
+    global_every: int = 3
+    global_theta: float = 160_000.0
+    local_theta: float = 10_000.0
+    epsilon: float = 1e-5
+    pad_id: int = 50283
+    cls_id: int = 50281
+    sep_id: int = 50282
+
+    @classmethod
+    def from_config(cls, config: Config, tensors: Tensors) -> Self:
+        # Version 5 replaces some settings.
+        values = dict(config.values)
+        types, ropes = values.get('layer_types'), values.get('rope_parameters')
+        if isinstance(types, list) and types:
+            values['global_attn_every_n_layers'] = (types + [GLOBAL])[1:].index(GLOBAL) + 1
+        config = Config(values, str(pathlib.Path(config.file).parent))
+        sizes = cls.read_sizes(config)
+        expected = [LOCAL if layer % sizes['global_every'] else GLOBAL for layer in range(sizes['num_layers'])]
+        if types is not None and types != expected:
+            raise config.error('layer_types', 'every n-th layer must be full_attention, as in ModernBERT')
+        thetas: dict[str, Any] = {}
+        for field, kind in (('global_theta', GLOBAL), ('local_theta', LOCAL)):
+            rope = ropes.get(kind) if isinstance(ropes, dict) else None
+            rope = rope if isinstance(rope, dict) else {'rope_theta': values.get(field.replace('_', '_rope_'))}
+            if rope.get('rope_type', 'default') != 'default':
+                raise config.error('rope_parameters', "rope_type must be 'default'")
+            theta = rope.get('rope_theta')
+            if isinstance(theta, int | float) and 1 < theta < 1e9:
+                thetas[field] = float(theta)
+            elif theta is not None:
+                raise config.error('rope_parameters', 'rope_theta must be a number from 1 to 1e9')
+        if math.log2(sizes['head_dim']) % 2:
+            raise config.error('num_attention_heads', 'the width of a head must be 4, 16, 64 or 256')
+        for role in ROLES:
+            if sizes[f'{role}_id'] >= sizes['vocab_size']:
+                raise config.error(f'{role}_token_id', f'it must be below vocab_size, which is {sizes["vocab_size"]}')
+        return cls(**thetas, **sizes, **cls.read_head(config))
+
+    @classmethod
+    def read_head(cls, config: Config) -> dict[str, Any]:
+        """The fields of the head."""
+        return {}
+
+    def to_config(self) -> dict[str, Any]:
+        return {
+            **super().to_config(),
+            'bos_token_id': self.cls_id,
+            'eos_token_id': self.sep_id,
+            'global_rope_theta': self.global_theta,
+            'local_rope_theta': self.local_theta,
+        }
+
+    @property
+    def layers(self) -> dict[str, int]:
+        return {'encoder': self.num_layers}
+
+    def one_run(self) -> Runs:
+        # Layer 0, blocks of local layers and a global one, and the rest.
+        blocks, rest = divmod(self.num_layers - 1, self.global_every)
+        shapes = ((blocks, self.global_every), (1, rest))
+        return {'encoder': [1, *(shape for shape in shapes if all(shape))]}
+
+    def rows(self) -> Iterator[Row]:
+        dim, hidden = self.embed_dim, self.mlp_dim
+        yield Row('token_embedder/embedding', TABLE, (self.vocab_size, dim), zero_rows=1)
+        yield Row('input/norm/scale', 'model.embeddings.norm.weight', (dim,))
+        ours, theirs = 'encoder/run/layer', 'model.layers.{}'
+        yield Row(f'{ours}/self_attention_norm/scale', f'{theirs}.attn_norm.weight', (dim,), first_layer=1)
+        for index, part in enumerate(('query', 'key', 'value')):
+            row = kernel(f'{ours}/self_attention/{part}', f'{theirs}.attn.Wqkv', dim, 3 * dim)
+            factor = 1.0 if index else self.head_dim**-0.5
+            yield dataclasses.replace(row, part=(index, 3), factor=factor)
+        yield kernel(f'{ours}/self_attention/out', f'{theirs}.attn.Wo', dim, dim)
+        yield Row(f'{ours}/gated_mlp_norm/scale', f'{theirs}.mlp_norm.weight', (dim,))
+        for index in range(2):
+            row = kernel(f'{ours}/gated_mlp/wi_{index}', f'{theirs}.mlp.Wi', dim, 2 * hidden)
+            yield dataclasses.replace(row, part=(index, 2))
+        yield kernel(f'{ours}/gated_mlp/wo', f'{theirs}.mlp.Wo', hidden, dim)
+        yield Row('encoder/final_norm/scale', 'model.final_norm.weight', (dim,))
+        yield kernel('head/dense', 'head.dense', dim, dim)
+        yield Row('head/output_norm/scale', 'head.norm.weight', (dim,))
+        yield from self.head_rows()
+
+    def head_rows(self) -> Iterator[Row]:
+        """The rows of the head that depend on the task."""
+        yield Row('head/bias', 'decoder.bias', (self.vocab_size,), zero_rows=1)
+
+    @classmethod
+    def describe(cls, model: Any, vocabulary: Any) -> tuple[Self, Runs]:
+        module, description = model.module, Description(cls.kind)
+        special = getattr(vocabulary, 'file_ids', None) or {}
+        kind = type(vocabulary).__name__
+        description.require(bool(special), f'VOCABULARY is a {kind}, not a shifted vocabularies.huggingface_tokenizer')
+        stack = module.encoder_stack()
+        layers: list[Any] = []
+        runs: list[int | tuple[int, int]] = []
+        for factory, count in stack.runs:
+            layer = factory()
+            block = [each() for each in layer.layers] if isinstance(layer, Block) else [layer]
+            runs.append((count, len(block)) if isinstance(layer, Block) else count)
+            layers += block * count
+        windows: list[int | None] = []
+        for index, layer in enumerate(layers):
+            where, parts = f'layer {index}', [sublayer() for sublayer in layer.sublayers]
+            names = ', '.join(type(part).__name__ for part in parts)
+            fits = isinstance(layer, PreNorm) and [type(part) for part in parts] == [SelfAttention, GatedMLP]
+            description.require(fits, f'{where} is a {type(layer).__name__} with the sublayers {names}')
+            attention, feed_forward = parts
+            rotary = description.part(attention.rotary, RotaryEmbedding, f'ROTARY of {where}')
+            description.norm(layer.norm, LayerNorm, f'the norm of {where}')
+            windows.append(attention.sliding_window)
+            theta = 'local_theta' if attention.sliding_window else 'global_theta'
+            for name, part in (('num_heads', attention), ('head_dim', attention), ('hidden_dim', feed_forward)):
+                description.size(name, getattr(part, name), where)
+            description.size(theta, rotary.theta, where)
+            later = sorted({*later_options(attention)} - {'rotary', 'sliding_window'})
+            for holds, difference in (
+                (layer.first_norm == (index > 0), f'first_norm of {where} is {layer.first_norm}'),
+                (not later, f'{where} has {", ".join(later)}'),
+                (attention.position_bias is None, f'{where} has a position bias'),
+                ((rotary.fraction, rotary.scaling_factor) == (1.0, 1.0), f'ROTARY of {where} is partial or scaled'),
+                (feed_forward.activation == 'gelu_exact', f'ACTIVATION is {feed_forward.activation!r}'),
+            ):
+                description.require(holds, difference)
+        sizes = description.sizes
+        local = next((window for window in windows if window is not None), 65)
+        every = [*windows[1:], None].index(None) + 1
+        norm = description.part(stack.final_norm, LayerNorm, 'FINAL_NORM')
+        for holds, difference in (
+            (sizes['num_heads'] * sizes['head_dim'] == module.embed_dim, 'num_heads * head_dim is not embed_dim'),
+            (stack.position_bias is None and stack.position_embedding is None, 'the stack adds positions'),
+            (windows == [local if layer % every else None for layer in range(len(layers))], 'windows do not alternate'),
+            (norm.epsilon == sizes['epsilon'] and not norm.use_bias, 'FINAL_NORM differs from LAYER_NORM'),
+        ):
+            description.require(holds, difference)
+        description.part(module.input_layer, NormInput, 'INPUT_LAYER')
+        return cls(
+            vocab_size=module.vocab_size - 1,
+            embed_dim=module.embed_dim,
+            mlp_dim=sizes.pop('hidden_dim'),
+            num_layers=len(layers),
+            window=2 * (local - 1),
+            global_every=every,
+            **{f'{role}_id': special[role] for role in ROLES},
+            **cls.describe_head(model, description),
+            **sizes,
+        ), {'encoder': runs}
+
+    @classmethod
+    def describe_head(cls, model: Any, description: Description) -> dict[str, Any]:
+        """Describes the head, by field. Raises Refusal if the family lacks it."""
+        head = description.part(model.module.head_layer, BertHead, 'TOKEN_HEAD')
+        description.require(not head.use_bias, 'encoder_only.BertHead.use_bias is True')
+        return {}
+
+    def settings(self) -> dict[str, Any]:
+        return {
+            'VOCAB_SIZE': self.vocab_size + 1,
+            'LOCAL_WINDOW': self.window // 2 + 1,
+            'GLOBAL_EVERY': self.global_every,
+            'GLOBAL_THETA': self.global_theta,
+            'LOCAL_THETA': self.local_theta,
+            'modern_bert/norms.LayerNorm.epsilon': self.epsilon,
+        }
+
+    @property
+    def lengths(self) -> dict[str, int]:
+        return dict.fromkeys(('inputs', 'targets'), min(self.max_length, 512))
+
+    def tokenizer(self, folder: pathlib.Path, file: str | None) -> Tokenizer:
+        path = file or str(folder / tokenizer_files.BOTH)
+        if not pathlib.Path(path).is_file():
+            raise UserError(
+                f'{folder} has no {tokenizer_files.BOTH}; give --vocabulary=/path/to/{tokenizer_files.BOTH}'
+            )
+        return Tokenizer('huggingface_tokenizer', {'path': path, 'shifted': True}, path)
+
+    def write_tokenizer(self, vocabulary: Any, folder: pathlib.Path) -> str:
+        return write_tokenizer(vocabulary, folder)
+
+    def random_inputs(self, rng: np.random.Generator) -> dict[str, np.ndarray]:
+        # Longer than the window. 0, a token of ModernBERT, is padding in `random_inputs`.
+        tokens = rng.integers(1, self.vocab_size, (2, min(self.max_length, 2 * self.window)), dtype=np.int32)
+        tokens[-1, tokens.shape[1] // 2 :] = 0
+        return {'input_ids': tokens}
+
+    def our_logits(self, model: Any, params: Params, inputs: Mapping[str, np.ndarray]) -> Any:
+        return model.logits(params, {'encoder_input_tokens': _shift(inputs)})[..., 1:]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ModernBertClassifier(ModernBert):
+    """A ModernBERT with a head for labels.
+
+    Attributes:
+        labels: the texts of the labels; None for a regression.
+        pooling: 'cls' or 'mean'.
+    """
+
+    kind = 'ModernBertForSequenceClassification'
+    hf_class = 'ModernBertForSequenceClassification'
+    auto_class = 'AutoModelForSequenceClassification'
+    model_class = Classifier
+    gin_files = ('models/modern_bert.gin', 'model_types/classifier.gin')
+    copies = {}
+
+    labels: tuple[str, ...] | None
+    pooling: str = 'cls'
+
+    @classmethod
+    def read_head(cls, config: Config) -> dict[str, Any]:
+        config.check({'classifier_pooling': tuple(POOLINGS)})
+        return {'labels': read_labels(config), 'pooling': config.values.get('classifier_pooling', 'cls')}
+
+    def to_config(self) -> dict[str, Any]:
+        return {**super().to_config(), **labels_config(self.labels), 'classifier_pooling': self.pooling}
+
+    def head_rows(self) -> Iterator[Row]:
+        yield from dense('head/output', 'classifier', self.embed_dim, len(self.labels or ' '))
+
+    @classmethod
+    def describe_head(cls, model: Any, description: Description) -> dict[str, Any]:
+        head = description.part(model.module.head_layer, TransformedClassifierHead, 'the head')
+        pooling = next((name for name, function in POOLINGS.items() if head.pooling is function), None)
+        description.require(pooling is not None, 'POOLING is neither first_token nor mean_of_tokens')
+        return {'labels': None if model.labels is None else tuple(model.labels), 'pooling': pooling}
+
+    def settings(self) -> dict[str, Any]:
+        return {
+            **super().settings(),
+            'POOLING': f'@pooling.{POOLINGS[self.pooling].__name__}',
+            'LABELS': self.labels,
+            'classifier/encoder_only.EncoderOnly.head_layer': '@encoder_only.TransformedClassifierHead',
+            'encoder_only.TransformedClassifierHead.outputs': len(self.labels or ' '),
+            'encoder_only.TransformedClassifierHead.pooling': '%POOLING',
+            'encoder_only.TransformedClassifierHead.norm': '@modern_bert/norms.LayerNorm',
+        }
+
+    def our_logits(self, model: Any, params: Params, inputs: Mapping[str, np.ndarray]) -> Any:
+        return model.module.apply({'params': params}, _shift(inputs), enable_dropout=False, method='classify')
+
+
+def _shift(inputs: Mapping[str, np.ndarray]) -> np.ndarray:
+    """Our ids, from Hugging Face's `input_ids` in which 0 is padding."""
+    tokens = inputs['input_ids']
+    return np.where(tokens > 0, tokens + 1, 0)
+
+
+def write_tokenizer(vocabulary: Any, folder: pathlib.Path) -> str:
+    """Writes the files of a tokenizer that runs a tokenizer.json, and returns a description of them."""
+    vocabulary.save(str(folder / tokenizer_files.BOTH))
+    config = {'tokenizer_class': 'PreTrainedTokenizerFast', **vocabulary.special_names}
+    (folder / tokenizer_files.CONFIG).write_text(json.dumps(config, indent=2) + '\n', encoding='utf-8')
+    return f'{tokenizer_files.BOTH} and {tokenizer_files.CONFIG}'

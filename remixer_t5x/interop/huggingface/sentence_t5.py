@@ -1,0 +1,118 @@
+"""Sentence-T5 (Ni et al. 2021) in the layout of sentence-transformers: the encoder of a T5, the mean over the tokens of
+a text, a linear projection, and a division by the Euclidean norm.
+
+    modules.json             the modules in their order
+    config.json, tokenizer   `T5EncoderModel` and its weights
+    1_Pooling, 2_Dense       config.json of each, and model.safetensors with the projection
+
+Source: `Pooling`, `Dense` and `Normalize` of sentence-transformers 2 to 6.
+"""
+
+import dataclasses
+import pathlib
+from collections.abc import Iterator
+from typing import Any, Self
+
+from remixer_t5x import tokenizer_files, untrusted_files
+from remixer_t5x.errors import UserError
+from remixer_t5x.interop import safetensors_files
+from remixer_t5x.interop.huggingface.family import Config, Description
+from remixer_t5x.interop.huggingface.t5 import T5Encoder
+from remixer_t5x.interop.huggingface.table import Row, kernel
+from remixer_t5x.interop.safetensors_files import Tensors
+from remixer_t5x.models.architecture.encoder_only import SentenceProjection
+
+MODULES, SETTINGS, CONFIG = 'modules.json', 'sentence_bert_config.json', 'config.json'
+POOLING, DENSE = '1_Pooling', '2_Dense'
+# The folders of the modules and their classes.
+LAYOUT = {'': 'Transformer', POOLING: 'Pooling', DENSE: 'Dense', '3_Normalize': 'Normalize'}
+IDENTITY = 'torch.nn.modules.linear.Identity'
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SentenceT5(T5Encoder):
+    """The encoder of a T5 with a projection of the mean over a text's tokens.
+
+    Attributes:
+        sentence_dim: width of a sentence embedding.
+        max_length: maximum number of tokens of a text.
+    """
+
+    kind = 'sentence-T5'
+
+    sentence_dim: int
+    max_length: int = 256
+
+    @classmethod
+    def read_tensors(cls, folder: pathlib.Path) -> Tensors:
+        modules = untrusted_files.read_list(folder / MODULES)
+        entries = [module if isinstance(module, dict) else {} for module in modules]
+        classes = [str(entry.get('type')).rpartition('.')[2] for entry in entries]
+        if [(entry.get('path'), name) for entry, name in zip(entries, classes, strict=True)] != [*LAYOUT.items()]:
+            raise UserError(
+                f'{folder / MODULES} must list the modules {", ".join(LAYOUT.values())}, as of a sentence-T5, got '
+                f'{", ".join(classes):.100}; give the folder of a sentence-T5'
+            )
+        return super().read_tensors(folder).joined(DENSE, safetensors_files.read_folder(folder / DENSE))
+
+    @classmethod
+    def from_config(cls, config: Config, tensors: Tensors) -> Self:
+        folder = pathlib.Path(config.file).parent
+        pooling, dense = (
+            Config(untrusted_files.read_object(folder / name / CONFIG), str(folder / name)) for name in (POOLING, DENSE)
+        )
+        # Before version 6, each pooling had a flag.
+        for name, value in pooling.values.items():
+            if name.startswith('pooling_mode') and value not in ('mean', name == 'pooling_mode_mean_tokens'):
+                raise pooling.error(name, 'the pooling must be the mean over tokens')
+        dense.check({'bias': (False,), 'activation_function': (IDENTITY,), 'use_residual': (False,)})
+        settings = untrusted_files.read_object(folder / SETTINGS) if (folder / SETTINGS).is_file() else {}
+        limits = {'max_seq_length': tokenizer_files.config(folder).get('model_max_length'), **settings}
+        return cls(
+            sentence_dim=dense.number('out_features'),
+            max_length=Config(limits, str(folder)).number('max_seq_length', 256),
+            **cls.read_sizes(config),
+            **cls.read_flags(config),
+        )
+
+    def files(self) -> dict[str, Any]:
+        return {
+            MODULES: [
+                {'idx': index, 'name': str(index), 'path': path, 'type': f'sentence_transformers.models.{name}'}
+                for index, (path, name) in enumerate(LAYOUT.items())
+            ],
+            SETTINGS: {'max_seq_length': self.max_length, 'do_lower_case': False},
+            f'{POOLING}/{CONFIG}': {'word_embedding_dimension': self.embed_dim, 'pooling_mode_mean_tokens': True},
+            f'{DENSE}/{CONFIG}': {
+                'in_features': self.embed_dim,
+                'out_features': self.sentence_dim,
+                'bias': False,
+                'activation_function': IDENTITY,
+            },
+        }
+
+    @property
+    def lengths(self) -> dict[str, int]:
+        return {'inputs': self.max_length, 'targets': self.max_length}
+
+    def rows(self) -> Iterator[Row]:
+        yield from super().rows()
+        yield kernel('sentence/dense', f'{DENSE}/linear', self.embed_dim, self.sentence_dim)
+
+    @classmethod
+    def describe_ends(cls, module: Any, description: Description) -> dict[str, Any]:
+        projection = description.part(
+            module.sentence_layer, SentenceProjection, 'encoder_only.EncoderOnly.sentence_layer'
+        )
+        for name in ('input_layer', 'head_layer'):
+            description.require(getattr(module, name) is None, f'encoder_only.EncoderOnly.{name} is not None')
+        return {'sentence_dim': projection.outputs, 'max_length': projection.max_length}
+
+    def settings(self) -> dict[str, Any]:
+        return {
+            **super().settings(),
+            'TASK_FEATURE_LENGTHS': self.lengths,
+            'encoder_only.EncoderOnly.sentence_layer': '@encoder_only.SentenceProjection',
+            'encoder_only.SentenceProjection.outputs': self.sentence_dim,
+            'encoder_only.SentenceProjection.max_length': self.max_length,
+        }

@@ -1,0 +1,280 @@
+"""Any `tokenizer.json` of Hugging Face that consists of known components, run by the library `tokenizers`.
+
+A malicious file can make the library abort, panic or hang. Therefore only the components of `ALLOWED` are accepted,
+with bounded texts and known regular expressions, padding and truncation are removed, and the result is parsed and tried
+in a child process with a time limit before this process parses it.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import pathlib
+import re
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from remixer_t5x import tokenizer_files, untrusted_files
+from remixer_t5x.base_vocabulary import Vocabulary
+from remixer_t5x.errors import UserError, reason
+
+# Types of components, by their place in the file.
+ALLOWED = {
+    'model': 'BPE Unigram WordPiece WordLevel',
+    'normalizer': 'Sequence NFC NFD NFKC NFKD Lowercase Strip StripAccents Prepend Replace BertNormalizer',
+    'pre_tokenizer': 'Sequence Split ByteLevel Metaspace BertPreTokenizer Whitespace WhitespaceSplit Digits '
+    'Punctuation',
+    'post_processor': 'Sequence TemplateProcessing BertProcessing RobertaProcessing ByteLevel',
+    'decoder': 'Sequence ByteLevel Metaspace WordPiece BPEDecoder Replace ByteFallback Fuse Strip',
+}
+# Regular expressions of published tokenizers: GPT-2, Llama 3, Qwen 2, digits and white space.
+_SUFFIXES = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+_WORDS = r'[^\r\n\p{L}\p{N}]?\p{L}+'
+_REST = r' ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+'
+REGEXES = frozenset({
+    r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+",
+    rf'{_SUFFIXES}|{_WORDS}|\p{{N}}{{1,3}}|{_REST}',
+    rf'{_SUFFIXES}|{_WORDS}|\p{{N}}|{_REST}',
+    *(r'\p{N}{1,3}', r'\p{N}', r'\s+', r'[0-9]', r'\d'),
+})  # fmt: skip
+# Longest text of a component or piece, largest number, and nesting of sequences.
+MAX_TEXT, MAX_ID, MAX_DEPTH = 1000, 10_000_000, 8
+TIME_LIMIT = 60
+# Runs in the child process: the ids of a text with and without the special tokens that the file adds.
+_TRIAL = """
+import json, sys
+from tokenizers import Tokenizer
+tokenizer = Tokenizer.from_str(sys.stdin.read())
+ids = [tokenizer.encode(' A b\\u00e9\\u4f60 12\\n', add_special_tokens=special).ids for special in (True, False)]
+for row in ids: tokenizer.decode(row)
+print(json.dumps(ids))
+"""
+
+
+class HuggingFaceTokenizer(Vocabulary):
+    """The ids of a `tokenizer.json`, which begin with the special tokens that the file puts before a text.
+
+    Two vocabularies with the same pieces are equal.
+    """
+
+    def __init__(self, path: str, end: str | None = None, shifted: bool = False):
+        """Args:
+        path: a tokenizer.json. Its folder may have a tokenizer_config.json.
+        end: the end token, such as '</s>'; None for the token that the file puts after a text, or `eos_token` in
+            tokenizer_config.json.
+        shifted: whether ids are the file's plus one, for files whose id 0 is not padding.
+        """
+        super().__init__()
+        self._path, self._end, self._shift = os.path.expanduser(path), end, int(shifted)
+
+    @functools.cached_property
+    def _loaded(self) -> tuple[Any, list[int], list[int]]:
+        return load(self._path)
+
+    @property
+    def _tokenizer(self) -> Any:
+        return self._loaded[0]
+
+    @functools.cached_property
+    def words(self) -> tuple[str, ...]:
+        """Pieces by id; '' for an id without a piece."""
+        ids = self._tokenizer.get_vocab(with_added_tokens=True)
+        pieces = [''] * (max(ids.values()) + 1 + self._shift)
+        for piece, index in ids.items():
+            pieces[index + self._shift] = piece
+        return tuple(pieces)
+
+    @functools.cached_property
+    def _special(self) -> dict[str, int]:
+        """Ids of the special tokens."""
+        added = self._tokenizer.get_added_tokens_decoder()
+        return {token.content: index + self._shift for index, token in added.items() if token.special}
+
+    @functools.cached_property
+    def eos_id(self) -> int:
+        _, _, after = self._loaded
+        if self._end is None and after:
+            return after[-1] + self._shift
+        end = self._end or tokenizer_files.config(pathlib.Path(self._path).parent).get('eos_token')
+        end = end.get('content') if isinstance(end, dict) else end
+        index = self._tokenizer.token_to_id(end) if isinstance(end, str) else None
+        if index is None:
+            raise UserError(f'{self._path} has no end token {end!a:.60}; give vocabularies.huggingface_tokenizer.end')
+        return int(index) + self._shift
+
+    @property
+    def bos_id(self) -> int | None:
+        _, before, _ = self._loaded
+        return before[0] + self._shift if before else None
+
+    @property
+    def unk_id(self) -> int | None:
+        return next((self._special[name] for name in ('[UNK]', '<unk>') if name in self._special), None)
+
+    @property
+    def mask_id(self) -> int:
+        """The piece that replaces others in masked language modelling, or the last id."""
+        return next(
+            (self._special[name] for name in ('[MASK]', '<mask>') if name in self._special), len(self.words) - 1
+        )
+
+    @property
+    def special_ids(self) -> tuple[int, ...]:
+        """Pieces without text."""
+        return tuple(self._special.values())
+
+    @property
+    def token_bytes(self) -> np.ndarray:
+        """The number of bytes of each id's text, [ids] int32."""
+        byte_level = 'ByteLevel' in str(json.loads(self._tokenizer.to_str()).get('decoder'))
+        counts = [
+            0 if index in self.special_ids
+            else len(piece) if byte_level
+            else 1 if re.fullmatch(r'<0x[0-9A-F]{2}>', piece)
+            else len(piece.removeprefix('##').replace('\u2581', ' ').encode())
+            for index, piece in enumerate(self.words)
+        ]  # fmt: skip
+        return np.asarray(counts, np.int32)
+
+    @property
+    def vocab_size(self) -> int:
+        return len(self.words)
+
+    def encode(self, text: str) -> list[int]:
+        _, before, _ = self._loaded
+        ids = [*before, *self.huggingface_ids(text)]
+        # Id 0 is padding and must not be in a text.
+        return [index + self._shift for index in ids if index + self._shift]
+
+    def huggingface_ids(self, text: str) -> list[int]:
+        """The file's ids of a text, without the special tokens that it puts around a text."""
+        return self._tokenizer.encode(text, add_special_tokens=False).ids
+
+    def _decode(self, ids: Sequence[int]) -> str:
+        known = [int(index) - self._shift for index in ids if int(index) >= self._shift]
+        return self._tokenizer.decode(known, skip_special_tokens=True)
+
+    def save(self, path: str) -> None:
+        """Writes the vocabulary as a `tokenizer.json`."""
+        self._tokenizer.save(path)
+
+    @property
+    def file_ids(self) -> dict[str, int] | None:
+        """The file's ids of padding and of the first and last token of a text; None if our ids are not shifted."""
+        roles = {'pad': self._special.get('[PAD]', self._special.get('<pad>')), 'cls': self.bos_id, 'sep': self.eos_id}
+        is_complete = self._shift and None not in roles.values()
+        return {role: index - 1 for role, index in roles.items() if index} if is_complete else None
+
+    @property
+    def special_names(self) -> dict[str, str]:
+        """The special tokens by their names in tokenizer_config.json."""
+        roles = {'pad_token': ('[PAD]', '<pad>'), 'unk_token': ('[UNK]', '<unk>'), 'mask_token': ('[MASK]', '<mask>')}
+        names = {role: name for role, choices in roles.items() for name in choices if name in self._special}
+        first = {} if self.bos_id is None else {'cls_token': self.words[self.bos_id]}
+        return {**names, **first, 'sep_token': self.words[self.eos_id]}
+
+    @property
+    def saved_settings(self) -> dict[str, Any]:
+        """The arguments, besides the path, with which the saved file gives this vocabulary."""
+        return {'end': self.words[self.eos_id], 'shifted': bool(self._shift)}
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, HuggingFaceTokenizer) and self.words == other.words
+
+    def __hash__(self) -> int:
+        return hash((type(self), self._path))
+
+
+def load(path: str) -> tuple[Any, list[int], list[int]]:
+    """Returns the tokenizer, and the ids that it puts before and after a text.
+
+    Raises UserError if the library is missing, if the file has other components than ALLOWED, or if the library cannot
+    parse it in the child process within TIME_LIMIT seconds.
+    """
+    try:
+        import tokenizers
+    except ImportError as error:
+        raise UserError(
+            f'{path} is read with the package tokenizers, which cannot be imported ({reason(error)}); '
+            "type pip install 'remixer-t5x[wordpiece]'"
+        ) from error
+    content = untrusted_files.read_object(path)
+    text = json.dumps(checked(content, path))
+    try:
+        trial = subprocess.run(
+            [sys.executable, '-c', _TRIAL], input=text, capture_output=True, text=True, timeout=TIME_LIMIT, check=True
+        )
+        whole, plain = json.loads(trial.stdout)
+        tokenizer = tokenizers.Tokenizer.from_str(text)
+    except subprocess.TimeoutExpired as error:
+        raise UserError(
+            f'{path} takes tokenizers more than {TIME_LIMIT} seconds to parse; download it again'
+        ) from error
+    except Exception as error:
+        # The library raises Exception itself.
+        lines = (getattr(error, 'stderr', None) or str(error)).strip().splitlines()
+        raise UserError(f'{path} cannot be read as a tokenizer ({lines[-1] if lines else error!s:.200})') from error
+    start = next(index for index in range(len(whole) + 1) if whole[index : index + len(plain)] == plain)
+    return tokenizer, whole[:start], whole[start + len(plain) :]
+
+
+def checked(content: dict[str, Any], path: str) -> dict[str, Any]:
+    """Returns the parts of a tokenizer.json that are run. Raises UserError for a part that is not allowed."""
+    for place, allowed in ALLOWED.items():
+        for component in _components(content.get(place)):
+            kind = component.get('type')
+            if place == 'model' and kind is None:
+                # Older files do not name it.
+                kind = 'BPE' if 'merges' in component else 'WordPiece'
+            if kind not in allowed.split():
+                raise UserError(f'{path}: {place} must be one of {allowed.replace(" ", ", ")}, got {kind!a:.60}')
+            pattern = component.get('pattern')
+            if isinstance(pattern, dict) and pattern.get('Regex', r'\s+') not in REGEXES:
+                raise UserError(f'{path}: a regular expression of {place} is not a known one: {pattern["Regex"]!a:.80}')
+            for name, value in component.items():
+                if name not in ('vocab', 'merges') and not _is_small(value):
+                    raise UserError(f'{path}: {name} of {place} must be short, got {value!a:.60}; download it again')
+    model: Any = content.get('model')
+    added = content.get('added_tokens') or []
+    vocab = model.get('vocab') if isinstance(model, dict) else None
+    if not isinstance(vocab, dict | list) or not isinstance(added, list):
+        raise UserError(f'{path}: vocab must be an object or a list, and added_tokens a list; download it again')
+    if model.get('dropout') or model.get('max_input_chars_per_word', 0) > MAX_TEXT:
+        raise UserError(f'{path}: dropout must be 0 and max_input_chars_per_word at most {MAX_TEXT}')
+    # Unigram lists pairs of a piece and its score; the other models map pieces to ids.
+    pieces = (
+        vocab.items() if isinstance(vocab, dict) else ((row[0], 0) for row in vocab if isinstance(row, list) and row)
+    )
+    tokens = ((token.get('content'), token.get('id')) if isinstance(token, dict) else (None, 0) for token in added)
+    for piece, index in [*pieces, *tokens]:
+        if not isinstance(piece, str) or len(piece) > MAX_TEXT or type(index) is not int or not 0 <= index < MAX_ID:
+            raise UserError(
+                f'{path}: {piece!a:.60} with id {index!a:.60} is no piece of a vocabulary; download it again'
+            )
+    return {'version': '1.0', 'truncation': None, 'padding': None, 'added_tokens': added} | {
+        place: content.get(place) for place in ALLOWED
+    }
+
+
+def _components(part: Any, depth: int = 0) -> Iterator[dict[str, Any]]:
+    """Yields a component, and those of a Sequence."""
+    if part is None:
+        return
+    part = part if isinstance(part, dict) and depth < MAX_DEPTH else {'type': str(part)}
+    yield part
+    for value in part.values() if part.get('type') == 'Sequence' else ():
+        for item in value if isinstance(value, list) else ():
+            yield from _components(item, depth + 1)
+
+
+def _is_small(value: Any, depth: int = 0) -> bool:
+    """Whether a setting has at most MAX_TEXT characters in each text, MAX_TEXT entries and numbers up to MAX_ID."""
+    if isinstance(value, dict | list):
+        items = [*value, *value.values()] if isinstance(value, dict) else value
+        return depth < MAX_DEPTH and len(items) <= MAX_TEXT and all(_is_small(item, depth + 1) for item in items)
+    return len(value) <= MAX_TEXT if isinstance(value, str) else value is None or abs(value) <= MAX_ID

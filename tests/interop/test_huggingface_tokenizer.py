@@ -1,0 +1,206 @@
+"""Vocabularies that run any tokenizer.json give the ids of transformers, and refuse files that break the library."""
+
+import json
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from remixer_t5x.data import task_vocabulary
+from remixer_t5x.errors import UserError
+from remixer_tasks import vocabularies
+from remixer_tasks.vocabulary import huggingface_tokenizer
+
+tokenizers = pytest.importorskip('tokenizers', reason='tokenizers is not installed')
+from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers  # noqa: E402
+
+LINES = ["The word of the words, 1,234.50 don't", 'Ça va? Über é 你好 ＷＩＤＥ 😀', 'a\tb\n\n  c'] * 4
+ODD = [
+    '\ufeff',
+    '\x00',
+    '\x85',
+    '\xa0',
+    '\u2028',
+    '\u200b',
+    'e\u0301',
+    'ﬁ',
+    'ｗ',
+    'İ',
+    'ß',
+    '你',
+    '😀',
+    '▁',
+    "'s",
+    '  ',
+    '\n',
+]
+SPECIAL = ['<pad>', '</s>', '<s>', '<unk>', '<mask>', '[CLS]', '[SEP]']
+TEXTS = st.lists(st.sampled_from([*ODD, *SPECIAL, 'the ', 'word', '12345']) | st.characters(codec='utf-8')).map(''.join)
+LLAMA_3 = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
+    r'| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+'
+)
+
+
+def train(model, trainer, **parts):
+    tokenizer = tokenizers.Tokenizer(model)
+    for name, part in parts.items():
+        setattr(tokenizer, name, part)
+    tokenizer.train_from_iterator(LINES, trainer(vocab_size=400, special_tokens=SPECIAL, show_progress=False))
+    return tokenizer
+
+
+def template(tokenizer, *pattern):
+    ids = [(token, tokenizer.token_to_id(token)) for token in pattern if token != '$A']
+    tokenizer.post_processor = processors.TemplateProcessing(single=' '.join(pattern), special_tokens=ids)
+    return tokenizer
+
+
+def byte_level(*pattern, **parts):
+    decoder = decoders.ByteLevel()
+    return template(train(models.BPE(), trainers.BpeTrainer, decoder=decoder, **parts), *pattern)
+
+
+def byte_fallback(pre_tokenizer=None, *normalizer):
+    tokenizer = train(
+        models.BPE(unk_token='<unk>', byte_fallback=True, fuse_unk=True),
+        lambda special_tokens, **settings: trainers.BpeTrainer(
+            special_tokens=[*special_tokens, *(f'<0x{byte:02X}>' for byte in range(256))], **settings
+        ),
+        normalizer=normalizers.Sequence([*normalizer, normalizers.Replace(' ', '▁')]),
+        decoder=decoders.Sequence([decoders.Replace('▁', ' '), decoders.ByteFallback(), decoders.Fuse()]),
+    )
+    if pre_tokenizer:
+        tokenizer.pre_tokenizer = pre_tokenizer
+    return template(tokenizer, '<s>', '$A')
+
+
+TOKENIZERS = {
+    'llama': lambda: byte_fallback(None, normalizers.Prepend('▁')),
+    'gemma': lambda: byte_fallback(pre_tokenizers.Split(' ', 'merged_with_previous')),
+    'llama_3': lambda: byte_level(
+        *('<s>', '$A'),
+        pre_tokenizer=pre_tokenizers.Sequence([
+            pre_tokenizers.Split(tokenizers.Regex(LLAMA_3), 'isolated'),
+            pre_tokenizers.ByteLevel(False, use_regex=False),
+        ]),
+    ),
+    'modernbert': lambda: byte_level(
+        *('[CLS]', '$A', '[SEP]'), normalizer=normalizers.NFC(), pre_tokenizer=pre_tokenizers.ByteLevel(False)
+    ),
+    'albert': lambda: template(
+        train(
+            models.Unigram(), lambda **settings: trainers.UnigramTrainer(unk_token='<unk>', **settings),
+            normalizer=normalizers.Sequence([normalizers.NFKD(), normalizers.StripAccents(), normalizers.Lowercase()]),
+            pre_tokenizer=pre_tokenizers.Metaspace(), decoder=decoders.Metaspace(),
+        ), *('[CLS]', '$A', '[SEP]'),
+    ),
+    'word_piece': lambda: train(
+        models.WordPiece(unk_token='<unk>'), trainers.WordPieceTrainer, normalizer=normalizers.BertNormalizer(),
+        pre_tokenizer=pre_tokenizers.Sequence([pre_tokenizers.Whitespace(), pre_tokenizers.Digits(True)]),
+        decoder=decoders.WordPiece(),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize('shifted', [False, True])
+@pytest.mark.parametrize('name', TOKENIZERS)
+def test_ids_equal_transformers(tmp_path, name, shifted):
+    transformers = pytest.importorskip('transformers', reason='transformers is not installed')
+    TOKENIZERS[name]().save(str(tmp_path / 'tokenizer.json'))
+    config = {'tokenizer_class': 'PreTrainedTokenizerFast', 'eos_token': '</s>', 'clean_up_tokenization_spaces': False}
+    (tmp_path / 'tokenizer_config.json').write_text(json.dumps(config))
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path, local_files_only=True)
+    ours = vocabularies.huggingface_tokenizer(str(tmp_path / 'tokenizer.json'), shifted=shifted)
+    end = '[SEP]' if name in ('modernbert', 'albert') else '</s>'
+    assert ours.eos_id == theirs.convert_tokens_to_ids(end) + shifted
+
+    @settings(max_examples=300, deadline=None)
+    @given(TEXTS)
+    def law(text):
+        ids = [index + shifted for index in theirs(text).input_ids]
+        ids = ids[:-1] if end == '[SEP]' else ids
+        assert list(ours.encode(text)) == [index for index in ids if index]
+        if ours.eos_id not in ids:
+            # seqio's vocabularies end a text at the end token.
+            assert ours.decode(ids) == theirs.decode([index - shifted for index in ids], skip_special_tokens=True)
+
+    law()
+    assert task_vocabulary.save(ours, tmp_path / 'saved')
+    saved = vocabularies.saved(str(tmp_path / 'saved'))
+    assert saved == ours and saved.eos_id == ours.eos_id and saved.encode('The 你 word') == ours.encode('The 你 word')
+
+
+def test_token_bytes_add_up_to_the_text(tmp_path):
+    TOKENIZERS['llama_3']().save(str(tmp_path / 'tokenizer.json'))
+    ours = vocabularies.huggingface_tokenizer(str(tmp_path / 'tokenizer.json'), end='</s>')
+    text = 'The word 你好 😀 12'
+    assert sum(ours.token_bytes[ours.encode(text)]) == len(text.encode())
+
+
+def with_part(place, value):
+    def change(content):
+        content[place] = value
+        return content
+
+    return change
+
+
+def in_model(name, value):
+    return lambda content: content['model'].__setitem__(name, value) or content
+
+
+REGEX = {'type': 'Split', 'pattern': {'Regex': '(a+)+$'}, 'behavior': 'Isolated', 'invert': False}
+HOSTILE = {
+    'unknown normalizer': (
+        with_part('normalizer', {'type': 'Precompiled', 'precompiled_charsmap': 'AAAA'}),
+        'normalizer',
+    ),
+    'slow regex': (with_part('pre_tokenizer', REGEX), r'\(a\+\)\+\$'),
+    'nested slow regex': (
+        with_part('pre_tokenizer', {'type': 'Sequence', 'pretokenizers': [REGEX]}),
+        'regular expression',
+    ),
+    'deep sequences': (
+        with_part('normalizer', json.loads('{"type": "Sequence", "normalizers": [' * 20 + ']}' * 20)),
+        'normalizer',
+    ),
+    'huge prefix': (with_part('normalizer', {'type': 'Prepend', 'prepend': 'a' * 10**6}), 'prepend'),
+    'huge number': (with_part('decoder', {'type': 'Strip', 'content': ' ', 'start': 2**62, 'stop': 0}), 'start'),
+    'huge id': (in_model('vocab', {'a': 2**40}), '1099511627776'),
+    'no vocabulary': (in_model('vocab', None), 'vocab'),
+    'random merges': (in_model('dropout', 0.5), 'dropout'),
+    'invalid merges': (in_model('merges', [['x', 'y']]), 'cannot be read as a tokenizer'),
+    'empty unigram': (
+        with_part('model', {'type': 'Unigram', 'vocab': [], 'unk_id': 5}),
+        'cannot be read as a tokenizer',
+    ),
+    'wrong template': (with_part('post_processor', {'type': 'TemplateProcessing', 'single': 3}), 'cannot be read'),
+    'a list': (lambda content: [content], 'JSON object'),
+}
+
+
+@pytest.mark.parametrize('kind', HOSTILE)
+def test_a_hostile_file_raises_one_line(tmp_path, kind):
+    change, words = HOSTILE[kind]
+    file = tmp_path / 'tokenizer.json'
+    TOKENIZERS['gemma']().save(str(file))
+    file.write_text(json.dumps(change(json.loads(file.read_text()))))
+    with pytest.raises(UserError, match=words) as error:
+        vocabularies.huggingface_tokenizer(str(file)).vocab_size  # noqa: B018
+    assert '\n' not in str(error.value) and len(str(error.value)) < 1000
+
+
+def test_padding_and_truncation_of_a_file_are_not_run(tmp_path):
+    file, tokenizer = tmp_path / 'tokenizer.json', TOKENIZERS['gemma']()
+    tokenizer.enable_padding(length=2**20)
+    tokenizer.enable_truncation(1)
+    tokenizer.save(str(file))
+    assert len(vocabularies.huggingface_tokenizer(str(file), end='</s>').encode('word word')) > 3
+
+
+def test_a_file_that_hangs_the_library_raises_one_line(tmp_path, monkeypatch):
+    TOKENIZERS['gemma']().save(str(tmp_path / 'tokenizer.json'))
+    monkeypatch.setattr(huggingface_tokenizer, 'TIME_LIMIT', 0.01)
+    with pytest.raises(UserError, match='more than 0.01 seconds'):
+        vocabularies.huggingface_tokenizer(str(tmp_path / 'tokenizer.json')).vocab_size  # noqa: B018

@@ -1,0 +1,202 @@
+"""Random models of transformers convert to ours and back bit by bit, and compute the same outputs."""
+
+import dataclasses
+import functools
+import math
+import types
+
+import gin
+import numpy as np
+import pytest
+
+import remixer_t5x
+from remixer_t5x import build_model
+from remixer_t5x.context import describe_tokens
+from remixer_t5x.errors import UserError
+from remixer_t5x.interop.huggingface import folders as huggingface
+from remixer_t5x.interop.huggingface.family import Config
+from remixer_t5x.interop.huggingface.sentence_t5 import SentenceT5
+from remixer_t5x.interop.huggingface.t5 import T5
+from remixer_t5x.interop.safetensors_files import Tensors
+from remixer_t5x.models.architecture import encoder_only
+from tests.support import hf_folders
+
+REASON = 'torch and transformers are not installed: scripts/test.sh --references'
+torch = pytest.importorskip('torch', reason=REASON)
+transformers = pytest.importorskip('transformers', reason=REASON)
+
+SMALL_T5 = {'vocab_size': 64, 'd_model': 24, 'd_kv': 8, 'd_ff': 40, 'num_layers': 3, 'num_heads': 2}
+SMALL_BERT = {
+    'vocab_size': 60, 'hidden_size': 24, 'intermediate_size': 40, 'num_hidden_layers': 3, 'num_attention_heads': 2,
+    'max_position_embeddings': 70,
+}  # fmt: skip
+
+
+def encoder(name, **settings):
+    config, model = getattr(transformers, f'{name}Config'), getattr(transformers, f'{name}EncoderModel')
+    return functools.partial(model, config(**SMALL_T5, **settings))
+
+
+def bert_classifier(**settings):
+    config = transformers.BertConfig(**SMALL_BERT, **settings)
+    return functools.partial(transformers.BertForSequenceClassification, config)
+
+
+def modern_bert(head, layers=6, **settings):
+    config = transformers.ModernBertConfig(
+        vocab_size=60, hidden_size=32, intermediate_size=40, num_hidden_layers=layers, num_attention_heads=2,
+        max_position_embeddings=70, local_attention=16, pad_token_id=3, cls_token_id=1, sep_token_id=2, bos_token_id=1,
+        eos_token_id=2, reference_compile=False, **settings,
+    )  # fmt: skip
+    return functools.partial(getattr(transformers, f'ModernBertFor{head}'), config)
+
+
+# The special ids are those of `modern_bert`.
+VOCABULARY = types.SimpleNamespace(eos_id=1, file_ids={'pad': 3, 'cls': 1, 'sep': 2})
+MODELS = {
+    'T5 encoder': encoder('T5'),
+    'gated T5 encoder': encoder('T5', feed_forward_proj='gated-gelu'),
+    'umT5 encoder': encoder('UMT5', feed_forward_proj='gated-gelu'),
+    'BERT classifier': bert_classifier(id2label={0: 'no', 1: 'yes', 2: 'maybe'}),
+    'BERT regression': bert_classifier(num_labels=1),
+    'UL2': functools.partial(
+        transformers.T5ForConditionalGeneration,
+        transformers.T5Config(
+            **SMALL_T5, feed_forward_proj='gated-silu', tie_word_embeddings=False, decoder_start_token_id=0
+        ),
+    ),
+    'ModernBERT': modern_bert('MaskedLM'),
+    'ModernBERT of 4 layers': modern_bert('MaskedLM', 4),
+    'ModernBERT, every second layer global': modern_bert('MaskedLM', 5, global_attn_every_n_layers=2),
+    'ModernBERT classifier': modern_bert('SequenceClassification', id2label={0: 'a', 1: 'b', 2: 'c'}),
+    'ModernBERT regression': modern_bert('SequenceClassification', num_labels=1, classifier_pooling='mean'),
+}
+
+
+@pytest.fixture(autouse=True)
+def _clean_gin():
+    yield
+    gin.clear_config()
+
+
+def save_random(make, folder):
+    """Writes a model whose parameters, also norms and biases, are random."""
+    torch.manual_seed(0)
+    model = make()
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            scale, shift = (0.1, 1.0 if 'norm' in name.lower() and name.endswith('weight') else 0.0)
+            weight.copy_(torch.randn_like(weight) * scale + shift)
+    model.save_pretrained(folder)
+    return model
+
+
+def build(source, tmp_path):
+    (tmp_path / 'model.gin').write_text(source.family.gin_text('A test.'))
+    return build_model(str(tmp_path / 'model.gin'))
+
+
+def check_round_trip(source, model, vocabulary, tmp_path):
+    family, runs = huggingface.describe(model, vocabulary)
+    assert family == source.family
+    back = huggingface.read(str(huggingface.write(str(tmp_path / 'back'), family, source.params(), runs)))
+    assert back.family == source.family
+    for name in source.tensors:
+        assert name in family.copies or np.array_equal(back.tensors[name], source.tensors[name]), name
+
+
+PAIRS = [('a text of words', 'the words'), ('words', 'a text'), ('the text', 'of a')]
+PIECES = ['[PAD]', '[UNK]', '[CLS]', '[SEP]', '[MASK]', 'a', 'text', '##s', 'of', 'the', 'words']
+
+
+@pytest.mark.parametrize('head', ['SequenceClassification', 'MaskedLM'])
+def test_pairs_have_the_ids_and_logits_of_transformers(tmp_path, head):
+    config = transformers.BertConfig(**SMALL_BERT, id2label={0: 'no', 1: 'yes', 2: 'maybe'})
+    theirs = save_random(functools.partial(getattr(transformers, f'BertFor{head}'), config), tmp_path).eval()
+    (tmp_path / 'vocab.txt').write_text('\n'.join([*PIECES, *(f'piece{index}' for index in range(len(PIECES), 60))]))
+    (tmp_path / 'tokenizer_config.json').write_text('{"tokenizer_class": "BertTokenizer"}')
+    tokenizer, ours = transformers.AutoTokenizer.from_pretrained(tmp_path), remixer_t5x.load(str(tmp_path))
+    for first, second in PAIRS:
+        encoded = tokenizer(first, second, return_tensors='pt')
+        ids = np.asarray([[*ours.vocabulary.encode(f'{first} [SEP] {second}'), ours.vocabulary.eos_id]])
+        assert ids.tolist() == encoded.input_ids.tolist() and encoded.token_type_ids.sum() > 0
+        with torch.no_grad():
+            expected = theirs(**encoded).logits.numpy()
+        module, params = ours.model.module, {'params': ours.params}
+        method = 'classify' if head == 'SequenceClassification' else 'predict_tokens'
+        logits = module.apply(params, ids, enable_dropout=False, method=method)
+        assert np.max(np.abs(np.asarray(logits) - expected)) < 1e-5
+        without = module.clone(separator_id=None).apply(params, ids, enable_dropout=False, method=method)
+        assert np.max(np.abs(np.asarray(without) - expected)) > 1e-3
+
+
+def test_token_types_of_packed_pairs_begin_with_each_example():
+    tokens = np.asarray([[2, 5, 3, 6, 3, 2, 7, 8, 3, 9, 3, 0]])
+    segments = np.asarray([[1] * 5 + [2] * 6 + [0]])
+    types = encoder_only.pair_token_types(tokens, describe_tokens(tokens, segments), 3)
+    assert types.tolist() == [[0, 0, 0, 1, 1, 0, 0, 0, 0, 1, 1, 0]]
+
+
+def test_a_sentence_t5_gives_the_embeddings_of_sentence_transformers(tmp_path):
+    reason = 'sentence_transformers is not installed'
+    sentence_transformers = pytest.importorskip('sentence_transformers', reason=reason)
+    models = pytest.importorskip('sentence_transformers.models', reason=reason)
+    save_random(encoder('T5'), tmp_path / 'hf')
+    (tmp_path / 'hf/spiece.model').write_bytes(hf_folders.SPIECE.read_bytes())
+    transformers.T5Tokenizer.from_pretrained(tmp_path / 'hf', extra_ids=10).save_pretrained(tmp_path / 'hf')
+    dense = models.Dense(24, 16, bias=False, activation_function=torch.nn.Identity())
+    parts = [models.Transformer(str(tmp_path / 'hf')), models.Pooling(24), dense, models.Normalize()]
+    theirs = sentence_transformers.SentenceTransformer(modules=parts)
+    theirs.save(str(tmp_path / 'st'))
+    (tmp_path / 'st/spiece.model').write_bytes(hf_folders.SPIECE.read_bytes())
+    texts = ['a test', 'the words of a longer text', '']
+    ours = remixer_t5x.load(str(tmp_path / 'st'))
+    assert np.max(np.abs(ours.encode(texts).sentence - theirs.encode(texts))) < 1e-5
+
+
+def test_a_sentence_t5_is_written_as_it_was_read(tmp_path):
+    save_random(encoder('T5'), tmp_path / 'hf')
+    family = huggingface.read(str(tmp_path / 'hf')).family
+    family = SentenceT5(**dataclasses.asdict(family), sentence_dim=16, max_length=32)
+    projection = np.random.default_rng(0).standard_normal((24, 16), np.float32)
+    params = {**huggingface.read(str(tmp_path / 'hf')).params(), 'sentence': {'dense': {'kernel': projection}}}
+    source = huggingface.read(str(huggingface.write(str(tmp_path / 'st'), family, params, family.one_run())))
+    assert source.family == family and np.array_equal(source.tensors['2_Dense/linear.weight'], projection.T)
+    model = build(source, tmp_path)
+    check_round_trip(source, model, VOCABULARY, tmp_path)
+    # The formula of the paper: the normalised projection of the mean.
+    mean = np.random.default_rng(1).standard_normal((3, 24), np.float32)
+    expected = mean @ projection / np.linalg.norm(mean @ projection, axis=1, keepdims=True)
+    np.testing.assert_allclose(model.project_sentence(source.params(), mean), expected, atol=1e-6)
+
+
+def test_a_sentence_t5_of_other_modules_raises_one_line(tmp_path):
+    save_random(encoder('T5'), tmp_path / 'st')
+    (tmp_path / 'st/modules.json').write_text('[{"path": "", "type": "a.Transformer"}, {"path": "1", "type": "b.CNN"}]')
+    with pytest.raises(UserError, match='Transformer, CNN'):
+        huggingface.read(str(tmp_path / 'st'))
+
+
+def test_a_ul2_20b_has_the_published_number_of_parameters():
+    config = transformers.T5Config(
+        vocab_size=32128, d_model=4096, d_ff=16384, d_kv=256, num_layers=32, num_heads=16,
+        feed_forward_proj='gated-silu', tie_word_embeddings=False, decoder_start_token_id=0,
+    )  # fmt: skip
+    values = {**config.to_dict(), 'num_decoder_layers': 32}
+    family = T5.from_config(Config(values, 'memory'), Tensors(dict.fromkeys(['lm_head.weight'], ('', ''))))
+    assert family.activation == 'silu'
+    with torch.device('meta'):
+        model = transformers.T5ForConditionalGeneration(config)
+    rows = [(row, len(names)) for row in family.rows() for _, names in row.places(family.one_run())]
+    assert sum(math.prod(row.shape) * count for row, count in rows) == sum(p.numel() for p in model.parameters())
+
+
+@pytest.mark.parametrize('name', MODELS)
+def test_outputs_and_files_equal_transformers(name, tmp_path):
+    save_random(MODELS[name], tmp_path / 'hf')
+    source = huggingface.read(str(tmp_path / 'hf'))
+    model = build(source, tmp_path)
+    ours, theirs = huggingface.both_logits(source, model, source.params())
+    print(f'{name}: n = {theirs.size}, largest difference {np.max(np.abs(ours - theirs)):.2g}')
+    assert np.max(np.abs(ours - theirs)) < 1e-4 and np.max(np.abs(theirs)) > 0.01
+    check_round_trip(source, model, VOCABULARY, tmp_path)
