@@ -1,8 +1,11 @@
 """`compare` as a user types it: plans, real runs, failures, signals, and `--model`."""
 
+import argparse
 import json
 import os
+import re
 import signal
+import statistics
 import subprocess
 import sys
 import threading
@@ -14,6 +17,7 @@ from remixer_t5x.cli.main import main
 from remixer_t5x.config import loading
 from remixer_t5x.errors import UserError
 from remixer_t5x.extras.reports import compare as command
+from remixer_t5x.extras.reports import equal, sweep
 from remixer_t5x.models.sublayers import attention, feed_forward, fnet, hyper_mixer, remixer
 
 SMALL = [
@@ -86,6 +90,12 @@ def compare(*arguments):
         (['--models=t5_1_1', '--seeds=0,x', '--folder=f'], "--seeds must be whole numbers, got 'x'"),
         (['--models=t5_1_1', '--folder=f', '--gin.SEED=1'], '--gin.SEED is set for each run; type --seeds=0,1,2'),
         (['--models=t5_1_1', '--folder=f', '--gin.MODEL_DIR=m'], 'type --folder=DIR instead'),
+        (['--models=t5_1_1', '--folder=f', '--over=SEED=1,2'], '--over=SEED=1,2 must name another macro'),
+        (['--models=t5_1_1', '--folder=f', '--over=MLP_DIM=8,8'], '--over=MLP_DIM=8,8 must have different values'),
+        (
+            ['--models=t5_1_1', '--folder=f', '--over=MLP_DIM=8,9', '--over_random=3'],
+            '--over_random must be at most the 2 settings of --over, got 3',
+        ),
     ],
 )
 def test_a_mistake_is_one_line(arguments, words, capsys, tmp_path, monkeypatch):
@@ -96,31 +106,54 @@ def test_a_mistake_is_one_line(arguments, words, capsys, tmp_path, monkeypatch):
     assert not any(tmp_path.iterdir())
 
 
-def test_a_sweep_prints_a_table_writes_a_report_and_is_not_repeated(tmp_path, capsys, monkeypatch, warm_python):
-    monkeypatch.setattr(command, 'PROGRAM', (*warm_python.command, '-m', 'remixer_t5x.cli.main'))
+def settings(*arguments):
+    parser = argparse.ArgumentParser(epilog='')
+    command.add_arguments(parser)
+    args = parser.parse_args(['train', '--models=t5_1_1', '--folder=f', *arguments])
+    args.gin_flags = ()
+    return command.plan(args).settings
+
+
+def test_settings_are_a_grid_or_a_random_part_of_it():
+    grid = settings('--over=A=1,2', '--over', 'B=(1, 2),@x.Y')
+    assert grid == [(('A', a), ('B', b)) for a in ('1', '2') for b in ('(1, 2)', '@x.Y')]
+    few, more = (settings('--over=A=1,2,3,4,5,6', f'--over_random={count}') for count in (2, 4))
+    assert more[:2] == few and len(set(more)) == 4 and settings() == [()]
+
+
+def test_a_search_and_its_seeds_run_once_and_results_are_written(tmp_path, capsys, monkeypatch, warm_python):
+    monkeypatch.setattr(sweep, 'PROGRAM', (*warm_python.command, '-m', 'remixer_t5x.cli.main'))
     monkeypatch.chdir(tmp_path)
     (tmp_path / 'text.txt').write_text('\n\n'.join(f'The number {i} is after {i - 1}. ' * 4 for i in range(200)))
-    (tmp_path / 'mine.gin').write_text("include 'models/remixer.gin'\n")
+    (tmp_path / 'mine.gin').write_text("include 'models/t5_1_1.gin'\n")
     arguments = [f'--gin.FILES={tmp_path}/text.txt', '--models=t5_1_1,mine.gin', f'--folder={tmp_path}/runs']
+    arguments += ['--over=LEARNING_RATE=1e-3,1e3', '--seeds=0,1', '--equal=parameters']
     assert compare(*arguments) == 0
     output = capsys.readouterr()
-    assert '2 runs, 0 finished before' in output.err
-    rows = [line.split() for line in output.out.splitlines() if line.strip().startswith(('t5_1_1 ', 'mine '))]
-    assert [row[0] for row in rows] == ['t5_1_1', 'mine'] and all(row[4] == '1' for row in rows)
-    losses = [json.loads(line) for line in (tmp_path / 'runs/mine/seed_0/metrics.jsonl').read_text().splitlines()]
-    held_out = [record['loss'] for record in losses if record['kind'] != 'train'][-1]
-    assert rows[1][6] == f'{held_out:.4f}'
+    assert '4 runs, 0 finished before' in output.err and '4 runs, 2 finished before' in output.err
+    rows = dict(
+        re.split(r'\s{2,}', line.strip(), maxsplit=1) for line in output.out.splitlines() if '  ' in line.strip()
+    )
+    assert rows['seeds'].split() == ['2', '2'] and rows['best setting'].split() == ['LEARNING_RATE=1e-3'] * 2
+    files = [tmp_path / f'runs/mine/LEARNING_RATE=1e-3/seed_{seed}/metrics.jsonl' for seed in (0, 1)]
+    losses = [json.loads(line) for file in files for line in file.read_text().splitlines()]
+    held_out = [record['loss'] for record in losses if record['kind'] != 'train']
+    assert f'{statistics.fmean(held_out):.4f} ± {statistics.stdev(held_out):.4f}' in rows['held-out loss']
+    assert 'no difference shown' in (tmp_path / 'runs/comparison.txt').read_text()
     assert (tmp_path / 'runs/report.html').read_text().startswith('<!DOCTYPE html>')
+    assert len((tmp_path / 'runs/runs.csv').read_text().splitlines()) == 7
+    assert (tmp_path / 'runs/figures/comparison-search.png').exists()
     assert compare(*arguments) == 0
-    assert '2 runs, 2 finished before' in capsys.readouterr().err
+    assert '4 runs, 4 finished before' in capsys.readouterr().err
 
 
 def programs(tmp_path, monkeypatch, text):
     """Replaces the program of runs."""
     (tmp_path / 'program.py').write_text(text)
-    monkeypatch.setattr(command, 'PROGRAM', (sys.executable, str(tmp_path / 'program.py')))
+    monkeypatch.setattr(sweep, 'PROGRAM', (sys.executable, str(tmp_path / 'program.py')))
     # They have no gin files.
-    monkeypatch.setattr(command, '_model_costs', lambda args, cells: {})
+    monkeypatch.setattr(command, '_count', lambda *args: {})
+    monkeypatch.setattr(equal, 'warnings', lambda counts: [])
 
 
 def test_a_failed_run_does_not_stop_the_others_and_is_retried(tmp_path, monkeypatch, capsys):
@@ -128,7 +161,8 @@ def test_a_failed_run_does_not_stop_the_others_and_is_retried(tmp_path, monkeypa
     monkeypatch.setattr(command, '_show_results', lambda *args: None)
     arguments = ['--models=remixer,t5_1_1', f'--folder={tmp_path}/runs']
     assert main(['compare', 'train', *arguments]) == 1
-    assert 'remixer, seed 0: FAILED with 7: boom' in capsys.readouterr().err
+    error = capsys.readouterr().err
+    assert 'remixer, seed 0: FAILED with 7: boom' in error and error.endswith('FAILED remixer, seed 0: boom\n')
     (tmp_path / 'runs/t5_1_1/seed_0').mkdir()  # as a real run does
     assert main(['compare', 'train', *arguments]) == 1
     assert '2 runs, 1 finished before' in capsys.readouterr().err
@@ -150,7 +184,7 @@ while not (folder.parent / 'seen').exists():
 def test_step_loss_and_time_left_of_the_run_are_shown(tmp_path, monkeypatch):
     """The program ends after the line is printed."""
     programs(tmp_path, monkeypatch, LOGGING)
-    monkeypatch.setattr(command, '_PROGRESS_PERIOD', 0.01)
+    monkeypatch.setattr(sweep, '_PROGRESS_PERIOD', 0.01)
     monkeypatch.setattr(command, '_show_results', lambda *args: None)
     lines = []
 
@@ -159,13 +193,13 @@ def test_step_loss_and_time_left_of_the_run_are_shown(tmp_path, monkeypatch):
         if 'step 3 of 8' in line:
             (tmp_path / 'runs/remixer/seen').write_text('')
 
-    monkeypatch.setattr(command, '_print', print_line)
+    monkeypatch.setattr(sweep, 'print_line', print_line)
     assert main(['compare', 'train', '--models=remixer', f'--folder={tmp_path}/runs']) == 0
     assert 'remixer, seed 0: step 3 of 8, loss 2.0000, 2m30s left' in lines
 
 
 def test_every_model_is_built_before_the_first_run(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(command, 'PROGRAM', ('false',))
+    monkeypatch.setattr(sweep, 'PROGRAM', ('false',))
     monkeypatch.chdir(tmp_path)
     (tmp_path / 'own').mkdir()
     (tmp_path / 'own/bad.gin').write_text("include 'models/t5_1_1.gin'\nENCODER_MIXER = @attention.NoSuchMixer\n")
