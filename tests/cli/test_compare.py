@@ -5,7 +5,6 @@ import json
 import os
 import re
 import signal
-import statistics
 import subprocess
 import sys
 import threading
@@ -121,30 +120,32 @@ def test_settings_are_a_grid_or_a_random_part_of_it():
     assert more[:2] == few and len(set(more)) == 4 and settings() == [()]
 
 
-def test_a_search_and_its_seeds_run_once_and_results_are_written(tmp_path, capsys, monkeypatch, warm_python):
+def table_rows(output):
+    """The texts of each row of the printed tables, by its heading."""
+    lines = (re.split(r'\s{2,}', line.strip()) for line in output.splitlines())
+    return {heading: texts for heading, *texts in lines}
+
+
+def test_a_sweep_prints_a_table_writes_a_report_and_is_not_repeated(tmp_path, capsys, monkeypatch, warm_python):
     monkeypatch.setattr(sweep, 'PROGRAM', (*warm_python.command, '-m', 'remixer_t5x.cli.main'))
     monkeypatch.chdir(tmp_path)
     (tmp_path / 'text.txt').write_text('\n\n'.join(f'The number {i} is after {i - 1}. ' * 4 for i in range(200)))
-    (tmp_path / 'mine.gin').write_text("include 'models/t5_1_1.gin'\n")
+    (tmp_path / 'mine.gin').write_text("include 'models/remixer.gin'\n")
     arguments = [f'--gin.FILES={tmp_path}/text.txt', '--models=t5_1_1,mine.gin', f'--folder={tmp_path}/runs']
-    arguments += ['--over=LEARNING_RATE=1e-3,1e3', '--seeds=0,1', '--equal=parameters']
+    arguments.append('--equal=parameters')
     assert compare(*arguments) == 0
     output = capsys.readouterr()
-    assert '4 runs, 0 finished before' in output.err and '4 runs, 2 finished before' in output.err
-    rows = dict(
-        re.split(r'\s{2,}', line.strip(), maxsplit=1) for line in output.out.splitlines() if '  ' in line.strip()
-    )
-    assert rows['seeds'].split() == ['2', '2'] and rows['best setting'].split() == ['LEARNING_RATE=1e-3'] * 2
-    files = [tmp_path / f'runs/mine/LEARNING_RATE=1e-3/seed_{seed}/metrics.jsonl' for seed in (0, 1)]
-    losses = [json.loads(line) for file in files for line in file.read_text().splitlines()]
-    held_out = [record['loss'] for record in losses if record['kind'] != 'train']
-    assert f'{statistics.fmean(held_out):.4f} ± {statistics.stdev(held_out):.4f}' in rows['held-out loss']
-    assert 'no difference shown' in (tmp_path / 'runs/comparison.txt').read_text()
+    assert '2 runs, 0 finished before' in output.err and 'mine has REMIXER_DIM' in output.err
+    rows = table_rows(output.out)
+    parameters = [int(text.replace(',', '')) for text in rows['parameters']]
+    assert abs(parameters[1] / parameters[0] - 1) <= equal.TOLERANCE
+    losses = [json.loads(line) for line in (tmp_path / 'runs/mine/seed_0/metrics.jsonl').read_text().splitlines()]
+    held_out = [record['loss'] for record in losses if record['kind'] != 'train'][-1]
+    assert rows['held-out loss'][1] == f'{held_out:.4f}' and rows['seeds'] == ['1', '1']
+    assert 'one seed: no interval' in (tmp_path / 'runs/comparison.txt').read_text()
     assert (tmp_path / 'runs/report.html').read_text().startswith('<!DOCTYPE html>')
-    assert len((tmp_path / 'runs/runs.csv').read_text().splitlines()) == 7
-    assert (tmp_path / 'runs/figures/comparison-search.png').exists()
     assert compare(*arguments) == 0
-    assert '4 runs, 4 finished before' in capsys.readouterr().err
+    assert '2 runs, 2 finished before' in capsys.readouterr().err
 
 
 def programs(tmp_path, monkeypatch, text):
@@ -166,6 +167,45 @@ def test_a_failed_run_does_not_stop_the_others_and_is_retried(tmp_path, monkeypa
     (tmp_path / 'runs/t5_1_1/seed_0').mkdir()  # as a real run does
     assert main(['compare', 'train', *arguments]) == 1
     assert '2 runs, 1 finished before' in capsys.readouterr().err
+
+
+TIMED = """
+import json, pathlib, sys
+words = dict(word.removeprefix('--gin.').split('=', 1) for word in sys.argv if '=' in word)
+if words['LEARNING_RATE'] == '1e3':
+    sys.exit('error: the loss is not finite')
+folder = pathlib.Path(words['MODEL_DIR'])
+folder.mkdir()
+(folder / 'remixer_t5x_run.json').write_text('{}')
+(folder / 'config.gin').write_text(f"TRAIN_STEPS = {words['TRAIN_STEPS']}\\nSEED = {words['SEED']}\\n")
+loss = (1 + int(words['SEED'])) * 2 * float(words['LEARNING_RATE'])
+timing = {'seconds_per_step': 2.0 if 'mine' in words['--model'] else 1.0}
+lines = [{'kind': 'train', 'step': 1, 'loss': 6.0, 'timing': timing}, {'kind': 'eval', 'step': 1, 'loss': loss}]
+(folder / 'metrics.jsonl').write_text(''.join(json.dumps(line) + '\\n' for line in lines))
+"""
+
+
+def test_a_search_chooses_settings_at_equal_training_time(tmp_path, monkeypatch, capsys):
+    (tmp_path / 'program.py').write_text(TIMED)
+    monkeypatch.setattr(sweep, 'PROGRAM', (sys.executable, str(tmp_path / 'program.py')))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / 'mine.gin').write_text("include 'models/t5_1_1.gin'\n")
+    (tmp_path / 'text.txt').write_text('some text')
+    arguments = ['--models=t5_1_1,mine.gin', '--folder=runs', '--equal=time', '--over=LEARNING_RATE=1e3,1e-2,1e-3']
+    assert compare(*arguments, '--seeds=0,1', '--gin.FILES=text.txt', '--gin.LEARNING_RATE=1') == 1
+    output = capsys.readouterr()
+    assert 'mine was trained for 1 steps instead of 2' in output.err
+    assert 'FAILED mine, LEARNING_RATE=1e3, seed 0: error: the loss is not finite' in output.err
+    rows = table_rows(output.out)
+    assert rows['best setting'] == ['LEARNING_RATE=1e-3'] * 2 and rows['seeds'] == ['2', '2']
+    assert rows['LEARNING_RATE=1e-2'] == ['0.02'] * 2 and rows['LEARNING_RATE=1e3'] == ['-', '-']
+    steps = [
+        (tmp_path / f'runs/{name}/LEARNING_RATE=1e-3/seed_1/config.gin').read_text() for name in ('t5_1_1', 'mine')
+    ]
+    assert [text.splitlines()[0] for text in steps] == ['TRAIN_STEPS = 2', 'TRAIN_STEPS = 1']
+    assert '2 runs failed' in (tmp_path / 'runs/comparison.txt').read_text()
+    assert len((tmp_path / 'runs/runs.csv').read_text().splitlines()) == 9
+    assert (tmp_path / 'runs/figures/comparison-search.png').exists()
 
 
 LOGGING = """

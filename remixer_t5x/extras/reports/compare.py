@@ -188,10 +188,11 @@ def _make_equal(
     setting, notes = runs.settings[0], []
     changes: dict[str, Setting] = {}
     if args.equal == 'time':
-        equal.count(args, first, model, setting)
+        equal.count(args, first, model, ())
         steps, timed = resolved.macro('TRAIN_STEPS'), str(3 * resolved.macro('LOG_PERIOD', 100))
         short = (('TRAIN_STEPS', timed), ('WARMUP_STEPS', '1'), ('CHECKPOINT_PERIOD', timed))
-        cells = [runs.cell(label, setting, runs.seeds[0], short, 'timing') for label in runs.models]
+        # Without a setting of the search, whose learning rate may be too high.
+        cells = [runs.cell(label, (), runs.seeds[0], short, 'timing') for label in runs.models]
         sweep.run(cells)
         for cell, line in sweep.failed.items():
             raise UserError(f'--equal=time needs the step time of each model, and {cell.name} failed: {line}')

@@ -355,7 +355,7 @@ def _digits(measure: str) -> int:
 
 def _mean_text(values: Iterable[float], digits: int) -> str:
     """`5.12 ± 0.03`: mean and sample standard deviation; only the mean for one value."""
-    cell = tables.Cell(dict(enumerate(values)))
+    cell = tables.Cell(list(enumerate(values)))
     return ' ± '.join(f'{value:,.{digits}f}' for value in (cell.mean, cell.deviation) if value is not None)
 
 

@@ -23,25 +23,25 @@ class Cell:
     """One metric of a group of runs.
 
     Attributes:
-        by_seed: the value of each seed.
+        values: (seed, value) of each run.
         best: whether the group is shown to be better than every other one.
     """
 
-    by_seed: Mapping[int, float]
+    values: Sequence[tuple[int, float]]
     best: bool = False
 
     @property
-    def mean(self) -> float:
-        return statistics.fmean(self.by_seed.values())
+    def by_seed(self) -> BySeed:
+        return dict(self.values)
 
     @property
-    def count(self) -> int:
-        return len(self.by_seed)
+    def mean(self) -> float:
+        return statistics.fmean(value for _, value in self.values)
 
     @property
     def deviation(self) -> float | None:
         """Sample standard deviation (n - 1); None for one run."""
-        return statistics.stdev(self.by_seed.values()) if self.count > 1 else None
+        return statistics.stdev(value for _, value in self.values) if len(self.values) > 1 else None
 
 
 # The name of an evaluation and of a metric, and a cell for each group of seeds.
@@ -92,7 +92,7 @@ def _row(groups: Sequence[Group], kind: str, name: str) -> Row:
             if kind in (latest := run.latest()) and (value := task_metrics(latest[kind]).get(name)) is not None
         ]
         if values:
-            cells[key] = Cell(dict(values))
+            cells[key] = Cell(values)
     pairs = compare_models({key: cell.by_seed for key, cell in cells.items()}, rank(name, 1.0) > 0)
     wins = collections.Counter(pair.model for pair in pairs if pair.is_shown)
     for key in cells:

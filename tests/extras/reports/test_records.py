@@ -37,7 +37,7 @@ def test_runs_that_differ_only_in_seed_and_folders_are_one_group():
 def test_the_table_has_mean_and_sample_deviation_over_seeds(values):
     runs = [_run(f'r{n}', f'SEED = {n}\nX = 1\n', eval__cb=(9, {'f1': value})) for n, value in enumerate(values)]
     [(kind, metric, [cell])] = tables.task_table(records.by_seed(runs))
-    assert (kind, metric, cell.count) == ('cb, eval', 'f1', len(values))
+    assert (kind, metric, len(cell.values)) == ('cb, eval', 'f1', len(values))
     assert cell.mean == pytest.approx(statistics.mean(values))
     assert cell.deviation == (pytest.approx(statistics.stdev(values)) if len(values) > 1 else None)
 
