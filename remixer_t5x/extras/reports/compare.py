@@ -141,6 +141,7 @@ def plan(args: argparse.Namespace) -> Plan:
         args.compared,
         *(f'--gin_search_paths={paths}' for paths in args.gin_search_paths),
         *(f'--gin_file={file}' for file in args.gin_file),
+        *([f'--tfds_data_dir={args.tfds_data_dir}'] if args.tfds_data_dir else ()),
         *(f'--gin.{name}={value}' for name, value in args.gin_flags),
     )
     folder = pathlib.Path(args.folder).expanduser().absolute()
@@ -291,6 +292,6 @@ COMMAND = Command(
     run,
     (
         'remixer-t5x compare train --gin_file=experiments/python_docs.gin --models=t5_1_1,remixer,hyper_mixer '
-        '--seeds=0,1,2 --folder=runs/compared',
+        '--seeds=0,1,2 --folder=runs/compared --over LEARNING_RATE=5e-3,2e-2 --equal=flops',
     ),
 )

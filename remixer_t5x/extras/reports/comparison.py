@@ -55,7 +55,7 @@ class Search:
 
     def expected(self, model: str) -> list[float]:
         """The expected best value of k = 1, ..., n settings; see `differences.expected_best`."""
-        values = self.sign * np.asarray(list(self.values[model].values()))
+        values: np.ndarray = self.sign * np.asarray(list(self.values[model].values()))
         return (self.sign * differences.expected_best(values)).tolist()
 
 
@@ -196,7 +196,10 @@ class Comparison:
             for name in names
         )
         steps = _range([numbers.step for numbers in self.overviews.values()])
-        sentences = [f'We trained {sizes} for {steps} steps with {_range(seeds)} seed{_s(max(seeds))}.', *self.changes]
+        sentences = [
+            f'We trained {sizes} for {steps} steps with {_range(seeds)} seed{_plural_s(max(seeds))}.',
+            *self.changes,
+        ]
         if search := self.search:
             macros = _join(name for name, _ in search.cells[0].setting)
             best = _join(f'{setting_text(search.best(name))} for {name}' for name in names)
@@ -218,7 +221,7 @@ class Comparison:
         costs = _join(f'{self._cost(group)} for {group.name}' for group in self.groups)
         sentences.append(f'E x D x H (training FLOPs of an example, examples of a run, settings tried) was {costs}.')
         if self.failed:
-            sentences.append(f'{len(self.failed)} run{_s(len(self.failed))} failed.')
+            sentences.append(f'{len(self.failed)} run{_plural_s(len(self.failed))} failed.')
         return ' '.join([*sentences, *self.bootstrap])
 
     def pictures(self) -> list[Picture]:
@@ -288,7 +291,7 @@ def bootstrap_sentences(groups: Sequence[Group]) -> list[str]:
             parts.append(f'{gains.mean():.2f} points above {name} ({interval})')
         sentences.append(
             f'Predictions of {task} that equal the target: {best} has {right[best].mean():.2f}%, '
-            f'{_join(sorted(parts))}, over {len(examples):,} examples and {len(seeds)} seed{_s(len(seeds))}.'
+            f'{_join(sorted(parts))}, over {len(examples):,} examples and {len(seeds)} seed{_plural_s(len(seeds))}.'
         )
     return sentences
 
@@ -374,5 +377,6 @@ def _join(parts: Iterable[str]) -> str:
     return f'{", ".join(others)} and {last}' if others else last
 
 
-def _s(count: int) -> str:
+def _plural_s(count: int) -> str:
+    """The `s` of a plural noun."""
     return 's' if count > 1 else ''
