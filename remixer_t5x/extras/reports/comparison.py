@@ -23,7 +23,7 @@ from remixer_t5x.extras.reports.records import Group, Run
 from remixer_t5x.extras.reports.sweep import Cell, Setting, setting_text
 from remixer_t5x.train import progress
 
-_FIGURE_WIDTH = 5.2
+_FIGURE_WIDTH = 4.4
 # Numbers of trials in the table of a search.
 _TRIALS = (1, 2, 3, 5, 10, 20, 50, 100, 200, 500)
 
@@ -192,7 +192,7 @@ class Comparison:
         names = [group.name for group in self.groups]
         seeds = [len(group.runs) for group in self.groups]
         sizes = _join(
-            f'{name} ({self.counts[name].total_parameters:,} parameters, {self._flops(name)}FLOPs per token)'
+            f'{name} ({self.counts[name].total_parameters:,} parameters, {self._flops(name)} forward FLOPs per token)'
             for name in names
         )
         steps = _range([numbers.step for numbers in self.overviews.values()])
