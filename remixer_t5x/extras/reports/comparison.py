@@ -303,9 +303,9 @@ def write_csv(
     lines: list[dict[str, Any]] = []
     for cell in (*runs, *failed):
         line = {'model': cell.model, 'setting': setting_text(cell.setting), 'seed': cell.seed, 'folder': cell.folder}
-        if count := counts.get(cell):
-            line |= {'parameters': count.total_parameters}
-            line |= {'forward_flops_per_token': count.total_forward_flops / count.tokens}
+        count = counts.get(cell)
+        line |= {'parameters': count and count.total_parameters}
+        line |= {'forward_flops_per_token': count and count.total_forward_flops / count.tokens}
         if cell in runs:
             numbers = overview.overview(runs[cell])
             line |= {'steps': numbers.step, 'seconds': numbers.seconds, 'tokens_per_second': numbers.tokens_per_second}
