@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from remixer_t5x.extras.reports import compare
+from remixer_t5x.extras.reports import sweep
 from tests.support import paths
 
 TRAP = 'open({log!r}, "a").write(f"{{__name__}}\\n")\n'
@@ -74,7 +74,7 @@ def test_a_command_runs_nothing_of_a_strangers_folder(folder):
         ['infer', '--checkpoint=run', '--input=text.txt', '--output=answers.jsonl', '--gin.INFER_BATCH_SIZE=200'],
         ['convert', '--checkpoint=run', '--to_shared=shared'],
     )
-    children = subprocess.run([*compare.PROGRAM, '--version'], cwd=folder, env=paths.environment(), capture_output=True)
+    children = subprocess.run([*sweep.PROGRAM, '--version'], cwd=folder, env=paths.environment(), capture_output=True)
     assert children.returncode == 0, children.stderr
     assert not (folder / 'log').exists(), (folder / 'log').read_text()
     assert (folder / 'brotli.py').exists() and len(list(folder.glob('*.py'))) > len(sys.stdlib_module_names)

@@ -32,7 +32,7 @@ OPENED = {
     'remixer_t5x/config/files.py::read': TRUSTED,
     'remixer_t5x/config/user_modules.py::imported': TRUSTED,
     'remixer_t5x/extras/forecast/hlo_costs.py::_cost_estimate': OWN,
-    'remixer_t5x/extras/reports/compare.py::_last_line': OWN,
+    'remixer_t5x/extras/reports/sweep.py::_last_line': OWN,
     'remixer_t5x/data/pipeline.py::require_cache': TRUSTED,
     'remixer_t5x/data/stream.py::capture': OWN,
     'remixer_t5x/devices/collectives.py::_poll': PEER,
@@ -74,7 +74,7 @@ USING = {
     'tasks/remixer_tasks/vocabularies.py',
     *(
         'remixer_t5x/checkpoints/durable.py',
-        'remixer_t5x/extras/reports/compare.py',
+        'remixer_t5x/extras/reports/sweep.py',
     ),
     *('remixer_t5x/checkpoints/saved_params.py', 'remixer_t5x/checkpoints/untrusted.py'),
     # tests/cli/test_report.py

@@ -263,13 +263,6 @@ def test_results_of_another_vocabulary_are_other_results(studies):
     assert asked('--vocabulary=small.model') == asked(), 'COGS has words of its own'
 
 
-def test_expected_best_is_the_mean_over_all_draws(studies):
-    values = [3.0, 1.0, 4.0, 1.5]
-    curve = studies.tuning.expected_best(values)
-    for k in range(1, 5):
-        assert curve[k - 1] == pytest.approx(np.mean([max(drawn) for drawn in itertools.product(values, repeat=k)]))
-
-
 def test_expected_bests_are_compared_with_attention_as_far_as_both_go(studies):
     curves = {'attention': np.array([0.0, 40.0, 50.0]), 'fnet': np.array([1.0, 50.0])}
     more = studies.tuning.relative(curves, 'fnet')

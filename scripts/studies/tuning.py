@@ -9,11 +9,11 @@ appended to --out as they are known; started again, it does what is missing. Tas
 """
 
 import argparse
-from collections.abc import Sequence
 
 import numpy as np
 from library import figures, small_task
 
+from remixer_t5x.extras.reports.differences import expected_best
 from remixer_t5x.extras.reports.pictures import drawing
 
 LOG10_RATE, DROPOUT = (-8.0, -1.0), (0.0, 0.5)
@@ -31,13 +31,6 @@ def drawn(number: int) -> dict[str, float]:
 def trials_of(args: argparse.Namespace, variant: str) -> list[small_task.Trial]:
     """Each with a seed of its own, as the paper's trials."""
     return [small_task.trial_of(args, variant, number, **drawn(number)) for number in range(args.trials)]
-
-
-def expected_best(values: Sequence[float]) -> np.ndarray:
-    """Of the best of k = 1, ..., n trials that are drawn with replacement from `values`, [n]."""
-    ordered, n = np.sort(values), len(values)
-    k, rank = np.arange(1, n + 1)[:, None], np.arange(1, n + 1)
-    return np.sum(ordered * ((rank / n) ** k - ((rank - 1) / n) ** k), axis=1)
 
 
 def relative(curves: dict[str, np.ndarray], variant: str) -> np.ndarray:

@@ -1,7 +1,9 @@
 """`compare` as a user types it: plans, real runs, failures, signals, and `--model`."""
 
+import argparse
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -14,6 +16,7 @@ from remixer_t5x.cli.main import main
 from remixer_t5x.config import loading
 from remixer_t5x.errors import UserError
 from remixer_t5x.extras.reports import compare as command
+from remixer_t5x.extras.reports import equal, sweep
 from remixer_t5x.models.sublayers import attention, feed_forward, fnet, hyper_mixer, remixer
 
 SMALL = [
@@ -86,6 +89,12 @@ def compare(*arguments):
         (['--models=t5_1_1', '--seeds=0,x', '--folder=f'], "--seeds must be whole numbers, got 'x'"),
         (['--models=t5_1_1', '--folder=f', '--gin.SEED=1'], '--gin.SEED is set for each run; type --seeds=0,1,2'),
         (['--models=t5_1_1', '--folder=f', '--gin.MODEL_DIR=m'], 'type --folder=DIR instead'),
+        (['--models=t5_1_1', '--folder=f', '--over=SEED=1,2'], '--over=SEED=1,2 must name another macro'),
+        (['--models=t5_1_1', '--folder=f', '--over=MLP_DIM=8,8'], '--over=MLP_DIM=8,8 must have different values'),
+        (
+            ['--models=t5_1_1', '--folder=f', '--over=MLP_DIM=8,9', '--over_random=3'],
+            '--over_random must be at most the 2 settings of --over, got 3',
+        ),
     ],
 )
 def test_a_mistake_is_one_line(arguments, words, capsys, tmp_path, monkeypatch):
@@ -96,20 +105,44 @@ def test_a_mistake_is_one_line(arguments, words, capsys, tmp_path, monkeypatch):
     assert not any(tmp_path.iterdir())
 
 
+def settings(*arguments):
+    parser = argparse.ArgumentParser(epilog='')
+    command.add_arguments(parser)
+    args = parser.parse_args(['train', '--models=t5_1_1', '--folder=f', *arguments])
+    args.gin_flags = ()
+    return command.plan(args).settings
+
+
+def test_settings_are_a_grid_or_a_random_part_of_it():
+    grid = settings('--over=A=1,2', '--over', 'B=(1, 2),@x.Y')
+    assert grid == [(('A', a), ('B', b)) for a in ('1', '2') for b in ('(1, 2)', '@x.Y')]
+    few, more = (settings('--over=A=1,2,3,4,5,6', f'--over_random={count}') for count in (2, 4))
+    assert more[:2] == few and len(set(more)) == 4 and settings() == [()]
+
+
+def table_rows(output):
+    """The texts of each row of the printed tables, by its heading."""
+    lines = (re.split(r'\s{2,}', line.strip()) for line in output.splitlines())
+    return {heading: texts for heading, *texts in lines}
+
+
 def test_a_sweep_prints_a_table_writes_a_report_and_is_not_repeated(tmp_path, capsys, monkeypatch, warm_python):
-    monkeypatch.setattr(command, 'PROGRAM', (*warm_python.command, '-m', 'remixer_t5x.cli.main'))
+    monkeypatch.setattr(sweep, 'PROGRAM', (*warm_python.command, '-m', 'remixer_t5x.cli.main'))
     monkeypatch.chdir(tmp_path)
     (tmp_path / 'text.txt').write_text('\n\n'.join(f'The number {i} is after {i - 1}. ' * 4 for i in range(200)))
     (tmp_path / 'mine.gin').write_text("include 'models/remixer.gin'\n")
     arguments = [f'--gin.FILES={tmp_path}/text.txt', '--models=t5_1_1,mine.gin', f'--folder={tmp_path}/runs']
+    arguments.append('--equal=parameters')
     assert compare(*arguments) == 0
     output = capsys.readouterr()
-    assert '2 runs, 0 finished before' in output.err
-    rows = [line.split() for line in output.out.splitlines() if line.strip().startswith(('t5_1_1 ', 'mine '))]
-    assert [row[0] for row in rows] == ['t5_1_1', 'mine'] and all(row[4] == '1' for row in rows)
+    assert '2 runs, 0 finished before' in output.err and 'mine has REMIXER_DIM' in output.err
+    rows = table_rows(output.out)
+    parameters = [int(text.replace(',', '')) for text in rows['parameters']]
+    assert abs(parameters[1] / parameters[0] - 1) <= equal.TOLERANCE
     losses = [json.loads(line) for line in (tmp_path / 'runs/mine/seed_0/metrics.jsonl').read_text().splitlines()]
     held_out = [record['loss'] for record in losses if record['kind'] != 'train'][-1]
-    assert rows[1][6] == f'{held_out:.4f}'
+    assert rows['held-out loss'][1] == f'{held_out:.4f}' and rows['seeds'] == ['1', '1']
+    assert 'one seed: no interval' in (tmp_path / 'runs/comparison.txt').read_text()
     assert (tmp_path / 'runs/report.html').read_text().startswith('<!DOCTYPE html>')
     assert compare(*arguments) == 0
     assert '2 runs, 2 finished before' in capsys.readouterr().err
@@ -118,9 +151,10 @@ def test_a_sweep_prints_a_table_writes_a_report_and_is_not_repeated(tmp_path, ca
 def programs(tmp_path, monkeypatch, text):
     """Replaces the program of runs."""
     (tmp_path / 'program.py').write_text(text)
-    monkeypatch.setattr(command, 'PROGRAM', (sys.executable, str(tmp_path / 'program.py')))
+    monkeypatch.setattr(sweep, 'PROGRAM', (sys.executable, str(tmp_path / 'program.py')))
     # They have no gin files.
-    monkeypatch.setattr(command, '_model_costs', lambda args, cells: {})
+    monkeypatch.setattr(command, '_count', lambda *args: {})
+    monkeypatch.setattr(equal, 'warnings', lambda counts: [])
 
 
 def test_a_failed_run_does_not_stop_the_others_and_is_retried(tmp_path, monkeypatch, capsys):
@@ -128,10 +162,50 @@ def test_a_failed_run_does_not_stop_the_others_and_is_retried(tmp_path, monkeypa
     monkeypatch.setattr(command, '_show_results', lambda *args: None)
     arguments = ['--models=remixer,t5_1_1', f'--folder={tmp_path}/runs']
     assert main(['compare', 'train', *arguments]) == 1
-    assert 'remixer, seed 0: FAILED with 7: boom' in capsys.readouterr().err
+    error = capsys.readouterr().err
+    assert 'remixer, seed 0: FAILED with 7: boom' in error and error.endswith('FAILED remixer, seed 0: boom\n')
     (tmp_path / 'runs/t5_1_1/seed_0').mkdir()  # as a real run does
     assert main(['compare', 'train', *arguments]) == 1
     assert '2 runs, 1 finished before' in capsys.readouterr().err
+
+
+TIMED = """
+import json, pathlib, sys
+words = dict(word.removeprefix('--gin.').split('=', 1) for word in sys.argv if '=' in word)
+if words['LEARNING_RATE'] == '1e3':
+    sys.exit('error: the loss is not finite')
+folder = pathlib.Path(words['MODEL_DIR'])
+folder.mkdir()
+(folder / 'remixer_t5x_run.json').write_text('{}')
+(folder / 'config.gin').write_text(f"TRAIN_STEPS = {words['TRAIN_STEPS']}\\nSEED = {words['SEED']}\\n")
+loss = (1 + int(words['SEED'])) * 2 * float(words['LEARNING_RATE'])
+timing = {'seconds_per_step': 2.0 if 'mine' in words['--model'] else 1.0}
+lines = [{'kind': 'train', 'step': 1, 'loss': 6.0, 'timing': timing}, {'kind': 'eval', 'step': 1, 'loss': loss}]
+(folder / 'metrics.jsonl').write_text(''.join(json.dumps(line) + '\\n' for line in lines))
+"""
+
+
+def test_a_search_chooses_settings_at_equal_training_time(tmp_path, monkeypatch, capsys):
+    (tmp_path / 'program.py').write_text(TIMED)
+    monkeypatch.setattr(sweep, 'PROGRAM', (sys.executable, str(tmp_path / 'program.py')))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / 'mine.gin').write_text("include 'models/t5_1_1.gin'\n")
+    (tmp_path / 'text.txt').write_text('some text')
+    arguments = ['--models=t5_1_1,mine.gin', '--folder=runs', '--equal=time', '--over=LEARNING_RATE=1e3,1e-2,1e-3']
+    assert compare(*arguments, '--seeds=0,1', '--gin.FILES=text.txt', '--gin.LEARNING_RATE=1') == 1
+    output = capsys.readouterr()
+    assert 'mine was trained for 1 steps instead of 2' in output.err
+    assert 'FAILED mine, LEARNING_RATE=1e3, seed 0: error: the loss is not finite' in output.err
+    rows = table_rows(output.out)
+    assert rows['best setting'] == ['LEARNING_RATE=1e-3'] * 2 and rows['seeds'] == ['2', '2']
+    assert rows['LEARNING_RATE=1e-2'] == ['0.02'] * 2 and rows['LEARNING_RATE=1e3'] == ['-', '-']
+    steps = [
+        (tmp_path / f'runs/{name}/LEARNING_RATE=1e-3/seed_1/config.gin').read_text() for name in ('t5_1_1', 'mine')
+    ]
+    assert [text.splitlines()[0] for text in steps] == ['TRAIN_STEPS = 2', 'TRAIN_STEPS = 1']
+    assert '2 runs failed' in (tmp_path / 'runs/comparison.txt').read_text()
+    assert len((tmp_path / 'runs/runs.csv').read_text().splitlines()) == 9
+    assert (tmp_path / 'runs/figures/comparison-search.png').exists()
 
 
 LOGGING = """
@@ -150,7 +224,7 @@ while not (folder.parent / 'seen').exists():
 def test_step_loss_and_time_left_of_the_run_are_shown(tmp_path, monkeypatch):
     """The program ends after the line is printed."""
     programs(tmp_path, monkeypatch, LOGGING)
-    monkeypatch.setattr(command, '_PROGRESS_PERIOD', 0.01)
+    monkeypatch.setattr(sweep, '_PROGRESS_PERIOD', 0.01)
     monkeypatch.setattr(command, '_show_results', lambda *args: None)
     lines = []
 
@@ -159,13 +233,13 @@ def test_step_loss_and_time_left_of_the_run_are_shown(tmp_path, monkeypatch):
         if 'step 3 of 8' in line:
             (tmp_path / 'runs/remixer/seen').write_text('')
 
-    monkeypatch.setattr(command, '_print', print_line)
+    monkeypatch.setattr(sweep, 'print_line', print_line)
     assert main(['compare', 'train', '--models=remixer', f'--folder={tmp_path}/runs']) == 0
     assert 'remixer, seed 0: step 3 of 8, loss 2.0000, 2m30s left' in lines
 
 
 def test_every_model_is_built_before_the_first_run(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(command, 'PROGRAM', ('false',))
+    monkeypatch.setattr(sweep, 'PROGRAM', ('false',))
     monkeypatch.chdir(tmp_path)
     (tmp_path / 'own').mkdir()
     (tmp_path / 'own/bad.gin').write_text("include 'models/t5_1_1.gin'\nENCODER_MIXER = @attention.NoSuchMixer\n")

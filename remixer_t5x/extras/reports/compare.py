@@ -1,57 +1,57 @@
-"""`remixer-t5x compare`: trains one recipe with several models and seeds, then prints a table and writes a report.
+"""`remixer-t5x compare`: trains one recipe with several models and seeds, and tells which differences they show.
 
-Each run is a separate process, so that a failure does not affect the others, and resumes from its checkpoints. The same
-command again skips finished runs.
+With `--over`, the first seed searches over settings, and the other seeds run at the best setting of each model.
 """
 
 import argparse
-import contextlib
 import dataclasses
-import json
-import os
+import itertools
 import pathlib
-import signal
-import subprocess
-import sys
-import time
+import random
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from remixer_t5x import ranges, untrusted_files
+from remixer_t5x import ranges
 from remixer_t5x.cli import arguments, console, train
 from remixer_t5x.cli.command import Command
 from remixer_t5x.errors import UserError
+from remixer_t5x.extras.reports import equal
+from remixer_t5x.extras.reports.sweep import Cell, Setting, Stopped, Sweep, print_line, setting_text
 
-# -P: without it, Python searches the current folder for its own modules first.
-PROGRAM = (sys.executable, '-P', '-m', 'remixer_t5x.cli.main')
 COMMANDS = (train.TRAIN.name, train.FINETUNE.name)
-# A file in the folder of the sweep with the commands that have finished.
-FINISHED = 'finished.jsonl'
-REPORT = 'report.html'
-_USER_MISTAKE = 2
-# Seconds between two lines of progress.
-_PROGRESS_PERIOD = 30.0
+REPORT, TABLE, PARAGRAPH, FIGURES = 'report.html', 'runs.csv', 'comparison.txt', 'figures'
 # Macros that the sweep sets for each run, and the flags to type instead.
 _SWEEP_MACROS = {'MODEL_DIR': '--folder=DIR', 'SEED': '--seeds=0,1,2'}
 
 
 @dataclasses.dataclass(frozen=True)
-class Cell:
-    """One run of the sweep. `model` is its label, and `files` its `--model`."""
+class Plan:
+    """The runs of a comparison.
 
-    model: str
-    seed: int
+    Attributes:
+        models: the `--model` of each model by its label.
+        settings: settings that are tried for each model; one empty setting without a search.
+        seeds: seeds of the runs at the best setting; the first is that of the search.
+        folder: folder of all runs.
+        recipe: the command and flags of all runs.
+        changes: settings of a model that make it equal to the first one.
+    """
+
+    models: Mapping[str, str]
+    settings: Sequence[Setting]
+    seeds: Sequence[int]
     folder: pathlib.Path
-    command: tuple[str, ...]
-    files: str = ''
+    recipe: tuple[str, ...]
+    changes: Mapping[str, Setting] = dataclasses.field(default_factory=dict)
 
-    @property
-    def name(self) -> str:
-        return f'{self.model}, seed {self.seed}'
-
-    @property
-    def log(self) -> pathlib.Path:
-        return self.folder.with_suffix('.log')
+    def cell(self, model: str, setting: Setting, seed: int, extra: Setting = (), name: str = '') -> Cell:
+        """One run, in `<model>/[<setting>/]seed_<n>`, or in `<model>/<name>`; `extra` overrides other settings."""
+        place = [model.replace('/', '_'), re.sub(r'[^\w.=,+-]+', '_', setting_text(setting)), name or f'seed_{seed}']
+        folder = self.folder.joinpath(*filter(None, place))
+        flags = [*self.changes.get(model, ()), *setting, *extra, ('SEED', str(seed)), ('MODEL_DIR', str(folder))]
+        gin_flags = (f'--gin.{macro}={value}' for macro, value in flags)
+        return Cell(model, setting, seed, folder, (*self.recipe, f'--model={self.models[model]}', *gin_flags))
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -61,55 +61,60 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument('--models', metavar='NAMES', help=models)
     parser.add_argument('--seeds', metavar='NUMBERS', default='0', help='comma-separated (default 0)')
     parser.add_argument('--folder', metavar='DIR', help='folder for a MODEL_DIR per run, and report.html')
+    over = (
+        'a macro and values to try with the first seed, as in LEARNING_RATE=1e-3,3e-3; repeatable (a grid); the other '
+        'seeds run at the best setting of each model'
+    )
+    parser.add_argument('--over', action='append', default=[], metavar='NAME=VALUES', help=over)
+    over_random = 'try only N settings of the grid, drawn at random, the same for all models'
+    parser.add_argument('--over_random', type=arguments.whole_number(1), metavar='N', help=over_random)
+    make_equal = (
+        'change the feed-forward width of the models to equal the parameters or FLOPs of the first within 1%%, or '
+        'TRAIN_STEPS to equal its training time'
+    )
+    parser.add_argument('--equal', choices=tuple(equal.NAMES), help=make_equal)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Runs the missing runs, then prints the table and writes the report; returns the exit code.
+    """Runs the missing runs, then prints the results and writes files; returns the exit code.
 
     Raises:
-        UserError: a mistake in the command, or one that a run reports.
+        UserError: a mistake in the command, or one that the first run reports.
     """
-    cells = plan(args)
-    folder = cells[0].folder.parents[1]
+    runs = plan(args)
+    equal.import_on_cpu(args)
+    best = dict.fromkeys(runs.models, runs.settings[0])
+    # Also finds a mistake in the last model before the first one trains for hours.
+    counts = _count(args, runs, best)
+    sweep = Sweep(runs.folder)
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f'{folder} cannot be created ({error.strerror}); type another --folder') from None
-    costs = _model_costs(args, cells)
-    for name, (parameters, _) in costs.items():
-        _print(f'{name}: {parameters:,} parameters')
-    sizes = {name: parameters for name, (parameters, _) in costs.items()}
-    if sizes and max(sizes.values()) > 1.05 * min(sizes.values()):
-        smallest, largest = min(sizes, key=sizes.__getitem__), max(sizes, key=sizes.__getitem__)
-        excess = sizes[largest] / sizes[smallest] - 1
-        _print(f'warning: {largest} has {excess:.0%} more parameters than {smallest}; the sizes are not matched')
-    finished = _finished(folder)
-    todo = [cell for cell in cells if list(cell.command) not in finished or not cell.folder.is_dir()]
-    _print(f'{len(cells)} runs, {len(cells) - len(todo)} finished before; in {folder}')
-    failed = []
-    for number, cell in enumerate(todo, 1):
-        _print(f'{number} of {len(todo)}: {cell.name}; {cell.log}')
-        start = time.monotonic()
-        code, stop_signal = _run_cell(cell)
-        if code == 0:
-            with (folder / FINISHED).open('a') as file:
-                file.write(json.dumps(list(cell.command)) + '\n')
-            _print(f'{cell.name}: finished in {time.monotonic() - start:,.0f} s')
-        if stop_signal:
-            _print('stopped; run the same command again to continue')
-            return 128 + stop_signal
-        if code == _USER_MISTAKE:
-            raise UserError(f'{cell.name}: {_last_line(cell.log).removeprefix("error: ")}')
-        if code:
-            failed.append(cell)
-            _print(f'{cell.name}: FAILED with {code}: {_last_line(cell.log)}')
-    if succeeded := [cell for cell in cells if cell not in failed]:
-        _show_results(args, succeeded, folder, costs)
-    return int(bool(failed))
+        changes: list[str] = []
+        if args.equal:
+            runs, changes = _make_equal(args, runs, sweep, counts)
+            counts = _count(args, runs, best)
+        for model, count in counts.items():
+            print_line(f'{model}: {count.total_parameters:,} parameters')
+        for line in changes if args.equal else equal.warnings(counts):
+            print_line(line)
+        search = _search(runs, sweep) if len(runs.settings) > 1 else None
+        if search:
+            best = {model: search.best(model) for model in search.values}
+            counts = _count(args, runs, best)
+        # Seed by seed, so that a stopped sweep has equally many runs of each model.
+        cells = [runs.cell(model, setting, seed) for seed in runs.seeds for model, setting in best.items()]
+        sweep.run(cells)
+    except Stopped as stop:
+        return stop.args[0]
+    if any(cell not in sweep.failed for cell in cells):
+        with arguments.libraries(args):
+            _show_results(sweep, cells, counts, search, changes)
+    for cell, line in sweep.failed.items():
+        print_line(f'FAILED {cell.name}: {line}')
+    return int(bool(sweep.failed))
 
 
-def plan(args: argparse.Namespace) -> list[Cell]:
-    """Lists all runs, seed by seed, so that a stopped sweep has equally many runs of each model."""
+def plan(args: argparse.Namespace) -> Plan:
+    """Checks the flags of the command, and finds the files of its models."""
     from remixer_t5x.config import files, loading
 
     for name, _ in args.gin_flags:
@@ -132,51 +137,35 @@ def plan(args: argparse.Namespace) -> list[Cell]:
         raise UserError(f'--seeds must be whole numbers, got {wrong[0]!r}; type --seeds=0,1,2')
     if not args.folder:
         raise UserError('compare needs a folder for its runs; type --folder=runs/compared')
-    folder = pathlib.Path(args.folder).expanduser().absolute()
-    recipe = [
+    recipe = (
+        args.compared,
         *(f'--gin_search_paths={paths}' for paths in args.gin_search_paths),
         *(f'--gin_file={file}' for file in args.gin_file),
+        *([f'--tfds_data_dir={args.tfds_data_dir}'] if args.tfds_data_dir else ()),
         *(f'--gin.{name}={value}' for name, value in args.gin_flags),
-    ]
-    cells = []
-    for seed in map(int, seeds):
-        for label, model in models.items():
-            run_folder = folder / label.replace('/', '_') / f'seed_{seed}'
-            flags = (f'--model={model}', f'--gin.SEED={seed}', f'--gin.MODEL_DIR={run_folder}')
-            cells.append(Cell(label, seed, run_folder, (args.compared, *recipe, *flags), model))
-    return cells
+    )
+    folder = pathlib.Path(args.folder).expanduser().absolute()
+    return Plan(models, _settings(args), tuple(map(int, seeds)), folder, recipe)
 
 
-def _model_costs(args: argparse.Namespace, cells: Sequence[Cell]) -> dict[str, tuple[int, float]]:
-    """Number of parameters of each model, and FLOPs of its forward pass for one example.
-
-    Loads the configuration of each model as its run does, so that a mistake in the last model stops the sweep before
-    the first one trains for hours. Raises UserError, with the model's name, for the first mistake.
-    """
-    # This process only computes shapes, on the CPU, because the runs need the accelerator. They get the environment
-    # without the change.
-    platforms = os.environ.get('JAX_PLATFORMS')
-    os.environ['JAX_PLATFORMS'] = 'cpu'
-    try:
-        with arguments.libraries(args):
-            from remixer_t5x.config import loading, resolved
-            from remixer_t5x.costs import counts
-    finally:
-        del os.environ['JAX_PLATFORMS']
-        if platforms is not None:
-            os.environ['JAX_PLATFORMS'] = platforms
-    search_paths = arguments.names(','.join(args.gin_search_paths))
-    flags = [*args.gin_flags, ('SEED', '0'), ('MODEL_DIR', str(cells[0].folder))]
-    costs = {}
-    for name, files in {cell.model: cell.files for cell in cells}.items():
-        given = loading.Given(args.gin_file, flags, search_paths, loading.model_files(files, search_paths))
-        try:
-            loading.load(given, train.ROOT, partial=False)
-            count = counts.count(resolved.macro('MODEL'), resolved.macro('TASK_FEATURE_LENGTHS'))
-        except UserError as error:
-            raise UserError(f'{name}: {error}') from error
-        costs[name] = count.total_parameters, count.total_forward_flops
-    return costs
+def _settings(args: argparse.Namespace) -> list[Setting]:
+    """The grid of `--over`, or a random part of it in an order that does not depend on `--over_random`."""
+    axes: dict[str, list[str]] = {}
+    for text in args.over:
+        name, _, values = text.partition('=')
+        if name in axes or name in _SWEEP_MACROS or not name:
+            raise UserError(f'--over={text} must name another macro; type --over LEARNING_RATE=1e-3,3e-3')
+        # Commas in brackets and parentheses belong to a value.
+        axes[name] = [value.strip() for value in re.split(r',(?![^(\[{]*[)\]}])', values) if value.strip()]
+        if not axes[name] or len(set(axes[name])) < len(axes[name]):
+            raise UserError(f'--over={text} must have different values; type --over {name}=1e-3,3e-3')
+    grid = [tuple(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())]
+    if args.over_random is not None:
+        if args.over_random > len(grid):
+            raise UserError(f'--over_random must be at most the {len(grid)} settings of --over, got {args.over_random}')
+        random.Random(0).shuffle(grid)
+        grid = grid[: args.over_random]
+    return grid
 
 
 def _split_names(text: str | None, example: str) -> list[str]:
@@ -190,133 +179,119 @@ def _split_names(text: str | None, example: str) -> list[str]:
     return items
 
 
-def _run_cell(cell: Cell) -> tuple[int, int]:
-    """Runs one cell; returns its exit code, and the signal that stops the sweep (0: none), upon which the run saves."""
-    from remixer_t5x.train import preemption
+def _make_equal(
+    args: argparse.Namespace, runs: Plan, sweep: Sweep, counts: Mapping[str, Any]
+) -> tuple[Plan, list[str]]:
+    """Changes the other models to equal the first one, as `--equal` says; also returns a sentence for each change."""
+    from remixer_t5x.config import resolved
 
-    stop_signal, shown_step = 0, -1
-    cell.folder.parent.mkdir(parents=True, exist_ok=True)
-    with cell.log.open('ab') as log:
-        # New process group, so the child gets one SIGINT, forwarded by us.
-        process = subprocess.Popen(
-            [*PROGRAM, *cell.command], stdout=log, stderr=subprocess.STDOUT, start_new_session=True
-        )
+    (first, model), *others = runs.models.items()
+    setting, notes = runs.settings[0], []
+    changes: dict[str, Setting] = {}
+    if args.equal == 'time':
+        equal.count(args, first, model, ())
+        steps, timed = resolved.macro('TRAIN_STEPS'), str(3 * resolved.macro('LOG_PERIOD', 100))
+        short = (('TRAIN_STEPS', timed), ('WARMUP_STEPS', '1'), ('CHECKPOINT_PERIOD', timed))
+        # Without a setting of the search, whose learning rate may be too high.
+        cells = [runs.cell(label, (), runs.seeds[0], short, 'timing') for label in runs.models]
+        sweep.run(cells)
+        for cell, line in sweep.failed.items():
+            raise UserError(f'--equal=time needs the step time of each model, and {cell.name} failed: {line}')
+        seconds = {cell.model: equal.seconds_per_step(run) for cell, run in _read(cells, sweep).items()}
+        for label, _ in others:
+            ratio = seconds[label] / seconds[first]
+            changes[label] = (('TRAIN_STEPS', str(max(1, round(steps / ratio)))),)
+            notes.append(
+                f'{label} was trained for {changes[label][0][1]} steps instead of {steps}, to equal the training time '
+                f'of {first}: a step takes {ratio:.2f} times as long.'
+            )
+    else:
+        target = equal.cost(counts[first], args.equal)
+        for label, model in others:
 
-        def forward(number: int, _: object) -> None:
-            nonlocal stop_signal
-            stop_signal = number
-            _print(f'{signal.Signals(number).name}: {cell.name} saves, then the sweep ends')
-            process.send_signal(number)
+            def cost_of(widths: Mapping[str, int], label: str = label, model: str = model) -> float:
+                flags = [*setting, *((name, str(width)) for name, width in widths.items())]
+                return equal.cost(equal.count(args, label, model, flags), args.equal)
 
-        handlers = {number: signal.signal(number, forward) for number in preemption.stop_signals()}
-        try:
-            while True:
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    return process.wait(_PROGRESS_PERIOD), stop_signal
-                step, line = _progress(cell.folder)
-                if step > shown_step:
-                    _print(f'{cell.name}: {line}')
-                    shown_step = step
-        finally:
-            for number, handler in handlers.items():
-                signal.signal(number, handler)
-
-
-def _progress(folder: pathlib.Path) -> tuple[int, str]:
-    """The last logged step of a run, and a line with step, loss and time left. -1 if there are no metrics yet."""
-    from remixer_t5x.extras.reports import overview, records, run_folders
-    from remixer_t5x.train import progress
-
-    try:
-        (run,) = run_folders.read_all([str(folder)])
-    except UserError:
-        return -1, ''
-    numbers, seconds = overview.overview(run), run.series(records.TRAIN, 'seconds_per_step')
-    parts = [f'step {numbers.step:,}' + (f' of {numbers.steps:,}' if numbers.steps else '')]
-    if numbers.train_loss is not None:
-        parts.append(f'loss {numbers.train_loss:.4f}')
-    if numbers.steps and seconds:
-        parts.append(f'{progress.duration((numbers.steps - numbers.step) * seconds[-1][1])} left')
-    return numbers.step, ', '.join(parts)
-
-
-def _finished(folder: pathlib.Path) -> list[list[str]]:
-    """The commands that have succeeded in this folder. Skips an incomplete line."""
-    path = folder / FINISHED
-    commands = []
-    with untrusted_files.user_errors(path, 'remove it, and every run starts again from its last checkpoint'):
-        for line in untrusted_files.json_lines(path) if path.exists() else ():
-            if isinstance(line.value, list):
-                commands.append(line.value)
-    return commands
+            before = cost_of({}) / target - 1
+            start = equal.loaded_widths()
+            if abs(before) > equal.TOLERANCE:
+                widths = equal.match_widths(cost_of, start, target)
+                changes[label] = tuple((name, str(width)) for name, width in widths.items())
+                words = ' and '.join(f'{name} {widths[name]} instead of {start[name]}' for name in start)
+                notes.append(
+                    f'{label} has {words}, to equal the {equal.NAMES[args.equal]} of {first}: the difference is '
+                    f'{cost_of(widths) / target - 1:+.1%} instead of {before:+.1%}.'
+                )
+    for name in {name for change in changes.values() for name, _ in change} & {name for name, _ in setting}:
+        raise UserError(f'--over={name} must not set what --equal={args.equal} changes; remove one of them')
+    return dataclasses.replace(runs, changes=changes), notes
 
 
-def _last_line(log: pathlib.Path) -> str:
-    """The last error in the log of a run, or its last line."""
-    lines = log.read_text(errors='replace').strip().splitlines()
-    errors = [line for line in lines if line.startswith('error')]
-    return (errors or lines or ['no output'])[-1]
+def _count(args: argparse.Namespace, runs: Plan, best: Mapping[str, Setting]) -> dict[str, Any]:
+    """Parameters and FLOPs of each model at its setting."""
+    return {
+        model: equal.count(args, model, runs.models[model], [*runs.changes.get(model, ()), *setting])
+        for model, setting in best.items()
+    }
+
+
+def _search(runs: Plan, sweep: Sweep) -> Any:
+    """Runs all settings with the first seed, and returns the `comparison.Search`."""
+    print_line(f'search: {len(runs.settings)} settings of each model with seed {runs.seeds[0]}')
+    cells = [runs.cell(model, setting, runs.seeds[0]) for setting in runs.settings for model in runs.models]
+    sweep.run(cells)
+    if all(cell in sweep.failed for cell in cells):
+        raise UserError(f'every run of the search failed: {sweep.failed[cells[0]]}')
+    from remixer_t5x.extras.reports import comparison
+
+    return comparison.search_results(cells, _read(cells, sweep))
+
+
+def _read(cells: Sequence[Cell], sweep: Sweep) -> dict[Cell, Any]:
+    """Reads the cells that have not failed."""
+    from remixer_t5x.extras.reports import run_folders
+
+    cells = [cell for cell in dict.fromkeys(cells) if cell not in sweep.failed]
+    return dict(zip(cells, run_folders.read_all([str(cell.folder) for cell in cells]), strict=True))
 
 
 def _show_results(
-    args: argparse.Namespace, cells: Sequence[Cell], folder: pathlib.Path, costs: Mapping[str, tuple[int, float]]
+    sweep: Sweep, cells: Sequence[Cell], counts: Mapping[str, Any], search: Any, changes: Sequence[str]
 ) -> None:
-    with arguments.libraries(args):
-        from remixer_t5x.extras.reports import overview, records, run_folders, tables, write
+    """Prints the table and what it shows; writes the report, the figures, the CSV file and the paragraph."""
+    from remixer_t5x.extras.reports import comparison, page, write
+    from remixer_t5x.extras.reports.pictures import drawing
+    from remixer_t5x.extras.reports.records import Group
 
-    folders = [str(cell.folder) for cell in cells]
-    models = {str(cell.folder): cell.model for cell in cells}
-    runs = run_folders.read_all(folders)
-    groups = [dataclasses.replace(group, name=models[group.runs[0].folder]) for group in records.by_seed(runs)]
-    rows, overviews = tables.task_table(groups), {run.name: overview.overview(run) for run in runs}
-    headline = tables.headline(groups, tables.main_rows(rows), overviews)
-    console.show(table(groups, rows, overviews, costs), *headline)
-    write.write(folders, str(folder / REPORT))
-
-
-def table(
-    groups: Sequence[Any], rows: Sequence[Any], overviews: Mapping[str, Any], costs: Mapping[str, tuple[int, float]]
-) -> Any:
-    """A row for each model: parameters, FLOPs of an example, losses, metrics of tasks and speed.
-
-    Losses, metrics (`rows` of `tables.task_table`) and speed are means over seeds with standard deviations.
-    """
-    from remixer_t5x.cli.info.model import quantity
-    from remixer_t5x.extras.reports import tables
-
-    def text(cell: Any, digits: int) -> str:
-        if cell is None:
-            return '-'
-        return f'{cell.mean:,.{digits}f}' + ('' if cell.deviation is None else f' ± {cell.deviation:,.{digits}f}')
-
-    def mean(values: Sequence[float | None], digits: int) -> str:
-        present = [value for value in values if value is not None]
-        return text(tables.cell(present) if present else None, digits)
-
-    headings = ['model', 'parameters', 'FLOPs', 'seeds', 'train loss', 'held-out loss']
-    headings += [f'{kind}: {metric}' for kind, metric, _ in rows]
-    result = console.table(*headings, 'tokens/s', words=('model',))
-    for index, group in enumerate(groups):
-        runs = [overviews[run.name] for run in group.runs]
-        cost = (f'{costs[group.name][0]:,}', quantity(costs[group.name][1])) if group.name in costs else ('-', '-')
-        losses = [mean([run.train_loss for run in runs], 4), mean([run.held_out for run in runs], 4)]
-        metrics = [text(cells[index], 2) for _, _, cells in rows]
-        speed = mean([run.tokens_per_second for run in runs], 0)
-        result.add_row(group.name, *cost, str(len(runs)), *losses, *metrics, speed)
-    return result
-
-
-def _print(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
+    runs = _read([*(search.cells if search else ()), *cells], sweep)
+    by_model = {model: [runs[cell] for cell in cells if cell.model == model and cell in runs] for model in counts}
+    groups = [Group(model, members) for model, members in by_model.items() if members]
+    failed = {cell.name: line for cell, line in sweep.failed.items()}
+    result = comparison.Comparison(groups, counts, search, changes, failed)
+    tables = []
+    for heading, rows in (('', result.table), (f'search: {search.measure}' if search else '', result.search_table)):
+        if rows:
+            tables.append(console.table(heading, *(group.name for group in groups), words=(heading,)))
+            for name, texts in rows:
+                tables[-1].add_row(name, *texts)
+    console.show(*tables, *result.headline, '', result.paragraph, '')
+    comparison.write_csv(runs, sweep.failed, {cell: counts[cell.model] for cell in cells}, sweep.folder / TABLE)
+    (sweep.folder / PARAGRAPH).write_text(result.paragraph + '\n', encoding='utf-8')
+    pictures = result.pictures()
+    for picture in pictures:
+        drawing.save(picture, sweep.folder / FIGURES)
+    print(f'files        {sweep.folder}: {TABLE}, {PARAGRAPH}, {FIGURES}/')
+    write.save(page.render([run for group in groups for run in group.runs], comparison=result), sweep.folder / REPORT)
 
 
 COMMAND = Command(
     'compare',
-    'trains one recipe with several models and seeds, prints a table, writes a report; run it again to continue',
+    'trains one recipe with several models and seeds, and tells which differences they show; run it again to continue',
     add_arguments,
     run,
     (
         'remixer-t5x compare train --gin_file=experiments/python_docs.gin --models=t5_1_1,remixer,hyper_mixer '
-        '--seeds=0,1,2 --folder=runs/compared',
+        '--seeds=0,1,2 --folder=runs/compared --over LEARNING_RATE=5e-3,2e-2 --equal=flops',
     ),
 )

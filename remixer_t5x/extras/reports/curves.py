@@ -3,7 +3,7 @@
 import dataclasses
 import io
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from etils import epath
@@ -24,20 +24,12 @@ _TRAIN, _HELD_OUT = '#8fb3d9', '#c0392b'
 
 
 @dataclasses.dataclass(frozen=True)
-class Series:
-    """The curve of one run; `number` is the index of the run and selects its colour."""
-
-    number: int
-    points: Points
-
-
-@dataclasses.dataclass(frozen=True)
 class Chart:
-    """A plot with a title, a unit and lines. `smooth` adds the moving average of noisy values."""
+    """A plot of `lines`, the points of each run by its index; `smooth` adds the moving average of noisy values."""
 
     title: str
     unit: str
-    lines: Sequence[Series]
+    lines: Mapping[int, Points]
     smooth: bool = False
 
 
@@ -66,10 +58,10 @@ def draw(chart: Chart, name: str) -> Picture:
     axes.grid(axis='y', color=drawing.GRID, linewidth=0.5)
     axes.locator_params(nbins=6)
     axes.ticklabel_format(axis='both', style='sci', scilimits=(-4, 6), useOffset=False)
-    for line in chart.lines:
-        steps, values = map(list, zip(*thin(line.points), strict=True))
-        colour = drawing.COLOURS[line.number % len(drawing.COLOURS)]
-        dashes = '--' if line.number >= len(drawing.COLOURS) else '-'
+    for run, points in chart.lines.items():
+        steps, values = map(list, zip(*thin(points), strict=True))
+        colour = drawing.COLOURS[run % len(drawing.COLOURS)]
+        dashes = '--' if run >= len(drawing.COLOURS) else '-'
         if chart.smooth:
             axes.plot(steps, values, color=colour, linewidth=0.6, alpha=0.45)
             values = moving_average(values, SMOOTHING)

@@ -5,7 +5,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 
 from remixer_t5x import ranges
-from remixer_t5x.extras.reports.curves import Chart, Series
+from remixer_t5x.extras.reports.curves import Chart
 from remixer_t5x.extras.reports.records import TRAIN, Record, Run
 
 # Numbers of every evaluation on held-out text, which are not metrics of a task.
@@ -106,8 +106,8 @@ def charts(runs: Sequence[Run]) -> dict[str, list[Chart]]:
     """The charts of the page by heading: 'curves', 'optimization', and 'speed'."""
 
     def chart(title: str, unit: str, kind: str, number: str, smooth: bool = False) -> Chart:
-        lines = [Series(index, run.series(kind, number)) for index, run in enumerate(runs)]
-        return Chart(title, unit, [line for line in lines if line.points], smooth)
+        lines = {index: points for index, run in enumerate(runs) if (points := run.series(kind, number))}
+        return Chart(title, unit, lines, smooth)
 
     held_out, tasks = [], []
     for kind in dict.fromkeys(kind for run in runs for kind in run.kinds()):

@@ -1,10 +1,13 @@
 """Renders the report of runs as one HTML file. It loads no other file, and text from files is escaped."""
 
+from __future__ import annotations
+
 import dataclasses
 import datetime
 import functools
 import html
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import jinja2
 import markupsafe
@@ -13,6 +16,9 @@ from remixer_t5x.extras.reports import curves, overview, records, tables
 from remixer_t5x.extras.reports.pictures import drawing
 from remixer_t5x.extras.reports.pictures.drawing import Picture
 from remixer_t5x.extras.reports.records import Run
+
+if TYPE_CHECKING:
+    from remixer_t5x.extras.reports.comparison import Comparison
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,18 +30,32 @@ class Learned:
     about: str = ''
 
 
-def render(runs: Sequence[Run], learned: Sequence[Learned] = (), now: datetime.datetime | None = None) -> str:
-    """The page. `learned` has the pictures, in the order of their runs."""
-    groups = records.by_seed(runs)
-    overviews = {run.name: overview.overview(run) for run in runs}
+def render(
+    runs: Sequence[Run],
+    learned: Sequence[Learned] = (),
+    now: datetime.datetime | None = None,
+    comparison: Comparison | None = None,
+) -> str:
+    """Renders the page.
+
+    Args:
+        runs: all runs.
+        learned: what models learned, in the order of their runs.
+        now: the time to show; None for the current time.
+        comparison: results of `compare`, whose groups replace those by settings.
+    """
+    groups = comparison.groups if comparison else records.by_seed(runs)
+    overviews = comparison.overviews if comparison else {run.name: overview.overview(run) for run in runs}
     rows = tables.task_table(groups)
     main_rows = tables.main_rows(rows)
+    headline = tables.headline(tables.measures(groups, main_rows, overviews), overviews)
     memory = {name for numbers in overviews.values() for name in numbers.memory}
     return _template().render(
         runs=runs,
         groups=groups,
         overviews=list(overviews.values()),
-        headline=tables.headline(groups, main_rows, overviews),
+        comparison=comparison,
+        headline=comparison.headline if comparison else headline,
         charts={
             heading: [curves.draw(chart, f'{heading}-{number}') for number, chart in enumerate(charts)]
             for heading, charts in overview.charts(runs).items()

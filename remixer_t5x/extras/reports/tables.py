@@ -9,10 +9,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from remixer_t5x.evaluate.best import rank
-from remixer_t5x.extras.reports.differences import compare_models, conclusion
+from remixer_t5x.extras.reports.differences import BySeed, Measure, compare_models, conclusion
 from remixer_t5x.extras.reports.overview import MOST_METRICS, Overview, readable, task_metrics
 from remixer_t5x.extras.reports.records import Group, Run
 
+HELD_OUT = 'held-out loss'
 _SHOWN_PREDICTIONS = 10
 _LONGEST_TEXT = 600
 
@@ -22,27 +23,29 @@ class Cell:
     """One metric of a group of runs.
 
     Attributes:
-        mean: mean over the runs.
-        deviation: sample standard deviation (n - 1); None for one run.
-        count: number of runs.
-        by_seed: the value of each seed.
+        values: (seed, value) of each run.
         best: whether the group is shown to be better than every other one.
     """
 
-    mean: float
-    deviation: float | None
-    count: int
-    by_seed: Mapping[int, float] = dataclasses.field(default_factory=dict)
+    values: Sequence[tuple[int, float]]
     best: bool = False
+
+    @property
+    def by_seed(self) -> BySeed:
+        return dict(self.values)
+
+    @property
+    def mean(self) -> float:
+        return statistics.fmean(value for _, value in self.values)
+
+    @property
+    def deviation(self) -> float | None:
+        """Sample standard deviation (n - 1); None for one run."""
+        return statistics.stdev(value for _, value in self.values) if len(self.values) > 1 else None
 
 
 # The name of an evaluation and of a metric, and a cell for each group of seeds.
 Row = tuple[str, str, list[Cell | None]]
-
-
-def cell(values: Sequence[float]) -> Cell:
-    """The cell of one metric over seeds."""
-    return Cell(statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None, len(values))
 
 
 def task_table(groups: Sequence[Group]) -> list[Row]:
@@ -89,7 +92,7 @@ def _row(groups: Sequence[Group], kind: str, name: str) -> Row:
             if kind in (latest := run.latest()) and (value := task_metrics(latest[kind]).get(name)) is not None
         ]
         if values:
-            cells[key] = dataclasses.replace(cell([value for _, value in values]), by_seed=dict(values))
+            cells[key] = Cell(values)
     pairs = compare_models({key: cell.by_seed for key, cell in cells.items()}, rank(name, 1.0) > 0)
     wins = collections.Counter(pair.model for pair in pairs if pair.is_shown)
     for key in cells:
@@ -103,27 +106,28 @@ def main_rows(rows: Sequence[Row]) -> list[Row]:
     return list({row[0]: row for row in reversed(rows)}.values())[::-1]
 
 
-def headline(groups: Sequence[Group], rows: Sequence[Row], overviews: Mapping[str, Overview]) -> list[str]:
-    """Sentences on which groups differ in the held-out loss and in the main metric of each evaluation (`rows`).
+def measures(groups: Sequence[Group], rows: Sequence[Row], overviews: Mapping[str, Overview]) -> list[Measure]:
+    """The held-out loss, and the main metric of each evaluation (`rows` of `main_rows`), without empty ones.
 
     `overviews` has the overview of each run by its name.
     """
-    losses: dict[str, Mapping[int, float]] = {
+    losses: dict[str, BySeed] = {
         group.name: {run.seed: loss for run in group.runs if (loss := overviews[run.name].held_out) is not None}
         for group in groups
     }
-    measures = [('held-out loss', losses, False)]
+    measures = [Measure(HELD_OUT, {name: by_seed for name, by_seed in losses.items() if by_seed}, False)]
     for kind, metric, cells in rows:
         values = {group.name: cell.by_seed for group, cell in zip(groups, cells, strict=True) if cell}
-        measures.append((f'{metric} of {kind}', values, rank(metric, 1.0) > 0))
-    sentences = []
-    for measure, models, higher_is_better in measures:
-        models = {name: by_seed for name, by_seed in models.items() if by_seed}
-        if len(models) > 1:
-            sentences.append(conclusion(measure, models, higher_is_better))
+        measures.append(Measure(f'{metric} of {kind}', values, rank(metric, 1.0) > 0))
+    return [measure for measure in measures if measure.models]
+
+
+def headline(measures: Sequence[Measure], overviews: Mapping[str, Overview]) -> list[str]:
+    """Sentences on which groups differ in each measure."""
+    sentences = [conclusion(measure) for measure in measures if len(measure.models) > 1]
     if sentences and len({overview.step for overview in overviews.values()}) > 1:
         sentences.append('The runs are at different steps.')
-    return [sentence for sentence in sentences if sentence]
+    return sentences
 
 
 @dataclasses.dataclass(frozen=True)
@@ -153,19 +157,19 @@ def samples(runs: Sequence[Run]) -> list[tuple[str, list[Sample], list[str]]]:
             {row.get('index', place): row for place, row in enumerate(run.predictions.get(name, ()))} for run in runs
         ]
         first = next(rows for rows in by_index if rows)
-        wrong = [index for index, row in first.items() if not _is_right(row)]
-        right = [index for index, row in first.items() if _is_right(row)]
+        wrong = [index for index, row in first.items() if not is_right(row)]
+        right = [index for index, row in first.items() if is_right(row)]
         half = _SHOWN_PREDICTIONS // 2
         indices = wrong[: _SHOWN_PREDICTIONS - min(half, len(right))] + right[:half]
         counts = [
-            f'{sum(map(_is_right, rows.values())):,} of {len(rows):,} equal the target' if rows else ''
+            f'{sum(map(is_right, rows.values())):,} of {len(rows):,} equal the target' if rows else ''
             for rows in by_index
         ]
         tables.append((name, [_sample([rows.get(index) for rows in by_index]) for index in indices], counts))
     return tables
 
 
-def _is_right(row: Mapping[str, Any]) -> bool:
+def is_right(row: Mapping[str, Any]) -> bool:
     return str(row['prediction']).split() == str(row.get('target', '')).split()
 
 

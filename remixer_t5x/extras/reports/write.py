@@ -44,10 +44,15 @@ def write(
     Raises:
         UserError: a folder that is not a run, a run without metrics, a file that cannot be read or written.
     """
-    target = pathlib.Path(out).expanduser()
     runs = run_folders.read_all(folders)
     learned = _draw_learned(runs, text, pictures_dir) if pictures else []
-    html = page.render(runs, learned)
+    save(page.render(runs, learned), pathlib.Path(out).expanduser())
+    if pictures_dir and any(run.pictures for run in learned):
+        print(f'pictures     {pictures_dir}')
+
+
+def save(html: str, target: pathlib.Path) -> None:
+    """Writes the page and prints its path. Raises UserError if it cannot be written."""
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         with temporary.entry(target.parent, target.name) as unfinished:
@@ -57,8 +62,6 @@ def write(
     except OSError as error:
         raise UserError(f'{target} cannot be written ({error.strerror}); type another file in --out') from None
     print(f'report       {target}  ({len(html) / 1e6:.1f} MB, one file; open it in any browser)')
-    if pictures_dir and any(run.pictures for run in learned):
-        print(f'pictures     {pictures_dir}')
 
 
 def _draw_learned(runs: Sequence[Run], text: str, folder: str | None) -> list[page.Learned]:

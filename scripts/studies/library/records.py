@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from scipy import special
+
+from remixer_t5x.extras.reports.differences import student_interval
 
 Cell = Mapping[str, Any]
 
@@ -73,11 +74,7 @@ def summary(values: Sequence[float], digits: int = 2) -> str:
 
 def paired(ours: Sequence[float], theirs: Sequence[float], digits: int = 2) -> str:
     """Mean difference between results of one seed, ± half of its 90% interval, which is Student's."""
-    differences = np.subtract(ours, theirs)
-    if not len(differences):
+    if not len(ours):
         return ''
-    mean = f'{np.mean(differences):+.{digits}f}'
-    if len(differences) == 1:
-        return mean
-    error = np.std(differences, ddof=1) / len(differences) ** 0.5
-    return f'{mean} ± {special.stdtrit(len(differences) - 1, 0.95) * error:.{digits}f}'
+    mean, margin = student_interval(np.subtract(ours, theirs))
+    return f'{mean:+.{digits}f}' + (f' ± {margin:.{digits}f}' if np.isfinite(margin) else '')

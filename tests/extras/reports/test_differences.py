@@ -1,16 +1,25 @@
-"""Differences between models over seeds: intervals, conclusions, and how often they are right."""
+"""Differences between models over seeds and examples: intervals, conclusions, and how often they are right."""
+
+import itertools
 
 import numpy as np
 import pytest
 import scipy.stats
 
 from remixer_t5x.extras.reports import differences
+from remixer_t5x.extras.reports.differences import Measure
 
 
 def simulated(rng, gap, seeds, models=2):
     """`models` models of standard deviation 1 over seeds; the first is better by `gap`."""
     values = rng.normal(size=(models, seeds)) + gap * (np.arange(models) == 0)[:, None]
     return {f'model_{index}': dict(enumerate(row)) for index, row in enumerate(values)}
+
+
+def shown(gains, confidence=differences.CONFIDENCE):
+    """Whether the interval of each row of `gains`, [..., seeds], excludes zero."""
+    mean, margin = differences.student_interval(gains, confidence)
+    return abs(mean) > margin
 
 
 def test_the_interval_is_that_of_a_paired_t_test():
@@ -25,41 +34,77 @@ def test_the_interval_is_that_of_a_paired_t_test():
 
 @pytest.mark.parametrize(('models', 'seeds'), [(2, 2), (2, 3), (2, 5), (4, 3)])
 def test_equal_models_are_rarely_called_different(models, seeds):
-    rng = np.random.default_rng(0)
-    wrong = sum(
-        any(each.is_shown for each in differences.compare_models(simulated(rng, 0.0, seeds, models), True))
-        for _ in range(1000)
-    )
-    assert wrong <= 150
+    values = np.random.default_rng(0).normal(size=(10_000, models, seeds))
+    pairs = np.stack([values[:, a] - values[:, b] for a, b in itertools.combinations(range(models), 2)], axis=1)
+    assert shown(pairs, differences.joint_confidence(models)).any(axis=1).mean() <= 0.15
+
+
+@pytest.mark.parametrize('seeds', [2, 5])
+@pytest.mark.parametrize('deviation', [1.0, 3.0])
+def test_a_search_with_the_first_seed_does_not_make_equal_models_different(seeds, deviation):
+    """The first seed of each model has the best of 8 settings."""
+    values, trials = (np.random.default_rng(n).normal(size=(10_000, 2, size)) for n, size in enumerate((seeds, 8)))
+    values[:, :, 0] = trials.max(axis=-1)
+    assert shown(values[:, 0] - deviation * values[:, 1]).mean() <= 0.15
 
 
 def test_a_gap_of_two_deviations_is_found_with_five_seeds():
+    values = np.random.default_rng(0).normal(size=(10_000, 2, 5)) + [[2.0], [0.0]]
+    assert shown(values[:, 0] - values[:, 1]).mean() >= 0.8
+
+
+@pytest.mark.parametrize(('gap', 'most', 'least'), [(0.0, 15, 0), (2.0, 100, 80)])
+def test_comparisons_of_simulated_models_state_what_the_intervals_show(gap, most, least):
     rng = np.random.default_rng(0)
-    pairs = [differences.compare_models(simulated(rng, 2.0, 5), True)[0] for _ in range(1000)]
-    assert sum(pair.is_shown and pair.model == 'model_0' for pair in pairs) >= 800
+    models = [simulated(rng, gap, 5) for _ in range(100)]
+    lines = [differences.conclusion(Measure('accuracy', each, higher_is_better=True)) for each in models]
+    found = sum('model_0 is better' in line for line in lines)
+    assert least <= found and sum('is better' in line for line in lines) <= most
+    assert all(('no difference shown' in line) != ('is better' in line) for line in lines)
+
+
+def test_the_bootstrap_of_one_seed_equals_scipys():
+    gains = np.random.default_rng(0).choice([-1.0, 0.0, 1.0], size=(1, 200), p=[0.1, 0.6, 0.3])
+    options = {'confidence_level': 0.9, 'method': 'percentile', 'n_resamples': 20_000, 'rng': np.random.default_rng(1)}
+    reference = scipy.stats.bootstrap((gains[0],), np.mean, **options).confidence_interval
+    assert differences.bootstrap_interval(gains, samples=20_000) == pytest.approx(tuple(reference), abs=0.006)
+
+
+def test_the_bootstrap_draws_seeds_and_examples_independently():
+    rng = np.random.default_rng(0)
+    gains = rng.normal(size=(3, 50)) + rng.normal(size=(3, 1))
+    means = [gains[rng.integers(3, size=3)][:, rng.integers(50, size=50)].mean() for _ in range(20_000)]
+    interval = differences.bootstrap_interval(gains, samples=20_000)
+    assert interval == pytest.approx(tuple(np.quantile(means, [0.05, 0.95])), abs=0.04)
+
+
+def test_the_expected_best_is_the_mean_over_all_draws():
+    values = [3.0, 1.0, 2.0, 2.0]
+    for k, expected in enumerate(differences.expected_best(values), 1):
+        assert expected == pytest.approx(np.mean([max(draw) for draw in itertools.product(values, repeat=k)]))
 
 
 def test_only_common_seeds_are_compared():
     models = {'a': {0: 1.0, 1: 2.0, 2: 9.0}, 'b': {0: 0.5, 1: 1.75}, 'c': {7: 0.0}}
     (pair,) = differences.compare_models(models, higher_is_better=True)
     assert (pair.model, pair.other, pair.seeds) == ('a', 'b', 2)
-    assert differences.conclusion('loss', {'a': {0: 1.0}, 'c': {7: 0.0}}, True) == ''
+    assert differences.conclusion(Measure('loss', {'a': {0: 1.0}, 'c': {7: 0.0}}, True)) == ''
 
 
 def test_a_conclusion_names_the_best_model_and_each_other():
     values = {'a': [1.0, 1.1, 1.05], 'b': [2.0, 2.1, 2.05], 'c': [0.5, 1.6, 1.1]}
     models = {name: dict(enumerate(row)) for name, row in values.items()}
-    line = differences.conclusion('accuracy', models, higher_is_better=True)
+    line = differences.conclusion(Measure('accuracy', models, higher_is_better=True))
     assert 'b is better than a' in line and '3 seeds' in line and 'between a' not in line
     assert ('b is better than c' in line) == differences.compare_models(models, True)[2].is_shown
 
 
 def test_a_pair_with_one_common_seed_has_no_interval():
     models = {'a': {0: 1.0, 1: 1.1}, 'b': {0: 2.0, 1: 2.1}, 'c': {0: 3.0}}
-    line = differences.conclusion('loss', models, higher_is_better=False)
-    assert 'between a and c (one common seed)' in line and 'inf' not in line
+    line = differences.conclusion(Measure('loss', models, higher_is_better=False))
+    assert 'between a and c (one seed: no interval)' in line and 'inf' not in line
 
 
 def test_one_seed_shows_no_difference():
-    line = differences.conclusion('loss', {'a': {0: 1.0}, 'b': {0: 2.0}}, higher_is_better=False)
+    line = differences.conclusion(Measure('loss', {'a': {0: 1.0}, 'b': {0: 2.0}}, higher_is_better=False))
     assert 'one seed' in line and 'better' not in line

@@ -37,7 +37,7 @@ def test_runs_that_differ_only_in_seed_and_folders_are_one_group():
 def test_the_table_has_mean_and_sample_deviation_over_seeds(values):
     runs = [_run(f'r{n}', f'SEED = {n}\nX = 1\n', eval__cb=(9, {'f1': value})) for n, value in enumerate(values)]
     [(kind, metric, [cell])] = tables.task_table(records.by_seed(runs))
-    assert (kind, metric, cell.count) == ('cb, eval', 'f1', len(values))
+    assert (kind, metric, len(cell.values)) == ('cb, eval', 'f1', len(values))
     assert cell.mean == pytest.approx(statistics.mean(values))
     assert cell.deviation == (pytest.approx(statistics.stdev(values)) if len(values) > 1 else None)
 
@@ -101,11 +101,11 @@ def test_a_long_curve_keeps_its_ends():
 
 
 def test_a_chart_draws_the_points_of_each_line():
-    chart = curves.Chart('loss', '', [curves.Series(0, [(1, 4.0), (2, 2.0)]), curves.Series(7, [(1, 3.0)])])
+    chart = curves.Chart('loss', '', {0: [(1, 4.0), (2, 2.0)], 7: [(1, 3.0)]})
     lines = curves.draw(chart, 'a').figure.axes[0].get_lines()
     assert [line.get_xydata().tolist() for line in lines] == [[[1, 4], [2, 2]], [[1, 3]]]
     assert lines[0].get_linestyle() == '-' and lines[1].get_linestyle() == '--'
-    smooth = curves.draw(curves.Chart('loss', '', [curves.Series(0, [(1, 4.0), (2, 2.0)])], smooth=True), 'b')
+    smooth = curves.draw(curves.Chart('loss', '', {0: [(1, 4.0), (2, 2.0)]}, smooth=True), 'b')
     raw, smoothed = smooth.figure.axes[0].get_lines()
     assert raw.get_ydata()[1] == 2 and smoothed.get_ydata()[1] == curves.moving_average([4.0, 2.0], curves.SMOOTHING)[1]
 
@@ -117,7 +117,8 @@ def test_one_run_of_each_model_shows_no_difference(steps):
         for name, step, loss in zip('ab', steps, (2.0, 1.5), strict=True)
     ]
     overviews = {run.name: overview.overview(run) for run in runs}
-    sentences = tables.headline([Group(run.name, [run]) for run in runs], [], overviews)
+    measures = tables.measures([Group(run.name, [run]) for run in runs], [], overviews)
+    sentences = tables.headline(measures, overviews)
     assert all(text in sentences[0] for text in ('held-out loss', 'a 2', 'b 1.5', 'one seed'))
     assert ('different steps' in ' '.join(sentences)) == (steps[0] != steps[1])
 
@@ -132,7 +133,7 @@ def test_a_group_is_marked_best_only_if_its_difference_is_shown():
         ((_, _, cells),) = rows = tables.task_table(groups)
         assert [cell.best for cell in cells] == best
         overviews = {run.name: overview.overview(run) for group in groups for run in group.runs}
-        (sentence,) = tables.headline(groups, rows, overviews)
+        (sentence,) = tables.headline(tables.measures(groups, rows, overviews), overviews)
         assert ('b is better than a by 8' in sentence) == best[1] and ('no difference shown' in sentence) != best[1]
 
 

@@ -1,0 +1,382 @@
+"""Results of `remixer-t5x compare`: a table, figures, a CSV file, and a paragraph that can be pasted into a paper."""
+
+import csv
+import dataclasses
+import functools
+import pathlib
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from remixer_t5x.cli.info.model import quantity
+from remixer_t5x.costs.counts import Counts
+from remixer_t5x.errors import UserError
+from remixer_t5x.evaluate.best import rank
+from remixer_t5x.extras.reports import differences, overview, tables
+from remixer_t5x.extras.reports.differences import CONFIDENCE, Measure
+from remixer_t5x.extras.reports.overview import Overview
+from remixer_t5x.extras.reports.pictures import drawing
+from remixer_t5x.extras.reports.pictures.drawing import Picture
+from remixer_t5x.extras.reports.records import Group, Run
+from remixer_t5x.extras.reports.sweep import Cell, Setting, setting_text
+from remixer_t5x.train import progress
+
+_FIGURE_WIDTH = 4.4
+# Numbers of trials in the table of a search.
+_TRIALS = (1, 2, 3, 5, 10, 20, 50, 100, 200, 500)
+
+
+@dataclasses.dataclass(frozen=True)
+class Search:
+    """A search over settings with one seed.
+
+    Attributes:
+        measure: name of the measure by which settings are chosen.
+        sign: 1 if a higher value of the measure is better, otherwise -1.
+        cells: all runs, seed by seed and setting by setting.
+        values: the measure by model and setting, without failed runs.
+    """
+
+    measure: str
+    sign: int
+    cells: Sequence[Cell]
+    values: Mapping[str, Mapping[Setting, float]]
+
+    @property
+    def settings(self) -> list[Setting]:
+        """All settings that were tried."""
+        return list(dict.fromkeys(cell.setting for cell in self.cells))
+
+    def best(self, model: str) -> Setting:
+        """The best setting of a model."""
+        return max(self.values[model], key=lambda setting: self.sign * self.values[model][setting])
+
+    def expected(self, model: str) -> list[float]:
+        """The expected best value of k = 1, ..., n settings; see `differences.expected_best`."""
+        values: np.ndarray = self.sign * np.asarray(list(self.values[model].values()))
+        return (self.sign * differences.expected_best(values)).tolist()
+
+
+def search_results(cells: Sequence[Cell], runs: Mapping[Cell, Run]) -> Search:
+    """Collects the mean of the tasks' main metrics, or without tasks the held-out loss, of each run of a search.
+
+    Only uses evaluations during training, which are on the validation split. `runs` has the cells that succeeded.
+    """
+    measure, sign = tables.HELD_OUT, -1
+    values: dict[str, dict[Setting, float]] = {}
+    for cell, run in runs.items():
+        latest = dataclasses.replace(run, evaluations=()).latest().values()
+        metrics = [next(iter(metrics.items())) for record in latest if (metrics := overview.task_metrics(record))]
+        value = overview.overview(run).held_out
+        if metrics:
+            measure, sign = metrics[0][0] if len(metrics) == 1 else 'mean of the main metrics', 1
+            value = statistics.fmean(rank(*metric) for metric in metrics)
+        if value is not None:
+            values.setdefault(cell.model, {})[cell.setting] = value
+    if not values:
+        raise UserError('--over needs an evaluation to choose the best setting; set EVAL_PERIOD to a number of steps')
+    return Search(measure, sign, cells, values)
+
+
+@dataclasses.dataclass(frozen=True)
+class Comparison:
+    """Models over seeds, at their best settings if there was a search.
+
+    Attributes:
+        groups: the runs of each model.
+        counts: parameters and FLOPs by model.
+        search: results of the search, or None.
+        changes: sentences on how the models were made equal.
+        failed: the last line of the log of each failed run.
+    """
+
+    groups: Sequence[Group]
+    counts: Mapping[str, Counts]
+    search: Search | None = None
+    changes: Sequence[str] = ()
+    failed: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+    @functools.cached_property
+    def overviews(self) -> dict[str, Overview]:
+        """The overview of each run, by its name."""
+        return {run.name: overview.overview(run) for group in self.groups for run in group.runs}
+
+    @functools.cached_property
+    def rows(self) -> list[tables.Row]:
+        """All metrics of tasks."""
+        return tables.task_table(self.groups)
+
+    @functools.cached_property
+    def measures(self) -> list[Measure]:
+        """The held-out loss and the main metric of each task."""
+        return tables.measures(self.groups, tables.main_rows(self.rows), self.overviews)
+
+    @functools.cached_property
+    def bootstrap(self) -> list[str]:
+        """Sentences on the predictions of tasks."""
+        return bootstrap_sentences(self.groups)
+
+    @property
+    def headline(self) -> list[str]:
+        """Sentences on what the runs show."""
+        return [*tables.headline(self.measures, self.overviews), *self.bootstrap]
+
+    @property
+    def trials(self) -> int:
+        """Number of settings that were tried for each model."""
+        return len(self.search.settings) if self.search else 1
+
+    @property
+    def table(self) -> list[tuple[str, list[str]]]:
+        """(heading, the text of each model) for each row of the table."""
+        columns = [self._column(index) for index in range(len(self.groups))]
+        names = dict.fromkeys(name for column in columns for name in column)
+        return [(name, [column.get(name, '-') for column in columns]) for name in names]
+
+    def _column(self, index: int) -> dict[str, str]:
+        group = self.groups[index]
+        runs = [self.overviews[run.name] for run in group.runs]
+        speeds = [run.tokens_per_second for run in runs if run.tokens_per_second]
+        train_losses = [run.train_loss for run in runs if run.train_loss is not None]
+        texts = {'best setting': setting_text(self.search.best(group.name))} if self.search else {}
+        texts |= {
+            'parameters': f'{self.counts[group.name].total_parameters:,}',
+            'forward FLOPs per token': self._flops(group.name),
+            'steps': _range([run.step for run in runs]),
+            'seeds': str(len(runs)),
+            'time in steps, mean': progress.duration(statistics.fmean(run.seconds for run in runs)),
+            'tokens/s, mean': f'{statistics.fmean(speeds):,.0f}' if speeds else '-',
+            'training loss': _mean_text(train_losses, 4) if train_losses else '-',
+        }
+        for measure in self.measures:
+            if by_seed := measure.models.get(group.name):
+                best = (max if measure.higher_is_better else min)(by_seed, key=by_seed.__getitem__)
+                digits = _digits(measure.name)
+                texts[measure.name] = _mean_text(by_seed.values(), digits)
+                texts[f'{measure.name}, median'] = f'{statistics.median(by_seed.values()):.{digits}f}'
+                texts[f'{measure.name}, best seed'] = f'{by_seed[best]:.{digits}f} (seed {best})'
+        for kind, metric, cells in self.rows:
+            if cell := cells[index]:
+                texts.setdefault(f'{metric} of {kind}', _mean_text(cell.by_seed.values(), _digits(metric)))
+        texts['E x D x H'] = self._cost(group)
+        return texts
+
+    def _flops(self, model: str) -> str:
+        return quantity(self.counts[model].total_forward_flops / self.counts[model].tokens)
+
+    def _cost(self, group: Group) -> str:
+        """HyperMixer's E x D x H: training FLOPs of an example, examples of a run, and settings that were tried."""
+        examples = max(self.overviews[run.name].step for run in group.runs)
+        examples *= int(group.runs[0].settings().get('BATCH_SIZE', '1'))
+        return f'{quantity(self.counts[group.name].training_flops * examples * self.trials)}FLOPs'
+
+    @property
+    def search_table(self) -> list[tuple[str, list[str]]]:
+        """(setting, the measure of each model), then the expected best of k of these settings."""
+        if self.search is None:
+            return []
+        values = [self.search.values[group.name] for group in self.groups]
+        lines = [
+            (setting_text(setting), [_short(column.get(setting)) for column in values])
+            for setting in self.search.settings
+        ]
+        curves = [dict(enumerate(self.search.expected(group.name), 1)) for group in self.groups]
+        shown = [k for k in range(1, self.trials + 1) if k in _TRIALS or k == self.trials]
+        return lines + [(f'expected best of {k}', [_short(curve.get(k)) for curve in curves]) for k in shown]
+
+    @property
+    def paragraph(self) -> str:
+        """The comparison in words."""
+        names = [group.name for group in self.groups]
+        seeds = [len(group.runs) for group in self.groups]
+        sizes = _join(
+            f'{name} ({self.counts[name].total_parameters:,} parameters, {self._flops(name)} forward FLOPs per token)'
+            for name in names
+        )
+        steps = _range([numbers.step for numbers in self.overviews.values()])
+        sentences = [
+            f'We trained {sizes} for {steps} steps with {_range(seeds)} seed{_plural_s(max(seeds))}.',
+            *self.changes,
+        ]
+        if search := self.search:
+            macros = _join(name for name, _ in search.cells[0].setting)
+            best = _join(f'{setting_text(search.best(name))} for {name}' for name in names)
+            first = _join(f'{search.expected(name)[0]:.4g} for {name}' for name in names)
+            sentences.append(
+                f'The best of {self.trials} settings of {macros} was chosen for each model by the {search.measure} on '
+                f'validation data with seed {search.cells[0].seed}: {best}. The expected {search.measure} of one '
+                f'random setting was {first}.'
+            )
+        for measure in self.measures:
+            digits, models = _digits(measure.name), measure.models.items()
+            means = _join(f'{_mean_text(by_seed.values(), digits)} for {name}' for name, by_seed in models)
+            spread = ' (mean ± standard deviation over seeds)' if max(seeds) > 1 else ''
+            result = f'; {differences.conclusion(measure).partition(": ")[2]}' if len(measure.models) > 1 else '.'
+            sentences.append(f'The {measure.name} was {means}{spread}{result}')
+        if max(seeds) > 1 and len(names) > 1:
+            bonferroni = ", with Bonferroni's correction over all pairs of models" if len(names) > 2 else ''
+            sentences.append(f"Intervals are Student's, of differences paired by seed{bonferroni}.")
+        costs = _join(f'{self._cost(group)} for {group.name}' for group in self.groups)
+        sentences.append(f'E x D x H (training FLOPs of an example, examples of a run, settings tried) was {costs}.')
+        if self.failed:
+            sentences.append(f'{len(self.failed)} run{_plural_s(len(self.failed))} failed.')
+        return ' '.join([*sentences, *self.bootstrap])
+
+    def pictures(self) -> list[Picture]:
+        """The value of each seed; and of a search, the value of each setting, and the expected best value."""
+        models = [group.name for group in self.groups]
+        pictures = []
+        for number, measure in enumerate(self.measures, 1):
+            points = {name: {name: list(by_seed.values())} for name, by_seed in measure.models.items()}
+            figure = draw_dots(points, models, measure.name, show_mean=True)
+            note = 'a dot for each seed; the line is their mean'
+            pictures.append(Picture(f'comparison-{number}', measure.name, note, figure))
+        if search := self.search:
+            points = {
+                setting_text(each): {
+                    name: [search.values[name][each]] for name in models if each in search.values[name]
+                }
+                for each in search.settings
+            }
+            note = f'{search.measure}, seed {search.cells[0].seed}'
+            pictures.append(Picture('comparison-search', 'Search', note, draw_dots(points, models, search.measure)))
+            figure = drawing.new_figure(_FIGURE_WIDTH, 3.0)
+            axes = figure.add_subplot()
+            for index, name in enumerate(models):
+                curve = search.expected(name)
+                axes.plot(range(1, len(curve) + 1), curve, 'o-', color=_colour(index), markersize=3, label=name)
+            axes.locator_params(axis='x', integer=True)
+            axes.grid(axis='y', color=drawing.GRID, linewidth=0.5)
+            drawing.style_axes(axes, '', 'settings tried', f'expected best {search.measure}')
+            _add_legend(figure, models)
+            note = 'of k random settings (Dodge et al. 2019)'
+            pictures.append(Picture('comparison-expected', 'Expected best value', note, figure))
+        return pictures
+
+
+def bootstrap_sentences(groups: Sequence[Group]) -> list[str]:
+    """Compares the share of predictions that equal the target, by a bootstrap over examples and seeds.
+
+    Uses the seeds and examples that all models with predictions of a task have in common.
+    """
+    sentences = []
+    for task in dict.fromkeys(name for group in groups for run in group.runs for name in run.predictions):
+        rows = {
+            (group.name, run.seed): {row.get('index', place): row for place, row in enumerate(run.predictions[task])}
+            for group in groups
+            for run in group.runs
+            if task in run.predictions
+        }
+        names = dict.fromkeys(name for name, _ in rows)
+        seeds = [
+            seed for seed in dict.fromkeys(seed for _, seed in rows) if all((name, seed) in rows for name in names)
+        ]
+        examples = sorted(set.intersection(*map(set, rows.values())))
+        if len(names) < 2 or not seeds or not examples:
+            continue
+        right = {
+            name: np.asarray(
+                [[100.0 * tables.is_right(rows[name, seed][index]) for index in examples] for seed in seeds]
+            )
+            for name in names
+        }
+        best = max(right, key=lambda name: right[name].mean())
+        parts = []
+        for name in names.keys() - {best}:
+            gains = right[best] - right[name]
+            low, high = differences.bootstrap_interval(gains, differences.joint_confidence(len(names)))
+            interval = f'{CONFIDENCE:.0%} bootstrap interval {low:.2f} to {high:.2f}'
+            parts.append(f'{gains.mean():.2f} points above {name} ({interval})')
+        sentences.append(
+            f'Predictions of {task} that equal the target: {best} has {right[best].mean():.2f}%, '
+            f'{_join(sorted(parts))}, over {len(examples):,} examples and {len(seeds)} seed{_plural_s(len(seeds))}.'
+        )
+    return sentences
+
+
+def write_csv(
+    runs: Mapping[Cell, Run], failed: Mapping[Cell, str], counts: Mapping[Cell, Counts], path: pathlib.Path
+) -> None:
+    """Writes a line for each run: setting, parameters and FLOPs if counted, losses, metrics, and the error if any."""
+    lines: list[dict[str, Any]] = []
+    for cell in (*runs, *failed):
+        line = {'model': cell.model, 'setting': setting_text(cell.setting), 'seed': cell.seed, 'folder': cell.folder}
+        count = counts.get(cell)
+        line |= {'parameters': count and count.total_parameters}
+        line |= {'forward_flops_per_token': count and count.total_forward_flops / count.tokens}
+        if cell in runs:
+            numbers = overview.overview(runs[cell])
+            line |= {'steps': numbers.step, 'seconds': numbers.seconds, 'tokens_per_second': numbers.tokens_per_second}
+            line |= {'training_loss': numbers.train_loss, 'held_out_loss': numbers.held_out}
+            for kind, record in runs[cell].latest().items():
+                line |= {f'{kind}/{name}': value for name, value in overview.task_metrics(record).items()}
+        lines.append(line | {'error': failed.get(cell, '')})
+    with path.open('w', encoding='utf-8', newline='') as file:
+        writer = csv.DictWriter(file, list(dict.fromkeys(name for line in lines for name in line)))
+        writer.writeheader()
+        writer.writerows(lines)
+
+
+def draw_dots(
+    rows: Mapping[str, Mapping[str, Sequence[float]]], models: Sequence[str], unit: str, show_mean: bool = False
+) -> Any:
+    """Draws values as dots: a row for each key of `rows`, with the values of each model in its colour."""
+    figure = drawing.new_figure(_FIGURE_WIDTH, 0.9 + 0.3 * len(rows) + 0.2 * (not show_mean) * len(models))
+    axes = figure.add_subplot()
+    for height, by_model in enumerate(rows.values()):
+        for name, values in by_model.items():
+            colour = _colour(models.index(name))
+            axes.plot(values, [height] * len(values), 'o', color=colour, markersize=5, alpha=0.75)
+            if show_mean:
+                axes.plot([statistics.fmean(values)] * 2, [height - 0.3, height + 0.3], color=colour, linewidth=1.6)
+    axes.set_yticks(range(len(rows)), list(rows), parse_math=False)
+    axes.set_ylim(len(rows) - 0.4, -0.6)
+    axes.locator_params(axis='x', nbins=6)
+    axes.grid(axis='x', color=drawing.GRID, linewidth=0.5)
+    drawing.style_axes(axes, '', unit)
+    if not show_mean:
+        for index, name in enumerate(models):
+            axes.plot([], [], 'o', color=_colour(index), markersize=5, label=name)
+        _add_legend(figure, models)
+    return figure
+
+
+def _add_legend(figure: Any, models: Sequence[str]) -> None:
+    columns = 1 if max(map(len, models)) > 24 else 3
+    figure.legend(loc='outside lower left', ncols=columns, frameon=False, fontsize=7, labelcolor=drawing.INK)
+
+
+def _colour(index: int) -> str:
+    return drawing.COLOURS[index % len(drawing.COLOURS)]
+
+
+def _digits(measure: str) -> int:
+    return 4 if measure == tables.HELD_OUT else 2
+
+
+def _mean_text(values: Iterable[float], digits: int) -> str:
+    """`5.12 ± 0.03`: mean and sample standard deviation; only the mean for one value."""
+    cell = tables.Cell(list(enumerate(values)))
+    return ' ± '.join(f'{value:,.{digits}f}' for value in (cell.mean, cell.deviation) if value is not None)
+
+
+def _short(value: float | None) -> str:
+    return '-' if value is None else f'{value:.4g}'
+
+
+def _range(values: Sequence[int]) -> str:
+    """`3`, or `2 to 3` for different values."""
+    return ' to '.join(f'{value:,}' for value in sorted({min(values), max(values)}))
+
+
+def _join(parts: Iterable[str]) -> str:
+    """`a, b and c`."""
+    *others, last = parts
+    return f'{", ".join(others)} and {last}' if others else last
+
+
+def _plural_s(count: int) -> str:
+    """The `s` of a plural noun."""
+    return 's' if count > 1 else ''

@@ -1,0 +1,124 @@
+"""Costs of the models of a comparison, and changes of width that make their costs equal."""
+
+import argparse
+import os
+import re
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from remixer_t5x.cli import arguments, train
+from remixer_t5x.errors import UserError
+
+# Names of the costs that `--equal` matches, and of their attributes of `counts.Counts`.
+NAMES = {'parameters': 'parameters', 'flops': 'FLOPs', 'time': 'training time'}
+_ATTRIBUTES = {'parameters': 'total_parameters', 'flops': 'total_forward_flops'}
+# The largest relative difference of matched costs, and the largest that is reported without a warning.
+TOLERANCE, WARNING = 0.01, 0.05
+# The range of factors by which widths are scaled.
+_SMALLEST, _LARGEST = 1 / 16, 16
+# A feed-forward width of at least 32 times this unit is scaled in multiples of it, which accelerators are faster with.
+_UNIT = 8
+
+Flags = Sequence[tuple[str, str]]
+
+
+def import_on_cpu(args: argparse.Namespace) -> None:
+    """Imports JAX for the CPU, because the runs need the accelerator; they inherit the unchanged environment."""
+    platforms = os.environ.get('JAX_PLATFORMS')
+    os.environ['JAX_PLATFORMS'] = 'cpu'
+    try:
+        with arguments.libraries(args):
+            from remixer_t5x.costs import counts  # noqa: F401
+    finally:
+        del os.environ['JAX_PLATFORMS']
+        if platforms is not None:
+            os.environ['JAX_PLATFORMS'] = platforms
+
+
+def count(args: argparse.Namespace, label: str, model: str, flags: Flags) -> Any:
+    """Loads the configuration of a model (`--model`) as its run does, and returns its `counts.Counts`.
+
+    Raises UserError, with the model's label, for a mistake in it.
+    """
+    from remixer_t5x.config import loading, resolved
+    from remixer_t5x.costs import counts
+
+    search_paths = arguments.names(','.join(args.gin_search_paths))
+    flags = [*args.gin_flags, *flags, ('SEED', '0'), ('MODEL_DIR', args.folder)]
+    given = loading.Given(args.gin_file, flags, search_paths, loading.model_files(model, search_paths))
+    try:
+        loading.load(given, train.ROOT, partial=False)
+        return counts.count(resolved.macro('MODEL'), resolved.macro('TASK_FEATURE_LENGTHS'))
+    except UserError as error:
+        raise UserError(f'{label}: {error}') from error
+
+
+def cost(counts: Any, measure: str) -> float:
+    """The number of parameters, or the FLOPs of a forward pass for one example."""
+    return getattr(counts, _ATTRIBUTES[measure])
+
+
+def loaded_widths() -> dict[str, int]:
+    """Macros of the widths of feed-forward layers of the loaded model; EMBED_DIM for a model that has none."""
+    from remixer_t5x.checkpoints import changes
+    from remixer_t5x.config import loading
+
+    settings = changes.bindings(loading.config_text(absolute_paths=False)).items()
+    widths = {name: int(value) for name, value in settings if name.endswith('_DIM') and value.isdecimal()}
+    hidden = {name: width for name, width in widths.items() if re.fullmatch(r'\w*MLP_DIM|REMIXER_DIM', name)}
+    return hidden or {'EMBED_DIM': widths['EMBED_DIM']}
+
+
+def match_widths(
+    cost_of: Callable[[Mapping[str, int]], float], start: Mapping[str, int], target: float
+) -> dict[str, int]:
+    """Scales the widths `start` by one factor, so that their cost is within `TOLERANCE` of `target`.
+
+    Args:
+        cost_of: widths -> cost, which increases with the widths.
+
+    Raises:
+        UserError: no width reaches the target.
+    """
+    from scipy import optimize
+
+    largest = max(start.values())
+    unit = _UNIT if largest >= 32 * _UNIT else 1
+
+    def scale(factor: float) -> dict[str, int]:
+        return {name: unit * max(1, round(factor * width / unit)) for name, width in start.items()}
+
+    def excess(factor: float) -> float:
+        difference = cost_of(scale(factor)) / target - 1
+        # Zero ends the search.
+        return 0.0 if abs(difference) <= TOLERANCE / 4 else difference
+
+    low, high = (f'{" and ".join(f"{n}={w}" for n, w in scale(factor).items())}' for factor in (_SMALLEST, _LARGEST))
+    try:
+        widths = scale(optimize.brentq(excess, _SMALLEST, _LARGEST, xtol=unit / (4 * largest)))
+    except ValueError:
+        widths = dict(start)
+    if abs(cost_of(widths) / target - 1) > TOLERANCE:
+        raise UserError(
+            f'no width from {low} to {high} has a cost of {target:,.0f} within {TOLERANCE:.0%}; change a size'
+        )
+    return widths
+
+
+def warnings(costs: Mapping[str, Any]) -> list[str]:
+    """Warnings for parameters or FLOPs that differ by more than `WARNING` between models."""
+    lines = []
+    for measure in _ATTRIBUTES:
+        values = {model: cost(counts, measure) for model, counts in costs.items()}
+        smallest, largest = min(values, key=values.__getitem__), max(values, key=values.__getitem__)
+        if (excess := values[largest] / values[smallest] - 1) > WARNING:
+            name = f'{excess:.0%} more {NAMES[measure]} than {smallest}'
+            lines.append(f'warning: {largest} has {name}; --equal={measure} matches them')
+    return lines
+
+
+def seconds_per_step(run: Any) -> float:
+    """Median seconds of a step of a short run, without the first log, which includes the compilation."""
+    times = [seconds for _, seconds in run.series('train', 'seconds_per_step')]
+    return statistics.median(times[1:] or times)

@@ -1,0 +1,158 @@
+"""Results of a comparison of simulated runs: search, table, paragraph, CSV file and figures; and equal costs."""
+
+import csv
+import dataclasses
+import pathlib
+
+import numpy as np
+import pytest
+
+from remixer_t5x.costs.counts import Counts
+from remixer_t5x.errors import UserError
+from remixer_t5x.extras.reports import comparison, equal, page
+from remixer_t5x.extras.reports.records import Group, Record, Run
+from remixer_t5x.extras.reports.sweep import Cell
+
+COUNTS = Counts({('a',): 1000}, {(): 2e6}, tokens=100)
+LOSSES = {'t5': [2.0, 2.1, 2.2], 'remixer': [1.0, 1.2, 1.1]}
+
+
+def run(name, seed, loss, accuracies=(), **tasks):
+    """A run of 10 steps of 4 examples, with tasks' metrics and predictions of `cb`, which are right or wrong."""
+    logged = [Record('train', 10, {'loss': loss}, {'seconds_per_step': 0.5, 'tokens_per_second': 9.0})]
+    logged += [Record('held_out', 10, {'loss': loss}, {})]
+    logged += [Record(f'eval/{task}', 10, {'accuracy': value}, {}) for task, value in tasks.items()]
+    rows = [{'index': n, 'target': 'x', 'prediction': 'xy'[1 - right]} for n, right in enumerate(accuracies)]
+    predictions = {'cb-validation': rows} if rows else {}
+    return Run(name, f'/{name}', logged, f'SEED = {seed}\nBATCH_SIZE = 4\n', predictions=predictions)
+
+
+def cell(model, rate, seed=0):
+    return Cell(model, (('LEARNING_RATE', rate),), seed, pathlib.Path(f'/{model}/{rate}/seed_{seed}'), ())
+
+
+def groups(**options):
+    return [
+        Group(name, [run(f'{name}_{seed}', seed, loss, **options) for seed, loss in enumerate(losses)])
+        for name, losses in LOSSES.items()
+    ]
+
+
+def search(values, **options):
+    runs = {cell(model, rate): run(f'{model}{rate}', 0, loss, **options) for (model, rate), loss in values.items()}
+    return comparison.search_results([*runs, cell('t5', '9e-1')], runs)
+
+
+VALUES = {('t5', '1e-3'): 2.0, ('t5', '3e-3'): 2.5, ('remixer', '1e-3'): 1.5, ('remixer', '3e-3'): 1.0}
+
+
+def test_the_best_setting_has_the_lowest_held_out_loss():
+    found = search(VALUES)
+    assert found.measure == 'held-out loss' and found.settings[-1] == (('LEARNING_RATE', '9e-1'),)
+    assert (found.best('t5'), found.best('remixer')) == ((('LEARNING_RATE', '1e-3'),), (('LEARNING_RATE', '3e-3'),))
+    # The expected minimum of two draws from 2.0 and 2.5 is 2.0 in three of four cases.
+    assert found.expected('t5') == pytest.approx([2.25, 2.125])
+
+
+def test_settings_of_tasks_are_chosen_by_the_mean_metric_on_validation_data():
+    runs = {
+        cell('t5', rate): run(rate, 0, 1.0, cb=cb, rte=rte) for rate, cb, rte in (('1', 50.0, 60.0), ('2', 70.0, 50.0))
+    }
+    test = Record('test/cb', 10, {'accuracy': 100.0}, {})
+    runs[cell('t5', '1')] = dataclasses.replace(runs[cell('t5', '1')], evaluations=[test])
+    found = comparison.search_results(list(runs), runs)
+    assert list(found.values['t5'].values()) == [55.0, 60.0] and found.best('t5') == (('LEARNING_RATE', '2'),)
+
+
+def test_the_table_has_costs_and_mean_median_and_best_seed():
+    result = comparison.Comparison(groups(), dict.fromkeys(LOSSES, COUNTS), search(VALUES))
+    rows = dict(result.table)
+    assert rows['best setting'] == ['LEARNING_RATE=1e-3', 'LEARNING_RATE=3e-3']
+    assert rows['parameters'] == ['1,000'] * 2 and rows['forward FLOPs per token'] == ['20 k'] * 2
+    assert rows['held-out loss'] == ['2.1000 ± 0.1000', '1.1000 ± 0.1000']
+    assert rows['held-out loss, median'][1] == '1.1000' and rows['held-out loss, best seed'][1] == '1.0000 (seed 0)'
+    # 6 MFLOPs to train on an example, 10 steps of 4 examples, 3 settings.
+    assert rows['E x D x H'] == ['720 MFLOPs'] * 2
+    assert dict(result.search_table)['LEARNING_RATE=9e-1'] == ['-', '-']
+
+
+def test_the_paragraph_states_the_search_the_interval_and_the_bootstrap():
+    right = {'t5': [0, 1] * 20, 'remixer': [1] * 40}
+    members = [
+        Group(name, [run(f'{name}{seed}', seed, loss, right[name]) for seed, loss in enumerate(LOSSES[name])])
+        for name in LOSSES
+    ]
+    text = comparison.Comparison(members, dict.fromkeys(LOSSES, COUNTS), search(VALUES)).paragraph
+    for words in (
+        'best of 3 settings of LEARNING_RATE', 'LEARNING_RATE=3e-3 for remixer', '2.1000 ± 0.1000 for t5',
+        'remixer is better than t5 by 1 (90% interval', '3 seeds', '50.00 points above t5 (90% bootstrap interval',
+        '40 examples',
+    ):  # fmt: skip
+        assert words in text, words
+
+
+def test_one_seed_has_no_interval():
+    members = [Group(name, [run(name, 0, losses[0])]) for name, losses in LOSSES.items()]
+    result = comparison.Comparison(members, dict.fromkeys(LOSSES, COUNTS))
+    assert 'one seed: no interval' in result.paragraph and 'inf' not in result.paragraph.replace('interval', '')
+
+
+def test_failed_runs_are_in_the_csv_file_and_on_the_page(tmp_path):
+    runs = {cell(*key): run('r', 0, loss) for key, loss in VALUES.items()}
+    failed = {cell('t5', '9e-1'): 'error: the loss is not finite'}
+    comparison.write_csv(runs, failed, {cell('t5', '1e-3'): COUNTS}, tmp_path / 'runs.csv')
+    with (tmp_path / 'runs.csv').open() as file:
+        rows = list(csv.DictReader(file))
+    assert [row['held_out_loss'] for row in rows] == ['2.0', '2.5', '1.5', '1.0', '']
+    assert rows[-1]['error'] == 'error: the loss is not finite' and rows[0]['parameters'] == '1000'
+    members = groups()
+    names = {each.name: line for each, line in failed.items()}
+    result = comparison.Comparison(members, dict.fromkeys(LOSSES, COUNTS), search(VALUES), ['A change.'], names)
+    html = page.render([each for group in members for each in group.runs], comparison=result)
+    for words in (
+        'LEARNING_RATE=9e-1, seed 0</b> failed: error: the loss is not finite',
+        'A change.',
+        'expected best of 2',
+    ):
+        assert words in html, words
+
+
+def test_the_figure_of_the_search_has_a_row_for_each_setting():
+    by_name = {picture.name: picture.figure.axes[0] for picture in comparison.Comparison(
+        groups(), dict.fromkeys(LOSSES, COUNTS), search(VALUES)).pictures()}  # fmt: skip
+    assert list(by_name) == ['comparison-1', 'comparison-search', 'comparison-expected']
+    labels = [label.get_text() for label in by_name['comparison-search'].get_yticklabels()]
+    assert labels == ['LEARNING_RATE=1e-3', 'LEARNING_RATE=3e-3', 'LEARNING_RATE=9e-1']
+    assert sorted(by_name['comparison-1'].lines[0].get_xdata()) == LOSSES['t5']
+
+
+@pytest.mark.parametrize('target', [30_000, 61_000, 250_000])
+@pytest.mark.parametrize('power', [1, 2])
+def test_widths_are_scaled_until_costs_are_within_one_percent(target, power):
+    calls = []
+
+    def cost_of(widths):
+        calls.append(widths)
+        return 20_000 + 100 * widths['A'] ** power / 64 ** (power - 1) + 50 * widths['B']
+
+    widths = equal.match_widths(cost_of, {'A': 128, 'B': 64}, target)
+    assert abs(cost_of(widths) / target - 1) <= equal.TOLERANCE and len(calls) < 20
+    assert widths['A'] / widths['B'] == pytest.approx(2, rel=0.2)
+
+
+def test_a_cost_that_no_width_reaches_raises_an_error():
+    with pytest.raises(UserError, match='A=8 to A=2048 has a cost of 1,000 within 1%'):
+        equal.match_widths(lambda widths: 20_000 + widths['A'], {'A': 128}, 1000)
+
+
+def test_costs_that_differ_by_more_than_five_percent_are_warned_about():
+    more = dataclasses.replace(COUNTS, parameters={('a',): 1100})
+    (line,) = equal.warnings({'t5': COUNTS, 'remixer': more})
+    assert 'remixer has 10% more parameters than t5' in line and '--equal=parameters' in line
+    assert equal.warnings({'t5': COUNTS, 'remixer': COUNTS}) == []
+
+
+def test_the_step_time_excludes_the_log_that_compiles():
+    logged = [Record('train', step, {}, {'seconds_per_step': time}) for step, time in ((1, 9.0), (2, 1.0), (3, 2.0))]
+    assert equal.seconds_per_step(Run('r', '/r', logged)) == 1.5
+    assert np.isclose(equal.seconds_per_step(Run('r', '/r', logged[:1])), 9.0)
