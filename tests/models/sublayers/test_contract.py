@@ -70,6 +70,9 @@ _gelu_mlp = functools.partial(feed_forward.GeluMLP, hidden_dim=HIDDEN)
 _tanh_mlp = functools.partial(_gelu_mlp, approximate=True)
 SUBLAYERS['bert'] = Case((_scaled, _gelu_mlp), (), layer.PostNorm, functools.partial(LayerNorm))
 SUBLAYERS['gpt2'] = Case((), (_scaled, _tanh_mlp), norm=functools.partial(LayerNorm))
+_relative = functools.partial(attention.RelativeAttention, num_heads=2, head_dim=8, dropout_rate=DROPOUT)
+_positional = functools.partial(_relative, content=False)
+SUBLAYERS['relative_attention'] = Case((_relative, _gelu_mlp), (_positional, _gelu_mlp))
 # Each form of composition and of the residual once, each in another layout.
 _gated = functools.partial(_remixer, composition=remixer.GatedAlpha)
 _gated_composition = functools.partial(
