@@ -43,7 +43,7 @@ def compute_weights(trained: TrainedModel, texts: list[str]) -> tuple[np.ndarray
     """The ids of all texts, [tokens]; the first mechanism's weights, [layers, tokens]; and the names of the layers."""
     length = trained.lengths['inputs']
     encoder = Texts(trained.vocabulary, length)
-    rows = [np.asarray(encoder.encode(text, 0)[0], np.int32)[:length] for text in texts]
+    rows: list[np.ndarray] = [np.asarray(encoder.encode(text, 0)[0], np.int32)[:length] for text in texts]
     layers: list[learned.LayerArray] = []
     parts = []
     is_seq2seq = trained.model.model_type == ENCODER_DECODER

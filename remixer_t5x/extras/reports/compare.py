@@ -14,7 +14,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from remixer_t5x import ranges, untrusted_files
@@ -83,19 +83,6 @@ def run(args: argparse.Namespace) -> int:
         smallest, largest = min(sizes, key=sizes.__getitem__), max(sizes, key=sizes.__getitem__)
         excess = sizes[largest] / sizes[smallest] - 1
         _print(f'warning: {largest} has {excess:.0%} more parameters than {smallest}; the sizes are not matched')
-    failed, stop_signal = run_cells(cells, folder)
-    if stop_signal:
-        return 128 + stop_signal
-    if succeeded := [cell for cell in cells if cell not in failed]:
-        _show_results(args, succeeded, folder, costs)
-    return int(bool(failed))
-
-
-def run_cells(cells: Sequence[Cell], folder: pathlib.Path) -> tuple[list[Cell], int]:
-    """Runs the cells that `folder` does not list as finished; returns the failed ones, and the signal that stopped it.
-
-    The signal is 0 if nothing stopped the runs. Raises UserError for a mistake that a run reports.
-    """
     finished = _finished(folder)
     todo = [cell for cell in cells if list(cell.command) not in finished or not cell.folder.is_dir()]
     _print(f'{len(cells)} runs, {len(cells) - len(todo)} finished before; in {folder}')
@@ -110,13 +97,15 @@ def run_cells(cells: Sequence[Cell], folder: pathlib.Path) -> tuple[list[Cell], 
             _print(f'{cell.name}: finished in {time.monotonic() - start:,.0f} s')
         if stop_signal:
             _print('stopped; run the same command again to continue')
-            return failed, stop_signal
+            return 128 + stop_signal
         if code == _USER_MISTAKE:
             raise UserError(f'{cell.name}: {_last_line(cell.log).removeprefix("error: ")}')
         if code:
             failed.append(cell)
             _print(f'{cell.name}: FAILED with {code}: {_last_line(cell.log)}')
-    return failed, 0
+    if succeeded := [cell for cell in cells if cell not in failed]:
+        _show_results(args, succeeded, folder, costs)
+    return int(bool(failed))
 
 
 def plan(args: argparse.Namespace) -> list[Cell]:
@@ -158,34 +147,24 @@ def plan(args: argparse.Namespace) -> list[Cell]:
     return cells
 
 
-@contextlib.contextmanager
-def on_cpu(args: argparse.Namespace) -> Iterator[None]:
-    """Imports libraries so that this process, which only computes shapes, leaves the accelerator to its runs.
-
-    The runs inherit the environment, which has no change afterwards.
-    """
-    platforms = os.environ.get('JAX_PLATFORMS')
-    os.environ['JAX_PLATFORMS'] = 'cpu'
-    try:
-        with arguments.libraries(args):
-            import jax  # noqa: F401
-
-            yield
-    finally:
-        del os.environ['JAX_PLATFORMS']
-        if platforms is not None:
-            os.environ['JAX_PLATFORMS'] = platforms
-
-
 def _model_costs(args: argparse.Namespace, cells: Sequence[Cell]) -> dict[str, tuple[int, float]]:
     """Number of parameters of each model, and FLOPs of its forward pass for one example.
 
     Loads the configuration of each model as its run does, so that a mistake in the last model stops the sweep before
     the first one trains for hours. Raises UserError, with the model's name, for the first mistake.
     """
-    with on_cpu(args):
-        from remixer_t5x.config import loading, resolved
-        from remixer_t5x.costs import counts
+    # This process only computes shapes, on the CPU, because the runs need the accelerator. They get the environment
+    # without the change.
+    platforms = os.environ.get('JAX_PLATFORMS')
+    os.environ['JAX_PLATFORMS'] = 'cpu'
+    try:
+        with arguments.libraries(args):
+            from remixer_t5x.config import loading, resolved
+            from remixer_t5x.costs import counts
+    finally:
+        del os.environ['JAX_PLATFORMS']
+        if platforms is not None:
+            os.environ['JAX_PLATFORMS'] = platforms
     search_paths = arguments.names(','.join(args.gin_search_paths))
     flags = [*args.gin_flags, ('SEED', '0'), ('MODEL_DIR', str(cells[0].folder))]
     costs = {}

@@ -1,8 +1,9 @@
 """`remixer-t5x reproduce`: trains the models of a paper's table and prints our numbers beside the paper's."""
 
 import argparse
+import os
 import pathlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from remixer_t5x import ranges
@@ -37,7 +38,7 @@ def run(args: argparse.Namespace) -> int:
     Raises:
         UserError: a mistake in the command, or one that a run reports.
     """
-    from remixer_t5x.extras.reports import compare
+    from remixer_t5x.extras.reports import sweep
     from remixer_t5x.extras.reproduce import tables
 
     if args.list:
@@ -53,26 +54,40 @@ def run(args: argparse.Namespace) -> int:
     seeds = [number for text in texts if (number := ranges.whole_number(text)) is not None]
     if len(set(seeds)) < len(texts):
         raise UserError(f'--seeds must be different whole numbers, got {args.seeds}; type --seeds=0,1,2')
-    with compare.on_cpu(args):
-        from remixer_t5x.extras.reproduce import runs, verdicts
+    _import_on_cpu(args)
+    from remixer_t5x.extras.reproduce import runs, verdicts
+
     costs = runs.count_all(table, args)
-    results, failed = runs.counted_results(table, costs), []
+    results = runs.counted_results(table, costs)
+    failed: Collection[sweep.Cell] = ()
     if not table.is_counted:
         console.show(f'{args.table}: {table.title}', _cost_table(table, costs, args.chip, len(seeds)))
         if args.dry_run:
             return 0
         folder = pathlib.Path(args.folder or f'runs/reproduce/{args.table}/{args.scale}').expanduser().absolute()
-        folder.mkdir(parents=True, exist_ok=True)
-        cells = runs.plan(table, args, seeds, folder)
-        failed, stop_signal = compare.run_cells(list(cells.values()), folder)
-        if stop_signal:
-            return 128 + stop_signal
+        cells, runner = runs.plan(table, args, seeds, folder), sweep.Sweep(folder)
+        if code := runner.run(list(cells.values())):
+            return code
+        failed = runner.failed
         results |= runs.read_results(table, cells, failed)
     legend = _COUNTED_LEGEND if table.is_counted else _LEGEND.format(table.baseline)
     console.show(f'{args.table}: {table.title}', *_result_tables(table, verdicts.judge(table, results)), legend)
     if table.note:
         console.show(table.note)
     return int(bool(failed))
+
+
+def _import_on_cpu(args: argparse.Namespace) -> None:
+    """Imports JAX for the CPU, because the runs need the accelerator; they inherit the unchanged environment."""
+    platforms = os.environ.get('JAX_PLATFORMS')
+    os.environ['JAX_PLATFORMS'] = 'cpu'
+    try:
+        with arguments.libraries(args):
+            from remixer_t5x.costs import counts  # noqa: F401
+    finally:
+        del os.environ['JAX_PLATFORMS']
+        if platforms is not None:
+            os.environ['JAX_PLATFORMS'] = platforms
 
 
 _LEGEND = (

@@ -5,7 +5,7 @@ import dataclasses
 import pathlib
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +16,7 @@ from remixer_t5x.costs import counts
 from remixer_t5x.errors import UserError
 from remixer_t5x.extras.forecast import machines
 from remixer_t5x.extras.reports import run_folders
-from remixer_t5x.extras.reports.compare import Cell
+from remixer_t5x.extras.reports.sweep import Cell
 from remixer_t5x.extras.reproduce.tables import COUNTED, PARAMETERS, Column, Row, Stage, Table
 
 # The share of a device's matrix-product peak that a run is assumed to reach.
@@ -45,7 +45,7 @@ def plan(
                     *(f'--gin.{flag}={value}' for flag, value in flags.items()),
                 )
                 label = f'{row.name}, {stage.name}'
-                cells[stage.name, row.name, seed] = Cell(label, seed, run_folder, command, row.model)
+                cells[stage.name, row.name, seed] = Cell(label, (), seed, run_folder, command)
     return cells
 
 
@@ -130,7 +130,7 @@ def chip_peak(chip: str) -> float:
 
 
 def read_results(
-    table: Table, cells: Mapping[tuple[str, str, int], Cell], failed: Sequence[Cell]
+    table: Table, cells: Mapping[tuple[str, str, int], Cell], failed: Collection[Cell]
 ) -> dict[tuple[str, str], dict[int, float]]:
     """The newest value of each column that needs training, by row and column, and seed; leaves out runs that failed.
 

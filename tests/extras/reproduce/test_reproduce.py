@@ -9,7 +9,7 @@ import pytest
 from remixer_t5x.cli import main, train
 from remixer_t5x.config import loading
 from remixer_t5x.errors import UserError
-from remixer_t5x.extras.reports import compare
+from remixer_t5x.extras.reports import sweep
 from remixer_t5x.extras.reproduce import runs, tables, verdicts
 from remixer_t5x.run_folder import model_dir
 
@@ -135,13 +135,13 @@ def write_run(cell, value):
 def test_table_shows_our_numbers_beside_the_papers(tmp_path, monkeypatch, capsys):
     """The runs are replaced by their results: Remixer is 5 points better than T5.1.1 with every seed."""
 
-    def run_cells(cells, folder):
-        assert folder == tmp_path and len(cells) == 6
+    def run_cells(self, cells):
+        assert self.folder == tmp_path and len(cells) == 6
         for cell in cells:
             write_run(cell, 50.0 + cell.seed + (5.0 + 0.1 * cell.seed) * cell.model.startswith('Remixer'))
-        return [], 0
+        return 0
 
-    monkeypatch.setattr(compare, 'run_cells', run_cells)
+    monkeypatch.setattr(sweep.Sweep, 'run', run_cells)
     load = tables.load
     monkeypatch.setattr(tables, 'load', lambda *names: dataclasses.replace(load(*names), rows=load(*names).rows[1:]))
     assert main.main(['reproduce', 'remixers/table_4', f'--folder={tmp_path}']) == 0

@@ -1,0 +1,165 @@
+"""Runs the processes of `remixer-t5x compare` one after another, and skips those that finished before.
+
+A failed run does not affect the others. An interrupted run resumes from its checkpoint when the command is repeated.
+"""
+
+import contextlib
+import dataclasses
+import json
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+
+from remixer_t5x import untrusted_files
+from remixer_t5x.errors import UserError
+from remixer_t5x.run_folder import model_dir
+
+# -P: without it, Python searches the current folder for its own modules first.
+PROGRAM = (sys.executable, '-P', '-m', 'remixer_t5x.cli.main')
+# A file in the folder of the sweep with the commands that have finished.
+FINISHED = 'finished.jsonl'
+# Macros and their values as text.
+Setting = tuple[tuple[str, str], ...]
+_USER_MISTAKE = 2
+# Seconds between two lines of progress.
+_PROGRESS_PERIOD = 30.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Cell:
+    """One run of the sweep: a model, a setting of the search (empty without a search), and a seed."""
+
+    model: str
+    setting: Setting
+    seed: int
+    folder: pathlib.Path
+    command: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        return ', '.join(filter(None, (self.model, setting_text(self.setting), self.folder.name.replace('_', ' '))))
+
+    @property
+    def log(self) -> pathlib.Path:
+        return self.folder.parent / f'{self.folder.name}.log'
+
+
+def setting_text(setting: Setting) -> str:
+    """Formats a setting, as in `LEARNING_RATE=1e-3, DROPOUT_RATE=0.1`."""
+    return ', '.join(f'{name}={value}' for name, value in setting)
+
+
+class Sweep:
+    """Runs cells in `folder`; `failed` maps each failed cell to the last line of its log."""
+
+    def __init__(self, folder: pathlib.Path):
+        self.folder = folder
+        self.failed: dict[Cell, str] = {}
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UserError(f'{folder} cannot be created ({error.strerror}); type another --folder') from None
+        self._finished: list[list[str]] = []
+        path = folder / FINISHED
+        with untrusted_files.user_errors(path, 'remove it, and every run starts again from its last checkpoint'):
+            for line in untrusted_files.json_lines(path) if path.exists() else ():
+                if isinstance(line.value, list):
+                    self._finished.append(line.value)
+
+    def run(self, cells: Sequence[Cell]) -> int:
+        """Runs the cells that have not finished; returns 0, or 128 plus the signal that stopped the sweep.
+
+        Raises:
+            UserError: a run without a search reported a mistake before its first log, and no run has finished.
+        """
+        todo = [cell for cell in cells if not self._is_finished(cell) and cell not in self.failed]
+        print_line(f'{len(cells)} runs, {len(cells) - len(todo)} finished before; in {self.folder}')
+        for number, cell in enumerate(todo, 1):
+            print_line(f'{number} of {len(todo)}: {cell.name}; {cell.log}')
+            start = time.monotonic()
+            code, stop_signal = _run_cell(cell)
+            if code == 0:
+                with (self.folder / FINISHED).open('a') as file:
+                    file.write(json.dumps(list(cell.command)) + '\n')
+                self._finished.append(list(cell.command))
+                print_line(f'{cell.name}: finished in {time.monotonic() - start:,.0f} s')
+            if stop_signal:
+                print_line('stopped; run the same command again to continue')
+                return 128 + stop_signal
+            if code:
+                line = _last_line(cell.log)
+                is_mistake = code == _USER_MISTAKE and not (cell.folder / model_dir.METRICS).exists()
+                # A setting of a search may fail, for example if its learning rate is too high.
+                if is_mistake and not cell.setting and not self._finished:
+                    raise UserError(f'{cell.name}: {line.removeprefix("error: ")}')
+                self.failed[cell] = line
+                print_line(f'{cell.name}: FAILED with {code}: {line}')
+        return 0
+
+    def _is_finished(self, cell: Cell) -> bool:
+        return list(cell.command) in self._finished and cell.folder.is_dir()
+
+
+def _run_cell(cell: Cell) -> tuple[int, int]:
+    """Runs one cell; returns its exit code, and the signal that stops the sweep (0: none), upon which the run saves."""
+    from remixer_t5x.train import preemption
+
+    stop_signal, shown_step = 0, -1
+    cell.folder.parent.mkdir(parents=True, exist_ok=True)
+    with cell.log.open('ab') as log:
+        # New process group, so the child gets one SIGINT, forwarded by us.
+        process = subprocess.Popen(
+            [*PROGRAM, *cell.command], stdout=log, stderr=subprocess.STDOUT, start_new_session=True
+        )
+
+        def forward(number: int, _: object) -> None:
+            nonlocal stop_signal
+            stop_signal = number
+            print_line(f'{signal.Signals(number).name}: {cell.name} saves, then the sweep ends')
+            process.send_signal(number)
+
+        handlers = {number: signal.signal(number, forward) for number in preemption.stop_signals()}
+        try:
+            while True:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    return process.wait(_PROGRESS_PERIOD), stop_signal
+                step, line = _progress(cell.folder)
+                if step > shown_step:
+                    print_line(f'{cell.name}: {line}')
+                    shown_step = step
+        finally:
+            for number, handler in handlers.items():
+                signal.signal(number, handler)
+
+
+def _progress(folder: pathlib.Path) -> tuple[int, str]:
+    """The last logged step of a run, and a line with step, loss and time left. -1 if there are no metrics yet."""
+    from remixer_t5x.extras.reports import overview, records, run_folders
+    from remixer_t5x.train import progress
+
+    try:
+        (run,) = run_folders.read_all([str(folder)])
+    except UserError:
+        return -1, ''
+    numbers, seconds = overview.overview(run), run.series(records.TRAIN, 'seconds_per_step')
+    parts = [f'step {numbers.step:,}' + (f' of {numbers.steps:,}' if numbers.steps else '')]
+    if numbers.train_loss is not None:
+        parts.append(f'loss {numbers.train_loss:.4f}')
+    if numbers.steps and seconds:
+        parts.append(f'{progress.duration((numbers.steps - numbers.step) * seconds[-1][1])} left')
+    return numbers.step, ', '.join(parts)
+
+
+def _last_line(log: pathlib.Path) -> str:
+    """The last error in the log of a run, or its last line."""
+    lines = log.read_text(errors='replace').strip().splitlines()
+    errors = [line for line in lines if line.startswith('error')]
+    return (errors or lines or ['no output'])[-1]
+
+
+def print_line(line: str) -> None:
+    """Prints progress on standard error, so that standard output only has results."""
+    print(line, file=sys.stderr, flush=True)
