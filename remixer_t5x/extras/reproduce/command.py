@@ -156,7 +156,8 @@ def _result_tables(table: Any, findings: Iterable[tuple[Any, Any, Any]]) -> Sequ
             if finding.margin is not None:
                 difference += f' ± {finding.margin:.2g}' if finding.margin < float('inf') else ' (one seed)'
             cells += [number(finding.printed_difference, signed=True), difference]
-        results[column.name].add_row(row.name, *cells, finding.verdict)
+        verdict = 'baseline' if row.name == table.baseline and not table.is_counted else finding.verdict
+        results[column.name].add_row(row.name, *cells, verdict)
     for index, column in enumerate(table.columns):
         for name, numbers in table.cited.items():
             if numbers[index] is not None:

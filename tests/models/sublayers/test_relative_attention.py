@@ -1,5 +1,7 @@
 """RelativeAttention against its equation in NumPy: softmax(q k^T / sqrt(d) + bias) v, and softmax(bias) v."""
 
+import dataclasses
+
 import jax
 import numpy as np
 import pytest
@@ -16,7 +18,8 @@ def test_relative_attention_equals_its_equation(content):
     rng = np.random.default_rng(0)
     x = rng.normal(size=(2, LENGTH, EMBED)).astype(np.float32)
     tokens = np.array([[1, 1, 1, 1, 1], [1, 1, 1, 0, 0]], np.int32)
-    ctx, module = describe_tokens(tokens), RelativeAttention(HEADS, HEAD_DIM, content=content)
+    ctx = dataclasses.replace(describe_tokens(tokens), num_keys=LENGTH)
+    module = RelativeAttention(HEADS, HEAD_DIM, content=content)
     params = nn.unbox(module.init(jax.random.key(0), x, ctx))['params']
     params = jax.tree.map(lambda leaf: rng.normal(size=leaf.shape).astype(np.float32), params)
     assert ('query' in params) == ('key' in params) == content
