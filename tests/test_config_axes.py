@@ -142,10 +142,11 @@ def test_nothing_of_the_files_before_stays_in_an_axis(file):
 def test_a_model_after_an_experiment_keeps_its_vocabulary_hardware_and_dropout():
     configuration(['experiments/own_text.gin', 'data/own_text.gin', 'models/t5_1_1.gin'])
     assert gin.query_parameter('%VOCAB_SIZE') == 8192
-    configuration(['experiments/finetune_cogs.gin', 'models/remixer.gin'])
+    configuration(['experiments/cogs_cpu.gin', 'models/remixer.gin'])
     assert gin.query_parameter('%VOCAB_SIZE') == 896
-    assert gin.query_parameter('%DTYPE') == 'bfloat16'
     assert gin.query_parameter('%DROPOUT_RATE') == 0.1
+    configuration(['experiments/papers/remixer_base_cogs.gin', 'models/remixer.gin'])
+    assert gin.query_parameter('%DTYPE') == 'bfloat16'
 
 
 @pytest.mark.parametrize('model', ['t5_1_1', 'remixer', 'tim'])

@@ -195,7 +195,7 @@ def test_every_command_is_one_whose_configuration_loads(page, words, tmp_path, m
         raise Loaded
 
     # The commands that read no gin files have nothing to load but their arguments.
-    names = ('data list', 'data get', 'data show', 'report', 'score', 'serve')
+    names = ('data list', 'data get', 'data show', 'report', 'reproduce', 'score', 'serve')
     plain = dict.fromkeys(names, call)
     plain['compare'] = lambda args: call(compare.plan(args))
     if '--settings' in words:

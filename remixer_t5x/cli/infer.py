@@ -184,7 +184,7 @@ COMMAND = Command(
     add_arguments,
     run,
     (
-        'remixer-t5x infer --gin_file=experiments/finetune_cogs.gin --checkpoint=runs/cogs --input=sentences.txt '
+        'remixer-t5x infer --gin_file=experiments/cogs_cpu.gin --checkpoint=runs/cogs --input=sentences.txt '
         '--output=forms.jsonl',
         'remixer-t5x infer --checkpoint=runs/mlm --embed --input=texts.txt --output=embeddings.npz',
     ),

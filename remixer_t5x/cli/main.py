@@ -31,7 +31,8 @@ def _extra(extra: str, module: str) -> tuple[Command, ...]:
 
 
 COMMANDS = (
-    *(train.TRAIN, train.FINETUNE, *_extra('reports', 'compare'), evaluate.COMMAND, infer.COMMAND, info.COMMAND),
+    *(train.TRAIN, train.FINETUNE, *_extra('reports', 'compare'), *_extra('reproduce', 'command')),
+    *(evaluate.COMMAND, infer.COMMAND, info.COMMAND),
     *(preview.COMMAND, catalogue.LIST, catalogue.GET, catalogue.SHOW, cache.COMMAND, vocab.COMMAND),
     *(score.COMMAND, fill_in.COMMAND, convert.COMMAND, *_extra('export', 'command'), *_extra('reports', 'command')),
     *_extra('serve', 'command'),

@@ -2,11 +2,10 @@
 
     python scripts/studies/length.py --lengths 64,256,1024 --figure length.png
 
-The mixers and their dimensions are those of scripts/benchmarks/mixers.py (width d = 256, hidden size d' = 512 as in
-appendix B.3), batch 1, float32, forward as in figure 2; --backward adds the time of gradients, as that benchmark takes
-it. FLOPs are those of `costs/counts.py`: matrix products and Fourier transforms. Beside them stand the formulas of
-appendix D. Results are appended to --out as they are known; started again, it does what is
-missing. --show runs nothing.
+Mixers and dimensions are those of scripts/benchmarks/mixers.py (width d = 256, hidden size d' = 512 as in appendix
+B.3); batch 1, float32, forward pass. --backward also times gradients, as that benchmark does. FLOPs are matrix products
+and Fourier transforms (`costs/counts.py`), and are printed with the formulas of appendix D. Results are appended to
+--out; the same command computes only what is missing. --show only prints what is in --out.
 """
 
 import argparse
@@ -43,13 +42,13 @@ def attention_operations(length: int, embed: int, heads: int) -> int:
 
 
 def attention_operations_per_token(length: int, embed: int, heads: int) -> int:
-    """The same with projections for each of the N tokens and a softmax for each token and head; printed without."""
+    """Appendix D.3 with projections for each of the N tokens and a softmax for each token and head."""
     projections = 6 * heads * (embed // heads) ** 2 * length
     return projections + 4 * embed * length**2 + 3 * heads * length**2
 
 
 def formulas(length: int, args: argparse.Namespace) -> dict[str, int]:
-    """Operations by appendix D, for dimensions as the mixers have them."""
+    """Operations by the formulas of appendix D."""
     return {
         'appendix D: HyperMixing': hyper_mixing_operations(length, args.embed, args.hidden),
         'appendix D: attention': attention_operations(length, args.embed, args.heads),
@@ -66,14 +65,14 @@ def make(side: str, name: str, length: int, args: argparse.Namespace) -> nn.Modu
 
 
 def parameters(module: nn.Module, length: int, embed: int, causal: bool) -> Any:
-    """Shapes of the module's variables."""
+    """The shapes of the module's variables."""
     x = jnp.zeros((1, length, embed))
     shapes = jax.eval_shape(lambda key: module.init(key, x, benchmark.context(length, causal)), jax.random.key(0))
     return nn.unbox(shapes)
 
 
 def forward_flops(module: nn.Module, length: int, embed: int, causal: bool) -> float:
-    """Of one example; traced, not run."""
+    """FLOPs of one example, from tracing alone."""
     ctx = benchmark.context(length, causal)
     x = jax.ShapeDtypeStruct((1, length, embed), jnp.float32)
     variables = parameters(module, length, embed, causal)
@@ -81,14 +80,14 @@ def forward_flops(module: nn.Module, length: int, embed: int, causal: bool) -> f
 
 
 def forward_seconds(module: nn.Module, length: int, embed: int, causal: bool, args: argparse.Namespace) -> float | None:
-    """Fastest of --rounds forward passes; None where XLA plans more memory than --memory_gb."""
+    """Seconds of the fastest of --rounds forward passes; None if XLA plans more memory than --memory_gb."""
     ctx = benchmark.context(length, causal)
     rng = np.random.default_rng(0)
 
     def random(shape) -> jax.Array:
         return jnp.asarray(0.1 * rng.normal(size=shape.shape), shape.dtype)
 
-    # Random numbers instead of the module's own, because a program that makes those takes longer to compile than this.
+    # Random numbers, because compiling the module's initialization takes longer than compiling this program.
     variables = jax.tree.map(random, parameters(module, length, embed, causal))
     x = random(jax.ShapeDtypeStruct((1, length, embed), jnp.float32))
     run = jax.jit(lambda variables, x: module.apply(variables, x, ctx)).lower(variables, x).compile()
@@ -125,7 +124,7 @@ Results = dict[str, dict[int, dict[str, float | None]]]
 
 
 def run_missing(records: Records, args: argparse.Namespace) -> None:
-    """All mixers at one length after the other, so that those which are compared run close to each other."""
+    """Runs the missing cells length by length, so that mixers that are compared run close in time."""
     cells = [(side, name, n) for n in args.lengths for side in args.sides for name in names_of(side, args)]
     missing = [cell for cell in cells if records.get(cell_of(*cell, args)) is None]
     print(f'{len(cells)} cells, {len(cells) - len(missing)} done before', flush=True)
@@ -137,7 +136,7 @@ def run_missing(records: Records, args: argparse.Namespace) -> None:
 
 
 def collect(records: Records, side: str, args: argparse.Namespace) -> Results:
-    """By mixer and length; what is not yet run is left out."""
+    """Returns results by mixer and length, without cells that have not run."""
     results: Results = {}
     for name in names_of(side, args):
         found = {length: records.get(cell_of(side, name, length, args)) for length in args.lengths}
@@ -171,7 +170,7 @@ def print_formulas(args: argparse.Namespace) -> None:
 
 
 def draw(results: Results, file: str, args: argparse.Namespace, note: str) -> None:
-    """Time on the left and FLOPs on the right, of the bidirectional mixers."""
+    """Draws time (left) and FLOPs (right) of the bidirectional mixers."""
     figure = drawing.new_figure(11.4, 4.4)
     panels = figure.subplots(1, 2)
     for panel, what, scale, label in zip(
@@ -214,7 +213,7 @@ def parse_arguments(given: list[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument('--out', default='runs/studies/length.jsonl', help='results, one line each')
     parser.add_argument('--figure', default='', help='write a PNG here')
-    parser.add_argument('--show', action='store_true', help='run nothing, show what is in --out')
+    parser.add_argument('--show', action='store_true', help='print what is in --out, and run nothing')
     args = parser.parse_args(given)
     args.sides = args.sides.split(',')
     if unknown := [side for side in args.sides if side not in SIDES]:

@@ -1,9 +1,10 @@
-"""How much each kind of sublayer of every model moves the output of its stack at initialisation (testing/liveness.py).
+"""Effect of each kind of sublayer on the output of its stack at initialisation, for every model.
 
     python scripts/studies/liveness.py
     python scripts/studies/liveness.py --models=fnet --layout=@layer.PreNorm
 
-Prints a row for each stack: the part of the output that changes when the kind of sublayer gives zero in all layers.
+Prints a row for each stack: the relative change of its output if a kind of sublayer is set to zero in all layers
+(`remixer_t5x.testing.liveness`).
 """
 
 import argparse
@@ -25,7 +26,9 @@ def main() -> None:
     parser.add_argument('--size', default='tiny', help='a file of configs/sizes')
     parser.add_argument('--inputs', type=int, default=256, help='tokens')
     parser.add_argument('--targets', type=int, default=58, help='tokens')
-    parser.add_argument('--layout', default='', help="of both stacks instead of the model's own, as in @layer.PreNorm")
+    parser.add_argument(
+        '--layout', default='', help='layout of both stacks, such as @layer.PreNorm (default: that of the model)'
+    )
     args = parser.parse_args()
     rng = np.random.default_rng(0)
     inputs, targets = (rng.integers(1, VOCAB, (2, n)).astype(np.int32) for n in (args.inputs, args.targets))

@@ -2,12 +2,12 @@
 
     python scripts/studies/toy_task.py --figure toy_task.png
 
-Two rectangles and two triangles in a row; both shapes of a kind shall get the mean of their heights (shapes.py), by
-two convolutions, a token mixer and two convolutions (toy_model.py). Every result is appended to --out as it is known;
-the same command started again does what is missing, and other settings are other results. --show runs nothing.
+A row has two rectangles and two triangles, and the target gives both shapes of a kind the mean of their heights
+(shapes.py). The model has two convolutions, a token mixer and two convolutions (toy_model.py). Results are appended to
+--out; the same command computes only what is missing. --show only prints what is in --out.
 
-Smaller than the paper by default: 10,000 examples at most (the paper: 100,000), steps as below for every number of
-examples. The paper does not print width, steps, batch, learning rate or seeds; these are ours.
+By default at most 10,000 training examples (the paper: 100,000). The paper does not state width, steps, batch size,
+learning rate or seeds; these are ours.
 """
 
 import argparse
@@ -36,7 +36,7 @@ CHUNK = 50
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """What all cells of a table share. `length` in tokens, `hidden`: units of MLP-Mixer and HyperMixer."""
+    """The settings of all cells. `length` is in tokens; `hidden` is the hidden units of MLP-Mixer and HyperMixer."""
 
     length: int
     width: int
@@ -49,7 +49,7 @@ class Settings:
 
 @functools.cache
 def compiled(mixer: str, settings: Settings) -> tuple[Program, Callable]:
-    """The training of (inputs, targets), and predict(params, inputs)."""
+    """Returns the training program of (inputs, targets), and predict(params, inputs)."""
     network = toy_model.ShapesNetwork(
         toy_model.mixers(settings.width, settings.hidden, settings.length)[mixer], settings.width
     )
@@ -66,9 +66,9 @@ def compiled(mixer: str, settings: Settings) -> tuple[Program, Callable]:
 
 
 def run_cell(mixer: str, examples: int, seed: int, settings: Settings) -> dict[str, float]:
-    """Trains once; mean squared errors of the last chunk of steps and of the test rows, per token, in squared heights.
+    """Trains one model; returns mean squared errors per token of the last chunk of steps and of the test rows.
 
-    One seed gives the rows, their order and the initial parameters.
+    The seed determines the rows, their order and the initial parameters.
     """
     start = time.perf_counter()
     program, predict = compiled(mixer, settings)
@@ -105,7 +105,7 @@ Errors = dict[str, dict[int, list[float]]]
 
 
 def run_missing(records: Records, args: argparse.Namespace, settings: Settings) -> None:
-    """Seed by seed, so that an interrupted study has all mixers; big and small sets of examples take the same time."""
+    """Runs the missing cells seed by seed, so that an interrupted study has all mixers."""
     cells = [(m, n, seed) for seed in range(args.seeds) for m in args.mixers for n in args.examples]
     missing = [cell for cell in cells if records.get(cell_of(*cell, settings)) is None]
     print(f'{len(cells)} cells, {len(cells) - len(missing)} done before', flush=True)
@@ -120,7 +120,7 @@ def run_missing(records: Records, args: argparse.Namespace, settings: Settings) 
 
 
 def collect(records: Records, args: argparse.Namespace, settings: Settings) -> Errors:
-    """Test errors over seeds, by mixer and number of examples; those not yet run are left out."""
+    """Returns test errors over seeds, by mixer and number of examples, without cells that have not run."""
     errors: Errors = {mixer: {} for mixer in args.mixers}
     for mixer in args.mixers:
         for examples in args.examples:
@@ -132,7 +132,7 @@ def collect(records: Records, args: argparse.Namespace, settings: Settings) -> E
 
 
 def reference_errors(settings: Settings) -> dict[str, float]:
-    """What needs no training: the input as it is, and the best guess from one's own shape alone."""
+    """Errors of two predictions without training: the unchanged input, and the best guess from a shape's own height."""
     inputs, targets, local = test_rows(settings)
     return {
         'input unchanged': float(np.mean(np.square(inputs - targets))),
@@ -160,13 +160,13 @@ def draw(errors: Errors, references: dict[str, float], file: str, note: str) -> 
             continue
         sizes = list(by_size)
         means = np.asarray([np.mean(by_size[size]) for size in sizes])
-        # From the best seed to the worst: a deviation from the mean could lead below zero, which has no place here.
+        # The range of the seeds: mean minus deviation can be negative, which a logarithmic axis cannot show.
         ranges = [means - [min(by_size[size]) for size in sizes], [max(by_size[size]) for size in sizes] - means]
         axes.errorbar(sizes, means, ranges, marker='o', markersize=4, capsize=3, color=colour, label=mixer)
     axes.axhline(references['own shape alone'], color=drawing.INK, linestyle=':', linewidth=1, label='own shape alone')
     axes.set_xscale('log')
     axes.set_yscale('log')
-    # Errors may span less than a power of ten, where powers alone would leave the axis without a number.
+    # Errors may span less than a power of ten, and powers of ten alone would leave the axis without labels.
     axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     axes.yaxis.set_major_formatter(FormatStrFormatter('%g'))
     axes.yaxis.set_minor_formatter(NullFormatter())
@@ -192,7 +192,7 @@ def parse_arguments(given: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument('--test_examples', type=int, default=1000)
     parser.add_argument('--out', default='runs/studies/toy_task.jsonl', help='results, one line each')
     parser.add_argument('--figure', default='', help='write a PNG here')
-    parser.add_argument('--show', action='store_true', help='run nothing, show what is in --out')
+    parser.add_argument('--show', action='store_true', help='print what is in --out, and run nothing')
     args = parser.parse_args(given)
     args.mixers = args.mixers.split(',')
     if unknown := [mixer for mixer in args.mixers if mixer not in known]:

@@ -19,16 +19,19 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from flax import linen as nn
 
 from remixer_t5x import axes, ranges
 from remixer_t5x.context import SequenceContext
 from remixer_t5x.errors import UserError
+from remixer_t5x.kernels.attention.formula import Bias
 from remixer_t5x.models.layers import cache
 from remixer_t5x.models.layers.attend import attend_to_memory, attend_to_sequence
 from remixer_t5x.models.layers.checks import require_memory
 from remixer_t5x.models.layers.dense import Dense, split_heads
 from remixer_t5x.models.layers.norms import RMSNorm
+from remixer_t5x.models.layers.positions import RelativePositionBias
 
 _IN_AXES, _OUT_AXES = (axes.EMBED, axes.JOINED_KV), (axes.JOINED_KV, axes.EMBED)
 _BERT_INIT = nn.initializers.normal(stddev=0.02)
@@ -155,14 +158,37 @@ class ScaledAttention(_MultiHead):
 
     @nn.compact
     def __call__(self, x: jax.Array, ctx: SequenceContext) -> jax.Array:
+        return self._attend(x, ctx, None)
+
+    def _attend(self, x: jax.Array, ctx: SequenceContext, bias: Bias, content: bool = True) -> jax.Array:
         width = self.num_heads * self.head_dim
 
         def project(name: str) -> jax.Array:
             projected = Dense(width, _IN_AXES, _BERT_INIT, use_bias=True, name=name)(x)
             return split_heads(projected, self.num_heads)
 
-        query, key, value = (project(name) for name in ('query', 'key', 'value'))
-        query = query * self.head_dim**-0.5
-        mixed = attend_to_sequence(self, query, key, value, ctx, None, self.dropout_rate)
+        value = project('value')
+        query, key = (project('query'), project('key')) if content else (jnp.zeros_like(value),) * 2
+        mixed = attend_to_sequence(self, query * self.head_dim**-0.5, key, value, ctx, bias, self.dropout_rate)
         mixed = mixed.reshape(*x.shape[:-1], width)
         return Dense(x.shape[-1], _OUT_AXES, _BERT_INIT, use_bias=True, name='out')(mixed)
+
+
+class RelativeAttention(ScaledAttention):
+    """`ScaledAttention` with a position bias for each layer and head, `softmax(q k^T / sqrt(d) + bias) v`.
+
+    With `content=False` it is softmax(bias) v, whose weights depend on positions only: the baseline "rel pos - attn" of
+    gMLP (Liu et al. 2021, table 3), a Random Synthesizer (Tay et al. 2020).
+
+    Attributes:
+        position_bias: factory of a module (number of keys, ctx) -> bias.
+        content: whether queries and keys add to the bias.
+    """
+
+    position_bias: Callable[..., nn.Module] = RelativePositionBias
+    content: bool = True
+
+    @nn.compact
+    def __call__(self, x: jax.Array, ctx: SequenceContext) -> jax.Array:
+        bias = self.position_bias(num_heads=self.num_heads, name='position_bias')(ctx.num_keys, ctx)
+        return self._attend(x, ctx, bias, self.content)

@@ -1,4 +1,4 @@
-"""The order in which a study goes through its examples."""
+"""The order of training examples."""
 
 from collections.abc import Iterator
 
@@ -6,7 +6,7 @@ import numpy as np
 
 
 def batches(rng: np.random.Generator, examples: int, batch: int) -> Iterator[np.ndarray]:
-    """Indices of one batch after the other, epoch by epoch; with fewer examples than a batch they repeat in it."""
+    """Yields the indices of batches, epoch by epoch; a batch repeats examples if there are fewer than its size."""
     waiting: np.ndarray = np.empty(0, np.int64)
     while True:
         while len(waiting) < batch:

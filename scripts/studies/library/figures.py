@@ -1,4 +1,4 @@
-"""How every study ends its picture."""
+"""Saves figures of studies."""
 
 from __future__ import annotations
 
@@ -9,6 +9,6 @@ if TYPE_CHECKING:
 
 
 def save(figure: Figure, file: str) -> None:
-    """Writes a PNG on white paper, and says where."""
+    """Writes a PNG with a white background and prints its path."""
     figure.savefig(file, dpi=150, facecolor='white')
     print(f'figure: {file}')

@@ -1,14 +1,11 @@
-"""Results of a study as lines of JSON: one is added as soon as it is known, and a study skips what is there."""
+"""Results of a study as lines of JSON, appended as they are computed; a restarted study skips finished cells."""
 
-import dataclasses
 import json
 import pathlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-
-from remixer_t5x.extras.reports.differences import student_interval
 
 Cell = Mapping[str, Any]
 
@@ -16,8 +13,8 @@ Cell = Mapping[str, Any]
 class Records:
     """Finished cells of a study in a file.
 
-    A cell is what was asked for, under `cell`: all settings that change the result. A line that was cut off when its
-    process died is ignored, and its cell is done again.
+    A cell has all settings that change the result. An incomplete line, which a killed process leaves, is ignored, and
+    its cell is computed again.
     """
 
     def __init__(self, file: str | pathlib.Path):
@@ -36,28 +33,17 @@ class Records:
             self.ignored += 1
 
     def get(self, cell: Cell) -> dict[str, Any] | None:
-        """The result of `cell`, None where it is not done."""
+        """The result of `cell`, or None if it has none."""
         return self._results.get(_key(cell))
 
     def add(self, cell: Cell, result: Mapping[str, Any]) -> None:
-        """Appends to the file at once."""
+        """Appends a result to the file."""
         self._file.parent.mkdir(parents=True, exist_ok=True)
-        # A cut-off line has no end: what follows it must not be lost with it.
+        # Starts a new line after an incomplete one.
         cut = self._file.exists() and not self._file.read_bytes().endswith(b'\n')
         with open(self._file, 'a', encoding='utf-8') as file:
             file.write('\n' * cut + json.dumps({'cell': cell, 'result': result}) + '\n')
         self._results[_key(cell)] = dict(result)
-
-
-def run_missing(records: Records, trials: Iterable[Any], run: Callable[[Any], Mapping[str, Any]]) -> None:
-    """Runs each trial, a dataclass, that has no result yet; adds its result, and prints it without its lists."""
-    for trial in trials:
-        cell = dataclasses.asdict(trial)
-        if records.get(cell) is None:
-            result = run(trial)
-            records.add(cell, result)
-            shown = {name: value for name, value in result.items() if not isinstance(value, list)}
-            print(f'{trial}: {shown}', flush=True)
 
 
 def _key(cell: Cell) -> str:
@@ -65,16 +51,8 @@ def _key(cell: Cell) -> str:
 
 
 def summary(values: Sequence[float], digits: int = 2) -> str:
-    """Mean, standard deviation of a sample, and number of seeds."""
+    """Mean, sample standard deviation, and number of seeds."""
     if not values:
         return 'not yet run'
     spread = f' ({np.std(values, ddof=1):.{digits}f})' if len(values) > 1 else ''
     return f'{np.mean(values):.{digits}f}{spread} [{len(values)}]'
-
-
-def paired(ours: Sequence[float], theirs: Sequence[float], digits: int = 2) -> str:
-    """Mean difference between results of one seed, ± half of its 90% interval, which is Student's."""
-    if not len(ours):
-        return ''
-    mean, margin = student_interval(np.subtract(ours, theirs))
-    return f'{mean:+.{digits}f}' + (f' ± {margin:.{digits}f}' if np.isfinite(margin) else '')

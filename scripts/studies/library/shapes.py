@@ -3,7 +3,7 @@
 A row holds two rectangles and two triangles of different heights. The target is the same row in which both shapes of a
 kind have the mean of their two heights, so a token must learn the height of the other shape of its kind.
 
-The paper gives neither lengths nor ranges. Ours: heights from 1 to 25, widths of 5, 7, 9 or 11 tokens (odd, so that a
+The paper states neither lengths nor ranges. Ours: heights from 1 to 25, widths of 5, 7, 9 or 11 tokens (odd, so that a
 triangle has a tip), at least one empty token between shapes, all placements equally likely.
 """
 
@@ -12,15 +12,15 @@ import numpy as np
 HEIGHTS = 1.0, 25.0
 WIDTHS = np.array([5, 7, 9, 11])
 NUM_SHAPES = 4
-# The widest shapes with a token between them; shorter rows could not hold every draw.
+# Four of the widest shapes with a token between them.
 SHORTEST = NUM_SHAPES * int(WIDTHS.max()) + NUM_SHAPES - 1
 
 
 def make_rows(rng: np.random.Generator, count: int, length: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Inputs, targets, and the best guess of who sees its own shape alone: float32 [count, length] each.
+    """Returns inputs, targets, and the best guess from a shape's own height: float32 [count, length] each.
 
-    The guess takes the height of the other shape to be the mean of all heights; its error is what a model without
-    token mixing can reach at best where no other shape is within its sight.
+    The guess assumes that the other shape has the mean of all heights. Its error is the lowest that a model without
+    token mixing can reach if no other shape is in its receptive field.
 
     Raises:
         ValueError: `length` is less than `SHORTEST`.
@@ -39,9 +39,9 @@ def make_rows(rng: np.random.Generator, count: int, length: int) -> tuple[np.nda
 
 
 def _place(rng: np.random.Generator, widths: np.ndarray, is_triangle: np.ndarray, length: int) -> np.ndarray:
-    """Each shape with height 1 at its place: [count, shapes, length]."""
+    """Returns each shape with height 1 at its place, [count, shapes, length]."""
     room = length - widths.sum(axis=1) - (NUM_SHAPES - 1)
-    # Take a shape as one token and leave out the one kept free after it: a placement is then any set of four tokens.
+    # If each shape and the free token after it shrink to one token, a placement is any set of four tokens.
     keys = rng.random((len(widths), length))
     keys[np.arange(length) >= (room + NUM_SHAPES)[:, None]] = np.inf
     chosen = np.sort(np.argpartition(keys, NUM_SHAPES, axis=1)[:, :NUM_SHAPES], axis=1)
@@ -54,7 +54,7 @@ def _place(rng: np.random.Generator, widths: np.ndarray, is_triangle: np.ndarray
 
 
 def _other_of_its_kind(is_triangle: np.ndarray) -> np.ndarray:
-    """[count, shapes] index of the other shape of the same kind."""
+    """Returns the index of the other shape of the same kind, [count, shapes]."""
     same = is_triangle[:, :, None] == is_triangle[:, None, :]
     same &= ~np.eye(NUM_SHAPES, dtype=bool)
     return same.argmax(axis=2)

@@ -2,9 +2,9 @@
 
     x -> conv -> relu -> conv -> relu -> y -> y + mixer(norm(y)) -> conv -> relu -> conv -> row of heights
 
-The convolutions have a kernel of five tokens and zeros beyond the ends. `none` has a fifth convolution in place of the
-mixer. The paper does not say whether the mixer has a residual and a norm, nor how wide it is; ours is a layer of
-`models/architecture/layer.py`, as everywhere in this project. Only MLP-Mixer knows positions, by its weights.
+The convolutions have a kernel of five tokens and zero padding. `none` has a fifth convolution in place of the mixer.
+The paper does not state whether the mixer has a residual connection and a norm, nor its width; ours is a pre-norm layer
+(`models/architecture/layer.py`). Only MLP-Mixer has weights for positions.
 """
 
 import functools
@@ -23,14 +23,14 @@ from remixer_t5x.models.sublayers.hyper_mixer import HyperMixer
 from remixer_t5x.models.sublayers.mlp_mixer import MLPMixer
 
 KERNEL = 5
-# Heights are up to 25; the network sees and predicts them in units of this.
+# Inputs and outputs of the network are heights, which are up to 25, divided by this.
 UNIT = 10.0
 
 
 class Convolution(nn.Module):
     """Kernel of five tokens, [batch, length, in] -> [batch, length, features], with a bias.
 
-    As one matmul over five shifted copies, which is faster than XLA's convolution on a CPU.
+    Computed as one matmul over five shifted copies, which is faster than XLA's convolution on a CPU.
     """
 
     features: int
@@ -45,7 +45,7 @@ class Convolution(nn.Module):
 
 
 def mixers(width: int, hidden: int, length: int) -> dict[str, Callable[..., nn.Module]]:
-    """Factories of the four token mixers that the paper compares."""
+    """Returns factories of the four token mixers that the paper compares."""
     return {
         'none': functools.partial(Convolution, width),
         'mlp_mixer': functools.partial(MLPMixer, hidden_dim=hidden, max_length=length),

@@ -3,26 +3,21 @@
 import dataclasses
 import itertools
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from flax import linen as nn
 
-from remixer_t5x.costs import counts
-from remixer_t5x.data import batch_formats
-from remixer_t5x.models import interface
-
-# Steps in one call of the compiled program, so that Python's part does not count.
+# Steps in one call of the compiled program, which amortizes the overhead of Python.
 CHUNK = 25
 
 
 @dataclasses.dataclass(frozen=True)
 class Program:
-    """Compiled functions. A carry is (parameters, state of Adam), and `train` consumes the carry that it is given.
+    """Compiled functions. A carry is (parameters, Adam state); `train` donates its carry.
 
     Attributes:
         init: key -> carry.
@@ -41,13 +36,13 @@ def compiled(
     schedule: Callable[[jax.Array], jax.Array],
     clip: float | None = 1.0,
 ) -> Program:
-    """Adam, whose step number n has the size `rate * schedule(n)`.
+    """Compiles training with Adam, whose learning rate at step n is `rate * schedule(n)`.
 
     Args:
         initial: key -> parameters.
         loss: (parameters, rows [batch, ...], key of the step) -> mean loss.
-        schedule: such as those of optax; `rate` is an argument of the program, so that rates share one.
-        clip: highest norm of a gradient over all parameters; None clips nothing.
+        schedule: an optax schedule. `rate` is an argument of the program, so that all rates share a compilation.
+        clip: maximum norm of the gradient over all parameters; None does not clip.
     """
     adam = optax.scale_by_adam()
     if clip is not None:
@@ -71,24 +66,6 @@ def compiled(
     return Program(jax.jit(lambda key: begin(initial(key))), jax.jit(begin), jax.jit(train, donate_argnums=0))
 
 
-def loss_per_token(model: Any) -> Callable[[Any, Any, jax.Array], jax.Array]:
-    """(parameters, rows, key) -> the model's mean loss over what it predicts, without dropout."""
-
-    def loss(params, rows, key):
-        total, sums = model.loss(params, rows)
-        return total / sums['weights']
-
-    return loss
-
-
-def step_flops(model: Any, batch: int, lengths: Mapping[str, int]) -> float:
-    """Matrix products of one step, forward and backward; traced, not run."""
-    rows = batch_formats.abstract_batch(model.model_type, lengths, batch)
-    shapes = {name: array.shape for name, array in rows.items()}
-    params = nn.unbox(interface.param_shapes(model, shapes))
-    return counts.total_flops(lambda params, rows: jax.grad(lambda p: model.loss(p, rows)[0])(params), params, rows)
-
-
 def run(
     program: Program,
     carry: Any,
@@ -102,13 +79,13 @@ def run(
     place: Callable[[Any], Any] = lambda rows: rows,
     label: str = '',
 ) -> tuple[Any, float]:
-    """Trains for the steps with these numbers; the carry, and the mean loss of the last `chunk` of steps.
+    """Trains for the given steps; returns the carry, and the mean loss of the last `chunk` of steps.
 
     Args:
         rows: a tree of arrays [examples, ...].
-        order: indices of the examples of each batch, as `epochs.batches` has them.
+        order: indices of the examples of each batch (`epochs.batches`).
         place: puts rows [steps, batch, ...] onto devices.
-        label: shown with the number of the step on a terminal.
+        label: printed with the step number on a terminal.
     """
     key = jax.random.key(0) if key is None else key
     loss = float('nan')

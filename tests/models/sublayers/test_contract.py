@@ -81,6 +81,9 @@ SUBLAYERS['modern'] = Case(
     (_modern_self, _swiglu), (_modern_self, _modern_cross, _swiglu), layer.SandwichNorm, position_bias=AlibiBias
 )
 SUBLAYERS['sliding_window'] = Case((_local,), (_local,), reach=5, position_bias=AlibiBias)
+_relative = functools.partial(attention.RelativeAttention, num_heads=2, head_dim=8, dropout_rate=DROPOUT)
+_positional = functools.partial(_relative, content=False)
+SUBLAYERS['relative_attention'] = Case((_relative, _gelu_mlp), (_positional, _gelu_mlp))
 # Each form of composition and of the residual once, each in another layout.
 _gated = functools.partial(_remixer, composition=remixer.GatedAlpha)
 _gated_composition = functools.partial(

@@ -1,0 +1,180 @@
+"""`remixer-t5x reproduce`: trains the models of a paper's table and prints our numbers beside the paper's."""
+
+import argparse
+import os
+import pathlib
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any
+
+from remixer_t5x import ranges
+from remixer_t5x.cli import arguments, console
+from remixer_t5x.cli.command import Command
+from remixer_t5x.errors import UserError
+
+_SEEDS = {'small': '0,1,2', 'paper': '0'}
+_RUN_MACROS = ('MODEL_DIR', 'SEED', 'INITIAL_CHECKPOINT_PATH')
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    arguments.add_gin(parser, model=False)
+    parser.add_argument('table', nargs='?', metavar='PAPER/TABLE', help='such as remixers/table_4; --list has all')
+    parser.add_argument(
+        '--list', action='store_true', help='list the tables and figures, with reasons for those left out'
+    )
+    scale = "small (default): models and data that two cores train in minutes; paper: the paper's"
+    parser.add_argument('--scale', choices=('small', 'paper'), default='small', help=scale)
+    parser.add_argument('--seeds', metavar='NUMBERS', help='comma-separated (default 0,1,2 if small, otherwise 0)')
+    folder = 'folder for the runs (default runs/reproduce/PAPER/TABLE/SCALE)'
+    parser.add_argument('--folder', metavar='DIR', help=folder)
+    parser.add_argument(
+        '--chip', default='h100', metavar='NAME', help='chip of the hours in the cost table (default h100)'
+    )
+    parser.add_argument('--dry_run', action='store_true', help='print what each run costs, and train nothing')
+
+
+def run(args: argparse.Namespace) -> int:
+    """Prints the cost of each run, trains the missing ones and prints the table; returns the exit code.
+
+    Raises:
+        UserError: a mistake in the command, or one that a run reports.
+    """
+    from remixer_t5x.extras.reports import sweep
+    from remixer_t5x.extras.reproduce import tables
+
+    if args.list:
+        console.show(_list_table(tables.list_tables()))
+        return 0
+    if not args.table:
+        raise UserError('reproduce needs a table, such as remixers/table_4; type reproduce --list for all')
+    for name, _ in args.gin_flags:
+        if name in _RUN_MACROS:
+            raise UserError(f'--gin.{name} is set for each run; type --seeds or --folder instead')
+    table = tables.load(args.table, args.scale)
+    texts = arguments.names(args.seeds or _SEEDS[args.scale])
+    seeds = [number for text in texts if (number := ranges.whole_number(text)) is not None]
+    if len(set(seeds)) < len(texts):
+        raise UserError(f'--seeds must be different whole numbers, got {args.seeds}; type --seeds=0,1,2')
+    _import_on_cpu(args)
+    from remixer_t5x.extras.reproduce import runs, verdicts
+
+    costs = runs.count_all(table, args)
+    results = runs.counted_results(table, costs)
+    failed: Collection[sweep.Cell] = ()
+    if not table.is_counted:
+        console.show(f'{args.table}: {table.title}', _cost_table(table, costs, args.chip, len(seeds)))
+        if args.dry_run:
+            return 0
+        folder = pathlib.Path(args.folder or f'runs/reproduce/{args.table}/{args.scale}').expanduser().absolute()
+        cells, runner = runs.plan(table, args, seeds, folder), sweep.Sweep(folder)
+        try:
+            runner.run(list(cells.values()))
+        except sweep.Stopped as stop:
+            return stop.args[0]
+        failed = runner.failed
+        results |= runs.read_results(table, cells, failed)
+    legend = _COUNTED_LEGEND if table.is_counted else _LEGEND.format(table.baseline)
+    console.show(f'{args.table}: {table.title}', *_result_tables(table, verdicts.judge(table, results)), legend)
+    if table.note:
+        console.show(table.note)
+    return int(bool(failed))
+
+
+def _import_on_cpu(args: argparse.Namespace) -> None:
+    """Imports JAX for the CPU, because the runs need the accelerator; they inherit the unchanged environment."""
+    platforms = os.environ.get('JAX_PLATFORMS')
+    os.environ['JAX_PLATFORMS'] = 'cpu'
+    try:
+        with arguments.libraries(args):
+            from remixer_t5x.costs import counts  # noqa: F401
+    finally:
+        del os.environ['JAX_PLATFORMS']
+        if platforms is not None:
+            os.environ['JAX_PLATFORMS'] = platforms
+
+
+_LEGEND = (
+    'mean ± standard deviation over seeds; differences are from {}, seed by seed, with half of their 90% interval.\n'
+    'reproduced: the sign of the paper, and the interval excludes 0; contradicted: the other sign, and it excludes 0.'
+)
+
+
+_COUNTED_LEGEND = 'reproduced: within 5% of the paper; counted from shapes, without training'
+
+
+def _list_table(entries: Mapping[str, Mapping[str, Any]]) -> Any:
+    result = console.table(
+        'table', 'what it shows', 'at small scale', words=('table', 'what it shows', 'at small scale')
+    )
+    for name, entry in entries.items():
+        if 'reason' in entry:
+            result.add_row(name, entry['title'], f'left out: {entry["reason"]}')
+            continue
+        counted = all(column['metric'] in ('parameters', 'relative FLOPs') for column in entry['columns'].values())
+        small = [label for label, column in entry['columns'].items() if column.get('small')]
+        result.add_row(name, entry['title'], 'counted' if counted else ', '.join(small) or 'only --scale=paper')
+    return result
+
+
+def _cost_table(table: Any, costs: Mapping[tuple[str, str], Any], chip: str, seeds: int) -> Any:
+    """A row for each run of one seed, and their sum over all seeds."""
+    from remixer_t5x.cli.info.model import quantity
+    from remixer_t5x.extras.reproduce import runs
+
+    peaks = runs.chip_peak(chip), runs.measure_peak()
+
+    def hours(flops: float) -> list[str]:
+        values = [flops / (runs.UTILIZATION * peak) / 3600 for peak in peaks]
+        return [f'{value:,.2g}' if value < 10 else f'{value:,.0f}' for value in values]
+
+    headings = ['model', 'stage', 'parameters', 'steps', 'FLOPs', f'{chip} hours', 'hours on this CPU']
+    result = console.table(*headings, words=('model', 'stage'))
+    for (stage, row), cost in costs.items():
+        result.add_row(row, stage, f'{cost.parameters:,}', f'{cost.steps:,}', quantity(cost.flops), *hours(cost.flops))
+    result.add_section()
+    total = seeds * sum(cost.flops for cost in costs.values())
+    result.add_row('all seeds', f'{seeds} x {len(costs)} runs', '', '', quantity(total), *hours(total))
+    return result
+
+
+def _result_tables(table: Any, findings: Iterable[tuple[Any, Any, Any]]) -> Sequence[Any]:
+    """A table for each column of the paper's table."""
+
+    def number(value: float | None, signed: bool = False) -> str:
+        return '' if value is None else f'{value:{"+" if signed else ""},.4g}'
+
+    results: dict[str, Any] = {}
+    for column, row, finding in findings:
+        if column.name not in results:
+            # At small scale, the evaluation is of other data than the paper's.
+            heading = f'{column.name} ({column.evaluation} {column.metric})' if column.evaluation else column.name
+            differences = () if table.is_counted else ("paper's difference", 'our difference')
+            results[column.name] = console.table(
+                heading, 'paper', 'ours', *differences, 'verdict', words=(heading, 'verdict')
+            )
+        ours = number(finding.ours) + (f' ± {finding.deviation:.2g}' if finding.deviation is not None else '')
+        cells = [number(finding.printed), ours]
+        if not table.is_counted:
+            difference = number(finding.difference, signed=True)
+            if finding.margin is not None:
+                difference += f' ± {finding.margin:.2g}' if finding.margin < float('inf') else ' (one seed)'
+            cells += [number(finding.printed_difference, signed=True), difference]
+        verdict = 'baseline' if row.name == table.baseline and not table.is_counted else finding.verdict
+        results[column.name].add_row(row.name, *cells, verdict)
+    for index, column in enumerate(table.columns):
+        for name, numbers in table.cited.items():
+            if numbers[index] is not None:
+                results[column.name].add_row(name, number(numbers[index]), '', '', '', 'cited, not trained')
+    return list(results.values())
+
+
+COMMAND = Command(
+    'reproduce',
+    "trains the models of a paper's table and prints our numbers beside the paper's; run it again to continue",
+    add_arguments,
+    run,
+    (
+        'remixer-t5x reproduce --list',
+        'remixer-t5x reproduce remixers/table_4',
+        'remixer-t5x reproduce remixers/table_4 --scale=paper --dry_run',
+    ),
+)

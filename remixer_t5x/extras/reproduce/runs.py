@@ -1,0 +1,155 @@
+"""Plans the runs of a table, counts what they cost, and reads their results."""
+
+import argparse
+import dataclasses
+import pathlib
+import re
+import time
+from collections.abc import Collection, Mapping, Sequence
+
+import jax
+import jax.numpy as jnp
+
+from remixer_t5x.cli import arguments
+from remixer_t5x.config import loading
+from remixer_t5x.costs import counts
+from remixer_t5x.errors import UserError
+from remixer_t5x.extras.forecast import machines
+from remixer_t5x.extras.reports import run_folders
+from remixer_t5x.extras.reports.sweep import Cell
+from remixer_t5x.extras.reproduce.tables import COUNTED, PARAMETERS, Column, Row, Stage, Table
+
+# The share of a device's matrix-product peak that a run is assumed to reach.
+UTILIZATION = 0.3
+
+
+def plan(
+    table: Table, args: argparse.Namespace, seeds: Sequence[int], folder: pathlib.Path
+) -> dict[tuple[str, str, int], Cell]:
+    """The runs by stage, row and seed, in the order in which they are trained: stage by stage, seed by seed."""
+    cells: dict[tuple[str, str, int], Cell] = {}
+    for stage in table.stages:
+        for seed in seeds:
+            for row in table.rows:
+                name = re.sub(r'\W+', '_', row.name).strip('_')
+                run_folder = folder / stage.name / name / f'seed_{seed}'
+                flags = {**_flags(stage, row, args), 'SEED': seed, 'MODEL_DIR': run_folder}
+                if stage.after:
+                    flags['INITIAL_CHECKPOINT_PATH'] = cells[stage.after, row.name, seed].folder
+                command = (
+                    stage.command,
+                    *(f'--gin_search_paths={paths}' for paths in args.gin_search_paths),
+                    *([f'--tfds_data_dir={args.tfds_data_dir}'] if args.tfds_data_dir else []),
+                    *(f'--gin_file={file}' for file in _files(stage, row, args)),
+                    f'--model={row.model}',
+                    *(f'--gin.{flag}={value}' for flag, value in flags.items()),
+                )
+                label = f'{row.name}, {stage.name}'
+                cells[stage.name, row.name, seed] = Cell(label, (), seed, run_folder, command)
+    return cells
+
+
+def _files(stage: Stage, row: Row, args: argparse.Namespace) -> list[str]:
+    return [*stage.files, *row.files, *args.gin_file]
+
+
+def _flags(stage: Stage, row: Row, args: argparse.Namespace) -> dict[str, object]:
+    return {**stage.flags, **row.flags, **dict(args.gin_flags)}
+
+
+@dataclasses.dataclass(frozen=True)
+class Cost:
+    """Cost of one run.
+
+    Attributes:
+        parameters: number of parameters.
+        example_flops: FLOPs of a forward pass for one example.
+        steps: number of steps.
+        flops: FLOPs of all steps.
+    """
+
+    parameters: int
+    example_flops: float
+    steps: int
+    flops: float
+
+
+# By stage and row.
+Costs = Mapping[tuple[str, str], Cost]
+
+
+def count(stage: Stage, row: Row, args: argparse.Namespace) -> Cost:
+    """Counts the cost of a run from shapes alone. Raises UserError, with the row's name, for a wrong setting."""
+    search_paths = arguments.names(','.join(args.gin_search_paths))
+    flags = [(name, str(value)) for name, value in _flags(stage, row, args).items()]
+    model_files = loading.model_files(row.model, search_paths)
+    given = loading.Given(_files(stage, row, args), flags, search_paths, model_files)
+    macros = ('MODEL', 'TASK_FEATURE_LENGTHS', 'BATCH_SIZE', 'TRAIN_STEPS')
+    try:
+        model, lengths, batch_size, steps = loading.values(given, *macros)
+        counted = counts.count(model, lengths)
+    except UserError as error:
+        raise UserError(f'{row.name}, {stage.name}: {error}') from error
+    flops = counted.training_flops * batch_size * steps
+    return Cost(counted.total_parameters, counted.total_forward_flops, steps, flops)
+
+
+def count_all(table: Table, args: argparse.Namespace) -> Costs:
+    """The cost of each run of one seed, by stage and row."""
+    return {(stage.name, row.name): count(stage, row, args) for stage in table.stages for row in table.rows}
+
+
+def counted_results(table: Table, costs: Costs) -> dict[tuple[str, str], dict[int, float]]:
+    """The results of the columns that need no training."""
+    results = {}
+    for column in table.columns:
+        base = costs[column.stage.name, table.baseline]
+        for row in table.rows if column.metric in COUNTED else ():
+            cost = costs[column.stage.name, row.name]
+            relative_flops = cost.example_flops / base.example_flops
+            results[row.name, column.name] = {
+                0: cost.parameters / 1e6 if column.metric == PARAMETERS else relative_flops
+            }
+    return results
+
+
+def measure_peak() -> float:
+    """FLOP/s of float32 matrix products on this machine's CPU."""
+    matrix, repeats = jnp.ones((1024, 1024)), 10
+    multiply = jax.jit(lambda x: x @ x)
+    multiply(matrix).block_until_ready()
+    begun = time.perf_counter()
+    for _ in range(repeats):
+        multiply(matrix).block_until_ready()
+    return repeats * 2 * 1024**3 / (time.perf_counter() - begun)
+
+
+def chip_peak(chip: str) -> float:
+    """FLOP/s of bfloat16 matrix products of a chip such as 'h100'. Raises UserError for an unknown chip."""
+    return machines.find(chip).peak('bf16')
+
+
+def read_results(
+    table: Table, cells: Mapping[tuple[str, str, int], Cell], failed: Collection[Cell]
+) -> dict[tuple[str, str], dict[int, float]]:
+    """The newest value of each column that needs training, by row and column, and seed; leaves out runs that failed.
+
+    Raises UserError if an evaluation has no such metric.
+    """
+    results: dict[tuple[str, str], dict[int, float]] = {}
+    for column in table.columns:
+        for (stage, row, seed), cell in cells.items():
+            if column.metric not in COUNTED and stage == column.stage.name and cell not in failed:
+                results.setdefault((row, column.name), {})[seed] = _read_value(column, cell)
+    return results
+
+
+def _read_value(column: Column, cell: Cell) -> float:
+    (run,) = run_folders.read_all([str(cell.folder)])
+    records = run.latest()
+    record = records.get(column.evaluation)
+    value = record.numbers.get(column.metric) if record else None
+    if value is None:
+        known = ', '.join(f'{kind} {name}' for kind, found in records.items() for name in found.numbers) or 'none'
+        raise UserError(f'{cell.folder} has no {column.evaluation} {column.metric}; its evaluations are {known}')
+    return value

@@ -1,0 +1,164 @@
+"""Loads the tables of the papers from `papers/*.toml`: rows, recipes and printed numbers.
+
+A file has a `title`, training runs (`stages`), `models` and `tables`. Stages and models have gin `files` and `flags`
+for each scale: `paper`, and `small` for runs that two cores finish in about a minute.
+"""
+
+import dataclasses
+import functools
+import pathlib
+import tomllib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from remixer_t5x.errors import UserError, nearest
+
+PAPER, SMALL = 'paper', 'small'
+SCALES = (SMALL, PAPER)
+# Metrics that are counted without training. FLOPs are relative to the baseline's.
+PARAMETERS, FLOPS = 'parameters', 'relative FLOPs'
+COUNTED = (PARAMETERS, FLOPS)
+_FOLDER = pathlib.Path(__file__).parent / 'papers'
+
+
+@dataclasses.dataclass(frozen=True)
+class Stage:
+    """A training run of every model of a table.
+
+    Attributes:
+        name: name in the paper's file.
+        command: 'train' or 'finetune'.
+        files: gin files.
+        flags: gin settings, after the files.
+        after: the stage whose checkpoint initializes this one; '' for random parameters.
+    """
+
+    name: str
+    command: str
+    files: Sequence[str]
+    flags: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    after: str = ''
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """A model of a table.
+
+    Attributes:
+        name: name in the paper.
+        model: value of `--model`.
+        files: gin files, after those of the stage.
+        flags: gin settings, after those of the stage.
+        numbers: the printed number of each column, None if the paper has none.
+    """
+
+    name: str
+    model: str
+    files: Sequence[str]
+    flags: Mapping[str, Any]
+    numbers: Sequence[float | None]
+
+
+@dataclasses.dataclass(frozen=True)
+class Column:
+    """A measure of a table: a metric of an evaluation of a stage (`eval/cogs_v001`, `exact_match`), or of COUNTED."""
+
+    name: str
+    stage: Stage
+    evaluation: str
+    metric: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Table:
+    """A table or figure of a paper at one scale.
+
+    Attributes:
+        name: such as 'remixers/table_4'.
+        title: what the table shows.
+        columns: what is measured.
+        rows: models, including the baseline.
+        baseline: the name of the row that the others are compared with.
+        stages: the training runs of `columns`, each after the one it starts from.
+        cited: numbers of models that the paper cites from elsewhere and does not train, by model.
+        note: what is known to differ from the paper.
+    """
+
+    name: str
+    title: str
+    columns: Sequence[Column]
+    rows: Sequence[Row]
+    baseline: str
+    stages: Sequence[Stage]
+    cited: Mapping[str, Sequence[float | None]]
+    note: str = ''
+
+    @property
+    def is_counted(self) -> bool:
+        """Whether no column needs a training run."""
+        return all(column.metric in COUNTED for column in self.columns)
+
+
+@functools.cache
+def read_papers() -> dict[str, dict[str, Any]]:
+    """The content of each paper's file, by the paper's name."""
+    return {path.stem: tomllib.loads(path.read_text(encoding='utf-8')) for path in sorted(_FOLDER.glob('*.toml'))}
+
+
+def list_tables() -> dict[str, dict[str, Any]]:
+    """The entries of all papers, such as 'remixers/table_4'; those that cannot be reproduced have a `reason`."""
+    return {
+        f'{paper}/{name}': entry
+        for paper, content in read_papers().items()
+        for name, entry in content['tables'].items()
+    }
+
+
+def load(name: str, scale: str) -> Table:
+    """Loads a table with the rows and columns that exist at a scale; a table of COUNTED metrics has the paper's only.
+
+    Raises UserError for an unknown name, a table that cannot be reproduced, and one that has no small scale.
+    """
+    entries = list_tables()
+    if name not in entries:
+        raise UserError(f'{name} is not a table of a paper{nearest(name, entries)}; type reproduce --list')
+    entry, paper = entries[name], read_papers()[name.partition('/')[0]]
+    if reason := entry.get('reason'):
+        raise UserError(f'{name} cannot be reproduced: {reason}')
+    if all(column['metric'] in COUNTED for column in entry['columns'].values()):
+        scale = PAPER
+    columns: list[Column] = []
+    indices: list[int] = []
+    for index, (label, column) in enumerate(entry['columns'].items()):
+        if text := column['metric'] if scale == PAPER else column.get('small'):
+            evaluation, metric = ('', text) if text in COUNTED else text.split()
+            columns.append(Column(label, _load_stage(paper, column['stage'], scale), evaluation, metric))
+            indices.append(index)
+    if not columns:
+        raise UserError(f'{name} has no small scale; type --scale=paper --dry_run for its cost')
+
+    def printed(numbers: Sequence[Any]) -> list[float | None]:
+        return [numbers[index] if numbers[index : index + 1] not in ([], ['']) else None for index in indices]
+
+    rows = []
+    for label, numbers in entry['rows'].items():
+        model = paper['models'][label]
+        # `small = false` leaves the model out.
+        if (settings := model.get(scale, {})) is not False:
+            flags = {**model.get('flags', {}), **settings.get('flags', {})}
+            rows.append(Row(label, model['model'], settings.get('files', ()), flags, printed(numbers)))
+    stages: dict[str, Stage] = {}
+    for column in columns:
+        chain = [column.stage]
+        while chain[0].after:
+            chain.insert(0, _load_stage(paper, chain[0].after, scale))
+        stages |= {stage.name: stage for stage in chain}
+    cited = {label: printed(numbers) for label, numbers in entry.get('cited', {}).items()}
+    baseline, note = entry.get('baseline', rows[0].name), entry.get('note', '')
+    return Table(name, entry['title'], columns, rows, baseline, list(stages.values()), cited, note)
+
+
+def _load_stage(paper: Mapping[str, Any], name: str, scale: str) -> Stage:
+    entry = paper['stages'][name]
+    settings = entry[scale]
+    return Stage(name, entry['command'], settings['files'], settings.get('flags', {}), settings.get('after', ''))

@@ -1,0 +1,91 @@
+"""TIM's competition by token, and its correlation between layers (Lamb et al. 2021, figure 4).
+
+    python scripts/studies/competition.py runs/tim --text=held_out.txt
+
+Reads a run whose model has TIM layers, for example one of `remixer-t5x reproduce tim/table_2`, and a text file. Prints
+for each of the most frequent tokens the minimum, mean and maximum of the first mechanism's weight over occurrences and
+layers, and the correlation of that weight between layers. The paper finds that one mechanism specializes in the period
+between sentences, with a wide range, and that layers are highly correlated.
+"""
+
+import argparse
+import pathlib
+from collections.abc import Iterator
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import remixer_t5x
+from remixer_t5x.api.trained_model import TrainedModel
+from remixer_t5x.cli.data import vocab
+from remixer_t5x.data.batch_formats import ENCODER_DECODER
+from remixer_t5x.errors import UserError
+from remixer_t5x.evaluate.text_inference import Texts
+from remixer_t5x.extras.reports.pictures import learned
+
+
+def summarize_tokens(ids: np.ndarray, weights: np.ndarray, most: int) -> Iterator[tuple[int, int, float, float, float]]:
+    """Yields (id, count, minimum, mean, maximum) of the most frequent ids.
+
+    Args:
+        ids: [tokens] int32.
+        weights: weight of one mechanism, [layers, tokens] float32.
+        most: maximum number of ids.
+    """
+    values, counts = np.unique(ids, return_counts=True)
+    for index in np.argsort(-counts, kind='stable')[:most]:
+        of_token = weights[:, ids == values[index]]
+        yield int(values[index]), int(counts[index]), of_token.min(), of_token.mean(), of_token.max()
+
+
+def compute_weights(trained: TrainedModel, texts: list[str]) -> tuple[np.ndarray, np.ndarray, list[str]]:
+    """The ids of all texts, [tokens]; the first mechanism's weights, [layers, tokens]; and the names of the layers."""
+    length = trained.lengths['inputs']
+    encoder = Texts(trained.vocabulary, length)
+    rows: list[np.ndarray] = [np.asarray(encoder.encode(text, 0)[0], np.int32)[:length] for text in texts]
+    layers: list[learned.LayerArray] = []
+    parts = []
+    is_seq2seq = trained.model.model_type == ENCODER_DECODER
+
+    @jax.jit
+    def sow(params, ids):
+        inputs = (ids, jnp.zeros((1, 1), jnp.int32)) if is_seq2seq else (ids,)
+        options = {'enable_dropout': False, 'mutable': ['intermediates']}
+        return trained.model.module.apply({'params': params}, *inputs, **options)[1]['intermediates']
+
+    for row in rows:
+        sown = jax.device_get(sow(trained.params, np.pad(row, (0, length - len(row)))[None]))
+        layers = [
+            layer
+            for layer in learned.by_layer(sown, trained.params, 'competition', 'competition')
+            if layer.stack == learned.ENCODER
+        ]
+        if not layers:
+            raise UserError(f'{trained.source} has no competition; type a run with --model=tim')
+        # [mechanisms, batch, length, 1] in each layer.
+        parts.append(np.stack([layer.array[0, 0, : len(row), 0] for layer in layers]))
+    return np.concatenate(rows), np.concatenate(parts, axis=1), [layer.title for layer in layers]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument('run', help='MODEL_DIR or checkpoint')
+    parser.add_argument('--text', required=True, help='text file; each line is a text')
+    parser.add_argument('--lines', type=int, default=200, help='number of lines to read')
+    parser.add_argument('--tokens', type=int, default=20, help='number of tokens to print')
+    args = parser.parse_args()
+    trained = remixer_t5x.load(args.run)
+    texts = [line for line in pathlib.Path(args.text).read_text(encoding='utf-8').splitlines() if line.strip()]
+    ids, weights, layers = compute_weights(trained, texts[: args.lines])
+    print(f'{len(ids):,} tokens, {len(layers)} TIM layers; weight of mechanism 1')
+    print('| token | occurrences | minimum | mean | maximum |\n|---|---|---|---|---|')
+    for token, count, low, mean, high in summarize_tokens(ids, weights, args.tokens):
+        print(f'| {vocab.piece(trained.vocabulary, token)!r} | {count:,} | {low:.3f} | {mean:.3f} | {high:.3f} |')
+    print('\n| correlation | ' + ' | '.join(layers) + ' |\n|---' + '|---' * len(layers) + '|')
+    for name, row in zip(layers, np.atleast_2d(np.corrcoef(weights)), strict=True):
+        print(f'| {name} | ' + ' | '.join(f'{value:.2f}' for value in row) + ' |')
+
+
+if __name__ == '__main__':
+    main()

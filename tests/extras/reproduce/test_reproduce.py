@@ -1,0 +1,177 @@
+"""`remixer-t5x reproduce`: entries are complete and valid, and verdicts follow their intervals."""
+
+import argparse
+import dataclasses
+import json
+
+import pytest
+
+from remixer_t5x.cli import main, train
+from remixer_t5x.config import loading
+from remixer_t5x.errors import UserError
+from remixer_t5x.extras.reports import sweep
+from remixer_t5x.extras.reproduce import runs, tables, verdicts
+from remixer_t5x.run_folder import model_dir
+
+ARGS = argparse.Namespace(gin_file=[], gin_flags=[], gin_search_paths=[], tfds_data_dir=None)
+# Every table and figure of the five papers; of the slides, three groups.
+PAPERS = {
+    'remixers': ([1, 2, 3, 4, 5], [1, 2]),
+    'hyper_mixer': ([1, 2, 3, 4, 5, 6], [1, 2, 3, 4, 5, 6]),
+    'gmlp': ([1, 2, 3, 4, 5, 6], [1, 2, 3, 4, 5, 6, 7, 8]),
+    'tim': ([1, 2], [1, 2, 3, 4]),
+}
+
+
+def loaded(scale):
+    """The tables that exist at a scale."""
+    for name, entry in tables.list_tables().items():
+        small = [column for column in entry.get('columns', {}).values() if 'small' in column]
+        if 'reason' not in entry and (scale == tables.PAPER or small):
+            yield tables.load(name, scale)
+
+
+def test_every_table_and_figure_has_an_entry_or_a_reason():
+    entries = tables.list_tables()
+    for paper, (numbers, figures) in PAPERS.items():
+        assert {f'{paper}/table_{n}' for n in numbers} | {f'{paper}/figure_{n}' for n in figures} <= set(entries)
+    for name, entry in entries.items():
+        assert ('reason' in entry) != ('rows' in entry), name
+        for numbers in (*entry.get('rows', {}).values(), *entry.get('cited', {}).values()):
+            assert len(numbers) in (0, len(entry['columns'])), name
+
+
+@pytest.mark.parametrize('scale', tables.SCALES)
+def test_every_stage_and_model_is_a_valid_configuration(scale):
+    stages, rows = set(), set()
+    for table in loaded(scale):
+        paper = table.name.partition('/')[0]
+        for stage in table.stages:
+            for row in table.rows:
+                # Each stage with one model, and each model with one stage.
+                if (paper, stage.name) in stages and (paper, row.name) in rows:
+                    continue
+                stages.add((paper, stage.name))
+                rows.add((paper, row.name))
+                flags = {**stage.flags, **row.flags, 'MODEL_DIR': '/nowhere'}
+                if stage.after:
+                    flags['INITIAL_CHECKPOINT_PATH'] = '/nowhere'
+                files = [*stage.files, *row.files]
+                given = loading.Given(
+                    files, [(k, str(v)) for k, v in flags.items()], model=loading.model_files(row.model)
+                )
+                loading.load(given, train.ROOT, partial=False)
+    assert len(stages) >= (25 if scale == tables.PAPER else 4)
+
+
+@pytest.mark.parametrize(
+    ('table', 'row', 'printed'),
+    [
+        ('remixers/table_1', 'Remixer base, F 3312', 324),
+        ('gmlp/table_3', 'BERT base + rel pos - attn', 96),
+        ('gmlp/table_3', 'Linear gMLP', 92),
+        ('gmlp/table_4', 'gMLP 18', 59),
+        ('gmlp/table_4', 'gMLP 144', 357),
+        ('gmlp/table_5', 'gMLP xlarge', 941),
+        ('tim/table_2', 'BERT 130M', 130),
+        ('tim/table_2', 'TIM, all layers', 110),
+    ],
+)
+def test_models_have_the_papers_number_of_parameters(table, row, printed):
+    loaded_table = tables.load(table, tables.PAPER)
+    (model,) = [model for model in loaded_table.rows if model.name == row]
+    (column,) = [column for column in loaded_table.columns if column.metric == tables.PARAMETERS]
+    assert model.numbers[loaded_table.columns.index(column)] == printed
+    assert runs.count(column.stage, model, ARGS).parameters / 1e6 == pytest.approx(printed, rel=0.03)
+
+
+def small_table(metric='accuracy', numbers=(70.0, 72.0, 69.0, None)):
+    stage = tables.Stage('task', 'finetune', ['experiments/quickstart.gin'])
+    rows = [tables.Row(name, 't5_1_1', (), {}, [n]) for name, n in zip('abcd', numbers, strict=True)]
+    return tables.Table('x/table_1', 'x', [tables.Column('x', stage, 'eval/x', metric)], rows, 'a', [stage], {})
+
+
+@pytest.mark.parametrize(
+    ('metric', 'ours', 'expected'),
+    [
+        # Student's quantile for two degrees of freedom is 2.91999; differences of 1, 2 and 3 have mean 2, deviation 1.
+        ('accuracy', [1, 2, 3], (2.0, 2.91999 / 3**0.5, verdicts.REPRODUCED)),
+        ('accuracy', [-1, -2, -3], (-2.0, 2.91999 / 3**0.5, verdicts.CONTRADICTED)),
+        ('accuracy', [-2, 2, 4], (4 / 3, 2.91999 * (28 / 9) ** 0.5, verdicts.NOT_SHOWN)),
+        ('perplexity', [1, 2, 3], (2.0, 2.91999 / 3**0.5, verdicts.REPRODUCED)),
+        ('accuracy', [2], (2.0, float('inf'), verdicts.NOT_SHOWN)),
+    ],
+)
+def test_verdict_is_the_sign_of_the_interval(metric, ours, expected):
+    base = {seed: 10.0 + seed for seed in range(len(ours))}
+    results = {('a', 'x'): base, ('b', 'x'): {seed: base[seed] + value for seed, value in enumerate(ours)}}
+    found = {row.name: finding for _, row, finding in verdicts.judge(small_table(metric), results)}
+    assert (found['b'].difference, found['b'].margin, found['b'].verdict) == (
+        pytest.approx(expected[0]), pytest.approx(expected[1], rel=1e-4), expected[2],
+    )  # fmt: skip
+    assert found['b'].printed_difference == 2.0 and found['a'].verdict == found['c'].verdict == ''
+
+
+def test_finetuning_starts_from_the_pretraining_of_its_model_and_seed(tmp_path):
+    table = tables.load('remixers/table_4', tables.PAPER)
+    cells = runs.plan(table, argparse.Namespace(**{**vars(ARGS), 'gin_flags': [('BATCH_SIZE', '8')]}), [0, 1], tmp_path)
+    assert [stage for stage, _, _ in cells] == ['c4'] * 8 + ['cogs'] * 8
+    cell = cells['cogs', 'T5.1.1 large', 1]
+    assert f'--gin.INITIAL_CHECKPOINT_PATH={cells["c4", "T5.1.1 large", 1].folder}' in cell.command
+    assert {'--gin_file=sizes/large.gin', '--gin.EVAL_SPLIT=gen', '--gin.BATCH_SIZE=8', '--gin.SEED=1'} <= set(
+        cell.command
+    )
+    assert len({cell.folder for cell in cells.values()}) == len(cells)
+
+
+def write_run(cell, value):
+    """A run as training leaves it: its marker and metrics."""
+    cell.folder.mkdir(parents=True)
+    (cell.folder / model_dir.MARKER).write_text('{}')
+    record = {'kind': 'eval/mini_cogs_generalization', 'step': 300, 'exact_match': value}
+    (cell.folder / 'metrics.jsonl').write_text(json.dumps(record) + '\n')
+
+
+def test_table_shows_our_numbers_beside_the_papers(tmp_path, monkeypatch, capsys):
+    """The runs are replaced by their results: Remixer is 5 points better than T5.1.1 with every seed."""
+
+    def run_cells(self, cells):
+        assert self.folder == tmp_path and len(cells) == 6
+        for cell in cells:
+            write_run(cell, 50.0 + cell.seed + (5.0 + 0.1 * cell.seed) * cell.model.startswith('Remixer'))
+        return 0
+
+    monkeypatch.setattr(sweep.Sweep, 'run', run_cells)
+    load = tables.load
+    monkeypatch.setattr(tables, 'load', lambda *names: dataclasses.replace(load(*names), rows=load(*names).rows[1:]))
+    assert main.main(['reproduce', 'remixers/table_4', f'--folder={tmp_path}']) == 0
+    lines = capsys.readouterr().out.splitlines()
+    (row,) = [line.split() for line in lines if 'Remixer base' in line and '79.2' in line]
+    assert row[2:] == ['79.2', '56.1', '±', '1.1', '+1.8', '+5.1', '±', '0.17', 'reproduced']
+    assert any(line.split()[:3] == ['Remixer', 'base', 'cogs'] and '848,292' in line for line in lines)
+
+
+@pytest.mark.parametrize(
+    ('words', 'facts'),
+    [
+        ([], 'remixers/table_4'),
+        (['remixers/tabel_4'], 'remixers/table_4'),
+        (['tim/table_1'], 'audio'),
+        (['remixers/table_3'], '--scale=paper'),
+        (['remixers/table_4', '--seeds=0,0'], '0,0'),
+        (['remixers/table_4', '--gin.SEED=1'], '--seeds'),
+    ],
+)
+def test_mistakes_are_one_line_with_what_to_type(words, facts, capsys):
+    assert main.main(['reproduce', *words]) == 2
+    assert facts in capsys.readouterr().err.strip().splitlines()[-1]
+
+
+def test_results_without_the_metric_name_what_there_is(tmp_path):
+    table = tables.load('remixers/table_4', tables.SMALL)
+    cells = runs.plan(table, ARGS, [0], tmp_path)
+    for cell in cells.values():
+        write_run(cell, 1.0)
+    other = dataclasses.replace(table.columns[0], metric='f1')
+    with pytest.raises(UserError, match='f1.*eval/mini_cogs_generalization exact_match'):
+        runs.read_results(dataclasses.replace(table, columns=[other]), cells, [])
