@@ -81,7 +81,9 @@ class Predictor:
 
         self._generate = self._jit(generate, compiler_options.for_decoding())
         self._score = self._jit(lambda params, batch: model.score(params, batch))
-        self._judge = self._jit(lambda params, batch: jnp.stack(model.judge(params, batch), axis=-1))
+        self._score_and_match = self._jit(
+            lambda params, batch: jnp.stack(model.score_and_match(params, batch), axis=-1)
+        )
         self._encode = self._jit(lambda params, batch: model.encode(params, batch['encoder_input_tokens']))
         self._classify = self._jit(lambda params, batch: model.classify(params, batch['encoder_input_tokens']))
         self._outputs = len(getattr(model, 'labels', None) or ' ')
@@ -107,12 +109,12 @@ class Predictor:
         arrays = decoder_arrays(targets, batch_formats.text_lengths(self._settings.feature_lengths)['targets'])
         return self._gather(self._score, params, inputs, arrays, ())
 
-    def judge(self, params: Any, inputs: Sequence[Ids], arrays: Mapping[str, np.ndarray]) -> np.ndarray:
-        """Returns the output of the model's `judge` for each example, [examples, 2] float32.
+    def score_and_match(self, params: Any, inputs: Sequence[Ids], arrays: Mapping[str, np.ndarray]) -> np.ndarray:
+        """Returns the output of the model's `score_and_match` for each example, [examples, 2] float32.
 
         `arrays` [examples, ...] are its arguments in addition to `inputs`, such as `decoder_arrays`.
         """
-        return self._gather(self._judge, params, inputs, arrays, (2,))
+        return self._gather(self._score_and_match, params, inputs, arrays, (2,))
 
     def encode(self, params: Any, inputs: Sequence[Ids]) -> list[np.ndarray]:
         """Returns the encoder's output at the tokens of each of `inputs`, [its length, embed] float32."""

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from remixer_t5x.errors import UserError
 from remixer_t5x.models.architecture.encoder_only import EncoderOnly
-from remixer_t5x.models.interface import Batch, Model, Params, Sums, present
+from remixer_t5x.models.interface import Batch, Model, Params, Sums, select_arrays
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,8 +60,8 @@ class Classifier(Model):
         outputs = self._apply('classify', params, inputs)
         return outputs if self.labels is None else jax.nn.log_softmax(outputs)
 
-    def _initialised(self, batch: Batch) -> tuple[str, dict[str, Any]]:
-        return 'classify', present(batch, 'encoder_input_tokens')
+    def _init_call(self, batch: Batch) -> tuple[str, dict[str, Any]]:
+        return 'classify', select_arrays(batch, 'encoder_input_tokens')
 
 
 def outputs(labels: tuple[str, ...] | None) -> int:

@@ -9,7 +9,7 @@ from flax import linen as nn
 from remixer_t5x import UserError, axes, build_model
 from remixer_t5x.cli.main import main
 from remixer_t5x.models.layers.dense import Dense
-from remixer_t5x.testing.check import check_users_sublayers
+from remixer_t5x.testing.check import check_custom_sublayers
 
 SMALL = {'VOCAB_SIZE': 64, 'EMBED_DIM': 16, 'NUM_HEADS': 2, 'HEAD_DIM': 8, 'MLP_DIM': 24}
 ALONE = {'ENCODER_POSITION_BIAS': None, 'DECODER_POSITION_BIAS': None}
@@ -43,24 +43,24 @@ whole_rows = functools.partial(Mean, tokens_only=False)
 
 
 def test_shipped_sublayers_are_not_checked():
-    assert check_users_sublayers(model()) == []
+    assert check_custom_sublayers(model()) == []
 
 
 def test_a_decoder_that_sees_the_future_is_refused():
     with pytest.raises(UserError, match=r'Mean must not read later tokens in a decoder, got token 0 reading token \d'):
-        check_users_sublayers(model(DECODER_MIXER=Mean, **ALONE))
+        check_custom_sublayers(model(DECODER_MIXER=Mean, **ALONE))
     with pytest.raises(UserError, match='later tokens'):
-        check_users_sublayers(model('model_types/decoder_only.gin', DECODER_MIXER=Mean, **ALONE))
+        check_custom_sublayers(model('model_types/decoder_only.gin', DECODER_MIXER=Mean, **ALONE))
 
 
 def test_what_holds_and_what_reads_padding_are_told():
-    encoder, decoder = check_users_sublayers(model(ENCODER_MIXER=whole_rows, DECODER_MIXER=earlier, **ALONE))
+    encoder, decoder = check_custom_sublayers(model(ENCODER_MIXER=whole_rows, DECODER_MIXER=earlier, **ALONE))
     assert encoder.startswith('Mean in the encoder: warning') and 'padding' in encoder
     assert decoder.startswith('Mean in the decoder: no token reads')
 
 
 def test_a_sublayer_that_cannot_be_checked_does_not_stop_the_run():
-    (line,) = check_users_sublayers(model(ENCODER_MIXER=Fails, **ALONE))
+    (line,) = check_custom_sublayers(model(ENCODER_MIXER=Fails, **ALONE))
     assert 'could not be checked (only for rows of 512 tokens)' in line
 
 
