@@ -130,7 +130,7 @@ ABILITIES = {
     'generate': ('generates text', ('encoder_decoder', 'decoder_only')),
     'score': ('scores a text given another', ('encoder_decoder', 'decoder_only')),
     'score_choices': ('ranks choices', ('encoder_decoder', 'decoder_only')),
-    'encode': ('encodes text', ('encoder_decoder', 'encoder_only', 'classifier')),
+    'encode': ('encodes text', ('encoder_decoder', 'encoder_only', 'classifier', 'token_labels', 'span', 'embedding')),
     'classify': ('classifies text', ('classifier',)),
 }
 

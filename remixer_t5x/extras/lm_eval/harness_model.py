@@ -78,6 +78,8 @@ class RemixerLM(LM):
         lengths = None if max_length is None else {'inputs': int(max_length), 'targets': int(max_length)}
         self.trained = saved_models.load(str(path), lengths=lengths, trust_gin=trust_gin)
         self.model_type = self.trained.model.model_type
+        if self.model_type in (batch_formats.TOKEN_LABELS, batch_formats.SPAN, batch_formats.EMBEDDING):
+            raise UserError(f'lm_eval needs a model that scores texts, got MODEL_TYPE = {self.model_type!r}')
         shards = self.trained.partitioner.batch_shards
         self._size, self._seed = -(-max(size, 1) // shards) * shards, int(seed)
         vocabulary = self.trained.vocabulary

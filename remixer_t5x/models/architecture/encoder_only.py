@@ -177,22 +177,24 @@ class ClassifierHead(nn.Module):
     p = first token's features, or their mean over the row's tokens
     y = dropout(tanh(p W_p + b_p)) W + b
 
+    Without pooling, maps each token to y = dropout(h) W + b, [batch, length, outputs].
+
     Attributes:
         outputs: number of labels, or 1 for a regression.
-        pooling: `first_token` or `mean_of_tokens`.
-        dropout_rate: dropout on the pooled features, before the last projection.
+        pooling: `first_token`, `mean_of_tokens` or None.
+        dropout_rate: dropout on the input of the last projection.
     """
 
     outputs: ranges.Count
-    pooling: Pooling = mean_of_tokens
+    pooling: Pooling | None = mean_of_tokens
     dropout_rate: ranges.Rate = 0.0
 
     @nn.compact
     def __call__(self, hidden: jax.Array, ctx: SequenceContext) -> jax.Array:
-        pooled = self.pooling(hidden, ctx)
-        dense = Dense(pooled.shape[-1], (axes.EMBED, None), _INIT, use_bias=True, name='dense')
-        pooled = jnp.tanh(dense(pooled))
-        pooled = nn.Dropout(self.dropout_rate)(pooled, deterministic=ctx.deterministic)
-        return Dense(self.outputs, (axes.EMBED, axes.OUTPUTS), _INIT, use_bias=True, name='output')(
-            pooled.astype(jnp.float32)
-        )
+        features = hidden
+        if self.pooling is not None:
+            dense = Dense(hidden.shape[-1], (axes.EMBED, None), _INIT, use_bias=True, name='dense')
+            features = jnp.tanh(dense(self.pooling(hidden, ctx)))
+        features = nn.Dropout(self.dropout_rate)(features, deterministic=ctx.deterministic)
+        output = Dense(self.outputs, (axes.EMBED, axes.OUTPUTS), _INIT, use_bias=True, name='output')
+        return output(features.astype(jnp.float32))

@@ -9,6 +9,7 @@ import collections
 import dataclasses
 import functools
 import importlib
+import json
 import re
 import string
 from collections.abc import Callable, Hashable, Sequence
@@ -246,6 +247,44 @@ def regression(targets: Texts, predictions: Texts) -> Metrics:
     }
 
 
+def entity_f1(targets: Texts, predictions: Texts) -> Metrics:
+    """Precision, recall and F1 of the entities of texts with a tag for each word, and the accuracy of the tags.
+
+    Entities are those of seqeval's default mode: tags are B-TYPE, I-TYPE (also E-, S-, ...) or O, and an entity begins
+    at B- or S-, after E- or S-, and where the type changes.
+    """
+    right, counts, tags = 0, np.zeros(2, int), []
+    for pair in zip(targets, predictions, strict=True):
+        target, prediction = (text.split() for text in pair)
+        tags += [a == b for a, b in zip(target, prediction, strict=True)]
+        entities, predicted = _entities(target), _entities(prediction)
+        right += len(entities & predicted)
+        counts += len(predicted), len(entities)
+    precision, recall = (right / count if count else 0.0 for count in counts)
+    f1 = 2 * precision * recall / (precision + recall) if right else 0.0
+    values = {'entity_f1': f1, 'precision': precision, 'recall': recall, 'tag_accuracy': float(np.mean(tags))}
+    return {name: 100 * value for name, value in values.items()}
+
+
+def _entities(tags: Sequence[str]) -> set[tuple[str, int, int]]:
+    """The type, first and last word of each entity."""
+    entities, start, previous_prefix, previous_type = set(), 0, 'O', ''
+    for index, tag in enumerate([*tags, 'O']):
+        prefix, kind = tag[0], tag[1:].split('-', 1)[-1] or '_'
+        begins = prefix in 'BS' or previous_prefix in 'OES.' or kind != previous_type
+        if previous_prefix not in 'O.' and (begins or prefix in 'O.'):
+            entities.add((previous_type, start, index - 1))
+        if begins:
+            start = index
+        previous_prefix, previous_type = prefix, kind
+    return entities
+
+
+def span_answers(targets: Texts, predictions: Texts) -> Metrics:
+    """SQuAD's metrics of targets that are JSON of SQuAD's `answers`, {'text': [...], ...}; no text is no answer."""
+    return squad_2('')([json.loads(target)['text'] or [''] for target in targets], predictions)
+
+
 NAMED: dict[str, Metric] = {
     'accuracy': accuracy,
     'exact_match': exact_match,
@@ -255,6 +294,8 @@ NAMED: dict[str, Metric] = {
     'rouge': rouge,
     'bleu': bleu,
     'regression': regression,
+    'entity_f1': entity_f1,
+    'span_answers': span_answers,
 }
 
 
