@@ -138,6 +138,8 @@ def _arrays_of_texts(
         inputs, targets = (text.decode(errors='replace') for text in texts)
         try:
             arrays = _TEXT_CONVERTERS[model_type](inputs, targets, vocabulary, lengths['inputs'], **settings)
+        except UserError:
+            raise
         except (ValueError, KeyError, TypeError) as error:
             raise UserError(
                 f'MODEL_TYPE = {model_type!r} cannot read the targets of {source.name}: {targets!r:.60} ({error})'

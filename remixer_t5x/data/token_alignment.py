@@ -74,14 +74,9 @@ def encode_words(vocabulary: Any, text: str, length: int) -> EncodedText:
         words += [index] * len(pieces)
         offsets += _piece_offsets(vocabulary, pieces, match)
     end = [] if vocabulary.eos_id is None else [int(vocabulary.eos_id)]
-    count, kept = len(ids) + len(end), length - len(end)
-    return EncodedText(
-        text,
-        ids[:kept] + end,
-        words[:kept] + [-1] * len(end),
-        offsets[:kept] + [(0, 0)] * len(end),
-        count,
-    )
+    limit, num_tokens = length - len(end), len(ids) + len(end)
+    words, offsets = words[:limit] + [-1] * len(end), offsets[:limit] + [(0, 0)] * len(end)
+    return EncodedText(text, ids[:limit] + end, words, offsets, num_tokens)
 
 
 def _piece_offsets(vocabulary: Any, pieces: Sequence[int], word: re.Match[str]) -> list[tuple[int, int]]:
@@ -138,8 +133,8 @@ def encode_pair(vocabulary: Any, text: str, length: int) -> tuple[list[int], lis
         )
     end = [] if vocabulary.eos_id is None else [int(vocabulary.eos_id)]
     first, second = (vocabulary.encode(part) for part in text.split(SEPARATOR))
-    kept = length - len(end)
-    return [*first[:kept], *end], [*second[:kept], *end], max(len(first), len(second)) + len(end)
+    limit = length - len(end)
+    return [*first[:limit], *end], [*second[:limit], *end], max(len(first), len(second)) + len(end)
 
 
 def pair_arrays(text: str, target: str, vocabulary: Any, length: int) -> dict[str, np.ndarray]:

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 
 from remixer_t5x import ranges
 from remixer_t5x.context import describe_tokens
+from remixer_t5x.errors import UserError
 from remixer_t5x.models.architecture.encoder_only import EncoderOnly, Pooling, mean_of_tokens
 from remixer_t5x.models.classifier import check_labels, label_loss
 from remixer_t5x.models.interface import Batch, Model, Params, Sums, select_arrays
@@ -47,14 +48,15 @@ class TokenClassifier(_EncoderWithHead):
         label_smoothing: probability spread evenly over all labels.
     """
 
-    labels: tuple[str, ...] = ()
+    labels: tuple[str, ...] | None = None
     label_smoothing: ranges.Rate = 0.0
 
     model_type = 'token_labels'
 
     def __post_init__(self) -> None:
-        # None is valid for classifiers only.
-        check_labels(() if self.labels is None else self.labels)
+        if self.labels is None:
+            raise UserError("LABELS must be two or more texts, got None; give --gin.LABELS=\"('O', 'B-PER', 'I-PER')\"")
+        check_labels(self.labels)
 
     def loss(self, params: Params, batch: Batch, dropout_rng: jax.Array | None = None) -> tuple[jax.Array, Sums]:
         """See `Model.loss`; sums over the tokens with a weight."""

@@ -1,7 +1,5 @@
 """Heads for token labels, spans and embeddings equal transformers and their equations."""
 
-import dataclasses
-
 import jax
 import numpy as np
 import pytest
@@ -41,10 +39,8 @@ def test_token_label_loss_equals_its_equation():
     model = make_model('token_labels', LABELS=LABELS)
     params, tokens, rng = init_params(model), make_tokens(), np.random.default_rng(2)
     labels, weights = rng.integers(0, 3, tokens.shape), (tokens > 0) * rng.integers(0, 2, tokens.shape)
-    batch = {'encoder_input_tokens': tokens, 'labels': labels.astype(np.float32), 'label_weights': weights}
-    loss, sums = jax.jit(model.loss)(
-        params, jax.tree.map(lambda a: np.asarray(a, np.float32), batch) | {'encoder_input_tokens': tokens}
-    )
+    batch = {'encoder_input_tokens': tokens, 'labels': np.float32(labels), 'label_weights': np.float32(weights)}
+    loss, sums = jax.jit(model.loss)(params, batch)
     log_p = log_softmax(jax.jit(model.token_logits)(params, tokens))
     expected = -np.sum(weights * np.take_along_axis(log_p, labels[..., None], -1)[..., 0])
     np.testing.assert_allclose(loss, expected, rtol=1e-5)
@@ -104,6 +100,7 @@ def test_token_classifier_requires_labels(labels):
 @pytest.mark.parametrize('name', ['T5', 'Bert'])
 @pytest.mark.parametrize('model_type', ['token_labels', 'span'])
 def test_logits_equal_transformers(name, model_type, seed, tmp_path):
+    """T5ForQuestionAnswering reads its decoder, so its projection is applied to the encoder's output here."""
     references.need('torch', 'transformers')
     import torch
     import transformers
@@ -111,48 +108,39 @@ def test_logits_equal_transformers(name, model_type, seed, tmp_path):
     torch.manual_seed(seed)
     sizes = {'T5': hf_folders.V1_1, 'Bert': hf_folders.BERT}[name]
     config = getattr(transformers, f'{name}Config')(**sizes, num_labels=3 if model_type == 'token_labels' else 2)
-    base_class = {'T5': 'T5ForConditionalGeneration', 'Bert': 'BertForMaskedLM'}[name]
-    base = getattr(transformers, base_class)(config).eval()
+    base = {'T5': transformers.T5ForConditionalGeneration, 'Bert': transformers.BertForMaskedLM}[name](config).eval()
     with torch.no_grad():
         for parameter in base.parameters():
             parameter.add_(0.1 * torch.randn_like(parameter))
-    folder = hf_folders.write(tmp_path / 'hf', sizes, {n: a.numpy() for n, a in base.state_dict().items()}, False)
-    source = folders.read(str(folder))
-    params = source.params()
-    params = {part: params[part] for part in ('token_embedder', 'encoder', 'input') if part in params}
-    (tmp_path / 'model.gin').write_text(source.family.gin_text('A test.'))
-    labels = {'LABELS': LABELS} if model_type == 'token_labels' else {}
-    model = build_model(str(tmp_path / 'model.gin'), f'model_types/{model_type}.gin', **labels)
+    task = 'TokenClassification' if model_type == 'token_labels' else 'QuestionAnswering'
+    reference = getattr(transformers, f'{name}For{task}')(config).eval()
+    backbone = reference.bert if name == 'Bert' else getattr(reference, 'transformer', reference)
+    missing = backbone.load_state_dict((base.bert if name == 'Bert' else base).state_dict(), strict=False).missing_keys
+    output = reference.classifier if model_type == 'token_labels' else reference.qa_outputs
+    assert not [key for key in missing if not key.startswith('qa_outputs')]
 
     tokens = np.random.default_rng(seed).integers(3, 60, (3, LENGTH)).astype(np.int32)
     tokens[1, 7:] = 0
-    inputs = {'input_ids': torch.tensor(tokens, dtype=torch.long), 'attention_mask': torch.tensor(tokens > 0).long()}
-    encoder_only = base.encoder if name == 'T5' else base.bert
-    if model_type == 'token_labels':
-        reference = getattr(transformers, f'{name}ForTokenClassification')(config).eval()
-        ours = reference.transformer if name == 'T5' else reference.bert
-        ours.load_state_dict(encoder_only.state_dict() if name == 'Bert' else base.state_dict(), strict=False)
-        output = reference.classifier
-    elif name == 'Bert':
-        reference = transformers.BertForQuestionAnswering(config).eval()
-        reference.bert.load_state_dict(encoder_only.state_dict(), strict=False)
-        output = reference.qa_outputs
-    else:
-        # T5ForQuestionAnswering reads its decoder; its projection is applied to the encoder here.
-        reference = transformers.T5ForQuestionAnswering(config).eval()
-        output = reference.qa_outputs
+    inputs = {'input_ids': torch.tensor(tokens).long(), 'attention_mask': torch.tensor(tokens > 0).long()}
     with torch.no_grad():
-        if name == 'T5' and model_type == 'span':
-            expected = output(encoder_only(**inputs).last_hidden_state).numpy()
-        elif model_type == 'span':
+        if model_type == 'token_labels':
+            expected = reference(**inputs).logits.numpy()
+        elif name == 'Bert':
             outputs = reference(**inputs)
             expected = torch.stack([outputs.start_logits, outputs.end_logits], -1).numpy()
         else:
-            expected = reference(**inputs).logits.numpy()
+            expected = output(reference.encoder(**inputs).last_hidden_state).numpy()
+
+    weights = {key: array.numpy() for key, array in base.state_dict().items()}
+    source = folders.read(str(hf_folders.write(tmp_path / 'hf', sizes, weights, tokenizer=False)))
+    (tmp_path / 'model.gin').write_text(source.family.gin_text('A test.'))
+    labels = {'LABELS': LABELS} if model_type == 'token_labels' else {}
+    model = build_model(str(tmp_path / 'model.gin'), f'model_types/{model_type}.gin', **labels)
     kernel, bias = (array.detach().numpy() for array in (output.weight, output.bias))
-    params = {**params, 'head': {'output': {'kernel': kernel.T, 'bias': bias}}}
-    logits = np.asarray(jax.jit(dataclasses.replace(model).token_logits)(params, tokens))
+    parts = {part: array for part, array in source.params().items() if part in ('token_embedder', 'encoder', 'input')}
+    params = {**parts, 'head': {'output': {'kernel': kernel.T, 'bias': bias}}}
+    logits = np.asarray(jax.jit(model.token_logits)(params, tokens))
     is_token = tokens > 0
     error = np.max(np.abs(logits[is_token] - expected[is_token])) / np.max(np.abs(expected[is_token]))
-    print(f'{name} {model_type} seed {seed}: n={is_token.sum()} tokens, largest relative difference {error:.1e}')
+    print(f'{name}For{task}, seed {seed}: {is_token.sum()} tokens, largest relative difference {error:.1e}')
     assert error < 1e-5

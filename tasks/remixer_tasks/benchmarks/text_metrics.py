@@ -253,15 +253,15 @@ def entity_f1(targets: Texts, predictions: Texts) -> Metrics:
     Entities are those of seqeval's default mode: tags are B-TYPE, I-TYPE (also E-, S-, ...) or O, and an entity begins
     at B- or S-, after E- or S-, and where the type changes.
     """
-    right, counts, tags = 0, np.zeros(2, int), []
+    correct, counts, tags = 0, np.zeros(2, int), []
     for pair in zip(targets, predictions, strict=True):
         target, prediction = (text.split() for text in pair)
         tags += [a == b for a, b in zip(target, prediction, strict=True)]
         entities, predicted = _entities(target), _entities(prediction)
-        right += len(entities & predicted)
+        correct += len(entities & predicted)
         counts += len(predicted), len(entities)
-    precision, recall = (right / count if count else 0.0 for count in counts)
-    f1 = 2 * precision * recall / (precision + recall) if right else 0.0
+    precision, recall = (correct / count if count else 0.0 for count in counts)
+    f1 = 2 * precision * recall / (precision + recall) if correct else 0.0
     values = {'entity_f1': f1, 'precision': precision, 'recall': recall, 'tag_accuracy': float(np.mean(tags))}
     return {name: 100 * value for name, value in values.items()}
 
