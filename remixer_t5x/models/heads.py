@@ -87,7 +87,7 @@ class SpanExtractor(_EncoderWithHead):
         """See `Model.loss`; sums the cross-entropies of start and end, which both count as predictions."""
         inputs = batch['encoder_input_tokens']
         logits = jnp.swapaxes(self.token_logits(params, inputs, dropout_rng), 1, 2)
-        logits = jnp.where((inputs > 0)[:, None], logits, jnp.finfo(logits.dtype).min)
+        logits = jnp.where(describe_tokens(inputs).is_token[:, None], logits, jnp.finfo(logits.dtype).min)
         labels = jnp.stack([batch['start_positions'], batch['end_positions']], axis=1)
         return label_loss(logits, labels, jnp.repeat(batch['label_weights'][:, None], 2, axis=1))
 
