@@ -1,4 +1,4 @@
-"""Encoders with outputs for each token or for pairs of texts: token labels, answer spans and text embeddings."""
+"""Encoders that label tokens, extract answers or embed texts."""
 
 import dataclasses
 from typing import Any

@@ -48,15 +48,17 @@ def test_labels_are_at_the_first_tokens_of_words():
 
 
 @pytest.mark.parametrize(
-    ('answer', 'length', 'span'), [('Ada', 80, 'Ada'), ('1815', 80, '1815'), (None, 80, ''), ('think', 50, None)]
+    ('vocabulary', 'answer', 'span'),
+    [
+        *((BYTES, 'Ada', 'Ada'), (BYTES, '1815', '1815'), (BYTES, None, ''), (BYTES, 'think', None)),
+        # Its unknown piece has several characters, so the answer is the whole word.
+        *((PIECES, 'it', 'it'), (PIECES, '1815', '(1815),'), (PIECES, None, ''), (PIECES, 'think', None)),
+    ],
 )
-@pytest.mark.parametrize('vocabulary', [BYTES, PIECES], ids=['bytes', 'pieces'])
-def test_answer_is_found_in_the_tokens(vocabulary, answer, length, span):
-    """An answer that is truncated has no weight; an unanswerable question has position 0."""
+def test_answer_is_found_in_the_tokens(vocabulary, answer, span):
+    """A truncated answer has no weight (None); an unanswerable question has position 0."""
     context = SQUAD.partition('context: ')[2]
-    length = (
-        length if vocabulary is BYTES else len(token_alignment.encode_words(PIECES, SQUAD, 99).ids) - 2 * (span is None)
-    )
+    length = token_alignment.encode_words(vocabulary, SQUAD, 99).num_tokens - 2 * (span is None)
     answers = (
         {'text': [answer], 'answer_start': [context.index(answer)]} if answer else {'text': [], 'answer_start': []}
     )

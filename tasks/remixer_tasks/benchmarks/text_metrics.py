@@ -125,14 +125,7 @@ def squad_2(unanswerable: str) -> Metric:
     def squad_with_unanswerable(targets: Sequence[Texts], predictions: Texts) -> Metrics:
         nothing = normalize(unanswerable)
         has_answer = np.array([all(normalize(text) != nothing for text in answers) for answers in targets])
-        scores = _score_answers(targets, predictions)
-        groups = (('', has_answer | ~has_answer), ('HasAns_', has_answer), ('NoAns_', ~has_answer))
-        return {
-            f'{prefix}{name}': value
-            for prefix, rows in groups
-            if rows.any()
-            for name, value in _em_and_f1(scores[rows]).items()
-        }
+        return _em_and_f1_by_answer(_score_answers(targets, predictions), has_answer)
 
     return squad_with_unanswerable
 
@@ -150,6 +143,16 @@ def _score_answers(targets: Sequence[Texts], predictions: Texts) -> np.ndarray:
 def _word_f1(answer: list[str], prediction: list[str]) -> float:
     common = sum((collections.Counter(answer) & collections.Counter(prediction)).values())
     return 2 * common / (len(answer) + len(prediction)) if common else 0.0
+
+
+def _em_and_f1_by_answer(scores: np.ndarray, has_answer: np.ndarray) -> Metrics:
+    groups = (('', has_answer | ~has_answer), ('HasAns_', has_answer), ('NoAns_', ~has_answer))
+    return {
+        f'{prefix}{name}': value
+        for prefix, rows in groups
+        if rows.any()
+        for name, value in _em_and_f1(scores[rows]).items()
+    }
 
 
 def _em_and_f1(scores: np.ndarray) -> Metrics:
@@ -281,8 +284,12 @@ def _entities(tags: Sequence[str]) -> set[tuple[str, int, int]]:
 
 
 def span_answers(targets: Texts, predictions: Texts) -> Metrics:
-    """SQuAD's metrics of targets that are JSON of SQuAD's `answers`, {'text': [...], ...}; no text is no answer."""
-    return squad_2('')([json.loads(target)['text'] or [''] for target in targets], predictions)
+    """SQuAD 2.0's metrics of targets that are JSON of SQuAD's `answers`, {'text': [...], ...}; '' is no answer."""
+    answers = [json.loads(target)['text'] for target in targets]
+    # Texts without words are equal, which F1 of words cannot express, so one word replaces them.
+    words = [[text for text in texts if normalize(text)] or ['\ue000'] for texts in answers]
+    scores = _score_answers(words, [text if normalize(text) else '\ue000' for text in predictions])
+    return _em_and_f1_by_answer(scores, np.array([bool(texts) for texts in answers]))
 
 
 NAMED: dict[str, Metric] = {
