@@ -84,7 +84,7 @@ def _piece_offsets(vocabulary: Any, pieces: Sequence[int], word: re.Match[str]) 
     sizes = [len(vocabulary.decode([piece]).strip().removeprefix('##')) for piece in pieces]
     if sum(sizes) != len(word[0]):
         return [word.span()] * len(pieces)
-    ends = word.start() + np.cumsum(sizes)
+    ends: np.ndarray = word.start() + np.cumsum(sizes)
     return [(int(end) - size, int(end)) for end, size in zip(ends, sizes, strict=True)]
 
 
@@ -97,11 +97,11 @@ def tag_arrays(
         raise UserError(f'the targets of {name} must have a tag for each word, got {len(tags)} for {text!r:.60}')
     if unknown := [tag for tag in tags if tag not in labels]:
         raise UserError(f'LABELS must include the tags of {name}, got {", ".join(labels)}; add {unknown[0]}')
-    indices, weights = np.zeros(length, np.float32), np.zeros(length, np.float32)
+    arrays: np.ndarray = np.zeros((2, length), np.float32)
     first = encoded.first_tokens()
-    indices[first] = [labels.index(tag) for tag in tags[: len(first)]]
-    weights[first] = 1
-    return {'encoder_input_tokens': _pad(encoded.ids, length), 'labels': indices, 'label_weights': weights}
+    arrays[0, first] = [labels.index(tag) for tag in tags[: len(first)]]
+    arrays[1, first] = 1
+    return {'encoder_input_tokens': _pad(encoded.ids, length), 'labels': arrays[0], 'label_weights': arrays[1]}
 
 
 def span_arrays(text: str, target: str, vocabulary: Any, length: int) -> dict[str, np.ndarray]:

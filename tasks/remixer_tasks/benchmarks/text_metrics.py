@@ -253,17 +253,16 @@ def regression(targets: Texts, predictions: Texts) -> Metrics:
 def entity_f1(targets: Texts, predictions: Texts) -> Metrics:
     """Precision, recall and F1 of the entities of texts with a tag for each word, and the accuracy of the tags.
 
-    Entities are those of seqeval's default mode: tags are B-TYPE, I-TYPE (also E-, S-, ...) or O, and an entity begins
-    at B- or S-, after E- or S-, and where the type changes.
+    As in seqeval's default mode, an entity begins at B- or S-, after O, E- or S-, and if the type changes.
     """
-    correct, counts, tags = 0, np.zeros(2, int), []
+    correct, num_predicted, num_targets, tags = 0, 0, 0, []
     for pair in zip(targets, predictions, strict=True):
         target, prediction = (text.split() for text in pair)
         tags += [a == b for a, b in zip(target, prediction, strict=True)]
         entities, predicted = _entities(target), _entities(prediction)
         correct += len(entities & predicted)
-        counts += len(predicted), len(entities)
-    precision, recall = (correct / count if count else 0.0 for count in counts)
+        num_predicted, num_targets = num_predicted + len(predicted), num_targets + len(entities)
+    precision, recall = (correct / count if count else 0.0 for count in (num_predicted, num_targets))
     f1 = 2 * precision * recall / (precision + recall) if correct else 0.0
     values = {'entity_f1': f1, 'precision': precision, 'recall': recall, 'tag_accuracy': float(np.mean(tags))}
     return {name: 100 * value for name, value in values.items()}
