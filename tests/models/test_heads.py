@@ -92,7 +92,7 @@ def test_contrastive_loss_equals_info_nce(temperature):
 
 @pytest.mark.parametrize('labels', [None, ('O',), 'ab'])
 def test_token_classifier_requires_labels(labels):
-    with pytest.raises(UserError, match='LABELS must be two or more'):
+    with pytest.raises(UserError, match='LABELS must be'):
         make_model('token_labels', LABELS=labels)
 
 
