@@ -16,7 +16,7 @@ _COMPOSITIONS = {
 }
 _FILES |= dict.fromkeys(_COMPOSITIONS, ['models/remixer.gin'])
 _FILES |= {'decoder_only': ['models/t5_1_1.gin', 'model_types/decoder_only.gin']}
-_FILES |= {name: ['models/bert.gin', f'model_types/{name}.gin'] for name in ('classifier', 'span', 'embedding')}
+_FILES |= {'classifier': ['models/bert.gin', 'model_types/classifier.gin']}
 ADAPTED = {'t5_1_1_with_adapters': 't5_1_1', 'tim_with_adapters': 'tim'}
 NAMES = (*_FILES, *ADAPTED)
 # By the last two parts of a name: what maps features or hidden units to others.
