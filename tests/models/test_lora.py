@@ -108,10 +108,9 @@ def test_every_dense_layer_is_adapted_and_starts_at_zero(base_model):
 
 def test_adapter_of_a_kernel_that_the_caller_multiplies():
     """aMLP's attention reads the kernels of its dense layers."""
-    kernels = assert_all_kernels_are_adapted(adapted_shapes('models/amlp.gin', 'sizes/tiny.gin'))
-    assert {f'encoder/run_0/layer/gmlp/attention/{name}/kernel' for name in ('query', 'key', 'value', 'out')} <= {
-        *kernels
-    }
+    names = {*adapted_shapes('models/amlp.gin', 'sizes/tiny.gin')}
+    layers = [f'encoder/run_0/layer/gmlp/attention/{name}' for name in ('query', 'key', 'value', 'out')]
+    assert {f'{layer}/{matrix}' for layer in layers for matrix in ('kernel', 'lora_in', 'lora_out')} <= names
     rng = np.random.default_rng(0)
     kernel, first, second = (rng.standard_normal(shape, np.float32) for shape in ((6, 7), (6, 3), (3, 7)))
     params = {'kernel': kernel, 'lora_in': first, 'lora_out': second}

@@ -290,8 +290,8 @@ def test_inputs_that_cannot_be_rows_are_refused(tmp_path, monkeypatch, options, 
 )  # fmt: skip
 def test_rows_become_the_arrays_of_a_head(model_type, row, inputs, targets, expected, tmp_path):
     """Also after the position of the data was restored."""
-    path = write(tmp_path, 'rows.jsonl', [row] * 40)
-    task = text_pairs.task(local_pairs.corpus(path, inputs, targets, validation_fraction=0.0), BYTES)
+    path, held_out = write(tmp_path, 'rows.jsonl', [row] * 40), write(tmp_path, 'held_out.jsonl', [row])
+    task = text_pairs.task(local_pairs.corpus(path, inputs, targets, held_out), BYTES)
     lengths = {'inputs': 20, 'targets': 60}
     config = pipeline.DatasetConfig(lambda: task, lengths, 4, model_type=model_type, labels=('O', 'X'))
     batches = task_batches.TrainBatches(config)
